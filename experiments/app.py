@@ -85,6 +85,21 @@ def jax_flags() -> dict[str, str]:
     return {f.name.upper(): str(f.value) for f in found if f.present}
 
 
+def check_one_model() -> None:
+    """Raises ValueError unless one of --workdir and --path names a model."""
+    if bool(flags.FLAGS.workdir) == bool(flags.FLAGS.path):
+        raise ValueError("no model; give --workdir=RUN, or --path=FOLDER of a published model")
+    check_seed()
+
+
+def check_seed() -> None:
+    """Raises ValueError where --seed is given without a run."""
+    if flags.FLAGS.seed is not None and not flags.FLAGS.workdir:
+        raise ValueError(
+            "--seed selects a seed of --workdir; leave it out with --path, which holds one model"
+        )
+
+
 def start(main: Callable[[], None]) -> NoReturn:
     """Parses the flags and calls `main`.
 

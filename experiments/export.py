@@ -25,12 +25,7 @@ from experiments import app
 def main() -> None:
     """Writes --out."""
     given, out = flags.FLAGS, Path(flags.FLAGS.out)
-    if bool(given.path) == bool(given.workdir):
-        raise ValueError("give one of --path=FOLDER and --workdir=RUN")
-    if given.path and given.seed is not None:
-        raise ValueError(
-            "--seed selects a seed of --workdir; leave it out with --path, which holds one model"
-        )
+    app.check_one_model()
     if out.exists():
         raise ValueError(f"{out} exists already; name a new folder with --out")
     found = open_folder(Path(given.path)) if given.path else None

@@ -24,8 +24,8 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab.data.graph import Graph, read_graph
-from attnlab.lab.cells import Line, interval, run_cells, table
-from attnlab.plotting import INK, new_axes, themed_svg
+from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, table, write_results
+from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
 
 HEADS, HEAD_DIM, RATE, PATIENCE, MOST = 8, 8, 0.005, 100, 2000
@@ -153,11 +153,9 @@ def logits(
     params: Params, edges: Edges, variant: Variant, key: Array | None = None
 ) -> Float[Array, "n C"]:
     """Class scores of all nodes; dropout with a key."""
-    keys = (
-        [None] * 2
-        if key is None
-        else [jax.random.split(jax.random.fold_in(key, i), 3) for i in (0, 1)]
-    )
+    keys: list[Array | None] = [None, None]
+    if key is not None:
+        keys = [jax.random.split(jax.random.fold_in(key, i), 3) for i in (0, 1)]
     rate, n = variant.dropout, len(edges.labels)
     w = params["w0"]
     # x W for sparse x; each head has a dropout of its own, as in the published code.
@@ -261,10 +259,7 @@ def run_one(run: Run, graph: Graph) -> Mapping[str, float]:
 
 def summary(lines: Sequence[Line]) -> dict[str, np.ndarray]:
     """Variant -> test accuracies of its seeds."""
-    return {
-        name: np.array([float(line["test"]) for line in lines if line["variant"] == name])
-        for name in VARIANTS
-    }
+    return {name: np.array(numbers(matching(lines, variant=name), "test")) for name in VARIANTS}
 
 
 def page(lines: Sequence[Line]) -> str:
@@ -272,7 +267,7 @@ def page(lines: Sequence[Line]) -> str:
     found, rows = summary(lines), []
     main = found["published configuration"]
     for name, test in found.items():
-        of_name = [line for line in lines if line["variant"] == name]
+        of_name = matching(lines, variant=name)
         mean, low, high = interval(test)
         cells = [
             name,
@@ -281,7 +276,7 @@ def page(lines: Sequence[Line]) -> str:
             f"{low:.2f} to {high:.2f}",
         ]
         for column in ("valid", "epochs", "seconds"):
-            cells.append(f"{np.mean([float(line[column]) for line in of_name]):.1f}")
+            cells.append(f"{np.mean(numbers(of_name, column)):.1f}")
         paired = test - main[: len(test)]
         change = interval(paired)
         said = "inconclusive" if change[1] * change[2] <= 0 else ""
@@ -295,7 +290,7 @@ def page(lines: Sequence[Line]) -> str:
               "validation, %", "epochs", "seconds a run", "difference (95 %)")  # fmt: skip
     mean, low, high = interval(main)
     holds = low <= PUBLISHED[0] <= high
-    minutes = sum(float(line["seconds"]) for line in lines) / 60
+    minutes = sum(numbers(lines, "seconds")) / 60
     return "\n".join(
         [
             "# GAT on Cora at the published configuration", "",
@@ -347,24 +342,16 @@ def main(argv: Sequence[str]) -> None:
     """Runs what is missing, then writes page, numbers and figure."""
     del argv
     graph, out = read_graph(Path(flags.FLAGS.data)), Path(flags.FLAGS.out)
-    out.mkdir(parents=True, exist_ok=True)
     count = dict.fromkeys(VARIANTS, flags.FLAGS.other_seeds) | {
         "published configuration": flags.FLAGS.seeds
     }
     cells = [Run(name, seed) for name in VARIANTS for seed in range(count[name])]
     lines = run_cells(cells, functools.partial(run_one, graph=graph), out / "cora.csv")
-    (out / "cora.md").write_text(page(lines))
-    (out / "cora.svg").write_text(themed_svg(figure(lines), "cora"))
-    print(f"wrote {out}/cora.md, cora.csv and cora.svg")
+    write_results(out, "cora", page(lines), figure(lines))
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string(
-        "data",
-        None,
-        "Folder of Cora (docs/reference/texts.md).",
-        required=True,
-    )
+    flags.DEFINE_string("data", None, "Folder of Cora (docs/reference/texts.md).", required=True)
     flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
     flags.DEFINE_integer("seeds", 20, "Seeds of the published configuration.", lower_bound=2)
     flags.DEFINE_integer("other_seeds", 5, "Seeds of each other variant.", lower_bound=2)

@@ -32,9 +32,9 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab import FFN, ModelConfig, flops_per_token, heads, match_budget, num_parameters
-from attnlab.lab.cells import Line, interval, run_cells, table
+from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, table, write_results
 from attnlab.models.specs import NoPositions, OutputHead
-from attnlab.plotting import INK, new_axes, themed_svg
+from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
 
 NODES, HOPS, LAYERS, WIDTH, ROWS = 16, 4, 4, 64, 32
@@ -135,8 +135,8 @@ def accuracy(line: Line) -> float:
 def best_rate(lines: Sequence[Line], variant: str) -> float:
     """The learning rate with the best mean accuracy over the tuning seeds."""
     of_rate = {
-        rate: np.mean([accuracy(o) for o in lines if o["variant"] == variant
-                       and int(o["seed"]) in TUNING_SEEDS and o["rate"] == str(rate)])
+        rate: np.mean([accuracy(o) for o in matching(lines, variant=variant, rate=rate)
+                       if int(o["seed"]) in TUNING_SEEDS])
         for rate in RATES
     }  # fmt: skip
     return max(of_rate, key=lambda rate: of_rate[rate])
@@ -144,12 +144,9 @@ def best_rate(lines: Sequence[Line], variant: str) -> float:
 
 def judged(lines: Sequence[Line], variant: str) -> list[Line]:
     """The lines of a variant at its best rate that are not of tuning, by seed."""
-    rate = str(best_rate(lines, variant))
-    of_rate = [o for o in lines if o["variant"] == variant and o["rate"] == rate]
-    return sorted(
-        (o for o in of_rate if int(o["seed"]) not in TUNING_SEEDS),
-        key=lambda o: int(o["seed"]),
-    )
+    of_rate = matching(lines, variant=variant, rate=best_rate(lines, variant))
+    of_rate = [o for o in of_rate if int(o["seed"]) not in TUNING_SEEDS]
+    return sorted(of_rate, key=lambda o: int(o["seed"]))
 
 
 def page(lines: Sequence[Line]) -> str:
@@ -158,7 +155,7 @@ def page(lines: Sequence[Line]) -> str:
     rows, said = [], {}
     for name, config in VARIANTS.items():
         of_name = judged(lines, name)
-        means = [interval(float(o[f"hops{k + 1}"]) for o in of_name) for k in range(HOPS)]
+        means = [interval(numbers(of_name, f"hops{k + 1}")) for k in range(HOPS)]
         cells = [name, f"{num_parameters(config):,}", f"{flops_per_token(config, NODES):,}"]
         cells += [of_name[0]["rate"], *(f"{m:.1f}" for m, _, _ in means)]
         values = [accuracy(o) for o in of_name]
@@ -173,7 +170,7 @@ def page(lines: Sequence[Line]) -> str:
     header = ("variant", "parameters", "FLOPs per token", "learning rate",
               *(f"k = {k + 1}" for k in range(HOPS)), "mean over hops (95 %)",
               "difference from separate (95 %)")  # fmt: skip
-    minutes = sum(float(o["seconds"]) for o in lines) / 60
+    minutes = sum(numbers(lines, "seconds")) / 60
     text = [
         "# Looped depth on pointer chasing", "",
         f"**One layer applied {LAYERS} times, compared with {LAYERS} separate layers (percent "
@@ -228,18 +225,15 @@ def main(argv: Sequence[str]) -> None:
     """Runs what is missing, then writes page, numbers and figure."""
     del argv
     out, steps = Path(flags.FLAGS.out), flags.FLAGS.steps
-    out.mkdir(parents=True, exist_ok=True)
-    path, lines = out / "looped_depth.csv", []
+    path = out / "looped_depth.csv"
     for name in VARIANTS:
         tuning = [Run(name, rate, seed, steps) for rate in RATES for seed in TUNING_SEEDS]
-        lines += run_cells(tuning, run_one, path)
-        rate = best_rate(lines, name)
-        seeds = range(flags.FLAGS.seeds)
-        lines += run_cells([Run(name, rate, seed, steps) for seed in seeds], run_one, path)
+        rate = best_rate(run_cells(tuning, run_one, path), name)
+        run_cells(
+            [Run(name, rate, seed, steps) for seed in range(flags.FLAGS.seeds)], run_one, path
+        )
     lines = list(csv.DictReader(path.open()))  # with seeds of a rate that was the best before
-    (out / "looped_depth.md").write_text(page(lines))
-    (out / "looped_depth.svg").write_text(themed_svg(figure(lines), "looped_depth"))
-    print(f"wrote {out}/looped_depth.md, looped_depth.csv and looped_depth.svg")
+    write_results(out, "looped_depth", page(lines), figure(lines))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +31,10 @@ from scipy import optimize
 
 from attnlab import heads, multi_head_attention
 from attnlab.data.recall import generate_recall
-from attnlab.lab.cells import Line, interval, run_cells, table
-from attnlab.plotting import INK, new_axes, themed_svg
+from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, table, write_results
+from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
+from attnlab.sharing import Params
 
 WIDTH, VOCABULARY, TOKENS, RATE = 64, 128, 1024, 0.01
 """Residual stream, tokens (half are keys), tokens of a batch, learning rate."""
@@ -45,7 +45,6 @@ FIXED_DIM = ((4, 2), (8, 2), (16, 2), (32, 2))
 """h = 2."""
 LONGER, LONGER_SEEDS = 1600, 3
 """Steps of the check whether the limit is capacity or training: three points at 32 pairs."""
-Params = dict[str, Any]
 State = tuple[Params, optax.OptState]
 
 
@@ -154,7 +153,7 @@ def fit_curve(lines: Sequence[Line], draws: int = 300) -> dict[str, tuple[float,
     """Coefficients with 95 % intervals of a bootstrap over seeds; "ratio" is b + c, 0 where only
     pairs / h counts; "half" the pairs / h at which half is recalled, at N h = 32 and h = 2."""
     names = ("pairs", "head_dim", "num_heads", "recalled", "seed")
-    p, h, n, right, seed = (np.array([float(line[name]) for line in lines]) for name in names)
+    p, h, n, right, seed = (np.array(numbers(lines, name)) for name in names)
     random, seeds, found = np.random.default_rng(0), np.unique(seed), []
     for i in range(draws + 1):
         chosen = seeds if i == 0 else random.choice(seeds, len(seeds))
@@ -167,15 +166,18 @@ def fit_curve(lines: Sequence[Line], draws: int = 300) -> dict[str, tuple[float,
     return {name: (found[0][i], low[i], high[i]) for i, name in enumerate(labels)}
 
 
+def recalled(lines: Sequence[Line], n: int, h: int, pairs: int = PAIRS[-1]) -> list[float]:
+    """Fractions recalled by the seeds of a point."""
+    return numbers(matching(lines, num_heads=n, head_dim=h, pairs=pairs), "recalled")
+
+
 def points_table(lines: Sequence[Line], points: Sequence[tuple[int, int]]) -> list[str]:
     """Percent recalled by point and pairs."""
     rows = []
     for n, h in points:
         cells_ = [str(n), str(h)]
         for pairs in PAIRS:
-            key = {"num_heads": str(n), "head_dim": str(h), "pairs": str(pairs)}
-            right = [100 * float(line["recalled"]) for line in lines if key.items() <= line.items()]
-            mean, low, high = interval(right)
+            mean, low, high = interval(100 * x for x in recalled(lines, n, h, pairs))
             cells_.append(f"{mean:.1f} ({max(low, 0):.1f} to {min(high, 100):.1f})")
         rows.append(cells_)
     return table(("num_heads", "head_dim", *(f"{p} pairs" for p in PAIRS)), rows)
@@ -184,20 +186,15 @@ def points_table(lines: Sequence[Line], points: Sequence[tuple[int, int]]) -> li
 def page(lines: Sequence[Line]) -> str:
     """The Markdown page."""
     steps = max(line["steps"] for line in lines if int(line["steps"]) != LONGER)
-    main = [line for line in lines if line["steps"] == steps]
-    longer = [line for line in lines if line["steps"] == str(LONGER)]
+    main, longer = matching(lines, steps=steps), matching(lines, steps=LONGER)
     fit = fit_curve(main)
-    minutes = sum(float(line["seconds"]) for line in lines) / 60
+    minutes = sum(numbers(lines, "seconds")) / 60
     seeds = len({line["seed"] for line in main})
     word = "inconclusive: the interval holds 0" if fit["ratio"][1] * fit["ratio"][2] <= 0 else (
         "so pairs / h alone does not describe the fractions")  # fmt: skip
     checks = []
     for n, h in FIXED_TOTAL[:3]:
-        key = {"num_heads": str(n), "head_dim": str(h), "pairs": str(PAIRS[-1])}
-        short, long = (
-            [100 * float(one["recalled"]) for one in part if key.items() <= one.items()]
-            for part in (main, longer)
-        )
+        short, long = ([100 * x for x in recalled(part, n, h)] for part in (main, longer))
         checks.append([f"{n}x{h}", f"{np.mean(short):.1f}",
                        f"{np.mean(long):.1f} ({min(long):.1f} to {max(long):.1f})"])  # fmt: skip
     names = {"ratio": "ln pairs + ln h", "half": "pairs / h at half, 16x2"}
@@ -243,14 +240,11 @@ def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]
     """The answer first."""
 
     def percent(of: Sequence[Line], n: int, h: int) -> str:
-        key = {"num_heads": str(n), "head_dim": str(h), "pairs": str(PAIRS[-1])}
-        mean, low, high = interval(
-            100 * float(line["recalled"]) for line in of if key.items() <= line.items()
-        )
+        mean, low, high = interval(100 * x for x in recalled(of, n, h))
         return f"{mean:.1f} % ({low:.1f} to {high:.1f})"
 
     main = [line for line in lines if int(line["steps"]) != LONGER]
-    longer = [line for line in lines if int(line["steps"]) == LONGER]
+    longer = matching(lines, steps=LONGER)
     return (
         f"**At N h = 32 and 32 pairs, 4 heads of 8 recall {percent(main, 4, 8)} after 400 steps, "
         f"16 heads of 2 {percent(main, 16, 2)} and 32 heads of 1 {percent(main, 32, 1)}; after "
@@ -278,10 +272,7 @@ def figure(lines: Sequence[Line]) -> Figure:
     drawn, [axes] = new_axes(1, 3.4)
     main = [line for line in lines if int(line["steps"]) != LONGER]
     for i, (n, h) in enumerate(FIXED_TOTAL):
-        y = []
-        for pairs in PAIRS:
-            key = {"num_heads": str(n), "head_dim": str(h), "pairs": str(pairs)}
-            y.append(np.mean([float(o["recalled"]) for o in main if key.items() <= o.items()]))
+        y = [np.mean(recalled(main, n, h, pairs)) for pairs in PAIRS]
         axes.plot([p / h for p in PAIRS], y, color=COLOURS[i], marker="os^Dv"[i], label=f"{n}x{h}")
     x = np.geomspace(1, 32, 100)
     a, b, c, d = (fit_curve(main, 1)[k][0] for k in ("constant", "ln pairs", "ln h", "ln N"))
@@ -302,11 +293,8 @@ def main(argv: Sequence[str]) -> None:
     """Runs what is missing, then writes page, numbers and figure."""
     del argv
     out = Path(flags.FLAGS.out)
-    out.mkdir(parents=True, exist_ok=True)
     lines = run_cells(cells(flags.FLAGS.seeds, flags.FLAGS.steps), run_one, out / "recall.csv")
-    (out / "recall.md").write_text(page(lines))
-    (out / "recall.svg").write_text(themed_svg(figure(lines), "recall"))
-    print(f"wrote {out}/recall.md, recall.csv and recall.svg")
+    write_results(out, "recall", page(lines), figure(lines))
 
 
 if __name__ == "__main__":

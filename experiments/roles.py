@@ -29,12 +29,7 @@ def main() -> None:
     given = flags.FLAGS
     if given.raw:
         return syntax.write_raw(Path(given.treebank), Path(given.raw))
-    if bool(given.workdir) == bool(given.path):
-        raise ValueError("no model; give --workdir=RUN, or --path=FOLDER of a published model")
-    if given.seed is not None and not given.workdir:
-        raise ValueError(
-            "--seed selects a seed of --workdir; leave it out with --path, which holds one model"
-        )
+    app.check_one_model()
     if given.out:
         check_new_file(Path(given.out), "out")
     parts = [trees[: given.sentences] for trees in syntax.read_parts(Path(given.treebank))]

@@ -35,10 +35,7 @@ def main() -> None:
         )
     if len(runs) + len(folders) + given.fresh > 2:
         raise ValueError("at most two models can be shown; leave one out, or leave out --fresh")
-    if given.seed is not None and not runs:
-        raise ValueError(
-            "--seed selects a seed of --workdir; leave it out with --path, which holds one model"
-        )
+    app.check_seed()
     if out.exists() and not given.overwrite:
         raise ValueError(f"{out} exists already; add --overwrite, or name another file with --out")
     if not out.parent.is_dir():

@@ -61,17 +61,24 @@ ATTNLAB = {
 FILES = {name: path for name, path in ATTNLAB.items() if path.name != "__init__.py"}
 
 
+def is_for_types(condition):
+    return isinstance(condition, ast.Name) and condition.id == "TYPE_CHECKING"
+
+
 def imports_of(path, *, lazy=True):
-    """(attnlab files, other packages) that a file imports; without `lazy` when it is imported."""
+    """(attnlab files, other packages) that a file imports; without `lazy` when it is imported.
+    Other packages that only a type checker loads do not count."""
     ours, others = set(), set()
     tree = ast.parse(path.read_text())
+    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and is_for_types(n.test)]
+    for_types = {id(node) for block in blocks for node in ast.walk(block)}
     for node in ast.walk(tree) if lazy else tree.body:
         if isinstance(node, ast.Import):
             others |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             first, _, rest = node.module.partition(".")
             if first != "attnlab":
-                others.add(first)
+                others |= set() if id(node) in for_types else {first}
                 continue
             for alias in node.names:
                 full = f"{rest}.{alias.name}".strip(".")

@@ -5,10 +5,13 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from scipy import stats
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Cell = TypeVar("Cell")
 Line = dict[str, str]
@@ -27,13 +30,14 @@ def run_cells(
     Returns:
         The lines of `cells`, as text. Raises ValueError where the file has other columns.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     lines = list(csv.DictReader(path.open())) if path.exists() else []
     found = []
     for cell in cells:
         assert dataclasses.is_dataclass(cell)
         assert not isinstance(cell, type)
         key = {name: str(value) for name, value in dataclasses.asdict(cell).items()}
-        old = [line for line in lines if key.items() <= line.items()]
+        old = matching(lines, **key)
         if not old:
             began = time.perf_counter()
             numbers = {name: f"{value:.6g}" for name, value in run(cell).items()}
@@ -49,6 +53,30 @@ def run_cells(
             old = [line]
         found += old
     return found
+
+
+def matching(lines: Iterable[Line], **fields: object) -> list[Line]:
+    """The lines whose fields have these values.
+
+    >>> matching([{"seed": "0"}, {"seed": "1"}], seed=1)
+    [{'seed': '1'}]
+    """
+    wanted = {name: str(value) for name, value in fields.items()}
+    return [line for line in lines if wanted.items() <= line.items()]
+
+
+def numbers(lines: Iterable[Line], name: str) -> list[float]:
+    """A number of each line."""
+    return [float(line[name]) for line in lines]
+
+
+def write_results(folder: Path, name: str, page: str, figure: "Figure") -> None:
+    """Writes NAME.md and NAME.svg beside NAME.csv."""
+    from attnlab.plotting import themed_svg
+
+    (folder / f"{name}.md").write_text(page)
+    (folder / f"{name}.svg").write_text(themed_svg(figure, name))
+    print(f"wrote {folder}/{name}.md, {name}.csv and {name}.svg")
 
 
 def interval(values: Iterable[float], level: float = 0.95) -> tuple[float, float, float]:

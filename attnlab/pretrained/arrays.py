@@ -34,6 +34,7 @@ def require(tensors: Arrays, *names: str) -> None:
 def depth(tensors: Arrays, pattern: str) -> int:
     """Number of layers: 1 + the largest number that the group of `pattern` matches, 0 for none.
 
+    >>> import numpy as np
     >>> depth({"layers.1.up": np.ones(1)}, r"layers\\.(\\d+)\\.")
     2
     """

@@ -110,6 +110,7 @@ def convert(
 
     >>> from attnlab.heads import Narrow, Wide, init
     >>> narrow, wide = Narrow(width=6, num_heads=2), Wide(width=6, num_heads=2)
+    >>> import jax
     >>> found = convert(init(jax.random.key(0), narrow), narrow, wide)
     >>> found.steps
     ('to standard', 'pad', 'rescale')

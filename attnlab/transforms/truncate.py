@@ -51,6 +51,7 @@ def truncate(params: Params, layout: Layout, rank: int, *, key: Array | None = N
 
     >>> from attnlab.heads import Bilinear, init
     >>> layout = Bilinear(width=6, num_heads=2)
+    >>> import jax
     >>> found = truncate(init(jax.random.key(0), layout), layout, 2)
     >>> found.layout.name, found.params["q"].shape, bool((found.score_error > 0).all())
     ('standard', (6, 2, 2), True)

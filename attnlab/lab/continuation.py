@@ -1,0 +1,99 @@
+"""Text that a stored model writes behind a prompt; `experiments.sample` is the command."""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple, TypedDict, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.lab.loaded import LoadedModel, Prompt
+from attnlab.models import Sampling, generate, stream
+from attnlab.models.generate import GenerateOptions
+
+
+class Draws(TypedDict, total=False):
+    """How tokens are drawn: as of `Sampling`, with the key `draw`."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    draw: int
+
+
+class _Request(NamedTuple):
+    """A call of `generate`."""
+
+    prompt: jax.Array
+    num_tokens: int
+    options: GenerateOptions
+    before: list[int]
+    """Tokens that the text begins with: those of the prompt, unless it has a source."""
+
+
+def texts(
+    opened: LoadedModel, prompt: Prompt, new_tokens: int, count: int = 1, **draws: Unpack[Draws]
+) -> list[str]:
+    """`count` texts; one of a model without an encoder begins with its prompt.
+
+    Raises:
+      ValueError: the prompt cannot be read, or leaves no space for a token.
+    """
+    request = _request(opened, prompt, new_tokens, draws)
+    rows = jnp.repeat(request.prompt, count, axis=0)
+    options = request.options
+    for name in ("source", "source_padding_mask"):
+        if (a := options.get(name)) is not None:
+            options[name] = jnp.repeat(jnp.asarray(a), count, axis=0)
+    new = np.asarray(generate(opened.params, rows, opened.config, request.num_tokens, **options))
+    until = [itertools.takewhile(lambda t: t not in opened.ends, row) for row in new.tolist()]
+    return [opened.decode([*request.before, *row]) for row in until]
+
+
+def pieces(
+    opened: LoadedModel, prompt: Prompt, new_tokens: int, **draws: Unpack[Draws]
+) -> Iterator[str]:
+    """The first of `texts`, as it is written: a piece for each token that makes one."""
+    request = _request(opened, prompt, new_tokens, draws)
+    columns = stream(
+        opened.params, request.prompt, opened.config, request.num_tokens, **request.options
+    )
+    tokens = itertools.takewhile(lambda t: t not in opened.ends, (int(c[0]) for c in columns))
+    row, written = request.before, ""
+    for new in itertools.chain([[]], ([token] for token in tokens)):
+        row = [*row, *new]
+        text = opened.decode(row) if row else ""
+        # The last character may be a part of one, which the next token completes.
+        if text.startswith(written) and not text.endswith("\ufffd"):
+            yield text[len(written) :]
+            written = text
+    text = opened.decode(row)
+    yield text[len(written) :] if text.startswith(written) else f"\n{text}"
+
+
+def _request(opened: LoadedModel, prompt: Prompt, new_tokens: int, draws: Draws) -> _Request:
+    given = {name: jnp.asarray(a) for name, a in opened.read(prompt).inputs.items()}
+    tokens, most = given["tokens"], opened.config.max_len
+    length = tokens.shape[1]
+    if length >= most:
+        raise ValueError(f"the text fills all {most} tokens of the model; give a shorter one")
+    fits = min(new_tokens, most - length)
+    if fits < new_tokens:
+        print(
+            f"only {fits} of --new_tokens={new_tokens} fit: the model reads {most} tokens, its "
+            f"max_len, and the text has {length}",
+            file=sys.stderr,
+        )
+    temperature = draws.get("temperature", 0.0)
+    options: GenerateOptions = {
+        "source": given.get("source"),
+        "source_padding_mask": given.get("source_padding_mask"),
+        "end": opened.ends or None,
+        "sampling": Sampling(
+            temperature=temperature, top_k=draws.get("top_k"), top_p=draws.get("top_p")
+        ),
+        "key": jax.random.key(draws.get("draw", 0)) if temperature else None,
+    }
+    return _Request(tokens, fits, options, [] if "source" in given else tokens[0].tolist())
