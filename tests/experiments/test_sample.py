@@ -34,6 +34,8 @@ def test_a_run_goes_on_with_a_text(run):
 
 def test_a_folder_writes_words_or_numbers(folder, tmp_path):
     opened = open_folder(folder[0])
+    tokens, spans = opened.split("the cat")
+    assert (tokens.tolist(), spans.tolist()) == ([1, 2], [[0, 3], [4, 7]])
     said = sample.texts(opened, Prompt("the cat"), 3)[0]
     assert said.split()[:2] == ["the", "cat"]
     whole = sample.texts(opened._replace(ends=()), Prompt(tokens="1,2"), 5)[0]
