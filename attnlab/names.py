@@ -1,5 +1,6 @@
 """Looks up names in a registry; an unknown name is an error that lists the known ones."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -50,7 +51,8 @@ def edit_distance(a: str, b: str) -> int:
     return row[-1]
 
 
-def check_count(field: str, value: object, least: int) -> None:
+def check_count(field: str, value: object, least: int | float = -math.inf) -> None:
     """Raises ValueError unless `value` is a whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{field} must be a whole number of at least {least}, not {value!r}")
+        bound = f" of at least {least}" if least > -math.inf else ""
+        raise ValueError(f"{field} must be a whole number{bound}, not {value!r}")

@@ -15,10 +15,10 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from attnlab.lab.fields import flatten
 from attnlab.lab.former import moved
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.sweeps import SweepFailed
+from attnlab.nested import flatten
 from attnlab.training.interrupts import Stopped
 
 T = TypeVar("T")
@@ -88,7 +88,8 @@ def jax_flags() -> dict[str, str]:
 def check_one_model() -> None:
     """Raises ValueError unless one of --workdir and --path names a model."""
     if bool(flags.FLAGS.workdir) == bool(flags.FLAGS.path):
-        raise ValueError("no model; give --workdir=RUN, or --path=FOLDER of a published model")
+        found = "two models" if flags.FLAGS.path else "no model"
+        raise ValueError(f"{found}; give --workdir=RUN, or --path=FOLDER of a published model")
     check_seed()
 
 

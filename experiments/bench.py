@@ -26,8 +26,8 @@ import attnlab.contrib  # noqa: F401  (its backends are rows too)
 from attnlab import plotting
 from attnlab.attention import BACKENDS
 from attnlab.lab import lock
-from attnlab.lab.fields import Json
 from attnlab.lab.machine import environment
+from attnlab.nested import JSON
 from experiments import app
 from experiments.benchmarks import accelerator, attention, plans, train
 from experiments.benchmarks import accelerator_page as report
@@ -48,7 +48,7 @@ SUITES: dict[str, Callable[[], Iterator[Case]]] = {
 ACCELERATOR = "accelerator"
 
 
-def machine() -> Json:
+def machine() -> JSON:
     """What the numbers belong to."""
     packages = ("jax", "jaxlib", "flax", "optax", "equinox", "torch", "numpy")
     installed = {d.name: d.version for d in importlib.metadata.distributions()}
@@ -77,7 +77,7 @@ def run(cases: Sequence[Case], rounds: int, folder: str, name: str) -> None:
 
     Table and numbers are written after every case, so that a long run may be stopped.
     """
-    report: Json = {"machine": machine(), "cases": []}
+    report: JSON = {"machine": machine(), "cases": []}
     texts = [", ".join(f"{k} {v}" for k, v in report["machine"].items())]
     print(texts[0], flush=True)
     place = Path(folder) / name
@@ -100,7 +100,7 @@ def run(cases: Sequence[Case], rounds: int, folder: str, name: str) -> None:
         place.with_suffix(".svg").write_text(plotting.to_svg(figure, name))
 
 
-def _record(case: Case, measured: Sequence[Measurement]) -> Json:
+def _record(case: Case, measured: Sequence[Measurement]) -> JSON:
     peer = fastest_peer(measured)
     return {
         "name": case.name,
@@ -128,7 +128,7 @@ def run_accelerator(folder: str, *, tiny: bool, pattern: str, rounds: int, minut
     cases = list(accelerator.cases(design))
     some = chosen(iter(cases), pattern)
     others = {n: installed(n) or "missing" for n in ("torch", "tokamax")}
-    about: Json = {**environment(), **others}
+    about: JSON = {**environment(), **others}
     about |= {"tiny": tiny, "backends": list(BACKENDS), "cases": len(cases)}
     place.mkdir(parents=True, exist_ok=True)
     with lock.hold(place):
@@ -156,7 +156,7 @@ def main() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     suite, given = str(flags.FLAGS.suite), flags.FLAGS
     if suite == ACCELERATOR:
-        some: Json = {"pattern": given.cases, "rounds": given.rounds}
+        some: JSON = {"pattern": given.cases, "rounds": given.rounds}
         run_accelerator(given.out, tiny=given.tiny, minutes=given.minutes, **some)
         return
     cases = chosen(SUITES[suite](), flags.FLAGS.cases)

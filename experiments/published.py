@@ -20,9 +20,9 @@ from ml_collections import ConfigDict
 
 from attnlab import lab
 from attnlab.lab.description import PublishedRow, PublishedTable
-from attnlab.lab.fields import flatten
 from attnlab.lab.policies import FINAL_RATE, FIRST_RATE
 from attnlab.models import ModelConfig, num_parameters
+from attnlab.nested import flatten
 from attnlab.training.config import TrainConfig
 from experiments.configs import byte_lm
 from experiments.setup import model_of

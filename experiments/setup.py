@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 from attnlab import lab
 from attnlab.data import DATASETS, DataConfig
 from attnlab.lab.description import Description
-from attnlab.lab.fields import flatten
 from attnlab.lab.machine import threads
 from attnlab.lab.resources import write_threads
 from attnlab.lab.spec import LAYOUT, SHARING, matched, specs_of
@@ -19,6 +18,7 @@ from attnlab.lab.sweeps import add_specs
 from attnlab.models import ModelConfig, from_dict
 from attnlab.models.budget import Budget, with_layout
 from attnlab.names import lookup
+from attnlab.nested import flatten
 from attnlab.training.config import TrainConfig
 
 SECONDS = "seconds"

@@ -10,7 +10,7 @@ from conftest import ROOT
 
 # From the bottom up: a file imports its own package and those below it.
 LAYERS = (
-    {"names", "remat", "extras", "tap", "atomic"},
+    {"names", "remat", "extras", "tap", "atomic", "nested"},
     {"norms", "attention", "sharing"},
     {"heads"},
     {"models"},
@@ -22,12 +22,22 @@ LAYERS = (
 # argument, `plotting` takes arrays, `lab` runs everything.
 APART = {
     "data": {"names", "extras", "atomic"},
-    "training": {"names", "attention", "extras", "atomic", "data", "models", "sharing"},
+    "training": {
+        "names",
+        "nested",
+        "attention",
+        "extras",
+        "atomic",
+        "data",
+        "models",
+        "sharing",
+    },
     "plotting": {"extras"},
     "runs": {"training", "models", "sharing"},
     "lab": {
         "extras",
         "names",
+        "nested",
         "atomic",
         "data",
         "models",

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.fields import Json
 from attnlab.lab.spec import Tag
+from attnlab.nested import JSON
 
 FILE = "description.json"
 """In the workdir of a sweep. It may change while the runs stay."""
@@ -123,7 +123,7 @@ class Description:
     @classmethod
     def from_json(cls, text: str) -> "Description":
         """What `to_json` wrote. Raises ValueError for another version."""
-        fields: Json = json.loads(text)
+        fields: JSON = json.loads(text)
         if (version := fields.pop("version", None)) != VERSION:
             raise ValueError(
                 f"the description has version {version!r}; this attnlab reads {VERSION}"

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from attnlab.data import DATASETS, Batch, DataConfig, DataSizes, Text
 from attnlab.data.dataset import BatchShapes
-from attnlab.lab.fields import Json
 from attnlab.lab.former import train_fields
 from attnlab.lab.start import HeadInit, check_start, init_function
 from attnlab.models import ModelConfig, config_dict
 from attnlab.names import lookup
+from attnlab.nested import JSON
 from attnlab.sharing import Params
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
@@ -101,7 +101,7 @@ class Experiment:
         shapes: Params = jax.eval_shape(make)
         return shapes
 
-    def to_dict(self) -> Json:
+    def to_dict(self) -> JSON:
         """Nested dicts of JSON values; `from_dict` reads them as the same experiment."""
         kinds = {kind: name for name, kind in DATASETS.items()}
         data = {"source": kinds[type(self.data)], **dataclasses.asdict(self.data)}  # type: ignore[call-overload]
@@ -131,7 +131,7 @@ class Experiment:
         data = dict(fields["data"])
         kind = lookup(DATASETS, data.pop("source"), what="data source")
         names = ("start", "measure_heads", "matched", "seconds_ratio")
-        more: Json = {name: fields[name] for name in names if name in fields}
+        more: JSON = {name: fields[name] for name in names if name in fields}
         try:
             return cls(
                 model=config_dict.from_json(json.dumps(fields["model"])),

@@ -1,6 +1,6 @@
 """Records of earlier versions, read as those of this one."""
 
-from attnlab.lab.fields import Json
+from attnlab.nested import JSON
 
 TRAIN_FIELDS = {
     "optimizer": "optimizer.name",
@@ -24,7 +24,7 @@ TRAIN_FIELDS = {
 """Field of `TrainConfig` before it was nested -> its place now."""
 
 
-def train_fields(fields: Json) -> Json:
+def train_fields(fields: JSON) -> JSON:
     """The fields of a `TrainConfig` as `TrainConfig.from_dict` reads them, from before it was
     nested too.
 
@@ -33,14 +33,14 @@ def train_fields(fields: Json) -> Json:
     """
     if not isinstance(fields.get("optimizer"), str):
         return fields
-    nested: Json = {}
+    nested: JSON = {}
     for name, value in fields.items():
         part, _, inner = TRAIN_FIELDS.get(name, name).rpartition(".")
         (nested.setdefault(part, {}) if part else nested)[inner] = value
     return nested
 
 
-def spec_fields(record: Json) -> Json:
+def spec_fields(record: JSON) -> JSON:
     """A spec.json as this version writes it, from before `TrainConfig` was nested too."""
     config = record["config"]
     return record | {"config": config | {"train": train_fields(config["train"])}}
@@ -54,7 +54,7 @@ RESULT_FIELDS = {
 """Record of a `RunResult` -> its fields, which results of version 1 and 2 have beside it."""
 
 
-def result_fields(fields: Json) -> Json:
+def result_fields(fields: JSON) -> JSON:
     """The fields of a result of version 1 or 2 as those of version 3."""
     new = dict(fields)
     for record, names in RESULT_FIELDS.items():

@@ -26,10 +26,10 @@ from attnlab.data.tokenizer import (
 from attnlab.interpret import AblationMetric
 from attnlab.lab import attention_maps
 from attnlab.lab.experiment import Experiment
-from attnlab.lab.fields import Json
 from attnlab.lab.start import init_function, initial_params, load_start, with_plan_of
 from attnlab.models import ModelConfig, from_dict
 from attnlab.models import to_json as models_to_json
+from attnlab.nested import JSON
 from attnlab.sharing import Params
 from attnlab.tap import Patches
 from attnlab.training.objectives import OBJECTIVES, Model, Objective, decode_tokens
@@ -113,7 +113,7 @@ def open_run(folder: Path, seed: int | None = None) -> LoadedModel:
     )  # fmt: skip
 
 
-def stored_experiment(record: Json) -> Experiment:
+def stored_experiment(record: JSON) -> Experiment:
     """The experiment of spec.json, or of config.json of a run of November 2026.
 
     Raises:

@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from attnlab.lab.fields import Json
+from attnlab.nested import JSON
 
 FILE = "lock.json"
 TOUCH_SECONDS, DEAD_SECONDS = 10.0, 60.0
@@ -117,7 +117,7 @@ def _take(path: Path, mode: str) -> IO[str]:
             # Its holder removed it in between: the lock is on a file that has no name.
 
 
-def _ourselves() -> Json:
+def _ourselves() -> JSON:
     """What a holder writes. Locks hold among the processes of one kernel, containers or not."""
     host = socket.gethostname()
     try:
@@ -128,16 +128,16 @@ def _ourselves() -> Json:
     return {"host": host, "process": os.getpid(), "since": now, "kernel": kernel}
 
 
-def _in_words(found: Json) -> str:
+def _in_words(found: JSON) -> str:
     if not found:  # it has not written yet
         return "another process"
     return f"process {found['process']} on {found['host']} since {found['since']}"
 
 
-def _read(file: IO[str]) -> Json:
+def _read(file: IO[str]) -> JSON:
     file.seek(0)
     try:
-        found: Json = json.loads(file.read())
+        found: JSON = json.loads(file.read())
     except ValueError:
         return {}
     return found

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from attnlab.atomic import write_atomic
 from attnlab.lab import lock
-from attnlab.lab.fields import Json
 from attnlab.lab.former import spec_fields
 from attnlab.lab.result import FILE
+from attnlab.nested import JSON
 from attnlab.runs import SPEC
 from attnlab.training.config import TrainConfig
 from attnlab.training.schedules import common_steps
@@ -19,10 +19,10 @@ ENDED = "ended"
 """Holds, under its number of steps, the run as it was when it ended for the first time."""
 
 
-def is_longer(there: Json, here: Json) -> bool:
+def is_longer(there: JSON, here: JSON) -> bool:
     """Does one spec, as JSON, differ from another in more `train.steps` alone?"""
 
-    def without_steps(spec: Json) -> Json:
+    def without_steps(spec: JSON) -> JSON:
         config = spec["config"]
         train = config["train"] | {"steps": 0, "seeds": ()}
         names = {"seed": spec["seed"], "source": spec.get("source"), "start": spec.get("start")}
@@ -32,7 +32,7 @@ def is_longer(there: Json, here: Json) -> bool:
     return without_steps(there) == without_steps(here) and bool(steps[0] < steps[1])
 
 
-def extend(folder: Path, record: Json, config: TrainConfig) -> str:
+def extend(folder: Path, record: JSON, config: TrainConfig) -> str:
     """Makes the run of `folder` the beginning of one that differs from it in more steps alone.
 
     It does nothing where another thing or nothing differs. The longer run ends with the numbers

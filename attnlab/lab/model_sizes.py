@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from attnlab.lab.experiment import Experiment
-from attnlab.lab.fields import flatten
 from attnlab.lab.spec import Variant, with_values
 from attnlab.models import ModelConfig, config_dict
+from attnlab.nested import flatten
 
 By: TypeAlias = Literal["width", "depth"]
 FIELDS: dict[By, tuple[str, ...]] = {

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.fields import Json
 from attnlab.lab.former import result_fields
 from attnlab.lab.samples import Sample
 from attnlab.lab.spec import RunSpec
+from attnlab.nested import JSON
 from attnlab.training.objectives import Objective
 
 VERSION = 3
@@ -135,7 +135,7 @@ class Provenance:
 
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     start: str = ""
-    attention: Mapping[str, Json] = dataclasses.field(default_factory=dict)
+    attention: Mapping[str, JSON] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class RunResult:
         Raises:
           ValueError: no such record, or one of another version.
         """
-        fields: Json = json.loads(text)
+        fields: JSON = json.loads(text)
         version = fields.get("version")
         if version not in READS:
             raise ValueError(

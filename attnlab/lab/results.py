@@ -13,10 +13,10 @@ import numpy as np
 
 from attnlab.extras import extra
 from attnlab.lab.comparisons import Comparison, Scores, Variant, compare_pairs
-from attnlab.lab.fields import differing, flatten
 from attnlab.lab.result import MetricInfo, RunResult, metric_infos
 from attnlab.lab.spec import Tag, as_tag
 from attnlab.lab.statistics import LEVEL, paired_difference
+from attnlab.nested import differing, flatten
 from attnlab.training.loggers import SavesFigure
 from attnlab.training.objectives import OBJECTIVES
 

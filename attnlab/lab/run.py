@@ -22,7 +22,6 @@ from attnlab.data.dataset import Baselines
 from attnlab.extras import extra
 from attnlab.lab import attention_maps, lock, longer, samples
 from attnlab.lab.experiment import Experiment, check_lengths, check_output
-from attnlab.lab.fields import SHOWN, Json, differences
 from attnlab.lab.former import spec_fields
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.machine import environment
@@ -44,6 +43,7 @@ from attnlab.models import ModelConfig, matrix_axes
 from attnlab.models.config import heads_per_layer
 from attnlab.models.head_similarity import smallest_change
 from attnlab.models.layer import Report
+from attnlab.nested import JSON, SHOWN, differences
 from attnlab.runs import RUNS, SPEC
 from attnlab.sharing import Params
 from attnlab.training import sharding
@@ -449,7 +449,7 @@ def load_baselines(dataset: Dataset, shared: Path) -> Baselines:
     return found
 
 
-def check_same(there: Json, here: Json, folder: Path) -> None:
+def check_same(there: JSON, here: JSON, folder: Path) -> None:
     """Raises ValueError, with the differences, where two specs are of two runs."""
     free = {"environment": None, "tags": None}
     changed = differences(there | free, here | free)

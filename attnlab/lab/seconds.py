@@ -24,11 +24,11 @@ from attnlab.atomic import write_atomic
 from attnlab.data import Dataset
 from attnlab.lab import lock
 from attnlab.lab.experiment import Experiment
-from attnlab.lab.fields import Json
 from attnlab.lab.machine import cores, environment, keep_compiled, use_threads
 from attnlab.lab.resources import read_threads, write_threads
 from attnlab.lab.spec import Match, RunSpec
 from attnlab.models import ModelConfig, match_budget, matrix_axes, with_layout
+from attnlab.nested import JSON
 from attnlab.training import sharding
 from attnlab.training.fit import TrainStep, host_batch
 from attnlab.training.objectives import OBJECTIVES
@@ -103,7 +103,7 @@ def equal_seconds(
     return [_with_width(spec, kept["found"][spec.title]) for spec in specs]
 
 
-def _with_width(spec: RunSpec, found: Json) -> RunSpec:
+def _with_width(spec: RunSpec, found: JSON) -> RunSpec:
     config = resized(spec.config, found["ffn_width"])
     config = dataclasses.replace(config, matched="seconds", seconds_ratio=round(found["ratio"], 3))
     return dataclasses.replace(spec, config=config)
@@ -115,7 +115,7 @@ def resized(config: Experiment, width: int) -> Experiment:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, ffn=ffn))
 
 
-def _measure(request: Json, threads: int, environment: Mapping[str, str]) -> Json:
+def _measure(request: JSON, threads: int, environment: Mapping[str, str]) -> JSON:
     """What `main` finds, in a process that holds the device no longer than it measures."""
     command = [sys.executable, "-m", "attnlab.lab.seconds", f"--threads={threads}"]
     done = subprocess.run(
@@ -127,7 +127,7 @@ def _measure(request: Json, threads: int, environment: Mapping[str, str]) -> Jso
     )
     if done.returncode:
         raise ValueError("match.budget=seconds could not be measured; see above")
-    found: Json = json.loads(done.stdout)
+    found: JSON = json.loads(done.stdout)
     return found
 
 
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def calibrate(name: str, config: Experiment, layout: str, sharing: str) -> Json:
+def calibrate(name: str, config: Experiment, layout: str, sharing: str) -> JSON:
     """The nearest width that was found for a variant, measured once more, and all that was tried.
 
     Args:

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from attnlab.lab.experiment import Experiment
-from attnlab.lab.fields import Json
 from attnlab.lab.former import moved
 from attnlab.lab.start import HeadInit
 from attnlab.models import ModelConfig, config_dict
 from attnlab.models.budget import Budget, match_budget, with_layout
 from attnlab.names import nearest
+from attnlab.nested import JSON
 from attnlab.training.config import TrainConfig
 
 Tag: TypeAlias = str | int | float | bool | None
@@ -60,7 +60,7 @@ class RunSpec:
         """Of the config and the seed: what decides the numbers."""
         return hashlib.sha256(f"{self.seed} {self.config.to_json()}".encode()).hexdigest()[:12]
 
-    def to_dict(self) -> Json:
+    def to_dict(self) -> JSON:
         """JSON values; `from_dict` reads them as the same spec."""
         tags = dict(self.tags)
         return {"id": self.id, "seed": self.seed, "tags": tags, "config": self.config.to_dict()}
@@ -244,13 +244,13 @@ def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
     """
     model = base.model
     if LAYOUT in values or SHARING in values:
-        chosen: Json = {LAYOUT: model.heads.name, SHARING: model.sharing, **values}
+        chosen: JSON = {LAYOUT: model.heads.name, SHARING: model.sharing, **values}
         had_all = set(model.heads.biases) == set(type(model.heads).bias_names)
         model = with_layout(model, chosen[LAYOUT], chosen[SHARING])
         if had_all:
             heads = dataclasses.replace(model.heads, biases=type(model.heads).bias_names)
             model = dataclasses.replace(model, heads=heads)
-    fields: Json = {f.name: getattr(base, f.name) for f in dataclasses.fields(Experiment)}
+    fields: JSON = {f.name: getattr(base, f.name) for f in dataclasses.fields(Experiment)}
     fields |= {
         "model": config_dict.to_dict(model),
         "train": base.train.to_dict(),
@@ -269,9 +269,9 @@ def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
     return Experiment(**fields)
 
 
-def _set(fields: Json, path: str, value: object) -> None:
+def _set(fields: JSON, path: str, value: object) -> None:
     *outer, last = path.split(".")
-    place: Json | None = fields
+    place: JSON | None = fields
     for name in outer:
         place = place.get(name) if isinstance(place, dict) else None
     if not isinstance(place, dict) or last not in place:

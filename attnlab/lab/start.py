@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import pretrained, runs, transforms
-from attnlab.lab.fields import flatten
 from attnlab.models import ModelConfig, identical_heads, to_json
 from attnlab.models.config import sharing_name
+from attnlab.nested import flatten
 from attnlab.sharing import Params
 from attnlab.training.checkpoint import digest
 from attnlab.training.objectives.objective import Inputs, Model

@@ -8,7 +8,6 @@ from typing import TypeAlias
 from attnlab.atomic import write_atomic
 from attnlab.lab import lock
 from attnlab.lab.executors import LOGS, Executor, LocalExecutor, Queued, wait_until_free
-from attnlab.lab.fields import SHOWN, differences
 from attnlab.lab.longer import is_longer
 from attnlab.lab.progress import RunsProgress
 from attnlab.lab.result import read_result
@@ -16,6 +15,7 @@ from attnlab.lab.results import Results
 from attnlab.lab.run import run_folder
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
 from attnlab.lab.worker import ERROR, is_complete
+from attnlab.nested import SHOWN, differences
 from attnlab.runs import SPECS
 from attnlab.training.interrupts import Stopped, stop_signals
 

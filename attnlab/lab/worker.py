@@ -92,9 +92,12 @@ def is_complete(folder: Path, spec: RunSpec) -> bool:
 
 def costly_first(specs: Sequence[RunSpec]) -> list[RunSpec]:
     """By the FLOPs of a training: the last ones to end are then short."""
-    known = {spec.config.to_json(): spec.config for spec in specs}
-    flops = {key: forward_flops(config) for key, config in known.items()}
-    return sorted(specs, key=lambda spec: -flops[spec.config.to_json()])
+    keys = [spec.config.to_json() for spec in specs]
+    flops = {
+        key: forward_flops(spec.config) for key, spec in dict(zip(keys, specs, strict=True)).items()
+    }
+    pairs = sorted(zip(keys, specs, strict=True), key=lambda pair: -flops[pair[0]])
+    return [spec for _, spec in pairs]
 
 
 def forward_flops(config: Experiment) -> int:

@@ -11,7 +11,7 @@ from attnlab.names import check_count, lookup
 
 T = TypeVar("T")
 
-BOUNDS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
+BOUNDS: dict[str, tuple[str, Callable[[Any, int | float], bool]]] = {
     "least": ("at least", operator.ge),
     "above": ("above", operator.gt),
     "below": ("below", operator.lt),
@@ -20,7 +20,7 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
 """Bound of a number -> (words for it, comparison)."""
 
 
-def bounded(default: T, **bounds: float) -> T:
+def bounded(default: T, **bounds: int | float) -> T:
     """A field of a dataclass with a default and bounds, named as in `BOUNDS`."""
     field: T = dataclasses.field(default=default, metadata=bounds)
     return field
@@ -32,7 +32,7 @@ def check_field(name: str, value: object, hint: object, field: dataclasses.Field
     Args:
       name: of the field, for the error.
       value: of the field; of a tuple, each element that is no tuple.
-      hint: the type. A whole number has a least value; other numbers are finite.
+      hint: the type. Numbers are finite.
       field: with the bounds, of `bounded`.
     """
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
@@ -44,7 +44,7 @@ def check_field(name: str, value: object, hint: object, field: dataclasses.Field
     elif kind is bool:
         check_bool(name, value)
     elif kind is int:
-        check_count(name, value, field.metadata["least"])
+        check_count(name, value, field.metadata.get("least", -math.inf))
     elif kind is float:
         check_number(name, value, **field.metadata)
     elif get_origin(kind) is tuple:
@@ -73,7 +73,7 @@ def check_bool(field: str, value: object) -> None:
         raise ValueError(f"{field} must be True or False, not {value!r}")
 
 
-def check_number(field: str, value: object, **bounds: float) -> None:
+def check_number(field: str, value: object, **bounds: int | float) -> None:
     """Raises ValueError unless `value` is a finite number within bounds, named as in `BOUNDS`."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not good or not all(BOUNDS[name][1](value, limit) for name, limit in bounds.items()):

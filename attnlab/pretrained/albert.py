@@ -4,7 +4,8 @@ import dataclasses
 
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Dropout
-from attnlab.pretrained.attributes import JSON, MAX_LAYERS, Attribute, bad_value
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import MAX_LAYERS, Attribute, bad_value
 from attnlab.pretrained.bert import BASE, EMBEDDINGS, FIELDS, QKV, MaskedHead, encoder
 from attnlab.pretrained.common_fields import activation, numbers
 from attnlab.pretrained.family import OtherAttributes

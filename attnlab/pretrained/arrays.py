@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from attnlab.heads import Layout
 from attnlab.models.config import ModelConfig
-from attnlab.pretrained.attributes import JSON
+from attnlab.nested import JSON
 from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import Entry
 

@@ -4,14 +4,12 @@ import dataclasses
 import fnmatch
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+
+from attnlab.nested import JSON
 
 LARGEST_COUNT = 2**31 - 1
 LARGEST_NUMBER = 1e38
 MAX_LAYERS = 10_000
-
-JSON = dict[str, Any]
-"""Attributes of a config.json: name -> value."""
 
 # Token numbers, generation, training, bookkeeping: nothing that a forward pass computes with.
 HARMLESS = """

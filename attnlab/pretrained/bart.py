@@ -9,7 +9,8 @@ import dataclasses
 from attnlab.heads import Standard
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.specs import Embedding, Init, Learned, Norm, Sinusoidal
-from attnlab.pretrained.attributes import JSON, Attribute, bad_value, derived
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute, bad_value, derived
 from attnlab.pretrained.common_fields import BIASES, CausalHead, activation, numbers
 from attnlab.pretrained.family import NO_OTHERS, Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import Field, Source, Values, changed
@@ -154,7 +155,7 @@ def encoder_decoder(
     """
     others = dataclasses.replace(
         other_attributes,
-        ignored=IGNORED,
+        ignored=(*IGNORED, *other_attributes.ignored),
         fixed={"is_encoder_decoder": True, **other_attributes.fixed},
         written={"is_encoder_decoder": True},
     )

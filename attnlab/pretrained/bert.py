@@ -5,7 +5,8 @@ import dataclasses
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Embedding, Init, Norm, OutputHead
-from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.common_fields import ACTIVATIONS, BIASES, activation, numbers
 from attnlab.pretrained.family import NO_OTHERS, Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import Choice, Field, Source, Values, choose, value
@@ -92,7 +93,6 @@ class MaskedHead(Field):
         """A tied LM head may be stored again; an own one has its own bias, beside an unused one."""
         copied = bool(self.lm_head_bias)
         return UnreadTensors(
-            always=("embeddings.position_ids",),
             if_tied=(f"{self.lm_head}.{'*' if copied else 'weight'}",),
             copies={f"{self.lm_head_bias}.bias": f"{self.lm_head}.bias"} if copied else {},
         )
@@ -174,7 +174,7 @@ def encoder(
         task_modules=tuple(sorted(tasks - {"pooler."})),
         # Endings of norms in checkpoints made from TensorFlow's.
         renamed=((".gamma", ".weight"), (".beta", ".bias")),
-        unread=head.unread,
+        unread=dataclasses.replace(head.unread, always=("embeddings.position_ids",)),
         other_attributes=other_attributes,
     )
 

@@ -7,7 +7,8 @@ from typing import cast
 from attnlab.heads.layout import Bias
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Activation
-from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.fields import Choice, Field, Source, Values, value
 
 BIASES: tuple[Bias, ...] = ("q", "k", "v", "o")
@@ -43,7 +44,7 @@ ACTIVATIONS: dict[str, Activation] = {
 GATED = {theirs: cast(Activation, f"gated_{ours}") for theirs, ours in ACTIVATIONS.items()}
 
 
-def numbers(**defaults: float) -> tuple[Field, ...]:
+def numbers(**defaults: int | float) -> tuple[Field, ...]:
     """The attributes of `NUMBERS` with these defaults.
 
     >>> numbers(hidden_size=768)[0].write(ModelConfig())

@@ -6,7 +6,8 @@ StarCoder 2 (Lozhkov et al. 2024, arXiv 2402.19173), StableLM (Bellagamba et al.
 from attnlab.heads import score_scale
 from attnlab.models.config import LayerOverrides, ModelConfig
 from attnlab.models.specs import NoPositions, Norm, Positions, Rotary
-from attnlab.pretrained.attributes import JSON, Attribute, bad_value, shown
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute, bad_value, shown
 from attnlab.pretrained.common_fields import (
     BIASES,
     AllBiases,

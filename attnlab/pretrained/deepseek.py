@@ -4,21 +4,18 @@ import dataclasses
 
 from attnlab.heads import Latent
 from attnlab.models.specs import FFN, Experts
-from attnlab.pretrained.attributes import JSON, Attribute, derived
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute, derived
 from attnlab.pretrained.common_fields import CausalHead, numbers
-from attnlab.pretrained.expert_layers import ExpertFields, FirstDense, expert_modules
+from attnlab.pretrained.expert_layers import GATED_EXPERTS, ExpertFields, FirstDense
 from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import changed, value
-from attnlab.pretrained.llama import FIELDS, GATED_FFN, DecoderNames, decoder
+from attnlab.pretrained.llama import FIELDS, RATES, DecoderNames, decoder
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rope import RotaryField
 
 FFN_MODULES = (
-    *expert_modules(
-        "mlp.gate",
-        {name: f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")},
-        dense=GATED_FFN,
-    ),
+    *GATED_EXPERTS,
     *linears("mlp.shared_experts.", "ffn.shared", gate="gate_proj", up="up_proj", down="down_proj"),
     Module("mlp.gate.e_score_correction_bias", "ffn.balance_bias", "plain"),
 )
@@ -95,7 +92,7 @@ DEEPSEEK_V3 = decoder(
         ),
         ffn=FFN_MODULES,
         # The module behind the last layer that predicts one more token.
-        unread=("layers.61.*",),
+        unread=(*RATES, "layers.61.*"),
     ),
     other_attributes=OtherAttributes(
         read=(

@@ -3,7 +3,8 @@ and the masked-LM head of its generator.
 """
 
 from attnlab.models.config import ModelConfig
-from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.bert import EMBEDDINGS, FIELDS, MaskedHead, encoder
 from attnlab.pretrained.common_fields import numbers
 from attnlab.pretrained.fields import Field, Source, Values, changed

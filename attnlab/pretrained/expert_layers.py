@@ -5,10 +5,12 @@ from collections.abc import Mapping
 
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Experts
-from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.common_fields import GATED
 from attnlab.pretrained.fields import Field, Source, Values, choose
 from attnlab.pretrained.layer_types import overrides_of, types_of
+from attnlab.pretrained.llama import GATED_FFN
 from attnlab.pretrained.name_table import Module
 
 
@@ -154,3 +156,11 @@ def expert_modules(
         Module(router, "ffn.router"),
         *(Module(name, f"ffn.{ours}", only_with="router") for ours, name in experts.items()),
     )
+
+
+GATED_EXPERTS = expert_modules(
+    "mlp.gate",
+    {name: f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")},
+    dense=GATED_FFN,
+)
+"""Names of Qwen and DeepSeek."""

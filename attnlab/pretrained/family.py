@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from attnlab.models.config import ModelConfig
-from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.fields import Field, Source, Values, build_config
 from attnlab.pretrained.name_table import NameTable
 

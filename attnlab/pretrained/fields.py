@@ -12,7 +12,8 @@ import numpy as np
 
 from attnlab.heads import Layout
 from attnlab.models.config import ModelConfig
-from attnlab.pretrained.attributes import JSON, Attribute, bad_value
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute, bad_value
 
 T = TypeVar("T")
 

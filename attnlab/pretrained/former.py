@@ -8,8 +8,8 @@ from attnlab.heads import Alt, HeadNorm, Layout, NarrowTied, Standard, Wide
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Norm, OutputHead
 from attnlab.names import lookup
+from attnlab.nested import JSON
 from attnlab.pretrained.arrays import Built, depth, require, take
-from attnlab.pretrained.attributes import JSON
 from attnlab.pretrained.name_table import Layers, Module, NameTable
 from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import Entry

@@ -5,7 +5,8 @@ arXiv 2503.19786), in the names of Hugging Face.
 from attnlab.heads import HeadNorm, SoftCap, Standard, score_scale
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Norm
-from attnlab.pretrained.attributes import JSON, Attribute, bad_value
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.common_fields import CausalHead, activation, head_dim, kv_heads, numbers
 from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import Field, Source, Values, changed, value

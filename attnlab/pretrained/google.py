@@ -3,9 +3,10 @@ tanh kind.
 """
 
 from attnlab.models.config import ModelConfig
+from attnlab.nested import JSON
 from attnlab.pretrained.albert import ALBERT
 from attnlab.pretrained.arrays import Built
-from attnlab.pretrained.attributes import JSON, read_attributes
+from attnlab.pretrained.attributes import read_attributes
 from attnlab.pretrained.bert import BASE, BERT, QKV
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source, Values, build_config, changed

@@ -3,7 +3,8 @@
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Init, Norm
-from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.common_fields import BIASES, CausalHead, activation, ffn_width, numbers
 from attnlab.pretrained.fields import Choice, Field, Source, Values
 from attnlab.pretrained.llama import DecoderNames, decoder

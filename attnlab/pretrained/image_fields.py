@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Images
-from attnlab.pretrained.attributes import JSON, Attribute, bad_value
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.fields import Field, Source, Values
 from attnlab.pretrained.weights import Entry
 

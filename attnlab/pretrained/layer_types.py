@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from attnlab.models.config import LayerOverrides, ModelConfig
 from attnlab.models.specs import Positions
-from attnlab.pretrained.attributes import JSON, Attribute, bad_value
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.fields import Field, Source, Values
 from attnlab.pretrained.rope import RotaryField, score_scales
 from attnlab.sharing.stack import repeating_pattern

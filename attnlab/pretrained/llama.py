@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from attnlab.heads import HeadNorm, Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Init, Norm
-from attnlab.pretrained.attributes import JSON, Attribute, bad_value
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.common_fields import (
     CausalHead,
     activation,
@@ -46,6 +47,8 @@ HEADS = (
 PAIRED = tuple(module._replace(pairs=("q", "k", "q_norm", "k_norm")) for module in HEADS)
 """`HEADS` of families that rotate neighbours."""
 GATED_FFN = linears("mlp.", "ffn", gate="gate_proj", up="up_proj", down="down_proj")
+RATES = ("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
+"""Rates of rotary positions, which older checkpoints hold."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,7 @@ class DecoderNames:
       embedding, final_norm, lm_head: modules outside the layers.
       more: further modules outside the layers.
       layers, prefix: how names of a layer, and of the bare model in a file, begin.
-      unread: patterns of tensors that hold no weight, beside the rates of rotary positions.
+      unread: patterns of tensors that hold no weight.
       renamed: as in `Family`.
     """
 
@@ -71,7 +74,7 @@ class DecoderNames:
     more: tuple[Module, ...] = ()
     layers: str = "layers.{}."
     prefix: str = "model."
-    unread: tuple[str, ...] = ()
+    unread: tuple[str, ...] = RATES
     renamed: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -123,7 +126,7 @@ def decoder(
         renamed=names.renamed,
         unread=UnreadTensors(
             # Rates of the rotary positions, which follow from config.json.
-            always=("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *names.unread),
+            always=names.unread,
             if_tied=(f"{names.lm_head}.weight",),
         ),
     )

@@ -15,7 +15,8 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import param_shapes
 from attnlab.models.transformer import Transformer
 from attnlab.names import lookup
-from attnlab.pretrained.attributes import JSON, bad_value, matches, read_attributes, shown
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import bad_value, matches, read_attributes, shown
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source
 from attnlab.pretrained.hub import TOKENIZER, find_folder

@@ -6,7 +6,8 @@
 from attnlab.heads import Sink, Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN
-from attnlab.pretrained.attributes import JSON, Attribute, bad_value
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.common_fields import (
     BIASES,
     CausalHead,
@@ -15,13 +16,17 @@ from attnlab.pretrained.common_fields import (
     kv_heads,
     numbers,
 )
-from attnlab.pretrained.expert_layers import ExpertFields, SparseSteps, expert_modules
+from attnlab.pretrained.expert_layers import (
+    GATED_EXPERTS,
+    ExpertFields,
+    SparseSteps,
+    expert_modules,
+)
 from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import Choice, Source, Values, changed
 from attnlab.pretrained.layer_types import FULL, SLIDING, LayerTypes, Window, every
 from attnlab.pretrained.llama import (
     FIELDS,
-    GATED_FFN,
     HEADS,
     NORMED,
     RMS_HEADS,
@@ -35,11 +40,7 @@ BALANCE = Attribute("router_aux_loss_coef", 0.001)
 UNUSED = "output_router_logits"
 """Says whether transformers adds the balance loss in training."""
 QWEN_FFN = (
-    *expert_modules(
-        "mlp.gate",
-        {name: f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")},
-        dense=GATED_FFN,
-    ),
+    *GATED_EXPERTS,
     *linears("mlp.shared_expert.", "ffn.shared", gate="gate_proj", up="up_proj", down="down_proj"),
     Module("mlp.shared_expert_gate", "ffn.shared_gate"),
 )

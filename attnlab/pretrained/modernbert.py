@@ -4,7 +4,8 @@ import dataclasses
 
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Dropout, Norm, NormPosition
-from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.bert import BASE, MaskedHead, encoder
 from attnlab.pretrained.common_fields import activation, biases, numbers
 from attnlab.pretrained.family import NO_PAD_TOKEN, OtherAttributes
@@ -54,17 +55,18 @@ OTHERS = (
     "initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction", "layer_norm_eps",
     "sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad", "classifier_pooling",
 )  # fmt: skip
-MODERNBERT = encoder(
+HEAD = MaskedHead(
+    name="ModernBert",
+    transform="head.dense",
+    norm="head.norm",
+    lm_head="decoder",
+    activation=Attribute("classifier_activation", "gelu"),
+    bias=Attribute("decoder_bias", True),
+    transform_bias=Attribute("classifier_bias", False),
+)
+LIKE_BERT = encoder(
     "modernbert",
-    MaskedHead(
-        name="ModernBert",
-        transform="head.dense",
-        norm="head.norm",
-        lm_head="decoder",
-        activation=Attribute("classifier_activation", "gelu"),
-        bias=Attribute("decoder_bias", True),
-        transform_bias=Attribute("classifier_bias", False),
-    ),
+    HEAD,
     (
         *numbers(vocab_size=50368, hidden_size=768, num_hidden_layers=22, num_attention_heads=12),
         *numbers(intermediate_size=1152, max_position_embeddings=8192, norm_eps=1e-5),
@@ -108,3 +110,5 @@ MODERNBERT = encoder(
     prefix="model.",
     other_attributes=OtherAttributes(ignored=OTHERS, written=NO_PAD_TOKEN),
 )
+# There are no checkpoints from before transformers, with its other names and tensors.
+MODERNBERT = dataclasses.replace(LIKE_BERT, renamed=(), unread=HEAD.unread)

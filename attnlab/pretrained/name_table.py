@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import param_shapes
-from attnlab.pretrained.attributes import JSON
+from attnlab.nested import JSON
 from attnlab.pretrained.weights import Entry, Path
 from attnlab.sharing import Params
 from attnlab.sharing.plan import Plan

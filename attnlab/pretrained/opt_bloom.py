@@ -5,7 +5,8 @@ names of Hugging Face.
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Alibi, Embedding, Learned, Norm
-from attnlab.pretrained.attributes import JSON, Attribute, derived
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute, derived
 from attnlab.pretrained.common_fields import BIASES, AllBiases, CausalHead, activation, numbers
 from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import Choice, Field, Source, Values

@@ -6,7 +6,8 @@ GPT-J (Wang and Komatsuzaki 2021), Phi (Li et al. 2023, arXiv 2309.05463), Coher
 from attnlab.heads import HeadNorm, Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Norm, Rotary
-from attnlab.pretrained.attributes import JSON, Attribute, bad_value
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.common_fields import (
     BIASES,
     AllBiases,
@@ -18,7 +19,7 @@ from attnlab.pretrained.common_fields import (
 from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import Choice, Field, Source, Values, changed, value
 from attnlab.pretrained.gpt_neox import MEGATRON_FFN, megatron_heads
-from attnlab.pretrained.llama import FIELDS, PAIRED, DecoderNames, decoder
+from attnlab.pretrained.llama import FIELDS, PAIRED, RATES, DecoderNames, decoder
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rope import RotaryField
 
@@ -111,7 +112,7 @@ GPTJ = decoder(
         final_norm="ln_f",
         layers="h.{}.",
         prefix="transformer.",
-        unread=("h.*.attn.bias", "h.*.attn.masked_bias"),
+        unread=(*RATES, "h.*.attn.bias", "h.*.attn.masked_bias"),
     ),
     other_attributes=OtherAttributes(fixed={"rotary": True, "scale_attn_weights": True}),
     norm=PARALLEL,
@@ -189,7 +190,7 @@ FALCON = decoder(
         final_norm="ln_f",
         layers="h.{}.",
         prefix="transformer.",
-        unread=("h.*.self_attention.rotary_emb.inv_freq",),
+        unread=(*RATES, "h.*.self_attention.rotary_emb.inv_freq"),
     ),
     other_attributes=OtherAttributes(fixed={"alibi": False}),
     norm=PARALLEL,

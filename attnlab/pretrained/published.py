@@ -8,7 +8,8 @@ from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Dropout, Embedding, Norm, Sinusoidal
 from attnlab.names import lookup
-from attnlab.pretrained.attributes import JSON, read_attributes
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import read_attributes
 from attnlab.pretrained.fields import Source
 from attnlab.pretrained.registry import FAMILIES
 

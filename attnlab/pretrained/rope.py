@@ -6,7 +6,8 @@ import math
 from attnlab.heads.positions import SCALINGS, read_scaling
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Positions, Rotary
-from attnlab.pretrained.attributes import JSON, LARGEST_NUMBER, Attribute, bad_value, shown
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import LARGEST_NUMBER, Attribute, bad_value, shown
 from attnlab.pretrained.fields import Field, Source, Values
 
 

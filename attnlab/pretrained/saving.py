@@ -14,7 +14,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import check_params
 from attnlab.models.transformer import Transformer
 from attnlab.names import lookup
-from attnlab.pretrained.attributes import JSON
+from attnlab.nested import JSON
 from attnlab.pretrained.card import make_card
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source, config_value

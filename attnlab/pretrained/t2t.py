@@ -8,8 +8,8 @@ from attnlab.heads import Standard
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.specs import FFN, Embedding, Norm, NormPosition, Sinusoidal
 from attnlab.names import lookup
+from attnlab.nested import JSON
 from attnlab.pretrained.arrays import Built, depth, require, take
-from attnlab.pretrained.attributes import JSON
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, Suffixes, linears
 from attnlab.pretrained.tensors import Arrays
 

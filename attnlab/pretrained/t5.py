@@ -8,7 +8,8 @@ import operator
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Dropout, Norm, Relative
-from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.common_fields import ACTIVATIONS, GATED, numbers
 from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import Choice, Field, Source, Tensors, Values, changed, value

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from attnlab.extras import extra
-from attnlab.pretrained.attributes import JSON, shown
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import shown
 
 DTYPES: dict[str, DTypeLike] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,

@@ -15,8 +15,8 @@ from attnlab.heads.layout import Extra
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.specs import FFN, NoPositions, Norm, NormPosition, OutputHead
 from attnlab.names import lookup
+from attnlab.nested import JSON
 from attnlab.pretrained.arrays import Built, depth, require, take
-from attnlab.pretrained.attributes import JSON
 from attnlab.pretrained.common_fields import ACTIVATIONS, BIASES
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
 from attnlab.pretrained.tensors import Arrays

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Embedding, Norm, OutputHead
+from attnlab.nested import JSON
 from attnlab.pretrained import bert
-from attnlab.pretrained.attributes import JSON, Attribute, derived
+from attnlab.pretrained.attributes import Attribute, derived
 from attnlab.pretrained.common_fields import activation, numbers
 from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import Choice, Field, Source, Values, changed

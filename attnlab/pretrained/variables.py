@@ -15,9 +15,9 @@ from attnlab.models.modules import MultiHeadAttention
 from attnlab.models.parameters import param_shapes
 from attnlab.models.transformer import Transformer
 from attnlab.names import lookup
+from attnlab.nested import JSON
 from attnlab.pretrained import former, google, summae, t2t, torch_layers
 from attnlab.pretrained.arrays import Built
-from attnlab.pretrained.attributes import JSON
 from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import fill
 from attnlab.sharing import Params

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Embedding, Norm, OutputHead
-from attnlab.pretrained.attributes import JSON, Attribute, bad_value
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.bert import BASE, FIELDS, QKV
 from attnlab.pretrained.common_fields import ACTIVATIONS, BIASES, activation, numbers
 from attnlab.pretrained.family import Family, OtherAttributes

@@ -20,9 +20,10 @@ from jaxtyping import Array
 
 from attnlab.extras import extra
 from attnlab.models import ModelConfig, from_json, to_json
+from attnlab.nested import JSON
 from attnlab.sharing import PyTree
 from attnlab.training import sharding
-from attnlab.training.config import JsonObject, TrainConfig
+from attnlab.training.config import TrainConfig
 from attnlab.training.schedules import common_steps
 
 
@@ -37,7 +38,7 @@ class WrongCheckpoint(ValueError):
     """A checkpoint of another run than the one that is to be resumed."""
 
 
-def describe_model(model: object) -> JsonObject:
+def describe_model(model: object) -> JSON:
     """The config of a model as nested JSON, with its version and its sharing plans.
 
     `plans` are those of the layers and of an encoder beside a decoder: sublayer -> parameter group
@@ -59,7 +60,7 @@ def describe_model(model: object) -> JsonObject:
     return {**written["model"], "version": written["version"], "plans": groups}
 
 
-def check_model(model: JsonObject, notes: JsonObject) -> None:
+def check_model(model: JSON, notes: JSON) -> None:
     """Compares the model of a checkpoint with another.
 
     Equal shapes do not say that two models are the same: plans, norms and masks leave no trace in
@@ -106,7 +107,7 @@ def check_model(model: JsonObject, notes: JsonObject) -> None:
         )
 
 
-def check_run(config: TrainConfig, identity: JsonObject, notes: JsonObject) -> None:
+def check_run(config: TrainConfig, identity: JSON, notes: JSON) -> None:
     """Raises WrongCheckpoint where the notes of a checkpoint are of another run.
 
     Args:
@@ -130,20 +131,18 @@ def check_run(config: TrainConfig, identity: JsonObject, notes: JsonObject) -> N
         )
 
 
-def _all_fields(described: JsonObject) -> JsonObject:
+def _all_fields(described: JSON) -> JSON:
     """The fields of the config, those that are newer than the description with their defaults."""
     model = {name: value for name, value in described.items() if name not in ("version", "plans")}
     try:
         config = from_json(json.dumps({"version": described["version"], "model": model}))
     except ValueError as error:
         raise WrongCheckpoint(f"the model of the checkpoint cannot be read: {error}") from None
-    fields: JsonObject = json.loads(to_json(config))["model"]
+    fields: JSON = json.loads(to_json(config))["model"]
     return fields
 
 
-def _differences(
-    ours: JsonObject, theirs: JsonObject, path: str = ""
-) -> Iterator[tuple[str, object, object]]:
+def _differences(ours: JSON, theirs: JSON, path: str = "") -> Iterator[tuple[str, object, object]]:
     """(path, ours, theirs) of each field that differs, but for the names of plans."""
     for name in sorted((ours.keys() | theirs.keys()) - {"sharing"}):
         a, b = ours.get(name), theirs.get(name)
@@ -190,7 +189,7 @@ class Checkpoints:
     def __exit__(self, *error: object) -> None:
         self._checkpointer.close()
 
-    def save(self, step: int, state: PyTree, notes: JsonObject) -> None:
+    def save(self, step: int, state: PyTree, notes: JSON) -> None:
         """Starts to write `state`; a step that exists is kept. `notes` are JSON."""
         if any(c.step == step for c in self._checkpointer.checkpoints):
             return
@@ -201,8 +200,8 @@ class Checkpoints:
         )
 
     def restore(
-        self, like: PyTree = None, check: Callable[[JsonObject], None] | None = None
-    ) -> tuple[int, PyTree, JsonObject] | None:
+        self, like: PyTree = None, check: Callable[[JSON], None] | None = None
+    ) -> tuple[int, PyTree, JSON] | None:
         """(step, state, notes) of the newest step that is whole, or None if there is none.
 
         A damaged step is reported in one line and the next older one is tried.
@@ -236,7 +235,7 @@ class Checkpoints:
             )
         return None
 
-    def notes(self) -> tuple[int, JsonObject] | None:
+    def notes(self) -> tuple[int, JSON] | None:
         """(step, notes) of the newest step without reading its arrays; None if there is none."""
         step = max((c.step for c in self._checkpointer.checkpoints), default=None)
         if step is None:
@@ -253,8 +252,8 @@ class Checkpoints:
         self._checkpointer = self._open()
 
     def _load(
-        self, step: int, like: PyTree, check: Callable[[JsonObject], None] | None
-    ) -> tuple[PyTree, JsonObject]:
+        self, step: int, like: PyTree, check: Callable[[JSON], None] | None
+    ) -> tuple[PyTree, JSON]:
         stored = self._checkpointer.metadata(step)
         digests, notes = (stored.custom_metadata[name] for name in ("digests", "notes"))
         if check is not None:

@@ -3,16 +3,13 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, TypeAlias
 
 from attnlab.models.checks import bounded
 from attnlab.models.specs import Spec
 from attnlab.names import lookup
+from attnlab.nested import JSON
 from attnlab.training.optimizers import axes_by_shape, make_transform
 from attnlab.training.schedules import SCHEDULES
-
-JsonObject: TypeAlias = dict[str, Any]
-"""An object of JSON, at the edge: a stored config, the notes of a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -145,12 +142,12 @@ class TrainConfig(Spec):
             )
         SCHEDULES[self.schedule.name](self)  # raises where it cannot be made of these fields
 
-    def to_dict(self) -> JsonObject:
+    def to_dict(self) -> JSON:
         """Nested dicts; `from_dict` reads them as the same config."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, fields: JsonObject) -> "TrainConfig":
+    def from_dict(cls, fields: JSON) -> "TrainConfig":
         """The config of nested dicts, as `to_dict` made them; missing fields have their defaults.
 
         Raises:

@@ -13,12 +13,13 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from attnlab.data.dataset import Batch, Dataset
+from attnlab.nested import JSON
 from attnlab.sharing import Params
 from attnlab.training import memory, sharding
 from attnlab.training.callbacks import Callback
 from attnlab.training.checkpoint import Checkpoints, check_run, describe_model
 from attnlab.training.compiled import TrainStep, host_batch, initial_state
-from attnlab.training.config import JsonObject, TrainConfig
+from attnlab.training.config import TrainConfig
 from attnlab.training.interrupts import Clock, NonFiniteLoss, Stopped, check_finite, stop_signals
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import Model, Objective
@@ -142,7 +143,7 @@ class _Run:
         self.mesh = options.mesh or sharding.data_mesh(batch_size=config.batch_size)
         self.objective = self.objective.bind(dataset.sizes)
         self.callbacks = list(options.callbacks)
-        self.identity: JsonObject = {"model": describe_model(model), "source": dataset.digest}
+        self.identity: JSON = {"model": describe_model(model), "source": dataset.digest}
         self.seeds = sharding.replicate(self.mesh, np.array(config.seeds, np.uint32))
         self.state, self.shardings = initial_state(
             self.init_seed, config.seeds, options.params, self.mesh, options.sharding

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from attnlab.atomic import write_atomic
 from attnlab.extras import extra
+from attnlab.nested import flatten
 
 Scalars: TypeAlias = Mapping[str, ArrayLike]
 """Name -> a number, or an array with one number per seed."""
@@ -268,12 +269,5 @@ def markdown_table(values: Mapping[str, object]) -> str:
     |---|---|
     | model.width | 8 |
     """
-
-    def rows(values: Mapping[str, object], prefix: str = "") -> Iterator[str]:
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                yield from rows(value, f"{prefix}{name}.")
-            else:
-                yield f"| {prefix}{name} | {value} |"
-
-    return "\n".join(["| field | value |", "|---|---|", *rows(values)])
+    rows = [f"| {path} | {value} |" for path, value in flatten(values).items()]
+    return "\n".join(["| field | value |", "|---|---|", *rows])

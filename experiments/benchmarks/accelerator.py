@@ -20,8 +20,8 @@ from jax import Array
 from attnlab import training
 from attnlab.attention import dot_product_attention, explain
 from attnlab.heads import Standard, explain_heads, init, multi_head_attention
-from attnlab.lab.fields import Json
 from attnlab.models import FFN, Compute, ModelConfig, OutputHead
+from attnlab.nested import JSON
 from attnlab.sharing import Params
 from experiments.benchmarks import train
 from experiments.benchmarks.attention import (
@@ -224,7 +224,7 @@ def by_backend(
     return own, [refuse(f"{title} {n}", str(would[n]), ours=True) for n in would if n not in able]
 
 
-def work(case: Case, rounds: int) -> Json:
+def work(case: Case, rounds: int) -> JSON:
     """What the ledger keeps of a case. Raises DeviceLostError where the device answers no more."""
     try:
         measured = measure(case.build(), rounds, most_seconds=MOST_SECONDS)

@@ -11,7 +11,6 @@ import pandas
 
 from attnlab import plotting
 from attnlab.atomic import write_atomic
-from attnlab.lab.fields import Json
 from attnlab.lab.report.page import (
     Block,
     Figure,
@@ -25,6 +24,7 @@ from attnlab.lab.report.page import (
     render,
     write_page,
 )
+from attnlab.nested import JSON
 from experiments.benchmarks import fastest
 from experiments.benchmarks.accelerator import (
     DESIGNS,
@@ -44,7 +44,7 @@ NONE = "–"
 NAMES = tuple(dict.fromkeys((*FUNCTION_PEERS, *LAYER_PEERS)))
 
 
-def write(folder: Path, about: Json, records: Sequence[Record]) -> Path:
+def write(folder: Path, about: JSON, records: Sequence[Record]) -> Path:
     """accelerator.md and .html, choices.md, cases.csv, figures and tables; returns the page."""
     path = write_page(page(about, records), folder / "accelerator.html")
     rows = Page("Which backend is fastest", choices(about, records))
@@ -53,12 +53,12 @@ def write(folder: Path, about: Json, records: Sequence[Record]) -> Path:
     return path
 
 
-def kind(about: Json) -> str:
+def kind(about: JSON) -> str:
     """The kind of device, without how many there are."""
     return str(about["device"]).partition(" x ")[2]
 
 
-def page(about: Json, records: Sequence[Record]) -> Page:
+def page(about: JSON, records: Sequence[Record]) -> Page:
     """All of it."""
     design = DESIGNS["tiny" if about["tiny"] else "full"]
     versions = [f"{n} {about[n]}" for n in ("machine", "python", "jax", "flax", "torch", "tokamax")]
@@ -141,7 +141,7 @@ def _widest(design: Design, records: Sequence[Record]) -> list[list[str]]:
     return [[str(h), f"{t:,}", *rest] for h, t, *rest in sorted(found)]
 
 
-def _middle(design: Design) -> Json:
+def _middle(design: Design) -> JSON:
     """The sizes of the middle, width and length left open."""
     firsts = design.words[0], design.modes[0], design.dtypes[0], design.causal[0]
     return dict(zip(("word", "mode", "dtype", "is_causal"), firsts, strict=True))
@@ -190,7 +190,7 @@ def _figure(key: tuple, places: Sequence[Setting], records: Sequence[Record]) ->
     return draw(figure, name, f"ratios of times: {told}", caption)
 
 
-def choices(about: Json, records: Sequence[Record]) -> list[Block]:
+def choices(about: JSON, records: Sequence[Record]) -> list[Block]:
     """Tables of the fastest backend, and the row of `CHOICES` that follows. Nothing is edited."""
     blocks: list[Block] = []
     groups: dict[tuple, list[Record]] = {}
@@ -244,7 +244,7 @@ def _cell(record: Record) -> str:
     return f"{told} ({chosen} {fastest.ratio(own[chosen], own[first]).middle:.2f})"
 
 
-def _training(about: Json, records: Sequence[Record]) -> Iterator[Section]:
+def _training(about: JSON, records: Sequence[Record]) -> Iterator[Section]:
     for record in fastest.of(records, word="training"):
         rows, first = [], record["rows"][0]
         for name, row in fastest.able(record).items():

@@ -7,11 +7,11 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from attnlab.lab.fields import Json
+from attnlab.nested import JSON
 from experiments.benchmarks.attention import OURS
 from experiments.benchmarks.measure import interval
 
-Record: TypeAlias = Json
+Record: TypeAlias = JSON
 
 
 class Ratio(NamedTuple):
@@ -22,24 +22,24 @@ class Ratio(NamedTuple):
     high: float
 
 
-def able(record: Record) -> dict[str, Json]:
+def able(record: Record) -> dict[str, JSON]:
     """The rows that have times, by name."""
     return {row["name"]: row for row in record["rows"] if row["seconds"]}
 
 
-def ours(record: Record) -> dict[str, Json]:
+def ours(record: Record) -> dict[str, JSON]:
     """Of `able` those of attnlab, by backend (in a layer: by order of contraction and backend)."""
     return {
         name.removeprefix(OURS).strip(): row for name, row in able(record).items() if row["ours"]
     }
 
 
-def peers(record: Record) -> dict[str, Json]:
+def peers(record: Record) -> dict[str, JSON]:
     """Of `able` those of others."""
     return {name: row for name, row in able(record).items() if not row["ours"]}
 
 
-def fastest(rows: dict[str, Json]) -> str | None:
+def fastest(rows: dict[str, JSON]) -> str | None:
     """The name of the row with the least median time."""
     return min(rows, key=lambda name: rows[name]["milliseconds"], default=None)
 
@@ -49,7 +49,7 @@ def chosen(record: Record) -> str:
     return record["rows"][0]["name"].removeprefix(OURS).strip()
 
 
-def ratio(above: Json, below: Json) -> Ratio:
+def ratio(above: JSON, below: JSON) -> Ratio:
     """How many times as long one row takes as another, within rounds."""
     both = np.asarray(above["seconds"]) / np.asarray(below["seconds"])
     return Ratio(*interval(both, np.random.default_rng(0)))

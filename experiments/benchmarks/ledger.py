@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from attnlab.lab.fields import Json
+from attnlab.nested import JSON
 from experiments.benchmarks.measure import Case
 
 FILE = "cases.jsonl"
@@ -28,7 +28,7 @@ class DeviceLostError(RuntimeError):
 class Ledger:
     """What a folder knows of its cases."""
 
-    def __init__(self, folder: Path, about: Json):
+    def __init__(self, folder: Path, about: JSON):
         """`about`: what the numbers belong to. Raises ValueError where those that are there belong
         to something else."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,12 +46,12 @@ class Ledger:
             raise ValueError(f"{self._path} holds other numbers: {told}; use another --out")
 
     @property
-    def about(self) -> Json:
+    def about(self) -> JSON:
         """What the numbers belong to."""
         return self._lines[0]["about"]
 
     @property
-    def records(self) -> list[Json]:
+    def records(self) -> list[JSON]:
         """Of every case that is done, in the order in which they came."""
         return [line for line in self._lines if "rows" in line]
 
@@ -69,11 +69,11 @@ class Ledger:
         self._append({"begins": case.name})
         return True
 
-    def add(self, case: Case, result: Json) -> None:
+    def add(self, case: Case, result: JSON) -> None:
         """Keeps the result of a case: its "rows", and "trouble" where there are none."""
         self._append({"name": case.name, "about": dict(case.about)} | result)
 
-    def _append(self, line: Json) -> None:
+    def _append(self, line: JSON) -> None:
         self._lines.append(json.loads(json.dumps(line)))
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -84,7 +84,7 @@ class Ledger:
 def go_through(
     cases: Iterable[Case],
     ledger: Ledger,
-    work: Callable[[Case], Json],
+    work: Callable[[Case], JSON],
     *,
     minutes: float,
     say: Callable[[str], None] = print,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnlab.lab.fields import Json
+from attnlab.nested import JSON
 from attnlab.sharing import PyTree
 
 # A round calls a fast entry until this time is filled, so that the clock does not matter.
@@ -108,7 +108,7 @@ class Measurement(NamedTuple):
         """Of the fastest round. Far below the median where other work held the cores."""
         return 1e3 * float(np.min(self.seconds)) if self.seconds else None
 
-    def to_dict(self) -> Json:
+    def to_dict(self) -> JSON:
         """For JSON, all numbers side by side."""
         ratio = self.ratio or (None, None, None)
         times = {"milliseconds": self.milliseconds, "best_milliseconds": self.best_milliseconds}

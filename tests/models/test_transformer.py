@@ -11,6 +11,7 @@ from conftest import assert_close
 
 from attnlab import heads, models
 from attnlab.models import FFN, ModelConfig, Norm, OutputHead
+from attnlab.models.specs import Positions
 from attnlab.sharing import Plan
 
 SMALL = ModelConfig(
@@ -260,6 +261,19 @@ def test_losses_of_layer_types_and_stacks():
 def test_errors_of_specs_name_field_and_value(make, message):
     with pytest.raises(ValueError, match=f"(?s){message}"):
         make()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Shifted(Positions):
+    """Positions from outside the package."""
+
+    shift: int = -2
+
+
+def test_a_spec_from_outside_states_no_bounds():
+    assert Shifted(shift=-5).shift == -5
+    with pytest.raises(ValueError, match=r"positions\.shift must be a whole number, not 1\.5"):
+        Shifted(shift=1.5)
 
 
 @pytest.mark.parametrize(

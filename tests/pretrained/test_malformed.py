@@ -160,6 +160,21 @@ def test_a_tensor_with_a_long_name(tmp_path):
     pretrained.load(folder, ignore=("ttt*",))
 
 
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("gpt2", "rotary_emb.inv_freq"),
+        ("gpt_neox", "rotary_emb.inv_freq"),
+        ("modernbert", "embeddings.position_ids"),
+    ],
+)
+def test_a_tensor_of_other_families(family, name, tmp_path):
+    """What one family leaves unread is refused where its checkpoints never had it."""
+    config, held, _, _ = split(FAMILIES[family])
+    folder = write(tmp_path / "folder", config, held | {name: np.ones(2, np.float32)})
+    refused(lambda: pretrained.load(folder), name)
+
+
 def test_a_tensor_twice_in_the_header(tmp_path):
     folder = gpt2(tmp_path)
     path = folder / "model.safetensors"

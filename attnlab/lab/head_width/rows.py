@@ -106,7 +106,8 @@ def columns(kind: type = Row) -> list[str]:
     """The header of a file of records."""
     names: list[str] = []
     for name, hint in typing.get_type_hints(kind).items():
-        names += columns(hint) if hasattr(hint, "__dataclass_fields__") else [name]
+        nested = isinstance(hint, type) and dataclasses.is_dataclass(hint)
+        names += columns(hint) if nested else [name]
     return names
 
 

@@ -4,12 +4,12 @@ import json
 from collections.abc import Callable, Sequence
 
 from attnlab.lab.comparisons import Comparison, Variant
-from attnlab.lab.fields import differing, flatten
 from attnlab.lab.report.page import Paragraph, number
 from attnlab.lab.report.panel import Panel, mean_of
 from attnlab.lab.results import data_of, label_of
 from attnlab.lab.statistics import Difference
 from attnlab.lab.text_table import counted
+from attnlab.nested import differing, flatten
 
 METHODS = {
     "paired t": "Student's paired t",

@@ -17,10 +17,10 @@ from attnlab.lab.comparisons import (
     compare_pairs,
 )
 from attnlab.lab.description import Description, Tags
-from attnlab.lab.fields import Json, differing
 from attnlab.lab.result import MetricInfo, RunResult
 from attnlab.lab.results import Results, label_of
 from attnlab.lab.spec import Tag
+from attnlab.nested import JSON, differing
 from attnlab.plotting import Style, style
 from attnlab.training.metrics import read_metrics
 
@@ -193,5 +193,5 @@ def mean_of(scores: Scores) -> float:
 
 
 @functools.lru_cache(maxsize=512)
-def _rows(path: Path) -> list[Json]:
+def _rows(path: Path) -> list[JSON]:
     return read_metrics(path)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
-Json: TypeAlias = dict[str, Any]
-"""A JSON object: what its values are, whoever reads it checks."""
+JSON: TypeAlias = dict[str, Any]
+"""A JSON object; whoever reads a value checks it."""
 SHOWN = 5
 """Differences that an error lists."""
 
