@@ -154,10 +154,9 @@ HELD = {"after the last clearing": resident()}
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item, nextitem):
-    """Programs of one file are of no use to the next, and take gigabytes by the end."""
-    same_file = nextitem is not None and nextitem.path == item.path
-    if same_file and resident() < HELD["after the last clearing"] + 300 * 2**20:
+def pytest_runtest_teardown():
+    """Programs of one test are of little use to the next, and take gigabytes by the end."""
+    if resident() < HELD["after the last clearing"] + 1200 * 2**20:
         return
     jax.clear_caches()
     gc.collect()

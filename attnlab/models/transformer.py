@@ -5,6 +5,7 @@ params = model.init(jax.random.key(0), tokens)["params"]
 outputs = model.apply({"params": params}, tokens, capture=("probs",))
 """
 
+import contextvars
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,6 +24,9 @@ from attnlab.models.parameters import check_params, init_outer, residual_scale, 
 from attnlab.models.stack import HeadMask
 from attnlab.sharing import Params, PyTree
 from attnlab.tap import Patches
+
+_SHAPES_ONLY = contextvars.ContextVar("_SHAPES_ONLY", default=False)
+"""Within `Transformer.init`, which drops the outputs: the call is checked and not computed."""
 
 
 class Transformer(nn.Module):
@@ -44,7 +48,11 @@ class Transformer(nn.Module):
                 f"init takes a random key first, as of jax.random.key(0), not {rngs!r:.80}; the "
                 "order is (key, tokens)"
             )
-        return super().init(rngs, *args, **kwargs)
+        token = _SHAPES_ONLY.set(True)
+        try:
+            return super().init(rngs, *args, **kwargs)
+        finally:
+            _SHAPES_ONLY.reset(token)
 
     @nn.nowrap
     def apply(self, variables: Mapping[str, PyTree], *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +135,11 @@ class Transformer(nn.Module):
             patch=patch,
         )
         next_key = None if deterministic else lambda: self.make_rng("dropout")
-        return run_model(params, tokens, config, inputs, next_key=next_key)
+
+        def run(params: Params) -> Outputs:
+            return run_model(params, tokens, config, inputs, next_key=next_key)
+
+        return jax.eval_shape(run, params) if _SHAPES_ONLY.get() else run(params)
 
 
 def _is_key(key: object) -> bool:

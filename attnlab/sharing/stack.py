@@ -279,7 +279,8 @@ def _scan_segment(
 
 def _scan_inputs(stack: Stack[X, State, Captured]) -> _Step:
     """The group indices [L] of every sublayer, and `per_layer`."""
-    return {name: np.asarray(stack.plan.indices(name)) for name in stack.plan}, stack.per_layer
+    indices = {name: np.asarray(stack.plan.indices(name), np.uint32) for name in stack.plan}
+    return indices, stack.per_layer
 
 
 def _scan_body(

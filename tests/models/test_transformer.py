@@ -86,6 +86,26 @@ def test_shapes_are_those_of_the_initial_parameters(config):
     assert initial["params"] == models.param_shapes(config)
 
 
+def test_init_checks_the_call_and_does_not_compute_it():
+    computed = []
+
+    def record(value, layer):
+        jax.debug.callback(lambda: computed.append(layer))
+        return value
+
+    model, patch = SMALL.build(), {"embeddings": record}
+    variables = model.init(jax.random.key(0), TOKENS, patch=patch)
+    jax.effects_barrier()
+    assert computed == []
+    with pytest.raises(ValueError, match="token id 19"):
+        model.init(jax.random.key(0), jnp.full((1, 2), 19))
+    outputs, same = model.init_with_output(jax.random.key(0), TOKENS, patch=patch)
+    jax.effects_barrier()
+    assert len(computed) == 1
+    assert jax.tree.all(jax.tree.map(np.array_equal, variables, same))
+    assert_close(outputs.logits, model.apply(variables, TOKENS).logits)
+
+
 def test_a_config_is_written_as_it_is_read():
     config = ModelConfig(
         kind="encoder", width=32, heads=heads.Wide(num_heads=2, extras=(heads.Sink(),)),
