@@ -101,7 +101,10 @@ def select_params(stacked: Params, indices: Mapping[str, int | Array]) -> Params
 
 
 def _entry(a: Array, index: int | Array) -> Array:
-    """a[index] as two operations; general indexing makes a model's program half as long again."""
+    """a[index]. Of a traced index in two operations: general indexing makes a model's program half
+    as long again."""
+    if isinstance(index, int):
+        return a[index]  # of NumPy stays NumPy's
     starts = jnp.asarray(index, np.uint32), *np.zeros(a.ndim - 1, np.uint32)
     return lax.squeeze(lax.dynamic_slice(a, starts, (1, *a.shape[1:])), [0])
 

@@ -30,6 +30,7 @@ from attnlab.models import (
     parameters_by_uses,
     weight_flops,
 )
+from attnlab.sharing import layer_params
 from attnlab.sharing.mixing import fit_mixture, mix
 from attnlab.sharing.named_plans import parse_plan, plan_name
 from attnlab.training.optimizers import weight_decay_mask
@@ -322,3 +323,11 @@ def test_it_trains_by_flag(tmp_path):
     left = (tmp_path / "apart" / "result.json").read_text()
     (told,) = re.findall("dictionary:2 -> separate: outputs differ by (.*) of", left)
     assert float(told) < 1e-6
+
+
+def test_weights_in_numpy_s_float64_keep_their_digits():
+    """Without `jax_enable_x64`, a JAX array would have half of them."""
+    stacked = {"attention": {"q": np.arange(6.0).reshape(2, 3) + 1e-12}}
+    q = layer_params(stacked, Plan(attention=(0, 1)), 1)["attention"]["q"]
+    assert q.dtype == np.float64
+    np.testing.assert_array_equal(q, np.arange(3.0, 6) + 1e-12)
