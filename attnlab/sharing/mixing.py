@@ -100,7 +100,7 @@ def select_params(stacked: Params, indices: Mapping[str, int | Array]) -> Params
     }
 
 
-def _entry(a: Array, index: int | Array) -> Array:
+def _entry(a: Array | np.ndarray, index: int | Array) -> Array | np.ndarray:
     """a[index]. Of a traced index in two operations: general indexing makes a model's program half
     as long again."""
     if isinstance(index, int):
