@@ -155,7 +155,7 @@ HELD = {"after the last clearing": resident()}
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown():
-    """Programs of one test are of little use to the next, and take gigabytes by the end."""
+    """Small programs come again in other tests; all that were ever compiled take gigabytes."""
     if resident() < HELD["after the last clearing"] + 1200 * 2**20:
         return
     jax.clear_caches()

@@ -139,7 +139,8 @@ class Transformer(nn.Module):
         def run(params: Params) -> Outputs:
             return run_model(params, tokens, config, inputs, next_key=next_key)
 
-        return jax.eval_shape(run, params) if _SHAPES_ONLY.get() else run(params)
+        shapes_only = self.is_initializing() and _SHAPES_ONLY.get()
+        return jax.eval_shape(run, params) if shapes_only else run(params)
 
 
 def _is_key(key: object) -> bool:

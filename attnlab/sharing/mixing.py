@@ -105,8 +105,7 @@ def _entry(a: Array | np.ndarray, index: int | Array) -> Array | np.ndarray:
     as long again."""
     if isinstance(index, int):
         return a[index]  # of NumPy stays NumPy's
-    starts = jnp.asarray(index, np.uint32), *np.zeros(a.ndim - 1, np.uint32)
-    return lax.squeeze(lax.dynamic_slice(a, starts, (1, *a.shape[1:])), [0])
+    return lax.squeeze(lax.dynamic_slice_in_dim(a, jnp.asarray(index, np.uint32), 1), [0])
 
 
 def one_hot_coefficients(like: PyTree, plan: Plan, sublayer: str) -> PyTree:

@@ -106,6 +106,14 @@ def test_init_checks_the_call_and_does_not_compute_it():
     assert_close(outputs.logits, model.apply(variables, TOKENS).logits)
 
 
+def test_a_patch_of_init_may_call_another_model():
+    other = SMALL.build()
+    variables = other.init(jax.random.key(1), TOKENS)
+    patch = {"embeddings": lambda x, layer: x + other.apply(variables, TOKENS).logits.sum()}
+    init = SMALL.build().init(jax.random.key(0), TOKENS, patch=patch)
+    assert jax.tree.map(jnp.shape, init) == jax.tree.map(jnp.shape, variables)
+
+
 def test_a_config_is_written_as_it_is_read():
     config = ModelConfig(
         kind="encoder", width=32, heads=heads.Wide(num_heads=2, extras=(heads.Sink(),)),
