@@ -8,6 +8,7 @@ import runpy
 import numpy as np
 import pytest
 from conftest import ROOT
+from matplotlib.text import Text
 from simulated_study import Simulation, rows_of
 
 from attnlab.lab.head_width import analysis, design, hypotheses, page
@@ -137,6 +138,22 @@ def test_an_incomplete_stage_has_no_numbers(simulated, tmp_path):
     results = hypotheses.primary(hypotheses.read_study(rows))
     results += hypotheses.secondary(hypotheses.read_study(rows))
     assert {r.conclusion for r in results} == {"not run yet"}
+
+
+def test_texts_of_figures_are_inside_their_figures():
+    rows = read_rows(FOLDER / "runs.csv")
+    for name, figure in page.figures(hypotheses.read_study(rows), rows).items():
+        figure.canvas.draw()
+        for text in (t for axes in figure.axes for t in axes.get_children() if isinstance(t, Text)):
+            assert text.get_window_extent().x1 <= figure.bbox.x1, (name, text.get_text())
+
+
+def test_decisions_of_the_registered_hypotheses():
+    study = hypotheses.read_study(read_rows(FOLDER / "runs.csv"))
+    assert {r.name: r.conclusion for r in hypotheses.secondary(study)} == {
+        "S1": "interior", "S2": "significant", "S3": "significant", "S4": "significant",
+        "S5": "worse",
+    }  # fmt: skip
 
 
 def test_the_rows_of_today(tmp_path):

@@ -1,6 +1,7 @@
 """Figures of the head-width study as SVG that is legible on light and dark pages."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,8 @@ BASELINES = {"unigram": "unigram", "ngram3": "3-gram", "ngram4": "4-gram", "ngra
              "gzip": "gzip -9"}  # fmt: skip
 """Column of rows -> name."""
 DASHES = {"unigram": "-", "ngram3": ":", "ngram4": "--", "ngram5": "-.", "gzip": (0, (8, 3))}
+TITLE_CHARACTERS = 68
+"""Of a line of a title, as wide as its panel."""
 Series = Mapping[int, Estimate]
 """head_dim -> value with its interval."""
 
@@ -66,8 +69,8 @@ def loss_figure(panels: Sequence[SizePanel]) -> "Figure":
             axes.text(0.02, y, f"{BASELINES[name]} {y:.3f}", ha="left", va="bottom", color=INK,
                       fontsize=8, transform=axes.get_yaxis_transform())  # fmt: skip
         title = f"D = {panel.width}, {panel.parameters:,} parameters"
-        note = f"\noutside: {', '.join(outside)}" if outside else ""
-        axes.set_title(title + note, fontsize=8, color=INK, loc="left")
+        note = textwrap.wrap(f"outside: {', '.join(outside)}", TITLE_CHARACTERS) if outside else []
+        axes.set_title("\n".join([title, *note]), fontsize=8, color=INK, loc="left")
         axes.set_ylabel("held-out bits per byte")
     return figure
 

@@ -205,6 +205,8 @@ def secondary(study: Study) -> list[Result]:
     for name in texts:
         word, holds = words.get(name, ("significant", found[name].low * found[name].high > 0))
         conclusions[name] = word if holds and corrected[name] < 0.05 else "inconclusive"
+    if not same.equivalent and found["S5"].low * found["S5"].high > 0:
+        conclusions["S5"] = "worse" if found["S5"].value > 0 else "better"
     return [
         Result(n, t, found[n], pairs.get(n), corrected[n], conclusions[n]) for n, t in texts.items()
     ]
@@ -282,10 +284,10 @@ def sentence(study: Study) -> str:
     width = _best_total(study.model, top)
     trend = f"by [{NOT_YET}]"
     if study.complete(2, 3, 4):
-        trend = f"by a factor of {_power(top.slope)} [{top.slope.count} texts, D = 32, 64, 96]"
+        trend = f"by a factor of {power(top.slope, 2)} [{top.slope.count} texts, D = 32, 64, 96]"
     return _filled(
         [
-            f"{_power(top.best)} [{top.best.count} texts x 2 seeds]",
+            f"{power(top.best)} [{top.best.count} texts x 2 seeds]",
             best_total(study.model, width),
             _step(study, near, near // 4),
             _step(study, near, near * 4),
@@ -304,9 +306,10 @@ def _filled(blanks: Sequence[str]) -> str:
     )
 
 
-def _power(e: Estimate) -> str:
+def power(e: Estimate, digits: int = 1) -> str:
+    """2 to the power of an estimate and of its ends."""
     powers = dataclasses.replace(e, value=_exp2(e.value), low=_exp2(e.low), high=_exp2(e.high))
-    return ends(powers, 1, "")
+    return ends(powers, digits, "")
 
 
 def _shared(study: Study, plan: str) -> str:
