@@ -6,7 +6,7 @@
 >>> multi_head_attention(params, jnp.ones((1, 5, 64)), layout, is_causal=True).shape
 (1, 5, 64)
 
-A layout is a frozen dataclass (`layout_table()` lists them), parameters are a dict of arrays, and
+A layout is a frozen dataclass (`LAYOUTS` lists them), parameters are a dict of arrays, and
 all functions are pure. A new layout is a subclass of `Layout` or of one of the layouts, an option
 for all layouts a subclass of `Extra`.
 """
@@ -20,7 +20,6 @@ from attnlab.heads.cost import (
     cache_bytes_per_token,
     cache_shapes,
     call_flops,
-    decode_flops,
     flops_per_token,
     num_parameters,
 )
@@ -52,12 +51,10 @@ from attnlab.heads.multihead import (
     project_heads,
 )
 from attnlab.heads.narrow import Alt, Narrow, NarrowTied
-from attnlab.heads.params import init, kv_weight_names, loss_names, partition_specs, weight_shapes
+from attnlab.heads.params import init, kv_weight_names, loss_names, weight_shapes
 from attnlab.heads.registry import (
     EXTRAS,
     LAYOUTS,
-    LayoutRow,
-    layout_table,
     make_layout,
     register_extra,
     register_layout,
@@ -72,13 +69,13 @@ from attnlab.heads.weights import Params, Weight
 __all__ = [
     "EXTRAS", "HEAD_VALUES", "LAYOUTS", "Absorbed", "Alt", "Bilinear", "Blocked", "Cache", "Call",
     "CallSizes", "Collaborative", "Differential", "Extra", "ExtraKeys", "Gate", "GroupedTied",
-    "HeadInputs", "HeadNorm", "HeadOutputs", "Latent", "LatentAbsorbed", "Layout", "LayoutRow",
+    "HeadInputs", "HeadNorm", "HeadOutputs", "Latent", "LatentAbsorbed", "Layout",
     "LearntSoftCap", "LowRankQuery", "MixtureOfHeads", "Narrow", "NarrowTied", "Params", "Rewrite",
     "Sigmoid", "Sink", "SoftCap", "Standard", "TalkingHeads", "TensorProduct", "TokenShapes",
     "TwoStage", "Weight", "Wide", "all_weights", "attend_heads", "cache_bytes_per_token",
-    "cache_shapes", "call_flops", "chain", "contraction_orders", "decode", "decode_flops",
+    "cache_shapes", "call_flops", "chain", "contraction_orders", "decode",
     "explain_heads", "flops_per_token", "head_values", "identical_heads", "init", "init_cache",
-    "kv_weight_names", "layout_table", "loss_names", "make_entries", "make_layout",
-    "multi_head_attention", "num_parameters", "partition_specs", "positions", "project_heads",
+    "kv_weight_names", "loss_names", "make_entries", "make_layout",
+    "multi_head_attention", "num_parameters", "positions", "project_heads",
     "register_extra", "register_layout", "score_scale", "token_shapes", "weight_shapes",
 ]  # fmt: skip

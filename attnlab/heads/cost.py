@@ -82,16 +82,6 @@ def call_flops(
     return 2 * batch * total
 
 
-def decode_flops(layout: Layout, num_keys: int) -> int:
-    """Forward FLOPs of one more token, which attends to `num_keys` keys, its own included.
-
-    >>> from attnlab.heads import Standard
-    >>> decode_flops(Standard(width=512, num_heads=8), 100)
-    2301952
-    """
-    return call_flops(layout, 1, 1, num_keys, num_new=1)
-
-
 def multiply_adds(layout: Layout) -> dict[str, int]:
     """Method -> multiply-adds per token of its weights and other products.
 

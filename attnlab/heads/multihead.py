@@ -6,8 +6,7 @@
 Named values that a tap can record or replace: those of `HEAD_VALUES` and of the layout's own.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple, TypeVar, Unpack
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,6 @@ from attnlab.heads.rewrites import FACTORED, CallSizes, choose, contraction_orde
 from attnlab.heads.shapes import array, score_scale
 from attnlab.heads.weights import Params
 from attnlab.tap import Tap
-
-T = TypeVar("T")
 
 HEAD_KEYWORDS = {
     "multi_head_attention": ("context", "rotary", "layer", "order", "tap"),
@@ -231,16 +228,10 @@ def _record_factored(
 ) -> None:
     """Records these values of the layout as it is, aside: the barrier keeps the compiler from
     merging this call with the other one, so the output keeps its bits."""
-    params, x, inputs = barrier((dict(params), x, inputs))
+    params, x, inputs = jax.lax.optimization_barrier((dict(params), x, inputs))
     alone = Tap(names, tap.patch, tap.layer)
     _attend(params, x, layout, inputs, alone, None, options)
     tap.merge(alone)
-
-
-def barrier(values: T) -> T:
-    """The values. The compiler merges nothing computed from them with the rest of the call."""
-    result: T = jax.lax.optimization_barrier(values)
-    return result
 
 
 def _attend(
@@ -306,7 +297,7 @@ def _output(params: Params, layout: Layout, heads: Array, tap: Tap) -> Array:
     if not tap.wants("outputs"):
         return output
     if "outputs" not in tap.patch:  # aside: `output` keeps its bits
-        params, heads = barrier((dict(params), heads))
+        params, heads = jax.lax.optimization_barrier((dict(params), heads))
     # Linear in the heads but for a bias, which is the output of heads that are zero.
     bias = layout.project_out(params, jnp.zeros_like(heads))
 
@@ -453,8 +444,6 @@ def explain_heads(
     layout: Layout,
     x: ArrayLike | jax.ShapeDtypeStruct,
     inputs: HeadInputs = NO_INPUTS,
-    *,
-    capture: Iterable[str] = (),
     **options: Unpack[AttentionOptions],
 ) -> dict[str, dict[str, object]]:
     """What `attend_heads` does in this call: the form of the layout and the backend.
@@ -475,7 +464,7 @@ def explain_heads(
     params = {n: array(shape, dtype) for n, shape in weight_shapes(layout).items()}
 
     def call(params: Params, x: Array, inputs: HeadInputs) -> None:
-        attend_heads(params, x, layout, inputs, tap=Tap(capture), report=report, **options)
+        attend_heads(params, x, layout, inputs, report=report, **options)
 
     jax.eval_shape(call, params, x, inputs)
     return report

@@ -1,11 +1,10 @@
-"""Parameters of a layout: shapes, initial values, checks, mesh axes."""
+"""Parameters of a layout: shapes, initial values, checks."""
 
 import math
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
@@ -171,29 +170,3 @@ def loss_names(layout: Layout) -> tuple[str, ...]:
     ()
     """
     return tuple(name for extra in layout.extras for name in extra.losses)
-
-
-def partition_specs(layout: Layout, mesh_axes: Mapping[str, str]) -> dict[str, PartitionSpec]:
-    """How to shard each weight over a mesh.
-
-    Args:
-      layout: the heads.
-      mesh_axes: axis of a weight -> axis of the mesh. Other axes are not sharded, nor is a second
-        axis of one weight over the same axis of the mesh.
-
-    Returns:
-      Name of the weight -> its PartitionSpec.
-
-    >>> from attnlab.heads import Standard
-    >>> layout = Standard(width=8, num_heads=2, num_kv_heads=1)
-    >>> partition_specs(layout, {"num_heads": "model"})["q"] == PartitionSpec(None, "model", None)
-    True
-    """
-    specs = {}
-    for name, weight in all_weights(layout).items():
-        axes: list[str | None] = []
-        for axis in weight.axes:
-            over = mesh_axes.get(axis) if isinstance(axis, str) else None
-            axes.append(None if over in axes else over)
-        specs[name] = PartitionSpec(*axes)
-    return specs

@@ -1,11 +1,10 @@
-"""Registries of layouts and extras by name, and an overview of them."""
+"""Registries of layouts and extras by name."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from attnlab.heads.layout import Extra, Layout
-from attnlab.heads.shapes import token_shapes
 from attnlab.names import lookup
 
 LayoutT = TypeVar("LayoutT", bound=Layout)
@@ -103,37 +102,3 @@ def make_layout(name: str, **fields: object) -> Layout:
 
 def _field_names(kind: type[Layout]) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
-
-
-class LayoutRow(NamedTuple):
-    """One layout in the overview of `layout_table`."""
-
-    name: str
-    equation: str
-    cache: dict[str, tuple[int, ...]]
-    """Cache entry -> its shape for one token of the example"""
-    rank: str
-    """Sizes; the smallest of them bounds the rank of the score matrix of a head"""
-    source: str
-
-
-def layout_table(width: int = 64, num_heads: int = 4) -> list[LayoutRow]:
-    """An overview of the registered layouts, from their classes.
-
-    Args:
-      width, num_heads: of the example whose cache entries are shown.
-
-    >>> rows = {row.name: row for row in layout_table()}
-    >>> rows["standard"].equation, rows["standard"].cache
-    ('q_n = x Q_n,  k_n = y K_n,  v_n = z V_n', {'k': (4, 16), 'v': (4, 16)})
-    """
-    return [
-        LayoutRow(
-            name,
-            kind.equation,
-            dict(token_shapes(kind(width=width, num_heads=num_heads)).entries),
-            kind.rank,
-            kind.source,
-        )
-        for name, kind in LAYOUTS.items()
-    ]

@@ -90,7 +90,7 @@ def test_parameters_and_flops_by_formula_are_those_of_the_program(name):
     flops = heads.call_flops(layout, 2, 7, 7)
     assert product_flops(traced) == flops == 2 * 7 * heads.flops_per_token(layout, 7)
     for one in [layout, *(step.layout for step in heads.chain(layout)[0])]:
-        assert decoding_flops(one) == 2 * heads.decode_flops(one, 9), one
+        assert decoding_flops(one) == 2 * heads.call_flops(one, 1, 1, 9, num_new=1), one
 
 
 def decoding_flops(layout):
@@ -296,24 +296,17 @@ def test_replace_resolves_default_sizes_again(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_axis_resolves_and_shards(name):
+def test_every_axis_resolves(name):
     layout = CASES[name]
-    specs = heads.partition_specs(layout, dict.fromkeys(layout.head_axes, "model"))
     for weight, declared in heads.all_weights(layout).items():
         assert layout.shape(declared) == heads.weight_shapes(layout)[weight]
-        assert len(specs[weight]) == len(declared.axes)
-        named = set(declared.axes) & set(layout.head_axes)
-        assert ("model" in specs[weight]) == bool(named)
 
 
-def test_the_overview_lists_every_layout():
-    rows = heads.layout_table()
-    assert [row.name for row in rows] == list(LAYOUTS)
-    for row in rows:
-        assert "q_n" in row.equation
-        assert row.rank
-        assert row.source
-        assert row.cache == heads.cache_shapes(LAYOUTS[row.name](width=64, num_heads=4))
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_has_its_equation_its_rank_and_its_source(name):
+    assert "q_n" in LAYOUTS[name].equation
+    assert LAYOUTS[name].rank
+    assert LAYOUTS[name].source
 
 
 def test_a_subclass_that_is_not_registered_has_its_own_name():
