@@ -34,10 +34,6 @@ class InputKeys(Layout):
     key_width: int | None = None
     value_width: int | None = None
 
-    @property
-    def input_widths(self) -> tuple[int, int, int]:
-        return self.width, self.size("key_width"), self.size("value_width")
-
     def query_weights(self) -> dict[str, Weight]:
         """The score matrix of each head."""
         return {"qk": Weight("project_q", ("width",), ("num_heads", "key_width"))}

@@ -12,10 +12,11 @@ from attnlab.attention import score_mods
 from attnlab.attention.dropout import dropout_seed, keep_mask
 from attnlab.attention.scores import scaled_scores, weighted_sum
 from attnlab.heads.call import Call
-from attnlab.heads.layout import Extra, Layout, check_size
+from attnlab.heads.layout import Extra, Layout
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_extra
 from attnlab.heads.weights import Params, Weight
+from attnlab.names import check_count
 
 
 @register_extra("gate")
@@ -154,7 +155,7 @@ class Sigmoid(Extra):
     learnt: bool = False
 
     def __post_init__(self) -> None:
-        check_size("length", self.length)
+        check_count("length", self.length, 1)
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         start = -math.log(self.length)
@@ -259,7 +260,7 @@ class ExtraKeys(Extra):
     count: int = 1
 
     def __post_init__(self) -> None:
-        check_size("count", self.count)
+        check_count("count", self.count, 1)
 
     @property
     def between(self) -> Literal["", "qk", "vo"]:

@@ -27,6 +27,7 @@ from attnlab.heads.call import Call
 from attnlab.heads.linear import combine_heads
 from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Params, Weight
+from attnlab.names import check_count
 
 Rotate = Callable[[Array], Array]
 """Applies rotary embedding by position to [B, T, ..., H]; the identity without rotary positions."""
@@ -298,8 +299,10 @@ class Layout:
 
     @property
     def input_widths(self) -> tuple[int, int, int]:
-        """Widths of the query, key and value input."""
-        return (self.width,) * 3
+        """Widths of the query, key and value input; `width` where the layout has no field."""
+        names = ("key_width", "value_width")
+        key, value = (self.size(n) if hasattr(self, n) else self.width for n in names)
+        return self.width, key, value
 
     @property
     def num_score_maps(self) -> int:
@@ -427,7 +430,7 @@ class Layout:
             if field.name == "width" and value == 0:
                 continue
             if field.type in (int, int | None, "int", "int | None") and value is not None:
-                check_size(field.name, value)
+                check_count(field.name, value, 1)
             if field.type in (bool, "bool") and not isinstance(value, bool):
                 raise TypeError(f"{field.name} must be True or False, not {value!r}")
 
@@ -487,12 +490,6 @@ def check_kv_heads(layout: Layout) -> None:
     """Raises ValueError where query heads do not share key/value heads evenly."""
     if layout.num_heads % (heads := layout.size("num_kv_heads")):
         raise ValueError(f"num_heads {layout.num_heads} is not divisible by num_kv_heads {heads}")
-
-
-def check_size(field: str, value: object) -> None:
-    """Raises ValueError if `value` is not a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{field} must be a whole number of at least 1, not {value!r}")
 
 
 def short_repr(spec: object) -> str:

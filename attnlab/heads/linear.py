@@ -28,12 +28,6 @@ def project_slices(params: Params, name: str, x: Array) -> Array:
     return add_bias(params, name, made)
 
 
-def project_tied_slices(params: Params, name: str, x: Array) -> Array:
-    """Every slice of x times the same [C, H]: [B, T, N*C] -> [B, T, N, H]."""
-    slices = x.reshape(*x.shape[:2], -1, params[name].shape[0])
-    return project_all(params, name, slices)
-
-
 def combine_heads(params: Params, heads: Float[Array, "B T N V"]) -> Float[Array, "B T O"]:
     """sum_n heads_n W_O[n] + b_O; without a weight "o" the heads are concatenated."""
     flat = heads.reshape(-1, heads.shape[-2] * heads.shape[-1])

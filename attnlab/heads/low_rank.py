@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import OUTPUT, Blocked, Rewrite, Rotate
+from attnlab.heads.layout import Blocked, Rewrite, Rotate
 from attnlab.heads.linear import normalize, project_all
 from attnlab.heads.narrow import as_standard
 from attnlab.heads.registry import register_layout
@@ -55,13 +55,8 @@ class LowRankQuery(Standard):
         norm = Weight("project_q", makes=("query_latent_dim",), constant=1.0)
         made = {"q_down": Weight("project_q", ("width",), ("query_latent_dim",))}
         made |= {"q_down_norm": norm} if self.latent_norm else {}
-        inner = {
-            "q": Weight("project_q", ("query_latent_dim",), ("num_heads", "head_dim")),
-            "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim")),
-            "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
-            "o": OUTPUT,
-        }
-        return self.finished(made | inner)
+        q = Weight("project_q", ("query_latent_dim",), ("num_heads", "head_dim"))
+        return self.finished(made | self.head_weights() | {"q": q})
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
         latent = project_all(params, "q_down", x)

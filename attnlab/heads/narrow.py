@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from attnlab.heads.layout import OUTPUT, Blocked, Rewrite
-from attnlab.heads.linear import project_all, project_slices, project_tied_slices
+from attnlab.heads.linear import project_all, project_slices
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Separate, Standard
 from attnlab.heads.weights import Axes, Method, Params, Weight, without
@@ -80,7 +80,8 @@ class NarrowTied(Narrow):
     applied_per: ClassVar[Axes] = ("num_heads",)
 
     def project(self, params: Params, name: str, x: Array) -> Array:
-        return project_tied_slices(params, name, x)
+        slices = x.reshape(*x.shape[:2], -1, params[name].shape[0])
+        return project_all(params, name, slices)
 
     def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
         """Narrow: every head a copy of the one projection."""

@@ -82,10 +82,6 @@ def _llama3(rates: Array, factor: float, low: float, high: float, length: float)
     return (1 - kept) * rates / factor + kept * rates
 
 
-def _unchanged(rates: Array, factor: float, length: float) -> Array:
-    return rates
-
-
 def _yarn_smooth(rates: Array, factor: float, fast: float, slow: float, length: float) -> Array:
     return _yarn(rates, factor, fast, slow, length, whole=False)
 
@@ -116,7 +112,9 @@ SCALINGS = {
     "yarn": Scaling(_yarn, YARN),
     "yarn_smooth": Scaling(_yarn_smooth, YARN),
     # Of texts longer than the length of training alone, which `ModelConfig` refuses.
-    "dynamic": Scaling(_unchanged, ("factor", "original_max_position_embeddings")),
+    "dynamic": Scaling(
+        lambda rates, factor, length: rates, ("factor", "original_max_position_embeddings")
+    ),
     # Chen et al. 2023, arXiv 2306.15595: every position counts as a fraction of one.
     "linear": Scaling(lambda rates, factor: rates / factor, ("factor",)),
     # Llama 3.1 (Grattafiori et al. 2024, arXiv 2407.21783).

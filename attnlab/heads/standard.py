@@ -180,10 +180,6 @@ class Standard(Separate):
     key_width: int | None = None
     value_width: int | None = None
 
-    @property
-    def input_widths(self) -> tuple[int, int, int]:
-        return self.width, self.size("key_width"), self.size("value_width")
-
     def check(self) -> None:
         check_kv_heads(self)
         super().check()
@@ -192,15 +188,17 @@ class Standard(Separate):
         heads = self.num_heads if name == "q" else self.size("num_kv_heads")
         return heads, self.size("value_dim" if name == "v" else "head_dim")
 
+    def head_weights(self) -> dict[str, Weight]:
+        """q, k and v of each head, and the output projection."""
+        return {
+            "q": Weight("project_q", ("width",), ("num_heads", "head_dim")),
+            "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim")),
+            "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
+            "o": OUTPUT,
+        }
+
     def weights(self) -> dict[str, Weight]:
-        return self.finished(
-            {
-                "q": Weight("project_q", ("width",), ("num_heads", "head_dim")),
-                "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim")),
-                "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
-                "o": OUTPUT,
-            }
-        )
+        return self.finished(self.head_weights())
 
     def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
         """Bilinear: A_n = W_Q,n W_K,n^T. The key bias cancels in the softmax, the query bias

@@ -47,10 +47,6 @@ class TensorProduct(Layout):
     key_rank: int = 2
     value_rank: int = 2
 
-    @property
-    def input_widths(self) -> tuple[int, int, int]:
-        return self.width, self.size("key_width"), self.size("value_width")
-
     def weights(self) -> dict[str, Weight]:
         parts: tuple[tuple[str, Method, str, str, str], ...] = (
             ("q", "project_q", "width", "query_rank", "head_dim"),

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import OUTPUT, Blocked, Rewrite
+from attnlab.heads.layout import Blocked, Rewrite
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Standard
@@ -29,13 +29,7 @@ class TwoStage(Standard):
             "k_outer": Weight("project_kv", ("key_width",), (self.size("key_width"),)),
             "v_outer": Weight("project_kv", ("value_width",), (self.size("value_width"),)),
         }
-        inner = {
-            "q": Weight("project_q", ("width",), ("num_heads", "head_dim")),
-            "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim")),
-            "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
-            "o": OUTPUT,
-        }
-        return self.finished(outer | inner)
+        return self.finished(outer | self.head_weights())
 
     def project(self, params: Params, name: str, x: Array) -> Array:
         return project_all(params, name, project_all(params, f"{name}_outer", x))
