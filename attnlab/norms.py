@@ -1,6 +1,6 @@
 """Layer norm and RMS norm, of tokens, heads and latents."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -62,25 +62,5 @@ NORM_KINDS: dict[str, NormFunction] = {
 }
 
 
-def _centered(x: Array) -> Array:
-    return x - x.mean(axis=-1, keepdims=True)
-
-
-def _unchanged(x: Array) -> Array:
-    return x
-
-
-CENTRES: dict[str, Callable[[Array], Array]] = {
-    "layer": _centered,
-    "rms": _unchanged,
-    "rms_plus_one": _unchanged,
-}
-"""Kind of norm -> function of x before it is divided by the root of its mean square."""
 STARTS = {"layer": 1.0, "rms": 1.0, "rms_plus_one": 0.0}
 """Kind of norm -> its initial scale, which leaves the size of x unchanged."""
-
-
-def init_norm(width: int, *, bias: bool = True, kind: str = "layer") -> dict[str, Array]:
-    """The initial scale, and a bias of zeros."""
-    scale = jnp.full(width, STARTS[kind])
-    return {"scale": scale} | ({"bias": jnp.zeros(width)} if bias else {})

@@ -5,8 +5,18 @@ Each probability has its own draw: Threefry (Salmon et al. 2011) of (row, key po
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.extend.random import threefry_2x32
+
+
+def is_key(key: object) -> bool:
+    """Is it one random key, typed (`jax.random.key`) or raw (`jax.random.PRNGKey`)?"""
+    if not isinstance(key, Array | np.ndarray):
+        return False
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key.shape == ()
+    return key.dtype == jnp.uint32 and key.ndim == 1
 
 
 def dropout_seed(rate: float, key: Array | None) -> Array | None:

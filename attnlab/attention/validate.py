@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal, Unpack
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from attnlab.attention.dropout import is_key
 from attnlab.attention.mask_spec import MaskSpec
 from attnlab.attention.masks import Edges
 from attnlab.attention.options import AttentionOptions, Call, Settings, TalkingHeads
@@ -241,8 +241,6 @@ def _check_dropout(rate: object, key: Array | None) -> None:
         return
     if key is None:
         raise ValueError(f"dropout_rate={rate} needs a dropout_key")
-    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    raw = hasattr(key, "dtype") and key.dtype == jnp.uint32 and key.ndim == 1
-    if not raw and not (typed and key.shape == ()):
+    if not is_key(key):
         shape = getattr(key, "shape", type(key).__name__)
         raise TypeError(f"dropout_key must be one key, as of jax.random.key(0), not {shape}")

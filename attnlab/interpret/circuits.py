@@ -11,7 +11,7 @@ NumPy in float64.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from attnlab.models.embeddings import rotary_embedding
 from attnlab.models.layer import LAYER_SCALE
 from attnlab.models.specs import LayerSpec
 from attnlab.names import lookup
-from attnlab.norms import CENTRES, STARTS
+from attnlab.norms import STARTS
 from attnlab.sharing import Params, Plan, layer_params
 from attnlab.transforms.measure import float64
 
@@ -241,7 +241,7 @@ class _HeadMatrices:
         return np.asarray(norm.get("scale", start) + 1 - start)
 
     def _centred(self, a: Matrices) -> Matrices:
-        return np.asarray(CENTRES[self.spec.norm.kind](cast(Array, a)))  # stays NumPy's float64
+        return a - a.mean(axis=-1, keepdims=True) if self.spec.norm.kind == "layer" else a
 
     def _normalized(self, norm: Params, a: Matrices) -> Matrices:
         """x -> centred(x) scale, of rows."""

@@ -42,7 +42,8 @@ def check_field(name: str, value: object, hint: object, field: dataclasses.Field
     if get_origin(kind) is Literal:
         check_choice(name, value, get_args(kind))
     elif kind is bool:
-        check_bool(name, value)
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, not {value!r}")
     elif kind is int:
         check_count(name, value, field.metadata.get("least", -math.inf))
     elif kind is float:
@@ -65,12 +66,6 @@ def check_choice(field: str, value: object, known: tuple[str, ...] | list[str]) 
     if not isinstance(value, str):
         raise ValueError(f"{field} must be one of {', '.join(known)}, not {value!r}")
     lookup(dict.fromkeys(known), value, what=field)
-
-
-def check_bool(field: str, value: object) -> None:
-    """Raises ValueError unless `value` is True or False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{field} must be True or False, not {value!r}")
 
 
 def check_number(field: str, value: object, **bounds: int | float) -> None:

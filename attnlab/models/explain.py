@@ -1,11 +1,11 @@
 """How a model computes attention: what its call reports while JAX traces it."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
-import numpy as np
-from jax.typing import ArrayLike
 
+from attnlab.attention.api import trace
 from attnlab.models.config import ModelConfig
 from attnlab.models.forward import ModelInputs, Reports, run_model
 from attnlab.models.parameters import param_shapes
@@ -36,18 +36,12 @@ def explain_model(
     {'order': 'factored'}
     """
     reports: Reports = {}
-    leaves, tree = jax.tree.flatten(dict(inputs))
-    arrays = {i: a for i, a in enumerate(leaves) if _is_array(a)}
 
-    def call(params: Params, key: jax.Array, arrays: dict[int, ArrayLike]) -> None:
-        given = jax.tree.unflatten(tree, [arrays.get(i, a) for i, a in enumerate(leaves)])
-        tokens = given.pop("tokens")
+    def call(params: Params, key: jax.Array, given: dict[str, Any]) -> None:
+        others = {name: a for name, a in given.items() if name != "tokens"}
         next_key = (lambda: key) if training else None
-        run_model(params, tokens, config, ModelInputs(**given), next_key=next_key, reports=reports)
+        run = ModelInputs(**others)
+        run_model(params, given["tokens"], config, run, next_key=next_key, reports=reports)
 
-    jax.eval_shape(call, param_shapes(config), jax.random.key(0), arrays)
+    trace(call, params=param_shapes(config), key=jax.random.key(0), given=dict(inputs))
     return reports
-
-
-def _is_array(a: object) -> bool:
-    return isinstance(a, jax.Array | np.ndarray | jax.ShapeDtypeStruct)

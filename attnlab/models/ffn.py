@@ -1,6 +1,7 @@
 """The position-wise feed-forward network (FFN), alone or as a mixture of experts."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -22,25 +23,11 @@ Shapes: TypeAlias = dict[str, "tuple[int, ...] | Shapes"]
 GATED = "gated_"
 
 
-def gelu(x: Array) -> Array:
-    """x Phi(x), exact (Hendrycks and Gimpel 2016)."""
-    return jax.nn.gelu(x, approximate=False)
-
-
-def gelu_tanh(x: Array) -> Array:
-    """`gelu`, approximated by tanh as in GPT-2."""
-    return jax.nn.gelu(x, approximate=True)
-
-
-def quick_gelu(x: Array) -> Array:
-    """x sigmoid(1.702 x), an approximation of `gelu` (Hendrycks and Gimpel 2016)."""
-    return x * jax.nn.sigmoid(1.702 * x)
-
-
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "quick_gelu": quick_gelu,
+    # Hendrycks and Gimpel 2016: x Phi(x), exact, and approximated by tanh (GPT-2) or a sigmoid.
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
     "tanh": jnp.tanh,

@@ -71,7 +71,8 @@ class ModelInputs:
       source: tokens [B, S] that the encoder of an encoder_decoder reads.
       source_padding_mask: [B, S], True = a token of the source.
       encoded: `Outputs.encoded` of an earlier call; the encoder is not run again.
-      capture: names of values to return, of `model_values(config)`.
+      capture: names of values to return, of `model_values(config)`. It never changes a bit of the
+        other outputs.
       patch: name -> f(value, layer index), which replaces the value.
     """
 

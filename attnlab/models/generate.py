@@ -27,7 +27,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import check_range, check_tokens
 from attnlab.models.forward import ModelCache, ModelInputs, cache_by_type, run_model
 from attnlab.models.parameters import check_params
-from attnlab.models.sampling import GREEDY, Sampling, SamplingArrays, next_token
+from attnlab.models.sampling import Sampling, SamplingArrays, next_token
 from attnlab.sharing import Params
 
 
@@ -300,7 +300,7 @@ def _check(
         known = ", ".join(GenerateOptions.__annotations__)
         raise ValueError(f"unknown option {odd[0]!r}; known: {known}")
     _check_model(config, options)
-    sampling, key = options.get("sampling", GREEDY), options.get("key")
+    sampling, key = options.get("sampling", Sampling()), options.get("key")
     if sampling.top_k is not None and sampling.top_k > config.vocab_size:
         raise ValueError(
             f"top_k must be from 1 to vocab_size {config.vocab_size}, not {sampling.top_k}"

@@ -56,10 +56,6 @@ class Sampling:
         return SamplingArrays(jnp.asarray(self.temperature), top_p)
 
 
-GREEDY = Sampling()
-"""The likeliest token."""
-
-
 class SamplingArrays(NamedTuple):
     """Temperature and top_p of a `Sampling` as arrays; no temperature: greedy."""
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 from attnlab.attention.dispatch import check_implementation
 from attnlab.attention.keywords import check_keywords
 from attnlab.heads import positions
-from attnlab.heads.layout import Layout
+from attnlab.heads.layout import Layout, short_repr
 from attnlab.models.checks import bounded, check_choice, check_field
 
 Activation: TypeAlias = Literal[
@@ -63,13 +63,7 @@ class Spec:
                 object.__setattr__(self, field.name, tuple(value))
 
     def __repr__(self) -> str:
-        assert dataclasses.is_dataclass(self)
-        changed = ", ".join(
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
-        )
-        return f"{type(self).__name__}({changed})"
+        return short_repr(self)
 
 
 @functools.cache

@@ -11,11 +11,10 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from attnlab.attention.dropout import is_key
 from attnlab.attention.masks import Edges
 from attnlab.models.config import Kind, ModelConfig
 from attnlab.models.forward import ModelCache, ModelInputs, Outputs, run_model
@@ -43,7 +42,7 @@ class Transformer(nn.Module):
           ValueError: `rngs` is neither a random key nor a dict of random keys.
         """
         keys = rngs.values() if isinstance(rngs, Mapping) else [rngs]
-        if not all(map(_is_key, keys)):
+        if not all(map(is_key, keys)):
             raise ValueError(
                 f"init takes a random key first, as of jax.random.key(0), not {rngs!r:.80}; the "
                 "order is (key, tokens)"
@@ -96,19 +95,8 @@ class Transformer(nn.Module):
         Args:
           tokens: ids [B, T]; floats [B, T, vocab_size], which mix tokens; images [B, H, W, C] if
             the config has them.
-          padding_mask: [B, T], True = a token.
-          mask: True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long, or
-            `Edges`.
-          positions: [T] or [B, T]; None is 0, 1, 2, ..., with a cache the next ones.
-          token_types: [B, T]; None is type 0.
-          head_mask: multiplies each head, [L, N] or [L, B, N].
-          cache: of `config.init_cache`; tokens are the next ones.
-          source: tokens [B, S] that the encoder of an `EncoderDecoder` reads.
-          source_padding_mask: [B, S], True = a token of the source.
-          encoded: `Outputs.encoded` of an earlier call, instead of `source`.
-          capture: names of values to return, see `model_values`. It never changes a bit of the
-            other outputs.
-          patch: name -> f(value, layer index), which replaces the value.
+          padding_mask, mask, positions, token_types, head_mask, cache, source,
+            source_padding_mask, encoded, capture, patch: as in `ModelInputs`.
           deterministic: no dropout; else pass rngs={"dropout": key}.
 
         Raises:
@@ -141,15 +129,6 @@ class Transformer(nn.Module):
 
         shapes_only = self.is_initializing() and _SHAPES_ONLY.get()
         return jax.eval_shape(run, params) if shapes_only else run(params)
-
-
-def _is_key(key: object) -> bool:
-    """Is it a random key, typed (`jax.random.key`) or raw (`jax.random.PRNGKey`)?"""
-    if not isinstance(key, jax.Array | np.ndarray):
-        return False
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        return key.shape == ()
-    return key.dtype == jnp.uint32 and key.ndim == 1
 
 
 class Decoder(Transformer):
