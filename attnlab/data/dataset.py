@@ -37,11 +37,6 @@ def join_tokens(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens))
 
 
-def no_baselines() -> Baselines:
-    """Of data that have none."""
-    return {}
-
-
 HostBatches: TypeAlias = Callable[[int, int, int, slice], Batch]
 """(seed, step, size, shard) -> the rows `shard` of the batch of `size` rows. The whole batch is a
 function of (seed, step, size): it is the same for any number of processes."""
@@ -94,7 +89,7 @@ class Dataset:
     batches: HostBatches | DeviceBatches
     validation: Callable[[int], Batch] | None = None
     decode: Callable[[Sequence[int]], str] = join_tokens
-    baselines: Callable[[], Baselines] = no_baselines
+    baselines: Callable[[], Baselines] = dict
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
     facts: dict[str, Fact] = dataclasses.field(default_factory=dict)
 

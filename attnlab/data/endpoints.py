@@ -2,7 +2,9 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+import itertools
+import operator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -21,19 +23,8 @@ from attnlab.data.dataset import (
 )
 from attnlab.names import lookup
 
-
-def complete_arcs(vertices: int) -> list[tuple[int, int]]:
-    """All arcs between different vertices."""
-    return [(u, v) for u in range(vertices) for v in range(vertices) if u != v]
-
-
-def acyclic_arcs(vertices: int) -> list[tuple[int, int]]:
-    """The arcs of the transitive tournament."""
-    return [(u, v) for u in range(vertices) for v in range(vertices) if u < v]
-
-
-GRAPHS = {"complete": complete_arcs, "acyclic": acyclic_arcs}
-"""Name -> (number of vertices -> arcs)."""
+GRAPHS: dict[str, Callable[[int, int], bool]] = {"complete": operator.ne, "acyclic": operator.lt}
+"""Name -> which ordered pairs of vertices are arcs; "acyclic" is the transitive tournament."""
 LENGTH = 4
 """Tokens of an example: both ends, the selector, the query token."""
 
@@ -59,7 +50,9 @@ def examples(vertices: int, graph: str) -> Batch:
     >>> rows["tokens"].tolist(), rows["values"][:, -1].tolist()
     ([[0, 1, 2, 4], [0, 1, 3, 4]], [0, 1])
     """
-    arcs = np.array(lookup(GRAPHS, graph, what="graph")(vertices), np.int32)
+    is_arc = lookup(GRAPHS, graph, what="graph")
+    pairs = itertools.product(range(vertices), repeat=2)
+    arcs = np.array([pair for pair in pairs if is_arc(*pair)], np.int32)
     number = len(arcs)
     tokens = np.full((2 * number, LENGTH), vertices + 2, np.int32)
     tokens[:, :2] = np.tile(arcs, (2, 1))

@@ -18,7 +18,6 @@ from attnlab.data.dataset import (
     Dataset,
     DataSizes,
     join_tokens,
-    no_baselines,
     shapes_of,
 )
 from attnlab.extras import extra
@@ -48,7 +47,7 @@ class Splits(NamedTuple):
     sizes: DataSizes
     validation: RandomAccess | None = None
     decode: Callable[[Sequence[int]], str] = join_tokens
-    baselines: Callable[[], Baselines] = no_baselines
+    baselines: Callable[[], Baselines] = dict
     digest: str = ""
     """"": sha256 of all items, which are read once for it."""
 

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.models.config import ModelConfig, heads_per_layer
-from attnlab.models.forward import ModelInputs, run_model
+from attnlab.models.forward import NO_INPUTS, ModelInputs, run_model
 from attnlab.names import lookup
 from attnlab.sharing import Params
 from attnlab.tap import Patches
@@ -25,7 +25,6 @@ Loss: TypeAlias = Callable[[Patches], Array]
 """patch -> the loss of each text [B]"""
 By: TypeAlias = Literal["layer", "group"]
 HeadsName: TypeAlias = Literal["heads", "cross.heads", "encoder.heads"]
-NO_INPUTS = ModelInputs()
 
 SUBLAYERS: Mapping[HeadsName, tuple[bool, str]] = {
     "heads": (False, "attention"),

@@ -21,7 +21,14 @@ from jaxtyping import Array, Float, Int
 from attnlab.interpret.linearize import AffineMap, linearize_at
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import check_tokens, default_positions
-from attnlab.models.forward import EMBEDDINGS, ENCODER, ModelInputs, Outputs, run_model
+from attnlab.models.forward import (
+    EMBEDDINGS,
+    ENCODER,
+    NO_INPUTS,
+    ModelInputs,
+    Outputs,
+    run_model,
+)
 from attnlab.models.layer import LAYER_SCALE, NORM_POSITIONS, Sublayer
 from attnlab.models.norm import normalize
 from attnlab.models.output import lm_head
@@ -34,7 +41,6 @@ Terms: TypeAlias = dict[str, Array]
 """Name -> terms [*X, B, T, D]: X is () for embeddings, (L, N) for heads, else (L,)."""
 SublayerName: TypeAlias = Literal["attention", "cross", "ffn"]
 CROSS = "cross."
-NO_INPUTS = ModelInputs()
 
 
 class Recording(NamedTuple):

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.interpret.similarity import entropy
 from attnlab.models.config import ModelConfig
-from attnlab.models.forward import ModelInputs, run_model
+from attnlab.models.forward import NO_INPUTS, ModelInputs, run_model
 from attnlab.names import lookup
 from attnlab.sharing import Params
 
@@ -65,18 +65,6 @@ def _mass(target: Callable[[Rows], Array]) -> Value:
     return value
 
 
-def _previous(rows: Rows) -> Array:
-    return rows.offsets == -1
-
-
-def _diagonal(rows: Rows) -> Array:
-    return rows.offsets == 0
-
-
-def _first(rows: Rows) -> Array:
-    return jnp.arange(rows.visible.shape[2]) == 0
-
-
 def _duplicate(rows: Rows) -> Array:
     assert rows.tokens is not None
     assert rows.key_tokens is not None
@@ -94,10 +82,14 @@ def _induction(rows: Rows) -> Array:
 STATISTICS = {
     "entropy": Statistic("nats", "-sum_s p_s ln p_s", _entropy),
     "distance": Statistic("tokens", "sum_s p_s |s - t|", _distance, "square"),
-    "previous_token": Statistic("mass", "p at s = t - 1", _mass(_previous), "square"),
-    "diagonal": Statistic("mass", "p at s = t", _mass(_diagonal), "square"),
+    "previous_token": Statistic(
+        "mass", "p at s = t - 1", _mass(lambda rows: rows.offsets == -1), "square"
+    ),
+    "diagonal": Statistic("mass", "p at s = t", _mass(lambda rows: rows.offsets == 0), "square"),
     # Attention sink (Xiao et al. 2023, arXiv 2309.17453).
-    "first_token": Statistic("mass", "p at s = 0", _mass(_first)),
+    "first_token": Statistic(
+        "mass", "p at s = 0", _mass(lambda rows: jnp.arange(rows.visible.shape[2]) == 0)
+    ),
     "duplicate_token": Statistic(
         "mass", "sum of p_s, token_s = token_t and s != t", _mass(_duplicate), "tokens"
     ),
@@ -200,7 +192,7 @@ def statistics_with_baselines(
     config: ModelConfig,
     params: Params,
     tokens: ArrayLike,
-    inputs: ModelInputs = ModelInputs(),  # noqa: B008  # frozen
+    inputs: ModelInputs = NO_INPUTS,
     *,
     key: Array,
     name: ProbsName = "probs",

@@ -1,7 +1,5 @@
 """A short summary of a model: sizes, parameters and FLOPs of each layer type."""
 
-from typing import NamedTuple
-
 from attnlab.models.config import ModelConfig, sharing_name
 from attnlab.models.cost import (
     applied_parameters,
@@ -15,19 +13,7 @@ from attnlab.models.cost import (
 )
 from attnlab.models.parameters import num_outer_parameters
 
-
-class Row(NamedTuple):
-    """One line of the table: a sublayer of a stack, the weights outside the layers, or the sum."""
-
-    stack: str
-    sublayer: str
-    num_layers: str
-    groups: str
-    parameters: str
-    flops: str
-
-
-HEADER = Row("layers", "sublayer", "number", "groups", "parameters", "FLOPs per token")
+HEADER = ("layers", "sublayer", "number", "groups", "parameters", "FLOPs per token")
 
 
 def describe(config: ModelConfig, length: int | None = None) -> str:
@@ -71,23 +57,17 @@ def _summary(config: ModelConfig, length: int) -> list[str]:
     ]
 
 
-def _rows(config: ModelConfig, length: int) -> list[Row]:
+def _rows(config: ModelConfig, length: int) -> list[tuple[str, ...]]:
+    """A line for each sublayer of a stack, one for the weights outside the layers, and the sum."""
     names = list(config.stacks) if config.encoder is None else ["layers", "encoder_layers"]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, stack in zip(names, stacks(config), strict=True):
         sizes, flops = sublayer_parameters(stack.layer), sublayer_flops(stack, length)
         for sublayer, count in stack.plan.num_groups.items():
             parameters = count * sizes[sublayer] if stack.owns_weights else 0
-            rows.append(
-                Row(
-                    name,
-                    sublayer,
-                    str(stack.plan.num_layers),
-                    str(count),
-                    f"{parameters:,}",
-                    f"{flops.get(sublayer, 0):,}",
-                )
-            )
+            numbers = map(str, (stack.plan.num_layers, count))
+            costs = f"{parameters:,}", f"{flops.get(sublayer, 0):,}"
+            rows.append((name, sublayer, *numbers, *costs))
     outside = f"{num_outer_parameters(config):,}", f"{outer_flops(config):,}"
     total = f"{num_parameters(config):,}", f"{flops_per_token(config, length):,}"
-    return [*rows, Row("outside", "", "", "", *outside), Row("total", "", "", "", *total)]
+    return [*rows, ("outside", "", "", "", *outside), ("total", "", "", "", *total)]

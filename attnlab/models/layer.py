@@ -439,18 +439,23 @@ class Sublayer(NamedTuple):
         return out if scale is None else out * scale["scale"].astype(out.dtype)
 
 
-def pre_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
-    """x + f(norm(x)), sublayer after sublayer."""
+def sequential_norm(
+    sublayers: list[Sublayer], x: Array, norm: Norm, *, before: bool = True, after: bool = False
+) -> Array:
+    """x + norm_after(f(norm(x))), sublayer after sublayer, with the norm before f, after it, or
+    both."""
     for one in sublayers:
-        out = one.written(one.normalized("norm", x, norm))
+        out = one.written(one.normalized("norm", x, norm) if before else x)
+        out = one.normalized("norm_after", out, norm) if after else out
         x = save_for_backward(one.residual_scale * x + out)
     return x
 
 
 def pre_ffn_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
-    """`pre_norm` without a norm before the first sublayer."""
+    """x + f(norm(x)) without a norm before the first sublayer."""
     first, *rest = sublayers
-    return pre_norm(rest, save_for_backward(first.residual_scale * x + first.written(x)), norm)
+    x = save_for_backward(first.residual_scale * x + first.written(x))
+    return sequential_norm(rest, x, norm)
 
 
 def post_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
@@ -458,23 +463,6 @@ def post_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
     for one in sublayers:
         x = save_for_backward(one.residual_scale * x + one.written(x))
         x = one.normalized("norm", x, norm)
-    return x
-
-
-def after_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
-    """x + norm(f(x)), sublayer after sublayer."""
-    for one in sublayers:
-        out = one.normalized("norm_after", one.written(x), norm)
-        x = save_for_backward(one.residual_scale * x + out)
-    return x
-
-
-def sandwich_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
-    """x + norm_after(f(norm(x))), sublayer after sublayer."""
-    for one in sublayers:
-        out = one.written(one.normalized("norm", x, norm))
-        out = one.normalized("norm_after", out, norm)
-        x = save_for_backward(one.residual_scale * x + out)
     return x
 
 
@@ -492,13 +480,13 @@ def parallel_one_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
 
 
 NORM_POSITIONS: Mapping[str, Callable[[list[Sublayer], Array, Norm], Array]] = {
-    "pre": pre_norm,
-    "pre_open": pre_norm,
+    "pre": sequential_norm,
+    "pre_open": sequential_norm,
     "pre_ffn": pre_ffn_norm,
     "post": post_norm,
     "post_final": post_norm,
-    "after": after_norm,
-    "sandwich": sandwich_norm,
+    "after": functools.partial(sequential_norm, before=False, after=True),
+    "sandwich": functools.partial(sequential_norm, after=True),
     "parallel": parallel_norm,
     "parallel_one": parallel_one_norm,
 }

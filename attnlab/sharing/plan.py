@@ -411,24 +411,12 @@ def renumber(labels: Iterable[Hashable]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(label, len(numbers)) for label in labels)
 
 
-def _exact_group(layer: int, num_layers: int, num_groups: int) -> int:
-    return layer * num_groups // num_layers
-
-
-def _hf_group(layer: int, num_layers: int, num_groups: int) -> int:
-    """transformers, modeling_albert.py"""
-    return int(layer / (num_layers / num_groups))
-
-
-def _google_group(layer: int, num_layers: int, num_groups: int) -> int:
-    """google-research/albert, modeling.py"""
-    return int(layer / num_layers * num_groups)
-
-
 GROUP_RULES: dict[GroupRule, Callable[[int, int, int], int]] = {
-    "exact": _exact_group,
-    "hf": _hf_group,
-    "google": _google_group,
+    "exact": lambda layer, num_layers, num_groups: layer * num_groups // num_layers,
+    # transformers, modeling_albert.py
+    "hf": lambda layer, num_layers, num_groups: int(layer / (num_layers / num_groups)),
+    # google-research/albert, modeling.py
+    "google": lambda layer, num_layers, num_groups: int(layer / num_layers * num_groups),
 }
 """Name -> (layer, num_layers, num_groups) -> group.
 

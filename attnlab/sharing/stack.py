@@ -188,7 +188,7 @@ def run_stacks(
     carry = x, dict(state)
     first_layer = dict.fromkeys(stacks, 0)
     for runs, repeats in repeating_pattern(order):
-        segment = _Segment(runs, repeats, _layers_of_runs(runs, repeats, first_layer))
+        segment = _Segment(runs, _layers_of_runs(runs, repeats, first_layer))
         for name, count in runs:
             first_layer[name] += repeats * count
         carry, values = _scan_segment(segment, layers, inputs, carry)
@@ -229,7 +229,6 @@ class _Segment(NamedTuple):
     """A pattern of runs that repeats, compiled as one scan over the repetitions."""
 
     runs: Runs[str]
-    repeats: int
     layers: list[np.ndarray]
     """For each run, which layers of its stack: [repeats, count]; [repeats] of a single layer"""
 

@@ -101,34 +101,9 @@ def standard_masks() -> NDArray[np.bool_]:
     return np.tile(masks, (len(SCALES), 1, 1, 1))
 
 
-def forward(
-    params: Mapping[str, ArrayLike],
-    inputs: tuple[Array, Array, Array],
-    mask: ArrayLike,
-    layout: Layout,
-    call: CallOptions,
-) -> Array:
-    """The output of a layout with its weights as they are: no other order of contraction."""
-    x, keys, values = inputs
-    options: AttentionOptions = {"mask": jnp.asarray(mask), "implementation": "dense"}
-    if call.logits_soft_cap is not None:
-        options["logits_soft_cap"] = call.logits_soft_cap
-    if call.score_mods:
-        options["score_mods"] = call.score_mods
-    rotary = None
-    if call.rotary and layout.rotary_size is not None:
-        size = layout.rotary_size - layout.rotary_size % 2
-        angles = (rotary_angles(jnp.arange(a.shape[1]), size) for a in (x, keys))
-        rotary = (next(angles), next(angles))
-    arrays = {name: jnp.asarray(a) for name, a in params.items()}
-    return multi_head_attention(
-        arrays, x, layout, (keys, values), rotary=rotary, order="factored", **options
-    )
-
-
 @functools.partial(jax.jit, static_argnames=("layout", "rotary", "cap"))
 def _run(
-    params: Mapping[str, ArrayLike],
+    params: Mapping[str, Array],
     inputs: tuple[Array, Array, Array],
     mask: Array,
     cotangent: Array,
@@ -137,10 +112,21 @@ def _run(
     rotary: bool,
     cap: float | None,
 ) -> tuple[Array, tuple[Array, Array, Array]]:
-    call = CallOptions(rotary, cap, mods)
+    """The output of a layout with its weights as they are, and gradients: no other order of
+    contraction."""
+    angles = None
+    if rotary and layout.rotary_size is not None:
+        size = layout.rotary_size - layout.rotary_size % 2
+        for_q, for_k = (rotary_angles(jnp.arange(a.shape[1]), size) for a in inputs[:2])
+        angles = (for_q, for_k)
+    options: AttentionOptions = {
+        "mask": mask, "logits_soft_cap": cap, "score_mods": mods, "implementation": "dense",
+    }  # fmt: skip
 
     def run(x: Array, keys: Array, values: Array) -> Array:
-        return forward(params, (x, keys, values), mask, layout, call)
+        return multi_head_attention(
+            params, x, layout, (keys, values), rotary=angles, order="factored", **options
+        )
 
     output, pull = jax.vjp(run, *inputs)
     return output, pull(cotangent)
