@@ -22,24 +22,8 @@ from attnlab.attention.score_mods import (
 )
 
 __all__ = [
-    "BACKENDS",
-    "ALiBi",
-    "AttentionOptions",
-    "AttentionOutput",
-    "Backend",
-    "Call",
-    "Edges",
-    "Implementation",
-    "RelativeBias",
-    "ScoreMod",
-    "Settings",
-    "SoftCap",
-    "alibi_slopes",
-    "attend",
-    "attention_over_edges",
-    "dot_product_attention",
-    "explain",
-    "masks",
-    "register_backend",
+    "BACKENDS", "ALiBi", "AttentionOptions", "AttentionOutput", "Backend", "Call", "Edges",
+    "Implementation", "RelativeBias", "ScoreMod", "Settings", "SoftCap", "alibi_slopes", "attend",
+    "attention_over_edges", "dot_product_attention", "explain", "masks", "register_backend",
     "relative_buckets",
-]
+]  # fmt: skip

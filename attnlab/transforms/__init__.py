@@ -27,22 +27,7 @@ from attnlab.transforms.resharing import (
 from attnlab.transforms.truncate import Truncation, truncate
 
 __all__ = [
-    "Conversion",
-    "NotEquivalent",
-    "Truncation",
-    "Undecided",
-    "align_heads",
-    "change_plan",
-    "convert",
-    "detect_sharing",
-    "output_difference",
-    "permute_heads",
-    "remove_heads",
-    "reparametrize",
-    "scale_heads",
-    "share",
-    "tie_encoder",
-    "truncate",
-    "unshare",
-    "untie_encoder",
-]
+    "Conversion", "NotEquivalent", "Truncation", "Undecided", "align_heads", "change_plan",
+    "convert", "detect_sharing", "output_difference", "permute_heads", "remove_heads",
+    "reparametrize", "scale_heads", "share", "tie_encoder", "truncate", "unshare", "untie_encoder",
+]  # fmt: skip
