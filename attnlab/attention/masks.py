@@ -193,9 +193,7 @@ def edge_ends(
 @overload
 def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None: ...
 @overload
-def combine(
-    *masks: Bool[Array, "..."] | Edges | None,
-) -> Bool[Array, "..."] | Edges | None: ...
+def combine(*masks: Bool[Array, "..."] | Edges | None) -> Bool[Array, "..."] | Edges | None: ...
 def combine(*masks: Bool[Array, "..."] | Edges | None) -> Bool[Array, "..."] | Edges | None:
     """AND of the masks that are not None; None where there is none.
 

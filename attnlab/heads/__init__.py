@@ -52,13 +52,7 @@ from attnlab.heads.multihead import (
 )
 from attnlab.heads.narrow import Alt, Narrow, NarrowTied
 from attnlab.heads.params import init, kv_weight_names, loss_names, weight_shapes
-from attnlab.heads.registry import (
-    EXTRAS,
-    LAYOUTS,
-    make_layout,
-    register_extra,
-    register_layout,
-)
+from attnlab.heads.registry import EXTRAS, LAYOUTS, make_layout, register_extra, register_layout
 from attnlab.heads.rewrites import CallSizes, chain, contraction_orders
 from attnlab.heads.shapes import TokenShapes, score_scale, token_shapes
 from attnlab.heads.standard import Standard, Wide

@@ -6,15 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import (
-    Bias,
-    Blocked,
-    Entries,
-    Layout,
-    Rewrite,
-    Rotate,
-    output_projection,
-)
+from attnlab.heads.layout import Bias, Blocked, Entries, Layout, Rewrite, Rotate, output_projection
 from attnlab.heads.linear import concat_shared, normalize, project_all, project_slices
 from attnlab.heads.registry import register_layout
 from attnlab.heads.shapes import score_scale

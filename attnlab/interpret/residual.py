@@ -21,14 +21,7 @@ from jaxtyping import Array, Float, Int
 from attnlab.interpret.linearize import AffineMap, linearize_at
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import check_tokens, default_positions
-from attnlab.models.forward import (
-    EMBEDDINGS,
-    ENCODER,
-    NO_INPUTS,
-    ModelInputs,
-    Outputs,
-    run_model,
-)
+from attnlab.models.forward import EMBEDDINGS, ENCODER, NO_INPUTS, ModelInputs, Outputs, run_model
 from attnlab.models.layer import LAYER_SCALE, NORM_POSITIONS, Sublayer
 from attnlab.models.norm import normalize
 from attnlab.models.output import lm_head

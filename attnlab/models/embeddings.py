@@ -8,12 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from attnlab.attention.score_mods import alibi_slopes
 from attnlab.heads import Layout
-from attnlab.heads.positions import (
-    relative_buckets,
-    rotary_angles,
-    sinusoidal,
-    sinusoidal_halves,
-)
+from attnlab.heads.positions import relative_buckets, rotary_angles, sinusoidal, sinusoidal_halves
 from attnlab.models.config import ModelConfig
 from attnlab.models.dense import dense
 from attnlab.models.images import image_features

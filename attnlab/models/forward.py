@@ -280,12 +280,7 @@ class _Run:
         return Tap(self.inputs.capture, self.inputs.patch).restricted(mine, prefix)
 
     def _embed(
-        self,
-        tokens: ArrayLike,
-        tap: Tap,
-        cache: Cache | None = None,
-        *,
-        is_source: bool = False,
+        self, tokens: ArrayLike, tap: Tap, cache: Cache | None = None, *, is_source: bool = False
     ) -> "_Text":
         """Tokens, embedded; of the source as of the text."""
         c, inputs = self.config, self.inputs

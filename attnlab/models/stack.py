@@ -223,10 +223,7 @@ def _of_layers(a: HeadMask | None, indices: np.ndarray, num_layers: int) -> Arra
 
 
 def _check_head_mask(
-    head_mask: HeadMask | None,
-    layer_types: Mapping[str, LayersOfType],
-    num_layers: int,
-    batch: int,
+    head_mask: HeadMask | None, layer_types: Mapping[str, LayersOfType], num_layers: int, batch: int
 ) -> None:
     if head_mask is None:
         return

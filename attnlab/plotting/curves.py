@@ -53,11 +53,7 @@ def learning_curves(series: Sequence[Curve], ylabel: str) -> "Figure":
 
 
 def metric_curves(
-    series: Sequence[Curve],
-    baselines: Sequence[Curve],
-    xlabel: str,
-    ylabel: str,
-    log: bool = False,
+    series: Sequence[Curve], baselines: Sequence[Curve], xlabel: str, ylabel: str, log: bool = False
 ) -> "Figure":
     """A metric over a quantity that was varied: mean and range over seeds; `baselines` are thin
     dotted lines. x is logarithmic, with `log` also y.

@@ -19,14 +19,7 @@ from attnlab.sharing.mixing import (
     one_hot_coefficients,
     select_params,
 )
-from attnlab.sharing.named_plans import (
-    PLANS,
-    NamedPlan,
-    as_plan,
-    parse_plan,
-    plan_name,
-    plan_names,
-)
+from attnlab.sharing.named_plans import PLANS, NamedPlan, as_plan, parse_plan, plan_name, plan_names
 from attnlab.sharing.plan import (
     GROUP_RULES,
     MIXTURE_SUFFIX,

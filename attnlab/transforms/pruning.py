@@ -234,10 +234,7 @@ def _check_can_remove(config: ModelConfig) -> None:
 
 
 def _check_plain_groups(config: ModelConfig) -> None:
-    for what, found in (
-        ("delta", "delta" in config.plan),
-        ("mixture", mixtures(config.plan)),
-    ):
+    for what, found in (("delta", "delta" in config.plan), ("mixture", mixtures(config.plan))):
         if found:
             raise ValueError(
                 f"the plan has a {what}, so layers of one group have different parameters; use "

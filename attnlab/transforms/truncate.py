@@ -11,14 +11,7 @@ from attnlab.heads.rewrites import chain
 from attnlab.transforms.dtypes import in_float64
 from attnlab.transforms.forms import canonical
 from attnlab.transforms.matrices import stacked_scores, truncated
-from attnlab.transforms.measure import (
-    CallOptions,
-    Floats,
-    Weights,
-    compare,
-    float64,
-    generator,
-)
+from attnlab.transforms.measure import CallOptions, Floats, Weights, compare, float64, generator
 from attnlab.transforms.steps import finish, repeated
 
 
