@@ -226,8 +226,7 @@ class _HeadMatrices:
     def after_norms(self, layer: int, written: Matrices) -> Matrices:
         """Outputs [.., D] after the norms of a layer that normalize the residual stream."""
         if self.spec.norm.position in IN_RESIDUAL:
-            sublayers = ["attention", *(["cross"] if self.spec.cross is not None else [])]
-            for name in [*sublayers, *(["ffn"] if self.spec.ffn.width else [])]:
+            for name in self.spec.sublayers:
                 written = self._normalized(self.layers[layer][name].get("norm", {}), written)
         return written
 

@@ -9,7 +9,7 @@ and scaled residual connections are all this one sum.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +26,12 @@ from attnlab.models.layer import LAYER_SCALE, NORM_POSITIONS, Sublayer
 from attnlab.models.norm import normalize
 from attnlab.models.output import lm_head
 from attnlab.models.parameters import check_params
-from attnlab.models.specs import LayerSpec
+from attnlab.models.specs import LayerSpec, SublayerName
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan, layer_params
 
 Terms: TypeAlias = dict[str, Array]
 """Name -> terms [*X, B, T, D]: X is () for embeddings, (L, N) for heads, else (L,)."""
-SublayerName: TypeAlias = Literal["attention", "cross", "ffn"]
 CROSS = "cross."
 
 
@@ -126,16 +125,6 @@ class LayerStack(NamedTuple):
         return config.encoder_layer if self.is_encoder else config.layer
 
     @property
-    def sublayers(self) -> list[SublayerName]:
-        """Sublayers in the order in which they run."""
-        names: list[SublayerName] = ["attention"]
-        if self.spec.cross is not None:
-            names.append("cross")
-        if self.spec.ffn.width:
-            names.append("ffn")
-        return names
-
-    @property
     def positions(self) -> Array:
         """The position of each token."""
         config, inputs = self.recording.config, self.recording.inputs
@@ -162,7 +151,9 @@ class LayerStack(NamedTuple):
     def norms(self, layer: int) -> dict[str, Params]:
         """Sublayer -> the parameters of its norms, and its layer scale, by name."""
         weights, names = self.layer_weights(layer), ("norm", "norm_after", LAYER_SCALE)
-        return {s: {n: weights[s][n] for n in names if n in weights[s]} for s in self.sublayers}
+        return {
+            s: {n: weights[s][n] for n in names if n in weights[s]} for s in self.spec.sublayers
+        }
 
     def run(
         self,
@@ -185,7 +176,7 @@ class LayerStack(NamedTuple):
         scales = {"ffn": self.spec.ffn.residual_scale}
         sublayers = [
             Sublayer(norms[name], sublayer(name, a), scales.get(name, 1.0))
-            for name, a in zip(self.sublayers, written, strict=True)
+            for name, a in zip(self.spec.sublayers, written, strict=True)
         ]
         return NORM_POSITIONS[self.spec.norm.position](sublayers, x, self.spec.norm)
 
@@ -231,7 +222,7 @@ def decompose_residual(
     if layer is not None and not 0 <= layer < stack.plan.num_layers:
         raise ValueError(f"layer is {layer}; the layers are 0 to {stack.plan.num_layers - 1}")
     count = stack.plan.num_layers if layer is None else layer
-    written = {name: _written(stack, name) for name in stack.sublayers}
+    written = {name: _written(stack, name) for name in stack.spec.sublayers}
     x = stack.captured(EMBEDDINGS)
     terms = {"embedding": x}
     for outputs in written.values():
@@ -241,7 +232,7 @@ def decompose_residual(
     if not count:
         return terms
     norms = jax.tree.map(lambda *a: jnp.stack(a), *(stack.norms(i) for i in range(count)))
-    outputs_of = [jax.tree.map(lambda a: a[:count], written[name]) for name in stack.sublayers]
+    outputs_of = [jax.tree.map(lambda a: a[:count], written[name]) for name in stack.spec.sublayers]
     step = functools.partial(_add_layer, stack)
     (_, found), _ = lax.scan(step, (x, terms), (jnp.arange(count), norms, outputs_of))
     return {name: found[name] for name in terms}
@@ -280,12 +271,12 @@ def decompose_input(
     ['attention_bias', 'embedding', 'ffn', 'heads', 'input_norm_bias']
     """
     stack = layer_stack(recording, encoder=encoder)
-    lookup(dict.fromkeys(stack.sublayers), sublayer, what="sublayer")
+    lookup(dict.fromkeys(stack.spec.sublayers), sublayer, what="sublayer")
     terms = decompose_residual(recording, encoder=encoder, layer=layer)
-    before = stack.sublayers[: stack.sublayers.index(sublayer)]
+    before = stack.spec.sublayers[: stack.spec.sublayers.index(sublayer)]
     outputs = [jax.tree.map(lambda a: a[layer], _written(stack, name)) for name in before]
     x = sum_terms(terms)
-    missing = (jnp.zeros_like(x),) * (len(stack.sublayers) - len(before))
+    missing = (jnp.zeros_like(x),) * (len(stack.spec.sublayers) - len(before))
 
     def read(x: Array, *written: Array) -> Array:
         inputs_of: dict[str, Array] = {}
@@ -322,7 +313,7 @@ def _norms_add_bias(stack: LayerStack, x: Array) -> bool:
     """Do norms in the residual stream add a bias?"""
     norms, ones = stack.norms(0), jnp.ones_like(x)
     affine = linearize_at(
-        lambda x, *written: stack.run(norms, x, written), ones, *[ones] * len(stack.sublayers)
+        lambda x, *written: stack.run(norms, x, written), ones, *[ones] * len(stack.spec.sublayers)
     )
     return affine.constant is not None
 

@@ -17,7 +17,7 @@ from attnlab import heads
 from attnlab.models.config import ModelConfig
 from attnlab.models.ffn import ffn_flops, inactive_parameters
 from attnlab.models.layer import init_layer
-from attnlab.models.parameters import num_outer_parameters
+from attnlab.models.parameters import num_outer_parameters, stack_specs
 from attnlab.models.specs import LayerSpec
 from attnlab.sharing import Params, Plan, PyTree, mixtures
 
@@ -37,12 +37,9 @@ def stacks(config: ModelConfig) -> list[Stack]:
     >>> [stack.plan.num_layers for stack in stacks(ModelConfig(kind="encoder_decoder"))]
     [4, 4]
     """
-    made = []
-    for c in config.stacks.values():
-        made.append(Stack(c.layer, c.plan))
-        if c.encoder is not None:
-            owns = not c.encoder.shares_decoder
-            made.append(Stack(c.encoder_layer, c.encoder_plan, owns))
+    made = [Stack(*one) for one in stack_specs(config).values()]
+    if config.encoder is not None and config.encoder.shares_decoder:
+        made.append(Stack(config.encoder_layer, config.encoder_plan, owns_weights=False))
     return made
 
 
@@ -57,10 +54,9 @@ def num_parameters(config: ModelConfig) -> int:
     >>> num_parameters(alone) - num_parameters(shared) == 3 * layer
     True
     """
-    owned = [stack for stack in stacks(config) if stack.owns_weights]
-    return num_outer_parameters(config) + sum(
-        _weighted(stack.layer, stack.plan.num_groups) for stack in owned
-    )
+    owned = stack_specs(config).values()
+    layers = sum(_weighted(layer, plan.num_groups) for layer, plan in owned)
+    return num_outer_parameters(config) + layers
 
 
 def applied_parameters(config: ModelConfig) -> int:

@@ -28,6 +28,7 @@ Pooler: TypeAlias = Literal[
     "first", "first_plain", "first_norm", "last_linear", "end", "attention", "max", "mean", "each",
 ]  # fmt: skip
 DropoutPlace: TypeAlias = Literal["embeddings", "attention", "ffn", "final"]
+SublayerName: TypeAlias = Literal["attention", "cross", "ffn"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float64"]
 
 
@@ -612,3 +613,11 @@ class LayerSpec(Spec, path="layer."):
     separate_kv: bool = False
     delta_rank: int | None = bounded(None, least=1)
     mixed: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def sublayers(self) -> list[SublayerName]:
+        """Sublayers with a residual connection, in the order in which they run."""
+        has: dict[SublayerName, bool] = {
+            "attention": True, "cross": self.cross is not None, "ffn": self.ffn.width > 0,
+        }  # fmt: skip
+        return [name for name, is_there in has.items() if is_there]
