@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnlab.extras import extra
 from attnlab.lab import lock
 from attnlab.lab.result import FILE, read_result
 from attnlab.lab.run import run_folder
 from attnlab.lab.spec import RunSpec
+from attnlab.training.loggers import progress_bars
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -36,16 +36,7 @@ class RunsProgress:
         self._rows: dict[str, TaskID] = {}
 
     def __enter__(self) -> "RunsProgress":
-        with extra("train"):
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-            from rich.progress import TimeRemainingColumn as Remaining
-        console = Console(stderr=True)
-        self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining(),
-            transient=True, console=console,
-            disable=not (self._shown and (console.is_terminal or console.is_jupyter)),
-        )  # fmt: skip
+        self._bars = progress_bars(shown=self._shown)
         self._bars.start()
         self._all = self._bars.add_task("runs", total=self._count)
         return self

@@ -50,7 +50,8 @@ from attnlab.training import sharding
 from attnlab.training.callbacks import Profile, parse_steps
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig
-from attnlab.training.fit import FitOptions, FitResult, NonFiniteLoss, fit
+from attnlab.training.fit import FitOptions, FitResult, fit
+from attnlab.training.interrupts import NonFiniteLoss
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
 from attnlab.training.optimizers import make_optimizer

@@ -30,7 +30,7 @@ from attnlab.lab.spec import Match, RunSpec
 from attnlab.models import ModelConfig, match_budget, matrix_axes, with_layout
 from attnlab.nested import JSON
 from attnlab.training import sharding
-from attnlab.training.fit import TrainStep, host_batch
+from attnlab.training.compiled import TrainStep, host_batch
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.optimizers import make_optimizer
 from attnlab.training.step import TrainState, init_state

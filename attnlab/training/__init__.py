@@ -3,14 +3,16 @@
 from attnlab.training import objectives, sharding
 from attnlab.training.callbacks import Callback, Profile
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_model
+from attnlab.training.compiled import TrainStep
 from attnlab.training.config import (
     EvaluationConfig,
     OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
 )
-from attnlab.training.fit import FitOptions, FitResult, NonFiniteLoss, Stopped, TrainStep, fit
+from attnlab.training.fit import FitOptions, FitResult, fit
 from attnlab.training.in_memory import InMemoryFit, fit_in_memory
+from attnlab.training.interrupts import NonFiniteLoss, Stopped
 from attnlab.training.loggers import LOGGERS, Logger
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES, Objective

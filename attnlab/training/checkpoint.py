@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -20,7 +20,7 @@ from jaxtyping import Array
 
 from attnlab.extras import extra
 from attnlab.models import ModelConfig, from_json, to_json
-from attnlab.nested import JSON
+from attnlab.nested import JSON, differences
 from attnlab.sharing import PyTree
 from attnlab.training import sharding
 from attnlab.training.config import TrainConfig
@@ -99,7 +99,9 @@ def check_model(model: JSON, notes: JSON) -> None:
                 f"({other['sharing']!r}), this model has {plan} ({model['sharing']!r}); give the "
                 "model the plan of the checkpoint, or the run another folder"
             )
-    if changed := list(_differences(_all_fields(model), _all_fields(other))):
+    changed = differences(_all_fields(model), _all_fields(other))
+    # The names of plans may differ: the plans themselves are compared above.
+    if changed := [one for one in changed if not one[0].endswith("sharing")]:
         fields = ", ".join(f"{path}={theirs!r}, not {ours!r}" for path, ours, theirs in changed)
         raise WrongCheckpoint(
             f"the checkpoint is of a model with {fields}; give the model these fields, or the run "
@@ -140,16 +142,6 @@ def _all_fields(described: JSON) -> JSON:
         raise WrongCheckpoint(f"the model of the checkpoint cannot be read: {error}") from None
     fields: JSON = json.loads(to_json(config))["model"]
     return fields
-
-
-def _differences(ours: JSON, theirs: JSON, path: str = "") -> Iterator[tuple[str, object, object]]:
-    """(path, ours, theirs) of each field that differs, but for the names of plans."""
-    for name in sorted((ours.keys() | theirs.keys()) - {"sharing"}):
-        a, b = ours.get(name), theirs.get(name)
-        if isinstance(a, dict) and isinstance(b, dict):
-            yield from _differences(a, b, f"{path}{name}.")
-        elif a != b:
-            yield f"{path}{name}", a, b
 
 
 class Checkpoints:

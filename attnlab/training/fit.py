@@ -13,23 +13,22 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from attnlab.data.dataset import Batch, Dataset
+from attnlab.models import ModelConfig
 from attnlab.nested import JSON
 from attnlab.sharing import Params
+from attnlab.sharing.named_plans import plan_name
 from attnlab.training import memory, sharding
 from attnlab.training.callbacks import Callback
 from attnlab.training.checkpoint import Checkpoints, check_run, describe_model
 from attnlab.training.compiled import TrainStep, host_batch, initial_state
 from attnlab.training.config import TrainConfig
-from attnlab.training.interrupts import Clock, NonFiniteLoss, Stopped, check_finite, stop_signals
+from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import Model, Objective
 from attnlab.training.optimizers import Optimizer
 from attnlab.training.schedules import fork_step
 from attnlab.training.sharding import StateSharding
 from attnlab.training.step import Evaluator, InitParams, TrainState, init_state, map_over_seeds
-from attnlab.training.summary import describe_start
-
-__all__ = ["FitOptions", "FitResult", "NonFiniteLoss", "Stopped", "TrainStep", "fit", "host_batch"]
 
 Scores: TypeAlias = dict[str, np.ndarray]
 """Name -> a number for each seed [S]."""
@@ -185,9 +184,10 @@ class _Run:
         lowered = jitted.lower(self.state, batch, self.seeds, self.device_arrays)
         self._step = lowered.compile()
         device = self.mesh.local_devices[0]
-        devices = f"{self.mesh.size} x {device.device_kind}"
-        line = describe_start(self.model, self.state.params, self.dataset, devices)
-        self.recorder.say(f"{line}; compiled in {time.perf_counter() - began:.1f} s")
+        self.recorder.say(
+            f"{self._describe()}; {self.mesh.size} x {device.device_kind}; compiled in "
+            f"{time.perf_counter() - began:.1f} s"
+        )
         if (needed := memory.step_memory(self._step)) is not None:
             report = memory.check_fits(needed, memory.device_memory(device))
             if self.mesh.size > 1 or device.platform != "cpu":
@@ -307,6 +307,20 @@ class _Run:
         return FitResult(
             self.state, step, heldout, train, seconds, speed, measured, validation or {}
         )
+
+    def _describe(self) -> str:
+        """Model, parameters of a seed and data, in words."""
+        config = getattr(self.model, "config", None)
+        about = type(self.model).__name__
+        if isinstance(config, ModelConfig):
+            about = (
+                f"{config.kind} of {config.num_layers} layers, width {config.width}, "
+                f"{config.heads.name} heads, plan {plan_name(config.sharing)}"
+            )
+        size = sum(a.size // a.shape[0] for a in jax.tree.leaves(self.state.params))
+        tokens = self.dataset.facts.get("training tokens")
+        data = f"{self.dataset.name}, {tokens:,} training tokens" if tokens else self.dataset.name
+        return f"{about}, {size:,} parameters; {data}"
 
     def _final_metrics(self) -> Scores:
         """What needs generated texts, of each seed."""

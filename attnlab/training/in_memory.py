@@ -12,8 +12,8 @@ from attnlab.sharing import Params
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig
 from attnlab.training.fit import FitOptions, FitResult, fit
-from attnlab.training.loggers import Row
-from attnlab.training.metrics import Recorder, read_metrics
+from attnlab.training.loggers import Row, read_metrics
+from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import Model, Objective
 from attnlab.training.optimizers import Optimizer, make_optimizer
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -15,6 +15,9 @@ from jax.typing import ArrayLike
 from attnlab.atomic import write_atomic
 from attnlab.extras import extra
 from attnlab.nested import flatten
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Scalars: TypeAlias = Mapping[str, ArrayLike]
 """Name -> a number, or an array with one number per seed."""
@@ -112,38 +115,36 @@ class Terminal:
         self.say(f"step {step:>6}  " + "  ".join(f"{n} {text}" for n, text in numbers.items()))
 
 
+def progress_bars(text: str = "", *, shown: bool) -> "Progress":
+    """Bars on standard error, of a terminal or a notebook: name, steps, `text`, time left."""
+    with extra("train"):
+        from rich import progress
+        from rich.console import Console
+
+    console = Console(stderr=True)
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        *([progress.TextColumn(text)] if text else []),
+        progress.TimeRemainingColumn(),
+    )
+    disable = not (shown and (console.is_terminal or console.is_jupyter))
+    return progress.Progress(*columns, transient=True, console=console, disable=disable)
+
+
 @contextmanager
 def progress_bar(
     name: str, total: int, first: int, *, shown: bool
 ) -> Iterator[Callable[[int, int], None]]:
     """On a terminal: a bar, tokens/s, time left. Yields advance(step, tokens_per_step)."""
-    with extra("train"):
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        transient=True,
-        disable=not (shown and sys.stderr.isatty()),
-        console=Console(stderr=True),
-    )
-    with bar:
-        row = bar.add_task(name, total=total, completed=first, rate="")
+    with progress_bars("{task.fields[rate]}", shown=shown and sys.stderr.isatty()) as bars:
+        row = bars.add_task(name, total=total, completed=first, rate="")
 
         def advance(step: int, tokens_per_step: int) -> None:
-            speed = bar.tasks[0].speed
+            speed = bars.tasks[0].speed
             rate = f"{speed * tokens_per_step:,.0f} tokens/s" if speed else ""
-            bar.update(row, completed=step, rate=rate)
+            bars.update(row, completed=step, rate=rate)
 
         yield advance
 

@@ -21,11 +21,8 @@ from attnlab.training.loggers import (
     Scalars,
     Terminal,
     progress_bar,
-    read_metrics,
 )
 from attnlab.training.provenance import CHANGES, PROVENANCE, describe_process
-
-__all__ = ["Recorder", "read_metrics"]
 
 T = TypeVar("T")
 

@@ -125,20 +125,6 @@ def place(shardings: PyTree, tree: PyTree) -> PyTree:
     return jax.tree.map(one, tree, shardings)
 
 
-def device_bytes(shapes: PyTree, shardings: PyTree) -> int:
-    """Bytes on one device of arrays with these shardings.
-
-    >>> mesh = data_mesh(jax.devices()[:1])
-    >>> device_bytes(jax.ShapeDtypeStruct((3, 5), np.float32), replicated(mesh))
-    60
-    """
-
-    def one(a: jax.ShapeDtypeStruct, where: NamedSharding) -> int:
-        return int(np.prod(where.shard_shape(a.shape))) * int(a.dtype.itemsize)
-
-    return sum(jax.tree.leaves(jax.tree.map(one, shapes, shardings)))
-
-
 def gather(tree: PyTree) -> PyTree:
     """NumPy arrays of arrays that may be on devices of other processes; all processes must call."""
     return jax.tree.map(_gather_one, tree)

@@ -8,7 +8,7 @@ from conftest import deep
 
 import attnlab
 from attnlab.lab.result import read_result
-from attnlab.training.metrics import read_metrics
+from attnlab.training.loggers import read_metrics
 from experiments.configs import byte_lm
 from experiments.setup import run_config
 

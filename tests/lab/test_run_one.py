@@ -17,7 +17,7 @@ from attnlab.lab import attention_maps, lock, samples
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.former import TRAIN_FIELDS
 from attnlab.models import head_distance
-from attnlab.training.metrics import read_metrics
+from attnlab.training.loggers import read_metrics
 
 TRAIN = train_config(6, every=3)
 QUIET = lab.RunOptions(speaks=False)

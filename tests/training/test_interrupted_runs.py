@@ -11,7 +11,7 @@ from test_train import CONFIG, DATASET, MODEL, TEXT, Killed, assert_same_bits, e
 from attnlab import training
 from attnlab.data import TokenFiles, text
 from attnlab.training import Checkpoints, FitOptions, OptimizerConfig, Recorder
-from attnlab.training.metrics import read_metrics
+from attnlab.training.loggers import read_metrics
 from attnlab.training.objectives import OBJECTIVES
 
 SHORT = dataclasses.replace(

@@ -14,7 +14,7 @@ from test_train import CONFIG, DATASET, MODEL, evaluated
 
 from attnlab import training
 from attnlab.training import LOGGERS, Recorder, provenance
-from attnlab.training.metrics import read_metrics
+from attnlab.training.loggers import read_metrics
 
 STEPS = [10, 20]
 HYPERPARAMETERS = {"model": {"width": 8}, "seeds": [0, 7]}

@@ -6,7 +6,8 @@ import struct
 import numpy as np
 from PIL import Image
 
-from attnlab.training.metrics import Recorder, read_metrics
+from attnlab.training.loggers import read_metrics
+from attnlab.training.metrics import Recorder
 
 
 def write(folder, first, steps, **options):

@@ -21,7 +21,8 @@ from attnlab.models import FFN, Compute, Dropout, ModelConfig, Norm
 from attnlab.sharing.named_plans import plan_names
 from attnlab.training import FitOptions, optimizers, sharding
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, check_model
-from attnlab.training.metrics import Recorder, read_metrics
+from attnlab.training.loggers import read_metrics
+from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES
 
 MODEL = ModelConfig(

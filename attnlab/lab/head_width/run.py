@@ -37,8 +37,10 @@ from attnlab.lab.ngrams import witten_bell
 from attnlab.models import flops_per_token, matrix_axes, num_parameters
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig
-from attnlab.training.fit import NonFiniteLoss, fit
-from attnlab.training.metrics import Recorder, read_metrics
+from attnlab.training.fit import fit
+from attnlab.training.interrupts import NonFiniteLoss
+from attnlab.training.loggers import read_metrics
+from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.optimizers import make_optimizer
 

@@ -22,7 +22,7 @@ from attnlab.lab.results import Results, label_of
 from attnlab.lab.spec import Tag
 from attnlab.nested import JSON, differing
 from attnlab.plotting import Style, style
-from attnlab.training.metrics import read_metrics
+from attnlab.training.loggers import read_metrics
 
 METRICS = "metrics.jsonl"
 
