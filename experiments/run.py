@@ -15,8 +15,7 @@ import jax
 from absl import flags
 
 from attnlab import lab
-from attnlab.lab.machine import keep_compiled, use_threads
-from attnlab.lab.resources import read_threads
+from attnlab.lab.machine import keep_compiled, read_threads, use_threads
 from experiments import app
 from experiments.setup import run_config
 

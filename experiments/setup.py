@@ -11,8 +11,7 @@ from ml_collections import ConfigDict
 from attnlab import lab
 from attnlab.data import DATASETS, DataConfig
 from attnlab.lab.description import Description
-from attnlab.lab.machine import threads
-from attnlab.lab.resources import write_threads
+from attnlab.lab.machine import threads, write_threads
 from attnlab.lab.spec import LAYOUT, SHARING, matched, specs_of
 from attnlab.lab.sweeps import add_specs
 from attnlab.models import ModelConfig, from_dict

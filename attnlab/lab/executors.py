@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from attnlab.lab import lock
-from attnlab.lab.machine import cores, use_threads
-from attnlab.lab.resources import read_threads, write_threads
+from attnlab.lab.machine import cores, read_threads, use_threads, write_threads
 from attnlab.lab.run import RunOptions
 from attnlab.lab.worker import ERROR, STOPPED, work
 from attnlab.runs import RUNS

@@ -1,6 +1,7 @@
 """What the numbers of a run depend on besides its spec, and the cache of compiled programs."""
 
 import hashlib
+import json
 import os
 import platform
 import sys
@@ -10,8 +11,12 @@ from pathlib import Path
 
 import jax
 
+from attnlab.atomic import write_atomic
+
 PACKAGES = ("attnlab", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 CACHE_SIZE = 2 << 30
+RESOURCES = "resources.json"
+"""In a workdir: the threads of its runs on a CPU, since last bits depend on them."""
 
 
 def cores() -> list[int]:
@@ -36,12 +41,33 @@ def use_threads(count: int | None) -> None:
         os.environ["NPROC"] = str(count)
 
 
+def read_threads(workdir: Path) -> int | None:
+    """The threads that the runs of a workdir have; None where that is open."""
+    path = workdir / RESOURCES
+    if not path.exists():
+        return None
+    found: int = json.loads(path.read_text())["threads"]
+    return found
+
+
+def write_threads(workdir: Path, count: int) -> None:
+    """Keeps them for the next start."""
+    if read_threads(workdir) != count:
+        workdir.mkdir(parents=True, exist_ok=True)
+        write_atomic(workdir / RESOURCES, json.dumps({"threads": count}).encode())
+
+
+def processor() -> str:
+    """The name of the processor, or its architecture where that is not known."""
+    return _processor().get("model name") or platform.processor() or platform.machine()
+
+
 def environment() -> dict[str, str]:
     """Device, machine and versions, which numbers depend on."""
     device = jax.devices()[0]
     found = {
         "device": f"{jax.device_count()} x {device.device_kind}",
-        "machine": _processor().get("model name") or platform.processor() or platform.machine(),
+        "machine": processor(),
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in PACKAGES},
     }

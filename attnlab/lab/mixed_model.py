@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 
 Array = NDArray[np.float64]
+LEVEL = 0.95
+"""Of intervals."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Estimate:
     """Units that the degrees of freedom come from (texts)."""
 
 
-def t_estimate(value: float, error: float, count: int, level: float = 0.95) -> Estimate:
+def t_estimate(value: float, error: float, count: int, level: float = LEVEL) -> Estimate:
     """The interval of Student's t with count - 1 degrees of freedom.
 
     >>> round(t_estimate(1.0, 0.5, 8).low, 3)
@@ -51,16 +53,14 @@ class MixedModel:
     """-2 log restricted likelihood."""
     texts: int
 
-    def contrast(self, weights: dict[str, float], level: float = 0.95) -> Estimate:
+    def contrast(self, weights: dict[str, float]) -> Estimate:
         """A sum of weight x coefficient. The t distribution has texts - 1 degrees of freedom, for
         the normal distribution of a Wald test is too narrow for a few texts."""
         w = self._vector(weights)
         error = math.sqrt(max(0.0, float(w @ self.covariance @ w)))
-        return t_estimate(float(w @ self.coefficients), error, self.texts, level)
+        return t_estimate(float(w @ self.coefficients), error, self.texts)
 
-    def ratio(
-        self, top: dict[str, float], bottom: dict[str, float], level: float = 0.95
-    ) -> Estimate:
+    def ratio(self, top: dict[str, float], bottom: dict[str, float]) -> Estimate:
         """top / bottom with Fieller's interval (Fieller 1954, J. R. Stat. Soc. B 16:175).
 
         The interval is unbounded, from -inf to inf, where `bottom` is not different from 0. `p` is
@@ -69,7 +69,7 @@ class MixedModel:
         a, b = self._vector(top), self._vector(bottom)
         x, y = float(a @ self.coefficients), float(b @ self.coefficients)
         xx, xy, yy = (float(v @ self.covariance @ w) for v, w in ((a, a), (a, b), (b, b)))
-        q = float(stats.t.ppf((1 + level) / 2, self.texts - 1)) ** 2
+        q = float(stats.t.ppf((1 + LEVEL) / 2, self.texts - 1)) ** 2
         # (x - m y)^2 <= q (xx - 2 m xy + m^2 yy)
         square, linear, constant = y**2 - q * yy, -2 * (x * y - q * xy), x**2 - q * xx
         root = linear**2 - 4 * square * constant

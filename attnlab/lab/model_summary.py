@@ -13,6 +13,7 @@ import numpy as np
 from attnlab import models, pretrained
 from attnlab.data import load_tokenizer
 from attnlab.lab.run import attention_reports
+from attnlab.lab.start import input_names
 from attnlab.lab.text_table import columns
 from attnlab.models import ModelConfig, generate
 from attnlab.models.config import sharing_name
@@ -163,8 +164,7 @@ ATTENTION = {"self": "attention", "cross": "cross-attention", "encoder": "the en
 
 
 def _texts(config: ModelConfig, batch: int, length: int) -> Shapes:
-    names = ("source", "tokens") if config.kind == "encoder_decoder" else ("tokens",)
-    return dict.fromkeys(names, jax.ShapeDtypeStruct((batch, length), "int32"))
+    return dict.fromkeys(input_names(config), jax.ShapeDtypeStruct((batch, length), "int32"))
 
 
 def _attention(config: ModelConfig, inputs: Shapes, *, training: bool) -> str:

@@ -100,8 +100,3 @@ def witten_bell(
             loss = -np.log2(p)
             bits[size] = float(loss.mean() if valid is None else loss[valid].mean())
     return bits
-
-
-def unigram_bits(train: Bytes, scored: Bytes, valid: npt.NDArray[np.bool_] | None = None) -> float:
-    """Bits per byte without context: Witten-Bell with 0 bytes of context."""
-    return witten_bell(train, scored, valid, contexts=(0,))[0]

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnlab.lab import lock
-from attnlab.lab.result import FILE, read_result
-from attnlab.lab.run import run_folder
+from attnlab.lab.run import complete_result, run_folder
 from attnlab.lab.spec import RunSpec
 from attnlab.training.loggers import progress_bars
 
@@ -50,15 +49,11 @@ class RunsProgress:
             return
         self._last = time.monotonic()
         for spec in list(self._left.values()):
-            folder = run_folder(self._workdir, spec)
-            if (folder / FILE).exists():
-                result = read_result(folder)
-                if result is not None and result.spec.digest == spec.digest:
-                    del self._left[spec.id]
-                    self._ended(spec, result.status)
-                    continue
-            if not self._bars.disable:
-                self._show_running(spec, folder)
+            if result := complete_result(self._workdir, spec):
+                del self._left[spec.id]
+                self._ended(spec, result.status)
+            elif not self._bars.disable:
+                self._show_running(spec, run_folder(self._workdir, spec))
         self._bars.update(self._all, completed=self._count - len(self._left))
 
     def _ended(self, spec: RunSpec, status: str) -> None:

@@ -62,6 +62,7 @@ __all__ = [
     "RunInUse",
     "RunOptions",
     "attention_reports",
+    "complete_result",
     "load_data",
     "run_folder",
     "run_one",
@@ -97,6 +98,12 @@ def run_folder(workdir: Path, spec: RunSpec) -> Path:
     return workdir / RUNS / spec.id
 
 
+def complete_result(workdir: Path, spec: RunSpec) -> RunResult | None:
+    """The result of a run; None where there is none, or one of another number of steps."""
+    found = read_result(run_folder(workdir, spec))
+    return found if found is not None and found.spec.digest == spec.digest else None
+
+
 def run_one(
     spec: RunSpec,
     workdir: str | Path,
@@ -128,7 +135,7 @@ def run_one(
       attnlab.training.Stopped: after SIGTERM or SIGINT, and a save.
     """
     folder = run_folder(Path(workdir), spec)
-    if (found := read_result(folder)) and found.spec.digest == spec.digest:
+    if found := complete_result(Path(workdir), spec):
         return found
     with _held(folder):
         config = dataclasses.replace(spec.config.train, seeds=(spec.seed,))

@@ -24,8 +24,14 @@ from attnlab.atomic import write_atomic
 from attnlab.data import Dataset
 from attnlab.lab import lock
 from attnlab.lab.experiment import Experiment
-from attnlab.lab.machine import cores, environment, keep_compiled, use_threads
-from attnlab.lab.resources import read_threads, write_threads
+from attnlab.lab.machine import (
+    cores,
+    environment,
+    keep_compiled,
+    read_threads,
+    use_threads,
+    write_threads,
+)
 from attnlab.lab.spec import Match, RunSpec
 from attnlab.models import ModelConfig, match_budget, matrix_axes, with_layout
 from attnlab.nested import JSON

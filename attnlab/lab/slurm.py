@@ -15,7 +15,7 @@ from typing import Literal
 
 from attnlab.atomic import write_atomic
 from attnlab.lab.executors import LOGS, Queued, worker_command
-from attnlab.lab.resources import read_threads, write_threads
+from attnlab.lab.machine import read_threads, write_threads
 from attnlab.lab.run import RunOptions
 
 SCRIPT, JOBS = "sweep.sbatch", "slurm_jobs.txt"

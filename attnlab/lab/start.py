@@ -13,7 +13,7 @@ import numpy as np
 from attnlab import pretrained, runs, transforms
 from attnlab.models import ModelConfig, identical_heads, to_json
 from attnlab.models.config import sharing_name
-from attnlab.nested import flatten
+from attnlab.nested import differences, flatten
 from attnlab.sharing import Params
 from attnlab.training.checkpoint import digest
 from attnlab.training.objectives.objective import Inputs, Model
@@ -81,10 +81,18 @@ def init_function(model: ModelConfig, head_init: HeadInit) -> InitParams | None:
             params = identical_heads(model, params, names, noise=head_init.noise, key=key)
         return params
 
-    texts = ("source", "tokens") if model.kind == "encoder_decoder" else ("tokens",)
-    one: Inputs = dict.fromkeys(texts, jnp.zeros((1, 1), int))
-    jax.eval_shape(lambda key: make(key, one), jax.random.key(0))
+    jax.eval_shape(lambda key: make(key, smallest_inputs(model)), jax.random.key(0))
     return make
+
+
+def input_names(model: ModelConfig) -> tuple[str, ...]:
+    """The texts that a model reads."""
+    return ("source", "tokens") if model.kind == "encoder_decoder" else ("tokens",)
+
+
+def smallest_inputs(model: ModelConfig) -> Inputs:
+    """One token of each text."""
+    return dict.fromkeys(input_names(model), jnp.zeros((1, 1), jnp.int32))
 
 
 def with_more_heads(model: ModelConfig, count: int) -> ModelConfig:
@@ -127,13 +135,8 @@ def check_start(model: ModelConfig, folder: str) -> None:
         stored = runs.read_run(folder, ()).config
     else:
         stored = pretrained.load_config(folder)
-    ours, theirs = (_fixed_fields(config) for config in (model, stored))
-    wrong = [
-        f"model.{path}={ours.get(path)!r} (there {theirs.get(path)!r})"
-        for path in sorted(ours.keys() | theirs.keys())
-        if ours.get(path) != theirs.get(path)
-    ]
-    if wrong:
+    changed = differences(_fixed_fields(model), _fixed_fields(stored))
+    if wrong := [f"model.{path}={ours!r} (there {theirs!r})" for path, ours, theirs in changed]:
         raise ValueError(
             f"the parameters of {folder} make another model than {', '.join(wrong)}; leave these "
             "fields as the folder has them, or start=''"

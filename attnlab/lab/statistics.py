@@ -17,11 +17,10 @@ from attnlab.extras import extra
 with extra("lab"):
     from scipy import optimize, stats
 
-    from attnlab.lab.mixed_model import fit_reml
+    from attnlab.lab.mixed_model import LEVEL, fit_reml
 
 Array: TypeAlias = NDArray[np.float64]
 Method: TypeAlias = Literal["paired t", "pooled", "mixed model", "anytime", "none"]
-LEVEL = 0.95
 ALPHA = 1 - LEVEL
 
 
@@ -97,13 +96,6 @@ def paired_difference(differences: ArrayLike, margin: float = 0.0) -> Difference
     )
 
 
-def residuals(scores: ArrayLike) -> Array:
-    """Scores [V, S] less the mean of their variant and of their seed."""
-    y = np.asarray(scores, np.float64)
-    found: Array = y - y.mean(1, keepdims=True) - y.mean(0, keepdims=True) + y.mean()
-    return found
-
-
 def equal_spread(scores: ArrayLike) -> bool:
     """May all variants, scores [V, S], have one spread (Bartlett's test, p > 0.05)?
 
@@ -126,7 +118,8 @@ def pooled_difference(scores: ArrayLike, a: int, b: int, margin: float = 0.0) ->
     y = np.asarray(scores, float)
     variants, seeds = y.shape
     df = (variants - 1) * (seeds - 1)
-    error = math.sqrt(2 * float((residuals(y) ** 2).sum()) / df / seeds)
+    residuals = y - y.mean(1, keepdims=True) - y.mean(0, keepdims=True) + y.mean()
+    error = math.sqrt(2 * float((residuals**2).sum()) / df / seeds)
     return t_difference(
         float((y[a] - y[b]).mean()), error, df, seeds, margin=margin, method="pooled"
     )
@@ -230,8 +223,10 @@ def more_seeds_may_decide(
     return bool(mean + about > apart or max(mean - about, 0.0) < within)
 
 
-def holm(p: ArrayLike) -> Array:
-    """Holm's correction (Holm 1979) of p-values; nan stays nan and does not count.
+def holm(p: ArrayLike, family: int | None = None) -> Array:
+    """Holm's correction (Holm 1979) of p-values in a family of so many; nan stays nan.
+
+    Without `family` those that are nan do not count; with it they count as 1.
 
     >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
     [0.03, 0.06, 0.06]
@@ -241,7 +236,7 @@ def holm(p: ArrayLike) -> Array:
     order = [i for i in np.argsort(values) if not np.isnan(values[i])]
     highest = 0.0
     for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(order) - rank) * values[i]))
+        highest = max(highest, min(1.0, ((family or len(order)) - rank) * values[i]))
         corrected[i] = highest
     return corrected
 

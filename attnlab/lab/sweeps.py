@@ -12,9 +12,9 @@ from attnlab.lab.longer import is_longer
 from attnlab.lab.progress import RunsProgress
 from attnlab.lab.result import read_result
 from attnlab.lab.results import Results
-from attnlab.lab.run import run_folder
+from attnlab.lab.run import complete_result, run_folder
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
-from attnlab.lab.worker import ERROR, is_complete
+from attnlab.lab.worker import ERROR
 from attnlab.nested import SHOWN, differences
 from attnlab.runs import SPECS
 from attnlab.training.interrupts import Stopped, stop_signals
@@ -170,7 +170,7 @@ def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progres
 
 
 def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:
-    return [spec for spec in specs if not is_complete(run_folder(workdir, spec), spec)]
+    return [spec for spec in specs if not complete_result(workdir, spec)]
 
 
 def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from attnlab import runs
 from attnlab.atomic import check_new_file, write_atomic
 from attnlab.interpret import SyntaxScore, Tree, read_trees, syntax, treebank_parts
 from attnlab.lab.loaded import LONGEST, LoadedModel, open_run
+from attnlab.lab.start import smallest_inputs
 from attnlab.lab.text_table import columns
 from attnlab.sharing import Params
-from attnlab.training.objectives.objective import Inputs
 
 TRAIN, CHOOSING, JUDGING = "train", "dev", "test"
 
@@ -59,9 +58,8 @@ def evaluate(
         return syntax.evaluate_heads(*tallies)
 
     found = {name: study(one, one.params) for name, one in models.items()}
-    texts = ("source", "tokens") if first.config.kind == "encoder_decoder" else ("tokens",)
-    one: Inputs = dict.fromkeys(texts, jnp.zeros((1, 1), jnp.int32))
     if fresh:
+        one = smallest_inputs(first.config)
         found |= {f"{name}, fresh": study(m, m.initial(one)) for name, m in models.items()}
     sizes = (len(trees[0]), len(trees[1]))
     return Study(found, sizes, sum(map(len, splits)) - sum(sizes))

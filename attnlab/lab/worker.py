@@ -12,8 +12,7 @@ from pathlib import Path
 from attnlab.lab import lock
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.lock import RunInUse
-from attnlab.lab.result import FILE, read_result
-from attnlab.lab.run import RunOptions, run_folder, run_one
+from attnlab.lab.run import RunOptions, complete_result, run_folder, run_one
 from attnlab.lab.spec import RunSpec, read_specs
 from attnlab.models import flops_per_token
 from attnlab.runs import SPECS
@@ -69,7 +68,7 @@ def _next(workdir: Path, tried: Collection[str], last: RunSpec | None) -> RunSpe
     worker runs: what one of them compiles is kept for the next one.
     """
     specs = costly_first(read_specs((workdir / SPECS).read_text(encoding="utf-8")))
-    left = [spec for spec in specs if not is_complete(run_folder(workdir, spec), spec)]
+    left = [spec for spec in specs if not complete_result(workdir, spec)]
     held = {spec.id: lock.holder(run_folder(workdir, spec)) for spec in left}
     busy = [spec.config for spec in left if held[spec.id]]
     open_ = [spec for spec in left if spec.id not in tried and not held[spec.id]]
@@ -80,14 +79,6 @@ def _next(workdir: Path, tried: Collection[str], last: RunSpec | None) -> RunSpe
         return 2 if spec.config in busy else 1
 
     return min(open_, key=order, default=None)
-
-
-def is_complete(folder: Path, spec: RunSpec) -> bool:
-    """Is there a result, and of as many steps as the spec has?"""
-    if not (folder / FILE).exists():
-        return False
-    found = read_result(folder)
-    return found is not None and found.spec.digest == spec.digest
 
 
 def costly_first(specs: Sequence[RunSpec]) -> list[RunSpec]:

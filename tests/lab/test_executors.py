@@ -16,7 +16,7 @@ from small_experiment import MODEL, experiment, train_config
 from attnlab import lab
 from attnlab.lab import lock
 from attnlab.lab.executors import divide, share
-from attnlab.lab.resources import read_threads
+from attnlab.lab.machine import read_threads
 from attnlab.lab.run import run_folder
 from attnlab.lab.sweeps import add_specs
 

@@ -6,7 +6,7 @@ are held-out bits per byte of complete runs. Plan: docs/results/head_width/plan.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -15,7 +15,7 @@ from scipy import stats
 
 from attnlab.lab.head_width.rates import Minimum, RateFormula
 from attnlab.lab.head_width.rows import Row, flat
-from attnlab.lab.mixed_model import Array, Estimate, MixedModel, fit_reml, t_estimate
+from attnlab.lab.mixed_model import LEVEL, Array, Estimate, MixedModel, fit_reml, t_estimate
 
 MARGIN = 0.02
 LOOKS = (0.005, 0.048)
@@ -95,9 +95,9 @@ def paired(frame: Frame, a: Mask, b: Mask) -> Pairs:
     return found
 
 
-def merged(pairs: Pairs, names: Sequence[str] = ("tatoeba_fr", "tatoeba_en")) -> Pairs:
-    """`pairs` with these texts as one: they are translations of each other."""
-    there = [name for name in names if name in pairs]
+def merged(pairs: Pairs) -> Pairs:
+    """`pairs` with both Tatoeba texts as one: they are translations of each other."""
+    there = [name for name in ("tatoeba_fr", "tatoeba_en") if name in pairs]
     if len(there) < 2:
         return pairs
     rest = {name: values for name, values in pairs.items() if name not in there}
@@ -111,7 +111,7 @@ class Pooled(NamedTuple):
     freedom: int
 
 
-def over_texts(pairs: Pairs, pooled: Pooled | None = None, level: float = 0.95) -> Estimate:
+def over_texts(pairs: Pairs, pooled: Pooled | None = None) -> Estimate:
     """Student's t over the means of texts: mean, standard error sd / sqrt(texts), texts - 1
     degrees of freedom. With `pooled` the interval is not narrower than that of the pooled
     variance; the p-value stays."""
@@ -119,15 +119,15 @@ def over_texts(pairs: Pairs, pooled: Pooled | None = None, level: float = 0.95) 
     if not len(means):
         return t_estimate(math.nan, math.nan, 0)
     sd = float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
-    own = t_estimate(float(means.mean()), sd / math.sqrt(len(means)), len(means), level)
-    return widened(own, pooled, level)
+    own = t_estimate(float(means.mean()), sd / math.sqrt(len(means)), len(means))
+    return widened(own, pooled)
 
 
-def widened(found: Estimate, pooled: Pooled | None, level: float = 0.95) -> Estimate:
+def widened(found: Estimate, pooled: Pooled | None) -> Estimate:
     """`found` with an interval not narrower than that of the pooled variance; its p-value stays."""
     if pooled is None or found.count < 2:
         return found
-    half = float(stats.t.ppf((1 + level) / 2, pooled.freedom)) * pooled.sd / math.sqrt(found.count)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, pooled.freedom)) * pooled.sd / math.sqrt(found.count)
     half = max(half, found.high - found.value)
     return dataclasses.replace(found, low=found.value - half, high=found.value + half)
 
@@ -143,19 +143,17 @@ def pool(many: Sequence[Pairs]) -> Pooled | None:
     return Pooled(math.sqrt(total / freedom), freedom)
 
 
-def bootstrap(
-    pairs: Pairs, draws: int = 2000, level: float = 0.95, seed: int = 0
-) -> tuple[float, float]:
+def bootstrap(pairs: Pairs, draws: int = 2000) -> tuple[float, float]:
     """The percentile interval of the mean: texts are drawn with replacement, then seeds of each
     drawn text (Davison and Hinkley 1997, section 3.8). NaN for fewer than two texts."""
     if len(pairs) < 2:
         return math.nan, math.nan
-    random, values = np.random.default_rng(seed), list(map(np.array, pairs.values()))
+    random, values = np.random.default_rng(0), list(map(np.array, pairs.values()))
     means = np.empty(draws)
     for i in range(draws):
         texts = random.integers(len(values), size=len(values))
         means[i] = np.mean([random.choice(values[t], len(values[t])).mean() for t in texts])
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
@@ -204,21 +202,6 @@ def primary_conclusion(tests: Sequence[Estimate], look: int) -> str:
     return equivalent if within else "inconclusive"
 
 
-def holm(p_values: Mapping[str, float], family: int) -> dict[str, float]:
-    """Corrected p-values (Holm 1979) in a family of `family` hypotheses; those without a p-value
-    yet (NaN) count as 1.
-
-    >>> holm({"a": 0.01, "b": 0.04, "c": float("nan")}, 3)
-    {'a': 0.03, 'b': 0.08, 'c': nan}
-    """
-    known = sorted((p, name) for name, p in p_values.items() if math.isfinite(p))
-    found, most = dict.fromkeys(p_values, math.nan), 0.0
-    for i, (p, name) in enumerate(known):
-        most = max(most, min(1.0, (family - i) * p))
-        found[name] = most
-    return found
-
-
 def loss_slope(frame: Frame) -> Estimate:
     """dL / d ln C of the points h = 16, N h = D over model sizes, C = FLOPs per token x bytes:
     least squares within each text, then the mean over texts."""
@@ -237,7 +220,7 @@ def loss_slope(frame: Frame) -> Estimate:
     return over_texts(slopes)
 
 
-def compute_multiple(difference: Estimate, slope: Estimate, level: float = 0.95) -> Estimate:
+def compute_multiple(difference: Estimate, slope: Estimate) -> Estimate:
     """exp(difference / |slope|): how many times the compute gives the worse variant the loss of the
     other, with the errors of both in its interval (delta method in the logarithm). p is that of the
     difference."""
@@ -245,7 +228,7 @@ def compute_multiple(difference: Estimate, slope: Estimate, level: float = 0.95)
     log = difference.value / s
     error = math.hypot(difference.error / s, log * slope.error / s)
     count = min(difference.count, slope.count)
-    found = t_estimate(log, error, count, level)
+    found = t_estimate(log, error, count)
     bounds = (math.exp(min(found.low, 700)), math.exp(min(found.high, 700)))
     return Estimate(math.exp(log), math.exp(log) * error, *bounds, difference.p, count)
 

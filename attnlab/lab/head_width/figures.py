@@ -40,13 +40,13 @@ def _head_dims(axes: "Axes", values: Sequence[int]) -> None:
     axes.set_xlabel("head_dim")
 
 
-def _errors(axes: "Axes", series: Series, colour: str, label: str, marker: str = "o") -> None:
+def _errors(axes: "Axes", series: Series, colour: str, label: str) -> None:
     x = sorted(series)
     y = [series[h].value for h in x]
     axes.plot(x, y, color=colour, linewidth=1.2, label=label)
     for h in x:
         low, high = series[h].low, series[h].high
-        axes.plot([h], [series[h].value], marker, color=colour, markersize=5)
+        axes.plot([h], [series[h].value], "o", color=colour, markersize=5)
         if low == low and high == high:
             axes.plot([h, h], [low, high], color=colour, linewidth=1.6)
 

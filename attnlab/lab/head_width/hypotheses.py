@@ -12,6 +12,7 @@ from attnlab.lab.head_width.analysis import Columns, Mask, Optimum, Pairs
 from attnlab.lab.head_width.rates import PLANS, cells_of, fit_rates, minimum
 from attnlab.lab.head_width.rows import Row
 from attnlab.lab.mixed_model import Estimate, MixedModel
+from attnlab.lab.statistics import holm
 from attnlab.lab.text_table import counted
 
 NOT_YET = "not run yet"
@@ -199,7 +200,7 @@ def secondary(study: Study) -> list[Result]:
     }
     same = analysis.equivalence(found["S5"], 0.01)
     p = {name: one.p for name, one in found.items()} | {"S1": best.p_interior, "S5": same.p}
-    corrected = analysis.holm(p, 5)
+    corrected = dict(zip(p, holm(list(p.values()), 5).tolist(), strict=True))
     words = {"S1": ("interior", best.interior), "S5": ("equivalent within 0.01", same.equivalent)}
     conclusions = {}
     for name in texts:

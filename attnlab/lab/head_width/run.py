@@ -5,7 +5,6 @@ import dataclasses
 import fcntl
 import functools
 import json
-import platform
 import shutil
 import time
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from attnlab.lab.head_width.spec import (
     train_config,
 )
 from attnlab.lab.head_width.texts import load_text
+from attnlab.lab.machine import processor
 from attnlab.lab.ngrams import witten_bell
 from attnlab.models import flops_per_token, matrix_axes, num_parameters
 from attnlab.training.checkpoint import Checkpoints
@@ -118,7 +118,7 @@ def run_one(spec: StudyRun, place: Place) -> Row:
         _sizes(spec),
         scores,
         baselines(corpus, config, place.work / "baselines"),
-        Origin(corpus.sha256, place.commit, round(seconds, 2), round(cpu, 2), _machine()),
+        Origin(corpus.sha256, place.commit, round(seconds, 2), round(cpu, 2), processor()),
     )
 
 
@@ -186,11 +186,3 @@ def _cpu(folder: Path) -> Iterator["functools.partial[float]"]:
         yield total
     finally:
         write_atomic(path, str(total()).encode())
-
-
-def _machine() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()

@@ -9,7 +9,7 @@ import numpy as np
 from attnlab import plotting
 from attnlab.lab.comparisons import Comparison, Variant
 from attnlab.lab.report.page import Figure, draw
-from attnlab.lab.report.panel import Panel, mean_of
+from attnlab.lab.report.panel import Panel, mean_of, spread_of
 from attnlab.lab.result import RunResult
 from attnlab.lab.results import label_of
 from attnlab.lab.statistics import best_rate, paired_difference
@@ -185,12 +185,12 @@ def budget_figures(panels: Sequence[Panel]) -> list[Figure]:
                 runs = [run for run in panel.variants[variant] if run.scores.heldout]
                 x = float(np.mean([cost(run) for run in runs]))
                 style = panel.styles[variant]
-                style = (
-                    style._replace(marker=markers[i % len(markers)]) if len(panels) > 1 else style
-                )
-                spread = float(np.std(list(scores.values()), ddof=1)) if len(scores) > 1 else 0.0
+                if len(panels) > 1:
+                    style = style._replace(marker=markers[i % len(markers)])
                 text = fill(panel.named(panel.labels[variant]), LINE)
-                points.append(plotting.Point(text, style, x, mean_of(scores), spread))
+                points.append(
+                    plotting.Point(text, style, x, mean_of(scores), spread_of(scores) or 0.0)
+                )
         xs = [point.x for point in points]
         if min(xs) > 0 and max(xs) / min(xs) > 1.02:
             figures.append(_scatter(points, panels[0], name, label))

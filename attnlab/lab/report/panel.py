@@ -192,6 +192,11 @@ def mean_of(scores: Scores) -> float:
     return float(np.mean(list(scores.values()))) if scores else math.nan
 
 
+def spread_of(scores: Scores) -> float | None:
+    """Standard deviation over texts and seeds; None of one score."""
+    return float(np.std(list(scores.values()), ddof=1)) if len(scores) > 1 else None
+
+
 @functools.lru_cache(maxsize=512)
 def _rows(path: Path) -> list[JSON]:
     return read_metrics(path)

@@ -7,7 +7,7 @@ import numpy as np
 from attnlab.extras import extra
 from attnlab.lab.description import Expectation, PublishedTable, Tags
 from attnlab.lab.report.page import Facts, Paragraph, Section, Table, number
-from attnlab.lab.report.panel import Panel, mean_of
+from attnlab.lab.report.panel import Panel, mean_of, spread_of
 from attnlab.lab.statistics import Array
 
 with extra("lab"):
@@ -62,11 +62,10 @@ def _table(panel: Panel, paper: PublishedTable) -> Table:
         scores = panel.scores.get(variant or ())
         runs = panel.variants.get(variant or (), [])
         ours = mean_of(scores) if scores else "diverged" if runs else "not run"
-        values = list(scores.values()) if scores else []
         rows.append({
             "row": ", ".join(map(str, row.tags.values())),
             f"ours: held-out {panel.metric.unit}": ours,
-            "standard deviation": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+            "standard deviation": spread_of(scores or {}),
             "parameters here": runs[0].sizes.parameters if runs else None,
             "at the paper's size": row.parameters or None,
             "as printed": row.printed or "–",

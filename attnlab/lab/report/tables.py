@@ -6,10 +6,11 @@ import numpy as np
 
 from attnlab.extras import extra
 from attnlab.lab.comparisons import Comparison, Variant
+from attnlab.lab.policies import variant_without_rate
 from attnlab.lab.report.answers import METHODS, interval, p_value
 from attnlab.lab.report.figures import rates_figure, training_flops
 from attnlab.lab.report.page import Block, Figures, Table, number
-from attnlab.lab.report.panel import Panel, mean_of
+from attnlab.lab.report.panel import Panel, mean_of, spread_of
 from attnlab.lab.results import LEVEL, label_of
 from attnlab.lab.statistics import best_rate
 from attnlab.plotting import Style, style
@@ -18,7 +19,6 @@ with extra("lab"):
     import pandas
 
 INTERVAL = f"{100 * LEVEL:.0f} % interval"
-RATE = "learning_rate"
 Row = dict[str, object]
 
 
@@ -32,12 +32,11 @@ def scores_table(panel: Panel, name: str) -> Table:
     for variant in every:
         scores = panel.scores.get(variant, {})
         of = [run for run in panel.variants[variant] if run.status == "diverged"]
-        values = list(scores.values())
         rows.append({
             "variant": panel.labels[variant],
             f"held-out {unit}": mean_of(scores) if scores else "diverged",
-            "standard deviation": float(np.std(values, ddof=1)) if len(values) > 1 else None,
-            "runs": len(values),
+            "standard deviation": spread_of(scores),
+            "runs": len(scores),
             **({"diverged": len(of)} if _any_diverged(panel) else {}),
             f"train {unit}": panel.mean(variant, "train", panel.metric.name),
             **{f"held-out {_unit(panel, m)}": panel.mean(variant, "heldout", m) for m in others},
@@ -189,15 +188,14 @@ def rates_blocks(panel: Panel, name: str) -> list[Block]:
 def _tried(panel: Panel) -> dict[str, tuple[Style, dict[float, float]]]:
     """Label -> (style, rate -> mean validation score, lower is better), of variants with three
     rates or more."""
-    runs = [*(panel.tuning or ()), *panel.results]
     found: dict[Variant, dict[float, list[float]]] = {}
-    for run in runs:
-        tags = tuple((n, v) for n, v in run.spec.tags.items() if n != RATE)
+    for run in (*(panel.tuning or ()), *panel.results):
         score = panel.sign * run.scores.validation.get(panel.metric.name, np.nan)
         rate = run.spec.config.train.optimizer.learning_rate
         if run.scores.validation or run.status == "diverged":
             score = score if np.isfinite(score) else np.inf
-            found.setdefault(tags, {}).setdefault(rate, []).append(score)
+            variant = variant_without_rate(run.spec)
+            found.setdefault(variant, {}).setdefault(rate, []).append(score)
     return {
         label_of(tags): (style(i, i // 6), {r: float(np.mean(s)) for r, s in rates.items()})
         for i, (tags, rates) in enumerate(found.items())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnlab.lab.description import read_description
-from attnlab.lab.policies import TUNING
+from attnlab.lab.policies import FINAL_RATE, FIRST_RATE, TUNING
 from attnlab.lab.report.panel import Panel
 from attnlab.lab.results import Results, config_fields
 from attnlab.lab.spec import read_specs
@@ -56,10 +56,6 @@ def _read(workdir: Path, several: bool) -> Panel:
     )
 
 
-FREE = ("train.optimizer.learning_rate", "train.schedule.final_learning_rate")
-"""Fields that may differ between texts: rates are tuned on each."""
-
-
 def _same_variants(a: Panel, b: Panel) -> bool:
     """The same variants with the same configs, on other data?"""
     return _configs(a.results) == _configs(b.results) and _data(a) != _data(b)
@@ -68,7 +64,9 @@ def _same_variants(a: Panel, b: Panel) -> bool:
 def _configs(results: Results) -> set[str]:
     found = set()
     for variant, runs in results.by_variant().items():
-        fields = {n: v for n, v in config_fields(runs[0]).items() if n not in FREE}
+        # Learning rates are tuned on each text.
+        rates = (FIRST_RATE, FINAL_RATE)
+        fields = {n: v for n, v in config_fields(runs[0]).items() if n not in rates}
         found.add(repr((variant, sorted(fields.items(), key=repr))))
     return found
 
