@@ -11,10 +11,8 @@ begins at 1.00 or below and its median is at most 1.10; see `experiments.benchma
 """
 
 import functools
-import importlib.metadata
 import json
 import os
-import platform
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +21,6 @@ import jax
 from absl import flags
 
 import attnlab.contrib  # noqa: F401  (its backends are rows too)
-from attnlab import plotting
 from attnlab.attention import BACKENDS
 from attnlab.lab import lock
 from attnlab.lab.machine import environment
@@ -31,10 +28,8 @@ from attnlab.nested import JSON
 from experiments import app
 from experiments.benchmarks import accelerator, attention, plans, train
 from experiments.benchmarks import accelerator_page as report
-from experiments.benchmarks.figure import ratios
 from experiments.benchmarks.ledger import Ledger, go_through
 from experiments.benchmarks.measure import Case, Measurement, fastest_peer, judge, measure, table
-from experiments.benchmarks.peers import on_torch
 from experiments.benchmarks.peers.systems import installed
 
 SUITES: dict[str, Callable[[], Iterator[Case]]] = {
@@ -48,18 +43,9 @@ SUITES: dict[str, Callable[[], Iterator[Case]]] = {
 ACCELERATOR = "accelerator"
 
 
-def machine() -> JSON:
-    """What the numbers belong to."""
-    packages = ("jax", "jaxlib", "flax", "optax", "equinox", "torch", "numpy")
-    installed = {d.name: d.version for d in importlib.metadata.distributions()}
-    return {
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        "cores": on_torch.cores(),
-        "load": round(os.getloadavg()[0], 1),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        **{name: installed.get(name, "missing") for name in packages},
-    }
+def machine(*packages: str) -> JSON:
+    """What the numbers belong to, with the versions of these packages."""
+    return environment() | {name: installed(name) or "missing" for name in packages}
 
 
 def chosen(cases: Iterator[Case], pattern: str) -> list[Case]:
@@ -73,38 +59,32 @@ def chosen(cases: Iterator[Case], pattern: str) -> list[Case]:
 
 
 def run(cases: Sequence[Case], rounds: int, folder: str, name: str) -> None:
-    """Prints the table of each case; writes all of them, their numbers and a figure to `folder`.
+    """Prints the table of each case; writes all of them and their numbers to `folder`.
 
     Table and numbers are written after every case, so that a long run may be stopped.
     """
-    report: JSON = {"machine": machine(), "cases": []}
+    about = machine("equinox", "torch") | {"load": round(os.getloadavg()[0], 1)}
+    report: JSON = {"machine": about, "cases": []}
     texts = [", ".join(f"{k} {v}" for k, v in report["machine"].items())]
     print(texts[0], flush=True)
     place = Path(folder) / name
     if folder:
         place.parent.mkdir(parents=True, exist_ok=True)
-    results: list[tuple[Case, list[Measurement]]] = []
     for case in cases:
         taken = min(rounds, case.most_rounds or rounds)
         measured = measure(case.build(), taken, warm=case.warm)
-        results.append((case, measured))
         texts.append(table(case, measured, taken))
         print(f"\n{texts[-1]}", flush=True)
         report["cases"].append(_record(case, measured))
         if folder:
             place.with_suffix(".md").write_text("\n\n".join(texts) + "\n")
             place.with_suffix(".json").write_text(json.dumps(report, indent=1))
-    figure = ratios(results) if folder else None
-    if figure is not None:
-        figure.savefig(place.with_suffix(".png"), dpi=150)
-        place.with_suffix(".svg").write_text(plotting.to_svg(figure, name))
 
 
 def _record(case: Case, measured: Sequence[Measurement]) -> JSON:
     peer = fastest_peer(measured)
     return {
         "name": case.name,
-        "group": case.group,
         "tokens": case.tokens,
         "load": round(os.getloadavg()[0], 1),
         "fastest_peer": peer[0] if peer else None,
@@ -127,8 +107,7 @@ def run_accelerator(folder: str, *, tiny: bool, pattern: str, rounds: int, minut
         jax.config.update("jax_disable_most_optimizations", True)
     cases = list(accelerator.cases(design))
     some = chosen(iter(cases), pattern)
-    others = {n: installed(n) or "missing" for n in ("torch", "tokamax")}
-    about: JSON = {**environment(), **others}
+    about = machine("torch", "tokamax")
     about |= {"tiny": tiny, "backends": list(BACKENDS), "cases": len(cases)}
     place.mkdir(parents=True, exist_ok=True)
     with lock.hold(place):
@@ -177,6 +156,6 @@ if __name__ == "__main__":
         lower_bound=0,
     )
     flags.DEFINE_bool("tiny", False, "Suite accelerator in small sizes, for a CPU.")
-    flags.DEFINE_string("out", "", "Folder for table, numbers and figure; none if left out.")
+    flags.DEFINE_string("out", "", "Folder for table and numbers; none if left out.")
     flags.mark_flag_as_required("suite")
     app.start(main)

@@ -22,7 +22,7 @@ import optax
 from absl import flags
 from jaxtyping import Float
 
-from attnlab import dot_product_attention, plotting
+from attnlab import dot_product_attention
 from attnlab.tap import capture
 from experiments import app
 
@@ -41,28 +41,14 @@ def centred_scores(P: Matrix) -> Matrix:
     return scores - scores.mean(-1, keepdims=True)
 
 
-def reachable_attention(P: Matrix, rank: int) -> Matrix:
-    """softmax of the rank-`rank` truncated SVD of the centred scores: equals P from n - 1 on.
-
-    A head of width `rank` can make it, so its error bounds that of the best head from above.
-
-    >>> P = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]])
-    >>> float(abs(reachable_attention(P, 2) - P).max()) < 1e-15
-    True
-    >>> float(abs(reachable_attention(P, 1) - P).max()) > 0.01
-    True
-    """
-    left, right = _factors(P, rank)
-    return _softmax(left @ right.T)
-
-
 def weights_for_attention(
     P: Matrix, X: Float[np.ndarray, "n D"], head_dim: int
 ) -> tuple[Float[np.ndarray, "D H"], Float[np.ndarray, "D H"]]:
-    """W_Q and W_K with softmax(X W_Q (X W_K)^T / sqrt(H)) = reachable_attention(P, head_dim).
+    """W_Q and W_K whose scores X W_Q (X W_K)^T / sqrt(H) are those of P, truncated to rank H.
 
     The SVD of the scores gives the queries and keys that are wanted, and pinv(X) the weights that
-    read them off X. So P itself is reached from head_dim = n - 1 on, for every P.
+    read them off X. So P itself is reached from head_dim = n - 1 on, for every P; below that the
+    error bounds the one of the best head from above.
 
     Raises ValueError where the n tokens in the rows of X are not linearly independent (D < n, as
     in the paper's counterexample with D = 1 and X = [1, 0]: a token that is zero asks nothing).
@@ -74,7 +60,7 @@ def weights_for_attention(
             f"X {X.shape}: its {n} rows must be linearly independent, which takes D >= {n}"
         )
     inverse = np.linalg.pinv(X)
-    left, right = _factors(P, head_dim)
+    left, right = scores_factors(P, head_dim)
     return inverse @ left * head_dim**0.25, inverse @ right * head_dim**0.25
 
 
@@ -188,60 +174,7 @@ def comma_separated(results: Sequence[Result]) -> str:
     return file.getvalue()
 
 
-def figure(results: Sequence[Result]) -> Any:
-    """Error against head_dim, a panel per n: median and range over matrices, n - 1 marked."""
-    from matplotlib.figure import Figure
-
-    sizes = sorted({r.n for r in results})
-    drawn = Figure(
-        (0.6 + 3.9 * len(sizes), 3.6), layout="constrained", facecolor=plotting.BACKGROUND
-    )
-    panels = drawn.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
-    for axes, n in zip(panels, sizes, strict=True):
-        rows = [r for r in results if r.n == n]
-        x = [r.head_dim for r in rows]
-        axes.axvline(n - 1, color=plotting.FOREGROUND, linewidth=0.8, linestyle=":")
-        axes.annotate(
-            "n − 1",
-            (n - 1, 1.0),
-            (-4, -2),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            color=plotting.FOREGROUND,
-            fontsize=plotting.FONT_SIZE,
-        )
-        for k, (name, label) in enumerate(
-            {"constructed": "truncated SVD", "fitted": "fitted"}.items()
-        ):
-            look, values = plotting.style(k, k), np.array([getattr(r, name) for r in rows])
-            band = values.min(1), values.max(1)
-            axes.fill_between(x, *band, color=look.colour, alpha=0.2, linewidth=0)
-            axes.plot(
-                x, np.median(values, 1), look.marker + look.dashes, color=look.colour, label=label
-            )
-        axes.set_yscale("log")
-        axes.set_title(
-            f"{n} tokens", fontsize=plotting.FONT_SIZE, color=plotting.FOREGROUND, loc="left"
-        )
-        axes.set_xlabel("head_dim", fontsize=plotting.FONT_SIZE, color=plotting.FOREGROUND)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(plotting.GRID)
-        axes.tick_params(which="both", labelcolor=plotting.FOREGROUND, color=plotting.GRID)
-        axes.grid(color=plotting.GRID, linewidth=0.6)
-        axes.set_xticks([1, n // 4, n // 2, 3 * n // 4, n - 1])
-    first = drawn.axes[0]
-    first.set_ylabel(
-        "largest error of a probability", fontsize=plotting.FONT_SIZE, color=plotting.FOREGROUND
-    )
-    first.legend(
-        loc="lower left", frameon=False, labelcolor="linecolor", fontsize=plotting.FONT_SIZE
-    )
-    return drawn
-
-
-def _factors(P: Matrix, rank: int) -> tuple[np.ndarray, np.ndarray]:
+def scores_factors(P: Matrix, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Queries and keys [n, rank] whose products are the truncated scores; zero columns past n."""
     if rank < 1:
         raise ValueError(f"head_dim must be at least 1, not {rank}")
@@ -252,13 +185,8 @@ def _factors(P: Matrix, rank: int) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
-
-
 def main() -> None:
-    """Prints the table and writes table, numbers and figure."""
+    """Prints the table and writes table and numbers."""
     jax.config.update("jax_enable_x64", True)  # to tell an exact head from a good one
     words = flags.FLAGS
     sizes = [int(n) for n in words.sizes]
@@ -273,14 +201,11 @@ def main() -> None:
             f"(lowest to highest)\n\n{text}\n"
         )
         (folder / "rank_bound.csv").write_text(comma_separated(results))
-        drawn = figure(results)
-        drawn.savefig(folder / "rank_bound.png", dpi=150)
-        (folder / "rank_bound.svg").write_text(plotting.to_svg(drawn, "rank_bound"))
 
 
 if __name__ == "__main__":
     flags.DEFINE_list("sizes", ["16", "32"], "Numbers of tokens, by commas.")
     flags.DEFINE_integer("matrices", 5, "Random attention matrices of each size.", lower_bound=1)
     flags.DEFINE_integer("steps", 10_000, "Steps of gradient descent.", lower_bound=1)
-    flags.DEFINE_string("out", "", "Folder for table, numbers and figure; none if left out.")
+    flags.DEFINE_string("out", "", "Folder for table and numbers; none if left out.")
     app.start(main)

@@ -13,7 +13,7 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,9 @@ from experiments import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reference"
+APP = "experiments.app"
+HELPERS = ("define_config", "define_run")
+"""Functions of `app` that define flags."""
 
 
 class Flag(NamedTuple):
@@ -54,9 +57,7 @@ class Command(NamedTuple):
 @functools.cache
 def tree(module: str) -> ast.Module:
     """The parsed source of a module of `experiments`."""
-    path = ROOT / Path(*module.split(".")).with_suffix(".py")
-    path = path if path.is_file() else path.with_suffix("") / "__init__.py"
-    return ast.parse(path.read_text())
+    return ast.parse((ROOT / Path(*module.split(".")).with_suffix(".py")).read_text())
 
 
 @functools.cache
@@ -64,101 +65,52 @@ def commands() -> dict[str, Command]:
     """Every module of `experiments` that is a command, by name."""
     found = {}
     for path in sorted((ROOT / "experiments").rglob("*.py")):
-        if '__name__ == "__main__"' not in path.read_text() or path.parent.name == "running":
-            continue  # what is in `running` is started by commands
+        if '__name__ == "__main__"' not in path.read_text():
+            continue
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         note = ast.get_docstring(tree(module)) or ""
         found[module] = Command(module, note, tuple(flags_of(module)))
     return found
 
 
-def flags_of(module: str) -> Iterator[Flag]:
-    """The flags that a command defines itself, and those of the functions that it calls for it."""
-    source = tree(module)
-    main = [n for n in source.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    main += [
-        node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == "main"
-    ]
-    main += [n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "define_flags"]
-    seen: set[tuple[str, str]] = {(module, "define_flags")}
-    yield from _defined(main, module, seen)
-    for helper in sorted(_imported_modules(source)):  # those that every command has
-        body = [n for n in tree(helper).body if isinstance(n, ast.Assign)]
-        yield from _defined(body, helper, seen)
+def flags_of(module: str) -> list[Flag]:
+    """The flags that a command defines itself or by `app.define_...`, and those that `app` has."""
+    found = _defined(tree(module), module)
+    if "from experiments import app" in ast.unparse(tree(module)):
+        assigned = [node for node in tree(APP).body if isinstance(node, ast.Assign)]
+        found += [flag for node in assigned for flag in _defined(node, APP)]
+    return found
 
 
-def _imported_modules(source: ast.Module) -> set[str]:
-    """Modules of `experiments` that are no commands and that a module imports as a whole."""
-    names = {
-        f"{node.module}.{alias.name}"
-        for node in source.body
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("experiments")
-        for alias in node.names
-    }
-    paths = {name: ROOT / Path(*name.split(".")).with_suffix(".py") for name in names}
-    return {
-        name
-        for name, path in paths.items()
-        if path.is_file() and '__name__ == "__main__"' not in path.read_text()
-    }
-
-
-def _defined(nodes: Iterable[ast.AST], module: str, seen: set[tuple[str, str]]) -> Iterator[Flag]:
-    calls = [c for node in nodes for c in ast.walk(node) if isinstance(c, ast.Call)]
-    for call in calls:
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+def _defined(source: ast.AST, module: str) -> list[Flag]:
+    """The flags of the calls in a part of a module."""
+    found = []
+    for call in (node for node in ast.walk(source) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func).rpartition(".")[2]
         if name.startswith("DEFINE_") and not any(k.arg == "flag_values" for k in call.keywords):
-            yield _flag(call, name, module)
-        elif "define" in name and isinstance(call.func, ast.Attribute):
-            yield from _of_helper(ast.unparse(call.func.value), name, module, seen, call)
-        elif isinstance(call.func, ast.Name) and "define" in call.func.id:
-            yield from _of_helper("", call.func.id, module, seen, call)
+            found.append(_flag(call, name.removeprefix("DEFINE_"), module))
+        elif name in HELPERS:
+            [helper] = [n for n in tree(APP).body if getattr(n, "name", "") == name]
+            optional = any(k.arg == "required" for k in call.keywords)  # it is False then
+            flags = _defined(helper, APP)
+            found += [flag._replace(required=flag.required and not optional) for flag in flags]
+    return found
 
 
-def _of_helper(
-    qualifier: str, name: str, module: str, seen: set[tuple[str, str]], call: ast.Call
-) -> Iterator[Flag]:
-    """The flags of a function that defines some, such as `app.define_run`."""
-    where = _imported(module, qualifier or name)
-    where = f"{where}" if qualifier and where else (where or module)
-    if (where, name) in seen or not where.startswith("experiments"):
-        return
-    seen.add((where, name))
-    for node in tree(where).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            optional = any(
-                k.arg == "required" and ast.unparse(k.value) == "False" for k in call.keywords
-            )
-            for flag in _defined(node.body, where, seen):
-                yield flag._replace(required=flag.required and not optional)
-
-
-def _imported(module: str, name: str) -> str:
-    """The module that `name` is, or comes from, in `module`; "" where it is not imported."""
-    for node in tree(module).body:
-        if isinstance(node, ast.ImportFrom) and any(a.name == name for a in node.names):
-            inner = f"{node.module}.{name}"
-            path = ROOT / Path(*inner.split("."))
-            is_module = path.with_suffix(".py").is_file()
-            return inner if is_module else node.module or ""
-    return ""
-
-
-def _flag(call: ast.Call, define: str, module: str) -> Flag:
+def _flag(call: ast.Call, kind: str, module: str) -> Flag:
     """One DEFINE_ call."""
     keywords = {k.arg: k.value for k in call.keywords}
-    kind = define.removeprefix("DEFINE_")
     name = ast.literal_eval(call.args[0])
     arguments = list(call.args[1:])
-    default = arguments.pop(0) if arguments else keywords.get("default")
+    default = arguments.pop(0) if arguments else None
     choices = arguments.pop(0) if kind == "enum" and arguments else None
-    text = arguments.pop(0) if arguments else keywords.get("help", keywords.get("help_string"))
+    text = arguments.pop(0) if arguments else keywords.get("help_string")
     said = text.value if isinstance(text, ast.Constant) else ast.unparse(text) if text else ""
     if choices is not None:
         kind = "one of " + ", ".join(f"`{choice}`" for choice in _choices(choices, module))
     kinds = {
         "string": "text", "integer": "integer", "float": "number", "bool": "on or off",
-        "boolean": "on or off", "list": "list, by commas", "multi_string": "text, repeatable",
+        "list": "list, by commas", "multi_string": "text, repeatable",
         "config_file": "config file",
     }  # fmt: skip
     # `app.define_config(required=False)` says otherwise.

@@ -169,7 +169,7 @@ def attention_case(place: Setting) -> Case:
     build = functools.partial(_of_layer if word == "layer" else _of_function, size, mode)
     about = size._asdict() | {"word": word, "mode": mode, "flops": attention_flops(place)}
     name = ", ".join([f"{word} {size.labels()[0]} {size.labels()[1]}", *size.labels()[2:], mode])
-    return Case(name, f"{word}s, {mode}", name, size.B * size.T, build, about=about)
+    return Case(name, size.B * size.T, build, about=about)
 
 
 def attention_flops(place: Setting) -> float:

@@ -71,21 +71,10 @@ FUNCTIONS = (
 )
 PEER_FUNCTIONS = ("Linen", "NNX", "Equinox", "jax.nn", "torch sdpa")
 LONG = Size(1, 16384, 8, 64, is_causal=True)
-ON_GPU = tuple(
-    Size(8, t, 8, h, is_causal=True, dtype="bfloat16")
-    for h in (64, 128, 256, 512)
-    for t in (1024, 2048, 4096, 8192)
-)
-GPU_PEERS = ("jax.nn", "jax.nn cudnn", "torch sdpa")
 
 
 def cases() -> Iterator[Case]:
-    """What there is to time on this device."""
-    if jax.default_backend() == "gpu":
-        for size in ON_GPU:
-            for mode in MODES:
-                yield function_case(size, mode, GPU_PEERS, twin="torch sdpa")
-        return
+    """What there is to time on a CPU; the cases for a GPU are those of suite accelerator."""
     for size in LAYERS:
         for mode in MODES:
             yield layer_case("layer", size, mode, tuple(peers.LAYERS))
@@ -107,7 +96,6 @@ def layer_case(
     mode: str,
     names: Iterable[str],
     bars: tuple[Bar, ...] = (),
-    twin: str = "Linen",
 ) -> Case:
     """Self-attention with its projections, without biases: `multi_head_attention` and peers."""
     layout = heads.Standard(width=size.D, num_heads=size.N, head_dim=size.H)
@@ -129,7 +117,7 @@ def layer_case(
             if other != order and isinstance(cost, int):
                 own[f"{OURS}, {other}"] = functools.partial(ours, order=other)
         others = {n: functools.partial(peers.LAYERS[n], layout, size.is_causal) for n in names}
-        return entries(own, others, (w, x), mode, twin)
+        return entries(own, others, (w, x), mode, "Linen")
 
     return _case(what, size, mode, build, bars=bars)
 
@@ -176,8 +164,7 @@ class CaseOptions(TypedDict, total=False):
 def _case(what: str, size: Size, mode: str, build: Callable, **fields: Unpack[CaseOptions]) -> Case:
     sizes, *marks = size.labels()
     name = ", ".join([f"{what} {sizes} {marks[0]}", *marks[1:], mode])
-    label = f"{sizes}\n{' '.join(marks)}"
-    return Case(name, f"{what}s, {mode}", label, size.B * size.T, build, **fields)
+    return Case(name, size.B * size.T, build, **fields)
 
 
 def _normal(key: Array, shape: tuple[int, ...], size: Size) -> Array:

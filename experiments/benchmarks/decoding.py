@@ -63,7 +63,7 @@ def decode_case(size: Size) -> Case:
         n: cache_bytes_per_token(layout, jnp.dtype(dtype).itemsize) for n, layout in held.items()
     }
     about = size._asdict() | {"word": "decoding", "bytes a token": caches}
-    return Case(f"decoding {sizes}, {dtype}", "decoding", sizes, size.B * steps, build, about=about)
+    return Case(f"decoding {sizes}, {dtype}", size.B * steps, build, about=about)
 
 
 def _entries(size: Size, steps: int, wide: Standard, latent: Latent) -> list[Entry]:

@@ -57,10 +57,6 @@ class Case(NamedTuple):
     """Entries that do the same work; ours is the first."""
 
     name: str
-    group: str
-    """Cases of a group share a panel of the figure."""
-    label: str
-    """What tells this one apart there."""
     tokens: int
     """Of one call."""
     build: Callable[[], list[Entry]]

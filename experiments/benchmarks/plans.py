@@ -56,8 +56,6 @@ def cases(config: ModelConfig = STACK, batch: int = BATCH) -> Iterator[Case]:
         bars = (Bar(NN_SCAN, time=1.10, memory=1.05),) if name in LINEN_PLANS else ()
         yield Case(
             f"compile {config.num_layers} layers, plan {name}",
-            "compile",
-            name,
             batch * config.max_len,
             functools.partial(_entries, config, batch, name),
             bars=bars,

@@ -57,9 +57,8 @@ def step_case(
     """One optimizer step, from equal weights, on one batch; of `LINEN` the peers of these names.
     `lenient`: a peer that fails says why in its row."""
     build = functools.partial(_step_entries, config, trains, linen, lenient)
-    label = f"{config.num_layers} layers"
     tokens = trains.batch_size * trains.length
-    return Case(name, "training step", label, tokens, build, about=_about(config, trains, tokens))
+    return Case(name, tokens, build, about=_about(config, trains, tokens))
 
 
 def seeds_case(config: ModelConfig, trains: training.TrainConfig, count: int) -> Case:
@@ -67,7 +66,7 @@ def seeds_case(config: ModelConfig, trains: training.TrainConfig, count: int) ->
     tokens = count * trains.batch_size * trains.length
     build = functools.partial(_seeds_entries, config, trains, count)
     about = _about(config, trains, tokens)
-    return Case(f"{count} seeds at once", "seeds", f"{count} seeds", tokens, build, about=about)
+    return Case(f"{count} seeds at once", tokens, build, about=about)
 
 
 def _about(config: ModelConfig, trains: training.TrainConfig, tokens: int) -> dict[str, object]:
@@ -191,7 +190,7 @@ def whole_run_cases(data: str) -> Iterator[Case]:
         ]
 
     name = "nanoGPT's CPU run, start-up included"
-    yield Case(name, "whole run", "nanoGPT", 2000 * 12 * 64, build, warm=False)
+    yield Case(name, 2000 * 12 * 64, build, warm=False)
 
 
 def _count(params: Params) -> int:

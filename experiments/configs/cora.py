@@ -73,6 +73,5 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "node_class", "graph", VALUES, VARIANTS)
 
 
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """What a head reads of a paper: all, all with a wider head, or a slice."""
-    return lab.grid(layout=("standard", "wide", "narrow"))
+variants = lab.grid(layout=("standard", "wide", "narrow"))
+"""What a head reads of a paper: all, all with a wider head, or a slice."""

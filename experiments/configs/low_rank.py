@@ -64,6 +64,5 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """Two ways to add heads."""
-    return [lab.Variant(values, name) for name, values in CHANGES.items()]
+variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
+"""Two ways to add heads."""

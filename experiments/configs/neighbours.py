@@ -47,7 +47,5 @@ description = lab.Description(
 
 get_config = cora.get_config
 
-
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """Edges, a mask, a mean, nothing."""
-    return [lab.Variant(values, name) for name, values in CHANGES.items()]
+variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
+"""Edges, a mask, a mean, nothing."""

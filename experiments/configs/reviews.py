@@ -58,7 +58,5 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "text_class", "labelled", VALUES, VARIANTS)
 
 
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """What a head reads, and who speaks for the text."""
-    poolers = ("mean", "max")
-    return lab.grid(layout=("standard", "wide", "narrow"), model__output__pooler=poolers)
+variants = lab.grid(layout=("standard", "wide", "narrow"), model__output__pooler=("mean", "max"))
+"""What a head reads, and who speaks for the text."""

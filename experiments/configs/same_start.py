@@ -74,6 +74,5 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "endpoint", "endpoints", VALUES, VARIANTS)
 
 
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """Heads that start apart, equal, and nearly equal in every way."""
-    return [lab.Variant(values, name) for name, values in CHANGES.items()]
+variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
+"""Heads that start apart, equal, and nearly equal in every way."""

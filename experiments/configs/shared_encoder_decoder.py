@@ -64,6 +64,5 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """Apart, shared, shallow, merged."""
-    return [lab.Variant(values, name) for name, values in CHANGES.items()]
+variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
+"""Apart, shared, shallow, merged."""

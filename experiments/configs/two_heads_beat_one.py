@@ -102,6 +102,5 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "endpoint", "endpoints", VALUES, VARIANTS)
 
 
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """One head, a wide one, two small ones, and both controls."""
-    return [lab.Variant(values, name) for name, values in CHANGES.items()]
+variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
+"""One head, a wide one, two small ones, and both controls."""

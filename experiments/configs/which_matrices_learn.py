@@ -85,9 +85,8 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """All, and three ways to leave some as they were."""
-    return [lab.Variant(values, name) for name, values in CHANGES.items()]
+variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
+"""All, and three ways to leave some as they were."""
 
 
 def describe(preset: str) -> lab.Description:

@@ -53,7 +53,7 @@ def test_every_point_once_and_the_most_telling_first():
 
 
 def case(name, **about):
-    return Case(name, "a group", "a label", 10, list, about={"word": "function"} | about)
+    return Case(name, 10, list, about={"word": "function"} | about)
 
 
 class Worker:

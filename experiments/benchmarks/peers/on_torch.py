@@ -1,16 +1,12 @@
 """Torch set up as JAX is: the same cores, the same device, arrays to tensors and back."""
 
 import functools
-import os
 from typing import Any
 
 import jax
 import numpy as np
 
-
-def cores() -> int:
-    """That this process may use: what a container or taskset leaves of the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from attnlab.lab.machine import cores
 
 
 @functools.cache
@@ -18,7 +14,7 @@ def load() -> Any:
     """The module. Raises ImportError where torch is missing."""
     import torch
 
-    torch.set_num_threads(cores())
+    torch.set_num_threads(len(cores()))
     torch.backends.cuda.matmul.allow_tf32 = True  # as JAX does
     return torch
 
