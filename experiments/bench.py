@@ -25,6 +25,7 @@ from attnlab.attention import BACKENDS
 from attnlab.lab import lock
 from attnlab.lab.machine import environment
 from attnlab.nested import JSON
+from attnlab.training.provenance import code_commit
 from experiments import app
 from experiments.benchmarks import accelerator, attention, plans, train
 from experiments.benchmarks import accelerator_page as report
@@ -45,7 +46,8 @@ ACCELERATOR = "accelerator"
 
 def machine(*packages: str) -> JSON:
     """What the numbers belong to, with the versions of these packages."""
-    return environment() | {name: installed(name) or "missing" for name in packages}
+    versions = {name: installed(name) or "missing" for name in packages}
+    return environment() | versions | {"commit": code_commit(Path(__file__).parents[1])}
 
 
 def chosen(cases: Iterator[Case], pattern: str) -> list[Case]:

@@ -15,7 +15,6 @@ and prints an estimate for the whole study):
 """
 
 import functools
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ from attnlab.lab.head_width.spec import StudyRun, model_config, reference_parame
 from attnlab.lab.head_width.texts import load_text
 from attnlab.lab.head_width.tuning_pages import write_pages
 from attnlab.models import flops_per_token
+from attnlab.training.provenance import code_commit
 
 CONFIG = config_flags.DEFINE_config_file("config", "experiments/configs/head_width.py")
 DATA = flags.DEFINE_string("data", "../shared/data", "Folder of the texts.")
@@ -57,16 +57,6 @@ MEASURE = flags.DEFINE_integer(
 AGAIN = 75
 GUESS = 45e9
 """FLOP/s of a worker before any row is there."""
-
-
-def commit() -> str:
-    """The commit of this code, with "+changes" where files differ from it."""
-    git = ["git", "-C", str(Path(__file__).parents[1])]
-    head = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True).strip()
-    dirty = subprocess.check_output(
-        [*git, "status", "--porcelain", "attnlab", "experiments"], text=True
-    )
-    return head + ("+changes" if dirty else "")
 
 
 def run_flops(run: design.Planned) -> float:
@@ -158,11 +148,12 @@ def say(line: str) -> None:
 def main(argv: Sequence[str]) -> None:
     """Runs the stages of --config, or prints their status."""
     stages, path = CONFIG.value.stages, Path(ROWS.value)
+    commit = code_commit(Path(__file__).parents[1])
     if scale := CONFIG.value.get("gpu_scale"):
         if not (WORKDIR.value or MEASURE.value):
             raise app.UsageError("--workdir is needed: the folder of unfinished runs")
         work = Path(WORKDIR.value or tempfile.mkdtemp())
-        run_on_gpu(scale, Place(Path(DATA.value), work, commit()), path)
+        run_on_gpu(scale, Place(Path(DATA.value), work, commit), path)
         return
     rows = read_rows(path)
     if STATUS.value:
@@ -179,7 +170,7 @@ def main(argv: Sequence[str]) -> None:
         return
     if not WORKDIR.value:
         raise app.UsageError("--workdir is needed: the folder of unfinished runs")
-    place = Place(Path(DATA.value), Path(WORKDIR.value), commit())
+    place = Place(Path(DATA.value), Path(WORKDIR.value), commit)
     digests = {name: load_text(name, place.data).sha256 for name in {r.spec.text for r in rows}}
     check_origin(rows, [place.commit, *ACCEPT.value], digests)
     for stage in stages:

@@ -46,6 +46,16 @@ def describe_process(directory: Path | None = None) -> tuple[dict[str, object], 
     return about, changes
 
 
+def code_commit(root: Path) -> str:
+    """The commit of a clone of this code, with "+changes" where files differ from it; "unknown"
+    outside a git repository."""
+    head = _git(root, "rev-parse", "--short=12", "HEAD")
+    if head is None:
+        return "unknown"
+    changed = _git(root, "status", "--porcelain", "attnlab", "experiments")
+    return head.decode().strip() + ("+changes" if changed else "")
+
+
 @functools.cache
 def _packages() -> tuple[tuple[str, str], ...]:
     """Names and versions; reading them takes a second, so a process does it once."""
