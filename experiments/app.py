@@ -18,12 +18,11 @@ from ml_collections import ConfigDict, config_flags
 from attnlab.lab.former import moved
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.sweeps import SweepFailed
+from attnlab.lab.worker import STOPPED
 from attnlab.nested import flatten
 from attnlab.training.interrupts import Stopped
 
 T = TypeVar("T")
-AGAIN = 75
-"""Exit code: the same command goes on later (EX_TEMPFAIL of sysexits.h)."""
 LOG = "error.log"
 _DEBUG = flags.DEFINE_bool("debug", False, "Print the traceback of an error.")
 _IMPORT = flags.DEFINE_multi_string(
@@ -232,15 +231,13 @@ def _or_exit(call: Callable[[], T]) -> T:
     try:
         return call()
     except KeyboardInterrupt:
-        sys.exit(AGAIN)
+        sys.exit(STOPPED)
     except (Stopped, RunInUse) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(AGAIN)
+        sys.exit(STOPPED)
     except known as error:
         _log()
-        if flags.FLAGS.is_parsed() and _DEBUG.value:
-            raise
-        if not _is_ours(error):
+        if (flags.FLAGS.is_parsed() and _DEBUG.value) or not _is_ours(error):
             raise
         sys.exit(f"error: {error}")
     except Exception:

@@ -32,6 +32,7 @@ from attnlab.lab.head_width.run import Place, remove_run, run_one
 from attnlab.lab.head_width.spec import StudyRun, model_config, reference_parameters
 from attnlab.lab.head_width.texts import load_text
 from attnlab.lab.head_width.tuning_pages import write_pages
+from attnlab.lab.worker import STOPPED
 from attnlab.models import flops_per_token
 from attnlab.training.provenance import code_commit
 
@@ -54,7 +55,6 @@ MEASURE = flags.DEFINE_integer(
     "measure", 0, "With :gpu: only time so many steps and print an estimate for the study."
 )
 
-AGAIN = 75
 GUESS = 45e9
 """FLOP/s of a worker before any row is there."""
 
@@ -176,7 +176,7 @@ def main(argv: Sequence[str]) -> None:
     for stage in stages:
         if not run_stage(stage, place, path, JOBS.value):
             say("stopped; repeat the command to resume")
-            sys.exit(AGAIN)
+            sys.exit(STOPPED)
     say("done")
 
 

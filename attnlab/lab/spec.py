@@ -164,7 +164,7 @@ def specs_of(
     """
     if not variants or not seeds:
         raise ValueError("nothing to run: give each field at least one value, and one seed")
-    _check_names(variants)
+    _check_unique([variant.id for variant in variants], "variants have the name")
     specs = []
     for variant in variants:
         config = with_values(base, variant.values)
@@ -176,12 +176,6 @@ def specs_of(
         specs += [RunSpec(i, config, s, tags) for i, s in zip(ids, seeds, strict=True)]
     check_unique(specs)
     return specs
-
-
-def _check_names(variants: Sequence[Variant]) -> None:
-    ids = [variant.id for variant in variants]
-    if twice := next((one for one in ids if ids.count(one) > 1), None):
-        raise ValueError(f"two variants have the name {twice!r}; give each its own name")
 
 
 def matched(config: Experiment, reference: ModelConfig, budget: Budget) -> Experiment:
@@ -227,10 +221,15 @@ def check_unique(specs: Sequence[RunSpec]) -> None:
     """Raises ValueError where two specs have one id, or there is none."""
     if not specs:
         raise ValueError("nothing to run: the list of specs is empty")
-    ids = [spec.id for spec in specs]
-    if len(set(ids)) < len(ids):
-        twice = next(one for one in ids if ids.count(one) > 1)
-        raise ValueError(f"two runs have the id {twice!r}; give each its own")
+    _check_unique([spec.id for spec in specs], "runs have the id")
+
+
+def _check_unique(names: Sequence[str], what: str) -> None:
+    known: set[str] = set()
+    for name in names:
+        if name in known:
+            raise ValueError(f"two {what} {name!r}; give each its own")
+        known.add(name)
 
 
 def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:

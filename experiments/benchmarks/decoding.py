@@ -7,7 +7,6 @@ the same weights, and their outputs are compared before anything is timed.
 """
 
 import functools
-import time
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -31,7 +30,7 @@ from attnlab.heads import (
 )
 from attnlab.sharing import PyTree
 from experiments.benchmarks.attention import Size, check_equal, quick_key, reason_of
-from experiments.benchmarks.measure import Case, Entry, refuse
+from experiments.benchmarks.measure import Case, Entry, compile_timed, refuse
 
 Cache: TypeAlias = dict[str, Array]
 Tried: TypeAlias = tuple[Entry, Array | None]
@@ -186,15 +185,12 @@ def _entry(
         cache, outs = jax.lax.scan(body, cache, tokens.swapaxes(0, 1))
         return outs, back(cache)
 
-    began = time.perf_counter()
     cache = jax.tree.map(jnp.array, cache)  # a copy: others hold the same arrays
-    compiled = jax.jit(work, donate_argnums=1).lower(w, cache, tokens).compile()
-    seconds, memory = time.perf_counter() - began, compiled.memory_analysis()
+    compiled, seconds, temp = compile_timed(work, w, cache, tokens, donate=1)
 
     def run() -> Array:
         nonlocal cache
         outs, cache = jax.block_until_ready(compiled(w, cache, tokens))
         return outs
 
-    temp = memory.temp_size_in_bytes if memory else None
     return Entry(name, run, temp_bytes=temp, compile_seconds=seconds)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from attnlab.nested import JSON
@@ -118,6 +119,16 @@ def refuse(name: str, reason: str, ours: bool = False) -> Entry:
         raise RuntimeError(reason)
 
     return Entry(name, run, ours=ours, refusal=reason)
+
+
+def compile_timed(
+    call: Callable, *args: PyTree, donate: int | None = None
+) -> tuple[jax.stages.Compiled, float, int | None]:
+    """The call compiled for these arguments, seconds, and the temporary bytes that XLA plans."""
+    began = time.perf_counter()
+    compiled = jax.jit(call, donate_argnums=donate).lower(*args).compile()
+    seconds, memory = time.perf_counter() - began, compiled.memory_analysis()
+    return compiled, seconds, memory.temp_size_in_bytes if memory else None
 
 
 def measure(

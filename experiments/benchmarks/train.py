@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from attnlab.heads import Standard
 from attnlab.models import FFN, Compute, ModelConfig, OutputHead, flops_per_token
 from attnlab.sharing import Params, PyTree
 from experiments.benchmarks.attention import reason_of
-from experiments.benchmarks.measure import Case, Entry, refuse
+from experiments.benchmarks.measure import Case, Entry, compile_timed, refuse
 from experiments.benchmarks.peers import decoders
 
 SMALL_DECODER = ModelConfig(
@@ -201,16 +200,13 @@ def _jax_entry(name: str, step: Callable, state: PyTree, *given: ArrayLike) -> E
     """`step` (state, *given) -> (state, loss), compiled, with its state given back to it."""
     # A copy, because the compiled step overwrites what it is given.
     state, given = jax.tree.map(jnp.array, state), jax.tree.map(jnp.asarray, given)
-    began = time.perf_counter()
-    compiled = jax.jit(step, donate_argnums=0).lower(state, *given).compile()
-    seconds, memory = time.perf_counter() - began, compiled.memory_analysis()
+    compiled, seconds, temp = compile_timed(step, state, *given, donate=0)
 
     def run() -> Any:
         nonlocal state
         state, loss = compiled(state, *given)
         return np.asarray(jax.block_until_ready((state, loss))[1])
 
-    temp = memory.temp_size_in_bytes if memory else None
     return Entry(name, run, temp_bytes=temp, compile_seconds=seconds)
 
 

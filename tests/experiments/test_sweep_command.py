@@ -14,7 +14,7 @@ from conftest import ROOT, deep
 
 from attnlab import lab
 from attnlab.lab import lock
-from experiments import app
+from attnlab.lab.worker import STOPPED
 from experiments.configs import byte_lm
 from experiments.planning import parse_variants
 from experiments.setup import run_config
@@ -105,7 +105,7 @@ def test_a_run_that_another_process_has_is_left(tmp_path, text):
     folder.mkdir(parents=True)
     with lock.hold(folder):
         result = run(tmp_path / "run", "tiny", text)
-        assert result.returncode == app.AGAIN
+        assert result.returncode == STOPPED
         assert result.stderr.splitlines()[-1].startswith(f"error: {folder} is in use by process ")
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from attnlab.lab.head_width import gpu_study
 from attnlab.lab.head_width.gpu_study import (
-    NgramBits,
     ProgramOrigin,
     ProgramSeed,
     ProgramSizes,
@@ -54,7 +53,9 @@ def score():
         ProgramSeed(variant.point, variant.plan, program.learning_rate, 2),
         "web",
         1.25,
-        NgramBits(3.0, 2.5, 2.25),
+        3.0,
+        2.5,
+        2.25,
         ProgramSizes(1024, 4_790_000, 11_140_000, program.steps),
         ProgramOrigin(12.5, "cpu", "abc"),
     )

@@ -88,15 +88,6 @@ class ProgramSeed:
 
 
 @dataclasses.dataclass(frozen=True)
-class NgramBits:
-    """Bits per byte of n-grams of the bytes that were trained on."""
-
-    ngram3: float
-    ngram4: float
-    ngram5: float
-
-
-@dataclasses.dataclass(frozen=True)
 class ProgramSizes:
     """The size of the model and of its training."""
 
@@ -123,7 +114,10 @@ class TextScore:
     run: ProgramSeed
     text: str
     heldout_bits: float
-    ngrams: NgramBits
+    ngram3: float
+    """Bits per byte of n-grams of the bytes that were trained on."""
+    ngram4: float
+    ngram5: float
     sizes: ProgramSizes
     origin: ProgramOrigin
 
@@ -262,16 +256,11 @@ def _scores(
     for text, rows in mixture.heldout.items():
         bits = evaluator(fitted.state.params, rows)["bits_per_byte"]
         for seed, of_seed in zip(SEEDS, bits, strict=True):
-            yield TextScore(
-                run=ProgramSeed(
-                    program.variant.point, program.variant.plan, program.learning_rate, seed
-                ),
-                text=text,
-                heldout_bits=float(of_seed),
-                ngrams=NgramBits(*(ngrams[text][context] for context in (2, 3, 4))),
-                sizes=sizes,
-                origin=origin,
+            run = ProgramSeed(
+                program.variant.point, program.variant.plan, program.learning_rate, seed
             )
+            grams = ngrams[text]
+            yield TextScore(run, text, float(of_seed), grams[2], grams[3], grams[4], sizes, origin)
 
 
 def measured_speed(mixture: Mixture, place: Place, steps: int) -> float:

@@ -28,6 +28,7 @@ def scores_table(panel: Panel, name: str) -> Table:
     others = [m for m in first.scores.heldout if m != panel.metric.name]
     rows: list[Row] = []
     roles = []
+    diverged = any(run.status == "diverged" for run in panel.results)
     every = [*panel.scores, *(v for v in panel.variants if v not in panel.scores)]
     for variant in every:
         scores = panel.scores.get(variant, {})
@@ -37,7 +38,7 @@ def scores_table(panel: Panel, name: str) -> Table:
             f"held-out {unit}": mean_of(scores) if scores else "diverged",
             "standard deviation": spread_of(scores),
             "runs": len(scores),
-            **({"diverged": len(of)} if _any_diverged(panel) else {}),
+            **({"diverged": len(of)} if diverged else {}),
             f"train {unit}": panel.mean(variant, "train", panel.metric.name),
             **{f"held-out {_unit(panel, m)}": panel.mean(variant, "heldout", m) for m in others},
         })  # fmt: skip
@@ -52,10 +53,6 @@ def scores_table(panel: Panel, name: str) -> Table:
     )
     digits = {f"{part} {unit}": panel.metric.digits for part in ("held-out", "train")}
     return Table(name, caption, _frame(rows), digits, roles)
-
-
-def _any_diverged(panel: Panel) -> bool:
-    return any(run.status == "diverged" for run in panel.results)
 
 
 def _unit(panel: Panel, metric: str) -> str:
