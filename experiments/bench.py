@@ -115,17 +115,14 @@ def run_accelerator(folder: str, *, tiny: bool, pattern: str, rounds: int, minut
     with lock.hold(place):
         ledger = Ledger(place, about)
         work = functools.partial(accelerator.work, rounds=min(rounds, 3) if tiny else rounds)
+        say = functools.partial(print, flush=True)
         try:
-            left = go_through(some, ledger, work, minutes=minutes, say=_say)
+            left = go_through(some, ledger, work, minutes=minutes, say=say)
         finally:
             print(f"page: {report.write(place, ledger.about, ledger.records)}")
     print(
         f"{left} cases are left; repeat the command to continue" if left else "all cases are done"
     )
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def main() -> None:
@@ -135,13 +132,18 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # JAX would take three quarters of a GPU and torch has to live there too: half for each.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
-    suite, given = str(flags.FLAGS.suite), flags.FLAGS
-    if suite == ACCELERATOR:
-        some: JSON = {"pattern": given.cases, "rounds": given.rounds}
-        run_accelerator(given.out, tiny=given.tiny, minutes=given.minutes, **some)
+    given = flags.FLAGS
+    if given.suite == ACCELERATOR:
+        run_accelerator(
+            given.out,
+            tiny=given.tiny,
+            pattern=given.cases,
+            rounds=given.rounds,
+            minutes=given.minutes,
+        )
         return
-    cases = chosen(SUITES[suite](), flags.FLAGS.cases)
-    run(cases, flags.FLAGS.rounds, flags.FLAGS.out, suite)
+    cases = chosen(SUITES[given.suite](), given.cases)
+    run(cases, given.rounds, given.out, given.suite)
 
 
 if __name__ == "__main__":

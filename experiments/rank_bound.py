@@ -23,6 +23,7 @@ from absl import flags
 from jaxtyping import Float
 
 from attnlab import dot_product_attention
+from attnlab.lab import cells
 from attnlab.tap import capture
 from experiments import app
 
@@ -152,15 +153,13 @@ def experiment(n: int, matrices: int, steps: int) -> list[Result]:
 
 def table(results: Sequence[Result]) -> str:
     """Markdown: median over matrices, lowest to highest in brackets."""
-    lines = [
-        "| n | head_dim | constructed, max error | fitted, max error | fitted, KL in nats |",
-        "|---|---|---|---|---|",
-    ]
+    header = ("n", "head_dim", "constructed, max error", "fitted, max error", "fitted, KL in nats")
+    rows = []
     for r in results:
         mark = " (n - 1)" if r.head_dim == r.n - 1 else ""
         values = [f"{np.median(v):.1e} ({v.min():.0e} to {v.max():.0e})" for v in r[2:]]
-        lines.append(f"| {r.n} | {r.head_dim}{mark} | " + " | ".join(values) + " |")
-    return "\n".join(lines)
+        rows.append([str(r.n), f"{r.head_dim}{mark}", *values])
+    return "\n".join(cells.table(header, rows)).rstrip()
 
 
 def comma_separated(results: Sequence[Result]) -> str:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from absl import flags
 
-from attnlab.lab.continuation import Draws, pieces, texts
+from attnlab.lab.continuation import pieces, texts
 from attnlab.lab.loaded import Prompt, open_folder, open_run
+from attnlab.models import Sampling
 from experiments import app
 
 
@@ -25,14 +26,12 @@ def main() -> None:
         raise ValueError('no text to continue; give --text="..." or --tokens=1,2,3')
     opened = open_run(Path(given.workdir), given.seed) if given.workdir else None
     opened = opened or open_folder(Path(given.path))
-    draws: Draws = {
-        "temperature": given.temperature, "top_k": given.top_k, "top_p": given.top_p,
-        "draw": given.draw,
-    }  # fmt: skip
+    sampling = Sampling(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p)
     if given.count > 1:
-        print("\n".join(texts(opened, prompt, given.new_tokens, given.count, **draws)))
+        many = texts(opened, prompt, given.new_tokens, given.count, sampling, given.draw)
+        print("\n".join(many))
         return
-    for piece in pieces(opened, prompt, given.new_tokens, **draws):
+    for piece in pieces(opened, prompt, given.new_tokens, sampling, given.draw):
         print(piece, end="", flush=True)
     print()
 

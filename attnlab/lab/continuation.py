@@ -3,7 +3,7 @@
 import itertools
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,6 @@ import numpy as np
 from attnlab.lab.loaded import LoadedModel, Prompt
 from attnlab.models import Sampling, generate, stream
 from attnlab.models.generate import GenerateOptions
-
-
-class Draws(TypedDict, total=False):
-    """How tokens are drawn: as of `Sampling`, with the key `draw`."""
-
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    draw: int
 
 
 class _Request(NamedTuple):
@@ -34,14 +25,22 @@ class _Request(NamedTuple):
 
 
 def texts(
-    opened: LoadedModel, prompt: Prompt, new_tokens: int, count: int = 1, **draws: Unpack[Draws]
+    opened: LoadedModel, prompt: Prompt, new_tokens: int, count: int, sampling: Sampling, draw: int
 ) -> list[str]:
     """`count` texts; one of a model without an encoder begins with its prompt.
+
+    Args:
+      opened: the model.
+      prompt: what it continues.
+      new_tokens: of each text, as many as fit.
+      count: texts.
+      sampling: how tokens are chosen; temperature 0: the likeliest.
+      draw: of the random key.
 
     Raises:
       ValueError: the prompt cannot be read, or leaves no space for a token.
     """
-    request = _request(opened, prompt, new_tokens, draws)
+    request = _request(opened, prompt, new_tokens, sampling, draw)
     rows = jnp.repeat(request.prompt, count, axis=0)
     options = request.options
     for name in ("source", "source_padding_mask"):
@@ -53,10 +52,10 @@ def texts(
 
 
 def pieces(
-    opened: LoadedModel, prompt: Prompt, new_tokens: int, **draws: Unpack[Draws]
+    opened: LoadedModel, prompt: Prompt, new_tokens: int, sampling: Sampling, draw: int
 ) -> Iterator[str]:
     """The first of `texts`, as it is written: a piece for each token that makes one."""
-    request = _request(opened, prompt, new_tokens, draws)
+    request = _request(opened, prompt, new_tokens, sampling, draw)
     columns = stream(
         opened.params, request.prompt, opened.config, request.num_tokens, **request.options
     )
@@ -73,7 +72,9 @@ def pieces(
     yield text[len(written) :] if text.startswith(written) else f"\n{text}"
 
 
-def _request(opened: LoadedModel, prompt: Prompt, new_tokens: int, draws: Draws) -> _Request:
+def _request(
+    opened: LoadedModel, prompt: Prompt, new_tokens: int, sampling: Sampling, draw: int
+) -> _Request:
     given = {name: jnp.asarray(a) for name, a in opened.read(prompt).inputs.items()}
     tokens, most = given["tokens"], opened.config.max_len
     length = tokens.shape[1]
@@ -86,14 +87,11 @@ def _request(opened: LoadedModel, prompt: Prompt, new_tokens: int, draws: Draws)
             f"max_len, and the text has {length}",
             file=sys.stderr,
         )
-    temperature = draws.get("temperature", 0.0)
     options: GenerateOptions = {
         "source": given.get("source"),
         "source_padding_mask": given.get("source_padding_mask"),
         "end": opened.ends or None,
-        "sampling": Sampling(
-            temperature=temperature, top_k=draws.get("top_k"), top_p=draws.get("top_p")
-        ),
-        "key": jax.random.key(draws.get("draw", 0)) if temperature else None,
+        "sampling": sampling,
+        "key": jax.random.key(draw) if sampling.temperature else None,
     }
     return _Request(tokens, fits, options, [] if "source" in given else tokens[0].tolist())

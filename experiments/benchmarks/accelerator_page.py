@@ -35,6 +35,7 @@ from experiments.benchmarks.accelerator import (
     settings,
 )
 from experiments.benchmarks.fastest import Record
+from experiments.benchmarks.measure import Interval
 from experiments.benchmarks.peaks import PEAKS, fraction_of_peak
 
 NUMBERS = ("ratio", "low", "high", "milliseconds", "best_milliseconds", "compile_seconds",
@@ -136,7 +137,7 @@ def _widest(design: Design, records: Sequence[Record]) -> list[list[str]]:
         first, second = fastest.fastest(own), fastest.fastest(others)
         if first and second and a["H"] in sorted(design.widths)[-WIDEST:]:
             r = fastest.ratio(own[first], others[second])
-            told = f"{r.middle:.2f} ({r.low:.2f} to {r.high:.2f})"
+            told = f"{r.median:.2f} ({r.low:.2f} to {r.high:.2f})"
             found.append((a["H"], a["T"], first, second, told))
     return [[str(h), f"{t:,}", *rest] for h, t, *rest in sorted(found)]
 
@@ -166,7 +167,7 @@ def _attention(design: Design, records: Sequence[Record]) -> Iterator[Section]:
 def _figure(key: tuple, places: Sequence[Setting], records: Sequence[Record]) -> Figure | None:
     """Time of our fastest / time of each peer."""
     word, mode, causal, dtype, length = key
-    points: dict[str, list[tuple[int, fastest.Ratio]]] = {}
+    points: dict[str, list[tuple[int, Interval]]] = {}
     same = {"word": word, "mode": mode, "is_causal": causal, "dtype": dtype, "T": length}
     for record in fastest.of(records, **same):
         own = fastest.ours(record)
@@ -180,7 +181,7 @@ def _figure(key: tuple, places: Sequence[Setting], records: Sequence[Record]) ->
     for name, some in sorted(points.items()):
         k = NAMES.index(name)  # a peer has one colour in all figures
         some.sort(key=lambda point: point[0])
-        values = np.array([[r.low, r.middle, r.high] for _, r in some]).T
+        values = np.array([[r.low, r.median, r.high] for _, r in some]).T
         steps = np.array([h for h, _ in some])
         curves.append(plotting.Curve(name, plotting.style(k, k), steps, values, False))
     figure = plotting.ratio_curves(curves, "width of a head", "time, our fastest / this")
@@ -241,7 +242,7 @@ def _cell(record: Record) -> str:
         told += f" {record['about']['flops'] / own[first]['milliseconds'] * 1e-9:.3g}"
     if first == chosen or chosen not in own:
         return told
-    return f"{told} ({chosen} {fastest.ratio(own[chosen], own[first]).middle:.2f})"
+    return f"{told} ({chosen} {fastest.ratio(own[chosen], own[first]).median:.2f})"
 
 
 def _training(about: JSON, records: Sequence[Record]) -> Iterator[Section]:
@@ -340,8 +341,8 @@ def _refusals(records: Sequence[Record]) -> Iterator[Section]:
         yield Section("What refuses, and why", [table])
 
 
-def _told(r: fastest.Ratio | None) -> str:
-    return f"{r.middle:.3f} ({r.low:.3f} to {r.high:.3f})" if r else NONE
+def _told(r: Interval | None) -> str:
+    return f"{r.median:.3f} ({r.low:.3f} to {r.high:.3f})" if r else NONE
 
 
 def _number(value: float | None, unit: float) -> str:

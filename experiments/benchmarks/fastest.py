@@ -9,17 +9,9 @@ import numpy as np
 
 from attnlab.nested import JSON
 from experiments.benchmarks.attention import OURS
-from experiments.benchmarks.measure import interval
+from experiments.benchmarks.measure import Interval, interval
 
 Record: TypeAlias = JSON
-
-
-class Ratio(NamedTuple):
-    """Median over rounds with its 95 % interval."""
-
-    middle: float
-    low: float
-    high: float
 
 
 def able(record: Record) -> dict[str, JSON]:
@@ -49,10 +41,10 @@ def chosen(record: Record) -> str:
     return record["rows"][0]["name"].removeprefix(OURS).strip()
 
 
-def ratio(above: JSON, below: JSON) -> Ratio:
+def ratio(above: JSON, below: JSON) -> Interval:
     """How many times as long one row takes as another, within rounds."""
     both = np.asarray(above["seconds"]) / np.asarray(below["seconds"])
-    return Ratio(*interval(both, np.random.default_rng(0)))
+    return interval(both, np.random.default_rng(0))
 
 
 def of(records: Iterable[Record], **about: object) -> list[Record]:
