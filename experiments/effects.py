@@ -12,14 +12,12 @@ numbers that it draws.
 """
 
 import csv
-import io
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-import matplotlib
 import numpy as np
 from absl import flags
 from matplotlib.axes import Axes
@@ -30,11 +28,10 @@ from attnlab.lab.head_width.analysis import Pairs, Pooled, over_texts, paired, p
 from attnlab.lab.head_width.design import NARROW
 from attnlab.lab.head_width.rows import read_rows
 from attnlab.lab.text_table import counted
+from attnlab.plotting import INK, themed_svg
 from experiments import app
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
-INK = "#57606a"
-"""Replaced by `currentColor`, which follows the light or dark theme of the reader."""
 BUDGETS = {"parameters": ("o", "#3b8fd4"), "flops": ("s", "#d55e00"), "seconds": ("^", "#12a17a")}
 """What is equal -> marker and colour."""
 PLANS, LAYOUTS = ("separate", "cycle:2", "albert"), ("standard", "wide", "narrow")
@@ -164,20 +161,10 @@ def forest(axes: Axes, effects: list[Effect]) -> None:
 
 
 def svg(figure: Figure) -> str:
-    """The same bytes each time."""
-    file = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "effects"}):
-        figure.savefig(file, format="svg", metadata=nothing, transparent=True)
-    text = file.getvalue()
-    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    theme = (
-        "<style>svg{color:#24292f;font-family:system-ui,sans-serif}"
-        "@media(prefers-color-scheme:dark){svg{color:#d8dee4}}</style>"
-    )
+    """The same bytes each time, in the font of the reader."""
+    text = themed_svg(figure, "effects")
     text = re.sub(r"font-family: [^;\"]*", "font-family: system-ui, sans-serif", text)
-    text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
-    return text.replace(INK, "currentColor").replace(">", f">{theme}", 1).strip() + "\n"
+    return re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
 
 
 def read(path: Path) -> list[Row]:

@@ -25,7 +25,12 @@ class _Request(NamedTuple):
 
 
 def texts(
-    opened: LoadedModel, prompt: Prompt, new_tokens: int, count: int, sampling: Sampling, draw: int
+    opened: LoadedModel,
+    prompt: Prompt,
+    new_tokens: int,
+    count: int = 1,
+    sampling: Sampling = Sampling(),  # noqa: B008
+    draw: int = 0,
 ) -> list[str]:
     """`count` texts; one of a model without an encoder begins with its prompt.
 
@@ -52,7 +57,11 @@ def texts(
 
 
 def pieces(
-    opened: LoadedModel, prompt: Prompt, new_tokens: int, sampling: Sampling, draw: int
+    opened: LoadedModel,
+    prompt: Prompt,
+    new_tokens: int,
+    sampling: Sampling = Sampling(),  # noqa: B008
+    draw: int = 0,
 ) -> Iterator[str]:
     """The first of `texts`, as it is written: a piece for each token that makes one."""
     request = _request(opened, prompt, new_tokens, sampling, draw)

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +119,7 @@ def layer_case(
         others = {n: functools.partial(peers.LAYERS[n], layout, size.is_causal) for n in names}
         return entries(own, others, (w, x), mode, "Linen")
 
-    return _case(what, size, mode, build, bars=bars)
+    return _case(what, size, mode, build)._replace(bars=bars)
 
 
 def function_case(
@@ -144,8 +144,8 @@ def function_case(
         others = {n: functools.partial(peers.FUNCTIONS[n], size.is_causal) for n in names}
         return entries(own, others, (q, k, v), mode, twin)
 
-    warm = most_rounds is None
-    return _case("function", size, mode, build, bars=bars, most_rounds=most_rounds, warm=warm)
+    case = _case("function", size, mode, build)
+    return case._replace(bars=bars, most_rounds=most_rounds, warm=most_rounds is None)
 
 
 def chosen_in(backends: Mapping[str, object]) -> str:
@@ -153,18 +153,10 @@ def chosen_in(backends: Mapping[str, object]) -> str:
     return next(name for name, word in backends.items() if str(word).startswith("chosen"))
 
 
-class CaseOptions(TypedDict, total=False):
-    """Fields of a `Case` with defaults."""
-
-    bars: tuple[Bar, ...]
-    most_rounds: int | None
-    warm: bool
-
-
-def _case(what: str, size: Size, mode: str, build: Callable, **fields: Unpack[CaseOptions]) -> Case:
+def _case(what: str, size: Size, mode: str, build: Callable[[], list[Entry]]) -> Case:
     sizes, *marks = size.labels()
     name = ", ".join([f"{what} {sizes} {marks[0]}", *marks[1:], mode])
-    return Case(name, size.B * size.T, build, **fields)
+    return Case(name, size.B * size.T, build)
 
 
 def _normal(key: Array, shape: tuple[int, ...], size: Size) -> Array:

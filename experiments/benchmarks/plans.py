@@ -38,7 +38,7 @@ STACK = ModelConfig(
     heads=Standard(num_heads=8, biases=("q", "k", "v", "o")),
     ffn=FFN(width=2048, activation="gelu_tanh"),
 )
-BATCH, LENGTH = 4, 256
+BATCH = 4
 OTHER_DEPTHS = (2, 96)
 GROUPS = 4
 """Parameter groups of the plans that take a number."""

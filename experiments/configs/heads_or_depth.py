@@ -22,9 +22,11 @@ from ml_collections import ConfigDict
 from attnlab import lab
 from attnlab.lab.text_table import counted
 from experiments.configs import byte_lm
+from experiments.configs.one_wide_beats_many_narrow import TRAINING
 from experiments.expect import expect
 
 VALUES = {
+    **TRAINING,
     "data.dimensions": 4,
     "data.directions": 4,
     "model.kind": "encoder",
@@ -39,19 +41,7 @@ VALUES = {
     "model.output.num_classes": 1,
     "model.num_layers": 1,
     "train.length": 17,
-    "train.batch_size": 64,
-    "train.steps": 3000,
     "train.seeds": (0, 1),
-    "train.optimizer.name": "adam",
-    "train.optimizer.learning_rate": 1e-2,
-    "train.schedule.final_learning_rate": 1e-4,
-    "train.schedule.warmup_steps": 150,
-    "train.optimizer.weight_decay": 0.0,
-    "train.log_every": 500,
-    "train.evaluation.every": 500,
-    "train.evaluation.batch_size": 256,
-    "train.evaluation.windows": 0,
-    "train.checkpoint_every": 3000,
 }
 VARIANTS: dict[str, byte_lm.Values] = {
     "paper": {"model.max_len": 129, "train.length": 129, "train.steps": 20_000},

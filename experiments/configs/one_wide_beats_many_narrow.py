@@ -36,7 +36,23 @@ def sized(dimensions: int) -> dict[str, int]:
     return dict.fromkeys(names, dimensions) | {"model.width": 2 * dimensions}
 
 
-VALUES = sized(8) | {
+TRAINING: dict[str, object] = {
+    "train.batch_size": 64,
+    "train.steps": 3000,
+    "train.optimizer.name": "adam",
+    "train.optimizer.learning_rate": 1e-2,
+    "train.schedule.final_learning_rate": 1e-4,
+    "train.schedule.warmup_steps": 150,
+    "train.optimizer.weight_decay": 0.0,
+    "train.log_every": 500,
+    "train.evaluation.every": 500,
+    "train.evaluation.batch_size": 256,
+    "train.evaluation.windows": 0,
+    "train.checkpoint_every": 3000,
+}
+VALUES = {
+    **TRAINING,
+    **sized(8),
     "model.kind": "encoder",
     "model.max_len": 16,
     "model.positions.kind": "none",
@@ -49,18 +65,6 @@ VALUES = sized(8) | {
     "model.norm.bias": False,
     "model.heads.biases": "",
     "train.length": 8,
-    "train.batch_size": 64,
-    "train.steps": 3000,
-    "train.optimizer.learning_rate": 1e-2,
-    "train.schedule.final_learning_rate": 1e-4,
-    "train.schedule.warmup_steps": 150,
-    "train.optimizer.weight_decay": 0.0,
-    "train.optimizer.name": "adam",
-    "train.log_every": 500,
-    "train.evaluation.every": 500,
-    "train.evaluation.batch_size": 256,
-    "train.evaluation.windows": 0,
-    "train.checkpoint_every": 3000,
 }
 VARIANTS: dict[str, byte_lm.Values] = {
     "paper": sized(64) | {"train.length": 16, "train.steps": 100_000},

@@ -9,7 +9,7 @@ from commands import command
 from test_view import SEEDS, folder, run
 
 from attnlab.lab.loaded import Prompt, open_folder, open_run
-from attnlab.models import generate
+from attnlab.models import Sampling, generate
 from experiments import sample
 
 __all__ = ["folder", "run"]
@@ -24,10 +24,10 @@ def test_a_run_goes_on_with_a_text(run):
     ours = [*"def né".encode(), *np.asarray(new)[0].tolist()]
     assert told == [bytes(ours).decode(errors="replace")]
     assert "".join(sample.pieces(opened, Prompt("def né"), 100)) == told[0]
-    drawn = sample.texts(opened, Prompt("a"), 9, temperature=2.0, count=3)
+    drawn = sample.texts(opened, Prompt("a"), 9, 3, Sampling(temperature=2.0))
     assert len(set(drawn)) == 3
-    assert drawn == sample.texts(opened, Prompt("a"), 9, temperature=2.0, count=3)
-    assert drawn != sample.texts(opened, Prompt("a"), 9, temperature=2.0, count=3, draw=1)
+    assert drawn == sample.texts(opened, Prompt("a"), 9, 3, Sampling(temperature=2.0))
+    assert drawn != sample.texts(opened, Prompt("a"), 9, 3, Sampling(temperature=2.0), draw=1)
     with pytest.raises(ValueError, match="the text fills all 24 tokens of the model"):
         sample.texts(opened, Prompt("a" * 24), 9)
 
