@@ -130,7 +130,7 @@ def run_on_gpu(scale: float, place: Place, path: Path) -> None:
     wanted = gpu_study.left(programs, gpu_study.read_scores(path))
     mixture = gpu_study.Mixture(place, 0.001 if MEASURE.value else scale)
     if MEASURE.value:
-        rate = gpu_study.measured_speed(mixture, place, MEASURE.value)
+        rate = gpu_study.measured_speed(mixture, MEASURE.value)
         flops = sum(map(gpu_study.program_flops, wanted))
         say(f"{rate:.3g} FLOP/s; {len(wanted)} programs of {flops:.3g} FLOP to go: "
             f"{flops / rate / 60:.1f} minutes, without compilation and scoring")  # fmt: skip

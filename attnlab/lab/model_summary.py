@@ -53,6 +53,7 @@ def inspect_model(
         ("FLOPs per token", f"{models.flops_per_token(config, length):,} at length {length}"),
         ("cache per token", f"{cache:,} bytes in float32"),
     ]
+    texts = dict.fromkeys(input_names(config), jax.ShapeDtypeStruct((batch, length), "int32"))
     if making := models.weight_flops(config):
         costs.append(("FLOPs per call", f"{making:,} to compute the weights of the layers"))
     return "\n\n".join(
@@ -61,7 +62,7 @@ def inspect_model(
             _picture(config),
             _sublayers(config),
             columns(costs),
-            _attention(config, inputs or _texts(config, batch, length), training=bool(inputs)),
+            _attention(config, inputs or texts, training=bool(inputs)),
         ]
     )
 
@@ -161,10 +162,6 @@ def _sublayers(config: ModelConfig) -> str:
 
 
 ATTENTION = {"self": "attention", "cross": "cross-attention", "encoder": "the encoder's attention"}
-
-
-def _texts(config: ModelConfig, batch: int, length: int) -> Shapes:
-    return dict.fromkeys(input_names(config), jax.ShapeDtypeStruct((batch, length), "int32"))
 
 
 def _attention(config: ModelConfig, inputs: Shapes, *, training: bool) -> str:

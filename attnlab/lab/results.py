@@ -74,7 +74,10 @@ class Results(Sequence[RunResult]):
     @property
     def metrics(self) -> dict[str, MetricInfo]:
         """Name -> metric of the task, the main one first, with "loss" last."""
-        known = {m.name: m for run in self.runs for m in run.task.metrics or _of_task(run)}
+        known: dict[str, MetricInfo] = {}
+        for run in self.runs:  # older results do not have the metrics of their task
+            task = OBJECTIVES[run.spec.config.task]
+            known |= {m.name: m for m in run.task.metrics or metric_infos(task)}
         return {**known, "loss": MetricInfo(name="loss", unit="loss")}
 
     @property
@@ -364,11 +367,6 @@ def _flat(run: RunResult) -> dict[str, Tag]:
 def _sizes(run: RunResult) -> dict[str, Tag]:
     names = ("parameters", "applied_parameters", "flops_per_token", "ffn_width")
     return {name: getattr(run.sizes, name) for name in names}
-
-
-def _of_task(run: RunResult) -> tuple[MetricInfo, ...]:
-    """The metrics of the task, for results that do not have them."""
-    return metric_infos(OBJECTIVES[run.spec.config.task])
 
 
 def _markup(table: "DataFrame") -> str:

@@ -99,18 +99,15 @@ def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
     there = read_specs(path.read_text(encoding="utf-8")) if path.exists() else []
     known = {spec.id: spec for spec in there}
     for spec in specs:
-        if spec.id in known and not _may_follow(known[spec.id], spec):
+        old = known.get(spec.id, spec)
+        if old.digest != spec.digest and not is_longer(old.to_dict(), spec.to_dict()):
             raise ValueError(
                 f"{workdir} has another run with the id {spec.id!r} (another config or seed); use "
-                f"another workdir, or give the run another id ({_changes(known[spec.id], spec)})"
+                f"another workdir, or give the run another id ({_changes(old, spec)})"
             )
     merged = known | {spec.id: spec for spec in specs}
     if list(merged.values()) != there:
         write_atomic(path, write_specs(list(merged.values())).encode())
-
-
-def _may_follow(there: RunSpec, spec: RunSpec) -> bool:
-    return there.digest == spec.digest or is_longer(there.to_dict(), spec.to_dict())
 
 
 def _changes(there: RunSpec, spec: RunSpec) -> str:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -235,12 +235,6 @@ def train(program: Program, mixture: Mixture, folder: Path) -> FitResult:
 def run_program(program: Program, mixture: Mixture, place: Place) -> list[TextScore]:
     """Trains a program in `place.work` and scores every text."""
     fitted = train(program, mixture, place.work / "gpu" / program.id)
-    return list(_scores(program, fitted, mixture, place.commit))
-
-
-def _scores(
-    program: Program, fitted: FitResult, mixture: Mixture, commit: str
-) -> Iterator[TextScore]:
     model = model_config(program.variant)
     objective = OBJECTIVES["causal_lm"].bind(mixture.dataset.sizes)
     evaluator = Evaluator(model.build(), objective, sharding.data_mesh(batch_size=BATCH), BATCH)
@@ -252,7 +246,8 @@ def _scores(
         steps=program.steps,
     )
     device = jax.local_devices()[0].device_kind
-    origin = ProgramOrigin(round(fitted.wall_seconds, 1), device, commit)
+    origin = ProgramOrigin(round(fitted.wall_seconds, 1), device, place.commit)
+    found: list[TextScore] = []
     for text, rows in mixture.heldout.items():
         bits = evaluator(fitted.state.params, rows)["bits_per_byte"]
         for seed, of_seed in zip(SEEDS, bits, strict=True):
@@ -260,10 +255,12 @@ def _scores(
                 program.variant.point, program.variant.plan, program.learning_rate, seed
             )
             grams = ngrams[text]
-            yield TextScore(run, text, float(of_seed), grams[2], grams[3], grams[4], sizes, origin)
+            bits_of = float(of_seed), grams[2], grams[3], grams[4]
+            found.append(TextScore(run, text, *bits_of, sizes, origin))
+    return found
 
 
-def measured_speed(mixture: Mixture, place: Place, steps: int) -> float:
+def measured_speed(mixture: Mixture, steps: int) -> float:
     """FLOP/s of training all seeds of 4 heads of 64, without compilation; nothing is kept."""
     program = Program(VARIANTS[2], 0.01, steps * BATCH * LENGTH / TRAINING_BYTES)
     with tempfile.TemporaryDirectory() as folder:

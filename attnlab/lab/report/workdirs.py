@@ -23,10 +23,15 @@ def read_panels(workdirs: Sequence[str | Path]) -> list[Panel]:
     panels: list[Panel] = []
     for workdir in map(Path, workdirs):
         panel = _read(workdir, len(workdirs) > 1)
-        same = [i for i, other in enumerate(panels) if _same_variants(other, panel)]
-        if same:
-            other = panels[same[0]]
-            panels[same[0]] = dataclasses.replace(
+        # The same variants with the same configs, on other data.
+        same = (
+            i
+            for i, other in enumerate(panels)
+            if _configs(other.results) == _configs(panel.results) and _data(other) != _data(panel)
+        )
+        if (i := next(same, None)) is not None:
+            other = panels[i]
+            panels[i] = dataclasses.replace(
                 other,
                 results=other.results + panel.results,
                 title=f"{other.title} and {panel.title}",
@@ -54,11 +59,6 @@ def _read(workdir: Path, several: bool) -> Panel:
         unfinished=[spec.id for spec in specs if spec.id not in done],
         tuning=load_results(tuning) if (tuning / SPECS).exists() else None,
     )
-
-
-def _same_variants(a: Panel, b: Panel) -> bool:
-    """The same variants with the same configs, on other data?"""
-    return _configs(a.results) == _configs(b.results) and _data(a) != _data(b)
 
 
 def _configs(results: Results) -> set[str]:
