@@ -58,7 +58,7 @@ def gradient(system: System, of: int, *qkv: Any, **options: Any) -> Any:
     return jax.jit(jax.grad(loss, of))(*qkv)
 
 
-def reference(q, k, v, *, mask=True, repeat=True) -> np.ndarray:
+def reference(q, k, v, *, mask=True) -> np.ndarray:
     """Attention by NumPy in float64."""
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     k, v = (np.repeat(a, q.shape[2] // a.shape[2], axis=2) for a in (k, v))
@@ -81,7 +81,7 @@ def equal(out: Any, expected: Any) -> Finding:
     return Finding(f"error {error:.0e}", error < 1e-5)
 
 
-def padded(dtype=jnp.bool_):
+def padded():
     """[2, 1, 5, 7]: in batch row 0 the last two keys are hidden, in row 1 all of them."""
     return jnp.asarray(np.arange(7) < np.array([5, 0])[:, None])[:, None, None].repeat(5, 2)
 

@@ -40,6 +40,11 @@ EXTRAS: dict[str, tuple[str, type[Extra], dict[str, object]]] = {
     "sigmoid": ("sigmoid", Sigmoid, {}),
 }
 """Variant -> flag of its extra, the extra, and its fields."""
+description = lab.Description(
+    question="Are the heads of 2024 and 2025 better than plain ones, at equal FLOPs?",
+    pairs=tuple(({"name": name}, {"name": STANDARD}) for name in (DIFFERENTIAL, *EXTRAS)),
+    matched="flops",
+)
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -48,16 +53,6 @@ def get_config(arg: str = "") -> ConfigDict:
     # A mixture of heads chooses 2 beside one that every token uses.
     config.model.heads.num_heads = max(4, config.model.heads.num_heads)
     return config
-
-
-def describe(preset: str) -> lab.Description:
-    """Each variant against standard heads."""
-    names = (DIFFERENTIAL, *EXTRAS)
-    return lab.Description(
-        question="Are the heads of 2024 and 2025 better than plain ones, at equal FLOPs?",
-        pairs=tuple(({"name": name}, {"name": STANDARD}) for name in names),
-        matched="flops",
-    )
 
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:

@@ -71,11 +71,12 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "regression", "maxima", VALUES, VARIANTS)
 
 
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """One layer of 1 to 5 heads, two of 1 and 2."""
-    found = []
-    for words, (layers, counts) in DEPTHS.items():
-        for heads in counts:
-            values = {"model.num_layers": layers, "model.heads.num_heads": heads}
-            found.append(lab.Variant(values, f"{words}, {counted(heads, 'head')}"))
-    return found
+variants = [
+    lab.Variant(
+        {"model.num_layers": layers, "model.heads.num_heads": heads},
+        f"{words}, {counted(heads, 'head')}",
+    )
+    for words, (layers, counts) in DEPTHS.items()
+    for heads in counts
+]
+"""One layer of 1 to 5 heads, two of 1 and 2."""

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from attnlab.lab.head_width.rates import PLANS, cells_of, choose, fit_rates, minimum, next_rate
 from attnlab.lab.head_width.rows import Row
@@ -203,14 +203,14 @@ def judged(stage: int, rows: Sequence[Row]) -> list[StudyRun]:
 def stage_runs(stage: int, rows: Sequence[Row]) -> list[StudyRun]:
     """The runs of a stage, given the rows there are. Raises NotReady."""
     if stage == -1:
-        return tiny_runs(rows)
+        return tiny_runs()
     return stage0(rows) if stage == 0 else stage1(rows) if stage == 1 else judged(stage, rows)
 
 
 def expected_runs(stage: int) -> list[Planned]:
     """The runs of a stage whatever the rates, for counts and times."""
     if stage == -1:
-        return [Planned(s.variant, s.text, 0, s.bytes_per_parameter) for s in tiny_runs([])]
+        return [Planned(s.variant, s.text, 0, s.bytes_per_parameter) for s in tiny_runs()]
     if stage == 0:
         return [Planned(spec.variant, spec.text) for spec in stage0([])]
     if stage == 1:
@@ -218,7 +218,7 @@ def expected_runs(stage: int) -> list[Planned]:
     return planned(stage)
 
 
-def tiny_runs(rows: Iterable[Row]) -> list[StudyRun]:
+def tiny_runs() -> list[StudyRun]:
     """Two parametrizations x 2 rates at D = 16, seconds a run."""
     return [
         StudyRun(-1, Variant(n, h, width=16, length=16), name, "python", 5, rate, 2.0)

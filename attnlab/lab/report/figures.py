@@ -38,13 +38,12 @@ def effects_figure(panels: Sequence[Panel], name: str = "differences") -> list[F
         for effect in panel.effects:
             c = effect.comparison
             label = f"{title}{c.variant[0][1]} − {c.baseline[0][1]} (mean)"
-            rows.append(_interval(c, label, panel, _INK))
+            rows.append(_interval(c, label, _INK))
         several = len({c.baseline for c in panel.comparisons}) > 1 or len(panels) > 1
         for c in panel.comparisons:
             label = panel.labels[c.variant]
             label = f"{title}{label} − {panel.labels[c.baseline]}" if several else label
-            rows.append(_interval(c, label, panel, panel.styles[c.variant]))
-    rows = [row for row in rows if row is not None]
+            rows.append(_interval(c, label, panel.styles[c.variant]))
     drawn = [row for row in rows if row]
     if not drawn:
         return []
@@ -65,9 +64,7 @@ def effects_figure(panels: Sequence[Panel], name: str = "differences") -> list[F
     ]
 
 
-def _interval(
-    c: Comparison, label: str, panel: Panel, style: plotting.Style
-) -> plotting.Interval | None:
+def _interval(c: Comparison, label: str, style: plotting.Style) -> plotting.Interval | None:
     d = c.difference
     if not math.isfinite(d.high):
         return None
