@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-from scipy import stats
+from attnlab.lab.statistics import paired_difference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,15 +78,14 @@ def write_results(folder: Path, name: str, page: str, figure: "Figure") -> None:
     print(f"wrote {folder}/{name}.md, {name}.csv and {name}.svg")
 
 
-def interval(values: Iterable[float], level: float = 0.95) -> tuple[float, float, float]:
-    """Mean and Student's t interval of independent runs.
+def interval(values: Iterable[float]) -> tuple[float, float, float]:
+    """Mean and the 95 % interval of Student's t of independent runs.
 
     >>> [round(x, 3) for x in interval([1.0, 2.0, 3.0])]
     [2.0, -0.484, 4.484]
     """
-    x = np.array(list(values), float)
-    half = float(stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / len(x) ** 0.5)
-    return float(x.mean()), float(x.mean()) - half, float(x.mean()) + half
+    found = paired_difference(list(values))
+    return found.mean, found.low, found.high
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

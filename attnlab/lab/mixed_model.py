@@ -40,6 +40,26 @@ def t_estimate(value: float, error: float, count: int, level: float = LEVEL) -> 
     return Estimate(value, error, value - half, value + half, p, count)
 
 
+def fieller(
+    x: float, y: float, covariance: tuple[float, float, float], q: float
+) -> tuple[float, float]:
+    """The interval of x / y: every m with (x - m y)^2 <= q (xx - 2 m xy + m^2 yy).
+
+    Fieller 1954, J. R. Stat. Soc. B 16:175. From -inf to inf where y is not different from 0.
+
+    Args:
+        x, y: estimates.
+        covariance: xx, xy, yy.
+        q: the square of a quantile of Student's t.
+    """
+    xx, xy, yy = covariance
+    square, linear, constant = y**2 - q * yy, -2 * (x * y - q * xy), x**2 - q * xx
+    if square <= 0:
+        return -math.inf, math.inf
+    root = math.sqrt(max(linear**2 - 4 * square * constant, 0.0))
+    return (-linear - root) / (2 * square), (-linear + root) / (2 * square)
+
+
 @dataclasses.dataclass(frozen=True)
 class MixedModel:
     """A fitted model: y = X beta + sum_i Z_i b_i + e, b_i ~ N(0, sd_i^2 I), e ~ N(0, sd^2 I)."""
@@ -61,22 +81,12 @@ class MixedModel:
         return t_estimate(float(w @ self.coefficients), error, self.texts)
 
     def ratio(self, top: dict[str, float], bottom: dict[str, float]) -> Estimate:
-        """top / bottom with Fieller's interval (Fieller 1954, J. R. Stat. Soc. B 16:175).
-
-        The interval is unbounded, from -inf to inf, where `bottom` is not different from 0. `p` is
-        that of top = 0.
-        """
+        """top / bottom with the interval of `fieller`; `p` is that of top = 0."""
         a, b = self._vector(top), self._vector(bottom)
         x, y = float(a @ self.coefficients), float(b @ self.coefficients)
         xx, xy, yy = (float(v @ self.covariance @ w) for v, w in ((a, a), (a, b), (b, b)))
         q = float(stats.t.ppf((1 + LEVEL) / 2, self.texts - 1)) ** 2
-        # (x - m y)^2 <= q (xx - 2 m xy + m^2 yy)
-        square, linear, constant = y**2 - q * yy, -2 * (x * y - q * xy), x**2 - q * xx
-        root = linear**2 - 4 * square * constant
-        low, high = -math.inf, math.inf
-        if square > 0 and root >= 0:
-            low = (-linear - math.sqrt(root)) / (2 * square)
-            high = (-linear + math.sqrt(root)) / (2 * square)
+        low, high = fieller(x, y, (xx, xy, yy), q)
         m = x / y
         error = math.sqrt(max(0.0, xx - 2 * m * xy + m**2 * yy)) / abs(y)
         return Estimate(m, error, low, high, self.contrast(top).p, self.texts)

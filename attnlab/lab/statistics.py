@@ -17,7 +17,7 @@ from attnlab.extras import extra
 with extra("lab"):
     from scipy import optimize, stats
 
-    from attnlab.lab.mixed_model import LEVEL, fit_reml
+    from attnlab.lab.mixed_model import LEVEL, fieller, fit_reml
 
 Array: TypeAlias = NDArray[np.float64]
 Method: TypeAlias = Literal["paired t", "pooled", "mixed model", "anytime", "none"]
@@ -285,30 +285,17 @@ def best_rate(tried: Mapping[float, float], around: int = 2) -> BestRate | None:
     (a, b, c), *_ = np.linalg.lstsq(powers, y, rcond=None)
     if c <= 0:
         return None
-    low, high = _fieller(powers, y, np.array([a, b, c]))
+    low, high, free = -math.inf, math.inf, len(y) - 3
+    if free > 0:
+        variance = float(np.sum((y - powers @ np.array([a, b, c])) ** 2)) / free
+        of = variance * np.linalg.inv(powers.T @ powers)
+        t2 = float(stats.t.ppf((1 + LEVEL) / 2, free)) ** 2
+        covariance = float(of[1, 1]), float(-2 * of[1, 2]), float(4 * of[2, 2])
+        low, high = fieller(float(-b), float(2 * c), covariance, t2)
     top = -b / (2 * c)
     shape = float(a - b * middle + c * middle**2), float(b - 2 * c * middle), float(c)
     low, high, rate = (float(np.exp(v + middle)) for v in (low, high, top))
     return BestRate(rate, low, high, float(a + b * top / 2), shape)
-
-
-def _fieller(powers: Array, y: Array, fit: Array) -> tuple[float, float]:
-    """The x where (b + 2 c x)^2 is at most t^2 times its variance."""
-    free = len(y) - 3
-    if free < 1:
-        return -math.inf, math.inf
-    variance = float(np.sum((y - powers @ fit) ** 2)) / free
-    of = variance * np.linalg.inv(powers.T @ powers)
-    t2 = float(stats.t.ppf((1 + LEVEL) / 2, free)) ** 2
-    _, b, c = fit
-    # (b + 2 c x)^2 - t^2 (v_bb + 4 x v_bc + 4 x^2 v_cc) = square x^2 + 2 half x + rest
-    square = float(4 * (c**2 - t2 * of[2, 2]))
-    half = float(2 * (b * c - t2 * of[1, 2]))
-    rest = float(b**2 - t2 * of[1, 1])
-    if square <= 0:
-        return -math.inf, math.inf
-    root = math.sqrt(max(half**2 - square * rest, 0.0))
-    return (-half - root) / square, (-half + root) / square
 
 
 @dataclasses.dataclass(frozen=True)
