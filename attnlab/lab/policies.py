@@ -158,8 +158,13 @@ def next_rate(tried: Mapping[float, float], factor: float = FACTOR) -> float | N
     return None
 
 
+def tried_rates(results: Results) -> dict[Variant, dict[float, float]]:
+    """Variant (its tags without the rate) -> rate -> mean validation score, the lower the better;
+    infinite where a run diverged."""
+    return {v: _tried(results, runs) for v, runs in _without_rate(results).items()}
+
+
 def _tried(results: Results, runs: Sequence[RunResult]) -> dict[float, float]:
-    """Rate -> mean validation score, the lower the better; infinite where a run diverged."""
     metric = results.metric
     found: dict[float, list[float]] = {}
     for run in runs:
@@ -181,8 +186,7 @@ def best_rates(results: Results) -> dict[Variant, float]:
     best that was tried where there is none between rates that were tried.
     """
     found = {}
-    for variant, runs in _without_rate(results).items():
-        tried = _tried(results, runs)
+    for variant, tried in tried_rates(results).items():
         fitted = best_rate(tried)
         inside = fitted and min(tried) <= fitted.rate <= max(tried)
         best = min(tried, key=tried.__getitem__)

@@ -6,7 +6,7 @@ import numpy as np
 
 from attnlab.extras import extra
 from attnlab.lab.comparisons import Comparison, Variant
-from attnlab.lab.policies import variant_without_rate
+from attnlab.lab.policies import tried_rates
 from attnlab.lab.report.answers import METHODS, interval, p_value
 from attnlab.lab.report.figures import rates_figure, training_flops
 from attnlab.lab.report.page import Block, Figures, Table, number
@@ -185,17 +185,11 @@ def rates_blocks(panel: Panel, name: str) -> list[Block]:
 def _tried(panel: Panel) -> dict[str, tuple[Style, dict[float, float]]]:
     """Label -> (style, rate -> mean validation score, lower is better), of variants with three
     rates or more."""
-    found: dict[Variant, dict[float, list[float]]] = {}
-    for run in (*(panel.tuning or ()), *panel.results):
-        score = panel.sign * run.scores.validation.get(panel.metric.name, np.nan)
-        rate = run.spec.config.train.optimizer.learning_rate
-        if run.scores.validation or run.status == "diverged":
-            score = score if np.isfinite(score) else np.inf
-            variant = variant_without_rate(run.spec)
-            found.setdefault(variant, {}).setdefault(rate, []).append(score)
+    every = panel.results if panel.tuning is None else panel.tuning + panel.results
+    judged = every.filter(lambda run: bool(run.scores.validation) or run.status == "diverged")
     return {
-        label_of(tags): (style(i, i // 6), {r: float(np.mean(s)) for r, s in rates.items()})
-        for i, (tags, rates) in enumerate(found.items())
+        label_of(tags): (style(i, i // 6), rates)
+        for i, (tags, rates) in enumerate(tried_rates(judged).items())
         if len(rates) > 2
     }
 
