@@ -79,7 +79,6 @@ def page(about: JSON, records: Sequence[Record]) -> Page:
         Section("Which backend is fastest", choices(about, records)),
         *_training(about, records),
         *_decoding(records),
-        *_compiling(design, records),
         *_refusals(records),
         Section("How to read this", [Paragraph(text) for text in READING]),
     ]
@@ -247,23 +246,20 @@ def _cell(record: Record) -> str:
 
 def _training(about: JSON, records: Sequence[Record]) -> Iterator[Section]:
     for record in fastest.of(records, word="training"):
-        rows, first = [], record["rows"][0]
+        a, rows = record["about"], []
         for name, row in fastest.able(record).items():
             seconds = row["milliseconds"] / 1e3
-            a = record["about"]
             share = fraction_of_peak(a["flops"], seconds, kind(about), a["dtype"])
-            r = fastest.ratio(first, row) if first["seconds"] else None
             rows.append(
                 [
                     name,
                     f"{record['tokens'] / seconds:,.0f}",
                     f"{100 * share:.1f} %" if share is not None else "unknown",
-                    _told(r),
+                    _beside_first(record, row),
                     _number(row["compile_seconds"], 1.0),
                     _number(row["temp_bytes"], 2.0**20),
                 ]
             )
-        a = record["about"]
         title = record["name"][0].upper() + record["name"][1:]
         caption = f"{a['L']} layers of width {a['D']}, {a['T']:,} tokens a text, {a['dtype']}. "
         source = PEAKS[kind(about)].source if kind(about) in PEAKS else "not known here"
@@ -285,44 +281,13 @@ def _decoding(records: Sequence[Record]) -> Iterator[Section]:
             each = a["bytes a token"][held]
             speed = record["tokens"] / row["milliseconds"] * 1e3
             size = f"{each * a['B'] * a['T'] / 2**20:,.1f}"
-            first = record["rows"][0]
-            r = fastest.ratio(first, row) if first["seconds"] else None
-            rows.append([name, f"{speed:,.0f}", _told(r), f"{each:,}", size])
+            rows.append([name, f"{speed:,.0f}", _beside_first(record, row), f"{each:,}", size])
         caption = f"{a['N']} heads {a['H']} wide, batch {a['B']}, {a['T']:,} tokens held, "
         caption += f"{a['dtype']}. The latent heads are another function."
         header = ["row", "tokens/s", "time, first / this", "cache, bytes a token", "cache MiB"]
         name = re.sub(r"\W+", "-", record["name"])
         blocks.append(_table(name, caption, header, rows))
     yield Section("Decoding of wide heads", blocks)
-
-
-MEASURES = {
-    "milliseconds": ("Milliseconds", 1.0),
-    "compile_seconds": ("Seconds to compile", 1.0),
-    "temp_bytes": ("XLA's temporary memory beside arguments and results, MiB", 2.0**20),
-    "peak_bytes": ("The most that the device had held, where this row raised it, MiB", 2.0**20),
-}
-"""What every row has -> what it is called, and its unit."""
-
-
-def _compiling(design: Design, records: Sequence[Record]) -> Iterator[Section]:
-    """All rows of the middle, a column for each width."""
-    some = fastest.of(records, **_middle(design), T=design.lengths[0])
-    some = sorted(some, key=lambda r: r["about"]["H"])
-    blocks: list[Block] = []
-    names = dict.fromkeys(name for r in some for name in fastest.able(r))
-    for field, (told, unit) in MEASURES.items():
-        found = [fastest.able(r) for r in some]
-        rows = [
-            [name, *(_number(rows[name][field], unit) if name in rows else NONE for rows in found)]
-            for name in names
-        ]
-        if any(cell != NONE for row in rows for cell in row[1:]):
-            header = ["row", *(f"H = {r['about']['H']}" for r in some)]
-            caption = f"{told}, T = {design.lengths[0]:,}."
-            blocks.append(_table(f"middle-{field}", caption, header, rows))
-    if blocks:
-        yield Section("Time, compiling and memory in the middle of the design", blocks)
 
 
 def _refusals(records: Sequence[Record]) -> Iterator[Section]:
@@ -341,8 +306,13 @@ def _refusals(records: Sequence[Record]) -> Iterator[Section]:
         yield Section("What refuses, and why", [table])
 
 
-def _told(r: Interval | None) -> str:
-    return f"{r.median:.3f} ({r.low:.3f} to {r.high:.3f})" if r else NONE
+def _beside_first(record: Record, row: JSON) -> str:
+    """How many times as long the first row takes."""
+    first = record["rows"][0]
+    if not first["seconds"]:
+        return NONE
+    r = fastest.ratio(first, row)
+    return f"{r.median:.3f} ({r.low:.3f} to {r.high:.3f})"
 
 
 def _number(value: float | None, unit: float) -> str:
