@@ -77,8 +77,13 @@ class LoadedModel(NamedTuple):
     characters [T, 2]"""
     ends: tuple[int, ...] = ()
     """Tokens that end a text"""
-    save_tokenizer: Callable[[Path], bool] = lambda folder: False
-    """Writes tokenizer.json to a folder; False where there is none."""
+    tokenizer_files: tuple[Path, ...] = ()
+    """Where its tokenizer.json may be, the first that there is."""
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Writes tokenizer.json to a folder, where the tokenizer is a file."""
+        if found := next(filter(Path.is_file, self.tokenizer_files), None):
+            write_atomic(folder / FILE, found.read_bytes())
 
 
 def open_run(folder: Path, seed: int | None = None) -> LoadedModel:
@@ -107,10 +112,10 @@ def open_run(folder: Path, seed: int | None = None) -> LoadedModel:
     ends: tuple[int, ...] = ()
     if "<end>" in objective.special_tokens:
         ends = (sizes.vocab_size + objective.special_tokens.index("<end>"),)
+    files = folder / FILE, Path(run.tokenizer_name)
     return LoadedModel(
-        str(folder), found.config, params, run.initial, run.read, run.decode, run.split, ends,
-        run.save_tokenizer,
-    )  # fmt: skip
+        str(folder), found.config, params, run.initial, run.read, run.decode, run.split, ends, files
+    )
 
 
 def stored_experiment(record: JSON) -> Experiment:
@@ -150,14 +155,6 @@ class _Run:
     def is_kept(self) -> bool:
         """Is the tokenizer known? One that was learnt is a file."""
         return (self.folder / FILE).exists() or not self.tokenizer_name.startswith("bpe:")
-
-    def save_tokenizer(self, folder: Path) -> bool:
-        """Writes tokenizer.json, where the run has one that is a file."""
-        for path in (self.folder / FILE, Path(self.tokenizer_name)):
-            if path.is_file():
-                write_atomic(folder / FILE, path.read_bytes())
-                return True
-        return False
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -210,7 +207,7 @@ class _Run:
                 f"the data of {self.folder} ({type(data).__name__}) are no text: give "
                 "--tokens=1,2,3, or leave it out to see a held-out row"
             )
-        return _read(self.config, prompt, None, functools.partial(_write, bound, dataset), [])
+        return _read(self.config, prompt, None, lambda t: decode_tokens(bound, dataset, [t]), [])
 
     def split(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """A text's tokens, and where each stands."""
@@ -258,15 +255,8 @@ def open_folder(folder: Path) -> LoadedModel:
         one = tokenizer().read(text)
         return one.tokens, one.spans
 
-    def save_tokenizer(out: Path) -> bool:
-        if (folder / FILE).is_file():
-            write_atomic(out / FILE, (folder / FILE).read_bytes())
-        return (folder / FILE).is_file()
-
-    ends = _ends(folder, config)
-    return LoadedModel(
-        str(folder), config, params, initial, read, decode, split, ends, save_tokenizer
-    )
+    ends, files = _ends(folder, config), (folder / FILE,)
+    return LoadedModel(str(folder), config, params, initial, read, decode, split, ends, files)
 
 
 def _ends(folder: Path, config: ModelConfig) -> tuple[int, ...]:
@@ -277,10 +267,6 @@ def _ends(folder: Path, config: ModelConfig) -> tuple[int, ...]:
             found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
     listed = found if isinstance(found, list) else [found]
     return tuple(t for t in listed if isinstance(t, int) and 0 <= t < config.vocab_size)
-
-
-def _write(task: Objective, source: Dataset, token: int) -> str:
-    return decode_tokens(task, source, [token])
 
 
 def _read(
@@ -360,7 +346,7 @@ def _heldout(config: ModelConfig, objective: Objective, dataset: Dataset) -> Mod
         row = np.asarray(inputs[name])[0, : ends[name]]
         if not np.issubdtype(row.dtype, np.integer):  # features have no words
             return [str(i) for i in range(len(row))]
-        return [_write(objective, dataset, t) for t in row.tolist()]
+        return [decode_tokens(objective, dataset, [t]) for t in row.tolist()]
 
     metric = functools.partial(_metric, objective, example)
     return ModelInput(inputs, {name: write(name) for name in ends}, metric)
