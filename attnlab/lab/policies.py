@@ -129,7 +129,7 @@ class TuneLearningRate:
         """Rates that the variants need."""
         proposed: list[RunSpec] = []
         for runs in _without_rate(results).values():
-            tried = _tried(results, runs)
+            tried = _tried(results, runs, results.metric)
             rate = next_rate(tried, self.factor)
             if rate is not None and len(tried) < self.most:
                 proposed.append(with_rate(runs[0].spec, rate))
@@ -158,14 +158,13 @@ def next_rate(tried: Mapping[float, float], factor: float = FACTOR) -> float | N
     return None
 
 
-def tried_rates(results: Results) -> dict[Variant, dict[float, float]]:
+def tried_rates(results: Results, metric: str) -> dict[Variant, dict[float, float]]:
     """Variant (its tags without the rate) -> rate -> mean validation score, the lower the better;
     infinite where a run diverged."""
-    return {v: _tried(results, runs) for v, runs in _without_rate(results).items()}
+    return {v: _tried(results, runs, metric) for v, runs in _without_rate(results).items()}
 
 
-def _tried(results: Results, runs: Sequence[RunResult]) -> dict[float, float]:
-    metric = results.metric
+def _tried(results: Results, runs: Sequence[RunResult], metric: str) -> dict[float, float]:
     found: dict[float, list[float]] = {}
     for run in runs:
         if run.status == "complete" and not run.scores.validation:
@@ -186,7 +185,7 @@ def best_rates(results: Results) -> dict[Variant, float]:
     best that was tried where there is none between rates that were tried.
     """
     found = {}
-    for variant, tried in tried_rates(results).items():
+    for variant, tried in tried_rates(results, results.metric).items():
         fitted = best_rate(tried)
         inside = fitted and min(tried) <= fitted.rate <= max(tried)
         best = min(tried, key=tried.__getitem__)

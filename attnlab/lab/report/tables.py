@@ -189,7 +189,7 @@ def _tried(panel: Panel) -> dict[str, tuple[Style, dict[float, float]]]:
     judged = every.filter(lambda run: bool(run.scores.validation) or run.status == "diverged")
     return {
         label_of(tags): (style(i, i // 6), rates)
-        for i, (tags, rates) in enumerate(tried_rates(judged).items())
+        for i, (tags, rates) in enumerate(tried_rates(judged, panel.metric.name).items())
         if len(rates) > 2
     }
 
