@@ -340,7 +340,6 @@ def figure(lines: Sequence[Line]) -> Figure:
 
 def main(argv: Sequence[str]) -> None:
     """Runs what is missing, then writes page, numbers and figure."""
-    del argv
     graph, out = read_graph(Path(flags.FLAGS.data)), Path(flags.FLAGS.out)
     count = dict.fromkeys(VARIANTS, flags.FLAGS.other_seeds) | {
         "published configuration": flags.FLAGS.seeds

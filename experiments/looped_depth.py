@@ -223,7 +223,6 @@ def figure(lines: Sequence[Line]) -> Figure:
 
 def main(argv: Sequence[str]) -> None:
     """Runs what is missing, then writes page, numbers and figure."""
-    del argv
     out, steps = Path(flags.FLAGS.out), flags.FLAGS.steps
     path = out / "looped_depth.csv"
     for name in VARIANTS:

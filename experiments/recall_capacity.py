@@ -291,7 +291,6 @@ def figure(lines: Sequence[Line]) -> Figure:
 
 def main(argv: Sequence[str]) -> None:
     """Runs what is missing, then writes page, numbers and figure."""
-    del argv
     out = Path(flags.FLAGS.out)
     lines = run_cells(cells(flags.FLAGS.seeds, flags.FLAGS.steps), run_one, out / "recall.csv")
     write_results(out, "recall", page(lines), figure(lines))

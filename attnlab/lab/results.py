@@ -15,7 +15,7 @@ from attnlab.extras import extra
 from attnlab.lab.comparisons import Comparison, Scores, Variant, compare_pairs
 from attnlab.lab.result import MetricInfo, RunResult, metric_infos
 from attnlab.lab.spec import Tag, as_tag
-from attnlab.lab.statistics import LEVEL, paired_difference
+from attnlab.lab.statistics import paired_difference
 from attnlab.nested import differing, flatten
 from attnlab.training.loggers import SavesFigure
 from attnlab.training.objectives import OBJECTIVES
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from attnlab.lab.description import Description
 
-__all__ = ["LEVEL", "Results", "Variant", "label_of"]
+__all__ = ["Results", "Variant", "label_of"]
 
 TEXT_TAGS = ("path", "text")
 """Tags that name a text: they do not make another variant."""

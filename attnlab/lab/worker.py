@@ -5,6 +5,7 @@ leaves out those that another worker has. So any number of workers share a workd
 or on many.
 """
 
+import functools
 import traceback
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -83,16 +84,14 @@ def _next(workdir: Path, tried: Collection[str], last: RunSpec | None) -> RunSpe
 
 def costly_first(specs: Sequence[RunSpec]) -> list[RunSpec]:
     """By the FLOPs of a training: the last ones to end are then short."""
-    keys = [spec.config.to_json() for spec in specs]
-    flops = {
-        key: forward_flops(spec.config) for key, spec in dict(zip(keys, specs, strict=True)).items()
-    }
-    pairs = sorted(zip(keys, specs, strict=True), key=lambda pair: -flops[pair[0]])
-    return [spec for _, spec in pairs]
+    return sorted(specs, key=lambda spec: -forward_flops(spec.config))
+
+
+_flops_per_token = functools.cache(flops_per_token)  # runs of a variant have one model
 
 
 def forward_flops(config: Experiment) -> int:
     """FLOPs of the forward passes of a training."""
     train = config.train
     tokens = train.steps * train.batch_size * train.length
-    return flops_per_token(config.model, train.length) * tokens
+    return _flops_per_token(config.model, train.length) * tokens
