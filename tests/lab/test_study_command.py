@@ -12,16 +12,16 @@ from conftest import ROOT
 from attnlab.lab.head_width.rows import append_row, read_rows
 
 
-def start(folder, *more):
+def start(folder, *more, preset="tiny"):
     command = [sys.executable, "-m", "experiments.study", f"--rows={folder / 'runs.csv'}",
-               "--config=experiments/configs/head_width.py:tiny", f"--data={folder}",
+               f"--config=experiments/configs/head_width.py:{preset}", f"--data={folder}",
                f"--workdir={folder / 'work'}", *more]  # fmt: skip
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return subprocess.Popen(command, cwd=ROOT, **pipes)
 
 
-def finish(folder, *more):
-    process = start(folder, *more)
+def finish(folder, *more, preset="tiny"):
+    process = start(folder, *more, preset=preset)
     return process.communicate(timeout=600)[0], process.returncode
 
 
@@ -66,3 +66,18 @@ def test_rows_of_another_commit_are_refused_by_the_command(tmp_path):
     out, code = finish(tmp_path, "--status")
     assert code == 0
     assert "stage -1 (tiny): 1/8 runs" in out
+
+
+def test_programs_of_the_study_on_a_gpu_are_counted_without_running_one(tmp_path):
+    out, code = finish(tmp_path, "--status", preset="gpu")
+    assert code == 0
+    assert out.splitlines()[-1] == "0/16 programs"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("preset", "flag"), [("gpu", "--analysis=x"), ("tiny", "--measure=20")])
+def test_a_flag_of_the_other_study_is_refused(tmp_path, preset, flag):
+    out, code = finish(tmp_path, flag, preset=preset)
+    assert code != 0
+    assert flag.split("=")[0] + " " in out.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []

@@ -231,9 +231,9 @@ compute.
 """
 AGAIN = """## The main numbers again, with numpy alone
 
-Run this in the folder of `runs.csv`. It prints mean, standard error and number of texts of P1, of
-every point of D = 64, of S2 and, when stage 5 is complete, of S4 and S5; then the best head_dim and
-N h / D of the fit "D = 64 alone".
+Run this in the folder of `runs.csv`. It prints mean, standard error and number of texts of the
+difference from 4 heads of 16 for every point of D = 64 (2x32 is P1), of S2, S4 and S5; then the
+best head_dim and N h / D of the fit "D = 64 alone".
 """
 
 
