@@ -180,7 +180,9 @@ def _check_config_path(argv: list[str]) -> None:
 
 def _wrong_field(argv: list[str], error: Exception) -> str:
     """Which fields there are beside the one that is not, or below one that is no value."""
-    known = list(flatten(_load(_given_config(argv)).to_dict()))
+    if not (config_flag := _given_config(argv)):
+        return str(error)
+    known = list(flatten(_load(config_flag).to_dict()))
     for word in argv:
         name = word.removeprefix("--").partition("=")[0].removeprefix("no")
         if word.startswith("--config.") and name.removeprefix("config.") not in known:

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from absl import flags
 from attnlab import lab
 from attnlab.lab import seconds
 from attnlab.lab.executors import worker_command
+from attnlab.lab.machine import write_threads
 from attnlab.lab.model_sizes import TAG, at_sizes, parse_sizes
-from attnlab.lab.plan import REPORT, Plan
+from attnlab.lab.plan import REPORT, Plan, with_known_rates
 from attnlab.lab.report import read_panels, write_report
 from attnlab.lab.report.figures import PASSES
 from attnlab.lab.spec import specs_of
@@ -39,6 +41,8 @@ def parse_variants(lines: list[str]) -> list[lab.Variant]:
         path, equals, values = line.partition("=")
         if not (path and equals and values):
             raise ValueError(f"--vary={line}: write FIELD=VALUE,VALUE,...")
+        if path in found:
+            raise ValueError(f"--vary={path}=... is given twice; write all its values in one")
         found[path] = [_literal(value) for value in values.split(",")]
     return lab.grid(**found)
 
@@ -66,7 +70,8 @@ def plan_of(folder: Path) -> Plan:
             f"{path} has no variants; give some by --vary=FIELD=VALUE,VALUE, or use "
             "experiments.run for one model"
         )
-    _check_flags(setup)
+    seeds = _seeds() or list(setup.seeds)
+    _check_flags(setup, len(seeds))
     variants, described = setup.variants, setup.description
     if given.sizes:
         if described.published or described.expectations:
@@ -76,7 +81,6 @@ def plan_of(folder: Path) -> Plan:
             )
         variants = at_sizes(setup.base, variants, parse_sizes(given.sizes), given.sizes_by)
         described = dataclasses.replace(described, size_tag=TAG, pairs=(), baseline={})
-    seeds = [int(seed) for seed in given.seeds] or list(setup.seeds)
     specs = specs_of(setup.base, variants, seeds, setup.match)
     if setup.equal_seconds:
         specs = _equal_seconds(specs, setup.equal_seconds, folder)
@@ -89,8 +93,31 @@ def plan_of(folder: Path) -> Plan:
     )
 
 
-def _check_flags(setup: Setup) -> None:
+def _seeds() -> list[int]:
+    """Those of --seeds."""
+    try:
+        return [int(seed) for seed in flags.FLAGS.seeds]
+    except ValueError:
+        given = ",".join(flags.FLAGS.seeds)
+        raise ValueError(f"--seeds={given}: write whole numbers with commas, as 0,1,2") from None
+
+
+def _check_flags(setup: Setup, seeds: int) -> None:
     given = flags.FLAGS
+    if given["sizes_by"].present and not given.sizes:
+        raise ValueError("--sizes_by says what --sizes multiplies; add --sizes=3")
+    if 0 < given.max_seeds <= seeds:
+        raise ValueError(
+            f"--max_seeds={given.max_seeds} adds no seed to the {seeds} that each variant has; "
+            "give more, or leave it out"
+        )
+    if not math.isfinite(given.margin):
+        raise ValueError(f"--margin={given.margin}: give a number of the unit of the scores")
+    if given.print_only and given.launcher == "local" and (given.tune or given.max_seeds):
+        raise ValueError(
+            "--tune and --max_seeds look at results, which --print_only has not; leave them out "
+            "(--tune_from takes learning rates that are known), or add --launcher=slurm"
+        )
     if given.slurm and given.launcher != "slurm":
         raise ValueError("--slurm are options of sbatch; add --launcher=slurm")
     if given.calibrate_only and not setup.equal_seconds:
@@ -123,8 +150,7 @@ def _equal_seconds(specs: list[lab.RunSpec], match: lab.Match, folder: Path) -> 
 def executor() -> lab.Executor:
     """Where the flags want the runs to be computed."""
     given = flags.FLAGS
-    options = lab.RunOptions(loggers=tuple(given.loggers), profile=given.profile)
-    imports = _imports()
+    options, imports = _run_options(), _imports()
     if given.launcher == "local":
         return lab.LocalExecutor(given.jobs, given.threads, imports, options, app.jax_flags())
     return lab.SlurmExecutor(
@@ -138,9 +164,16 @@ def executor() -> lab.Executor:
     )
 
 
+def _run_options() -> lab.RunOptions:
+    given = flags.FLAGS
+    return lab.RunOptions(loggers=tuple(given.loggers), profile=given.profile)
+
+
 def _imports() -> list[str]:
-    """What a worker imports first: the config file, which may register layouts, datasets, ..."""
-    return [str(app.config_file()[0].absolute())]
+    """What a worker imports first: the files of --import and the config file, which may register
+    layouts, datasets, ..."""
+    files = [Path(name) for name in flags.FLAGS["import"].value or ()]
+    return [str(file.absolute()) for file in (*files, app.config_file()[0])]
 
 
 def training_flops(specs: Sequence[lab.RunSpec]) -> int:
@@ -164,11 +197,15 @@ def header(plan: Plan, folder: Path) -> str:
 
 def print_workers(plan: Plan, folder: Path) -> None:
     """Writes the specs and prints what runs them, and an estimate."""
-    add_specs(plan.specs, folder)
+    specs = with_known_rates(plan.specs, plan.rates_from) if plan.rates_from else plan.specs
+    command = worker_command(folder.absolute(), _imports(), _run_options())
+    add_specs(specs, folder)
     plan.description.write(folder)
-    print(shlex.join(["python", *worker_command(folder.absolute(), _imports())[1:]]))
-    flops = training_flops(plan.specs)
-    flops += flops * plan.tune // len({spec.seed for spec in plan.specs})
+    if flags.FLAGS.threads:
+        write_threads(folder, flags.FLAGS.threads)
+    variables = [f"{name}={value}" for name, value in app.jax_flags().items()]
+    print(shlex.join([*(["env"] if variables else []), *variables, "python", *command[1:]]))
+    flops = training_flops(specs)
     peak = PEAKS[EXAMPLE].flops["bfloat16"]
     print(
         f"{len(plan.specs)} runs are written to {folder}; start that command as often as you like, "

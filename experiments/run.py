@@ -8,6 +8,7 @@ finished runs for longer, if the schedule allows it. Each seed of train.seeds is
 WORKDIR/runs. On many hosts start the command on each, with --distributed.
 """
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -55,8 +56,11 @@ def main() -> None:
         for metric in result.task.metrics:
             value = f"{result.scores.heldout[metric.name]:.{metric.digits + 1}f} {metric.unit}"
             print(f"seed {result.spec.seed}: held-out {value}")
-    for name in ("report", "view", "sample"):
-        print(f"python -m experiments.{name} --workdir={folder}", file=sys.stderr)
+    place = shlex.quote(str(folder))
+    print(f"python -m experiments.report {place}", file=sys.stderr)
+    print(f"python -m experiments.view --workdir={place} --out=heads.html", file=sys.stderr)
+    if app.config().task == "causal_lm":
+        print(f'python -m experiments.sample --workdir={place} --text="The "', file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -56,27 +56,41 @@ def extend(folder: Path, record: JSON, config: TrainConfig) -> str:
     there = spec_fields(json.loads(path.read_text(encoding="utf-8")))
     if not is_longer(there, record):
         return ""
-    before = dataclasses.replace(config, steps=there["config"]["train"]["steps"])
-    common = common_steps(before, config.steps)
-    steps = sorted(int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit())
-    ended = (folder / FILE).exists()
-    if (steps and steps[0] > common) or (ended and not steps):
-        first = f"the first checkpoint is at {steps[0]}" if steps else "there is no checkpoint"
-        raise ValueError(
-            f"{folder} cannot be continued from {before.steps} to {config.steps} steps: with "
-            f"train.schedule.name={config.schedule.name!r} the learning rates of the two differ "
-            f"after step {common}, and {first}; use another --workdir (the schedules constant and "
-            "warmup_stable_decay can be continued)"
-        )
-    _keep(folder, before.steps)
-    for step in steps:
+    before = there["config"]["train"]["steps"]
+    common = check_continues(folder, before, config)
+    _keep(folder, before)
+    for step in _checkpoints(folder):
         if step > common:
             shutil.rmtree(folder / "checkpoints" / str(step))
     # A kill before the last line leaves a run that goes on to its first end, or again as here.
     (folder / FILE).unlink(missing_ok=True)
     new = record | {"environment": there["environment"]}
     write_atomic(path, json.dumps(new, indent=1).encode())
-    return f"{before.steps} steps become {config.steps}"
+    return f"{before} steps become {config.steps}"
+
+
+def check_continues(folder: Path, before: int, config: TrainConfig) -> int:
+    """The last step up to which `before` steps and those of `config` have the same rates.
+
+    Raises:
+      ValueError: the run of `folder` has no checkpoint up to there.
+    """
+    common = common_steps(dataclasses.replace(config, steps=before), config.steps)
+    steps = _checkpoints(folder)
+    ended = (folder / FILE).exists()
+    if (steps and steps[0] > common) or (ended and not steps):
+        first = f"the first checkpoint is at {steps[0]}" if steps else "there is no checkpoint"
+        raise ValueError(
+            f"{folder} cannot be continued from {before} to {config.steps} steps: with "
+            f"train.schedule.name={config.schedule.name!r} the learning rates of the two differ "
+            f"after step {common}, and {first}; use another --workdir (the schedules constant and "
+            "warmup_stable_decay can be continued)"
+        )
+    return common
+
+
+def _checkpoints(folder: Path) -> list[int]:
+    return sorted(int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit())
 
 
 def _keep(folder: Path, steps: int) -> None:

@@ -20,7 +20,7 @@ from attnlab.lab.policies import (
 )
 from attnlab.lab.results import Results
 from attnlab.lab.spec import RunSpec, Tag
-from attnlab.lab.sweeps import SweepFailed, load_results, sweep
+from attnlab.lab.sweeps import SweepFailed, check_specs, load_results, specs_in, sweep
 from attnlab.runs import SPECS
 
 REPORT = "report.html"
@@ -77,10 +77,14 @@ def run_plan(
       ValueError: no learning rate is known for a variant.
     """
     specs, failure = list(plan.specs), None
-    workdir.mkdir(parents=True, exist_ok=True)
-    plan.description.write(workdir)
     if plan.rates_from:
         specs = with_known_rates(specs, plan.rates_from)
+    if plan.tune:
+        _check_before_tuning(specs, workdir)
+    else:
+        check_specs(specs, workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    plan.description.write(workdir)
     if plan.tune:
         first = tuning_specs(specs, plan.tune, plan.most_seeds)
         call = functools.partial(
@@ -97,6 +101,19 @@ def run_plan(
     if failure:
         raise failure
     return results
+
+
+def _check_before_tuning(specs: Sequence[RunSpec], workdir: Path) -> None:
+    """Raises ValueError where runs of the workdir are others, whatever their rates will be."""
+    there = specs_in(workdir)
+    again = [spec for spec in specs if spec.id in there]
+    if again and not (workdir / TUNING / SPECS).exists():
+        raise ValueError(
+            f"{workdir} has runs whose learning rates --tune did not choose, such as "
+            f"{again[0].id!r}; use another workdir, or leave --tune out"
+        )
+    rates = {tuple(s.tags.items()): there[s.id].config.train.optimizer.learning_rate for s in again}
+    check_specs(at_rates(again, rates), workdir)
 
 
 def _tune(

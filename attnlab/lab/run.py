@@ -43,6 +43,7 @@ from attnlab.models import ModelConfig, matrix_axes
 from attnlab.models.config import heads_per_layer
 from attnlab.models.head_similarity import smallest_change
 from attnlab.models.layer import Report
+from attnlab.names import lookup
 from attnlab.nested import JSON, SHOWN, differences
 from attnlab.runs import RUNS, SPEC
 from attnlab.sharing import Params
@@ -52,6 +53,7 @@ from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig
 from attnlab.training.fit import FitOptions, FitResult, fit
 from attnlab.training.interrupts import NonFiniteLoss
+from attnlab.training.loggers import LOGGERS
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
 from attnlab.training.optimizers import make_optimizer
@@ -91,6 +93,12 @@ class RunOptions:
     loggers: tuple[str, ...] = ()
     profile: str = ""
     speaks: bool = True
+
+    def __post_init__(self) -> None:
+        for name in self.loggers:
+            lookup(LOGGERS, name, what="logger")
+        if self.profile:
+            parse_steps(self.profile)
 
 
 def run_folder(workdir: Path, spec: RunSpec) -> Path:
@@ -460,7 +468,8 @@ def load_baselines(dataset: Dataset, shared: Path) -> Baselines:
 def check_same(there: JSON, here: JSON, folder: Path) -> None:
     """Raises ValueError, with the differences, where two specs are of two runs."""
     free = {"environment": None, "tags": None}
-    changed = differences(there | free, here | free)
+    found = differences(there | free, here | free)
+    changed = [row for row in found if row[0] != "config.train.seeds"]  # the run has its own seed
     if not changed:
         return
     rows = [f"  {name}: there {a!r}, here {b!r}" for name, a, b in changed]

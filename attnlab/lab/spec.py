@@ -57,8 +57,10 @@ class RunSpec:
 
     @property
     def digest(self) -> str:
-        """Of the config and the seed: what decides the numbers."""
-        return hashlib.sha256(f"{self.seed} {self.config.to_json()}".encode()).hexdigest()[:12]
+        """Of the seed and the config without `train.seeds`: what decides the numbers."""
+        train = dataclasses.replace(self.config.train, seeds=(self.seed,))
+        config = dataclasses.replace(self.config, train=train)
+        return hashlib.sha256(f"{self.seed} {config.to_json()}".encode()).hexdigest()[:12]
 
     def to_dict(self) -> JSON:
         """JSON values; `from_dict` reads them as the same spec."""

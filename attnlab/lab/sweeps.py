@@ -8,7 +8,7 @@ from typing import TypeAlias
 from attnlab.atomic import write_atomic
 from attnlab.lab import lock
 from attnlab.lab.executors import LOGS, Executor, LocalExecutor, Queued, wait_until_free
-from attnlab.lab.longer import is_longer
+from attnlab.lab.longer import check_continues, is_longer
 from attnlab.lab.progress import RunsProgress
 from attnlab.lab.result import read_result
 from attnlab.lab.results import Results
@@ -94,20 +94,35 @@ def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) ->
 def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
     """Writes the specs to the workdir, behind those that are there."""
     check_unique(specs)
+    check_specs(specs, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
+    there = specs_in(workdir)
+    merged = there | {spec.id: spec for spec in specs}
+    if list(merged.values()) != list(there.values()):
+        write_atomic(workdir / SPECS, write_specs(list(merged.values())).encode())
+
+
+def specs_in(workdir: Path) -> dict[str, RunSpec]:
+    """The specs of a workdir by their ids."""
     path = workdir / SPECS
-    there = read_specs(path.read_text(encoding="utf-8")) if path.exists() else []
-    known = {spec.id: spec for spec in there}
+    found = read_specs(path.read_text(encoding="utf-8")) if path.exists() else []
+    return {spec.id: spec for spec in found}
+
+
+def check_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
+    """Raises ValueError where the workdir has another run of an id, or one that cannot be made
+    longer."""
+    there = specs_in(workdir)
     for spec in specs:
-        old = known.get(spec.id, spec)
-        if old.digest != spec.digest and not is_longer(old.to_dict(), spec.to_dict()):
+        old = there.get(spec.id, spec)
+        if old.digest == spec.digest:
+            continue
+        if not is_longer(old.to_dict(), spec.to_dict()):
             raise ValueError(
                 f"{workdir} has another run with the id {spec.id!r} (another config or seed); use "
                 f"another workdir, or give the run another id ({_changes(old, spec)})"
             )
-    merged = known | {spec.id: spec for spec in specs}
-    if list(merged.values()) != there:
-        write_atomic(path, write_specs(list(merged.values())).encode())
+        check_continues(run_folder(workdir, spec), old.config.train.steps, spec.config.train)
 
 
 def _changes(there: RunSpec, spec: RunSpec) -> str:

@@ -14,6 +14,7 @@ from conftest import ROOT, deep
 
 from attnlab import lab
 from attnlab.lab import lock
+from attnlab.lab.machine import read_threads
 from attnlab.lab.worker import STOPPED
 from experiments.configs import byte_lm
 from experiments.planning import parse_variants
@@ -170,6 +171,70 @@ def test_workers_to_start_elsewhere(tmp_path, text):
     assert {spec["config"]["matched"] for spec in specs} == {"parameters"}
 
 
+def test_workers_to_start_elsewhere_run_what_the_flags_say(tmp_path, text):
+    """Learning rates of a table, loggers, imports, threads and flags of JAX."""
+    folder, registers = tmp_path / "sweep", tmp_path / "registers.py"
+    registers.write_text("")
+    rates = tmp_path / "rates.csv"
+    rates.write_text("num_heads,learning_rate\n1,0.001\n2,0.002\n")
+    done = command(
+        "experiments.sweep", f"--config={BYTE_LM}:tiny", f"--workdir={folder}", text, "--seeds=3",
+        f"--import={registers}", "--vary=model.heads.num_heads=1,2", f"--tune_from={rates}",
+        "--loggers=tensorboard", "--threads=1", "--jax_default_matmul_precision=float32",
+        "--print_only",
+    )  # fmt: skip
+    assert done.stdout == (
+        f"env JAX_DEFAULT_MATMUL_PRECISION=float32 python -m attnlab.lab {folder} "
+        f"--import={registers} --import={(ROOT / BYTE_LM).resolve()} --loggers=tensorboard\n"
+    ), done.stderr
+    specs = lab.sweeps.specs_in(folder).values()
+    rates = {s.config.model.heads.num_heads: s.config.train.optimizer.learning_rate for s in specs}
+    assert rates == {1: 0.001, 2: 0.002}
+    assert read_threads(folder) == 1
+
+
+def test_workers_import_what_the_sweep_imports(tmp_path, text):
+    registers = tmp_path / "registers.py"
+    registers.write_text(
+        "from attnlab import heads\n\n@heads.register_layout('mine')\n"
+        "class Mine(heads.Standard):\n    pass\n"
+    )
+    done = command(
+        "experiments.sweep", f"--config={BYTE_LM}:tiny", f"--workdir={tmp_path}/sweep", text,
+        f"--import={registers}", "--vary=model.heads.layout=mine", "--seeds=0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "sweep/runs/mine-seed0/result.json").read_text())
+    assert result["status"] == "complete"
+
+
+def test_a_sweep_that_was_not_tuned_is_not_tuned_later(tmp_path, text):
+    """It says so before the first run of the tuning."""
+    words = [f"--config={BYTE_LM}:tiny", f"--workdir={tmp_path}/x", text, "--config.data.validation"
+             "=0.1", "--vary=model.heads.num_heads=1,2"]  # fmt: skip
+    assert command("experiments.sweep", *words, "--print_only").returncode == 0
+    before = (tmp_path / "x/specs.json").read_bytes()
+    done = command("experiments.sweep", *words, "--tune=3")
+    assert "has runs whose learning rates --tune did not choose" in done.stderr
+    assert (tmp_path / "x/specs.json").read_bytes() == before
+    assert not (tmp_path / "x/tuning").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "said"),
+    [
+        ("run", ["--workdir=x"], "flag --config=None: Flag --config must have a value"),
+        ("view", ["--workdir=x"], "flag --out=None"),
+        ("prune", ["--workdir=x", "--steps=abc"], "flag --steps=abc"),
+    ],
+)
+def test_a_flag_that_is_missing_or_of_another_type_is_named(tmp_path, module, flags, said):
+    done = command(f"experiments.{module}", *flags)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -180,6 +245,15 @@ def test_workers_to_start_elsewhere(tmp_path, text):
         (["--tune=3", "--tune_from=x"], "leave one out"),
         (["--calibrate_only"], "this config has another"),
         (["--sizes=1"], "give at least 2 sizes"),
+        (["--sizes_by=depth"], "add --sizes=3"),
+        (["--max_seeds=2"], "--max_seeds=2 adds no seed to the 2 that each variant has"),
+        (["--margin=nan"], "--margin=nan: give a number"),
+        (["--seeds=0-2"], "--seeds=0-2: write whole numbers with commas"),
+        (["--loggers=tensorbord"], "did you mean 'tensorboard'"),
+        (["--profile=abc"], "write for example 10:20"),
+        (["--print_only", "--max_seeds=9"], "look at results"),
+        (["--print_only", "--tune_from=nowhere.csv"], "nowhere.csv is neither"),
+        (["--vary=train.steps=1", "--vary=train.steps=2"], "--vary=train.steps=... is given twice"),
         (["--vary=train.steps"], "write FIELD=VALUE,VALUE,..."),
         (["--vary=train.stepz=1,2"], "no field 'train.stepz': did you mean 'steps'"),
         (["--config.train.stepz=3"], "no config field 'train.stepz'; known: train.accumulate, "),

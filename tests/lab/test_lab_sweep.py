@@ -194,6 +194,18 @@ def test_another_run_of_the_same_id_is_refused(swept, base):
         lab.run_one(other, folder)
 
 
+def test_a_list_of_seeds_makes_no_other_run(swept, base):
+    """`train.seeds` says which runs there are; each has its own seed."""
+    specs, folder, results = swept
+    train = dataclasses.replace(base.train, seeds=(3, 5, 7))
+    more = [
+        dataclasses.replace(s, config=dataclasses.replace(s.config, train=train)) for s in specs
+    ]
+    again = lab.sweep(more, folder, executor=lab.InProcess(), progress=False)
+    assert [run.scores for run in again] == [run.scores for run in results]
+    assert lab.run_one(more[0], folder) == results[0]
+
+
 def test_a_run_that_fails_is_named_and_the_others_finish(base, tmp_path):
     good, other = lab.product(base, seeds=[0, 1])
     text = tmp_path / "gone.txt"
