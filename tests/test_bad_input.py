@@ -4,12 +4,17 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnlab import ModelConfig, contraction_orders, generate, heads, multi_head_attention
+from attnlab import ModelConfig, contraction_orders, generate, heads, models, multi_head_attention
+from attnlab.attention import dot_product_attention
 from attnlab.heads.rewrites import CallSizes
+from attnlab.models import LayerOverrides, flops_per_token, prefill
+from attnlab.models.forward import ModelInputs, run_model
+from attnlab.sharing import Plan
 
 FIELDS = {
     "num_kv_heads": st.none() | st.integers(-1, 6),
@@ -116,3 +121,73 @@ def test_params_may_stand_in_variables():
     variables = CONFIG.build().init(jax.random.key(0), jnp.array([[3, 1]]))
     texts = [generate(p, [[3, 1]], CONFIG, 2).tolist() for p in (variables, variables["params"])]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    "plan", ["attention=0,0,0 ffn=0,1,2", "0,1,1", Plan(attention=(0, 1), ffn=(0, 1))]
+)
+def test_a_plan_for_another_number_of_layers(plan):
+    """Its parameters and FLOPs would be those of layers that do not run."""
+    with pytest.raises(ValueError, match=r"plan is one for \d layers, not for 4"):
+        dataclasses.replace(CONFIG, num_layers=4, sharing=plan)
+    types = tuple((1, LayerOverrides(window=w, sharing=plan)) for w in (2, 3))
+    with pytest.raises(ValueError, match=r"plan is one for \d layers, not for 5"):
+        dataclasses.replace(CONFIG, num_layers=10, layer_types=types)
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_a_cache_of_another_number_of_layers(num_layers):
+    """JAX takes the last layer of the cache for every later one."""
+    config = dataclasses.replace(CONFIG, num_layers=2)
+    tokens = jnp.array([[3, 1]])
+    variables = config.build().init(jax.random.key(0), tokens)
+    cache = dataclasses.replace(config, num_layers=num_layers).init_cache(1, 5)
+    for call in (config.build().apply, lambda p, t, cache: prefill(p, t, config, cache)):
+        with pytest.raises(ValueError, match="that of another model: it needs 2 layers"):
+            call(variables, tokens, cache=cache)
+
+
+def test_parameters_of_another_plan():
+    config = dataclasses.replace(CONFIG, num_layers=2)
+    variables = config.build().init(jax.random.key(0), jnp.array([[3, 1]]))
+    shared = dataclasses.replace(config, sharing="albert")
+    with pytest.raises(ValueError, match="params are not those of this model"):
+        run_model(variables["params"], [[3, 1]], shared)
+    ours = [run_model(p, [[3, 1]], config).logits for p in (variables, variables["params"])]
+    assert jnp.array_equal(*ours)
+
+
+@pytest.mark.parametrize("positions", [models.Learned(), models.Sinusoidal()])
+def test_positions_outside_the_table(positions):
+    """A negative one would be counted from the end of the table."""
+    config = dataclasses.replace(CONFIG, positions=positions, max_len=7)
+    variables, tokens = config.build().init(jax.random.key(0), jnp.array([[3, 1]])), [[3, 1]]
+    with pytest.raises(ValueError, match=r"position -1 at \[1\] is out of range: .* 0 to 6"):
+        run_model(variables, tokens, config, ModelInputs(positions=jnp.array([0, -1])))
+    with pytest.raises(ValueError, match=r"position 7 at \[0, 0\] is out of range: .* 0 to 6"):
+        run_model(variables, tokens, config, ModelInputs(positions=jnp.array([[7, 0]])))
+
+
+def test_is_causal_is_true_or_false():
+    q = jnp.ones((1, 3, 2, 4))
+    for wrong in ("False", 1.0, jnp.array([True])):
+        with pytest.raises(TypeError, match="is_causal must be True or False, not"):
+            dot_product_attention(q, q, q, is_causal=wrong)
+    with pytest.raises(TypeError, match="is_causal must be known when jit traces"):
+        jax.jit(lambda c: dot_product_attention(q, q, q, is_causal=c))(True)
+    assert dot_product_attention(q, q, q, is_causal=np.True_).shape == q.shape
+
+
+def test_arguments_in_another_order():
+    variables = CONFIG.build().init(jax.random.key(0), jnp.array([[3, 1]]))
+    for call in (
+        lambda: run_model([[3, 1]], variables, CONFIG),
+        lambda: generate([[3, 1]], variables, CONFIG, 2),
+        lambda: generate(variables, [[3, 1]], CONFIG.build(), 2),
+    ):
+        with pytest.raises(TypeError, match=r"the arguments are \(params, tokens, config\)"):
+            call()
+    with pytest.raises(TypeError, match=r"Sampling\(temperature=0\), not 'greedy'"):
+        generate(variables, [[3, 1]], CONFIG, 2, sampling="greedy")
+    with pytest.raises(ValueError, match="length must be a whole number of at least 1, not 0"):
+        flops_per_token(CONFIG, 0)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal, Unpack
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -123,7 +124,7 @@ def _validated_mask(
         t,
         s,
         mask=_broadcastable("mask", mask, "boolean", scores),
-        is_causal=bool(options.get("is_causal", False)),
+        is_causal=_flag("is_causal", options.get("is_causal", False)),
         window=_validated_window(options.get("local_window_size")),
         query_lengths=_lengths("query_seq_lengths", options.get("query_seq_lengths"), b, batched),
         key_lengths=_lengths(
@@ -131,6 +132,15 @@ def _validated_mask(
         ),
         edges=None if edges is None else edges.checked(b, t, s),
     )
+
+
+def _flag(name: str, value: object) -> bool:
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name} must be known when jit traces; make it static, or pass a mask")
+    found = np.asarray(value)
+    if found.ndim or found.dtype != bool:
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+    return bool(found)
 
 
 def _array(name: str, a: ArrayLike, kind: Kind) -> Array:

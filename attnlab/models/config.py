@@ -540,17 +540,13 @@ def check_encoder(config: ModelConfig, encoder: Encoder) -> None:
             config._check_heads(config.encoder_layout)
         except ValueError as error:
             raise ValueError(f"encoder.num_heads={encoder.num_heads}: {error}") from None
-    ours, theirs = config.plan.num_groups, config.encoder_plan
-    num_layers = encoder.num_layers or config.num_layers
-    if theirs.num_layers != num_layers:
-        if encoder.sharing is not None:
-            what = f"encoder.sharing has {theirs.num_layers} layers"
-        else:
-            what = f"sharing is of the encoder too and has {theirs.num_layers} layers"
-        raise ValueError(
-            f"{what}, the encoder has {num_layers}; set encoder.sharing to a plan of {num_layers} "
-            "layers"
-        )
+    ours = config.plan.num_groups
+    try:
+        theirs = config.encoder_plan
+    except ValueError as error:
+        own = encoder.sharing is not None
+        what = "encoder.sharing" if own else "encoder (encoder.sharing gives it a plan of its own)"
+        raise ValueError(f"{what}: {error}") from None
     if config.output.pooler:
         raise ValueError("an encoder_decoder has no pooler; leave output.pooler out")
     if not encoder.shares_decoder:

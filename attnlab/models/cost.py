@@ -19,6 +19,7 @@ from attnlab.models.ffn import ffn_flops, inactive_parameters
 from attnlab.models.layer import init_layer
 from attnlab.models.parameters import num_outer_parameters, stack_specs
 from attnlab.models.specs import LayerSpec
+from attnlab.names import check_count
 from attnlab.sharing import Params, Plan, PyTree, mixtures
 
 
@@ -144,10 +145,14 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     Of the weights as they are (order "factored"), whatever order a run uses. With an encoder: of
     one source token and one target token together.
 
+    Raises:
+      ValueError: `length` is less than 1.
+
     >>> shared = ModelConfig(sharing="albert")
     >>> flops_per_token(shared, 64) == flops_per_token(ModelConfig(), 64)
     True
     """
+    check_count("length", length, 1)
     layers = sum(sum(row) for row in (sublayer_flops(s, length).values() for s in stacks(config)))
     return layers + outer_flops(config)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -27,8 +28,8 @@ from attnlab.models.embeddings import (
 from attnlab.models.layer import Report, TextInputs, layer_values
 from attnlab.models.norm import normalize
 from attnlab.models.output import lm_head, pool
-from attnlab.models.parameters import empty_sublayers
-from attnlab.models.specs import DropoutPlace
+from attnlab.models.parameters import check_params, empty_sublayers, params_of
+from attnlab.models.specs import DropoutPlace, Learned, Sinusoidal
 from attnlab.models.stack import (
     HeadMask,
     LayersOfType,
@@ -136,7 +137,7 @@ def run_model(
     """tokens -> `Outputs`: a decoder, an encoder, or both.
 
     Args:
-      params: of `model.init`, without {"params": ...}.
+      params: of the model, or the variables {"params": ...}.
       tokens: ids [B, T]; floats [B, T, vocab_size], which mix tokens; images [B, H, W, C] if the
         config has them.
       config: of the model.
@@ -151,6 +152,8 @@ def run_model(
     >>> run_model(params, [[1, 2, 3]], config).logits.shape
     (1, 3, 256)
     """
+    params = params_of(params, config)
+    check_params(config, params)
     has_encoder = config.encoder is not None
     _check_inputs(config, inputs)
     known = model_values(config, with_encoder=has_encoder and inputs.encoded is None)
@@ -295,6 +298,8 @@ class _Run:
         if positions is not None:
             positions = jnp.asarray(positions)
             check_positions(positions, tokens)
+            if isinstance(c.positions, Learned | Sinusoidal):
+                check_range("position", positions, c.max_len, mask)
         else:
             positions = default_positions(c, tokens) if cache is None else after_cache
         token_types = None if is_source else inputs.token_types
@@ -385,9 +390,15 @@ def cache_by_type(config: ModelConfig, cache: ModelCache | None) -> dict[str, Ca
             f"the cache holds {', '.join(cache)}, which is that of another model; make it with "
             "config.init_cache(batch, size) of this one"
         )
-    if config.layer_types:
-        return {name: cast(Cache, cache[name]) for name in names}
-    return dict.fromkeys(names, cast(Cache, cache))
+    caches = {name: cast(Cache, cache[name] if config.layer_types else cache) for name in names}
+    for name, stack in config.stacks.items():
+        count = max(stack.plan.kv_indices) + 1
+        if {np.shape(a)[:1] for a in caches[name].values()} != {(count,)}:
+            raise ValueError(
+                f"the cache is that of another model: it needs {count} layers; make it with "
+                "config.init_cache(batch, size) of this one"
+            )
+    return dict(caches)
 
 
 def _as_bool(mask: ArrayLike | None) -> Array | None:

@@ -14,7 +14,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypedDict, Unpack, cast
+from typing import NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,9 @@ from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import check_range, check_tokens
 from attnlab.models.forward import ModelCache, ModelInputs, cache_by_type, run_model
-from attnlab.models.parameters import check_params
+from attnlab.models.parameters import check_params, params_of
 from attnlab.models.sampling import Sampling, SamplingArrays, next_token
+from attnlab.names import check_count
 from attnlab.sharing import Params
 
 
@@ -104,7 +105,7 @@ def prefill(
     ((1, 3, 256), [3, 3])
     """
     mask = None if padding_mask is None else jnp.asarray(padding_mask, bool)
-    tokens, params = check_ids(config, tokens, mask), params_of(params)
+    params, tokens = params_of(params, config), check_ids(config, tokens, mask)
     piece = _piece_length(config, cache, tokens.shape[1], mask)
     logits = []
     for start in range(0, tokens.shape[1], piece):
@@ -217,11 +218,6 @@ def stream(
 # Checks -------------------------------------------------------------------------------------------
 
 
-def params_of(params: Params) -> Params:
-    """The parameters, also of the variables {"params": ...} that a module's `init` returns."""
-    return cast(Params, params["params"]) if set(params) == {"params"} else params
-
-
 def check_ids(
     config: ModelConfig, tokens: ArrayLike, padding_mask: Array | None = None
 ) -> Int[Array, "B T"]:
@@ -299,8 +295,14 @@ def _check(
     if odd := sorted(set(options) - set(GenerateOptions.__annotations__)):
         known = ", ".join(GenerateOptions.__annotations__)
         raise ValueError(f"unknown option {odd[0]!r}; known: {known}")
+    params = params_of(params, config)
     _check_model(config, options)
+    check_count("num_tokens", num_tokens, 1)
     sampling, key = options.get("sampling", Sampling()), options.get("key")
+    if not isinstance(sampling, Sampling):
+        raise TypeError(
+            f"sampling must be a Sampling such as Sampling(temperature=0), not {sampling!r}"
+        )
     if sampling.top_k is not None and sampling.top_k > config.vocab_size:
         raise ValueError(
             f"top_k must be from 1 to vocab_size {config.vocab_size}, not {sampling.top_k}"
@@ -322,7 +324,6 @@ def _check(
         )
         tokens = check_ids(config, tokens, source_mask) if tokens.ndim == 2 else tokens
         source = _Source(tokens, source_mask)
-    params = params_of(params)
     check_params(config, params)
     keys = jax.random.split(jax.random.key(0) if key is None else key, num_tokens)
     programs = _programs(_Settings(config, size, sampling.top_k, ends))
@@ -357,10 +358,8 @@ def _check_ends(config: ModelConfig, end: int | Sequence[int] | None) -> tuple[i
 
 def _check_length(config: ModelConfig, length: int, num_tokens: int, cache_size: int | None) -> int:
     """The size of the cache."""
-    if length < 1 or num_tokens < 1:
-        raise ValueError(
-            f"a prompt of {length} tokens and num_tokens {num_tokens}: both must be at least 1"
-        )
+    if length < 1:
+        raise ValueError("the prompt has no tokens; it needs at least 1")
     total = length + num_tokens
     if total > config.max_len:
         raise ValueError(

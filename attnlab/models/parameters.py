@@ -2,6 +2,8 @@
 
 import functools
 import math
+from collections.abc import Mapping
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -127,6 +129,21 @@ def num_outer_parameters(config: ModelConfig) -> int:
     """
     shapes = jax.tree.leaves(outer_shapes(config), is_leaf=lambda a: isinstance(a, tuple))
     return sum(map(math.prod, shapes))
+
+
+def params_of(params: Params, config: ModelConfig) -> Params:
+    """The parameters, also of the variables {"params": ...} that a module's `init` returns.
+
+    Raises:
+      TypeError: params are no dict, or config is no `ModelConfig`.
+    """
+    if not isinstance(params, Mapping) or not isinstance(config, ModelConfig):
+        raise TypeError(
+            "the arguments are (params, tokens, config): params the dict of model.init, config a "
+            f"ModelConfig (of a module, module.config); these are {type(params).__name__} and "
+            f"{type(config).__name__}"
+        )
+    return cast(Params, params["params"]) if set(params) == {"params"} else params
 
 
 def check_params(config: ModelConfig, params: object) -> None:

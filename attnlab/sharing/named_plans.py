@@ -162,12 +162,18 @@ def as_plan(plan: str | Plan, num_layers: int) -> Plan:
     """A `Plan` unchanged, a string parsed by `parse_plan`.
 
     Raises:
-      ValueError: as `parse_plan`.
+      ValueError: as `parse_plan`, or the plan is one for another number of layers.
 
     >>> as_plan("albert", 2)
     Plan(attention=(0, 0), ffn=(0, 0))
     """
-    return plan if isinstance(plan, Plan) else parse_plan(plan, num_layers)
+    made = plan if isinstance(plan, Plan) else parse_plan(plan, num_layers)
+    if made.num_layers != num_layers:
+        raise ValueError(
+            f"the sharing plan is one for {made.num_layers} layers, not for {num_layers}; give one "
+            "for as many layers, or change num_layers"
+        )
+    return made
 
 
 def plan_name(plan: Plan | str) -> str:

@@ -141,12 +141,7 @@ def _with_plan(config: ModelConfig, plan: str | Plan) -> ModelConfig:
                 "some layer_types differ only in their plans; under one plan they would be one"
             )
         return dataclasses.replace(config, sharing=plan, layer_types=types)
-    new = as_plan(plan, config.num_layers)
-    if new.num_layers != config.num_layers:
-        raise ValueError(
-            f"the new plan has {new.num_layers} layers, the model has {config.num_layers}; they "
-            "must be the same"
-        )
+    as_plan(plan, config.num_layers)
     encoder = config.encoder
     if encoder is not None:
         encoder_plan = None if isinstance(plan, str) else config.encoder_plan

@@ -76,7 +76,8 @@ def test_prefill_in_two_calls_and_overflow(params):
     ("changes", "message"),
     [
         ({"num_tokens": 8}, "7 tokens and 8 new ones are longer than max_len 14"),
-        ({"num_tokens": 0}, "both must be at least 1"),
+        ({"num_tokens": 0}, "num_tokens must be a whole number of at least 1, not 0"),
+        ({"num_tokens": 1.5}, "num_tokens must be a whole number of at least 1, not 1.5"),
         ({"sampling": Sampling(temperature=0.5)}, "pass key="),
         ({"sampling": Sampling(top_k=20)}, "top_k must be from 1 to vocab_size 19"),
         ({"cache_size": 8}, "cache_size 8 is too small for 9 tokens"),

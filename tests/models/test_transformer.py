@@ -282,7 +282,7 @@ def test_losses_of_layer_types_and_stacks():
                 kind="encoder_decoder", num_layers=2, sharing=Plan(attention=(0, 1), ffn=(0, 1)),
                 encoder=models.EncoderConfig(num_layers=3),
             ),
-            r"sharing is of the encoder too and has 2 layers, the encoder has 3; set encoder\.shar",
+            r"encoder\.sharing gives.* plan is one for 2 layers, not for 3",
         ),
     ],
 )  # fmt: skip

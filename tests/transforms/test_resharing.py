@@ -206,7 +206,7 @@ def test_what_cannot_be_done_says_why():
     params = draw(SMALL)
     with pytest.raises(ValueError, match="a plan has the sublayers"):
         change_plan(SMALL, params, Plan(attention=(0,) * SMALL.num_layers))
-    with pytest.raises(ValueError, match="they must be the same"):
+    with pytest.raises(ValueError, match="is one for 2 layers, not for 3"):
         change_plan(SMALL, params, parse_plan("albert", 2))
     with pytest.raises(ValueError, match="unknown merge 'median'"):
         change_plan(SMALL, params, "albert", merge="median")
