@@ -102,6 +102,8 @@ class Bilinear(InputKeys):
             return Blocked("absorbed", "there is no W_O to multiply W_V with")
         if extra := self.blocks("vo"):
             return Blocked("absorbed", f"{extra} is applied between W_V and W_O")
+        if extra := self.blocks("qk"):  # its values are read by W_O
+            return Blocked("absorbed", f"{extra} is applied inside the heads")
         repeats = self.num_heads // self.size("num_kv_heads")
 
         def params(weights: Params) -> Params:

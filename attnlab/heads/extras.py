@@ -188,6 +188,7 @@ class MixtureOfHeads(Extra):
     """
 
     losses: ClassVar[tuple[str, ...]] = ("head_balance",)
+    depends_on_head_order: ClassVar[bool] = True  # the first heads are shared
     top: int = 2
     shared: int = 1
     balance: float = 0.01

@@ -119,6 +119,8 @@ class Latent(Layout):
         """LatentAbsorbed: W_UK moves to the query and W_UV to the output."""
         if extra := self.blocks("vo"):
             return Blocked("latent_absorbed", f"{extra} is applied between W_UV and W_O")
+        if extra := self.blocks("qk"):
+            return Blocked("latent_absorbed", f"{extra} is applied between W_Q and W_UK")
 
         def params(weights: Params) -> Params:
             k, v = weights["k"].transpose(1, 2, 0), weights["v"].transpose(1, 0, 2)

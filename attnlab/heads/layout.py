@@ -87,6 +87,9 @@ class Extra:
     """Names of extras that this one does not combine with."""
     shift_invariant: ClassVar[bool] = True
     """Is the output unchanged if a constant is added to all scores of a query?"""
+    depends_on_head_order: ClassVar[bool] = False
+    """Does it do another thing with head n than with head m, apart from weights that have an axis
+    named "num_heads"? Such heads cannot be permuted or removed."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

@@ -14,11 +14,22 @@ from attnlab.transforms.forms import axes, kv_heads_of, reads_slices
 ArrayT = TypeVar("ArrayT", Array, NDArray[np.float64])
 
 
+def check_head_order(layout: Layout) -> None:
+    """Raises ValueError where an extra does not treat all heads alike."""
+    for extra in layout.extras:
+        if extra.depends_on_head_order:
+            raise ValueError(
+                f"{extra.name} depends on the order of the heads, so they can be neither permuted "
+                "nor removed; use a head mask"
+            )
+
+
 def take_heads(
     w: Mapping[str, ArrayT], layout: Layout, order: Sequence[int], kv_order: Sequence[int]
 ) -> dict[str, ArrayT]:
     """Weights whose head n is head order[n] of `w`, and key/value head k its head kv_order[k]."""
     heads, kv_heads = np.array(order, int), np.array(kv_order, int)
+    check_head_order(layout)
     if layout.num_score_maps != layout.num_heads:
         raise ValueError(
             f"{layout} has {layout.num_score_maps} softmax distributions for {layout.num_heads} "
@@ -52,7 +63,8 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
 
     Raises:
       ValueError: the position of a head matters: it reads its own slice of x (`narrow`,
-        `narrow_tied`), or is a slice of the output (`output_projection=False`).
+        `narrow_tied`), is a slice of the output (`output_projection=False`), or counts for an
+        extra (`MixtureOfHeads`).
 
     >>> import jax
     >>> from attnlab.heads import Standard, init
@@ -65,6 +77,7 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
     order, heads = [int(n) for n in order], layout.num_heads
     if sorted(order) != list(range(heads)):
         raise ValueError(f"order must hold each of 0..{heads - 1} once, not {order}")
+    check_head_order(layout)
     if reads_slices(layout) or not layout.output_projection:
         owned = "its slice of x" if layout.output_projection else "its slice of the output"
         raise ValueError(f"head n of {layout} is tied to {owned}; convert it first")

@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 from attnlab.heads import Layout, TalkingHeads
 from attnlab.heads.layout import all_weights
 from attnlab.models.config import ModelConfig
-from attnlab.models.parameters import stack_specs
+from attnlab.models.parameters import check_params, stack_specs
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan, mixtures
 from attnlab.transforms.forms import kv_heads_of
-from attnlab.transforms.permute import take_heads
+from attnlab.transforms.permute import check_head_order, take_heads
 
 Removed: TypeAlias = Mapping[int, Iterable[int]]
 """Parameter group, or layer -> numbers of the heads to remove."""
@@ -91,6 +91,7 @@ def remove_heads(
         for name, requested in _requested(config, heads, cross, encoder).items()
     }
     counts = _kept_counts(layout, removed)
+    check_params(config, params)
     made, zeroed = dict(params), {}
     for name, groups in removed.items():
         kept = [_kept(lost, layout, *counts) for lost in groups]
@@ -129,6 +130,7 @@ def scale_heads(
     >>> bool((after == before / 2).all())
     True
     """
+    check_params(config, params)
     if not config.layout.output_projection:
         raise ValueError(
             "output_projection is False: each head is a part of the output; use head_mask"
@@ -141,7 +143,12 @@ def scale_heads(
         stacked = dict(layers[sublayer])
         for weight in output_weights(config.layout):
             a = stacked[weight]  # [G, N, ...]
-            shaped = jnp.expand_dims(factors, range(2, a.ndim))
+            if np.shape(factors) != a.shape[:2]:
+                raise ValueError(
+                    f"gate {name!r} has shape {np.shape(factors)}; it needs a factor for each "
+                    f"parameter group and head, {a.shape[:2]}"
+                )
+            shaped = jnp.expand_dims(jnp.asarray(factors), range(2, a.ndim))
             stacked[weight] = a * shaped.astype(a.dtype)
         made[stack] = {**layers, sublayer: stacked}
     return made
@@ -211,6 +218,7 @@ def _check_can_remove(config: ModelConfig) -> None:
             "to one layer type"
         )
     layout = config.layout
+    check_head_order(layout)
     if config.encoder is not None and config.encoder.num_heads is not None:
         raise ValueError(
             f"the encoder has {config.encoder.num_heads} heads, the decoder {layout.num_heads}, "

@@ -17,7 +17,7 @@ from jaxtyping import Array, Int
 from attnlab.heads import Layout, kv_weight_names, weight_shapes
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.embeddings import OWN_INPUTS
-from attnlab.models.parameters import stack_specs
+from attnlab.models.parameters import check_params, stack_specs
 from attnlab.names import lookup
 from attnlab.sharing import (
     Params,
@@ -111,6 +111,7 @@ def change_plan(
     ('cycle:2', 2)
     """
     lookup(MERGES, merge, what="merge")
+    check_params(config, params)
     after = _with_plan(config, plan)
     new = {name: new_plan for name, (_, new_plan) in stack_specs(after).items()}
     stacked = dict(params)
@@ -165,6 +166,7 @@ def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Par
         raise ValueError(
             "encoder.shares_decoder is False: the encoder has its own parameters already"
         )
+    check_params(config, params)
     untied = _with_encoder(config, shares_decoder=False)
     stacked: Params = {
         name: jax.tree.map(lambda a, n=count: a[:n], params["layers"][name])
@@ -201,6 +203,7 @@ def tie_encoder(
     (Encoder(shares_decoder=True), ['encoder_final_norm', 'encoder_layers'])
     """
     lookup(MERGES, merge, what="merge")
+    check_params(config, params)
     tied = _with_encoder(config, shares_decoder=True)
     plan = config.encoder_plan
     if not _agree(plan, config.plan) or "delta" in plan or mixtures(plan):
@@ -249,6 +252,7 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     >>> detect_sharing(*unshare(config, params))[0].sharing
     'ffn_only'
     """
+    check_params(config, params)
     if config.layer_types:
         raise ValueError("detect_sharing needs a model with one layer type; this one has several")
     if any(mixtures(plan) for _, plan in stack_specs(config).values()):

@@ -248,6 +248,19 @@ def test_cost_chooses_the_form_of_latent_attention():
     assert min(token, key=token.get) == "latent_absorbed"
 
 
+@pytest.mark.parametrize("kind", [heads.Latent, heads.Bilinear, heads.Standard])
+def test_no_form_multiplies_out_what_extra_keys_are_added_to(kind):
+    """Their keys and values stand beside W_K x and W_V x, which the other forms do not make. One
+    query and many keys are where those forms cost least."""
+    layout = kind(width=8, num_heads=2, extras=(heads.ExtraKeys(3),))
+    params = heads.init(jax.random.key(0), layout)
+    x, context = jnp.ones((1, 1, 8)), jnp.ones((1, 256, 8))
+    y = multi_head_attention(params, x, layout, context)
+    assert_close(y, multi_head_attention(params, x, layout, context, order="factored"))
+    orders = heads.contraction_orders(layout, heads.CallSizes(1, 1, 256))
+    assert [name for name, flops in orders.items() if isinstance(flops, int)] == ["factored"]
+
+
 def test_products_of_factors_are_counted():
     """Of a decoding step: factors once a token, keys and values of every token in the cache."""
     layout = heads.TensorProduct(width=768, num_heads=12, value_dim=32, key_rank=3)

@@ -127,6 +127,13 @@ def test_factors_go_into_output_projections():
     assert_close(logits(config, scaled), logits(config, draw(config), head_mask=mask))
 
 
+@pytest.mark.parametrize("shape", [(1, 6), (2, 5), (6,)])
+def test_factors_of_another_shape(shape):
+    config = changed(sharing="cycle:2")
+    with pytest.raises(ValueError, match=r"it needs a factor for each .* \(2, 6\)"):
+        scale_heads(config, draw(config), {"heads": np.ones(shape)})
+
+
 def test_heads_that_share_keys():
     """Whole groups, or as many of each; else the fullest group counts."""
     config = changed(heads=heads.Standard(num_heads=6, num_kv_heads=3), num_layers=2)
@@ -160,6 +167,7 @@ def test_layers_that_attend_to_the_same_keys():
 
 
 TALKING = heads.Standard(num_heads=6, extras=(heads.TalkingHeads(),))
+ROUTED = heads.Standard(num_heads=6, extras=(heads.MixtureOfHeads(),))
 TYPES = ((1, models.LayerOverrides(window=2)), (1, models.LayerOverrides()))
 REFUSED = {
     "slices": (dict(heads=heads.Narrow(num_heads=6)), {0: [1]}, "each head reads its own slice"),
@@ -169,6 +177,7 @@ REFUSED = {
         "a part of the output",
     ),
     "talking heads": (dict(heads=TALKING), {0: [1]}, "talking_heads mixes"),
+    "routed heads": (dict(heads=ROUTED), {0: [1]}, "mixture_of_heads depends on the order"),
     "deltas": (dict(sharing="relaxed:1"), {0: [1]}, "without a delta first"),
     "layer types": (dict(layer_types=TYPES), {0: [1]}, "have no heads in common"),
     "one group alone": ({}, {0: [1]}, "nothing would be saved"),

@@ -19,6 +19,8 @@ from attnlab.transforms import (
     detect_sharing,
     output_difference,
     permute_heads,
+    remove_heads,
+    scale_heads,
     share,
     tie_encoder,
     unshare,
@@ -193,6 +195,7 @@ def test_heads_that_attend_alike_are_told_apart_by_their_values():
         (heads.Standard(num_heads=3, num_kv_heads=1), "heads that share keys"),
         (heads.Standard(num_heads=3, output_projection=False), "without an output projection"),
         (heads.TensorProduct(num_heads=3), "no form in which each head has its own matrices"),
+        (heads.Standard(num_heads=3, extras=(heads.MixtureOfHeads(),)), "depends on the order"),
     ],
     ids=lambda a: getattr(a, "name", ""),
 )
@@ -200,6 +203,21 @@ def test_heads_that_cannot_be_aligned(layout, message):
     config = dataclasses.replace(SMALL, heads=layout)
     with pytest.raises(ValueError, match=message):
         change_plan(config, draw(config), "albert", merge="aligned")
+
+
+def test_params_of_another_model_are_refused():
+    """JAX takes the last group for every later one."""
+    params = draw(SMALL)
+    deeper = dataclasses.replace(SMALL, num_layers=SMALL.num_layers + 1)
+    for call in (
+        lambda: change_plan(deeper, params, "groups:2"),
+        lambda: unshare(deeper, params),
+        lambda: detect_sharing(deeper, params),
+        lambda: scale_heads(deeper, params, {"heads": jnp.ones((4, 3))}),
+        lambda: remove_heads(deeper, params, {i: [0] for i in range(4)}),
+    ):
+        with pytest.raises(ValueError, match="params are not those of this model"):
+            call()
 
 
 def test_what_cannot_be_done_says_why():

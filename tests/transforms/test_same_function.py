@@ -18,6 +18,7 @@ from attnlab.heads import (
     Gate,
     GroupedTied,
     HeadNorm,
+    MixtureOfHeads,
     Narrow,
     NarrowTied,
     Sink,
@@ -76,6 +77,7 @@ def test_orders_that_are_refused():
         (six(Narrow), [1, 0, 2, 3, 4, 5], "its slice of x"),
         (six(NarrowTied), [1, 0, 2, 3, 4, 5], "its slice of x"),
         (six(output_projection=False, biases=()), [3, 4, 5, 0, 1, 2], "its slice of the output"),
+        (six(extras=(MixtureOfHeads(),)), [3, 4, 5, 0, 1, 2], "depends on the order of the heads"),
     ):
         with pytest.raises(ValueError, match=message):
             permute_heads(random_params(layout), layout, order)
