@@ -194,9 +194,10 @@ class MixtureOfHeads(Extra):
     balance: float = 0.01
 
     def check(self, layout: Layout) -> None:
+        check_count("mixture_of_heads.shared", self.shared, 1)
         if not 1 <= self.top <= layout.num_heads - self.shared:
             raise ValueError(
-                f"top {self.top} must be from 1 to num_heads - shared, "
+                f"mixture_of_heads.top {self.top} must be from 1 to num_heads - shared, "
                 f"{layout.num_heads - self.shared}"
             )
 

@@ -461,6 +461,7 @@ class Layout:
                     f"extras must be Extra instances such as Gate(), not {extra!r}; to make one by "
                     "name, use EXTRAS[name]()"
                 )
+            _check_extra_types(extra)
         names = [extra.name for extra in self.extras]
         for extra in self.extras:
             if names.count(extra.name) > 1:
@@ -487,6 +488,17 @@ class Layout:
 
 
 # Helpers ------------------------------------------------------------------------------------------
+
+
+def _check_extra_types(extra: Extra) -> None:
+    for field in dataclasses.fields(extra):
+        name, value = f"{extra.name}.{field.name}", getattr(extra, field.name)
+        if field.type in (int, "int"):
+            check_count(name, value)
+        if field.type in (bool, "bool") and not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
+        if field.type in (float, "float") and not _is_finite(value):
+            raise ValueError(f"{name} must be a finite number, not {value!r}")
 
 
 def check_kv_heads(layout: Layout) -> None:

@@ -88,6 +88,22 @@ CONSTRUCTION = {
     "an extra's own check": (
         lambda: Standard(**SIZES, extras=(MixtureOfHeads(top=2),)), "top 2 must be from 1 to",
     ),
+    "number of an extra": (
+        lambda: Standard(**SIZES, extras=(MixtureOfHeads(top=1.5),)),
+        "mixture_of_heads.top must be a whole number, not 1.5",
+    ),
+    "least number of an extra": (
+        lambda: Standard(**SIZES, extras=(MixtureOfHeads(top=1, shared=0),)),
+        "mixture_of_heads.shared must be a whole number of at least 1, not 0",
+    ),
+    "weight of a loss": (
+        lambda: Standard(**SIZES, extras=(MixtureOfHeads(top=1, balance="x"),)),
+        "mixture_of_heads.balance must be a finite number, not 'x'",
+    ),
+    "switch of an extra": (
+        lambda: Standard(**SIZES, extras=(Sink(learnt="no"),)),
+        "sink.learnt must be True or False, not 'no'",
+    ),
     "sigmoids with a sink": (
         lambda: Standard(**SIZES, extras=(Sigmoid(), Sink())), "'sigmoid' does not combine with",
     ),
