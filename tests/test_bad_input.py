@@ -191,3 +191,49 @@ def test_arguments_in_another_order():
         generate(variables, [[3, 1]], CONFIG, 2, sampling="greedy")
     with pytest.raises(ValueError, match="length must be a whole number of at least 1, not 0"):
         flops_per_token(CONFIG, 0)
+
+
+NARROW_TIED = heads.NarrowTied(width=6, num_heads=2)
+STANDARD = heads.Standard(width=6, num_heads=2)
+X = jnp.ones((2, 5, 6))
+WRONG_INPUTS = {
+    "no batch": (NARROW_TIED, jnp.ones((0, 5, 6)), {}, r"x \(0, 5, 6\): no axis may have size 0"),
+    "no tokens": (
+        heads.Differential(width=6, num_heads=2),
+        jnp.ones((2, 0, 6)),
+        {},
+        r"x \(2, 0, 6\): no axis may have size 0",
+    ),
+    "three contexts": (STANDARD, X, {"context": (X, X, X)}, "or a pair .*, not 3 arrays"),
+    "angles of other tokens": (
+        STANDARD,
+        X,
+        {"rotary": jnp.ones((4, 1))},
+        r"rotary \(4, 1\) must be angles .* of the 5 tokens",
+    ),
+    "no angles": (STANDARD, X, {"rotary": True}, r"rotary \(\) must be angles"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_INPUTS)
+def test_inputs_that_no_layout_takes(case):
+    layout, x, inputs, message = WRONG_INPUTS[case]
+    params = heads.init(jax.random.key(0), layout)
+    with pytest.raises(ValueError, match=message):
+        multi_head_attention(params, x, layout, **inputs)
+
+
+def test_caches_that_are_none():
+    params = heads.init(jax.random.key(0), STANDARD)
+    cache = heads.init_cache(STANDARD, 2, 7)
+    for wrong in (None, {name: a for name, a in cache.items() if name != "length"}):
+        with pytest.raises(ValueError, match=r"must be that of init_cache\(layout, batch, size\)"):
+            heads.decode(params, X, STANDARD, wrong)
+    with pytest.raises(ValueError, match="batch 2 and size -1: both must be at least 1"):
+        heads.init_cache(STANDARD, 2, -1)
+
+
+def test_weights_as_lists():
+    params = heads.init(jax.random.key(0), STANDARD)
+    with pytest.raises(TypeError, match="weight 'q' must be an array, not a list"):
+        multi_head_attention(params | {"q": params["q"].tolist()}, X, STANDARD)

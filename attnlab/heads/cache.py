@@ -52,13 +52,16 @@ def init_cache(
       rotary: keys are rotated, so that they differ from values they are tied to.
 
     Raises:
-      ValueError: query, key and value inputs of different widths, which cannot be one text.
+      ValueError: query, key and value inputs of different widths, which cannot be one text; or a
+        size below 1.
 
     >>> from attnlab.heads import Absorbed
     >>> cache = init_cache(Absorbed(width=6, num_heads=2), batch=1, size=4)
     >>> {name: a.shape for name, a in cache.items()}
     {'x': (1, 4, 6), 'length': ()}
     """
+    if batch < 1 or size < 1:
+        raise ValueError(f"a cache of batch {batch} and size {size}: both must be at least 1")
     layout = form(layout, order)
     widths = layout.input_widths
     if len(set(widths)) > 1:

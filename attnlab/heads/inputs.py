@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
@@ -94,12 +95,19 @@ def check_inputs(params: Params, x: Array, layout: Layout, inputs: HeadInputs) -
             "such as attnlab.heads.Standard(width=64, num_heads=4)"
         )
     check_params(params, layout)
+    if isinstance(inputs.context, tuple) and len(inputs.context) != 2:
+        raise ValueError(
+            f"context is an array, or a pair (key input, value input), not {len(inputs.context)} "
+            "arrays"
+        )
     y, z = inputs.context if isinstance(inputs.context, tuple) else (inputs.context,) * 2
     keys = x if y is None else y
     values = keys if z is None else z
     names = ("x", "context", "value context")
     for name, a, width in zip(names, (x, keys, values), layout.input_widths, strict=True):
         _check_input(name, a, width, x)
+        if 0 in a.shape:
+            raise ValueError(f"{name} {a.shape}: no axis may have size 0")
     padding_mask = inputs.padding_mask
     if padding_mask is not None and padding_mask.shape != x.shape[:2]:
         raise ValueError(
@@ -112,7 +120,7 @@ def check_inputs(params: Params, x: Array, layout: Layout, inputs: HeadInputs) -
         raise ValueError(f"value context {values.shape} must be as long as context {keys.shape}")
     if inputs.context is not None:
         _check_without_context(inputs)
-    _check_rotary(inputs, layout)
+    _check_rotary(inputs, layout, (x.shape[1], keys.shape[1]))
 
 
 def _check_without_context(inputs: HeadInputs) -> None:
@@ -124,7 +132,7 @@ def _check_without_context(inputs: HeadInputs) -> None:
         raise ValueError("padding_mask is of x; mask the padding of the context by mask")
 
 
-def _check_rotary(inputs: HeadInputs, layout: Layout) -> None:
+def _check_rotary(inputs: HeadInputs, layout: Layout, lengths: tuple[int, int]) -> None:
     if inputs.rotary is None:
         return
     size = layout.rotary_size
@@ -133,7 +141,13 @@ def _check_rotary(inputs: HeadInputs, layout: Layout) -> None:
             f"rotary positions cannot be applied to the keys of layout {layout.name!r}, which are "
             "its inputs; use layout 'bilinear' or positions that are added to x"
         )
-    for angles in inputs.rotary if isinstance(inputs.rotary, tuple) else (inputs.rotary,):
+    pair = inputs.rotary if isinstance(inputs.rotary, tuple) else (inputs.rotary,) * 2
+    for angles, length in zip(pair, lengths, strict=True):
+        if np.ndim(angles) < 2 or angles.shape[-2] not in (1, length):
+            raise ValueError(
+                f"rotary {np.shape(angles)} must be angles [length, n] of the {length} tokens, as "
+                "positions.rotary_angles makes them, or a pair (for queries, for keys)"
+            )
         if 2 * angles.shape[-1] > size:
             raise ValueError(
                 f"rotary {angles.shape} has {angles.shape[-1]} angles, which rotate "

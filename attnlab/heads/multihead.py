@@ -6,6 +6,7 @@
 Named values that a tap can record or replace: those of `HEAD_VALUES` and of the layout's own.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple, Unpack
 
 import jax
@@ -118,6 +119,8 @@ def decode(
     """
     _check_options("decode", options)
     options = {"is_causal": True, **options}
+    if not isinstance(cache, Mapping) or "length" not in cache:
+        raise ValueError("cache must be that of init_cache(layout, batch, size)")
     inputs = HeadInputs(cache=cache, rotary=rotary, layer=layer, padding_mask=padding_mask)
     outputs = attend_heads(params, x, layout, inputs, tap=tap, **options)
     assert outputs.cache is not None

@@ -120,6 +120,9 @@ def check_params(params: Params, layout: Layout) -> None:
             + f"{hint}; make them with init(key, layout), or convert them with attnlab.convert"
         )
     for name, shape in shapes.items():
+        if not hasattr(params[name], "dtype"):
+            kind = type(params[name]).__name__
+            raise TypeError(f"weight {name!r} must be an array, not a {kind}")
         if jnp.shape(params[name]) != shape:
             raise ValueError(
                 f"weight {name!r} has shape {jnp.shape(params[name])}; {layout} needs {shape}; "
