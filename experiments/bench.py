@@ -42,6 +42,8 @@ SUITES: dict[str, Callable[[], Iterator[Case]]] = {
 
 
 ACCELERATOR = "accelerator"
+FLAGS_OF = {"tiny": ACCELERATOR, "minutes": ACCELERATOR, "data": "nanogpt"}
+"""Flag -> the only suite that reads it."""
 
 
 def machine(*packages: str) -> JSON:
@@ -125,8 +127,18 @@ def run_accelerator(folder: str, *, tiny: bool, pattern: str, rounds: int, minut
     )
 
 
+def check_flags(suite: str) -> None:
+    """Raises ValueError for a flag that has no effect on this suite."""
+    for name, its_suite in FLAGS_OF.items():
+        if flags.FLAGS[name].present and suite != its_suite:
+            raise ValueError(
+                f"--{name} is of --suite={its_suite} alone; leave it out with --suite={suite}"
+            )
+
+
 def main() -> None:
     """Runs a suite."""
+    check_flags(flags.FLAGS.suite)
     # Torch's waiting threads spin by default, which makes it 2 to 4 times slower where others
     # in the process want the cores (measured). Read once, when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

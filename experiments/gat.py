@@ -338,8 +338,18 @@ def figure(lines: Sequence[Line]) -> Figure:
     return drawn
 
 
+def check_seeds(seeds: int, other_seeds: int) -> None:
+    """Raises `app.UsageError` unless each seed of a variant has its pair."""
+    if seeds < other_seeds:
+        raise app.UsageError(
+            f"--seeds={seeds} must be at least --other_seeds={other_seeds}: each run of a variant "
+            "is compared with the published configuration at the same seed"
+        )
+
+
 def main(argv: Sequence[str]) -> None:
     """Runs what is missing, then writes page, numbers and figure."""
+    check_seeds(flags.FLAGS.seeds, flags.FLAGS.other_seeds)
     graph, out = read_graph(Path(flags.FLAGS.data)), Path(flags.FLAGS.out)
     count = dict.fromkeys(VARIANTS, flags.FLAGS.other_seeds) | {
         "published configuration": flags.FLAGS.seeds

@@ -13,14 +13,45 @@ training part and scored on held-out rows.
 """
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
 from attnlab.atomic import check_new_file, write_atomic
+from attnlab.data import Dataset
 from attnlab.lab import pruning
 from attnlab.lab.machine import keep_compiled
 from experiments import app
+
+
+def read_pressures(texts: Sequence[str]) -> list[float]:
+    """The numbers of --pressures. Raises ValueError where they are none."""
+    given = f"--pressures={','.join(texts)}"
+    try:
+        pressures = [float(p) for p in texts]
+    except ValueError:
+        raise ValueError(f"{given} must be numbers") from None
+    if not pressures or not all(0 <= p < math.inf for p in pressures):
+        raise ValueError(f"{given} must be one or more finite numbers of at least 0")
+    return pressures
+
+
+def check_rate() -> None:
+    """Raises ValueError for a --learning_rate that has no effect."""
+    rate = flags.FLAGS.learning_rate
+    if rate is not None and flags.FLAGS.frozen:
+        raise ValueError("--frozen trains no weights; leave out --learning_rate, or --frozen")
+    if rate is not None and not 0 < rate < math.inf:
+        raise ValueError(f"--learning_rate={rate:g} must be above 0; --frozen keeps the weights")
+
+
+def check_rows(source: Dataset) -> None:
+    """Raises ValueError where --rows asks for more than the data has."""
+    rows, most = flags.FLAGS.rows, len(source.heldout(0)["valid"])
+    if flags.FLAGS["rows"].present and rows > most:
+        raise ValueError(f"--rows={rows} is more than the {most} held-out rows of the data")
 
 
 def main() -> None:
@@ -29,12 +60,8 @@ def main() -> None:
     out = Path(given.out) if given.out else None
     if out:
         check_new_file(out, "out")
-    try:
-        pressures = [float(p) for p in given.pressures]
-    except ValueError:
-        raise ValueError(f"--pressures={','.join(given.pressures)} must be numbers") from None
-    if min(pressures) < 0:
-        raise ValueError("--pressures must be numbers of at least 0")
+    pressures = read_pressures(given.pressures)
+    check_rate()
     keep_compiled()
     study = pruning.begin(
         Path(given.workdir),
@@ -44,6 +71,7 @@ def main() -> None:
         fresh=given.fresh,
         learning_rate=given.learning_rate,
     )
+    check_rows(study.source)
     whole, rows = pruning.at_pressures(
         study, pressures, by=given.by, rate=given.gate_rate, rows=given.rows
     )

@@ -245,15 +245,16 @@ def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]
 
     main = [line for line in lines if int(line["steps"]) != LONGER]
     longer = matching(lines, steps=LONGER)
+    steps = main[0]["steps"]
     return (
-        f"**At N h = 32 and 32 pairs, 4 heads of 8 recall {percent(main, 4, 8)} after 400 steps, "
-        f"16 heads of 2 {percent(main, 16, 2)} and 32 heads of 1 {percent(main, 32, 1)}; after "
-        f"{LONGER} steps 16 heads of 2 recall {percent(longer, 16, 2)} and 32 heads of 1 "
+        f"**At N h = 32 and 32 pairs, 4 heads of 8 recall {percent(main, 4, 8)} after {steps} "
+        f"steps, 16 heads of 2 {percent(main, 16, 2)} and 32 heads of 1 {percent(main, 32, 1)}; "
+        f"after {LONGER} steps 16 heads of 2 recall {percent(longer, 16, 2)} and 32 heads of 1 "
         f"{percent(longer, 32, 1)}.** So heads with a small head_dim learn to recall more slowly; "
-        "these fractions are not capacities. At h = 2, half of the pairs are recalled after 400 "
-        f"steps at pairs / h = {interval_text(fit['half'])}. The rank bound for h = 2 is pairs / h "
-        "= 1.5 (pairs = h + 1). It is no limit here: up to it a head can produce every attention "
-        "matrix, and recall needs only matrices near a permutation."
+        "these fractions are not capacities. At h = 2, half of the pairs are recalled after "
+        f"{steps} steps at pairs / h = {interval_text(fit['half'])}. The rank bound for "
+        "h = 2 is pairs / h = 1.5 (pairs = h + 1). It is no limit here: up to it a head can "
+        "produce every attention matrix, and recall needs only matrices near a permutation."
     )
 
 
@@ -289,8 +290,17 @@ def figure(lines: Sequence[Line]) -> Figure:
     return drawn
 
 
+def check_steps(steps: int) -> None:
+    """Raises `app.UsageError` unless the runs of `LONGER` steps are longer."""
+    if steps >= LONGER:
+        raise app.UsageError(
+            f"--steps={steps} must be below {LONGER}, the steps of the runs it is compared with"
+        )
+
+
 def main(argv: Sequence[str]) -> None:
     """Runs what is missing, then writes page, numbers and figure."""
+    check_steps(flags.FLAGS.steps)
     out = Path(flags.FLAGS.out)
     lines = run_cells(cells(flags.FLAGS.seeds, flags.FLAGS.steps), run_one, out / "recall.csv")
     write_results(out, "recall", page(lines), figure(lines))

@@ -23,11 +23,20 @@ from attnlab.lab import syntax
 from attnlab.lab.loaded import open_folder
 from experiments import app
 
+NOT_OF_RAW = ("workdir", "path", "seed", "fresh", "least", "sentences", "out")
+
+
+def check_raw() -> None:
+    """Raises ValueError for flags that have no effect on --raw."""
+    if found := [f"--{name}" for name in NOT_OF_RAW if flags.FLAGS[name].present]:
+        raise ValueError(f"--raw only writes the text of --treebank; leave out {', '.join(found)}")
+
 
 def main() -> None:
     """Prints the table, or writes --raw."""
     given = flags.FLAGS
     if given.raw:
+        check_raw()
         return syntax.write_raw(Path(given.treebank), Path(given.raw))
     app.check_one_model()
     if given.out:

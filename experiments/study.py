@@ -20,20 +20,26 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
 from attnlab.lab.head_width import gpu_study
+from attnlab.lab.head_width.design import expected_runs
 from attnlab.lab.head_width.rates import fit_rates
-from attnlab.lab.head_width.rows import check_origin, read_rows
+from attnlab.lab.head_width.rows import Row, check_origin, read_rows
 from attnlab.lab.head_width.run import Place
 from attnlab.lab.head_width.stages import run_stage, status
-from attnlab.lab.head_width.texts import load_text
+from attnlab.lab.head_width.texts import TEXTS, check_texts, load_text
 from attnlab.lab.head_width.tuning_pages import write_pages
 from attnlab.lab.worker import STOPPED
 from attnlab.training.provenance import code_commit
+from experiments import app
 
-CONFIG = config_flags.DEFINE_config_file("config", "experiments/configs/head_width.py")
+DEFAULT = "experiments/configs/head_width.py"
+# Without a default: config_flags would read it, and fail on a wrong field, before `app.start`.
+CONFIG = config_flags.DEFINE_config_file(
+    "config", help_string=f"A config file, or file.py:PRESET; left out: {DEFAULT}."
+)
 DATA = flags.DEFINE_string("data", "../shared/data", "Folder of the texts.")
 ROWS = flags.DEFINE_string("rows", None, "CSV file of finished runs.", required=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of unfinished runs.")
@@ -49,18 +55,31 @@ TUNED = flags.DEFINE_string(
     "tuned", "docs/results/head_width/runs.csv", "With :gpu: rows whose learning rates are used."
 )
 MEASURE = flags.DEFINE_integer(
-    "measure", 0, "With :gpu: only time so many steps and print an estimate for the study."
+    "measure",
+    0,
+    "With :gpu: only time so many steps and print an estimate for the study.",
+    lower_bound=0,
 )
+ONE_OF = ("status", "pages", "analysis", "measure")
+"""Each replaces the training."""
+NOT_OF_GPU, ONLY_OF_GPU = ("pages", "analysis", "jobs", "accept_commit"), ("measure", "tuned")
+
+
+def tuned_rows(path: Path) -> list[Row]:
+    """The rows of stage 1. Raises ValueError where there are none."""
+    if found := [row for row in read_rows(path) if row.spec.stage == 1]:
+        return found
+    raise ValueError(f"--tuned={path} has no rows of stage 1; name a file of finished runs")
 
 
 def run_on_gpu(scale: float, place: Place, path: Path) -> None:
     """The programs of `attnlab.lab.head_width.gpu_study` that have no scores yet, or their time."""
-    tuned = [row for row in read_rows(Path(TUNED.value)) if row.spec.stage == 1]
-    programs = gpu_study.programs(fit_rates(tuned), scale)
+    programs = gpu_study.programs(fit_rates(tuned_rows(Path(TUNED.value))), scale)
     wanted = gpu_study.left(programs, gpu_study.read_scores(path))
     if STATUS.value:
         print(f"{len(programs) - len(wanted)}/{len(programs)} programs")
         return
+    check_texts(TEXTS, place.data)
     mixture = gpu_study.Mixture(place, 0.001 if MEASURE.value else scale)
     if MEASURE.value:
         rate = gpu_study.measured_speed(mixture, MEASURE.value)
@@ -79,40 +98,44 @@ def say(line: str) -> None:
 
 
 def check_flags(on_gpu: bool) -> None:
-    """Raises `app.UsageError` on flags that are not of this study or miss another one."""
-    wrong = ("pages", "analysis") if on_gpu else ("measure",)
+    """Raises ValueError on flags that are not of this study, exclude or miss one another."""
+    given = {name for name in flags.FLAGS if flags.FLAGS[name].present}
+    wrong = NOT_OF_GPU if on_gpu else ONLY_OF_GPU
     why = "is of the registered stages, not of :gpu" if on_gpu else "needs the preset :gpu"
     for name in wrong:
-        if flags.FLAGS[name].value:
-            raise app.UsageError(f"--{name} {why}")
-    only_reads = STATUS.value or PAGES.value or ANALYSIS.value or MEASURE.value
-    if not (WORKDIR.value or only_reads):
-        raise app.UsageError("--workdir is needed: the folder of unfinished runs")
+        if name in given:
+            raise ValueError(f"--{name} {why}; leave it out")
+    asked = [name for name in ONE_OF if flags.FLAGS[name].value]
+    if len(asked) > 1:
+        raise ValueError(f"--{' and --'.join(asked)} exclude one another; give one of them")
+    if not (asked or WORKDIR.value):
+        raise ValueError("--workdir is needed: the folder of unfinished runs")
+    if not asked and "data" in given and not Path(DATA.value).is_dir():
+        raise ValueError(f"--data={DATA.value} is not a folder; name that of the texts")
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the stages of --config, or prints their status."""
-    stages, path = CONFIG.value.stages, Path(ROWS.value)
-    scale = CONFIG.value.get("gpu_scale")
-    check_flags(bool(scale))
-    commit = code_commit(Path(__file__).parents[1])
-    place = Place(Path(DATA.value), Path(WORKDIR.value or tempfile.gettempdir()), commit)
-    if scale:
-        run_on_gpu(scale, place, path)
-        return
+def write(path: Path) -> None:
+    """Writes what --pages or --analysis asks for. Raises ValueError where there are no rows."""
     rows = read_rows(path)
-    if STATUS.value:
-        print("\n".join(status(stages, rows, JOBS.value)))
-        return
+    if not rows:
+        raise ValueError(f"--rows={path} has no runs to write of; name a file of finished runs")
+    written = []
     if PAGES.value:
-        print("\n".join(map(str, write_pages(rows, Path(PAGES.value)))))
-        return
+        written = write_pages(rows, Path(PAGES.value))
     if ANALYSIS.value:
         from attnlab.lab.head_width.page import write_analysis  # needs [plot]
 
-        print("\n".join(map(str, write_analysis(rows, Path(ANALYSIS.value)))))
-        return
-    digests = {name: load_text(name, place.data).sha256 for name in {r.spec.text for r in rows}}
+        written = write_analysis(rows, Path(ANALYSIS.value))
+    print("\n".join(map(str, written)))
+
+
+def run_stages(stages: Sequence[int], place: Place, path: Path) -> None:
+    """Trains what has no row yet. Exits with `STOPPED` after a signal."""
+    rows = read_rows(path)
+    texts = {run.text for stage in stages for run in expected_runs(stage)}
+    of_rows = {row.spec.text for row in rows}
+    check_texts(sorted(texts | of_rows), place.data)
+    digests = {name: load_text(name, place.data).sha256 for name in of_rows}
     check_origin(rows, [place.commit, *ACCEPT.value], digests)
     for stage in stages:
         if not run_stage(stage, place, path, JOBS.value, say):
@@ -121,5 +144,24 @@ def main(argv: Sequence[str]) -> None:
     say("done")
 
 
+def main() -> None:
+    """Runs the stages of --config, or does what the flags ask for instead."""
+    stages, path = CONFIG.value.stages, Path(ROWS.value)
+    scale = CONFIG.value.get("gpu_scale")
+    check_flags(bool(scale))
+    if PAGES.value or ANALYSIS.value:
+        return write(path)
+    commit = code_commit(Path(__file__).parents[1])
+    place = Place(Path(DATA.value), Path(WORKDIR.value or tempfile.gettempdir()), commit)
+    if scale:
+        run_on_gpu(scale, place, path)
+    elif STATUS.value:
+        print("\n".join(status(stages, read_rows(path), JOBS.value)))
+    else:
+        run_stages(stages, place, path)
+
+
 if __name__ == "__main__":
-    app.run(main)
+    if not any(word.lstrip("-").partition("=")[0] == "config" for word in sys.argv[1:]):
+        sys.argv.insert(1, f"--config={DEFAULT}")
+    app.start(main)

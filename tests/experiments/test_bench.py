@@ -266,6 +266,19 @@ def test_cases_are_chosen_by_name():
         bench.chosen(iter(every), "nothing like it")
 
 
+@pytest.mark.parametrize(
+    ("flag", "suite"), [("--tiny", "train"), ("--minutes=1", "plans"), ("--data=x", "train")]
+)
+def test_flags_of_another_suite_are_refused(flag, suite):
+    run = command("experiments.bench", f"--suite={suite}", flag, "--cases=no such case")
+    its = "nanogpt" if flag == "--data=x" else "accelerator"
+    assert run.returncode == 1
+    assert run.stderr.strip() == (
+        f"error: {flag.partition('=')[0]} is of --suite={its} alone; "
+        f"leave it out with --suite={suite}"
+    )
+
+
 def test_command_names_what_it_lacks():
     run = command("experiments.bench", "--suite=nanogpt")
     assert run.returncode == 1

@@ -20,7 +20,12 @@ def test_what_cannot_be_pruned_is_told(run, tmp_path):
     (tmp_path / "there").write_text("")
     for words, said in (
         (["--pressures=a"], "error: --pressures=a must be numbers"),
-        (["--pressures=-1"], "error: --pressures must be numbers of at least 0"),
+        (["--pressures=-1"], "error: --pressures=-1 must be one or more finite numbers"),
+        (["--pressures="], "error: --pressures= must be one or more finite numbers"),
+        (["--pressures=1,nan"], "error: --pressures=1,nan must be one or more finite numbers"),
+        (["--frozen", "--learning_rate=0.1"], "error: --frozen trains no weights; leave out"),
+        (["--learning_rate=0"], "error: --learning_rate=0 must be above 0"),
+        (["--rows=100000000"], "error: --rows=100000000 is more than the"),
         ([f"--out={tmp_path / 'there'}"], f"error: {tmp_path / 'there'} exists already"),
         (
             ["--fresh", "--frozen"],

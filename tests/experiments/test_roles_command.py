@@ -146,3 +146,12 @@ def test_what_is_no_command(flags, said, treebank):
     told = command("experiments.roles", *flags, f"--treebank={treebank}")
     assert told.returncode == 1
     assert said in told.stderr
+
+
+@pytest.mark.parametrize("flag", ["--fresh", "--workdir=a", "--sentences=3", "--out=b.csv"])
+def test_flags_that_do_nothing_with_raw_are_refused(flag, tmp_path):
+    out = tmp_path / "raw.txt"
+    told = command("experiments.roles", "--treebank=nowhere", f"--raw={out}", flag)
+    assert told.returncode == 1
+    name = flag.partition("=")[0]
+    assert told.stderr == f"error: --raw only writes the text of --treebank; leave out {name}\n"

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commands import command
 from conftest import ROOT
 
 from attnlab import attention_over_edges, flops_per_token, masks, num_parameters
@@ -110,3 +111,46 @@ def test_a_second_command_runs_nothing_again(tmp_path):
 )
 def test_pages_are_those_of_their_numbers(name, module):
     assert (RESULTS / f"{name}.md").read_text() == module.page(read(name))
+
+
+def test_lines_of_other_steps_or_seeds_are_not_on_the_page_of_looped_depth(tmp_path):
+    """All runs are in the file, so nothing is trained."""
+    lines = read("looped_depth")
+    short = [line | {"steps": "50", "hops1": "0"} for line in lines]
+    with (tmp_path / "looped_depth.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines + short)
+    done = command("experiments.looped_depth", f"--out={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "looped_depth.md").read_text()
+    assert page == (RESULTS / "looped_depth.md").read_text()
+    done = command("experiments.looped_depth", f"--out={tmp_path}", "--seeds=3")
+    assert done.returncode == 0, done.stderr
+    assert "; 3 seeds per variant, 1000 steps of" in (tmp_path / "looped_depth.md").read_text()
+
+
+def test_the_page_of_recall_names_its_steps():
+    short = [line | {"steps": line["steps"].replace("400", "200")} for line in read("recall")]
+    said = " ".join(recall_capacity.page(short).split())
+    assert "after 200 steps, 16 heads of 2" in said
+    assert "are recalled after 200 steps" in said
+    assert "after 400" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("recall_capacity", ["--steps=1600"], "--steps=1600 must be below 1600"),
+        (
+            "gat",
+            ["--data=nowhere", "--seeds=3", "--other_seeds=5"],
+            "--seeds=3 must be at least --other_seeds=5",
+        ),
+    ],
+)
+def test_flags_without_a_page_are_refused_before_training(tmp_path, name, given, said):
+    done = command(f"experiments.{name}", f"--out={tmp_path}", *given)
+    assert done.returncode == 1
+    assert said in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -7,15 +7,21 @@ import sys
 import time
 
 import pytest
+from commands import command
 from conftest import ROOT
+from lab_rows import make_row
 
-from attnlab.lab.head_width.rows import append_row, read_rows
+from attnlab.lab.head_width.gpu_study import TextScore
+from attnlab.lab.head_width.rows import append_row, columns, read_rows
+
+PUBLISHED = ROOT / "docs/results/head_width"
 
 
 def start(folder, *more, preset="tiny"):
     command = [sys.executable, "-m", "experiments.study", f"--rows={folder / 'runs.csv'}",
                f"--config=experiments/configs/head_width.py:{preset}", f"--data={folder}",
                f"--workdir={folder / 'work'}", *more]  # fmt: skip
+    folder.mkdir(exist_ok=True)
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return subprocess.Popen(command, cwd=ROOT, **pipes)
 
@@ -57,8 +63,6 @@ def test_a_killed_study_goes_on(tmp_path):
 
 
 def test_rows_of_another_commit_are_refused_by_the_command(tmp_path):
-    from lab_rows import make_row
-
     append_row(tmp_path / "runs.csv", make_row(0.01, stage=-1))
     out, code = finish(tmp_path)
     assert code != 0
@@ -75,9 +79,73 @@ def test_programs_of_the_study_on_a_gpu_are_counted_without_running_one(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("preset", "flag"), [("gpu", "--analysis=x"), ("tiny", "--measure=20")])
+def refused(folder, *given, preset="tiny", rows="runs.csv"):
+    """The line that refuses these flags; nothing is written."""
+    there = sorted(folder.iterdir())
+    done = command(
+        "experiments.study", f"--config=experiments/configs/head_width.py:{preset}",
+        f"--rows={folder / rows}", f"--workdir={folder / 'work'}", *given,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert sorted(folder.iterdir()) == there
+    [line] = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("preset", "flag"),
+    [
+        ("gpu", "--analysis=x"),
+        ("gpu", "--jobs=2"),
+        ("gpu", "--accept_commit=abc"),
+        ("tiny", "--measure=20"),
+        ("tiny", "--tuned=x"),
+    ],
+)
 def test_a_flag_of_the_other_study_is_refused(tmp_path, preset, flag):
-    out, code = finish(tmp_path, flag, preset=preset)
-    assert code != 0
-    assert flag.split("=")[0] + " " in out.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []
+    why = "is of the registered stages" if preset == "gpu" else "needs the preset :gpu"
+    assert f"error: {flag.split('=')[0]} {why}" in refused(tmp_path, flag, preset=preset)
+
+
+@pytest.mark.parametrize(
+    ("preset", "given", "said"),
+    [
+        ("tiny", ["--status", "--pages=x"], "--status and --pages exclude one another"),
+        ("tiny", ["--pages=x", "--analysis=x"], "--pages and --analysis exclude one another"),
+        ("gpu", ["--status", "--measure=2"], "--status and --measure exclude one another"),
+        ("tiny", ["--pages=x"], "runs.csv has no runs to write of"),
+        ("tiny", ["--analysis=x"], "runs.csv has no runs to write of"),
+        ("tiny", ["--data=/nowhere"], "--data=/nowhere is not a folder"),
+        ("gpu", ["--measure=2", "--data=."], "no file wikitext2/train.txt.gz of the text wiki"),
+        ("stage=0", ["--data=."], "no file wikitext2/train.txt.gz of the text wikitext2"),
+        ("gpu", ["--status", "--tuned=x"], "--tuned=x has no rows of stage 1"),
+        ("tiny", ["--config.gpu_scale=1"], "no config field 'gpu_scale'"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_training(tmp_path, preset, given, said):
+    assert said in refused(tmp_path, *given, preset=preset)
+
+
+def test_a_wrong_field_of_the_config_that_is_left_out():
+    given = "--rows=none.csv", "--status"
+    done = command("experiments.study", *given, "--config.gpu_scale=1")
+    assert done.stderr == "error: no config field 'gpu_scale'; known: stages, weight_decay\n"
+    assert "stage 0 (" in command("experiments.study", *given).stdout
+
+
+def test_a_file_of_the_other_study_is_named(tmp_path):
+    append_row(tmp_path / "runs.csv", make_row(0.01, stage=-1))
+    said = refused(tmp_path, "--status", preset="gpu")
+    assert "runs.csv holds runs of the registered stages, not scores of the preset :gpu" in said
+    (tmp_path / "gpu.csv").write_text(",".join(columns(TextScore)) + "\n")
+    said = refused(tmp_path, "--status", rows="gpu.csv")
+    assert "gpu.csv holds scores of the preset :gpu, not runs of the registered stages" in said
+
+
+def test_pages_in_a_new_folder(tmp_path):
+    folder = tmp_path / "a" / "b"
+    done = command("experiments.study", f"--rows={PUBLISHED / 'runs.csv'}", f"--pages={folder}")
+    assert done.returncode == 0, done.stderr
+    names = "cost.md", "stage0.md", "stage1.md"
+    assert [path.name for path in sorted(folder.iterdir())] == list(names)
+    assert all((folder / n).read_text() == (PUBLISHED / n).read_text() for n in names)

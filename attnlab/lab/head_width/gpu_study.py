@@ -21,7 +21,7 @@ from attnlab.data.dataset import Batch, Dataset
 from attnlab.data.text import Corpus, dataset_of_corpus, sample
 from attnlab.heads import Standard
 from attnlab.lab.head_width.rates import RateFormula
-from attnlab.lab.head_width.rows import read_flat, write_records
+from attnlab.lab.head_width.rows import check_columns, read_flat, write_records
 from attnlab.lab.head_width.run import HELDOUT_BYTES, VALIDATION_BYTES, Place, scored_windows
 from attnlab.lab.head_width.spec import BIASES, Variant
 from attnlab.lab.head_width.texts import TEXTS, load_text
@@ -270,11 +270,16 @@ def measured_speed(mixture: Mixture, steps: int) -> float:
 
 
 def read_scores(path: Path) -> list[TextScore]:
-    """The lines of a CSV file of `TextScore`s, none where there is no file."""
+    """The lines of a CSV file of `TextScore`s, none where there is no file.
+
+    Raises WrongRows for a file of something else.
+    """
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return [read_flat(TextScore, line) for line in csv.DictReader(file)]
+        reader = csv.DictReader(file)
+        check_columns(path, reader.fieldnames or [], TextScore)
+        return [read_flat(TextScore, line) for line in reader]
 
 
 def append_scores(path: Path, scores: Sequence[TextScore]) -> None:

@@ -553,8 +553,12 @@ def _limits(study: Study) -> str:
 
 
 def write_analysis(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Writes analysis.md, analysis.csv and the figures that have their rows; removes the others."""
+    """Writes analysis.md, analysis.csv and the figures that have their rows; removes the others.
+
+    Creates the folder.
+    """
     study = read_study(rows)
+    folder.mkdir(parents=True, exist_ok=True)
     drawn = figures(study, rows)
     paths = []
     for name in CAPTIONS:

@@ -121,6 +121,21 @@ def write_records(path: Path, records: "Sequence[DataclassInstance]") -> None:
     write_atomic(path, text.getvalue().encode())
 
 
+HELD = {"stage": "runs of the registered stages", "point": "scores of the preset :gpu"}
+"""First column of a CSV file -> what it holds."""
+
+
+def check_columns(path: Path, found: Sequence[str], kind: type) -> None:
+    """Raises WrongRows, naming what the file holds, unless these are the columns of the records."""
+    wanted = columns(kind)
+    if list(found) == wanted:
+        return
+    what, held = HELD[wanted[0]], HELD.get(found[0] if found else "", "other columns")
+    if held == what:
+        raise WrongRows(f"{path} has other columns than version {VERSION} of {what}")
+    raise WrongRows(f"{path} holds {held}, not {what}; name another file")
+
+
 def read_rows(path: Path) -> list[Row]:
     """Every row of the file, none where there is no file.
 
@@ -130,8 +145,7 @@ def read_rows(path: Path) -> list[Row]:
         return []
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
-        if list(reader.fieldnames or []) != columns():
-            raise WrongRows(f"{path} has other columns than version {VERSION} of a row")
+        check_columns(path, reader.fieldnames or [], Row)
         rows = [read_flat(Row, values) for values in reader]
     if old := {row.version for row in rows} - {VERSION}:
         raise WrongRows(f"{path} has rows of version {min(old)}; this code reads {VERSION}")

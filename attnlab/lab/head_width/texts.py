@@ -9,8 +9,9 @@ import gzip
 import hashlib
 import sysconfig
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,7 +33,8 @@ def load_text(name: str, data: Path) -> Corpus:
 
 @functools.lru_cache(maxsize=2)
 def _load(name: str, data: Path) -> Corpus:
-    parts = lookup(TEXTS, name, what="text")(data)
+    text = lookup(TEXTS, name, what="text")
+    parts = text.read([data / file for file in text.files])
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{len(part)} ".encode() + part)
@@ -40,17 +42,25 @@ def _load(name: str, data: Path) -> Corpus:
     return Corpus(name, train, heldout, digest.hexdigest(), validation)
 
 
+def check_texts(names: Iterable[str], data: Path) -> None:
+    """Raises FileNotFoundError where a file of one of these texts is missing; reads none."""
+    for name in names:
+        for file in lookup(TEXTS, name, what="text").files:
+            if not (data / file).is_file():
+                raise FileNotFoundError(f"no file {data / file} of the text {name}; see --data")
+
+
 def _gz(path: Path) -> bytes:
     with gzip.open(path, "rb") as file:
         return file.read()
 
 
-def _python(data: Path) -> Parts:
+def _python(files: Sequence[Path]) -> Parts:
     """By file: sha256 of the relative path modulo 10 is 0 for held-out files, 1 for validation."""
     root = Path(sysconfig.get_paths()["stdlib"])
     parts: tuple[list[bytes], ...] = ([], [], [])
-    files = {p.relative_to(root).as_posix(): p for p in root.rglob("*.py")}
-    for name, path in sorted(files.items()):
+    modules = {p.relative_to(root).as_posix(): p for p in root.rglob("*.py")}
+    for name, path in sorted(modules.items()):
         if not SKIPPED_FOLDERS & set(Path(name).parts[:-1]):
             bucket = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 10
             parts[{0: 2, 1: 1}.get(bucket, 0)].append(path.read_bytes())
@@ -58,22 +68,16 @@ def _python(data: Path) -> Parts:
     return train, validation, heldout
 
 
-def _wikitext2(data: Path) -> Parts:
-    """The official split."""
-    train, valid, test = (_gz(data / f"wikitext2/{n}.txt.gz") for n in ("train", "valid", "test"))
-    return train, valid, test
+def _as_stored(files: Sequence[Path]) -> Parts:
+    """By the official split, or by book: a file for each part. Any more are held out too."""
+    train, validation, *heldout = map(_gz, files)
+    return train, validation, b"".join(heldout)
 
 
-def _novels(data: Path) -> Parts:
-    """By book."""
-    train, valid, test = (_gz(data / f"novels/{n}.txt.gz") for n in ("train-a", "valid", "test"))
-    return train, valid, test
-
-
-def _movie_reviews(data: Path) -> Parts:
+def _movie_reviews(files: Sequence[Path]) -> Parts:
     """By review: the authors' folds 0 to 7, 8 and 9."""
     parts: tuple[list[bytes], ...] = ([], [], [])
-    with zipfile.ZipFile(data / "movie_reviews/movie_reviews.zip") as archive:
+    with zipfile.ZipFile(files[0]) as archive:
         names = [n for n in archive.namelist() if n.endswith(".txt") and "/cv" in n]
         for name in sorted(names, key=lambda n: (n.rsplit("/", 1)[1], n)):
             fold = int(name.rsplit("/cv", 1)[1][0])
@@ -82,14 +86,14 @@ def _movie_reviews(data: Path) -> Parts:
     return train, validation, heldout
 
 
-def _tatoeba(side: int, data: Path) -> Parts:
+def _tatoeba(side: int, files: Sequence[Path]) -> Parts:
     """By English sentence, sha256 modulo 100: 0 to 3 held out, 4 and 5 validation.
 
     Each sentence once, in the order of its own sha256 (the file is sorted by length); what is also
     a training sentence is left out of the other parts.
     """
     parts: tuple[set[bytes], ...] = (set(), set(), set())
-    for line in _gz(data / "tatoeba_fra_eng/fra.txt.gz").splitlines():
+    for line in _gz(files[0]).splitlines():
         sides = line.split(b"\t")
         bucket = int(hashlib.sha256(sides[0]).hexdigest(), 16) % 100
         parts[2 if bucket < 4 else 1 if bucket < 6 else 0].add(sides[side])
@@ -102,16 +106,9 @@ def _lines(lines: Iterable[bytes]) -> bytes:
     return b"".join(line + b"\n" for line in ordered)
 
 
-def _multi30k(data: Path) -> Parts:
-    """The official split; both test sets are held out."""
-    names = ("train", "val", "test_2016_flickr", "test_2017_flickr")
-    train, val, test_2016, test_2017 = (_gz(data / f"multi30k/{name}.de.gz") for name in names)
-    return train, val, test_2016 + test_2017
-
-
-def _web(data: Path) -> Parts:
+def _web(files: Sequence[Path]) -> Parts:
     """EWT, the official split, then pages of enwik8: the first 80 % of bytes, 10 %, 10 %."""
-    pages = _gz(data / "enwik8_head/enwik8-1m-chars.gz").split(b"  <page>")
+    pages = _gz(files[0]).split(b"  <page>")
     total, done = sum(map(len, pages)), 0
     parts: tuple[list[bytes], ...] = ([], [], [])
     for page in pages:
@@ -119,25 +116,40 @@ def _web(data: Path) -> Parts:
         done += len(page)
     wiki = [b"  <page>".join(part) for part in parts]
     train, validation, heldout = (
-        _ewt(data, name) + text for name, text in zip(("train", "dev", "test"), wiki, strict=True)
+        _ewt(path) + text for path, text in zip(files[1:], wiki, strict=True)
     )
     return train, validation, heldout
 
 
-def _ewt(data: Path, part: str) -> bytes:
+def _ewt(path: Path) -> bytes:
     start = b"# text = "
-    lines = _gz(data / f"ud_english_ewt/en_ewt-ud-{part}.conllu.gz").splitlines()
+    lines = _gz(path).splitlines()
     return b"".join(line[len(start) :] + b"\n" for line in lines if line.startswith(start))
 
 
-TEXTS: dict[str, Callable[[Path], Parts]] = {
-    "python": _python,
-    "wikitext2": _wikitext2,
-    "novels": _novels,
-    "movie_reviews": _movie_reviews,
-    "tatoeba_fr": functools.partial(_tatoeba, 1),
-    "tatoeba_en": functools.partial(_tatoeba, 0),
-    "multi30k_de": _multi30k,
-    "web": _web,
+class Text(NamedTuple):
+    """The files of a text below the data folder, and how they are read."""
+
+    read: Callable[[Sequence[Path]], Parts]
+    files: tuple[str, ...] = ()
+
+
+def _files(pattern: str, *names: str) -> tuple[str, ...]:
+    return tuple(pattern.format(name) for name in names)
+
+
+TATOEBA = ("tatoeba_fra_eng/fra.txt.gz",)
+EWT = _files("ud_english_ewt/en_ewt-ud-{}.conllu.gz", "train", "dev", "test")
+TEXTS = {
+    "python": Text(_python),
+    "wikitext2": Text(_as_stored, _files("wikitext2/{}.txt.gz", "train", "valid", "test")),
+    "novels": Text(_as_stored, _files("novels/{}.txt.gz", "train-a", "valid", "test")),
+    "movie_reviews": Text(_movie_reviews, ("movie_reviews/movie_reviews.zip",)),
+    "tatoeba_fr": Text(functools.partial(_tatoeba, 1), TATOEBA),
+    "tatoeba_en": Text(functools.partial(_tatoeba, 0), TATOEBA),
+    "multi30k_de": Text(
+        _as_stored,
+        _files("multi30k/{}.de.gz", "train", "val", "test_2016_flickr", "test_2017_flickr"),
+    ),
+    "web": Text(_web, ("enwik8_head/enwik8-1m-chars.gz", *EWT)),
 }
-"""Name -> how it is read from the data folder."""

@@ -165,7 +165,8 @@ def cost_page(rows: Sequence[Row]) -> str:
 
 
 def write_pages(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Writes every page there are rows for."""
+    """Writes every page there are rows for; creates the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     pages = {"stage0.md": stage0_page, "cost.md": cost_page}
     if any(row.spec.stage == 1 for row in rows):
         pages["stage1.md"] = rates_page
