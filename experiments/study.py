@@ -38,7 +38,9 @@ from experiments import app
 DEFAULT = "experiments/configs/head_width.py"
 # Without a default: config_flags would read it, and fail on a wrong field, before `app.start`.
 CONFIG = config_flags.DEFINE_config_file(
-    "config", help_string=f"A config file, or file.py:PRESET; left out: {DEFAULT}."
+    "config",
+    None,
+    "A config file, or file.py:PRESET; left out: experiments/configs/head_width.py.",
 )
 DATA = flags.DEFINE_string("data", "../shared/data", "Folder of the texts.")
 ROWS = flags.DEFINE_string("rows", None, "CSV file of finished runs.", required=True)
