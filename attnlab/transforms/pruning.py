@@ -130,12 +130,12 @@ def scale_heads(
     >>> bool((after == before / 2).all())
     True
     """
-    check_params(config, params)
     if not config.layout.output_projection:
         raise ValueError(
             "output_projection is False: each head is a part of the output; use head_mask"
         )
     _check_plain_groups(config)
+    check_params(config, params)
     made = dict(params)
     for name, factors in gate.items():
         stack, sublayer = lookup(LOCATIONS, name, what="heads")

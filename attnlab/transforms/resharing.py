@@ -111,8 +111,8 @@ def change_plan(
     ('cycle:2', 2)
     """
     lookup(MERGES, merge, what="merge")
-    check_params(config, params)
     after = _with_plan(config, plan)
+    check_params(config, params)
     new = {name: new_plan for name, (_, new_plan) in stack_specs(after).items()}
     stacked = dict(params)
     for name, (layer, old_plan) in stack_specs(config).items():
@@ -203,13 +203,13 @@ def tie_encoder(
     (Encoder(shares_decoder=True), ['encoder_final_norm', 'encoder_layers'])
     """
     lookup(MERGES, merge, what="merge")
-    check_params(config, params)
     tied = _with_encoder(config, shares_decoder=True)
     plan = config.encoder_plan
     if not _agree(plan, config.plan) or "delta" in plan or mixtures(plan):
         raise ValueError(
             "encoder and decoder need the same plan, without deltas and mixtures; see change_plan"
         )
+    check_params(config, params)
     layers = dict(params["layers"])
     for name in (name for name in plan if name in layers):
         groups = []
@@ -252,11 +252,11 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     >>> detect_sharing(*unshare(config, params))[0].sharing
     'ffn_only'
     """
-    check_params(config, params)
     if config.layer_types:
         raise ValueError("detect_sharing needs a model with one layer type; this one has several")
     if any(mixtures(plan) for _, plan in stack_specs(config).values()):
         raise ValueError("detect_sharing cannot compare mixed groups; unshare the model first")
+    check_params(config, params)
     plan, layers = _detected(config.plan, params["layers"])
     params = params | {"layers": layers}
     if config.encoder is None or config.encoder.shares_decoder:

@@ -21,6 +21,7 @@ class MyMixture(Extra):
     """Head 0 always, and `top` of the other heads, weighed by a router; with a balance loss."""
 
     losses = ("my_balance",)
+    depends_on_head_order = True
     top: int = 1
     balance: float = 0.01
 

@@ -296,8 +296,10 @@ def test_what_asks_for_whole_slots_is_refused():
     with pytest.raises(ValueError, match="unshare the model first"):
         detect_sharing(SMALL, {})
     rows = Plan(**PARTS, attention_mixture=(0, 1, 2, 2, 1))
+    separate = dataclasses.replace(SMALL, sharing="separate")
+    params = jax.tree.map(lambda a: jnp.zeros(a.shape), param_shapes(separate))
     with pytest.raises(ValueError, match="needs its own attention_mixture, in order"):
-        change_plan(dataclasses.replace(SMALL, sharing="separate"), {"layers": {}}, rows)
+        change_plan(separate, params, rows)
 
 
 def test_names():
