@@ -82,7 +82,7 @@ def run_plan(
     if plan.tune:
         _check_before_tuning(specs, workdir)
     else:
-        check_specs(specs, workdir)
+        check_specs(specs, specs_in(workdir), workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     plan.description.write(workdir)
     if plan.tune:
@@ -113,7 +113,7 @@ def _check_before_tuning(specs: Sequence[RunSpec], workdir: Path) -> None:
             f"{again[0].id!r}; use another workdir, or leave --tune out"
         )
     rates = {tuple(s.tags.items()): there[s.id].config.train.optimizer.learning_rate for s in again}
-    check_specs(at_rates(again, rates), workdir)
+    check_specs(at_rates(again, rates), there, workdir)
 
 
 def _tune(

@@ -1,7 +1,7 @@
 """`sweep`: runs a list of `RunSpec`s, and what policies propose after looking at results."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -94,9 +94,9 @@ def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) ->
 def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
     """Writes the specs to the workdir, behind those that are there."""
     check_unique(specs)
-    check_specs(specs, workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
     there = specs_in(workdir)
+    check_specs(specs, there, workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
     merged = there | {spec.id: spec for spec in specs}
     if list(merged.values()) != list(there.values()):
         write_atomic(workdir / SPECS, write_specs(list(merged.values())).encode())
@@ -109,10 +109,9 @@ def specs_in(workdir: Path) -> dict[str, RunSpec]:
     return {spec.id: spec for spec in found}
 
 
-def check_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
+def check_specs(specs: Sequence[RunSpec], there: Mapping[str, RunSpec], workdir: Path) -> None:
     """Raises ValueError where the workdir has another run of an id, or one that cannot be made
-    longer."""
-    there = specs_in(workdir)
+    longer; `there` are its `specs_in`."""
     for spec in specs:
         old = there.get(spec.id, spec)
         if old.digest == spec.digest:

@@ -29,7 +29,6 @@ def take_heads(
 ) -> dict[str, ArrayT]:
     """Weights whose head n is head order[n] of `w`, and key/value head k its head kv_order[k]."""
     heads, kv_heads = np.array(order, int), np.array(kv_order, int)
-    check_head_order(layout)
     if layout.num_score_maps != layout.num_heads:
         raise ValueError(
             f"{layout} has {layout.num_score_maps} softmax distributions for {layout.num_heads} "

@@ -23,7 +23,6 @@ from attnlab.sharing import (
     Params,
     Plan,
     PyTree,
-    as_plan,
     fit_delta,
     fit_mixture,
     layer_params,
@@ -142,7 +141,6 @@ def _with_plan(config: ModelConfig, plan: str | Plan) -> ModelConfig:
                 "some layer_types differ only in their plans; under one plan they would be one"
             )
         return dataclasses.replace(config, sharing=plan, layer_types=types)
-    as_plan(plan, config.num_layers)
     encoder = config.encoder
     if encoder is not None:
         encoder_plan = None if isinstance(plan, str) else config.encoder_plan
