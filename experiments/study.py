@@ -76,19 +76,38 @@ def tuned_rows(path: Path) -> list[Row]:
 
 def run_on_gpu(scale: float, place: Place, path: Path) -> None:
     """The programs of `attnlab.lab.head_width.gpu_study` that have no scores yet, or their time."""
-    programs = gpu_study.programs(fit_rates(tuned_rows(Path(TUNED.value))), scale)
-    wanted = gpu_study.left(programs, gpu_study.read_scores(path))
+    formula = fit_rates(tuned_rows(Path(TUNED.value)))
+    scores = gpu_study.read_scores(path)
+    tuning = gpu_study.tuning_programs(formula, scale)
+    multiple = gpu_study.tuned_multiple(formula, scores, scale)
+    programs = gpu_study.programs(formula, multiple or 1.0, scale)
+    untuned = gpu_study.left(tuning, scores)
+    undone = gpu_study.left(programs, scores) if multiple else programs
     if STATUS.value:
-        print(f"{len(programs) - len(wanted)}/{len(programs)} programs")
+        print(f"{len(tuning) - len(untuned)}/{len(tuning)} tuning programs, "
+              f"{len(programs) - len(undone)}/{len(programs)} programs")  # fmt: skip
         return
     check_texts(TEXTS, place.data)
     mixture = gpu_study.Mixture(place, 0.001 if MEASURE.value else scale)
     if MEASURE.value:
         rate = gpu_study.measured_speed(mixture, MEASURE.value)
+        wanted = [*untuned, *undone]
         flops = sum(map(gpu_study.program_flops, wanted))
         say(f"{rate:.3g} FLOP/s; {len(wanted)} programs of {flops:.3g} FLOP to go: "
             f"{flops / rate / 60:.1f} minutes, without compilation and scoring")  # fmt: skip
         return
+    run_programs(untuned, mixture, place, path)
+    multiple = gpu_study.tuned_multiple(formula, gpu_study.read_scores(path), scale)
+    assert multiple is not None
+    say(f"tuned: {multiple:.3g} times the learning rate of the formula")
+    programs = gpu_study.programs(formula, multiple, scale)
+    run_programs(gpu_study.left(programs, scores), mixture, place, path)
+
+
+def run_programs(
+    wanted: Sequence[gpu_study.Program], mixture: gpu_study.Mixture, place: Place, path: Path
+) -> None:
+    """Runs programs one after the other; the scores of each are kept when it ends."""
     for number, program in enumerate(wanted, 1):
         gpu_study.append_scores(path, gpu_study.run_program(program, mixture, place))
         say(f"{program.id}: program {number} of {len(wanted)}")

@@ -85,18 +85,26 @@ def witten_bell(
     >>> {k: round(v, 3) for k, v in witten_bell(text, text, contexts=(0, 1)).items()}
     {0: 1.345, 1: 0.21}
     """
+    bits = target_bits(train, scored, contexts)
+    return {k: float((b if valid is None else b[valid]).mean()) for k, b in bits.items()}
+
+
+def target_bits(
+    train: Bytes, scored: Bytes, contexts: Sequence[int] = CONTEXTS
+) -> dict[int, npt.NDArray[np.float64]]:
+    """Bits of every target of `scored` [windows, T'], by bytes of context: `witten_bell` before its
+    mean."""
     if max(contexts) > 7:
         raise ValueError(f"contexts {tuple(contexts)} have more than 7 bytes; use 7 or fewer")
     target = scored[:, 1:].astype(np.uint64)
     learnt = train[:, 1:].astype(np.uint64)
     p = np.full(target.shape, 1 / 256)
-    bits: dict[int, float] = {}
+    bits: dict[int, npt.NDArray[np.float64]] = {}
     for size in range(max(contexts) + 1):
         keys, inside = _contexts(train, size)
         sorted_keys = np.sort(((keys << np.uint64(8)) | learnt)[inside])
         queries, fits = _contexts(scored, size)
         p[fits] = _refine(p[fits], sorted_keys, queries[fits], target[fits])
         if size in contexts:
-            loss = -np.log2(p)
-            bits[size] = float(loss.mean() if valid is None else loss[valid].mean())
+            bits[size] = -np.log2(p)
     return bits

@@ -1,16 +1,21 @@
 """The head-width study on one GPU: larger models, all texts mixed, several seeds in one program.
 
-D = 256, 6 layers, T = 256, 94 MB of the eight texts together (each about 1.6 times). Each program
-trains four seeds of a variant at one learning rate and scores the held-out part of every text.
-The learning rates are those of the formula that stage 1 fitted, times 0.8 and 1.25; D = 256 is
-outside what it was fitted on.
+D = 256, 6 layers, T = 256, 94 MB of the eight texts together (each about 1.6 times), in bfloat16.
+Each program trains the seeds of a variant at one learning rate and scores the held-out part of
+every text.
+
+D = 256 is outside what the formula of stage 1 was fitted on. So 4 heads of 64 are first trained
+at five multiples of its rate for an eighth of the bytes; the multiple that validation chooses is
+used for every variant, halved and doubled too.
 """
 
 import csv
 import dataclasses
 import functools
 import hashlib
+import math
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,13 +25,21 @@ import numpy as np
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.data.text import Corpus, dataset_of_corpus, sample
 from attnlab.heads import Standard
-from attnlab.lab.head_width.rates import RateFormula
+from attnlab.lab.head_width.rates import RateFormula, parabola_minimum
 from attnlab.lab.head_width.rows import check_columns, read_flat, write_records
 from attnlab.lab.head_width.run import HELDOUT_BYTES, VALIDATION_BYTES, Place, scored_windows
 from attnlab.lab.head_width.spec import BIASES, Variant
 from attnlab.lab.head_width.texts import TEXTS, load_text
-from attnlab.lab.ngrams import witten_bell
-from attnlab.models import FFN, ModelConfig, Rotary, flops_per_token, match_budget, matrix_axes
+from attnlab.lab.ngrams import target_bits
+from attnlab.models import (
+    FFN,
+    Compute,
+    ModelConfig,
+    Rotary,
+    flops_per_token,
+    match_budget,
+    matrix_axes,
+)
 from attnlab.models import num_parameters as count_parameters
 from attnlab.training import sharding
 from attnlab.training.checkpoint import Checkpoints
@@ -37,6 +50,7 @@ from attnlab.training.config import (
     TrainConfig,
 )
 from attnlab.training.fit import FitResult, fit
+from attnlab.training.interrupts import NonFiniteLoss
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.optimizers import make_optimizer
@@ -44,9 +58,14 @@ from attnlab.training.step import Evaluator
 
 WIDTH, NUM_LAYERS, LENGTH, BATCH = 256, 6, 256, 32
 TRAINING_BYTES = 94e6
-SEEDS = (0, 1, 2, 3)
-FACTORS = (0.8, 1.25)
-"""Learning rates, in multiples of the fitted one."""
+SEEDS = (0, 1)
+FACTORS = (0.5, 1.0, 2.0)
+"""Learning rates, in multiples of the tuned one."""
+TUNING_SEEDS = (8,)
+TUNING_FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""In multiples of the rate of the formula."""
+TUNING_SHARE = 0.125
+"""Of the bytes of a program."""
 VARIANTS = (
     *(Variant(WIDTH // h, h, width=WIDTH, length=LENGTH) for h in (16, 32, 64, 128, 256)),
     Variant(6, 64, width=WIDTH, length=LENGTH),
@@ -54,6 +73,7 @@ VARIANTS = (
     Variant(4, 64, width=WIDTH, length=LENGTH, plan="cycle:2"),
 )
 """N h = D at five head widths, N h = 3D/2 at 64, and two sharing plans at 64."""
+TUNED = VARIANTS[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +84,7 @@ class Program:
     learning_rate: float
     scale: float = 1.0
     """Share of `TRAINING_BYTES`."""
+    seeds: tuple[int, ...] = SEEDS
 
     @property
     def id(self) -> str:
@@ -114,6 +135,8 @@ class TextScore:
     run: ProgramSeed
     text: str
     heldout_bits: float
+    validation_bits: float
+    """Of the validation parts of all texts together."""
     ngram3: float
     """Bits per byte of n-grams of the bytes that were trained on."""
     ngram4: float
@@ -122,11 +145,46 @@ class TextScore:
     origin: ProgramOrigin
 
 
-def programs(formula: RateFormula, scale: float = 1.0) -> list[Program]:
-    """All programs: `VARIANTS` at two learning rates each."""
-    each = TRAINING_BYTES / (12 * NUM_LAYERS * WIDTH**2)
-    rates = {v: [formula.rate(v, each) * factor for factor in FACTORS] for v in VARIANTS}
-    return [Program(v, float(f"{rate:.4g}"), scale) for v in VARIANTS for rate in rates[v]]
+def formula_rate(formula: RateFormula, variant: Variant, scale: float) -> float:
+    """The rate of stage 1's formula at the bytes per parameter of this scale."""
+    each = scale * TRAINING_BYTES / (12 * NUM_LAYERS * WIDTH**2)
+    return formula.rate(variant, each)
+
+
+def tuning_programs(formula: RateFormula, scale: float = 1.0) -> list[Program]:
+    """4 heads of 64 at `TUNING_FACTORS` times the rate of the formula."""
+    share = TUNING_SHARE * scale
+    rate = formula_rate(formula, TUNED, share)
+    return [
+        Program(TUNED, float(f"{rate * factor:.4g}"), share, TUNING_SEEDS)
+        for factor in TUNING_FACTORS
+    ]
+
+
+def tuned_multiple(
+    formula: RateFormula, scores: Sequence["TextScore"], scale: float = 1.0
+) -> float | None:
+    """Best rate over that of the formula: the minimum of the parabola in ln r through the best of
+    the tuning programs and those beside it, by validation bits; None where one has no scores."""
+    wanted = tuning_programs(formula, scale)
+    if left(wanted, scores):
+        return None
+    bits = {p.learning_rate: _validation(p, scores) for p in wanted}
+    log_rate = parabola_minimum(bits).log_rate
+    return math.exp(log_rate) / formula_rate(formula, TUNED, TUNING_SHARE * scale)
+
+
+def _validation(program: Program, scores: Sequence["TextScore"]) -> float:
+    return float(np.mean([s.validation_bits for s in scores if _key_of(s) == _key(program)]))
+
+
+def programs(formula: RateFormula, multiple: float, scale: float = 1.0) -> list[Program]:
+    """All programs: `VARIANTS` at `FACTORS` times `multiple` times the rate of the formula."""
+    return [
+        Program(v, float(f"{formula_rate(formula, v, scale) * multiple * factor:.4g}"), scale)
+        for v in VARIANTS
+        for factor in FACTORS
+    ]
 
 
 def model_config(variant: Variant) -> ModelConfig:
@@ -139,6 +197,7 @@ def model_config(variant: Variant) -> ModelConfig:
     reference = ModelConfig(
         width=WIDTH, num_layers=NUM_LAYERS, max_len=LENGTH, heads=heads,
         ffn=FFN(width=4 * WIDTH), positions=Rotary(),
+        compute=Compute(dtype="bfloat16", remat=False),
     )  # fmt: skip
     made = dataclasses.replace(heads, num_heads=variant.num_heads, head_dim=variant.head_dim)
     config = dataclasses.replace(reference, heads=made, sharing=variant.plan)
@@ -152,7 +211,7 @@ def train_config(program: Program) -> TrainConfig:
         steps=steps,
         batch_size=BATCH,
         length=LENGTH,
-        seeds=SEEDS,
+        seeds=program.seeds,
         optimizer=OptimizerConfig(name="muon", learning_rate=program.learning_rate),
         schedule=ScheduleConfig(
             final_learning_rate=program.learning_rate / 10, warmup_steps=steps // 20
@@ -165,7 +224,7 @@ def train_config(program: Program) -> TrainConfig:
 
 def program_flops(program: Program) -> float:
     """FLOPs of a training of all seeds: three forward passes of each."""
-    tokens = program.steps * BATCH * LENGTH * len(SEEDS)
+    tokens = program.steps * BATCH * LENGTH * len(program.seeds)
     return 3.0 * flops_per_token(model_config(program.variant), LENGTH) * tokens
 
 
@@ -184,6 +243,7 @@ class Mixture:
         heldout, validation = (
             max(4 * LENGTH, round(scale * most)) for most in (HELDOUT_BYTES, VALIDATION_BYTES)
         )
+        self._ngrams: dict[int, dict[str, dict[int, float]]] = {}
         self.heldout = {n: self._windows(t.heldout, heldout) for n, t in texts.items()}
         kept = [self._windows(t.validation, validation) for t in texts.values()]
         self.corpus = Corpus("mixture", train, texts["web"].heldout, together)
@@ -200,10 +260,20 @@ class Mixture:
 
     def ngrams(self, steps: int) -> dict[str, dict[int, float]]:
         """Bits per byte of n-grams by text and bytes of context, counted on the first seed."""
-        draw = functools.partial(sample, self.corpus.train, LENGTH, BATCH, seed=SEEDS[0])
-        train = np.concatenate([draw(step=step) for step in range(1, steps + 1)]).astype(np.uint8)
-        rows = {name: one["tokens"].astype(np.uint8) for name, one in self.heldout.items()}
-        return {name: witten_bell(train, rows[name], self.heldout[name]["valid"]) for name in rows}
+        if steps not in self._ngrams:
+            draw = functools.partial(sample, self.corpus.train, LENGTH, BATCH, seed=SEEDS[0])
+            train = np.concatenate([draw(step=i) for i in range(1, steps + 1)]).astype(np.uint8)
+            rows = {name: one["tokens"].astype(np.uint8) for name, one in self.heldout.items()}
+            # All texts at once, since counting takes the time.
+            bits = target_bits(train, np.concatenate(list(rows.values())))
+            ends = np.cumsum([len(one) for one in rows.values()])[:-1]
+            by_text = {k: np.split(of_order, ends) for k, of_order in bits.items()}
+            self._ngrams[steps] = {
+                name: {k: float(parts[i][self.heldout[name]["valid"]].mean())
+                       for k, parts in by_text.items()}
+                for i, name in enumerate(rows)
+            }  # fmt: skip
+        return self._ngrams[steps]
 
 
 def _evenly(rows: Batch, count: int) -> Batch:
@@ -233,12 +303,22 @@ def train(program: Program, mixture: Mixture, folder: Path) -> FitResult:
 
 
 def run_program(program: Program, mixture: Mixture, place: Place) -> list[TextScore]:
-    """Trains a program in `place.work` and scores every text."""
-    fitted = train(program, mixture, place.work / "gpu" / program.id)
+    """Trains a program in `place.work` and scores every text; one that diverged scores infinity."""
+    began, seconds = time.perf_counter(), 0.0
+    validation = np.full(len(program.seeds), np.inf)
+    heldout = dict.fromkeys(mixture.heldout, validation)
     model = model_config(program.variant)
-    objective = OBJECTIVES["causal_lm"].bind(mixture.dataset.sizes)
-    evaluator = Evaluator(model.build(), objective, sharding.data_mesh(batch_size=BATCH), BATCH)
-    ngrams = mixture.ngrams(program.steps)
+    try:
+        fitted = train(program, mixture, place.work / "gpu" / program.id)
+    except NonFiniteLoss:
+        seconds = time.perf_counter() - began
+    else:
+        seconds, validation = fitted.wall_seconds, fitted.validation["bits_per_byte"]
+        objective = OBJECTIVES["causal_lm"].bind(mixture.dataset.sizes)
+        mesh = sharding.data_mesh(batch_size=BATCH)
+        evaluator = Evaluator(model.build(), objective, mesh, BATCH)
+        for text, rows in mixture.heldout.items():
+            heldout[text] = evaluator(fitted.state.params, rows)["bits_per_byte"]
     sizes = ProgramSizes(
         ffn_width=model.ffn.width,
         parameters=count_parameters(model),
@@ -246,17 +326,14 @@ def run_program(program: Program, mixture: Mixture, place: Place) -> list[TextSc
         steps=program.steps,
     )
     device = jax.local_devices()[0].device_kind
-    origin = ProgramOrigin(round(fitted.wall_seconds, 1), device, place.commit)
+    origin = ProgramOrigin(round(seconds, 1), device, place.commit)
+    point, plan, rate = program.variant.point, program.variant.plan, program.learning_rate
     found: list[TextScore] = []
-    for text, rows in mixture.heldout.items():
-        bits = evaluator(fitted.state.params, rows)["bits_per_byte"]
-        for seed, of_seed in zip(SEEDS, bits, strict=True):
-            run = ProgramSeed(
-                program.variant.point, program.variant.plan, program.learning_rate, seed
-            )
-            grams = ngrams[text]
-            bits_of = float(of_seed), grams[2], grams[3], grams[4]
-            found.append(TextScore(run, text, *bits_of, sizes, origin))
+    for text, grams in mixture.ngrams(program.steps).items():
+        for seed, bits, kept in zip(program.seeds, heldout[text], validation, strict=True):
+            run = ProgramSeed(point, plan, rate, seed)
+            scores = float(bits), float(kept), grams[2], grams[3], grams[4]
+            found.append(TextScore(run, text, *scores, sizes, origin))
     return found
 
 
@@ -265,7 +342,7 @@ def measured_speed(mixture: Mixture, steps: int) -> float:
     program = Program(VARIANTS[2], 0.01, steps * BATCH * LENGTH / TRAINING_BYTES)
     with tempfile.TemporaryDirectory() as folder:
         fitted = train(program, mixture, Path(folder))
-    tokens = BATCH * LENGTH * len(SEEDS) * program.steps
+    tokens = BATCH * LENGTH * len(program.seeds) * program.steps
     return fitted.tokens_per_second * program_flops(program) / tokens
 
 
@@ -290,10 +367,14 @@ def append_scores(path: Path, scores: Sequence[TextScore]) -> None:
 
 def left(wanted: Sequence[Program], scores: Sequence[TextScore]) -> list[Program]:
     """The programs that have no scores in the file yet."""
-    done = {
-        (score.run.point, score.run.plan, score.run.learning_rate, score.sizes.steps)
-        for score in scores
-    }
-    return [
-        p for p in wanted if (p.variant.point, p.variant.plan, p.learning_rate, p.steps) not in done
-    ]
+    done = set(map(_key_of, scores))
+    return [program for program in wanted if _key(program) not in done]
+
+
+def _key(program: Program) -> tuple[str, str, float, int]:
+    variant = program.variant
+    return variant.point, variant.plan, program.learning_rate, program.steps
+
+
+def _key_of(score: TextScore) -> tuple[str, str, float, int]:
+    return score.run.point, score.run.plan, score.run.learning_rate, score.sizes.steps

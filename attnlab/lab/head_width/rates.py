@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -44,14 +44,21 @@ def cells_of(rows: Sequence[Row]) -> dict[Cell, list[Row]]:
 
 
 def minimum(rows: Sequence[Row]) -> Minimum:
+    """The minimum of the rates of a cell by validation bits; the held-out part is not read."""
+    return parabola_minimum({row.spec.learning_rate: row.scores.validation_bits for row in rows})
+
+
+def parabola_minimum(bits: Mapping[float, float]) -> Minimum:
     """The minimum of the parabola in ln r through the best rate and the two beside it.
 
     Where the best rate is at an end, or a rate beside it diverged, it is the best rate itself.
-    Scores are of the validation part; the held-out part is not read.
+
+    Args:
+      bits: of each learning rate.
     """
-    ordered = sorted(rows, key=lambda row: row.spec.learning_rate)
-    x = np.log([row.spec.learning_rate for row in ordered])
-    y = np.array([row.scores.validation_bits for row in ordered])
+    rates = sorted(bits)
+    x = np.log(rates)
+    y = np.array([bits[rate] for rate in rates])
     best = int(np.argmin(y))
     interior = 0 < best < len(y) - 1
     if not interior or not np.all(np.isfinite(y[best - 1 : best + 2])):
