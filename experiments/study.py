@@ -64,7 +64,7 @@ MEASURE = flags.DEFINE_integer(
 )
 ONE_OF = ("status", "pages", "analysis", "measure")
 """Each replaces the training."""
-NOT_OF_GPU, ONLY_OF_GPU = ("pages", "analysis", "jobs", "accept_commit"), ("measure", "tuned")
+NOT_OF_GPU, ONLY_OF_GPU = ("pages", "jobs", "accept_commit"), ("measure", "tuned")
 
 
 def tuned_rows(path: Path) -> list[Row]:
@@ -135,18 +135,21 @@ def check_flags(on_gpu: bool) -> None:
         raise ValueError(f"--data={DATA.value} is not a folder; name that of the texts")
 
 
-def write(path: Path) -> None:
+def write(path: Path, on_gpu: bool) -> None:
     """Writes what --pages or --analysis asks for. Raises ValueError where there are no rows."""
-    rows = read_rows(path)
-    if not rows:
+    if not (gpu_study.read_scores(path) if on_gpu else read_rows(path)):
         raise ValueError(f"--rows={path} has no runs to write of; name a file of finished runs")
-    written = []
-    if PAGES.value:
-        written = write_pages(rows, Path(PAGES.value))
-    if ANALYSIS.value:
+    folder = Path(PAGES.value or ANALYSIS.value or "")
+    if on_gpu:
+        from attnlab.lab.head_width.gpu_page import write_page  # needs [plot]
+
+        written = write_page(gpu_study.read_scores(path), folder)
+    elif PAGES.value:
+        written = write_pages(read_rows(path), folder)
+    else:
         from attnlab.lab.head_width.page import write_analysis  # needs [plot]
 
-        written = write_analysis(rows, Path(ANALYSIS.value))
+        written = write_analysis(read_rows(path), folder)
     print("\n".join(map(str, written)))
 
 
@@ -171,7 +174,7 @@ def main() -> None:
     scale = CONFIG.value.get("gpu_scale")
     check_flags(bool(scale))
     if PAGES.value or ANALYSIS.value:
-        return write(path)
+        return write(path, bool(scale))
     commit = code_commit(Path(__file__).parents[1])
     place = Place(Path(DATA.value), Path(WORKDIR.value or tempfile.gettempdir()), commit)
     if scale:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnlab.data.text import gzip_bits, load_corpus, sample, windows
-from attnlab.lab.ngrams import witten_bell
+from attnlab.lab.ngrams import target_bits, witten_bell
 
 
 def by_hand(train, scored, size):
@@ -40,9 +40,11 @@ def test_as_counted_by_hand():
     valid = np.random.default_rng(2).random((20, 11)) < 0.8
     sizes = (0, 1, 2, 3, 4, 7)
     found = witten_bell(train, scored, contexts=sizes)
+    each = target_bits(train, scored, contexts=sizes)
     masked = witten_bell(train, scored, valid, contexts=sizes)
     for size in sizes:
         bits = by_hand(train, scored, size)
+        np.testing.assert_allclose(each[size], bits, rtol=1e-12)
         np.testing.assert_allclose(found[size], bits.mean(), rtol=1e-12)
         np.testing.assert_allclose(masked[size], bits[valid].mean(), rtol=1e-12)
 

@@ -75,7 +75,7 @@ def test_rows_of_another_commit_are_refused_by_the_command(tmp_path):
 def test_programs_of_the_study_on_a_gpu_are_counted_without_running_one(tmp_path):
     out, code = finish(tmp_path, "--status", preset="gpu")
     assert code == 0
-    assert out.splitlines()[-1] == "0/16 programs"
+    assert out.splitlines()[-1] == "0/5 tuning programs, 0/24 programs"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -95,7 +95,7 @@ def refused(folder, *given, preset="tiny", rows="runs.csv"):
 @pytest.mark.parametrize(
     ("preset", "flag"),
     [
-        ("gpu", "--analysis=x"),
+        ("gpu", "--pages=x"),
         ("gpu", "--jobs=2"),
         ("gpu", "--accept_commit=abc"),
         ("tiny", "--measure=20"),
@@ -115,6 +115,7 @@ def test_a_flag_of_the_other_study_is_refused(tmp_path, preset, flag):
         ("gpu", ["--status", "--measure=2"], "--status and --measure exclude one another"),
         ("tiny", ["--pages=x"], "runs.csv has no runs to write of"),
         ("tiny", ["--analysis=x"], "runs.csv has no runs to write of"),
+        ("gpu", ["--analysis=x"], "runs.csv has no runs to write of"),
         ("tiny", ["--data=/nowhere"], "--data=/nowhere is not a folder"),
         ("gpu", ["--measure=2", "--data=."], "no file wikitext2/train.txt.gz of the text wiki"),
         ("stage=0", ["--data=."], "no file wikitext2/train.txt.gz of the text wikitext2"),

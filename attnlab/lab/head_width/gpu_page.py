@@ -1,0 +1,313 @@
+"""The page of the head-width study at D = 256, from its scores alone (plan.md, amendment 2)."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from attnlab.atomic import write_atomic
+from attnlab.lab.cells import table
+from attnlab.lab.head_width.figures import SizePanel, loss_figure
+from attnlab.lab.head_width.gpu_study import (
+    BATCH,
+    FACTORS,
+    LENGTH,
+    NUM_LAYERS,
+    TRAINING_BYTES,
+    TUNED,
+    TUNING_SEEDS,
+    VARIANTS,
+    WIDTH,
+    TextScore,
+)
+from attnlab.lab.head_width.hypotheses import ends
+from attnlab.lab.head_width.page import reading
+from attnlab.lab.head_width.rates import parabola_minimum
+from attnlab.lab.head_width.spec import Variant
+from attnlab.lab.mixed_model import Array, Estimate, t_estimate
+from attnlab.plotting import themed_svg
+
+DRAWS = 2000
+Value = TypeVar("Value")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """A variant at its best learning rate."""
+
+    rates: tuple[float, ...]
+    validation: tuple[float, ...]
+    """Bits per byte at each rate, mean over the seeds."""
+    rate: float
+    interior: bool
+    """Is the best rate between two others?"""
+    bits: Array
+    """[texts, seeds]: held-out bits per byte at the best rate."""
+    bits_of_rates: Array
+    """[rates, texts, seeds]."""
+
+
+def judged(scores: Sequence[TextScore]) -> list[TextScore]:
+    """The scores of the longest training, without those of tuning."""
+    kept = [one for one in scores if one.run.seed not in TUNING_SEEDS]
+    longest = max((one.sizes.steps for one in kept), default=0)
+    return [one for one in kept if one.sizes.steps == longest]
+
+
+def tuned(scores: Sequence[TextScore]) -> Tuned:
+    """One variant at its best learning rate.
+
+    The best rate is the minimum of the parabola in ln r through the validation bits of its rates;
+    the held-out bits of a text and seed there are those of the parabola through the same rates.
+    Where the best rate is at an end, it is the best rate itself.
+    """
+    rates = tuple(sorted({one.run.learning_rate for one in scores}))
+    texts, seeds = (list(dict.fromkeys(names)) for names in zip(
+        *((one.text, one.run.seed) for one in scores), strict=True))  # fmt: skip
+    bits = np.full((len(rates), len(texts), len(seeds)), np.nan)
+    validation = np.full((len(rates), len(seeds)), np.nan)
+    for one in scores:
+        rate, seed = rates.index(one.run.learning_rate), seeds.index(one.run.seed)
+        bits[rate, texts.index(one.text), seed] = one.heldout_bits
+        validation[rate, seed] = one.validation_bits
+    means = tuple(map(float, validation.mean(1)))
+    best = parabola_minimum(dict(zip(rates, means, strict=True)))
+    if best.interior:
+        x = np.log(rates) - best.log_rate
+        at_best = np.polyfit(x, bits.reshape(len(rates), -1), 2)[-1].reshape(bits.shape[1:])
+    else:
+        at_best = bits[int(np.argmin(means))]
+    return Tuned(rates, means, math.exp(best.log_rate), best.interior, at_best, bits)
+
+
+def complete(scores: Sequence[TextScore]) -> dict[Variant, Tuned]:
+    """The variants that have all their rates."""
+    found = {}
+    for variant in VARIANTS:
+        own = [s for s in scores if (s.run.point, s.run.plan) == (variant.point, variant.plan)]
+        if len({one.run.learning_rate for one in own}) >= len(FACTORS):
+            found[variant] = tuned(own)
+    return found
+
+
+def differences(bits: Mapping[Variant, Array]) -> dict[Variant, Estimate]:
+    """Bits of each variant less those of `TUNED`, paired by text and seed.
+
+    The variance is the sum of that over texts (of means over seeds) and that over seeds (of means
+    over texts, pooled over the variants), each over its number; Student's t with as many degrees of
+    freedom as the seeds of all variants leave.
+
+    Args:
+      bits: [texts, seeds] of each variant.
+    """
+    pairs = {v: one - bits[TUNED] for v, one in bits.items() if v != TUNED}
+    of_seeds = np.array([one.mean(0) for one in pairs.values()])
+    freedom = of_seeds.shape[0] * (of_seeds.shape[1] - 1)
+    seed_variance = ((of_seeds - of_seeds.mean(1, keepdims=True)) ** 2).sum() / freedom
+    found = {}
+    for variant, one in pairs.items():
+        text_variance = one.mean(1).var(ddof=1)
+        error = math.sqrt(text_variance / one.shape[0] + seed_variance / one.shape[1])
+        found[variant] = t_estimate(float(one.mean()), error, freedom + 1)
+    return found
+
+
+def best_head_dim(bits: Mapping[Variant, Array]) -> Estimate:
+    """log2 h at the minimum of the parabola in log2 h through the mean bits of the variants.
+
+    95 % interval: bootstrap over texts, then over seeds; NaN where a parabola opens downwards.
+    """
+    x = [math.log2(variant.head_dim) for variant in bits]
+    values = np.array(list(bits.values()))  # [variants, texts, seeds]
+    random = np.random.default_rng(0)
+    draws = []
+    for _ in range(DRAWS):
+        texts, seeds = (random.integers(n, size=n) for n in values.shape[1:])
+        draws.append(_vertex(x, values[:, texts][:, :, seeds].mean((1, 2))))
+    low, high = map(float, np.quantile(draws, [0.025, 0.975]))
+    at = _vertex(x, values.mean((1, 2)))
+    return Estimate(at, float(np.std(draws)), low, high, math.nan, values.shape[1])
+
+
+def _vertex(x: Sequence[float], y: Array) -> float:
+    k, slope, _ = np.polyfit(x, y, 2)
+    return float(-slope / (2 * k)) if k > 0 else math.nan
+
+
+HEADER = ("point", "plan", "parameters", "learning rates", "validation bits at each",
+          "best rate", "held-out bits", "less 4x64 (95 %)", "")  # fmt: skip
+CAPTION = """**Held-out loss over head_dim at D = 256, N h = D and equal FLOPs.** Mean over texts
+and seeds, each variant at its best learning rate. Interval: 95 %, of the difference from heads of
+64 (which has none of its own). Grey: baselines counted on the bytes of one seed."""
+
+
+READING = """## How to read it
+
+- Each variant is at the best of its learning rates: the minimum of the parabola in ln r through
+  the validation bits, or the best rate where that is at an end ("end"; its loss may be too high).
+- The interval of a difference adds the variance over texts to that over seeds, Student's t with as
+  many degrees of freedom as the seeds of all variants leave.
+- The interval of the best width is a bootstrap over texts, then seeds. Two seeds show little of
+  what other seeds would do, so it is too narrow; and it takes the parabola as true.
+- Equal FLOPs are not equal seconds: the attention matrices of N heads cost memory traffic that
+  FLOPs do not count.
+"""
+RATES = """## At each learning rate (not planned)
+
+The same differences from 4x64, all variants at the same multiple of their rate, and the best width
+of a parabola in log2 h. The plan asks for the best rate alone; this shows how much hangs on it.
+"""
+TUNING = """## Tuning
+
+4x64 at multiples of the rate that the formula of stage 1 gives, one seed, validation bits. The
+minimum of the parabola is the multiple at which the rates of all variants were taken. Rows of
+other numbers of steps belong to trainings of another length. A best rate at the upper end of the
+three shows that the formula lowers the rate too much where there are more bytes.
+"""
+
+
+def page(scores: Sequence[TextScore]) -> str:
+    """The Markdown page. Raises ValueError where no variant has all its rates."""
+    kept = judged(scores)
+    found = complete(kept)
+    if TUNED not in found or len(found) < 2:
+        raise ValueError(
+            "4x64 and another variant need scores at all their rates; train them first"
+        )
+    bits = {variant: one.bits for variant, one in found.items()}
+    against = differences(bits)
+    lines = [
+        "# Head-width study at D = 256", "", *_headline(bits, against), "", *_about(kept), "",
+        *table(HEADER, [_line(v, found[v], against, kept) for v in found]),
+        f"![Held-out loss over head_dim at D = {WIDTH}](gpu.svg)", "", CAPTION, "",
+        f"Baselines, mean over the texts: {_grams(kept)} bits per byte.", "", READING,
+        *_unfinished(kept, found), RATES, *_by_rate(found), TUNING,
+        *table(("steps", "learning rate", "validation bits"), _tuning(scores)),
+    ]  # fmt: skip
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def whole_width(found: Mapping[Variant, Value]) -> dict[Variant, Value]:
+    """The variants with N h = D that share nothing."""
+    return {v: one for v, one in found.items()
+            if v.num_heads * v.head_dim == WIDTH and v.plan == "separate"}  # fmt: skip
+
+
+def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]) -> list[str]:
+    whole = whole_width(bits)
+    lowest = min(whole, key=lambda v: float(whole[v].mean()))
+    said = {v: d for v, d in against.items() if v in whole}
+    clear = [f"{v.point} is {reading(d)} ({ends(d)})" for v, d in said.items()
+             if reading(d) != "inconclusive"]  # fmt: skip
+    open_ones = [v.point for v, d in said.items() if reading(d) == "inconclusive"]
+    return [
+        f"**Of {len(whole)} widths with N h = D, heads of {lowest.head_dim} have the lowest loss. "
+        f"Beside 4 heads of 64, {'; '.join(clear) or 'none is clearly better or worse'}"
+        + (f"; {', '.join(open_ones)}: inconclusive" if clear and open_ones else "")
+        + f". A parabola in log2 h has its minimum at {_width(best_head_dim(whole))}.**",
+        "",
+        "Planned before any score ([plan.md](plan.md), amendment 2), with no hypothesis to test: "
+        "exploratory. The best widths of smaller models are in [analysis.md](analysis.md).",
+    ]
+
+
+def _width(best: Estimate) -> str:
+    return f"h = {2**best.value:.0f} ({2**best.low:.0f} to {2**best.high:.0f})"
+
+
+def _about(kept: Sequence[TextScore]) -> list[str]:
+    first = kept[0]
+    trained = first.sizes.steps * BATCH * LENGTH
+    seeds = len({one.run.seed for one in kept})
+    scale = f"{trained / TRAINING_BYTES:.3g}"
+    return [
+        f"Decoders of {NUM_LAYERS} layers, D = {WIDTH}, T = {LENGTH}, with the FLOPs of 16 heads "
+        f"of 16 and an FFN of 4 D, trained on {trained:,} bytes of the eight texts together "
+        f"({trained / first.sizes.parameters:.1f} per parameter) in bfloat16 with Muon from "
+        f"{seeds} seeds, on one {first.origin.device} by code of commit {first.origin.commit}. "
+        "`python -m experiments.study --config=experiments/configs/head_width.py:gpu="
+        f"{scale} --rows=docs/results/head_width/gpu_runs.csv --analysis=docs/results/head_width` "
+        "writes this page from `gpu_runs.csv`, in seconds.",
+    ]
+
+
+def _by_rate(found: Mapping[Variant, Tuned]) -> list[str]:
+    whole = whole_width(found)
+    lines = []
+    for number, factor in enumerate(FACTORS):
+        bits = {v: one.bits_of_rates[number] for v, one in whole.items()}
+        cells = {v: ends(d) for v, d in differences(bits).items()}
+        lines.append([f"{factor:g}", *(cells.get(v, "reference") for v in whole),
+                      _width(best_head_dim(bits))])  # fmt: skip
+    return table(("multiple", *(v.point for v in whole), "best width"), lines)
+
+
+def _line(
+    variant: Variant, one: Tuned, against: Mapping[Variant, Estimate], kept: Sequence[TextScore]
+) -> list[str]:
+    sizes = next(
+        s.sizes for s in kept if (s.run.point, s.run.plan) == (variant.point, variant.plan)
+    )
+    difference = against.get(variant)
+    return [
+        variant.point, variant.plan, f"{sizes.parameters:,}",
+        ", ".join(f"{rate:.4f}" for rate in one.rates),
+        ", ".join(f"{b:.4f}" for b in one.validation),
+        f"{one.rate:.4f}" + ("" if one.interior else " (end)"), f"{one.bits.mean():.4f}",
+        ends(difference) if difference else "reference", reading(difference) if difference else "",
+    ]  # fmt: skip
+
+
+def _baselines(kept: Sequence[TextScore]) -> dict[str, float]:
+    by_text = {one.text: one for one in kept}.values()
+    return {name: float(np.mean([getattr(one, name) for one in by_text]))
+            for name in ("ngram3", "ngram4", "ngram5")}  # fmt: skip
+
+
+def _grams(kept: Sequence[TextScore]) -> str:
+    return ", ".join(f"{n.removeprefix('ngram')}-gram {b:.3f}" for n, b in _baselines(kept).items())
+
+
+def _unfinished(kept: Sequence[TextScore], found: Mapping[Variant, Tuned]) -> list[str]:
+    done = {(v.point, v.plan) for v in found}
+    left = [f"{v.point} {v.plan}" for v in VARIANTS if (v.point, v.plan) not in done]
+    if not left:
+        return []
+    some = dict.fromkeys(f"{s.run.point} {s.run.plan} at {s.run.learning_rate:g}" for s in kept
+                         if (s.run.point, s.run.plan) not in done)  # fmt: skip
+    also = f" In the file, unused: {', '.join(some)}." if some else ""
+    return ["## What is missing", "", f"Not trained at all rates: {', '.join(left)}.{also}", ""]
+
+
+def _tuning(scores: Sequence[TextScore]) -> list[list[str]]:
+    found = {
+        (one.sizes.steps, one.run.learning_rate): one.validation_bits
+        for one in scores
+        if one.run.seed in TUNING_SEEDS
+    }
+    return [[f"{s:,}", f"{rate:.4f}", f"{bits:.4f}"] for (s, rate), bits in sorted(found.items())]
+
+
+def _panel(scores: Sequence[TextScore]) -> SizePanel:
+    kept = judged(scores)
+    bits = whole_width({v: one.bits for v, one in complete(kept).items()})
+    level = float(bits[TUNED].mean())
+    series = {TUNED.head_dim: Estimate(level, math.nan, math.nan, math.nan, math.nan, 8)}
+    for variant, d in differences(bits).items():
+        series[variant.head_dim] = dataclasses.replace(
+            d, value=level + d.value, low=level + d.low, high=level + d.high
+        )
+    return SizePanel(WIDTH, kept[0].sizes.parameters, series, _baselines(kept))
+
+
+def write_page(scores: Sequence[TextScore], folder: Path) -> list[Path]:
+    """Writes gpu.md and gpu.svg. Creates the folder."""
+    text = page(scores)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / "gpu.md", text.encode())
+    drawn = themed_svg(loss_figure([_panel(scores)]), "gpu")
+    write_atomic(folder / "gpu.svg", drawn.encode())
+    return [folder / "gpu.md", folder / "gpu.svg"]

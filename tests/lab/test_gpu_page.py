@@ -1,0 +1,87 @@
+"""The page of the study on one GPU: best rates, paired differences and the best width."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from attnlab.lab.head_width import gpu_page, gpu_study
+from attnlab.lab.head_width.gpu_study import ProgramOrigin, ProgramSeed, ProgramSizes, TextScore
+from attnlab.lab.head_width.rates import RateFormula, rate_terms
+
+FORMULA = RateFormula(dict.fromkeys(rate_terms(gpu_study.VARIANTS[0], 20.0), 0.0), 0.0, {})
+WHOLE = gpu_study.VARIANTS[:5]
+TEXTS = {"web": 0.3, "novels": -0.1, "python": 0.0}
+
+
+def made(best_log_rate=0.2, best_log_h=5.3, variants=WHOLE):
+    """Scores without noise: a parabola in ln r for each variant, and one in log2 h."""
+    found = []
+    for program in gpu_study.programs(FORMULA, 1.0, 0.25):
+        variant, rate = program.variant, program.learning_rate
+        if variant not in variants:
+            continue
+        away = 0.02 * (math.log(rate) - best_log_rate) ** 2
+        bits = 1.7 + 0.01 * (math.log2(variant.head_dim) - best_log_h) ** 2 + away
+        sizes = ProgramSizes(1024, 4_790_000, 11_140_000, program.steps)
+        for (text, level), seed in itertools.product(TEXTS.items(), program.seeds):
+            run = ProgramSeed(variant.point, variant.plan, rate, seed)
+            score = bits + level + 0.01 * seed
+            found.append(TextScore(run, text, score, bits, 3.0, 2.5, 2.25, sizes,
+                                   ProgramOrigin(1.0, "some GPU", "abc")))  # fmt: skip
+    return found
+
+
+def test_a_variant_is_scored_at_its_best_rate():
+    [(_, found)] = gpu_page.complete(made(variants=[WHOLE[1]])).items()
+    assert found.interior
+    assert found.rate == pytest.approx(math.exp(0.2), rel=1e-6)
+    level = 1.7 + 0.01 * (5 - 5.3) ** 2
+    expected = [[level + t, level + t + 0.01] for t in TEXTS.values()]
+    np.testing.assert_allclose(found.bits, expected, rtol=1e-9)
+
+
+def test_a_best_rate_at_an_end_is_taken_as_it_is():
+    [(_, found)] = gpu_page.complete(made(best_log_rate=2.0, variants=[WHOLE[1]])).items()
+    assert (found.interior, found.rate) == (False, pytest.approx(2.0))
+    away = 0.02 * (math.log(2) - 2) ** 2
+    assert found.bits[0, 0] == pytest.approx(1.7 + 0.01 * 0.3**2 + away + 0.3)
+
+
+def test_the_best_width_is_the_minimum_of_the_parabola():
+    bits = {v: one.bits for v, one in gpu_page.complete(made()).items()}
+    best = gpu_page.best_head_dim(bits)
+    np.testing.assert_allclose((best.value, best.low, best.high), 5.3, rtol=1e-6)
+
+
+def test_the_variance_of_a_difference_is_that_of_texts_and_of_seeds():
+    """By hand: means of texts 1, 2 and 3 (variance 1); of seeds 1.5 and 2.5 for one variant and
+    equal for the other: variance (0.5 + 0) / 2."""
+    zero = np.zeros((3, 2))
+    one = np.array([[0.5, 1.5], [1.5, 2.5], [2.5, 3.5]])
+    found = gpu_page.differences({gpu_page.TUNED: zero, WHOLE[0]: one, WHOLE[1]: zero + 1})
+    d, error = found[WHOLE[0]], math.sqrt(1 / 3 + 0.25 / 2)
+    assert (d.value, d.error) == pytest.approx((2.0, error))
+    assert d.high == pytest.approx(2 + error * stats.t.ppf(0.975, 2))
+    assert found[WHOLE[1]].value == 1
+
+
+def test_the_page_is_written_from_what_is_there(tmp_path):
+    """Variants without all their rates are named; those of tuning are not judged."""
+    scores = made(variants=gpu_study.VARIANTS[:7])
+    scores = [s for s in scores if (s.run.plan, s.run.learning_rate) != ("albert", 2.0)]
+    one = scores[0]
+    seed, longer = dataclasses.replace(one.run, seed=8), dataclasses.replace(one.sizes, steps=9999)
+    tuning = dataclasses.replace(one, run=seed, sizes=longer)
+    gpu_page.write_page([*scores, tuning], tmp_path / "new")
+    text = (tmp_path / "new" / "gpu.md").read_text()
+    assert "heads of 32 have the lowest loss" in text
+    assert "Not trained at all rates: 4x64 albert, 4x64 cycle:2." in text
+    assert "gpu=0.25 " in text
+    assert (tmp_path / "new" / "gpu.svg").read_text().startswith("<svg")
+    with pytest.raises(ValueError, match="need scores at all their rates"):
+        gpu_page.write_page(made(variants=[WHOLE[0]]), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
