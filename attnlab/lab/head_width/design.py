@@ -51,6 +51,8 @@ STAGE1_FACTOR = 3**0.5
 JUDGED_FACTORS = (0.8, 1.25)
 LENGTH_POINTS = ((8, 8), (4, 16), (2, 32), (1, 64))
 LENGTH_TEXTS = ("python", "wikitext2", "novels", "movie_reviews")
+REPEATED_TEXTS = ("multi30k_de", "web")
+"""Read 4 to 5 times at D = 96."""
 CONTEXT_POINTS, CONTEXT_TEXTS = ((16, 4), (4, 16), (1, 64)), ("python", "wikitext2")
 SHARING_TEXTS = ("python", "wikitext2", "tatoeba_fr", "multi30k_de")
 
