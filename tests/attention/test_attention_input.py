@@ -162,9 +162,13 @@ def test_explain_names_the_choice_and_the_reasons():
 def test_explain_says_where_the_choice_was_measured(monkeypatch):
     """All of them in one table; on a device that is not in it, as on a TPU."""
     shape = jax.ShapeDtypeStruct((1, 1024, 4, 8), jnp.float32)  # 16 MiB of scores
-    for device, words in {"cpu": "measured on 2", "gpu": "not measured", "x": "not mea"}.items():
+    for device, (name, words) in {
+        "cpu": ("dense", "measured on 2"),
+        "gpu": ("xla", "measured on one H200"),
+        "x": ("dense", "not measured"),
+    }.items():
         monkeypatch.setattr(jax, "default_backend", lambda device=device: device)
-        assert explain(shape, shape, shape)["dense"].startswith(f"chosen: {words}")
+        assert explain(shape, shape, shape)[name].startswith(f"chosen: {words}")
     for entries in dispatch.CHOICES.values():
         assert {entry.backend for entry in entries} <= set(BACKENDS)
         assert entries[-1].backend == "dense"  # which refuses nothing

@@ -137,29 +137,25 @@ def rates_page(rows: Sequence[Row]) -> str:
 
 
 def cost_page(rows: Sequence[Row]) -> str:
-    """Seconds and core-hours per stage, measured beside estimated."""
+    """Seconds and core-hours per stage, beside what was estimated before the first run."""
     header = ("stage", "runs", "of", "seconds a run (wall, median)", "CPU seconds a run (median)",
-              "CPU core-hours so far", "estimated for all", "projected for all")  # fmt: skip
+              "CPU core-hours", "estimated before")  # fmt: skip
     lines = []
     for stage in design.ORDER:
         of_stage = [row.origin for row in rows if row.spec.stage == stage]
         expected = len(design.expected_runs(stage))
         if not of_stage:
-            lines.append(
-                [str(stage), "0", str(expected), "-", "-", "-", str(ESTIMATED_HOURS[stage]), "-"]
-            )
+            lines.append([str(stage), "0", str(expected), *"---", str(ESTIMATED_HOURS[stage])])
             continue
         cpu = np.array([origin.cpu_seconds for origin in of_stage])
         hours = float(cpu.sum()) / 3600
-        projected = hours * max(1.0, expected / len(of_stage))
         wall = float(np.median([origin.seconds for origin in of_stage]))
         counts = [f"{stage} ({design.TITLES[stage]})", str(len(of_stage)), str(expected)]
         measured = [f"{wall:.0f}", f"{np.median(cpu):.0f}", f"{hours:.2f}"]
-        lines.append([*counts, *measured, str(ESTIMATED_HOURS[stage]), f"{projected:.2f}"])
+        lines.append([*counts, *measured, str(ESTIMATED_HOURS[stage])])
     text = (
         "# Cost\n\nWall seconds include waiting for other work on the machine (the study has the "
-        "lowest priority); CPU seconds do not. The projection scales the rows there are by their "
-        "number.\n"
+        "lowest priority); CPU seconds do not.\n"
     )
     return "\n".join([text, *table(header, lines)])
 
