@@ -320,13 +320,15 @@ pd.DataFrame.from_dict(table, orient="index")
 # [The head-width study](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/analysis.md)
 # trains five times as long on four texts: sharing costs 0.183 at equal FLOPs (0.142 to 0.224),
 # sharing the attention alone 0.043 (0.022 to 0.064) and the FFN alone 0.096 (0.076 to 0.115). At
-# equal parameters sharing all layers costs 0.050 (0.026 to 0.073).
+# equal parameters sharing all layers costs 0.050 (0.026 to 0.073), the attention alone 0.019 (0.007
+# to 0.031), and the FFN alone is inconclusive (0.007, from -0.004 to 0.018).
 #
 # ## What to remember
 #
 # - Layers do not share attention weights unless the config does so on purpose: count the groups, or
 #   read the first axis of the stacked W_Q.
-# - Most of what ALBERT loses comes from the FFN: sharing the attention alone costs less than half.
+# - At equal FLOPs a shared FFN costs more than shared attention (0.096 against 0.043). At equal
+#   parameters, where the shared FFN is wider, it does not (0.007 against 0.019).
 # - "Does sharing hurt?" needs a budget. Shared parameters cost the same FLOPs and the same cache as
 #   separate ones; only shared *keys and values* save cache.
 #
