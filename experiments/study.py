@@ -23,13 +23,13 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from attnlab.lab.head_width import gpu_study
+from attnlab.lab.head_width import gpu_run, gpu_study
 from attnlab.lab.head_width.design import expected_runs
 from attnlab.lab.head_width.rates import fit_rates
 from attnlab.lab.head_width.rows import Row, check_origin, read_rows
 from attnlab.lab.head_width.run import Place
 from attnlab.lab.head_width.stages import run_stage, status
-from attnlab.lab.head_width.texts import TEXTS, check_texts, load_text
+from attnlab.lab.head_width.texts import check_texts, load_text
 from attnlab.lab.head_width.tuning_pages import write_pages
 from attnlab.lab.worker import STOPPED
 from attnlab.training.provenance import code_commit
@@ -75,42 +75,15 @@ def tuned_rows(path: Path) -> list[Row]:
 
 
 def run_on_gpu(scale: float, place: Place, path: Path) -> None:
-    """The programs of `attnlab.lab.head_width.gpu_study` that have no scores yet, or their time."""
+    """The programs that have no scores yet, or their number or time."""
     formula = fit_rates(tuned_rows(Path(TUNED.value)))
-    scores = gpu_study.read_scores(path)
-    tuning = gpu_study.tuning_programs(formula, scale)
-    multiple = gpu_study.tuned_multiple(formula, scores, scale)
-    programs = gpu_study.programs(formula, multiple or 1.0, scale)
-    untuned = gpu_study.left(tuning, scores)
-    undone = gpu_study.left(programs, scores) if multiple else programs
+    study = gpu_run.Study(formula, scale, path, place, say)
     if STATUS.value:
-        print(f"{len(tuning) - len(untuned)}/{len(tuning)} tuning programs, "
-              f"{len(programs) - len(undone)}/{len(programs)} programs")  # fmt: skip
-        return
-    check_texts(TEXTS, place.data)
-    mixture = gpu_study.Mixture(place, 0.001 if MEASURE.value else scale)
-    if MEASURE.value:
-        rate = gpu_study.measured_speed(mixture, MEASURE.value)
-        wanted = [*untuned, *undone]
-        flops = sum(map(gpu_study.program_flops, wanted))
-        say(f"{rate:.3g} FLOP/s; {len(wanted)} programs of {flops:.3g} FLOP to go: "
-            f"{flops / rate / 60:.1f} minutes, without compilation and scoring")  # fmt: skip
-        return
-    run_programs(untuned, mixture, place, path)
-    multiple = gpu_study.tuned_multiple(formula, gpu_study.read_scores(path), scale)
-    assert multiple is not None
-    say(f"tuned: {multiple:.3g} times the learning rate of the formula")
-    programs = gpu_study.programs(formula, multiple, scale)
-    run_programs(gpu_study.left(programs, scores), mixture, place, path)
-
-
-def run_programs(
-    wanted: Sequence[gpu_study.Program], mixture: gpu_study.Mixture, place: Place, path: Path
-) -> None:
-    """Runs programs one after the other; the scores of each are kept when it ends."""
-    for number, program in enumerate(wanted, 1):
-        gpu_study.append_scores(path, gpu_study.run_program(program, mixture, place))
-        say(f"{program.id}: program {number} of {len(wanted)}")
+        print(study.status())
+    elif MEASURE.value:
+        say(study.measure(MEASURE.value))
+    else:
+        study.run()
 
 
 def say(line: str) -> None:

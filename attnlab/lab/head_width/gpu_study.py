@@ -11,26 +11,16 @@ used for every variant, halved and doubled too.
 
 import csv
 import dataclasses
-import functools
-import hashlib
 import math
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 
-from attnlab.data.dataset import Batch, Dataset
-from attnlab.data.text import Corpus, dataset_of_corpus, sample
 from attnlab.heads import Standard
 from attnlab.lab.head_width.rates import RateFormula, parabola_minimum
 from attnlab.lab.head_width.rows import check_columns, read_flat, write_records
-from attnlab.lab.head_width.run import HELDOUT_BYTES, VALIDATION_BYTES, Place, scored_windows
 from attnlab.lab.head_width.spec import BIASES, Variant
-from attnlab.lab.head_width.texts import TEXTS, load_text
-from attnlab.lab.ngrams import target_bits
 from attnlab.models import (
     FFN,
     Compute,
@@ -38,23 +28,13 @@ from attnlab.models import (
     Rotary,
     flops_per_token,
     match_budget,
-    matrix_axes,
 )
-from attnlab.models import num_parameters as count_parameters
-from attnlab.training import sharding
-from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import (
     EvaluationConfig,
     OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
 )
-from attnlab.training.fit import FitResult, fit
-from attnlab.training.interrupts import NonFiniteLoss
-from attnlab.training.metrics import Recorder
-from attnlab.training.objectives import OBJECTIVES
-from attnlab.training.optimizers import make_optimizer
-from attnlab.training.step import Evaluator
 
 WIDTH, NUM_LAYERS, LENGTH, BATCH = 256, 6, 256, 32
 TRAINING_BYTES = 94e6
@@ -226,124 +206,6 @@ def program_flops(program: Program) -> float:
     """FLOPs of a training of all seeds: three forward passes of each."""
     tokens = program.steps * BATCH * LENGTH * len(program.seeds)
     return 3.0 * flops_per_token(model_config(program.variant), LENGTH) * tokens
-
-
-class Mixture:
-    """The training parts of all texts one behind the other, and the scored windows of each.
-
-    Args:
-      place: with the folder of the texts.
-      scale: share of the windows that a study of full size scores.
-    """
-
-    def __init__(self, place: Place, scale: float = 1.0) -> None:
-        texts = {name: load_text(name, place.data) for name in TEXTS}
-        together = hashlib.sha256("".join(t.sha256 for t in texts.values()).encode()).hexdigest()
-        train = np.concatenate([text.train for text in texts.values()])
-        heldout, validation = (
-            max(4 * LENGTH, round(scale * most)) for most in (HELDOUT_BYTES, VALIDATION_BYTES)
-        )
-        self._ngrams: dict[int, dict[str, dict[int, float]]] = {}
-        self.heldout = {n: self._windows(t.heldout, heldout) for n, t in texts.items()}
-        kept = [self._windows(t.validation, validation) for t in texts.values()]
-        self.corpus = Corpus("mixture", train, texts["web"].heldout, together)
-        rows = {name: np.concatenate([one[name] for one in kept]) for name in kept[0]}
-        self.dataset: Dataset = dataclasses.replace(
-            dataset_of_corpus(self.corpus, LENGTH),
-            validation=functools.partial(_evenly, rows),
-        )
-
-    @staticmethod
-    def _windows(text: np.ndarray | None, most: int) -> Batch:
-        assert text is not None
-        return scored_windows(text, LENGTH, most)
-
-    def ngrams(self, steps: int) -> dict[str, dict[int, float]]:
-        """Bits per byte of n-grams by text and bytes of context, counted on the first seed."""
-        if steps not in self._ngrams:
-            draw = functools.partial(sample, self.corpus.train, LENGTH, BATCH, seed=SEEDS[0])
-            train = np.concatenate([draw(step=i) for i in range(1, steps + 1)]).astype(np.uint8)
-            rows = {name: one["tokens"].astype(np.uint8) for name, one in self.heldout.items()}
-            # All texts at once, since counting takes the time.
-            bits = target_bits(train, np.concatenate(list(rows.values())))
-            ends = np.cumsum([len(one) for one in rows.values()])[:-1]
-            by_text = {k: np.split(of_order, ends) for k, of_order in bits.items()}
-            self._ngrams[steps] = {
-                name: {k: float(parts[i][self.heldout[name]["valid"]].mean())
-                       for k, parts in by_text.items()}
-                for i, name in enumerate(rows)
-            }  # fmt: skip
-        return self._ngrams[steps]
-
-
-def _evenly(rows: Batch, count: int) -> Batch:
-    """`count` of the rows, evenly spaced; 0: all."""
-    total = len(rows["tokens"])
-    places = np.linspace(0, total - 1, min(count or total, total)).round().astype(int)
-    return {name: a[places] for name, a in rows.items()}
-
-
-def train(program: Program, mixture: Mixture, folder: Path) -> FitResult:
-    """Trains all seeds of a program, from the newest checkpoint in the folder if any."""
-    config, model = train_config(program), model_config(program.variant)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (
-        Recorder(folder, config.seeds) as recorder,
-        Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints,
-    ):
-        return fit(
-            model.build(),
-            OBJECTIVES["causal_lm"],
-            make_optimizer(config, matrix_axes(model)),
-            config,
-            mixture.dataset,
-            recorder=recorder,
-            checkpoints=checkpoints,
-        )
-
-
-def run_program(program: Program, mixture: Mixture, place: Place) -> list[TextScore]:
-    """Trains a program in `place.work` and scores every text; one that diverged scores infinity."""
-    began, seconds = time.perf_counter(), 0.0
-    validation = np.full(len(program.seeds), np.inf)
-    heldout = dict.fromkeys(mixture.heldout, validation)
-    model = model_config(program.variant)
-    try:
-        fitted = train(program, mixture, place.work / "gpu" / program.id)
-    except NonFiniteLoss:
-        seconds = time.perf_counter() - began
-    else:
-        seconds, validation = fitted.wall_seconds, fitted.validation["bits_per_byte"]
-        objective = OBJECTIVES["causal_lm"].bind(mixture.dataset.sizes)
-        mesh = sharding.data_mesh(batch_size=BATCH)
-        evaluator = Evaluator(model.build(), objective, mesh, BATCH)
-        for text, rows in mixture.heldout.items():
-            heldout[text] = evaluator(fitted.state.params, rows)["bits_per_byte"]
-    sizes = ProgramSizes(
-        ffn_width=model.ffn.width,
-        parameters=count_parameters(model),
-        flops_per_token=flops_per_token(model, LENGTH),
-        steps=program.steps,
-    )
-    device = jax.local_devices()[0].device_kind
-    origin = ProgramOrigin(round(seconds, 1), device, place.commit)
-    point, plan, rate = program.variant.point, program.variant.plan, program.learning_rate
-    found: list[TextScore] = []
-    for text, grams in mixture.ngrams(program.steps).items():
-        for seed, bits, kept in zip(program.seeds, heldout[text], validation, strict=True):
-            run = ProgramSeed(point, plan, rate, seed)
-            scores = float(bits), float(kept), grams[2], grams[3], grams[4]
-            found.append(TextScore(run, text, *scores, sizes, origin))
-    return found
-
-
-def measured_speed(mixture: Mixture, steps: int) -> float:
-    """FLOP/s of training all seeds of 4 heads of 64, without compilation; nothing is kept."""
-    program = Program(VARIANTS[2], 0.01, steps * BATCH * LENGTH / TRAINING_BYTES)
-    with tempfile.TemporaryDirectory() as folder:
-        fitted = train(program, mixture, Path(folder))
-    tokens = BATCH * LENGTH * len(program.seeds) * program.steps
-    return fitted.tokens_per_second * program_flops(program) / tokens
 
 
 def read_scores(path: Path) -> list[TextScore]:

@@ -328,7 +328,8 @@ def _growth(found: Sequence[Fit]) -> list[str]:
         f"{power(slope, 2)} per doubling of D (S3); fitted to each D alone it is {each} at "
         f"D = {', '.join(map(str, STAGE_OF_WIDTH))} (exploratory). "
         + ("" if agree else "The signs contradict each other, so its direction is not settled. ")
-        + "A fixed number of heads would be a factor of 2, a fixed head_dim a factor of 1."
+        + "A fixed number of heads would be a factor of 2, a fixed head_dim a factor of 1. "
+        "Models of D = 256 are on [a page of their own](gpu.md)."
     ]
 
 
