@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import jax.numpy as jnp
 
+from attnlab.fields import bounded, check_count
 from attnlab.heads import Cache, Layout, Standard, init_cache, kv_weight_names
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.positions import read_scaling
 from attnlab.heads.rewrites import CallSizes, choose, form
-from attnlab.models.checks import bounded
 from attnlab.models.specs import (
     FFN,
     Attention,
@@ -29,7 +29,6 @@ from attnlab.models.specs import (
     Rotary,
     Spec,
 )
-from attnlab.names import check_count
 from attnlab.sharing.mixing import check_mixtures
 from attnlab.sharing.named_plans import as_plan, plan_name
 from attnlab.sharing.plan import MIXTURE_SUFFIX, Plan, mixtures
