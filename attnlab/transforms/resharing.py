@@ -31,6 +31,7 @@ from attnlab.sharing import (
     separate,
 )
 from attnlab.sharing.bits import same_bits
+from attnlab.transforms.arguments import check_config
 from attnlab.transforms.head_alignment import align_heads
 from attnlab.transforms.permute import permute_heads
 
@@ -109,6 +110,7 @@ def change_plan(
     >>> changed.sharing, merged["layers"]["ffn"]["up"].shape[0]
     ('cycle:2', 2)
     """
+    check_config(config)
     lookup(MERGES, merge, what="merge")
     after = _with_plan(config, plan)
     check_params(config, params)
@@ -160,6 +162,7 @@ def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Par
     >>> sorted(set(untie_encoder(config, params)[1]) - set(params))
     ['encoder_final_norm', 'encoder_layers']
     """
+    check_config(config)
     if config.encoder is None or not config.encoder.shares_decoder:
         raise ValueError(
             "encoder.shares_decoder is False: the encoder has its own parameters already"
@@ -200,6 +203,7 @@ def tie_encoder(
     >>> tied.encoder, sorted(set(params) - set(merged))
     (Encoder(shares_decoder=True), ['encoder_final_norm', 'encoder_layers'])
     """
+    check_config(config)
     lookup(MERGES, merge, what="merge")
     tied = _with_encoder(config, shares_decoder=True)
     plan = config.encoder_plan
@@ -250,6 +254,7 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     >>> detect_sharing(*unshare(config, params))[0].sharing
     'ffn_only'
     """
+    check_config(config)
     if config.layer_types:
         raise ValueError("detect_sharing needs a model with one layer type; this one has several")
     if any(mixtures(plan) for _, plan in stack_specs(config).values()):

@@ -13,7 +13,7 @@ from attnlab import heads, models
 from attnlab.heads.layout import all_weights
 from attnlab.models import FFN, Compute, ModelConfig, Relative
 from attnlab.models.config import Encoder
-from attnlab.transforms import remove_heads, scale_heads
+from attnlab.transforms import change_plan, remove_heads, scale_heads, tie_encoder
 from attnlab.transforms.pruning import LOCATIONS
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -183,6 +183,13 @@ REFUSED = {
     "one group alone": ({}, {0: [1]}, "nothing would be saved"),
     "no such group": (dict(sharing="albert"), {1: [1]}, "no group 1; there are 1"),
     "no such head": (dict(sharing="albert"), {0: [6]}, "group 0 has no head 6; it has 6"),
+    "half a head": (dict(sharing="albert"), {0: [0.5]}, "whole numbers from 0, not 0.5; give the"),
+    "a mask": (dict(sharing="albert"), {0: np.eye(6)[0] > 0}, "flatnonzero gives those of a bool"),
+    "a bool": (dict(sharing="albert"), {0: [True]}, "heads of group 0 must be .* not True"),
+    "text": (dict(sharing="albert"), {0: "13"}, "a list of head numbers such as .*, not '13'"),
+    "one number": (dict(sharing="albert"), {0: 1}, "a list of head numbers such as .*, not 1"),
+    "half a group": (dict(sharing="albert"), {0.5: [1]}, "a group must be a whole number, not 0.5"),
+    "no dict": (dict(sharing="albert"), [1, 3], "heads must be a dict from group to head numbers"),
 }
 
 
@@ -191,3 +198,11 @@ def test_heads_that_cannot_be_removed(case):
     fields, lost, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         remove_heads(changed(**fields), {}, lost)
+
+
+@pytest.mark.parametrize("function", [remove_heads, scale_heads, change_plan, tie_encoder])
+def test_config_and_params_in_the_other_order(function):
+    with pytest.raises(
+        TypeError, match=r"config must be a ModelConfig, not dict; .*\(config, params"
+    ):
+        function({}, BASE, *() if function is tie_encoder else ({},))
