@@ -196,7 +196,12 @@ def _wrong_field(argv: list[str], error: Exception) -> str:
 
 
 def _load(config_flag: str) -> ConfigDict:
-    found: ConfigDict = config_flags.config_flags.ConfigFileFlagParser("config").parse(config_flag)
+    """The config of a file and preset. Raises what its get_config raises."""
+    parser = config_flags.config_flags.ConfigFileFlagParser("config")
+    try:
+        found: ConfigDict = parser.parse(config_flag)
+    except ValueError as error:  # its message is a traceback
+        raise error.__context__ or error from None
     return found
 
 

@@ -202,7 +202,5 @@ def test_heads_that_cannot_be_removed(case):
 
 @pytest.mark.parametrize("function", [remove_heads, scale_heads, change_plan, tie_encoder])
 def test_config_and_params_in_the_other_order(function):
-    with pytest.raises(
-        TypeError, match="config must be a ModelConfig, not dict; the order"
-    ):
+    with pytest.raises(TypeError, match="config must be a ModelConfig, not dict; the order"):
         function({}, BASE, *() if function is tie_encoder else ({},))
