@@ -42,7 +42,7 @@ MIXED = ("attention", "ffn", "cross")
 CROSS = ("cross", f"cross{MIXTURE_SUFFIX}")
 """Sublayers of a decoder that its encoder does not have."""
 
-__all__ = ["Encoder", "LayerOverrides", "LayerSpec", "LayerType", "ModelConfig"]
+__all__ = ["EncoderConfig", "LayerOverrides", "LayerSpec", "LayerType", "ModelConfig"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -76,7 +76,7 @@ LayerType: TypeAlias = tuple[int, LayerOverrides]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Encoder(Spec, path="encoder."):
+class EncoderConfig(Spec, path="encoder."):
     """The encoder of an encoder-decoder.
 
     Attributes:
@@ -159,7 +159,7 @@ class ModelConfig(Spec):
     sharing: str | Plan = "separate"
     delta_rank: int = bounded(8, least=1)
     layer_types: tuple[LayerType, ...] = ()
-    encoder: Encoder | None = None
+    encoder: EncoderConfig | None = None
     init: Init = Init()
     compute: Compute = Compute()
 
@@ -210,7 +210,7 @@ class ModelConfig(Spec):
             self._set("heads", dataclasses.replace(self.heads, width=0))
         self._set("layer_types", tuple(_layer_type(pair, self.width) for pair in self.layer_types))
         if self.kind == "encoder_decoder":
-            self._set("encoder", self.encoder or Encoder())
+            self._set("encoder", self.encoder or EncoderConfig())
         elif self.encoder is not None:
             raise ValueError(f"encoder is for kind='encoder_decoder'; this is a {self.kind}")
         if self.embedding.images is not None:
@@ -530,7 +530,7 @@ def check_layer_types(config: ModelConfig) -> None:
 # Encoder, inputs and outputs ----------------------------------------------------------------------
 
 
-def check_encoder(config: ModelConfig, encoder: Encoder) -> None:
+def check_encoder(config: ModelConfig, encoder: EncoderConfig) -> None:
     """Raises ValueError if the encoder, or what it shares, does not fit the decoder."""
     if encoder.cross == "merged" and "cross" in config.plan:
         raise ValueError("encoder.cross='merged' has no sublayer 'cross'; leave it out of the plan")

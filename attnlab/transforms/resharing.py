@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from attnlab.heads import Layout, kv_weight_names, weight_shapes
-from attnlab.models.config import Encoder, ModelConfig
+from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.embeddings import OWN_INPUTS
 from attnlab.models.parameters import check_params, stack_specs
 from attnlab.names import lookup
@@ -156,7 +156,7 @@ def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Par
     Raises:
       ValueError: the encoder has its own parameters already.
 
-    >>> config = ModelConfig(kind="encoder_decoder", encoder=Encoder(shares_decoder=True))
+    >>> config = ModelConfig(kind="encoder_decoder", encoder=EncoderConfig(shares_decoder=True))
     >>> tokens = jnp.ones((1, 2), int)
     >>> params = config.build().init(jax.random.key(0), tokens, source=tokens)["params"]
     >>> sorted(set(untie_encoder(config, params)[1]) - set(params))
@@ -201,7 +201,7 @@ def tie_encoder(
     >>> params = init(jax.random.key(0), tokens, source=tokens)["params"]
     >>> tied, merged = tie_encoder(config, params)
     >>> tied.encoder, sorted(set(params) - set(merged))
-    (Encoder(shares_decoder=True), ['encoder_final_norm', 'encoder_layers'])
+    (EncoderConfig(shares_decoder=True), ['encoder_final_norm', 'encoder_layers'])
     """
     check_config(config)
     lookup(MERGES, merge, what="merge")
@@ -231,7 +231,7 @@ def tie_encoder(
 def _with_encoder(config: ModelConfig, *, shares_decoder: bool) -> ModelConfig:
     if config.encoder is None:
         raise ValueError(f"this {config.kind} is not an encoder_decoder")
-    encoder: Encoder = dataclasses.replace(
+    encoder: EncoderConfig = dataclasses.replace(
         config.encoder,
         shares_decoder=shares_decoder,
         own_inputs=config.encoder.own_inputs and not shares_decoder,

@@ -12,7 +12,7 @@ from conftest import assert_close, deep
 from attnlab import heads, models
 from attnlab.heads.layout import all_weights
 from attnlab.models import FFN, Compute, ModelConfig, Relative
-from attnlab.models.config import Encoder
+from attnlab.models.config import EncoderConfig
 from attnlab.transforms import change_plan, remove_heads, scale_heads, tie_encoder
 from attnlab.transforms.pruning import LOCATIONS
 
@@ -149,7 +149,8 @@ def test_heads_that_share_keys():
 def test_both_stacks_and_cross_attention():
     config = changed(
         num_layers=2, ffn=FFN(width=0), sharing="albert", heads=heads.Standard(num_heads=3),
-        kind="encoder_decoder", encoder=Encoder(sharing="separate"), positions=Relative(buckets=8),
+        kind="encoder_decoder", encoder=EncoderConfig(sharing="separate"),
+        positions=Relative(buckets=8),
     )  # fmt: skip
     lost = dict(cross={0: [0]}, encoder={0: [1], 1: [1]})
     with pytest.raises(ValueError, match="remove the same heads of every group"):
