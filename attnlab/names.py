@@ -1,6 +1,5 @@
 """Looks up names in a registry; an unknown name is an error that lists the known ones."""
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -23,7 +22,8 @@ def lookup(table: Mapping[str, T], name: str, *, what: str) -> T:
         return table[name]
     near = nearest(str(name), table)
     hint = f"did you mean {near!r}? " if near else ""
-    raise ValueError(f"unknown {what} {name!r}: {hint}known: {', '.join(table)}")
+    known = ", ".join(one or repr(one) for one in table)
+    raise ValueError(f"unknown {what} {name!r}: {hint}known: {known}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -49,10 +49,3 @@ def edit_distance(a: str, b: str) -> int:
         for j, y in enumerate(b, 1):
             row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (x != y)))
     return row[-1]
-
-
-def check_count(field: str, value: object, least: int | float = -math.inf) -> None:
-    """Raises ValueError unless `value` is a whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        bound = f" of at least {least}" if least > -math.inf else ""
-        raise ValueError(f"{field} must be a whole number{bound}, not {value!r}")

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import shlex
 import sys
 import textwrap
 import traceback
@@ -82,6 +83,13 @@ def jax_flags() -> dict[str, str]:
     """The --jax_ flags of this command, as variables of the environment: JAX reads both."""
     found = [f for f in map(flags.FLAGS.__getitem__, flags.FLAGS) if f.name.startswith("jax_")]
     return {f.name.upper(): str(f.value) for f in found if f.present}
+
+
+def given_command() -> str:
+    """This command, as it was typed."""
+    spec = sys.modules["__main__"].__spec__
+    module = spec.name if spec else sys.argv[0]
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def check_one_model() -> None:
@@ -196,7 +204,12 @@ def _wrong_field(argv: list[str], error: Exception) -> str:
 
 
 def _load(config_flag: str) -> ConfigDict:
-    found: ConfigDict = config_flags.config_flags.ConfigFileFlagParser("config").parse(config_flag)
+    """The config of a file and preset. Raises what its get_config raises."""
+    parser = config_flags.config_flags.ConfigFileFlagParser("config")
+    try:
+        found: ConfigDict = parser.parse(config_flag)
+    except ValueError as error:  # its message is a traceback
+        raise error.__context__ or error from None
     return found
 
 

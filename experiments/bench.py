@@ -53,13 +53,29 @@ def machine(*packages: str) -> JSON:
 
 
 def chosen(cases: Iterator[Case], pattern: str) -> list[Case]:
-    """The cases whose name holds the pattern. Raises ValueError where none does."""
+    """The cases whose name matches the pattern. Raises ValueError where none does."""
     known = list(cases)
-    found = [case for case in known if re.search(pattern, case.name)]
+    try:
+        found = [case for case in known if re.search(pattern, case.name)]
+    except re.error as error:
+        raise ValueError(f"--cases={pattern} is no regular expression: {error}") from None
     if not found:
+        others = ", ".join(f"--suite={name}" for name in suites_with(pattern))
+        where = f"there are some in {others}" if others else "nor does one of another suite"
         names = "\n  ".join(case.name for case in known)
-        raise ValueError(f"no case has {pattern!r} in its name; there are\n  {names}")
+        raise ValueError(
+            f"no case of this suite matches --cases={pattern}; {where}. Its cases are\n  {names}"
+        )
     return found
+
+
+def suites_with(pattern: str) -> list[str]:
+    """The suites that have a case whose name matches the pattern."""
+    cases = SUITES | {
+        "nanogpt": lambda: train.whole_run_cases("PATH"),  # names do not depend on its data
+        ACCELERATOR: accelerator.cases,
+    }
+    return [name for name, made in cases.items() if any(re.search(pattern, c.name) for c in made())]
 
 
 def run(cases: Sequence[Case], rounds: int, folder: str, name: str) -> None:

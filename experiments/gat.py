@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
@@ -27,6 +27,7 @@ from attnlab.data.graph import Graph, read_graph
 from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, table, write_results
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
+from experiments import app
 
 HEADS, HEAD_DIM, RATE, PATIENCE, MOST = 8, 8, 0.005, 100, 2000
 PUBLISHED = (83.0, 0.7)
@@ -262,8 +263,11 @@ def summary(lines: Sequence[Line]) -> dict[str, np.ndarray]:
     return {name: np.array(numbers(matching(lines, variant=name), "test")) for name in VARIANTS}
 
 
-def page(lines: Sequence[Line]) -> str:
-    """The Markdown page."""
+COMMAND = "python -m experiments.gat --data=PATH/cora --out=docs/results"
+
+
+def page(lines: Sequence[Line], command: str = COMMAND) -> str:
+    """The Markdown page; `command` wrote it."""
     found, rows = summary(lines), []
     main = found["published configuration"]
     for name, test in found.items():
@@ -298,7 +302,7 @@ def page(lines: Sequence[Line]) -> str:
             f"% interval of the mean {low:.2f} to {high:.2f}); published: {PUBLISHED[0]} ± "
             f"{PUBLISHED[1]} over 100 runs.** The published mean is "
             f"{'inside' if holds else 'outside'} the interval.", "",
-            "```bash", "python -m experiments.gat --data=PATH/cora --out=docs/results", "```", "",
+            "```bash", command, "```", "",
             f"{minutes:.0f} minutes on one thread in all. Every variant changes one ingredient of "
             "the published configuration; its difference is paired by seed. Only the comparison "
             "with the published number was planned; the other rows are exploratory.", "",
@@ -339,15 +343,15 @@ def figure(lines: Sequence[Line]) -> Figure:
 
 
 def check_seeds(seeds: int, other_seeds: int) -> None:
-    """Raises `app.UsageError` unless each seed of a variant has its pair."""
+    """Raises ValueError unless each seed of a variant has its pair."""
     if seeds < other_seeds:
-        raise app.UsageError(
+        raise ValueError(
             f"--seeds={seeds} must be at least --other_seeds={other_seeds}: each run of a variant "
             "is compared with the published configuration at the same seed"
         )
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
     """Runs what is missing, then writes page, numbers and figure."""
     check_seeds(flags.FLAGS.seeds, flags.FLAGS.other_seeds)
     graph, out = read_graph(Path(flags.FLAGS.data)), Path(flags.FLAGS.out)
@@ -356,7 +360,9 @@ def main(argv: Sequence[str]) -> None:
     }
     cells = [Run(name, seed) for name in VARIANTS for seed in range(count[name])]
     lines = run_cells(cells, functools.partial(run_one, graph=graph), out / "cora.csv")
-    write_results(out, "cora", page(lines), figure(lines))
+    data = flags.FLAGS.data
+    command = app.given_command().replace(f"data={data}", f"data=PATH/{Path(data).name}")
+    write_results(out, "cora", page(lines, command), figure(lines))
 
 
 if __name__ == "__main__":
@@ -364,4 +370,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
     flags.DEFINE_integer("seeds", 20, "Seeds of the published configuration.", lower_bound=2)
     flags.DEFINE_integer("other_seeds", 5, "Seeds of each other variant.", lower_bound=2)
-    app.run(main)
+    app.start(main)

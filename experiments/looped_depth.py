@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags
+from absl import flags
 from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
@@ -36,6 +36,7 @@ from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, tabl
 from attnlab.models.specs import NoPositions, OutputHead
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
+from experiments import app
 
 NODES, HOPS, LAYERS, WIDTH, ROWS = 16, 4, 4, 64, 32
 RATES, TUNING_SEEDS = (1e-3, 3e-3, 6e-3, 12e-3), (100, 101)
@@ -149,8 +150,11 @@ def judged(lines: Sequence[Line], variant: str) -> list[Line]:
     return sorted(of_rate, key=lambda o: int(o["seed"]))
 
 
-def page(lines: Sequence[Line]) -> str:
-    """The Markdown page."""
+COMMAND = "python -m experiments.looped_depth --out=docs/results"
+
+
+def page(lines: Sequence[Line], command: str = COMMAND) -> str:
+    """The Markdown page; `command` wrote it."""
     reference = [accuracy(o) for o in judged(lines, "separate")]
     rows, said = [], {}
     for name, config in VARIANTS.items():
@@ -177,7 +181,7 @@ def page(lines: Sequence[Line]) -> str:
         f"right, mean over 1 to {HOPS} hops): at equal parameters "
         f"{said['albert, equal parameters']}; at equal FLOPs {said['albert, equal FLOPs']}. One "
         f"layer applied once: {said['one layer']}.**", "",
-        "```bash", "python -m experiments.looped_depth --out=docs/results", "```", "",
+        "```bash", command, "```", "",
         f"{minutes:.0f} minutes on one thread ({len(lines)} runs, tuning included); "
         f"{len(reference)} seeds per variant, {judged(lines, 'separate')[0]['steps']} steps of "
         f"{ROWS} permutations of {NODES} nodes. Percent of positions right on 128 new permutations "
@@ -227,7 +231,7 @@ def requested(lines: Sequence[Line], seeds: int, steps: int) -> list[Line]:
     return [o for o in matching(lines, steps=steps) if int(o["seed"]) in wanted]
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
     """Runs what is missing, then writes page, numbers and figure."""
     out, steps = Path(flags.FLAGS.out), flags.FLAGS.steps
     path = out / "looped_depth.csv"
@@ -239,7 +243,7 @@ def main(argv: Sequence[str]) -> None:
         )
     # With seeds of a rate that was the best before.
     lines = requested(list(csv.DictReader(path.open())), flags.FLAGS.seeds, steps)
-    write_results(out, "looped_depth", page(lines), figure(lines))
+    write_results(out, "looped_depth", page(lines, app.given_command()), figure(lines))
 
 
 if __name__ == "__main__":
@@ -248,4 +252,4 @@ if __name__ == "__main__":
         "seeds", 10, "Seeds of each variant.", lower_bound=2, upper_bound=min(TUNING_SEEDS)
     )
     flags.DEFINE_integer("steps", 1000, "Training steps of a run.", lower_bound=1)
-    app.run(main)
+    app.start(main)

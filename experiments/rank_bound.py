@@ -1,11 +1,12 @@
-"""How wide must a head be to attend as it likes? python -m experiments.rank_bound --out=DIR
+"""Which head_dim can produce any attention matrix? python -m experiments.rank_bound --out=DIR
 
-Bhojanapalli et al. 2020 (arXiv 2002.07028), Theorem 1: with n independent tokens a head of width n
-or more can make every positive attention matrix, and a narrower one cannot make all. The softmax
-ignores a constant per query, so the exact threshold is rank(log P - its mean over keys), which is
-at most n - 1. Here random matrices with Dirichlet(1) rows meet two heads of each width: one
-constructed by a truncated SVD of the scores (exact from n - 1 on, an upper bound below), and one
-fitted by gradient descent on the KL divergence. About a minute on 2 cores.
+Bhojanapalli et al. 2020 (arXiv 2002.07028), Theorem 1: for n linearly independent tokens, a head
+with head_dim >= n can produce every positive attention matrix P; with a smaller head_dim there are
+matrices it cannot produce. The softmax ignores a constant per query, so the exact threshold is the
+rank of log P minus its mean over keys, at most n - 1. Here P has random rows from Dirichlet(1). For
+each head_dim two heads approximate it: one from a truncated SVD of the scores (exact from n - 1 on;
+below, its error is an upper bound on that of the best head), and one fitted by gradient descent on
+the KL divergence. About a minute on 2 cores.
 """
 
 import csv
@@ -47,12 +48,12 @@ def weights_for_attention(
 ) -> tuple[Float[np.ndarray, "D H"], Float[np.ndarray, "D H"]]:
     """W_Q and W_K whose scores X W_Q (X W_K)^T / sqrt(H) are those of P, truncated to rank H.
 
-    The SVD of the scores gives the queries and keys that are wanted, and pinv(X) the weights that
-    read them off X. So P itself is reached from head_dim = n - 1 on, for every P; below that the
-    error bounds the one of the best head from above.
+    The SVD of the scores gives the queries and keys, and pinv(X) the weights that compute them from
+    X. With head_dim >= n - 1 this is exact for every P; below, the error is an upper bound on that
+    of the best head.
 
-    Raises ValueError where the n tokens in the rows of X are not linearly independent (D < n, as
-    in the paper's counterexample with D = 1 and X = [1, 0]: a token that is zero asks nothing).
+    Raises ValueError unless the n tokens in the rows of X are linearly independent. This needs
+    D >= n; in the paper's counterexample D = 1 and X = [1, 0], and the query of a zero token is 0.
     """
     X = np.asarray(X, np.float64)
     n = len(X)
@@ -87,7 +88,7 @@ def fit(
     """W_Q and W_K of every head_dim and matrix by Adam, from random weights, in one program.
 
     Returns for each of R head_dims and M matrices: KL(P || fitted) in nats, mean over queries, and
-    max |fitted - P|. Narrow heads are wide ones with zero columns, so that all have one shape.
+    max |fitted - P|. Weights of a smaller head_dim are padded with zero columns to one shape.
     """
     (count, _, width), widest = X.shape, max(head_dims)
     used = jnp.arange(widest) < jnp.array(head_dims)[:, None]
@@ -116,7 +117,7 @@ def fit(
 
 
 class Result(NamedTuple):
-    """Of one head_dim, with one entry per random matrix."""
+    """Errors for one head_dim, one entry per random matrix."""
 
     n: int
     head_dim: int
@@ -129,13 +130,13 @@ class Result(NamedTuple):
 
 
 def head_dims(n: int) -> tuple[int, ...]:
-    """Powers of two, then closely around n - 1."""
+    """Powers of two below n, and values near n - 1."""
     powers = [2**i for i in range(n.bit_length()) if 2**i < n]
     return tuple(sorted({*powers, 3 * n // 4, n - 2, n - 1, n} - {0}))
 
 
 def experiment(n: int, matrices: int, steps: int) -> list[Result]:
-    """`matrices` random P of size n, each with tokens of its own, against every head_dim."""
+    """Errors of every head_dim on `matrices` random P [n, n], each with its own tokens."""
     rng = np.random.default_rng(n)
     P = rng.dirichlet(np.ones(n), (matrices, n))
     X = rng.standard_normal((matrices, n, 3 * n // 2))
@@ -186,7 +187,7 @@ def scores_factors(P: Matrix, rank: int) -> tuple[np.ndarray, np.ndarray]:
 
 def main() -> None:
     """Prints the table and writes table and numbers."""
-    jax.config.update("jax_enable_x64", True)  # to tell an exact head from a good one
+    jax.config.update("jax_enable_x64", True)  # float32 errors would hide which heads are exact
     words = flags.FLAGS
     sizes = [int(n) for n in words.sizes]
     results = [r for n in sizes for r in experiment(n, words.matrices, words.steps)]
@@ -203,8 +204,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("sizes", ["16", "32"], "Numbers of tokens, by commas.")
-    flags.DEFINE_integer("matrices", 5, "Random attention matrices of each size.", lower_bound=1)
+    flags.DEFINE_list("sizes", ["16", "32"], "Sequence lengths n, separated by commas.")
+    flags.DEFINE_integer("matrices", 5, "Random attention matrices for each n.", lower_bound=1)
     flags.DEFINE_integer("steps", 10_000, "Steps of gradient descent.", lower_bound=1)
-    flags.DEFINE_string("out", "", "Folder for table and numbers; none if left out.")
+    flags.DEFINE_string("out", "", "Folder for rank_bound.md and rank_bound.csv; left out: none.")
     app.start(main)

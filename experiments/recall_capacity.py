@@ -8,8 +8,8 @@ over N at fixed h = 2. A logistic curve in ln pairs, ln h and ln N is fitted to 
 
 Rank bound (Bhojanapalli et al. 2020, Theorem 1; experiments/rank_bound.py): a head of width h can
 make every positive attention matrix over n pairs where h >= n - 1. Recall needs only those near a
-permutation, which a narrow head can make with large scores; so pairs = h + 1 is where a head surely
-has the rank, and not a limit.
+permutation, which a head of small width can make with large scores. Up to pairs = h + 1 a head is
+sure to have the rank; that is not a limit.
 
 Writes recall.csv, recall.md and recall.svg. A stopped command resumes.
 """
@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags
+from absl import flags
 from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 from scipy import optimize
@@ -35,6 +35,7 @@ from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, tabl
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
 from attnlab.sharing import Params
+from experiments import app
 
 WIDTH, VOCABULARY, TOKENS, RATE = 64, 128, 1024, 0.01
 """Residual stream, tokens (half are keys), tokens of a batch, learning rate."""
@@ -183,8 +184,11 @@ def points_table(lines: Sequence[Line], points: Sequence[tuple[int, int]]) -> li
     return table(("num_heads", "head_dim", *(f"{p} pairs" for p in PAIRS)), rows)
 
 
-def page(lines: Sequence[Line]) -> str:
-    """The Markdown page."""
+COMMAND = "python -m experiments.recall_capacity --out=docs/results"
+
+
+def page(lines: Sequence[Line], command: str = COMMAND) -> str:
+    """The Markdown page; `command` wrote it."""
     steps = max(line["steps"] for line in lines if int(line["steps"]) != LONGER)
     main, longer = matching(lines, steps=steps), matching(lines, steps=LONGER)
     fit = fit_curve(main)
@@ -204,7 +208,7 @@ def page(lines: Sequence[Line]) -> str:
     return "\n".join(
         [
             "# How many pairs does a head of each width recall?", "", headline(lines, fit), "",
-            "```bash", "python -m experiments.recall_capacity --out=docs/results", "```", "",
+            "```bash", command, "```", "",
             f"{minutes:.0f} minutes on one thread ({len(lines)} runs, {seeds} seeds per point, "
             f"{steps} steps of 1,024 tokens). One attention layer of width 64 and a vocabulary of "
             "128 tokens, 64 of them keys; scored on the queries of 256 rows that were not trained "
@@ -247,14 +251,17 @@ def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]
     longer = matching(lines, steps=LONGER)
     steps = main[0]["steps"]
     return (
-        f"**At N h = 32 and 32 pairs, 4 heads of 8 recall {percent(main, 4, 8)} after {steps} "
-        f"steps, 16 heads of 2 {percent(main, 16, 2)} and 32 heads of 1 {percent(main, 32, 1)}; "
-        f"after {LONGER} steps 16 heads of 2 recall {percent(longer, 16, 2)} and 32 heads of 1 "
-        f"{percent(longer, 32, 1)}.** So heads with a small head_dim learn to recall more slowly; "
-        "these fractions are not capacities. At h = 2, half of the pairs are recalled after "
-        f"{steps} steps at pairs / h = {interval_text(fit['half'])}. The rank bound for "
-        "h = 2 is pairs / h = 1.5 (pairs = h + 1). It is no limit here: up to it a head can "
-        "produce every attention matrix, and recall needs only matrices near a permutation."
+        f"**Of 32 pairs, 4 heads of width 8 recall {percent(main, 4, 8)} after {steps} steps; 16 "
+        f"heads of width 2 recall {percent(main, 16, 2)}; 32 heads of width 1 recall "
+        f"{percent(main, 32, 1)}.** Brackets are 95 % intervals of the mean over seeds; the heads "
+        f"are 32 wide in total. After {LONGER} steps, 16 heads of width 2 recall "
+        f"{percent(longer, 16, 2)} and 32 heads of width 1 recall {percent(longer, 32, 1)}. So "
+        "heads with a small head_dim learn to recall more slowly, and the fractions after "
+        f"{steps} steps do not measure how much a head can recall.\n\nHeads of width h = 2 recall "
+        f"half of the pairs after {steps} steps where pairs / h is {interval_text(fit['half'])}. "
+        "The rank bound is no limit here: a head of width 2 can produce every attention matrix "
+        "only up to pairs / h = 1.5 (pairs = h + 1), but recall needs only matrices near a "
+        "permutation."
     )
 
 
@@ -291,23 +298,23 @@ def figure(lines: Sequence[Line]) -> Figure:
 
 
 def check_steps(steps: int) -> None:
-    """Raises `app.UsageError` unless the runs of `LONGER` steps are longer."""
+    """Raises ValueError unless the runs of `LONGER` steps are longer."""
     if steps >= LONGER:
-        raise app.UsageError(
+        raise ValueError(
             f"--steps={steps} must be below {LONGER}, the steps of the runs it is compared with"
         )
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
     """Runs what is missing, then writes page, numbers and figure."""
     check_steps(flags.FLAGS.steps)
     out = Path(flags.FLAGS.out)
     lines = run_cells(cells(flags.FLAGS.seeds, flags.FLAGS.steps), run_one, out / "recall.csv")
-    write_results(out, "recall", page(lines), figure(lines))
+    write_results(out, "recall", page(lines, app.given_command()), figure(lines))
 
 
 if __name__ == "__main__":
     flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
     flags.DEFINE_integer("seeds", 10, "Seeds of each variant.", lower_bound=2)
     flags.DEFINE_integer("steps", 400, "Training steps of a run.", lower_bound=1)
-    app.run(main)
+    app.start(main)

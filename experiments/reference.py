@@ -20,10 +20,13 @@ from typing import Any, NamedTuple
 from attnlab import heads
 from attnlab.data import DATASETS
 from attnlab.heads import HeadNorm
+from attnlab.lab import Experiment, HeadInit, Match
+from attnlab.models import EncoderConfig, ModelConfig, specs
 from attnlab.models import config as model_config
-from attnlab.models import specs
 from attnlab.training.config import PARTS, TrainConfig
+from attnlab.training.objectives import OBJECTIVES
 from experiments import app
+from experiments.setup import BUDGETS
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reference"
@@ -197,21 +200,23 @@ date."""
 
 
 def config_page() -> str:
-    """Every field of a model, a training and a dataset."""
-    parts = [CONFIG, "## Model", _fields("config.model.", model_config.ModelConfig)]
+    """Every field of an experiment: its task, model, training and dataset."""
+    parts = [CONFIG, *_experiment(), "## Model", _fields("config.model.", ModelConfig)]
     for name in ("Attention", "FFN", "Experts", "Norm", "Dropout", "Embedding", "Images",
                  "OutputHead", "Init", "Compute"):  # fmt: skip
         parts.append(_section(f"config.model.{PREFIX.get(name, name.lower())}.", vars(specs)[name]))
-    parts.append(_section("config.model.encoder.", model_config.Encoder))
+    parts.append(_section("config.model.encoder.", EncoderConfig))
     parts.append(
-        "### Positions: `config.model.positions.`\n\n`kind` names one of these; its fields follow."
+        "### Positions: `config.model.positions.`\n\n"
+        "`config.model.positions.kind` selects one of these."
     )
     parts += [_fields("config.model.positions.", kind, bold=True) for kind in _positions()]
     parts.append("### Layer types\n\nOnly in Python and config files: `layer_types`.")
     parts.append(_fields("", model_config.LayerOverrides))
     parts.append(
-        "## Head layouts: `config.model.heads.`\n\n`layout` names one of these. Fields that all "
-        "layouts have are listed under `standard`; `width` is that of the model."
+        "## Head layouts: `config.model.heads.`\n\n"
+        "`config.model.heads.layout` selects one of these. Fields that all layouts have are "
+        "listed under `standard`; `width` is that of the model."
     )
     layouts, extras = _ours(heads.LAYOUTS), _ours(heads.EXTRAS)
     common = {f.name for f in dataclasses.fields(layouts["standard"])}
@@ -222,7 +227,8 @@ def config_page() -> str:
         "### Norm of queries and keys\n\n" + _fields("config.model.heads.qk_norm.", HeadNorm)
     )
     parts.append(
-        "### Extras: `config.model.heads.extras.NAME.`\n\n`on=True` turns one on; in Python "
+        "### Extras: `config.model.heads.extras.NAME.`\n\n"
+        "`config.model.heads.extras.NAME.on=True` turns one on; in Python "
         "`extras=(heads.Gate(),)`."
     )
     for name, extra in extras.items():
@@ -233,10 +239,38 @@ def config_page() -> str:
         _prose(TrainConfig),
     ]
     parts += [_section(f"config.train.{name}.", part) for name, part in PARTS.items()]
-    parts.append("## Data: `config.data.`\n\n`source` names one of these; its fields follow.")
+    parts.append("## Data: `config.data.`\n\n`config.data.source` selects one of these.")
     for name, dataset in DATASETS.items():
         parts += [_fields("config.data.", dataset, title=f"`{name}`"), _prose(dataset)]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _experiment() -> list[str]:
+    """What an experiment has besides its model, training and dataset."""
+    shown = {"task", "start", "measure_heads"}
+    others = {field.name for field in dataclasses.fields(Experiment)} - shown
+    tasks = ", ".join(f"`{name}`" for name in OBJECTIVES)
+    return [
+        "## Experiment",
+        _fields("config.", Experiment, without=others),
+        f"Tasks: {tasks}.",
+        _section("config.head_init.", HeadInit),
+        _match(),
+    ]
+
+
+def _match() -> str:
+    """The fields of `match`, whose budget in a config may be left out or "seconds"."""
+    budgets = ", ".join(f"`{budget}`" for budget in BUDGETS)
+    types = {"budget": f"one of {budgets}"}
+    defaults = {"budget": "", **Match._field_defaults}
+    rows = [
+        f"| `config.match.{name}` | {types.get(name, '`str`')} | `{defaults[name]!r}` | {said} |"
+        for name, said in attributes(Match).items()
+    ]
+    summary = inspect.cleandoc(Match.__doc__ or "").partition("\n\n")[0]
+    header = ["| field | type | default | |", "|---|---|---|---|"]
+    return "\n".join(["### Match", "", summary, "", *header, *rows])
 
 
 def _ours(registry: Mapping[str, type]) -> dict[str, type]:

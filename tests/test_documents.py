@@ -25,7 +25,9 @@ from attnlab.lab.head_width.rows import read_rows
 from attnlab.models import FFN, Experts
 from attnlab.models.ffn import ffn_values
 from attnlab.models.layer import LAYER_VALUES
+from attnlab.nested import flatten
 from experiments import effects, reference
+from experiments.configs import byte_lm
 
 DOCS = [
     page
@@ -130,6 +132,14 @@ def labels(svg):
 def test_pages_made_from_the_code(name):
     made = reference.pages()[name]
     assert (reference.PAGES / name).read_text() == made, "stale: python -m experiments.reference"
+
+
+def test_every_field_of_a_config_is_on_its_page():
+    text = (reference.PAGES / "config.md").read_text()
+    fields = flatten(byte_lm.get_config().to_dict())
+    # Other tests register extras.
+    names = [re.sub(r"extras\.\w+\.\w+$", "extras.NAME.on", name) for name in fields]
+    assert [name for name in names if f"`config.{name}" not in text] == []
 
 
 def test_the_tutorial_on_gpt2_runs(tmp_path):

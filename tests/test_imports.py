@@ -11,6 +11,7 @@ from conftest import ROOT
 # From the bottom up: a file imports its own package and those below it.
 LAYERS = (
     {"names", "remat", "extras", "tap", "atomic", "nested"},
+    {"fields"},
     {"norms", "attention", "sharing"},
     {"heads"},
     {"models"},
@@ -24,6 +25,7 @@ APART = {
     "data": {"names", "extras", "atomic"},
     "training": {
         "names",
+        "fields",
         "nested",
         "attention",
         "extras",
@@ -36,6 +38,7 @@ APART = {
     "runs": {"training", "models", "sharing"},
     "lab": {
         "extras",
+        "fields",
         "names",
         "nested",
         "atomic",

@@ -11,12 +11,12 @@ from jaxtyping import Array, Float
 from attnlab.attention import score_mods
 from attnlab.attention.dropout import dropout_seed, keep_mask
 from attnlab.attention.scores import scaled_scores, weighted_sum
+from attnlab.fields import bounded
 from attnlab.heads.call import Call
 from attnlab.heads.layout import Extra, Layout
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_extra
 from attnlab.heads.weights import Params, Weight
-from attnlab.names import check_count
 
 
 @register_extra("gate")
@@ -29,10 +29,6 @@ class Gate(Extra):
     """
 
     by: Literal["head", "element"] = "head"
-
-    def __post_init__(self) -> None:
-        if self.by not in ("head", "element"):
-            raise ValueError(f"by must be 'head' or 'element', not {self.by!r}")
 
     @property
     def between(self) -> Literal["", "qk", "vo"]:
@@ -99,11 +95,7 @@ class SoftCap(Extra):
     """
 
     shift_invariant: ClassVar[bool] = False
-    cap: float = 50.0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.cap, int | float) or not 0 < self.cap < float("inf"):
-            raise ValueError(f"cap must be a finite number above 0, not {self.cap!r}")
+    cap: float = bounded(50.0, above=0.0)
 
     def before_attention(self, params: Params, call: Call) -> Call:
         return call.with_new(logits_soft_cap=self.cap)
@@ -121,11 +113,7 @@ class LearntSoftCap(Extra):
     """
 
     shift_invariant: ClassVar[bool] = False
-    start: float = 3.0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.start, int | float) or not 0 < self.start < float("inf"):
-            raise ValueError(f"start must be a finite number above 0, not {self.start!r}")
+    start: float = bounded(3.0, above=0.0)
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         start = math.log(self.start)
@@ -151,11 +139,8 @@ class Sigmoid(Extra):
 
     shift_invariant: ClassVar[bool] = False
     excludes: ClassVar[tuple[str, ...]] = ("sink", "extra_keys")
-    length: int = 64
+    length: int = bounded(64, least=1)
     learnt: bool = False
-
-    def __post_init__(self) -> None:
-        check_count("length", self.length, 1)
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         start = -math.log(self.length)
@@ -190,11 +175,10 @@ class MixtureOfHeads(Extra):
     losses: ClassVar[tuple[str, ...]] = ("head_balance",)
     depends_on_head_order: ClassVar[bool] = True  # the first heads are shared
     top: int = 2
-    shared: int = 1
+    shared: int = bounded(1, least=1)
     balance: float = 0.01
 
     def check(self, layout: Layout) -> None:
-        check_count("mixture_of_heads.shared", self.shared, 1)
         if not 1 <= self.top <= layout.num_heads - self.shared:
             raise ValueError(
                 f"mixture_of_heads.top {self.top} must be from 1 to num_heads - shared, "
@@ -259,10 +243,7 @@ class ExtraKeys(Extra):
 
     shift_invariant: ClassVar[bool] = False
     excludes: ClassVar[tuple[str, ...]] = ("talking_heads", "learnt_soft_cap")
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        check_count("count", self.count, 1)
+    count: int = bounded(1, least=1)
 
     @property
     def between(self) -> Literal["", "qk", "vo"]:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from jax import Array
 
+from attnlab.fields import check_fields
 from attnlab.heads.layout import short_repr
 from attnlab.heads.linear import normalize
 from attnlab.heads.weights import Method, Params, Weight
@@ -31,14 +32,7 @@ class HeadNorm:
     over: Literal["head", "own_head", "all"] = "head"
 
     def __post_init__(self) -> None:
-        if self.kind not in STARTS:
-            raise ValueError(
-                f"kind of HeadNorm must be one of {', '.join(map(repr, STARTS))}, not {self.kind!r}"
-            )
-        if self.over not in ("head", "own_head", "all"):
-            raise ValueError(
-                f"over of HeadNorm must be 'head', 'own_head' or 'all', not {self.over!r}"
-            )
+        check_fields(self, prefix="qk_norm.")
         if self.bias and self.kind != "layer":
             raise ValueError(
                 f"a norm of kind {self.kind!r} has no bias; use kind='layer' or bias=False"

@@ -15,7 +15,6 @@ V width of a value, O output width.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
@@ -23,11 +22,11 @@ import jax
 from jaxtyping import Array, Float
 
 from attnlab.attention.keywords import check_keywords
+from attnlab.fields import bounded, check_fields
 from attnlab.heads.call import Call
 from attnlab.heads.linear import combine_heads
 from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Params, Weight
-from attnlab.names import check_count
 
 Rotate = Callable[[Array], Array]
 """Applies rotary embedding by position to [B, T, ..., H]; the identity without rotary positions."""
@@ -94,6 +93,9 @@ class Extra:
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         _name_class(cls, Extra.__repr__)
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix=f"{self.name}.")
 
     @property
     def between(self) -> Literal["", "qk", "vo"]:
@@ -162,8 +164,9 @@ class Layout:
       norm_eps: epsilon of all norms inside the heads.
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: sizes or options that do not fit each other, saying what to change.
+      TypeError: an unknown field; `biases` or `extras` that are no tuple.
+      ValueError: a field of the wrong type, or sizes or options that do not fit each other, saying
+        what to change.
     """
 
     name: ClassVar[str] = ""
@@ -187,14 +190,14 @@ class Layout:
     merges_values: ClassVar[bool] = False
     """Are W_V and W_O multiplied out, so that nothing per element can be applied between them?"""
 
-    width: int = 0
+    width: int = bounded(0, least=0)
     num_heads: int
     out_width: int | None = None
     scale: float | None = None
     biases: tuple[Bias, ...] = ()
     output_projection: bool = True
     extras: tuple[Extra, ...] = ()
-    norm_eps: float = 1e-6
+    norm_eps: float = bounded(1e-6, least=0.0)
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -209,7 +212,7 @@ class Layout:
         # Lists, as of a config file, become tuples: a layout is hashable.
         object.__setattr__(self, "biases", _as_tuple("biases", self.biases))
         object.__setattr__(self, "extras", _as_tuple("extras", self.extras))
-        self._check_types()
+        check_fields(self, least=1, without=("biases", "extras"))
         self._check_options()
         if not self.width:
             return  # sizes are checked when the width is known
@@ -427,27 +430,11 @@ class Layout:
 
     # Checks ---------------------------------------------------------------------------------------
 
-    def _check_types(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name == "width" and value == 0:
-                continue
-            if field.type in (int, int | None, "int", "int | None") and value is not None:
-                check_count(field.name, value, 1)
-            if field.type in (bool, "bool") and not isinstance(value, bool):
-                raise TypeError(f"{field.name} must be True or False, not {value!r}")
-
     def _check_options(self) -> None:
         for bias in self.biases:
             if bias not in self.bias_names:
                 known = ", ".join(map(repr, self.bias_names))
                 raise ValueError(f"{self._label} has no bias {bias!r}; use some of {known}")
-        if self.scale is not None and not _is_finite(self.scale):
-            raise ValueError(
-                f"scale must be a finite number, or None for 1/sqrt(width of q), not {self.scale!r}"
-            )
-        if not _is_finite(self.norm_eps) or self.norm_eps < 0:
-            raise ValueError(f"norm_eps must be finite and at least 0, not {self.norm_eps!r}")
         if not self.output_projection and self.out_width is not None:
             raise ValueError(
                 "without an output projection the output is the concatenated heads, so out_width "
@@ -461,7 +448,7 @@ class Layout:
                     f"extras must be Extra instances such as Gate(), not {extra!r}; to make one by "
                     "name, use EXTRAS[name]()"
                 )
-            _check_extra_types(extra)
+            check_fields(extra, prefix=f"{extra.name}.")  # it may have its own __post_init__
         names = [extra.name for extra in self.extras]
         for extra in self.extras:
             if names.count(extra.name) > 1:
@@ -488,17 +475,6 @@ class Layout:
 
 
 # Helpers ------------------------------------------------------------------------------------------
-
-
-def _check_extra_types(extra: Extra) -> None:
-    for field in dataclasses.fields(extra):
-        name, value = f"{extra.name}.{field.name}", getattr(extra, field.name)
-        if field.type in (int, "int"):
-            check_count(name, value)
-        if field.type in (bool, "bool") and not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, not {value!r}")
-        if field.type in (float, "float") and not _is_finite(value):
-            raise ValueError(f"{name} must be a finite number, not {value!r}")
 
 
 def check_kv_heads(layout: Layout) -> None:
@@ -534,11 +510,6 @@ def _as_tuple(field: str, value: object) -> tuple[object, ...]:
     if not isinstance(value, tuple | list):
         raise TypeError(f"{field} must be a tuple, not {value!r}; write ({value!r},) for one")
     return tuple(value)
-
-
-def _is_finite(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)  # type: ignore[arg-type]  # a number
 
 
 def all_weights(layout: Layout) -> dict[str, Weight]:

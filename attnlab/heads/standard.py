@@ -55,10 +55,6 @@ class Separate(Layout):
 
     def check(self) -> None:
         """The projections that are tied have one shape."""
-        if self.qk_norm is not None and not isinstance(self.qk_norm, HeadNorm):
-            raise TypeError(
-                f"qk_norm must be a HeadNorm such as HeadNorm('rms'), or None, not {self.qk_norm!r}"
-            )
         known = [tie for tie in UNTIED if set(tie) <= set(self.can_tie)]
         if self.tie not in known:
             raise ValueError(

@@ -78,6 +78,13 @@ class Match(NamedTuple):
     """A budget that all variants have: that of a reference.
 
     The reference of a variant is the same model with another layout and sharing plan.
+
+    Attributes:
+      budget: of the reference: "parameters", "flops", "cache" or "seconds". To meet it,
+        `model.ffn.width` is solved for ("cache": `model.heads.num_heads`). In a config "" turns
+        this off.
+      layout: of the reference.
+      sharing: of the reference.
     """
 
     budget: Budget

@@ -33,10 +33,12 @@ class HeadInit:
     """How the heads of new parameters start.
 
     Attributes:
-      values: values that are those of the first head in all heads, with commas between: "outputs"
-        makes heads equal, "probs" their scores; "" leaves them different.
-      noise: what tells equal heads apart, relative to the size of the parameters.
-      first_of: the heads are the first of so many; 0: they are drawn for themselves.
+      values: names of values, with commas between, that are initially equal in all heads: those of
+        the first head. "outputs" makes heads equal, "probs" their attention probabilities, "q,k"
+        their queries and keys; "": heads differ.
+      noise: relative size of the random difference between heads that `values` makes equal.
+      first_of: N' > N: the heads are initially the first N of a layer with N' heads; 0: they are
+        initialized on their own.
     """
 
     values: str = ""

@@ -1,8 +1,7 @@
 """Models: config, layers, embeddings, output heads, and the Flax modules that own parameters."""
 
 from attnlab.models.budget import Match, match_budget, with_layout
-from attnlab.models.config import Encoder as EncoderConfig
-from attnlab.models.config import LayerOverrides, LayerSpec, ModelConfig
+from attnlab.models.config import EncoderConfig, LayerOverrides, LayerSpec, ModelConfig
 from attnlab.models.config_dict import from_dict, from_json, to_dict, to_json
 from attnlab.models.cost import (
     applied_parameters,

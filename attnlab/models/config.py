@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import jax.numpy as jnp
 
+from attnlab.fields import bounded, check_count
 from attnlab.heads import Cache, Layout, Standard, init_cache, kv_weight_names
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.positions import read_scaling
 from attnlab.heads.rewrites import CallSizes, choose, form
-from attnlab.models.checks import bounded
 from attnlab.models.specs import (
     FFN,
     Attention,
@@ -29,7 +29,6 @@ from attnlab.models.specs import (
     Rotary,
     Spec,
 )
-from attnlab.names import check_count
 from attnlab.sharing.mixing import check_mixtures
 from attnlab.sharing.named_plans import as_plan, plan_name
 from attnlab.sharing.plan import MIXTURE_SUFFIX, Plan, mixtures
@@ -43,7 +42,7 @@ MIXED = ("attention", "ffn", "cross")
 CROSS = ("cross", f"cross{MIXTURE_SUFFIX}")
 """Sublayers of a decoder that its encoder does not have."""
 
-__all__ = ["Encoder", "LayerOverrides", "LayerSpec", "LayerType", "ModelConfig"]
+__all__ = ["EncoderConfig", "LayerOverrides", "LayerSpec", "LayerType", "ModelConfig"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -77,7 +76,7 @@ LayerType: TypeAlias = tuple[int, LayerOverrides]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Encoder(Spec, path="encoder."):
+class EncoderConfig(Spec, path="encoder."):
     """The encoder of an encoder-decoder.
 
     Attributes:
@@ -160,7 +159,7 @@ class ModelConfig(Spec):
     sharing: str | Plan = "separate"
     delta_rank: int = bounded(8, least=1)
     layer_types: tuple[LayerType, ...] = ()
-    encoder: Encoder | None = None
+    encoder: EncoderConfig | None = None
     init: Init = Init()
     compute: Compute = Compute()
 
@@ -211,7 +210,7 @@ class ModelConfig(Spec):
             self._set("heads", dataclasses.replace(self.heads, width=0))
         self._set("layer_types", tuple(_layer_type(pair, self.width) for pair in self.layer_types))
         if self.kind == "encoder_decoder":
-            self._set("encoder", self.encoder or Encoder())
+            self._set("encoder", self.encoder or EncoderConfig())
         elif self.encoder is not None:
             raise ValueError(f"encoder is for kind='encoder_decoder'; this is a {self.kind}")
         if self.embedding.images is not None:
@@ -531,7 +530,7 @@ def check_layer_types(config: ModelConfig) -> None:
 # Encoder, inputs and outputs ----------------------------------------------------------------------
 
 
-def check_encoder(config: ModelConfig, encoder: Encoder) -> None:
+def check_encoder(config: ModelConfig, encoder: EncoderConfig) -> None:
     """Raises ValueError if the encoder, or what it shares, does not fit the decoder."""
     if encoder.cross == "merged" and "cross" in config.plan:
         raise ValueError("encoder.cross='merged' has no sublayer 'cross'; leave it out of the plan")

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args,
 
 from attnlab.heads import EXTRAS, LAYOUTS, Extra, Layout
 from attnlab.heads.layout import Bias
-from attnlab.models.config import Encoder, LayerOverrides, LayerType, ModelConfig
+from attnlab.models.config import EncoderConfig, LayerOverrides, LayerType, ModelConfig
 from attnlab.models.specs import POSITIONS, Positions
 from attnlab.names import lookup
 from attnlab.sharing import Plan
@@ -197,12 +197,12 @@ class _Writer:
             return self.overrides(value)
         if isinstance(value, Plan):
             return repr(value)
-        if isinstance(value, Encoder) and self.dense:
+        if isinstance(value, EncoderConfig) and self.dense:
             # Left out where it is the default, so that a flag can choose a model without encoder.
             made: Record = {}
             for field in dataclasses.fields(value):
                 a = getattr(value, field.name)
-                one = field_types(Encoder)[field.name]
+                one = field_types(EncoderConfig)[field.name]
                 made[field.name] = self.value(None if a == field.default else a, one)
             return made
         if dataclasses.is_dataclass(value):

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import jax
 
 from attnlab import heads
+from attnlab.fields import check_count
 from attnlab.models.config import ModelConfig
 from attnlab.models.ffn import ffn_flops, inactive_parameters
 from attnlab.models.layer import init_layer
 from attnlab.models.parameters import num_outer_parameters, stack_specs
 from attnlab.models.specs import LayerSpec
-from attnlab.names import check_count
 from attnlab.sharing import Params, Plan, PyTree, mixtures
 
 

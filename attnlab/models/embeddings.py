@@ -195,7 +195,8 @@ def embed(
       params: of the model.
       tokens: ids; or floats, a weighted sum of tokens, or any `vocab_size` features.
       config: of the model.
-      positions: None for 0, 1, 2, ...; a position, token id or type outside its table gives NaN.
+      positions: None for 0, 1, 2, ...; a position, token id or type outside its table gives NaN,
+        except that negative positions are not noticed: they count from the end of the table.
       token_types: None for type 0. A model without a table of types reads them from the table of
         tokens (GPT-2).
 

@@ -63,7 +63,9 @@ class ModelInputs:
         the pooler, and with a cache is neither kept nor counted as a position.
       mask: True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long, or
         `Edges`.
-      positions: [T] or [B, T]; None is 0, 1, 2, ..., with a cache the next ones.
+      positions: [T] or [B, T]; None is 0, 1, 2, ..., with a cache the next ones. Those outside a
+        table are a ValueError, and within `jax.jit` give NaN; there a negative one is not noticed
+        and counts from the end of the table.
       token_types: [B, T]; None is type 0.
       head_mask: multiplies each head, [L, N] or [L, B, N]; L arrays where layers differ in their
         number of heads.

@@ -22,13 +22,13 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from attnlab.fields import check_count
 from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import check_range, check_tokens
 from attnlab.models.forward import ModelCache, ModelInputs, cache_by_type, run_model
 from attnlab.models.parameters import check_params, params_of
 from attnlab.models.sampling import Sampling, SamplingArrays, next_token
-from attnlab.names import check_count
 from attnlab.sharing import Params
 
 

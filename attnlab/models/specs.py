@@ -5,15 +5,13 @@ composes them.
 """
 
 import dataclasses
-import functools
-import typing
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
+from typing import ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from attnlab.attention.dispatch import check_implementation
 from attnlab.attention.keywords import check_keywords
+from attnlab.fields import bounded, check_choice, check_fields
 from attnlab.heads import positions
 from attnlab.heads.layout import Layout, short_repr
-from attnlab.models.checks import bounded, check_choice, check_field
 
 Activation: TypeAlias = Literal[
     "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "gated_gelu", "gated_gelu_tanh",
@@ -56,22 +54,13 @@ class Spec:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        record: type = type(self)
-        for field, hint in _hints(record):
-            value = getattr(self, field.name)
-            check_field(f"{self.path}{field.name}", value, hint, field)
+        check_fields(self, prefix=self.path)
+        for name, value in vars(self).items():
             if isinstance(value, list):  # of a config file; a tuple can be hashed
-                object.__setattr__(self, field.name, tuple(value))
+                object.__setattr__(self, name, tuple(value))
 
     def __repr__(self) -> str:
         return short_repr(self)
-
-
-@functools.cache
-def _hints(cls: type) -> list[tuple[dataclasses.Field[Any], object]]:
-    """The fields of a record with their types."""
-    hints = typing.get_type_hints(cls)
-    return [(field, hints[field.name]) for field in dataclasses.fields(cls)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

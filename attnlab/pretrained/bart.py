@@ -7,7 +7,7 @@ Blenderbot (Roller et al. 2020, arXiv 2004.13637).
 import dataclasses
 
 from attnlab.heads import Standard
-from attnlab.models.config import Encoder, ModelConfig
+from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.specs import Embedding, Init, Learned, Norm, Sinusoidal
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute, bad_value, derived
@@ -190,7 +190,7 @@ BASE = ModelConfig(
     norm=Norm(position="post"),
     positions=Learned(offset=2),
     embedding=Embedding(norm=True),
-    encoder=Encoder(own_inputs=True),
+    encoder=EncoderConfig(own_inputs=True),
     init=Init(std=0.02),
 )
 BART = encoder_decoder("bart", "Bart")

@@ -58,7 +58,7 @@ def save(
       max_shard_bytes: weights of more bytes become several files and an index, as
         `model-00001-of-00003.safetensors`. One tensor is never divided.
       model_card: write README.md, which says what the model is; an older one is replaced.
-      conversion: by which the weights were made, told in the model card with its errors.
+      conversion: the conversion that made the weights; the model card reports it and its errors.
 
     Raises:
       ValueError: no family computes the same as the model, or `params` are not its weights: names
@@ -83,7 +83,9 @@ def save(
     chosen = _choose_family(config, family)
     check_weights(config, params, allow_nonfinite=allow_nonfinite)
     if conversion is not None and not model_card:
-        raise ValueError("conversion is told in the model card; pass model_card=True")
+        raise ValueError(
+            "conversion is written to the model card; pass model_card=True, or leave conversion out"
+        )
     attributes, tensors = _contents(chosen, config, params)
     card = make_card(config, params, conversion) if model_card else ""
     _write(folder, attributes, tensors, max_shard_bytes, card)

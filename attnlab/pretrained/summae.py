@@ -6,7 +6,7 @@ sublayer's post-processing and once more by the layer.
 """
 
 from attnlab.heads import Standard
-from attnlab.models.config import Encoder, ModelConfig
+from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.specs import FFN, Embedding, Norm, OutputHead, Sinusoidal
 from attnlab.nested import JSON
 from attnlab.pretrained.arrays import Built, depth, require, take
@@ -54,7 +54,7 @@ def build(config: JSON, tensors: Arrays) -> Built:
         positions=Sinusoidal(halves=True),
         embedding=Embedding(zero_token=0),
         output=OutputHead(kind="none"),
-        encoder=Encoder(
+        encoder=EncoderConfig(
             num_layers=depth(tensors, r"encoder/layer_(\d+)/"), num_heads=encoder_heads
         ),
     )

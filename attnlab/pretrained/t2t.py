@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from attnlab.heads import Standard
-from attnlab.models.config import Encoder, ModelConfig
+from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.specs import FFN, Embedding, Norm, NormPosition, Sinusoidal
 from attnlab.names import lookup
 from attnlab.nested import JSON
@@ -82,7 +82,7 @@ def build(config: JSON, tensors: Arrays) -> Built:
         norm=Norm(position=position, eps=eps),
         positions=Sinusoidal(halves=True),
         embedding=Embedding(scale=width**0.5, zero_token=0),
-        encoder=Encoder(num_layers=depth(tensors, r"body/encoder/layer_(\d+)/")),
+        encoder=EncoderConfig(num_layers=depth(tensors, r"body/encoder/layer_(\d+)/")),
     )
     stacks = (_stack("encoder", place, three), _stack("decoder", place, three))
     table = NameTable((Module("embedding", "embedding", "table"),), stacks, SUFFIXES)

@@ -12,7 +12,7 @@ import numpy as np
 
 from attnlab.heads import ExtraKeys, Sink, Standard
 from attnlab.heads.layout import Extra
-from attnlab.models.config import Encoder, ModelConfig
+from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.specs import FFN, NoPositions, Norm, NormPosition, OutputHead
 from attnlab.names import lookup
 from attnlab.nested import JSON
@@ -100,7 +100,7 @@ def build_layers(config: JSON, tensors: Arrays) -> Built:
     ffn_width, width = np.shape(tensors[f"{sample}linear1.weight"])
     tensors["embedding"] = np.eye(width, dtype=np.float32)
     bias, decodes = f"{sample}linear1.bias" in tensors, "decoder" in depths
-    encoder = Encoder(num_layers=max(depths.get("encoder", 1), 1), shares_decoder=not paired)
+    encoder = EncoderConfig(num_layers=max(depths.get("encoder", 1), 1), shares_decoder=not paired)
     model = ModelConfig(
         kind="encoder_decoder" if decodes else "encoder",
         vocab_size=width,

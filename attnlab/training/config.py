@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from attnlab.models.checks import bounded
+from attnlab.fields import bounded
 from attnlab.models.specs import Spec
 from attnlab.names import lookup
 from attnlab.nested import JSON

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from attnlab.heads import Layout, Params
 from attnlab.heads.params import check_params
+from attnlab.transforms.arguments import head_numbers
 from attnlab.transforms.forms import axes, kv_heads_of, reads_slices
 
 ArrayT = TypeVar("ArrayT", Array, NDArray[np.float64])
@@ -61,9 +62,9 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
       order: each of 0..N-1 once. Heads that share keys and values must stay together.
 
     Raises:
-      ValueError: the position of a head matters: it reads its own slice of x (`narrow`,
-        `narrow_tied`), is a slice of the output (`output_projection=False`), or counts for an
-        extra (`MixtureOfHeads`).
+      ValueError: `order` is no such list; or the position of a head matters: it reads its own slice
+        of x (`narrow`, `narrow_tied`), is a slice of the output (`output_projection=False`), or
+        counts for an extra (`MixtureOfHeads`).
 
     >>> import jax
     >>> from attnlab.heads import Standard, init
@@ -73,7 +74,7 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
     True
     """
     check_params(params, layout)
-    order, heads = [int(n) for n in order], layout.num_heads
+    order, heads = head_numbers("order", order), layout.num_heads
     if sorted(order) != list(range(heads)):
         raise ValueError(f"order must hold each of 0..{heads - 1} once, not {order}")
     check_head_order(layout)
@@ -85,6 +86,6 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
         if any(order[n] // size != order[n - n % size] // size for n in range(heads)):
             raise ValueError(
                 f"order {order} splits heads that share keys and values; keep each {size} "
-                "neighbours together, or convert to num_kv_heads=num_heads first"
+                "consecutive heads together, or convert to num_kv_heads=num_heads first"
             )
     return reorder_heads(params, layout, order)

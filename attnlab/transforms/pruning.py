@@ -14,6 +14,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import check_params, stack_specs
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan, mixtures
+from attnlab.transforms.arguments import as_integer, check_config, head_numbers
 from attnlab.transforms.forms import kv_heads_of
 from attnlab.transforms.permute import check_head_order, take_heads
 
@@ -71,9 +72,10 @@ def remove_heads(
       configs.
 
     Raises:
-      ValueError: nothing would be saved (use `head_mask`); the layout ties a head to a slice of x;
-        or layers would lose different heads that belong together: heads that attend to shared keys,
-        or that have a row in a shared table of relative positions.
+      ValueError: a head, group or layer that is no whole number or that the model does not have;
+        nothing would be saved (use `head_mask`); the layout ties a head to a slice of x; or layers
+        would lose different heads that belong together: heads that attend to shared keys, or that
+        have a row in a shared table of relative positions.
 
     >>> import jax
     >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
@@ -82,6 +84,7 @@ def remove_heads(
     >>> small.heads.num_heads, weights["layers"]["attention"]["q"].shape, zeroed
     (2, (1, 8, 2, 2), {})
     """
+    check_config(config)
     _check_can_remove(config)
     layout = config.layout
     _check_heads_apart(config, layout)
@@ -130,6 +133,9 @@ def scale_heads(
     >>> bool((after == before / 2).all())
     True
     """
+    check_config(config)
+    if not isinstance(gate, Mapping):
+        raise ValueError(f'gate must be a dict such as {{"heads": factors}}, not {gate!r}')
     if not config.layout.output_projection:
         raise ValueError(
             "output_projection is False: each head is a part of the output; use head_mask"
@@ -258,11 +264,18 @@ def _by_group(
     sublayer = LOCATIONS[name][1]
     groups, num_groups = plan.indices(sublayer), plan.num_groups[sublayer]
     count = plan.num_layers if by == "layer" else num_groups
-    if unknown := sorted(set(removed) - set(range(count))):
-        raise ValueError(f"{name}: no {by} {unknown[0]}; there are {count}")
-    sets = {n: frozenset(map(int, removed.get(n, ()))) for n in range(count)}
-    for n, numbers in sets.items():
-        if unknown := sorted(numbers - set(range(num_heads))):
+    if not isinstance(removed, Mapping):
+        raise ValueError(
+            f"{name} must be a dict from {by} to head numbers, such as {{0: [1, 3]}}, not "
+            f"{removed!r}"
+        )
+    sets: dict[int, frozenset[int]] = dict.fromkeys(range(count), frozenset())
+    for key, lost in removed.items():
+        n = as_integer(f"{name}: a {by}", key)
+        if n not in sets:
+            raise ValueError(f"{name}: no {by} {n}; there are {count}")
+        sets[n] |= {*head_numbers(f"{name}: heads of {by} {n}", lost)}
+        if unknown := sorted(sets[n] - set(range(num_heads))):
             raise ValueError(f"{name}: {by} {n} has no head {unknown[0]}; it has {num_heads}")
     if by == "group":
         return [sets[group] for group in range(count)]

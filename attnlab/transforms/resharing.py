@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from attnlab.heads import Layout, kv_weight_names, weight_shapes
-from attnlab.models.config import Encoder, ModelConfig
+from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.embeddings import OWN_INPUTS
 from attnlab.models.parameters import check_params, stack_specs
 from attnlab.names import lookup
@@ -31,6 +31,7 @@ from attnlab.sharing import (
     separate,
 )
 from attnlab.sharing.bits import same_bits
+from attnlab.transforms.arguments import check_config
 from attnlab.transforms.head_alignment import align_heads
 from attnlab.transforms.permute import permute_heads
 
@@ -109,6 +110,7 @@ def change_plan(
     >>> changed.sharing, merged["layers"]["ffn"]["up"].shape[0]
     ('cycle:2', 2)
     """
+    check_config(config)
     lookup(MERGES, merge, what="merge")
     after = _with_plan(config, plan)
     check_params(config, params)
@@ -154,12 +156,13 @@ def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Par
     Raises:
       ValueError: the encoder has its own parameters already.
 
-    >>> config = ModelConfig(kind="encoder_decoder", encoder=Encoder(shares_decoder=True))
+    >>> config = ModelConfig(kind="encoder_decoder", encoder=EncoderConfig(shares_decoder=True))
     >>> tokens = jnp.ones((1, 2), int)
     >>> params = config.build().init(jax.random.key(0), tokens, source=tokens)["params"]
     >>> sorted(set(untie_encoder(config, params)[1]) - set(params))
     ['encoder_final_norm', 'encoder_layers']
     """
+    check_config(config)
     if config.encoder is None or not config.encoder.shares_decoder:
         raise ValueError(
             "encoder.shares_decoder is False: the encoder has its own parameters already"
@@ -198,8 +201,9 @@ def tie_encoder(
     >>> params = init(jax.random.key(0), tokens, source=tokens)["params"]
     >>> tied, merged = tie_encoder(config, params)
     >>> tied.encoder, sorted(set(params) - set(merged))
-    (Encoder(shares_decoder=True), ['encoder_final_norm', 'encoder_layers'])
+    (EncoderConfig(shares_decoder=True), ['encoder_final_norm', 'encoder_layers'])
     """
+    check_config(config)
     lookup(MERGES, merge, what="merge")
     tied = _with_encoder(config, shares_decoder=True)
     plan = config.encoder_plan
@@ -227,7 +231,7 @@ def tie_encoder(
 def _with_encoder(config: ModelConfig, *, shares_decoder: bool) -> ModelConfig:
     if config.encoder is None:
         raise ValueError(f"this {config.kind} is not an encoder_decoder")
-    encoder: Encoder = dataclasses.replace(
+    encoder: EncoderConfig = dataclasses.replace(
         config.encoder,
         shares_decoder=shares_decoder,
         own_inputs=config.encoder.own_inputs and not shares_decoder,
@@ -250,6 +254,7 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     >>> detect_sharing(*unshare(config, params))[0].sharing
     'ffn_only'
     """
+    check_config(config)
     if config.layer_types:
         raise ValueError("detect_sharing needs a model with one layer type; this one has several")
     if any(mixtures(plan) for _, plan in stack_specs(config).values()):

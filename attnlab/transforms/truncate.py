@@ -8,6 +8,7 @@ from jaxtyping import Array
 
 from attnlab.heads import Bilinear, Layout, Params, Standard
 from attnlab.heads.rewrites import chain
+from attnlab.transforms.arguments import as_integer
 from attnlab.transforms.dtypes import in_float64
 from attnlab.transforms.forms import canonical
 from attnlab.transforms.matrices import stacked_scores, truncated
@@ -40,7 +41,8 @@ def truncate(params: Params, layout: Layout, rank: int, *, key: Array | None = N
       key: for the random inputs; None is a fixed one.
 
     Raises:
-      ValueError: a rank below 1, a layout without the form `bilinear`, NaN or inf.
+      ValueError: a rank that is no whole number of at least 1, a layout without the form
+        `bilinear`, NaN or inf.
 
     >>> from attnlab.heads import Bilinear, init
     >>> layout = Bilinear(width=6, num_heads=2)
@@ -49,7 +51,7 @@ def truncate(params: Params, layout: Layout, rank: int, *, key: Array | None = N
     >>> found.layout.name, found.params["q"].shape, bool((found.score_error > 0).all())
     ('standard', (6, 2, 2), True)
     """
-    if rank < 1:
+    if (rank := as_integer("rank", rank)) < 1:
         raise ValueError(f"rank must be at least 1, not {rank}")
     w, restore = in_float64(params, layout)
     with float64():

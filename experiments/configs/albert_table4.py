@@ -94,17 +94,18 @@ TABLE = Table(
         "data": "English Wikipedia and BookCorpus",
         "task": "masked words (runs of up to 3) and order of sentences, then fine-tuning",
         "model": "encoder, 12 layers of width 768, 12 heads, FFN 3,072, 30,000 word pieces",
-        "training": "125,000 steps of 4,096 texts of 512 word pieces, LAMB; one run a row",
+        "training": "125,000 steps of 4,096 texts of 512 word pieces, LAMB; one run per row",
         "score": "development sets of SQuAD, MNLI, SST-2 and RACE; Avg is their average",
     },
-    # Where both widths are equal the base has no map, as in Google's code.
-    notes="The paper counts neither the masked-word readout nor the classifier, so the exact "
-    "count leaves them out; with the pooler six of its eight numbers round to what it prints, the "
-    "two not-shared rows only without it (108,490,752 and 89,059,584). Google's code and this one "
-    "have an embedding map only where E is not the width. Groups: the paper has no such table; "
-    "1 group is “all-shared”, 12 are “not-shared”. At the scale `tiny` the model has pre-norm, 4 "
-    "heads and E = 48 and 24: with post-norm, or with E = 8, it predicts no better than the "
-    "frequencies of the bytes after a few hundred steps.",
+    # Where both widths are equal the base has no projection, as in Google's code.
+    notes="The paper counts neither the masked-LM head nor the classifier head, so the exact "
+    "counts leave them out. With the pooler, six of the paper's eight counts agree after "
+    "rounding; the two “not-shared” counts agree only without the pooler (108,490,752 and "
+    "89,059,584). As in Google's code, the embedding has a projection only where E differs from "
+    "the width. The paper has no table of groups; 1 group is its “all-shared”, 12 groups are its "
+    "“not-shared”. At the scale `tiny` the model has pre-norm, 4 heads and E = 48 and 24. With "
+    "post-norm, or with E = 8, it predicts no better than byte frequencies after a few hundred "
+    "steps.",
     columns=COLUMNS,
     better="higher",
     base="E=128 not-shared",

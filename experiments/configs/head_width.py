@@ -22,17 +22,32 @@ def get_config(arg: str = "") -> ConfigDict:
     """
     name, _, value = arg.partition("=")
     if name == "gpu":
-        return ConfigDict({"stages": (), "gpu_scale": float(value or 1)})
+        return ConfigDict({"stages": (), "gpu_scale": _scale(value or "1")})
     if arg == "tiny":
         stages: tuple[int, ...] = (-1,)
     elif not arg:
         stages = ORDER
-    elif name == "stage":
+    elif name == "stage" and all(one.isdecimal() for one in value.split(",")):
         stages = tuple(int(one) for one in value.split(","))
     else:
         raise ValueError(
-            f"unknown preset {arg!r}; use stage=0 to stage=7, a list of them, tiny or gpu"
+            f"unknown preset {arg!r}; use stage=0 to stage=7, a list such as stage=0,1, tiny, or "
+            "gpu"
         )
     if unknown := set(stages) - {*TITLES, -1}:
         raise ValueError(f"unknown stage {min(unknown)}; stages are {', '.join(map(str, TITLES))}")
     return ConfigDict({"stages": stages, "weight_decay": TrainConfig().optimizer.weight_decay})
+
+
+def _scale(text: str) -> float:
+    """Fraction of the training of the study on a GPU."""
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = 0.0
+    if not 0 < scale <= 1:
+        raise ValueError(
+            f"preset gpu={text}: the fraction of training must be a number above 0 and at most 1, "
+            "such as gpu=0.001"
+        )
+    return scale

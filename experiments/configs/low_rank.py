@@ -39,19 +39,22 @@ CHANGES: dict[str, dict[str, object]] = {
 }
 EXPECTATIONS = (
     expect("H = D/N, 32 heads", "at least", 1,
-           "32 heads of width 2 leave {ratio:.3f} times the bits of 8 heads of width 8",
+           "32 heads of width 2 need {ratio:.3f} times the bits of 8 heads of width 8",
            over="H = D/N, 8 heads"),
-    expect("H = 16, 8 heads", "at most", 1, "8 heads of width 16 {ratio:.3f} times those of 2",
+    expect("H = 16, 8 heads", "at most", 1,
+           "8 heads of width 16 need {ratio:.3f} times the bits of 2 such heads",
            over="H = 16, 2 heads"),
-    expect("H = 16, 32 heads", "at most", 1, "32 of them {ratio:.3f} times those of 8",
+    expect("H = 16, 32 heads", "at most", 1,
+           "32 heads of width 16 need {ratio:.3f} times the bits of 8 such heads",
            over="H = 16, 8 heads"),
     expect("D = 48 and H = 16, 8 heads", "at most", 1,
-           "a smaller model with 8 heads of width 16 {ratio:.3f} times those of 8 of width 8",
+           "a model of width 48 with 8 heads of width 16 needs {ratio:.3f} times the bits of one "
+           "of width 64 with 8 heads of width 8",
            over="H = D/N, 8 heads"),
 )  # fmt: skip
 description = lab.Description(
-    question="Do more heads help, or does each become too narrow to say where to look?",
-    source="Bhojanapalli et al. 2020 (arXiv 2002.07028), an order of arms and no level",
+    question="Do more heads help, or does the rank of each head's scores become too small?",
+    source="Bhojanapalli et al. 2020 (arXiv 2002.07028): the order of the variants, no values",
     expectations=EXPECTATIONS,
     pairs=tuple((one.tags, one.over) for one in EXPECTATIONS if one.over),
 )

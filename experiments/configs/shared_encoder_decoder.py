@@ -39,18 +39,21 @@ SMALLER = {
     "train.steps": 400,
     "train.seeds": (0, 1, 2),
 }
-"""Than translation.py: five arms of three seeds in minutes."""
+"""Smaller than translation.py, so that five variants with three seeds take minutes."""
 description = lab.Description(
-    question="May an encoder and a decoder be one set of weights?",
-    source="Raffel et al. 2020 (arXiv 1910.10683), Table 2, and T5Gemma 2 (arXiv 2512.14856): an "
-    "order of arms",
+    question="Can an encoder and a decoder share their weights?",
+    source="Raffel et al. 2020 (arXiv 1910.10683), Table 2, and T5Gemma 2 (arXiv 2512.14856): "
+    "the order of the variants, no values",
     expectations=(
         expect(SHARED, "at most", 1.0,
-               "one set for both needs {ratio:.3f} of the bits that two of half the depth need",
+               "shared weights need {ratio:.3f} times the bits of separate ones at half the depth",
                over=HALF),
-        expect(SHARED, "at least", 1.0, "and {ratio:.3f} of those of two sets", over=OWN),
+        expect(SHARED, "at least", 1.0,
+               "and {ratio:.3f} times the bits of separate weights at full depth",
+               over=OWN),
         expect(MERGED, "at least", 1.0,
-               "a decoder that merges its two attentions needs {ratio:.3f} of those of two sets",
+               "a decoder with merged attention needs {ratio:.3f} times the bits of one with "
+               "cross-attention",
                over=OWN),
     ),
 )  # fmt: skip

@@ -45,7 +45,7 @@ CHANGES: dict[str, dict[str, object]] = {
 }
 RECALL = lab.Description(
     question="Which matrices of attention must learn to find again what was said?",
-    source="arXiv 2506.01115, an order of variants and no level",
+    source="arXiv 2506.01115: the order of the variants, no values",
     expectations=(
         expect("all learn", "at least", 90, "where all matrices learn {min:.1f} % are right"),
         expect("Q and K frozen", "at least", 2,
@@ -61,7 +61,7 @@ RECALL = lab.Description(
 
 BITS = lab.Description(
     question="Which matrices of attention must learn to predict the next byte?",
-    source="arXiv 2506.01115, an order of variants and no level",
+    source="arXiv 2506.01115: the order of the variants, no values",
     expectations=(
         expect("Q and K frozen", "at least", 1.0,
                "with W_Q and W_K as they were drawn a byte takes {ratio:.3f} times the bits of "

@@ -264,6 +264,12 @@ def test_cases_are_chosen_by_name():
     assert [c.name for c in bench.chosen(iter(every), "16384")] == [every[-1].name]
     with pytest.raises(ValueError, match="T4096"):
         bench.chosen(iter(every), "nothing like it")
+    with pytest.raises(ValueError, match="nor does one of another suite. Its cases are\n"):
+        bench.chosen(iter(every), "nothing like it")
+    with pytest.raises(ValueError, match="matches --cases=albert; there are some in --suite=plans"):
+        bench.chosen(iter(every), "albert")
+    with pytest.raises(ValueError, match=r"--cases=\( is no regular expression: missing \)"):
+        bench.chosen(iter(every), "(")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ COMMANDS = {
 # It reads its one argument with argparse: it shall not need what our flags import.
 IN_TORCH = "experiments.benchmarks.peers.torch_nanogpt"
 # Their --help is that of absl, which exits with 1.
-BY_ABSL = ("experiments.report", "experiments.gat", "experiments.looped_depth",
-           "experiments.recall_capacity", "experiments.drawing.layouts")  # fmt: skip
+BY_ABSL = ("experiments.report", "experiments.drawing.layouts")
 
 
 def written():

@@ -1,6 +1,7 @@
 """Mistakes: each is one clear TypeError or ValueError that says what is allowed."""
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,12 @@ class NoDefault(Standard):
         return {**super().weights(), "more": Weight("project_q", ("scale",), ("num_heads",))}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scaled(Standard):
+    temperature: float = 1.0
+    mode: Literal["a", "b"] | None = None
+
+
 class SecondSink(Sink):
     pass
 
@@ -62,7 +69,7 @@ CONSTRUCTION = {
     "key heads": (lambda: Standard(**SIZES, num_kv_heads=3), "not divisible by num_kv_heads 3"),
     "scale": (lambda: Standard(**SIZES, scale="0.3"), "scale must be a finite number.* '0.3'"),
     "infinite scale": (lambda: Standard(**SIZES, scale=float("inf")), "scale must be a finite"),
-    "epsilon": (lambda: Standard(**SIZES, norm_eps=-1.0), "norm_eps must be finite and at least 0"),
+    "epsilon": (lambda: Standard(**SIZES, norm_eps=-1.0), "norm_eps must be .* at least 0"),
     "unknown bias": (lambda: Absorbed(**SIZES, biases=("k",)), "has no bias 'k'; use some of 'q'"),
     "biases as text": (lambda: Standard(**SIZES, biases="qk"), "biases must be a tuple, not 'qk'"),
     "one extra": (lambda: Standard(**SIZES, extras=Gate()), "extras must be a tuple, not Gate"),
@@ -107,13 +114,20 @@ CONSTRUCTION = {
     "sigmoids with a sink": (
         lambda: Standard(**SIZES, extras=(Sigmoid(), Sink())), "'sigmoid' does not combine with",
     ),
-    "kind of gate": (lambda: Gate("token"), "by must be 'head' or 'element', not 'token'"),
+    "kind of gate": (lambda: Gate("token"), "unknown gate.by 'token': known: head, element"),
     "cap": (lambda: SoftCap(0.0), "cap must be a finite number above 0, not 0.0"),
     "count": (lambda: ExtraKeys(0), "count must be a whole number of at least 1, not 0"),
     "qk_norm as text": (lambda: Standard(**SIZES, qk_norm="rms"), "qk_norm must be a HeadNorm"),
-    "kind of norm": (lambda: HeadNorm("batch"), "must be one of 'layer', 'rms', .* not 'batch'"),
+    "kind of norm": (lambda: HeadNorm("batch"), "unknown qk_norm.kind 'batch': known: layer, rms"),
+    "bias of a norm": (lambda: HeadNorm(bias="no"), "qk_norm.bias must be True or False, not 'no'"),
+    "number of a layout's own": (
+        lambda: Scaled(**SIZES, temperature="hot"), "temperature must be a finite number",
+    ),
+    "choice of a layout's own": (
+        lambda: Scaled(**SIZES, mode="c"), "unknown mode 'c': known: a, b; None is allowed",
+    ),
     "norm without bias": (lambda: HeadNorm("rms", bias=True), "'rms' has no bias"),
-    "unknown tie": (lambda: Standard(**SIZES, tie="vo"), "tie must be one of '', 'kv', .* 'vo'"),
+    "unknown tie": (lambda: Standard(**SIZES, tie="vo"), "unknown tie 'vo': known: '', kv, qk"),
     "tie of a layout without": (lambda: Differential(**SIZES, tie="kv"), "must be one of '', not"),
     "tied sizes": (lambda: Standard(**SIZES, tie="kv", value_dim=3), "k and v.*|v and k.*"),
     "tied bias": (lambda: Standard(**SIZES, tie="kv", biases=("v",)), "leave 'v' out of biases"),

@@ -92,6 +92,11 @@ def refused(folder, *given, preset="tiny", rows="runs.csv"):
     return line
 
 
+def test_a_wrong_preset_is_one_line(tmp_path):
+    assert "preset gpu=x: the fraction of training must be a" in refused(tmp_path, preset="gpu=x")
+    assert "unknown preset 'stage=x'; use stage=0 to" in refused(tmp_path, preset="stage=x")
+
+
 @pytest.mark.parametrize(
     ("preset", "flag"),
     [

@@ -27,7 +27,7 @@ from attnlab.heads import (
     Wide,
 )
 from attnlab.models import specs
-from attnlab.models.config import Encoder, LayerOverrides, ModelConfig
+from attnlab.models.config import EncoderConfig, LayerOverrides, ModelConfig
 from attnlab.models.config_dict import field_types, from_dict, from_json, to_dict, to_json
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.sharing import Plan
@@ -91,7 +91,7 @@ def configs(draw):
             specs.Embedding, width=st.sampled_from([None, 64]), norm=st.just(True)
         ),
         "output": st.builds(specs.OutputHead, bias=st.booleans(), kind=st.just("own")),
-        "encoder": st.builds(Encoder, num_layers=sizes, shares_decoder=st.booleans()),
+        "encoder": st.builds(EncoderConfig, num_layers=sizes, shares_decoder=st.booleans()),
         "layer_types": st.just(
             [(1, LayerOverrides(window=3)), (1, {"sharing": Plan(attention=(0, 0), ffn=(0, 1))})]
         ),

@@ -6,7 +6,7 @@ import pytest
 
 from attnlab.heads import Latent, Wide
 from attnlab.models import cost, specs
-from attnlab.models.config import Encoder, LayerOverrides, ModelConfig
+from attnlab.models.config import EncoderConfig, LayerOverrides, ModelConfig
 from attnlab.models.describe import describe
 
 CONFIGS = {
@@ -14,9 +14,9 @@ CONFIGS = {
     "cla": ModelConfig(sharing="cla:2"),
     "mixtures": ModelConfig(sharing="dictionary:2"),
     "encoder": ModelConfig(kind="encoder", heads=Latent(num_heads=4)),
-    "two stacks": ModelConfig(kind="encoder_decoder", encoder=Encoder(num_layers=2)),
+    "two stacks": ModelConfig(kind="encoder_decoder", encoder=EncoderConfig(num_layers=2)),
     "one set of weights": ModelConfig(
-        kind="encoder_decoder", encoder=Encoder(shares_decoder=True), sharing="albert"
+        kind="encoder_decoder", encoder=EncoderConfig(shares_decoder=True), sharing="albert"
     ),
     "types": ModelConfig(
         layer_types=(

@@ -12,8 +12,8 @@ from conftest import assert_close, deep
 from attnlab import heads, models
 from attnlab.heads.layout import all_weights
 from attnlab.models import FFN, Compute, ModelConfig, Relative
-from attnlab.models.config import Encoder
-from attnlab.transforms import remove_heads, scale_heads
+from attnlab.models.config import EncoderConfig
+from attnlab.transforms import change_plan, remove_heads, scale_heads, tie_encoder
 from attnlab.transforms.pruning import LOCATIONS
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -149,7 +149,8 @@ def test_heads_that_share_keys():
 def test_both_stacks_and_cross_attention():
     config = changed(
         num_layers=2, ffn=FFN(width=0), sharing="albert", heads=heads.Standard(num_heads=3),
-        kind="encoder_decoder", encoder=Encoder(sharing="separate"), positions=Relative(buckets=8),
+        kind="encoder_decoder", encoder=EncoderConfig(sharing="separate"),
+        positions=Relative(buckets=8),
     )  # fmt: skip
     lost = dict(cross={0: [0]}, encoder={0: [1], 1: [1]})
     with pytest.raises(ValueError, match="remove the same heads of every group"):
@@ -183,6 +184,13 @@ REFUSED = {
     "one group alone": ({}, {0: [1]}, "nothing would be saved"),
     "no such group": (dict(sharing="albert"), {1: [1]}, "no group 1; there are 1"),
     "no such head": (dict(sharing="albert"), {0: [6]}, "group 0 has no head 6; it has 6"),
+    "half a head": (dict(sharing="albert"), {0: [0.5]}, "whole numbers from 0, not 0.5; give the"),
+    "a mask": (dict(sharing="albert"), {0: np.eye(6)[0] > 0}, "flatnonzero gives those of a bool"),
+    "a bool": (dict(sharing="albert"), {0: [True]}, "heads of group 0 must be .* not True"),
+    "text": (dict(sharing="albert"), {0: "13"}, "a list of head numbers such as .*, not '13'"),
+    "one number": (dict(sharing="albert"), {0: 1}, "a list of head numbers such as .*, not 1"),
+    "half a group": (dict(sharing="albert"), {0.5: [1]}, "a group must be a whole number, not 0.5"),
+    "no dict": (dict(sharing="albert"), [1, 3], "heads must be a dict from group to head numbers"),
 }
 
 
@@ -191,3 +199,9 @@ def test_heads_that_cannot_be_removed(case):
     fields, lost, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         remove_heads(changed(**fields), {}, lost)
+
+
+@pytest.mark.parametrize("function", [remove_heads, scale_heads, change_plan, tie_encoder])
+def test_config_and_params_in_the_other_order(function):
+    with pytest.raises(TypeError, match="config must be a ModelConfig, not dict; the order"):
+        function({}, BASE, *() if function is tie_encoder else ({},))

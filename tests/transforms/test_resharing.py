@@ -11,7 +11,7 @@ from conversions import difference, random_params
 
 from attnlab import heads, models
 from attnlab.models import FFN, Compute, ModelConfig, OutputHead
-from attnlab.models.config import Encoder
+from attnlab.models.config import EncoderConfig
 from attnlab.sharing import Plan, parse_plan
 from attnlab.transforms import (
     align_heads,
@@ -302,9 +302,9 @@ def test_keys_of_neighbours_become_one():
 
 
 BOTH = dataclasses.replace(
-    DEEP, kind="encoder_decoder", encoder=Encoder(num_layers=4), positions=models.Relative()
+    DEEP, kind="encoder_decoder", encoder=EncoderConfig(num_layers=4), positions=models.Relative()
 )
-SHARED = Encoder(num_layers=4, shares_decoder=True)
+SHARED = EncoderConfig(num_layers=4, shares_decoder=True)
 
 
 def both(config):
@@ -373,6 +373,6 @@ def test_tying_takes_the_mean_of_the_stacks():
     )
     np.testing.assert_array_equal(merged["layers"]["cross"]["q"], params["layers"]["cross"]["q"])
     assert jax.tree.structure(merged) == jax.tree.structure(both(tied)[0])
-    other = dataclasses.replace(BOTH, encoder=Encoder(num_layers=4, sharing="albert"))
+    other = dataclasses.replace(BOTH, encoder=EncoderConfig(num_layers=4, sharing="albert"))
     with pytest.raises(ValueError, match="encoder and decoder need the same plan"):
         tie_encoder(other, both(other)[0])

@@ -74,6 +74,8 @@ def test_orders_that_are_refused():
     for layout, order, message in (
         (six(), [3, 1, 0, 4, 2, 5], "splits heads that share keys and values; keep each 3"),
         (each, [0, 1, 2, 3, 4, 4], r"each of 0\.\.5 once"),
+        (each, [0, 1, 2, 3, 4, 5.5], "order must be whole numbers from 0, not 5.5"),
+        (each, [0, True, 2, 3, 4, 5], "order must be whole numbers from 0, not True"),
         (six(Narrow), [1, 0, 2, 3, 4, 5], "its slice of x"),
         (six(NarrowTied), [1, 0, 2, 3, 4, 5], "its slice of x"),
         (six(output_projection=False, biases=()), [3, 4, 5, 0, 1, 2], "its slice of the output"),
@@ -196,8 +198,9 @@ def test_truncation_of_a_product_in_float32():
 def test_truncations_that_are_refused(layout, reason):
     with pytest.raises(ValueError, match=f"needs plain scores q k\\^T: .*{reason}"):
         truncate(random_params(layout), layout, 2)
-    with pytest.raises(ValueError, match="rank must be at least 1"):
-        truncate(random_params(layout), layout, 0)
+    for rank, message in ((0, "at least 1"), (1.5, "a whole number"), (True, "a whole number")):
+        with pytest.raises(ValueError, match=f"rank must be {message}.* not {rank}"):
+            truncate(random_params(layout), layout, rank)
 
 
 def test_standard_heads_alone_absorb_a_rotation_of_the_residual_stream():

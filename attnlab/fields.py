@@ -1,0 +1,139 @@
+"""Checks of the fields of dataclasses by their annotations and bounds; an error says what is
+allowed."""
+
+import dataclasses
+import functools
+import math
+import operator
+import types
+import typing
+from collections.abc import Callable, Collection
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from attnlab.names import lookup
+
+T = TypeVar("T")
+
+BOUNDS: dict[str, tuple[str, Callable[[Any, int | float], bool]]] = {
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "below": ("below", operator.lt),
+    "most": ("at most", operator.le),
+}
+"""Bound of a number -> (words for it, comparison)."""
+
+
+def bounded(default: T, **bounds: int | float) -> T:
+    """A field of a dataclass with a default and bounds, named as in `BOUNDS`."""
+    field: T = dataclasses.field(default=default, metadata=bounds)
+    return field
+
+
+def check_fields(
+    record: object, *, prefix: str = "", least: float = -math.inf, without: Collection[str] = ()
+) -> None:
+    """Raises ValueError unless each field of a dataclass has its type, and numbers their bounds.
+
+    >>> @dataclasses.dataclass
+    ... class Size:
+    ...     height: int = bounded(1, least=1)
+    >>> check_fields(Size(0), prefix="size.")
+    Traceback (most recent call last):
+    ValueError: size.height must be a whole number of at least 1, not 0
+
+    Args:
+      record: the dataclass.
+      prefix: before the name of each field, for the error.
+      least: bound of integers whose field has no bound "least".
+      without: names of fields that are not checked.
+    """
+    kind: type = type(record)
+    for field, hint in _hints(kind):
+        if field.name not in without:
+            is_count = hint in (int, int | None) and least > -math.inf
+            bounds = {"least": least, **field.metadata} if is_count else field.metadata
+            check_field(f"{prefix}{field.name}", getattr(record, field.name), hint, **bounds)
+
+
+def check_field(name: str, value: object, hint: object, **bounds: int | float) -> None:
+    """Raises ValueError unless `value` is of the type `hint`, and a number within its bounds.
+
+    Args:
+      name: of the field, for the error.
+      value: of the field; of a tuple, each element that is no tuple.
+      hint: the type. Numbers are finite. Strings, generic types other than tuples, and types that
+        cannot be checked at run time are not checked.
+      bounds: of numbers, named as in `BOUNDS`.
+    """
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if value is None and types.NoneType in kinds:
+        return
+    plain = [kind for kind in kinds if kind is not types.NoneType]
+    if len(plain) > 1 or (isinstance(plain[0], type) and plain[0] not in (bool, int, float)):
+        _check_type(name, value, kinds)
+        return
+    try:
+        _check_kind(name, value, plain[0], bounds)
+    except ValueError as error:
+        if types.NoneType in kinds:
+            raise ValueError(f"{error}; None is allowed") from None
+        raise
+
+
+def _check_kind(name: str, value: object, kind: object, bounds: dict[str, int | float]) -> None:
+    if get_origin(kind) is Literal:
+        check_choice(name, value, get_args(kind))
+    elif kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, not {value!r}")
+    elif kind is int:
+        check_count(name, value, bounds.get("least", -math.inf))
+    elif kind is float:
+        check_number(name, value, **bounds)
+    elif get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{name} must be a tuple, not {value!r}; write ({value!r},) for one")
+        element, *rest = get_args(kind)
+        is_checked = rest == [...] and get_origin(element) is not tuple
+        for one in value if is_checked else ():
+            check_field(name, one, element, **bounds)
+
+
+def _check_type(name: str, value: object, kinds: tuple[Any, ...]) -> None:
+    if all(isinstance(kind, type) for kind in kinds) and not isinstance(value, kinds):
+        wanted = " or ".join("None" if k is types.NoneType else k.__name__ for k in kinds)
+        article = "" if kinds[0].__name__.endswith("s") else "a "  # Images, Experts
+        raise ValueError(f"{name} must be {article}{wanted}, not {value!r}")
+
+
+def check_choice(field: str, value: object, known: tuple[str, ...] | list[str]) -> None:
+    """Raises ValueError unless `value` is one of the known names."""
+    if not isinstance(value, str):
+        raise ValueError(f"{field} must be one of {', '.join(known)}, not {value!r}")
+    lookup(dict.fromkeys(known), value, what=field)
+
+
+def check_count(field: str, value: object, least: int | float = -math.inf) -> None:
+    """Raises ValueError unless `value` is a whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        bound = f" of at least {least}" if least > -math.inf else ""
+        raise ValueError(f"{field} must be a whole number{bound}, not {value!r}")
+
+
+def check_number(field: str, value: object, **bounds: int | float) -> None:
+    """Raises ValueError unless `value` is a finite number within bounds, named as in `BOUNDS`."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or not all(BOUNDS[name][1](value, limit) for name, limit in bounds.items()):
+        allowed = " and".join(f" {BOUNDS[name][0]} {limit:g}" for name, limit in bounds.items())
+        raise ValueError(f"{field} must be a finite number{allowed}, not {value!r}")
+
+
+@functools.cache
+def _hints(cls: type) -> list[tuple[dataclasses.Field[Any], object]]:
+    """The fields of a dataclass with their types."""
+    fields = dataclasses.fields(cls)
+    try:
+        hints = typing.get_type_hints(cls)
+    except NameError:  # an annotation has a name that only type checkers know
+        hints = {field.name: field.type for field in fields}
+    return [(field, hints[field.name]) for field in fields]
