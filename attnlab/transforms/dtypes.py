@@ -15,7 +15,10 @@ Restore = Callable[[Weights], dict[str, Array]]
 
 
 def in_float64(params: Params, layout: Layout) -> tuple[dict[str, Floats], Restore]:
-    """Parameters in float64, and what gives others the dtype and array type that they had.
+    """Parameters in NumPy float64, and a function that casts others back.
+
+    The function returns arrays of the dtype that holds all of `params`: NumPy arrays if all of them
+    are, else JAX arrays.
 
     Raises:
       ValueError: params that are not those of the layout, NaN or inf among them.
@@ -40,10 +43,8 @@ def in_float64(params: Params, layout: Layout) -> tuple[dict[str, Floats], Resto
             cast = {name: a.astype(dtype) for name, a in made.items()}
         if numpy:
             return cast  # type: ignore[return-value]  # NumPy arrays in, NumPy arrays out
-        if dtype == np.float64:
-            with float64(), jax.default_device(None):
-                return {name: jnp.asarray(a) for name, a in cast.items()}
-        return {name: jnp.asarray(a) for name, a in cast.items()}
+        with float64(), jax.default_device(None):  # not on the CPU, where they were computed
+            return {name: jnp.asarray(a) for name, a in cast.items()}
 
     return w, restore
 

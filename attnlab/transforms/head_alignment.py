@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from attnlab.heads import Layout, Params, TalkingHeads
 from attnlab.heads.layout import all_weights
+from attnlab.heads.params import check_params
 from attnlab.heads.rewrites import chain
 from attnlab.transforms.forms import kv_heads_of, reads_slices
 
@@ -31,7 +32,8 @@ def align_heads(params: Params, target: Params, layout: Layout) -> NDArray[np.in
       [N] integers: head order[n] of `params` corresponds to head n of `target`.
 
     Raises:
-      ValueError: heads of this layout cannot be permuted one by one.
+      ValueError: `params` or `target` are not weights of this layout, or its heads cannot be
+        permuted one by one.
 
     >>> import jax
     >>> from attnlab.heads import Standard, init
@@ -41,6 +43,8 @@ def align_heads(params: Params, target: Params, layout: Layout) -> NDArray[np.in
     >>> align_heads(permute_heads(params, layout, [2, 0, 1]), params, layout).tolist()
     [1, 2, 0]
     """
+    check_params(params, layout)
+    check_params(target, layout)
     _check_can_align(layout)
     # Talking heads see a key bias, which the form of a head alone leaves out.
     extras = tuple(extra for extra in layout.extras if not isinstance(extra, TalkingHeads))

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from attnlab.fields import check_choice
 from attnlab.heads import Layout, TalkingHeads
 from attnlab.heads.layout import all_weights
 from attnlab.models.config import ModelConfig
@@ -87,7 +88,6 @@ def remove_heads(
     check_config(config)
     _check_can_remove(config)
     layout = config.layout
-    _check_heads_apart(config, layout)
     plans = {name: plan for name, (_, plan) in stack_specs(config).items()}
     removed = {
         name: _by_group(name, plans[LOCATIONS[name][0]], requested, by, layout.num_heads)
@@ -175,15 +175,6 @@ def _requested(
     return requested
 
 
-def _check_heads_apart(config: ModelConfig, layout: Layout) -> None:
-    """Raises ValueError if heads depend on the number of heads."""
-    norm = getattr(layout, "qk_norm", None)
-    if config.positions.name == "alibi":
-        raise ValueError("positions 'alibi': slopes depend on the number of heads; use scale_heads")
-    if norm is not None and norm.over == "all":
-        raise ValueError("qk_norm over 'all' heads: each depends on the others; use scale_heads")
-
-
 def _kept_counts(layout: Layout, removed: Mapping[str, list[frozenset[int]]]) -> tuple[int, int]:
     """(key/value heads that every group keeps, query heads of each)."""
     size = layout.num_heads // kv_heads_of(layout)
@@ -218,6 +209,7 @@ def output_weights(layout: Layout) -> list[str]:
 
 
 def _check_can_remove(config: ModelConfig) -> None:
+    """Raises ValueError unless every head is computed apart from the others."""
     if config.layer_types:
         raise ValueError(
             "layers of several types have no heads in common; use head_mask, or convert the model "
@@ -244,10 +236,16 @@ def _check_can_remove(config: ModelConfig) -> None:
             "talking_heads mixes the heads: one uses the scores of the others, so none can be "
             "removed"
         )
+    if config.positions.name == "alibi":
+        raise ValueError("positions 'alibi': slopes depend on the number of heads; use scale_heads")
+    norm = getattr(layout, "qk_norm", None)
+    if norm is not None and norm.over == "all":
+        raise ValueError("qk_norm over 'all' heads: each depends on the others; use scale_heads")
     _check_plain_groups(config)
 
 
 def _check_plain_groups(config: ModelConfig) -> None:
+    """Raises ValueError if layers of one group have different parameters."""
     for what, found in (("delta", "delta" in config.plan), ("mixture", mixtures(config.plan))):
         if found:
             raise ValueError(
@@ -260,7 +258,7 @@ def _by_group(
     name: str, plan: Plan, removed: Removed, by: By, num_heads: int
 ) -> list[frozenset[int]]:
     """The heads to remove, of every parameter group."""
-    lookup({"group": 1, "layer": 1}, by, what="by")
+    check_choice("by", by, get_args(By))
     sublayer = LOCATIONS[name][1]
     groups, num_groups = plan.indices(sublayer), plan.num_groups[sublayer]
     count = plan.num_layers if by == "layer" else num_groups

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from attnlab.fields import check_choice
 from attnlab.heads import Layout, kv_weight_names, weight_shapes
 from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.embeddings import OWN_INPUTS
 from attnlab.models.parameters import check_params, stack_specs
-from attnlab.names import lookup
 from attnlab.sharing import (
     Params,
     Plan,
@@ -36,7 +36,6 @@ from attnlab.transforms.head_alignment import align_heads
 from attnlab.transforms.permute import permute_heads
 
 Merge: TypeAlias = Literal["mean", "aligned"]
-MERGES = dict.fromkeys(get_args(Merge))
 
 PER_STACK = ("final_norm", "relative_bias")
 """Parameters of an encoder or decoder outside its layers."""
@@ -111,7 +110,7 @@ def change_plan(
     ('cycle:2', 2)
     """
     check_config(config)
-    lookup(MERGES, merge, what="merge")
+    check_choice("merge", merge, get_args(Merge))
     after = _with_plan(config, plan)
     check_params(config, params)
     new = {name: new_plan for name, (_, new_plan) in stack_specs(after).items()}
@@ -204,7 +203,7 @@ def tie_encoder(
     (EncoderConfig(shares_decoder=True), ['encoder_final_norm', 'encoder_layers'])
     """
     check_config(config)
-    lookup(MERGES, merge, what="merge")
+    check_choice("merge", merge, get_args(Merge))
     tied = _with_encoder(config, shares_decoder=True)
     plan = config.encoder_plan
     if not _agree(plan, config.plan) or "delta" in plan or mixtures(plan):

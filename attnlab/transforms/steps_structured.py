@@ -123,8 +123,8 @@ def factor_queries(w: Weights, layout: Layout, goal: Goal) -> Made:
     return finish(w, found, q_down=left[0], q=right[0].reshape(-1, *q.shape[1:]))
 
 
-def equal(heads: Floats) -> bool:
-    """Are all heads [N, ...] as the first?"""
+def all_equal(heads: Floats) -> bool:
+    """Are all heads [N, ...] equal, up to rounding?"""
     return same(heads, np.broadcast_to(heads[:1], heads.shape))
 
 
@@ -141,7 +141,7 @@ def share_heads(w: Weights, layout: Layout, goal: Goal) -> Made:
         if "num_kv_heads" in names:
             axis = names.index("num_kv_heads")
             groups = np.moveaxis(w[name], axis, 0).reshape(wanted, heads // wanted, -1)
-            if not all(map(equal, groups)):
+            if not all(map(all_equal, groups)):
                 return None
             made[name] = np.take(w[name], range(0, heads, heads // wanted), axis)
     return finish(w, changed(layout, num_kv_heads=wanted), **made)
@@ -170,7 +170,7 @@ def tie_heads(w: Weights, layout: Layout, goal: Goal) -> Made:
     if type(layout) is not Narrow or type(goal.untied) is not NarrowTied:
         return None
     tied = [name for name in w if name[0] in "qkv" and name.removesuffix("_bias") in "qkv"]
-    if not all(equal(w[name]) for name in tied):
+    if not all(all_equal(w[name]) for name in tied):
         return None
     return finish(w, layout.to(NarrowTied), **{name: w[name][0] for name in tied})
 

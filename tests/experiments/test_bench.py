@@ -264,7 +264,7 @@ def test_cases_are_chosen_by_name():
     assert [c.name for c in bench.chosen(iter(every), "16384")] == [every[-1].name]
     with pytest.raises(ValueError, match="T4096"):
         bench.chosen(iter(every), "nothing like it")
-    with pytest.raises(ValueError, match="nor does one of another suite. Its cases are\n"):
+    with pytest.raises(ValueError, match="nor does one of another suite"):
         bench.chosen(iter(every), "nothing like it")
     with pytest.raises(ValueError, match="matches --cases=albert; there are some in --suite=plans"):
         bench.chosen(iter(every), "albert")

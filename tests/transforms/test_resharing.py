@@ -185,6 +185,9 @@ def test_heads_that_attend_alike_are_told_apart_by_their_values():
     params |= {n: np.broadcast_to(params[n][:, :1], params[n].shape) for n in "qk"}
     found = align_heads(permute_heads(params, layout, order), params, layout)
     np.testing.assert_array_equal(found, np.argsort(order))
+    for pair in ((params, {}), ({}, params)):
+        with pytest.raises(ValueError, match="has the weights q, k, v, o; params have no 'q'"):
+            align_heads(*pair, layout)
 
 
 @pytest.mark.parametrize(
