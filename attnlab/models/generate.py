@@ -94,8 +94,9 @@ def prefill(
       **source: of an encoder_decoder, see `SourceInputs`.
 
     Raises:
-      ValueError: the tokens do not fit, or there are none. Inside a traced function, where the number of tokens in the
-        cache is unknown, logits are NaN instead and the cache stays as it is.
+      ValueError: the tokens do not fit, or there are none. Inside a traced function, where the
+        number of tokens in the cache is unknown, logits are NaN instead and the cache stays as it
+        is.
 
     >>> config = ModelConfig(width=8, num_layers=2)
     >>> tokens = jnp.array([[1, 2, 3]])

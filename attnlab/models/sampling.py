@@ -117,7 +117,9 @@ def limit_logits(
         order = jnp.argsort(-logits, axis=-1)
         probs = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
         likelier = jnp.cumsum(probs, axis=-1) - probs
-        kept = jnp.take_along_axis(likelier < jnp.maximum(top_p, SMALLEST), jnp.argsort(order, axis=-1), axis=-1)
+        kept = jnp.take_along_axis(
+            likelier < jnp.maximum(top_p, SMALLEST), jnp.argsort(order, axis=-1), axis=-1
+        )
         logits = jnp.where(kept, logits, -jnp.inf)
     return logits
 
