@@ -70,8 +70,8 @@ def load(
       (model, params).
 
     Raises:
-      ValueError: names the file, the tensor or attribute, and its value; or the `fields` that change
-        the shapes of weights.
+      ValueError: names the file, the tensor or attribute, and its value; or the `fields` that
+        change the shapes of weights.
       ConnectionError: the hub cannot be reached, and its cache does not hold the model.
     """
     dtype = lookup(PARAM_DTYPES, param_dtype, what="param_dtype")
