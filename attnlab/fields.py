@@ -4,6 +4,7 @@ allowed."""
 import dataclasses
 import functools
 import math
+import numbers
 import operator
 import types
 import typing
@@ -118,6 +119,15 @@ def check_count(field: str, value: object, least: int | float = -math.inf) -> No
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         bound = f" of at least {least}" if least > -math.inf else ""
         raise ValueError(f"{field} must be a whole number{bound}, not {value!r}")
+
+
+def as_count(field: str, value: object, least: int | float = -math.inf) -> int:
+    """`value` as an int, where it may be one of NumPy; else the ValueError of `check_count`."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        value = int(value)
+    check_count(field, value, least)
+    assert isinstance(value, int)
+    return value
 
 
 def check_number(field: str, value: object, **bounds: int | float) -> None:

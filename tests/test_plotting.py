@@ -47,6 +47,21 @@ def test_x_is_linear_where_it_spans_little():
     assert plotting.scatter(points, "x", "y").axes[0].get_xscale() == "linear"
 
 
+@pytest.mark.parametrize("x", [0.0, -1.0])
+def test_a_point_that_is_not_above_zero_is_in_sight(x):
+    points = [plotting.Point(str(x), plotting.style(0, 0), x, 2.0, math.nan) for x in (x, 10.0)]
+    axes = plotting.scatter(points, "x", "y").axes[0]
+    assert axes.get_xscale() == "linear"
+    assert axes.get_xlim()[0] < x
+
+
+def test_bars_below_zero_and_without_a_value():
+    values = {"a": math.nan, "b": -2.0, "c": 1.0}
+    rows = [plotting.Bar(n, plotting.style(0, 0), v, math.nan) for n, v in values.items()]
+    low, high = plotting.bar_plot(rows, {}, "x").axes[0].get_xlim()
+    assert low < -2 < 1 < high
+
+
 def test_labels_of_curves_keep_their_order_and_distance():
     places = labels.spread([0.5, 0.1, 0.52, 0.51, 0.9], 0.1)
     np.testing.assert_allclose(places, [0.41, 0.1, 0.61, 0.51, 0.9])
@@ -58,6 +73,8 @@ def test_a_broken_curve_does_not_set_the_range():
     broken = plotting.Curve("b", plotting.style(1, 0), steps, np.array([[3.0, 1e9]]), True)
     axes = plotting.learning_curves([sound, broken], "bits").axes[0]
     assert axes.get_ylim()[1] < 4
+    broken = broken._replace(values=np.array([[3.0, np.nan]]))
+    assert plotting.learning_curves([broken], "bits").axes[0].get_ylim()[0] < 3
 
 
 def test_the_fall_at_the_start_does_not_set_the_range():
@@ -96,8 +113,16 @@ def test_attention_map_of_captured_probs():
     assert [t.get_text() for t in maps[5].get_yticklabels()] == ["a", "cat"]
     assert [t.get_text() for t in maps[5].get_xticklabels()] == list("vwxyz")
     assert (maps[3].get_title(), maps[4].get_ylabel()) == ("head 3", "layer 1")
-    with pytest.raises(ValueError, match="3 tokens do not fit"):
-        plotting.attention_map(probs[0], tokens=list("abc"))
+    for changes, message in (
+        ({"tokens": list("abc")}, "3 tokens do not fit"),
+        ({"heads": ["a"]}, r"1 heads do not fit probs \(3, 4, 2, 5\): give 4"),
+        ({"layers": ["a"]}, r"1 layers do not fit probs \(3, 4, 2, 5\): give 3"),
+        ({"tokens": np.array(["a"])}, "1 tokens do not fit"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plotting.attention_map(probs[0], **changes)
+    with pytest.raises(ValueError, match=r"text 3 is not there; .* have 3 texts"):
+        plotting.attention_map(probs, text=3)
     with pytest.raises(ValueError, match=r"must be \[L, B, N, T, S\]"):
         plotting.attention_map(probs[0, 0, 0])
 

@@ -2,8 +2,10 @@
 
 import gzip
 import hashlib
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 
 def check_path(path: str, what: str, advice: str, *, folder: bool = False) -> None:
@@ -30,7 +32,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
 
 
@@ -64,6 +66,16 @@ def split_lines(data: bytes, name: object) -> list[str]:
 def read_lines(path: Path) -> list[str]:
     """`split_lines` of a file."""
     return split_lines(read_bytes(path), path)
+
+
+Stamp: TypeAlias = tuple[tuple[str, int, int], ...]
+
+
+def stamp(path: Path) -> Stamp:
+    """Name, size and time of change of a file, or of each file in a folder."""
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    found = ((str(file), file.stat()) for file in files if file.exists())
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
 def digest(chunks: Iterable[bytes]) -> str:

@@ -20,7 +20,7 @@ from attnlab.data.dataset import (
     Fact,
     shapes_of,
 )
-from attnlab.data.files import check_path, digest, read_bytes, split_lines
+from attnlab.data.files import Stamp, check_path, digest, read_bytes, split_lines, stamp
 
 PARTS = ("train", "valid", "test", "rest")
 
@@ -129,7 +129,6 @@ def _row(graph: Graph, split: str) -> Batch:
     }
 
 
-@functools.lru_cache(maxsize=2)
 def read_graph(folder: Path) -> Graph:
     r"""The graph of a folder in the format of Cora (Sen et al. 2008, LINQS).
 
@@ -142,13 +141,19 @@ def read_graph(folder: Path) -> Graph:
     Raises ValueError, naming file and line, for a row of another length, an id that stands twice, a
     feature that is no number, a part of another name, and a split of a node without features.
     """
+    return _read(folder, stamp(folder))
+
+
+@functools.lru_cache(maxsize=2)  # the variants of a sweep read the same graph
+def _read(folder: Path, stamp: Stamp) -> Graph:
     content, cites, split = (
         _read_table(_only_file(folder, pattern))
         for pattern in ("*.content*", "*.cites*", "*split*")
     )
     nodes = _number_names([row[0] for row in content.rows], content.path)
     edges = [_columns(row, 2, cites.path, number) for number, row in enumerate(cites.rows, 1)]
-    ends = np.array([[nodes[a], nodes[b]] for a, b in edges if a in nodes and b in nodes])
+    pairs = [[nodes[a], nodes[b]] for a, b in edges if a in nodes and b in nodes]
+    ends = np.array(pairs, np.int64).reshape(-1, 2)
     both = np.unique(np.concatenate([ends, ends[:, ::-1]]), axis=0)
     senders, receivers = both[both[:, 0] != both[:, 1]].astype(np.int32).T
     classes = sorted({row[-1] for row in content.rows})
@@ -178,6 +183,8 @@ def _read_table(path: Path) -> _Table:
 
 
 def _read_features(content: _Table) -> np.ndarray:
+    if not content.rows:
+        raise ValueError(f"{content.path} is empty; give a line for each node")
     size = len(content.rows[0]) - 2
     features = np.zeros((len(content.rows), size), np.float32)
     for number, row in enumerate(content.rows, 1):
@@ -192,6 +199,8 @@ def _read_features(content: _Table) -> np.ndarray:
             raise ValueError(
                 f"{content.path}:{number}: a feature is not a number ({error})"
             ) from None
+        if not np.isfinite(features[number - 1]).all():
+            raise ValueError(f"{content.path}:{number}: a feature is NaN or infinite")
     return features
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from attnlab.data.dataset import BatchShapes, Dataset, DataSizes
 from attnlab.data.files import check_path
 from attnlab.data.random_access import Item, Splits, dataset_of_splits
+from attnlab.data.token_files import check_bytes_per_token
 from attnlab.extras import extra
 
 HELDOUT_SPLITS = ("validation", "valid", "test")
@@ -41,6 +42,7 @@ class HuggingFace:
     def __post_init__(self) -> None:
         if not 0 < self.heldout < 1:
             raise ValueError(f"data.heldout must be between 0 and 1, not {self.heldout}")
+        check_bytes_per_token(self.bytes_per_token)
 
     def sizes(self) -> DataSizes:
         """The tokens."""
@@ -145,8 +147,9 @@ class _Rows:
             )
         ids = ids[: self.length + 1]
         if len(ids) and not 0 <= ids.min() <= ids.max() < self.vocab_size:
+            wrong = ids.min() if ids.min() < 0 else ids.max()
             raise ValueError(
-                f"a row of {self.column!r} has the token {ids.max()}, data.vocab_size is "
+                f"a row of {self.column!r} has the token {wrong}, data.vocab_size is "
                 f"{self.vocab_size}"
             )
         tokens = np.zeros(self.length + 1, np.int32)

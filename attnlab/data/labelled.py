@@ -14,7 +14,7 @@ import numpy as np
 
 from attnlab.data.batching import epoch_indices, pad_rows, scored_rows, select_rows
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
-from attnlab.data.files import bucket, digest, read_bytes, split_lines
+from attnlab.data.files import Stamp, bucket, digest, read_bytes, split_lines, stamp
 from attnlab.data.tokenizer import make_tokenizer, num_tokens
 
 SPLITS = ("train", "valid", "test")
@@ -104,7 +104,6 @@ class LabelledText(NamedTuple):
     """train, valid or test"""
 
 
-@functools.lru_cache(maxsize=2)
 def read_labelled(path: Path) -> list[LabelledText]:
     r"""The examples of a folder, of a zip of one, or of one file.
 
@@ -122,6 +121,11 @@ def read_labelled(path: Path) -> list[LabelledText]:
     """
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}; set data.path to labelled texts")
+    return _read(path, stamp(path))
+
+
+@functools.lru_cache(maxsize=2)  # the variants of a sweep read the same texts
+def _read(path: Path, stamp: Stamp) -> list[LabelledText]:
     whole = path.is_dir() or path.suffix == ".zip"
     found = _from_tree(_files(path), path) if whole else _from_lines(path)
     if len({text.label for text in found}) < 2:

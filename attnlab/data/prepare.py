@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,18 +81,24 @@ def prepare(
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: `out` is already prepared, there is no text, or a text is not UTF-8.
+      ValueError: `out` is already prepared, there is no text, a file cannot be read, or a text is
+        not UTF-8.
     """
     if (out / INDEX).exists():
         raise ValueError(f"{out} exists and is prepared already; delete it, or name another folder")
     if not 0 <= plan.heldout < 1:
         raise ValueError(f"heldout must be a share below 1, not {plan.heldout}")
+    if plan.shard_tokens < 1:
+        raise ValueError(f"shard_tokens must be at least 1, not {plan.shard_tokens}")
     roots = [(file, root) for root in paths for file in _files(root)]
     total = sum(_size(file) for file, _ in roots)
 
     def pieces() -> Iterator[Piece]:
         for file, root in roots:
-            yield from read_pieces(file, root, plan.column)
+            try:
+                yield from read_pieces(file, root, plan.column)
+            except (OSError, EOFError, zlib.error) as error:
+                raise ValueError(f"cannot read {file}: {error}") from error
 
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = _make_tokenizer(plan, pieces(), total)
@@ -228,6 +235,10 @@ def _table_rows(folder: Path, column: str) -> Iterator[str]:
 def _text(value: object, file: Path, column: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{file}: {column!r} is {type(value).__name__}, not a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON may hold half of a pair
+        raise ValueError(f"{file}: a text in {column!r} is not Unicode ({error})") from None
     return value
 
 

@@ -15,7 +15,14 @@ import numpy as np
 from attnlab.data.batching import random_starts, window_starts
 from attnlab.data.dataset import BYTES, Baselines, Batch, BatchShapes, Dataset, DataSizes
 from attnlab.data.files import bucket, check_path, read_bytes
-from attnlab.data.tokenizer import FILE, Encoded, Tokenizer, make_tokenizer, num_tokens
+from attnlab.data.tokenizer import (
+    FILE,
+    Encoded,
+    Tokenizer,
+    make_tokenizer,
+    num_tokens,
+    text_of_bytes,
+)
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -249,12 +256,12 @@ def _concatenate(pieces: Sequence[Encoded]) -> Encoded:
 
 
 def decode_bytes(tokens: Sequence[int]) -> str:
-    r"""Bytes as text on one line.
+    r"""Bytes as text on one line; raises ValueError for what is no byte.
 
     >>> decode_bytes(b"a\nb")
     'a\\nb'
     """
-    return repr(bytes(tokens).decode("utf-8", "replace"))[1:-1]
+    return repr(text_of_bytes(tokens))[1:-1]
 
 
 def windows(text: np.ndarray, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:

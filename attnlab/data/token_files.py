@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -180,6 +181,7 @@ class TokenFiles:
             raise ValueError(f"data.dtype must be uint16 or uint32, not {self.dtype!r}")
         if not 0 < self.heldout < 1:
             raise ValueError(f"data.heldout must be between 0 and 1, not {self.heldout}")
+        check_bytes_per_token(self.bytes_per_token)
 
     def sizes(self) -> DataSizes:
         """The tokens."""
@@ -311,13 +313,22 @@ class TokenFiles:
         return sizes
 
 
+def check_bytes_per_token(value: float) -> None:
+    """Raises ValueError where it is negative, NaN or infinite; 0: not known."""
+    if not 0 <= value < math.inf:
+        raise ValueError(f"data.bytes_per_token must be a finite number above 0, not {value}")
+
+
 def _token_file(path: Path, dtype: str) -> TokenFile:
     if path.suffix == ".npy":
-        array = np.load(path, mmap_mode="r")
-        if array.ndim != 1 or array.dtype.name not in DTYPES:
+        try:
+            array = np.load(path, mmap_mode="r")
+        except (OSError, EOFError, ValueError) as error:
+            raise ValueError(f"{path} is no .npy file: {error}") from None
+        if array.ndim != 1 or array.dtype not in (np.dtype("<u2"), np.dtype("<u4")):
             raise ValueError(
                 f"{path} is {array.dtype} {list(array.shape)}; token ids are a vector of uint16 or "
-                "uint32"
+                "uint32, little-endian"
             )
         return TokenFile(path, array.dtype.name, array.offset, len(array))
     size, width = path.stat().st_size, np.dtype(dtype).itemsize

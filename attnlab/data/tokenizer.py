@@ -108,8 +108,8 @@ class ByteTokenizer:
         return ModelText(_bytes_of(text), spans, tuple(text[start] for start in starts))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Invalid UTF-8 becomes U+FFFD."""
-        return bytes(map(int, tokens)).decode("utf-8", "replace")
+        """Invalid UTF-8 becomes U+FFFD. Raises ValueError for what is no byte."""
+        return text_of_bytes(tokens)
 
     def piece(self, token: int) -> str:
         """The character, or the byte as "\\xe2"."""
@@ -158,8 +158,11 @@ class SubwordTokenizer:
         return ModelText(np.array(encoding.ids, np.int32), spans, names)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """With special tokens."""
-        text: str = self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=False)
+        """With special tokens. Raises ValueError for padding (-1)."""
+        ids = [int(t) for t in tokens]
+        if ids and min(ids) < 0:
+            raise ValueError(f"{min(ids)} is no token; leave out padding")
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
     def piece(self, token: int) -> str:
@@ -200,6 +203,10 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
     the package tokenizers: every text can be encoded and is decoded exactly. A tokenizer that was
     kept in `folder` is loaded from there.
 
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the name is none, or the tokenizer in `folder` has more tokens than it says.
+
     >>> tokenizer = make_tokenizer("bpe:258", ["low lower lowest"])
     >>> [(e.tokens.tolist(), e.sizes.tolist()) for e in tokenizer.encode(["low", "é"])]
     [([257], [3]), ([127, 102], [2, 0])]
@@ -210,12 +217,17 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
         return ByteTokenizer()
     size = num_tokens(name)
     if folder is not None and (folder / FILE).exists():
+        if (kept := num_tokens(str(folder / FILE))) > size:
+            raise ValueError(
+                f"{folder / FILE} has {kept} tokens, {name!r} at most {size}; take the tokenizer "
+                "that the folder was made with, or another folder"
+            )
         return SubwordTokenizer(_load(folder / FILE), size)
     learnt = _learn(size, texts) if name.startswith("bpe:") else _load(Path(name))
     return SubwordTokenizer(learnt, size)
 
 
-def load_tokenizer(path: Path) -> SubwordTokenizer:
+def load_tokenizer(path: str | Path) -> SubwordTokenizer:
     """The tokenizer of a tokenizer.json, such as `pretrained.tokenizer_path` finds. `read(text)`
     gives the ids that the package tokenizers gives, special tokens too, and where each stands in
     the text; `decode` is the way back.
@@ -224,7 +236,7 @@ def load_tokenizer(path: Path) -> SubwordTokenizer:
       FileNotFoundError: there is none.
       ValueError: it is something else.
     """
-    return SubwordTokenizer(_load(path), num_tokens(str(path)))
+    return SubwordTokenizer(_load(Path(path)), num_tokens(str(path)))
 
 
 def token_sizes(tokenizer: Tokenizer) -> np.ndarray | None:
@@ -245,6 +257,18 @@ def token_sizes(tokenizer: Tokenizer) -> np.ndarray | None:
     for added in content.get("added_tokens") or []:
         sizes[added["id"]] = 0 if added["special"] else len(added["content"].encode())
     return sizes
+
+
+def text_of_bytes(tokens: Sequence[int]) -> str:
+    """Bytes, also as an array, as text; invalid UTF-8 becomes U+FFFD.
+
+    Raises:
+      ValueError: a number is no byte.
+    """
+    ids = [int(token) for token in tokens]
+    if wrong := [token for token in ids if not 0 <= token < 256]:
+        raise ValueError(f"{wrong[0]} is no byte; leave out padding and special tokens")
+    return bytes(ids).decode("utf-8", "replace")
 
 
 def _bytes_of(text: str) -> np.ndarray:

@@ -95,8 +95,8 @@ def circuit(
 
     Raises:
       ValueError: queries, keys or values are not linear in the input (a norm of a latent or of
-        queries and keys, layout `tensor_product`); for "qk" talking heads, for "ov" a gate per
-        element.
+        queries and keys, layout `tensor_product`); for "qk" talking heads or several softmax
+        distributions in a head, for "ov" a gate per element.
 
     >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
     >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.zeros((1, 2), int))["params"]
@@ -211,6 +211,12 @@ class _HeadMatrices:
         """scale W_Q [L, N, D, r], W_K^T [L, N, r, E]."""
         if any(extra.name == "talking_heads" for extra in self.layout.extras):
             raise ValueError("talking heads mix the scores of heads: no head has a QK matrix")
+        maps, heads = self.layout.num_score_maps, self.layout.num_heads
+        if maps != heads:
+            raise ValueError(
+                f"layout {self.layout.name!r} has {maps} softmax distributions for {heads} heads: "
+                "no head has one QK matrix"
+            )
         layers = range(len(self.layers))
         queries = np.stack([self._query(i, distance) for i in layers])
         return queries, np.stack([self._key_value(i, 0) for i in layers]).swapaxes(-1, -2)

@@ -42,7 +42,7 @@ def hard_concrete(log_alpha: Float[ArrayLike, "*R"], key: Array) -> Float[Array,
     >>> hard_concrete(jnp.array([-9.0, 9.0]), jax.random.key(0)).tolist()
     [0.0, 1.0]
     """
-    log_alpha = jnp.asarray(log_alpha)
+    log_alpha = 1.0 * jnp.asarray(log_alpha)  # whole numbers too
     tiny = float(jnp.finfo(log_alpha.dtype).tiny)  # type: ignore[no-untyped-call]
     u = jax.random.uniform(key, log_alpha.shape, log_alpha.dtype, minval=tiny)
     return _stretched((jnp.log(u) - jnp.log1p(-u) + log_alpha) / BETA)
@@ -182,7 +182,7 @@ def gated_optimizer(
     """
     import optax
 
-    if penalty < 0:
+    if not penalty >= 0:
         raise ValueError(f"penalty must be 0 or more, not {penalty}")
     adam = optax.adam(learning_rate)
 

@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.models.config import ModelConfig, heads_per_layer
+from attnlab.models.embeddings import check_range
 from attnlab.models.forward import NO_INPUTS, ModelInputs, run_model
 from attnlab.names import lookup
 from attnlab.sharing import Params
@@ -116,8 +117,11 @@ def token_loss(
     Args:
       config, params: of the model.
       tokens, inputs: of the call; `inputs.patch` is replaced.
-      targets: the token to predict at each position.
+      targets: the token to predict at each position; where the weight is 0 it may be any number.
       weights: how much each position counts; None: all alike.
+
+    Raises:
+      ValueError: shapes that do not fit, or a target that counts and is not in the vocabulary.
 
     >>> config = ModelConfig(width=8, num_layers=1, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
@@ -125,8 +129,15 @@ def token_loss(
     >>> token_loss(config, params, tokens[:, :-1], targets=tokens[:, 1:])({}).shape
     (2,)
     """
+    shape = jnp.shape(tokens)[:2]
     targets = jnp.asarray(targets)
     used = jnp.ones(targets.shape) if weights is None else jnp.asarray(weights)
+    for name, a in (("targets", targets), ("weights", used)):
+        if a.shape != shape:
+            raise ValueError(f"{name} {a.shape} must be {shape}, one for each token")
+    if not jnp.issubdtype(targets.dtype, jnp.integer):
+        raise ValueError(f"targets must be token ids, not {targets.dtype}")
+    check_range("target", targets, config.vocab_size, used != 0)
 
     def loss(patch: Patches) -> Array:
         call = dataclasses.replace(inputs, patch=patch)
@@ -134,7 +145,9 @@ def token_loss(
         assert logits is not None
         logs = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
         losses = -jnp.take_along_axis(logs, targets[..., None], axis=-1)[..., 0]
-        return jnp.sum(losses * used, axis=1) / jnp.maximum(jnp.sum(used, axis=1), 1)
+        total = jnp.sum(used, axis=1)
+        sums = jnp.sum(jnp.where(used != 0, losses * used, 0), axis=1)
+        return sums / jnp.where(total > 0, total, 1)
 
     return loss
 
@@ -194,20 +207,32 @@ def mean_heads(
     [[[[[3.0, 4.0]]]]]
     """
     used = jnp.ones(heads.shape[1:3]) if mask is None else jnp.asarray(mask)
-    used = used[..., None, None].astype(heads.dtype)
+    dtype = jnp.promote_types(heads.dtype, jnp.float32)  # of float16 a sum may be infinite
+    used = used[..., None, None].astype(dtype)
     total: Array = jnp.sum(heads * used, axis=(1, 2), keepdims=True)
-    return total / jnp.sum(used)
+    return (total / jnp.sum(used)).astype(heads.dtype)
 
 
 def resampled_heads(heads: Float[Array, "L B T N V"], shift: int = 1) -> Float[Array, "L B T N V"]:
     """The heads of another text of the batch, token by token: a replacement for resampling
     ablation.
 
+    Args:
+      heads: captured "heads".
+      shift: how many texts further the other text is.
+
+    Raises:
+      ValueError: there is no other text, or `shift` comes back to the same one.
+
     >>> resampled_heads(jnp.arange(4.0).reshape(1, 2, 2, 1, 1))[0, :, :, 0, 0].tolist()
     [[2.0, 3.0], [0.0, 1.0]]
     """
     if heads.shape[1] < 2:
         raise ValueError("resampling needs the heads of another text: a batch of two or more")
+    if shift % heads.shape[1] == 0:
+        raise ValueError(
+            f"shift {shift} takes each of {heads.shape[1]} texts for its own replacement; use 1"
+        )
     return jnp.roll(heads, shift, axis=1)
 
 
@@ -230,6 +255,9 @@ def pruning_curve(
     """The mean loss after the first 0, 1, ..., R N heads of `order` are removed; head n of row r is
     number r N + n.
 
+    Raises:
+      ValueError: `order` does not hold every head once.
+
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
     >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
@@ -238,10 +266,23 @@ def pruning_curve(
     >>> pruning_curve(loss, gates, jnp.arange(8)).shape
     (9,)
     """
+    order = _checked_order("order", order, gates)
     size = len(order)
     step_of = jnp.zeros(size, int).at[order].set(jnp.arange(size))
     kept = (step_of >= jnp.arange(size + 1)[:, None]).astype(float).reshape(-1, *gates.shape)
     return jnp.asarray(jax.lax.map(_mean_loss(loss, gates, replacement), kept))
+
+
+def _checked_order(name: str, order: ArrayLike, gates: HeadGates) -> Array:
+    size = gates.shape[0] * gates.shape[1]
+    order = jnp.asarray(order)
+    known = not isinstance(order, jax.core.Tracer)
+    if order.shape != (size,) or (known and not np.array_equal(np.sort(order), np.arange(size))):
+        raise ValueError(
+            f"{name} {order.shape} must hold each of the {size} heads once, as 0 to {size - 1}; "
+            "put those that are not to be removed at its end"
+        )
+    return order
 
 
 def compare_pruning_orders(
@@ -268,7 +309,8 @@ def compare_pruning_orders(
     size = gates.shape[0] * gates.shape[1]
     keys = jax.random.split(key, count)
     random = jax.vmap(lambda key: jax.random.permutation(key, size))(keys)
-    every = jnp.stack([*map(jnp.asarray, orders.values()), *random])
+    checked = [_checked_order(repr(name), order, gates) for name, order in orders.items()]
+    every = jnp.stack([*checked, *random])
     curves = jax.lax.map(lambda order: pruning_curve(loss, gates, order, replacement), every)
     return PruningCurves(dict(zip(orders, curves, strict=False)), curves[len(orders) :])
 

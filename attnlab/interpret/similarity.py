@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from attnlab.names import lookup
@@ -23,14 +24,17 @@ def js_divergence(
       probs: captured "probs".
       mask: [B, T], True = count this query.
 
+    Raises:
+      ValueError: a mask of another shape.
+
     >>> two = jnp.eye(2)[None, None, :, None]  # two heads, each attends to a key of its own
     >>> round(float(js_divergence(two)[0, 0, 0, 1]), 4)
     0.6931
     """
     layers, batch, heads, length, keys = probs.shape
-    rows = jnp.moveaxis(probs, 2, 1).reshape(layers * heads, batch * length, keys)
-    weight = jnp.ones(batch * length) if mask is None else jnp.asarray(mask).reshape(-1)
-    weight = weight / jnp.sum(weight)
+    rows = jnp.moveaxis(_at_least_float32(probs), 2, 1)
+    rows = rows.reshape(layers * heads, batch * length, keys)
+    weight = _weights(mask, (batch, length))
     own = entropy(rows) @ weight
 
     def middle(p: Array) -> Array:
@@ -38,6 +42,19 @@ def js_divergence(
 
     found = jax.lax.map(middle, rows) - (own[:, None] + own) / 2
     return jnp.maximum(found, 0).reshape(layers, heads, layers, heads)
+
+
+def _at_least_float32(a: ArrayLike) -> Array:
+    a = jnp.asarray(a)
+    return a.astype(jnp.promote_types(a.dtype, jnp.float32))
+
+
+def _weights(mask: ArrayLike | None, shape: tuple[int, int]) -> Array:
+    """[B T], of equal numbers where `mask` is True, that sum to 1."""
+    if mask is not None and jnp.shape(mask) != shape:
+        raise ValueError(f"mask {jnp.shape(mask)} must be {shape}, True = count this token")
+    counted = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask).astype(bool)
+    return counted.reshape(-1) / jnp.sum(counted)
 
 
 def entropy(p: Float[Array, "*X S"]) -> Float[Array, "*X"]:
@@ -60,6 +77,9 @@ def linear_cka(
       name: which of the two.
       mask: [B, T], True = count this token.
 
+    Raises:
+      ValueError: a mask of another shape.
+
     Memory grows with the square of the number of tokens.
 
     >>> x = jax.random.normal(jax.random.key(0), (1, 1, 1, 9, 3))
@@ -69,11 +89,13 @@ def linear_cka(
     """
     axes = lookup(AXES, name, what="value")
     heads = values.shape[axes.index("N")]
-    tokens = jnp.moveaxis(values, axes.index("N"), 1)
+    tokens = jnp.moveaxis(_at_least_float32(values), axes.index("N"), 1)
+    weight = _weights(mask, (tokens.shape[2], tokens.shape[3]))[:, None].astype(tokens.dtype)
     tokens = tokens.reshape(values.shape[0] * heads, -1, values.shape[-1])
-    weight = jnp.ones(tokens.shape[1]) if mask is None else jnp.asarray(mask).reshape(-1)
-    weight = (weight / jnp.sum(weight))[:, None].astype(tokens.dtype)
     centred = (tokens - jnp.sum(tokens * weight, axis=1, keepdims=True)) * jnp.sqrt(weight)
+    # The scale of a head does not count; squares of small numbers would be 0.
+    largest = jnp.max(jnp.abs(centred), axis=(1, 2), keepdims=True)
+    centred = centred / jnp.where(largest > 0, largest, 1)
     grams = jnp.einsum("hmd,hnd->hmn", centred, centred).reshape(len(tokens), -1)
     grams = grams / jnp.maximum(jnp.linalg.norm(grams, axis=1, keepdims=True), 1e-30)
     return (grams @ grams.T).reshape(values.shape[0], heads, values.shape[0], heads)

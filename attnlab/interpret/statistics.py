@@ -148,8 +148,8 @@ def head_statistics(
     known = {""} | ({"square"} if queries == keys else set())
     if tokens is not None and key_tokens is not None and key_tokens.shape[1] == keys:
         known |= {"tokens"}
-    if jnp.finfo(probs.dtype).bits < 32:  # type: ignore[no-untyped-call]
-        probs = probs.astype(jnp.float32)
+    probs = probs.astype(jnp.promote_types(probs.dtype, jnp.float32))
+    mask = None if mask is None else mask.astype(bool)
     if visible is None:
         visible = jnp.any(probs != 0, axis=(0, 2))
     rows = Rows(jnp.broadcast_to(visible, (batch, queries, keys)), tokens, key_tokens)

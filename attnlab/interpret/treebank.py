@@ -2,8 +2,10 @@
 whom and how. The format: universaldependencies.org/format.html."""
 
 import gzip
+import io
 import itertools
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +31,8 @@ class Tree(NamedTuple):
 
 
 def read_trees(path: Path | str) -> list[Tree]:
-    """The sentences of a file, packed (.gz) or not. Raises ValueError that names file and line.
+    """The sentences of a file in UTF-8, packed (.gz) or not. Raises ValueError that names the file
+    and, of a line that is not of the format, the line.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -41,9 +44,19 @@ def read_trees(path: Path | str) -> list[Tree]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no treebank at {path}; give a .conllu or .conllu.gz file")
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        trees = list(parse_trees(file, str(path)))
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; convert the file"
+        ) from None
+    trees = list(parse_trees(io.StringIO(text, newline=None), str(path)))
     if not trees:
         raise ValueError(f"{path} holds no sentence")
     return trees

@@ -225,6 +225,7 @@ def _describe(
 
 def _groups(groups: Sequence[Group]) -> list[int | str]:
     """ "@0" for a layer that uses the keys and values of layer 0."""
+    groups = [g.item() if isinstance(g, np.generic) else g for g in groups]
     sources = enumerate(resolve_kv_sources(tuple(groups)))
     return [int(groups[i] or 0) if source == i else f"@{source}" for i, source in sources]
 

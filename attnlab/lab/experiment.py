@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from attnlab.data import DATASETS, Batch, DataConfig, DataSizes, Text
+from attnlab.data import DATASETS, Batch, DataConfig, Text
 from attnlab.data.dataset import BatchShapes
 from attnlab.lab.former import train_fields
 from attnlab.lab.start import HeadInit, check_start, init_function
@@ -17,7 +17,13 @@ from attnlab.names import lookup
 from attnlab.nested import JSON
 from attnlab.sharing import Params
 from attnlab.training.config import TrainConfig
-from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
+from attnlab.training.objectives import (
+    OBJECTIVES,
+    Objective,
+    check_kind,
+    check_output,
+    input_shapes,
+)
 from attnlab.training.optimizers import frozen_mask
 
 INPUT_TEXTS = ("source", "tokens")
@@ -67,11 +73,7 @@ class Experiment:
 
     def __post_init__(self, checks_data: bool) -> None:
         objective = lookup(OBJECTIVES, self.task, what="task")
-        if self.model.kind not in objective.model_kinds:
-            kinds = " or ".join(map(repr, objective.model_kinds))
-            raise ValueError(
-                f"task {self.task!r} needs model.kind={kinds}, not {self.model.kind!r}"
-            )
+        check_kind(self.task, objective, self.model)
         if checks_data:
             self.check_data()
         if self.head_init != HeadInit():
@@ -149,25 +151,6 @@ class Experiment:
     def from_json(cls, text: str) -> "Experiment":
         """The experiment that `to_json` wrote. Raises ValueError."""
         return cls.from_dict(json.loads(text))
-
-
-def check_output(task: str, objective: Objective, model: ModelConfig, sizes: DataSizes) -> None:
-    """Raises ValueError where a task needs a larger vocabulary or another output."""
-    most = sizes.vocab_size + len(objective.special_tokens)
-    if model.vocab_size < most:
-        raise ValueError(
-            f"task {task!r} needs model.vocab_size of at least {most}, not {model.vocab_size}"
-        )
-    if objective.output == "logits" and model.output.kind == "none":
-        raise ValueError(
-            f"task {task!r} reads logits, model.output.kind='none' has none; give the model an "
-            "LM head, or start from a folder with one"
-        )
-    if objective.output == "classes" and model.output.num_classes != sizes.num_classes:
-        raise ValueError(
-            f"task {task!r} needs model.output.num_classes={sizes.num_classes} (and a "
-            f"model.output.pooler), not {model.output.num_classes}"
-        )
 
 
 def check_lengths(objective: Objective, rows: Batch | BatchShapes, model: ModelConfig) -> None:

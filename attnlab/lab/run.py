@@ -21,7 +21,7 @@ from attnlab.data import Dataset
 from attnlab.data.dataset import Baselines
 from attnlab.extras import extra
 from attnlab.lab import attention_maps, lock, longer, samples
-from attnlab.lab.experiment import Experiment, check_lengths, check_output
+from attnlab.lab.experiment import Experiment, check_lengths
 from attnlab.lab.former import spec_fields
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.machine import environment
@@ -55,7 +55,7 @@ from attnlab.training.fit import FitOptions, FitResult, fit
 from attnlab.training.interrupts import NonFiniteLoss
 from attnlab.training.loggers import LOGGERS
 from attnlab.training.metrics import Recorder
-from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
+from attnlab.training.objectives import OBJECTIVES, Objective, check_output, input_shapes
 from attnlab.training.optimizers import make_optimizer
 from attnlab.training.schedules import fork_step
 from attnlab.training.step import InitParams

@@ -22,7 +22,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.fields import check_count
+from attnlab.fields import as_count
 from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import check_range, check_tokens
@@ -94,8 +94,9 @@ def prefill(
       **source: of an encoder_decoder, see `SourceInputs`.
 
     Raises:
-      ValueError: the tokens do not fit. Inside a traced function, where the number of tokens in the
-        cache is unknown, logits are NaN instead and the cache stays as it is.
+      ValueError: the tokens do not fit, or there are none. Inside a traced function, where the
+        number of tokens in the cache is unknown, logits are NaN instead and the cache stays as it
+        is.
 
     >>> config = ModelConfig(width=8, num_layers=2)
     >>> tokens = jnp.array([[1, 2, 3]])
@@ -104,7 +105,10 @@ def prefill(
     >>> logits.shape, cache["length"].tolist()
     ((1, 3, 256), [3, 3])
     """
-    mask = None if padding_mask is None else jnp.asarray(padding_mask, bool)
+    shape = check_tokens(config, tokens).shape
+    if not shape[1]:
+        raise ValueError(f"tokens {shape} hold no token; give at least 1")
+    mask = _mask_of("padding_mask", padding_mask, shape)
     params, tokens = params_of(params, config), check_ids(config, tokens, mask)
     piece = _piece_length(config, cache, tokens.shape[1], mask)
     logits = []
@@ -238,12 +242,19 @@ def check_ids(
     return ids
 
 
-def _check_mask(name: str, mask: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
+def _mask_of(name: str, mask: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
     if mask is None:
         return None
     checked = jnp.asarray(mask).astype(bool)
     if checked.shape != shape[:2]:
         raise ValueError(f"{name} {checked.shape} must be {shape[:2]}, True where there is a token")
+    return checked
+
+
+def _check_mask(name: str, mask: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
+    checked = _mask_of(name, mask, shape)
+    if checked is None:
+        return None
     if not isinstance(checked, jax.core.Tracer) and not bool(checked.any(axis=1).all()):
         empty = int(np.argmin(checked.any(axis=1)))
         raise ValueError(f"{name}: row {empty} holds no token; give it one, or leave it out")
@@ -297,7 +308,7 @@ def _check(
         raise ValueError(f"unknown option {odd[0]!r}; known: {known}")
     params = params_of(params, config)
     _check_model(config, options)
-    check_count("num_tokens", num_tokens, 1)
+    num_tokens = as_count("num_tokens", num_tokens, 1)
     sampling, key = options.get("sampling", Sampling()), options.get("key")
     if not isinstance(sampling, Sampling):
         raise TypeError(
@@ -325,7 +336,7 @@ def _check(
         tokens = check_ids(config, tokens, source_mask) if tokens.ndim == 2 else tokens
         source = _Source(tokens, source_mask)
     check_params(config, params)
-    keys = jax.random.split(jax.random.key(0) if key is None else key, num_tokens)
+    keys = _split_key(jax.random.key(0) if key is None else key, num_tokens)
     programs = _programs(_Settings(config, size, sampling.top_k, ends))
     return _Request(programs, _Arrays(params, ids, mask, source, sampling.limits), keys, ends)
 
@@ -350,10 +361,20 @@ def _check_model(config: ModelConfig, options: GenerateOptions) -> None:
 
 
 def _check_ends(config: ModelConfig, end: int | Sequence[int] | None) -> tuple[int, ...]:
-    ends = () if end is None else tuple(map(int, np.ravel(end)))
+    given = np.ravel([] if end is None else end)
+    if given.size and not np.issubdtype(given.dtype, np.integer):
+        raise ValueError(f"end must be one or several token ids, not {end!r}")
+    ends = tuple(map(int, given))
     if wrong := [e for e in ends if not 0 <= e < config.vocab_size]:
         raise ValueError(f"end {wrong[0]} is not a token id: ids are 0 to {config.vocab_size - 1}")
     return ends
+
+
+def _split_key(key: Array, count: int) -> Array:
+    try:
+        return jax.random.split(key, count)
+    except (TypeError, ValueError):
+        raise ValueError(f"key must be one key such as jax.random.key(0), not {key!r}") from None
 
 
 def _check_length(config: ModelConfig, length: int, num_tokens: int, cache_size: int | None) -> int:
@@ -366,7 +387,7 @@ def _check_length(config: ModelConfig, length: int, num_tokens: int, cache_size:
             f"{length} tokens and {num_tokens} new ones are longer than max_len {config.max_len}; "
             "raise max_len"
         )
-    size = total if cache_size is None else cache_size
+    size = total if cache_size is None else as_count("cache_size", cache_size, 1)
     windows = [stack.attention.window for stack in config.stacks.values()]
     if size < total and any(window is None or size <= window for window in windows):
         raise ValueError(f"cache_size {size} is too small for {total} tokens; leave it out")

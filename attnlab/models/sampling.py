@@ -9,6 +9,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from attnlab.fields import as_count
+
+SMALLEST = 1e-30
+"""Of temperature and top_p: smaller ones choose the same tokens, but are 0 in float32."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -32,10 +37,14 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
+        # Numbers of NumPy and JAX become Python's.
+        object.__setattr__(self, "temperature", _number("temperature", self.temperature))
+        if self.top_k is not None:
+            object.__setattr__(self, "top_k", as_count("top_k", self.top_k, 1))
+        if self.top_p is not None:
+            object.__setattr__(self, "top_p", _number("top_p", self.top_p))
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"temperature must be finite and at least 0, not {self.temperature}")
-        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
-            raise ValueError(f"top_k must be a whole number of at least 1, not {self.top_k!r}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(
                 f"top_p must be above 0 and at most 1, which keeps all, not {self.top_p}"
@@ -54,6 +63,16 @@ class Sampling:
         keeps_all = self.top_p is None or self.top_p == 1
         top_p = None if keeps_all else jnp.asarray(self.top_p)
         return SamplingArrays(jnp.asarray(self.temperature), top_p)
+
+
+def _number(name: str, value: object) -> float:
+    """Raises ValueError for what is no number, or not known yet in a traced function."""
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return float(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{name} must be a number known before tracing, not {value!r}") from None
 
 
 class SamplingArrays(NamedTuple):
@@ -80,20 +99,27 @@ def limit_logits(
       temperature: above 0.
       top_k, top_p: as in `Sampling`.
 
+    Raises:
+      ValueError: top_k is more than the vocabulary.
+
     >>> logits = jnp.log(jnp.array([0.1, 0.5, 0.25, 0.15]))
     >>> keeps = lambda **limits: jnp.isfinite(limit_logits(logits, **limits)).astype(int).tolist()
     >>> keeps(top_k=3), keeps(top_p=0.7), keeps(top_p=0.8), keeps(top_k=2, top_p=0.7)
     ([0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 1, 1], [0, 1, 1, 0])
     """
-    logits = logits / temperature
+    logits = logits / jnp.maximum(temperature, SMALLEST)
     if top_k is not None:
+        if top_k > logits.shape[-1]:
+            raise ValueError(f"top_k must be from 1 to vocab_size {logits.shape[-1]}, not {top_k}")
         least = jax.lax.top_k(logits, top_k)[0][..., -1:]
         logits = jnp.where(logits >= least, logits, -jnp.inf)
     if top_p is not None:
         order = jnp.argsort(-logits, axis=-1)
         probs = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
         likelier = jnp.cumsum(probs, axis=-1) - probs
-        kept = jnp.take_along_axis(likelier < top_p, jnp.argsort(order, axis=-1), axis=-1)
+        kept = jnp.take_along_axis(
+            likelier < jnp.maximum(top_p, SMALLEST), jnp.argsort(order, axis=-1), axis=-1
+        )
         logits = jnp.where(kept, logits, -jnp.inf)
     return logits
 

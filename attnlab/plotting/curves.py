@@ -42,7 +42,8 @@ def learning_curves(series: Sequence[Curve], ylabel: str) -> "Figure":
     last = max(int(c.steps[-1]) for c in series)
     late = [c.values[:, c.steps >= min(last / 4, c.steps[-1])] for c in kept]
     values = np.concatenate([v.ravel() for v in late])
-    low, high = float(values.min()), float(values.max())
+    values = values[np.isfinite(values)]
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     margin = 0.06 * (high - low) or 0.1
     axes.set_ylim(low - margin, high + margin)
     axes.set_xlim(right=last)

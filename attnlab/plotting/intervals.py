@@ -80,7 +80,10 @@ def bar_plot(rows: Sequence[Bar], lines: Mapping[str, float], xlabel: str) -> "F
             f"{row.value:.1f}", (end, y), (4, 0), textcoords="offset points",
             va="center", fontsize=FONT_SIZE, color=FOREGROUND,
         )  # fmt: skip
-    most = max([r.value + np.nan_to_num(r.spread) for r in rows] + list(lines.values()))
+    spreads = [float(np.nan_to_num(r.spread)) for r in rows]
+    ends = [r.value + sign * s for r, s in zip(rows, spreads, strict=True) for sign in (-1, 1)]
+    ends = [end for end in [0.0, *ends, *lines.values()] if np.isfinite(end)]
+    least, most = min(ends), max(ends)
     for step, (name, value) in enumerate(sorted(lines.items(), key=lambda line: line[1])):
         axes.axvline(value, color=FOREGROUND, linewidth=1, linestyle="--")
         left = value > most / 2  # its name is left of it
@@ -95,7 +98,8 @@ def bar_plot(rows: Sequence[Bar], lines: Mapping[str, float], xlabel: str) -> "F
             color=FOREGROUND,
             annotation_clip=False,
         )
-    axes.set_xlim(0, 1.14 * most)
+    has_negative = any(row.value < 0 for row in rows)
+    axes.set_xlim(1.14 * least if has_negative else 0, 1.14 * most if most or has_negative else 1)
     _name_rows(axes, rows, xlabel)
     return figure
 

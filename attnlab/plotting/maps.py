@@ -53,12 +53,24 @@ def attention_map(
     maps = np.asarray(probs)
     if maps.ndim not in (3, 4, 5):
         raise ValueError(f"probs {maps.shape} must be [L, B, N, T, S], [L, N, T, S] or [N, T, S]")
+    if not maps.size:
+        raise ValueError(f"probs {maps.shape} are empty")
+    if maps.ndim == 5 and not -maps.shape[1] <= text < maps.shape[1]:
+        raise ValueError(f"text {text} is not there; probs {maps.shape} have {maps.shape[1]} texts")
     maps = maps[:, text] if maps.ndim == 5 else maps.reshape(-1, *maps.shape[-3:])
     rows, columns, *lengths = maps.shape
     layers = [f"layer {i}" for i in range(rows)] if layers is None else layers
     heads = [f"head {i}" for i in range(columns)] if heads is None else heads
-    labels = [tokens, tokens if keys is None else keys]
-    for name, some, length in zip(("tokens", "keys"), labels, lengths, strict=True):
+    labels = [
+        None if some is None else list(map(str, some))
+        for some in (tokens, tokens if keys is None else keys)
+    ]
+    for name, some, length in (
+        ("layers", layers, rows),
+        ("heads", heads, columns),
+        ("tokens", labels[0], lengths[0]),
+        ("keys", labels[1], lengths[1]),
+    ):
         if some is not None and len(some) != length:
             raise ValueError(f"{len(some)} {name} do not fit probs {maps.shape}: give {length}")
     figure, grid = new_figure(*_figure_size(maps.shape, labels, outer_labels), rows, columns)

@@ -32,7 +32,8 @@ def scatter_with_front(
       points: all points.
       front: those to connect by steps and to label, from left to right.
       legend: (name, style) pairs that explain colours and markers.
-      xlabel, ylabel: of the axes; x is logarithmic if it spans more than a factor of 5.
+      xlabel, ylabel: of the axes; x is logarithmic if it is above 0 and spans more than a factor
+        of 5.
 
     >>> from attnlab.plotting import style
     >>> point = Point("a", style(0, 0), 1.0, 2.0, 0.1)
@@ -64,7 +65,7 @@ def scatter_with_front(
 
 
 def scatter(points: Sequence[Point], xlabel: str, ylabel: str) -> "Figure":
-    """A labelled scatter plot; x is logarithmic if it spans more than a factor of 5.
+    """A labelled scatter plot; x is logarithmic if it is above 0 and spans more than a factor of 5.
 
     >>> from attnlab.plotting import style
     >>> scatter([Point("a", style(0, 0), 1.0, 2.0, 0.1)], "FLOPs", "loss").axes[0].get_ylabel()
@@ -78,7 +79,8 @@ def scatter(points: Sequence[Point], xlabel: str, ylabel: str) -> "Figure":
 
 
 def draw_points(axes: "Axes", points: Sequence[Point]) -> None:
-    """Draws markers with error bars, on a logarithmic x axis if they span a factor of 5."""
+    """Draws markers with error bars, on a logarithmic x axis if all x are above 0 and span a factor
+    of 5."""
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
     for point in points:
@@ -93,7 +95,7 @@ def draw_points(axes: "Axes", points: Sequence[Point]) -> None:
             **marker_options(point.style, 7.0),
         )
     xs = [p.x for p in points]
-    if max(xs) > 5 * min(xs):
+    if max(xs) > 5 * min(xs) > 0:
         axes.set_xscale("log")
         # Over many decades, label powers of ten only.
         several = max(xs) > 300 * min(xs)

@@ -70,12 +70,13 @@ def load(
       (model, params).
 
     Raises:
-      ValueError: names the file, the tensor or attribute, and its value.
+      ValueError: names the file, the tensor or attribute, and its value; or the `fields` that
+        change the shapes of weights.
       ConnectionError: the hub cannot be reached, and its cache does not hold the model.
     """
     dtype = lookup(PARAM_DTYPES, param_dtype, what="param_dtype")
     family, attributes, tensors, config = _read(find_folder(name, revision), ignore)
-    dataclasses.replace(config, **fields)  # its errors, before anything is read
+    changed = dataclasses.replace(config, **fields)  # its errors, before anything is read
     entries = family.table.entries(config, attributes)
     _check_all_used(tensors, {entry.name for entry in entries}, family, config, ignore)
 
@@ -89,6 +90,11 @@ def load(
         return placed
 
     shapes = param_shapes(config)
+    if param_shapes(changed) != shapes:
+        raise ValueError(
+            f"{', '.join(fields)} would change the shapes of weights; load the model without, and "
+            "convert it with attnlab.transforms"
+        )
     params = fill(shapes, entries, tensors, dtype=dtype, put=put, allow_nonfinite=allow_nonfinite)
     if detect_sharing:
         config, params = resharing.detect_sharing(config, params)

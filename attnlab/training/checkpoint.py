@@ -109,12 +109,23 @@ def check_model(model: JSON, notes: JSON) -> None:
         )
 
 
+MAY_CHANGE = ("steps", "accumulate", "evaluation", "log_every", "checkpoint_every")
+"""Fields of a `TrainConfig` with which a run may be resumed that began with others."""
+
+
+def describe_training(config: TrainConfig) -> JSON:
+    """The fields of a config that a resumed run must have again, as JSON."""
+    fields: JSON = json.loads(json.dumps(config.to_dict()))
+    return {name: value for name, value in fields.items() if name not in MAY_CHANGE}
+
+
 def check_run(config: TrainConfig, identity: JSON, notes: JSON) -> None:
     """Raises WrongCheckpoint where the notes of a checkpoint are of another run.
 
     Args:
       config: of the run.
-      identity: "model" of `describe_model`, and "source", the digest of the dataset.
+      identity: "model" of `describe_model`, "source", the digest of the dataset, and "training" of
+        `describe_training`.
       notes: of a checkpoint.
     """
     check_model(identity["model"], notes)
@@ -130,6 +141,14 @@ def check_run(config: TrainConfig, identity: JSON, notes: JSON) -> None:
         raise WrongCheckpoint(
             f"the checkpoint was trained on other data (digest {notes['source'][:12]}, here "
             f"{identity['source'][:12]}); give it the same data, or the run another folder"
+        )
+    theirs = notes.get("training", {})
+    changed = [one for one in differences(theirs, identity["training"]) if theirs]
+    if changed:
+        fields = ", ".join(f"{path}={old!r}, not {new!r}" for path, old, new in changed)
+        raise WrongCheckpoint(
+            f"the checkpoint is of a training with {fields}; give the config these fields, or the "
+            "run another folder"
         )
 
 

@@ -51,6 +51,10 @@ def initial_state(
     per_seed = params if isinstance(params, list) else [params] * len(seeds)
     if not callable(params):  # they may be on one device, and the mesh has several
         per_seed = [sharding.gather(one) for one in per_seed]
+    if len(per_seed) != len(seeds):
+        raise ValueError(
+            f"FitOptions.params has {len(per_seed)} trees for {len(seeds)} seeds; give one for each"
+        )
     pairs = zip(seeds, per_seed, strict=True)
     states = [sharding.gather(make(np.uint32(seed), params=p)) for seed, p in pairs]
     shardings = sharding.with_seed_axis(sharding.state_shardings(mesh, spec, states[0]))

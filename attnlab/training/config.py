@@ -130,6 +130,8 @@ class TrainConfig(Spec):
         super().__post_init__()
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds must be different numbers of 0 or more, not {self.seeds}")
+        if max(self.seeds) >= 2**32:
+            raise ValueError(f"seeds must be below 2**32, not {max(self.seeds)}; lower it")
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}; "

@@ -19,12 +19,23 @@ from attnlab.sharing import Params
 from attnlab.sharing.named_plans import plan_name
 from attnlab.training import memory, sharding
 from attnlab.training.callbacks import Callback
-from attnlab.training.checkpoint import Checkpoints, check_run, describe_model
+from attnlab.training.checkpoint import (
+    Checkpoints,
+    check_run,
+    describe_model,
+    describe_training,
+)
 from attnlab.training.compiled import TrainStep, host_batch, initial_state
 from attnlab.training.config import TrainConfig
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
 from attnlab.training.metrics import Recorder
-from attnlab.training.objectives.objective import Model, Objective
+from attnlab.training.objectives.objective import (
+    Model,
+    Objective,
+    check_kind,
+    check_output,
+    input_shapes,
+)
 from attnlab.training.optimizers import Optimizer
 from attnlab.training.schedules import fork_step
 from attnlab.training.sharding import StateSharding
@@ -108,10 +119,11 @@ def fit(
 
     Raises:
       WrongCheckpoint: the newest checkpoint is of another model (above all another sharing plan of
-        equal shapes), dataset or schedule.
+        equal shapes), dataset, optimizer, schedule, batch size or seeds.
       NonFiniteLoss: nothing is saved then.
       Stopped: after SIGTERM or SIGINT and a save.
-      ValueError: a step needs more memory than a device has.
+      ValueError: the model or the dataset does not fit the objective, or a step needs more memory
+        than a device has.
     """
     run = _Run(model, objective, optimizer, config, dataset, recorder, checkpoints, options)
     first = run.restore()
@@ -139,10 +151,15 @@ class _Run:
     def __post_init__(self) -> None:
         self.began, self.earlier_seconds, self.clock = time.perf_counter(), 0.0, Clock()
         model, config, dataset, options = self.model, self.config, self.dataset, self.options
+        self._check_task()
         self.mesh = options.mesh or sharding.data_mesh(batch_size=config.batch_size)
         self.objective = self.objective.bind(dataset.sizes)
         self.callbacks = list(options.callbacks)
-        self.identity: JSON = {"model": describe_model(model), "source": dataset.digest}
+        self.identity: JSON = {
+            "model": describe_model(model),
+            "source": dataset.digest,
+            "training": describe_training(config),
+        }
         self.seeds = sharding.replicate(self.mesh, np.array(config.seeds, np.uint32))
         self.state, self.shardings = initial_state(
             self.init_seed, config.seeds, options.params, self.mesh, options.sharding
@@ -155,6 +172,14 @@ class _Run:
             self._measure = jax.jit(
                 map_over_seeds(options.measure), out_shardings=sharding.replicated(self.mesh)
             )
+
+    def _check_task(self) -> None:
+        """Raises ValueError where model and dataset do not fit the objective."""
+        config, objective, sizes = getattr(self.model, "config", None), self.objective, self.dataset
+        if isinstance(config, ModelConfig):
+            check_kind(objective.description, objective, config)
+            check_output(objective.description, objective, config, sizes.sizes)
+        input_shapes(objective, self.dataset.shapes())
 
     def init_seed(self, seed: Array, params: Params | InitParams | None) -> TrainState:
         """The state of one seed at step 0."""

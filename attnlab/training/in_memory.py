@@ -40,7 +40,14 @@ class InMemoryFit(NamedTuple):
         return steps, np.array([record[name] for record in records]).T
 
     def params(self, seed: int = 0) -> Params:
-        """The trained parameters of one seed, counted from 0 in the order of `config.seeds`."""
+        """The trained parameters of one seed, counted from 0 in the order of `config.seeds`.
+
+        Raises:
+          ValueError: there are not so many seeds.
+        """
+        count = len(self.result.state.step)
+        if not 0 <= seed < count:  # JAX would take the last one
+            raise ValueError(f"seed {seed} is not there; {count} seeds are counted from 0")
         params: Params = jax.tree.map(lambda a: a[seed], self.result.state.params)
         return params
 

@@ -106,6 +106,13 @@ def test_forms_of_labelled_texts(tmp_path, kind, packed):
     }
 
 
+def test_texts_that_change_are_read_again(tmp_path):
+    path = tmp_path / "x.tsv"
+    for word in ("one", "other"):
+        path.write_text("".join(f"{'ab'[i % 2]}\t{text} {word}\n" for i, text in enumerate(MANY)))
+        assert {one.text.split()[-1] for one in labelled.read_labelled(path)} == {word}
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -178,6 +185,7 @@ def test_a_graph_holds_each_edge_both_ways_and_once(folder):
             r"g\.content:3: node 'n1' stands in line 2 too",
         ),
         ("g.content", 3, "n2\t1\t0\tx\t0\t1\t0\ta", r"g\.content:3: a feature is not a number"),
+        ("g.content", 3, "n2\t1\tnan\t0\t1\t0\t1\ta", r"g\.content:3: a feature is NaN or inf"),
         ("g.cites", 2, "n1 n2", r"g\.cites:2: 1 columns, not 2"),
         ("split.tsv", 5, "3\tn3\ttrian", r"split\.tsv:5: part 'trian' is none of train, valid"),
         ("split.tsv", 5, "3\tn99\ttrain", r"split\.tsv:5: node 'n99' has no line in .*g\.content"),

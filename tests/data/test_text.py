@@ -39,6 +39,9 @@ def test_a_text_holds_out_its_tail(tmp_path):
     (tmp_path / "b.txt").write_bytes(content[100:])
     with gzip.open(tmp_path / "a.txt.gz", "wb") as f:
         f.write(content[:100])
+    assert text.decode_bytes(np.frombuffer(b"rose", np.uint8).astype(np.int32)) == "rose"
+    with pytest.raises(ValueError, match="-1 is no byte; leave out padding and special tokens"):
+        text.decode_bytes([97, -1])
     folder = text.load_corpus(str(tmp_path))
     assert np.concatenate([folder.train, folder.heldout]).astype(np.uint8).tobytes() == content
     assert (len(folder.train), len(folder.heldout)) == (270, 30)
@@ -63,9 +66,11 @@ def test_unusable_texts(tmp_path, content, message):
 
 
 def test_a_broken_gzip_is_named(tmp_path):
-    (tmp_path / "text.gz").write_bytes(gzip.compress(b"x" * 10_000)[:-9])
-    with pytest.raises(ValueError, match=r"cannot read .*text\.gz"):
-        Text(path=str(tmp_path)).load(8)
+    whole = gzip.compress(b"x" * 10_000)
+    for broken in (whole[:-9], whole[:12] + b"\xff" * 9 + whole[21:]):
+        (tmp_path / "text.gz").write_bytes(broken)
+        with pytest.raises(ValueError, match=r"cannot read .*text\.gz"):
+            Text(path=str(tmp_path)).load(8)
 
 
 SENTENCES = "Straße um Straße, naïve Œuvre; the rose is a rose is a rose.\n" * 40
@@ -122,6 +127,8 @@ def test_a_kept_tokenizer_is_used_again(sentences, tmp_path):
     other = Text(path=str(sentences), tokenizer="bpe:260").load(8)
     (folder / name).write_bytes(other.files[name])
     assert data.load(8, folder).digest == other.digest != source.digest
+    with pytest.raises(ValueError, match="has 260 tokens, 'bpe:258' at most 258; take the"):
+        Text(path=str(sentences), tokenizer="bpe:258").load(8, folder)
     by_path = Text(path=str(sentences), tokenizer=str(folder / name))
     assert by_path.load(8).digest == other.digest
     assert by_path.sizes() == DataSizes(260)

@@ -94,6 +94,7 @@ def test_the_digest_is_of_the_tokens(tmp_path):
         (dict(vocab_size=256), "no tokenizer.json of bytes, so bits per byte cannot be computed"),
         (dict(bytes_per_token=1.0), "has no index; give data.vocab_size"),
         (dict(vocab_size=256, bytes_per_token=1.0, heldout=0.001), "held-out part has 5 tokens"),
+        (dict(vocab_size=256, bytes_per_token=-1.0), "bytes_per_token must be a finite number"),
     ],
 )
 def test_unusable_files(tmp_path, fields, message):
@@ -101,6 +102,32 @@ def test_unusable_files(tmp_path, fields, message):
     BYTES[:4999].astype(np.uint16).tofile(path)
     with pytest.raises(ValueError, match=message):
         TokenFiles(path=str(path), **fields).load(LENGTH)
+
+
+def test_arrays_of_no_little_endian_ids(tmp_path):
+    path = tmp_path / "ids.npy"
+    np.save(path, BYTES[:4999].astype(">u2"))
+    config = TokenFiles(path=str(path), vocab_size=1 << 16, bytes_per_token=1.0)
+    with pytest.raises(ValueError, match=r"is >u2 \[4999\]; token ids are .*little-endian"):
+        config.load(LENGTH)
+    path.write_bytes(b"text")
+    with pytest.raises(ValueError, match=r"ids\.npy is no \.npy file"):
+        config.load(LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "plan", "message"),
+    [
+        ("a.txt", b"a", PreparePlan(shard_tokens=0), "shard_tokens must be at least 1, not 0"),
+        ("a.gz", gzip.compress(b"a" * 99)[:-9], PreparePlan(), r"cannot read .*a\.gz"),
+        ("a.jsonl", b'{"text": "\\ud800"}', PreparePlan(), r"a\.jsonl: a text in 'text' is not"),
+    ],
+    ids=["shard_tokens", "gzip", "json"],
+)
+def test_texts_that_cannot_be_prepared(tmp_path, name, content, plan, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        prepare([tmp_path / name], tmp_path / "out", plan)
 
 
 TEXTS = {f"{i}.txt": f"Œuvre {i}: " + "the rose is a rose, naïve.\n" * (i + 1) for i in range(20)}

@@ -91,6 +91,8 @@ def test_what_cannot_be_told_is_left_out():
     assert np.isnan(distinct["duplicate_token"]).all()
     with pytest.raises(ValueError, match=r"tokens \(2, 7\) must be \(2, 4\)"):
         head_statistics(probs[..., :4, :], TOKENS)
+    whole = np.ones_like(probs, int), None, np.full((2, 7), 2)  # of probs and mask, any numbers
+    assert head_statistics(*whole)["first_token"].tolist() == [[1, 1, 1]]
 
 
 def test_differences_between_heads():
@@ -110,6 +112,11 @@ def test_differences_between_heads():
     got = js_divergence(jnp.asarray(probs, jnp.float32), mask)
     np.testing.assert_allclose(got, expected, atol=2e-6)
     assert got[0, 1, 1, 2] < 1e-6 < got[0, 1, 1, 1]
+    half = jnp.asarray(probs, jnp.bfloat16)
+    exact = js_divergence(half.astype(jnp.float32), mask)
+    np.testing.assert_allclose(js_divergence(half, mask), exact, atol=2e-6)
+    with pytest.raises(ValueError, match=r"mask \(6, 3\) must be \(3, 6\), True"):
+        js_divergence(half, mask.T)
     found = mean_over_pairs(expected)
     np.testing.assert_allclose(
         found["heads"][1], (expected[1, :, 1].sum() - np.trace(expected[1, :, 1])) / 12, rtol=1e-5
@@ -133,6 +140,9 @@ def test_alignment_of_values_is_that_of_kornblith():
     np.testing.assert_allclose(linear_cka(3 * heads @ turn, "heads", mask), expected, atol=1e-5)
     as_outputs = np.moveaxis(heads, 3, 2)
     np.testing.assert_allclose(linear_cka(as_outputs, "outputs", mask), expected, atol=1e-5)
+    np.testing.assert_allclose(linear_cka(1e-12 * heads, "heads", mask), expected, atol=1e-5)
+    half = linear_cka(jnp.asarray(300 * heads, jnp.float16), "heads", mask)  # squares: infinite
+    np.testing.assert_allclose(half, expected, atol=1e-3)
 
 
 def test_effective_rank():

@@ -96,6 +96,32 @@ def test_what_stands_in_the_place_of_a_head():
     assert not np.allclose(found["mean"], found["other"], atol=1e-3)
     with pytest.raises(ValueError, match="a batch of two"):
         resampled_heads(heads[:, :1])
+    with pytest.raises(ValueError, match="shift 3 takes each of 3 texts for its own replacement"):
+        resampled_heads(heads, 3)
+    assert mean_heads(jnp.ones((1, 2, 40_000, 1, 1), jnp.float16)).item() == 1
+
+
+def test_weights_of_a_loss_are_relative_and_targets_are_checked():
+    params, loss, _ = case()
+    given = CONFIG, params, TOKENS[:, :-1]
+    targets = TOKENS[:, 1:]
+    ignored = jnp.where(WEIGHTS == 0, -100, targets)
+    small = token_loss(*given, targets=ignored, weights=0.1 * WEIGHTS)
+    assert_close(*jax.jit(lambda: (small({}), loss({})))())
+    for changes, message in (
+        ({"targets": ignored}, r"target -100 at \[1, 3\] is out of range"),
+        ({"targets": TOKENS}, r"targets \(3, 6\) must be \(3, 5\), one for each token"),
+        ({"targets": targets, "weights": jnp.ones(5)}, r"weights \(5,\) must be \(3, 5\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            token_loss(*given, **changes)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [0, 1, 1, 3], [1, 2, 3, 4]])
+def test_an_order_holds_every_head_once(order):
+    gates = HeadGates("heads", (0,), 4)
+    with pytest.raises(ValueError, match="must hold each of the 4 heads once, as 0 to 3"):
+        pruning_curve(lambda patch: jnp.zeros(2), gates, np.array(order))
 
 
 def test_curves_beside_random_orders():

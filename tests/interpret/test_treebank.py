@@ -67,6 +67,14 @@ def test_files_are_found_by_their_part(tmp_path):
     assert [[t.text for t in read_trees(p)] for p in parts.values()] == [[TEXT, "Sí"]] * 2
     with pytest.raises(FileNotFoundError, match="no treebank at"):
         read_trees(tmp_path / "none.conllu")
+    (tmp_path / "other.conllu").write_bytes(b"# fine\n# caf\xe9\n")
+    with pytest.raises(ValueError, match=r"other\.conllu:2: byte 0xe9 is not UTF-8; convert"):
+        read_trees(tmp_path / "other.conllu")
+    (tmp_path / "cut.conllu.gz").write_bytes(gzip.compress(text.encode())[:-9])
+    with pytest.raises(ValueError, match=r"cannot read .*cut\.conllu\.gz: Compressed file ended"):
+        read_trees(tmp_path / "cut.conllu.gz")
+    (tmp_path / "mark.conllu").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert len(read_trees(tmp_path / "mark.conllu")) == 2
     (tmp_path / "empty.conllu").write_text("\n# nothing\n")
     with pytest.raises(ValueError, match="holds no sentence"):
         read_trees(tmp_path / "empty.conllu")

@@ -95,9 +95,8 @@ def test_what_it_tells():
     plan = Plan(attention=(0, 1, 0, 2), kv=(0, 1, "@0", None), ffn=(0, 0, 0, 0))
     statistics = {"entropy": np.arange(8.0).reshape(4, 2), "same": np.full((4, 2), np.nan)}
     probs = softmax(4, 2, LENGTH, LENGTH, causal=True)
-    maps = AttentionMaps(
-        probs, TOKENS, statistics=statistics, plan=dict(plan.items()), name="decoder"
-    )
+    groups = dict(plan.items()) | {"ffn": np.array(plan["ffn"])}
+    maps = AttentionMaps(probs, TOKENS, statistics=statistics, plan=groups, name="decoder")
     cross = AttentionMaps(PROBS, TOKENS, KEYS, name="cross")
     parsed = Parsed(view_panels([Panel([maps, cross], "one", "of 4"), Panel([cross], "two")]).html)
     assert [side["name"] for side in parsed.panels] == ["one", "two"]

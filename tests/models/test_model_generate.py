@@ -14,7 +14,7 @@ from attnlab.heads import LAYOUTS
 from attnlab.models import specs
 from attnlab.models.config import ModelConfig
 from attnlab.models.generate import generate, prefill, stream
-from attnlab.models.sampling import Sampling, limit_logits
+from attnlab.models.sampling import Sampling, limit_logits, next_token
 
 CONFIG = dataclasses.replace(SMALL, max_len=14)
 KEY = jax.random.key(5)
@@ -70,6 +70,10 @@ def test_prefill_in_two_calls_and_overflow(params):
     windowed = dataclasses.replace(CONFIG, attention=specs.Attention(window=3))
     with pytest.raises(ValueError, match="or give the model a window smaller than the cache"):
         prefill(params, TOKENS, windowed, windowed.init_cache(2, 3))
+    with pytest.raises(ValueError, match=r"padding_mask \(2, 7\) must be \(2, 5\), True where"):
+        prefill(params, TOKENS[:, :5], CONFIG, CONFIG.init_cache(2, 6), padding_mask=TOKENS >= 0)
+    with pytest.raises(ValueError, match=r"tokens \(2, 0\) hold no token"):
+        prefill(params, TOKENS[:, :0], CONFIG, CONFIG.init_cache(2, 6))
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,9 @@ def test_prefill_in_two_calls_and_overflow(params):
         ({"sampling": Sampling(temperature=0.5)}, "pass key="),
         ({"sampling": Sampling(top_k=20)}, "top_k must be from 1 to vocab_size 19"),
         ({"cache_size": 8}, "cache_size 8 is too small for 9 tokens"),
+        ({"cache_size": 9.0}, "cache_size must be a whole number of at least 1, not 9.0"),
+        ({"end": 4.7}, "end must be one or several token ids, not 4.7"),
+        ({"sampling": Sampling(temperature=1), "key": 0}, "key must be one key such as .*, not 0"),
         ({"end": (3, 19)}, "end 19 is not a token id: ids are 0 to 18"),
         ({"source_padding_mask": MASKS[0]}, "is of a source; for padding of the prompt"),
         ({"padding_mask": MASKS[1]}, r"padding_mask \(3, 3\) must be \(2, 7\), True where"),
@@ -126,6 +133,7 @@ def test_models_that_write_nothing(config, message):
     [
         ({"temperature": -1.0}, "temperature must be finite and at least 0, not -1.0"),
         ({"temperature": float("nan")}, "temperature must be finite"),
+        ({"temperature": "hot"}, "temperature must be a number known before tracing, not 'hot'"),
         ({"top_k": 0}, "top_k must be a whole number of at least 1, not 0"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, which keeps all, not 0.0"),
     ],
@@ -133,6 +141,21 @@ def test_models_that_write_nothing(config, message):
 def test_sampling_that_draws_nothing(fields, message):
     with pytest.raises(ValueError, match=message):
         Sampling(**fields)
+
+
+@pytest.mark.parametrize("limit", [{"temperature": 1e-40}, {"temperature": 1, "top_p": 1e-50}])
+def test_a_tiny_limit_keeps_the_likeliest_token(limit):
+    logits = jnp.array([[1.0, 9.0, 3.0], [8.0, 7.0, 2.0]])
+    got = next_token(logits, KEY, Sampling(**limit).limits, None)
+    assert got.tolist() == [1, 0]
+
+
+def test_numbers_of_numpy_are_numbers(params):
+    given = {"sampling": Sampling(temperature=np.float32(3.0), top_k=np.int64(5)), "key": KEY}
+    got = generate(params, TOKENS, CONFIG, np.int64(2), cache_size=np.int64(9), **given)
+    assert got.shape == (2, 2)
+    with pytest.raises(ValueError, match="top_k must be from 1 to vocab_size 3, not 5"):
+        limit_logits(jnp.zeros((1, 3)), top_k=5)
 
 
 def test_limits_equal_their_definition_in_float64():

@@ -236,6 +236,11 @@ def test_float32_beyond_bfloat16(tmp_path):
     refused(lambda: pretrained.load(folder, param_dtype="bfloat16"), "h.0.ln_1.bias", "bfloat16")
 
 
+@pytest.mark.parametrize("fields", [{"width": 24}, {"num_layers": 1}, {"max_len": 2}])
+def test_fields_that_change_the_shapes_of_weights(fields, tmp_path):
+    refused(lambda: pretrained.load(gpt2(tmp_path), **fields), *fields, "shapes of weights")
+
+
 def test_nan_is_shared_on_request(tmp_path):
     config, tensors, _, _ = split(FAMILIES["gpt2"])
     tensors = {n: np.array(tensors[n.replace("h.1.", "h.0.")]) for n in tensors}

@@ -31,6 +31,8 @@ def test_it_leaves_no_file_and_prints_nothing(tmp_path, capfd, monkeypatch):
     last = again.curve("eval/bits_per_byte")[1][:, -1]
     np.testing.assert_array_equal(last, run.result.heldout["bits_per_byte"])
     assert run.curve("train/loss")[0].tolist() == [1, 2, 3, 4]
+    with pytest.raises(ValueError, match="seed 2 is not there; 2 seeds are counted from 0"):
+        run.params(2)
     assert_same_bits(run.params(1), jax.tree.map(lambda a: a[1], run.result.state.params))
 
 

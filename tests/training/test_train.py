@@ -301,7 +301,28 @@ def test_another_plan_of_equal_shapes_does_not_go_on(tmp_path):
     other = dataclasses.replace(model, sharing="groups:2", norm=Norm(position="post"))
     with pytest.raises(WrongCheckpoint, match=r"norm\.position='pre', not 'post'; give the model"):
         fit(tmp_path, config, other)
+    fast, same = (
+        dataclasses.replace(config, optimizer=FAST),
+        dataclasses.replace(model, sharing="groups:2"),
+    )
+    with pytest.raises(WrongCheckpoint, match=r"optimizer\.learning_rate=0\.003, not 0\.01; give"):
+        fit(tmp_path, fast, same)
+    with pytest.raises(WrongCheckpoint, match=r"training with seeds=\[0\], not \[0, 1\]; give"):
+        fit(tmp_path, dataclasses.replace(config, seeds=(0, 1)), same)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["5"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "objective", "message"),
+    [
+        ({"kind": "encoder"}, "causal_lm", "'every next token' needs model.kind='decoder', not"),
+        ({"vocab_size": 50}, "causal_lm", "needs model.vocab_size of at least 256, not 50"),
+        ({}, "recall", "the task needs batches with values, the source has tokens"),
+    ],
+)
+def test_a_model_or_dataset_that_does_not_fit_the_objective(tmp_path, changes, objective, message):
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, model=dataclasses.replace(MODEL, **changes), objective=objective)
 
 
 def test_sigterm_saves_and_says_so(tmp_path):
@@ -366,6 +387,7 @@ def test_decay_is_by_name():
         (dict(optimizer="lion"), "optimizer must be of type OptimizerConfig, not 'lion'"),
         (dict(seeds=()), "seeds must be different numbers"),
         (dict(seeds=(1, 1)), "seeds must be different numbers"),
+        (dict(seeds=(0, 2**32)), r"seeds must be below 2\*\*32, not 4294967296"),
         (dict(steps=2), "schedule.warmup_steps 2 must be below steps 2"),
         (dict(accumulate=3), "batch_size 8 is not divisible by accumulate 3; use a multiple"),
         (dict(accumulate=0), "accumulate must be a whole number of at least 1"),

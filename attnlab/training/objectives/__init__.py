@@ -9,6 +9,8 @@ from attnlab.training.objectives.objective import (
     Objective,
     accuracy,
     bits,
+    check_kind,
+    check_output,
     cross_entropy,
     decode_tokens,
     input_shapes,
@@ -23,6 +25,6 @@ OBJECTIVES: dict[str, Objective] = {**LANGUAGE, **CLASSIFICATION, **SEQUENCES, *
 
 __all__ = [
     "OBJECTIVES", "Example", "Metric", "Model", "Objective", "accuracy", "bits", "causal_lm",
-    "cross_entropy", "decode_tokens", "input_shapes", "masked_lm", "regression", "span_corruption",
-    "squared_error", "unexplained_variance",
+    "check_kind", "check_output", "cross_entropy", "decode_tokens", "input_shapes", "masked_lm",
+    "regression", "span_corruption", "squared_error", "unexplained_variance",
 ]  # fmt: skip

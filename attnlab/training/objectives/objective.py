@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from attnlab.attention.masks import Edges
 from attnlab.data.dataset import BYTES, Batch, BatchShapes, Dataset, DataSizes, DeviceBatch
-from attnlab.models import Outputs
+from attnlab.models import ModelConfig, Outputs
 from attnlab.models.config import Kind
 from attnlab.sharing import Params, PyTree
 
@@ -203,6 +203,32 @@ def input_shapes(objective: Objective, batch: Batch | BatchShapes) -> dict[str, 
         )
     example: Example = jax.eval_shape(lambda b: objective.prepare(b, jax.random.key(0)), batch)
     return example.inputs
+
+
+def check_kind(task: str, objective: Objective, model: ModelConfig) -> None:
+    """Raises ValueError where a task needs another kind of model."""
+    if model.kind not in objective.model_kinds:
+        kinds = " or ".join(map(repr, objective.model_kinds))
+        raise ValueError(f"task {task!r} needs model.kind={kinds}, not {model.kind!r}")
+
+
+def check_output(task: str, objective: Objective, model: ModelConfig, sizes: DataSizes) -> None:
+    """Raises ValueError where a task needs a larger vocabulary or another output."""
+    most = sizes.vocab_size + len(objective.special_tokens)
+    if model.vocab_size < most:
+        raise ValueError(
+            f"task {task!r} needs model.vocab_size of at least {most}, not {model.vocab_size}"
+        )
+    if objective.output == "logits" and model.output.kind == "none":
+        raise ValueError(
+            f"task {task!r} reads logits, model.output.kind='none' has none; give the model an "
+            "LM head, or start from a folder with one"
+        )
+    if objective.output == "classes" and model.output.num_classes != sizes.num_classes:
+        raise ValueError(
+            f"task {task!r} needs model.output.num_classes={sizes.num_classes} (and a "
+            f"model.output.pooler), not {model.output.num_classes}"
+        )
 
 
 def decode_tokens(objective: Objective, dataset: Dataset, tokens: Sequence[int]) -> str:
