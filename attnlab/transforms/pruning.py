@@ -204,7 +204,8 @@ def output_weights(layout: Layout) -> list[str]:
     return [
         name
         for name, weight in all_weights(layout).items()
-        if "project_out" in weight.methods and weight.axes[0] == "num_heads"
+        if "project_out" in weight.methods
+        and (weight.axes[0], weight.axes[-1]) == ("num_heads", "out_width")
     ]
 
 

@@ -119,8 +119,10 @@ def test_a_head_mask_of_zero_is_a_removed_head():
     assert_close(logits(small, weights), logits(config, draw(config), head_mask=mask))
 
 
-def test_factors_go_into_output_projections():
-    config = changed(sharing="cycle:2")
+@pytest.mark.parametrize("name", ["standard", "latent_absorbed"])
+def test_factors_go_into_output_projections(name):
+    """Where two weights in turn make the output of a head, into one of them."""
+    config = changed(heads=heads.LAYOUTS[name](num_heads=6), sharing="cycle:2")
     factors = jnp.asarray(np.random.default_rng(2).normal(size=(2, 6)))
     scaled = scale_heads(config, draw(config), {"heads": factors})
     mask = factors[np.array([0, 1, 0])]
