@@ -126,7 +126,7 @@ def product_flops(jaxpr):
 
 # What takes seconds a test: trains, starts a command, compiles as in a run, reads real data.
 HEAVY = {"tmp_path", "tmp_path_factory", "optimized", "shared_data"}
-# Files of whole models, programs and pages, and a test of many draws: seconds each, too.
+# Files of whole models, programs and pages, and tests of many draws: seconds each, too.
 LONG = {
     "test_adapted_weights", "test_adapters", "test_atlas", "test_bad_input", "test_bench",
     "test_circuits", "test_decoding", "test_documents", "test_extras", "test_flags",
@@ -134,6 +134,7 @@ LONG = {
     "test_notebooks", "test_model_capture", "test_optimizers", "test_plans",
     "test_pruning", "test_rank_bound", "test_resharing", "test_panels", "test_residual_terms",
     "test_objectives", "test_train", "test_jax_transforms", "test_pitfalls",
+    "test_sixty_random_calls_are_right_or_refused_by_name",
 }  # fmt: skip
 
 # They hand over what annotations forbid, to see our own error or a shape alone; `-m quick` also
