@@ -7,6 +7,7 @@ JAX has started any backend, and forks a process for each command.
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -61,6 +62,7 @@ def serve():
         with contextlib.suppress(ImportError):  # extras
             importlib.import_module(library)
     importlib.import_module("attnlab.training.loggers").summary_writer()
+    gc.freeze()  # a collection in a child would touch, and so copy, all that was imported
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

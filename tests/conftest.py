@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import tempfile
+import threading
 from importlib.metadata import version
 from pathlib import Path
 
@@ -40,6 +41,26 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
 # Commands, whose programs come again in the next one, keep them all.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+def share_ir_contexts():
+    """One MLIR context per thread for hundreds of programs: JAX makes one for each program, which
+    takes a quarter of the time of a small one. Without effect where JAX keeps it elsewhere."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src.interpreters import mlir
+
+        make, held = mlir.make_ir_context, threading.local()
+
+        def shared():
+            if not getattr(held, "uses", 0):
+                held.context, held.uses = make(), 300  # it keeps the types and constants it met
+            held.uses -= 1
+            return held.context
+
+        mlir.make_ir_context = shared
+
+
+share_ir_contexts()
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"
@@ -105,7 +126,7 @@ def product_flops(jaxpr):
 
 # What takes seconds a test: trains, starts a command, compiles as in a run, reads real data.
 HEAVY = {"tmp_path", "tmp_path_factory", "optimized", "shared_data"}
-# Files of whole models, programs and pages, and a test of many draws: seconds each, too.
+# Files of whole models, programs and pages, and tests of many draws: seconds each, too.
 LONG = {
     "test_adapted_weights", "test_adapters", "test_atlas", "test_bad_input", "test_bench",
     "test_circuits", "test_decoding", "test_documents", "test_extras", "test_flags",
@@ -113,6 +134,7 @@ LONG = {
     "test_notebooks", "test_model_capture", "test_optimizers", "test_plans",
     "test_pruning", "test_rank_bound", "test_resharing", "test_panels", "test_residual_terms",
     "test_objectives", "test_train", "test_jax_transforms", "test_pitfalls",
+    "test_sixty_random_calls_are_right_or_refused_by_name",
 }  # fmt: skip
 
 # They hand over what annotations forbid, to see our own error or a shape alone; `-m quick` also

@@ -1,6 +1,7 @@
 """Attention maps and head statistics of a trained model, on held-out rows."""
 
 import dataclasses
+import functools
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -147,6 +148,7 @@ Statistics = dict[str, jax.Array]
 """Name -> a number for each layer and head [L, N]."""
 
 
+@functools.lru_cache(maxsize=4)  # seeds of one config share a compiled program
 def _attention(
     config: ModelConfig,
 ) -> Callable[[Params, Inputs, ArrayLike], tuple[jax.Array, Statistics]]:

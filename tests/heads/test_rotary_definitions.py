@@ -29,6 +29,7 @@ LAYOUTS = {
     ),
 }
 LATENT = ["latent", "latent queries"]
+run = jax.jit(multi_head_attention, static_argnames=("layout", "is_causal", "order"))
 
 
 def qkv(layout, w, x, rotated):
@@ -85,7 +86,8 @@ def test_the_definition_with_positions(name, x64):
         p = np.exp(scores - scores.max(-1, keepdims=True))
         texts.append(np.einsum("nts,snv,nvo->to", p / p.sum(-1, keepdims=True), v, w["o"]))
     for order in ("factored", "latent_absorbed") if name in LATENT else ("factored",):
-        got = multi_head_attention(params, x, layout, rotary=angles, is_causal=True, order=order)
+        options = dict(rotary=angles, is_causal=True, order=order)
+        got = run(params, x, layout=layout, **options)
         assert_close(got, jnp.asarray(np.stack(texts)))
 
 

@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,11 +163,15 @@ def test_seeds_are_added_while_an_interval_is_wide():
     assert lab.AddSeeds(half_width=0.1, most=2)(lab.Results(runs)) == []
 
 
-def test_a_policy_is_asked_until_it_proposes_nothing(base, tmp_path):
-    specs = lab.product(base, seeds=[0])
+def test_a_policy_is_asked_until_it_proposes_nothing(swept, tmp_path):
+    """Of one seed that is complete it makes two."""
+    specs, folder, _ = swept
+    shutil.copytree(folder / "runs" / specs[0].id, tmp_path / "runs" / specs[0].id)
     policy = lab.AddSeeds(half_width=0.0, most=2)
-    results = lab.sweep(specs, tmp_path, executor=lab.InProcess(), policy=policy, progress=False)
-    assert [run.spec.seed for run in results] == [0, 1]
+    results = lab.sweep(
+        specs[:1], tmp_path, executor=lab.InProcess(), policy=policy, progress=False
+    )
+    assert [run.spec.seed for run in results] == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -234,13 +240,15 @@ def test_a_failing_tuning_run_leaves_out_its_variant_alone(base, tmp_path):
     assert result.spec.tags == {"name": "good"}
 
 
-def test_results_are_read_where_the_data_are_not(base, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_bytes(b"abc def " * 500)
-    specs = lab.product(lab.with_values(base, {"data.path": str(text)}), seeds=[0])
-    results = lab.sweep(specs, tmp_path / "w", executor=lab.InProcess(), progress=False)
+def test_results_are_read_where_the_data_are_not(swept):
+    specs, folder, results = swept
+    text = Path(specs[0].config.data.path)
+    kept = text.read_bytes()
     text.unlink()
-    assert lab.load_results(tmp_path / "w").runs == results.runs
+    try:
+        assert lab.load_results(folder).runs == results.runs
+    finally:
+        text.write_bytes(kept)
 
 
 SCRIPT = """

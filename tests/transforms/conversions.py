@@ -4,6 +4,7 @@ Nothing of `attnlab.transforms` computes what these compare.
 """
 
 import contextlib
+import functools
 
 import jax
 import jax.experimental
@@ -31,36 +32,52 @@ def random_params(layout, seed=0, size=2.0):
     return params
 
 
-def output(params, layout, seed=5, scale=1.0, rotary=False, **options):
-    """Output of three rows: all keys, some, and none for query 1."""
-    rng = np.random.default_rng(seed)
-    x, y, z = (
-        jnp.asarray(rng.normal(size=(3, n, width)) * scale)
-        for n, width in zip((4, 6, 6), layout.input_widths, strict=True)
-    )
-    mask = np.ones((3, 1, 4, 6), bool)
-    mask[1:] = rng.random((2, 1, 4, 6)) < 0.5
-    mask[1, :, 1] = False
+SCALES = (1.0, 0.3, 3.0)
+
+
+@functools.partial(jax.jit, static_argnames=("layout", "rotary", "logits_soft_cap"))
+def output(params, inputs, mask, layout, rotary=False, logits_soft_cap=None, score_mods=()):
+    """Of heads with their weights as they are."""
+    x, y, z = inputs
     angles = None
     if rotary:
         size = layout.rotary_size - layout.rotary_size % 2
         angles = tuple(positions.rotary_angles(jnp.arange(a.shape[1]), size) for a in (x, y))
-    params = {name: jnp.asarray(np.asarray(a, np.float64)) for name, a in params.items()}
-    return np.asarray(
-        heads.multi_head_attention(
-            params, x, layout, (y, z), mask=mask, rotary=angles, order="factored", **options
-        )
-    )
+    return heads.multi_head_attention(
+        params, x, layout, (y, z), mask=mask, rotary=angles, order="factored",
+        logits_soft_cap=logits_soft_cap, score_mods=score_mods,
+    )  # fmt: skip
+
+
+def random_inputs(layout):
+    """Inputs and masks of nine rows, three of each scale: all keys, some, and none for query 1."""
+    rows = []
+    for seed, scale in enumerate(SCALES, start=5):
+        rng = np.random.default_rng(seed)
+        sizes = zip((4, 6, 6), layout.input_widths, strict=True)
+        inputs = [rng.normal(size=(3, n, width)) * scale for n, width in sizes]
+        mask = np.ones((3, 1, 4, 6), bool)
+        mask[1:] = rng.random((2, 1, 4, 6)) < 0.5
+        mask[1, :, 1] = False
+        rows.append((*inputs, mask))
+    *inputs, mask = map(np.concatenate, zip(*rows, strict=True))
+    return tuple(inputs), mask
 
 
 def difference(params, layout, expected_params, expected_layout, **options):
     """Largest difference, relative to the largest output, over inputs of three sizes."""
-    worst = 0.0
     with float64(), np.errstate(all="ignore"):
-        for seed, scale in ((5, 1.0), (6, 0.3), (7, 3.0)):
-            got = output(params, layout, seed, scale, **options)
-            expected = output(expected_params, expected_layout, seed, scale, **options)
-            apart = np.max(np.abs(got - expected)) / max(np.max(np.abs(expected)), 1e-300)
+        got, expected = (
+            output(
+                {name: np.asarray(a, np.float64) for name, a in these.items()},
+                *random_inputs(which), which, **options,
+            )
+            for these, which in ((params, layout), (expected_params, expected_layout))
+        )  # fmt: skip
+        parts = [np.split(np.asarray(a), len(SCALES)) for a in (got, expected)]
+        worst = 0.0
+        for a, b in zip(*parts, strict=True):
+            apart = np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-300)
             worst = np.maximum(worst, apart)
     return float(worst)
 

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 import transformers as tr
 
+torch.set_num_threads(1)  # more of them wait for each other at these sizes
+
 BERT = dict(
     vocab_size=97,
     hidden_size=32,

@@ -74,40 +74,42 @@ def test_greedy_text(both):
         assert set(full[last:]) <= {3}
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {"temperature": 1.7},
-        {"temperature": 0.6, "top_k": 7},
-        {"temperature": 1.3, "top_p": 0.7},
-        {"temperature": 2.0, "top_k": 20, "top_p": 0.85},
-    ],
-    ids=lambda limits: "-".join(limits),
+LIMITS = (
+    {"temperature": 1.7},
+    {"temperature": 0.6, "top_k": 7},
+    {"temperature": 1.3, "top_p": 0.7},
+    {"temperature": 2.0, "top_k": 20, "top_p": 0.85},
 )
-def test_what_is_drawn(both, limits):
-    """The probabilities of the next token are theirs, and draws of `generate` follow them."""
+
+
+def test_what_is_drawn(both):
+    """The probabilities of the next token are theirs, and draws of `generate` follow them: those of
+    one family under each of the limits, of every family under all of them at once."""
     theirs, model, params, ids, given = both
-    options = {"top_k": 0, "top_p": 1.0} | limits
-    _, (scores, *_) = written(
-        theirs, ids, max_new_tokens=1, do_sample=True, eos_token_id=None, **options
-    )
-    expected = np.asarray(jax.nn.softmax(scores))
     prompt = given.pop("prompt")
     if model.config.kind == "decoder":
         cache = model.config.init_cache(len(ids), 9)
         logits = prefill(params, prompt, model.config, cache, padding_mask=REAL).logits
     else:
         logits = model.apply({"params": params}, prompt, **given).logits
-    probs = jax.nn.softmax(limit_logits(logits[:, -1], **limits))
-    np.testing.assert_allclose(probs, expected, atol=1e-4)
-    np.testing.assert_array_equal(np.asarray(probs) > 0, expected > 0)
     many = {name: jnp.tile(a, (1000, 1)) for name, a in given.items()}
-    drawn = generate(
-        params, jnp.tile(prompt, (1000, 1)), model.config, 1, key=jax.random.key(2),
-        sampling=Sampling(**limits), **many,
-    )  # fmt: skip
-    for row in range(len(ids)):
-        counts = np.bincount(np.asarray(drawn)[row :: len(ids), 0], minlength=97)
-        assert not counts[expected[row] == 0].any()
-        sigma = np.sqrt(1000 * expected[row] * (1 - expected[row]))
-        assert (np.abs(counts - 1000 * expected[row]) <= 5 * sigma + 3).all()
+    for limits in LIMITS:
+        options = {"top_k": 0, "top_p": 1.0} | limits
+        _, (scores, *_) = written(
+            theirs, ids, max_new_tokens=1, do_sample=True, eos_token_id=None, **options
+        )
+        expected = np.asarray(jax.nn.softmax(scores))
+        probs = jax.nn.softmax(limit_logits(logits[:, -1], **limits))
+        np.testing.assert_allclose(probs, expected, atol=1e-4)
+        np.testing.assert_array_equal(np.asarray(probs) > 0, expected > 0)
+        if limits is not LIMITS[-1] and theirs.config.model_type != "gpt2":
+            continue  # limits act on the logits alone, whatever the family
+        drawn = generate(
+            params, jnp.tile(prompt, (1000, 1)), model.config, 1, key=jax.random.key(2),
+            sampling=Sampling(**limits), **many,
+        )  # fmt: skip
+        for row in range(len(ids)):
+            counts = np.bincount(np.asarray(drawn)[row :: len(ids), 0], minlength=97)
+            assert not counts[expected[row] == 0].any()
+            sigma = np.sqrt(1000 * expected[row] * (1 - expected[row]))
+            assert (np.abs(counts - 1000 * expected[row]) <= 5 * sigma + 3).all()

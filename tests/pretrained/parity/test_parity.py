@@ -53,15 +53,15 @@ def close(got, expected):
     np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.fixture(params=NAMES)
-def peer(request, tmp_path):
-    """(name, the peer's model, its folder)"""
+@pytest.fixture(params=NAMES, scope="module")
+def peer(request, tmp_path_factory):
+    """(name, the peer's model, its folder); the tests of one name follow each other."""
     import peers  # fails, not skips, without torch and transformers
 
     assert set(NAMES) == set(peers.PEERS)
-    model = peers.make(request.param)
-    model.save_pretrained(tmp_path / "theirs")
-    return request.param, model, tmp_path / "theirs"
+    model, folder = peers.make(request.param), tmp_path_factory.mktemp("theirs")
+    model.save_pretrained(folder)
+    return request.param, model, folder
 
 
 def test_outputs_layer_by_layer(peer):
