@@ -7,7 +7,6 @@ import gc
 import itertools
 import os
 import tempfile
-import threading
 from importlib.metadata import version
 from pathlib import Path
 
@@ -41,26 +40,6 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
 # Commands, whose programs come again in the next one, keep them all.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-
-
-def share_ir_contexts():
-    """One MLIR context per thread for hundreds of programs: JAX makes one for each program, which
-    takes a quarter of the time of a small one. Without effect where JAX keeps it elsewhere."""
-    with contextlib.suppress(ImportError, AttributeError):
-        from jax._src.interpreters import mlir
-
-        make, held = mlir.make_ir_context, threading.local()
-
-        def shared():
-            if not getattr(held, "uses", 0):
-                held.context, held.uses = make(), 300  # it keeps the types and constants it met
-            held.uses -= 1
-            return held.context
-
-        mlir.make_ir_context = shared
-
-
-share_ir_contexts()
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"
