@@ -120,6 +120,10 @@ def test_other_shapes_are_refused():
         (heads.Standard(num_heads=3, output_projection=False), "no output_projection=False"),
         (heads.Standard(num_heads=3, qk_norm=heads.HeadNorm("rms")), "no qk_norm HeadNorm"),
         (heads.Standard(num_heads=3, qk_norm=heads.HeadNorm("layer", bias=True)), "no qk_norm"),
+        (
+            heads.Standard(num_heads=3, qk_norm=heads.HeadNorm("layer"), norm_eps=0.5),
+            "norm_eps 0.5",
+        ),
         (heads.Standard(num_heads=3, tie="kv"), "no tie='kv'"),
         (heads.Standard(num_heads=3, extras=(heads.Sink(),)), "no extra 'sink'"),
     ],

@@ -263,6 +263,13 @@ def test_modules_own_parameters_and_call_the_functions():
     assert_close(got, multi_head_attention(params["heads"], x, layout, is_causal=True))
     with pytest.raises(Exception, match="dropout"):
         module.apply({"params": params}, x, deterministic=False)
+    with pytest.raises(ValueError, match="nonsense"):
+        module.apply({"params": params}, x, implementation="nonsense")
+    own = {"dropout_rate": 0.9, "dropout_key": jax.random.key(1)}
+    got = module.apply(
+        {"params": params}, x, deterministic=False, rngs={"dropout": jax.random.key(2)}, **own
+    )
+    assert_close(got, multi_head_attention(params["heads"], x, layout, **own))
     module = FeedForward(FFN(width=7), dropout_rate=0.5)
     params = module.init(jax.random.key(0), x)["params"]
     assert params["ffn"]["up"].shape == (12, 7)
