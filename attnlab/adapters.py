@@ -286,6 +286,11 @@ def _check_linen_has(layout: Standard) -> None:
 
 def _leaves(tree: Tree) -> dict[tuple[str, str], Array]:
     """(module, leaf) -> array, unboxed from the containers of Linen or NNX."""
+    if not isinstance(tree, Mapping):
+        raise ValueError(
+            f"not the parameters of one attention module of Flax: a {type(tree).__name__}; give "
+            "the module's own tree {query, key, value, out}"
+        )
     boxes: dict[tuple[str, str], list[Array]] = {}
     for name, part in tree.items():
         for leaf, box in part.items() if isinstance(part, Mapping) else [("", part)]:

@@ -105,6 +105,8 @@ def test_other_shapes_are_refused():
     stacked = jax.tree.map(lambda a: jnp.stack([a, a]), params)
     with pytest.raises(ValueError, match="takes one of a stack"):
         heads_from_linen(stacked)
+    with pytest.raises(ValueError, match="not the parameters of one attention module of Flax: a l"):
+        heads_from_linen([params])
     with pytest.raises(ValueError, match="do not fit together"):
         heads_from_linen(params | {"value": {"kernel": jnp.ones((6, 3, 5))}})
     with pytest.raises(ValueError, match=r"expected nnx.state\(module\), not MultiHeadAttention"):

@@ -62,6 +62,8 @@ class FeedForward(nn.Module):
         self, x: Float[Array, "*B D"], *, deterministic: bool = True
     ) -> Float[Array, "*B D"]:
         """The FFN at each position. Dropout needs rngs={"dropout": key}."""
+        if not self.ffn.width:
+            raise ValueError("FeedForward needs an FFN with a width of at least 1, not 0")
         params = self.param(
             "ffn", lambda key: init_ffn(key, x.shape[-1], self.ffn, std=self.init_std)
         )
