@@ -20,6 +20,8 @@ __all__ = ["attention_fn", "heads_from_linen", "heads_from_nnx", "heads_to_linen
 
 FLAX_NAMES: dict[str, Bias] = {"query": "q", "key": "k", "value": "v", "out": "o"}
 FLAX_NORMS = {"query_ln": "q_norm", "key_ln": "k_norm"}
+FLAX_EPS = 1e-6
+"""Of these norms."""
 
 Precision: TypeAlias = (
     str | jax.lax.Precision | jax.lax.DotAlgorithmPreset | tuple["Precision", ...] | None
@@ -235,7 +237,7 @@ def heads_to_linen(params: Params, layout: Standard) -> dict[str, dict[str, Arra
 
     Raises:
       ValueError: Flax's module cannot be this: another layout than `Standard` or `Wide`, V != H,
-        a scale of its own, no output projection, RMS norms, ties or extras.
+        a scale of its own, no output projection, RMS norms, another epsilon, ties or extras.
 
     >>> from attnlab.heads import init
     >>> layout = Standard(width=6, num_heads=2)
@@ -268,6 +270,8 @@ def _check_linen_has(layout: Standard) -> None:
         problem = "output_projection=False"
     elif layout.qk_norm is not None and layout.qk_norm != HeadNorm("layer"):
         problem = f"qk_norm {layout.qk_norm}"
+    elif layout.qk_norm is not None and layout.norm_eps != FLAX_EPS:
+        problem = f"norm_eps {layout.norm_eps}"
     elif layout.tie:
         problem = f"tie={layout.tie!r}"
     elif layout.extras:
@@ -282,6 +286,11 @@ def _check_linen_has(layout: Standard) -> None:
 
 def _leaves(tree: Tree) -> dict[tuple[str, str], Array]:
     """(module, leaf) -> array, unboxed from the containers of Linen or NNX."""
+    if not isinstance(tree, Mapping):
+        raise ValueError(
+            f"not the parameters of one attention module of Flax: a {type(tree).__name__}; give "
+            "the module's own tree {query, key, value, out}"
+        )
     boxes: dict[tuple[str, str], list[Array]] = {}
     for name, part in tree.items():
         for leaf, box in part.items() if isinstance(part, Mapping) else [("", part)]:

@@ -37,6 +37,7 @@ class Tap:
       layer: index of the layer, counted from 0; may be traced.
 
     Raises:
+      TypeError: `capture` is one name and not a collection of names.
       ValueError: a patch returned another shape than the value it replaces.
 
     >>> tap = Tap(("q",), {"k": lambda value, layer: value + layer}, layer=2)
@@ -47,10 +48,14 @@ class Tap:
     def __init__(
         self, capture: Iterable[str] = (), patch: Patches | None = None, layer: ArrayLike = 0
     ) -> None:
+        if isinstance(capture, str):
+            raise TypeError(f"give a tuple of names such as ('probs',), not {capture!r}")
         self.capture = frozenset(capture)
         self.patch = dict(patch or {})
         self.layer = layer
         self.captured: dict[str, Array] = {}
+        self.patched: set[str] = set()
+        """Names of the values that were replaced"""
 
     def wants(self, name: str) -> bool:
         """Is the value recorded or replaced?"""
@@ -69,6 +74,7 @@ class Tap:
         """The value after its patch, if it has one."""
         if name not in self.patch:
             return value
+        self.patched.add(name)
         new = jnp.asarray(self.patch[name](value, self.layer))
         if new.shape != value.shape:
             raise ValueError(
@@ -86,8 +92,9 @@ class Tap:
         )
 
     def merge(self, other: "Tap", prefix: str = "") -> None:
-        """Adds the values that `other` recorded, with `prefix` before their names."""
+        """Adds what `other` recorded and replaced, with `prefix` before the names."""
         self.captured |= {prefix + name: value for name, value in other.captured.items()}
+        self.patched |= {prefix + name for name in other.patched}
 
 
 def capture(
@@ -110,7 +117,8 @@ def capture(
       (what the function returns, name -> value).
 
     Raises:
-      ValueError: the function has no value of one of these names.
+      TypeError: `names` is one name and not a collection of names.
+      ValueError: the function has no value of one of these names, to return or to patch.
 
     >>> import jax.numpy as jnp
     >>> from attnlab import dot_product_attention
@@ -121,9 +129,13 @@ def capture(
     """
     tap = Tap(names, patch)
     result = function(*args, tap=tap, **kwargs)
-    if missing := sorted(tap.capture - set(tap.captured)):
-        raise ValueError(
-            f"{getattr(function, '__name__', function)!s} has no value {missing[0]!r}; it has "
-            f"those that its documentation lists"
-        )
+    for missing, use in (
+        (sorted(tap.capture - set(tap.captured)), ""),
+        (sorted(set(tap.patch) - tap.patched), " to patch"),
+    ):
+        if missing:
+            raise ValueError(
+                f"{getattr(function, '__name__', function)!s} has no value {missing[0]!r}{use}; it "
+                "has those that its documentation lists"
+            )
     return result, tap.captured

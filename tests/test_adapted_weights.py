@@ -105,6 +105,8 @@ def test_other_shapes_are_refused():
     stacked = jax.tree.map(lambda a: jnp.stack([a, a]), params)
     with pytest.raises(ValueError, match="takes one of a stack"):
         heads_from_linen(stacked)
+    with pytest.raises(ValueError, match="not the parameters of one attention module of Flax: a l"):
+        heads_from_linen([params])
     with pytest.raises(ValueError, match="do not fit together"):
         heads_from_linen(params | {"value": {"kernel": jnp.ones((6, 3, 5))}})
     with pytest.raises(ValueError, match=r"expected nnx.state\(module\), not MultiHeadAttention"):
@@ -120,6 +122,10 @@ def test_other_shapes_are_refused():
         (heads.Standard(num_heads=3, output_projection=False), "no output_projection=False"),
         (heads.Standard(num_heads=3, qk_norm=heads.HeadNorm("rms")), "no qk_norm HeadNorm"),
         (heads.Standard(num_heads=3, qk_norm=heads.HeadNorm("layer", bias=True)), "no qk_norm"),
+        (
+            heads.Standard(num_heads=3, qk_norm=heads.HeadNorm("layer"), norm_eps=0.5),
+            "norm_eps 0.5",
+        ),
         (heads.Standard(num_heads=3, tie="kv"), "no tie='kv'"),
         (heads.Standard(num_heads=3, extras=(heads.Sink(),)), "no extra 'sink'"),
     ],

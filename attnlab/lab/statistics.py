@@ -137,6 +137,8 @@ def mixed_difference(
     if len(names) < 2 or len(d) < 2:
         return paired_difference(d, margin)
     df = len(names) - 1
+    if not np.ptp(d):  # no spread at all, so no variances to estimate
+        return t_difference(float(d[0]), 0.0, df, len(d), margin=margin, method="mixed model")
     groups = [d[[one == text for one in texts]] for text in names]
     if len({len(group) for group in groups}) == 1:  # balanced: in closed form
         size = len(groups[0])
@@ -274,7 +276,7 @@ def best_rate(tried: Mapping[float, float], around: int = 2) -> BestRate | None:
     best = min(every, key=lambda rate: tried[rate] if math.isfinite(tried[rate]) else math.inf)
     place = every.index(best)
     inside = 0 < place < len(every) - 1
-    if not (inside and math.isfinite(tried[every[place + 1]])):
+    if not inside or not all(math.isfinite(tried[every[place + i]]) for i in (-1, 1)):
         return None
     rates = [rate for rate in every if math.isfinite(tried[rate])]
     at = rates.index(best)

@@ -38,13 +38,15 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "B T O"]:
         """Heads of x, which attend to the context (default x).
 
-        Dropout needs rngs={"dropout": key} and deterministic=False.
+        Dropout needs rngs={"dropout": key} and deterministic=False. Options of the call, such as
+        `implementation`, come before those of the module.
         """
         params = self.param("heads", lambda key: init_heads(key, self.layout, std=self.init_std))
         if self.dropout_rate > 0 and not deterministic:
-            options["dropout_rate"] = self.dropout_rate
-            options["dropout_key"] = self.make_rng("dropout")
-        options["implementation"] = self.implementation
+            options.setdefault("dropout_rate", self.dropout_rate)
+            if "dropout_key" not in options:
+                options["dropout_key"] = self.make_rng("dropout")
+        options.setdefault("implementation", self.implementation)
         return multi_head_attention(params, x, self.layout, context, tap=tap, **options)
 
 
@@ -60,6 +62,8 @@ class FeedForward(nn.Module):
         self, x: Float[Array, "*B D"], *, deterministic: bool = True
     ) -> Float[Array, "*B D"]:
         """The FFN at each position. Dropout needs rngs={"dropout": key}."""
+        if not self.ffn.width:
+            raise ValueError("FeedForward needs an FFN with a width of at least 1, not 0")
         params = self.param(
             "ffn", lambda key: init_ffn(key, x.shape[-1], self.ffn, std=self.init_std)
         )

@@ -79,8 +79,17 @@ def stack_specs(config: ModelConfig) -> dict[str, tuple[LayerSpec, Plan]]:
 def init_sublayers(spec: LayerSpec, plan: Plan, *, std: float | None, residual_scale: float) -> (
     dict[str, Init]
 ):  # fmt: skip
-    """Sublayer of a stack -> (key -> its parameters [G, ...])."""
+    """Sublayer of a stack -> (key -> its parameters [G, ...]).
+
+    Raises:
+      ValueError: the plan has other sublayers than the layer.
+    """
     inits = init_layer(spec, std=std, residual_scale=residual_scale)
+    if set(plan) != set(inits):
+        raise ValueError(
+            f"the layer has the sublayers {', '.join(inits)}; the plan has {', '.join(plan)}; give "
+            "the plan those of the layer"
+        )
 
     def stacked(name: str, key: Array) -> PyTree:
         return init_sublayer(inits[name], jax.random.split(key, 1)[0], plan, name)
@@ -132,7 +141,8 @@ def num_outer_parameters(config: ModelConfig) -> int:
 
 
 def params_of(params: Params, config: ModelConfig) -> Params:
-    """The parameters, also of the variables {"params": ...} that a module's `init` returns.
+    """The parameters as dicts, also those of a `FrozenDict` of Flax and of the variables
+    {"params": ...} that a module's `init` returns.
 
     Raises:
       TypeError: params are no dict, or config is no `ModelConfig`.
@@ -143,7 +153,11 @@ def params_of(params: Params, config: ModelConfig) -> Params:
             f"ModelConfig (of a module, module.config); these are {type(params).__name__} and "
             f"{type(config).__name__}"
         )
-    return cast(Params, params["params"]) if set(params) == {"params"} else params
+    return _as_dicts(cast(Params, params["params"]) if set(params) == {"params"} else params)
+
+
+def _as_dicts(params: Mapping[str, PyTree]) -> Params:
+    return {n: _as_dicts(a) if isinstance(a, Mapping) else a for n, a in params.items()}
 
 
 def check_params(config: ModelConfig, params: object) -> None:

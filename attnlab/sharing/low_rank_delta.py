@@ -55,11 +55,19 @@ def add_delta(params: Params, delta: Params) -> Params:
 
     The sum is computed once per call, so a delta works with every head layout.
 
+    Raises:
+      ValueError: the delta has a weight that `params` have not, or one of another shape.
+
     >>> delta = {"q": {"down": jnp.ones((2, 1)), "up": jnp.ones((1, 3))}}
     >>> float(add_delta({"q": jnp.zeros((2, 3)), "k": jnp.ones(4)}, delta)["q"][0, 0])
     1.0
     """
-    return {name: _add(a, delta[name]) if name in delta else a for name, a in params.items()}
+    if unknown := sorted(set(delta) - set(params)):
+        raise ValueError(
+            f"the delta has the weight {unknown[0]!r}, the parameters have {', '.join(params)}; "
+            "make it with init_delta or fit_delta of these parameters"
+        )
+    return {n: _add(n, a, delta[n]) if n in delta else a for n, a in params.items()}
 
 
 def layer_params(stacked: Params, plan: Plan, layer: int) -> dict[str, Params]:
@@ -118,17 +126,29 @@ def delta_shapes(name: str, shape: tuple[int, ...], rank: int) -> dict[str, tupl
     """
     if len(shape) < 2 or name.endswith(("bias", "scale", "norm")):
         return {"whole": shape}
-    splits = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
-    rows, columns = min(splits, key=sum)
+    rows, columns = min(_splits(shape), key=sum)
     rank = min(rank, rows, columns)
     return {"down": (rows, rank), "up": (rank, columns)}
 
 
-def _add(a: PyTree, delta: PyTree) -> PyTree:
+def _splits(shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Rows and columns of an array that is read as a matrix of its first axes by the rest."""
+    return [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
+
+
+def _add(name: str, a: PyTree, delta: PyTree) -> PyTree:
     if isinstance(a, dict):
         return add_delta(a, delta)
     if not isinstance(delta, dict):
+        if delta.shape != a.shape:
+            raise ValueError(f"the delta of {name!r} is {delta.shape}; the weight has {a.shape}")
         return a + delta
+    rows, columns = delta["down"].shape[0], delta["up"].shape[-1]
+    if (rows, columns) not in _splits(a.shape):
+        raise ValueError(
+            f"the delta of {name!r} has the factors {delta['down'].shape} and {delta['up'].shape}; "
+            f"their product is no matrix of a weight {a.shape}"
+        )
     # Highest precision: the product is part of a weight, not an activation.
     product = jnp.matmul(delta["down"], delta["up"], precision=lax.Precision.HIGHEST)
     return a + product.reshape(a.shape)

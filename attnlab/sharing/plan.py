@@ -54,6 +54,9 @@ class Plan:
     __slots__ = ("_groups",)
 
     def __init__(self, **sublayers: Iterable[SupportsIndex | str | None]):
+        for name, groups in sublayers.items():
+            if not isinstance(groups, Iterable):
+                raise ValueError(f"{name}: give one group per layer, not {groups!r}")
         self._groups: dict[str, Groups] = {
             name: tuple(_as_group(name, group) for group in groups)
             for name, groups in sublayers.items()
@@ -239,8 +242,9 @@ def resolve_kv_sources(groups: Groups) -> tuple[int, ...]:
                 f"got {groups}"
             )
         computing = [j for j, source in enumerate(sources) if source == j]
-        number = str(computing[-1] if group is None else group.removeprefix("@"))
-        if not number.isdigit() or int(number) >= len(groups):
+        number = str(computing[-1]) if group is None else group.removeprefix("@")
+        is_layer = number.isdecimal() and (group is None or group.startswith("@"))
+        if not is_layer or int(number) >= len(groups):
             raise ValueError(
                 f"kv: {group!r} names no layer; layer {i} takes a group, or '@j' with j < {i}; got "
                 f"{groups}"

@@ -114,7 +114,8 @@ def run_stack(
       losses leave the scan in this way, one row per layer; sum over the axis L to add losses up.
 
     Raises:
-      ValueError: a sublayer of the plan has no parameters, or fewer groups than the plan uses.
+      ValueError: a sublayer of the plan has no parameters, or fewer groups than the plan uses;
+        `per_layer` has another number of rows than the plan has layers.
 
     Sources: the plans of ALBERT (Lan et al. 2019, arXiv 1909.11942), Takase and Kiyono 2021
     (arXiv 2104.06022), Subformer (Reid et al. 2021, arXiv 2101.00234), relaxed recursive
@@ -169,7 +170,7 @@ def run_stacks(
       ((x, state), captured) as in `run_stack`, state and captured by the name of the stack.
 
     Raises:
-      ValueError: as `run_stack`.
+      ValueError: as `run_stack`; `order` does not name each stack once per layer of its plan.
 
     >>> add = lambda params, x, state, per_layer, shared: (x + params["a"], state, x)
     >>> double = lambda params, x, state, per_layer, shared: (x * params["a"], state, x)
@@ -182,8 +183,9 @@ def run_stacks(
     >>> float(x), captured["add"].tolist(), captured["double"].tolist()
     (16.0, [1.0, 2.0, 6.0, 7.0], [3.0, 8.0])
     """
+    _check_order(stacks, order)
     layers = {name: _scan_body(stack, shared, remat) for name, stack in stacks.items()}
-    inputs = {name: _scan_inputs(stack) for name, stack in stacks.items()}
+    inputs = {name: _scan_inputs(stack, name) for name, stack in stacks.items()}
     captured: dict[str, list[_Captured]] = {name: [] for name in stacks}
     carry = x, dict(state)
     first_layer = dict.fromkeys(stacks, 0)
@@ -276,8 +278,29 @@ def _scan_segment(
     return lax.scan(pattern, carry, steps)
 
 
-def _scan_inputs(stack: Stack[X, State, Captured]) -> _Step:
+def _check_order(stacks: Mapping[str, Stack[X, State, Captured]], order: Sequence[str]) -> None:
+    if unknown := [name for name in order if name not in stacks]:
+        raise ValueError(
+            f"order names {unknown[0]!r}, which is none of the stacks {', '.join(stacks)}"
+        )
+    for name, stack in stacks.items():
+        if (count := list(order).count(name)) != stack.plan.num_layers:
+            raise ValueError(
+                f"order names {name!r} {count} times, its plan has {stack.plan.num_layers} layers; "
+                "name it once per layer"
+            )
+
+
+def _scan_inputs(stack: Stack[X, State, Captured], name: str) -> _Step:
     """The group indices [L] of every sublayer, and `per_layer`."""
+    count = stack.plan.num_layers
+    for a in jax.tree.leaves(stack.per_layer):
+        if np.shape(a)[:1] != (count,):  # JAX clamps an index past the end
+            label = f"stack {name!r}: " if name else ""
+            rows = f"{np.shape(a)[0]} rows" if np.ndim(a) else "a number"
+            raise ValueError(
+                f"{label}per_layer has {rows} for the {count} layers of its plan; give one row each"
+            )
     indices = {name: np.asarray(stack.plan.indices(name), np.uint32) for name in stack.plan}
     return indices, stack.per_layer
 

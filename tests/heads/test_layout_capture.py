@@ -121,6 +121,10 @@ def test_errors_of_capture_and_patch():
     params, x = make(layout)[:2]
     with pytest.raises(ValueError, match="no value 'lambda'"):
         capture(multi_head_attention, params, x, layout, names=("lambda",))
+    with pytest.raises(ValueError, match="no value 'nope' to patch"):
+        capture(multi_head_attention, params, x, layout, names=(), patch={"nope": jnp.add})
+    with pytest.raises(TypeError, match=r"a tuple of names such as \('probs',\), not 'probs'"):
+        capture(multi_head_attention, params, x, layout, names="probs")
     with pytest.raises(ValueError, match="patch of 'q' returned shape"):
         multi_head_attention(params, x, layout, tap=Tap(patch={"q": lambda a, layer: a[0]}))
     with pytest.raises(ValueError, match="a patch of 'q' means"):

@@ -51,6 +51,8 @@ def test_paired_differences_are_those_of_scipy():
 def test_differences_without_spread_and_of_one_seed():
     assert paired_difference([1.0, 1.0]).p == 0.0
     assert paired_difference([0.0, 0.0]).p == 1.0
+    uneven = mixed_difference([1.0, 1.0, 1.0], ["a", "a", "b"])
+    assert (uneven.mean, uneven.error, uneven.p) == (1.0, 0.0, 0.0)
     one = paired_difference([0.5])
     assert (one.mean, one.includes_zero) == (0.5, True)
     assert math.isnan(one.p)
@@ -263,6 +265,7 @@ def test_the_best_rate_is_that_of_the_parabola():
     assert a + b * math.log(0.02) + c * math.log(0.02) ** 2 == pytest.approx(parabola(0.02))
     assert best_rate({rate: rate for rate in rates}) is None  # at an end
     assert best_rate({0.01: 2.0, 0.02: 1.0, 0.04: math.inf}) is None
+    assert best_rate({0.01: math.inf, 0.02: 1.0, 0.04: 2.0}) is None
 
 
 def test_the_interval_of_a_rate_holds_the_truth():

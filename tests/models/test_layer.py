@@ -10,7 +10,7 @@ import pytest
 from conftest import assert_close
 from scipy.special import erf
 
-from attnlab import capture, heads, layer_norm, multi_head_attention, rms_norm
+from attnlab import Plan, capture, heads, layer_norm, multi_head_attention, rms_norm
 from attnlab.models import (
     FFN,
     Attention,
@@ -18,6 +18,7 @@ from attnlab.models import (
     FeedForward,
     LayerInputs,
     LayerSpec,
+    LayerStack,
     ModelConfig,
     MultiHeadAttention,
     Norm,
@@ -263,7 +264,26 @@ def test_modules_own_parameters_and_call_the_functions():
     assert_close(got, multi_head_attention(params["heads"], x, layout, is_causal=True))
     with pytest.raises(Exception, match="dropout"):
         module.apply({"params": params}, x, deterministic=False)
+    with pytest.raises(ValueError, match="nonsense"):
+        module.apply({"params": params}, x, implementation="nonsense")
+    own = {"dropout_rate": 0.9, "dropout_key": jax.random.key(1)}
+    got = module.apply(
+        {"params": params}, x, deterministic=False, rngs={"dropout": jax.random.key(2)}, **own
+    )
+    assert_close(got, multi_head_attention(params["heads"], x, layout, **own))
     module = FeedForward(FFN(width=7), dropout_rate=0.5)
     params = module.init(jax.random.key(0), x)["params"]
     assert params["ffn"]["up"].shape == (12, 7)
+    with pytest.raises(ValueError, match="a width of at least 1, not 0"):
+        FeedForward(FFN(width=0)).init(jax.random.key(0), x)
     assert_close(module.apply({"params": params}, x), feed_forward(params["ffn"], x, FFN(width=7)))
+
+
+@pytest.mark.parametrize(
+    "plan", [Plan(attention=(0, 1)), Plan(attention=(0, 1), ffn=(0, 1), other=(0, 0))]
+)
+def test_a_stack_refuses_a_plan_of_other_sublayers(plan):
+    with pytest.raises(
+        ValueError, match="the layer has the sublayers attention, ffn; the plan has"
+    ):
+        LayerStack(SPEC, plan).init(jax.random.key(0), draw(2, 5, 6))

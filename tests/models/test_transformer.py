@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
+from flax.core import freeze
 
 from attnlab import heads, models
 from attnlab.models import FFN, ModelConfig, Norm, OutputHead
@@ -104,6 +105,8 @@ def test_init_checks_the_call_and_does_not_compute_it():
     assert len(computed) == 1
     assert jax.tree.all(jax.tree.map(np.array_equal, variables, same))
     assert_close(outputs.logits, model.apply(variables, TOKENS).logits)
+    frozen = model.apply(freeze(variables), TOKENS).logits
+    assert_close(outputs.logits, frozen)
 
 
 def test_a_patch_of_init_may_call_another_model():

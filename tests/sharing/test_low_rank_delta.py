@@ -71,3 +71,16 @@ def test_what_the_delta_does_not_name_stays():
     got = add_delta(w, {"ffn": {"up": {"down": jnp.ones((2, 1)), "up": jnp.ones((1, 3))}}})
     assert got["attention"] is w["attention"]
     assert float(got["ffn"]["up"][1, 2]) == 2
+
+
+@pytest.mark.parametrize(
+    ("delta", "message"),
+    [
+        ({"w": jnp.ones((2, 3))}, "delta has the weight 'w', the parameters have q"),
+        ({"q": jnp.ones(3)}, r"delta of 'q' is \(3,\); the weight has \(2, 3\)"),
+        ({"q": {"down": jnp.ones((3, 1)), "up": jnp.ones((1, 2))}}, r"delta of 'q'.* \(3, 1\)"),
+    ],
+)
+def test_deltas_of_other_weights_are_refused(delta, message):
+    with pytest.raises(ValueError, match=message):
+        add_delta({"q": jnp.ones((2, 3))}, delta)

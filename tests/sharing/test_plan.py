@@ -231,6 +231,9 @@ def test_a_plan_is_a_hashable_mapping():
         ({"attention": (0, 1), "kv": ("@0", 0)}, "layer 0 cannot attend to the keys and values of"),
         ({"attention": (0, 1), "kv": (0, "@2")}, "'@2' names no layer; layer 1 takes a group"),
         ({"attention": (0, 1), "kv": (0, "one")}, "'one' names no layer"),
+        ({"attention": (0, 1), "kv": (0, "0")}, "'0' names no layer"),
+        ({"attention": (0, 1), "kv": (0, "@\N{SUPERSCRIPT TWO}")}, "names no layer"),
+        ({"attention": 2}, "attention: give one group per layer, not 2"),
         (
             {"attention": (0, 1, 2), "kv": (0, "@2", 1)},
             "the keys and values of layer 2, which are",

@@ -96,6 +96,24 @@ def test_plans_that_do_not_fit_the_parameters():
         )
 
 
+@pytest.mark.parametrize(
+    ("order", "rows", "message"),
+    [
+        (["a"] * 3, 2, "'a': per_layer has 2 rows for the 3 layers of its plan"),
+        (["a"] * 3, 4, "'a': per_layer has 4 rows for the 3 layers of its plan"),
+        (["a"] * 2, 3, "order names 'a' 2 times, its plan has 3 layers"),
+        (["a"] * 4, 3, "order names 'a' 4 times, its plan has 3 layers"),
+        ([], 3, "order names 'a' 0 times, its plan has 3 layers"),
+        (["a", "a", "b", "a"], 3, "order names 'b', which is none of the stacks a"),
+    ],
+)
+def test_layers_that_do_not_fit_the_plan(order, rows, message):
+    """JAX clamps an index past the end, so the last row would be used twice."""
+    stack = Stack(indexed, {"scale": jnp.ones(1)}, Plan(scale=(0,) * 3), jnp.arange(rows))
+    with pytest.raises(ValueError, match=message):
+        run_stacks({"a": stack}, order, jnp.ones(2), state={"a": None})
+
+
 def indexed(params, x, state, layer, shared):
     """Captures its layer index, and an auxiliary loss that depends on its parameters."""
     x = x * params["scale"]
