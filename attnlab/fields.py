@@ -31,7 +31,11 @@ def bounded(default: T, **bounds: int | float) -> T:
 
 
 def check_fields(
-    record: object, *, prefix: str = "", least: float = -math.inf, without: Collection[str] = ()
+    record: object,
+    *,
+    prefix: str = "",
+    least: int | float = -math.inf,
+    without: Collection[str] = (),
 ) -> None:
     """Raises ValueError unless each field of a dataclass has its type, and numbers their bounds.
 
