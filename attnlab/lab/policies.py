@@ -226,14 +226,19 @@ def tuning_specs(specs: Sequence[RunSpec], count: int, most_seeds: int = 0) -> l
       most_seeds: seeds that a variant may have after seeds were added.
 
     Raises:
-      ValueError: fewer than 3 rates.
+      ValueError: fewer than 3 rates, or two variants have the same tags.
     """
     if count < 3:
         raise ValueError(f"--tune={count}: give at least 3 learning rates, which a parabola needs")
     seed = tuning_seed([spec.seed for spec in specs], most_seeds)
     first: dict[Variant, RunSpec] = {}
     for spec in specs:
-        first.setdefault(tuple(spec.tags.items()), spec)
+        one = first.setdefault(tuple(spec.tags.items()), spec)
+        if _with_seed(one, 0).digest != _with_seed(spec, 0).digest:
+            raise ValueError(
+                f"{one.id!r} and {spec.id!r} have the tags {dict(spec.tags)} and different "
+                "configs; give them different tags"
+            )
     found = []
     for spec in first.values():
         rates = first_rates(spec.config.train.optimizer.learning_rate, count)

@@ -68,6 +68,12 @@ def test_specs_and_results_survive_json(swept):
         lab.RunResult.from_json(json.dumps({"version": 99}))
 
 
+@pytest.mark.parametrize("text", ["[]", '{"version": 3}'])
+def test_what_is_no_result_is_refused(text):
+    with pytest.raises(ValueError, match="no result of a run"):
+        lab.RunResult.from_json(text)
+
+
 def test_a_result_of_version_2_is_read(swept):
     run = swept[2].runs[0]
     fields = json.loads(run.to_json())
