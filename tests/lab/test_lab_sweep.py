@@ -179,6 +179,9 @@ def test_a_policy_is_asked_until_it_proposes_nothing(base, tmp_path):
     [
         (lambda b: lab.product(b, layout=[]), "nothing to run"),
         (lambda b: lab.product(b, seeds=[]), "nothing to run"),
+        (lambda b: lab.product(b, layout="wide"), r"layout: give a list of values, .* not 'wide'"),
+        (lambda b: lab.product(b, layout=3), "layout: give a list of values, .* not 3"),
+        (lambda b: lab.product(b, seeds=3), "seeds: give a list of values, .* not 3"),
         (lambda b: lab.product(b, train__stepz=[1]), "did you mean 'steps'"),
         (lambda b: lab.product(b, layout=["wyde"]), "did you mean 'wide'"),
         (lambda b: lab.product(b, model__max_len=[4]), "longer than model.max_len"),
