@@ -19,7 +19,7 @@ from attnlab import lab
 from attnlab.heads import LAYOUTS
 from attnlab.lab.former import RESULT_FIELDS
 from attnlab.lab.plan import Plan, run_plan
-from attnlab.lab.policies import with_rates
+from attnlab.lab.policies import DecideComparisons, with_rates
 from attnlab.lab.spec import specs_of
 from attnlab.models import num_parameters
 
@@ -165,6 +165,20 @@ def test_seeds_are_added_while_an_interval_is_wide():
     assert [(spec.seed, spec.id) for spec in proposed] == [(2, "a-seed2")]
     assert lab.AddSeeds(half_width=10.0)(lab.Results(runs)) == []
     assert lab.AddSeeds(half_width=0.1, most=2)(lab.Results(runs)) == []
+
+
+def test_a_seed_is_added_on_every_text(tmp_path):
+    runs = []
+    for name, tag, loss in (("x", "a", 1.0), ("y", "a", 3.0), ("x", "b", 1.1), ("y", "b", 2.0)):
+        (tmp_path / name).write_bytes(b"some text " * 500)
+        run = made({"path": name, "name": tag}, 0, loss)
+        config = lab.with_values(run.spec.config, {"data.path": str(tmp_path / name)})
+        runs.append(dataclasses.replace(run, spec=dataclasses.replace(run.spec, config=config)))
+    results = lab.Results(runs)
+    for policy in (lab.AddSeeds(half_width=0.1, most=2), DecideComparisons(most=2)):
+        ids = {spec.id for spec in policy(results)}
+        assert ids == {"x-a-seed1", "y-a-seed1", "x-b-seed1", "y-b-seed1"}
+    assert lab.AddSeeds(half_width=0.1, most=1)(results) == []
 
 
 def test_a_policy_is_asked_until_it_proposes_nothing(base, tmp_path):
