@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Unpack
 
 from jax.typing import ArrayLike
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from attnlab.attention import AttentionOptions, AttentionOutput, attend
 from attnlab.tap import Tap
@@ -22,6 +22,7 @@ class Call:
       options: of `attnlab.attention.attend`: mask, bias, is_causal, dropout_rate, score_mods, ...
       tap: takes named values.
       layer: index of the layer, counted from 0; may be traced.
+      token_mask: [B, T], True = a token of x; None: all are.
       wrappers: code around the softmax attention, the last one outermost.
       report: filled with the result of `explain`, while JAX traces.
     """
@@ -29,6 +30,7 @@ class Call:
     options: AttentionOptions
     tap: Tap = dataclasses.field(default_factory=Tap)
     layer: ArrayLike = 0
+    token_mask: Bool[Array, "B T"] | None = None
     wrappers: tuple[Wrapper, ...] = ()
     report: dict[str, str] | None = None
 

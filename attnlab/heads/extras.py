@@ -164,7 +164,7 @@ class MixtureOfHeads(Extra):
 
     Jin et al. 2024, arXiv 2410.11842, section 3.2; scaled as in its code, so that gates are 1 on
     average. The loss "head_balance" is balance * R * sum_n f_n P_n over the R routed heads, with
-    f_n the share of tokens that use head n and P_n its mean p (section 3.3).
+    f_n the share of tokens, without padding, that use head n and P_n its mean p (section 3.3).
 
     Attributes:
       top: routed heads that a token uses.
@@ -203,7 +203,11 @@ class MixtureOfHeads(Extra):
         probs = jax.nn.softmax(x @ params["router"])
         routed = probs.shape[-1]
         used = jax.nn.one_hot(jax.lax.top_k(probs, self.top)[1], routed, dtype=x.dtype).sum(-2)
-        balance = routed * jnp.sum(probs.mean((0, 1)) * used.mean((0, 1)))
+        real = jnp.ones(x.shape[:2], bool) if call.token_mask is None else call.token_mask
+        count = jnp.maximum(jnp.sum(real), 1)
+        tokens = (jnp.where(real[..., None], a, 0) for a in (used, probs))
+        shares, means = (jnp.sum(a, axis=(0, 1)) / count for a in tokens)
+        balance = routed * jnp.sum(shares * means)
         call.tap("head_balance", self.balance * balance)
         weighed = self.top * probs * used / jnp.sum(probs * used, axis=-1, keepdims=True)
         gates = jnp.concatenate([groups[..., :1] * shared, groups[..., 1:] * weighed], axis=-1)

@@ -265,7 +265,8 @@ def _attend(
         entries, options = _with_source(params, x, layout, inputs, entries, options)
     k, v = layout.keys_values(params, entries)
     backends = None if report is None else report.setdefault("implementation", {})
-    call = Call(options, tap, inputs.layer, report=backends)  # type: ignore[arg-type]
+    real = inputs.padding_mask
+    call = Call(options, tap, inputs.layer, real, report=backends)  # type: ignore[arg-type]
     heads = _heads(params, x, layout, (q, k, v), call)
     output = _output(params, layout, _masked(heads, inputs.head_mask, tap), tap)
     if fits is not None:

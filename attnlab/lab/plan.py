@@ -181,5 +181,6 @@ def _rates_of_table(specs: Sequence[RunSpec], source: Path) -> dict[Variant, flo
 
 def _fits(row: Mapping[str, str], variant: Sequence[tuple[str, Tag]]) -> bool:
     return all(
-        row.get(tag, row.get(OLD_COLUMNS.get(tag, ""))) == str(value) for tag, value in variant
+        row.get(f"{tag} (tag)", row.get(tag, row.get(OLD_COLUMNS.get(tag, "")))) == str(value)
+        for tag, value in variant
     )

@@ -11,7 +11,7 @@ import numpy as np
 from attnlab.lab.comparisons import Variant, compare_pairs
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.result import RunResult
-from attnlab.lab.results import Results
+from attnlab.lab.results import Results, data_of
 from attnlab.lab.spec import RunSpec, Tag, with_values
 from attnlab.lab.statistics import best_rate, more_seeds_may_decide, paired_difference
 
@@ -45,7 +45,7 @@ class AddSeeds:
 
     def __call__(self, results: Results) -> list[RunSpec]:
         """A further seed of each variant, none when all are known well enough."""
-        some = [runs for runs in results.by_variant().values() if len(runs) < self.most]
+        some = [runs for runs in results.by_variant().values() if _num_seeds(runs) < self.most]
         scores = [[r.scores.heldout[results.metric] for r in runs if r.scores.heldout]
                   for runs in some]  # fmt: skip
         if not any(self._is_wide(one) for one in scores):
@@ -86,7 +86,7 @@ class DecideComparisons:
         """Further seeds of the variants of undecided comparisons."""
         variants = results.by_variant()
         chosen = [variants[variant] for variant in self._undecided(results)]
-        counts = [min(self.step, self.most - len(runs)) for runs in chosen]
+        counts = [min(self.step, self.most - _num_seeds(runs)) for runs in chosen]
         new = [_further_seeds(runs, n) for runs, n in zip(chosen, counts, strict=True)]
         return list({spec.id: spec for specs in new for spec in specs}.values())
 
@@ -103,7 +103,7 @@ class DecideComparisons:
             both = sorted(set(scores[one.variant]) & set(scores[one.baseline]))
             gaps = [scores[one.variant][key] - scores[one.baseline][key] for key in both]
             if one.conclusion == "inconclusive" and more_seeds_may_decide(
-                gaps, self.most, self.margin, len(found)
+                gaps, self.most * max(one.texts, 1), self.margin, len(found)
             ):
                 open_ |= {one.variant: None, one.baseline: None}
         return list(open_)
@@ -226,14 +226,19 @@ def tuning_specs(specs: Sequence[RunSpec], count: int, most_seeds: int = 0) -> l
       most_seeds: seeds that a variant may have after seeds were added.
 
     Raises:
-      ValueError: fewer than 3 rates.
+      ValueError: fewer than 3 rates, or two variants have the same tags.
     """
     if count < 3:
         raise ValueError(f"--tune={count}: give at least 3 learning rates, which a parabola needs")
     seed = tuning_seed([spec.seed for spec in specs], most_seeds)
     first: dict[Variant, RunSpec] = {}
     for spec in specs:
-        first.setdefault(tuple(spec.tags.items()), spec)
+        one = first.setdefault(tuple(spec.tags.items()), spec)
+        if _with_seed(one, 0).digest != _with_seed(spec, 0).digest:
+            raise ValueError(
+                f"{one.id!r} and {spec.id!r} have the tags {dict(spec.tags)} and different "
+                "configs; give them different tags"
+            )
     found = []
     for spec in first.values():
         rates = first_rates(spec.config.train.optimizer.learning_rate, count)
@@ -277,9 +282,14 @@ def with_rates(specs: Sequence[RunSpec], rates: Sequence[float]) -> list[RunSpec
 
 
 def _further_seeds(runs: Sequence[RunResult], count: int) -> list[RunSpec]:
-    """The next seeds of a variant."""
+    """The next seeds of a variant, on each of its texts."""
     first = max(run.spec.seed for run in runs) + 1
-    return [_with_seed(runs[0].spec, seed) for seed in range(first, first + count)]
+    specs = {data_of(run): run.spec for run in reversed(runs)}  # the first of each text
+    return [_with_seed(s, seed) for seed in range(first, first + count) for s in specs.values()]
+
+
+def _num_seeds(runs: Sequence[RunResult]) -> int:
+    return len({run.spec.seed for run in runs})
 
 
 def _with_seed(spec: RunSpec, seed: int) -> RunSpec:

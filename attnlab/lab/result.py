@@ -185,6 +185,8 @@ class RunResult:
           ValueError: no such record, or one of another version.
         """
         fields: JSON = json.loads(text)
+        if not isinstance(fields, dict):
+            raise ValueError(f"no result of a run: a {type(fields).__name__}, not an object")
         version = fields.get("version")
         if version not in READS:
             raise ValueError(
@@ -193,6 +195,8 @@ class RunResult:
             )
         if version != VERSION:
             fields = result_fields(fields)
+        if missing := {"spec", "status", "scores", "sizes"} - set(fields):
+            raise ValueError(f"no result of a run: it has no {', '.join(sorted(missing))}")
         sizes, task = fields["sizes"], fields.get("task", {})
         uses = {int(n): size for n, size in sizes.get("parameters_by_uses", {}).items()}
         fields["sizes"] = sizes | {"parameters_by_uses": uses}

@@ -5,7 +5,7 @@ import functools
 import html
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,8 +68,11 @@ class Results(Sequence[RunResult]):
         return Results([self.runs[i] for i in kept], [self.folders[i] for i in kept])
 
     def folder_of(self, run: RunResult) -> Path | None:
-        """The folder of one of these runs."""
-        return next(f for one, f in zip(self.runs, self.folders, strict=True) if one is run)
+        """The folder of one of these runs. Raises ValueError for another run."""
+        for one, folder in zip(self.runs, self.folders, strict=True):
+            if one is run:
+                return folder
+        raise ValueError(f"{run.spec.id!r} is none of these runs; give one of `runs`")
 
     @property
     def metrics(self) -> dict[str, MetricInfo]:
@@ -139,7 +142,10 @@ class Results(Sequence[RunResult]):
         return found
 
     def to_pandas(self) -> "DataFrame":
-        """One row a run: id, seed, status, its tags, scores (heldout_loss, ...), sizes, seconds."""
+        """One row a run: id, seed, status, its tags, scores (heldout_loss, ...), sizes, seconds.
+
+        A tag with the name of a column, here and in other tables, is the column "name (tag)".
+        """
         with extra("lab"):
             import pandas
         return pandas.DataFrame([_flat(run) for run in self.runs])
@@ -157,8 +163,7 @@ class Results(Sequence[RunResult]):
         rows = []
         for variant, scores in self.scores(metric).items():
             runs = self._variants[variant]
-            rows.append({
-                **dict(variant),
+            rows.append(_beside(variant, {
                 "mean": float(np.mean(list(scores.values()))) if scores else math.nan,
                 "sd": _spread(scores),
                 "seeds": len({seed for _, seed in scores}),
@@ -166,7 +171,7 @@ class Results(Sequence[RunResult]):
                 "diverged": sum(run.status == "diverged" for run in runs),
                 **_sizes(runs[0]),
                 "seconds": sum(run.timing.seconds for run in runs),
-            })  # fmt: skip
+            }))  # fmt: skip
         return pandas.DataFrame(rows).sort_values(
             "mean", ascending=self.sign(metric) > 0, ignore_index=True, kind="stable"
         )
@@ -237,11 +242,11 @@ class Results(Sequence[RunResult]):
         rows = []
         for one in found:
             d = one.difference
-            rows.append({
-                **dict(one.variant), "difference": d.mean, "low": d.low, "high": d.high, "p": d.p,
+            rows.append(_beside(one.variant, {
+                "difference": d.mean, "low": d.low, "high": d.high, "p": d.p,
                 "p_holm": one.p_holm, "seeds": d.count, "texts": one.texts, "method": d.method,
                 "conclusion": one.conclusion,
-            })  # fmt: skip
+            }))  # fmt: skip
         return pandas.DataFrame(rows)
 
     def figure(self, metric: str | None = None) -> SavesFigure:
@@ -277,24 +282,38 @@ class Results(Sequence[RunResult]):
           baseline: tags of the variant that the others are compared with; None: the first.
           description: question, pairs to compare, margin, published numbers, expected results.
 
-        Returns the path. Raises ValueError where there are no results.
+        Returns the path.
+
+        Raises:
+          ValueError: there are no results, `baseline` names no variant, or several, or the path is
+            that of the Markdown page.
         """
         from attnlab.lab.report import Description, Panel, write_report
 
         about = description or Description()
         if baseline is not None:
             about = dataclasses.replace(about, baseline=dict(baseline))
-        return write_report([Panel(self, about)], path)
+        panel = Panel(self, about)
+        if baseline and not any(one.find(baseline) for one in panel.by_size()):
+            self.variant(baseline)  # raises
+        return write_report([panel], path)
 
     def known_metric(self, metric: str | None) -> str:
         """The metric, or the main one for None. Raises ValueError where no run has it."""
         metric = metric or self.metric
         known = sorted({name for run in self.runs for name in run.scores.heldout})
+        if not known:
+            raise ValueError(
+                f"no run has a held-out score: there are {len(self.runs)} runs, of which "
+                f"{sum(run.status == 'diverged' for run in self.runs)} diverged"
+            )
         if metric not in known:
             raise ValueError(f"no run has the metric {metric!r}; known: {', '.join(known)}")
         return metric
 
     def _repr_html_(self) -> str:
+        if not any(run.scores.heldout for run in self.runs):
+            return html.escape(repr(self))
         return _markup(self.table())
 
     def __repr__(self) -> str:
@@ -361,7 +380,14 @@ def _flat(run: RunResult) -> dict[str, Tag]:
     head: dict[str, Tag] = {"id": run.spec.id, "seed": run.spec.seed, "status": run.status}
     rate = {"learning_rate": run.spec.config.train.optimizer.learning_rate}
     speed = {"seconds": run.timing.seconds, "tokens_per_second": run.timing.tokens_per_second}
-    return {**head, **rate, **dict(run.spec.tags), **scores, **_sizes(run), **speed}
+    last: dict[str, Tag] = {**scores, **_sizes(run), **speed}
+    tags = {n: v for n, v in _beside(run.spec.tags.items(), head | last).items() if n not in head}
+    return {**head, **rate, **tags, **last}
+
+
+def _beside(tags: Iterable[tuple[str, Tag]], columns: Mapping[str, Tag]) -> dict[str, Tag]:
+    """The tags, then the columns; a tag with the name of a column is "name (tag)"."""
+    return {f"{n} (tag)" if n in columns else n: v for n, v in tags} | dict(columns)
 
 
 def _sizes(run: RunResult) -> dict[str, Tag]:

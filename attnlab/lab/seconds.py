@@ -84,11 +84,20 @@ def equal_seconds(
       environment: further variables for the process that measures.
 
     Raises:
-      ValueError: the file is missing and `measures` is False, it is of other variants, or no width
-        takes the seconds of the reference.
+      ValueError: the file is missing and `measures` is False, it is of other variants, no width
+        takes the seconds of the reference, or two variants have the same tags.
     """
     reference = {"layout": match.layout, "sharing": match.sharing}
-    request = {spec.title: {"config": spec.config.to_dict(), **reference} for spec in specs}
+    request: JSON = {}
+    of: dict[str, RunSpec] = {}
+    for spec in specs:
+        one = {"config": spec.config.to_dict(), **reference}
+        first = of.setdefault(spec.title, spec)
+        if request.setdefault(spec.title, one) != one:
+            raise ValueError(
+                f"{first.id!r} and {spec.id!r} have the title {spec.title!r} and different "
+                "configs; give them different tags"
+            )
     path = workdir / FILE
     if not path.exists():
         if not measures:

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from attnlab.lab.experiment import Experiment
@@ -145,6 +145,8 @@ def grid(**values: Sequence[object]) -> list[Variant]:
     >>> [variant.id for variant in grid(layout=["standard", "wide"], sharing=["albert"])]
     ['standard-albert', 'wide-albert']
     """
+    for name, some in values.items():
+        _check_list(name, some)
     short = {"layout": LAYOUT, "sharing": SHARING}
     paths = [short.get(name, name.replace("__", ".")) for name in values]
     return [
@@ -171,6 +173,7 @@ def specs_of(
       ValueError: an unknown field, a value that makes no model, two variants of one name, or
         nothing to run.
     """
+    _check_list("seeds", seeds)
     if not variants or not seeds:
         raise ValueError("nothing to run: give each field at least one value, and one seed")
     _check_unique([variant.id for variant in variants], "variants have the name")
@@ -224,6 +227,11 @@ def product(
     return [
         dataclasses.replace(spec, config=matched(spec.config, base.model, match)) for spec in specs
     ]
+
+
+def _check_list(name: str, values: object) -> None:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{name}: give a list of values, such as [{values!r}], not {values!r}")
 
 
 def check_unique(specs: Sequence[RunSpec]) -> None:

@@ -244,7 +244,9 @@ def _expert_ffn(
     out = jnp.einsum("mkd,mk->md", each, routing.weights.astype(x.dtype))
     if ffn.shared is None:
         return out
-    shared = feed_forward(params["shared"], x, ffn.shared)
+    rate, key = dropout_
+    key = None if key is None else jax.random.fold_in(key, 1)
+    shared = feed_forward(params["shared"], x, ffn.shared, dropout_rate=rate, dropout_key=key)
     if spec.shared_gate:
         shared = jax.nn.sigmoid(dense(params, "shared_gate", x)) * shared
     return out + shared

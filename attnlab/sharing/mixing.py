@@ -30,8 +30,8 @@ def mix(coefficients: Float[Array, " G"], groups: Float[Array, "G ..."]) -> Arra
     """sum_g coefficients[g] groups[g], exact where one coefficient is 1 and the others are 0.
 
     A coefficient 0 removes a group even if it holds inf, and with one 1 among zeros the result is
-    that group bit for bit, including the sign of -0.0. The sum is computed elementwise: a matrix
-    product may round on accelerators.
+    that group bit for bit, including the sign of -0.0. The sum is computed elementwise, since a
+    matrix product may round on accelerators, and in float32 at least.
 
     Args:
       coefficients: [G].
@@ -51,11 +51,13 @@ def mix(coefficients: Float[Array, " G"], groups: Float[Array, "G ..."]) -> Arra
             f"{coefficients.size} coefficients for {len(groups)} parameter groups; give one each"
         )
     c = _as_column(coefficients, groups)
+    wide = jnp.promote_types(jnp.result_type(c, groups), jnp.float32)
+    c, groups, dtype = c.astype(wide), groups.astype(wide), jnp.result_type(c, groups)
     terms = jnp.where(c == 0, -0.0, c * groups)  # x + -0.0 is x, also for x = -0.0
     # jnp.sum, and lax.reduce with lax.add, start from 0.0, and 0.0 + -0.0 is 0.0.
     zero = np.array(-0.0, terms.dtype)
     total: Array = jax.lax.reduce(terms, zero, lambda a, b: a + b, (0,))
-    return total
+    return total.astype(dtype)
 
 
 @mix.defjvp

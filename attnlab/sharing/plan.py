@@ -300,6 +300,7 @@ def grouped(num_layers: int, num_groups: int, rule: GroupRule = "exact") -> tupl
     >>> grouped(6, 3)
     (0, 0, 1, 1, 2, 2)
     """
+    _check_count(num_layers, num_groups)
     group_of = GROUP_RULES[rule]
     return renumber(group_of(i, num_layers, num_groups) for i in range(num_layers))
 
@@ -310,6 +311,7 @@ def cycled(num_layers: int, num_groups: int) -> tuple[int, ...]:
     >>> cycled(6, 3)
     (0, 1, 2, 0, 1, 2)
     """
+    _check_count(num_layers, num_groups)
     return tuple(i % num_groups for i in range(num_layers))
 
 
@@ -319,10 +321,16 @@ def cycled_reversed(num_layers: int, num_groups: int) -> tuple[int, ...]:
     >>> cycled_reversed(6, 3)
     (0, 1, 2, 2, 1, 0)
     """
+    _check_count(num_layers, num_groups)
     last = (num_layers - 1) // num_groups * num_groups
     return tuple(
         i % num_groups if i < last else num_groups - 1 - i % num_groups for i in range(num_layers)
     )
+
+
+def _check_count(num_layers: int, num_groups: int) -> None:
+    if not 1 <= num_groups <= num_layers:
+        raise ValueError(f"num_groups must be from 1 to the {num_layers} layers, not {num_groups}")
 
 
 def sandwich(num_layers: int) -> tuple[int, ...]:

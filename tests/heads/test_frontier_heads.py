@@ -112,6 +112,12 @@ def test_gates_and_balance_of_a_mixture_of_heads():
     np.testing.assert_allclose(
         values["head_balance"], 0.5 * 5 * np.sum(probs.mean(0) * used.mean(0)), rtol=1e-5
     )
+    real = jnp.arange(x.shape[1]) < 4  # padding does not count, whatever it holds
+    padded = jnp.where(real[:, None], x, jnp.nan)
+    inputs = heads.HeadInputs(padding_mask=jnp.broadcast_to(real, x.shape[:2]))
+    _, masked = capture(heads.attend_heads, params, padded, layout, inputs, names=("head_balance",))
+    _, alone = capture(multi_head_attention, params, x[:, :4], layout, names=("head_balance",))
+    assert_close(masked["head_balance"], alone["head_balance"])
 
 
 def test_balance_losses_leave_a_scan_and_train_the_router():

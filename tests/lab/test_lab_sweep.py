@@ -21,7 +21,7 @@ from attnlab import lab
 from attnlab.heads import LAYOUTS
 from attnlab.lab.former import RESULT_FIELDS
 from attnlab.lab.plan import Plan, run_plan
-from attnlab.lab.policies import with_rates
+from attnlab.lab.policies import DecideComparisons, with_rates
 from attnlab.lab.spec import specs_of
 from attnlab.models import num_parameters
 
@@ -68,6 +68,12 @@ def test_specs_and_results_survive_json(swept):
         assert lab.RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
     with pytest.raises(ValueError, match=r"version 99.*reads 1, 2, 3: install the release"):
         lab.RunResult.from_json(json.dumps({"version": 99}))
+
+
+@pytest.mark.parametrize("text", ["[]", '{"version": 3}'])
+def test_what_is_no_result_is_refused(text):
+    with pytest.raises(ValueError, match="no result of a run"):
+        lab.RunResult.from_json(text)
 
 
 def test_a_result_of_version_2_is_read(swept):
@@ -163,6 +169,20 @@ def test_seeds_are_added_while_an_interval_is_wide():
     assert lab.AddSeeds(half_width=0.1, most=2)(lab.Results(runs)) == []
 
 
+def test_a_seed_is_added_on_every_text(tmp_path):
+    runs = []
+    for name, tag, loss in (("x", "a", 1.0), ("y", "a", 3.0), ("x", "b", 1.1), ("y", "b", 2.0)):
+        (tmp_path / name).write_bytes(b"some text " * 500)
+        run = made({"path": name, "name": tag}, 0, loss)
+        config = lab.with_values(run.spec.config, {"data.path": str(tmp_path / name)})
+        runs.append(dataclasses.replace(run, spec=dataclasses.replace(run.spec, config=config)))
+    results = lab.Results(runs)
+    for policy in (lab.AddSeeds(half_width=0.1, most=2), DecideComparisons(most=2)):
+        ids = {spec.id for spec in policy(results)}
+        assert ids == {"x-a-seed1", "y-a-seed1", "x-b-seed1", "y-b-seed1"}
+    assert lab.AddSeeds(half_width=0.1, most=1)(results) == []
+
+
 def test_a_policy_is_asked_until_it_proposes_nothing(swept, tmp_path):
     """Of one seed that is complete it makes two."""
     specs, folder, _ = swept
@@ -179,6 +199,9 @@ def test_a_policy_is_asked_until_it_proposes_nothing(swept, tmp_path):
     [
         (lambda b: lab.product(b, layout=[]), "nothing to run"),
         (lambda b: lab.product(b, seeds=[]), "nothing to run"),
+        (lambda b: lab.product(b, layout="wide"), r"layout: give a list of values, .* not 'wide'"),
+        (lambda b: lab.product(b, layout=3), "layout: give a list of values, .* not 3"),
+        (lambda b: lab.product(b, seeds=3), "seeds: give a list of values, .* not 3"),
         (lambda b: lab.product(b, train__stepz=[1]), "did you mean 'steps'"),
         (lambda b: lab.product(b, layout=["wyde"]), "did you mean 'wide'"),
         (lambda b: lab.product(b, model__max_len=[4]), "longer than model.max_len"),

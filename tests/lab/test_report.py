@@ -428,6 +428,37 @@ def test_a_notebook_shows_the_table_and_the_figure():
     np.testing.assert_allclose(dots, table["mean"])
 
 
+def test_tags_named_like_a_column_keep_their_values():
+    runs = [made({"p": p, "seeds": "few"}, s, p + 0.1 * s * p) for p in (1, 2) for s in range(3)]
+    results = lab.Results(runs)
+    assert results.table()[["p", "seeds (tag)", "seeds"]].values.tolist() == [
+        [1, "few", 3],
+        [2, "few", 3],
+    ]
+    row = results.compare({"p": 1}).iloc[0]
+    assert row["p (tag)"] == 2
+    assert row["p"] < 1
+    run = made({"seed": 7, "learning_rate": 0.1}, 0, 1.0)
+    row = lab.Results([run]).to_pandas().iloc[0]
+    assert (row["seed (tag)"], row["seed"]) == (7, 0)
+
+
+def test_results_without_scores_say_so(tmp_path):
+    results = lab.Results([made({"layout": "wide"}, 0, None)])
+    for call in (results.table, results.figure, lab.Results([]).table):
+        with pytest.raises(ValueError, match="no run has a held-out score"):
+            call()
+    assert "1 runs" in results._repr_html_()
+    with pytest.raises(ValueError, match="none of these runs"):
+        results.folder_of(made({}, 1, None))
+    for path, baseline, message in (
+        ("page.md", None, "page.md is where the Markdown page would be"),
+        ("page.html", {"layout": "narrow"}, "'narrow'} names 0 variants"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            results.report(tmp_path / path, baseline)
+
+
 def test_titles_come_from_the_question():
     assert question([panel(noisy(TWO, [0]), question="Are wide heads better?")]) == (
         "Are wide heads better?"

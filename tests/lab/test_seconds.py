@@ -1,11 +1,13 @@
 """Equal seconds: the FFN width is solved from ratios, and what was measured is kept."""
 
+import dataclasses
 import json
 
 import pytest
 
 from attnlab import lab
 from attnlab.lab import seconds
+from attnlab.lab.policies import tuning_specs
 from attnlab.lab.seconds import Ratio, equal_seconds, solve
 
 
@@ -43,3 +45,8 @@ def test_what_was_measured_is_kept(tmp_path):
     assert {(s.config.matched, s.config.seconds_ratio) for s in timed} == {("seconds", 1.012)}
     with pytest.raises(ValueError, match="belongs to other variants"):
         equal_seconds(specs[:2], match, tmp_path, measures=False)
+    alike = [dataclasses.replace(spec, tags={"a": 1}) for spec in specs]
+    with pytest.raises(ValueError, match="'standard-seed0' and 'wide-seed0' have the title '1'"):
+        equal_seconds(alike, match, tmp_path, measures=False)
+    with pytest.raises(ValueError, match=r"have the tags \{'a': 1\} and different configs"):
+        tuning_specs(alike, 3)

@@ -159,6 +159,16 @@ def test_balance_loss_by_hand():
     np.testing.assert_allclose(gradient, 1e-3 * np.sign(shares - 1 / 8), rtol=1e-6)
 
 
+def test_dropout_falls_on_shared_experts_too():
+    ffn = CASES["qwen2_moe"]
+    params = random_params(ffn)
+    params |= {"down": 0 * params["down"], "shared_gate": 0 * params["shared_gate"]}
+    x, drop = jnp.ones((3, 8)), {"dropout_rate": 0.5, "dropout_key": jax.random.key(3)}
+    got = feed_forward(params, x, ffn, **drop)
+    whole = feed_forward(params, x, ffn)
+    assert jnp.abs(got - whole).max() > 0.01
+
+
 def test_equal_use_has_the_least_loss():
     spec = Experts(num_experts=4, top_k=1, balance=0.5)
     equal = moe.route({}, 5.0 * jnp.eye(4), spec)

@@ -79,6 +79,15 @@ def test_a_mixture_is_the_sum(x64):
         mix(jnp.ones(3), jnp.ones((4, 2)))
 
 
+def test_bfloat16_sums_in_float32():
+    rng = np.random.default_rng(0)
+    c, atoms = (jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in ((64,), (64, 5)))
+    exact = np.asarray(c, np.float32) @ np.asarray(atoms, np.float32)
+    got = jax.jit(mix)(c, atoms)
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(got, np.float32), exact, rtol=2**-8, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_one_among_zeros_is_that_slot_bit_for_bit(dtype):
     """Also -0.0, and beside what is infinite or no number."""

@@ -15,7 +15,14 @@ from attnlab.heads import Standard
 from attnlab.models import FFN, EncoderConfig, LayerOverrides, parameters_by_uses
 from attnlab.models.parameters import num_outer_parameters
 from attnlab.sharing.named_plans import parse_plan, plan_name
-from attnlab.sharing.plan import GROUP_RULES, grouped, inner_groups, kv_sharing
+from attnlab.sharing.plan import (
+    GROUP_RULES,
+    cycled,
+    cycled_reversed,
+    grouped,
+    inner_groups,
+    kv_sharing,
+)
 
 
 def test_named_plans():
@@ -173,6 +180,13 @@ def test_the_three_rules_for_groups_differ_where_floats_do():
         for count in range(1, layers + 1):
             if layers % count == 0:
                 assert grouped(layers, count, "hf") == grouped(layers, count)
+
+
+@pytest.mark.parametrize("rule", [grouped, cycled, cycled_reversed])
+def test_the_number_of_groups_fits_the_layers(rule):
+    for count in (0, 5):
+        with pytest.raises(ValueError, match=f"from 1 to the 4 layers, not {count}"):
+            rule(4, count)
 
 
 def test_inner_groups():
