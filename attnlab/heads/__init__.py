@@ -1,5 +1,7 @@
 """Attention heads: how q, k and v are computed and how heads become one output.
 
+>>> import jax
+>>> import jax.numpy as jnp
 >>> from attnlab.heads import Wide, init, multi_head_attention
 >>> layout = Wide(width=64, num_heads=4)
 >>> params = init(jax.random.key(0), layout)
