@@ -4,11 +4,10 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -17,11 +16,11 @@ from attnlab.data.batching import random_starts, window_starts
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, join_tokens
 from attnlab.data.files import check_path
 from attnlab.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer, token_sizes
+from attnlab.fields import Spec, bounded
 
 INDEX = "index.json"
 HELDOUT_NAMES = ("val", "heldout", "test")
 """Beginnings of the names of files that are held out, in a folder without an index."""
-DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
 CHUNK = 1 << 22
 """Tokens that are read at a time where all are."""
 
@@ -148,7 +147,7 @@ class TokenStream:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenFiles:
+class TokenFiles(Spec, prefix="data."):
     """Token ids on the disk, to be predicted one by one; not more than the windows of a batch are
     in memory at a time.
 
@@ -171,17 +170,10 @@ class TokenFiles:
     """
 
     path: str = ""
-    dtype: str = "uint16"
-    vocab_size: int = 0
-    heldout: float = 0.1
-    bytes_per_token: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"data.dtype must be uint16 or uint32, not {self.dtype!r}")
-        if not 0 < self.heldout < 1:
-            raise ValueError(f"data.heldout must be between 0 and 1, not {self.heldout}")
-        check_bytes_per_token(self.bytes_per_token)
+    dtype: Literal["uint16", "uint32"] = "uint16"
+    vocab_size: int = bounded(0, least=0)
+    heldout: float = bounded(0.1, above=0.0, below=1.0)
+    bytes_per_token: float = bounded(0.0, least=0.0)
 
     def sizes(self) -> DataSizes:
         """The tokens."""
@@ -311,12 +303,6 @@ class TokenFiles:
         sizes = np.zeros(size, np.float32)  # the end of a document stands for none
         sizes[: len(known)] = known[:size]
         return sizes
-
-
-def check_bytes_per_token(value: float) -> None:
-    """Raises ValueError where it is negative, NaN or infinite; 0: not known."""
-    if not 0 <= value < math.inf:
-        raise ValueError(f"data.bytes_per_token must be a finite number above 0, not {value}")
 
 
 def _token_file(path: Path, dtype: str) -> TokenFile:

@@ -15,7 +15,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from attnlab.attention import AttentionOptions, masks
-from attnlab.attention.keywords import check_keywords
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.call import Call
 from attnlab.heads.inputs import NO_INPUTS, OF_FORM, Context, HeadInputs, Rotary, check_inputs
@@ -25,6 +24,7 @@ from attnlab.heads.positions import rotate
 from attnlab.heads.rewrites import FACTORED, CallSizes, choose, contraction_orders
 from attnlab.heads.shapes import array, score_scale
 from attnlab.heads.weights import Params
+from attnlab.names import check_keywords
 from attnlab.tap import Tap
 
 HEAD_KEYWORDS = {
