@@ -21,6 +21,7 @@ import jax
 import optax
 from jax.tree_util import KeyEntry
 
+from attnlab.models.head_weights import MatrixAxes
 from attnlab.names import lookup
 from attnlab.sharing import Params, PyTree
 from attnlab.training.schedules import SCHEDULES, Rate
@@ -28,9 +29,6 @@ from attnlab.training.schedules import SCHEDULES, Rate
 if TYPE_CHECKING:
     from attnlab.training.config import OptimizerConfig, TrainConfig
 
-MatrixAxes: TypeAlias = tuple[int, int]
-"""(number of axes that one output sums over, number of axes of the outputs), from the end. All axes
-before them number separate matrices. (0, n) is a vector."""
 AxesOf: TypeAlias = Callable[[Params], PyTree]
 """params -> the tree of `MatrixAxes`."""
 Transform: TypeAlias = optax.GradientTransformation
