@@ -14,7 +14,7 @@ import numpy as np
 
 from attnlab.data.batching import random_starts, window_starts
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, join_tokens
-from attnlab.data.files import check_path
+from attnlab.data.files import Stamp, check_path, stamp
 from attnlab.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer, token_sizes
 from attnlab.fields import Spec, bounded
 
@@ -257,7 +257,7 @@ class TokenFiles(Spec, prefix="data."):
         else:
             parts = self._found()
             limit = self.sizes().vocab_size
-            digests = [_digest(file, limit, _stamp(file.path)) for part in parts for file in part]
+            digests = [_digest(file, limit, stamp(file.path)) for part in parts for file in part]
         train, heldout = map(TokenStream, parts)
         how = f"{len(parts[0])} files"
         if not parts[1]:
@@ -334,12 +334,8 @@ def _checked(folder: Path, index: Index, shards: Sequence[Shard]) -> list[TokenF
     return files
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    return path.stat().st_size, path.stat().st_mtime_ns
-
-
 @functools.lru_cache(maxsize=1024)  # the variants of a sweep read the same files
-def _digest(file: TokenFile, limit: int, stamp: tuple[int, int]) -> str:
+def _digest(file: TokenFile, limit: int, unchanged: Stamp) -> str:
     """sha256 of the ids; raises ValueError where one is not below `limit`."""
     whole = hashlib.sha256()
     stream = TokenStream([file])
