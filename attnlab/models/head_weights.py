@@ -1,5 +1,6 @@
-"""The `Weight` of each parameter of a model's heads, by its path in the tree of params; and what
-follows from it: the axes of its matrix for an optimizer, the axis that tensor parallelism shards."""
+"""The `Weight` of each parameter of a model's heads, by its path in the tree of params, and its
+axes: of the matrix for an optimizer, and the one that tensor parallelism shards.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
