@@ -22,7 +22,7 @@ LAYERS = (
 # `data` knows no model. `training` takes a model as an
 # argument, `plotting` takes arrays, `lab` runs everything.
 APART = {
-    "data": {"names", "extras", "atomic"},
+    "data": {"names", "fields", "extras", "atomic"},
     "training": {
         "names",
         "fields",

@@ -35,10 +35,10 @@ from attnlab.models.stack import (
     LayersOfType,
     StackInputs,
     StackOutputs,
+    check_values,
     run_layers,
     stack_values,
 )
-from attnlab.models.values import check_values
 from attnlab.sharing import Params
 from attnlab.tap import Patches, Tap
 

@@ -28,10 +28,8 @@ from attnlab.heads import (
 from attnlab.models import specs
 from attnlab.models.config import ModelConfig
 from attnlab.models.head_similarity import head_distance, identical_heads, smallest_change
-from attnlab.models.head_weights import leaves
-from attnlab.models.optimizer_axes import matrix_axes
+from attnlab.models.head_weights import leaves, matrix_axes, shard_axes
 from attnlab.models.parameters import param_shapes
-from attnlab.models.tensor_parallel import shard_axes
 
 
 def large(shapes, seed=0):

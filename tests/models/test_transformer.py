@@ -255,7 +255,7 @@ def test_losses_of_layer_types_and_stacks():
         (lambda: ModelConfig(heads="wide"), r"heads must be a Layout.*'wide'"),
         (lambda: ModelConfig(num_layers="4"), r"num_layers.*'4'"),
         (lambda: ModelConfig(ffn=64), r"ffn must be a FFN.*64"),
-        (lambda: ModelConfig(kind="gpt"), r"kind must be.*'gpt'"),
+        (lambda: ModelConfig(kind="gpt"), r"unknown kind 'gpt': known: decoder"),
         (lambda: ModelConfig(width=65), r"width 65 is not divisible"),
         (lambda: ModelConfig(encoder=models.EncoderConfig()), r"encoder is for.*decoder"),
         (lambda: ModelConfig(layer_types=((1, {"init": 1}),)), r"cannot override 'init'.*known"),
