@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnlab import heads
-from attnlab.models import FFN, Embedding, Learned, ModelConfig
+from attnlab.models import FFN, Embedding, Learned, ModelConfig, generate
 
 SMALL = dict(
     vocab_size=19, max_len=9, width=12, num_layers=2, heads=heads.Standard(num_heads=3),
@@ -68,6 +68,29 @@ def test_the_padding_of_a_source():
     variables = model.init(jax.random.key(0), TOKENS, source=TOKENS)
     with pytest.raises(ValueError, match=r"source_padding_mask \(1, 2\) must be .* \(1, 3\)"):
         model.apply(variables, TOKENS, source=TOKENS, source_padding_mask=jnp.ones((1, 2), bool))
+
+
+def test_padding_masks_are_booleans_or_zeros_and_ones():
+    """A mask that is added to the scores, 0 at tokens and -1e9 at padding, is not read inverted."""
+    model = ModelConfig(**SMALL, kind="encoder_decoder").build()
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), TOKENS, source=TOKENS))
+    rng = np.random.default_rng(0)
+    variables = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(a.dtype), shapes)
+    logits = {}
+    for kind in (bool, int):
+        mask = np.array([[1, 1, 0]]).astype(kind)
+        masks = dict(padding_mask=mask, source_padding_mask=mask)
+        logits[kind] = model.apply(variables, TOKENS, source=TOKENS, **masks).logits
+    np.testing.assert_array_equal(logits[bool], logits[int])
+    added = jnp.array([[0.0, 0.0, -1e9]])
+    for name in ("padding_mask", "source_padding_mask"):
+        with pytest.raises(TypeError, match=rf"^{name} must be boolean .* not float32"):
+            model.apply(variables, TOKENS, source=TOKENS, **{name: added})
+        with pytest.raises(ValueError, match=f"^{name} must hold 0"):
+            model.apply(variables, TOKENS, source=TOKENS, **{name: np.array([[1, 1, 2]])})
+    params, config = variables["params"], model.config
+    with pytest.raises(TypeError, match="padding_mask must be boolean"):
+        generate(params, TOKENS, config, 2, source=TOKENS, padding_mask=added)
 
 
 def test_heads_alone():
