@@ -134,6 +134,14 @@ def test_pages_made_from_the_code(name):
     assert (reference.PAGES / name).read_text() == made, "stale: python -m experiments.reference"
 
 
+def test_presets_are_whole_sentences():
+    """A sentence that leads to a command in the docstring is not on the page."""
+    lines = reference.presets_page().splitlines()
+    shown = [line for line in lines if line.startswith("Presets after the colon")]
+    assert len(shown) > 15
+    assert [line[-60:] for line in shown if not line.endswith(".")] == []
+
+
 def test_every_field_of_a_config_is_on_its_page():
     text = (reference.PAGES / "config.md").read_text()
     fields = flatten(byte_lm.get_config().to_dict())
