@@ -21,9 +21,13 @@
 # with both shared, against 81.6 with nothing shared.** **Sharing parameters saves memory for
 # parameters, but neither FLOPs nor key/value cache.**
 #
-# Below, cells check each sentence: count the parameter groups in the arrays (1), in saved files (2)
-# and in published models (3); a figure of what each sharing plan saves (4); and a training run of
-# ALBERT's table at our size (5). It takes about two minutes on a CPU.
+# Below, cells check each sentence. It takes about two minutes on a CPU.
+#
+# 1. Count the parameter groups in the arrays.
+# 2. Count them in saved files.
+# 3. Count them in published models.
+# 4. What each sharing plan saves: the figure.
+# 5. What sharing costs: ALBERT's table at our size.
 
 # %%
 # @title Install attnlab where it is missing; JAX and Flax stay as they are

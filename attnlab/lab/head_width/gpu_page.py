@@ -226,13 +226,18 @@ def _about(kept: Sequence[TextScore]) -> list[str]:
     seeds = len({one.run.seed for one in kept})
     scale = f"{trained / TRAINING_BYTES:.3g}"
     return [
-        f"Decoders of {NUM_LAYERS} layers, D = {WIDTH}, T = {LENGTH}, with the FLOPs of 16 heads "
-        f"of 16 and an FFN of 4 D, trained on {trained:,} bytes of the eight texts together "
-        f"({trained / first.sizes.parameters:.1f} per parameter) in bfloat16 with Muon from "
-        f"{seeds} seeds, on one {first.origin.device} by code of commit {first.origin.commit}. "
-        "`python -m experiments.study --config=experiments/configs/head_width.py:gpu="
-        f"{scale} --rows=docs/results/head_width/gpu_runs.csv --analysis=docs/results/head_width` "
-        "writes this page from `gpu_runs.csv`, in seconds.",
+        f"- *Models*: decoders of {NUM_LAYERS} layers, D = {WIDTH}, T = {LENGTH}, with the FLOPs "
+        "of 16 heads of 16 and an FFN of 4 D.",
+        f"- *Training*: {trained:,} bytes of the eight texts together "
+        f"({trained / first.sizes.parameters:.1f} per parameter), bfloat16, Muon, {seeds} seeds, "
+        f"on one {first.origin.device} by code of commit {first.origin.commit}.",
+        "",
+        "This command writes this page from `gpu_runs.csv`, in seconds:",
+        "",
+        "```bash",
+        f"python -m experiments.study --config=experiments/configs/head_width.py:gpu={scale} \\",
+        "  --rows=docs/results/head_width/gpu_runs.csv --analysis=docs/results/head_width",
+        "```",
     ]
 
 

@@ -16,11 +16,13 @@ from attnlab.lab.head_width import analysis, design
 from attnlab.lab.head_width import figures as charts
 from attnlab.lab.head_width.analysis import Mask, Pairs
 from attnlab.lab.head_width.hypotheses import (
+    BLANKS,
     NOT_YET,
     STAGE_OF_WIDTH,
     Fit,
     Result,
     Study,
+    blanks,
     ends,
     fits,
     from_reference,
@@ -256,7 +258,9 @@ def page(rows: Sequence[Row], study: Study, drawn: Sequence[str]) -> str:
         *_answer(study), "**" + _headline(study) + "**", "", LETTERS, *_reading(study, fitted),
         "## The sentence of the plan", "",
         "The sentence of [the plan](plan.md) with its blanks filled. Each number has its 95 % "
-        "interval and its number of texts and seeds.", "", f"> {sentence(study)}", "",
+        "interval and its number of texts and seeds.", "",
+        *table(("blank", "value"), zip(BLANKS, blanks(study), strict=False)),
+        f"> {sentence(study)}", "",
         "## What is missing", "", _missing(study), "", RULES,
         *table(HEADER, result_rows(primary(study) + secondary(study))),
     ]  # fmt: skip
