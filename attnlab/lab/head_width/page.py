@@ -182,8 +182,8 @@ Held-out bits per byte, texts random; S1 and S3 in units of log2. The rules are 
   that is not 0 and yet smaller than 0.02.
 - The first look reads stages 1 and 3 alone, the second stages 1, 3 and 7. Stage 7 is run only where
   the first look is neither.
-- S1 to S5 are judged once, when stages 2 to 5 are complete, with Holm's correction over 5. p of S1
-  is the larger of those of the slopes at both ends of D = 64; S4 and S5 are paired over 4 texts.
+- S1 to S5 are judged once, when stages 2 to 5 are complete, with Holm's correction over 5.
+- S1: p is the larger of those of the slopes at both ends of D = 64. S4, S5: paired over 4 texts.
 - S5 asks whether they are equal within 0.01; "worse" there: not equal, and the interval is above 0.
 """
 EXPLORATORY = """## Every point (exploratory)
@@ -244,9 +244,9 @@ compute.
 """
 AGAIN = """## The main numbers again, with numpy alone
 
-Run this in the folder of `runs.csv`. It prints mean, standard error and number of texts of the
-difference from 4 heads of 16 for every point of D = 64 (2x32 is P1), of S2, S4 and S5; then the
-best head_dim and N h / D of the fit "D = 64 alone".
+Run this in the folder of `runs.csv`. It prints the difference of every point of D = 64 from 4 heads
+of 16 (2x32 is P1), and those of S2, S4 and S5: mean, standard error, number of texts. Then it
+prints the best head_dim and N h / D of the fit "D = 64 alone".
 """
 
 
@@ -410,8 +410,8 @@ def _changes(study: Study) -> list[str]:
             pairs = analysis.paired(study.frame, points[0] & texts, points[1] & texts)
             at[each] = ends(analysis.over_texts(pairs))
         lines.append(
-            f"- Longer training: at 80 bytes per parameter 1x64 is worse than 4x16 by {at[80.0]} "
-            f"bits, at 20 by {at[20.0]} on the same 4 texts (1 and 2 seeds). Beyond 80: not known."
+            f"- Longer training: on 4 texts 1x64 is worse than 4x16 by {at[20.0]} bits at 20 bytes "
+            f"per parameter (2 seeds), and by {at[80.0]} at 80 (1 seed). Beyond 80: not known."
         )
         lines.append(
             "- Another context: T = 64 and 256 were run on 2 texts with one seed, too few to tell."
