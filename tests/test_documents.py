@@ -1,5 +1,6 @@
 """What the README, the pages of docs/ and the docstrings show is what happens."""
 
+import ast
 import contextlib
 import dataclasses
 import doctest
@@ -174,6 +175,18 @@ def test_the_tutorial_on_gpt2_runs(tmp_path):
             exec(code.replace('"openai-community/gpt2"', repr(str(tmp_path))), names)
     assert "induction ['" in out.getvalue()
     assert "the largest increase of the loss is that of head " in out.getvalue()
+
+
+def test_the_tutorial_on_sweeps_compares_with_one_variant():
+    """Without training: the baseline's tags name one of the variants of its `lab.product`."""
+    page = (ROOT / "docs" / "tutorials" / "own_sweep.md").read_text()
+    code = re.findall(f"```python\n{INSIDE}```", page, re.DOTALL)[0]
+    names: dict = {}
+    exec(code.partition("results = ")[0], names)
+    baseline = ast.literal_eval(re.search(r"baseline = (\{.*?\})", code)[1])
+    variants = {tuple(spec.tags.items()) for spec in names["specs"]}
+    assert len(variants) == 4
+    assert len([v for v in variants if baseline.items() <= dict(v).items()]) == 1
 
 
 MODULES = sorted(
