@@ -190,30 +190,25 @@ COMMAND = "python -m experiments.recall_capacity --out=docs/results"
 def page(lines: Sequence[Line], command: str = COMMAND) -> str:
     """The Markdown page; `command` wrote it."""
     steps = max(line["steps"] for line in lines if int(line["steps"]) != LONGER)
-    main, longer = matching(lines, steps=steps), matching(lines, steps=LONGER)
+    main = matching(lines, steps=steps)
     fit = fit_curve(main)
     minutes = sum(numbers(lines, "seconds")) / 60
     seeds = len({line["seed"] for line in main})
     word = "inconclusive: the interval holds 0" if fit["ratio"][1] * fit["ratio"][2] <= 0 else (
         "so pairs / h alone does not describe the fractions")  # fmt: skip
-    checks = []
-    for n, h in FIXED_TOTAL[:3]:
-        short, long = ([100 * x for x in recalled(part, n, h)] for part in (main, longer))
-        checks.append([f"{n}x{h}", f"{np.mean(short):.1f}",
-                       f"{np.mean(long):.1f} ({min(long):.1f} to {max(long):.1f})"])  # fmt: skip
     names = {"ratio": "ln pairs + ln h", "half": "pairs / h at half, 16x2"}
     estimates = [
         [names.get(k, k), f"{a:+.2f}", f"{b:+.2f} to {c:+.2f}"] for k, (a, b, c) in fit.items()
     ]
     return "\n".join(
         [
-            "# How many pairs does a head of each width recall?", "", headline(lines, fit), "",
+            "# How many pairs does a head of each width recall?", "", *headline(lines, fit), "",
             "```bash", command, "```", "",
             f"{minutes:.0f} minutes on one thread ({len(lines)} runs, {seeds} seeds per point, "
-            f"{steps} steps of 1,024 tokens). One attention layer of width 64 and a vocabulary of "
-            "128 tokens, 64 of them keys; scored on the queries of 256 rows that were not trained "
-            "on. N is the number of heads, h their width (head_dim). Exploratory: nothing was "
-            "registered.", "",
+            f"{LONGER_SEEDS} at {LONGER} steps; a step reads 1,024 tokens). One attention layer of "
+            "width 64 and a vocabulary of 128 tokens, 64 of them keys; scored on the queries of "
+            "256 rows that were not trained on. N is the number of heads, h their width (head_dim)."
+            " Exploratory: nothing was registered.", "",
             "## At fixed N h = 32", "", "Percent recalled, mean (95 % interval over seeds).", "",
             *points_table(main, FIXED_TOTAL),
             "## At fixed h = 2", "", *points_table(main, FIXED_DIM),
@@ -225,12 +220,7 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
             "recalled = 1/pairs + (1 - 1/pairs) sigmoid(a + b ln pairs + c ln h + d ln N), fitted "
             "to all points above; intervals by a bootstrap over seeds.", "",
             *table(("coefficient", "estimate", "95 % interval"), estimates),
-            f"b + c = {interval_text(fit['ratio'])}: {word}.",
-            "", "## Capacity or training?", "",
-            f"Points at {PAIRS[-1]} pairs with {LONGER} steps, {LONGER_SEEDS} seeds (mean, "
-            "lowest to highest), percent recalled.", "",
-            *table(("point", f"{steps} steps", f"{LONGER} steps"), checks),
-            NOTES,
+            f"b + c = {interval_text(fit['ratio'])}: {word}.", "", NOTES,
         ]
     ) + "\n"  # fmt: skip
 
@@ -240,29 +230,32 @@ def interval_text(found: tuple[float, float, float]) -> str:
     return f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
 
 
-def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]]) -> str:
+def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]]) -> list[str]:
     """The answer first."""
 
     def percent(of: Sequence[Line], n: int, h: int) -> str:
-        mean, low, high = interval(100 * x for x in recalled(of, n, h))
-        return f"{mean:.1f} % ({low:.1f} to {high:.1f})"
+        points = [100 * x for x in recalled(of, n, h)]
+        if not points:
+            return "not run"
+        mean, low, high = interval(points)
+        return f"{mean:.1f} ({max(low, 0):.1f} to {min(high, 100):.1f})"
 
     main = [line for line in lines if int(line["steps"]) != LONGER]
     longer = matching(lines, steps=LONGER)
     steps = main[0]["steps"]
-    return (
-        f"**Of 32 pairs, 4 heads of width 8 recall {percent(main, 4, 8)} after {steps} steps; 16 "
-        f"heads of width 2 recall {percent(main, 16, 2)}; 32 heads of width 1 recall "
-        f"{percent(main, 32, 1)}.** Brackets are 95 % intervals of the mean over seeds; the heads "
-        f"are 32 wide in total. After {LONGER} steps, 16 heads of width 2 recall "
-        f"{percent(longer, 16, 2)} and 32 heads of width 1 recall {percent(longer, 32, 1)}. So "
-        "heads with a small head_dim learn to recall more slowly, and the fractions after "
-        f"{steps} steps do not measure how much a head can recall.\n\nHeads of width h = 2 recall "
-        f"half of the pairs after {steps} steps where pairs / h is {interval_text(fit['half'])}. "
-        "The rank bound is no limit here: a head of width 2 can produce every attention matrix "
-        "only up to pairs / h = 1.5 (pairs = h + 1), but recall needs only matrices near a "
-        "permutation."
-    )
+    return [
+        "**Heads with a small head_dim learn to recall more slowly.** Percent recalled of "
+        f"{PAIRS[-1]} pairs with heads that are 32 wide in total; mean, 95 % interval over seeds:",
+        "",
+        *table(("heads", f"after {steps} steps", f"after {LONGER} steps"),
+               [[f"{n} of width {h}", percent(main, n, h), percent(longer, n, h)]
+                for n, h in FIXED_TOTAL]),
+        f"So the fractions after {steps} steps do not measure how much a head can recall. Heads of "
+        f"width h = 2 recall half of the pairs after {steps} steps where pairs / h is "
+        f"{interval_text(fit['half'])}. The rank bound is no limit here: a head of width 2 can "
+        "produce every attention matrix only up to pairs / h = 1.5 (pairs = h + 1), but recall "
+        "needs only matrices near a permutation.",
+    ]  # fmt: skip
 
 
 NOTES = """## Limits

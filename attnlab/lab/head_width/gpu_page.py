@@ -200,14 +200,16 @@ def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]
     whole = whole_width(bits)
     lowest = min(whole, key=lambda v: float(whole[v].mean()))
     said = {v: d for v, d in against.items() if v in whole}
-    clear = [f"{v.point} is {reading(d)} ({ends(d)})" for v, d in said.items()
+    clear = [f"{v.point} is {reading(d)}, by {ends(d)} bits per byte" for v, d in said.items()
              if reading(d) != "inconclusive"]  # fmt: skip
     open_ones = [v.point for v, d in said.items() if reading(d) == "inconclusive"]
     return [
-        f"**Of {len(whole)} widths with N h = D, heads of {lowest.head_dim} have the lowest loss. "
-        f"Beside 4 heads of 64, {'; '.join(clear) or 'none is clearly better or worse'}"
-        + (f"; {', '.join(open_ones)}: inconclusive" if clear and open_ones else "")
-        + f". A parabola in log2 h has its minimum at {_width(best_head_dim(whole))}.**",
+        f"**In a model {WIDTH} wide, heads of {lowest.head_dim} have the lowest loss of the "
+        f"{len(whole)} widths tried.** Heads together fill the width (N h = D). Compared with 4 "
+        f"heads of 64, {'; '.join(clear) or 'no width is clearly better or worse'}"
+        + (f"; {', '.join(open_ones)} are inconclusive" if clear and open_ones else "")
+        + ". The best width by a parabola in log2 h through the five losses is "
+        f"{_width(best_head_dim(whole))}.",
         "",
         "Planned before any score ([plan.md](plan.md), amendment 2), with no hypothesis to test: "
         "exploratory. The best widths of smaller models are in [analysis.md](analysis.md).",
@@ -224,13 +226,18 @@ def _about(kept: Sequence[TextScore]) -> list[str]:
     seeds = len({one.run.seed for one in kept})
     scale = f"{trained / TRAINING_BYTES:.3g}"
     return [
-        f"Decoders of {NUM_LAYERS} layers, D = {WIDTH}, T = {LENGTH}, with the FLOPs of 16 heads "
-        f"of 16 and an FFN of 4 D, trained on {trained:,} bytes of the eight texts together "
-        f"({trained / first.sizes.parameters:.1f} per parameter) in bfloat16 with Muon from "
-        f"{seeds} seeds, on one {first.origin.device} by code of commit {first.origin.commit}. "
-        "`python -m experiments.study --config=experiments/configs/head_width.py:gpu="
-        f"{scale} --rows=docs/results/head_width/gpu_runs.csv --analysis=docs/results/head_width` "
-        "writes this page from `gpu_runs.csv`, in seconds.",
+        f"- *Models*: decoders of {NUM_LAYERS} layers, D = {WIDTH}, T = {LENGTH}, with the FLOPs "
+        "of 16 heads of 16 and an FFN of 4 D.",
+        f"- *Training*: {trained:,} bytes of the eight texts together "
+        f"({trained / first.sizes.parameters:.1f} per parameter), bfloat16, Muon, {seeds} seeds, "
+        f"on one {first.origin.device} by code of commit {first.origin.commit}.",
+        "",
+        "This command writes this page from `gpu_runs.csv`, in seconds:",
+        "",
+        "```bash",
+        f"python -m experiments.study --config=experiments/configs/head_width.py:gpu={scale} \\",
+        "  --rows=docs/results/head_width/gpu_runs.csv --analysis=docs/results/head_width",
+        "```",
     ]
 
 

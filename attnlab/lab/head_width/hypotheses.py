@@ -271,13 +271,27 @@ def _counts(pairs: Pairs) -> str:
     return f"{len(pairs)} texts x {counted(max(map(len, pairs.values())), 'seed')}"
 
 
+BLANKS = ("best head_dim h\\*", "best N h, in D", "4 times narrower costs", "4 times wider costs",
+          "sharing all layers: compute multiple", "sharing attention alone: compute multiple",
+          "change of h\\* per doubling of D")  # fmt: skip
+"""What stands in each blank of the sentence of the plan."""
+
+
 def sentence(study: Study) -> str:
     """The sentence of the plan. A blank is filled as soon as its stages are complete."""
+    filled = blanks(study)
+    if not filled:
+        return "No best head_dim lies within the points measured: the sentence has no answer."
+    return _filled(filled)
+
+
+def blanks(study: Study) -> list[str]:
+    """The blanks of the sentence of the plan, filled; none without a best head_dim."""
     if study.model is None:
-        return _filled([f"[{NOT_YET}]"] * 6 + [f"by [{NOT_YET}]"])
+        return [f"[{NOT_YET}]"] * 6 + [f"by [{NOT_YET}]"]
     top = analysis.optimum(study.model)
     if study.model.contrast({"u2": 1}).value <= 0 or not 2 <= top.best.value <= 6:
-        return "No best head_dim lies within the points measured: the sentence has no answer."
+        return []
     near = min(
         (h for n, h in design.POINTS[64] if n * h == 64),
         key=lambda h: abs(math.log2(h) - top.best.value),
@@ -286,16 +300,14 @@ def sentence(study: Study) -> str:
     trend = f"by [{NOT_YET}]"
     if study.complete(2, 3, 4):
         trend = f"by a factor of {power(top.slope, 2)} [{top.slope.count} texts, D = 32, 64, 96]"
-    return _filled(
-        [
-            f"{power(top.best)} [{top.best.count} texts x 2 seeds]",
-            best_total(study.model, width),
-            _step(study, near, near // 4),
-            _step(study, near, near * 4),
-            *(_shared(study, plan) for plan in ("albert", "attention_only")),
-            trend,
-        ]
-    )
+    return [
+        f"{power(top.best)} [{top.best.count} texts x 2 seeds]",
+        best_total(study.model, width),
+        _step(study, near, near // 4),
+        _step(study, near, near * 4),
+        *(_shared(study, plan) for plan in ("albert", "attention_only")),
+        trend,
+    ]
 
 
 def _filled(blanks: Sequence[str]) -> str:

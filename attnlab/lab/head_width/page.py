@@ -16,11 +16,13 @@ from attnlab.lab.head_width import analysis, design
 from attnlab.lab.head_width import figures as charts
 from attnlab.lab.head_width.analysis import Mask, Pairs
 from attnlab.lab.head_width.hypotheses import (
+    BLANKS,
     NOT_YET,
     STAGE_OF_WIDTH,
     Fit,
     Result,
     Study,
+    blanks,
     ends,
     fits,
     from_reference,
@@ -174,14 +176,15 @@ Held-out bits per byte, texts random; S1 and S3 in units of log2. The rules are 
 
 - Student's t with texts - 1 degrees of freedom. No interval is narrower than that of the variance
   pooled over pairs of variants.
-- P1 is significant (p < 0.005 at the first look, p < 0.048 at the second) or equivalent (90 %
-  interval within 0.02) only where the mixed model and the paired t-test over the text means both
-  say so; otherwise it is inconclusive. It can be both: a difference that is not 0 and yet smaller
-  than 0.02. The first look reads stages 1 and 3 alone, the second stages 1, 3 and 7. Stage 7 is run
-  only where the first look is neither.
-- S1 to S5 are judged once, when stages 2 to 5 are complete, with Holm's correction over 5. p of S1
-  is the larger of those of the slopes at both ends of D = 64; S4 and S5 are paired over 4 texts. S5
-  asks whether they are equal within 0.01; "worse" there: not equal, and the interval is above 0.
+- P1 is judged by two methods, the mixed model and the paired t-test over the text means. It is
+  significant (p < 0.005 at the first look, p < 0.048 at the second) or equivalent (90 % interval
+  within 0.02) only where both say so; otherwise it is inconclusive. It can be both: a difference
+  that is not 0 and yet smaller than 0.02.
+- The first look reads stages 1 and 3 alone, the second stages 1, 3 and 7. Stage 7 is run only where
+  the first look is neither.
+- S1 to S5 are judged once, when stages 2 to 5 are complete, with Holm's correction over 5.
+- S1: p is the larger of those of the slopes at both ends of D = 64. S4, S5: paired over 4 texts.
+- S5 asks whether they are equal within 0.01; "worse" there: not equal, and the interval is above 0.
 """
 EXPLORATORY = """## Every point (exploratory)
 
@@ -203,15 +206,15 @@ LIMITS = """## Limits
 - At D = 32 a table of 5-grams counted on the same bytes predicts better than every model, on all
   eight texts; at D = 64 and 96 on none. So D = 32 shows models that have not learnt what the table
   knows.
-- Best learning rates come from 2 texts at D = 32 and 1 at D = 64 and a formula that leaves a
-  standard deviation of {residual:.3f} in ln r; an error of that size costs {cost:.4f} bits. The
-  coefficient `tuning` is the slope in ln r at the judged rates: where it is not 0 the rates were
-  off by {off:+.2f} in ln r, {offcost:.4f} bits, on average over all points.
+- Learning rates were tuned on 2 texts at D = 32 and 1 at D = 64; a formula gives the others. It
+  leaves a standard deviation of {residual:.3f} in ln r, and an error of that size costs {cost:.4f}
+  bits. By the coefficient `tuning` the rates of all points were off by {off:+.2f} in ln r on
+  average, which costs {offcost:.4f} bits.
 - The intervals do not include the error of k. In 500 simulated studies
   (`tests/lab/test_study_simulations.py`) the intervals of S1 to S5 cover 94 to 98 %; those of P1 98
   to 100 %, since they are not narrower than the pooled one. False positives: P1 1.2 % over both
   looks, S1 to S5 at most 0.8 %.
-  The mixed model assumes a parabola in log2 h that is the same in every text except for its slope;
+- The mixed model assumes a parabola in log2 h that is the same in every text except for its slope;
   the paired t-test does not. N h / D has only three levels, so its parabola cannot be tested; the
   interval of the best N h holds if the model does.
 - The interval of S3 covers 97.4 % in 500 simulated studies (standard error 0.7 %), since t with
@@ -224,10 +227,10 @@ LIMITS = """## Limits
 """
 FITS = """## The best head by other fits (exploratory)
 
-The registered model has one parabola in log2 h for all D. Where h = 2 at D = 32 costs much more
-than a parabola allows, it bends the fit at D = 64 too, and the large residual hides the variation
-over texts (standard deviations of B1, C1 and seed below). The table has the same model on fewer
-rows.
+The registered model has one parabola in log2 h for all D. It fits badly: h = 2 at D = 32 costs much
+more than a parabola allows, which bends the fit at D = 64 too. The large residual also hides the
+variation over texts (standard deviations of B1, C1 and seed below). The table has the same model on
+fewer rows.
 """
 OPTIMIZERS = """## The cost of one wide head by optimizer (stage 0, exploratory)
 
@@ -241,9 +244,9 @@ compute.
 """
 AGAIN = """## The main numbers again, with numpy alone
 
-Run this in the folder of `runs.csv`. It prints mean, standard error and number of texts of the
-difference from 4 heads of 16 for every point of D = 64 (2x32 is P1), of S2, S4 and S5; then the
-best head_dim and N h / D of the fit "D = 64 alone".
+Run this in the folder of `runs.csv`. It prints the difference of every point of D = 64 from 4 heads
+of 16 (2x32 is P1), and those of S2, S4 and S5: mean, standard error, number of texts. Then it
+prints the best head_dim and N h / D of the fit "D = 64 alone".
 """
 
 
@@ -252,10 +255,12 @@ def page(rows: Sequence[Row], study: Study, drawn: Sequence[str]) -> str:
     fitted = fits(study)
     lines = [
         "# Head-width study: analysis", "",
-        "**" + _headline(study) + "**", "", f"> {sentence(study)}", "",
-        "The sentence above is the one of [the plan](plan.md) with its blanks filled. Each number "
-        "has its 95 % interval and its number of texts and seeds.", "",
-        LETTERS, *_reading(study, fitted),
+        *_answer(study), "**" + _headline(study) + "**", "", LETTERS, *_reading(study, fitted),
+        "## The sentence of the plan", "",
+        "The sentence of [the plan](plan.md) with its blanks filled. Each number has its 95 % "
+        "interval and its number of texts and seeds.", "",
+        *table(("blank", "value"), zip(BLANKS, blanks(study), strict=False)),
+        f"> {sentence(study)}", "",
         "## What is missing", "", _missing(study), "", RULES,
         *table(HEADER, result_rows(primary(study) + secondary(study))),
     ]  # fmt: skip
@@ -276,30 +281,45 @@ def page(rows: Sequence[Row], study: Study, drawn: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _answer(study: Study) -> list[str]:
+    """The first paragraph: the best width measured, for a reader who knows no letters yet."""
+    best: dict[int, list[str]] = {}
+    for width in (w for w, stage in STAGE_OF_WIDTH.items() if study.complete(stage)):
+        mean = {h: float(np.mean(_text_means(study, study.point(n, h, width=width))))
+                for n, h in design.POINTS[width] if n * h == width}  # fmt: skip
+        best.setdefault(min(mean, key=mean.__getitem__), []).append(str(width))
+    if not best:
+        return []
+    said = "; ".join(
+        f"heads of {h} have the lowest loss in models {', '.join(widths)} wide"
+        for h, widths in best.items()
+    )
+    return [
+        "**How wide should a head be? Of the widths tried for heads that together fill the model, "
+        f"{said}.** What the others cost: [every point](#every-point-exploratory). What shared "
+        "layers cost: [every plan of sharing](#every-plan-of-sharing).",
+        "",
+    ]
+
+
 def _reading(study: Study, found: Sequence[Fit]) -> list[str]:
     """What the numbers say, in bullets. Empty where there is no model."""
     if not found:
         return []
     marked = study.slope is not None and len(study.slope_widths) < len(STAGE_OF_WIDTH)
     lines = [PROVISIONAL] if marked else []
-    best = []
-    for width in (w for w, stage in STAGE_OF_WIDTH.items() if study.complete(stage)):
-        mean = {h: float(np.mean(_text_means(study, study.point(n, h, width=width))))
-                for n, h in design.POINTS[width] if n * h == width}  # fmt: skip
-        best.append(f"{min(mean, key=mean.__getitem__)} at D = {width}")
-    lines.append(f"- Lowest measured loss with N h = D: head_dim {', '.join(best)}.")
     values = [2**one.optimum.best.value for one in found]
     if len(found) > 2:
         alone = next(one for one in found if one.name == "D = 64 alone")
         bad = found[0].residual_sd > 2 * alone.residual_sd
         lines.append(
             f"- From D = 64 alone the best head_dim is {_best(alone)} and the best N h "
-            f"{_best_share(alone)} D (exploratory). The sentence takes the registered model of all "
-            "complete stages"
+            f"{_best_share(alone)} D (exploratory). The sentence of the plan takes the registered "
+            "model of all complete stages"
             + (", which fits badly" if bad else "")
             + f": its residual is {found[0].residual_sd:.4f} bits, that of D = 64 alone "
-            f'{alone.residual_sd:.4f} (see "The best head by other fits": {min(values):.1f} to '
-            f"{max(values):.1f})."
+            f"{alone.residual_sd:.4f}. By [other fits](#the-best-head-by-other-fits-exploratory) "
+            f"the best head_dim is {min(values):.1f} to {max(values):.1f}."
         )
     lines += _growth(found)
     for total, point in (("D/2", (2, 16)), ("3D/2", (6, 16))):
@@ -324,12 +344,12 @@ def _growth(found: Sequence[Fit]) -> list[str]:
     agree = (bests[-1] - bests[0]) * slope.value > 0
     each = ", ".join(f"{2**best:.1f}" for best in bests)
     return [
-        "- Best head_dim over D: the registered model says a factor of "
-        f"{power(slope, 2)} per doubling of D (S3); fitted to each D alone it is {each} at "
+        "- Does the best head_dim grow with D? The registered model says that it changes by a "
+        f"factor of {power(slope, 2)} per doubling of D (S3; a factor of 1 is a fixed head_dim, 2 "
+        f"a fixed number of heads). Fitted to each D alone it is {each} at "
         f"D = {', '.join(map(str, STAGE_OF_WIDTH))} (exploratory). "
         + ("" if agree else "The signs contradict each other, so its direction is not settled. ")
-        + "A fixed number of heads would be a factor of 2, a fixed head_dim a factor of 1. "
-        "Models of D = 256 are on [a page of their own](gpu.md)."
+        + "Models of D = 256: [gpu.md](gpu.md)."
     ]
 
 
@@ -390,8 +410,8 @@ def _changes(study: Study) -> list[str]:
             pairs = analysis.paired(study.frame, points[0] & texts, points[1] & texts)
             at[each] = ends(analysis.over_texts(pairs))
         lines.append(
-            f"- Longer training: at 80 bytes per parameter 1x64 is worse than 4x16 by {at[80.0]} "
-            f"bits, at 20 by {at[20.0]} on the same 4 texts (1 and 2 seeds). Beyond 80: not known."
+            f"- Longer training: on 4 texts 1x64 is worse than 4x16 by {at[20.0]} bits at 20 bytes "
+            f"per parameter (2 seeds), and by {at[80.0]} at 80 (1 seed). Beyond 80: not known."
         )
         lines.append(
             "- Another context: T = 64 and 256 were run on 2 texts with one seed, too few to tell."
@@ -425,8 +445,8 @@ def _headline(study: Study) -> str:
         size = dataclasses.replace(size, low=-last.found.high, high=-last.found.low)
     worse = "worse" if last.found.value > 0 else "better"
     return (
-        f"P1: at D = 64, N h = D and equal FLOPs, 2 heads of 32 are {worse} by {ends(size, 4, '')} "
-        f"bits per byte than 4 heads of 16: {last.conclusion}."
+        f"The registered comparison (P1): in models 64 wide, at equal FLOPs, 2 heads of 32 are "
+        f"{worse} than 4 heads of 16 by {ends(size, 4, '')} bits per byte: {last.conclusion}."
     )
 
 
