@@ -108,7 +108,7 @@ def configs(draw):
     return config
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(configs())
 def test_round_trips(config):
     assert from_json(to_json(config)) == config
