@@ -38,8 +38,6 @@ jax.config.update("jax_num_cpu_devices", 8)
 # Tests compile hundreds of tiny programs that run once: less optimising, four times as fast.
 # Those that compare bits take the fixture `optimized`.
 jax.config.update("jax_disable_most_optimizations", True)
-# Commands, whose programs come again in the next one, keep them all.
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"
@@ -142,6 +140,17 @@ def pytest_collection_modifyitems(items):
             LONG | FORBIDDEN
         ):
             item.add_marker("quick")
+
+
+# Their programs come again in the next training, so they keep them all, as commands do.
+TRAIN = {"experiments", "lab", "training"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Other tests keep what takes long to compile: reading and writing takes time, too."""
+    seconds = 0 if item.path.parent.name in TRAIN else 0.3
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
 
 
 def resident():
