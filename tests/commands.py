@@ -43,13 +43,13 @@ def server():
 
 
 def command(module, *flags, optimized=False):
-    """`python -m module flags`; never raises.
+    """`python -m module flags`, or `python module flags` of a file; never raises.
 
     Compiled with little optimising, as tests are, unless its bits are compared.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = (str(Path(folder, name)) for name in ("out", "err"))
-        job = dict(module=module, flags=flags, optimized=optimized, out=out, err=err)
+        job = dict(module=str(module), flags=flags, optimized=optimized, out=out, err=err)
         print(json.dumps(job), file=server().stdin, flush=True)
         code = int(server().stdout.readline())
         texts = (Path(path).read_text() for path in (out, err))
@@ -82,5 +82,8 @@ def become(module, flags, optimized, out, err):
         jax.config.update("jax_disable_most_optimizations", True)
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of processes that it starts
     sys.argv = [module, *flags]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module.endswith(".py"):
+        runpy.run_path(module, run_name="__main__")
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit()
