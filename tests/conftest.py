@@ -7,19 +7,11 @@ import gc
 import itertools
 import os
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
-if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
-    # XLA's fusion emitters take half of the time to compile. `optimized` goes without them too;
-    # commands that tests start do not. Later versions of XLA cannot be told.
-    os.environ["XLA_FLAGS"] = " ".join(
-        (
-            os.environ.get("XLA_FLAGS", ""),
-            "--xla_cpu_use_fusion_emitters=false",
-            "--xla_cpu_parallel_codegen_split_count=1",
-        )
-    )
+from commands import command, quick_xla_flags, user_environment  # noqa: F401  (some use these)
+
+os.environ["XLA_FLAGS"] = quick_xla_flags()
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # What one worker or one command has compiled, all of this session read; set the variable to
     # keep it between sessions. Goes with the process that made it.
@@ -31,7 +23,6 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import jax
 import numpy as np
 import pytest
-from commands import command, user_environment  # noqa: F401  (some tests ask for them here)
 from depth import DEPTH
 
 jax.config.update("jax_num_cpu_devices", 8)
