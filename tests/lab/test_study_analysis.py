@@ -153,9 +153,3 @@ def test_decisions_of_the_registered_hypotheses():
         "S1": "interior", "S2": "significant", "S3": "significant", "S4": "significant",
         "S5": "worse",
     }  # fmt: skip
-
-
-def test_the_rows_of_today(tmp_path):
-    rows = read_rows(FOLDER / "runs.csv")
-    paths = page.write_analysis(rows, tmp_path)
-    assert paths[0].read_text().startswith("# Head-width study: analysis")
