@@ -238,21 +238,20 @@ def checked_padding_mask(
     """
     if mask is None:
         return None
-    if np.shape(mask) != (shape := np.shape(tokens)[:2]):
+    array = mask if isinstance(mask, jax.Array) else np.asarray(mask)
+    if array.shape != (shape := np.shape(tokens)[:2]):
         raise ValueError(
-            f"{name} {np.shape(mask)} must be [batch, length] = {shape}, True where there is a "
-            "token"
+            f"{name} {array.shape} must be [batch, length] = {shape}, True where there is a token"
         )
-    dtype = jnp.result_type(mask)
-    if jnp.issubdtype(dtype, jnp.integer):
-        if not isinstance(mask, jax.core.Tracer) and not np.isin(np.asarray(mask), (0, 1)).all():
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        if not isinstance(array, jax.core.Tracer) and not np.isin(np.asarray(array), (0, 1)).all():
             raise ValueError(f"{name} must hold 0 (padding) and 1 (a token) only")
-    elif dtype != jnp.bool_:
+    elif array.dtype != jnp.bool_:
         raise TypeError(
-            f"{name} must be boolean (True = a token), not {dtype}; write mask > 0.5 for one of "
-            "zeros and ones, mask == 0 for one that is added to the scores"
+            f"{name} must be boolean (True = a token), not {array.dtype}; write mask > 0.5 for one "
+            "of zeros and ones, mask == 0 for one that is added to the scores"
         )
-    return jnp.asarray(mask).astype(bool)
+    return jnp.asarray(array, bool)
 
 
 def causal_window(
