@@ -106,6 +106,7 @@ FIELDS: tuple[Field, ...] = (
     activation("activation_function", "gelu"),
     _EmbeddingScale(),
 )
+TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
 
@@ -178,8 +179,8 @@ def encoder_decoder(
         other_attributes=others,
         unread=UnreadTensors(
             # The table of tokens may be stored again for each stack.
-            always=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-            if_tied=("lm_head.weight",),
+            repeated=dict.fromkeys(TABLES, "shared.weight"),
+            if_tied={"lm_head.weight": "shared.weight"},
         ),
     )
 

@@ -60,6 +60,7 @@ HEAD = MaskedHead(
     transform="head.dense",
     norm="head.norm",
     lm_head="decoder",
+    embedding="embeddings.tok_embeddings",
     activation=Attribute("classifier_activation", "gelu"),
     bias=Attribute("decoder_bias", True),
     transform_bias=Attribute("classifier_bias", False),

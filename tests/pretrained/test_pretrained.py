@@ -170,6 +170,31 @@ def test_a_wrong_shape_is_named(family, tmp_path):
             pretrained.load(write(tmp_path / "folder", config, wrong))
 
 
+@pytest.mark.parametrize(
+    ("family", "copy", "original"),
+    [
+        ("gpt2", "lm_head.weight", "transformer.wte.weight"),
+        ("bert", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+        ("bert", "cls.predictions.decoder.bias", "cls.predictions.bias"),
+        ("modernbert", "decoder.weight", "model.embeddings.tok_embeddings.weight"),
+        ("bart", "model.encoder.embed_tokens.weight", "model.shared.weight"),
+        ("t5", "decoder.embed_tokens.weight", "shared.weight"),
+    ],
+)
+def test_a_tensor_that_is_stored_twice_has_the_same_numbers(family, copy, original, tmp_path):
+    """transformers 5 reads both where they differ, 4 the one or the other."""
+    config, tensors, _, _ = split(FAMILIES[family])
+    again = tensors[original].astype(np.float64)
+    pretrained.load(write(tmp_path / "folder", config, tensors | {copy: again}))
+    again[..., -1] += 1
+    folder = write(tmp_path / "folder", config, tensors | {copy: again})
+    short = copy.removeprefix("model.")
+    with pytest.raises(ValueError, match=f"the tensor '{short}' differs"):
+        pretrained.load(folder)
+    for name in (copy, short):
+        pretrained.load(folder, ignore=(name,))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_damaged_file_is_named(family, tmp_path):
     config, tensors, _, _ = split(FAMILIES[family])
@@ -383,6 +408,9 @@ def test_each_weight_goes_where_it_belongs(tmp_path):
     tree = jax.tree.map(lambda a: a.sharding, params)
     _, again = pretrained.load(folder, sharding=tree)
     assert jax.tree.map(lambda a: a.sharding, again) == tree
+    for part in ({}, tree | {"embedding": {}}, tree["embedding"]):
+        with pytest.raises(ValueError, match=r"sharding has nothing at \w"):
+            pretrained.load(folder, sharding=part)
 
 
 def test_fields_that_change_no_weight_can_be_replaced(tmp_path):
