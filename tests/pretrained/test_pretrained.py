@@ -1,5 +1,6 @@
 """Published formats without torch or transformers: golden outputs, old styles, damage, abuse."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -299,6 +300,47 @@ def test_rotary_positions_that_are_not_known_are_refused_by_name(fields, message
         changed = config | {"rope_parameters": None} | {name: fields}
         with pytest.raises(ValueError, match=re.escape(message)):
             pretrained.load_config(write(tmp_path / "folder", changed, tensors))
+
+
+TWICE = {"rope_type": "linear", "factor": 2.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 50.0, "truncate": False}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("cohere", {"rope_parameters": None}, "rope_parameters has no rope_theta"),
+        ("olmo3", {"rope_parameters": None}, "rope_parameters has no rope_theta"),
+        ("gpt_oss", {"rope_parameters": None, "rope_theta": 9.0}, "no rope_type, and its"),
+        ("modernbert", {"rope_scaling": TWICE}, "rope_scaling = {'factor': 2.0"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": YARN}}, "truncate = False"),
+        ("phi3", {"rope_parameters": TWICE}, "rope_type = 'linear' is not supported"),
+    ],
+)
+def test_what_versions_of_transformers_read_differently(family, changes, message, tmp_path):
+    config, tensors, _, _ = split(FAMILIES[family])
+    with pytest.raises(ValueError, match=re.escape(message)):
+        pretrained.load_config(write(tmp_path / "folder", config | changes, tensors))
+
+
+def test_gelu_of_gemma_is_the_tanh_kind(tmp_path):
+    """What config.json of the first releases calls "gelu"."""
+    config, tensors, _, _ = split(FAMILIES["gemma"])
+
+    def activation(**said):
+        folder = write(tmp_path / "one", config | said, tensors)
+        return pretrained.load_config(folder).ffn.activation
+
+    assert activation(hidden_act="gelu") == "gated_gelu_tanh"
+    assert activation(hidden_act="gelu", hidden_activation="gelu_new") == "gated_gelu_tanh"
+    model, params = pretrained.load(write(tmp_path / "one", config, tensors))
+    for kind in ("gated_gelu", "gated_gelu_tanh"):
+        ffn = dataclasses.replace(model.config.ffn, activation=kind)
+        changed = dataclasses.replace(model.config, ffn=ffn).build()
+        pretrained.save(tmp_path / "two", changed, params, family="gemma")
+        saved = json.loads((tmp_path / "two" / "config.json").read_text())
+        assert saved["hidden_act"] != "gelu"
+        assert pretrained.load_config(tmp_path / "two") == changed.config
 
 
 def test_an_albert_with_more_groups_than_layers(tmp_path):
