@@ -37,7 +37,7 @@ PHI3 = decoder(
         *numbers(vocab_size=32064, hidden_size=3072, intermediate_size=8192),
         *numbers(max_position_embeddings=4096, rms_norm_eps=1e-5, resid_pdrop=0.0, embd_pdrop=0.0),
         Window(None),
-        RotaryField(fraction=FRACTION),
+        RotaryField(fraction=FRACTION, scalings=()),
         without=("attention_bias", "mlp_bias", "head_dim"),
     ),
     CausalHead("Phi3"),

@@ -9,6 +9,7 @@ from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import changed, value
 from attnlab.pretrained.layer_types import FULL, SLIDING, TypedRotary, every
 from attnlab.pretrained.llama import FIELDS, HEADS, DecoderNames, decoder
+from attnlab.pretrained.rope import RotaryField
 
 COMMON = changed(
     FIELDS,
@@ -36,7 +37,8 @@ OLMO = decoder(
 OLMO2 = decoder("olmo2", COMMON, CausalHead("Olmo2"), names=NAMES, heads=NORMED, norm=NORM)
 OLMO3_TYPES = TypedRotary(
     default_types=lambda attributes: every(attributes["num_hidden_layers"], 4),
-    bases={FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)},
+    bases={FULL: ("rope_theta", None), SLIDING: ("rope_theta", None)},
+    rope=RotaryField(required=("rope_theta",)),
 )
 OLMO3 = decoder(
     "olmo3",

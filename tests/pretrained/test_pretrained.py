@@ -95,6 +95,8 @@ def old_style(family, config, tensors):
         config |= {"rope_scaling": None, "rope_theta": said["rope_theta"], "pretraining_tp": 1}
         if family in ("stablelm", "glm", "glm4", "phi"):
             config["partial_rotary_factor"] = said["partial_rotary_factor"]
+        if family == "gpt_oss":  # null is not the same in all versions
+            config["rope_scaling"] = {"rope_type": "default"}
         rates, at = np.ones(2, np.float32), "model.layers.{}.self_attn."
         if family == "falcon":
             at = "transformer.h.{}.self_attention."
@@ -486,3 +488,37 @@ def test_yarn_of_deepseek_scales_all_numbers_of_a_head_or_none(tmp_path):
         ValueError, match=r"mscale = 0\.7 is not supported, only mscale_all_dim = 1"
     ):
         pretrained.load_config(write(tmp_path / "folder", other, tensors))
+
+
+def test_yarn_scales_the_scores_of_layers_with_rotary_positions_alone(tmp_path):
+    config, tensors, _, _ = split(FAMILIES["smollm3"])
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 50.0, "attention_factor": 1.5}
+    yarn |= {"original_max_position_embeddings": 8}
+    folder = write(tmp_path / "folder", config | {"rope_parameters": yarn}, tensors)
+    model, params = pretrained.load(folder)
+    assert config["no_rope_layers"] == [1, 1, 1, 0]
+    assert model.config.attention.layer_scales == (2.25, 2.25, 2.25, 1.0)
+    pretrained.save(tmp_path / "saved", model, params, family="smollm3")
+    assert pretrained.load_config(tmp_path / "saved") == model.config
+
+
+def test_modernbert_writes_rates_by_type_of_layer_alone(tmp_path):
+    """transformers 5 would scale the layers with a window by rope_scaling too."""
+    config, tensors, _, _ = split(FAMILIES["modernbert"])
+    ropes = config["rope_parameters"] | {"full_attention": TWICE | {"rope_theta": 50.0}}
+    folder = write(tmp_path / "folder", config | {"rope_parameters": ropes}, tensors)
+    model, params = pretrained.load(folder)
+    pretrained.save(tmp_path / "saved", model, params, family="modernbert")
+    assert pretrained.load_config(tmp_path / "saved") == model.config
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["rope_scaling"] is None
+
+
+def test_the_token_that_positions_do_not_count(tmp_path):
+    """transformers has no choice of it for MPNet."""
+
+    def load_pad(family, pad):
+        config, tensors, _, _ = split(FAMILIES[family])
+        folder = write(tmp_path / "folder", config | {"pad_token_id": pad}, tensors)
+        return pretrained.load_config(folder).positions.pad_token
+
+    assert [load_pad("roberta", 0), load_pad("roberta", 4), load_pad("mpnet", 4)] == [0, 4, 1]
