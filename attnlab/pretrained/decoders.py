@@ -63,6 +63,14 @@ STARCODER2 = decoder(
         without=("rms_norm_eps", "attention_bias", "mlp_bias"),
     ),
     CausalHead("Starcoder2", tied=True),
+    other_attributes=OtherAttributes(
+        # Other names of what hidden_act and norm_epsilon say; transformers reads those alone.
+        ignored=(
+            *("activation_function", "layer_norm_epsilon", "rms_norm_eps"),
+            *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+        ),
+        fixed={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
+    ),
     names=DecoderNames(ffn=linears("mlp.", "ffn", up="c_fc", down="c_proj")),
     norm=Norm(),
 )
@@ -219,6 +227,8 @@ SMOLLM3 = decoder(
     ),
     CausalHead("SmolLM3", tied=True),
     other_attributes=OtherAttributes(
-        fixed={"use_sliding_window": False, "sliding_window": None}, written=NO_PAD_TOKEN
+        ignored=("max_window_layers",),
+        fixed={"use_sliding_window": False, "sliding_window": None},
+        written=NO_PAD_TOKEN,
     ),
 )

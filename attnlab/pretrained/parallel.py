@@ -192,6 +192,8 @@ FALCON = decoder(
         prefix="transformer.",
         unread=(*RATES, "h.*.self_attention.rotary_emb.inv_freq"),
     ),
-    other_attributes=OtherAttributes(fixed={"alibi": False}),
+    other_attributes=OtherAttributes(
+        fixed={"alibi": False, "apply_residual_connection_post_layernorm": False}
+    ),
     norm=PARALLEL,
 )

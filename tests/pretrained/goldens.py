@@ -80,7 +80,7 @@ ATTRIBUTES = {
     "stablelm": {"hidden_act": "mish", "qk_layernorm": True, "use_parallel_residual": "yes"},
     "granite": {"hidden_act": "mish", "logits_scaling": 0.0},
     "opt": {"activation_function": "mish", "word_embed_proj_dim": 3},
-    "bloom": {"n_head": "two", "apply_residual_connection_post_layernorm": True},
+    "bloom": {"n_embed": 7, "n_head": "two", "apply_residual_connection_post_layernorm": True},
     "olmo": {"hidden_act": "mish", "clip_qkv": 8.0},
     "olmo2": {"hidden_act": "mish", "num_key_value_heads": "two"},
     "olmo3": {"hidden_act": "mish", "layer_types": ["chunked_attention"]},

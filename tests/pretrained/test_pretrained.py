@@ -102,6 +102,7 @@ def old_style(family, config, tensors):
             at = "transformer.h.{}.self_attention."
         if family == "gpt_neox":
             config |= {"rotary_emb_base": config.pop("rope_theta"), "rotary_pct": 0.5}
+            config |= {"attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0}
             at = "gpt_neox.layers.{}.attention."
             mask = {"bias": np.tril(np.ones((1, 1, 17, 17), bool)), "masked_bias": rates[0]}
             tensors |= {at.format(i) + name: a for i in range(2) for name, a in mask.items()}
@@ -110,6 +111,15 @@ def old_style(family, config, tensors):
         if family != "ministral":  # which is no older than the word
             config.pop("layer_types", None)
         tensors |= {f"{at.format(i)}rotary_emb.inv_freq": rates for i in range(2)}
+    if family == "bloom":
+        config |= {"n_embed": config.pop("hidden_size"), "bias_dropout_fusion": True}
+    if family == "falcon":
+        config["apply_residual_connection_post_layernorm"] = False
+    if family == "smollm3":
+        config["max_window_layers"] = 28
+    if family == "starcoder2":
+        config |= {"mlp_type": "default", "norm_type": "layer_norm", "rms_norm_eps": 0.5}
+        config |= {"activation_function": "gelu", "layer_norm_epsilon": 0.5}
     if family == "vit":
         for name in ("pooler_act", "pooler_output_size", "dtype", "encoder_stride"):
             config.pop(name)
