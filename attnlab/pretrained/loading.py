@@ -174,6 +174,8 @@ def tokenizer_path(name: str | Path, *, revision: str | None = None) -> Path:
 
 def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, ModelConfig]:
     """Everything except weights: (family, attributes, tensors not read yet, config)."""
+    if isinstance(ignore, str):  # its characters would be patterns, such as *
+        raise ValueError(f"ignore is a tuple of patterns; write ignore=({ignore!r},)")
     raw = read_json(folder / "config.json")
     family = _family(raw, folder / "config.json")
     attributes = read_attributes(raw, family.attributes, family.other_attributes.fixed, ignore)

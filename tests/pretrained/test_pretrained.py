@@ -323,6 +323,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 50.0, "truncate": Fals
     [
         ("cohere", {"rope_parameters": None}, "rope_parameters has no rope_theta"),
         ("olmo3", {"rope_parameters": None}, "rope_parameters has no rope_theta"),
+        ("olmo3", {"rope_parameters": None, "rope_theta": 9.0}, "rope_theta = 9.0 is not supp"),
         ("gpt_oss", {"rope_parameters": None, "rope_theta": 9.0}, "no rope_type, and its"),
         ("modernbert", {"rope_scaling": TWICE}, "rope_scaling = {'factor': 2.0"),
         ("gemma3_text", {"rope_parameters": {"full_attention": YARN}}, "truncate = False"),
