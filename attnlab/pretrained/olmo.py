@@ -38,6 +38,7 @@ OLMO = decoder(
 )
 OLMO2 = decoder("olmo2", COMMON, CausalHead("Olmo2"), names=NAMES, heads=NORMED, norm=NORM)
 
+
 class _Types(TypedRotary):
     """Some versions of transformers read rope_theta for layers without a window alone, and have
     500,000 for the others."""
