@@ -95,10 +95,30 @@ def load(
             f"{', '.join(fields)} would change the shapes of weights; load the model without, and "
             "convert it with attnlab.transforms"
         )
+    if sharding is not None and not callable(sharding):
+        _check_sharding(sharding, shapes)
     params = fill(shapes, entries, tensors, dtype=dtype, put=put, allow_nonfinite=allow_nonfinite)
     if detect_sharing:
         config, params = resharing.detect_sharing(config, params)
     return dataclasses.replace(config, **fields).build(), params
+
+
+def _check_sharding(sharding: Params, shapes: Params) -> None:
+    """Raises ValueError unless the tree has one for every weight and for nothing else."""
+    there, wanted = (
+        {jax.tree_util.keystr(path) for path, _ in found}
+        for found, _ in (
+            jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda a: a is None)
+            for tree in (sharding, shapes)
+        )
+    )
+    if there != wanted:
+        missing, other = sorted(wanted - there), sorted(there - wanted)
+        what = f"has none for {missing[0]}" if missing else f"has one for {other[0]!r}, no weight"
+        raise ValueError(
+            f"sharding {what}; give a tree like that of the params, or a function (path, shape) -> "
+            "sharding, which may return the same for all"
+        )
 
 
 def _check_all_used(

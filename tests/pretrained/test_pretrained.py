@@ -383,6 +383,15 @@ def test_each_weight_goes_where_it_belongs(tmp_path):
     tree = jax.tree.map(lambda a: a.sharding, params)
     _, again = pretrained.load(folder, sharding=tree)
     assert jax.tree.map(lambda a: a.sharding, again) == tree
+    lacking = {name: a for name, a in tree.items() if name != "embedding"}
+    for wrong, said in (
+        ({}, r"sharding has none for \['embedding'\]"),
+        (lacking, r"sharding has none for \['embedding'\]"),
+        (tree["embedding"], r"sharding has none for \['embedding'\]"),
+        (tree | {"head": None}, r"sharding has one for \"\['head'\]\", no weight"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            pretrained.load(folder, sharding=wrong)
 
 
 def test_fields_that_change_no_weight_can_be_replaced(tmp_path):
