@@ -202,6 +202,7 @@ def test_learning_rates_and_chosen_rows():
         ("tinny", "unknown preset 'tinny'; known: tiny, width/N"),
         ("width/0", "unknown preset 'width/0'"),
         ("width/3", "width/3: model.width 512 is not divisible by 3"),
+        ("rows=(", "rows=( is no regular expression: missing )"),
         ("rows=F", "rows=F finds none; the rows are base, A h=1"),
     ],
 )
