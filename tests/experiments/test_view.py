@@ -257,11 +257,12 @@ def test_what_a_folder_cannot_read(folder, tmp_path):
         ([], "give --workdir=RUN, or --path=FOLDER"),
         (["--workdir=a", "--path=b", "--fresh"], "at most two models can be shown"),
         (["--path=a", "--seed=1"], "--seed selects a seed of --workdir"),
+        (["--path=a", "--out=tests", "--overwrite"], "tests is a folder; name a file with --out"),
         (["--workdir=nothing-here"], "nothing-here holds no run"),
     ],
 )
 def test_what_is_no_command(words, said, tmp_path):
-    told = command("experiments.view", *words, f"--out={tmp_path / 'heads.html'}")
+    told = command("experiments.view", f"--out={tmp_path / 'heads.html'}", *words)
     assert told.returncode == 1
     assert said in told.stderr
     assert told.stdout == ""
