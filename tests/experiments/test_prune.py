@@ -27,6 +27,10 @@ def test_what_cannot_be_pruned_is_told(run, tmp_path):
         (["--learning_rate=0"], "error: --learning_rate=0 must be above 0"),
         (["--gate_rate=nan"], "error: --gate_rate=nan must be above 0 and finite"),
         (["--gate_rate=0"], "error: --gate_rate=0 must be above 0 and finite"),
+        (
+            ["--learning_rate=1e9", "--steps=12", "--pressures=0.5"],
+            "error: the training with pressure 0.5 diverged",
+        ),
         (["--rows=100000000"], "error: --rows=100000000 is more than the"),
         ([f"--out={tmp_path / 'there'}"], f"error: {tmp_path / 'there'} exists already"),
         (
