@@ -266,7 +266,7 @@ def _attend(
         entries, options = _with_source(params, x, layout, inputs, entries, options)
     k, v = layout.keys_values(params, entries)
     backends = None if report is None else report.setdefault("implementation", {})
-    real = inputs.padding_mask
+    real = inputs.padding_mask if inputs.token_mask is None else inputs.token_mask
     call = Call(options, tap, inputs.layer, real, report=backends)  # type: ignore[arg-type]
     heads = _heads(params, x, layout, (q, k, v), call)
     output = _output(params, layout, _masked(heads, inputs.head_mask, tap), tap)

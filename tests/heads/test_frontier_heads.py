@@ -13,7 +13,7 @@ import pytest
 from conftest import assert_close
 from layout_cases import CASES, by_hand, make
 
-from attnlab import heads, project_heads
+from attnlab import heads, models, project_heads
 from attnlab.heads import (
     Differential,
     LearntSoftCap,
@@ -118,6 +118,16 @@ def test_gates_and_balance_of_a_mixture_of_heads():
     _, masked = capture(heads.attend_heads, params, padded, layout, inputs, names=("head_balance",))
     _, alone = capture(multi_head_attention, params, x[:, :4], layout, names=("head_balance",))
     assert_close(masked["head_balance"], alone["head_balance"])
+    spec = models.LayerSpec(
+        heads=layout, cross=layout, ffn=models.FFN(width=0), norm=models.Norm(scale=False)
+    )  # in cross-attention too
+
+    def losses(x, padding_mask):
+        text = models.TextInputs(padding_mask=padding_mask, source=x[:, :3])
+        both = {"attention": params, "cross": params}
+        return models.transformer_layer(both, x, spec, models.LayerInputs(text=text)).losses
+
+    assert_close(losses(x, inputs.padding_mask), losses(x[:, :4], None))
 
 
 def test_balance_losses_leave_a_scan_and_train_the_router():

@@ -143,7 +143,7 @@ def test_numbers_of_numpy_become_those_of_python():
     numpy, plain = config(np.int32, np.float32, np.bool_), config(int, float, bool)
     assert (numpy, hash(numpy), repr(numpy)) == (plain, hash(plain), repr(plain))
     assert from_json(to_json(numpy)) == plain
-    with pytest.raises(ValueError, match=r"num_heads must be a whole number of at least 1, not 2\.0"):
+    with pytest.raises(ValueError, match=r"num_heads must be a whole number .* not 2\.0"):
         config(np.float32, float, bool)
 
 
