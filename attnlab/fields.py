@@ -11,6 +11,8 @@ import typing
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
+import numpy as np
+
 from attnlab.names import check_keywords, lookup
 
 T = TypeVar("T")
@@ -79,6 +81,8 @@ def check_fields(
 ) -> None:
     """Raises ValueError unless each field of a dataclass has its type, and numbers their bounds.
 
+    Numbers of NumPy become those of Python, so that the record is JSON and its repr plain.
+
     >>> @dataclasses.dataclass
     ... class Size:
     ...     height: int = bounded(1, least=1)
@@ -97,7 +101,19 @@ def check_fields(
         if field.name not in without:
             is_count = hint in (int, int | None) and least > -math.inf
             bounds = {"least": least, **field.metadata} if is_count else field.metadata
-            check_field(f"{prefix}{field.name}", getattr(record, field.name), hint, **bounds)
+            given = getattr(record, field.name)
+            if (value := _without_numpy(given)) is not given:
+                object.__setattr__(record, field.name, value)
+            check_field(f"{prefix}{field.name}", value, hint, **bounds)
+
+
+def _without_numpy(value: object) -> object:
+    """A number of NumPy as Python's, a list or tuple of some as a tuple; else `value` itself."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple) and any(isinstance(one, np.generic) for one in value):
+        return tuple(map(_without_numpy, value))
+    return value
 
 
 def check_field(name: str, value: object, hint: object, **bounds: int | float) -> None:

@@ -168,6 +168,15 @@ def test_positions_outside_the_table(positions):
         run_model(variables, tokens, config, ModelInputs(positions=jnp.array([[7, 0]])))
 
 
+@pytest.mark.parametrize("positions", [models.Relative(), models.specs.Alibi()])
+def test_positions_of_tokens_in_a_cache_are_not_known(positions):
+    config = dataclasses.replace(CONFIG, positions=positions, max_len=7)
+    inputs = ModelInputs(positions=jnp.arange(2), cache=config.init_cache(1, 4))
+    shapes = models.param_shapes(config)
+    with pytest.raises(ValueError, match=r"distances from the tokens of the cache.* leave pos"):
+        jax.eval_shape(lambda params: run_model(params, [[3, 1]], config, inputs), shapes)
+
+
 def test_is_causal_is_true_or_false():
     q = jnp.ones((1, 3, 2, 4))
     for wrong in ("False", 1.0, jnp.array([True])):

@@ -239,7 +239,7 @@ def checked_padding_mask(
     if mask is None:
         return None
     array = mask if isinstance(mask, jax.Array) else np.asarray(mask)
-    if array.shape != (shape := np.shape(tokens)[:2]):
+    if array.shape != (shape := jnp.shape(jnp.asarray(tokens))[:2]):
         raise ValueError(
             f"{name} {array.shape} must be [batch, length] = {shape}, True where there is a token"
         )

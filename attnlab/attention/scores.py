@@ -71,5 +71,9 @@ def add_sink(output: Array, residual: Array, sink: Array) -> tuple[Array, Array]
       output: [B, T, N, V]; residual: [B, T, N]; sink: broadcasts to [B, N, T, 1].
     """
     sink = jnp.squeeze(sink, -1).swapaxes(1, 2).astype(residual.dtype)
-    share = jax.nn.sigmoid(residual - sink)[..., None]
-    return (output * share).astype(output.dtype), jnp.logaddexp(residual, sink)
+    # Without a key and with a sink of -inf, the difference would be NaN, in the gradient too.
+    empty = (residual == -jnp.inf) & (sink == -jnp.inf)
+    keys, sink = (jnp.where(empty, 0, a) for a in (residual, sink))
+    share = jax.nn.sigmoid(keys - sink)[..., None]
+    total = jnp.where(empty, -jnp.inf, jnp.logaddexp(keys, sink))
+    return (output * share).astype(output.dtype), total

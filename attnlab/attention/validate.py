@@ -125,7 +125,7 @@ def _validated_mask(
         s,
         mask=_broadcastable("mask", mask, "boolean", scores),
         is_causal=_flag("is_causal", options.get("is_causal", False)),
-        window=_validated_window(options.get("local_window_size")),
+        window=validated_window(options.get("local_window_size")),
         query_lengths=_lengths("query_seq_lengths", options.get("query_seq_lengths"), b, batched),
         key_lengths=_lengths(
             "key_value_seq_lengths", options.get("key_value_seq_lengths"), b, batched
@@ -182,7 +182,12 @@ def _lengths(name: str, a: ArrayLike | None, batch: int, batched: bool) -> Array
     return a.reshape(batch).astype(jnp.int32)
 
 
-def _validated_window(window: object) -> tuple[int, int] | None:
+def validated_window(window: object) -> tuple[int, int] | None:
+    """`local_window_size` as (left, right), or a TypeError or ValueError that says what it may be.
+
+    >>> validated_window(2), validated_window([3, 0])
+    ((2, 2), (3, 0))
+    """
     if window is None:
         return None
     pair = (window, window) if isinstance(window, int | np.integer) else window

@@ -80,12 +80,12 @@ def extend(
     padding_mask: Bool[Array, "B T"] | None = None,
     *,
     is_causal: bool = True,
-    window: int | None = None,
+    window: tuple[int, int] | None = None,
 ) -> Extended:
     """Writes `new` (name -> [B, T, ...]) after the tokens of the cache, without padding tokens.
 
     Query i of the call is at its position of `next_positions`. With `is_causal` it attends to
-    positions up to its own, with `window` no further back than that many tokens.
+    positions up to its own, with a `window` (left, right) only to those that near.
 
     Raises:
       ValueError: T is larger than the cache. If the tokens do not fit after those that are there,
@@ -108,7 +108,7 @@ def extend(
     if t > size:
         raise ValueError(f"{t} tokens do not fit a cache of size {size}; make a larger one")
     # With a window, old tokens may be overwritten: none that a query of this call attends to.
-    is_ring = window is not None and t + window <= size
+    is_ring = window is not None and t + window[0] <= size
     end = start + (t if padding_mask is None else jnp.sum(padding_mask, axis=1, dtype=jnp.int32))
     fits = jnp.asarray(is_ring) | (end <= size)
     position = next_positions(cache, t, padding_mask)
@@ -125,7 +125,8 @@ def extend(
     if is_causal:
         allowed = allowed & (holds <= position)
     if window is not None:
-        allowed = allowed & (holds >= position - window)
+        left, right = (min(width, size) for width in window)  # no int32 overflow
+        allowed = allowed & (holds >= position - left) & (holds <= position + right)
     allowed = allowed if allowed.ndim == 2 else allowed[:, None]
     return Extended(
         entries, allowed, fits, cache | entries | {"length": jnp.where(fits, end, start)}

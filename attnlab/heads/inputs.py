@@ -48,6 +48,8 @@ class HeadInputs:
       cache: of `init_cache`; x are the next tokens.
       padding_mask: [B, T], True = a token. Padding is attended to by none, is not kept in a cache
         and has no position there, so batch rows have lengths of their own.
+      token_mask: [B, T], True = a token that counts in auxiliary losses; None: those of
+        `padding_mask`.
       source: a second text [B, S2, D] attended to in the same softmax, without positions.
       source_mask: as `mask`, of the second text.
       shared_kv: cache entries of an earlier layer to attend to in place of those of x (cross-layer
@@ -62,6 +64,7 @@ class HeadInputs:
     rotary: Rotary | None = None
     cache: Cache | None = None
     padding_mask: Bool[Array, "B T"] | None = None
+    token_mask: Bool[Array, "B T"] | None = None
     source: Float[Array, "B S2 D"] | None = None
     source_mask: Array | None = None
     shared_kv: Entries | None = None
@@ -108,12 +111,15 @@ def check_inputs(params: Params, x: Array, layout: Layout, inputs: HeadInputs) -
         _check_input(name, a, width, x)
         if 0 in a.shape:
             raise ValueError(f"{name} {a.shape}: no axis may have size 0")
-    padding_mask = inputs.padding_mask
-    if padding_mask is not None and padding_mask.shape != x.shape[:2]:
-        raise ValueError(
-            f"padding_mask {padding_mask.shape} must be [batch, length] = {x.shape[:2]}, True "
-            "where there is a token"
-        )
+    for name in ("padding_mask", "token_mask"):
+        mask = getattr(inputs, name)
+        if mask is not None and mask.shape != x.shape[:2]:
+            raise ValueError(
+                f"{name} {mask.shape} must be [batch, length] = {x.shape[:2]}, True where there is "
+                "a token"
+            )
+        if mask is not None and jnp.result_type(mask) != jnp.bool_:
+            raise TypeError(f"{name} must be boolean (True = a token), not {mask.dtype}")
     if inputs.source is not None:
         _check_input("source", inputs.source, layout.input_widths[1], x)
     if values.shape[1] != keys.shape[1]:

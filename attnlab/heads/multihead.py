@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from attnlab.attention import AttentionOptions, masks
+from attnlab.attention.validate import validated_window
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.call import Call
 from attnlab.heads.inputs import NO_INPUTS, OF_FORM, Context, HeadInputs, Rotary, check_inputs
@@ -265,7 +266,7 @@ def _attend(
         entries, options = _with_source(params, x, layout, inputs, entries, options)
     k, v = layout.keys_values(params, entries)
     backends = None if report is None else report.setdefault("implementation", {})
-    real = inputs.padding_mask
+    real = inputs.padding_mask if inputs.token_mask is None else inputs.token_mask
     call = Call(options, tap, inputs.layer, real, report=backends)  # type: ignore[arg-type]
     heads = _heads(params, x, layout, (q, k, v), call)
     output = _output(params, layout, _masked(heads, inputs.head_mask, tap), tap)
@@ -319,13 +320,12 @@ def _with_cache(
     """The entries with those of the cache, the longer cache, whether they fit, and the options:
     indices of a cache are not positions, so a mask replaces the causal rule and the window."""
     assert inputs.cache is not None
-    window = options.get("local_window_size")
     extended = extend(
         inputs.cache,
         entries,
         inputs.padding_mask,
         is_causal=options.get("is_causal", False),
-        window=window[0] if isinstance(window, tuple) else window,
+        window=validated_window(options.get("local_window_size")),
     )
     options = _with_mask(options, extended.allowed)
     options = {**options, "is_causal": False, "local_window_size": None}

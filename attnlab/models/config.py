@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import jax.numpy as jnp
 
-from attnlab.fields import Spec, bounded, check_count
+from attnlab.fields import Spec, as_count, bounded
 from attnlab.heads import Cache, Layout, Standard, init_cache, kv_weight_names
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.positions import read_scaling
@@ -404,7 +404,7 @@ def _layer_type(pair: object, width: int) -> LayerType:
         raise ValueError(
             f"layer_types holds pairs (count, LayerOverrides(...)), not {pair!r}"
         ) from None
-    check_count("layer_types: number of layers", count, 1)
+    count = as_count("layer_types: number of layers", count, 1)
     if isinstance(overrides, Mapping):
         known = [f.name for f in dataclasses.fields(LayerOverrides)]
         if odd := sorted(set(overrides) - set(known)):

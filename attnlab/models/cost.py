@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 
 from attnlab import heads
-from attnlab.fields import check_count
+from attnlab.fields import as_count
 from attnlab.models.config import ModelConfig
 from attnlab.models.ffn import ffn_flops, inactive_parameters
 from attnlab.models.layer import init_layer
@@ -152,7 +152,7 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     >>> flops_per_token(shared, 64) == flops_per_token(ModelConfig(), 64)
     True
     """
-    check_count("length", length, 1)
+    length = as_count("length", length, 1)
     layers = sum(sum(row) for row in (sublayer_flops(s, length).values() for s in stacks(config)))
     return layers + outer_flops(config)
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from attnlab.attention.blocks import same_varying_axes
 from attnlab.heads.weights import Params
 from attnlab.models.specs import Experts
 from attnlab.tap import Tap
@@ -152,7 +153,8 @@ def group_rows(experts: Int[Array, "M k"], num_experts: int, block: int = 0) -> 
 
 def to_rows(x: Float[Array, "M D"], groups: Groups) -> Float[Array, "R D"]:
     """The token of each row."""
-    return _gather(x, groups.source // groups.target.shape[1], groups.target)
+    index = groups.source // groups.target.shape[1]
+    return _gather(*same_varying_axes((x, index, groups.target)))
 
 
 def from_rows(rows: Float[Array, "R D"], groups: Groups) -> Float[Array, "M k D"]:
@@ -211,7 +213,8 @@ def grouped_dense(
       groups: the rows of each expert.
       block: 0 computes with `jax.lax.ragged_dot`, another number with a loop over so many rows.
     """
-    out = _grouped(block, rows, params[name].astype(rows.dtype), groups.starts, groups.sizes)
+    arrays = rows, params[name].astype(rows.dtype), groups.starts, groups.sizes
+    out = _grouped(block, *same_varying_axes(arrays))
     bias = params.get(f"{name}_bias")
     if bias is None:
         return out
@@ -268,7 +271,7 @@ def _products(block: int, transposed: bool) -> Product:
             return new
 
         experts, count = _used(sizes)
-        empty = jnp.zeros((len(rows), width), rows.dtype)
+        _, empty = same_varying_axes((starts, jnp.zeros((len(rows), width), rows.dtype)))
         filled: Array = lax.fori_loop(0, count, of_expert, empty)
         return filled
 
@@ -297,7 +300,7 @@ def _weight_gradient(block: int) -> Product:
                 g = jnp.where(mine[:, None], lax.dynamic_slice_in_dim(grad, first, block), 0)
                 return total + lax.dot(x.T, g, preferred_element_type=total.dtype)
 
-            zeros = jnp.zeros((inside, outside), jnp.promote_types(rows.dtype, jnp.float32))
+            zeros = jnp.zeros_like(out[0], jnp.promote_types(rows.dtype, jnp.float32))
             total = lax.fori_loop(0, -(-sizes[expert] // block), of_block, zeros)
             new: Array = lax.dynamic_update_index_in_dim(
                 out, total.astype(out.dtype), expert, axis=0
@@ -305,12 +308,14 @@ def _weight_gradient(block: int) -> Product:
             return new
 
         experts, count = _used(sizes)
-        empty = jnp.zeros((len(sizes), inside, outside), rows.dtype)
+        zeros = jnp.zeros((len(sizes), inside, outside), rows.dtype)
+        _, empty = same_varying_axes((starts, zeros))
         filled: Array = lax.fori_loop(0, count, of_expert, empty)
         return filled
 
     def ragged(rows: Array, grad: Array, starts: Array, sizes: Array) -> Array:
-        w = jnp.zeros((len(sizes), rows.shape[1], grad.shape[1]), rows.dtype)
+        zeros = jnp.zeros((len(sizes), rows.shape[1], grad.shape[1]), rows.dtype)
+        _, w = same_varying_axes((starts, zeros))
         _, pull = jax.vjp(lambda w: lax.ragged_dot(rows, w, sizes), w)
         gradient: Array = pull(grad)[0]
         return gradient

@@ -29,7 +29,7 @@ from attnlab.models.layer import Report, TextInputs, layer_values
 from attnlab.models.norm import normalize
 from attnlab.models.output import lm_head, pool
 from attnlab.models.parameters import check_params, empty_sublayers, params_of
-from attnlab.models.specs import DropoutPlace, Learned, Sinusoidal
+from attnlab.models.specs import Alibi, DropoutPlace, Learned, Relative, Sinusoidal
 from attnlab.models.stack import (
     HeadMask,
     LayersOfType,
@@ -63,7 +63,8 @@ class ModelInputs:
         the pooler, and with a cache is neither kept nor counted as a position.
       mask: True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long, or
         `Edges`.
-      positions: [T] or [B, T]; None is 0, 1, 2, ..., with a cache the next ones. Those outside a
+      positions: [T] or [B, T]; None is 0, 1, 2, ..., with a cache the next ones, which relative
+        positions without a table and ALiBi then need: a cache holds no positions. Those outside a
         table are a ValueError, and within `jax.jit` give NaN; there a negative one is not noticed
         and counts from the end of the table.
       token_types: [B, T]; None is type 0.
@@ -308,6 +309,12 @@ class _Run:
         if positions is not None:
             positions = jnp.asarray(positions)
             check_positions(positions, tokens)
+            is_distance = isinstance(c.positions, Alibi | Relative) and not c.positions.is_learned
+            if cache is not None and is_distance:
+                raise ValueError(
+                    f"positions {c.positions.name!r} are distances from the tokens of the cache, "
+                    "whose positions it does not hold; leave positions out"
+                )
             if isinstance(c.positions, Learned | Sinusoidal):
                 check_range("position", positions, c.max_len, mask)
         else:

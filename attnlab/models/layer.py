@@ -320,7 +320,10 @@ class _Layer:
             raise ValueError("the layer has cross-attention: give TextInputs.source")
         x = self.tap(f"{CROSS}attention_in", x)
         inputs = HeadInputs(
-            context=text.source, layer=self.inputs.layer, order=spec.attention.order
+            context=text.source,
+            token_mask=text.padding_mask,
+            layer=self.inputs.layer,
+            order=spec.attention.order,
         )
         options: AttentionOptions = {"mask": text.source_mask}
         out = self._attend(self.params["cross"], x, spec.cross, inputs, CROSS, options).output

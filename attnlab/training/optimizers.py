@@ -49,13 +49,17 @@ class OptimizerEntry(NamedTuple):
     """(config, rate, axes) -> transform, without clipping."""
 
 
+WITHOUT_DECAY = ("bias", "scale", "norm", "sink", "shift")
+"""Ends of the names of parameters that weight decay leaves alone."""
+
+
 def weight_decay_mask(params: Params) -> PyTree:
-    """True for matrices, False for biases, sinks, norm scales and the coefficients of mixtures: by
-    name, since parameters of layers are stacked."""
+    """True for matrices, False for biases, sinks, shifts of scores, norm scales and the
+    coefficients of mixtures: by name, since parameters of layers are stacked."""
 
     def decays(path: tuple[KeyEntry, ...], _: object) -> bool:
         is_mixture = any("_mixture" in _last_name((key,)) for key in path)
-        return not is_mixture and not _last_name(path).endswith(("bias", "scale", "norm", "sink"))
+        return not is_mixture and not _last_name(path).endswith(WITHOUT_DECAY)
 
     return jax.tree_util.tree_map_with_path(decays, params)
 

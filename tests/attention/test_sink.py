@@ -86,6 +86,25 @@ def test_what_is_captured_patched_and_dropped(x64):
     assert_close(nothing, plain)
 
 
+def test_gradients_of_rows_without_a_key_and_with_a_sink_of_minus_infinity():
+    arrays = (
+        *(jnp.asarray(a, jnp.float32) for a in (QUERY, KEY, VALUE)),
+        jnp.full((N, 1, 1), -jnp.inf),
+    )
+
+    def gradients(name):
+        def loss(q, k, v, sink):
+            out, residual = dot_product_attention(
+                q, k, v, mask=jnp.asarray(SEEN), sink=sink, return_residual=True,
+                implementation=name,
+            )  # fmt: skip
+            return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.where(jnp.isfinite(residual), residual, 0))
+
+        return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*arrays)
+
+    assert_close(gradients("blockwise"), gradients("dense"))
+
+
 def test_what_a_sink_may_be():
     q = jnp.ones((1, 3, 2, 4))
     assert "has no sink" in explain(q, q, q, sink=0.0)["xla"]

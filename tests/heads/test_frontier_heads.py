@@ -13,7 +13,7 @@ import pytest
 from conftest import assert_close
 from layout_cases import CASES, by_hand, make
 
-from attnlab import heads, project_heads
+from attnlab import heads, models, project_heads
 from attnlab.heads import (
     Differential,
     LearntSoftCap,
@@ -134,6 +134,17 @@ def test_gates_and_balance_of_a_mixture_of_heads():
         values["head_balance"], 0.5 * 5 * np.sum(probs.mean(0) * used.mean(0)), rtol=1e-5
     )
     assert_close(masked, alone)
+    spec = models.LayerSpec(
+        heads=layout, cross=layout, ffn=models.FFN(width=0), norm=models.Norm(scale=False)
+    )  # in cross-attention too
+
+    def losses(x, padding_mask):
+        text = models.TextInputs(padding_mask=padding_mask, source=x[:, :3])
+        both = {"attention": params, "cross": params}
+        return models.transformer_layer(both, x, spec, models.LayerInputs(text=text)).losses
+
+    mask = jnp.broadcast_to(real, x.shape[:2])
+    assert_close(losses(x, mask), losses(x[:, :4], None))
 
 
 def test_sigmoid_weights_of_equal_scores():

@@ -99,6 +99,17 @@ def test_windows_own_lengths_and_overflow(name, x64):
     assert over_cache["length"] == 3
 
 
+def test_a_window_of_two_sides():
+    layout = heads.Standard(width=4, num_heads=2)
+    params, x = make(layout)[:2]
+    for causal, window in ((False, 1), (False, [2, 1]), (True, (1, 3)), (False, (10**12, 0))):
+        options = {"is_causal": causal, "local_window_size": window}
+        decoded, _ = heads.decode(params, x, layout, heads.init_cache(layout, 2, 9), **options)
+        assert_close(decoded, heads.multi_head_attention(params, x, layout, **options))
+    with pytest.raises(TypeError, match=r"local_window_size must be an int or \(left, right\)"):
+        heads.decode(params, x, layout, heads.init_cache(layout, 2, 9), local_window_size="2")
+
+
 @pytest.mark.parametrize("layout", [heads.Wide(width=6, num_heads=2), CASES["latent"]])
 def test_every_form_decodes_with_a_cache_of_its_own(layout, x64):
     params, x = make(layout, jnp.float64)[:2]

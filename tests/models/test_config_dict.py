@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 from commands import command
 from hypothesis import given, settings
@@ -125,6 +126,23 @@ def sorted_extras(config):
 def test_published_configs(name):
     config = published_config(name)
     assert from_json(to_json(config)) == from_dict(to_dict(config)) == config
+
+
+def test_numbers_of_numpy_become_those_of_python():
+    def config(integer, number, boolean):
+        return ModelConfig(
+            width=integer(8),
+            heads=Standard(num_heads=integer(2), scale=number(0.5), extras=(SoftCap(number(2)),)),
+            attention=specs.Attention(layer_scales=[number(0.5)] * 4),
+            norm=specs.Norm(eps=number(0.25), scale=boolean(1)),
+            layer_types=((integer(1), LayerOverrides(window=integer(3))), (1, LayerOverrides())),
+        )
+
+    numpy, plain = config(np.int32, np.float32, np.bool_), config(int, float, bool)
+    assert (numpy, hash(numpy), repr(numpy)) == (plain, hash(plain), repr(plain))
+    assert from_json(to_json(numpy)) == plain
+    with pytest.raises(ValueError, match=r"num_heads must be a whole number .* not 2\.0"):
+        config(np.float32, float, bool)
 
 
 def test_every_layout_can_be_chosen_by_its_name_alone():

@@ -139,6 +139,29 @@ def test_grouped_products_and_gradients(block, batched, x64):
     assert_close(with_gradients(grouped), with_gradients(every), loosen=10)
 
 
+@pytest.mark.parametrize("block", [0, 8])
+def test_grouped_products_where_devices_share_the_weights(block):
+    mesh = jax.make_mesh(
+        (2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2]
+    )
+    w, x = jax.random.normal(jax.random.key(0), (3, 4, 5)), jnp.arange(24.0).reshape(6, 4)
+    spec = jax.sharding.PartitionSpec("data")
+
+    def run(w, x):
+        groups = moe.group_rows((x[:, :2] % 3).astype(int), 3, block)
+        rows = moe.grouped_dense({"up": w}, "up", moe.to_rows(x, groups), groups, block)
+        return moe.from_rows(rows, groups)
+
+    split = jax.shard_map(
+        run, mesh=mesh, in_specs=(jax.sharding.PartitionSpec(), spec), out_specs=spec
+    )
+
+    def with_gradient(f):
+        return jax.value_and_grad(lambda w: jnp.sum(jnp.sin(f(w, x))))
+
+    assert_close(jax.jit(with_gradient(split))(w), jax.jit(with_gradient(run))(w))
+
+
 def test_balance_loss_by_hand():
     ffn = CASES["deepseek_v3"]
     params, real = random_params(ffn), np.arange(9) < np.array([[9], [4]])

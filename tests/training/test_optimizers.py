@@ -10,6 +10,7 @@ import pytest
 from conftest import assert_close, deep
 from optax import contrib
 
+from attnlab import heads
 from attnlab.models import ModelConfig, OutputHead, matrix_axes
 from attnlab.training import (
     OPTIMIZERS,
@@ -261,6 +262,10 @@ def test_decay_leaves_biases_and_scales_alone():
             "q": True, "o": True, "chunks": True, "q_bias": False, "norm": {"scale": False},
         },
         "pooler": True, "embedding": True, "q_norm": False, "lm_head_bias": False,
+    }  # fmt: skip
+    layout = heads.Standard(width=4, num_heads=2, extras=(heads.Sigmoid(learnt=True),))
+    assert optimizers.weight_decay_mask(dict.fromkeys(heads.weight_shapes(layout), 0)) == {
+        "q": True, "k": True, "v": True, "o": True, "sigmoid_shift": False,
     }  # fmt: skip
 
 
