@@ -71,8 +71,8 @@ def _without_numpy(value: object) -> object:
     """A number of NumPy as Python's, a list or tuple of some as a tuple; else `value` itself."""
     if isinstance(value, np.generic):
         return value.item()
-    if type(value) in (list, tuple) and any(isinstance(one, np.generic) for one in value):
-        return tuple(map(_without_numpy, value))
+    if isinstance(value, list | tuple) and any(isinstance(one, np.generic) for one in value):
+        return tuple(_without_numpy(one) for one in value)
     return value
 
 
