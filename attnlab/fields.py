@@ -112,7 +112,7 @@ def _without_numpy(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list | tuple) and any(isinstance(one, np.generic) for one in value):
-        return tuple(map(_without_numpy, value))
+        return tuple(_without_numpy(one) for one in value)
     return value
 
 

@@ -111,15 +111,7 @@ def check_inputs(params: Params, x: Array, layout: Layout, inputs: HeadInputs) -
         _check_input(name, a, width, x)
         if 0 in a.shape:
             raise ValueError(f"{name} {a.shape}: no axis may have size 0")
-    for name in ("padding_mask", "token_mask"):
-        mask = getattr(inputs, name)
-        if mask is not None and mask.shape != x.shape[:2]:
-            raise ValueError(
-                f"{name} {mask.shape} must be [batch, length] = {x.shape[:2]}, True where there is "
-                "a token"
-            )
-        if mask is not None and jnp.result_type(mask) != jnp.bool_:
-            raise TypeError(f"{name} must be boolean (True = a token), not {mask.dtype}")
+    _check_masks(inputs, layout, x)
     if inputs.source is not None:
         _check_input("source", inputs.source, layout.input_widths[1], x)
     if values.shape[1] != keys.shape[1]:
@@ -127,6 +119,28 @@ def check_inputs(params: Params, x: Array, layout: Layout, inputs: HeadInputs) -
     if inputs.context is not None:
         _check_without_context(inputs)
     _check_rotary(inputs, layout, (x.shape[1], keys.shape[1]))
+
+
+def _check_masks(inputs: HeadInputs, layout: Layout, x: Array) -> None:
+    for name in ("padding_mask", "token_mask"):
+        mask = getattr(inputs, name)
+        if mask is None:
+            continue
+        if np.shape(mask) != x.shape[:2]:
+            raise ValueError(
+                f"{name} {np.shape(mask)} must be [batch, length] = {x.shape[:2]}, True where "
+                "there is a token"
+            )
+        if np.dtype(getattr(mask, "dtype", None)) != np.bool_:
+            raise TypeError(f"{name} must be a boolean array, True where there is a token")
+    heads = (layout.num_heads,)
+    if inputs.head_mask is None or np.shape(inputs.head_mask) in (heads, (1, *heads)):
+        return
+    if np.shape(inputs.head_mask) != (x.shape[0], *heads):
+        raise ValueError(
+            f"head_mask {np.shape(inputs.head_mask)} must be [heads] = {heads} or [batch, heads] = "
+            f"{(x.shape[0], *heads)}"
+        )
 
 
 def _check_without_context(inputs: HeadInputs) -> None:

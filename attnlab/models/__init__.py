@@ -31,6 +31,7 @@ from attnlab.models.parameters import check_params, param_shapes
 from attnlab.models.sampling import Sampling, limit_logits
 from attnlab.models.specs import (
     FFN,
+    Alibi,
     Attention,
     Compute,
     Dropout,
@@ -56,15 +57,15 @@ from attnlab.models.stack import (
 from attnlab.models.transformer import Decoder, Encoder, EncoderDecoder
 
 __all__ = [
-    "FFN", "Attention", "Compute", "Decoder", "Dropout", "Embedding", "Encoder", "EncoderConfig",
-    "EncoderDecoder", "Experts", "FeedForward", "Images", "Init", "LayerInputs", "LayerOutputs",
-    "LayerOverrides", "LayerSpec", "LayerStack", "LayersOfType", "Learned", "Match", "ModelConfig",
-    "ModelInputs", "MultiHeadAttention", "NoPositions", "Norm", "OutputHead", "Outputs", "Relative",
-    "Rotary", "Sampling", "Sinusoidal", "StackInputs", "StackOutputs", "TextInputs",
-    "applied_parameters", "cache_bytes_per_token", "captured_per_layer", "check_params", "describe",
-    "explain_model", "feed_forward", "flops_per_token", "from_dict", "from_json", "generate",
-    "head_distance", "identical_heads", "init_layer", "layer_values", "limit_logits",
-    "match_budget", "matrix_axes", "model_values", "num_parameters", "param_shapes",
+    "FFN", "Alibi", "Attention", "Compute", "Decoder", "Dropout", "Embedding", "Encoder",
+    "EncoderConfig", "EncoderDecoder", "Experts", "FeedForward", "Images", "Init", "LayerInputs",
+    "LayerOutputs", "LayerOverrides", "LayerSpec", "LayerStack", "LayersOfType", "Learned", "Match",
+    "ModelConfig", "ModelInputs", "MultiHeadAttention", "NoPositions", "Norm", "OutputHead",
+    "Outputs", "Relative", "Rotary", "Sampling", "Sinusoidal", "StackInputs", "StackOutputs",
+    "TextInputs", "applied_parameters", "cache_bytes_per_token", "captured_per_layer",
+    "check_params", "describe", "explain_model", "feed_forward", "flops_per_token", "from_dict",
+    "from_json", "generate", "head_distance", "identical_heads", "init_layer", "layer_values",
+    "limit_logits", "match_budget", "matrix_axes", "model_values", "num_parameters", "param_shapes",
     "parameters_by_uses", "prefill", "run_layers", "run_model", "shard_axes", "stream", "to_dict",
     "to_json", "transformer_layer", "weight_flops", "with_layout",
 ]  # fmt: skip

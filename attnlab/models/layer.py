@@ -368,6 +368,7 @@ class _Layer:
         }
         losses = loss_names(layout)
         tap = self.tap.restricted(head_values(layout), prefix)
+        requested = tap.capture
         tap.capture |= set(losses)
         report = self.inputs.report
         outputs = attend_heads(
@@ -382,7 +383,9 @@ class _Layer:
         for name in losses:
             if name not in tap.captured:
                 raise ValueError(f"{layout} declares the loss {name!r} and does not tap it")
-            self.losses[prefix + name] = tap.captured.pop(name)
+            self.losses[prefix + name] = tap.captured[name]
+            if name not in requested:
+                del tap.captured[name]
         self.tap.merge(tap, prefix)
         return outputs
 

@@ -228,6 +228,26 @@ CALLS = {
         ),
         "extra_keys .*do not combine with talking_heads",
     ),
+    "a head mask of tokens": (
+        lambda: heads.attend_heads(PARAMS, X, LAYOUT, heads.HeadInputs(head_mask=jnp.ones(7))),
+        r"head_mask \(7,\) must be \[heads\] = \(2,\) or \[batch, heads\] = \(2, 2\)",
+    ),
+    "a head mask that would be one for all": (
+        lambda: heads.attend_heads(PARAMS, X, LAYOUT, heads.HeadInputs(head_mask=jnp.ones(1))),
+        r"head_mask \(1,\) must be",
+    ),
+    "a padding mask of numbers": (
+        lambda: heads.decode(
+            PARAMS, X, LAYOUT, heads.init_cache(LAYOUT, 2, 9), padding_mask=np.full((2, 7), 2)
+        ),
+        "padding_mask must be a boolean array",
+    ),
+    "a padding mask as a list": (
+        lambda: heads.decode(
+            PARAMS, X, LAYOUT, heads.init_cache(LAYOUT, 2, 9), padding_mask=[[True] * 7] * 2
+        ),
+        "padding_mask must be a boolean array",
+    ),
     "NumPy integers": (lambda: call(x=np.ones((2, 7, 8), np.int8)), "x must be a float array"),
 }  # fmt: skip
 

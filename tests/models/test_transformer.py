@@ -167,7 +167,7 @@ class Balanced(heads.Extra):
         return {"balance_gate": heads.Weight("attend", makes=("num_heads",), constant=1.0)}
 
     def values(self, layout):
-        return {"layer_index": ""}
+        return {"layer_index": "", "balance": ""}
 
     def after_attention(self, params, x, heads, call):
         gate = params["balance_gate"]
@@ -209,8 +209,9 @@ def test_auxiliary_losses_are_summed_over_layers_and_have_gradients(sharing, rem
 def test_losses_of_layer_types_and_stacks():
     types = ((1, models.LayerOverrides(window=1)), (1, models.LayerOverrides()))
     config = dataclasses.replace(BALANCED, layer_types=types)
-    outputs = run(config, capture=("layer_index",))
+    outputs = run(config, capture=("layer_index", "balance"))
     assert outputs.captured["layer_index"].tolist() == [0, 1, 2, 3]
+    assert_close(jnp.sum(outputs.captured["balance"]), outputs.losses["balance"])
     params = random_params(config)
     gates = [params[name]["attention"]["balance_gate"] for name in config.stacks]
     assert_close(outputs.losses["balance"], sum(jnp.sum(g**2) for g in gates))
