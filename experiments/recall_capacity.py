@@ -32,6 +32,7 @@ from scipy import optimize
 from attnlab import heads, multi_head_attention
 from attnlab.data.recall import generate_recall
 from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, table, write_results
+from attnlab.lab.report.page import render
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
 from attnlab.sharing import Params
@@ -172,7 +173,7 @@ def recalled(lines: Sequence[Line], n: int, h: int, pairs: int = PAIRS[-1]) -> l
     return numbers(matching(lines, num_heads=n, head_dim=h, pairs=pairs), "recalled")
 
 
-def points_table(lines: Sequence[Line], points: Sequence[tuple[int, int]]) -> list[str]:
+def points_table(lines: Sequence[Line], points: Sequence[tuple[int, int]]) -> str:
     """Percent recalled by point and pairs."""
     rows = []
     for n, h in points:
@@ -192,10 +193,6 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
     steps = max(line["steps"] for line in lines if int(line["steps"]) != LONGER)
     main, longer = matching(lines, steps=steps), matching(lines, steps=LONGER)
     fit = fit_curve(main)
-    minutes = sum(numbers(lines, "seconds")) / 60
-    seeds = len({line["seed"] for line in main})
-    word = "inconclusive: the interval holds 0" if fit["ratio"][1] * fit["ratio"][2] <= 0 else (
-        "so pairs / h alone does not describe the fractions")  # fmt: skip
     checks = []
     for n, h in FIXED_TOTAL[:3]:
         short, long = ([100 * x for x in recalled(part, n, h)] for part in (main, longer))
@@ -205,34 +202,29 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
     estimates = [
         [names.get(k, k), f"{a:+.2f}", f"{b:+.2f} to {c:+.2f}"] for k, (a, b, c) in fit.items()
     ]
-    return "\n".join(
-        [
-            "# How many pairs does a head of each width recall?", "", headline(lines, fit), "",
-            "```bash", command, "```", "",
-            f"{minutes:.0f} minutes on one thread ({len(lines)} runs, {seeds} seeds per point, "
-            f"{steps} steps of 1,024 tokens). One attention layer of width 64 and a vocabulary of "
-            "128 tokens, 64 of them keys; scored on the queries of 256 rows that were not trained "
-            "on. N is the number of heads, h their width (head_dim). Exploratory: nothing was "
-            "registered.", "",
-            "## At fixed N h = 32", "", "Percent recalled, mean (95 % interval over seeds).", "",
-            *points_table(main, FIXED_TOTAL),
-            "## At fixed h = 2", "", *points_table(main, FIXED_DIM),
-            "![Fraction recalled over pairs / head_dim](recall.svg)", "",
-            "**Fraction recalled over pairs / head_dim at N h = 32.** Mean over seeds. Dotted "
-            "line: pairs = h; to its left a head has the rank for every attention matrix. Dashed: "
-            "the fitted curve of h = 2.", "",
-            "## Logistic curve", "",
-            "recalled = 1/pairs + (1 - 1/pairs) sigmoid(a + b ln pairs + c ln h + d ln N), fitted "
-            "to all points above; intervals by a bootstrap over seeds.", "",
-            *table(("coefficient", "estimate", "95 % interval"), estimates),
-            f"b + c = {interval_text(fit['ratio'])}: {word}.",
-            "", "## Capacity or training?", "",
-            f"Points at {PAIRS[-1]} pairs with {LONGER} steps, {LONGER_SEEDS} seeds (mean, "
-            "lowest to highest), percent recalled.", "",
-            *table(("point", f"{steps} steps", f"{LONGER} steps"), checks),
-            NOTES,
-        ]
-    ) + "\n"  # fmt: skip
+    text = render(
+        "recall.md.jinja",
+        "experiments",
+        short=percents(main),
+        long=percents(longer),
+        steps=steps,
+        longer=LONGER,
+        longer_seeds=LONGER_SEEDS,
+        half=interval_text(fit["half"]),
+        command=command,
+        minutes=f"{sum(numbers(lines, 'seconds')) / 60:.0f}",
+        runs=len(lines),
+        seeds=len({line["seed"] for line in main}),
+        fixed_total=points_table(main, FIXED_TOTAL),
+        fixed_dim=points_table(main, FIXED_DIM),
+        estimates=table(("coefficient", "estimate", "95 % interval"), estimates),
+        ratio=interval_text(fit["ratio"]),
+        said="inconclusive: the interval holds 0"
+        if fit["ratio"][1] * fit["ratio"][2] <= 0
+        else "so pairs / h alone does not describe the fractions",
+        checks=table(("point", f"{steps} steps", f"{LONGER} steps"), checks),
+    )
+    return f"{text}\n"
 
 
 def interval_text(found: tuple[float, float, float]) -> str:
@@ -240,39 +232,14 @@ def interval_text(found: tuple[float, float, float]) -> str:
     return f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
 
 
-def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]]) -> str:
-    """The answer first."""
-
-    def percent(of: Sequence[Line], n: int, h: int) -> str:
-        mean, low, high = interval(100 * x for x in recalled(of, n, h))
-        return f"{mean:.1f} % ({low:.1f} to {high:.1f})"
-
-    main = [line for line in lines if int(line["steps"]) != LONGER]
-    longer = matching(lines, steps=LONGER)
-    steps = main[0]["steps"]
-    return (
-        f"**Of 32 pairs, 4 heads of width 8 recall {percent(main, 4, 8)} after {steps} steps; 16 "
-        f"heads of width 2 recall {percent(main, 16, 2)}; 32 heads of width 1 recall "
-        f"{percent(main, 32, 1)}.** Brackets are 95 % intervals of the mean over seeds; the heads "
-        f"are 32 wide in total. After {LONGER} steps, 16 heads of width 2 recall "
-        f"{percent(longer, 16, 2)} and 32 heads of width 1 recall {percent(longer, 32, 1)}. So "
-        "heads with a small head_dim learn to recall more slowly, and the fractions after "
-        f"{steps} steps do not measure how much a head can recall.\n\nHeads of width h = 2 recall "
-        f"half of the pairs after {steps} steps where pairs / h is {interval_text(fit['half'])}. "
-        "The rank bound is no limit here: a head of width 2 can produce every attention matrix "
-        "only up to pairs / h = 1.5 (pairs = h + 1), but recall needs only matrices near a "
-        "permutation."
-    )
-
-
-NOTES = """## Limits
-
-One width of the model, one vocabulary, one learning rate (0.01, Adam, cosine to a tenth) for all
-points, chosen from 0.01 and 0.03 on seeds 100 and 101 at 400 steps. Width of values and of keys
-change together with h. Each token of this task also carries the token before it. In the task of
-`recall.py` two layers must find that token themselves; there a run learns nearly all or nearly
-nothing.
-"""
+def percents(lines: Sequence[Line]) -> dict[str, str]:
+    """Point -> percent of 32 pairs recalled, of the points that these lines have."""
+    found = {}
+    for n, h in FIXED_TOTAL:
+        if values := [100 * x for x in recalled(lines, n, h)]:
+            mean, low, high = interval(values)
+            found[f"{n}x{h}"] = f"{mean:.1f} % ({low:.1f} to {high:.1f})"
+    return found
 
 
 def figure(lines: Sequence[Line]) -> Figure:

@@ -120,7 +120,7 @@ def write(path: Path, on_gpu: bool) -> None:
     elif PAGES.value:
         written = write_pages(read_rows(path), folder)
     else:
-        from attnlab.lab.head_width.page import write_analysis  # needs [plot]
+        from attnlab.lab.head_width.page import write_analysis  # needs [lab]
 
         written = write_analysis(read_rows(path), folder)
     print("\n".join(map(str, written)))

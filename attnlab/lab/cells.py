@@ -88,7 +88,13 @@ def interval(values: Iterable[float]) -> tuple[float, float, float]:
     return found.mean, found.low, found.high
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table, line by line."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table.
+
+    >>> print(table(("head_dim", "bits"), [("16", "1.85")]))
+    | head_dim | bits |
+    |---|---|
+    | 16 | 1.85 |
+    """
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows] + [""]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

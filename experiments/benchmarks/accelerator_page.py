@@ -49,7 +49,7 @@ def write(folder: Path, about: JSON, records: Sequence[Record]) -> Path:
     """accelerator.md and .html, choices.md, cases.csv, figures and tables; returns the page."""
     path = write_page(page(about, records), folder / "accelerator.html")
     rows = Page("Which backend is fastest", choices(about, records))
-    write_atomic(folder / "choices.md", render(rows, "report.md.jinja").encode())
+    write_atomic(folder / "choices.md", render("report.md.jinja", page=rows).encode())
     write_atomic(folder / "cases.csv", to_csv(records).encode())
     return path
 

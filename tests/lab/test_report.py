@@ -42,7 +42,7 @@ def texts(blocks):
 
 
 def page_text(panels):
-    return re.sub(r"\s+", " ", render(make_page(panels), "report.md.jinja")).replace("\\", "")
+    return re.sub(r"\s+", " ", render("report.md.jinja", page=make_page(panels))).replace("\\", "")
 
 
 def panel(runs, **about):

@@ -39,10 +39,10 @@ def stage0_page(rows: Sequence[Row]) -> str:
     order = sorted(cells, key=_order)
     header = ("parametrization", "point", "text", "bits at each learning rate", "minimum", "r*",
               "k")  # fmt: skip
-    lines += table(header, [_cell_row(cell, cells[cell]) for cell in order])
+    lines += [table(header, [_cell_row(cell, cells[cell]) for cell in order]), ""]
     lines += ["## Baselines", "", "Bits per byte on the held-out windows, beside the best held-out "
               "score of a run of stage 0.", ""]  # fmt: skip
-    return "\n".join([*lines, *_baselines(of_stage)])
+    return "\n".join([*lines, _baselines(of_stage)])
 
 
 def _order(cell: Cell) -> tuple[int, int, str]:
@@ -69,7 +69,7 @@ def _choice(rows: Sequence[Row]) -> str:
         f"on**: candidates are within {design.TOLERANCE} bits of the lowest mean, and of them "
         "the one with the smallest range of the best learning rate over the points is chosen."
     )
-    return "\n".join([intro, "", *table(header, cells)])
+    return f"{intro}\n\n{table(header, cells)}\n"
 
 
 def _cell_row(cell: Cell, rows: Sequence[Row]) -> list[str]:
@@ -90,7 +90,7 @@ def _bits(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else "diverged"
 
 
-def _baselines(rows: Sequence[Row]) -> list[str]:
+def _baselines(rows: Sequence[Row]) -> str:
     header = ("text", "unigram", "3-gram", "4-gram", "5-gram", "gzip -9", "best run")
     texts = dict.fromkeys(row.spec.text for row in rows)
     lines = []
@@ -119,9 +119,8 @@ def rates_page(rows: Sequence[Row]) -> str:
         f"standard deviation of {sd:.3f} (a factor of {math.exp(sd):.2f}).",
         "",
     ]
-    lines += table(
-        ("term", "coefficient"), [(n, f"{c:.3f}") for n, c in formula.coefficients.items()]
-    )
+    terms = [(n, f"{c:.3f}") for n, c in formula.coefficients.items()]
+    lines += [table(("term", "coefficient"), terms), ""]
     header = ("D", "T", "point", "plan", "bytes per parameter", "text", "minimum", "r*", "k",
               "residual of ln r*")  # fmt: skip
     found = []
@@ -133,7 +132,8 @@ def rates_page(rows: Sequence[Row]) -> str:
         rate = f"{math.exp(best.log_rate):.4f}"
         numbers = [f"{best.bits:.4f}{end}", rate, f"{best.curvature:.3f}", f"{residual:+.3f}"]
         found.append([*shape, *run, *numbers])
-    return "\n".join([*lines, *table(header, sorted(found, key=lambda row: (int(row[0]), row[5])))])
+    found.sort(key=lambda row: (int(row[0]), row[5]))
+    return "\n".join([*lines, table(header, found)])
 
 
 def cost_page(rows: Sequence[Row]) -> str:
@@ -157,7 +157,7 @@ def cost_page(rows: Sequence[Row]) -> str:
         "# Cost\n\nWall seconds include waiting for other work on the machine (the study has the "
         "lowest priority); CPU seconds do not.\n"
     )
-    return "\n".join([text, *table(header, lines)])
+    return f"{text}\n{table(header, lines)}"
 
 
 def write_pages(rows: Sequence[Row], folder: Path) -> list[Path]:

@@ -177,19 +177,21 @@ def draw(drawing: "Drawing", name: str, alt: str, caption: str) -> Figure:
     return Figure(name, to_svg(drawing, name), width, alt, caption)
 
 
-def render(page: Page, template: str) -> str:
-    """The page by a template of `attnlab/lab/templates`."""
+def render(template: str, package: str = "attnlab.lab", **values: object) -> str:
+    """A template of the folder `templates` of a package, with these values."""
     with extra("lab"):
         import jinja2
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("attnlab.lab"),
+        loader=jinja2.PackageLoader(package),
         autoescape=template.endswith(".html.jinja"),
+        undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["md"] = _markdown
     environment.tests["block"] = lambda block, kind: type(block).__name__ == kind
-    return environment.get_template(template).render(page=page, FIGURES=FIGURES, TABLES=TABLES)
+    environment.globals |= {"FIGURES": FIGURES, "TABLES": TABLES}
+    return environment.get_template(template).render(**values)
 
 
 def write_page(page: Page, path: str | Path) -> Path:
@@ -207,8 +209,8 @@ def write_page(page: Page, path: str | Path) -> Path:
         write_atomic(path.parent / FIGURES / f"{figure.name}.svg", figure.svg.encode())
     for table in page.blocks(Table):
         write_atomic(path.parent / TABLES / f"{table.name}.csv", table.to_csv().encode())
-    write_atomic(path.with_suffix(".md"), render(page, "report.md.jinja").encode())
-    write_atomic(path, render(page, "report.html.jinja").encode())
+    write_atomic(path.with_suffix(".md"), render("report.md.jinja", page=page).encode())
+    write_atomic(path, render("report.html.jinja", page=page).encode())
     return path
 
 
