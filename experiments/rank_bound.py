@@ -9,9 +9,7 @@ below, its error is an upper bound on that of the best head), and one fitted by 
 the KL divergence. About a minute on 2 cores.
 """
 
-import csv
 import functools
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas
 from absl import flags
 from jaxtyping import Float
 
@@ -165,13 +164,13 @@ def table(results: Sequence[Result]) -> str:
 
 def comma_separated(results: Sequence[Result]) -> str:
     """One line for each head_dim and matrix."""
-    file = io.StringIO()
-    rows = csv.writer(file, lineterminator="\n")
-    rows.writerow(["n", "head_dim", "matrix", *Result._fields[2:]])
-    for r in results:
-        for m, values in enumerate(zip(*r[2:], strict=True)):
-            rows.writerow([r.n, r.head_dim, m, *(f"{v:.6e}" for v in values)])
-    return file.getvalue()
+    lines = [
+        (r.n, r.head_dim, m, *values)
+        for r in results
+        for m, values in enumerate(zip(*r[2:], strict=True))
+    ]
+    names = ["n", "head_dim", "matrix", *Result._fields[2:]]
+    return pandas.DataFrame(lines, columns=names).to_csv(index=False, float_format="%.6e")
 
 
 def scores_factors(P: Matrix, rank: int) -> tuple[np.ndarray, np.ndarray]:
