@@ -30,7 +30,6 @@ from attnlab.lab.head_width.rows import Row, check_origin, read_rows
 from attnlab.lab.head_width.run import Place
 from attnlab.lab.head_width.stages import run_stage, status
 from attnlab.lab.head_width.texts import check_texts, load_text
-from attnlab.lab.head_width.tuning_pages import write_pages
 from attnlab.lab.worker import STOPPED
 from attnlab.training.provenance import code_commit
 from experiments import app
@@ -114,13 +113,15 @@ def write(path: Path, on_gpu: bool) -> None:
         raise ValueError(f"--rows={path} has no runs to write of; name a file of finished runs")
     folder = Path(PAGES.value or ANALYSIS.value or "")
     if on_gpu:
-        from attnlab.lab.head_width.gpu_page import write_page  # needs [plot]
+        from attnlab.lab.head_width.gpu_page import write_page  # these need [lab]
 
         written = write_page(gpu_study.read_scores(path), folder)
     elif PAGES.value:
+        from attnlab.lab.head_width.tuning_pages import write_pages
+
         written = write_pages(read_rows(path), folder)
     else:
-        from attnlab.lab.head_width.page import write_analysis  # needs [lab]
+        from attnlab.lab.head_width.page import write_analysis
 
         written = write_analysis(read_rows(path), folder)
     print("\n".join(map(str, written)))
