@@ -36,8 +36,7 @@ from attnlab.heads.layout import all_weights
 from attnlab.heads.rewrites import chain
 from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Axes
-from attnlab.lab.cells import table
-from attnlab.lab.report.page import render
+from attnlab.lab.pages import render, table
 from experiments import app
 from experiments.drawing import conversions
 from experiments.drawing.conversions import NAMES, pair_table

@@ -24,8 +24,8 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab.data.graph import Graph, read_graph
-from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, table, write_results
-from attnlab.lab.report.page import render
+from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, write_results
+from attnlab.lab.pages import render, table
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
 from experiments import app

@@ -32,8 +32,8 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab import FFN, ModelConfig, flops_per_token, heads, match_budget, num_parameters
-from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, table, write_results
-from attnlab.lab.report.page import render
+from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, write_results
+from attnlab.lab.pages import render, table
 from attnlab.models.specs import NoPositions, OutputHead
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS

@@ -23,7 +23,7 @@ from absl import flags
 from jaxtyping import Float
 
 from attnlab import dot_product_attention
-from attnlab.lab import cells
+from attnlab.lab import pages
 from attnlab.tap import capture
 from experiments import app
 
@@ -159,7 +159,7 @@ def table(results: Sequence[Result]) -> str:
         mark = " (n - 1)" if r.head_dim == r.n - 1 else ""
         values = [f"{np.median(v):.1e} ({v.min():.0e} to {v.max():.0e})" for v in r[2:]]
         rows.append([str(r.n), f"{r.head_dim}{mark}", *values])
-    return cells.table(header, rows)
+    return pages.table(header, rows)
 
 
 def comma_separated(results: Sequence[Result]) -> str:

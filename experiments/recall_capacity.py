@@ -31,8 +31,8 @@ from scipy import optimize
 
 from attnlab import heads, multi_head_attention
 from attnlab.data.recall import generate_recall
-from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, table, write_results
-from attnlab.lab.report.page import render
+from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, write_results
+from attnlab.lab.pages import render, table
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
 from attnlab.sharing import Params

@@ -21,7 +21,7 @@ from attnlab import heads
 from attnlab.data import DATASETS
 from attnlab.heads import HeadNorm
 from attnlab.lab import Experiment, HeadInit, Match
-from attnlab.lab.report.page import render
+from attnlab.lab.pages import render
 from attnlab.models import EncoderConfig, ModelConfig, specs
 from attnlab.models import config as model_config
 from attnlab.training.config import PARTS, TrainConfig

@@ -30,6 +30,7 @@ from attnlab.lab.head_width.rows import Row, check_origin, read_rows
 from attnlab.lab.head_width.run import Place
 from attnlab.lab.head_width.stages import run_stage, status
 from attnlab.lab.head_width.texts import check_texts, load_text
+from attnlab.lab.head_width.tuning_pages import write_pages
 from attnlab.lab.worker import STOPPED
 from attnlab.training.provenance import code_commit
 from experiments import app
@@ -117,8 +118,6 @@ def write(path: Path, on_gpu: bool) -> None:
 
         written = write_page(gpu_study.read_scores(path), folder)
     elif PAGES.value:
-        from attnlab.lab.head_width.tuning_pages import write_pages
-
         written = write_pages(read_rows(path), folder)
     else:
         from attnlab.lab.head_width.page import write_analysis

@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -86,15 +86,3 @@ def interval(values: Iterable[float]) -> tuple[float, float, float]:
     """
     found = paired_difference(list(values))
     return found.mean, found.low, found.high
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table.
-
-    >>> print(table(("head_dim", "bits"), [("16", "1.85")]))
-    | head_dim | bits |
-    |---|---|
-    | 16 | 1.85 |
-    """
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

@@ -19,7 +19,7 @@ from attnlab.lab.report.page import (
     Table,
     Text,
     draw,
-    render,
+    to_markdown,
     write_page,
 )
 from attnlab.nested import JSON
@@ -47,7 +47,7 @@ def write(folder: Path, about: JSON, records: Sequence[Record]) -> Path:
     """accelerator.md and .html, choices.md, cases.csv, figures and tables; returns the page."""
     path = write_page(page(about, records), folder / "accelerator.html")
     rows = Page("Which backend is fastest", choices(about, records))
-    write_atomic(folder / "choices.md", render("report.md.jinja", page=rows).encode())
+    write_atomic(folder / "choices.md", to_markdown(rows).encode())
     write_atomic(folder / "cases.csv", to_csv(records).encode())
     return path
 

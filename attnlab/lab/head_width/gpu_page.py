@@ -9,7 +9,6 @@ from typing import TypeVar
 import numpy as np
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.cells import table
 from attnlab.lab.head_width.figures import SizePanel, around, loss_figure
 from attnlab.lab.head_width.gpu_study import (
     BATCH,
@@ -28,7 +27,7 @@ from attnlab.lab.head_width.page import reading
 from attnlab.lab.head_width.rates import parabola_minimum
 from attnlab.lab.head_width.spec import Variant
 from attnlab.lab.mixed_model import Array, Estimate, t_estimate
-from attnlab.lab.report.page import render
+from attnlab.lab.pages import render, table
 from attnlab.plotting import themed_svg
 
 DRAWS = 2000

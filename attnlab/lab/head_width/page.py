@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.cells import table
 from attnlab.lab.head_width import analysis, design
 from attnlab.lab.head_width import figures as charts
 from attnlab.lab.head_width.analysis import Mask, Pairs
@@ -36,7 +35,7 @@ from attnlab.lab.head_width.hypotheses import (
 from attnlab.lab.head_width.rates import cells_of, minimum
 from attnlab.lab.head_width.rows import Row
 from attnlab.lab.mixed_model import Estimate, MixedModel
-from attnlab.lab.report.page import render
+from attnlab.lab.pages import render, table
 from attnlab.plotting import themed_svg
 
 if TYPE_CHECKING:

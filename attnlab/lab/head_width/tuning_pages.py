@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlab.lab.cells import table
 from attnlab.lab.head_width import design
 from attnlab.lab.head_width.rates import Cell, cells_of, choose, fit_rates, minimum
 from attnlab.lab.head_width.rows import Row
 from attnlab.lab.head_width.spec import PARAMETRIZATIONS
-from attnlab.lab.report.page import render
+from attnlab.lab.pages import render, table
 
 ESTIMATED_HOURS = {0: 3.9, 1: 2.9, 2: 1.1, 3: 8.4, 4: 9.3, 5: 4.4, 6: 4.5}
 """Core-hours by stage that the design of the study expected."""
