@@ -14,8 +14,6 @@ Results beside the paper's, in 7 minutes on 2 CPU cores: docs/results/known_answ
 Presets after the colon: `paper` (T = 128), `tiny`.
 """
 
-from ml_collections import ConfigDict
-
 from attnlab import lab
 from attnlab.lab.text_table import counted
 from experiments.configs import byte_lm
@@ -62,11 +60,7 @@ description = lab.Description(
     ),
 )  # fmt: skip
 
-
-def get_config(arg: str = "") -> ConfigDict:
-    """What all variants have in common."""
-    return byte_lm.other_data(arg, "regression", "maxima", VALUES, VARIANTS)
-
+get_config = byte_lm.other_data("regression", "maxima", VALUES, VARIANTS)
 
 variants = [
     lab.Variant(

@@ -17,8 +17,6 @@ Presets after the colon: `paper` (16 points in 64 dimensions, heads of 4, up to 
 parameters: for a GPU), `tiny`.
 """
 
-from ml_collections import ConfigDict
-
 from attnlab import lab
 from experiments.configs import byte_lm
 from experiments.expect import expect
@@ -83,10 +81,7 @@ description = lab.Description(
     ),
 )  # fmt: skip
 
-
-def get_config(arg: str = "") -> ConfigDict:
-    """What all variants have in common: one full-rank head."""
-    return byte_lm.other_data(arg, "regression", "farthest", VALUES, VARIANTS)
+get_config = byte_lm.other_data("regression", "farthest", VALUES, VARIANTS)
 
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:

@@ -17,8 +17,6 @@ Results, in 2.2 minutes on 2 CPU cores: docs/results/known_answers.md.
 Presets after the colon: `tiny`.
 """
 
-from ml_collections import ConfigDict
-
 from attnlab import lab
 from experiments.configs import byte_lm, two_heads_beat_one
 from experiments.expect import expect
@@ -64,11 +62,7 @@ description = lab.Description(
     ),
 )  # fmt: skip
 
-
-def get_config(arg: str = "") -> ConfigDict:
-    """What all variants have in common: two heads on the complete graph."""
-    return byte_lm.other_data(arg, "endpoint", "endpoints", VALUES, VARIANTS)
-
+get_config = byte_lm.other_data("endpoint", "endpoints", VALUES, VARIANTS)
 
 variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
 """Heads that start apart, equal, and nearly equal in every way."""

@@ -18,8 +18,6 @@ Results, in 2.5 minutes on 2 CPU cores: docs/results/known_answers.md.
 Presets after the colon: `tiny`.
 """
 
-from ml_collections import ConfigDict
-
 from attnlab import lab
 from experiments.configs import byte_lm
 from experiments.expect import expect
@@ -93,11 +91,7 @@ description = lab.Description(
     ),
 )
 
-
-def get_config(arg: str = "") -> ConfigDict:
-    """What all variants have in common: one head on the complete graph."""
-    return byte_lm.other_data(arg, "endpoint", "endpoints", VALUES, VARIANTS)
-
+get_config = byte_lm.other_data("endpoint", "endpoints", VALUES, VARIANTS)
 
 variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
 """One head, a wide one, two small ones, and both controls."""

@@ -75,7 +75,7 @@ def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common."""
     presets = arg.split(",")
     if "text" not in presets:
-        return byte_lm.other_data(arg, "recall", "recall", VALUES, recall.VARIANTS)
+        return byte_lm.other_data("recall", "recall", VALUES, recall.VARIANTS)(arg)
     config = byte_lm.get_config(",".join(name for name in presets if name != "text"))
     config.model.positions.kind = "relative"
     return config
