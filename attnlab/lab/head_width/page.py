@@ -132,27 +132,24 @@ def _rates(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
 def page(rows: Sequence[Row], study: Study) -> str:
     """The Markdown page."""
     fitted = fits(study)
-    tables = {
-        "results": table(HEADER, result_rows(primary(study) + secondary(study))),
-        "points": _point_table(study),
-        "repeated": _repeated_table(study),
-        "baselines": _baselines(study),
-        "sharing": _sharing_table(study),
-        "lengths": _length_table(study),
-        "optimizers": _optimizer_table(rows),
-        "fits": _fit_table(fitted),
-        "model": _model_table(study),
-    }
     text = render(
         "head_width.md.jinja",
         headline=_headline(study),
         sentence=sentence(study),
         reading="\n".join(_reading(study, fitted)),
         missing=_missing(study),
+        results=table(HEADER, result_rows(primary(study) + secondary(study))),
+        points=_point_table(study),
+        repeated=_repeated_table(study),
+        baselines=_baselines(study),
+        sharing=_sharing_table(study),
+        lengths=_length_table(study),
+        optimizers=_optimizer_table(rows),
+        fits=_fit_table(fitted),
+        model=_model_table(study),
         check=CHECK.read_text().rstrip(),
         **_rate_errors(study),
         **_training_lengths(study),
-        **tables,
     )
     return f"{text}\n"
 
