@@ -1,17 +1,17 @@
 """Checks of the fields of dataclasses by their annotations and bounds; an error says what is
 allowed."""
 
+import contextlib
 import dataclasses
 import functools
 import math
-import numbers
 import operator
 import types
 import typing
 from collections.abc import Callable, Collection
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from attnlab.names import lookup
+from attnlab.names import check_keywords, lookup
 
 T = TypeVar("T")
 
@@ -28,6 +28,46 @@ def bounded(default: T, **bounds: int | float) -> T:
     """A field of a dataclass with a default and bounds, named as in `BOUNDS`."""
     field: T = dataclasses.field(default=default, metadata=bounds)
     return field
+
+
+class Spec:
+    """Base class of frozen dataclasses that check the types and bounds of their fields.
+
+    A subclass with checks of its own first calls `super().__post_init__()`. A tuple may be given as
+    a list. With `repr=False` the repr has the fields that differ from their defaults; `eval` of it
+    is equal to the record.
+
+    >>> from attnlab.heads import Gate
+    >>> Gate(), Gate("element")
+    (Gate(), Gate(by='element'))
+    """
+
+    prefix: ClassVar[str] = ""
+    """Before the name of a field in an error: `class FFN(Spec, prefix="ffn.")`."""
+
+    def __init_subclass__(cls, prefix: str | None = None) -> None:
+        super().__init_subclass__()
+        cls.prefix = cls.prefix if prefix is None else prefix
+
+    def __new__(cls, *args: object, **fields: object) -> Self:
+        """Raises TypeError for an unknown field; the message lists the fields."""
+        assert dataclasses.is_dataclass(cls)
+        check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix=self.prefix)
+        for name, value in vars(self).items():
+            if isinstance(value, list):  # of a config file; a tuple can be hashed
+                object.__setattr__(self, name, tuple(value))
+
+    def __repr__(self) -> str:
+        changed = ", ".join(
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]  # a subclass is one
+            if field.default is dataclasses.MISSING or getattr(self, field.name) != field.default
+        )
+        return f"{type(self).__name__}({changed})"
 
 
 def check_fields(
@@ -107,7 +147,8 @@ def _check_kind(name: str, value: object, kind: object, bounds: dict[str, int | 
 def _check_type(name: str, value: object, kinds: tuple[Any, ...]) -> None:
     if all(isinstance(kind, type) for kind in kinds) and not isinstance(value, kinds):
         wanted = " or ".join("None" if k is types.NoneType else k.__name__ for k in kinds)
-        article = "" if kinds[0].__name__.endswith("s") else "a "  # Images, Experts
+        first = kinds[0].__name__
+        article = "" if first.endswith("s") else "an " if first[0] in "AEIO" else "a "  # Images
         raise ValueError(f"{name} must be {article}{wanted}, not {value!r}")
 
 
@@ -126,9 +167,15 @@ def check_count(field: str, value: object, least: int | float = -math.inf) -> No
 
 
 def as_count(field: str, value: object, least: int | float = -math.inf) -> int:
-    """`value` as an int, where it may be one of NumPy; else the ValueError of `check_count`."""
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        value = int(value)
+    """`value` as an int, where it may be one of NumPy or JAX; else the ValueError of `check_count`.
+
+    >>> import numpy as np
+    >>> as_count("rank", np.int32(2))
+    2
+    """
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            value = operator.index(value)  # type: ignore[arg-type]  # raises TypeError
     check_count(field, value, least)
     assert isinstance(value, int)
     return value

@@ -22,10 +22,14 @@
 # W_K and W_V among heads on purpose, to store fewer keys and values, and keep a W_Q for each
 # head.**
 #
-# Below, cells check each sentence: one matrix is N matrices, bit for bit (1); the tutorial's code
-# and library code (2); a figure of what each head can read (3); what one shared matrix cannot
-# express (4) and what that costs in training (5); sharing on purpose (6). It takes about a minute
-# and a half on a CPU.
+# Below, cells check each sentence. It takes about a minute and a half on a CPU.
+#
+# 1. One matrix is N matrices, bit for bit.
+# 2. The tutorial's code and library code.
+# 3. What each head can read: the figure.
+# 4. What one shared matrix cannot express.
+# 5. What that costs in training.
+# 6. Sharing on purpose.
 
 # %%
 # @title Install attnlab where it is missing; JAX and Flax stay as they are
@@ -278,7 +282,7 @@ for name, learning_rate in learning_rates.items():
 pd.DataFrame.from_dict(table, orient="index")
 
 # %% [markdown]
-# In the saved run it costs 0.05 bits to *read* only a slice; that all heads also share one matrix
+# In the saved run it costs 0.05 bits to *read* only a slice. That all heads also share one matrix
 # costs nothing more that three seeds could show. Two questions, two answers.
 #
 # A few hundred steps on one text are a demonstration. In [the head-width

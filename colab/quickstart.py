@@ -15,21 +15,28 @@
 #
 # # Wide or narrow heads? attnlab in two minutes
 #
-# **Neither: in small language models 32, 64 and 96 wide, at equal FLOPs, heads of 16 have the
-# lowest mean loss of the widths tried; heads of 8 are inconclusive against them at 32 and 96, and
-# worse by 0.007 bits per byte at 64 (95 % interval 0.002 to 0.011).** **Four wide heads (each as
-# wide as the model) are worse than four standard ones by 0.064 at equal parameters (0.022 to
-# 0.107), and four narrow ones (each reads only its own slice of x) by 0.014 at equal FLOPs (0.007
-# to 0.020).** **One set of parameters for all layers, as in ALBERT,
-# is worse than separate layers: by 0.050 at equal parameters (0.026 to 0.073) and by 0.183 at
-# equal FLOPs (0.142 to 0.224).**
+# **Neither: in small language models heads of medium width are best, 16 of the widths tried.**
+# **Wide heads (each as wide as the model) and narrow ones (each reads only its own slice of x) are
+# both worse than standard heads at an equal budget.** **One set of parameters for all layers, as in
+# ALBERT, is worse than separate layers.**
 #
-# The numbers are those of
-# [the head-width study](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/analysis.md)
-# (216,448 parameters, 8 texts; 4 for shared layers) and of
+# How much worse, in bits per byte, in a model 64 wide (95 % intervals over texts):
+#
+# | | compared with | equal | difference |
+# |---|---|---|---|
+# | 8 heads of 8 | 4 heads of 16 | FLOPs | 0.007 (0.002 to 0.011) |
+# | 2 heads of 32 | 4 heads of 16 | FLOPs | 0.013 (0.008 to 0.017) |
+# | 4 narrow heads of 16 | 4 standard heads of 16 | FLOPs | 0.014 (0.007 to 0.020) |
+# | 4 wide heads of 64 | 4 standard heads of 16 | parameters | 0.064 (0.022 to 0.107) |
+# | one set of parameters for all layers | separate layers | parameters | 0.050 (0.026 to 0.073) |
+# | one set of parameters for all layers | separate layers | FLOPs | 0.183 (0.142 to 0.224) |
+#
+# The row of wide heads is from
 # [the first study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md)
-# (0.11 to 0.57 million parameters, 3 texts); intervals cover variation over texts. Whether larger
-# models need wider heads is not settled: in a model
+# (0.35 million parameters, 3 texts), the others are from
+# [the head-width study](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/analysis.md)
+# (0.22 million parameters, 8 texts; 4 for shared layers). Whether larger models need wider heads is
+# not settled: in a model
 # [256 wide](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/gpu.md) heads of
 # 32 have the lowest loss (two seeds, exploratory).
 #
@@ -170,7 +177,7 @@ _ = figure.colorbar(image, ax=axes[1:], label="square root of attention probabil
 # %% [markdown]
 # In the saved run wide heads are last, as in the study. But two seeds and a few hundred steps show
 # only that the code works; they do not rank layouts. The intervals in the first cell come from more
-# steps, seeds and texts. To run such a comparison, clone the repository:
+# steps and more texts. To run such a comparison, clone the repository:
 #
 #     git clone https://github.com/attnlab/attnlab && cd attnlab && pip install -e ".[all]"
 #     python -m experiments.sweep --config=experiments/configs/heads_and_sharing.py \
@@ -181,8 +188,8 @@ _ = figure.colorbar(image, ax=axes[1:], label="square root of attention probabil
 # - A *layout* says what a head reads and how wide it is; a *plan* says which layers share
 #   parameters. You can change either without the other.
 # - "Better" needs a budget: equal width, equal parameters and equal FLOPs give different winners.
-# - Neither wide nor narrow heads beat standard ones at an equal budget here; several heads of
-#   medium width are best, and 8 to 32 wide is nearly as good.
+# - Neither wide nor narrow heads beat standard ones at an equal budget here. Heads of 16 are best
+#   in these small models; heads of 8 or 32 are nearly as good.
 #
 # **Where people ask this:** [What is the difference between wide and narrow
 # attention?](https://github.com/pbloem/former/issues/8),

@@ -21,9 +21,13 @@
 # with both shared, against 81.6 with nothing shared.** **Sharing parameters saves memory for
 # parameters, but neither FLOPs nor key/value cache.**
 #
-# Below, cells check each sentence: count the parameter groups in the arrays (1), in saved files (2)
-# and in published models (3); a figure of what each sharing plan saves (4); and a training run of
-# ALBERT's table at our size (5). It takes about two minutes on a CPU.
+# Below, cells check each sentence. It takes about two minutes on a CPU.
+#
+# 1. Count the parameter groups in the arrays.
+# 2. Count them in saved files.
+# 3. Count them in published models.
+# 4. What each sharing plan saves: the figure.
+# 5. What sharing costs: ALBERT's table at our size.
 
 # %%
 # @title Install attnlab where it is missing; JAX and Flax stay as they are
@@ -306,29 +310,36 @@ for name, config in variants.items():
 pd.DataFrame.from_dict(table, orient="index")
 
 # %% [markdown]
-# In the saved run the order is ALBERT's: the cost of shared attention is inconclusive (0.004, from
-# -0.071 to 0.080), the shared FFN costs 0.10 bits (0.026 to 0.179) and sharing both costs 0.16
-# (0.112 to 0.211). With as many parameters as `separate` the shared model is not measurably worse
-# (-0.002, from -0.079 to 0.075), but needs 3.3 times the FLOPs. So "does sharing hurt?" has no
-# answer before you say *at an equal what*.
+# In the saved run the order is ALBERT's: shared attention costs least (inconclusive), the shared
+# FFN more, and sharing both costs most. With as many parameters as `separate` the shared model is
+# inconclusive too, but it needs 3.3 times the FLOPs. So "does sharing hurt?" has no answer before
+# you say *at an equal what*.
 #
-# [The first study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md)
-# has larger models, three texts and tuned learning rates. One group for all four layers costs 0.120
-# bits per byte at equal FLOPs on these three texts (95 % interval over seeds 0.090 to 0.150); for a
-# new text that is inconclusive (-0.022 to 0.263). At equal parameters, with 3.1 to 3.6 times the
-# FLOPs, the difference is -0.017 (-0.059 to 0.025 over texts), inconclusive too.
-# [The head-width study](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/analysis.md)
-# trains five times as long on four texts: sharing costs 0.183 at equal FLOPs (0.142 to 0.224),
-# sharing the attention alone 0.043 (0.022 to 0.064) and the FFN alone 0.096 (0.076 to 0.115). At
-# equal parameters sharing all layers costs 0.050 (0.026 to 0.073), the attention alone 0.019 (0.007
-# to 0.031), and the FFN alone is inconclusive (0.007, from -0.004 to 0.018).
+# That is a short run on one text. Two studies tuned the learning rates:
+# [the first study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md)
+# on three texts, and
+# [the head-width study](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/analysis.md)
+# on four, with five times the bytes. Bits per byte worse than separate layers (95 % intervals over
+# texts):
+#
+# | shared by all layers | equal | first study | head-width study |
+# |---|---|---|---|
+# | everything | FLOPs | 0.120 (-0.022 to 0.263) | 0.183 (0.142 to 0.224) |
+# | attention | FLOPs | | 0.043 (0.022 to 0.064) |
+# | FFN | FLOPs | | 0.096 (0.076 to 0.115) |
+# | everything | parameters | -0.017 (-0.059 to 0.025) | 0.050 (0.026 to 0.073) |
+# | attention | parameters | | 0.019 (0.007 to 0.031) |
+# | FFN | parameters | | 0.007 (-0.004 to 0.018) |
+#
+# An interval that contains 0 is inconclusive. At equal parameters the models that share have up to
+# 3.6 times the FLOPs.
 #
 # ## What to remember
 #
 # - Layers do not share attention weights unless the config does so on purpose: count the groups, or
 #   read the first axis of the stacked W_Q.
-# - At equal FLOPs a shared FFN costs more than shared attention (0.096 against 0.043). At equal
-#   parameters, where the shared FFN is wider, it does not (0.007 against 0.019).
+# - At equal FLOPs a shared FFN costs more than shared attention (0.096 against 0.043 in the larger
+#   study). At equal parameters, where the shared FFN is wider, it does not (0.007 against 0.019).
 # - "Does sharing hurt?" needs a budget. Shared parameters cost the same FLOPs and the same cache as
 #   separate ones; only shared *keys and values* save cache.
 #

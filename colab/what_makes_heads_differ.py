@@ -22,9 +22,12 @@
 # not mean needed: after training many heads can be removed one by one at little cost (Michel et al.
 # 2019, Voita et al. 2019).**
 #
-# Below, cells check each sentence: what heads of three layouts read (1); heads that start equal,
-# trained, with a figure (2); what the heads of a trained model do (3); which of them are redundant
-# (4). It takes about two minutes on a CPU.
+# Below, cells check each sentence. It takes about two minutes on a CPU.
+#
+# 1. What heads of three layouts read.
+# 2. Heads that start equal, trained: the figure.
+# 3. What the heads of a trained model do.
+# 4. Which of them are redundant.
 
 # %%
 # @title Install attnlab where it is missing; JAX and Flax stay as they are
@@ -100,9 +103,11 @@ reads
 # - equal weights.
 #
 # The fourth is the **control**: one head with as many numbers as eight. During training we measure
-# how far apart the two heads are, in two ways: the distance of their weights (0: equal; 1: as far
-# as independent draws), and the Jensen-Shannon divergence of their attention probabilities at the
-# last token (0: they attend alike; ln 2 = 0.69: to different tokens).
+# how far apart the two heads are, in two ways:
+#
+# - the distance of their weights: 0 is equal, 1 as far as independent draws;
+# - the Jensen-Shannon divergence of their attention probabilities at the last token: 0 if they
+#   attend alike, ln 2 = 0.69 if they attend to different tokens.
 
 # %%
 steps, seeds, vertices = 800, (0, 1, 2, 3), 8
@@ -191,13 +196,16 @@ title = "start of the two heads"
 _ = figure.legend(*lines, loc="outside lower center", ncols=4, frameon=False, title=title)
 
 # %% [markdown]
-# Equal heads stay at exactly 0, are no better than one head, and one wide head is no better
-# either. With 1 % of noise the weights part from 0.01 to 0.32 and the attention from 0.00 to 0.63
-# nats: *training* did that. Independent heads have nothing to gain in the left panel, since random
-# weights are as far apart as they can be from the start; the right panel shows that their
-# attention diverges too, from 0.16 to 0.51 (one of the four seeds ends at 84 %: a random start can
-# also be unlucky). So both halves are needed: a start that is not symmetric, and a gradient that
-# then differs from head to head.
+# - *Equal* heads stay at exactly 0 and are no better than one head. One wide head is no better
+#   either.
+# - *With 1 % of noise* the weights move apart from 0.01 to 0.32 and the attention from 0.00 to 0.63
+#   nats: *training* did that.
+# - *Independent* heads have nothing to gain in the left panel: random weights are as far apart as
+#   they can be from the start. Their attention diverges too, from 0.16 to 0.51 in the right
+#   panel. (One of the four seeds ends at 84 %: a random start can also be unlucky.)
+#
+# So both are needed: a start that is not symmetric, and a gradient that then differs from head to
+# head.
 #
 # ## 3. What do the heads of a trained model do?
 #
@@ -318,12 +326,14 @@ right.set(xlabel="heads removed, least important first", ylabel="increase in bit
 _ = right.set(title="heads removed one after the other", xticks=range(0, 17, 4))
 
 # %% [markdown]
-# In the saved run each of the eight heads of layer 1 can go at a cost of 0.01 bits or less, and all
-# eight together cost 0.09: less than the best head of layer 0 alone. The last heads are the
-# expensive ones. Large models show the same. Michel et al. (2019): of the 96 encoder heads of a
-# translation model only 8 change the BLEU score significantly when they are removed alone. Voita et
-# al. (2019): 38 of 48 encoder heads can be pruned for 0.15 BLEU, and the ones that stay have clear
-# roles.
+# In the saved run each of the eight heads of layer 1 can be removed at a cost of 0.01 bits or less.
+# All eight together cost 0.09, less than the best head of layer 0 alone. The last heads are the
+# expensive ones. Large models show the same:
+#
+# - Michel et al. (2019): of the 96 encoder heads of a translation model only 8 change the BLEU
+#   score significantly when they are removed alone.
+# - Voita et al. (2019): 38 of 48 encoder heads can be pruned for 0.15 BLEU, and the ones that stay
+#   have clear roles.
 #
 # Heads become redundant when others do the same work (section 3), when their layer adds little, or
 # when the task needs fewer of them than there are. That is a statement about *trained* models: it

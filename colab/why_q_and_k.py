@@ -21,10 +21,14 @@
 # D.** **Asymmetry is no reason for two matrices: one free matrix is asymmetric too, and only W_Q =
 # W_K forces the scores to be symmetric.**
 #
-# Below, cells check each sentence: pair and product are one function (1); how many numbers each has
-# (2); a task that symmetric scores cannot solve and one free matrix can (3); pair and product
-# trained on text (4); the rank that a trained head needs, as a figure (5); rotary positions and
-# latent caches (6). It takes about two minutes on a CPU.
+# Below, cells check each sentence. It takes about two minutes on a CPU.
+#
+# 1. Pair and product are one function.
+# 2. How many numbers each has.
+# 3. A task that symmetric scores cannot solve, and one free matrix can.
+# 4. Pair and product trained on text.
+# 5. The rank that a trained head needs: the figure.
+# 6. Rotary positions and latent caches.
 
 # %%
 # @title Install attnlab where it is missing; JAX and Flax stay as they are
@@ -210,9 +214,10 @@ pd.DataFrame.from_dict(table, orient="index")
 #
 # ## 4. Pair against product on text
 #
-# "One matrix trains worse" is the next common answer. Here is the next byte of the source of
-# Python's standard library, two layers of width 48 with 4 heads, at an equal number of parameters
-# (the FFN of `bilinear` is smaller), each at two learning rates, with three seeds.
+# "One matrix trains worse" is the next common answer. Here two layers of width 48 with 4 heads
+# predict the next byte of the source of Python's standard library. Both models have the same number
+# of parameters (the FFN of `bilinear` is smaller). Each is trained at two learning rates, with
+# three seeds.
 
 # %%
 steps, seeds, learning_rates = 200, (0, 1, 2), (5e-3, 1e-2)
@@ -249,8 +254,8 @@ pd.DataFrame.from_dict(table, orient="index").rename_axis(["scores by", "learnin
 
 # %% [markdown]
 # At the better of the two rates the means are 3.509 and 3.516: the difference is smaller than the
-# one between seeds. So one matrix does not train worse here; neither does it bring anything that
-# pays for its size. (200 steps, one text: a demonstration.)
+# one between seeds, so this run shows no difference in either direction. (200 steps, one text: a
+# demonstration.)
 #
 # ## 5. How low a rank is enough? The figure
 #

@@ -24,7 +24,15 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab.data.graph import Graph, read_graph
-from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, write_results
+from attnlab.lab.cells import (
+    Line,
+    conclusions,
+    interval,
+    matching,
+    numbers,
+    run_cells,
+    write_results,
+)
 from attnlab.lab.pages import render, table
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
@@ -271,6 +279,8 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
     """The Markdown page; `command` wrote it."""
     found, rows = summary(lines), []
     main = found["published configuration"]
+    others = {name: test for name, test in found.items() if test is not main}
+    said = conclusions({name: test - main[: len(test)] for name, test in others.items()}, 2)
     for name, test in found.items():
         of_name = matching(lines, variant=name)
         mean, low, high = interval(test)
@@ -282,15 +292,7 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
         ]
         for column in ("valid", "epochs", "seconds"):
             cells.append(f"{np.mean(numbers(of_name, column)):.1f}")
-        paired = test - main[: len(test)]
-        change = interval(paired)
-        said = "inconclusive" if change[1] * change[2] <= 0 else ""
-        cells.append(
-            ""
-            if test is main
-            else f"{change[0]:+.2f} ({change[1]:+.2f} to {change[2]:+.2f}) {said}"
-        )
-        rows.append(cells)
+        rows.append([*cells, said.get(name, "")])
     header = ("variant", "seeds", "test accuracy, %, mean ± standard deviation", "95 % interval",
               "validation, %", "epochs", "seconds a run", "difference (95 %)")  # fmt: skip
     mean, low, high = interval(main)
@@ -301,9 +303,10 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
         seeds=len(main),
         interval=f"{low:.2f} to {high:.2f}",
         published=f"{PUBLISHED[0]} ± {PUBLISHED[1]}",
-        place="inside" if low <= PUBLISHED[0] <= high else "outside",
+        says="agrees" if low <= PUBLISHED[0] <= high else "does not agree",
         command=command,
         minutes=f"{sum(numbers(lines, 'seconds')) / 60:.0f}",
+        num_compared=len(said),
         variants=table(header, rows),
     )
     return f"{text}\n"

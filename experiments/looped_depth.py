@@ -32,7 +32,15 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab import FFN, ModelConfig, flops_per_token, heads, match_budget, num_parameters
-from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, write_results
+from attnlab.lab.cells import (
+    Line,
+    conclusions,
+    interval,
+    matching,
+    numbers,
+    run_cells,
+    write_results,
+)
 from attnlab.lab.pages import render, table
 from attnlab.models.specs import NoPositions, OutputHead
 from attnlab.plotting import INK, new_axes
@@ -156,29 +164,23 @@ COMMAND = "python -m experiments.looped_depth --out=docs/results"
 
 def page(lines: Sequence[Line], command: str = COMMAND) -> str:
     """The Markdown page; `command` wrote it."""
-    reference = [accuracy(o) for o in judged(lines, "separate")]
-    rows, said = [], {}
+    accuracies = {name: [accuracy(o) for o in judged(lines, name)] for name in VARIANTS}
+    reference, rows = accuracies.pop("separate"), []
+    said = conclusions({name: np.subtract(of, reference) for name, of in accuracies.items()})
     for name, config in VARIANTS.items():
         of_name = judged(lines, name)
         means = [interval(numbers(of_name, f"hops{k + 1}")) for k in range(HOPS)]
         cells = [name, f"{num_parameters(config):,}", f"{flops_per_token(config, NODES):,}"]
         cells += [of_name[0]["rate"], *(f"{m:.1f}" for m, _, _ in means)]
-        values = [accuracy(o) for o in of_name]
-        low, high = interval(values)[1:]
-        cells.append(f"{np.mean(values):.1f} ({low:.1f} to {min(high, 100):.1f})")
-        change = interval(np.subtract(values, reference))
-        word = "inconclusive" if change[1] * change[2] <= 0 else (
-            "better" if change[0] > 0 else "worse")  # fmt: skip
-        said[name] = f"{change[0]:+.1f} points ({change[1]:+.1f} to {change[2]:+.1f}): {word}"
-        cells.append("" if name == "separate" else said[name])
-        rows.append(cells)
+        mean, low, high = interval(accuracy(o) for o in of_name)
+        rows.append([*cells, f"{mean:.1f} ({low:.1f} to {min(high, 100):.1f})"])
     header = ("variant", "parameters", "FLOPs per token", "learning rate",
-              *(f"k = {k + 1}" for k in range(HOPS)), "mean over hops (95 %)",
-              "difference from separate (95 %)")  # fmt: skip
+              *(f"k = {k + 1}" for k in range(HOPS)), "mean over hops (95 %)")  # fmt: skip
     text = render(
         "looped_depth.md.jinja",
         "experiments",
-        said=said,
+        words={name: text.rpartition(": ")[2] for name, text in said.items()},
+        differences=table(("variant", "percentage points (95 %)"), list(said.items())),
         command=command,
         minutes=f"{sum(numbers(lines, 'seconds')) / 60:.0f}",
         runs=len(lines),

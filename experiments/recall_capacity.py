@@ -173,15 +173,18 @@ def recalled(lines: Sequence[Line], n: int, h: int, pairs: int = PAIRS[-1]) -> l
     return numbers(matching(lines, num_heads=n, head_dim=h, pairs=pairs), "recalled")
 
 
+def percent(lines: Sequence[Line], n: int, h: int, pairs: int = PAIRS[-1]) -> str:
+    """Mean percent recalled at a point with its 95 % interval, or "not run"."""
+    values = [100 * x for x in recalled(lines, n, h, pairs)]
+    if not values:
+        return "not run"
+    mean, low, high = interval(values)
+    return f"{mean:.1f} ({max(low, 0):.1f} to {min(high, 100):.1f})"
+
+
 def points_table(lines: Sequence[Line], points: Sequence[tuple[int, int]]) -> str:
     """Percent recalled by point and pairs."""
-    rows = []
-    for n, h in points:
-        cells_ = [str(n), str(h)]
-        for pairs in PAIRS:
-            mean, low, high = interval(100 * x for x in recalled(lines, n, h, pairs))
-            cells_.append(f"{mean:.1f} ({max(low, 0):.1f} to {min(high, 100):.1f})")
-        rows.append(cells_)
+    rows = [[str(n), str(h), *(percent(lines, n, h, p) for p in PAIRS)] for n, h in points]
     return table(("num_heads", "head_dim", *(f"{p} pairs" for p in PAIRS)), rows)
 
 
@@ -193,11 +196,8 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
     steps = max(line["steps"] for line in lines if int(line["steps"]) != LONGER)
     main, longer = matching(lines, steps=steps), matching(lines, steps=LONGER)
     fit = fit_curve(main)
-    checks = []
-    for n, h in FIXED_TOTAL[:3]:
-        short, long = ([100 * x for x in recalled(part, n, h)] for part in (main, longer))
-        checks.append([f"{n}x{h}", f"{np.mean(short):.1f}",
-                       f"{np.mean(long):.1f} ({min(long):.1f} to {max(long):.1f})"])  # fmt: skip
+    answer = [[f"{n} of width {h}", percent(main, n, h), percent(longer, n, h)]
+              for n, h in FIXED_TOTAL]  # fmt: skip
     names = {"ratio": "ln pairs + ln h", "half": "pairs / h at half, 16x2"}
     estimates = [
         [names.get(k, k), f"{a:+.2f}", f"{b:+.2f} to {c:+.2f}"] for k, (a, b, c) in fit.items()
@@ -205,8 +205,7 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
     text = render(
         "recall.md.jinja",
         "experiments",
-        short=percents(main),
-        long=percents(longer),
+        answer=table(("heads", f"after {steps} steps", f"after {LONGER} steps"), answer),
         steps=steps,
         longer=LONGER,
         longer_seeds=LONGER_SEEDS,
@@ -222,7 +221,6 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
         said="inconclusive: the interval holds 0"
         if fit["ratio"][1] * fit["ratio"][2] <= 0
         else "so pairs / h alone does not describe the fractions",
-        checks=table(("point", f"{steps} steps", f"{LONGER} steps"), checks),
     )
     return f"{text}\n"
 
@@ -230,16 +228,6 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
 def interval_text(found: tuple[float, float, float]) -> str:
     """ "value (low to high)"."""
     return f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
-
-
-def percents(lines: Sequence[Line]) -> dict[str, str]:
-    """Point -> percent of 32 pairs recalled, of the points that these lines have."""
-    found = {}
-    for n, h in FIXED_TOTAL:
-        if values := [100 * x for x in recalled(lines, n, h)]:
-            mean, low, high = interval(values)
-            found[f"{n}x{h}"] = f"{mean:.1f} % ({low:.1f} to {high:.1f})"
-    return found
 
 
 def figure(lines: Sequence[Line]) -> Figure:

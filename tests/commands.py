@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +32,15 @@ def user_environment():
     return {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_NUM"))}
 
 
+def quick_xla_flags():
+    """Those of the environment, and without fusion emitters, which take half of the time to
+    compile. Later versions of XLA cannot be told."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
+        flags += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    return flags
+
+
 @functools.cache
 def server():
     words = [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); import commands"]
@@ -43,13 +53,13 @@ def server():
 
 
 def command(module, *flags, optimized=False):
-    """`python -m module flags`; never raises.
+    """`python -m module flags`, or `python module flags` of a file; never raises.
 
     Compiled with little optimising, as tests are, unless its bits are compared.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = (str(Path(folder, name)) for name in ("out", "err"))
-        job = dict(module=module, flags=flags, optimized=optimized, out=out, err=err)
+        job = dict(module=str(module), flags=flags, optimized=optimized, out=out, err=err)
         print(json.dumps(job), file=server().stdin, flush=True)
         code = int(server().stdout.readline())
         texts = (Path(path).read_text() for path in (out, err))
@@ -79,8 +89,12 @@ def become(module, flags, optimized, out, err):
         with open(path, mode) as file:
             os.dup2(file.fileno(), number)
     if not optimized:
+        os.environ["XLA_FLAGS"] = quick_xla_flags()
         jax.config.update("jax_disable_most_optimizations", True)
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of processes that it starts
     sys.argv = [module, *flags]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module.endswith(".py"):
+        runpy.run_path(module, run_name="__main__")
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit()

@@ -7,19 +7,11 @@ import gc
 import itertools
 import os
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
-if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
-    # XLA's fusion emitters take half of the time to compile. `optimized` goes without them too;
-    # commands that tests start do not. Later versions of XLA cannot be told.
-    os.environ["XLA_FLAGS"] = " ".join(
-        (
-            os.environ.get("XLA_FLAGS", ""),
-            "--xla_cpu_use_fusion_emitters=false",
-            "--xla_cpu_parallel_codegen_split_count=1",
-        )
-    )
+from commands import command, quick_xla_flags, user_environment  # noqa: F401  (some use these)
+
+os.environ["XLA_FLAGS"] = quick_xla_flags()
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # What one worker or one command has compiled, all of this session read; set the variable to
     # keep it between sessions. Goes with the process that made it.
@@ -31,15 +23,12 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import jax
 import numpy as np
 import pytest
-from commands import command, user_environment  # noqa: F401  (some tests ask for them here)
 from depth import DEPTH
 
 jax.config.update("jax_num_cpu_devices", 8)
 # Tests compile hundreds of tiny programs that run once: less optimising, four times as fast.
 # Those that compare bits take the fixture `optimized`.
 jax.config.update("jax_disable_most_optimizations", True)
-# Commands, whose programs come again in the next one, keep them all.
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"
@@ -142,6 +131,17 @@ def pytest_collection_modifyitems(items):
             LONG | FORBIDDEN
         ):
             item.add_marker("quick")
+
+
+# Their programs come again in the next training, so they keep them all, as commands do.
+TRAIN = {"experiments", "lab", "training"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Other tests keep what takes long to compile: reading and writing takes time, too."""
+    seconds = 0 if item.path.parent.name in TRAIN else 0.3
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
 
 
 def resident():

@@ -1,5 +1,6 @@
 """What the README, the pages of docs/ and the docstrings show is what happens."""
 
+import ast
 import contextlib
 import dataclasses
 import doctest
@@ -134,6 +135,14 @@ def test_pages_made_from_the_code(name):
     assert (reference.PAGES / name).read_text() == made, "stale: python -m experiments.reference"
 
 
+def test_presets_are_whole_sentences():
+    """A sentence that leads to a command in the docstring is not on the page."""
+    lines = reference.presets_page().splitlines()
+    shown = [line for line in lines if line.startswith("Presets after the colon")]
+    assert len(shown) > 15
+    assert [line[-60:] for line in shown if not line.endswith(".")] == []
+
+
 def test_every_field_of_a_config_is_on_its_page():
     text = (reference.PAGES / "config.md").read_text()
     fields = flatten(byte_lm.get_config().to_dict())
@@ -166,6 +175,18 @@ def test_the_tutorial_on_gpt2_runs(tmp_path):
             exec(code.replace('"openai-community/gpt2"', repr(str(tmp_path))), names)
     assert "induction ['" in out.getvalue()
     assert "the largest increase of the loss is that of head " in out.getvalue()
+
+
+def test_the_tutorial_on_sweeps_compares_with_one_variant():
+    """Without training: the baseline's tags name one of the variants of its `lab.product`."""
+    page = (ROOT / "docs" / "tutorials" / "own_sweep.md").read_text()
+    code = re.findall(f"```python\n{INSIDE}```", page, re.DOTALL)[0]
+    names: dict = {}
+    exec(code.partition("results = ")[0], names)
+    baseline = ast.literal_eval(re.search(r"baseline = (\{.*?\})", code)[1])
+    variants = {tuple(spec.tags.items()) for spec in names["specs"]}
+    assert len(variants) == 4
+    assert len([v for v in variants if baseline.items() <= dict(v).items()]) == 1
 
 
 MODULES = sorted(

@@ -15,7 +15,6 @@ from jax.typing import ArrayLike
 
 from attnlab.attention import dispatch
 from attnlab.attention.dense import scores_and_probs
-from attnlab.attention.keywords import check_keywords, checks_keywords
 from attnlab.attention.mask_spec import Booleans
 from attnlab.attention.masks import Edges
 from attnlab.attention.options import (
@@ -28,6 +27,7 @@ from attnlab.attention.options import (
 )
 from attnlab.attention.score_mods import ScoreMod
 from attnlab.attention.validate import validate
+from attnlab.names import check_keywords, checks_keywords
 from attnlab.remat import save_for_backward
 from attnlab.tap import Tap
 

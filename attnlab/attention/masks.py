@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import Bool, Int, Integer
 
 Nodes = Integer[Array | np.ndarray, " edges"]
@@ -198,18 +199,59 @@ def combine(*masks: Bool[Array, "..."] | Edges | None) -> Bool[Array, "..."] | E
     """AND of the masks that are not None; None where there is none.
 
     Raises:
-      TypeError: `Edges` together with another mask.
+      TypeError: `Edges` together with another mask, or a mask that is not boolean.
 
     >>> combine(causal(2), None, window(2, left=0, right=0)).astype(int).tolist()
     [[1, 0], [0, 1]]
     """
     present = [m for m in masks if m is not None]
     arrays = [m for m in present if not isinstance(m, Edges)]
+    for mask in arrays:
+        if jnp.result_type(mask) != jnp.bool_:
+            raise TypeError(
+                f"masks must be boolean (True = may attend), not {jnp.result_type(mask)}; "
+                "pass numbers that are added to the scores as bias"
+            )
     if len(arrays) == len(present):
         return functools.reduce(jnp.logical_and, arrays) if arrays else None
     if len(present) > 1:
         raise TypeError("Edges cannot be combined with another mask; leave out the hidden edges")
     return present[0]
+
+
+def checked_padding_mask(
+    name: str, mask: ArrayLike | None, tokens: ArrayLike | None
+) -> Bool[Array, "B T"] | None:
+    """A padding mask (True = a token) as booleans; tokenizers return zeros and ones.
+
+    Args:
+      name: for errors.
+      mask: [B, T].
+      tokens: what it belongs to, [B, T, ...].
+
+    Raises:
+      ValueError: another shape, or whole numbers apart from 0 and 1.
+      TypeError: floats, which other libraries add to the scores (0 = a token there).
+
+    >>> checked_padding_mask("padding_mask", [[1, 1, 0]], jnp.array([[5, 3, 0]])).tolist()
+    [[True, True, False]]
+    """
+    if mask is None:
+        return None
+    array = mask if isinstance(mask, jax.Array) else np.asarray(mask)
+    if array.shape != (shape := np.shape(tokens)[:2]):
+        raise ValueError(
+            f"{name} {array.shape} must be [batch, length] = {shape}, True where there is a token"
+        )
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        if not isinstance(array, jax.core.Tracer) and not np.isin(np.asarray(array), (0, 1)).all():
+            raise ValueError(f"{name} must hold 0 (padding) and 1 (a token) only")
+    elif array.dtype != jnp.bool_:
+        raise TypeError(
+            f"{name} must be boolean (True = a token), not {array.dtype}; write mask > 0.5 for one "
+            "of zeros and ones, mask == 0 for one that is added to the scores"
+        )
+    return jnp.asarray(array, bool)
 
 
 def causal_window(

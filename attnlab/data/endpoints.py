@@ -6,6 +6,7 @@ import itertools
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from attnlab.data.dataset import (
     DeviceBatch,
     DeviceBatches,
 )
+from attnlab.fields import Spec, bounded
 from attnlab.names import lookup
 
 GRAPHS: dict[str, Callable[[int, int], bool]] = {"complete": operator.ne, "acyclic": operator.lt}
@@ -63,18 +65,13 @@ def examples(vertices: int, graph: str) -> Batch:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Endpoints:
+class Endpoints(Spec, prefix="data."):
     """`examples` of a graph, drawn uniformly. All of them are scored, those of training too: the
     question is what a model can represent, not how it generalises.
     """
 
-    vertices: int = 16
-    graph: str = "complete"
-
-    def __post_init__(self) -> None:
-        lookup(GRAPHS, self.graph, what="graph")
-        if self.vertices < 2:
-            raise ValueError(f"an arc needs data.vertices of at least 2, not {self.vertices}")
+    vertices: int = bounded(16, least=2)
+    graph: Literal["complete", "acyclic"] = "complete"
 
     def sizes(self) -> DataSizes:
         """Vertices, two selectors and the query token."""

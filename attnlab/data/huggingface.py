@@ -11,15 +11,15 @@ import numpy as np
 from attnlab.data.dataset import BatchShapes, Dataset, DataSizes
 from attnlab.data.files import check_path
 from attnlab.data.random_access import Item, Splits, dataset_of_splits
-from attnlab.data.token_files import check_bytes_per_token
 from attnlab.extras import extra
+from attnlab.fields import Spec, bounded
 
 HELDOUT_SPLITS = ("validation", "valid", "test")
 """Splits that are held out, the first that there is."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HuggingFace:
+class HuggingFace(Spec, prefix="data."):
     """Rows of token ids, one example each; grain shuffles them, as those of `grain`.
 
     `path` is a folder of `datasets.Dataset.save_to_disk` or `DatasetDict.save_to_disk`, a Parquet
@@ -35,14 +35,9 @@ class HuggingFace:
 
     path: str = ""
     column: str = "input_ids"
-    vocab_size: int = 0
-    heldout: float = 0.05
-    bytes_per_token: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.heldout < 1:
-            raise ValueError(f"data.heldout must be between 0 and 1, not {self.heldout}")
-        check_bytes_per_token(self.bytes_per_token)
+    vocab_size: int = bounded(0, least=0)
+    heldout: float = bounded(0.05, above=0.0, below=1.0)
+    bytes_per_token: float = bounded(0.0, least=0.0)
 
     def sizes(self) -> DataSizes:
         """The tokens."""

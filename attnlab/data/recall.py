@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, DeviceBatch
 from attnlab.data.generated import generated_dataset
+from attnlab.fields import Spec, bounded
 
 
 def generate_recall(
@@ -51,7 +52,7 @@ def generate_recall(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recall:
+class Recall(Spec, prefix="data."):
     """`generate_recall`: which value followed this key?
 
     `heldout_rows` rows of a key that no batch has are held out; as many others are scored as
@@ -59,14 +60,14 @@ class Recall:
     """
 
     vocab_size: int = 8192
-    pairs: int = 8
-    heldout_rows: int = 1024
+    pairs: int = bounded(8, least=1)
+    heldout_rows: int = bounded(1024, least=1)
 
     def __post_init__(self) -> None:
-        if self.vocab_size < 2 * self.pairs or self.pairs < 1 or self.heldout_rows < 1:
+        super().__post_init__()
+        if self.vocab_size < 2 * self.pairs:
             raise ValueError(
-                f"data.vocab_size {self.vocab_size} must be at least twice data.pairs "
-                f"{self.pairs}, and both and data.heldout_rows {self.heldout_rows} at least 1"
+                f"data.vocab_size {self.vocab_size} must be at least twice data.pairs {self.pairs}"
             )
 
     def sizes(self) -> DataSizes:

@@ -23,6 +23,7 @@ from attnlab.data.tokenizer import (
     num_tokens,
     text_of_bytes,
 )
+from attnlab.fields import Spec, bounded
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -58,7 +59,7 @@ PATH_ADVICE = "leave data.path empty for the default corpus"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Text:
+class Text(Spec, prefix="data."):
     """A text, to be predicted token by token; losses are reported in bits per byte.
 
     `path` is a file, a folder of them, or "" for the standard library of the running interpreter,
@@ -78,13 +79,7 @@ class Text:
 
     path: str = ""
     tokenizer: str = "bytes"
-    validation: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.validation < 1:
-            raise ValueError(
-                f"data.validation {self.validation} must be a share of the training text below 1"
-            )
+    validation: float = bounded(0.0, least=0.0, below=1.0)
 
     def sizes(self) -> DataSizes:
         """The tokens."""

@@ -4,24 +4,23 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from attnlab.data.batching import random_starts, window_starts
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, join_tokens
-from attnlab.data.files import check_path
+from attnlab.data.files import Stamp, check_path, stamp
 from attnlab.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer, token_sizes
+from attnlab.fields import Spec, bounded
 
 INDEX = "index.json"
 HELDOUT_NAMES = ("val", "heldout", "test")
 """Beginnings of the names of files that are held out, in a folder without an index."""
-DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
 CHUNK = 1 << 22
 """Tokens that are read at a time where all are."""
 
@@ -148,7 +147,7 @@ class TokenStream:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenFiles:
+class TokenFiles(Spec, prefix="data."):
     """Token ids on the disk, to be predicted one by one; not more than the windows of a batch are
     in memory at a time.
 
@@ -171,17 +170,10 @@ class TokenFiles:
     """
 
     path: str = ""
-    dtype: str = "uint16"
-    vocab_size: int = 0
-    heldout: float = 0.1
-    bytes_per_token: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"data.dtype must be uint16 or uint32, not {self.dtype!r}")
-        if not 0 < self.heldout < 1:
-            raise ValueError(f"data.heldout must be between 0 and 1, not {self.heldout}")
-        check_bytes_per_token(self.bytes_per_token)
+    dtype: Literal["uint16", "uint32"] = "uint16"
+    vocab_size: int = bounded(0, least=0)
+    heldout: float = bounded(0.1, above=0.0, below=1.0)
+    bytes_per_token: float = bounded(0.0, least=0.0)
 
     def sizes(self) -> DataSizes:
         """The tokens."""
@@ -265,7 +257,7 @@ class TokenFiles:
         else:
             parts = self._found()
             limit = self.sizes().vocab_size
-            digests = [_digest(file, limit, _stamp(file.path)) for part in parts for file in part]
+            digests = [_digest(file, limit, stamp(file.path)) for part in parts for file in part]
         train, heldout = map(TokenStream, parts)
         how = f"{len(parts[0])} files"
         if not parts[1]:
@@ -313,12 +305,6 @@ class TokenFiles:
         return sizes
 
 
-def check_bytes_per_token(value: float) -> None:
-    """Raises ValueError where it is negative, NaN or infinite; 0: not known."""
-    if not 0 <= value < math.inf:
-        raise ValueError(f"data.bytes_per_token must be a finite number above 0, not {value}")
-
-
 def _token_file(path: Path, dtype: str) -> TokenFile:
     if path.suffix == ".npy":
         try:
@@ -348,12 +334,8 @@ def _checked(folder: Path, index: Index, shards: Sequence[Shard]) -> list[TokenF
     return files
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    return path.stat().st_size, path.stat().st_mtime_ns
-
-
 @functools.lru_cache(maxsize=1024)  # the variants of a sweep read the same files
-def _digest(file: TokenFile, limit: int, stamp: tuple[int, int]) -> str:
+def _digest(file: TokenFile, limit: int, unchanged: Stamp) -> str:
     """sha256 of the ids; raises ValueError where one is not below `limit`."""
     whole = hashlib.sha256()
     stream = TokenStream([file])

@@ -1,10 +1,11 @@
 """Text -> tokens: its bytes, byte pairs learnt from the training part, or a tokenizer.json."""
 
+import abc
 import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,8 +47,7 @@ class ModelText(NamedTuple):
     """The part of the text; of a special token its name."""
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
+class Tokenizer(abc.ABC):
     """Encodes and decodes text."""
 
     size: int
@@ -55,18 +55,23 @@ class Tokenizer(Protocol):
     content: bytes
     """The tokenizer.json that holds all of it; empty for bytes."""
 
+    @abc.abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Texts to train on, without special tokens."""
 
+    @abc.abstractmethod
     def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The tokens of `encode` alone: faster, on all cores."""
 
+    @abc.abstractmethod
     def read(self, text: str) -> ModelText:
         """One text for a model."""
 
+    @abc.abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
         """Tokens as text."""
 
+    @abc.abstractmethod
     def piece(self, token: int) -> str:
         """One token for people: with the blank before a word. A part of a character is "\\xe2", or
         what the file calls it."""
@@ -74,23 +79,19 @@ class Tokenizer(Protocol):
     @property
     def digest(self) -> str:
         """sha256 of `content`."""
+        return hashlib.sha256(self.content).hexdigest()
 
     @property
     def files(self) -> dict[str, bytes]:
         """What `make_tokenizer` finds again in a folder."""
+        return {FILE: self.content} if self.content else {}
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """The bytes of a text in UTF-8."""
 
     size = 256
     content = b""
-    digest = hashlib.sha256(b"").hexdigest()
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        """None."""
-        return {}
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """A token for each byte."""
@@ -116,7 +117,7 @@ class ByteTokenizer:
         return chr(token) if token < 128 else f"\\x{token:02x}"
 
 
-class SubwordTokenizer:
+class SubwordTokenizer(Tokenizer):
     """A tokenizer of the package tokenizers.
 
     Args:
@@ -128,16 +129,6 @@ class SubwordTokenizer:
         self._tokenizer = tokenizer
         self.size = size
         self.content: bytes = tokenizer.to_str(pretty=True).encode()
-
-    @property
-    def digest(self) -> str:
-        """sha256 of `content`."""
-        return hashlib.sha256(self.content).hexdigest()
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        """The tokenizer.json."""
-        return {FILE: self.content}
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Without special tokens."""

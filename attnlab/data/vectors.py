@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, DeviceBatch
 from attnlab.data.generated import generated_dataset
+from attnlab.fields import Spec, bounded
 
 
 def generate_farthest(key: Array, size: int, *, dimensions: int, points: int) -> DeviceBatch:
@@ -49,12 +50,6 @@ def generate_maxima(key: Array, size: int, *, directions: Array, tokens: int) ->
     return {"features": features, "answers": answers, "scored": scored}
 
 
-def _check_at_least(**counts: tuple[int, int]) -> None:
-    for field, (value, least) in counts.items():
-        if value < least:
-            raise ValueError(f"data.{field} must be at least {least}, not {value}")
-
-
 def _shapes(length: int, features: int, answers: int) -> BatchShapes:
     return {
         "features": jax.ShapeDtypeStruct((1, length, features), np.float32),
@@ -64,16 +59,13 @@ def _shapes(length: int, features: int, answers: int) -> BatchShapes:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Farthest:
+class Farthest(Spec, prefix="data."):
     """`generate_farthest`: which point is farthest from this one? `train.length` is the number of
     points. An answer has length 1 and mean 0, so the mean leaves all of its variance unexplained.
     """
 
-    dimensions: int = 16
-    heldout_rows: int = 1024
-
-    def __post_init__(self) -> None:
-        _check_at_least(dimensions=(self.dimensions, 2), heldout_rows=(self.heldout_rows, 1))
+    dimensions: int = bounded(16, least=2)
+    heldout_rows: int = bounded(1024, least=1)
 
     def sizes(self) -> DataSizes:
         """As many features as answers."""
@@ -112,23 +104,19 @@ def _farthest_baselines(rows: Batch) -> Baselines:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Maxima:
+class Maxima(Spec, prefix="data."):
     """`generate_maxima`: the sum of the largest values along `directions` directions, which are
     drawn once, orthonormal, for all seeds. Answers are shifted and scaled to mean 0 and variance 1,
     so that the mean leaves 100 % of the variance unexplained. `train.length` is the number of
     vectors plus 1 for the query.
     """
 
-    dimensions: int = 4
-    directions: int = 4
-    heldout_rows: int = 1024
+    dimensions: int = bounded(4, least=1)
+    directions: int = bounded(4, least=1)
+    heldout_rows: int = bounded(1024, least=1)
 
     def __post_init__(self) -> None:
-        _check_at_least(
-            dimensions=(self.dimensions, 1),
-            directions=(self.directions, 1),
-            heldout_rows=(self.heldout_rows, 1),
-        )
+        super().__post_init__()
         if self.directions > self.dimensions:
             raise ValueError(
                 f"{self.directions} orthonormal data.directions need as many data.dimensions, not "

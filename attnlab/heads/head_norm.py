@@ -5,15 +5,14 @@ from typing import Literal
 
 from jax import Array
 
-from attnlab.fields import check_fields
-from attnlab.heads.layout import short_repr
+from attnlab.fields import Spec
 from attnlab.heads.linear import normalize
 from attnlab.heads.weights import Method, Params, Weight
 from attnlab.norms import STARTS
 
 
-@dataclasses.dataclass(frozen=True)
-class HeadNorm:
+@dataclasses.dataclass(frozen=True, repr=False)
+class HeadNorm(Spec, prefix="qk_norm."):
     """A norm of each query and key head, with a learnt scale, before rotary embedding.
 
     >>> HeadNorm("layer", bias=True)
@@ -32,14 +31,11 @@ class HeadNorm:
     over: Literal["head", "own_head", "all"] = "head"
 
     def __post_init__(self) -> None:
-        check_fields(self, prefix="qk_norm.")
+        super().__post_init__()
         if self.bias and self.kind != "layer":
             raise ValueError(
                 f"a norm of kind {self.kind!r} has no bias; use kind='layer' or bias=False"
             )
-
-    def __repr__(self) -> str:
-        return short_repr(self)
 
     def weights(self, axis: str, key_heads: str = "num_heads") -> dict[str, Weight]:
         """Scales, then biases, of the norms of queries and keys of this width."""

@@ -1,5 +1,6 @@
 """`identical_heads`: weights with which all heads compute the same."""
 
+import functools
 from collections.abc import Iterable
 
 import jax
@@ -9,7 +10,6 @@ from jaxtyping import Array
 from attnlab.heads.layout import Layout, all_weights
 from attnlab.heads.multihead import multi_head_attention
 from attnlab.heads.params import check_stacked_params, weight_shapes
-from attnlab.heads.shapes import array
 from attnlab.heads.weights import Params, Weight
 from attnlab.tap import capture
 
@@ -63,6 +63,7 @@ def dependencies(layout: Layout, names: Iterable[str]) -> set[str]:
     ['mixing', 'q']
     """
     wanted = tuple(names)
+    array = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     params = {name: array(shape) for name, shape in weight_shapes(layout).items()}
     x, y, z = (array((1, 1, width)) for width in layout.input_widths)
     context = y if y.shape == z.shape else (y, z)

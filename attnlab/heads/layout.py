@@ -16,13 +16,12 @@ V width of a value, O output width.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import jax
 from jaxtyping import Array, Float
 
-from attnlab.attention.keywords import check_keywords
-from attnlab.fields import bounded, check_fields
+from attnlab.fields import Spec, bounded, check_fields
 from attnlab.heads.call import Call
 from attnlab.heads.linear import combine_heads
 from attnlab.heads.shapes import token_shapes
@@ -59,8 +58,20 @@ class Blocked(NamedTuple):
     reason: str
 
 
+class Named(Spec):
+    """A record with a name for flags: that of its registration, else that of its class."""
+
+    name: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = cls.__dict__.get("name", cls.__name__)
+        if "__repr__" not in cls.__dict__:  # `dataclass` would make another
+            setattr(cls, "__repr__", Spec.__repr__)  # noqa: B010
+
+
 @dataclasses.dataclass(frozen=True)
-class Extra:
+class Extra(Named):
     """Base class of options that any layout may have, such as a gate or a sink.
 
     A subclass is a frozen dataclass that overrides what it needs: `weights`, and `before_attention`
@@ -89,10 +100,6 @@ class Extra:
     depends_on_head_order: ClassVar[bool] = False
     """Does it do another thing with head n than with head m, apart from weights that have an axis
     named "num_heads"? Such heads cannot be permuted or removed."""
-
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-        _name_class(cls, Extra.__repr__)
 
     def __post_init__(self) -> None:
         check_fields(self, prefix=f"{self.name}.")
@@ -128,12 +135,9 @@ class Extra:
         """Output of attention -> input of the output projection; x is the query input."""
         return heads
 
-    def __repr__(self) -> str:
-        return short_repr(self)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(Named):
     """Base class of layouts: how heads compute q, k and v from x, and the output from heads.
 
     A field keeps None where its size has a default. `size` resolves it by the property
@@ -199,15 +203,6 @@ class Layout:
     extras: tuple[Extra, ...] = ()
     norm_eps: float = bounded(1e-6, least=0.0)
 
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-        _name_class(cls, Layout.__repr__)
-
-    def __new__(cls: type["LayoutT"], *args: object, **fields: object) -> "LayoutT":
-        """Raises TypeError for an unknown field; the message lists the fields."""
-        check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
-        return object.__new__(cls)
-
     def __post_init__(self) -> None:
         # Lists, as of a config file, become tuples: a layout is hashable.
         object.__setattr__(self, "biases", _as_tuple("biases", self.biases))
@@ -247,7 +242,7 @@ class Layout:
         """Shape of a weight."""
         return tuple(self.size(axis) for axis in weight.axes)
 
-    def with_width(self: "LayoutT", width: int) -> "LayoutT":
+    def with_width(self, width: int) -> Self:
         """The layout in a model of this width.
 
         Raises:
@@ -419,11 +414,6 @@ class Layout:
         """Name of the first extra between these two matrices; None if there is none."""
         return next((extra.name for extra in self.extras if extra.between == pair), None)
 
-    # Presentation ---------------------------------------------------------------------------------
-
-    def __repr__(self) -> str:
-        return short_repr(self)
-
     @property
     def _label(self) -> str:
         return f"layout {self.name!r}"
@@ -481,29 +471,6 @@ def check_kv_heads(layout: Layout) -> None:
     """Raises ValueError where query heads do not share key/value heads evenly."""
     if layout.num_heads % (heads := layout.size("num_kv_heads")):
         raise ValueError(f"num_heads {layout.num_heads} is not divisible by num_kv_heads {heads}")
-
-
-def short_repr(spec: object) -> str:
-    """The class and the fields that differ from their defaults; `eval` of it is equal to `spec`.
-
-    >>> from attnlab.heads import Gate
-    >>> short_repr(Gate()), short_repr(Gate("element"))
-    ('Gate()', "Gate(by='element')")
-    """
-    changed = ", ".join(
-        f"{field.name}={getattr(spec, field.name)!r}"
-        for field in dataclasses.fields(spec)  # type: ignore[arg-type]  # any dataclass
-        if field.default is dataclasses.MISSING or getattr(spec, field.name) != field.default
-    )
-    return f"{type(spec).__name__}({changed})"
-
-
-def _name_class(cls: type[Layout] | type[Extra], method: object) -> None:
-    """Gives a subclass a name of its own, and the base class's __repr__, which `dataclass` would
-    otherwise replace."""
-    cls.name = cls.__dict__.get("name", cls.__name__)
-    if "__repr__" not in cls.__dict__:
-        setattr(cls, "__repr__", method)  # noqa: B010
 
 
 def _as_tuple(field: str, value: object) -> tuple[object, ...]:

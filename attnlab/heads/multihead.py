@@ -15,7 +15,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from attnlab.attention import AttentionOptions, masks
-from attnlab.attention.keywords import check_keywords
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.call import Call
 from attnlab.heads.inputs import NO_INPUTS, OF_FORM, Context, HeadInputs, Rotary, check_inputs
@@ -23,8 +22,9 @@ from attnlab.heads.layout import Entries, Layout, Rotate
 from attnlab.heads.params import weight_shapes
 from attnlab.heads.positions import rotate
 from attnlab.heads.rewrites import FACTORED, CallSizes, choose, contraction_orders
-from attnlab.heads.shapes import array, score_scale
+from attnlab.heads.shapes import score_scale
 from attnlab.heads.weights import Params
+from attnlab.names import check_keywords
 from attnlab.tap import Tap
 
 HEAD_KEYWORDS = {
@@ -465,7 +465,7 @@ def explain_heads(
     """
     report: dict[str, dict[str, object]] = {}
     dtype = getattr(x, "dtype", jnp.float32)
-    params = {n: array(shape, dtype) for n, shape in weight_shapes(layout).items()}
+    params = {n: jax.ShapeDtypeStruct(shape, dtype) for n, shape in weight_shapes(layout).items()}
 
     def call(params: Params, x: Array, inputs: HeadInputs) -> None:
         attend_heads(params, x, layout, inputs, report=report, **options)

@@ -1,5 +1,6 @@
 """Positions: tables that are added to x, rotary angles for q and k, distance buckets."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -82,10 +83,6 @@ def _llama3(rates: Array, factor: float, low: float, high: float, length: float)
     return (1 - kept) * rates / factor + kept * rates
 
 
-def _yarn_smooth(rates: Array, factor: float, fast: float, slow: float, length: float) -> Array:
-    return _yarn(rates, factor, fast, slow, length, whole=False)
-
-
 def _yarn(
     rates: Array, factor: float, fast: float, slow: float, length: float, whole: bool = True
 ) -> Array:
@@ -110,7 +107,7 @@ YARN = ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
 SCALINGS = {
     # Peng et al. 2023, arXiv 2309.00071; its factor of the scores is not of the rates.
     "yarn": Scaling(_yarn, YARN),
-    "yarn_smooth": Scaling(_yarn_smooth, YARN),
+    "yarn_smooth": Scaling(functools.partial(_yarn, whole=False), YARN),
     # Of texts longer than the length of training alone, which `ModelConfig` refuses.
     "dynamic": Scaling(
         lambda rates, factor, length: rates, ("factor", "original_max_position_embeddings")

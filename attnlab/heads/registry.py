@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attnlab.heads.layout import Extra, Layout
 from attnlab.names import lookup
@@ -36,13 +36,7 @@ def register_layout(name: str) -> Callable[[type[LayoutT]], type[LayoutT]]:
     ...         return self.slice_width // 2
     """
 
-    def register(kind: type[LayoutT]) -> type[LayoutT]:
-        _check_free("layout", name, LAYOUTS.get(name, kind), kind)
-        kind.name = name
-        LAYOUTS[name] = kind
-        return kind
-
-    return register
+    return _adder("layout", name, LAYOUTS)
 
 
 def register_extra(name: str) -> Callable[[type[ExtraT]], type[ExtraT]]:
@@ -58,21 +52,22 @@ def register_extra(name: str) -> Callable[[type[ExtraT]], type[ExtraT]]:
     ...         return heads / 2
     """
 
-    def register(kind: type[ExtraT]) -> type[ExtraT]:
-        _check_free("extra", name, EXTRAS.get(name, kind), kind)
+    return _adder("extra", name, EXTRAS)
+
+
+def _adder(what: str, name: str, table: dict[str, Any]) -> Callable[[type[Any]], type[Any]]:
+    def register(kind: type[Any]) -> type[Any]:
+        other = table.get(name, kind)
+        # The same class again, as when its module is reloaded, replaces itself.
+        if (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__):
+            raise ValueError(
+                f"{what} {name!r} is {other.__module__}.{other.__qualname__}; choose another name"
+            )
         kind.name = name
-        EXTRAS[name] = kind
+        table[name] = kind
         return kind
 
     return register
-
-
-def _check_free(what: str, name: str, other: type, kind: type) -> None:
-    # The same class again, as when its module is reloaded, replaces itself.
-    if (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ValueError(
-            f"{what} {name!r} is {other.__module__}.{other.__qualname__}; choose another name"
-        )
 
 
 def make_layout(name: str, **fields: object) -> Layout:

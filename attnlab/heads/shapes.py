@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from attnlab.heads.weights import Params
@@ -52,17 +51,13 @@ def token_shapes(layout: "Layout", rotary: bool = False) -> TokenShapes:
         k, v = layout.keys_values(params, entries)
         return layout.project_q(params, x, rotate), entries, k, v
 
+    array = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     params = {name: array(layout.shape(weight)) for name, weight in layout.weights().items()}
     inputs = (array((1, 1, width)) for width in layout.input_widths)
     q, entries, k, v = jax.eval_shape(trace, params, *inputs)
     return TokenShapes(
         q.shape[2:], {n: a.shape[2:] for n, a in entries.items()}, k.shape[2:], v.shape[2:]
     )
-
-
-def array(shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.ShapeDtypeStruct:
-    """An array without values, for tracing."""
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def score_scale(layout: "Layout") -> float:

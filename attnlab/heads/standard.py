@@ -22,7 +22,7 @@ from attnlab.heads.layout import (
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.shapes import score_scale
-from attnlab.heads.weights import Method, Params, Weight, without
+from attnlab.heads.weights import Params, Weight, without
 
 Tie = Literal["", "kv", "qk", "qkv"]
 UNTIED: dict[str, dict[Bias, Bias]] = {
@@ -87,12 +87,12 @@ class Separate(Layout):
     def tied(self, weights: dict[str, Weight]) -> dict[str, Weight]:
         """The weights without tied duplicates."""
         for ours, theirs in UNTIED[self.tie].items():
-            method: Method = "project_kv"
             for end in ("", "_outer"):
                 if f"{ours}{end}" in weights:
                     gone, kept = weights.pop(f"{ours}{end}"), weights[f"{theirs}{end}"]
                     if gone.methods[0] not in kept.methods:
-                        weights[f"{theirs}{end}"] = kept.also_in(method)
+                        both = (*kept.methods, "project_kv")
+                        weights[f"{theirs}{end}"] = dataclasses.replace(kept, used_in=both)
         return weights
 
     def finished(self, weights: dict[str, Weight]) -> dict[str, Weight]:

@@ -65,10 +65,6 @@ class Weight:
         """The bias added to what this weight makes; initially zero."""
         return Weight(self.used_in, makes=self.per + self.makes, constant=0.0)
 
-    def also_in(self, method: Method) -> "Weight":
-        """The same weight, applied in one more method."""
-        return dataclasses.replace(self, used_in=(*self.methods, method))
-
 
 def without(params: Params, *names: str) -> dict[str, Array]:
     """The parameters except those of these names."""

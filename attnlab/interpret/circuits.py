@@ -18,16 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Float
 
+from attnlab.fields import check_choice
 from attnlab.heads import Layout
 from attnlab.heads.multihead import make_entries, rotation
 from attnlab.heads.shapes import score_scale
 from attnlab.interpret.linearize import linearize_at
-from attnlab.interpret.scores import AttentionName
+from attnlab.interpret.scores import AttentionName, head_params
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import rotary_embedding
 from attnlab.models.layer import LAYER_SCALE
 from attnlab.models.specs import LayerSpec
-from attnlab.names import lookup
 from attnlab.norms import STARTS
 from attnlab.sharing import Params, Plan, layer_params
 from attnlab.transforms.measure import float64
@@ -103,7 +103,7 @@ def circuit(
     >>> circuit(config, params, "ov").singular_values.shape
     (3, 4, 2)
     """
-    lookup(dict.fromkeys(get_args(CircuitName)), name, what="circuit")
+    check_choice("circuit", name, get_args(CircuitName))
     with float64():
         weights = _HeadMatrices(config, params, attention)
         factors = weights.qk(distance) if name == "qk" else weights.ov()
@@ -148,7 +148,7 @@ def composition_scores(
     >>> scores.shape, bool(np.isnan(scores[1, 0, 0, 0]))
     ((3, 4, 3, 4), True)
     """
-    lookup(dict.fromkeys(get_args(ReadBy)), by, what="composition")
+    check_choice("composition", by, get_args(ReadBy))
     with float64():
         weights = _HeadMatrices(config, params, attention)
         num_layers, (v, o) = weights.plan.num_layers, weights.ov()
@@ -178,7 +178,7 @@ class _HeadMatrices:
     inner basis is arbitrary."""
 
     def __init__(self, config: ModelConfig, params: Params, attention: AttentionName) -> None:
-        lookup(dict.fromkeys(get_args(AttentionName)), attention, what="attention")
+        check_choice("attention", attention, get_args(AttentionName))
         encoder = config.encoder
         if attention != "self" and encoder is None:
             raise ValueError(
@@ -237,8 +237,7 @@ class _HeadMatrices:
         return written
 
     def _heads(self, layer: int) -> Params:
-        weights = self.layers[layer]
-        return weights["cross"] if self.is_cross else weights["attention"] | weights.get("kv", {})
+        return head_params(self.layers[layer], self.is_cross)
 
     def _scale(self, norm: Params) -> Matrices:
         """The scale of a norm."""

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attnlab.fields import check_choice
 from attnlab.heads import Layout
 from attnlab.heads.multihead import make_entries, rotation
 from attnlab.heads.shapes import score_scale
@@ -29,7 +30,6 @@ from attnlab.interpret.residual import (
 )
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import position_bias, rotary_embedding
-from attnlab.names import lookup
 from attnlab.sharing import Params
 
 AttentionName: TypeAlias = Literal["self", "encoder", "cross"]
@@ -86,14 +86,14 @@ def decompose_scores(
     >>> decompose_scores(recording, layer=1, head=0)._fields
     ('queries', 'keys', 'terms', 'bias')
     """
-    lookup(dict.fromkeys(get_args(AttentionName)), attention, what="attention")
-    lookup(dict.fromkeys(get_args(Side)), split, what="split")
+    check_choice("attention", attention, get_args(AttentionName))
+    check_choice("split", split, get_args(Side))
     config, is_cross = recording.config, attention == "cross"
     for_q = layer_stack(recording, encoder=attention == "encoder")
     for_k = layer_stack(recording, encoder=True) if is_cross else for_q
     layout = _check(config, for_q, attention, layer, head)
     source = layer if is_cross else for_q.plan.kv_sources[layer]
-    q_params, k_params = (_head_params(for_q, i, is_cross) for i in (layer, source))
+    q_params, k_params = (head_params(for_q.layer_weights(i), is_cross) for i in (layer, source))
     query_terms = decompose_input(
         recording, layer, "cross" if is_cross else "attention", encoder=attention == "encoder"
     )
@@ -148,8 +148,8 @@ def _check(
     return layout
 
 
-def _head_params(stack: LayerStack, layer: int, is_cross: bool) -> Params:
-    weights = stack.layer_weights(layer)
+def head_params(weights: dict[str, Params], is_cross: bool) -> Params:
+    """Of the weights of a layer those of its heads, with keys and values of another layer."""
     return weights["cross"] if is_cross else weights["attention"] | weights.get("kv", {})
 
 

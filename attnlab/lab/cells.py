@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from attnlab.lab.statistics import paired_difference
+from attnlab.lab.statistics import holm, paired_difference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,3 +86,22 @@ def interval(values: Iterable[float]) -> tuple[float, float, float]:
     """
     found = paired_difference(list(values))
     return found.mean, found.low, found.high
+
+
+def conclusions(differences: Mapping[str, Iterable[float]], digits: int = 1) -> dict[str, str]:
+    """Name -> mean difference (higher is better) with its 95 % interval and conclusion.
+
+    p-values and conclusions are after Holm's correction for all names.
+
+    >>> conclusions({"a": [1.0, 2.0, 3.0], "b": [-4.0, -4.1, -4.2]})["b"]
+    '-4.1 (-4.3 to -3.9; p < 0.001): worse'
+    """
+    found = {name: paired_difference(list(of)) for name, of in differences.items()}
+    said = {}
+    p_values = holm([one.p for one in found.values()])
+    for (name, d), p in zip(found.items(), p_values, strict=True):
+        word = "inconclusive" if p >= 0.05 else "better" if d.mean > 0 else "worse"
+        mean, low, high = (f"{value:+.{digits}f}" for value in (d.mean, d.low, d.high))
+        p_text = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
+        said[name] = f"{mean} ({low} to {high}; {p_text}): {word}"
+    return said

@@ -17,6 +17,7 @@ from attnlab.models.ffn import feed_forward
 from attnlab.models.forward import ModelInputs, Outputs, model_values, run_model
 from attnlab.models.generate import generate, prefill, stream
 from attnlab.models.head_similarity import head_distance, identical_heads
+from attnlab.models.head_weights import matrix_axes, shard_axes
 from attnlab.models.layer import (
     LayerInputs,
     LayerOutputs,
@@ -26,7 +27,6 @@ from attnlab.models.layer import (
     transformer_layer,
 )
 from attnlab.models.modules import FeedForward, LayerStack, MultiHeadAttention
-from attnlab.models.optimizer_axes import matrix_axes
 from attnlab.models.parameters import check_params, param_shapes
 from attnlab.models.sampling import Sampling, limit_logits
 from attnlab.models.specs import (
@@ -53,7 +53,6 @@ from attnlab.models.stack import (
     captured_per_layer,
     run_layers,
 )
-from attnlab.models.tensor_parallel import shard_axes
 from attnlab.models.transformer import Decoder, Encoder, EncoderDecoder
 
 __all__ = [

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
+from attnlab.fields import check_choice
 from attnlab.heads import LAYOUTS, Layout, weight_shapes
 from attnlab.models.config import ModelConfig, sharing_name
 from attnlab.models.cost import cache_bytes_per_token, flops_per_token, num_parameters
@@ -46,7 +47,7 @@ def budget_cost(config: ModelConfig, budget: Budget, length: int = 1) -> int:
     >>> budget_cost(ModelConfig(), "cache")
     2048
     """
-    lookup(dict.fromkeys(get_args(Budget)), budget, what="budget")
+    check_choice("budget", budget, get_args(Budget))
     if budget == "parameters":
         return num_parameters(config)
     return flops_per_token(config, length) if budget == "flops" else cache_bytes_per_token(config)
@@ -88,7 +89,7 @@ def match_budget(
     """
     wanted = budget_cost(reference, budget, length)
     size = size or DEFAULT_SIZES[budget]
-    lookup(dict.fromkeys(get_args(Size)), size, what="size to solve for")
+    check_choice("size to solve for", size, get_args(Size))
     if multiple == 1 and budget_cost(config, budget, length) == wanted:
         return Match(config, wanted, 0)
     if size == "heads.num_heads":
@@ -101,11 +102,24 @@ def match_budget(
     def cost(count: int) -> int:
         return budget_cost(resized(count), budget, length)
 
-    try:
-        best = _nearest(cost, wanted)
-    except _NoMatch as error:
-        name = f"layout {config.heads.name!r}, sharing {sharing_name(config)!r}"
-        raise ValueError(_explain(error, name, budget, size, wanted, multiple)) from None
+    one, two = cost(1), cost(2)
+    name = f"layout {config.heads.name!r}, sharing {sharing_name(config)!r}"
+    if two <= one:
+        raise ValueError(f"{name}: {budget} do not depend on {size}; solve for another size")
+    if one - wanted > (two - one) / 2:
+        raise ValueError(
+            f"{name}: at {size} {multiple} it costs more {budget} ({one:,}) than the whole "
+            f"reference ({wanted:,}); give the reference a larger {size}"
+        )
+    # Most costs are linear and all others grow faster, unless they stop: the line through the
+    # first two points ends high enough.
+    high = 1 + max(1, math.ceil((wanted - one) / (two - one)))
+    if cost(high) < wanted:
+        raise ValueError(
+            f"{name}: {budget} stop growing with {size} at {cost(high):,}, below the reference's "
+            f"{wanted:,}; solve for another size"
+        )
+    best = _nearest(cost, wanted, high)
     return Match(resized(best), cost(best), wanted - cost(best))
 
 
@@ -153,45 +167,13 @@ def with_layout(config: ModelConfig, layout: str, sharing: str) -> ModelConfig:
 # Search -------------------------------------------------------------------------------------------
 
 
-class _NoMatch(Exception):
-    """Why no count meets the budget: `reason`, and the cost at the limit."""
-
-    def __init__(self, reason: Literal["constant", "too large", "bounded"], cost: int) -> None:
-        super().__init__(reason)
-        self.reason, self.cost = reason, cost
-
-
-def _nearest(cost: Callable[[int], int], wanted: int) -> int:
-    """The count >= 1 whose cost is nearest to `wanted`; costs never decrease with the count."""
-    one, two = cost(1), cost(2)
-    if two <= one:
-        raise _NoMatch("constant", one)
-    if one - wanted > (two - one) / 2:
-        raise _NoMatch("too large", one)
-    # Most costs are linear and all others grow faster, unless they stop: the line through the
-    # first two points ends high enough.
-    high = 1 + max(1, math.ceil((wanted - one) / (two - one)))
-    if cost(high) < wanted:
-        raise _NoMatch("bounded", cost(high))
+def _nearest(cost: Callable[[int], int], wanted: int, high: int) -> int:
+    """The count from 1 to `high` whose cost is nearest to `wanted`; costs grow with the count."""
     low = high - 1 if cost(high - 1) <= wanted else 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if cost(middle) <= wanted else (low, middle)
     return min(low, high, key=lambda count: abs(cost(count) - wanted))
-
-
-def _explain(error: _NoMatch, name: str, budget: str, size: str, wanted: int, multiple: int) -> str:
-    if error.reason == "constant":
-        return f"{name}: {budget} do not depend on {size}; solve for another size"
-    if error.reason == "too large":
-        return (
-            f"{name}: at {size} {multiple} it costs more {budget} ({error.cost:,}) than the whole "
-            f"reference ({wanted:,}); give the reference a larger {size}"
-        )
-    return (
-        f"{name}: {budget} stop growing with {size} at {error.cost:,}, below the reference's "
-        f"{wanted:,}; solve for another size"
-    )
 
 
 def _with_fixed_widths(layout: LayoutT) -> LayoutT:

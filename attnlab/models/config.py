@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import jax.numpy as jnp
 
-from attnlab.fields import bounded, check_count
+from attnlab.fields import Spec, bounded, check_count
 from attnlab.heads import Cache, Layout, Standard, init_cache, kv_weight_names
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.positions import read_scaling
@@ -27,7 +27,6 @@ from attnlab.models.specs import (
     OutputHead,
     Positions,
     Rotary,
-    Spec,
 )
 from attnlab.sharing.mixing import check_mixtures
 from attnlab.sharing.named_plans import as_plan, plan_name
@@ -46,7 +45,7 @@ __all__ = ["EncoderConfig", "LayerOverrides", "LayerSpec", "LayerType", "ModelCo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class LayerOverrides(Spec, path="layer_types: "):
+class LayerOverrides(Spec, prefix="layer_types: "):
     """Fields of a config that one type of layer replaces; None keeps that of the config.
 
     Attributes:
@@ -76,7 +75,7 @@ LayerType: TypeAlias = tuple[int, LayerOverrides]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class EncoderConfig(Spec, path="encoder."):
+class EncoderConfig(Spec, prefix="encoder."):
     """The encoder of an encoder-decoder.
 
     Attributes:
@@ -97,8 +96,6 @@ class EncoderConfig(Spec, path="encoder."):
     own_inputs: bool = False
 
     def __post_init__(self) -> None:
-        if self.cross not in ("own", "merged"):
-            raise ValueError(f"encoder.cross must be 'own' or 'merged', not {self.cross!r}")
         super().__post_init__()
         if self.shares_decoder and self.own_inputs:
             raise ValueError("encoder.shares_decoder: leave own_inputs out")
@@ -199,10 +196,6 @@ class ModelConfig(Spec):
             raise ValueError(
                 "layer_types must be a tuple of pairs (count, LayerOverrides(...)), not "
                 f"{self.layer_types!r}"
-            )
-        if self.kind not in ("decoder", "encoder", "encoder_decoder"):
-            raise ValueError(
-                f"kind must be 'decoder', 'encoder' or 'encoder_decoder', not {self.kind!r}"
             )
         super().__post_init__()
         # One way to write the same thing, so that equal configs are equal.

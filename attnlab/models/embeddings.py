@@ -151,7 +151,9 @@ def read_rows(table: Float[Array, "rows D"], ids: Int[Array, "..."]) -> Float[Ar
     >>> read_rows(jnp.array([[1.0], [2.0]]), jnp.array([1, 2, -1]))[:, 0].tolist()
     [2.0, nan, nan]
     """
-    rows: Array = table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    rows: Array = (
+        jnp.asarray(table).at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    )
     return rows
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention.masks import Edges
+from attnlab.attention.masks import Edges, checked_padding_mask
 from attnlab.heads import Layout
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
 from attnlab.models.config import ModelConfig
@@ -35,10 +35,10 @@ from attnlab.models.stack import (
     LayersOfType,
     StackInputs,
     StackOutputs,
+    check_values,
     run_layers,
     stack_values,
 )
-from attnlab.models.values import check_values
 from attnlab.sharing import Params
 from attnlab.tap import Patches, Tap
 
@@ -160,7 +160,17 @@ def run_model(
     _check_inputs(config, inputs)
     known = model_values(config, with_encoder=has_encoder and inputs.encoded is None)
     capture, patch = check_values(inputs.capture, inputs.patch, known)
-    inputs = dataclasses.replace(inputs, capture=capture, patch=patch)
+    inputs = dataclasses.replace(
+        inputs,
+        capture=capture,
+        patch=patch,
+        padding_mask=checked_padding_mask("padding_mask", inputs.padding_mask, tokens),
+        source_padding_mask=checked_padding_mask(
+            "source_padding_mask",
+            inputs.source_padding_mask,
+            inputs.source if inputs.encoded is None else inputs.encoded,
+        ),
+    )
     run = _Run(params, config, inputs, next_key, reports)
     encoded, encoder = inputs.encoded, None
     if has_encoder and encoded is None:
@@ -171,8 +181,7 @@ def run_model(
     if encoder is not None:
         captured = {ENCODER + name: a for name, a in encoder.captured.items()} | captured
         losses = {ENCODER + name: a for name, a in encoder.losses.items()} | losses
-    mask = _as_bool(inputs.padding_mask)
-    logits, pooled, classes = _outputs(params, ran.x, config, tokens, mask)
+    logits, pooled, classes = _outputs(params, ran.x, config, tokens, inputs.padding_mask)
     cache: ModelCache | None = None
     if inputs.cache is not None:
         caches = {name: a for name, a in ran.caches.items() if a is not None}
@@ -233,7 +242,7 @@ class _Run:
             plan=c.encoder_plan,
             spec=c.encoder_layer,
             text=TextInputs(
-                padding_mask=_as_bool(self.inputs.source_padding_mask),
+                padding_mask=self.inputs.source_padding_mask,
                 bias=self._bias(
                     c.encoder_layout, f"{prefix}relative_bias", text, None, two_sided=True
                 ),
@@ -248,7 +257,7 @@ class _Run:
         """tokens -> input of the LM head, and what the layers captured."""
         c, inputs = self.config, self.inputs
         caches = cache_by_type(c, inputs.cache)
-        padding_mask, source_mask = map(_as_bool, (inputs.padding_mask, inputs.source_padding_mask))
+        padding_mask, source_mask = inputs.padding_mask, inputs.source_padding_mask
         tap = self._tap("")
         text = self._embed(tokens, tap, next(iter(caches.values())))
         layer_types = {
@@ -291,8 +300,7 @@ class _Run:
         c, inputs = self.config, self.inputs
         tokens = check_tokens(c, tokens)
         length, after_cache = tokens.shape[1], None
-        mask = _as_bool(inputs.source_padding_mask if is_source else inputs.padding_mask)
-        check_per_token("source_padding_mask" if is_source else "padding_mask", mask, tokens)
+        mask = inputs.source_padding_mask if is_source else inputs.padding_mask
         check_range("token id", tokens, c.vocab_size, mask)
         if cache is not None:
             after_cache = next_positions({"length": cache["length"][0]}, length, mask)
@@ -401,7 +409,3 @@ def cache_by_type(config: ModelConfig, cache: ModelCache | None) -> dict[str, Ca
                 "config.init_cache(batch, size) of this one"
             )
     return dict(caches)
-
-
-def _as_bool(mask: ArrayLike | None) -> Array | None:
-    return None if mask is None else jnp.asarray(mask, bool)

@@ -22,6 +22,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from attnlab.attention.masks import checked_padding_mask
 from attnlab.fields import as_count
 from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig
@@ -108,7 +109,7 @@ def prefill(
     shape = check_tokens(config, tokens).shape
     if not shape[1]:
         raise ValueError(f"tokens {shape} hold no token; give at least 1")
-    mask = _mask_of("padding_mask", padding_mask, shape)
+    mask = checked_padding_mask("padding_mask", padding_mask, tokens)
     params, tokens = params_of(params, config), check_ids(config, tokens, mask)
     piece = _piece_length(config, cache, tokens.shape[1], mask)
     logits = []
@@ -242,17 +243,8 @@ def check_ids(
     return ids
 
 
-def _mask_of(name: str, mask: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
-    if mask is None:
-        return None
-    checked = jnp.asarray(mask).astype(bool)
-    if checked.shape != shape[:2]:
-        raise ValueError(f"{name} {checked.shape} must be {shape[:2]}, True where there is a token")
-    return checked
-
-
-def _check_mask(name: str, mask: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
-    checked = _mask_of(name, mask, shape)
+def _check_mask(name: str, mask: ArrayLike | None, tokens: Array) -> Array | None:
+    checked = checked_padding_mask(name, mask, tokens)
     if checked is None:
         return None
     if not isinstance(checked, jax.core.Tracer) and not bool(checked.any(axis=1).all()):
@@ -324,15 +316,13 @@ def _check(
         )
     ends = _check_ends(config, options.get("end"))
     ids = check_tokens(config, prompt)
-    mask = _check_mask("padding_mask", options.get("padding_mask"), ids.shape)
+    mask = _check_mask("padding_mask", options.get("padding_mask"), ids)
     ids = check_ids(config, ids, mask)
     size = _check_length(config, ids.shape[1], num_tokens, options.get("cache_size"))
     source = None
     if (source_tokens := options.get("source")) is not None:
         tokens = check_tokens(config, source_tokens)
-        source_mask = _check_mask(
-            "source_padding_mask", options.get("source_padding_mask"), tokens.shape
-        )
+        source_mask = _check_mask("source_padding_mask", options.get("source_padding_mask"), tokens)
         tokens = check_ids(config, tokens, source_mask) if tokens.ndim == 2 else tokens
         source = _Source(tokens, source_mask)
     check_params(config, params)

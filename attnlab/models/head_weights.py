@@ -1,4 +1,6 @@
-"""Finds the `Weight` of each parameter of a model's heads by its path in the tree of params."""
+"""The `Weight` of each parameter of a model's heads, by its path in the tree of params, and its
+axes: of the matrix for an optimizer, and the one that tensor parallelism shards.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,6 +12,11 @@ from attnlab.heads import Layout, Weight, all_weights
 from attnlab.models.config import ModelConfig
 from attnlab.sharing import PyTree
 
+MatrixAxes = tuple[int, int]
+"""(number of axes that one output sums over, number of axes of the outputs), from the end. All axes
+before them number separate matrices. (0, n) is a vector."""
+HIDDEN_AXES = {"up": -1, "gate": -1, "up_bias": -1, "gate_bias": -1, "down": -2}
+"""Weight of an FFN -> its axis of hidden units, from the end."""
 HEAD_SUBLAYERS = ("attention", "kv", "cross")
 """Sublayers that hold weights of heads."""
 
@@ -96,3 +103,52 @@ def is_stack(name: str) -> bool:
     [True, True, False]
     """
     return name in ("layers", "encoder_layers") or name.startswith("layers_")
+
+
+def matrix_axes(config: ModelConfig) -> Callable[[PyTree], PyTree]:
+    """params -> the tree of `MatrixAxes` of every parameter.
+
+    Axes before those of a matrix number separate matrices: parameter groups, experts, and heads
+    that read a slice of x each. (0, n) is a vector of any shape, such as a bias. The axes of heads
+    follow from `Weight`: q [G, D, N, H] is G matrices of D x NH, o [G, N, V, O] is G matrices of
+    NV x O.
+
+    >>> import jax
+    >>> from attnlab.heads import Narrow
+    >>> axes = matrix_axes(ModelConfig(heads=Narrow(num_heads=4)))
+    >>> axes({"layers": {"attention": {"q": jax.numpy.zeros((2, 4, 16, 16))}}})
+    {'layers': {'attention': {'q': (1, 1)}}}
+    """
+    return map_leaves(_axes, config)
+
+
+def _axes(leaf: Leaf) -> MatrixAxes:
+    size, weight = leaf.num_axes, leaf.weight
+    if size < 2 or leaf.path[-1].endswith(("bias", "scale")):
+        return 0, size
+    if weight is not None:
+        return (len(weight.reads), len(weight.makes)) if weight.reads else (0, size)
+    if leaf.path[1:2] == ("ffn",):
+        return 1, 1  # experts number separate matrices
+    return size - 1, 1
+
+
+def shard_axes(config: ModelConfig) -> Callable[[PyTree], PyTree]:
+    """params -> the tree of sharded axes, from the end: heads, or hidden units; 0 is none.
+
+    Each device computes its own heads and hidden units. Outputs are summed over devices after the
+    output projection and after the FFN (Shoeybi et al. 2019, arXiv 1909.08053,
+    section 3).
+
+    >>> import jax
+    >>> axes = shard_axes(ModelConfig(width=32))
+    >>> axes({"layers": {"attention": {"q": jax.numpy.zeros((2, 32, 4, 8))}}})
+    {'layers': {'attention': {'q': -2}}}
+    """
+    return map_leaves(_axis, config)
+
+
+def _axis(leaf: Leaf) -> int:
+    if leaf.path[1:2] == ("ffn",):
+        return HIDDEN_AXES.get(leaf.path[-1], 0)
+    return leaf.head_axis or 0

@@ -153,12 +153,9 @@ def init_layer(
     def norms(sublayer: str) -> Params:
         names = norm.names_in(sublayer) if norm.scale else ()
         made: Params = {name: init_normalize(width, norm) for name in names}
-        scale = norm.layer_scale
-        return (
-            made
-            if scale is None
-            else made | {LAYER_SCALE: {"scale": jnp.full(width, float(scale))}}
-        )
+        if norm.layer_scale is not None:
+            made[LAYER_SCALE] = {"scale": jnp.full(width, float(norm.layer_scale))}
+        return made
 
     def heads(layout: Layout, sublayer: str, key: Array) -> Params:
         return init_heads(key, layout, std=std, residual_scale=residual_scale) | norms(sublayer)

@@ -1,10 +1,9 @@
 """Explains why weights do not fit a model, and which model they look like."""
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Mapping
 
-import numpy as np
-
-from attnlab.heads import EXTRAS, LAYOUTS, Layout, weight_shapes
+from attnlab.heads import LAYOUTS, weight_shapes
 from attnlab.models.head_weights import is_stack
 
 Path = tuple[str, ...]
@@ -44,7 +43,7 @@ def describe_mismatch(expected_shapes: Mapping[str, object], params: object) -> 
     Returns:
       One message, or None where names and shapes are equal.
 
-    >>> import jax
+    >>> import jax, numpy as np
     >>> model = {"embedding": jax.ShapeDtypeStruct((7, 4), "float32")}
     >>> describe_mismatch(model, {"params": {"embedding": np.zeros((7, 4))}})
     'params are wrapped in {"params": ...}; pass params["params"]'
@@ -69,26 +68,18 @@ def describe_mismatch(expected_shapes: Mapping[str, object], params: object) -> 
     return _first_difference(expected, given) + (f". {reason}" if reason else "")
 
 
-def flatten(tree: Mapping[str, object], path: Path = ()) -> dict[Path, object]:
-    """Path -> leaf of a tree of mappings, sorted by name."""
-    found: dict[Path, object] = {}
-    for name in sorted(tree, key=str):
-        here, value = (*path, str(name)), tree[name]
-        found |= flatten(value, here) if isinstance(value, Mapping) else {here: value}
-    return found
-
-
-def _shapes(tree: Mapping[str, object]) -> Shapes:
+def _shapes(tree: Mapping[str, object], path: Path = ()) -> Shapes:
+    """Path -> shape of a tree of mappings, sorted by name."""
     found: Shapes = {}
-    for path, leaf in flatten(tree).items():
-        shape = getattr(leaf, "shape", None)
+    for name in sorted(tree, key=str):
+        here, leaf = (*path, str(name)), tree[name]
+        if isinstance(leaf, Mapping):
+            found |= _shapes(leaf, here)
+            continue
+        shape = () if isinstance(leaf, int | float | complex) else getattr(leaf, "shape", None)
         if not isinstance(shape, tuple):
-            if not isinstance(leaf, int | float | complex | np.generic):
-                raise ValueError(
-                    f"weight {_name(path)} must be an array, not a {type(leaf).__name__}"
-                )
-            shape = ()
-        found[path] = shape
+            raise ValueError(f"weight {_name(here)} must be an array, not a {type(leaf).__name__}")
+        found[here] = shape
     return found
 
 
@@ -185,37 +176,15 @@ def _width(shapes: Shapes) -> int:
 
 
 def _layout_of(weights: Mapping[str, tuple[int, ...]], width: int) -> str | None:
-    """The layout whose default sizes make these weights; None where no layout does."""
-    sizes = {n for shape in weights.values() for n in shape}
+    """The layout whose default sizes make most of these weights; None where no layout does."""
+    found: dict[str, int] = {}
     for name, kind in LAYOUTS.items():
-        for layout in _default_layouts(kind, width, sizes):
-            matrices = {
-                n: shape
-                for n, shape in weights.items()
-                if not n.endswith("_bias") and n not in _extra_weights(layout)
-            }
-            if weight_shapes(layout) == matrices:
-                return name
-    return None
-
-
-def _default_layouts(kind: type[Layout], width: int, sizes: set[int]) -> Iterator[Layout]:
-    for num_heads in sorted(n for n in sizes if 0 < n <= width):
-        try:
-            yield kind(width=width, num_heads=num_heads)
-        except (TypeError, ValueError):
-            continue
-
-
-def _extra_weights(layout: Layout) -> set[str]:
-    """Names of the weights that extras may add to a layout."""
-    names: set[str] = set()
-    for kind in EXTRAS.values():
-        try:
-            names |= kind().weights(layout).keys()
-        except (TypeError, ValueError):
-            continue
-    return names | {"head_gate", "gate"}
+        for num_heads in sorted({n for shape in weights.values() for n in shape}):
+            with contextlib.suppress(TypeError, ValueError):  # no layout of this size
+                shapes = weight_shapes(kind(width=width, num_heads=num_heads))
+                if shapes.items() <= weights.items():
+                    found.setdefault(name, len(shapes))
+    return max(found, key=found.__getitem__, default=None)
 
 
 def _describe_stacks(expected: Shapes, actual: Shapes) -> str | None:

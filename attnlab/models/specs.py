@@ -5,13 +5,12 @@ composes them.
 """
 
 import dataclasses
-from typing import ClassVar, Literal, TypeAlias, TypeVar, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 from attnlab.attention.dispatch import check_implementation
-from attnlab.attention.keywords import check_keywords
-from attnlab.fields import bounded, check_choice, check_fields
+from attnlab.fields import Spec, bounded, check_choice
 from attnlab.heads import positions
-from attnlab.heads.layout import Layout, short_repr
+from attnlab.heads.layout import Layout
 
 Activation: TypeAlias = Literal[
     "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "gated_gelu", "gated_gelu_tanh",
@@ -30,41 +29,8 @@ SublayerName: TypeAlias = Literal["attention", "cross", "ffn"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float64"]
 
 
-SpecT = TypeVar("SpecT", bound="Spec")
-
-
-class Spec:
-    """Base class of the records of a config: checks the types and bounds of its fields.
-
-    A subclass with checks of its own first calls `super().__post_init__()`. The repr has the fields
-    that differ from their defaults. A tuple may be given as a list.
-    """
-
-    path: ClassVar[str] = ""
-    """Before the name of a field in an error: `class FFN(Spec, path="ffn.")`."""
-
-    def __init_subclass__(cls, path: str | None = None) -> None:
-        super().__init_subclass__()
-        cls.path = cls.path if path is None else path
-
-    def __new__(cls: type["SpecT"], *args: object, **fields: object) -> "SpecT":
-        """Raises TypeError for an unknown field; the message lists the fields."""
-        assert dataclasses.is_dataclass(cls)
-        check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
-        return object.__new__(cls)
-
-    def __post_init__(self) -> None:
-        check_fields(self, prefix=self.path)
-        for name, value in vars(self).items():
-            if isinstance(value, list):  # of a config file; a tuple can be hashed
-                object.__setattr__(self, name, tuple(value))
-
-    def __repr__(self) -> str:
-        return short_repr(self)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Experts(Spec, path="ffn.experts."):
+class Experts(Spec, prefix="ffn.experts."):
     """Mixture of experts: each token uses `top_k` FFNs (Shazeer et al. 2017, arXiv 1701.06538).
 
         y = sum over the chosen e of weight_e FFN_e(x), plus the shared expert
@@ -116,7 +82,7 @@ class Experts(Spec, path="ffn.experts."):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class FFN(Spec, path="ffn."):
+class FFN(Spec, prefix="ffn."):
     """Position-wise feed-forward network: act(x W_up + b) W_down + b.
 
     Attributes:
@@ -154,7 +120,7 @@ class FFN(Spec, path="ffn."):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Norm(Spec, path="norm."):
+class Norm(Spec, prefix="norm."):
     """Norms of the residual stream.
 
     Attributes:
@@ -213,7 +179,7 @@ class Norm(Spec, path="norm."):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Attention(Spec, path="attention."):
+class Attention(Spec, prefix="attention."):
     """Options of every self-attention sublayer, apart from its heads.
 
     Attributes:
@@ -237,7 +203,7 @@ class Attention(Spec, path="attention."):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Dropout(Spec, path="dropout."):
+class Dropout(Spec, prefix="dropout."):
     """Dropout rates.
 
     Attributes:
@@ -264,7 +230,7 @@ class Dropout(Spec, path="dropout."):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Positions(Spec, path="positions."):
+class Positions(Spec, prefix="positions."):
     """Base class of position schemes."""
 
     name: ClassVar[str] = ""
@@ -403,7 +369,7 @@ POSITIONS: dict[str, type[Positions]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Images(Spec, path="images."):
+class Images(Spec, prefix="images."):
     """Images instead of tokens (Dosovitskiy et al. 2021, arXiv 2010.11929).
 
     A class token, then the patches from left to right and from top to bottom.
@@ -471,7 +437,7 @@ class Images(Spec, path="images."):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Embedding(Spec, path="embedding."):
+class Embedding(Spec, prefix="embedding."):
     """Token embedding: projection(norm(scale * token + position + type)).
 
     Attributes:
@@ -493,7 +459,7 @@ class Embedding(Spec, path="embedding."):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class OutputHead(Spec, path="output."):
+class OutputHead(Spec, prefix="output."):
     """LM head and classifier head.
 
     Attributes:
@@ -537,7 +503,7 @@ class OutputHead(Spec, path="output."):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Init(Spec, path="init."):
+class Init(Spec, prefix="init."):
     """Initial weights.
 
     Attributes:
@@ -551,7 +517,7 @@ class Init(Spec, path="init."):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Compute(Spec, path="compute."):
+class Compute(Spec, prefix="compute."):
     """Precision and memory.
 
     Weights, softmax, statistics of norms, logits and loss are float32 at least.
@@ -577,7 +543,7 @@ class Compute(Spec, path="compute."):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class LayerSpec(Spec, path="layer."):
+class LayerSpec(Spec, prefix="layer."):
     """Configuration of one layer.
 
     Attributes:

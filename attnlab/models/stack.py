@@ -1,7 +1,7 @@
 """L transformer layers of one or several types, under any sharing plan, in one scan."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -21,9 +21,9 @@ from attnlab.models.layer import (
     transformer_layer,
 )
 from attnlab.models.specs import LayerSpec
-from attnlab.models.values import check_values
+from attnlab.names import lookup
 from attnlab.sharing import Params, Plan, Stack, run_stacks
-from attnlab.tap import Patches, Tap
+from attnlab.tap import Patch, Patches, Tap
 
 HeadMask = Float[Array, "..."] | Sequence[Array]
 """[L, N] or [L, B, N]; where layers differ in their number of heads, L arrays."""
@@ -141,6 +141,40 @@ def stack_values(specs: Sequence[LayerSpec]) -> dict[str, str]:
     """Names of the values that layers of all these types have -> their axes."""
     first, *others = map(layer_values, specs)
     return {n: axes for n, axes in first.items() if all(n in values for values in others)}
+
+
+def check_values(
+    capture: Iterable[str], patch: Patches | None, known: Mapping[str, str]
+) -> tuple[tuple[str, ...], dict[str, Patch]]:
+    """`capture` and `patch`, checked, as a tuple and a dict.
+
+    Args:
+      capture: names of values to record.
+      patch: name -> f(value, layer index).
+      known: name -> axes of the existing values.
+
+    Raises:
+      TypeError: `capture` is not a collection of names, or `patch` not a dict of functions.
+      ValueError: an unknown name; the message lists the known ones.
+
+    >>> check_values(("prob",), None, {"scores": "B N T S", "probs": "B N T S"})
+    Traceback (most recent call last):
+    ValueError: unknown value 'prob': did you mean 'probs'? known: scores, probs
+    """
+    if isinstance(capture, str) or not isinstance(capture, Iterable):
+        raise TypeError(f"capture must be a tuple of names such as ('probs',), not {capture!r}")
+    names = tuple(dict.fromkeys(capture))
+    if patch is not None and not isinstance(patch, Mapping):
+        raise TypeError(f"patch must be a dict, name -> f(value, layer), not {patch!r:.80}")
+    patches = dict(patch or {})
+    for name in (*names, *patches):
+        lookup(known, name, what="value")
+    for name, function in patches.items():
+        if not callable(function):
+            raise TypeError(
+                f"patch of {name!r} must be a function (value, layer), not {function!r:.80}"
+            )
+    return names, patches
 
 
 def captured_per_layer(

@@ -53,31 +53,23 @@ def learning_curves(series: Sequence[Curve], ylabel: str) -> "Figure":
     return figure
 
 
-def metric_curves(
-    series: Sequence[Curve], baselines: Sequence[Curve], xlabel: str, ylabel: str, log: bool = False
-) -> "Figure":
-    """A metric over a quantity that was varied: mean and range over seeds; `baselines` are thin
-    dotted lines. x is logarithmic, with `log` also y.
+def metric_curves(series: Sequence[Curve], xlabel: str, ylabel: str) -> "Figure":
+    """A metric over a quantity that was varied, on a logarithmic axis: mean and range over seeds.
 
     >>> from attnlab.plotting import style
     >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))
-    >>> metric_curves([curve], [], "length", "loss").axes[0].get_xlabel()
+    >>> metric_curves([curve], "length", "loss").axes[0].get_xlabel()
     'length'
     """
-    figure, [[axes]] = new_figure(SIZE[0], _height(len(series) + len(baselines)))
+    figure, [[axes]] = new_figure(SIZE[0], _height(len(series)))
     for curve in series:
         _draw_range(axes, curve, linestyle=curve.style.dashes)
-    for curve in baselines:
-        mean = curve.values.mean(0)
-        axes.plot(curve.steps, mean, color=curve.style.colour, linestyle=":", linewidth=1.0)
     ticks = sorted({int(x) for curve in series for x in curve.steps})
     axes.set_xscale("log")
-    if log:
-        axes.set_yscale("log")
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    label_ends(axes, [*series, *baselines])
+    label_ends(axes, series)
     return figure
 
 

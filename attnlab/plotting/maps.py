@@ -130,9 +130,7 @@ class HeadTable(NamedTuple):
     digits: int
 
 
-def head_tables(
-    tables: Sequence[HeadTable], layers: Sequence[str], colour: str = COLOURS[0]
-) -> "Figure":
+def head_tables(tables: Sequence[HeadTable], layers: Sequence[str]) -> "Figure":
     """Small tables of numbers, one row per layer and one column per head. NaN stays empty; for more
     than eight heads only colours are drawn.
 
@@ -151,7 +149,7 @@ def head_tables(
         values = np.asarray(table.values, np.float64)
         share = np.nan_to_num(values / max(table.maximum, 1e-9))
         # At most a third, so that text on it can be read.
-        axes.imshow(_rgba(share / 3, colour), interpolation="none", aspect="auto")
+        axes.imshow(_rgba(share / 3, COLOURS[0]), interpolation="none", aspect="auto")
         axes.set_xticks(range(columns), list(map(str, range(columns))))
         axes.set_yticks(range(rows), layers if i % 2 == 0 else [""] * rows)
         axes.tick_params(length=0, labelsize=SMALL_FONT)

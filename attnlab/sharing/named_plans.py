@@ -45,7 +45,7 @@ def _shared_kv(partition: str) -> NamedPlan:
     """Only keys and values are shared: see `kv_sharing`."""
 
     def build(num_layers: int, count: int) -> Plan:
-        kv = kv_sharing(partition, "bottom", num_layers, count)
+        kv = kv_sharing(partition, num_layers, count)
         return Plan(attention=separate(num_layers), kv=kv, ffn=separate(num_layers))
 
     return NamedPlan(build, takes_count=True)

@@ -1,8 +1,10 @@
 """Sharing plans: which layers share which parameters, one group index per layer and sublayer."""
 
-import operator
 from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator
 from typing import Literal, SupportsIndex
+
+from attnlab.fields import as_count
+from attnlab.names import lookup
 
 Group = int | str | None
 """The parameter group that a layer uses; in the sublayer "kv" also "@j" or None (see `Plan`)."""
@@ -58,7 +60,10 @@ class Plan:
             if not isinstance(groups, Iterable):
                 raise ValueError(f"{name}: give one group per layer, not {groups!r}")
         self._groups: dict[str, Groups] = {
-            name: tuple(_as_group(name, group) for group in groups)
+            name: tuple(
+                g if g is None or isinstance(g, str) else as_count(f"{name}: a group", g)
+                for g in groups
+            )
             for name, groups in sublayers.items()
         }
         lengths = {name: len(groups) for name, groups in self.items()}
@@ -186,18 +191,6 @@ class Plan:
         return self.indices(mixtures(self).get(sublayer, sublayer))
 
 
-def _as_group(sublayer: str, group: SupportsIndex | str | None) -> Group:
-    """A group as `Plan` stores it; NumPy integers become int."""
-    if group is None or isinstance(group, str):
-        return group
-    try:
-        if isinstance(group, bool):
-            raise TypeError
-        return operator.index(group)
-    except TypeError:
-        raise ValueError(f"{sublayer}: a group is an integer from 0, not {group!r}") from None
-
-
 def _check_groups(sublayer: str, groups: Groups) -> None:
     used = {group for group in groups if isinstance(group, int)}
     if sublayer != "kv" and any(not isinstance(group, int) for group in groups):
@@ -300,7 +293,7 @@ def grouped(num_layers: int, num_groups: int, rule: GroupRule = "exact") -> tupl
     >>> grouped(6, 3)
     (0, 0, 1, 1, 2, 2)
     """
-    _check_count(num_layers, num_groups)
+    _check_count("num_groups", num_layers, num_groups)
     group_of = GROUP_RULES[rule]
     return renumber(group_of(i, num_layers, num_groups) for i in range(num_layers))
 
@@ -311,7 +304,7 @@ def cycled(num_layers: int, num_groups: int) -> tuple[int, ...]:
     >>> cycled(6, 3)
     (0, 1, 2, 0, 1, 2)
     """
-    _check_count(num_layers, num_groups)
+    _check_count("num_groups", num_layers, num_groups)
     return tuple(i % num_groups for i in range(num_layers))
 
 
@@ -321,16 +314,16 @@ def cycled_reversed(num_layers: int, num_groups: int) -> tuple[int, ...]:
     >>> cycled_reversed(6, 3)
     (0, 1, 2, 2, 1, 0)
     """
-    _check_count(num_layers, num_groups)
+    _check_count("num_groups", num_layers, num_groups)
     last = (num_layers - 1) // num_groups * num_groups
     return tuple(
         i % num_groups if i < last else num_groups - 1 - i % num_groups for i in range(num_layers)
     )
 
 
-def _check_count(num_layers: int, num_groups: int) -> None:
-    if not 1 <= num_groups <= num_layers:
-        raise ValueError(f"num_groups must be from 1 to the {num_layers} layers, not {num_groups}")
+def _check_count(name: str, num_layers: int, count: int) -> None:
+    if not 1 <= count <= num_layers:
+        raise ValueError(f"{name} must be from 1 to the {num_layers} layers, not {count}")
 
 
 def sandwich(num_layers: int) -> tuple[int, ...]:
@@ -365,52 +358,36 @@ def inner_groups(
     return tuple(group * inner_group_num + k for group in calls for k in range(inner_group_num))
 
 
-def kv_sharing(partition: str, target: str, num_layers: int, num_kv_layers: int) -> Groups:
-    """The sublayer "kv" of one of the nine configurations of Wu et al. 2024 (arXiv 2410.14442).
+def kv_sharing(partition: str, num_layers: int, num_kv_layers: int) -> Groups:
+    """The sublayer "kv" of the "bottom" configurations of Wu et al. 2024 (arXiv 2410.14442).
 
-    A block of consecutive layers attends to the keys and values of one of its layers. Pizza bottom
-    is YOCO (arXiv 2405.05254), lasagna bottom is CLA (arXiv 2405.12981) and MLKV, sandwich top is
-    LCKV (arXiv 2405.10637). A `Plan` rejects those where a layer attends to a later one.
+    The layers of a block attend to the keys and values of its first layer. Pizza is YOCO (arXiv
+    2405.05254), lasagna is CLA (arXiv 2405.12981) and MLKV. The other configurations attend to
+    later layers, which a `Plan` rejects.
 
     Args:
       partition: which layers form a block: the last ones ("pizza"), those in the middle
         ("sandwich"), or all, in `num_kv_layers` blocks ("lasagna").
-      target: the layer of a block that computes keys and values: its first ("bottom"), "middle" or
-        last ("top").
       num_layers: number of layers.
       num_kv_layers: how many of them compute keys and values.
 
     Raises:
-      ValueError: unknown partition or target, or `num_kv_layers` not in [1, num_layers].
+      ValueError: unknown partition, or `num_kv_layers` not in [1, num_layers].
 
-    >>> kv_sharing("pizza", "bottom", 6, 3), kv_sharing("sandwich", "top", 6, 3)
-    ((0, 1, 2, '@2', '@2', '@2'), (0, '@4', '@4', '@4', 1, 2))
+    >>> kv_sharing("pizza", 6, 3), kv_sharing("sandwich", 6, 3)
+    ((0, 1, 2, '@2', '@2', '@2'), (0, 1, '@1', '@1', '@1', 2))
     """
     starts = {"pizza": num_kv_layers - 1, "sandwich": num_kv_layers // 2, "lasagna": 0}
-    targets = ("bottom", "middle", "top")
-    if partition not in starts or target not in targets:
-        raise ValueError(
-            f"unknown KV sharing {partition!r} {target!r}; the partition is one of "
-            f"{', '.join(starts)}, the target one of {', '.join(targets)}"
-        )
-    if not 1 <= num_kv_layers <= num_layers:
-        raise ValueError(
-            f"num_kv_layers must be from 1 to the {num_layers} layers, not {num_kv_layers}"
-        )
-    if partition == "lasagna":
-        block = grouped(num_layers, num_kv_layers)
-    else:
-        start, end = starts[partition], starts[partition] + num_layers - num_kv_layers
+    start = lookup(starts, partition, what="partition")
+    _check_count("num_kv_layers", num_layers, num_kv_layers)
+    block = grouped(num_layers, num_kv_layers)
+    if partition != "lasagna":
+        end = start + num_layers - num_kv_layers
         block = tuple(start if start <= i <= end else i for i in range(num_layers))
-    sources: list[int] = []
-    for number in dict.fromkeys(block):
-        members = [i for i, other in enumerate(block) if other == number]
-        position = {"bottom": 0, "middle": (len(members) - 1) // 2, "top": -1}[target]
-        sources += [members[position]] * len(members)
-    computing = sorted(set(sources))
-    return tuple(
-        computing.index(source) if source == i else f"@{source}" for i, source in enumerate(sources)
-    )
+    first: dict[int, int] = {}
+    sources = [first.setdefault(number, i) for i, number in enumerate(block)]
+    computing = list(first.values())
+    return tuple(computing.index(j) if j == i else f"@{j}" for i, j in enumerate(sources))
 
 
 def renumber(labels: Iterable[Hashable]) -> tuple[int, ...]:

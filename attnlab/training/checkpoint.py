@@ -164,19 +164,14 @@ def _all_fields(described: JSON) -> JSON:
 
 
 class Checkpoints:
-    """The newest `keep` steps of a state (any tree of arrays), and the step `also` if it is saved.
+    """The newest two steps of a state (any tree of arrays), and the step `also` if it is saved.
 
     States are written in the background. Use as a context manager: leaving it waits for the last
     write and raises if it failed. `say` receives lines about damaged checkpoints.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        *,
-        keep: int = 2,
-        also: int = 0,
-        say: Callable[[str], None] = print,
+        self, directory: Path, *, also: int = 0, say: Callable[[str], None] = print
     ) -> None:
         # Orbax takes a second to import and logs what our errors report more clearly.
         with extra("train"):
@@ -185,7 +180,7 @@ class Checkpoints:
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.ERROR)
         policies = orbax.training.preservation_policies
-        kept = [policies.LatestN(keep), policies.CustomSteps([also])]
+        kept = [policies.LatestN(2), policies.CustomSteps([also])]
         self._directory, self._say = directory, say
         self._open = functools.partial(
             orbax.training.Checkpointer,

@@ -4,8 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from attnlab.fields import bounded
-from attnlab.models.specs import Spec
+from attnlab.fields import Spec, bounded
 from attnlab.names import lookup
 from attnlab.nested import JSON
 from attnlab.training.optimizers import axes_by_shape, make_transform
@@ -13,7 +12,7 @@ from attnlab.training.schedules import SCHEDULES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class OptimizerConfig(Spec, path="optimizer."):
+class OptimizerConfig(Spec, prefix="optimizer."):
     """The optimizer: what it does with a gradient.
 
     Attributes:
@@ -53,7 +52,7 @@ class OptimizerConfig(Spec, path="optimizer."):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class ScheduleConfig(Spec, path="schedule."):
+class ScheduleConfig(Spec, prefix="schedule."):
     """The learning rate of each step; the largest is `OptimizerConfig.learning_rate`.
 
     Attributes:
@@ -74,7 +73,7 @@ class ScheduleConfig(Spec, path="schedule."):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class EvaluationConfig(Spec, path="evaluation."):
+class EvaluationConfig(Spec, prefix="evaluation."):
     """When and on how many rows the model is scored.
 
     Attributes:
@@ -124,9 +123,6 @@ class TrainConfig(Spec):
     checkpoint_every: int = bounded(400, least=1)
 
     def __post_init__(self) -> None:
-        for name, kind in PARTS.items():
-            if not isinstance(part := getattr(self, name), kind):
-                raise ValueError(f"{name} must be of type {kind.__name__}, not {part!r}")
         super().__post_init__()
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds must be different numbers of 0 or more, not {self.seeds}")

@@ -21,6 +21,7 @@ import jax
 import optax
 from jax.tree_util import KeyEntry
 
+from attnlab.models.head_weights import MatrixAxes
 from attnlab.names import lookup
 from attnlab.sharing import Params, PyTree
 from attnlab.training.schedules import SCHEDULES, Rate
@@ -28,9 +29,6 @@ from attnlab.training.schedules import SCHEDULES, Rate
 if TYPE_CHECKING:
     from attnlab.training.config import OptimizerConfig, TrainConfig
 
-MatrixAxes: TypeAlias = tuple[int, int]
-"""(number of axes that one output sums over, number of axes of the outputs), from the end. All axes
-before them number separate matrices. (0, n) is a vector."""
 AxesOf: TypeAlias = Callable[[Params], PyTree]
 """params -> the tree of `MatrixAxes`."""
 Transform: TypeAlias = optax.GradientTransformation
@@ -80,20 +78,9 @@ OUTER_PARAMETERS = (
 
 def adamw(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Loshchilov and Hutter 2017, arXiv 1711.05101. Reads `base_fan_in` (`scale_by_fan_in`)."""
-    if config.base_fan_in is not None:
-        return optax.chain(
-            _scale_by_adam(config),
-            scale_by_fan_in(config.base_fan_in, axes),
-            *_decay_and_scale(config, rate),
-        )
-    return optax.adamw(
-        rate,
-        b1=config.beta1,
-        b2=config.beta2,
-        eps=config.epsilon,
-        weight_decay=config.weight_decay,
-        mask=weight_decay_mask,
-    )
+    base = config.base_fan_in
+    scaled = [] if base is None else [scale_by_fan_in(base, axes)]
+    return optax.chain(_scale_by_adam(config), *scaled, *_decay_and_scale(config, rate))
 
 
 def adam(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
@@ -133,13 +120,8 @@ def lamb(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
 
 def lion(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Chen et al. 2023, arXiv 2302.06675; needs a third to a tenth of AdamW's rate."""
-    return optax.lion(
-        rate,
-        b1=config.beta1,
-        b2=config.beta2,
-        weight_decay=config.weight_decay,
-        mask=weight_decay_mask,
-    )
+    signs = optax.scale_by_lion(b1=config.beta1, b2=config.beta2)
+    return optax.chain(signs, *_decay_and_scale(config, rate))
 
 
 def muon(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:

@@ -1,8 +1,8 @@
-"""Checks of the arguments of transforms: configs, head numbers, ranks."""
+"""Checks of the arguments of transforms: configs, head numbers."""
 
-import operator
 from collections.abc import Iterable
 
+from attnlab.fields import as_count
 from attnlab.models.config import ModelConfig
 
 
@@ -13,24 +13,6 @@ def check_config(config: object) -> None:
             f"config must be a ModelConfig, not {type(config).__name__}; the order of arguments is "
             "(config, params)"
         )
-
-
-def as_integer(what: str, value: object) -> int:
-    """An integer of Python, NumPy or JAX as an int.
-
-    >>> import numpy as np
-    >>> as_integer("rank", np.int32(2))
-    2
-
-    Raises:
-      ValueError: a bool, a float, text or anything else; `what` is the start of the message.
-    """
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)  # type: ignore[arg-type]  # raises TypeError
-    except TypeError:
-        raise ValueError(f"{what} must be a whole number, not {value!r}") from None
 
 
 def head_numbers(what: str, numbers: Iterable[int]) -> list[int]:
@@ -44,7 +26,7 @@ def head_numbers(what: str, numbers: Iterable[int]) -> list[int]:
     found = []
     for number in numbers:
         try:
-            found.append(as_integer(what, number))
+            found.append(as_count(what, number))
         except ValueError:
             raise ValueError(
                 f"{what} must be whole numbers from 0, not {number!r}; give the numbers of the "

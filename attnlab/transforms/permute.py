@@ -46,14 +46,6 @@ def take_heads(
     return made
 
 
-def reorder_heads(
-    w: Mapping[str, ArrayT], layout: Layout, order: Sequence[int]
-) -> dict[str, ArrayT]:
-    """Weights whose head n is head order[n] of `w`; heads that share keys stay together."""
-    size = layout.num_heads // kv_heads_of(layout)
-    return take_heads(w, layout, order, [n // size for n in order[::size]])
-
-
 def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[str, Array]:
     """The same function with its heads in another order: new head n is old head order[n].
 
@@ -88,4 +80,5 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
                 f"order {order} splits heads that share keys and values; keep each {size} "
                 "consecutive heads together, or convert to num_kv_heads=num_heads first"
             )
-    return reorder_heads(params, layout, order)
+    size = heads // kv_heads_of(layout)
+    return take_heads(params, layout, order, [n // size for n in order[::size]])

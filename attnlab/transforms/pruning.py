@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from attnlab.fields import check_choice
+from attnlab.fields import as_count, check_choice
 from attnlab.heads import Layout, TalkingHeads
 from attnlab.heads.layout import all_weights
 from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import check_params, stack_specs
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan, mixtures
-from attnlab.transforms.arguments import as_integer, check_config, head_numbers
+from attnlab.transforms.arguments import check_config, head_numbers
 from attnlab.transforms.forms import kv_heads_of
 from attnlab.transforms.permute import check_head_order, take_heads
 
@@ -270,7 +270,7 @@ def _by_group(
         )
     sets: dict[int, frozenset[int]] = dict.fromkeys(range(count), frozenset())
     for key, lost in removed.items():
-        n = as_integer(f"{name}: a {by}", key)
+        n = as_count(f"{name}: a {by}", key)
         if n not in sets:
             raise ValueError(f"{name}: no {by} {n}; there are {count}")
         sets[n] |= {*head_numbers(f"{name}: heads of {by} {n}", lost)}

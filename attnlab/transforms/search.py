@@ -7,26 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from attnlab.heads import Layout, weight_shapes
-from attnlab.transforms import steps, steps_options, steps_structured
 from attnlab.transforms.forms import Goal, canonical
 from attnlab.transforms.measure import Weights
-from attnlab.transforms.steps import Step
-
-STEPS: tuple[Step, ...] = (
-    steps.rewrite, steps.pad, steps.repeat_heads, steps.identity_outer, steps.identity_mix,
-    steps.identity_output, steps.identity_keys, steps.identity_values, steps.repeat_keys,
-    steps.block_mixing, steps.constant_factors, steps.expand_latent, steps.multiply_latent,
-    steps.drop_key_bias, steps_options.add_zero_bias, steps_options.rescale,
-    steps_options.half_gate, steps_options.spread_gate, steps_options.zero_sink,
-    steps_options.no_sink, steps_options.zero_key, steps_options.identity_mixing,
-    steps_options.add_norm_bias, steps_options.rescale_norms,
-)  # fmt: skip
-STRUCTURED: tuple[Step, ...] = (
-    steps_structured.drop_zero_bias, steps_structured.factor_keys, steps_structured.factor_values,
-    steps_structured.factor_latent, steps_structured.factor_queries, steps_structured.share_heads,
-    steps_structured.cut_slices, steps_structured.tie_heads, steps_structured.tie_projections,
-)  # fmt: skip
-"""Steps that need weights of some structure; tried only if there is no chain without them."""
+from attnlab.transforms.steps import STEPS, Step, rewrite
+from attnlab.transforms.steps_structured import STRUCTURED
 
 
 class State(NamedTuple):
@@ -41,8 +25,8 @@ class State(NamedTuple):
 def search(w: Weights, layout: Layout, goal: Goal) -> State | None:
     """The shortest chain of steps to the goal: Dijkstra's algorithm over layouts.
 
-    A step of `STRUCTURED` costs more than any number of others. Steps run lazily, when they are
-    taken from the queue.
+    A step of `STRUCTURED` costs more than any number of others: it is tried only if there is
+    no chain without it. Steps run lazily, when they are taken from the queue.
     """
     order = itertools.count()
     start = State(canonical(layout), w)
@@ -57,7 +41,8 @@ def search(w: Weights, layout: Layout, goal: Goal) -> State | None:
         if reached.layout == goal.tied:
             return reached
         tied = bool(getattr(reached.layout, "tie", ""))
-        for cost, choices in enumerate((STEPS[:1] if tied else STEPS, () if tied else STRUCTURED)):
+        steps = (STEPS[:1], ()) if tied else (STEPS, STRUCTURED)
+        for cost, choices in enumerate(steps):
             for following in choices:
                 entry = (structured + cost, length + 1, next(order), reached, following)
                 heapq.heappush(queue, entry)
@@ -78,7 +63,7 @@ def _after(state: State, step: Step, goal: Goal) -> State | None:
     if shapes != weight_shapes(layout):  # a step that does not know a layout or extra from outside
         return None
     name = step.__name__
-    if step is steps.rewrite:
+    if step is rewrite:
         untied = type(layout) is type(state.layout)
         name = "untie" if untied else f"to {layout.name}"
     return State(layout, made[1], (*state.steps, name))

@@ -22,7 +22,7 @@ from attnlab.heads.standard import UNTIED, Separate
 from attnlab.transforms.forms import Goal, axes, canonical, changed, kv_heads_of
 from attnlab.transforms.matrices import ROUNDING, same, split, stacked_scores, stacked_values
 from attnlab.transforms.measure import Floats, Weights
-from attnlab.transforms.steps import Made, finish
+from attnlab.transforms.steps import Made, Step, finish
 
 
 def drop_zero_bias(w: Weights, layout: Layout, goal: Goal) -> Made:
@@ -186,3 +186,9 @@ def tie_projections(w: Weights, layout: Layout, goal: Goal) -> Made:
             if one is not None and (two is None or not same(one, two)):
                 return None
     return finish(w, canonical(to))
+
+
+STRUCTURED: tuple[Step, ...] = (
+    drop_zero_bias, factor_keys, factor_values, factor_latent, factor_queries, share_heads,
+    cut_slices, tie_heads, tie_projections,
+)  # fmt: skip

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from attnlab.fields import as_count
 from attnlab.heads import Bilinear, Layout, Params, Standard
 from attnlab.heads.rewrites import chain
-from attnlab.transforms.arguments import as_integer
 from attnlab.transforms.dtypes import in_float64
 from attnlab.transforms.forms import canonical
 from attnlab.transforms.matrices import stacked_scores, truncated
@@ -51,8 +51,7 @@ def truncate(params: Params, layout: Layout, rank: int, *, key: Array | None = N
     >>> found.layout.name, found.params["q"].shape, bool((found.score_error > 0).all())
     ('standard', (6, 2, 2), True)
     """
-    if (rank := as_integer("rank", rank)) < 1:
-        raise ValueError(f"rank must be at least 1, not {rank}")
+    rank = as_count("rank", rank, 1)
     w, restore = in_float64(params, layout)
     with float64():
         reached, new = as_bilinear(w, layout)

@@ -3,9 +3,11 @@
     python -m experiments.study --config=experiments/configs/head_width.py:stage=0 \
         --data=DATA --rows=runs.csv --workdir=WORK
 
-`stage=0,1,3,2,6,5,4` runs stages in that order; `tiny` is a study of seconds, for tests; `gpu` is
-the study of larger models on one GPU (`attnlab.lab.head_width.gpu_study`), `gpu=0.001` a thousandth
-of its training, for a check. The plan is docs/results/head_width/plan.md; its stages and rules in
+Presets after the colon: `stage=0,1,3,2,6,5,4` runs stages in that order; `tiny` is a study of
+seconds, for tests; `gpu` is the study of larger models on one GPU
+(`attnlab.lab.head_width.gpu_study`), `gpu=0.001` a thousandth of its training, for a check.
+
+The plan is docs/results/head_width/plan.md; its stages and rules in
 code are `attnlab.lab.head_width.design`.
 """
 

@@ -15,8 +15,10 @@ per step are measured before the first run, see docs/explanation/equal_budgets.m
 (every variant also with scores divided by H, the width of a head, in place of sqrt(H): Yang et al.
 2022, arXiv 2203.03466), `lr` (three learning rates of each variant), `study` (a third plan, and a
 validation part to choose learning rates), `confirm` (only standard and wide heads, so that their
-mean over plans is the single comparison; to be run with new seeds), and those of byte_lm.py
-(`tiny`, `masked`, ...). The study itself is, for each budget and each text,
+mean over plans is the single comparison; to be run with new seeds), `scale=gpu` (larger models, for
+a GPU: the docstring of the file), and those of byte_lm.py (`tiny`, `masked`, ...).
+
+The study itself is, for each budget and each text,
 
     python -m experiments.sweep --tune=5 --max_seeds=12 --margin=0.01 \
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters \

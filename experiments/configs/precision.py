@@ -13,8 +13,7 @@ from the same weights and read the same batches, so the two losses of a seed are
 does the same for every layout.
 
 Presets after the colon: layouts (none: all of them), `small` (half the layers, half the FFN width,
-texts half as long, a quarter of the batch), `tiny`. bfloat16 is not faster on a CPU; on
-accelerators it was not timed."""
+texts half as long, a quarter of the batch), `tiny`. bfloat16 is not faster on a CPU."""
 
 from ml_collections import ConfigDict
 

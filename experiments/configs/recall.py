@@ -10,7 +10,9 @@ Measured with 4 pairs, 90 seconds on 2 CPU cores: two seeds of three are always 
 36 % of the cases; recall is learnt suddenly or not at all.
 
 Presets after the colon: a layout, a plan, `paper` (8,192 tokens, as in the paper's experiments: a
-small vocabulary hides differences, and costs less), `tiny`. One run:
+small vocabulary hides differences, and costs less), `tiny`.
+
+One run:
 
     python -m experiments.run --config=experiments/configs/recall.py:wide \
         --config.data.pairs=8 --workdir=runs/eight

@@ -8,6 +8,7 @@ with bpe:4096, three seeds, 7 minutes on one CPU core: 1.80 (1.80 to 1.81); gzip
 
 Presets after the colon: `bpe:N` (N tokens, learnt from the training part and kept in the folder of
 the run) or `bytes`, and the presets of byte_lm.py (`tiny`, `masked`, `seq2seq`, a layout, a plan).
+
 With your own tokenizer.json:
 
     python -m experiments.run --config=experiments/configs/token_lm.py \

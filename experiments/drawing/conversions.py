@@ -27,7 +27,8 @@ from attnlab.heads import (
 from attnlab.heads.layout import all_weights
 from attnlab.transforms import Conversion, NotEquivalent, convert
 from attnlab.transforms.measure import Floats
-from attnlab.transforms.search import STEPS, STRUCTURED
+from attnlab.transforms.steps import STEPS
+from attnlab.transforms.steps_structured import STRUCTURED
 
 NAMES = (
     "standard", "wide", "narrow", "narrow_tied", "alt", "collaborative", "bilinear", "absorbed",

@@ -2,13 +2,12 @@
 
 import functools
 import inspect
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commands import command
 from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -207,9 +206,10 @@ def test_a_registered_backend_runs_by_name_and_is_never_chosen(monkeypatch):
         register_backend("dense", run)
 
 
-def test_backends_of_contrib_need_an_import():
+def test_backends_of_contrib_need_an_import(tmp_path):
     """In a process of its own: other tests may have imported them."""
-    code = """
+    file = tmp_path / "script.py"
+    file.write_text("""
 import jax.numpy as jnp, attnlab
 x = jnp.ones((1, 3, 2, 4))
 try:
@@ -218,9 +218,8 @@ except ValueError as error:
     print(error)
 import attnlab.contrib
 print(attnlab.explain(x, x, x)["splash"])
-"""
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    error, after = out.stdout.splitlines()
+""")
+    error, after = command(file).stdout.splitlines()
     assert "implementation 'splash' is in attnlab.contrib: import attnlab.contrib" in error
     assert after == "could run"
 

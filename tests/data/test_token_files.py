@@ -4,11 +4,10 @@ import gzip
 import hashlib
 import itertools
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from commands import command
 from test_every_dataset import same
 
 from attnlab.data import HuggingFace, PreparePlan, Text, TokenFiles, prepare
@@ -244,7 +243,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     path = tmp_path / "ids.bin"
     with path.open("wb") as file:
         file.truncate(600 << 20)
-    script = f"""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
 import resource, numpy as np
 from attnlab.data.token_files import TokenFile, TokenStream
 from pathlib import Path
@@ -254,6 +254,6 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for step in range(300):
     stream.read(np.arange(step, (300 << 20) - 2000, 1 << 20), 1025)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+""")
+    done = command(script)
     assert int(done.stdout) / 1024 < 100

@@ -137,7 +137,7 @@ def test_every_case_of_a_small_graph():
 @pytest.mark.parametrize(
     ("fields", "length", "message"),
     [
-        ({"vertices": 1}, 4, "data.vertices of at least 2, not 1"),
+        ({"vertices": 1}, 4, "data.vertices must be a whole number of at least 2, not 1"),
         ({"graph": "complet"}, 4, "did you mean 'complete'"),
         ({}, 8, "set train.length=4, not 8"),
     ],
@@ -313,11 +313,19 @@ def test_sums_of_maxima_by_numpy():
 @pytest.mark.parametrize(
     ("make", "length", "message"),
     [
-        (lambda: data.Farthest(dimensions=1), 8, "data.dimensions must be at least 2, not 1"),
+        (
+            lambda: data.Farthest(dimensions=1),
+            8,
+            "data.dimensions must be a whole number of at least 2, not 1",
+        ),
         (data.Farthest, 2, "2 points have no farthest one; set train.length to at least 3"),
         (lambda: data.Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
         (data.Maxima, 2, "train.length 2 leaves fewer than 2 vectors"),
-        (lambda: data.Maxima(heldout_rows=0), 8, "data.heldout_rows must be at least 1"),
+        (
+            lambda: data.Maxima(heldout_rows=0),
+            8,
+            "data.heldout_rows must be a whole number of at least 1",
+        ),
     ],
 )
 def test_impossible_vectors(make, length, message):

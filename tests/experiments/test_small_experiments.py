@@ -135,7 +135,7 @@ def test_lines_of_other_steps_or_seeds_are_not_on_the_page_of_looped_depth(tmp_p
 def test_the_page_of_recall_names_its_steps():
     short = [line | {"steps": line["steps"].replace("400", "200")} for line in read("recall")]
     said = " ".join(recall_capacity.page(short).split())
-    assert "after 200 steps; 16 heads of width 2" in said
+    assert "| heads | after 200 steps | after 1600 steps |" in said
     assert "half of the pairs after 200 steps" in said
     assert "after 400" not in said
 

@@ -18,6 +18,10 @@ from attnlab.models import num_parameters as num_model_parameters
 QKVO = ("q", "k", "v", "o")
 
 
+def outputs(params, x, layout, **options):
+    return jax.jit(functools.partial(multi_head_attention, layout=layout, **options))(params, x)
+
+
 # Identities ---------------------------------------------------------------------------------------
 
 
@@ -31,8 +35,7 @@ def test_narrow_is_standard_with_block_diagonal_weights(x64):
             full[n * 4 : (n + 1) * 4, n] = params[name][n]
         blocks[name] = jnp.asarray(full)
     standard = heads.Standard(width=12, num_heads=3, biases=QKVO)
-    expected = multi_head_attention(params, x, narrow)
-    assert_close(multi_head_attention(blocks, x, standard), expected)
+    assert_close(outputs(blocks, x, standard), outputs(params, x, narrow))
 
 
 def test_wide_is_standard_with_head_dim_equal_to_width():
@@ -50,8 +53,7 @@ def test_grouped_is_standard_with_repeated_keys_and_values(x64):
     params, x, *_ = make(grouped, jnp.float64)
     copied = params | {n: jnp.repeat(params[n], 3, axis=1) for n in "kv"}
     standard = dataclasses.replace(grouped, num_kv_heads=None)
-    expected = multi_head_attention(params, x, grouped)
-    assert_close(multi_head_attention(copied, x, standard), expected)
+    assert_close(outputs(copied, x, standard), outputs(params, x, grouped))
 
 
 def test_a_head_mask_of_zero_removes_a_head(x64):
@@ -63,10 +65,11 @@ def test_a_head_mask_of_zero_removes_a_head(x64):
     def run(params, mask):
         return heads.attend_heads(params, x, layout, heads.HeadInputs(head_mask=mask)).output
 
-    got = run(params, mask)
-    assert_close(got, run(without, None))
-    mixed = run(params, jnp.stack([mask, jnp.ones(4)]))
-    assert_close(mixed[1], run(params, None)[1])
+    masks = mask, jnp.stack([mask, jnp.ones(4)]), None
+    all_of_them = jax.jit(lambda p, q: (*(run(p, m) for m in masks), run(q, None)))
+    got, mixed, plain, removed = all_of_them(params, without)
+    assert_close(got, removed)
+    assert_close(mixed[1], plain[1])
     assert_close(mixed[0], got[0])
 
 
@@ -75,9 +78,7 @@ def test_a_key_bias_cancels_in_the_softmax_but_not_beside_a_sink(x64):
         layout = heads.Standard(width=12, num_heads=3, biases=("k",), extras=extras)
         params, x, *_ = make(layout, jnp.float64)
         moved = params | {"k_bias": params["k_bias"] + 1}
-        difference = np.abs(
-            multi_head_attention(moved, x, layout) - multi_head_attention(params, x, layout)
-        ).max()
+        difference = np.abs(outputs(moved, x, layout) - outputs(params, x, layout)).max()
         assert (difference < 1e-10) == cancels
 
 
@@ -90,12 +91,11 @@ def test_constant_factors_ignore_the_text(x64):
     params |= {f"{n}_heads": 0 * params[f"{n}_heads"] for n in "qkv"}
     plain = heads.Standard(width=12, num_heads=3, head_dim=4, value_dim=7, biases=("o",))
     mixed = {
-        n: jnp.einsum("drh,rn->dnh", params[n], params[f"{n}_heads_bias"]) / params[n].shape[1]
+        n: np.einsum("drh,rn->dnh", params[n], params[f"{n}_heads_bias"]) / params[n].shape[1]
         for n in "qkv"
     }
     mixed |= {n: params[n] for n in ("o", "o_bias")}
-    got = multi_head_attention(params, x, layout)
-    assert_close(got, multi_head_attention(mixed, x, plain))
+    assert_close(outputs(params, x, layout), outputs(mixed, x, plain))
 
 
 def test_it_is_what_flax_calls_attention():
@@ -105,8 +105,8 @@ def test_it_is_what_flax_calls_attention():
     names = {"q": "query", "k": "key", "v": "value", "o": "out"}
     flax = {f: {"kernel": params[n], "bias": params[f"{n}_bias"]} for n, f in names.items()}
     module = nn.MultiHeadDotProductAttention(num_heads=3)
-    expected = module.apply({"params": flax}, x, mask=jnp.tri(7, dtype=bool)[None, None])
-    assert_close(multi_head_attention(params, x, layout, is_causal=True), expected)
+    theirs = jax.jit(lambda p: module.apply(p, x, mask=np.tri(7, dtype=bool)[None, None]))
+    assert_close(outputs(params, x, layout, is_causal=True), theirs({"params": flax}))
 
 
 # Published numbers --------------------------------------------------------------------------------
@@ -253,10 +253,10 @@ def test_no_form_multiplies_out_what_extra_keys_are_added_to(kind):
     """Their keys and values stand beside W_K x and W_V x, which the other forms do not make. One
     query and many keys are where those forms cost least."""
     layout = kind(width=8, num_heads=2, extras=(heads.ExtraKeys(3),))
-    params = heads.init(jax.random.key(0), layout)
-    x, context = jnp.ones((1, 1, 8)), jnp.ones((1, 256, 8))
-    y = multi_head_attention(params, x, layout, context)
-    assert_close(y, multi_head_attention(params, x, layout, context, order="factored"))
+    params, x = make(layout)[0], jnp.ones((1, 1, 8))
+    context = jnp.asarray(np.random.default_rng(0).normal(size=(1, 256, 8)), jnp.float32)
+    run = functools.partial(multi_head_attention, x=x, layout=layout, context=context)
+    assert_close(*jax.jit(lambda p: (run(p), run(p, order="factored")))(params))
     orders = heads.contraction_orders(layout, heads.CallSizes(1, 1, 256))
     assert [name for name, flops in orders.items() if isinstance(flops, int)] == ["factored"]
 

@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from commands import command
 from conftest import ROOT, deep
 from small_experiment import MODEL, experiment, train_config
 
@@ -157,6 +158,6 @@ def test_a_file_that_registers_is_run_in_a_worker(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     (tmp_path / "specs.json").write_text(json.dumps([]))
-    words = [sys.executable, "-m", "attnlab.lab", str(tmp_path), f"--import={file}"]
-    subprocess.run(words, cwd=ROOT, check=True)
+    done = command("attnlab.lab", str(tmp_path), f"--import={file}")
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "ran").exists()

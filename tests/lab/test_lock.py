@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -24,40 +25,42 @@ with lock.hold(pathlib.Path(sys.argv[1])):
 """
 
 
-@pytest.fixture
-def other(tmp_path):
-    """Another process that owns tmp_path until its standard input ends."""
+def test_the_second_is_told_host_and_process_and_a_killed_owner_is_none(tmp_path):
     words = [sys.executable, "-c", HOLD, tmp_path]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
-        assert process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
-
-
-def test_the_second_is_told_host_and_process(tmp_path, other):
-    before = (tmp_path / FILE).read_text()
-    who = f"process {other.pid} on {socket.gethostname()} since 20"
-    with pytest.raises(RunInUse, match=who) as error, lock.hold(tmp_path, patience=0.1):
-        pass
-    assert str(error.value).startswith(f"{tmp_path} is in use by ")
-    assert lock.holder(tmp_path).startswith(who)
-    assert (tmp_path / FILE).read_text() == before
-
-
-def test_a_killed_owner_is_none(tmp_path, other):
-    other.kill()
-    other.wait()
+    with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as other:
+        assert other.stdout.readline() == "held\n"
+        before = (tmp_path / FILE).read_text()
+        who = f"process {other.pid} on {socket.gethostname()} since 20"
+        with pytest.raises(RunInUse, match=who) as error, lock.hold(tmp_path, patience=0.1):
+            pass
+        assert str(error.value).startswith(f"{tmp_path} is in use by ")
+        assert lock.holder(tmp_path).startswith(who)
+        assert (tmp_path / FILE).read_text() == before
+        other.kill()
     assert (tmp_path / FILE).exists()
     assert lock.holder(tmp_path) is None
     with lock.hold(tmp_path):
         assert json.loads((tmp_path / FILE).read_text())["process"] == os.getpid()
 
 
-def test_who_waits_long_enough_gets_it(tmp_path, other):
-    other.stdin.close()
+def test_who_waits_long_enough_gets_it(tmp_path):
+    """Also of another thread."""
+    held, free = threading.Event(), threading.Event()
+
+    def hold():
+        with lock.hold(tmp_path):
+            held.set()
+            free.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    with pytest.raises(RunInUse), lock.hold(tmp_path, patience=0):
+        pass
+    threading.Timer(0.05, free.set).start()
     with lock.hold(tmp_path, patience=60):
-        assert other.wait(timeout=60) == 0
+        thread.join()
 
 
 def test_nothing_is_left_behind(tmp_path):

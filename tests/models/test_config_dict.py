@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import pytest
-from commands import ROOT
+from commands import command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict, config_dict
@@ -108,7 +106,7 @@ def configs(draw):
     return config
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(configs())
 def test_round_trips(config):
     assert from_json(to_json(config)) == config
@@ -275,10 +273,7 @@ app.run(lambda _: print(repr(from_dict(CONFIG.value.model.to_dict()))))
 def run_with_flags(folder, *flags):
     (folder / "config.py").write_text(CONFIG_FILE)
     (folder / "command.py").write_text(COMMAND)
-    words = [sys.executable, folder / "command.py", f"--config={folder / 'config.py'}", *flags]
-    ran = subprocess.run(
-        words, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    )
+    ran = command(folder / "command.py", f"--config={folder / 'config.py'}", *flags)
     return ran.stdout, ran.stderr
 
 

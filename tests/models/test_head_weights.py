@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import diagonal
 
 from attnlab import training
 from attnlab.heads import (
@@ -28,10 +29,9 @@ from attnlab.heads import (
 from attnlab.models import specs
 from attnlab.models.config import ModelConfig
 from attnlab.models.head_similarity import head_distance, identical_heads, smallest_change
-from attnlab.models.head_weights import leaves
-from attnlab.models.optimizer_axes import matrix_axes
+from attnlab.models.head_weights import leaves, matrix_axes, shard_axes
+from attnlab.models.layer import init_layer
 from attnlab.models.parameters import param_shapes
-from attnlab.models.tensor_parallel import shard_axes
 
 
 def large(shapes, seed=0):
@@ -43,15 +43,15 @@ def large(shapes, seed=0):
 def test_matrices_sum_over_their_fan_in(layout):
     """Initial weights have standard deviation 1/sqrt(number of rows)."""
     config = ModelConfig(width=24, heads=LAYOUTS[layout](num_heads=3), num_layers=2)
-    params = config.build().init(jax.random.key(0), jnp.zeros((1, 3), int))["params"]
-    axes = matrix_axes(config)(params)["layers"]["attention"]
+    params = jax.jit(init_layer(config.layer)["attention"])(jax.random.key(0))
+    axes = matrix_axes(config)(param_shapes(config))["layers"]["attention"]
     weights = all_weights(config.layout)
     checked = 0
     for name, found in axes.items():
         if name == "norm" or not found[0]:
             continue
         reads, makes = found
-        a = params["layers"]["attention"][name]
+        a = params[name]
         rows = math.prod(a.shape[a.ndim - reads - makes : a.ndim - makes])
         rows /= math.prod(config.layout.size(axis) for axis in weights[name].averaged_over)
         assert np.std(a) * rows**0.5 == pytest.approx(1, rel=0.25), name
@@ -72,8 +72,10 @@ def test_axes_by_hand():
     assert matrix_axes(relative)(param_shapes(relative))["relative_bias"] == (0, 2)
 
 
-@pytest.mark.parametrize("sharing", ["albert", "cla:2", "relaxed:2", "dictionary:2"])
-@pytest.mark.parametrize("name", ["adafactor", "lamb", "muon"])
+@pytest.mark.parametrize(
+    ("name", "sharing"),
+    diagonal(["adafactor", "lamb", "muon"], ["albert", "cla:2", "relaxed:2", "dictionary:2"]),
+)
 def test_optimizers_take_every_weight(name, sharing):
     config = ModelConfig(heads=Narrow(num_heads=4, extras=(TalkingHeads(),)), sharing=sharing)
     shapes = param_shapes(config)
@@ -98,19 +100,19 @@ MANY = Standard(
 )
 
 
-@pytest.mark.parametrize(
-    ("layout", "names", "different"),
-    [
-        (MANY, ("outputs",), set()),
-        (MANY, ("probs",), {"v", "v_bias", "o", "gate", "extra_v"}),
-        (Latent(num_heads=4), ("outputs",), set()),
-        (TensorProduct(num_heads=4), ("outputs",), set()),
-        (Narrow(num_heads=4), ("q", "k"), {"v", "o"}),
-        (Wide(num_heads=4), ("q",), {"k", "v", "o"}),
-    ],
-)
-@pytest.mark.parametrize("sharing", ["separate", "cla:2"])
-def test_identical_heads(layout, names, different, sharing):
+IDENTICAL = [
+    (MANY, ("outputs",), set()),
+    (MANY, ("probs",), {"v", "v_bias", "o", "gate", "extra_v"}),
+    (Latent(num_heads=4), ("outputs",), set()),
+    (TensorProduct(num_heads=4), ("outputs",), set()),
+    (Narrow(num_heads=4), ("q", "k"), {"v", "o"}),
+    (Wide(num_heads=4), ("q",), {"k", "v", "o"}),
+]
+
+
+@pytest.mark.parametrize(("case", "sharing"), diagonal(range(6), ["cla:2", "separate"]))
+def test_identical_heads(case, sharing):
+    layout, names, different = IDENTICAL[case]
     config = ModelConfig(width=16, heads=layout, sharing=sharing, num_layers=4)
     params = large(param_shapes(config))
     made = identical_heads(config, params, names)

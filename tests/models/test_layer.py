@@ -142,32 +142,35 @@ def test_cross_attention_comes_between(position):
     mask = jnp.asarray(np.arange(4) < 3)[None, None, None]
     inputs = LayerInputs(text=TextInputs(source=source, source_mask=mask))
     names = ("probs", "cross.probs")
-    outputs, values = jax.jit(
-        lambda p, x: capture(transformer_layer, p, x, spec, inputs, names=names)
-    )(params, x)
     steps = {
         "attention": lambda w, y: multi_head_attention(own(w), y, HEADS, is_causal=True),
         "cross": lambda w, y: multi_head_attention(own(w), y, cross, source, mask=mask),
         "ffn": ffn,
     }
-    y = x
-    for sublayer, f in steps.items():
-        w = params[sublayer]
-        if position == "after":
-            y = y + rms_norm(w["norm_after"], f(w, y), eps=1e-5)
-            continue
-        if position == "pre_ffn" and sublayer == "attention":
-            y = y + f(w, y)
-            continue
-        norm = params["attention"]["norm"] if position == "parallel_one" else w["norm"]
-        normed = rms_norm(norm, x if position.startswith("parallel") else y, eps=1e-5)
-        if position.startswith("post"):
-            y = rms_norm(w["norm"], y + f(w, y), eps=1e-5)
-        elif position == "sandwich":
-            y = y + rms_norm(w["norm_after"], f(w, normed), eps=1e-5)
-        else:
-            y = y + f(w, normed)
-    assert_close(outputs.x, y)
+
+    @jax.jit
+    def both(params, x):
+        y = x
+        for sublayer, f in steps.items():
+            w = params[sublayer]
+            if position == "after":
+                y = y + rms_norm(w["norm_after"], f(w, y), eps=1e-5)
+                continue
+            if position == "pre_ffn" and sublayer == "attention":
+                y = y + f(w, y)
+                continue
+            norm = params["attention"]["norm"] if position == "parallel_one" else w["norm"]
+            normed = rms_norm(norm, x if position.startswith("parallel") else y, eps=1e-5)
+            if position.startswith("post"):
+                y = rms_norm(w["norm"], y + f(w, y), eps=1e-5)
+            elif position == "sandwich":
+                y = y + rms_norm(w["norm_after"], f(w, normed), eps=1e-5)
+            else:
+                y = y + f(w, normed)
+        return capture(transformer_layer, params, x, spec, inputs, names=names), y
+
+    (outputs, values), expected = both(params, x)
+    assert_close(outputs.x, expected)
     assert values["probs"].shape == (2, 2, 5, 5)
     assert values["cross.probs"].shape == (2, 3, 5, 4)
     assert not values["cross.probs"][..., 3].any()

@@ -133,6 +133,7 @@ def test_asking_for_nothing_is_the_same_program():
         return jax.jit(functools.partial(run, **inputs)).lower(params).as_text()
 
     assert lowered(capture=(), patch={}) == lowered()
+    assert jax.eval_shape(run, params).captured == {}
     assert len(lowered(capture=("probs",))) > len(lowered())
 
 
@@ -148,9 +149,8 @@ def test_every_level_has_the_names_of_its_values():
         with pytest.raises(ValueError, match="patch of 'probs' returned shape"):
             run(params, patch={"probs": lambda a, layer: a[..., 1:]})
     module = LayerStack(DECODER.layer, DECODER.plan)
-    x = jnp.ones((2, 5, 12))
-    params = module.init(jax.random.key(0), x)
-    captured = module.apply(params, x, capture=("residual", "probs")).captured
+    run = lambda key, x: module.init_with_output(key, x, capture=("residual", "probs"))[0].captured
+    captured = jax.eval_shape(run, jax.random.key(0), jnp.ones((2, 5, 12)))
     assert captured["probs"].shape == (3, 2, 4, 5, 5)
 
 
@@ -233,8 +233,8 @@ def test_a_head_mask_comes_after_a_patch_of_heads():
     run, params = make(DECODER)
     mask = jnp.full((3, 4), 0.5)
     double = {"heads": lambda value, layer: 2 * value}
-    got = jax.jit(lambda p: run(p, head_mask=mask, patch=double).logits)(params)
-    assert_close(got, run(params).logits)
+    both = lambda p: (run(p, head_mask=mask, patch=double).logits, run(p).logits)
+    assert_close(*jax.jit(both)(params))
 
 
 def test_a_patched_residual_decides_the_layers_behind_it():
@@ -279,10 +279,16 @@ def test_decoding_captures_and_patches_what_the_whole_call_does():
             assert_close(outputs.captured[name], expected)
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder", "encoder_decoder"])
-def test_the_program_with_captures_is_as_long_at_every_depth(kind):
+@pytest.mark.parametrize(
+    ("kind", "sharing"),
+    [
+        ("decoder", "separate"), ("decoder", "cla:2"), ("encoder", "albert"),
+        ("encoder_decoder", "relaxed:2"),
+    ],
+)  # fmt: skip
+def test_the_program_with_captures_is_as_long_at_every_depth(kind, sharing):
     def lines(depth):
-        config = dataclasses.replace(DECODER, kind=kind, num_layers=depth, sharing="albert")
+        config = dataclasses.replace(DECODER, kind=kind, num_layers=depth, sharing=sharing)
         names = tuple(model_values(config))
         run, params = make(config)
         patch = {
@@ -291,4 +297,4 @@ def test_the_program_with_captures_is_as_long_at_every_depth(kind):
         look = functools.partial(run, capture=names, patch=patch)
         return jax.jit(look).lower(params).as_text().count("\n")
 
-    assert lines(2) == lines(12)
+    assert lines(4) == lines(12)

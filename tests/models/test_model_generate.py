@@ -70,7 +70,7 @@ def test_prefill_in_two_calls_and_overflow(params):
     windowed = dataclasses.replace(CONFIG, attention=specs.Attention(window=3))
     with pytest.raises(ValueError, match="or give the model a window smaller than the cache"):
         prefill(params, TOKENS, windowed, windowed.init_cache(2, 3))
-    with pytest.raises(ValueError, match=r"padding_mask \(2, 7\) must be \(2, 5\), True where"):
+    with pytest.raises(ValueError, match=r"padding_mask \(2, 7\) must be .* \(2, 5\), True where"):
         prefill(params, TOKENS[:, :5], CONFIG, CONFIG.init_cache(2, 6), padding_mask=TOKENS >= 0)
     with pytest.raises(ValueError, match=r"tokens \(2, 0\) hold no token"):
         prefill(params, TOKENS[:, :0], CONFIG, CONFIG.init_cache(2, 6))
@@ -90,7 +90,7 @@ def test_prefill_in_two_calls_and_overflow(params):
         ({"sampling": Sampling(temperature=1), "key": 0}, "key must be one key such as .*, not 0"),
         ({"end": (3, 19)}, "end 19 is not a token id: ids are 0 to 18"),
         ({"source_padding_mask": MASKS[0]}, "is of a source; for padding of the prompt"),
-        ({"padding_mask": MASKS[1]}, r"padding_mask \(3, 3\) must be \(2, 7\), True where"),
+        ({"padding_mask": MASKS[1]}, r"padding_mask \(3, 3\) must be .* \(2, 7\), True where"),
         ({"padding_mask": np.arange(7) >= [[0], [7]]}, "padding_mask: row 1 holds no token"),
         ({"source": TOKENS}, r"source is for kind='encoder_decoder', .*; this is a decoder"),
         ({"prompt": TOKENS.at[1, 2].set(19)}, r"token id 19 at \[1, 2\] is out of range"),

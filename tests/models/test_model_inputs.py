@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_models import random_params
 
 from attnlab import heads
-from attnlab.models import FFN, Embedding, Learned, ModelConfig
+from attnlab.models import FFN, Embedding, Learned, ModelConfig, generate
 
 SMALL = dict(
     vocab_size=19, max_len=9, width=12, num_layers=2, heads=heads.Standard(num_heads=3),
@@ -33,9 +34,11 @@ def test_what_is_no_random_key(key):
     ],
 )  # fmt: skip
 def test_every_random_key(key):
+    """Concrete and traced."""
     model = ModelConfig(**SMALL).build()
-    for init in (model.init, jax.jit(model.init)):
-        assert init(key, TOKENS)["params"]["embedding"].shape == (19, 12)
+    concrete = jax.eval_shape(lambda: model.init(key, TOKENS))
+    assert concrete["params"]["embedding"].shape == (19, 12)
+    assert jax.eval_shape(model.init, key, TOKENS) == concrete
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_every_random_key(key):
 )
 def test_shapes(inputs, message):
     model = ModelConfig(**SMALL, embedding=Embedding(token_types=2)).build()
-    variables = model.init(jax.random.key(0), TOKENS)
+    variables = {"params": random_params(model.config)}
     for call in (model.apply, jax.jit(model.apply)):
         with pytest.raises(ValueError, match=message):
             call(variables, TOKENS, **inputs)
@@ -65,9 +68,32 @@ def test_shapes(inputs, message):
 
 def test_the_padding_of_a_source():
     model = ModelConfig(**SMALL, kind="encoder_decoder").build()
-    variables = model.init(jax.random.key(0), TOKENS, source=TOKENS)
+    variables = {"params": random_params(model.config)}
     with pytest.raises(ValueError, match=r"source_padding_mask \(1, 2\) must be .* \(1, 3\)"):
         model.apply(variables, TOKENS, source=TOKENS, source_padding_mask=jnp.ones((1, 2), bool))
+
+
+def test_padding_masks_are_booleans_or_zeros_and_ones():
+    """A mask that is added to the scores, 0 at tokens and -1e9 at padding, is not read inverted."""
+    model = ModelConfig(**SMALL, kind="encoder_decoder").build()
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), TOKENS, source=TOKENS))
+    rng = np.random.default_rng(0)
+    variables = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(a.dtype), shapes)
+    logits = {}
+    for kind in (bool, int):
+        mask = np.array([[1, 1, 0]]).astype(kind)
+        masks = dict(padding_mask=mask, source_padding_mask=mask)
+        logits[kind] = model.apply(variables, TOKENS, source=TOKENS, **masks).logits
+    np.testing.assert_array_equal(logits[bool], logits[int])
+    added = jnp.array([[0.0, 0.0, -1e9]])
+    for name in ("padding_mask", "source_padding_mask"):
+        with pytest.raises(TypeError, match=rf"^{name} must be boolean .* not float32"):
+            model.apply(variables, TOKENS, source=TOKENS, **{name: added})
+        with pytest.raises(ValueError, match=f"^{name} must hold 0"):
+            model.apply(variables, TOKENS, source=TOKENS, **{name: np.array([[1, 1, 2]])})
+    params, config = variables["params"], model.config
+    with pytest.raises(TypeError, match="padding_mask must be boolean"):
+        generate(params, TOKENS, config, 2, source=TOKENS, padding_mask=added)
 
 
 def test_heads_alone():
@@ -81,11 +107,11 @@ def test_heads_alone():
 def test_positions_beyond_those_of_padding():
     """RoBERTa counts from pad_token + 1, so that max_len 9 has room for 7 tokens."""
     model = ModelConfig(**SMALL, kind="encoder", positions=Learned(pad_token=1)).build()
-    variables = model.init(jax.random.key(0), TOKENS)
-    tokens = 2 + jnp.arange(9)[None]
-    assert np.isfinite(model.apply(variables, tokens[:, :7]).logits).all()
-    padded = tokens.at[0, :2].set(1)
-    assert np.isfinite(model.apply(variables, padded).logits).all()
+    variables, run = {"params": random_params(model.config)}, jax.jit(model.apply)
+    tokens = 2 + np.arange(9)[None]
+    assert np.isfinite(run(variables, tokens[:, :7]).logits).all()
+    padded = np.where(tokens < 4, 1, tokens)
+    assert np.isfinite(run(variables, padded).logits).all()
     with pytest.raises(ValueError, match="may have 7 tokens, not 9; raise max_len"):
         model.apply(variables, tokens)
-    assert np.isnan(jax.jit(model.apply)(variables, tokens).logits).any()
+    assert np.isnan(run(variables, tokens).logits).any()

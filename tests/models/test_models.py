@@ -227,10 +227,12 @@ def test_each_dropout_acts_alone(dropout):
     same, other = run(params, TOKENS, 0).logits, run(params, TOKENS, 1).logits
     np.testing.assert_array_equal(same, run(params, TOKENS, 0).logits)
     assert np.abs(same - other).max() > 1e-3
-    plain = run(params, TOKENS).logits
-    assert np.abs(same - plain).max() > 1e-3
-    nowhere, _ = make(change(SMALL, dropout=Dropout(rate=0.5, places=())))
-    assert_close(nowhere(params, TOKENS, 0).logits, plain)
+    assert np.abs(same - run(params, TOKENS).logits).max() > 1e-3
+
+
+def test_dropout_at_no_place():
+    run, params = make(change(SMALL, dropout=Dropout(rate=0.5, places=())))
+    assert_close(run(params, TOKENS, 0).logits, run(params, TOKENS).logits)
 
 
 def test_embeddings_can_have_a_rate_of_their_own():
@@ -283,11 +285,11 @@ def test_pooling_ignores_padding(pooler):
     for i, n in enumerate((3, 2)):
         rows = (i, slice(n)) if pooler == "each" else i
         np.testing.assert_array_equal(got[rows], other[rows])
-        assert_close(got[rows], run(params, tokens[i : i + 1, :n]).classes[0])
+    assert_close(got[rows], run(params, tokens[1:, :2]).classes[0])
     assert np.isfinite(run(params, tokens, padding_mask=jnp.zeros((2, 4), bool)).classes).all()
 
 
-@pytest.mark.parametrize("pooler", ["max", "mean", "each"])
+@pytest.mark.parametrize("pooler", deep(["max", "mean", "each"], "max"))
 def test_poolers_have_finite_gradients(pooler):
     """The gradient of a maximum must not compare with a value that is computed a second time."""
     config = change(
@@ -297,9 +299,9 @@ def test_poolers_have_finite_gradients(pooler):
         heads=heads.Standard(num_heads=2, scale=0.3, biases=("k",)), compute=Compute(remat=False),
     )  # fmt: skip
     run, _ = make(config)
+    gradients = jax.jit(jax.grad(lambda p: jnp.mean(run(p, TOKENS).classes ** 2)))
     for seed in range(3):
-        params = random_params(config, seed, 0.4)
-        gradient = jax.grad(lambda p: jnp.mean(run(p, TOKENS).classes ** 2))(params)
+        gradient = gradients(random_params(config, seed, 0.4))
         assert all(np.isfinite(a).all() for a in jax.tree.leaves(gradient))
 
 
@@ -327,8 +329,9 @@ def test_too_long_a_text():
 
 
 @pytest.mark.parametrize(
-    ("sharing", "dtype"), diagonal(["sandwich", "cla:2"], ["float32", "bfloat16"])
-)
+    ("sharing", "dtype"),
+    diagonal(["sandwich", "cla:2"], ["bfloat16", "float32"], of={"cla:2"}),
+)  # in bfloat16: test_model_capture.py
 def test_capturing_changes_no_bit_of_an_optimized_program(sharing, dtype, optimized):
     config = change(SMALL, sharing=sharing, compute=Compute(dtype=dtype))
     run, params = make(config)

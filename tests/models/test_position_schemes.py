@@ -3,10 +3,10 @@
 import dataclasses
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_models import random_params
 
 from attnlab import heads
 from attnlab.heads.positions import rotary_angles
@@ -19,15 +19,10 @@ SMALL = ModelConfig(
 )
 
 
-def weights(config):
-    params = config.build().init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
-    return jax.tree.map(lambda a: a + 0.1, params)
-
-
 def test_alibi_takes_the_slope_times_the_distance_from_the_scores():
     """Of two heads the slopes are 2^-4 and 2^-8; equal tokens have equal scores without it."""
     config = dataclasses.replace(SMALL, positions=Alibi())
-    params, ids = weights(config), jnp.array([[3, 3, 3]])
+    params, ids = random_params(config), jnp.array([[3, 3, 3]])
     seen = config.build().apply({"params": params}, ids, capture=("probs",)).captured
     for head, slope in enumerate((2**-4, 2**-8)):
         each = np.exp(-slope * np.array([2, 1, 0]))
@@ -39,7 +34,7 @@ def test_alibi_takes_the_slope_times_the_distance_from_the_scores():
 def test_an_offset_skips_the_first_rows_of_the_table():
     plain = dataclasses.replace(SMALL, max_len=5)
     moved = dataclasses.replace(plain, positions=Learned(offset=2))
-    params, ids = weights(plain), jnp.array([[1, 2, 3]])
+    params, ids = random_params(plain), jnp.array([[1, 2, 3]])
     table = jnp.concatenate([jnp.full((2, 8), 9.0), params["positions"]])
     expected = plain.build().apply({"params": params}, ids).logits
     got = moved.build().apply({"params": params | {"positions": table}}, ids).logits
@@ -67,7 +62,7 @@ def test_dynamic_scaling_changes_nothing_up_to_its_length_and_is_refused_beyond(
 
 def test_norms_without_a_scale_have_no_weights_and_center():
     config = dataclasses.replace(SMALL, norm=Norm(scale=False))
-    params = weights(config)
+    params = random_params(config)
     assert "final_norm" not in params
     assert "norm" not in params["layers"]["attention"]
     hidden = config.build().apply({"params": params}, jnp.array([[1, 2]])).hidden

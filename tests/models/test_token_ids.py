@@ -1,11 +1,14 @@
 """Token ids that are not in the table never read another token's row."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import assert_close
+from test_models import random_params
 
 from attnlab import generate, heads
 from attnlab.models import FFN, Embedding, ModelConfig, NoPositions, OutputHead
@@ -22,14 +25,16 @@ TABLE = dataclasses.replace(
 OUTSIDE = [7, 8, -1, -7, 2**31 - 1, -(2**31)]
 
 
+@functools.cache
 def model_of(config):
+    """(model, its call under jit, variables)"""
     model = config.build()
-    return model, model.init(jax.random.key(0), jnp.ones((1, 2), jnp.int32))
+    return model, jax.jit(model.apply), {"params": random_params(config)}
 
 
 @pytest.mark.parametrize("bad", OUTSIDE)
 def test_a_concrete_id_is_refused(bad):
-    model, variables = model_of(CONFIG)
+    model, _, variables = model_of(CONFIG)
     for array in (np.array, jnp.array):
         with pytest.raises(ValueError, match=rf"token id {bad} at \[0, 2\].* 0 to 6"):
             model.apply(variables, array([[1, 2, bad, 3]]))
@@ -38,9 +43,8 @@ def test_a_concrete_id_is_refused(bad):
 @pytest.mark.parametrize("bad", OUTSIDE)
 def test_an_id_within_jit_gives_nan(bad):
     """In its text, and in no other text of the batch."""
-    model, variables = model_of(CONFIG)
-    tokens = jnp.array([[1, 2, bad, 3], [1, 2, 6, 0]])
-    logits = jax.jit(model.apply)(variables, tokens).logits
+    _, run, variables = model_of(CONFIG)
+    logits = run(variables, jnp.array([[1, 2, bad, 3], [1, 2, 6, 0]])).logits
     assert np.isnan(logits[0, 2:]).all()
     assert np.isfinite(logits[1]).all()
 
@@ -48,16 +52,16 @@ def test_an_id_within_jit_gives_nan(bad):
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_padding_may_hold_any_id(kind):
     output = OutputHead(pooler="mean", num_classes=2)
-    model, variables = model_of(dataclasses.replace(CONFIG, kind=kind, output=output))
+    model, run, variables = model_of(dataclasses.replace(CONFIG, kind=kind, output=output))
     mask = jnp.array([[True, True, False]])
-    for call in (model.apply, jax.jit(model.apply)):
+    for call in (model.apply, run):
         got = [call(variables, jnp.array([[1, 2, last]]), padding_mask=mask) for last in (-100, 0)]
         np.testing.assert_array_equal(*(outputs.logits[:, :2] for outputs in got))
         np.testing.assert_array_equal(*(outputs.classes for outputs in got))
 
 
 def test_token_types_too():
-    model, variables = model_of(TYPED)
+    model, _, variables = model_of(TYPED)
     tokens, types = jnp.array([[1, 2, 3]]), jnp.array([[0, 1, 2]])
     with pytest.raises(ValueError, match=r"token type 2 at \[0, 2\].* 0 to 1"):
         model.apply(variables, tokens, token_types=types)
@@ -68,12 +72,10 @@ def test_token_types_too():
 
 def test_mixtures_have_token_types_as_well():
     """Type 0 where none are given, as for ids."""
-    model, variables = model_of(TYPED)
-    tokens = jnp.array([[1, 2, 3]])
-    expected = model.apply(variables, tokens).logits
-    np.testing.assert_allclose(
-        model.apply(variables, jax.nn.one_hot(tokens, 7)).logits, expected, rtol=1e-5, atol=1e-6
-    )
+    _, run, variables = model_of(TYPED)
+    tokens = np.array([[1, 2, 3]])
+    words = np.eye(7, dtype=np.float32)[tokens]
+    assert_close(run(variables, words).logits, run(variables, tokens).logits)
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int16, jnp.uint32])
@@ -94,7 +96,7 @@ def test_ids_outside_of_the_table_have_no_gradient():
 def test_the_source_of_an_encoder_decoder():
     config = dataclasses.replace(CONFIG, kind="encoder_decoder")
     model, tokens = config.build(), jnp.ones((1, 2), jnp.int32)
-    variables = model.init(jax.random.key(0), tokens, source=tokens)
+    variables = {"params": random_params(config)}
     with pytest.raises(ValueError, match=r"token id -1 at \[0, 0\]"):
         generate(variables["params"], tokens, config, 2, source=[[-1, 2]])
     mask = jnp.array([[False, True]])

@@ -1,4 +1,4 @@
-"""What a model promises: causality, padding, captured values, auxiliary losses, layer indices."""
+"""What a model promises: padding, captured values, auxiliary losses, layer indices."""
 
 import dataclasses
 from typing import ClassVar
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep
 from flax.core import freeze
 
 from attnlab import heads, models
@@ -45,17 +45,7 @@ def run(config, tokens=TOKENS, params=None, **inputs):
     return jax.jit(lambda p, tokens: model.apply({"params": p}, tokens, **inputs))(params, tokens)
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder"])
-def test_a_decoder_attends_to_the_past_alone(kind):
-    config = dataclasses.replace(SMALL, kind=kind)
-    before, after = (run(config, t).logits for t in (TOKENS, TOKENS.at[:, 4].add(1) % 19))
-    moved = np.abs(before - after).max((0, 2)) > 0
-    assert moved[4:].all()
-    assert moved[:4].all() == (kind == "encoder")
-    assert moved[:4].any() == (kind == "encoder")
-
-
-@pytest.mark.parametrize("pooler", ["mean", "max", "first"])
+@pytest.mark.parametrize("pooler", deep(["mean", "max", "first"], "max"))
 def test_padding_may_hold_nan(pooler):
     """Tokens and pooled output are those of the text without padding."""
     output = OutputHead(pooler=pooler, num_classes=2)
@@ -130,17 +120,6 @@ def test_a_config_is_written_as_it_is_read():
 
 
 # Captured values ----------------------------------------------------------------------------------
-
-
-def test_capturing_changes_no_bit():
-    config = dataclasses.replace(SMALL, heads=heads.Wide(num_heads=3))
-    everything = tuple(models.model_values(config))
-    plain, asked = run(config), run(config, capture=everything)
-    assert (plain.logits == asked.logits).all()
-    assert set(asked.captured) == set(everything)
-    assert asked.captured["probs"].shape == (3, 2, 3, 7, 7)
-    assert asked.captured["embeddings"].shape == (2, 7, 12)
-    assert not plain.captured
 
 
 def test_values_of_a_model_with_an_encoder_have_prefixes():
@@ -255,7 +234,7 @@ def test_losses_of_layer_types_and_stacks():
         (lambda: ModelConfig(heads="wide"), r"heads must be a Layout.*'wide'"),
         (lambda: ModelConfig(num_layers="4"), r"num_layers.*'4'"),
         (lambda: ModelConfig(ffn=64), r"ffn must be a FFN.*64"),
-        (lambda: ModelConfig(kind="gpt"), r"kind must be.*'gpt'"),
+        (lambda: ModelConfig(kind="gpt"), r"unknown kind 'gpt': known: decoder"),
         (lambda: ModelConfig(width=65), r"width 65 is not divisible"),
         (lambda: ModelConfig(encoder=models.EncoderConfig()), r"encoder is for.*decoder"),
         (lambda: ModelConfig(layer_types=((1, {"init": 1}),)), r"cannot override 'init'.*known"),
@@ -337,17 +316,3 @@ def test_keys_of_an_earlier_layer_are_shared():
     k = run(dataclasses.replace(SMALL, sharing=plan), capture=("k",)).captured["k"]
     assert (k[0] == k[1]).all()
     assert not (k[1] == k[2]).all()
-
-
-@pytest.mark.parametrize("plan", ["separate", "albert", "cla", "relaxed"])
-def test_the_program_is_as_long_at_every_depth(plan):
-    """Also with every value captured and a patch that reads the layer index."""
-    patch = {"heads": lambda value, layer: value * layer}
-    lengths = set()
-    for num_layers in (4, 24):
-        config = dataclasses.replace(SMALL, num_layers=num_layers, sharing=PLANS[plan])
-        names = tuple(models.model_values(config))
-        inputs = models.ModelInputs(capture=names, patch=patch)
-        forward = jax.jit(lambda p, c=config, i=inputs: models.run_model(p, TOKENS, c, i))
-        lengths.add(forward.lower(models.param_shapes(config)).as_text().count("\n"))
-    assert len(lengths) == 1

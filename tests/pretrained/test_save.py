@@ -6,13 +6,13 @@ import functools
 import json
 import os
 import resource
-import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commands import command
 
 from attnlab import pretrained
 from attnlab.heads import Standard
@@ -199,9 +199,8 @@ assert {*seen} == {"old", "new"} and step > 10, seen
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="renameat2 is Linux's")
 def test_a_process_killed_at_any_step_leaves_one_whole_folder(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "model")], capture_output=True, text=True
-    )
+    (tmp_path / "script.py").write_text(KILLED)
+    done = command(tmp_path / "script.py", str(tmp_path / "model"))
     assert done.returncode == 0, done.stderr
 
 

@@ -37,7 +37,8 @@ from attnlab.heads import (
 )
 from attnlab.transforms import Conversion, NotEquivalent, Undecided, convert
 from attnlab.transforms.convert import error_bound
-from attnlab.transforms.search import STEPS, STRUCTURED
+from attnlab.transforms.steps import STEPS
+from attnlab.transforms.steps_structured import STRUCTURED
 
 
 def sized(kind, **fields):

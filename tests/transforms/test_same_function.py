@@ -198,7 +198,11 @@ def test_truncation_of_a_product_in_float32():
 def test_truncations_that_are_refused(layout, reason):
     with pytest.raises(ValueError, match=f"needs plain scores q k\\^T: .*{reason}"):
         truncate(random_params(layout), layout, 2)
-    for rank, message in ((0, "at least 1"), (1.5, "a whole number"), (True, "a whole number")):
+    for rank, message in (
+        (0, "a whole number of at least 1"),
+        (1.5, "a whole number"),
+        (True, "a whole number"),
+    ):
         with pytest.raises(ValueError, match=f"rank must be {message}.* not {rank}"):
             truncate(random_params(layout), layout, rank)
 

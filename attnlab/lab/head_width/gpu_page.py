@@ -155,7 +155,7 @@ def page(scores: Sequence[TextScore]) -> str:
     trained = first.sizes.steps * BATCH * LENGTH
     text = render(
         "head_width_gpu.md.jinja",
-        headline=_headline(bits, against),
+        **_headline(bits, against),
         layers=NUM_LAYERS,
         length=LENGTH,
         bytes=f"{trained:,}",
@@ -178,19 +178,21 @@ def whole_width(found: Mapping[Variant, Value]) -> dict[Variant, Value]:
             if v.num_heads * v.head_dim == WIDTH and v.plan == "separate"}  # fmt: skip
 
 
-def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]) -> str:
+def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]) -> dict[str, str]:
+    """The values of the first paragraph."""
     whole = whole_width(bits)
     lowest = min(whole, key=lambda v: float(whole[v].mean()))
     said = {v: d for v, d in against.items() if v in whole}
-    clear = [f"{v.point} is {reading(d)} ({ends(d)})" for v, d in said.items()
+    clear = [f"{v.point} is {reading(d)}, by {ends(d)} bits per byte" for v, d in said.items()
              if reading(d) != "inconclusive"]  # fmt: skip
     open_ones = [v.point for v, d in said.items() if reading(d) == "inconclusive"]
-    return (
-        f"Of {len(whole)} widths with N h = D, heads of {lowest.head_dim} have the lowest loss. "
-        f"Beside 4 heads of 64, {'; '.join(clear) or 'none is clearly better or worse'}"
-        + (f"; {', '.join(open_ones)}: inconclusive" if clear and open_ones else "")
-        + f". A parabola in log2 h has its minimum at {_width(best_head_dim(whole))}."
-    )
+    return {
+        "lowest": f"{lowest.head_dim}",
+        "num_widths": f"{len(whole)}",
+        "differences": "; ".join(clear) or "no width is clearly better or worse",
+        "inconclusive": ", ".join(open_ones) if clear else "",
+        "best": _width(best_head_dim(whole)),
+    }
 
 
 def _width(best: Estimate) -> str:

@@ -260,23 +260,42 @@ def _counts(pairs: Pairs) -> str:
     return f"{len(pairs)} texts x {counted(max(map(len, pairs.values())), 'seed')}"
 
 
+BLANKS = ("best head_dim h\\*", "best N h, in D", "4 times narrower costs", "4 times wider costs",
+          "sharing all layers: compute multiple", "sharing attention alone: compute multiple",
+          "change of h\\* per doubling of D")  # fmt: skip
+"""What stands in each blank of the sentence of the plan."""
+
+
 def sentence(study: Study) -> str:
     """The sentence of the plan with its blanks filled."""
+    filled = blanks(study)
+    if not filled:
+        return "No best head_dim lies within the points measured: the sentence has no answer."
+    best, width, narrower, wider, albert, attention, trend = filled
+    return (
+        f"{START} {best} wide with N h = {width} D; 4 times narrower costs {narrower}, 4 times "
+        f"wider {wider}; sharing all layers costs x {albert}, attention alone x {attention}; per "
+        f"doubling of D h\\* grows {trend}."
+    )
+
+
+def blanks(study: Study) -> list[str]:
+    """The blanks of the sentence of the plan, filled; none without a best head_dim."""
     top = analysis.optimum(study.model)
     if study.model.contrast({"u2": 1}).value <= 0 or not 2 <= top.best.value <= 6:
-        return "No best head_dim lies within the points measured: the sentence has no answer."
+        return []
     near = min(
         (h for n, h in design.POINTS[64] if n * h == 64),
         key=lambda h: abs(math.log2(h) - top.best.value),
     )
-    width = best_total(study.model, _best_total(study.model, top))
-    return (
-        f"{START} {power(top.best)} [{top.best.count} texts x 2 seeds] wide with N h = {width} D; "
-        f"4 times narrower costs {_step(study, near, near // 4)}, 4 times wider "
-        f"{_step(study, near, near * 4)}; sharing all layers costs x {_shared(study, 'albert')}, "
-        f"attention alone x {_shared(study, 'attention_only')}; per doubling of D h\\* grows by a "
-        f"factor of {power(top.slope, 2)} [{top.slope.count} texts, D = 32, 64, 96]."
-    )
+    return [
+        f"{power(top.best)} [{top.best.count} texts x 2 seeds]",
+        best_total(study.model, _best_total(study.model, top)),
+        _step(study, near, near // 4),
+        _step(study, near, near * 4),
+        *(_shared(study, plan) for plan in ("albert", "attention_only")),
+        f"by a factor of {power(top.slope, 2)} [{top.slope.count} texts, D = 32, 64, 96]",
+    ]
 
 
 def power(e: Estimate, digits: int = 1) -> str:

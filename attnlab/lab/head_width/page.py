@@ -15,10 +15,12 @@ from attnlab.lab.head_width import analysis, design
 from attnlab.lab.head_width import figures as charts
 from attnlab.lab.head_width.analysis import Mask, Pairs
 from attnlab.lab.head_width.hypotheses import (
+    BLANKS,
     STAGE_OF_WIDTH,
     Fit,
     Result,
     Study,
+    blanks,
     ends,
     fits,
     from_reference,
@@ -134,9 +136,11 @@ def page(rows: Sequence[Row], study: Study) -> str:
     fitted = fits(study)
     text = render(
         "head_width.md.jinja",
+        answer=_answer(study),
         headline=_headline(study),
-        sentence=sentence(study),
         reading="\n".join(_reading(study, fitted)),
+        blanks=table(("blank", "value"), zip(BLANKS, blanks(study), strict=False)),
+        sentence=sentence(study),
         missing=_missing(study),
         results=table(HEADER, result_rows(primary(study) + secondary(study))),
         points=_point_table(study),
@@ -154,25 +158,32 @@ def page(rows: Sequence[Row], study: Study) -> str:
     return f"{text}\n"
 
 
-def _reading(study: Study, found: Sequence[Fit]) -> list[str]:
-    """What the numbers say, in bullets."""
-    best = []
+def _answer(study: Study) -> str:
+    """The best widths measured, for a reader who knows no letters yet."""
+    best: dict[int, list[str]] = {}
     for width in STAGE_OF_WIDTH:
         mean = {h: float(np.mean(_text_means(study, study.point(n, h, width=width))))
                 for n, h in design.POINTS[width] if n * h == width}  # fmt: skip
-        best.append(f"{min(mean, key=mean.__getitem__)} at D = {width}")
+        best.setdefault(min(mean, key=mean.__getitem__), []).append(str(width))
+    return "; ".join(
+        f"heads of {h} have the lowest loss in models {', '.join(widths)} wide"
+        for h, widths in best.items()
+    )
+
+
+def _reading(study: Study, found: Sequence[Fit]) -> list[str]:
+    """What the numbers say, in bullets."""
     values = [2**one.optimum.best.value for one in found]
     alone = next(one for one in found if one.name == "D = 64 alone")
     bad = found[0].residual_sd > 2 * alone.residual_sd
     lines = [
-        f"- Lowest measured loss with N h = D: head_dim {', '.join(best)}.",
         f"- From D = 64 alone the best head_dim is {_best(alone)} and the best N h "
-        f"{_best_share(alone)} D (exploratory). The sentence takes the registered model of all "
-        "complete stages"
+        f"{_best_share(alone)} D (exploratory). The sentence of the plan takes the registered "
+        "model of all complete stages"
         + (", which fits badly" if bad else "")
         + f": its residual is {found[0].residual_sd:.4f} bits, that of D = 64 alone "
-        f'{alone.residual_sd:.4f} (see "The best head by other fits": {min(values):.1f} to '
-        f"{max(values):.1f}).",
+        f"{alone.residual_sd:.4f}. By [other fits](#the-best-head-by-other-fits-exploratory) "
+        f"the best head_dim is {min(values):.1f} to {max(values):.1f}.",
         _growth(found),
     ]
     for total, point in (("D/2", (2, 16)), ("3D/2", (6, 16))):
@@ -195,12 +206,12 @@ def _growth(found: Sequence[Fit]) -> str:
     agree = (bests[-1] - bests[0]) * slope.value > 0
     each = ", ".join(f"{2**best:.1f}" for best in bests)
     return (
-        "- Best head_dim over D: the registered model says a factor of "
-        f"{power(slope, 2)} per doubling of D (S3); fitted to each D alone it is {each} at "
+        "- Does the best head_dim grow with D? The registered model says that it changes by a "
+        f"factor of {power(slope, 2)} per doubling of D (S3; a factor of 1 is a fixed head_dim, 2 "
+        f"a fixed number of heads). Fitted to each D alone it is {each} at "
         f"D = {', '.join(map(str, STAGE_OF_WIDTH))} (exploratory). "
         + ("" if agree else "The signs contradict each other, so its direction is not settled. ")
-        + "A fixed number of heads would be a factor of 2, a fixed head_dim a factor of 1. "
-        "Models of D = 256 are on [a page of their own](gpu.md)."
+        + "Models of D = 256: [gpu.md](gpu.md)."
     )
 
 
@@ -269,8 +280,8 @@ def _headline(study: Study) -> str:
         size = dataclasses.replace(size, low=-last.found.high, high=-last.found.low)
     worse = "worse" if last.found.value > 0 else "better"
     return (
-        f"P1: at D = 64, N h = D and equal FLOPs, 2 heads of 32 are {worse} by {ends(size, 4, '')} "
-        f"bits per byte than 4 heads of 16: {last.conclusion}."
+        f"The registered comparison (P1): in models 64 wide, at equal FLOPs, 2 heads of 32 are "
+        f"{worse} than 4 heads of 16 by {ends(size, 4, '')} bits per byte: {last.conclusion}."
     )
 
 

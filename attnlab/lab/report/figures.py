@@ -115,7 +115,7 @@ def over_tag_figures(panel: Panel, name: str) -> list[Figure]:
                 curves.append(plotting.Curve(label, style, np.array(at), np.array(scores)))
         if curves:
             words = tag.replace("_", " ")
-            figure = plotting.metric_curves(curves, [], words, f"held-out {panel.metric.unit}")
+            figure = plotting.metric_curves(curves, words, f"held-out {panel.metric.unit}")
             title, caption = f"Held-out score over {words}", "Mean over runs, lowest to highest."
             found.append(draw(figure, f"{name}-{tag}", title, f"{title}. {caption}"))
     return found
