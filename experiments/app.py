@@ -1,6 +1,7 @@
 """What the commands have in common: flags of config files, errors in one line, exit codes."""
 
 import contextlib
+import functools
 import importlib.util
 import os
 import shlex
@@ -108,8 +109,9 @@ def check_seed() -> None:
         )
 
 
-def start(main: Callable[[], None]) -> NoReturn:
-    """Parses the flags and calls `main`.
+def start(main: Callable[..., None], *, takes_words: bool = False) -> NoReturn:
+    """Parses the flags and calls `main`, with `takes_words` on a list of the words that are no
+    flags.
 
     An error that the user can correct is one line and exit code 1; 75 after a signal, and where
     another process holds the workdir. With --debug it has its traceback, and any other error has
@@ -117,7 +119,11 @@ def start(main: Callable[[], None]) -> NoReturn:
     """
     logging.set_verbosity(logging.WARNING)
     jax.config.config_with_absl()
-    app.run(lambda argv: _or_exit(main), flags_parser=lambda argv: _or_exit(lambda: _parse(argv)))
+    parse = functools.partial(_parse, takes_words=takes_words)
+    app.run(
+        lambda argv: _or_exit(lambda: main(argv[1:]) if takes_words else main()),
+        flags_parser=lambda argv: _or_exit(lambda: parse(argv)),
+    )
     raise AssertionError("app.run does not return")
 
 
@@ -137,7 +143,7 @@ def import_files(argv: list[str]) -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def _parse(argv: list[str]) -> list[str]:
+def _parse(argv: list[str], *, takes_words: bool) -> list[str]:
     import_files(argv)
     sys.argv = argv = _config_first(argv)  # config_flags reads the former
     if {"--help", "-h", "-help", "--helpshort"} & set(argv):
@@ -155,7 +161,7 @@ def _parse(argv: list[str]) -> list[str]:
         raise ValueError(_wrong_field(argv, error)) from None
     except flags.IllegalFlagValueError as error:
         raise ValueError(_wrong_field(argv, error)) from None
-    if len(rest) > 1:
+    if len(rest) > 1 and not takes_words:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
     return rest
 

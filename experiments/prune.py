@@ -38,9 +38,11 @@ def read_pressures(texts: Sequence[str]) -> list[float]:
     return pressures
 
 
-def check_rate() -> None:
-    """Raises ValueError for a --learning_rate that has no effect."""
-    rate = flags.FLAGS.learning_rate
+def check_rates() -> None:
+    """Raises ValueError for a --learning_rate or --gate_rate that has no effect."""
+    rate, gate_rate = flags.FLAGS.learning_rate, flags.FLAGS.gate_rate
+    if not 0 < gate_rate < math.inf:
+        raise ValueError(f"--gate_rate={gate_rate:g} must be above 0 and finite")
     if rate is not None and flags.FLAGS.frozen:
         raise ValueError("--frozen trains no weights; leave out --learning_rate, or --frozen")
     if rate is not None and not 0 < rate < math.inf:
@@ -61,7 +63,7 @@ def main() -> None:
     if out:
         check_new_file(out, "out")
     pressures = read_pressures(given.pressures)
-    check_rate()
+    check_rates()
     keep_compiled()
     study = pruning.begin(
         Path(given.workdir),
@@ -99,7 +101,7 @@ if __name__ == "__main__":
     flags.DEFINE_float(
         "learning_rate", None, "Learning rate of the weights; the run's last one if left out."
     )
-    flags.DEFINE_float("gate_rate", 0.05, "Learning rate of the gates.", lower_bound=0.0)
+    flags.DEFINE_float("gate_rate", 0.05, "Learning rate of the gates.")
     flags.DEFINE_integer(
         "rows", 256, "Rows to choose heads by, and as many held-out rows to score.", lower_bound=1
     )

@@ -180,7 +180,10 @@ def variants_of(table: Table, preset: str) -> list[lab.Variant]:
 
 
 def _rows(table: Table, presets: "Presets") -> dict[str, Row]:
-    rows = {n: row for n, row in table.rows.items() if re.search(presets.rows, n)}
+    try:
+        rows = {n: row for n, row in table.rows.items() if re.search(presets.rows, n)}
+    except re.error as error:
+        raise ValueError(f"rows={presets.rows} is no regular expression: {error}") from None
     if not rows:
         raise ValueError(f"rows={presets.rows} finds none; the rows are {', '.join(table.rows)}")
     return rows

@@ -6,11 +6,9 @@ variants on different texts are compared together, with texts as a source of var
 get separate sections. In Python: `attnlab.lab.report`.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app as absl_app
 from absl import flags
 
 from attnlab.lab.report import read_panels, write_report
@@ -35,17 +33,13 @@ def write(workdirs: Sequence[Path], out: Path | None = None) -> Path:
     return write_report(read_panels(workdirs), (out or workdirs[0]) / "report.html")
 
 
-def main(argv: Sequence[str]) -> None:
+def main(workdirs: Sequence[str]) -> None:
     """The command."""
     out = flags.FLAGS.out
-    try:
-        app.import_files(sys.argv)
-        path = write([Path(one) for one in argv[1:]], Path(out) if out else None)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    path = write([Path(one) for one in workdirs], Path(out) if out else None)
     print(f"report: {path}")
 
 
 if __name__ == "__main__":
     define_flags()
-    absl_app.run(main)
+    app.start(main, takes_words=True)

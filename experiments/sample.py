@@ -17,10 +17,22 @@ from attnlab.models import Sampling
 from experiments import app
 
 
+def check_draws() -> None:
+    """Raises ValueError for flags that have no effect where nothing is drawn."""
+    names = ("top_k", "top_p", "draw", "count")
+    found = [f"--{name}" for name in names if flags.FLAGS[name].present]
+    if found and not flags.FLAGS.temperature:
+        raise ValueError(
+            f"--temperature=0 always takes the most probable token; leave out {', '.join(found)} "
+            "or give a temperature above 0"
+        )
+
+
 def main() -> None:
     """Prints the prompt with what follows it, once or --count times."""
     given = flags.FLAGS
     app.check_one_model()
+    check_draws()
     prompt = Prompt(given.text, given.tokens, given.source, given.source_tokens)
     if not any(prompt):
         raise ValueError('no text to continue; give --text="..." or --tokens=1,2,3')

@@ -21,6 +21,8 @@ from attnlab.nested import flatten
 from attnlab.training.config import TrainConfig
 
 SECONDS = "seconds"
+FIELDS = ("task", "start", "data", "model", "train", "head_init", "measure_heads", "match")
+"""What a config has at least."""
 BUDGETS = (*get_args(Budget), SECONDS)
 
 
@@ -58,6 +60,13 @@ def data_of(fields: ConfigDict) -> DataConfig:
 
 def experiment_of(config: ConfigDict) -> lab.Experiment:
     """The experiment of a config, before a budget is made equal. Raises ValueError."""
+    missing = [name for name in FIELDS if name not in config]
+    if missing or not isinstance(config, ConfigDict):
+        what = f"a config without {', '.join(missing)}" if missing else "no ConfigDict"
+        raise ValueError(
+            f"get_config() of the config file returns {what}; begin with "
+            "experiments.configs.byte_lm.get_config() and change its fields"
+        )
     found = lab.Experiment(
         model=model_of(config.model),
         train=TrainConfig.from_dict(config.train.to_dict()),

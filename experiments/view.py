@@ -36,6 +36,8 @@ def main() -> None:
     if len(runs) + len(folders) + given.fresh > 2:
         raise ValueError("at most two models can be shown; leave one out, or leave out --fresh")
     app.check_seed()
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file with --out, as {out / 'heads.html'}")
     if out.exists() and not given.overwrite:
         raise ValueError(f"{out} exists already; add --overwrite, or name another file with --out")
     if not out.parent.is_dir():

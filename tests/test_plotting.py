@@ -67,6 +67,16 @@ def test_labels_of_curves_keep_their_order_and_distance():
     np.testing.assert_allclose(places, [0.41, 0.1, 0.61, 0.51, 0.9])
 
 
+def test_each_x_has_its_number_and_equal_scores_a_point():
+    """Learning rates too; the mean of three times 0.1 is more than 0.1."""
+    steps = np.array([1e-3, 3e-3, 1.0, 1.5, 1e6])
+    curve = plotting.Curve("a", plotting.style(0, 0), steps, np.full((3, 5), 0.1))
+    axes = plotting.metric_curves([curve], "rate", "loss").axes[0]
+    shown = " ".join(t.get_text() for t in axes.get_xticklabels())
+    assert shown == "0.001 0.003 1 1.5 1000000"
+    np.testing.assert_allclose(axes.get_xticks(), steps)
+
+
 def test_a_broken_curve_does_not_set_the_range():
     steps = np.array([1, 2])
     sound = plotting.Curve("a", plotting.style(0, 0), steps, np.array([[3.0, 2.0]]), False)

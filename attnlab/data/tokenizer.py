@@ -240,10 +240,13 @@ def token_sizes(tokenizer: Tokenizer) -> np.ndarray | None:
     if not tokenizer.content:
         return np.ones(tokenizer.size, np.int32)
     content = json.loads(tokenizer.content)
-    if (content.get("decoder") or {}).get("type") != "ByteLevel":
+    model, decoder = content["model"], content.get("decoder") or {}
+    marks = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
+    # Names with a mark, as CLIP's "sea</w>", are longer than the text.
+    if decoder.get("type") != "ByteLevel" or model["type"] != "BPE" or any(marks):
         return None
     sizes = np.zeros(tokenizer.size, np.int32)
-    for name, token in content["model"]["vocab"].items():
+    for name, token in model["vocab"].items():
         sizes[token] = len(name)  # a character stands for a byte
     for added in content.get("added_tokens") or []:
         sizes[added["id"]] = 0 if added["special"] else len(added["content"].encode())

@@ -121,7 +121,8 @@ def token_loss(
       weights: how much each position counts; None: all alike.
 
     Raises:
-      ValueError: shapes that do not fit, or a target that counts and is not in the vocabulary.
+      ValueError: shapes that do not fit, a target that counts and is not in the vocabulary, or a
+        model without logits.
 
     >>> config = ModelConfig(width=8, num_layers=1, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
@@ -129,6 +130,8 @@ def token_loss(
     >>> token_loss(config, params, tokens[:, :-1], targets=tokens[:, 1:])({}).shape
     (2,)
     """
+    if config.output.kind == "none":
+        raise ValueError("output.kind='none' has no logits; write a loss of its hidden states")
     shape = jnp.shape(tokens)[:2]
     targets = jnp.asarray(targets)
     used = jnp.ones(targets.shape) if weights is None else jnp.asarray(weights)

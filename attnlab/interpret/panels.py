@@ -163,8 +163,8 @@ def _call(
     capture: tuple[str, ...] = (),
     patch: Patches | None = None,
 ) -> Outputs:
-    others = {name: jnp.asarray(a) for name, a in inputs.items() if name != "tokens"}
-    call = ModelInputs(**others, capture=capture, patch=patch)  # type: ignore[arg-type]
+    others = {name: jax.tree.map(jnp.asarray, a) for name, a in inputs.items() if name != "tokens"}
+    call = ModelInputs(**others, capture=capture, patch=patch)
     return run_model(params, inputs["tokens"], config, call)
 
 
@@ -208,7 +208,7 @@ def _describe_heads(layout: Layout) -> str:
 
 
 def default_metric(config: ModelConfig, inputs: Inputs) -> AblationMetric:
-    """The effect of removing a head on one text.
+    """The effect of removing a head on one text, without the padding that a "padding_mask" marks.
 
     For a decoder the increase of the code length of the next token; for an encoder with an LM head
     KL(p || q) of its predictions q from p of the whole model; both in bits per token. Without an LM
@@ -219,23 +219,31 @@ def default_metric(config: ModelConfig, inputs: Inputs) -> AblationMetric:
     >>> callable(default_metric(decoder, text).output)
     True
     """
-    texts = {name: jnp.asarray(a) for name, a in inputs.items()}
-    tokens = texts["tokens"]
+    tokens = jnp.asarray(inputs["tokens"])
+    used = jnp.asarray(inputs.get("padding_mask", np.ones(tokens.shape[:2], bool)), bool)
+    both = used[:, :-1] & used[:, 1:]  # a token and the next one
+
+    def mean(a: Array, where: Array) -> Array:
+        return jnp.sum(jnp.where(where, a, 0)) / jnp.sum(where)
 
     def log_probs(params: Params, patch: Patches) -> Array:
-        logits = _call(config, params, texts, patch=patch).logits
+        logits = _call(config, params, inputs, patch=patch).logits
         assert logits is not None
         return jax.nn.log_softmax(logits.astype(jnp.float32)) / math.log(2)
 
+    def hidden(params: Params, patch: Patches) -> Array:
+        found = _call(config, params, inputs, patch=patch).hidden
+        return jnp.where(used[..., None], found, 0)
+
     def next_token(params: Params, patch: Patches) -> Array:
         p = log_probs(params, patch)[:, :-1]
-        return -jnp.mean(jnp.take_along_axis(p, tokens[:, 1:, None], axis=-1))
+        return -mean(jnp.take_along_axis(p, tokens[:, 1:, None], axis=-1)[..., 0], both)
 
     if config.output.kind == "none":
         return AblationMetric(
             "output change",
             "relative change of the hidden states when this head is set to 0",
-            lambda params, patch: _call(config, params, texts, patch=patch).hidden,
+            hidden,
             lambda y, x: jnp.linalg.norm(y - x) / jnp.linalg.norm(x),
         )
     if config.kind == "encoder" or tokens.ndim != 2 or tokens.shape[1] < 2:
@@ -243,7 +251,7 @@ def default_metric(config: ModelConfig, inputs: Inputs) -> AblationMetric:
             "output change",
             "KL(p || q) of the predictions in bits per token when this head is set to 0",
             log_probs,
-            lambda q, p: jnp.mean(jnp.sum(jnp.exp2(p) * (p - q), axis=-1)),
+            lambda q, p: mean(jnp.sum(jnp.exp2(p) * (p - q), axis=-1), used),
         )
     return AblationMetric(
         "loss increase",

@@ -261,6 +261,9 @@ def evaluate_heads(
       confidence: of all intervals together.
       draws, seed: of the bootstrap.
 
+    Raises:
+      ValueError: other labels, labels without a word in the test sentences, or one test sentence.
+
     >>> cases, offsets = np.full((2, 1), 3), np.ones((2, len(OFFSETS), 1))
     >>> heads = 2 * np.ones((2, 1, 4, 2, 1))  # each of 4 heads right about 2 of 3 words
     >>> counts = CorrectCounts(("nsubj",), cases, offsets, np.ones((2, 1)), heads)
@@ -272,6 +275,8 @@ def evaluate_heads(
             "selection and test need the same labels, each with a word in the test sentences: use "
             "those of frequent_labels"
         )
+    if len(test.cases) < 2:
+        raise ValueError("an interval needs two test sentences or more, there is 1")
     every = np.arange(len(test.labels))
 
     def best(predictors: Callable[[CorrectCounts], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

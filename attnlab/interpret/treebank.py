@@ -63,7 +63,8 @@ def read_trees(path: Path | str) -> list[Tree]:
 
 
 def treebank_parts(folder: Path | str) -> dict[str, Path]:
-    """The files of a treebank by their part: "train", "dev", "test", as their names end.
+    """The files of a treebank by their part: "train", "dev", "test", as their names end. Raises
+    ValueError where two files are the same part.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +73,16 @@ def treebank_parts(folder: Path | str) -> dict[str, Path]:
     ['dev']
     """
     files = [p for pattern in ("*.conllu", "*.conllu.gz") for p in Path(folder).glob(pattern)]
-    return {p.name.partition(".conllu")[0].rpartition("-")[2]: p for p in sorted(files)}
+    found: dict[str, Path] = {}
+    for path in sorted(files):
+        part = path.name.partition(".conllu")[0].rpartition("-")[2]
+        if part in found:
+            raise ValueError(
+                f"{folder} has two files of the part {part!r}, {found[part].name} and {path.name}; "
+                "give a folder of one treebank, or one file"
+            )
+        found[part] = path
+    return found
 
 
 def parse_trees(lines: Iterable[str], name: str = "line") -> Iterator[Tree]:
@@ -128,6 +138,13 @@ def _tree(rows: list[list[str]], where: str) -> Tree:
             spans.append(inside)
             heads.append(head)
             labels.append(label)
+    counted = [int(row[0]) for row in rows if row[0].isdecimal()]
+    if not counted or counted != list(range(1, len(words) + 1)):
+        shown = ", ".join(map(str, counted[:9])) + ", ..." * (len(counted) > 9)
+        raise ValueError(
+            f"the sentence before {where}: the numbers of its words are [{shown}], not 1, 2, 3, "
+            "...; an empty line ends a sentence"
+        )
     if not all(head.isdecimal() and int(head) <= len(words) for head in heads):
         raise ValueError(
             f"the sentence before {where}: a word depends on one that is not there; heads are 0 "

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.typing import ArrayLike
 
+from attnlab.atomic import write_atomic
 from attnlab.sharing import Group, resolve_kv_sources
 
 HERE = Path(__file__).parent
@@ -58,9 +59,11 @@ class Page(NamedTuple):
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Writes the page. Raises FileExistsError if the file exists, unless `overwrite`."""
-        with Path(path).open("w" if overwrite else "x", encoding="utf-8") as file:
-            file.write(self.html)
-        return Path(path)
+        path = Path(path)
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{path} exists already; pass overwrite=True, or another path")
+        write_atomic(path, self.html.encode())
+        return path
 
     def _repr_html_(self) -> str:
         return (

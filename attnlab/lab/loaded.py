@@ -32,7 +32,13 @@ from attnlab.models import to_json as models_to_json
 from attnlab.nested import JSON
 from attnlab.sharing import Params
 from attnlab.tap import Patches
-from attnlab.training.objectives import OBJECTIVES, Model, Objective, decode_tokens
+from attnlab.training.objectives import (
+    OBJECTIVES,
+    Model,
+    Objective,
+    decode_tokens,
+    special_name,
+)
 from attnlab.training.objectives.objective import Example, Inputs, cross_entropy
 
 LONGEST = 1024
@@ -183,17 +189,23 @@ class _Run:
             return self._read_data(prompt)
         if not self.is_kept:
             raise ValueError(f"{self.folder} has lost its {FILE}; give --tokens=1,2,3")
-        size, symbols = self.experiment.data.sizes().vocab_size, self.objective.special_tokens
-        starts = [size + symbols.index("<start>")] if "<start>" in symbols else []
+        size = self.experiment.data.sizes().vocab_size
 
         def encode(text: str) -> Sequence[int]:
             tokens: list[int] = self.tokenizer.encode([text])[0].tokens.tolist()
             return tokens
 
         def piece(token: int) -> str:
-            return symbols[token - size] if token >= size else self.tokenizer.piece(token)
+            if token >= size:
+                return special_name(self.objective, token, size)
+            return self.tokenizer.piece(token)
 
-        return _read(self.config, prompt, encode, piece, starts)
+        return _read(self.config, prompt, encode, piece, self._starts(size))
+
+    def _starts(self, size: int) -> list[int]:
+        """Tokens before what a decoder writes, if the task has one; `size`: tokens of the data."""
+        symbols = self.objective.special_tokens
+        return [size + symbols.index("<start>")] if "<start>" in symbols else []
 
     def _read_data(self, prompt: Prompt) -> ModelInput:
         """A held-out row, or token numbers."""
@@ -207,7 +219,9 @@ class _Run:
                 f"the data of {self.folder} ({type(data).__name__}) are no text: give "
                 "--tokens=1,2,3, or leave it out to see a held-out row"
             )
-        return _read(self.config, prompt, None, lambda t: decode_tokens(bound, dataset, [t]), [])
+        starts = self._starts(dataset.sizes.vocab_size)
+        piece = lambda t: decode_tokens(bound, dataset, [t])
+        return _read(self.config, prompt, None, piece, starts)
 
     def split(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """A text's tokens, and where each stands."""
@@ -227,6 +241,7 @@ def open_folder(folder: Path) -> LoadedModel:
     """
     model, params = pretrained.load(folder)
     config = model.config
+    ends = end_tokens(folder, config)
 
     @functools.cache
     def tokenizer() -> SubwordTokenizer:
@@ -243,8 +258,7 @@ def open_folder(folder: Path) -> LoadedModel:
         if prompt.text or prompt.source or (folder / FILE).is_file():
             its = tokenizer()
             encode, piece = lambda text: its.read(text).tokens.tolist(), its.piece
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return _read(config, prompt, encode, piece, [settings.get("decoder_start_token_id") or 0])
+        return _read(config, prompt, encode, piece, [decoder_start(folder)], ends)
 
     def decode(tokens: Sequence[int]) -> str:
         if not (folder / FILE).is_file():
@@ -255,16 +269,28 @@ def open_folder(folder: Path) -> LoadedModel:
         one = tokenizer().read(text)
         return one.tokens, one.spans
 
-    ends, files = _ends(folder, config), (folder / FILE,)
+    files = (folder / FILE,)
     return LoadedModel(str(folder), config, params, initial, read, decode, split, ends, files)
 
 
-def _ends(folder: Path, config: ModelConfig) -> tuple[int, ...]:
-    """`eos_token_id`, one or several, of generation_config.json, else of config.json."""
-    found = None
-    for name in ("generation_config.json", "config.json"):
-        if found is None and (folder / name).is_file():
-            found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+def decoder_start(folder: Path) -> int:
+    """The token that the decoder of an encoder-decoder reads first; 0 where no file says it."""
+    found = _setting(folder, "decoder_start_token_id")
+    return found if isinstance(found, int) else 0
+
+
+def _setting(folder: Path, name: str) -> object:
+    """An attribute of generation_config.json, else of config.json, else None."""
+    found: object = None
+    for file in ("generation_config.json", "config.json"):
+        if found is None and (folder / file).is_file():
+            found = json.loads((folder / file).read_text(encoding="utf-8")).get(name)
+    return found
+
+
+def end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:
+    """`eos_token_id`, one or several."""
+    found = _setting(folder, "eos_token_id")
     listed = found if isinstance(found, list) else [found]
     return tuple(t for t in listed if isinstance(t, int) and 0 <= t < config.vocab_size)
 
@@ -275,8 +301,10 @@ def _read(
     encode: Callable[[str], Sequence[int]] | None,
     write: Callable[[int], str],
     starts: list[int],
+    ends: tuple[int, ...] = (),
 ) -> ModelInput:
-    """The texts of a prompt; `starts` come before what a decoder with an encoder writes."""
+    """The texts of a prompt; `starts` come before what a decoder with an encoder writes, which goes
+    on: it has no end token of the tokenizer."""
     both = config.kind == "encoder_decoder"
     if both != bool(prompt.source or prompt.source_tokens):
         raise ValueError(
@@ -285,9 +313,10 @@ def _read(
             if both
             else f"a {config.kind} reads one text: leave --source and --source_tokens out"
         )
-    ids = {"tokens": _ids("tokens", prompt.text, prompt.tokens, encode, starts if both else [])}
+    begun = (starts, ends) if both else ((), ())
+    ids = {"tokens": _ids("tokens", prompt.text, prompt.tokens, encode, *begun)}
     if both:
-        ids["source"] = _ids("source", prompt.source, prompt.source_tokens, encode, [])
+        ids["source"] = _ids("source", prompt.source, prompt.source_tokens, encode)
     for name, row in ids.items():
         least, most = min(row), max(row)
         if least < 0 or most >= config.vocab_size:
@@ -305,7 +334,8 @@ def _ids(
     text: str,
     tokens: str,
     encode: Callable[[str], Sequence[int]] | None,
-    starts: list[int],
+    starts: Sequence[int] = (),
+    ends: Sequence[int] = (),
 ) -> list[int]:
     flags = ("text", "tokens") if name == "tokens" else ("source", "source_tokens")
     if text and tokens:
@@ -315,8 +345,10 @@ def _ids(
             return [int(t) for t in tokens.split(",")]
         except ValueError:
             raise ValueError(f"--{flags[1]}={tokens} must be numbers such as 1,2,3") from None
-    assert encode is not None
-    found = [*starts, *encode(text)]
+    encoded = list(encode(text)) if encode else []
+    if encoded and encoded[-1] in ends:
+        del encoded[-1]
+    found = [*starts, *encoded]
     if not found or (name == "source" and not text):
         raise ValueError(f"--{flags[0]} has no token; give at least one word")
     return found

@@ -3,7 +3,9 @@
 `experiments.inspect_model` is the command; `attnlab.models.describe` the short table of a config.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 import jax
@@ -12,6 +14,7 @@ import numpy as np
 
 from attnlab import models, pretrained
 from attnlab.data import load_tokenizer
+from attnlab.lab.loaded import decoder_start, end_tokens
 from attnlab.lab.run import attention_reports
 from attnlab.lab.start import input_names
 from attnlab.lab.text_table import columns
@@ -81,7 +84,7 @@ def read_text(folder: str, text: str) -> str:
     if len(read.tokens) > config.max_len:
         raise ValueError(f"{len(read.tokens)} tokens are longer than max_len {config.max_len}")
     ids, both = jnp.asarray(read.tokens)[None], config.encoder is not None
-    prompt = jnp.zeros((1, 1), ids.dtype) if both else ids  # T5 begins with token 0
+    prompt = jnp.full((1, 1), decoder_start(Path(folder)), ids.dtype) if both else ids
     source, probs_of = ids if both else None, "encoder.probs" if both else "probs"
     call = lambda p: model.apply({"params": p}, prompt, source=source, capture=(probs_of,))
     seen = jax.jit(call)(params)
@@ -97,8 +100,11 @@ def read_text(folder: str, text: str) -> str:
         best = [repr(tokenizer.decode([t])) for t in np.argmax(seen.logits[0], axis=-1)]
         sections.append("predictions in their place: " + " ".join(best))
     elif config.kind != "encoder" and config.output.kind != "none" and room > 0:
-        new = generate(params, prompt, config, min(NEW_TOKENS, room), source=source)
-        sections.append("continuation: " + repr(tokenizer.decode(np.asarray(new[0]).tolist())))
+        ends = end_tokens(Path(folder), config)
+        count = min(NEW_TOKENS, room)
+        new = generate(params, prompt, config, count, source=source, end=ends or None)[0].tolist()
+        written = list(itertools.takewhile(lambda t: t not in ends, new))
+        sections.append("continuation: " + repr(tokenizer.decode(written)))
     return "\n\n".join(sections)
 
 

@@ -211,14 +211,21 @@ def _train(
     def new(key: jax.Array, inputs: Inputs) -> Params:
         return start(gated.model.init(key, **inputs)["params"])
 
-    done = training.fit_in_memory(
-        gated,
-        study.task,
-        study.trains,
-        study.source,
-        optimizer=made._replace(transform=transform),
-        options=training.FitOptions(params=new if study.params is None else start(study.params)),
-    )
+    first = new if study.params is None else start(study.params)
+    try:
+        done = training.fit_in_memory(
+            gated,
+            study.task,
+            study.trains,
+            study.source,
+            optimizer=made._replace(transform=transform),
+            options=training.FitOptions(params=first),
+        )
+    except training.NonFiniteLoss:
+        raise ValueError(
+            f"the training with pressure {pressure:g} diverged: its loss is not finite; give a "
+            "lower --learning_rate or --gate_rate"
+        ) from None
     return done.params()
 
 
@@ -258,11 +265,12 @@ def table(config: ModelConfig, whole: float | None, rows: Sequence[Row], *, by: 
         "layer": "one for each head of each layer",
         "group": "one for each head of a parameter group",
     }[by]
+    reasons = "; ".join(dict.fromkeys(row.why for row in rows if row.why))
     note = (
         f"Kept of {size} gates, {each}; between: neither 0 nor 1.{was}\n"
-        f"All heads: {num_parameters(config):,} parameters; –: nothing can be removed, since no "
-        "head is closed in all layers that use its weights.\n"
-        "before: the original model with these heads, or as many chosen in another way;\n"
+        f"All heads: {num_parameters(config):,} parameters."
+        + (f" –: no smaller model, since {reasons}\n" if reasons else "\n")
+        + "before: the original model with these heads, or as many chosen in another way;\n"
         "after: the same heads after the same training. chance: chosen at random, the mean of "
         f"{DRAWS} draws before, one after."
     )

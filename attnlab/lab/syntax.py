@@ -4,6 +4,7 @@
 """
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -42,9 +43,13 @@ def evaluate(
     labels = syntax.frequent_labels(*trees, least=least)
     if not labels:
         raise ValueError(
-            f"no relation has {least} words in both parts that the model can read; raise "
-            "--sentences or lower --least"
+            f"no relation has {least} words in both parts; of {len(splits[0])} and "
+            f"{len(splits[1])} sentences the model can read {len(trees[0])} and {len(trees[1])}, "
+            "others are too long: raise --sentences, lower --least or take a model of a larger "
+            "max_len"
         )
+    if len(trees[1]) < 2:
+        raise ValueError("the model can read 1 sentence to judge by; an interval needs two or more")
 
     def study(opened: LoadedModel, params: Params) -> list[SyntaxScore]:
         tallies = [
@@ -92,6 +97,8 @@ def read_parts(path: Path) -> list[list[Tree]]:
     if path.is_file():
         trees = read_trees(path)
         return [trees[::2], trees[1::2]]
+    if not path.is_dir():
+        raise FileNotFoundError(f"no treebank {path}; give a folder or a .conllu file")
     return [read_trees(_part(path, name)) for name in (CHOOSING, JUDGING)]
 
 
@@ -108,7 +115,7 @@ def _part(path: Path, name: str) -> Path:
 def write_raw(treebank: Path, out: Path) -> None:
     """The text that a model may be trained on, a sentence a line."""
     check_new_file(out, "raw")
-    trees = read_trees(treebank if treebank.is_file() else _part(treebank, TRAIN))
+    trees = read_trees(_part(treebank, TRAIN) if treebank.is_dir() else treebank)
     text = "".join(f"{tree.text}\n" for tree in trees)
     write_atomic(out, text.encode())
     print(f"{out}: {len(trees):,} sentences, {len(text.encode()):,} bytes")
@@ -169,8 +176,9 @@ def _percent(share: float, sign: str = "") -> str:
 
 def write_table(study: Study, out: Path) -> None:
     """A row a model and relation."""
-    with out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("model", *SyntaxScore._fields))
-        for name, some in study.found.items():
-            writer.writerows((name, *one) for one in some)
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(("model", *SyntaxScore._fields))
+    for name, some in study.found.items():
+        writer.writerows((name, *one) for one in some)
+    write_atomic(out, file.getvalue().encode())

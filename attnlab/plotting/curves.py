@@ -64,9 +64,8 @@ def metric_curves(series: Sequence[Curve], xlabel: str, ylabel: str) -> "Figure"
     figure, [[axes]] = new_figure(SIZE[0], _height(len(series)))
     for curve in series:
         _draw_range(axes, curve, linestyle=curve.style.dashes)
-    ticks = sorted({int(x) for curve in series for x in curve.steps})
     axes.set_xscale("log")
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    _tick_at_points(axes, series)
     axes.minorticks_off()
     axes.set(xlabel=xlabel, ylabel=ylabel)
     label_ends(axes, series)
@@ -93,10 +92,9 @@ def ratio_curves(series: Sequence[Curve], xlabel: str, ylabel: str) -> "Figure":
             curve.steps, middle, yerr=[middle - low, high - middle], color=look.colour, capsize=2.5,
             linestyle=look.dashes, linewidth=1.6, **marker_options(look, 6.0),
         )  # fmt: skip
-    ticks = sorted({int(x) for curve in series for x in curve.steps})
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    _tick_at_points(axes, series)
     bottom, top = axes.get_ylim()
     axes.set_ylim(min(bottom, 0.8), max(top, 1.25))
     axes.minorticks_off()
@@ -180,10 +178,17 @@ def _height(num_labels: int) -> float:
     return max(SIZE[1], 0.24 * num_labels)
 
 
+def _tick_at_points(axes: "Axes", series: Sequence[Curve]) -> None:
+    """Labels each x at which there is a point, whole or not."""
+    ticks = sorted({float(x) for curve in series for x in curve.steps})
+    axes.set_xticks(ticks, [f"{tick:.10g}" for tick in ticks])
+
+
 def _draw_range(axes: "Axes", curve: Curve, *, linestyle: str) -> None:
     """Mean over seeds, with the range over seeds as error bars."""
     mean = curve.values.mean(0)
-    ranges = [mean - curve.values.min(0), curve.values.max(0) - mean]
+    # Rounded, the mean of equal values may lie beside them.
+    ranges = [np.maximum(mean - curve.values.min(0), 0), np.maximum(curve.values.max(0) - mean, 0)]
     axes.errorbar(
         curve.steps, mean, yerr=ranges, color=curve.style.colour, capsize=2.5, linewidth=1.6,
         linestyle=linestyle, elinewidth=1.2 if linestyle == "none" else None,

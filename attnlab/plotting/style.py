@@ -5,7 +5,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 
 from attnlab.extras import extra
 
@@ -38,7 +38,7 @@ class Curve(NamedTuple):
 
     label: str
     style: Style
-    steps: Int[np.ndarray, " P"]
+    steps: Real[np.ndarray, " P"]
     values: Float[np.ndarray, "S P"]
     diverged: bool = False
 

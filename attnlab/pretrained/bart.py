@@ -19,14 +19,23 @@ from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, line
 STACKS = ("encoder", "decoder")
 
 
+@dataclasses.dataclass(frozen=True)
 class _Stacks(Field):
-    """Depth, heads and FFN of encoder and decoder; the FFNs are equally wide."""
+    """Depth, heads and FFN of encoder and decoder; the FFNs are equally wide. Sizes are those
+    where config.json has none."""
 
-    attributes = (
-        *(Attribute(f"{stack}_layers", 12, is_depth=True) for stack in STACKS),
-        *(Attribute(f"{stack}_attention_heads", 16) for stack in STACKS),
-        *(Attribute(f"{stack}_ffn_dim", 4096) for stack in STACKS),
-    )
+    layers: tuple[int, int] = (12, 12)
+    num_heads: int = 16
+    ffn_width: int = 4096
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        depths = zip(STACKS, self.layers, strict=True)
+        return (
+            *(Attribute(f"{stack}_layers", depth, is_depth=True) for stack, depth in depths),
+            *(Attribute(f"{stack}_attention_heads", self.num_heads) for stack in STACKS),
+            *(Attribute(f"{stack}_ffn_dim", self.ffn_width) for stack in STACKS),
+        )
 
     def read(self, attributes: JSON, source: Source) -> Values:
         widths = [attributes[f"{stack}_ffn_dim"] for stack in STACKS]
@@ -54,10 +63,16 @@ class _Stacks(Field):
         }
 
 
+@dataclasses.dataclass(frozen=True)
 class _EmbeddingScale(Field):
-    """Embeddings are multiplied by the root of the width, or not."""
+    """Embeddings are multiplied by the root of the width, or not; `default` is where config.json
+    says nothing."""
 
-    attributes = (Attribute("scale_embedding", False),)
+    default: bool = False
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (Attribute("scale_embedding", self.default),)
 
     def read(self, attributes: JSON, source: Source) -> Values:
         scaled = attributes["scale_embedding"]
@@ -106,6 +121,7 @@ FIELDS: tuple[Field, ...] = (
     activation("activation_function", "gelu"),
     _EmbeddingScale(),
 )
+TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
 
@@ -178,8 +194,8 @@ def encoder_decoder(
         other_attributes=others,
         unread=UnreadTensors(
             # The table of tokens may be stored again for each stack.
-            always=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-            if_tied=("lm_head.weight",),
+            repeated=dict.fromkeys(TABLES, "shared.weight"),
+            if_tied={"lm_head.weight": "shared.weight"},
         ),
     )
 
@@ -195,7 +211,13 @@ BASE = ModelConfig(
 )
 BART = encoder_decoder("bart", "Bart")
 MBART = encoder_decoder("mbart", "MBart", norm=Norm())
-PLBART = encoder_decoder("plbart", "PLBart", *numbers(vocab_size=50005))
+PLBART = encoder_decoder(
+    "plbart",
+    "PLBart",
+    *numbers(vocab_size=50005, d_model=768, attention_dropout=0.1),
+    _Stacks((6, 6), 12, 3072),
+    _EmbeddingScale(True),
+)
 # Published models have the token of padding, with which texts begin, at the end.
 LAST_TOKENS = tuple(
     Attribute(name, json_type=int, compute=lambda attributes: attributes["vocab_size"] - 1, least=0)
@@ -218,5 +240,11 @@ PEGASUS = encoder_decoder(
     "pegasus", "Pegasus", _Positions(), norm=Norm(), positions=Learned(), embedding=Embedding()
 )
 BLENDERBOT = encoder_decoder(
-    "blenderbot", "Blenderbot", norm=Norm(), positions=Learned(), embedding=Embedding()
+    "blenderbot",
+    "Blenderbot",
+    *numbers(vocab_size=8008, max_position_embeddings=128, d_model=2560),
+    _Stacks((2, 24), 32, 10240),
+    norm=Norm(),
+    positions=Learned(),
+    embedding=Embedding(),
 )

@@ -56,6 +56,7 @@ class MaskedHead(Field):
       transform, norm: modules of the transform.
       lm_head: the LM head that is not tied to the embedding.
       lm_head_bias: the module with the bias of a tied LM head; "" : `lm_head`.
+      embedding: the module to which it is tied.
       pooler, classifier: modules; "": there is none.
       activation: attribute that names the activation of the transform, as that of the FFN; an
         `Attribute`: one that no other field has; "": it is the exact gelu.
@@ -68,6 +69,7 @@ class MaskedHead(Field):
     norm: str
     lm_head: str
     lm_head_bias: str = ""
+    embedding: str = "embeddings.word_embeddings"
     pooler: str = ""
     classifier: str = ""
     activation: str | Attribute = "hidden_act"
@@ -93,7 +95,8 @@ class MaskedHead(Field):
         """A tied LM head may be stored again; an own one has its own bias, beside an unused one."""
         copied = bool(self.lm_head_bias)
         return UnreadTensors(
-            if_tied=(f"{self.lm_head}.{'*' if copied else 'weight'}",),
+            if_tied={f"{self.lm_head}.weight": f"{self.embedding}.weight"}
+            | ({f"{self.lm_head}.bias": f"{self.lm_head_bias}.bias"} if copied else {}),
             copies={f"{self.lm_head_bias}.bias": f"{self.lm_head}.bias"} if copied else {},
         )
 

@@ -23,7 +23,7 @@ from attnlab.pretrained.fields import Choice, Field, Source, Value, Values, chan
 from attnlab.pretrained.layer_types import FULL, Window, types_of
 from attnlab.pretrained.llama import FIELDS, PAIRED, DecoderNames, decoder
 from attnlab.pretrained.name_table import PACKED, Module, linears
-from attnlab.pretrained.rope import RotaryField
+from attnlab.pretrained.rope import RotaryField, score_scales
 
 FRACTION = "partial_rotary_factor"
 FUSED_FFN = (
@@ -37,7 +37,7 @@ PHI3 = decoder(
         *numbers(vocab_size=32064, hidden_size=3072, intermediate_size=8192),
         *numbers(max_position_embeddings=4096, rms_norm_eps=1e-5, resid_pdrop=0.0, embd_pdrop=0.0),
         Window(None),
-        RotaryField(fraction=FRACTION),
+        RotaryField(fraction=FRACTION, scalings=()),
         without=("attention_bias", "mlp_bias", "head_dim"),
     ),
     CausalHead("Phi3"),
@@ -63,6 +63,14 @@ STARCODER2 = decoder(
         without=("rms_norm_eps", "attention_bias", "mlp_bias"),
     ),
     CausalHead("Starcoder2", tied=True),
+    other_attributes=OtherAttributes(
+        # Other names of what hidden_act and norm_epsilon say; transformers reads those alone.
+        ignored=(
+            *("activation_function", "layer_norm_epsilon", "rms_norm_eps"),
+            *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+        ),
+        fixed={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
+    ),
     names=DecoderNames(ffn=linears("mlp.", "ffn", up="c_fc", down="c_proj")),
     norm=Norm(),
 )
@@ -160,6 +168,9 @@ GLM4 = decoder(
 )
 
 
+UNUSED = Rotary(base=2e6)
+
+
 class _PositionLayers(Field):
     """no_rope_layers: 1 where a layer has rotary positions, 0 where it has none."""
 
@@ -184,8 +195,9 @@ class _PositionLayers(Field):
             raise ValueError(f"config.json: layer_types = {shown(types)}: only {FULL!r}")
         turns = turns[:count]
         positions: list[Positions] = [NoPositions(), self.rope.positions(attributes)]
-        still = LayerOverrides(positions=NoPositions())
+        scale, still = self.rope.score_scale(attributes), LayerOverrides(positions=NoPositions())
         own = types_of([LayerOverrides() if turn else still for turn in turns])
+        own |= score_scales([scale if turn else 1.0 for turn in turns])
         return {"positions": positions[max(turns)]} | own
 
     def write(self, config: ModelConfig) -> JSON:
@@ -193,7 +205,10 @@ class _PositionLayers(Field):
             raise ValueError("attention.window must be None in all layers")
         turns = {n: c.positions.is_rotary for n, c in config.stacks.items()}
         rotary = [c.positions for c in config.stacks.values() if c.positions.is_rotary]
-        return self.rope.describe(rotary[0] if rotary else Rotary(base=2e6)) | {
+        scales = config.attention.layer_scales or (1.0,) * config.num_layers
+        mine = [s for s, name in zip(scales, config.layer_names, strict=True) if turns[name]]
+        rope = self.rope.describe(rotary[0], mine[0]) if rotary else self.rope.describe(UNUSED)
+        return rope | {
             "no_rope_layer_interval": 4,
             "no_rope_layers": [int(turns[name]) for name in config.layer_names],
             "layer_types": [FULL] * config.num_layers,
@@ -212,6 +227,8 @@ SMOLLM3 = decoder(
     ),
     CausalHead("SmolLM3", tied=True),
     other_attributes=OtherAttributes(
-        fixed={"use_sliding_window": False, "sliding_window": None}, written=NO_PAD_TOKEN
+        ignored=("max_window_layers",),
+        fixed={"use_sliding_window": False, "sliding_window": None},
+        written=NO_PAD_TOKEN,
     ),
 )

@@ -38,14 +38,16 @@ class UnreadTensors:
     """Tensors of a file that are not read.
 
     Attributes:
-      always: patterns of tensors that hold no weight, or one that is stored elsewhere too.
-      if_tied: more such patterns where the LM head is tied.
+      always: patterns of tensors that hold no weight.
+      repeated: tensor that may be stored again -> the one that is read, whose numbers it must have.
+      if_tied: more of these where the LM head is tied.
       copies: tensors that transformers stores and never reads where the LM head is not tied: name
         -> the one it copies.
     """
 
     always: tuple[str, ...] = ()
-    if_tied: tuple[str, ...] = ()
+    repeated: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    if_tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -109,8 +111,12 @@ class Family:
 
     def ignores(self, config: ModelConfig) -> tuple[str, ...]:
         """Patterns of tensors that are not read for this model."""
-        tied = self.unread.if_tied if config.output.kind == "tied" else ()
-        return (*self.unread.always, *tied, *self.copies_in(config))
+        return (*self.unread.always, *self.repeated_in(config), *self.copies_in(config))
+
+    def repeated_in(self, config: ModelConfig) -> Mapping[str, str]:
+        """Tensor that is not read for this model -> the one whose numbers it must have."""
+        tied = self.unread.if_tied if config.output.kind == "tied" else {}
+        return {**self.unread.repeated, **tied}
 
     def copies_in(self, config: ModelConfig) -> Mapping[str, str]:
         """Tensor of this model that is never read -> the one it copies."""

@@ -7,9 +7,16 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Norm
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute, bad_value
-from attnlab.pretrained.common_fields import CausalHead, activation, head_dim, kv_heads, numbers
+from attnlab.pretrained.common_fields import (
+    GATED,
+    CausalHead,
+    activation,
+    head_dim,
+    kv_heads,
+    numbers,
+)
 from attnlab.pretrained.family import OtherAttributes
-from attnlab.pretrained.fields import Field, Source, Values, changed, value
+from attnlab.pretrained.fields import Choice, Field, Source, Values, changed, choose, value
 from attnlab.pretrained.layer_types import FULL, SLIDING, LayerTypes, TypedRotary, every
 from attnlab.pretrained.llama import FIELDS, NORMED, DecoderNames, decoder
 
@@ -58,6 +65,28 @@ class _SoftCap(Field):
         return {"attn_logit_softcapping": caps[0] if caps else None}
 
 
+TANH_KIND = {theirs: ours for theirs, ours in GATED.items() if theirs != "gelu"}
+TANH_KIND["gelu"] = GATED["gelu_new"]  # last: not what is written
+
+
+class _Activation(Choice):
+    """hidden_act, where "gelu" means the tanh kind, as all releases were trained; some versions of
+    transformers read hidden_activation in its place, which may not contradict it."""
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (*super().attributes, Attribute("hidden_activation", nullable=True, json_type=str))
+
+    def read(self, attributes: JSON, source: Source) -> Values:
+        values, other = super().read(attributes, source), attributes.get("hidden_activation")
+        if other is not None and choose("hidden_activation", other, self.values) not in (
+            values.values()
+        ):
+            why = f"contradicts hidden_act = {attributes['hidden_act']!r}; write both alike"
+            raise bad_value("hidden_activation", other, why)
+        return values
+
+
 SANDWICH = {
     "attention.norm": "input_layernorm",
     "attention.norm_after": "post_attention_layernorm",
@@ -72,14 +101,12 @@ GEMMA = decoder(
         *numbers(num_hidden_layers=28, num_attention_heads=16, max_position_embeddings=8192),
         kv_heads(16),
         head_dim(256),
-        activation("hidden_act", "gelu_pytorch_tanh", gated=True),
+        _Activation("hidden_act", "gelu_pytorch_tanh", "ffn.activation", TANH_KIND),
         _EmbeddingScale(),
         without=("mlp_bias",),
     ),
     CausalHead("Gemma", tied=True),
-    other_attributes=OtherAttributes(
-        ignored=("hidden_activation",), fixed={"use_bidirectional_attention": None}
-    ),
+    other_attributes=OtherAttributes(fixed={"use_bidirectional_attention": None}),
     norm=Norm(kind="rms_plus_one"),
 )
 LATER_FIELDS = changed(

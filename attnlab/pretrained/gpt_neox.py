@@ -2,6 +2,7 @@
 
 from attnlab.models.specs import FFN, Norm
 from attnlab.pretrained.common_fields import CausalHead, activation, biases, numbers
+from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import Choice
 from attnlab.pretrained.llama import DecoderNames, decoder
 from attnlab.pretrained.name_table import PACKED, Module, linears
@@ -43,6 +44,10 @@ GPT_NEOX = decoder(
             "layers.*.attention.rotary_emb.inv_freq",
         ),
         renamed=(("lm_head.weight", "embed_out.weight"),),
+    ),
+    # Of training; what transformers reads are attention_dropout and hidden_dropout.
+    other_attributes=OtherAttributes(
+        ignored=("attention_probs_dropout_prob", "hidden_dropout_prob")
     ),
     norm=Norm(),
     ffn=FFN(),

@@ -29,11 +29,13 @@ def find_folder(name: str | Path, revision: str | None = None) -> Path:
       ValueError: no folder and no name of the hub, or the hub has no such model or revision.
       ConnectionError: the hub cannot be reached and its cache does not hold the model.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # as it is where there is no such user
     if os.path.isdir(path):  # False, not an error, where the name is too long
         if revision is not None:
             raise ValueError(f"{name} is a folder, which has no revisions; leave revision out")
         return path
+    if os.path.exists(path):
+        raise ValueError(f"{str(name)[:200]!r} is a file; pass the folder that holds it")
     if isinstance(name, Path) or not REPOSITORY.fullmatch(name) or ".." in name:
         raise ValueError(
             f"there is no folder {str(name)[:200]!r}, and this is no name of a model on the "

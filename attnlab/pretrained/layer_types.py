@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import ClassVar
 
 from attnlab.models.config import LayerOverrides, ModelConfig
 from attnlab.models.specs import Positions
@@ -75,13 +74,13 @@ class LayerTypes(Field):
       default_window: where config.json has none.
       default_types: attributes -> the types where config.json has none.
       more: attributes that `default_types` reads.
+      rope: the rotary positions.
     """
 
     default_window: int = 4096
     default_types: Callable[[JSON], list[str]] = _by_window
     more: tuple[Attribute, ...] = ()
-
-    rope: ClassVar[RotaryField] = RotaryField()
+    rope: RotaryField = RotaryField()
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
@@ -160,10 +159,11 @@ class TypedRotary(LayerTypes):
     """Layers with a window have rotary positions of their own; rope_scaling is of the others.
 
     Attributes:
-      bases: type of a layer -> what configs before transformers 5 call its base, and its default.
+      bases: type of a layer -> what configs before transformers 5 call its base, and its default;
+        None: there is none.
     """
 
-    bases: Mapping[str, tuple[str, float]] = dataclasses.field(default_factory=dict)
+    bases: Mapping[str, tuple[str, float | None]] = dataclasses.field(default_factory=dict)
 
     def positions(self, attributes: JSON) -> dict[str, Positions]:
         return {t: self.rope.positions(self._of_type(attributes, t)) for t in self.bases}
@@ -179,6 +179,9 @@ class TypedRotary(LayerTypes):
             why = f"should be an object with {FULL!r} and {SLIDING!r}"
             raise bad_value("rope_parameters", today, why)
         own = today.get(type_) or {"rope_type": "default"}
+        if own.get("truncate") is False:
+            why = "is not supported beside rotary positions of each type of layer: versions of "
+            raise bad_value("truncate", False, f"{why}transformers that have these pass it over")
         missing = attributes[name] is None and "rope_theta" not in own
         return attributes | {
             "rope_parameters": own,

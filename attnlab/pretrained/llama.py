@@ -127,7 +127,7 @@ def decoder(
         unread=UnreadTensors(
             # Rates of the rotary positions, which follow from config.json.
             always=names.unread,
-            if_tied=(f"{names.lm_head}.weight",),
+            if_tied={f"{names.lm_head}.weight": f"{names.embedding}.weight"},
         ),
     )
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def load(
       allow_nonfinite: accept weights that are NaN or infinite.
       sharding: where each weight is put before the next one is read, so that no device holds more
         than its shard: a tree like that of the params, or (path, shape) -> sharding.
-      **fields: fields of the `ModelConfig` to replace, which change no weight (dtype, remat, ...).
+      **fields: fields of the `ModelConfig` to replace, which change no weight (compute, ...).
 
     Returns:
       (model, params).
@@ -79,22 +79,19 @@ def load(
     changed = dataclasses.replace(config, **fields)  # its errors, before anything is read
     entries = family.table.entries(config, attributes)
     _check_all_used(tensors, {entry.name for entry in entries}, family, config, ignore)
+    shapes = param_shapes(config)
+    place = sharding if callable(sharding) else _placement(sharding, shapes)
 
     def put(path: WeightPath, a: np.ndarray) -> jax.Array:
-        where: PyTree = sharding
-        if callable(sharding):
-            where = sharding(path, a.shape)
-        elif sharding is not None:
-            where = functools.reduce(operator.getitem, path, sharding)
-        placed: jax.Array = jax.device_put(a, where)
+        placed: jax.Array = jax.device_put(a, place(path, a.shape))
         return placed
 
-    shapes = param_shapes(config)
     if param_shapes(changed) != shapes:
         raise ValueError(
             f"{', '.join(fields)} would change the shapes of weights; load the model without, and "
             "convert it with attnlab.transforms"
         )
+    _check_repeated(tensors, family.repeated_in(config), ignore)
     params = fill(shapes, entries, tensors, dtype=dtype, put=put, allow_nonfinite=allow_nonfinite)
     if detect_sharing:
         config, params = resharing.detect_sharing(config, params)
@@ -112,6 +109,39 @@ def _check_all_used(
             f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
             f"the first is {first}; if they do not matter, pass ignore=({first},)"
         )
+
+
+def _check_repeated(tensors: Stored, repeated: Mapping[str, str], ignore: tuple[str, ...]) -> None:
+    """Raises ValueError for a tensor that is not read and differs from the one that is."""
+    for name, other in repeated.items():
+        if name not in tensors or other not in tensors or matches(name, ignore):
+            continue
+        if not tensors.at(name).equals(tensors.at(other)):
+            raise ValueError(
+                f"the tensor {name!r} differs from {other!r}, which config.json ties it to; say "
+                f"tie_word_embeddings = false, or pass ignore=({name!r},) to leave it out"
+            )
+
+
+def _placement(
+    sharding: Params | None, shapes: Params
+) -> Callable[[WeightPath, tuple[int, ...]], Sharding | None]:
+    """Where a tree puts each weight. Raises ValueError where it has nothing for one."""
+    if sharding is None:
+        return lambda path, shape: None
+    places: dict[WeightPath, PyTree] = {}
+    for keys, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]:
+        path = tuple(key.key for key in keys)
+        try:
+            places[path] = functools.reduce(operator.getitem, path, sharding)
+        except (KeyError, TypeError):
+            places[path] = None
+        if places[path] is None or isinstance(places[path], Mapping):
+            raise ValueError(
+                f"sharding has nothing at {'.'.join(path)}; pass a tree with a sharding for every "
+                "weight, or a function of (path, shape)"
+            )
+    return lambda path, shape: places[path]
 
 
 def load_config(
@@ -144,6 +174,8 @@ def tokenizer_path(name: str | Path, *, revision: str | None = None) -> Path:
 
 def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, ModelConfig]:
     """Everything except weights: (family, attributes, tensors not read yet, config)."""
+    if isinstance(ignore, str):  # its characters would be patterns, such as *
+        raise ValueError(f"ignore is a tuple of patterns; write ignore=({ignore!r},)")
     raw = read_json(folder / "config.json")
     family = _family(raw, folder / "config.json")
     attributes = read_attributes(raw, family.attributes, family.other_attributes.fixed, ignore)

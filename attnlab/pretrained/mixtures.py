@@ -34,6 +34,7 @@ from attnlab.pretrained.llama import (
     decoder,
 )
 from attnlab.pretrained.name_table import Module, linears
+from attnlab.pretrained.rope import RotaryField
 
 WIDTH = Attribute("intermediate_size", 11008)
 BALANCE = Attribute("router_aux_loss_coef", 0.001)
@@ -57,6 +58,7 @@ MIXTRAL_FIELDS = changed(
     FIELDS,
     *numbers(intermediate_size=14336, max_position_embeddings=131072, rms_norm_eps=1e-5),
     kv_heads(8),
+    RotaryField(default_base=1e6),
     without=("attention_bias", "mlp_bias"),
 )
 MIXTRAL = decoder(
@@ -194,6 +196,7 @@ GPT_OSS_EXPERTS = ExpertFields(
     windows=LayerTypes(
         default_window=128,
         default_types=lambda attributes: every(attributes["num_hidden_layers"], 2),
+        rope=RotaryField(required=("rope_type", "rope_theta")),
     ),
     clip=Attribute("swiglu_limit", 7.0),
 )

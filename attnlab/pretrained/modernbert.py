@@ -3,9 +3,9 @@
 import dataclasses
 
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import Dropout, Norm, NormPosition
+from attnlab.models.specs import Dropout, Norm, NormPosition, Positions
 from attnlab.nested import JSON
-from attnlab.pretrained.attributes import Attribute
+from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.bert import BASE, MaskedHead, encoder
 from attnlab.pretrained.common_fields import activation, biases, numbers
 from attnlab.pretrained.family import NO_PAD_TOKEN, OtherAttributes
@@ -29,6 +29,16 @@ class _LayerTypes(TypedRotary):
 
     def write_window(self, window: int | None) -> JSON:
         return {"local_attention": self.default_window if window is None else 2 * window}
+
+    def positions(self, attributes: JSON) -> dict[str, Positions]:
+        if attributes["rope_scaling"] is not None:
+            # Some versions of transformers pass it over, others scale all layers.
+            why = "is not supported, only rope_parameters of each type of layer"
+            raise bad_value("rope_scaling", attributes["rope_scaling"], why)
+        return super().positions(attributes)
+
+    def write_positions(self, config: ModelConfig) -> JSON:
+        return super().write_positions(config) | {"rope_scaling": None}
 
     def read(self, attributes: JSON, source: Source) -> Values:
         values = super().read(attributes, source)
@@ -60,6 +70,7 @@ HEAD = MaskedHead(
     transform="head.dense",
     norm="head.norm",
     lm_head="decoder",
+    embedding="embeddings.tok_embeddings",
     activation=Attribute("classifier_activation", "gelu"),
     bias=Attribute("decoder_bias", True),
     transform_bias=Attribute("classifier_bias", False),

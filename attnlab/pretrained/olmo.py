@@ -4,11 +4,14 @@ the names of Hugging Face.
 
 from attnlab.heads import HeadNorm, Standard
 from attnlab.models.specs import Norm
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import bad_value
 from attnlab.pretrained.common_fields import CausalHead, numbers
 from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import changed, value
 from attnlab.pretrained.layer_types import FULL, SLIDING, TypedRotary, every
 from attnlab.pretrained.llama import FIELDS, HEADS, DecoderNames, decoder
+from attnlab.pretrained.rope import RotaryField
 
 COMMON = changed(
     FIELDS,
@@ -34,9 +37,24 @@ OLMO = decoder(
     norm=Norm(scale=False, eps=1e-5),
 )
 OLMO2 = decoder("olmo2", COMMON, CausalHead("Olmo2"), names=NAMES, heads=NORMED, norm=NORM)
-OLMO3_TYPES = TypedRotary(
+
+
+class _Types(TypedRotary):
+    """Some versions of transformers read rope_theta for layers without a window alone, and have
+    500,000 for the others."""
+
+    def _of_type(self, attributes: JSON, type_: str) -> JSON:
+        own, theta = (attributes["rope_parameters"] or {}).get(type_), attributes["rope_theta"]
+        if type_ == SLIDING and not own and theta not in (None, 5e5):
+            why = "is not supported without rope_parameters of each type of layer"
+            raise bad_value("rope_theta", theta, why)
+        return super()._of_type(attributes, type_)
+
+
+OLMO3_TYPES = _Types(
     default_types=lambda attributes: every(attributes["num_hidden_layers"], 4),
-    bases={FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)},
+    bases={FULL: ("rope_theta", None), SLIDING: ("rope_theta", None)},
+    rope=RotaryField(required=("rope_theta",)),
 )
 OLMO3 = decoder(
     "olmo3",

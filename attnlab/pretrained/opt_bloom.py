@@ -9,7 +9,7 @@ from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute, derived
 from attnlab.pretrained.common_fields import BIASES, AllBiases, CausalHead, activation, numbers
 from attnlab.pretrained.family import OtherAttributes
-from attnlab.pretrained.fields import Choice, Field, Source, Values
+from attnlab.pretrained.fields import Choice, Field, Source, Values, value
 from attnlab.pretrained.gpt_neox import MEGATRON_FFN, megatron_heads
 from attnlab.pretrained.llama import DecoderNames, decoder
 from attnlab.pretrained.name_table import Module, linears
@@ -79,7 +79,8 @@ class _NumHeads(Field):
 BLOOM = decoder(
     "bloom",
     (
-        *numbers(vocab_size=250880, hidden_size=64, n_layer=2, seq_length=2048),
+        *numbers(vocab_size=250880, n_layer=2, seq_length=2048),
+        value("hidden_size", None, "width", json_type=int, compute=lambda a: a["n_embed"] or 64),
         *numbers(hidden_dropout=0.0, attention_dropout=0.0, layer_norm_epsilon=1e-5),
         _NumHeads(),
         _FFN(),
@@ -95,9 +96,10 @@ BLOOM = decoder(
         prefix="transformer.",
     ),
     other_attributes=OtherAttributes(
+        read=(derived("n_embed", "hidden_size"),),  # the older name
         ignored=(
             *("offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "attention_softmax_in_fp32"),
-            *("masked_softmax_fusion", "slow_but_exact", "n_embed"),
+            *("masked_softmax_fusion", "bias_dropout_fusion", "slow_but_exact"),
         ),
         fixed={"apply_residual_connection_post_layernorm": False, "n_inner": None},
     ),

@@ -37,7 +37,7 @@ COHERE = decoder(
         EPSILON,
         Choice("use_qk_norm", False, "heads.qk_norm", {True: HEAD_NORM, False: None}),
         value("logit_scale", 0.0625, "output.scale"),
-        RotaryField(default_base=5e5),
+        RotaryField(required=("rope_theta",)),
         without=("rms_norm_eps", "mlp_bias", "head_dim"),
     ),
     CausalHead("Cohere", tied=True),
@@ -192,6 +192,8 @@ FALCON = decoder(
         prefix="transformer.",
         unread=(*RATES, "h.*.self_attention.rotary_emb.inv_freq"),
     ),
-    other_attributes=OtherAttributes(fixed={"alibi": False}),
+    other_attributes=OtherAttributes(
+        fixed={"alibi": False, "apply_residual_connection_post_layernorm": False}
+    ),
     norm=PARALLEL,
 )

@@ -26,7 +26,7 @@ def _head(architecture: str) -> MaskedHead:
 
 
 PADDED = dataclasses.replace(BASE, positions=Learned(pad_token=1))
-PADDED_FIELDS = (*FIELDS, value("pad_token_id", 1, "positions.pad_token"))
+PADDED_FIELDS = (*FIELDS, value("pad_token_id", 1, "positions.pad_token", least=0))
 ROBERTA = encoder(
     "roberta", _head("Roberta"), changed(PADDED_FIELDS, *numbers(vocab_size=50265)), base=PADDED
 )
@@ -42,10 +42,10 @@ MPNET_MODULES = (
 MPNET = encoder(
     "mpnet",
     _head("MPNet"),
-    changed(PADDED_FIELDS, *numbers(vocab_size=30527), without=("type_vocab_size",)),
+    changed(FIELDS, *numbers(vocab_size=30527), without=("type_vocab_size",)),
     base=dataclasses.replace(BASE, positions=Relative(table=True, pad_token=1)),
     modules=(*EMBEDDINGS, Module("encoder.relative_attention_bias", "relative_bias", "table")),
     layers=LAYERS._replace(modules=MPNET_MODULES),
-    # transformers computes with 32 buckets whatever it says.
+    # transformers computes with 32 buckets, and counts positions without token 1, whatever it says.
     other_attributes=OtherAttributes(fixed={"relative_attention_num_buckets": 32}),
 )

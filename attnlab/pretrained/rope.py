@@ -19,6 +19,9 @@ class RotaryField(Field):
       base, fraction: the family's own names of two numbers that `rope_parameters` calls rope_theta
         and partial_rotary_factor. A family without a `fraction` rotates whole heads.
       default_fraction, default_base: where config.json has none.
+      required: what config.json must say, in the words of `rope_parameters`, as its default is not
+        the same in all versions of transformers.
+      scalings: the rope_type that the family may have beside "default".
       of_part: they are of a part of each query and key, and YaRN's mscale_all_dim scales the scores
         of all (DeepSeek). Then its factor of queries and keys must be 1, as in published models.
     """
@@ -27,6 +30,8 @@ class RotaryField(Field):
     fraction: str = ""
     default_fraction: float = 1.0
     default_base: float = 10000.0
+    required: tuple[str, ...] = ()
+    scalings: tuple[str, ...] = tuple(SCALINGS)
     of_part: bool = False
 
     @property
@@ -70,10 +75,16 @@ class RotaryField(Field):
         found = _collect(
             attributes, {"rope_theta": self.base, "partial_rotary_factor": self.fraction}
         )
+        for name in self.required:
+            if name not in found:
+                raise ValueError(
+                    f"config.json: rope_parameters has no {name}, and its default is not the same "
+                    "in all versions of transformers; write it"
+                )
         kind = found.pop("rope_type", "default")
         kind = self._yarn(found) if kind == "yarn" else kind
-        if kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS):
-            why = f"is not supported; known: default, {', '.join(SCALINGS)}"
+        if kind != "default" and (not isinstance(kind, str) or kind not in self.scalings):
+            why = f"is not supported; known: {', '.join(('default', *self.scalings))}"
             raise bad_value("rope_type", kind, why)
         names = () if kind == "default" else SCALINGS[kind].numbers
         numbers = {"rope_theta": self.default_base, "partial_rotary_factor": self.default_fraction}

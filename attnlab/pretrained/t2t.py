@@ -40,11 +40,18 @@ SUFFIXES = Suffixes("/kernel", "/bias", "_scale", "_bias", table="", linear="con
 
 def _join_shards(tensors: Arrays) -> None:
     """The table of symbols is stored in pieces of rows: one tensor named "embedding" instead."""
-    found = [name for name in tensors if re.search(r"symbol_modality_\d+_\d+/shared/weights", name)]
-    found.sort(key=lambda name: int(name.rsplit("_", 1)[1]))
+    pattern = r"symbol_modality_(\d+)_\d+/shared/weights_(\d+)"
+    found = [one for name in tensors if (one := re.search(pattern, name))]
+    found.sort(key=lambda one: int(one[2]))
     if not found:
         raise ValueError("the shards symbol_modality_V_E/shared/weights_0, ... are missing")
-    tensors["embedding"] = np.concatenate([tensors.pop(name) for name in found])
+    table = np.concatenate([tensors.pop(one.string) for one in found])
+    if len(table) != int(found[0][1]):
+        raise ValueError(
+            f"the {len(found)} shards {found[0].string!r}, ... have {len(table)} rows, their names "
+            f"say {found[0][1]}; is one missing?"
+        )
+    tensors["embedding"] = table
 
 
 def build(config: JSON, tensors: Arrays) -> Built:

@@ -186,11 +186,12 @@ T5 = Family(
         # The table may be stored again for each stack and as LM head, and a bias that no release
         # used.
         always=(
-            "encoder.embed_tokens.weight",
-            "decoder.embed_tokens.weight",
             "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
             "lm_head.weight",
-        )
+        ),
+        repeated=dict.fromkeys(
+            ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
+        ),
     ),
 )
 MT5 = dataclasses.replace(

@@ -58,6 +58,20 @@ class Tensor:
         found = np.fromfile(self.path, self.dtype, math.prod(shape), offset=start)
         return found.reshape(shape)
 
+    def equals(self, other: "Tensor") -> bool:
+        """Whether both have the same numbers; NaN equals NaN. Only a chunk of each is in memory."""
+        if self.shape != other.shape:
+            return False
+        step = max(1, CHUNK // max(1, math.prod(self.shape[1:])))
+        return all(
+            np.array_equal(
+                self[first : first + step].astype(np.float64),
+                other[first : first + step].astype(np.float64),
+                equal_nan=True,
+            )
+            for first in range(0, math.prod(self.shape[:1]), step)
+        )
+
 
 class Stored(Mapping[str, np.ndarray]):
     """name -> tensor of a file: read when it is asked for, no sooner."""

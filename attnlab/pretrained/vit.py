@@ -161,7 +161,7 @@ DINOV2 = Family(
             without=("intermediate_size", "hidden_act"),
         ),
         _FFN(),
-        ImageField(has_mask="use_mask_token"),
+        ImageField(patch_size=14, has_mask="use_mask_token"),
     ),
     table=NameTable(
         modules=(Module("layernorm", "final_norm", "norm"),),

@@ -5,7 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from attnlab.data.tokenizer import FILE, Encoded, make_tokenizer, num_tokens
+from attnlab.data.tokenizer import (
+    FILE,
+    Encoded,
+    load_tokenizer,
+    make_tokenizer,
+    num_tokens,
+    token_sizes,
+)
 
 TEXTS = ["a rose is a rose", "Straße, über naïve Œuvre", "日本語 🙂 \t two  spaces ", "", "\n\n"]
 
@@ -49,6 +56,19 @@ def test_a_file_is_read(tmp_path):
     assert tokens.tolist() == [1, 0, 0, 0, 2]
     assert sizes.tolist() == [3, 6, 1, 4, 5]  # what lies before a word is its own
     assert np.sum(sizes) == 19
+
+
+@pytest.mark.parametrize("change", [{"end_of_word_suffix": "</w>"}, {"type": "Unigram"}])
+def test_bytes_of_tokens_that_do_not_follow_from_their_names(change, tmp_path):
+    content = json.loads(make_tokenizer("bpe:270", ["low low low"]).content)
+    path = tmp_path / FILE
+    path.write_text(json.dumps(content))
+    assert token_sizes(load_tokenizer(path)) is not None
+    content["model"] |= change
+    if "type" in change:
+        content["model"] = change | {"unk_id": 0, "vocab": [["?", 0.0], ["low", -1.0]]}
+    path.write_text(json.dumps(content))
+    assert token_sizes(load_tokenizer(path)) is None
 
 
 @pytest.mark.parametrize(

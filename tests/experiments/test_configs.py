@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT, assert_close
+from ml_collections import ConfigDict
 
 from attnlab import lab
 from attnlab.heads import score_scale
@@ -202,6 +203,7 @@ def test_learning_rates_and_chosen_rows():
         ("tinny", "unknown preset 'tinny'; known: tiny, width/N"),
         ("width/0", "unknown preset 'width/0'"),
         ("width/3", "width/3: model.width 512 is not divisible by 3"),
+        ("rows=(", "rows=( is no regular expression: missing )"),
         ("rows=F", "rows=F finds none; the rows are base, A h=1"),
     ],
 )
@@ -216,6 +218,17 @@ def test_a_config_file_without_get_config(tmp_path):
     done = command("experiments.sweep", f"--config={path}", f"--workdir={tmp_path}/run")
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {path} has no function get_config()"), done.stderr
+
+
+def test_a_config_that_lacks_fields():
+    fields = byte_lm.get_config("tiny").to_dict()
+    with pytest.raises(
+        ValueError, match=r"returns no ConfigDict; begin with .*byte_lm\.get_config"
+    ):
+        experiment_of(fields)
+    del fields["start"], fields["data"]
+    with pytest.raises(ValueError, match="returns a config without start, data; begin with"):
+        experiment_of(ConfigDict(fields))
 
 
 def test_two_variants_of_one_name():

@@ -11,7 +11,7 @@ from test_view import SEEDS, run
 
 from attnlab import interpret, training
 from attnlab.lab import pruning
-from attnlab.models import num_parameters
+from attnlab.models import ModelConfig, num_parameters
 
 __all__ = ["run"]
 
@@ -25,6 +25,12 @@ def test_what_cannot_be_pruned_is_told(run, tmp_path):
         (["--pressures=1,nan"], "error: --pressures=1,nan must be one or more finite numbers"),
         (["--frozen", "--learning_rate=0.1"], "error: --frozen trains no weights; leave out"),
         (["--learning_rate=0"], "error: --learning_rate=0 must be above 0"),
+        (["--gate_rate=nan"], "error: --gate_rate=nan must be above 0 and finite"),
+        (["--gate_rate=0"], "error: --gate_rate=0 must be above 0 and finite"),
+        (
+            ["--learning_rate=1e9", "--steps=12", "--pressures=0.5"],
+            "error: the training with pressure 0.5 diverged",
+        ),
         (["--rows=100000000"], "error: --rows=100000000 is more than the"),
         ([f"--out={tmp_path / 'there'}"], f"error: {tmp_path / 'there'} exists already"),
         (
@@ -50,6 +56,16 @@ def test_how_it_goes_on(run):
     again = pruning.begin(run[0], None, 40, fresh=True)
     assert (again.params, again.trains.schedule.name) == (None, was.schedule.name)
     assert again.trains.optimizer.learning_rate == was.optimizer.learning_rate
+
+
+def test_the_table_says_why_no_model_is_smaller():
+    gates = {"heads": [[1.0, 1.0]]}
+    row = pruning.Row(0.1, 2, 0, 2.0, {}, {}, gates, why="positions 'alibi': use scale_heads")
+    smaller = row._replace(why="", heads=1, parameters=9, small_loss=2.0)
+    config = ModelConfig()
+    said = "–: no smaller model, since positions 'alibi': use scale_heads\n"
+    assert said in pruning.table(config, None, [row, smaller, row], by="layer")
+    assert "–" not in pruning.table(config, None, [smaller], by="layer")
 
 
 @pytest.mark.slow

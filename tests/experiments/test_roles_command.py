@@ -39,6 +39,8 @@ def test_parts_of_a_folder_and_of_a_file(treebank):
     assert [t.text for pair in zip(*halves, strict=True) for t in pair] == [
         t.text for t in choosing
     ]
+    with pytest.raises(FileNotFoundError, match=r"no treebank .*nowhere; give a folder or"):
+        syntax.read_parts(treebank / "nowhere")
     (treebank / "xx-ud-test.conllu.gz").unlink()
     with pytest.raises(ValueError, match=r"holds no file \*-test.conllu"):
         syntax.read_parts(treebank)
@@ -129,7 +131,9 @@ def test_a_planted_head_in_a_run(run, treebank, tmp_path):
     assert again.returncode == 1
     assert "exists already" in again.stderr
     few = command("experiments.roles", *flags[:2], "--sentences=5")
-    assert "no relation has 100 words in both parts" in few.stderr
+    assert "no relation has 100 words in both parts; of 5 and 5 sentences the" in few.stderr
+    one = command("experiments.roles", *flags[:2], "--sentences=1", "--least=1")
+    assert "the model can read 1 sentence to judge by" in one.stderr
 
 
 @pytest.mark.slow

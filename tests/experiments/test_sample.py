@@ -59,6 +59,10 @@ def test_what_is_no_command(run):
     for words, said in (
         ([], "error: no model; give --workdir=RUN, or --path=FOLDER"),
         ([f"--workdir={run[0]}"], "error: no text to continue; give --text="),
+        (
+            [f"--workdir={run[0]}", "--text=a", "--temperature=0", "--top_k=3", "--count=2"],
+            "error: --temperature=0 always takes the most probable token; leave out --top_k, --c",
+        ),
         ([f"--path={run[0]}", "--seed=4"], "error: --seed selects a seed of --workdir"),
     ):
         done = command("experiments.sample", *words)

@@ -7,14 +7,16 @@ import jax
 import numpy as np
 import pytest
 from commands import command
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from written_page import Parsed
 
 from attnlab import data, pretrained, training
 from attnlab.heads import Standard
 from attnlab.lab import loaded
+from attnlab.lab.continuation import texts
 from attnlab.lab.loaded import Prompt
-from attnlab.models import FFN, ModelConfig
+from attnlab.lab.model_summary import read_text
+from attnlab.models import FFN, ModelConfig, Norm, OutputHead, Relative
 from attnlab.training.checkpoint import Checkpoints
 from experiments.configs import byte_lm, translation
 from experiments.setup import model_of
@@ -191,6 +193,47 @@ def test_what_a_run_cannot_read(run, asked, said):
         loaded.open_run(run[0]).read(asked)
 
 
+def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
+    """Its start token, then the text without the end token that the tokenizer puts behind it."""
+    path = tmp_path / "t5"
+    config = ModelConfig(
+        kind="encoder_decoder", width=8, num_layers=1, vocab_size=6, max_len=16,
+        norm=Norm(kind="rms"), heads=Standard(num_heads=2, scale=1.0),
+        ffn=FFN(bias=False, activation="relu"), positions=Relative(),
+        output=OutputHead(scale=8**-0.5),
+    )  # fmt: skip
+    pretrained.save(path, config.build(), weights(config))
+    opened = loaded.open_folder(path)
+    read = opened.read(Prompt(source_tokens="3,4"))
+    assert read.inputs["tokens"].tolist() == [[0]]
+    assert read.written == {"tokens": ["0"], "source": ["3", "4"]}
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "the": 2, "cat": 3}, "</s>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    words.save(str(path / "tokenizer.json"))
+    read = opened.read(Prompt(source="the cat", text="cat"))
+    assert {name: a.tolist() for name, a in read.inputs.items()} == {
+        "tokens": [[0, 3]], "source": [[2, 3, 1]],
+    }  # fmt: skip
+    assert opened.read(Prompt(source="the cat")).inputs["tokens"].tolist() == [[0]]
+    assert opened.read(Prompt(source="cat", tokens="3,1")).inputs["tokens"].tolist() == [[3, 1]]
+    settings = json.loads((path / "config.json").read_text()) | {"decoder_start_token_id": 2}
+    (path / "config.json").write_text(json.dumps(settings))
+    opened = loaded.open_folder(path)
+    assert opened.read(Prompt(source="cat")).inputs["tokens"].tolist() == [[2]]
+    [written] = texts(opened, Prompt(source="the cat"), 20)
+    assert read_text(str(path), "the cat").endswith(f"continuation: {written!r}")
+
+
+def test_tokens_that_neither_data_nor_task_have_are_written_as_numbers(nine_letters, tmp_path):
+    config = byte_lm.get_config("tiny,masked")
+    config.model.update(MODEL | dict(vocab_size=300))
+    config.data.path = str(nine_letters)
+    opened = loaded.open_run(write_run(tmp_path, config)[0])
+    written = opened.read(Prompt(tokens="97,256,257,299")).written
+    assert written == {"tokens": ["a", "[mask]", "<257>", "<299>"]}
+
+
 def test_what_a_folder_cannot_read(folder, tmp_path):
     opened = loaded.open_folder(folder[0])
     with pytest.raises(ValueError, match="no text; give --text="):
@@ -214,11 +257,12 @@ def test_what_a_folder_cannot_read(folder, tmp_path):
         ([], "give --workdir=RUN, or --path=FOLDER"),
         (["--workdir=a", "--path=b", "--fresh"], "at most two models can be shown"),
         (["--path=a", "--seed=1"], "--seed selects a seed of --workdir"),
+        (["--path=a", "--out=tests", "--overwrite"], "tests is a folder; name a file with --out"),
         (["--workdir=nothing-here"], "nothing-here holds no run"),
     ],
 )
 def test_what_is_no_command(words, said, tmp_path):
-    told = command("experiments.view", *words, f"--out={tmp_path / 'heads.html'}")
+    told = command("experiments.view", f"--out={tmp_path / 'heads.html'}", *words)
     assert told.returncode == 1
     assert said in told.stderr
     assert told.stdout == ""

@@ -1,5 +1,6 @@
 """Gates, ablation and pruning: against one call at a time, per application and per slot."""
 
+import dataclasses
 import functools
 
 import jax
@@ -22,7 +23,7 @@ from attnlab.interpret import (
     resampled_heads,
     token_loss,
 )
-from attnlab.models import EncoderConfig
+from attnlab.models import EncoderConfig, OutputHead
 
 CONFIG = config_of(num_heads=2, sharing="cycle:2")
 TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8], [1, 1, 4, 3, 9, 9]])
@@ -115,6 +116,9 @@ def test_weights_of_a_loss_are_relative_and_targets_are_checked():
     ):
         with pytest.raises(ValueError, match=message):
             token_loss(*given, **changes)
+    hidden = dataclasses.replace(CONFIG, output=OutputHead(kind="none"))
+    with pytest.raises(ValueError, match=r"output\.kind='none' has no logits"):
+        token_loss(hidden, *given[1:], targets=targets)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 1, 1, 3], [1, 2, 3, 4]])

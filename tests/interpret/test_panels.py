@@ -9,7 +9,8 @@ import pytest
 from conftest import assert_close
 from interpreted_models import config_of, random_params
 
-from attnlab.interpret import head_statistics, model_panel
+from attnlab.attention.masks import Edges
+from attnlab.interpret import default_metric, head_statistics, model_panel
 from attnlab.models import FFN, EncoderConfig, OutputHead
 
 DECODER = config_of(num_heads=2, head_dim=5, sharing="attention=0,1,1 ffn=0,1,0")
@@ -93,6 +94,37 @@ def test_an_encoder_says_how_far_its_answer_moves(readout):
         expected = [np.mean(np.sum(p[0] * np.log2(p[0] / q), -1)) for q in p]
     assert np.abs(found - expected[1:]).max() < 1e-4
     assert found.min() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "hidden"])
+def test_padding_does_not_count(kind):
+    output = OutputHead(kind="none" if kind == "hidden" else "tied")
+    kind = "decoder" if kind == "decoder" else "encoder"
+    config = config_of(num_heads=2, kind=kind, num_layers=1, output=output)
+    params, patch = random_params(config), {"heads": lambda a, layer: a.at[..., 1, :].set(0)}
+    longer = np.pad(TOKENS, [(0, 0), (0, 2)])
+
+    @jax.jit
+    def change(params):
+        found = []
+        for tokens in (TOKENS, longer):
+            inputs = {"tokens": tokens, "padding_mask": np.arange(tokens.shape[1])[None] < 6}
+            metric = default_metric(config, inputs)
+            found.append(metric.change(metric.output(params, patch), metric.output(params, {})))
+        return found
+
+    alone, padded = change(params)
+    assert abs(alone - padded) < 1e-5 < abs(alone)
+
+
+def test_a_graph_is_shown_over_its_edges():
+    """As a mask of edges, which is no array."""
+    config = config_of(num_heads=2, kind="encoder", num_layers=1)
+    edges = Edges(np.array([[0, 1, 2, 3, 4, 5, 0]]), np.array([[0, 1, 2, 3, 4, 5, 3]]))
+    inputs = {"tokens": TOKENS, "mask": edges}
+    panel = model_panel(config, random_params(config), inputs, {"tokens": list("abcdef")})
+    probs = np.asarray(panel.maps[0].probs)[0]
+    assert ((probs > 0) == np.asarray(edges.matrix(6))[0]).all()
 
 
 BOTH = config_of(

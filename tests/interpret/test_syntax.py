@@ -215,6 +215,14 @@ def test_other_labels_are_refused():
         syntax.evaluate_heads(choosing, judging._replace(cases=0 * judging.cases))
 
 
+def test_one_sentence_has_no_interval():
+    """Its bootstrap would always draw it, and a gain of any size would be certain."""
+    choosing, judging = (by_luck(np.random.default_rng(seed)) for seed in (1, 2))
+    one = judging._replace(**{n: a[:1] for n, a in judging._asdict().items() if n != "labels"})
+    with pytest.raises(ValueError, match="an interval needs two test sentences or more"):
+        syntax.evaluate_heads(choosing, one._replace(cases=one.cases + 1))
+
+
 @pytest.mark.slow
 def test_fixed_offsets_of_a_real_treebank(shared_data):
     """UD_English-EWT, chosen in train, right in dev: counted by others (shared/data/ANCHORS.md)."""

@@ -50,6 +50,9 @@ def test_words_stand_where_they_were_typed():
         ([row("one", "a", "0")], "bank:1: no line of CoNLL-U"),
         ([row("1", "a", "2"), ""], "before bank:2: a word depends on one that is not there"),
         ([row("1", "a", "_"), ""], "before bank:2: a word depends"),
+        ([row("1", "a", "0"), row("3", "b", "1")], r"before bank:2: the numbers .* are \[1, 3\]"),
+        ([row("1", "a", "0")] * 2, r"are \[1, 1\], not 1, 2, 3, ...; an empty line ends"),
+        ([row("1.1", "a")], r"the numbers of its words are \[\]"),
     ],
 )
 def test_what_is_no_treebank(lines, said):
@@ -65,6 +68,9 @@ def test_files_are_found_by_their_part(tmp_path):
     parts = treebank_parts(tmp_path)
     assert set(parts) == {"dev", "test"}
     assert [[t.text for t in read_trees(p)] for p in parts.values()] == [[TEXT, "Sí"]] * 2
+    (tmp_path / "yy_bank-ud-dev.conllu").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="two files of the part 'dev', xx_bank-ud-dev"):
+        treebank_parts(tmp_path)
     with pytest.raises(FileNotFoundError, match="no treebank at"):
         read_trees(tmp_path / "none.conllu")
     (tmp_path / "other.conllu").write_bytes(b"# fine\n# caf\xe9\n")

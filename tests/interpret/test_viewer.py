@@ -126,6 +126,9 @@ def test_saved_once(tmp_path):
     with pytest.raises(FileExistsError):
         page.save(path)
     page.save(path, overwrite=True)
+    with pytest.raises(UnicodeEncodeError):  # the older page is not lost
+        view(PROBS, TOKENS, keys=KEYS, title="\udc80").save(path, overwrite=True)
+    assert path.read_text(encoding="utf-8") == page.html
 
 
 @pytest.mark.parametrize(

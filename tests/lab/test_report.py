@@ -26,6 +26,7 @@ from attnlab.lab.report.page import Figures, Paragraph, Table, to_markdown
 from attnlab.lab.report.published import expectations
 from attnlab.lab.report.sizes import sizes_section
 from attnlab.lab.report.tables import rates_blocks, scores_table
+from attnlab.lab.result import MetricInfo
 
 CROSSED = {
     (("layout", layout), ("sharing", plan)): mean
@@ -391,6 +392,39 @@ def test_several_workdirs(tmp_path):
     assert "Not finished" in texts(warnings(one))
     with pytest.raises(ValueError, match="holds no sweep"):
         read_panels([tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match="the same workdir twice"):
+        read_panels([tmp_path / "first", tmp_path / "other" / ".." / "first"])
+    (tmp_path / "other").mkdir()
+    store(matched, tmp_path / "other" / "first")
+    panels = read_panels([tmp_path / "first", tmp_path / "other" / "first"])
+    assert [p.title for p in panels] == [str(tmp_path / f) for f in ("first", "other/first")]
+
+
+def test_scores_of_different_units_have_figures_of_their_own():
+    """Bits, of which less is better, beside percents, of which more is."""
+    one, other = (
+        Panel(lab.Results(noisy(TWO, range(3), key=k)), title=title)
+        for k, title in enumerate(("bytes", "texts"))
+    )
+    percent = MetricInfo(name="accuracy", unit="% of texts right", better="higher")
+    runs = [
+        dataclasses.replace(
+            run,
+            task=lab.TaskInfo(metrics=(percent,)),
+            scores=lab.Scores(heldout={"accuracy": 10 * run.scores.heldout["loss"]}),
+        )
+        for run in other.results
+    ]
+    other = dataclasses.replace(other, results=lab.Results(runs))
+    page = make_page([one, other])
+    figures = {f.name: f.svg for block in page.blocks(Figures) for f in block.figures}
+    for name in ("differences", "score-parameters"):
+        assert "bits per byte" in figures[f"{name}-1"]
+        assert "texts: " not in figures[f"{name}-1"]
+        assert "% of texts right" in figures[f"{name}-2"]
+        assert "bytes: " not in figures[f"{name}-2"]
+    said = "bits per byte (lower is better) or % of texts right (higher is better) on held-out"
+    assert said in page_text([one, other])
 
 
 def test_the_description_survives_json(tmp_path):

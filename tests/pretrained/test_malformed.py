@@ -154,6 +154,20 @@ def test_the_name_of_a_folder(name, tmp_path):
     refused(lambda: pretrained.load(f"{tmp_path}/{name}"), "config.json")
 
 
+@pytest.mark.parametrize("load", [pretrained.load, pretrained.load_config])
+def test_one_pattern_alone(load, tmp_path):
+    folder = gpt2(tmp_path, {"my_note": 1})
+    refused(lambda: load(folder, ignore="my_*"), "ignore=('my_*',)")
+    load(folder, ignore=("my_*",))
+
+
+def test_a_file_in_the_place_of_its_folder(tmp_path, monkeypatch):
+    name = gpt2(tmp_path).name
+    monkeypatch.chdir(tmp_path)
+    for path in (f"{name}/config.json", tmp_path / name / "model.safetensors"):
+        refused(lambda: pretrained.load(path), str(path), "is a file; pass the folder")  # noqa: B023
+
+
 def test_a_tensor_with_a_long_name(tmp_path):
     folder = gpt2(tmp_path, tensors={"t" * 5000: np.ones(2, np.float32)})
     refused(lambda: pretrained.load(folder), "ttt")

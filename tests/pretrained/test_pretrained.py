@@ -1,5 +1,6 @@
 """Published formats without torch or transformers: golden outputs, old styles, damage, abuse."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -94,11 +95,14 @@ def old_style(family, config, tensors):
         config |= {"rope_scaling": None, "rope_theta": said["rope_theta"], "pretraining_tp": 1}
         if family in ("stablelm", "glm", "glm4", "phi"):
             config["partial_rotary_factor"] = said["partial_rotary_factor"]
+        if family == "gpt_oss":  # null is not the same in all versions
+            config["rope_scaling"] = {"rope_type": "default"}
         rates, at = np.ones(2, np.float32), "model.layers.{}.self_attn."
         if family == "falcon":
             at = "transformer.h.{}.self_attention."
         if family == "gpt_neox":
             config |= {"rotary_emb_base": config.pop("rope_theta"), "rotary_pct": 0.5}
+            config |= {"attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0}
             at = "gpt_neox.layers.{}.attention."
             mask = {"bias": np.tril(np.ones((1, 1, 17, 17), bool)), "masked_bias": rates[0]}
             tensors |= {at.format(i) + name: a for i in range(2) for name, a in mask.items()}
@@ -107,6 +111,15 @@ def old_style(family, config, tensors):
         if family != "ministral":  # which is no older than the word
             config.pop("layer_types", None)
         tensors |= {f"{at.format(i)}rotary_emb.inv_freq": rates for i in range(2)}
+    if family == "bloom":
+        config |= {"n_embed": config.pop("hidden_size"), "bias_dropout_fusion": True}
+    if family == "falcon":
+        config["apply_residual_connection_post_layernorm"] = False
+    if family == "smollm3":
+        config["max_window_layers"] = 28
+    if family == "starcoder2":
+        config |= {"mlp_type": "default", "norm_type": "layer_norm", "rms_norm_eps": 0.5}
+        config |= {"activation_function": "gelu", "layer_norm_epsilon": 0.5}
     if family == "vit":
         for name in ("pooler_act", "pooler_output_size", "dtype", "encoder_stride"):
             config.pop(name)
@@ -168,6 +181,31 @@ def test_a_wrong_shape_is_named(family, tmp_path):
         said = rf"'{name.removeprefix(prefix)}' has shape {shapes[0]}, .* asks for {shapes[1]}"
         with pytest.raises(ValueError, match=said):
             pretrained.load(write(tmp_path / "folder", config, wrong))
+
+
+@pytest.mark.parametrize(
+    ("family", "copy", "original"),
+    [
+        ("gpt2", "lm_head.weight", "transformer.wte.weight"),
+        ("bert", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+        ("bert", "cls.predictions.decoder.bias", "cls.predictions.bias"),
+        ("modernbert", "decoder.weight", "model.embeddings.tok_embeddings.weight"),
+        ("bart", "model.encoder.embed_tokens.weight", "model.shared.weight"),
+        ("t5", "decoder.embed_tokens.weight", "shared.weight"),
+    ],
+)
+def test_a_tensor_that_is_stored_twice_has_the_same_numbers(family, copy, original, tmp_path):
+    """transformers 5 reads both where they differ, 4 the one or the other."""
+    config, tensors, _, _ = split(FAMILIES[family])
+    again = tensors[original].astype(np.float64)
+    pretrained.load(write(tmp_path / "folder", config, tensors | {copy: again}))
+    again[..., -1] += 1
+    folder = write(tmp_path / "folder", config, tensors | {copy: again})
+    short = copy.removeprefix("model.")
+    with pytest.raises(ValueError, match=f"the tensor '{short}' differs"):
+        pretrained.load(folder)
+    for name in (copy, short):
+        pretrained.load(folder, ignore=(name,))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -274,6 +312,48 @@ def test_rotary_positions_that_are_not_known_are_refused_by_name(fields, message
         changed = config | {"rope_parameters": None} | {name: fields}
         with pytest.raises(ValueError, match=re.escape(message)):
             pretrained.load_config(write(tmp_path / "folder", changed, tensors))
+
+
+TWICE = {"rope_type": "linear", "factor": 2.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 50.0, "truncate": False}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("cohere", {"rope_parameters": None}, "rope_parameters has no rope_theta"),
+        ("olmo3", {"rope_parameters": None}, "rope_parameters has no rope_theta"),
+        ("olmo3", {"rope_parameters": None, "rope_theta": 9.0}, "rope_theta = 9.0 is not supp"),
+        ("gpt_oss", {"rope_parameters": None, "rope_theta": 9.0}, "no rope_type, and its"),
+        ("modernbert", {"rope_scaling": TWICE}, "rope_scaling = {'factor': 2.0"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": YARN}}, "truncate = False"),
+        ("phi3", {"rope_parameters": TWICE}, "rope_type = 'linear' is not supported"),
+    ],
+)
+def test_what_versions_of_transformers_read_differently(family, changes, message, tmp_path):
+    config, tensors, _, _ = split(FAMILIES[family])
+    with pytest.raises(ValueError, match=re.escape(message)):
+        pretrained.load_config(write(tmp_path / "folder", config | changes, tensors))
+
+
+def test_gelu_of_gemma_is_the_tanh_kind(tmp_path):
+    """What config.json of the first releases calls "gelu"."""
+    config, tensors, _, _ = split(FAMILIES["gemma"])
+
+    def activation(**said):
+        folder = write(tmp_path / "one", config | said, tensors)
+        return pretrained.load_config(folder).ffn.activation
+
+    assert activation(hidden_act="gelu") == "gated_gelu_tanh"
+    assert activation(hidden_act="gelu", hidden_activation="gelu_new") == "gated_gelu_tanh"
+    model, params = pretrained.load(write(tmp_path / "one", config, tensors))
+    for kind in ("gated_gelu", "gated_gelu_tanh"):
+        ffn = dataclasses.replace(model.config.ffn, activation=kind)
+        changed = dataclasses.replace(model.config, ffn=ffn).build()
+        pretrained.save(tmp_path / "two", changed, params, family="gemma")
+        saved = json.loads((tmp_path / "two" / "config.json").read_text())
+        assert saved["hidden_act"] != "gelu"
+        assert pretrained.load_config(tmp_path / "two") == changed.config
 
 
 def test_an_albert_with_more_groups_than_layers(tmp_path):
@@ -383,6 +463,9 @@ def test_each_weight_goes_where_it_belongs(tmp_path):
     tree = jax.tree.map(lambda a: a.sharding, params)
     _, again = pretrained.load(folder, sharding=tree)
     assert jax.tree.map(lambda a: a.sharding, again) == tree
+    for part in ({}, tree | {"embedding": {}}, tree["embedding"]):
+        with pytest.raises(ValueError, match=r"sharding has nothing at \w"):
+            pretrained.load(folder, sharding=part)
 
 
 def test_fields_that_change_no_weight_can_be_replaced(tmp_path):
@@ -416,3 +499,37 @@ def test_yarn_of_deepseek_scales_all_numbers_of_a_head_or_none(tmp_path):
         ValueError, match=r"mscale = 0\.7 is not supported, only mscale_all_dim = 1"
     ):
         pretrained.load_config(write(tmp_path / "folder", other, tensors))
+
+
+def test_yarn_scales_the_scores_of_layers_with_rotary_positions_alone(tmp_path):
+    config, tensors, _, _ = split(FAMILIES["smollm3"])
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 50.0, "attention_factor": 1.5}
+    yarn |= {"original_max_position_embeddings": 8}
+    folder = write(tmp_path / "folder", config | {"rope_parameters": yarn}, tensors)
+    model, params = pretrained.load(folder)
+    assert config["no_rope_layers"] == [1, 1, 1, 0]
+    assert model.config.attention.layer_scales == (2.25, 2.25, 2.25, 1.0)
+    pretrained.save(tmp_path / "saved", model, params, family="smollm3")
+    assert pretrained.load_config(tmp_path / "saved") == model.config
+
+
+def test_modernbert_writes_rates_by_type_of_layer_alone(tmp_path):
+    """transformers 5 would scale the layers with a window by rope_scaling too."""
+    config, tensors, _, _ = split(FAMILIES["modernbert"])
+    ropes = config["rope_parameters"] | {"full_attention": TWICE | {"rope_theta": 50.0}}
+    folder = write(tmp_path / "folder", config | {"rope_parameters": ropes}, tensors)
+    model, params = pretrained.load(folder)
+    pretrained.save(tmp_path / "saved", model, params, family="modernbert")
+    assert pretrained.load_config(tmp_path / "saved") == model.config
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["rope_scaling"] is None
+
+
+def test_the_token_that_positions_do_not_count(tmp_path):
+    """transformers has no choice of it for MPNet."""
+
+    def load_pad(family, pad):
+        config, tensors, _, _ = split(FAMILIES[family])
+        folder = write(tmp_path / "folder", config | {"pad_token_id": pad}, tensors)
+        return pretrained.load_config(folder).positions.pad_token
+
+    assert [load_pad("roberta", 0), load_pad("roberta", 4), load_pad("mpnet", 4)] == [0, 4, 1]

@@ -30,6 +30,9 @@ LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, int
 A_BASE = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
 A_LARGE = LARGE
 A_XLARGE = LARGE | dict(hidden_size=2048, intermediate_size=8192)
+YARN = dict(rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False)
+YARN = dict(rope_theta=150000.0, rope_scaling=YARN)
+SMALL = dict(num_hidden_layers=24, num_local_experts=32)
 A_XXLARGE = dict(num_hidden_layers=12)
 BERT, BERT_LARGE = (published("bert", "", "pooler.dense.weight", **s) for s in ({}, LARGE))
 ALBERT = published("albert", "", "pooler.weight", **A_BASE)
@@ -136,10 +139,12 @@ ROWS = {
         30_532_122_624,
     ),
     "GptOssForCausalLM 20b": (
-        published("gpt_oss", "GptOssForCausalLM", num_hidden_layers=24, num_local_experts=32),
+        published("gpt_oss", "GptOssForCausalLM", **YARN | SMALL),
         20_914_757_184,
     ),
-    "GptOssForCausalLM 120b": (published("gpt_oss", "GptOssForCausalLM"), 116_829_156_672),
+    "GptOssForCausalLM 120b": (
+        published("gpt_oss", "GptOssForCausalLM", **YARN), 116_829_156_672,
+    ),
     "ViTModel base, no pooler": (published("vit", ""), 85_798_656),
     "ViTModel base": (published("vit", "", "pooler.dense.weight"), 85_798_656 + 590_592),
 }  # fmt: skip

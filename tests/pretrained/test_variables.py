@@ -359,6 +359,12 @@ NO_OTHERS = dict.fromkeys(
             NO_OTHERS | {"bias_k": draw(1, 1, E)},
             "missing",
         ),
+        (
+            "t2t",
+            dict(num_heads=N),
+            {"symbol_modality_9_12/shared/weights_0": draw(4, E)},
+            "have 4 rows, their names say 9",
+        ),
         ("former", dict(module="SelfAttentionRelative", emb=E, heads=N), {}, "unknown module"),
         ("former", dict(module="SelfAttention", emb=E, heads=N, revision="1"), {}, "revision"),
     ],

@@ -61,7 +61,12 @@ def make_page(panels: Sequence[Panel]) -> Page:
     split = [part for panel in panels for part in panel.by_size()]
     head: list[Block] = [Paragraph(_subject(split))]
     said = [expectations(panel) or answers(panel) for panel in split]
-    main = figures.effects_figure(split) or figures.scores_figure(split[0], "scores")
+    alike = figures.by_unit(split)
+    main = [
+        figure
+        for i, some in enumerate(alike)
+        for figure in figures.effects_figure(some, f"differences{_end(i, alike)}")
+    ] or figures.scores_figure(split[0], "scores")
     head += [*(some[0] for some in said if some), *([Figures(main)] if main else [])]
     head += [paragraph for some in said for paragraph in some[1:]]
     head += [line for panel in split for line in warnings(panel)]
@@ -81,8 +86,8 @@ def make_page(panels: Sequence[Panel]) -> Page:
     return Page(question(panels), head, sections)
 
 
-def _end(number: int, panels: Sequence[Panel]) -> str:
-    """Ends the names of files of one of several panels."""
+def _end(number: int, panels: Sequence[object]) -> str:
+    """Ends the names of files of one of several panels, or groups of them."""
     return f"-{number + 1}" if len(panels) > 1 else ""
 
 
@@ -91,12 +96,15 @@ def _subject(panels: Sequence[Panel]) -> str:
     names = dict.fromkeys(run.data.name or type(run.spec.config.data).__name__ for run in runs)
     seeds = len({run.spec.seed for run in runs})
     variants = max(len(panel.variants) for panel in panels)
-    units = " or ".join(dict.fromkeys(panel.metric.unit for panel in panels))
-    better = "lower" if panels[0].sign > 0 else "higher"
+    better = {panel.metric.unit: "lower" if panel.sign > 0 else "higher" for panel in panels}
+    if len(set(better.values())) == 1:
+        scores = f"{' or '.join(better)} on held-out data; {better.popitem()[1]} is better"
+    else:
+        each = [f"{unit} ({word} is better)" for unit, word in better.items()]
+        scores = f"{' or '.join(each)} on held-out data"
     return (
         f"{counted(variants, 'variant')}, {counted(seeds, 'seed')}, {counted(len(runs), 'run')}, "
-        f"trained on {' and '.join(names)}. Scores are {units} on held-out data; {better} is "
-        "better."
+        f"trained on {' and '.join(names)}. Scores are {scores}."
     )
 
 
@@ -122,7 +130,12 @@ def _budgets_section(panels: Sequence[Panel]) -> Section:
         if panel.title:
             blocks.append(Paragraph("", panel.title))
         blocks.append(tables.budget_table(panel, f"budgets{_end(i, panels)}"))
-    drawn = figures.budget_figures(panels)
+    alike = figures.by_unit(panels)
+    drawn = [
+        figure
+        for i, some in enumerate(alike)
+        for figure in figures.budget_figures(some, _end(i, alike))
+    ]
     return Section("Budgets", [*blocks, *([Figures(drawn)] if drawn else [])])
 
 

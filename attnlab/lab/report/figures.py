@@ -30,8 +30,17 @@ def training_flops(run: RunResult) -> float:
     return float(PASSES * run.sizes.flops_per_token * train.steps * train.batch_size * train.length)
 
 
+def by_unit(panels: Sequence[Panel]) -> list[list[Panel]]:
+    """The panels whose scores may stand on one axis, together."""
+    found: dict[tuple[str, int], list[Panel]] = {}
+    for panel in panels:
+        found.setdefault((panel.metric.unit, panel.sign), []).append(panel)
+    return list(found.values())
+
+
 def effects_figure(panels: Sequence[Panel], name: str = "differences") -> list[Figure]:
-    """Mean differences with their intervals: averaged effects first, then comparisons."""
+    """Mean differences with their intervals, of panels with one unit: averaged effects first, then
+    comparisons."""
     rows = []
     for panel in panels:
         title = f"{panel.title}: " if panel.title else ""
@@ -170,8 +179,9 @@ COSTS = (
 )
 
 
-def budget_figures(panels: Sequence[Panel]) -> list[Figure]:
-    """Scores against parameters, training FLOPs and seconds, where these differ, of all panels."""
+def budget_figures(panels: Sequence[Panel], end: str) -> list[Figure]:
+    """Scores against parameters, training FLOPs and seconds, where these differ, of panels with one
+    unit; `end` ends their names."""
     if sum(len(panel.scores) for panel in panels) < 2:
         return []
     figures = []
@@ -190,7 +200,7 @@ def budget_figures(panels: Sequence[Panel]) -> list[Figure]:
                 )
         xs = [point.x for point in points]
         if min(xs) > 0 and max(xs) / min(xs) > 1.02:
-            figures.append(_scatter(points, panels[0], name, label))
+            figures.append(_scatter(points, panels[0], f"{name}{end}", label))
     return figures
 
 

@@ -18,11 +18,16 @@ def read_panels(workdirs: Sequence[str | Path]) -> list[Panel]:
     the learning rates) are one panel: their texts are a source of variation.
 
     Raises:
-      ValueError: a workdir holds no sweep, or none of its runs has a result.
+      ValueError: a workdir holds no sweep, none of its runs has a result, or it is given twice.
     """
     panels: list[Panel] = []
-    for workdir in map(Path, workdirs):
-        panel = _read(workdir, len(workdirs) > 1)
+    folders = [Path(workdir) for workdir in workdirs]
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError(f"{', '.join(map(str, folders))}: the same workdir twice; leave one out")
+    names = [folder.name for folder in folders]
+    for folder in folders:
+        unique = folder.name if names.count(folder.name) == 1 else str(folder)
+        panel = _read(folder, unique if len(folders) > 1 else "")
         # The same variants with the same configs, on other data.
         same = (
             i
@@ -45,7 +50,7 @@ def read_panels(workdirs: Sequence[str | Path]) -> list[Panel]:
     return panels
 
 
-def _read(workdir: Path, several: bool) -> Panel:
+def _read(workdir: Path, title: str) -> Panel:
     results = load_results(workdir)
     if not len(results):
         raise ValueError(f"no run in {workdir} has a result yet; let the sweep finish one")
@@ -55,7 +60,7 @@ def _read(workdir: Path, several: bool) -> Panel:
     return Panel(
         results,
         read_description(workdir),
-        title=workdir.name if several else "",
+        title=title,
         unfinished=[spec.id for spec in specs if spec.id not in done],
         tuning=load_results(tuning) if (tuning / SPECS).exists() else None,
     )

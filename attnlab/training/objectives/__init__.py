@@ -14,6 +14,7 @@ from attnlab.training.objectives.objective import (
     cross_entropy,
     decode_tokens,
     input_shapes,
+    special_name,
     squared_error,
     unexplained_variance,
 )
@@ -26,5 +27,5 @@ OBJECTIVES: dict[str, Objective] = {**LANGUAGE, **CLASSIFICATION, **SEQUENCES, *
 __all__ = [
     "OBJECTIVES", "Example", "Metric", "Model", "Objective", "accuracy", "bits", "causal_lm",
     "check_kind", "check_output", "cross_entropy", "decode_tokens", "input_shapes", "masked_lm",
-    "regression", "span_corruption", "squared_error", "unexplained_variance",
+    "regression", "span_corruption", "special_name", "squared_error", "unexplained_variance",
 ]  # fmt: skip

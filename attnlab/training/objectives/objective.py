@@ -242,6 +242,18 @@ def decode_tokens(objective: Objective, dataset: Dataset, tokens: Sequence[int])
     size, pieces = dataset.sizes.vocab_size, []
     for is_special, run in groupby(map(int, tokens), lambda token: token >= size):
         ids = list(run)
-        names = [objective.special_tokens[t - size] for t in ids] if is_special else []
+        names = [special_name(objective, t, size) for t in ids] if is_special else []
         pieces += names or [dataset.decode(ids)]
     return "".join(pieces)
+
+
+def special_name(objective: Objective, token: int, size: int) -> str:
+    """A token that is none of the `size` tokens of the data, for people: a vocabulary may also be
+    larger than those of the data and the task.
+
+    >>> from attnlab.training.objectives import OBJECTIVES
+    >>> [special_name(OBJECTIVES["masked_lm"], t, 256) for t in (256, 257)]
+    ['[mask]', '<257>']
+    """
+    names = objective.special_tokens
+    return names[token - size] if token - size < len(names) else f"<{token}>"

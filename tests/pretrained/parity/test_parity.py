@@ -124,6 +124,29 @@ def test_round_trip(peer, tmp_path):
         np.testing.assert_array_equal(a, original[key])
 
 
+def test_what_config_json_leaves_out(tmp_path):
+    """Defaults are those of transformers, or refused where its versions differ."""
+    import peers
+
+    from attnlab.pretrained.attributes import read_attributes
+    from attnlab.pretrained.fields import Source
+
+    differ = {"cohere", "gpt_oss", "olmo3"}
+    classes = {config.model_type: config for _, config, _ in peers.PEERS.values()}
+    for name, family in pretrained.FAMILIES.items():
+
+        def read(raw, family=family):
+            fixed = family.other_attributes.fixed
+            return family.config(read_attributes(raw, family.attributes, fixed), Source())
+
+        expected = read(json.loads(classes[name]().to_json_string()))
+        if name not in differ:
+            assert read({}) == expected, name
+            continue
+        with pytest.raises(ValueError, match="not the same in all versions"):
+            read({})
+
+
 DECODERS = (
     "mixtral", "gpt_oss", "phi3", "gemma", "starcoder2", "stablelm", "granite", "llama", "mistral",
     "qwen", "ministral", "olmo", "smollm3", "cohere",
