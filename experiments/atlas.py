@@ -36,8 +36,10 @@ from attnlab.heads.layout import all_weights
 from attnlab.heads.rewrites import chain
 from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Axes
+from attnlab.lab.pages import render, table
 from experiments import app
-from experiments.drawing.conversions import NAMES, matching_sizes, options, pair_table, pairs, steps
+from experiments.drawing import conversions
+from experiments.drawing.conversions import NAMES, pair_table
 from experiments.drawing.layouts import layout_drawing
 from experiments.drawing.letters import letters
 from experiments.drawing.plans import drawn_plans, plan_drawing
@@ -58,42 +60,20 @@ URLS = {
 
 def page() -> str:
     """The whole page."""
-    tables = numbers(), options_table(), options(), backends(), steps(), pairs(), matching_sizes()
-    return "\n\n".join([INTRODUCTION, *map(section, EXAMPLES.values()), *tables]) + "\n"
-
-
-INTRODUCTION = """\
-# Head layouts
-
-How each layout computes q, k and v from x, what it costs, and which layouts are the same function.
-Written by `python -m experiments.atlas`; a test checks that the page is up to date.
-
-    out = sum_n softmax(scale q_n k_n^T) v_n W_O,n
-
-x is the query input, y the key input, z the value input (in self-attention all three are the same).
-x_n is slice n of x: its columns n C to (n+1) C. The layout says what a head *reads* (all of x, or a
-slice). How *wide* a head is, is a size: number of heads, width of a head and width of the model are
-independent.
-
-| letter | | default |
-|---|---|---|
-| D, N, T | width, heads, tokens | |
-| K | key/value heads | N; `low_rank_query` 1 |
-| H | width of a query and key | D/N; `collaborative` D, `low_rank_query` 2 D/N |
-| V | width of a value | D/N |
-| C | D/N | |
-| E, W, O | width of y, of z, of the output | D |
-| M, Q | width of the latent of keys, of queries | 4 H, D; Q of `low_rank_query` D/2 |
-| P | width of the rotary part | H/2; `grouped_tied` H = P = V/2 |
-| X, Y, Z | rank of queries, keys, values (`tensor_product`) | 6, 2, 2 |
-| G | N/K; `differential` has H = V/2 = C/2 | |
-
-`rotate` is the rotary embedding. If an equation does not show it, it rotates all of q and k (except
-in `absorbed`). Numbers are for D = 512, N = 8, T = 512, one text, no biases.
-
-In the drawings (D = 64, N = 4, so C = 16) a line is a weight and a column a head. The upper bar is
-the input, filled where the head reads it; the lower bar is the output, and the matrix is between
-them, to scale. Each colour is one matrix; a grey matrix is used by all heads."""
+    text = render(
+        "layouts.md.jinja",
+        "experiments",
+        sections="\n\n".join(map(section, EXAMPLES.values())),
+        numbers=numbers(),
+        options=options(),
+        option_pairs=conversions.options(),
+        backends=backends(),
+        steps=conversions.steps(),
+        sources=conversions.sources(),
+        pairs=conversions.pairs(),
+        matching_sizes=conversions.matching_sizes(),
+    )
+    return f"{text}\n"
 
 
 def drawings() -> dict[str, str]:
@@ -124,8 +104,8 @@ def section(layout: Layout) -> str:
         ("source", link(layout.source)),
     ]
     drawn = f"![{layout.name}: what each head reads](../drawings/layout_{layout.name}.svg)"
-    table = "\n".join(f"| {a} | {b} |" for a, b in lines)
-    return f"## {layout.name}\n\n{drawn}\n\n| | |\n|---|---|\n{table}"
+    rows = "\n".join(f"| {a} | {b} |" for a, b in lines)
+    return f"## {layout.name}\n\n{drawn}\n\n| | |\n|---|---|\n{rows}"
 
 
 def total(terms: list[Axes]) -> str:
@@ -169,14 +149,7 @@ def numbers() -> str:
             num_parameters(layout), flops_per_token(layout, TOKENS), cache_bytes_per_token(layout)
         )  # fmt: skip
         rows.append(f"| {name} | " + " | ".join(f"{c:,}" for c in cost) + f" | {rank(layout)} |")
-    return (
-        f"## Side by side\n\nD = 512, N = 8, T = {TOKENS}, no biases, default sizes. FLOPs are "
-        "those "
-        "of the layout itself;\n`multi_head_attention` runs the cheapest layout that is the same "
-        "function (`contraction_orders`).\n\n"
-        "| layout | parameters | FLOPs per token | cache bytes per token | rank of scores |\n"
-        "|---|--:|--:|--:|--:|\n" + "\n".join(rows)
-    )
+    return "\n".join(rows)
 
 
 class Option(NamedTuple):
@@ -246,7 +219,7 @@ OPTIONS = (
 )
 
 
-def options_table() -> str:
+def options() -> str:
     """What a layout may have beside its sizes: its cost in `standard`, and which layouts cannot."""
     rows, plain = [], EXAMPLES["standard"]
     for option in OPTIONS:
@@ -257,13 +230,7 @@ def options_table() -> str:
         without = ", ".join(n for n in NAMES if with_option(n, option) is None) or "–"
         source = link(option.source)
         rows.append(f"| `{option.code}` | {option.what} | {cost} | {without} | {source} |")
-    return (
-        "## Options of a layout\n\nExtras and fields that most layouts have. Parameters: the "
-        "difference from `standard`. Cache bytes: per token, without\nrotary positions (with them "
-        "tied keys and values are stored separately).\n\n"
-        "| option | what it does | parameters | cache bytes | not for | source |\n"
-        "|---|---|--:|--:|---|---|\n" + "\n".join(rows)
-    )
+    return "\n".join(rows)
 
 
 def with_option(name: str, option: Option) -> Layout | None:
@@ -277,17 +244,10 @@ def with_option(name: str, option: Option) -> Layout | None:
 def backends() -> str:
     """Which backend can run the q, k and v of each layout."""
     # `edges` depends on the mask, not on sizes; no device chooses the others.
-    rows, kernels = [], [n for n in BACKENDS if n not in ("edges", "tokamax", "splash")]
-    for name, layout in EXAMPLES.items():
-        cells = [can_run(layout, kernel) for kernel in kernels]
-        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    kernels = [n for n in BACKENDS if n not in ("edges", "tokamax", "splash")]
     names = [f"`{n}`" + " (bfloat16)" * (n == "cudnn") for n in kernels]
-    return (
-        "## Backends\n\nWhich backend can run q, k and v of these sizes, forward and backward, "
-        "without dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU (for compute "
-        "capabilities 8.0 and 9.0).\n\n"
-        f"| layout | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(rows)
-    )
+    rows = [[name, *(can_run(layout, n) for n in kernels)] for name, layout in EXAMPLES.items()]
+    return table(("layout", *names), rows)
 
 
 def can_run(layout: Layout, backend: str) -> str:

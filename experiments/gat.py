@@ -31,9 +31,9 @@ from attnlab.lab.cells import (
     matching,
     numbers,
     run_cells,
-    table,
     write_results,
 )
+from attnlab.lab.pages import render, table
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
 from experiments import app
@@ -296,46 +296,20 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
     header = ("variant", "seeds", "test accuracy, %, mean ± standard deviation", "95 % interval",
               "validation, %", "epochs", "seconds a run", "difference (95 %)")  # fmt: skip
     mean, low, high = interval(main)
-    holds = low <= PUBLISHED[0] <= high
-    minutes = sum(numbers(lines, "seconds")) / 60
-    return "\n".join(
-        [
-            "# GAT on Cora at the published configuration", "",
-            f"**The accuracy {'agrees' if holds else 'does not agree'} with the published one: "
-            f"{mean:.1f} ± {main.std(ddof=1):.1f} % of the test nodes over {len(main)} seeds (95 % "
-            f"interval of the mean {low:.2f} to {high:.2f}), published {PUBLISHED[0]} ± "
-            f"{PUBLISHED[1]} over 100 runs.**", "",
-            "```bash", command, "```", "",
-            f"{minutes:.0f} minutes on one thread in all. Every variant changes one ingredient of "
-            "the published configuration; its difference is paired by seed, with a p-value after "
-            f"Holm's correction for all {len(said)}. Only the comparison with the published number "
-            "was planned; the other rows are exploratory.", "",
-            *table(header, rows),
-            "![Test accuracy on Cora by variant](cora.svg)", "",
-            "**Test accuracy on Cora by variant.** Points: seeds; bar: mean; line: published mean.",
-            "", NOTES,
-        ]
-    ) + "\n"  # fmt: skip
-
-
-NOTES = """## What is the same, and what is not
-
-As in the paper and its code:
-
-- *Model*: 8 heads of 8 with ELU, one output head, LeakyReLU 0.2, self-loops.
-- *Dropout*: 0.6 on layer inputs (each head its own), projected features and attention weights.
-- *Training*: Adam at 0.005, Glorot initial weights, L2 of 5e-4 on all parameters (the code's list
-  of excluded names matches none).
-- *End of training*: when for 100 epochs neither validation loss nor accuracy was as good as its
-  best. Scored are the parameters of the last epoch where both were.
-- *Data*: features divided by their sum, the split of Yang et al. 2016.
-
-Not the same: the framework (JAX), random numbers, 20 seeds instead of 100.
-
-`experiments/configs/cora.py` reaches 77.5 %. It is another model: a pre-norm encoder with
-dot-product scores, a feed-forward network, residual connections and decoupled weight decay, trained
-for 150 steps without early stopping.
-"""
+    text = render(
+        "cora.md.jinja",
+        "experiments",
+        score=f"{mean:.1f} ± {main.std(ddof=1):.1f}",
+        seeds=len(main),
+        interval=f"{low:.2f} to {high:.2f}",
+        published=f"{PUBLISHED[0]} ± {PUBLISHED[1]}",
+        says="agrees" if low <= PUBLISHED[0] <= high else "does not agree",
+        command=command,
+        minutes=f"{sum(numbers(lines, 'seconds')) / 60:.0f}",
+        num_compared=len(said),
+        variants=table(header, rows),
+    )
+    return f"{text}\n"
 
 
 def figure(lines: Sequence[Line]) -> Figure:

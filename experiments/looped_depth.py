@@ -39,9 +39,9 @@ from attnlab.lab.cells import (
     matching,
     numbers,
     run_cells,
-    table,
     write_results,
 )
+from attnlab.lab.pages import render, table
 from attnlab.models.specs import NoPositions, OutputHead
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
@@ -174,45 +174,21 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
         cells += [of_name[0]["rate"], *(f"{m:.1f}" for m, _, _ in means)]
         mean, low, high = interval(accuracy(o) for o in of_name)
         rows.append([*cells, f"{mean:.1f} ({low:.1f} to {min(high, 100):.1f})"])
-    words = [
-        said[f"albert, equal {budget}"].rpartition(": ")[2] for budget in ("parameters", "FLOPs")
-    ]
     header = ("variant", "parameters", "FLOPs per token", "learning rate",
               *(f"k = {k + 1}" for k in range(HOPS)), "mean over hops (95 %)")  # fmt: skip
-    minutes = sum(numbers(lines, "seconds")) / 60
-    text = [
-        "# Looped depth on pointer chasing", "",
-        f"**Is one layer, applied {LAYERS} times, better than {LAYERS} separate layers where a "
-        f"model must follow 1 to {HOPS} pointers? At equal parameters {words[0]}, at equal FLOPs "
-        f"{words[1]}.** Difference from separate layers in percent right, mean over hops:", "",
-        *table(("variant", "percentage points (95 %)"), list(said.items())),
-        f"*albert*: one layer, applied {LAYERS} times; *one layer*: applied once. Conclusions are "
-        "after Holm's correction for these three comparisons.", "",
-        "```bash", command, "```", "",
-        f"{minutes:.0f} minutes on one thread ({len(lines)} runs, tuning included); "
-        f"{len(reference)} seeds per variant, {judged(lines, 'separate')[0]['steps']} steps of "
-        f"{ROWS} permutations of {NODES} nodes. Percent of positions right on 128 new permutations "
-        "for each number of hops; differences are paired by seed (the same batches). Exploratory: "
-        "the variants, the rates and the score were fixed before the 10 seeds ran, after a pilot "
-        "with seed 100 at other sizes; nothing was registered.", "",
-        *table(header, rows),
-        "![Percent right over hops by variant](looped_depth.svg)", "",
-        "**Percent right over the number of hops by variant.** Points: seeds; lines: means.", "",
-        NOTES,
-    ]  # fmt: skip
-    return "\n".join(text) + "\n"
-
-
-NOTES = """## Limits
-
-For each number of hops most runs are either near 100 % or near chance (which is higher for k = 4,
-since short cycles lead back to the start). A mean over seeds is therefore mostly the share of runs
-that learnt the next hop within these steps. It measures the speed of learning at one length of
-training, not what the model can represent. At equal parameters the looped layer has 3.8 times the
-FLOPs. Only one depth and one width were run, and no language model. The grid had three learning
-rates at first; after 10 seeds of each variant had run at its end, 0.006, a fourth rate (0.012) was
-added. It is the best one for "one layer" alone, which was then run again.
-"""
+    text = render(
+        "looped_depth.md.jinja",
+        "experiments",
+        words={name: text.rpartition(": ")[2] for name, text in said.items()},
+        differences=table(("variant", "percentage points (95 %)"), list(said.items())),
+        command=command,
+        minutes=f"{sum(numbers(lines, 'seconds')) / 60:.0f}",
+        runs=len(lines),
+        seeds=len(reference),
+        steps=judged(lines, "separate")[0]["steps"],
+        variants=table(header, rows),
+    )
+    return f"{text}\n"
 
 
 def figure(lines: Sequence[Line]) -> Figure:

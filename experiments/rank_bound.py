@@ -9,9 +9,7 @@ below, its error is an upper bound on that of the best head), and one fitted by 
 the KL divergence. About a minute on 2 cores.
 """
 
-import csv
 import functools
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas
 from absl import flags
 from jaxtyping import Float
 
 from attnlab import dot_product_attention
-from attnlab.lab import cells
+from attnlab.lab import pages
 from attnlab.tap import capture
 from experiments import app
 
@@ -160,18 +159,18 @@ def table(results: Sequence[Result]) -> str:
         mark = " (n - 1)" if r.head_dim == r.n - 1 else ""
         values = [f"{np.median(v):.1e} ({v.min():.0e} to {v.max():.0e})" for v in r[2:]]
         rows.append([str(r.n), f"{r.head_dim}{mark}", *values])
-    return "\n".join(cells.table(header, rows)).rstrip()
+    return pages.table(header, rows)
 
 
 def comma_separated(results: Sequence[Result]) -> str:
     """One line for each head_dim and matrix."""
-    file = io.StringIO()
-    rows = csv.writer(file, lineterminator="\n")
-    rows.writerow(["n", "head_dim", "matrix", *Result._fields[2:]])
-    for r in results:
-        for m, values in enumerate(zip(*r[2:], strict=True)):
-            rows.writerow([r.n, r.head_dim, m, *(f"{v:.6e}" for v in values)])
-    return file.getvalue()
+    lines = [
+        (r.n, r.head_dim, m, *values)
+        for r in results
+        for m, values in enumerate(zip(*r[2:], strict=True))
+    ]
+    names = ["n", "head_dim", "matrix", *Result._fields[2:]]
+    return pandas.DataFrame(lines, columns=names).to_csv(index=False, float_format="%.6e")
 
 
 def scores_factors(P: Matrix, rank: int) -> tuple[np.ndarray, np.ndarray]:

@@ -31,7 +31,8 @@ from scipy import optimize
 
 from attnlab import heads, multi_head_attention
 from attnlab.data.recall import generate_recall
-from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, table, write_results
+from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, write_results
+from attnlab.lab.pages import render, table
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
 from attnlab.sharing import Params
@@ -172,15 +173,18 @@ def recalled(lines: Sequence[Line], n: int, h: int, pairs: int = PAIRS[-1]) -> l
     return numbers(matching(lines, num_heads=n, head_dim=h, pairs=pairs), "recalled")
 
 
-def points_table(lines: Sequence[Line], points: Sequence[tuple[int, int]]) -> list[str]:
+def percent(lines: Sequence[Line], n: int, h: int, pairs: int = PAIRS[-1]) -> str:
+    """Mean percent recalled at a point with its 95 % interval, or "not run"."""
+    values = [100 * x for x in recalled(lines, n, h, pairs)]
+    if not values:
+        return "not run"
+    mean, low, high = interval(values)
+    return f"{mean:.1f} ({max(low, 0):.1f} to {min(high, 100):.1f})"
+
+
+def points_table(lines: Sequence[Line], points: Sequence[tuple[int, int]]) -> str:
     """Percent recalled by point and pairs."""
-    rows = []
-    for n, h in points:
-        cells_ = [str(n), str(h)]
-        for pairs in PAIRS:
-            mean, low, high = interval(100 * x for x in recalled(lines, n, h, pairs))
-            cells_.append(f"{mean:.1f} ({max(low, 0):.1f} to {min(high, 100):.1f})")
-        rows.append(cells_)
+    rows = [[str(n), str(h), *(percent(lines, n, h, p) for p in PAIRS)] for n, h in points]
     return table(("num_heads", "head_dim", *(f"{p} pairs" for p in PAIRS)), rows)
 
 
@@ -190,82 +194,40 @@ COMMAND = "python -m experiments.recall_capacity --out=docs/results"
 def page(lines: Sequence[Line], command: str = COMMAND) -> str:
     """The Markdown page; `command` wrote it."""
     steps = max(line["steps"] for line in lines if int(line["steps"]) != LONGER)
-    main = matching(lines, steps=steps)
+    main, longer = matching(lines, steps=steps), matching(lines, steps=LONGER)
     fit = fit_curve(main)
-    minutes = sum(numbers(lines, "seconds")) / 60
-    seeds = len({line["seed"] for line in main})
-    word = "inconclusive: the interval holds 0" if fit["ratio"][1] * fit["ratio"][2] <= 0 else (
-        "so pairs / h alone does not describe the fractions")  # fmt: skip
+    answer = [[f"{n} of width {h}", percent(main, n, h), percent(longer, n, h)]
+              for n, h in FIXED_TOTAL]  # fmt: skip
     names = {"ratio": "ln pairs + ln h", "half": "pairs / h at half, 16x2"}
     estimates = [
         [names.get(k, k), f"{a:+.2f}", f"{b:+.2f} to {c:+.2f}"] for k, (a, b, c) in fit.items()
     ]
-    return "\n".join(
-        [
-            "# How many pairs does a head of each width recall?", "", *headline(lines, fit), "",
-            "```bash", command, "```", "",
-            f"{minutes:.0f} minutes on one thread ({len(lines)} runs, {seeds} seeds per point, "
-            f"{LONGER_SEEDS} at {LONGER} steps; a step reads 1,024 tokens). One attention layer of "
-            "width 64 and a vocabulary of 128 tokens, 64 of them keys; scored on the queries of "
-            "256 rows that were not trained on. N is the number of heads, h their width (head_dim)."
-            " Exploratory: nothing was registered.", "",
-            "## At fixed N h = 32", "", "Percent recalled, mean (95 % interval over seeds).", "",
-            *points_table(main, FIXED_TOTAL),
-            "## At fixed h = 2", "", *points_table(main, FIXED_DIM),
-            "![Fraction recalled over pairs / head_dim](recall.svg)", "",
-            "**Fraction recalled over pairs / head_dim at N h = 32.** Mean over seeds. Dotted "
-            "line: pairs = h; to its left a head has the rank for every attention matrix. Dashed: "
-            "the fitted curve of h = 2.", "",
-            "## Logistic curve", "",
-            "recalled = 1/pairs + (1 - 1/pairs) sigmoid(a + b ln pairs + c ln h + d ln N), fitted "
-            "to all points above; intervals by a bootstrap over seeds.", "",
-            *table(("coefficient", "estimate", "95 % interval"), estimates),
-            f"b + c = {interval_text(fit['ratio'])}: {word}.", "", NOTES,
-        ]
-    ) + "\n"  # fmt: skip
+    text = render(
+        "recall.md.jinja",
+        "experiments",
+        answer=table(("heads", f"after {steps} steps", f"after {LONGER} steps"), answer),
+        steps=steps,
+        longer=LONGER,
+        longer_seeds=LONGER_SEEDS,
+        half=interval_text(fit["half"]),
+        command=command,
+        minutes=f"{sum(numbers(lines, 'seconds')) / 60:.0f}",
+        runs=len(lines),
+        seeds=len({line["seed"] for line in main}),
+        fixed_total=points_table(main, FIXED_TOTAL),
+        fixed_dim=points_table(main, FIXED_DIM),
+        estimates=table(("coefficient", "estimate", "95 % interval"), estimates),
+        ratio=interval_text(fit["ratio"]),
+        said="inconclusive: the interval holds 0"
+        if fit["ratio"][1] * fit["ratio"][2] <= 0
+        else "so pairs / h alone does not describe the fractions",
+    )
+    return f"{text}\n"
 
 
 def interval_text(found: tuple[float, float, float]) -> str:
     """ "value (low to high)"."""
     return f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
-
-
-def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]]) -> list[str]:
-    """The answer first."""
-
-    def percent(of: Sequence[Line], n: int, h: int) -> str:
-        points = [100 * x for x in recalled(of, n, h)]
-        if not points:
-            return "not run"
-        mean, low, high = interval(points)
-        return f"{mean:.1f} ({max(low, 0):.1f} to {min(high, 100):.1f})"
-
-    main = [line for line in lines if int(line["steps"]) != LONGER]
-    longer = matching(lines, steps=LONGER)
-    steps = main[0]["steps"]
-    return [
-        "**Heads with a small head_dim learn to recall more slowly.** Percent recalled of "
-        f"{PAIRS[-1]} pairs with heads that are 32 wide in total; mean, 95 % interval over seeds:",
-        "",
-        *table(("heads", f"after {steps} steps", f"after {LONGER} steps"),
-               [[f"{n} of width {h}", percent(main, n, h), percent(longer, n, h)]
-                for n, h in FIXED_TOTAL]),
-        f"So the fractions after {steps} steps do not measure how much a head can recall. Heads of "
-        f"width h = 2 recall half of the pairs after {steps} steps where pairs / h is "
-        f"{interval_text(fit['half'])}. The rank bound is no limit here: a head of width 2 can "
-        "produce every attention matrix only up to pairs / h = 1.5 (pairs = h + 1), but recall "
-        "needs only matrices near a permutation.",
-    ]  # fmt: skip
-
-
-NOTES = """## Limits
-
-One width of the model, one vocabulary, one learning rate (0.01, Adam, cosine to a tenth) for all
-points, chosen from 0.01 and 0.03 on seeds 100 and 101 at 400 steps. Width of values and of keys
-change together with h. Each token of this task also carries the token before it. In the task of
-`recall.py` two layers must find that token themselves; there a run learns nearly all or nearly
-nothing.
-"""
 
 
 def figure(lines: Sequence[Line]) -> Figure:

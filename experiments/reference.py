@@ -21,6 +21,7 @@ from attnlab import heads
 from attnlab.data import DATASETS
 from attnlab.heads import HeadNorm
 from attnlab.lab import Experiment, HeadInit, Match
+from attnlab.lab.pages import render
 from attnlab.models import EncoderConfig, ModelConfig, specs
 from attnlab.models import config as model_config
 from attnlab.training.config import PARTS, TrainConfig
@@ -134,25 +135,15 @@ def _choices(choices: ast.expr, module: str) -> list[str]:
 
 
 NOT_SHOWN = ("None", "''", '""', "[]", "required", "")
-INTRODUCTION = """\
-# Commands and flags
-
-`--help` of a command prints its flags; together with `--config=FILE` it also prints every field of
-that config. Every command has `--debug` (the traceback of an error) and `--import=FILE.py` (a file
-to run first, such as one that registers a head layout; may be repeated). In a command with
-`--config` each field of the config is a flag (`--config.train.steps=100`): [config
-fields](config.md), [presets](presets.md).
-
-Exit codes: 0 done; 1 an error, in one line; 75 stopped by a signal, or another process uses the
-folder: repeat the command later.
-
-Written by `python -m experiments.reference` from the source; a test checks that it is up to
-date."""
 
 
 def commands_page() -> str:
     """Every command with its flags."""
-    return "\n\n".join([INTRODUCTION, *map(_command, commands().values())]) + "\n"
+    return _page("commands.md.jinja", commands="\n\n".join(map(_command, commands().values())))
+
+
+def _page(template: str, **values: str) -> str:
+    return render(template, "experiments", **values) + "\n"
 
 
 def _command(command: Command) -> str:
@@ -186,63 +177,43 @@ def _escape(text: str) -> str:
 # ---------------------------------------------------------------- config fields
 
 
-CONFIG = """\
-# Config fields
-
-Every field is a flag of the commands that take `--config`: `--config.model.width=128`. In Python
-the same names are fields of the dataclasses. A field that the chosen layout, kind of positions or
-dataset does not have raises an error that lists the fields it has. Defaults are those of the
-dataclass; a config file may set others, which `python -m experiments.run --config=FILE --help`
-prints.
-
-Written by `python -m experiments.reference` from the dataclasses; a test checks that it is up to
-date."""
-
-
 def config_page() -> str:
     """Every field of an experiment: its task, model, training and dataset."""
-    parts = [CONFIG, *_experiment(), "## Model", _fields("config.model.", ModelConfig)]
+    model = [_fields("config.model.", ModelConfig)]
     for name in ("Attention", "FFN", "Experts", "Norm", "Dropout", "Embedding", "Images",
                  "OutputHead", "Init", "Compute"):  # fmt: skip
-        parts.append(_section(f"config.model.{PREFIX.get(name, name.lower())}.", vars(specs)[name]))
-    parts.append(_section("config.model.encoder.", EncoderConfig))
-    parts.append(
-        "### Positions: `config.model.positions.`\n\n"
-        "`config.model.positions.kind` selects one of these."
-    )
-    parts += [_fields("config.model.positions.", kind, bold=True) for kind in _positions()]
-    parts.append("### Layer types\n\nOnly in Python and config files: `layer_types`.")
-    parts.append(_fields("", model_config.LayerOverrides))
-    parts.append(
-        "## Head layouts: `config.model.heads.`\n\n"
-        "`config.model.heads.layout` selects one of these. Fields that all layouts have are "
-        "listed under `standard`; `width` is that of the model."
-    )
+        model.append(_section(f"config.model.{PREFIX.get(name, name.lower())}.", vars(specs)[name]))
     layouts, extras = _ours(heads.LAYOUTS), _ours(heads.EXTRAS)
     common = {f.name for f in dataclasses.fields(layouts["standard"])}
-    for name, layout in layouts.items():
-        without = common if name != "standard" else set()
-        parts.append(_fields("config.model.heads.", layout, title=f"`{name}`", without=without))
-    parts.append(
-        "### Norm of queries and keys\n\n" + _fields("config.model.heads.qk_norm.", HeadNorm)
-    )
-    parts.append(
-        "### Extras: `config.model.heads.extras.NAME.`\n\n"
-        "`config.model.heads.extras.NAME.on=True` turns one on; in Python "
-        "`extras=(heads.Gate(),)`."
-    )
-    for name, extra in extras.items():
-        parts.append(_fields(f"config.model.heads.extras.{name}.", extra, title=f"`{name}`"))
-    parts += [
-        "## Training",
-        _fields("config.train.", TrainConfig, without=set(PARTS)),
-        _prose(TrainConfig),
-    ]
-    parts += [_section(f"config.train.{name}.", part) for name, part in PARTS.items()]
-    parts.append("## Data: `config.data.`\n\n`config.data.source` selects one of these.")
+    training = [_fields("config.train.", TrainConfig, without=set(PARTS)), _prose(TrainConfig)]
+    training += [_section(f"config.train.{name}.", part) for name, part in PARTS.items()]
+    datasets = []
     for name, dataset in DATASETS.items():
-        parts += [_fields("config.data.", dataset, title=f"`{name}`"), _prose(dataset)]
-    return "\n\n".join(filter(None, parts)) + "\n"
+        datasets += [_fields("config.data.", dataset, title=f"`{name}`"), _prose(dataset)]
+    parts = {
+        "experiment": _experiment(),
+        "model": [*model, _section("config.model.encoder.", EncoderConfig)],
+        "positions": [_fields("config.model.positions.", p, bold=True) for p in _positions()],
+        "layer_types": [_fields("", model_config.LayerOverrides)],
+        "layouts": [
+            _fields(
+                "config.model.heads.",
+                layout,
+                title=f"`{name}`",
+                without=common if name != "standard" else set(),
+            )
+            for name, layout in layouts.items()
+        ],
+        "qk_norm": [_fields("config.model.heads.qk_norm.", HeadNorm)],
+        "extras": [
+            _fields(f"config.model.heads.extras.{name}.", extra, title=f"`{name}`")
+            for name, extra in extras.items()
+        ],
+        "training": training,
+        "datasets": datasets,
+    }
+    joined = {name: "\n\n".join(filter(None, some)) for name, some in parts.items()}
+    return _page("config.md.jinja", **joined)
 
 
 def _experiment() -> list[str]:
@@ -369,22 +340,9 @@ def _prose(made: Any) -> str:
 # ---------------------------------------------------------------- presets
 
 
-PRESETS = """\
-# Presets of the config files
-
-A preset is a word after the colon of a config file; several are separated by commas:
-`byte_lm.py:wide,albert,tiny`. They apply from left to right, and flags apply after them. In every
-language-model config the names of [layouts](layouts.md), [plans](plans.md), datasets and [published
-models](published.md) are presets too. `--help` together with `--config=FILE` prints the presets of
-that file.
-
-Written by `python -m experiments.reference` from the config files; a test checks that it is up to
-date."""
-
-
 def presets_page() -> str:
     """Every config file: its question, its command, its presets."""
-    parts = [PRESETS]
+    parts = []
     for path in sorted((ROOT / "experiments" / "configs").glob("[a-z]*.py")):
         module = importlib.import_module(f"experiments.configs.{path.stem}")
         first, *rest = (module.__doc__ or "").split("\n\n")
@@ -395,7 +353,7 @@ def presets_page() -> str:
         rows = [f"| `{name}` | {_sets(values)} |" for name, values in known.items()]
         if rows:
             parts.append("\n".join(["| preset | sets |", "|---|---|", *rows]))
-    return "\n\n".join(parts) + "\n"
+    return _page("presets.md.jinja", files="\n\n".join(parts))
 
 
 def _sets(values: Any) -> str:

@@ -114,13 +114,13 @@ def write(path: Path, on_gpu: bool) -> None:
         raise ValueError(f"--rows={path} has no runs to write of; name a file of finished runs")
     folder = Path(PAGES.value or ANALYSIS.value or "")
     if on_gpu:
-        from attnlab.lab.head_width.gpu_page import write_page  # needs [plot]
+        from attnlab.lab.head_width.gpu_page import write_page  # these need [lab]
 
         written = write_page(gpu_study.read_scores(path), folder)
     elif PAGES.value:
         written = write_pages(read_rows(path), folder)
     else:
-        from attnlab.lab.head_width.page import write_analysis  # needs [plot]
+        from attnlab.lab.head_width.page import write_analysis
 
         written = write_analysis(read_rows(path), folder)
     print("\n".join(map(str, written)))

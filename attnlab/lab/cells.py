@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -105,9 +105,3 @@ def conclusions(differences: Mapping[str, Iterable[float]], digits: int = 1) -> 
         p_text = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
         said[name] = f"{mean} ({low} to {high}; {p_text}): {word}"
     return said
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table, line by line."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows] + [""]

@@ -16,6 +16,7 @@ from typing import Literal
 from attnlab.atomic import write_atomic
 from attnlab.lab.executors import LOGS, Queued, worker_command
 from attnlab.lab.machine import read_threads, write_threads
+from attnlab.lab.pages import render
 from attnlab.lab.run import RunOptions
 
 SCRIPT, JOBS = "sweep.sbatch", "slurm_jobs.txt"
@@ -23,48 +24,6 @@ SCRIPT, JOBS = "sweep.sbatch", "slurm_jobs.txt"
 MAX_ARRAY_SIZE = 1001
 """Of SLURM, where nobody sets another."""
 OURS = {"-a", "--array"}
-
-HEAD = """\
-#!/bin/bash
-# Workers for the runs of {workdir}, one node each.
-# Edit it as you like and submit it with: sbatch {script}
-# The same sweep writes it again.
-#SBATCH --job-name={name}
-#SBATCH --array={array}
-#SBATCH --chdir={here}
-#SBATCH --output={log}
-#SBATCH --open-mode=append
-#SBATCH --requeue
-#SBATCH --signal=B:USR1@120
-"""
-TAIL = r"""
-# Two minutes before its time is up SLURM sends USR1 to this script alone. TERM makes the run save
-# and the worker end with 75 (143 where it does not listen: while it starts).
-stopped=
-trap 'stopped=yes; kill -TERM $worker' USR1
-trap 'kill -TERM $worker' TERM
-saved() { ls -d runs/*/checkpoints/* runs/*/result.json 2> /dev/null; }
-cd_saved() { (cd "$workdir" && saved); }
-before=$(cd_saved)
-
-echo "$(date '+%F %T') $(hostname): ${command[*]}"
-"${command[@]}" &
-worker=$!
-while kill -0 $worker 2> /dev/null; do wait $worker; done # a signal ends the waiting alone
-wait $worker
-code=$?
-
-case $stopped$code in
-  yes75 | yes143)
-    if [ "$(cd_saved)" != "$before" ]; then
-      scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
-    else
-      echo "not queued again: its time was up before a step was saved; ask for more --time" >&2
-    fi
-    ;;
-esac
-exit $code
-"""
 
 
 class SlurmExecutor:
@@ -112,26 +71,27 @@ class SlurmExecutor:
         """
         jobs = min(self.jobs or count, count, array_size())
         log = str(workdir / LOGS).replace("%", "%%")  # of which SLURM makes numbers
-        head = HEAD.format(
+        environment = dict(self.environment)
+        if threads := self.threads or read_threads(workdir):
+            environment["NPROC"] = str(threads)
+        text = render(
+            "sweep.sbatch.jinja",
             workdir=workdir,
             script=shlex.quote(str(workdir / SCRIPT)),
             name=shlex.quote(workdir.name),
             array=f"0-{jobs - 1}" if jobs > 1 else "0",
             here=shlex.quote(str(Path.cwd())),
             log=shlex.quote(f"{log}/%A_%a.log"),
+            options=self.options,
+            bin=shlex.quote(str(Path(sys.executable).parent)),
+            environment={name: shlex.quote(value) for name, value in environment.items()},
+            setup=self.setup,
+            workdir_quoted=shlex.quote(str(workdir)),
+            command=shlex.join(
+                ["python", *worker_command(workdir, self.imports, self.run_options)[1:]]
+            ),
         )
-        head += f"#SBATCH {self.options}\n" if self.options else ""
-        environment = dict(self.environment)
-        if threads := self.threads or read_threads(workdir):
-            environment["NPROC"] = str(threads)
-        command = ["python", *worker_command(workdir, self.imports, self.run_options)[1:]]
-        lines = [
-            f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
-            *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
-            *([self.setup] if self.setup else []),
-            f"workdir={shlex.quote(str(workdir))} command=({shlex.join(command)})",
-        ]
-        return head + "\n" + "\n".join(lines) + "\n" + TAIL
+        return f"{text}\n"
 
     def start(self, workdir: Path, count: int) -> None:
         """Submits the array, unless enough of it is in the queue.

@@ -20,7 +20,7 @@ from jax import Array
 from attnlab import training
 from attnlab.attention import dot_product_attention, explain
 from attnlab.heads import Standard, explain_heads, init, multi_head_attention
-from attnlab.models import FFN, Compute, ModelConfig, OutputHead
+from attnlab.models import Compute, ModelConfig
 from attnlab.nested import JSON
 from attnlab.sharing import Params
 from experiments.benchmarks import train
@@ -43,26 +43,27 @@ MOST_SECONDS = 6.0
 """Of the rounds of one case; where they would take longer there are fewer."""
 
 
+SMALL_DECODER = dataclasses.replace(
+    train.SMALL_DECODER, compute=Compute(dtype="bfloat16", remat=False)
+)
+
+
 class TrainingDesign(NamedTuple):
     """The trainings that are measured: model and training of each."""
 
     decoder: tuple[ModelConfig, training.TrainConfig] = (
-        ModelConfig(
+        dataclasses.replace(
+            SMALL_DECODER,
             vocab_size=50304,
             max_len=1024,
             width=768,
             num_layers=12,
-            heads=Standard(num_heads=12, biases=("q", "k", "v", "o")),
-            ffn=FFN(width=3072, activation="gelu_tanh"),
-            output=OutputHead(kind="own"),
-            compute=Compute(dtype="bfloat16", remat=False),  # as the peer
+            heads=dataclasses.replace(SMALL_DECODER.heads, num_heads=12),
+            ffn=dataclasses.replace(SMALL_DECODER.ffn, width=3072),
         ),
         training.TrainConfig(batch_size=16, length=1024, seeds=(0,)),
     )
-    small: tuple[ModelConfig, training.TrainConfig] = (
-        dataclasses.replace(train.SMALL_DECODER, compute=Compute(dtype="bfloat16", remat=False)),
-        train.TRAINS,
-    )
+    small: tuple[ModelConfig, training.TrainConfig] = (SMALL_DECODER, train.TRAINS)
     """Trained from several seeds at once."""
     seeds: int = 8
 
@@ -94,15 +95,14 @@ class Design(NamedTuple):
 
 FULL = Design()
 
-_TINY_DECODER = ModelConfig(
+_TINY_DECODER = dataclasses.replace(
+    SMALL_DECODER,
     vocab_size=11,
     max_len=8,
     width=8,
     num_layers=2,
-    heads=Standard(num_heads=2, biases=("q", "k", "v", "o")),
-    ffn=FFN(width=16, activation="gelu_tanh"),
-    output=OutputHead(kind="own"),
-    compute=Compute(dtype="bfloat16", remat=False),
+    heads=dataclasses.replace(SMALL_DECODER.heads, num_heads=2),
+    ffn=dataclasses.replace(SMALL_DECODER.ffn, width=16),
 )
 _TINY_STEPS = training.TrainConfig(
     batch_size=4, length=8, schedule=training.ScheduleConfig(warmup_steps=1), seeds=(0,)

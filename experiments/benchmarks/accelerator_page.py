@@ -1,7 +1,5 @@
 """The page of suite accelerator: which backend is fastest where, and how ours stands to others."""
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +19,7 @@ from attnlab.lab.report.page import (
     Table,
     Text,
     draw,
-    render,
+    to_markdown,
     write_page,
 )
 from attnlab.nested import JSON
@@ -49,7 +47,7 @@ def write(folder: Path, about: JSON, records: Sequence[Record]) -> Path:
     """accelerator.md and .html, choices.md, cases.csv, figures and tables; returns the page."""
     path = write_page(page(about, records), folder / "accelerator.html")
     rows = Page("Which backend is fastest", choices(about, records))
-    write_atomic(folder / "choices.md", render(rows, "report.md.jinja").encode())
+    write_atomic(folder / "choices.md", to_markdown(rows).encode())
     write_atomic(folder / "cases.csv", to_csv(records).encode())
     return path
 
@@ -321,14 +319,10 @@ def _number(value: float | None, unit: float) -> str:
 
 def to_csv(records: Sequence[Record]) -> str:
     """A line for each row of each case."""
-    file = io.StringIO()
-    lines = csv.writer(file, lineterminator="\n")
-    lines.writerow(["case", *SIZES, "tokens", "row", *NUMBERS, "trouble"])
+    lines = []
     for record in records:
-        sizes = [record["about"].get(name, "") for name in SIZES]
-        start = [record["name"], *sizes, record.get("tokens", "")]
-        for row in record["rows"]:
-            lines.writerow([*start, row["name"], *(row[name] for name in NUMBERS), ""])
-        if not record["rows"]:
-            lines.writerow([*start, "", *[""] * len(NUMBERS), record["trouble"]])
-    return file.getvalue()
+        case = {"case": record["name"], **record["about"], "tokens": record.get("tokens")}
+        lines += [case | row | {"row": row["name"]} for row in record["rows"]]
+        lines += [case | {"trouble": record["trouble"]}] if not record["rows"] else []
+    columns = ["case", *SIZES, "tokens", "row", *NUMBERS, "trouble"]
+    return pandas.DataFrame(lines, columns=columns, dtype=object).to_csv(index=False)

@@ -19,7 +19,7 @@ which reaches 1.88 nats (2.71 bits) per character on the whole validation text.
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict, config_dict
@@ -50,15 +50,19 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def other_data(
-    arg: str, task: str, source: str, values: Values, variants: Mapping[str, Values]
-) -> ConfigDict:
-    """The config of another task and entry of `DATASETS`: the base with `values` (field -> value),
-    then the words of `arg`, those of `variants` among them."""
-    config = _base()
-    config.task = task
-    set_source(config, source)
-    config.update_from_flattened_dict(values)
-    return with_presets(config, arg, variants)
+    task: str, source: str, values: Values, variants: Mapping[str, Values]
+) -> Callable[..., ConfigDict]:
+    """`get_config` of a file with another task and entry of `DATASETS`: the base with `values`
+    (field -> value), then the words of its argument, those of `variants` among them."""
+
+    def get_config(arg: str = "") -> ConfigDict:
+        config = _base()
+        config.task = task
+        set_source(config, source)
+        config.update_from_flattened_dict(values)
+        return with_presets(config, arg, variants)
+
+    return get_config
 
 
 def presets(variants: Mapping[str, Values]) -> dict[str, str]:

@@ -15,8 +15,6 @@ Presets after the colon: a layout, a plan, `citeseer` (the path must fit), `tiny
 graph of 30 nodes and two classes).
 """
 
-from ml_collections import ConfigDict
-
 from attnlab import lab
 from experiments.configs import byte_lm
 
@@ -67,11 +65,7 @@ VARIANTS: dict[str, byte_lm.Values] = {
     },
 }
 
-
-def get_config(arg: str = "") -> ConfigDict:
-    """What all variants have in common."""
-    return byte_lm.other_data(arg, "node_class", "graph", VALUES, VARIANTS)
-
+get_config = byte_lm.other_data("node_class", "graph", VALUES, VARIANTS)
 
 variants = lab.grid(layout=("standard", "wide", "narrow"))
 """What a head reads of a paper: all, all with a wider head, or a slice."""

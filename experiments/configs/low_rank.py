@@ -10,9 +10,7 @@ theorem alone, without a model or training. Variants: 2, 8 and 32 heads with H =
 16, which costs parameters; and a model 48 wide with 8 heads of 16, which is smaller than the one of
 64 with H = 64 / N.
 
-Measured (3 seeds, one learning rate, 13 minutes on 2 busy cores): with H = D / N the loss gets
-worse from 2 heads on, with H = 16 it gets better, and the narrower model is worse: one order of
-four is not that of the paper (`docs/results/known_answers.md`).
+Results, in 13 minutes on 2 CPU cores: docs/results/known_answers.md.
 
 Presets after the colon: those of byte_lm.py (`tiny`, ...).
 """

@@ -18,8 +18,6 @@ One run:
         --config.data.pairs=8 --workdir=runs/eight
 """
 
-from ml_collections import ConfigDict
-
 from attnlab import lab
 from experiments.configs import byte_lm
 
@@ -64,10 +62,7 @@ VARIANTS: dict[str, byte_lm.Values] = {
     },
 }
 
-
-def get_config(arg: str = "") -> ConfigDict:
-    """What all variants have in common."""
-    return byte_lm.other_data(arg, "recall", "recall", VALUES, VARIANTS)
+get_config = byte_lm.other_data("recall", "recall", VALUES, VARIANTS)
 
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:

@@ -12,8 +12,6 @@ Presets after the colon: a layout, a plan, `long` (whole reviews, the first 512 
 then that of movie_reviews.zip), `max` (the largest of the tokens instead of their mean), `tiny`.
 """
 
-from ml_collections import ConfigDict
-
 from attnlab import lab
 from experiments.configs import byte_lm
 
@@ -52,11 +50,7 @@ VARIANTS: dict[str, byte_lm.Values] = {
     },
 }
 
-
-def get_config(arg: str = "") -> ConfigDict:
-    """What all variants have in common."""
-    return byte_lm.other_data(arg, "text_class", "labelled", VALUES, VARIANTS)
-
+get_config = byte_lm.other_data("text_class", "labelled", VALUES, VARIANTS)
 
 variants = lab.grid(layout=("standard", "wide", "narrow"), model__output__pooler=("mean", "max"))
 """What a head reads, and who speaks for the text."""

@@ -17,7 +17,6 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from attnlab.data.batching import pad_rows
 from attnlab.data.dataset import DataSizes
@@ -119,11 +118,7 @@ VARIANTS: dict[str, byte_lm.Values] = {
     },
 }
 
-
-def get_config(arg: str = "") -> ConfigDict:
-    """What all variants have in common."""
-    return byte_lm.other_data(arg, "transduction", "grain", VALUES, VARIANTS)
-
+get_config = byte_lm.other_data("transduction", "grain", VALUES, VARIANTS)
 
 variants = heads_and_sharing.variants
 """Each layout, with layers apart and shared."""

@@ -13,8 +13,6 @@ Presets after the colon: a layout, a plan, `reverse` (German to English), `bytes
 of up to 256), `tiny`. `--config.task=transduction` leaves out the metrics that need sacrebleu.
 """
 
-from ml_collections import ConfigDict
-
 from experiments.configs import byte_lm, heads_and_sharing
 
 VALUES = {
@@ -62,11 +60,7 @@ VARIANTS: dict[str, byte_lm.Values] = {
     },
 }
 
-
-def get_config(arg: str = "") -> ConfigDict:
-    """What all variants have in common."""
-    return byte_lm.other_data(arg, "translation", "pairs", VALUES, VARIANTS)
-
+get_config = byte_lm.other_data("translation", "pairs", VALUES, VARIANTS)
 
 variants = heads_and_sharing.variants
 """Each layout, with layers apart and shared."""

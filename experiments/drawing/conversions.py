@@ -81,12 +81,7 @@ def steps() -> str:
         first = (step.__doc__ or "").split("\n\n")[0]
         needs = "structure" if step in STRUCTURED else "–"
         rows.append(f"| `{step.__name__}` | {' '.join(first.split()).rstrip('.')} | {needs} |")
-    return (
-        "## Conversion steps\n\n`convert` finds the shortest chain of these steps. `to <layout>` "
-        "multiplies two matrices out; `untie` copies\na tied projection. Steps marked *structure* "
-        "are possible only for some weights; they check that, and are tried last.\n\n"
-        "| step | what it does | needs |\n|---|---|---|\n" + "\n".join(rows)
-    )
+    return "\n".join(rows)
 
 
 @functools.cache
@@ -102,22 +97,17 @@ def _answers() -> dict[tuple[str, str], Answer]:
     return found
 
 
+def sources() -> list[str]:
+    """The layouts that are compared."""
+    return list(dict.fromkeys(source for source, _ in _answers()))
+
+
 def pairs() -> str:
     """Source layout against target layout, by running `convert`."""
     found = _answers()
-    names = list(dict.fromkeys(source for source, _ in found))
-    table = [
-        f"| **{source}** | " + " | ".join(found[source, name].word for name in names) + " |"
-        for source in names
-    ]
-    return (
-        "## Which layout is which\n\nCan `convert` turn the source (left) into the target (top)? "
-        "*exact*: it returns weights that are the\nsame function. Another word is the kind of its "
-        "proof that there are none (see `NotEquivalent`). *undecided*: it knows\nneither. All "
-        "layouts except `differential`, at D = 12, N = 4 and their default sizes, with random "
-        "weights and no rotary\npositions. Steps and proofs of all pairs: "
-        "[layout_pairs.csv](layout_pairs.csv).\n\n"
-        f"| | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(table)
+    return "\n".join(
+        f"| **{source}** | " + " | ".join(found[source, name].word for name in sources()) + " |"
+        for source in sources()
     )
 
 
@@ -183,14 +173,7 @@ def matching_sizes() -> str:
         found = answer(random_params(layout, rng), layout, target, rotary)
         positions = "rotary" if rotary else "–"
         lines.append(f"| `{layout!r}` | `{target!r}` | {positions} | {found.text} |")
-    return (
-        "## With matching sizes\n\nConversions that the default sizes, or the norm of a latent, "
-        "make impossible in the table above. Rotary positions rotate\nall of a standard key, but "
-        "only P shared numbers of a latent or tied key, so no exact conversion is known there\n"
-        "(TransMLA, arXiv 2502.07864, has approximate ones).\n\n"
-        "| source | target | positions | steps, largest difference; or why not |\n"
-        "|---|---|---|---|\n" + "\n".join(lines)
-    )
+    return "\n".join(lines)
 
 
 def _options(*extras: Extra, **fields: object) -> Layout:
@@ -228,11 +211,4 @@ def options() -> str:
             found = answer(random_params(values[one], rng), values[one], values[two])
             back = answer(found.params, values[two], values[one]).text if found.params else "–"
             lines.append(f"| {option} | {one} | {two} | {found.text} | {back} |")
-    return (
-        "## Option against option\n\nConversions that change one option of `standard`, at D = 6, "
-        "N = 2, with random weights and no rotary positions. The column\n*back* converts the "
-        "result back to the source. `no_sink` is exact up to the precision of the dtype, all "
-        "others in exact\nnumbers.\n\n"
-        "| option | source | target | steps, largest difference; or the proof | back |\n"
-        "|---|---|---|---|---|\n" + "\n".join(lines)
-    )
+    return "\n".join(lines)

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from attnlab.lab import RunInUse, lock
 from attnlab.lab.head_width import run as lab_run
 from attnlab.lab.head_width.run import Place, run_one
 from attnlab.lab.head_width.spec import StudyRun, Variant
@@ -63,5 +64,5 @@ def test_a_diverged_run_is_a_row(tmp_path):
 def test_a_folder_has_one_process(tmp_path):
     folder = tmp_path / "runs" / SPEC.id
     folder.mkdir(parents=True)
-    with lab_run._own(folder), pytest.raises(ValueError, match="in use by another process"):
+    with lock.hold(folder), pytest.raises(RunInUse, match=f"{SPEC.id} is in use by process"):
         run_one(SPEC, Place(tmp_path, tmp_path, "c"))

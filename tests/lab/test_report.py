@@ -22,7 +22,7 @@ from attnlab.lab.report import (
 )
 from attnlab.lab.report.answers import answers, limits, question, warnings
 from attnlab.lab.report.figures import curves_figures, effects_figure, over_tag_figures
-from attnlab.lab.report.page import Figures, Paragraph, Table, render
+from attnlab.lab.report.page import Figures, Paragraph, Table, to_markdown
 from attnlab.lab.report.published import expectations
 from attnlab.lab.report.sizes import sizes_section
 from attnlab.lab.report.tables import rates_blocks, scores_table
@@ -43,7 +43,7 @@ def texts(blocks):
 
 
 def page_text(panels):
-    return re.sub(r"\s+", " ", render(make_page(panels), "report.md.jinja")).replace("\\", "")
+    return re.sub(r"\s+", " ", to_markdown(make_page(panels))).replace("\\", "")
 
 
 def panel(runs, **about):

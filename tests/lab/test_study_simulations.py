@@ -1,6 +1,5 @@
 """The decisions of the page on simulated studies: coverage, and false positives of P1, S1 to S5."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -22,18 +21,11 @@ def simulate(effects, count, seed=1):
     everything = rows()
     sim = Simulation(everything, effects)
     judged = [r for r in everything if r.spec.stage >= 2]
-    start = hypotheses.Study(
-        analysis.columns(judged, sim.formula), dict.fromkeys(range(8), 0), None, None, effects["k"]
-    )
-    random = np.random.default_rng(seed)
+    columns, random = analysis.columns(judged, sim.formula), np.random.default_rng(seed)
     for _ in range(count):
-        frame = start.frame | {"bits": sim.bits(random)}
-        study = dataclasses.replace(
-            start,
-            frame=frame,
-            model=analysis.surface_model(frame, effects["k"]),
-            slope=analysis.loss_slope(frame),
-        )
+        frame = columns | {"bits": sim.bits(random)}
+        model, slope = analysis.surface_model(frame, effects["k"]), analysis.loss_slope(frame)
+        study = hypotheses.Study(frame, model, slope, effects["k"], has_second_look=True)
         found = {r.name: r for r in hypotheses.secondary(study)}
         yield hypotheses.looks(study), found
 

@@ -1,5 +1,6 @@
 """Figures of the head-width study as SVG that is legible on light and dark pages."""
 
+import dataclasses
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,16 @@ class SizePanel(NamedTuple):
     parameters: int
     loss: Series
     baselines: Mapping[str, float]
+
+
+def around(level: float, reference: int, differences: Mapping[int, Estimate]) -> Series:
+    """Differences from a reference as levels; the reference itself has no interval."""
+    unknown = math.nan
+    found = {reference: Estimate(level, unknown, unknown, unknown, unknown, 0)}
+    return found | {
+        h: dataclasses.replace(d, value=level + d.value, low=level + d.low, high=level + d.high)
+        for h, d in differences.items()
+    }
 
 
 def _head_dims(axes: "Axes", values: Sequence[int]) -> None:

@@ -9,8 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.cells import table
-from attnlab.lab.head_width.figures import SizePanel, loss_figure
+from attnlab.lab.head_width.figures import SizePanel, around, loss_figure
 from attnlab.lab.head_width.gpu_study import (
     BATCH,
     FACTORS,
@@ -28,6 +27,7 @@ from attnlab.lab.head_width.page import reading
 from attnlab.lab.head_width.rates import parabola_minimum
 from attnlab.lab.head_width.spec import Variant
 from attnlab.lab.mixed_model import Array, Estimate, t_estimate
+from attnlab.lab.pages import render, table
 from attnlab.plotting import themed_svg
 
 DRAWS = 2000
@@ -139,34 +139,6 @@ def _vertex(x: Sequence[float], y: Array) -> float:
 
 HEADER = ("point", "plan", "parameters", "learning rates", "validation bits at each",
           "best rate", "held-out bits", "less 4x64 (95 %)", "")  # fmt: skip
-CAPTION = """**Held-out loss over head_dim at D = 256, N h = D and equal FLOPs.** Mean over texts
-and seeds, each variant at its best learning rate. Interval: 95 %, of the difference from heads of
-64 (which has none of its own). Grey: baselines counted on the bytes of one seed."""
-
-
-READING = """## How to read it
-
-- Each variant is at the best of its learning rates: the minimum of the parabola in ln r through
-  the validation bits, or the best rate where that is at an end ("end"; its loss may be too high).
-- The interval of a difference adds the variance over texts to that over seeds, Student's t with as
-  many degrees of freedom as the seeds of all variants leave.
-- The interval of the best width is a bootstrap over texts, then seeds. Two seeds show little of
-  what other seeds would do, so it is too narrow; and it takes the parabola as true.
-- Equal FLOPs are not equal seconds: the attention matrices of N heads cost memory traffic that
-  FLOPs do not count.
-"""
-RATES = """## At each learning rate (not planned)
-
-The same differences from 4x64, all variants at the same multiple of their rate, and the best width
-of a parabola in log2 h. The plan asks for the best rate alone; this shows how much hangs on it.
-"""
-TUNING = """## Tuning
-
-4x64 at multiples of the rate that the formula of stage 1 gives, one seed, validation bits. The
-minimum of the parabola is the multiple at which the rates of all variants were taken. Rows of
-other numbers of steps belong to trainings of another length. A best rate at the upper end of the
-three shows that the formula lowers the rate too much where there are more bytes.
-"""
 
 
 def page(scores: Sequence[TextScore]) -> str:
@@ -179,15 +151,25 @@ def page(scores: Sequence[TextScore]) -> str:
         )
     bits = {variant: one.bits for variant, one in found.items()}
     against = differences(bits)
-    lines = [
-        "# Head-width study at D = 256", "", *_headline(bits, against), "", *_about(kept), "",
-        *table(HEADER, [_line(v, found[v], against, kept) for v in found]),
-        f"![Held-out loss over head_dim at D = {WIDTH}](gpu.svg)", "", CAPTION, "",
-        f"Baselines, mean over the texts: {_grams(kept)} bits per byte.", "", READING,
-        *_unfinished(kept, found), RATES, *_by_rate(found), TUNING,
-        *table(("steps", "learning rate", "validation bits"), _tuning(scores)),
-    ]  # fmt: skip
-    return "\n".join(lines).rstrip("\n") + "\n"
+    first = kept[0]
+    trained = first.sizes.steps * BATCH * LENGTH
+    text = render(
+        "head_width_gpu.md.jinja",
+        **_headline(bits, against),
+        layers=NUM_LAYERS,
+        length=LENGTH,
+        bytes=f"{trained:,}",
+        each=f"{trained / first.sizes.parameters:.1f}",
+        seeds=len({one.run.seed for one in kept}),
+        origin=first.origin,
+        scale=f"{trained / TRAINING_BYTES:.3g}",
+        baselines=_grams(kept),
+        unfinished=_unfinished(kept, found),
+        variants=table(HEADER, [_line(v, found[v], against, kept) for v in found]),
+        by_rate=_by_rate(found),
+        tuning=table(("steps", "learning rate", "validation bits"), _tuning(scores)),
+    )
+    return f"{text}\n"
 
 
 def whole_width(found: Mapping[Variant, Value]) -> dict[Variant, Value]:
@@ -196,52 +178,28 @@ def whole_width(found: Mapping[Variant, Value]) -> dict[Variant, Value]:
             if v.num_heads * v.head_dim == WIDTH and v.plan == "separate"}  # fmt: skip
 
 
-def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]) -> list[str]:
+def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]) -> dict[str, str]:
+    """The values of the first paragraph."""
     whole = whole_width(bits)
     lowest = min(whole, key=lambda v: float(whole[v].mean()))
     said = {v: d for v, d in against.items() if v in whole}
     clear = [f"{v.point} is {reading(d)}, by {ends(d)} bits per byte" for v, d in said.items()
              if reading(d) != "inconclusive"]  # fmt: skip
     open_ones = [v.point for v, d in said.items() if reading(d) == "inconclusive"]
-    return [
-        f"**In a model {WIDTH} wide, heads of {lowest.head_dim} have the lowest loss of the "
-        f"{len(whole)} widths tried.** Heads together fill the width (N h = D). Compared with 4 "
-        f"heads of 64, {'; '.join(clear) or 'no width is clearly better or worse'}"
-        + (f"; {', '.join(open_ones)} are inconclusive" if clear and open_ones else "")
-        + ". The best width by a parabola in log2 h through the five losses is "
-        f"{_width(best_head_dim(whole))}.",
-        "",
-        "Planned before any score ([plan.md](plan.md), amendment 2), with no hypothesis to test: "
-        "exploratory. The best widths of smaller models are in [analysis.md](analysis.md).",
-    ]
+    return {
+        "lowest": f"{lowest.head_dim}",
+        "num_widths": f"{len(whole)}",
+        "differences": "; ".join(clear) or "no width is clearly better or worse",
+        "inconclusive": ", ".join(open_ones) if clear else "",
+        "best": _width(best_head_dim(whole)),
+    }
 
 
 def _width(best: Estimate) -> str:
     return f"h = {2**best.value:.0f} ({2**best.low:.0f} to {2**best.high:.0f})"
 
 
-def _about(kept: Sequence[TextScore]) -> list[str]:
-    first = kept[0]
-    trained = first.sizes.steps * BATCH * LENGTH
-    seeds = len({one.run.seed for one in kept})
-    scale = f"{trained / TRAINING_BYTES:.3g}"
-    return [
-        f"- *Models*: decoders of {NUM_LAYERS} layers, D = {WIDTH}, T = {LENGTH}, with the FLOPs "
-        "of 16 heads of 16 and an FFN of 4 D.",
-        f"- *Training*: {trained:,} bytes of the eight texts together "
-        f"({trained / first.sizes.parameters:.1f} per parameter), bfloat16, Muon, {seeds} seeds, "
-        f"on one {first.origin.device} by code of commit {first.origin.commit}.",
-        "",
-        "This command writes this page from `gpu_runs.csv`, in seconds:",
-        "",
-        "```bash",
-        f"python -m experiments.study --config=experiments/configs/head_width.py:gpu={scale} \\",
-        "  --rows=docs/results/head_width/gpu_runs.csv --analysis=docs/results/head_width",
-        "```",
-    ]
-
-
-def _by_rate(found: Mapping[Variant, Tuned]) -> list[str]:
+def _by_rate(found: Mapping[Variant, Tuned]) -> str:
     whole = whole_width(found)
     lines = []
     for number, factor in enumerate(FACTORS):
@@ -278,15 +236,16 @@ def _grams(kept: Sequence[TextScore]) -> str:
     return ", ".join(f"{n.removeprefix('ngram')}-gram {b:.3f}" for n, b in _baselines(kept).items())
 
 
-def _unfinished(kept: Sequence[TextScore], found: Mapping[Variant, Tuned]) -> list[str]:
+def _unfinished(kept: Sequence[TextScore], found: Mapping[Variant, Tuned]) -> str:
+    """The variants without all their rates; "" where there are none."""
     done = {(v.point, v.plan) for v in found}
     left = [f"{v.point} {v.plan}" for v in VARIANTS if (v.point, v.plan) not in done]
     if not left:
-        return []
+        return ""
     some = dict.fromkeys(f"{s.run.point} {s.run.plan} at {s.run.learning_rate:g}" for s in kept
                          if (s.run.point, s.run.plan) not in done)  # fmt: skip
     also = f" In the file, unused: {', '.join(some)}." if some else ""
-    return ["## What is missing", "", f"Not trained at all rates: {', '.join(left)}.{also}", ""]
+    return f"Not trained at all rates: {', '.join(left)}.{also}"
 
 
 def _tuning(scores: Sequence[TextScore]) -> list[list[str]]:
@@ -301,12 +260,8 @@ def _tuning(scores: Sequence[TextScore]) -> list[list[str]]:
 def _panel(scores: Sequence[TextScore]) -> SizePanel:
     kept = judged(scores)
     bits = whole_width({v: one.bits for v, one in complete(kept).items()})
-    level = float(bits[TUNED].mean())
-    series = {TUNED.head_dim: Estimate(level, math.nan, math.nan, math.nan, math.nan, 8)}
-    for variant, d in differences(bits).items():
-        series[variant.head_dim] = dataclasses.replace(
-            d, value=level + d.value, low=level + d.low, high=level + d.high
-        )
+    against = {variant.head_dim: d for variant, d in differences(bits).items()}
+    series = around(float(bits[TUNED].mean()), TUNED.head_dim, against)
     return SizePanel(WIDTH, kept[0].sizes.parameters, series, _baselines(kept))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.data.text import Corpus, dataset_of_corpus, sample
+from attnlab.lab.head_width import run
 from attnlab.lab.head_width.gpu_study import (
     BATCH,
     LENGTH,
@@ -38,15 +39,12 @@ from attnlab.lab.head_width.rates import RateFormula
 from attnlab.lab.head_width.run import HELDOUT_BYTES, VALIDATION_BYTES, Place, scored_windows
 from attnlab.lab.head_width.texts import TEXTS, check_texts, load_text
 from attnlab.lab.ngrams import target_bits
-from attnlab.models import flops_per_token, matrix_axes
+from attnlab.models import flops_per_token
 from attnlab.models import num_parameters as count_parameters
 from attnlab.training import sharding
-from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.fit import FitResult, fit
+from attnlab.training.fit import FitResult
 from attnlab.training.interrupts import NonFiniteLoss
-from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES
-from attnlab.training.optimizers import make_optimizer
 from attnlab.training.step import Evaluator
 
 
@@ -107,21 +105,8 @@ def _evenly(rows: Batch, count: int) -> Batch:
 
 def train(program: Program, mixture: Mixture, folder: Path) -> FitResult:
     """Trains all seeds of a program, from the newest checkpoint in the folder if any."""
-    config, model = train_config(program), model_config(program.variant)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (
-        Recorder(folder, config.seeds) as recorder,
-        Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints,
-    ):
-        return fit(
-            model.build(),
-            OBJECTIVES["causal_lm"],
-            make_optimizer(config, matrix_axes(model)),
-            config,
-            mixture.dataset,
-            recorder=recorder,
-            checkpoints=checkpoints,
-        )
+    model, config = model_config(program.variant), train_config(program)
+    return run.train(model, config, mixture.dataset, folder, speaks=True)
 
 
 def run_program(program: Program, mixture: Mixture, place: Place) -> list[TextScore]:
@@ -153,9 +138,9 @@ def run_program(program: Program, mixture: Mixture, place: Place) -> list[TextSc
     found: list[TextScore] = []
     for text, grams in mixture.ngrams(program.steps).items():
         for seed, bits, kept in zip(program.seeds, heldout[text], validation, strict=True):
-            run = ProgramSeed(point, plan, rate, seed)
+            own = ProgramSeed(point, plan, rate, seed)
             scores = float(bits), float(kept), grams[2], grams[3], grams[4]
-            found.append(TextScore(run, text, *scores, sizes, origin))
+            found.append(TextScore(own, text, *scores, sizes, origin))
     return found
 
 

@@ -15,7 +15,6 @@ from attnlab.lab.mixed_model import Estimate, MixedModel
 from attnlab.lab.statistics import holm
 from attnlab.lab.text_table import counted
 
-NOT_YET = "not run yet"
 STAGE_OF_WIDTH = {32: 2, 64: 3, 96: 4}
 """Model width -> the stage of its surface."""
 START = "At 216,448 parameters and 3,932,160 bytes, at equal FLOPs, the best head is h\\* ="
@@ -23,33 +22,28 @@ START = "At 216,448 parameters and 3,932,160 bytes, at equal FLOPs, the best hea
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A row of the table of results. `found` is None where the rows are not there yet."""
+    """A row of the table of results."""
 
     name: str
     text: str
-    found: Estimate | None = None
-    pairs: Pairs | None = None
-    corrected: float = math.nan
-    conclusion: str = NOT_YET
+    found: Estimate
+    pairs: Pairs | None
+    corrected: float
+    conclusion: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What the page is made of: judged rows of complete stages, and the fits."""
+    """What the page is made of: the judged rows and the fits."""
 
     frame: Columns
-    left: dict[int, int]
-    model: MixedModel | None
-    slope: Estimate | None
+    model: MixedModel
+    slope: Estimate
     tuning_k: float
     rate_sd: float = math.nan
     """Standard deviation that the formula of the learning rates leaves in ln r."""
-    slope_widths: tuple[int, ...] = ()
-    """Model widths that `slope` comes from; the plan's are 32, 64 and 96."""
-
-    def complete(self, *stages: int) -> bool:
-        """Are all runs of these stages there?"""
-        return all(self.left[stage] == 0 for stage in stages)
+    has_second_look: bool = False
+    """Are the runs of stage 7 there?"""
 
     def point(
         self, num_heads: int, head_dim: int, plan: str = "separate", budget: str = "flops",
@@ -83,19 +77,23 @@ def missing(stage: int, rows: Sequence[Row]) -> int:
 
 
 def read_study(rows: Sequence[Row]) -> Study:
-    """Fits what complete stages allow. Stages with missing runs are left out whole."""
+    """The judged rows and what is fitted to them.
+
+    Raises ValueError unless stages 0 to 6 are complete: nothing is judged before.
+    """
     left = {stage: missing(stage, rows) for stage in (*design.ORDER, 7)}
+    if lacking := [f"{left[s]} of stage {s}" for s in sorted(design.ORDER) if left[s]]:
+        raise ValueError(
+            f"the analysis needs all runs of stages 0 to 6; {', '.join(lacking)} are missing: run "
+            "them first"
+        )
     judged = [r for r in rows if r.spec.stage >= 2 and left[r.spec.stage] == 0]
     tuning = [row for row in rows if row.spec.stage == 1]
-    if not judged or left[1]:
-        return Study({}, {s: max(n, int(s > 1)) for s, n in left.items()}, None, None, math.nan)
     formula = fit_rates(tuning)
     frame = analysis.columns(judged, formula)
     k = analysis.curvature([minimum(cell) for cell in cells_of(tuning).values()]).value
-    model = analysis.surface_model(frame, k) if left[3] == 0 else None
-    widths = tuple(width for width, stage in STAGE_OF_WIDTH.items() if left[stage] == 0)
-    slope = analysis.loss_slope(frame) if {32, 64} <= set(widths) else None
-    return Study(frame, left, model, slope, k, formula.residual_sd, widths)
+    model, slope = analysis.surface_model(frame, k), analysis.loss_slope(frame)
+    return Study(frame, model, slope, k, formula.residual_sd, left[7] == 0)
 
 
 def _pairs(study: Study, a: Sequence[Mask], b: Sequence[Mask]) -> Pairs:
@@ -144,10 +142,8 @@ class Look(NamedTuple):
 def looks(study: Study) -> list[Look]:
     """The looks at P1 there are rows for: the first reads stages 1 and 3 alone, the second stages
     1, 3 and 7 (amendment 1). No interval is narrower than that of the pooled variance."""
-    found = []
-    for i, (name, stages) in enumerate((("first look", (3,)), ("second look", (3, 7)))):
-        if study.model is None or not study.complete(*stages):
-            continue
+    found, every = [], (("first look", (3,)), ("second look", (3, 7)))
+    for i, (name, stages) in enumerate(every[: 1 + study.has_second_look]):
         mask = np.isin(study.frame["stage"], stages)
         part = dataclasses.replace(study, frame=analysis.select(study.frame, mask))
         pairs = from_reference(part)
@@ -168,12 +164,11 @@ def primary(study: Study) -> list[Result]:
         for test, found in (("mixed model", look.model), ("paired t-test", look.paired)):
             name = f"P1 ({test}, {look.name})"
             lines.append(Result(name, text, found, look.pairs, found.p, look.conclusion))
-    tests = ("P1 (mixed model)", "P1 (paired t-test)")
-    return lines or [Result(name, text) for name in tests]
+    return lines
 
 
 def secondary(study: Study) -> list[Result]:
-    """S1 to S5 with Holm's correction, judged once: when stages 2, 3, 4 and 5 are complete."""
+    """S1 to S5 with Holm's correction."""
     texts = {
         "S1": "u* = log2 of the best head_dim on N h = D, D = 64",
         "S2": "loss at N h = 3D/2 less loss at N h = D, h = 8, 16, 32",
@@ -181,8 +176,6 @@ def secondary(study: Study) -> list[Result]:
         "S4": "albert less separate at equal FLOPs",
         "S5": "attention_only less separate at equal FLOPs",
     }
-    if not study.complete(2, 3, 4, 5) or study.model is None:
-        return [Result(name, text) for name, text in texts.items()]
     best = analysis.optimum(study.model)
     costs = sharing_costs(study)
     wide, half = ((12, 8), (6, 16), (3, 32)), ((4, 8), (2, 16), (1, 32))
@@ -228,14 +221,10 @@ def fits(study: Study) -> list[Fit]:
 
     The parabola in log2 h has the same curvature at every D, which h = 2 at D = 32 does not obey.
     """
-    if study.model is None:
-        return []
-    done = [width for width, stage in STAGE_OF_WIDTH.items() if study.complete(stage)]
     stage, head_dim = (np.asarray(study.frame[n]) for n in ("stage", "head_dim"))
-    masks = {f"D = {w} alone": stage == STAGE_OF_WIDTH[w] for w in done}
-    if 32 in done:
-        masks["D = 32 alone, without h = 2"] = masks["D = 32 alone"] & (head_dim > 2)
-        masks["all complete stages, without h = 2"] = head_dim > 2
+    masks = {f"D = {w} alone": stage == s for w, s in STAGE_OF_WIDTH.items()}
+    masks["D = 32 alone, without h = 2"] = masks["D = 32 alone"] & (head_dim > 2)
+    masks["all complete stages, without h = 2"] = head_dim > 2
     models = {"all complete stages (the registered model)": study.model} | {
         name: analysis.surface_model(analysis.select(study.frame, mask), study.tuning_k)
         for name, mask in masks.items()
@@ -278,17 +267,20 @@ BLANKS = ("best head_dim h\\*", "best N h, in D", "4 times narrower costs", "4 t
 
 
 def sentence(study: Study) -> str:
-    """The sentence of the plan. A blank is filled as soon as its stages are complete."""
+    """The sentence of the plan with its blanks filled."""
     filled = blanks(study)
     if not filled:
         return "No best head_dim lies within the points measured: the sentence has no answer."
-    return _filled(filled)
+    best, width, narrower, wider, albert, attention, trend = filled
+    return (
+        f"{START} {best} wide with N h = {width} D; 4 times narrower costs {narrower}, 4 times "
+        f"wider {wider}; sharing all layers costs x {albert}, attention alone x {attention}; per "
+        f"doubling of D h\\* grows {trend}."
+    )
 
 
 def blanks(study: Study) -> list[str]:
     """The blanks of the sentence of the plan, filled; none without a best head_dim."""
-    if study.model is None:
-        return [f"[{NOT_YET}]"] * 6 + [f"by [{NOT_YET}]"]
     top = analysis.optimum(study.model)
     if study.model.contrast({"u2": 1}).value <= 0 or not 2 <= top.best.value <= 6:
         return []
@@ -296,27 +288,14 @@ def blanks(study: Study) -> list[str]:
         (h for n, h in design.POINTS[64] if n * h == 64),
         key=lambda h: abs(math.log2(h) - top.best.value),
     )
-    width = _best_total(study.model, top)
-    trend = f"by [{NOT_YET}]"
-    if study.complete(2, 3, 4):
-        trend = f"by a factor of {power(top.slope, 2)} [{top.slope.count} texts, D = 32, 64, 96]"
     return [
         f"{power(top.best)} [{top.best.count} texts x 2 seeds]",
-        best_total(study.model, width),
+        best_total(study.model, _best_total(study.model, top)),
         _step(study, near, near // 4),
         _step(study, near, near * 4),
         *(_shared(study, plan) for plan in ("albert", "attention_only")),
-        trend,
+        f"by a factor of {power(top.slope, 2)} [{top.slope.count} texts, D = 32, 64, 96]",
     ]
-
-
-def _filled(blanks: Sequence[str]) -> str:
-    best, width, narrower, wider, albert, attention, trend = blanks
-    return (
-        f"{START} {best} wide with N h = {width} D; 4 times narrower costs {narrower}, 4 times "
-        f"wider {wider}; sharing all layers costs x {albert}, attention alone x {attention}; per "
-        f"doubling of D h\\* grows {trend}."
-    )
 
 
 def power(e: Estimate, digits: int = 1) -> str:
@@ -326,18 +305,13 @@ def power(e: Estimate, digits: int = 1) -> str:
 
 
 def _shared(study: Study, plan: str) -> str:
-    if not study.complete(3, 5) or study.slope is None:
-        return f"[{NOT_YET}]"
     cost = sharing_costs(study)[plan]
     return f"{multiple(cost, study)} [{_counts(sharing(study, plan))}]"
 
 
 def multiple(difference: Estimate, study: Study) -> str:
-    """A compute multiple with its interval, marked where its slope lacks a size of the plan."""
-    if study.slope is None:
-        return NOT_YET
-    mark = "" if len(study.slope_widths) == len(STAGE_OF_WIDTH) else "†"
-    return ends(analysis.compute_multiple(difference, study.slope), 2, "") + mark
+    """A compute multiple with its interval."""
+    return ends(analysis.compute_multiple(difference, study.slope), 2, "")
 
 
 def best_total(model: MixedModel, found: Estimate) -> str:
@@ -356,6 +330,5 @@ def _step(study: Study, near: int, other: int) -> str:
         return f"(h = {other}: not measured)"
     pairs = _pairs(study, [study.point(points[near], near)], [study.point(points[other], other)])
     found = analysis.over_texts(pairs, analysis.pool(list(from_reference(study).values())))
-    times = f"x {multiple(found, study)}" if study.slope else f"x [{NOT_YET}]"
     counts = f"h = {other} against {near}, {_counts(pairs)}"
-    return f"{ends(found)} bits [{counts}] ({times} compute)"
+    return f"{ends(found)} bits [{counts}] (x {multiple(found, study)} compute)"

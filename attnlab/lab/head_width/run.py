@@ -2,12 +2,11 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from attnlab.atomic import write_atomic
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.data.text import Corpus, dataset_of_corpus, gzip_bits, sample, windows
+from attnlab.lab import lock
 from attnlab.lab.head_width.rows import (
     COMPLETE,
     DIVERGED,
@@ -34,10 +34,10 @@ from attnlab.lab.head_width.spec import (
 from attnlab.lab.head_width.texts import load_text
 from attnlab.lab.machine import processor
 from attnlab.lab.ngrams import witten_bell
-from attnlab.models import flops_per_token, matrix_axes, num_parameters
+from attnlab.models import ModelConfig, flops_per_token, matrix_axes, num_parameters
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig
-from attnlab.training.fit import fit
+from attnlab.training.fit import FitResult, fit
 from attnlab.training.interrupts import NonFiniteLoss
 from attnlab.training.loggers import read_metrics
 from attnlab.training.metrics import Recorder
@@ -101,13 +101,14 @@ def run_one(spec: StudyRun, place: Place) -> Row:
 
     A function of (spec, text, code, machine): stopped or killed at any moment and called again it
     returns the same numbers, bit for bit, but for its seconds. A loss that is not finite gives a
-    row of status "diverged". Raises `training.Stopped` on SIGTERM, after a save.
+    row of status "diverged". Raises `training.Stopped` on SIGTERM, after a save; RunInUse where
+    another process runs it.
     """
     corpus = load_text(spec.text, place.data)
     config = train_config(spec)
     folder = place.work / "runs" / spec.id
     folder.mkdir(parents=True, exist_ok=True)
-    with _own(folder), _cpu(folder) as cpu_seconds:
+    with lock.hold(folder), _cpu(folder) as cpu_seconds:
         began = time.perf_counter()
         scores, seconds = _fit(spec, config, corpus, folder)
         if scores.status == DIVERGED:
@@ -127,24 +128,32 @@ def remove_run(spec: StudyRun, place: Place) -> None:
     shutil.rmtree(place.work / "runs" / spec.id, ignore_errors=True)
 
 
-def _fit(spec: StudyRun, config: TrainConfig, corpus: Corpus, folder: Path) -> tuple[Scores, float]:
-    model = model_config(spec.variant, spec.parametrization)
+def train(
+    model: ModelConfig, config: TrainConfig, dataset: Dataset, folder: Path, *, speaks: bool
+) -> FitResult:
+    """Trains a decoder in a folder, made where it is missing, from its newest checkpoint if any."""
+    folder.mkdir(parents=True, exist_ok=True)
     with (
-        Recorder(folder, config.seeds, speaks=False) as recorder,
+        Recorder(folder, config.seeds, speaks=speaks) as recorder,
         Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints,
     ):
-        try:
-            fitted = fit(
-                model.build(),
-                OBJECTIVES["causal_lm"],
-                make_optimizer(config, matrix_axes(model)),
-                config,
-                make_source(corpus, config.length),
-                recorder=recorder,
-                checkpoints=checkpoints,
-            )
-        except NonFiniteLoss:
-            return Scores(DIVERGED, *[float("inf")] * 3), 0.0
+        return fit(
+            model.build(),
+            OBJECTIVES["causal_lm"],
+            make_optimizer(config, matrix_axes(model)),
+            config,
+            dataset,
+            recorder=recorder,
+            checkpoints=checkpoints,
+        )
+
+
+def _fit(spec: StudyRun, config: TrainConfig, corpus: Corpus, folder: Path) -> tuple[Scores, float]:
+    model = model_config(spec.variant, spec.parametrization)
+    try:
+        fitted = train(model, config, make_source(corpus, config.length), folder, speaks=False)
+    except NonFiniteLoss:
+        return Scores(DIVERGED, *[float("inf")] * 3), 0.0
     name = "bits_per_byte"
     last = [row for row in read_metrics(folder / "metrics.jsonl") if f"eval/{name}" in row][-1]
     assert last["step"] == config.steps
@@ -165,23 +174,15 @@ def _sizes(spec: StudyRun) -> Sizes:
 
 
 @contextlib.contextmanager
-def _own(folder: Path) -> Iterator[None]:
-    """Locks a run's folder; the lock ends with the process."""
-    with (folder / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another process; stop it first") from None
-        yield
-
-
-@contextlib.contextmanager
-def _cpu(folder: Path) -> Iterator["functools.partial[float]"]:
+def _cpu(folder: Path) -> Iterator[Callable[[], float]]:
     """Yields a function: CPU seconds of this process in the run, earlier starts included."""
     path = folder / "cpu_seconds"
     before = float(path.read_text()) if path.exists() else 0.0
     began = time.process_time()
-    total = functools.partial(lambda: before + time.process_time() - began)
+
+    def total() -> float:
+        return before + time.process_time() - began
+
     try:
         yield total
     finally:

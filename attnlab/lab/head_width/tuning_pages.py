@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlab.lab.cells import table
 from attnlab.lab.head_width import design
 from attnlab.lab.head_width.rates import Cell, cells_of, choose, fit_rates, minimum
 from attnlab.lab.head_width.rows import Row
 from attnlab.lab.head_width.spec import PARAMETRIZATIONS
+from attnlab.lab.pages import render, table
 
 ESTIMATED_HOURS = {0: 3.9, 1: 2.9, 2: 1.1, 3: 8.4, 4: 9.3, 5: 4.4, 6: 4.5}
 """Core-hours by stage that the design of the study expected."""
@@ -20,29 +20,19 @@ def stage0_page(rows: Sequence[Row]) -> str:
     """Stage 0: the choice by the rule of the plan (when complete), and every cell."""
     of_stage = [row for row in rows if row.spec.stage == 0]
     done = {row.spec.id for row in of_stage}
-    left = [spec for spec in design.stage0(rows) if spec.id not in done]
-    lines = [
-        "# Stage 0: optimizer and parametrization",
-        "",
-        "Bits per byte on the validation part; D = 64, one seed per text. Written by "
-        "`experiments.study --pages` from `runs.csv`.",
-        "",
-        f"{len(of_stage)} runs are done, {len(left)} are left." if left else _choice(of_stage),
-        "",
-        "## Every cell",
-        "",
-        "Minimum: of the parabola in ln r through the best rate and the two beside it. k: bits per "
-        "(ln r)^2.",
-        "",
-    ]
+    left = sum(spec.id not in done for spec in design.stage0(rows))
     cells = cells_of(of_stage)
-    order = sorted(cells, key=_order)
     header = ("parametrization", "point", "text", "bits at each learning rate", "minimum", "r*",
               "k")  # fmt: skip
-    lines += table(header, [_cell_row(cell, cells[cell]) for cell in order])
-    lines += ["## Baselines", "", "Bits per byte on the held-out windows, beside the best held-out "
-              "score of a run of stage 0.", ""]  # fmt: skip
-    return "\n".join([*lines, *_baselines(of_stage)])
+    return render(
+        "head_width_stage0.md.jinja",
+        done=len(of_stage),
+        left=left,
+        tolerance=design.TOLERANCE,
+        cells=table(header, [_cell_row(cell, cells[cell]) for cell in sorted(cells, key=_order)]),
+        baselines=_baselines(of_stage),
+        **({} if left else _choice(of_stage)),
+    )
 
 
 def _order(cell: Cell) -> tuple[int, int, str]:
@@ -50,7 +40,8 @@ def _order(cell: Cell) -> tuple[int, int, str]:
     return names.index(cell.parametrization), cell.variant.head_dim, cell.text
 
 
-def _choice(rows: Sequence[Row]) -> str:
+def _choice(rows: Sequence[Row]) -> dict[str, str]:
+    """What the rule chooses, and the candidates."""
     names = tuple(PARAMETRIZATIONS)
     chosen, found = choose(rows, names, design.TOLERANCE)
     lowest = min(mean for mean, _ in found.values())
@@ -64,12 +55,7 @@ def _choice(rows: Sequence[Row]) -> str:
         )
         for name, (mean, spread) in found.items()
     ]
-    intro = (
-        f"All {len(rows)} runs are done. **By the rule of the plan `{chosen}` is used from here "
-        f"on**: candidates are within {design.TOLERANCE} bits of the lowest mean, and of them "
-        "the one with the smallest range of the best learning rate over the points is chosen."
-    )
-    return "\n".join([intro, "", *table(header, cells)])
+    return {"chosen": chosen, "candidates": table(header, cells)}
 
 
 def _cell_row(cell: Cell, rows: Sequence[Row]) -> list[str]:
@@ -90,7 +76,7 @@ def _bits(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else "diverged"
 
 
-def _baselines(rows: Sequence[Row]) -> list[str]:
+def _baselines(rows: Sequence[Row]) -> str:
     header = ("text", "unigram", "3-gram", "4-gram", "5-gram", "gzip -9", "best run")
     texts = dict.fromkeys(row.spec.text for row in rows)
     lines = []
@@ -106,22 +92,7 @@ def _baselines(rows: Sequence[Row]) -> list[str]:
 def rates_page(rows: Sequence[Row]) -> str:
     """Stage 1: the rate formula with its residuals, and every cell."""
     of_stage = [row for row in rows if row.spec.stage == 1]
-    expected = len(design.stage1(rows))
-    cells = cells_of(of_stage)
-    inside = sum(minimum(of_cell).interior for of_cell in cells.values())
-    formula = fit_rates(of_stage)
-    sd = formula.residual_sd
-    lines = [
-        "# Stage 1: learning rates",
-        "",
-        f"{len(of_stage)} of {expected} runs are done. The best rate lies between two others in "
-        f"{inside} of {len(cells)} cells. Least squares of ln r* on the terms below leave a "
-        f"standard deviation of {sd:.3f} (a factor of {math.exp(sd):.2f}).",
-        "",
-    ]
-    lines += table(
-        ("term", "coefficient"), [(n, f"{c:.3f}") for n, c in formula.coefficients.items()]
-    )
+    cells, formula = cells_of(of_stage), fit_rates(of_stage)
     header = ("D", "T", "point", "plan", "bytes per parameter", "text", "minimum", "r*", "k",
               "residual of ln r*")  # fmt: skip
     found = []
@@ -133,7 +104,18 @@ def rates_page(rows: Sequence[Row]) -> str:
         rate = f"{math.exp(best.log_rate):.4f}"
         numbers = [f"{best.bits:.4f}{end}", rate, f"{best.curvature:.3f}", f"{residual:+.3f}"]
         found.append([*shape, *run, *numbers])
-    return "\n".join([*lines, *table(header, sorted(found, key=lambda row: (int(row[0]), row[5])))])
+    terms = [(n, f"{c:.3f}") for n, c in formula.coefficients.items()]
+    return render(
+        "head_width_stage1.md.jinja",
+        done=len(of_stage),
+        expected=len(design.stage1(rows)),
+        inside=sum(minimum(of_cell).interior for of_cell in cells.values()),
+        num_cells=len(cells),
+        sd=f"{formula.residual_sd:.3f}",
+        factor=f"{math.exp(formula.residual_sd):.2f}",
+        terms=table(("term", "coefficient"), terms),
+        cells=table(header, sorted(found, key=lambda row: (int(row[0]), row[5]))),
+    )
 
 
 def cost_page(rows: Sequence[Row]) -> str:
@@ -153,11 +135,7 @@ def cost_page(rows: Sequence[Row]) -> str:
         counts = [f"{stage} ({design.TITLES[stage]})", str(len(of_stage)), str(expected)]
         measured = [f"{wall:.0f}", f"{np.median(cpu):.0f}", f"{hours:.2f}"]
         lines.append([*counts, *measured, str(ESTIMATED_HOURS[stage])])
-    text = (
-        "# Cost\n\nWall seconds include waiting for other work on the machine (the study has the "
-        "lowest priority); CPU seconds do not.\n"
-    )
-    return "\n".join([text, *table(header, lines)])
+    return render("head_width_cost.md.jinja", stages=table(header, lines))
 
 
 def write_pages(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -167,5 +145,5 @@ def write_pages(rows: Sequence[Row], folder: Path) -> list[Path]:
     if any(row.spec.stage == 1 for row in rows):
         pages["stage1.md"] = rates_page
     for name, page in pages.items():
-        (folder / name).write_text(page(rows).rstrip() + "\n")
+        (folder / name).write_text(page(rows) + "\n")
     return [folder / name for name in pages]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from attnlab.atomic import write_atomic
-from attnlab.extras import extra
+from attnlab.lab.pages import render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -177,21 +177,6 @@ def draw(drawing: "Drawing", name: str, alt: str, caption: str) -> Figure:
     return Figure(name, to_svg(drawing, name), width, alt, caption)
 
 
-def render(page: Page, template: str) -> str:
-    """The page by a template of `attnlab/lab/templates`."""
-    with extra("lab"):
-        import jinja2
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("attnlab.lab"),
-        autoescape=template.endswith(".html.jinja"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["md"] = _markdown
-    environment.tests["block"] = lambda block, kind: type(block).__name__ == kind
-    return environment.get_template(template).render(page=page, FIGURES=FIGURES, TABLES=TABLES)
-
-
 def write_page(page: Page, path: str | Path) -> Path:
     """Writes the page as HTML to `path`, beside it as Markdown, its figures as SVG and its tables
     as CSV. A kill leaves each file old or new. Returns the path."""
@@ -207,9 +192,15 @@ def write_page(page: Page, path: str | Path) -> Path:
         write_atomic(path.parent / FIGURES / f"{figure.name}.svg", figure.svg.encode())
     for table in page.blocks(Table):
         write_atomic(path.parent / TABLES / f"{table.name}.csv", table.to_csv().encode())
-    write_atomic(path.with_suffix(".md"), render(page, "report.md.jinja").encode())
-    write_atomic(path, render(page, "report.html.jinja").encode())
+    write_atomic(path.with_suffix(".md"), to_markdown(page).encode())
+    html = render("report.html.jinja", page=page, FIGURES=FIGURES, TABLES=TABLES)
+    write_atomic(path, html.encode())
     return path
+
+
+def to_markdown(page: Page) -> str:
+    """The page as Markdown, which links to its figures and tables."""
+    return render("report.md.jinja", page=page, FIGURES=FIGURES, TABLES=TABLES)
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -236,9 +227,3 @@ def _format(value: object, digits: int) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
-
-
-def _markdown(text: str) -> str:
-    """Text for one line of Markdown: what would be markup is escaped."""
-    line = " ".join(str(text).split())
-    return re.sub(r"([\\`*_|<>\[\]~])", r"\\\1", re.sub(r"^([#+-]|\d+[.)])(?=\s)", r"\\\1", line))
