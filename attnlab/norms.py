@@ -13,7 +13,15 @@ Params: TypeAlias = Mapping[str, Array]
 def layer_norm(w: Params, x: Float[Array, "... D"], *, eps: float = 1e-5) -> Float[Array, "... D"]:
     """(x - mean) / sqrt(var + eps) * scale + bias, in float32 at least (Ba et al. 2016).
 
-    Here as in the other norms, what `w` does not have is left out.
+
+
+    Args:
+      w: {"scale": [D], "bias": [D]}; what it does not have is left out.
+      x: [..., D]; normalized over the last axis.
+      eps: epsilon.
+
+    Returns:
+      [..., D] in the dtype of x.
 
     >>> layer_norm({"scale": jnp.ones(2)}, jnp.array([1.0, 3.0]), eps=0.0).tolist()
     [-1.0, 1.0]
@@ -27,6 +35,14 @@ def layer_norm(w: Params, x: Float[Array, "... D"], *, eps: float = 1e-5) -> Flo
 
 def rms_norm(w: Params, x: Float[Array, "... D"], *, eps: float = 1e-6) -> Float[Array, "... D"]:
     """x / sqrt(mean(x^2) + eps) * scale, in float32 at least (Zhang and Sennrich 2019).
+
+    Args:
+      w: {"scale": [D]}; what it does not have is left out.
+      x: [..., D]; normalized over the last axis.
+      eps: epsilon.
+
+    Returns:
+      [..., D] in the dtype of x.
 
     >>> rms_norm({"scale": jnp.ones(2)}, jnp.array([2.0, 2.0]), eps=0.0).tolist()
     [1.0, 1.0]

@@ -14,7 +14,14 @@ from attnlab.names import nearest
 
 
 class Backend(NamedTuple):
-    """One way to compute attention."""
+    """One way to compute attention.
+
+    >>> import jax.numpy as jnp
+    >>> from attnlab.attention.validate import validate
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> call, _ = validate(x, x, x, sigmoid_shift=jnp.zeros(()))
+    >>> print(BACKENDS["dense"].refuse(call)), BACKENDS["xla"].refuse(call)
+    """
 
     run: Callable[[Call], AttentionOutput]
     """marks what its own backward pass reads by `save_for_backward`, each array once"""

@@ -43,6 +43,11 @@ class AttentionOptions(AttentionKeywords, total=False):
     """The options of `dot_product_attention`, without `tap` and `return_residual`.
 
     For functions that pass options on: `def f(..., **options: Unpack[AttentionOptions])`.
+
+    >>> from typing import Unpack
+    >>> from attnlab import dot_product_attention
+    >>> def causal_attention(q, k, v, **options: Unpack[AttentionOptions]):
+    ...     return dot_product_attention(q, k, v, is_causal=True, **options)
     """
 
     bias: ArrayLike | None
@@ -50,7 +55,15 @@ class AttentionOptions(AttentionKeywords, total=False):
 
 
 class AttentionOutput(NamedTuple):
-    """Result of `attend`."""
+    """Result of `attend`.
+
+    >>> import jax.numpy as jnp
+    >>> from attnlab.attention import attend
+    >>> x = jnp.zeros((1, 3, 2, 4))
+    >>> residual = attend(x, x, x, is_causal=True, return_residual=True).residual
+    >>> jnp.exp(residual[0, :, 0]).round().tolist()  # scores are 0: the number of keys
+    [1.0, 2.0, 3.0]
+    """
 
     output: Array
     """[B, T, N, V] in the dtype of the values"""
@@ -59,7 +72,15 @@ class AttentionOutput(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """The checked options of a call, apart from its mask."""
+    """The checked options of a call, apart from its mask.
+
+    >>> import jax.numpy as jnp
+    >>> from attnlab.attention.validate import validate
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> settings = validate(x, x, x, sink=jnp.zeros(()))[0].settings
+    >>> settings.scale, settings.sink.ndim
+    (0.5, 4)
+    """
 
     scale: ArrayLike
     logits_soft_cap: float | None = None
@@ -77,7 +98,15 @@ class Settings(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A checked call of attention: what every backend takes."""
+    """A checked call of attention: what every backend takes.
+
+    >>> import jax.numpy as jnp
+    >>> from attnlab.attention.validate import validate
+    >>> q, kv = jnp.ones((1, 3, 4, 8)), jnp.ones((1, 5, 2, 8))
+    >>> call, _ = validate(q, kv, kv)
+    >>> call.scores_shape, call.key.shape  # K = 2 key heads for N = 4 query heads
+    ((1, 4, 3, 5), (1, 5, 2, 8))
+    """
 
     query: Array
     """[B, T, N, H]"""

@@ -1,19 +1,7 @@
 """Score modifications: functions of a score and its indices that attention applies block by block.
 
 A modification is a frozen dataclass registered as a pytree. Its arrays are leaves, so gradients
-flow to them; static fields are marked as such. A user's own needs one class:
-
->>> @jax.tree_util.register_dataclass
-... @dataclasses.dataclass(frozen=True)
-... class Distance(ScoreMod):
-...     slope: ArrayLike
-...
-...     def apply(self, scores, *, head, query, key):
-...         return scores - self.slope * abs(query - key)
->>> from attnlab import dot_product_attention
->>> x = jnp.ones((1, 3, 2, 4))
->>> dot_product_attention(x, x, x, score_mods=[Distance(0.5)]).shape
-(1, 3, 2, 4)
+flow to them; static fields are marked as such. A user's own is one subclass of `ScoreMod`.
 """
 
 import abc
@@ -33,6 +21,18 @@ class ScoreMod(abc.ABC):
 
     Modifications are applied in order, after scale, bias and `logits_soft_cap`, before talking
     heads and the mask.
+
+    >>> @jax.tree_util.register_dataclass
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Distance(ScoreMod):
+    ...     slope: ArrayLike
+    ...
+    ...     def apply(self, scores, *, head, query, key):
+    ...         return scores - self.slope * abs(query - key)
+    >>> from attnlab import dot_product_attention
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> dot_product_attention(x, x, x, score_mods=[Distance(0.5)]).shape
+    (1, 3, 2, 4)
     """
 
     @abc.abstractmethod
@@ -118,6 +118,9 @@ def alibi_slopes(num_heads: int) -> Float[Array, " N"]:
 
     Returns:
       [N], the largest slope first among those of P.
+
+    Raises:
+      ValueError: `num_heads` is below 1.
 
     >>> alibi_slopes(3).tolist()
     [0.0625, 0.00390625, 0.25]

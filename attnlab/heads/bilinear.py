@@ -57,8 +57,14 @@ class Bilinear(InputKeys):
     The "general" score of Luong et al. 2015, section 3.1, arXiv 1508.04025.
 
     Attributes:
+      key_width, value_width: of the key and value input; None is `width`.
       num_kv_heads: of values; None is num_heads.
       value_dim: V; None is D / N.
+
+    >>> from attnlab.heads import cache_shapes, weight_shapes
+    >>> layout = Bilinear(width=6, num_heads=2)
+    >>> weight_shapes(layout)["qk"], cache_shapes(layout)
+    ((6, 2, 6), {'v': (2, 3), 'x': (6,)})
     """
 
     equation = "q_n = x A_n,  k_n = y,  v_n = z V_n"
@@ -127,6 +133,13 @@ class Absorbed(InputKeys):
 
     The QK and OV matrices of Elhage et al. 2021, "A Mathematical Framework for Transformer
     Circuits".
+
+    Attributes:
+      key_width, value_width: of the key and value input; None is `width`.
+
+    >>> from attnlab.heads import cache_shapes
+    >>> cache_shapes(Absorbed(width=6, num_heads=2))  # a cache keeps the input alone
+    {'x': (6,)}
     """
 
     equation = "q_n = x A_n,  k_n = y,  v_n W_O,n = z B_n"

@@ -25,6 +25,12 @@ class Call:
       token_mask: [B, T], True = a token of x; None: all are.
       wrappers: code around the softmax attention, the last one outermost.
       report: filled with the result of `explain`, while JAX traces.
+
+    >>> import jax.numpy as jnp
+    >>> call = Call({"scale": 0.5}).with_new(is_causal=True)
+    >>> q, v = jnp.ones((1, 2, 1, 4)), jnp.array([1.0, 3.0]).reshape(1, 2, 1, 1)
+    >>> call.attention(q, q, v).ravel().tolist()
+    [1.0, 2.0]
     """
 
     options: AttentionOptions

@@ -20,8 +20,17 @@ class Collaborative(Standard):
 
         q_n = (x Q) * m_n,  k_n = y K,  v_n = z V_n
 
-    `head_dim` is the number of shared dimensions, by default D; `value_dim` is D / N by default,
-    and `num_kv_heads` counts value heads, since all heads have one key.
+    Fields are those of `Standard`, without ties.
+
+    Attributes:
+      head_dim: H, the number of shared dimensions; None is D.
+      value_dim: V; None is D / N.
+      num_kv_heads: value heads, since all heads have one key; None is num_heads.
+
+    >>> from attnlab.heads import weight_shapes
+    >>> shapes = weight_shapes(Collaborative(width=8, num_heads=2, head_dim=6))
+    >>> shapes["q"], shapes["k"], shapes["mixing"]
+    ((8, 6), (8, 6), (2, 6))
     """
 
     equation = "q_n = (x Q) * m_n,  k_n = y K,  v_n = z V_n"

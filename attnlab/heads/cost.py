@@ -27,6 +27,10 @@ def num_parameters(layout: Layout) -> int:
 def flops_per_token(layout: Layout, num_keys: int) -> int:
     """Forward FLOPs per token of self-attention over `num_keys` tokens.
 
+    Args:
+      layout: the heads.
+      num_keys: T, tokens of the text; each attends to all T keys.
+
     >>> from attnlab.heads import Wide
     >>> flops_per_token(Wide(width=512, num_heads=8), 512)
     25165824
@@ -101,7 +105,12 @@ def multiply_adds(layout: Layout) -> dict[str, int]:
 def cache_shapes(layout: Layout, *, rotary: bool = False) -> dict[str, tuple[int, ...]]:
     """Name -> shape of what a cache keeps of a token.
 
-    With `rotary`, keys are rotated and differ from the values they are tied to.
+    The shapes are without the axes [B, size] of the cache. With `rotary`, keys are rotated and
+    differ from the values they are tied to.
+
+    Args:
+      layout: the heads.
+      rotary: rotary positions are applied.
 
     >>> from attnlab.heads import Standard
     >>> cache_shapes(Standard(width=512, num_heads=8, num_kv_heads=1))
@@ -114,6 +123,11 @@ def cache_bytes_per_token(
     layout: Layout, bytes_per_number: int = 4, *, rotary: bool = False
 ) -> int:
     """What a cache keeps of a token, in bytes.
+
+    Args:
+      layout: the heads.
+      bytes_per_number: 4 for float32, 2 for bfloat16.
+      rotary: as in `cache_shapes`.
 
     >>> from attnlab.heads import Standard
     >>> cache_bytes_per_token(Standard(width=512, num_heads=8, num_kv_heads=1))

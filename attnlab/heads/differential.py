@@ -28,6 +28,12 @@ class Differential(Standard):
     the parameters of `Standard`, but for the norm and a and b. The value "lambda" is l. Softmax
     distributions are ordered [key head, first or second, query head of this key head].
 
+    Fields are those of `Standard`, without ties.
+
+    Attributes:
+      head_dim: H, of each of the two queries and keys; None is D / 2N.
+      value_dim: V; None is 2H.
+
     >>> Differential(width=64, num_heads=4).head_shape("q")
     (4, 8)
     """

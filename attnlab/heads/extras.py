@@ -26,6 +26,10 @@ class Gate(Extra):
 
     Attributes:
       by: one number per "head", or one per "element" of its value.
+
+    >>> from attnlab.heads import Standard, weight_shapes
+    >>> weight_shapes(Standard(width=8, num_heads=2, extras=(Gate("element"),)))["gate"]
+    (8, 2, 4)
     """
 
     by: Literal["head", "element"] = "head"
@@ -71,6 +75,11 @@ class Sink(Extra):
 
     Attributes:
       learnt: a number per head; else 0.
+
+    >>> from attnlab.heads import Standard, num_parameters
+    >>> plain, sink = (Standard(width=8, num_heads=2, extras=e) for e in ((), (Sink(),)))
+    >>> num_parameters(sink) - num_parameters(plain)
+    2
     """
 
     shift_invariant: ClassVar[bool] = False
@@ -92,6 +101,10 @@ class SoftCap(Extra):
 
     Attributes:
       cap: c, above 0.
+
+    >>> from attnlab.heads import Standard
+    >>> Standard(width=6, num_heads=2, biases=("k",), extras=(SoftCap(),)).rewritten().reason
+    'a soft cap or a sink sees the key bias, which this form drops'
     """
 
     shift_invariant: ClassVar[bool] = False
@@ -110,6 +123,11 @@ class LearntSoftCap(Extra):
 
     Attributes:
       start: c of all heads at first, above 0.
+
+    >>> from attnlab.heads import Standard, init
+    >>> layout = Standard(width=8, num_heads=2, extras=(LearntSoftCap(start=1.0),))
+    >>> init(jax.random.key(0), layout)["log_soft_cap"].tolist()
+    [0.0, 0.0]
     """
 
     shift_invariant: ClassVar[bool] = False
@@ -135,6 +153,11 @@ class Sigmoid(Extra):
     Attributes:
       length: n of b, the usual number of keys.
       learnt: b is a number per head, which starts there; else it is fixed, as in the paper.
+
+    >>> from attnlab.heads import Standard
+    >>> Standard(width=8, num_heads=2, extras=(Sigmoid(), Sink()))
+    Traceback (most recent call last):
+    ValueError: extra 'sigmoid' does not combine with 'sink'; leave one out
     """
 
     shift_invariant: ClassVar[bool] = False
@@ -170,6 +193,14 @@ class MixtureOfHeads(Extra):
       top: routed heads that a token uses.
       shared: heads that every token uses.
       balance: weight of the loss.
+
+    Raises:
+      ValueError: `top` is below 1 or above the number of routed heads.
+
+    >>> from attnlab.heads import Standard, loss_names, weight_shapes
+    >>> layout = Standard(width=8, num_heads=4, extras=(MixtureOfHeads(top=1),))
+    >>> loss_names(layout), weight_shapes(layout)["router"]  # 3 of the 4 heads are routed
+    (('head_balance',), (8, 3))
     """
 
     losses: ClassVar[tuple[str, ...]] = ("head_balance",)
@@ -220,6 +251,11 @@ class TalkingHeads(Extra):
     """Learnt matrices mix the heads' scores before the softmax and their probabilities after it.
 
     Shazeer et al. 2020, arXiv 2003.02436. Both matrices are initially the identity.
+
+    >>> from attnlab.heads import Standard, init
+    >>> layout = Standard(width=8, num_heads=2, extras=(TalkingHeads(),))
+    >>> init(jax.random.key(0), layout)["mix_scores"].tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
     """
 
     excludes: ClassVar[tuple[str, ...]] = ("extra_keys",)
@@ -243,6 +279,11 @@ class ExtraKeys(Extra):
 
     Attributes:
       count: keys and values per key head.
+
+    >>> from attnlab.heads import Standard, weight_shapes
+    >>> layout = Standard(width=8, num_heads=2, extras=(ExtraKeys(count=3),))
+    >>> weight_shapes(layout)["extra_k"]
+    (3, 2, 4)
     """
 
     shift_invariant: ClassVar[bool] = False

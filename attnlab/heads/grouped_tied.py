@@ -39,6 +39,10 @@ class GroupedTied(Layout):
       value_dim: V; None is D / N.
       head_dim: H, the part of the state that is the key; None is V / 2, rounded up.
       rotary_dim: P; None is V / 2, made even.
+
+    >>> from attnlab.heads import cache_shapes
+    >>> cache_shapes(GroupedTied(width=64, num_heads=4, num_kv_heads=2))
+    {'kv': (2, 16), 'r': (8,)}
     """
 
     equation = (

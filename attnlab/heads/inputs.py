@@ -58,6 +58,15 @@ class HeadInputs:
       query_scale: multiplies q.
       layer: index of the layer, counted from 0; may be traced.
       order: form of the layout to compute with, see `multi_head_attention`.
+
+    >>> from attnlab.heads import Standard, attend_heads, weight_shapes
+    >>> layout = Standard(width=6, num_heads=2)
+    >>> params = {name: jnp.ones(shape) for name, shape in weight_shapes(layout).items()}
+    >>> inputs = HeadInputs(context=jnp.ones((1, 7, 6)), head_mask=jnp.array([1.0, 0.0]))
+    >>> call = lambda params, x, inputs: attend_heads(params, x, layout, inputs)
+    >>> outputs = jax.eval_shape(call, params, jnp.ones((1, 5, 6)), inputs)
+    >>> outputs.output.shape, outputs.entries["k"].shape
+    ((1, 5, 6), (1, 7, 2, 3))
     """
 
     context: Context | None = None

@@ -31,6 +31,10 @@ class Latent(Layout):
       rotary_dim: P; None is H / 2, made even.
       query_latent_dim: Q; None: queries read x.
       latent_norm: RMS norms of the latents; published layouts all have them.
+
+    >>> from attnlab.heads import cache_shapes
+    >>> cache_shapes(Latent(width=64, num_heads=4))  # Standard keeps 2 * 64 numbers
+    {'c': (64,), 'r': (8,)}
     """
 
     equation = (
@@ -136,6 +140,12 @@ class LatentAbsorbed(Latent):
 
     Every head attends to [c ; r] and receives c. Cheaper than `Latent` where few queries read many
     keys.
+
+    Fields are those of `Latent`.
+
+    >>> from attnlab.heads import token_shapes
+    >>> token_shapes(LatentAbsorbed(width=64, num_heads=4)).k  # one key [c ; r] for all heads
+    (1, 72)
     """
 
     equation = (

@@ -40,7 +40,13 @@ LayoutT = TypeVar("LayoutT", bound="Layout")
 
 
 class Rewrite(NamedTuple):
-    """One step to another layout that computes the same function."""
+    """One step to another layout that computes the same function.
+
+    >>> from attnlab.heads import Standard
+    >>> step = Standard(width=6, num_heads=2).rewritten()
+    >>> step.layout.name, step.flops  # 2 flops for each of N D E H multiply-adds of W_Q W_K^T
+    ('bilinear', 432)
+    """
 
     layout: "Layout"
     """The other layout."""
@@ -51,7 +57,12 @@ class Rewrite(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """The reason why the next layout of the chain would compute another function."""
+    """The reason why the next layout of the chain would compute another function.
+
+    >>> from attnlab.heads import Standard
+    >>> Standard(width=6, num_heads=2).rewritten(rotary=True)
+    Blocked(layout='bilinear', reason='rotary positions are applied between W_Q and W_K')
+    """
 
     layout: str
     """Name of that layout; "" at the end of the chain."""

@@ -21,11 +21,18 @@ class LowRankQuery(Standard):
 
         q_n = norm(x U) Q_n,  k_n = y K_n,  v_n = z V_n
 
-    Defaults: one key and value head, heads of 2 D / N, a bottleneck of D / 2.
+    Fields are those of `Standard`, and two more.
 
     Attributes:
-      query_latent_dim: width of the bottleneck.
+      num_kv_heads: K; None is 1.
+      head_dim: H; None is 2 D / N.
+      query_latent_dim: width of the bottleneck; None is D / 2, rounded up.
       latent_norm: RMS norm of the bottleneck.
+
+    >>> from attnlab.heads import weight_shapes
+    >>> shapes = weight_shapes(LowRankQuery(width=64, num_heads=4))
+    >>> shapes["q_down"], shapes["q"], shapes["k"]
+    ((64, 32), (32, 4, 32), (64, 1, 32))
     """
 
     equation = "q_n = norm(x U) Q_n,  k_n = y K_n,  v_n = z V_n"

@@ -37,7 +37,16 @@ HEAD_KEYWORDS = {
 
 
 class HeadOutputs(NamedTuple):
-    """What `attend_heads` returns."""
+    """What `attend_heads` returns.
+
+    >>> from attnlab.heads import Standard, init, init_cache
+    >>> layout = Standard(width=6, num_heads=2)
+    >>> inputs = HeadInputs(cache=init_cache(layout, 1, 9))
+    >>> call = lambda x: attend_heads(init(jax.random.key(0), layout), x, layout, inputs)
+    >>> outputs = jax.eval_shape(call, jnp.ones((1, 5, 6)))
+    >>> outputs.cache["k"].shape, outputs.entries["k"].shape  # all that fit; of this call
+    ((1, 9, 2, 3), (1, 5, 2, 3))
+    """
 
     output: Float[Array, "B T O"]
     cache: Cache | None
@@ -108,8 +117,20 @@ def decode(
     Causal by default; `is_causal=False` lets the new tokens attend to each other both ways. A call
     that overflows the cache returns NaN and writes nothing.
 
+    Args:
+      params, layout, layer, tap, options: as in `multi_head_attention`.
+      x: the next tokens [B, T, D].
+      cache: of `init_cache`, or of an earlier call.
+      rotary: angles at the positions of x, or a pair (for queries, for keys).
+      padding_mask: [B, T], True = a token. Padding is neither attended to nor kept in the cache.
+
     Returns:
       (output [B, T, O], the cache with the new tokens).
+
+    Raises:
+      TypeError: params or options of the wrong kind.
+      ValueError: the cache is of another layout or batch size, or smaller than T; shapes or options
+        that do not fit.
 
     >>> from attnlab.heads import Standard, init, init_cache
     >>> layout = Standard(width=6, num_heads=2)
@@ -146,6 +167,14 @@ def attend_heads(
       tap: records or replaces named values.
       report: filled, while JAX traces, with the chosen form and what `explain` says of backends.
       **options: of `attnlab.dot_product_attention`.
+
+    Returns:
+      The output [B, T, O], the cache with the new tokens, and the cache entries of this call.
+
+    Raises:
+      TypeError: params, options or inputs of the wrong kind.
+      ValueError: shapes that do not fit, an unknown order, or one that this call cannot take; the
+        message says what to change.
 
     >>> from attnlab.heads import Standard, init
     >>> layout = Standard(width=6, num_heads=2)
@@ -414,6 +443,15 @@ def make_entries(
 ) -> Entries:
     """Cache entries of one text: `HeadInputs.shared_kv` of another call.
 
+    Args:
+      params: of `init(key, layout)`.
+      context: key/value input.
+      layout: the heads.
+      rotary: angles of the keys; None rotates nothing.
+
+    Returns:
+      Name -> [B, S, ...].
+
     >>> from attnlab.heads import Standard, init
     >>> layout = Standard(width=6, num_heads=2, num_kv_heads=1)
     >>> params = init(jax.random.key(0), layout)
@@ -431,6 +469,18 @@ def project_heads(
 
     Query head n uses key head n // (N/K) and value head n // (N/Kv). Weights are cast to the dtype
     of the input, so x decides the precision of the products.
+
+    Args:
+      params: of `init(key, layout)`.
+      x: query input.
+      layout: the heads.
+      context: key/value input, or a pair (key input, value input); None is x.
+
+    Returns:
+      (q, k, v), without rotary embedding.
+
+    Raises:
+      TypeError, ValueError: params or shapes that do not fit.
 
     >>> from attnlab.heads import Narrow, init
     >>> layout = Narrow(width=6, num_heads=2)
@@ -454,9 +504,18 @@ def explain_heads(
 
     The call is traced, not run; arrays may be `jax.ShapeDtypeStruct`s.
 
+    Args:
+      layout: the heads.
+      x: query input [B, T, D].
+      inputs: as in `attend_heads`.
+      **options: of `attnlab.dot_product_attention`.
+
     Returns:
       {"order": {order: FLOPs or why not}, "chosen": {"order": name}, "implementation": {backend:
       what `attnlab.explain` says}}.
+
+    Raises:
+      TypeError, ValueError: what the call would raise, except for a backend that cannot run.
 
     >>> from attnlab.heads import Wide
     >>> x = jax.ShapeDtypeStruct((16, 256, 256), "float32")

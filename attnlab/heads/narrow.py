@@ -20,6 +20,8 @@ class Narrow(Separate):
 
         q_n = x_n Q_n,  k_n = y_n K_n,  v_n = z_n V_n
 
+    Fields are those of `Standard`, except num_kv_heads, key_width and value_width.
+
     >>> from attnlab.heads import weight_shapes
     >>> weight_shapes(Narrow(width=12, num_heads=3))["q"]
     (3, 4, 4)
@@ -72,6 +74,12 @@ class NarrowTied(Narrow):
 
     Published with an output projection and scale 1/sqrt(D) in 2019 and without one in 2021; set
     `output_projection` and `scale` for either.
+
+    Fields are those of `Narrow`.
+
+    >>> from attnlab.heads import weight_shapes
+    >>> weight_shapes(NarrowTied(width=12, num_heads=3))["q"]  # one for all heads
+    (4, 4)
     """
 
     equation = "q_n = x_n Q,  k_n = y_n K,  v_n = z_n V"
@@ -103,6 +111,13 @@ class Alt(Narrow):
     """One D x D matrix for all heads, then slices (pbloem/former, SelfAttentionAlt).
 
     q_n = (x M)_n Q_n,  k_n = (y M)_n K_n,  v_n = (z M)_n V_n
+
+    Fields are those of `Narrow`.
+
+    >>> from attnlab.heads import weight_shapes
+    >>> shapes = weight_shapes(Alt(width=6, num_heads=2))
+    >>> shapes["mix"], shapes["q"]
+    ((6, 2, 3), (2, 3, 3))
     """
 
     equation = "q_n = (x M)_n Q_n,  k_n = (y M)_n K_n,  v_n = (z M)_n V_n"

@@ -21,6 +21,13 @@ def chain(
 ) -> tuple[list[Rewrite], Blocked]:
     """The steps to every form of the layout, and why there is no further one.
 
+    Args:
+      layout: the heads.
+      rotary, shift_invariant: as in `Layout.rewritten`.
+
+    Returns:
+      (steps in order, the reason why the chain ends).
+
     >>> from attnlab.heads import NarrowTied
     >>> [step.layout.name for step in chain(NarrowTied(width=6, num_heads=2))[0]]
     ['narrow', 'standard', 'bilinear', 'absorbed']
@@ -58,6 +65,12 @@ class CallSizes:
       rotary: rotary positions are applied.
       shift_invariant: no option of the call sees a constant added to all scores of a query.
       entries: names of the cache entries that the call must read (None: any).
+
+    >>> from attnlab.heads import Latent
+    >>> step = CallSizes(batch=1, num_queries=1, num_keys=1000, num_new=1)  # of decoding
+    >>> orders = contraction_orders(Latent(width=256, num_heads=8), step)
+    >>> min(orders, key=orders.get)
+    'latent_absorbed'
     """
 
     batch: int
@@ -99,6 +112,10 @@ class CallSizes:
 
 def contraction_orders(layout: Layout, sizes: CallSizes) -> dict[str, int | str]:
     """Order -> forward FLOPs of the call, multiplying the weights out included; or why not.
+
+    Args:
+      layout: the heads.
+      sizes: of the call.
 
     With heads as wide as x, x (W_Q W_K^T) x^T needs half the projections of (x W_Q)(x W_K)^T:
 

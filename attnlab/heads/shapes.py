@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 
 class TokenShapes(NamedTuple):
-    """Shapes of what a layout makes of one token."""
+    """Shapes of what a layout makes of one token.
+
+    >>> from attnlab.heads import Bilinear
+    >>> token_shapes(Bilinear(width=6, num_heads=2))
+    TokenShapes(q=(2, 6), entries={'v': (2, 3), 'x': (6,)}, k=(1, 6), v=(2, 3))
+    """
 
     q: tuple[int, ...]
     """(N, H)"""

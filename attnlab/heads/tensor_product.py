@@ -29,6 +29,10 @@ class TensorProduct(Layout):
       value_dim: V; None is H.
       key_width, value_width: of the key and value input; None is `width`.
       query_rank, key_rank, value_rank: X, Y, Z; the paper's 6, 2 and 2.
+
+    >>> from attnlab.heads import cache_shapes
+    >>> cache_shapes(TensorProduct(width=64, num_heads=4))
+    {'k': (2, 16), 'k_heads': (2, 4), 'v': (2, 16), 'v_heads': (2, 4)}
     """
 
     equation = (

@@ -18,6 +18,11 @@ class TwoStage(Standard):
     """W^Q, W^K, W^V before the projections of each head, as one reads the paper's Q W_i^Q.
 
     q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n
+
+    Fields are those of `Standard`.
+
+    >>> TwoStage(width=6, num_heads=2).rewritten().layout  # whose q is the product of Q and Q_n
+    Standard(width=6, num_heads=2)
     """
 
     equation = "q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n"

@@ -32,7 +32,14 @@ LayoutT = TypeVar("LayoutT", bound=Layout)
 
 
 class Match(NamedTuple):
-    """The model whose cost is nearest to the reference's."""
+    """The model whose cost is nearest to the reference's.
+
+    >>> from attnlab.heads import Standard, Wide
+    >>> standard, wide = (ModelConfig(heads=kind(num_heads=4)) for kind in (Standard, Wide))
+    >>> match = match_budget(standard, wide, "parameters", multiple=8)
+    >>> match.config.ffn.width, match.remainder  # over the budget by 1,536 parameters
+    (640, -1536)
+    """
 
     config: ModelConfig
     cost: int
@@ -150,6 +157,11 @@ def with_size(config: ModelConfig, size: Size, value: int) -> ModelConfig:
 def with_layout(config: ModelConfig, layout: str, sharing: str) -> ModelConfig:
     """`config` with another head layout and sharing plan, without the fields of its layout that the
     other one does not have.
+
+    Args:
+      config: the model.
+      layout: name of a layout, a key of `attnlab.LAYOUTS`.
+      sharing: a sharing plan by name, as "albert".
 
     >>> from attnlab.heads import Latent
     >>> with_layout(ModelConfig(heads=Latent(num_heads=4, latent_dim=32)), "standard", "albert")

@@ -52,6 +52,14 @@ class LayerOverrides(Spec, prefix="layer_types: "):
       heads, ffn, norm, positions, sharing: as in `ModelConfig`. Positions may be rotary in some
         layers and none in others; norms outside the layers are those of the config.
       window, order, implementation: as in `Attention`; `full_attention` removes the window.
+
+    Raises:
+      ValueError: both a window and `full_attention`.
+
+    >>> types = ((2, LayerOverrides(window=7)), (1, LayerOverrides()))
+    >>> config = ModelConfig(layer_types=types, num_layers=6)
+    >>> [config.stacks[name].attention.window for name in config.layer_names]
+    [7, 7, None, 7, 7, None]
     """
 
     heads: Layout | None = None
@@ -86,6 +94,13 @@ class EncoderConfig(Spec, prefix="encoder."):
         final norm (Raffel et al. 2020, section 3.2.2).
       cross: "own" is a cross-attention sublayer after self-attention (Vaswani et al. 2017);
         "merged" is one softmax of self-attention over both texts (T5Gemma 2, arXiv 2512.14856).
+
+    Raises:
+      ValueError: `shares_decoder` together with a field that only an encoder of its own has.
+
+    >>> config = ModelConfig(kind="encoder_decoder", encoder=EncoderConfig(num_layers=2))
+    >>> config.encoder_plan, config.plan.num_layers
+    (Plan(attention=(0, 1), ffn=(0, 1)), 4)
     """
 
     num_layers: int | None = bounded(None, least=1)

@@ -145,6 +145,10 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     Of the weights as they are (order "factored"), whatever order a run uses. With an encoder: of
     one source token and one target token together.
 
+    Args:
+      config: the model.
+      length: T, tokens of a text; each attends to all T keys, or all T of the source.
+
     Raises:
       ValueError: `length` is less than 1.
 
@@ -243,6 +247,10 @@ def cache_bytes_per_token(config: ModelConfig, bytes_per_number: int = 4) -> int
     """What the cache of all layers keeps of a token, in bytes; 0 for an encoder.
 
     Layers that attend to the keys and values of an earlier layer keep none.
+
+    Args:
+      config: the model.
+      bytes_per_number: 4 for float32, 2 for bfloat16.
 
     >>> [cache_bytes_per_token(ModelConfig(sharing=plan)) for plan in ("separate", "cla:2")]
     [2048, 1024]

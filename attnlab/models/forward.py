@@ -78,6 +78,13 @@ class ModelInputs:
       capture: names of values to return, of `model_values(config)`. It never changes a bit of the
         other outputs.
       patch: name -> f(value, layer index), which replaces the value.
+
+    >>> import jax
+    >>> from attnlab.models import param_shapes
+    >>> config, inputs = ModelConfig(), ModelInputs(capture=("probs",))
+    >>> run = lambda params: run_model(params, [[1, 2, 3]], config, inputs).captured["probs"]
+    >>> jax.eval_shape(run, param_shapes(config)).shape  # [L, B, N, T, S]
+    (4, 1, 4, 3, 3)
     """
 
     padding_mask: Bool[Array, "B T"] | None = None
@@ -97,7 +104,15 @@ NO_INPUTS = ModelInputs()
 
 
 class Outputs(NamedTuple):
-    """Outputs of a model; None or empty if it does not have them or they were not requested."""
+    """Outputs of a model; None or empty if it does not have them or they were not requested.
+
+    >>> import jax
+    >>> from attnlab.models import OutputHead, param_shapes
+    >>> config = ModelConfig(kind="encoder", output=OutputHead(pooler="mean", num_classes=3))
+    >>> outputs = jax.eval_shape(lambda p: run_model(p, [[1, 2]], config), param_shapes(config))
+    >>> [name for name, value in outputs._asdict().items() if value is None]
+    ['cache', 'encoded']
+    """
 
     logits: Float[Array, "B T vocab"] | None
     hidden: Float[Array, "B T D"]
@@ -117,6 +132,10 @@ class Outputs(NamedTuple):
 
 def model_values(config: ModelConfig, *, with_encoder: bool = True) -> dict[str, str]:
     """Names of the values of a model -> their axes, without the axis of layers.
+
+    Args:
+      config: of the model.
+      with_encoder: of an encoder_decoder, also those of its encoder, with the prefix "encoder.".
 
     >>> sorted(model_values(ModelConfig()))[:4]
     ['attention_in', 'attention_out', 'embeddings', 'ffn_hidden']
@@ -147,6 +166,10 @@ def run_model(
       inputs: masks, positions, cache, second text, what to capture or patch.
       next_key: returns random keys for dropout; None: no dropout.
       reports: filled, while JAX traces, with how attention is computed.
+
+    Raises:
+      TypeError: params are no dict, or config is no `ModelConfig`.
+      ValueError: params of another model, or inputs that do not fit, saying what to change.
 
     >>> from attnlab.models.parameters import param_shapes
     >>> import jax

@@ -195,6 +195,12 @@ def stream(
 
     Ends early when all rows have ended. The next token is computed when the iterator is advanced.
 
+    Args:
+      params, prompt, config, num_tokens, options: as in `generate`.
+
+    Returns:
+      An iterator over at most `num_tokens` arrays of ids [B].
+
     Raises:
       ValueError: as `generate`, at the call and not at the first token.
 

@@ -72,6 +72,16 @@ class TextInputs:
       source: a second text [B, S, D], for cross-attention, or for the softmax of self-attention
         where the spec is `merged`.
       source_mask: as `mask`, of the second text.
+
+    >>> from attnlab import capture
+    >>> from attnlab.heads import Standard
+    >>> heads, text = Standard(width=6, num_heads=2), TextInputs(source=jnp.ones((1, 7, 6)))
+    >>> spec, inputs = LayerSpec(heads=heads, cross=heads), LayerInputs(text=text)
+    >>> def run(x):
+    ...     params = {name: init(jax.random.key(0)) for name, init in init_layer(spec).items()}
+    ...     return capture(transformer_layer, params, x, spec, inputs, names=("cross.probs",))[1]
+    >>> jax.eval_shape(run, jnp.ones((1, 5, 6)))["cross.probs"].shape  # 7 tokens of the source
+    (1, 2, 5, 7)
     """
 
     mask: Bool[Array, "..."] | Edges | None = None
@@ -99,6 +109,16 @@ class LayerInputs:
       query_scale: multiplies q of self-attention.
       dropout_key: random key; None: no dropout.
       report: filled, while JAX traces, with how attention is computed.
+
+    >>> from attnlab.heads import Standard
+    >>> spec = LayerSpec(heads=Standard(width=6, num_heads=2))
+    >>> def two_layers(x):  # the second attends to the keys and values of the first
+    ...     params = {name: init(jax.random.key(0)) for name, init in init_layer(spec).items()}
+    ...     first = transformer_layer(params, x, spec)
+    ...     inputs = LayerInputs(layer=1, shared_kv=first.entries, use_shared_kv=True)
+    ...     return transformer_layer(params, first.x, spec, inputs).x
+    >>> jax.eval_shape(two_layers, jnp.ones((1, 5, 6))).shape
+    (1, 5, 6)
     """
 
     text: TextInputs = NO_TEXT_INPUTS
@@ -116,7 +136,16 @@ NO_INPUTS = LayerInputs()
 
 
 class LayerOutputs(NamedTuple):
-    """Result of `transformer_layer`."""
+    """Result of `transformer_layer`.
+
+    >>> from attnlab.heads import Standard
+    >>> spec = LayerSpec(heads=Standard(width=6, num_heads=2, num_kv_heads=1))
+    >>> def run(x):
+    ...     params = {name: init(jax.random.key(0)) for name, init in init_layer(spec).items()}
+    ...     return transformer_layer(params, x, spec).entries
+    >>> {name: a.shape for name, a in jax.eval_shape(run, jnp.ones((1, 5, 6))).items()}
+    {'k': (1, 5, 1, 3), 'v': (1, 5, 1, 3)}
+    """
 
     x: Float[Array, "B T D"]
     cache: Cache | None
@@ -231,6 +260,10 @@ def transformer_layer(
       spec: the layer.
       inputs: masks, positions, cache, dropout key, ...
       tap: records or replaces the values of `layer_values(spec)`; see `attnlab.capture`.
+
+    Raises:
+      TypeError, ValueError: inputs that do not fit the layer, such as a missing `TextInputs.source`
+        for cross-attention.
 
     >>> from attnlab.heads import Narrow
     >>> from attnlab.models.specs import FFN

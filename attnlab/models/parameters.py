@@ -166,6 +166,13 @@ def check_params(config: ModelConfig, params: object) -> None:
     The message names the first weight that is missing, superfluous or of another shape, which model
     the weights look like, and how to convert them.
 
+    Args:
+      config: of the model.
+      params: of `init` of the model, also as a `FrozenDict`; abstract arrays are allowed.
+
+    Raises:
+      ValueError: as above.
+
     >>> check_params(ModelConfig(), param_shapes(ModelConfig(vocab_size=255)))
     Traceback (most recent call last):
     ValueError: params are not those of this model: weight 'embedding' has shape (255, 64), the \

@@ -50,6 +50,14 @@ class Experts(Spec, prefix="ffn.experts."):
         one that is as wide as all together.
       shared_gate: sigmoid(x w) multiplies the shared expert (Qwen2-MoE, arXiv 2407.10671).
       balance: weight of the balance loss "expert_balance", see `experts.balance_loss`.
+
+    Raises:
+      ValueError: groups that do not divide the experts, fewer experts to choose from than `top_k`,
+        or a gate without a shared expert.
+
+    >>> from attnlab.models.ffn import ffn_flops  # of 8 experts a token computes 2, and the router
+    >>> ffn_flops(4, FFN(width=6)), ffn_flops(4, FFN(width=6, experts=Experts(num_experts=8)))
+    (96, 256)
     """
 
     num_experts: int = dataclasses.field(metadata={"least": 1})
@@ -94,6 +102,13 @@ class FFN(Spec, prefix="ffn."):
       clip: of a gated activation, c in act(min(x W_gate, c)) * (clip(x W_up, -c, c) + 1) (gpt-oss,
         arXiv 2508.10925); None: no limit, and nothing is added.
       experts: a mixture of experts in place of one FFN for all tokens; None: no experts.
+
+    Raises:
+      ValueError: `clip` without a gated activation, or experts without a hidden layer.
+
+    >>> from attnlab.models.ffn import ffn_shapes  # a gate is a third matrix
+    >>> ffn_shapes(4, FFN(width=6, activation="gated_silu", bias=False))
+    {'gate': (4, 6), 'up': (4, 6), 'down': (6, 4)}
     """
 
     width: int = bounded(256, least=0)
@@ -137,6 +152,12 @@ class Norm(Spec, prefix="norm."):
       scale: a learnt scale; without one a norm has no weights (OLMo, arXiv 2402.00838).
       layer_scale: a learnt vector multiplies what each sublayer adds to the residual stream; its
         initial numbers (LayerScale, Touvron et al. 2021, arXiv 2103.17239). None: there is none.
+
+    Raises:
+      ValueError: a bias where the kind has none, or without a scale.
+
+    >>> Norm(position="sandwich").names_in("ffn"), Norm(kind="rms").has_bias
+    (('norm', 'norm_after'), False)
     """
 
     kind: Literal["layer", "rms", "rms_plus_one"] = "layer"
@@ -188,6 +209,14 @@ class Attention(Spec, prefix="attention."):
       implementation: backend, see `attnlab.explain`; None chooses.
       layer_scales: a number per layer that multiplies its scores (GPT-2's reordered attention).
       output_scale: multiplies what self-attention adds to the residual stream.
+
+    Raises:
+      ValueError: an unknown backend, or a field out of its bounds.
+
+    >>> from attnlab.models import ModelConfig
+    >>> cache = ModelConfig(attention=Attention(window=7)).init_cache(1, size=50, piece=1)
+    >>> cache["k"].shape  # [L, B, size, N, H]: a ring of the window and one more token
+    (4, 1, 8, 4, 16)
     """
 
     window: int | None = bounded(None, least=0)
@@ -212,6 +241,9 @@ class Dropout(Spec, prefix="dropout."):
       attention: of attention probabilities.
       ffn: of the hidden layer of the FFN.
       places: where `rate` acts.
+
+    >>> Dropout(rate=0.1).is_active, Dropout(embedding=0.1).is_active  # the second: not in layers
+    (True, False)
     """
 
     rate: float = bounded(0.0, least=0.0, below=1.0)
@@ -247,7 +279,13 @@ class Positions(Spec, prefix="positions."):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class NoPositions(Positions):
-    """No positions at all."""
+    """No positions at all: a causal mask alone tells a decoder the order (Kazemnejad et al. 2023,
+    arXiv 2305.19466). Without one, attention ignores the order of tokens.
+
+    >>> from attnlab.models import ModelConfig, param_shapes
+    >>> [name for name in param_shapes(ModelConfig(positions=NoPositions())) if name != "layers"]
+    ['embedding', 'final_norm']
+    """
 
     name: ClassVar[str] = "none"
 
@@ -260,6 +298,10 @@ class Learned(Positions):
       pad_token: positions count the other tokens, from pad_token + 1 on; padding is at pad_token
         (RoBERTa). None: 0, 1, 2, ...
       offset: position p has row p + offset (OPT: 2).
+
+    >>> from attnlab.models import ModelConfig, param_shapes
+    >>> param_shapes(ModelConfig(max_len=5, positions=Learned(offset=2)))["positions"].shape
+    (7, 64)
     """
 
     name: ClassVar[str] = "learned"
@@ -278,6 +320,13 @@ class Sinusoidal(Positions):
     Attributes:
       halves: all sines, then all cosines, as tensor2tensor makes them.
       rates: with `halves`, "t2t" base^(-i/(n-1)), or "paper" base^(-i/n), of n = D // 2.
+
+    Raises:
+      ValueError: `rates` without `halves`.
+
+    >>> Sinusoidal(rates="paper")
+    Traceback (most recent call last):
+    ValueError: positions.rates is of halves: set halves=True, or leave rates out
     """
 
     name: ClassVar[str] = "sinusoidal"
@@ -299,6 +348,13 @@ class Rotary(Positions):
       fraction: share of each head that is rotated, from its start.
       scaling: for longer texts, "linear:4", "llama3:8,1,4,8192" or "yarn:4,32,1,4096", see
         `positions.rotary_angles`.
+
+    Raises:
+      ValueError: a scaling that cannot be read.
+
+    >>> from attnlab.heads import Standard
+    >>> Rotary(fraction=0.25).rotated_size(Standard(width=64, num_heads=4))  # of head_dim 16
+    4
     """
 
     name: ClassVar[str] = "rotary"
@@ -327,6 +383,13 @@ class Relative(Positions):
       table: a trained table is added to the embedding too, as by `Learned` (MPNet, arXiv
         2004.09297). Then distances count all tokens of the text, also if positions are given.
       pad_token: of the table, as in `Learned`.
+
+    Raises:
+      ValueError: buckets and distances that do not fit, or `pad_token` without a table.
+
+    >>> from attnlab.models import ModelConfig, param_shapes
+    >>> param_shapes(ModelConfig(positions=Relative()))["relative_bias"].shape  # one for all layers
+    (32, 4)
     """
 
     name: ClassVar[str] = "relative"
@@ -383,6 +446,13 @@ class Images(Spec, prefix="images."):
       bias: the projection of the patches has one.
       mask_token: a learnt vector replaces a hidden patch in training (Bao et al. 2021, arXiv
         2106.08254).
+
+    Raises:
+      ValueError: patches that do not divide the image, where `crop` is False.
+
+    >>> images = Images(height=224, width=224, channels=3, patch_height=16, patch_width=16)
+    >>> images.num_tokens, images.num_features  # the model's max_len (at least) and vocab_size
+    (197, 770)
     """
 
     height: int = dataclasses.field(metadata={"least": 1})
@@ -448,6 +518,12 @@ class Embedding(Spec, prefix="embedding."):
       norm: a norm of the sum.
       zero_token: a token whose embedding is zeros (tensor2tensor's padding).
       images: the model also reads images, as rows of `vocab_size` features.
+
+    >>> from attnlab.models import ModelConfig, OutputHead, param_shapes
+    >>> own = OutputHead(kind="own")  # a narrow table cannot also be the LM head of a wide model
+    >>> shapes = param_shapes(ModelConfig(embedding=Embedding(width=16), output=own))
+    >>> {name: a.shape for name, a in shapes.items() if "embedding" in name}
+    {'embedding': (256, 16), 'embedding_projection': (16, 64), 'embedding_projection_bias': (64,)}
     """
 
     width: int | None = bounded(None, least=1)
@@ -477,6 +553,14 @@ class OutputHead(Spec, prefix="output."):
       end_token: of the pooler "end"; None: the largest id of the text, as in the first CLIP. Of a
         text without it, the first token is read.
       num_classes: of the classifier head; 0: none.
+
+    Raises:
+      ValueError: fields of an LM head or pooler that the model does not have.
+
+    >>> from attnlab.models import ModelConfig
+    >>> from attnlab.models.output import output_shapes
+    >>> output_shapes(ModelConfig(output=OutputHead(kind="none", pooler="mean", num_classes=3)))
+    {'classifier': (64, 3), 'classifier_bias': (3,)}
     """
 
     kind: Literal["tied", "own", "none"] = "tied"
@@ -510,6 +594,11 @@ class Init(Spec, prefix="init."):
       std: standard deviation of all matrices; None is 1/sqrt(fan-in).
       residual: "depth" divides the matrices that write into the residual stream by sqrt(2 L)
         (GPT-2; Radford et al. 2019, section 2.3).
+
+    >>> from attnlab.models import ModelConfig
+    >>> from attnlab.models.parameters import residual_scale
+    >>> residual_scale(ModelConfig(num_layers=8, init=Init(residual="depth")))
+    0.25
     """
 
     std: float | None = bounded(None, above=0.0)
@@ -525,6 +614,14 @@ class Compute(Spec, prefix="compute."):
     Attributes:
       dtype: of products and activations. "float16" is refused: nothing scales the loss.
       remat: compute activations again in the backward pass: less memory, no slower on a CPU.
+
+    Raises:
+      ValueError: float16, or an unknown dtype.
+
+    >>> from attnlab.models import ModelConfig, param_shapes
+    >>> config = ModelConfig(compute=Compute(dtype="bfloat16"))
+    >>> str(config.init_cache(1, 5)["k"].dtype), str(param_shapes(config)["embedding"].dtype)
+    ('bfloat16', 'float32')
     """
 
     dtype: Dtype = "float32"
@@ -555,6 +652,10 @@ class LayerSpec(Spec, prefix="layer."):
       separate_kv: the projections to keys and values are a sublayer "kv" of their own.
       delta_rank: rank of a difference per layer to each matrix (`attnlab.sharing.low_rank_delta`).
       mixed: (sublayer, number of groups) of those that are mixed (`attnlab.sharing.mixing`).
+
+    >>> from attnlab.heads import Standard
+    >>> LayerSpec(heads=Standard(width=6, num_heads=2), ffn=FFN(width=0)).sublayers
+    ['attention']
     """
 
     heads: Layout

@@ -40,6 +40,22 @@ class LayersOfType:
       text: masks, positions and second text of these layers.
       cache: stacked [K, ...], one for each layer that makes keys and values.
       report: filled, while JAX traces, with how attention is computed.
+
+    >>> from attnlab.heads import Standard
+    >>> from attnlab.models.layer import init_layer
+    >>> from attnlab.models.specs import Attention
+    >>> from attnlab.sharing import init_stacked
+    >>> def layers(plan, window):
+    ...     heads, attention = Standard(width=6, num_heads=2), Attention(window=window)
+    ...     spec = LayerSpec(heads=heads, attention=attention, is_causal=True)
+    ...     params = init_stacked(init_layer(spec), jax.random.key(0), plan)
+    ...     return LayersOfType(params=params, plan=plan, spec=spec)
+    >>> def run(x):
+    ...     one, two = Plan(attention=(0,), ffn=(0,)), Plan(attention=(0, 1), ffn=(0, 1))
+    ...     layer_types = {"local": layers(two, 7), "full": layers(one, None)}
+    ...     return run_layers(layer_types, ["local", "full", "local"], x).x
+    >>> jax.eval_shape(run, jnp.ones((1, 5, 6))).shape
+    (1, 5, 6)
     """
 
     params: Params
@@ -60,6 +76,10 @@ class StackInputs:
       capture: names of values to return.
       patch: name -> f(value, layer index), which replaces the value.
       remat: compute activations again in the backward pass.
+
+    >>> head_mask = jnp.ones((3, 2)).at[1, 0].set(0)  # removes head 0 of layer 1
+    >>> zeros_in_2 = lambda heads, layer: jnp.where(layer == 2, 0, heads)  # traced: no `if`
+    >>> inputs = StackInputs(head_mask=head_mask, patch={"heads": zeros_in_2})
     """
 
     head_mask: HeadMask | None = None
@@ -73,7 +93,20 @@ NO_STACK_INPUTS = StackInputs()
 
 
 class StackOutputs(NamedTuple):
-    """What `run_layers` returns."""
+    """What `run_layers` returns.
+
+    >>> from attnlab.heads import MixtureOfHeads, Standard
+    >>> from attnlab.models.layer import init_layer
+    >>> from attnlab.sharing import init_stacked
+    >>> spec = LayerSpec(heads=Standard(width=6, num_heads=3, extras=(MixtureOfHeads(top=1),)))
+    >>> def run(x):
+    ...     plan = Plan(attention=(0, 0), ffn=(0, 0))
+    ...     params = init_stacked(init_layer(spec), jax.random.key(0), plan)
+    ...     layers = {"layers": LayersOfType(params=params, plan=plan, spec=spec)}
+    ...     return run_layers(layers, ["layers"] * 2, x).losses
+    >>> jax.eval_shape(run, jnp.ones((1, 5, 6)))
+    {'head_balance': ShapeDtypeStruct(shape=(), dtype=float32)}
+    """
 
     x: Float[Array, "B T D"]
     caches: dict[str, Cache | None]

@@ -132,15 +132,56 @@ class Transformer(nn.Module):
 
 
 class Decoder(Transformer):
-    """Each position attends to itself and the past: predicts the next token."""
+    """Each position attends to itself and the past: predicts the next token.
+
+    Made by `config.build()`. A call takes tokens [B, T] and the fields of `ModelInputs` by keyword.
+
+    Attributes:
+      config: everything that makes the model, with kind "decoder".
+
+    >>> model, tokens = ModelConfig(width=8, num_layers=2).build(), jax.numpy.zeros((1, 3), int)
+    >>> variables = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    >>> cache = model.config.init_cache(batch=1, size=9)
+    >>> outputs = jax.eval_shape(model.apply, variables, tokens, cache=cache)
+    >>> outputs.logits.shape, outputs.cache["k"].shape  # [L, B, size, N, H]
+    ((1, 3, 256), (2, 1, 9, 4, 2))
+    """
 
 
 class Encoder(Transformer):
-    """Each position attends to all positions: predicts masked tokens, or classes."""
+    """Each position attends to all positions: predicts masked tokens, or classes.
+
+    Made by `config.build()`. A call takes tokens [B, T] and the fields of `ModelInputs` by keyword.
+
+    Attributes:
+      config: everything that makes the model, with kind "encoder".
+
+    >>> from attnlab.models import OutputHead
+    >>> output = OutputHead(pooler="first", num_classes=3)
+    >>> model = ModelConfig(kind="encoder", width=8, num_layers=2, output=output).build()
+    >>> tokens = jax.numpy.zeros((1, 5), int)
+    >>> variables = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    >>> outputs = jax.eval_shape(model.apply, variables, tokens)
+    >>> outputs.logits.shape, outputs.classes.shape
+    ((1, 5, 256), (1, 3))
+    """
 
 
 class EncoderDecoder(Transformer):
-    """An encoder reads `source`; a decoder that attends to it predicts the next of `tokens`."""
+    """An encoder reads `source`; a decoder that attends to it predicts the next of `tokens`.
+
+    Made by `config.build()`. A call takes tokens [B, T] and the fields of `ModelInputs` by keyword.
+
+    Attributes:
+      config: everything that makes the model, with kind "encoder_decoder".
+
+    >>> model = ModelConfig(kind="encoder_decoder", width=8, num_layers=2).build()
+    >>> tokens, source = jax.numpy.zeros((1, 3), int), jax.numpy.zeros((1, 5), int)
+    >>> variables = jax.eval_shape(model.init, jax.random.key(0), tokens, source=source)
+    >>> outputs = jax.eval_shape(model.apply, variables, tokens, source=source)
+    >>> outputs.logits.shape, outputs.encoded.shape
+    ((1, 3, 256), (1, 5, 8))
+    """
 
 
 MODELS: Mapping[Kind, type[Transformer]] = {

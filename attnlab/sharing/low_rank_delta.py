@@ -97,6 +97,14 @@ def fit_delta(target: Params, params: Params, rank: int) -> Params:
     Least squares, by the truncated SVD of each difference (arXiv 2410.20672, section 2.2); exact if
     the rank suffices.
 
+    Args:
+      target: weight -> array.
+      params: weight -> array of the same shape.
+      rank: r; reduced where a matrix is smaller.
+
+    Returns:
+      The tree of `target`, with {"down", "up"} for each matrix.
+
     >>> delta = fit_delta({"q": jnp.full((2, 3), 5.0)}, {"q": jnp.ones((2, 3))}, rank=1)
     >>> round(float(add_delta({"q": jnp.ones((2, 3))}, delta)["q"][1, 2]), 4)
     5.0
@@ -120,6 +128,11 @@ def fit_delta(target: Params, params: Params, rank: int) -> Params:
 
 def delta_shapes(name: str, shape: tuple[int, ...], rank: int) -> dict[str, tuple[int, ...]]:
     """The shapes of the delta of one weight: {"down", "up"} of a matrix, {"whole"} of a vector.
+
+    Args:
+      name: of the weight; those whose name ends in "bias", "scale" or "norm" count as vectors.
+      shape: of the weight.
+      rank: r; reduced where the matrix is smaller.
 
     >>> delta_shapes("o", (2, 3, 6), rank=4)
     {'down': (6, 4), 'up': (4, 6)}

@@ -136,6 +136,10 @@ def one_hot_coefficients(like: PyTree, plan: Plan, sublayer: str) -> PyTree:
 def check_mixtures(plan: Plan, sublayers: Iterable[str]) -> None:
     """Checks that a plan mixes only `sublayers`, and that initial coefficients are unambiguous.
 
+    Args:
+      plan: the sharing plan.
+      sublayers: those that may be mixed.
+
     Raises:
       ValueError: another sublayer is mixed, or layers share coefficients but not the group.
 

@@ -20,7 +20,11 @@ from attnlab.sharing.plan import (
 
 
 class NamedPlan(NamedTuple):
-    """An entry of `PLANS`."""
+    """An entry of `PLANS`.
+
+    >>> PLANS["cycle"].build(5, 2)["ffn"], PLANS["albert"].takes_count
+    ((0, 1, 0, 1, 0), False)
+    """
 
     build: Callable[[int, int], Plan]
     """(number of layers, count) -> Plan"""
@@ -160,6 +164,10 @@ def parse_plan(text: str, num_layers: int) -> Plan:
 
 def as_plan(plan: str | Plan, num_layers: int) -> Plan:
     """A `Plan` unchanged, a string parsed by `parse_plan`.
+
+    Args:
+      plan: a plan, or a string as in a config or flag.
+      num_layers: that the plan must be for.
 
     Raises:
       ValueError: as `parse_plan`, or the plan is one for another number of layers.

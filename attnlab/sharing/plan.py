@@ -287,8 +287,18 @@ GroupRule = Literal["exact", "hf", "google"]
 def grouped(num_layers: int, num_groups: int, rule: GroupRule = "exact") -> tuple[int, ...]:
     """Consecutive layers share: `num_groups` blocks of layers.
 
-    "sequence" in Takase and Kiyono 2021 (arXiv 2104.06022). `rule` selects the formula of
-    GROUP_RULES; a formula that skips a group gives fewer of them.
+    "sequence" in Takase and Kiyono 2021 (arXiv 2104.06022).
+
+    Args:
+      num_layers: L.
+      num_groups: G, from 1 to L.
+      rule: formula of `GROUP_RULES`; a formula that skips a group gives fewer of them.
+
+    Returns:
+      The group of each layer.
+
+    Raises:
+      ValueError: `num_groups` is not in [1, num_layers].
 
     >>> grouped(6, 3)
     (0, 0, 1, 1, 2, 2)
@@ -301,6 +311,16 @@ def grouped(num_layers: int, num_groups: int, rule: GroupRule = "exact") -> tupl
 def cycled(num_layers: int, num_groups: int) -> tuple[int, ...]:
     """The groups in turn, over and over ("cycle" in Takase and Kiyono 2021, arXiv 2104.06022).
 
+    Args:
+      num_layers: L.
+      num_groups: G, from 1 to L.
+
+    Returns:
+      The group of each layer.
+
+    Raises:
+      ValueError: `num_groups` is not in [1, num_layers].
+
     >>> cycled(6, 3)
     (0, 1, 2, 0, 1, 2)
     """
@@ -310,6 +330,16 @@ def cycled(num_layers: int, num_groups: int) -> tuple[int, ...]:
 
 def cycled_reversed(num_layers: int, num_groups: int) -> tuple[int, ...]:
     """`cycled`, the last cycle in reverse order ("cycle (rev)", arXiv 2104.06022).
+
+    Args:
+      num_layers: L.
+      num_groups: G, from 1 to L.
+
+    Returns:
+      The group of each layer.
+
+    Raises:
+      ValueError: `num_groups` is not in [1, num_layers].
 
     >>> cycled_reversed(6, 3)
     (0, 1, 2, 2, 1, 0)

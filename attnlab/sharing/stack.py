@@ -70,7 +70,20 @@ def init_sublayer(init: Init, key: Array, plan: Plan, sublayer: str) -> PyTree:
 
 @dataclasses.dataclass(frozen=True)
 class Stack(Generic[X, State, Captured]):
-    """Layers of one type, in the order of their application; fields as in `run_stack`."""
+    """Layers of one type, in the order of their application.
+
+    Attributes:
+      block: (params, x, state, per_layer, shared) -> (x, state, captured), for one layer.
+      stacked: sublayer -> parameters [G, ...].
+      plan: sublayer -> group of each layer.
+      per_layer: a tree of arrays [L, ...]; layer i gets row i.
+
+    >>> add = lambda params, x, state, per_layer, shared: (x + params["a"], state, None)
+    >>> stack = Stack(add, {"a": jnp.array([1.0, 5.0])}, Plan(a=(0, 1, 0)))
+    >>> (x, _), _ = run_stacks({"add": stack}, ["add"] * 3, jnp.zeros(()), state={"add": None})
+    >>> float(x)
+    7.0
+    """
 
     block: Block[X, State, Captured]
     stacked: Params

@@ -40,6 +40,13 @@ class Conversion:
       steps: what was done, in order.
       forward_error: of the output.
       gradient_error: of the gradients of a random sum of the output with respect to all inputs.
+
+    >>> import jax
+    >>> from attnlab.heads import Narrow, Standard, init
+    >>> narrow, standard = Narrow(width=6, num_heads=2), Standard(width=6, num_heads=2)
+    >>> found = convert(init(jax.random.key(0), narrow), narrow, standard)
+    >>> found.params["q"].shape, found.forward_error < error_bound(np.float32)
+    ((6, 2, 3), True)
     """
 
     params: dict[str, Array]
@@ -56,6 +63,12 @@ class Undecided:
     Attributes:
       reason: what was tried.
       forward_error, gradient_error: of the best weights found; NaN where there are none.
+
+    >>> import jax
+    >>> from attnlab.heads import Standard, init
+    >>> layout, target = Standard(width=6, num_heads=2), Absorbed(width=6, num_heads=2)
+    >>> convert(init(jax.random.key(0), layout), layout, target, rotary=True).reason
+    'rotary positions cannot rotate the keys of Absorbed(width=6, num_heads=2)'
     """
 
     reason: str

@@ -69,6 +69,13 @@ class NotEquivalent:
       reason: the fact, and by how much these weights break it.
       found: what was measured.
       allowed: what the target can have.
+
+    >>> import jax
+    >>> from attnlab import convert
+    >>> from attnlab.heads import Standard, init
+    >>> standard, narrow = Standard(width=6, num_heads=2), Narrow(width=6, num_heads=2)
+    >>> convert(init(jax.random.key(0), standard), standard, narrow).kind
+    'slices'
     """
 
     kind: Kind

@@ -63,6 +63,16 @@ def share(
 ) -> tuple[ModelConfig, Params, float]:
     """`change_plan`, and the `output_difference` that it causes on `tokens`.
 
+    Args:
+      config, params, plan, merge: as in `change_plan`.
+      tokens: ids [B, T], to measure on.
+
+    Returns:
+      (config, params, difference).
+
+    Raises:
+      ValueError: as `change_plan`.
+
     >>> config, tokens = ModelConfig(width=8, num_layers=3), jnp.ones((1, 2), int)
     >>> params = config.build().init(jax.random.key(0), tokens)["params"]
     >>> shared, _, difference = share(config, params, "albert", tokens)
@@ -286,6 +296,13 @@ def output_difference(
     """Largest difference of the logits of two (config, params), relative to the largest logit.
 
     An encoder-decoder reads `tokens` as source and as target.
+
+    Args:
+      before, after: (config, params) of the two models.
+      tokens: ids [B, T].
+
+    Returns:
+      max |logits' - logits| / max |logits|, over texts, positions and vocabulary.
 
     >>> config, tokens = ModelConfig(width=8, num_layers=1), jnp.ones((1, 2), int)
     >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]

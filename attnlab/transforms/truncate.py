@@ -17,7 +17,15 @@ from attnlab.transforms.steps import finish, repeated
 
 
 class Truncation(NamedTuple):
-    """A low-rank approximation of the scores, and what it costs."""
+    """A low-rank approximation of the scores, and what it costs.
+
+    >>> import jax
+    >>> from attnlab.heads import init
+    >>> layout = Standard(width=6, num_heads=2)
+    >>> found = truncate(init(jax.random.key(0), layout), layout, rank=1)
+    >>> found.layout.size("head_dim"), found.score_error.shape, found.output_error > 0.01
+    (1, (2,), True)
+    """
 
     params: dict[str, Array]
     layout: Standard
@@ -39,6 +47,9 @@ def truncate(params: Params, layout: Layout, rank: int, *, key: Array | None = N
       params, layout: the heads.
       rank: the new head_dim.
       key: for the random inputs; None is a fixed one.
+
+    Returns:
+      `Truncation`.
 
     Raises:
       ValueError: a rank that is no whole number of at least 1, a layout without the form
