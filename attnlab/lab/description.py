@@ -96,6 +96,13 @@ class Description:
       expectations: known beforehand.
       published: a table of a paper.
       notes: sentences for the limits of the report.
+
+        about = Description(
+            question="Do wide heads learn faster?",
+            baseline={"layout": "standard"},
+            margin=0.01,  # in the unit of the metric
+        )
+        about.write(Path("runs/layouts"))  # read by the report
     """
 
     question: str = ""
@@ -145,7 +152,17 @@ class Description:
 
 
 def read_description(workdir: Path) -> Description:
-    """The description in the workdir of a sweep; the default one where there is none."""
+    """The description in the workdir of a sweep; the default one where there is none.
+
+    Args:
+      workdir: of a sweep.
+
+    Raises:
+      ValueError: the file is of another version.
+
+    >>> read_description(Path("no_such_sweep")) == Description()
+    True
+    """
     path = workdir / FILE
     if not path.exists():
         return Description()

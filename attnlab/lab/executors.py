@@ -22,12 +22,26 @@ T = TypeVar("T")
 
 
 class Queued(Exception):
-    """Runs are in a queue, or on their way there, and go on without this process."""
+    """Runs are in a queue, or on their way there, and go on without this process.
+
+    try:
+        results = lab.sweep(specs, workdir, executor=lab.SlurmExecutor(mode="submit"))
+    except lab.Queued as message:
+        print(message)  # later, repeat the call
+    """
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """Starts workers on a workdir. A worker runs what no other one has or has finished."""
+    """Starts workers on a workdir. A worker runs what no other one has or has finished.
+
+    >>> class NoWorkers:  # any class with these methods; it may start them on another machine
+    ...     def start(self, workdir, count): pass
+    ...     def running(self): return False
+    ...     def stop(self): pass
+    >>> isinstance(NoWorkers(), Executor)
+    True
+    """
 
     def start(self, workdir: Path, count: int) -> None:
         """Starts the workers for `count` runs. Raises Queued where they are left to a queue."""
@@ -44,6 +58,10 @@ class InProcess:
 
     Args:
       options: of `run_one`.
+
+    Use it to debug a run, or in a notebook for a sweep of seconds: no process is started.
+
+        lab.sweep(specs, "runs/tiny", executor=lab.InProcess())
     """
 
     def __init__(self, options: RunOptions = RunOptions(speaks=False)) -> None:  # noqa: B008
@@ -123,6 +141,11 @@ class LocalExecutor:
 
     Raises:
       ValueError: `jobs` or `threads` is below 1.
+
+    Two runs at a time, with four threads each, of a layout that `my_layouts.py` registers:
+
+        executor = lab.LocalExecutor(jobs=2, threads=4, imports=["my_layouts"])
+        lab.sweep(specs, "runs/layouts", executor=executor)
     """
 
     def __init__(

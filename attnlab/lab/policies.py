@@ -38,6 +38,8 @@ class AddSeeds:
     Attributes:
       half_width: largest half of a 95 % interval of a variant's mean.
       most: seeds of a variant.
+
+        lab.sweep(specs, "runs/layouts", policy=lab.AddSeeds(half_width=0.01, most=8))
     """
 
     half_width: float
@@ -120,6 +122,13 @@ class TuneLearningRate:
     Attributes:
       factor: between two rates.
       most: rates of a variant.
+
+        base = lab.Experiment(data=Text(validation=0.1))
+        specs = lab.product(base, layout=["standard", "wide"], seeds=[1000])
+        tried = lab.sweep(
+            lab.with_rates(specs, [0.003, 0.006]), "runs/tuning", policy=lab.TuneLearningRate()
+        )
+        lab.best_rates(tried)  # {(("layout", "standard"),): 0.0047, ...}
     """
 
     factor: float = FACTOR
@@ -183,6 +192,12 @@ def best_rates(results: Results) -> dict[Variant, float]:
 
     That is the lowest point of a parabola through the best rates (`statistics.best_rate`), or the
     best that was tried where there is none between rates that were tried.
+
+    Args:
+      results: of runs whose learning rate is the tag "learning_rate", as `with_rates` makes them.
+
+        for variant, rate in best_rates(load_results("runs/tuning")).items():
+            print(dict(variant), rate)
     """
     found = {}
     for variant, tried in tried_rates(results, results.metric).items():
@@ -277,7 +292,18 @@ def with_rate(spec: RunSpec, rate: float) -> RunSpec:
 
 
 def with_rates(specs: Sequence[RunSpec], rates: Sequence[float]) -> list[RunSpec]:
-    """Each run at each of the rates."""
+    """Each run at each of the rates.
+
+    Args:
+      specs: runs.
+      rates: learning rates; the final one of the schedule is scaled alike.
+
+    Returns:
+      A spec for each run and rate, with the rate in its id and as the tag "learning_rate".
+
+    >>> [spec.id for spec in with_rates([RunSpec("wide", Experiment())], [0.001, 0.01])]
+    ['wide-rate0.001', 'wide-rate0.01']
+    """
     return [with_rate(spec, rate) for spec in specs for rate in rates]
 
 

@@ -155,6 +155,15 @@ class RunResult:
       weights: what `measure_heads` found at the end.
       sample: a text that it wrote, where it writes.
       version: of this record.
+
+    >>> from attnlab.lab.experiment import Experiment
+    >>> sizes = ModelSizes(parameters=9, applied_parameters=9, flops_per_token=9, ffn_width=4)
+    >>> scores = Scores(heldout={"bits_per_byte": 2.5})
+    >>> run = RunResult(
+    ...     spec=RunSpec("a", Experiment()), status="complete", scores=scores, sizes=sizes
+    ... )
+    >>> RunResult.from_json(run.to_json()) == run
+    True
     """
 
     spec: RunSpec

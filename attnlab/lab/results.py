@@ -41,6 +41,26 @@ class Results(Sequence[RunResult]):
     Args:
       runs: the results.
       folders: of the runs, where their learning curves are; empty: a report has none.
+
+    Raises:
+      ValueError: not as many folders as runs.
+
+    >>> from attnlab.lab.experiment import Experiment
+    >>> from attnlab.lab.result import ModelSizes, Scores as RunScores
+    >>> from attnlab.lab.spec import product
+    >>> sizes = ModelSizes(parameters=9, applied_parameters=9, flops_per_token=9, ffn_width=4)
+    >>> runs = [
+    ...     RunResult(
+    ...         spec=spec, status="complete", sizes=sizes,
+    ...         scores=RunScores(heldout={"bits_per_byte": 2.5 + spec.seed}),
+    ...     )
+    ...     for spec in product(layout=["standard", "wide"], seeds=[0, 1])
+    ... ]
+    >>> results = Results(runs)
+    >>> results, list(results.labels.values())
+    (Results of 4 runs, 2 variants, ['standard', 'wide'])
+    >>> results.filter(lambda run: run.spec.tags["layout"] == "wide")[0].scores.heldout
+    {'bits_per_byte': 2.5}
     """
 
     def __init__(self, runs: Sequence[RunResult], folders: Sequence[Path | None] = ()) -> None:

@@ -86,6 +86,13 @@ class RunOptions:
       loggers: names of `attnlab.training.LOGGERS`.
       profile: "FIRST:LAST", steps whose trace is written to the folder `profile` of the run.
       speaks: print a line at each step that is logged.
+
+    Raises:
+      ValueError: an unknown logger, or a `profile` that is not FIRST:LAST.
+
+    >>> RunOptions(loggers=("tensorbord",))
+    Traceback (most recent call last):
+    ValueError: unknown logger 'tensorbord': did you mean 'tensorboard'? known: tensorboard, wandb
     """
 
     model_parallel: int = 1
@@ -136,11 +143,18 @@ def run_one(
       workdir: of the sweep. Tokenizers and baselines that its runs share are kept in `shared`.
       options: how it is computed and recorded.
 
+    Returns:
+      The result, which is also `result.json` in the folder.
+
     Raises:
       ValueError: the folder holds another run of the same id, or other files; or the experiment
         cannot be run.
       RunInUse: another process runs it.
       attnlab.training.Stopped: after SIGTERM or SIGINT, and a save.
+
+        spec = lab.RunSpec("wide", lab.Experiment(model=ModelConfig(heads=Wide())), seed=0)
+        result = lab.run_one(spec, "runs/one")
+        result.scores.heldout["bits_per_byte"], result.timing.seconds
     """
     folder = run_folder(Path(workdir), spec)
     if found := complete_result(Path(workdir), spec):

@@ -40,6 +40,11 @@ class SlurmExecutor:
 
     Raises:
       ValueError: options that are none, or that this executor sets itself.
+
+    Twenty jobs of one GPU each. To read the script before anything is submitted, use mode="write".
+
+        executor = lab.SlurmExecutor(20, {"time": "2:00:00", "gres": "gpu:1"}, "source env.sh")
+        lab.sweep(specs, "runs/big", executor=executor)
     """
 
     def __init__(

@@ -35,6 +35,13 @@ class RunSpec:
       config: what it trains.
       seed: of initial weights, batches and dropout.
       tags: what tables and figures group by; they change nothing in the run.
+
+    Raises:
+      ValueError: an id that is no name of a folder, or a seed that is no whole number of 0 or more.
+
+    >>> one, other = RunSpec("a", Experiment()), RunSpec("b", Experiment(), tags={"group": 1})
+    >>> one.digest == other.digest  # id and tags change no number
+    True
     """
 
     id: str
@@ -85,6 +92,12 @@ class Match(NamedTuple):
         this off.
       layout: of the reference.
       sharing: of the reference.
+
+    >>> from attnlab.models import ModelConfig
+    >>> base = Experiment(model=ModelConfig(width=32, num_layers=2))
+    >>> specs = specs_of(base, grid(layout=["standard", "wide"]), [0], Match("parameters"))
+    >>> [spec.config.model.ffn.width for spec in specs]  # wide heads leave less for the FFN
+    [256, 63]
     """
 
     budget: Budget
@@ -172,6 +185,10 @@ def specs_of(
     Raises:
       ValueError: an unknown field, a value that makes no model, two variants of one name, or
         nothing to run.
+
+    >>> variants = [Variant({"model.heads.num_heads": n}, f"{n} heads") for n in (1, 2)]
+    >>> [(spec.id, spec.tags) for spec in specs_of(Experiment(), variants, seeds=[7])]
+    [('1_heads-seed7', {'name': '1 heads'}), ('2_heads-seed7', {'name': '2 heads'})]
     """
     _check_list("seeds", seeds)
     if not variants or not seeds:
@@ -251,6 +268,10 @@ def _check_unique(names: Sequence[str], what: str) -> None:
 
 def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
     """`base` with other values of fields, by path ("train.steps").
+
+    Args:
+      base: the experiment, which is not changed.
+      values: path -> value.
 
     Raises:
       ValueError: an unknown field, saying which are known; or a value that makes no experiment.

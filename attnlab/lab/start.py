@@ -39,6 +39,10 @@ class HeadInit:
       noise: relative size of the random difference between heads that `values` makes equal.
       first_of: N' > N: the heads are initially the first N of a layer with N' heads; 0: they are
         initialized on their own.
+
+    Start with equal attention probabilities in all heads, but for noise of 1 %:
+
+        lab.Experiment(head_init=lab.HeadInit(values="probs", noise=0.01))
     """
 
     values: str = ""

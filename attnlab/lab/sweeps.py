@@ -29,6 +29,12 @@ class SweepFailed(RuntimeError):
 
     Attributes:
       specs: those runs.
+
+        try:
+            results = lab.sweep(specs, workdir)
+        except lab.SweepFailed as error:
+            results = lab.load_results(workdir)  # those that are complete
+            print([spec.id for spec in error.specs])
     """
 
     def __init__(self, message: str, specs: Sequence[RunSpec] = ()) -> None:
@@ -63,6 +69,11 @@ def sweep(
       Queued: the executor left the runs to a queue; the same call goes on when they have ended.
       ValueError: nothing to run, one id twice, or another run of the same id in the workdir.
       SweepFailed: runs ended without a result; the others are complete.
+
+        base = lab.Experiment(model=ModelConfig(num_layers=2), train=TrainConfig(steps=200))
+        specs = lab.product(base, layout=["standard", "wide"], seeds=[0, 1, 2])
+        results = lab.sweep(specs, "runs/layouts", executor=lab.LocalExecutor(jobs=2))
+        results.compare({"layout": "standard"})
     """
     workdir, wanted = Path(workdir), list(specs)
     while True:
@@ -78,8 +89,15 @@ def sweep(
 def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) -> Results:
     """The results in a workdir, in the order of its specs; those without one are left out.
 
+    Args:
+      workdir: of `sweep`. It may still run: nothing is locked or written.
+      specs: only these runs; None: all.
+
     Raises:
       ValueError: there is no sweep.
+
+        results = lab.load_results("runs/layouts")
+        wide = results.filter(lambda run: run.spec.tags["layout"] == "wide")
     """
     path = Path(workdir) / SPECS
     if specs is None:

@@ -13,6 +13,13 @@ class Callback(Protocol):
     """Called by `fit` in every process. An error is printed, and the callback not called again.
 
     It must not change the state. Reading it waits for the step to end, which costs time.
+
+    >>> class PrintSteps:  # a class with these three methods is a callback
+    ...     def before_step(self, step): pass
+    ...     def after_step(self, step, state): print(step)
+    ...     def finish(self): pass
+    >>> isinstance(PrintSteps(), Callback)  # for FitOptions(callbacks=[PrintSteps()])
+    True
     """
 
     def before_step(self, step: int) -> None:
@@ -35,6 +42,11 @@ class Profile:
       folder: made if it is missing.
       first: the first step that is traced; 1 is the first of a run.
       last: the last one.
+
+    Raises:
+      ValueError: not 1 <= `first` <= `last`.
+
+        options = FitOptions(callbacks=[Profile(Path("run/profile"), 10, 12)])
     """
 
     def __init__(self, folder: Path, first: int, last: int) -> None:

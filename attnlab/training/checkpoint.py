@@ -35,7 +35,11 @@ def digest(array: jax.typing.ArrayLike) -> str:
 
 
 class WrongCheckpoint(ValueError):
-    """A checkpoint of another run than the one that is to be resumed."""
+    """A checkpoint of another run than the one that is to be resumed.
+
+    The message names the first difference: sharing plan, model config, data, schedule or training.
+    Give the run the config of the checkpoint, or another folder.
+    """
 
 
 def describe_model(model: object) -> JSON:
@@ -167,7 +171,17 @@ class Checkpoints:
     """The newest two steps of a state (any tree of arrays), and the step `also` if it is saved.
 
     States are written in the background. Use as a context manager: leaving it waits for the last
-    write and raises if it failed. `say` receives lines about damaged checkpoints.
+    write and raises if it failed.
+
+    Args:
+      directory: made if it is missing; one folder for each step.
+      also: a step that is kept beside the newest two; 0: none.
+      say: receives a line about each damaged checkpoint.
+
+        with Checkpoints(Path("run/checkpoints")) as checkpoints:
+            checkpoints.save(100, {"w": jnp.ones(3)}, {"of": 200})
+        with Checkpoints(Path("run/checkpoints")) as checkpoints:
+            step, state, notes = checkpoints.restore()  # None where nothing was saved
     """
 
     def __init__(

@@ -67,6 +67,13 @@ class TrainStep:
     """(state, batch [S, B, ...], seeds, device arrays) -> state: one step of all seeds.
 
     A batch that the dataset generates on the device is made inside the step.
+
+    Attributes:
+      model, objective, optimizer, config, dataset: as of `fit`.
+      mesh: of devices.
+
+        step = jax.jit(TrainStep(model, objective, optimizer, config, dataset, mesh))
+        state = step(state, host_batch(dataset, config, mesh, 0), seeds, device_arrays)
     """
 
     model: Model

@@ -27,6 +27,13 @@ class OptimizerConfig(Spec, prefix="optimizer."):
         not depend on its fan-in.
       clip_norm: largest norm of a gradient; 0: no clipping.
       frozen: regular expression of parameters that keep their initial values (see `frozen_mask`).
+
+    Raises:
+      ValueError: an unknown `name`, a value out of range, a `frozen` that is no regular expression, or
+        a field that the optimizer cannot use.
+
+    >>> OptimizerConfig(frozen=r"attention\.[qk]$", clip_norm=0.0)  # the repr omits defaults
+    OptimizerConfig(clip_norm=0.0, frozen='attention\\.[qk]$')
     """
 
     name: str = "adamw"
@@ -60,6 +67,15 @@ class ScheduleConfig(Spec, prefix="schedule."):
       final_learning_rate: that of the last step, where the schedule decays to one.
       warmup_steps: steps of a linear rise to the largest learning rate.
       decay_share: share of the steps at the end in which `warmup_stable_decay` decays.
+
+    Raises:
+      ValueError: an unknown `name`, or a value out of range.
+
+    >>> from attnlab.training import make_optimizer
+    >>> schedule = ScheduleConfig(name="constant", warmup_steps=3)
+    >>> rate = make_optimizer(TrainConfig(steps=10, schedule=schedule)).schedule
+    >>> [round(float(rate(step)), 5) for step in (0, 1, 3, 9)]  # the first step is 0
+    [0.00075, 0.0015, 0.003, 0.003]
     """
 
     name: str = "cosine"
@@ -81,6 +97,13 @@ class EvaluationConfig(Spec, prefix="evaluation."):
       batch_size: rows that are scored at a time.
       windows: rows scored at the end; 0: all.
       curve_windows: rows scored for a point of the learning curves.
+
+    Raises:
+      ValueError: a value is below its minimum.
+
+    >>> EvaluationConfig(curve_windows=0)
+    Traceback (most recent call last):
+    ValueError: evaluation.curve_windows must be a whole number of at least 1, not 0
     """
 
     every: int = bounded(100, least=1)
@@ -105,6 +128,10 @@ class TrainConfig(Spec):
         an evaluation is never smoothed.
       log_every: steps between two lines of the log.
       checkpoint_every: steps between two checkpoints.
+
+    Raises:
+      ValueError: a value out of range; seeds that are equal, negative or 2**32 or more; a `batch_size`
+        that `accumulate` does not divide; or a warm-up that is not shorter than `steps`.
 
     >>> TrainConfig(steps=200, optimizer=OptimizerConfig(learning_rate=0.01))
     TrainConfig(steps=200, optimizer=OptimizerConfig(learning_rate=0.01))

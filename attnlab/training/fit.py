@@ -59,6 +59,13 @@ class FitOptions(NamedTuple):
       measure: numbers of the parameters that are recorded at step 0, at every evaluation and at the
         end. An error in it is raised at step 0 and printed later.
       callbacks: called before and after each step.
+
+    Record how far each seed has moved from its initial parameters:
+
+        def moved(initial, now):
+            return {"moved": optax.global_norm(jax.tree.map(jnp.subtract, now, initial))}
+
+        options = FitOptions(measure=moved)  # in metrics.jsonl and `FitResult.measured`
     """
 
     mesh: Mesh | None = None
@@ -69,7 +76,13 @@ class FitOptions(NamedTuple):
 
 
 class FitResult(NamedTuple):
-    """What `fit` returns."""
+    """What `fit` returns.
+
+    Every score is an array [S], in the order of `config.seeds`:
+
+        mean = result.heldout["loss"].mean()
+        params = jax.tree.map(lambda a: a[0], result.state.params)  # of the first seed
+    """
 
     state: TrainState
     step: int
@@ -117,6 +130,9 @@ def fit(
       checkpoints: of the state.
       options: devices, initial parameters, what to measure, callbacks.
 
+    Returns:
+      The state at the last step and the scores of each seed.
+
     Raises:
       WrongCheckpoint: the newest checkpoint is of another model (above all another sharing plan of
         equal shapes), dataset, optimizer, schedule, batch size or seeds.
@@ -124,6 +140,18 @@ def fit(
       Stopped: after SIGTERM or SIGINT and a save.
       ValueError: the model or the dataset does not fit the objective, or a step needs more memory
         than a device has.
+
+        config, dataset = TrainConfig(steps=200), Text().load(64)
+        objective = OBJECTIVES["causal_lm"].bind(dataset.sizes)
+        folder = Path("runs/one")
+        with (
+            Recorder(folder, config.seeds) as recorder,
+            Checkpoints(folder / "checkpoints") as checkpoints,
+        ):
+            result = fit(
+                ModelConfig().build(), objective, make_optimizer(config), config, dataset,
+                recorder=recorder, checkpoints=checkpoints,
+            )
     """
     run = _Run(model, objective, optimizer, config, dataset, recorder, checkpoints, options)
     first = run.restore()

@@ -19,7 +19,12 @@ from attnlab.training.optimizers import Optimizer, make_optimizer
 
 
 class InMemoryFit(NamedTuple):
-    """What `fit_in_memory` returns."""
+    """What `fit_in_memory` returns.
+
+    found = fit_in_memory(model, objective, config, dataset)
+    steps, values = found.curve("eval/loss")  # [P], [S, P]
+    params = found.params(0)
+    """
 
     result: FitResult
     """Of `fit`: the parameters in `result.state.params`, each with a leading axis of seeds."""
@@ -63,8 +68,32 @@ def fit_in_memory(
 ) -> InMemoryFit:
     """`fit` with temporary files, which are deleted afterwards, and without output.
 
-    Arguments and errors are those of `fit`; `optimizer` defaults to `make_optimizer(config)`. Use
-    `fit` for a run that is kept, or resumed after a stop.
+    Use `fit` for a run that is kept, or resumed after a stop.
+
+    Args:
+      model: with `init` and `apply`.
+      objective: what it is trained to predict; an entry of `OBJECTIVES`.
+      config: steps, batch size, seeds, and how often to evaluate.
+      dataset: of batches and scored rows.
+      optimizer: default `make_optimizer(config)`.
+      options: as of `fit`.
+
+    Returns:
+      The result of `fit`, and what was recorded.
+
+    Raises:
+      NonFiniteLoss: a loss became NaN or infinite.
+      Stopped: after SIGTERM or SIGINT.
+      ValueError: the model or the dataset does not fit the objective.
+
+        from attnlab.data import Text
+        from attnlab.models import ModelConfig
+        from attnlab.training import OBJECTIVES, TrainConfig, fit_in_memory
+
+        config = TrainConfig(steps=200, seeds=(0,))
+        data = Text().load(config.length)
+        found = fit_in_memory(ModelConfig().build(), OBJECTIVES["causal_lm"], config, data)
+        found.result.heldout["bits_per_byte"]  # [1]: one value per seed
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -12,11 +12,19 @@ import numpy as np
 
 
 class NonFiniteLoss(RuntimeError):
-    """A loss became NaN or infinite."""
+    """A loss became NaN or infinite.
+
+    The message names the seeds and the step. The state is not saved, so that the newest checkpoint
+    is from before; `lab.run_one` returns a result of status "diverged" instead of raising.
+    """
 
 
 class Stopped(RuntimeError):
-    """The run received a signal to stop; its state is saved."""
+    """The run received a signal to stop; its state is saved.
+
+    To resume, repeat the call. The command lines end with exit code 75, which a scheduler may take
+    as a request to run them again.
+    """
 
 
 class Clock:

@@ -39,7 +39,15 @@ Figure: TypeAlias = np.ndarray | SavesFigure
 
 @runtime_checkable
 class Logger(Protocol):
-    """Receives the metrics of a run. A logger has no use for some methods? They do nothing."""
+    """Receives the metrics of a run. A logger has no use for some methods? They do nothing.
+
+    >>> class Silent:  # a class with these three methods is a logger
+    ...     def log_scalars(self, step, values): pass
+    ...     def log_figure(self, step, name, figure): pass
+    ...     def finish(self): pass
+    >>> isinstance(Silent(), Logger)  # LOGGERS["silent"] = lambda info: Silent()
+    True
+    """
 
     def log_scalars(self, step: int, values: Scalars) -> None:
         """Numbers of a step."""

@@ -43,6 +43,18 @@ class Recorder:
         `provenance.json` (command line, git commit, packages) and `changes.diff` (of `git diff`).
       writes: False in every process but the first: it does nothing.
       speaks: False: it prints nothing.
+
+    Raises:
+      ValueError: an unknown logger.
+      ModuleNotFoundError: a package of the extra `train` is missing.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Recorder(Path(folder), [0, 1], speaks=False) as recorder:
+    ...         recorder.rewind(0)  # opens the files
+    ...         recorder.log_scalars(10, {"train/loss": [2.5, 2.25]})  # one per seed
+    ...     print(Path(folder, "metrics.jsonl").read_text().strip())
+    ?
     """
 
     def __init__(

@@ -35,7 +35,16 @@ Transform: TypeAlias = optax.GradientTransformation
 
 
 class Optimizer(NamedTuple):
-    """Gradients -> updates, and the learning rate of each step, which is logged."""
+    """Gradients -> updates, and the learning rate of each step, which is logged.
+
+    Attributes:
+      transform: of optax, with clipping, schedule and frozen parameters.
+      schedule: step, from 0 -> learning rate.
+
+    Any transform of optax can train; the schedule is then only what is logged:
+
+        Optimizer(optax.sgd(0.1), lambda step: 0.1)
+    """
 
     transform: Transform
     schedule: Rate
@@ -320,6 +329,14 @@ def make_optimizer(config: "TrainConfig", axes: AxesOf = axes_by_shape) -> Optim
     Args:
       config: with the fields `optimizer`, `schedule` and `steps`.
       axes: which axes of each parameter form a matrix.
+
+    Raises:
+      ValueError: the optimizer cannot use a field of the config.
+
+    >>> from attnlab.training import TrainConfig
+    >>> rate = make_optimizer(TrainConfig(steps=100)).schedule  # 50 steps of warm-up, then a cosine
+    >>> [round(float(rate(step)), 5) for step in (0, 50, 75, 100)]
+    [6e-05, 0.003, 0.00165, 0.0003]
     """
     schedule = SCHEDULES[config.schedule.name](config)
     return Optimizer(make_transform(config.optimizer, schedule, axes), schedule)

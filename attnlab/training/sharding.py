@@ -70,7 +70,13 @@ def shard_batch(mesh: Mesh, rows: np.ndarray, axis: int) -> jax.Array:
 
 
 class StateSharding(NamedTuple):
-    """How the state of a training is sharded over a mesh."""
+    """How the state of a training is sharded over a mesh.
+
+    options = FitOptions(
+        mesh=data_mesh(model_parallel=4),
+        sharding=StateSharding(shard_axes(config), over_data=True),
+    )
+    """
 
     model_axes: Callable[[Params], PyTree] | None = None
     """params -> the tree of the axes, from the end, that are sharded over "model"; 0 = none

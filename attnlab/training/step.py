@@ -22,7 +22,11 @@ InitParams: TypeAlias = Callable[[Array, Inputs], Params]
 
 
 class TrainState(NamedTuple):
-    """The state of a run at a step. In `fit` every leaf has a leading axis of seeds."""
+    """The state of a run at a step. In `fit` every leaf has a leading axis of seeds.
+
+    first = jax.tree.map(lambda a: a[0], result.state)  # of the first seed
+    model.apply({"params": first.params}, tokens)
+    """
 
     params: Params
     opt_state: optax.OptState
@@ -38,6 +42,15 @@ def map_over_seeds(step: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     One seed after the other on a CPU, where that is faster and bit-equal to each seed alone;
     vectorised on an accelerator.
+
+    Args:
+      step: function of trees of arrays of one seed.
+
+    Returns:
+      The function of the same trees with a leading axis of seeds [S, ...].
+
+    >>> map_over_seeds(jnp.dot)(jnp.ones((2, 3)), jnp.ones((2, 3))).tolist()  # two seeds
+    [3.0, 3.0]
     """
     if jax.default_backend() == "cpu":
         return lambda *args: lax.map(lambda seed: step(*seed), args)
@@ -63,6 +76,18 @@ def init_state(
       params: parameters to start from, or a function (key, inputs) -> parameters; None: those of
         `model.init`. Parameters below float32 are widened: in bfloat16 an update of less than 0.4 %
         of a parameter would change nothing.
+
+    Returns:
+      The state, with float32 parameters and zero sums.
+
+    >>> from attnlab.data import BYTES
+    >>> from attnlab.models import ModelConfig
+    >>> from attnlab.training import OBJECTIVES
+    >>> task, batch = OBJECTIVES["causal_lm"].bind(BYTES), {"tokens": jnp.zeros((1, 9), int)}
+    >>> model = ModelConfig(width=8, num_layers=1).build()
+    >>> state = jax.eval_shape(lambda: init_state(model, task, optax.sgd(0.1), batch, 0))
+    >>> state.params["embedding"]
+    ShapeDtypeStruct(shape=(256, 8), dtype=float32)
     """
     row = {name: jnp.zeros((1, *a.shape[1:]), a.dtype) for name, a in batch.items()}
     row = lax.optimization_barrier(row)  # else the compiler folds a forward pass of constants
@@ -101,6 +126,23 @@ def train_step(
     `accumulate` > 1 the model computes them on each part and their mean over the parts is added. If
     such a loss is no mean over rows (a product of means, say), this is another number than that of
     the whole batch. `window_loss` is without them.
+
+    Args:
+      model: with `apply`.
+      objective: what it is trained to predict, bound to the sizes of the dataset.
+      transform: the optimizer.
+      state: of `init_state`, or the one that the last step returned.
+      batch: name -> array [B, ...].
+      seed: of the run; with `state.step` it decides masks and dropout.
+      accumulate: parts of the batch, which must divide B.
+      label_smoothing: share of the target that is spread over all classes, 0 <= share < 1.
+
+    Returns:
+      The state after the step; its `window_loss` has grown by the loss.
+
+        step = jax.jit(functools.partial(train_step, model, objective, optax.adam(1e-3)))
+        state = init_state(model, objective, optax.adam(1e-3), batch, seed=0)
+        state = step(state, batch, 0)
     """
     prepare_key, dropout_key = jax.random.split(step_key(seed, state.step))
     example = objective.prepare(batch, prepare_key)
@@ -160,6 +202,12 @@ class Evaluator:
       objective: bound to the sizes of the dataset.
       mesh: of devices.
       batch_size: rows that are computed at a time.
+
+    Every text is scored with the same random masks, whatever the model. Rows that are padding
+    (`valid` is False) do not count.
+
+        evaluate = Evaluator(model, objective, mesh, batch_size=64)
+        scores = evaluate(result.state.params, dataset.heldout(0))  # {"loss": [S], ...}
     """
 
     def __init__(self, model: Model, objective: Objective, mesh: Mesh, batch_size: int) -> None:

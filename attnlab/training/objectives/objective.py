@@ -155,7 +155,15 @@ def unexplained_variance() -> Metric:
 
 
 class Objective(NamedTuple):
-    """What a model is trained to predict."""
+    """What a model is trained to predict.
+
+    >>> from attnlab.data import BYTES
+    >>> from attnlab.training import OBJECTIVES
+    >>> task = OBJECTIVES["causal_lm"].bind(BYTES)
+    >>> example = task.prepare({"tokens": jnp.array([[7, 8, 9]])}, jax.random.key(0))
+    >>> {name: a.tolist() for name, a in example.inputs.items()}, example.targets.tolist()
+    ({'tokens': [[7, 8]]}, [[8, 9]])
+    """
 
     prepare: Prepare
     """(batch of a dataset, key, sizes of the data) -> what the model reads, targets, weights."""
