@@ -38,8 +38,8 @@ class RunInUse(RuntimeError):
     Attributes:
       holder: in words.
 
-    The lock ends with its process, however that ends. Only on some network file systems a process that
-    was killed keeps the folder for a minute (`attnlab.lab.lock`).
+    The lock ends with its process, however that ends. Only on some network file systems a process
+    that was killed keeps the folder for a minute (`attnlab.lab.lock`).
     """
 
     def __init__(self, folder: Path, holder: str) -> None:

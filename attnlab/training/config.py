@@ -29,11 +29,11 @@ class OptimizerConfig(Spec, prefix="optimizer."):
       frozen: regular expression of parameters that keep their initial values (see `frozen_mask`).
 
     Raises:
-      ValueError: an unknown `name`, a value out of range, a `frozen` that is no regular expression, or
-        a field that the optimizer cannot use.
+      ValueError: an unknown `name`, a value out of range, a `frozen` that is no regular expression,
+        or a field that the optimizer cannot use.
 
-    >>> OptimizerConfig(frozen=r"attention\.[qk]$", clip_norm=0.0)  # the repr omits defaults
-    OptimizerConfig(clip_norm=0.0, frozen='attention\\.[qk]$')
+    >>> OptimizerConfig(frozen="attention/[qk]", clip_norm=0.0)  # the repr omits defaults
+    OptimizerConfig(clip_norm=0.0, frozen='attention/[qk]')
     """
 
     name: str = "adamw"
@@ -130,8 +130,8 @@ class TrainConfig(Spec):
       checkpoint_every: steps between two checkpoints.
 
     Raises:
-      ValueError: a value out of range; seeds that are equal, negative or 2**32 or more; a `batch_size`
-        that `accumulate` does not divide; or a warm-up that is not shorter than `steps`.
+      ValueError: a value out of range; seeds that are equal, negative or 2**32 or more; a
+        `batch_size` that `accumulate` does not divide; or a warm-up that is not shorter than `steps`.
 
     >>> TrainConfig(steps=200, optimizer=OptimizerConfig(learning_rate=0.01))
     TrainConfig(steps=200, optimizer=OptimizerConfig(learning_rate=0.01))
