@@ -20,7 +20,8 @@ class Backend(NamedTuple):
     >>> from attnlab.attention.validate import validate
     >>> x = jnp.ones((1, 3, 2, 4))
     >>> call, _ = validate(x, x, x, sigmoid_shift=jnp.zeros(()))
-    >>> print(BACKENDS["dense"].refuse(call)), BACKENDS["xla"].refuse(call)
+    >>> BACKENDS["dense"].refuse(call), BACKENDS["xla"].refuse(call)
+    (None, 'it computes a softmax, not sigmoids')
     """
 
     run: Callable[[Call], AttentionOutput]

@@ -165,11 +165,11 @@ class Standard(Separate):
       num_kv_heads: K; fewer than num_heads is grouped-query attention (Ainslie et al. 2023, arXiv
         2305.13245), 1 is multi-query attention (Shazeer 2019, arXiv 1911.02150). None is num_heads.
       head_dim: H, of a query and key; None is D / N.
-    value_dim: V, of a value; None is `head_dim`.
-    key_width, value_width: of the key and value input; None is `width`.
-    qk_norm: norm of queries and keys per head.
-    tie: projections that use one weight: "kv" (a value is its key before norm and rotary, so
-      that a cache may hold one of them), "qk" or "qkv".
+      value_dim: V, of a value; None is `head_dim`.
+      key_width, value_width: of the key and value input; None is `width`.
+      qk_norm: norm of queries and keys per head.
+      tie: projections that use one weight: "kv" (a value is its key before norm and rotary, so
+        that a cache may hold one of them), "qk" or "qkv".
 
     >>> Standard(width=512, num_heads=8, num_kv_heads=2).size("head_dim")
     64

@@ -131,7 +131,7 @@ class TrainConfig(Spec):
 
     Raises:
       ValueError: a value out of range; seeds that are equal, negative or 2**32 or more; a
-        `batch_size` that `accumulate` does not divide; or a warm-up that is not shorter than `steps`.
+        `batch_size` that `accumulate` does not divide; or a warm-up not shorter than `steps`.
 
     >>> TrainConfig(steps=200, optimizer=OptimizerConfig(learning_rate=0.01))
     TrainConfig(steps=200, optimizer=OptimizerConfig(learning_rate=0.01))

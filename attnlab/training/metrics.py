@@ -54,7 +54,7 @@ class Recorder:
     ...         recorder.rewind(0)  # opens the files
     ...         recorder.log_scalars(10, {"train/loss": [2.5, 2.25]})  # one per seed
     ...     print(Path(folder, "metrics.jsonl").read_text().strip())
-    ?
+    {"step": 10, "train/loss": [2.5, 2.25]}
     """
 
     def __init__(
