@@ -32,8 +32,8 @@ class OptimizerConfig(Spec, prefix="optimizer."):
       ValueError: an unknown `name`, a value out of range, a `frozen` that is no regular expression,
         or a field that the optimizer cannot use.
 
-    >>> OptimizerConfig(frozen="attention/[qk]", clip_norm=0.0)  # the repr omits defaults
-    OptimizerConfig(clip_norm=0.0, frozen='attention/[qk]')
+    >>> OptimizerConfig(frozen="attention.[qk]$", clip_norm=0.0)  # the repr omits defaults
+    OptimizerConfig(clip_norm=0.0, frozen='attention.[qk]$')
     """
 
     name: str = "adamw"
