@@ -183,7 +183,7 @@ def test_published_differences():
 def test_refused():
     with pytest.raises(ValueError, match="no sublayer 'cross'"):
         dataclasses.replace(CONFIG, sharing="attention=0,1,2 cross=0,0,0 ffn=0,1,2")
-    with pytest.raises(ValueError, match=r"encoder\.cross must be 'own' or 'merged', not 'both'"):
+    with pytest.raises(ValueError, match=r"unknown encoder\.cross 'both': known: own, merged"):
         EncoderConfig(cross="both")
     model, params = CONFIG.build(), random_params(CONFIG)
     with pytest.raises(ValueError, match=r"unknown value 'cross\.probs'"):
