@@ -72,10 +72,7 @@ def shard_batch(mesh: Mesh, rows: np.ndarray, axis: int) -> jax.Array:
 class StateSharding(NamedTuple):
     """How the state of a training is sharded over a mesh.
 
-    options = FitOptions(
-        mesh=data_mesh(model_parallel=4),
-        sharding=StateSharding(shard_axes(config), over_data=True),
-    )
+    `FitOptions(mesh=data_mesh(model_parallel=4), sharding=StateSharding(shard_axes(config)))`
     """
 
     model_axes: Callable[[Params], PyTree] | None = None
