@@ -13,8 +13,6 @@ Params: TypeAlias = Mapping[str, Array]
 def layer_norm(w: Params, x: Float[Array, "... D"], *, eps: float = 1e-5) -> Float[Array, "... D"]:
     """(x - mean) / sqrt(var + eps) * scale + bias, in float32 at least (Ba et al. 2016).
 
-
-
     Args:
       w: {"scale": [D], "bias": [D]}; what it does not have is left out.
       x: [..., D]; normalized over the last axis.

@@ -44,7 +44,7 @@ class Rewrite(NamedTuple):
 
     >>> from attnlab.heads import Standard
     >>> step = Standard(width=6, num_heads=2).rewritten()
-    >>> step.layout.name, step.flops  # 2 flops for each of N D E H multiply-adds of W_Q W_K^T
+    >>> step.layout.name, step.flops  # 2 FLOPs for each of N D E H multiply-adds of W_Q W_K^T
     ('bilinear', 432)
     """
 

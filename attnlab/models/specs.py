@@ -417,7 +417,12 @@ class Relative(Positions):
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Alibi(Positions):
     """-slope_n |distance| added to the scores of head n (Press et al. 2022, arXiv 2108.12409), with
-    the slopes of `attnlab.attention.alibi_slopes`; nothing is learnt."""
+    the slopes of `attnlab.attention.alibi_slopes`; nothing is learnt.
+
+    >>> from attnlab.models import ModelConfig, param_shapes
+    >>> [name for name in param_shapes(ModelConfig(positions=Alibi())) if name != "layers"]
+    ['embedding', 'final_norm']
+    """
 
     name: ClassVar[str] = "alibi"
 
