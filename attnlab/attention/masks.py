@@ -207,16 +207,41 @@ def combine(*masks: Bool[Array, "..."] | Edges | None) -> Bool[Array, "..."] | E
     present = [m for m in masks if m is not None]
     arrays = [m for m in present if not isinstance(m, Edges)]
     for mask in arrays:
-        if jnp.result_type(mask) != jnp.bool_:
-            raise TypeError(
-                f"masks must be boolean (True = may attend), not {jnp.result_type(mask)}; "
-                "pass numbers that are added to the scores as bias"
-            )
+        check_boolean("masks", mask)
     if len(arrays) == len(present):
         return functools.reduce(jnp.logical_and, arrays) if arrays else None
     if len(present) > 1:
         raise TypeError("Edges cannot be combined with another mask; leave out the hidden edges")
     return present[0]
+
+
+def check_boolean(name: str, mask: ArrayLike) -> None:
+    """Raises TypeError for a mask of numbers.
+
+    >>> check_boolean("mask", jnp.zeros((2, 2)))
+    Traceback (most recent call last):
+    TypeError: mask must be boolean (True = may attend), not float32; pass numbers that are added \
+to the scores as bias
+    """
+    if (dtype := jnp.result_type(mask)) != jnp.bool_:
+        raise TypeError(
+            f"{name} must be boolean (True = may attend), not {dtype}; pass numbers that are added "
+            "to the scores as bias"
+        )
+
+
+def check_padding_shape(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> None:
+    """Raises ValueError for a padding mask that does not have one element for each token.
+
+    >>> check_padding_shape("padding_mask", jnp.ones((1, 2), bool), (1, 3))
+    Traceback (most recent call last):
+    ValueError: padding_mask (1, 2) must be [batch, length] = (1, 3), True where there is a token
+    """
+    if np.shape(mask) != shape:
+        raise ValueError(
+            f"{name} {np.shape(mask)} must be [batch, length] = {shape}, True where there is a "
+            "token"
+        )
 
 
 def checked_padding_mask(
@@ -238,11 +263,9 @@ def checked_padding_mask(
     """
     if mask is None:
         return None
+    assert tokens is not None
     array = mask if isinstance(mask, jax.Array) else np.asarray(mask)
-    if array.shape != (shape := jnp.shape(jnp.asarray(tokens))[:2]):
-        raise ValueError(
-            f"{name} {array.shape} must be [batch, length] = {shape}, True where there is a token"
-        )
+    check_padding_shape(name, array, np.shape(tokens)[:2])
     if jnp.issubdtype(array.dtype, jnp.integer):
         if not isinstance(array, jax.core.Tracer) and not np.isin(np.asarray(array), (0, 1)).all():
             raise ValueError(f"{name} must hold 0 (padding) and 1 (a token) only")

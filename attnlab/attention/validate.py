@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from attnlab.attention.dropout import is_key
 from attnlab.attention.mask_spec import MaskSpec
-from attnlab.attention.masks import Edges
+from attnlab.attention.masks import Edges, check_boolean
 from attnlab.attention.options import AttentionOptions, Call, Settings, TalkingHeads
 from attnlab.attention.score_mods import validate_score_mods
 
@@ -115,11 +115,8 @@ def _validated_mask(
         raise ValueError(
             f"mask {jnp.shape(mask)} must be the same for all {inner} heads of talking_heads"
         )
-    if mask is not None and jnp.result_type(mask) != jnp.bool_:
-        raise TypeError(
-            f"mask must be boolean (True = may attend), not {jnp.result_type(mask)}; "
-            "pass numbers that are added to the scores as bias"
-        )
+    if mask is not None:
+        check_boolean("mask", mask)
     return MaskSpec(
         t,
         s,

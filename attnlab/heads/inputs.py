@@ -8,6 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
+from attnlab.attention.masks import check_padding_shape
 from attnlab.heads.cache import Cache
 from attnlab.heads.layout import Entries, Layout
 from attnlab.heads.params import check_params
@@ -135,12 +136,8 @@ def _check_masks(inputs: HeadInputs, layout: Layout, x: Array) -> None:
         mask = getattr(inputs, name)
         if mask is None:
             continue
-        if np.shape(mask) != x.shape[:2]:
-            raise ValueError(
-                f"{name} {np.shape(mask)} must be [batch, length] = {x.shape[:2]}, True where "
-                "there is a token"
-            )
-        if np.dtype(getattr(mask, "dtype", None)) != np.bool_:
+        check_padding_shape(name, mask, x.shape[:2])
+        if getattr(mask, "dtype", None) != np.bool_:
             raise TypeError(f"{name} must be a boolean array, True where there is a token")
     heads = (layout.num_heads,)
     if inputs.head_mask is None or np.shape(inputs.head_mask) in (heads, (1, *heads)):
