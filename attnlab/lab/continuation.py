@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.lab.loaded import LoadedModel, Prompt
+from attnlab.lab.loaded import LoadedModel, Prompt, until_end
 from attnlab.models import Sampling, generate, stream
 from attnlab.models.generate import GenerateOptions
 
@@ -52,7 +52,7 @@ def texts(
         if (a := options.get(name)) is not None:
             options[name] = jnp.repeat(jnp.asarray(a), count, axis=0)
     new = np.asarray(generate(opened.params, rows, opened.config, request.num_tokens, **options))
-    until = [itertools.takewhile(lambda t: t not in opened.ends, row) for row in new.tolist()]
+    until = [until_end(row, opened.ends) for row in new.tolist()]
     return [opened.decode([*request.before, *row]) for row in until]
 
 
@@ -68,7 +68,7 @@ def pieces(
     columns = stream(
         opened.params, request.prompt, opened.config, request.num_tokens, **request.options
     )
-    tokens = itertools.takewhile(lambda t: t not in opened.ends, (int(c[0]) for c in columns))
+    tokens = until_end((int(column[0]) for column in columns), opened.ends)
     row, written = request.before, ""
     for new in itertools.chain([[]], ([token] for token in tokens)):
         row = [*row, *new]

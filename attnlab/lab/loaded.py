@@ -3,9 +3,10 @@ to text."""
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -293,6 +294,15 @@ def end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:
     found = _setting(folder, "eos_token_id")
     listed = found if isinstance(found, list) else [found]
     return tuple(t for t in listed if isinstance(t, int) and 0 <= t < config.vocab_size)
+
+
+def until_end(tokens: Iterable[int], ends: Collection[int]) -> Iterator[int]:
+    """The tokens before the first end token.
+
+    >>> list(until_end([5, 3, 0, 5], ends=(0,)))
+    [5, 3]
+    """
+    return itertools.takewhile(lambda token: token not in ends, tokens)
 
 
 def _read(

@@ -3,7 +3,6 @@
 `experiments.inspect_model` is the command; `attnlab.models.describe` the short table of a config.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -14,7 +13,7 @@ import numpy as np
 
 from attnlab import models, pretrained
 from attnlab.data import load_tokenizer
-from attnlab.lab.loaded import decoder_start, end_tokens
+from attnlab.lab.loaded import decoder_start, end_tokens, until_end
 from attnlab.lab.run import attention_reports
 from attnlab.lab.start import input_names
 from attnlab.lab.text_table import columns
@@ -103,8 +102,8 @@ def read_text(folder: str, text: str) -> str:
         ends = end_tokens(Path(folder), config)
         count = min(NEW_TOKENS, room)
         new = generate(params, prompt, config, count, source=source, end=ends or None)[0].tolist()
-        written = list(itertools.takewhile(lambda t: t not in ends, new))
-        sections.append("continuation: " + repr(tokenizer.decode(written)))
+        written = tokenizer.decode(list(until_end(new, ends)))
+        sections.append(f"continuation: {written!r}")
     return "\n\n".join(sections)
 
 
