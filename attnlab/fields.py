@@ -9,13 +9,14 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
 from attnlab.names import check_keywords, lookup
 
 T = TypeVar("T")
+SpecT = TypeVar("SpecT", bound="Spec")
 
 BOUNDS: dict[str, tuple[str, Callable[[Any, int | float], bool]]] = {
     "least": ("at least", operator.ge),
@@ -51,7 +52,7 @@ class Spec:
         super().__init_subclass__()
         cls.prefix = cls.prefix if prefix is None else prefix
 
-    def __new__(cls, *args: object, **fields: object) -> Self:
+    def __new__(cls: type["SpecT"], *args: object, **fields: object) -> "SpecT":
         """Raises TypeError for an unknown field; the message lists the fields."""
         assert dataclasses.is_dataclass(cls)
         check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])

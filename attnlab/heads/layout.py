@@ -16,7 +16,7 @@ V width of a value, O output width.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import jax
 from jaxtyping import Array, Float
@@ -253,7 +253,7 @@ class Layout(Named):
         """Shape of a weight."""
         return tuple(self.size(axis) for axis in weight.axes)
 
-    def with_width(self, width: int) -> Self:
+    def with_width(self: "LayoutT", width: int) -> "LayoutT":
         """The layout in a model of this width.
 
         Raises:

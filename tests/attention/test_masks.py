@@ -17,10 +17,13 @@ def test_masks_are_what_they_say():
     packed = masks.segments(jnp.array([[0, 0, 1]]))
     np.testing.assert_array_equal(packed[0, 0], np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], bool))
     assert masks.combine(None, None) is None
-    with pytest.raises(TypeError, match=r"boolean .* as bias"):  # 0 is no "hidden" there
-        masks.combine(masks.causal(3), jnp.zeros((3, 3)))
     with pytest.raises(ValueError, match="at least 0"):
         masks.window(3, left=-1, right=0)
+
+
+def test_a_mask_of_numbers_is_refused():
+    with pytest.raises(TypeError, match=r"boolean .* as bias"):  # 0 is no "hidden" there
+        masks.combine(masks.causal(3), jnp.zeros((3, 3)))
 
 
 def test_neighbourhoods_from_edges():
