@@ -44,10 +44,19 @@ def test_a_variant_is_scored_at_its_best_rate():
     np.testing.assert_allclose(found.bits, expected, rtol=1e-9)
 
 
+def test_a_rate_that_is_not_beside_the_best_one_does_not_count():
+    scores = made(variants=[WHOLE[1]])
+    wrong = [dataclasses.replace(s, heldout_bits=9.0, validation_bits=9.0)
+             if s.run.learning_rate == 4.0 else s for s in scores]  # fmt: skip
+    [(_, expected)], [(_, found)] = (gpu_page.complete(some).items() for some in (scores, wrong))
+    assert found.rate == pytest.approx(expected.rate)
+    np.testing.assert_allclose(found.bits, expected.bits, rtol=1e-9)
+
+
 def test_a_best_rate_at_an_end_is_taken_as_it_is():
     [(_, found)] = gpu_page.complete(made(best_log_rate=2.0, variants=[WHOLE[1]])).items()
-    assert (found.interior, found.rate) == (False, pytest.approx(2.0))
-    away = 0.02 * (math.log(2) - 2) ** 2
+    assert (found.interior, found.rate) == (False, pytest.approx(4.0))
+    away = 0.02 * (math.log(4) - 2) ** 2
     assert found.bits[0, 0] == pytest.approx(1.7 + 0.01 * 0.3**2 + away + 0.3)
 
 

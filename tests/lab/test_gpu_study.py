@@ -39,10 +39,12 @@ def test_layers_that_share_all_have_a_sixth_of_their_parameters():
 
 
 def test_rates_surround_the_tuned_one():
-    """All coefficients 0: the rate of the formula is exp(0) = 1."""
+    """All coefficients 0: the rate of the formula is exp(0) = 1. Half of it where N h = D alone."""
     programs = gpu_study.programs(FORMULA, multiple=3.0)
-    assert len(programs) == 24
-    assert {p.learning_rate for p in programs} == {1.5, 3.0, 6.0}
+    assert len(programs) == 5 * 4 + 3 * 3
+    whole, others = ([p.learning_rate for p in programs if p.variant in some]
+                     for some in (gpu_study.VARIANTS[:5], gpu_study.VARIANTS[5:]))  # fmt: skip
+    assert (whole, others) == (5 * [1.5, 3.0, 6.0, 12.0], 3 * [3.0, 6.0, 12.0])
     assert {p.steps for p in programs} == {round(94e6 / 8192)}
 
 
@@ -59,10 +61,11 @@ def scores_of(program, bits):
     variant, sizes = program.variant, ProgramSizes(1024, 4_790_000, 11_140_000, program.steps)
     return [
         TextScore(
-            ProgramSeed(variant.point, variant.plan, program.learning_rate, program.seeds[0]),
+            ProgramSeed(variant.point, variant.plan, program.learning_rate, seed),
             text, 1.5, bits, 3.0, 2.5, 2.25, sizes, ProgramOrigin(1.0, "cpu", "abc"),
         )
         for text in ("web", "novels")
+        for seed in program.seeds
     ]  # fmt: skip
 
 
@@ -76,6 +79,32 @@ def test_the_multiple_is_the_minimum_of_the_tuning_programs():
         assert gpu_study.tuned_multiple(FORMULA, scores, 0.5) is None
         scores += scores_of(program, 2 + (math.log2(program.learning_rate) - 2.3) ** 2)
     assert gpu_study.tuned_multiple(FORMULA, scores, 0.5) == pytest.approx(2**2.3, rel=1e-6)
+
+
+def test_the_best_factor_is_that_of_the_widths_that_fill_d_together():
+    """One variant is best at 1/2 and four are at 2; 6x64 and the sharing plans do not count."""
+    wanted = gpu_study.programs(FORMULA, 3.0)
+    scores = []
+    for program in wanted:
+        assert gpu_study.best_factor(FORMULA, 3.0, scores) is None
+        best = 1.5 if program.variant == gpu_study.VARIANTS[0] else 6.0
+        level = 2.0 if gpu_study.fills_width(program.variant) else -100 * program.learning_rate
+        scores += scores_of(program, level + math.log(program.learning_rate / best) ** 2)
+        if len(scores) == 4 * 20:
+            break
+    assert gpu_study.best_factor(FORMULA, 3.0, scores) == 2.0
+
+
+def test_added_seeds_are_programs_of_their_own():
+    added = gpu_study.seed_programs(FORMULA, 3.0, 2.0)
+    assert [(p.variant, p.learning_rate) for p in added] == [
+        (variant, 6.0) for variant in gpu_study.VARIANTS[:5]
+    ]
+    assert {p.seeds for p in added} == {(2, 3, 4, 5)}
+    first = [p for p in gpu_study.programs(FORMULA, 3.0) if p.learning_rate == 6.0][:5]
+    assert not {p.id for p in added} & {p.id for p in first}
+    assert left(added, [s for p in first for s in scores_of(p, 2.0)]) == added
+    assert left(added, scores_of(added[0], 2.0)) == added[1:]
 
 
 @pytest.fixture
@@ -108,7 +137,10 @@ def test_scores_are_read_as_they_were_written(tmp_path, score):
     )
 
 
-def test_a_program_with_scores_is_not_run_again(score):
+def test_a_program_with_scores_of_every_seed_is_not_run_again():
     programs = gpu_study.programs(FORMULA, 1.0)
-    assert left(programs, [score]) == [*programs[:3], *programs[4:]]
-    assert left(gpu_study.programs(FORMULA, 1.0, 0.001), [score]) != []
+    scores = scores_of(programs[3], 1.5)
+    assert left(programs, scores) == [*programs[:3], *programs[4:]]
+    assert left(programs, scores[::2]) == programs
+    short = gpu_study.programs(FORMULA, 1.0, 0.001)
+    assert left(short, scores) == short

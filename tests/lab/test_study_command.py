@@ -75,7 +75,7 @@ def test_rows_of_another_commit_are_refused_by_the_command(tmp_path):
 def test_programs_of_the_study_on_a_gpu_are_counted_without_running_one(tmp_path):
     out, code = finish(tmp_path, "--status", preset="gpu")
     assert code == 0
-    assert out.splitlines()[-1] == "0/5 tuning programs, 0/24 programs"
+    assert out.splitlines()[-1] == "0/5 tuning programs, 0/34 programs"
     assert list(tmp_path.iterdir()) == []
 
 

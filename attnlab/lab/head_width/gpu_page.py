@@ -15,12 +15,15 @@ from attnlab.lab.head_width.gpu_study import (
     FACTORS,
     LENGTH,
     NUM_LAYERS,
+    SEEDS,
     TRAINING_BYTES,
     TUNED,
     TUNING_SEEDS,
     VARIANTS,
     WIDTH,
     TextScore,
+    factors,
+    fills_width,
 )
 from attnlab.lab.head_width.hypotheses import ends
 from attnlab.lab.head_width.page import reading
@@ -51,8 +54,8 @@ class Tuned:
 
 
 def judged(scores: Sequence[TextScore]) -> list[TextScore]:
-    """The scores of the longest training, without those of tuning."""
-    kept = [one for one in scores if one.run.seed not in TUNING_SEEDS]
+    """The scores of the longest training that choose learning rates: `SEEDS` alone."""
+    kept = [one for one in scores if one.run.seed in SEEDS]
     longest = max((one.sizes.steps for one in kept), default=0)
     return [one for one in kept if one.sizes.steps == longest]
 
@@ -61,7 +64,7 @@ def tuned(scores: Sequence[TextScore]) -> Tuned:
     """One variant at its best learning rate.
 
     The best rate is the minimum of the parabola in ln r through the validation bits of its rates;
-    the held-out bits of a text and seed there are those of the parabola through the same rates.
+    the held-out bits of a text and seed there are those of the parabola through the same three.
     Where the best rate is at an end, it is the best rate itself.
     """
     rates = tuple(sorted({one.run.learning_rate for one in scores}))
@@ -75,11 +78,13 @@ def tuned(scores: Sequence[TextScore]) -> Tuned:
         validation[rate, seed] = one.validation_bits
     means = tuple(map(float, validation.mean(1)))
     best = parabola_minimum(dict(zip(rates, means, strict=True)))
+    lowest = int(np.argmin(means))
     if best.interior:
-        x = np.log(rates) - best.log_rate
-        at_best = np.polyfit(x, bits.reshape(len(rates), -1), 2)[-1].reshape(bits.shape[1:])
+        three = slice(lowest - 1, lowest + 2)
+        x = np.log(rates[three]) - best.log_rate
+        at_best = np.polyfit(x, bits[three].reshape(3, -1), 2)[-1].reshape(bits.shape[1:])
     else:
-        at_best = bits[int(np.argmin(means))]
+        at_best = bits[lowest]
     return Tuned(rates, means, math.exp(best.log_rate), best.interior, at_best, bits)
 
 
@@ -88,7 +93,7 @@ def complete(scores: Sequence[TextScore]) -> dict[Variant, Tuned]:
     found = {}
     for variant in VARIANTS:
         own = [s for s in scores if (s.run.point, s.run.plan) == (variant.point, variant.plan)]
-        if len({one.run.learning_rate for one in own}) >= len(FACTORS):
+        if len({one.run.learning_rate for one in own}) >= len(factors(variant)):
             found[variant] = tuned(own)
     return found
 
@@ -174,8 +179,7 @@ def page(scores: Sequence[TextScore]) -> str:
 
 def whole_width(found: Mapping[Variant, Value]) -> dict[Variant, Value]:
     """The variants with N h = D that share nothing."""
-    return {v: one for v, one in found.items()
-            if v.num_heads * v.head_dim == WIDTH and v.plan == "separate"}  # fmt: skip
+    return {v: one for v, one in found.items() if fills_width(v)}
 
 
 def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]) -> dict[str, str]:

@@ -26,11 +26,13 @@ from attnlab.lab.head_width.gpu_study import (
     ProgramSizes,
     TextScore,
     append_scores,
+    best_factor,
     left,
     model_config,
     program_flops,
     programs,
     read_scores,
+    seed_programs,
     train_config,
     tuned_multiple,
     tuning_programs,
@@ -173,18 +175,20 @@ class Study:
 
     def status(self) -> str:
         """How many programs have scores."""
-        tuning, others = self._programs()
-        untuned, undone = self._left()
+        scores = read_scores(self.path)
+        tuning, others = self._programs(scores)
+        undone = [len(left(some, scores)) for some in (tuning, others)]
         return (
-            f"{len(tuning) - len(untuned)}/{len(tuning)} tuning programs, "
-            f"{len(others) - len(undone)}/{len(others)} programs"
+            f"{len(tuning) - undone[0]}/{len(tuning)} tuning programs, "
+            f"{len(others) - undone[1]}/{len(others)} programs"
         )
 
     def measure(self, steps: int) -> str:
         """The speed of a few steps, and what it means for the programs that are left."""
         check_texts(TEXTS, self.place.data)
         rate = measured_speed(Mixture(self.place, 0.001), steps)
-        wanted = [one for some in self._left() for one in some]
+        scores = read_scores(self.path)
+        wanted = [one for some in self._programs(scores) for one in left(some, scores)]
         flops = sum(map(program_flops, wanted))
         return (
             f"{rate:.3g} FLOP/s; {len(wanted)} programs of {flops:.3g} FLOP to go: "
@@ -196,25 +200,27 @@ class Study:
         ends."""
         check_texts(TEXTS, self.place.data)
         mixture = Mixture(self.place, self.scale)
-        self._run(self._left()[0], mixture)
+        self._run(tuning_programs(self.formula, self.scale), mixture)
         multiple = tuned_multiple(self.formula, read_scores(self.path), self.scale)
+        assert multiple is not None
         self.say(f"tuned: {multiple:.3g} times the learning rate of the formula")
-        self._run(self._left()[1], mixture)
+        self._run(programs(self.formula, multiple, self.scale), mixture)
+        factor = best_factor(self.formula, multiple, read_scores(self.path), self.scale)
+        assert factor is not None
+        self.say(f"more seeds: at {factor:g} times the tuned learning rates")
+        self._run(seed_programs(self.formula, multiple, factor, self.scale), mixture)
 
-    def _programs(self) -> tuple[list[Program], list[Program]]:
-        multiple = tuned_multiple(self.formula, read_scores(self.path), self.scale) or 1.0
-        tuning = tuning_programs(self.formula, self.scale)
-        return tuning, programs(self.formula, multiple, self.scale)
-
-    def _left(self) -> tuple[list[Program], list[Program]]:
-        """The tuning programs and the others that have no scores. Before the tuning is done the
-        rates of the others are those of the formula."""
-        tuning, others = self._programs()
-        scores = read_scores(self.path)
-        untuned = left(tuning, scores)
-        return untuned, others if untuned else left(others, scores)
+    def _programs(self, scores: Sequence[TextScore]) -> tuple[list[Program], list[Program]]:
+        """The tuning programs and the others. Before the tuning is done the rates of the others are
+        those of the formula; before the best factor is known the added seeds are at 1."""
+        multiple = tuned_multiple(self.formula, scores, self.scale) or 1.0
+        factor = best_factor(self.formula, multiple, scores, self.scale) or 1.0
+        others = programs(self.formula, multiple, self.scale)
+        added = seed_programs(self.formula, multiple, factor, self.scale)
+        return tuning_programs(self.formula, self.scale), [*others, *added]
 
     def _run(self, wanted: Sequence[Program], mixture: Mixture) -> None:
-        for number, program in enumerate(wanted, 1):
+        undone = left(wanted, read_scores(self.path))
+        for number, program in enumerate(undone, 1):
             append_scores(self.path, run_program(program, mixture, self.place))
-            self.say(f"{program.id}: program {number} of {len(wanted)}")
+            self.say(f"{program.id}: program {number} of {len(undone)}")

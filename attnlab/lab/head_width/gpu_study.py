@@ -6,7 +6,8 @@ every text.
 
 D = 256 is outside what the formula of stage 1 was fitted on. So 4 heads of 64 are first trained
 at five multiples of its rate for an eighth of the bytes; the multiple that validation chooses is
-used for every variant, halved and doubled too.
+used for every variant, halved, doubled and fourfold too. At the best of these factors the five
+variants with N h = D are then trained from four seeds more.
 """
 
 import csv
@@ -39,8 +40,10 @@ from attnlab.training.config import (
 WIDTH, NUM_LAYERS, LENGTH, BATCH = 256, 6, 256, 32
 TRAINING_BYTES = 94e6
 SEEDS = (0, 1)
-FACTORS = (0.5, 1.0, 2.0)
-"""Learning rates, in multiples of the tuned one."""
+FACTORS = (0.5, 1.0, 2.0, 4.0)
+"""Learning rates, in multiples of the tuned one; `factors` has those of a variant."""
+ADDED_SEEDS = (2, 3, 4, 5)
+"""Of the variants with N h = D, at the best of `FACTORS`."""
 TUNING_SEEDS = (8,)
 TUNING_FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """In multiples of the rate of the formula."""
@@ -70,7 +73,8 @@ class Program:
     def id(self) -> str:
         """Names its folder."""
         plan = self.variant.plan.replace(":", "")
-        return f"{self.variant.point}-{plan}-{self.learning_rate:g}-{self.scale:g}"
+        seeds = "" if self.seeds == SEEDS else f"-seeds{self.seeds[0]}"
+        return f"{self.variant.point}-{plan}-{self.learning_rate:g}-{self.scale:g}{seeds}"
 
     @property
     def steps(self) -> int:
@@ -155,15 +159,60 @@ def tuned_multiple(
 
 
 def _validation(program: Program, scores: Sequence["TextScore"]) -> float:
-    return float(np.mean([s.validation_bits for s in scores if _key_of(s) == _key(program)]))
+    return float(np.mean([s.validation_bits for s in scores if _key_of(s) in _keys(program)]))
+
+
+def fills_width(variant: Variant) -> bool:
+    """Is N h = D, and nothing shared?"""
+    return variant.num_heads * variant.head_dim == WIDTH and variant.plan == "separate"
+
+
+def factors(variant: Variant) -> tuple[float, ...]:
+    """Those of `FACTORS` at which a variant is trained: the lowest only where N h = D."""
+    return FACTORS if fills_width(variant) else FACTORS[1:]
 
 
 def programs(formula: RateFormula, multiple: float, scale: float = 1.0) -> list[Program]:
-    """All programs: `VARIANTS` at `FACTORS` times `multiple` times the rate of the formula."""
+    """`VARIANTS` at their `factors` times `multiple` times the rate of the formula."""
     return [
-        Program(v, float(f"{formula_rate(formula, v, scale) * multiple * factor:.4g}"), scale)
+        Program(v, _rate(formula, v, multiple * factor, scale), scale)
         for v in VARIANTS
-        for factor in FACTORS
+        for factor in factors(v)
+    ]
+
+
+def _rate(formula: RateFormula, variant: Variant, multiple: float, scale: float) -> float:
+    return float(f"{formula_rate(formula, variant, scale) * multiple:.4g}")
+
+
+def best_factor(
+    formula: RateFormula, multiple: float, scores: Sequence["TextScore"], scale: float = 1.0
+) -> float | None:
+    """Which of `FACTORS` has the lowest validation bits, mean over the variants with N h = D; None
+    where one of their programs has no scores."""
+    bits = {}
+    for factor in FACTORS:
+        wanted = _at_factor(formula, multiple, factor, scale, SEEDS)
+        if left(wanted, scores):
+            return None
+        bits[factor] = float(np.mean([_validation(program, scores) for program in wanted]))
+    return min(bits, key=bits.__getitem__)
+
+
+def seed_programs(
+    formula: RateFormula, multiple: float, factor: float, scale: float = 1.0
+) -> list[Program]:
+    """The variants with N h = D at `best_factor`, from `ADDED_SEEDS`."""
+    return _at_factor(formula, multiple, factor, scale, ADDED_SEEDS)
+
+
+def _at_factor(
+    formula: RateFormula, multiple: float, factor: float, scale: float, seeds: tuple[int, ...]
+) -> list[Program]:
+    return [
+        Program(v, _rate(formula, v, multiple * factor, scale), scale, seeds)
+        for v in VARIANTS
+        if fills_width(v)
     ]
 
 
@@ -228,15 +277,19 @@ def append_scores(path: Path, scores: Sequence[TextScore]) -> None:
 
 
 def left(wanted: Sequence[Program], scores: Sequence[TextScore]) -> list[Program]:
-    """The programs that have no scores in the file yet."""
+    """The programs of which a seed has no scores in the file yet."""
     done = set(map(_key_of, scores))
-    return [program for program in wanted if _key(program) not in done]
+    return [program for program in wanted if not _keys(program) <= done]
 
 
-def _key(program: Program) -> tuple[str, str, float, int]:
-    variant = program.variant
-    return variant.point, variant.plan, program.learning_rate, program.steps
+Key = tuple[str, str, float, int, int]
 
 
-def _key_of(score: TextScore) -> tuple[str, str, float, int]:
-    return score.run.point, score.run.plan, score.run.learning_rate, score.sizes.steps
+def _keys(program: Program) -> set[Key]:
+    variant, rate = program.variant, program.learning_rate
+    return {(variant.point, variant.plan, rate, program.steps, seed) for seed in program.seeds}
+
+
+def _key_of(score: TextScore) -> Key:
+    run = score.run
+    return run.point, run.plan, run.learning_rate, score.sizes.steps, run.seed
