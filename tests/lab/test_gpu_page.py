@@ -78,6 +78,51 @@ def test_the_variance_of_a_difference_is_that_of_texts_and_of_seeds():
     assert found[WHOLE[1]].value == 1
 
 
+def with_added_seeds(differences_of_seeds):
+    """Scores without noise between texts: 1x256 differs from 4x64 by these bits in seeds 0 to 5."""
+    found = []
+    programs = [p for p in gpu_study.programs(FORMULA, 1.0) if p.learning_rate == 2.0][:5]
+    for program in [*programs, *gpu_study.seed_programs(FORMULA, 1.0, 2.0)]:
+        variant = program.variant
+        for seed, text in itertools.product(program.seeds, TEXTS):
+            run = ProgramSeed(variant.point, variant.plan, program.learning_rate, seed)
+            bits = 2.0 + (differences_of_seeds[seed] if variant == WHOLE[4] else 0.0)
+            bits += 0.001 * TEXTS[text] * WHOLE.index(variant)
+            sizes = ProgramSizes(1024, 4_790_000, 11_140_000, program.steps)
+            found.append(TextScore(run, text, bits, bits, 3.0, 2.5, 2.25, sizes,
+                                   ProgramOrigin(1.0, "some GPU", "abc")))  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize(
+    ("later", "verdict"),
+    [([0.5, 0.51, 0.5, 0.49], "confirmed"), ([-0.5, -0.51, -0.5, -0.49], "refuted"),
+     ([9.0, -9.0, 9.0, -8.0], "inconclusive")],
+)  # fmt: skip
+def test_what_two_seeds_foretell_is_judged_on_the_added_ones(later, verdict):
+    found = gpu_page.added_seeds(with_added_seeds([0.4, 0.6, *later]))
+    assert {v.point: said for v, (_, said) in found.verdicts.items()}["1x256"] == verdict
+    level = 2.0 + 0.001 * 0.3 * 4
+    np.testing.assert_allclose(found.together[WHOLE[4]][0], np.array([0.4, 0.6, *later]) + level)
+
+
+def test_p_of_a_verdict_is_that_of_four_variants():
+    """By hand, one variant of four differs: means of seeds 1, 2, 3, 2 (variance 2/3, over 12
+    degrees of freedom for all four 2/12), no variance of texts; t = 2 / sqrt(2/12/4)."""
+    scores = [dataclasses.replace(s, heldout_bits=round(s.heldout_bits, 2))
+              for s in with_added_seeds([1, 1, 1, 2, 3, 2])]  # fmt: skip
+    p, verdict = gpu_page.added_seeds(scores).verdicts[WHOLE[4]]
+    assert p == pytest.approx(4 * 2 * stats.t.sf(2 / math.sqrt(2 / 12 / 4), 12))
+    assert verdict == "confirmed"
+
+
+def test_nothing_is_judged_before_every_added_seed_is_there():
+    scores = with_added_seeds([0.4, 0.6, 0.5, 0.5, 0.5, 0.5])
+    lost = [s for s in scores if (s.run.point, s.run.seed) != ("2x128", 4)]
+    assert gpu_page.added_seeds(lost) is None
+    assert gpu_page.added_seeds(made()) is None
+
+
 def test_the_page_is_written_from_what_is_there(tmp_path):
     """Variants without all their rates are named; those of tuning are not judged."""
     scores = made(variants=gpu_study.VARIANTS[:7])

@@ -1,4 +1,4 @@
-"""The page of the head-width study at D = 256, from its scores alone (plan.md, amendment 2)."""
+"""The page of the head-width study at D = 256, from its scores alone (plan.md, amendments 2, 3)."""
 
 import dataclasses
 import math
@@ -11,6 +11,7 @@ import numpy as np
 from attnlab.atomic import write_atomic
 from attnlab.lab.head_width.figures import SizePanel, around, loss_figure
 from attnlab.lab.head_width.gpu_study import (
+    ADDED_SEEDS,
     BATCH,
     FACTORS,
     LENGTH,
@@ -31,6 +32,7 @@ from attnlab.lab.head_width.rates import parabola_minimum
 from attnlab.lab.head_width.spec import Variant
 from attnlab.lab.mixed_model import Array, Estimate, t_estimate
 from attnlab.lab.pages import render, table
+from attnlab.lab.statistics import holm
 from attnlab.plotting import themed_svg
 
 DRAWS = 2000
@@ -86,6 +88,53 @@ def tuned(scores: Sequence[TextScore]) -> Tuned:
     else:
         at_best = bits[lowest]
     return Tuned(rates, means, math.exp(best.log_rate), best.interior, at_best, bits)
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedSeeds:
+    """The variants with N h = D at one multiple of their learning rates: bits [texts, seeds]."""
+
+    first: dict[Variant, Array]
+    """From `SEEDS`, which chose the multiple."""
+    added: dict[Variant, Array]
+    """From `ADDED_SEEDS`."""
+
+    @property
+    def together(self) -> dict[Variant, Array]:
+        """From all of them."""
+        return {v: np.concatenate([self.first[v], one], 1) for v, one in self.added.items()}
+
+    @property
+    def verdicts(self) -> dict[Variant, tuple[float, str]]:
+        """p of the difference from `TUNED` on the added seeds alone, corrected by Holm, and
+        what it says of the sign of the first seeds: confirmed, refuted or inconclusive."""
+        foretold, found = differences(self.first), differences(self.added)
+        corrected = holm([one.p for one in found.values()])
+        verdicts = {}
+        for (variant, one), p in zip(found.items(), corrected.tolist(), strict=True):
+            same = one.value * foretold[variant].value > 0
+            said = "inconclusive" if p >= 0.05 else "confirmed" if same else "refuted"
+            verdicts[variant] = (p, said)
+        return verdicts
+
+
+def added_seeds(scores: Sequence[TextScore]) -> AddedSeeds | None:
+    """The scores at the learning rates of `ADDED_SEEDS`; None where a variant lacks a seed."""
+    longest = max((one.sizes.steps for one in judged(scores)), default=0)
+    own = [one for one in scores if one.sizes.steps == longest]
+    rates = {(s.run.point, s.run.learning_rate) for s in own if s.run.seed in ADDED_SEEDS}
+    parts: list[dict[Variant, Array]] = []
+    for seeds in (SEEDS, ADDED_SEEDS):
+        parts.append({})
+        for variant in filter(fills_width, VARIANTS):
+            bits = {(s.text, s.run.seed): s.heldout_bits for s in own
+                    if (s.run.point, s.run.learning_rate) in rates
+                    and (s.run.point, s.run.plan) == (variant.point, variant.plan)}  # fmt: skip
+            texts = list(dict.fromkeys(text for text, _ in bits))
+            if not bits or any((text, seed) not in bits for text in texts for seed in seeds):
+                return None
+            parts[-1][variant] = np.array([[bits[text, seed] for seed in seeds] for text in texts])
+    return AddedSeeds(*parts)
 
 
 def complete(scores: Sequence[TextScore]) -> dict[Variant, Tuned]:
@@ -161,12 +210,15 @@ def page(scores: Sequence[TextScore]) -> str:
     text = render(
         "head_width_gpu.md.jinja",
         **_headline(bits, against),
+        **_of_seeds(added_seeds(scores)),
+        shared=_shared(found, against, kept),
         layers=NUM_LAYERS,
         length=LENGTH,
         bytes=f"{trained:,}",
         each=f"{trained / first.sizes.parameters:.1f}",
         seeds=len({one.run.seed for one in kept}),
-        origin=first.origin,
+        device=first.origin.device,
+        commits=" and ".join(dict.fromkeys(one.origin.commit for one in scores)),
         scale=f"{trained / TRAINING_BYTES:.3g}",
         baselines=_grams(kept),
         unfinished=_unfinished(kept, found),
@@ -197,6 +249,45 @@ def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]
         "inconclusive": ", ".join(open_ones) if clear else "",
         "best": _width(best_head_dim(whole)),
     }
+
+
+def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
+    """The values of the test on seeds of its own; empty where it has not run."""
+    if seeds is None:
+        return dict.fromkeys(("confirmed", "of_seeds", "best_of_seeds"), "")
+    first, added, together = map(differences, (seeds.first, seeds.added, seeds.together))
+    lines, confirmed = [], []
+    for variant, (p, verdict) in seeds.verdicts.items():
+        found = ends(added[variant])
+        lines.append([variant.point, ends(first[variant]), found, f"{p:.3f}", verdict,
+                      ends(together[variant])])  # fmt: skip
+        if verdict == "confirmed":
+            confirmed.append(f"{variant.point} is {reading(added[variant])}, by {found}")
+    header = ("point", f"seeds {_span(SEEDS)}", f"seeds {_span(ADDED_SEEDS)}", "p, Holm", "",
+              "all seeds")  # fmt: skip
+    return {
+        "confirmed": "; ".join(confirmed),
+        "of_seeds": table(header, lines),
+        "best_of_seeds": _width(best_head_dim(seeds.together)),
+    }
+
+
+def _span(seeds: Sequence[int]) -> str:
+    return f"{seeds[0]} to {seeds[-1]}"
+
+
+def _shared(
+    found: Mapping[Variant, Tuned], against: Mapping[Variant, Estimate], kept: Sequence[TextScore]
+) -> str:
+    """What each sharing plan costs; "" where none is trained."""
+    counts = {(s.run.point, s.run.plan): s.sizes.parameters for s in kept}
+    own = counts[TUNED.point, TUNED.plan]
+    return "; ".join(
+        f"`{v.plan}` is {reading(against[v])}, by {ends(against[v])}, "
+        f"with {counts[v.point, v.plan] / own:.0%} of the parameters"
+        for v in found
+        if v.plan != "separate"
+    )
 
 
 def _width(best: Estimate) -> str:
