@@ -143,8 +143,9 @@ CONSTRUCTION = {
         lambda: Standard(**SIZES, num_head=4), "'num_head': did you mean 'num_heads'.* head_dim",
     ),
     "heads for num_heads": (
-        lambda: Standard(width=8, heads=4), "'heads': did you mean 'num_heads'.* width, num_heads",
+        lambda: Standard(width=8, heads=4), "'heads': write num_heads; .* width, num_heads",
     ),
+    "keyword of Keras": (lambda: Standard(**SIZES, key_dim=3), "'key_dim': write head_dim; "),
     "unknown field": (
         lambda: make_layout("wide", **SIZES, latent_dim=3),
         "no field 'latent_dim': its fields are width, .*; latent_dim is a field of latent, latent_",
@@ -193,9 +194,9 @@ CALLS = {
     "heads=4": (
         lambda: call(heads=4), "multi_head_attention.* unknown keyword 'heads'.* known:",
     ),
-    "causal=True": (lambda: call(causal=True), "'causal': did you mean 'is_causal'"),
-    "capture": (lambda: call(capture=("probs",)), r"no capture; .*capture\(multi_head_attention"),
-    "return_probs": (lambda: call(return_probs=True), r"no return_probs; .*attnlab.capture"),
+    "causal=True": (lambda: call(causal=True), "'causal': write is_causal; "),
+    "capture": (lambda: call(capture=("probs",)), r"'capture': .*capture\(multi_head_attention"),
+    "return_probs": (lambda: call(return_probs=True), r"'return_probs': .*attnlab.capture"),
     "scale": (lambda: call(scale=0.5), r"scale is a field of the layout.*scale=0.5\)"),
     "weights of another layout": (
         lambda: call(params=init(jax.random.key(0), heads.Bilinear(**SIZES))),
