@@ -129,10 +129,15 @@ def _describe_plan(expected: Shapes, actual: Shapes) -> str | None:
         for p in differ
     ]
     found += [f"the sublayer {sublayer!r} in only one of the two" for sublayer in own]
-    return (
-        f"The weights are of another sharing plan: {'; '.join(found)}. Convert them with "
-        "attnlab.transforms.change_plan(their_config, params, plan)"
-    )
+    counts = {(theirs[p], ours[p]) for p in differ}
+    what = f"The weights are of another sharing plan: {'; '.join(found)}. Convert"
+    if len(counts) == 1 and len(differ) == len(ours) and not own:
+        ((count, wanted),) = counts
+        what = (
+            f"Every sublayer has {count} parameter group(s) where the model has {wanted}: set "
+            f"num_layers={count} if each layer has its own; of another sharing plan, convert"
+        )
+    return f"{what} them with attnlab.transforms.change_plan(their_config, params, plan)"
 
 
 def _describe_layout(expected: Shapes, actual: Shapes) -> str | None:

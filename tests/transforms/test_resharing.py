@@ -238,7 +238,7 @@ def test_what_cannot_be_done_says_why():
         change_plan(SMALL, params, Plan(attention=(0,) * SMALL.num_layers))
     with pytest.raises(ValueError, match="is one for 2 layers, not for 3"):
         change_plan(SMALL, params, parse_plan("albert", 2))
-    with pytest.raises(ValueError, match="unknown merge 'median'.*aligned, first"):
+    with pytest.raises(ValueError, match=r"unknown merge 'median'.*aligned, first"):
         change_plan(SMALL, params, "albert", merge="median")
     for function in (tie_encoder, untie_encoder):
         with pytest.raises(ValueError, match="encoder"):
