@@ -88,7 +88,7 @@ def _name(path: Path) -> str:
 
 
 def _first_difference(expected: Shapes, actual: Shapes) -> str:
-    paths = sorted({*expected, *actual}, key=lambda path: (path in expected) != (path in actual))
+    paths = sorted({*expected, *actual}, key=lambda p: ((p in expected) != (p in actual), p))
     for path in paths:  # those that both have come first
         if path not in actual:
             return f"weight {_name(path)} is missing; the model has it with shape {expected[path]}"
