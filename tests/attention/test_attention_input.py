@@ -90,11 +90,7 @@ BAD = {
     "near keyword": ({"biass": 0}, TypeError, "unknown keyword 'biass': did you mean 'bias'"),
     "keyword inside": ({"causal": 1}, TypeError, "'causal': write is_causal; known: "),
     "keyword of Flax": ({"dropout_rng": 0}, TypeError, "attention_fn has the keywords of Flax; kn"),
-    "probabilities": (
-        {"return_probs": 1},
-        TypeError,
-        r"write attnlab.capture\(\w+, \.+ names=",
-    ),
+    "probabilities": ({"return_probs": 1}, TypeError, r"write attnlab\.capture\(\w+, .* names="),
     "distance 8": ({"heads": 4}, TypeError, "unknown keyword 'heads'; known: "),
     "far keyword": ({"xyz": 4}, TypeError, "unknown keyword 'xyz'; known: .*score_mods"),
 }
