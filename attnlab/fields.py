@@ -166,13 +166,35 @@ def _check_type(name: str, value: object, kinds: tuple[Any, ...]) -> None:
         wanted = " or ".join("None" if k is types.NoneType else k.__name__ for k in kinds)
         first = kinds[0].__name__
         article = "" if first.endswith("s") else "an " if first[0] in "AEIO" else "a "  # Images
-        raise ValueError(f"{name} must be {article}{wanted}, not {value!r}")
+        examples = [example for kind in kinds if (example := _example(kind, value))]
+        write = f"; write {examples[0]}" if examples else ""
+        raise ValueError(f"{name} must be {article}{wanted}, not {value!r}{write}")
+
+
+def _example(kind: type[Any], value: object) -> str:
+    """How to write a record that is probably meant: FFN(width=256), Rotary(); "" if unknown."""
+    if hasattr(kind, "example") or not issubclass(kind, Spec):
+        return getattr(kind, "example", "")
+    assert dataclasses.is_dataclass(kind)
+    records: dict[str, str] = {}
+    for one in kind.__subclasses__():
+        with contextlib.suppress(TypeError, ValueError):
+            records[getattr(one, "name", "")] = f"{type(one()).__name__}()"
+    if records:
+        return records.get(str(value)) or f"one of {', '.join(records.values())}"
+    for field in dataclasses.fields(kind) if isinstance(value, str | int | float) else ():
+        with contextlib.suppress(TypeError, ValueError):
+            kind(**{field.name: value})
+            return f"{kind.__name__}({field.name}={value!r})"
+    return ""
 
 
 def check_choice(field: str, value: object, known: tuple[str, ...] | list[str]) -> None:
     """Raises ValueError unless `value` is one of the known names."""
     if not isinstance(value, str):
-        raise ValueError(f"{field} must be one of {', '.join(known)}, not {value!r}")
+        raise ValueError(
+            f"{field} must be one of {', '.join(one or repr(one) for one in known)}, not {value!r}"
+        )
     lookup(dict.fromkeys(known), value, what=field)
 
 

@@ -55,19 +55,68 @@ def edit_distance(a: str, b: str) -> int:
     return row[-1]
 
 
+def _hints(names: str, hint: str) -> dict[str, str]:
+    return {name: hint.replace("NAME", name) for name in names.split()}
+
+
+HINTS: dict[str, dict[str, str]] = {
+    # Attention and heads.
+    "is_causal": _hints("causal", "is_causal"),
+    "mask": _hints("attn_mask attention_mask", "mask"),
+    "dropout_rate": _hints("dropout dropout_p", "dropout_rate"),
+    "dropout_key": _hints(
+        "dropout_rng deterministic broadcast_dropout dtype precision module force_fp32_for_softmax",
+        "dropout_rate and dropout_key; attnlab.adapters.attention_fn has the keywords of Flax",
+    ),
+    "local_window_size": _hints("window window_size sliding_window", "local_window_size"),
+    "logits_soft_cap": _hints("soft_cap softcap", "logits_soft_cap"),
+    "implementation": _hints("backend", "implementation"),
+    "tap": _hints(
+        "return_probs return_weights need_weights capture patch",
+        'attnlab.capture({}, ..., names=("probs",)) to return or replace values inside',
+    ),
+    # Layouts.
+    "num_heads": _hints("heads n_heads nhead num_attention_heads", "num_heads"),
+    "num_kv_heads": _hints("kv_heads n_kv_heads num_key_value_heads", "num_kv_heads"),
+    "head_dim": _hints("key_dim dim_head d_k", "head_dim"),
+    "key_width": _hints("kdim", "key_width"),
+    "value_width": _hints("vdim", "value_width"),
+    "biases": _hints("bias use_bias", "biases=('q', 'k', 'v', 'o')"),
+    # Models.
+    "heads": _hints(
+        "num_heads num_kv_heads head_dim value_dim qk_norm extras biases scale",
+        "heads=Standard(num_heads=..., NAME=...)",
+    )
+    | _hints("num_heads n_heads nhead num_attention_heads", "heads=Standard(num_heads=...)")
+    | _hints("num_key_value_heads", "heads=Standard(num_heads=..., num_kv_heads=...)")
+    | _hints("key_dim", "heads=Standard(num_heads=..., head_dim=...)")
+    | _hints("layout", "heads, as in heads=Wide(num_heads=4)"),
+    "width": _hints("hidden_size d_model embed_dim dim n_embd", "width"),
+    "num_layers": _hints("depth n_layers n_layer num_hidden_layers", "num_layers"),
+    "max_len": _hints("max_length max_position_embeddings block_size context_length", "max_len"),
+    "ffn": _hints("intermediate_size mlp_dim d_ff dim_feedforward", "ffn=FFN(width=...)")
+    | _hints("activation", "ffn=FFN(activation=...)"),
+    "attention": _hints("window order implementation", "attention=Attention(NAME=...)"),
+    "dropout": _hints("dropout_rate", "dropout=Dropout(rate=...)"),
+    "sharing": _hints("plan sharing_plan", "sharing"),
+}
+"""Our keyword -> keywords of other libraries, or of other records of ours, and what to write."""
+
+
 def check_keywords(function: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Raises TypeError for the first name of `names` that is not in `known`.
 
     >>> check_keywords("attend", ["causal"], ["is_causal", "scale"])
     Traceback (most recent call last):
-    TypeError: attend() got an unknown keyword 'causal': did you mean 'is_causal'? known: \
-is_causal, scale
+    TypeError: attend() got an unknown keyword 'causal': write is_causal; known: is_causal, scale
     """
     known = tuple(known)
     for name in names:
         if name not in known:
-            near = nearest_keyword(name, known)
-            hint = f": did you mean {near!r}?" if near else ";"
+            near = nearest(name, known)
+            written = [HINTS[ours][name] for ours in known if name in HINTS.get(ours, {})]
+            hint = f": write {written[0].format(function)};" if written else ";"
+            hint = f": did you mean {near!r}?" if near and not written else hint
             raise TypeError(
                 f"{function}() got an unknown keyword {name!r}{hint} known: {', '.join(known)}"
             )
@@ -83,17 +132,3 @@ def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
         return function(*args, **kwargs)
 
     return checked
-
-
-def nearest_keyword(name: str, known: Iterable[str]) -> str | None:
-    """The known name at an edit distance of at most 2, else the nearest that contains `name` or is
-    contained in it, else None.
-
-    >>> [nearest_keyword(name, ["bias", "is_causal"]) for name in ("biass", "causal", "x")]
-    ['bias', 'is_causal', None]
-    """
-    known = tuple(known)
-    inside = [other for other in known if len(name) > 2 and (name in other or other in name)]
-    return nearest(name, known) or min(
-        inside, key=lambda other: edit_distance(name, other), default=None
-    )

@@ -202,6 +202,15 @@ def test_arguments_in_another_order():
         flops_per_token(CONFIG, 0)
 
 
+@pytest.mark.parametrize("name", ["num_parameters", "flops_per_token"])
+def test_costs_of_heads_and_of_models(name):
+    lengths = (5,) * (name == "flops_per_token")
+    with pytest.raises(TypeError, match=f"takes a ModelConfig.* attnlab.heads.{name}"):
+        getattr(models, name)(STANDARD, *lengths)
+    with pytest.raises(TypeError, match=f"takes a head layout.* attnlab.{name}"):
+        getattr(heads, name)(CONFIG, *lengths)
+
+
 NARROW_TIED = heads.NarrowTied(width=6, num_heads=2)
 STANDARD = heads.Standard(width=6, num_heads=2)
 X = jnp.ones((2, 5, 6))

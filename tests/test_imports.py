@@ -155,8 +155,14 @@ def test_every_public_name_is_documented():
         assert getattr(attnlab, name).__doc__, name
 
 
-def test_dir_of_the_adapters_is_what_they_offer():
+def test_dir_is_what_a_module_offers():
     import attnlab
+
+    for module in (attnlab.masks, attnlab.positions):
+        values = vars(module).items()
+        own = {n for n, a in values if getattr(a, "__module__", "") == module.__name__}
+        assert {name for name in own if name[0] != "_"} <= {*dir(module)} <= {*vars(module)}
+        assert {"jax", "jnp", "Array"}.isdisjoint(dir(module))
 
     assert dir(attnlab.adapters) == [
         "attention_fn", "heads_from_linen", "heads_from_nnx", "heads_to_linen",

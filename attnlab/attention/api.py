@@ -33,6 +33,8 @@ from attnlab.tap import Tap
 
 TAPPED = ("scores", "probs")
 """The values that a tap can record or replace."""
+KEYWORDS = ("tap", "return_residual", *AttentionOptions.__annotations__)
+"""Of `attend` and `explain`, for messages."""
 
 
 @overload
@@ -188,7 +190,7 @@ def attend(
     >>> attend(x, x, x, is_causal=True).residual is None
     True
     """
-    check_keywords("attend", options, AttentionOptions.__annotations__)
+    check_keywords("attend", options, KEYWORDS)
     patch = _patches(tap, np.ndim(query) == 4)
     call, batched = validate(
         query, key, value, return_residual=return_residual, patch=patch, **options
@@ -238,8 +240,7 @@ def explain(
     >>> explain(q, q, v)["xla"]
     'it needs as many key heads (2) as value heads (1)'
     """
-    known = ("tap", "return_residual", *AttentionOptions.__annotations__)
-    check_keywords("explain", options, known)
+    check_keywords("explain", options, KEYWORDS)
     report: dict[str, str] = {}
     # Recorded values do not matter: no backend may depend on what is recorded.
     patches = None if tap is None else Tap(patch=tap.patch, layer=tap.layer)

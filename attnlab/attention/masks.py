@@ -10,8 +10,17 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Int, Integer
 
+__all__ = [
+    "Edges", "causal", "causal_window", "checked_padding_mask", "combine", "concatenate",
+    "edge_ends", "from_edges", "padding", "segments", "window",
+]  # fmt: skip
+
 Nodes = Integer[Array | np.ndarray, " edges"]
 """One end of each edge."""
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 class Edges(NamedTuple):

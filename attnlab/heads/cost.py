@@ -21,6 +21,7 @@ def num_parameters(layout: Layout) -> int:
     >>> num_parameters(Standard(width=512, num_heads=8)) == 4 * 512**2
     True
     """
+    _check_layout("num_parameters", layout)
     return sum(map(math.prod, weight_shapes(layout).values()))
 
 
@@ -35,6 +36,7 @@ def flops_per_token(layout: Layout, num_keys: int) -> int:
     >>> flops_per_token(Wide(width=512, num_heads=8), 512)
     25165824
     """
+    _check_layout("flops_per_token", layout)
     return call_flops(layout, 1, num_keys, num_keys) // num_keys
 
 
@@ -135,6 +137,15 @@ def cache_bytes_per_token(
     """
     shapes = cache_shapes(layout, rotary=rotary).values()
     return sum(map(math.prod, shapes)) * bytes_per_number
+
+
+def _check_layout(function: str, layout: object) -> None:
+    """Raises TypeError for the config of a model, which a function of the same name takes."""
+    if not isinstance(layout, Layout):
+        raise TypeError(
+            f"attnlab.heads.{function} takes a head layout, not {type(layout).__name__}; that of a "
+            f"ModelConfig is attnlab.{function}"
+        )
 
 
 def _multiply_adds(layout: Layout, weight: Weight) -> int:

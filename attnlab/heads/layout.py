@@ -192,6 +192,8 @@ class Layout(Named):
     """Sizes; the smallest of them bounds the rank of the score matrix of a head."""
     source: ClassVar[str] = ""
     """Where the layout was published."""
+    example: ClassVar[str] = "Standard(num_heads=4)"
+    """For errors."""
     rotary_axis: ClassVar[str | None] = "head_dim"
     """The axis that rotary embedding rotates; None where keys cannot be rotated."""
     bias_names: ClassVar[tuple[Bias, ...]] = ("q", "k", "v", "o")
@@ -216,8 +218,8 @@ class Layout(Named):
 
     def __post_init__(self) -> None:
         # Lists, as of a config file, become tuples: a layout is hashable.
-        object.__setattr__(self, "biases", _as_tuple("biases", self.biases))
-        object.__setattr__(self, "extras", _as_tuple("extras", self.extras))
+        object.__setattr__(self, "biases", _as_tuple("biases", self.biases, "('q', 'k', 'v', 'o')"))
+        object.__setattr__(self, "extras", _as_tuple("extras", self.extras, "(Gate(),)"))
         check_fields(self, least=1, without=("biases", "extras"))
         self._check_options()
         if not self.width:
@@ -484,9 +486,9 @@ def check_kv_heads(layout: Layout) -> None:
         raise ValueError(f"num_heads {layout.num_heads} is not divisible by num_kv_heads {heads}")
 
 
-def _as_tuple(field: str, value: object) -> tuple[object, ...]:
+def _as_tuple(field: str, value: object, example: str) -> tuple[object, ...]:
     if not isinstance(value, tuple | list):
-        raise TypeError(f"{field} must be a tuple, not {value!r}; write ({value!r},) for one")
+        raise TypeError(f"{field} must be a tuple such as {example}, not {value!r}")
     return tuple(value)
 
 

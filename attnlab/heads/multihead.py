@@ -216,11 +216,6 @@ def attend_heads(
 
 def _check_options(function: str, options: AttentionOptions) -> None:
     known = AttentionOptions.__annotations__
-    if taken := {"capture", "patch", "return_probs"} & set(options):
-        raise TypeError(
-            f"{function}() has no {min(taken)}; to get or replace values inside, write "
-            f'capture({function}, params, x, layout, names=("probs",)) with attnlab.capture'
-        )
     check_keywords(function, options, [*known, *HEAD_KEYWORDS.get(function, ())])
     if options.get("scale") is not None:
         raise ValueError(

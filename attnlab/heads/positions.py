@@ -11,6 +11,15 @@ from jaxtyping import Array, Float, Int
 from attnlab.attention.score_mods import relative_buckets as relative_buckets
 from attnlab.names import lookup
 
+__all__ = [
+    "SCALINGS", "Scaling", "read_scaling", "relative_buckets", "rotary_angles", "rotate",
+    "sinusoidal", "sinusoidal_halves",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 def sinusoidal(num_positions: int, width: int, *, base: float = 10000.0) -> Float[Array, "T D"]:
     """sin and cos of position / base^(2i/D), interleaved (Vaswani et al. 2017, section 3.5).

@@ -6,10 +6,20 @@ import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
+import jax
 import jax.numpy as jnp
 
+from attnlab.attention.masks import Edges
 from attnlab.fields import Spec, as_count, bounded
-from attnlab.heads import Cache, Layout, Standard, init_cache, kv_weight_names
+from attnlab.heads import (
+    Cache,
+    HeadInputs,
+    Layout,
+    Standard,
+    explain_heads,
+    init_cache,
+    kv_weight_names,
+)
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.positions import read_scaling
 from attnlab.heads.rewrites import CallSizes, choose, form
@@ -40,6 +50,9 @@ MIXED = ("attention", "ffn", "cross")
 """Sublayers whose parameter groups a plan may mix."""
 CROSS = ("cross", f"cross{MIXTURE_SUFFIX}")
 """Sublayers of a decoder that its encoder does not have."""
+
+WITHOUT_DEVICE = {"blockwise": "blockwise", "xla": "xla", "cudnn": "xla", "edges": "edges"}
+"""Backend -> the one whose limits do not depend on the device, and are limits of it too."""
 
 __all__ = ["EncoderConfig", "LayerOverrides", "LayerSpec", "LayerType", "ModelConfig"]
 
@@ -298,6 +311,12 @@ class ModelConfig(Spec):
         if self.attention.order is not None:
             sizes = CallSizes(1, self.max_len, self.max_len, rotary=rotary)
             choose(layout, sizes, self.attention.order)
+        backend = WITHOUT_DEVICE.get(self.attention.implementation or "")
+        if backend and (reason := _refusal(self, layout, backend)):
+            raise ValueError(
+                f"attention.implementation={self.attention.implementation!r} cannot run this "
+                f"model: {reason}; use implementation='dense' or None"
+            )
 
     # What follows -----------------------------------------------------------------------------
 
@@ -431,6 +450,25 @@ def _layer_type(pair: object, width: int) -> LayerType:
         heads = dataclasses.replace(overrides.heads, width=0)
         overrides = dataclasses.replace(overrides, heads=heads)
     return count, overrides
+
+
+def _refusal(config: ModelConfig, layout: Layout, backend: str) -> object:
+    """Why a backend cannot run the heads in any form, or None; dropout is not asked for."""
+    x = jax.ShapeDtypeStruct((1, config.max_len, config.width), "float32")
+    nodes = jnp.zeros(1, int)
+    reasons: list[object] = []
+    for order in {config.attention.order, config.attention.order or "factored"}:
+        report = explain_heads(
+            layout,
+            x,
+            HeadInputs(order=order),
+            implementation=backend,
+            is_causal=config.kind != "encoder",
+            local_window_size=config.attention.window,
+            mask=Edges(nodes, nodes) if backend == "edges" else None,
+        )
+        reasons.append(report["implementation"][backend])
+    return None if "chosen: requested" in reasons else reasons[-1]
 
 
 # Layer types --------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ def num_parameters(config: ModelConfig) -> int:
     >>> num_parameters(alone) - num_parameters(shared) == 3 * layer
     True
     """
+    _check_config("num_parameters", config)
     owned = stack_specs(config).values()
     layers = sum(_weighted(layer, plan.num_groups) for layer, plan in owned)
     return num_outer_parameters(config) + layers
@@ -123,6 +124,15 @@ def sublayer_shapes(layer: LayerSpec) -> Params:
     return shapes
 
 
+def _check_config(function: str, config: object) -> None:
+    """Raises TypeError for a head layout, which a function of the same name takes."""
+    if not isinstance(config, ModelConfig):
+        raise TypeError(
+            f"attnlab.{function} takes a ModelConfig, not {type(config).__name__}; that of a head "
+            f"layout is attnlab.heads.{function}"
+        )
+
+
 def _size(shapes: PyTree) -> int:
     return sum(a.size for a in jax.tree.leaves(shapes))
 
@@ -156,6 +166,7 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     >>> flops_per_token(shared, 64) == flops_per_token(ModelConfig(), 64)
     True
     """
+    _check_config("flops_per_token", config)
     length = as_count("length", length, 1)
     layers = sum(sum(row) for row in (sublayer_flops(s, length).values() for s in stacks(config)))
     return layers + outer_flops(config)

@@ -88,7 +88,7 @@ def _name(path: Path) -> str:
 
 
 def _first_difference(expected: Shapes, actual: Shapes) -> str:
-    paths = sorted({*expected, *actual}, key=lambda path: (path in expected) != (path in actual))
+    paths = sorted({*expected, *actual}, key=lambda p: ((p in expected) != (p in actual), p))
     for path in paths:  # those that both have come first
         if path not in actual:
             return f"weight {_name(path)} is missing; the model has it with shape {expected[path]}"
@@ -129,10 +129,15 @@ def _describe_plan(expected: Shapes, actual: Shapes) -> str | None:
         for p in differ
     ]
     found += [f"the sublayer {sublayer!r} in only one of the two" for sublayer in own]
-    return (
-        f"The weights are of another sharing plan: {'; '.join(found)}. Convert them with "
-        "attnlab.transforms.change_plan(their_config, params, plan)"
-    )
+    counts = {(theirs[p], ours[p]) for p in differ}
+    what = f"The weights are of another sharing plan: {'; '.join(found)}. Convert"
+    if len(counts) == 1 and len(differ) == len(ours) and not own:
+        ((count, wanted),) = counts
+        what = (
+            f"Every sublayer has {count} parameter group(s) where the model has {wanted}: set "
+            f"num_layers={count} if each layer has its own; of another sharing plan, convert"
+        )
+    return f"{what} them with attnlab.transforms.change_plan(their_config, params, plan)"
 
 
 def _describe_layout(expected: Shapes, actual: Shapes) -> str | None:

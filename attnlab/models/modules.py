@@ -1,24 +1,98 @@
 """Flax modules that own parameters and call the pure functions."""
 
-from typing import Unpack
+import contextvars
+import functools
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 import flax.linen as nn
+import jax
 from jaxtyping import Array, Float
 
 from attnlab.attention import AttentionOptions
+from attnlab.attention.dropout import is_key
 from attnlab.heads import Layout, multi_head_attention
 from attnlab.heads import init as init_heads
 from attnlab.heads.inputs import Context
+from attnlab.heads.params import check_params as check_head_params
 from attnlab.models.ffn import feed_forward, init_ffn
 from attnlab.models.layer import NO_TEXT_INPUTS, TextInputs
+from attnlab.models.mismatch import describe_mismatch
 from attnlab.models.parameters import empty_sublayers, init_sublayers
 from attnlab.models.specs import FFN, LayerSpec
 from attnlab.models.stack import LayersOfType, StackInputs, StackOutputs, run_layers
-from attnlab.sharing import Params, Plan
+from attnlab.sharing import Params, Plan, PyTree
 from attnlab.tap import Patches, Tap
 
+SHAPES_ONLY = contextvars.ContextVar("SHAPES_ONLY", default=False)
+"""Within `init`, which drops the outputs: a model checks the call and does not compute it."""
 
-class MultiHeadAttention(nn.Module):
+
+class CheckedModule(nn.Module):
+    """Checks the arguments of `init` and `apply` before Flax, whose messages name no weight."""
+
+    @nn.nowrap
+    def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+        """`flax.linen.Module.init`: {"params": initial parameters} for a random key and the
+        arguments of a call.
+
+        Raises:
+          ValueError: `rngs` is neither a random key nor a dict of random keys.
+        """
+        keys = rngs.values() if isinstance(rngs, Mapping) else [rngs]
+        if not all(map(is_key, keys)):
+            raise ValueError(
+                f"init takes a random key first, as of jax.random.key(0), not {rngs!r:.80}; the "
+                "order is (key, inputs)"
+            )
+        token = SHAPES_ONLY.set(True)
+        try:
+            return super().init(rngs, *args, **kwargs)
+        finally:
+            SHAPES_ONLY.reset(token)
+
+    @nn.nowrap
+    def apply(self, variables: Mapping[str, PyTree], *args: Any, **kwargs: Any) -> Any:
+        """`flax.linen.Module.apply`: the outputs for {"params": params} and the arguments of a
+        call.
+
+        Raises:
+          ValueError: `variables` are not {"params": params}, or params are those of another module.
+        """
+        if not isinstance(variables, Mapping):
+            raise ValueError(
+                f"apply takes {{'params': params}} first, not a {type(variables).__name__}; the "
+                "order is (variables, inputs)"
+            )
+        if "params" not in variables:
+            raise ValueError(
+                "apply takes {'params': params} as its first argument, not params alone"
+            )
+        params = variables["params"]
+        if not isinstance(params, Mapping) or "params" in params:
+            self._check(params, {})
+        return super().apply(variables, *args, **kwargs)
+
+    @nn.nowrap
+    def dropout_key(self) -> Array:
+        """The next random key for dropout.
+
+        Raises:
+          ValueError: the call has none.
+        """
+        if not (self.has_rng("dropout") or self.has_rng("params")):  # Flax takes either
+            raise ValueError(
+                "dropout needs a random key: pass rngs={'dropout': key}, or deterministic=True"
+            )
+        return self.make_rng("dropout")
+
+    @nn.nowrap
+    def _check(self, params: object, expected: Mapping[str, object]) -> None:
+        if problem := describe_mismatch(expected, params):
+            raise ValueError(f"params are not those of this {type(self).__name__}: {problem}")
+
+
+class MultiHeadAttention(CheckedModule):
     """`multi_head_attention` with parameters of its own: {"heads": {q, k, v, o, ...}}.
 
     Attributes:
@@ -64,16 +138,18 @@ class MultiHeadAttention(nn.Module):
         Raises:
           TypeError, ValueError: inputs or options that do not fit, as in `multi_head_attention`.
         """
+        if not self.is_mutable_collection("params"):
+            check_head_params(self.variables.get("params", {}).get("heads", {}), self.layout)
         params = self.param("heads", lambda key: init_heads(key, self.layout, std=self.init_std))
         if self.dropout_rate > 0 and not deterministic:
             options.setdefault("dropout_rate", self.dropout_rate)
             if "dropout_key" not in options:
-                options["dropout_key"] = self.make_rng("dropout")
+                options["dropout_key"] = self.dropout_key()
         options.setdefault("implementation", self.implementation)
         return multi_head_attention(params, x, self.layout, context, tap=tap, **options)
 
 
-class FeedForward(nn.Module):
+class FeedForward(CheckedModule):
     """`feed_forward` with parameters of its own: {"ffn": {up, down, ...}}.
 
     Attributes:
@@ -107,11 +183,13 @@ class FeedForward(nn.Module):
         """
         if not self.ffn.width:
             raise ValueError("FeedForward needs an FFN with a width of at least 1, not 0")
+        if not self.is_mutable_collection("params"):
+            self._check(self.variables.get("params", {}), _ffn_shapes(x.shape[-1], self.ffn))
         params = self.param(
             "ffn", lambda key: init_ffn(key, x.shape[-1], self.ffn, std=self.init_std)
         )
         drops = self.dropout_rate > 0 and not deterministic
-        key = self.make_rng("dropout") if drops else None
+        key = self.dropout_key() if drops else None
         return feed_forward(params, x, self.ffn, dropout_rate=self.dropout_rate, dropout_key=key)
 
 
@@ -129,7 +207,7 @@ class StackedParams(nn.Module):
         return _stacked_params(self)
 
 
-class LayerStack(nn.Module):
+class LayerStack(CheckedModule):
     """`run_layers` of one layer type with parameters of its own: sublayer -> arrays [G, ...].
 
     Attributes:
@@ -176,12 +254,15 @@ class LayerStack(nn.Module):
         Raises:
           ValueError: a plan with other sublayers than the layer, or inputs that do not fit.
         """
+        if not self.is_mutable_collection("params"):
+            own = {"layers": self.variables.get("params", {})}  # names as in a model
+            self._check(own, _stack_shapes(self.spec, self.plan))
         params = _stacked_params(self)
         drops = self.spec.dropout.is_active and not deterministic
         layers = LayersOfType(params=params, plan=self.plan, spec=self.spec, text=text)
         inputs = StackInputs(
             head_mask=head_mask,
-            dropout_key=self.make_rng("dropout") if drops else None,
+            dropout_key=self.dropout_key() if drops else None,
             capture=capture,
             patch=patch,
             remat=self.remat,
@@ -196,3 +277,14 @@ def _stacked_params(module: StackedParams | LayerStack) -> Params:
     )
     params: Params = {name: module.param(name, init) for name, init in inits.items()}
     return empty_sublayers(module.spec) | params
+
+
+@functools.lru_cache(maxsize=64)
+def _ffn_shapes(width: int, ffn: FFN) -> Mapping[str, object]:
+    return {"ffn": jax.eval_shape(lambda key: init_ffn(key, width, ffn), jax.random.key(0))}
+
+
+@functools.lru_cache(maxsize=64)
+def _stack_shapes(spec: LayerSpec, plan: Plan) -> Mapping[str, object]:
+    inits = init_sublayers(spec, plan, std=None, residual_scale=1.0)
+    return {"layers": {n: jax.eval_shape(init, jax.random.key(0)) for n, init in inits.items()}}

@@ -5,72 +5,27 @@ params = model.init(jax.random.key(0), tokens)["params"]
 outputs = model.apply({"params": params}, tokens, capture=("probs",))
 """
 
-import contextvars
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import flax.linen as nn
 import jax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention.dropout import is_key
 from attnlab.attention.masks import Edges
 from attnlab.models.config import Kind, ModelConfig
 from attnlab.models.forward import ModelCache, ModelInputs, Outputs, run_model
-from attnlab.models.modules import StackedParams
+from attnlab.models.modules import SHAPES_ONLY, CheckedModule, StackedParams
 from attnlab.models.parameters import check_params, init_outer, residual_scale, stack_specs
 from attnlab.models.stack import HeadMask
-from attnlab.sharing import Params, PyTree
+from attnlab.sharing import Params
 from attnlab.tap import Patches
 
-_SHAPES_ONLY = contextvars.ContextVar("_SHAPES_ONLY", default=False)
-"""Within `Transformer.init`, which drops the outputs: the call is checked and not computed."""
 
-
-class Transformer(nn.Module):
+class Transformer(CheckedModule):
     """Embeddings, layers and output heads: `run_model` with parameters of its own."""
 
     config: ModelConfig
-
-    @nn.nowrap
-    def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
-        """`flax.linen.Module.init`: {"params": initial parameters} for a random key and the
-        arguments of a call.
-
-        Raises:
-          ValueError: `rngs` is neither a random key nor a dict of random keys.
-        """
-        keys = rngs.values() if isinstance(rngs, Mapping) else [rngs]
-        if not all(map(is_key, keys)):
-            raise ValueError(
-                f"init takes a random key first, as of jax.random.key(0), not {rngs!r:.80}; the "
-                "order is (key, tokens)"
-            )
-        token = _SHAPES_ONLY.set(True)
-        try:
-            return super().init(rngs, *args, **kwargs)
-        finally:
-            _SHAPES_ONLY.reset(token)
-
-    @nn.nowrap
-    def apply(self, variables: Mapping[str, PyTree], *args: Any, **kwargs: Any) -> Any:
-        """`flax.linen.Module.apply`: `Outputs` for {"params": params} and the arguments of a call.
-
-        Raises:
-          ValueError: `variables` are not {"params": params}, or params are those of another model.
-        """
-        if not isinstance(variables, Mapping):
-            raise ValueError(
-                f"apply takes {{'params': params}} first, not a {type(variables).__name__}; the "
-                "order is (variables, tokens)"
-            )
-        if "params" not in variables:
-            raise ValueError(
-                "apply takes {'params': params} as its first argument, not params alone"
-            )
-        check_params(self.config, variables["params"])  # before Flax, whose message names no weight
-        return super().apply(variables, *args, **kwargs)
 
     @nn.compact
     def __call__(
@@ -122,12 +77,12 @@ class Transformer(nn.Module):
             capture=capture,
             patch=patch,
         )
-        next_key = None if deterministic else lambda: self.make_rng("dropout")
+        next_key = None if deterministic else self.dropout_key
 
         def run(params: Params) -> Outputs:
             return run_model(params, tokens, config, inputs, next_key=next_key)
 
-        shapes_only = self.is_initializing() and _SHAPES_ONLY.get()
+        shapes_only = self.is_initializing() and SHAPES_ONLY.get()
         return jax.eval_shape(run, params) if shapes_only else run(params)
 
 

@@ -31,6 +31,9 @@ class NamedPlan(NamedTuple):
     takes_count: bool
     """Whether the name is written with a count, as in "cycle:3"; else `build` ignores it."""
 
+    def __repr__(self) -> str:
+        return f"NamedPlan(takes_count={self.takes_count})"  # functions have no repr to read
+
 
 def _without_count(build: Callable[[int], Plan]) -> NamedPlan:
     return NamedPlan(lambda num_layers, _: build(num_layers), takes_count=False)

@@ -1,7 +1,7 @@
 """Sharing plans: which layers share which parameters, one group index per layer and sublayer."""
 
 from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator
-from typing import Literal, SupportsIndex
+from typing import ClassVar, Literal, SupportsIndex
 
 from attnlab.fields import as_count
 from attnlab.names import lookup
@@ -54,6 +54,8 @@ class Plan:
     """
 
     __slots__ = ("_groups",)
+    example: ClassVar[str] = "'albert' or Plan(attention=(0, 0, 1), ffn=(0, 1, 2))"
+    """For errors."""
 
     def __init__(self, **sublayers: Iterable[SupportsIndex | str | None]):
         for name, groups in sublayers.items():

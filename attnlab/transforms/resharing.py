@@ -35,7 +35,7 @@ from attnlab.transforms.arguments import check_config
 from attnlab.transforms.head_alignment import align_heads
 from attnlab.transforms.permute import permute_heads
 
-Merge: TypeAlias = Literal["mean", "aligned"]
+Merge: TypeAlias = Literal["mean", "aligned", "first"]
 
 PER_STACK = ("final_norm", "relative_bias")
 """Parameters of an encoder or decoder outside its layers."""
@@ -104,7 +104,8 @@ def change_plan(
         alone if there is an encoder too.
       merge: "mean", or "aligned" to first permute the heads of each layer so that they agree best
         with those of the group's first layer (`align_heads`). Heads have no order, so the plain
-        mean mixes heads that compute different things.
+        mean mixes heads that compute different things. "first" takes the parameters of the group's
+        first layer.
 
     Returns:
       (config, params) under the new plan.
@@ -228,12 +229,12 @@ def tie_encoder(
             pair = [_select(params[s][name], group) for s in ("layers", "encoder_layers")]
             if merge == "aligned" and name == "attention":
                 pair = _aligned(pair, config.layout)
-            groups.append(_mean(pair))
+            groups.append(_merged(pair, merge))
         layers[name] = _stack(groups)
     rest = {name: a for name, a in params.items() if not name.startswith("encoder_")}
     for name in (*PER_STACK, *OWN_INPUTS):
         if f"encoder_{name}" in params:
-            rest[name] = _mean([params[name], params[f"encoder_{name}"]])
+            rest[name] = _merged([params[name], params[f"encoder_{name}"]], merge)
     return tied, rest | {"layers": layers}
 
 
@@ -330,9 +331,10 @@ def _logits(config: ModelConfig) -> Callable[[Params, Int[Array | np.ndarray, "B
     return jax.jit(logits)
 
 
-def _mean(layers: Sequence[PyTree]) -> PyTree:
+def _merged(layers: Sequence[PyTree], merge: Merge) -> PyTree:
+    """The mean, or the parameters of the first layer; in the encoder and decoder, the decoder's."""
     first, *rest = layers
-    if all(_equal(first, other) for other in rest):
+    if merge == "first" or all(_equal(first, other) for other in rest):
         return first  # the mean of equal numbers may differ from them in the last bit
     return jax.tree.map(lambda *a: jnp.mean(jnp.stack(a), axis=0), *layers)
 
@@ -372,7 +374,7 @@ def _reshare(stacked: Params, change: PlanChange) -> Params:
             before = [_sublayer(used[i], name, new, change.heads) for i in members]
             if change.merge == "aligned" and name == "attention":
                 before = _aligned(before, change.heads)
-            groups.append(_mean(before))
+            groups.append(_merged(before, change.merge))
             for i, params in zip(members, before, strict=True):
                 targets[i][name] = params
         if name in mixed:

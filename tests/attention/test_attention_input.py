@@ -88,8 +88,10 @@ BAD = {
         r"talking_heads \(\(6, 4\), None\) must be",
     ),
     "near keyword": ({"biass": 0}, TypeError, "unknown keyword 'biass': did you mean 'bias'"),
-    "keyword inside": ({"causal": 1}, TypeError, "unknown keyword 'causal': did you mean 'is_caus"),
-    "keyword": ({"heads": 4}, TypeError, "did you mean 'talking_heads'"),
+    "keyword inside": ({"causal": 1}, TypeError, "'causal': write is_causal; known: "),
+    "keyword of Flax": ({"dropout_rng": 0}, TypeError, "attention_fn has the keywords of Flax; kn"),
+    "probabilities": ({"return_probs": 1}, TypeError, r"write attnlab\.capture\(\w+, .* names="),
+    "distance 8": ({"heads": 4}, TypeError, "unknown keyword 'heads'; known: "),
     "far keyword": ({"xyz": 4}, TypeError, "unknown keyword 'xyz'; known: .*score_mods"),
 }
 
@@ -152,7 +154,7 @@ def test_explain_names_the_choice_and_the_reasons():
     assert mixed["blockwise"] == "talking_heads needs the scores of all heads at once"
     assert mixed["xla"] == "jax.nn has no dropout_rate"
     assert explain(q, k, v, implementation="xla")["xla"] == "chosen: requested"
-    with pytest.raises(TypeError, match=r"explain\(\) got an unknown keyword 'causal': did you m"):
+    with pytest.raises(TypeError, match=r"explain\(\) got an unknown keyword 'causal': write is"):
         explain(q, k, v, causal=True)
     with pytest.raises(TypeError, match="mask must be boolean"):
         explain(q, k, v, mask=jnp.ones((5, 7)))

@@ -71,8 +71,9 @@ CONSTRUCTION = {
     "infinite scale": (lambda: Standard(**SIZES, scale=float("inf")), "scale must be a finite"),
     "epsilon": (lambda: Standard(**SIZES, norm_eps=-1.0), "norm_eps must be .* at least 0"),
     "unknown bias": (lambda: Absorbed(**SIZES, biases=("k",)), "has no bias 'k'; use some of 'q'"),
-    "biases as text": (lambda: Standard(**SIZES, biases="qk"), "biases must be a tuple, not 'qk'"),
-    "one extra": (lambda: Standard(**SIZES, extras=Gate()), "extras must be a tuple, not Gate"),
+    "biases as text": (lambda: Standard(**SIZES, biases="qk"), r"such as \('q', .*, not 'qk'"),
+    "biases as a bool": (lambda: Standard(**SIZES, biases=True), r"such as \('q', 'k', 'v', 'o'\)"),
+    "one extra": (lambda: Standard(**SIZES, extras=Gate()), r"such as \(Gate\(\),\), not Gate"),
     "extra by name": (lambda: Standard(**SIZES, extras=("gate",)), "Extra instances .* not 'gate'"),
     "extra twice": (lambda: Standard(**SIZES, extras=(Sink(), Sink())), "'sink' is given twice"),
     "weight twice": (
@@ -117,7 +118,7 @@ CONSTRUCTION = {
     "kind of gate": (lambda: Gate("token"), "unknown gate.by 'token': known: head, element"),
     "cap": (lambda: SoftCap(0.0), "cap must be a finite number above 0, not 0.0"),
     "count": (lambda: ExtraKeys(0), "count must be a whole number of at least 1, not 0"),
-    "qk_norm as text": (lambda: Standard(**SIZES, qk_norm="rms"), "qk_norm must be a HeadNorm"),
+    "qk_norm as text": (lambda: Standard(**SIZES, qk_norm="rms"), r"write HeadNorm\(kind='rms'"),
     "kind of norm": (lambda: HeadNorm("batch"), "unknown qk_norm.kind 'batch': known: layer, rms"),
     "bias of a norm": (lambda: HeadNorm(bias="no"), "qk_norm.bias must be True or False, not 'no'"),
     "number of a layout's own": (
@@ -128,6 +129,7 @@ CONSTRUCTION = {
     ),
     "norm without bias": (lambda: HeadNorm("rms", bias=True), "'rms' has no bias"),
     "unknown tie": (lambda: Standard(**SIZES, tie="vo"), "unknown tie 'vo': known: '', kv, qk"),
+    "no tie": (lambda: Standard(**SIZES, tie=None), "tie must be one of '', kv, qk, qkv, not None"),
     "tie of a layout without": (lambda: Differential(**SIZES, tie="kv"), "must be one of '', not"),
     "tied sizes": (lambda: Standard(**SIZES, tie="kv", value_dim=3), "k and v.*|v and k.*"),
     "tied bias": (lambda: Standard(**SIZES, tie="kv", biases=("v",)), "leave 'v' out of biases"),
@@ -143,8 +145,9 @@ CONSTRUCTION = {
         lambda: Standard(**SIZES, num_head=4), "'num_head': did you mean 'num_heads'.* head_dim",
     ),
     "heads for num_heads": (
-        lambda: Standard(width=8, heads=4), "'heads': did you mean 'num_heads'.* width, num_heads",
+        lambda: Standard(width=8, heads=4), "'heads': write num_heads; .* width, num_heads",
     ),
+    "keyword of Keras": (lambda: Standard(**SIZES, key_dim=3), "'key_dim': write head_dim; "),
     "unknown field": (
         lambda: make_layout("wide", **SIZES, latent_dim=3),
         "no field 'latent_dim': its fields are width, .*; latent_dim is a field of latent, latent_",
@@ -193,9 +196,9 @@ CALLS = {
     "heads=4": (
         lambda: call(heads=4), "multi_head_attention.* unknown keyword 'heads'.* known:",
     ),
-    "causal=True": (lambda: call(causal=True), "'causal': did you mean 'is_causal'"),
-    "capture": (lambda: call(capture=("probs",)), r"no capture; .*capture\(multi_head_attention"),
-    "return_probs": (lambda: call(return_probs=True), r"no return_probs; .*attnlab.capture"),
+    "causal=True": (lambda: call(causal=True), "'causal': write is_causal; "),
+    "capture": (lambda: call(capture=("probs",)), r"'capture': .*capture\(multi_head_attention"),
+    "return_probs": (lambda: call(return_probs=True), r"'return_probs': .*attnlab.capture"),
     "scale": (lambda: call(scale=0.5), r"scale is a field of the layout.*scale=0.5\)"),
     "weights of another layout": (
         lambda: call(params=init(jax.random.key(0), heads.Bilinear(**SIZES))),

@@ -90,15 +90,32 @@ def test_both_stacks_and_cross_attention(monkeypatch):
     assert set(calls[-2:]) == {"dense"}
 
 
-def test_edges_and_a_backend_that_cannot_run(monkeypatch):
+@pytest.mark.parametrize(
+    ("implementation", "fields", "message"),
+    [
+        ("xla", {"heads": heads.Standard(num_heads=4, extras=(heads.Sink(),))}, "has no sink"),
+        ("cudnn", {"heads": heads.Standard(num_heads=4, extras=(heads.Sink(),))}, "has no sink"),
+        ("blockwise", {"heads": TALKING}, "talking_heads needs the scores of all heads"),
+        ("edges", {"kind": "decoder"}, "it needs a mask that is masks.Edges, and nothing else"),
+    ],
+)
+def test_a_backend_that_cannot_run_the_model_is_refused_with_the_config(
+    implementation, fields, message
+):
+    attention = Attention(implementation=implementation)
+    with pytest.raises(ValueError, match=f"'{implementation}' cannot run this model: .*{message}"):
+        change(attention=attention, **fields)
+    for runs in ({"heads": heads.Wide(num_heads=4)}, {"positions": Rotary()}):
+        change(kind="encoder", attention=attention, **runs)
+
+
+def test_edges_and_a_device_that_cannot_run(monkeypatch):
     config = change(kind="encoder", heads=heads.Standard(num_heads=4))
     inputs = {"tokens": shape(1, 9), "mask": Edges(shape(20), shape(20))}
     report, calls = ran(monkeypatch, config, inputs)
     assert chosen(report["layers"]["self"]) == ("factored", "edges")
     assert set(calls) == {"edges"}
-    config = change(heads=TALKING, attention=Attention(implementation="blockwise"))
     report = explain_model(config, {"tokens": shape(1, 9)})["layers"]["self"]
-    assert len(chosen(report)) == 1
-    assert "talking_heads" in report["implementation"]["blockwise"]
+    assert "needs an NVIDIA GPU" in report["implementation"]["cudnn"]
     with pytest.raises(ValueError, match="longer than max_len"):
         explain_model(config, {"tokens": jnp.zeros((1, 4096), int)})

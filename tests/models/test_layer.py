@@ -1,6 +1,7 @@
 """One layer and its parts against Flax's own modules and the definitions."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -265,7 +266,7 @@ def test_modules_own_parameters_and_call_the_functions():
     params = module.init(jax.random.key(0), x)["params"]
     got = module.apply({"params": params}, x, is_causal=True)
     assert_close(got, multi_head_attention(params["heads"], x, layout, is_causal=True))
-    with pytest.raises(Exception, match="dropout"):
+    with pytest.raises(ValueError, match=r"pass rngs=\{'dropout': key\}"):
         module.apply({"params": params}, x, deterministic=False)
     with pytest.raises(ValueError, match="nonsense"):
         module.apply({"params": params}, x, implementation="nonsense")
@@ -280,6 +281,51 @@ def test_modules_own_parameters_and_call_the_functions():
     with pytest.raises(ValueError, match="a width of at least 1, not 0"):
         FeedForward(FFN(width=0)).init(jax.random.key(0), x)
     assert_close(module.apply({"params": params}, x), feed_forward(params["ffn"], x, FFN(width=7)))
+
+
+PLAN = Plan(attention=(0, 1), ffn=(0, 1))
+ALBERT = Plan(attention=(0, 0), ffn=(0, 0))
+OTHERS = {
+    "heads": (
+        MultiHeadAttention(heads.Wide(width=6, num_heads=2)), MultiHeadAttention(HEADS),
+        r"weight 'q' has shape \(6, 2, 3\); Wide",
+    ),
+    "FFN": (FeedForward(FFN(width=7)), FeedForward(FFN(width=8)), r"'ffn/down' has shape \(8, 6\)"),
+    "plan": (LayerStack(SPEC, ALBERT), LayerStack(SPEC, PLAN), "another sharing plan.*change_plan"),
+    "stack": (
+        LayerStack(SPEC, PLAN),
+        LayerStack(dataclasses.replace(SPEC, heads=heads.Wide(width=6, num_heads=2)), PLAN),
+        "look like layout 'wide'",
+    ),
+    "model": (ModelConfig().build(), ModelConfig(width=60).build(), r"'embedding' has shape \(256"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_modules_refuse_weights_of_another_and_what_is_no_weights(name):
+    module, other, message = OTHERS[name]
+    x = jnp.ones((1, 5), int) if name == "model" else jnp.ones((1, 5, 6))
+    shapes = jax.eval_shape(other.init, jax.random.key(0), x)
+    variables = jax.tree.map(lambda a: jnp.zeros(a.shape), shapes)
+    params = variables["params"]
+    for given, part in (
+        (variables, message),
+        (params, r"takes \{'params': params\}"),
+        ({"params": variables}, r'pass params\["params"\]'),
+        ({"params": {}}, "have no 'q'|is missing"),
+    ):
+        with pytest.raises(ValueError, match=part):
+            module.apply(given, x)
+    with pytest.raises(ValueError, match=r"jax.random.key\(0\), not 0"):
+        module.init(0, x)
+
+
+@pytest.mark.parametrize("drop", [Dropout(rate=0.1), Dropout(attention=0.1)])
+def test_dropout_of_a_model_needs_a_key(drop):
+    model, tokens = ModelConfig(dropout=drop).build(), jnp.ones((1, 5), int)
+    variables = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    with pytest.raises(ValueError, match=r"pass rngs=\{'dropout': key\}"):
+        jax.eval_shape(functools.partial(model.apply, deterministic=False), variables, tokens)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,9 @@ MISTAKES = {
         SMALL, change(SMALL, sharing="albert"), ["sharing plan", "1 parameter group", "change_plan"]
     ),
     "separate in albert": (change(SMALL, sharing="albert"), SMALL, ["sharing plan", "change_plan"]),
+    "fewer layers": (
+        SMALL, change(SMALL, num_layers=2), ["Every sublayer has 2 ", "has 3: set num_layers=2 "]
+    ),
     "deltas in cycle": (
         change(SMALL, sharing="cycle:1"), change(SMALL, sharing="relaxed:1"),
         ["'delta'", "change_plan"],

@@ -14,7 +14,7 @@ from attnlab import (
 from attnlab.heads import Standard
 from attnlab.models import FFN, EncoderConfig, LayerOverrides, parameters_by_uses
 from attnlab.models.parameters import num_outer_parameters
-from attnlab.sharing.named_plans import parse_plan, plan_name
+from attnlab.sharing.named_plans import PLANS, parse_plan, plan_name
 from attnlab.sharing.plan import (
     GROUP_RULES,
     cycled,
@@ -26,6 +26,7 @@ from attnlab.sharing.plan import (
 
 
 def test_named_plans():
+    assert repr(PLANS["albert"]) == "NamedPlan(takes_count=False)"
     literal = {
         "separate": Plan(attention=(0, 1, 2), ffn=(0, 1, 2)),
         "albert": Plan(attention=(0, 0, 0), ffn=(0, 0, 0)),

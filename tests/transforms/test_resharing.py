@@ -131,6 +131,15 @@ def test_three_equal_layers_merge_without_a_changed_bit():
     )
 
 
+def test_the_first_layer_of_a_group_is_kept():
+    config = dataclasses.replace(SMALL, num_layers=3)
+    params = draw(config)
+    kept = change_plan(config, params, "cycle:2", merge="first")[1]["layers"]
+    jax.tree.map(
+        lambda new, old: np.testing.assert_array_equal(new, old[:2]), kept, params["layers"]
+    )
+
+
 @pytest.mark.parametrize(
     "layout",
     [
@@ -229,7 +238,7 @@ def test_what_cannot_be_done_says_why():
         change_plan(SMALL, params, Plan(attention=(0,) * SMALL.num_layers))
     with pytest.raises(ValueError, match="is one for 2 layers, not for 3"):
         change_plan(SMALL, params, parse_plan("albert", 2))
-    with pytest.raises(ValueError, match="unknown merge 'median'"):
+    with pytest.raises(ValueError, match=r"unknown merge 'median'.*aligned, first"):
         change_plan(SMALL, params, "albert", merge="median")
     for function in (tie_encoder, untie_encoder):
         with pytest.raises(ValueError, match="encoder"):
