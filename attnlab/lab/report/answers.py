@@ -84,7 +84,8 @@ def summary(found: Sequence[Comparison], panel: Panel, name: Name) -> tuple[str,
     parts = [_gaps(groups[told[0]], panel, name, baselines)]
     others = [word for word in (*told[1:], INCONCLUSIVE) if word in groups]
     parts += [_gaps(groups[word], panel, name, baselines, word) for word in others]
-    return lead, " ".join([*parts, f"Holm's correction counts {found[0].family} comparisons."])
+    family = counted(found[0].family, "comparison")
+    return lead, " ".join([*parts, f"Holm's correction counts {family}."])
 
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE = "Better", "Worse", "Equivalent", "Inconclusive"
