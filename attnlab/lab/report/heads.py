@@ -86,7 +86,7 @@ def _map(label: str, run: RunResult, left: Arrays, end: str) -> Figure:
         keys = _pieces(left["pieces_source"]) if "source" in left else None
         probs, most = probs[:, :, :WORDS, :WORDS], MOST_WITH_WORDS
         text = " The first tokens at each side."
-    layers, heads = (_some(n, m) for n, m in zip(probs.shape[:2], most, strict=True))
+    layers, heads = (evenly_spaced(n, m) for n, m in zip(probs.shape[:2], most, strict=True))
     if probs.shape[:2] != (len(layers), len(heads)):
         text += (
             f" {len(layers)} of {probs.shape[0]} layers and {len(heads)} of {probs.shape[1]} heads."
@@ -170,6 +170,10 @@ def _lines(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: meant.get(found[1], found[0]), text)
 
 
-def _some(count: int, most: int) -> list[int]:
-    """At most `most` of range(count), evenly spaced, the first and the last among them."""
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """At most `most` of range(count), evenly spaced, the first and the last among them.
+
+    >>> evenly_spaced(12, 4), evenly_spaced(3, 4)
+    ([0, 4, 7, 11], [0, 1, 2])
+    """
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
