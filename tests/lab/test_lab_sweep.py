@@ -169,6 +169,11 @@ def test_seeds_are_added_while_an_interval_is_wide():
     assert lab.AddSeeds(half_width=0.1, most=2)(lab.Results(runs)) == []
 
 
+def test_a_mistyped_shortcut_is_named():
+    with pytest.raises(ValueError, match=r"'layot': did you mean 'layout'\? known: .*, sharing$"):
+        lab.product(layot=["wide"])
+
+
 def test_a_seed_is_added_on_every_text(tmp_path):
     runs = []
     for name, tag, loss in (("x", "a", 1.0), ("y", "a", 3.0), ("x", "b", 1.1), ("y", "b", 2.0)):
