@@ -239,7 +239,7 @@ def test_a_flag_that_is_missing_or_of_another_type_is_named(tmp_path, module, fl
         (["--seeds=0-2"], "--seeds=0-2: write whole numbers with commas"),
         (["--loggers=tensorbord"], "did you mean 'tensorboard'"),
         (["--profile=abc"], "write for example 10:20"),
-        (["--print_only", "--max_seeds=9"], "look at results"),
+        (["--print_only", "--max_seeds=9"], "--max_seeds read results"),
         (["--print_only", "--tune_from=nowhere.csv"], "nowhere.csv is neither"),
         (["--vary=train.steps=1", "--vary=train.steps=2"], "--vary=train.steps=... is given twice"),
         (["--vary=train.steps"], "write FIELD=VALUE,VALUE,..."),

@@ -75,7 +75,8 @@ def _load(panel: Panel, run: RunResult) -> dict[str, np.ndarray]:
     if folder is None or not (folder / FILE).exists():
         return {}
     with np.load(folder / FILE) as left:
-        return dict(left)
+        # Runs of November 2026 have "fresh" for "untrained".
+        return {"untrained" if name == "fresh" else name: left[name] for name in left}
 
 
 def _map(label: str, run: RunResult, left: Arrays, end: str) -> Figure:
@@ -128,7 +129,9 @@ def _statistics(label: str, run: RunResult, left: Arrays, end: str) -> Figure:
     tables, known = [], left["names"].tolist()
     for name in (name for name in TITLES if name in known):
         at, share = known.index(name), TITLES[name].startswith("%")
-        values, before = (left[of][at] * (100 if share else 1) for of in ("statistics", "fresh"))
+        values, before = (
+            left[of][at] * (100 if share else 1) for of in ("statistics", "untrained")
+        )
         if np.isnan(values).all():
             continue
         digits = 1 if name == "entropy" or np.nanmax(values) < 9.5 else 0
