@@ -4,11 +4,12 @@ import contextlib
 import functools
 import importlib.util
 import os
+import re
 import shlex
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn, TypeVar
@@ -21,6 +22,8 @@ from attnlab.lab.former import moved
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.sweeps import SweepFailed
 from attnlab.lab.worker import STOPPED
+from attnlab.models import config_dict
+from attnlab.names import nearest
 from attnlab.nested import flatten
 from attnlab.training.interrupts import Stopped
 
@@ -158,9 +161,11 @@ def _parse(argv: list[str], *, takes_words: bool) -> list[str]:
             raise ValueError(
                 f"{path} has no function get_config() that returns the config"
             ) from None
-        raise ValueError(_wrong_field(argv, error)) from None
+        raise ValueError(_wrong_field(argv, str(error))) from None
+    except flags.UnrecognizedFlagError as error:
+        raise ValueError(f"{error}{_fields_named(argv, error.flagname)}") from None
     except flags.IllegalFlagValueError as error:
-        raise ValueError(_wrong_field(argv, error)) from None
+        raise ValueError(_wrong_field(argv, _in_words(str(error)))) from None
     if len(rest) > 1 and not takes_words:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
     return rest
@@ -192,21 +197,61 @@ def _check_config_path(argv: list[str]) -> None:
             raise ValueError(f"no config file {path!r}; --config is path.py or path.py:PRESET")
 
 
-def _wrong_field(argv: list[str], error: Exception) -> str:
+def _in_words(error: str) -> str:
+    """An error of absl: which flags are missing, with examples of the docstring, or which type."""
+    missing = re.findall(r"^flag --(\w+)=None: Flag --\1 must have a value", error, re.MULTILINE)
+    if missing:
+        usage = sys.modules["__main__"].__doc__ or ""
+        examples = [found[0] for name in missing if (found := re.search(rf"--{name}=\S+", usage))]
+        names = ", ".join(f"--{name}" for name in missing)
+        example = f"; for example {' '.join(examples)}" if examples else ""
+        return f"{names} {'is' if len(missing) == 1 else 'are'} missing{example}"
+    error = re.sub(r"invalid literal for int\(\) with base 10: .*", "give a whole number", error)
+    return re.sub(r"could not convert string to float: .*", "give a number", error)
+
+
+def _fields_named(argv: list[str], name: str) -> str:
+    """The fields of --config that end in the name of an unknown flag."""
+    config_flag = _given_config(argv)
+    known = flatten(_load(config_flag).to_dict()) if config_flag else {}
+    found = [f"--config.{path}" for path in known if path.rpartition(".")[2] == name]
+    return f"; config fields of that name: {', '.join(found)}" if found else ""
+
+
+def _wrong_field(argv: list[str], error: str) -> str:
     """Which fields there are beside the one that is not, or below one that is no value."""
     if not (config_flag := _given_config(argv)):
-        return str(error)
-    known = list(flatten(_load(config_flag).to_dict()))
+        return error
+    config = _load(config_flag).to_dict()
+    known = list(flatten(config))
     for word in argv:
         name = word.removeprefix("--").partition("=")[0].removeprefix("no")
         if word.startswith("--config.") and name.removeprefix("config.") not in known:
             path = name.removeprefix("config.")
             if below := [one for one in known if one.startswith(f"{path}.")]:
                 return f"config field {path!r} is no value; set one of {', '.join(below)}"
-            outer = path.rpartition(".")[0]
-            near = [one for one in known if one.rpartition(".")[0] == outer] or known
-            return f"no config field {path!r}{moved(path)}; known: {', '.join(near)}"
-    return str(error)
+            near = _beside(path, config, argv) or known
+            closest = nearest(path, near)
+            hint = f": did you mean {closest!r}?" if closest else ";"
+            return f"no config field {path!r}{moved(path)}{hint} known: {', '.join(near)}"
+    return error
+
+
+def _beside(path: str, config: Mapping[str, object], argv: list[str]) -> list[str]:
+    """The fields of the record that `path` would be in; of heads those of the chosen layout."""
+    outer = path.split(".")[:-1]
+    record: object = config
+    for name in outer:
+        record = record.get(name) if isinstance(record, Mapping) else None
+    if not isinstance(record, Mapping):
+        return []
+    chosen = dict(record)
+    for word in argv:
+        name, _, value = word.removeprefix(f"--config.{'.'.join(outer)}.").partition("=")
+        if name in ("layout", "kind"):
+            chosen[name] = value
+    names = config_dict.own_fields(outer[-1] if outer else "", chosen)
+    return [".".join([*outer, n]) for n in names if not isinstance(record.get(n), Mapping)]
 
 
 def _load(config_flag: str) -> ConfigDict:

@@ -115,7 +115,7 @@ def _check_flags(setup: Setup, seeds: int) -> None:
         raise ValueError(f"--margin={given.margin}: give a number of the unit of the scores")
     if given.print_only and given.launcher == "local" and (given.tune or given.max_seeds):
         raise ValueError(
-            "--tune and --max_seeds look at results, which --print_only has not; leave them out "
+            "--tune and --max_seeds read results, which --print_only has not; leave them out "
             "(--tune_from takes learning rates that are known), or add --launcher=slurm"
         )
     if given.slurm and given.launcher != "slurm":

@@ -4,9 +4,9 @@
 
 Runs one training for each value of --pressures: the penalty if all heads are open, in the unit of
 the loss. Gates and weights continue from the run's newest checkpoint with its task, data and
-optimizer, at the learning rate that it ended with. --frozen trains the gates alone, --fresh starts
-from initial weights. With --by=layer a head has one gate per layer, with --by=group one gate for
-all layers that share its parameters. For comparison the same number of heads is chosen in other
+optimizer, at the learning rate that it ended with. --frozen trains the gates alone, --untrained
+starts from initial weights. With --by=layer a head has one gate per layer, with --by=group one gate
+for all layers that share its parameters. For comparison the same number of heads is chosen in other
 ways: by the gradients of the gates (Michel et al. 2019), by ablation of each head alone, and at
 random; both before and after the same training without these heads. Heads are chosen on rows of the
 training part and scored on held-out rows.
@@ -70,7 +70,7 @@ def main() -> None:
         given.seed,
         given.steps,
         frozen=given.frozen,
-        fresh=given.fresh,
+        untrained=given.untrained,
         learning_rate=given.learning_rate,
     )
     check_rows(study.source)
@@ -97,7 +97,7 @@ if __name__ == "__main__":
     )
     flags.DEFINE_integer("steps", 400, "Steps of each training.", lower_bound=1)
     flags.DEFINE_bool("frozen", False, "Train the gates and keep the weights.")
-    flags.DEFINE_bool("fresh", False, "Start from initial weights.")
+    flags.DEFINE_bool("untrained", False, "Start from initial weights.")
     flags.DEFINE_float(
         "learning_rate", None, "Learning rate of the weights; the run's last one if left out."
     )

@@ -4,9 +4,9 @@
     python -m experiments.view --path=FOLDER --text="The cat sat" --out=heads.html
 
 --workdir is a run, --path a folder with config.json, safetensors and tokenizer.json of a published
-model. Two models are shown side by side, with --fresh one model and itself before training. Without
---text a run shows a held-out row of its data. For an encoder-decoder --source is the text of the
-encoder and --text that of the decoder. The file opens in any browser and loads nothing else.
+model. Two models are shown side by side, with --untrained one model and itself before training.
+Without --text a run shows a held-out row of its data. For an encoder-decoder --source is the text
+of the encoder and --text that of the decoder. The file opens in any browser and loads nothing else.
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ def main() -> None:
             "no model; give --workdir=RUN, or --path=FOLDER of a published model (two of them are "
             "shown side by side)"
         )
-    if len(runs) + len(folders) + given.fresh > 2:
-        raise ValueError("at most two models can be shown; leave one out, or leave out --fresh")
+    if len(runs) + len(folders) + given.untrained > 2:
+        raise ValueError("at most two models can be shown; leave one out, or leave out --untrained")
     app.check_seed()
     if out.is_dir():
         raise ValueError(f"{out} is a folder; name a file with --out, as {out / 'heads.html'}")
@@ -46,9 +46,9 @@ def main() -> None:
     models = [open_run(Path(run), given.seed) for run in runs]
     models += [open_folder(Path(folder)) for folder in folders]
     read = [model.read(asked) for model in models]
-    if given.fresh:
+    if given.untrained:
         before = models[0].initial(read[0].inputs)
-        models.append(models[0]._replace(name=f"{models[0].name}, fresh", params=before))
+        models.append(models[0]._replace(name=f"{models[0].name}, untrained", params=before))
         read.append(read[0])
     panels = []
     for opened, one in zip(models, read, strict=True):
@@ -76,7 +76,7 @@ if __name__ == "__main__":
     flags.DEFINE_multi_string("workdir", None, "The folder of one run; may be given twice.")
     flags.DEFINE_multi_string("path", None, "A folder of a published model; may be given twice.")
     flags.DEFINE_integer("seed", None, "Seed of the runs; the first if left out.")
-    flags.DEFINE_bool("fresh", False, "Also show the same model before training.")
+    flags.DEFINE_bool("untrained", False, "Also show the same model before training.")
     flags.DEFINE_string(
         "text", "", "Text that the model reads; left out: a held-out row of the run."
     )

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from attnlab import plotting
-from attnlab.lab.report import heads
 from attnlab.plotting import labels
 
 
@@ -150,11 +149,6 @@ def test_dots_stand_where_the_values_are_on_an_axis_around_them():
     low, high = axes.get_xlim()
     assert 2.5 < low < 2.63
     assert 2.9 < high < 3.1
-
-
-def test_large_maps_show_some_layers_and_heads():
-    assert heads._some(12, 4) == [0, 4, 7, 11]
-    assert heads._some(3, 4) == [0, 1, 2]
 
 
 def test_svg_is_the_same_each_time_and_loads_nothing():

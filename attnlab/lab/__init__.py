@@ -14,14 +14,22 @@
 
 A sweep that was stopped or killed goes on when it is called again, with the same numbers. Runs are
 spread over the cores or GPUs of this machine (`LocalExecutor`) or a cluster (`SlurmExecutor`).
-Policies (`AddSeeds`, `TuneLearningRate`) look at results and propose further runs. Needs the extra
-`lab`. `attnlab.lab.head_width` holds the pieces of the published study of head widths.
+Policies (`AddSeeds`, `DecideComparisons`, `TuneLearningRate`) read results and propose further
+runs. Needs the extra `lab`. `attnlab.lab.head_width` holds the pieces of the published study of
+head widths.
 """
 
 from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import Executor, InProcess, LocalExecutor, Queued
 from attnlab.lab.experiment import Experiment
-from attnlab.lab.policies import AddSeeds, TuneLearningRate, best_rates, with_rates
+from attnlab.lab.model_sizes import at_sizes
+from attnlab.lab.policies import (
+    AddSeeds,
+    DecideComparisons,
+    TuneLearningRate,
+    best_rates,
+    with_rates,
+)
 from attnlab.lab.result import ModelSizes, Provenance, RunResult, Scores, TaskInfo, Timing
 from attnlab.lab.results import Results
 from attnlab.lab.run import RunInUse, RunOptions, run_one
@@ -31,10 +39,10 @@ from attnlab.lab.start import HeadInit
 from attnlab.lab.sweeps import Policy, SweepFailed, load_results, sweep
 
 __all__ = [
-    "AddSeeds", "Description", "Executor", "Experiment", "HeadInit", "InProcess",
-    "LocalExecutor", "Match", "ModelSizes", "Policy", "Provenance", "Queued", "Results",
-    "RunInUse", "RunOptions", "RunResult", "RunSpec", "Scores", "SlurmExecutor", "SweepFailed",
-    "Tag", "TaskInfo", "Timing", "TuneLearningRate", "Variant", "best_rates", "grid",
-    "load_results", "product", "read_description", "run_one", "specs_of", "sweep", "with_rates",
-    "with_values",
+    "AddSeeds", "DecideComparisons", "Description", "Executor", "Experiment", "HeadInit",
+    "InProcess", "LocalExecutor", "Match", "ModelSizes", "Policy", "Provenance", "Queued",
+    "Results", "RunInUse", "RunOptions", "RunResult", "RunSpec", "Scores", "SlurmExecutor",
+    "SweepFailed", "Tag", "TaskInfo", "Timing", "TuneLearningRate", "Variant", "at_sizes",
+    "best_rates", "grid", "load_results", "product", "read_description", "run_one", "specs_of",
+    "sweep", "with_rates", "with_values",
 ]  # fmt: skip

@@ -109,7 +109,7 @@ def attention_maps(
       source. `tokens` are those of its rows, `source`, where it is another text, those of the
       columns; `written_tokens` and `written_source` the same as text, `pieces_tokens` and
       `pieces_source` token by token. `sets` [L]: the parameter group of each layer. `statistics`
-      and `fresh` [K, L, N]: the `head_statistics` called `names`, trained and at step 0.
+      and `untrained` [K, L, N]: the `head_statistics` called `names`, trained and at step 0.
     """
     example, ends = rows[0]
     attention_of = _attention(config)
@@ -139,7 +139,7 @@ def attention_maps(
         "sets": np.array(plan.distinct_parameters(sublayer)),
         "names": np.array(list(trained), str),
         "statistics": np.array(list(trained.values()), np.float32),
-        "fresh": np.array(list(before.values()), np.float32),
+        "untrained": np.array(list(before.values()), np.float32),
         "rows": np.array(len(rows)),
     }
 

@@ -183,25 +183,25 @@ class LocalExecutor:
         if self._resources.threads:
             write_threads(workdir, self._resources.threads)
         (workdir / LOGS).mkdir(exist_ok=True)
-        for slot in range(min(self._resources.jobs, count)):
-            self._start_worker(slot)
+        for index in range(min(self._resources.jobs, count)):
+            self._start_worker(index)
 
-    def _start_worker(self, slot: int) -> None:
+    def _start_worker(self, index: int) -> None:
         found = self._resources
         command = worker_command(self._workdir, self.imports, self.options)
-        command += [f"--cores={','.join(map(str, share(found.cores, found.jobs, slot)))}"]
+        command += [f"--cores={','.join(map(str, share(found.cores, found.jobs, index)))}"]
         command += ["--follow", *(f"--skip={one}" for one in self._skip)]
         environment = {**os.environ, **self.environment}
         if found.threads:
             environment["NPROC"] = str(found.threads)  # threads of XLA
         if found.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(share(found.gpus, found.jobs, slot))
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(share(found.gpus, found.jobs, index))
             together = math.ceil(found.jobs / len(found.gpus))
             if together > 1:  # each has its part of the 75 % of a GPU that JAX takes
                 fraction = f"{0.75 / together:.3f}"
                 environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", fraction)
-        with (self._workdir / LOGS / f"worker{slot}.log").open("ab") as log:
-            self._processes[slot] = subprocess.Popen(
+        with (self._workdir / LOGS / f"worker{index}.log").open("ab") as log:
+            self._processes[index] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -212,12 +212,12 @@ class LocalExecutor:
 
     def running(self) -> bool:
         """Is a worker alive? One that was killed is replaced; its run is not tried again."""
-        for slot, process in list(self._processes.items()):
+        for index, process in list(self._processes.items()):
             code = process.poll()
             if code is not None:
-                del self._processes[slot]
+                del self._processes[index]
                 if code < 0 and not self._stopping and self._note_killed(process.pid, code):
-                    self._start_worker(slot)
+                    self._start_worker(index)
         return bool(self._processes)
 
     def _note_killed(self, process: int, code: int) -> bool:

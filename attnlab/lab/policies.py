@@ -68,7 +68,7 @@ class DecideComparisons:
     """Adds seeds to the variants of a comparison until it is significant, equivalent within the
     margin, or more seeds could not make it so.
 
-    Unlike `AddSeeds` it looks at the differences themselves, which makes the intervals of a fixed
+    Unlike `AddSeeds` it reads the differences themselves, which makes the intervals of a fixed
     number of seeds too narrow: comparisons then need the test that holds at any time (`seeds_added`
     of `Description` and of `compare_pairs`).
 

@@ -76,20 +76,20 @@ def begin(
     steps: int,
     *,
     frozen: bool = False,
-    fresh: bool = False,
+    untrained: bool = False,
     learning_rate: float | None = None,
 ) -> Study:
     """A run as it is, and `steps` more; raises ValueError for what cannot be trained."""
-    if frozen and fresh:
+    if frozen and untrained:
         raise ValueError(
-            "with --frozen --fresh the initial weights would never be trained; leave one out"
+            "with --frozen --untrained the initial weights would never be trained; leave one out"
         )
     found = runs.read_run(folder, None if seed is None else [seed])
     [(seed, params)] = found.params.items()
     experiment = stored_experiment(found.record)
     was = experiment.train
     rate, schedule = learning_rate or was.optimizer.learning_rate, was.schedule
-    if not fresh:
+    if not untrained:
         last = float(SCHEDULES[schedule.name](was)(was.steps - 1))
         if not (learning_rate or last or frozen):
             raise ValueError(f"{folder} ended at a learning rate of 0; give --learning_rate")
@@ -112,7 +112,7 @@ def begin(
     task = OBJECTIVES[experiment.task]._replace(final_metrics=None)
     place = runs.run_of_seed(folder, seed) if (folder / runs.SPECS).is_file() else folder
     source = experiment.data.load(trains.length, place)
-    return Study(found.config, None if fresh else params, task, source, trains)
+    return Study(found.config, None if untrained else params, task, source, trains)
 
 
 def at_pressures(
@@ -237,7 +237,7 @@ def _smaller(
     values: Values,
     judge: Loss,
 ) -> Row:
-    """The row with what is told of the model without the heads that are closed in all uses."""
+    """The row with the size and loss of the model without the heads that are closed everywhere."""
     try:
         small = interpret.remove_closed_heads(study.config, params, gated.gates, values)
     except ValueError as error:

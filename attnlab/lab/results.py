@@ -16,6 +16,7 @@ from attnlab.lab.comparisons import Comparison, Scores, Variant, compare_pairs
 from attnlab.lab.result import MetricInfo, RunResult, metric_infos
 from attnlab.lab.spec import Tag, as_tag
 from attnlab.lab.statistics import paired_difference
+from attnlab.lab.text_table import counted
 from attnlab.nested import differing, flatten
 from attnlab.training.loggers import SavesFigure
 from attnlab.training.objectives import OBJECTIVES
@@ -324,7 +325,7 @@ class Results(Sequence[RunResult]):
         known = sorted({name for run in self.runs for name in run.scores.heldout})
         if not known:
             raise ValueError(
-                f"no run has a held-out score: there are {len(self.runs)} runs, of which "
+                f"no run has a held-out score: of {counted(len(self.runs), 'run')}, "
                 f"{sum(run.status == 'diverged' for run in self.runs)} diverged"
             )
         if metric not in known:
@@ -337,7 +338,10 @@ class Results(Sequence[RunResult]):
         return _markup(self.table())
 
     def __repr__(self) -> str:
-        return f"Results of {len(self.runs)} runs, {len(self._variants)} variants"
+        return (
+            f"Results of {counted(len(self.runs), 'run')}, "
+            f"{counted(len(self._variants), 'variant')}"
+        )
 
 
 def label_of(tags: Sequence[tuple[str, Tag]]) -> str:

@@ -13,7 +13,7 @@ from attnlab.lab.former import moved
 from attnlab.lab.start import HeadInit
 from attnlab.models import ModelConfig, config_dict
 from attnlab.models.budget import Budget, match_budget, with_layout
-from attnlab.names import nearest
+from attnlab.names import lookup, nearest
 from attnlab.nested import JSON
 from attnlab.training.config import TrainConfig
 
@@ -162,6 +162,10 @@ def grid(**values: Sequence[object]) -> list[Variant]:
         _check_list(name, some)
     short = {"layout": LAYOUT, "sharing": SHARING}
     paths = [short.get(name, name.replace("__", ".")) for name in values]
+    known = [*(f.name for f in dataclasses.fields(Experiment)), *short]
+    for path in paths:
+        if "." not in path:
+            lookup(dict.fromkeys(known), path, what="field")
     return [
         Variant(dict(zip(paths, combination, strict=True)))
         for combination in itertools.product(*values.values())
@@ -312,7 +316,8 @@ def _set(fields: JSON, path: str, value: object) -> None:
     for name in outer:
         place = place.get(name) if isinstance(place, dict) else None
     if not isinstance(place, dict) or last not in place:
-        known = place if isinstance(place, dict) else fields
+        record = place if isinstance(place, dict) else fields
+        known = config_dict.own_fields(outer[-1] if outer else "", record)
         near = nearest(last, known)
         hint = f"did you mean {near!r}? " if near else ""
         raise ValueError(f"no field {path!r}{moved(path)}: {hint}known: {', '.join(known)}")

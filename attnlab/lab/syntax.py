@@ -34,9 +34,9 @@ class Study(NamedTuple):
 
 
 def evaluate(
-    models: dict[str, LoadedModel], splits: Sequence[Sequence[Tree]], *, fresh: bool, least: int
+    models: dict[str, LoadedModel], splits: Sequence[Sequence[Tree]], *, untrained: bool, least: int
 ) -> Study:
-    """`syntax.evaluate_heads` for each seed of a model, and with `fresh` also before training."""
+    """`syntax.evaluate_heads` for each seed of a model, and with `untrained` also before."""
     first = next(iter(models.values()))
     kept = [readable(first, trees) for trees in splits]
     trees = [[tree for tree, _ in part] for part in kept]
@@ -63,9 +63,9 @@ def evaluate(
         return syntax.evaluate_heads(*tallies)
 
     found = {name: study(one, one.params) for name, one in models.items()}
-    if fresh:
+    if untrained:
         one = smallest_inputs(first.config)
-        found |= {f"{name}, fresh": study(m, m.initial(one)) for name, m in models.items()}
+        found |= {f"{name}, untrained": study(m, m.initial(one)) for name, m in models.items()}
     sizes = (len(trees[0]), len(trees[1]))
     return Study(found, sizes, sum(map(len, splits)) - sum(sizes))
 

@@ -153,6 +153,19 @@ def _plain_type(hint: object) -> type:
     return cast(type, origin or hint)
 
 
+def own_fields(name: str, record: Mapping[str, object]) -> list[str]:
+    """Fields of a record of `to_dict`: of "heads" and "positions" those of the chosen class.
+
+    >>> own_fields("positions", {"kind": "learned", "base": None, "offset": 0})
+    ['kind', 'offset']
+    """
+    for known, choice in zip(("heads", "positions"), _choices(), strict=True):
+        cls = choice.classes.get(str(record.get(choice.tag)))
+        if name == known and cls:
+            return [f for f in record if f in {choice.tag, "extras", *field_types(cls)}]
+    return list(record)
+
+
 def union_types(choice: Choice) -> dict[str, type]:
     """Field of any of the classes -> its type.
 

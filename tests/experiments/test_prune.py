@@ -34,8 +34,8 @@ def test_what_cannot_be_pruned_is_told(run, tmp_path):
         (["--rows=100000000"], "error: --rows=100000000 is more than the"),
         ([f"--out={tmp_path / 'there'}"], f"error: {tmp_path / 'there'} exists already"),
         (
-            ["--fresh", "--frozen"],
-            "error: with --frozen --fresh the initial weights would never be trained",
+            ["--untrained", "--frozen"],
+            "error: with --frozen --untrained the initial weights would never be trained",
         ),
     ):
         done = command("experiments.prune", f"--workdir={run[0]}", *words)
@@ -44,7 +44,7 @@ def test_what_cannot_be_pruned_is_told(run, tmp_path):
 
 
 def test_how_it_goes_on(run):
-    """At the rate that the run ended with, which its schedule says; fresh weights as the run."""
+    """At the rate that the run ended with, which its schedule says; untrained as the run."""
     train = json.loads((run[0] / "config.json").read_text())["config"]["train"]
     was = training.TrainConfig.from_dict(train)
     study = pruning.begin(run[0], SEEDS[1], 40)
@@ -53,7 +53,7 @@ def test_how_it_goes_on(run):
     np.testing.assert_allclose(
         rate, training.make_optimizer(was).schedule(was.steps - 1), rtol=1e-6
     )
-    again = pruning.begin(run[0], None, 40, fresh=True)
+    again = pruning.begin(run[0], None, 40, untrained=True)
     assert (again.params, again.trains.schedule.name) == (None, was.schedule.name)
     assert again.trains.optimizer.learning_rate == was.optimizer.learning_rate
 

@@ -58,7 +58,9 @@ def test_what_the_table_says():
     det = SyntaxScore("det", 1200, 1, 0.5, 0.07, 1, 0, "to head", 0.625, 0.125, 0.05, 0.2)
     obj = SyntaxScore("obj", 300, -2, 0.3, 0.4, 0, 3, "from head", 0.3, -0.1, -0.15, -0.05)
     fresh = [one._replace(by_head=0.1, gain=-0.4, low=-0.5, high=-0.3) for one in (det, obj)]
-    told = syntax.table(syntax.Study({"seed 0": [det, obj], "seed 0, fresh": fresh}, (70, 80), 6))
+    told = syntax.table(
+        syntax.Study({"seed 0": [det, obj], "seed 0, untrained": fresh}, (70, 80), 6)
+    )
     lines = told.splitlines()
     assert lines[3].split() == [
         "det", "1,200", "+1", "50.0", "7.0", "1.0", "to", "head", "62.5*", "+12.5", "(+5.0", "to",
@@ -69,7 +71,7 @@ def test_what_the_table_says():
     assert "in 70 sentences, judged in 80 others; 6 more cannot be read whole" in told
     assert lines[-2:] == [
         "seed 0: its best head is better than both baselines in 1 of 2 rows (det).",
-        "seed 0, fresh: no head is better than both baselines in any of 2 rows.",
+        "seed 0, untrained: no head is better than both baselines in any of 2 rows.",
     ]
 
 
@@ -109,12 +111,12 @@ def run(tmp_path):
 @pytest.mark.slow
 def test_a_planted_head_in_a_run(run, treebank, tmp_path):
     out = tmp_path / "roles.csv"
-    flags = [f"--workdir={run}", f"--treebank={treebank}", "--fresh", f"--out={out}"]
+    flags = [f"--workdir={run}", f"--treebank={treebank}", "--untrained", f"--out={out}"]
     told = command("experiments.roles", *flags)
     assert told.returncode == 0, told.stderr
     with out.open() as file:
         rows = {(row["model"], row["label"]): row for row in csv.DictReader(file)}
-    models = ["seed 4", "seed 9", "seed 4, fresh", "seed 9, fresh"]
+    models = ["seed 4", "seed 9", "seed 4, untrained", "seed 9, untrained"]
     assert list(rows) == [(name, label) for name in models for label in ("all", "find", "hang")]
     one = rows["seed 9", "find"]
     place = [str(language.LAYER), str(language.HEAD), "to head", "1.0"]
@@ -152,7 +154,7 @@ def test_what_is_no_command(flags, said, treebank):
     assert said in told.stderr
 
 
-@pytest.mark.parametrize("flag", ["--fresh", "--workdir=a", "--sentences=3", "--out=b.csv"])
+@pytest.mark.parametrize("flag", ["--untrained", "--workdir=a", "--sentences=3", "--out=b.csv"])
 def test_flags_that_do_nothing_with_raw_are_refused(flag, tmp_path):
     out = tmp_path / "raw.txt"
     told = command("experiments.roles", "--treebank=nowhere", f"--raw={out}", flag)

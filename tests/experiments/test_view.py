@@ -118,11 +118,11 @@ def test_a_run_beside_a_folder(run, folder, tmp_path):
 def test_a_run_beside_its_fresh_start(run, tmp_path):
     out = tmp_path / "heads.html"
     out.write_text("an older page")
-    flags = [f"--workdir={run[0]}", "--fresh", f"--out={out}", "--overwrite", "--title=<both>"]
+    flags = [f"--workdir={run[0]}", "--untrained", f"--out={out}", "--overwrite", "--title=<both>"]
     told = command("experiments.view", *flags)
     assert told.returncode == 0, told.stderr
     page = Parsed(out.read_text(encoding="utf-8"))
-    assert [side["name"] for side in page.sides] == [str(run[0]), f"{run[0]}, fresh"]
+    assert [side["name"] for side in page.sides] == [str(run[0]), f"{run[0]}, untrained"]
     trained, fresh = (side["maps"][0] for side in page.sides)
     assert trained["tokens"] == fresh["tokens"]
     assert np.abs(page.probs(0) - page.probs(1)).max() > 0.1
@@ -255,7 +255,7 @@ def test_what_a_folder_cannot_read(folder, tmp_path):
     ("words", "said"),
     [
         ([], "give --workdir=RUN, or --path=FOLDER"),
-        (["--workdir=a", "--path=b", "--fresh"], "at most two models can be shown"),
+        (["--workdir=a", "--path=b", "--untrained"], "at most two models can be shown"),
         (["--path=a", "--seed=1"], "--seed selects a seed of --workdir"),
         (["--path=a", "--out=tests", "--overwrite"], "tests is a folder; name a file with --out"),
         (["--workdir=nothing-here"], "nothing-here holds no run"),

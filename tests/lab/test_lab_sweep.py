@@ -21,7 +21,7 @@ from attnlab import lab
 from attnlab.heads import LAYOUTS
 from attnlab.lab.former import RESULT_FIELDS
 from attnlab.lab.plan import Plan, run_plan
-from attnlab.lab.policies import DecideComparisons, with_rates
+from attnlab.lab.policies import with_rates
 from attnlab.lab.spec import specs_of
 from attnlab.models import num_parameters
 
@@ -169,6 +169,11 @@ def test_seeds_are_added_while_an_interval_is_wide():
     assert lab.AddSeeds(half_width=0.1, most=2)(lab.Results(runs)) == []
 
 
+def test_a_mistyped_shortcut_is_named():
+    with pytest.raises(ValueError, match=r"'layot': did you mean 'layout'\? known: .*, sharing$"):
+        lab.product(layot=["wide"])
+
+
 def test_a_seed_is_added_on_every_text(tmp_path):
     runs = []
     for name, tag, loss in (("x", "a", 1.0), ("y", "a", 3.0), ("x", "b", 1.1), ("y", "b", 2.0)):
@@ -177,7 +182,7 @@ def test_a_seed_is_added_on_every_text(tmp_path):
         config = lab.with_values(run.spec.config, {"data.path": str(tmp_path / name)})
         runs.append(dataclasses.replace(run, spec=dataclasses.replace(run.spec, config=config)))
     results = lab.Results(runs)
-    for policy in (lab.AddSeeds(half_width=0.1, most=2), DecideComparisons(most=2)):
+    for policy in (lab.AddSeeds(half_width=0.1, most=2), lab.DecideComparisons(most=2)):
         ids = {spec.id for spec in policy(results)}
         assert ids == {"x-a-seed1", "y-a-seed1", "x-b-seed1", "y-b-seed1"}
     assert lab.AddSeeds(half_width=0.1, most=1)(results) == []

@@ -22,6 +22,7 @@ from attnlab.lab.report import (
 )
 from attnlab.lab.report.answers import answers, limits, question, warnings
 from attnlab.lab.report.figures import curves_figures, effects_figure, over_tag_figures
+from attnlab.lab.report.heads import heads_sections
 from attnlab.lab.report.page import Figures, Paragraph, Table, to_markdown
 from attnlab.lab.report.published import expectations
 from attnlab.lab.report.sizes import sizes_section
@@ -131,7 +132,9 @@ def test_equal_tags_with_another_optimizer_are_two_variants():
     table = results.table()
     assert list(table["train.optimizer.name"]) == ["lion", "adamw"]
     assert list(table["seeds"]) == [2, 2]
-    assert "less adamw" in page_text([Panel(results)])
+    text = page_text([Panel(results)])
+    assert "less adamw" in text
+    assert "correction counts 1 comparison." in text
 
 
 def test_equal_tags_with_another_rate_are_two_variants():
@@ -482,7 +485,7 @@ def test_results_without_scores_say_so(tmp_path):
     for call in (results.table, results.figure, lab.Results([]).table):
         with pytest.raises(ValueError, match="no run has a held-out score"):
             call()
-    assert "1 runs" in results._repr_html_()
+    assert results._repr_html_() == repr(results) == "Results of 1 run, 1 variant"
     with pytest.raises(ValueError, match="none of these runs"):
         results.folder_of(made({}, 1, None))
     for path, baseline, message in (
@@ -491,6 +494,16 @@ def test_results_without_scores_say_so(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             results.report(tmp_path / path, baseline)
+
+
+@pytest.mark.parametrize("key", ["untrained", "fresh"])  # now, and in runs of November 2026
+def test_statistics_before_training_are_read(tmp_path, key):
+    arrays = dict(probs=np.full((1, 2, 3, 3), 1 / 3), names=["entropy"], rows=2)
+    before = {key: np.full((1, 1, 2), 3.0)}
+    np.savez(tmp_path / "maps.npz", statistics=np.ones((1, 1, 2)), **arrays, **before)
+    results = lab.Results([made({"layout": "wide"}, 0, 2.0)], [tmp_path])
+    _, section = heads_sections(Panel(results), "")
+    assert "untrained 3.0" in section.blocks[1].figures[0].svg
 
 
 def test_titles_come_from_the_question():

@@ -80,8 +80,8 @@ def make_page(panels: Sequence[Panel]) -> Page:
     sections += [s for panel in panels for s in sizes_section(panel)]
     for i, panel in enumerate(split):
         sections += heads_sections(panel, _end(i, split))
-    told = dict.fromkeys(line for panel in split for line in limits(panel))
-    sections.append(Section("Limits", [Paragraph(line) for line in told]))
+    lines = dict.fromkeys(line for panel in split for line in limits(panel))
+    sections.append(Section("Limits", [Paragraph(line) for line in lines]))
     sections.append(making_section(split))
     return Page(question(panels), head, sections)
 

@@ -66,29 +66,30 @@ def summary(found: Sequence[Comparison], panel: Panel, name: Name) -> tuple[str,
 
     def listed(word: str) -> str:
         some = [_pair(c, name, baselines) for c in groups[word]]
-        if len(some) > MOST_TOLD:
+        if len(some) > MOST_SHOWN:
             return f"{len(some)} of {len(found)} variants"
         return "; ".join(some)
 
-    told = [word for word in (BETTER, WORSE, EQUIVALENT) if word in groups]
-    if not told:
+    present = [word for word in (BETTER, WORSE, EQUIVALENT) if word in groups]
+    if not present:
         base = one_baseline or "its baseline"
         lead = f"Inconclusive: none of {len(found)} variants differs significantly from {base}."
         return lead, _gaps(found, panel, name, baselines)
-    several = len(groups[told[0]]) > 1
+    several = len(groups[present[0]]) > 1
     verb = "are" if several else "is"
     base = one_baseline or ("their baselines" if several else "its baseline")
-    lead = f"{listed(told[0])} {verb} {told[0].lower()} than {base}."
-    if told[0] == EQUIVALENT:
+    lead = f"{listed(present[0])} {verb} {present[0].lower()} than {base}."
+    if present[0] == EQUIVALENT:
         lead = f"{listed(EQUIVALENT)} {verb} equivalent to {base} within {panel.about.margin:g}."
-    parts = [_gaps(groups[told[0]], panel, name, baselines)]
-    others = [word for word in (*told[1:], INCONCLUSIVE) if word in groups]
+    parts = [_gaps(groups[present[0]], panel, name, baselines)]
+    others = [word for word in (*present[1:], INCONCLUSIVE) if word in groups]
     parts += [_gaps(groups[word], panel, name, baselines, word) for word in others]
-    return lead, " ".join([*parts, f"Holm's correction counts {found[0].family} comparisons."])
+    family = counted(found[0].family, "comparison")
+    return lead, " ".join([*parts, f"Holm's correction counts {family}."])
 
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE = "Better", "Worse", "Equivalent", "Inconclusive"
-MOST_TOLD = 4
+MOST_SHOWN = 4
 """Comparisons of a kind whose numbers are in the answer; all are in the table."""
 
 
@@ -102,11 +103,11 @@ def _gaps(
     some: Sequence[Comparison], panel: Panel, name: Name, baselines: set[Variant], word: str = ""
 ) -> str:
     """Their differences, or how many there are."""
-    if len(some) > MOST_TOLD:
+    if len(some) > MOST_SHOWN:
         return f"{word}: {len(some)} variants." if word else "The table Differences has all."
     begin = f"{word}: " if word else f"Difference in {panel.metric.unit} (95 % interval): "
-    told = [f"{_pair(c, name, baselines)} {gap(c.difference, panel)}" for c in some]
-    return f"{begin}{'; '.join(told)}."
+    shown = [f"{_pair(c, name, baselines)} {gap(c.difference, panel)}" for c in some]
+    return f"{begin}{'; '.join(shown)}."
 
 
 def _one(c: Comparison, panel: Panel, name: Name) -> tuple[str, str]:

@@ -75,7 +75,8 @@ def _load(panel: Panel, run: RunResult) -> dict[str, np.ndarray]:
     if folder is None or not (folder / FILE).exists():
         return {}
     with np.load(folder / FILE) as left:
-        return dict(left)
+        # Runs of November 2026 have "fresh" for "untrained".
+        return {"untrained" if name == "fresh" else name: left[name] for name in left}
 
 
 def _map(label: str, run: RunResult, left: Arrays, end: str) -> Figure:
@@ -86,7 +87,7 @@ def _map(label: str, run: RunResult, left: Arrays, end: str) -> Figure:
         keys = _pieces(left["pieces_source"]) if "source" in left else None
         probs, most = probs[:, :, :WORDS, :WORDS], MOST_WITH_WORDS
         text = " The first tokens at each side."
-    layers, heads = (_some(n, m) for n, m in zip(probs.shape[:2], most, strict=True))
+    layers, heads = (evenly_spaced(n, m) for n, m in zip(probs.shape[:2], most, strict=True))
     if probs.shape[:2] != (len(layers), len(heads)):
         text += (
             f" {len(layers)} of {probs.shape[0]} layers and {len(heads)} of {probs.shape[1]} heads."
@@ -128,7 +129,9 @@ def _statistics(label: str, run: RunResult, left: Arrays, end: str) -> Figure:
     tables, known = [], left["names"].tolist()
     for name in (name for name in TITLES if name in known):
         at, share = known.index(name), TITLES[name].startswith("%")
-        values, before = (left[of][at] * (100 if share else 1) for of in ("statistics", "fresh"))
+        values, before = (
+            left[of][at] * (100 if share else 1) for of in ("statistics", "untrained")
+        )
         if np.isnan(values).all():
             continue
         digits = 1 if name == "entropy" or np.nanmax(values) < 9.5 else 0
@@ -170,6 +173,10 @@ def _lines(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: meant.get(found[1], found[0]), text)
 
 
-def _some(count: int, most: int) -> list[int]:
-    """At most `most` of range(count), evenly spaced, the first and the last among them."""
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """At most `most` of range(count), evenly spaced, the first and the last among them.
+
+    >>> evenly_spaced(12, 4), evenly_spaced(3, 4)
+    ([0, 4, 7, 11], [0, 1, 2])
+    """
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})

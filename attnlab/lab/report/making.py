@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from attnlab.lab.report.page import Facts, Paragraph, Section
 from attnlab.lab.report.panel import Panel
 from attnlab.lab.result import RunResult
+from attnlab.lab.text_table import counted
 from attnlab.training.provenance import PROVENANCE
 
 
@@ -19,13 +20,13 @@ def making_section(panels: Sequence[Panel]) -> Section:
                 facts.setdefault(name, {})[text] = None
     runs = [run for panel in panels for run in panel.results]
     seconds = sum(run.timing.seconds for run in runs)
-    told = [(name, "; ".join(list(texts)[:12])) for name, texts in facts.items()]
-    told.append(("Time", f"{seconds:,.0f} seconds of {len(runs)} runs together"))
+    shown = [(name, "; ".join(list(texts)[:12])) for name, texts in facts.items()]
+    shown.append(("Time", f"{seconds:,.0f} seconds of {counted(len(runs), 'run')} together"))
     text = (
         "Every value that a run used is in its spec.json. results.csv has one row per run; each "
         "table is a CSV file in tables/, each figure an SVG file in figures/."
     )
-    return Section("How it was made", [Facts(told), Paragraph(text)])
+    return Section("How it was made", [Facts(shown), Paragraph(text)])
 
 
 def _facts(run: RunResult) -> Iterator[tuple[str, str]]:

@@ -43,7 +43,7 @@ def _here(panel: Panel, name: str) -> str:
     run = panel.variants[panel.baseline][0] if panel.baseline else panel.results[0]
     config = run.spec.config
     model, train = config.model, config.train
-    told = {
+    facts = {
         "data": run.data.name or type(config.data).__name__,
         "task": run.task.description or config.task,
         "model": f"{model.kind}, {model.num_layers} layers, width {model.width:,}, FFN "
@@ -52,7 +52,7 @@ def _here(panel: Panel, name: str) -> str:
         f"tokens, {train.optimizer.name}",
         "score": f"held-out {panel.metric.unit}",
     }
-    return told.get(name, "see How it was made")
+    return facts.get(name, "see How it was made")
 
 
 def _table(panel: Panel, paper: PublishedTable) -> Table:
@@ -140,17 +140,17 @@ def _judge(panel: Panel, expected: Expectation) -> tuple[bool | None, str]:
     values = _numbers(panel, expected, expected.tags)
     if not len(values):
         return None, ", ".join(map(str, expected.tags.values()))
-    told = {"mean": values.mean(), "min": values.min(), "max": values.max()}
+    numbers = {"mean": values.mean(), "min": values.min(), "max": values.max()}
     judged = values
     if expected.over is not None:
         others = _numbers(panel, expected, expected.over)
         if not len(others):
             return None, ", ".join(map(str, expected.over.values()))
-        told["ratio"] = values.mean() / others.mean()
-        judged = np.array([told["ratio"]])
+        numbers["ratio"] = values.mean() / others.mean()
+        judged = np.array([numbers["ratio"]])
     held = bool(np.all(RELATIONS[expected.relation](judged, expected.value)))
     expectation = f"expected: {expected.relation} {expected.value:g}"
-    return held, f"{expected.text.format(**told)} ({expectation})"
+    return held, f"{expected.text.format(**numbers)} ({expectation})"
 
 
 def _numbers(panel: Panel, expected: Expectation, tags: Tags) -> Array:

@@ -14,6 +14,7 @@ from attnlab.lab.report.page import Block, Figures, Table, number
 from attnlab.lab.report.panel import Panel, mean_of, spread_of
 from attnlab.lab.results import label_of
 from attnlab.lab.statistics import best_rate
+from attnlab.lab.text_table import counted
 from attnlab.plotting import Style, style
 
 with extra("lab"):
@@ -72,7 +73,7 @@ def comparison_table(panel: Panel, name: str) -> Table:
         rows = [{n: v for n, v in row.items() if n != "baseline"} for row in rows]
     caption = (
         f"Variant less {base} in {panel.metric.unit}, paired by seed. Holm's correction counts "
-        f"{len(rows)} comparisons."
+        f"{counted(len(rows), 'comparison')}."
     )
     if panel.about.margin:
         caption += f" Equivalent: within {panel.about.margin:g}, corrected the same way."
