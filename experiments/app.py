@@ -166,9 +166,18 @@ def _parse(argv: list[str], *, takes_words: bool) -> list[str]:
         raise ValueError(f"{error}{_fields_named(argv, error.flagname)}") from None
     except flags.IllegalFlagValueError as error:
         raise ValueError(_wrong_field(argv, _in_words(str(error)))) from None
+    _check_not_empty()
     if len(rest) > 1 and not takes_words:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
     return rest
+
+
+def _check_not_empty() -> None:
+    """Raises ValueError for an empty value, as of --workdir=$UNSET, of a flag without a default."""
+    for name in flags.FLAGS:
+        flag = flags.FLAGS[name]
+        if flag.present and flag.default is None and flag.value == "":
+            raise ValueError(f"--{name} is empty; give a value or leave it out")
 
 
 def _config_first(argv: list[str]) -> list[str]:

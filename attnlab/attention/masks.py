@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Int, Integer
 
 __all__ = [
-    "Edges", "causal", "causal_window", "checked_padding_mask", "combine", "concatenate",
+    "Edges", "causal", "causal_window", "combine", "concatenate",
     "edge_ends", "from_edges", "padding", "segments", "window",
 ]  # fmt: skip
 

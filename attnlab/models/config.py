@@ -453,9 +453,9 @@ def _layer_type(pair: object, width: int) -> LayerType:
 
 
 def _refusal(config: ModelConfig, layout: Layout, backend: str) -> object:
-    """Why a backend cannot run the heads in any form, or None; dropout is not asked for."""
+    """Why a backend cannot run the heads in any form, in training too, or None."""
     x = jax.ShapeDtypeStruct((1, config.max_len, config.width), "float32")
-    nodes = jnp.zeros(1, int)
+    nodes, rate = jnp.zeros(1, int), config.dropout.attention
     reasons: list[object] = []
     for order in {config.attention.order, config.attention.order or "factored"}:
         report = explain_heads(
@@ -466,6 +466,8 @@ def _refusal(config: ModelConfig, layout: Layout, backend: str) -> object:
             is_causal=config.kind != "encoder",
             local_window_size=config.attention.window,
             mask=Edges(nodes, nodes) if backend == "edges" else None,
+            dropout_rate=rate,
+            dropout_key=jax.random.key(0) if rate else None,
         )
         reasons.append(report["implementation"][backend])
     return None if "chosen: requested" in reasons else reasons[-1]

@@ -213,6 +213,11 @@ def test_a_sweep_that_was_not_tuned_is_not_tuned_later(tmp_path, text):
         ("prepare", [], "error: --path, --out are missing; for example --path=TEXTS --out="),
         ("view", ["--workdir=x"], "error: --out is missing; for example --out=heads.html"),
         ("bench", [], "error: --suite is missing; for example --suite=attention"),
+        (
+            "run",
+            [f"--config={BYTE_LM}:tiny", "--workdir="],
+            "error: --workdir is empty; give a value",
+        ),
         ("prune", ["--workdir=x", "--steps=abc"], "flag --steps=abc: give a whole number"),
     ],
 )

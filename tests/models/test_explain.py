@@ -97,6 +97,7 @@ def test_both_stacks_and_cross_attention(monkeypatch):
         ("cudnn", {"heads": heads.Standard(num_heads=4, extras=(heads.Sink(),))}, "has no sink"),
         ("blockwise", {"heads": TALKING}, "talking_heads needs the scores of all heads"),
         ("edges", {"kind": "decoder"}, "it needs a mask that is masks.Edges, and nothing else"),
+        ("xla", {"dropout": Dropout(attention=0.1)}, "has no dropout_rate"),
     ],
 )
 def test_a_backend_that_cannot_run_the_model_is_refused_with_the_config(
