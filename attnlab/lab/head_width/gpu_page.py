@@ -262,7 +262,8 @@ def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
         lines.append([variant.point, ends(first[variant]), found, f"{p:.3f}", verdict,
                       ends(together[variant])])  # fmt: skip
         if verdict == "confirmed":
-            confirmed.append(f"{variant.point} is {reading(added[variant])}, by {found}")
+            confirmed.append(f"{_heads(variant)} is {reading(added[variant])} than {_heads(TUNED)}, "
+                             f"by {found} bits per byte")  # fmt: skip
     header = ("point", f"seeds {_span(SEEDS)}", f"seeds {_span(ADDED_SEEDS)}", "p, Holm", "",
               "all seeds")  # fmt: skip
     return {
@@ -270,6 +271,10 @@ def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
         "of_seeds": table(header, lines),
         "best_of_seeds": _width(best_head_dim(seeds.together)),
     }
+
+
+def _heads(variant: Variant) -> str:
+    return f"{variant.num_heads} head{'s' * (variant.num_heads > 1)} of {variant.head_dim}"
 
 
 def _span(seeds: Sequence[int]) -> str:
