@@ -262,8 +262,8 @@ def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
         lines.append([variant.point, ends(first[variant]), found, f"{p:.3f}", verdict,
                       ends(together[variant])])  # fmt: skip
         if verdict == "confirmed":
-            confirmed.append(f"{_heads(variant)} is {reading(added[variant])} than {_heads(TUNED)}, "
-                             f"by {found} bits per byte")  # fmt: skip
+            than = f"{_heads(variant)} is {reading(added[variant])} than {_heads(TUNED)}"
+            confirmed.append(f"{than}, by {found} bits per byte")
     header = ("point", f"seeds {_span(SEEDS)}", f"seeds {_span(ADDED_SEEDS)}", "p, Holm", "",
               "all seeds")  # fmt: skip
     return {
