@@ -11,8 +11,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from attnlab.attention.dropout import is_key
+from attnlab.attention.mask_checks import check_boolean
 from attnlab.attention.mask_spec import MaskSpec
-from attnlab.attention.masks import Edges, check_boolean
+from attnlab.attention.masks import Edges
 from attnlab.attention.options import AttentionOptions, Call, Settings, TalkingHeads
 from attnlab.attention.score_mods import validate_score_mods
 

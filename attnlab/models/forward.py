@@ -9,7 +9,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention.masks import Edges, checked_padding_mask
+from attnlab.attention.mask_checks import checked_padding_mask
+from attnlab.attention.masks import Edges
 from attnlab.heads import Layout
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
 from attnlab.models.config import ModelConfig
