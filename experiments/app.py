@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import shlex
+import signal
 import sys
 import textwrap
 import traceback
@@ -304,9 +305,14 @@ def _print_help(argv: list[str]) -> None:
 def _or_exit(call: Callable[[], T]) -> T:
     known = (ValueError, OSError, SweepFailed, flags.Error, ModuleNotFoundError)
     try:
-        return call()
+        result = call()
+        sys.stdout.flush()
+        return result
     except KeyboardInterrupt:
         sys.exit(STOPPED)
+    except BrokenPipeError:  # the reader of the output, as `head`, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except (Stopped, RunInUse) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(STOPPED)

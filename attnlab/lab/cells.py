@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from attnlab.atomic import write_atomic
 from attnlab.lab.statistics import holm, paired_difference
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def write_results(folder: Path, name: str, page: str, figure: "Figure") -> None:
     """Writes NAME.md and NAME.svg beside NAME.csv."""
     from attnlab.plotting import themed_svg
 
-    (folder / f"{name}.md").write_text(page)
-    (folder / f"{name}.svg").write_text(themed_svg(figure, name))
+    write_atomic(folder / f"{name}.md", page.encode())
+    write_atomic(folder / f"{name}.svg", themed_svg(figure, name).encode())
     print(f"wrote {folder}/{name}.md, {name}.csv and {name}.svg")
 
 

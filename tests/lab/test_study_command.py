@@ -155,3 +155,12 @@ def test_pages_in_a_new_folder(tmp_path):
     names = "cost.md", "stage0.md", "stage1.md"
     assert [path.name for path in sorted(folder.iterdir())] == list(names)
     assert all((folder / n).read_text() == (PUBLISHED / n).read_text() for n in names)
+
+
+def test_a_reader_that_ends_early_leaves_no_traceback(tmp_path):
+    words = [sys.executable, "-m", "experiments.study", "--status", f"--rows={tmp_path / 'no.csv'}"]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(words, cwd=ROOT, **pipes) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (errors, process.returncode) == ("", 128 + signal.SIGPIPE)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from attnlab.atomic import write_atomic
 from attnlab.lab.head_width import design
 from attnlab.lab.head_width.rates import Cell, cells_of, choose, fit_rates, minimum
 from attnlab.lab.head_width.rows import Row
@@ -145,5 +146,5 @@ def write_pages(rows: Sequence[Row], folder: Path) -> list[Path]:
     if any(row.spec.stage == 1 for row in rows):
         pages["stage1.md"] = rates_page
     for name, page in pages.items():
-        (folder / name).write_text(page(rows) + "\n")
+        write_atomic(folder / name, f"{page(rows)}\n".encode())
     return [folder / name for name in pages]
