@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from attnlab.atomic import write_atomic
+from attnlab.lab.pages import p_equation
 from attnlab.lab.statistics import holm, paired_difference
 
 if TYPE_CHECKING:
@@ -103,6 +104,5 @@ def conclusions(differences: Mapping[str, Iterable[float]], digits: int = 1) -> 
     for (name, d), p in zip(found.items(), p_values, strict=True):
         word = "inconclusive" if p >= 0.05 else "better" if d.mean > 0 else "worse"
         mean, low, high = (f"{value:+.{digits}f}" for value in (d.mean, d.low, d.high))
-        p_text = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
-        said[name] = f"{mean} ({low} to {high}; {p_text}): {word}"
+        said[name] = f"{mean} ({low} to {high}; {p_equation(p)}): {word}"
     return said

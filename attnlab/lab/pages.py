@@ -34,6 +34,21 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+def p_value(p: float) -> str:
+    """Three decimals; a dash for NaN.
+
+    >>> p_value(0.0312), p_value(0.0002)
+    ('0.031', '< 0.001')
+    """
+    return "–" if p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def p_equation(p: float) -> str:
+    """As in "p = 0.031" or "p < 0.001"."""
+    text = p_value(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
 def _markdown(text: str) -> str:
     """Text for one line of Markdown: what would be markup is escaped."""
     line = " ".join(str(text).split())

@@ -31,7 +31,7 @@ from attnlab.lab.head_width.page import reading
 from attnlab.lab.head_width.rates import parabola_minimum
 from attnlab.lab.head_width.spec import Variant
 from attnlab.lab.mixed_model import Array, Estimate, t_estimate
-from attnlab.lab.pages import render, table
+from attnlab.lab.pages import p_value, render, table
 from attnlab.lab.statistics import holm
 from attnlab.plotting import themed_svg
 
@@ -259,7 +259,7 @@ def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
     lines, confirmed = [], []
     for variant, (p, verdict) in seeds.verdicts.items():
         found = ends(added[variant])
-        lines.append([variant.point, ends(first[variant]), found, f"{p:.3f}", verdict,
+        lines.append([variant.point, ends(first[variant]), found, p_value(p), verdict,
                       ends(together[variant])])  # fmt: skip
         if verdict == "confirmed":
             than = f"{_heads(variant)} is {reading(added[variant])} than {_heads(TUNED)}"

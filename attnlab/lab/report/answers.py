@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from attnlab.lab.comparisons import Comparison, Variant
+from attnlab.lab.pages import p_equation
 from attnlab.lab.report.page import Paragraph, number
 from attnlab.lab.report.panel import Panel, mean_of
 from attnlab.lab.results import data_of, label_of
@@ -114,7 +115,7 @@ def _one(c: Comparison, panel: Panel, name: Name) -> tuple[str, str]:
     a, b, unit = name(c.variant), name(c.baseline), panel.metric.unit
     values = (
         f"{a} less {b}: {number(c.difference.mean, panel.metric.digits)} {unit} (95 % interval "
-        f"{interval(c.difference, panel.metric.digits)}, p {_p(c.p_holm)}, "
+        f"{interval(c.difference, panel.metric.digits)}, {p_equation(c.p_holm)}, "
         f"{METHODS[c.difference.method]}, {c.difference.count} pairs of runs)."
     )
     if c.conclusion == "inconclusive":
@@ -159,16 +160,6 @@ def interval(d: Difference, digits: int) -> str:
     if d.low != d.low:
         return "no interval"
     return f"{number(d.low, digits)} to {number(d.high, digits)}"
-
-
-def p_value(p: float) -> str:
-    """Three decimals."""
-    return "–" if p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _p(p: float) -> str:
-    text = p_value(p)
-    return text if text.startswith("<") else f"= {text}"
 
 
 def warnings(panel: Panel) -> list[Paragraph]:

@@ -7,8 +7,9 @@ import numpy as np
 from attnlab.extras import extra
 from attnlab.lab.comparisons import Comparison, Variant
 from attnlab.lab.mixed_model import LEVEL
+from attnlab.lab.pages import p_value
 from attnlab.lab.policies import tried_rates
-from attnlab.lab.report.answers import METHODS, interval, p_value
+from attnlab.lab.report.answers import METHODS, interval
 from attnlab.lab.report.figures import rates_figure, training_flops
 from attnlab.lab.report.page import Block, Figures, Table, number
 from attnlab.lab.report.panel import Panel, mean_of, spread_of
