@@ -14,9 +14,10 @@ from attnlab.lab.result import read_result
 from attnlab.lab.results import Results
 from attnlab.lab.run import complete_result, run_folder
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
+from attnlab.lab.text_table import counted
 from attnlab.lab.worker import ERROR
 from attnlab.nested import SHOWN, differences
-from attnlab.runs import SPECS
+from attnlab.runs import SPEC, SPECS
 from attnlab.training.interrupts import Stopped, stop_signals
 
 Policy: TypeAlias = Callable[[Results], list[RunSpec]]
@@ -129,10 +130,11 @@ def specs_in(workdir: Path) -> dict[str, RunSpec]:
 
 def check_specs(specs: Sequence[RunSpec], there: Mapping[str, RunSpec], workdir: Path) -> None:
     """Raises ValueError where the workdir has another run of an id, or one that cannot be made
-    longer; `there` are its `specs_in`."""
+    longer; `there` are its `specs_in`. A run that failed before it began, as on its data, may be
+    replaced."""
     for spec in specs:
         old = there.get(spec.id, spec)
-        if old.digest == spec.digest:
+        if old.digest == spec.digest or _never_began(run_folder(workdir, spec)):
             continue
         if not is_longer(old.to_dict(), spec.to_dict()):
             raise ValueError(
@@ -140,6 +142,11 @@ def check_specs(specs: Sequence[RunSpec], there: Mapping[str, RunSpec], workdir:
                 f"another workdir, or give the run another id ({_changes(old, spec)})"
             )
         check_continues(run_folder(workdir, spec), old.config.train.steps, spec.config.train)
+
+
+def _never_began(folder: Path) -> bool:
+    """Was a run tried, and ended before it wrote what it is?"""
+    return folder.is_dir() and not (folder / SPEC).exists() and not lock.holder(folder)
 
 
 def _changes(there: RunSpec, spec: RunSpec) -> str:
@@ -203,7 +210,7 @@ def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:
 
 
 def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:
-    lines = [f"{len(failed)} runs have no result:"]
+    lines = [f"{counted(len(failed), 'run')} {'has' if len(failed) == 1 else 'have'} no result:"]
     for spec in failed[:SHOWN]:
         path = run_folder(workdir, spec) / ERROR
         text = path.read_text().strip().splitlines()[-1] if path.exists() else ""

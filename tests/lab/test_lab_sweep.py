@@ -23,6 +23,7 @@ from attnlab.lab.former import RESULT_FIELDS
 from attnlab.lab.plan import Plan, run_plan
 from attnlab.lab.policies import with_rates
 from attnlab.lab.spec import specs_of
+from attnlab.lab.sweeps import add_specs, specs_in
 from attnlab.models import num_parameters
 
 TRAIN = train_config(6, every=3, curve_windows=4)
@@ -226,6 +227,21 @@ def test_another_run_of_the_same_id_is_refused(swept, base):
         lab.sweep([other], folder, executor=lab.InProcess(), progress=False)
     with pytest.raises(ValueError, match="seed: there 3, here 4"):
         lab.run_one(other, folder)
+
+
+def test_a_run_that_failed_on_its_data_can_be_corrected(base, tmp_path):
+    """The id is free again; that of a run which was only planned is not."""
+    short = tmp_path / "short.txt"
+    short.write_text("hi")
+    good = lab.RunSpec("one", base)
+    wrong = lab.RunSpec("one", lab.with_values(base, {"data.path": str(short)}))
+    add_specs([wrong], tmp_path)
+    with pytest.raises(ValueError, match="has another run with the id"):
+        add_specs([good], tmp_path)
+    with pytest.raises(lab.SweepFailed, match=r"1 run has no result:\n  one: .*too short"):
+        lab.sweep([wrong], tmp_path, executor=lab.InProcess(), progress=False)
+    add_specs([good], tmp_path)
+    assert specs_in(tmp_path) == {"one": good}
 
 
 def test_a_list_of_seeds_makes_no_other_run(swept, base):
