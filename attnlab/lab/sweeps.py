@@ -130,11 +130,12 @@ def specs_in(workdir: Path) -> dict[str, RunSpec]:
 
 def check_specs(specs: Sequence[RunSpec], there: Mapping[str, RunSpec], workdir: Path) -> None:
     """Raises ValueError where the workdir has another run of an id, or one that cannot be made
-    longer; `there` are its `specs_in`. A run that failed before it began, as on its data, may be
-    replaced."""
+    longer; `there` are its `specs_in`. Runs that failed before they began, as on their data, may be
+    replaced, with those planned behind them."""
+    folders = [run_folder(workdir, old) for old in there.values()]
     for spec in specs:
-        old = there.get(spec.id, spec)
-        if old.digest == spec.digest or _never_began(run_folder(workdir, spec)):
+        old, folder = there.get(spec.id, spec), run_folder(workdir, spec)
+        if old.digest == spec.digest or _failed_early([folder]) or _failed_early(folders):
             continue
         if not is_longer(old.to_dict(), spec.to_dict()):
             raise ValueError(
@@ -144,9 +145,10 @@ def check_specs(specs: Sequence[RunSpec], there: Mapping[str, RunSpec], workdir:
         check_continues(run_folder(workdir, spec), old.config.train.steps, spec.config.train)
 
 
-def _never_began(folder: Path) -> bool:
-    """Was a run tried, and ended before it wrote what it is?"""
-    return folder.is_dir() and not (folder / SPEC).exists() and not lock.holder(folder)
+def _failed_early(folders: Sequence[Path]) -> bool:
+    """Was one of these runs tried, and did each end before it wrote what it is?"""
+    tried = [folder for folder in folders if folder.is_dir()]
+    return bool(tried) and not any((f / SPEC).exists() or lock.holder(f) for f in tried)
 
 
 def _changes(there: RunSpec, spec: RunSpec) -> str:

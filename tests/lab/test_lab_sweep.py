@@ -235,13 +235,14 @@ def test_a_run_that_failed_on_its_data_can_be_corrected(base, tmp_path):
     short.write_text("hi")
     good = lab.RunSpec("one", base)
     wrong = lab.RunSpec("one", lab.with_values(base, {"data.path": str(short)}))
-    add_specs([wrong], tmp_path)
+    behind = [dataclasses.replace(spec, id="two") for spec in (good, wrong)]
+    add_specs([wrong, behind[1]], tmp_path)
     with pytest.raises(ValueError, match="has another run with the id"):
         add_specs([good], tmp_path)
     with pytest.raises(lab.SweepFailed, match=r"1 run has no result:\n  one: .*too short"):
         lab.sweep([wrong], tmp_path, executor=lab.InProcess(), progress=False)
-    add_specs([good], tmp_path)
-    assert specs_in(tmp_path) == {"one": good}
+    add_specs([good, behind[0]], tmp_path)
+    assert specs_in(tmp_path) == {"one": good, "two": behind[0]}
 
 
 def test_a_list_of_seeds_makes_no_other_run(swept, base):
