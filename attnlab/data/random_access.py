@@ -96,7 +96,7 @@ def _splits(function: Callable[[str], Splits], path: str) -> Splits:
 
 def dataset_of_splits(splits: Splits, row_tokens: int) -> Dataset:
     """The dataset of splits that are already loaded."""
-    with extra("grain"):
+    with extra("data"):
         import grain
 
     @functools.lru_cache(maxsize=64)
