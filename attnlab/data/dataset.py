@@ -32,6 +32,7 @@ class DataSizes(NamedTuple):
 
 
 BYTES = DataSizes(256)
+"""Of bytes."""
 
 
 def join_tokens(tokens: Sequence[int]) -> str:
