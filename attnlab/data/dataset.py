@@ -26,7 +26,8 @@ class DataSizes(NamedTuple):
     """
 
     vocab_size: int
-    """Tokens are 0 to vocab_size - 1; special tokens of an objective come after them."""
+    """Tokens are 0 to vocab_size - 1; special tokens of an objective come after them. Of vectors in
+    place of tokens: how many features each has."""
     num_classes: int = 0
     """Classes, or numbers of a vector to predict; 0: the data have neither."""
 

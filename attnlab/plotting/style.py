@@ -50,7 +50,7 @@ class Curve(NamedTuple):
       label: written at the end of the curve.
       style: how it looks.
       steps: where it was measured, in ascending order; the x axis.
-      values: of each seed; `ratio_curves` and the fitted lines read the rows as they say.
+      values: a row for each seed; in `ratio_curves` low end, ratio and high end.
       diverged: leave it out of the range of the y axis, in `learning_curves`.
     """
 
