@@ -171,7 +171,9 @@ def _default(flag: Flag) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("|", r"\|").replace("<", r"\<")
+    """Bars, and what would begin a tag; within `code` a backslash would be seen."""
+    whole = text.replace("|", r"\|")
+    return re.sub("`[^`]*`|<", lambda m: r"\<" if m[0] == "<" else m[0], whole)
 
 
 # ---------------------------------------------------------------- config fields

@@ -19,14 +19,21 @@ Fact: TypeAlias = str | int | float
 
 
 class DataSizes(NamedTuple):
-    """Sizes that a model for the data must have."""
+    """Sizes that a model for the data must have.
+
+    >>> DataSizes(vocab_size=128, num_classes=2)
+    DataSizes(vocab_size=128, num_classes=2)
+    """
 
     vocab_size: int
-    """Tokens are 0 to vocab_size - 1; special tokens of an objective come after them."""
+    """Tokens are 0 to vocab_size - 1; special tokens of an objective come after them. Of vectors in
+    place of tokens: how many features each has."""
     num_classes: int = 0
+    """Classes, or numbers of a vector to predict; 0: the data have neither."""
 
 
 BYTES = DataSizes(256)
+"""Of bytes."""
 
 
 def join_tokens(tokens: Sequence[int]) -> str:
@@ -49,6 +56,13 @@ class DeviceBatches:
     Attributes:
       generate: (arrays, key, size) -> a batch, traced; the key depends on (seed, step).
       arrays: kept on every device from the start, for `generate`.
+
+    >>> def generate(arrays, key, size):
+    ...     return {"tokens": jax.random.randint(key, (size, 5), 0, 7)}
+    >>> batches = DeviceBatches(generate)
+    >>> make = lambda key: batches.generate(batches.arrays, key, 2)
+    >>> jax.eval_shape(make, jax.random.key(0))["tokens"].shape
+    (2, 5)
     """
 
     generate: Callable[[Batch | DeviceBatch, jax.Array, int], DeviceBatch]
@@ -78,6 +92,19 @@ class Dataset:
       files: name -> content of what was made for this data (a tokenizer) and belongs to a run. It
         is kept in the folder of the run, where `DataConfig.load` finds it again.
       facts: further numbers and texts about the data, for the report.
+
+    >>> from attnlab.data.batching import epoch_indices, scored_rows, select_rows
+    >>> rows = {"tokens": np.arange(12, dtype=np.int32).reshape(4, 3)}
+    >>> def batch(seed, step, size, shard):
+    ...     return select_rows(rows, epoch_indices(4, seed, step, size, shard))
+    >>> dataset = Dataset(
+    ...     name="numbers", digest="1", sizes=DataSizes(12), row_tokens=2, batches=batch,
+    ...     heldout=lambda n: scored_rows(rows, n), train=lambda n: scored_rows(rows, n),
+    ... )
+    >>> dataset.batches(0, 0, 2, slice(None))["tokens"].shape  # of two rows all
+    (2, 3)
+    >>> dataset.shapes(), dataset.heldout(1)["valid"].tolist()
+    ({'tokens': ShapeDtypeStruct(shape=(1, 3), dtype=int32)}, [True])
     """
 
     name: str
@@ -120,18 +147,30 @@ class DataConfig(Protocol):
 
     It validates its fields when it is made. Files are looked for by `sizes` and `load`, so that a
     stored config can be read where the data are not.
+
+    >>> from attnlab.data import Recall
+    >>> isinstance(Recall(), DataConfig)
+    True
     """
 
     def sizes(self) -> DataSizes:
         """Sizes that a model must have. Quick: every variant of a sweep asks for them."""
 
     def shapes(self, length: int) -> BatchShapes:
-        """Shapes and dtypes of a batch of one row of `length` tokens. As quick."""
-
-    def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """The dataset in rows of `length` tokens. What was made for it is kept in `folder`.
+        """Shapes and dtypes of a batch of one row of `length` tokens. As quick.
 
         Raises:
-          ValueError: data that cannot be used, with file and line.
+          ValueError: rows of this length cannot be made.
+        """
+
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """The dataset in rows of `length` tokens.
+
+        Args:
+          length: tokens of a row.
+          folder: of a run, with the `Dataset.files` that were made for it; None: they are made.
+
+        Raises:
+          ValueError: data that cannot be used, with file and line, or rows of another length.
           FileNotFoundError: there is no such file.
         """

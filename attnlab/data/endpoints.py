@@ -68,6 +68,18 @@ def examples(vertices: int, graph: str) -> Batch:
 class Endpoints(Spec, prefix="data."):
     """`examples` of a graph, drawn uniformly. All of them are scored, those of training too: the
     question is what a model can represent, not how it generalises.
+
+    Attributes:
+      vertices: of the graph; the vocabulary has three more tokens.
+      graph: "complete" has an arc in both directions between any two vertices; "acyclic" has the
+        arc (u, v) only where u < v.
+
+    Raises:
+      ValueError: fewer than 2 vertices, or another graph.
+
+    >>> dataset = Endpoints(vertices=3).load(4)
+    >>> dataset.heldout(0)["tokens"].shape, dataset.decode([0, 2, 3, 5])  # 6 arcs, either end
+    ((12, 4), '0 2 first #')
     """
 
     vertices: int = bounded(16, least=2)
@@ -87,7 +99,11 @@ class Endpoints(Spec, prefix="data."):
         return {"tokens": row, "values": row}
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """The examples, which are kept on the device."""
+        """The examples, which are kept on the device; `folder` is not used.
+
+        Raises:
+          ValueError: `length` is not 4.
+        """
         self.shapes(length)
         every = examples(self.vertices, self.graph)
         count = len(every["tokens"])

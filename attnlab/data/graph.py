@@ -45,12 +45,30 @@ class Graph(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """The nodes of one graph, each with features and a class; `path` is a folder for `read_graph`.
+    """The nodes of one graph, each with features and a class.
 
     A row is the whole graph, with an additional edge from every node to itself: features, each row
     divided by its sum, in place of tokens; the classes of all nodes; which nodes count. Training
     reads the training nodes, learning curves the validation nodes, the result the test nodes, which
     are scored once.
+
+    Attributes:
+      path: a folder with the files `*.content`, `*.cites` and `*split*` (see `read_graph`).
+
+    >>> import tempfile
+    >>> files = {
+    ...     "a.content": "x 1 0 red,y 1 1 blue,z 0 1 red",
+    ...     "a.cites": "x y",
+    ...     "a.split": "row id part,0 x train,1 y valid,2 z test",
+    ... }
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, text in files.items():
+    ...         _ = Path(folder, name).write_text(text.translate({32: "\\t", 44: "\\n"}))
+    ...     row = Nodes(path=folder).load(3).train(0)
+    >>> row["features"].tolist(), row["valid"].tolist()
+    ([[[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]], [[True, False, False]])
+    >>> row["senders"].tolist(), row["receivers"].tolist()
+    ([[0, 1, 0, 1, 2]], [[1, 0, 0, 1, 2]])
     """
 
     path: str = ""
@@ -78,7 +96,12 @@ class Nodes:
         return shapes_of(_scored(self.graph, "train", 0))
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """The graph, once in every batch."""
+        """The graph, once in every row of a batch; `folder` is not used.
+
+        Raises:
+          FileNotFoundError: there is no folder `path`, or not one file of each kind in it.
+          ValueError: no `path`, `length` is not the number of nodes, or `read_graph` raises it.
+        """
         self.shapes(length)
         graph = self.graph
         counts = {f"{part} nodes": int(nodes.sum()) for part, nodes in graph.parts.items()}

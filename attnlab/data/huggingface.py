@@ -22,15 +22,25 @@ HELDOUT_SPLITS = ("validation", "valid", "test")
 class HuggingFace(Spec, prefix="data."):
     """Rows of token ids, one example each; grain shuffles them, as those of `grain`.
 
-    `path` is a folder of `datasets.Dataset.save_to_disk` or `DatasetDict.save_to_disk`, a Parquet
-    file, or a folder of Parquet files, which the package datasets turns into Arrow files in its
-    cache. Rows are read from the disk as they are needed. A dataset with a split "train" holds out
-    its split "validation", "valid" or "test", the first that there is; of others the last share
-    `heldout` of the rows is held out.
+    Parquet files are turned into Arrow files in the cache of the package datasets. Rows are read
+    from the disk as they are needed, and no row attends to another. A dataset with a split "train"
+    holds out its split "validation", "valid" or "test", the first that there is.
 
-    A row of `column` has token ids; it is cut after `length` + 1, and what a shorter one lacks does
-    not count. No row attends to another. `bytes_per_token` is the mean number of bytes of a token,
-    for bits per byte (1: bits per token). A column of text is refused: `prepare` tokenizes it.
+    Attributes:
+      path: a folder of `datasets.Dataset.save_to_disk` or `DatasetDict.save_to_disk`, a Parquet
+        file, or a folder of Parquet files.
+      column: of the token ids. A row is cut after `length` + 1 of them, and what a shorter one
+        lacks does not count. A column of text is refused: `prepare` tokenizes it.
+      vocab_size: more than the largest id; required.
+      heldout: the share of the rows, the last ones, that is held out where no split is.
+      bytes_per_token: mean number of bytes of a token, for bits per byte (1: bits per token);
+        required.
+
+    Raises:
+      ValueError: a negative number, or `heldout` that is not between 0 and 1.
+
+    >>> {name: a.shape for name, a in HuggingFace(vocab_size=100).shapes(5).items()}
+    {'tokens': (1, 6), 'valid': (1, 5), 'bytes': (1, 5)}
     """
 
     path: str = ""
@@ -56,7 +66,11 @@ class HuggingFace(Spec, prefix="data."):
         """The rows; `folder` is not used.
 
         Raises:
-          ValueError: there is no such column of token ids, or `bytes_per_token` is not given.
+          FileNotFoundError: there is nothing at `path`.
+          ValueError: `path`, `vocab_size` or `bytes_per_token` is not given; there is no split
+            "train", no such column, or too few rows to hold some out. Reading a row raises it where
+            the row does not hold token ids below `vocab_size`.
+          ModuleNotFoundError: the package datasets or grain is missing.
         """
         check_path(self.path, "dataset", "give data.path")
         if not self.bytes_per_token:

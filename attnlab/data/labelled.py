@@ -23,10 +23,24 @@ FOLD = re.compile(r"cv(\d)\d\d")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """Texts with a class each, which `path` holds in a form that `read_labelled` reads.
+    """Texts with a class each.
 
     Training reads the training split, learning curves the validation split, the result the test
     split. The first `length` tokens of a text are read; how many texts are longer is reported.
+
+    Attributes:
+      path: a folder, zip or file of texts, in one of the forms that `read_labelled` lists.
+      tokenizer: "bytes", "bpe:N" (learnt from the training split) or the path of a tokenizer.json.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for label, text in (("neg", "dull"), ("pos", "fun")):
+    ...         Path(folder, label).mkdir()
+    ...         for name in ("cv000", "cv800", "cv900"):  # train, valid, test
+    ...             _ = Path(folder, label, name).write_text(text)
+    ...     rows = Labelled(path=folder).load(4).heldout(0)
+    >>> rows["tokens"].tolist(), rows["labels"].tolist()
+    ([[100, 117, 108, 108], [102, 117, 110, -1]], [0, 1])
     """
 
     path: str = ""
@@ -51,7 +65,17 @@ class Labelled:
         }
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """The first `length` tokens of each text."""
+        """The first `length` tokens of each text.
+
+        Args:
+          length: tokens of a row; a shorter text ends with -1.
+          folder: where a tokenizer that was learnt before is found; None: it is learnt.
+
+        Raises:
+          FileNotFoundError: there is nothing at `path`, or no such tokenizer.json.
+          ValueError: no `path`; or `read_labelled` or `make_tokenizer` raises it.
+          ModuleNotFoundError: a tokenizer other than "bytes" without the package tokenizers.
+        """
         texts = self.texts
         splits = {split: [text for text in texts if text.split == split] for split in SPLITS}
         tokenizer = make_tokenizer(self.tokenizer, [t.text for t in splits["train"]], folder)

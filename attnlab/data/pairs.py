@@ -23,11 +23,25 @@ PATH_ADVICE = "set data.path to that of the files"
 class Pairs:
     """Pairs of lines in two languages: the second is predicted, given the first.
 
-    The folder `path` holds the files `<part>.<language>`, plain or compressed (`.gz`): `languages`
-    is "en-de", `parts` names training, validation and test part, separated by commas, or one part
-    that is split here (see `find_pairs`). One `tokenizer`, trained on both sides, reads both.
-    Training pairs with a side of more than `length` tokens are left out and counted; of the other
-    parts every pair is scored, in rows as long as the longest.
+    One tokenizer, trained on both sides, reads both. Training pairs with a side of more than
+    `length` tokens are left out and counted; of the other parts every pair is scored, in rows as
+    long as the longest.
+
+    Attributes:
+      path: a folder with the files `<part>.<language>`, plain or compressed (`.gz`).
+      languages: of source and target, with a hyphen between them, as the names of the files end.
+      parts: names of the training, validation and test part, separated by commas, or of one part
+        that is split here (see `find_pairs`).
+      tokenizer: "bytes", "bpe:N" (learnt from the training part) or the path of a tokenizer.json.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for part in ("train", "valid", "test"):
+    ...         for language, line in (("en", "a cat"), ("de", "die Katze")):
+    ...             _ = Path(folder, f"{part}.{language}").write_text(line)
+    ...     rows = Pairs(path=folder).load(16).heldout(0)
+    >>> {name: a.shape for name, a in rows.items()}  # the end of the target is a byte too
+    {'source': (1, 9), 'target': (1, 9), 'bytes': (1, 10), 'valid': (1,)}
     """
 
     path: str = ""
@@ -47,7 +61,19 @@ class Pairs:
         return {"source": row, "target": row, "bytes": sizes}
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """Both sides of at most `length` tokens."""
+        """Both sides of at most `length` tokens.
+
+        Args:
+          length: tokens of a side of a training pair, at most; a shorter one ends with -1.
+          folder: where a tokenizer that was learnt before is found; None: it is learnt.
+
+        Raises:
+          FileNotFoundError: there is no folder `path`, no file of a part, or no such
+            tokenizer.json.
+          ValueError: no `path`; every training pair is longer than `length`; or `find_pairs` or
+            `make_tokenizer` raises it.
+          ModuleNotFoundError: a tokenizer other than "bytes" without the package tokenizers.
+        """
         if not self.path:
             raise ValueError("set data.path to a folder of aligned files")
         check_path(self.path, "folder", PATH_ADVICE, folder=True)

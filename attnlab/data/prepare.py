@@ -45,6 +45,9 @@ class PreparePlan(NamedTuple):
         after those of the tokenizer.
       shard_tokens: tokens of a file, at most.
       column: of a table or of an object of JSON lines that holds the text.
+
+    >>> PreparePlan(tokenizer="bpe:4096").shard_tokens  # as uint16 a file of 256 MiB
+    134217728
     """
 
     tokenizer: str = "bytes"
@@ -80,9 +83,19 @@ def prepare(
     Returns the index, which is written last.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: `out` is already prepared, there is no text, a file cannot be read, or a text is
-        not UTF-8.
+      FileNotFoundError: there is no such file, or no such tokenizer.json.
+      ValueError: `out` is already prepared; a field of `plan` is out of its range, or names no
+        tokenizer or no special token of it; there is no text; a file cannot be read or has no such
+        column; or a text is not UTF-8.
+      ModuleNotFoundError: a package of the extra `train` (the progress bar) or `data` is missing.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     text = Path(folder, "text.txt")
+    ...     _ = text.write_text("to be or not to be")
+    ...     index = prepare([text], Path(folder, "tokens"))
+    >>> index.train[0].file, index.train[0].tokens  # the last token ends the document
+    ('train_00000.bin', 19)
     """
     if (out / INDEX).exists():
         raise ValueError(f"{out} exists and is prepared already; delete it, or name another folder")

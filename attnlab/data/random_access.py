@@ -54,11 +54,21 @@ class Splits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomAccessData:
-    """Data of random access: `make`, "package.module:function", is called with `path` and returns
-    `Splits`. Needs the package grain.
+    """Data of random access: anything whose items are dicts of arrays, read through the package
+    grain.
 
     grain shuffles: the batch of step n holds the items n B to (n + 1) B - 1 of
     `grain.MapDataset.source(train).shuffle(seed).repeat()`, in another order every epoch.
+
+    Attributes:
+      make: "package.module:function"; the function is called with `path` and returns `Splits`.
+      path: for the function.
+
+        def read(path: str) -> Splits:  # in my_data.py
+            items = [{"tokens": row} for row in np.load(path)]
+            return Splits("mine", items[:-100], items[-100:], DataSizes(vocab_size=256))
+
+        RandomAccessData(make="my_data:read", path="rows.npy")
     """
 
     make: str = ""
@@ -85,7 +95,14 @@ class RandomAccessData:
         return shapes_of(_stack([self.splits.train[0]]))
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """The items as rows; their shapes are their own, `length` is for the reported speed."""
+        """The items as rows; their shapes are their own, `length` is for the reported speed.
+        `folder` is not used.
+
+        Raises:
+          ValueError: there is no such function. Making a batch raises it where items differ in
+            their arrays or in shapes.
+          ModuleNotFoundError: the package grain is missing.
+        """
         return dataset_of_splits(self.splits, length)
 
 
@@ -96,7 +113,7 @@ def _splits(function: Callable[[str], Splits], path: str) -> Splits:
 
 def dataset_of_splits(splits: Splits, row_tokens: int) -> Dataset:
     """The dataset of splits that are already loaded."""
-    with extra("grain"):
+    with extra("data"):
         import grain
 
     @functools.lru_cache(maxsize=64)

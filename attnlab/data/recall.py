@@ -55,8 +55,19 @@ def generate_recall(
 class Recall(Spec, prefix="data."):
     """`generate_recall`: which value followed this key?
 
-    `heldout_rows` rows of a key that no batch has are held out; as many others are scored as
-    training rows. Guessing among the stated values is right once in `pairs` times.
+    Guessing among the stated values is right once in `pairs` times.
+
+    Attributes:
+      vocab_size: tokens; keys are of the first half, values of the second.
+      pairs: keys and values of a row.
+      heldout_rows: rows that are held out, of a key that no batch has; as many others are scored as
+        training rows.
+
+    Raises:
+      ValueError: fewer than 2 tokens for each pair, no pair or no held-out row.
+
+    >>> {name: a.shape for name, a in Recall(vocab_size=8, pairs=2).shapes(10).items()}
+    {'tokens': (1, 10), 'values': (1, 10)}
     """
 
     vocab_size: int = 8192
@@ -85,7 +96,11 @@ class Recall(Spec, prefix="data."):
         return {"tokens": row, "values": row}
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """Rows of `length` tokens."""
+        """Rows of `length` tokens; `folder` is not used.
+
+        Raises:
+          ValueError: `length` is odd, or below 4 tokens for each pair.
+        """
         self.shapes(length)
 
         def generate(key: Array, size: int) -> DeviceBatch:

@@ -62,15 +62,19 @@ PATH_ADVICE = "leave data.path empty for the default corpus"
 class Text(Spec, prefix="data."):
     """A text, to be predicted token by token; losses are reported in bits per byte.
 
-    `path` is a file, a folder of them, or "" for the standard library of the running interpreter,
-    of which whole files are held out: those whose relative path hashes to 0 modulo 10. Of any other
-    text (gzip is decompressed) the last 10 % are held out.
+    Of the default text, the standard library of the running interpreter, whole files are held out:
+    those whose relative path hashes to 0 modulo 10. Of any other text the last 10 % are held out.
 
-    `tokenizer` is "bytes", "bpe:N" (learnt from the training part) or the path of a tokenizer.json;
-    all but bytes need UTF-8, and leave out the rest of a character that the split cuts.
+    Attributes:
+      path: a file, or a folder whose files are read in the order of their paths; `.gz` is
+        decompressed. "": the standard library of the running interpreter.
+      tokenizer: "bytes", "bpe:N" (learnt from the training part) or the path of a tokenizer.json;
+        all but bytes need UTF-8, and leave out the rest of a character that the split cuts.
+      validation: the share of the training part, at its end, that is scored for learning curves and
+        for choosing learning rates, in place of the held-out part; 0: there is none.
 
-    `validation` is the share of the training part, at its end, that is scored for learning curves
-    and for choosing learning rates, in place of the held-out part.
+    Raises:
+      ValueError: `validation` is not at least 0 and below 1.
 
     >>> dataset = Text().load(64)
     >>> dataset.batches(0, 1, 8, slice(0, 2))["tokens"].shape
@@ -93,9 +97,16 @@ class Text(Spec, prefix="data."):
     def load(self, length: int, folder: Path | None = None) -> Dataset:
         """Windows of `length` + 1 tokens.
 
+        Args:
+          length: targets of a window.
+          folder: where a tokenizer that was learnt before is found; None: it is learnt.
+
         Raises:
-          ValueError: a part is shorter than one window; or a text that is to be tokenised is not
-            UTF-8, with file and line.
+          FileNotFoundError: there is nothing at `path`, or no such tokenizer.json.
+          ValueError: a file cannot be read; there is no text, or a part is shorter than one window;
+            a text that is to be tokenised is not UTF-8, with file and line; or `make_tokenizer`
+            raises it.
+          ModuleNotFoundError: a tokenizer other than "bytes" without the package tokenizers.
         """
         check_path(self.path, "text", PATH_ADVICE)
         corpus = load_corpus(self.path, utf8=self.tokenizer != "bytes")

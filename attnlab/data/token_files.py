@@ -151,15 +151,8 @@ class TokenFiles(Spec, prefix="data."):
     """Token ids on the disk, to be predicted one by one; not more than the windows of a batch are
     in memory at a time.
 
-    `path` is a folder that `prepare` wrote; or a file, or a folder of files, of token ids: `.bin`
-    (nothing but ids of `dtype`, "uint16" or "uint32", as nanoGPT writes them) or `.npy` (a vector).
-    Files of a folder whose names begin with "val", "heldout" or "test" are held out; where there is
-    none, the last share `heldout` of all tokens is. Files without an index need `vocab_size`, and
-    are read once, for their digest; the digests of an index are believed.
-
-    Losses are in bits per byte of the text: `tokenizer.json` in the folder says for how many bytes
-    each token stands. Without one give their mean, `bytes_per_token`; with 1 "bits per byte" are
-    bits per token.
+    Losses are in bits per byte of the text. Files without an index are read once, for their digest;
+    the digests of an index are believed.
 
     The windows of a training batch start at random positions, drawn uniformly with replacement from
     (seed, step), as those of `text`: a run reads no position twice in a batch but by chance, and
@@ -167,6 +160,27 @@ class TokenFiles(Spec, prefix="data."):
     are attended to, and the token that ends a document is a target of 0 bytes. Every training
     window is whole. If all of a part is scored, each token but the first is a target once, and the
     last window is filled with zeros that do not count.
+
+    Attributes:
+      path: a folder that `prepare` wrote; or a file, or a folder of files, of token ids: `.bin`
+        (nothing but ids of `dtype`, as nanoGPT writes them) or `.npy` (a vector of uint16 or
+        uint32). In a folder without an index the files whose names begin with "val", "heldout" or
+        "test" are held out.
+      dtype: of the ids in `.bin` files without an index.
+      vocab_size: more than the largest id; files without an index need it, with one it is not used.
+      heldout: the share of all tokens, at the end, that is held out where no file is.
+      bytes_per_token: mean number of bytes of a token, for bits per byte; with 1 they are bits per
+        token. 0: as the index or `tokenizer.json` in the folder says.
+
+    Raises:
+      ValueError: another dtype, a negative number, or `heldout` that is not between 0 and 1.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.arange(100, dtype=np.uint16).tofile(Path(folder, "ids.bin"))
+    ...     data = TokenFiles(path=folder, vocab_size=100, bytes_per_token=1.0)
+    ...     data.load(8).heldout(0)["tokens"].tolist()  # of the last 10 %
+    [[90, 91, 92, 93, 94, 95, 96, 97, 98], [98, 99, 0, 0, 0, 0, 0, 0, 0]]
     """
 
     path: str = ""
@@ -200,8 +214,11 @@ class TokenFiles(Spec, prefix="data."):
         """Windows of `length` + 1 tokens. `folder` is not used.
 
         Raises:
-          ValueError: a part is shorter than one window; a file is not as long as its index says; a
+          FileNotFoundError: there is nothing at `path`, or not a file that the index names.
+          ValueError: there is no `path`, no file of token ids, or no vocabulary size; a part is
+            shorter than one window; a file is not as long as its index says; without an index, a
             token is not below the vocabulary size; it is not known for how many bytes tokens stand.
+          ModuleNotFoundError: a tokenizer.json without the package tokenizers.
         """
         index, size = self._index(), self.sizes().vocab_size
         train, heldout, digest = self._parts(index)

@@ -18,6 +18,7 @@ class Encoded(NamedTuple):
     """A text as tokens."""
 
     tokens: np.ndarray
+    """[T], int32"""
     sizes: np.ndarray
     """Bytes of the text that each token stands for; they sum to the bytes of the text."""
 
@@ -41,6 +42,7 @@ class ModelText(NamedTuple):
     """A text as a model reads it, with the special tokens that its tokenizer adds."""
 
     tokens: np.ndarray
+    """[T], int32"""
     spans: np.ndarray
     """[T, 2]: start and end in the text, in characters; of a special token both are equal."""
     names: tuple[str, ...]
@@ -48,7 +50,12 @@ class ModelText(NamedTuple):
 
 
 class Tokenizer(abc.ABC):
-    """Encodes and decodes text."""
+    """Encodes and decodes text.
+
+    >>> tokenizer = make_tokenizer("bytes", [])
+    >>> tokenizer.size, [tokenizer.piece(token) for token in tokenizer.read("pé").tokens.tolist()]
+    (256, ['p', '\\\\xc3', '\\\\xa9'])
+    """
 
     size: int
     """Tokens are 0 to size - 1."""
@@ -171,6 +178,10 @@ def num_tokens(name: str) -> int:
     """How many tokens a tokenizer has, at most: 256 for "bytes", N for "bpe:N", else those of the
     file of that name.
 
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: N is not a number above 256, or the file is no tokenizer.json.
+
     >>> num_tokens("bytes"), num_tokens("bpe:4096")
     (256, 4096)
     """
@@ -188,15 +199,22 @@ def num_tokens(name: str) -> int:
 
 
 def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) -> Tokenizer:
-    """The tokenizer of that name; "bpe:N" is learnt from `texts`, of the training part alone.
+    """The tokenizer of that name; "bpe:N" is learnt from `texts`.
 
     Byte pair encoding on bytes (Sennrich et al. 2016, arXiv 1508.07909; Radford et al. 2019), by
-    the package tokenizers: every text can be encoded and is decoded exactly. A tokenizer that was
-    kept in `folder` is loaded from there.
+    the package tokenizers: every text can be encoded and is decoded exactly.
+
+    Args:
+      name: "bytes"; "bpe:N", with at most N tokens, the 256 bytes among them; or the path of a
+        tokenizer.json.
+      texts: to learn byte pairs from, of the training part alone; not used for other names.
+      folder: its tokenizer.json, if it has one, is loaded instead, unless the name is "bytes".
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the name is none, or the tokenizer in `folder` has more tokens than it says.
+      ValueError: N is not a number above 256, a file is no tokenizer.json, or the tokenizer in
+        `folder` has more tokens than the name allows.
+      ModuleNotFoundError: a tokenizer other than "bytes" without the package tokenizers.
 
     >>> tokenizer = make_tokenizer("bpe:258", ["low lower lowest"])
     >>> [(e.tokens.tolist(), e.sizes.tolist()) for e in tokenizer.encode(["low", "é"])]
@@ -223,9 +241,19 @@ def load_tokenizer(path: str | Path) -> SubwordTokenizer:
     gives the ids that the package tokenizers gives, special tokens too, and where each stands in
     the text; `decode` is the way back.
 
+    Truncation and padding that the file asks for are turned off.
+
     Raises:
       FileNotFoundError: there is none.
       ValueError: it is something else.
+      ModuleNotFoundError: the package tokenizers is missing.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "tokenizer.json")
+    ...     _ = path.write_bytes(make_tokenizer("bpe:258", ["low lower lowest"]).content)
+    ...     load_tokenizer(path).read("lower").names
+    ('low', 'e', 'r')
     """
     return SubwordTokenizer(_load(Path(path)), num_tokens(str(path)))
 

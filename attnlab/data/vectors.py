@@ -62,6 +62,16 @@ def _shapes(length: int, features: int, answers: int) -> BatchShapes:
 class Farthest(Spec, prefix="data."):
     """`generate_farthest`: which point is farthest from this one? `train.length` is the number of
     points. An answer has length 1 and mean 0, so the mean leaves all of its variance unexplained.
+
+    Attributes:
+      dimensions: of the space; the points lie on its unit sphere.
+      heldout_rows: rows that are held out; as many others are scored as training rows.
+
+    Raises:
+      ValueError: fewer than 2 dimensions, or no held-out row.
+
+    >>> {name: a.shape for name, a in Farthest(dimensions=3).shapes(5).items()}
+    {'features': (1, 5, 3), 'answers': (1, 5, 3), 'scored': (1, 5)}
     """
 
     dimensions: int = bounded(16, least=2)
@@ -80,7 +90,11 @@ class Farthest(Spec, prefix="data."):
         return _shapes(length, self.dimensions, self.dimensions)
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """Rows of `length` points."""
+        """Rows of `length` points; `folder` is not used.
+
+        Raises:
+          ValueError: fewer than 3 points.
+        """
         self.shapes(length)
 
         def generate(key: Array, size: int) -> DeviceBatch:
@@ -109,6 +123,17 @@ class Maxima(Spec, prefix="data."):
     drawn once, orthonormal, for all seeds. Answers are shifted and scaled to mean 0 and variance 1,
     so that the mean leaves 100 % of the variance unexplained. `train.length` is the number of
     vectors plus 1 for the query.
+
+    Attributes:
+      dimensions: numbers of a vector, d; a token has two more features.
+      directions: D, at most `dimensions`.
+      heldout_rows: rows that are held out; as many others are scored as training rows.
+
+    Raises:
+      ValueError: a number below 1, or more directions than dimensions.
+
+    >>> {name: a.shape for name, a in Maxima(dimensions=3, directions=2).shapes(5).items()}
+    {'features': (1, 5, 5), 'answers': (1, 5, 1), 'scored': (1, 5)}
     """
 
     dimensions: int = bounded(4, least=1)
@@ -136,7 +161,11 @@ class Maxima(Spec, prefix="data."):
         return _shapes(length, self.dimensions + 2, 1)
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """Rows of `length` - 1 vectors and the query."""
+        """Rows of `length` - 1 vectors and the query; `folder` is not used.
+
+        Raises:
+          ValueError: fewer than 2 vectors beside the query.
+        """
         self.shapes(length)
         square = np.random.default_rng(0).normal(size=(self.dimensions, self.dimensions))
         directions = jnp.asarray(np.linalg.qr(square)[0][: self.directions], jnp.float32)

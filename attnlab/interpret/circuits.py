@@ -27,6 +27,7 @@ from attnlab.interpret.scores import AttentionName, head_params
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import rotary_embedding
 from attnlab.models.layer import LAYER_SCALE
+from attnlab.models.parameters import check_params
 from attnlab.models.specs import LayerSpec
 from attnlab.norms import STARTS
 from attnlab.sharing import Params, Plan, layer_params
@@ -49,9 +50,11 @@ class Circuit(NamedTuple):
     """
 
     left: Float[np.ndarray, "L N D r"]
+    """Unit vectors: directions of the input of the queries (QK), or of the values (OV)."""
     singular_values: Float[np.ndarray, "L N r"]
     """In descending order."""
     right: Float[np.ndarray, "L N E r"]
+    """Unit vectors: directions of the input of the keys (QK), or of what a head writes (OV)."""
 
     @property
     def norms(self) -> Float[np.ndarray, "L N"]:
@@ -94,9 +97,10 @@ def circuit(
       attention: which attention.
 
     Raises:
-      ValueError: queries, keys or values are not linear in the input (a norm of a latent or of
-        queries and keys, layout `tensor_product`); for "qk" talking heads or several softmax
-        distributions in a head, for "ov" a gate per element.
+      ValueError: params of another model, an unknown name, an attention that the model does not
+        have, or layers of several types; queries, keys or values are not linear in the input (a
+        norm of a latent or of queries and keys, layout `tensor_product`); for "qk" talking heads or
+        several softmax distributions in a head, for "ov" a gate per element.
 
     >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
     >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.zeros((1, 2), int))["params"]
@@ -141,6 +145,10 @@ def composition_scores(
     Returns:
       [l, n, j, m], between 0 and 1: head n of layer l, read by head m of layer j; NaN where j reads
       before l writes.
+
+    Raises:
+      ValueError: `by` is none of q, k and v; or `circuit` raises it, for "ov" or, unless `by` is
+        "v", for "qk".
 
     >>> config = ModelConfig(width=8, num_layers=3)
     >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.zeros((1, 2), int))["params"]
@@ -188,6 +196,7 @@ class _HeadMatrices:
             raise ValueError("encoder.cross='merged' has no separate cross-attention; use 'self'")
         if config.layer_types:
             raise ValueError("layers of several types (layer_types) have no common matrices")
+        check_params(config, params)
         is_encoder, own = attention == "encoder", "encoder_"
         if encoder is None or encoder.shares_decoder:
             own = ""

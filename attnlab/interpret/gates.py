@@ -39,6 +39,10 @@ def hard_concrete(log_alpha: Float[ArrayLike, "*R"], key: Array) -> Float[Array,
     and 11 of Louizos et al. 2018 (arXiv 1712.01312); equation 6 of Voita et al. 2019 (arXiv
     1905.09418), whose code has beta = 0.33.
 
+    Args:
+      log_alpha: of every gate; the larger, the more often it is open (`open_probability`).
+      key: random key.
+
     >>> hard_concrete(jnp.array([-9.0, 9.0]), jax.random.key(0)).tolist()
     [0.0, 1.0]
     """
@@ -138,7 +142,20 @@ class GatedModel:
         patch: Patches | None = None,
         **inputs: object,
     ) -> Outputs:
-        """The call of the model with gated heads; other arguments are those of the model."""
+        """The call of the model with gated heads; other arguments are those of the model.
+
+        Args:
+          variables: {"params": of `init` or `with_gates`}.
+          *texts: tokens [B, T].
+          deterministic: take `gate_values`, and no dropout; else gates are sampled.
+          rngs: {"dropout": key}, for gates and dropout.
+          patch: of values other than the gated heads.
+          **inputs: fields of `ModelInputs`.
+
+        Raises:
+          ValueError: gates are to be sampled without a key, or `patch` has the heads that they
+            gate.
+        """
         alphas: dict[str, Array] = variables["params"]["gates"]
         if deterministic:
             values = {name: gate_values(a) for name, a in alphas.items()}
@@ -175,6 +192,9 @@ def gated_optimizer(
         section 5.1, times the number of heads).
       learning_rate: of the gates.
 
+    Raises:
+      ValueError: `penalty` is negative or NaN.
+
     >>> import optax
     >>> gated_optimizer(optax.sgd(0.1), penalty=-1.0)
     Traceback (most recent call last):
@@ -208,7 +228,9 @@ class PrunedModel(NamedTuple):
     """A smaller model that computes the same as one with gates."""
 
     config: ModelConfig
+    """Of the smaller model."""
     params: Params
+    """Its parameters."""
     patch: Patches
     """The remaining gates, for `patch` of a call; {} if all are in the parameters."""
     zeroed: dict[str, dict[int, tuple[int, ...]]]

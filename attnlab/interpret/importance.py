@@ -36,15 +36,24 @@ SUBLAYERS: Mapping[HeadsName, tuple[bool, str]] = {
 
 
 class HeadGates(NamedTuple):
-    """One gate for each head [R, N]: 1 keeps the head, 0 removes it."""
+    """One gate for each head [R, N]: 1 keeps the head, 0 removes it.
+
+    >>> gates = HeadGates("heads", rows=(0, 0), num_heads=2)  # two layers share one parameter group
+    >>> patch = gates.patch(jnp.array([[1.0, 0.0]]))
+    >>> gates.shape, patch["heads"](jnp.ones((1, 1, 2, 1)), layer=1).reshape(-1).tolist()
+    ((1, 2), [1.0, 0.0])
+    """
 
     name: HeadsName
+    """The value that is gated, as `capture` and `patch` name it."""
     rows: tuple[int, ...]
     """The row of every layer: the layer itself, or its parameter group."""
     num_heads: int
+    """N"""
 
     @property
     def shape(self) -> tuple[int, int]:
+        """(R, N)"""
         return max(self.rows) + 1, self.num_heads
 
     def patch(self, gates: Float[ArrayLike, "R *B N"], replacement: Array | None = None) -> Patches:
@@ -72,6 +81,10 @@ def head_gates(config: ModelConfig, name: HeadsName = "heads", *, by: By = "laye
       by: "layer" gates every application on its own; "group" gates a head of a parameter group in
         all layers that use the group.
 
+    Raises:
+      ValueError: heads that the model does not have, another `by`, or layers with different numbers
+        of heads.
+
     >>> config = ModelConfig(sharing="cycle:2")
     >>> head_gates(config).shape, head_gates(config, by="group")
     ((4, 4), HeadGates(name='heads', rows=(0, 1, 0, 1), num_heads=4))
@@ -92,6 +105,13 @@ def head_gates(config: ModelConfig, name: HeadsName = "heads", *, by: By = "laye
 
 def all_head_gates(config: ModelConfig, *, by: By = "layer") -> tuple[HeadGates, ...]:
     """`head_gates` of every attention of a model: three in an encoder-decoder, else one.
+
+    Args:
+      config: of the model.
+      by: as in `head_gates`.
+
+    Raises:
+      ValueError: as `head_gates`.
 
     >>> len(all_head_gates(ModelConfig())), len(all_head_gates(ModelConfig(kind="encoder_decoder")))
     (1, 3)
@@ -161,6 +181,10 @@ def head_importance(loss: Loss, gates: HeadGates) -> Float[Array, "R N"]:
     Michel et al. 2019 (arXiv 1905.10650), section 4.1, who divide each layer by its norm over heads
     before they compare heads of different layers.
 
+    Args:
+      loss: patch -> the loss of each text [B], as `token_loss` makes it.
+      gates: the heads.
+
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
     >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
@@ -179,8 +203,18 @@ def head_importance(loss: Loss, gates: HeadGates) -> Float[Array, "R N"]:
 def ablation_effects(
     loss: Loss, gates: HeadGates, replacement: Array | None = None
 ) -> Float[Array, "R N"]:
-    """By how much the mean loss grows when one head is replaced by zeros, or by `replacement`
-    (`mean_heads`, `resampled_heads`).
+    """By how much the mean loss grows when one head is removed. R N + 1 forward passes.
+
+    Michel et al. 2019 (arXiv 1905.10650), section 3, with zeros in the place of the head.
+
+    Args:
+      loss: patch -> the loss of each text [B], as `token_loss` makes it.
+      gates: the heads.
+      replacement: what stands in the place of a removed head, [L, B, T, N, V] or with axes of size
+        1, such as `mean_heads`; None: zeros.
+
+    Returns:
+      For each head the mean loss without it minus that of the whole model.
 
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
@@ -205,6 +239,10 @@ def mean_heads(
     heads: Float[Array, "L B T N V"], mask: Bool[ArrayLike, "B T"] | None = None
 ) -> Float[Array, "L 1 1 N V"]:
     """The mean of each head over all tokens (that `mask` counts): a replacement for mean ablation.
+
+    Args:
+      heads: captured "heads".
+      mask: True = count this token.
 
     >>> mean_heads(jnp.arange(8.0).reshape(1, 2, 2, 1, 2)).tolist()
     [[[[[3.0, 4.0]]]]]
@@ -240,9 +278,16 @@ def resampled_heads(heads: Float[Array, "L B T N V"], shift: int = 1) -> Float[A
 
 
 class PruningCurves(NamedTuple):
-    """Mean losses after the first 0, 1, 2, ... heads of an order are removed, [R N + 1]."""
+    """Mean losses after the first 0, 1, 2, ... heads of an order are removed, [R N + 1].
+
+    >>> curves = PruningCurves({}, random=jnp.array([[1.0, 2.0, 5.0], [1.0, 4.0, 5.0]]))
+    >>> low, mean, high = curves.band(share=1.0)
+    >>> low.tolist(), mean.tolist(), high.tolist()
+    ([1.0, 2.0, 5.0], [1.0, 3.0, 5.0], [1.0, 4.0, 5.0])
+    """
 
     by_order: dict[str, Array]
+    """Name of an order -> its curve."""
     random: Float[Array, "C steps"]
     """Mean losses of C random orders, the baseline."""
 
@@ -257,6 +302,13 @@ def pruning_curve(
 ) -> Float[Array, "steps"]:
     """The mean loss after the first 0, 1, ..., R N heads of `order` are removed; head n of row r is
     number r N + n.
+
+    Args:
+      loss: patch -> the loss of each text [B], as `token_loss` makes it.
+      gates: the heads.
+      order: numbers of all heads, the first to remove first, such as of `ascending_order`.
+      replacement: what stands in the place of a removed head, [L, B, T, N, V] or with axes of size
+        1, such as `mean_heads`; None: zeros.
 
     Raises:
       ValueError: `order` does not hold every head once.
@@ -299,6 +351,18 @@ def compare_pruning_orders(
 ) -> PruningCurves:
     """The curve of each order and of `count` random orders, the baseline.
 
+    Args:
+      loss: patch -> the loss of each text [B], as `token_loss` makes it.
+      gates: the heads.
+      orders: name -> order, as in `pruning_curve`.
+      key: random key of the random orders.
+      count: how many random orders.
+      replacement: what stands in the place of a removed head, [L, B, T, N, V] or with axes of size
+        1, such as `mean_heads`; None: zeros.
+
+    Raises:
+      ValueError: an order does not hold every head once.
+
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
     >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
@@ -333,6 +397,12 @@ def greedy_order(
     """(order, its curve): each step removes the head without which the mean loss is lowest, given
     those removed before. (R N)^2 forward passes.
 
+    Args:
+      loss: patch -> the loss of each text [B], as `token_loss` makes it.
+      gates: the heads.
+      replacement: what stands in the place of a removed head, [L, B, T, N, V] or with axes of size
+        1, such as `mean_heads`; None: zeros.
+
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
     >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
@@ -359,6 +429,11 @@ def greedy_order(
 
 def least_important(importance: Float[ArrayLike, "R N"], count: int) -> dict[int, list[int]]:
     """Row -> its `count` least important heads, as `transforms.remove_heads` takes them.
+
+    Args:
+      importance: of `head_importance` or `ablation_effects`; the rows are layers or parameter
+        groups, as `by` of `remove_heads` says.
+      count: heads of each row.
 
     >>> least_important(jnp.array([[0.3, 0.1, 0.2], [0.0, 0.2, 0.1]]), 2)
     {0: [1, 2], 1: [0, 2]}

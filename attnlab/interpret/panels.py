@@ -48,10 +48,20 @@ MERGED = CROSS._replace(sublayers=SELF, heads="heads")
 
 
 class AblationMetric(NamedTuple):
-    """A comparison of the model without a head with the whole model."""
+    """A comparison of the model without a head with the whole model.
+
+    That of the loss, with targets of your own:
+
+        def loss(params, patch):
+            return token_loss(config, params, tokens, targets=targets)(patch).mean()
+
+        metric = AblationMetric("loss", "increase of the loss in nats", loss, jnp.subtract)
+    """
 
     name: str
+    """Of the statistic that the panel shows."""
     description: str
+    """What it measures, in words."""
     output: Callable[[Params, Patches], Array]
     """(params, patch of the model's call) -> output to compare."""
     change: Callable[[Array, Array], Array]
@@ -79,6 +89,10 @@ def model_panel(
       ablate: gate every head to 0 once and, where layers share parameters, every head of a
         parameter group in all its layers.
       name: title of the panel.
+
+    Raises:
+      ValueError: several texts, layers with different numbers of heads, or inputs that do not fit
+        the model.
 
     >>> config = ModelConfig(width=8, num_layers=2, sharing="albert")
     >>> tokens = jnp.array([[104, 101, 108, 108, 111]])
@@ -210,9 +224,14 @@ def _describe_heads(layout: Layout) -> str:
 def default_metric(config: ModelConfig, inputs: Inputs) -> AblationMetric:
     """The effect of removing a head on one text, without the padding that a "padding_mask" marks.
 
-    For a decoder the increase of the code length of the next token; for an encoder with an LM head
-    KL(p || q) of its predictions q from p of the whole model; both in bits per token. Without an LM
-    head |y - x| / |x| of the hidden states y from x of the whole model.
+    For a decoder the increase of the code length of the next token; for an encoder with an LM head,
+    and for a text of one token or of vectors, KL(p || q) of its predictions q from p of the whole
+    model; both in bits per token. Without an LM head |y - x| / |x| of the hidden states y from x of
+    the whole model.
+
+    Args:
+      config: of the model.
+      inputs: arguments of the model's call for one text, as in `model_panel`.
 
     >>> from attnlab.models import ModelConfig
     >>> decoder, text = ModelConfig(), {"tokens": np.zeros((1, 3), int)}

@@ -39,10 +39,15 @@ class Recording(NamedTuple):
     """One call of a model, with the activations that a decomposition needs."""
 
     config: ModelConfig
+    """Of the model."""
     params: Params
+    """Of the model."""
     tokens: Array
+    """[B, T]"""
     inputs: ModelInputs
+    """As given, with the names of the values to capture."""
     outputs: Outputs
+    """With `captured`."""
 
 
 def record(
@@ -60,7 +65,8 @@ def record(
       The recording; its memory is that of "outputs", [L, B, N, T, D].
 
     Raises:
-      ValueError: a cache, a patch of "residual", or layers of several types.
+      ValueError: a cache, a patch of "residual", layers of several types, params of another model,
+        or inputs that do not fit.
 
     >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
     >>> tokens = jnp.array([[1, 2, 3]])
@@ -210,6 +216,10 @@ def decompose_residual(
       stream also "norm_bias" [L, B, T, D]. Only the layers before `layer`. Their sum
       (`sum_terms`) is the residual stream.
 
+    Raises:
+      ValueError: no such layer; `encoder` where the model has none, or where it did not run because
+        the call had `encoded`.
+
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
     >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
@@ -262,6 +272,18 @@ def decompose_input(
 ) -> dict[str, Float[Array, "*X B T D"]]:
     """The input of a sublayer of one layer as a sum: `decompose_residual` after the norm before the
     sublayer, if there is one, whose bias is the term "input_norm_bias".
+
+    Args:
+      recording: of `record`.
+      layer: counted from 0.
+      sublayer: "attention", "cross" or "ffn".
+      encoder: a layer of the encoder.
+
+    Returns:
+      The terms of `decompose_residual`, with those that earlier sublayers of this layer add.
+
+    Raises:
+      ValueError: the layer has no such sublayer, or as `decompose_residual`.
 
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
@@ -321,6 +343,10 @@ def _norms_add_bias(stack: LayerStack, x: Array) -> bool:
 def sum_terms(terms: Mapping[str, Array], ndim: int = 3) -> Array:
     """The sum of all terms, over all axes but the last `ndim`.
 
+    Args:
+      terms: name -> terms, such as of `decompose_residual`.
+      ndim: axes of one term: 3 for [B, T, D].
+
     >>> float(sum_terms({"embedding": jnp.ones((1, 1, 1)), "ffn": jnp.ones((4, 1, 1, 1))})[0, 0, 0])
     5.0
     """
@@ -333,6 +359,13 @@ def decompose_final(
 ) -> dict[str, Float[Array, "*X B T D"]]:
     """`decompose_residual` after the final norm: the input of the LM head or, of an encoder, of
     cross-attention. The bias of that norm is the term "final_norm_bias".
+
+    Args:
+      recording: of `record`.
+      encoder: the final norm of the encoder.
+
+    Raises:
+      ValueError: as `decompose_residual`.
 
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
@@ -408,7 +441,14 @@ TermName: TypeAlias = tuple[str | int, ...]
 def flatten_terms(
     terms: Mapping[str, Array], ndim: int = 3
 ) -> tuple[list[TermName], Float[Array, "M ..."]]:
-    """The name of every term, and all terms on one axis; `ndim` as in `sum_terms`.
+    """The name of every term, and all terms on one axis.
+
+    Args:
+      terms: name -> terms, such as of `decompose_residual`.
+      ndim: axes of one term: 3 for [B, T, D].
+
+    Returns:
+      (names, terms [M, ...]); a name is (name,), (name, layer) or (name, layer, head).
 
     >>> terms = {"embedding": jnp.ones((1, 1, 1)), "heads": jnp.ones((1, 2, 1, 1, 1))}
     >>> names, a = flatten_terms(terms)

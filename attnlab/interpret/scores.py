@@ -48,6 +48,7 @@ class ScoreTerms(NamedTuple):
     keys: list[TermName]
     """Terms of the key, the next axis."""
     terms: Float[Array, "*M B T S"]
+    """[Mq, Mk, B, T, S], or [M, B, T, S] where one side is split."""
     bias: Array | None
     """Bias of relative positions [.., T, S]; the last term of the sum."""
 
@@ -72,8 +73,9 @@ def decompose_scores(
       split: "both" gives [Mq, Mk, B, T, S]; "query" or "key" splits that side only, [M, B, T, S].
 
     Raises:
-      ValueError: a query or key is not linear in the residual stream (layout `tensor_product`), or
-        scores are mixed between heads or capped.
+      ValueError: no such layer, head or attention; a query or key is not linear in the residual
+        stream (layout `tensor_product`); scores are mixed between heads or capped; or
+        cross-attention is merged with self-attention.
 
     >>> import jax
     >>> import jax.numpy as jnp

@@ -78,7 +78,7 @@ def linear_cka(
       mask: [B, T], True = count this token.
 
     Raises:
-      ValueError: a mask of another shape.
+      ValueError: a mask of another shape, or another name.
 
     Memory grows with the square of the number of tokens.
 
@@ -105,9 +105,9 @@ def mean_over_pairs(pairs: Float[Array, "L N L N"]) -> dict[str, Array]:
     """Means over pairs of different heads.
 
     Returns:
-      "heads" [L]: within a layer. "layers" [L, L]: between two layers, with "heads" on the
-      diagonal. "same_head" [L, L]: head n of two layers, which is one head applied twice where they
-      share parameters.
+      "heads" [L]: within a layer, NaN for one head. "layers" [L, L]: between two layers, with
+      "heads" on the diagonal. "same_head" [L, L]: head n of two layers, which is one head applied
+      twice where they share parameters.
 
     >>> found = mean_over_pairs(jnp.arange(16.0).reshape(2, 2, 2, 2))
     >>> found["heads"].tolist(), found["same_head"][0].tolist()

@@ -41,8 +41,11 @@ class Statistic(NamedTuple):
     """One number of a row p of probs, of the query at position t."""
 
     unit: str
+    """One of "nats", "tokens" and "mass" (a sum of probabilities)."""
     formula: str
+    """p_s is the probability of key s, t the position of the query."""
     value: Value
+    """(probs [L, B, N, T, S], rows) -> (value [L, B, N, T], queries that have it [B, T])"""
     needs: Literal["", "square", "tokens"] = ""
     """"square": queries and keys are the same positions; "tokens": the tokens must be known."""
 
@@ -212,6 +215,10 @@ def statistics_with_baselines(
       "model", "initial" (untrained parameters), "shuffled" (the tokens that `mask` counts in random
       order) and "uniform" (`uniform_attention`) -> statistics.
 
+    Raises:
+      ValueError: tokens that are no ids; an attention that the model does not have; or inputs or a
+        mask that do not fit.
+
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
     >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
@@ -262,6 +269,11 @@ def shuffle_tokens(
     key: Array, tokens: Int[ArrayLike, "B T"], mask: Bool[ArrayLike, "B T"] | None = None
 ) -> Int[Array, "B T"]:
     """The tokens of each text in random order; those outside of `mask` stay where they are.
+
+    Args:
+      key: random key.
+      tokens: ids.
+      mask: True = this token may move; None: all.
 
     >>> mask = jnp.array([[True, True, True, False]])
     >>> mixed = shuffle_tokens(jax.random.key(1), jnp.array([[4, 5, 6, 0]]), mask)

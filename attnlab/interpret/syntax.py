@@ -34,9 +34,14 @@ TextAndWords: TypeAlias = tuple[Int[np.ndarray, " T"], Float[np.ndarray, "T W"]]
 def token_word_overlap(
     tokens: Int[np.ndarray, "T 2"], words: Int[np.ndarray, "W 2"]
 ) -> Float[np.ndarray, "T W"]:
-    """The share of each token's characters that lie in each word; both are (start, end) spans.
+    """The share of each token's characters that lie in each word.
 
-    A row sums to 1, or is 0 for a token in no word, such as a space or a special token.
+    Characters in no word, such as a space, do not count: a row sums to 1, or is 0 for a token in no
+    word, such as a special token.
+
+    Args:
+      tokens: (start, end) of each token in the text, such as `ModelText.spans`.
+      words: (start, end) of each word, such as `Tree.spans`.
 
     >>> tokens, words = [[0, 3], [3, 9], [0, 0]], [[0, 2], [2, 5], [6, 9]]
     >>> token_word_overlap(np.array(tokens), np.array(words)).round(2)
@@ -53,7 +58,12 @@ def token_word_overlap(
 def word_attention(
     probs: Float[Array, "L B N T T"], shares: Float[Array, "B T W"]
 ) -> Float[Array, "L B N W W"]:
-    """Attention between words: to a word the sum over its tokens, from a word their mean.
+    """Attention between words: to a word the sum over its tokens, from a word their mean (Clark et
+    al. 2019, arXiv 1906.04341, section 4.1).
+
+    Args:
+      probs: captured "probs".
+      shares: of each text, `token_word_overlap`; a token that lies in two words is divided.
 
     >>> probs = jnp.array([[0.5, 0.25, 0.25], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]])
     >>> shares = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])  # the second word is two tokens
@@ -85,6 +95,14 @@ def head_predictions(
     """`predicted_words` of every head for each text; in an encoder-decoder of the encoder.
 
     Texts are padded to powers of two and run in batches, so that few programs are compiled.
+
+    Args:
+      config: of the model.
+      params: its parameters.
+      texts: of each the tokens [T], with special tokens, and `token_word_overlap` [T, W].
+
+    Raises:
+      ValueError: a text that is too long for the model, or layers with different numbers of heads.
 
     >>> import jax
     >>> from attnlab.models import ModelConfig
@@ -143,6 +161,7 @@ class CorrectCounts(NamedTuple):
     """How often each predictor is right about words of each label [K], per sentence [S]."""
 
     labels: tuple[str, ...]
+    """The K labels."""
     cases: np.ndarray
     """[S, K]: words with this label."""
     offsets: np.ndarray
@@ -160,6 +179,14 @@ def count_correct(
 
     A word counts under `ALL`, its relation, and its relation with subtype; the root under none.
 
+    Args:
+      trees: sentences.
+      predictions: of each sentence, as `head_predictions` returns them.
+      labels: to count, such as `frequent_labels`.
+
+    Raises:
+      ValueError: no sentence, or not as many predictions.
+
     >>> heads, how = np.array([1, -1, 0]), ("x", "root", "y:z")
     >>> tree = Tree("aa b ccc", ("aa", "b", "ccc"), np.array([[0, 2], [3, 4], [5, 8]]), heads, how)
     >>> all_to_b = np.ones((1, 1, 2, 3), int)
@@ -171,6 +198,11 @@ def count_correct(
     >>> found.longest.tolist()  # "aa" for "ccc"
     [[1, 0, 1, 1]]
     """
+    if not trees or len(predictions) != len(trees):
+        raise ValueError(
+            f"{len(trees)} sentences and {len(predictions)} predictions: give one for each, of at "
+            "least one sentence"
+        )
     column = {label: i for i, label in enumerate(labels)}
     rows: list[tuple[np.ndarray, ...]] = []
     for tree, predicted in zip(trees, predictions, strict=True):
@@ -194,6 +226,10 @@ def _longest(tree: Tree) -> np.ndarray:
 
 def frequent_labels(*parts: Sequence[Tree], least: int = 100) -> list[str]:
     """Labels of at least so many words in each part, the most frequent first.
+
+    Args:
+      *parts: the sentences of each part, such as selection and test.
+      least: words with the label in every part.
 
     >>> heads, how = np.array([1, -1, 1]), ("x", "root", "y:z")
     >>> tree = Tree("a b c", ("a", "b", "c"), np.zeros((3, 2), int), heads, how)
@@ -220,20 +256,29 @@ class SyntaxScore(NamedTuple):
     """The best attention head for a label and the baselines, as shares of correct words."""
 
     label: str
+    """`ALL`, a relation, or a relation with subtype."""
     cases: int
+    """Words with this label in the test sentences."""
     offset: int
-    """The best one"""
+    """The best one of `OFFSETS`, on the selection sentences."""
     by_offset: float
+    """Share of the words of the test sentences that it gets right."""
     by_longest: float
+    """The same of the longest other word."""
     layer: int
+    """Of the best attention head, on the selection sentences."""
     head: int
+    """Its number in the layer."""
     direction: str
+    """The better one of `DIRECTIONS`."""
     by_head: float
+    """Share of the words of the test sentences that it gets right."""
     gain: float
     """`by_head` minus the better baseline, chosen on the selection sentences."""
     low: float
-    """Ends of the confidence interval of `gain`."""
+    """Lower end of the confidence interval of `gain`."""
     high: float
+    """Its upper end."""
 
     @property
     def is_significant(self) -> bool:

@@ -22,6 +22,7 @@ class Tree(NamedTuple):
     text: str
     """As it was typed"""
     words: tuple[str, ...]
+    """Their forms"""
     spans: np.ndarray
     """[W, 2]: from where to where in the text, in characters"""
     heads: np.ndarray
@@ -31,8 +32,12 @@ class Tree(NamedTuple):
 
 
 def read_trees(path: Path | str) -> list[Tree]:
-    """The sentences of a file in UTF-8, packed (.gz) or not. Raises ValueError that names the file
-    and, of a line that is not of the format, the line.
+    """The sentences of a file in CoNLL-U and UTF-8, compressed (`.gz`) or not.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file cannot be read, is not UTF-8, has no sentence, or is not of the format,
+        with its name and the line.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -63,8 +68,12 @@ def read_trees(path: Path | str) -> list[Tree]:
 
 
 def treebank_parts(folder: Path | str) -> dict[str, Path]:
-    """The files of a treebank by their part: "train", "dev", "test", as their names end. Raises
-    ValueError where two files are the same part.
+    """The files of a treebank by their part: "train", "dev", "test", as their names end.
+
+    Files other than `.conllu` and `.conllu.gz` are left out.
+
+    Raises:
+      ValueError: two files are the same part.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -91,6 +100,14 @@ def parse_trees(lines: Iterable[str], name: str = "line") -> Iterator[Tree]:
     The text is put together again: a blank behind every token but where SpaceAfter=No stands. A
     token of several words ("3-4 don't") stands in the text once; where its words are its letters
     ("do", "n't") each has its own, else each has all of them. Empty nodes ("8.1") are no words.
+
+    Args:
+      lines: of a file in CoNLL-U, with their ends or without.
+      name: of the file, for errors.
+
+    Raises:
+      ValueError: while it is read, at a line that is not of the format, or a sentence whose words
+        are not numbered 1, 2, 3, ... or depend on a word that is not there.
 
     >>> rows = ["1-2 don't", "1 do 3 aux", "2 n't 3 advmod", "3 go 0 root", "3.1 home"]
     >>> cells = (row.split() + ["_"] * 3 for row in rows)

@@ -42,20 +42,25 @@ class AttentionMaps(NamedTuple):
     descriptions: Mapping[str, str] = {}
     """Name of a statistic -> its description."""
     name: str = "attention"
+    """On the button that selects it."""
 
 
 class Panel(NamedTuple):
     """One model of a page; several stand next to each other."""
 
     maps: Sequence[AttentionMaps]
+    """Its attentions, of which one is shown at a time."""
     name: str = ""
+    """The heading."""
     description: str = ""
+    """The line below it."""
 
 
 class Page(NamedTuple):
     """A complete page: a file, or the output of a notebook cell."""
 
     html: str
+    """The whole file."""
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Writes the page. Raises FileExistsError if the file exists, unless `overwrite`."""
@@ -114,6 +119,13 @@ def view(
 def view_panels(panels: Sequence[Panel], *, title: str = "Attention heads") -> Page:
     """The page of one or several models, each with one or several attentions (of an encoder, of a
     decoder, and cross-attention).
+
+    Args:
+      panels: models.
+      title: of the page.
+
+    Raises:
+      ValueError: as `view`.
 
     >>> probs = np.tri(3)[None, None] / np.arange(1, 4)[:, None]
     >>> panel = Panel([AttentionMaps(probs, ["a", "b", "c"])], name="one")

@@ -1,4 +1,5 @@
-"""Figures from arrays. matplotlib is imported when the first figure is made.
+"""Figures from arrays. matplotlib is imported when the first figure is made; where it is missing,
+that is a ModuleNotFoundError.
 
 Series are labelled next to their data, so no legend is needed, and colours are distinguishable for
 colour-blind readers.

@@ -19,6 +19,10 @@ def learning_curves(series: Sequence[Curve], ylabel: str) -> "Figure":
     The y axis shows the range of the last three quarters, since the initial drop would flatten the
     rest.
 
+    Args:
+      series: curves, at least one; the rows of `values` are seeds.
+      ylabel: the metric and its unit.
+
     >>> from attnlab.plotting import style
     >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))
     >>> learning_curves([curve], "loss").axes[0].get_ylabel()
@@ -56,6 +60,12 @@ def learning_curves(series: Sequence[Curve], ylabel: str) -> "Figure":
 def metric_curves(series: Sequence[Curve], xlabel: str, ylabel: str) -> "Figure":
     """A metric over a quantity that was varied, on a logarithmic axis: mean and range over seeds.
 
+    Args:
+      series: curves, at least one; `steps` are the values of the quantity, above 0, and the rows of
+        `values` are seeds.
+      xlabel: the quantity.
+      ylabel: the metric and its unit.
+
     >>> from attnlab.plotting import style
     >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))
     >>> metric_curves([curve], "length", "loss").axes[0].get_xlabel()
@@ -73,8 +83,12 @@ def metric_curves(series: Sequence[Curve], xlabel: str, ylabel: str) -> "Figure"
 
 
 def ratio_curves(series: Sequence[Curve], xlabel: str, ylabel: str) -> "Figure":
-    """Ratios of times over a size; `values` are [3, P]: low end, ratio and high end. Both axes are
-    logarithmic, with a line at 1.
+    """Ratios of times over a size, with error bars. Both axes are logarithmic, with a line at 1.
+
+    Args:
+      series: curves, at least one; `values` are [3, P]: low end, ratio and high end.
+      xlabel: the size.
+      ylabel: which times.
 
     >>> from attnlab.plotting import style
     >>> times = np.array([[0.9, 0.8], [1.0, 0.9], [1.1, 1.0]])
@@ -111,6 +125,12 @@ def fitted_curves(
 ) -> "Figure":
     """Measured points and fitted lines over a logarithmic quantity.
 
+    Args:
+      tried: measured points, at least one curve; the first row of `values` is drawn, and labelled.
+      fitted: lines; the first row of `values` is drawn.
+      xlabel: the quantity, above 0.
+      ylabel: the metric and its unit.
+
     >>> from attnlab.plotting import style
     >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))
     >>> fitted_curves([curve], [curve], "rate", "loss").axes[0].get_xlabel()
@@ -141,6 +161,16 @@ def scaling_curves(
 ) -> "Figure":
     """Losses over several measures of size, one pair of logarithmic axes each: mean and range over
     seeds, and fitted scaling laws.
+
+    Args:
+      measured: for each measure of size the points, which are labelled; the rows of `values` are
+        seeds.
+      fitted: for each measure the lines; the first row of `values` is drawn.
+      xlabels: the measures of size.
+      ylabel: the loss and its unit.
+
+    Raises:
+      ValueError: not as many lists as `xlabels`.
 
     >>> from attnlab.plotting import style
     >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 def interval_plot(rows: Sequence[Interval], xlabel: str) -> "Figure":
     """Mean differences with intervals, the first row on top, and a line at zero.
 
+    Args:
+      rows: differences.
+      xlabel: the metric and its unit.
+
     >>> from attnlab.plotting import style
     >>> interval_plot([Interval("a", style(0, 0), 0.2, 0.1, 0.3)], "nats").axes[0].get_xlabel()
     'nats'
@@ -38,8 +42,12 @@ def interval_plot(rows: Sequence[Interval], xlabel: str) -> "Figure":
 
 
 def dot_plot(rows: Sequence[Bar], xlabel: str, digits: int = 3) -> "Figure":
-    """Values with their spread, the first row on top, on an axis that need not start at zero; each
-    is written with `digits` decimals.
+    """Values with their spread, the first row on top, on an axis that need not start at zero.
+
+    Args:
+      rows: values, each written next to its dot.
+      xlabel: the metric and its unit.
+      digits: decimals of a value.
 
     >>> from attnlab.plotting import style
     >>> dot_plot([Bar("a", style(0, 0), 1.0, 0.1)], "nats").axes[0].get_xlabel()
@@ -62,8 +70,12 @@ def dot_plot(rows: Sequence[Bar], xlabel: str, digits: int = 3) -> "Figure":
 
 
 def bar_plot(rows: Sequence[Bar], lines: Mapping[str, float], xlabel: str) -> "Figure":
-    """Bars from zero, the first row on top, each with its value. `lines` are dashed vertical lines,
-    name -> value.
+    """Bars from zero, the first row on top, each with its value to one decimal.
+
+    Args:
+      rows: values.
+      lines: name -> value of a dashed vertical line, such as a baseline.
+      xlabel: the metric and its unit.
 
     >>> from attnlab.plotting import style
     >>> bar_plot([Bar("a", style(0, 0), 1.0, 0.1)], {"chance": 2.0}, "nats").axes[0].get_xlabel()

@@ -124,18 +124,26 @@ class HeadTable(NamedTuple):
     """A statistic of every head."""
 
     title: str
+    """Above the table."""
     values: Float[np.ndarray, "L N"]
+    """NaN where a head has no value."""
     maximum: float
-    """Where the colour is full; at 0 there is none."""
+    """The value of full colour; a value of 0 has none."""
     digits: int
+    """Decimals of a number."""
 
 
 def head_tables(tables: Sequence[HeadTable], layers: Sequence[str]) -> "Figure":
     """Small tables of numbers, one row per layer and one column per head. NaN stays empty; for more
     than eight heads only colours are drawn.
 
+    Args:
+      tables: at least one, all of the same numbers of layers and heads; two stand beside each
+        other.
+      layers: the name of each layer.
+
     >>> table = HeadTable("entropy", np.ones((2, 4)), 1.0, 1)
-    >>> len(head_tables([table], ["0", "1"]).axes)  # the table and its colour bar
+    >>> len(head_tables([table], ["0", "1"]).axes)  # the table, and an empty place beside it
     2
     """
     rows, columns = tables[0].values.shape

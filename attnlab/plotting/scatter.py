@@ -67,6 +67,11 @@ def scatter_with_front(
 def scatter(points: Sequence[Point], xlabel: str, ylabel: str) -> "Figure":
     """A labelled scatter plot; x is logarithmic if it is above 0 and spans more than a factor of 5.
 
+    Args:
+      points: at least one.
+      xlabel: of the x axis.
+      ylabel: of the y axis.
+
     >>> from attnlab.plotting import style
     >>> scatter([Point("a", style(0, 0), 1.0, 2.0, 0.1)], "FLOPs", "loss").axes[0].get_ylabel()
     'loss'

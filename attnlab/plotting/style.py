@@ -14,18 +14,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOREGROUND, GRID, BACKGROUND = "#222222", "#d8d8d8", "#ffffff"
-# Okabe and Ito 2008, https://jfly.uni-koeln.de/color, without black and yellow.
+"""Colours of text, of the lines of the grid, and behind a figure."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Of series: Okabe and Ito 2008, https://jfly.uni-koeln.de/color, without black and yellow."""
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
+"""Of series, as matplotlib names them."""
 
 SIZE = (4.7, 3.6)
 """Inches: about as many points wide as a phone has pixels, so text keeps its size."""
 FONT_SIZE = 10
+"""Points."""
 
 
 class Style(NamedTuple):
-    """How a series looks."""
+    """How a series looks; `style` makes one.
+
+    Attributes:
+      colour: "#rrggbb".
+      dashes: line style of matplotlib.
+      marker: marker of matplotlib.
+      hollow: draw the outline of the marker alone.
+    """
 
     colour: str
     dashes: str
@@ -34,7 +44,15 @@ class Style(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A metric over steps, one row per seed. Diverged curves do not set the range of the axes."""
+    """A metric over steps, one row per seed. Diverged curves do not set the range of the axes.
+
+    Attributes:
+      label: written at the end of the curve.
+      style: how it looks.
+      steps: where it was measured, in ascending order; the x axis.
+      values: a row for each seed; in `ratio_curves` low end, ratio and high end.
+      diverged: leave it out of the range of the y axis, in `learning_curves`.
+    """
 
     label: str
     style: Style
@@ -44,7 +62,15 @@ class Curve(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A value at x, plus or minus a spread (NaN: unknown)."""
+    """A value at x, plus or minus a spread.
+
+    Attributes:
+      label: written next to the point.
+      style: how it looks.
+      x: of the point.
+      y: of the point.
+      spread: half of the error bar, along y; NaN: unknown, and no bar.
+    """
 
     label: str
     style: Style
@@ -54,7 +80,15 @@ class Point(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A mean difference with the ends of its interval (NaN: unknown)."""
+    """A mean difference with the ends of its interval.
+
+    Attributes:
+      label: of the row.
+      style: how it looks.
+      mean: the difference.
+      low: lower end of the interval; NaN: unknown, and no line.
+      high: upper end.
+    """
 
     label: str
     style: Style
@@ -64,7 +98,14 @@ class Interval(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A value, plus or minus a spread (NaN: unknown)."""
+    """A value, plus or minus a spread.
+
+    Attributes:
+      label: of the row.
+      style: how it looks.
+      value: where the bar ends, or the dot is.
+      spread: half of the error bar; NaN: unknown, and no error bar.
+    """
 
     label: str
     style: Style
@@ -73,7 +114,11 @@ class Bar(NamedTuple):
 
 
 def style(colour: int, pattern: int) -> Style:
-    """The `colour`-th colour with the `pattern`-th dashes and marker; both repeat.
+    """The style of a series by two numbers; both repeat, and odd patterns have hollow markers.
+
+    Args:
+      colour: index into `COLOURS`.
+      pattern: index into the dashes and into `MARKERS`.
 
     >>> style(0, 0) == style(len(COLOURS), len(DASHES) * len(MARKERS))
     True
@@ -130,9 +175,11 @@ def marker_options(style: Style, size: float) -> MarkerOptions:
 
 
 def to_svg(figure: "Figure", name: str) -> str:
-    """The figure as an <svg> element, self-contained and reproducible.
+    """The figure as an <svg> element, self-contained and reproducible. Text stays text.
 
-    `name` makes its ids differ from those of other figures on a page. Text stays text.
+    Args:
+      figure: of any function of this package.
+      name: makes its ids differ from those of other figures on a page.
 
     >>> to_svg(new_figure(2, 2)[0], "empty").startswith("<svg")
     True

@@ -20,8 +20,11 @@ def new_axes(rows: int, height: float = 3.2) -> tuple["Figure", "list[Axes]"]:
     """A transparent figure as wide as a phone, `rows` panels below each other.
 
     Args:
-        rows: panels.
-        height: inches of each.
+      rows: panels.
+      height: inches of each.
+
+    Returns:
+      (figure, axes of each panel, from top to bottom).
 
     >>> figure, axes = new_axes(2)
     >>> len(axes)
@@ -46,6 +49,10 @@ def new_axes(rows: int, height: float = 3.2) -> tuple["Figure", "list[Axes]"]:
 
 def themed_svg(figure: "Figure", name: str) -> str:
     """The figure as SVG, the same each time; what is drawn in `INK` follows the theme.
+
+    Args:
+      figure: of `new_axes`.
+      name: as in `to_svg`.
 
     >>> "prefers-color-scheme:dark" in themed_svg(new_axes(1)[0], "empty")
     True

@@ -71,8 +71,21 @@ def load(
 
     Raises:
       ValueError: names the file, the tensor or attribute, and its value; or the `fields` that
-        change the shapes of weights.
+        change the shapes of weights; or there is no such folder or model on the hub.
+      TypeError: `fields` has one that `ModelConfig` does not have.
       ConnectionError: the hub cannot be reached, and its cache does not hold the model.
+      ModuleNotFoundError: safetensors or, for a name on the hub, huggingface_hub is missing.
+
+    >>> import tempfile
+    >>> from attnlab.models import FFN
+    >>> from attnlab.pretrained import save
+    >>> config = ModelConfig(width=8, num_layers=1, ffn=FFN(activation="gelu_tanh"))
+    >>> params = jax.tree.map(lambda a: jnp.ones(a.shape), param_shapes(config))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(folder, config.build(), params)
+    ...     model, params = load(folder, param_dtype="bfloat16")
+    >>> model.config.width, params["embedding"].dtype
+    (8, dtype(bfloat16))
     """
     dtype = lookup(PARAM_DTYPES, param_dtype, what="param_dtype")
     family, attributes, tensors, config = _read(find_folder(name, revision), ignore)
@@ -147,8 +160,26 @@ def _placement(
 def load_config(
     name: str | Path, *, revision: str | None = None, ignore: tuple[str, ...] = ()
 ) -> ModelConfig:
-    """The config of the model that `load` gives. Weights are fetched from the hub, whose names are
-    needed, but none is read. The errors are those of `load`, as far as names and config.json tell.
+    """The config of the model that `load` gives.
+
+    Weights are fetched from the hub, whose names are needed, but none is read.
+
+    Args:
+      name, revision, ignore: as in `load`.
+
+    Raises:
+      ValueError, ConnectionError, ModuleNotFoundError: as `load`, as far as the names of tensors
+        and config.json tell.
+
+    >>> import tempfile
+    >>> from attnlab.models import FFN
+    >>> from attnlab.pretrained import save
+    >>> config = ModelConfig(width=8, num_layers=1, ffn=FFN(activation="gelu_tanh"))
+    >>> params = jax.tree.map(lambda a: jnp.ones(a.shape), param_shapes(config))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(folder, config.build(), params)
+    ...     load_config(folder).width
+    8
     """
     return _read(find_folder(name, revision), ignore)[-1]
 
@@ -161,7 +192,14 @@ def tokenizer_path(name: str | Path, *, revision: str | None = None) -> Path:
       name, revision: as in `load`.
 
     Raises:
-      ValueError: the model has no such file.
+      ValueError: the model has no such file, or there is no such folder or model on the hub.
+      ConnectionError, ModuleNotFoundError: as `load`, for a name on the hub.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "tokenizer.json").write_text("{}")
+    ...     tokenizer_path(folder).name
+    'tokenizer.json'
     """
     path = find_folder(name, revision) / TOKENIZER
     if not path.is_file():

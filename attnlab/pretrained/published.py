@@ -147,6 +147,7 @@ PUBLISHED = {
     "vit_large_16": _vit(1024, 24, 16, patch_size=16),
     "vit_huge_14": _vit(1280, 32, 16, patch_size=14),
 }
+"""Name -> a model on the Hugging Face Hub, as its config.json describes it."""
 # The paper's (Vaswani et al. 2017, table 3), with tensor2tensor's positions; post-norm.
 TRANSFORMER = ModelConfig(
     kind="encoder_decoder",
@@ -172,13 +173,19 @@ TRANSFORMERS = {
         dropout=Dropout(rate=0.3),
     ),
 }
+"""Name -> config of a model of Vaswani et al. 2017."""
 
 
 def published_config(name: str, **fields: Any) -> ModelConfig:
     """The config of a published model; `fields` of `ModelConfig` replace some of it.
 
+    Args:
+      name: of `PUBLISHED` or `TRANSFORMERS`.
+      **fields: fields of `ModelConfig`.
+
     Raises:
-      ValueError: the name is in neither `PUBLISHED` nor `TRANSFORMERS`.
+      ValueError: the name is in neither, or `fields` do not fit the rest.
+      TypeError: `fields` has one that `ModelConfig` does not have.
 
     >>> from attnlab.models import num_parameters
     >>> num_parameters(published_config("gpt2"))

@@ -40,6 +40,7 @@ KNOWN = (
     *(MT5, MODERNBERT, MPNET, BART, BLENDERBOT, MARIAN, MBART, PEGASUS, PLBART),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in KNOWN}
+"""`model_type` of config.json -> its family."""
 STATE_SPACE = (
     "it mixes tokens with a state-space or linear-attention layer, which has no heads here"
 )

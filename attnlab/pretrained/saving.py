@@ -61,9 +61,11 @@ def save(
       conversion: the conversion that made the weights; the model card reports it and its errors.
 
     Raises:
-      ValueError: no family computes the same as the model, or `params` are not its weights: names
-        the first that differs, what it is and what the model expects.
+      ValueError: no family computes the same as the model, or not the one that is named; `params`
+        are not its weights: names the first that differs, what it is and what the model expects;
+        `conversion` without `model_card`; or `folder` is a file.
       OSError: the folder cannot be written.
+      ModuleNotFoundError: safetensors is missing.
 
     >>> import tempfile
     >>> import jax.numpy as jnp

@@ -32,6 +32,7 @@ SYSTEMS: dict[str, Callable[[JSON, Arrays], Built]] = {
     "google_albert": google.build_albert,
     "summae": summae.build,
 }
+"""Name -> (config, variables) -> what the variables belong to, and the name table."""
 
 
 def from_variables(
@@ -64,10 +65,26 @@ def from_variables(
                    is the variable "embedding" [V, E]. Decoder inputs are targets shifted right
                    behind a 0, which is the zero vector; the model gives `Outputs.hidden`.
 
-    Attentions come as a `MultiHeadAttention`, the rest as a decoder or encoder; a model of
-    `former` ends in a log-softmax, ours in the logits before it.
+    A model of `former` ends in a log-softmax, ours in the logits before it.
 
-    Raises ValueError that names the variable that is missing, unknown or of a wrong shape.
+    Args:
+      system: a key of `SYSTEMS`.
+      config: the words above -> values. Widths and depths that it does not have are those of the
+        variables.
+      variables: name in the system -> array, of a floating-point dtype.
+
+    Returns:
+      (model, params): attentions as a `MultiHeadAttention`, the rest as a `Transformer`; params are
+      float32.
+
+    Raises:
+      ValueError: an unknown system; a word of `config` that is missing, unknown or does not fit; a
+        variable that is missing, unknown, of a wrong shape or dtype, NaN or infinite. It is named.
+
+    >>> variables = {"in_proj_weight": np.ones((12, 4)), "out_proj.weight": np.ones((4, 4))}
+    >>> model, params = from_variables("torch_mha", {"embed_dim": 4, "num_heads": 2}, variables)
+    >>> model.layout, params["heads"]["q"].shape
+    (Standard(width=4, num_heads=2), (4, 2, 2))
     """
     tensors = {name: np.asarray(a) for name, a in variables.items()}
     built, entries = lookup(SYSTEMS, system, what="system")(dict(config), tensors)

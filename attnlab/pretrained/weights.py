@@ -92,8 +92,8 @@ def _parts(
     missing = [entry.name for entry in entries if entry.name not in tensors]
     if missing:
         raise ValueError(
-            f"{len(missing)} tensors are missing, the first is {missing[0]!r}; the model of "
-            "config.json needs it"
+            f"{len(missing)} tensors are missing, the first is {missing[0]!r}; the model of the "
+            "config needs it"
         )
     parts: dict[Path, list[tuple[Entry, Tensor | np.ndarray]]] = {path: [] for path in leaves}
     for entry in entries:
@@ -102,7 +102,7 @@ def _parts(
         if tensor.shape != stored:
             where = ", ".join(".".join(path) for path in entry.paths)
             raise ValueError(
-                f"the tensor {shown(entry.name)} has shape {tensor.shape}, config.json asks for "
+                f"the tensor {shown(entry.name)} has shape {tensor.shape}, the config asks for "
                 f"{stored} (it becomes {where}){_file(tensor)}"
             )
         if not is_floating(tensor.dtype):

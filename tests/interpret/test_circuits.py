@@ -194,3 +194,5 @@ def test_what_is_not_a_matrix_raises(case):
         assert circuit(config, params, "ov").singular_values.shape == (1, 3, 4)
     with pytest.raises(ValueError, match="no attention 'encoder'"):
         circuit(config, params, name, attention="encoder")
+    with pytest.raises(ValueError, match="params are not those of this model"):
+        circuit(config_of(**fields), params, name)

@@ -207,6 +207,14 @@ def test_the_longest_word_is_beaten_too():
     assert alone.is_significant
 
 
+def test_sentences_without_predictions_are_refused():
+    with pytest.raises(ValueError, match="0 sentences and 0 predictions"):
+        syntax.count_correct([], [], ["x"])
+    tree = Tree("a", ("a",), np.array([[0, 1]]), np.array([-1]), ("root",))
+    with pytest.raises(ValueError, match="1 sentences and 0 predictions: give one for each"):
+        syntax.count_correct([tree], [], ["x"])
+
+
 def test_other_labels_are_refused():
     choosing, judging = (by_luck(np.random.default_rng(seed)) for seed in (1, 2))
     with pytest.raises(ValueError, match="need the same labels"):

@@ -104,9 +104,9 @@ def test_a_decoder_by_hand():
         (dict(nhead=N, activation="mish"), {}, "unknown activation 'mish'"),
         (dict(nhead=5), {}, "not divisible by num_heads 5"),
         (dict(nhead=N), {"linear1.weight": None}, "'linear1.weight' is missing"),
-        (dict(nhead=N), {"norm2.bias": None}, "missing, the first is 'norm2.bias'"),
+        (dict(nhead=N), {"norm2.bias": None}, "is 'norm2.bias'; the model of the config needs"),
         (dict(nhead=N), {"norm4.bias": draw(E)}, "no place for the variable 'norm4.bias'"),
-        (dict(nhead=N), {"linear2.bias": draw(E + 1)}, r"'linear2.bias' has shape \(13,\)"),
+        (dict(nhead=N), {"linear2.bias": draw(E + 1)}, r"has shape \(13,\), the config asks"),
     ],
 )
 def test_what_does_not_fit_is_named(config, change, message):
