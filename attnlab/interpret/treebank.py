@@ -74,6 +74,7 @@ def treebank_parts(folder: Path | str) -> dict[str, Path]:
 
     Raises:
       ValueError: two files are the same part.
+      FileNotFoundError: there is no such folder.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,6 +82,8 @@ def treebank_parts(folder: Path | str) -> dict[str, Path]:
     ...     print(list(treebank_parts(folder)))
     ['dev']
     """
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"no folder {folder} of a treebank")
     files = [p for pattern in ("*.conllu", "*.conllu.gz") for p in Path(folder).glob(pattern)]
     found: dict[str, Path] = {}
     for path in sorted(files):

@@ -24,10 +24,12 @@ T = TypeVar("T")
 class Queued(Exception):
     """Runs are in a queue, or on their way there, and go on without this process.
 
-    try:
-        results = lab.sweep(specs, workdir, executor=lab.SlurmExecutor(mode="submit"))
-    except lab.Queued as message:
-        print(message)  # later, repeat the call
+    Later the same call reads their results:
+
+        try:
+            results = lab.sweep(specs, workdir, executor=lab.SlurmExecutor(mode="submit"))
+        except lab.Queued as message:
+            print(message)
     """
 
 
