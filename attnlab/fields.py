@@ -53,9 +53,17 @@ class Spec:
         cls.prefix = cls.prefix if prefix is None else prefix
 
     def __new__(cls: type["SpecT"], *args: object, **fields: object) -> "SpecT":
-        """Raises TypeError for an unknown field; the message lists the fields."""
+        """Raises TypeError for an unknown field, or one without its name; the message lists the
+        fields."""
         assert dataclasses.is_dataclass(cls)
-        check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
+        known = [field.name for field in dataclasses.fields(cls)]
+        check_keywords(cls.__name__, fields, known)
+        positional = sum(not field.kw_only for field in dataclasses.fields(cls))
+        if len(args) > positional:
+            raise TypeError(
+                f"{cls.__name__}() takes fields by name, as in {cls.__name__}({known[0]}=...), not "
+                f"{args[positional]!r}; known: {', '.join(known)}"
+            )
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -165,14 +173,19 @@ def _check_type(name: str, value: object, kinds: tuple[Any, ...]) -> None:
     if all(isinstance(kind, type) for kind in kinds) and not isinstance(value, kinds):
         wanted = " or ".join("None" if k is types.NoneType else k.__name__ for k in kinds)
         first = kinds[0].__name__
-        article = "" if first.endswith("s") else "an " if first[0] in "AEIO" else "a "  # Images
+        is_an = first[0] in "AEIO" or first == "FFN"
+        article = "" if first.endswith("s") else "an " if is_an else "a "  # Images
         examples = [example for kind in kinds if (example := _example(kind, value))]
         write = f"; write {examples[0]}" if examples else ""
         raise ValueError(f"{name} must be {article}{wanted}, not {value!r}{write}")
 
 
 def _example(kind: type[Any], value: object) -> str:
-    """How to write a record that is probably meant: FFN(width=256), Rotary(); "" if unknown."""
+    """How to write a record that is probably meant; "" if unknown.
+
+    A name is that of the field that has it as a choice, a number is the first field:
+    Norm(kind="rms"), FFN(width=256).
+    """
     if hasattr(kind, "example") or not issubclass(kind, Spec):
         return getattr(kind, "example", "")
     assert dataclasses.is_dataclass(kind)
@@ -182,11 +195,19 @@ def _example(kind: type[Any], value: object) -> str:
             records[getattr(one, "name", "")] = f"{type(one()).__name__}()"
     if records:
         return records.get(str(value)) or f"one of {', '.join(records.values())}"
-    for field in dataclasses.fields(kind) if isinstance(value, str | int | float) else ():
-        with contextlib.suppress(TypeError, ValueError):
-            kind(**{field.name: value})
-            return f"{kind.__name__}({field.name}={value!r})"
+    names = [field.name for field in dataclasses.fields(kind)]
+    is_number = isinstance(value, int | float)
+    for name in names if isinstance(value, str) else names[:is_number]:
+        if _takes(kind, name, value) and not _takes(kind, name, "?"):
+            return f"{kind.__name__}({name}={value!r})"
     return ""
+
+
+def _takes(kind: type[Any], name: str, value: object) -> bool:
+    with contextlib.suppress(TypeError, ValueError):
+        kind(**{name: value})
+        return True
+    return False
 
 
 def check_choice(field: str, value: object, known: tuple[str, ...] | list[str]) -> None:

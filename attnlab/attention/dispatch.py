@@ -130,7 +130,7 @@ def check_implementation(name: str) -> None:
         raise ValueError(
             f"implementation {name!r} is in attnlab.contrib: import attnlab.contrib; {known}"
         )
-    near = nearest(str(name), (*BACKENDS, *CONTRIB))
+    near = nearest(str(name), BACKENDS)
     hint = f"did you mean {near!r}? " if near else ""
     raise ValueError(f"unknown implementation {name!r}; {hint}{known}")
 

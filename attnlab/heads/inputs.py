@@ -104,8 +104,8 @@ def check_inputs(params: Params, x: Array, layout: Layout, inputs: HeadInputs) -
     """Raises TypeError or ValueError naming the array, its shape and what is needed."""
     if not isinstance(layout, Layout):
         raise TypeError(
-            f"layout is a {type(layout).__name__}; the order is (params, x, layout), with a layout "
-            "such as attnlab.heads.Standard(width=64, num_heads=4)"
+            f"layout is of type {type(layout).__name__}; the order is (params, x, layout), with a "
+            "layout such as attnlab.heads.Standard(width=64, num_heads=4)"
         )
     check_params(params, layout)
     if isinstance(inputs.context, tuple) and len(inputs.context) != 2:

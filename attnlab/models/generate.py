@@ -30,6 +30,7 @@ from attnlab.models.embeddings import check_range, check_tokens
 from attnlab.models.forward import ModelCache, ModelInputs, cache_by_type, run_model
 from attnlab.models.parameters import check_params, params_of
 from attnlab.models.sampling import Sampling, SamplingArrays, next_token
+from attnlab.names import check_keywords
 from attnlab.sharing import Params
 
 
@@ -172,6 +173,7 @@ def generate(
       **options: see `GenerateOptions`.
 
     Raises:
+      TypeError: an unknown option.
       ValueError: before anything is compiled: tokens outside the vocabulary, a text longer than
         `max_len` or the cache, a missing key, weights of another model, or a model without logits.
 
@@ -202,7 +204,7 @@ def stream(
       An iterator over at most `num_tokens` arrays of ids [B].
 
     Raises:
-      ValueError: as `generate`, at the call and not at the first token.
+      TypeError, ValueError: as `generate`, at the call and not at the first token.
 
     >>> config = ModelConfig(width=8, num_layers=2)
     >>> params = config.build().init(jax.random.key(0), jnp.array([[1, 2, 3]]))["params"]
@@ -301,9 +303,7 @@ def _check(
     num_tokens: int,
     options: GenerateOptions,
 ) -> _Request:
-    if odd := sorted(set(options) - set(GenerateOptions.__annotations__)):
-        known = ", ".join(GenerateOptions.__annotations__)
-        raise ValueError(f"unknown option {odd[0]!r}; known: {known}")
+    check_keywords("generate", options, GenerateOptions.__annotations__)
     params = params_of(params, config)
     _check_model(config, options)
     num_tokens = as_count("num_tokens", num_tokens, 1)

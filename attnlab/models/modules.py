@@ -1,9 +1,11 @@
 """Flax modules that own parameters and call the pure functions."""
 
 import contextvars
+import dataclasses
 import functools
+import inspect
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import flax.linen as nn
 import jax
@@ -11,6 +13,7 @@ from jaxtyping import Array, Float
 
 from attnlab.attention import AttentionOptions
 from attnlab.attention.dropout import is_key
+from attnlab.fields import check_field
 from attnlab.heads import Layout, multi_head_attention
 from attnlab.heads import init as init_heads
 from attnlab.heads.inputs import Context
@@ -21,15 +24,25 @@ from attnlab.models.mismatch import describe_mismatch
 from attnlab.models.parameters import empty_sublayers, init_sublayers
 from attnlab.models.specs import FFN, LayerSpec
 from attnlab.models.stack import LayersOfType, StackInputs, StackOutputs, run_layers
+from attnlab.names import check_keywords
 from attnlab.sharing import Params, Plan, PyTree
 from attnlab.tap import Patches, Tap
 
+ModuleT = TypeVar("ModuleT", bound="CheckedModule")
 SHAPES_ONLY = contextvars.ContextVar("SHAPES_ONLY", default=False)
 """Within `init`, which drops the outputs: a model checks the call and does not compute it."""
 
 
 class CheckedModule(nn.Module):
-    """Checks the arguments of `init` and `apply` before Flax, whose messages name no weight."""
+    """Checks fields, and the arguments of `init` and `apply`, before Flax, whose messages name no
+    weight."""
+
+    def __new__(cls: type["ModuleT"], *args: object, **fields: object) -> "ModuleT":
+        """Raises TypeError for an unknown field; the message lists the fields."""
+        of_flax = {"parent", "name"}
+        known = [f.name for f in dataclasses.fields(cls) if f.name not in of_flax]
+        check_keywords(cls.__name__, [n for n in fields if n not in of_flax], known)
+        return object.__new__(cls)
 
     @nn.nowrap
     def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -37,6 +50,7 @@ class CheckedModule(nn.Module):
         arguments of a call.
 
         Raises:
+          TypeError: a call has no such keyword.
           ValueError: `rngs` is neither a random key nor a dict of random keys.
         """
         keys = rngs.values() if isinstance(rngs, Mapping) else [rngs]
@@ -45,6 +59,7 @@ class CheckedModule(nn.Module):
                 f"init takes a random key first, as of jax.random.key(0), not {rngs!r:.80}; the "
                 "order is (key, inputs)"
             )
+        self._check_keywords("init", kwargs)
         token = SHAPES_ONLY.set(True)
         try:
             return super().init(rngs, *args, **kwargs)
@@ -57,11 +72,12 @@ class CheckedModule(nn.Module):
         call.
 
         Raises:
+          TypeError: a call has no such keyword.
           ValueError: `variables` are not {"params": params}, or params are those of another module.
         """
         if not isinstance(variables, Mapping):
             raise ValueError(
-                f"apply takes {{'params': params}} first, not a {type(variables).__name__}; the "
+                f"apply takes {{'params': params}} first, not {type(variables).__name__}; the "
                 "order is (variables, inputs)"
             )
         if "params" not in variables:
@@ -71,6 +87,7 @@ class CheckedModule(nn.Module):
         params = variables["params"]
         if not isinstance(params, Mapping) or "params" in params:
             self._check(params, {})
+        self._check_keywords("apply", kwargs)
         return super().apply(variables, *args, **kwargs)
 
     @nn.nowrap
@@ -85,6 +102,14 @@ class CheckedModule(nn.Module):
                 "dropout needs a random key: pass rngs={'dropout': key}, or deterministic=True"
             )
         return self.make_rng("dropout")
+
+    @nn.nowrap
+    def _check_keywords(self, function: str, given: Mapping[str, object]) -> None:
+        """Of the keywords of a call; options of `multi_head_attention` are checked there."""
+        call = inspect.signature(self.__call__).parameters
+        if given.get("method") is None and "options" not in call:
+            flax = inspect.signature(getattr(nn.Module, function)).parameters
+            check_keywords(type(self).__name__, [n for n in given if n not in flax], call)
 
     @nn.nowrap
     def _check(self, params: object, expected: Mapping[str, object]) -> None:
@@ -139,7 +164,12 @@ class MultiHeadAttention(CheckedModule):
           TypeError, ValueError: inputs or options that do not fit, as in `multi_head_attention`.
         """
         if not self.is_mutable_collection("params"):
-            check_head_params(self.variables.get("params", {}).get("heads", {}), self.layout)
+            if "heads" not in (given := self.variables.get("params", {})):
+                raise ValueError(
+                    f"'heads' is missing in params, which have {', '.join(given) or 'nothing'}; "
+                    "pass {'params': {'heads': weights}}"
+                )
+            check_head_params(given["heads"], self.layout)
         params = self.param("heads", lambda key: init_heads(key, self.layout, std=self.init_std))
         if self.dropout_rate > 0 and not deterministic:
             options.setdefault("dropout_rate", self.dropout_rate)
@@ -179,8 +209,9 @@ class FeedForward(CheckedModule):
           deterministic: no dropout; else pass rngs={"dropout": key}.
 
         Raises:
-          ValueError: the FFN has width 0.
+          ValueError: `ffn` is no FFN, or has width 0.
         """
+        check_field("ffn", self.ffn, FFN)
         if not self.ffn.width:
             raise ValueError("FeedForward needs an FFN with a width of at least 1, not 0")
         if not self.is_mutable_collection("params"):
@@ -254,6 +285,11 @@ class LayerStack(CheckedModule):
         Raises:
           ValueError: a plan with other sublayers than the layer, or inputs that do not fit.
         """
+        if not isinstance(self.plan, Plan):
+            raise ValueError(
+                f"plan must be a Plan, not {self.plan!r}; write one such as "
+                "attnlab.sharing.as_plan('albert', num_layers)"
+            )
         if not self.is_mutable_collection("params"):
             own = {"layers": self.variables.get("params", {})}  # names as in a model
             self._check(own, _stack_shapes(self.spec, self.plan))

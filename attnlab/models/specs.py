@@ -17,6 +17,8 @@ Activation: TypeAlias = Literal[
     "gated_quick_gelu", "gated_relu", "gated_silu", "gated_tanh",
 ]  # fmt: skip
 ACTIVATION_NAMES: tuple[str, ...] = get_args(Activation)
+GLU_NAMES = {"geglu": "gated_gelu", "reglu": "gated_relu", "swiglu": "gated_silu"}
+"""Names of Shazeer 2020 -> ours; near those of activations without a gate."""
 NormPosition: TypeAlias = Literal[
     "pre", "post", "post_final", "pre_open", "pre_ffn", "after", "sandwich", "parallel",
     "parallel_one",
@@ -120,6 +122,8 @@ class FFN(Spec, prefix="ffn."):
     experts: Experts | None = None
 
     def __post_init__(self) -> None:
+        if gated := GLU_NAMES.get(str(self.activation)):
+            raise ValueError(f"unknown ffn.activation {self.activation!r}: write {gated!r}")
         super().__post_init__()
         if self.clip is not None and not self.activation.startswith("gated_"):
             raise ValueError("ffn.clip needs a gated activation, such as 'gated_silu'")

@@ -90,6 +90,8 @@ BAD = {
     "near keyword": ({"biass": 0}, TypeError, "unknown keyword 'biass': did you mean 'bias'"),
     "keyword inside": ({"causal": 1}, TypeError, "'causal': write is_causal; known: "),
     "keyword of Flax": ({"dropout_rng": 0}, TypeError, "attention_fn has the keywords of Flax; kn"),
+    "dtype of Flax": ({"dtype": 0}, TypeError, r"'dtype': write attnlab\.adapters\.attention_fn, "),
+    "mask of torch": ({"attn_mask": 0}, TypeError, r"write mask \(True = may attend\);"),
     "probabilities": ({"return_probs": 1}, TypeError, r"write attnlab\.capture\(\w+, .* names="),
     "distance 8": ({"heads": 4}, TypeError, "unknown keyword 'heads'; known: "),
     "far keyword": ({"xyz": 4}, TypeError, "unknown keyword 'xyz'; known: .*score_mods"),
@@ -125,6 +127,7 @@ def test_options_are_the_keywords():
         ),
         ({"implementation": "xla", "score_mods": [SoftCap(2.0)]}, "jax.nn has no score_mods"),
         ({"implementation": "densse"}, "did you mean 'dense'"),
+        ({"implementation": "flash"}, "unknown implementation 'flash'; known: "),
     ],
 )
 def test_a_backend_that_cannot_says_why(changes, message):

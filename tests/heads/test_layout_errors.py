@@ -147,6 +147,7 @@ CONSTRUCTION = {
     "heads for num_heads": (
         lambda: Standard(width=8, heads=4), "'heads': write num_heads; .* width, num_heads",
     ),
+    "no names": (lambda: Standard(8, 2), r"as in Standard\(width=\.\.\.\), not 8; known: width, n"),
     "keyword of Keras": (lambda: Standard(**SIZES, key_dim=3), "'key_dim': write head_dim; "),
     "unknown field": (
         lambda: make_layout("wide", **SIZES, latent_dim=3),
@@ -183,8 +184,8 @@ CALLS = {
     "layout for params": (lambda: init(0, LAYOUT), "key must be a random key"),
     "key and layout swapped": (lambda: init(LAYOUT, jax.random.key(0)), "layout must be a Layout"),
     "params and x swapped": (lambda: multi_head_attention(X, PARAMS, LAYOUT), r"\(params, x, lay"),
-    "x and layout swapped": (lambda: multi_head_attention(PARAMS, LAYOUT, X), "layout is a "),
-    "a class for a layout": (lambda: call(layout=Standard), "layout is a type|layout is a "),
+    "x and layout swapped": (lambda: multi_head_attention(PARAMS, LAYOUT, X), "layout is of type "),
+    "a class for a layout": (lambda: call(layout=Standard), "layout is of type "),
     "integers": (lambda: call(x=jnp.ones((2, 7, 8), int)), "x must be a float array .*int32"),
     "a list": (lambda: call(x=[[1.0]]), "x must be a float array .* not list"),
     "rank of x": (lambda: call(x=jnp.ones((7, 8))), r"x \(7, 8\) must be \[batch, length, 8\]"),

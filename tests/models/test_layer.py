@@ -280,6 +280,10 @@ def test_modules_own_parameters_and_call_the_functions():
     assert params["ffn"]["up"].shape == (12, 7)
     with pytest.raises(ValueError, match="a width of at least 1, not 0"):
         FeedForward(FFN(width=0)).init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match=r"ffn must be an FFN, not 7; write FFN\(width=7\)"):
+        FeedForward(7).init(jax.random.key(0), x)
+    with pytest.raises(TypeError, match=r"'num_heads': write layout=Standard\(width=\.\.\., num_h"):
+        MultiHeadAttention(num_heads=4)
     assert_close(module.apply({"params": params}, x), feed_forward(params["ffn"], x, FFN(width=7)))
 
 
@@ -312,10 +316,16 @@ def test_modules_refuse_weights_of_another_and_what_is_no_weights(name):
         (variables, message),
         (params, r"takes \{'params': params\}"),
         ({"params": variables}, r'pass params\["params"\]'),
-        ({"params": {}}, "have no 'q'|is missing"),
+        ({"params": {}}, "is missing"),
     ):
         with pytest.raises(ValueError, match=part):
             module.apply(given, x)
+    said = "multi_head_attention.* 'training'" if name == "heads" else "deterministic=not training;"
+    with pytest.raises(TypeError, match=said):
+        module.init(jax.random.key(0), x, training=True)
+    if name != "heads":
+        with pytest.raises(TypeError, match=said):
+            module.apply(variables, x, training=True)
     with pytest.raises(ValueError, match=r"jax.random.key\(0\), not 0"):
         module.init(0, x)
 
@@ -336,3 +346,8 @@ def test_a_stack_refuses_a_plan_of_other_sublayers(plan):
         ValueError, match="the layer has the sublayers attention, ffn; the plan has"
     ):
         LayerStack(SPEC, plan).init(jax.random.key(0), draw(2, 5, 6))
+
+
+def test_a_stack_takes_a_plan_and_not_its_name():
+    with pytest.raises(ValueError, match=r"Plan, not 'albert'; .*as_plan\('albert', num_layers\)"):
+        LayerStack(SPEC, "albert").init(jax.random.key(0), draw(2, 5, 6))
