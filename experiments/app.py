@@ -10,7 +10,7 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn, TypeVar
@@ -164,7 +164,7 @@ def _parse(argv: list[str], *, takes_words: bool) -> list[str]:
             ) from None
         raise ValueError(_wrong_field(argv, str(error))) from None
     except flags.UnrecognizedFlagError as error:
-        raise ValueError(f"{error}{_fields_named(argv, error.flagname)}") from None
+        raise ValueError(_unknown_flag(argv, error.flagname)) from None
     except flags.IllegalFlagValueError as error:
         raise ValueError(_wrong_field(argv, _in_words(str(error)))) from None
     _check_not_empty()
@@ -220,12 +220,30 @@ def _in_words(error: str) -> str:
     return re.sub(r"could not convert string to float: .*", "give a number", error)
 
 
-def _fields_named(argv: list[str], name: str) -> str:
-    """The fields of --config that end in the name of an unknown flag."""
+def _unknown_flag(argv: list[str], name: str) -> str:
+    """Which config fields have the name of an unknown flag, and which flags the command has."""
     config_flag = _given_config(argv)
-    known = flatten(_load(config_flag).to_dict()) if config_flag else {}
-    found = [f"--config.{path}" for path in known if path.rpartition(".")[2] == name]
-    return f"; config fields of that name: {', '.join(found)}" if found else ""
+    fields = flatten(_load(config_flag).to_dict()) if config_flag else {}
+    known = [flag.name for flag in _own_flags()]
+    near = nearest(name, known)
+    hint = f": did you mean --{near}?" if near else ";"
+    return f"unknown flag --{name}{_of_that_name(fields, name) or hint} known: {_joined(known)}"
+
+
+def _of_that_name(fields: Iterable[str], name: str) -> str:
+    """The config fields that end in a name; "" where there are none."""
+    found = [f"config.{path}" for path in fields if path.rpartition(".")[2] == name]
+    return f"; config fields of that name: {_joined(found)};" if found else ""
+
+
+def _joined(names: Iterable[str]) -> str:
+    return ", ".join(f"--{name}" for name in names)
+
+
+def _own_flags() -> list[flags.Flag]:
+    """The flags of the command and those of every command."""
+    found = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+    return [*found, *flags.FLAGS.get_key_flags_for_module(__name__)]
 
 
 def _wrong_field(argv: list[str], error: str) -> str:
@@ -243,6 +261,8 @@ def _wrong_field(argv: list[str], error: str) -> str:
             near = _beside(path, config, argv) or known
             closest = nearest(path, near)
             hint = f": did you mean {closest!r}?" if closest else ";"
+            if not (closest or moved(path)):
+                hint = _of_that_name(known, path.rpartition(".")[2]) or hint
             return f"no config field {path!r}{moved(path)}{hint} known: {', '.join(near)}"
     return error
 
@@ -261,7 +281,11 @@ def _beside(path: str, config: Mapping[str, object], argv: list[str]) -> list[st
         if name in ("layout", "kind"):
             chosen[name] = value
     names = config_dict.own_fields(outer[-1] if outer else "", chosen)
-    return [".".join([*outer, n]) for n in names if not isinstance(record.get(n), Mapping)]
+    paths = [".".join([*outer, n]) for n in names]
+    return [
+        f"{path}.*" if isinstance(record.get(n), Mapping) else path
+        for path, n in zip(paths, names, strict=True)
+    ]
 
 
 def _load(config_flag: str) -> ConfigDict:
@@ -291,9 +315,7 @@ def _print_help(argv: list[str]) -> None:
                 print(textwrap.fill(f"{name}: {text}", 78, initial_indent="  ",
                                     subsequent_indent="    "))  # fmt: skip
     print("\nflags:")
-    known = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
-    known += [f for f in flags.FLAGS.get_key_flags_for_module(__name__) if f.name != "config"]
-    for flag in known:
+    for flag in _own_flags():
         print(textwrap.fill(f"--{flag.name}: {flag.help}", 96, initial_indent="  ",
                             subsequent_indent="      "))  # fmt: skip
     if fields:

@@ -1,4 +1,4 @@
-"""Tokenizes texts into files that a run reads from disk; they may be larger than memory.
+r"""Tokenizes texts into files that a run reads from disk; they may be larger than memory.
 
     python -m experiments.prepare --path=TEXTS --out=data/texts --tokenizer=bpe:16384
     python -m experiments.run --config=experiments/configs/byte_lm.py:tokens \

@@ -1,4 +1,4 @@
-"""Run a study: long-lived workers, one row per finished run, resumable at any moment.
+r"""Run a study: long-lived workers, one row per finished run, resumable at any moment.
 
     python -m experiments.study --config=experiments/configs/head_width.py \
         --data=DATA --rows=docs/results/head_width/runs.csv --workdir=WORK
@@ -143,6 +143,8 @@ def run_stages(stages: Sequence[int], place: Place, path: Path) -> None:
 
 def main() -> None:
     """Runs the stages of --config, or does what the flags ask for instead."""
+    if "stages" not in CONFIG.value:
+        raise ValueError(f"--config is no config of this study; use {DEFAULT}")
     stages, path = CONFIG.value.stages, Path(ROWS.value)
     scale = CONFIG.value.get("gpu_scale")
     check_flags(bool(scale))

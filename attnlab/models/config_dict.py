@@ -346,7 +346,8 @@ def _read_choice(
         if all(a is None for a in _leaves(set_fields)):
             return None
         raise ValueError(f"{path}.{choice.tag} is not set; known: {', '.join(choice.classes)}")
-    cls: type = _registered(choice.classes, name, choice.tag)
+    what = "layout" if choice.tag == "layout" else f"{path}.{choice.tag}"
+    cls: type = _registered(choice.classes, name, what)
     extras = set_fields.pop("extras", None) or {}
     kinds = field_types(cls)
     for field, value in set_fields.items():

@@ -1,4 +1,4 @@
-"""The head-width study: which head_dim and how many heads, at equal FLOPs per token?
+r"""The head-width study: which head_dim and how many heads, at equal FLOPs per token?
 
     python -m experiments.study --config=experiments/configs/head_width.py:stage=0 \
         --data=DATA --rows=runs.csv --workdir=WORK

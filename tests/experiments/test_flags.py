@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 
 import pytest
 from commands import ROOT, command
@@ -14,6 +15,13 @@ COMMANDS = {
 }
 # It reads its one argument with argparse: it shall not need what our flags import.
 IN_TORCH = "experiments.benchmarks.peers.torch_nanogpt"
+
+
+def test_commands_in_help_keep_their_lines():
+    """A backslash at the end of a line of a docstring that is not raw joins it to the next."""
+    paths = sorted((ROOT / "experiments").rglob("*.py"))
+    described = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in paths}
+    assert not [path for path in paths if re.search(r"\S {4,}--", described[path])]
 
 
 def written():

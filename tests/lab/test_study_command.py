@@ -136,6 +136,10 @@ def test_a_wrong_field_of_the_config_that_is_left_out():
     given = "--rows=none.csv", "--status"
     done = command("experiments.study", *given, "--config.gpu_scale=1")
     assert done.stderr == "error: no config field 'gpu_scale'; known: stages, weight_decay\n"
+    other = "--config=experiments/configs/byte_lm.py"
+    assert (
+        "--config is no config of this study" in command("experiments.study", *given, other).stderr
+    )
     assert "stage 0 (" in command("experiments.study", *given).stdout
 
 
