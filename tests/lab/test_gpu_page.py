@@ -53,6 +53,21 @@ def test_a_rate_that_is_not_beside_the_best_one_does_not_count():
     np.testing.assert_allclose(found.bits, expected.bits, rtol=1e-9)
 
 
+def test_differences_do_not_depend_on_the_order_of_the_scores():
+    """Texts and seeds of one variant the other way round."""
+    for scores, bits in (
+        (made(), lambda some: {v: one.bits for v, one in gpu_page.complete(some).items()}),
+        (with_added_seeds([0.4, 0.6, 0.5, 0.51, 0.5, 0.49]),
+         lambda some: gpu_page.added_seeds(some).added),
+    ):  # fmt: skip
+        is_one = [s.run.point == "1x256" for s in scores]
+        turned = iter([s for s, one in zip(scores, is_one, strict=True) if one][::-1])
+        other = [next(turned) if one else s for s, one in zip(scores, is_one, strict=True)]
+        expected = gpu_page.differences(bits(scores))[WHOLE[4]]
+        found = gpu_page.differences(bits(other))[WHOLE[4]]
+        assert (found.value, found.error) == pytest.approx((expected.value, expected.error))
+
+
 def test_a_best_rate_at_an_end_is_taken_as_it_is():
     [(_, found)] = gpu_page.complete(made(best_log_rate=2.0, variants=[WHOLE[1]])).items()
     assert (found.interior, found.rate) == (False, pytest.approx(4.0))

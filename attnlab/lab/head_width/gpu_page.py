@@ -62,7 +62,12 @@ def judged(scores: Sequence[TextScore]) -> list[TextScore]:
     return [one for one in kept if one.sizes.steps == longest]
 
 
-def tuned(scores: Sequence[TextScore]) -> Tuned:
+def texts_of(scores: Sequence[TextScore]) -> list[str]:
+    """The texts, in the order of their first scores: that of every array here."""
+    return list(dict.fromkeys(one.text for one in scores))
+
+
+def tuned(scores: Sequence[TextScore], texts: Sequence[str]) -> Tuned:
     """One variant at its best learning rate.
 
     The best rate is the minimum of the parabola in ln r through the validation bits of its rates;
@@ -70,8 +75,7 @@ def tuned(scores: Sequence[TextScore]) -> Tuned:
     Where the best rate is at an end, it is the best rate itself.
     """
     rates = tuple(sorted({one.run.learning_rate for one in scores}))
-    texts, seeds = (list(dict.fromkeys(names)) for names in zip(
-        *((one.text, one.run.seed) for one in scores), strict=True))  # fmt: skip
+    seeds = sorted({one.run.seed for one in scores})
     bits = np.full((len(rates), len(texts), len(seeds)), np.nan)
     validation = np.full((len(rates), len(seeds)), np.nan)
     for one in scores:
@@ -98,6 +102,7 @@ class AddedSeeds:
     """From `SEEDS`, which chose the multiple."""
     added: dict[Variant, Array]
     """From `ADDED_SEEDS`."""
+    texts: list[str]
 
     @property
     def together(self) -> dict[Variant, Array]:
@@ -122,6 +127,7 @@ def added_seeds(scores: Sequence[TextScore]) -> AddedSeeds | None:
     """The scores at the learning rates of `ADDED_SEEDS`; None where a variant lacks a seed."""
     longest = max((one.sizes.steps for one in judged(scores)), default=0)
     own = [one for one in scores if one.sizes.steps == longest]
+    texts = texts_of(own)
     rates = {(s.run.point, s.run.learning_rate) for s in own if s.run.seed in ADDED_SEEDS}
     parts: list[dict[Variant, Array]] = []
     for seeds in (SEEDS, ADDED_SEEDS):
@@ -130,11 +136,10 @@ def added_seeds(scores: Sequence[TextScore]) -> AddedSeeds | None:
             bits = {(s.text, s.run.seed): s.heldout_bits for s in own
                     if (s.run.point, s.run.learning_rate) in rates
                     and (s.run.point, s.run.plan) == (variant.point, variant.plan)}  # fmt: skip
-            texts = list(dict.fromkeys(text for text, _ in bits))
-            if not bits or any((text, seed) not in bits for text in texts for seed in seeds):
+            if any((text, seed) not in bits for text in texts for seed in seeds):
                 return None
             parts[-1][variant] = np.array([[bits[text, seed] for seed in seeds] for text in texts])
-    return AddedSeeds(*parts)
+    return AddedSeeds(*parts, texts)
 
 
 def complete(scores: Sequence[TextScore]) -> dict[Variant, Tuned]:
@@ -143,7 +148,7 @@ def complete(scores: Sequence[TextScore]) -> dict[Variant, Tuned]:
     for variant in VARIANTS:
         own = [s for s in scores if (s.run.point, s.run.plan) == (variant.point, variant.plan)]
         if len({one.run.learning_rate for one in own}) >= len(factors(variant)):
-            found[variant] = tuned(own)
+            found[variant] = tuned(own, texts_of(scores))
     return found
 
 
@@ -254,9 +259,9 @@ def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]
 def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
     """The values of the test on seeds of its own; empty where it has not run."""
     if seeds is None:
-        return dict.fromkeys(("confirmed", "of_seeds", "best_of_seeds"), "")
+        return dict.fromkeys(("confirmed", "of_seeds", "of_texts", "best_of_seeds"), "")
     first, added, together = map(differences, (seeds.first, seeds.added, seeds.together))
-    lines, confirmed = [], []
+    lines, confirmed, of_texts = [], [], []
     for variant, (p, verdict) in seeds.verdicts.items():
         found = ends(added[variant])
         lines.append([variant.point, ends(first[variant]), found, p_value(p), verdict,
@@ -264,17 +269,26 @@ def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
         if verdict == "confirmed":
             than = f"{_heads(variant)} is {reading(added[variant])} than {_heads(TUNED)}"
             confirmed.append(f"{than}, by {found} bits per byte")
+            of_texts.append(f"{variant.point} {_range_of_texts(seeds, variant)}")
     header = ("point", f"seeds {_span(SEEDS)}", f"seeds {_span(ADDED_SEEDS)}", "p, Holm", "",
               "all seeds")  # fmt: skip
     return {
         "confirmed": "; ".join(confirmed),
         "of_seeds": table(header, lines),
+        "of_texts": "; ".join(of_texts),
         "best_of_seeds": _width(best_head_dim(seeds.together)),
     }
 
 
 def _heads(variant: Variant) -> str:
     return f"{variant.num_heads} head{'s' * (variant.num_heads > 1)} of {variant.head_dim}"
+
+
+def _range_of_texts(seeds: AddedSeeds, variant: Variant) -> str:
+    """The lowest, median and highest difference from `TUNED` over texts, by the added seeds."""
+    each = (seeds.added[variant] - seeds.added[TUNED]).mean(1)
+    low, high = (f"{each[i]:+.4f} ({seeds.texts[i]})" for i in (each.argmin(), each.argmax()))
+    return f"{low} to {high}, median {np.median(each):+.4f}"
 
 
 def _span(seeds: Sequence[int]) -> str:
@@ -289,7 +303,7 @@ def _shared(
     own = counts[TUNED.point, TUNED.plan]
     return "; ".join(
         f"`{v.plan}` is {reading(against[v])}, by {ends(against[v])}, "
-        f"with {counts[v.point, v.plan] / own:.0%} of the parameters"
+        f"with {100 * counts[v.point, v.plan] / own:.0f} % of the parameters"
         for v in found
         if v.plan != "separate"
     )
