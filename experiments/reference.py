@@ -150,8 +150,9 @@ def _command(command: Command) -> str:
     first, _, rest = command.note.partition("\n\n")
     summary = re.sub(r"[:,]? *python -m \S+.*", "", " ".join(first.split())).rstrip(": ")
     lines = [f"## {command.module}", _escape(summary) + "." * (summary[-1:] not in ".?!")]
-    usage = [line.strip() for line in rest.splitlines() if line.startswith("    python -m ")]
-    if usage and not usage[0].endswith("\\") and "\\" not in usage[0]:
+    whole = rest.replace("\\\n", "")  # commands of several lines
+    usage = [line.strip() for line in whole.splitlines() if line.startswith("    python -m ")]
+    if usage:
         lines.append("    " + " ".join(usage[0].split()))
     if command.flags:
         rows = [
