@@ -81,8 +81,19 @@ def presets(variants: Mapping[str, Values]) -> dict[str, str]:
 def with_presets(
     config: ConfigDict, arg: str, variants: Mapping[str, Values] | None = None
 ) -> ConfigDict:
-    """`config` with the words of `arg` applied in order; None: the words of this file."""
-    for name in filter(None, arg.split(",")):
+    """`config` with the words of `arg` applied in order; None: the words of this file.
+
+    Raises ValueError for two layouts or two plans, of which a model has one.
+    """
+    names = [name for name in arg.split(",") if name]
+    for field, known in (("model.heads.layout", LAYOUTS), ("model.sharing", PLANS)):
+        found = [name for name in names if name.partition(":")[0] in known]
+        if len(found) > 1:
+            raise ValueError(
+                f"presets {' and '.join(found)}: a model has one {field}; give one of them, or "
+                f"compare them with experiments.sweep --vary={field}={','.join(found)}"
+            )
+    for name in names:
         _apply(config, name, VARIANTS if variants is None else variants)
     return config
 

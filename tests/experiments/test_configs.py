@@ -212,6 +212,16 @@ def test_wrong_words(words, message):
         rows("vaswani_table3", words)
 
 
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [("wide,tiny,narrow", "one model.heads.layout; .*--vary=model.heads.layout=wide,narrow"),
+     ("albert,cycle:2", "presets albert and cycle:2: a model has one model.sharing; ")],
+)  # fmt: skip
+def test_two_presets_of_one_field_are_refused(preset, message):
+    with pytest.raises(ValueError, match=message):
+        byte_lm.get_config(preset)
+
+
 def test_a_config_file_without_get_config(tmp_path):
     path = tmp_path / "bare.py"
     path.write_text("variants = []\n")
