@@ -124,6 +124,11 @@ HINTS: dict[str, dict[str, str]] = {
     "output": _hints("tied tie_word_embeddings", "output=OutputHead(kind='tied')"),
     "sharing": _hints("plan sharing_plan", "sharing"),
     "compute": _hints("dtype", "compute=Compute(dtype=...)"),
+    # Training.
+    "optimizer": _hints("learning_rate lr", "optimizer=OptimizerConfig(learning_rate=...)")
+    | _hints("weight_decay", "optimizer=OptimizerConfig(NAME=...)"),
+    "schedule": _hints("warmup_steps final_learning_rate", "schedule=ScheduleConfig(NAME=...)"),
+    "learning_rate": _hints("lr", "learning_rate"),
     # Calls of models.
     "padding_mask": _hints("attention_mask key_padding_mask", "padding_mask (True = a token)"),
     "deterministic": _hints("train training is_training", "deterministic=not NAME"),

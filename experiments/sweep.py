@@ -45,7 +45,9 @@ def define_flags() -> None:
     flags.DEFINE_multi_string(
         "vary", [], "FIELD=VALUE,VALUE,...: variants in place of those of the config file."
     )
-    flags.DEFINE_list("seeds", [], "Seeds of each variant; left out: train.seeds of the config.")
+    flags.DEFINE_list(
+        "seeds", [], "Seeds of each variant, as 0,1,2; left out: train.seeds of the config."
+    )
     flags.DEFINE_integer(
         "jobs",
         None,

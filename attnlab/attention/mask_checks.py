@@ -13,13 +13,13 @@ def check_boolean(name: str, mask: ArrayLike) -> None:
 
     >>> check_boolean("mask", jnp.zeros((2, 2)))
     Traceback (most recent call last):
-    TypeError: mask must be boolean (True = may attend), not float32; pass numbers that are added \
-to the scores as bias
+    TypeError: mask must be boolean (True = may attend), not float32; write mask > 0.5 for one of \
+zeros and ones, pass numbers that are added to the scores as bias
     """
     if (dtype := jnp.result_type(mask)) != jnp.bool_:
         raise TypeError(
-            f"{name} must be boolean (True = may attend), not {dtype}; pass numbers that are added "
-            "to the scores as bias"
+            f"{name} must be boolean (True = may attend), not {dtype}; write {name} > 0.5 for one "
+            "of zeros and ones, pass numbers that are added to the scores as bias"
         )
 
 

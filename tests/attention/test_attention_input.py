@@ -40,7 +40,7 @@ BAD = {
     ),
     "empty axis": ({"query": np.ones((2, 0, 6, 4))}, ValueError, "no axis may have size 0"),
     "float mask": ({"mask": jnp.zeros((5, 7))}, TypeError, "added to the scores as bias"),
-    "int mask": ({"mask": jnp.zeros((5, 7), int)}, TypeError, "mask must be boolean"),
+    "int mask": ({"mask": jnp.zeros((5, 7), int)}, TypeError, "boolean.*write mask > 0.5 for"),
     "mask shape": (
         {"mask": jnp.ones((2, 5, 7), bool)},
         ValueError,

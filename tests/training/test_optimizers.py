@@ -293,6 +293,11 @@ def test_clipping_is_by_the_norm_of_all():
             {"evaluation": {"rows": 9}},
             r"EvaluationConfig\(\) got an unknown keyword 'rows'; known: every, batch_size",
         ),
+        (
+            {"warmup_steps": 9},
+            r"'warmup_steps': write schedule=ScheduleConfig\(warmup_steps=\.\.\.\);",
+        ),
+        ({"lr": 0.1}, r"'lr': write optimizer=OptimizerConfig\(learning_rate=\.\.\.\);"),
         ({"learning_rate": 0.1}, r"TrainConfig\(\) got an unknown keyword .*known: steps, batch"),
     ],
 )
