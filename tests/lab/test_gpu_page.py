@@ -110,25 +110,25 @@ def with_added_seeds(differences_of_seeds):
 
 
 @pytest.mark.parametrize(
-    ("later", "verdict"),
+    ("later", "conclusion"),
     [([0.5, 0.51, 0.5, 0.49], "confirmed"), ([-0.5, -0.51, -0.5, -0.49], "refuted"),
      ([9.0, -9.0, 9.0, -8.0], "inconclusive")],
 )  # fmt: skip
-def test_what_two_seeds_foretell_is_judged_on_the_added_ones(later, verdict):
+def test_what_two_seeds_foretell_is_judged_on_the_added_ones(later, conclusion):
     found = gpu_page.added_seeds(with_added_seeds([0.4, 0.6, *later]))
-    assert {v.point: said for v, (_, said) in found.verdicts.items()}["1x256"] == verdict
+    assert {v.point: said for v, (_, said) in found.conclusions.items()}["1x256"] == conclusion
     level = 2.0 + 0.001 * 0.3 * 4
     np.testing.assert_allclose(found.together[WHOLE[4]][0], np.array([0.4, 0.6, *later]) + level)
 
 
-def test_p_of_a_verdict_is_that_of_four_variants():
+def test_p_of_a_conclusion_is_that_of_four_variants():
     """By hand, one variant of four differs: means of seeds 1, 2, 3, 2 (variance 2/3, over 12
     degrees of freedom for all four 2/12), no variance of texts; t = 2 / sqrt(2/12/4)."""
     scores = [dataclasses.replace(s, heldout_bits=round(s.heldout_bits, 2))
               for s in with_added_seeds([1, 1, 1, 2, 3, 2])]  # fmt: skip
-    p, verdict = gpu_page.added_seeds(scores).verdicts[WHOLE[4]]
+    p, conclusion = gpu_page.added_seeds(scores).conclusions[WHOLE[4]]
     assert p == pytest.approx(4 * 2 * stats.t.sf(2 / math.sqrt(2 / 12 / 4), 12))
-    assert verdict == "confirmed"
+    assert conclusion == "confirmed"
 
 
 def test_nothing_is_judged_before_every_added_seed_is_there():

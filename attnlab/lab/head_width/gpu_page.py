@@ -110,17 +110,17 @@ class AddedSeeds:
         return {v: np.concatenate([self.first[v], one], 1) for v, one in self.added.items()}
 
     @property
-    def verdicts(self) -> dict[Variant, tuple[float, str]]:
+    def conclusions(self) -> dict[Variant, tuple[float, str]]:
         """p of the difference from `TUNED` on the added seeds alone, corrected by Holm, and
         what it says of the sign of the first seeds: confirmed, refuted or inconclusive."""
         foretold, found = differences(self.first), differences(self.added)
         corrected = holm([one.p for one in found.values()])
-        verdicts = {}
+        conclusions = {}
         for (variant, one), p in zip(found.items(), corrected.tolist(), strict=True):
             same = one.value * foretold[variant].value > 0
             said = "inconclusive" if p >= 0.05 else "confirmed" if same else "refuted"
-            verdicts[variant] = (p, said)
-        return verdicts
+            conclusions[variant] = (p, said)
+        return conclusions
 
 
 def added_seeds(scores: Sequence[TextScore]) -> AddedSeeds | None:
@@ -262,11 +262,11 @@ def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
         return dict.fromkeys(("confirmed", "of_seeds", "of_texts", "best_of_seeds"), "")
     first, added, together = map(differences, (seeds.first, seeds.added, seeds.together))
     lines, confirmed, of_texts = [], [], []
-    for variant, (p, verdict) in seeds.verdicts.items():
+    for variant, (p, conclusion) in seeds.conclusions.items():
         found = ends(added[variant])
-        lines.append([variant.point, ends(first[variant]), found, p_value(p), verdict,
+        lines.append([variant.point, ends(first[variant]), found, p_value(p), conclusion,
                       ends(together[variant])])  # fmt: skip
-        if verdict == "confirmed":
+        if conclusion == "confirmed":
             than = f"{_heads(variant)} is {reading(added[variant])} than {_heads(TUNED)}"
             confirmed.append(f"{than}, by {found} bits per byte")
             of_texts.append(f"{variant.point} {_range_of_texts(seeds, variant)}")
