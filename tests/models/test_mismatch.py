@@ -97,7 +97,7 @@ def test_wrapping(config):
     calls = {
         r"\{'params': params\}": params,
         r'pass params\["params"\]': {"params": {"params": params}},
-        r"\{'params': params\} first, not a": TOKENS,
+        r"\{'params': params\} first, not ": TOKENS,
         "dict of weights": {"params": TOKENS},
         "'layers' must be an array, not a str": {"params": params | {"layers": "x"}},
     }
