@@ -136,7 +136,7 @@ def added_seeds(scores: Sequence[TextScore]) -> AddedSeeds | None:
             bits = {(s.text, s.run.seed): s.heldout_bits for s in own
                     if (s.run.point, s.run.learning_rate) in rates
                     and (s.run.point, s.run.plan) == (variant.point, variant.plan)}  # fmt: skip
-            if any((text, seed) not in bits for text in texts for seed in seeds):
+            if not bits or any((text, seed) not in bits for text in texts for seed in seeds):
                 return None
             parts[-1][variant] = np.array([[bits[text, seed] for seed in seeds] for text in texts])
     return AddedSeeds(*parts, texts)
