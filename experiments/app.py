@@ -257,6 +257,7 @@ def _wrong_field(argv: list[str], error: str) -> str:
         if word.startswith("--config.") and name.removeprefix("config.") not in known:
             path = name.removeprefix("config.")
             if below := [one for one in known if one.startswith(f"{path}.")]:
+                below = _beside(f"{path}.", config, argv) or below
                 return f"config field {path!r} is no value; set one of {', '.join(below)}"
             near = _beside(path, config, argv) or known
             closest = nearest(path, near)

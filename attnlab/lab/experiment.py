@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from attnlab.data import DATASETS, Batch, DataConfig, Text
 from attnlab.data.dataset import BatchShapes
+from attnlab.fields import check_field
 from attnlab.lab.former import train_fields
 from attnlab.lab.start import HeadInit, check_start, init_function
 from attnlab.models import ModelConfig, config_dict
@@ -72,6 +73,8 @@ class Experiment:
     checks_data: dataclasses.InitVar[bool] = True
 
     def __post_init__(self, checks_data: bool) -> None:
+        check_field("model", self.model, ModelConfig)
+        check_field("train", self.train, TrainConfig)
         objective = lookup(OBJECTIVES, self.task, what="task")
         check_kind(self.task, objective, self.model)
         if checks_data:

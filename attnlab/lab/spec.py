@@ -14,7 +14,7 @@ from attnlab.lab.start import HeadInit
 from attnlab.models import ModelConfig, config_dict
 from attnlab.models.budget import Budget, match_budget, with_layout
 from attnlab.names import lookup, nearest
-from attnlab.nested import JSON
+from attnlab.nested import JSON, flatten
 from attnlab.training.config import TrainConfig
 
 Tag: TypeAlias = str | int | float | bool | None
@@ -155,6 +155,9 @@ def grid(**values: Sequence[object]) -> list[Variant]:
         the model.
         Other paths can be given with `**{"model.ffn.width": [...]}`.
 
+    Raises:
+      ValueError: no list of values, or an unknown field.
+
     >>> [variant.id for variant in grid(layout=["standard", "wide"], sharing=["albert"])]
     ['standard-albert', 'wide-albert']
     """
@@ -163,13 +166,24 @@ def grid(**values: Sequence[object]) -> list[Variant]:
     short = {"layout": LAYOUT, "sharing": SHARING}
     paths = [short.get(name, name.replace("__", ".")) for name in values]
     known = [*(f.name for f in dataclasses.fields(Experiment)), *short]
+    of_model = config_dict.to_dict(ModelConfig())
+    nested = flatten({"model": of_model, "train": TrainConfig().to_dict()})
     for path in paths:
+        found = [] if path in known else _ending_in(path, nested)
+        if found:
+            written = " or ".join(name.replace(".", "__") for name in found)
+            raise ValueError(f"unknown field {path!r}: write {written}")
         if "." not in path:
             lookup(dict.fromkeys(known), path, what="field")
     return [
         Variant(dict(zip(paths, combination, strict=True)))
         for combination in itertools.product(*values.values())
     ]
+
+
+def _ending_in(path: str, paths: Iterable[str]) -> list[str]:
+    """The longer paths that end in this one."""
+    return [one for one in paths if one.endswith(f".{path}")]
 
 
 def specs_of(
@@ -256,9 +270,13 @@ def _check_list(name: str, values: object) -> None:
 
 
 def check_unique(specs: Sequence[RunSpec]) -> None:
-    """Raises ValueError where two specs have one id, or there is none."""
+    """Raises ValueError where two specs have one id, or there is none; TypeError for others."""
     if not specs:
         raise ValueError("nothing to run: the list of specs is empty")
+    if other := [one for one in specs if not isinstance(one, RunSpec)]:
+        raise TypeError(
+            f"specs must be RunSpecs, as lab.product makes, not {type(other[0]).__name__}"
+        )
     _check_unique([spec.id for spec in specs], "runs have the id")
 
 
@@ -320,6 +338,8 @@ def _set(fields: JSON, path: str, value: object) -> None:
         known = config_dict.own_fields(outer[-1] if outer else "", record)
         near = nearest(last, known)
         hint = f"did you mean {near!r}? " if near else ""
+        if found := _ending_in(path, flatten(fields)):
+            hint = f"write {' or '.join(found)}; "
         raise ValueError(f"no field {path!r}{moved(path)}: {hint}known: {', '.join(known)}")
     place[last] = value
 

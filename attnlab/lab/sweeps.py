@@ -68,6 +68,7 @@ def sweep(
     Raises:
       attnlab.training.Stopped: after SIGTERM or SIGINT; all runs have saved.
       Queued: the executor left the runs to a queue; the same call goes on when they have ended.
+      TypeError: `specs` are no RunSpecs.
       ValueError: nothing to run, one id twice, or another run of the same id in the workdir.
       SweepFailed: runs ended without a result; the others are complete.
 

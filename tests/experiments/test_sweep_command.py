@@ -256,6 +256,11 @@ def test_a_flag_that_is_missing_or_of_another_type_is_named(tmp_path, module, fl
         (["--config.model.num_heads=8"], "; config fields of that name: --config.model.encoder.nu"),
         (["--config.model.num_heads=8"], "known: model.attention.*, model.compute.*, model.delta"),
         (["--config.model.positions.kind=rope"], "unknown positions.kind 'rope': known: learned"),
+        (
+            ["--config.model.heads=wide"],
+            "is no value; set one of model.heads.biases, model.heads.ex",
+        ),
+        (["--config.model.heads=wide"], "model.heads.value_dim, model.heads.value_width\n"),
         (["--wrkdir=x"], "unknown flag --wrkdir: did you mean --workdir? known: --vary, --seeds, "),
         (["--vary=model.heads.num_head=1"], "did you mean 'num_heads'? known: layout, num_heads, "),
         (["--vary=model.heads.num_head=1"], "qk_norm, tie, extras\n"),  # none of other layouts

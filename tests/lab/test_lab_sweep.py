@@ -211,12 +211,19 @@ def test_a_policy_is_asked_until_it_proposes_nothing(swept, tmp_path):
         (lambda b: lab.product(b, train__stepz=[1]), "did you mean 'steps'"),
         (lambda b: lab.product(b, layout=["wyde"]), "did you mean 'wide'"),
         (lambda b: lab.product(b, model__max_len=[4]), "longer than model.max_len"),
+        (lambda b: lab.product(b, steps=[3]), "unknown field 'steps': write train__steps$"),
+        (lambda b: lab.with_values(b, {"ffn.width": 8}), "'ffn.width': write model.ffn.width; kno"),
+        (
+            lambda b: lab.Experiment(model={"width": 8}),
+            r"model must be a ModelConfig, not \{'width",
+        ),
+        (lambda b: lab.sweep([b], "nowhere"), "must be RunSpecs, as lab.product makes, not Experi"),
         (lambda b: lab.RunSpec("a/b", b), "names a folder"),
         (lambda b: lab.with_values(b, {"task": "masked_lm"}), "needs model.kind"),
     ],
 )
 def test_bad_input_is_refused_before_any_run(base, call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call(base)
 
 
