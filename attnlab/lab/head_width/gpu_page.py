@@ -139,7 +139,7 @@ def added_seeds(scores: Sequence[TextScore]) -> AddedSeeds | None:
             if not bits or any((text, seed) not in bits for text in texts for seed in seeds):
                 return None
             parts[-1][variant] = np.array([[bits[text, seed] for seed in seeds] for text in texts])
-    return AddedSeeds(*parts, texts)
+    return AddedSeeds(parts[0], parts[1], texts)
 
 
 def complete(scores: Sequence[TextScore]) -> dict[Variant, Tuned]:
