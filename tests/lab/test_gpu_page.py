@@ -131,6 +131,18 @@ def test_p_of_a_conclusion_is_that_of_four_variants():
     assert conclusion == "confirmed"
 
 
+def test_variants_beside_the_five_widths_leave_the_intervals_of_these_as_they_are():
+    random = np.random.default_rng(0)
+    scores = [dataclasses.replace(s, heldout_bits=s.heldout_bits + random.normal(0, 0.1))
+              for s in made(variants=gpu_study.VARIANTS)]  # fmt: skip
+    some = [s for s in scores if s.run.plan == "separate" and s.run.point != "6x64"]
+    lines, expected = (
+        [line for line in gpu_page.page(one).splitlines() if line.startswith("| 1x256 | separate")]
+        for one in (scores, some)
+    )
+    assert lines == expected != []
+
+
 def test_nothing_is_judged_before_every_added_seed_is_there():
     scores = with_added_seeds([0.4, 0.6, 0.5, 0.5, 0.5, 0.5])
     lost = [s for s in scores if (s.run.point, s.run.seed) != ("2x128", 4)]

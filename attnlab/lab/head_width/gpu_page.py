@@ -31,7 +31,7 @@ from attnlab.lab.head_width.page import reading
 from attnlab.lab.head_width.rates import parabola_minimum
 from attnlab.lab.head_width.spec import Variant
 from attnlab.lab.mixed_model import Array, Estimate, t_estimate
-from attnlab.lab.pages import p_value, render, table
+from attnlab.lab.pages import p_equation, p_value, render, table
 from attnlab.lab.statistics import holm
 from attnlab.plotting import themed_svg
 
@@ -209,7 +209,8 @@ def page(scores: Sequence[TextScore]) -> str:
             "4x64 and another variant need scores at all their rates; train them first"
         )
     bits = {variant: one.bits for variant, one in found.items()}
-    against = differences(bits)
+    # Those of the five widths have the degrees of freedom that were planned for them.
+    against = differences(bits) | differences(whole_width(bits))
     first = kept[0]
     trained = first.sizes.steps * BATCH * LENGTH
     text = render(
@@ -259,8 +260,11 @@ def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]
 def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
     """The values of the test on seeds of its own; empty where it has not run."""
     if seeds is None:
-        return dict.fromkeys(("confirmed", "of_seeds", "of_texts", "best_of_seeds"), "")
+        return dict.fromkeys(("confirmed", "of_seeds", "of_texts", "strict", "best_of_seeds"), "")
     first, added, together = map(differences, (seeds.first, seeds.added, seeds.together))
+    texts = len(seeds.texts)
+    strict = holm([t_estimate(one.value, one.error, texts).p for one in added.values()])
+    p_strict = dict(zip(added, strict.tolist(), strict=True))
     lines, confirmed, of_texts = [], [], []
     for variant, (p, conclusion) in seeds.conclusions.items():
         found = ends(added[variant])
@@ -269,13 +273,15 @@ def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
         if conclusion == "confirmed":
             than = f"{_heads(variant)} is {reading(added[variant])} than {_heads(TUNED)}"
             confirmed.append(f"{than}, by {found} bits per byte")
-            of_texts.append(f"{variant.point} {_range_of_texts(seeds, variant)}")
+            of_texts.append(f"{variant.point} {_range_of_texts(seeds, variant)}; "
+                            f"{p_equation(p_strict[variant])}")  # fmt: skip
     header = ("point", f"seeds {_span(SEEDS)}", f"seeds {_span(ADDED_SEEDS)}", "p, Holm", "",
               "all seeds")  # fmt: skip
     return {
         "confirmed": "; ".join(confirmed),
         "of_seeds": table(header, lines),
-        "of_texts": "; ".join(of_texts),
+        "of_texts": ". ".join(of_texts),
+        "strict": f"{texts - 1}",
         "best_of_seeds": _width(best_head_dim(seeds.together)),
     }
 
