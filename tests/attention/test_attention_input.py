@@ -127,7 +127,6 @@ def test_options_are_the_keywords():
         ),
         ({"implementation": "xla", "score_mods": [SoftCap(2.0)]}, "jax.nn has no score_mods"),
         ({"implementation": "densse"}, "did you mean 'dense'"),
-        ({"implementation": "flash"}, "unknown implementation 'flash'; known: "),
     ],
 )
 def test_a_backend_that_cannot_says_why(changes, message):
