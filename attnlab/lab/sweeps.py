@@ -133,17 +133,19 @@ def check_specs(specs: Sequence[RunSpec], there: Mapping[str, RunSpec], workdir:
     """Raises ValueError where the workdir has another run of an id, or one that cannot be made
     longer; `there` are its `specs_in`. Runs that failed before they began, as on their data, may be
     replaced, with those planned behind them."""
-    folders = [run_folder(workdir, old) for old in there.values()]
-    for spec in specs:
-        old, folder = there.get(spec.id, spec), run_folder(workdir, spec)
-        if old.digest == spec.digest or _failed_early([folder]) or _failed_early(folders):
+    changed = [spec for spec in specs if there.get(spec.id, spec).digest != spec.digest]
+    if not changed or _failed_early([run_folder(workdir, old) for old in there.values()]):
+        return
+    for spec in changed:
+        old, folder = there[spec.id], run_folder(workdir, spec)
+        if _failed_early([folder]):
             continue
         if not is_longer(old.to_dict(), spec.to_dict()):
             raise ValueError(
                 f"{workdir} has another run with the id {spec.id!r} (another config or seed); use "
                 f"another workdir, or give the run another id ({_changes(old, spec)})"
             )
-        check_continues(run_folder(workdir, spec), old.config.train.steps, spec.config.train)
+        check_continues(folder, old.config.train.steps, spec.config.train)
 
 
 def _failed_early(folders: Sequence[Path]) -> bool:

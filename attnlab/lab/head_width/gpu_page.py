@@ -62,6 +62,11 @@ def judged(scores: Sequence[TextScore]) -> list[TextScore]:
     return [one for one in kept if one.sizes.steps == longest]
 
 
+def of_variant(scores: Sequence[TextScore], variant: Variant) -> list[TextScore]:
+    """The scores of one variant."""
+    return [s for s in scores if (s.run.point, s.run.plan) == (variant.point, variant.plan)]
+
+
 def texts_of(scores: Sequence[TextScore]) -> list[str]:
     """The texts, in the order of their first scores: that of every array here."""
     return list(dict.fromkeys(one.text for one in scores))
@@ -98,16 +103,19 @@ def tuned(scores: Sequence[TextScore], texts: Sequence[str]) -> Tuned:
 class AddedSeeds:
     """The variants with N h = D at one multiple of their learning rates: bits [texts, seeds]."""
 
-    first: dict[Variant, Array]
-    """From `SEEDS`, which chose the multiple."""
-    added: dict[Variant, Array]
-    """From `ADDED_SEEDS`."""
+    together: dict[Variant, Array]
+    """From `SEEDS`, then `ADDED_SEEDS`."""
     texts: list[str]
 
     @property
-    def together(self) -> dict[Variant, Array]:
-        """From all of them."""
-        return {v: np.concatenate([self.first[v], one], 1) for v, one in self.added.items()}
+    def first(self) -> dict[Variant, Array]:
+        """From `SEEDS`, which chose the multiple."""
+        return {v: bits[:, : len(SEEDS)] for v, bits in self.together.items()}
+
+    @property
+    def added(self) -> dict[Variant, Array]:
+        """From `ADDED_SEEDS`."""
+        return {v: bits[:, len(SEEDS) :] for v, bits in self.together.items()}
 
     @property
     def conclusions(self) -> dict[Variant, tuple[float, str]]:
@@ -128,25 +136,23 @@ def added_seeds(scores: Sequence[TextScore]) -> AddedSeeds | None:
     longest = max((one.sizes.steps for one in judged(scores)), default=0)
     own = [one for one in scores if one.sizes.steps == longest]
     texts = texts_of(own)
-    rates = {(s.run.point, s.run.learning_rate) for s in own if s.run.seed in ADDED_SEEDS}
-    parts: list[dict[Variant, Array]] = []
-    for seeds in (SEEDS, ADDED_SEEDS):
-        parts.append({})
-        for variant in filter(fills_width, VARIANTS):
-            bits = {(s.text, s.run.seed): s.heldout_bits for s in own
-                    if (s.run.point, s.run.learning_rate) in rates
-                    and (s.run.point, s.run.plan) == (variant.point, variant.plan)}  # fmt: skip
-            if not bits or any((text, seed) not in bits for text in texts for seed in seeds):
-                return None
-            parts[-1][variant] = np.array([[bits[text, seed] for seed in seeds] for text in texts])
-    return AddedSeeds(parts[0], parts[1], texts)
+    together = {}
+    for variant in filter(fills_width, VARIANTS):
+        some = of_variant(own, variant)
+        rates = {s.run.learning_rate for s in some if s.run.seed in ADDED_SEEDS}
+        bits = {(s.text, s.run.seed): s.heldout_bits for s in some if s.run.learning_rate in rates}
+        seeds = (*SEEDS, *ADDED_SEEDS)
+        if not bits or any((text, seed) not in bits for text in texts for seed in seeds):
+            return None
+        together[variant] = np.array([[bits[text, seed] for seed in seeds] for text in texts])
+    return AddedSeeds(together, texts)
 
 
 def complete(scores: Sequence[TextScore]) -> dict[Variant, Tuned]:
     """The variants that have all their rates."""
     found = {}
     for variant in VARIANTS:
-        own = [s for s in scores if (s.run.point, s.run.plan) == (variant.point, variant.plan)]
+        own = of_variant(scores, variant)
         if len({one.run.learning_rate for one in own}) >= len(factors(variant)):
             found[variant] = tuned(own, texts_of(scores))
     return found
@@ -301,15 +307,18 @@ def _span(seeds: Sequence[int]) -> str:
     return f"{seeds[0]} to {seeds[-1]}"
 
 
+def _parameters(kept: Sequence[TextScore], variant: Variant) -> int:
+    return of_variant(kept, variant)[0].sizes.parameters
+
+
 def _shared(
     found: Mapping[Variant, Tuned], against: Mapping[Variant, Estimate], kept: Sequence[TextScore]
 ) -> str:
     """What each sharing plan costs; "" where none is trained."""
-    counts = {(s.run.point, s.run.plan): s.sizes.parameters for s in kept}
-    own = counts[TUNED.point, TUNED.plan]
+    own = _parameters(kept, TUNED)
     return "; ".join(
         f"`{v.plan}` is {reading(against[v])}, by {ends(against[v])}, "
-        f"with {100 * counts[v.point, v.plan] / own:.0f} % of the parameters"
+        f"with {100 * _parameters(kept, v) / own:.0f} % of the parameters"
         for v in found
         if v.plan != "separate"
     )
@@ -333,12 +342,9 @@ def _by_rate(found: Mapping[Variant, Tuned]) -> str:
 def _line(
     variant: Variant, one: Tuned, against: Mapping[Variant, Estimate], kept: Sequence[TextScore]
 ) -> list[str]:
-    sizes = next(
-        s.sizes for s in kept if (s.run.point, s.run.plan) == (variant.point, variant.plan)
-    )
     difference = against.get(variant)
     return [
-        variant.point, variant.plan, f"{sizes.parameters:,}",
+        variant.point, variant.plan, f"{_parameters(kept, variant):,}",
         ", ".join(f"{rate:.4f}" for rate in one.rates),
         ", ".join(f"{b:.4f}" for b in one.validation),
         f"{one.rate:.4f}" + ("" if one.interior else " (end)"), f"{one.bits.mean():.4f}",

@@ -176,12 +176,10 @@ class Study:
     def status(self) -> str:
         """How many programs have scores."""
         scores = read_scores(self.path)
-        tuning, others = self._programs(scores)
-        undone = [len(left(some, scores)) for some in (tuning, others)]
-        return (
-            f"{len(tuning) - undone[0]}/{len(tuning)} tuning programs, "
-            f"{len(others) - undone[1]}/{len(others)} programs"
+        tuning, others = (
+            f"{len(some) - len(left(some, scores))}/{len(some)}" for some in self._programs(scores)
         )
+        return f"{tuning} tuning programs, {others} programs"
 
     def measure(self, steps: int) -> str:
         """The speed of a few steps, and what it means for the programs that are left."""
