@@ -44,10 +44,11 @@ def test_a_variant_is_scored_at_its_best_rate():
     np.testing.assert_allclose(found.bits, expected, rtol=1e-9)
 
 
-def test_a_rate_that_is_not_beside_the_best_one_does_not_count():
-    scores = made(variants=[WHOLE[1]])
+@pytest.mark.parametrize(("best_log_rate", "away"), [(0.2, 4.0), (0.6, 0.5)])
+def test_a_rate_that_is_not_beside_the_best_one_does_not_count(best_log_rate, away):
+    scores = made(best_log_rate, variants=[WHOLE[1]])
     wrong = [dataclasses.replace(s, heldout_bits=9.0, validation_bits=9.0)
-             if s.run.learning_rate == 4.0 else s for s in scores]  # fmt: skip
+             if s.run.learning_rate == away else s for s in scores]  # fmt: skip
     [(_, expected)], [(_, found)] = (gpu_page.complete(some).items() for some in (scores, wrong))
     assert found.rate == pytest.approx(expected.rate)
     np.testing.assert_allclose(found.bits, expected.bits, rtol=1e-9)
