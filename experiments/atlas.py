@@ -244,7 +244,7 @@ def with_option(name: str, option: Option) -> Layout | None:
 def backends() -> str:
     """Which backend can run the q, k and v of each layout."""
     # `edges` depends on the mask, not on sizes; no device chooses the others.
-    kernels = [n for n in BACKENDS if n not in ("edges", "tokamax", "splash")]
+    kernels = [n for n in BACKENDS if n not in ("edges", "splash")]
     names = [f"`{n}`" + " (bfloat16)" * (n == "cudnn") for n in kernels]
     rows = [[name, *(can_run(layout, n) for n in kernels)] for name, layout in EXAMPLES.items()]
     return table(("layout", *names), rows)

@@ -44,7 +44,7 @@ BACKENDS: dict[str, Backend] = {
 }
 """Every backend by its name, as in `implementation`."""
 
-CONTRIB = ("splash", "tokamax")
+CONTRIB = ("splash",)
 """The names that `import attnlab.contrib` registers."""
 
 

@@ -1,6 +1,6 @@
-"""Attention kernels of other libraries that have not run on the hardware they are for.
+"""Attention kernels that have not run on the hardware they are for.
 
-Importing this package registers the backends "splash" and "tokamax":
+Importing this package registers the backend "splash":
 
 >>> import jax, attnlab.contrib
 >>> from attnlab import explain
@@ -11,7 +11,5 @@ Importing this package registers the backends "splash" and "tokamax":
 
 from attnlab.attention import register_backend
 from attnlab.contrib.splash import refuse_splash, splash
-from attnlab.contrib.tokamax import refuse_tokamax, tokamax
 
 register_backend("splash", splash, refuse_splash)
-register_backend("tokamax", tokamax, refuse_tokamax)

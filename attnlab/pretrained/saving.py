@@ -15,7 +15,6 @@ from attnlab.models.parameters import check_params
 from attnlab.models.transformer import Transformer
 from attnlab.names import lookup
 from attnlab.nested import JSON
-from attnlab.pretrained.card import make_card
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source, config_value
 from attnlab.pretrained.folders import write_together
@@ -25,7 +24,6 @@ from attnlab.pretrained.weights import unfill
 from attnlab.sharing import Params
 from attnlab.sharing.plan import mixtures
 from attnlab.transforms import unshare
-from attnlab.transforms.convert import Conversion
 
 
 def save(
@@ -36,8 +34,6 @@ def save(
     family: str = "",
     allow_nonfinite: bool = False,
     max_shard_bytes: int = 5 * 10**9,
-    model_card: bool = False,
-    conversion: Conversion | None = None,
 ) -> None:
     """Write config.json and model.safetensors, which transformers loads with equal outputs.
 
@@ -57,13 +53,11 @@ def save(
       allow_nonfinite: write NaN and infinite weights too.
       max_shard_bytes: weights of more bytes become several files and an index, as
         `model-00001-of-00003.safetensors`. One tensor is never divided.
-      model_card: write README.md, which says what the model is; an older one is replaced.
-      conversion: the conversion that made the weights; the model card reports it and its errors.
 
     Raises:
       ValueError: no family computes the same as the model, or not the one that is named; `params`
         are not its weights: names the first that differs, what it is and what the model expects;
-        `conversion` without `model_card`; or `folder` is a file.
+        or `folder` is a file.
       OSError: the folder cannot be written.
       ModuleNotFoundError: safetensors is missing.
 
@@ -84,13 +78,8 @@ def save(
         config, params = unshare(config, params)
     chosen = _choose_family(config, family)
     check_weights(config, params, allow_nonfinite=allow_nonfinite)
-    if conversion is not None and not model_card:
-        raise ValueError(
-            "conversion is written to the model card; pass model_card=True, or leave conversion out"
-        )
     attributes, tensors = _contents(chosen, config, params)
-    card = make_card(config, params, conversion) if model_card else ""
-    _write(folder, attributes, tensors, max_shard_bytes, card)
+    _write(folder, attributes, tensors, max_shard_bytes)
 
 
 def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool = False) -> None:
@@ -139,9 +128,7 @@ def _contents(family: Family, config: ModelConfig, params: Params) -> tuple[JSON
     return attributes | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}), tensors
 
 
-def _write(
-    folder: str | Path, attributes: JSON, tensors: Arrays, max_bytes: int, card: str
-) -> None:
+def _write(folder: str | Path, attributes: JSON, tensors: Arrays, max_bytes: int) -> None:
     shards = split_shards(tensors, max_bytes)
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     texts = {
@@ -154,8 +141,6 @@ def _write(
         size = sum(a.nbytes for a in tensors.values())
         index = {"metadata": {"total_size": size}, "weight_map": places}
         texts[INDEX] = json.dumps(index, indent=2) + "\n"
-    if card:
-        texts["README.md"] = card
 
     def write(new: Path) -> None:
         for name, shard in zip(names, shards, strict=True):

@@ -1,7 +1,6 @@
 """One contract for every backend, and values by hand and by jax.nn."""
 
 import functools
-from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +15,6 @@ from attnlab.tap import capture
 # B=2 T=5 S=7 N=6 K=3 H=4 V=8
 # edges: test_edges.py; cudnn: test_cudnn.py; attnlab.contrib: tests/contrib
 RUNNABLE = ["dense", "blockwise", "xla"]
-if find_spec("tokamax"):
-    import attnlab.contrib  # noqa: F401
-
-    RUNNABLE.append("tokamax")
 OURS = ["dense", "blockwise"]
 
 

@@ -17,7 +17,7 @@ from attnlab.attention import ALiBi, AttentionOptions, RelativeBias, SoftCap, re
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 6e-3}
 OFTEN = ("dense", "blockwise", "xla", "edges", None)
-SELDOM = ("splash", "cudnn", "tokamax")
+SELDOM = ("splash", "cudnn")
 """Interpreted, so slow, or refused on this machine."""
 
 

@@ -1,15 +1,13 @@
-"""Backends of other libraries that no device chooses: tokamax, and JAX's kernel for TPUs."""
+"""JAX's attention kernel for TPUs, which no device chooses."""
 
 import functools
-import importlib.util
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
-from test_attention import make, some_mask
+from test_attention import make
 
 import attnlab.contrib  # noqa: F401
 from attnlab import dot_product_attention, explain
@@ -19,30 +17,7 @@ from attnlab.tap import Tap
 Q = jnp.ones((1, 4, 2, 4))
 
 
-@pytest.fixture
-def installed(monkeypatch):
-    """tokamax, as far as a refusal looks."""
-    find = importlib.util.find_spec
-    found = lambda name, *rest: name == "tokamax" or find(name, *rest)
-    monkeypatch.setattr(importlib.util, "find_spec", found)
-
-
-def test_without_tokamax(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokamax", None)
-    with pytest.raises(ValueError, match=r'tokamax is missing: pip install "attnlab\[tokamax\]"'):
-        dot_product_attention(Q, Q, Q, implementation="tokamax")
-    chosen = [name for name, why in explain(Q, Q, Q).items() if why.startswith("chosen")]
-    assert chosen == ["dense"]
-
-
-def test_a_tokamax_that_cannot_be_imported(installed, monkeypatch):
-    """It is there, but not what it needs itself."""
-    monkeypatch.setitem(sys.modules, "tokamax", None)
-    with pytest.raises(ModuleNotFoundError, match=r'tokamax is .* "attnlab\[tokamax\]"'):
-        dot_product_attention(Q, Q, Q, implementation="tokamax")
-
-
-BOTH = {
+REFUSED = {
     "dropout": (
         {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}, "has no dropout_rate",
     ),
@@ -56,42 +31,32 @@ BOTH = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("implementation", ["tokamax", "splash"])
-@pytest.mark.parametrize("case", BOTH)
-def test_what_both_refuse(implementation, case, installed):
-    changes, reason = BOTH[case]
-    call = {"query": Q, "key": Q, "value": Q, "implementation": implementation} | changes
+@pytest.mark.parametrize("case", REFUSED)
+def test_options_that_splash_refuses(case):
+    changes, reason = REFUSED[case]
+    call = {"query": Q, "key": Q, "value": Q, "implementation": "splash"} | changes
     with pytest.raises(ValueError, match=f"{reason}; use implementation='dense' or None"):
         dot_product_attention(**call)
     chosen = explain(**(call | {"implementation": None}))
-    assert not chosen[implementation].startswith(("chosen", "could run"))
+    assert not chosen["splash"].startswith(("chosen", "could run"))
 
 
 @pytest.mark.parametrize(
-    ("implementation", "call", "reason"),
+    ("call", "reason"),
     [
-        ("splash", {"bias": jnp.ones(4)}, "splash attention has no bias"),
-        ("splash", {"mask": jnp.ones((4, 4), bool)}, "no mask array: the causal rule"),
-        ("splash", {"dtype": jnp.float16}, "needs float32 or bfloat16, not float16"),
-        ("splash", {"device": "gpu"}, "for TPUs, and a CPU interprets it; this is a gpu"),
-        ("tokamax", {"dtype": jnp.float16}, "tokamax has no float16 on a CPU"),
-        ("tokamax", {"device": "gpu", "width": 257}, "at most 256 on a GPU, not 257"),
+        ({"bias": jnp.ones(4)}, "splash attention has no bias"),
+        ({"mask": jnp.ones((4, 4), bool)}, "no mask array: the causal rule"),
+        ({"dtype": jnp.float16}, "needs float32 or bfloat16, not float16"),
+        ({"device": "gpu"}, "for TPUs, and a CPU interprets it; this is a gpu"),
     ],
 )
-def test_what_one_refuses(implementation, call, reason, installed, monkeypatch):
+def test_calls_that_splash_refuses(call, reason, monkeypatch):
     call = dict(call)
     if device := call.pop("device", None):
         monkeypatch.setattr(jax, "default_backend", lambda: device)
     q = Q.astype(call.pop("dtype", Q.dtype))
-    v = jnp.ones((*Q.shape[:3], call.pop("width", 4)), q.dtype)
     with pytest.raises(ValueError, match=reason):
-        dot_product_attention(q, q, v, implementation=implementation, **call)
-
-
-def test_tokamax_needs_a_scale_that_is_known(installed):
-    run = lambda scale: dot_product_attention(Q, Q, Q, scale=scale, implementation="tokamax")
-    with pytest.raises(ValueError, match="a scale that is known while JAX traces"):
-        jax.eval_shape(run, 1.0)
+        dot_product_attention(q, q, q, implementation="splash", **call)
 
 
 def test_no_device_chooses_them():
@@ -99,8 +64,8 @@ def test_no_device_chooses_them():
     assert not chosen & set(dispatch.CONTRIB)
 
 
-def both(implementation, arrays, **call):
-    """Output and gradients in two seeds side by side, of `dense` and of another backend."""
+def both(arrays, **call):
+    """Output and gradients in two seeds side by side, of `dense` and of splash."""
 
     def loss(name, *arrays):
         out = dot_product_attention(*arrays, implementation=name, **call)
@@ -111,29 +76,16 @@ def both(implementation, arrays, **call):
         grad = lambda name: jax.value_and_grad(
             functools.partial(loss, name), tuple(range(len(arrays))), has_aux=True
         )
-        return {name: jax.vmap(grad(name))(*arrays) for name in ("dense", implementation)}
+        return {name: jax.vmap(grad(name))(*arrays) for name in ("dense", "splash")}
 
     twice = [jnp.stack([a, 0.7 * a[:, ::-1]]) for a in arrays]
     found = run(*twice)
-    (_, out), grads = found[implementation]
+    (_, out), grads = found["splash"]
     (_, expected), expected_grads = found["dense"]
     assert out.dtype == arrays[0].dtype
     assert np.abs(np.asarray(expected, np.float32)).max() > 0.5
     assert_close(out, expected)
     return grads, expected_grads
-
-
-@pytest.mark.parametrize("cap", [None, 3.0])
-def test_tokamax_is_dense(cap):
-    """The contract of every backend is in test_attention.py; here what is its own: two seeds at
-    once, a window of other lengths, a bias of -inf, which a cap makes finite; and it reads no
-    command line."""
-    pytest.importorskip("tokamax")
-    bias = jnp.where(some_mask()[:1, 0], 0.5, -jnp.inf)
-    call = {"logits_soft_cap": cap, "local_window_size": (3, 1), "scale": 0.7}
-    line = list(sys.argv)
-    assert_close(*both("tokamax", make(), bias=bias, **call))
-    assert sys.argv == line
 
 
 SPLASH = {
@@ -155,14 +107,14 @@ SPLASH = {
 def test_splash_is_dense(case):
     """Interpreted: more than one block of queries and keys, V above H, grouped keys."""
     call, t, s = SPLASH[case]
-    assert_close(*both("splash", make(heads=(6, 3, 3), t=t, s=s), **call))
+    assert_close(*both(make(heads=(6, 3, 3), t=t, s=s), **call))
 
 
 @pytest.mark.slow
 def test_splash_in_bfloat16_and_wider_than_a_tile():
     q, k, _ = make(jnp.bfloat16, t=9, s=140, heads=(2, 1, 1))
     v = jnp.asarray(np.random.default_rng(0).normal(size=(2, 140, 1, 200)), jnp.bfloat16)
-    grads, expected = both("splash", (q, k, v), is_causal=True)
+    grads, expected = both((q, k, v), is_causal=True)
     assert_close(grads, expected, loosen=2)
 
 

@@ -18,7 +18,6 @@ from attnlab import pretrained
 from attnlab.heads import Standard
 from attnlab.models import FFN, ModelConfig, Norm
 from attnlab.pretrained.tensors import read_file
-from attnlab.transforms import Conversion, convert
 
 CONFIG = ModelConfig(
     vocab_size=19,
@@ -339,17 +338,3 @@ def test_weights_in_several_files(tmp_path):
             alone = [len(read_file(path)) == 1 for path in weights]
             assert all(size <= bytes_ or one for size, one in zip(sizes, alone, strict=True))
             assert len(weights) > 1
-
-
-def test_model_card(tmp_path):
-    """README.md says what was converted, with the measured error."""
-    stacked = params_of(CONFIG)["layers"]["attention"]
-    layer = {name: stacked[name][0] for name in stacked if name != "norm"}
-    done = convert(layer, CONFIG.layout, dataclasses.replace(CONFIG.layout, num_kv_heads=3))
-    assert isinstance(done, Conversion)
-    with pytest.raises(ValueError, match="model_card=True"):
-        pretrained.save(tmp_path, CONFIG.build(), params_of(CONFIG), conversion=done)
-    pretrained.save(tmp_path, CONFIG.build(), params_of(CONFIG), model_card=True, conversion=done)
-    card = (tmp_path / "README.md").read_text()
-    assert f"output {done.forward_error:.1e}" in card
-    assert f"{sum(a.size for a in jax.tree.leaves(params_of(CONFIG))):,} parameters" in card
