@@ -664,14 +664,8 @@ def check_position_scheme(config: ModelConfig) -> None:
 
 
 def check_output(config: ModelConfig) -> None:
-    """Raises ValueError for a pooler or an LM head that does not fit the model."""
+    """Raises ValueError for an LM head that does not fit the model."""
     c = config
-    plain = c.ffn.width and not c.ffn.activation.startswith("gated_")
-    if c.output.pooler == "attention" and (not plain or c.width % c.heads.num_heads):
-        raise ValueError(
-            "output.pooler='attention' has an FFN as the layers, without a gate, and heads of one "
-            f"width: not {c.ffn} and {c.heads.num_heads} heads of width {c.width}"
-        )
     factorized = c.embedding.width not in (None, c.width)
     if c.output.kind == "tied" and factorized and c.output.transform is None:
         raise ValueError(

@@ -226,7 +226,7 @@ def _outputs(
     logits = None if spec.kind == "none" else lm_head(params, hidden, config)
     if spec.pooler is None:
         return logits, None, None
-    pooled = pool(params, hidden, config, tokens, padding_mask)
+    pooled = pool(params, hidden, config, padding_mask)
     return logits, pooled, dense(params, "classifier", pooled) if spec.num_classes else None
 
 

@@ -22,8 +22,6 @@ FIELDS = {
     "lm_head": "output.kind='own'",
     "lm_head_bias": "output.bias",
     "pooler": "output.pooler='first'",
-    "pooler_norm": "output.pooler",
-    "pooler_query": "output.pooler='attention'",
     "classifier": "output.num_classes",
 }
 """Weight outside the layers -> the field of `ModelConfig` that decides whether there is one."""

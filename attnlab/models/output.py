@@ -2,10 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from attnlab.attention import dot_product_attention
 from attnlab.models.config import ModelConfig
 from attnlab.models.dense import dense
 from attnlab.models.embeddings import Shapes
@@ -32,16 +30,8 @@ def output_shapes(config: ModelConfig) -> Shapes:
         shapes["lm_head"] = (narrow if spec.transform else width, vocab)
     if spec.bias:
         shapes["lm_head_bias"] = (vocab,)
-    if spec.pooler in ("first", "last_linear"):
+    if spec.pooler == "first":
         shapes |= {"pooler": (width, width), "pooler_bias": (width,)}
-    if spec.pooler in ("first_norm", "attention"):
-        shapes["pooler_norm"] = norm_shapes(width, config.norm)
-    if spec.pooler == "attention":
-        hidden = config.ffn.width
-        matrices = {f"pooler_{name}": (width, width) for name in "qkvo"}
-        matrices |= {"pooler_up": (width, hidden), "pooler_down": (hidden, width)}
-        shapes |= {"pooler_query": (1, width), **matrices}
-        shapes |= {f"{name}_bias": (shape[1],) for name, shape in matrices.items()}
     if spec.num_classes:
         shapes |= {"classifier": (width, spec.num_classes), "classifier_bias": (spec.num_classes,)}
     return shapes
@@ -77,40 +67,29 @@ def pool(
     params: Params,
     hidden: Float[Array, "B T D"],
     config: ModelConfig,
-    tokens: ArrayLike,
     padding_mask: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B *T D"]:
     """One vector per text, or per token: see `OutputHead.pooler`.
 
-    Padding does not count in "attention", "max" and "mean"; a row of padding alone gives zeros in
-    the last two.
+    Padding does not count in "max" and "mean"; a row of padding alone gives zeros there.
 
     Args:
       params: of the model.
       hidden: what the LM head reads.
       config: of the model.
-      tokens: of the call; the pooler "end" searches them for its token.
       padding_mask: True = a token.
 
     >>> from attnlab.models.specs import OutputHead
     >>> config, mask = ModelConfig(output=OutputHead(pooler="mean")), jnp.array([[True, False]])
-    >>> pool({}, jnp.array([[[1.0], [jnp.nan]]]), config, [[5, 0]], mask).tolist()
+    >>> pool({}, jnp.array([[[1.0], [jnp.nan]]]), config, mask).tolist()
     [[1.0]]
     """
     pooler = config.output.pooler
-    if pooler == "end":
-        return hidden[jnp.arange(len(hidden)), _end(tokens, config.output.end_token)]
-    if pooler == "attention":
-        return attention_pool(params, hidden, config, padding_mask)
     if padding_mask is None:
         padding_mask = jnp.ones((1, hidden.shape[1]), bool)
     is_token = padding_mask[..., None]
     if pooler == "first":
         return jnp.tanh(dense(params, "pooler", hidden[:, 0]))
-    if pooler == "last_linear":
-        return dense(params, "pooler", hidden[:, -1])
-    if pooler == "first_norm":
-        return normalize(params.get("pooler_norm", {}), hidden[:, 0], config.norm)
     if pooler == "first_plain":
         return hidden[:, 0]
     if pooler == "mean":
@@ -123,40 +102,3 @@ def pool(
         largest = jnp.take_along_axis(hidden, index, axis=1)[:, 0]
         return jnp.where(jnp.any(is_token, axis=1), largest, 0)
     return hidden
-
-
-def _end(tokens: ArrayLike, end_token: int | None) -> Int[Array, " B"]:
-    """Where each text has its first end token, or its largest id."""
-    ids = jnp.asarray(tokens)
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise ValueError("output.pooler='end' needs token ids, and these are mixtures of tokens")
-    return jnp.argmax(ids if end_token is None else ids == end_token, axis=1)
-
-
-def attention_pool(
-    params: Params,
-    hidden: Float[Array, "B T D"],
-    config: ModelConfig,
-    padding_mask: Bool[Array, "B T"] | None = None,
-) -> Float[Array, "B D"]:
-    """y + FFN(norm(y)), with y the attention of one learnt query to all tokens (Zhai et al. 2022,
-    arXiv 2106.04560, section 3.5).
-
-    >>> from attnlab.models.specs import OutputHead
-    >>> config = ModelConfig(width=4, output=OutputHead(pooler="attention"))
-    >>> shapes = output_shapes(config)
-    >>> params = {n: jnp.zeros(s) for n, s in shapes.items() if n != "pooler_norm"}
-    >>> attention_pool(params, jnp.ones((1, 3, 4)), config).shape
-    (1, 4)
-    """
-    query = jnp.broadcast_to(params["pooler_query"], (len(hidden), 1, hidden.shape[-1]))
-    q, k, v = (
-        dense(params, f"pooler_{name}", x).reshape(*x.shape[:2], config.heads.num_heads, -1)
-        for name, x in (("q", query), ("k", hidden), ("v", hidden))
-    )
-    mask = None if padding_mask is None else padding_mask[:, None, None, :]
-    heads = dot_product_attention(q, k, v, mask=mask).reshape(len(hidden), -1)
-    y = dense(params, "pooler_o", heads)
-    x = normalize(params.get("pooler_norm", {}), y, config.norm)
-    act = activation_function(config.ffn.activation)
-    return y + dense(params, "pooler_down", act(dense(params, "pooler_up", x)))

@@ -19,7 +19,7 @@ from attnlab.models.specs import LayerSpec, Relative
 from attnlab.sharing import MIXTURE_SUFFIX, Params, Plan, PyTree, init_sublayer
 
 TABLES = frozenset({"embedding", "positions", "token_types", "relative_bias",
-                    "encoder_relative_bias", "encoder_positions", "pooler_query"})  # fmt: skip
+                    "encoder_relative_bias", "encoder_positions"})  # fmt: skip
 """Weights whose rows are looked up: their fan-in is their width."""
 
 

@@ -23,9 +23,7 @@ NormPosition: TypeAlias = Literal[
     "pre", "post", "post_final", "pre_open", "pre_ffn", "after", "sandwich", "parallel",
     "parallel_one",
 ]  # fmt: skip
-Pooler: TypeAlias = Literal[
-    "first", "first_plain", "first_norm", "last_linear", "end", "attention", "max", "mean", "each",
-]  # fmt: skip
+Pooler: TypeAlias = Literal["first", "first_plain", "max", "mean", "each"]
 DropoutPlace: TypeAlias = Literal["embeddings", "attention", "ffn", "final"]
 SublayerName: TypeAlias = Literal["attention", "cross", "ffn"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float64"]
@@ -555,12 +553,7 @@ class OutputHead(Spec, prefix="output."):
       transform: activation of a dense layer and a norm before the LM head (BERT); None: no layer.
       transform_bias: the dense layer has a bias.
       pooler: what the classifier head reads: "first" tanh(x_0 W + b) (BERT), "first_plain" x_0,
-        "first_norm" norm(x_0) (CLIP), "last_linear" x_T W + b (SigLIP), "end" x at the first
-        `end_token` (CLIP), "max" or "mean" over tokens, "each" token; "attention" is that of a
-        learnt query to all tokens, with as many heads as a layer, and an FFN like that of the
-        layers: y + FFN(norm(y)) (SigLIP, arXiv 2303.15343; Zhai et al. 2022, arXiv 2106.04560).
-      end_token: of the pooler "end"; None: the largest id of the text, as in the first CLIP. Of a
-        text without it, the first token is read.
+        "max" or "mean" over tokens, "each" token.
       num_classes: of the classifier head; 0: none.
 
     Raises:
@@ -580,7 +573,6 @@ class OutputHead(Spec, prefix="output."):
     num_classes: int = bounded(0, least=0)
     soft_cap: float | None = bounded(None, above=0.0)
     transform_bias: bool = True
-    end_token: int | None = bounded(None, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -589,8 +581,6 @@ class OutputHead(Spec, prefix="output."):
             check_choice("output.transform", self.transform, plain)
         if self.kind == "none" and (self.bias or self.transform):
             raise ValueError("output.kind='none' has no logits; leave bias and transform out")
-        if self.end_token is not None and self.pooler != "end":
-            raise ValueError("output.end_token is of the pooler 'end'; set pooler='end'")
         if self.num_classes and self.pooler is None:
             raise ValueError("output.num_classes are read from the pooler; set pooler='first'")
 

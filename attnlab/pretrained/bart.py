@@ -1,7 +1,6 @@
 """BART (Lewis et al. 2019, arXiv 1910.13461) and encoder-decoders like it, in the names of Hugging
 Face: Marian (Junczys-Dowmunt et al. 2018, arXiv 1804.00344), mBART (Liu et al. 2020, arXiv
-2001.08210), PLBart (Ahmad et al. 2021), Pegasus (Zhang et al. 2019, arXiv 1912.08777) and
-Blenderbot (Roller et al. 2020, arXiv 2004.13637).
+2001.08210) and Pegasus (Zhang et al. 2019, arXiv 1912.08777).
 """
 
 import dataclasses
@@ -211,13 +210,6 @@ BASE = ModelConfig(
 )
 BART = encoder_decoder("bart", "Bart")
 MBART = encoder_decoder("mbart", "MBart", norm=Norm())
-PLBART = encoder_decoder(
-    "plbart",
-    "PLBart",
-    *numbers(vocab_size=50005, d_model=768, attention_dropout=0.1),
-    _Stacks((6, 6), 12, 3072),
-    _EmbeddingScale(True),
-)
 # Published models have the token of padding, with which texts begin, at the end.
 LAST_TOKENS = tuple(
     Attribute(name, json_type=int, compute=lambda attributes: attributes["vocab_size"] - 1, least=0)
@@ -238,13 +230,4 @@ MARIAN = encoder_decoder(
 )
 PEGASUS = encoder_decoder(
     "pegasus", "Pegasus", _Positions(), norm=Norm(), positions=Learned(), embedding=Embedding()
-)
-BLENDERBOT = encoder_decoder(
-    "blenderbot",
-    "Blenderbot",
-    *numbers(vocab_size=8008, max_position_embeddings=128, d_model=2560),
-    _Stacks((2, 24), 32, 10240),
-    norm=Norm(),
-    positions=Learned(),
-    embedding=Embedding(),
 )

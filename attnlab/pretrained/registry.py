@@ -1,7 +1,7 @@
 """The families of published models."""
 
 from attnlab.pretrained.albert import ALBERT
-from attnlab.pretrained.bart import BART, BLENDERBOT, MARIAN, MBART, PEGASUS, PLBART
+from attnlab.pretrained.bart import BART, MARIAN, MBART, PEGASUS
 from attnlab.pretrained.bert import BERT
 from attnlab.pretrained.decoders import (
     GLM,
@@ -27,7 +27,6 @@ from attnlab.pretrained.opt_bloom import BLOOM, OPT
 from attnlab.pretrained.parallel import COHERE, FALCON, GPTJ, PHI
 from attnlab.pretrained.roberta import CAMEMBERT, MPNET, ROBERTA, XLM_ROBERTA
 from attnlab.pretrained.t5 import MT5, T5
-from attnlab.pretrained.towers import CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION
 from attnlab.pretrained.vit import DINOV2, VIT
 
 KNOWN = (
@@ -36,8 +35,8 @@ KNOWN = (
     *(CAMEMBERT, ELECTRA, GEMMA, GEMMA2, GRANITE, PHI3, STABLELM, STARCODER2, XLM_ROBERTA),
     *(BLOOM, COHERE, FALCON, OPT, GLM, GLM4, GPTJ, OLMO, OLMO2, OLMO3, PHI, SMOLLM3),
     *(GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE),
-    *(CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION, DINOV2),
-    *(MT5, MODERNBERT, MPNET, BART, BLENDERBOT, MARIAN, MBART, PEGASUS, PLBART),
+    DINOV2,
+    *(MT5, MODERNBERT, MPNET, BART, MARIAN, MBART, PEGASUS),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in KNOWN}
 """`model_type` of config.json -> its family."""

@@ -91,10 +91,6 @@ ATTRIBUTES = {
     "gptj": {"activation_function": "mish", "rotary_dim": 99},
     "phi": {"hidden_act": "mish", "qk_layernorm": "yes"},
     "smollm3": {"hidden_act": "mish", "no_rope_layers": [1], "use_sliding_window": True},
-    "clip_text_model": {"hidden_act": "mish", "eos_token_id": "end", "is_decoder": True},
-    "clip_vision_model": {"hidden_act": "mish", "image_size": 3, "num_channels": "three"},
-    "siglip_text_model": {"hidden_act": "mish", "projection_size": 7},
-    "siglip_vision_model": {"hidden_act": "mish", "vision_use_head": "no", "patch_size": "small"},
     "dinov2": {"hidden_act": "mish", "use_swiglu_ffn": "no", "mlp_ratio": "four"},
     "mt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
     "mpnet": {"hidden_act": "mish", "relative_attention_num_buckets": 8, "is_decoder": True},
@@ -102,9 +98,7 @@ ATTRIBUTES = {
     "bart": {"activation_function": "mish", "encoder_ffn_dim": 7, "tie_word_embeddings": False},
     "marian": {"activation_function": "mish", "share_encoder_decoder_embeddings": False},
     "mbart": {"activation_function": "mish", "encoder_ffn_dim": 7},
-    "plbart": {"activation_function": "mish", "scale_embedding": "yes"},
     "pegasus": {"activation_function": "mish", "tie_word_embeddings": False},
-    "blenderbot": {"activation_function": "mish", "is_encoder_decoder": False},
     "t5": {"feed_forward_proj": "gated-mish", "is_gated_act": True},
 }
 

@@ -15,8 +15,8 @@ from attnlab.models import ModelInputs, model_values, prefill
 from attnlab.transforms import change_plan, remove_heads
 
 # A decoder with grouped heads, one with windows and soft caps, experts; encoders of text and
-# images, a text tower, an encoder-decoder.
-NAMES = ["llama", "gemma2", "mixtral", "modernbert", "dinov2", "clip_text_model", "bart"]
+# images, an encoder-decoder.
+NAMES = ["llama", "gemma2", "mixtral", "modernbert", "dinov2", "bart"]
 
 
 @pytest.fixture(params=deep(NAMES, "gemma2", "dinov2", "bart"))

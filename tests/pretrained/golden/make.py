@@ -43,7 +43,7 @@ LEFT_OUT += ("gemma2-no-caps", "starcoder2-no-biases", "cohere-normed-heads")
 LEFT_OUT += ("phi-normed-heads-tied", "falcon-grouped", "falcon-in-turn", "stablelm-parallel")
 LEFT_OUT += ("llama-yarn", "qwen2-yarn-smooth", "llama-dynamic", "olmo3-yarn")
 LEFT_OUT += ("opt-post", "bloom-3-heads")
-LEFT_OUT += ("clip_text_model-largest-id", "siglip_vision_model-no-head", "dinov2-gated")
+LEFT_OUT += ("dinov2-gated",)
 LEFT_OUT += ("mpnet-bare", "modernbert-biases-untied", "modernbert-bare-one-layer")
 LEFT_OUT += ("deepseek_v3-yarn", "bart-bare-3-layers", "bart-scaled")
 

@@ -414,20 +414,6 @@ PEERS = {
         | dict(hidden_size=21, num_attention_heads=3, image_size=9, patch_size=3, num_channels=2)
         | dict(qkv_bias=False, hidden_act="gelu_new", layer_norm_eps=0.05),
     ),
-    "clip_text_model": (tr.CLIPTextModel, tr.CLIPTextConfig, BERT | dict(eos_token_id=21)),
-    "clip_text_model-largest-id": (
-        tr.CLIPTextModel,
-        tr.CLIPTextConfig,
-        BERT | dict(eos_token_id=2, hidden_act="gelu", layer_norm_eps=0.05),
-    ),
-    "clip_vision_model": (tr.CLIPVisionModel, tr.CLIPVisionConfig, SQUARE),
-    "siglip_text_model": (tr.SiglipTextModel, tr.SiglipTextConfig, BERT),
-    "siglip_vision_model": (tr.SiglipVisionModel, tr.SiglipVisionConfig, SQUARE),
-    "siglip_vision_model-no-head": (
-        tr.SiglipVisionModel,
-        tr.SiglipVisionConfig,
-        SQUARE | dict(vision_use_head=False, layer_norm_eps=0.05, image_size=11),
-    ),
     "dinov2": (tr.Dinov2Model, tr.Dinov2Config, SQUARE),
     "dinov2-gated": (
         tr.Dinov2Model,
@@ -472,12 +458,10 @@ PEERS = {
     ),
     "marian": (tr.MarianMTModel, tr.MarianConfig, MARIAN),
     "mbart": (tr.MBartForConditionalGeneration, tr.MBartConfig, BART),
-    "plbart": (tr.PLBartForConditionalGeneration, tr.PLBartConfig, BART),
     "pegasus": (tr.PegasusForConditionalGeneration, tr.PegasusConfig, MARIAN),
-    "blenderbot": (tr.BlenderbotForConditionalGeneration, tr.BlenderbotConfig, BART),
     "t5-encoder": (tr.T5EncoderModel, tr.T5Config, T5 | dict(num_layers=3)),
 }
-SEQ2SEQ = ("t5", "mt5", "bart", "marian", "mbart", "plbart", "pegasus", "blenderbot")
+SEQ2SEQ = ("t5", "mt5", "bart", "marian", "mbart", "pegasus")
 OWN_READOUT = ("own-readout", "own-readout-big-eps")
 
 
@@ -548,8 +532,6 @@ def outputs(model, given):
             last = torch.from_numpy(found["hidden_states"][-1])
             found["last_hidden_state"] = model.vit.layernorm(last).detach().numpy()
         found["hidden_states"][-1] = found["last_hidden_state"]
-    if type(model).__name__ in ("CLIPTextModel", "SiglipTextModel"):
-        found["hidden_states"][-1] = found["last_hidden_state"]
     return found
 
 
@@ -559,7 +541,7 @@ def _large(key, shape, rng):
         return (1 + 0.3 * values) if key.endswith("weight") else 0.3 * values
     if key.endswith("bias"):
         return 0.3 * values
-    if key.endswith(("lambda1", "probe")):
+    if key.endswith("lambda1"):
         return 1 + 0.3 * values
     if any(part in key for part in ("embed", "wte", "wpe", "shared", "relative")):
         return 0.7 * values

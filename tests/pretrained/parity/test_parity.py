@@ -39,12 +39,10 @@ NAMES = [
     "opt", "opt-post", "bloom", "bloom-3-heads",
     "glm", "glm4", "stablelm-parallel",
     "vit", "vit-bare-square-no-biases",
-    "clip_text_model", "clip_text_model-largest-id", "clip_vision_model", "siglip_text_model",
-    "siglip_vision_model", "siglip_vision_model-no-head", "dinov2", "dinov2-gated",
+    "dinov2", "dinov2-gated",
     "mt5", "mpnet", "mpnet-bare",
     "modernbert", "modernbert-biases-untied", "modernbert-bare-one-layer",
-    "bart", "bart-bare-3-layers", "bart-scaled", "marian", "mbart", "plbart", "pegasus",
-    "blenderbot",
+    "bart", "bart-bare-3-layers", "bart-scaled", "marian", "mbart", "pegasus",
     "t5", "t5-1.1-own-readout", "t5-scaled-own-readout-big-eps", "t5-bare-gelu", "t5-encoder",
 ]  # fmt: skip
 
@@ -151,7 +149,7 @@ DECODERS = (
     "mixtral", "gpt_oss", "phi3", "gemma", "starcoder2", "stablelm", "granite", "llama", "mistral",
     "qwen", "ministral", "olmo", "smollm3", "cohere",
     "phi", "gptj", "falcon", "glm", "opt", "bloom", "gpt2", "gpt_neox", "gemma", "deepseek",
-    "clip_text", "t5", "mt5", "bart", "marian", "mbart", "plbart", "pegasus", "blenderbot",
+    "t5", "mt5", "bart", "marian", "mbart", "pegasus",
 )  # fmt: skip
 STEPPED = [
     n for n in NAMES if n.startswith(DECODERS) and n not in ("gpt2-bare-inner-relu", "t5-encoder")
