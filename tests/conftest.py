@@ -109,7 +109,7 @@ LONG = {
 # runs with annotations checked, which would come first.
 FORBIDDEN = {
     "test_a_cache_that_does_not_fit_is_refused", "test_a_mask_of_numbers_is_refused",
-    "test_a_mixture_is_the_sum", "test_bad_shapes", "test_mistakes_in_a_layout",
+    "test_bad_shapes", "test_mistakes_in_a_layout",
     "test_the_cheapest_form_is_chosen", "test_windows_own_lengths_and_overflow",
 }  # fmt: skip
 

@@ -14,7 +14,6 @@ from conftest import ROOT
 from attnlab import LAYOUTS, PLANS, project_heads
 from attnlab.heads import init, num_parameters
 from attnlab.sharing.named_plans import parse_plan
-from attnlab.sharing.plan import mixtures
 from experiments import atlas
 from experiments.drawing.conversions import NAMES
 from experiments.drawing.layouts import layout_drawing
@@ -89,17 +88,13 @@ def test_cells_have_the_groups_and_arrows_lead_to_what_is_read(file):
         own = {i: s for i, s in enumerate(plan[part]) if isinstance(s, int)}
         assert groups[part] == own
         assert len(colours[part]) == plan.num_groups[part]
-    mixed = mixtures(plan)
-    stripes = [0, 1] * plan.num_layers if mixed else []
-    assert [int(m["data-mixed"]) for m in marks(svg, "mixed")] == stripes
-    assert list(mixed) == (["attention"] if file == "dictionary" else [])
     arrows = {int(m["data-reader"]): int(m["data-source"]) for m in marks(svg, "reader")}
     assert arrows == {i: j for i, j in enumerate(plan.kv_sources) if i != j}
 
 
 def test_every_plan_that_differs_is_drawn():
     drawn = {parse_plan(text, 6) for text in drawn_plans().values()}
-    few = {"relaxed": 2, "dictionary": 2}
+    few = {"relaxed": 2}
     counted = [f"{n}:{few.get(n, 3)}" if r.takes_count else n for n, r in PLANS.items()]
     assert {parse_plan(name, 6) for name in counted} < drawn
     assert len(drawn) == len(drawn_plans())

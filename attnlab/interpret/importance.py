@@ -96,7 +96,7 @@ def head_gates(config: ModelConfig, name: HeadsName = "heads", *, by: By = "laye
     plan = config.encoder_plan if is_encoder else config.plan
     if sublayer not in plan:
         raise ValueError(f"encoder.cross='merged' has no {name!r}: its 'heads' read both texts")
-    rows = plan.distinct_parameters(sublayer) if by == "group" else tuple(range(plan.num_layers))
+    rows = plan.indices(sublayer) if by == "group" else tuple(range(plan.num_layers))
     if config.encoder is None:
         return HeadGates(name, rows, heads_per_layer(config))
     layout = config.encoder_layout if is_encoder else config.layout

@@ -17,7 +17,7 @@ from attnlab.interpret.statistics import STATISTICS, ProbsName, head_statistics
 from attnlab.interpret.viewer import AttentionMaps, Panel
 from attnlab.models.config import ModelConfig, heads_per_layer
 from attnlab.models.forward import ModelInputs, Outputs, run_model
-from attnlab.sharing import Groups, Params, Plan, mixtures, plan_name
+from attnlab.sharing import Groups, Params, Plan, plan_name
 from attnlab.tap import Patches
 
 Inputs: TypeAlias = Mapping[str, ArrayLike]
@@ -183,9 +183,8 @@ def _call(
 
 
 def _groups(plan: Plan, sublayers: Iterable[str]) -> dict[str, Groups]:
-    """The parameter groups of these sublayers; of mixed ones the groups of coefficients."""
-    mixed = mixtures(plan)
-    return {name: plan[mixed.get(name, name)] for name in sublayers if name in plan}
+    """The parameter groups of these sublayers."""
+    return {name: plan[name] for name in sublayers if name in plan}
 
 
 def describe_model(config: ModelConfig) -> str:

@@ -136,7 +136,7 @@ def attention_maps(
     return {
         "probs": np.asarray(probs, np.float16),
         **_as_text(objective, dataset, texts),
-        "sets": np.array(plan.distinct_parameters(sublayer)),
+        "sets": np.array(plan.indices(sublayer)),
         "names": np.array(list(trained), str),
         "statistics": np.array(list(trained.values()), np.float32),
         "untrained": np.array(list(before.values()), np.float32),

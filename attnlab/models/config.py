@@ -38,18 +38,13 @@ from attnlab.models.specs import (
     Positions,
     Rotary,
 )
-from attnlab.sharing.mixing import check_mixtures
 from attnlab.sharing.named_plans import as_plan, plan_name
-from attnlab.sharing.plan import MIXTURE_SUFFIX, Plan, mixtures
+from attnlab.sharing.plan import Plan
 
 if TYPE_CHECKING:
     from attnlab.models.transformer import Transformer
 
 Kind: TypeAlias = Literal["decoder", "encoder", "encoder_decoder"]
-MIXED = ("attention", "ffn", "cross")
-"""Sublayers whose parameter groups a plan may mix."""
-CROSS = ("cross", f"cross{MIXTURE_SUFFIX}")
-"""Sublayers of a decoder that its encoder does not have."""
 
 WITHOUT_DEVICE = {"blockwise": "blockwise", "xla": "xla", "cudnn": "xla", "edges": "edges"}
 """Backend -> the one whose limits do not depend on the device, and are limits of it too."""
@@ -265,8 +260,7 @@ class ModelConfig(Spec):
 
     def _check_sublayers(self, plan: Plan) -> None:
         """Sublayers that a layer has, and what shared keys and values need."""
-        check_mixtures(plan, MIXED)
-        must, may = {"attention", "ffn"}, {"cross", "kv", "delta", *mixtures(plan).values()}
+        must, may = {"attention", "ffn"}, {"cross", "kv", "delta"}
         if not must <= set(plan) <= must | may:
             raise ValueError(
                 f"a plan has the sublayers {sorted(must)} and may have {sorted(may)}; this one has "
@@ -353,7 +347,7 @@ class ModelConfig(Spec):
         assert self.encoder is not None
         sharing = self.sharing if self.encoder.sharing is None else self.encoder.sharing
         plan = as_plan(sharing, self.encoder.num_layers or self.num_layers)
-        return Plan(**{name: groups for name, groups in plan.items() if name not in CROSS})
+        return Plan(**{name: groups for name, groups in plan.items() if name != "cross"})
 
     @property
     def encoder_layout(self) -> Layout:
@@ -389,7 +383,6 @@ class ModelConfig(Spec):
             merged=self.encoder is not None and self.encoder.cross == "merged",
             separate_kv="kv" in plan,
             delta_rank=self.delta_rank if "delta" in plan else None,
-            mixed=tuple((name, plan.num_groups[name]) for name in mixtures(plan)),
         )
 
     @property
@@ -603,12 +596,6 @@ def check_encoder(config: ModelConfig, encoder: EncoderConfig) -> None:
             "encoder.shares_decoder: both stacks or neither need the sublayer 'kv'; give "
             "encoder.sharing one like that of sharing"
         )
-    for name, mixture in mixtures(theirs).items():
-        if theirs.num_groups[name] != ours.get(name):
-            raise ValueError(
-                f"encoder.shares_decoder: {mixture} has a coefficient for each group of {name!r}, "
-                "so both stacks need equally many; give encoder.sharing as many as sharing"
-            )
     for name, count in theirs.num_groups.items():
         if count > ours.get(name, 0):
             raise ValueError(

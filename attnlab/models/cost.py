@@ -20,7 +20,7 @@ from attnlab.models.ffn import ffn_flops, inactive_parameters
 from attnlab.models.layer import init_layer
 from attnlab.models.parameters import num_outer_parameters, stack_specs
 from attnlab.models.specs import LayerSpec
-from attnlab.sharing import Params, Plan, PyTree, mixtures
+from attnlab.sharing import Params, Plan, PyTree
 
 
 class Stack(NamedTuple):
@@ -64,8 +64,7 @@ def num_parameters(config: ModelConfig) -> int:
 def applied_parameters(config: ModelConfig) -> int:
     """Parameters that a token passes through: a parameter group counts for each layer that uses it.
 
-    Of groups that are mixed, one counts for each layer, and its coefficients. Of experts, those
-    count that a token uses.
+    Of experts, those count that a token uses.
 
     >>> alone, shared = (ModelConfig(sharing=plan) for plan in ("separate", "albert"))
     >>> applied_parameters(shared) == num_parameters(alone)
@@ -81,8 +80,7 @@ def applied_parameters(config: ModelConfig) -> int:
 def parameters_by_uses(config: ModelConfig) -> dict[int, int]:
     """How many layers use a parameter group -> parameters of all groups used that often, ascending.
 
-    Embeddings and output heads are left out. A group that is mixed into all layers counts for
-    those that name it.
+    Embeddings and output heads are left out.
 
     >>> cycle = ModelConfig(num_layers=5, sharing="cycle:2")
     >>> layer = sum(sublayer_parameters(cycle.layer).values())
@@ -219,24 +217,15 @@ def outer_flops(config: ModelConfig) -> int:
 def weight_flops(config: ModelConfig) -> int:
     """FLOPs that one forward pass spends on making the weights of its layers, however many tokens.
 
-    A mixture of G parameter groups costs G multiply-adds per number, a low-rank delta r per number
-    of a matrix; both are 0 under plans without them.
+    A low-rank delta costs r multiply-adds per number of a matrix; 0 under plans without deltas.
 
-    >>> from attnlab.heads import Standard
-    >>> from attnlab.models.specs import Norm
-    >>> sizes = dict(num_layers=6, width=8, heads=Standard(num_heads=2), norm=Norm(kind="rms"))
-    >>> projections, norm = 4 * 8 * 8, 8
-    >>> mixed = ModelConfig(sharing="dictionary:3", **sizes)
-    >>> weight_flops(mixed) == 6 * 2 * 3 * (projections + norm)
-    True
-    >>> weight_flops(ModelConfig(sharing="cycle:3", **sizes))
+    >>> weight_flops(ModelConfig(num_layers=6, width=8, sharing="cycle:3"))
     0
     """
     total = 0
     for layer, plan, _ in stacks(config):
         shapes = sublayer_shapes(layer)
-        count = sum(plan.num_groups[name] * _size(shapes[name]) for name in mixtures(plan))
-        count += _delta_products(shapes["delta"]) if "delta" in shapes else 0
+        count = _delta_products(shapes["delta"]) if "delta" in shapes else 0
         total += plan.num_layers * 2 * count
     return total
 

@@ -37,7 +37,7 @@ from attnlab.models.ffn import feed_forward, ffn_losses, ffn_values, init_ffn
 from attnlab.models.norm import init_normalize, normalize
 from attnlab.models.specs import DropoutPlace, LayerSpec, Norm
 from attnlab.remat import save_for_backward
-from attnlab.sharing import MIXTURE_SUFFIX, Params, PyTree, add_delta, init_delta
+from attnlab.sharing import Params, PyTree, add_delta, init_delta
 from attnlab.tap import Tap
 
 LAYER_VALUES = {
@@ -203,8 +203,6 @@ def init_layer(
         inits["kv"] = lambda key: {name: attention(key)[name] for name in names}
     if spec.delta_rank is not None:
         inits["delta"] = _delta_init(dict(inits), spec.delta_rank)
-    for name, count in spec.mixed:
-        inits[name + MIXTURE_SUFFIX] = functools.partial(_coefficients, inits[name], count)
     return inits
 
 
@@ -213,11 +211,6 @@ def _delta_init(inits: dict[str, Init], rank: int) -> Init:
         return {name: init(key) for name, init in inits.items()}
 
     return lambda key: init_delta(key, jax.eval_shape(shapes, key), rank)
-
-
-def _coefficients(init: Init, count: int, key: Array) -> PyTree:
-    """[G] for every weight of a group: the shapes of `sharing.one_hot_coefficients`."""
-    return jax.tree.map(lambda a: jnp.zeros(count, a.dtype), jax.eval_shape(init, key))
 
 
 # Values -------------------------------------------------------------------------------------------

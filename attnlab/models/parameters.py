@@ -16,7 +16,7 @@ from attnlab.models.mismatch import describe_mismatch
 from attnlab.models.norm import init_normalize, norm_shapes
 from attnlab.models.output import output_shapes
 from attnlab.models.specs import LayerSpec, Relative
-from attnlab.sharing import MIXTURE_SUFFIX, Params, Plan, PyTree, init_sublayer
+from attnlab.sharing import Params, Plan, PyTree, init_sublayer
 
 TABLES = frozenset({"embedding", "positions", "token_types", "relative_bias",
                     "encoder_relative_bias", "encoder_positions"})  # fmt: skip
@@ -100,7 +100,7 @@ def init_sublayers(spec: LayerSpec, plan: Plan, *, std: float | None, residual_s
 
 def empty_sublayers(spec: LayerSpec) -> Params:
     """Sublayers of a plan that have no parameters: those of an FFN of width 0."""
-    return {} if spec.ffn.width else {"ffn": {}, f"ffn{MIXTURE_SUFFIX}": {}}
+    return {} if spec.ffn.width else {"ffn": {}}
 
 
 def residual_scale(config: ModelConfig) -> float:

@@ -650,7 +650,6 @@ class LayerSpec(Spec, prefix="layer."):
       merged: self-attention reads a second text in the same softmax.
       separate_kv: the projections to keys and values are a sublayer "kv" of their own.
       delta_rank: rank of a difference per layer to each matrix (`attnlab.sharing.low_rank_delta`).
-      mixed: (sublayer, number of groups) of those that are mixed (`attnlab.sharing.mixing`).
 
     >>> from attnlab.heads import Standard
     >>> LayerSpec(heads=Standard(width=6, num_heads=2), ffn=FFN(width=0)).sublayers
@@ -667,7 +666,6 @@ class LayerSpec(Spec, prefix="layer."):
     merged: bool = False
     separate_kv: bool = False
     delta_rank: int | None = bounded(None, least=1)
-    mixed: tuple[tuple[str, int], ...] = ()
 
     @property
     def sublayers(self) -> list[SublayerName]:

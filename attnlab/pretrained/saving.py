@@ -22,7 +22,6 @@ from attnlab.pretrained.registry import FAMILIES
 from attnlab.pretrained.tensors import CHUNK, INDEX, ONE_FILE, Arrays, is_floating, write_file
 from attnlab.pretrained.weights import unfill
 from attnlab.sharing import Params
-from attnlab.sharing.plan import mixtures
 from attnlab.transforms import unshare
 
 
@@ -41,7 +40,7 @@ def save(
     included (see `folders.write_together`). `params` are compared with the model first.
 
     Layers that share weights are written once each where the format cannot say that they do; deltas
-    are added to the weights that they belong to, mixtures summed. Each tensor keeps the dtype of
+    are added to the weights that they belong to. Each tensor keeps the dtype of
     its weight; weights of several dtypes in one tensor take the one that holds both. config.json
     has a dtype only where all tensors have the same.
 
@@ -73,7 +72,7 @@ def save(
     """
     config = model.config
     sublayers = {*config.plan} | ({*config.encoder_plan} if config.encoder else set())
-    if {"kv", "delta"} & sublayers or mixtures(sublayers):  # no format has these
+    if {"kv", "delta"} & sublayers:  # no format has these
         check_weights(config, params, allow_nonfinite=allow_nonfinite)
         config, params = unshare(config, params)
     chosen = _choose_family(config, family)

@@ -10,19 +10,9 @@ from attnlab.sharing.low_rank_delta import (
     init_delta,
     layer_params,
 )
-from attnlab.sharing.mixing import (
-    Params,
-    PyTree,
-    check_mixtures,
-    fit_mixture,
-    mix,
-    one_hot_coefficients,
-    select_params,
-)
 from attnlab.sharing.named_plans import PLANS, NamedPlan, as_plan, parse_plan, plan_name, plan_names
 from attnlab.sharing.plan import (
     GROUP_RULES,
-    MIXTURE_SUFFIX,
     Group,
     Groups,
     Plan,
@@ -32,27 +22,27 @@ from attnlab.sharing.plan import (
     grouped,
     inner_groups,
     kv_sharing,
-    mixtures,
     renumber,
     resolve_kv_sources,
     sandwich,
     separate,
 )
 from attnlab.sharing.stack import (
+    Params,
+    PyTree,
     Stack,
     init_stacked,
     init_sublayer,
     repeating_pattern,
     run_stack,
     run_stacks,
+    select_params,
 )
 
 __all__ = [
-    "GROUP_RULES", "MIXTURE_SUFFIX", "PLANS", "Group", "Groups", "NamedPlan", "Params", "Plan",
-    "PyTree", "Stack", "add_delta", "all_shared", "as_plan", "check_mixtures", "cycled",
-    "cycled_reversed", "delta_shapes", "fit_delta", "fit_mixture", "grouped", "init_delta",
-    "init_stacked", "init_sublayer", "inner_groups", "kv_sharing", "layer_params", "mix",
-    "mixtures", "one_hot_coefficients", "parse_plan", "plan_name", "plan_names", "renumber",
-    "repeating_pattern", "resolve_kv_sources", "run_stack", "run_stacks", "sandwich",
-    "select_params", "separate",
+    "GROUP_RULES", "PLANS", "Group", "Groups", "NamedPlan", "Params", "Plan", "PyTree", "Stack",
+    "add_delta", "all_shared", "as_plan", "cycled", "cycled_reversed", "delta_shapes", "fit_delta",
+    "grouped", "init_delta", "init_stacked", "init_sublayer", "inner_groups", "kv_sharing",
+    "layer_params", "parse_plan", "plan_name", "plan_names", "renumber", "repeating_pattern",
+    "resolve_kv_sources", "run_stack", "run_stacks", "sandwich", "select_params", "separate",
 ]  # fmt: skip

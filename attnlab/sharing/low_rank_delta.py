@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from attnlab.sharing.mixing import Params, PyTree, select_params
 from attnlab.sharing.plan import Plan
+from attnlab.sharing.stack import Params, PyTree, select_params
 
 
 def init_delta(key: Array, like: Params, rank: int) -> Params:

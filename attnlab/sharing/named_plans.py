@@ -48,24 +48,14 @@ def _same_groups(groups: Callable[[int, int], Groups]) -> NamedPlan:
     return NamedPlan(lambda n, count: _attention_and_ffn(groups(n, count)), takes_count=True)
 
 
-def _shared_kv(partition: str) -> NamedPlan:
-    """Only keys and values are shared: see `kv_sharing`."""
-
-    def build(num_layers: int, count: int) -> Plan:
-        kv = kv_sharing(partition, num_layers, count)
-        return Plan(attention=separate(num_layers), kv=kv, ffn=separate(num_layers))
-
-    return NamedPlan(build, takes_count=True)
+def _shared_kv(num_layers: int, count: int) -> Plan:
+    layers = separate(num_layers)
+    return Plan(attention=layers, kv=kv_sharing(num_layers, count), ffn=layers)
 
 
 def _relaxed(num_layers: int, count: int) -> Plan:
     groups = cycled(num_layers, count)
     return Plan(attention=groups, ffn=groups, delta=separate(num_layers))
-
-
-def _dictionary(num_layers: int, count: int) -> Plan:
-    layers = separate(num_layers)
-    return Plan(attention=cycled(num_layers, count), ffn=layers, attention_mixture=layers)
 
 
 PLANS: dict[str, NamedPlan] = {
@@ -82,7 +72,6 @@ PLANS: dict[str, NamedPlan] = {
     "groups_hf": _same_groups(lambda n, count: grouped(n, count, "hf")),
     "groups_google": _same_groups(lambda n, count: grouped(n, count, "google")),
     # Takase and Kiyono 2021 (arXiv 2104.06022); their "sequence" is "groups".
-    "sequence": _same_groups(grouped),
     "cycle": _same_groups(cycled),
     "cycle_rev": _same_groups(cycled_reversed),
     # Relaxed recursive transformer (Bae et al. 2024, arXiv 2410.20672): a cycle of layers, each
@@ -90,14 +79,7 @@ PLANS: dict[str, NamedPlan] = {
     "relaxed": NamedPlan(_relaxed, takes_count=True),
     # Cross-layer attention (Brandon et al. 2024, arXiv 2405.12981): consecutive layers attend to
     # the same keys and values. CLA2 with 12 layers is "cla:6".
-    "cla": _shared_kv("lasagna"),
-    # YOCO (Sun et al. 2024, arXiv 2405.05254), and the configuration in which the layers in the
-    # middle share (Wu et al. 2024, arXiv 2410.14442).
-    "pizza_bottom": _shared_kv("pizza"),
-    "sandwich_bottom": _shared_kv("sandwich"),
-    # MASA (Zhussip et al. 2025, arXiv 2508.04581): the projections of attention are weighted sums
-    # over all groups, with coefficients for each layer.
-    "dictionary": NamedPlan(_dictionary, takes_count=True),
+    "cla": NamedPlan(_shared_kv, takes_count=True),
 }
 """Registry of named plans; `parse_plan` looks names up in it."""
 
@@ -111,7 +93,7 @@ def plan_names(count: int | str | None = None) -> list[str]:
     >>> plan_names()
     ['separate', 'albert', 'attention_only', 'ffn_only', 'sandwich']
     >>> plan_names(2)[-2:]
-    ['sandwich_bottom:2', 'dictionary:2']
+    ['relaxed:2', 'cla:2']
     """
     return [
         f"{name}:{count}" if entry.takes_count else name

@@ -4,15 +4,11 @@ from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator
 from typing import ClassVar, Literal, SupportsIndex
 
 from attnlab.fields import as_count
-from attnlab.names import lookup
 
 Group = int | str | None
 """The parameter group that a layer uses; in the sublayer "kv" also "@j" or None (see `Plan`)."""
 
 Groups = tuple[Group, ...]
-
-MIXTURE_SUFFIX = "_mixture"
-"""The sublayer "ffn_mixture" holds the mixing coefficients of the sublayer "ffn"."""
 
 
 class Plan:
@@ -28,9 +24,6 @@ class Plan:
       may hold "@j": this layer has no such projections and attends to the keys and values of layer
       j (cross-layer attention), or to those that j itself attends to. None stands for the last
       layer before it that computes its own.
-    - "attention_mixture", "ffn_mixture", ...: mixing coefficients. The parameters of the layer are
-      a weighted sum over all groups of "attention" (see `attnlab.sharing.mixing`); the layer's
-      own group has coefficient 1 at initialisation.
     - "delta": a low-rank difference added to the shared parameters (see
       `attnlab.sharing.low_rank_delta`).
 
@@ -38,8 +31,7 @@ class Plan:
       **sublayers: sublayer -> one group per layer; all of equal length.
 
     Raises:
-      ValueError: lengths differ, groups have gaps, "@j" points to no earlier layer, or a mixture
-        names no sublayer of the plan.
+      ValueError: lengths differ, groups have gaps, or "@j" points to no earlier layer.
 
     Example:
       ALBERT's attention-only sharing (Lan et al. 2019, arXiv 1909.11942):
@@ -77,9 +69,6 @@ class Plan:
             self._groups["kv"] = _canonical_kv(self["kv"])
         for name, groups in self.items():
             _check_groups(name, groups)
-            base = name.removesuffix(MIXTURE_SUFFIX)
-            if base not in self:
-                raise ValueError(f"{name}: the plan has no sublayer {base!r} to mix")
 
     def __getitem__(self, sublayer: str) -> Groups:
         return self._groups[sublayer]
@@ -182,16 +171,6 @@ class Plan:
         # A layer that others attend to has a group of its own: none is filtered out.
         return tuple(group for i in sources if isinstance(group := groups[i], int))
 
-    def distinct_parameters(self, sublayer: str) -> tuple[int, ...]:
-        """For each layer, a number; layers have equal parameters if they have equal numbers.
-
-        The group or, if the groups are mixed, the index of the mixing coefficients.
-
-        >>> Plan(attention=(0, 1, 0), attention_mixture=(0, 1, 2)).distinct_parameters("attention")
-        (0, 1, 2)
-        """
-        return self.indices(mixtures(self).get(sublayer, sublayer))
-
 
 def _check_groups(sublayer: str, groups: Groups) -> None:
     used = {group for group in groups if isinstance(group, int)}
@@ -202,16 +181,6 @@ def _check_groups(sublayer: str, groups: Groups) -> None:
         )
     if used != set(range(len(used))):
         raise ValueError(f"{sublayer}: groups must be 0, 1, 2, ... without gaps; got {groups}")
-
-
-def mixtures(sublayers: Iterable[str]) -> dict[str, str]:
-    """sublayer whose groups are mixed -> the sublayer that holds its coefficients.
-
-    >>> mixtures(["attention", "ffn", "attention_mixture"])
-    {'attention': 'attention_mixture'}
-    """
-    names = list(sublayers)
-    return {name: name + MIXTURE_SUFFIX for name in names if name + MIXTURE_SUFFIX in names}
 
 
 def resolve_kv_sources(groups: Groups) -> tuple[int, ...]:
@@ -390,32 +359,24 @@ def inner_groups(
     return tuple(group * inner_group_num + k for group in calls for k in range(inner_group_num))
 
 
-def kv_sharing(partition: str, num_layers: int, num_kv_layers: int) -> Groups:
-    """The sublayer "kv" of the "bottom" configurations of Wu et al. 2024 (arXiv 2410.14442).
+def kv_sharing(num_layers: int, num_kv_layers: int) -> Groups:
+    """The sublayer "kv" of cross-layer attention (CLA, Brandon et al. 2024, arXiv 2405.12981).
 
-    The layers of a block attend to the keys and values of its first layer. Pizza is YOCO (arXiv
-    2405.05254), lasagna is CLA (arXiv 2405.12981) and MLKV. The other configurations attend to
-    later layers, which a `Plan` rejects.
+    Consecutive layers form `num_kv_layers` blocks; the layers of a block attend to the keys and
+    values of its first layer.
 
     Args:
-      partition: which layers form a block: the last ones ("pizza"), those in the middle
-        ("sandwich"), or all, in `num_kv_layers` blocks ("lasagna").
       num_layers: number of layers.
       num_kv_layers: how many of them compute keys and values.
 
     Raises:
-      ValueError: unknown partition, or `num_kv_layers` not in [1, num_layers].
+      ValueError: `num_kv_layers` is not in [1, num_layers].
 
-    >>> kv_sharing("pizza", 6, 3), kv_sharing("sandwich", 6, 3)
-    ((0, 1, 2, '@2', '@2', '@2'), (0, 1, '@1', '@1', '@1', 2))
+    >>> kv_sharing(6, 2)
+    (0, '@0', '@0', 1, '@3', '@3')
     """
-    starts = {"pizza": num_kv_layers - 1, "sandwich": num_kv_layers // 2, "lasagna": 0}
-    start = lookup(starts, partition, what="partition")
     _check_count("num_kv_layers", num_layers, num_kv_layers)
     block = grouped(num_layers, num_kv_layers)
-    if partition != "lasagna":
-        end = start + num_layers - num_kv_layers
-        block = tuple(start if start <= i <= end else i for i in range(num_layers))
     first: dict[int, int] = {}
     sources = [first.setdefault(number, i) for i, number in enumerate(block)]
     computing = list(first.values())

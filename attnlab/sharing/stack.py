@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,13 @@ from jax import lax
 from jaxtyping import Array
 
 from attnlab.remat import SAVED
-from attnlab.sharing.mixing import Params, PyTree, one_hot_coefficients, select_params
-from attnlab.sharing.plan import MIXTURE_SUFFIX, Plan
+from attnlab.sharing.plan import Plan
+
+PyTree: TypeAlias = Any
+"""Arrays in any nesting of containers that JAX knows. The caller chooses, so no type is closer."""
+
+Params: TypeAlias = dict[str, PyTree]
+"""sublayer, or weight -> its parameters"""
 
 X = TypeVar("X")
 State = TypeVar("State")
@@ -53,8 +58,7 @@ def init_sublayer(init: Init, key: Array, plan: Plan, sublayer: str) -> PyTree:
       init: key -> the parameters of one group.
       key: random key.
       plan: the sharing plan.
-      sublayer: a sublayer of the plan. Mixing coefficients ("attention_mixture") take only their
-        shapes from `init`; see `one_hot_coefficients`.
+      sublayer: a sublayer of the plan.
 
     Returns:
       Parameters [G, ...].
@@ -62,10 +66,35 @@ def init_sublayer(init: Init, key: Array, plan: Plan, sublayer: str) -> PyTree:
     >>> init_sublayer(lambda key: jnp.ones(3), jax.random.key(0), Plan(a=(0, 1, 0)), "a").shape
     (2, 3)
     """
-    stacked = jax.vmap(init)(jax.random.split(key, plan.num_groups[sublayer]))
-    if sublayer.endswith(MIXTURE_SUFFIX):
-        return one_hot_coefficients(stacked, plan, sublayer.removesuffix(MIXTURE_SUFFIX))
-    return stacked
+    return jax.vmap(init)(jax.random.split(key, plan.num_groups[sublayer]))
+
+
+def select_params(stacked: Params, indices: Mapping[str, int | Array]) -> Params:
+    """The parameters of one layer.
+
+    Args:
+      stacked: sublayer -> parameters [G, ...].
+      indices: sublayer -> index of its group, an int or a traced integer.
+
+    Returns:
+      sublayer -> parameters [...].
+
+    >>> stacked = {"scale": jnp.array([2.0, 3.0])}
+    >>> float(select_params(stacked, {"scale": 1})["scale"])
+    3.0
+    """
+    return {
+        name: jax.tree.map(lambda a, i=index: _entry(a, i), stacked[name])
+        for name, index in indices.items()
+    }
+
+
+def _entry(a: Array | np.ndarray, index: int | Array) -> Array | np.ndarray:
+    """a[index]. Of a traced index in two operations: general indexing makes a model's program half
+    as long again."""
+    if isinstance(index, int):
+        return a[index]  # of NumPy stays NumPy's
+    return lax.squeeze(lax.dynamic_slice_in_dim(a, jnp.asarray(index, np.uint32), 1), [0])
 
 
 @dataclasses.dataclass(frozen=True)

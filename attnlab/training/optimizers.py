@@ -63,12 +63,11 @@ WITHOUT_DECAY = ("bias", "scale", "norm", "sink", "shift")
 
 
 def weight_decay_mask(params: Params) -> PyTree:
-    """True for matrices, False for biases, sinks, shifts of scores, norm scales and the
-    coefficients of mixtures: by name, since parameters of layers are stacked."""
+    """True for matrices, False for biases, sinks, shifts of scores and norm scales: by name, since
+    parameters of layers are stacked."""
 
     def decays(path: tuple[KeyEntry, ...], _: object) -> bool:
-        is_mixture = any("_mixture" in _last_name((key,)) for key in path)
-        return not is_mixture and not _last_name(path).endswith(WITHOUT_DECAY)
+        return not _last_name(path).endswith(WITHOUT_DECAY)
 
     return jax.tree_util.tree_map_with_path(decays, params)
 

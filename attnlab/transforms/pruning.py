@@ -14,7 +14,7 @@ from attnlab.heads.layout import all_weights
 from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import check_params, stack_specs
 from attnlab.names import lookup
-from attnlab.sharing import Params, Plan, mixtures
+from attnlab.sharing import Params, Plan
 from attnlab.transforms.arguments import check_config, head_numbers
 from attnlab.transforms.forms import kv_heads_of
 from attnlab.transforms.permute import check_head_order, take_heads
@@ -247,12 +247,11 @@ def _check_can_remove(config: ModelConfig) -> None:
 
 def _check_plain_groups(config: ModelConfig) -> None:
     """Raises ValueError if layers of one group have different parameters."""
-    for what, found in (("delta", "delta" in config.plan), ("mixture", mixtures(config.plan))):
-        if found:
-            raise ValueError(
-                f"the plan has a {what}, so layers of one group have different parameters; use "
-                f"change_plan to a plan without a {what} first"
-            )
+    if "delta" in config.plan:
+        raise ValueError(
+            "the plan has a delta, so layers of one group have different parameters; use "
+            "change_plan to a plan without a delta first"
+        )
 
 
 def _by_group(

@@ -24,9 +24,7 @@ from attnlab.sharing import (
     Plan,
     PyTree,
     fit_delta,
-    fit_mixture,
     layer_params,
-    mixtures,
     plan_name,
     separate,
 )
@@ -93,7 +91,6 @@ def change_plan(
 
     - Low-rank deltas of the old plan are added to the parameters they belong to. Those of the new
       plan are fitted to what the new groups lack, with rank `config.delta_rank` (`fit_delta`).
-    - Mixed groups of the old plan are summed; those of the new plan are fitted (`fit_mixture`).
     - Layers that attend to the keys and values of an earlier layer must continue to; others may
       start to.
 
@@ -203,7 +200,7 @@ def tie_encoder(
       merge: as in `change_plan`.
 
     Raises:
-      ValueError: no encoder_decoder; or the plans of the two differ, or have deltas or mixtures.
+      ValueError: no encoder_decoder; or the plans of the two differ, or have deltas.
 
     >>> config = ModelConfig(kind="encoder_decoder", width=8, num_layers=1)
     >>> tokens = jnp.ones((1, 2), int)
@@ -217,10 +214,8 @@ def tie_encoder(
     check_choice("merge", merge, get_args(Merge))
     tied = _with_encoder(config, shares_decoder=True)
     plan = config.encoder_plan
-    if not _agree(plan, config.plan) or "delta" in plan or mixtures(plan):
-        raise ValueError(
-            "encoder and decoder need the same plan, without deltas and mixtures; see change_plan"
-        )
+    if not _agree(plan, config.plan) or "delta" in plan:
+        raise ValueError("encoder and decoder need the same plan, without deltas; see change_plan")
     check_params(config, params)
     layers = dict(params["layers"])
     for name in (name for name in plan if name in layers):
@@ -257,7 +252,7 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     written as a BERT, a tied encoder).
 
     Raises:
-      ValueError: the model has several layer types, or mixed groups.
+      ValueError: the model has several layer types.
 
     >>> config = ModelConfig(width=8, num_layers=3, sharing="ffn_only")
     >>> params = config.build().init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
@@ -267,8 +262,6 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     check_config(config)
     if config.layer_types:
         raise ValueError("detect_sharing needs a model with one layer type; this one has several")
-    if any(mixtures(plan) for _, plan in stack_specs(config).values()):
-        raise ValueError("detect_sharing cannot compare mixed groups; unshare the model first")
     check_params(config, params)
     plan, layers = _detected(config.plan, params["layers"])
     params = params | {"layers": layers}
@@ -366,7 +359,7 @@ def _reshare(stacked: Params, change: PlanChange) -> Params:
     used = [layer_params(stacked, change.old, i) for i in range(new.num_layers)]
     targets: list[Params] = [{} for _ in used]
     layers: Params = {}
-    mixed, known = mixtures(new), {"kv", *used[0]}
+    known = {"kv", *used[0]}
     for name in (name for name in new if name in known):
         groups = []
         for group in range(new.num_groups[name]):
@@ -377,11 +370,7 @@ def _reshare(stacked: Params, change: PlanChange) -> Params:
             groups.append(_merged(before, change.merge))
             for i, params in zip(members, before, strict=True):
                 targets[i][name] = params
-        if name in mixed:
-            wanted = [target[name] for target in targets]
-            layers[name], layers[mixed[name]] = fit_mixture(wanted, groups, new.indices(name))
-        else:
-            layers[name] = _stack(groups)
+        layers[name] = _stack(groups)
     if "delta" in new:
         have = [layer_params(layers, new, i) for i in range(new.num_layers)]
         pairs = zip(targets, have, strict=True)
@@ -400,9 +389,8 @@ def _check_reachable(change: PlanChange) -> None:
         raise ValueError(
             "heads cannot be permuted under a plan with the sublayer kv; use merge='mean'"
         )
-    for name in {"delta", *mixtures(new).values()} & {*new}:
-        if new[name] != separate(new.num_layers):
-            raise ValueError(f"every layer needs its own {name}, in order; got {new[name]}")
+    if "delta" in new and new["delta"] != separate(new.num_layers):
+        raise ValueError(f"every layer needs its own delta, in order; got {new['delta']}")
 
 
 def _sublayer(params: Params, name: str, plan: Plan, heads: Layout) -> Params:

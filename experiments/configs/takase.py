@@ -37,10 +37,10 @@ ROWS = {
     "vanilla M=6 N=6": _row("separate", 6, 26.57),
     "vanilla big M=6 N=6": _big(_row("separate", 6, 26.81, 209_838_080, "210M"), 0.3),
     "universal M=1 N=6": _big(_row("albert", 6, 26.90, 62_935_040, "63M"), 0.1),
-    "sequence M=6 N=12": _row("sequence:6", 12, 27.13),
+    "sequence M=6 N=12": _row("groups:6", 12, 27.13),
     "cycle M=6 N=12": _row("cycle:6", 12, 27.04),
     "cycle_rev M=6 N=12": _row("cycle_rev:6", 12, 27.08),
-    "sequence M=6 N=18": _row("sequence:6", 18, 27.02),
+    "sequence M=6 N=18": _row("groups:6", 18, 27.02),
     "cycle M=6 N=18": _row("cycle:6", 18, 27.25),
     "cycle_rev M=6 N=18": _row("cycle_rev:6", 18, 27.31),
 }

@@ -1,19 +1,19 @@
 """Which layer uses which weights, from a plan alone.
 
 A column is a layer and a line a sublayer. Cells of one line with the same number and colour are one
-parameter group; stripes are groups that are mixed. A dashed cell makes no keys and values: the
+parameter group. A dashed cell makes no keys and values: the
 arrow leads to those that it reads.
 """
 
 from attnlab.sharing.named_plans import PLANS, parse_plan
-from attnlab.sharing.plan import Plan, mixtures
+from attnlab.sharing.plan import Plan
 from experiments.drawing.marks import COLOURS, box, drawing, label
 
-LAYERS, COUNT = 6, {"relaxed": 2, "dictionary": 2}
+LAYERS, COUNT = 6, {"relaxed": 2}
 BY_HAND = {"by_hand": "1/(2)x2/1"}
 LEFT, COLUMN, HEIGHT, GAP, TOP = 74, 40, 26, 8, 46
-ARCS, STRIPE = 30, 6
-WORDS = {"kv": "keys, values", "attention_mixture": "coefficients"}
+ARCS = 30
+WORDS = {"kv": "keys, values"}
 
 
 def drawn_plans() -> dict[str, str]:
@@ -40,9 +40,6 @@ def plan_drawing(name: str) -> str:
             marks += [_arrow(i, j, y + ARCS - 3) for i, j in enumerate(plan.kv_sources) if i != j]
             y += ARCS
         marks += _line(plan, sublayer, y)
-        if sublayer in mixtures(plan):
-            marks += _stripes(plan, sublayer, y + HEIGHT + 2)
-            y += STRIPE + 2
         y += HEIGHT + GAP
     return drawing(LEFT + COLUMN * LAYERS + 2, y, f"{name}: weights of six layers", marks)
 
@@ -71,15 +68,6 @@ def _line(plan: Plan, sublayer: str, y: float) -> list[str]:
             style = f'fill="none" stroke="currentColor" stroke-dasharray="3 3" {about}'
             marks.append(box(x, y, COLUMN - 4, HEIGHT, style))
     return marks
-
-
-def _stripes(plan: Plan, sublayer: str, y: float) -> list[str]:
-    """Below each cell the colours of all groups, which are mixed."""
-    count = plan.num_groups[sublayer]
-    width = (COLUMN - 4) / count
-    style = lambda i: f'fill="{COLOURS[i % len(COLOURS)]}" data-mixed="{i}"'
-    starts = [LEFT + COLUMN * layer + 2 for layer in range(plan.num_layers)]
-    return [box(x + i * width, y, width, STRIPE, style(i)) for x in starts for i in range(count)]
 
 
 def _arrow(reader: int, source: int, y: float) -> str:

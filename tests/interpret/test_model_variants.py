@@ -97,7 +97,3 @@ def test_circuits_have_the_scale_of_their_layer():
     plain = circuit(config, params, "qk").singular_values
     expected = plain * np.reshape(scales, (3, 1, 1))
     np.testing.assert_allclose(circuit(scaled, params, "qk").singular_values, expected, rtol=1e-12)
-
-
-def test_gates_of_mixed_layers_are_per_layer():
-    assert head_gates(config_of(sharing="dictionary:2"), by="group").rows == (0, 1, 2)

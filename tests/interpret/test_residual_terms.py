@@ -79,9 +79,7 @@ PRODUCTS = ("tensor_product",)
 CASES = [
     (f, layout, plan) for f in FAMILIES for layout in heads.LAYOUTS for plan in ("albert", "cla:2")
 ]
-CASES += [
-    (f, "standard", plan) for f in FAMILIES for plan in ("relaxed:2", "dictionary:2", KV_SHARED)
-]
+CASES += [(f, "standard", plan) for f in FAMILIES for plan in ("relaxed:2", KV_SHARED)]
 KEPT = [
     ("bert", "latent", "cla:2"),
     ("t5", "two_stage", "albert"),

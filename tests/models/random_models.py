@@ -11,7 +11,7 @@ from attnlab.models import LayerOverrides, ModelConfig
 WIDTH, VOCAB, LENGTH = 12, 11, 7
 PLANS = (
     "separate", "albert", "attention_only", "ffn_only", "cycle:2", "groups:2", "cycle_rev:2",
-    "sequence:2", "relaxed:2", "cla:2", "dictionary:2", "sandwich", "pizza_bottom:2",
+    "groups:2", "relaxed:2", "cla:2", "sandwich",
 )  # fmt: skip
 EXTRAS = (
     heads.Gate(), heads.Gate("element"), heads.Sink(), heads.Sink(learnt=False),

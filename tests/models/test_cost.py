@@ -112,14 +112,13 @@ OTHER_PARTS = {
                        encoder=EncoderConfig(sharing="cla:2")),
     "deltas of both stacks": dict(kind="encoder_decoder", sharing="relaxed:2",
                                   encoder=EncoderConfig(shares_decoder=True)),
-    "mixtures": dict(kind="encoder_decoder", sharing="dictionary:2"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "layout", deep([n for n in LAYOUTS if n != "absorbed"], "standard", "narrow", "bilinear")
 )
-def test_parameters_of_shared_keys_deltas_and_mixtures(layout):
+def test_parameters_of_shared_keys_and_deltas(layout):
     for option in OTHER_PARTS.values():
         config = dataclasses.replace(with_heads(layout), **option)
         assert cost.num_parameters(config) == size_of(param_shapes(config))

@@ -63,7 +63,7 @@ def test_decoding_equals_the_whole_text(layout, positions, window):
     assert_close(got, run(params, TOKENS).logits, loosen=5)
 
 
-SHARED = ["cla:2", "relaxed:2", "dictionary:2", "attention=0,0,0 kv=0,0,@0 ffn=0,1,0"]
+SHARED = ["cla:2", "relaxed:2", "attention=0,0,0 kv=0,0,@0 ffn=0,1,0"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_plans_that_share_more(sharing, positions):
         run, params = make(config)
         got = jax.jit(lambda p, c=config, s=size: in_pieces(c, p, s))(params)
         assert_close(got, run(params, TOKENS).logits, loosen=5)
-        count = 3 if sharing in ("relaxed:2", "dictionary:2") else 2
+        count = 3 if sharing == "relaxed:2" else 2
         assert config.init_cache(2, 7)["k"].shape[0] == count
 
 

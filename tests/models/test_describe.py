@@ -12,7 +12,6 @@ from attnlab.models.describe import describe
 CONFIGS = {
     "plain": ModelConfig(),
     "cla": ModelConfig(sharing="cla:2"),
-    "mixtures": ModelConfig(sharing="dictionary:2"),
     "encoder": ModelConfig(kind="encoder", heads=Latent(num_heads=4)),
     "two stacks": ModelConfig(kind="encoder_decoder", encoder=EncoderConfig(num_layers=2)),
     "one set of weights": ModelConfig(

@@ -156,7 +156,7 @@ def test_sharing_equals_copied_weights(layout, sharing):
     run, params = make(config)
     plan, layers = config.plan, params["layers"]
     if set(plan) != {"attention", "ffn"}:
-        pytest.skip("keys, deltas and mixtures are compared in tests/sharing")
+        pytest.skip("keys and deltas are compared in tests/sharing")
     copied = params | {
         "layers": {p: jax.tree.map(lambda a, p=p: a[np.array(plan[p])], layers[p]) for p in plan}
     }

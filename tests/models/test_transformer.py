@@ -26,7 +26,6 @@ PLANS = {
     "cycle": "cycle:2",
     "cla": "cla:2",
     "relaxed": "relaxed:2",
-    "dictionary": "dictionary:2",
 }
 TYPES = ((2, models.LayerOverrides(window=2)), (1, models.LayerOverrides(ffn=FFN(width=6))))
 
@@ -67,7 +66,7 @@ def test_padding_may_hold_nan(pooler):
         SMALL,
         dataclasses.replace(SMALL, layer_types=TYPES),
         dataclasses.replace(SMALL, kind="encoder_decoder", sharing="relaxed:2"),
-        dataclasses.replace(SMALL, sharing="dictionary:2", norm=Norm(position="sandwich")),
+        dataclasses.replace(SMALL, sharing="cla:2", norm=Norm(position="sandwich")),
     ],
 )  # fmt: skip
 def test_shapes_are_those_of_the_initial_parameters(config):

@@ -85,7 +85,7 @@ def test_a_model_of_ours_is_written_where_a_format_can_say_it(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, params, params_again)
 
 
-PARTS = ["relaxed:1", "attention=0,1 kv=0,1 ffn=0,0", "dictionary:2"]
+PARTS = ["relaxed:1", "attention=0,1 kv=0,1 ffn=0,0"]
 
 
 @pytest.mark.parametrize("plan", deep(PARTS, "relaxed:1"))

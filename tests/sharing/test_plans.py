@@ -20,7 +20,7 @@ from attnlab.sharing.named_plans import PLANS, parse_plan
 from attnlab.sharing.plan import all_shared, inner_groups, separate
 
 NAMES = [*PLANS, "inner_groups", "pointers"]
-FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers", "dictionary")
+FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers")
 
 
 def plan_of(name, depth):
@@ -46,7 +46,6 @@ def layer_of(name, order=None):
         is_causal=True,
         separate_kv="kv" in plan,
         delta_rank=2 if "delta" in plan else None,
-        mixed=(("attention", 2),) if "attention_mixture" in plan else (),
     )
 
 
@@ -90,25 +89,12 @@ def layer_and_gradient(spec):
 
 
 def params_of_layer(params, plan, i):
-    """What layer i computes with: its groups or, of groups that are mixed, their sum."""
-    w = {p: jax.tree.map(lambda a, p=p: a[plan.indices(p)[i]], params[p]) for p in plan}
-    if (c := w.pop("attention_mixture", None)) is not None:
-        sums = lambda c, atoms: sum(c[s] * atoms[s] for s in range(len(c)))
-        w["attention"] = jax.tree.map(sums, c, params["attention"])
-    return w
+    """What layer i computes with."""
+    return {p: jax.tree.map(lambda a, p=p: a[plan.indices(p)[i]], params[p]) for p in plan}
 
 
 def add_gradients(grads, params, plan, i, dw):
     """Those of what layer i read, to where it came from."""
-    if "attention_mixture" in plan:
-        dw, d_sums = dict(dw), dw["attention"]
-        d_rows = lambda d, atoms: np.array([np.sum(np.asarray(d) * a) for a in atoms])
-        dw["attention_mixture"] = jax.tree.map(d_rows, d_sums, params["attention"])
-        row = plan.indices("attention_mixture")[i]
-        c = jax.tree.map(lambda a: a[row], params["attention_mixture"])
-        d_atoms = jax.tree.map(lambda c, d: np.multiply.outer(c, np.asarray(d)), c, d_sums)
-        grads["attention"] = jax.tree.map(np.add, grads["attention"], d_atoms)
-        del dw["attention"]
     for sublayer in dw:
         group = plan.indices(sublayer)[i]
         for total, more in zip(
@@ -192,7 +178,7 @@ def saved_for_backward(spec, plan, params, x):
 
 
 @pytest.mark.parametrize("precision", [None, "highest"])
-@pytest.mark.parametrize("name", ["albert", "relaxed", "dictionary"])
+@pytest.mark.parametrize("name", ["albert", "relaxed"])
 def test_no_layer_keeps_a_copy_of_its_weights(name, precision):
     """Without remat the products of tokens are saved, once, and none that makes weights."""
     with jax.default_matmul_precision(precision):
