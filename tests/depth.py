@@ -74,7 +74,6 @@ DEPTH = {
     "test_a_run_in_float64",
     "test_narrow_heads_read_their_own_slice",
     "test_an_encoder_with_its_own_number_of_heads",
-    "test_merged_attention_has_no_cross_attention",
     "test_patches_under_transformations",
     "test_step_by_step_is_the_whole_text",
     "test_a_failing_tuning_run_leaves_out_its_variant_alone",

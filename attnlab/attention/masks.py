@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int, Integer
 from attnlab.attention.mask_checks import check_boolean
 
 __all__ = [
-    "Edges", "causal", "causal_window", "combine", "concatenate",
+    "Edges", "causal", "combine",
     "edge_ends", "from_edges", "padding", "segments", "window",
 ]  # fmt: skip
 
@@ -223,52 +223,6 @@ def combine(*masks: Bool[Array, "..."] | Edges | None) -> Bool[Array, "..."] | E
     if len(present) > 1:
         raise TypeError("Edges cannot be combined with another mask; leave out the hidden edges")
     return present[0]
-
-
-def causal_window(
-    num_queries: int,
-    num_keys: int,
-    is_causal: bool,
-    local_window_size: int | tuple[int, int] | None,
-) -> Bool[Array, "T S"] | None:
-    """The mask of a causal call, or of one with a window w or (left, right); else None.
-
-    >>> causal_window(3, 3, True, 1).astype(int).tolist()
-    [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
-    """
-    near = None
-    if local_window_size is not None:
-        pair = local_window_size
-        left, right = pair if isinstance(pair, tuple | list) else (pair, pair)
-        near = window(num_queries, num_keys, left=left, right=right)
-    return combine(causal(num_queries, num_keys) if is_causal else None, near)
-
-
-def concatenate(
-    first: Bool[Array, "..."] | Edges | None,
-    second: Bool[Array, "..."] | None,
-    num_queries: int,
-    num_keys: tuple[int, int],
-) -> Bool[Array, "... T S"]:
-    """One mask of two key sequences: `first` for the first keys, `second` for those after them.
-
-    Args:
-      first, second: masks; None hides nothing.
-      num_queries: T.
-      num_keys: of the first and of the second sequence.
-
-    Raises:
-      TypeError: `Edges`.
-
-    >>> concatenate(causal(2), jnp.array([True, False]), 2, (2, 2)).astype(int).tolist()
-    [[1, 0, 1, 0], [1, 1, 1, 0]]
-    """
-    if isinstance(first, Edges):
-        raise TypeError("Edges cannot mask two sequences at once; pass a boolean mask")
-    parts = [jnp.ones((1, 1), bool) if m is None else jnp.asarray(m) for m in (first, second)]
-    leading = jnp.broadcast_shapes(*(m.shape[:-1] for m in parts), (num_queries,))
-    sizes = zip(parts, num_keys, strict=True)
-    return jnp.concatenate([jnp.broadcast_to(m, (*leading, n)) for m, n in sizes], axis=-1)
 
 
 def _positions(num_queries: int, num_keys: int | None) -> tuple[Array, Array]:

@@ -48,7 +48,6 @@ def call_flops(
     *,
     cross: bool = False,
     num_new: int | None = None,
-    num_source: int = 0,
 ) -> int:
     """Forward FLOPs of one call.
 
@@ -61,7 +60,6 @@ def call_flops(
       cross: keys are of another text than queries.
       num_new: so many of the keys are projected in this call (default: all); a cache holds the
         rest.
-      num_source: further keys, of a second text, projected in this call.
 
     >>> from attnlab.heads import Standard
     >>> layout = Standard(width=512, num_heads=8)
@@ -70,10 +68,10 @@ def call_flops(
     """
     new = num_keys if num_new is None else num_new
     times = {
-        "prepare": num_queries + (new if cross else 0) + num_source,
+        "prepare": num_queries + (new if cross else 0),
         "project_q": num_queries,
-        "project_kv": new + num_source,
-        "keys_values": num_keys + num_source,
+        "project_kv": new,
+        "keys_values": num_keys,
         "attend": num_queries,
         "project_out": num_queries,
     }
@@ -81,7 +79,7 @@ def call_flops(
     if not cross:
         total -= min(num_queries, new) * _of_queries_and_keys(layout)
     token = token_shapes(layout)
-    attended = num_keys + num_source + sum(extra.num_keys for extra in layout.extras)
+    attended = num_keys + sum(extra.num_keys for extra in layout.extras)
     per_score = token.q[0] * (token.q[-1] + token.v[-1])
     per_score += sum(_multiply_adds(layout, w) for w in all_weights(layout).values() if w.per_score)
     total += num_queries * attended * per_score

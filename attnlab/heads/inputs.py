@@ -51,8 +51,6 @@ class HeadInputs:
         and has no position there, so batch rows have lengths of their own.
       token_mask: [B, T], True = a token that counts in auxiliary losses; None: those of
         `padding_mask`.
-      source: a second text [B, S2, D] attended to in the same softmax, without positions.
-      source_mask: as `mask`, of the second text.
       shared_kv: cache entries of an earlier layer to attend to in place of those of x (cross-layer
         attention; Brandon et al. 2024, arXiv 2405.12981).
       head_mask: multiplies each head, [N] or [B, N]; 0 removes a head.
@@ -75,8 +73,6 @@ class HeadInputs:
     cache: Cache | None = None
     padding_mask: Bool[Array, "B T"] | None = None
     token_mask: Bool[Array, "B T"] | None = None
-    source: Float[Array, "B S2 D"] | None = None
-    source_mask: Array | None = None
     shared_kv: Entries | None = None
     head_mask: Float[Array, "*B N"] | None = None
     query_scale: ArrayLike | None = None
@@ -122,8 +118,6 @@ def check_inputs(params: Params, x: Array, layout: Layout, inputs: HeadInputs) -
         if 0 in a.shape:
             raise ValueError(f"{name} {a.shape}: no axis may have size 0")
     _check_masks(inputs, layout, x)
-    if inputs.source is not None:
-        _check_input("source", inputs.source, layout.input_widths[1], x)
     if values.shape[1] != keys.shape[1]:
         raise ValueError(f"value context {values.shape} must be as long as context {keys.shape}")
     if inputs.context is not None:

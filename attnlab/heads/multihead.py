@@ -236,7 +236,6 @@ def call_sizes(x: Array, inputs: HeadInputs, options: AttentionOptions) -> CallS
         num_keys=max(a.shape[1] for a in entries.values()) if entries else keys.shape[1],
         cross=context is not None,
         num_new=None if not entries else 0 if inputs.shared_kv is not None else x.shape[1],
-        num_source=0 if inputs.source is None else inputs.source.shape[1],
         rotary=inputs.rotary is not None,
         shift_invariant=options.get("logits_soft_cap") is None
         and options.get("sink") is None
@@ -286,8 +285,6 @@ def _attend(
         entries, cache, fits, options = _with_cache(entries, x, inputs, options)
     elif inputs.padding_mask is not None:
         options = _with_mask(options, inputs.padding_mask[:, None, None, :])
-    if inputs.source is not None and inputs.source.shape[1]:
-        entries, options = _with_source(params, x, layout, inputs, entries, options)
     k, v = layout.keys_values(params, entries)
     backends = None if report is None else report.setdefault("implementation", {})
     real = inputs.padding_mask if inputs.token_mask is None else inputs.token_mask
@@ -362,43 +359,10 @@ def _with_mask(options: AttentionOptions, allowed: Array | None) -> AttentionOpt
     mask = options.get("mask")
     if isinstance(mask, masks.Edges):
         raise TypeError(
-            "masks.Edges do not combine with a cache, padding_mask or source; pass a boolean mask"
+            "masks.Edges do not combine with a cache or padding_mask; pass a boolean mask"
         )
     mask = None if mask is None else jnp.asarray(mask)
     return {**options, "mask": masks.combine(mask, allowed)}
-
-
-def _with_source(
-    params: Params,
-    x: Array,
-    layout: Layout,
-    inputs: HeadInputs,
-    entries: Entries,
-    options: AttentionOptions,
-) -> tuple[Entries, AttentionOptions]:
-    """The entries with those of a second text behind them, and the options for both: every query
-    attends to all of the second text."""
-    source = inputs.source
-    assert source is not None
-    own = next(iter(entries.values())).shape[1]
-    rotary = inputs.rotary[1] if isinstance(inputs.rotary, tuple) else inputs.rotary
-    still = None
-    if rotary is not None:
-        still = jnp.zeros((source.shape[1], rotary.shape[-1]), rotary.dtype)
-    more = make_entries(params, source, layout, rotary=still)
-    joined = {n: jnp.concatenate([a, more[n].astype(a.dtype)], axis=1) for n, a in entries.items()}
-    both = own, source.shape[1]
-    window = options.get("local_window_size")
-    mask = masks.causal_window(x.shape[1], own, options.get("is_causal", False), window)
-    first = _with_mask(options, mask).get("mask")
-    assert first is None or isinstance(first, Array)
-    mask = masks.concatenate(first, inputs.source_mask, x.shape[1], both)
-    options = {**options, "mask": mask, "is_causal": False, "local_window_size": None}
-    bias = options.get("bias")
-    if bias is not None:
-        bias = jnp.asarray(bias)
-        options["bias"] = jnp.pad(bias, [(0, 0)] * (bias.ndim - 1) + [(0, both[1])])
-    return joined, options
 
 
 def rotations(rotary: Rotary | None) -> tuple[Rotate, Rotate]:

@@ -61,7 +61,6 @@ class CallSizes:
       batch, num_queries, num_keys: B, T, S.
       cross: keys are of another text than queries.
       num_new: keys that are projected in this call (None: all); a cache holds the rest.
-      num_source: further keys, of a second text.
       rotary: rotary positions are applied.
       shift_invariant: no option of the call sees a constant added to all scores of a query.
       entries: names of the cache entries that the call must read (None: any).
@@ -78,7 +77,6 @@ class CallSizes:
     num_keys: int
     cross: bool = False
     num_new: int | None = None
-    num_source: int = 0
     rotary: bool = False
     shift_invariant: bool = True
     entries: frozenset[str] | None = None
@@ -92,7 +90,6 @@ class CallSizes:
             self.num_keys,
             cross=self.cross,
             num_new=self.num_new,
-            num_source=self.num_source,
         )
 
     def cannot_read(self, layout: Layout) -> str | None:

@@ -192,8 +192,6 @@ class _HeadMatrices:
             raise ValueError(
                 f"a model of kind {config.kind!r} has no attention {attention!r}; use 'self'"
             )
-        if attention == "cross" and "cross" not in config.plan:
-            raise ValueError("encoder.cross='merged' has no separate cross-attention; use 'self'")
         if config.layer_types:
             raise ValueError("layers of several types (layer_types) have no common matrices")
         check_params(config, params)

@@ -94,8 +94,6 @@ def head_gates(config: ModelConfig, name: HeadsName = "heads", *, by: By = "laye
     if name != "heads" and config.encoder is None:
         raise ValueError(f"a model of kind {config.kind!r} has no {name!r}")
     plan = config.encoder_plan if is_encoder else config.plan
-    if sublayer not in plan:
-        raise ValueError(f"encoder.cross='merged' has no {name!r}: its 'heads' read both texts")
     rows = plan.indices(sublayer) if by == "group" else tuple(range(plan.num_layers))
     if config.encoder is None:
         return HeadGates(name, rows, heads_per_layer(config))

@@ -43,8 +43,6 @@ DECODER = Attention("decoder", "tokens", "tokens", SELF, "probs", "heads")
 CROSS = Attention(
     "decoder to encoder", "tokens", "source", ("cross", "delta"), "cross.probs", "cross.heads"
 )
-MERGED = CROSS._replace(sublayers=SELF, heads="heads")
-"""Cross-attention in the softmax of self-attention."""
 
 
 class AblationMetric(NamedTuple):
@@ -145,17 +143,14 @@ def model_panel(
 
 
 def _attentions(config: ModelConfig) -> tuple[Attention, ...]:
-    if config.encoder is None:
-        return (DECODER,)
-    return ENCODER, DECODER, MERGED if config.encoder.cross == "merged" else CROSS
+    return (DECODER,) if config.encoder is None else (ENCODER, DECODER, CROSS)
 
 
 def _probs(
     config: ModelConfig, params: Params, inputs: Inputs, attentions: Sequence[Attention]
 ) -> dict[str, Array]:
     """Name of the attention -> probabilities [L, 1, N, T, S]."""
-    merged = MERGED in attentions
-    names = {one.name: "probs" if one is MERGED else one.probs for one in attentions}
+    names = {one.name: one.probs for one in attentions}
 
     @jax.jit
     def run(params: Params, inputs: Inputs) -> dict[str, Array]:
@@ -163,10 +158,6 @@ def _probs(
         return {name: captured[value] for name, value in names.items()}
 
     probs: dict[str, Array] = run(params, dict(inputs))
-    if merged:  # keys of the source stand behind those of the text
-        own = np.shape(inputs["tokens"])[1]
-        both = probs[DECODER.name]
-        probs |= {DECODER.name: both[..., :own], MERGED.name: both[..., own:]}
     return probs
 
 

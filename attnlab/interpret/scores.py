@@ -74,8 +74,7 @@ def decompose_scores(
 
     Raises:
       ValueError: no such layer, head or attention; a query or key is not linear in the residual
-        stream (layout `tensor_product`); scores are mixed between heads or capped; or
-        cross-attention is merged with self-attention.
+        stream (layout `tensor_product`); or scores are mixed between heads or capped.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -133,14 +132,8 @@ def _check(
     """The heads. Raises ValueError if their scores are not q k^T."""
     spec = stack.spec
     layout = spec.cross if attention == "cross" else spec.heads
-    merged = config.encoder is not None and config.encoder.cross == "merged"
     if layout is None:
         raise ValueError(f"a {config.kind} with these settings has no cross-attention sublayer")
-    if merged and attention != "encoder":
-        raise ValueError(
-            "encoder.cross='merged': keys come from two texts and are not decomposed; use "
-            "attention='encoder'"
-        )
     for extra in layout.extras:
         if extra.name in CHANGES_SCORES:
             raise ValueError(f"extra {extra.name!r}: the scores of a head are not its q k^T")

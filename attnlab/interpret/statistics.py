@@ -231,19 +231,15 @@ def statistics_with_baselines(
     texts = [jnp.asarray(a) for a in (inputs.source, tokens) if a is not None]
     if jnp.issubdtype(texts[0].dtype, jnp.floating):
         raise ValueError("mixtures of tokens cannot be shuffled; pass token ids")
-    merged = config.encoder is not None and config.encoder.cross == "merged"
 
     @jax.jit
     def run(params: Params, texts: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         source = texts[0] if len(texts) > 1 else None
         call = dataclasses.replace(inputs, source=source, capture=(name,))
         probs = run_model(params, texts[-1], config, call).captured[name]
-        key_tokens = texts[of_keys]
-        if merged and name == "probs":  # keys of the source stand behind those of the text
-            key_tokens = jnp.concatenate([texts[-1], texts[0]], axis=1)
 
         def statistics(probs: Array) -> dict[str, Array]:
-            return head_statistics(probs, texts[of_queries], mask, key_tokens=key_tokens)
+            return head_statistics(probs, texts[of_queries], mask, key_tokens=texts[of_keys])
 
         return statistics(probs), statistics(uniform_attention(probs))
 

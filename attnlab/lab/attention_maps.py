@@ -157,8 +157,7 @@ def _attention(
     # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
     attention = dataclasses.replace(config.attention, implementation="dense")
     model = dataclasses.replace(config, attention=attention).build()
-    merged = config.encoder is not None and config.encoder.cross == "merged"
-    name = "cross.probs" if config.encoder is not None and not merged else "probs"
+    name = "probs" if config.encoder is None else "cross.probs"
 
     @jax.jit
     def attention_of(
@@ -166,8 +165,6 @@ def _attention(
     ) -> tuple[jax.Array, Statistics]:
         tokens = jnp.asarray(inputs["tokens"])
         probs = model.apply({"params": params}, **inputs, capture=(name,)).captured[name]
-        if merged:  # behind the keys of its own text: no whole rows, no statistics
-            return probs[:, 0, ..., tokens.shape[1] :], {}
         keys = jnp.asarray(inputs.get("source", tokens))
         return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
 

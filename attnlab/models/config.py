@@ -100,8 +100,6 @@ class EncoderConfig(Spec, prefix="encoder."):
         has them (BART, arXiv 1910.13461); else both use the decoder's.
       shares_decoder: the encoder uses the decoder's attention, FFN, norms, relative positions and
         final norm (Raffel et al. 2020, section 3.2.2).
-      cross: "own" is a cross-attention sublayer after self-attention (Vaswani et al. 2017);
-        "merged" is one softmax of self-attention over both texts (T5Gemma 2, arXiv 2512.14856).
 
     Raises:
       ValueError: `shares_decoder` together with a field that only an encoder of its own has.
@@ -115,7 +113,6 @@ class EncoderConfig(Spec, prefix="encoder."):
     num_heads: int | None = bounded(None, least=1)
     sharing: str | Plan | None = None
     shares_decoder: bool = False
-    cross: Literal["own", "merged"] = "own"
     own_inputs: bool = False
 
     def __post_init__(self) -> None:
@@ -335,7 +332,7 @@ class ModelConfig(Spec):
         if self.layer_types:
             return _whole_plan(self)
         plan = as_plan(self.sharing, self.num_layers)
-        if self.encoder is None or "cross" in plan or self.encoder.cross == "merged":
+        if self.encoder is None or "cross" in plan:
             return plan
         names = {name.replace("attention", "cross", 1): name for name in plan}
         cross = {new: plan[old] for new, old in names.items() if new.startswith("cross")}
@@ -368,7 +365,7 @@ class ModelConfig(Spec):
         spec = self.layer_under(self.encoder_plan)
         ffn = dataclasses.replace(spec.ffn, residual_scale=1.0)
         layout = self.encoder_layout
-        return dataclasses.replace(spec, heads=layout, is_causal=False, merged=False, ffn=ffn)
+        return dataclasses.replace(spec, heads=layout, is_causal=False, ffn=ffn)
 
     def layer_under(self, plan: Plan) -> LayerSpec:
         """One layer with the sublayers that `plan` names."""
@@ -380,7 +377,6 @@ class ModelConfig(Spec):
             attention=self.attention,
             dropout=self.dropout,
             is_causal=self.kind != "encoder",
-            merged=self.encoder is not None and self.encoder.cross == "merged",
             separate_kv="kv" in plan,
             delta_rank=self.delta_rank if "delta" in plan else None,
         )
@@ -573,8 +569,6 @@ def check_layer_types(config: ModelConfig) -> None:
 
 def check_encoder(config: ModelConfig, encoder: EncoderConfig) -> None:
     """Raises ValueError if the encoder, or what it shares, does not fit the decoder."""
-    if encoder.cross == "merged" and "cross" in config.plan:
-        raise ValueError("encoder.cross='merged' has no sublayer 'cross'; leave it out of the plan")
     if encoder.num_heads is not None:
         try:
             config._check_heads(config.encoder_layout)

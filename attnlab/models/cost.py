@@ -177,12 +177,9 @@ def sublayer_flops(stack: Stack, length: int) -> dict[str, int]:
     {'attention': 196608, 'ffn': 262144}
     """
     layer, plan = stack.layer, stack.plan
-    num_source = length if layer.merged else 0
 
     def attention(num_new: int) -> int:
-        return heads.call_flops(
-            layer.heads, 1, length, length, num_new=num_new, num_source=num_source
-        )
+        return heads.call_flops(layer.heads, 1, length, length, num_new=num_new)
 
     # A layer that attends to the keys and values of an earlier one does not compute its own.
     reusing = sum(plan.reuses_kv)

@@ -69,8 +69,7 @@ class TextInputs:
         cache.
       bias: added to the scores; broadcasts to [B, N, T, S].
       rotary: angles of `positions.rotary_angles`.
-      source: a second text [B, S, D], for cross-attention, or for the softmax of self-attention
-        where the spec is `merged`.
+      source: a second text [B, S, D], for cross-attention.
       source_mask: as `mask`, of the second text.
 
     >>> from attnlab import capture
@@ -318,8 +317,6 @@ class _Layer:
             rotary=text.rotary,
             cache=self.inputs.cache,
             padding_mask=text.padding_mask,
-            source=text.source if spec.merged else None,
-            source_mask=text.source_mask if spec.merged else None,
             shared_kv=self._shared_kv(params, x),
             head_mask=self.inputs.head_mask,
             query_scale=self.inputs.query_scale,

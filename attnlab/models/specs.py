@@ -647,7 +647,6 @@ class LayerSpec(Spec, prefix="layer."):
       cross: heads of cross-attention; None: no cross-attention.
       ffn, norm, attention, dropout: as in `ModelConfig`.
       is_causal: tokens attend to themselves and the past alone.
-      merged: self-attention reads a second text in the same softmax.
       separate_kv: the projections to keys and values are a sublayer "kv" of their own.
       delta_rank: rank of a difference per layer to each matrix (`attnlab.sharing.low_rank_delta`).
 
@@ -663,7 +662,6 @@ class LayerSpec(Spec, prefix="layer."):
     attention: Attention = Attention()
     dropout: Dropout = Dropout()
     is_causal: bool = False
-    merged: bool = False
     separate_kv: bool = False
     delta_rank: int | None = bounded(None, least=1)
 

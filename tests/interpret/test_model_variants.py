@@ -1,4 +1,4 @@
-"""Interpretation of merged attention, encoders with heads of their own, layer types and scales."""
+"""Interpretation of encoders with heads of their own, layer types and scales."""
 
 import dataclasses
 
@@ -23,34 +23,10 @@ SOURCE = np.array([[3, 1, 4, 1, 5, 9, 2]], np.int32)
 TOKENS = np.array([[6, 5, 3, 5, 8]], np.int32)
 TEXTS = {"source": SOURCE, "tokens": TOKENS}
 WORDS = {"source": list("abcdefg"), "tokens": list("hijkl")}
-MERGED = config_of(
-    num_heads=4, kind="encoder_decoder", encoder=EncoderConfig(num_layers=2, cross="merged"),
-    num_kv_heads=2, head_dim=6,
-)  # fmt: skip
 OWN_HEADS = config_of(
     kind="encoder_decoder", encoder=EncoderConfig(num_layers=2, num_heads=4), head_dim=6,
     positions=Relative(buckets=8), sharing="albert", num_layers=2,
 )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_merged_attention_is_shown_as_two():
-    panel = model_panel(MERGED, random_params(MERGED), TEXTS, WORDS)
-    shapes = [maps.probs.shape for maps in panel.maps]
-    assert shapes == [(2, 4, 7, 7), (3, 4, 5, 5), (3, 4, 5, 7)]
-    effects = [maps.statistics["loss increase"] for maps in panel.maps[1:]]
-    np.testing.assert_array_equal(*effects)  # they are the same heads
-
-
-def test_merged_attention_has_no_cross_attention():
-    params = random_params(MERGED)
-    with pytest.raises(ValueError, match=r"no 'cross\.heads': its 'heads' read both texts"):
-        head_gates(MERGED, "cross.heads")
-    with pytest.raises(ValueError, match="no separate cross-attention"):
-        circuit(MERGED, params, "ov", attention="cross")
-    recording = record(MERGED, params, TOKENS, ModelInputs(source=SOURCE))
-    with pytest.raises(ValueError, match="keys come from two texts"):
-        decompose_scores(recording, 0, 0)
 
 
 def test_an_encoder_with_its_own_number_of_heads():

@@ -119,7 +119,6 @@ def _draw_config(generator: np.random.Generator) -> ModelConfig:
             num_layers=rng.one(None, None, 2),
             sharing=rng.one(None, None, "albert"),
             shares_decoder=rng.sometimes(0.3),
-            cross=rng.one("own", "own", "merged"),
         )
     pooler = rng.one(None, "first", "mean", "max", "each") if kind != "encoder_decoder" else None
     scales = tuple(1 / (i + 1) for i in range(num_layers)) if rng.sometimes(0.15) else None

@@ -70,7 +70,6 @@ MISTAKES = {
     ),
     "an LM head": (SMALL, change(SMALL, output=OutputHead(kind="own")), ["have lm_head"]),
     "a decoder in both": (SEQ, SMALL, ["no encoder of their own"]),
-    "both in a decoder": (SMALL, change(SEQ, encoder=EncoderConfig(cross="merged")), ["encoder"]),
     "a shared encoder": (SEQ, change(SEQ, encoder=SHARED), ["untie_encoder"]),
     "an encoder of its own": (change(SEQ, encoder=SHARED), SEQ, ["tie_encoder"]),
     "layer types": (SMALL, change(SMALL, layer_types=TYPES), ["layers_0", "layer_types"]),
