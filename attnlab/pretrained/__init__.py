@@ -6,7 +6,7 @@ a folder is executed.
 
 from attnlab.models.parameters import param_shapes
 from attnlab.pretrained.loading import load, load_config, tokenizer_path
-from attnlab.pretrained.published import PUBLISHED, TRANSFORMERS, published_config
+from attnlab.pretrained.published import PUBLISHED, published_config
 from attnlab.pretrained.registry import FAMILIES
 from attnlab.pretrained.saving import save
 from attnlab.pretrained.variables import SYSTEMS, from_variables
@@ -15,7 +15,6 @@ __all__ = [
     "FAMILIES",
     "PUBLISHED",
     "SYSTEMS",
-    "TRANSFORMERS",
     "from_variables",
     "load",
     "load_config",

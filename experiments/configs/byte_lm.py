@@ -29,14 +29,13 @@ from attnlab.data import DATASETS, Text
 from attnlab.heads import LAYOUTS
 from attnlab.models import ModelConfig
 from attnlab.names import lookup
-from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
+from attnlab.pretrained import PUBLISHED, published_config
 from attnlab.sharing.named_plans import PLANS, plan_name, plan_names
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives import OBJECTIVES
 
-MODELS = [
-    name for name in PUBLISHED | TRANSFORMERS if published_config(name).embedding.images is None
-]
+MODELS = [name for name in PUBLISHED if published_config(name).embedding.images is None]
+MODELS += ["transformer_base"]
 """Published models that read text: no row of `DATASETS` has images."""
 
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import deep
 
 from attnlab.models import EncoderConfig, num_parameters
-from attnlab.pretrained import FAMILIES, PUBLISHED, TRANSFORMERS, param_shapes, published_config
+from attnlab.pretrained import FAMILIES, PUBLISHED, param_shapes, published_config
 from attnlab.pretrained.attributes import read_attributes
 from attnlab.pretrained.fields import Source
 
@@ -20,6 +20,12 @@ def published(family, architecture, *tensors, **attributes):
     family = FAMILIES[family]
     given = read_attributes(attributes, family.attributes, family.other_attributes.fixed)
     return family.config(given, Source(architecture, dict.fromkeys(tensors)))
+
+
+def sizes(width, layers, heads, ffn_width):
+    """Attributes of config.json."""
+    return dict(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+                intermediate_size=ffn_width)  # fmt: skip
 
 
 def plan(config, name):
@@ -147,6 +153,34 @@ ROWS = {
     ),
     "ViTModel base, no pooler": (published("vit", ""), 85_798_656),
     "ViTModel base": (published("vit", "", "pooler.dense.weight"), 85_798_656 + 590_592),
+    "Llama 3 8B": (
+        published("llama", "LlamaForCausalLM", **sizes(4096, 32, 32, 14336), vocab_size=128256,
+                  num_key_value_heads=8), 8_030_261_248,
+    ),
+    "Mistral 7B": (
+        published("mistral", "MistralForCausalLM", **sizes(4096, 32, 32, 14336)), 7_241_732_096,
+    ),
+    "Qwen2 7B": (
+        published("qwen2", "Qwen2ForCausalLM", **sizes(3584, 28, 28, 18944), num_key_value_heads=4,
+                  vocab_size=152064), 7_615_616_512,
+    ),
+    "Qwen3 8B": (
+        published("qwen3", "Qwen3ForCausalLM", **sizes(4096, 36, 32, 12288),
+                  num_key_value_heads=8), 8_190_735_360,
+    ),
+    "Gemma 3 1B": (
+        published("gemma3_text", "Gemma3ForCausalLM", **sizes(1152, 26, 4, 6912),
+                  num_key_value_heads=1, vocab_size=262144, sliding_window=512), 999_885_952,
+    ),
+    "Pythia 1.4B": (
+        published("gpt_neox", "GPTNeoXForCausalLM", **sizes(2048, 24, 16, 8192), vocab_size=50304),
+        1_414_647_808,
+    ),
+    "GPT-NeoX 20B": (published("gpt_neox", "GPTNeoXForCausalLM"), 20_554_567_680),
+    "ViT huge": (
+        published("vit", "ViTForImageClassification", **sizes(1280, 32, 16, 5120), patch_size=14,
+                  id2label=dict.fromkeys(range(1000))), 632_045_800,
+    ),
 }  # fmt: skip
 
 
@@ -163,52 +197,18 @@ def test_a_model_has_as_many_weights(name):
 
 
 NAMED = {
-    "mixtral_8x7b": 46_702_792_704,
-    "qwen1_5_moe_a2_7b": 14_315_784_192,
-    "qwen3_30b_a3b": 30_532_122_624,
     "bert_base": 110_106_428,
-    "bert_large": 336_226_108,
     "albert_base": 11_813_810,
-    "albert_large": 17_847_474,
-    "albert_xlarge": 59_021_490,
     "albert_xxlarge": 223_158_450,
-    "roberta_base": 124_697_433,
-    "roberta_large": 355_412_057,
-    "distilbert_base": 66_985_530,
     "gpt2": 124_439_808,
-    "gpt2_medium": 354_823_168,
-    "gpt2_large": 774_030_080,
-    "gpt2_xl": 1_557_611_200,
-    "t5_small": 60_506_624,
     "t5_base": 222_903_552,
-    "t5_large": 737_668_096,
-    "t5_3b": 2_851_598_336,
-    "t5_11b": 11_307_321_344,
-    "t5_v1_1_small": 76_961_152,
     "t5_v1_1_base": 247_577_856,
-    "llama_2_7b": 6_738_415_616,
-    "llama_3_8b": 8_030_261_248,
     "llama_3_2_1b": 1_235_814_400,
-    "mistral_7b": 7_241_732_096,
-    "qwen2_0_5b": 494_032_768,
-    "qwen2_7b": 7_615_616_512,
-    "qwen3_0_6b": 596_049_920,
-    "qwen3_8b": 8_190_735_360,
-    "gemma3_270m": 268_098_176,
-    "gemma3_1b": 999_885_952,
-    "pythia_70m": 70_426_624,
-    "pythia_160m": 162_322_944,
-    "pythia_1_4b": 1_414_647_808,
-    "gpt_neox_20b": 20_554_567_680,
     "vit_base_16": 86_567_656,
-    "vit_base_32": 88_224_232,
-    "vit_large_16": 304_326_632,
-    "vit_huge_14": 632_045_800,
     "transformer_base": 63_045_632,
-    "transformer_big": 214_171_648,
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED | TRANSFORMERS)
+@pytest.mark.parametrize("name", [*PUBLISHED, "transformer_base"])
 def test_named_configs(name):
     assert num_parameters(published_config(name)) == NAMED[name]
