@@ -9,10 +9,8 @@ from attnlab.models import ModelConfig, from_json
 from attnlab.models.transformer import Transformer
 from attnlab.training.checkpoint import Checkpoints
 
-LAST_OF_FLAT_CONFIGS = "aa6530e"
-"""The last commit that reads runs whose model config is flat."""
-SPEC, SPECS, RUNS, OLD_CONFIG = "spec.json", "specs.json", "runs", "config.json"
-"""Files of a run and of a sweep, the folder of its runs; runs of November 2026 have OLD_CONFIG."""
+SPEC, SPECS, RUNS = "spec.json", "specs.json", "runs"
+"""Files of a run and of a sweep, the folder of its runs."""
 
 
 class StoredRun(NamedTuple):
@@ -58,8 +56,7 @@ def is_run(folder: str | Path) -> bool:
     folder = Path(folder)
     if (folder / SPECS).is_file():
         return True
-    files = (folder / SPEC, folder / OLD_CONFIG)
-    return (folder / "checkpoints").is_dir() and any(file.is_file() for file in files)
+    return (folder / "checkpoints").is_dir() and (folder / SPEC).is_file()
 
 
 def read_run(folder: str | Path, seeds: Sequence[int] | None = None) -> StoredRun:
@@ -112,48 +109,35 @@ def seeds_of(folder: str | Path) -> list[int]:
     if (folder / SPECS).is_file():
         specs = json.loads((folder / SPECS).read_text(encoding="utf-8"))
         return list(dict.fromkeys(int(spec["seed"]) for spec in specs))
-    record = _read_one(folder, ()).record
-    seeds: list[int] = [record["seed"]] if "seed" in record else record["config"]["train"]["seeds"]
-    return seeds
+    return [_read_one(folder, ()).record["seed"]]
 
 
 def _read_one(folder: Path, seeds: Sequence[int] | None) -> StoredRun:
-    """Of the folder of a run; of several seeds in one checkpoint, as in November 2026, too."""
+    """Of the folder of a run."""
     if not (folder / "checkpoints").is_dir():
         raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
-    if (folder / SPEC).is_file():
-        record = json.loads((folder / SPEC).read_text(encoding="utf-8"))
-        there = [record["seed"]]
-    else:
-        record = json.loads((folder / OLD_CONFIG).read_text(encoding="utf-8"))
-        there = record["config"]["train"]["seeds"]
-    seeds = there[:1] if seeds is None else seeds
-    if missing := [str(seed) for seed in seeds if seed not in there]:
-        raise ValueError(
-            f"{folder} has no seed {', '.join(missing)}, only {', '.join(map(str, there))}"
-        )
+    record = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+    own = record["seed"]
+    seeds = [own] if seeds is None else seeds
+    if missing := [str(seed) for seed in seeds if seed != own]:
+        raise ValueError(f"{folder} has no seed {', '.join(missing)}, only {own}")
     with Checkpoints(folder / "checkpoints") as checkpoints:
         found = checkpoints.restore() if seeds else checkpoints.notes()
     if found is None:
         raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
     step, notes = found[0], found[-1]
-    params = {seed: _params(found[1], there.index(seed)) for seed in seeds}
-    return StoredRun(_config(folder, notes), params, step, record)
+    params = {seed: _params(found[1]) for seed in seeds}
+    return StoredRun(_config(notes), params, step, record)
 
 
-def _config(folder: Path, notes: dict[str, Any]) -> ModelConfig:
+def _config(notes: dict[str, Any]) -> ModelConfig:
     """The config of the model, from the file that `describe_model` wrote."""
     fields = {name: value for name, value in notes["model"].items() if name != "plans"}
-    if "version" not in fields:
-        raise ValueError(
-            f"{folder} is a run of attnlab before the nested model config (November 2026), which "
-            f"this version cannot read; use commit {LAST_OF_FLAT_CONFIGS}"
-        )
     return from_json(json.dumps({"version": fields.pop("version"), "model": fields}))
 
 
-def _params(state: dict[str, Any], index: int) -> dict[str, Any]:
-    """The parameters of one seed, as a tree, from path -> array [seeds, ...]."""
+def _params(state: dict[str, Any]) -> dict[str, Any]:
+    """The parameters as a tree, from path -> array [1, ...]."""
     params: dict[str, Any] = {}
     for path, a in state.items():
         *steps, last = path.split(".")
@@ -161,5 +145,5 @@ def _params(state: dict[str, Any], index: int) -> dict[str, Any]:
             where = params
             for step in steps[1:]:
                 where = where.setdefault(step, {})
-            where[last] = a[index]
+            where[last] = a[0]
     return params

@@ -19,7 +19,6 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from attnlab.lab.former import moved
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.sweeps import SweepFailed
 from attnlab.lab.worker import STOPPED
@@ -262,9 +261,9 @@ def _wrong_field(argv: list[str], error: str) -> str:
             near = _beside(path, config, argv) or known
             closest = nearest(path, near)
             hint = f": did you mean {closest!r}?" if closest else ";"
-            if not (closest or moved(path)):
+            if not closest:
                 hint = _of_that_name(known, path.rpartition(".")[2]) or hint
-            return f"no config field {path!r}{moved(path)}{hint} known: {', '.join(near)}"
+            return f"no config field {path!r}{hint} known: {', '.join(near)}"
     return error
 
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from attnlab.data import DATASETS, Batch, DataConfig, Text
 from attnlab.data.dataset import BatchShapes
 from attnlab.fields import check_field
-from attnlab.lab.former import train_fields
 from attnlab.lab.start import HeadInit, check_start, init_function
 from attnlab.models import ModelConfig, config_dict
 from attnlab.names import lookup
@@ -140,7 +139,7 @@ class Experiment:
         try:
             return cls(
                 model=config_dict.from_json(json.dumps(fields["model"])),
-                train=TrainConfig.from_dict(train_fields(fields["train"])),
+                train=TrainConfig.from_dict(fields["train"]),
                 data=kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in data.items()}),
                 task=fields["task"],
                 head_init=HeadInit(**fields.get("head_init", {})),

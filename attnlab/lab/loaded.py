@@ -28,9 +28,7 @@ from attnlab.interpret import AblationMetric
 from attnlab.lab import attention_maps
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.start import init_function, initial_params, load_start, with_plan_of
-from attnlab.models import ModelConfig, from_dict
-from attnlab.models import to_json as models_to_json
-from attnlab.nested import JSON
+from attnlab.models import ModelConfig
 from attnlab.sharing import Params
 from attnlab.tap import Patches
 from attnlab.training.objectives import (
@@ -114,7 +112,7 @@ def open_run(folder: Path, seed: int | None = None) -> LoadedModel:
     [(seed, params)] = found.params.items()
     if (folder / runs.SPECS).is_file():
         folder = runs.run_of_seed(folder, seed)
-    run = _Run(folder, found.config, stored_experiment(found.record), seed)
+    run = _Run(folder, found.config, Experiment.from_dict(found.record["config"]), seed)
     objective, sizes = run.objective, run.experiment.data.sizes()
     ends: tuple[int, ...] = ()
     if "<end>" in objective.special_tokens:
@@ -123,20 +121,6 @@ def open_run(folder: Path, seed: int | None = None) -> LoadedModel:
     return LoadedModel(
         str(folder), found.config, params, run.initial, run.read, run.decode, run.split, ends, files
     )
-
-
-def stored_experiment(record: JSON) -> Experiment:
-    """The experiment of spec.json, or of config.json of a run of November 2026.
-
-    Raises:
-      ValueError: it is none of this version.
-    """
-    config = dict(record["config"])
-    if "version" in config["model"]:
-        return Experiment.from_dict(config)
-    config["model"] = json.loads(models_to_json(from_dict(config["model"])))
-    names = {"same": "head_init", "watch_heads": "measure_heads"}
-    return Experiment.from_dict({names.get(name) or name: value for name, value in config.items()})
 
 
 @dataclasses.dataclass(frozen=True)

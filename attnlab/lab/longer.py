@@ -8,7 +8,6 @@ from pathlib import Path
 
 from attnlab.atomic import write_atomic
 from attnlab.lab import lock
-from attnlab.lab.former import spec_fields
 from attnlab.lab.result import FILE
 from attnlab.nested import JSON
 from attnlab.runs import SPEC
@@ -53,7 +52,7 @@ def extend(folder: Path, record: JSON, config: TrainConfig) -> str:
     path = folder / SPEC
     if not path.exists():
         return ""
-    there = spec_fields(json.loads(path.read_text(encoding="utf-8")))
+    there = json.loads(path.read_text(encoding="utf-8"))
     if not is_longer(there, record):
         return ""
     before = there["config"]["train"]["steps"]

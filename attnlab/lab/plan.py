@@ -24,8 +24,6 @@ from attnlab.lab.sweeps import SweepFailed, check_specs, load_results, specs_in,
 from attnlab.runs import SPECS
 
 REPORT = "report.html"
-OLD_COLUMNS = {"sharing": "plan", "name": "arm"}
-"""Columns of tables that reports of November 2026 wrote, by tag."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +178,4 @@ def _rates_of_table(specs: Sequence[RunSpec], source: Path) -> dict[Variant, flo
 
 
 def _fits(row: Mapping[str, str], variant: Sequence[tuple[str, Tag]]) -> bool:
-    return all(
-        row.get(f"{tag} (tag)", row.get(tag, row.get(OLD_COLUMNS.get(tag, "")))) == str(value)
-        for tag, value in variant
-    )
+    return all(row.get(f"{tag} (tag)", row.get(tag)) == str(value) for tag, value in variant)

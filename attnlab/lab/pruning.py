@@ -17,7 +17,7 @@ import numpy as np
 from attnlab import interpret, runs, training
 from attnlab.data import Dataset
 from attnlab.data.dataset import Batch
-from attnlab.lab.loaded import stored_experiment
+from attnlab.lab.experiment import Experiment
 from attnlab.lab.text_table import columns
 from attnlab.models import ModelConfig, matrix_axes, num_parameters
 from attnlab.sharing import Params
@@ -86,7 +86,7 @@ def begin(
         )
     found = runs.read_run(folder, None if seed is None else [seed])
     [(seed, params)] = found.params.items()
-    experiment = stored_experiment(found.record)
+    experiment = Experiment.from_dict(found.record["config"])
     was = experiment.train
     rate, schedule = learning_rate or was.optimizer.learning_rate, was.schedule
     if not untrained:

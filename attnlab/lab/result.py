@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.former import result_fields
 from attnlab.lab.samples import Sample
 from attnlab.lab.spec import RunSpec
 from attnlab.nested import JSON
 from attnlab.training.objectives import Objective
 
 VERSION = 3
-READS = (1, 2, 3)
 FILE = "result.json"
 Status: TypeAlias = Literal["complete", "diverged"]
 
@@ -197,13 +195,11 @@ class RunResult:
         if not isinstance(fields, dict):
             raise ValueError(f"no result of a run: a {type(fields).__name__}, not an object")
         version = fields.get("version")
-        if version not in READS:
-            raise ValueError(
-                f"the result has version {version!r}; this attnlab reads "
-                f"{', '.join(map(str, READS))}: install the release that wrote it"
-            )
         if version != VERSION:
-            fields = result_fields(fields)
+            raise ValueError(
+                f"the result has version {version!r}; this attnlab reads {VERSION}: use the commit "
+                "that wrote it"
+            )
         if missing := {"spec", "status", "scores", "sizes"} - set(fields):
             raise ValueError(f"no result of a run: it has no {', '.join(sorted(missing))}")
         sizes, task = fields["sizes"], fields.get("task", {})

@@ -22,7 +22,6 @@ from attnlab.data.dataset import Baselines
 from attnlab.extras import extra
 from attnlab.lab import attention_maps, lock, longer, samples
 from attnlab.lab.experiment import Experiment, check_lengths
-from attnlab.lab.former import spec_fields
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.machine import environment
 from attnlab.lab.result import (
@@ -347,7 +346,7 @@ class _Run:
         if line := longer.extend(self.folder, record, self.config):
             lines.append(line)
         if path.exists():
-            there = spec_fields(json.loads(path.read_text(encoding="utf-8")))
+            there = json.loads(path.read_text(encoding="utf-8"))
             check_same(there, record, self.folder)
             changed = differences(there["environment"], record["environment"])
             return lines + [

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from attnlab.lab.experiment import Experiment
-from attnlab.lab.former import moved
 from attnlab.lab.start import HeadInit
 from attnlab.models import ModelConfig, config_dict
 from attnlab.models.budget import Budget, match_budget, with_layout
@@ -340,7 +339,7 @@ def _set(fields: JSON, path: str, value: object) -> None:
         hint = f"did you mean {near!r}? " if near else ""
         if found := _ending_in(path, flatten(fields)):
             hint = f"write {' or '.join(found)}; "
-        raise ValueError(f"no field {path!r}{moved(path)}: {hint}known: {', '.join(known)}")
+        raise ValueError(f"no field {path!r}: {hint}known: {', '.join(known)}")
     place[last] = value
 
 

@@ -90,11 +90,6 @@ def check_model(model: JSON, notes: JSON) -> None:
     other = notes.get("model") or {}
     if not model or not other:
         return
-    if "version" not in other:
-        raise WrongCheckpoint(
-            "the checkpoint is of an attnlab before the nested model config (November 2026); use "
-            "another folder, or that version"
-        )
     for stack, plan in model["plans"].items():
         theirs = other["plans"].get(stack, plan)
         if theirs != plan:

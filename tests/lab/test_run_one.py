@@ -15,7 +15,6 @@ from attnlab import lab, runs
 from attnlab.data import Text
 from attnlab.lab import attention_maps, lock, samples
 from attnlab.lab.experiment import Experiment
-from attnlab.lab.former import TRAIN_FIELDS
 from attnlab.models import head_distance
 from attnlab.training.loggers import read_metrics
 
@@ -200,28 +199,6 @@ def test_another_environment_is_reported(base, tmp_path, capsys):
     (folder / "spec.json").write_text(json.dumps(record))
     run(base, tmp_path, options=lab.RunOptions())
     assert "threads changed from 77 to" in capsys.readouterr().err
-
-
-def flat(train):
-    """The fields of a `TrainConfig` in JSON as they were before it was nested."""
-    former = {name: value for name, value in train.items() if not isinstance(value, dict)}
-    for name, path in TRAIN_FIELDS.items():
-        outer, inner = path.split(".")
-        former[name] = train[outer][inner]
-    return former
-
-
-def test_a_run_that_began_before_the_training_config_was_nested_goes_on(base, tmp_path):
-    result = run(base, tmp_path)
-    folder = tmp_path / "runs/run"
-    (folder / "result.json").unlink()
-    shutil.rmtree(folder / "checkpoints/6")
-    record = json.loads((folder / "spec.json").read_text())
-    record["config"]["train"] = flat(record["config"]["train"])
-    assert record["config"]["train"]["warmup_steps"] == 1
-    (folder / "spec.json").write_text(json.dumps(record))
-    assert lab.RunSpec.from_dict(record) == result.spec
-    assert run(base, tmp_path).scores.heldout == result.scores.heldout
 
 
 def test_a_loss_that_is_not_finite_is_a_result(base, tmp_path):

@@ -164,9 +164,3 @@ def test_the_same_model_is_accepted():
     older = described()
     del older["dropout"]["places"]  # a field that came later, with its default
     check_model(described(), {"model": older})
-
-
-def test_a_checkpoint_before_the_nested_config_is_one_clear_error():
-    old = {"layout": "wide", "plan": "albert", "num_heads": 4, "plans": {"layer_plan": {}}}
-    with pytest.raises(WrongCheckpoint, match="before the nested model config"):
-        check_model(described(), {"model": old})

@@ -75,8 +75,7 @@ def _load(panel: Panel, run: RunResult) -> dict[str, np.ndarray]:
     if folder is None or not (folder / FILE).exists():
         return {}
     with np.load(folder / FILE) as left:
-        # Runs of November 2026 have "fresh" for "untrained".
-        return {"untrained" if name == "fresh" else name: left[name] for name in left}
+        return dict(left)
 
 
 def _map(label: str, run: RunResult, left: Arrays, end: str) -> Figure:
