@@ -14,7 +14,6 @@ from attnlab import lab
 from attnlab.lab import seconds
 from attnlab.lab.executors import worker_command
 from attnlab.lab.machine import write_threads
-from attnlab.lab.model_sizes import TAG, at_sizes, parse_sizes
 from attnlab.lab.plan import REPORT, Plan, with_known_rates
 from attnlab.lab.report import read_panels, write_report
 from attnlab.lab.report.figures import PASSES
@@ -73,14 +72,6 @@ def plan_of(folder: Path) -> Plan:
     seeds = _seeds() or list(setup.seeds)
     _check_flags(setup, len(seeds))
     variants, described = setup.variants, setup.description
-    if given.sizes:
-        if described.published or described.expectations:
-            raise ValueError(
-                "--sizes changes the sizes of the variants, which are those of a published table "
-                "or of an expected result here; use a config that only asks which is better"
-            )
-        variants = at_sizes(setup.base, variants, parse_sizes(given.sizes), given.sizes_by)
-        described = dataclasses.replace(described, size_tag=TAG, pairs=(), baseline={})
     specs = specs_of(setup.base, variants, seeds, setup.match)
     if setup.equal_seconds:
         specs = _equal_seconds(specs, setup.equal_seconds, folder)
@@ -104,8 +95,6 @@ def _seeds() -> list[int]:
 
 def _check_flags(setup: Setup, seeds: int) -> None:
     given = flags.FLAGS
-    if given["sizes_by"].present and not given.sizes:
-        raise ValueError("--sizes_by says what --sizes multiplies; add --sizes=3")
     if 0 < given.max_seeds <= seeds:
         raise ValueError(
             f"--max_seeds={given.max_seeds} adds no seed to the {seeds} that each variant has; "

@@ -21,8 +21,7 @@ each variant (more if the best one is at an end), with a separate seed, on the v
 --tune_from=runs/first takes the rates of another sweep of the same variants, or of a table
 (docs/results/heads_and_sharing.csv). With match.budget=seconds the FFN width of each variant is
 chosen for equal seconds per step, measured before the first run and stored; --calibrate_only
-measures and stops. --sizes=3 trains every variant at three sizes, each twice as wide as the one
-before (--sizes_by=depth: twice as deep).
+measures and stops.
 """
 
 import sys
@@ -32,7 +31,6 @@ import jax
 from absl import flags
 
 from attnlab import lab
-from attnlab.lab.model_sizes import FIELDS
 from attnlab.lab.plan import run_plan
 from experiments import app, planning
 
@@ -73,10 +71,6 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "tune_from", "", "A tuned sweep or a CSV table to take learning rates from."
     )
-    flags.DEFINE_list(
-        "sizes", [], "Number of sizes (factors 1, 2, 4, ...), or the factors: 1,1.5,2."
-    )
-    flags.DEFINE_enum("sizes_by", "width", list(FIELDS), "Multiply the width or the depth.")
     flags.DEFINE_enum("launcher", "local", ["local", "slurm"], "Where the runs are computed.")
     flags.DEFINE_string("slurm", "", "Options of sbatch, in one string.")
     flags.DEFINE_bool("calibrate_only", False, "Only measure what match.budget=seconds needs.")

@@ -22,7 +22,6 @@ head widths.
 from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import Executor, InProcess, LocalExecutor, Queued
 from attnlab.lab.experiment import Experiment
-from attnlab.lab.model_sizes import at_sizes
 from attnlab.lab.policies import (
     AddSeeds,
     DecideComparisons,
@@ -42,7 +41,7 @@ __all__ = [
     "AddSeeds", "DecideComparisons", "Description", "Executor", "Experiment", "HeadInit",
     "InProcess", "LocalExecutor", "Match", "ModelSizes", "Policy", "Provenance", "Queued",
     "Results", "RunInUse", "RunOptions", "RunResult", "RunSpec", "Scores", "SlurmExecutor",
-    "SweepFailed", "Tag", "TaskInfo", "Timing", "TuneLearningRate", "Variant", "at_sizes",
+    "SweepFailed", "Tag", "TaskInfo", "Timing", "TuneLearningRate", "Variant",
     "best_rates", "grid", "load_results", "product", "read_description", "run_one", "specs_of",
     "sweep", "with_rates", "with_values",
 ]  # fmt: skip

@@ -90,7 +90,6 @@ class Description:
       margin: equivalence margin in the unit of the metric; 0: no test of equivalence.
       seeds_added: could seeds be added after looking at scores?
       planned_seeds: seeds that were fixed before any score was seen; (): all.
-      size_tag: a tag that makes models of several sizes: compared within each size.
       matched: the budget that is equal for all variants ("parameters"), in words; "": none.
       source: who expects what is in `expectations`.
       expectations: known beforehand.
@@ -111,7 +110,6 @@ class Description:
     margin: float = 0.0
     seeds_added: bool = False
     planned_seeds: tuple[int, ...] = ()
-    size_tag: str = ""
     matched: str = ""
     source: str = ""
     expectations: tuple[Expectation, ...] = ()

@@ -315,7 +315,7 @@ class Results(Sequence[RunResult]):
         if baseline is not None:
             about = dataclasses.replace(about, baseline=dict(baseline))
         panel = Panel(self, about)
-        if baseline and not any(one.find(baseline) for one in panel.by_size()):
+        if baseline and not panel.find(baseline):
             self.variant(baseline)  # raises
         return write_report([panel], path)
 

@@ -1,5 +1,5 @@
 """Statistics of comparisons: paired differences over seeds and texts, corrections, equivalence,
-tests that may be looked at after every seed, the best learning rate, laws over sizes.
+tests that may be looked at after every seed, the best learning rate.
 
 Numbers in, numbers out. scipy does what it has; the test for added seeds is by its formula.
 """
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from attnlab.extras import extra
 
 with extra("lab"):
-    from scipy import optimize, stats
+    from scipy import stats
 
     from attnlab.lab.mixed_model import LEVEL, fieller, fit_reml
 
@@ -298,154 +298,3 @@ def best_rate(tried: Mapping[float, float], around: int = 2) -> BestRate | None:
     shape = float(a - b * middle + c * middle**2), float(b - 2 * c * middle), float(c)
     low, high, rate = (float(np.exp(v + middle)) for v in (low, high, top))
     return BestRate(rate, low, high, float(a + b * top / 2), shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class PowerLaw:
-    """L = floor + scale x^-exponent, by least squares over all seeds at all sizes.
-
-    Attributes:
-      low, high: 95 % interval of the exponent by profile likelihood; 0 and infinity where it is
-        not bounded, NaN without degrees of freedom.
-      has_floor: was the floor fitted? Else it is 0: fewer than three sizes, or no observation left.
-    """
-
-    floor: float
-    scale: float
-    exponent: float
-    low: float
-    high: float
-    has_floor: bool
-
-    def at(self, x: ArrayLike) -> Array:
-        """The loss at x."""
-        found: Array = self.floor + self.scale * np.asarray(x, np.float64) ** -self.exponent
-        return found
-
-
-EXPONENTS = 1e-3, 10.0
-"""Between these an exponent is searched; at an end it is not bounded."""
-
-
-def power_law(x: ArrayLike, losses: ArrayLike) -> PowerLaw:
-    """The law of one variant: x [K] its sizes, losses [K, S] of every seed at each.
-
-    The interval of the exponent holds every value whose best fit misses by no more than
-    1 + F / df times the least squares of all (profile likelihood; Bates and Watts 1988, Nonlinear
-    Regression Analysis, section 6.1). F is the quantile of F(1, df) at 97.5 %, for few sizes and
-    seeds see the curvature of the law.
-
-    >>> found = power_law([1, 10, 100, 1000], [[4.0], [3.0], [2.5], [2.25]])
-    >>> round(found.floor, 3), round(found.exponent, 3)
-    (2.0, 0.301)
-    """
-    sizes, y = _every_seed(x, losses)
-    floor = len(np.unique(sizes)) >= 3 and len(y) > 3
-    best, grid = _best_exponent(sizes, y, floor)
-    (offset, scale), least = _fit_law(sizes, y, best, floor)
-    df = len(y) - 2 - floor
-    low = high = math.nan
-    if df >= 1:
-        limit = least * _profile_ratio(df)
-        low, high = map(
-            math.exp,  # 0 and infinity where not bounded
-            _where_below(lambda t: _fit_law(sizes, y, t, floor)[1] - limit, best, grid),
-        )
-    return PowerLaw(offset, scale, math.exp(best), low, high, floor)
-
-
-@dataclasses.dataclass(frozen=True)
-class Gain:
-    """How many times its own compute a variant is worth to another one, with its interval."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-
-
-GAINS = 1e-3, 1e3
-"""Between these a gain is searched."""
-
-
-def compute_gain(base_x: ArrayLike, base: ArrayLike, x: float, losses: ArrayLike) -> Gain:
-    """How many times x the baseline needs to be as good as a variant at x, by its power law.
-
-    The losses of the variant [S] are put at gain * x on the law of the baseline (losses [K, S] at
-    base_x [K]); above 1 the variant is better at equal x. Interval by profile likelihood, as of
-    `power_law`; an end that is not bounded is 0 or infinite.
-
-    >>> x = np.array([1.0, 10.0, 100.0])
-    >>> base = np.stack([2 + 3 * x**-0.5] * 2, axis=1)
-    >>> round(compute_gain(x, base, 5.0, [2 + 3 * 20**-0.5]).value, 3)
-    4.0
-    """
-    base_sizes, base_y = _every_seed(base_x, base)
-    own = np.asarray(losses, np.float64).ravel()
-    y = np.concatenate([base_y, own])
-    floor = len(np.unique(base_sizes)) >= 3 and len(y) > 4
-
-    def missed(log_gain: float) -> float:
-        sizes = np.concatenate([base_sizes, np.full(len(own), x * math.exp(log_gain))])
-        return _fit_law(sizes, y, _best_exponent(sizes, y, floor)[0], floor)[1]
-
-    low, high = map(math.log, GAINS)
-    grid = np.linspace(low, high, 60)
-    best, least = _lowest(missed, grid)
-    df = len(y) - 3 - floor
-    if df < 1:
-        return Gain(math.exp(best))
-    limit = least * _profile_ratio(df)
-    ends = _where_below(lambda t: missed(t) - limit, best, grid)
-    return Gain(math.exp(best), math.exp(ends[0]), math.exp(ends[1]))
-
-
-def _every_seed(x: ArrayLike, losses: ArrayLike) -> tuple[Array, Array]:
-    """Sizes [K] and losses [K, S] as [K S] each."""
-    y = np.asarray(losses, np.float64)
-    return np.repeat(np.asarray(x, np.float64), y.shape[1]), y.ravel()
-
-
-def _profile_ratio(df: int) -> float:
-    """How much more than the least squares the fits in an interval may miss."""
-    return 1 + float(stats.f.ppf((1 + LEVEL) / 2, 1, df)) / df
-
-
-def _fit_law(
-    sizes: Array, y: Array, log_exponent: float, floor: bool
-) -> tuple[tuple[float, float], float]:
-    """((floor, scale), squares that are missed) for one exponent; floor and scale are not
-    negative."""
-    exponent, middle = math.exp(log_exponent), math.exp(float(np.log(sizes).mean()))
-    z = (sizes / middle) ** -exponent
-    columns = np.stack([np.ones_like(z), z], 1) if floor else z[:, None]
-    found, missed = optimize.nnls(columns, y)
-    return (float(found[0]) if floor else 0.0, float(found[-1]) * middle**exponent), missed**2
-
-
-def _best_exponent(sizes: Array, y: Array, floor: bool) -> tuple[float, Array]:
-    """The logarithm of the best exponent, and the grid it was searched on."""
-    low, high = map(math.log, EXPONENTS)
-    grid = np.linspace(low, high, 60)
-    return _lowest(lambda t: _fit_law(sizes, y, t, floor)[1], grid)[0], grid
-
-
-def _lowest(of: Callable[[float], float], grid: Array) -> tuple[float, float]:
-    """Where `of` is lowest between the neighbours of the best point of the grid, and how low."""
-    at = int(np.argmin([of(t) for t in grid]))
-    ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
-    found = optimize.minimize_scalar(of, bounds=ends, method="bounded", options={"xatol": 1e-7})
-    return float(found.x), float(found.fun)
-
-
-def _where_below(excess: Callable[[float], float], best: float, grid: Array) -> tuple[float, float]:
-    """The ends of the range around `best` where excess <= 0; infinite if not on the grid."""
-    ends = []
-    for side, open_end in ((grid[grid < best][::-1], -math.inf), (grid[grid > best], math.inf)):
-        inside, end = best, open_end
-        for t in side:
-            if excess(t) > 0:
-                end = float(optimize.brentq(excess, inside, t)) if excess(inside) < 0 else inside
-                break
-            inside = t
-        ends.append(end)
-    return ends[0], ends[1]

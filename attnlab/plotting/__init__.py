@@ -10,7 +10,6 @@ from attnlab.plotting.curves import (
     learning_curves,
     metric_curves,
     ratio_curves,
-    scaling_curves,
 )
 from attnlab.plotting.intervals import bar_plot, dot_plot, interval_plot
 from attnlab.plotting.maps import HeadTable, attention_map, head_tables
@@ -36,6 +35,6 @@ __all__ = [
     "BACKGROUND", "COLOURS", "FONT_SIZE", "FOREGROUND", "GRID", "INK", "MARKERS", "THEMED_COLOURS",
     "Bar", "Curve", "HeadTable", "Interval", "Point", "Style", "attention_map", "bar_plot",
     "dot_plot", "fitted_curves", "head_tables", "interval_plot", "learning_curves", "metric_curves",
-    "new_axes", "ratio_curves", "scaling_curves", "scatter", "scatter_with_front", "style",
+    "new_axes", "ratio_curves", "scatter", "scatter_with_front", "style",
     "themed_svg", "to_svg",
 ]  # fmt: skip

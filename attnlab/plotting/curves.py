@@ -153,56 +153,6 @@ def fitted_curves(
     return figure
 
 
-def scaling_curves(
-    measured: Sequence[Sequence[Curve]],
-    fitted: Sequence[Sequence[Curve]],
-    xlabels: Sequence[str],
-    ylabel: str,
-) -> "Figure":
-    """Losses over several measures of size, one pair of logarithmic axes each: mean and range over
-    seeds, and fitted scaling laws.
-
-    Args:
-      measured: for each measure of size the points, which are labelled; the rows of `values` are
-        seeds.
-      fitted: for each measure the lines; the first row of `values` is drawn.
-      xlabels: the measures of size.
-      ylabel: the loss and its unit.
-
-    Raises:
-      ValueError: not as many lists as `xlabels`.
-
-    >>> from attnlab.plotting import style
-    >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))
-    >>> scaling_curves([[curve]], [[curve]], ["FLOPs"], "loss").axes[0].get_xlabel()
-    'FLOPs'
-    """
-    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, ScalarFormatter
-
-    rows = len(xlabels)
-    each = max(2.5, 0.24 * len(measured[0]) + 0.6)
-    figure, grid = new_figure(SIZE[0], each * rows, rows, 1)
-    for [axes], points, laws, xlabel in zip(grid, measured, fitted, xlabels, strict=True):
-        for curve in points:
-            _draw_range(axes, curve, linestyle="none")
-        for curve in laws:
-            look = curve.style
-            axes.plot(
-                curve.steps, curve.values[0], color=look.colour, linestyle=look.dashes,
-                linewidth=1.4,
-            )  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_formatter(ScalarFormatter())
-        axes.minorticks_off()
-        axes.set(xlabel=xlabel, ylabel=ylabel)
-        label_ends(axes, points)
-    return figure
-
-
 def _height(num_labels: int) -> float:
     """Inches of a figure with so many labels at its right side."""
     return max(SIZE[1], 0.24 * num_labels)

@@ -1,6 +1,5 @@
 """Results as runs would have left them, with scores that are known beforehand."""
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
@@ -83,9 +82,3 @@ def with_curves(runs: Sequence[lab.RunResult], folder) -> lab.Results:
         lines.finish()
         folders.append(place)
     return lab.Results(runs, folders)
-
-
-def at_size(run: lab.RunResult, parameters: int) -> lab.RunResult:
-    """The same run with another number of parameters."""
-    sizes = dataclasses.replace(run.sizes, parameters=parameters, flops_per_token=2 * parameters)
-    return dataclasses.replace(run, sizes=sizes)

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from made_results import at_size, made, noisy, with_curves
+from made_results import made, noisy, with_curves
 
 from attnlab import lab
 from attnlab.lab.report import (
@@ -25,7 +25,6 @@ from attnlab.lab.report.figures import curves_figures, effects_figure, over_tag_
 from attnlab.lab.report.heads import heads_sections
 from attnlab.lab.report.page import Figures, Paragraph, Table, to_markdown
 from attnlab.lab.report.published import expectations
-from attnlab.lab.report.sizes import sizes_section
 from attnlab.lab.report.tables import rates_blocks, scores_table
 from attnlab.lab.result import MetricInfo
 
@@ -253,25 +252,6 @@ def test_published_numbers_stand_beside_ours():
     assert "| D | not run |" in text
     assert "is 0.50 (1: the same order" in text  # ranks 1 2 3 against 1 3 2
     assert "Here: Text" in text
-
-
-def test_model_sizes_have_laws_and_gains():
-    runs = []
-    for size, parameters in ((1, 1000), (2, 4000), (4, 16000)):
-        for layout, gain in (("standard", 1.0), ("wide", 1.5)):
-            for seed in (0, 1):
-                score = 1 + 3 * (gain * parameters) ** -0.3 + 1e-4 * seed
-                run = made({"layout": layout, "size": size}, seed, score)
-                runs.append(at_size(run, parameters))
-    one = panel(runs, size_tag="size")
-    assert [p.title for p in one.by_size()] == ["size=1", "size=2", "size=4"]
-    [section] = sizes_section(one)
-    table = next(block for block in section.blocks if isinstance(block, Table))
-    rows = {row["variant"]: row for row in table.frame.to_dict("records")}
-    assert rows["standard"]["at equal FLOPs"] == "baseline"
-    assert rows["wide"]["at equal FLOPs"] == "better at both ends"
-    assert rows["wide"]["gain at the largest size"].startswith("1.5")
-    assert sizes_section(panel(noisy(TWO, [0]))) == []
 
 
 def test_learning_rates_are_those_of_the_validation_part():

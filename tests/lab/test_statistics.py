@@ -13,14 +13,12 @@ from attnlab.lab.statistics import (
     anytime_difference,
     anytime_half_width,
     best_rate,
-    compute_gain,
     equal_spread,
     holm,
     mixed_difference,
     more_seeds_may_decide,
     paired_difference,
     pooled_difference,
-    power_law,
 )
 
 A, B, C = ((("v", "a"),), (("v", "b"),), (("v", "c"),))
@@ -276,48 +274,3 @@ def test_the_interval_of_a_rate_holds_the_truth():
         found = best_rate(dict(zip(np.exp(x).tolist(), y.tolist(), strict=True)))
         held += found is not None and found.low <= 1.0 <= found.high
     assert held / 500 > 0.9
-
-
-SIZES = 4.0 ** np.arange(4)
-
-
-def truth(x):
-    return 1.5 + 2.0 * np.asarray(x, float) ** -0.2
-
-
-def test_a_law_without_noise_is_found():
-    x = 3e5 * 4.0 ** np.arange(5)
-    found = power_law(x, (1.25 + 40 * x**-0.31)[:, None].repeat(2, 1))
-    assert found.has_floor
-    assert found.floor == pytest.approx(1.25, abs=1e-3)
-    assert found.exponent == pytest.approx(0.31, abs=1e-3)
-    np.testing.assert_allclose(found.at(x), 1.25 + 40 * x**-0.31, atol=1e-5)
-
-
-def test_too_few_points_have_no_floor():
-    found = power_law([10, 1000], [[4.0, 4.0], [2.0, 2.0]])
-    assert (found.has_floor, found.floor) == (False, 0.0)
-    assert found.exponent == pytest.approx(math.log(2) / math.log(100), abs=1e-4)
-    assert math.isnan(power_law([10, 1000], [[4.0], [2.0]]).low)
-    rising = power_law(SIZES[:3], [[2.0, 2.01], [2.1, 2.12], [2.3, 2.29]])
-    assert (rising.low, rising.high) == (0.0, math.inf)
-
-
-def test_a_gain_is_that_of_the_formula():
-    """At equal compute ((L_base - E) / (L - E))^(1 / alpha)."""
-    base = truth(SIZES)[:, None].repeat(2, 1)
-    better = truth(1.7 * SIZES[2])
-    found = compute_gain(SIZES, base, SIZES[2], [better, better])
-    assert found.value == pytest.approx(1.7, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_intervals_of_laws_and_gains_hold_the_truth():
-    rng, held = np.random.default_rng(11), np.zeros(2)
-    for _ in range(100):
-        noise = 0.01 * rng.normal(size=(2, 4, 3))
-        law = power_law(SIZES, truth(SIZES)[:, None] + noise[0])
-        losses = truth(1.7 * SIZES[1]) + noise[1, 1]
-        gain = compute_gain(SIZES, truth(SIZES)[:, None] + noise[0], SIZES[1], losses)
-        held += [law.low <= 0.2 <= law.high, gain.low <= 1.7 <= gain.high]
-    assert (held >= 90).all()

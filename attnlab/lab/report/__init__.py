@@ -28,7 +28,6 @@ from attnlab.lab.report.making import making_section
 from attnlab.lab.report.page import Block, Figures, Page, Paragraph, Section, write_page
 from attnlab.lab.report.panel import Panel
 from attnlab.lab.report.published import expectations, published_section
-from attnlab.lab.report.sizes import sizes_section
 from attnlab.lab.report.workdirs import read_panels
 from attnlab.lab.text_table import counted
 
@@ -58,31 +57,29 @@ def write_report(panels: Sequence[Panel], path: str | Path) -> Path:
 
 def make_page(panels: Sequence[Panel]) -> Page:
     """The report as data."""
-    split = [part for panel in panels for part in panel.by_size()]
-    head: list[Block] = [Paragraph(_subject(split))]
-    said = [expectations(panel) or answers(panel) for panel in split]
-    alike = figures.by_unit(split)
+    head: list[Block] = [Paragraph(_subject(panels))]
+    said = [expectations(panel) or answers(panel) for panel in panels]
+    alike = figures.by_unit(panels)
     main = [
         figure
         for i, some in enumerate(alike)
         for figure in figures.effects_figure(some, f"differences{_end(i, alike)}")
-    ] or figures.scores_figure(split[0], "scores")
+    ] or figures.scores_figure(panels[0], "scores")
     head += [*(some[0] for some in said if some), *([Figures(main)] if main else [])]
     head += [paragraph for some in said for paragraph in some[1:]]
-    head += [line for panel in split for line in warnings(panel)]
-    sections = [_scores_section(panel, _end(i, split)) for i, panel in enumerate(split)]
+    head += [line for panel in panels for line in warnings(panel)]
+    sections = [_scores_section(panel, _end(i, panels)) for i, panel in enumerate(panels)]
     sections += [s for panel in panels for s in published_section(panel)]
-    for i, panel in enumerate(split):
-        sections += _differences_section(panel, _end(i, split))
-    sections.append(_budgets_section(split))
-    for i, panel in enumerate(split):
-        sections += _training_sections(panel, _end(i, split))
-    sections += [s for panel in panels for s in sizes_section(panel)]
-    for i, panel in enumerate(split):
-        sections += heads_sections(panel, _end(i, split))
-    lines = dict.fromkeys(line for panel in split for line in limits(panel))
+    for i, panel in enumerate(panels):
+        sections += _differences_section(panel, _end(i, panels))
+    sections.append(_budgets_section(panels))
+    for i, panel in enumerate(panels):
+        sections += _training_sections(panel, _end(i, panels))
+    for i, panel in enumerate(panels):
+        sections += heads_sections(panel, _end(i, panels))
+    lines = dict.fromkeys(line for panel in panels for line in limits(panel))
     sections.append(Section("Limits", [Paragraph(line) for line in lines]))
-    sections.append(making_section(split))
+    sections.append(making_section(panels))
     return Page(question(panels), head, sections)
 
 

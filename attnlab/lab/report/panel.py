@@ -18,8 +18,7 @@ from attnlab.lab.comparisons import (
 )
 from attnlab.lab.description import Description, Tags
 from attnlab.lab.result import MetricInfo, RunResult
-from attnlab.lab.results import Results, label_of
-from attnlab.lab.spec import Tag
+from attnlab.lab.results import Results
 from attnlab.nested import JSON, differing
 from attnlab.plotting import Style, style
 from attnlab.training.loggers import read_metrics
@@ -161,26 +160,6 @@ class Panel:
             return {}
         rows = [row for row in _rows(folder / METRICS) if name in row]
         return {int(row["step"]): float(np.ravel(row[name])[0]) for row in rows}
-
-    def by_size(self) -> "list[Panel]":
-        """One panel for each size, smallest first; this one where there is one size."""
-        tag = self.about.size_tag
-        sizes = list(dict.fromkeys(run.spec.tags.get(tag) for run in self.results if tag))
-        if len(sizes) < 2:
-            return [self]
-
-        def parameters(size: Tag) -> int:
-            runs = [run for run in self.results if run.spec.tags.get(tag) == size]
-            return min(run.sizes.parameters for run in runs)
-
-        return [
-            dataclasses.replace(
-                self,
-                results=self.results.filter(lambda run, s=size: run.spec.tags.get(tag) == s),  # type: ignore[misc]
-                title=", ".join(filter(None, (self.title, label_of([(tag, size)])))),
-            )
-            for size in sorted(sizes, key=parameters)
-        ]
 
     def named(self, text: str) -> str:
         """A heading with the title of the panel."""
