@@ -91,7 +91,7 @@ def shared_layers(study: hypotheses.Study) -> list[Effect]:
 
 def budgets(rows: Iterable[Row], seeds: str = "012") -> list[Effect]:
     """Effects of the first study: layouts averaged over plans, plans averaged over layouts."""
-    names = ("match", "text", "layout", "plan", "seed")
+    names = ("match", "text", "layout", "sharing", "seed")
     score = {tuple(r[name] for name in names): float(r["heldout_bits_per_byte"]) for r in rows}
     texts = sorted({cell[1] for cell in score})
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from absl import flags
 
 from attnlab import lab
-from attnlab.lab import seconds
 from attnlab.lab.executors import worker_command
 from attnlab.lab.machine import write_threads
 from attnlab.lab.plan import REPORT, Plan, with_known_rates
@@ -23,7 +22,7 @@ from attnlab.lab.worker import forward_flops
 from attnlab.models import num_parameters
 from experiments import app
 from experiments.benchmarks.peaks import PEAKS
-from experiments.setup import Setup, setup_of
+from experiments.setup import setup_of
 
 EXAMPLE, SHARE = "NVIDIA H100 80GB HBM3", 0.3
 """A device, and the share of its peak that is assumed."""
@@ -54,7 +53,7 @@ def _literal(text: str) -> object:
         return text
 
 
-def plan_of(folder: Path) -> Plan:
+def plan_of() -> Plan:
     """The plan that the flags describe.
 
     Raises:
@@ -70,14 +69,11 @@ def plan_of(folder: Path) -> Plan:
             "experiments.run for one model"
         )
     seeds = _seeds() or list(setup.seeds)
-    _check_flags(setup, len(seeds))
-    variants, described = setup.variants, setup.description
-    specs = specs_of(setup.base, variants, seeds, setup.match)
-    if setup.equal_seconds:
-        specs = _equal_seconds(specs, setup.equal_seconds, folder)
+    _check_flags(len(seeds))
+    specs = specs_of(setup.base, setup.variants, seeds, setup.match)
     return Plan(
         specs,
-        _described(described, specs, seeds),
+        _described(setup.description, specs, seeds),
         given.tune,
         Path(given.tune_from) if given.tune_from else None,
         given.max_seeds,
@@ -93,7 +89,7 @@ def _seeds() -> list[int]:
         raise ValueError(f"--seeds={given}: write whole numbers with commas, as 0,1,2") from None
 
 
-def _check_flags(setup: Setup, seeds: int) -> None:
+def _check_flags(seeds: int) -> None:
     given = flags.FLAGS
     if 0 < given.max_seeds <= seeds:
         raise ValueError(
@@ -109,10 +105,6 @@ def _check_flags(setup: Setup, seeds: int) -> None:
         )
     if given.slurm and given.launcher != "slurm":
         raise ValueError("--slurm are options of sbatch; add --launcher=slurm")
-    if given.calibrate_only and not setup.equal_seconds:
-        raise ValueError(
-            "--calibrate_only measures what match.budget=seconds needs; this config has another"
-        )
 
 
 def _described(
@@ -125,14 +117,6 @@ def _described(
         seeds_added=bool(given.max_seeds),
         planned_seeds=tuple(seeds) if given.max_seeds else (),
         matched=described.matched or (budgets.pop() if len(budgets) == 1 else ""),
-    )
-
-
-def _equal_seconds(specs: list[lab.RunSpec], match: lab.Match, folder: Path) -> list[lab.RunSpec]:
-    given = flags.FLAGS
-    measures = given.calibrate_only or not (given.print_only or given.launcher != "local")
-    return seconds.equal_seconds(
-        specs, match, folder, threads=given.threads, measures=measures, environment=app.jax_flags()
     )
 
 

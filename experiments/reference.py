@@ -15,7 +15,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from attnlab import heads
 from attnlab.data import DATASETS
@@ -24,10 +24,10 @@ from attnlab.lab import Experiment, HeadInit, Match
 from attnlab.lab.pages import render
 from attnlab.models import EncoderConfig, ModelConfig, specs
 from attnlab.models import config as model_config
+from attnlab.models.budget import Budget
 from attnlab.training.config import PARTS, TrainConfig
 from attnlab.training.objectives import OBJECTIVES
 from experiments import app
-from experiments.setup import BUDGETS
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reference"
@@ -234,8 +234,8 @@ def _experiment() -> list[str]:
 
 
 def _match() -> str:
-    """The fields of `match`, whose budget in a config may be left out or "seconds"."""
-    budgets = ", ".join(f"`{budget}`" for budget in BUDGETS)
+    """The fields of `match`, whose budget in a config may be left out."""
+    budgets = ", ".join(f"`{budget}`" for budget in get_args(Budget))
     types = {"budget": f"one of {budgets}"}
     defaults = {"budget": "", **Match._field_defaults}
     rows = [

@@ -20,10 +20,8 @@ from attnlab.names import lookup
 from attnlab.nested import flatten
 from attnlab.training.config import TrainConfig
 
-SECONDS = "seconds"
 FIELDS = ("task", "start", "data", "model", "train", "head_init", "measure_heads", "match")
 """What a config has at least."""
-BUDGETS = (*get_args(Budget), SECONDS)
 
 
 class Setup(NamedTuple):
@@ -33,8 +31,6 @@ class Setup(NamedTuple):
     """Before a budget is made equal."""
     seeds: tuple[int, ...]
     match: lab.Match | None
-    """Of what can be counted."""
-    equal_seconds: lab.Match | None
     variants: list[lab.Variant]
     """Empty where the file has none."""
     description: Description
@@ -85,8 +81,6 @@ def matched_experiment(config: ConfigDict) -> lab.Experiment:
     found, match = experiment_of(config), match_of(config)
     if match is None:
         return found
-    if match.budget == SECONDS:
-        raise ValueError("match.budget=seconds is measured by experiments.sweep; use that command")
     reference = with_layout(found.model, match.layout, match.sharing)
     return matched(found, reference, match.budget)
 
@@ -117,7 +111,7 @@ def match_of(config: ConfigDict) -> lab.Match | None:
     """What `config.match` asks for. Raises ValueError."""
     if not (budget := config.match.budget):
         return None
-    lookup(dict.fromkeys(BUDGETS), budget, what="match.budget")
+    lookup(dict.fromkeys(get_args(Budget)), budget, what="match.budget")
     return lab.Match(cast(Budget, budget), config.match.layout, config.match.sharing)
 
 
@@ -150,15 +144,7 @@ def setup_of(
             described = module.describe(preset)
         described = getattr(module, "description", described)
     _check_overrides(variants, overrides or {}, module, config)
-    equal_seconds = match if match and match.budget == SECONDS else None
-    return Setup(
-        base,
-        tuple(config.train.seeds),
-        None if equal_seconds else match,
-        equal_seconds,
-        list(variants),
-        described,
-    )
+    return Setup(base, tuple(config.train.seeds), match, list(variants), described)
 
 
 def _check_overrides(

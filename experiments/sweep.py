@@ -19,9 +19,7 @@ docs/howto/running.md.
 decide them. --margin=0.01 is the equivalence margin. --tune=7 first tries seven learning rates for
 each variant (more if the best one is at an end), with a separate seed, on the validation part.
 --tune_from=runs/first takes the rates of another sweep of the same variants, or of a table
-(docs/results/heads_and_sharing.csv). With match.budget=seconds the FFN width of each variant is
-chosen for equal seconds per step, measured before the first run and stored; --calibrate_only
-measures and stops.
+(docs/results/heads_and_sharing.csv).
 """
 
 import sys
@@ -73,7 +71,6 @@ def define_flags() -> None:
     )
     flags.DEFINE_enum("launcher", "local", ["local", "slurm"], "Where the runs are computed.")
     flags.DEFINE_string("slurm", "", "Options of sbatch, in one string.")
-    flags.DEFINE_bool("calibrate_only", False, "Only measure what match.budget=seconds needs.")
     flags.DEFINE_bool("print_only", False, "Only write the specs (and the SLURM script).")
 
 
@@ -81,9 +78,7 @@ def main() -> None:
     """Runs the sweep."""
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the runs
     folder = Path(_FLAGS.workdir)
-    plan = planning.plan_of(folder)
-    if _FLAGS.calibrate_only:
-        return
+    plan = planning.plan_of()
     if _FLAGS.print_only and _FLAGS.launcher == "local":
         planning.print_workers(plan, folder)
         return

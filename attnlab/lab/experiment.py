@@ -49,7 +49,6 @@ class Experiment:
       measure_heads: record at every evaluation how far apart the heads are and how far the
         parameters moved.
       matched: the budget that was made equal to a reference's, or "".
-      seconds_ratio: where that is "seconds": measured seconds of a step over the reference's.
       checks_data: whether `check_data` runs when it is made; not a field.
 
     Raises:
@@ -67,8 +66,7 @@ class Experiment:
     start: str = ""
     head_init: HeadInit = HeadInit()
     measure_heads: bool = False
-    matched: Literal["", "parameters", "flops", "cache", "seconds"] = ""
-    seconds_ratio: float | None = None
+    matched: Literal["", "parameters", "flops", "cache"] = ""
     checks_data: dataclasses.InitVar[bool] = True
 
     def __post_init__(self, checks_data: bool) -> None:
@@ -118,7 +116,6 @@ class Experiment:
             "head_init": dataclasses.asdict(self.head_init),
             "measure_heads": self.measure_heads,
             "matched": self.matched,
-            "seconds_ratio": self.seconds_ratio,
         }
 
     def to_json(self) -> str:
@@ -134,7 +131,7 @@ class Experiment:
         """
         data = dict(fields["data"])
         kind = lookup(DATASETS, data.pop("source"), what="data source")
-        names = ("start", "measure_heads", "matched", "seconds_ratio")
+        names = ("start", "measure_heads", "matched")
         more: JSON = {name: fields[name] for name in names if name in fields}
         try:
             return cls(

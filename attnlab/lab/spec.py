@@ -86,9 +86,8 @@ class Match(NamedTuple):
     The reference of a variant is the same model with another layout and sharing plan.
 
     Attributes:
-      budget: of the reference: "parameters", "flops", "cache" or "seconds". To meet it,
-        `model.ffn.width` is solved for ("cache": `model.heads.num_heads`). In a config "" turns
-        this off.
+      budget: of the reference: "parameters", "flops" or "cache". To meet it, `model.ffn.width` is
+        solved for ("cache": `model.heads.num_heads`). In a config "" turns this off.
       layout: of the reference.
       sharing: of the reference.
 

@@ -8,9 +8,8 @@ bits per byte (narrow, albert) on the Python 3.11 standard library.
 
 To train only some of them: `--vary=model.heads.layout=standard,wide --vary=model.sharing=separate`.
 
-Presets after the colon: `match=parameters`, `match=flops` or `match=seconds` (the ffn.width of
-every variant is chosen such that it has the budget of standard heads with separate layers; seconds
-per step are measured before the first run, see docs/explanation/equal_budgets.md), `match=cache`
+Presets after the colon: `match=parameters` or `match=flops` (the ffn.width of every variant is
+chosen such that it has the budget of standard heads with separate layers), `match=cache`
 (the number of heads is chosen for an equal decoding cache: one wide head for four others), `scores`
 (every variant also with scores divided by H, the width of a head, in place of sqrt(H): Yang et al.
 2022, arXiv 2203.03466), `lr` (three learning rates of each variant), `study` (a third plan, and a
@@ -74,7 +73,7 @@ SCALES = {
 """Word behind `scale=` -> fields."""
 OWN_PRESETS = ("lr", "study", "scores", "confirm")
 QUESTION = "Wide, standard or narrow heads, separate or shared layers: which predicts best?"
-BUDGETS = ("parameters", "flops", "seconds", "cache")
+BUDGETS = ("parameters", "flops", "cache")
 
 
 def get_config(arg: str = "") -> ConfigDict:

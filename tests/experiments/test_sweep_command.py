@@ -236,7 +236,6 @@ def test_a_flag_that_is_missing_or_of_another_type_is_named(tmp_path, module, fl
         (["--tune=2"], "--tune=2: give at least 3 learning rates"),
         (["--tune=3"], "the data of standard-separate-seed0 have none"),
         (["--tune=3", "--tune_from=x"], "leave one out"),
-        (["--calibrate_only"], "this config has another"),
         (["--max_seeds=2"], "--max_seeds=2 adds no seed to the 2 that each variant has"),
         (["--margin=nan"], "--margin=nan: give a number"),
         (["--seeds=0-2"], "--seeds=0-2: write whole numbers with commas"),

@@ -239,22 +239,8 @@ def limits(panel: Panel) -> list[str]:
         )
     lines.append(_rates(panel))
     if panel.about.matched:
-        lines.append(
-            f"Equal for all variants: {panel.about.matched}. Other budgets differ.{_ratios(panel)}"
-        )
+        lines.append(f"Equal for all variants: {panel.about.matched}. Other budgets differ.")
     return [line for line in lines if line]
-
-
-def _ratios(panel: Panel) -> str:
-    """How equal measured seconds are; "" where none were measured."""
-    found = {
-        panel.labels[variant]: runs[0].spec.config.seconds_ratio
-        for variant, runs in panel.variants.items()
-    }
-    named = [f"{label} {ratio:.3f}" for label, ratio in found.items() if ratio is not None]
-    if not named:
-        return ""
-    return f" Measured seconds of a step over those of the reference: {', '.join(named)}."
 
 
 def _rates(panel: Panel) -> str:
