@@ -118,7 +118,7 @@ CONSTRUCTION = {
     "kind of gate": (lambda: Gate("token"), "unknown gate.by 'token': known: head, element"),
     "cap": (lambda: SoftCap(0.0), "cap must be a finite number above 0, not 0.0"),
     "count": (lambda: ExtraKeys(0), "count must be a whole number of at least 1, not 0"),
-    "qk_norm as text": (lambda: Standard(**SIZES, qk_norm="rms"), r"write HeadNorm\(kind='rms'"),
+    "qk_norm as text": (lambda: Standard(**SIZES, qk_norm="rms"), r"'rms'; write HeadNorm\("),
     "kind of norm": (lambda: HeadNorm("batch"), "unknown qk_norm.kind 'batch': known: layer, rms"),
     "bias of a norm": (lambda: HeadNorm(bias="no"), "qk_norm.bias must be True or False, not 'no'"),
     "number of a layout's own": (
@@ -145,10 +145,10 @@ CONSTRUCTION = {
         lambda: Standard(**SIZES, num_head=4), "'num_head': did you mean 'num_heads'.* head_dim",
     ),
     "heads for num_heads": (
-        lambda: Standard(width=8, heads=4), "'heads': write num_heads; .* width, num_heads",
+        lambda: Standard(width=8, heads=4), "'heads'.* width, num_heads",
     ),
     "no names": (lambda: Standard(8, 2), r"as in Standard\(width=\.\.\.\), not 8; known: width, n"),
-    "keyword of Keras": (lambda: Standard(**SIZES, key_dim=3), "'key_dim': write head_dim; "),
+    "keyword of Keras": (lambda: Standard(**SIZES, key_dim=3), "'key_dim'.* head_dim"),
     "unknown field": (
         lambda: make_layout("wide", **SIZES, latent_dim=3),
         "no field 'latent_dim': its fields are width, .*; latent_dim is a field of latent, latent_",
@@ -197,9 +197,7 @@ CALLS = {
     "heads=4": (
         lambda: call(heads=4), "multi_head_attention.* unknown keyword 'heads'.* known:",
     ),
-    "causal=True": (lambda: call(causal=True), "'causal': write is_causal; "),
-    "capture": (lambda: call(capture=("probs",)), r"'capture': .*capture\(multi_head_attention"),
-    "return_probs": (lambda: call(return_probs=True), r"'return_probs': .*attnlab.capture"),
+    "causal=True": (lambda: call(causal=True), "'causal'.* is_causal"),
     "scale": (lambda: call(scale=0.5), r"scale is a field of the layout.*scale=0.5\)"),
     "weights of another layout": (
         lambda: call(params=init(jax.random.key(0), heads.Bilinear(**SIZES))),

@@ -97,7 +97,7 @@ def test_prefill_in_two_calls_and_overflow(params):
         ({"prompt": TOKENS.at[0, 2].set(-1)}, r"token id -1 at \[0, 2\] is out of range"),
         ({"prompt": "text"}, "tokens are ids, not the text"),
         ({"params": {}}, "params are not those of this model"),
-        ({"temperature": 1.0}, r"'temperature': write sampling=Sampling\(temperature=\.\.\.\);"),
+        ({"temperature": 1.0}, "'temperature'.* sampling"),
     ],
 )
 def test_bad_calls_say_what_to_do(params, changes, message):
