@@ -92,7 +92,7 @@ def jax_flags() -> dict[str, str]:
 def given_command() -> str:
     """This command, as it was typed."""
     spec = sys.modules["__main__"].__spec__
-    module = spec.name if spec else sys.argv[0]
+    module = spec.name.removesuffix(".__main__") if spec else sys.argv[0]
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 

@@ -2,24 +2,27 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from attnlab.extras import extra
 
 
-def render(template: str, package: str = "attnlab.lab", **values: object) -> str:
-    """A template of the folder `templates` of a package, with these values."""
+def render(template: str | Path, package: str = "attnlab.lab", **values: object) -> str:
+    """A template with these values: a file, or a name in the folder `templates` of a package."""
     with extra("lab"):
         import jinja2
+    path = Path(template)
+    is_file = isinstance(template, Path)
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(package),
-        autoescape=template.endswith(".html.jinja"),
+        loader=jinja2.FileSystemLoader(path.parent) if is_file else jinja2.PackageLoader(package),
+        autoescape=path.name.endswith(".html.jinja"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["md"] = _markdown
     environment.tests["block"] = lambda block, kind: type(block).__name__ == kind
-    return environment.get_template(template).render(**values)
+    return environment.get_template(path.name).render(**values)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -9,7 +9,7 @@ with. The test nodes are scored once, curves are of the validation nodes.
 
 Measured, three seeds, 50 seconds on 2 CPU cores: 77.5 % of the test nodes (75.0 to 78.9); label
 propagation 73.1 %, the commonest class 31.9 %. Velickovic et al. 2018 print 83.0 with another
-network; `python -m experiments.gat` trains that one and has 83.2 % (docs/results/cora.md).
+network; `python -m experiments.studies.cora` trains that one and has 83.2 % (docs/results/cora.md).
 
 Presets after the colon: a layout, a plan, `citeseer` (the path must fit), `tiny` (for tests: a
 graph of 30 nodes and two classes).

@@ -5,7 +5,7 @@ r"""Do more heads help, or does each become too small to choose what to attend t
 Bhojanapalli et al. 2020 (arXiv 2002.07028): with H = D / N, as usual, every added head makes all
 heads smaller, and the scores of a head of width H have rank H at most. Beyond some number more
 heads hurt. With a fixed width of heads more heads keep helping, and a narrower model with such
-heads is better than a wider one without (its figure 1). `experiments/rank_bound.py` shows the
+heads is better than a wider one without (its figure 1). `experiments/studies/rank_bound` shows the
 theorem alone, without a model or training. Variants: 2, 8 and 32 heads with H = 64 / N and with H =
 16, which costs parameters; and a model 48 wide with 8 heads of 16, which is smaller than the one of
 64 with H = 64 / N.

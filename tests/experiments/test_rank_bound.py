@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from conftest import assert_close
 
-from experiments import rank_bound
-from experiments.rank_bound import (
+from experiments.studies.rank_bound import study as rank_bound
+from experiments.studies.rank_bound.study import (
     attention_of,
     centred_scores,
     fit,

@@ -11,7 +11,9 @@ from conftest import ROOT
 
 from attnlab import attention_over_edges, flops_per_token, masks, num_parameters
 from attnlab.lab.cells import interval, run_cells
-from experiments import gat, looped_depth, recall_capacity
+from experiments.studies.cora import study as gat
+from experiments.studies.looped_depth import study as looped_depth
+from experiments.studies.recall import study as recall_capacity
 
 RESULTS = ROOT / "docs/results"
 
@@ -121,15 +123,15 @@ def test_lines_of_other_steps_or_seeds_are_not_on_the_page_of_looped_depth(tmp_p
         writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines + short)
-    done = command("experiments.looped_depth", f"--out={tmp_path}")
+    done = command("experiments.studies.looped_depth", f"--out={tmp_path}")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "looped_depth.md").read_text().replace(str(tmp_path), "docs/results")
     assert page == (RESULTS / "looped_depth.md").read_text()
-    done = command("experiments.looped_depth", f"--out={tmp_path}", "--seeds=3")
+    done = command("experiments.studies.looped_depth", f"--out={tmp_path}", "--seeds=3")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "looped_depth.md").read_text()
     assert "; 3 seeds per variant, 1000 steps of" in page
-    assert f"\npython -m experiments.looped_depth --out={tmp_path} --seeds=3\n" in page
+    assert f"\npython -m experiments.studies.looped_depth --out={tmp_path} --seeds=3\n" in page
 
 
 def test_the_page_of_recall_names_its_steps():
@@ -143,16 +145,16 @@ def test_the_page_of_recall_names_its_steps():
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
-        ("recall_capacity", ["--steps=1600"], "--steps=1600 must be below 1600"),
+        ("recall", ["--steps=1600"], "--steps=1600 must be below 1600"),
         (
-            "gat",
+            "cora",
             ["--data=nowhere", "--seeds=3", "--other_seeds=5"],
             "--seeds=3 must be at least --other_seeds=5",
         ),
     ],
 )
 def test_flags_without_a_page_are_refused_before_training(tmp_path, name, given, said):
-    done = command(f"experiments.{name}", f"--out={tmp_path}", *given)
+    done = command(f"experiments.studies.{name}", f"--out={tmp_path}", *given)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert line.startswith(f"error: {said}")

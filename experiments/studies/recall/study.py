@@ -1,4 +1,4 @@
-r"""How many pairs does a head of each width recall? python -m experiments.recall_capacity --out=DIR
+r"""How many pairs does a head of each width recall? python -m experiments.studies.recall --out=DIR
 
 Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927; `attnlab.data.recall`) by one
 attention layer: x_t is an embedding of token t plus another of token t - 1 (their convolution of
@@ -6,8 +6,8 @@ width 2), so that one layer can find the value of a key and no run waits for an 
 form. Two questions: the fraction recalled over (num_heads N, head_dim h) at fixed N h = 32, and
 over N at fixed h = 2. A logistic curve in ln pairs, ln h and ln N is fitted to the fractions.
 
-Rank bound (Bhojanapalli et al. 2020, Theorem 1; experiments/rank_bound.py): a head of width h can
-make every positive attention matrix over n pairs where h >= n - 1. Recall needs only those near a
+Rank bound (Bhojanapalli et al. 2020, Theorem 1; experiments/studies/rank_bound): a head of width h
+can make every positive attention matrix over n pairs where h >= n - 1. Recall needs only those near a
 permutation, which a head of small width can make with large scores. Up to pairs = h + 1 a head is
 sure to have the rank; that is not a limit.
 
@@ -188,7 +188,7 @@ def points_table(lines: Sequence[Line], points: Sequence[tuple[int, int]]) -> st
     return table(("num_heads", "head_dim", *(f"{p} pairs" for p in PAIRS)), rows)
 
 
-COMMAND = "python -m experiments.recall_capacity --out=docs/results"
+COMMAND = "python -m experiments.studies.recall --out=docs/results"
 
 
 def page(lines: Sequence[Line], command: str = COMMAND) -> str:
@@ -203,8 +203,7 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
         [names.get(k, k), f"{a:+.2f}", f"{b:+.2f} to {c:+.2f}"] for k, (a, b, c) in fit.items()
     ]
     text = render(
-        "recall.md.jinja",
-        "experiments",
+        Path(__file__).with_name("page.md.jinja"),
         answer=table(("heads", f"after {steps} steps", f"after {LONGER} steps"), answer),
         steps=steps,
         longer=LONGER,
@@ -268,8 +267,8 @@ def main() -> None:
     write_results(out, "recall", page(lines, app.given_command()), figure(lines))
 
 
-if __name__ == "__main__":
+def define_flags() -> None:
+    """The flags of the command."""
     flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
     flags.DEFINE_integer("seeds", 10, "Seeds of each variant.", lower_bound=2)
     flags.DEFINE_integer("steps", 400, "Training steps of a run.", lower_bound=1)
-    app.start(main)

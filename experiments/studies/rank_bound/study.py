@@ -1,4 +1,6 @@
-"""Which head_dim can produce any attention matrix? python -m experiments.rank_bound --out=DIR
+"""Which head_dim can produce any attention matrix?
+
+    python -m experiments.studies.rank_bound --out=DIR
 
 Bhojanapalli et al. 2020 (arXiv 2002.07028), Theorem 1: for n linearly independent tokens, a head
 with head_dim >= n can produce every positive attention matrix P; with a smaller head_dim there are
@@ -25,7 +27,6 @@ from jaxtyping import Float
 from attnlab import dot_product_attention
 from attnlab.lab import pages
 from attnlab.tap import capture
-from experiments import app
 
 Matrix = Float[np.ndarray, "n n"]
 
@@ -202,9 +203,9 @@ def main() -> None:
         (folder / "rank_bound.csv").write_text(comma_separated(results))
 
 
-if __name__ == "__main__":
+def define_flags() -> None:
+    """The flags of the command."""
     flags.DEFINE_list("sizes", ["16", "32"], "Sequence lengths n, separated by commas.")
     flags.DEFINE_integer("matrices", 5, "Random attention matrices for each n.", lower_bound=1)
     flags.DEFINE_integer("steps", 10_000, "Steps of gradient descent.", lower_bound=1)
     flags.DEFINE_string("out", "", "Folder for rank_bound.md and rank_bound.csv; left out: none.")
-    app.start(main)

@@ -1,4 +1,4 @@
-r"""Do shared layers win on pointer chasing? python -m experiments.looped_depth --out=DIR
+r"""Do shared layers win on pointer chasing? python -m experiments.studies.looped_depth --out=DIR
 
 k-hop retrieval: a random permutation f of 16 nodes; position i holds the one-hot codes of i, f(i)
 and of the number of hops k, drawn from 1 to 4 per row; the answer at i is f(f(... f(i))), k times.
@@ -159,7 +159,7 @@ def judged(lines: Sequence[Line], variant: str) -> list[Line]:
     return sorted(of_rate, key=lambda o: int(o["seed"]))
 
 
-COMMAND = "python -m experiments.looped_depth --out=docs/results"
+COMMAND = "python -m experiments.studies.looped_depth --out=docs/results"
 
 
 def page(lines: Sequence[Line], command: str = COMMAND) -> str:
@@ -177,8 +177,7 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
     header = ("variant", "parameters", "FLOPs per token", "learning rate",
               *(f"k = {k + 1}" for k in range(HOPS)), "mean over hops (95 %)")  # fmt: skip
     text = render(
-        "looped_depth.md.jinja",
-        "experiments",
+        Path(__file__).with_name("page.md.jinja"),
         words={name: text.rpartition(": ")[2] for name, text in said.items()},
         differences=table(("variant", "percentage points (95 %)"), list(said.items())),
         command=command,
@@ -229,10 +228,10 @@ def main() -> None:
     write_results(out, "looped_depth", page(lines, app.given_command()), figure(lines))
 
 
-if __name__ == "__main__":
+def define_flags() -> None:
+    """The flags of the command."""
     flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
     flags.DEFINE_integer(
         "seeds", 10, "Seeds of each variant.", lower_bound=2, upper_bound=min(TUNING_SEEDS)
     )
     flags.DEFINE_integer("steps", 1000, "Training steps of a run.", lower_bound=1)
-    app.start(main)

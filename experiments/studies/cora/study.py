@@ -1,4 +1,6 @@
-r"""GAT on Cora at the published configuration: python -m experiments.gat --data=PATH/cora --out=DIR
+r"""GAT on Cora at the published configuration.
+
+    python -m experiments.studies.cora --data=PATH/cora --out=DIR
 
 Velickovic et al. 2018 (arXiv 1710.10903, section 3.3) print 83.0 +- 0.7 % of the test nodes over
 100 runs. Configuration of the paper and of its code (github.com/PetarV-/GAT, execute_cora.py): 8
@@ -272,7 +274,7 @@ def summary(lines: Sequence[Line]) -> dict[str, np.ndarray]:
     return {name: np.array(numbers(matching(lines, variant=name), "test")) for name in VARIANTS}
 
 
-COMMAND = "python -m experiments.gat --data=PATH/cora --out=docs/results"
+COMMAND = "python -m experiments.studies.cora --data=PATH/cora --out=docs/results"
 
 
 def page(lines: Sequence[Line], command: str = COMMAND) -> str:
@@ -297,8 +299,7 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
               "validation, %", "epochs", "seconds a run", "difference (95 %)")  # fmt: skip
     mean, low, high = interval(main)
     text = render(
-        "cora.md.jinja",
-        "experiments",
+        Path(__file__).with_name("page.md.jinja"),
         score=f"{mean:.1f} ± {main.std(ddof=1):.1f}",
         seeds=len(main),
         interval=f"{low:.2f} to {high:.2f}",
@@ -349,9 +350,9 @@ def main() -> None:
     write_results(out, "cora", page(lines, command), figure(lines))
 
 
-if __name__ == "__main__":
+def define_flags() -> None:
+    """The flags of the command."""
     flags.DEFINE_string("data", None, "Folder of Cora (docs/reference/texts.md).", required=True)
     flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
     flags.DEFINE_integer("seeds", 20, "Seeds of the published configuration.", lower_bound=2)
     flags.DEFINE_integer("other_seeds", 5, "Seeds of each other variant.", lower_bound=2)
-    app.start(main)
