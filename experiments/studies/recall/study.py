@@ -7,9 +7,9 @@ form. Two questions: the fraction recalled over (num_heads N, head_dim h) at fix
 over N at fixed h = 2. A logistic curve in ln pairs, ln h and ln N is fitted to the fractions.
 
 Rank bound (Bhojanapalli et al. 2020, Theorem 1; experiments/studies/rank_bound): a head of width h
-can make every positive attention matrix over n pairs where h >= n - 1. Recall needs only those near a
-permutation, which a head of small width can make with large scores. Up to pairs = h + 1 a head is
-sure to have the rank; that is not a limit.
+can make every positive attention matrix over n pairs where h >= n - 1. Recall needs only those
+near a permutation, which a head of small width can make with large scores. Up to pairs = h + 1 a
+head is sure to have the rank; that is not a limit.
 
 Writes recall.csv, recall.md and recall.svg. A stopped command resumes.
 """
