@@ -287,10 +287,12 @@ pd.DataFrame.from_dict(table, orient="index")
 #
 # A few hundred steps on one text are a demonstration. In [the head-width
 # study](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/analysis.md) (8
-# texts, 2 seeds, 216,448 parameters, equal FLOPs) four narrow heads of width 16 are worse than four
-# standard ones by 0.014 bits per byte (95 % interval 0.007 to 0.020). Wide heads are no remedy: at
-# equal parameters they are worse than standard ones too, by 0.064 (0.022 to 0.107), in [the first
-# study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md).
+# texts, 2 seeds, 216,448 parameters, equal FLOPs, rotary positions, Muon; exploratory) four narrow
+# heads of width 16 are worse than four standard ones by 0.014 bits per byte (95 % interval 0.007 to
+# 0.020). Wide heads are no remedy: at equal parameters they are worse than standard ones too, by
+# 0.064 (0.022 to 0.107), in [the first
+# study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md) (3 texts,
+# 3 seeds, learned positions, AdamW; registered).
 #
 # ## 6. Sharing on purpose
 #

@@ -15,17 +15,20 @@
 #
 # # Wide or narrow heads? attnlab in two minutes
 #
-# **Neither: in small language models heads of medium width are best, 16 of the widths tried.**
-# **Wide heads (each as wide as the model) and narrow ones (each reads only its own slice of x) are
-# both worse than standard heads at an equal budget.** **One set of parameters for all layers, as in
-# ALBERT, is worse than separate layers.**
+# **Neither: in small language models with rotary positions and the optimizer Muon heads of 16 are
+# best of the widths tried, while with T5's relative bias in place of rotary heads of 4 to 8 were
+# not worse (a pilot, one seed a text).** **Wide heads (each as wide as the model) and narrow ones
+# (each reads only its own slice of x) are both worse than standard heads at an equal budget.**
+# **One set of parameters for all layers, as in ALBERT, is worse than separate layers where the
+# FFN takes up the parameters.**
 #
-# How much worse, in bits per byte, in a model 64 wide (95 % intervals over texts):
+# How much worse, in bits per byte, in a model 64 wide (95 % intervals over texts; FLOPs without
+# softmax):
 #
 # | | compared with | equal | difference |
 # |---|---|---|---|
-# | 8 heads of 8 | 4 heads of 16 | FLOPs | 0.007 (0.002 to 0.011) |
-# | 2 heads of 32 | 4 heads of 16 | FLOPs | 0.013 (0.008 to 0.017) |
+# | 8 heads of 8 | 4 heads of 16 | FLOPs | 0.007 (0.002 to 0.011), corrected p = 0.13 |
+# | 2 heads of 32 (registered) | 4 heads of 16 | FLOPs | 0.013 (0.008 to 0.017) |
 # | 4 narrow heads of 16 | 4 standard heads of 16 | FLOPs | 0.014 (0.007 to 0.020) |
 # | 4 wide heads of 64 | 4 standard heads of 16 | parameters | 0.064 (0.022 to 0.107) |
 # | one set of parameters for all layers | separate layers | parameters | 0.050 (0.026 to 0.073) |
@@ -33,12 +36,14 @@
 #
 # The row of wide heads is from
 # [the first study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md)
-# (0.35 million parameters, 3 texts), the others are from
+# (0.35 million parameters, 3 texts, learned positions, AdamW), the others are from
 # [the head-width study](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/analysis.md)
-# (0.22 million parameters, 8 texts; 4 for shared layers). Whether larger models need wider heads is
-# not settled: in a model
+# (0.22 million parameters, 8 texts; 4 for shared layers; rotary positions, Muon). The
+# [pilot](https://github.com/attnlab/attnlab/blob/main/docs/results/index.md#other-positions-a-pilot)
+# with T5's bias is exploratory. Whether larger models need wider heads is not settled: in a model
 # [256 wide](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/gpu.md) heads of
-# 32 have the lowest loss, but heads of 16 to 128 do not differ clearly; one head of 256 is worse.
+# 32 have the lowest loss, but 16, 32 and 128 are inconclusive against 64 because of one text; one
+# head of 256 is worse.
 #
 # Below you count what a layout and a sharing plan cost, and train three layouts yourself. It takes
 # about a minute on a CPU.
@@ -188,8 +193,9 @@ _ = figure.colorbar(image, ax=axes[1:], label="square root of attention probabil
 # - A *layout* says what a head reads and how wide it is; a *plan* says which layers share
 #   parameters. You can change either without the other.
 # - "Better" needs a budget: equal width, equal parameters and equal FLOPs give different winners.
-# - Neither wide nor narrow heads beat standard ones at an equal budget here. Heads of 16 are best
-#   in these small models; heads of 8 or 32 are nearly as good.
+# - Neither wide nor narrow heads beat standard ones at an equal budget here. With rotary positions
+#   and Muon heads of 16 are best of the widths tried in these small models, and heads of 8 or 32
+#   are nearly as good; with T5's relative bias heads of 4 to 8 were not worse (a pilot).
 #
 # **Where people ask this:** [What is the difference between wide and narrow
 # attention?](https://github.com/pbloem/former/issues/8),

@@ -315,12 +315,12 @@ pd.DataFrame.from_dict(table, orient="index")
 # inconclusive too, but it needs 3.3 times the FLOPs. So "does sharing hurt?" has no answer before
 # you say *at an equal what*.
 #
-# That is a short run on one text. Two studies tuned the learning rates:
+# That is a short run on one text, at one learning rate. Two studies chose rates for each variant:
 # [the first study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md)
-# on three texts, and
+# on three texts (learned positions, AdamW), and
 # [the head-width study](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/analysis.md)
-# on four, with five times the bytes. Bits per byte worse than separate layers (95 % intervals over
-# texts):
+# on four, with five times the bytes (rotary, Muon; its rates were not tuned for shared models at
+# equal parameters). Bits per byte worse than separate layers (95 % intervals over texts):
 #
 # | shared by all layers | equal | first study | head-width study |
 # |---|---|---|---|
@@ -331,8 +331,11 @@ pd.DataFrame.from_dict(table, orient="index")
 # | attention | parameters | | 0.019 (0.007 to 0.031) |
 # | FFN | parameters | | 0.007 (-0.004 to 0.018) |
 #
-# An interval that contains 0 is inconclusive. At equal parameters the models that share have up to
-# 3.6 times the FLOPs.
+# An interval that contains 0 is inconclusive. At equal parameters the FFN takes up the parameters,
+# and the models that share have up to 3.6 times the FLOPs. Two sets of layers in turn (`cycle:2`)
+# are better there in the first study, by 0.021 (0.012 to 0.030, six seeds, exploratory), and worse
+# in the head-width study, by 0.025 (0.007 to 0.042). Which of their differences is the cause was
+# not tested.
 #
 # ## What to remember
 #

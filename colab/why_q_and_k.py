@@ -346,8 +346,9 @@ assert not hasattr(rotary, "params")
 # - Pair and product are the same function; the pair is the low-rank form, which is smaller whenever
 #   H < D / 2, and its keys are short.
 # - Two matrices are not needed for asymmetric attention. Only W_Q = W_K makes scores symmetric.
-# - Low rank is enough in practice: see the number of section 5. In theory a head needs H of about
-#   the number of tokens to express any attention matrix (Bhojanapalli et al. 2020).
+# - Low rank was enough in this small run (one text, learned positions): see the number of section
+#   5. In theory a head needs H of about the number of tokens to express any attention matrix
+#   (Bhojanapalli et al. 2020).
 #
 # **Where people ask this:** [why do we need both a key and a query weight
 # matrix?](https://stats.stackexchange.com/questions/515477/when-calculating-self-attention-for-transformer-ml-architectures-why-do-we-need),

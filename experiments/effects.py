@@ -120,9 +120,9 @@ def draw(widths: list[Effect], sharing: list[Effect], first: list[Effect]) -> st
     heights = [rows[0] + 1, 1.4 * rows[1] + 1, 1.4 * rows[2] + 1]
     panels = figure.subplots(3, 1, height_ratios=heights)
     titles = (
-        "Head widths against 4 heads of 16,\nat equal FLOPs and parameters (8 texts)",
-        "Shared against separate layers,\nheads of 16 and 32, at two equal budgets (4 texts)",
-        "First study: against standard heads or\nseparate layers, at three equal budgets (3 texts)",
+        "Head widths against 4 heads of 16 (rotary, Muon),\nequal FLOPs and parameters, 8 texts",
+        "Shared against separate layers (rotary, Muon),\nheads of 16 and 32, 2 budgets, 4 texts",
+        "First study (learned positions, AdamW): against\nstandard or separate, 3 budgets, 3 texts",
     )
     for axes, effects, title in zip(panels, (widths, sharing, first), titles, strict=True):
         forest(axes, effects)

@@ -273,7 +273,7 @@ def at_rates(specs: Sequence[RunSpec], rates: Mapping[Variant, float]) -> list[R
 
 
 def _at_rate(spec: RunSpec, rate: float) -> Experiment:
-    """With the last rate of its schedule in proportion."""
+    """With the `final_learning_rate` of its schedule in proportion."""
     train = spec.config.train
     final = train.schedule.final_learning_rate * rate / train.optimizer.learning_rate
     values = {FIRST_RATE: rate, FINAL_RATE: final}

@@ -2,8 +2,10 @@
 
 FLOPs are those of matrix products in the forward pass, 2 for a multiply-add: every weight that is
 applied, the scores and the product with the values over all keys (a causal mask saves none here),
-LM head and token classifier. Left out are biases, norms, softmax and embedding look-ups (less than
-2 % at usual sizes), the pooler, which runs once per text, and `weight_flops`.
+LM head and token classifier. Left out are biases, norms, softmax, rotary embedding, embedding
+look-ups, the pooler, which runs once per text, and `weight_flops`. At about 5 operations a score
+softmax is 5 N T L more per token, so it depends on the number of heads. With 4 layers and T = 128:
+23 % in 16 heads of 2 at width 32, 7 % in 16 of 4, 2 % in 4 of 16 and 0.5 % in 1 of 64 at width 64.
 """
 
 import collections

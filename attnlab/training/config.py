@@ -64,7 +64,8 @@ class ScheduleConfig(Spec, prefix="schedule."):
 
     Attributes:
       name: an entry of `SCHEDULES`.
-      final_learning_rate: that of the last step, where the schedule decays to one.
+      final_learning_rate: where the decay would arrive at step `steps`; the last step, `steps` - 1,
+        is a little above it.
       warmup_steps: steps of a linear rise to the largest learning rate.
       decay_share: share of the steps at the end in which `warmup_stable_decay` decays.
 
@@ -76,6 +77,10 @@ class ScheduleConfig(Spec, prefix="schedule."):
     >>> rate = make_optimizer(TrainConfig(steps=10, schedule=schedule)).schedule
     >>> [round(float(rate(step)), 5) for step in (0, 1, 3, 9)]  # the first step is 0
     [0.00075, 0.0015, 0.003, 0.003]
+    >>> schedule = ScheduleConfig(name="linear", final_learning_rate=0.0, warmup_steps=0)
+    >>> rate = make_optimizer(TrainConfig(steps=10, schedule=schedule)).schedule
+    >>> [round(float(rate(step)), 5) for step in (8, 9, 10)]  # the last of 10 steps is 9
+    [0.0006, 0.0003, 0.0]
     """
 
     name: str = "cosine"

@@ -1,7 +1,8 @@
 """Schedules of the learning rate. `SCHEDULES`: name -> config -> (step -> rate).
 
 Step 0 is the first. With w = `warmup_steps` + 1 every schedule but one rises over the first w
-steps, rate(step) = `learning_rate` (step + 1) / w, and then continues as documented.
+steps, rate(step) = `learning_rate` (step + 1) / w, and then continues as documented. A decay to
+`final_learning_rate` would arrive there at step `steps`: the last step, `steps` - 1, is above it.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ Rate: TypeAlias = Callable[[Steps], jax.Array | float]
 
 
 def cosine(config: "TrainConfig") -> Rate:
-    """Half a cosine down to `final_learning_rate` at the last step (Loshchilov and Hutter 2016,
+    """Half a cosine down to `final_learning_rate` at step `steps` (Loshchilov and Hutter 2016,
     arXiv 1608.03983, without restarts)."""
     schedule: Rate = optax.schedules.warmup_cosine_decay_schedule(
         init_value=config.optimizer.learning_rate / (config.schedule.warmup_steps + 1),
@@ -35,7 +36,7 @@ def cosine(config: "TrainConfig") -> Rate:
 
 
 def linear(config: "TrainConfig") -> Rate:
-    """Linearly down to `final_learning_rate` at the last step (BERT; Devlin et al. 2018, A.2)."""
+    """Linearly down to `final_learning_rate` at step `steps` (BERT; Devlin et al. 2018, A.2)."""
     return _warmed(config, lambda step: _line(config, step, config.schedule.warmup_steps))
 
 
@@ -59,7 +60,7 @@ def flat_inverse_sqrt(config: "TrainConfig") -> Rate:
 
 def warmup_stable_decay(config: "TrainConfig") -> Rate:
     """Constant, except for the last `decay_share` of the steps: there linearly down to
-    `final_learning_rate` at the last (Hu et al. 2024, arXiv 2404.06395, with a line)."""
+    `final_learning_rate` at step `steps` (Hu et al. 2024, arXiv 2404.06395, with a line)."""
     begin = round(config.steps * (1 - config.schedule.decay_share))
 
     def stable(step: Steps) -> jax.Array:
