@@ -11,24 +11,28 @@ LARGEST_COUNT = 2**31 - 1
 LARGEST_NUMBER = 1e38
 MAX_LAYERS = 10_000
 
-# Token numbers, generation, training, bookkeeping: nothing that a forward pass computes with.
-HARMLESS = """
-architectures model_type transformers_version torch_dtype dtype _name_or_path name_or_path
-initializer_range initializer_factor bos_token_id eos_token_id sep_token_id cls_token_id
-mask_token_id pad_token_id unk_token_id decoder_start_token_id use_cache output_attentions
-output_hidden_states return_dict task_specific_params id2label label2id num_labels
-problem_type gradient_checkpointing finetuning_task tokenizer_class prefix torchscript
-use_bfloat16 tf_legacy_loss chunk_size_feed_forward classifier_dropout
-classifier_dropout_prob qa_dropout seq_classif_dropout summary_* _num_labels output_past
-attn_implementation _attn_implementation _attn_implementation_autoset max_length min_length
-do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k
-top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
-encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
-return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
-exponential_decay_length_penalty suppress_tokens begin_suppress_tokens n_ctx directionality
-pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
-pooler_type reorder_and_upcast_attn pretraining_tp cache_implementation
+# Of tokens, classes and generation: what `metadata` keeps.
+KEPT = """
+bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id pad_token_id unk_token_id
+decoder_start_token_id forced_bos_token_id forced_eos_token_id id2label label2id num_labels
+problem_type task_specific_params finetuning_task tokenizer_class prefix max_length min_length
+do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+bad_words_ids num_return_sequences remove_invalid_values exponential_decay_length_penalty
+suppress_tokens begin_suppress_tokens
 """.split()  # noqa: SIM905
+# And of training and bookkeeping: nothing that a forward pass computes with.
+UNKEPT = """
+architectures model_type transformers_version torch_dtype dtype _name_or_path name_or_path
+initializer_range initializer_factor use_cache output_attentions output_hidden_states return_dict
+gradient_checkpointing torchscript use_bfloat16 tf_legacy_loss chunk_size_feed_forward
+classifier_dropout classifier_dropout_prob qa_dropout seq_classif_dropout summary_* _num_labels
+output_past attn_implementation _attn_implementation _attn_implementation_autoset output_scores
+return_dict_in_generate n_ctx directionality pooler_fc_size pooler_num_attention_heads
+pooler_num_fc_layers pooler_size_per_head pooler_type reorder_and_upcast_attn pretraining_tp
+cache_implementation
+""".split()  # noqa: SIM905
+HARMLESS = (*KEPT, *UNKEPT)
 FIXED: JSON = {
     "pruned_heads": {},
     "is_decoder": False,

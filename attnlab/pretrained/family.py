@@ -7,10 +7,8 @@ from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.fields import Field, Source, Values, build_config
+from attnlab.pretrained.metadata import kept_words
 from attnlab.pretrained.name_table import NameTable
-
-NO_PAD_TOKEN = {"pad_token_id": None}
-"""Written where the default of transformers would be beyond a small vocabulary."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +105,10 @@ class Family:
         for one in self.other_attributes.read:
             if one.compute is not None:
                 attributes[one.name] = one.compute(attributes)
-        return attributes | dict(self.other_attributes.written)
+        attributes |= self.other_attributes.written
+        own = {one.name for field in self.fields for one in field.attributes}
+        kept = {n: a for n, a in kept_words(config, self.name).items() if n not in own}
+        return attributes | kept if config.metadata else kept | attributes
 
     def ignores(self, config: ModelConfig) -> tuple[str, ...]:
         """Patterns of tensors that are not read for this model."""

@@ -20,6 +20,7 @@ from attnlab.pretrained.attributes import bad_value, matches, read_attributes, s
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source
 from attnlab.pretrained.hub import TOKENIZER, find_folder
+from attnlab.pretrained.metadata import read_metadata
 from attnlab.pretrained.registry import FAMILIES, REFUSED
 from attnlab.pretrained.tensors import Stored, read_folder, read_json
 from attnlab.pretrained.weights import fill
@@ -224,7 +225,9 @@ def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, 
                 why = f"is more than the {len(tensors)} tensors in the folder"
                 raise bad_value(one.name, attributes[one.name], why)
     source = Source(_architecture(raw), tensors)
-    return family, attributes, tensors, family.config(attributes, source)
+    config = family.config(attributes, source)
+    config = dataclasses.replace(config, metadata=read_metadata(raw, folder))
+    return family, attributes, tensors, config
 
 
 def _family(raw: JSON, path: Path) -> Family:

@@ -180,7 +180,7 @@ T5 = Family(
             ),
             Attribute("n_positions", 512),  # of the training data; relative positions go on
         ),
-        written={"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
+        written={"decoder_start_token_id": 0},
     ),
     unread=UnreadTensors(
         # The table may be stored again for each stack and as LM head, and a bias that no release
