@@ -3,7 +3,8 @@
 import dataclasses
 import fnmatch
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from attnlab.nested import JSON
 
@@ -41,7 +42,10 @@ FIXED: JSON = {
     "tie_encoder_decoder": False,
     "is_encoder_decoder": False,
     "position_embedding_type": "absolute",
+    "sliding_window": None,
+    "layer_types": None,
 }
+QUANTIZED = ("quantization_config", "compression_config")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +108,19 @@ def read_attributes(
     attributes: Iterable[Attribute],
     fixed: Mapping[str, object],
     ignore: tuple[str, ...] = (),
+    words: Container[str] | None = None,
 ) -> JSON:
     """Read the attributes of a family from config.json.
+
+    A word that is in none of these and not in `words` changes nothing that transformers computes.
+    It is let pass with one warning for all of them; silently where it is null or false.
 
     Args:
       raw: the object in config.json.
       attributes: what the family reads.
       fixed: attributes that may only have this value, beside those of `FIXED`.
       ignore: patterns of further attributes to leave out.
+      words: those that can change what the family computes (`words.known_words`); None: all can.
 
     Returns:
       Name -> value of every attribute of the family.
@@ -119,7 +128,7 @@ def read_attributes(
     Raises:
       ValueError: names the attribute that is unknown, or has a value that is not supported.
     """
-    known, fixed = {a.name: a for a in attributes}, FIXED | dict(fixed)
+    known, fixed, passed = {a.name: a for a in attributes}, FIXED | dict(fixed), list[str]()
     for name, value in raw.items():
         if name in known:
             known[name].check(value)
@@ -128,11 +137,25 @@ def read_attributes(
         elif name in fixed:
             if value != fixed[name]:
                 raise bad_value(name, value, f"is not supported, only {fixed[name]!r}")
-        elif not matches(name, HARMLESS):
+        elif name in QUANTIZED:
+            if value is not None:
+                raise bad_value(
+                    name,
+                    value,
+                    "is not supported: quantized weights are not read; load the model before it "
+                    "was quantized, or save it again after model.dequantize() of transformers",
+                )
+        elif matches(name, HARMLESS):
+            continue
+        elif words is not None and name not in words:
+            passed += [name] * (value not in (None, False))
+        else:
             raise ValueError(
                 f"config.json: {shown(name)[1:-1]} = {shown(value)} is unknown here and may change "
                 f"what the model computes; if it does not, pass ignore=({shown(name)},)"
             )
+    if passed:
+        _warn(passed)
     found = {name: raw.get(name, one.default) for name, one in known.items()}
     for name, one in known.items():
         if one.compute is None or (found[name] is not None and not one.follows):
@@ -144,6 +167,16 @@ def read_attributes(
             raise bad_value(name, found[name], why)
         found[name] = computed
     return found
+
+
+def _warn(passed: list[str]) -> None:
+    names = ", ".join(shown(name, 40)[1:-1] for name in passed[:8])
+    more = f" and {len(passed) - 8} more words" if len(passed) > 8 else ""
+    code = "; the code that auto_map names is not run" if "auto_map" in passed else ""
+    warnings.warn(
+        f"config.json: {names}{more}: ignored, as transformers computes the same without{code}",
+        stacklevel=5,
+    )
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

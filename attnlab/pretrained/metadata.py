@@ -1,7 +1,6 @@
 """What a published folder says and no computation reads: ids of special tokens, names of classes,
 settings of generation. `ModelConfig.metadata` holds it as JSON, so that `save` writes it again."""
 
-import functools
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from attnlab.nested import JSON
 from attnlab.pretrained.attributes import KEPT
 from attnlab.pretrained.hub import GENERATION
 from attnlab.pretrained.tensors import read_json
+from attnlab.pretrained.words import default_tokens
 
 
 def read_metadata(raw: JSON, folder: Path) -> str:
@@ -56,20 +56,3 @@ def kept_words(config: ModelConfig, model_type: str) -> JSON:
     # A decoder with an encoder begins with some token, so what is usual stays where it is one.
     usual = {n: i for n, i in defaults.items() if starts and i in range(config.vocab_size)}
     return {name: usual.get(name) for name in defaults}
-
-
-def default_tokens(model_type: str) -> JSON:
-    """Word -> id of special tokens where config.json of a family has none.
-
-    >>> default_tokens("llama")
-    {'bos_token_id': 1, 'eos_token_id': 2}
-    """
-    found: JSON = read_words()["tokens"].get(model_type, {})
-    return found
-
-
-@functools.cache
-def read_words() -> JSON:
-    """Words of config.json that transformers reads, and ids of special tokens that it fills in:
-    `words.json`, made by tests/pretrained/parity/words.py."""
-    return read_json(Path(__file__).parent / "words.json")
