@@ -4,7 +4,7 @@ import dataclasses
 import fnmatch
 import reprlib
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from attnlab.nested import JSON
 
@@ -108,19 +108,20 @@ def read_attributes(
     attributes: Iterable[Attribute],
     fixed: Mapping[str, object],
     ignore: tuple[str, ...] = (),
-    words: Container[str] | None = None,
+    changes_nothing: Callable[[str], bool] = lambda name: False,
 ) -> JSON:
     """Read the attributes of a family from config.json.
 
-    A word that is in none of these and not in `words` changes nothing that transformers computes.
-    It is let pass with one warning for all of them; silently where it is null or false.
+    Other words that change nothing are let pass with one warning for all of them, and silently
+    where they are null or false.
 
     Args:
       raw: the object in config.json.
       attributes: what the family reads.
       fixed: attributes that may only have this value, beside those of `FIXED`.
       ignore: patterns of further attributes to leave out.
-      words: those that can change what the family computes (`words.known_words`); None: all can.
+      changes_nothing: whether a word of this name, which none of these is, does not change what
+        the family computes.
 
     Returns:
       Name -> value of every attribute of the family.
@@ -147,7 +148,7 @@ def read_attributes(
                 )
         elif matches(name, HARMLESS):
             continue
-        elif words is not None and name not in words:
+        elif changes_nothing(name):
             passed += [name] * (value not in (None, False))
         else:
             raise ValueError(

@@ -24,7 +24,7 @@ from attnlab.pretrained.metadata import read_metadata
 from attnlab.pretrained.registry import FAMILIES, REFUSED
 from attnlab.pretrained.tensors import Stored, read_folder, read_json
 from attnlab.pretrained.weights import fill
-from attnlab.pretrained.words import known_words
+from attnlab.pretrained.words import changes_nothing
 from attnlab.sharing import Params, PyTree
 from attnlab.transforms import resharing
 
@@ -218,8 +218,9 @@ def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, 
         raise ValueError(f"ignore is a tuple of patterns; write ignore=({ignore!r},)")
     raw = read_json(folder / "config.json")
     family = _family(raw, folder / "config.json")
-    fixed, words = family.other_attributes.fixed, known_words(family.name)
-    attributes = read_attributes(raw, family.attributes, fixed, ignore, words)
+    fixed = family.other_attributes.fixed
+    passes = functools.partial(changes_nothing, family.name)
+    attributes = read_attributes(raw, family.attributes, fixed, ignore, passes)
     tensors = _renamed(family, read_folder(folder), ignore)
     if not family.shares_layers:
         for one in family.attributes:

@@ -14,14 +14,25 @@ def _table() -> JSON:
 
 
 @functools.cache
-def known_words(model_type: str) -> frozenset[str] | None:
-    """The words that can change what a family computes; None for one that is not in the table.
+def known_words(model_type: str) -> frozenset[str]:
+    """The words that transformers reads for a family; empty for one that is not in the table.
 
     >>> "attention_bias" in known_words("llama"), "unsloth_fixed" in known_words("llama")
     (True, False)
     """
     own = _table()["families"].get(model_type)
-    return None if own is None else frozenset(f"{_table()['all']} {own}".split())
+    return frozenset() if own is None else frozenset(f"{_table()['all']} {own}".split())
+
+
+def changes_nothing(model_type: str, name: str) -> bool:
+    """Whether a word of config.json is one that transformers does not read for a family.
+
+    >>> changes_nothing("llama", "unsloth_fixed"), changes_nothing("llama", "attention_bias")
+    (True, False)
+    """
+    known = known_words(model_type)
+    # Words that begin with the name of a stack stand for the words of that stack.
+    return bool(known) and name not in known and not name.startswith(("encoder", "decoder"))
 
 
 def default_tokens(model_type: str) -> JSON:

@@ -70,7 +70,7 @@ HUB = {
         "rms_norm_eps": 1e-5,
         "rope_scaling": None,
         "rope_theta": 10000.0,
-        "sliding_window": 4,
+        "sliding_window": 9,
         "tie_word_embeddings": False,
     },
     "falcon-40b": SIZES

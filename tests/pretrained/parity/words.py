@@ -74,8 +74,12 @@ def _names(module: str) -> frozenset[str]:
     """Names that a module reads from a config or from keyword arguments."""
     source = Path(importlib.import_module(module).__file__ or "").read_text()
     configs = ("config", "cfg", "kwargs") + ("self",) * ("configuration" in module)
-    nodes = ast.walk(ast.parse(source))
-    return frozenset(name for node in nodes if (name := _name(node, configs)))
+    nodes = [*ast.walk(ast.parse(source))]
+    # Names that a loop reads by getattr.
+    lists = [n for n in nodes if isinstance(n, ast.Tuple | ast.List) and "configuration" in module]
+    names = {element.value for one in lists for element in one.elts if _is_name(element)}
+    names = {name for name in names if name.islower()}
+    return frozenset(names | {name for node in nodes if (name := _name(node, configs))})
 
 
 def _name(node: ast.AST, configs: tuple[str, ...]) -> str | None:
@@ -95,8 +99,13 @@ def _name(node: ast.AST, configs: tuple[str, ...]) -> str | None:
         case _:
             return None
     is_config = getattr(owner, "attr", getattr(owner, "id", "")).endswith((*configs, "config_dict"))
-    is_name = isinstance(key, ast.Constant) and isinstance(key.value, str)
-    return key.value if is_config and is_name and key.value.isidentifier() else None
+    return key.value if is_config and _is_name(key) else None
+
+
+def _is_name(node: ast.AST | None) -> bool:
+    """Whether an expression is a string that may be the name of a word."""
+    value = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
+    return isinstance(value, str) and value.isidentifier()
 
 
 if __name__ == "__main__":
