@@ -87,6 +87,12 @@ class Family:
         others = self.other_attributes
         return (*of_fields, *others.read, *map(Attribute, others.ignored))
 
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Those whose output heads are read."""
+        of_fields = tuple(name for field in self.fields for name in field.architectures)
+        return of_fields or tuple(self.other_attributes.written.get("architectures", ()))  # type: ignore[call-overload]
+
     def config(self, attributes: JSON, source: Source) -> ModelConfig:
         """Attributes -> config. Raises ValueError if they are not supported or do not fit."""
         values: Values = {}

@@ -86,6 +86,10 @@ class _Head(Field):
     name: str = "T5"
     can_scale: bool = True
 
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return tuple(self.name + t for t in ("Model", "EncoderModel", "ForConditionalGeneration"))
+
     def read(self, attributes: JSON, source: Source) -> Values:
         if source.architecture in (f"{self.name}EncoderModel", f"{self.name}Model"):
             return {"output.kind": "none"}

@@ -40,6 +40,7 @@ class _Head(Field):
         Attribute("pooler_output_size", None, nullable=True, json_type=int, least=0),
         Attribute("id2label", None, nullable=True, json_type=dict),
     )
+    architectures = ("ViTModel", "ViTForImageClassification")
 
     def read(self, attributes: JSON, source: Source) -> Values:
         if attributes["pooler_output_size"] not in (None, 0, attributes["hidden_size"]):
