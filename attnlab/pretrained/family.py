@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
@@ -91,7 +92,8 @@ class Family:
     def architectures(self) -> tuple[str, ...]:
         """Those whose output heads are read."""
         of_fields = tuple(name for field in self.fields for name in field.architectures)
-        return of_fields or tuple(self.other_attributes.written.get("architectures", ()))  # type: ignore[call-overload]
+        written: Any = self.other_attributes.written.get("architectures", ())
+        return of_fields or tuple(written)
 
     def config(self, attributes: JSON, source: Source) -> ModelConfig:
         """Attributes -> config. Raises ValueError if they are not supported or do not fit."""

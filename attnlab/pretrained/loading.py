@@ -228,7 +228,7 @@ def tokenizer_path(name: str | Path, *, revision: str | None = None) -> Path:
 
 
 def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, ModelConfig, str]:
-    """Everything except weights: (family, attributes, tensors not read yet, config, architecture)."""
+    """Everything but weights: family, attributes, tensors not read yet, config, architecture."""
     if isinstance(ignore, str):  # its characters would be patterns, such as *
         raise ValueError(f"ignore is a tuple of patterns; write ignore=({ignore!r},)")
     raw = read_json(folder / "config.json")
