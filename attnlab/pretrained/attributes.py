@@ -20,12 +20,12 @@ problem_type task_specific_params finetuning_task tokenizer_class prefix max_len
 do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
 typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
 bad_words_ids num_return_sequences remove_invalid_values exponential_decay_length_penalty
-suppress_tokens begin_suppress_tokens
+suppress_tokens begin_suppress_tokens use_cache
 """.split()  # noqa: SIM905
 # And of training and bookkeeping: nothing that a forward pass computes with.
 UNKEPT = """
 architectures model_type transformers_version torch_dtype dtype _name_or_path name_or_path
-initializer_range initializer_factor use_cache output_attentions output_hidden_states return_dict
+initializer_range initializer_factor output_attentions output_hidden_states return_dict
 gradient_checkpointing torchscript use_bfloat16 tf_legacy_loss chunk_size_feed_forward
 classifier_dropout classifier_dropout_prob qa_dropout seq_classif_dropout summary_* _num_labels
 output_past attn_implementation _attn_implementation _attn_implementation_autoset output_scores
