@@ -53,12 +53,15 @@ def load(
 
     The LM head, pooler and classes are those that the file or its architecture has. Weights are
     read one by one: the peak of memory is the result and the part of a tensor that is being read.
-    Every tensor must be used or known to hold nothing, and every weight filled.
+    Every tensor must be used or known to hold nothing, and every weight filled. A word of
+    config.json that transformers does not read for the family is ignored with a warning. Ids of
+    special tokens and generation_config.json become `ModelConfig.metadata`.
 
     Args:
       name: a folder with config.json and model.safetensors, or several files and their index; or
         the name of a model on the hub ("org/name"), whose config, safetensors and tokenizer.json
-        are fetched once (see `hub.find_folder`). Nothing in it is run or unpickled.
+        are fetched once (see `hub.find_folder`). Nothing in it is run or unpickled, also no code that
+        `auto_map` names.
       revision: branch, tag or commit on the hub.
       ignore: patterns of further tensors, or of attributes in config.json, to leave out.
       param_dtype: "float32" or "bfloat16", of all weights, whatever the file holds. A number beyond
