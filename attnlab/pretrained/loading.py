@@ -60,8 +60,8 @@ def load(
     Args:
       name: a folder with config.json and model.safetensors, or several files and their index; or
         the name of a model on the hub ("org/name"), whose config, safetensors and tokenizer.json
-        are fetched once (see `hub.find_folder`). Nothing in it is run or unpickled, also no code that
-        `auto_map` names.
+        are fetched once (see `hub.find_folder`). Nothing in it is run or unpickled, no code that
+        `auto_map` names either.
       revision: branch, tag or commit on the hub.
       ignore: patterns of further tensors, or of attributes in config.json, to leave out.
       param_dtype: "float32" or "bfloat16", of all weights, whatever the file holds. A number beyond
