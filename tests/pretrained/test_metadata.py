@@ -7,7 +7,8 @@ import pytest
 from goldens import FAMILIES, split, write
 
 from attnlab import pretrained
-from attnlab.models import ModelConfig, from_json, to_json
+from attnlab.models import ModelConfig, from_dict, from_json, to_json
+from experiments.configs import pretrained as config_file
 
 TOKENS = {"bos_token_id": 5, "eos_token_id": [6, 7], "pad_token_id": 8, "unk_token_id": None}
 TOKENS |= {"forced_bos_token_id": 9, "sep_token_id": 10, "cls_token_id": 11, "mask_token_id": 12}
@@ -116,3 +117,13 @@ def test_metadata_is_kept_in_json_and_changes_no_comparison(tmp_path):
     assert from_json(to_json(found)).metadata == found.metadata
     assert "metadata" not in repr(found)
     assert "metadata" not in json.loads(to_json(ModelConfig()))["model"]
+
+
+def test_a_run_that_starts_from_the_folder_keeps_metadata(tmp_path):
+    """Through the flags of its config, so that the folder that it is exported to has them."""
+    config, tensors, _, _ = split(FAMILIES["llama"])
+    folder = write(tmp_path / "theirs", config | TOKENS, tensors)
+    made = config_file.get_config(str(folder))
+    found = from_dict(made.model.to_dict())
+    assert json.loads(found.metadata)["config"]["eos_token_id"] == TOKENS["eos_token_id"]
+    assert from_json(to_json(found)).metadata == pretrained.load_config(folder).metadata
