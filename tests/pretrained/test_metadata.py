@@ -127,3 +127,12 @@ def test_a_run_that_starts_from_the_folder_keeps_metadata(tmp_path):
     found = from_dict(made.model.to_dict())
     assert json.loads(found.metadata)["config"]["eos_token_id"] == TOKENS["eos_token_id"]
     assert from_json(to_json(found)).metadata == pretrained.load_config(folder).metadata
+
+
+@pytest.mark.parametrize("text", ["x", "[1]", "3"])
+def test_metadata_that_are_something_else(text, tmp_path):
+    config, tensors, _, _ = split(FAMILIES["llama"])
+    model, params = pretrained.load(write(tmp_path / "theirs", config, tensors))
+    wrong = dataclasses.replace(model.config, metadata=text).build()
+    with pytest.raises(ValueError, match="metadata must be JSON"):
+        pretrained.save(tmp_path / "ours", wrong, params)
