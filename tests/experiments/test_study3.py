@@ -3,11 +3,15 @@
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import ROOT
 
 from attnlab.heads.shapes import score_scale
 from attnlab.lab.head_width.rows import Baselines
@@ -38,7 +42,7 @@ from experiments.studies.study3.spec import (
 )
 from experiments.studies.study3.widen import widen
 
-COUNTS = {"A": 352, "B": 42, "C": 84, "D": 80, "A32": 406}
+COUNTS = {"A": 226, "B": 42, "C": 84, "A64": 126, "D": 80, "A32": 406}
 COLUMNS = [
     "part", "role", "num_heads", "head_dim", "width", "length", "positions", "optimizer", "start",
     "scale", "bytes_per_parameter", "text", "replicate", "seed", "learning_rate", "first_rate",
@@ -336,3 +340,32 @@ def test_stopped_and_resumed_it_has_the_same_row(run, stop, tmp_path, monkeypatc
     assert together == pytest.approx(s.heldout_bits, rel=1e-5)
     if run.part == "D":
         assert [int(p.split(":")[0]) for p in s.probe_bits.split()] == list(range(25))
+
+
+def start(folder, *more):
+    words = [sys.executable, "-m", "experiments.studies.study3", "--part=tiny",
+             f"--rows={folder / 'runs.csv'}", f"--data={folder}",
+             f"--workdir={folder / 'work'}", *more]  # fmt: skip
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(words, cwd=ROOT, **pipes)
+
+
+@pytest.mark.slow
+def test_the_command_is_stopped_and_goes_on(tmp_path):
+    """Of the small runs; SIGTERM ends with 75, and a row that is there is not trained again."""
+    first = start(tmp_path)
+    until = time.monotonic() + 300
+    while not read_rows(tmp_path / "runs.csv"):
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    first.send_signal(signal.SIGTERM)
+    assert "stopped; repeat the command to resume" in first.communicate(timeout=100)[0]
+    assert first.returncode == 75
+    before = read_rows(tmp_path / "runs.csv")
+    assert len(before) < len(parts.tiny_runs())
+    again = start(tmp_path)
+    out = again.communicate(timeout=500)[0]
+    assert again.returncode == 0, out
+    after = read_rows(tmp_path / "runs.csv")
+    assert after[: len(before)] == before
+    assert {row.spec.id for row in after} == {run.id for run in parts.tiny_runs()}

@@ -105,8 +105,6 @@ PARTS: dict[str, tuple[Group, ...]] = {
             ),
         ),
         Group("A4: rotary on half a head, D 64", _cells(POINTS[64], "half")),
-        Group("AdamW with QK-norm, heads of 4 and 16, D 64", _adamw()),
-        Group("rotary base 100, D 64", _cells(POINTS[64], "rotary100")),
     ),
     "B": (
         Group(
@@ -121,6 +119,10 @@ PARTS: dict[str, tuple[Group, ...]] = {
         Group("4x64 from scratch", (Cell(WIDE),)),
         Group("C1, C2: converted, reset", tuple(map(Cell, (CONVERTED, WIDE_RESET, RESET)))),
         Group("other scales of scores", tuple(map(Cell, (WIDE_INVERSE, CONVERTED_OLD)))),
+    ),
+    "A64": (
+        Group("AdamW with QK-norm, heads of 4 and 16, D 64", _adamw()),
+        Group("rotary base 100, D 64", _cells(POINTS[64], "rotary100")),
     ),
     "D": (
         Group(
@@ -141,7 +143,7 @@ PARTS: dict[str, tuple[Group, ...]] = {
         Group("learned positions at 80 bytes a parameter, D 32", _learned()),
     ),
 }
-"""In the order in which they are run; A32 is part A at D = 32."""
+"""In the order in which they are run; A64 is the rest of part A, and A32 part A at D = 32."""
 
 
 def seed_of(run_length: int, role: str, width: int, text: str, replicate: int) -> int:
