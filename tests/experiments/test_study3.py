@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT
 
 from attnlab.heads.shapes import score_scale
+from attnlab.lab.head_width import run as head_width_run
 from attnlab.lab.head_width.rows import Baselines
 from attnlab.lab.head_width.run import Place
 from attnlab.models import flops_per_token, num_parameters
@@ -309,27 +310,29 @@ KINDS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", KINDS, ids=["A", "C", "D"])
-@pytest.mark.parametrize("stop", [4, 17])
-def test_stopped_and_resumed_it_has_the_same_row(run, stop, tmp_path, monkeypatch):
-    """24 steps; of C step 4 is before the reset and step 17 after it."""
+def test_stopped_and_resumed_it_has_the_same_row(run, tmp_path, monkeypatch):
+    """Stopped twice: of C, step 4 of 24 is before the reset and step 17 after it."""
     assert num_steps(run.variant) == 24
+    monkeypatch.setattr(head_width_run, "HELDOUT_BYTES", 1 << 14)
+    monkeypatch.setattr(head_width_run, "VALIDATION_BYTES", 1 << 13)
     whole = study_run.run_one(run, Place(tmp_path, tmp_path / "whole", "c"))
     place = Place(tmp_path, tmp_path / "stopped", "c")
     make = study_run.dataset_of
+    for stop in (4, 17):
 
-    def stopping(corpus, length):
-        dataset = make(corpus, length)
+        def stopping(corpus, length, stop=stop):
+            dataset = make(corpus, length)
 
-        def batch(seed, step, size, part):
-            if step == stop:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return dataset.batches(seed, step, size, part)
+            def batch(seed, step, size, part):
+                if step == stop:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return dataset.batches(seed, step, size, part)
 
-        return dataclasses.replace(dataset, batches=batch)
+            return dataclasses.replace(dataset, batches=batch)
 
-    monkeypatch.setattr(study_run, "dataset_of", stopping)
-    with pytest.raises(Stopped, match=r"the state is saved"):
-        study_run.run_one(run, place)
+        monkeypatch.setattr(study_run, "dataset_of", stopping)
+        with pytest.raises(Stopped, match=r"the state is saved"):
+            study_run.run_one(run, place)
     monkeypatch.setattr(study_run, "dataset_of", make)
     resumed = study_run.run_one(run, place)
     assert numbers(resumed) == numbers(whole)

@@ -108,6 +108,7 @@ def probe_measure(model: Model, text: np.ndarray) -> Measure:
 
     def measure(initial: Params, now: Params) -> dict[str, Array]:
         logits = model.apply({"params": now}, tokens=tokens[:, :-1]).logits
+        assert logits is not None
         nats = cross_entropy(logits[:, HALF:], tokens[:, HALF + 1 :])
         return {PROBE: jnp.mean(nats) / math.log(2)}
 

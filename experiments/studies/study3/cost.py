@@ -6,22 +6,28 @@ from experiments.studies.study3.parts import PARTS, Cell, count_runs
 from experiments.studies.study3.rows import Row
 from experiments.studies.study3.spec import Variant, num_steps
 
-OVERHEAD = 15.0
+OVERHEAD = 12.0
 """CPU seconds of a run besides its steps: to compile, to score and to count n-grams."""
-ROTARY = {
-    (16, 4, 64): 250.0, (8, 8, 64): 130.0, (4, 16, 64): 95.0, (2, 32, 64): 85.0, (1, 64, 64): 80.0,
-    (4, 64, 64): 190.0,
-    (16, 2, 32): 180.0, (8, 4, 32): 100.0, (4, 8, 32): 60.0, (2, 16, 32): 40.0, (1, 32, 32): 35.0,
+STEP = {
+    (16, 4, 64, 128): 118.0, (8, 8, 64, 128): 63.0, (4, 16, 64, 128): 46.0,
+    (2, 32, 64, 128): 37.4, (1, 64, 64, 128): 36.7, (4, 64, 64, 128): 75.0,
+    (16, 4, 64, 256): 78.0, (8, 8, 64, 256): 68.0, (4, 16, 64, 256): 58.0,
+    (2, 32, 64, 256): 48.0, (1, 64, 64, 256): 45.0,
+    (16, 2, 32, 128): 84.0, (8, 4, 32, 128): 28.7, (4, 8, 32, 128): 11.4,
+    (2, 16, 32, 128): 4.5, (1, 32, 32, 128): 3.6,
 }  # fmt: skip
-"""CPU milliseconds of a step at T = 128 with rotary positions and Muon, on a busy machine."""
-FACTORS = {"t5": 1.15, "learned": 0.95, "none": 0.95}
-"""Positions -> times as long a step."""
+"""(num_heads, head_dim, width, length) -> CPU milliseconds of a step, rotary positions and Muon, on
+a machine with little else to do: medians of the second study. 4x64, and 8x8 and 2x32 at T = 256,
+are estimated. Under a load of 14 processes on two cores they are 2.2 times as long."""
+FACTORS = {"t5": 1.1, "adamw_qk_norm": 1.17}
+"""Positions or optimizer -> times as long a step."""
 
 
 def run_seconds(variant: Variant) -> float:
-    """CPU seconds of a run on the machine on which `ROTARY` was measured."""
-    shape = variant.num_heads, variant.head_dim, variant.width
-    milliseconds = ROTARY[shape] * FACTORS.get(variant.positions, 1.0) * variant.length / 128
+    """CPU seconds of a run at the speed of `STEP`."""
+    shape = variant.num_heads, variant.head_dim, variant.width, variant.length
+    milliseconds = STEP[shape] * FACTORS.get(variant.positions, 1.0)
+    milliseconds *= FACTORS.get(variant.optimizer, 1.0)
     share = 0.5 if variant.start != "scratch" else 1.0  # the first half is another run's, mostly
     return OVERHEAD + share * num_steps(variant) * milliseconds / 1000
 

@@ -126,7 +126,6 @@ def first_half(run: Run, dataset: Dataset, folder: Path, halves: Path) -> Params
     path = halves / f"{dataclasses.replace(one, part='', role='').id}.npz"
     model, config = model_config(before), train_config(one)
     shapes = jax.eval_shape(lambda: _initial(model, one.seed))
-    leaves, tree = jax.tree.flatten(shapes)
     if not path.exists():
         optimizer = make_optimizer(config, matrix_axes(model))  # with the rates of all steps
         half = dataclasses.replace(config, steps=config.steps // 2)
@@ -137,7 +136,8 @@ def first_half(run: Run, dataset: Dataset, folder: Path, halves: Path) -> Params
         np.savez(file, *params)
         write_atomic(path, file.getvalue())
     with np.load(path) as saved:
-        return tree.unflatten([jnp.asarray(saved[f"arr_{i}"]) for i in range(len(leaves))])
+        arrays = [jnp.asarray(saved[f"arr_{i}"]) for i in range(len(saved.files))]
+        return jax.tree.unflatten(jax.tree.structure(shapes), arrays)
 
 
 def second_start(run: Run, params: Params) -> Params:
