@@ -109,7 +109,7 @@ def rate_centre(variant: Variant) -> float:
     (docs/results/head_width/stage1.md), of standard heads that share nothing; one number for AdamW.
 
     >>> rate_centre(Variant(4, 16))
-    0.0123
+    0.0124
     """
     if variant.optimizer == "adamw_qk_norm":
         return ADAMW_CENTRE
