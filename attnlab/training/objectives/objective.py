@@ -52,8 +52,8 @@ Sums: TypeAlias = tuple[Array, Array]
 
 @runtime_checkable
 class Prepare(Protocol):
-    """Makes the `Example` of a batch. Where `valid` of the batch is False inside a row, weights must
-    be 0; whole rows of padding are left out in evaluation."""
+    """Makes the `Example` of a batch. Where `valid` of the batch is False inside a row, weights are
+    0; whole rows of padding are left out in evaluation."""
 
     def __call__(self, batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES) -> Example: ...
 
@@ -77,7 +77,7 @@ class Metric(NamedTuple):
     """In words, after a number: "2.71 bits per byte"."""
     better: Literal["lower", "higher"]
     measure: Callable[[Array, Example], Sums] | None = None
-    """(prediction, example) of one row, whose axis stays, of length 1 -> `Sums`. Mapped over rows by
+    """(prediction, example) of one row, arrays [1, ...] -> `Sums`. It is mapped over the rows with
     `jax.vmap`, so that those of padding are left out. None: the objective's `final_metrics` return
     the number."""
     divisor: float = 1.0
