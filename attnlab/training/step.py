@@ -226,9 +226,7 @@ class Evaluator:
         )
         return one_seed(params)
 
-    def _sums_of_one(
-        self, params: Params, batch: DeviceBatch, counts: Array, key: Array
-    ) -> Array:
+    def _sums_of_one(self, params: Params, batch: DeviceBatch, counts: Array, key: Array) -> Array:
         """The same of one seed; `counts` [B] is False for the rows that fill the batch."""
         example = self._objective.prepare(batch, key)
         prediction, _ = self._objective.predict(self._model, params, example.inputs)
