@@ -18,7 +18,9 @@ from attnlab.models import ModelConfig, from_dict
 from attnlab.models.budget import Budget, with_layout
 from attnlab.names import lookup
 from attnlab.nested import flatten
+from attnlab.training import sharding
 from attnlab.training.config import TrainConfig
+from attnlab.training.interrupts import Stopped, stop_signals
 
 SECONDS = "seconds"
 FIELDS = ("task", "start", "data", "model", "train", "head_init", "measure_heads", "match")
@@ -110,7 +112,16 @@ def run_config(
     if jax.process_index() == 0:
         add_specs(specs, folder)
         write_threads(folder, threads())
-    return [lab.run_one(spec, folder, options=options) for spec in specs]
+    results = []
+    with stop_signals() as stop_requested:
+        for spec in specs:
+            results.append(lab.run_one(spec, folder, options=options))
+            if sharding.any_process(bool(stop_requested())):
+                raise Stopped(
+                    f"stopped; {len(results)} of {len(specs)} runs are complete; repeat the "
+                    "command to resume"
+                )
+    return results
 
 
 def match_of(config: ConfigDict) -> lab.Match | None:

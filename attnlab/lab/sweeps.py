@@ -7,7 +7,14 @@ from typing import TypeAlias
 
 from attnlab.atomic import write_atomic
 from attnlab.lab import lock
-from attnlab.lab.executors import LOGS, Executor, LocalExecutor, Queued, wait_until_free
+from attnlab.lab.executors import (
+    LOGS,
+    POLL_SECONDS,
+    Executor,
+    LocalExecutor,
+    Queued,
+    wait_until_free,
+)
 from attnlab.lab.longer import check_continues, is_longer
 from attnlab.lab.progress import RunsProgress
 from attnlab.lab.result import read_result
@@ -22,7 +29,6 @@ from attnlab.training.interrupts import Stopped, stop_signals
 
 Policy: TypeAlias = Callable[[Results], list[RunSpec]]
 """Results so far -> further runs; an empty list ends the sweep."""
-POLL_SECONDS = 0.2
 
 
 class SweepFailed(RuntimeError):
@@ -188,20 +194,18 @@ def _finish(
 
 def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool) -> None:
     """One start of the executor. Raises Stopped after a signal."""
-    with RunsProgress(left, workdir, shown=progress) as bars:
+    with RunsProgress(left, workdir, shown=progress) as bars, stop_signals() as stop_requested:
         try:
             executor.start(workdir, len(left))
-            with stop_signals() as stop_requested:
-                while executor.running() and not stop_requested():
-                    bars.update()
-                    time.sleep(POLL_SECONDS)
-                if stop_requested():
-                    executor.stop()
-                    done = len(left) - len(_left(left, workdir))
-                    raise Stopped(
-                        f"stopped; {done} of {len(left)} runs are complete; repeat the call to "
-                        "resume"
-                    )
+            while executor.running() and not stop_requested():
+                bars.update()
+                time.sleep(POLL_SECONDS)
+            if stop_requested():
+                executor.stop()
+                done = len(left) - len(_left(left, workdir))
+                raise Stopped(
+                    f"stopped; {done} of {len(left)} runs are complete; repeat the call to resume"
+                )
         except Queued:  # the workers are not this process's to stop
             raise
         except BaseException:
