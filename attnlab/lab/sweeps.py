@@ -1,5 +1,6 @@
 """`sweep`: runs a list of `RunSpec`s, and what policies propose after looking at results."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from attnlab.lab.run import complete_result, run_folder
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
 from attnlab.lab.text_table import counted
 from attnlab.lab.worker import ERROR
-from attnlab.nested import SHOWN, differences
+from attnlab.nested import SHOWN, differences, field_path
 from attnlab.runs import SPEC, SPECS
 from attnlab.training.interrupts import Stopped, stop_signals
 
@@ -162,10 +163,9 @@ def _failed_early(folders: Sequence[Path]) -> bool:
 
 def _changes(there: RunSpec, spec: RunSpec) -> str:
     old, new = there.to_dict(), spec.to_dict()
-    rows = differences(
-        {"seed": old["seed"], **old["config"]}, {"seed": new["seed"], **new["config"]}
-    )
-    shown = [f"{name}: there {a!r}, here {b!r}" for name, a, b in rows[:SHOWN]]
+    named = ({name: spec[name] for name in ("seed", "config")} for spec in (old, new))
+    rows = differences(*named)
+    shown = [f"{field_path(name)}: there {a!r}, here {b!r}" for name, a, b in rows[:SHOWN]]
     return "; ".join(shown)
 
 
@@ -219,10 +219,13 @@ def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:
 
 
 def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:
+    ended = "it ended"
+    if shutil.disk_usage(workdir).free < 1 << 20:
+        ended = "the disk is full; free some of it and repeat the call"
     lines = [f"{counted(len(failed), 'run')} {'has' if len(failed) == 1 else 'have'} no result:"]
     for spec in failed[:SHOWN]:
         path = run_folder(workdir, spec) / ERROR
         text = path.read_text().strip().splitlines()[-1] if path.exists() else ""
         where = path if path.exists() else workdir / LOGS
-        lines.append(f"  {spec.id}: {text or 'it ended'} (see {where})")
+        lines.append(f"  {spec.id}: {text or ended} (see {where})")
     return "\n".join(lines + (["  ..."] if len(failed) > SHOWN else []))

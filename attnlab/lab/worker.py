@@ -5,6 +5,7 @@ leaves out those that another worker has. So any number of workers share a workd
 or on many.
 """
 
+import contextlib
 import functools
 import traceback
 from collections.abc import Callable, Collection, Sequence
@@ -61,8 +62,9 @@ def _work(
             return STOPPED
         except Exception:
             tried.add(spec.id)
-            error.parent.mkdir(parents=True, exist_ok=True)
-            error.write_text(traceback.format_exc())
+            with contextlib.suppress(OSError):  # the disk is full
+                error.parent.mkdir(parents=True, exist_ok=True)
+                error.write_text(traceback.format_exc())
             print(f"[{spec.id}] failed; see {error}", flush=True)
             code = 1
         else:
