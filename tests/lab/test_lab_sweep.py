@@ -18,13 +18,13 @@ from scipy import stats
 from small_experiment import MODEL, experiment, train_config
 
 from attnlab import lab
-from attnlab.heads import LAYOUTS
+from attnlab.heads import LAYOUTS, Standard
 from attnlab.lab.former import RESULT_FIELDS
 from attnlab.lab.plan import Plan, run_plan
 from attnlab.lab.policies import with_rates
 from attnlab.lab.spec import specs_of
 from attnlab.lab.sweeps import add_specs, specs_in
-from attnlab.models import num_parameters
+from attnlab.models import ModelConfig, num_parameters
 
 TRAIN = train_config(6, every=3, curve_windows=4)
 
@@ -168,6 +168,22 @@ def test_seeds_are_added_while_an_interval_is_wide():
     assert [(spec.seed, spec.id) for spec in proposed] == [(2, "a-seed2")]
     assert lab.AddSeeds(half_width=10.0)(lab.Results(runs)) == []
     assert lab.AddSeeds(half_width=0.1, most=2)(lab.Results(runs)) == []
+
+
+@pytest.mark.parametrize(
+    ("biases", "expected"),
+    [
+        (("q", "k", "v", "o"), [("q", "k", "v", "o"), ("o",), ("o", "factors")]),
+        (("k", "o"), [("k", "o"), ("o",), ("o",)]),
+        ((), [(), (), ()]),
+    ],
+)
+def test_other_layouts_have_the_biases_of_the_base(biases, expected):
+    """All of theirs where the base has all, else those that both may have."""
+    heads = Standard(num_heads=2, biases=biases)
+    base = lab.Experiment(model=ModelConfig(width=8, heads=heads))
+    specs = lab.product(base, layout=["wide", "latent", "tensor_product"], seeds=[0])
+    assert [spec.config.model.heads.biases for spec in specs] == expected
 
 
 def test_a_mistyped_shortcut_is_named():
