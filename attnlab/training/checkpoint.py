@@ -193,7 +193,7 @@ class Checkpoints:
             from orbax.checkpoint import v1 as orbax
 
         for name in ("absl", "asyncio"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         policies = orbax.training.preservation_policies
         kept = [policies.LatestN(2), policies.CustomSteps([also])]
         self._directory, self._say = directory, say
