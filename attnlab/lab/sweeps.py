@@ -225,7 +225,10 @@ def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:
     lines = [f"{counted(len(failed), 'run')} {'has' if len(failed) == 1 else 'have'} no result:"]
     for spec in failed[:SHOWN]:
         path = run_folder(workdir, spec) / ERROR
-        text = path.read_text().strip().splitlines()[-1] if path.exists() else ""
-        where = path if path.exists() else workdir / LOGS
-        lines.append(f"  {spec.id}: {text or ended} (see {where})")
+        if not path.exists():  # a worker that could not begin
+            logs = (workdir / LOGS).glob("*.log")
+            path = max(logs, key=lambda log: log.stat().st_mtime, default=workdir / LOGS)
+        text = path.read_text().strip() if path.is_file() else ""
+        text = text.splitlines()[-1] if text else ""
+        lines.append(f"  {spec.id}: {text or ended} (see {path})")
     return "\n".join(lines + (["  ..."] if len(failed) > SHOWN else []))

@@ -18,6 +18,7 @@ from scipy import stats
 from small_experiment import MODEL, experiment, train_config
 
 from attnlab import lab
+from attnlab.data import Text
 from attnlab.heads import LAYOUTS, Standard
 from attnlab.lab.former import RESULT_FIELDS
 from attnlab.lab.plan import Plan, run_plan
@@ -279,6 +280,35 @@ def test_a_list_of_seeds_makes_no_other_run(swept, base):
     again = lab.sweep(more, folder, executor=lab.InProcess(), progress=False)
     assert [run.scores for run in again] == [run.scores for run in results]
     assert lab.run_one(more[0], folder) == results[0]
+
+
+class CannotBegin:
+    """An executor whose workers end before they take a run."""
+
+    def start(self, workdir, count):
+        (workdir / "logs").mkdir(exist_ok=True)
+        (workdir / "logs/worker0.log").write_text("Traceback:\nValueError: unknown layout 'mine'\n")
+
+    def running(self):
+        return False
+
+    def stop(self):
+        pass
+
+
+def test_the_reason_of_a_worker_that_cannot_begin_is_told(base, tmp_path):
+    specs = lab.product(base, seeds=[0])
+    with pytest.raises(lab.SweepFailed, match=r"unknown layout 'mine' .*worker0.log"):
+        lab.sweep(specs, tmp_path, executor=CannotBegin(), progress=False)
+
+
+def test_data_without_a_name_are_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Rows(Text):
+        pass
+
+    with pytest.raises(ValueError, match="Rows has no name; register it"):
+        lab.product(lab.Experiment(data=Rows()), seeds=[0])[0].to_dict()
 
 
 def test_a_run_that_fails_is_named_and_the_others_finish(base, tmp_path):
