@@ -21,11 +21,12 @@ def naming_full_disk(path: Path) -> Iterator[None]:
         code = error.errno if isinstance(error, OSError) else None
         if code not in FULL and os.strerror(errno.ENOSPC) not in str(error):  # of a library in C++
             raise
+        code = code or errno.ENOSPC
         full = OSError(
-            f"{path}: no space is left on the disk; free some and repeat the command, which goes "
-            "on from what was saved"
+            f"{path}: {os.strerror(code)}; free some space and repeat the command, which goes on "
+            "from what was saved"
         )
-        full.errno = errno.ENOSPC
+        full.errno = code
         raise full from error
 
 

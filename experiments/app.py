@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 from absl import app, flags, logging
@@ -38,7 +38,7 @@ TEXT_FLAGS = ("text", "source", "title", "end_of_document")
 class _OrNone(flags.ArgumentParser):  # type: ignore[misc]
     """A parser of a config field that also reads None."""
 
-    def __init__(self, parser: flags.ArgumentParser) -> None:
+    def __init__(self, parser: Any) -> None:
         self.parser, self.syntactic_help = parser, parser.syntactic_help
 
     def parse(self, argument: object) -> object:

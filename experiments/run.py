@@ -60,7 +60,7 @@ def join_hosts() -> None:
     if (address := given["coordinator_address"]) and not re.fullmatch(r".+:\d+", address):
         raise ValueError(f"--coordinator_address={address} is not HOST:PORT, as host0:8476")
     try:
-        jax.distributed.initialize(**given)
+        jax.distributed.initialize(address, _FLAGS.num_processes, _FLAGS.process_id)
     except ValueError as error:
         raise ValueError(
             f"--distributed: {str(error).rstrip('.')}; under srun of SLURM, mpirun of Open MPI, "

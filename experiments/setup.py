@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import jax
 from ml_collections import ConfigDict
@@ -92,7 +92,7 @@ def experiment_of(config: ConfigDict) -> lab.Experiment:
 
 def _check_none(config: ConfigDict) -> None:
     """Raises ValueError where a field is None that has to have a value."""
-    source = lookup(DATASETS, config.data.source, what="data source")
+    source: Any = lookup(DATASETS, config.data.source, what="data source")
     defaults: dict[str, object] = {
         "model": to_dict(ModelConfig()),
         "train": TrainConfig().to_dict(),

@@ -163,8 +163,10 @@ def _failed_early(folders: Sequence[Path]) -> bool:
 
 def _changes(there: RunSpec, spec: RunSpec) -> str:
     old, new = there.to_dict(), spec.to_dict()
-    named = ({name: spec[name] for name in ("seed", "config")} for spec in (old, new))
-    rows = differences(*named)
+    rows = differences(
+        {"seed": old["seed"], "config": old["config"]},
+        {"seed": new["seed"], "config": new["config"]},
+    )
     shown = [f"{field_path(name)}: there {a!r}, here {b!r}" for name, a, b in rows[:SHOWN]]
     return "; ".join(shown)
 

@@ -272,7 +272,7 @@ def test_a_disk_that_is_full_in_a_run_is_named_and_the_run_goes_on(
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="free some") as error:
+    with pytest.raises(OSError, match="free some space") as error:
         run(base, tmp_path, 3)
     monkeypatch.setattr(os, "fsync", fsync)
     assert str(folder / name) in str(error.value)

@@ -59,7 +59,9 @@ from experiments import app
 options = lab.RunOptions(loggers=("stop",))
 executor = lab.LocalExecutor(1, threads=1, imports=[sys.argv[2]], options=options)
 specs = lab.spec.read_specs(open(sys.argv[1] + "/specs.json").read())
-app.start(lambda words: lab.sweep(specs, sys.argv[1], executor=executor), takes_words=True)
+app.start(
+    lambda words: print(lab.sweep(specs, sys.argv[1], executor=executor)), takes_words=True
+)
 """
 
 
