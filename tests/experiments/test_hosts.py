@@ -29,7 +29,7 @@ def test_two_hosts_are_one_host(tmp_path, nine_letters, devices, cut):
     hosts = [
         subprocess.Popen([*words, f"--process_id={i}"], cwd=ROOT, env=environment) for i in range(2)
     ]
-    assert [host.wait(timeout=300) for host in hosts] == [0, 0]
+    assert [host.wait(timeout=600) for host in hosts] == [0, 0]
     got = heldout(folder)
     np.testing.assert_allclose(got, run(tmp_path / "one", nine_letters), rtol=1e-5)
     for path in folder.glob("runs/*/result.json"):
