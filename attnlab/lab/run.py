@@ -486,6 +486,7 @@ def check_same(there: JSON, here: JSON, folder: Path) -> None:
     changed = [row for row in found if row[0] != "config.train.seeds"]  # the run has its own seed
     if not changed:
         return
+    changed.sort(key=lambda row: row[0].startswith("source.facts"))  # they follow from the rest
     rows = [f"  {field_path(name)}: there {a!r}, here {b!r}" for name, a, b in changed]
     lines, more = "\n".join(rows[:SHOWN]), len(rows) - SHOWN
     raise ValueError(
