@@ -17,7 +17,7 @@ from attnlab.lab.result import MetricInfo, RunResult, metric_infos
 from attnlab.lab.spec import Tag, as_tag
 from attnlab.lab.statistics import paired_difference
 from attnlab.lab.text_table import counted
-from attnlab.nested import differing, flatten
+from attnlab.nested import differing, field_path, flatten
 from attnlab.training.loggers import SavesFigure
 from attnlab.training.objectives import OBJECTIVES
 
@@ -363,7 +363,7 @@ def config_fields(run: RunResult) -> dict[str, Tag]:
     """Path -> value of the config of a run without its data and seeds."""
     fields = run.spec.config.to_dict()
     del fields["data"], fields["train"]["seeds"]
-    return {path: as_tag(value) for path, value in flatten(fields).items()}
+    return {field_path(path): as_tag(value) for path, value in flatten(fields).items()}
 
 
 def _distinguish(runs: Sequence[RunResult]) -> list[Variant]:
