@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from made_results import at_size, made, noisy, with_curves
+from scipy import stats
 
 from attnlab import lab
 from attnlab.lab.report import (
@@ -26,7 +27,7 @@ from attnlab.lab.report.heads import heads_sections
 from attnlab.lab.report.page import Figures, Paragraph, Table, to_markdown
 from attnlab.lab.report.published import expectations
 from attnlab.lab.report.sizes import sizes_section
-from attnlab.lab.report.tables import rates_blocks, scores_table
+from attnlab.lab.report.tables import comparison_table, rates_blocks, scores_table
 from attnlab.lab.result import MetricInfo
 
 CROSSED = {
@@ -171,6 +172,15 @@ def test_texts_and_seeds_are_both_sources_of_variation(tmp_path):
     assert results.table()["texts"].tolist() == [3, 3]
     assert any("Texts (3) and seeds" in line for line in limits(Panel(results)))
     assert len(results.labels) == 2
+    # The interval of one variant is over texts too, and no table has one over seeds alone.
+    [axes] = results.figure().axes
+    drawn = [c.get_segments()[0][:, 0] for c in axes.collections if len(c.get_segments())]
+    means = [[r.scores.heldout["loss"] for r in runs[k : k + 6] if r.spec.tags["layout"] == "wide"]
+             for k in (0, 6, 12)]  # fmt: skip
+    half = stats.t.ppf(0.975, 2) * np.std(np.mean(means, axis=1), ddof=1) / 3**0.5
+    assert max(high - low for low, high in drawn) == pytest.approx(2 * half)
+    frame = comparison_table(Panel(results), "differences").frame
+    assert [name for name in frame.columns if "interval" in name] == ["95 % interval"]
 
 
 def test_data_that_no_tag_names_are_reported(tmp_path):

@@ -14,11 +14,11 @@ from attnlab.nested import differing, flatten
 
 METHODS = {
     "paired t": "Student's paired t",
-    "pooled": "pooled variance of all variants",
     "mixed model": "mixed model of texts and seeds",
     "anytime": "test that holds at any time",
     "none": "no test",
 }
+FEW_SEEDS = 3
 Name = Callable[[Variant], str]
 
 
@@ -232,10 +232,10 @@ def limits(panel: Panel) -> list[str]:
             f"Texts ({len(texts)}) and seeds are both sources of variation; the intervals are for "
             "other texts of this kind, not for other model sizes."
         )
-    if any(c.difference.method == "pooled" for c in panel.comparisons):
+    if len(texts) == 1 and 2 <= len(seeds) <= FEW_SEEDS:
         lines.append(
-            "Few seeds: intervals use the residual variance of all variants together, which "
-            "assumes that they vary equally (Bartlett's test does not reject it)."
+            f"Few seeds: the interval of a difference has {counted(len(seeds) - 1, 'degree')} of "
+            "freedom, so it is wide."
         )
     lines.append(_rates(panel))
     if panel.about.matched:
