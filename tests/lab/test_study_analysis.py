@@ -132,6 +132,24 @@ def test_texts_of_figures_are_inside_their_figures():
             assert text.get_window_extent().x1 <= figure.bbox.x1, (name, text.get_text())
 
 
+def test_the_rounding_of_learning_rates_is_no_effect():
+    """At D = 96 a text has one rate of 4 digits; what is left of ln r - ln r* is rounding."""
+    study = hypotheses.read_study(read_rows(FOLDER / "runs.csv"))
+    frame = dict(study.frame)
+    for text in np.unique(frame["text"]):
+        same = (frame["stage"] == 4) & (frame["text"] == text)
+        assert np.ptp(frame["tuning"][same]) < 0.001
+        frame["tuning"] = np.where(same, frame["tuning"][same].mean(), frame["tuning"])
+    exact = dataclasses.replace(study, frame=frame)
+    rounded, exact = (
+        next(fit for fit in hypotheses.fits(one) if fit.name == "D = 96 alone").optimum.best
+        for one in (study, exact)
+    )
+    ends = [round(2**end, 1) for end in (rounded.value, rounded.low, rounded.high)]
+    assert ends == [15.0, 12.8, 16.9]
+    assert rounded.value == pytest.approx(exact.value, abs=1e-3)
+
+
 def test_decisions_of_the_registered_hypotheses():
     study = hypotheses.read_study(read_rows(FOLDER / "runs.csv"))
     assert {r.name: r.conclusion for r in hypotheses.secondary(study)} == {
