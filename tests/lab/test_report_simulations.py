@@ -230,7 +230,7 @@ def test_seeds_that_a_policy_adds_find_nothing_where_nothing_is(policy, spread, 
         averages = [e.comparison for e in average_effects(scores, seeds=(0, 1, 2))]
         effects_held += [c.difference.low <= 0 <= c.difference.high for c in averages]
         effects_wrong += any(c.conclusion in ("lower", "higher") for c in averages)
-    chance = 0.1 if draws < FEW else 0.0
+    chance = 0.1 if draws < FEW else 0.01  # 4,000 draws: 3 standard errors
     assert added > draws / 4
     assert 0.935 - chance <= np.mean(held) <= (1.0 if looks else 0.975 + chance)
     assert wrong / draws <= 0.055 + chance
