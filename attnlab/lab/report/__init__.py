@@ -60,6 +60,7 @@ def make_page(panels: Sequence[Panel]) -> Page:
     """The report as data."""
     split = [part for panel in panels for part in panel.by_size()]
     head: list[Block] = [Paragraph(_subject(split))]
+    head += [line for panel in split for line in warnings(panel)]
     said = [expectations(panel) or answers(panel) for panel in split]
     alike = figures.by_unit(split)
     main = [
@@ -69,7 +70,6 @@ def make_page(panels: Sequence[Panel]) -> Page:
     ] or figures.scores_figure(split[0], "scores")
     head += [*(some[0] for some in said if some), *([Figures(main)] if main else [])]
     head += [paragraph for some in said for paragraph in some[1:]]
-    head += [line for panel in split for line in warnings(panel)]
     sections = [_scores_section(panel, _end(i, split)) for i, panel in enumerate(split)]
     sections += [s for panel in panels for s in published_section(panel)]
     for i, panel in enumerate(split):
