@@ -1,12 +1,33 @@
 """Write a file so that a kill or a power failure leaves the old content or the new one."""
 
 import contextlib
+import errno
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 SUFFIX = ".partial"
 """Of the temporary file beside the one that is written; what a kill leaves may be deleted."""
+
+
+@contextlib.contextmanager
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """Where the disk is full: raises an OSError that names `path` and says what to do."""
+    try:
+        yield
+    except Exception as error:
+        code = error.errno if isinstance(error, OSError) else None
+        if code not in FULL and os.strerror(errno.ENOSPC) not in str(error):  # of a library in C++
+            raise
+        code = code or errno.ENOSPC
+        full = OSError(
+            f"{path}: {os.strerror(code)}; free some space and repeat the command, which goes on "
+            "from what was saved"
+        )
+        full.errno = code
+        raise full from error
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -20,7 +41,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     """
     new = path.with_name(f".{path.name}.{secrets.token_hex(6)}{SUFFIX}")
     try:
-        with new.open("xb") as file:
+        with naming_full_disk(path), new.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -76,7 +76,8 @@ class Spec:
         changed = ", ".join(
             f"{field.name}={getattr(self, field.name)!r}"
             for field in dataclasses.fields(self)  # type: ignore[arg-type]  # a subclass is one
-            if field.default is dataclasses.MISSING or getattr(self, field.name) != field.default
+            if field.repr
+            and (field.default is dataclasses.MISSING or getattr(self, field.name) != field.default)
         )
         return f"{type(self).__name__}({changed})"
 

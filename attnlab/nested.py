@@ -1,12 +1,13 @@
 """Nested fields, as JSON has them: by their paths, and what differs between several."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 JSON: TypeAlias = dict[str, Any]
 """A JSON object; whoever reads a value checks it."""
-SHOWN = 5
+SHOWN = 3
 """Differences that an error lists."""
 
 
@@ -23,6 +24,16 @@ def flatten(fields: Mapping[str, object], prefix: str = "") -> dict[str, object]
         else:
             found[prefix + name] = value
     return found
+
+
+def field_path(path: str) -> str:
+    """The path of a field of a stored spec as flags and configs have it. In a spec the model lies
+    beside its version.
+
+    >>> field_path("config.model.model.norm.eps"), field_path("config.train.steps")
+    ('config.model.norm.eps', 'config.train.steps')
+    """
+    return re.sub(r"^((?:config\.)?model\.)model\.", r"\1", path)
 
 
 def differing(fields: Sequence[Mapping[str, T]]) -> dict[str, list[T | None]]:

@@ -13,11 +13,12 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
+from ml_collections.config_flags.tuple_parser import TupleParser
 
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.sweeps import SweepFailed
@@ -29,6 +30,31 @@ from attnlab.training.interrupts import Stopped
 
 T = TypeVar("T")
 LOG = "error.log"
+TEXT_FLAGS = ("text", "source", "title", "end_of_document")
+"""Flags whose values are texts, in which ~ stays."""
+
+
+class _OrNone(flags.ArgumentParser):  # type: ignore[misc]
+    """A parser of a config field that also reads None."""
+
+    def __init__(self, parser: Any) -> None:
+        self.parser, self.syntactic_help = parser, parser.syntactic_help
+
+    def parse(self, argument: object) -> object:
+        return None if argument in (None, "None") else self.parser.parse(argument)
+
+    def flag_type(self) -> str:
+        return str(self.parser.flag_type())
+
+
+for _kind, _parser in {
+    int: flags.IntegerParser(),
+    float: flags.FloatParser(),
+    bool: flags.BooleanParser(),
+    str: flags.ArgumentParser(),
+    tuple: TupleParser(),  # itself it would add up repeated flags
+}.items():
+    config_flags.register_flag_parser_for_type(_kind, _OrNone(_parser))
 _DEBUG = flags.DEFINE_bool("debug", False, "Print the traceback of an error.")
 _IMPORT = flags.DEFINE_multi_string(
     "import", [], "A Python file to run first, such as one that registers a head layout."
@@ -147,6 +173,7 @@ def import_files(argv: list[str]) -> None:
 
 
 def _parse(argv: list[str], *, takes_words: bool) -> list[str]:
+    argv = _with_home(argv)
     import_files(argv)
     sys.argv = argv = _config_first(argv)  # config_flags reads the former
     if {"--help", "-h", "-help", "--helpshort"} & set(argv):
@@ -167,6 +194,7 @@ def _parse(argv: list[str], *, takes_words: bool) -> list[str]:
     except flags.IllegalFlagValueError as error:
         raise ValueError(_wrong_field(argv, _in_words(str(error)))) from None
     _check_not_empty()
+    _check_workdir()
     if len(rest) > 1 and not takes_words:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
     return rest
@@ -178,6 +206,26 @@ def _check_not_empty() -> None:
         flag = flags.FLAGS[name]
         if flag.present and flag.default is None and flag.value == "":
             raise ValueError(f"--{name} is empty; give a value or leave it out")
+
+
+def _check_workdir() -> None:
+    """Raises ValueError where --workdir is a file, or lies in one."""
+    given = flags.FLAGS["workdir"].value if "workdir" in flags.FLAGS else None
+    for name in [given] if isinstance(given, str) else given or []:
+        path = Path(name)
+        if file := next(filter(Path.is_file, (path, *path.parents)), None):
+            raise ValueError(f"--workdir={name}: {file} is a file; name a folder")
+
+
+def _with_home(argv: list[str]) -> list[str]:
+    """The flags with ~ as the home folder at the start of every value but texts: shells leave the
+    one of --workdir=~/x as it is."""
+    return [
+        re.sub(r"(?<=[=,:])~[\w-]*(?=[/,]|$)", lambda found: os.path.expanduser(found[0]), word)
+        if word.startswith("-") and word.lstrip("-").partition("=")[0] not in TEXT_FLAGS
+        else word
+        for word in argv
+    ]
 
 
 def _config_first(argv: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from absl import flags
 from attnlab import lab
 from attnlab.lab.executors import worker_command
 from attnlab.lab.machine import write_threads
-from attnlab.lab.plan import REPORT, Plan, with_known_rates
+from attnlab.lab.plan import REPORT, Plan, described, with_known_rates
 from attnlab.lab.report import read_panels, write_report
 from attnlab.lab.report.figures import PASSES
 from attnlab.lab.spec import specs_of
@@ -172,8 +172,9 @@ def print_workers(plan: Plan, folder: Path) -> None:
     """Writes the specs and prints what runs them, and an estimate."""
     specs = with_known_rates(plan.specs, plan.rates_from) if plan.rates_from else plan.specs
     command = worker_command(folder.absolute(), _imports(), _run_options())
+    description = described(plan, folder)
     add_specs(specs, folder)
-    plan.description.write(folder)
+    description.write(folder)
     if flags.FLAGS.threads:
         write_threads(folder, flags.FLAGS.threads)
     variables = [f"{name}={value}" for name, value in app.jax_flags().items()]

@@ -5,9 +5,11 @@
 Every field of the config is a flag (--config.model.num_layers=8). Repeat the command to resume a
 killed run; its numbers are those of a run without a stop. With more --config.train.steps it trains
 finished runs for longer, if the schedule allows it. Each seed of train.seeds is a run in
-WORKDIR/runs. On many hosts start the command on each, with --distributed.
+WORKDIR/runs. On many hosts start the command on each, with --distributed (see
+docs/howto/many_machines.md).
 """
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -21,12 +23,18 @@ from experiments import app
 from experiments.setup import run_config
 
 _FLAGS = flags.FLAGS
+HOSTS = ("coordinator_address", "num_processes", "process_id")
 
 
 def define_flags() -> None:
     """The flags of the command."""
     app.define_run()
     flags.DEFINE_bool("distributed", False, "Join the other hosts of a pod or cluster.")
+    flags.DEFINE_string(
+        "coordinator_address", None, "HOST:PORT of process 0, where no launcher says it."
+    )
+    flags.DEFINE_integer("num_processes", None, "Number of processes on all hosts.", lower_bound=1)
+    flags.DEFINE_integer("process_id", None, "Index of this process, from 0.", lower_bound=0)
     flags.DEFINE_integer(
         "model_parallel",
         1,
@@ -36,10 +44,33 @@ def define_flags() -> None:
     flags.DEFINE_bool("shard_state", False, "Shard parameters and optimizer state over devices.")
 
 
+def join_hosts() -> None:
+    """Joins the other processes of --distributed. Raises ValueError."""
+    given = {name: _FLAGS[name].value for name in HOSTS}
+    missing = [f"--{name}" for name, value in given.items() if value is None]
+    flags_of_all = "--coordinator_address=HOST:PORT, --num_processes=N and --process_id=0 to N - 1"
+    if not _FLAGS.distributed:
+        if len(missing) < len(HOSTS):
+            raise ValueError(
+                "--coordinator_address, --num_processes, --process_id need --distributed"
+            )
+        return
+    if 0 < len(missing) < len(HOSTS):
+        raise ValueError(f"{' and '.join(missing)} missing; give {flags_of_all}, or none of them")
+    if (address := given["coordinator_address"]) and not re.fullmatch(r".+:\d+", address):
+        raise ValueError(f"--coordinator_address={address} is not HOST:PORT, as host0:8476")
+    try:
+        jax.distributed.initialize(address, _FLAGS.num_processes, _FLAGS.process_id)
+    except ValueError as error:
+        raise ValueError(
+            f"--distributed: {str(error).rstrip('.')}; under srun of SLURM, mpirun of Open MPI, "
+            f"Kubernetes and on Cloud TPUs it needs no other flag; elsewhere give {flags_of_all}"
+        ) from None
+
+
 def main() -> None:
     """Runs all seeds and prints their held-out scores."""
-    if _FLAGS.distributed:
-        jax.distributed.initialize()
+    join_hosts()
     folder = Path(_FLAGS.workdir)
     use_threads(_FLAGS.threads or read_threads(folder))
     keep_compiled()

@@ -1,9 +1,11 @@
 """A config (of ml_collections) as an experiment of the lab, and what its file says of a sweep."""
 
+import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import jax
 from ml_collections import ConfigDict
@@ -14,14 +16,18 @@ from attnlab.lab.description import Description
 from attnlab.lab.machine import threads, write_threads
 from attnlab.lab.spec import LAYOUT, SHARING, matched, specs_of
 from attnlab.lab.sweeps import add_specs
-from attnlab.models import ModelConfig, from_dict
+from attnlab.models import ModelConfig, from_dict, to_dict
 from attnlab.models.budget import Budget, with_layout
 from attnlab.names import lookup
 from attnlab.nested import flatten
+from attnlab.training import sharding
 from attnlab.training.config import TrainConfig
+from attnlab.training.interrupts import Stopped, stop_signals
 
 FIELDS = ("task", "start", "data", "model", "train", "head_init", "measure_heads", "match")
 """What a config has at least."""
+PATHS = ("path", "tokenizer")
+"""Fields of datasets that are paths, or may be one."""
 
 
 class Setup(NamedTuple):
@@ -43,7 +49,10 @@ def model_of(fields: ConfigDict) -> ModelConfig:
 
 def data_of(fields: ConfigDict) -> DataConfig:
     """`config.data` as an entry of `DATASETS` with its fields. Raises ValueError."""
-    given = dict(fields)
+    given = {
+        name: os.path.expanduser(a) if name in PATHS and isinstance(a, str) else a
+        for name, a in fields.items()
+    }
     kind = lookup(DATASETS, given.pop("source"), what="data source")
     try:
         return kind(**given)
@@ -63,17 +72,34 @@ def experiment_of(config: ConfigDict) -> lab.Experiment:
             f"get_config() of the config file returns {what}; begin with "
             "experiments.configs.byte_lm.get_config() and change its fields"
         )
+    _check_none(config)
     found = lab.Experiment(
         model=model_of(config.model),
         train=TrainConfig.from_dict(config.train.to_dict()),
         data=data_of(config.data),
         task=config.task,
-        start=config.start,
+        start=os.path.expanduser(config.start),
         head_init=lab.HeadInit(**config.head_init),
         measure_heads=config.measure_heads,
     )
     found.check_start()
     return found
+
+
+def _check_none(config: ConfigDict) -> None:
+    """Raises ValueError where a field is None that has to have a value."""
+    source: Any = lookup(DATASETS, config.data.source, what="data source")
+    defaults: dict[str, object] = {
+        "model": to_dict(ModelConfig()),
+        "train": TrainConfig().to_dict(),
+        "data": {field.name: field.default for field in dataclasses.fields(source)},
+    }
+    free = {path for path, value in flatten(defaults).items() if value is None}
+    # Those of heads and positions that are None have the default of the chosen class.
+    chosen = ("model.heads.", "model.positions.", "model.encoder.")
+    for path, value in flatten(config.to_dict()).items():
+        if value is None and path not in free and not path.startswith(chosen):
+            raise ValueError(f"config.{path} is None; it needs a value")
 
 
 def matched_experiment(config: ConfigDict) -> lab.Experiment:
@@ -104,7 +130,16 @@ def run_config(
     if jax.process_index() == 0:
         add_specs(specs, folder)
         write_threads(folder, threads())
-    return [lab.run_one(spec, folder, options=options) for spec in specs]
+    results = []
+    with stop_signals() as stop_requested:
+        for spec in specs:
+            results.append(lab.run_one(spec, folder, options=options))
+            if sharding.any_process(bool(stop_requested())):
+                raise Stopped(
+                    f"stopped; {len(results)} of {len(specs)} runs are complete; repeat the "
+                    "command to resume"
+                )
+    return results
 
 
 def match_of(config: ConfigDict) -> lab.Match | None:

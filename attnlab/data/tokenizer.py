@@ -75,8 +75,14 @@ class Tokenizer(abc.ABC):
         """One text for a model."""
 
     @abc.abstractmethod
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Tokens as text."""
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Tokens as text.
+
+        Args:
+          tokens: without padding (-1).
+          skip_special_tokens: leave out special tokens, as the package tokenizers does by default;
+            the default here is that of transformers.
+        """
 
     @abc.abstractmethod
     def piece(self, token: int) -> str:
@@ -115,7 +121,7 @@ class ByteTokenizer(Tokenizer):
         spans = np.stack([starts, starts + 1], axis=1).astype(np.int32)
         return ModelText(_bytes_of(text), spans, tuple(text[start] for start in starts))
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Invalid UTF-8 becomes U+FFFD. Raises ValueError for what is no byte."""
         return text_of_bytes(tokens)
 
@@ -155,12 +161,12 @@ class SubwordTokenizer(Tokenizer):
         names = tuple(text[start:end] or name for (start, end), name in pairs)
         return ModelText(np.array(encoding.ids, np.int32), spans, names)
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """With special tokens. Raises ValueError for padding (-1)."""
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Tokens as text, with special tokens or without. Raises ValueError for padding (-1)."""
         ids = [int(t) for t in tokens]
         if ids and min(ids) < 0:
             raise ValueError(f"{min(ids)} is no token; leave out padding")
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def piece(self, token: int) -> str:

@@ -1,7 +1,6 @@
 """`compare_pairs`: which of two variants has the lower scores, and how sure that is."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -11,14 +10,11 @@ import numpy as np
 from attnlab.lab.spec import Tag
 from attnlab.lab.statistics import (
     ALPHA,
-    Array,
     Difference,
     anytime_difference,
-    equal_spread,
     holm,
     mixed_difference,
     paired_difference,
-    pooled_difference,
 )
 
 Variant: TypeAlias = tuple[tuple[str, Tag], ...]
@@ -26,8 +22,6 @@ Variant: TypeAlias = tuple[tuple[str, Tag], ...]
 Scores: TypeAlias = Mapping[tuple[str, int], float]
 """(text, seed) -> the score of a run."""
 Conclusion: TypeAlias = Literal["lower", "higher", "equivalent", "inconclusive"]
-FEW_SEEDS = 3
-"""With so many or fewer, the variance of a pair alone has at most 2 degrees of freedom."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +85,11 @@ def compare_pairs(
     Seed n starts from the same random key and reads the same batches in every variant, so
     differences are paired. Which test judges:
 
-    - several texts: a mixed model with texts and seeds as sources of variation;
-    - seeds were added after looking at scores: the test that holds at any time;
-    - at most 3 seeds and at least 3 variants of equal spread: residual variance of all variants;
-    - else Student's paired t.
+    - several texts: a mixed model with texts and seeds as sources of variation; where seeds were
+      added after looking at scores, its p-values count twice, for the looks;
+    - one text, and seeds were added: the test that holds at any time;
+    - else Student's paired t of this pair alone, which assumes nothing about the spread of other
+      variants.
 
     Args:
       scores: of each variant.
@@ -102,7 +97,6 @@ def compare_pairs(
       margin: a difference below it is of no interest; 0: no test of equivalence.
       seeds_added: could seeds be added after looking?
     """
-    family = _same_keys(scores, pairs)
     found = []
     for variant, baseline in pairs:
         a, b = scores[variant], scores[baseline]
@@ -112,12 +106,9 @@ def compare_pairs(
         paired, anytime = paired_difference(gaps, margin), anytime_difference(gaps, margin)
         judge = paired
         if len(set(texts)) > 1:
-            judge = mixed_difference(gaps, texts, margin)
+            judge = mixed_difference(gaps, texts, margin, looks=2 if seeds_added else 1)
         elif seeds_added:
             judge = anytime
-        elif family and 2 <= len(keys) <= FEW_SEEDS and equal_spread(family[1]):
-            order, matrix = family
-            judge = pooled_difference(matrix, order.index(variant), order.index(baseline), margin)
         found.append((variant, baseline, judge, paired, anytime, len(set(texts))))
     p_holm = holm([judge.p for _, _, judge, *_ in found])
     p_equivalent = holm([judge.p_outside for _, _, judge, *_ in found])
@@ -127,19 +118,6 @@ def compare_pairs(
             found, p_holm, p_equivalent, strict=True
         )
     ]
-
-
-def _same_keys(
-    scores: Mapping[Variant, Scores], pairs: Sequence[tuple[Variant, Variant]]
-) -> tuple[list[Variant], Array] | None:
-    """All variants of the pairs and their scores [V, S], if 3 or more have the same seeds."""
-    order = list(dict.fromkeys(itertools.chain.from_iterable(pairs)))
-    keys = {frozenset(scores[variant]) for variant in order}
-    if len(order) < 3 or len(keys) != 1:
-        return None
-    columns = sorted(next(iter(keys)))
-    matrix = np.array([[scores[v][key] for key in columns] for v in order], np.float64)
-    return order, matrix.reshape(len(order), len(columns))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,18 +144,20 @@ def average_effects(
     tags: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     margin: float = 0.0,
+    seeds_added: bool = False,
 ) -> list[Effect]:
     """Each value of a tag against the reference value, averaged over the values of other tags.
 
     For variants that are all combinations of two or more tags; else empty. A seed is one
-    observation: the mean of its scores. All effects are one family.
+    observation: the mean of its scores, so an interval has (seeds - 1) degrees of freedom, whatever
+    the spread of the variants. All effects are one family.
 
     Args:
       scores: of each variant.
       reference: tag -> value to compare with; where left out, the first one.
       tags: those to average over others; None: all.
       seeds: those that count, such as those planned before any score was seen; None: all.
-      margin: as of `compare_pairs`.
+      margin, seeds_added: as of `compare_pairs`; could seeds among those that count be added?
     """
     values = _crossed(list(scores))
     kept = {
@@ -197,7 +177,7 @@ def average_effects(
                 pairs.append((((tag, value),), ((tag, base),)))
                 single = [_mean_gap(kept[v], kept[_replace(v, tag, base)]) for v in sides[0]]
                 about.append((tag, tuple(t for t in values if t != tag), tuple(single)))
-    found = compare_pairs(means, pairs, margin=margin)
+    found = compare_pairs(means, pairs, margin=margin, seeds_added=seeds_added)
     return [Effect(t, over, c, single) for (t, over, single), c in zip(about, found, strict=True)]
 
 

@@ -13,11 +13,13 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 from attnlab.lab import lock
 from attnlab.lab.machine import cores, read_threads, use_threads, write_threads
 from attnlab.lab.run import RunOptions
+from attnlab.lab.text_table import counted
 from attnlab.lab.worker import ERROR, STOPPED, work
 from attnlab.runs import RUNS
-from attnlab.training.interrupts import Stopped
+from attnlab.training.interrupts import Stopped, stop_signals
 
 LOGS = "logs"
+POLL_SECONDS = 0.2
 T = TypeVar("T")
 
 
@@ -234,13 +236,28 @@ class LocalExecutor:
         return False
 
     def stop(self) -> None:
-        """SIGTERM to all, which save and end."""
-        self._stopping = True
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in self._processes.values():
-            process.wait()
+        """SIGTERM to all, which save and end; again at the next Ctrl-C. One more kills them."""
+        self._stopping, asked = True, 0
+        with stop_signals() as requests:
+            before = requests()
+            try:
+                while alive := [p for p in self._processes.values() if p.poll() is None]:
+                    if requests() - before >= asked:
+                        asked += 1
+                        print(
+                            f"waiting for {counted(len(alive), 'worker')} to save and stop; Ctrl-C "
+                            "asks again, once more ends them at once",
+                            file=sys.stderr,
+                            flush=True,
+                        )
+                        for process in alive:
+                            process.send_signal(signal.SIGTERM)
+                    time.sleep(POLL_SECONDS)
+            except KeyboardInterrupt:
+                for process in self._processes.values():
+                    process.kill()
+                    process.wait()
+                raise
         self._processes = {}
 
 

@@ -106,6 +106,11 @@ class Experiment:
     def to_dict(self) -> JSON:
         """Nested dicts of JSON values; `from_dict` reads them as the same experiment."""
         kinds = {kind: name for name, kind in DATASETS.items()}
+        if (kind := type(self.data)) not in kinds:
+            raise ValueError(
+                f"data of the type {kind.__name__} has no name; register it, as by "
+                f"attnlab.data.DATASETS[{kind.__name__.lower()!r}] = {kind.__name__}"
+            )
         data = {"source": kinds[type(self.data)], **dataclasses.asdict(self.data)}  # type: ignore[call-overload]
         return {
             "task": self.task,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from attnlab.lab.comparisons import Variant
-from attnlab.lab.description import Description
+from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import Executor
 from attnlab.lab.policies import (
     TUNING,
@@ -82,7 +82,7 @@ def run_plan(
     else:
         check_specs(specs, specs_in(workdir), workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    plan.description.write(workdir)
+    described(plan, workdir).write(workdir)
     if plan.tune:
         first = tuning_specs(specs, plan.tune, plan.most_seeds)
         call = functools.partial(
@@ -99,6 +99,18 @@ def run_plan(
     if failure:
         raise failure
     return results
+
+
+def described(plan: Plan, workdir: Path) -> Description:
+    """The description of a plan. Seeds that the workdir gets after its report was written count as
+    added, whether a policy or a person added them."""
+    there = {spec.seed for spec in specs_in(workdir).values()}
+    if not (workdir / REPORT).exists() or not there:
+        return plan.description
+    planned = read_description(workdir).planned_seeds or tuple(sorted(there))
+    if there | {spec.seed for spec in plan.specs} <= set(planned):
+        return plan.description
+    return dataclasses.replace(plan.description, seeds_added=True, planned_seeds=planned)
 
 
 def _check_before_tuning(specs: Sequence[RunSpec], workdir: Path) -> None:

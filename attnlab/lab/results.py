@@ -15,9 +15,9 @@ from attnlab.extras import extra
 from attnlab.lab.comparisons import Comparison, Scores, Variant, compare_pairs
 from attnlab.lab.result import MetricInfo, RunResult, metric_infos
 from attnlab.lab.spec import Tag, as_tag
-from attnlab.lab.statistics import paired_difference
+from attnlab.lab.statistics import mixed_difference
 from attnlab.lab.text_table import counted
-from attnlab.nested import differing, flatten
+from attnlab.nested import differing, field_path, flatten
 from attnlab.training.loggers import SavesFigure
 from attnlab.training.objectives import OBJECTIVES
 
@@ -271,7 +271,8 @@ class Results(Sequence[RunResult]):
         return pandas.DataFrame(rows)
 
     def figure(self, metric: str | None = None) -> SavesFigure:
-        """Each variant's mean held-out `metric` with its 95 % interval over seeds, best on top.
+        """Each variant's mean held-out `metric` with its 95 % interval, best on top: over seeds, or
+        over texts and seeds.
 
         Returns a figure of matplotlib.
         """
@@ -282,12 +283,13 @@ class Results(Sequence[RunResult]):
         rows = []
         for variant, scores in self.scores(metric).items():
             if scores:
-                d = paired_difference(list(scores.values()))
+                d = mixed_difference(list(scores.values()), [text for text, _ in scores])
                 half = float(np.nan_to_num(d.high - d.mean))
                 rows.append(Bar(labels[variant], style(0, 0), d.mean, half))
         rows.sort(key=lambda row: self.sign(metric) * row.value)
         unit = self.metrics[metric].unit if metric in self.metrics else metric
-        return dot_plot(rows, f"held-out {unit}: mean, 95 % interval over seeds")
+        over = "texts and seeds" if len(self.texts) > 1 else "seeds"
+        return dot_plot(rows, f"held-out {unit}: mean, 95 % interval over {over}")
 
     def report(
         self,
@@ -363,7 +365,7 @@ def config_fields(run: RunResult) -> dict[str, Tag]:
     """Path -> value of the config of a run without its data and seeds."""
     fields = run.spec.config.to_dict()
     del fields["data"], fields["train"]["seeds"]
-    return {path: as_tag(value) for path, value in flatten(fields).items()}
+    return {field_path(path): as_tag(value) for path, value in flatten(fields).items()}
 
 
 def _distinguish(runs: Sequence[RunResult]) -> list[Variant]:

@@ -43,7 +43,7 @@ from attnlab.models.config import heads_per_layer
 from attnlab.models.head_similarity import smallest_change
 from attnlab.models.layer import Report
 from attnlab.names import lookup
-from attnlab.nested import JSON, SHOWN, differences
+from attnlab.nested import JSON, SHOWN, differences, field_path
 from attnlab.runs import RUNS, SPEC
 from attnlab.sharing import Params
 from attnlab.training import sharding
@@ -485,12 +485,13 @@ def check_same(there: JSON, here: JSON, folder: Path) -> None:
     changed = [row for row in found if row[0] != "config.train.seeds"]  # the run has its own seed
     if not changed:
         return
-    rows = [f"  {name}: there {a!r}, here {b!r}" for name, a, b in changed]
-    more = [f"  and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
-    lines = "\n".join([*rows[:SHOWN], *more])
+    changed.sort(key=lambda row: row[0].startswith("source.facts"))  # they follow from the rest
+    rows = [f"  {field_path(name)}: there {a!r}, here {b!r}" for name, a, b in changed]
+    lines, more = "\n".join(rows[:SHOWN]), len(rows) - SHOWN
     raise ValueError(
-        f"{folder} holds another run of this id:\n{lines}\nuse another --workdir or id, or give "
-        "the same config"
+        f"{folder} holds another run of this id:\n{lines}\n"
+        f"{f'and {more} more; ' if more > 0 else ''}use another --workdir or id, or give the same "
+        "config"
     )
 
 

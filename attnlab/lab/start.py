@@ -23,7 +23,7 @@ NOISE = 2**31
 """Folded into the key of a seed for the noise between heads."""
 MAY_DIFFER = (
     "sharing", "encoder.shares_decoder", "delta_rank", "compute", "attention.order",
-    "attention.implementation", "init", "dropout",
+    "attention.implementation", "init", "dropout", "metadata",
 )  # fmt: skip
 """What a run may choose: how parameters are shared, computed with and dropped."""
 

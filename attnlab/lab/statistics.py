@@ -15,12 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 from attnlab.extras import extra
 
 with extra("lab"):
-    from scipy import stats
+    from scipy import special, stats
 
     from attnlab.lab.mixed_model import LEVEL, fieller, fit_reml
 
 Array: TypeAlias = NDArray[np.float64]
-Method: TypeAlias = Literal["paired t", "pooled", "mixed model", "anytime", "none"]
+Method: TypeAlias = Literal["paired t", "mixed model", "anytime", "none"]
 ALPHA = 1 - LEVEL
 
 
@@ -59,9 +59,16 @@ class Difference:
 
 
 def t_difference(
-    mean: float, error: float, df: float, count: int, *, margin: float = 0.0, method: Method
+    mean: float,
+    error: float,
+    df: float,
+    count: int,
+    *,
+    margin: float = 0.0,
+    method: Method,
+    looks: int = 1,
 ) -> Difference:
-    """The interval and p-values of Student's t.
+    """The interval and p-values of Student's t, with Bonferroni's correction for `looks`.
 
     >>> round(t_difference(1.0, 0.5, 7, 8, method="paired t").low, 3)
     -0.182
@@ -70,9 +77,9 @@ def t_difference(
     def p_at(value: float) -> float:
         if not error:  # no spread at all
             return float(mean == value)
-        return float(2 * stats.t.sf(abs(mean - value) / error, df))
+        return min(1.0, looks * float(2 * special.stdtr(df, -abs(mean - value) / error)))
 
-    half = float(stats.t.ppf((1 + LEVEL) / 2, df)) * error
+    half = float(special.stdtrit(df, 1 - ALPHA / looks / 2)) * error
     outside = _p_outside(mean, margin, p_at)
     return Difference(mean, mean - half, mean + half, p_at(0.0), outside, count, error, df, method)
 
@@ -96,49 +103,28 @@ def paired_difference(differences: ArrayLike, margin: float = 0.0) -> Difference
     )
 
 
-def equal_spread(scores: ArrayLike) -> bool:
-    """May all variants, scores [V, S], have one spread (Bartlett's test, p > 0.05)?
-
-    What seeds have in common is removed by the median over variants, so that one variant of a large
-    spread does not hide behind the others.
-    """
-    y = np.asarray(scores, np.float64)
-    own = y - y.mean(1, keepdims=True)
-    own -= np.median(own, axis=0)
-    return bool(np.ptp(own, axis=1).all()) and float(stats.bartlett(*own).pvalue) > ALPHA
-
-
-def pooled_difference(scores: ArrayLike, a: int, b: int, margin: float = 0.0) -> Difference:
-    """Variant `a` less variant `b` with one residual variance for all variants.
-
-    The analysis of variance of scores [V, S] with variants and seeds as factors: the residual has
-    (V - 1) (S - 1) degrees of freedom in place of S - 1, so three seeds of six variants have 10 in
-    place of 2. It assumes that all variants have the same spread (`equal_spread`).
-    """
-    y = np.asarray(scores, float)
-    variants, seeds = y.shape
-    df = (variants - 1) * (seeds - 1)
-    residuals = y - y.mean(1, keepdims=True) - y.mean(0, keepdims=True) + y.mean()
-    error = math.sqrt(2 * float((residuals**2).sum()) / df / seeds)
-    return t_difference(
-        float((y[a] - y[b]).mean()), error, df, seeds, margin=margin, method="pooled"
-    )
-
-
 def mixed_difference(
-    differences: ArrayLike, texts: Sequence[str], margin: float = 0.0
+    differences: ArrayLike, texts: Sequence[str], margin: float = 0.0, looks: int = 1
 ) -> Difference:
     """Differences, one for each text and seed, of several texts: both are random.
 
     A mixed model with an effect of the text, by restricted maximum likelihood; the interval has
-    (texts - 1) degrees of freedom, so it is one for texts of this kind, not for these texts.
+    (texts - 1) degrees of freedom, so it is one for texts of this kind, not for these texts. What a
+    seed does on one text is taken as independent of what it does on another.
+
+    Args:
+      differences: one for each text and seed.
+      texts: the text of each.
+      margin: of equivalence.
+      looks: p-values are multiplied by it, and the interval is as much wider.
     """
     d, names = np.asarray(differences, np.float64), list(dict.fromkeys(texts))
     if len(names) < 2 or len(d) < 2:
         return paired_difference(d, margin)
     df = len(names) - 1
     if not np.ptp(d):  # no spread at all, so no variances to estimate
-        return t_difference(float(d[0]), 0.0, df, len(d), margin=margin, method="mixed model")
+        return t_difference(float(d[0]), 0.0, df, len(d), margin=margin, method="mixed model",
+                            looks=looks)  # fmt: skip
     groups = [d[[one == text for one in texts]] for text in names]
     if len({len(group) for group in groups}) == 1:  # balanced: in closed form
         size = len(groups[0])
@@ -153,7 +139,7 @@ def mixed_difference(
         z = np.array([[float(text == one) for one in names] for text in texts])
         found = fit_reml(d, {"mean": np.ones(len(d))}, [z], len(names)).contrast({"mean": 1.0})
         error, mean = found.error, found.value
-    return t_difference(mean, error, df, len(d), margin=margin, method="mixed model")
+    return t_difference(mean, error, df, len(d), margin=margin, method="mixed model", looks=looks)
 
 
 def anytime_difference(differences: ArrayLike, margin: float = 0.0) -> Difference:

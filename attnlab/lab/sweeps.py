@@ -1,5 +1,6 @@
 """`sweep`: runs a list of `RunSpec`s, and what policies propose after looking at results."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -7,7 +8,14 @@ from typing import TypeAlias
 
 from attnlab.atomic import write_atomic
 from attnlab.lab import lock
-from attnlab.lab.executors import LOGS, Executor, LocalExecutor, Queued, wait_until_free
+from attnlab.lab.executors import (
+    LOGS,
+    POLL_SECONDS,
+    Executor,
+    LocalExecutor,
+    Queued,
+    wait_until_free,
+)
 from attnlab.lab.longer import check_continues, is_longer
 from attnlab.lab.progress import RunsProgress
 from attnlab.lab.result import read_result
@@ -16,13 +24,12 @@ from attnlab.lab.run import complete_result, run_folder
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
 from attnlab.lab.text_table import counted
 from attnlab.lab.worker import ERROR
-from attnlab.nested import SHOWN, differences
+from attnlab.nested import SHOWN, differences, field_path
 from attnlab.runs import SPEC, SPECS
 from attnlab.training.interrupts import Stopped, stop_signals
 
 Policy: TypeAlias = Callable[[Results], list[RunSpec]]
 """Results so far -> further runs; an empty list ends the sweep."""
-POLL_SECONDS = 0.2
 
 
 class SweepFailed(RuntimeError):
@@ -157,9 +164,10 @@ def _failed_early(folders: Sequence[Path]) -> bool:
 def _changes(there: RunSpec, spec: RunSpec) -> str:
     old, new = there.to_dict(), spec.to_dict()
     rows = differences(
-        {"seed": old["seed"], **old["config"]}, {"seed": new["seed"], **new["config"]}
+        {"seed": old["seed"], "config": old["config"]},
+        {"seed": new["seed"], "config": new["config"]},
     )
-    shown = [f"{name}: there {a!r}, here {b!r}" for name, a, b in rows[:SHOWN]]
+    shown = [f"{field_path(name)}: there {a!r}, here {b!r}" for name, a, b in rows[:SHOWN]]
     return "; ".join(shown)
 
 
@@ -188,20 +196,18 @@ def _finish(
 
 def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool) -> None:
     """One start of the executor. Raises Stopped after a signal."""
-    with RunsProgress(left, workdir, shown=progress) as bars:
+    with RunsProgress(left, workdir, shown=progress) as bars, stop_signals() as stop_requested:
         try:
             executor.start(workdir, len(left))
-            with stop_signals() as stop_requested:
-                while executor.running() and not stop_requested():
-                    bars.update()
-                    time.sleep(POLL_SECONDS)
-                if stop_requested():
-                    executor.stop()
-                    done = len(left) - len(_left(left, workdir))
-                    raise Stopped(
-                        f"stopped; {done} of {len(left)} runs are complete; repeat the call to "
-                        "resume"
-                    )
+            while executor.running() and not stop_requested():
+                bars.update()
+                time.sleep(POLL_SECONDS)
+            if stop_requested():
+                executor.stop()
+                done = len(left) - len(_left(left, workdir))
+                raise Stopped(
+                    f"stopped; {done} of {len(left)} runs are complete; repeat the call to resume"
+                )
         except Queued:  # the workers are not this process's to stop
             raise
         except BaseException:
@@ -215,10 +221,16 @@ def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:
 
 
 def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:
+    ended = "it ended"
+    if shutil.disk_usage(workdir).free < 1 << 20:
+        ended = "the disk is full; free some of it and repeat the call"
     lines = [f"{counted(len(failed), 'run')} {'has' if len(failed) == 1 else 'have'} no result:"]
     for spec in failed[:SHOWN]:
         path = run_folder(workdir, spec) / ERROR
-        text = path.read_text().strip().splitlines()[-1] if path.exists() else ""
-        where = path if path.exists() else workdir / LOGS
-        lines.append(f"  {spec.id}: {text or 'it ended'} (see {where})")
+        if not path.exists():  # a worker that could not begin
+            logs = (workdir / LOGS).glob("*.log")
+            path = max(logs, key=lambda log: log.stat().st_mtime, default=workdir / LOGS)
+        text = path.read_text().strip() if path.is_file() else ""
+        text = text.splitlines()[-1] if text else ""
+        lines.append(f"  {spec.id}: {text or ended} (see {path})")
     return "\n".join(lines + (["  ..."] if len(failed) > SHOWN else []))

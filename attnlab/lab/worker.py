@@ -5,9 +5,10 @@ leaves out those that another worker has. So any number of workers share a workd
 or on many.
 """
 
+import contextlib
 import functools
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from attnlab.lab import lock
@@ -17,7 +18,7 @@ from attnlab.lab.run import RunOptions, complete_result, run_folder, run_one
 from attnlab.lab.spec import RunSpec, read_specs
 from attnlab.models import flops_per_token
 from attnlab.runs import SPECS
-from attnlab.training.interrupts import Stopped
+from attnlab.training.interrupts import Stopped, stop_signals
 
 ERROR = "error.txt"
 STOPPED = 75
@@ -40,8 +41,16 @@ def work(
       The exit code: 0, 1 where a run failed, 75 after a signal. The traceback of a run that failed
       is in its `error.txt`; the others go on.
     """
-    tried, code, last = set(skip), 0, None
-    while (spec := _next(workdir, tried, last)) is not None:
+    with stop_signals() as stop_requested:  # from one run to the next, too
+        code = _work(workdir, options, set(skip), stop_requested)
+        return STOPPED if stop_requested() else code
+
+
+def _work(
+    workdir: Path, options: RunOptions, tried: set[str], stop_requested: Callable[[], int]
+) -> int:
+    code, last = 0, None
+    while not stop_requested() and (spec := _next(workdir, tried, last)) is not None:
         last = spec
         error = run_folder(workdir, spec) / ERROR
         try:
@@ -53,8 +62,9 @@ def work(
             return STOPPED
         except Exception:
             tried.add(spec.id)
-            error.parent.mkdir(parents=True, exist_ok=True)
-            error.write_text(traceback.format_exc())
+            with contextlib.suppress(OSError):  # the disk is full
+                error.parent.mkdir(parents=True, exist_ok=True)
+                error.write_text(traceback.format_exc())
             print(f"[{spec.id}] failed; see {error}", flush=True)
             code = 1
         else:

@@ -151,6 +151,8 @@ class ModelConfig(Spec):
       encoder: of an encoder_decoder.
       init: initial weights.
       compute: precision and memory.
+      metadata: JSON of what a published folder says and nothing computes with, such as ids of
+        special tokens; `pretrained.load` sets it, `pretrained.save` writes it. Not compared.
 
     Raises:
       ValueError: fields that do not fit each other; it names the field, its value and the fix.
@@ -179,6 +181,7 @@ class ModelConfig(Spec):
     encoder: EncoderConfig | None = None
     init: Init = Init()
     compute: Compute = Compute()
+    metadata: str = dataclasses.field(default="", compare=False, repr=False)
 
     def build(self) -> "Transformer":
         """The Flax module: `Decoder`, `Encoder` or `EncoderDecoder`."""

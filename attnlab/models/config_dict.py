@@ -198,7 +198,10 @@ class _Writer:
     def record(self, value: object, skip: Iterable[str] = ()) -> Record:
         """The fields of a dataclass."""
         kinds = field_types(type(value)).items()
-        return {n: self.value(getattr(value, n), kind) for n, kind in kinds if n not in skip}
+        made = {n: self.value(getattr(value, n), kind) for n, kind in kinds if n not in skip}
+        if not self.dense and not made.get("metadata", True):
+            del made["metadata"]  # so that the JSON, and digests of it, are those of before
+        return made
 
     def value(self, value: object, kind: type) -> object:
         """One value, of a field of this type."""

@@ -3,6 +3,7 @@
 import dataclasses
 import fnmatch
 import reprlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 
 from attnlab.nested import JSON
@@ -11,24 +12,28 @@ LARGEST_COUNT = 2**31 - 1
 LARGEST_NUMBER = 1e38
 MAX_LAYERS = 10_000
 
-# Token numbers, generation, training, bookkeeping: nothing that a forward pass computes with.
-HARMLESS = """
-architectures model_type transformers_version torch_dtype dtype _name_or_path name_or_path
-initializer_range initializer_factor bos_token_id eos_token_id sep_token_id cls_token_id
-mask_token_id pad_token_id unk_token_id decoder_start_token_id use_cache output_attentions
-output_hidden_states return_dict task_specific_params id2label label2id num_labels
-problem_type gradient_checkpointing finetuning_task tokenizer_class prefix torchscript
-use_bfloat16 tf_legacy_loss chunk_size_feed_forward classifier_dropout
-classifier_dropout_prob qa_dropout seq_classif_dropout summary_* _num_labels output_past
-attn_implementation _attn_implementation _attn_implementation_autoset max_length min_length
-do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k
-top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
-encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
-return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
-exponential_decay_length_penalty suppress_tokens begin_suppress_tokens n_ctx directionality
-pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
-pooler_type reorder_and_upcast_attn pretraining_tp cache_implementation
+# Of tokens, classes and generation: what `metadata` keeps.
+KEPT = """
+bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id pad_token_id unk_token_id
+decoder_start_token_id forced_bos_token_id forced_eos_token_id id2label label2id num_labels
+problem_type task_specific_params finetuning_task tokenizer_class prefix max_length min_length
+do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+bad_words_ids num_return_sequences remove_invalid_values exponential_decay_length_penalty
+suppress_tokens begin_suppress_tokens use_cache
 """.split()  # noqa: SIM905
+# And of training and bookkeeping: nothing that a forward pass computes with.
+UNKEPT = """
+architectures model_type transformers_version torch_dtype dtype _name_or_path name_or_path
+initializer_range initializer_factor output_attentions output_hidden_states return_dict
+gradient_checkpointing torchscript use_bfloat16 tf_legacy_loss chunk_size_feed_forward
+classifier_dropout classifier_dropout_prob qa_dropout seq_classif_dropout summary_* _num_labels
+output_past attn_implementation _attn_implementation _attn_implementation_autoset output_scores
+return_dict_in_generate n_ctx directionality pooler_fc_size pooler_num_attention_heads
+pooler_num_fc_layers pooler_size_per_head pooler_type reorder_and_upcast_attn pretraining_tp
+cache_implementation
+""".split()  # noqa: SIM905
+HARMLESS = (*KEPT, *UNKEPT)
 FIXED: JSON = {
     "pruned_heads": {},
     "is_decoder": False,
@@ -37,7 +42,10 @@ FIXED: JSON = {
     "tie_encoder_decoder": False,
     "is_encoder_decoder": False,
     "position_embedding_type": "absolute",
+    "sliding_window": None,
+    "layer_types": None,
 }
+QUANTIZED = ("quantization_config", "compression_config")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +108,20 @@ def read_attributes(
     attributes: Iterable[Attribute],
     fixed: Mapping[str, object],
     ignore: tuple[str, ...] = (),
+    changes_nothing: Callable[[str], bool] = lambda name: False,
 ) -> JSON:
     """Read the attributes of a family from config.json.
+
+    Other words that change nothing are let pass with one warning for all of them, and silently
+    where they are null or false.
 
     Args:
       raw: the object in config.json.
       attributes: what the family reads.
       fixed: attributes that may only have this value, beside those of `FIXED`.
       ignore: patterns of further attributes to leave out.
+      changes_nothing: whether a word of this name, which none of these is, does not change what
+        the family computes.
 
     Returns:
       Name -> value of every attribute of the family.
@@ -115,7 +129,7 @@ def read_attributes(
     Raises:
       ValueError: names the attribute that is unknown, or has a value that is not supported.
     """
-    known, fixed = {a.name: a for a in attributes}, FIXED | dict(fixed)
+    known, fixed, passed = {a.name: a for a in attributes}, FIXED | dict(fixed), list[str]()
     for name, value in raw.items():
         if name in known:
             known[name].check(value)
@@ -124,11 +138,25 @@ def read_attributes(
         elif name in fixed:
             if value != fixed[name]:
                 raise bad_value(name, value, f"is not supported, only {fixed[name]!r}")
-        elif not matches(name, HARMLESS):
+        elif name in QUANTIZED:
+            if value is not None:
+                raise bad_value(
+                    name,
+                    value,
+                    "is not supported: quantized weights are not read; load the model before it "
+                    "was quantized, or save it again after model.dequantize() of transformers",
+                )
+        elif matches(name, HARMLESS):
+            continue
+        elif changes_nothing(name):
+            passed += [name] * (value not in (None, False))
+        else:
             raise ValueError(
                 f"config.json: {shown(name)[1:-1]} = {shown(value)} is unknown here and may change "
                 f"what the model computes; if it does not, pass ignore=({shown(name)},)"
             )
+    if passed:
+        _warn(passed)
     found = {name: raw.get(name, one.default) for name, one in known.items()}
     for name, one in known.items():
         if one.compute is None or (found[name] is not None and not one.follows):
@@ -140,6 +168,16 @@ def read_attributes(
             raise bad_value(name, found[name], why)
         found[name] = computed
     return found
+
+
+def _warn(passed: list[str]) -> None:
+    names = ", ".join(shown(name, 40)[1:-1] for name in passed[:8])
+    more = f" and {len(passed) - 8} more words" if len(passed) > 8 else ""
+    code = "; the code that auto_map names is not run" if "auto_map" in passed else ""
+    warnings.warn(
+        f"config.json: {names}{more}: ignored, as transformers computes the same without{code}",
+        stacklevel=5,
+    )
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -106,6 +106,11 @@ class MaskedHead(Field):
         own = (one for one in maybe if isinstance(one, Attribute))
         return (Attribute("tie_word_embeddings", True), *own)
 
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        tasks = ("Model", "ForMaskedLM", *("ForPreTraining",) * bool(self.classifier))
+        return tuple(self.name + task for task in tasks)
+
     def read(self, attributes: JSON, source: Source) -> Values:
         has = {
             name: f"{name}.weight" in source.tensors

@@ -125,6 +125,10 @@ class CausalHead(Field):
     def attributes(self) -> tuple[Attribute, ...]:
         return (Attribute("tie_word_embeddings", self.tied),)
 
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return (self.name + self.bare, self.name + self.causal)
+
     def read(self, attributes: JSON, source: Source) -> Values:
         is_bare = source.architecture == self.name + self.bare
         # The bare architecture has a tied LM head too, but not its bias.

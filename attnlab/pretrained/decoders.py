@@ -18,7 +18,7 @@ from attnlab.pretrained.common_fields import (
     kv_heads,
     numbers,
 )
-from attnlab.pretrained.family import NO_PAD_TOKEN, OtherAttributes
+from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import Choice, Field, Source, Value, Values, changed, value
 from attnlab.pretrained.layer_types import FULL, Window, types_of
 from attnlab.pretrained.llama import FIELDS, PAIRED, DecoderNames, decoder
@@ -45,9 +45,7 @@ PHI3 = decoder(
         attention=(Module("self_attn.qkv_proj", PACKED), Module("self_attn.o_proj", "attention.o")),
         ffn=FUSED_FFN,
     ),
-    other_attributes=OtherAttributes(
-        ignored=("original_max_position_embeddings",), written=NO_PAD_TOKEN
-    ),
+    other_attributes=OtherAttributes(ignored=("original_max_position_embeddings",)),
 )
 STARCODER2 = decoder(
     "starcoder2",
@@ -147,7 +145,6 @@ GLM = decoder(
     GLM_FIELDS,
     CausalHead("Glm"),
     names=DecoderNames(attention=PAIRED, ffn=FUSED_FFN),
-    other_attributes=OtherAttributes(written=NO_PAD_TOKEN),
 )
 GLM4 = decoder(
     "glm4",
@@ -163,7 +160,6 @@ GLM4 = decoder(
             "ffn.norm_after": "post_mlp_layernorm",
         },
     ),
-    other_attributes=OtherAttributes(written=NO_PAD_TOKEN),
     norm=Norm(kind="rms", position="sandwich"),
 )
 
@@ -229,6 +225,5 @@ SMOLLM3 = decoder(
     other_attributes=OtherAttributes(
         ignored=("max_window_layers",),
         fixed={"use_sliding_window": False, "sliding_window": None},
-        written=NO_PAD_TOKEN,
     ),
 )

@@ -2,15 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.fields import Field, Source, Values, build_config
+from attnlab.pretrained.metadata import kept_words
 from attnlab.pretrained.name_table import NameTable
-
-NO_PAD_TOKEN = {"pad_token_id": None}
-"""Written where the default of transformers would be beyond a small vocabulary."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +88,13 @@ class Family:
         others = self.other_attributes
         return (*of_fields, *others.read, *map(Attribute, others.ignored))
 
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Those whose output heads are read."""
+        of_fields = tuple(name for field in self.fields for name in field.architectures)
+        written: Any = self.other_attributes.written.get("architectures", ())
+        return of_fields or tuple(written)
+
     def config(self, attributes: JSON, source: Source) -> ModelConfig:
         """Attributes -> config. Raises ValueError if they are not supported or do not fit."""
         values: Values = {}
@@ -107,7 +113,10 @@ class Family:
         for one in self.other_attributes.read:
             if one.compute is not None:
                 attributes[one.name] = one.compute(attributes)
-        return attributes | dict(self.other_attributes.written)
+        attributes |= self.other_attributes.written
+        own = {one.name for field in self.fields for one in field.attributes}
+        kept = {n: a for n, a in kept_words(config, self.name).items() if n not in own}
+        return attributes | kept if config.metadata else kept | attributes
 
     def ignores(self, config: ModelConfig) -> tuple[str, ...]:
         """Patterns of tensors that are not read for this model."""

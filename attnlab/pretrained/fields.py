@@ -36,6 +36,11 @@ class Field:
     """Attributes of config.json that set fields of a `ModelConfig` together."""
 
     @property
+    def architectures(self) -> tuple[str, ...]:
+        """What `architectures` may say, where the field decides about output heads."""
+        return ()
+
+    @property
     def attributes(self) -> tuple[Attribute, ...]:
         """The attributes that it reads and writes."""
         raise NotImplementedError

@@ -10,7 +10,8 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """Names that the hub may have: "org/name", or "name" alone for the oldest models."""
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 TOKENIZER = "tokenizer.json"
-FILES = ("config.json", TOKENIZER, *WEIGHTS)
+GENERATION = "generation_config.json"
+FILES = ("config.json", GENERATION, TOKENIZER, *WEIGHTS)
 """Files to fetch: no code and no pickle."""
 
 

@@ -20,15 +20,19 @@ from attnlab.pretrained.attributes import bad_value, matches, read_attributes, s
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source
 from attnlab.pretrained.hub import TOKENIZER, find_folder
+from attnlab.pretrained.metadata import read_metadata
 from attnlab.pretrained.registry import FAMILIES, REFUSED
 from attnlab.pretrained.tensors import Stored, read_folder, read_json
 from attnlab.pretrained.weights import fill
+from attnlab.pretrained.words import changes_nothing
 from attnlab.sharing import Params, PyTree
 from attnlab.transforms import resharing
 
 Sharding = jax.sharding.Sharding
 WeightPath = tuple[str, ...]
 """Path of a weight in the tree."""
+WRAPPERS = ("_orig_mod.", "module.")
+"""What torch.compile and DistributedDataParallel put before all names of a module."""
 PARAM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -49,12 +53,15 @@ def load(
 
     The LM head, pooler and classes are those that the file or its architecture has. Weights are
     read one by one: the peak of memory is the result and the part of a tensor that is being read.
-    Every tensor must be used or known to hold nothing, and every weight filled.
+    Every tensor must be used or known to hold nothing, and every weight filled. A word of
+    config.json that transformers does not read for the family is ignored with a warning. Ids of
+    special tokens and generation_config.json become `ModelConfig.metadata`.
 
     Args:
       name: a folder with config.json and model.safetensors, or several files and their index; or
         the name of a model on the hub ("org/name"), whose config, safetensors and tokenizer.json
-        are fetched once (see `hub.find_folder`). Nothing in it is run or unpickled.
+        are fetched once (see `hub.find_folder`). Nothing in it is run or unpickled, no code that
+        `auto_map` names either.
       revision: branch, tag or commit on the hub.
       ignore: patterns of further tensors, or of attributes in config.json, to leave out.
       param_dtype: "float32" or "bfloat16", of all weights, whatever the file holds. A number beyond
@@ -88,10 +95,11 @@ def load(
     (8, dtype(bfloat16))
     """
     dtype = lookup(PARAM_DTYPES, param_dtype, what="param_dtype")
-    family, attributes, tensors, config = _read(find_folder(name, revision), ignore)
+    family, attributes, tensors, config, architecture = _read(find_folder(name, revision), ignore)
     changed = dataclasses.replace(config, **fields)  # its errors, before anything is read
     entries = family.table.entries(config, attributes)
-    _check_all_used(tensors, {entry.name for entry in entries}, family, config, ignore)
+    known = {entry.name for entry in entries}
+    _check_all_used(tensors, known, family, config, ignore, architecture)
     shapes = param_shapes(config)
     place = sharding if callable(sharding) else _placement(sharding, shapes)
 
@@ -112,12 +120,24 @@ def load(
 
 
 def _check_all_used(
-    tensors: Stored, known: set[str], family: Family, config: ModelConfig, ignore: tuple[str, ...]
+    tensors: Stored,
+    known: set[str],
+    family: Family,
+    config: ModelConfig,
+    ignore: tuple[str, ...],
+    architecture: str,
 ) -> None:
     patterns = (*family.ignores(config), *ignore)
     unknown = [name for name in tensors if name not in known and not matches(name, patterns)]
     if unknown:
         first = shown(unknown[0])
+        if architecture and architecture not in family.architectures:
+            raise ValueError(
+                f"config.json: architectures = [{shown(architecture)}] has a head that is not read "
+                f"({len(unknown)} tensors, the first is {first}), only that of "
+                f"{', '.join(family.architectures)}; in transformers, save the model without it: "
+                "model.base_model.save_pretrained(FOLDER)"
+            )
         raise ValueError(
             f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
             f"the first is {first}; if they do not matter, pass ignore=({first},)"
@@ -181,7 +201,7 @@ def load_config(
     ...     load_config(folder).width
     8
     """
-    return _read(find_folder(name, revision), ignore)[-1]
+    return _read(find_folder(name, revision), ignore)[3]
 
 
 def tokenizer_path(name: str | Path, *, revision: str | None = None) -> Path:
@@ -210,21 +230,25 @@ def tokenizer_path(name: str | Path, *, revision: str | None = None) -> Path:
     return path
 
 
-def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, ModelConfig]:
-    """Everything except weights: (family, attributes, tensors not read yet, config)."""
+def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, ModelConfig, str]:
+    """Everything but weights: family, attributes, tensors not read yet, config, architecture."""
     if isinstance(ignore, str):  # its characters would be patterns, such as *
         raise ValueError(f"ignore is a tuple of patterns; write ignore=({ignore!r},)")
     raw = read_json(folder / "config.json")
     family = _family(raw, folder / "config.json")
-    attributes = read_attributes(raw, family.attributes, family.other_attributes.fixed, ignore)
+    fixed = family.other_attributes.fixed
+    passes = functools.partial(changes_nothing, family.name)
+    attributes = read_attributes(raw, family.attributes, fixed, ignore, passes)
     tensors = _renamed(family, read_folder(folder), ignore)
     if not family.shares_layers:
         for one in family.attributes:
             if one.is_depth and (attributes[one.name] or 0) > len(tensors):
                 why = f"is more than the {len(tensors)} tensors in the folder"
                 raise bad_value(one.name, attributes[one.name], why)
-    source = Source(_architecture(raw), tensors)
-    return family, attributes, tensors, family.config(attributes, source)
+    architecture = _architecture(raw)
+    config = family.config(attributes, Source(architecture, tensors))
+    config = dataclasses.replace(config, metadata=read_metadata(raw, folder))
+    return family, attributes, tensors, config, architecture
 
 
 def _family(raw: JSON, path: Path) -> Family:
@@ -250,14 +274,20 @@ def _architecture(raw: JSON) -> str:
 
 def _renamed(family: Family, tensors: Stored, ignore: tuple[str, ...]) -> Stored:
     """The tensors under the names of the name table: no prefix, today's endings."""
-    found: dict[str, str] = {}
+    found, wrapper = dict[str, str](), ""
+    while more := next((w for w in WRAPPERS if _all_begin(tensors, wrapper + w)), ""):
+        wrapper += more
     for name in tensors:
         if matches(name, ignore):
             continue
-        short = name.removeprefix(family.prefix)
+        short = name.removeprefix(wrapper).removeprefix(family.prefix)
         for old, new in family.renamed:
             short = short.removesuffix(old) + new if short.endswith(old) else short
         if short in found:
             raise ValueError(f"the tensor {shown(name)} is there twice, under another name as well")
         found[short] = name
     return tensors.renamed(found)
+
+
+def _all_begin(tensors: Stored, prefix: str) -> bool:
+    return len(tensors) > 0 and all(name.startswith(prefix) for name in tensors)

@@ -8,7 +8,7 @@ from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.bert import BASE, MaskedHead, encoder
 from attnlab.pretrained.common_fields import activation, biases, numbers
-from attnlab.pretrained.family import NO_PAD_TOKEN, OtherAttributes
+from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import Choice, Source, Values, value
 from attnlab.pretrained.layer_types import FULL, SLIDING, TypedRotary, overrides_of, types_of
 from attnlab.pretrained.name_table import PACKED, Layers, Module
@@ -119,7 +119,7 @@ LIKE_BERT = encoder(
         ),
     ),
     prefix="model.",
-    other_attributes=OtherAttributes(ignored=OTHERS, written=NO_PAD_TOKEN),
+    other_attributes=OtherAttributes(ignored=OTHERS),
 )
 # There are no checkpoints from before transformers, with its other names and tensors.
 MODERNBERT = dataclasses.replace(LIKE_BERT, renamed=(), unread=HEAD.unread)

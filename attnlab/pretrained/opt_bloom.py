@@ -6,13 +6,34 @@ from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Alibi, Embedding, Learned, Norm
 from attnlab.nested import JSON
-from attnlab.pretrained.attributes import Attribute, derived
+from attnlab.pretrained.attributes import Attribute, bad_value, derived
 from attnlab.pretrained.common_fields import BIASES, AllBiases, CausalHead, activation, numbers
 from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import Choice, Field, Source, Values, value
 from attnlab.pretrained.gpt_neox import MEGATRON_FFN, megatron_heads
 from attnlab.pretrained.llama import DecoderNames, decoder
 from attnlab.pretrained.name_table import Module, linears
+
+
+class _TableWidth(Field):
+    """word_embed_proj_dim is hidden_size, or null."""
+
+    attributes = (Attribute("word_embed_proj_dim", None, nullable=True, json_type=int),)
+
+    def read(self, attributes: JSON, source: Source) -> Values:
+        width = attributes["word_embed_proj_dim"]
+        if width not in (None, attributes["hidden_size"]):
+            raise bad_value(
+                "word_embed_proj_dim",
+                width,
+                f"is not supported, only hidden_size = {attributes['hidden_size']}: the matrices "
+                "project_in and project_out of opt-350m have no place in the model",
+            )
+        return {}
+
+    def write(self, config: ModelConfig) -> JSON:
+        return {"word_embed_proj_dim": config.width}
+
 
 OPT = decoder(
     "opt",
@@ -22,6 +43,7 @@ OPT = decoder(
         activation("activation_function", "relu"),
         Choice("do_layer_norm_before", True, "norm.position", {True: "pre", False: "post"}),
         AllBiases("enable_bias", True),
+        _TableWidth(),
     ),
     CausalHead("OPT", tied=True),
     names=DecoderNames(
@@ -36,7 +58,6 @@ OPT = decoder(
         layers="decoder.layers.{}.",
     ),
     other_attributes=OtherAttributes(
-        read=(derived("word_embed_proj_dim", "hidden_size"),),
         ignored=("init_std", "layerdrop", "activation_dropout"),
         fixed={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
     ),

@@ -18,6 +18,8 @@ from attnlab.nested import JSON
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source, config_value
 from attnlab.pretrained.folders import write_together
+from attnlab.pretrained.hub import GENERATION
+from attnlab.pretrained.metadata import metadata_of
 from attnlab.pretrained.registry import FAMILIES
 from attnlab.pretrained.tensors import CHUNK, INDEX, ONE_FILE, Arrays, is_floating, write_file
 from attnlab.pretrained.weights import unfill
@@ -36,6 +38,9 @@ def save(
 ) -> None:
     """Write config.json and model.safetensors, which transformers loads with equal outputs.
 
+    Ids of special tokens, names of classes and generation_config.json of the folder that the model
+    was loaded from (`ModelConfig.metadata`) are written too; a new model has no special tokens.
+
     The folder is written whole or not at all: after an error it is as it was, other files in it
     included (see `folders.write_together`). `params` are compared with the model first.
 
@@ -48,7 +53,8 @@ def save(
       folder: made if missing.
       model: of `ModelConfig.build`.
       params: its weights, without {"params": ...}.
-      family: a name of `FAMILIES`; "" takes the first whose config.json can describe the model.
+      family: a name of `FAMILIES`; "" takes the one that the model was loaded as, or the first,
+        whose config.json can describe the model.
       allow_nonfinite: write NaN and infinite weights too.
       max_shard_bytes: weights of more bytes become several files and an index, as
         `model-00001-of-00003.safetensors`. One tensor is never divided.
@@ -78,7 +84,9 @@ def save(
     chosen = _choose_family(config, family)
     check_weights(config, params, allow_nonfinite=allow_nonfinite)
     attributes, tensors = _contents(chosen, config, params)
-    _write(folder, attributes, tensors, max_shard_bytes)
+    texts = {"config.json": attributes, GENERATION: metadata_of(config).get("generation_config")}
+    written = {name: _to_json(one) for name, one in texts.items() if one is not None}
+    _write(folder, written, tensors, max_shard_bytes)
 
 
 def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool = False) -> None:
@@ -127,12 +135,13 @@ def _contents(family: Family, config: ModelConfig, params: Params) -> tuple[JSON
     return attributes | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}), tensors
 
 
-def _write(folder: str | Path, attributes: JSON, tensors: Arrays, max_bytes: int) -> None:
+def _to_json(attributes: JSON) -> str:
+    return json.dumps(attributes, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _write(folder: str | Path, texts: dict[str, str], tensors: Arrays, max_bytes: int) -> None:
     shards = split_shards(tensors, max_bytes)
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    texts = {
-        "config.json": json.dumps(attributes, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    }
     if len(shards) == 1:
         names = [ONE_FILE]
     else:
@@ -147,8 +156,9 @@ def _write(folder: str | Path, attributes: JSON, tensors: Arrays, max_bytes: int
         for name, text in texts.items():
             (new / name).write_text(text, encoding="utf-8")
 
-    # Weights that a save before has left would be read in place of these.
-    write_together(Path(folder), write, remove=is_weight_file)
+    # What a save before has left would be read in place of these.
+    stale = lambda name: is_weight_file(name) or name == GENERATION
+    write_together(Path(folder), write, remove=stale)
 
 
 def is_weight_file(name: str) -> bool:
@@ -179,8 +189,11 @@ def split_shards(tensors: Mapping[str, np.ndarray], max_bytes: int) -> list[list
 
 
 def _choose_family(config: ModelConfig, family: str) -> Family:
-    """The family of this name, or the first, that can describe the model."""
+    """The family of this name, that of the loaded folder, or the first, that can describe the
+    model."""
     families = [lookup(FAMILIES, family, what="family")] if family else list(FAMILIES.values())
+    loaded = metadata_of(config).get("model_type")
+    families.sort(key=lambda one: one.name != loaded)
     reasons: dict[str, str] = {}
     for one in families:
         if (reason := _difference(one, config)) is None:
@@ -205,7 +218,7 @@ def _difference(family: Family, config: ModelConfig) -> str | None:
     return None
 
 
-FREE = {"sharing", "compute", "init", "layer_types", "delta_rank", "dropout"}
+FREE = {"sharing", "compute", "init", "layer_types", "delta_rank", "dropout", "metadata"}
 FREE |= {"encoder.sharing", "encoder.shares_decoder", "attention.order", "attention.implementation"}
 """Fields that do not change the function of a model, or are compared in another form."""
 NOTHING = "nothing"

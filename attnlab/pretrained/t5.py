@@ -86,6 +86,10 @@ class _Head(Field):
     name: str = "T5"
     can_scale: bool = True
 
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return tuple(self.name + t for t in ("Model", "EncoderModel", "ForConditionalGeneration"))
+
     def read(self, attributes: JSON, source: Source) -> Values:
         if source.architecture in (f"{self.name}EncoderModel", f"{self.name}Model"):
             return {"output.kind": "none"}
@@ -180,7 +184,7 @@ T5 = Family(
             ),
             Attribute("n_positions", 512),  # of the training data; relative positions go on
         ),
-        written={"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
+        written={"decoder_start_token_id": 0},
     ),
     unread=UnreadTensors(
         # The table may be stored again for each stack and as LM head, and a bias that no release

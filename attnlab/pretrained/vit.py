@@ -14,6 +14,7 @@ from attnlab.pretrained.common_fields import ACTIVATIONS, BIASES, activation, nu
 from attnlab.pretrained.family import Family, OtherAttributes
 from attnlab.pretrained.fields import Choice, Field, Source, Values, changed, choose, value
 from attnlab.pretrained.image_fields import ImageField, image_entries
+from attnlab.pretrained.metadata import metadata_of
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
 from attnlab.pretrained.weights import Entry
 
@@ -39,6 +40,7 @@ class _Head(Field):
         Attribute("pooler_output_size", None, nullable=True, json_type=int, least=0),
         Attribute("id2label", None, nullable=True, json_type=dict),
     )
+    architectures = ("ViTModel", "ViTForImageClassification")
 
     def read(self, attributes: JSON, source: Source) -> Values:
         if attributes["pooler_output_size"] not in (None, 0, attributes["hidden_size"]):
@@ -56,6 +58,9 @@ class _Head(Field):
             return attributes
         # The names that transformers gives classes without one.
         labels = {str(i): f"LABEL_{i}" for i in range(config.output.num_classes)}
+        kept = metadata_of(config).get("config", {})
+        if len(kept.get("id2label") or {}) == len(labels):
+            labels = kept["id2label"]
         return attributes | {
             "id2label": labels,
             "label2id": {label: int(i) for i, label in labels.items()},

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from attnlab.atomic import naming_full_disk
 from attnlab.extras import extra
 from attnlab.models import ModelConfig, from_json, to_json
 from attnlab.nested import JSON, differences
@@ -187,7 +188,7 @@ class Checkpoints:
             from orbax.checkpoint import v1 as orbax
 
         for name in ("absl", "asyncio"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         policies = orbax.training.preservation_policies
         kept = [policies.LatestN(2), policies.CustomSteps([also])]
         self._directory, self._say = directory, say
@@ -202,7 +203,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._checkpointer.close()
+        with naming_full_disk(self._directory):
+            self._checkpointer.close()
 
     def save(self, step: int, state: PyTree, notes: JSON) -> None:
         """Starts to write `state`; a step that exists is kept. `notes` are JSON."""
@@ -210,9 +212,10 @@ class Checkpoints:
             return
         flat = _flat(state)
         digests = {name: digest(leaf) for name, leaf in flat.items()}
-        self._checkpointer.save_async(
-            step, flat, force=True, custom_metadata={"digests": digests, "notes": notes}
-        )
+        with naming_full_disk(self._directory):  # of the last save, too
+            self._checkpointer.save_async(
+                step, flat, force=True, custom_metadata={"digests": digests, "notes": notes}
+            )
 
     def restore(
         self, like: PyTree = None, check: Callable[[JSON], None] | None = None

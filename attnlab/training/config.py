@@ -25,6 +25,8 @@ class OptimizerConfig(Spec, prefix="optimizer."):
         keep `learning_rate`. Epsilon and weight decay are not scaled: every matrix shrinks by
         `learning_rate` x `weight_decay` a step, so the number of steps that it averages over does
         not depend on its fan-in.
+      per_head: muon only; the q, k and v of each head are orthogonalised by themselves, not as one
+        matrix of all heads.
       clip_norm: largest norm of a gradient; 0: no clipping.
       frozen: regular expression of parameters that keep their initial values (see `frozen_mask`).
 
@@ -43,6 +45,7 @@ class OptimizerConfig(Spec, prefix="optimizer."):
     epsilon: float = bounded(1e-8, above=0.0)
     weight_decay: float = bounded(0.1, least=0.0)
     base_fan_in: int | None = bounded(None, least=1)
+    per_head: bool = False
     clip_norm: float = bounded(1.0, least=0.0)
     frozen: str = ""
 

@@ -155,11 +155,14 @@ def fit(
     """
     run = _Run(model, objective, optimizer, config, dataset, recorder, checkpoints, options)
     first = run.restore()
-    if first < config.steps:
-        run.compile(first)
-    if not first:
-        run.measure(0)
-    run.train(first)
+    with stop_signals() as stop_requested:
+        if sharding.any_process(bool(stop_requested())):  # while the data were loaded
+            raise Stopped(f"stopped at step {first} of {config.steps}")
+        if first < config.steps:
+            run.compile(first)
+        if not first:
+            run.measure(0)
+        run.train(first, stop_requested)
     return run.result()
 
 
@@ -246,11 +249,11 @@ class _Run:
             if self.mesh.size > 1 or device.platform != "cpu":
                 self.recorder.say(report)
 
-    def train(self, first: int) -> None:
+    def train(self, first: int, stop_requested: Callable[[], int]) -> None:
         """Takes the steps after `first`."""
         config, fork = self.config, fork_step(self.config)
         progress = self.recorder.progress(config.steps, first)
-        with self._finishing_callbacks(), stop_signals() as stop_requested, progress as advance:
+        with self._finishing_callbacks(), progress as advance:
             for step in range(first + 1, config.steps + 1):
                 self.train_step(step)
                 is_last, logs = step == config.steps, step % config.log_every == 0
@@ -262,11 +265,11 @@ class _Run:
                     self.evaluate(step)
                 # Hosts agree on the step to stop at, now and then: it costs them a message.
                 agrees = logs or jax.process_count() == 1
-                stops = agrees and sharding.any_process(stop_requested())
+                stops = agrees and sharding.any_process(bool(stop_requested()))
                 if step % config.checkpoint_every == 0 or step == fork or is_last or stops:
                     self.clock.stop(self.state.step, step)
                     self.save(step)
-                if stops and not is_last:
+                if stops:
                     raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
                 self.clock.start(step)  # hence not before the first step, which compiles
 

@@ -60,24 +60,37 @@ def check_finite(seeds: Sequence[int], step: int, losses: np.ndarray | jax.Array
         )
 
 
-@contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Within, SIGTERM and SIGINT set a flag in place of ending the process. Yields a function that
-    returns the flag. Outside the main thread, which alone receives signals, it is never set."""
-    received: list[int] = []
+_scopes: list[list[int]] = []
+"""The signals that the outermost `stop_signals` has received; empty outside of any."""
 
-    def stop_requested() -> bool:
-        return bool(received)
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], int]]:
+    """Within, SIGTERM and SIGINT are counted in place of ending the process.
+
+    Yields a function that returns how many came. A `stop_signals` inside another one has its count,
+    so that a request is kept until the outermost one ends. The third signal and later ones raise
+    KeyboardInterrupt. Outside the main thread, which alone receives signals, none is counted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+    if _scopes:
+        outermost = _scopes[0]
+        yield lambda: len(outermost)
+        return
+    received: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
+        if len(received) > 2:
+            raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
-        yield stop_requested
-        return
+    _scopes.append(received)
     before = {s: signal.signal(s, receive) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield stop_requested
+        yield lambda: len(received)
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
+        _scopes.clear()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_
 import numpy as np
 from jax.typing import ArrayLike
 
-from attnlab.atomic import write_atomic
+from attnlab.atomic import naming_full_disk, write_atomic
 from attnlab.extras import extra
-from attnlab.nested import flatten
+from attnlab.nested import field_path, flatten
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -85,6 +85,7 @@ class JsonLines:
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
         self._first = first
         self._known = {name for row in kept if row["step"] == first for name in row}
+        self._path = path
         self._file = path.open("a")
 
     def new(self, step: int, values: Scalars) -> Scalars:
@@ -95,16 +96,19 @@ class JsonLines:
     def log_scalars(self, step: int, values: Scalars) -> None:
         """Appends a row."""
         row = {name: np.asarray(value).tolist() for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, **row}) + "\n")
-        self._file.flush()
+        with naming_full_disk(self._path):
+            self._file.write(json.dumps({"step": step, **row}) + "\n")
+            self._file.flush()
 
     def sync(self) -> None:
         """Returns when the rows are on the disk."""
-        os.fsync(self._file.fileno())
+        with naming_full_disk(self._path):
+            os.fsync(self._file.fileno())
 
     def finish(self) -> None:
         """Closes the file."""
-        self._file.close()
+        with naming_full_disk(self._path):  # of rows that could not be written before
+            self._file.close()
 
 
 class Terminal:
@@ -278,5 +282,5 @@ def markdown_table(values: Mapping[str, object]) -> str:
     |---|---|
     | model.width | 8 |
     """
-    rows = [f"| {path} | {value} |" for path, value in flatten(values).items()]
+    rows = [f"| {field_path(path)} | {value} |" for path, value in flatten(values).items()]
     return "\n".join(["| field | value |", "|---|---|", *rows])

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.tree_util import KeyEntry
 
@@ -140,7 +141,9 @@ def muon(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Jordan et al. 2024, github.com/KellerJordan/Muon: the momentum of each matrix is made nearly
     orthogonal by 5 steps of Newton and Schulz, and scaled by 0.2 sqrt(max(rows, columns)) (Liu et
     al. 2025, arXiv 2502.16982), so that `rate` is that of AdamW. Adam updates what is no matrix
-    within the model: biases, norm scales, embeddings, positions, output heads."""
+    within the model: biases, norm scales, embeddings, positions, output heads. With `per_head` the
+    q, k and v of each head are matrices by themselves (Kimi K3, arXiv 2607.24653); any
+    weight with several output axes is one matrix for each index of the first; W_O stays one."""
     from optax import contrib
 
     inside = functools.partial(hidden_matrix_mask, axes)
@@ -151,7 +154,7 @@ def muon(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
         optax.stateless(lambda u, _: 0.2 * max(u.shape) ** 0.5 * u),
     )
     return optax.chain(
-        optax.masked(per_matrix(orthogonal, axes), inside),
+        optax.masked(per_matrix(orthogonal, axes, per_head=config.per_head), inside),
         optax.masked(
             _scale_by_adam(config), lambda params: jax.tree.map(lambda on: not on, inside(params))
         ),
@@ -226,12 +229,20 @@ def scale_by_fan_in(base: int, axes: AxesOf) -> Transform:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def per_matrix(transform: Transform, axes: AxesOf) -> Transform:
-    """`transform` on every matrix by itself, where an array holds several."""
+def per_matrix(transform: Transform, axes: AxesOf, *, per_head: bool = False) -> Transform:
+    """`transform` on every matrix by itself, where an array holds several.
+
+    Args:
+      transform: of one matrix.
+      axes: which axes of each parameter form a matrix.
+      per_head: the first of several output axes, as the heads of W_Q [G, D, N, H], numbers matrices
+        too: G N matrices of D x H.
+    """
+    separate = functools.partial(_separate, per_head=per_head)
 
     def init(params: Params) -> PyTree:
         return jax.tree.map(
-            lambda a, pair: jax.vmap(transform.init)(_separate(a, pair)), params, axes(params)
+            lambda a, pair: jax.vmap(transform.init)(separate(a, pair)), params, axes(params)
         )
 
     def update(
@@ -240,23 +251,38 @@ def per_matrix(transform: Transform, axes: AxesOf) -> Transform:
         assert params is not None
         tree: PyTree = jax.tree.structure(updates)
         leaves = tree.flatten_up_to(updates)
-        others = [tree.flatten_up_to(t) for t in (state, params, axes(params))]
+        state, params, pairs = (tree.flatten_up_to(t) for t in (state, params, axes(params)))
         updated = [
-            jax.vmap(transform.update)(_separate(g, pair), s, _separate(w, pair))
-            for g, s, w, pair in zip(leaves, *others, strict=True)
+            jax.vmap(transform.update)(separate(g, pair), s, separate(w, pair))
+            for g, s, w, pair in zip(leaves, state, params, pairs, strict=True)
         ]
-        new = [u.reshape(g.shape) for (u, _), g in zip(updated, leaves, strict=True)]
+        new = [
+            _join(u, g.shape, pair, per_head=per_head)
+            for (u, _), g, pair in zip(updated, leaves, pairs, strict=True)
+        ]
         return tree.unflatten(new), tree.unflatten([s for _, s in updated])
 
     return optax.GradientTransformation(init, update)
 
 
-def _separate(a: jax.Array, axes: MatrixAxes) -> jax.Array:
+def _separate(a: jax.Array, axes: MatrixAxes, *, per_head: bool = False) -> jax.Array:
     """[matrices, rows, columns], or [vectors, size]."""
     summed, outputs = axes
+    if per_head and summed and outputs > 1:
+        a, outputs = jnp.moveaxis(a, -outputs, -outputs - summed), outputs - 1
     apart, end = a.ndim - summed - outputs, a.ndim - outputs
     rows = [math.prod(a.shape[apart:end])] if summed else []
     return a.reshape(math.prod(a.shape[:apart]), *rows, math.prod(a.shape[end:]))
+
+
+def _join(a: jax.Array, shape: tuple[int, ...], axes: MatrixAxes, *, per_head: bool) -> jax.Array:
+    """The array of this shape whose matrices `_separate` returned."""
+    summed, outputs = axes
+    if not (per_head and summed and outputs > 1):
+        return a.reshape(shape)
+    head, front = len(shape) - outputs, len(shape) - outputs - summed
+    moved = (*shape[:front], shape[head], *shape[front:head], *shape[head + 1 :])
+    return jnp.moveaxis(a.reshape(moved), front, head)
 
 
 def _last_name(path: tuple[KeyEntry, ...]) -> str:
@@ -312,6 +338,11 @@ def make_transform(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Trans
         raise ValueError(
             f"optimizer.base_fan_in={config.base_fan_in} needs optimizer.name='adamw', not "
             f"{config.name!r}; set base_fan_in=None"
+        )
+    if config.per_head and config.name != "muon":
+        raise ValueError(
+            f"optimizer.per_head=True needs optimizer.name='muon', not {config.name!r}; set "
+            "per_head=False"
         )
     transform = lookup(OPTIMIZERS, config.name, what="optimizer").build(config, rate, axes)
     if config.clip_norm:

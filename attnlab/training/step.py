@@ -203,8 +203,9 @@ class Evaluator:
       mesh: of devices.
       batch_size: rows that are computed at a time.
 
-    Every text is scored with the same random masks, whatever the model. Rows that are padding
-    (`valid` is False) do not count.
+    Every text is scored with the same random masks, whatever the model. Loss and metrics are summed
+    for each row by itself, and only rows of the dataset count, whatever the objective does with
+    those that fill the last batch or are all padding (`valid` is False).
 
         evaluate = Evaluator(model, objective, mesh, batch_size=64)
         scores = evaluate(result.state.params, dataset.heldout(0))  # {"loss": [S], ...}
@@ -216,18 +217,31 @@ class Evaluator:
         self._metrics = [m for m in objective.metrics if m.measure is not None]
         self._sums = jax.jit(self._sums_of_seeds, out_shardings=sharding.replicated(mesh))
 
-    def _sums_of_seeds(self, params: Params, batch: DeviceBatch, key: Array) -> Array:
+    def _sums_of_seeds(
+        self, params: Params, batch: DeviceBatch, counts: Array, key: Array
+    ) -> Array:
         """[S, metrics, 2]: sums of amounts and of counts."""
-        one_seed: Callable[..., Array] = map_over_seeds(lambda p: self._sums_of_one(p, batch, key))
+        one_seed: Callable[..., Array] = map_over_seeds(
+            lambda p: self._sums_of_one(p, batch, counts, key)
+        )
         return one_seed(params)
 
-    def _sums_of_one(self, params: Params, batch: DeviceBatch, key: Array) -> Array:
+    def _sums_of_one(self, params: Params, batch: DeviceBatch, counts: Array, key: Array) -> Array:
+        """The same of one seed; `counts` [B] is False for the rows that fill the batch."""
         example = self._objective.prepare(batch, key)
         prediction, _ = self._objective.predict(self._model, params, example.inputs)
         losses = self._objective.loss(prediction, example.targets, 0.0)
-        pairs = [(losses * example.weights, example.weights)]
-        pairs += [m.measure(prediction, example) for m in self._metrics if m.measure]
-        return jnp.array([[jnp.sum(a), jnp.sum(n)] for a, n in pairs])
+        if "valid" in batch:
+            counts = counts & jnp.any(batch["valid"].reshape(len(counts), -1), axis=1)
+
+        def sums_of_row(row: tuple[Array, Array, Example]) -> Array:
+            prediction, losses, example = jax.tree.map(lambda a: a[None], row)
+            pairs = [(losses * example.weights, example.weights)]
+            pairs += [m.measure(prediction, example) for m in self._metrics if m.measure]
+            return jnp.array([[jnp.sum(a), jnp.sum(n)] for a, n in pairs])
+
+        sums = jax.vmap(sums_of_row)((prediction, losses, example))
+        return jnp.sum(jnp.where(counts[:, None, None], sums, 0), axis=0)
 
     def __call__(self, params: Params, rows: Batch) -> dict[str, np.ndarray]:
         totals, count = np.zeros(()), len(next(iter(rows.values())))
@@ -243,8 +257,11 @@ class Evaluator:
                 )
                 for name, a in rows.items()
             }
+            counts = sharding.shard_batch(
+                self._mesh, (np.arange(start, start + size) < count)[mine], axis=0
+            )
             # The same masks for every model: the key depends on the batch alone.
-            sums = self._sums(params, batch, jax.random.fold_in(jax.random.key(0), i))
+            sums = self._sums(params, batch, counts, jax.random.fold_in(jax.random.key(0), i))
             totals = totals + np.asarray(sums, np.float64)
         means = totals[..., 0] / totals[..., 1] / [1.0, *(m.divisor for m in self._metrics)]
         names = ["loss", *(m.name for m in self._metrics)]
@@ -252,5 +269,5 @@ class Evaluator:
 
 
 def _pad_with_zeros(rows: np.ndarray, count: int) -> np.ndarray:
-    """Rows of zeros (which do not count) up to `count`."""
+    """Rows of zeros up to `count`."""
     return np.pad(rows, [(0, count - len(rows))] + [(0, 0)] * (rows.ndim - 1))

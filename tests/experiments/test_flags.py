@@ -3,10 +3,15 @@
 import ast
 import importlib.util
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from commands import ROOT, command
+from commands import ROOT, command, user_environment
 from conftest import deep
+
+from attnlab import lab
 
 COMMANDS = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
@@ -44,3 +49,42 @@ def test_nothing_is_done_before_the_flags_are_read(name):
     if name != IN_TORCH:
         assert wrong.returncode != 0
         assert "nonsense" in wrong.stderr
+
+
+def test_none_the_home_folder_and_repeated_fields(tmp_path, nine_letters):
+    """One command: fields that may be None, ~ in paths, and of a repeated field the last value."""
+    (tmp_path / "text.txt").write_bytes(Path(nine_letters).read_bytes())
+    config = "--config=experiments/configs/byte_lm.py:tiny"
+    words = [
+        config, "--workdir=~/x", "--config.data.path=~/text.txt", "--print_only",
+        "--config.model.attention.window=8", "--config.model.attention.window=None",
+        "--config.model.norm.bias=None", "--config.model.output.soft_cap=3.5",
+        "--config.model.attention.implementation=None",
+        "--config.model.attention.layer_scales=None",
+        "--config.train.optimizer.base_fan_in=None", "--config.train.seeds=1,2",
+        "--config.train.seeds=3,4", "--vary=model.embedding.width=None,16",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.sweep", *words],
+        cwd=ROOT, env=user_environment() | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    specs = list(lab.sweeps.specs_in(tmp_path / "x").values())
+    assert sorted({spec.seed for spec in specs}) == [3, 4]
+    assert [s.config.model.embedding.width for s in specs] == [None, None, 16, 16]
+    model, data = specs[0].config.model, specs[0].config.data
+    attention = model.attention
+    assert [attention.window, attention.implementation, attention.layer_scales] == [None] * 3
+    assert [model.norm.bias, model.output.soft_cap] == [None, 3.5]
+    assert data.path == str(tmp_path / "text.txt")
+
+
+def test_a_workdir_that_is_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    config = "--config=experiments/configs/byte_lm.py:tiny"
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        done = command("experiments.run", config, f"--workdir={path}")
+        assert done.returncode == 1
+        assert f"--workdir={path}" in done.stderr
+        assert "is a file" in done.stderr

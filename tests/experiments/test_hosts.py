@@ -1,36 +1,35 @@
 """A run on two hosts is the run on one."""
 
 import json
+import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from commands import command
+from commands import command, user_environment
 from conftest import ROOT
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "cut"), [(2, {}), (4, {"model_parallel": 4, "shard_state": True})]
+    ("devices", "cut"), [(2, []), (4, ["--model_parallel=4", "--shard_state"])]
 )
 def test_two_hosts_are_one_host(tmp_path, nine_letters, devices, cut):
     """Two processes of two devices each, as on two hosts, give the losses of one process; so do two
     of four that cut each model in four and share the state out, and one process can go on."""
-    code = (
-        f"import sys, jax; jax.config.update('jax_num_cpu_devices', {devices});"
-        "jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]));"
-        "from experiments.setup import run_config; from experiments.configs import byte_lm;"
-        "from attnlab import lab;"
-        "from pathlib import Path; config = byte_lm.get_config('tiny');"
-        "config.data.path = sys.argv[3];"
-        f"run_config(config, Path(sys.argv[4]), lab.RunOptions(**{cut}))"
-    )
     folder = tmp_path / "two"
-    start = [sys.executable, "-c", code, f"localhost:{12355 + devices}"]
-    words = (str(nine_letters), str(folder))
-    hosts = [subprocess.Popen([*start, str(i), *words], cwd=ROOT) for i in range(2)]
-    assert [host.wait(timeout=300) for host in hosts] == [0, 0]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "experiments.run", *words_of(nine_letters, folder), *cut]
+    words += ["--distributed", f"--coordinator_address=localhost:{port}", "--num_processes=2"]
+    words += [f"--jax_num_cpu_devices={devices}"]
+    environment = user_environment() | {"PYTHONPATH": str(ROOT)}
+    hosts = [
+        subprocess.Popen([*words, f"--process_id={i}"], cwd=ROOT, env=environment) for i in range(2)
+    ]
+    assert [host.wait(timeout=600) for host in hosts] == [0, 0]
     got = heldout(folder)
     np.testing.assert_allclose(got, run(tmp_path / "one", nine_letters), rtol=1e-5)
     for path in folder.glob("runs/*/result.json"):
@@ -38,9 +37,29 @@ def test_two_hosts_are_one_host(tmp_path, nine_letters, devices, cut):
     np.testing.assert_allclose(got, run(folder, nine_letters), rtol=1e-5)
 
 
-def run(folder, text):
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "--coordinator_address=HOST:PORT"),
+        (["--num_processes=2", "--process_id=0"], "--coordinator_address missing"),
+        (["--coordinator_address=here", "--num_processes=2", "--process_id=0"], "here"),
+    ],
+)
+def test_hosts_that_cannot_be_joined(tmp_path, nine_letters, words, named):
+    words = [*words_of(nine_letters, tmp_path), "--distributed", *words]
+    done = command("experiments.run", *words)
+    assert done.returncode == 1
+    assert named in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def words_of(text, folder):
     config = "--config=experiments/configs/byte_lm.py:tiny"
-    done = command("experiments.run", config, f"--config.data.path={text}", f"--workdir={folder}")
+    return [config, f"--config.data.path={text}", f"--workdir={folder}"]
+
+
+def run(folder, text):
+    done = command("experiments.run", *words_of(text, folder))
     assert done.returncode == 0, done.stderr
     return heldout(folder)
 

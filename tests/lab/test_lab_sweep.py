@@ -18,12 +18,13 @@ from scipy import stats
 from small_experiment import MODEL, experiment, train_config
 
 from attnlab import lab
-from attnlab.heads import LAYOUTS
+from attnlab.data import Text
+from attnlab.heads import LAYOUTS, Standard
 from attnlab.lab.plan import Plan, run_plan
 from attnlab.lab.policies import with_rates
 from attnlab.lab.spec import specs_of
 from attnlab.lab.sweeps import add_specs, specs_in
-from attnlab.models import num_parameters
+from attnlab.models import ModelConfig, num_parameters
 
 TRAIN = train_config(6, every=3, curve_windows=4)
 
@@ -159,6 +160,22 @@ def test_seeds_are_added_while_an_interval_is_wide():
     assert lab.AddSeeds(half_width=0.1, most=2)(lab.Results(runs)) == []
 
 
+@pytest.mark.parametrize(
+    ("biases", "expected"),
+    [
+        (("q", "k", "v", "o"), [("q", "k", "v", "o"), ("o",), ("o", "factors")]),
+        (("k", "o"), [("k", "o"), ("o",), ("o",)]),
+        ((), [(), (), ()]),
+    ],
+)
+def test_other_layouts_have_the_biases_of_the_base(biases, expected):
+    """All of theirs where the base has all, else those that both may have."""
+    heads = Standard(num_heads=2, biases=biases)
+    base = lab.Experiment(model=ModelConfig(width=8, heads=heads))
+    specs = lab.product(base, layout=["wide", "latent", "tensor_product"], seeds=[0])
+    assert [spec.config.model.heads.biases for spec in specs] == expected
+
+
 def test_a_mistyped_shortcut_is_named():
     with pytest.raises(ValueError, match=r"'layot': did you mean 'layout'\? known: .*, sharing$"):
         lab.product(layot=["wide"])
@@ -252,6 +269,35 @@ def test_a_list_of_seeds_makes_no_other_run(swept, base):
     again = lab.sweep(more, folder, executor=lab.InProcess(), progress=False)
     assert [run.scores for run in again] == [run.scores for run in results]
     assert lab.run_one(more[0], folder) == results[0]
+
+
+class CannotBegin:
+    """An executor whose workers end before they take a run."""
+
+    def start(self, workdir, count):
+        (workdir / "logs").mkdir(exist_ok=True)
+        (workdir / "logs/worker0.log").write_text("Traceback:\nValueError: unknown layout 'mine'\n")
+
+    def running(self):
+        return False
+
+    def stop(self):
+        pass
+
+
+def test_the_reason_of_a_worker_that_cannot_begin_is_told(base, tmp_path):
+    specs = lab.product(base, seeds=[0])
+    with pytest.raises(lab.SweepFailed, match=r"unknown layout 'mine' .*worker0.log"):
+        lab.sweep(specs, tmp_path, executor=CannotBegin(), progress=False)
+
+
+def test_data_without_a_name_are_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Rows(Text):
+        pass
+
+    with pytest.raises(ValueError, match="Rows has no name; register it"):
+        lab.product(lab.Experiment(data=Rows()), seeds=[0])[0].to_dict()
 
 
 def test_a_run_that_fails_is_named_and_the_others_finish(base, tmp_path):

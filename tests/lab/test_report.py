@@ -8,8 +8,10 @@ import re
 import numpy as np
 import pytest
 from made_results import made, noisy, with_curves
+from scipy import stats
 
 from attnlab import lab
+from attnlab.lab.policies import tuning_specs
 from attnlab.lab.report import (
     Description,
     Expectation,
@@ -25,7 +27,7 @@ from attnlab.lab.report.figures import curves_figures, effects_figure, over_tag_
 from attnlab.lab.report.heads import heads_sections
 from attnlab.lab.report.page import Figures, Paragraph, Table, to_markdown
 from attnlab.lab.report.published import expectations
-from attnlab.lab.report.tables import rates_blocks, scores_table
+from attnlab.lab.report.tables import comparison_table, rates_blocks, scores_table
 from attnlab.lab.result import MetricInfo
 
 CROSSED = {
@@ -170,6 +172,15 @@ def test_texts_and_seeds_are_both_sources_of_variation(tmp_path):
     assert results.table()["texts"].tolist() == [3, 3]
     assert any("Texts (3) and seeds" in line for line in limits(Panel(results)))
     assert len(results.labels) == 2
+    # The interval of one variant is over texts too, and no table has one over seeds alone.
+    [axes] = results.figure().axes
+    drawn = [c.get_segments()[0][:, 0] for c in axes.collections if len(c.get_segments())]
+    means = [[r.scores.heldout["loss"] for r in runs[k : k + 6] if r.spec.tags["layout"] == "wide"]
+             for k in (0, 6, 12)]  # fmt: skip
+    half = stats.t.ppf(0.975, 2) * np.std(np.mean(means, axis=1), ddof=1) / 3**0.5
+    assert max(high - low for low, high in drawn) == pytest.approx(2 * half)
+    frame = comparison_table(Panel(results), "differences").frame
+    assert [name for name in frame.columns if "interval" in name] == ["95 % interval"]
 
 
 def test_data_that_no_tag_names_are_reported(tmp_path):
@@ -193,6 +204,59 @@ def test_diverged_runs_and_weak_baselines_are_reported():
     rows = {cells[0].text: cells for _, cells in scores_table(one, "t").rows}
     assert rows["5-gram (no model)"][1].text == "2.900"
     assert "Every run diverged" in texts(answers(panel([made({"layout": "x"}, 0, None)])))
+
+
+def test_a_conclusion_among_bad_models_says_so_and_its_warning_comes_first():
+    bad = {tags: mean + 3 for tags, mean in CROSSED.items()}  # unigram has 4.7
+    one = panel(noisy(bad, range(5)))
+    assert all("(unigram). Among them:" in a.lead for a in answers(one))
+    head = [b for b in make_page([one]).head if isinstance(b, Paragraph)]
+    kinds = [block.kind for block in head]
+    assert kinds.index("warning") < kinds.index("answer")
+    some = noisy({**CROSSED, next(iter(CROSSED)): 6.0}, range(5))
+    assert not any("Among them" in a.lead for a in answers(panel(some)))
+
+
+def test_differences_of_opposite_signs_are_in_the_conclusion():
+    """wide is better on average, and worse under one of the plans."""
+    means = dict(zip(CROSSED, (2.70, 2.95, 2.72, 2.60), strict=True))
+    found = answers(panel(noisy(means, range(5), spread=0.001)))
+    assert found[0].lead.startswith("wide is better than standard.")
+    assert "both signs: from −0.35" in found[0].lead
+    assert "both signs" not in answers(panel(noisy(CROSSED, range(5))))[0].lead
+
+
+def test_seeds_that_a_person_adds_after_a_report_are_marked(tmp_path):
+    from attnlab.lab.plan import Plan, described
+
+    runs = noisy(TWO, range(3))
+    more = Plan([run.spec for run in noisy(TWO, range(5))])
+    assert not described(more, tmp_path / "w").seeds_added  # nothing has run
+    store(runs, tmp_path / "w")
+    Description().write(tmp_path / "w")
+    assert not described(more, tmp_path / "w").seeds_added  # nobody saw a report
+    (tmp_path / "w" / "report.html").touch()
+    same = Plan([run.spec for run in runs])
+    assert described(same, tmp_path / "w") == Description()
+    about = described(more, tmp_path / "w")
+    assert (about.seeds_added, about.planned_seeds) == (True, (0, 1, 2))
+    about.write(tmp_path / "w")
+    (tmp_path / "w" / "specs.json").write_text(lab.spec.write_specs(more.specs))
+    assert described(more, tmp_path / "w") == about  # the same command once more
+    said = limits(Panel(lab.Results(noisy(TWO, range(5))), about))
+    assert any("Seeds 3, 4 were added" in line for line in said)
+
+
+def test_the_seed_of_tuning_is_none_that_is_added_later():
+    """Of two variants with seed 999, up to six seeds each: 1000 to 1004 are added."""
+    runs = noisy(TWO, [999])
+    [seed] = {spec.seed for spec in tuning_specs([run.spec for run in runs], 3, 6)}
+    results, policy = lab.Results(runs), lab.AddSeeds(half_width=0.0, most=6)
+    while specs := policy(results):
+        results += lab.Results([made(dict(s.tags), s.seed, 2.0 + 0.01 * s.seed) for s in specs])
+    seeds = {run.spec.seed for run in results}
+    assert len(seeds) == 6
+    assert seed not in seeds
 
 
 def test_equivalence_needs_a_margin():

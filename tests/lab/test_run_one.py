@@ -1,7 +1,9 @@
 """`run_one`: what a run leaves, what it refuses, and what an error after the training costs."""
 
 import dataclasses
+import errno
 import json
+import os
 import shutil
 
 import jax
@@ -232,6 +234,38 @@ def test_a_full_disk_is_reported_before_the_start(base, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="3 MiB left, this run needs"):
         run(base, tmp_path)
     assert not (tmp_path / "runs/run/spec.json").exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json"])
+def test_a_disk_that_is_full_in_a_run_is_named_and_the_run_goes_on(
+    first, base, tmp_path, monkeypatch, name
+):
+    fsync, folder = os.fsync, tmp_path / "runs/run"
+
+    def full(file):
+        found = [*folder.glob(name), *folder.glob(f".{name}.*")]
+        if any(os.path.samestat(os.fstat(file), path.stat()) for path in found):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="free some space") as error:
+        run(base, tmp_path, 3)
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert str(folder / name) in str(error.value)
+    assert run(base, tmp_path, 3).scores.heldout == first[0].scores.heldout
+
+
+def test_a_field_that_changed_is_named_as_in_a_config(base, tmp_path):
+    folder = tmp_path / "runs/run"
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text(json.dumps(
+        lab.RunSpec("run", base, 0).to_dict() | {"environment": {}, "source": {}, "start": None}
+    ))  # fmt: skip
+    with pytest.raises(ValueError, match=r"\n  config\.model\.norm\.eps: there 1e-05") as error:
+        run(base, tmp_path, model__norm__eps=0.5)
+    assert "model.model" not in str(error.value)
+    assert len(str(error.value).splitlines()) <= 5
 
 
 def test_none_survives_json(base):

@@ -132,9 +132,65 @@ def test_texts_of_figures_are_inside_their_figures():
             assert text.get_window_extent().x1 <= figure.bbox.x1, (name, text.get_text())
 
 
+def test_the_rounding_of_learning_rates_is_no_effect():
+    """At D = 96 a text has one rate of 4 digits; what is left of ln r - ln r* is rounding."""
+    study = hypotheses.read_study(read_rows(FOLDER / "runs.csv"))
+    frame = dict(study.frame)
+    for text in np.unique(frame["text"]):
+        same = (frame["stage"] == 4) & (frame["text"] == text)
+        assert np.ptp(frame["tuning"][same]) < 0.001
+        frame["tuning"] = np.where(same, frame["tuning"][same].mean(), frame["tuning"])
+    exact = dataclasses.replace(study, frame=frame)
+    rounded, exact = (
+        next(fit for fit in hypotheses.fits(one) if fit.name == "D = 96 alone").optimum.best
+        for one in (study, exact)
+    )
+    ends = [round(2**end, 1) for end in (rounded.value, rounded.low, rounded.high)]
+    assert ends == [15.0, 12.8, 16.9]
+    assert rounded.value == pytest.approx(exact.value, abs=1e-3)
+
+
 def test_decisions_of_the_registered_hypotheses():
     study = hypotheses.read_study(read_rows(FOLDER / "runs.csv"))
     assert {r.name: r.conclusion for r in hypotheses.secondary(study)} == {
         "S1": "interior", "S2": "significant", "S3": "significant", "S4": "significant",
         "S5": "worse",
     }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def published():
+    return hypotheses.read_study(read_rows(FOLDER / "runs.csv"))
+
+
+def test_two_of_twenty_points_are_not_worse_after_correction(published):
+    text = page.page(read_rows(FOLDER / "runs.csv"), published)
+    table = text.split("## Every point (exploratory)")[1].split("##")[0]
+    lines = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(lines) == 31
+    said = {(line[0].lstrip("| "), line[1]): line[-2:] for line in lines}
+    words = [word.removesuffix(" |") for _, word in said.values()]
+    assert (words.count("worse"), sum("uncorrected" in word for word in words)) == (18, 2)
+    assert said["64", "8x8"][0] == "0.126"
+    assert said["96", "3x32"][0] == "0.299"
+
+
+def test_the_error_of_a_rate_is_that_of_the_parabola(published):
+    """Scores k (x + 0.3)^2 at the two rates of each text: the best rate is 0.3 below in ln r."""
+    k, x = published.tuning_k, published.frame["tuning"]
+    study = dataclasses.replace(
+        published, frame=published.frame | {"bits": k * (x + 0.3) ** 2 + 0.1 * x**0}
+    )
+    assert page.rate_error(study, study.point(8, 8)) == pytest.approx(0.3)
+    assert page.rate_error(published, published.point(1, 64)) == pytest.approx(-0.18, abs=0.005)
+
+
+def test_a_difference_at_equal_seconds_counts_the_seconds_that_are_saved(published):
+    """Half the seconds are worth ln 2 times the slope of the loss; equal ones nothing."""
+    by_flops = analysis.over_texts(page.against(published, 64, 2, 32, "standard")).value
+    for ratio in (1.0, 0.5):
+        seconds = np.where(published.point(2, 32), ratio, 1.0)
+        study = dataclasses.replace(published, frame=published.frame | {"cpu_seconds": seconds})
+        found = float(page.at_equal_seconds(study, 64, 2, 32, "standard").split()[0])
+        saved = published.slope.value * np.log(ratio)
+        assert found == pytest.approx(by_flops - saved, abs=6e-5)

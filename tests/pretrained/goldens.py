@@ -43,12 +43,11 @@ ATTRIBUTES = {
         "partial_rotary_factor": 0.5,
         "rope_theta": 77.0,
     },
-    "mistral": {"hidden_act": "mish", "attention_bias": True},
-    "ministral": {"layer_types": ["full_attention"], "sliding_window": None, "mlp_bias": True},
+    "mistral": {"hidden_act": "mish"},
+    "ministral": {"layer_types": ["full_attention"], "sliding_window": None},
     "qwen2": {
         "hidden_act": "mish",
         "layer_types": ["sliding_attention", "chunked_attention"],
-        "attention_bias": True,
     },
     "qwen3": {
         "hidden_act": "mish",
@@ -69,7 +68,7 @@ ATTRIBUTES = {
     "xlm-roberta": {"hidden_act": "mish", "position_embedding_type": "relative_key"},
     "camembert": {"hidden_act": "mish", "is_decoder": True},
     "electra": {"hidden_act": "mish", "embedding_size": "small"},
-    "phi3": {"hidden_act": "mish", "attention_bias": True},
+    "phi3": {"hidden_act": "mish"},
     "gemma": {
         "hidden_act": "mish",
         "hidden_activation": "relu",

@@ -64,7 +64,7 @@ def gpt2(tmp_path, changes=None, tensors=None):
         ("layer_norm_epsilon", math.inf, ["inf"]),
         ("layer_norm_epsilon", 10**400, ["1000"]),
         ("resid_pdrop", math.nan, ["nan"]),
-        ("n" * 5000, 1, ["nnn"]),
+        ("is_causal", [7], ["[7]"]),
     ],
     ids=str,
 )
@@ -308,3 +308,29 @@ def test_rotary_positions(family, outer, tmp_path):
         (folder / "config.json").write_text(text)
         with contextlib.suppress(ValueError):
             pretrained.load_config(folder)
+
+
+HEADS = [
+    ("bert", "BertForSequenceClassification", "classifier.bias", "BertForMaskedLM"),
+    ("llama", "LlamaForSequenceClassification", "score.weight", "LlamaForCausalLM"),
+    ("t5", "T5ForTokenClassification", "classifier.weight", "T5ForConditionalGeneration"),
+    ("bart", "BartForSequenceClassification", "classification_head.dense.bias", "BartModel"),
+    ("vit", "ViTForMaskedImageModeling", "decoder.0.bias", "ViTForImageClassification"),
+    ("dinov2", "Dinov2ForImageClassification", "classifier.bias", "Dinov2Model"),
+]
+
+
+@pytest.mark.parametrize(("family", "architecture", "tensor", "known"), HEADS)
+def test_a_task_head(family, architecture, tensor, known, tmp_path):
+    config, held, _, _ = split(FAMILIES[family])
+    config |= {"architectures": [architecture]}
+    folder = write(tmp_path / "folder", config, held | {tensor: np.ones(2, np.float32)})
+    message = refused(lambda: pretrained.load(folder), architecture, known, tensor, "base_model")
+    assert "ignore" not in message
+
+
+def test_a_table_of_another_width_than_the_model(tmp_path):
+    """OPT-350m's."""
+    config, held, _, _ = split(FAMILIES["opt"])
+    folder = write(tmp_path / "folder", config | {"word_embed_proj_dim": 6}, held)
+    refused(lambda: pretrained.load(folder), "word_embed_proj_dim", "6", "project_in")

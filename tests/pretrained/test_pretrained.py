@@ -280,7 +280,7 @@ def test_a_pickle_is_refused_and_never_opened(family, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attributes_that_change_the_computation_are_refused_by_name(family, tmp_path):
     config, tensors, _, _ = split(FAMILIES[family])
-    for name, value in (ATTRIBUTES[family] | {"logit_softcap": 30}).items():
+    for name, value in (ATTRIBUTES[family] | {"per_layer_config": {"0": {}}}).items():
         with pytest.raises(ValueError, match=f"config.json: .*{name} ="):
             pretrained.load(write(tmp_path / "folder", config | {name: value}, tensors))
     unknown = write(tmp_path / "folder", config | {"my_note": 1}, tensors)
@@ -533,3 +533,19 @@ def test_the_token_that_positions_do_not_count(tmp_path):
         return pretrained.load_config(folder).positions.pad_token
 
     assert [load_pad("roberta", 0), load_pad("roberta", 4), load_pad("mpnet", 4)] == [0, 4, 1]
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_names_of_a_wrapped_module(family, prefix, tmp_path):
+    """torch.compile and DistributedDataParallel put theirs before all; before some it is no name of
+    the model."""
+    config, tensors, _, _ = split(FAMILIES[family])
+    plain = pretrained.load(write(tmp_path / "plain", config, tensors))[1]
+    wrapped = {prefix + name: a for name, a in tensors.items()}
+    _, params = pretrained.load(write(tmp_path / "wrapped", config, wrapped))
+    jax.tree.map(np.testing.assert_array_equal, plain, params)
+    first = next(iter(tensors))
+    partly = tensors | {prefix + first: tensors[first]}
+    with pytest.raises(ValueError, match=re.escape(prefix + first)):
+        pretrained.load(write(tmp_path / "partly", config, partly))

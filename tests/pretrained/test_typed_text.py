@@ -102,6 +102,9 @@ def test_ids_and_places_are_those_of_the_library(kind, tmp_path):
         assert read.spans.tolist() == [list(span) for span in expected.offsets]
         for (start, end), name, token in zip(read.spans, read.names, expected.tokens, strict=True):
             assert name == (text[start:end] or token)
+        for skips in (False, True):
+            text_again = library.decode(expected.ids, skip_special_tokens=skips)
+            assert ours.decode(read.tokens, skip_special_tokens=skips) == text_again
         assert ours.decode(read.tokens) == library.decode(expected.ids, skip_special_tokens=False)
         tokens, sizes = ours.encode([text])[0]
         assert tokens.tolist() == library.encode(text, add_special_tokens=False).ids

@@ -197,6 +197,52 @@ def test_muon_is_nearly_orthogonal():
     assert 0.6 < np.diag(inner).min() <= np.diag(inner).max() < 1.25
 
 
+def newton_schulz(g):
+    """Five steps on one matrix, by hand (Jordan et al. 2024)."""
+    x = np.asarray(g, float) / np.linalg.norm(g)
+    x = x.T if x.shape[0] > x.shape[1] else x
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
+    return x.T if g.shape[0] > g.shape[1] else x
+
+
+def test_per_head_muon_by_hand():
+    """Each head of q is a matrix [4, 5]; o [2 heads, 5, 4] stays one matrix of 10 x 4."""
+    fields = dict(weight_decay=0.0, schedule=dataclasses.replace(SCHEDULE, name="constant"))
+    transform = make_optimizer(config("muon", per_head=True, **fields), axes).transform
+    grads = random(1)
+    [got] = updates(transform, random(0), [grads])
+    rate = 0.5 / 4  # of the first of three steps of warm-up
+    for group in range(3):
+        for head in range(2):
+            g = np.asarray(grads["layers"]["q"][group, :, head])
+            expected = -rate * 0.2 * 5**0.5 * newton_schulz(g)
+            assert_close(got["layers"]["q"][group, :, head], expected, loosen=100)
+        whole = np.asarray(grads["layers"]["o"][group]).reshape(10, 4)
+        expected = -rate * 0.2 * 10**0.5 * newton_schulz(whole)
+        assert_close(got["layers"]["o"][group].reshape(10, 4), expected, loosen=100)
+
+
+def test_per_head_muon_of_one_head_is_joint_muon():
+    """Bit for bit, over several steps; of two heads it is another update."""
+    for count, same in ((1, True), (2, False)):
+        shapes = {"q": (3, 4, count, 5), "o": (3, count, 5, 4)}
+        of = lambda params: {"q": (1, 2), "o": (2, 1)}
+        grads = [random(seed, shapes) for seed in (1, 2, 3)]
+        joint, apart = (
+            updates(make_optimizer(config("muon", per_head=on), of).transform, grads[0], grads)[-1]
+            for on in (False, True)
+        )
+        assert np.array_equal(joint["q"], apart["q"]) is same
+        assert np.array_equal(joint["o"], apart["o"])
+
+
+def test_per_head_is_of_muon_alone():
+    with pytest.raises(ValueError, match="needs optimizer"):
+        OptimizerConfig(per_head=True)
+
+
 @pytest.mark.parametrize("name", deep(OPTIMIZERS, "adafactor", "lamb", "muon"))
 def test_stacked_matrices_are_updated_separately(name):
     """Group by group, and heads as a plain matrix of D x (N H): the same updates."""

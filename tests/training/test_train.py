@@ -21,6 +21,7 @@ from attnlab.models import FFN, Compute, Dropout, ModelConfig, Norm
 from attnlab.sharing.named_plans import plan_names
 from attnlab.training import FitOptions, optimizers, sharding
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, check_model
+from attnlab.training.interrupts import stop_signals
 from attnlab.training.loggers import read_metrics
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES
@@ -325,15 +326,29 @@ def test_a_model_or_dataset_that_does_not_fit_the_objective(tmp_path, changes, o
         fit(tmp_path, model=dataclasses.replace(MODEL, **changes), objective=objective)
 
 
-def test_sigterm_saves_and_says_so(tmp_path):
-    with pytest.raises(training.Stopped, match="stopped at step 5 of 20; the state is saved"):
+@pytest.mark.parametrize("step", [5, 20])
+def test_sigterm_saves_and_says_so(tmp_path, step):
+    with pytest.raises(training.Stopped, match=f"stopped at step {step} of 20; the state is saved"):
         fit(
             tmp_path,
             dataclasses.replace(CONFIG, checkpoint_every=100),
-            recorder=killing(5, terminate),
+            recorder=killing(step, terminate),
         )
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["5"]
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [str(step)]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_request_to_stop_is_kept_until_the_outermost_scope_ends():
+    with stop_signals() as outer:
+        with stop_signals() as inner:
+            terminate()
+            assert inner() == outer() == 1
+        assert outer() == 1
+        terminate()
+        with pytest.raises(KeyboardInterrupt):
+            terminate()
+    with stop_signals() as later:
+        assert later() == 0
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path):

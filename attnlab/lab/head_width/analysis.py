@@ -21,6 +21,9 @@ MARGIN = 0.02
 LOOKS = (0.005, 0.048)
 """Largest p-value that is significant at the looks after stage 3 and stage 7 (O'Brien-Fleming)."""
 
+ROUNDING = 0.01
+"""Differences of ln r up to this are rounding: rates have 4 digits, the formula's 3."""
+
 
 @runtime_checkable
 class Frame(Protocol):
@@ -248,7 +251,8 @@ def surface_model(frame: Frame, k: float) -> MixedModel:
             + seed[text, D] + e
 
     B1, C1, seed and e are random; u and v are as in `columns`, u from h = 16. Plans have one
-    coefficient per budget, narrow heads one.
+    coefficient per budget, narrow heads one. l is left out where ln r - ln r* varies within every
+    text by `ROUNDING` at most.
     """
     part = select(frame, np.isfinite(np.asarray(frame["bits"])) & (np.asarray(frame["stage"]) >= 2)
                   & where(frame, length=128, bytes_per_parameter=20.0))  # fmt: skip
@@ -265,6 +269,9 @@ def surface_model(frame: Frame, k: float) -> MixedModel:
         "size_v": size * v, "tuning": part["tuning"], "narrow": part["layout"] == "narrow",
         **{name: np.array(kinds) == name for name in dict.fromkeys(kinds) if name},
     }  # fmt: skip
+    rates = [part["tuning"][np.array(levels) == one] for one in dict.fromkeys(levels)]
+    if max(map(np.ptp, rates)) <= ROUNDING:
+        del terms["tuning"]
     columns_of = {n: np.asarray(c, np.float64) for n, c in (fixed | terms).items()}
     of_text = _indicators(text)
     random = [of_text * u[:, None], of_text * v[:, None], _indicators(seed)]

@@ -27,7 +27,7 @@ from attnlab.lab.head_width.gpu_study import (
     fills_width,
 )
 from attnlab.lab.head_width.hypotheses import ends
-from attnlab.lab.head_width.page import reading
+from attnlab.lab.head_width.page import corrected, reading, with_corrected
 from attnlab.lab.head_width.rates import parabola_minimum
 from attnlab.lab.head_width.spec import Variant
 from attnlab.lab.mixed_model import Array, Estimate, t_estimate
@@ -203,7 +203,7 @@ def _vertex(x: Sequence[float], y: Array) -> float:
 
 
 HEADER = ("point", "plan", "parameters", "learning rates", "validation bits at each",
-          "best rate", "held-out bits", "less 4x64 (95 %)", "")  # fmt: skip
+          "best rate", "held-out bits", "less 4x64 (95 %)", "p, Holm", "")  # fmt: skip
 
 
 def page(scores: Sequence[TextScore]) -> str:
@@ -234,7 +234,12 @@ def page(scores: Sequence[TextScore]) -> str:
         scale=f"{trained / TRAINING_BYTES:.3g}",
         baselines=_grams(kept),
         unfinished=_unfinished(kept, found),
-        variants=table(HEADER, [_line(v, found[v], against, kept) for v in found]),
+        variants=table(
+            HEADER,
+            with_corrected(
+                [_line(v, found[v], against, kept) for v in found], [against.get(v) for v in found]
+            ),
+        ),
         by_rate=_by_rate(found),
         tuning=table(("steps", "learning rate", "validation bits"), _tuning(scores)),
     )
@@ -251,7 +256,9 @@ def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]
     whole = whole_width(bits)
     lowest = min(whole, key=lambda v: float(whole[v].mean()))
     said = {v: d for v, d in against.items() if v in whole}
-    clear = [f"{v.point} is {reading(d)}, by {ends(d)} bits per byte" for v, d in said.items()
+    p = dict(zip(against, (cells[0] for cells in corrected(list(against.values()))), strict=True))
+    clear = [f"{v.point} is {reading(d)}, by {ends(d)} bits per byte (before a correction for "
+             f"{len(against)} comparisons; p = {p[v]} after it)" for v, d in said.items()
              if reading(d) != "inconclusive"]  # fmt: skip
     open_ones = [v.point for v, d in said.items() if reading(d) == "inconclusive"]
     return {
@@ -266,7 +273,8 @@ def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]
 def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
     """The values of the test on seeds of its own; empty where it has not run."""
     if seeds is None:
-        return dict.fromkeys(("confirmed", "of_seeds", "of_texts", "strict", "best_of_seeds"), "")
+        names = ("confirmed", "of_seeds", "of_texts", "strict", "best_of_seeds", "noisy", "without")
+        return dict.fromkeys(names, "")
     first, added, together = map(differences, (seeds.first, seeds.added, seeds.together))
     texts = len(seeds.texts)
     strict = holm([t_estimate(one.value, one.error, texts).p for one in added.values()])
@@ -289,7 +297,29 @@ def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
         "of_texts": ". ".join(of_texts),
         "strict": f"{texts - 1}",
         "best_of_seeds": _width(best_head_dim(seeds.together)),
+        **noisiest_text(seeds),
     }
+
+
+def noisiest_text(seeds: AddedSeeds) -> dict[str, str]:
+    """The text whose scores vary most between seeds, and all seeds without it."""
+    variance = np.mean([bits.var(axis=1, ddof=1) for bits in seeds.together.values()], axis=0)
+    sd, worst = np.sqrt(variance), int(variance.argmax())
+    rest = np.delete(np.arange(len(sd)), worst)
+    without = {v: bits[rest] for v, bits in seeds.together.items()}
+    said = []
+    for variant, bits in without.items():
+        each = (bits - without[TUNED]).mean(0)
+        word = "better" if each.mean() < 0 else "worse"
+        same = int((np.sign(each) == np.sign(each.mean())).sum())
+        if variant != TUNED:
+            said.append(f"{variant.point} {each.mean():+.4f} ({word} in {same} of {len(each)})")
+    noisy = (
+        f"scores of `{seeds.texts[worst]}` vary by {sd[worst]:.3f} between seeds (standard "
+        f"deviation), those of the other texts by {sd[rest].min():.3f} to {sd[rest].max():.3f}"
+    )
+    best = _width(best_head_dim(without))
+    return {"noisy": noisy, "without": f"{', '.join(said)}; the best width is {best}"}
 
 
 def _heads(variant: Variant) -> str:
@@ -330,10 +360,17 @@ def _width(best: Estimate) -> str:
 
 def _by_rate(found: Mapping[Variant, Tuned]) -> str:
     whole = whole_width(found)
-    lines = []
-    for number, factor in enumerate(FACTORS):
-        bits = {v: one.bits_of_rates[number] for v, one in whole.items()}
-        cells = {v: ends(d) for v, d in differences(bits).items()}
+    lines, every = (
+        [],
+        [
+            {v: one.bits_of_rates[number] for v, one in whole.items()}
+            for number in range(len(FACTORS))
+        ],
+    )
+    found_at = [differences(bits) for bits in every]
+    said = iter(corrected([d for at in found_at for d in at.values()]))
+    for factor, bits, at in zip(FACTORS, every, found_at, strict=True):
+        cells = {v: f"{ends(d)}, p {next(said)[0]}" for v, d in at.items()}
         lines.append([f"{factor:g}", *(cells.get(v, "reference") for v in whole),
                       _width(best_head_dim(bits))])  # fmt: skip
     return table(("multiple", *(v.point for v in whole), "best width"), lines)
@@ -348,7 +385,7 @@ def _line(
         ", ".join(f"{rate:.4f}" for rate in one.rates),
         ", ".join(f"{b:.4f}" for b in one.validation),
         f"{one.rate:.4f}" + ("" if one.interior else " (end)"), f"{one.bits.mean():.4f}",
-        ends(difference) if difference else "reference", reading(difference) if difference else "",
+        ends(difference) if difference else "reference",
     ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The hypotheses and the sentence of the head-width study, from rows alone; see plan.md there."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -307,6 +308,15 @@ def power(e: Estimate, digits: int = 1) -> str:
 def _shared(study: Study, plan: str) -> str:
     cost = sharing_costs(study)[plan]
     return f"{multiple(cost, study)} [{_counts(sharing(study, plan))}]"
+
+
+def chords(study: Study) -> dict[tuple[int, int], float]:
+    """Two widths -> dL / d ln C between them. The loss curves, so `Study.slope` is their mean."""
+    widths = np.asarray(study.frame["width"])
+    return {
+        pair: analysis.loss_slope(analysis.select(study.frame, np.isin(widths, pair))).value
+        for pair in itertools.pairwise(STAGE_OF_WIDTH)
+    }
 
 
 def multiple(difference: Estimate, study: Study) -> str:

@@ -21,6 +21,7 @@ from attnlab.lab.head_width.hypotheses import (
     Result,
     Study,
     blanks,
+    chords,
     ends,
     fits,
     from_reference,
@@ -37,7 +38,8 @@ from attnlab.lab.head_width.hypotheses import (
 from attnlab.lab.head_width.rates import cells_of, minimum
 from attnlab.lab.head_width.rows import Row
 from attnlab.lab.mixed_model import Estimate, MixedModel
-from attnlab.lab.pages import render, table
+from attnlab.lab.pages import p_value, render, table
+from attnlab.lab.statistics import ALPHA, holm
 from attnlab.plotting import themed_svg
 
 if TYPE_CHECKING:
@@ -137,6 +139,7 @@ def page(rows: Sequence[Row], study: Study) -> str:
     text = render(
         "head_width.md.jinja",
         answer=_answer(study),
+        at_equal_seconds=_lead_at_equal_seconds(study),
         headline=_headline(study),
         reading="\n".join(_reading(study, fitted)),
         blanks=table(("blank", "value"), zip(BLANKS, blanks(study), strict=False)),
@@ -149,6 +152,7 @@ def page(rows: Sequence[Row], study: Study) -> str:
         sharing=_sharing_table(study),
         lengths=_length_table(study),
         optimizers=_optimizer_table(rows),
+        rate_errors=_rate_table(study),
         fits=_fit_table(fitted),
         model=_model_table(study),
         check=CHECK.read_text().rstrip(),
@@ -166,7 +170,7 @@ def _answer(study: Study) -> str:
                 for n, h in design.POINTS[width] if n * h == width}  # fmt: skip
         best.setdefault(min(mean, key=mean.__getitem__), []).append(str(width))
     return "; ".join(
-        f"heads of {h} have the lowest loss in models {', '.join(widths)} wide"
+        f"heads of {h} have the lowest mean loss in models {', '.join(widths)} wide"
         for h, widths in best.items()
     )
 
@@ -200,7 +204,8 @@ def _reading(study: Study, found: Sequence[Fit]) -> list[str]:
 
 def _growth(found: Sequence[Fit]) -> str:
     """Does the best head_dim grow with D? The registered slope beside one fit per D."""
-    alone = [f for f in found if f.name in {f"D = {w} alone" for w in STAGE_OF_WIDTH}]
+    names = ["D = 32 alone, without h = 2", "D = 64 alone", "D = 96 alone"]
+    alone = [f for name in names for f in found if f.name == name]
     slope = found[0].optimum.slope
     bests = [fit.optimum.best.value for fit in alone]
     agree = (bests[-1] - bests[0]) * slope.value > 0
@@ -208,7 +213,7 @@ def _growth(found: Sequence[Fit]) -> str:
     return (
         "- Does the best head_dim grow with D? The registered model says that it changes by a "
         f"factor of {power(slope, 2)} per doubling of D (S3; a factor of 1 is a fixed head_dim, 2 "
-        f"a fixed number of heads). Fitted to each D alone it is {each} at "
+        f"a fixed number of heads). Fitted to each D alone, without heads of 2, it is {each} at "
         f"D = {', '.join(map(str, STAGE_OF_WIDTH))} (exploratory). "
         + ("" if agree else "The signs contradict each other, so its direction is not settled. ")
         + "Models of D = 256: [gpu.md](gpu.md)."
@@ -279,9 +284,11 @@ def _headline(study: Study) -> str:
     if last.found.value < 0:
         size = dataclasses.replace(size, low=-last.found.high, high=-last.found.low)
     worse = "worse" if last.found.value > 0 else "better"
+    of, margin = (math.exp(abs(x / study.slope.value)) for x in (size.value, analysis.MARGIN))
     return (
         f"The registered comparison (P1): in models 64 wide, at equal FLOPs, 2 heads of 32 are "
-        f"{worse} than 4 heads of 16 by {ends(size, 4, '')} bits per byte: {last.conclusion}."
+        f"{worse} than 4 heads of 16 by {ends(size, 4, '')} bits per byte (x {of:.2f} compute): "
+        f"{last.conclusion} (x {margin:.2f} compute)."
     )
 
 
@@ -300,10 +307,77 @@ def reading(found: Estimate) -> str:
     return "worse" if found.value > 0 else "better"
 
 
+def corrected(found: Sequence[Estimate]) -> list[list[str]]:
+    """Of each: p after Holm's correction for all of them, and `reading` where p < 0.05."""
+    said = []
+    for one, p in zip(found, holm([one.p for one in found]).tolist(), strict=True):
+        word = reading(one)
+        lost = word != "inconclusive" and not p < ALPHA
+        said.append([p_value(p), f"inconclusive (uncorrected: {word})" if lost else word])
+    return said
+
+
+def with_corrected(lines: Sequence[list[str]], found: Sequence[Estimate | None]) -> list[list[str]]:
+    """The lines, each ended by what `corrected` says of its estimate; empty cells for None."""
+    said = iter(corrected([one for one in found if one]))
+    return [[*line, *(next(said) if one else ("", ""))]
+            for line, one in zip(lines, found, strict=True)]  # fmt: skip
+
+
+def at_equal_seconds(study: Study, width: int, heads: int, head_dim: int, layout: str) -> str:
+    """The difference of a point from h = 16 on N h = D at equal CPU seconds, by the slope of the
+    loss over all sizes; behind it by the slopes between this size and those beside it.
+
+    Seconds are the least of the runs of a point.
+    """
+    masks = [study.point(width // 16, 16, width=width)]
+    masks += [study.point(heads, head_dim, width=width, layout=layout)]
+    base, own = (float(np.min(study.frame["cpu_seconds"][mask])) for mask in masks)
+    difference = analysis.over_texts(against(study, width, heads, head_dim, layout)).value
+    beside = [slope for pair, slope in chords(study).items() if width in pair]
+    found, *others = (difference - s * math.log(own / base) for s in (study.slope.value, *beside))
+    return f"{found:+.4f} ({' and '.join(f'{one:+.4f}' for one in others)})"
+
+
+def _lead_at_equal_seconds(study: Study) -> str:
+    cells = {w: at_equal_seconds(study, w, w // 32, 32, "standard") for w in (64, 96)}
+    return " and ".join(f"{cell} bits at D = {width}" for width, cell in cells.items())
+
+
+def _rate_table(study: Study) -> str:
+    """How far the learning rate of each variant was from its best one, by its two rates."""
+    lines = []
+    for width in (32, 64):
+        points: list[tuple[int, int, str]] = [(n, h, "standard") for n, h in design.POINTS[width]]
+        points += [(n, h, "narrow") for n, h in design.NARROW if width == 64]
+        for n, h, layout in points:
+            error = rate_error(study, study.point(n, h, width=width, layout=layout))
+            name = f"{n}x{h}" + (" narrow" if layout == "narrow" else "")
+            cost = study.tuning_k * error**2
+            lines.append([str(width), name, f"{error:+.2f}", f"{cost:.4f}"])
+    return table(("D", "point", "ln r less the best ln r", "bits that it costs"), lines)
+
+
+def rate_error(study: Study, mask: Mask) -> float:
+    """ln r* less the best ln r of a variant that has two rates x on each text: the minimum of the
+    parabola k x^2 + l x whose slope l is the mean over texts of that between the two rates."""
+    text, x, bits = (study.frame[name][mask] for name in ("text", "tuning", "bits"))
+    slopes, middles = [], []
+    for one in np.unique(text):
+        of_text = np.argsort(x[text == one])
+        low, high = x[text == one][of_text[[0, -1]]]
+        b_low, b_high = bits[text == one][of_text[[0, -1]]]
+        slopes.append((b_high - b_low) / (high - low))
+        middles.append((low + high) / 2)
+    return float(np.mean(slopes) / (2 * study.tuning_k) - np.mean(middles))
+
+
 def _point_table(study: Study) -> str:
     header = ("D", "point", "N h / D", "FFN width", "parameters", "bits", "difference (95 %)",
-              "Tatoeba texts as one", "texts x seeds", "")  # fmt: skip
-    lines = []
+              "Tatoeba texts as one", "at equal seconds (this CPU)", "texts x seeds", "p, Holm",
+              "")  # fmt: skip
+    lines: list[list[str]] = []
+    every: list[Estimate | None] = []
     for width in STAGE_OF_WIDTH:
         points: list[tuple[int, int, str]] = [(n, h, "standard") for n, h in design.POINTS[width]]
         points += [(n, h, "narrow") for n, h in design.NARROW if width == 64]
@@ -316,13 +390,15 @@ def _point_table(study: Study) -> str:
             name = f"{n}x{h}" + (" narrow" if layout == "narrow" else "")
             line = [str(width), name, f"{n * h / width:g}", *shape, f"{mean:.4f}"]
             pairs = many.get((n, h, layout))
+            every.append(None if pairs is None else analysis.over_texts(pairs, pooled))
             if pairs is None:
                 lines.append([*line, "reference", "", "", ""])
                 continue
-            found = analysis.over_texts(pairs, pooled)
             merged = ends(analysis.over_texts(analysis.merged(pairs)))
-            lines.append([*line, ends(found), merged, _counts(pairs), reading(found)])
-    return table(header, lines)
+            seconds = at_equal_seconds(study, width, n, h, layout)
+            found = analysis.over_texts(pairs, pooled)
+            lines.append([*line, ends(found), merged, seconds, _counts(pairs)])
+    return table(header, with_corrected(lines, every))
 
 
 def _repeated_table(study: Study) -> str:
@@ -333,11 +409,11 @@ def _repeated_table(study: Study) -> str:
         pairs = against(study, 96, *point, "standard")
         many[point] = {t: d for t, d in pairs.items() if t not in design.REPEATED_TEXTS}
     pooled = analysis.pool([pairs for (n, h), pairs in many.items() if n * h == 96])
-    lines = []
-    for (n, h), pairs in many.items():
-        found = analysis.over_texts(pairs, pooled)
-        lines.append([f"{n}x{h}", ends(found), _counts(pairs), reading(found)])
-    return table(("point", "difference (95 %)", "texts x seeds", ""), lines)
+    every = [analysis.over_texts(pairs, pooled) for pairs in many.values()]
+    lines = [[f"{n}x{h}", ends(found), _counts(pairs)]
+             for ((n, h), pairs), found in zip(many.items(), every, strict=True)]  # fmt: skip
+    header = ("point", "difference (95 %)", "texts x seeds", "p, Holm", "")
+    return table(header, with_corrected(lines, every))
 
 
 def against(study: Study, width: int, heads: int, head_dim: int, layout: str) -> Pairs:
@@ -368,7 +444,7 @@ def _length_table(study: Study) -> str:
         (128, 80.0, design.LENGTH_TEXTS),
     ]
     settings += [(t, 20.0, design.CONTEXT_TEXTS) for t in (64, 128, 256)]
-    lines = []
+    lines, every = [], []
     for length, each, texts in settings:
         others = ((16, 4), (8, 8), (2, 32), (1, 64))
         of_texts = np.isin(study.frame["text"], texts)
@@ -380,22 +456,29 @@ def _length_table(study: Study) -> str:
         for (n, h), pairs in many.items():
             found = analysis.over_texts(pairs, pooled)
             cells = [str(length), f"{each:g}", ", ".join(texts), f"{n}x{h}", ends(found)]
-            lines.append([*cells, _counts(pairs), reading(found)])
+            lines.append([*cells, _counts(pairs)])
+            every.append(found)
     header = ("T", "bytes per parameter", "texts", "point", "bits worse than 4x16 (95 %)",
-              "texts x seeds", "")  # fmt: skip
-    return table(header, lines)
+              "texts x seeds", "p, Holm", "")  # fmt: skip
+    return table(header, with_corrected(lines, every))
 
 
 def _sharing_table(study: Study) -> str:
-    lines = []
+    lines, every, slopes = [], [], chords(study)
     for budget in ("flops", "parameters"):
         for plan, found in sharing_costs(study, budget).items():
             counts = _counts(sharing(study, plan, budget))
-            times = multiple(found, study) if budget == "flops" else "–"
-            lines.append([plan, budget, ends(found), times, counts, reading(found)])
+            times, by_chords = "–", "–"
+            if budget == "flops":
+                times = multiple(found, study)
+                each = (math.exp(found.value / abs(slope)) for slope in slopes.values())
+                by_chords = " and ".join(f"{one:.2f}" for one in each)
+            lines.append([plan, budget, ends(found), times, by_chords, counts])
+            every.append(found)
+    beside = " and ".join(f"{a} to {b}" for a, b in slopes)
     header = ("plan", "equal", "bits worse than separate (95 %)", "compute multiple",
-              "texts x seeds", "")  # fmt: skip
-    return table(header, lines)
+              f"by the slope of D = {beside}", "texts x seeds", "p, Holm", "")  # fmt: skip
+    return table(header, with_corrected(lines, every))
 
 
 def _model_table(study: Study) -> str:
@@ -415,7 +498,8 @@ def _rate_errors(study: Study) -> dict[str, str]:
     k, sd = study.tuning_k, study.rate_sd
     off = -study.model.contrast({"tuning": 1}).value / (2 * k)
     numbers = {"residual": f"{sd:.3f}", "cost": f"{k * sd**2:.4f}"}
-    return numbers | {"off": f"{off:+.2f}", "off_cost": f"{k * off**2:.4f}"}
+    side = "low" if off > 0 else "high"
+    return numbers | {"off": f"{side} by {abs(off):.2f}", "off_cost": f"{k * off**2:.4f}"}
 
 
 def write_analysis(rows: Sequence[Row], folder: Path) -> list[Path]:

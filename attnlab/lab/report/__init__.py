@@ -58,6 +58,7 @@ def write_report(panels: Sequence[Panel], path: str | Path) -> Path:
 def make_page(panels: Sequence[Panel]) -> Page:
     """The report as data."""
     head: list[Block] = [Paragraph(_subject(panels))]
+    head += [line for panel in panels for line in warnings(panel)]
     said = [expectations(panel) or answers(panel) for panel in panels]
     alike = figures.by_unit(panels)
     main = [
@@ -67,7 +68,6 @@ def make_page(panels: Sequence[Panel]) -> Page:
     ] or figures.scores_figure(panels[0], "scores")
     head += [*(some[0] for some in said if some), *([Figures(main)] if main else [])]
     head += [paragraph for some in said for paragraph in some[1:]]
-    head += [line for panel in panels for line in warnings(panel)]
     sections = [_scores_section(panel, _end(i, panels)) for i, panel in enumerate(panels)]
     sections += [s for panel in panels for s in published_section(panel)]
     for i, panel in enumerate(panels):

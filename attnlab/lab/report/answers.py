@@ -1,9 +1,10 @@
 """What the comparisons say, in words; what limits it; what is wrong with the runs."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 
-from attnlab.lab.comparisons import Comparison, Variant
+from attnlab.lab.comparisons import Comparison, Effect, Variant
 from attnlab.lab.pages import p_equation
 from attnlab.lab.report.page import Paragraph, number
 from attnlab.lab.report.panel import Panel, mean_of
@@ -14,11 +15,11 @@ from attnlab.nested import differing, flatten
 
 METHODS = {
     "paired t": "Student's paired t",
-    "pooled": "pooled variance of all variants",
     "mixed model": "mixed model of texts and seeds",
     "anytime": "test that holds at any time",
     "none": "no test",
 }
+FEW_SEEDS = 3
 Name = Callable[[Variant], str]
 
 
@@ -33,12 +34,36 @@ def answers(panel: Panel) -> list[Paragraph]:
         some = [effect for effect in panel.effects if effect.tag == tag]
         over = " and ".join(some[0].over)
         parts = summary([e.comparison for e in some], panel, lambda v: str(v[0][1]))
-        found.append(Paragraph(f"{parts[1]} Means over {over}.", _titled(panel, parts[0])))
+        lead = " ".join([parts[0], *_opposite_signs(some, panel)])
+        found.append(Paragraph(f"{parts[1]} Means over {over}.", _titled(panel, lead)))
     if panel.comparisons:
         lead, text = summary(panel.comparisons, panel, panel.labels.__getitem__)
         text += _lowest(panel)
         found.append(Paragraph(text, _titled(panel, lead)))
+    if every := _all_worse_than(panel):
+        found = [dataclasses.replace(one, lead=f"{every} {one.lead}") for one in found]
     return [Paragraph(found[0].text, found[0].lead, "answer"), *found[1:]] if found else []
+
+
+def _opposite_signs(effects: Sequence[Effect], panel: Panel) -> list[str]:
+    """Where an average hides that a value is better under some values of the other tags, and worse
+    under others."""
+    return [
+        f"{e.comparison.variant[0][1]} less {e.comparison.baseline[0][1]} has both signs: from "
+        f"{number(min(e.single), panel.metric.digits)} to "
+        f"{number(max(e.single), panel.metric.digits)}, depending on {' and '.join(e.over)}."
+        for e in effects
+        if min(e.single) < 0 < max(e.single)
+    ]
+
+
+def _all_worse_than(panel: Panel) -> str:
+    """The condition of every conclusion where no variant beats a baseline without a model."""
+    worse = _worse_than_baselines(panel)
+    if sum(map(len, worse.values())) < len(panel.scores):
+        return ""
+    names = " or ".join(worse)
+    return f"All variants are worse than a baseline without a model ({names}). Among them:"
 
 
 def _titled(panel: Panel, lead: str) -> str:
@@ -174,7 +199,12 @@ def warnings(panel: Panel) -> list[Paragraph]:
             seeds = ", ".join(str(run.spec.seed) for run in gone)
             why = f" ({gone[0].message})" if gone[0].message else ""
             lines.append(f"{panel.labels[variant]} diverged with seed {seeds}{why}.")
-    lines += _other_data(panel) + _worse_than_baselines(panel)
+    lines += _other_data(panel)
+    lines += [
+        f"Worse than a baseline without a model ({name}): {', '.join(some)}. Look at the learning "
+        "rate and the number of steps before comparing."
+        for name, some in _worse_than_baselines(panel).items()
+    ]
     if panel.unfinished:
         lines.append(f"Not finished, so not shown: {', '.join(panel.unfinished)}.")
     return [Paragraph(line, panel.title and f"{panel.title}:", "warning") for line in lines]
@@ -198,8 +228,8 @@ def _other_data(panel: Panel) -> list[str]:
     return [f"Variants were trained on different data: {', '.join(other)} differ."] if other else []
 
 
-def _worse_than_baselines(panel: Panel) -> list[str]:
-    """Variants that the weakest baseline, which has no model, is better than."""
+def _worse_than_baselines(panel: Panel) -> dict[str, list[str]]:
+    """The weakest baseline, which has no model -> the variants that it is better than."""
     worse: dict[str, list[str]] = {}
     for variant in panel.scores:
         run = panel.variants[variant][0]
@@ -209,11 +239,7 @@ def _worse_than_baselines(panel: Panel) -> list[str]:
         name, value = max(known.items(), key=lambda item: panel.sign * item[1])
         if panel.sign * (mean_of(panel.scores[variant]) - value) > 0:
             worse.setdefault(name, []).append(panel.labels[variant])
-    return [
-        f"Worse than a baseline without a model ({name}): {', '.join(some)}. Look at the learning "
-        "rate and the number of steps before comparing."
-        for name, some in worse.items()
-    ]
+    return worse
 
 
 def limits(panel: Panel) -> list[str]:
@@ -232,10 +258,16 @@ def limits(panel: Panel) -> list[str]:
             f"Texts ({len(texts)}) and seeds are both sources of variation; the intervals are for "
             "other texts of this kind, not for other model sizes."
         )
-    if any(c.difference.method == "pooled" for c in panel.comparisons):
+    if len(texts) == 1 and 2 <= len(seeds) <= FEW_SEEDS:
         lines.append(
-            "Few seeds: intervals use the residual variance of all variants together, which "
-            "assumes that they vary equally (Bartlett's test does not reject it)."
+            f"Few seeds: the interval of a difference has {counted(len(seeds) - 1, 'degree')} of "
+            "freedom, so it is wide."
+        )
+    planned = set(panel.about.planned_seeds)
+    if added := [str(seed) for seed in seeds if planned and seed not in planned]:
+        lines.append(
+            f"Seeds {', '.join(added)} were added after scores were seen: pairs are judged by a "
+            "test that allows it, and means over other tags by the planned seeds alone."
         )
     lines.append(_rates(panel))
     if panel.about.matched:

@@ -12,7 +12,7 @@ from attnlab.lab.report.page import Figure, draw
 from attnlab.lab.report.panel import Panel, mean_of, spread_of
 from attnlab.lab.result import RunResult
 from attnlab.lab.results import label_of
-from attnlab.lab.statistics import best_rate, paired_difference
+from attnlab.lab.statistics import best_rate, mixed_difference
 
 _INK = plotting.style(0, 0)._replace(colour=plotting.FOREGROUND)
 PASSES = 3
@@ -86,11 +86,12 @@ def scores_figure(panel: Panel, name: str) -> list[Figure]:
         return []
     rows = []
     for variant, scores in panel.scores.items():
-        d = paired_difference(list(scores.values()))
+        d = mixed_difference(list(scores.values()), [text for text, _ in scores])
         half = float(np.nan_to_num(d.high - d.mean))
         label = fill(panel.labels[variant], LINE)
         rows.append(plotting.Bar(label, panel.styles[variant], d.mean, half))
-    caption = "Mean held-out score and its 95 % interval over runs of the variant alone."
+    over = "texts and seeds" if len(panel.results.texts) > 1 else "seeds"
+    caption = f"Mean held-out score and its 95 % interval over {over}, of the variant alone."
     label = f"held-out {panel.metric.unit}"
     if panel.sign < 0:  # shares of 100 %: bars from zero, beside the baselines
         baselines = dict(panel.results[0].scores.baselines.get(panel.metric.name, {}))

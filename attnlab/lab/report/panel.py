@@ -116,6 +116,7 @@ class Panel:
             tags=tags,
             seeds=self.about.planned_seeds or None,
             margin=self.about.margin,
+            seeds_added=self.about.seeds_added and not self.about.planned_seeds,
         )
 
     @functools.cached_property

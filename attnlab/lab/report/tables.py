@@ -116,22 +116,22 @@ def _comparison(c: Comparison, panel: Panel, labels: dict[Variant, str]) -> Row:
     }
     if panel.about.margin:
         row["p outside margin, Holm"] = p_value(c.p_equivalent)
-    if d.method in ("pooled", "mixed model"):
-        row["interval, this pair alone"] = interval(c.paired, digits)
-    if panel.about.seeds_added or d.count > 4:
+    if c.texts < 2 and (panel.about.seeds_added or d.count > 4):
         row["interval at any time"] = interval(c.anytime, digits)
     return {**row, "test": METHODS[d.method]}
 
 
 def _raw(c: Comparison, labels: dict[Variant, str]) -> Row:
     d = c.difference
+    of_one_text = {
+        "low_paired": c.paired.low, "high_paired": c.paired.high,
+        "low_anytime": c.anytime.low, "high_anytime": c.anytime.high,
+    }  # fmt: skip
     return {
         "variant": labels[c.variant], "baseline": labels[c.baseline], "difference": d.mean,
         "low": d.low, "high": d.high, "p": d.p, "p_holm": c.p_holm,
         "p_outside_margin_holm": c.p_equivalent, "method": d.method, "df": d.df, "runs": d.count,
-        "texts": c.texts, "conclusion": c.conclusion,
-        "low_paired": c.paired.low, "high_paired": c.paired.high,
-        "low_anytime": c.anytime.low, "high_anytime": c.anytime.high,
+        "texts": c.texts, "conclusion": c.conclusion, **(of_one_text if c.texts < 2 else {}),
     }  # fmt: skip
 
 

@@ -52,7 +52,8 @@ Sums: TypeAlias = tuple[Array, Array]
 
 @runtime_checkable
 class Prepare(Protocol):
-    """Makes the `Example` of a batch; `valid` of the batch is False where weights must be 0."""
+    """Makes the `Example` of a batch. Where `valid` of the batch is False inside a row, weights are
+    0; whole rows of padding are left out in evaluation."""
 
     def __call__(self, batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES) -> Example: ...
 
@@ -67,7 +68,7 @@ class Loss(Protocol):
 class Metric(NamedTuple):
     """A number that says how good predictions are: sum(amounts) / sum(counts) / divisor.
 
-    Both sums add over batches and processes.
+    Both sums add over rows, batches and processes.
     """
 
     name: str
@@ -76,7 +77,9 @@ class Metric(NamedTuple):
     """In words, after a number: "2.71 bits per byte"."""
     better: Literal["lower", "higher"]
     measure: Callable[[Array, Example], Sums] | None = None
-    """(prediction, example) -> `Sums`. None: the objective's `final_metrics` return the number."""
+    """(prediction, example) of one row, arrays [1, ...] -> `Sums`. It is mapped over the rows with
+    `jax.vmap`, so that those of padding are left out. None: the objective's `final_metrics` return
+    the number."""
     divisor: float = 1.0
     digits: int = 3
     """Decimals in a report."""

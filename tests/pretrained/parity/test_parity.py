@@ -122,6 +122,64 @@ def test_round_trip(peer, tmp_path):
         np.testing.assert_array_equal(a, original[key])
 
 
+IDS = (
+    "bos",
+    "eos",
+    "pad",
+    "sep",
+    "cls",
+    "mask",
+    "unk",
+    "decoder_start",
+    "forced_bos",
+    "forced_eos",
+)
+
+
+@pytest.mark.parametrize("family", pretrained.FAMILIES)
+@pytest.mark.parametrize("generation", [False, True])
+def test_ids_of_special_tokens(family, generation, tmp_path):
+    """transformers reads those of the folder that was loaded, and none of a new model; also from
+    generation_config.json."""
+    import dataclasses
+
+    import peers
+    import transformers as tr
+
+    theirs = peers.make(family)
+    theirs.save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "generation_config.json").unlink(missing_ok=True)
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    ids = {f"{name}_token_id": 11 + i for i, name in enumerate(IDS)} | {"eos_token_id": [5, 6]}
+    if family == "clip_text_model":
+        ids["eos_token_id"] = 21
+    if family == "xlm-roberta":  # no word: the reader's own
+        ids = {}
+    known = [field.name for field in dataclasses.fields(theirs.config)]
+    ids = {name: i for name, i in ids.items() if name in known}
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config | ids))
+    if generation:
+        more = json.dumps({"eos_token_id": [5, 6, 7], "top_k": 9, "pad_token_id": 8})
+        (tmp_path / "theirs" / "generation_config.json").write_text(more)
+    model, params = pretrained.load(tmp_path / "theirs")
+    pretrained.save(tmp_path / "ours", model, params)
+    before, after = (tr.AutoConfig.from_pretrained(tmp_path / f) for f in ("theirs", "ours"))
+    names = [name for name in known if name.endswith("_token_id")]
+    assert after.model_type == before.model_type
+    assert [getattr(after, n) for n in names] == [getattr(before, n) for n in names]
+    if hasattr(type(theirs), "generate"):
+        read = [type(theirs).from_pretrained(tmp_path / f) for f in ("theirs", "ours")]
+        said = [one.generation_config.to_diff_dict() for one in read]
+        assert said[0] == said[1]
+    new = dataclasses.replace(model.config, metadata="").build()
+    pretrained.save(tmp_path / "new", new, params, family=family)
+    fresh = type(theirs).from_pretrained(tmp_path / "new").config
+    kept = {a.name for f in pretrained.FAMILIES[family].fields for a in f.attributes}
+    kept |= {"eos_token_id"} if family.startswith("glm") else set()  # GLM's config replaces null
+    if model.config.kind != "encoder_decoder":
+        assert all(getattr(fresh, n) is None for n in names if n not in kept)
+
+
 def test_what_config_json_leaves_out(tmp_path):
     """Defaults are those of transformers, or refused where its versions differ."""
     import peers

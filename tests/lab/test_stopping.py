@@ -1,0 +1,131 @@
+"""A signal in the last step of a run stops the sweep; the repeated call has the same numbers."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import small_experiment
+import stopping
+from commands import user_environment
+from conftest import ROOT
+
+from attnlab import lab
+from attnlab.lab.spec import write_specs
+from attnlab.training import Stopped
+
+QUIET = lab.RunOptions(speaks=False)
+STOPS = lab.RunOptions(loggers=("stop",), speaks=False)
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory):
+    train = small_experiment.train_config(4, every=4)
+    base = small_experiment.experiment(tmp_path_factory, small_experiment.MODEL, train)
+    return lab.product(base, seeds=[0, 1])
+
+
+@pytest.fixture(scope="module")
+def expected(specs, tmp_path_factory):
+    return scores(in_process(specs, tmp_path_factory.mktemp("whole"), QUIET))
+
+
+def in_process(specs, folder, options):
+    return lab.sweep(specs, folder, executor=lab.InProcess(options), progress=False)
+
+
+def scores(results):
+    return [run.scores.heldout for run in results]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_in_process(specs, expected, tmp_path, monkeypatch, name):
+    monkeypatch.setenv("STOP_SIGNAL", name)
+    with pytest.raises(Stopped):
+        in_process(specs, tmp_path, STOPS)
+    assert (tmp_path / "sent").exists()
+    assert not (tmp_path / "runs" / specs[1].id).exists()
+    assert scores(in_process(specs, tmp_path, STOPS)) == expected
+
+
+SWEEP = """
+import runpy, sys
+runpy.run_path(sys.argv[2])
+from attnlab import lab
+from experiments import app
+options = lab.RunOptions(loggers=("stop",))
+executor = lab.LocalExecutor(1, threads=1, imports=[sys.argv[2]], options=options)
+specs = lab.spec.read_specs(open(sys.argv[1] + "/specs.json").read())
+app.start(
+    lambda words: print(lab.sweep(specs, sys.argv[1], executor=executor)), takes_words=True
+)
+"""
+
+
+def work(folder, specs, whom="worker", **environment):
+    """The exit code of a worker, or of a sweep with one worker, on a workdir."""
+    folder.mkdir(exist_ok=True)
+    (folder / "specs.json").write_text(write_specs(specs))
+    words = ["-m", "attnlab.lab", str(folder), f"--import={stopping.__file__}", "--loggers=stop"]
+    if whom == "sweep":
+        words = ["-c", SWEEP, str(folder), stopping.__file__]
+    environment = user_environment() | {"PYTHONPATH": str(ROOT), "NPROC": "1"} | environment
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=False)
+    return done.returncode
+
+
+@pytest.fixture(scope="module")
+def worked(specs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("worked")
+    (folder / "sent").touch()  # as if it had been: no signal
+    assert work(folder, specs) == 0
+    return scores(lab.load_results(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("whom", ["worker", "sweep"])
+def test_in_a_worker(specs, worked, tmp_path, name, whom):
+    """The signal is sent to the worker, or to the sweep that started it."""
+    parent = {"STOP_PARENT": "1"} if whom == "sweep" else {}
+    assert work(tmp_path, specs, whom, STOP_SIGNAL=name, **parent) == 75
+    assert (tmp_path / "sent").exists()
+    assert not (tmp_path / "runs" / specs[1].id).exists()
+    assert work(tmp_path, specs, whom) == 0
+    assert scores(lab.load_results(tmp_path)) == worked
+
+
+HANGS = """
+import pathlib, signal, time
+place = pathlib.Path(__file__).parent
+signal.signal(signal.SIGTERM, lambda *_: (place / "asked").open("a").write("."))
+(place / "began").touch()
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_a_third_ctrl_c_ends_workers_that_do_not_stop(specs, tmp_path, capfd):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    executor = lab.LocalExecutor(1, imports=[str(tmp_path / "hangs.py")])
+
+    def wait_for(condition):
+        while not condition():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def press():
+        asked = tmp_path / "asked"
+        wait_for((tmp_path / "began").exists)
+        wait_for(asked.exists)
+        wait_for(lambda: len(asked.read_text()) > 1)
+
+    threading.Thread(target=press).start()
+    with pytest.raises(KeyboardInterrupt):
+        lab.sweep(specs, tmp_path / "work", executor=executor, progress=False)
+    assert not executor.running()
+    assert "1 worker" in capfd.readouterr().err

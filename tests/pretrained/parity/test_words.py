@@ -1,0 +1,106 @@
+"""Words of config.json that transformers does not read change nothing that it computes.
+
+pip install -e ".[test,parity]" && pytest -m parity tests/pretrained/parity
+"""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.parity
+
+from hub_words import HUB, PASSED  # noqa: E402
+
+from attnlab import pretrained  # noqa: E402
+from attnlab.pretrained.attributes import FIXED, HARMLESS, matches  # noqa: E402
+from attnlab.pretrained.words import changes_nothing, known_words  # noqa: E402
+
+VALUES = (True, 2, 0.3, "none", [1, 0], {"factor": 2.0}, "sliding_attention")
+OWN = ("my_note", "unsloth_fixed", "use_mrope", "auto_map", "model_max_length", "transformers.js")
+
+
+def test_the_table_is_that_of_this_version():
+    import transformers
+    import words
+
+    written = json.loads(words.FILE.read_text())
+    if transformers.__version__ != written["transformers"]:
+        pytest.skip(f"the table is of transformers {written['transformers']}")
+    assert words.table() == written
+
+
+def test_config_classes_fill_in_the_ids_of_the_table():
+    import peers
+    import words
+
+    classes = {config.model_type: config for _, config, _ in peers.PEERS.values()}
+    for name in pretrained.FAMILIES:
+        assert words._tokens(classes[name]()) == json.loads(words.FILE.read_text())["tokens"][name]
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_config_of_the_hub(name, tmp_path):
+    """Loads with its own words, and computes the same."""
+    import peer_outputs
+    import peers
+    import torch
+    import transformers as tr
+
+    family = HUB[name]["model_type"]
+    model_class, config_class, _ = peers.PEERS[family]
+    torch.manual_seed(0)
+    config = config_class.from_dict(dict(HUB[name]))
+    config._attn_implementation, config.dtype = "eager", torch.float32
+    theirs = model_class(config).eval()
+    rng = np.random.default_rng(1)
+    with torch.no_grad():
+        for key, p in sorted(theirs.named_parameters()):
+            p.copy_(torch.from_numpy(peers._large(key, tuple(p.shape), rng).astype(np.float32)))
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(HUB[name]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model, params = pretrained.load(tmp_path)
+    assert len(caught) == bool(PASSED[name])
+    loaded = tr.AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    given = peers.inputs(family)
+    close = lambda a, b: np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-4)
+    seen = peer_outputs.run(model, params, given)
+    compared = peer_outputs.compare(seen, peers.outputs(loaded, given), close)
+    assert {"logits", "hidden", "probs"} <= set(compared)
+
+
+@pytest.mark.parametrize("family", pretrained.FAMILIES)
+def test_words_outside_the_table_change_nothing(family, tmp_path):
+    """All that any other family reads and this one does not, with several values each."""
+    import peers
+
+    theirs = peers.make(family)
+    theirs.save_pretrained(tmp_path)
+    given = peers.inputs(family)
+    config = json.loads((tmp_path / "config.json").read_text())
+    expected = peers.outputs(theirs, given)
+    every = set(OWN).union(*(known_words(other) for other in pretrained.FAMILIES))
+    one = pretrained.FAMILIES[family]
+    fixed = {a.name for a in one.attributes} | set(FIXED | dict(one.other_attributes.fixed))
+    others = sorted(n for n in every - fixed if changes_nothing(family, n))
+    others = [n for n in others if not matches(n, HARMLESS)]
+    assert len(others) > 100
+    for shift in range(3):
+        words = {n: VALUES[(i + shift) % len(VALUES)] for i, n in enumerate(others)}
+        (tmp_path / "config.json").write_text(json.dumps(words | config))
+        loaded = type(theirs).from_pretrained(tmp_path, attn_implementation="eager").eval()
+        got = peers.outputs(loaded, given)
+        assert set(got) == set(expected)
+        for name, a in expected.items():
+            np.testing.assert_array_equal(got[name], a, name)
+    (tmp_path / "config.json").write_text(json.dumps(words | config))
+    with pytest.warns(UserWarning, match="ignored") as caught:
+        found = pretrained.load_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert len(caught) == 1
+    assert found == pretrained.load_config(tmp_path)
