@@ -60,6 +60,7 @@ from attnlab.attention.scores import (
     scaled_scores,
     weighted_sum,
 )
+from attnlab.eager import KEPT, is_eager
 from attnlab.remat import save_for_backward
 
 
@@ -85,7 +86,8 @@ def blockwise(call: Call, limits: BlockLimits = DEFAULT_LIMITS) -> AttentionOutp
             leaves,
         ),
     )
-    output, residual = _attend(blocks, *same_varying_axes(arrays))
+    run = _program(blocks) if is_eager(arrays) else functools.partial(_attend, blocks)
+    output, residual = run(*same_varying_axes(arrays))
     output, residual = output[:, :t], residual[:, :t, :, 0]
     if settings.sink is not None:
         output, residual = add_sink(output, residual, settings.sink)
@@ -220,6 +222,12 @@ def _attend(
 ) -> tuple[Array, Array]:
     """Output and log sum exp, in blocks."""
     return _forward(blocks, query, key, value, inputs)[0]
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _program(blocks: Blocks) -> Callable[..., tuple[Array, Array]]:
+    """`_attend` of calls outside of `jit`, where its loops would be compiled anew each time."""
+    return jax.jit(functools.partial(_attend, blocks))
 
 
 def _forward(
