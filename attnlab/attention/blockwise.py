@@ -155,7 +155,7 @@ def _block_scores(blocks: Blocks, q: Array, k: Array, inputs: ScoreInputs, at: P
 
 
 def _hidden(x: Array, inputs: ScoreInputs, at: Place) -> Array:
-    """The scores of a block, `lowest` where they are hidden."""
+    """The scores of a block, -inf where they are hidden."""
     axis = 2 if at.flip else 3
     shape = tuple(d if i == axis else 1 for i, d in enumerate(x.shape))
     key = at.starts[3] + lax.broadcasted_iota(jnp.int32, shape, axis)
@@ -310,7 +310,7 @@ def _nothing(q: Array, k: Array, v: Array) -> _Sums:
     """Of rows that have met no key yet."""
     zero = jnp.zeros_like(q, accumulation_dtype(q, k))[..., :1]
     output = jnp.broadcast_to(zero, (*zero.shape[:-1], v.shape[-1]))
-    return _Sums(zero + lowest(zero.dtype) / 2, zero, output)
+    return _Sums(zero + lowest(zero.dtype), zero, output)
 
 
 # Backward

@@ -38,22 +38,22 @@ def scaled_scores(
 
 
 def hide(scores: Array, allowed: Array | None) -> Array:
-    """The scores, `lowest` where they are hidden: finite, and below all that `row_max` returns."""
-    return scores if allowed is None else jnp.where(allowed, scores, lowest(scores.dtype))
+    """The scores, -inf where they are hidden."""
+    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
 
 
 def lowest(dtype: npt.DTypeLike) -> float:
-    """The value of a hidden score."""
-    return -float(np.finfo(np.dtype(dtype)).max) / 2
+    """The smallest finite score."""
+    return float(np.finfo(np.dtype(dtype)).min)
 
 
 def row_max(scores: Array) -> Array:
-    """The largest score of a row, at least lowest / 2, so that exp(hidden - max) is always 0.
+    """The largest score of a row, finite where all are -inf, so that exp(-inf - max) is always 0.
 
     A constant for the gradient: the softmax does not depend on it.
     """
     top = jnp.max(scores, axis=-1, keepdims=True)
-    return jax.lax.stop_gradient(jnp.maximum(top, lowest(scores.dtype) / 2))
+    return jax.lax.stop_gradient(jnp.maximum(top, lowest(scores.dtype)))
 
 
 def weighted_sum(weights: Array, value: Array) -> Array:
@@ -74,6 +74,7 @@ def add_sink(output: Array, residual: Array, sink: Array) -> tuple[Array, Array]
     # Without a key and with a sink of -inf, the difference would be NaN, in the gradient too.
     empty = (residual == -jnp.inf) & (sink == -jnp.inf)
     keys, sink = (jnp.where(empty, 0, a) for a in (residual, sink))
-    share = jax.nn.sigmoid(keys - sink)[..., None]
+    # Not sigmoid: its derivative s (1 - s) has no digits left where the sink's share is small.
+    share = jnp.exp(jax.nn.log_sigmoid(keys - sink))[..., None]
     total = jnp.where(empty, -jnp.inf, jnp.logaddexp(keys, sink))
     return (output * share).astype(output.dtype), total
