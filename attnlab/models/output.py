@@ -68,7 +68,7 @@ def lm_head(
         kernel.astype(x.dtype),
         preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
     ).reshape(*x.shape[:2], config.vocab_size)
-    logits = logits + params["lm_head_bias"] if spec.bias else logits
+    logits = logits + params["lm_head_bias"][None, None] if spec.bias else logits
     cap = spec.soft_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
