@@ -96,6 +96,8 @@ def blockwise(call: Call, limits: BlockLimits = DEFAULT_LIMITS) -> AttentionOutp
 
 def refuse_blockwise(call: Call) -> str | None:
     """Why the call needs all scores at once."""
+    if not all(isinstance(size, int) for size in call.scores_shape):
+        return "blocks need sizes that are known when JAX traces, not those of a symbolic shape"
     if call.settings.talking_heads != (None, None):
         return "talking_heads needs the scores of all heads at once"
     if call.mask.edges is not None:
