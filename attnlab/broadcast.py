@@ -1,4 +1,4 @@
-"""Broadcasting that is written out, so that it also runs under `jax.numpy_rank_promotion("raise")`."""
+"""Broadcasting written out, which also runs under `jax.numpy_rank_promotion("raise")`."""
 
 from jax import Array
 

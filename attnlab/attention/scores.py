@@ -7,6 +7,8 @@ import numpy.typing as npt
 from jax import Array
 from jax.typing import ArrayLike
 
+from attnlab.products import wide_einsum
+
 
 def accumulation_dtype(*arrays: Array | None) -> jnp.dtype:
     """The dtype of scores and sums: that of the arrays, float32 at least."""
@@ -30,7 +32,7 @@ def scaled_scores(
     dtype = accumulation_dtype(query, key)
     # The query heads of a key head are rows of one product.
     rows = query.reshape(b, k, n // k * t, h)
-    x = jnp.einsum("BKRH,BKSH->BKRS", rows, key, preferred_element_type=dtype)
+    x = wide_einsum("BKRH,BKSH->BKRS", rows, key, dtype)
     x = x.reshape(b, n, t, s) * jnp.asarray(scale, dtype)
     if bias is not None:
         x = x + bias.astype(dtype)
@@ -60,7 +62,7 @@ def weighted_sum(weights: Array, value: Array) -> Array:
     """[B, N, T, V] from [B, N, T, S] and [B, Kv, S, V], summed in the dtype of the weights."""
     (b, n, t, s), (_, kv, _, v) = weights.shape, value.shape
     rows = weights.astype(value.dtype).reshape(b, kv, n // kv * t, s)
-    out = jnp.einsum("BKRS,BKSV->BKRV", rows, value, preferred_element_type=weights.dtype)
+    out = wide_einsum("BKRS,BKSV->BKRV", rows, value, weights.dtype)
     return out.reshape(b, n, t, v)
 
 

@@ -58,7 +58,8 @@ class Transformer(CheckedModule):
           ValueError: inputs, names or params that do not fit the model, saying what to change.
         """
         config = self.config
-        params: Params = self.variables.get("params", {})  # Flax traces each init to check a shape
+        # Not `self.param`, for which Flax traces each initialiser to check a shape.
+        params: Params = dict(self.variables.get("params", {}))
         if self.is_initializing():
             params = {name: self.param(name, init) for name, init in init_outer(config).items()}
             std, scale = config.init.std, residual_scale(config)
