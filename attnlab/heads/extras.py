@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from attnlab.attention import score_mods
 from attnlab.attention.dropout import dropout_seed, keep_mask
 from attnlab.attention.scores import scaled_scores, weighted_sum
+from attnlab.broadcast import with_rank
 from attnlab.fields import bounded
 from attnlab.heads.call import Call
 from attnlab.heads.layout import Extra, Layout
@@ -338,7 +339,8 @@ def attend_with_extra_keys(params: Params, call: Call, q: Array, k: Array, v: Ar
     total = jax.nn.logsumexp(extra, axis=-1, keepdims=True)
     sink = options.get("sink")
     if sink is not None:
-        total = jnp.logaddexp(total, jnp.asarray(sink).astype(total.dtype))
+        sink = with_rank(jnp.asarray(sink, total.dtype), total.ndim)
+        total = jnp.logaddexp(total, sink)
     heads, residual = call.bind(sink=total).softmax(q, k, v, return_residual=True)
     assert residual is not None
     probs = jnp.exp(extra - residual.swapaxes(1, 2)[..., None])
