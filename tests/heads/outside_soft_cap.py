@@ -21,6 +21,7 @@ class MySoftCap(Extra):
     """c_n tanh(scores / c_n), before the mask, with a learnt c_n > 0 that starts at `start`."""
 
     shift_invariant = False
+    excludes = ("extra_keys",)
     start: float = 3.0
 
     def weights(self, layout):

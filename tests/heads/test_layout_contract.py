@@ -12,7 +12,7 @@ from conftest import assert_close, deep, product_flops
 from layout_cases import CASES, DEFINITIONS, SELF, by_hand, make
 
 from attnlab import heads
-from attnlab.heads import EXTRAS, LAYOUTS, multi_head_attention, positions
+from attnlab.heads import EXTRAS, LAYOUTS, Gate, multi_head_attention, positions
 
 FACTORED = functools.partial(multi_head_attention, order="factored")
 
@@ -225,6 +225,37 @@ def test_what_keeps_a_form_from_running_is_named():
     params, x = make(layout)[:2]
     with pytest.raises(ValueError, match=r"'bilinear' cannot run: .*soft cap"):
         multi_head_attention(params, x, layout, order="bilinear", logits_soft_cap=2.0)
+
+
+def accepted(kind, extras, **fields):
+    """The layout with each of these extras that construction accepts beside the others."""
+    layout = kind(width=12, num_heads=6, **fields)
+    for extra in extras:
+        try:
+            layout = dataclasses.replace(layout, extras=(*layout.extras, extra))
+        except ValueError:
+            continue
+    return layout
+
+
+@pytest.mark.parametrize("kind", LAYOUTS.values(), ids=LAYOUTS)
+def test_what_construction_accepts_can_be_called(kind):
+    """Norms of q and k over every set of numbers, all extras beside each other."""
+    extras = [extra() for extra in EXTRAS.values()] + [Gate("element")]
+    fields = [{}, {}]
+    if "qk_norm" in {field.name for field in dataclasses.fields(kind)}:
+        overs = ("head", "own_head", "all")
+        fields += [{"qk_norm": heads.HeadNorm("layer", bias=True, over=over)} for over in overs]
+    for some, order in zip(fields, (extras, extras[::-1], (), (), ()), strict=False):
+        try:
+            layout = accepted(kind, order, **some)
+        except ValueError as error:
+            assert "over='head'" in str(error)
+            continue
+        params = jax.eval_shape(functools.partial(heads.init, layout=layout), jax.random.key(0))
+        x = jax.ShapeDtypeStruct((2, 5, 12), "float32")
+        call = functools.partial(multi_head_attention, layout=layout)
+        assert jax.eval_shape(call, params, x).shape == (2, 5, layout.size("out_width"))
 
 
 # Initial values -----------------------------------------------------------------------------------
