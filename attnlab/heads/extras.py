@@ -212,7 +212,7 @@ class MixtureOfHeads(Extra):
     depends_on_head_order: ClassVar[bool] = True  # the first heads are shared
     top: int = 2
     shared: int = bounded(1, least=1)
-    balance: float = 0.01
+    balance: float = bounded(0.01, least=0.0)
 
     def check(self, layout: Layout) -> None:
         if not 1 <= self.top <= layout.num_heads - self.shared:
