@@ -133,7 +133,8 @@ def _weight_gradients(
     def loss(params: Mapping[str, Array]) -> Array:
         return jnp.vdot(_output(params, inputs, mask, mods, layout, rotary, cap), cotangent)
 
-    return jax.grad(loss)(params)
+    gradients: Mapping[str, Array] = jax.grad(loss)(params)
+    return gradients
 
 
 def _output(
