@@ -88,14 +88,14 @@ def attention_fn(
       module: the Flax module that gets the probabilities (before dropout, float32 at least) as
         "attention_weights" in "intermediates". They change no bit of the output.
       force_fp32_for_softmax: has no effect, the softmax always runs in float32 at least.
-      is_causal: query t attends to keys 0..t.
+      is_causal: query t attends to keys 0..t; not for decoding.
 
     Raises:
       TypeError: a mask that is not boolean. Flax makes one of float32 itself where it decodes (one
         query), so there zeros and ones are taken; other numbers are refused, and under `jit` turn
         the output into NaN.
-      ValueError: what attnlab has no equal of (einsum classes, `input_positions`), or dropout
-        without a key.
+      ValueError: what attnlab has no equal of (einsum classes, `input_positions`), dropout without
+        a key, or `is_causal` in a decoding step, whose one query is not the first.
 
     >>> x = jnp.ones((1, 3, 2, 4))
     >>> attention_fn(x, x, x, mask=jnp.tri(3, dtype=bool)).shape
@@ -106,6 +106,12 @@ def attention_fn(
         attn_weights_value_einsum=attn_weights_value_einsum,
         input_positions=input_positions,
     )
+    if is_causal and mask is not None and query.shape[-3] == 1 < key.shape[-3]:
+        raise ValueError(
+            f"is_causal with one query and a mask of {key.shape[-3]} keys hides all keys but the "
+            "first; with decode=True leave is_causal out: the cache's mask hides what is not "
+            "written yet"
+        )
     drops = dropout_rate > 0 and not deterministic
     if drops and dropout_rng is None:
         raise ValueError(f"dropout_rate={dropout_rate} needs a dropout_rng or deterministic=True")

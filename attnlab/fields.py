@@ -18,6 +18,11 @@ from attnlab.names import check_keywords, lookup
 T = TypeVar("T")
 SpecT = TypeVar("SpecT", bound="Spec")
 
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number of a float field: the configs of models compute in float32."""
+FLOATS = (float, float | None, tuple[float, ...], tuple[float, ...] | None)
+"""Types of fields whose whole numbers become floats."""
+
 BOUNDS: dict[str, tuple[str, Callable[[Any, int | float], bool]]] = {
     "least": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -91,7 +96,8 @@ def check_fields(
 ) -> None:
     """Raises ValueError unless each field of a dataclass has its type, and numbers their bounds.
 
-    Numbers of NumPy become those of Python, so that the record is JSON and its repr plain.
+    Numbers of NumPy become those of Python, so that the record is JSON and its repr plain; whole
+    numbers in a field of floats become floats.
 
     >>> @dataclasses.dataclass
     ... class Size:
@@ -112,9 +118,19 @@ def check_fields(
             is_count = hint in (int, int | None) and least > -math.inf
             bounds = {"least": least, **field.metadata} if is_count else field.metadata
             given = getattr(record, field.name)
-            if (value := _without_numpy(given)) is not given:
-                object.__setattr__(record, field.name, value)
+            value = _without_numpy(given)
             check_field(f"{prefix}{field.name}", value, hint, **bounds)
+            if hint in FLOATS:
+                value = _as_floats(value)
+            if value is not given:
+                object.__setattr__(record, field.name, value)
+
+
+def _as_floats(value: object) -> object:
+    """Whole numbers, also those of a list or tuple, as floats: JAX holds no int above 2**63."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_as_floats, value))
+    return float(value) if isinstance(value, int) else value
 
 
 def _without_numpy(value: object) -> object:
@@ -218,7 +234,11 @@ def as_count(field: str, value: object, least: int | float = -math.inf) -> int:
 
 def check_number(field: str, value: object, **bounds: int | float) -> None:
     """Raises ValueError unless `value` is a finite number within bounds, named as in `BOUNDS`."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if good and abs(value) > LARGEST:  # type: ignore[arg-type]  # a number
+        size = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else value
+        raise ValueError(f"{field} must be a finite number of at most {LARGEST:g}, not {size}")
+    good = good and not math.isnan(value)  # type: ignore[arg-type]  # a number
     if not good or not all(BOUNDS[name][1](value, limit) for name, limit in bounds.items()):
         allowed = " and".join(f" {BOUNDS[name][0]} {limit:g}" for name, limit in bounds.items())
         raise ValueError(f"{field} must be a finite number{allowed}, not {value!r}")

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attnlab.broadcast import with_rank
+
 Params: TypeAlias = Mapping[str, Array]
 
 
@@ -27,8 +29,9 @@ def layer_norm(w: Params, x: Float[Array, "... D"], *, eps: float = 1e-5) -> Flo
     y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     y = y - jnp.mean(y, axis=-1, keepdims=True)
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
-    y = y * w["scale"].astype(y.dtype) if "scale" in w else y
-    return (y + w["bias"].astype(y.dtype) if "bias" in w else y).astype(x.dtype)
+    y = y * with_rank(w["scale"].astype(y.dtype), y.ndim) if "scale" in w else y
+    y = y + with_rank(w["bias"].astype(y.dtype), y.ndim) if "bias" in w else y
+    return y.astype(x.dtype)
 
 
 def rms_norm(w: Params, x: Float[Array, "... D"], *, eps: float = 1e-6) -> Float[Array, "... D"]:
@@ -47,7 +50,8 @@ def rms_norm(w: Params, x: Float[Array, "... D"], *, eps: float = 1e-6) -> Float
     """
     y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
-    return (y * w["scale"].astype(y.dtype) if "scale" in w else y).astype(x.dtype)
+    y = y * with_rank(w["scale"].astype(y.dtype), y.ndim) if "scale" in w else y
+    return y.astype(x.dtype)
 
 
 def rms_plus_one(

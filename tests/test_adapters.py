@@ -100,6 +100,9 @@ def test_nnx_decodes_with_it():
     model.init_cache(x.shape)
     tokens = [model(x[:, t : t + 1], decode=True) for t in range(5)]
     assert_close(jnp.concatenate(tokens, axis=1), expected)
+    model.init_cache(x.shape)
+    with pytest.raises(ValueError, match="is_causal"):  # it would hide all keys but the first
+        model(x[:, :1], decode=True, is_causal=True)
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])

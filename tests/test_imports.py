@@ -10,7 +10,7 @@ from conftest import ROOT
 
 # From the bottom up: a file imports its own package and those below it.
 LAYERS = (
-    {"names", "remat", "extras", "tap", "atomic", "nested"},
+    {"names", "broadcast", "products", "remat", "eager", "extras", "tap", "atomic", "nested"},
     {"fields"},
     {"norms", "attention", "sharing"},
     {"heads"},

@@ -93,7 +93,9 @@ def dot_product_attention(
       query: [B, T, N, H]; B may be left out.
       key: [B, S, K, H]. K divides N: query head n uses key head n // (N/K).
       value: [B, S, Kv, V]. V may differ from H, and Kv from K; Kv divides N.
-      bias: added to the scores, broadcastable to [B, N, T, S].
+      bias: added to the scores, broadcastable to [B, N, T, S]. -inf hides a key, without a soft
+        cap. A finite number never hides: a row in which all allowed keys have the smallest one
+        gives the mean of their values, in every backend.
       mask: boolean, True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long,
         or `masks.Edges`.
       scale: multiplies q k^T; None is 1/sqrt(H).

@@ -60,6 +60,7 @@ from attnlab.attention.scores import (
     scaled_scores,
     weighted_sum,
 )
+from attnlab.eager import KEPT, is_eager
 from attnlab.remat import save_for_backward
 
 
@@ -85,7 +86,8 @@ def blockwise(call: Call, limits: BlockLimits = DEFAULT_LIMITS) -> AttentionOutp
             leaves,
         ),
     )
-    output, residual = _attend(blocks, *same_varying_axes(arrays))
+    run = _program(blocks) if is_eager(arrays) else functools.partial(_attend, blocks)
+    output, residual = run(*same_varying_axes(arrays))
     output, residual = output[:, :t], residual[:, :t, :, 0]
     if settings.sink is not None:
         output, residual = add_sink(output, residual, settings.sink)
@@ -94,6 +96,8 @@ def blockwise(call: Call, limits: BlockLimits = DEFAULT_LIMITS) -> AttentionOutp
 
 def refuse_blockwise(call: Call) -> str | None:
     """Why the call needs all scores at once."""
+    if not all(isinstance(size, int) for size in call.scores_shape):
+        return "blocks need sizes that are known when JAX traces, not those of a symbolic shape"
     if call.settings.talking_heads != (None, None):
         return "talking_heads needs the scores of all heads at once"
     if call.mask.edges is not None:
@@ -153,7 +157,7 @@ def _block_scores(blocks: Blocks, q: Array, k: Array, inputs: ScoreInputs, at: P
 
 
 def _hidden(x: Array, inputs: ScoreInputs, at: Place) -> Array:
-    """The scores of a block, `lowest` where they are hidden."""
+    """The scores of a block, -inf where they are hidden."""
     axis = 2 if at.flip else 3
     shape = tuple(d if i == axis else 1 for i, d in enumerate(x.shape))
     key = at.starts[3] + lax.broadcasted_iota(jnp.int32, shape, axis)
@@ -220,6 +224,12 @@ def _attend(
 ) -> tuple[Array, Array]:
     """Output and log sum exp, in blocks."""
     return _forward(blocks, query, key, value, inputs)[0]
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _program(blocks: Blocks) -> Callable[..., tuple[Array, Array]]:
+    """`_attend` of calls outside of `jit`, where its loops would be compiled anew each time."""
+    return jax.jit(functools.partial(_attend, blocks))
 
 
 def _forward(
@@ -302,7 +312,7 @@ def _nothing(q: Array, k: Array, v: Array) -> _Sums:
     """Of rows that have met no key yet."""
     zero = jnp.zeros_like(q, accumulation_dtype(q, k))[..., :1]
     output = jnp.broadcast_to(zero, (*zero.shape[:-1], v.shape[-1]))
-    return _Sums(zero + lowest(zero.dtype) / 2, zero, output)
+    return _Sums(zero + lowest(zero.dtype), zero, output)
 
 
 # Backward

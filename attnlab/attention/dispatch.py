@@ -117,7 +117,7 @@ def choose(call: Call, implementation: str | None) -> Choice:
     return next(
         entry
         for entry in entries
-        if size > entry.min_bytes and BACKENDS[entry.backend].refuse(call) is None
+        if BACKENDS[entry.backend].refuse(call) is None and size > entry.min_bytes
     )
 
 

@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
@@ -14,7 +13,7 @@ from attnlab.attention.dropout import dropout_seed, keep_at
 from attnlab.attention.jax_nn import refuse_dense_only
 from attnlab.attention.options import AttentionOutput, Call, Settings
 from attnlab.attention.score_mods import apply_score_mods
-from attnlab.attention.scores import add_sink
+from attnlab.attention.scores import add_sink, lowest
 from attnlab.remat import save_for_backward
 from attnlab.tap import Tap
 
@@ -153,13 +152,13 @@ def _one_graph(
         at = jnp.minimum(receivers, num_nodes - 1), jnp.minimum(senders, num_keys - 1)
         scores = jnp.where(real, _modified(settings, scores, *at), scores)
     top = jax.ops.segment_max(jax.lax.stop_gradient(scores), receivers, num_nodes)
-    top = jnp.maximum(top, float(np.finfo(wide).min))  # finite where all edges of a node are -inf
+    top = jnp.maximum(top, lowest(wide))  # finite where all edges of a node are -inf
     weights = jnp.exp(scores - _at(top, receivers))
     total = jax.ops.segment_sum(weights, receivers, num_nodes)
     divisor = jnp.where(total > 0, total, 1)
     kept = weights if keep is None else weights * keep
     parts = kept.reshape(num_edges, kv, n // kv, 1) * v[:, :, None]
-    out = jax.ops.segment_sum(parts.reshape(num_edges, n, -1), receivers, num_nodes)
+    out = jax.ops.segment_sum(parts.reshape(num_edges, n, v.shape[-1]), receivers, num_nodes)
     out = (out / divisor[..., None]).astype(dtype)
     # A side branch: recording it cannot change `out`.
     real = (receivers < num_nodes)[:, None]

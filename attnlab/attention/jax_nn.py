@@ -34,17 +34,20 @@ def xla(call: Call) -> AttentionOutput:
     if _is_elementwise_in_bfloat16(call, size):
         q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
     bias, allowed = call.bias, call.mask.allowed()
-    if bias is not None:  # a bias of -inf hides too, and a row of it is NaN in jax.nn
+    attending = None
+    if bias is not None:
+        # jax.nn hides by a finite score, which a bias can go below, and a row of -inf is NaN there.
         shown = bias > -jnp.inf
-        bias = jnp.where(shown, bias, 0)
         allowed = shown if allowed is None else allowed & shown
+        attending = jnp.any(allowed, axis=3, keepdims=True)
+        bias = jnp.where(allowed, bias, jnp.where(attending, -jnp.inf, 0))
+        allowed = None
     scale = cast(float, call.settings.scale)  # it may be an array; jax.nn has another annotation
     out = jax.nn.dot_product_attention(q, k, v, bias, allowed, scale=scale, implementation="xla")[
         ..., : value.shape[-1]
     ]
-    if bias is not None and allowed is not None:
-        attending = jnp.any(allowed, axis=3).swapaxes(1, 2)[..., None]
-        out = jnp.where(attending, out, 0)
+    if attending is not None:
+        out = jnp.where(attending.swapaxes(1, 2), out, 0)
     return AttentionOutput(save_for_backward(out.astype(value.dtype)))
 
 

@@ -68,7 +68,7 @@ class MaskSpec(NamedTuple):
         if ranges is None:
             return mask
         first, end = (a[:, None, :, None] for a in ranges)
-        key = jnp.arange(self.num_keys, dtype=jnp.int32)
+        key = jnp.arange(self.num_keys, dtype=jnp.int32)[None, None, None]
         inside = jnp.logical_and(first <= key, key < end)
         return inside if mask is None else mask & inside
 
@@ -98,7 +98,7 @@ class MaskSpec(NamedTuple):
             return None, None
         first, end = ranges
         queries: Booleans = (first < end)[:, None]
-        keys: Booleans = np.arange(self.num_keys, dtype=np.int32) < end.max(1)[:, None]
+        keys: Booleans = np.arange(self.num_keys, dtype=np.int32)[None] < end.max(1)[:, None]
         if mask is not None:
             return self._used_with_key_mask(mask, first, end, keys)
         if isinstance(queries, np.ndarray):

@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Bool, Int, Integer
 
 from attnlab.attention.mask_checks import check_boolean
+from attnlab.broadcast import with_rank
 
 __all__ = [
     "Edges", "causal", "combine",
@@ -219,6 +220,8 @@ def combine(*masks: Bool[Array, "..."] | Edges | None) -> Bool[Array, "..."] | E
     for mask in arrays:
         check_boolean("masks", mask)
     if len(arrays) == len(present):
+        rank = max((m.ndim for m in arrays), default=0)
+        arrays = [with_rank(m, rank) for m in arrays]
         return functools.reduce(jnp.logical_and, arrays) if arrays else None
     if len(present) > 1:
         raise TypeError("Edges cannot be combined with another mask; leave out the hidden edges")

@@ -15,6 +15,8 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
+from attnlab.broadcast import with_rank
+
 
 class ScoreMod(abc.ABC):
     """One modification of attention scores: a frozen dataclass registered as a pytree.
@@ -74,7 +76,7 @@ class SoftCap(ScoreMod):
 
     def apply(self, scores: Array, *, head: Array, query: Array, key: Array) -> Array:
         cap = jnp.asarray(self.cap)
-        cap = cap[head] if cap.ndim else cap
+        cap = with_rank(cap[head], scores.ndim) if cap.ndim else cap
         # A bias of -inf would make the gradient of the cap 0 * inf.
         return cap * jnp.tanh(jnp.clip(scores, -1e18, 1e18) / cap)
 
@@ -101,7 +103,8 @@ class ALiBi(ScoreMod):
 
     def apply(self, scores: Array, *, head: Array, query: Array, key: Array) -> Array:
         distance = (key - query) * jnp.ones((), scores.dtype)
-        return scores + jnp.asarray(self.slopes)[head] * distance
+        slopes = jnp.asarray(self.slopes)[head]
+        return scores + with_rank(slopes, scores.ndim) * with_rank(distance, scores.ndim)
 
     def validate(self, num_heads: int) -> None:
         _check_shape("ALiBi.slopes", self.slopes, ((num_heads,),))
@@ -164,7 +167,7 @@ class RelativeBias(ScoreMod):
             two_sided=self.two_sided,
         )
         # [N, t, s]: the heads first, so that the gradient is summed over the batch before it.
-        return scores + table[jnp.ravel(head)][:, buckets]
+        return scores + with_rank(table[jnp.ravel(head)][:, buckets], scores.ndim)
 
     def validate(self, num_heads: int) -> None:
         shape = jnp.shape(self.table)

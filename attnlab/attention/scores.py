@@ -7,6 +7,8 @@ import numpy.typing as npt
 from jax import Array
 from jax.typing import ArrayLike
 
+from attnlab.products import wide_einsum
+
 
 def accumulation_dtype(*arrays: Array | None) -> jnp.dtype:
     """The dtype of scores and sums: that of the arrays, float32 at least."""
@@ -30,7 +32,7 @@ def scaled_scores(
     dtype = accumulation_dtype(query, key)
     # The query heads of a key head are rows of one product.
     rows = query.reshape(b, k, n // k * t, h)
-    x = jnp.einsum("BKRH,BKSH->BKRS", rows, key, preferred_element_type=dtype)
+    x = wide_einsum("BKRH,BKSH->BKRS", rows, key, dtype)
     x = x.reshape(b, n, t, s) * jnp.asarray(scale, dtype)
     if bias is not None:
         x = x + bias.astype(dtype)
@@ -38,29 +40,29 @@ def scaled_scores(
 
 
 def hide(scores: Array, allowed: Array | None) -> Array:
-    """The scores, `lowest` where they are hidden: finite, and below all that `row_max` returns."""
-    return scores if allowed is None else jnp.where(allowed, scores, lowest(scores.dtype))
+    """The scores, -inf where they are hidden."""
+    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
 
 
 def lowest(dtype: npt.DTypeLike) -> float:
-    """The value of a hidden score."""
-    return -float(np.finfo(np.dtype(dtype)).max) / 2
+    """The smallest finite score."""
+    return float(np.finfo(np.dtype(dtype)).min)
 
 
 def row_max(scores: Array) -> Array:
-    """The largest score of a row, at least lowest / 2, so that exp(hidden - max) is always 0.
+    """The largest score of a row, finite where all are -inf, so that exp(-inf - max) is always 0.
 
     A constant for the gradient: the softmax does not depend on it.
     """
     top = jnp.max(scores, axis=-1, keepdims=True)
-    return jax.lax.stop_gradient(jnp.maximum(top, lowest(scores.dtype) / 2))
+    return jax.lax.stop_gradient(jnp.maximum(top, lowest(scores.dtype)))
 
 
 def weighted_sum(weights: Array, value: Array) -> Array:
     """[B, N, T, V] from [B, N, T, S] and [B, Kv, S, V], summed in the dtype of the weights."""
     (b, n, t, s), (_, kv, _, v) = weights.shape, value.shape
     rows = weights.astype(value.dtype).reshape(b, kv, n // kv * t, s)
-    out = jnp.einsum("BKRS,BKSV->BKRV", rows, value, preferred_element_type=weights.dtype)
+    out = wide_einsum("BKRS,BKSV->BKRV", rows, value, weights.dtype)
     return out.reshape(b, n, t, v)
 
 
@@ -74,6 +76,7 @@ def add_sink(output: Array, residual: Array, sink: Array) -> tuple[Array, Array]
     # Without a key and with a sink of -inf, the difference would be NaN, in the gradient too.
     empty = (residual == -jnp.inf) & (sink == -jnp.inf)
     keys, sink = (jnp.where(empty, 0, a) for a in (residual, sink))
-    share = jax.nn.sigmoid(keys - sink)[..., None]
+    # Not sigmoid: its derivative s (1 - s) has no digits left where the sink's share is small.
+    share = jnp.exp(jax.nn.log_sigmoid(keys - sink))[..., None]
     total = jnp.where(empty, -jnp.inf, jnp.logaddexp(keys, sink))
     return (output * share).astype(output.dtype), total

@@ -8,7 +8,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from attnlab.heads.call import Call
-from attnlab.heads.layout import Blocked, Layout, Rewrite
 from attnlab.heads.linear import normalize
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Standard
@@ -101,6 +100,3 @@ class Differential(Standard):
         groups = (self.size("num_kv_heads"), 1, -1, queries, keys)
         of_groups = jnp.repeat(jnp.reshape(bias, (*outer, *groups)), 2, axis=-4)
         return of_groups.reshape(*outer, 2 * self.num_heads, queries, keys)
-
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
-        return Layout.rewritten(self)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from attnlab.attention import score_mods
 from attnlab.attention.dropout import dropout_seed, keep_mask
 from attnlab.attention.scores import scaled_scores, weighted_sum
+from attnlab.broadcast import with_rank
 from attnlab.fields import bounded
 from attnlab.heads.call import Call
 from attnlab.heads.layout import Extra, Layout
@@ -35,7 +36,7 @@ class Gate(Extra):
     by: Literal["head", "element"] = "head"
 
     @property
-    def between(self) -> Literal["", "qk", "vo"]:
+    def between(self) -> Literal["", "vo"]:  # type: ignore[override]  # it depends on a field
         return "vo" if self.by == "element" else ""
 
     def check(self, layout: Layout) -> None:
@@ -82,6 +83,7 @@ class Sink(Extra):
     2
     """
 
+    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
     shift_invariant: ClassVar[bool] = False
     learnt: bool = True
 
@@ -107,6 +109,7 @@ class SoftCap(Extra):
     'a soft cap or a sink sees the key bias, which this form drops'
     """
 
+    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
     shift_invariant: ClassVar[bool] = False
     cap: float = bounded(50.0, above=0.0)
 
@@ -130,6 +133,7 @@ class LearntSoftCap(Extra):
     [0.0, 0.0]
     """
 
+    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
     shift_invariant: ClassVar[bool] = False
     start: float = bounded(3.0, above=0.0)
 
@@ -160,6 +164,7 @@ class Sigmoid(Extra):
     ValueError: extra 'sigmoid' does not combine with 'sink'; leave one out
     """
 
+    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
     shift_invariant: ClassVar[bool] = False
     excludes: ClassVar[tuple[str, ...]] = ("sink", "extra_keys")
     length: int = bounded(64, least=1)
@@ -203,11 +208,12 @@ class MixtureOfHeads(Extra):
     (('head_balance',), (8, 3))
     """
 
+    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
     losses: ClassVar[tuple[str, ...]] = ("head_balance",)
     depends_on_head_order: ClassVar[bool] = True  # the first heads are shared
     top: int = 2
     shared: int = bounded(1, least=1)
-    balance: float = 0.01
+    balance: float = bounded(0.01, least=0.0)
 
     def check(self, layout: Layout) -> None:
         if not 1 <= self.top <= layout.num_heads - self.shared:
@@ -258,6 +264,7 @@ class TalkingHeads(Extra):
     [[1.0, 0.0], [0.0, 1.0]]
     """
 
+    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
     excludes: ClassVar[tuple[str, ...]] = ("extra_keys",)
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
@@ -286,13 +293,11 @@ class ExtraKeys(Extra):
     (3, 2, 4)
     """
 
+    # Their keys are in the basis that W_Q and W_K share.
+    between: ClassVar[Literal["", "qk", "vo", "any"]] = "qk"
     shift_invariant: ClassVar[bool] = False
     excludes: ClassVar[tuple[str, ...]] = ("talking_heads", "learnt_soft_cap")
     count: int = bounded(1, least=1)
-
-    @property
-    def between(self) -> Literal["", "qk", "vo"]:
-        return "qk"  # their keys are in the basis that W_Q and W_K share
 
     @property
     def num_keys(self) -> int:
@@ -338,7 +343,8 @@ def attend_with_extra_keys(params: Params, call: Call, q: Array, k: Array, v: Ar
     total = jax.nn.logsumexp(extra, axis=-1, keepdims=True)
     sink = options.get("sink")
     if sink is not None:
-        total = jnp.logaddexp(total, jnp.asarray(sink).astype(total.dtype))
+        sink = with_rank(jnp.asarray(sink, total.dtype), total.ndim)
+        total = jnp.logaddexp(total, sink)
     heads, residual = call.bind(sink=total).softmax(q, k, v, return_residual=True)
     assert residual is not None
     probs = jnp.exp(extra - residual.swapaxes(1, 2)[..., None])

@@ -173,6 +173,3 @@ class LatentAbsorbed(Latent):
 
     def project_out(self, params: Params, heads: Array) -> Array:
         return super().project_out(params, project_slices(params, "v", heads))
-
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
-        return Layout.rewritten(self)

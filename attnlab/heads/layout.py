@@ -15,6 +15,8 @@ V width of a value, O output width.
 
 import dataclasses
 import functools
+import inspect
+import types
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
@@ -33,6 +35,7 @@ Rotate = Callable[[Array], Array]
 Bias = Literal["q", "k", "v", "o", "factors"]
 OUTPUT = Weight("project_out", reads=("num_heads", "value_dim"), makes=("out_width",))
 """W_O of most layouts."""
+FUNCTIONS = (types.FunctionType, property, functools.cached_property, staticmethod, classmethod)
 Entries = dict[str, Array]
 """What a cache keeps of each token: name -> [B, S, ...]."""
 
@@ -69,6 +72,20 @@ class Blocked(NamedTuple):
     reason: str
 
 
+def overridden(kind: type, method: str) -> list[str]:
+    """What a class or its bases override after the class that defines `method`, which therefore
+    cannot know of it: methods and properties, but not checks and default sizes."""
+    owner = next(base for base in kind.__mro__ if method in vars(base))
+    return [
+        name
+        for name in dir(owner)
+        if not name.startswith(("__", "default_"))
+        and name not in (method, "check")
+        and isinstance(known := inspect.getattr_static(owner, name), FUNCTIONS)
+        and inspect.getattr_static(kind, name) is not known
+    ]
+
+
 class Named(Spec):
     """A record with a name for flags: that of its registration, else that of its class."""
 
@@ -90,6 +107,8 @@ class Extra(Named):
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class HeadScale(Extra):
+    ...     between = ""  # it multiplies whole heads
+    ...
     ...     def weights(self, layout):
     ...         return {"head_scale": Weight("attend", makes=("num_heads",), constant=1.0)}
     ...
@@ -112,13 +131,18 @@ class Extra(Named):
     """Does it do another thing with head n than with head m, apart from weights that have an axis
     named "num_heads"? Such heads cannot be permuted or removed."""
 
+    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
+    """The pair of matrices that it is applied between, so that they cannot be multiplied out. "":
+    none, since it sees only scores, probabilities or whole heads. "any": not known, for a class
+    that overrides methods and does not state it."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if overridden(cls, "between"):
+            cls.between = "any"
+
     def __post_init__(self) -> None:
         check_fields(self, prefix=f"{self.name}.")
-
-    @property
-    def between(self) -> Literal["", "qk", "vo"]:
-        """The pair of matrices it is applied between, which then cannot be multiplied out."""
-        return ""
 
     @property
     def num_keys(self) -> int:
@@ -157,7 +181,8 @@ class Layout(Named):
     A subclass is a frozen dataclass with the methods `weights`, `project_q` and `project_kv`; the
     other methods have defaults. Its fields are the sizes and options of a layout. Class constants
     describe it (the table of layouts prints `equation`, `rank` and `source`) and state what
-    it can do; all of them have defaults. For a variant of a layout, subclass that layout:
+    it can do; all of them have defaults. For a variant of a layout, subclass that layout. A
+    subclass that overrides more than checks and default sizes inherits no `rewritten`:
 
     >>> from attnlab.heads import Standard, init
     >>> @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,6 +240,11 @@ class Layout(Named):
     output_projection: bool = True
     extras: tuple[Extra, ...] = ()
     norm_eps: float = bounded(1e-6, least=0.0)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if overridden(cls, "rewritten"):
+            setattr(cls, "rewritten", Layout.rewritten)  # noqa: B010
 
     def __post_init__(self) -> None:
         # Lists, as of a config file, become tuples: a layout is hashable.
@@ -417,15 +447,19 @@ class Layout(Named):
         return {}
 
     def to(self, kind: type[LayoutT], **changes: object) -> LayoutT:
-        """A layout of another class with the fields that both have, and `changes`."""
+        """A layout of another class with the fields and sizes that both have, and `changes`."""
         ours = {f.name for f in dataclasses.fields(self)}
         both = {f.name for f in dataclasses.fields(kind)} & ours
         kept = {name: getattr(self, name) for name in both}
+        for name, value in kept.items():
+            rules = (getattr(a, f"default_{name}", None) for a in (type(self), kind))
+            if value is None and len(set(rules)) > 1 and self.width:
+                kept[name] = self.size(name)
         return kind(**(kept | changes))
 
     def blocks(self, pair: Literal["qk", "vo"]) -> str | None:
-        """Name of the first extra between these two matrices; None if there is none."""
-        return next((extra.name for extra in self.extras if extra.between == pair), None)
+        """Name of the first extra that may be between these two matrices; None without one."""
+        return next((extra.name for extra in self.extras if extra.between in (pair, "any")), None)
 
     @property
     def _label(self) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attnlab.broadcast import with_rank
 from attnlab.heads.weights import Params
 from attnlab.norms import NORM_KINDS
 from attnlab.remat import save_for_backward
@@ -49,7 +50,7 @@ def over_tokens(f: Callable[[Array, Array], Array], y: Array, weight: Array) -> 
     Its gradient is a sum over all tokens, which bfloat16 would get wrong in the second digit.
     """
     wide = jnp.promote_types(y.dtype, jnp.float32)
-    return f(y.astype(wide), weight.astype(wide)).astype(y.dtype)
+    return f(y.astype(wide), with_rank(weight.astype(wide), y.ndim)).astype(y.dtype)
 
 
 def normalize(params: Params, name: str, a: Array, kind: str, eps: float) -> Array:

@@ -98,9 +98,11 @@ class NarrowTied(Narrow):
         tied = {f"{name}{end}" for name in "qkv" for end in ("", "_bias")}
 
         def params(weights: Params) -> Params:
-            heads = self.num_heads
-            copies = {n: jnp.broadcast_to(a, (heads, *a.shape)) for n, a in weights.items()}
-            return {n: copies[n] if n in tied else a for n, a in weights.items()}
+            copies = {
+                name: jnp.broadcast_to(weights[name], (self.num_heads, *weights[name].shape))
+                for name in tied & weights.keys()
+            }
+            return {**weights, **copies}
 
         return Rewrite(self.to(Narrow), params)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attnlab.attention.score_mods import relative_buckets as relative_buckets
+from attnlab.broadcast import with_rank
 from attnlab.names import lookup
 
 __all__ = [
@@ -44,7 +45,7 @@ def sinusoidal_halves(
     half, dtype = width // 2, jnp.result_type(float)
     steps = half if rates == "paper" else half - 1
     each = base ** (-jnp.arange(half, dtype=dtype) / max(steps, 1))
-    angles = jnp.arange(num_positions, dtype=dtype)[:, None] * each
+    angles = jnp.arange(num_positions, dtype=dtype)[:, None] * each[None]
     table = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return jnp.pad(table, [(0, 0), (0, width % 2)])
 
@@ -166,7 +167,7 @@ def rotate(
     >>> float(rotate(jnp.array([[[[1.0, 0.0]]]]), quarter)[0, 0, 0, 1])
     1.0
     """
-    angles = angles[..., None, :].astype(jnp.promote_types(x.dtype, jnp.float32))
+    angles = with_rank(angles[..., None, :], x.ndim).astype(jnp.promote_types(x.dtype, jnp.float32))
     cos, sin, half = jnp.cos(angles), jnp.sin(angles), angles.shape[-1]
     a, b, rest = jnp.split(x, [half, 2 * half], axis=-1)
     a, b = a.astype(cos.dtype), b.astype(cos.dtype)
@@ -180,4 +181,4 @@ def _angles(
     # float at least 32, and 64 where x64 is on.
     dtype = jnp.result_type(float)
     rates = scale(base ** (-jnp.arange(0, width, 2, dtype=dtype) / width))
-    return positions[..., None].astype(dtype) * rates
+    return positions[..., None].astype(dtype) * with_rank(rates, positions.ndim + 1)

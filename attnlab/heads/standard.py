@@ -100,6 +100,12 @@ class Separate(Layout):
         if not self.output_projection:
             weights.pop("o", None)
         weights = with_biases(self, self.tied(weights))
+        if self.qk_norm and self.qk_norm.over != "head" and self.num_score_maps != self.num_heads:
+            raise ValueError(
+                f"{self._label} has {self.num_score_maps} queries per token for {self.num_heads} "
+                f"heads, so a norm over {self.qk_norm.over!r} does not fit; use "
+                "HeadNorm(over='head')"
+            )
         key_heads = "num_kv_heads" if hasattr(self, "num_kv_heads") else "num_heads"
         return weights | (self.qk_norm.weights("head_dim", key_heads) if self.qk_norm else {})
 

@@ -7,6 +7,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from attnlab.attention.score_mods import alibi_slopes
+from attnlab.broadcast import with_rank
 from attnlab.heads import Layout
 from attnlab.heads.positions import relative_buckets, rotary_angles, sinusoidal, sinusoidal_halves
 from attnlab.models.config import ModelConfig
@@ -243,8 +244,9 @@ def _add_positions(
         return x
     offset = _offset(config)
     if positions is None:
-        return x + table[offset : offset + x.shape[1]]
-    return x + table.at[positions + offset].get(mode="fill", fill_value=jnp.nan)
+        return x + table[None, offset : offset + x.shape[1]]
+    rows: Array = table.at[positions + offset].get(mode="fill", fill_value=jnp.nan)
+    return x + with_rank(rows, x.ndim)
 
 
 def _sinusoids(spec: Sinusoidal, length: int, width: int) -> Float[Array, "T E"]:

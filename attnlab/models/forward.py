@@ -1,9 +1,11 @@
 """The forward pass of whole models as pure functions of params, config, tokens and inputs."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -11,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.attention.mask_checks import checked_padding_mask
 from attnlab.attention.masks import Edges
+from attnlab.eager import KEPT, is_eager
 from attnlab.heads import Layout
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
 from attnlab.models.config import ModelConfig
@@ -30,7 +33,7 @@ from attnlab.models.layer import Report, TextInputs, layer_values
 from attnlab.models.norm import normalize
 from attnlab.models.output import lm_head, pool
 from attnlab.models.parameters import check_params, empty_sublayers, params_of
-from attnlab.models.specs import Alibi, DropoutPlace, Learned, Relative, Sinusoidal
+from attnlab.models.specs import Alibi, LayerSpec, Learned, Relative, Sinusoidal
 from attnlab.models.stack import (
     HeadMask,
     LayersOfType,
@@ -102,6 +105,8 @@ class ModelInputs:
 
 
 NO_INPUTS = ModelInputs()
+ARRAYS = ("padding_mask", "mask", "head_mask", "cache", "source_padding_mask", "encoded")
+"""The inputs that are arrays, apart from those in `_Tokens`."""
 
 
 class Outputs(NamedTuple):
@@ -196,17 +201,51 @@ def run_model(
             inputs.source if inputs.encoded is None else inputs.encoded,
         ),
     )
-    run = _Run(params, config, inputs, next_key, reports)
+    source = None
+    if has_encoder and inputs.encoded is None:
+        assert inputs.source is not None
+        source = _checked(config, inputs, inputs.source, next_key, is_source=True)
+    text = _checked(config, inputs, tokens, next_key)
+    arrays = {name: getattr(inputs, name) for name in ARRAYS}
+    # Patches and reports are functions and dicts of one call: no program is kept for them.
+    if patch or reports is not None or not is_eager(params, text, source, arrays):
+        return _forward(params, config, inputs, text, source, reports)
+    outputs: Outputs = _program(config, capture)(params, arrays, text, source)
+    return outputs
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _program(config: ModelConfig, capture: tuple[str, ...]) -> Callable[..., Outputs]:
+    """The compiled forward pass of calls outside of `jit`; its arguments are arrays alone."""
+
+    def run(
+        params: Params, arrays: Mapping[str, Any], text: "_Tokens", source: "_Tokens | None"
+    ) -> Outputs:
+        return _forward(params, config, ModelInputs(**arrays, capture=capture), text, source)
+
+    return jax.jit(run)
+
+
+def _forward(
+    params: Params,
+    config: ModelConfig,
+    inputs: ModelInputs,
+    text: "_Tokens",
+    source: "_Tokens | None",
+    reports: Reports | None = None,
+) -> Outputs:
+    """The computation of `run_model`, after its checks."""
+    run = _Run(params, config, inputs, reports)
     encoded, encoder = inputs.encoded, None
-    if has_encoder and encoded is None:
-        encoder = run.encode()
+    if source is not None:
+        encoder = run.encode(source)
         encoded = encoder.x
-    ran = run.decode(tokens, encoded)
+    ran = run.decode(text, encoded)
     captured, losses = ran.captured, ran.losses
     if encoder is not None:
         captured = {ENCODER + name: a for name, a in encoder.captured.items()} | captured
         losses = {ENCODER + name: a for name, a in encoder.losses.items()} | losses
-    logits, pooled, classes = _outputs(params, ran.x, config, tokens, inputs.padding_mask)
+    logits, pooled, classes = _outputs(params, ran.x, config, text.tokens, inputs.padding_mask)
     cache: ModelCache | None = None
     if inputs.cache is not None:
         caches = {name: a for name, a in ran.caches.items() if a is not None}
@@ -251,17 +290,15 @@ class _Run:
     params: Params
     config: ModelConfig
     inputs: ModelInputs
-    next_key: NextKey
     reports: Reports | None
 
-    def encode(self) -> StackOutputs:
+    def encode(self, source: "_Tokens") -> StackOutputs:
         """The source -> output of the encoder, and what its layers captured."""
         c, encoder = self.config, self.config.encoder
         assert encoder is not None
-        assert self.inputs.source is not None
         prefix = "" if encoder.shares_decoder else "encoder_"
         tap = self._tap(ENCODER)
-        text = self._embed(self.inputs.source, tap, is_source=True)
+        text = self._embed(source, tap, is_source=True)
         layers = LayersOfType(
             params=empty_sublayers(c.encoder_layer) | self.params[f"{prefix}layers"],
             plan=c.encoder_plan,
@@ -278,8 +315,8 @@ class _Run:
         order = ("encoder",) * c.encoder_plan.num_layers
         return self._run_layers({"encoder": layers}, order, text, tap, f"{prefix}final_norm")
 
-    def decode(self, tokens: ArrayLike, encoded: Array | None) -> StackOutputs:
-        """tokens -> input of the LM head, and what the layers captured."""
+    def decode(self, tokens: "_Tokens", encoded: Array | None) -> StackOutputs:
+        """Tokens -> input of the LM head, and what the layers captured."""
         c, inputs = self.config, self.inputs
         caches = cache_by_type(c, inputs.cache)
         padding_mask, source_mask = inputs.padding_mask, inputs.source_padding_mask
@@ -319,46 +356,26 @@ class _Run:
         return Tap(self.inputs.capture, self.inputs.patch).restricted(mine, prefix)
 
     def _embed(
-        self, tokens: ArrayLike, tap: Tap, cache: Cache | None = None, *, is_source: bool = False
+        self, text: "_Tokens", tap: Tap, cache: Cache | None = None, *, is_source: bool = False
     ) -> "_Text":
         """Tokens, embedded; of the source as of the text."""
-        c, inputs = self.config, self.inputs
-        tokens = check_tokens(c, tokens)
-        length, after_cache = tokens.shape[1], None
-        mask = inputs.source_padding_mask if is_source else inputs.padding_mask
-        check_range("token id", tokens, c.vocab_size, mask)
+        c, positions, after_cache = self.config, text.positions, None
+        length = text.tokens.shape[1]
         if cache is not None:
+            mask = self.inputs.padding_mask
             after_cache = next_positions({"length": cache["length"][0]}, length, mask)
-        positions = None if is_source else inputs.positions
-        if positions is not None:
-            positions = jnp.asarray(positions)
-            check_positions(positions, tokens)
-            is_distance = isinstance(c.positions, Alibi | Relative) and not c.positions.is_learned
-            if cache is not None and is_distance:
-                raise ValueError(
-                    f"positions {c.positions.name!r} are distances from the tokens of the cache, "
-                    "whose positions it does not hold; leave positions out"
-                )
-            if isinstance(c.positions, Learned | Sinusoidal):
-                check_range("position", positions, c.max_len, mask)
-        else:
-            positions = default_positions(c, tokens) if cache is None else after_cache
-        token_types = None if is_source else inputs.token_types
-        if token_types is not None:
-            check_per_token("token_types", token_types, tokens)
-            count = c.embedding.token_types or c.vocab_size
-            check_range("token type", token_types, count, mask)
+            positions = after_cache if positions is None else positions
         params = self.params
         if is_source and c.encoder is not None and c.encoder.own_inputs:
             own = {name: f"encoder_{name}" for name in OWN_INPUTS if f"encoder_{name}" in params}
             params = params | {name: params[theirs] for name, theirs in own.items()}
-        x = embed(params, tokens, c, positions=positions, token_types=token_types)
+        x = embed(params, text.tokens, c, positions=positions, token_types=text.token_types)
         rate = c.dropout.rate if c.dropout.embedding is None else c.dropout.embedding
-        x = self._dropout("embeddings", x, rate).astype(c.compute.dtype)
+        x = dropout(x, rate, text.keys.get("embeddings")).astype(c.compute.dtype)
         if c.positions.is_learned and c.positions.is_relative:
             positions = after_cache  # the table has positions, distances count tokens
-        numbers = jnp.arange(length) if positions is None else jnp.asarray(positions)
-        return _Text(tap(EMBEDDINGS, x), numbers, after_cache)
+        numbers = jnp.arange(length) if positions is None else positions
+        return _Text(tap(EMBEDDINGS, x), numbers, after_cache, text.keys)
 
     def _bias(
         self, layout: Layout, name: str, text: "_Text", cache: Cache | None, *, two_sided: bool
@@ -384,10 +401,9 @@ class _Run:
     ) -> StackOutputs:
         """All layers and the final norm."""
         c = self.config
-        drops = any(layers.spec.dropout.is_active for layers in layer_types.values())
         inputs = StackInputs(
             head_mask=head_mask,
-            dropout_key=self.next_key() if drops and self.next_key is not None else None,
+            dropout_key=text.keys.get("layers"),
             capture=tuple(sorted(tap.capture - {EMBEDDINGS})),
             patch={name: f for name, f in tap.patch.items() if name != EMBEDDINGS},
             remat=c.compute.remat,
@@ -396,13 +412,8 @@ class _Run:
         x = outputs.x
         if c.norm.has_final:
             x = normalize(self.params.get(norm, {}), x, c.norm)
-        x = self._dropout("final", x, c.dropout.rate)
+        x = dropout(x, c.dropout.rate, text.keys.get("final"))
         return outputs._replace(x=x, captured=tap.captured | outputs.captured)
-
-    def _dropout(self, place: DropoutPlace, x: Array, rate: float) -> Array:
-        if not rate or place not in self.config.dropout.places or self.next_key is None:
-            return x
-        return dropout(x, rate, self.next_key())
 
     def _report(self, stack: str) -> Report | None:
         return None if self.reports is None else self.reports.setdefault(stack, {})
@@ -415,6 +426,73 @@ class _Text(NamedTuple):
     positions: Int[Array, "*B T"]
     after_cache: Int[Array, "*B T"] | None
     """Where a cache puts the tokens; None without one."""
+    keys: Mapping[str, Array]
+
+
+class _Tokens(NamedTuple):
+    """One text, checked."""
+
+    tokens: Int[Array, "B T"] | Float[Array, "B T vocab"]
+    positions: Int[Array, "*B T"] | None
+    token_types: Int[Array, "B T"] | None
+    keys: dict[str, Array]
+    """Where there is dropout ("embeddings", "layers", "final") -> its random key."""
+
+
+def _checked(
+    config: ModelConfig,
+    inputs: ModelInputs,
+    tokens: ArrayLike,
+    next_key: NextKey,
+    *,
+    is_source: bool = False,
+) -> _Tokens:
+    """The text, or the source, with everything that is given by token.
+
+    Raises:
+      ValueError: tokens, positions or token types that do not fit, or are out of range.
+    """
+    tokens = check_tokens(config, tokens)
+    mask = inputs.source_padding_mask if is_source else inputs.padding_mask
+    check_range("token id", tokens, config.vocab_size, mask)
+    positions, token_types = inputs.positions, inputs.token_types
+    if is_source:
+        positions = token_types = None
+    if positions is not None:
+        positions = jnp.asarray(positions)
+        check_positions(positions, tokens)
+        spec = config.positions
+        is_distance = isinstance(spec, Alibi | Relative) and not spec.is_learned
+        if inputs.cache is not None and is_distance:
+            raise ValueError(
+                f"positions {spec.name!r} are distances from the tokens of the cache, whose "
+                "positions it does not hold; leave positions out"
+            )
+        if isinstance(spec, Learned | Sinusoidal):
+            check_range("position", positions, config.max_len, mask)
+    elif is_source or inputs.cache is None:
+        positions = default_positions(config, tokens)
+    if token_types is not None:
+        check_per_token("token_types", token_types, tokens)
+        token_types = jnp.asarray(token_types)
+        count = config.embedding.token_types or config.vocab_size
+        check_range("token type", token_types, count, mask)
+    specs = [config.encoder_layer] if is_source else [c.layer for c in config.stacks.values()]
+    return _Tokens(tokens, positions, token_types, _dropout_keys(config, specs, next_key))
+
+
+def _dropout_keys(
+    config: ModelConfig, specs: Sequence[LayerSpec], next_key: NextKey
+) -> dict[str, Array]:
+    """`_Tokens.keys` of a text that passes layers of these types."""
+    spec = config.dropout
+    embedding = spec.rate if spec.embedding is None else spec.embedding
+    drops = {
+        "embeddings": bool(embedding) and "embeddings" in spec.places,
+        "layers": any(layer.dropout.is_active for layer in specs),
+        "final": bool(spec.rate) and "final" in spec.places,
+    }
+    return {} if next_key is None else {place: next_key() for place in drops if drops[place]}
 
 
 def cache_by_type(config: ModelConfig, cache: ModelCache | None) -> dict[str, Cache | None]:

@@ -1,6 +1,5 @@
 """Outputs of a model: LM head, pooler and classifier head."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -9,6 +8,7 @@ from attnlab.models.dense import dense
 from attnlab.models.embeddings import Shapes
 from attnlab.models.ffn import activation_function
 from attnlab.models.norm import norm_shapes, normalize
+from attnlab.products import wide_einsum
 from attnlab.sharing import Params
 
 
@@ -53,12 +53,13 @@ def lm_head(
         x = normalize(params.get("transform_norm", {}), x, config.norm)
     x = x if spec.scale == 1 else x * jnp.asarray(spec.scale, x.dtype)
     kernel: Array = params["lm_head"] if spec.kind == "own" else params["embedding"].T
-    logits = jax.lax.dot(
+    logits = wide_einsum(
+        "TD,DV->TV",
         x.reshape(-1, x.shape[-1]),
         kernel.astype(x.dtype),
-        preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
+        jnp.promote_types(x.dtype, jnp.float32),
     ).reshape(*x.shape[:2], config.vocab_size)
-    logits = logits + params["lm_head_bias"] if spec.bias else logits
+    logits = logits + params["lm_head_bias"][None, None] if spec.bias else logits
     cap = spec.soft_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 

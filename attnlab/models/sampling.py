@@ -71,6 +71,8 @@ def _number(name: str, value: object) -> float:
         if isinstance(value, str):
             raise TypeError
         return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        raise ValueError(f"{name} is no float: a whole number of more than 1,000 bits") from None
     except TypeError:
         raise ValueError(f"{name} must be a number known before tracing, not {value!r}") from None
 

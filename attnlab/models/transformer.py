@@ -16,7 +16,7 @@ from attnlab.attention.masks import Edges
 from attnlab.models.config import Kind, ModelConfig
 from attnlab.models.forward import ModelCache, ModelInputs, Outputs, run_model
 from attnlab.models.modules import SHAPES_ONLY, CheckedModule, StackedParams
-from attnlab.models.parameters import check_params, init_outer, residual_scale, stack_specs
+from attnlab.models.parameters import init_outer, residual_scale, stack_specs
 from attnlab.models.stack import HeadMask
 from attnlab.sharing import Params
 from attnlab.tap import Patches
@@ -58,12 +58,13 @@ class Transformer(CheckedModule):
           ValueError: inputs, names or params that do not fit the model, saying what to change.
         """
         config = self.config
-        if not self.is_initializing():
-            check_params(config, self.variables.get("params", {}))
-        params: Params = {name: self.param(name, init) for name, init in init_outer(config).items()}
-        for name, (spec, plan) in stack_specs(config).items():
-            stacked = StackedParams(spec, plan, config.init.std, residual_scale(config), name=name)
-            params[name] = stacked()
+        # Not `self.param`, for which Flax traces each initialiser to check a shape.
+        params: Params = dict(self.variables.get("params", {}))
+        if self.is_initializing():
+            params = {name: self.param(name, init) for name, init in init_outer(config).items()}
+            std, scale = config.init.std, residual_scale(config)
+            for name, (spec, plan) in stack_specs(config).items():
+                params[name] = StackedParams(spec, plan, std, scale, name=name)()
         inputs = ModelInputs(
             padding_mask=padding_mask,
             mask=mask,

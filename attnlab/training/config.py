@@ -40,8 +40,8 @@ class OptimizerConfig(Spec, prefix="optimizer."):
 
     name: str = "adamw"
     learning_rate: float = bounded(3e-3, above=0.0)
-    beta1: float = bounded(0.9, least=0.0)
-    beta2: float = bounded(0.99, above=0.0)
+    beta1: float = bounded(0.9, least=0.0, below=1.0)
+    beta2: float = bounded(0.99, above=0.0, below=1.0)
     epsilon: float = bounded(1e-8, above=0.0)
     weight_decay: float = bounded(0.1, least=0.0)
     base_fan_in: int | None = bounded(None, least=1)

@@ -61,7 +61,7 @@ def flat_inverse_sqrt(config: "TrainConfig") -> Rate:
 def warmup_stable_decay(config: "TrainConfig") -> Rate:
     """Constant, except for the last `decay_share` of the steps: there linearly down to
     `final_learning_rate` at step `steps` (Hu et al. 2024, arXiv 2404.06395, with a line)."""
-    begin = round(config.steps * (1 - config.schedule.decay_share))
+    begin = min(round(config.steps * (1 - config.schedule.decay_share)), config.steps - 1)
 
     def stable(step: Steps) -> jax.Array:
         return jnp.where(step < begin, config.optimizer.learning_rate, _line(config, step, begin))

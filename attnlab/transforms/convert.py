@@ -4,16 +4,25 @@ there is none."""
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 from jaxtyping import Array
 
 from attnlab.attention import ScoreMod
-from attnlab.heads import Absorbed, Layout, Params, weight_shapes
+from attnlab.heads import Absorbed, Layout, Params, all_weights, init, weight_shapes
 from attnlab.transforms.dtypes import common_dtype, eps, in_float64
 from attnlab.transforms.forms import Goal, canonical, untied
-from attnlab.transforms.measure import CallOptions, Weights, compare, float64, generator
+from attnlab.transforms.measure import (
+    CallOptions,
+    Floats,
+    Weights,
+    compare,
+    float64,
+    generator,
+    weight_gradients,
+)
 from attnlab.transforms.proofs import NotEquivalent, Question, prove
 from attnlab.transforms.search import State, search
 
@@ -22,6 +31,12 @@ EXACT = 1e-9
 ROUNDED = 32
 """Largest relative error of the weights as returned, in units of eps of their dtype; at least
 `EXACT`. float32: 4e-6; bfloat16: 0.25; float16: 0.03."""
+
+FIRST = (
+    "mix", "q_down", "kv_down", "q", "qk", "q_rotary", "mixing", "v", "k", "k_rotary",
+)  # fmt: skip
+"""Weights that become random where they and what they are multiplied with are zero, in this order:
+of a pair such as q and k, or v and o, the other one stays zero."""
 
 __all__ = ["EXACT", "ROUNDED", "Conversion", "NotEquivalent", "Undecided", "convert", "error_bound"]
 
@@ -103,6 +118,10 @@ def convert(
     weights are cast to the dtype of `params`, and `error_bound(dtype)` for the weights as
     returned. Both layouts are called as black boxes, so this holds for layouts from outside too.
 
+    New heads and new columns can learn: those of q and v have the initial values of
+    `init(key, target)`, those of k and o are zero. The function is the same, the gradients of k and
+    o are not zero, and after one step neither are those of q and v. In new heads k is random too.
+
     The conversion is of these very weights: a float32 product of two matrices has full rank, since
     its rounding has; `truncate` takes the rank and states its error.
 
@@ -111,7 +130,8 @@ def convert(
       layout, target: head layouts of equal input and output widths.
       rotary: rotary positions are applied. They see head_dim, so fewer steps apply.
       logits_soft_cap, score_mods: of the attention calls. With one, a key bias no longer cancels.
-      key: for the random inputs; None is a fixed one.
+      key: for new weights and for the random inputs of the measurement; None is
+        `jax.random.key(0)`.
 
     Returns:
       `Conversion`; `NotEquivalent` with a proof; or `Undecided`.
@@ -148,6 +168,9 @@ def convert(
                 "conversion holds"
             )
         made = {name: found.params[name] for name in weight_shapes(target)}
+        if layout != target:
+            same = lambda new: compare(new, target, w, layout, call, rng).below(EXACT)
+            made = learnable(made, target, call, same, jax.random.key(0) if key is None else key)
         exact = compare(made, target, w, layout, call, rng)
         if not exact.below(EXACT):
             return Undecided(
@@ -163,6 +186,31 @@ def convert(
                 f"{bound:.2g}; convert weights of a wider dtype", *errors
             )  # fmt: skip
         return Conversion(returned, target, found.steps, *errors)
+
+
+def learnable(
+    w: dict[str, Floats],
+    layout: Layout,
+    call: CallOptions,
+    same: Callable[[Weights], bool],
+    key: Array,
+) -> dict[str, Floats]:
+    """The weights with the initial values of `init(key, layout)` in columns that are zero and whose
+    gradient is zero, as long as the function is the same."""
+    weights, new = all_weights(layout), init(key, layout)
+    for name in FIRST:
+        if name not in w:
+            continue
+        first = len(weights[name].per)
+        reads = tuple(range(first, first + len(weights[name].reads)))
+        dead = ~np.any(w[name], axis=reads, keepdims=True)
+        if np.any(dead):
+            gradient = weight_gradients(w, layout, call)[name]
+            dead &= ~np.any(gradient, axis=reads, keepdims=True)
+        made = w | {name: np.where(dead, np.asarray(new[name], np.float64), w[name])}
+        if np.any(dead) and same(made):
+            w = made
+    return w
 
 
 def absorbed(

@@ -29,10 +29,14 @@ def truncated(a: Floats, rank: int) -> tuple[Floats, Floats, Floats]:
 
 
 def split(a: Floats, rank: int) -> tuple[Floats, Floats] | None:
-    """[i, m, n] = left [i, m, rank] right [i, rank, n]; None where a rank is larger."""
+    """[i, m, n] = left [i, m, rank] right [i, rank, n], zeros beyond its rank; None where a rank is
+    larger."""
     left, right, values = truncated(a, rank)
-    beyond = values[:, rank:] > ROUNDING * values[:, :1]
-    return None if np.any(beyond) else (left, right)
+    counts = values > ROUNDING * values[:, :1]
+    if np.any(counts[:, rank:]):
+        return None
+    kept = np.pad(counts[:, :rank], [(0, 0), (0, max(0, rank - values.shape[1]))])
+    return left * kept[:, None], right * kept[..., None]
 
 
 def stacked_scores(w: Weights) -> Floats:

@@ -112,24 +112,53 @@ def _run(
     rotary: bool,
     cap: float | None,
 ) -> tuple[Array, tuple[Array, Array, Array]]:
-    """The output of a layout with its weights as they are, and gradients: no other order of
-    contraction."""
+    """The output of a layout, and its gradients in the inputs."""
+    output, pull = jax.vjp(
+        lambda *inputs: _output(params, inputs, mask, mods, layout, rotary, cap), *inputs
+    )
+    return output, pull(cotangent)
+
+
+@functools.partial(jax.jit, static_argnames=("layout", "rotary", "cap"))
+def _weight_gradients(
+    params: Mapping[str, Array],
+    inputs: tuple[Array, Array, Array],
+    mask: Array,
+    cotangent: Array,
+    mods: tuple[ScoreMod, ...],
+    layout: Layout,
+    rotary: bool,
+    cap: float | None,
+) -> Mapping[str, Array]:
+    def loss(params: Mapping[str, Array]) -> Array:
+        return jnp.vdot(_output(params, inputs, mask, mods, layout, rotary, cap), cotangent)
+
+    gradients: Mapping[str, Array] = jax.grad(loss)(params)
+    return gradients
+
+
+def _output(
+    params: Mapping[str, Array],
+    inputs: tuple[Array, ...],
+    mask: Array,
+    mods: tuple[ScoreMod, ...],
+    layout: Layout,
+    rotary: bool,
+    cap: float | None,
+) -> Array:
+    """The output of a layout with its weights as they are: no other order of contraction."""
+    x, keys, values = inputs
     angles = None
     if rotary and layout.rotary_size is not None:
         size = layout.rotary_size - layout.rotary_size % 2
-        for_q, for_k = (rotary_angles(jnp.arange(a.shape[1]), size) for a in inputs[:2])
+        for_q, for_k = (rotary_angles(jnp.arange(a.shape[1]), size) for a in (x, keys))
         angles = (for_q, for_k)
     options: AttentionOptions = {
         "mask": mask, "logits_soft_cap": cap, "score_mods": mods, "implementation": "dense",
     }  # fmt: skip
-
-    def run(x: Array, keys: Array, values: Array) -> Array:
-        return multi_head_attention(
-            params, x, layout, (keys, values), rotary=angles, order="factored", **options
-        )
-
-    output, pull = jax.vjp(run, *inputs)
-    return output, pull(cotangent)
+    return multi_head_attention(
+        params, x, layout, (keys, values), rotary=angles, order="factored", **options
+    )
 
 
 def measure(
@@ -152,6 +181,18 @@ def measure(
         call.logits_soft_cap,
     )  # fmt: skip
     return Measured(np.asarray(output), Inputs(*map(np.asarray, gradients)))
+
+
+def weight_gradients(params: Weights, layout: Layout, call: CallOptions) -> Weights:
+    """Gradients of a random sum of the output in the weights; call it within `float64()`."""
+    rng = np.random.default_rng(0)
+    inputs, mask = random_inputs(layout, rng), standard_masks()
+    cotangent = rng.normal(size=(len(mask), NUM_QUERIES, layout.size("out_width")))
+    gradients = _weight_gradients(
+        params, tuple(inputs), mask, cotangent, tuple(call.score_mods), layout, call.rotary,
+        call.logits_soft_cap,
+    )  # fmt: skip
+    return {name: np.asarray(a) for name, a in gradients.items()}
 
 
 class Errors(NamedTuple):

@@ -184,7 +184,9 @@ def equations(
     if not ask.has(Gate, Sink, ExtraKeys):
         words = "without gate, sink and extra keys, the output for one key does not depend on x"
         yield "one_key", words, lambda w: f(w, one, 1) - f(w, two._replace(values=one.values), 1)
-    if isinstance(ask.free, Narrow) and not isinstance(ask.free, Alt) and not ask.has(Gate):
+    norm = getattr(ask.free, "qk_norm", None)
+    apart = isinstance(ask.free, Narrow) and not (norm is not None and norm.over == "all")
+    if apart and not isinstance(ask.free, Alt) and not ask.has(Gate):
         words = "heads read a slice each, so two slices do not change the output together"
         yield "slices", words, lambda w: _mixed_differences(ask, w, one, two)
     linear = not isinstance(ask.free, TensorProduct) and not _latent_norm(ask.free)
@@ -195,7 +197,6 @@ def equations(
         words = f"twice the value input does not change values other than by a factor of {times}"
         rest = times - 1
         yield "scaling", words, lambda w: f(w, twice) - times * f(w, one) + rest * f(w, no_values)
-    norm = getattr(ask.free, "qk_norm", None)
     if linear and norm is None and not {"q", "k"} & set(biases) and not ask.has(Gate, ExtraKeys):
         scaled = one._replace(x=2 * one.x, keys=one.keys / 2)
         words = "queries of 2 x and keys of y / 2 do not change scores that are linear in both"

@@ -90,6 +90,8 @@ def factor_latent(w: Weights, layout: Layout, goal: Goal) -> Made:
     plain = type(layout) is Standard and layout.qk_norm is None and "extra_k" not in w
     if not isinstance(to, Latent) or not plain or len(set(layout.input_widths)) > 1:
         return None
+    if any(layout.size(name) > to.size(name) for name in ("head_dim", "value_dim")):
+        return None  # heads of a latent are only made wider
     no_latent = to.latent_norm or to.query_latent_dim is not None
     if no_latent or goal.call.rotary or not set(layout.biases) <= {"o"}:
         return None

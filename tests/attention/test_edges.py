@@ -317,3 +317,15 @@ def test_cora(shared_data):
     dense = lambda q, k, v: dot_product_attention(q, k, v, mask=mask)
     corner = [a[:400] for a in (q, k, v)]
     assert_close(value_and_grads(sparse, *corner), value_and_grads(dense, *corner))
+
+
+def test_without_edges_every_node_gives_zeros():
+    none, x = jnp.zeros(0, int), jnp.ones((2, 5, 3, 4))
+    edges = masks.Edges(none, none)
+    for implementation in ("edges", "dense"):
+        call = lambda x: jnp.sum(jnp.cos(dot_product_attention(
+            x, x, x, mask=edges, sink=jnp.zeros((3, 1, 1)), implementation=implementation  # noqa: B023
+        )))  # fmt: skip
+        total, slope = jax.value_and_grad(call)(x)
+        assert float(total) == x.size
+        assert not slope.any()

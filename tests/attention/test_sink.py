@@ -112,3 +112,13 @@ def test_what_a_sink_may_be():
         dot_product_attention(q, q, q, sink=jnp.zeros((3, 1, 1)))
     with pytest.raises(ValueError, match=r"jax\.nn has no sink"):
         dot_product_attention(q, q, q, sink=0.0, implementation="xla")
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_the_gradient_of_a_small_sink_keeps_its_digits(implementation):
+    """-share times the output, where the share of the sink is 2e-6."""
+    q, v = np.ones((1, 1, 1, 3), "float32"), np.full((1, 1, 1, 2), 3.0, "float32")
+    sink = np.float32(np.sqrt(3) - 13)
+    call = lambda s: jnp.sum(dot_product_attention(q, q, v, sink=s, implementation=implementation))
+    share = 1 / (1 + np.exp(np.sqrt(3) - sink))
+    assert_close(jax.grad(call)(sink), jnp.float32(-6 * share * (1 - share)))

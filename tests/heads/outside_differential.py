@@ -7,7 +7,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from attnlab.heads import Layout, Standard, Weight, register_layout
+from attnlab.heads import Standard, Weight, register_layout
 from experiments.configs import byte_lm
 
 get_config = byte_lm.get_config
@@ -56,6 +56,3 @@ class MyDifferential(Standard):
         mean_square = jnp.mean(heads**2, axis=-1, keepdims=True)
         normalized = heads * params["head_norm"] / jnp.sqrt(mean_square + 1e-5)
         return ((1 - start) * normalized).astype(v.dtype)
-
-    def rewritten(self, *, rotary=False, shift_invariant=True):
-        return Layout.rewritten(self)

@@ -29,15 +29,13 @@ class HalfKeys(Standard):
     def default_value_dim(self) -> int:
         return self.slice_width
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True):
-        return Layout.rewritten(self)
-
 
 @register_extra("head_scale")
 @dataclasses.dataclass(frozen=True)
 class HeadScale(Extra):
     """A learnt number for each head multiplies it."""
 
+    between = ""
     start: float = 1.0
 
     def weights(self, layout: Layout) -> dict[str, Weight]:

@@ -20,6 +20,7 @@ get_config = byte_lm.get_config
 class MyMixture(Extra):
     """Head 0 always, and `top` of the other heads, weighed by a router; with a balance loss."""
 
+    between = ""
     losses = ("my_balance",)
     depends_on_head_order = True
     top: int = 1

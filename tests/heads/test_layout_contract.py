@@ -12,7 +12,7 @@ from conftest import assert_close, deep, product_flops
 from layout_cases import CASES, DEFINITIONS, SELF, by_hand, make
 
 from attnlab import heads
-from attnlab.heads import EXTRAS, LAYOUTS, multi_head_attention, positions
+from attnlab.heads import EXTRAS, LAYOUTS, Gate, multi_head_attention, positions
 
 FACTORED = functools.partial(multi_head_attention, order="factored")
 
@@ -179,10 +179,13 @@ def test_rotary_positions_count_by_distance_alone(name, x64):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_convert_weights_to_the_shapes_of_their_layout(name):
-    layout, params = CASES[name], make(CASES[name]).params
+    """What else a layer keeps beside its heads, such as its norm, stays as it is."""
+    layout, params = CASES[name], make(CASES[name]).params | {"norm": {"scale": jnp.ones(12)}}
     for step in heads.chain(layout)[0]:
         params = jax.eval_shape(step.params, params)
-        assert {n: a.shape for n, a in params.items()} == heads.weight_shapes(step.layout)
+        assert params["norm"]["scale"].shape == (12,)
+        shapes = {n: a.shape for n, a in params.items() if n != "norm"}
+        assert shapes == heads.weight_shapes(step.layout)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +225,124 @@ def test_what_keeps_a_form_from_running_is_named():
     params, x = make(layout)[:2]
     with pytest.raises(ValueError, match=r"'bilinear' cannot run: .*soft cap"):
         multi_head_attention(params, x, layout, order="bilinear", logits_soft_cap=2.0)
+
+
+def accepted(kind, extras, **fields):
+    """The layout with each of these extras that construction accepts beside the others."""
+    layout = kind(width=12, num_heads=6, **fields)
+    for extra in extras:
+        try:
+            layout = dataclasses.replace(layout, extras=(*layout.extras, extra))
+        except ValueError:
+            continue
+    return layout
+
+
+@pytest.mark.parametrize("kind", LAYOUTS.values(), ids=LAYOUTS)
+def test_what_construction_accepts_can_be_called(kind):
+    """Norms of q and k over every set of numbers, all extras beside each other."""
+    extras = [extra() for extra in EXTRAS.values()] + [Gate("element")]
+    fields = [{}, {}]
+    if "qk_norm" in {field.name for field in dataclasses.fields(kind)}:
+        overs = ("head", "own_head", "all")
+        fields += [{"qk_norm": heads.HeadNorm("layer", bias=True, over=over)} for over in overs]
+    for some, order in zip(fields, (extras, extras[::-1], (), (), ()), strict=False):
+        try:
+            layout = accepted(kind, order, **some)
+        except ValueError:
+            continue
+        params = jax.eval_shape(functools.partial(heads.init, layout=layout), jax.random.key(0))
+        x = jax.ShapeDtypeStruct((2, 5, 12), "float32")
+        call = functools.partial(multi_head_attention, layout=layout)
+        assert jax.eval_shape(call, params, x).shape == (2, 5, layout.size("out_width"))
+
+
+# Subclasses ---------------------------------------------------------------------------------------
+
+STAGES = ("prepare", "project_q", "project_kv", "keys_values", "attend", "project_out")
+
+
+def doubled(kind, method):
+    """A layout from outside that doubles what one method returns."""
+
+    def override(self, *args):
+        return jax.tree.map(lambda a: 2 * a, getattr(super(made, self), method)(*args))
+
+    made = type("Doubled", (kind,), {method: override})
+    return dataclasses.dataclass(frozen=True, kw_only=True)(made)
+
+
+WITH_FORMS = [heads.Standard, heads.NarrowTied, heads.TwoStage, heads.Latent]
+
+
+@pytest.mark.parametrize("kind", deep(WITH_FORMS, *WITH_FORMS[:2]))
+def test_what_a_subclass_overrides_is_computed(kind):
+    """Whatever form of its base class is the cheapest."""
+    sizes = dict(width=4, num_heads=2, head_dim=16, value_dim=16)
+    layouts = [doubled(kind, method)(**sizes) for method in STAGES]
+    params, x = make(kind(**sizes))[:2]
+
+    @jax.jit
+    def outputs(params, x):
+        as_it_is = [FACTORED(params, x, layout) for layout in (kind(**sizes), *layouts)]
+        return as_it_is, [multi_head_attention(params, x, layout) for layout in layouts]
+
+    (base, *expected), got = outputs(params, x / 4)
+    for method, a, b in zip(STAGES, got, expected, strict=True):
+        assert_close(a, b)
+        assert np.abs(b - base).max() > 0.1 * np.abs(base).max(), method
+
+
+@pytest.mark.parametrize("kind", LAYOUTS.values(), ids=LAYOUTS)
+def test_only_default_sizes_leave_a_subclass_its_forms(kind):
+    class Mixin:
+        def project_out(self, params, x):
+            return super().project_out(params, x) / 2
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Sized(kind):
+        @property
+        def default_head_dim(self):
+            return 3
+
+    mixed = type("Mixed", (Mixin, kind), {})
+    own = type("Own", (kind,), {"weights": lambda self: kind.weights(self)})
+    for other in (mixed, own, *(doubled(kind, name) for name in STAGES)):
+        assert not heads.chain(other(width=12, num_heads=2))[0]
+    layout = Sized(width=12, num_heads=2, extras=(heads.Sink(),))
+    steps = heads.chain(layout)[0]
+    assert len(steps) == len(heads.chain(kind(width=12, num_heads=2, extras=layout.extras))[0])
+    params = make(layout).params
+    for step in steps:
+        params = jax.eval_shape(step.params, params)
+        assert {n: a.shape for n, a in params.items()} == heads.weight_shapes(step.layout)
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueNorm(heads.Extra):
+    """A norm of each head, which must not see W_V W_O multiplied out."""
+
+    def after_attention(self, params, x, heads, call):
+        return heads / jnp.linalg.norm(heads, axis=-1, keepdims=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyNorm(heads.Sink):
+    """Scores of q and k / |k|; what it inherits of `Sink` does not hold."""
+
+    def before_attention(self, params, call):
+        def attention(inner, q, k, v):
+            return inner.attention(q, k / jnp.linalg.norm(k, axis=-1, keepdims=True), v)
+
+        return super().before_attention(params, call).wrap(attention)
+
+
+@pytest.mark.parametrize("extra", [ValueNorm(), KeyNorm()], ids=repr)
+def test_an_extra_that_does_not_state_where_it_acts_keeps_the_form(extra):
+    layout = heads.Standard(width=4, num_heads=2, head_dim=16, extras=(extra,))
+    params, x = make(layout)[:2]
+    run = jax.jit(lambda *a: (FACTORED(*a, layout), multi_head_attention(*a, layout)))
+    assert_close(*run(params, x))
 
 
 # Initial values -----------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ CONSTRUCTION = {
     ),
     "weight of a loss": (
         lambda: Standard(**SIZES, extras=(MixtureOfHeads(top=1, balance="x"),)),
-        "mixture_of_heads.balance must be a finite number, not 'x'",
+        "mixture_of_heads.balance must be a finite number at least 0, not 'x'",
     ),
     "switch of an extra": (
         lambda: Standard(**SIZES, extras=(Sink(learnt="no"),)),

@@ -425,3 +425,16 @@ def test_explain_reports_the_calls_that_run():
     report = explain_model(config, {"tokens": TOKENS})["layers"]["self"]
     assert report["implementation"]["blockwise"].startswith("chosen")
     assert report["chosen"] == {"order": "factored"}
+
+
+@pytest.mark.parametrize("kind", heads.LAYOUTS.values(), ids=heads.LAYOUTS)
+def test_layers_run_in_every_form_of_their_heads(kind):
+    """Heads wider than the model, for which forms other than "factored" are cheaper."""
+    fields = {field.name for field in dataclasses.fields(kind)}
+    wide = {name: 64 for name in ("head_dim", "value_dim") if name in fields}
+    config = ModelConfig(
+        width=8, num_layers=1, heads=kind(num_heads=2, **wide), positions=NoPositions()
+    )
+    text = jax.ShapeDtypeStruct((2, 5), "int32")
+    out = jax.eval_shape(config.build().apply, {"params": param_shapes(config)}, text)
+    assert out.logits.shape == (2, 5, config.vocab_size)

@@ -324,6 +324,15 @@ def test_clipping_is_by_the_norm_of_all():
     assert_close(got, jax.tree.map(lambda u: 0.5 * u, whole))
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_rates_of_short_runs_are_numbers(name):
+    """Also where a decay has no step of its own."""
+    for steps, warmup, share in ((1, 0, 0.01), (1, 0, 1.0), (3, 2, 0.2), (2, 0, 1e-9)):
+        schedule = ScheduleConfig(name=name, warmup_steps=warmup, decay_share=share)
+        rate = make_optimizer(TrainConfig(steps=steps, schedule=schedule)).schedule
+        assert all(0 <= float(rate(step)) <= 3.001e-3 for step in range(steps))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -331,6 +340,8 @@ def test_clipping_is_by_the_norm_of_all():
         ({"schedule": {"name": "cosin"}}, "unknown schedule 'cosin': did you mean 'cosine'"),
         ({"optimizer": {"name": "adam"}}, "set optimizer.weight_decay=0, or optimizer.name='adamw"),
         ({"schedule": {"decay_share": 1.5}}, "schedule.decay_share must be a finite number above"),
+        ({"optimizer": {"beta1": 2.0}}, "optimizer.beta1 must be a finite number .* below 1"),
+        ({"optimizer": {"beta2": 1.0}}, "optimizer.beta2 must be a finite number .* below 1"),
         ({"optimizer": {"epsilon": 0.0}}, "optimizer.epsilon must be a finite number above 0"),
         ({"optimizer": {"weight_decay": -0.1}}, "optimizer.weight_decay must be a finite number"),
         ({"optimizer": {"frozen": "("}}, "optimizer.frozen='\\(' is no regular expression"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import deep
 from conversions import difference, hidden, random_params, reordered
-from transforms_outside import OutputNorm, QueryNorm
+from transforms_outside import Negated, OutputNorm, QueryNorm
 
 from attnlab.attention import ALiBi
 from attnlab.heads import (
@@ -33,6 +33,7 @@ from attnlab.heads import (
     TwoStage,
     Wide,
     init,
+    multi_head_attention,
     weight_shapes,
 )
 from attnlab.transforms import Conversion, NotEquivalent, Undecided, convert
@@ -63,9 +64,9 @@ def plain(kind, **fields):
     return sized(kind, **dict(biases=("o",)) | widths | fields)
 
 
-def checked(params, layout, target, **options):
+def checked(params, layout, target, key=None, **options):
     """Converted, exact as measured and as seen by these tests: (params, steps)."""
-    found = convert(params, layout, target, **options)
+    found = convert(params, layout, target, key=key, **options)
     assert isinstance(found, Conversion), found
     assert max(found.forward_error, found.gradient_error) < 1e-11
     shapes = {name: a.shape for name, a in found.params.items()}
@@ -240,6 +241,84 @@ def test_zero_padding_rescales_q_by_the_root_of_the_head_widths():
     np.testing.assert_array_equal(new["k"][..., 3:], 0)
 
 
+def gradients(params, layout, steps):
+    """Those of so many steps of gradient descent to a random output."""
+    rng = np.random.default_rng(4)
+    x, expected = (jnp.asarray(rng.normal(size=(3, 7, 12)), jnp.float32) for _ in range(2))
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        return jnp.mean((multi_head_attention(params, x, layout, order="factored") - expected) ** 2)
+
+    params, found = {n: jnp.asarray(a, jnp.float32) for n, a in params.items()}, []
+    for _ in range(steps):
+        found.append(gradient(params))
+        params = {n: a - 0.1 * found[-1][n] for n, a in params.items()}
+    return found
+
+
+# (layout, target, weights whose new columns have no gradient in the first step).
+GROWN = {
+    "wide": (small(), small(Wide), {"q", "v"}),
+    "heads": (small(num_heads=3), small(num_heads=5, head_dim=4), {"q", "k", "v"}),
+    "slices": (small(Narrow), small(Narrow, head_dim=5), {"q", "v"}),
+    "one slice": (small(NarrowTied), small(NarrowTied, head_dim=5), {"q", "v"}),
+    "slices of all": (small(Narrow), small(Alt, value_dim=4), {"v"}),
+    "grouped": (small(num_kv_heads=2), small(num_kv_heads=2, head_dim=5), {"q", "v"}),
+    "groups": (small(num_kv_heads=2), small(num_kv_heads=4), set()),
+    "wide and more": (small(num_heads=3), small(Wide, num_heads=5), {"q", "k", "v"}),
+    "absorbed": (small(num_heads=3), small(Absorbed, num_heads=5), {"qk"}),
+    "a latent": (small(), small(Latent, latent_dim=30, latent_norm=False), {"kv_down", "q_rotary"}),
+    "few queries": (
+        small(),
+        small(LowRankQuery, num_kv_heads=4, query_latent_dim=14, head_dim=3, latent_norm=False),
+        {"q_down"},
+    ),
+    "shared": (small(), small(Collaborative, head_dim=15, value_dim=3), {"q", "mixing"}),
+    "extra keys": (
+        small(extras=(ExtraKeys(2),)),
+        small(extras=(ExtraKeys(2),), head_dim=5),
+        {"q", "v", "extra_v"},
+    ),
+    "an extra key": (
+        small(extras=(Sink(learnt=False),)), small(extras=(ExtraKeys(1),)), set(),
+    ),
+    "tied": (small(tie="kv"), small(tie="kv", head_dim=5), {"q", "o"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("wide", "heads") else pytest.param(n, marks=pytest.mark.slow) for n in GROWN],
+)
+def test_what_conversion_adds_can_learn(name):
+    """The other one of each pair, such as k and o, has a gradient at once; after one step all
+    weights have."""
+    layout, target, later = GROWN[name]
+    params = random_params(layout)
+    new, _ = checked(params, layout, target)
+    first, second = gradients(new, target, 2)
+    assert {n for n, a in first.items() if np.any(a == 0)} == later
+    assert not [n for n, a in second.items() if np.any(a == 0)]
+    other, _ = checked(params, layout, target, key=jax.random.key(1))
+    chosen = {n for n in new if np.any(new[n] != other[n])}
+    assert chosen <= later
+    for key, made in ((jax.random.key(0), new), (jax.random.key(1), other)):
+        drawn = init(key, target)
+        for n in chosen:
+            differ = new[n] != other[n]
+            np.testing.assert_array_equal(made[n][differ], drawn[n][differ])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wide", "slices", "grouped"])
+def test_new_columns_do_not_keep_weights_from_coming_back(name):
+    layout, target, _ = GROWN[name]
+    new, _ = checked(random_params(layout), layout, target)
+    checked(new, target, layout)
+
+
 def test_bilinear_is_the_product_of_queries_and_keys():
     one, two = small(), small(Bilinear, scale=3**-0.5)
     params = random_params(one)
@@ -361,6 +440,22 @@ def test_a_layout_from_outside_is_no_standard_heads(layout, target):
     """A1: these were returned as exact with errors of 0.29, 1.0 and 0.40."""
     assert isinstance(convert(random_params(layout), layout, target), Undecided)
     assert isinstance(convert(random_params(layout), layout, layout), Conversion)
+
+
+def test_a_layout_from_outside_stays_what_its_methods_compute():
+    """Whatever form of its base class would be the cheapest of a call."""
+    layout, target = (
+        Negated(width=4, num_heads=2, head_dim=16, value_dim=n, scale=0.3) for n in (16, 20)
+    )
+    params = {n: a.astype(np.float32) for n, a in random_params(layout).items()}
+    found = convert(params, layout, target)
+    assert isinstance(found, Conversion)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 6, 4)), jnp.float32)
+    standard = Standard(width=4, num_heads=2, head_dim=16, value_dim=16, scale=0.3)
+    expected = -multi_head_attention(params, x, standard)
+    for weights, which in ((params, layout), (found.params, target)):
+        got = multi_head_attention(weights, x, which)
+        np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("size", [1e160, 1e200])

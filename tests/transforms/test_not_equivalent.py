@@ -16,16 +16,19 @@ from attnlab.heads import (
     GroupedTied,
     HeadNorm,
     Latent,
+    LatentAbsorbed,
     LowRankQuery,
     Narrow,
     NarrowTied,
     Sink,
+    SoftCap,
     Standard,
     TensorProduct,
     TwoStage,
     Wide,
 )
 from attnlab.transforms import Conversion, NotEquivalent, Undecided, convert
+from attnlab.transforms.forms import BUILT_IN
 
 
 def small(kind=Standard, **fields):
@@ -43,6 +46,8 @@ PROOFS = {
     "a rank of scores, folded": (small(head_dim=5, value_dim=3), small(Alt, value_dim=3), "rank"),
     "of outer matrices": (small(head_dim=5), small(TwoStage, head_dim=4, value_dim=5), "rank"),
     "of tied states": (small(head_dim=5, value_dim=6), small(GroupedTied, head_dim=2), "rank"),
+    "of a latent": (small(Wide), small(Latent, latent_norm=False), "rank"),
+    "of an absorbed latent": (small(Bilinear), small(LatentAbsorbed, latent_norm=False), "rank"),
     "of queries": (small(), small(LowRankQuery, latent_norm=False, head_dim=2), "rank"),
     "a query bias": (small(biases=("q",)), small(), "bias"),
     "a value bias": (small(Narrow, biases=("v",)), small(Narrow), "bias"),
@@ -129,6 +134,37 @@ def test_large_numbers_that_cancel_prove_nothing(size):
     params["o"][1] = params["o"][0] / 3
     params["v_bias"] = size * np.stack([np.ones(6), np.full(6, -3.0)])
     assert not isinstance(convert(params, layout, small(num_heads=2)), NotEquivalent)
+
+
+JOINED = (HeadNorm(over="all"), HeadNorm("layer", bias=True, over="all"))
+EXTRAS = ((), (Gate(),), (Sink(),), (ExtraKeys(2), SoftCap(2.0)))
+OPTIONS = [
+    small(kind, biases=kind.bias_names, **fields)
+    for kind in sorted(BUILT_IN, key=lambda kind: kind.name)
+    for fields in (
+        *({"extras": extras} for extras in EXTRAS),
+        *({"qk_norm": norm} for norm in (HeadNorm(over="own_head"), *JOINED)),
+        {"latent_norm": False},
+    )
+    if set(fields) <= {field.name for field in dataclasses.fields(kind)}
+    and not (kind is Collaborative and "qk_norm" in fields)
+]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(small(Narrow, qk_norm=norm) for norm in JOINED),
+        *(pytest.param(target, marks=pytest.mark.slow) for target in OPTIONS),
+    ],
+    ids=repr,
+)
+def test_a_target_is_never_denied_what_it_computes(target):
+    """The source is a black box: a class from outside with the weights of the target."""
+    own = type("Own", (type(target),), {"weights": lambda self: type(target).weights(self)})
+    params = random_params(target)
+    found = convert(params, target.to(own), target)
+    assert isinstance(found, Undecided), found
 
 
 @pytest.mark.parametrize("kind", [OutputNorm, QueryNorm])

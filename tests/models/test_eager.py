@@ -1,0 +1,186 @@
+"""Calls outside of `jit`: compiled once, the bits of the jitted call, nothing kept for ever."""
+
+import dataclasses
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+from jax.extend import backend
+
+from attnlab import FFN, ModelConfig, capture, dot_product_attention, generate
+from attnlab.heads import Standard, init, multi_head_attention
+from attnlab.models import Compute, Dropout, Learned, param_shapes
+from attnlab.models.generate import prefill
+
+CONFIG = ModelConfig(
+    vocab_size=19, max_len=12, width=8, num_layers=3, heads=Standard(num_heads=2),
+    ffn=FFN(width=10), positions=Learned(),
+)  # fmt: skip
+TOKENS = np.arange(10).reshape(2, 5)
+
+
+def weights(config, dtype="float32"):
+    random = np.random.default_rng(0)
+    return jax.tree.map(lambda a: random.normal(size=a.shape).astype(dtype), param_shapes(config))
+
+
+def apply(config=CONFIG, tokens=TOKENS, *, dtype="float32", **inputs):
+    return config.build().apply({"params": weights(config, dtype)}, tokens, **inputs)
+
+
+@pytest.fixture
+def compiled(caplog):
+    """(call) -> what JAX compiles in it."""
+
+    def names(call):
+        caplog.clear()
+        with jax.log_compiles():
+            call()
+        return [r.getMessage() for r in caplog.records if "ompil" in r.getMessage()]
+
+    return names
+
+
+def decode():
+    cache = CONFIG.init_cache(2, 7)
+    cache = prefill(weights(CONFIG), TOKENS, CONFIG, cache).cache
+    return apply(tokens=TOKENS[:, :1], cache=cache)
+
+
+def long_attention():
+    q = np.ones((1, 40, 2, 4), "float32")
+    return dot_product_attention(q, q, q, is_causal=True, implementation="blockwise")
+
+
+CALLS = {
+    "apply": apply,
+    "apply_capture": lambda: apply(capture=("probs", "q")),
+    "a padding mask": lambda: apply(padding_mask=[[1, 1, 1, 1, 0], [1] * 5]),
+    "dropout": lambda: apply(
+        dataclasses.replace(CONFIG, dropout=Dropout(rate=0.3)),
+        deterministic=False, rngs={"dropout": jax.random.key(2)},
+    ),
+    "generate": lambda: generate(weights(CONFIG), TOKENS, CONFIG, 3),
+    "prefill and decode": decode,
+    "heads": lambda: capture(
+        multi_head_attention, init(jax.random.key(0), Standard(width=8, num_heads=2)),
+        np.ones((2, 5, 8), "float32"), Standard(width=8, num_heads=2), names=("probs",),
+    ),
+    "blockwise": long_attention,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_second_call_compiles_nothing(name, compiled):
+    jax.block_until_ready(CALLS[name]())
+    assert not compiled(CALLS[name])
+
+
+def test_a_call_with_other_options_is_seen_to_compile(compiled):
+    """What the tests above count."""
+    apply()
+    assert compiled(lambda: apply(tokens=TOKENS[:, :3], capture=("outputs",)))
+
+
+SAME_BITS = {
+    "capture": (CONFIG, {"capture": ("probs", "embeddings")}),
+    "dropout": (
+        dataclasses.replace(
+            CONFIG, dropout=Dropout(rate=0.3, places=("embeddings", "attention", "final"))
+        ),
+        {"deterministic": False, "rngs": {"dropout": jax.random.key(2)}},
+    ),
+    "bfloat16": (dataclasses.replace(CONFIG, compute=Compute(dtype="bfloat16")), {}),
+    "encoder_decoder": (
+        dataclasses.replace(CONFIG, kind="encoder_decoder", dropout=Dropout(rate=0.3)),
+        {
+            "source": np.arange(14).reshape(2, 7), "capture": ("cross.probs", "encoder.probs"),
+            "deterministic": False, "rngs": {"dropout": jax.random.key(2)},
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME_BITS)
+def test_the_bits_of_the_jitted_call(name):
+    config, options = SAME_BITS[name]
+    names = {n: options[n] for n in ("capture", "deterministic") if n in options}
+    arrays = {n: a for n, a in options.items() if n not in names}
+    model = config.build()
+    expected = jax.jit(lambda p, t, a: model.apply({"params": p}, t, **a, **names))(
+        weights(config), TOKENS, arrays
+    )
+    got = apply(config, **options)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for ours, theirs in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_values_are_checked_before_a_kept_program_runs():
+    apply()
+    with pytest.raises(ValueError, match="19"):
+        apply(tokens=TOKENS + 10)
+    positions = np.arange(5) + 9
+    with pytest.raises(ValueError, match="12"):
+        apply(positions=positions)
+    with pytest.raises(ValueError, match="embedding"):
+        CONFIG.build().apply({"params": weights(dataclasses.replace(CONFIG, vocab_size=9))}, TOKENS)
+
+
+def test_a_patch_is_called_every_time_and_not_kept():
+    class Scale:
+        by = 2.0
+
+        def __call__(self, value, layer):
+            return self.by * value
+
+    scale = Scale()
+    first = apply(patch={"heads": scale}).logits
+    scale.by = 1.0
+    assert_close(apply(patch={"heads": scale}).logits, apply().logits)
+    assert np.abs(first - apply().logits).max() > 0.1
+    alive = weakref.ref(scale)
+    del scale
+    gc.collect()
+    assert alive() is None
+
+
+def test_traced_calls_are_part_of_the_callers_program():
+    """Also where nothing that they are given is traced: its scan is not inside a call."""
+    program = jax.make_jaxpr(lambda: apply().logits)()
+    assert "scan" in {equation.primitive.name for equation in program.eqns}
+
+
+def test_transforms_of_jax():
+    rows = jax.vmap(lambda t: apply(tokens=t[None]).logits[0])(TOKENS)
+    assert_close(rows, apply().logits)
+    slope = jax.grad(lambda p: jnp.sum(CONFIG.build().apply({"params": p}, TOKENS).logits ** 2))
+    assert np.isfinite(jax.tree.leaves(slope(weights(CONFIG)))[0]).all()
+
+
+@pytest.mark.slow
+def test_modes_of_jax():
+    expected = apply().logits
+    with jax.disable_jit():
+        assert_close(apply().logits, expected)
+    with jax.enable_x64(True):
+        config = dataclasses.replace(CONFIG, compute=Compute(dtype="float64"))
+        assert apply(config, dtype="float64").logits.dtype == "float64"
+        assert_close(apply(dtype="float64").logits, expected)
+    broken = jax.tree.map(lambda a: a * np.float32("nan"), weights(CONFIG))
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        CONFIG.build().apply({"params": broken}, TOKENS)
+
+
+@pytest.mark.slow
+def test_programs_of_many_configs_are_dropped():
+    q, before = np.ones((1, 3, 2, 4), "float32"), len(backend.get_backend().live_executables())
+    for number in range(80):
+        apply(dataclasses.replace(CONFIG, max_len=12 + number, num_layers=1))
+        dot_product_attention(q, q, q, scale=0.1 + number, implementation="blockwise")
+    gc.collect()
+    assert len(backend.get_backend().live_executables()) - before < 150
