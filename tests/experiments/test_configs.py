@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import importlib
 import json
 import re
 
@@ -10,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from commands import command
-from conftest import ROOT, assert_close
+from conftest import assert_close
 from ml_collections import ConfigDict
 
 from attnlab import lab
@@ -19,44 +18,44 @@ from attnlab.lab.spec import specs_of
 from attnlab.models import cache_bytes_per_token, num_parameters
 from attnlab.pretrained import published_config
 from attnlab.training import make_optimizer
-from experiments import published
-from experiments.configs import (
-    albert_table4,
-    byte_lm,
-    heads_and_sharing,
-    t5_table2,
-    takase,
-    vaswani_table3,
-)
+from experiments import reference
+from experiments.configs import byte_lm, heads_and_sharing
 from experiments.setup import experiment_of, setup_of
+from experiments.studies.tables import albert, t5, takase, vaswani
+from experiments.studies.tables import table as published
 
 # file and its extra word -> its config file and table
 TABLES = {
-    "albert_table4": (albert_table4, albert_table4.TABLE),
-    "vaswani_table3": (vaswani_table3, vaswani_table3.TABLE),
+    "albert": (albert, albert.TABLE),
+    "vaswani": (vaswani, vaswani.TABLE),
     "takase": (takase, takase.TABLE),
-    "t5_table2": (t5_table2, t5_table2.TABLE),
-    "t5_table2:language_model": (t5_table2, t5_table2.ALONE),
+    "t5": (t5, t5.TABLE),
+    "t5:language_model": (t5, t5.ALONE),
 }
 READ_FILES = {"cora", "neighbours", "reviews", "scan"}
 """Their sizes are those of files that are not here: test_other_data, test_separations."""
+# name of a config file, or of the study whose study.py it is -> the module
+MODULES = {
+    name.removesuffix("/study.py").removesuffix(".py").rpartition("/")[2]:
+    reference.config_module(name)
+    for name in reference.config_files()
+}  # fmt: skip
 # config file -> presets whose variants are looked at; other files have no variants
 PRESETS = {
-    path.stem: ["tiny"]
-    for path in sorted((ROOT / "experiments" / "configs").glob("[a-z]*.py"))
-    if re.search("^variants =|^def variants|variants, describe = ", path.read_text(), re.M)
-    and path.stem not in READ_FILES
+    name: ["tiny"]
+    for name, module in MODULES.items()
+    if hasattr(module, "variants") and name not in READ_FILES
 } | {
     "heads_and_sharing": ["tiny", "study", "scores,tiny", "confirm,study", "match=parameters"],
     "chunks": ["", "tuned"],
-    "t5_table2": ["", "tiny", "language_model"],
+    "t5": ["", "tiny", "language_model"],
     "which_matrices_learn": ["", "text,tiny"],
 }
 
 
 def planned(name, preset=""):
     """What `experiments.sweep` reads of a config file."""
-    module = importlib.import_module(f"experiments.configs.{name}")
+    module = MODULES[name]
     return setup_of(module.get_config(preset), module, preset)
 
 
@@ -146,10 +145,10 @@ def test_full_size_trains_as_the_paper_and_tiny_as_all_do():
     """Optimizer, schedule and the rate of the largest step and of a late one."""
     late = 99_999
     trained = {
-        "albert_table4": ("lamb", "linear", 1.76e-3, 1.76e-3 * (1 - (late - 3125) / 121_875)),
-        "vaswani_table3": ("adam", "inverse_sqrt", (512 * 4000) ** -0.5, 512**-0.5 * 1e5**-0.5),
+        "albert": ("lamb", "linear", 1.76e-3, 1.76e-3 * (1 - (late - 3125) / 121_875)),
+        "vaswani": ("adam", "inverse_sqrt", (512 * 4000) ** -0.5, 512**-0.5 * 1e5**-0.5),
         "takase": ("adam", "inverse_sqrt", (512 * 4000) ** -0.5, 512**-0.5 * 1e5**-0.5),
-        "t5_table2": ("adafactor", "flat_inverse_sqrt", 0.01, 1e5**-0.5),
+        "t5": ("adafactor", "flat_inverse_sqrt", 0.01, 1e5**-0.5),
     }  # fmt: skip
     for name, (optimizer, schedule, peak, then) in trained.items():
         table = TABLES[name][1]
@@ -161,16 +160,13 @@ def test_full_size_trains_as_the_paper_and_tiny_as_all_do():
         )
         assert (tiny.optimizer.name, tiny.schedule.name) == ("adamw", "cosine")
         assert tiny.optimizer.clip_norm == 1.0
-    rates = {
-        one.model.width: one.train.optimizer.learning_rate
-        for one in rows("vaswani_table3").values()
-    }
+    rates = {one.model.width: one.train.optimizer.learning_rate for one in rows("vaswani").values()}
     assert rates == {d: (d * 4000) ** -0.5 for d in (256, 512, 1024)}
 
 
 def test_the_paper_s_pooler_and_head_are_counted_apart():
     """Lan et al. print six of eight counts with the pooler, the rows without sharing without."""
-    table = albert_table4.TABLE
+    table = albert.TABLE
     printed = {}
     for name, row in table.rows.items():
         model = table.paper_model(name)
@@ -182,19 +178,19 @@ def test_the_paper_s_pooler_and_head_are_counted_apart():
 
 
 def test_scaled_embeddings_follow_the_width():
-    for row, one in rows("vaswani_table3", "width/4").items():
+    for row, one in rows("vaswani", "width/4").items():
         assert one.model.embedding.scale == pytest.approx(one.model.width**0.5), row
     assert rows("takase", "tiny")["cycle M=6 N=18"].model.sharing == "cycle:2"
 
 
 def test_learning_rates_and_chosen_rows():
-    setup = planned("vaswani_table3", "tiny,lr,rows=^(base|big)$")
+    setup = planned("vaswani", "tiny,lr,rows=^(base|big)$")
     specs = specs_of(setup.base, setup.variants, [0])
     rates = [spec.config.train.optimizer.learning_rate for spec in specs]
     np.testing.assert_allclose(rates, [0.3 * r for r in (3e-3, 1e-2, 3e-2)] * 2, rtol=1e-9)
     assert [spec.tags["name"] for spec in specs] == ["base"] * 3 + ["big"] * 3
     assert [spec.tags["learning_rate"] for spec in specs] == rates
-    assert len(setup.description.published.rows) == len(vaswani_table3.ROWS)
+    assert len(setup.description.published.rows) == len(vaswani.ROWS)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +205,7 @@ def test_learning_rates_and_chosen_rows():
 )
 def test_wrong_words(words, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        rows("vaswani_table3", words)
+        rows("vaswani", words)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +259,7 @@ def test_t5_s_table_is_of_t5_s_functions(x64):
         return dataclasses.replace(model, width=20, num_layers=2, vocab_size=11, **made)
 
     theirs = small(published_config("t5_base"), 1.0, 20**-0.5)
-    ours = small(t5_table2.MODEL, 20**0.5, 1.0)
+    ours = small(t5.MODEL, 20**0.5, 1.0)
     factors = {"q": 4**0.5, "embedding": 20**-0.5}
 
     def outputs(key):
@@ -331,7 +327,7 @@ def test_published_models_by_name(name):
 @pytest.mark.slow
 def test_a_table_from_end_to_end(tmp_path, nine_letters):
     """Two rows of ALBERT's table, few steps: the report has the paper's numbers beside ours."""
-    config = "--config=experiments/configs/albert_table4.py:tiny,rows=E=128.(all|not)"
+    config = "--config=experiments/studies/tables/albert.py:tiny,rows=E=128.(all|not)"
     flags = [config, f"--workdir={tmp_path}/run", f"--config.data.path={nine_letters}"]
     flags += ["--jax_disable_most_optimizations"]
     flags += [
@@ -356,12 +352,12 @@ def test_a_table_from_end_to_end(tmp_path, nine_letters):
     with (tmp_path / "run/tables/published.csv").open(newline="") as lines:
         found = {row["row"]: row for row in csv.DictReader(lines)}
     row = found["E=128 all-shared"]
-    assert list(found) == list(albert_table4.ROWS)
+    assert list(found) == list(albert.ROWS)
     assert float(row["ours: held-out bits per byte"]) == pytest.approx(bits.mean())
     assert float(row["standard deviation"]) == pytest.approx(bits.std(ddof=1))
     assert int(row["parameters here"]) == ours[0]["sizes"]["parameters"]
     assert (row["at the paper's size"], row["as printed"]) == ("11683584", "12M")
-    paper = [row[f"paper: {column}"] for column in albert_table4.TABLE.columns]
+    paper = [row[f"paper: {column}"] for column in albert.TABLE.columns]
     assert paper == ["80.1", "89.3", "82.3", "80.0", "77.1", "82.0", "90.3", "64.0"]
     other = found["E=768 shared-FFN"]
     assert other["ours: held-out bits per byte"] == "not run"

@@ -28,8 +28,9 @@ from attnlab.training import (
     train_step,
 )
 from attnlab.training.objectives import OBJECTIVES
-from experiments.configs import byte_lm, same_start
+from experiments.configs import byte_lm
 from experiments.setup import experiment_of, run_config, setup_of
+from experiments.studies.known_answers import same_start
 
 CONFIGS = (
     "two_heads_beat_one",
@@ -48,7 +49,7 @@ DATA = {"neighbours": "graph", "shared_encoder_decoder": "pairs"}
 
 def planned(name, words="", folder=None):
     """What a config file describes."""
-    module = importlib.import_module(f"experiments.configs.{name}")
+    module = importlib.import_module(f"experiments.studies.known_answers.{name}")
     base = module.get_config(words)
     if name in DATA:
         data, length, _ = small_data.DATASETS[DATA[name]](folder)
@@ -113,7 +114,7 @@ def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
 
 def test_reviews_are_asked_of_the_variants_that_are_compared():
     """Of chunks.py: the text has eleven variants, a review's class only those that a pair names."""
-    module = importlib.import_module("experiments.configs.chunks")
+    module = importlib.import_module("experiments.studies.known_answers.chunks")
     base, about = planned("chunks").base, module.describe("reviews")
     text, reviews = ({v.name: v.values for v in module.variants(base, w)} for w in ("", "reviews"))
     assert (len(text), len(reviews)) == (11, 7)

@@ -21,10 +21,10 @@ from attnlab.lab.report import (
     write_report,
 )
 from attnlab.lab.report.answers import answers, limits, question, warnings
+from attnlab.lab.report.expectations import expectations
 from attnlab.lab.report.figures import curves_figures, effects_figure, over_tag_figures
 from attnlab.lab.report.heads import heads_sections
 from attnlab.lab.report.page import Figures, Paragraph, Table, to_markdown
-from attnlab.lab.report.published import expectations
 from attnlab.lab.report.tables import rates_blocks, scores_table
 from attnlab.lab.result import MetricInfo
 

@@ -28,6 +28,8 @@ def test_data():
         assert set(re.findall(r"`(\w+)`", tasks)) <= set(OBJECTIVES)
         for config in re.findall(r"`(\w+\.py)`", configs):
             assert (ROOT / "experiments" / "configs" / config).exists()
+        for config in re.findall(r"`(\w+/\w+\.py)`", configs):
+            assert (ROOT / "experiments" / "studies" / config).exists()
     assert {t for _, _, tasks, _ in found.values() for t in re.findall(r"`(\w+)`", tasks)} == set(
         OBJECTIVES
     )

@@ -23,11 +23,11 @@ from attnlab.lab.description import (
 )
 from attnlab.lab.report import figures, tables
 from attnlab.lab.report.answers import answers, limits, question, warnings
+from attnlab.lab.report.expectations import expectations, published_section
 from attnlab.lab.report.heads import heads_sections
 from attnlab.lab.report.making import making_section
 from attnlab.lab.report.page import Block, Figures, Page, Paragraph, Section, write_page
 from attnlab.lab.report.panel import Panel
-from attnlab.lab.report.published import expectations, published_section
 from attnlab.lab.report.workdirs import read_panels
 from attnlab.lab.text_table import counted
 

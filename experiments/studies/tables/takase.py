@@ -1,6 +1,7 @@
 r"""At an equal number of parameters, in which order should more layers share weights?
 
-    python -m experiments.sweep --config=experiments/configs/takase.py:tiny --workdir=runs/takase
+    python -m experiments.sweep --config=experiments/studies/tables/takase.py:tiny \
+        --workdir=runs/takase
 
 Takase and Kiyono 2021 (arXiv 2104.06022): M sets of weights for N layers, assigned in sequence
 (AABBCC), in a cycle (ABCABC) or in a cycle whose last round runs backwards (ABCCBA), beside the
@@ -12,14 +13,14 @@ vanilla Transformer and a universal one (M = 1) that is as large because it is w
 is as large as four of the others). In 200 steps more width helps and more depth does not yet; the
 three orders do not differ significantly.
 
-Presets after the colon: see `experiments/published.py`. Without a preset: the paper's sizes, with
+Presets after the colon: see `table.py`. Without a preset: the paper's sizes, with
 32,768 symbols.
 """
 
 from attnlab.pretrained import published_config
-from experiments import published
-from experiments.configs import vaswani_table3
-from experiments.published import Row, Table, TinyScale
+from experiments.studies.tables import table as published
+from experiments.studies.tables import vaswani as vaswani_table3
+from experiments.studies.tables.table import Row, Table, TinyScale
 
 BIG = {"model.width": 1024, "model.ffn.width": 4096, "model.heads.num_heads": 16}
 SIX = 60_878_848

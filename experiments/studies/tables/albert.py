@@ -1,6 +1,6 @@
 r"""Which part of a layer can all layers share, and how many groups of layers need their own?
 
-    python -m experiments.sweep --config=experiments/configs/albert_table4.py:tiny \
+    python -m experiments.sweep --config=experiments/studies/tables/albert.py:tiny \
         --workdir=runs/albert
 
 Table 4 of ALBERT (Lan et al. 2019, arXiv 1909.11942): four ways to share over 12 layers, at two
@@ -14,7 +14,7 @@ spread of 0.1 to 0.2 over seeds: some seeds have not left the frequencies of the
 On average more groups are better (1: 4.72, 2: 4.67, 3: 4.64, 4: 4.64, 6: 4.50, 12: 4.56), but no
 row differs significantly from “not-shared”; to resolve that, raise --config.train.steps.
 
-Presets after the colon: see `experiments/published.py`. Without a preset: ALBERT-base with the
+Presets after the colon: see `table.py`. Without a preset: ALBERT-base with the
 paper's sizes, steps, batch and optimizer (LAMB)."""
 
 import dataclasses
@@ -26,8 +26,8 @@ from attnlab.training.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from experiments import published
-from experiments.published import Row, Table, TinyScale
+from experiments.studies.tables import table as published
+from experiments.studies.tables.table import Row, Table, TinyScale
 
 
 def _row(embedding: int, plan: str, parameters: int, printed: str = "", *scores: float) -> Row:

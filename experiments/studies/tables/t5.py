@@ -1,6 +1,6 @@
 r"""Does an encoder need its own weights, or can it use the decoder's? And how much depth?
 
-    python -m experiments.sweep --config=experiments/configs/t5_table2.py:tiny --workdir=runs/t5
+    python -m experiments.sweep --config=experiments/studies/tables/t5.py:tiny --workdir=runs/t5
 
 Table 2 of T5 (Raffel et al. 2020, arXiv 1910.10683), its denoising rows: an encoder and a decoder,
 the same with shared weights, and the same with half the layers. `language_model` instead runs the
@@ -19,7 +19,7 @@ T5 does not divide scores by sqrt(d_k), divides logits by sqrt(d), and chooses i
 accordingly. Here scores are divided and logits are not, which gives the same functions with the
 initial weights of attnlab (except for the table of relative positions: 1/sqrt(h), in T5 1/sqrt(d)).
 
-Presets after the colon: `language_model`, and those of `experiments/published.py`. Without a
+Presets after the colon: `language_model`, and those of `table.py`. Without a
 preset: T5 base."""
 
 import dataclasses
@@ -31,8 +31,8 @@ from attnlab.training.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from experiments import published
-from experiments.published import Row, Table, TinyScale
+from experiments.studies.tables import table as published
+from experiments.studies.tables.table import Row, Table, TinyScale
 
 COLUMNS = ("GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo")
 ROWS = {

@@ -1,6 +1,6 @@
 """A published table as data: its rows as changes of a config, and the numbers the paper printed.
 
-A config file of a table (`experiments/configs/vaswani_table3.py`) holds one `Table` and takes its
+A config file of a table (`experiments/studies/tables/vaswani.py`) holds one `Table` and takes its
 functions from here, with these presets after its colon:
 
     tiny       sizes for a CPU, and a short training

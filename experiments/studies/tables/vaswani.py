@@ -1,6 +1,6 @@
 r"""How many heads, how wide, how many layers: the variations of the first Transformer.
 
-    python -m experiments.sweep --config=experiments/configs/vaswani_table3.py:tiny \
+    python -m experiments.sweep --config=experiments/studies/tables/vaswani.py:tiny \
         --workdir=runs/vaswani
 
 Table 3 of Vaswani et al. 2017 (arXiv 1706.03762), every row that the paper gives numbers for: heads
@@ -13,7 +13,7 @@ learn fastest (Spearman's rank correlation with the paper's perplexity: -0.20), 
 (A, B) differ by at most 0.02 from the base, and after Holm's correction no row differs
 significantly.
 
-Presets after the colon: see `experiments/published.py`. Without a preset: the paper's sizes, with
+Presets after the colon: see `table.py`. Without a preset: the paper's sizes, with
 37,000 symbols, steps and tokens per step.
 """
 
@@ -24,8 +24,8 @@ from attnlab.training.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from experiments import published
-from experiments.published import Row, Table, TinyScale
+from experiments.studies.tables import table as published
+from experiments.studies.tables.table import Row, Table, TinyScale
 
 WARMUP = 4000
 PATHS = {
