@@ -1,21 +1,19 @@
 """Experiments whose answer is known: their data, their bounds, and what a report makes of them."""
 
 import dataclasses
-import importlib
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import small_data
+from config_files import MODULES, experiments, planned
 from conftest import assert_close
 from ml_collections import ConfigDict
 
 from attnlab import data
 from attnlab.data.endpoints import examples
 from attnlab.heads import score_scale
-from attnlab.lab.spec import specs_of
 from attnlab.lab.start import init_function
 from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
 from attnlab.models.head_similarity import smallest_change
@@ -29,53 +27,8 @@ from attnlab.training import (
 )
 from attnlab.training.objectives import OBJECTIVES
 from experiments.configs import byte_lm
-from experiments.setup import experiment_of, run_config, setup_of
+from experiments.setup import experiment_of, run_config
 from experiments.studies.known_answers import same_start
-
-CONFIGS = (
-    "two_heads_beat_one",
-    "same_start",
-    "one_wide_beats_many_narrow",
-    "heads_or_depth",
-    "which_matrices_learn",
-    "chunks",
-    "neighbours",
-    "low_rank",
-    "shared_encoder_decoder",
-)
-DATA = {"neighbours": "graph", "shared_encoder_decoder": "pairs"}
-"""Which of small_data those read that read files."""
-
-
-def planned(name, words="", folder=None):
-    """What a config file describes."""
-    module = importlib.import_module(f"experiments.studies.known_answers.{name}")
-    base = module.get_config(words)
-    if name in DATA:
-        data, length, _ = small_data.DATASETS[DATA[name]](folder)
-        base.data.update(dataclasses.asdict(data))
-        base.train.length, base.model.vocab_size = length, max(300, base.model.vocab_size)
-    return setup_of(base, module, words)
-
-
-def experiments(name, words="", folder=None):
-    """Name of each variant -> its experiment."""
-    setup = planned(name, words, folder)
-    specs = specs_of(setup.base, setup.variants, [0], setup.match)
-    return {spec.title: spec.config for spec in specs}
-
-
-@pytest.mark.parametrize("words", ["", "tiny"])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_expected_is_of_variants_that_the_sweep_has(name, words, tmp_path):
-    if name in DATA and not words:
-        pytest.skip("its sizes are those of files that are not here")
-    about, names = planned(name, words, tmp_path).description, experiments(name, words, tmp_path)
-    assert about.expectations
-    for expected in about.expectations:
-        assert {tags["name"] for tags in (expected.tags, expected.over) if tags} <= set(names)
-        expected.text.format(mean=0.0, min=0.0, max=0.0, ratio=0.0)
-    assert {tags["name"] for pair in about.pairs for tags in pair} <= set(names)
 
 
 def flat(fields, path=""):
@@ -114,7 +67,7 @@ def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
 
 def test_reviews_are_asked_of_the_variants_that_are_compared():
     """Of chunks.py: the text has eleven variants, a review's class only those that a pair names."""
-    module = importlib.import_module("experiments.studies.known_answers.chunks")
+    module = MODULES["chunks"]
     base, about = planned("chunks").base, module.describe("reviews")
     text, reviews = ({v.name: v.values for v in module.variants(base, w)} for w in ("", "reviews"))
     assert (len(text), len(reviews)) == (11, 7)

@@ -14,16 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.description import (
-    Description,
-    Expectation,
-    PublishedRow,
-    PublishedTable,
-    read_description,
-)
+from attnlab.lab.description import Description, Expectation, read_description
 from attnlab.lab.report import figures, tables
 from attnlab.lab.report.answers import answers, limits, question, warnings
-from attnlab.lab.report.expectations import expectations, published_section
+from attnlab.lab.report.expectations import expectations
 from attnlab.lab.report.heads import heads_sections
 from attnlab.lab.report.making import making_section
 from attnlab.lab.report.page import Block, Figures, Page, Paragraph, Section, write_page
@@ -32,8 +26,8 @@ from attnlab.lab.report.workdirs import read_panels
 from attnlab.lab.text_table import counted
 
 __all__ = [
-    "Description", "Expectation", "Panel", "PublishedRow", "PublishedTable", "make_page",
-    "read_description", "read_panels", "write_report",
+    "Description", "Expectation", "Panel", "make_page", "read_description", "read_panels",
+    "write_report",
 ]  # fmt: skip
 
 
@@ -69,7 +63,6 @@ def make_page(panels: Sequence[Panel]) -> Page:
     head += [paragraph for some in said for paragraph in some[1:]]
     head += [line for panel in panels for line in warnings(panel)]
     sections = [_scores_section(panel, _end(i, panels)) for i, panel in enumerate(panels)]
-    sections += [s for panel in panels for s in published_section(panel)]
     for i, panel in enumerate(panels):
         sections += _differences_section(panel, _end(i, panels))
     sections.append(_budgets_section(panels))

@@ -1,0 +1,42 @@
+"""What the config files describe, those of the studies too."""
+
+import dataclasses
+
+import small_data
+
+from attnlab.lab.spec import specs_of
+from experiments import reference
+from experiments.setup import setup_of
+
+MODULES = {
+    name.removesuffix("/study.py").removesuffix(".py").rpartition("/")[2]:
+    reference.config_module(name)
+    for name in reference.config_files()
+}  # fmt: skip
+"""Name of a config file, or of the study whose study.py it is -> the module."""
+DATA = {"neighbours": "graph", "shared_encoder_decoder": "pairs"}
+"""Which of small_data those read that read files."""
+
+
+def config(name, preset="", folder=None):
+    """The config of a file, on small data where it reads files."""
+    found = MODULES[name].get_config(preset)
+    if name in DATA:
+        data, length, _ = small_data.DATASETS[DATA[name]](folder)
+        found.data.update(dataclasses.asdict(data))
+        found.train.length, found.model.vocab_size = length, max(300, found.model.vocab_size)
+        # One graph for each device of the tests.
+        found.train.batch_size = found.train.evaluation.batch_size = 8
+    return found
+
+
+def planned(name, preset="", folder=None):
+    """What `experiments.sweep` reads of a config file."""
+    return setup_of(config(name, preset, folder), MODULES[name], preset)
+
+
+def experiments(name, preset="", folder=None):
+    """Title of each variant -> its experiment, as a sweep would run it."""
+    setup = planned(name, preset, folder)
+    specs = specs_of(setup.base, setup.variants, [0], setup.match)
+    return {spec.title: spec.config for spec in specs}
