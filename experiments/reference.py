@@ -192,7 +192,7 @@ def config_page() -> str:
     training = [_fields("config.train.", TrainConfig, without=set(PARTS)), _prose(TrainConfig)]
     training += [_section(f"config.train.{name}.", part) for name, part in PARTS.items()]
     datasets = []
-    for name, dataset in DATASETS.items():
+    for name, dataset in _ours(DATASETS).items():
         datasets += [_fields("config.data.", dataset, title=f"`{name}`"), _prose(dataset)]
     parts = {
         "experiment": _experiment(),

@@ -1,7 +1,5 @@
 """What the config files describe, those of the studies too."""
 
-import dataclasses
-
 import small_data
 
 from attnlab.lab.spec import specs_of
@@ -19,12 +17,10 @@ DATA = {"neighbours": "graph", "shared_encoder_decoder": "pairs"}
 
 
 def config(name, preset="", folder=None):
-    """The config of a file, on small data where it reads files."""
+    """The config of a file; one that reads files (then with `tiny`) on small data."""
     found = MODULES[name].get_config(preset)
     if name in DATA:
-        data, length, _ = small_data.DATASETS[DATA[name]](folder)
-        found.data.update(dataclasses.asdict(data))
-        found.train.length, found.model.vocab_size = length, max(300, found.model.vocab_size)
+        found.data.path = small_data.DATASETS[DATA[name]](folder)[0].path
         # One graph for each device of the tests.
         found.train.batch_size = found.train.evaluation.batch_size = 8
     return found

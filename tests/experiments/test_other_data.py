@@ -9,7 +9,6 @@ import pytest
 import small_data
 
 from attnlab import training
-from attnlab.data import DATASETS
 from attnlab.lab import run as lab_run
 from attnlab.training.metrics import Recorder
 from experiments import reference, report
@@ -22,11 +21,10 @@ CONFIGS = {
     "configs/recall.py": "recall",
     "studies/known_answers/two_heads_beat_one.py": "endpoints",
     "studies/known_answers/one_wide_beats_many_narrow.py": "farthest",
-    "studies/known_answers/heads_or_depth.py": "maxima",
     "configs/cora.py": "graph",
     "configs/scan.py": "grain",
 }
-DRAWN = ("recall", "endpoints", "farthest", "maxima")
+DRAWN = ("recall", "endpoints", "farthest")
 """Datasets that are not read but made."""
 
 
@@ -46,7 +44,7 @@ def tiny(name, folder):
 
 def test_every_row_has_a_config():
     of_byte_lm = {"text", "tokens", "huggingface"}  # byte_lm.py has a word for each
-    assert {*CONFIGS.values()} | of_byte_lm == set(DATASETS)
+    assert {*CONFIGS.values()} | of_byte_lm == set(small_data.DATASETS)
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from attnlab.training.objectives import OBJECTIVES
 from experiments.configs import byte_lm
 from experiments.setup import experiment_of, run_config
 from experiments.studies.known_answers import same_start
+from experiments.studies.known_answers.maxima import Maxima
 
 
 def flat(fields, path=""):
@@ -249,7 +250,7 @@ def test_the_farthest_point_by_numpy():
 
 def test_sums_of_maxima_by_numpy():
     """Of mean 0 and variance 1 over many rows; one token asks, and none but it is scored."""
-    config = data.Maxima(dimensions=3, directions=2, heldout_rows=4000)
+    config = Maxima(dimensions=3, directions=2, heldout_rows=4000)
     rows = config.load(6).heldout(0)
     x, answers = rows["features"], rows["answers"][:, -1, 0]
     assert (x[..., 3:] == np.where(rows["scored"][..., None], [0, 1], [1, 0])).all()
@@ -273,10 +274,10 @@ def test_sums_of_maxima_by_numpy():
             "data.dimensions must be a whole number of at least 2, not 1",
         ),
         (data.Farthest, 2, "2 points have no farthest one; set train.length to at least 3"),
-        (lambda: data.Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
-        (data.Maxima, 2, "train.length 2 leaves fewer than 2 vectors"),
+        (lambda: Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
+        (Maxima, 2, "train.length 2 leaves fewer than 2 vectors"),
         (
-            lambda: data.Maxima(heldout_rows=0),
+            lambda: Maxima(heldout_rows=0),
             8,
             "data.heldout_rows must be a whole number of at least 1",
         ),

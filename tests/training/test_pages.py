@@ -21,7 +21,8 @@ def rows(page, header):
 
 def test_data():
     found = rows("datasets.md", "| source |")
-    assert list(found) == list(DATASETS)
+    ours = [name for name, kind in DATASETS.items() if kind.__module__.startswith("attnlab.")]
+    assert list(found) == ours
     for name, (_, fields, tasks, configs) in found.items():
         told = re.findall(r"`(\w+)`", fields)
         assert told == [field.name for field in dataclasses.fields(DATASETS[name])]

@@ -15,9 +15,11 @@ Presets after the colon: `paper` (T = 128), `tiny`.
 """
 
 from attnlab import lab
+from attnlab.data import DATASETS
 from attnlab.lab.text_table import counted
 from experiments.configs import byte_lm
 from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.maxima import Maxima
 from experiments.studies.known_answers.one_wide_beats_many_narrow import TRAINING
 
 VALUES = {
@@ -60,6 +62,7 @@ description = lab.Description(
     ),
 )  # fmt: skip
 
+DATASETS["maxima"] = Maxima
 get_config = byte_lm.other_data("regression", "maxima", VALUES, VARIANTS)
 
 variants = [
