@@ -3,7 +3,6 @@
 | function | takes | returns |
 |---|---|---|
 | `convert` | weights of a layout, a target layout | exact weights of the target, a proof that there are none, or neither |
-| `truncate` | weights of a layout, a rank | scores of that rank, and their error |
 | `reparametrize`, `permute_heads` | weights of a layout | the same function in other bases, or with its heads in another order |
 | `change_plan`, `share`, `unshare`, `detect_sharing`, `tie_encoder`, `untie_encoder` | config, params | config, params under another sharing plan |
 | `remove_heads`, `scale_heads` | config, params | a model with fewer heads, or with scaled ones |
@@ -24,10 +23,9 @@ from attnlab.transforms.resharing import (
     unshare,
     untie_encoder,
 )
-from attnlab.transforms.truncate import Truncation, truncate
 
 __all__ = [
-    "Conversion", "NotEquivalent", "Truncation", "Undecided", "align_heads", "change_plan",
+    "Conversion", "NotEquivalent", "Undecided", "align_heads", "change_plan",
     "convert", "detect_sharing", "output_difference", "permute_heads", "remove_heads",
-    "reparametrize", "scale_heads", "share", "tie_encoder", "truncate", "unshare", "untie_encoder",
+    "reparametrize", "scale_heads", "share", "tie_encoder", "unshare", "untie_encoder",
 ]  # fmt: skip

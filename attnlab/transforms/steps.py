@@ -119,12 +119,6 @@ def repeat_heads(w: Weights, layout: Layout, goal: Goal) -> Made:
     if hasattr(goal.untied, "num_kv_heads"):
         wanted = goal.untied.size("num_kv_heads")
         count = wanted if wanted > heads and wanted % heads == 0 else count
-    return repeated(w, layout, count)
-
-
-def repeated(w: Weights, layout: Layout, count: int) -> Made:
-    """Every key/value head copied, to `count` in all."""
-    heads = layout.size("num_kv_heads")
     if count <= heads or count % heads or layout.num_heads % count:
         return None
     made = {}
