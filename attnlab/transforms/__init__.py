@@ -6,11 +6,10 @@
 | `reparametrize`, `permute_heads` | weights of a layout | the same function in other bases, or with its heads in another order |
 | `change_plan`, `share`, `unshare`, `detect_sharing`, `tie_encoder`, `untie_encoder` | config, params | config, params under another sharing plan |
 | `remove_heads`, `scale_heads` | config, params | a model with fewer heads, or with scaled ones |
-| `align_heads`, `output_difference` | two sets of weights, two models | which head is like which; how far the outputs differ |
+| `output_difference` | two models | how far their outputs differ |
 """  # noqa: E501
 
 from attnlab.transforms.convert import Conversion, NotEquivalent, Undecided, convert
-from attnlab.transforms.head_alignment import align_heads
 from attnlab.transforms.permute import permute_heads
 from attnlab.transforms.pruning import remove_heads, scale_heads
 from attnlab.transforms.reparametrize import reparametrize
@@ -25,7 +24,7 @@ from attnlab.transforms.resharing import (
 )
 
 __all__ = [
-    "Conversion", "NotEquivalent", "Undecided", "align_heads", "change_plan",
+    "Conversion", "NotEquivalent", "Undecided", "change_plan",
     "convert", "detect_sharing", "output_difference", "permute_heads", "remove_heads",
     "reparametrize", "scale_heads", "share", "tie_encoder", "unshare", "untie_encoder",
 ]  # fmt: skip
