@@ -28,7 +28,6 @@ from attnlab.heads import (
     SoftCap,
     Standard,
     TalkingHeads,
-    TensorProduct,
     TwoStage,
     Wide,
     init,
@@ -456,62 +455,6 @@ def test_weights_as_returned_are_finite_and_measured(dtype):
     assert not jax.config.jax_enable_x64
 
 
-def test_value_biases_count_as_a_sum_over_heads():
-    """B1: "head 0 shares with none", though biases of another distribution are the same."""
-    target = small(num_kv_heads=2, biases=("v",), head_dim=2, value_dim=2)
-    each = dataclasses.replace(target, num_kv_heads=4)
-    params = checked(random_params(target), target, each)[0]
-    null = np.linalg.svd(params["o"].reshape(8, 12).T)[2][-1]
-    total = params["v_bias"].reshape(-1) @ params["o"].reshape(8, 12)
-    moved = np.random.default_rng(0).normal(size=8) * 3
-    rows = params["o"].reshape(8, 12)
-    # Any biases of the same sum, those of single heads far from the shared ones.
-    shift = moved - np.linalg.lstsq(rows.T, moved @ rows, rcond=None)[0] + 0 * null
-    params["v_bias"] = params["v_bias"] + shift.reshape(4, 2)
-    np.testing.assert_allclose(params["v_bias"].reshape(-1) @ rows, total, atol=1e-9)
-    assert not isinstance(convert(params, each, target), NotEquivalent)
-
-
-def absorbed_biases(shape=(4, 12)):
-    """Value biases [N, O] of heads 0 and 1 that differ in all but their sum."""
-    bias = np.zeros(shape)
-    bias[:2] = np.random.default_rng(0).normal(size=shape[1]) * np.array([[1], [-1]])
-    return bias
-
-
-def test_value_biases_of_absorbed_heads_add_up():
-    """B1: "rank: a head has rank 4", though only the sum of the biases shows."""
-    target = small(biases=("v",))
-    layout = small(Absorbed, biases=("v",), scale=3**-0.5)
-    params = checked(random_params(target), target, layout)[0]
-    params["v_bias"] = params["v_bias"] + absorbed_biases()
-    assert not isinstance(convert(params, layout, target), NotEquivalent)
-
-
-@pytest.mark.parametrize("size", [1.0, 1e3])
-def test_value_biases_that_cancel(size):
-    """B2: "cannot move; it moves by 2.2e-16"."""
-    target, layout = small(), small(Absorbed, biases=("v",), scale=3**-0.5)
-    params = checked(random_params(target), target, layout)[0]
-    params["v_bias"] = size * absorbed_biases() * (1 + 1e-16)
-    assert not isinstance(convert(params, layout, target), NotEquivalent)
-
-
-@pytest.mark.parametrize("extra", [Sink(), Gate(), ExtraKeys(1)])
-def test_an_output_of_rounding_proves_nothing(extra):
-    """B2: proofs by the share of keys and by gates measured noise."""
-    layout, target = small(num_heads=2, extras=(extra,)), small(num_heads=2)
-    params = random_params(layout)
-    for name in ("q", "k", "v", "head_gate", "extra_k", "extra_v"):
-        if name in params:
-            params[name][:, 1] = params[name][:, 0] if extra != ExtraKeys(1) or name in "qkv" else 0
-    for name in ("sink", "extra_k", "extra_v"):
-        if name in params:
-            params[name][:] = params[name].reshape(-1)[0] if name == "sink" else 0
-    params["o"][1] = -params["o"][0]
-    assert not isinstance(convert(params, layout, target), NotEquivalent)
-
-
 def test_a_head_without_an_effect_may_have_any_projection():
     """B3: "permutation ... differ by 1" for a head whose v o is 8e-17."""
     tied, layout = small(NarrowTied), small(Narrow)
@@ -520,18 +463,6 @@ def test_a_head_without_an_effect_may_have_any_projection():
     params["v"][2, :, 0], params["o"][2, 0] = 0.0, 1e-17
     params["v"][2, 0, 0] = 1e-17
     assert not isinstance(convert(params, layout, tied), NotEquivalent)
-
-
-def test_a_target_from_outside_has_no_facts():
-    """B4: "twice the values gives 2 times the output in the target" was never measured there."""
-
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Squared(Standard):
-        def project_kv(self, params, y, z, rotate):
-            return super().project_kv(params, y, z * jnp.abs(z), rotate)
-
-    layout = small(TensorProduct, value_rank=1)
-    assert isinstance(convert(random_params(layout), layout, small(Squared)), Undecided)
 
 
 def test_groups_of_heads_in_another_order():
