@@ -89,7 +89,7 @@ CASES = {
         sized(Standard, out_width=30, biases=("q", "v")),
     ),
     "identity_keys": (sized(Bilinear), plain_keys),
-    "identity_values": (sized(Absorbed), sized(Bilinear, value_dim=10)),
+    "identity_values": (sized(Absorbed), sized(Bilinear, **EACH, value_dim=10)),
     "repeat_keys": (sized(Collaborative), sized(Standard, head_dim=8)),
     "block_mixing": (sized(Standard, **EACH), sized(Collaborative, **EACH, head_dim=24)),
     "expand_latent": (
