@@ -146,41 +146,6 @@ class LearntSoftCap(Extra):
         return call.bind(score_mods=(*call.options.get("score_mods", ()), cap))
 
 
-@register_extra("sigmoid")
-@dataclasses.dataclass(frozen=True)
-class Sigmoid(Extra):
-    """sigmoid(scores + b) of each key alone instead of the softmax (Ramapuram et al. 2024,
-    arXiv 2409.04431, equation 3).
-
-    With b = -log(length) the weights of a query to `length` keys sum to about 1 at first.
-
-    Attributes:
-      length: n of b, the usual number of keys.
-      learnt: b is a number per head, which starts there; else it is fixed, as in the paper.
-
-    >>> from attnlab.heads import Standard
-    >>> Standard(width=8, num_heads=2, extras=(Sigmoid(), Sink()))
-    Traceback (most recent call last):
-    ValueError: extra 'sigmoid' does not combine with 'sink'; leave one out
-    """
-
-    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
-    shift_invariant: ClassVar[bool] = False
-    excludes: ClassVar[tuple[str, ...]] = ("sink", "extra_keys")
-    length: int = bounded(64, least=1)
-    learnt: bool = False
-
-    def weights(self, layout: Layout) -> dict[str, Weight]:
-        start = -math.log(self.length)
-        shift = Weight("attend", makes=("num_score_maps",), constant=start)
-        return {"sigmoid_shift": shift} if self.learnt else {}
-
-    def before_attention(self, params: Params, call: Call) -> Call:
-        fixed = jnp.full((1, 1, 1), -math.log(self.length))
-        shift = params["sigmoid_shift"][:, None, None] if self.learnt else fixed
-        return call.with_new(sigmoid_shift=shift)
-
-
 @register_extra("mixture_of_heads")
 @dataclasses.dataclass(frozen=True)
 class MixtureOfHeads(Extra):
