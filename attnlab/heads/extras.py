@@ -48,8 +48,9 @@ class Gate(Extra):
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         if self.by == "head":
-            return {"head_gate": Weight("attend", ("width",), ("num_heads",))}
-        return {"gate": Weight("attend", ("width",), ("num_heads", "head_width"))}
+            return {"head_gate": Weight("attend", ("width",), ("num_heads",), enters=("heads",))}
+        makes = ("num_heads", "head_width")
+        return {"gate": Weight("attend", ("width",), makes, enters=("heads",))}
 
     def values(self, layout: Layout) -> dict[str, str]:
         return {"gate": "B T N 1" if self.by == "head" else "B T N V"}
@@ -88,7 +89,9 @@ class Sink(Extra):
     learnt: bool = True
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
-        learnt = {"sink": Weight("attend", makes=("num_score_maps",), constant=0.0)}
+        learnt = {
+            "sink": Weight("attend", makes=("num_score_maps",), constant=0.0, enters=("probs",))
+        }
         return learnt if self.learnt else {}
 
     def before_attention(self, params: Params, call: Call) -> Call:
@@ -235,7 +238,8 @@ class TalkingHeads(Extra):
     def weights(self, layout: Layout) -> dict[str, Weight]:
         heads = ("num_score_maps",)
         mix = Weight("attend", reads=heads, makes=heads, identity=True, per_score=True)
-        return {"mix_scores": mix, "mix_probs": mix}
+        after = dataclasses.replace(mix, enters=("probs",))
+        return {"mix_scores": mix, "mix_probs": after}
 
     def before_attention(self, params: Params, call: Call) -> Call:
         return call.with_new(talking_heads=(params["mix_scores"], params["mix_probs"]))
@@ -271,8 +275,8 @@ class ExtraKeys(Extra):
     def weights(self, layout: Layout) -> dict[str, Weight]:
         k_axes, v_axes = ("num_key_heads", "score_width"), ("num_value_heads", "head_width")
         return {
-            "extra_k": Weight("attend", makes=(self.count, *k_axes), std=1.0),
-            "extra_v": Weight("attend", makes=(self.count, *v_axes), std=1.0),
+            "extra_k": Weight("attend", makes=(self.count, *k_axes), std=1.0, enters=("probs",)),
+            "extra_v": Weight("attend", makes=(self.count, *v_axes), std=1.0, enters=("heads",)),
         }
 
     def before_attention(self, params: Params, call: Call) -> Call:
