@@ -11,6 +11,7 @@ from jax import Array
 
 from attnlab.attention.dropout import dropout_seed, keep_at
 from attnlab.attention.jax_nn import refuse_dense_only
+from attnlab.attention.masks import Nodes
 from attnlab.attention.options import AttentionOutput, Call, Settings
 from attnlab.attention.score_mods import apply_score_mods
 from attnlab.attention.scores import add_sink, lowest
@@ -70,7 +71,7 @@ def refuse_edges(call: Call) -> str | None:
     return refuse_dense_only(call.settings)
 
 
-def _once(num_nodes: int, num_keys: int, senders: Array, receivers: Array) -> tuple[Array, Array]:
+def _once(num_nodes: int, num_keys: int, senders: Nodes, receivers: Nodes) -> tuple[Array, Array]:
     """The edges; where one is listed again, padding."""
     order = jnp.lexsort((senders, receivers))
     same_sender, same_receiver = (jnp.diff(a[order], prepend=-1) == 0 for a in (senders, receivers))
