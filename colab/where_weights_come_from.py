@@ -51,7 +51,7 @@ import optax
 import pandas as pd
 
 from attnlab import data, training
-from attnlab.attention import attention_over_edges, dot_product_attention, masks
+from attnlab.attention import dot_product_attention, masks
 from attnlab.heads import Standard
 from attnlab.models import FFN, Dropout, Init, ModelConfig, NoPositions, OutputHead
 
@@ -311,9 +311,8 @@ graphs = {
 }
 for name, edges in graphs.items():
     senders, receivers = jnp.array(edges).T
-    by_edges = attention_over_edges(q, k, v, masks.Edges(senders, receivers))
-    mask = masks.from_edges(senders, receivers, T)[None, None]
-    by_matrix = dot_product_attention(q[None], k[None], v[None], mask=mask)[0]
+    by_edges = dot_product_attention(q, k, v, mask=masks.Edges(senders, receivers))
+    by_matrix = dot_product_attention(q, k, v, mask=masks.from_edges(senders, receivers, T))
     difference = float(jnp.abs(by_edges - by_matrix).max())
     print(f"{name}: {len(edges)} edges, largest difference {difference:.0e}")
     assert difference < 1e-2 if jax.default_backend() == "tpu" else difference < 1e-5

@@ -23,7 +23,6 @@ from attnlab.heads import (
     Layout,
     LearntSoftCap,
     MixtureOfHeads,
-    Sigmoid,
     Sink,
     cache_bytes_per_token,
     num_parameters,
@@ -185,12 +184,6 @@ OPTIONS = (
         {"extras": (LearntSoftCap(),)},
         "c_n tanh(scores / c_n) with a learnt c_n",
         "`SoftCap` of Gemma 2, arXiv 2408.00118, as a parameter",
-    ),
-    Option(
-        "Sigmoid()",
-        {"extras": (Sigmoid(),)},
-        "sigmoid(scores - log n) in the place of the softmax",
-        "Ramapuram et al. 2024, arXiv 2409.04431",
     ),
     Option(
         "MixtureOfHeads()",

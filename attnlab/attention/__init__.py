@@ -3,7 +3,6 @@
 from attnlab.attention import masks
 from attnlab.attention.api import attend, dot_product_attention, explain
 from attnlab.attention.dispatch import BACKENDS, Backend, register_backend
-from attnlab.attention.edges import attention_over_edges
 from attnlab.attention.masks import Edges
 from attnlab.attention.options import (
     AttentionOptions,
@@ -24,6 +23,6 @@ from attnlab.attention.score_mods import (
 __all__ = [
     "BACKENDS", "ALiBi", "AttentionOptions", "AttentionOutput", "Backend", "Call", "Edges",
     "Implementation", "RelativeBias", "ScoreMod", "Settings", "SoftCap", "alibi_slopes", "attend",
-    "attention_over_edges", "dot_product_attention", "explain", "masks", "register_backend",
+    "dot_product_attention", "explain", "masks", "register_backend",
     "relative_buckets",
 ]  # fmt: skip

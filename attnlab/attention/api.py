@@ -80,7 +80,6 @@ def dot_product_attention(
     dropout_key: Array | None = None,
     talking_heads: TalkingHeads | None = None,
     sink: ArrayLike | None = None,
-    sigmoid_shift: ArrayLike | None = None,
     return_residual: bool = False,
     implementation: Implementation | None = None,
     tap: Tap | None = None,
@@ -112,8 +111,6 @@ def dot_product_attention(
         may be None (Shazeer et al. 2020, arXiv 2003.02436).
       sink: broadcastable to [B, N, T, 1]: one more score in each row, whose probability is
         not used, so that the others sum to less than 1. 0 adds one to the sum of the softmax.
-      sigmoid_shift: broadcastable to [B, N, T, 1]: each key has the weight sigmoid(score + shift),
-        and there is no softmax (Ramapuram et al. 2024, arXiv 2409.04431). On "dense" alone.
       return_residual: also return log sum exp of the scores [B, T, N], a sink included; -inf for
         rows without a key and without a sink.
       implementation: a key of `BACKENDS`; None chooses (see `explain`). Only "dense" has second and
@@ -156,7 +153,6 @@ def dot_product_attention(
         dropout_key=dropout_key,
         talking_heads=talking_heads,
         sink=sink,
-        sigmoid_shift=sigmoid_shift,
         return_residual=return_residual,
         implementation=implementation,
         tap=tap,

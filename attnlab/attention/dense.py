@@ -60,13 +60,7 @@ def _scores(query: Array, key: Array, call: Call) -> Array:
 
 
 def _weights(x: Array, call: Call) -> tuple[Array, Array, Array]:
-    """exp(scores - top), its row sums, a sink's share included, and top; or, with a shift, the
-    sigmoid of the scores, 1 and 0."""
-    shift = call.settings.sigmoid_shift
-    if shift is not None:
-        weights = jax.nn.sigmoid(hide(x + shift.astype(x.dtype), call.mask.allowed()))
-        one = jnp.ones((1, 1, 1, 1), x.dtype)
-        return save_for_backward(weights), one, 0 * one
+    """exp(scores - top), its row sums, a sink's share included, and top."""
     x = hide(x, call.mask.allowed())
     top = row_max(x)
     sink = call.settings.sink

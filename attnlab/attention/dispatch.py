@@ -19,9 +19,9 @@ class Backend(NamedTuple):
     >>> import jax.numpy as jnp
     >>> from attnlab.attention.validate import validate
     >>> x = jnp.ones((1, 3, 2, 4))
-    >>> call, _ = validate(x, x, x, sigmoid_shift=jnp.zeros(()))
+    >>> call, _ = validate(x, x, x, sink=jnp.zeros(()))
     >>> BACKENDS["dense"].refuse(call), BACKENDS["xla"].refuse(call)
-    (None, 'it computes a softmax, not sigmoids')
+    (None, 'jax.nn has no sink')
     """
 
     run: Callable[[Call], AttentionOutput]

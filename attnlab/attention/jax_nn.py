@@ -78,9 +78,7 @@ def refuse_options(library: str, call: Call, supported: Collection[str] = ()) ->
 
 
 def refuse_dense_only(settings: Settings) -> str | None:
-    """Why a backend that never holds all scores cannot replace them, or their softmax."""
-    if settings.sigmoid_shift is not None:
-        return "it computes a softmax, not sigmoids"
+    """Why a backend that never holds all scores cannot replace them."""
     return f"it has no {' and no '.join(settings.patch)} to patch" if settings.patch else None
 
 

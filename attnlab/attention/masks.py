@@ -29,7 +29,7 @@ class Edges(NamedTuple):
     """A graph as a list of edges: `from_edges` without the matrix.
 
     Pass it as `mask` to `dot_product_attention`, a layer or a model; the cost is then O(edges).
-    List each edge once; pad the lists as in `edge_ends`.
+    Listing an edge twice changes nothing; pad the lists as in `edge_ends`.
 
     >>> edges = Edges(jnp.array([1, 2, 2]), jnp.array([0, 0, 1]))
     >>> bool((edges.matrix(3)[0] == from_edges(*edges, 3)).all())

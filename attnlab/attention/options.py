@@ -35,7 +35,6 @@ class AttentionKeywords(TypedDict, total=False):
     dropout_key: Array | None
     talking_heads: TalkingHeads | None
     sink: ArrayLike | None
-    sigmoid_shift: ArrayLike | None
     implementation: Implementation | None
 
 
@@ -90,8 +89,6 @@ class Settings(NamedTuple):
     talking_heads: tuple[Array | None, Array | None] = (None, None)
     sink: Array | None = None
     """broadcasts to [B, N, T, 1]"""
-    sigmoid_shift: Array | None = None
-    """broadcasts to [B, N, T, 1]; with it there is no softmax"""
     return_residual: bool = False
     patch: Mapping[str, Callable[[Array], Array]] = {}
     """"scores", "probs" -> the function that replaces them"""

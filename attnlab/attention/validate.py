@@ -52,16 +52,9 @@ def validate(
         dropout_key=options.get("dropout_key"),
         talking_heads=talking_heads,
         sink=_broadcastable("sink", options.get("sink"), "float", (b, inner, t, 1)),
-        sigmoid_shift=_broadcastable(
-            "sigmoid_shift", options.get("sigmoid_shift"), "float", (b, inner, t, 1)
-        ),
         return_residual=return_residual,
         patch=patch or {},
     )
-    if settings.sigmoid_shift is not None and (return_residual or settings.sink is not None):
-        raise ValueError(
-            "sigmoid_shift: without a softmax there is no residual and no sink; leave them out"
-        )
     bias = _broadcastable("bias", options.get("bias"), "float", scores)
     return Call(q, k, v, bias, mask, settings), batched
 

@@ -85,7 +85,9 @@ class Bilinear(InputKeys):
 
     def weights(self) -> dict[str, Weight]:
         values = {
-            "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
+            "v": Weight(
+                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), enters=("v",)
+            ),
             "o": OUTPUT,
         }
         if not self.output_projection:

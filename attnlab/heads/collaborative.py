@@ -52,9 +52,11 @@ class Collaborative(Standard):
         mixing = Weight("project_q", makes=("num_heads", "head_dim"), std=1.0)
         made = {
             "q": Weight("project_q", ("width",), ("head_dim",)),
-            "k": Weight("project_kv", ("key_width",), ("head_dim",)),
+            "k": Weight("project_kv", ("key_width",), ("head_dim",), enters=("k",)),
             "mixing": mixing,
-            "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
+            "v": Weight(
+                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), enters=("v",)
+            ),
             "o": OUTPUT,
         }
         if not self.output_projection:

@@ -66,7 +66,7 @@ class Differential(Standard):
     def weights(self) -> dict[str, Weight]:
         pair = ("num_kv_heads", 2)
         q = Weight("project_q", ("width",), (*pair, "queries_per_key", "head_dim"))
-        k = Weight("project_kv", ("key_width",), (*pair, "head_dim"))
+        k = Weight("project_kv", ("key_width",), (*pair, "head_dim"), enters=("k",))
         replaced = super().weights() | {"q": q, "k": k}
         biases = {f"{n}_bias": replaced[n].bias() for n in "qk" if n in self.biases}
         return {

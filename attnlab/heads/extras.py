@@ -48,8 +48,9 @@ class Gate(Extra):
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         if self.by == "head":
-            return {"head_gate": Weight("attend", ("width",), ("num_heads",))}
-        return {"gate": Weight("attend", ("width",), ("num_heads", "head_width"))}
+            return {"head_gate": Weight("attend", ("width",), ("num_heads",), enters=("heads",))}
+        makes = ("num_heads", "head_width")
+        return {"gate": Weight("attend", ("width",), makes, enters=("heads",))}
 
     def values(self, layout: Layout) -> dict[str, str]:
         return {"gate": "B T N 1" if self.by == "head" else "B T N V"}
@@ -88,7 +89,9 @@ class Sink(Extra):
     learnt: bool = True
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
-        learnt = {"sink": Weight("attend", makes=("num_score_maps",), constant=0.0)}
+        learnt = {
+            "sink": Weight("attend", makes=("num_score_maps",), constant=0.0, enters=("probs",))
+        }
         return learnt if self.learnt else {}
 
     def before_attention(self, params: Params, call: Call) -> Call:
@@ -144,41 +147,6 @@ class LearntSoftCap(Extra):
     def before_attention(self, params: Params, call: Call) -> Call:
         cap = score_mods.SoftCap(jnp.exp(params["log_soft_cap"]))
         return call.bind(score_mods=(*call.options.get("score_mods", ()), cap))
-
-
-@register_extra("sigmoid")
-@dataclasses.dataclass(frozen=True)
-class Sigmoid(Extra):
-    """sigmoid(scores + b) of each key alone instead of the softmax (Ramapuram et al. 2024,
-    arXiv 2409.04431, equation 3).
-
-    With b = -log(length) the weights of a query to `length` keys sum to about 1 at first.
-
-    Attributes:
-      length: n of b, the usual number of keys.
-      learnt: b is a number per head, which starts there; else it is fixed, as in the paper.
-
-    >>> from attnlab.heads import Standard
-    >>> Standard(width=8, num_heads=2, extras=(Sigmoid(), Sink()))
-    Traceback (most recent call last):
-    ValueError: extra 'sigmoid' does not combine with 'sink'; leave one out
-    """
-
-    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
-    shift_invariant: ClassVar[bool] = False
-    excludes: ClassVar[tuple[str, ...]] = ("sink", "extra_keys")
-    length: int = bounded(64, least=1)
-    learnt: bool = False
-
-    def weights(self, layout: Layout) -> dict[str, Weight]:
-        start = -math.log(self.length)
-        shift = Weight("attend", makes=("num_score_maps",), constant=start)
-        return {"sigmoid_shift": shift} if self.learnt else {}
-
-    def before_attention(self, params: Params, call: Call) -> Call:
-        fixed = jnp.full((1, 1, 1), -math.log(self.length))
-        shift = params["sigmoid_shift"][:, None, None] if self.learnt else fixed
-        return call.with_new(sigmoid_shift=shift)
 
 
 @register_extra("mixture_of_heads")
@@ -270,7 +238,8 @@ class TalkingHeads(Extra):
     def weights(self, layout: Layout) -> dict[str, Weight]:
         heads = ("num_score_maps",)
         mix = Weight("attend", reads=heads, makes=heads, identity=True, per_score=True)
-        return {"mix_scores": mix, "mix_probs": mix}
+        after = dataclasses.replace(mix, enters=("probs",))
+        return {"mix_scores": mix, "mix_probs": after}
 
     def before_attention(self, params: Params, call: Call) -> Call:
         return call.with_new(talking_heads=(params["mix_scores"], params["mix_probs"]))
@@ -306,8 +275,8 @@ class ExtraKeys(Extra):
     def weights(self, layout: Layout) -> dict[str, Weight]:
         k_axes, v_axes = ("num_key_heads", "score_width"), ("num_value_heads", "head_width")
         return {
-            "extra_k": Weight("attend", makes=(self.count, *k_axes), std=1.0),
-            "extra_v": Weight("attend", makes=(self.count, *v_axes), std=1.0),
+            "extra_k": Weight("attend", makes=(self.count, *k_axes), std=1.0, enters=("probs",)),
+            "extra_v": Weight("attend", makes=(self.count, *v_axes), std=1.0, enters=("heads",)),
         }
 
     def before_attention(self, params: Params, call: Call) -> Call:

@@ -7,7 +7,7 @@ from jax import Array
 
 from attnlab.fields import Spec
 from attnlab.heads.linear import normalize
-from attnlab.heads.weights import Method, Params, Weight
+from attnlab.heads.weights import HeadValue, Method, Params, Weight
 from attnlab.norms import STARTS
 
 
@@ -39,16 +39,17 @@ class HeadNorm(Spec, prefix="qk_norm."):
 
     def weights(self, axis: str, key_heads: str = "num_heads") -> dict[str, Weight]:
         """Scales, then biases, of the norms of queries and keys of this width."""
-        methods: dict[str, tuple[Method, str]] = {
-            "q": ("project_q", "num_heads"),
-            "k": ("project_kv", key_heads),
-        }
+        parts: tuple[tuple[HeadValue, Method, str], ...] = (
+            ("q", "project_q", "num_heads"),
+            ("k", "project_kv", key_heads),
+        )
         made = {}
-        for name, (method, heads) in methods.items():
+        for name, method, heads in parts:
             axes = (axis,) if self.over == "head" else (heads, axis)
-            made[f"{name}_norm"] = Weight(method, makes=axes, constant=STARTS[self.kind])
+            scale = Weight(method, makes=axes, constant=STARTS[self.kind], enters=(name,))
+            made[f"{name}_norm"] = scale
             if self.bias:
-                made[f"{name}_norm_bias"] = Weight(method, makes=axes, constant=0.0)
+                made[f"{name}_norm_bias"] = scale.bias()
         return made
 
     def apply(self, params: Params, name: str, a: Array, eps: float) -> Array:

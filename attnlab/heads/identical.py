@@ -1,17 +1,20 @@
 """`identical_heads`: weights with which all heads compute the same."""
 
-import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from attnlab.heads.layout import Layout, all_weights
-from attnlab.heads.multihead import multi_head_attention
-from attnlab.heads.params import check_stacked_params, weight_shapes
-from attnlab.heads.weights import Params, Weight
-from attnlab.tap import capture
+from attnlab.heads.params import check_stacked_params
+from attnlab.heads.weights import HeadValue, Params, Weight
+
+COMPUTED_FROM: Mapping[str, tuple[HeadValue, ...]] = {
+    "q": (), "k": (), "v": (), "scores": ("q", "k"), "probs": ("scores",),
+    "heads": ("probs", "v"), "outputs": ("heads",),
+}  # fmt: skip
+"""Value of `HEAD_VALUES` -> the values that it is computed from."""
 
 
 def identical_heads(
@@ -19,22 +22,22 @@ def identical_heads(
 ) -> dict[str, Array]:
     """Parameters with which these values are the same in every head: those of the first head.
 
-    In each weight that one of the values depends on, every head becomes a copy of the first. Heads
-    that read a slice of x each, as in the layout `Narrow`, then have the same weights; their values
-    are equal where the slices are.
+    In each weight that one of the values depends on (`Weight.entered`), every head becomes a copy
+    of the first. Heads that read a slice of x each, as in the layout `Narrow`, then have the same
+    weights; their values are equal where the slices are.
 
     Args:
       params: weights by name, perhaps stacked: with more axes in front.
       layout: the heads.
-      names: values of `head_values(layout)`. ("probs",) makes all heads attend alike, ("q", "k",
-        "v") makes their queries, keys and values equal, ("heads",) makes everything equal but the
-        output projection, ("outputs",) everything.
+      names: values of `HEAD_VALUES`. ("probs",) makes all heads attend alike, ("q", "k", "v")
+        makes their queries, keys and values equal, ("heads",) makes everything equal but the output
+        projection, ("outputs",) everything.
 
     Returns:
       The parameters; weights that stay are the same arrays.
 
     Raises:
-      ValueError: the layout has no value of one of these names, or `params` are not its weights.
+      ValueError: heads have no value of one of these names, or `params` are not its weights.
 
     >>> from attnlab.heads import Standard, init
     >>> layout = Standard(width=4, num_heads=2)
@@ -44,43 +47,27 @@ def identical_heads(
     """
     weights = all_weights(layout)
     check_stacked_params(params, layout)
-    changed = dependencies(layout, names)
+    values = computed_from(names)
     return {
-        name: _first_head(a, layout, weights[name]) if name in changed else a
+        name: _first_head(a, layout, weights[name]) if values & set(weights[name].entered) else a
         for name, a in params.items()
     }
 
 
-def dependencies(layout: Layout, names: Iterable[str]) -> set[str]:
-    """Weights on which values of a call depend, by tracing it.
+def computed_from(names: Iterable[str]) -> set[str]:
+    """These values and all that they are computed from.
 
-    Args:
-      layout: the heads.
-      names: values of `head_values(layout)`.
-
-    >>> from attnlab.heads import Collaborative
-    >>> sorted(dependencies(Collaborative(width=4, num_heads=2), ("q",)))
-    ['mixing', 'q']
+    >>> sorted(computed_from(("v", "scores")))
+    ['k', 'q', 'scores', 'v']
     """
-    wanted = tuple(names)
-    array = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
-    params = {name: array(shape) for name, shape in weight_shapes(layout).items()}
-    x, y, z = (array((1, 1, width)) for width in layout.input_widths)
-    context = y if y.shape == z.shape else (y, z)
-
-    def values(params: Params, x: Array, context: Array | tuple[Array, Array]) -> dict[str, Array]:
-        _, captured = capture(
-            multi_head_attention, params, x, layout, context, order="factored", names=wanted
-        )
-        return captured
-
-    traced = jax.make_jaxpr(values)(params, x, context).jaxpr
-    needed = set(map(id, traced.outvars))
-    for equation in reversed(traced.eqns):
-        if needed & set(map(id, equation.outvars)):
-            needed |= set(map(id, equation.invars))
-    # Arguments are flattened in the order of the names.
-    return {name for name, v in zip(sorted(params), traced.invars, strict=False) if id(v) in needed}
+    made: set[str] = set()
+    for name in names:
+        if name not in COMPUTED_FROM:
+            raise ValueError(
+                f"heads have no value {name!r} to make equal; known: {', '.join(COMPUTED_FROM)}"
+            )
+        made |= {name} | computed_from(COMPUTED_FROM[name])
+    return made
 
 
 def _first_head(a: Array, layout: Layout, weight: Weight) -> Array:

@@ -86,8 +86,8 @@ class Latent(Layout):
 
     def weights(self) -> dict[str, Weight]:
         up = {
-            "k": Weight("keys_values", ("latent_dim",), ("num_heads", "head_dim")),
-            "v": Weight("keys_values", ("latent_dim",), ("num_heads", "value_dim")),
+            "k": Weight("keys_values", ("latent_dim",), ("num_heads", "head_dim"), enters=("k",)),
+            "v": Weight("keys_values", ("latent_dim",), ("num_heads", "value_dim"), enters=("v",)),
         }
         return self.latent_weights() | up | output_projection(self)
 

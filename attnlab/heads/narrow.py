@@ -10,7 +10,7 @@ from attnlab.heads.layout import OUTPUT, Blocked, Rewrite
 from attnlab.heads.linear import project_all, project_slices
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Separate, Standard
-from attnlab.heads.weights import Axes, Method, Params, Weight, without
+from attnlab.heads.weights import Axes, HeadValue, Method, Params, Weight, without
 
 
 @register_layout("narrow")
@@ -36,15 +36,16 @@ class Narrow(Separate):
     def head_weights(self) -> dict[str, Weight]:
         """q, k and v, which read a slice, and the output projection."""
 
-        def reads_slice(method: Method, makes: str) -> Weight:
+        def reads_slice(name: HeadValue, method: Method, makes: str) -> Weight:
             return Weight(
-                method, ("slice_width",), (makes,), per=self.per, applied_per=self.applied_per
-            )
+                method, ("slice_width",), (makes,), per=self.per, applied_per=self.applied_per,
+                enters=(name,),
+            )  # fmt: skip
 
         return {
-            "q": reads_slice("project_q", "head_dim"),
-            "k": reads_slice("project_kv", "head_dim"),
-            "v": reads_slice("project_kv", "value_dim"),
+            "q": reads_slice("q", "project_q", "head_dim"),
+            "k": reads_slice("k", "project_kv", "head_dim"),
+            "v": reads_slice("v", "project_kv", "value_dim"),
             "o": OUTPUT,
         }
 

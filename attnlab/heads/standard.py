@@ -90,9 +90,11 @@ class Separate(Layout):
             for end in ("", "_outer"):
                 if f"{ours}{end}" in weights:
                     gone, kept = weights.pop(f"{ours}{end}"), weights[f"{theirs}{end}"]
-                    if gone.methods[0] not in kept.methods:
-                        both = (*kept.methods, "project_kv")
-                        weights[f"{theirs}{end}"] = dataclasses.replace(kept, used_in=both)
+                    weights[f"{theirs}{end}"] = dataclasses.replace(
+                        kept,
+                        used_in=tuple(dict.fromkeys(kept.methods + gone.methods)),
+                        enters=kept.entered + gone.entered,
+                    )
         return weights
 
     def finished(self, weights: dict[str, Weight]) -> dict[str, Weight]:
@@ -201,8 +203,10 @@ class Standard(Separate):
         """q, k and v of each head, and the output projection."""
         return {
             "q": Weight("project_q", ("width",), ("num_heads", "head_dim")),
-            "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim")),
-            "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
+            "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim"), enters=("k",)),
+            "v": Weight(
+                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), enters=("v",)
+            ),
             "o": OUTPUT,
         }
 

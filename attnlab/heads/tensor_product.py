@@ -9,7 +9,7 @@ from jaxtyping import Array
 from attnlab.heads.layout import Bias, Entries, Layout, Rotate, output_projection
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
-from attnlab.heads.weights import Method, Params, Weight
+from attnlab.heads.weights import HeadValue, Method, Params, Weight
 
 
 @register_layout("tensor_product")
@@ -52,7 +52,7 @@ class TensorProduct(Layout):
     value_rank: int = 2
 
     def weights(self) -> dict[str, Weight]:
-        parts: tuple[tuple[str, Method, str, str, str], ...] = (
+        parts: tuple[tuple[HeadValue, Method, str, str, str], ...] = (
             ("q", "project_q", "width", "query_rank", "head_dim"),
             ("k", "project_kv", "key_width", "key_rank", "head_dim"),
             ("v", "project_kv", "value_width", "value_rank", "value_dim"),
@@ -60,9 +60,11 @@ class TensorProduct(Layout):
         made, constants = {}, {}
         for name, method, reads, rank, makes in parts:
             # A mean of X products of two factors of unit scale has scale 1/sqrt(X).
-            heads = Weight(method, (reads,), (rank, "num_heads"), averaged_over=(rank,))
+            heads = Weight(
+                method, (reads,), (rank, "num_heads"), averaged_over=(rank,), enters=(name,)
+            )
             made[f"{name}_heads"] = heads
-            made[name] = Weight(method, (reads,), (rank, makes))
+            made[name] = Weight(method, (reads,), (rank, makes), enters=(name,))
             constants[f"{name}_heads_bias"] = heads.bias()
         made |= constants if "factors" in self.biases else {}
         return made | output_projection(self)

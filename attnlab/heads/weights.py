@@ -15,6 +15,18 @@ Params = Mapping[str, Array]
 Method = Literal["prepare", "project_q", "project_kv", "keys_values", "attend", "project_out"]
 """The methods of `Layout` that use weights."""
 
+HeadValue = Literal["q", "k", "v", "scores", "probs", "heads", "outputs"]
+"""The values of `HEAD_VALUES`."""
+ENTERED: Mapping[Method, tuple[HeadValue, ...]] = {
+    "prepare": ("q", "k", "v"),
+    "project_q": ("q",),
+    "project_kv": ("k", "v"),
+    "keys_values": ("k", "v"),
+    "attend": ("scores",),
+    "project_out": ("outputs",),
+}
+"""The first values that a method changes."""
+
 Axes = tuple[str | int, ...]
 """Axes of a weight: names of fields or properties of the layout, or sizes."""
 
@@ -34,6 +46,8 @@ class Weight:
       std: initial standard deviation; None is 1/sqrt(fan-in).
       averaged_over: axes that a later mean is taken over; the initial standard deviation is larger
         by the root of their size, so that the mean has the usual scale.
+      enters: the first values that it changes, if not those of its method in `ENTERED`: "k" or "v"
+        alone, "probs" or "heads" of a weight of an extra.
       per_score: it is applied to every pair of a query and a key, not to every token.
 
     >>> Weight("project_q", reads=("width",), makes=("num_heads", "head_dim")).axes
@@ -50,6 +64,7 @@ class Weight:
     std: float | None = None
     averaged_over: Axes = ()
     per_score: bool = False
+    enters: tuple[HeadValue, ...] = ()
 
     @property
     def axes(self) -> Axes:
@@ -61,9 +76,15 @@ class Weight:
         """`used_in` as a tuple."""
         return self.used_in if isinstance(self.used_in, tuple) else (self.used_in,)
 
+    @property
+    def entered(self) -> tuple[HeadValue, ...]:
+        """The first values that it changes."""
+        return self.enters or tuple(v for method in self.methods for v in ENTERED[method])
+
     def bias(self) -> "Weight":
         """The bias added to what this weight makes; initially zero."""
-        return Weight(self.used_in, makes=self.per + self.makes, constant=0.0)
+        made = self.per + self.makes
+        return Weight(self.used_in, makes=made, constant=0.0, enters=self.enters)
 
 
 def without(params: Params, *names: str) -> dict[str, Array]:

@@ -59,13 +59,13 @@ class OptimizerEntry(NamedTuple):
     """(config, rate, axes) -> transform, without clipping."""
 
 
-WITHOUT_DECAY = ("bias", "scale", "norm", "sink", "shift")
+WITHOUT_DECAY = ("bias", "scale", "norm", "sink")
 """Ends of the names of parameters that weight decay leaves alone."""
 
 
 def weight_decay_mask(params: Params) -> PyTree:
-    """True for matrices, False for biases, sinks, shifts of scores and norm scales: by name, since
-    parameters of layers are stacked."""
+    """True for matrices, False for biases, sinks and norm scales: by name, since parameters of
+    layers are stacked."""
 
     def decays(path: tuple[KeyEntry, ...], _: object) -> bool:
         return not _last_name(path).endswith(WITHOUT_DECAY)

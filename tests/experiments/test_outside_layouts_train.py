@@ -27,7 +27,6 @@ get_config = byte_lm.get_config
 """
 CASES = {
     "half_keys": {"model.heads.layout": "half_keys", "model.heads.extras.head_scale.on": True},
-    "sigmoid": {"model.heads.extras.sigmoid.on": True, "model.heads.extras.sigmoid.learnt": True},
     "differential": {"model.heads.layout": "differential"},
     "learnt_soft_cap": {"model.heads.extras.learnt_soft_cap.on": True},
     "mixture_of_heads": {

@@ -9,7 +9,7 @@ import pytest
 from commands import command
 from conftest import ROOT
 
-from attnlab import attention_over_edges, flops_per_token, masks, num_parameters
+from attnlab import dot_product_attention, flops_per_token, masks, num_parameters
 from attnlab.lab.cells import interval, run_cells
 from experiments.studies.cora import study as gat
 from experiments.studies.looped_depth import study as looped_depth
@@ -29,15 +29,15 @@ def small_graph():
     return gat.Edges(*map(jnp.asarray, arrays))
 
 
-def test_gat_is_attention_over_edges_with_additive_scores_as_bias():
+def test_gat_is_attention_with_additive_scores_as_bias():
     edges = small_graph()
     params = gat.init(jax.random.key(0), 3, 2)
     h = jax.random.normal(jax.random.key(1), (3, gat.HEADS, gat.HEAD_DIM))
-    first, second = (jnp.einsum("nth,th->nt", h, params[f"{name}0"]) for name in "ab")
-    bias = jax.nn.leaky_relu(first[edges.receivers] + second[edges.senders], 0.2)
+    first, second = (jnp.einsum("nth,th->tn", h, params[f"{name}0"]) for name in "ab")
+    bias = jax.nn.leaky_relu(first[:, :, None] + second[:, None], 0.2)  # [heads, nodes, nodes]
     zeros = jnp.zeros_like(h)
     graph = masks.Edges(edges.senders, edges.receivers)
-    expected = attention_over_edges(zeros, zeros, h, graph, bias)
+    expected = dot_product_attention(zeros, zeros, h, bias, graph)
     assert gat.attend(h, params, 0, edges) == pytest.approx(np.asarray(expected), abs=1e-5)
 
 

@@ -142,13 +142,6 @@ CASES: dict[str, heads.Layout] = {
     "mixture of wide heads": heads.Wide(
         width=6, num_heads=5, extras=(heads.MixtureOfHeads(),)
     ),
-    "sigmoids": heads.Standard(
-        width=12, num_heads=6, num_kv_heads=2, head_dim=4, biases=("k",),
-        extras=(heads.Sigmoid(learnt=True), Gate()),
-    ),
-    "fixed sigmoids of latent heads": heads.Latent(
-        width=12, num_heads=3, extras=(heads.Sigmoid(length=5), SoftCap(3.0))
-    ),
     "outside": outside.HalfKeys(width=12, num_heads=2, extras=(outside.HeadScale(),)),
     "outside differential": MyDifferential(
         width=16, num_heads=4, num_kv_heads=2, value_dim=3, out_width=10, qk_norm=HeadNorm("rms"),
@@ -256,12 +249,6 @@ def all_probs(layout, w, given, extras, allowed):
     mixed = mix(scores, w.get("mix_scores"))
     probs = {}
     for index, s in mixed.items():
-        if heads.Sigmoid in extras:
-            shift = -np.log(extras[heads.Sigmoid].length)
-            shift = w["sigmoid_shift"][index] if "sigmoid_shift" in w else shift
-            probs[index] = (1 + np.tanh((s + shift) / 2)) / 2
-            probs[index] *= 1 if allowed is None else allowed
-            continue
         sink = w["sink"][index] if "sink" in w else 0 if Sink in extras else -np.inf
         if allowed is not None:
             extra_keys = np.ones((len(allowed), s.shape[-1] - allowed.shape[1]), bool)

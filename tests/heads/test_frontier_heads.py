@@ -1,4 +1,4 @@
-"""Differential attention, learnt soft caps, mixture-of-heads and sigmoid attention.
+"""Differential attention, learnt soft caps and mixture-of-heads.
 
 The contract tests run over them too; here is what is their own.
 """
@@ -18,7 +18,6 @@ from attnlab.heads import (
     Differential,
     LearntSoftCap,
     MixtureOfHeads,
-    Sigmoid,
     Standard,
     multi_head_attention,
 )
@@ -147,27 +146,6 @@ def test_gates_and_balance_of_a_mixture_of_heads():
     assert_close(losses(x, mask), losses(x[:, :4], None))
 
 
-def test_sigmoid_weights_of_equal_scores():
-    """log(length) is taken from each score: n keys of score 0 have 1 / (1 + n) each."""
-    layout = Standard(width=12, num_heads=3, extras=(Sigmoid(length=7),))
-    params, x = make(layout)[:2]
-    params |= {"q": 0 * params["q"]}
-    run = functools.partial(capture, multi_head_attention, layout=layout, is_causal=True)
-    values = jax.jit(functools.partial(run, names=("probs",)))(params, x)[1]
-    expected = np.broadcast_to(np.tri(7) / 8, (2, 3, 7, 7))
-    np.testing.assert_allclose(values["probs"], expected, rtol=1e-5)
-
-
-def test_a_key_does_not_compete_with_others():
-    """Sigmoid weights of a query do not change with another key; those of a softmax do."""
-    for extras, changes in (((Sigmoid(),), False), ((), True)):
-        layout = Standard(width=12, num_heads=3, extras=extras)
-        params, x = make(layout)[:2]
-        run = functools.partial(capture, multi_head_attention, params, x, layout, names=("probs",))
-        probs = jax.jit(lambda y, run=run: run(y)[1]["probs"][..., 1:])
-        assert np.allclose(probs(x), probs(x.at[:, 0].add(3.0)), rtol=1e-6) != changes
-
-
 def test_counts_by_hand():
     """Width 16, 4 heads, 8 tokens: parameters, and FLOPs of a causal text over all its keys."""
     plain = Standard(width=16, num_heads=4)
@@ -181,8 +159,6 @@ def test_counts_by_hand():
     for extra, parameters, products in (
         (MixtureOfHeads(top=2, shared=1), 16 * (3 + 1 + 2), 16 * (3 + 1 + 2)),
         (LearntSoftCap(), 4, 0),
-        (Sigmoid(learnt=True), 4, 0),
-        (Sigmoid(), 0, 0),
         (heads.Gate(), 16 * 4, 16 * 4),
         (heads.Gate("element"), 16 * 16, 16 * 16),
     ):

@@ -79,6 +79,13 @@ def changed(layout, names):
         ("extra keys", ("probs",), {"q", "k", "k_bias", "extra_k", "sink"}),
         ("absorbed latent", ("outputs",), {"q", "q_rotary", "k", "v", "o"}),
         ("keys are values", ("v",), {"k", "k_bias"}),
+        ("tied slices", ("v",), {"v"}),
+        ("tied slices", ("k",), {"q", "q_bias"}),
+        ("bilinear", ("k",), set()),
+        ("latent", ("k",), {"k"}),
+        ("tensor product", ("v",), {"v_heads", "v_heads_bias"}),
+        ("talking heads", ("scores",), {"q", "q_bias", "mix_scores"}),
+        ("gated elements", ("probs",), {"q_heads", "q_heads_bias", "k_heads", "k_heads_bias"}),
     ],
 )
 def test_only_weights_on_which_the_values_depend_change(name, names, expected):

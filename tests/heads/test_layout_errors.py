@@ -21,7 +21,6 @@ from attnlab.heads import (
     LearntSoftCap,
     MixtureOfHeads,
     Narrow,
-    Sigmoid,
     Sink,
     SoftCap,
     Standard,
@@ -111,9 +110,6 @@ CONSTRUCTION = {
     "switch of an extra": (
         lambda: Standard(**SIZES, extras=(Sink(learnt="no"),)),
         "sink.learnt must be True or False, not 'no'",
-    ),
-    "sigmoids with a sink": (
-        lambda: Standard(**SIZES, extras=(Sigmoid(), Sink())), "'sigmoid' does not combine with",
     ),
     "kind of gate": (lambda: Gate("token"), "unknown gate.by 'token': known: head, element"),
     "cap": (lambda: SoftCap(0.0), "cap must be a finite number above 0, not 0.0"),

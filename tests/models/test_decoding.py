@@ -116,7 +116,7 @@ def test_talking_heads_in_the_absorbed_form():
 WITH_EXTRAS = [
     heads.Differential(num_heads=4, num_kv_heads=2, extras=(heads.Gate("element"),)),
     heads.Standard(num_heads=3, extras=(heads.MixtureOfHeads(top=1),)),
-    heads.Standard(num_heads=3, extras=(heads.Sigmoid(), heads.LearntSoftCap())),
+    heads.Standard(num_heads=3, extras=(heads.LearntSoftCap(),)),
     heads.Standard(num_heads=4, num_kv_heads=1, tie="kv", value_dim=None,
                    extras=(heads.Gate(), heads.Sink(), heads.ExtraKeys(2))),
 ]  # fmt: skip

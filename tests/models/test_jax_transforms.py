@@ -106,8 +106,8 @@ FUNCTIONS = {
     "dot_product_attention": (
         lambda w, x: attnlab.dot_product_attention(x, x, x * w, is_causal=True), four, qkv
     ),
-    "attention_over_edges": (
-        lambda w, x: attnlab.attention_over_edges(x, x, x * w, EDGES), four, qkv
+    "attention over edges": (
+        lambda w, x: attnlab.dot_product_attention(x, x, x * w, mask=EDGES), four, qkv
     ),
     "attention_fn": (
         lambda w, x: attnlab.adapters.attention_fn(x, x, x * w, mask=masks.causal(5)), four, qkv

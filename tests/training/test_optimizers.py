@@ -309,9 +309,9 @@ def test_decay_leaves_biases_and_scales_alone():
         },
         "pooler": True, "embedding": True, "q_norm": False, "lm_head_bias": False,
     }  # fmt: skip
-    layout = heads.Standard(width=4, num_heads=2, extras=(heads.Sigmoid(learnt=True),))
+    layout = heads.Standard(width=4, num_heads=2, extras=(heads.Sink(),))
     assert optimizers.weight_decay_mask(dict.fromkeys(heads.weight_shapes(layout), 0)) == {
-        "q": True, "k": True, "v": True, "o": True, "sigmoid_shift": False,
+        "q": True, "k": True, "v": True, "o": True, "sink": False,
     }  # fmt: skip
 
 
