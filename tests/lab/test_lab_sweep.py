@@ -221,7 +221,7 @@ def test_a_policy_is_asked_until_it_proposes_nothing(swept, tmp_path):
         (lambda b: lab.with_values(b, {"ffn.width": 8}), "'ffn.width': write model.ffn.width; kno"),
         (
             lambda b: lab.Experiment(model={"width": 8}),
-            r"model must be a ModelConfig, not \{'width",
+            r"model must be of type ModelConfig, not \{'width",
         ),
         (lambda b: lab.sweep([b], "nowhere"), "must be RunSpecs, as lab.product makes, not Experi"),
         (lambda b: lab.RunSpec("a/b", b), "names a folder"),

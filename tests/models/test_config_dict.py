@@ -187,7 +187,7 @@ def test_a_model_of_another_kind_by_one_field():
             "'learned' has no base: its fields are pad_token, offset; base is a field of rotary",
         ),
         ({"ffn": {"widht": 3}}, "ffn has no field 'widht': its fields are width, activation"),
-        ({"ffn": 3}, "ffn must be an FFN, not 3"),
+        ({"ffn": 3}, "ffn must be of type FFN, not 3"),
         ({"widht": 3}, "a model config has no field 'widht': its fields are kind, "),
         ({"sharing": "Plan(attention=0"}, "sharing: cannot parse 'Plan"),
         ({"layer_types": [3]}, r"layer_types holds pairs \(count, overrides\), not 3"),

@@ -320,7 +320,7 @@ def test_modules_refuse_weights_of_another_and_what_is_no_weights(name):
     ):
         with pytest.raises(ValueError, match=part):
             module.apply(given, x)
-    said = "multi_head_attention.* 'training'" if name == "heads" else "deterministic=not training;"
+    said = "multi_head_attention.* 'training'" if name == "heads" else "deterministic"
     with pytest.raises(TypeError, match=said):
         module.init(jax.random.key(0), x, training=True)
     if name != "heads":

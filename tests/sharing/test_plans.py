@@ -73,7 +73,7 @@ def layer_and_gradient(spec):
             w = add_delta({p: a for p, a in w.items() if p != "delta"}, w["delta"])
         heads = w["attention"] | w.get("kv", {})
         whole = {"attention": heads, "ffn": w["ffn"]}
-        plain = dataclasses.replace(spec, separate_kv=False, delta_rank=None, mixed=())
+        plain = dataclasses.replace(spec, separate_kv=False, delta_rank=None)
         own = make_entries(heads, layer_norm(heads["norm"], x), spec.heads)
         shared_kv = own if shared_kv is None else shared_kv
         inputs = LayerInputs(shared_kv=shared_kv, use_shared_kv=True)

@@ -399,7 +399,7 @@ def test_decay_is_by_name():
     [
         (dict(steps=0), "steps must be a whole number of at least 1, not 0"),
         (dict(batch_size=-1), "batch_size must be a whole number of at least 1, not -1"),
-        (dict(optimizer="lion"), "optimizer must be an OptimizerConfig, not 'lion'"),
+        (dict(optimizer="lion"), "optimizer must be of type OptimizerConfig, not 'lion'"),
         (dict(seeds=()), "seeds must be different numbers"),
         (dict(seeds=(1, 1)), "seeds must be different numbers"),
         (dict(seeds=(0, 2**32)), r"seeds must be below 2\*\*32, not 4294967296"),
