@@ -93,25 +93,19 @@ def say(line: str) -> None:
 
 def check_flags(on_gpu: bool) -> None:
     """Raises ValueError on flags that are not of this study, exclude or miss one another."""
-    given = {name for name in flags.FLAGS if flags.FLAGS[name].present}
-    wrong = NOT_OF_GPU if on_gpu else ONLY_OF_GPU
-    why = "is of the registered stages, not of :gpu" if on_gpu else "needs the preset :gpu"
-    for name in wrong:
-        if name in given:
-            raise ValueError(f"--{name} {why}; leave it out")
+    for name in NOT_OF_GPU if on_gpu else ONLY_OF_GPU:
+        if flags.FLAGS[name].present:
+            way = "with" if on_gpu else "without"
+            raise ValueError(f"--{name} has no effect {way} the preset :gpu; leave it out")
     asked = [name for name in ONE_OF if flags.FLAGS[name].value]
     if len(asked) > 1:
         raise ValueError(f"--{' and --'.join(asked)} exclude one another; give one of them")
     if not (asked or WORKDIR.value):
         raise ValueError("--workdir is needed: the folder of unfinished runs")
-    if not asked and "data" in given and not Path(DATA.value).is_dir():
-        raise ValueError(f"--data={DATA.value} is not a folder; name that of the texts")
 
 
 def write(path: Path, on_gpu: bool) -> None:
-    """Writes what --pages or --analysis asks for. Raises ValueError where there are no rows."""
-    if not (gpu_study.read_scores(path) if on_gpu else read_rows(path)):
-        raise ValueError(f"--rows={path} has no runs to write of; name a file of finished runs")
+    """Writes what --pages or --analysis asks for. Raises ValueError where runs are missing."""
     folder = Path(PAGES.value or ANALYSIS.value or "")
     if on_gpu:
         from experiments.studies.head_width.gpu_page import write_page  # these need [lab]

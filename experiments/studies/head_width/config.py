@@ -13,15 +13,11 @@ code are `experiments.studies.head_width.design`.
 
 from ml_collections import ConfigDict
 
-from attnlab.training.config import TrainConfig
 from experiments.studies.head_width.design import ORDER, TITLES
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """`stage=0,1,...` or `tiny` -> the stages to run and the fields of their training.
-
-    The learning rate, steps and seed of each run are those of its `StudyRun`.
-    """
+    """`stage=0,1,...` or `tiny` -> the stages to run; `gpu` -> the fraction of its training."""
     name, _, value = arg.partition("=")
     if name == "gpu":
         return ConfigDict({"stages": (), "gpu_scale": _scale(value or "1")})
@@ -38,7 +34,7 @@ def get_config(arg: str = "") -> ConfigDict:
         )
     if unknown := set(stages) - {*TITLES, -1}:
         raise ValueError(f"unknown stage {min(unknown)}; stages are {', '.join(map(str, TITLES))}")
-    return ConfigDict({"stages": stages, "weight_decay": TrainConfig().optimizer.weight_decay})
+    return ConfigDict({"stages": stages})
 
 
 def _scale(text: str) -> float:

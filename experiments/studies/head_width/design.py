@@ -227,6 +227,34 @@ def expected_runs(stage: int) -> list[Planned]:
     return planned(stage)
 
 
+def missing(stage: int, rows: Sequence[Row]) -> int:
+    """How many runs of a stage are not in the rows."""
+    if stage < 2:
+        of_stage = {row.spec.id for row in rows if row.spec.stage == stage}
+        try:
+            return sum(spec.id not in of_stage for spec in stage_runs(stage, rows))
+        except NotReady:
+            return len(expected_runs(stage))
+    there = {
+        (r.spec.variant, r.spec.text, r.spec.seed, r.spec.bytes_per_parameter)
+        for r in rows
+        if r.spec.stage == stage
+    }
+    wanted = [(p.variant, p.text, judged_seed(p), p.bytes_per_parameter)
+              for p in planned(stage)]  # fmt: skip
+    return sum(one not in there for one in wanted)
+
+
+def check_complete(rows: Sequence[Row]) -> None:
+    """Raises ValueError unless all runs of stages 0 to 6 are there."""
+    left = {stage: missing(stage, rows) for stage in sorted(ORDER)}
+    if lacking := [f"{count} of stage {stage}" for stage, count in left.items() if count]:
+        raise ValueError(
+            f"the pages need all runs of stages 0 to 6; {', '.join(lacking)} are missing: run them "
+            "first"
+        )
+
+
 def tiny_runs() -> list[StudyRun]:
     """Two parametrizations x 2 rates at D = 16, seconds a run."""
     return [

@@ -207,22 +207,19 @@ HEADER = ("point", "plan", "parameters", "learning rates", "validation bits at e
 
 
 def page(scores: Sequence[TextScore]) -> str:
-    """The Markdown page. Raises ValueError where no variant has all its rates."""
+    """The Markdown page. Raises ValueError where a program has no scores."""
     kept = judged(scores)
-    found = complete(kept)
-    if TUNED not in found or len(found) < 2:
-        raise ValueError(
-            "4x64 and another variant need scores at all their rates; train them first"
-        )
+    found, seeds = complete(kept), added_seeds(scores)
+    if seeds is None or len(found) < len(VARIANTS):
+        raise ValueError("the page needs scores of all programs; train them first (see --status)")
     bits = {variant: one.bits for variant, one in found.items()}
-    # Those of the five widths have the degrees of freedom that were planned for them.
-    against = differences(bits) | differences(whole_width(bits))
+    against = compared(bits)
     first = kept[0]
     trained = first.sizes.steps * BATCH * LENGTH
     text = render(
         Path(__file__).with_name("gpu.md.jinja"),
         **_headline(bits, against),
-        **_of_seeds(added_seeds(scores)),
+        **_of_seeds(seeds),
         shared=_shared(found, against, kept),
         layers=NUM_LAYERS,
         length=LENGTH,
@@ -233,7 +230,6 @@ def page(scores: Sequence[TextScore]) -> str:
         commits=" and ".join(dict.fromkeys(one.origin.commit for one in scores)),
         scale=f"{trained / TRAINING_BYTES:.3g}",
         baselines=_grams(kept),
-        unfinished=_unfinished(kept, found),
         variants=table(
             HEADER,
             with_corrected(
@@ -244,6 +240,11 @@ def page(scores: Sequence[TextScore]) -> str:
         tuning=table(("steps", "learning rate", "validation bits"), _tuning(scores)),
     )
     return f"{text}\n"
+
+
+def compared(bits: Mapping[Variant, Array]) -> dict[Variant, Estimate]:
+    """`differences`; those of the five widths have the degrees of freedom planned for them."""
+    return differences(bits) | differences(whole_width(bits))
 
 
 def whole_width(found: Mapping[Variant, Value]) -> dict[Variant, Value]:
@@ -270,11 +271,8 @@ def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]
     }
 
 
-def _of_seeds(seeds: AddedSeeds | None) -> dict[str, str]:
-    """The values of the test on seeds of its own; empty where it has not run."""
-    if seeds is None:
-        names = ("confirmed", "of_seeds", "of_texts", "strict", "best_of_seeds", "noisy", "without")
-        return dict.fromkeys(names, "")
+def _of_seeds(seeds: AddedSeeds) -> dict[str, str]:
+    """The values of the test on seeds of its own."""
     first, added, together = map(differences, (seeds.first, seeds.added, seeds.together))
     texts = len(seeds.texts)
     strict = holm([t_estimate(one.value, one.error, texts).p for one in added.values()])
@@ -344,7 +342,7 @@ def _parameters(kept: Sequence[TextScore], variant: Variant) -> int:
 def _shared(
     found: Mapping[Variant, Tuned], against: Mapping[Variant, Estimate], kept: Sequence[TextScore]
 ) -> str:
-    """What each sharing plan costs; "" where none is trained."""
+    """What each sharing plan costs."""
     own = _parameters(kept, TUNED)
     return "; ".join(
         f"`{v.plan}` is {reading(against[v])}, by {ends(against[v])}, "
@@ -397,18 +395,6 @@ def _baselines(kept: Sequence[TextScore]) -> dict[str, float]:
 
 def _grams(kept: Sequence[TextScore]) -> str:
     return ", ".join(f"{n.removeprefix('ngram')}-gram {b:.3f}" for n, b in _baselines(kept).items())
-
-
-def _unfinished(kept: Sequence[TextScore], found: Mapping[Variant, Tuned]) -> str:
-    """The variants without all their rates; "" where there are none."""
-    done = {(v.point, v.plan) for v in found}
-    left = [f"{v.point} {v.plan}" for v in VARIANTS if (v.point, v.plan) not in done]
-    if not left:
-        return ""
-    some = dict.fromkeys(f"{s.run.point} {s.run.plan} at {s.run.learning_rate:g}" for s in kept
-                         if (s.run.point, s.run.plan) not in done)  # fmt: skip
-    also = f" In the file, unused: {', '.join(some)}." if some else ""
-    return f"Not trained at all rates: {', '.join(left)}.{also}"
 
 
 def _tuning(scores: Sequence[TextScore]) -> list[list[str]]:

@@ -59,42 +59,20 @@ class Study:
         return analysis.where(self.frame, **(values | other))
 
 
-def missing(stage: int, rows: Sequence[Row]) -> int:
-    """How many runs of a stage are not in the rows."""
-    if stage < 2:
-        of_stage = {row.spec.id for row in rows if row.spec.stage == stage}
-        try:
-            return sum(spec.id not in of_stage for spec in design.stage_runs(stage, rows))
-        except design.NotReady:
-            return len(design.expected_runs(stage))
-    there = {
-        (r.spec.variant, r.spec.text, r.spec.seed, r.spec.bytes_per_parameter)
-        for r in rows
-        if r.spec.stage == stage
-    }
-    wanted = [(p.variant, p.text, design.judged_seed(p), p.bytes_per_parameter)
-              for p in design.planned(stage)]  # fmt: skip
-    return sum(one not in there for one in wanted)
-
-
 def read_study(rows: Sequence[Row]) -> Study:
     """The judged rows and what is fitted to them.
 
     Raises ValueError unless stages 0 to 6 are complete: nothing is judged before.
     """
-    left = {stage: missing(stage, rows) for stage in (*design.ORDER, 7)}
-    if lacking := [f"{left[s]} of stage {s}" for s in sorted(design.ORDER) if left[s]]:
-        raise ValueError(
-            f"the analysis needs all runs of stages 0 to 6; {', '.join(lacking)} are missing: run "
-            "them first"
-        )
-    judged = [r for r in rows if r.spec.stage >= 2 and left[r.spec.stage] == 0]
+    design.check_complete(rows)
+    has_second_look = not design.missing(7, rows)
+    judged = [r for r in rows if r.spec.stage >= 2 and (has_second_look or r.spec.stage < 7)]
     tuning = [row for row in rows if row.spec.stage == 1]
     formula = fit_rates(tuning)
     frame = analysis.columns(judged, formula)
     k = analysis.curvature([minimum(cell) for cell in cells_of(tuning).values()]).value
     model, slope = analysis.surface_model(frame, k), analysis.loss_slope(frame)
-    return Study(frame, model, slope, k, formula.residual_sd, left[7] == 0)
+    return Study(frame, model, slope, k, formula.residual_sd, has_second_look)
 
 
 def _pairs(study: Study, a: Sequence[Mask], b: Sequence[Mask]) -> Pairs:
@@ -193,14 +171,14 @@ def secondary(study: Study) -> list[Result]:
         "S5": costs["attention_only"],
     }
     same = analysis.equivalence(found["S5"], 0.01)
-    p = {name: one.p for name, one in found.items()} | {"S1": best.p_interior, "S5": same.p}
+    p = {name: one.p for name, one in found.items()} | {"S1": best.p_interior, "S5": same}
     corrected = dict(zip(p, holm(list(p.values()), 5).tolist(), strict=True))
-    words = {"S1": ("interior", best.interior), "S5": ("equivalent within 0.01", same.equivalent)}
+    words = {"S1": ("interior", best.interior), "S5": ("equivalent within 0.01", same < 0.05)}
     conclusions = {}
     for name in texts:
         word, holds = words.get(name, ("significant", found[name].low * found[name].high > 0))
         conclusions[name] = word if holds and corrected[name] < 0.05 else "inconclusive"
-    if not same.equivalent and found["S5"].low * found["S5"].high > 0:
+    if not same < 0.05 and found["S5"].low * found["S5"].high > 0:
         conclusions["S5"] = "worse" if found["S5"].value > 0 else "better"
     return [
         Result(n, t, found[n], pairs.get(n), corrected[n], conclusions[n]) for n, t in texts.items()
@@ -222,7 +200,7 @@ def fits(study: Study) -> list[Fit]:
 
     The parabola in log2 h has the same curvature at every D, which h = 2 at D = 32 does not obey.
     """
-    stage, head_dim = (np.asarray(study.frame[n]) for n in ("stage", "head_dim"))
+    stage, head_dim = (study.frame[n] for n in ("stage", "head_dim"))
     masks = {f"D = {w} alone": stage == s for w, s in STAGE_OF_WIDTH.items()}
     masks["D = 32 alone, without h = 2"] = masks["D = 32 alone"] & (head_dim > 2)
     masks["all complete stages, without h = 2"] = head_dim > 2
@@ -312,7 +290,7 @@ def _shared(study: Study, plan: str) -> str:
 
 def chords(study: Study) -> dict[tuple[int, int], float]:
     """Two widths -> dL / d ln C between them. The loss curves, so `Study.slope` is their mean."""
-    widths = np.asarray(study.frame["width"])
+    widths = study.frame["width"]
     return {
         pair: analysis.loss_slope(analysis.select(study.frame, np.isin(widths, pair))).value
         for pair in itertools.pairwise(STAGE_OF_WIDTH)

@@ -76,7 +76,7 @@ HEADER = ("name", "what", "estimate (95 % interval)", "texts x seeds", "bootstra
 
 def figures(study: Study, rows: Sequence[Row]) -> "dict[str, Figure]":
     """Figure name -> figure."""
-    alone = np.asarray(study.frame["stage"]) == STAGE_OF_WIDTH[64]
+    alone = study.frame["stage"] == STAGE_OF_WIDTH[64]
     model = analysis.surface_model(analysis.select(study.frame, alone), study.tuning_k)
     costs = sharing_costs(study).items()
     return {

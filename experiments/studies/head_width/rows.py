@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-VERSION = 1
 COMPLETE, DIVERGED = "complete", "diverged"
 
 
@@ -76,7 +75,7 @@ class Row:
     scores: Scores
     baselines: Baselines
     origin: Origin
-    version: int = VERSION
+    version: int = 1
 
 
 class WrongRows(ValueError):
@@ -121,25 +120,16 @@ def write_records(path: Path, records: "Sequence[DataclassInstance]") -> None:
     write_atomic(path, text.getvalue().encode())
 
 
-HELD = {"stage": "runs of the registered stages", "point": "scores of the preset :gpu"}
-"""First column of a CSV file -> what it holds."""
-
-
 def check_columns(path: Path, found: Sequence[str], kind: type) -> None:
-    """Raises WrongRows, naming what the file holds, unless these are the columns of the records."""
-    wanted = columns(kind)
-    if list(found) == wanted:
-        return
-    what, held = HELD[wanted[0]], HELD.get(found[0] if found else "", "other columns")
-    if held == what:
-        raise WrongRows(f"{path} has other columns than version {VERSION} of {what}")
-    raise WrongRows(f"{path} holds {held}, not {what}; name another file")
+    """Raises WrongRows unless these are the columns of the records."""
+    if list(found) != columns(kind):
+        raise WrongRows(f"{path} has other columns than a file of {kind.__name__}; name another")
 
 
 def read_rows(path: Path) -> list[Row]:
     """Every row of the file, none where there is no file.
 
-    Raises WrongRows for another header or version, or a run that is there twice.
+    Raises WrongRows for other columns, or a run that is there twice.
     """
     if not path.exists():
         return []
@@ -147,8 +137,6 @@ def read_rows(path: Path) -> list[Row]:
         reader = csv.DictReader(file)
         check_columns(path, reader.fieldnames or [], Row)
         rows = [read_flat(Row, values) for values in reader]
-    if old := {row.version for row in rows} - {VERSION}:
-        raise WrongRows(f"{path} has rows of version {min(old)}; this code reads {VERSION}")
     ids = [row.spec.id for row in rows]
     if len(set(ids)) != len(ids):
         twice = next(one for one in ids if ids.count(one) > 1)

@@ -18,21 +18,18 @@ ESTIMATED_HOURS = {0: 3.9, 1: 2.9, 2: 1.1, 3: 8.4, 4: 9.3, 5: 4.4, 6: 4.5}
 
 
 def stage0_page(rows: Sequence[Row]) -> str:
-    """Stage 0: the choice by the rule of the plan (when complete), and every cell."""
+    """Stage 0: the choice by the rule of the plan, and every cell."""
     of_stage = [row for row in rows if row.spec.stage == 0]
-    done = {row.spec.id for row in of_stage}
-    left = sum(spec.id not in done for spec in design.stage0(rows))
     cells = cells_of(of_stage)
     header = ("parametrization", "point", "text", "bits at each learning rate", "minimum", "r*",
               "k")  # fmt: skip
     return render(
         Path(__file__).with_name("stage0.md.jinja"),
         done=len(of_stage),
-        left=left,
         tolerance=design.TOLERANCE,
         cells=table(header, [_cell_row(cell, cells[cell]) for cell in sorted(cells, key=_order)]),
         baselines=_baselines(of_stage),
-        **({} if left else _choice(of_stage)),
+        **_choice(of_stage),
     )
 
 
@@ -127,9 +124,6 @@ def cost_page(rows: Sequence[Row]) -> str:
     for stage in design.ORDER:
         of_stage = [row.origin for row in rows if row.spec.stage == stage]
         expected = len(design.expected_runs(stage))
-        if not of_stage:
-            lines.append([str(stage), "0", str(expected), *"---", str(ESTIMATED_HOURS[stage])])
-            continue
         cpu = np.array([origin.cpu_seconds for origin in of_stage])
         hours = float(cpu.sum()) / 3600
         wall = float(np.median([origin.seconds for origin in of_stage]))
@@ -140,11 +134,10 @@ def cost_page(rows: Sequence[Row]) -> str:
 
 
 def write_pages(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Writes every page there are rows for; creates the folder."""
+    """Writes the pages; creates the folder. Raises ValueError where a run is missing."""
+    design.check_complete(rows)
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {"stage0.md": stage0_page, "cost.md": cost_page}
-    if any(row.spec.stage == 1 for row in rows):
-        pages["stage1.md"] = rates_page
+    pages = {"stage0.md": stage0_page, "cost.md": cost_page, "stage1.md": rates_page}
     for name, page in pages.items():
         write_atomic(folder / name, f"{page(rows)}\n".encode())
     return [folder / name for name in pages]

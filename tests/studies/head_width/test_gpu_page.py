@@ -22,10 +22,13 @@ WHOLE = gpu_study.VARIANTS[:5]
 TEXTS = {"web": 0.3, "novels": -0.1, "python": 0.0}
 
 
-def made(best_log_rate=0.2, best_log_h=5.3, variants=WHOLE):
+PROGRAMS = gpu_study.programs(FORMULA, 1.0, 0.25)
+
+
+def made(best_log_rate=0.2, best_log_h=5.3, variants=WHOLE, programs=PROGRAMS):
     """Scores without noise: a parabola in ln r for each variant, and one in log2 h."""
     found = []
-    for program in gpu_study.programs(FORMULA, 1.0, 0.25):
+    for program in programs:
         variant, rate = program.variant, program.learning_rate
         if variant not in variants:
             continue
@@ -150,14 +153,9 @@ def test_the_text_that_varies_most_between_seeds_is_named():
 
 def test_variants_beside_the_five_widths_leave_the_intervals_of_these_as_they_are():
     random = np.random.default_rng(0)
-    scores = [dataclasses.replace(s, heldout_bits=s.heldout_bits + random.normal(0, 0.1))
-              for s in made(variants=gpu_study.VARIANTS)]  # fmt: skip
-    some = [s for s in scores if s.run.plan == "separate" and s.run.point != "6x64"]
-    lines, expected = (
-        [line for line in gpu_page.page(one).splitlines() if line.startswith("| 1x256 | separate")]
-        for one in (scores, some)
-    )
-    assert lines == expected != []
+    bits = {v: random.normal(size=(8, 2)) for v in gpu_study.VARIANTS}
+    found, five = gpu_page.compared(bits), {v: bits[v] for v in WHOLE}
+    assert {v: found[v] for v in WHOLE if v != gpu_page.TUNED} == gpu_page.compared(five)
 
 
 def test_nothing_is_judged_before_every_added_seed_is_there():
@@ -167,19 +165,20 @@ def test_nothing_is_judged_before_every_added_seed_is_there():
     assert gpu_page.added_seeds(made()) is None
 
 
-def test_the_page_is_written_from_what_is_there(tmp_path):
-    """Variants without all their rates are named; those of tuning are not judged."""
-    scores = made(variants=gpu_study.VARIANTS[:7])
-    scores = [s for s in scores if (s.run.plan, s.run.learning_rate) != ("albert", 2.0)]
+def test_the_page_needs_every_program(tmp_path):
+    """The scores of tuning are not judged."""
+    added = made(programs=gpu_study.seed_programs(FORMULA, 1.0, 2.0, 0.25))
+    scores = made(variants=gpu_study.VARIANTS) + added
     one = scores[0]
     seed, longer = dataclasses.replace(one.run, seed=8), dataclasses.replace(one.sizes, steps=9999)
     tuning = dataclasses.replace(one, run=seed, sizes=longer)
     gpu_page.write_page([*scores, tuning], tmp_path / "new")
     text = (tmp_path / "new" / "gpu.md").read_text()
     assert "heads of 32 have the lowest loss" in text
-    assert "Not trained at all rates: 4x64 albert, 4x64 cycle:2." in text
     assert "gpu=0.25 " in text
     assert (tmp_path / "new" / "gpu.svg").read_text().startswith("<svg")
-    with pytest.raises(ValueError, match="need scores at all their rates"):
-        gpu_page.write_page(made(variants=[WHOLE[0]]), tmp_path / "none")
+    lost = [s for s in scores if (s.run.plan, s.run.learning_rate) != ("albert", 2.0)]
+    for some in (lost, made(variants=gpu_study.VARIANTS), []):
+        with pytest.raises(ValueError, match="all programs"):
+            gpu_page.write_page(some, tmp_path / "none")
     assert not (tmp_path / "none").exists()

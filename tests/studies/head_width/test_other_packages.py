@@ -1,11 +1,11 @@
-"""The analysis beside statsmodels and pandas."""
+"""The mixed model beside statsmodels."""
 
 import functools
 import warnings
 
 import numpy as np
 import pytest
-from simulated_study import EFFECTS, Simulation, rows_of
+from simulated_study import Simulation, rows_of
 
 from attnlab.lab.mixed_model import fit_reml
 from experiments.studies.head_width import analysis
@@ -50,17 +50,3 @@ def test_reml_agrees_with_statsmodels(frame, draw):
     assert -2 * theirs.llf - 0.05 < ours.criterion < -2 * theirs.llf + 1e-3
     assert np.array(ours.component_sd) == pytest.approx(np.sqrt(theirs.vcomp), rel=0.06)
     assert ours.residual_sd**2 == pytest.approx(theirs.scale, rel=1e-2)
-
-
-def test_a_pandas_dataframe_gives_the_same_numbers(frame):
-    pandas = pytest.importorskip("pandas")
-    data = pandas.DataFrame(frame)
-    found = []
-    for one in (frame, data):
-        points = [analysis.where(one, point=p, layout="standard") for p in ("4x16", "2x32")]
-        pairs = analysis.paired(one, *points)
-        model = analysis.surface_model(one, EFFECTS["k"])
-        found.append((pairs, analysis.over_texts(pairs), model.contrast(analysis.between(16, 32))))
-        assert len(analysis.select(one, points[0])["bits"]) == 16
-    assert found[0] == found[1]
-    assert len(found[0][0]) == 8

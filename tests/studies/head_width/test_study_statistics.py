@@ -146,9 +146,10 @@ def test_the_primary_hypothesis_needs_both_tests(first, second, look, expected):
 
 
 def test_equivalence_is_two_one_sided_tests():
-    small = analysis.equivalence(t_estimate(0.002, 0.008, 8), 0.02)
-    assert small.p < 0.05
-    assert (small.low, small.high) == pytest.approx((-0.0132, 0.0172), abs=1e-3)
+    """By hand: the 90 % interval of -0.002 +- 0.008 with 7 degrees of freedom ends at -0.01716."""
+    small = t_estimate(-0.002, 0.008, 8)
+    assert analysis.equivalence(small, 0.01717) < 0.05 < analysis.equivalence(small, 0.01715)
+    assert analysis.equivalence(t_estimate(0.0, 0.01, 8), 0.0) == 0.5
 
 
 def test_a_compute_multiple_of_a_known_slope():
