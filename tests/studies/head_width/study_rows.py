@@ -1,9 +1,24 @@
 """Rows without a training, for tests."""
 
 import dataclasses
+import re
+
+import numpy as np
+from conftest import ROOT
 
 from experiments.studies.head_width.rows import Baselines, Origin, Row, Scores, Sizes
 from experiments.studies.head_width.spec import StudyRun, Variant
+
+PUBLISHED = ROOT / "docs/results/head_width"
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def check_page(made, name):
+    """A page has the words of the committed one, and its numbers up to rounding."""
+    kept = (PUBLISHED / name).read_text()
+    assert NUMBER.sub("#", made) == NUMBER.sub("#", kept)
+    found, expected = ([float(n) for n in NUMBER.findall(text)] for text in (made, kept))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=2e-4)
 
 
 def make_row(rate, bits=2.0, variant=Variant(4, 16), *, name="one_rate", text="python", **spec):  # noqa: B008

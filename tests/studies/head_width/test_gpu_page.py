@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from study_rows import PUBLISHED, check_page
 
 from experiments.studies.head_width import gpu_page, gpu_study
 from experiments.studies.head_width.gpu_study import (
@@ -182,3 +183,7 @@ def test_the_page_needs_every_program(tmp_path):
         with pytest.raises(ValueError, match="all programs"):
             gpu_page.write_page(some, tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_the_page_is_that_of_the_committed_scores():
+    check_page(gpu_page.page(gpu_study.read_scores(PUBLISHED / "gpu_runs.csv")), "gpu.md")

@@ -9,12 +9,11 @@ import time
 import pytest
 from commands import command
 from conftest import ROOT
-from study_rows import make_row
+from study_rows import PUBLISHED, make_row
 
 from experiments.studies.head_width.gpu_study import TextScore
 from experiments.studies.head_width.rows import append_row, columns, read_rows
 
-PUBLISHED = ROOT / "docs/results/head_width"
 STUDY = "experiments.studies.head_width"
 CONFIG = "experiments/studies/head_width/config.py"
 
