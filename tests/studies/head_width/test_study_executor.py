@@ -5,9 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from experiments.studies.head_width.executor import LocalExecutor, WorkerFailed
 
@@ -49,8 +49,7 @@ def signals():
 def start(tmp_path, *names):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    root = str(Path(__file__).parents[2])
-    env = os.environ | {"PYTHONPATH": root}
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script), *(str(tmp_path / n) for n in names)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
