@@ -81,7 +81,6 @@ from attnlab.tap import capture
 from attnlab.transforms.convert import Conversion, NotEquivalent, Undecided, convert
 from attnlab.transforms.permute import permute_heads
 from attnlab.transforms.reparametrize import reparametrize
-from attnlab.transforms.truncate import truncate
 
 __version__ = "0.1.0"
 
@@ -104,7 +103,7 @@ if _typing.TYPE_CHECKING:
         "layer_norm", "load_run", "masks", "match_budget", "models", "multi_head_attention",
         "num_parameters", "parse_plan", "permute_heads", "plan_names", "positions", "prefill",
         "project_heads", "reparametrize", "rms_norm", "run_layers", "run_model", "run_stack",
-        "sharing", "stream", "transformer_layer", "transforms", "truncate",
+        "sharing", "stream", "transformer_layer", "transforms",
     ]  # fmt: skip
 else:  # a checker shall go on to find names that are none
 

@@ -1,8 +1,7 @@
 """The layout atlas, docs/reference/layouts.md, its tables and drawings: python -m experiments.atlas
 
 Everything on the page is computed: formulas from the axes of the weights, backends from their own
-refusals, and the tables of layout against layout from `convert` on random weights. A minute on 2
-cores; a test fails while the page is not what this makes.
+refusals. A test fails while the page is not what this makes.
 """
 
 import functools
@@ -38,15 +37,12 @@ from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Axes
 from attnlab.lab.pages import render, table
 from experiments import app
-from experiments.drawing import conversions
-from experiments.drawing.conversions import NAMES, pair_table
-from experiments.drawing.layouts import layout_drawing
+from experiments.drawing.layouts import NAMES, layout_drawing
 from experiments.drawing.letters import letters
 from experiments.drawing.plans import drawn_plans, plan_drawing
 
 PATH = Path(__file__).parent.parent / "docs" / "reference" / "layouts.md"
 DRAWINGS = PATH.parent.parent / "drawings"
-PAIRS = PATH.with_name("layout_pairs.csv")
 TOKENS = 512
 EXAMPLES = {name: LAYOUTS[name](width=512, num_heads=8) for name in NAMES}
 
@@ -66,12 +62,7 @@ def page() -> str:
         sections="\n\n".join(map(section, EXAMPLES.values())),
         numbers=numbers(),
         options=options(),
-        option_pairs=conversions.options(),
         backends=backends(),
-        steps=conversions.steps(),
-        sources=conversions.sources(),
-        pairs=conversions.pairs(),
-        matching_sizes=conversions.matching_sizes(),
     )
     return f"{text}\n"
 
@@ -269,11 +260,10 @@ def can_run(layout: Layout, backend: str) -> str:
 def main() -> None:
     """Writes the page and the drawings."""
     PATH.write_text(page())
-    PAIRS.write_text(pair_table())
     DRAWINGS.mkdir(exist_ok=True)
     for name, text in drawings().items():
         (DRAWINGS / name).write_text(text)
-    print(f"wrote {PATH}, {PAIRS} and {DRAWINGS}")
+    print(f"wrote {PATH} and {DRAWINGS}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import re
 import textwrap
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -191,7 +192,7 @@ def config_page() -> str:
     training = [_fields("config.train.", TrainConfig, without=set(PARTS)), _prose(TrainConfig)]
     training += [_section(f"config.train.{name}.", part) for name, part in PARTS.items()]
     datasets = []
-    for name, dataset in DATASETS.items():
+    for name, dataset in _ours(DATASETS).items():
         datasets += [_fields("config.data.", dataset, title=f"`{name}`"), _prose(dataset)]
     parts = {
         "experiment": _experiment(),
@@ -343,13 +344,26 @@ def _prose(made: Any) -> str:
 # ---------------------------------------------------------------- presets
 
 
+def config_files() -> list[str]:
+    """Every config file, as `configs/byte_lm.py`: those of `configs`, then those of the studies."""
+    folder = ROOT / "experiments"
+    found = sorted(folder.glob("configs/*.py")) + sorted(folder.glob("studies/*/*.py"))
+    defines = re.compile(r"^(def )?get_config\b", re.MULTILINE)
+    return [p.relative_to(folder).as_posix() for p in found if defines.search(p.read_text())]
+
+
+def config_module(name: str) -> types.ModuleType:
+    """The module of a config file."""
+    return importlib.import_module(f"experiments.{name[:-3].replace('/', '.')}")
+
+
 def presets_page() -> str:
     """Every config file: its question, its command, its presets."""
     parts = []
-    for path in sorted((ROOT / "experiments" / "configs").glob("[a-z]*.py")):
-        module = importlib.import_module(f"experiments.configs.{path.stem}")
+    for name in config_files():
+        module = config_module(name)
         first, *rest = (module.__doc__ or "").split("\n\n")
-        parts.append(f"## {path.name}\n\n{_escape(' '.join(first.split()))}")
+        parts.append(f"## {name}\n\n{_escape(' '.join(first.split()))}")
         named = [p for p in rest if p.strip().startswith("Presets after the colon")]
         parts += [re.sub(",$", ".", _escape(" ".join(p.split()))) for p in named]
         known = getattr(module, "VARIANTS", {})

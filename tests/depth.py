@@ -7,7 +7,6 @@ own `@pytest.mark.slow` says the same of a test that was slow from the start.
 DEPTH = {
     # Commands, beside the same in one process (test_train.py, test_run_one.py).
     "test_killed_and_started_again",
-    "test_it_trains_by_flag",
     "test_a_run_beside_a_folder",
     "test_command_names_what_it_lacks",
     "test_what_cannot_be_pruned_is_told",

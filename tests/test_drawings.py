@@ -15,8 +15,7 @@ from attnlab import LAYOUTS, PLANS, project_heads
 from attnlab.heads import init, num_parameters
 from attnlab.sharing.named_plans import parse_plan
 from experiments import atlas
-from experiments.drawing.conversions import NAMES
-from experiments.drawing.layouts import layout_drawing
+from experiments.drawing.layouts import NAMES, layout_drawing
 from experiments.drawing.plans import drawn_plans, plan_drawing
 
 

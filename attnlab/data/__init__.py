@@ -12,7 +12,7 @@ from attnlab.data.recall import Recall
 from attnlab.data.text import Text
 from attnlab.data.token_files import TokenFiles
 from attnlab.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
-from attnlab.data.vectors import Farthest, Maxima
+from attnlab.data.vectors import Farthest
 
 DATASETS: dict[str, type[DataConfig]] = {
     "text": Text,
@@ -23,7 +23,6 @@ DATASETS: dict[str, type[DataConfig]] = {
     "recall": Recall,
     "endpoints": Endpoints,
     "farthest": Farthest,
-    "maxima": Maxima,
     "graph": Nodes,
     "grain": RandomAccessData,
 }
@@ -31,7 +30,7 @@ DATASETS: dict[str, type[DataConfig]] = {
 
 __all__ = [
     "BYTES", "DATASETS", "Batch", "DataConfig", "DataSizes", "Dataset", "DeviceBatches",
-    "Endpoints", "Farthest", "HuggingFace", "Labelled", "Maxima", "Nodes", "Pairs", "PreparePlan",
+    "Endpoints", "Farthest", "HuggingFace", "Labelled", "Nodes", "Pairs", "PreparePlan",
     "RandomAccessData", "Recall", "Text", "TokenFiles", "Tokenizer", "load_tokenizer",
     "make_tokenizer", "prepare",
 ]  # fmt: skip

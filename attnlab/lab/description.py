@@ -1,5 +1,5 @@
-"""What a report needs to know beside the results: question, comparisons, published numbers,
-expected results. Typed, with defaults, stored as JSON in the workdir of a sweep."""
+"""What a report needs to know beside the results: question, comparisons, expected results. Typed,
+with defaults, stored as JSON in the workdir of a sweep."""
 
 import dataclasses
 import json
@@ -13,48 +13,9 @@ from attnlab.nested import JSON
 
 FILE = "description.json"
 """In the workdir of a sweep. It may change while the runs stay."""
-VERSION = 1
+VERSION = 2
 Tags: TypeAlias = Mapping[str, Tag]
 """As many tags of a variant as are needed to name it."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PublishedRow:
-    """A row of a published table.
-
-    Attributes:
-      tags: of the variant that is this row.
-      scores: the paper's, one per column; None where it has none.
-      parameters: at the size of the paper, exact; 0: not known.
-      printed: the number of parameters as the paper prints it.
-    """
-
-    tags: Tags
-    scores: tuple[float | None, ...] = ()
-    parameters: int = 0
-    printed: str = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PublishedTable:
-    """A published table whose rows are variants of the sweep.
-
-    Attributes:
-      title, source: of the paper.
-      columns: names of the scores, the main one first.
-      rows: in the paper's order.
-      better: is the main score better "lower" or "higher"?
-      setting: what the paper did: data, task, model, training, score.
-      notes: what else is to be known.
-    """
-
-    title: str
-    source: str
-    columns: tuple[str, ...]
-    rows: tuple[PublishedRow, ...]
-    better: Literal["lower", "higher"] = "lower"
-    setting: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    notes: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +54,6 @@ class Description:
       matched: the budget that is equal for all variants ("parameters"), in words; "": none.
       source: who expects what is in `expectations`.
       expectations: known beforehand.
-      published: a table of a paper.
       notes: sentences for the limits of the report.
 
         about = Description(
@@ -113,7 +73,6 @@ class Description:
     matched: str = ""
     source: str = ""
     expectations: tuple[Expectation, ...] = ()
-    published: PublishedTable | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -137,12 +96,7 @@ class Description:
         fields["planned_seeds"] = tuple(fields["planned_seeds"])
         fields["notes"] = tuple(fields["notes"])
         fields["expectations"] = tuple(Expectation(**one) for one in fields["expectations"])
-        if table := fields["published"]:
-            rows = tuple(
-                PublishedRow(**{**row, "scores": tuple(row["scores"])}) for row in table["rows"]
-            )
-            table = PublishedTable(**{**table, "columns": tuple(table["columns"]), "rows": rows})
-        return cls(**{**fields, "published": table})
+        return cls(**fields)
 
     def write(self, workdir: Path) -> None:
         """Writes it to the workdir of a sweep."""

@@ -303,7 +303,7 @@ class Results(Sequence[RunResult]):
         Args:
           path: of the page.
           baseline: tags of the variant that the others are compared with; None: the first.
-          description: question, pairs to compare, margin, published numbers, expected results.
+          description: question, pairs to compare, margin, expected results.
 
         Returns the path.
 

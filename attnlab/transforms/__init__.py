@@ -3,15 +3,13 @@
 | function | takes | returns |
 |---|---|---|
 | `convert` | weights of a layout, a target layout | exact weights of the target, a proof that there are none, or neither |
-| `truncate` | weights of a layout, a rank | scores of that rank, and their error |
 | `reparametrize`, `permute_heads` | weights of a layout | the same function in other bases, or with its heads in another order |
 | `change_plan`, `share`, `unshare`, `detect_sharing`, `tie_encoder`, `untie_encoder` | config, params | config, params under another sharing plan |
 | `remove_heads`, `scale_heads` | config, params | a model with fewer heads, or with scaled ones |
-| `align_heads`, `output_difference` | two sets of weights, two models | which head is like which; how far the outputs differ |
+| `output_difference` | two models | how far their outputs differ |
 """  # noqa: E501
 
 from attnlab.transforms.convert import Conversion, NotEquivalent, Undecided, convert
-from attnlab.transforms.head_alignment import align_heads
 from attnlab.transforms.permute import permute_heads
 from attnlab.transforms.pruning import remove_heads, scale_heads
 from attnlab.transforms.reparametrize import reparametrize
@@ -24,10 +22,9 @@ from attnlab.transforms.resharing import (
     unshare,
     untie_encoder,
 )
-from attnlab.transforms.truncate import Truncation, truncate
 
 __all__ = [
-    "Conversion", "NotEquivalent", "Truncation", "Undecided", "align_heads", "change_plan",
+    "Conversion", "NotEquivalent", "Undecided", "change_plan",
     "convert", "detect_sharing", "output_difference", "permute_heads", "remove_heads",
-    "reparametrize", "scale_heads", "share", "tie_encoder", "truncate", "unshare", "untie_encoder",
+    "reparametrize", "scale_heads", "share", "tie_encoder", "unshare", "untie_encoder",
 ]  # fmt: skip

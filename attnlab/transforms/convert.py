@@ -123,7 +123,7 @@ def convert(
     o are not zero, and after one step neither are those of q and v. In new heads k is random too.
 
     The conversion is of these very weights: a float32 product of two matrices has full rank, since
-    its rounding has; `truncate` takes the rank and states its error.
+    its rounding has.
 
     Args:
       params: weights of `layout`, of float dtype and finite.

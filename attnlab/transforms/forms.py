@@ -118,12 +118,6 @@ def extra_of(layout: Layout, kind: type[ExtraT]) -> ExtraT | None:
     return next((extra for extra in layout.extras if isinstance(extra, kind)), None)
 
 
-def with_extra(layout: LayoutT, kind: type[Extra], extra: Extra | None) -> LayoutT | None:
-    """The layout with this extra in place of that of the class `kind`."""
-    kept = [e for e in layout.extras if not isinstance(e, kind)] + ([extra] if extra else [])
-    return changed(layout, extras=tuple(sorted(kept, key=lambda e: type(e).__name__)))
-
-
 def axes(layout: Layout) -> dict[str, tuple[str | int, ...]]:
     """Axes of every weight, with names for the head axes of extra keys and values."""
     made = {name: weight.axes for name, weight in all_weights(layout).items()}
@@ -148,17 +142,10 @@ class Goal(NamedTuple):
     call: CallOptions
 
     def nearly(self, layout: Layout) -> bool:
-        """Does it differ from the goal only in what the last steps add: biases, scale, extras,
-        biases of norms and epsilon?"""
+        """Does it differ from the goal only in what the last steps add: biases and scale?"""
         goal = self.untied
         if type(layout) is not type(goal) or set(layout.biases) - set(goal.biases):
             return False
         if goal.scale == 0 != layout.scale:
             return False
-        last: dict[str, object] = {
-            name: getattr(goal, name) for name in ("biases", "scale", "extras", "norm_eps")
-        }
-        one, two = getattr(layout, "qk_norm", None), getattr(goal, "qk_norm", None)
-        if one and two and (one.kind, one.over) == (two.kind, two.over):
-            last["qk_norm"] = two
-        return changed(layout, **last) == goal
+        return changed(layout, biases=goal.biases, scale=goal.scale) == goal

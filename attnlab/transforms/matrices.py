@@ -16,27 +16,17 @@ def same(a: ArrayLike, b: ArrayLike) -> bool:
     return bool(np.max(np.abs(a - b), initial=0) <= ROUNDING * np.max(np.abs(a), initial=0))
 
 
-def truncated(a: Floats, rank: int) -> tuple[Floats, Floats, Floats]:
-    """The nearest matrices of that rank as left [..., m, rank] and right [..., rank, n], evenly
-    scaled, and all singular values (Eckart and Young 1936)."""
-    u, values, vt = np.linalg.svd(a, full_matrices=False)
-    root = np.sqrt(values[..., :rank])
-    left, right = u[..., :rank] * root[..., None, :], root[..., None] * vt[..., :rank, :]
-    spare = (0, rank - root.shape[-1])  # more columns than the matrix has
-    first = [(0, 0)] * (a.ndim - 2)
-    left, right = np.pad(left, [*first, (0, 0), spare]), np.pad(right, [*first, spare, (0, 0)])
-    return left, right, values
-
-
 def split(a: Floats, rank: int) -> tuple[Floats, Floats] | None:
     """[i, m, n] = left [i, m, rank] right [i, rank, n], zeros beyond its rank; None where a rank is
     larger."""
-    left, right, values = truncated(a, rank)
+    u, values, vt = np.linalg.svd(a, full_matrices=False)
     counts = values > ROUNDING * values[:, :1]
     if np.any(counts[:, rank:]):
         return None
-    kept = np.pad(counts[:, :rank], [(0, 0), (0, max(0, rank - values.shape[1]))])
-    return left * kept[:, None], right * kept[..., None]
+    root = np.sqrt(values * counts)[:, :rank]
+    left, right = u[..., :rank] * root[:, None], root[..., None] * vt[:, :rank]
+    spare = (0, rank - root.shape[1])  # more columns than the matrix has
+    return np.pad(left, [(0, 0), (0, 0), spare]), np.pad(right, [(0, 0), spare, (0, 0)])
 
 
 def stacked_scores(w: Weights) -> Floats:

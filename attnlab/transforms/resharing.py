@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from attnlab.fields import check_choice
-from attnlab.heads import Layout, kv_weight_names, weight_shapes
+from attnlab.heads import Layout, kv_weight_names
 from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.embeddings import OWN_INPUTS
 from attnlab.models.parameters import check_params, stack_specs
@@ -30,10 +30,8 @@ from attnlab.sharing import (
 )
 from attnlab.sharing.bits import same_bits
 from attnlab.transforms.arguments import check_config
-from attnlab.transforms.head_alignment import align_heads
-from attnlab.transforms.permute import permute_heads
 
-Merge: TypeAlias = Literal["mean", "aligned", "first"]
+Merge: TypeAlias = Literal["mean", "first"]
 
 PER_STACK = ("final_norm", "relative_bias")
 """Parameters of an encoder or decoder outside its layers."""
@@ -99,17 +97,14 @@ def change_plan(
       params: its parameters.
       plan: a name applies to every stack and every layer type. A `Plan` applies to the decoder
         alone if there is an encoder too.
-      merge: "mean", or "aligned" to first permute the heads of each layer so that they agree best
-        with those of the group's first layer (`align_heads`). Heads have no order, so the plain
-        mean mixes heads that compute different things. "first" takes the parameters of the group's
-        first layer.
+      merge: "mean", or "first" to take the parameters of the group's first layer. Heads have no
+        order, so the mean mixes heads that compute different things.
 
     Returns:
       (config, params) under the new plan.
 
     Raises:
-      ValueError: the plan has another number of layers, or cannot be reached from the old one; or
-        merge="aligned" and heads of this layout cannot be permuted.
+      ValueError: the plan has another number of layers, or cannot be reached from the old one.
 
     >>> config, tokens = ModelConfig(width=8, num_layers=3), jnp.ones((1, 2), int)
     >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
@@ -222,8 +217,6 @@ def tie_encoder(
         groups = []
         for group in range(plan.num_groups[name]):
             pair = [_select(params[s][name], group) for s in ("layers", "encoder_layers")]
-            if merge == "aligned" and name == "attention":
-                pair = _aligned(pair, config.layout)
             groups.append(_merged(pair, merge))
         layers[name] = _stack(groups)
     rest = {name: a for name, a in params.items() if not name.startswith("encoder_")}
@@ -332,16 +325,6 @@ def _merged(layers: Sequence[PyTree], merge: Merge) -> PyTree:
     return jax.tree.map(lambda *a: jnp.mean(jnp.stack(a), axis=0), *layers)
 
 
-def _aligned(layers: Sequence[Params], heads: Layout) -> list[Params]:
-    """Attention of several layers, with the heads in the order of the first."""
-    first, *rest = layers
-    made = [first]
-    for params in rest:
-        own = {name: params[name] for name in weight_shapes(heads)}  # without the norm beside them
-        made.append(params | permute_heads(own, heads, align_heads(own, first, heads).tolist()))
-    return made
-
-
 class PlanChange(NamedTuple):
     """The change of plan of one stack."""
 
@@ -365,8 +348,6 @@ def _reshare(stacked: Params, change: PlanChange) -> Params:
         for group in range(new.num_groups[name]):
             members = [i for i, g in enumerate(new.indices(name)) if g == group]
             before = [_sublayer(used[i], name, new, change.heads) for i in members]
-            if change.merge == "aligned" and name == "attention":
-                before = _aligned(before, change.heads)
             groups.append(_merged(before, change.merge))
             for i, params in zip(members, before, strict=True):
                 targets[i][name] = params
@@ -384,10 +365,6 @@ def _check_reachable(change: PlanChange) -> None:
         raise ValueError(
             "layers that attend to the keys and values of an earlier layer have no projections of "
             f"their own; the new plan needs the same sublayer kv, {old['kv']}"
-        )
-    if change.merge == "aligned" and "kv" in new:
-        raise ValueError(
-            "heads cannot be permuted under a plan with the sublayer kv; use merge='mean'"
         )
     if "delta" in new and new["delta"] != separate(new.num_layers):
         raise ValueError(f"every layer needs its own delta, in order; got {new['delta']}")

@@ -13,6 +13,11 @@ from attnlab.heads.weights import Axes
 from experiments.drawing.letters import letters
 from experiments.drawing.marks import COLOURS, FAINT, SHARED, box, drawing, label
 
+NAMES = (
+    "standard", "wide", "narrow", "narrow_tied", "alt", "collaborative", "bilinear", "absorbed",
+    "two_stage", "low_rank_query", "tensor_product", "grouped_tied", "latent", "latent_absorbed",
+    "differential",
+)  # fmt: skip
 WIDTH, HEADS = 64, 4
 LEFT, COLUMN, LINE, TOP = 104, 92, 62, 24
 SCALE = 80 / WIDTH

@@ -85,10 +85,6 @@ def farthest(folder):
     return data.Farthest(dimensions=3, heldout_rows=20), 5, "regression"
 
 
-def maxima(folder):
-    return data.Maxima(dimensions=3, directions=2, heldout_rows=20), 6, "regression"
-
-
 def graph(folder):
     """30 nodes of two classes, edges mostly within one; node 30 of a citation has no features."""
     rng = np.random.default_rng(0)
@@ -145,7 +141,6 @@ DATASETS = {
         recall,
         endpoints,
         farthest,
-        maxima,
         graph,
         grain,
     )

@@ -22,7 +22,9 @@ def case(request, tmp_path):
 
 
 def test_every_dataset_is_tried():
-    assert set(SMALL) == set(DATASETS)
+    """But for those that a config file registers."""
+    ours = {name for name, kind in DATASETS.items() if kind.__module__.startswith("attnlab.")}
+    assert set(SMALL) == ours
 
 
 def draw(dataset, seed, step, size=4, shard=slice(None)):

@@ -12,14 +12,13 @@ from attnlab import LAYOUTS, project_heads
 from attnlab.heads import cache_bytes_per_token, num_parameters, weight_shapes
 from attnlab.heads.cost import flops_per_token
 from experiments import atlas
-from experiments.drawing import conversions
+from experiments.drawing.layouts import NAMES
 from experiments.drawing.letters import LETTERS
 
 
 def test_the_page_is_what_the_code_makes():
     assert atlas.PATH.relative_to(ROOT).as_posix() == "docs/reference/layouts.md"
     assert atlas.PATH.read_text() == atlas.page(), "stale: run python -m experiments.atlas"
-    assert atlas.PAIRS.read_text() == conversions.pair_table()
 
 
 def value(formula, layout):
@@ -38,7 +37,7 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", conversions.NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_formulas_give_the_counts_of_the_code(name):
     """At sizes that all differ, not only at those on the page."""
     known = {field.name for field in dataclasses.fields(LAYOUTS[name])}
@@ -53,10 +52,10 @@ def test_formulas_give_the_counts_of_the_code(name):
     assert 4 * value(line("cache"), layout) == cache_bytes_per_token(layout)
 
 
-@pytest.mark.parametrize("name", conversions.NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_rank_bounds_are_reached(name, x64):
     """By the scores of 40 random texts' tokens, more than any size."""
-    layout = conversions.SMALL[name]
+    layout = LAYOUTS[name](width=12, num_heads=4)
     rng = np.random.default_rng(0)
     w = {n: jnp.asarray(rng.normal(size=shape)) for n, shape in weight_shapes(layout).items()}
     x, y = (jnp.asarray(rng.normal(size=(1, 40, 12))) for _ in "xy")
@@ -67,7 +66,7 @@ def test_rank_bounds_are_reached(name, x64):
 
 
 def test_every_layout_has_its_equation_and_its_source():
-    for row in map(LAYOUTS.get, conversions.NAMES):
+    for row in map(LAYOUTS.get, NAMES):
         assert "q_n = " in row.equation
         assert row.source in atlas.link(row.source)
         assert "](https://" in atlas.link(row.source) or "section 3.2.2, with" in row.source

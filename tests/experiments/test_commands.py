@@ -10,11 +10,11 @@ from conftest import ROOT
 
 from experiments import reference
 
-CONFIGS = sorted(p.stem for p in (ROOT / "experiments/configs").glob("[a-z]*.py"))
 DOCS = [p for p in sorted((ROOT / "docs").rglob("*.md")) if not {"_build", "colab"} & set(p.parts)]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
-TEXTS = {f"{name}.py": f"experiments.configs.{name}" for name in CONFIGS}
-TEXTS |= {str(path.relative_to(ROOT)): path for path in PAGES}
+TEXTS = {name: reference.config_module(name).__doc__ for name in reference.config_files()}
+READMES = sorted((ROOT / "experiments/studies").glob("*/README.md"))
+TEXTS |= {str(path.relative_to(ROOT)): path.read_text() for path in [*PAGES, *READMES]}
 OF_JAX = {"jax_enable_compilation_cache", "jax_compilation_cache_dir", "help"}
 
 
@@ -31,15 +31,15 @@ def commands(text):
         yield words[: next((i for i, word in enumerate(words) if word[:1] in "&>|"), None)]
 
 
-def text_of(where):
-    return (
-        where.read_text() if hasattr(where, "read_text") else importlib.import_module(where).__doc__
-    )
+def flags_of(module):
+    """Those of a command; of a study, whose command is its folder, those of its `study.py`."""
+    command = reference.commands().get(module)
+    return command.flags if command else reference.flags_of(f"{module}.study")
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_commands_can_be_pasted(name):
-    found = list(commands(text_of(TEXTS[name])))
+    found = list(commands(TEXTS[name]))
     assert found or not name.endswith(".py"), "a config is a lab note: it shows its command"
     for python, dash_m, module, *flags in found:
         assert (python, dash_m) == ("python", "-m")
@@ -59,7 +59,7 @@ def test_commands_can_be_pasted(name):
                 file, words = "experiments/configs/byte_lm.py", ""
             config = importlib.import_module(file.removesuffix(".py").replace("/", "."))
             fields = flat(config.get_config(words).to_dict(), "config")
-        own = {flag.name for flag in reference.commands()[module].flags} | OF_JAX
+        own = {flag.name for flag in flags_of(module)} | OF_JAX
         for flag in values:
             assert flag.removeprefix("no") in own or flag in fields | own, f"{module}: --{flag}"
 

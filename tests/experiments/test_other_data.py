@@ -1,6 +1,5 @@
 """The config of every row of data but the text: it runs, is killed and goes on, and is reported."""
 
-import importlib
 import json
 import os
 import signal
@@ -10,44 +9,42 @@ import pytest
 import small_data
 
 from attnlab import training
-from attnlab.data import DATASETS
 from attnlab.lab import run as lab_run
 from attnlab.training.metrics import Recorder
-from experiments import report
+from experiments import reference, report
 from experiments.setup import run_config
 
-# config file -> the row of data that it is about
+# config file -> the dataset that it is about
 CONFIGS = {
-    "translation": "pairs",
-    "reviews": "labelled",
-    "recall": "recall",
-    "two_heads_beat_one": "endpoints",
-    "one_wide_beats_many_narrow": "farthest",
-    "heads_or_depth": "maxima",
-    "cora": "graph",
-    "scan": "grain",
+    "configs/translation.py": "pairs",
+    "configs/reviews.py": "labelled",
+    "configs/recall.py": "recall",
+    "studies/known_answers/two_heads_beat_one.py": "endpoints",
+    "studies/known_answers/one_wide_beats_many_narrow.py": "farthest",
+    "configs/cora.py": "graph",
+    "configs/scan.py": "grain",
 }
-DRAWN = ("recall", "two_heads_beat_one", "one_wide_beats_many_narrow", "heads_or_depth")
-"""Their data are not read but made."""
+DRAWN = ("recall", "endpoints", "farthest")
+"""Datasets that are not read but made."""
 
 
 def tiny(name, folder):
     """The config at its scale for tests, on the small data."""
-    config = importlib.import_module(f"experiments.configs.{name}").get_config("tiny")
-    data, length, _ = small_data.DATASETS[CONFIGS[name]](folder)
-    if name == "scan":
+    config, source = reference.config_module(name).get_config("tiny"), CONFIGS[name]
+    data, length, _ = small_data.DATASETS[source](folder)
+    if source == "grain":
         config.data.make, config.model.vocab_size = data.make, 7
-    elif name not in DRAWN:
+    elif source not in DRAWN:
         config.data.path = data.path
-    if name == "cora":  # a graph for every device of the tests
+    if source == "graph":  # a graph for every device of the tests
         config.train.batch_size = config.train.evaluation.batch_size = 8
-    assert name in ("scan", "reviews", *DRAWN) or config.train.length == length
+    assert source in ("grain", "labelled", *DRAWN) or config.train.length == length
     return config
 
 
 def test_every_row_has_a_config():
     of_byte_lm = {"text", "tokens", "huggingface"}  # byte_lm.py has a word for each
-    assert {*CONFIGS.values()} | of_byte_lm == set(DATASETS)
+    assert {*CONFIGS.values()} | of_byte_lm == set(small_data.DATASETS)
 
 
 @pytest.mark.slow
@@ -77,7 +74,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(name, tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     config = tiny(name, tmp_path / "data")
     config.train.seeds, config.train.checkpoint_every = (3,), 15
-    config.task = "transduction" if name == "translation" else config.task  # nothing is written
+    config.task = "transduction" if CONFIGS[name] == "pairs" else config.task  # nothing is written
 
     class Stops(Recorder):
         def log_scalars(self, step, metrics):

@@ -1,21 +1,19 @@
 """Experiments whose answer is known: their data, their bounds, and what a report makes of them."""
 
 import dataclasses
-import importlib
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import small_data
+from config_files import MODULES, experiments, planned
 from conftest import assert_close
 from ml_collections import ConfigDict
 
 from attnlab import data
 from attnlab.data.endpoints import examples
 from attnlab.heads import score_scale
-from attnlab.lab.spec import specs_of
 from attnlab.lab.start import init_function
 from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
 from attnlab.models.head_similarity import smallest_change
@@ -28,53 +26,10 @@ from attnlab.training import (
     train_step,
 )
 from attnlab.training.objectives import OBJECTIVES
-from experiments.configs import byte_lm, same_start
-from experiments.setup import experiment_of, run_config, setup_of
-
-CONFIGS = (
-    "two_heads_beat_one",
-    "same_start",
-    "one_wide_beats_many_narrow",
-    "heads_or_depth",
-    "which_matrices_learn",
-    "chunks",
-    "neighbours",
-    "low_rank",
-    "shared_encoder_decoder",
-)
-DATA = {"neighbours": "graph", "shared_encoder_decoder": "pairs"}
-"""Which of small_data those read that read files."""
-
-
-def planned(name, words="", folder=None):
-    """What a config file describes."""
-    module = importlib.import_module(f"experiments.configs.{name}")
-    base = module.get_config(words)
-    if name in DATA:
-        data, length, _ = small_data.DATASETS[DATA[name]](folder)
-        base.data.update(dataclasses.asdict(data))
-        base.train.length, base.model.vocab_size = length, max(300, base.model.vocab_size)
-    return setup_of(base, module, words)
-
-
-def experiments(name, words="", folder=None):
-    """Name of each variant -> its experiment."""
-    setup = planned(name, words, folder)
-    specs = specs_of(setup.base, setup.variants, [0], setup.match)
-    return {spec.title: spec.config for spec in specs}
-
-
-@pytest.mark.parametrize("words", ["", "tiny"])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_expected_is_of_variants_that_the_sweep_has(name, words, tmp_path):
-    if name in DATA and not words:
-        pytest.skip("its sizes are those of files that are not here")
-    about, names = planned(name, words, tmp_path).description, experiments(name, words, tmp_path)
-    assert about.expectations
-    for expected in about.expectations:
-        assert {tags["name"] for tags in (expected.tags, expected.over) if tags} <= set(names)
-        expected.text.format(mean=0.0, min=0.0, max=0.0, ratio=0.0)
-    assert {tags["name"] for pair in about.pairs for tags in pair} <= set(names)
+from experiments.configs import byte_lm
+from experiments.setup import experiment_of, run_config
+from experiments.studies.known_answers import same_start
+from experiments.studies.known_answers.maxima import Maxima
 
 
 def flat(fields, path=""):
@@ -113,7 +68,7 @@ def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
 
 def test_reviews_are_asked_of_the_variants_that_are_compared():
     """Of chunks.py: the text has eleven variants, a review's class only those that a pair names."""
-    module = importlib.import_module("experiments.configs.chunks")
+    module = MODULES["chunks"]
     base, about = planned("chunks").base, module.describe("reviews")
     text, reviews = ({v.name: v.values for v in module.variants(base, w)} for w in ("", "reviews"))
     assert (len(text), len(reviews)) == (11, 7)
@@ -295,7 +250,7 @@ def test_the_farthest_point_by_numpy():
 
 def test_sums_of_maxima_by_numpy():
     """Of mean 0 and variance 1 over many rows; one token asks, and none but it is scored."""
-    config = data.Maxima(dimensions=3, directions=2, heldout_rows=4000)
+    config = Maxima(dimensions=3, directions=2, heldout_rows=4000)
     rows = config.load(6).heldout(0)
     x, answers = rows["features"], rows["answers"][:, -1, 0]
     assert (x[..., 3:] == np.where(rows["scored"][..., None], [0, 1], [1, 0])).all()
@@ -319,10 +274,10 @@ def test_sums_of_maxima_by_numpy():
             "data.dimensions must be a whole number of at least 2, not 1",
         ),
         (data.Farthest, 2, "2 points have no farthest one; set train.length to at least 3"),
-        (lambda: data.Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
-        (data.Maxima, 2, "train.length 2 leaves fewer than 2 vectors"),
+        (lambda: Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
+        (Maxima, 2, "train.length 2 leaves fewer than 2 vectors"),
         (
-            lambda: data.Maxima(heldout_rows=0),
+            lambda: Maxima(heldout_rows=0),
             8,
             "data.heldout_rows must be a whole number of at least 1",
         ),

@@ -16,17 +16,15 @@ from attnlab.lab.report import (
     Description,
     Expectation,
     Panel,
-    PublishedRow,
-    PublishedTable,
     make_page,
     read_panels,
     write_report,
 )
 from attnlab.lab.report.answers import answers, limits, question, warnings
+from attnlab.lab.report.expectations import expectations
 from attnlab.lab.report.figures import curves_figures, effects_figure, over_tag_figures
 from attnlab.lab.report.heads import heads_sections
 from attnlab.lab.report.page import Figures, Paragraph, Table, to_markdown
-from attnlab.lab.report.published import expectations
 from attnlab.lab.report.tables import comparison_table, rates_blocks, scores_table
 from attnlab.lab.result import MetricInfo
 
@@ -304,20 +302,6 @@ def test_expected_results_count_every_seed():
     assert expectations(panel(runs, expectations=(gone,)))[0].lead == "No result:"
 
 
-def test_published_numbers_stand_beside_ours():
-    runs = noisy({(("row", r),): x for r, x in zip("ABC", (2.0, 2.2, 2.5), strict=True)}, [0, 1])
-    paper = PublishedTable(
-        title="A paper", source="Somebody 2017", columns=("perplexity",), better="lower",
-        rows=tuple(PublishedRow(tags={"row": r}, scores=(x,), parameters=10)
-                   for r, x in zip("ABCD", (4.9, 5.1, 5.0, 6.0), strict=True)),
-        setting={"data": "newstest"},
-    )  # fmt: skip
-    text = page_text([panel(runs, published=paper, baseline={"row": "A"})])
-    assert "| D | not run |" in text
-    assert "is 0.50 (1: the same order" in text  # ranks 1 2 3 against 1 3 2
-    assert "Here: Text" in text
-
-
 def test_learning_rates_are_those_of_the_validation_part():
     runs = [
         made(
@@ -475,10 +459,8 @@ def test_scores_of_different_units_have_figures_of_their_own():
 
 
 def test_the_description_survives_json(tmp_path):
-    row = PublishedRow(tags={"row": "A"}, scores=(1.0, None))
     about = Description(
         question="Which?", pairs=(({"a": 1}, {"a": 2}),), planned_seeds=(0, 1),
-        published=PublishedTable(title="t", source="s", columns=("x", "y"), rows=(row,)),
         expectations=(Expectation(tags={"a": 1}, relation="exactly", value=1.0, text="{mean}"),),
     )  # fmt: skip
     about.write(tmp_path)

@@ -25,7 +25,6 @@ from attnlab.models import (
 from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import param_shapes
 from attnlab.pretrained import published_config
-from experiments.configs import albert_table4, t5_table2, takase, vaswani_table3
 
 QKVO = ("q", "k", "v", "o")
 SMALL = ModelConfig(
@@ -246,20 +245,12 @@ def bottleneck(h, d_p):
     )
 
 
-# Their integers stand with the configs.
-TABLES = (
-    vaswani_table3.TABLE, albert_table4.TABLE, t5_table2.TABLE, t5_table2.ALONE, takase.TABLE,
-)  # fmt: skip
 COUNTS = {
     "Tensor2Tensor base, less its embeddings": (vaswani(position="pre", vocab=1), 44_103_680 + 512),
     "Tensor2Tensor big, less its embeddings": (
         vaswani(d=1024, f=4096, h=16, position="pre", vocab=1), 176_287_744 + 1024,
     ),
     "Vaswani base, attention biases": (vaswani(biases=QKVO), 63_045_632 + 36_864),
-    **{
-        f"{table.title}, {name}": (table.paper_model(name), row.parameters)
-        for table in TABLES for name, row in table.rows.items()
-    },
     "bottleneck A, h = 8": (bottleneck(8, 128), 167_394_816),
     "bottleneck A, h = 12": (bottleneck(12, 128), 192_597_504),
     "bottleneck A, h = 16": (bottleneck(16, 128), 217_800_192),

@@ -12,7 +12,6 @@ from transforms_outside import Negated, OutputNorm, QueryNorm
 
 from attnlab.attention import ALiBi
 from attnlab.heads import (
-    LAYOUTS,
     Absorbed,
     Alt,
     Bilinear,
@@ -29,7 +28,6 @@ from attnlab.heads import (
     SoftCap,
     Standard,
     TalkingHeads,
-    TensorProduct,
     TwoStage,
     Wide,
     init,
@@ -91,13 +89,9 @@ CASES = {
         sized(Standard, out_width=30, biases=("q", "v")),
     ),
     "identity_keys": (sized(Bilinear), plain_keys),
-    "identity_values": (sized(Absorbed), sized(Bilinear, value_dim=10)),
+    "identity_values": (sized(Absorbed), sized(Bilinear, **EACH, value_dim=10)),
     "repeat_keys": (sized(Collaborative), sized(Standard, head_dim=8)),
     "block_mixing": (sized(Standard, **EACH), sized(Collaborative, **EACH, head_dim=24)),
-    "constant_factors": (
-        sized(Standard, key_width=10, biases=("o",)),
-        sized(TensorProduct, query_rank=6, key_rank=2, value_rank=2),
-    ),
     "expand_latent": (
         sized(LatentAbsorbed, scale=0.3, query_latent_dim=None),
         sized(Latent, scale=0.3, query_latent_dim=None),
@@ -116,23 +110,6 @@ CASES = {
     "drop_zero_bias": (sized(Standard, biases=("k",)), sized(Standard)),
     "add_zero_bias": (sized(Standard, biases=("q",)), sized(Standard)),
     "rescale": (sized(Standard), sized(Standard, scale=0.3)),
-    "half_gate": (sized(Standard), sized(Standard, extras=(Gate("element"),))),
-    "spread_gate": (sized(Narrow, extras=(Gate(),)), sized(Narrow, extras=(Gate("element"),))),
-    "zero_sink": (sized(Standard, extras=(Sink(learnt=False),)), sized(Standard, extras=(Sink(),))),
-    "no_sink": (sized(Latent), sized(Latent, extras=(Sink(),))),
-    "zero_key": (
-        sized(Standard, extras=(Sink(learnt=False), ExtraKeys(1))),
-        sized(Standard, extras=(ExtraKeys(2),)),
-    ),
-    "identity_mixing": (sized(Standard), sized(Standard, extras=(TalkingHeads(),))),
-    "add_norm_bias": (
-        sized(Standard, qk_norm=HeadNorm("layer")),
-        sized(Standard, qk_norm=HeadNorm("layer", bias=True)),
-    ),
-    "rescale_norms": (
-        sized(LowRankQuery, qk_norm=HeadNorm(), norm_eps=0.3),
-        sized(LowRankQuery, qk_norm=HeadNorm(), norm_eps=0.9),
-    ),
     "tie_projections": (
         Narrow(width=12, num_heads=3, tie="qk", biases=("q",)),
         Narrow(width=12, num_heads=3, biases=("q", "k")),
@@ -281,9 +258,6 @@ GROWN = {
         small(extras=(ExtraKeys(2),), head_dim=5),
         {"q", "v", "extra_v"},
     ),
-    "an extra key": (
-        small(extras=(Sink(learnt=False),)), small(extras=(ExtraKeys(1),)), set(),
-    ),
     "tied": (small(tie="kv"), small(tie="kv", head_dim=5), {"q", "o"}),
 }  # fmt: skip
 
@@ -328,11 +302,31 @@ def test_bilinear_is_the_product_of_queries_and_keys():
 
 
 @pytest.mark.parametrize("tie", ["kv", "qk", "qkv"])
-def test_options_are_added_to_tied_projections(tie):
-    target = small(tie=tie, extras=(Sink(), Gate()))
-    new, steps = checked(random_params(small(tie=tie)), small(tie=tie), target)
-    assert steps == ("untie", "half_gate", "no_sink", "tie_projections")
-    assert "v" not in new or tie == "qk"
+def test_options_stay_beside_tied_projections(tie):
+    layout = small(tie=tie, extras=(Sink(), Gate()))
+    wider = dataclasses.replace(layout, head_dim=5, value_dim=5, scale=3**-0.5)
+    steps = checked(random_params(layout), layout, wider)[1]
+    assert steps == ("untie", "pad", "tie_projections")
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({}, dict(extras=(Gate(),))),
+        (dict(extras=(Gate(),)), dict(extras=(Gate("element"),))),
+        ({}, dict(extras=(Sink(),))),
+        (dict(extras=(Sink(learnt=False),)), dict(extras=(ExtraKeys(1),))),
+        ({}, dict(extras=(TalkingHeads(),))),
+        (dict(qk_norm=HeadNorm("layer")), dict(qk_norm=HeadNorm("layer", bias=True))),
+        (dict(qk_norm=HeadNorm()), dict(qk_norm=HeadNorm(), norm_eps=0.01)),
+    ],
+    ids=str,
+)
+def test_options_are_neither_added_nor_removed(one, two):
+    for source, target in ((one, two), (two, one)):
+        layout = small(**source)
+        found = convert(random_params(layout), layout, small(**target))
+        assert not isinstance(found, Conversion)
 
 
 def test_projections_that_differ_are_not_tied():
@@ -351,15 +345,6 @@ def test_rotary_embedding_stands_between_key_and_latent():
     params = random_params(layout)
     checked(params, layout, target)
     assert isinstance(convert(params, layout, target, rotary=True), Undecided)
-
-
-def test_a_sink_that_no_row_sees_gets_no_gradient():
-    layout, target = small(), small(extras=(Sink(),))
-    params = {n: jnp.asarray(a, jnp.float32) for n, a in random_params(layout).items()}
-    found = convert(params, layout, target)
-    assert isinstance(found, Conversion)
-    assert found.forward_error == found.gradient_error == 0
-    assert (np.asarray(found.params["sink"]) == np.float32(-1e30)).all()
 
 
 def test_score_modifications_are_part_of_the_call():
@@ -383,37 +368,6 @@ def test_keys_and_values_side_by_side_are_a_latent(kv_heads):
     new, steps = checked(random_params(layout), layout, target)
     assert steps[0] == "factor_latent"
     assert set(np.unique(new["k"])) | set(np.unique(new["v"])) == {0.0, 1.0}
-
-
-@pytest.mark.parametrize("rotary", [False, True])
-@pytest.mark.parametrize("kv_heads", [1, 2, 6])
-def test_heads_are_tensor_products_of_constant_factors(kv_heads, rotary):
-    """N factors of queries and K of keys; rotary positions do not matter."""
-    layout = sized(Standard, biases=("o",), num_kv_heads=kv_heads)
-    ranks = dict(query_rank=6, key_rank=kv_heads, value_rank=kv_heads)
-    target = sized(TensorProduct, **ranks)
-    new, steps = checked(random_params(layout), layout, target, rotary=rotary)
-    assert steps == ("constant_factors",)
-    np.testing.assert_array_equal(new["q_heads_bias"], 6 * np.eye(6))
-
-
-HALF = [kind(width=12, num_heads=4) for kind in LAYOUTS.values()]
-HALF += [small(tie="qkv"), small(output_projection=False), small(extras=(ExtraKeys(1),))]
-
-
-@pytest.mark.parametrize(
-    "layout", [a if a.name == "standard" else pytest.param(a, marks=pytest.mark.slow) for a in HALF]
-)
-@pytest.mark.parametrize("by", ["head", "element"])
-def test_a_gate_of_one_half_can_be_added_to_every_layout(layout, by):
-    """The output projection is doubled, or the values where there is none."""
-    try:
-        target = dataclasses.replace(layout, extras=(*layout.extras, Gate(by)))
-    except ValueError:
-        assert layout.merges_values
-        assert by == "element"
-        return
-    assert "half_gate" in checked(random_params(layout), layout, target)[1]
 
 
 def test_a_sink_sees_the_key_bias():
@@ -487,9 +441,9 @@ def test_integer_weights_are_refused():
 
 @pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32])
 def test_weights_as_returned_are_finite_and_measured(dtype):
-    """A2: float16 had a sink of -inf."""
+    """A2: float16 had weights of inf."""
     params = {n: jnp.asarray(a, dtype) for n, a in random_params(small(), size=1.0).items()}
-    found = convert(params, small(), small(extras=(Sink(),)))
+    found = convert(params, small(), small(scale=1e-6))
     if dtype == np.float16:
         assert isinstance(found, Undecided)
     else:
@@ -501,62 +455,6 @@ def test_weights_as_returned_are_finite_and_measured(dtype):
     assert not jax.config.jax_enable_x64
 
 
-def test_value_biases_count_as_a_sum_over_heads():
-    """B1: "head 0 shares with none", though biases of another distribution are the same."""
-    target = small(num_kv_heads=2, biases=("v",), head_dim=2, value_dim=2)
-    each = dataclasses.replace(target, num_kv_heads=4)
-    params = checked(random_params(target), target, each)[0]
-    null = np.linalg.svd(params["o"].reshape(8, 12).T)[2][-1]
-    total = params["v_bias"].reshape(-1) @ params["o"].reshape(8, 12)
-    moved = np.random.default_rng(0).normal(size=8) * 3
-    rows = params["o"].reshape(8, 12)
-    # Any biases of the same sum, those of single heads far from the shared ones.
-    shift = moved - np.linalg.lstsq(rows.T, moved @ rows, rcond=None)[0] + 0 * null
-    params["v_bias"] = params["v_bias"] + shift.reshape(4, 2)
-    np.testing.assert_allclose(params["v_bias"].reshape(-1) @ rows, total, atol=1e-9)
-    assert not isinstance(convert(params, each, target), NotEquivalent)
-
-
-def absorbed_biases(shape=(4, 12)):
-    """Value biases [N, O] of heads 0 and 1 that differ in all but their sum."""
-    bias = np.zeros(shape)
-    bias[:2] = np.random.default_rng(0).normal(size=shape[1]) * np.array([[1], [-1]])
-    return bias
-
-
-def test_value_biases_of_absorbed_heads_add_up():
-    """B1: "rank: a head has rank 4", though only the sum of the biases shows."""
-    target = small(biases=("v",))
-    layout = small(Absorbed, biases=("v",), scale=3**-0.5)
-    params = checked(random_params(target), target, layout)[0]
-    params["v_bias"] = params["v_bias"] + absorbed_biases()
-    assert not isinstance(convert(params, layout, target), NotEquivalent)
-
-
-@pytest.mark.parametrize("size", [1.0, 1e3])
-def test_value_biases_that_cancel(size):
-    """B2: "cannot move; it moves by 2.2e-16"."""
-    target, layout = small(), small(Absorbed, biases=("v",), scale=3**-0.5)
-    params = checked(random_params(target), target, layout)[0]
-    params["v_bias"] = size * absorbed_biases() * (1 + 1e-16)
-    assert not isinstance(convert(params, layout, target), NotEquivalent)
-
-
-@pytest.mark.parametrize("extra", [Sink(), Gate(), ExtraKeys(1)])
-def test_an_output_of_rounding_proves_nothing(extra):
-    """B2: proofs by the share of keys and by gates measured noise."""
-    layout, target = small(num_heads=2, extras=(extra,)), small(num_heads=2)
-    params = random_params(layout)
-    for name in ("q", "k", "v", "head_gate", "extra_k", "extra_v"):
-        if name in params:
-            params[name][:, 1] = params[name][:, 0] if extra != ExtraKeys(1) or name in "qkv" else 0
-    for name in ("sink", "extra_k", "extra_v"):
-        if name in params:
-            params[name][:] = params[name].reshape(-1)[0] if name == "sink" else 0
-    params["o"][1] = -params["o"][0]
-    assert not isinstance(convert(params, layout, target), NotEquivalent)
-
-
 def test_a_head_without_an_effect_may_have_any_projection():
     """B3: "permutation ... differ by 1" for a head whose v o is 8e-17."""
     tied, layout = small(NarrowTied), small(Narrow)
@@ -565,18 +463,6 @@ def test_a_head_without_an_effect_may_have_any_projection():
     params["v"][2, :, 0], params["o"][2, 0] = 0.0, 1e-17
     params["v"][2, 0, 0] = 1e-17
     assert not isinstance(convert(params, layout, tied), NotEquivalent)
-
-
-def test_a_target_from_outside_has_no_facts():
-    """B4: "twice the values gives 2 times the output in the target" was never measured there."""
-
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Squared(Standard):
-        def project_kv(self, params, y, z, rotate):
-            return super().project_kv(params, y, z * jnp.abs(z), rotate)
-
-    layout = small(TensorProduct, value_rank=1)
-    assert isinstance(convert(random_params(layout), layout, small(Squared)), Undecided)
 
 
 def test_groups_of_heads_in_another_order():

@@ -10,7 +10,6 @@ from transforms_outside import OutputNorm, QueryNorm
 from attnlab.heads import (
     Alt,
     Bilinear,
-    Collaborative,
     ExtraKeys,
     Gate,
     GroupedTied,
@@ -28,7 +27,6 @@ from attnlab.heads import (
     Wide,
 )
 from attnlab.transforms import Conversion, NotEquivalent, Undecided, convert
-from attnlab.transforms.forms import BUILT_IN
 
 
 def small(kind=Standard, **fields):
@@ -49,17 +47,9 @@ PROOFS = {
     "of a latent": (small(Wide), small(Latent, latent_norm=False), "rank"),
     "of an absorbed latent": (small(Bilinear), small(LatentAbsorbed, latent_norm=False), "rank"),
     "of queries": (small(), small(LowRankQuery, latent_norm=False, head_dim=2), "rank"),
-    "a query bias": (small(biases=("q",)), small(), "bias"),
-    "a value bias": (small(Narrow, biases=("v",)), small(Narrow), "bias"),
-    "an output bias": (small(Collaborative, biases=("o",)), small(Collaborative), "bias"),
     "slices": (small(Bilinear), small(Narrow), "slices"),
+    "slices that a gate mixes": (small(Narrow, extras=(Gate(),)), small(Narrow), "slices"),
     "slices of one projection": (small(Alt), small(NarrowTied), "slices"),
-    "a sink": (small(extras=(Sink(),)), small(), "one_key"),
-    "a gate": (small(extras=(Gate("element"),)), small(Narrow), "one_key"),
-    "products of values": (small(TensorProduct), small(), "scaling"),
-    "linear values": (small(), small(TensorProduct), "scaling"),
-    "a norm of queries": (small(LowRankQuery), small(head_dim=6), "scaling"),
-    "a norm of keys": (small(Latent), small(head_dim=5), "scaling"),
 }
 
 
@@ -69,6 +59,26 @@ def test_proofs(name):
     found = refused(layout, target)
     assert found.kind == kind
     assert found.found != found.allowed
+
+
+@pytest.mark.parametrize(
+    ("layout", "target"),
+    [
+        (small(biases=("q",)), small()),
+        (small(Narrow, biases=("v",)), small(Narrow)),
+        (small(extras=(Sink(),)), small(extras=(Sink(learnt=False),))),
+        (small(extras=(Gate("element"),)), small()),
+        (small(TensorProduct), small()),
+        (small(LowRankQuery), small(head_dim=6)),
+        (small(qk_norm=HeadNorm()), small(qk_norm=HeadNorm("layer"))),
+    ],
+    ids=str,
+)
+def test_biases_options_and_norms_are_undecided(layout, target):
+    found = convert(random_params(layout), layout, target)
+    assert isinstance(found, Undecided)
+    assert np.isnan(found.forward_error)
+    assert repr(target) in found.reason
 
 
 def test_the_singular_value_that_is_too_many():
@@ -126,28 +136,15 @@ def test_rounding_of_float32_proves_nothing():
     assert isinstance(convert(found.params, target, layout), Undecided)
 
 
-@pytest.mark.parametrize("size", [1e3, 1e9, 1e12])
-def test_large_numbers_that_cancel_prove_nothing(size):
-    """Two heads whose value biases cancel but for rounding, in a target without value biases."""
-    layout = small(num_heads=2, biases=("v",))
-    params = random_params(layout)
-    params["o"][1] = params["o"][0] / 3
-    params["v_bias"] = size * np.stack([np.ones(6), np.full(6, -3.0)])
-    assert not isinstance(convert(params, layout, small(num_heads=2)), NotEquivalent)
-
-
 JOINED = (HeadNorm(over="all"), HeadNorm("layer", bias=True, over="all"))
 EXTRAS = ((), (Gate(),), (Sink(),), (ExtraKeys(2), SoftCap(2.0)))
 OPTIONS = [
     small(kind, biases=kind.bias_names, **fields)
-    for kind in sorted(BUILT_IN, key=lambda kind: kind.name)
+    for kind in (Narrow, NarrowTied)
     for fields in (
         *({"extras": extras} for extras in EXTRAS),
         *({"qk_norm": norm} for norm in (HeadNorm(over="own_head"), *JOINED)),
-        {"latent_norm": False},
     )
-    if set(fields) <= {field.name for field in dataclasses.fields(kind)}
-    and not (kind is Collaborative and "qk_norm" in fields)
 ]
 
 
@@ -174,20 +171,8 @@ def test_nothing_is_known_of_a_target_from_outside(kind):
 
 @pytest.mark.parametrize("kind", [OutputNorm, QueryNorm])
 def test_a_source_from_outside_is_measured(kind):
-    """Facts of a built-in target hold whatever the source is."""
-    layout, target = small(kind, extras=(Sink(),)), small()
-    assert refused(layout, target).kind in ("one_key", "scaling")
-
-
-def test_undecided_pairs_say_so():
-    for layout, target in (
-        (small(qk_norm=HeadNorm()), small(qk_norm=HeadNorm("layer"))),
-        (small(extras=(Sink(),)), small(extras=(Sink(learnt=False),))),
-    ):
-        found = convert(random_params(layout), layout, target)
-        assert isinstance(found, Undecided)
-        assert np.isnan(found.forward_error)
-        assert repr(target) in found.reason
+    """Slices of a built-in target are apart whatever the source is."""
+    assert refused(small(kind), small(Narrow)).kind == "slices"
 
 
 def test_rotary_positions_leave_few_proofs():
@@ -195,15 +180,3 @@ def test_rotary_positions_leave_few_proofs():
     assert refused(layout, target, rotary=True).kind == "slices"
     other = dataclasses.replace(layout, head_dim=2, value_dim=4)
     assert isinstance(convert(random_params(layout), layout, other, rotary=True), Undecided)
-
-
-def test_what_extra_keys_can_compute_is_not_denied():
-    """A value bias beside a sink is an extra key of zero whose value is minus that bias, and an
-    output bias."""
-    layout = small(num_heads=1, biases=("v",), extras=(Sink(learnt=False),))
-    target = small(num_heads=1, biases=("o",), extras=(ExtraKeys(1),))
-    params = random_params(layout)
-    same = {n: params[n] for n in "qkvo"} | {"extra_k": np.zeros((1, 1, 12))}
-    same |= {"extra_v": -params["v_bias"][None], "o_bias": params["v_bias"][0] @ params["o"][0]}
-    assert difference(same, target, params, layout) < 1e-13
-    assert isinstance(convert(params, layout, target), Undecided)

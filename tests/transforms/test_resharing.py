@@ -7,18 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
-from conversions import difference, random_params
 
 from attnlab import heads, models
 from attnlab.models import FFN, Compute, ModelConfig, OutputHead
 from attnlab.models.config import EncoderConfig
 from attnlab.sharing import Plan, parse_plan
 from attnlab.transforms import (
-    align_heads,
     change_plan,
     detect_sharing,
     output_difference,
-    permute_heads,
     remove_heads,
     scale_heads,
     share,
@@ -140,83 +137,6 @@ def test_the_first_layer_of_a_group_is_kept():
     )
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        heads.Standard(num_heads=3, biases=("q", "k", "v", "o"), extras=(heads.TalkingHeads(),)),
-        heads.Alt(num_heads=3),
-    ],
-    ids=lambda layout: layout.name,
-)
-def test_layers_with_reordered_heads_merge_without_loss_once_aligned(layout):
-    """Both layers are the same function, the second with its heads in another order."""
-    config = dataclasses.replace(DEEP, num_layers=2, heads=layout)
-    params = draw(config)
-    attention = jax.tree.map(lambda a: a[0], params["layers"]["attention"])
-    own = {name: attention[name] for name in heads.weight_shapes(config.layout)}
-    moved = attention | permute_heads(own, config.layout, [2, 0, 1])
-    both = jax.tree.map(lambda *a: jnp.stack(a), attention, moved)
-    ffn = jax.tree.map(lambda a: jnp.stack([a[0], a[0]]), params["layers"]["ffn"])
-    params = params | {"layers": {"attention": both, "ffn": ffn}}
-    aligned = change_plan(config, params, "albert", merge="aligned")
-    assert output_difference((config, params), aligned, TOKENS) < 1e-5
-    plain = change_plan(config, params, "albert")
-    assert output_difference((config, params), plain, TOKENS) > 0.1
-    # Nothing is left over for a delta, once the layers are written in one order.
-    low = dataclasses.replace(config, delta_rank=1)
-    aligned = change_plan(low, params, "relaxed:1", merge="aligned")
-    assert output_difference((config, params), aligned, TOKENS) < 1e-5
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        heads.Standard(width=12, num_heads=4, biases=("q", "k", "v", "o")),
-        heads.Standard(width=11, num_heads=4, head_dim=5, value_dim=3, biases=("k", "v")),
-        heads.Wide(width=6, num_heads=5, biases=("q", "o")),
-        heads.Alt(width=12, num_heads=3, biases=("q", "k")),
-        heads.Collaborative(width=12, num_heads=6, head_dim=8, biases=("q", "k", "v", "o")),
-        heads.Bilinear(width=12, num_heads=6, value_dim=3, extras=(heads.Gate(),)),
-    ],
-    ids=lambda layout: layout.name,
-)
-def test_the_order_of_heads_is_found_again(layout):
-    params = random_params(layout)
-    order = np.random.default_rng(0).permutation(layout.num_heads)
-    moved = permute_heads(params, layout, order)
-    np.testing.assert_array_equal(align_heads(moved, params, layout), np.argsort(order))
-    assert difference(moved, layout, params, layout) < 1e-13
-
-
-def test_heads_that_attend_alike_are_told_apart_by_their_values():
-    layout, order = heads.Standard(width=12, num_heads=4), [2, 0, 3, 1]
-    params = random_params(layout)
-    params |= {n: np.broadcast_to(params[n][:, :1], params[n].shape) for n in "qk"}
-    found = align_heads(permute_heads(params, layout, order), params, layout)
-    np.testing.assert_array_equal(found, np.argsort(order))
-    for pair in ((params, {}), ({}, params)):
-        with pytest.raises(ValueError, match="has the weights q, k, v, o; params have no 'q'"):
-            align_heads(*pair, layout)
-
-
-@pytest.mark.parametrize(
-    ("layout", "message"),
-    [
-        (heads.Standard(num_heads=3, qk_norm=heads.HeadNorm()), "q/k norms cannot be aligned"),
-        (heads.Narrow(num_heads=3), "reads its own slice of x"),
-        (heads.Standard(num_heads=3, num_kv_heads=1), "heads that share keys"),
-        (heads.Standard(num_heads=3, output_projection=False), "without an output projection"),
-        (heads.TensorProduct(num_heads=3), "no form in which each head has its own matrices"),
-        (heads.Standard(num_heads=3, extras=(heads.MixtureOfHeads(),)), "depends on the order"),
-    ],
-    ids=lambda a: getattr(a, "name", ""),
-)
-def test_heads_that_cannot_be_aligned(layout, message):
-    config = dataclasses.replace(SMALL, heads=layout)
-    with pytest.raises(ValueError, match=message):
-        change_plan(config, draw(config), "albert", merge="aligned")
-
-
 def test_params_of_another_model_are_refused():
     """JAX takes the last group for every later one."""
     params = draw(SMALL)
@@ -238,7 +158,7 @@ def test_what_cannot_be_done_says_why():
         change_plan(SMALL, params, Plan(attention=(0,) * SMALL.num_layers))
     with pytest.raises(ValueError, match="is one for 2 layers, not for 3"):
         change_plan(SMALL, params, parse_plan("albert", 2))
-    with pytest.raises(ValueError, match=r"unknown merge 'median'.*aligned, first"):
+    with pytest.raises(ValueError, match=r"unknown merge 'median'.*mean, first"):
         change_plan(SMALL, params, "albert", merge="median")
     for function in (tie_encoder, untie_encoder):
         with pytest.raises(ValueError, match="encoder"):
@@ -264,7 +184,7 @@ def test_layer_types_change_together():
         detect_sharing(config, params)
 
 
-@pytest.mark.parametrize("merge", deep(["mean", "aligned"], "aligned"))
+@pytest.mark.parametrize("merge", deep(["mean", "first"], "first"))
 def test_a_delta_of_full_rank_takes_any_layers_up_without_loss(merge, x64):
     config = dataclasses.replace(DEEP, delta_rank=99, compute=FLOAT64)
     params = draw(config, jnp.float64)
@@ -309,8 +229,6 @@ def test_keys_of_neighbours_become_one():
         unshare(*pairs)
     with pytest.raises(ValueError, match=r"its own delta, in order; got .0, 0, 1, 1."):
         change_plan(DEEP, params, Plan(attention=four, ffn=four, delta=(0, 0, 1, 1)))
-    with pytest.raises(ValueError, match="under a plan with the sublayer kv"):
-        change_plan(DEEP, params, "cla:2", merge="aligned")
 
 
 BOTH = dataclasses.replace(

@@ -1,8 +1,7 @@
-"""Heads in another order, in other bases, and scores at a lower rank."""
+"""Heads in another order and in other bases."""
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,14 +25,7 @@ from attnlab.heads import (
     TalkingHeads,
     TwoStage,
 )
-from attnlab.transforms import (
-    Conversion,
-    NotEquivalent,
-    convert,
-    permute_heads,
-    reparametrize,
-    truncate,
-)
+from attnlab.transforms import NotEquivalent, convert, permute_heads, reparametrize
 
 RNG = np.random.default_rng(8)
 
@@ -144,67 +136,6 @@ def test_extra_keys_are_in_the_basis_of_keys():
     params = random_params(layout)
     new = reparametrize(params, layout, qk=RNG.normal(size=(2, 4, 4)), vo=RNG.normal(size=(5, 5)))
     assert difference(new, layout, params, layout) < 1e-10
-
-
-@pytest.mark.parametrize("kind", [Bilinear, Standard, Narrow, Collaborative])
-def test_truncation_is_the_nearest_of_its_rank(kind):
-    layout = six(kind, biases=("v", "o"))
-    params = random_params(layout)
-    widths = dict(zip(("width", "key_width", "value_width"), layout.input_widths, strict=True))
-    scale = layout.size("head_dim") ** -0.5 if kind is not Bilinear else None
-    product = Bilinear(num_heads=6, value_dim=5, biases=("v", "o"), scale=scale, **widths)
-    found = convert(params, layout, product)
-    assert isinstance(found, Conversion)
-    for rank in (1, 2):
-        cut = truncate(params, layout, rank)
-        assert cut.layout.size("head_dim") == rank
-        low = np.einsum("DNH,ENH->DNE", cut.params["q"], cut.params["k"])
-        for n in range(6):
-            scores = found.params["qk"][:, n]
-            u, s, vt = np.linalg.svd(scores)
-            np.testing.assert_allclose(low[:, n], (u[:, :rank] * s[:rank]) @ vt[:rank], atol=1e-12)
-            lost = np.linalg.norm(scores - low[:, n]) / np.linalg.norm(scores)
-            np.testing.assert_allclose(cut.score_error[n], lost, rtol=1e-9, atol=1e-14)
-
-
-def test_truncation_at_full_rank_costs_nothing():
-    params = random_params(six())
-    cut = truncate(params, six(), 4)
-    assert max(*cut.score_error, cut.output_error) < 1e-12
-    assert difference(cut.params, cut.layout, params, six()) < 1e-12
-
-
-def test_truncation_of_a_product_in_float32():
-    """Its rounding has full rank, so it is no conversion; the error is that of float32."""
-    layout = Standard(width=12, num_heads=4)
-    params = {n: jnp.asarray(a, jnp.float32) for n, a in random_params(layout).items()}
-    product = Bilinear(width=12, num_heads=4)
-    found = convert(params, layout, product, key=jax.random.key(0))
-    assert isinstance(found, Conversion)
-    cut = truncate(found.params, product, 3, key=jax.random.key(0))
-    assert 1e-9 < cut.score_error.max() < 1e-6
-    assert cut.params["q"].dtype == jnp.float32
-
-
-@pytest.mark.parametrize(
-    ("layout", "reason"),
-    [
-        (six(Absorbed), "has no bilinear form"),
-        (six(qk_norm=HeadNorm()), "qk_norm is applied between"),
-        (six(extras=(ExtraKeys(2),)), "extra_keys"),
-        (six(Narrow, extras=(Sink(),)), "a soft cap or a sink sees the key bias"),
-    ],
-)
-def test_truncations_that_are_refused(layout, reason):
-    with pytest.raises(ValueError, match=f"needs plain scores q k\\^T: .*{reason}"):
-        truncate(random_params(layout), layout, 2)
-    for rank, message in (
-        (0, "a whole number of at least 1"),
-        (1.5, "a whole number"),
-        (True, "a whole number"),
-    ):
-        with pytest.raises(ValueError, match=f"rank must be {message}.* not {rank}"):
-            truncate(random_params(layout), layout, rank)
 
 
 def test_standard_heads_alone_absorb_a_rotation_of_the_residual_stream():

@@ -14,26 +14,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.description import (
-    Description,
-    Expectation,
-    PublishedRow,
-    PublishedTable,
-    read_description,
-)
+from attnlab.lab.description import Description, Expectation, read_description
 from attnlab.lab.report import figures, tables
 from attnlab.lab.report.answers import answers, limits, question, warnings
+from attnlab.lab.report.expectations import expectations
 from attnlab.lab.report.heads import heads_sections
 from attnlab.lab.report.making import making_section
 from attnlab.lab.report.page import Block, Figures, Page, Paragraph, Section, write_page
 from attnlab.lab.report.panel import Panel
-from attnlab.lab.report.published import expectations, published_section
 from attnlab.lab.report.workdirs import read_panels
 from attnlab.lab.text_table import counted
 
 __all__ = [
-    "Description", "Expectation", "Panel", "PublishedRow", "PublishedTable", "make_page",
-    "read_description", "read_panels", "write_report",
+    "Description", "Expectation", "Panel", "make_page", "read_description", "read_panels",
+    "write_report",
 ]  # fmt: skip
 
 
@@ -69,7 +63,6 @@ def make_page(panels: Sequence[Panel]) -> Page:
     head += [*(some[0] for some in said if some), *([Figures(main)] if main else [])]
     head += [paragraph for some in said for paragraph in some[1:]]
     sections = [_scores_section(panel, _end(i, panels)) for i, panel in enumerate(panels)]
-    sections += [s for panel in panels for s in published_section(panel)]
     for i, panel in enumerate(panels):
         sections += _differences_section(panel, _end(i, panels))
     sections.append(_budgets_section(panels))

@@ -297,9 +297,6 @@ def question(panels: Sequence[Panel]) -> str:
     questions = list(dict.fromkeys(p.about.question for p in panels if p.about.question))
     if questions:
         return " ".join(questions)
-    papers = [p.about.published.title for p in panels if p.about.published]
-    if papers:
-        return f"{papers[0]}, on other data and at another scale"
     panel = panels[0]
     varied = differing([dict(v) for v in panel.variants])
     varied.pop("seed", None)

@@ -1,6 +1,6 @@
 r"""Does a paper need to choose among its neighbours, or is their mean enough? Attention on a graph.
 
-    python -m experiments.sweep --config=experiments/configs/neighbours.py \
+    python -m experiments.sweep --config=experiments/studies/known_answers/neighbours.py \
         --config.data.path=PATH/cora --workdir=runs/neighbours
 
 Cora (see cora.py). The variants: attention over the edges; the same function with the edges as a
@@ -16,7 +16,7 @@ Presets after the colon: those of cora.py (`citeseer`, `tiny`).
 
 from attnlab import lab
 from experiments.configs import cora
-from experiments.expect import expect
+from experiments.studies.known_answers.expect import expect
 
 EDGES, MEAN, ALONE = "over the edges", "the mean of all", "no neighbours"
 FIRST, DENSE = "over the edges, 40 steps", "a dense mask, 40 steps"

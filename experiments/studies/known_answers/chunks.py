@@ -1,6 +1,7 @@
 r"""Why did wide heads look better than narrow ones? Three causes, each with its size.
 
-    python -m experiments.sweep --config=experiments/configs/chunks.py --workdir=runs/chunks
+    python -m experiments.sweep --config=experiments/studies/known_answers/chunks.py \
+        --workdir=runs/chunks
 
 Bloem's blog (2019 to 2021) says that heads that read all of x give better results than heads that
 each read a slice of it. The code of the blog (github.com/pbloem/former, SelfAttentionNarrow) had
@@ -16,12 +17,12 @@ compared, with a validation part, and rates from 0.003 to 0.012 to begin with: 0
 narrow heads least),
 
     python -m experiments.sweep --tune_from=docs/results/known_answers/chunks_tuned.csv \
-        --config=experiments/configs/chunks.py:tuned --workdir=runs/chunks_tuned
+        --config=experiments/studies/known_answers/chunks.py:tuned --workdir=runs/chunks_tuned
 
 and `reviews` (the class of a review in place of the next byte, the other task of `former`; then the
 presets of reviews.py, and only the seven variants that are compared),
 
-    python -m experiments.sweep --config=experiments/configs/chunks.py:reviews \
+    python -m experiments.sweep --config=experiments/studies/known_answers/chunks.py:reviews \
         --config.data.path=PATH/sentence_polarity.zip --workdir=runs/chunks_reviews
 """
 
@@ -34,7 +35,7 @@ from attnlab import lab
 from attnlab.lab.description import Expectation
 from attnlab.models import ModelConfig, match_budget, with_layout
 from experiments.configs import byte_lm, reviews
-from experiments.expect import expect
+from experiments.studies.known_answers.expect import expect
 
 OWN, ONE, SMALL, EQUAL = "own chunks", "one for all chunks", ", small scores", ", equal parameters"
 WIDE, STANDARD, CODE = "wide", "standard", ONE + SMALL

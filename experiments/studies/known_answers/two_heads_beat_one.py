@@ -1,6 +1,6 @@
 r"""Can one wide head do what two small heads do? Not on a graph with a cycle, however wide it is.
 
-    python -m experiments.sweep --config=experiments/configs/two_heads_beat_one.py \
+    python -m experiments.sweep --config=experiments/studies/known_answers/two_heads_beat_one.py \
         --workdir=runs/two
 
 The Endpoint Selection Problem (Tesfaye et al., ICLR 2026, openreview RRmPbbZsvl): from an arc (u,
@@ -20,7 +20,7 @@ Presets after the colon: `tiny`.
 
 from attnlab import lab
 from experiments.configs import byte_lm
-from experiments.expect import expect
+from experiments.studies.known_answers.expect import expect
 
 WIDTH = 32
 VALUES = {

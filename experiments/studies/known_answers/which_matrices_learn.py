@@ -1,6 +1,6 @@
 r"""Which attention matrices must be trained? Associative recall with some of them frozen.
 
-    python -m experiments.sweep --config=experiments/configs/which_matrices_learn.py \
+    python -m experiments.sweep --config=experiments/studies/known_answers/which_matrices_learn.py \
         --workdir=runs/frozen
 
 With frozen queries and keys a model still retrieves; with attention that does not depend on the
@@ -15,7 +15,8 @@ Results, in 7 minutes (`text`: 4) on 2 CPU cores: docs/results/known_answers.md.
 Presets after the colon: `paper` (8,192 tokens, 8 pairs), `tiny`; and `text`, which does the same
 for the next byte of a text (then also the presets of byte_lm.py),
 
-    python -m experiments.sweep --config=experiments/configs/which_matrices_learn.py:text \
+    python -m experiments.sweep \
+        --config=experiments/studies/known_answers/which_matrices_learn.py:text \
         --workdir=runs/frozen_text
 """
 
@@ -23,7 +24,7 @@ from ml_collections import ConfigDict
 
 from attnlab import lab
 from experiments.configs import byte_lm, recall
-from experiments.expect import expect
+from experiments.studies.known_answers.expect import expect
 
 VALUES = recall.VALUES | {
     "data.vocab_size": 32,

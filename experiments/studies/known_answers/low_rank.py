@@ -1,6 +1,7 @@
 r"""Do more heads help, or does each become too small to choose what to attend to?
 
-    python -m experiments.sweep --config=experiments/configs/low_rank.py --workdir=runs/low_rank
+    python -m experiments.sweep --config=experiments/studies/known_answers/low_rank.py \
+        --workdir=runs/low_rank
 
 Bhojanapalli et al. 2020 (arXiv 2002.07028): with H = D / N, as usual, every added head makes all
 heads smaller, and the scores of a head of width H have rank H at most. Beyond some number more
@@ -19,7 +20,7 @@ from ml_collections import ConfigDict
 
 from attnlab import lab
 from experiments.configs import byte_lm
-from experiments.expect import expect
+from experiments.studies.known_answers.expect import expect
 
 HEADS = (2, 8, 32)
 CHANGES: dict[str, dict[str, object]] = {

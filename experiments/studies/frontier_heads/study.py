@@ -1,6 +1,6 @@
 r"""Are the heads of 2024 and 2025 better than plain ones, at equal FLOPs?
 
-    python -m experiments.sweep --config=experiments/configs/frontier_heads.py \
+    python -m experiments.sweep --config=experiments/studies/frontier_heads/study.py \
         --workdir=runs/frontier_heads
 
 Differential attention (arXiv 2410.05258), mixture-of-heads (arXiv 2410.11842; all heads are

@@ -1,6 +1,7 @@
 r"""Can an encoder and a decoder share one set of weights? T5's question on a small task.
 
-    python -m experiments.sweep --config=experiments/configs/shared_encoder_decoder.py \
+    python -m experiments.sweep \
+        --config=experiments/studies/known_answers/shared_encoder_decoder.py \
         --config.data.path=PATH/multi30k --workdir=runs/stacks
 
 English to German on Multi30k (see translation.py). Raffel et al. 2020 (arXiv 1910.10683), Table 2:
@@ -20,7 +21,7 @@ from ml_collections import ConfigDict
 
 from attnlab import lab
 from experiments.configs import translation
-from experiments.expect import expect
+from experiments.studies.known_answers.expect import expect
 
 OWN, SHARED, HALF = "two of their own", "one for both", "half the depth"
 CHANGES: dict[str, dict[str, object]] = {

@@ -1,13 +1,13 @@
 r"""Does training in bfloat16 cost anything? The same run in both, layout by layout, seed by seed.
 
-    python -m experiments.sweep --config=experiments/configs/precision.py:standard,wide \
+    python -m experiments.sweep --config=experiments/studies/precision/study.py:standard,wide \
         --workdir=runs/precision
 
 With `dtype=bfloat16` products and activations are in bfloat16; parameters, moments of the
 optimizer, statistics of norms, softmax and loss stay in float32. Both variants of a layout start
 from the same weights and read the same batches, so the two losses of a seed are a pair.
 
-    python -m experiments.sweep --config=experiments/configs/precision.py:small \
+    python -m experiments.sweep --config=experiments/studies/precision/study.py:small \
         --workdir=runs/precision_small
 
 does the same for every layout.

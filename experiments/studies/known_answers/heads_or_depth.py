@@ -1,6 +1,6 @@
 r"""How many heads does a sum of four maxima need, and can depth replace them? Four; partly.
 
-    python -m experiments.sweep --config=experiments/configs/heads_or_depth.py \
+    python -m experiments.sweep --config=experiments/studies/known_answers/heads_or_depth.py \
         --workdir=runs/heads
 
 D-retrieval (Yu et al., ICLR 2026, arXiv 2510.06662): y = sum_{i <= 4} max_t a_i . x_t over T
@@ -15,10 +15,12 @@ Presets after the colon: `paper` (T = 128), `tiny`.
 """
 
 from attnlab import lab
+from attnlab.data import DATASETS
 from attnlab.lab.text_table import counted
 from experiments.configs import byte_lm
-from experiments.configs.one_wide_beats_many_narrow import TRAINING
-from experiments.expect import expect
+from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.maxima import Maxima
+from experiments.studies.known_answers.one_wide_beats_many_narrow import TRAINING
 
 VALUES = {
     **TRAINING,
@@ -60,6 +62,7 @@ description = lab.Description(
     ),
 )  # fmt: skip
 
+DATASETS["maxima"] = Maxima
 get_config = byte_lm.other_data("regression", "maxima", VALUES, VARIANTS)
 
 variants = [

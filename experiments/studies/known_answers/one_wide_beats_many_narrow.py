@@ -1,7 +1,7 @@
 r"""Can many small heads do what one full-rank head does? Not in finding the farthest point.
 
-    python -m experiments.sweep --config=experiments/configs/one_wide_beats_many_narrow.py \
-        --workdir=runs/rank
+    python -m experiments.sweep \
+        --config=experiments/studies/known_answers/one_wide_beats_many_narrow.py --workdir=runs/rank
 
 Given points on a sphere, a layer of attention must return for each point the one that is farthest
 from it (Amsel, Yehudai and Bruna, ICLR 2025, arXiv 2407.16153). One head of full rank solves this:
@@ -19,7 +19,7 @@ parameters: for a GPU), `tiny`.
 
 from attnlab import lab
 from experiments.configs import byte_lm
-from experiments.expect import expect
+from experiments.studies.known_answers.expect import expect
 
 SIZES = {"": (8, 2, 16), "paper": (64, 4, 64), "tiny": (8, 2, 2)}
 """Preset -> dimensions of the points, width of a small head, and how many times the parameters of

@@ -1,6 +1,7 @@
 r"""Why do heads differ? They start at different weights, and training amplifies the difference.
 
-    python -m experiments.sweep --config=experiments/configs/same_start.py --workdir=runs/same
+    python -m experiments.sweep --config=experiments/studies/known_answers/same_start.py \
+        --workdir=runs/same
 
 Two heads with equal weights have equal outputs, therefore equal gradients and equal updates. Their
 distance stays 0.0 to the bit while every weight changes, and together they are one head with its
@@ -18,8 +19,9 @@ Presets after the colon: `tiny`.
 """
 
 from attnlab import lab
-from experiments.configs import byte_lm, two_heads_beat_one
-from experiments.expect import expect
+from experiments.configs import byte_lm
+from experiments.studies.known_answers import two_heads_beat_one
+from experiments.studies.known_answers.expect import expect
 
 VALUES = two_heads_beat_one.VALUES | {
     "model.heads.num_heads": 2,

@@ -1,0 +1,38 @@
+"""What the config files describe, those of the studies too."""
+
+import small_data
+
+from attnlab.lab.spec import specs_of
+from experiments import reference
+from experiments.setup import setup_of
+
+MODULES = {
+    name.removesuffix("/study.py").removesuffix(".py").rpartition("/")[2]:
+    reference.config_module(name)
+    for name in reference.config_files()
+}  # fmt: skip
+"""Name of a config file, or of the study whose study.py it is -> the module."""
+DATA = {"neighbours": "graph", "shared_encoder_decoder": "pairs"}
+"""Which of small_data those read that read files."""
+
+
+def config(name, preset="", folder=None):
+    """The config of a file; one that reads files (then with `tiny`) on small data."""
+    found = MODULES[name].get_config(preset)
+    if name in DATA:
+        found.data.path = small_data.DATASETS[DATA[name]](folder)[0].path
+        # One graph for each device of the tests.
+        found.train.batch_size = found.train.evaluation.batch_size = 8
+    return found
+
+
+def planned(name, preset="", folder=None):
+    """What `experiments.sweep` reads of a config file."""
+    return setup_of(config(name, preset, folder), MODULES[name], preset)
+
+
+def experiments(name, preset="", folder=None):
+    """Title of each variant -> its experiment, as a sweep would run it."""
+    setup = planned(name, preset, folder)
+    specs = specs_of(setup.base, setup.variants, [0], setup.match)
+    return {spec.title: spec.config for spec in specs}
