@@ -21,9 +21,9 @@ from absl import flags
 
 from attnlab.atomic import check_new_file, write_atomic
 from attnlab.data import Dataset
-from attnlab.lab import pruning
 from attnlab.lab.machine import keep_compiled
 from experiments import app
+from experiments.studies.pruning import study as pruning
 
 
 def read_pressures(texts: Sequence[str]) -> list[float]:

@@ -19,9 +19,9 @@ from pathlib import Path
 from absl import flags
 
 from attnlab.atomic import check_new_file
-from attnlab.lab import syntax
 from attnlab.lab.loaded import open_folder
 from experiments import app
+from experiments.studies.syntax import study as syntax
 
 NOT_OF_RAW = ("workdir", "path", "seed", "untrained", "least", "sentences", "out")
 

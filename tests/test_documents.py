@@ -21,14 +21,15 @@ import attnlab
 from attnlab import pretrained
 from attnlab.heads.inputs import HEAD_VALUES
 from attnlab.interpret import STATISTICS
-from attnlab.lab.head_width import hypotheses
-from attnlab.lab.head_width.rows import read_rows
 from attnlab.models import FFN, Experts
 from attnlab.models.ffn import ffn_values
 from attnlab.models.layer import LAYER_VALUES
 from attnlab.nested import flatten
-from experiments import effects, reference
+from experiments import reference
 from experiments.configs import byte_lm
+from experiments.studies.first_study import effects
+from experiments.studies.head_width import hypotheses
+from experiments.studies.head_width.rows import read_rows
 
 DOCS = [
     page
@@ -191,7 +192,8 @@ def test_the_tutorial_on_sweeps_compares_with_one_variant():
 
 MODULES = sorted(
     ".".join(p.relative_to(ROOT).with_suffix("").parts)
-    for p in (ROOT / "attnlab").rglob("[a-z]*.py")
+    for folder in ("attnlab", "experiments/studies")
+    for p in (ROOT / folder).rglob("[a-z]*.py")
 )
 
 

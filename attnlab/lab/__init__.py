@@ -15,8 +15,7 @@
 A sweep that was stopped or killed goes on when it is called again, with the same numbers. Runs are
 spread over the cores or GPUs of this machine (`LocalExecutor`) or a cluster (`SlurmExecutor`).
 Policies (`AddSeeds`, `DecideComparisons`, `TuneLearningRate`) read results and propose further
-runs. Needs the extra `lab`. `attnlab.lab.head_width` holds the pieces of the published study of
-head widths.
+runs. Needs the extra `lab`.
 """
 
 from attnlab.lab.description import Description, read_description

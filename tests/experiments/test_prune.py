@@ -10,8 +10,8 @@ from commands import command
 from test_view import SEEDS, run
 
 from attnlab import interpret, training
-from attnlab.lab import pruning
 from attnlab.models import ModelConfig, num_parameters
+from experiments.studies.pruning import study as pruning
 
 __all__ = ["run"]
 

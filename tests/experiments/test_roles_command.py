@@ -13,9 +13,9 @@ from commands import command
 
 from attnlab import training
 from attnlab.interpret import SyntaxScore, parse_trees
-from attnlab.lab import syntax
 from attnlab.training.checkpoint import Checkpoints
 from experiments.configs import byte_lm
+from experiments.studies.syntax import study as syntax
 
 SEEDS = (4, 9)
 

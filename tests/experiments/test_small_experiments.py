@@ -10,7 +10,7 @@ from commands import command
 from conftest import ROOT
 
 from attnlab import dot_product_attention, flops_per_token, masks, num_parameters
-from attnlab.lab.cells import interval, run_cells
+from experiments.studies.cells import interval, run_cells
 from experiments.studies.cora import study as gat
 from experiments.studies.looped_depth import study as looped_depth
 from experiments.studies.recall import study as recall_capacity

@@ -14,12 +14,12 @@ import pytest
 from conftest import ROOT
 
 from attnlab.heads.shapes import score_scale
-from attnlab.lab.head_width import run as head_width_run
-from attnlab.lab.head_width.rows import Baselines
-from attnlab.lab.head_width.run import Place
 from attnlab.models import flops_per_token, num_parameters
 from attnlab.training import Stopped
 from attnlab.training.objectives.objective import Example
+from experiments.studies.head_width import run as head_width_run
+from experiments.studies.head_width.rows import Baselines
+from experiments.studies.head_width.run import Place
 from experiments.studies.study3 import copying, parts
 from experiments.studies.study3 import run as study_run
 from experiments.studies.study3.cost import run_seconds, status

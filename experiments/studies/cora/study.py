@@ -26,7 +26,11 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab.data.graph import Graph, read_graph
-from attnlab.lab.cells import (
+from attnlab.lab.pages import render, table
+from attnlab.plotting import INK, new_axes
+from attnlab.plotting import THEMED_COLOURS as COLOURS
+from experiments import app
+from experiments.studies.cells import (
     Line,
     conclusions,
     interval,
@@ -35,10 +39,6 @@ from attnlab.lab.cells import (
     run_cells,
     write_results,
 )
-from attnlab.lab.pages import render, table
-from attnlab.plotting import INK, new_axes
-from attnlab.plotting import THEMED_COLOURS as COLOURS
-from experiments import app
 
 HEADS, HEAD_DIM, RATE, PATIENCE, MOST = 8, 8, 0.005, 100, 2000
 PUBLISHED = (83.0, 0.7)

@@ -32,7 +32,12 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab import FFN, ModelConfig, flops_per_token, heads, match_budget, num_parameters
-from attnlab.lab.cells import (
+from attnlab.lab.pages import render, table
+from attnlab.models.specs import NoPositions, OutputHead
+from attnlab.plotting import INK, new_axes
+from attnlab.plotting import THEMED_COLOURS as COLOURS
+from experiments import app
+from experiments.studies.cells import (
     Line,
     conclusions,
     interval,
@@ -41,11 +46,6 @@ from attnlab.lab.cells import (
     run_cells,
     write_results,
 )
-from attnlab.lab.pages import render, table
-from attnlab.models.specs import NoPositions, OutputHead
-from attnlab.plotting import INK, new_axes
-from attnlab.plotting import THEMED_COLOURS as COLOURS
-from experiments import app
 
 NODES, HOPS, LAYERS, WIDTH, ROWS = 16, 4, 4, 64, 32
 RATES, TUNING_SEEDS = (1e-3, 3e-3, 6e-3, 12e-3), (100, 101)

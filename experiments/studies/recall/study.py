@@ -31,12 +31,12 @@ from scipy import optimize
 
 from attnlab import heads, multi_head_attention
 from attnlab.data.recall import generate_recall
-from attnlab.lab.cells import Line, interval, matching, numbers, run_cells, write_results
 from attnlab.lab.pages import render, table
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
 from attnlab.sharing import Params
 from experiments import app
+from experiments.studies.cells import Line, interval, matching, numbers, run_cells, write_results
 
 WIDTH, VOCABULARY, TOKENS, RATE = 64, 128, 1024, 0.01
 """Residual stream, tokens (half are keys), tokens of a batch, learning rate."""

@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnlab.lab.head_width.executor import LocalExecutor, WorkerFailed
-from attnlab.lab.head_width.rows import WrongRows
-from attnlab.lab.head_width.run import Place
-from attnlab.lab.head_width.texts import check_texts, load_text
 from attnlab.lab.worker import STOPPED
 from attnlab.training.provenance import code_commit
+from experiments.studies.head_width.executor import LocalExecutor, WorkerFailed
+from experiments.studies.head_width.rows import WrongRows
+from experiments.studies.head_width.run import Place
+from experiments.studies.head_width.texts import check_texts, load_text
 from experiments.studies.study3 import parts
 from experiments.studies.study3.cost import projected_seconds, status
 from experiments.studies.study3.rows import Row, append_row, check_origin, read_rows

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnlab.lab.head_width.rates import parabola_minimum
-from attnlab.lab.head_width.texts import TEXTS
+from experiments.studies.head_width.rates import parabola_minimum
+from experiments.studies.head_width.texts import TEXTS
 from experiments.studies.study3.rows import Row
 from experiments.studies.study3.spec import (
     FACTORS,

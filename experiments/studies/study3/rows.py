@@ -7,7 +7,7 @@ import fcntl
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from attnlab.lab.head_width.rows import (
+from experiments.studies.head_width.rows import (
     Baselines,
     WrongRows,
     columns,

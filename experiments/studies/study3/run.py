@@ -20,8 +20,6 @@ from attnlab.data.dataset import Batch, Dataset
 from attnlab.data.text import Corpus
 from attnlab.heads.shapes import score_scale
 from attnlab.lab import lock
-from attnlab.lab.head_width.run import Place, baselines, make_source
-from attnlab.lab.head_width.texts import load_text
 from attnlab.lab.machine import processor
 from attnlab.models import ModelConfig, flops_per_token, matrix_axes, num_parameters
 from attnlab.sharing import Params
@@ -33,6 +31,8 @@ from attnlab.training.loggers import read_metrics
 from attnlab.training.metrics import Recorder
 from attnlab.training.optimizers import Optimizer, make_optimizer, make_transform
 from attnlab.training.schedules import Steps
+from experiments.studies.head_width.run import Place, baselines, make_source
+from experiments.studies.head_width.texts import load_text
 from experiments.studies.study3.copying import (
     PROBE,
     copy_objective,

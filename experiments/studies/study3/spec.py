@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 from attnlab.heads import HeadNorm, Standard
-from attnlab.lab.head_width.spec import BATCH_TOKENS, BIASES, NUM_LAYERS, reference_parameters
 from attnlab.models import FFN, ModelConfig
 from attnlab.models.specs import Learned, NoPositions, Positions, Relative, Rotary
 from attnlab.training.config import (
@@ -12,6 +11,12 @@ from attnlab.training.config import (
     OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
+)
+from experiments.studies.head_width.spec import (
+    BATCH_TOKENS,
+    BIASES,
+    NUM_LAYERS,
+    reference_parameters,
 )
 
 POSITIONS: dict[str, Positions] = {

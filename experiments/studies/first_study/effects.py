@@ -1,0 +1,189 @@
+"""The figure of the main answer: python -m experiments.studies.first_study.effects
+
+Three forest plots of differences in held-out bits per byte. From docs/results/head_width/runs.csv
+(D = 64): head widths at equal FLOPs and parameters (stage 3), and sharing plans at equal parameters
+and at equal FLOPs (stage 5). From docs/results/heads_and_sharing.csv: wide heads, narrow heads and
+sharing at equal parameters, FLOPs and seconds.
+
+A difference is paired by text and seed, then averaged over the seeds of a text. The 95 % interval
+is Student's t over texts; in the panels of the head-width study it is not narrower than that of the
+variance pooled over comparisons, as in the registered analysis. Takes seconds; prints the
+numbers that it draws.
+"""
+
+import csv
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from absl import flags
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnlab.lab.text_table import counted
+from attnlab.plotting import INK, themed_svg
+from experiments import app
+from experiments.studies.head_width import hypotheses
+from experiments.studies.head_width.analysis import Pairs, Pooled, over_texts, paired, pool
+from experiments.studies.head_width.design import NARROW
+from experiments.studies.head_width.rows import read_rows
+
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+BUDGETS = {"parameters": ("o", "#3b8fd4"), "flops": ("s", "#d55e00"), "seconds": ("^", "#12a17a")}
+"""What is equal -> marker and colour."""
+PLANS, LAYOUTS = ("separate", "cycle:2", "albert"), ("standard", "wide", "narrow")
+SHARED = {
+    "albert": "all layers shared", "cycle:2": "two sets in turn",
+    "attention_only": "attention shared", "ffn_only": "FFN shared",
+}  # fmt: skip
+"""Sharing plan -> its label."""
+Row: TypeAlias = Mapping[str, str]
+Cells: TypeAlias = tuple[Sequence[str], Sequence[str]]
+"""Layouts and plans of the first study, whose scores are averaged."""
+
+
+class Effect(NamedTuple):
+    """A mean difference with its 95 % interval over texts."""
+
+    label: str
+    budget: str
+    mean: float
+    low: float
+    high: float
+
+
+def intervals(
+    differences: Mapping[tuple[str, str], Pairs], pooled: Pooled | None = None
+) -> list[Effect]:
+    """(label, budget) -> differences by text; the interval of each, not narrower than `pooled`.
+
+    >>> [one] = intervals({("wide", "flops"): {"a": [0.1], "b": [0.2], "c": [0.3]}})
+    >>> f"{one.mean:.3f} ({one.low:.3f} to {one.high:.3f})"
+    '0.200 (-0.048 to 0.448)'
+    """
+    found = {key: over_texts(pairs, pooled) for key, pairs in differences.items()}
+    return [Effect(*key, e.value, e.low, e.high) for key, e in found.items()]
+
+
+def head_widths(study: hypotheses.Study) -> list[Effect]:
+    """Effects of the head-width study on N h = D, against 4 heads of 16 in layout `standard`."""
+    standard = hypotheses.from_reference(study)
+    pairs = {f"{counted(64 // h, 'head')} of {h}": standard[h] for h in sorted(standard)}
+    for heads, width in sorted(NARROW, reverse=True):
+        narrow = study.point(heads, width, layout="narrow")
+        pairs[f"{heads} heads of {width}, narrow"] = paired(study.frame, study.point(4, 16), narrow)
+    pooled = pool(list(standard.values()))
+    return intervals({(label, "flops"): one for label, one in pairs.items()}, pooled)
+
+
+def shared_layers(study: hypotheses.Study) -> list[Effect]:
+    """Effects of the sharing plans of the head-width study, against separate layers."""
+    costs = {budget: hypotheses.sharing_costs(study, budget) for budget in ("parameters", "flops")}
+    return [
+        Effect(label, budget, of[plan].value, of[plan].low, of[plan].high)
+        for budget, of in costs.items()
+        for plan, label in SHARED.items()
+    ]
+
+
+def budgets(rows: Iterable[Row], seeds: str = "012") -> list[Effect]:
+    """Effects of the first study: layouts averaged over plans, plans averaged over layouts."""
+    names = ("match", "text", "layout", "sharing", "seed")
+    score = {tuple(r[name] for name in names): float(r["heldout_bits_per_byte"]) for r in rows}
+    texts = sorted({cell[1] for cell in score})
+
+    def mean(match: str, text: str, cells: Cells) -> float:
+        runs = itertools.product([match], [text], *cells, seeds)
+        return float(np.mean([score[run] for run in runs]))
+
+    def against(match: str, one: Cells, other: Cells) -> Pairs:
+        return {text: [mean(match, text, one) - mean(match, text, other)] for text in texts}
+
+    compared: dict[str, tuple[Cells, Cells]] = {
+        "wide heads (4 of 64)": ((["wide"], PLANS), (["standard"], PLANS)),
+        "narrow heads": ((["narrow"], PLANS), (["standard"], PLANS)),
+        SHARED["albert"]: ((LAYOUTS, ["albert"]), (LAYOUTS, ["separate"])),
+        SHARED["cycle:2"]: ((LAYOUTS, ["cycle:2"]), (LAYOUTS, ["separate"])),
+    }
+    return intervals(
+        {(name, b): against(b, *cells) for name, cells in compared.items() for b in BUDGETS}
+    )
+
+
+def draw(widths: list[Effect], sharing: list[Effect], first: list[Effect]) -> str:
+    """The three panels as SVG; its ink follows the theme of the reader."""
+    figure = Figure(figsize=(4.9, 8.4), layout="constrained", facecolor="none")
+    rows = [len({e.label for e in effects}) for effects in (widths, sharing, first)]
+    heights = [rows[0] + 1, 1.4 * rows[1] + 1, 1.4 * rows[2] + 1]
+    panels = figure.subplots(3, 1, height_ratios=heights)
+    titles = (
+        "Head widths against 4 heads of 16 (rotary, Muon),\nequal FLOPs and parameters, 8 texts",
+        "Shared against separate layers (rotary, Muon),\nheads of 16 and 32, 2 budgets, 4 texts",
+        "First study (learned positions, AdamW): against\nstandard or separate, 3 budgets, 3 texts",
+    )
+    for axes, effects, title in zip(panels, (widths, sharing, first), titles, strict=True):
+        forest(axes, effects)
+        axes.set_title(title, fontsize=10, color=INK, loc="left", x=-0.3)
+    panels[2].set_xlabel("difference in bits per byte (left is better)", x=0.3)
+    handles, labels = panels[2].get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    figure.legend(
+        named.values(), [f"equal {name.replace('flops', 'FLOPs')}" for name in named],
+        frameon=False, fontsize=9.5, labelcolor=INK, loc="outside lower center", ncols=3,
+        columnspacing=1, handletextpad=0.2,
+    )  # fmt: skip
+    return svg(figure)
+
+
+def forest(axes: Axes, effects: list[Effect]) -> None:
+    """One line per label from the top, one marker per budget."""
+    labels = list(dict.fromkeys(effect.label for effect in effects))
+    shown = list(dict.fromkeys(effect.budget for effect in effects))
+    for effect in effects:
+        marker, colour = BUDGETS[effect.budget]
+        y = labels.index(effect.label) + 0.22 * (shown.index(effect.budget) - (len(shown) - 1) / 2)
+        axes.plot([effect.low, effect.high], [y, y], color=colour, linewidth=1.6)
+        axes.plot(effect.mean, y, marker, color=colour, markersize=5.5, label=effect.budget)
+    axes.axvline(0, color=INK, linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_facecolor("none")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(INK)
+    axes.tick_params(colors=INK, labelsize=9.5)
+    axes.tick_params(axis="y", length=0)
+    axes.locator_params(axis="x", nbins=5)
+    axes.grid(axis="x", color=INK, alpha=0.2, linewidth=0.6)
+    axes.xaxis.label.set_color(INK)
+
+
+def svg(figure: Figure) -> str:
+    """The same bytes each time, in the font of the reader."""
+    text = themed_svg(figure, "effects")
+    text = re.sub(r"font-family: [^;\"]*", "font-family: system-ui, sans-serif", text)
+    return re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
+
+
+def read(path: Path) -> list[Row]:
+    """Rows of a CSV file."""
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def main() -> None:
+    """Prints the effects and writes the figure."""
+    study = hypotheses.read_study(read_rows(RESULTS / "head_width" / "runs.csv"))
+    widths, sharing = head_widths(study), shared_layers(study)
+    first = budgets(read(RESULTS / "heads_and_sharing.csv"))
+    for effect in widths + sharing + first:
+        ends = f"{effect.mean:+.3f} ({effect.low:+.3f} to {effect.high:+.3f})"
+        print(f"{effect.label}, equal {effect.budget}: {ends}")
+    Path(flags.FLAGS.out).write_text(draw(widths, sharing, first))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("out", "docs/results/effects.svg", "SVG file to write.")
+    app.start(main)

@@ -1,0 +1,322 @@
+"""The hypotheses and the sentence of the head-width study, from rows alone; see plan.md there."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from attnlab.lab.mixed_model import Estimate, MixedModel
+from attnlab.lab.statistics import holm
+from attnlab.lab.text_table import counted
+from experiments.studies.head_width import analysis, design
+from experiments.studies.head_width.analysis import Columns, Mask, Optimum, Pairs
+from experiments.studies.head_width.rates import PLANS, cells_of, fit_rates, minimum
+from experiments.studies.head_width.rows import Row
+
+STAGE_OF_WIDTH = {32: 2, 64: 3, 96: 4}
+"""Model width -> the stage of its surface."""
+START = "At 216,448 parameters and 3,932,160 bytes, at equal FLOPs, the best head is h\\* ="
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A row of the table of results."""
+
+    name: str
+    text: str
+    found: Estimate
+    pairs: Pairs | None
+    corrected: float
+    conclusion: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What the page is made of: the judged rows and the fits."""
+
+    frame: Columns
+    model: MixedModel
+    slope: Estimate
+    tuning_k: float
+    rate_sd: float = math.nan
+    """Standard deviation that the formula of the learning rates leaves in ln r."""
+    has_second_look: bool = False
+    """Are the runs of stage 7 there?"""
+
+    def point(
+        self, num_heads: int, head_dim: int, plan: str = "separate", budget: str = "flops",
+        **other: str | float,
+    ) -> Mask:  # fmt: skip
+        """The rows of a variant; D = 64, T = 128, 20 bytes per parameter, standard heads unless
+        `other` says otherwise."""
+        values: dict[str, str | float] = {
+            "width": 64, "layout": "standard", "length": 128, "bytes_per_parameter": 20.0,
+            "num_heads": num_heads, "head_dim": head_dim, "plan": plan, "budget": budget,
+        }  # fmt: skip
+        return analysis.where(self.frame, **(values | other))
+
+
+def read_study(rows: Sequence[Row]) -> Study:
+    """The judged rows and what is fitted to them.
+
+    Raises ValueError unless stages 0 to 6 are complete: nothing is judged before.
+    """
+    design.check_complete(rows)
+    has_second_look = not design.missing(7, rows)
+    judged = [r for r in rows if r.spec.stage >= 2 and (has_second_look or r.spec.stage < 7)]
+    tuning = [row for row in rows if row.spec.stage == 1]
+    formula = fit_rates(tuning)
+    frame = analysis.columns(judged, formula)
+    k = analysis.curvature([minimum(cell) for cell in cells_of(tuning).values()]).value
+    model, slope = analysis.surface_model(frame, k), analysis.loss_slope(frame)
+    return Study(frame, model, slope, k, formula.residual_sd, has_second_look)
+
+
+def _pairs(study: Study, a: Sequence[Mask], b: Sequence[Mask]) -> Pairs:
+    return analysis.paired(study.frame, np.any(a, axis=0), np.any(b, axis=0))
+
+
+def from_reference(study: Study, width: int = 64) -> dict[int, Pairs]:
+    """head_dim -> differences from h = 16 on N h = D."""
+    points = {h: study.point(n, h, width=width) for n, h in design.POINTS[width] if n * h == width}
+    return {
+        h: analysis.paired(study.frame, points[16], mask) for h, mask in points.items() if h != 16
+    }
+
+
+def sharing(study: Study, plan: str, budget: str = "flops") -> Pairs:
+    """Differences of a sharing plan from separate layers, over 4x16 and 2x32."""
+    points = ((4, 16), (2, 32))
+    return _pairs(study, [study.point(*p) for p in points],
+                  [study.point(*p, plan, budget) for p in points])  # fmt: skip
+
+
+def sharing_costs(study: Study, budget: str = "flops") -> dict[str, Estimate]:
+    """Sharing plan -> bits worse than separate layers. No interval is narrower than that of the
+    variance pooled over the plans."""
+    pairs = {plan: sharing(study, plan, budget) for plan in PLANS}
+    pooled = analysis.pool(list(pairs.values()))
+    return {plan: analysis.over_texts(one, pooled) for plan, one in pairs.items()}
+
+
+def across(study: Study, points: Sequence[tuple[int, int]]) -> Pairs:
+    """Differences of three points with h = 8, 16, 32 from N h = D."""
+    reference = ((8, 8), (4, 16), (2, 32))
+    return _pairs(study, [study.point(*p) for p in reference], [study.point(*p) for p in points])
+
+
+class Look(NamedTuple):
+    """P1 at one look: the mixed model and the paired t-test decide together."""
+
+    name: str
+    model: Estimate
+    paired: Estimate
+    pairs: Pairs
+    conclusion: str
+
+
+def looks(study: Study) -> list[Look]:
+    """The looks at P1 there are rows for: the first reads stages 1 and 3 alone, the second stages
+    1, 3 and 7 (amendment 1). No interval is narrower than that of the pooled variance."""
+    found, every = [], (("first look", (3,)), ("second look", (3, 7)))
+    for i, (name, stages) in enumerate(every[: 1 + study.has_second_look]):
+        mask = np.isin(study.frame["stage"], stages)
+        part = dataclasses.replace(study, frame=analysis.select(study.frame, mask))
+        pairs = from_reference(part)
+        pooled = analysis.pool(list(pairs.values()))
+        paired = analysis.over_texts(pairs[32], pooled)
+        model = analysis.surface_model(part.frame, study.tuning_k)
+        p1 = model.contrast(analysis.between(16, 32))
+        said = analysis.primary_conclusion((p1, analysis.over_texts(pairs[32])), i)
+        found.append(Look(name, analysis.widened(p1, pooled), paired, pairs[32], said))
+    return found
+
+
+def primary(study: Study) -> list[Result]:
+    """P1 by both tests, at every look there are rows for."""
+    text = "loss(2x32) - loss(4x16), D = 64"
+    lines = []
+    for look in looks(study):
+        for test, found in (("mixed model", look.model), ("paired t-test", look.paired)):
+            name = f"P1 ({test}, {look.name})"
+            lines.append(Result(name, text, found, look.pairs, found.p, look.conclusion))
+    return lines
+
+
+def secondary(study: Study) -> list[Result]:
+    """S1 to S5 with Holm's correction."""
+    texts = {
+        "S1": "u* = log2 of the best head_dim on N h = D, D = 64",
+        "S2": "loss at N h = 3D/2 less loss at N h = D, h = 8, 16, 32",
+        "S3": "slope of u* on log2 D",
+        "S4": "albert less separate at equal FLOPs",
+        "S5": "attention_only less separate at equal FLOPs",
+    }
+    best = analysis.optimum(study.model)
+    costs = sharing_costs(study)
+    wide, half = ((12, 8), (6, 16), (3, 32)), ((4, 8), (2, 16), (1, 32))
+    pairs = {
+        "S2": across(study, wide),
+        "S4": sharing(study, "albert"),
+        "S5": sharing(study, "attention_only"),
+    }
+    found = {
+        "S1": best.best,
+        "S2": analysis.over_texts(pairs["S2"], analysis.pool([pairs["S2"], across(study, half)])),
+        "S3": best.slope,
+        "S4": costs["albert"],
+        "S5": costs["attention_only"],
+    }
+    same = analysis.equivalence(found["S5"], 0.01)
+    p = {name: one.p for name, one in found.items()} | {"S1": best.p_interior, "S5": same}
+    corrected = dict(zip(p, holm(list(p.values()), 5).tolist(), strict=True))
+    words = {"S1": ("interior", best.interior), "S5": ("equivalent within 0.01", same < 0.05)}
+    conclusions = {}
+    for name in texts:
+        word, holds = words.get(name, ("significant", found[name].low * found[name].high > 0))
+        conclusions[name] = word if holds and corrected[name] < 0.05 else "inconclusive"
+    if not same < 0.05 and found["S5"].low * found["S5"].high > 0:
+        conclusions["S5"] = "worse" if found["S5"].value > 0 else "better"
+    return [
+        Result(n, t, found[n], pairs.get(n), corrected[n], conclusions[n]) for n, t in texts.items()
+    ]
+
+
+class Fit(NamedTuple):
+    """The best head_dim and N h / D by `analysis.surface_model` on some of the rows."""
+
+    name: str
+    optimum: Optimum
+    total: Estimate
+    """log2 of the best N h / D at the best head_dim."""
+    residual_sd: float
+
+
+def fits(study: Study) -> list[Fit]:
+    """The registered model, and the same model on fewer rows (exploratory).
+
+    The parabola in log2 h has the same curvature at every D, which h = 2 at D = 32 does not obey.
+    """
+    stage, head_dim = (study.frame[n] for n in ("stage", "head_dim"))
+    masks = {f"D = {w} alone": stage == s for w, s in STAGE_OF_WIDTH.items()}
+    masks["D = 32 alone, without h = 2"] = masks["D = 32 alone"] & (head_dim > 2)
+    masks["all complete stages, without h = 2"] = head_dim > 2
+    models = {"all complete stages (the registered model)": study.model} | {
+        name: analysis.surface_model(analysis.select(study.frame, mask), study.tuning_k)
+        for name, mask in masks.items()
+    }
+    return [_fit(name, model) for name, model in models.items()]
+
+
+def _fit(name: str, model: MixedModel) -> Fit:
+    best = analysis.optimum(model)
+    return Fit(name, best, _best_total(model, best), model.residual_sd)
+
+
+def _best_total(model: MixedModel, best: Optimum) -> Estimate:
+    top = {"v": -1.0, "uv": 4 - best.best.value}  # D = 96 alone has N h / D != 1 at u = 0 alone
+    return model.ratio({n: w for n, w in top.items() if n in model.names}, {"v2": 2})
+
+
+def ends(found: Estimate, digits: int = 4, plus: str = "+") -> str:
+    """ "value (low to high)"."""
+    if not math.isfinite(found.value):
+        return "no estimate"
+    if not math.isfinite(found.low):
+        return f"{found.value:{plus}.{digits}f} (interval unbounded)"
+    ends = f"{found.low:{plus}.{digits}f} to {found.high:{plus}.{digits}f}"
+    return f"{found.value:{plus}.{digits}f} ({ends})"
+
+
+def _exp2(power: float) -> float:
+    return 2.0**power if power < 1000 else math.inf
+
+
+def _counts(pairs: Pairs) -> str:
+    return f"{len(pairs)} texts x {counted(max(map(len, pairs.values())), 'seed')}"
+
+
+BLANKS = ("best head_dim h\\*", "best N h, in D", "4 times narrower costs", "4 times wider costs",
+          "sharing all layers: compute multiple", "sharing attention alone: compute multiple",
+          "change of h\\* per doubling of D")  # fmt: skip
+"""What stands in each blank of the sentence of the plan."""
+
+
+def sentence(study: Study) -> str:
+    """The sentence of the plan with its blanks filled."""
+    filled = blanks(study)
+    if not filled:
+        return "No best head_dim lies within the points measured: the sentence has no answer."
+    best, width, narrower, wider, albert, attention, trend = filled
+    return (
+        f"{START} {best} wide with N h = {width} D; 4 times narrower costs {narrower}, 4 times "
+        f"wider {wider}; sharing all layers costs x {albert}, attention alone x {attention}; per "
+        f"doubling of D h\\* grows {trend}."
+    )
+
+
+def blanks(study: Study) -> list[str]:
+    """The blanks of the sentence of the plan, filled; none without a best head_dim."""
+    top = analysis.optimum(study.model)
+    if study.model.contrast({"u2": 1}).value <= 0 or not 2 <= top.best.value <= 6:
+        return []
+    near = min(
+        (h for n, h in design.POINTS[64] if n * h == 64),
+        key=lambda h: abs(math.log2(h) - top.best.value),
+    )
+    return [
+        f"{power(top.best)} [{top.best.count} texts x 2 seeds]",
+        best_total(study.model, _best_total(study.model, top)),
+        _step(study, near, near // 4),
+        _step(study, near, near * 4),
+        *(_shared(study, plan) for plan in ("albert", "attention_only")),
+        f"by a factor of {power(top.slope, 2)} [{top.slope.count} texts, D = 32, 64, 96]",
+    ]
+
+
+def power(e: Estimate, digits: int = 1) -> str:
+    """2 to the power of an estimate and of its ends."""
+    powers = dataclasses.replace(e, value=_exp2(e.value), low=_exp2(e.low), high=_exp2(e.high))
+    return ends(powers, digits, "")
+
+
+def _shared(study: Study, plan: str) -> str:
+    cost = sharing_costs(study)[plan]
+    return f"{multiple(cost, study)} [{_counts(sharing(study, plan))}]"
+
+
+def chords(study: Study) -> dict[tuple[int, int], float]:
+    """Two widths -> dL / d ln C between them. The loss curves, so `Study.slope` is their mean."""
+    widths = study.frame["width"]
+    return {
+        pair: analysis.loss_slope(analysis.select(study.frame, np.isin(widths, pair))).value
+        for pair in itertools.pairwise(STAGE_OF_WIDTH)
+    }
+
+
+def multiple(difference: Estimate, study: Study) -> str:
+    """A compute multiple with its interval."""
+    return ends(analysis.compute_multiple(difference, study.slope), 2, "")
+
+
+def best_total(model: MixedModel, found: Estimate) -> str:
+    """The best N h / D, where it lies within the points measured."""
+    if model.contrast({"v2": 1}).value <= 0 or not -1 < found.value < math.log2(1.5):
+        return "at an end of 1/2 to 3/2, not determined,"
+    bounds = [2**e if math.isfinite(e) else e for e in (found.low, found.high)]
+    return ends(
+        dataclasses.replace(found, value=2**found.value, low=bounds[0], high=bounds[1]), 2, ""
+    )
+
+
+def _step(study: Study, near: int, other: int) -> str:
+    points = {h: n for n, h in design.POINTS[64] if n * h == 64}
+    if other not in points:
+        return f"(h = {other}: not measured)"
+    pairs = _pairs(study, [study.point(points[near], near)], [study.point(points[other], other)])
+    found = analysis.over_texts(pairs, analysis.pool(list(from_reference(study).values())))
+    counts = f"h = {other} against {near}, {_counts(pairs)}"
+    return f"{ends(found)} bits [{counts}] (x {multiple(found, study)} compute)"

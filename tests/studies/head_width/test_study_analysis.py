@@ -1,0 +1,179 @@
+"""The page of the analysis, from rows of a simulated study and from those there are today."""
+
+import csv
+import dataclasses
+import os
+import runpy
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+from simulated_study import Simulation, rows_of
+from study_rows import PUBLISHED as FOLDER
+from study_rows import check_page
+
+from experiments.studies.head_width import analysis, design, hypotheses, page
+from experiments.studies.head_width.rows import columns, flat, read_rows
+
+
+@pytest.fixture(scope="module")
+def published():
+    return hypotheses.read_study(read_rows(FOLDER / "runs.csv"))
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    rows = rows_of((2, 3, 4, 5, 6))
+    sim = Simulation(rows)
+    return [r for r in rows if r.spec.stage < 2] + sim.drawn_rows(np.random.default_rng(3))
+
+
+def write_rows(path, rows):
+    """What append_row writes, at once."""
+
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(map(flat, rows))
+    assert read_rows(path) == rows
+
+
+def worse(rows, which):
+    """The rows with 1 bit more where `which` is true of the spec."""
+    return [
+        dataclasses.replace(
+            row, scores=dataclasses.replace(row.scores, heldout_bits=row.scores.heldout_bits + 1)
+        )
+        if which(row.spec)
+        else row
+        for row in rows
+    ]
+
+
+def test_a_complete_study_fills_every_blank(simulated, tmp_path):
+    paths = page.write_analysis(simulated, tmp_path / "new")
+    assert [p.name for p in paths[2:]] == [f"figure{i}.svg" for i in (1, 2, 3, 4)]
+    text = paths[0].read_text()
+    assert "Stage 7 (the second look at P1), since the first look is inconclusive." in text
+    # albert is 0.12 worse, 2x32 and 4x16 are equal
+    results = {r.name: r for r in hypotheses.secondary(hypotheses.read_study(simulated))}
+    assert results["S4"].found.low < 0.12 < results["S4"].found.high
+    assert results["S4"].conclusion == "significant"
+    for path in paths[2:]:
+        drawing = path.read_text()
+        assert "prefers-color-scheme:dark" in drawing
+        assert "#000000" not in drawing
+
+
+def test_numpy_alone_gives_the_same_numbers(simulated, tmp_path, monkeypatch):
+    write_rows(tmp_path / "runs.csv", simulated)
+    monkeypatch.chdir(tmp_path)
+    text = page.page(simulated, hypotheses.read_study(simulated))
+    script = text.split("```python\n")[1].split("```")[0]
+    (tmp_path / "check.py").write_text(script)
+    made = runpy.run_path(os.fspath(tmp_path / "check.py"))
+    found, study = made["RESULTS"], hypotheses.read_study(simulated)
+    alone = next(fit for fit in hypotheses.fits(study) if fit.name == "D = 64 alone")
+    assert made["BEST"] + 4 == pytest.approx(alone.optimum.best.value, abs=1e-3)
+    ours = {r.name: r.found for r in hypotheses.secondary(study) if r.pairs}
+    for n, h in design.POINTS[64]:
+        if (n, h) != (4, 16):
+            pairs = page.against(study, 64, n, h, "standard")
+            ours[f"{n}x{h}"] = analysis.over_texts(pairs)
+    narrow = {f"{n}x{h} narrow": (n, h) for n, h in design.NARROW}
+    for name, point in narrow.items():
+        ours[name] = analysis.over_texts(page.against(study, 64, *point, "narrow"))
+    assert set(found) == set(ours)
+    for name, one in ours.items():
+        mean, error, count = found[name]
+        assert (one.value, one.error, one.count) == (
+            pytest.approx(mean, abs=1e-12), pytest.approx(error, abs=1e-12), count)  # fmt: skip
+
+
+def test_one_point_that_no_parabola_fits_moves_the_registered_best_head_and_not_that_of_another_d(
+    simulated,
+):
+    """h = 2 at D = 32 is 1 bit worse."""
+
+    def best(rows):
+        return {fit.name: fit for fit in hypotheses.fits(hypotheses.read_study(rows))}
+
+    bent = worse(simulated, lambda spec: spec.stage == 2 and spec.variant.head_dim == 2)
+    before, after = best(simulated), best(bent)
+    moved = {n for n in before if before[n].optimum.best != after[n].optimum.best}
+    assert moved == {"all complete stages (the registered model)", "D = 32 alone"}
+    registered = "all complete stages (the registered model)"
+    assert after[registered].residual_sd > 2 * before[registered].residual_sd
+
+
+def test_the_first_look_reads_stages_1_and_3_alone(simulated):
+    [look] = hypotheses.looks(hypotheses.read_study(simulated))
+    others = worse(simulated, lambda spec: spec.stage in (2, 4, 5, 6))
+    assert hypotheses.looks(hypotheses.read_study(others)) == [look]
+    assert look.name == "first look"
+
+
+def test_the_page_is_that_of_the_committed_rows(published):
+    """P1 was decided at the first look; two of twenty points are not worse after correction."""
+    check_page(page.page(read_rows(FOLDER / "runs.csv"), published), "analysis.md")
+
+
+def test_nothing_is_judged_before_the_stages_are_complete(simulated, tmp_path):
+    last = [row for row in simulated if row.spec.stage == 3][-1]
+    rows = [row for row in simulated if row is not last and row.spec.stage != 4]
+    with pytest.raises(ValueError, match="1 of stage 3, 56 of stage 4"):
+        page.write_analysis(rows, tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_texts_of_figures_are_inside_their_figures(published):
+    rows = read_rows(FOLDER / "runs.csv")
+    for name, figure in page.figures(published, rows).items():
+        figure.canvas.draw()
+        for text in (t for axes in figure.axes for t in axes.get_children() if isinstance(t, Text)):
+            assert text.get_window_extent().x1 <= figure.bbox.x1, (name, text.get_text())
+
+
+def test_the_rounding_of_learning_rates_is_no_effect(published):
+    """At D = 96 a text has one rate of 4 digits; what is left of ln r - ln r* is rounding."""
+    frame = dict(published.frame)
+    for text in np.unique(frame["text"]):
+        same = (frame["stage"] == 4) & (frame["text"] == text)
+        assert np.ptp(frame["tuning"][same]) < 0.001
+        frame["tuning"] = np.where(same, frame["tuning"][same].mean(), frame["tuning"])
+    exact = dataclasses.replace(published, frame=frame)
+    rounded, exact = (
+        next(fit for fit in hypotheses.fits(one) if fit.name == "D = 96 alone").optimum.best
+        for one in (published, exact)
+    )
+    ends = [round(2**end, 1) for end in (rounded.value, rounded.low, rounded.high)]
+    assert ends == [15.0, 12.8, 16.9]
+    assert rounded.value == pytest.approx(exact.value, abs=1e-3)
+
+
+def test_decisions_of_the_registered_hypotheses(published):
+    assert {r.name: r.conclusion for r in hypotheses.secondary(published)} == {
+        "S1": "interior", "S2": "significant", "S3": "significant", "S4": "significant",
+        "S5": "worse",
+    }  # fmt: skip
+
+
+def test_the_error_of_a_rate_is_that_of_the_parabola(published):
+    """Scores k (x + 0.3)^2 at the two rates of each text: the best rate is 0.3 below in ln r."""
+    k, x = published.tuning_k, published.frame["tuning"]
+    study = dataclasses.replace(
+        published, frame=published.frame | {"bits": k * (x + 0.3) ** 2 + 0.1 * x**0}
+    )
+    assert page.rate_error(study, study.point(8, 8)) == pytest.approx(0.3)
+    assert page.rate_error(published, published.point(1, 64)) == pytest.approx(-0.18, abs=0.005)
+
+
+def test_a_difference_at_equal_seconds_counts_the_seconds_that_are_saved(published):
+    """Half the seconds are worth ln 2 times the slope of the loss; equal ones nothing."""
+    by_flops = analysis.over_texts(page.against(published, 64, 2, 32, "standard")).value
+    for ratio in (1.0, 0.5):
+        seconds = np.where(published.point(2, 32), ratio, 1.0)
+        study = dataclasses.replace(published, frame=published.frame | {"cpu_seconds": seconds})
+        found = float(page.at_equal_seconds(study, 64, 2, 32, "standard").split()[0])
+        saved = published.slope.value * np.log(ratio)
+        assert found == pytest.approx(by_flops - saved, abs=6e-5)
