@@ -26,7 +26,7 @@ from attnlab.training.checkpoint import (
     describe_training,
 )
 from attnlab.training.compiled import TrainStep, host_batch, initial_state
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import TrainConfig, fork_step
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import (
@@ -37,7 +37,6 @@ from attnlab.training.objectives.objective import (
     input_shapes,
 )
 from attnlab.training.optimizers import Optimizer
-from attnlab.training.schedules import fork_step
 from attnlab.training.sharding import StateSharding
 from attnlab.training.step import Evaluator, InitParams, TrainState, init_state, map_over_seeds
 

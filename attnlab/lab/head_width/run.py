@@ -36,13 +36,12 @@ from attnlab.lab.machine import processor
 from attnlab.lab.ngrams import witten_bell
 from attnlab.models import ModelConfig, flops_per_token, matrix_axes, num_parameters
 from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitResult, fit
 from attnlab.training.interrupts import NonFiniteLoss
 from attnlab.training.loggers import read_metrics
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES
-from attnlab.training.optimizers import make_optimizer
 
 HELDOUT_BYTES, VALIDATION_BYTES = 1 << 18, 1 << 17
 """At most so many targets of a part are scored."""

@@ -26,12 +26,12 @@ from attnlab.lab.machine import processor
 from attnlab.models import ModelConfig, flops_per_token, matrix_axes, num_parameters
 from attnlab.sharing import Params
 from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
 from attnlab.training.interrupts import NonFiniteLoss
 from attnlab.training.loggers import read_metrics
 from attnlab.training.metrics import Recorder
-from attnlab.training.optimizers import Optimizer, make_optimizer, make_transform
+from attnlab.training.optimizers import Optimizer, make_transform
 from attnlab.training.schedules import Steps
 from experiments.studies.study3.copying import (
     PROBE,
