@@ -96,7 +96,7 @@ def begin(
         rate = last or 1.0
         schedule = dataclasses.replace(schedule, name="constant")
     rate = learning_rate or rate
-    warmup = min(schedule.warmup_steps, steps // 10)
+    warmup = min(schedule.warmup(was.steps), steps // 10)
     trains = dataclasses.replace(
         was,
         steps=steps,

@@ -90,10 +90,9 @@ class TrainConfig(Spec):
                 f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}; "
                 f"use a multiple of {self.accumulate}"
             )
-        if self.schedule.warmup_steps >= self.steps:
+        if (warmup := self.schedule.warmup(self.steps)) >= self.steps:
             raise ValueError(
-                f"schedule.warmup_steps {self.schedule.warmup_steps} must be below steps "
-                f"{self.steps}; lower it"
+                f"schedule.warmup_steps {warmup} must be below steps {self.steps}; lower it"
             )
         _schedule(self)  # raises where it cannot be made of these fields
 
@@ -141,8 +140,8 @@ def make_optimizer(config: TrainConfig, axes: AxesOf = axes_by_shape) -> Optimiz
     Raises:
       ValueError: the optimizer cannot use a field of the config.
 
-    >>> rate = make_optimizer(TrainConfig(steps=100)).schedule  # 50 steps of warm-up, then a cosine
-    >>> [round(float(rate(step)), 5) for step in (0, 50, 75, 100)]
+    >>> rate = make_optimizer(TrainConfig(steps=200)).schedule  # 50 steps of warm-up, then a cosine
+    >>> [round(float(rate(step)), 5) for step in (0, 50, 125, 200)]
     [6e-05, 0.003, 0.00165, 0.0003]
     """
     rate = _schedule(config)
@@ -176,7 +175,7 @@ def fork_step(config: TrainConfig) -> int:
     [0, 0]
     """
     step = common_steps(config, 2 * config.steps)
-    return step if config.schedule.warmup_steps + 1 < step < config.steps else 0
+    return step if config.schedule.warmup(config.steps) + 1 < step < config.steps else 0
 
 
 def _schedule(config: TrainConfig) -> Rate:

@@ -1,6 +1,6 @@
 """Schedules of the learning rate. `SCHEDULES`: name -> (config, peak, steps) -> (step -> rate).
 
-Step 0 is the first of `steps`. With w = `warmup_steps` + 1 every schedule but one rises
+Step 0 is the first of `steps`. With w = 1 + the steps of the warm-up every schedule but one rises
 over the first w steps, rate(step) = `peak` (step + 1) / w, and then continues as documented. A
 decay to `final_learning_rate` would arrive there at step `steps`: the last step, `steps` - 1, is
 above it.
@@ -31,7 +31,8 @@ class ScheduleConfig(Spec, prefix="schedule."):
       name: an entry of `SCHEDULES`.
       final_learning_rate: where the decay would arrive at step `steps`; the last step, `steps` - 1,
         is a little above it.
-      warmup_steps: steps of a linear rise to the largest learning rate.
+      warmup_steps: steps of a linear rise to the largest learning rate; None: 50, or a quarter of
+        the steps where that is less.
       decay_share: share of the steps at the end in which `warmup_stable_decay` decays.
 
     Raises:
@@ -48,18 +49,28 @@ class ScheduleConfig(Spec, prefix="schedule."):
 
     name: str = "cosine"
     final_learning_rate: float = bounded(3e-4, least=0.0)
-    warmup_steps: int = bounded(50, least=0)
+    warmup_steps: int | None = bounded(None, least=0)
     decay_share: float = bounded(0.2, above=0.0, most=1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         lookup(SCHEDULES, self.name, what="schedule")
 
+    def warmup(self, steps: int) -> int:
+        """Steps of the warm-up in a training of so many steps.
+
+        >>> [ScheduleConfig().warmup(steps) for steps in (1, 20, 200, 800)]
+        [0, 5, 50, 50]
+        >>> ScheduleConfig(warmup_steps=7).warmup(800)
+        7
+        """
+        return min(50, steps // 4) if self.warmup_steps is None else self.warmup_steps
+
 
 def cosine(config: ScheduleConfig, peak: float, steps: int) -> Rate:
     """Half a cosine down to `final_learning_rate` at step `steps` (Loshchilov and Hutter 2016,
     arXiv 1608.03983, without restarts)."""
-    warmup = config.warmup_steps
+    warmup = config.warmup(steps)
     schedule: Rate = optax.schedules.warmup_cosine_decay_schedule(
         init_value=peak / (warmup + 1),
         peak_value=peak,
@@ -72,26 +83,26 @@ def cosine(config: ScheduleConfig, peak: float, steps: int) -> Rate:
 
 def linear(config: ScheduleConfig, peak: float, steps: int) -> Rate:
     """Linearly down to `final_learning_rate` at step `steps` (BERT; Devlin et al. 2018, A.2)."""
-    warmup = config.warmup_steps
+    warmup = config.warmup(steps)
     return _warmed(warmup, peak, _line(config, peak, begin=warmup, end=steps))
 
 
 def constant(config: ScheduleConfig, peak: float, steps: int) -> Rate:
     """`peak` after the warm-up."""
-    return _warmed(config.warmup_steps, peak, lambda step: peak)
+    return _warmed(config.warmup(steps), peak, lambda step: peak)
 
 
 def inverse_sqrt(config: ScheduleConfig, peak: float, steps: int) -> Rate:
     """rate = `peak` sqrt(w / (step + 1)): with `peak` = (D w)^-0.5 that of Vaswani et al. 2017,
     section 5.3. `final_learning_rate` is not read."""
-    warmup = config.warmup_steps
+    warmup = config.warmup(steps)
     return _warmed(warmup, peak, _root(warmup, peak))
 
 
 def flat_inverse_sqrt(config: ScheduleConfig, peak: float, steps: int) -> Rate:
     """The one schedule without a rise: `peak` for w steps, then as `inverse_sqrt`. With 0.01 and
     w = 10,000 it is 1 / sqrt(max(step + 1, w)), that of T5 (Raffel et al. 2020, section 3.1.2)."""
-    root = _root(config.warmup_steps, peak)
+    root = _root(config.warmup(steps), peak)
     return lambda step: jnp.minimum(peak, root(step))
 
 
@@ -101,7 +112,7 @@ def warmup_stable_decay(config: ScheduleConfig, peak: float, steps: int) -> Rate
     begin = min(round(steps * (1 - config.decay_share)), steps - 1)
     line = _line(config, peak, begin=begin, end=steps)
     return _warmed(
-        config.warmup_steps, peak, lambda step: jnp.where(step < begin, peak, line(step))
+        config.warmup(steps), peak, lambda step: jnp.where(step < begin, peak, line(step))
     )
 
 

@@ -153,7 +153,7 @@ def reset_optimizer(config: TrainConfig, half: int, model: ModelConfig) -> Optim
     """An optimizer without state whose first step is step `half` of the schedule, with a linear
     rise over as many steps as the schedule's own warm-up."""
     whole = make_optimizer(config, matrix_axes(model)).schedule
-    rise = config.schedule.warmup_steps + 1
+    rise = config.schedule.warmup(config.steps) + 1
 
     def rate(step: Steps) -> jax.Array:
         return jnp.asarray(whole(step + half)) * jnp.minimum(1.0, (step + 1) / rise)
