@@ -187,6 +187,19 @@ def test_import_is_light_and_lazy_packages_load_on_first_use():
     assert lazy.split() == ["False", "head_statistics", "False"]
 
 
+def test_a_worker_imports_no_statistics_and_no_figures(tmp_path):
+    """Of a sweep without runs. Checkpoints import orbax, and a report the others."""
+    heavy = ("scipy.stats", "scipy.optimize", "matplotlib", "pandas", "orbax", "jinja2")
+    (tmp_path / "specs.json").write_text("[]")
+    code = (
+        "import sys, flax.linen; before = set(sys.modules); import attnlab.lab.__main__ as worker; "
+        f"code = worker.main([{str(tmp_path)!r}]); "
+        f"print(code, [m for m in {heavy} if m in set(sys.modules) - before])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split(maxsplit=1) == ["0", "[]\n"]
+
+
 def test_every_public_name_is_documented():
     import attnlab
 
