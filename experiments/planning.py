@@ -14,7 +14,7 @@ from attnlab import lab
 from attnlab.lab.executors import worker_command
 from attnlab.lab.machine import write_threads
 from attnlab.lab.plan import REPORT, Plan, described, with_known_rates
-from attnlab.lab.report import read_panels, write_report
+from attnlab.lab.report import read_panels, write_panels
 from attnlab.lab.report.figures import PASSES
 from attnlab.lab.spec import specs_of
 from attnlab.lab.sweeps import add_specs
@@ -199,7 +199,7 @@ def report(folder: Path) -> str:
     diverged = [run for run in results if run.status == "diverged"]
     if len(diverged) < len(results):
         print(results.table().to_string(index=False))
-    path = write_report(read_panels([folder]), folder / REPORT)
+    path = write_panels(read_panels([folder]), folder / REPORT)
     print(f"report: {path}")
     if not diverged:
         return ""

@@ -12,6 +12,9 @@ from attnlab.heads.layout import Layout, all_weights
 from attnlab.heads.registry import LAYOUTS
 from attnlab.heads.weights import Params, Weight
 
+LARGE = 2**16
+"""Numbers of an array that `normal` draws in its own shape."""
+
 
 def weight_shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
     """Shape of every weight by name.
@@ -90,8 +93,25 @@ def _initial(
     reads, averaged = (math.prod(map(layout.size, a)) for a in (weight.reads, weight.averaged_over))
     fan_in = reads / averaged
     scale = weight.std if weight.std is not None else std or fan_in**-0.5
-    drawn = jax.random.normal(key, shape, dtype) * scale
+    drawn = normal(key, shape, dtype) * scale
     return drawn * residual_scale if weight.makes == ("out_width",) else drawn
+
+
+def normal(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+    """`jax.random.normal`, the same bits, by a program that compiles faster.
+
+    XLA takes long to compile random bits of several short axes: the initial parameters of a model
+    of width 16 take 6.4 s on a CPU, 2.6 s drawn in one axis. A large array is drawn in its own
+    shape, which can be sharded.
+
+    >>> key = jax.random.key(0)
+    >>> bool((normal(key, (2, 3, 4)) == jax.random.normal(key, (2, 3, 4))).all())
+    True
+    """
+    size = math.prod(shape)
+    if size > LARGE:
+        return jax.random.normal(key, shape, dtype)
+    return jax.random.normal(key, (size,), dtype).reshape(shape)
 
 
 def check_params(params: Params, layout: Layout) -> None:

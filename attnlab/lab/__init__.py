@@ -10,13 +10,16 @@
     print(results.table())
     print(results.compare({"layout": "standard"}))
     results.figure().savefig("runs/layouts/figure.svg")
-    results.report("runs/layouts/report.html")
+    lab.write_report(results, "runs/layouts/report.html")
 
 A sweep that was stopped or killed goes on when it is called again, with the same numbers. Runs are
 spread over the cores or GPUs of this machine (`LocalExecutor`) or a cluster (`SlurmExecutor`).
 Policies (`AddSeeds`, `DecideComparisons`, `TuneLearningRate`) read results and propose further
 runs. Needs the extra `lab`.
 """
+
+import importlib as _importlib
+import typing as _typing
 
 from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import Executor, InProcess, LocalExecutor, Queued
@@ -42,5 +45,14 @@ __all__ = [
     "Results", "RunInUse", "RunOptions", "RunResult", "RunSpec", "Scores", "SlurmExecutor",
     "SweepFailed", "Tag", "TaskInfo", "Timing", "TuneLearningRate", "Variant",
     "best_rates", "grid", "load_results", "product", "read_description", "run_one", "specs_of",
-    "sweep", "with_rates", "with_values",
+    "sweep", "with_rates", "with_values", "write_report",
 ]  # fmt: skip
+
+if _typing.TYPE_CHECKING:
+    from attnlab.lab.report import write_report
+else:  # no worker writes a report
+
+    def __getattr__(name: str) -> object:
+        if name == "write_report":
+            return _importlib.import_module("attnlab.lab.report").write_report
+        raise AttributeError(f"module 'attnlab.lab' has no attribute {name!r}")

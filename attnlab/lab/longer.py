@@ -11,8 +11,7 @@ from attnlab.lab import lock
 from attnlab.lab.result import FILE
 from attnlab.nested import JSON
 from attnlab.runs import SPEC
-from attnlab.training.config import TrainConfig
-from attnlab.training.schedules import common_steps
+from attnlab.training.config import TrainConfig, common_steps
 
 ENDED = "ended"
 """Holds, under its number of steps, the run as it was when it ended for the first time."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+
+from attnlab.extras import extra
 
 Array = NDArray[np.float64]
 LEVEL = 0.95
@@ -35,6 +36,8 @@ def t_estimate(value: float, error: float, count: int, level: float = LEVEL) -> 
     """
     if count < 2 or not math.isfinite(error):
         return Estimate(value, math.nan, math.nan, math.nan, math.nan, count)
+    with extra("lab"):
+        from scipy import stats
     half = float(stats.t.ppf((1 + level) / 2, count - 1)) * error
     p = float(2 * stats.t.sf(abs(value) / error, count - 1)) if error else float(value == 0)
     return Estimate(value, error, value - half, value + half, p, count)
@@ -82,6 +85,8 @@ class MixedModel:
 
     def ratio(self, top: dict[str, float], bottom: dict[str, float]) -> Estimate:
         """top / bottom with the interval of `fieller`; `p` is that of top = 0."""
+        with extra("lab"):
+            from scipy import stats
         a, b = self._vector(top), self._vector(bottom)
         x, y = float(a @ self.coefficients), float(b @ self.coefficients)
         xx, xy, yy = (float(v @ self.covariance @ w) for v, w in ((a, a), (a, b), (b, b)))
@@ -161,6 +166,8 @@ def _minimize(criterion: Callable[[Array], float], count: int) -> Array:
     """
     if not count:
         return np.zeros(0)
+    with extra("lab"):
+        from scipy import optimize
 
     def search(start: Array) -> tuple[float, Array]:
         found = optimize.minimize(

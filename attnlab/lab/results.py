@@ -1,6 +1,5 @@
-"""`Results`: the results of a sweep as tables, comparisons, a figure and a report."""
+"""`Results`: the results of a sweep as tables, comparisons and a figure."""
 
-import dataclasses
 import functools
 import html
 import json
@@ -23,8 +22,6 @@ from attnlab.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from attnlab.lab.description import Description
 
 __all__ = ["Results", "Variant", "label_of"]
 
@@ -290,36 +287,6 @@ class Results(Sequence[RunResult]):
         unit = self.metrics[metric].unit if metric in self.metrics else metric
         over = "texts and seeds" if len(self.texts) > 1 else "seeds"
         return dot_plot(rows, f"held-out {unit}: mean, 95 % interval over {over}")
-
-    def report(
-        self,
-        path: str | Path,
-        baseline: Mapping[str, Tag] | None = None,
-        description: "Description | None" = None,
-    ) -> Path:
-        """Writes the report (`attnlab.lab.report`): an HTML page that loads nothing, and beside it
-        a Markdown page, `results.csv`, each figure as SVG and each table as CSV.
-
-        Args:
-          path: of the page.
-          baseline: tags of the variant that the others are compared with; None: the first.
-          description: question, pairs to compare, margin, expected results.
-
-        Returns the path.
-
-        Raises:
-          ValueError: there are no results, `baseline` names no variant, or several, or the path is
-            that of the Markdown page.
-        """
-        from attnlab.lab.report import Description, Panel, write_report
-
-        about = description or Description()
-        if baseline is not None:
-            about = dataclasses.replace(about, baseline=dict(baseline))
-        panel = Panel(self, about)
-        if baseline and not panel.find(baseline):
-            self.variant(baseline)  # raises
-        return write_report([panel], path)
 
     def known_metric(self, metric: str | None) -> str:
         """The metric, or the main one for None. Raises ValueError where no run has it."""

@@ -49,14 +49,12 @@ from attnlab.sharing import Params
 from attnlab.training import sharding
 from attnlab.training.callbacks import Profile, parse_steps
 from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import TrainConfig, fork_step, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
 from attnlab.training.interrupts import NonFiniteLoss
 from attnlab.training.loggers import LOGGERS
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES, Objective, check_output, input_shapes
-from attnlab.training.optimizers import make_optimizer
-from attnlab.training.schedules import fork_step
 from attnlab.training.step import InitParams
 
 __all__ = [

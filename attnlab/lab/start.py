@@ -17,7 +17,7 @@ from attnlab.nested import differences, flatten
 from attnlab.sharing import Params
 from attnlab.training.checkpoint import digest
 from attnlab.training.objectives.objective import Inputs, Model
-from attnlab.training.step import InitParams
+from attnlab.training.step import InitParams, new_params
 
 NOISE = 2**31
 """Folded into the key of a seed for the noise between heads."""
@@ -120,9 +120,7 @@ def initial_params(
     """The parameters of a seed at step 0, as `fit` makes them of `FitOptions.params`."""
     if isinstance(params, dict):
         return params
-    key = jax.random.key(seed)
-    new: Params = params(key, inputs) if params else jax.jit(model.init)(key, **inputs)["params"]
-    return new
+    return params(jax.random.key(seed), inputs) if params else new_params(model, seed, inputs)
 
 
 def check_start(model: ModelConfig, folder: str) -> None:

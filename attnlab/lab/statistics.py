@@ -1,7 +1,8 @@
 """Statistics of comparisons: paired differences over seeds and texts, corrections, equivalence,
 tests that may be looked at after every seed, the best learning rate.
 
-Numbers in, numbers out. scipy does what it has; the test for added seeds is by its formula.
+Numbers in, numbers out. scipy does what it has, and is imported where it is called: workers do
+not need it. The test for added seeds is by its formula.
 """
 
 import dataclasses
@@ -13,11 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnlab.extras import extra
-
-with extra("lab"):
-    from scipy import special, stats
-
-    from attnlab.lab.mixed_model import LEVEL, fieller, fit_reml
+from attnlab.lab.mixed_model import LEVEL, fieller, fit_reml
 
 Array: TypeAlias = NDArray[np.float64]
 Method: TypeAlias = Literal["paired t", "mixed model", "anytime", "none"]
@@ -73,6 +70,8 @@ def t_difference(
     >>> round(t_difference(1.0, 0.5, 7, 8, method="paired t").low, 3)
     -0.182
     """
+    with extra("lab"):
+        from scipy import special
 
     def p_at(value: float) -> float:
         if not error:  # no spread at all
@@ -275,6 +274,8 @@ def best_rate(tried: Mapping[float, float], around: int = 2) -> BestRate | None:
         return None
     low, high, free = -math.inf, math.inf, len(y) - 3
     if free > 0:
+        with extra("lab"):
+            from scipy import stats
         variance = float(np.sum((y - powers @ np.array([a, b, c])) ** 2)) / free
         of = variance * np.linalg.inv(powers.T @ powers)
         t2 = float(stats.t.ppf((1 + LEVEL) / 2, free)) ** 2

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attnlab.heads.linear import add_bias
+from attnlab.heads.params import normal
 from attnlab.models import experts as moe
 from attnlab.models.dense import dense, dropout
 from attnlab.models.specs import FFN, Experts
@@ -134,7 +135,7 @@ def init_ffn(
         elif name.endswith("bias"):
             params[name] = jnp.zeros(shape)
         else:
-            params[name] = jax.random.normal(keys[name], shape) * (std or shape[-2] ** -0.5)
+            params[name] = normal(keys[name], shape) * (std or shape[-2] ** -0.5)
     if params:
         params["down"] = params["down"] * residual_scale
     return params

@@ -4,20 +4,15 @@ from attnlab.training import objectives, sharding
 from attnlab.training.callbacks import Callback, Profile
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_model
 from attnlab.training.compiled import TrainStep
-from attnlab.training.config import (
-    EvaluationConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+from attnlab.training.config import EvaluationConfig, TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
 from attnlab.training.in_memory import InMemoryFit, fit_in_memory
 from attnlab.training.interrupts import NonFiniteLoss, Stopped
 from attnlab.training.loggers import LOGGERS, Logger
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES, Objective
-from attnlab.training.optimizers import OPTIMIZERS, Optimizer, frozen_mask, make_optimizer
-from attnlab.training.schedules import SCHEDULES
+from attnlab.training.optimizers import OPTIMIZERS, Optimizer, OptimizerConfig, frozen_mask
+from attnlab.training.schedules import SCHEDULES, ScheduleConfig
 from attnlab.training.sharding import StateSharding
 from attnlab.training.step import Evaluator, TrainState, init_state, map_over_seeds, train_step
 

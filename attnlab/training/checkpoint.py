@@ -24,8 +24,7 @@ from attnlab.models import ModelConfig, from_json, to_json
 from attnlab.nested import JSON, differences
 from attnlab.sharing import PyTree
 from attnlab.training import sharding
-from attnlab.training.config import TrainConfig
-from attnlab.training.schedules import common_steps
+from attnlab.training.config import TrainConfig, common_steps
 
 
 def digest(array: jax.typing.ArrayLike) -> str:

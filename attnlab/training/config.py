@@ -1,99 +1,21 @@
-"""`TrainConfig`: how to train, checked; and the records that it is made of."""
+"""`TrainConfig`: how to train, checked; its optimizer and schedule."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
 
+import jax.numpy as jnp
+import numpy as np
+
 from attnlab.fields import Spec, bounded
-from attnlab.names import lookup
 from attnlab.nested import JSON
-from attnlab.training.optimizers import axes_by_shape, make_transform
-from attnlab.training.schedules import SCHEDULES
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class OptimizerConfig(Spec, prefix="optimizer."):
-    """The optimizer: what it does with a gradient.
-
-    Attributes:
-      name: an entry of `OPTIMIZERS`, which reads the other fields.
-      learning_rate: the largest, at the end of the warm-up.
-      beta1, beta2, epsilon: of Adam and its relatives.
-      weight_decay: multiplied by the learning rate; biases, scales and norms have none.
-      base_fan_in: adamw only; None: off. Sets the learning rate of each matrix of attention and FFN
-        to `learning_rate` x base_fan_in / fan-in. Embeddings, LM head, positions, norms and biases
-        keep `learning_rate`. Epsilon and weight decay are not scaled: every matrix shrinks by
-        `learning_rate` x `weight_decay` a step, so the number of steps that it averages over does
-        not depend on its fan-in.
-      per_head: muon only; the q, k and v of each head are orthogonalised by themselves, not as one
-        matrix of all heads.
-      clip_norm: largest norm of a gradient; 0: no clipping.
-      frozen: regular expression of parameters that keep their initial values (see `frozen_mask`).
-
-    Raises:
-      ValueError: an unknown `name`, a value out of range, a `frozen` that is no regular expression,
-        or a field that the optimizer cannot use.
-
-    >>> OptimizerConfig(frozen="attention.[qk]$", clip_norm=0.0)  # the repr omits defaults
-    OptimizerConfig(clip_norm=0.0, frozen='attention.[qk]$')
-    """
-
-    name: str = "adamw"
-    learning_rate: float = bounded(3e-3, above=0.0)
-    beta1: float = bounded(0.9, least=0.0, below=1.0)
-    beta2: float = bounded(0.99, above=0.0, below=1.0)
-    epsilon: float = bounded(1e-8, above=0.0)
-    weight_decay: float = bounded(0.1, least=0.0)
-    base_fan_in: int | None = bounded(None, least=1)
-    per_head: bool = False
-    clip_norm: float = bounded(1.0, least=0.0)
-    frozen: str = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        try:
-            re.compile(self.frozen)
-        except re.error as error:
-            raise ValueError(
-                f"optimizer.frozen={self.frozen!r} is no regular expression: {error}"
-            ) from None
-        # Raises where the entry cannot be made of these fields.
-        make_transform(self, lambda step: self.learning_rate, axes_by_shape)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class ScheduleConfig(Spec, prefix="schedule."):
-    """The learning rate of each step; the largest is `OptimizerConfig.learning_rate`.
-
-    Attributes:
-      name: an entry of `SCHEDULES`.
-      final_learning_rate: where the decay would arrive at step `steps`; the last step, `steps` - 1,
-        is a little above it.
-      warmup_steps: steps of a linear rise to the largest learning rate.
-      decay_share: share of the steps at the end in which `warmup_stable_decay` decays.
-
-    Raises:
-      ValueError: an unknown `name`, or a value out of range.
-
-    >>> from attnlab.training import make_optimizer
-    >>> schedule = ScheduleConfig(name="constant", warmup_steps=3)
-    >>> rate = make_optimizer(TrainConfig(steps=10, schedule=schedule)).schedule
-    >>> [round(float(rate(step)), 5) for step in (0, 1, 3, 9)]  # the first step is 0
-    [0.00075, 0.0015, 0.003, 0.003]
-    >>> schedule = ScheduleConfig(name="linear", final_learning_rate=0.0, warmup_steps=0)
-    >>> rate = make_optimizer(TrainConfig(steps=10, schedule=schedule)).schedule
-    >>> [round(float(rate(step)), 5) for step in (8, 9, 10)]  # the last of 10 steps is 9
-    [0.0006, 0.0003, 0.0]
-    """
-
-    name: str = "cosine"
-    final_learning_rate: float = bounded(3e-4, least=0.0)
-    warmup_steps: int = bounded(50, least=0)
-    decay_share: float = bounded(0.2, above=0.0, most=1.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        lookup(SCHEDULES, self.name, what="schedule")
+from attnlab.training.optimizers import (
+    AxesOf,
+    Optimizer,
+    OptimizerConfig,
+    axes_by_shape,
+    make_transform,
+)
+from attnlab.training.schedules import Rate, ScheduleConfig, make_schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -168,12 +90,11 @@ class TrainConfig(Spec):
                 f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}; "
                 f"use a multiple of {self.accumulate}"
             )
-        if self.schedule.warmup_steps >= self.steps:
+        if (warmup := self.schedule.warmup(self.steps)) >= self.steps:
             raise ValueError(
-                f"schedule.warmup_steps {self.schedule.warmup_steps} must be below steps "
-                f"{self.steps}; lower it"
+                f"schedule.warmup_steps {warmup} must be below steps {self.steps}; lower it"
             )
-        SCHEDULES[self.schedule.name](self)  # raises where it cannot be made of these fields
+        _schedule(self)  # raises where it cannot be made of these fields
 
     def to_dict(self) -> JSON:
         """Nested dicts; `from_dict` reads them as the same config."""
@@ -207,3 +128,55 @@ PARTS: dict[str, type[Spec]] = {
     "evaluation": EvaluationConfig,
 }
 """Field of `TrainConfig` -> its record."""
+
+
+def make_optimizer(config: TrainConfig, axes: AxesOf = axes_by_shape) -> Optimizer:
+    """The optimizer and schedule of a `TrainConfig`.
+
+    Args:
+      config: with the fields `optimizer`, `schedule` and `steps`.
+      axes: which axes of each parameter form a matrix.
+
+    Raises:
+      ValueError: the optimizer cannot use a field of the config.
+
+    >>> rate = make_optimizer(TrainConfig(steps=200)).schedule  # 50 steps of warm-up, then a cosine
+    >>> [round(float(rate(step)), 5) for step in (0, 50, 125, 200)]
+    [6e-05, 0.003, 0.00165, 0.0003]
+    """
+    rate = _schedule(config)
+    return Optimizer(make_transform(config.optimizer, rate, axes), rate)
+
+
+def common_steps(config: TrainConfig, steps: int) -> int:
+    """How many first steps have the same rates in a training of `steps` steps.
+
+    >>> for name in ("cosine", "warmup_stable_decay", "constant"):
+    ...     config = TrainConfig(steps=800, schedule=ScheduleConfig(name=name, warmup_steps=50))
+    ...     print(name, common_steps(config, 1200))
+    cosine 51
+    warmup_stable_decay 641
+    constant 800
+    """
+    both = min(config.steps, steps)
+    rates = [
+        np.broadcast_to(_schedule(c)(jnp.arange(both)), both)
+        for c in (config, dataclasses.replace(config, steps=steps))
+    ]
+    return int(np.argmin(np.append(rates[0] == rates[1], False)))
+
+
+def fork_step(config: TrainConfig) -> int:
+    """The last step with the same rates in longer trainings, if that is worth a checkpoint of its
+    own: after the warm-up, before the end; else 0.
+
+    >>> schedules = [ScheduleConfig(name=name) for name in ("cosine", "constant")]
+    >>> [fork_step(TrainConfig(schedule=schedule)) for schedule in schedules]
+    [0, 0]
+    """
+    step = common_steps(config, 2 * config.steps)
+    return step if config.schedule.warmup(config.steps) + 1 < step < config.steps else 0
+
+
+def _schedule(config: TrainConfig) -> Rate:
+    return make_schedule(config.schedule, config.optimizer.learning_rate, config.steps)

@@ -26,7 +26,7 @@ from attnlab.training.checkpoint import (
     describe_training,
 )
 from attnlab.training.compiled import TrainStep, host_batch, initial_state
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import TrainConfig, fork_step
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import (
@@ -37,9 +37,15 @@ from attnlab.training.objectives.objective import (
     input_shapes,
 )
 from attnlab.training.optimizers import Optimizer
-from attnlab.training.schedules import fork_step
 from attnlab.training.sharding import StateSharding
-from attnlab.training.step import Evaluator, InitParams, TrainState, init_state, map_over_seeds
+from attnlab.training.step import (
+    Evaluator,
+    InitParams,
+    TrainState,
+    init_state,
+    map_over_seeds,
+    new_params,
+)
 
 Scores: TypeAlias = dict[str, np.ndarray]
 """Name -> a number for each seed [S]."""
@@ -193,7 +199,7 @@ class _Run:
         }
         self.seeds = sharding.replicate(self.mesh, np.array(config.seeds, np.uint32))
         self.state, self.shardings = initial_state(
-            self.init_seed, config.seeds, options.params, self.mesh, options.sharding
+            self.init_seed, config.seeds, self._initial_params(), self.mesh, options.sharding
         )
         self.device_arrays = sharding.replicate(self.mesh, dataset.device_arrays)
         self._evaluator = Evaluator(model, self.objective, self.mesh, config.evaluation.batch_size)
@@ -211,6 +217,15 @@ class _Run:
             check_kind(objective.description, objective, config)
             check_output(objective.description, objective, config, sizes.sizes)
         input_shapes(objective, self.dataset.shapes())
+
+    def _initial_params(self) -> Params | list[Params] | InitParams | None:
+        """`FitOptions.params`. New ones are made here where nothing is sharded, by a program that
+        other runs of the process use too."""
+        if self.options.params is not None or self.mesh.size > 1:
+            return self.options.params
+        shapes = input_shapes(self.objective, self.dataset.shapes())
+        inputs = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
+        return [new_params(self.model, seed, inputs) for seed in self.config.seeds]
 
     def init_seed(self, seed: Array, params: Params | InitParams | None) -> TrainState:
         """The state of one seed at step 0."""

@@ -10,12 +10,12 @@ import numpy as np
 from attnlab.data.dataset import Dataset
 from attnlab.sharing import Params
 from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
 from attnlab.training.loggers import Row, read_metrics
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import Model, Objective
-from attnlab.training.optimizers import Optimizer, make_optimizer
+from attnlab.training.optimizers import Optimizer
 
 
 class InMemoryFit(NamedTuple):

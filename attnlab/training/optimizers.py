@@ -11,28 +11,77 @@ params -> the tree of `MatrixAxes`. `axes_by_shape` knows plain matrices only; f
 attnlab `attnlab.models.matrix_axes` knows all.
 """
 
+import dataclasses
 import functools
 import math
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.tree_util import KeyEntry
 
+from attnlab.fields import Spec, bounded
 from attnlab.models.head_weights import MatrixAxes
 from attnlab.names import lookup
 from attnlab.sharing import Params, PyTree
-from attnlab.training.schedules import SCHEDULES, Rate
-
-if TYPE_CHECKING:
-    from attnlab.training.config import OptimizerConfig, TrainConfig
+from attnlab.training.schedules import Rate
 
 AxesOf: TypeAlias = Callable[[Params], PyTree]
 """params -> the tree of `MatrixAxes`."""
 Transform: TypeAlias = optax.GradientTransformation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class OptimizerConfig(Spec, prefix="optimizer."):
+    """The optimizer: what it does with a gradient.
+
+    Attributes:
+      name: an entry of `OPTIMIZERS`, which reads the other fields.
+      learning_rate: the largest, at the end of the warm-up.
+      beta1, beta2, epsilon: of Adam and its relatives.
+      weight_decay: multiplied by the learning rate; biases, scales and norms have none.
+      base_fan_in: adamw only; None: off. Sets the learning rate of each matrix of attention and FFN
+        to `learning_rate` x base_fan_in / fan-in. Embeddings, LM head, positions, norms and biases
+        keep `learning_rate`. Epsilon and weight decay are not scaled: every matrix shrinks by
+        `learning_rate` x `weight_decay` a step, so the number of steps that it averages over does
+        not depend on its fan-in.
+      per_head: muon only; the q, k and v of each head are orthogonalised by themselves, not as one
+        matrix of all heads.
+      clip_norm: largest norm of a gradient; 0: no clipping.
+      frozen: regular expression of parameters that keep their initial values (see `frozen_mask`).
+
+    Raises:
+      ValueError: an unknown `name`, a value out of range, a `frozen` that is no regular expression,
+        or a field that the optimizer cannot use.
+
+    >>> OptimizerConfig(frozen="attention.[qk]$", clip_norm=0.0)  # the repr omits defaults
+    OptimizerConfig(clip_norm=0.0, frozen='attention.[qk]$')
+    """
+
+    name: str = "adamw"
+    learning_rate: float = bounded(3e-3, above=0.0)
+    beta1: float = bounded(0.9, least=0.0, below=1.0)
+    beta2: float = bounded(0.99, above=0.0, below=1.0)
+    epsilon: float = bounded(1e-8, above=0.0)
+    weight_decay: float = bounded(0.1, least=0.0)
+    base_fan_in: int | None = bounded(None, least=1)
+    per_head: bool = False
+    clip_norm: float = bounded(1.0, least=0.0)
+    frozen: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            re.compile(self.frozen)
+        except re.error as error:
+            raise ValueError(
+                f"optimizer.frozen={self.frozen!r} is no regular expression: {error}"
+            ) from None
+        # Raises where the entry cannot be made of these fields.
+        make_transform(self, lambda step: self.learning_rate, axes_by_shape)
 
 
 class Optimizer(NamedTuple):
@@ -55,7 +104,7 @@ class OptimizerEntry(NamedTuple):
     """One entry of `OPTIMIZERS`."""
 
     title: str
-    build: Callable[["OptimizerConfig", Rate, AxesOf], Transform]
+    build: Callable[[OptimizerConfig, Rate, AxesOf], Transform]
     """(config, rate, axes) -> transform, without clipping."""
 
 
@@ -89,14 +138,14 @@ OUTER_PARAMETERS = (
 """Ends of the names of embedding tables and output heads: no matrices within the model."""
 
 
-def adamw(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
+def adamw(config: OptimizerConfig, rate: Rate, axes: AxesOf) -> Transform:
     """Loshchilov and Hutter 2017, arXiv 1711.05101. Reads `base_fan_in` (`scale_by_fan_in`)."""
     base = config.base_fan_in
     scaled = [] if base is None else [scale_by_fan_in(base, axes)]
     return optax.chain(_scale_by_adam(config), *scaled, *_decay_and_scale(config, rate))
 
 
-def adam(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
+def adam(config: OptimizerConfig, rate: Rate, axes: AxesOf) -> Transform:
     """Kingma and Ba 2014, arXiv 1412.6980. Raises ValueError with a weight decay."""
     if config.weight_decay:
         raise ValueError(
@@ -106,7 +155,7 @@ def adam(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     return optax.adam(rate, b1=config.beta1, b2=config.beta2, eps=config.epsilon)
 
 
-def adafactor(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
+def adafactor(config: OptimizerConfig, rate: Rate, axes: AxesOf) -> Transform:
     """Shazeer and Stern 2018, arXiv 1804.04235, without momentum: `rate` is relative to the root
     mean square of a matrix (0.001 at least), the second moment decays by 1 - step^-0.8, updates of
     a matrix are clipped at a root mean square of 1. Sizes below 128 are not factored. `beta1`,
@@ -120,7 +169,7 @@ def adafactor(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     return optax.chain(per_matrix(scaled, axes), *_decay_and_scale(config, rate))
 
 
-def lamb(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
+def lamb(config: OptimizerConfig, rate: Rate, axes: AxesOf) -> Transform:
     """You et al. 2019, arXiv 1904.00962: Adam's update of each matrix, scaled to the norm of the
     matrix. As in ALBERT's code, parameters without decay are not scaled either."""
     return optax.chain(
@@ -131,13 +180,13 @@ def lamb(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     )
 
 
-def lion(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
+def lion(config: OptimizerConfig, rate: Rate, axes: AxesOf) -> Transform:
     """Chen et al. 2023, arXiv 2302.06675; needs a third to a tenth of AdamW's rate."""
     signs = optax.scale_by_lion(b1=config.beta1, b2=config.beta2)
     return optax.chain(signs, *_decay_and_scale(config, rate))
 
 
-def muon(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
+def muon(config: OptimizerConfig, rate: Rate, axes: AxesOf) -> Transform:
     """Jordan et al. 2024, github.com/KellerJordan/Muon: the momentum of each matrix is made nearly
     orthogonal by 5 steps of Newton and Schulz, and scaled by 0.2 sqrt(max(rows, columns)) (Liu et
     al. 2025, arXiv 2502.16982), so that `rate` is that of AdamW. Adam updates what is no matrix
@@ -162,16 +211,16 @@ def muon(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     )
 
 
-def sgd(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
+def sgd(config: OptimizerConfig, rate: Rate, axes: AxesOf) -> Transform:
     """Gradient descent with a momentum of `beta1` (0: none)."""
     return optax.chain(optax.trace(config.beta1), *_decay_and_scale(config, rate))
 
 
-def _scale_by_adam(config: "OptimizerConfig") -> Transform:
+def _scale_by_adam(config: OptimizerConfig) -> Transform:
     return optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
 
 
-def _decay_and_scale(config: "OptimizerConfig", rate: Rate) -> tuple[Transform, Transform]:
+def _decay_and_scale(config: OptimizerConfig, rate: Rate) -> tuple[Transform, Transform]:
     return (
         optax.add_decayed_weights(config.weight_decay, weight_decay_mask),
         optax.scale_by_learning_rate(rate),
@@ -320,7 +369,7 @@ def frozen_mask(pattern: str, params: Params) -> PyTree:
     return jax.tree.unflatten(named[1], matches)
 
 
-def make_transform(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
+def make_transform(config: OptimizerConfig, rate: Rate, axes: AxesOf) -> Transform:
     """The transform of an `OptimizerConfig` at a learning rate, after clipping by the global norm.
 
     Frozen parameters have no gradient, which the norm does not count, and no update, not even by
@@ -351,22 +400,3 @@ def make_transform(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Trans
         no_update = optax.masked(optax.set_to_zero(), functools.partial(frozen_mask, config.frozen))
         transform = optax.chain(no_update, transform, no_update)
     return transform
-
-
-def make_optimizer(config: "TrainConfig", axes: AxesOf = axes_by_shape) -> Optimizer:
-    """The optimizer and schedule of a `TrainConfig`.
-
-    Args:
-      config: with the fields `optimizer`, `schedule` and `steps`.
-      axes: which axes of each parameter form a matrix.
-
-    Raises:
-      ValueError: the optimizer cannot use a field of the config.
-
-    >>> from attnlab.training import TrainConfig
-    >>> rate = make_optimizer(TrainConfig(steps=100)).schedule  # 50 steps of warm-up, then a cosine
-    >>> [round(float(rate(step)), 5) for step in (0, 50, 75, 100)]
-    [6e-05, 0.003, 0.00165, 0.0003]
-    """
-    schedule = SCHEDULES[config.schedule.name](config)
-    return Optimizer(make_transform(config.optimizer, schedule, axes), schedule)

@@ -1,94 +1,138 @@
-"""Schedules of the learning rate. `SCHEDULES`: name -> config -> (step -> rate).
+"""Schedules of the learning rate. `SCHEDULES`: name -> (config, peak, steps) -> (step -> rate).
 
-Step 0 is the first. With w = `warmup_steps` + 1 every schedule but one rises over the first w
-steps, rate(step) = `learning_rate` (step + 1) / w, and then continues as documented. A decay to
-`final_learning_rate` would arrive there at step `steps`: the last step, `steps` - 1, is above it.
+Step 0 is the first of `steps`. With w = 1 + the steps of the warm-up every schedule but one rises
+over the first w steps, rate(step) = `peak` (step + 1) / w, and then continues as documented. A
+decay to `final_learning_rate` would arrive there at step `steps`: the last step, `steps` - 1, is
+above it.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-if TYPE_CHECKING:
-    from attnlab.training.config import TrainConfig
+from attnlab.fields import Spec, bounded
+from attnlab.names import lookup
 
 Steps: TypeAlias = int | np.ndarray | jax.Array
 Rate: TypeAlias = Callable[[Steps], jax.Array | float]
 """Step -> learning rate."""
 
 
-def cosine(config: "TrainConfig") -> Rate:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class ScheduleConfig(Spec, prefix="schedule."):
+    """The learning rate of each step; the largest is `OptimizerConfig.learning_rate`.
+
+    Attributes:
+      name: an entry of `SCHEDULES`.
+      final_learning_rate: where the decay would arrive at step `steps`; the last step, `steps` - 1,
+        is a little above it.
+      warmup_steps: steps of a linear rise to the largest learning rate; None: 50, or a quarter of
+        the steps where that is less.
+      decay_share: share of the steps at the end in which `warmup_stable_decay` decays.
+
+    Raises:
+      ValueError: an unknown `name`, or a value out of range.
+
+    >>> rate = make_schedule(ScheduleConfig(name="constant", warmup_steps=3), peak=0.003, steps=10)
+    >>> [round(float(rate(step)), 5) for step in (0, 1, 3, 9)]  # the first step is 0
+    [0.00075, 0.0015, 0.003, 0.003]
+    >>> schedule = ScheduleConfig(name="linear", final_learning_rate=0.0, warmup_steps=0)
+    >>> rate = make_schedule(schedule, peak=0.003, steps=10)
+    >>> [round(float(rate(step)), 5) for step in (8, 9, 10)]  # the last of 10 steps is 9
+    [0.0006, 0.0003, 0.0]
+    """
+
+    name: str = "cosine"
+    final_learning_rate: float = bounded(3e-4, least=0.0)
+    warmup_steps: int | None = bounded(None, least=0)
+    decay_share: float = bounded(0.2, above=0.0, most=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lookup(SCHEDULES, self.name, what="schedule")
+
+    def warmup(self, steps: int) -> int:
+        """Steps of the warm-up in a training of so many steps.
+
+        >>> [ScheduleConfig().warmup(steps) for steps in (1, 20, 200, 800)]
+        [0, 5, 50, 50]
+        >>> ScheduleConfig(warmup_steps=7).warmup(800)
+        7
+        """
+        return min(50, steps // 4) if self.warmup_steps is None else self.warmup_steps
+
+
+def cosine(config: ScheduleConfig, peak: float, steps: int) -> Rate:
     """Half a cosine down to `final_learning_rate` at step `steps` (Loshchilov and Hutter 2016,
     arXiv 1608.03983, without restarts)."""
+    warmup = config.warmup(steps)
     schedule: Rate = optax.schedules.warmup_cosine_decay_schedule(
-        init_value=config.optimizer.learning_rate / (config.schedule.warmup_steps + 1),
-        peak_value=config.optimizer.learning_rate,
-        warmup_steps=config.schedule.warmup_steps,
-        decay_steps=config.steps,
-        end_value=config.schedule.final_learning_rate,
+        init_value=peak / (warmup + 1),
+        peak_value=peak,
+        warmup_steps=warmup,
+        decay_steps=steps,
+        end_value=config.final_learning_rate,
     )
     return schedule
 
 
-def linear(config: "TrainConfig") -> Rate:
+def linear(config: ScheduleConfig, peak: float, steps: int) -> Rate:
     """Linearly down to `final_learning_rate` at step `steps` (BERT; Devlin et al. 2018, A.2)."""
-    return _warmed(config, lambda step: _line(config, step, config.schedule.warmup_steps))
+    warmup = config.warmup(steps)
+    return _warmed(warmup, peak, _line(config, peak, begin=warmup, end=steps))
 
 
-def constant(config: "TrainConfig") -> Rate:
-    """`learning_rate` after the warm-up."""
-    return _warmed(config, lambda step: config.optimizer.learning_rate)
+def constant(config: ScheduleConfig, peak: float, steps: int) -> Rate:
+    """`peak` after the warm-up."""
+    return _warmed(config.warmup(steps), peak, lambda step: peak)
 
 
-def inverse_sqrt(config: "TrainConfig") -> Rate:
-    """rate = `learning_rate` sqrt(w / (step + 1)): with `learning_rate` = (D w)^-0.5 that of
-    Vaswani et al. 2017, section 5.3. `final_learning_rate` is not read."""
-    return _warmed(config, lambda step: _root(config, step))
+def inverse_sqrt(config: ScheduleConfig, peak: float, steps: int) -> Rate:
+    """rate = `peak` sqrt(w / (step + 1)): with `peak` = (D w)^-0.5 that of Vaswani et al. 2017,
+    section 5.3. `final_learning_rate` is not read."""
+    warmup = config.warmup(steps)
+    return _warmed(warmup, peak, _root(warmup, peak))
 
 
-def flat_inverse_sqrt(config: "TrainConfig") -> Rate:
-    """The one schedule without a rise: `learning_rate` for w steps, then as `inverse_sqrt`. With
-    0.01 and w = 10,000 it is 1 / sqrt(max(step + 1, w)), that of T5 (Raffel et al. 2020, section
-    3.1.2)."""
-    return lambda step: jnp.minimum(config.optimizer.learning_rate, _root(config, step))
+def flat_inverse_sqrt(config: ScheduleConfig, peak: float, steps: int) -> Rate:
+    """The one schedule without a rise: `peak` for w steps, then as `inverse_sqrt`. With 0.01 and
+    w = 10,000 it is 1 / sqrt(max(step + 1, w)), that of T5 (Raffel et al. 2020, section 3.1.2)."""
+    root = _root(config.warmup(steps), peak)
+    return lambda step: jnp.minimum(peak, root(step))
 
 
-def warmup_stable_decay(config: "TrainConfig") -> Rate:
+def warmup_stable_decay(config: ScheduleConfig, peak: float, steps: int) -> Rate:
     """Constant, except for the last `decay_share` of the steps: there linearly down to
     `final_learning_rate` at step `steps` (Hu et al. 2024, arXiv 2404.06395, with a line)."""
-    begin = min(round(config.steps * (1 - config.schedule.decay_share)), config.steps - 1)
+    begin = min(round(steps * (1 - config.decay_share)), steps - 1)
+    line = _line(config, peak, begin=begin, end=steps)
+    return _warmed(
+        config.warmup(steps), peak, lambda step: jnp.where(step < begin, peak, line(step))
+    )
 
-    def stable(step: Steps) -> jax.Array:
-        return jnp.where(step < begin, config.optimizer.learning_rate, _line(config, step, begin))
 
-    return _warmed(config, stable)
+def _warmed(warmup: int, peak: float, after: Rate) -> Rate:
+    return lambda step: jnp.where(step < warmup, peak * (step + 1) / (warmup + 1), after(step))
 
 
-def _warmed(config: "TrainConfig", after: Rate) -> Rate:
+def _line(config: ScheduleConfig, peak: float, *, begin: int, end: int) -> Rate:
     def rate(step: Steps) -> jax.Array:
-        rising = config.optimizer.learning_rate * (step + 1) / (config.schedule.warmup_steps + 1)
-        return jnp.where(step < config.schedule.warmup_steps, rising, after(step))
+        done = jnp.clip((step - begin) / (end - begin), 0, 1)
+        return peak + done * (config.final_learning_rate - peak)
 
     return rate
 
 
-def _line(config: "TrainConfig", step: Steps, begin: int) -> jax.Array:
-    done = jnp.clip((step - begin) / (config.steps - begin), 0, 1)
-    first, last = config.optimizer.learning_rate, config.schedule.final_learning_rate
-    return first + done * (last - first)
+def _root(warmup: int, peak: float) -> Rate:
+    return lambda step: peak * jnp.sqrt((warmup + 1) / (step + 1))
 
 
-def _root(config: "TrainConfig", step: Steps) -> jax.Array:
-    warmup = config.schedule.warmup_steps + 1
-    return config.optimizer.learning_rate * jnp.sqrt(warmup / (step + 1))
-
-
-SCHEDULES: dict[str, Callable[["TrainConfig"], Rate]] = {
+SCHEDULES: dict[str, Callable[[ScheduleConfig, float, int], Rate]] = {
     "cosine": cosine,
     "linear": linear,
     "inverse_sqrt": inverse_sqrt,
@@ -96,36 +140,15 @@ SCHEDULES: dict[str, Callable[["TrainConfig"], Rate]] = {
     "warmup_stable_decay": warmup_stable_decay,
     "constant": constant,
 }
-"""Name -> (config -> step -> rate)."""
+"""Name -> ((config, peak, steps) -> step -> rate)."""
 
 
-def common_steps(config: "TrainConfig", steps: int) -> int:
-    """How many first steps have the same rates in a training of `steps` steps.
+def make_schedule(config: ScheduleConfig, peak: float, steps: int) -> Rate:
+    """The learning rate of each step.
 
-    >>> from attnlab.training import ScheduleConfig, TrainConfig
-    >>> for name in ("cosine", "warmup_stable_decay", "constant"):
-    ...     config = TrainConfig(steps=800, schedule=ScheduleConfig(name=name, warmup_steps=50))
-    ...     print(name, common_steps(config, 1200))
-    cosine 51
-    warmup_stable_decay 641
-    constant 800
+    Args:
+      config: the schedule.
+      peak: the largest learning rate.
+      steps: of the training.
     """
-    both = min(config.steps, steps)
-    rates = [
-        np.broadcast_to(SCHEDULES[config.schedule.name](c)(jnp.arange(both)), both)
-        for c in (config, dataclasses.replace(config, steps=steps))
-    ]
-    return int(np.argmin(np.append(rates[0] == rates[1], False)))
-
-
-def fork_step(config: "TrainConfig") -> int:
-    """The last step with the same rates in longer trainings, if that is worth a checkpoint of its
-    own: after the warm-up, before the end; else 0.
-
-    >>> from attnlab.training import ScheduleConfig, TrainConfig
-    >>> schedules = [ScheduleConfig(name=name) for name in ("cosine", "constant")]
-    >>> [fork_step(TrainConfig(schedule=schedule)) for schedule in schedules]
-    [0, 0]
-    """
-    step = common_steps(config, 2 * config.steps)
-    return step if config.schedule.warmup_steps + 1 < step < config.steps else 0
+    return SCHEDULES[config.name](config, peak, steps)

@@ -57,6 +57,31 @@ def map_over_seeds(step: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return jax.vmap(step)
 
 
+def new_params(model: Model, seed: int, inputs: Inputs) -> Params:
+    """The parameters of `model.init` for a seed. Equal models share one compiled program, so a
+    process compiles it once for all seeds and runs.
+
+    Args:
+      model: with `init`.
+      seed: of the run.
+      inputs: of the model's call; only shapes and dtypes matter.
+    """
+    program: Callable[[np.uint32, Inputs], Params] = functools.partial(_shared_init, model)
+    try:
+        hash(model)
+    except TypeError:  # of a module with a list, say
+        program = jax.jit(functools.partial(_init, model))
+    return program(np.uint32(seed), inputs)
+
+
+def _init(model: Model, seed: np.uint32, inputs: Inputs) -> Params:
+    params: Params = model.init(jax.random.key(seed), **inputs)["params"]
+    return params
+
+
+_shared_init = jax.jit(_init, static_argnums=0)
+
+
 def init_state(
     model: Model,
     objective: Objective,

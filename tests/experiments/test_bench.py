@@ -13,7 +13,7 @@ from conftest import assert_close
 from attnlab import heads
 from attnlab.attention import dot_product_attention
 from attnlab.models import FFN
-from attnlab.training.config import ScheduleConfig, TrainConfig
+from attnlab.training import ScheduleConfig, TrainConfig
 from experiments import bench
 from experiments.benchmarks import attention, measure, train
 from experiments.benchmarks.attention import Size

@@ -22,12 +22,16 @@ def sign_descent(config, rate, axes):
     return optax.chain(optax.sign_sgd(1.0), optax.scale_by_schedule(rate))
 
 
+def halves(config, peak, steps):
+    return lambda step: 0.01 * 0.5 ** (step // 50)
+
+
 @pytest.mark.slow
 def test_rows_of_a_user_train_by_flag(tmp_path, monkeypatch):
     monkeypatch.setitem(DATASETS, "chains", Chains)
     monkeypatch.setitem(OBJECTIVES, "follow", FOLLOW)
     monkeypatch.setitem(OPTIMIZERS, "signs", OptimizerEntry("SignSGD", sign_descent))
-    monkeypatch.setitem(SCHEDULES, "halves", lambda config: lambda step: 0.01 * 0.5 ** (step // 50))
+    monkeypatch.setitem(SCHEDULES, "halves", halves)
     config = byte_lm.get_config("chains,tiny")
     flags = {
         "task": "follow", "data.count": 9, "data.step": 2, "model.vocab_size": 9,

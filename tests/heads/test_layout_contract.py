@@ -13,6 +13,7 @@ from layout_cases import CASES, DEFINITIONS, SELF, by_hand, make
 
 from attnlab import heads
 from attnlab.heads import EXTRAS, LAYOUTS, Gate, multi_head_attention, positions
+from attnlab.heads.params import normal
 
 FACTORED = functools.partial(multi_head_attention, order="factored")
 
@@ -437,3 +438,14 @@ def test_a_subclass_that_is_not_registered_has_its_own_name():
 
     assert Mine(width=8, num_heads=2).name == "Mine"
     assert repr(Mine(width=8, num_heads=2)) == "Mine(width=8, num_heads=2)"
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4), (5,), (), (2, 300, 128)])
+def test_initial_values_are_the_bits_of_jax_random_normal(shape):
+    keys = jax.random.split(jax.random.key(1), 2)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        found, expected = (
+            jax.jit(jax.vmap(lambda key, draw=draw: draw(key, shape, dtype)))(keys)  # noqa: B023
+            for draw in (normal, jax.random.normal)
+        )
+        np.testing.assert_array_equal(found, expected)

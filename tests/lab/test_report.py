@@ -18,7 +18,7 @@ from attnlab.lab.report import (
     Panel,
     make_page,
     read_panels,
-    write_report,
+    write_panels,
 )
 from attnlab.lab.report.answers import answers, limits, question, warnings
 from attnlab.lab.report.expectations import expectations
@@ -354,7 +354,7 @@ def test_scores_over_a_number_that_varies():
 
 def test_every_figure_and_table_is_a_file(tmp_path):
     runs = noisy(CROSSED, [0, 1, 2])
-    path = with_curves(runs, tmp_path / "w").report(tmp_path / "out" / "report.html")
+    path = lab.write_report(with_curves(runs, tmp_path / "w"), tmp_path / "out" / "report.html")
     page, text = path.read_text(), path.with_suffix(".md").read_text()
     for kind, folder, ending in ((Table, "tables", "csv"), (Figures, "figures", "svg")):
         files = {file.stem for file in (path.parent / folder).glob(f"*.{ending}")}
@@ -372,14 +372,14 @@ def test_every_figure_and_table_is_a_file(tmp_path):
     assert not re.search(r'(src|href)="(?!#)', page)  # it loads nothing
     assert "http" not in re.sub(r"http://www.w3.org/\S+", "", page)
     with pytest.raises(ValueError, match="no results"):
-        lab.Results([]).report(tmp_path / "empty.html")
+        lab.write_report(lab.Results([]), tmp_path / "empty.html")
 
 
 def test_names_are_shown_as_they_are(tmp_path):
     """Labels with markup, in HTML and in Markdown."""
     names = ("<b>&amp;", "a|b *c*")
     runs = noisy({(("name", name),): 2.0 + i for i, name in enumerate(names)}, [0, 1])
-    path = lab.Results(runs).report(tmp_path / "report.html")
+    path = lab.write_report(lab.Results(runs), tmp_path / "report.html")
     assert "&lt;b&gt;&amp;amp;" in path.read_text()
     assert "<b>" not in path.read_text()
     assert r"a\|b \*c\*" in path.with_suffix(".md").read_text()
@@ -515,11 +515,11 @@ def test_results_without_scores_say_so(tmp_path):
     with pytest.raises(ValueError, match="none of these runs"):
         results.folder_of(made({}, 1, None))
     for path, baseline, message in (
-        ("page.md", None, "page.md is where the Markdown page would be"),
+        ("page.md", {}, "page.md is where the Markdown page would be"),
         ("page.html", {"layout": "narrow"}, "'narrow'} names 0 variants"),
     ):
         with pytest.raises(ValueError, match=message):
-            results.report(tmp_path / path, baseline)
+            lab.write_report(results, tmp_path / path, Description(baseline=baseline))
 
 
 def test_statistics_before_training_are_read(tmp_path):
@@ -542,7 +542,7 @@ def test_titles_come_from_the_question():
 
 def test_a_page_of_all_panels_is_written(tmp_path):
     runs = noisy(CROSSED, [0, 1, 2])
-    path = write_report(
+    path = write_panels(
         [panel(runs), dataclasses.replace(panel(runs), title="again")], tmp_path / "r.html"
     )
     assert "Differences: again" in path.read_text()

@@ -6,6 +6,8 @@ import shutil
 import pytest
 from made_results import noisy, with_curves
 
+from attnlab import lab
+
 pytestmark = pytest.mark.browser
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
@@ -32,7 +34,8 @@ def browser():
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    return with_curves(noisy(MEANS, [0, 1, 2]), folder).report(folder / "report.html")
+    results = with_curves(noisy(MEANS, [0, 1, 2]), folder)
+    return lab.write_report(results, folder / "report.html")
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -6,12 +6,13 @@ import tempfile
 import jax
 import numpy as np
 import pytest
-from test_train import CONFIG, DATASET, MODEL, assert_same_bits, evaluated
+from test_train import CONFIG, DATASET, MODEL, SELDOM, assert_same_bits, evaluated
 
 from attnlab import training
-from attnlab.models import FFN
-from attnlab.training import InMemoryFit
+from attnlab.models import FFN, ModelConfig
+from attnlab.training import FitOptions, InMemoryFit, ScheduleConfig, sharding
 from attnlab.training.objectives import OBJECTIVES
+from attnlab.training.step import new_params
 
 
 def test_it_leaves_no_file_and_prints_nothing(tmp_path, capfd, monkeypatch):
@@ -34,6 +35,37 @@ def test_it_leaves_no_file_and_prints_nothing(tmp_path, capfd, monkeypatch):
     with pytest.raises(ValueError, match="seed 2 is not there; 2 seeds are counted from 0"):
         run.params(2)
     assert_same_bits(run.params(1), jax.tree.map(lambda a: a[1], run.result.state.params))
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """A model that counts how often a program of its initial parameters is made."""
+
+    config: ModelConfig
+    made: list[str] = dataclasses.field(default_factory=list, compare=False)
+
+    def init(self, key, tokens):
+        self.made.append("init")
+        return self.config.build().init(key, tokens)
+
+    def apply(self, variables, tokens, **options):
+        return self.config.build().apply(variables, tokens, **options)
+
+
+def test_seeds_and_runs_of_one_model_share_the_program_of_its_initial_parameters():
+    """On one device."""
+    options = FitOptions(mesh=sharding.data_mesh(jax.devices()[:1]))
+    config = dataclasses.replace(CONFIG, **SELDOM, steps=1, schedule=ScheduleConfig())
+    models = [Counted(ModelConfig(width=12, num_layers=1, ffn=FFN(width=0))) for _ in range(2)]
+    for model, seeds in zip(models, [(0, 5), (3,)], strict=True):
+        changed = dataclasses.replace(config, seeds=seeds)
+        task = OBJECTIVES["causal_lm"]
+        training.fit_in_memory(model, task, changed, DATASET, options=options)
+    assert [len(model.made) for model in models] == [1, 0]
+    tokens = np.zeros((1, 8), np.int32)
+    expected = jax.jit(models[0].config.build().init)(jax.random.key(5), tokens)["params"]
+    found = new_params(models[1], 5, {"tokens": tokens})
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
 
 
 def test_a_number_that_was_not_recorded_is_named():

@@ -361,3 +361,20 @@ def test_rates_of_short_runs_are_numbers(name):
 def test_impossible_optimizers_say_what_to_change(fields, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig.from_dict(fields)
+
+
+def test_short_runs_warm_up_over_a_quarter_of_their_steps():
+    """As long as no warm-up is given; 50 steps in longer runs."""
+    peak = OptimizerConfig().learning_rate
+    for steps, warmup in ((1, 0), (3, 0), (20, 5), (200, 50), (800, 50), (10_000, 50)):
+        rate = make_optimizer(TrainConfig(steps=steps)).schedule
+        given = ScheduleConfig(warmup_steps=warmup)
+        same = make_optimizer(TrainConfig(steps=steps, schedule=given)).schedule
+        points = np.arange(min(steps, 100))
+        np.testing.assert_array_equal(rate(points), same(points))
+        np.testing.assert_allclose(rate(warmup), peak, rtol=1e-6)
+    # The steps are those of the run, also where they are changed later.
+    short = dataclasses.replace(TrainConfig(steps=800), steps=20)
+    assert make_optimizer(short).schedule(5) == np.float32(peak)
+    with pytest.raises(ValueError, match=r"schedule\.warmup_steps 50"):
+        TrainConfig(steps=20, schedule=ScheduleConfig(warmup_steps=50))

@@ -1,12 +1,12 @@
 """The report of results: one HTML page that loads nothing, Markdown, figures and tables as files.
 
-    from attnlab.lab.report import Description, Panel, write_report
+    from attnlab import lab
 
-    about = Description(question="Are wide heads better?", baseline={"layout": "standard"})
-    write_report([Panel(results, about)], "runs/layouts/report.html")
+    about = lab.Description(question="Are wide heads better?", baseline={"layout": "standard"})
+    lab.write_report(results, "runs/layouts/report.html", about)
 
-`Results.report(path)` does the same for one sweep, `python -m experiments.report WORKDIR...` on the
-command line. `Description` holds what a report needs beside the results. A page is data
+On the command line: `python -m experiments.report WORKDIR...`. `Description` holds what a report
+needs beside the results, a `Panel` both; `write_panels` writes several on one page. A page is data
 (`page.Page`: sections of text, tables and figures); templates write it.
 """
 
@@ -23,17 +23,42 @@ from attnlab.lab.report.making import making_section
 from attnlab.lab.report.page import Block, Figures, Page, Paragraph, Section, write_page
 from attnlab.lab.report.panel import Panel
 from attnlab.lab.report.workdirs import read_panels
+from attnlab.lab.results import Results
 from attnlab.lab.text_table import counted
 
 __all__ = [
     "Description", "Expectation", "Panel", "make_page", "read_description", "read_panels",
-    "write_report",
+    "write_panels", "write_report",
 ]  # fmt: skip
 
 
-def write_report(panels: Sequence[Panel], path: str | Path) -> Path:
-    """Writes the report of panels: `path` (HTML), the same as Markdown, `results.csv`, figures as
-    SVG in `figures` and tables as CSV in `tables`, all beside it. Returns the path.
+def write_report(
+    results: Results, path: str | Path, description: Description | None = None
+) -> Path:
+    """Writes the report of results: an HTML page that loads nothing, and beside it a Markdown page,
+    `results.csv`, each figure as SVG in `figures` and each table as CSV in `tables`.
+
+    Args:
+      results: of one sweep.
+      path: of the HTML page.
+      description: question, baseline, pairs to compare, margin, published numbers, expected
+        results. Without a baseline the others are compared with the first variant.
+
+    Returns:
+      The path.
+
+    Raises:
+      ValueError: there are no results, the baseline names no variant, or several, or the path is
+        that of the Markdown page.
+    """
+    about = description or Description()
+    if about.baseline:
+        results.variant(about.baseline)  # raises
+    return write_panels([Panel(results, about)], path)
+
+
+def write_panels(panels: Sequence[Panel], path: str | Path) -> Path:
+    """Writes the report of panels, as `write_report` that of one. Returns the path.
 
     Raises:
       ValueError: there are no results.

@@ -46,7 +46,7 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         f"{train.steps:,} steps of {train.batch_size:,} rows of {train.length:,} tokens: "
         f"{tokens:,} tokens a run; {train.optimizer.name}, "
         f"{train.schedule.name.replace('_', ' ')} schedule, "
-        f"{train.schedule.warmup_steps:,} steps of warm-up",
+        f"{train.schedule.warmup(train.steps):,} steps of warm-up",
     )
     scored = train.evaluation.windows
     yield "Scored", f"{scored:,} held-out rows" if scored else "all held-out rows"

@@ -27,7 +27,7 @@ from attnlab.models import (
     flops_per_token,
     match_budget,
 )
-from attnlab.training.config import (
+from attnlab.training import (
     EvaluationConfig,
     OptimizerConfig,
     ScheduleConfig,

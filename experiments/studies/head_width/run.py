@@ -18,13 +18,12 @@ from attnlab.lab import lock
 from attnlab.lab.machine import processor
 from attnlab.models import ModelConfig, flops_per_token, matrix_axes, num_parameters
 from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitResult, fit
 from attnlab.training.interrupts import NonFiniteLoss
 from attnlab.training.loggers import read_metrics
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES
-from attnlab.training.optimizers import make_optimizer
 from experiments.studies.head_width.ngrams import witten_bell
 from experiments.studies.head_width.rows import (
     COMPLETE,

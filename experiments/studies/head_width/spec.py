@@ -8,7 +8,7 @@ from attnlab.heads.layout import Bias
 from attnlab.models import FFN, ModelConfig, Rotary, match_budget
 from attnlab.models.budget import Budget
 from attnlab.names import lookup
-from attnlab.training.config import (
+from attnlab.training import (
     EvaluationConfig,
     OptimizerConfig,
     ScheduleConfig,

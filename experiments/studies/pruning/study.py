@@ -24,7 +24,7 @@ from attnlab.sharing import Params
 from attnlab.tap import Patches
 from attnlab.training.objectives import OBJECTIVES, Model, Objective
 from attnlab.training.objectives.objective import Inputs
-from attnlab.training.schedules import SCHEDULES
+from attnlab.training.schedules import make_schedule
 
 Values: TypeAlias = Mapping[str, np.ndarray]
 """Name of heads -> gates [R, N]"""
@@ -88,14 +88,15 @@ def begin(
     [(seed, params)] = found.params.items()
     experiment = Experiment.from_dict(found.record["config"])
     was = experiment.train
-    rate, schedule = learning_rate or was.optimizer.learning_rate, was.schedule
+    rate, schedule = was.optimizer.learning_rate, was.schedule
     if not untrained:
-        last = float(SCHEDULES[schedule.name](was)(was.steps - 1))
+        last = float(make_schedule(schedule, rate, was.steps)(was.steps - 1))
         if not (learning_rate or last or frozen):
             raise ValueError(f"{folder} ended at a learning rate of 0; give --learning_rate")
-        rate = learning_rate or last or 1.0
+        rate = last or 1.0
         schedule = dataclasses.replace(schedule, name="constant")
-    warmup = min(schedule.warmup_steps, steps // 10)
+    rate = learning_rate or rate
+    warmup = min(schedule.warmup(was.steps), steps // 10)
     trains = dataclasses.replace(
         was,
         steps=steps,

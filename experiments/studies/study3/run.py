@@ -24,12 +24,12 @@ from attnlab.lab.machine import processor
 from attnlab.models import ModelConfig, flops_per_token, matrix_axes, num_parameters
 from attnlab.sharing import Params
 from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
 from attnlab.training.interrupts import NonFiniteLoss
 from attnlab.training.loggers import read_metrics
 from attnlab.training.metrics import Recorder
-from attnlab.training.optimizers import Optimizer, make_optimizer, make_transform
+from attnlab.training.optimizers import Optimizer, make_transform
 from attnlab.training.schedules import Steps
 from experiments.studies.head_width.run import Place, baselines, make_source
 from experiments.studies.head_width.texts import load_text
@@ -153,7 +153,7 @@ def reset_optimizer(config: TrainConfig, half: int, model: ModelConfig) -> Optim
     """An optimizer without state whose first step is step `half` of the schedule, with a linear
     rise over as many steps as the schedule's own warm-up."""
     whole = make_optimizer(config, matrix_axes(model)).schedule
-    rise = config.schedule.warmup_steps + 1
+    rise = config.schedule.warmup(config.steps) + 1
 
     def rate(step: Steps) -> jax.Array:
         return jnp.asarray(whole(step + half)) * jnp.minimum(1.0, (step + 1) / rise)

@@ -6,7 +6,7 @@ import math
 from attnlab.heads import HeadNorm, Standard
 from attnlab.models import FFN, ModelConfig
 from attnlab.models.specs import Learned, NoPositions, Positions, Relative, Rotary
-from attnlab.training.config import (
+from attnlab.training import (
     EvaluationConfig,
     OptimizerConfig,
     ScheduleConfig,

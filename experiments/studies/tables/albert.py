@@ -20,7 +20,7 @@ import dataclasses
 
 from attnlab import lab
 from attnlab.pretrained import published_config
-from attnlab.training.config import EvaluationConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from attnlab.training import EvaluationConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from experiments.studies.tables.table import EMBEDDING_WIDTH, HEADS, PLAN, SHORT, Row, Table
 
 NARROW = {EMBEDDING_WIDTH: 128}

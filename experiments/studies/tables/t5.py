@@ -21,7 +21,7 @@ import dataclasses
 
 from attnlab import lab
 from attnlab.pretrained import published_config
-from attnlab.training.config import EvaluationConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from attnlab.training import EvaluationConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from experiments.studies.tables.table import LAYERS, SHORT, Row, Table
 
 BASE = published_config("t5_base")

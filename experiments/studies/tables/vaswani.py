@@ -14,7 +14,7 @@ per step.
 
 from attnlab import lab
 from attnlab.pretrained import published_config
-from attnlab.training.config import EvaluationConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from attnlab.training import EvaluationConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from experiments.studies.tables.table import (
     FFN_WIDTH,
     HEAD_DIM,
