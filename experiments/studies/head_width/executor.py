@@ -100,7 +100,7 @@ class LocalExecutor(Generic[Job, Result]):
                 number = self._workers.index(worker)
                 try:
                     result, message = worker.pipe.recv()
-                except EOFError:
+                except (EOFError, ConnectionResetError):  # reset: it died with its job unread
                     result, message = None, ""
                 if message and message != STOPPED:
                     raise WorkerFailed(f"{job}: {message}")
