@@ -45,7 +45,7 @@ def test_what_cannot_be_pruned_is_told(run, tmp_path):
 
 def test_how_it_goes_on(run):
     """At the rate that the run ended with, which its schedule says; untrained as the run."""
-    train = json.loads((run[0] / "config.json").read_text())["config"]["train"]
+    train = json.loads((run[0] / "specs.json").read_text())[0]["config"]["train"]
     was = training.TrainConfig.from_dict(train)
     study = pruning.begin(run[0], SEEDS[1], 40)
     assert study.trains.seeds == (SEEDS[1],)

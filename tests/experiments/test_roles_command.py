@@ -3,18 +3,17 @@ says."""
 
 import csv
 import gzip
-import json
 
 import jax
 import numpy as np
 import planted_syntax as language
 import pytest
 from commands import command
+from test_view import write_seeds
 
-from attnlab import training
 from attnlab.interpret import SyntaxScore, parse_trees
-from attnlab.training.checkpoint import Checkpoints
 from experiments.configs import byte_lm
+from experiments.setup import experiment_of
 from experiments.studies.syntax import study as syntax
 
 SEEDS = (4, 9)
@@ -98,13 +97,9 @@ def run(tmp_path):
     folder.mkdir()
     byte_lm.set_model(config, language.MODEL)
     config.task, config.train.seeds = "masked_lm", SEEDS
-    (folder / "config.json").write_text(json.dumps({"config": config.to_dict()}))
-    model = language.MODEL.build()
-    init = jax.jit(model.init)(jax.random.key(5), np.zeros((1, 4), np.int32))["params"]
-    params = jax.tree.map(lambda *a: np.stack(a), init, language.planted())
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        notes = {"model": training.describe_model(model)}
-        checkpoints.save(7, {"params": params}, notes)
+    init = jax.jit(language.MODEL.build().init)(jax.random.key(5), np.zeros((1, 4), np.int32))
+    params = jax.tree.map(lambda *a: np.stack(a), init["params"], language.planted())
+    write_seeds(folder, experiment_of(config), SEEDS, params)
     return folder
 
 

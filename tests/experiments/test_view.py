@@ -10,7 +10,7 @@ from commands import command
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from written_page import Parsed
 
-from attnlab import data, pretrained, training
+from attnlab import data, lab, pretrained, training
 from attnlab.heads import Standard
 from attnlab.lab import loaded
 from attnlab.lab.continuation import texts
@@ -19,7 +19,7 @@ from attnlab.lab.model_summary import read_text
 from attnlab.models import FFN, ModelConfig, Norm, OutputHead, Relative
 from attnlab.training.checkpoint import Checkpoints
 from experiments.configs import byte_lm, translation
-from experiments.setup import model_of
+from experiments.setup import experiment_of
 
 MODEL = dict(
     width=12,
@@ -44,15 +44,26 @@ def weights(config, seeds=()):
 
 
 def write_run(folder, config):
-    """A run as it is left on disk, and its model and the weights of both seeds."""
+    """The workdir of two runs of a model, and the model and the weights of both seeds."""
     config.train.update(seeds=SEEDS, length=20)
-    (folder / "config.json").write_text(json.dumps({"config": config.to_dict()}))
-    model = model_of(config.model)
-    params = weights(model, (len(SEEDS),))
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        notes = {"model": training.describe_model(model.build())}
-        checkpoints.save(7, {"params": params}, notes)
-    return folder, model, params
+    experiment = experiment_of(config)
+    params = weights(experiment.model, (len(SEEDS),))
+    write_seeds(folder, experiment, SEEDS, params)
+    return folder, experiment.model, params
+
+
+def write_seeds(folder, experiment, seeds, params):
+    """The runs of one experiment as they are left on disk; params [seeds, ...]."""
+    specs = [lab.RunSpec(f"seed{seed}", experiment, seed).to_dict() for seed in seeds]
+    (folder / "specs.json").write_text(json.dumps(specs))
+    notes = {"model": training.describe_model(experiment.model.build())}
+    for i, spec in enumerate(specs):
+        run = folder / "runs" / spec["id"]
+        run.mkdir(parents=True)
+        (run / "spec.json").write_text(json.dumps(spec))
+        with Checkpoints(run / "checkpoints") as checkpoints:
+            own = jax.tree.map(lambda a, i=i: a[i : i + 1], params)
+            checkpoints.save(7, {"params": own}, notes)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +105,7 @@ def test_a_run_beside_a_folder(run, folder, tmp_path):
     assert told.returncode == 0, told.stderr
     assert told.stdout.startswith(f"{out}: 12 heads, 0.")
     page = Parsed(out.read_text(encoding="utf-8"))
-    ours, theirs = (side["maps"][0] for side in page.sides)
+    ours, theirs = (side["maps"][0] for side in page.panels)
     assert ours["tokens"] == [*"na", "\\xc3", "\\xaf", *"ve </script>"]
     assert theirs["tokens"] == ["[UNK]"] * 4  # naïve </ script >
     assert ours["plan"] == {"attention": [0, 1, 0]}
@@ -122,8 +133,8 @@ def test_a_run_beside_its_fresh_start(run, tmp_path):
     told = command("experiments.view", *flags)
     assert told.returncode == 0, told.stderr
     page = Parsed(out.read_text(encoding="utf-8"))
-    assert [side["name"] for side in page.sides] == [str(run[0]), f"{run[0]}, untrained"]
-    trained, fresh = (side["maps"][0] for side in page.sides)
+    assert [side["name"] for side in page.panels] == [str(run[0]), f"{run[0]}, untrained"]
+    trained, fresh = (side["maps"][0] for side in page.panels)
     assert trained["tokens"] == fresh["tokens"]
     assert np.abs(page.probs(0) - page.probs(1)).max() > 0.1
     lost = [maps["statistics"]["loss without it"] for maps in (trained, fresh)]
@@ -151,7 +162,7 @@ def test_without_a_text_a_run_shows_what_it_is_scored_on(run):
 
 
 def byte_path(run):
-    return json.loads((run[0] / "config.json").read_text())["config"]["data"]["path"]
+    return json.loads((run[0] / "specs.json").read_text())[0]["config"]["data"]["path"]
 
 
 def test_a_fresh_start_is_that_of_the_seed(run):
