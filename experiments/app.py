@@ -307,7 +307,8 @@ def _wrong_field(argv: list[str], error: str) -> str:
                 below = _beside(f"{path}.", config, argv) or below
                 return f"config field {path!r} is no value; set one of {', '.join(below)}"
             near = _beside(path, config, argv) or known
-            closest = nearest(path, near)
+            last = {one.rpartition(".")[2]: one for one in near}  # "*" of records
+            closest = last.get(nearest(path.rpartition(".")[2], last) or "")
             hint = f": did you mean {closest!r}?" if closest else ";"
             if not closest:
                 hint = _of_that_name(known, path.rpartition(".")[2]) or hint

@@ -78,7 +78,6 @@ DEPTH = {
     "test_a_failing_tuning_run_leaves_out_its_variant_alone",
     "test_numpy_alone_gives_the_same_numbers",
     "test_the_balance_loss_falls_in_training",
-    "test_stage_7_is_missing_only_where_the_first_look_did_not_decide",
     "test_another_environment_is_reported",
     "test_a_large_difference_is_found_and_its_interval_covers_it",
     "test_rows_of_another_commit_are_refused_by_the_command",

@@ -32,9 +32,17 @@ def commands(text):
 
 
 def flags_of(module):
-    """Those of a command; of a study, whose command is its folder, those of its `study.py`."""
+    """Names of the flags of a command; of a study, whose command is its folder, those in it."""
     command = reference.commands().get(module)
-    return command.flags if command else reference.flags_of(f"{module}.study")
+    if command:
+        return {flag.name for flag in command.flags}
+    folder = ROOT / module.replace(".", "/")
+    text = "".join(path.read_text() for path in folder.glob("*.py"))
+    defined = re.findall(r'(?:DEFINE_\w+|add_argument)\(\s*"(?:--)?([\w-]+)"', text)
+    return {*defined, *(["config"] if "DEFINE_config_file" in text else [])}
+
+
+STUDIES = sorted(path.parent for path in (ROOT / "experiments/studies").glob("*/__main__.py"))
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -59,7 +67,7 @@ def test_commands_can_be_pasted(name):
                 file, words = "experiments/configs/byte_lm.py", ""
             config = importlib.import_module(file.removesuffix(".py").replace("/", "."))
             fields = flat(config.get_config(words).to_dict(), "config")
-        own = {flag.name for flag in flags_of(module)} | OF_JAX
+        own = flags_of(module) | OF_JAX
         for flag in values:
             assert flag.removeprefix("no") in own or flag in fields | own, f"{module}: --{flag}"
 
@@ -70,6 +78,7 @@ def test_flags_in_prose_exist(page):
     of_others = {"update", "to", "inplace", "cpus-per-task", "partition", "time", "signal"}
     known = {flag.name for one in reference.commands().values() for flag in one.flags}
     known |= {"debug", "import"}  # of every command
+    known = known.union(*(flags_of(f"experiments.studies.{folder.name}") for folder in STUDIES))
     named = re.findall(r"`--([\w-]+)(?![\w.-])", page.read_text())
     assert [n for n in named if n.removeprefix("no") not in known | OF_JAX | of_others] == []
 

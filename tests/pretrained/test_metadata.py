@@ -60,7 +60,7 @@ def test_a_new_model_has_no_ids_that_a_reader_could_fill_in(tmp_path):
     import jax
 
     sizes = {"width": 8, "num_layers": 1, "vocab_size": 50, "max_len": 9}
-    llama = pretrained.published_config("llama_2_7b")
+    llama = pretrained.published_config("llama_3_2_1b")
     config = dataclasses.replace(
         llama, **sizes,
         heads=dataclasses.replace(llama.heads, num_heads=2, num_kv_heads=2, head_dim=4),
