@@ -35,7 +35,7 @@ def test_the_recorded_corpus(shared_data):
 
 
 def test_a_text_holds_out_its_tail(tmp_path):
-    content = bytes(range(100)) * 3
+    content = bytes(range(1, 101)) * 3
     (tmp_path / "b.txt").write_bytes(content[100:])
     with gzip.open(tmp_path / "a.txt.gz", "wb") as f:
         f.write(content[:100])
