@@ -1,12 +1,15 @@
 """Losses of three training steps of tiny models, as they were when golden_steps.json was written.
 
-Every pair of (layout, plan, objective, optimizer) is in one case, in float32 and in bfloat16, with
-dropout and batches in two parts. A change that moves a loss on purpose writes the file again:
+Every pair of (layout, plan, objective, optimizer) is in one case in float32, and every value in one
+in bfloat16, with dropout and batches in two parts. A change that moves a loss on purpose writes
+them again, and its note says why:
 
-    python tests/training/test_golden_steps.py              # all, 10 minutes
-    python tests/training/test_golden_steps.py bfloat16     # the losses of this dtype alone
+    python tests/training/test_golden_steps.py                    # what the file lacks
+    python tests/training/test_golden_steps.py bfloat16           # all of this dtype anew
+    python tests/training/test_golden_steps.py float32 bfloat16   # all anew
 """
 
+import itertools
 import json
 import sys
 import zlib
@@ -85,10 +88,14 @@ class Case(NamedTuple):
     optimizer: str
 
 
+REFUSED = ("absorbed", "cla:2")  # it has no keys and values of its own to share
+
+
 def case_of(i, j):
     """Layout i with plan j. The others change with both, so that all pairs are met."""
     places = zip(AXES, (i, j, i + j, i + 2 * j), strict=True)
-    return Case(*(axis[k % len(axis)] for axis, k in places))
+    case = Case(*(axis[k % len(axis)] for axis, k in places))
+    return case._replace(plan="separate") if case[:2] == REFUSED else case
 
 
 # The plan of each layout in the default run, which so meets every value of each axis.
@@ -213,22 +220,23 @@ def test_every_pair_is_in_a_case():
         assert {case[a] for (_, case), few in CASES.items() if few} == set(AXES[a])
         assert {case[a] for dtype, case in CASES if dtype == "bfloat16"} == set(AXES[a])
         for b in range(a):
-            pairs = {(case[a], case[b]) for dtype, case in CASES if dtype == "float32"}
-            assert len(pairs) == len(AXES[a]) * len(AXES[b])
+            expected = set(itertools.product(AXES[a], AXES[b])) - {REFUSED[::-1]}
+            assert {(case[a], case[b]) for _, case in CASES} == expected
 
 
-def write(dtypes):
-    """Writes the losses of these dtypes; those of others stay as they are."""
+def write(again):
+    """Adds the losses that the file lacks; those of the dtypes `again` are computed anew."""
+    jax.config.update("jax_disable_most_optimizations", True)  # as in the tests
     kept = json.loads(FILE.read_text()) if FILE.exists() else {}
-    lines = []
+    kept = {name: losses for name, losses in kept.items() if name.split()[0] not in again}
     for dtype, case in CASES:
         name = " ".join([dtype, *case])
-        if dtype in dtypes:
+        if name not in kept:
             kept[name] = [float(f"{loss:.7g}") for loss in losses_of(dtype, case)]
             print(name, *kept[name], flush=True)
-        lines.append(f"{json.dumps(name)}: {json.dumps(kept[name])}")
-    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            lines = [f"{json.dumps(name)}: {json.dumps(kept[name])}" for name in sorted(kept)]
+            FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
-    write(sys.argv[1:] or TOLERANCE)
+    write(sys.argv[1:])

@@ -304,3 +304,18 @@ def test_clipping_is_by_the_norm_of_all():
 def test_impossible_optimizers_say_what_to_change(fields, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig.from_dict(fields)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adam"])
+def test_decay_leaves_sinks_alone(name):
+    """Without a gradient a matrix shrinks, the logits of sinks stay, of shared layers too."""
+    config = ModelConfig(
+        width=8, num_layers=1, heads=heads.Standard(num_heads=2, extras=(heads.Sink(),))
+    )
+    params = {"layers": {"attention": {"q": jnp.ones((1, 8, 2, 4)), "sink": jnp.ones((1, 2))}}}
+    optimizer = OptimizerConfig(name=name, weight_decay=0.5, learning_rate=0.1)
+    transform = optimizers.make_transform(optimizer, lambda step: 0.1, matrix_axes(config))
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = transform.update(zeros, transform.init(params), params)
+    assert not updates["layers"]["attention"]["sink"].any()
+    assert (updates["layers"]["attention"]["q"] < 0).all()
