@@ -1,10 +1,11 @@
 """Files of data, read whole; errors name file and line."""
 
+import codecs
 import gzip
 import hashlib
 import zlib
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TypeAlias
 
 
@@ -20,20 +21,55 @@ def check_path(path: str, what: str, advice: str, *, folder: bool = False) -> No
         raise FileNotFoundError(f"no {what} at {path}; {advice}")
 
 
+def visible_files(path: Path, pattern: str = "*") -> list[Path]:
+    """The files in a folder and in all folders in it, sorted; those whose name, or that of a folder
+    on the way, begins with a dot (.git, .ipynb_checkpoints, .DS_Store) are left out."""
+    found = sorted(path.rglob(pattern))
+    return [p for p in found if not is_hidden(p.relative_to(path)) and p.is_file()]
+
+
+def is_hidden(path: PurePath) -> bool:
+    """Whether a part of a path begins with a dot.
+
+    >>> is_hidden(PurePath("neg/.DS_Store")), is_hidden(PurePath("neg/a.txt"))
+    (True, False)
+    """
+    return any(part.startswith(".") for part in path.parts)
+
+
+SIGNATURES = (b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"%PDF-")
+"""First bytes of zip, gzip, bzip2, xz, Zstandard and PDF."""
+
+
+def check_text(data: bytes, name: object) -> bytes:
+    """`data` without a UTF-8 byte-order mark, the first bytes of a text or all of them.
+
+    Raises ValueError where it is packed or binary: it begins as `SIGNATURES` do, or has a zero byte
+    among the first 8,000 (as Git decides).
+    """
+    if data.startswith(SIGNATURES) or b"\0" in data[:8000]:
+        raise ValueError(
+            f"{name} is packed or binary, not text; unpack or convert it to UTF-8 (gzip is read "
+            "where the name ends with .gz), or take it out of the folder"
+        )
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
 def read_bytes(path: Path) -> bytes:
-    """The content of a file; `.gz` is decompressed.
+    """The content of a text, without a byte-order mark; `.gz` is decompressed.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file cannot be read.
+      ValueError: the file cannot be read, or is packed or binary (`check_text`).
     """
     if not path.exists():
         raise FileNotFoundError(f"no file {path}")
     try:
         data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
+    return check_text(data, path)
 
 
 def split_lines(data: bytes, name: object) -> list[str]:
@@ -72,8 +108,8 @@ Stamp: TypeAlias = tuple[tuple[str, int, int], ...]
 
 
 def stamp(path: Path) -> Stamp:
-    """Name, size and time of change of a file, or of each file in a folder."""
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    """Name, size and time of change of a file, or of each visible file in a folder."""
+    files = visible_files(path) if path.is_dir() else [path]
     found = ((str(file), file.stat()) for file in files if file.exists())
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 

@@ -274,7 +274,7 @@ def label_propagation(graph: Graph, most: int = 50) -> tuple[float, int]:
 
 
 def _only_file(folder: Path, pattern: str) -> Path:
-    found = sorted(folder.glob(pattern))
+    found = [path for path in sorted(folder.glob(pattern)) if not path.name.startswith(".")]
     if len(found) != 1:
         raise FileNotFoundError(
             f"{folder} must hold one file {pattern}, not {len(found)}; set data.path to the folder "

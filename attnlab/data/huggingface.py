@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from attnlab.data.dataset import BatchShapes, Dataset, DataSizes
-from attnlab.data.files import check_path
+from attnlab.data.files import check_path, visible_files
 from attnlab.data.random_access import Item, Splits, dataset_of_splits
 from attnlab.extras import extra
 from attnlab.fields import Spec, bounded
@@ -120,13 +120,13 @@ class HuggingFace(Spec, prefix="data."):
         path = Path(self.path)
         if not self.path or path.suffix == ".parquet":
             return [path] if self.path else []
-        return sorted(path.rglob("*.parquet"))
+        return visible_files(path, "*.parquet")
 
     def _digest(self) -> str:
         """Of the files with rows, and of what is made of them."""
         whole = hashlib.sha256(repr(dataclasses.replace(self, path="")).encode())
         path = Path(self.path)
-        files = self._parquet() or sorted(path.rglob("*.arrow"))
+        files = self._parquet() or visible_files(path, "*.arrow")
         for file in files:
             with file.open("rb") as opened:
                 whole.update(hashlib.file_digest(opened, "sha256").digest())

@@ -6,7 +6,7 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import jax
@@ -14,7 +14,17 @@ import numpy as np
 
 from attnlab.data.batching import epoch_indices, pad_rows, scored_rows, select_rows
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
-from attnlab.data.files import Stamp, bucket, digest, read_bytes, split_lines, stamp
+from attnlab.data.files import (
+    Stamp,
+    bucket,
+    check_text,
+    digest,
+    is_hidden,
+    read_bytes,
+    split_lines,
+    stamp,
+    visible_files,
+)
 from attnlab.data.tokenizer import make_tokenizer, num_tokens
 
 SPLITS = ("train", "valid", "test")
@@ -129,7 +139,7 @@ class LabelledText(NamedTuple):
 
 
 def read_labelled(path: Path) -> list[LabelledText]:
-    r"""The examples of a folder, of a zip of one, or of one file.
+    r"""The examples of a folder, of a zip of one, or of one file; hidden files are left out.
 
     - Folders beside each other: each is a class, each of its files a text.
     - Files that differ in what stands behind the last dot alone (`rt-polarity.pos`, `.neg`):
@@ -164,15 +174,13 @@ def _files(path: Path) -> dict[str, bytes]:
     """Name within the folder or zip -> content, the folders that hold all of it left out."""
     try:
         if path.is_dir():
-            found = {
-                p.relative_to(path).as_posix(): p.read_bytes()
-                for p in sorted(path.rglob("*"))
-                if p.is_file()
-            }
+            files = visible_files(path)
+            found = {p.relative_to(path).as_posix(): p.read_bytes() for p in files}
         else:
             with zipfile.ZipFile(path) as archive:
                 names = sorted(i.filename for i in archive.infolist() if not i.is_dir())
-                found = {name: archive.read(name) for name in names}
+                visible = [name for name in names if not is_hidden(PurePosixPath(name))]
+                found = {name: archive.read(name) for name in visible}
     except (OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     while len({name.partition("/")[0] for name in found}) == 1 and "/" in next(iter(found)):
@@ -184,7 +192,7 @@ def _from_tree(files: dict[str, bytes], path: Path) -> list[LabelledText]:
     folders = {name: data for name, data in files.items() if name.count("/") == 1}
     if folders:
         return [
-            _text("\n".join(split_lines(data, path / name)), name.split("/")[0], path / name)
+            _text("\n".join(_lines(data, path / name)), name.split("/")[0], path / name)
             for name, data in folders.items()
         ]
     stems = Counter(name.rpartition(".")[0] for name in files)
@@ -198,8 +206,12 @@ def _from_tree(files: dict[str, bytes], path: Path) -> list[LabelledText]:
         _text(line, name.rpartition(".")[2], f"{path / name}:{number}")
         for name, data in files.items()
         if name.rpartition(".")[0] == several[0]
-        for number, line in enumerate(split_lines(data, path / name), 1)
+        for number, line in enumerate(_lines(data, path / name), 1)
     ]
+
+
+def _lines(data: bytes, path: Path) -> list[str]:
+    return split_lines(check_text(data, path), path)
 
 
 def _from_lines(path: Path) -> list[LabelledText]:

@@ -13,7 +13,7 @@ from typing import IO, BinaryIO, NamedTuple
 import numpy as np
 
 from attnlab.atomic import write_atomic
-from attnlab.data.files import bucket
+from attnlab.data.files import bucket, check_text
 from attnlab.data.token_files import INDEX, Index, Shard
 from attnlab.data.tokenizer import FILE, Tokenizer, make_tokenizer, num_tokens, token_sizes
 from attnlab.extras import extra
@@ -182,7 +182,7 @@ def read_pieces(file: Path, root: Path, column: str = "text") -> Iterator[Piece]
             yield Piece(f"{name}:{number}", text, is_last=True)
         return
     with _open(file) as opened:
-        piece, more = _piece(opened), b""
+        piece, more = check_text(_piece(opened), file), b""
         while piece:
             more = _piece(opened)
             try:

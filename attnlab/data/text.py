@@ -14,7 +14,7 @@ import numpy as np
 
 from attnlab.data.batching import random_starts, window_starts
 from attnlab.data.dataset import BYTES, Baselines, Batch, BatchShapes, Dataset, DataSizes
-from attnlab.data.files import bucket, check_path, read_bytes
+from attnlab.data.files import bucket, check_path, read_bytes, visible_files
 from attnlab.data.tokenizer import (
     FILE,
     Encoded,
@@ -66,8 +66,9 @@ class Text(Spec, prefix="data."):
     those whose relative path hashes to 0 modulo 10. Of any other text the last 10 % are held out.
 
     Attributes:
-      path: a file, or a folder whose files are read in the order of their paths; `.gz` is
-        decompressed. "": the standard library of the running interpreter.
+      path: a file, or a folder whose files are read in the order of their paths, hidden ones left
+        out; `.gz` is decompressed, a byte-order mark dropped, and other packed or binary files are
+        refused. "": the standard library of the running interpreter.
       tokenizer: "bytes", "bpe:N" (learnt from the training part) or the path of a tokenizer.json;
         all but bytes need UTF-8, and leave out the rest of a character that the split cuts.
       validation: the share of the training part, at its end, that is scored for learning curves and
@@ -103,9 +104,9 @@ class Text(Spec, prefix="data."):
 
         Raises:
           FileNotFoundError: there is nothing at `path`, or no such tokenizer.json.
-          ValueError: a file cannot be read; there is no text, or a part is shorter than one window;
-            a text that is to be tokenised is not UTF-8, with file and line; or `make_tokenizer`
-            raises it.
+          ValueError: a file cannot be read, or is packed or binary; there is no text, or a part is
+            shorter than one window; a text that is to be tokenised is not UTF-8, with file and
+            line; or `make_tokenizer` raises it.
           ModuleNotFoundError: a tokenizer other than "bytes" without the package tokenizers.
         """
         check_path(self.path, "text", PATH_ADVICE)
@@ -321,7 +322,7 @@ def _standard_library(utf8: bool) -> Corpus:
 
 
 def _read_text(path: Path, utf8: bool) -> Corpus:
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    files = visible_files(path) if path.is_dir() else [path]
     parts = []
     for file in files:
         data = read_bytes(file)

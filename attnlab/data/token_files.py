@@ -288,7 +288,7 @@ class TokenFiles(Spec, prefix="data."):
         """The files of the training and of the held-out part, in the order of their names."""
         path = Path(self.path)
         paths = sorted(path.iterdir()) if path.is_dir() else [path]
-        paths = [p for p in paths if p.suffix in (".bin", ".npy")]
+        paths = [p for p in paths if p.suffix in (".bin", ".npy") and not p.name.startswith(".")]
         if not paths:
             raise ValueError(
                 f"{path} has no .bin or .npy file of token ids; write some with experiments.prepare"

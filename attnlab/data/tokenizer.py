@@ -339,7 +339,7 @@ def _load(path: Path) -> Any:
             f"no tokenizer {str(path)!r}; write bytes, bpe:N or the path of a tokenizer.json"
         )
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
     except Exception as error:  # the library raises no narrower kind
         raise ValueError(f"{path} is no tokenizer.json: {error}") from None
     # A file may say that texts are truncated or padded to a length, which would be another text.

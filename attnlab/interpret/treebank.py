@@ -70,7 +70,7 @@ def read_trees(path: Path | str) -> list[Tree]:
 def treebank_parts(folder: Path | str) -> dict[str, Path]:
     """The files of a treebank by their part: "train", "dev", "test", as their names end.
 
-    Files other than `.conllu` and `.conllu.gz` are left out.
+    Hidden files, and others than `.conllu` and `.conllu.gz`, are left out.
 
     Raises:
       ValueError: two files are the same part.
@@ -85,6 +85,7 @@ def treebank_parts(folder: Path | str) -> dict[str, Path]:
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"no folder {folder} of a treebank")
     files = [p for pattern in ("*.conllu", "*.conllu.gz") for p in Path(folder).glob(pattern)]
+    files = [path for path in files if not path.name.startswith(".")]
     found: dict[str, Path] = {}
     for path in sorted(files):
         part = path.name.partition(".conllu")[0].rpartition("-")[2]

@@ -269,7 +269,7 @@ def _setting(folder: Path, name: str) -> object:
     found: object = None
     for file in ("generation_config.json", "config.json"):
         if found is None and (folder / file).is_file():
-            found = json.loads((folder / file).read_text(encoding="utf-8")).get(name)
+            found = json.loads((folder / file).read_text(encoding="utf-8-sig")).get(name)
     return found
 
 

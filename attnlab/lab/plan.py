@@ -171,7 +171,7 @@ def with_known_rates(specs: Sequence[RunSpec], source: Path) -> list[RunSpec]:
 
 
 def _rates_of_table(specs: Sequence[RunSpec], source: Path) -> dict[Variant, float]:
-    with source.open(newline="") as lines:
+    with source.open(newline="", encoding="utf-8-sig") as lines:
         rows = list(csv.DictReader(lines))
     if not rows or "learning_rate" not in rows[0]:
         raise ValueError(f"{source} has no rows with a column learning_rate")

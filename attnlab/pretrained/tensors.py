@@ -213,7 +213,7 @@ def read_json(path: Path) -> JSON:
         cut = str(path) if len(str(path)) < 400 else f"{str(path)[:200]}...{str(path)[-100:]}"
         raise ValueError(f"{cut} is missing; a folder needs config.json and {ONE_FILE}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     return _parse_object(text, path)

@@ -238,3 +238,15 @@ def test_without_edges_every_node_gives_zeros():
         total, slope = jax.value_and_grad(call)(x)
         assert float(total) == x.size
         assert not slope.any()
+
+
+def test_dropout_divides_what_it_keeps_by_the_share_that_it_keeps():
+    """A node with one edge has probability 1: its output is 0, or the value / (1 - rate)."""
+    nodes, rate = 60, 0.75
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, nodes, 2, 3)), jnp.float32)
+    edges = masks.Edges(jnp.arange(nodes), jnp.arange(nodes))
+    options = {"dropout_rate": rate, "dropout_key": jax.random.key(0)}
+    out = np.asarray(dot_product_attention(x, x, x, mask=edges, implementation="edges", **options))
+    is_kept = np.any(out != 0, axis=-1, keepdims=True)
+    assert 10 < is_kept.sum() < 50  # of 120, a quarter
+    assert_close(out, np.where(is_kept, x / (1 - rate), 0))

@@ -15,7 +15,7 @@ from attnlab.data.prepare import read_pieces
 from attnlab.data.token_files import Index, TokenFile, TokenStream
 from attnlab.data.tokenizer import load_tokenizer, token_sizes
 
-BYTES = np.random.default_rng(0).integers(0, 256, 5000).astype(np.uint8)
+BYTES = np.random.default_rng(0).integers(1, 256, 5000).astype(np.uint8)
 LENGTH = 16
 
 

@@ -9,8 +9,8 @@ import pytest
 from test_models import random_params
 
 from attnlab import heads
-from attnlab.heads.positions import rotary_angles
-from attnlab.models import FFN, ModelConfig, Norm
+from attnlab.heads.positions import rotary_angles, rotate
+from attnlab.models import FFN, Compute, ModelConfig, Norm
 from attnlab.models.specs import Alibi, Learned, Rotary
 from attnlab.transforms import remove_heads
 
@@ -68,3 +68,29 @@ def test_norms_without_a_scale_have_no_weights_and_center():
     hidden = config.build().apply({"params": params}, jnp.array([[1, 2]])).hidden
     np.testing.assert_allclose(hidden.mean(-1), 0, atol=1e-6)
     np.testing.assert_allclose(hidden.std(-1), 1, rtol=1e-3)
+
+
+def test_positions_beyond_256_differ_in_bfloat16():
+    """bfloat16 has 8 bits: angles in it would be those of 256 for the positions 257 and 300. A
+    query of 1 at position p and a key at 0 have the sum of the cosines of the angles of p."""
+    position = np.array([256, 257, 300, 1023])
+    x = jnp.ones((1, 4, 1, 6), jnp.bfloat16)
+    rotated = rotate(x, rotary_angles(jnp.asarray(position), 6))[0, :, 0]
+    angles = position[:, None] * 10_000.0 ** -(np.arange(3) / 3)
+    expected = [np.cos(angles) - np.sin(angles), np.cos(angles) + np.sin(angles)]
+    np.testing.assert_allclose(np.asarray(rotated, float), np.concatenate(expected, 1), atol=1e-2)
+
+
+def test_a_model_in_bfloat16_tells_positions_beyond_256_apart():
+    """What a head attends to is that of the float32 model: a shift by one of 600 moves it."""
+    fields = {"width": 8, "num_layers": 1, "max_len": 600, "positions": Rotary(), "vocab_size": 5}
+    config = ModelConfig(**fields, heads=heads.Standard(num_heads=1), ffn=FFN(width=4))
+    params = random_params(config)
+    tokens = jnp.full((1, 600), 3)
+
+    def probs(dtype):
+        model = dataclasses.replace(config, compute=Compute(dtype=dtype)).build()
+        return model.apply({"params": params}, tokens, capture=("probs",)).captured["probs"][0]
+
+    ours, exact = (np.asarray(probs(dtype), float) for dtype in ("bfloat16", "float32"))
+    np.testing.assert_allclose(ours[0, 0, 599], exact[0, 0, 599], atol=0.1 * exact[0, 0, 599].max())

@@ -159,3 +159,20 @@ def test_layer_types_that_alternate_capture_by_their_own_layers():
     np.testing.assert_array_equal(captured["a"][1], [1, 2, 6, 7, 16])
     np.testing.assert_array_equal(captured["b"][0], range(2))
     np.testing.assert_array_equal(captured["b"][1], [3, 8])
+
+
+def test_captured_values_of_a_type_that_comes_twice_in_a_pattern():
+    """In the order a b a a b a: layer i of a stack captures row i, though a scan runs over the
+    pattern a b a."""
+
+    def block(params, x, state, per_layer, shared):
+        return x + params["w"], state, (per_layer, x)
+
+    numbers = {"a": np.arange(4), "b": np.arange(2)}
+    stacks = {
+        name: Stack(block, {"w": jnp.full(1, w)}, Plan(w=(0,) * len(numbers[name])), numbers[name])
+        for name, w in (("a", 1.0), ("b", 10.0))
+    }
+    _, captured = run_stacks(stacks, list("abaaba"), jnp.zeros(()), state=dict.fromkeys(stacks))
+    assert [part.tolist() for part in captured["a"]] == [[0, 1, 2, 3], [0, 11, 12, 23]]
+    assert [part.tolist() for part in captured["b"]] == [[0, 1], [1, 13]]

@@ -378,3 +378,18 @@ def test_short_runs_warm_up_over_a_quarter_of_their_steps():
     assert make_optimizer(short).schedule(5) == np.float32(peak)
     with pytest.raises(ValueError, match=r"schedule\.warmup_steps 50"):
         TrainConfig(steps=20, schedule=ScheduleConfig(warmup_steps=50))
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adam"])
+def test_decay_leaves_sinks_alone(name):
+    """Without a gradient a matrix shrinks, the logits of sinks stay, of shared layers too."""
+    config = ModelConfig(
+        width=8, num_layers=1, heads=heads.Standard(num_heads=2, extras=(heads.Sink(),))
+    )
+    params = {"layers": {"attention": {"q": jnp.ones((1, 8, 2, 4)), "sink": jnp.ones((1, 2))}}}
+    optimizer = OptimizerConfig(name=name, weight_decay=0.5, learning_rate=0.1)
+    transform = optimizers.make_transform(optimizer, lambda step: 0.1, matrix_axes(config))
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = transform.update(zeros, transform.init(params), params)
+    assert not updates["layers"]["attention"]["sink"].any()
+    assert (updates["layers"]["attention"]["q"] < 0).all()
