@@ -70,14 +70,9 @@ LAYOUTS = {
         **SIZES, num_kv_heads=2, extras=(heads.MixtureOfHeads(top=2),)
     ),
 }
-GOING = {"sequence", "pizza_bottom", "sandwich_bottom", "dictionary"}  # to be deleted
 NUM_LAYERS = 4
 # Of names of one plan the first.
-PLAN_NAMES = {
-    parse_plan(name, NUM_LAYERS): name
-    for name in reversed(plan_names(2))
-    if name.removesuffix(":2") not in GOING
-}
+PLAN_NAMES = {parse_plan(name, NUM_LAYERS): name for name in reversed(plan_names(2))}
 AXES = [sorted(axis) for axis in (LAYOUTS, PLAN_NAMES.values(), OBJECTIVES, OPTIMIZERS)]
 
 
