@@ -203,7 +203,11 @@ def losses_of(dtype, case):
     ],
 )
 def test_losses_are_those_of_the_file(dtype, case):
-    expected = json.loads(FILE.read_text())[" ".join([dtype, *case])]
+    losses = json.loads(FILE.read_text())
+    name = " ".join([dtype, *case])
+    if name not in losses:
+        pytest.skip("not written yet: python tests/training/test_golden_steps.py")
+    expected = losses[name]
     np.testing.assert_allclose(losses_of(dtype, case), expected, rtol=TOLERANCE[dtype])
 
 
