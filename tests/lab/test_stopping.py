@@ -16,9 +16,10 @@ from conftest import ROOT
 from attnlab import lab
 from attnlab.lab.spec import write_specs
 from attnlab.training import Stopped
+from attnlab.training.loggers import LOGGERS
 
 QUIET = lab.RunOptions(speaks=False)
-STOPS = lab.RunOptions(loggers=("stop",), speaks=False)
+del LOGGERS["stop"]  # a worker has it from its import; here each test registers it
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +45,13 @@ def scores(results):
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_in_process(specs, expected, tmp_path, monkeypatch, name):
     monkeypatch.setenv("STOP_SIGNAL", name)
+    monkeypatch.setitem(LOGGERS, "stop", stopping.Stop)
+    stops = lab.RunOptions(loggers=("stop",), speaks=False)
     with pytest.raises(Stopped):
-        in_process(specs, tmp_path, STOPS)
+        in_process(specs, tmp_path, stops)
     assert (tmp_path / "sent").exists()
     assert not (tmp_path / "runs" / specs[1].id).exists()
-    assert scores(in_process(specs, tmp_path, STOPS)) == expected
+    assert scores(in_process(specs, tmp_path, stops)) == expected
 
 
 SWEEP = """
