@@ -1,13 +1,12 @@
 """`run_one`: trains one `RunSpec` in a folder of its own, or goes on where it was left."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -16,16 +15,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from attnlab import models
-from attnlab.atomic import is_partial, write_atomic
+from attnlab.atomic import write_atomic
 from attnlab.data import Dataset
 from attnlab.data.dataset import Baselines
-from attnlab.extras import extra
-from attnlab.lab import attention_maps, lock, longer, samples
+from attnlab.lab import attention_maps, samples
 from attnlab.lab.experiment import Experiment, check_lengths
-from attnlab.lab.lock import RunInUse
 from attnlab.lab.machine import environment
 from attnlab.lab.result import (
-    FILE,
     DataInfo,
     ModelSizes,
     Provenance,
@@ -34,17 +30,26 @@ from attnlab.lab.result import (
     TaskInfo,
     Timing,
     metric_infos,
-    read_result,
 )
 from attnlab.lab.spec import RunSpec
 from attnlab.lab.start import Start, init_function, initial_params, load_start, with_plan_of
+from attnlab.lab.workdir import (
+    SHARED,
+    RunInUse,
+    check_same,
+    complete_result,
+    extend,
+    held,
+    run_folder,
+    waiting,
+)
 from attnlab.models import ModelConfig, matrix_axes
 from attnlab.models.config import heads_per_layer
 from attnlab.models.head_similarity import smallest_change
 from attnlab.models.layer import Report
 from attnlab.names import lookup
-from attnlab.nested import JSON, SHOWN, differences, field_path
-from attnlab.runs import RUNS, SPEC
+from attnlab.nested import differences
+from attnlab.runs import SPEC
 from attnlab.sharing import Params
 from attnlab.training import sharding
 from attnlab.training.callbacks import Profile, parse_steps
@@ -61,15 +66,10 @@ __all__ = [
     "RunInUse",
     "RunOptions",
     "attention_reports",
-    "complete_result",
     "load_data",
-    "run_folder",
     "run_one",
     "step_inputs",
 ]
-
-SHARED = "shared"
-"""Folder of a workdir for what its runs share."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,17 +105,6 @@ class RunOptions:
             parse_steps(self.profile)
 
 
-def run_folder(workdir: Path, spec: RunSpec) -> Path:
-    """The folder of a run."""
-    return workdir / RUNS / spec.id
-
-
-def complete_result(workdir: Path, spec: RunSpec) -> RunResult | None:
-    """The result of a run; None where there is none, or one of another number of steps."""
-    found = read_result(run_folder(workdir, spec))
-    return found if found is not None and found.spec.digest == spec.digest else None
-
-
 def run_one(
     spec: RunSpec,
     workdir: str | Path,
@@ -129,7 +118,7 @@ def run_one(
     has a result is not run again: no data are loaded then. A loss that is not finite gives a result
     of status "diverged". An error in attention maps or in the sample, after the training, is
     printed; it does not lose the result. A spec that differs from that of a complete run in more
-    `train.steps` alone makes it longer, where the schedule allows (`attnlab.lab.longer`).
+    `train.steps` alone makes it longer, where the schedule allows (`attnlab.lab.workdir`).
 
     Besides the result the folder holds `spec.json` (with the environment and the digest of the
     data), `metrics.jsonl`, `checkpoints`, `maps.npz` (attention maps, of models that have some),
@@ -156,7 +145,7 @@ def run_one(
     folder = run_folder(Path(workdir), spec)
     if found := complete_result(Path(workdir), spec):
         return found
-    with _held(folder):
+    with held(folder):
         config = dataclasses.replace(spec.config.train, seeds=(spec.seed,))
         run = _Run(spec, folder, config, options)
         return run.run(Path(workdir) / SHARED)
@@ -341,7 +330,7 @@ class _Run:
         }
         record = json.loads(json.dumps(record, allow_nan=False))
         path, lines = self.folder / SPEC, []
-        if line := longer.extend(self.folder, record, self.config):
+        if line := extend(self.folder, record, self.config):
             lines.append(line)
         if path.exists():
             there = json.loads(path.read_text(encoding="utf-8"))
@@ -456,7 +445,7 @@ def load_data(experiment: Experiment, shared: Path, folder: Path | None = None) 
     key = json.dumps([experiment.to_dict()["data"], experiment.train.length], sort_keys=True)
     place = shared / hashlib.sha256(key.encode()).hexdigest()[:12]
     place.mkdir(parents=True, exist_ok=True)
-    with _waiting(place / "lock"):
+    with waiting(place / "lock"):
         if folder is not None and (folder / "tokenizer.json").exists():
             return experiment.data.load(experiment.train.length, folder)
         dataset = experiment.data.load(experiment.train.length, place)
@@ -469,60 +458,8 @@ def load_data(experiment: Experiment, shared: Path, folder: Path | None = None) 
 def load_baselines(dataset: Dataset, shared: Path) -> Baselines:
     """The baselines of the data, computed once for all runs of a workdir."""
     path = shared / f"baselines-{dataset.digest[:16]}.json"
-    with _waiting(path.with_suffix(".lock")):
+    with waiting(path.with_suffix(".lock")):
         if not path.exists():
             write_atomic(path, json.dumps(dataset.baselines()).encode())
     found: Baselines = json.loads(path.read_text())
     return found
-
-
-def check_same(there: JSON, here: JSON, folder: Path) -> None:
-    """Raises ValueError, with the differences, where two specs are of two runs."""
-    free = {"environment": None, "tags": None}
-    found = differences(there | free, here | free)
-    changed = [row for row in found if row[0] != "config.train.seeds"]  # the run has its own seed
-    if not changed:
-        return
-    changed.sort(key=lambda row: row[0].startswith("source.facts"))  # they follow from the rest
-    rows = [f"  {field_path(name)}: there {a!r}, here {b!r}" for name, a, b in changed]
-    lines, more = "\n".join(rows[:SHOWN]), len(rows) - SHOWN
-    raise ValueError(
-        f"{folder} holds another run of this id:\n{lines}\n"
-        f"{f'and {more} more; ' if more > 0 else ''}use another --workdir or id, or give the same "
-        "config"
-    )
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Holds the folder of a run, made where it is missing, in process 0.
-
-    Raises:
-      RunInUse: another process has it.
-      ValueError: it holds something else.
-    """
-    if jax.process_index() != 0:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / SPEC).exists():
-        for partial in filter(is_partial, list(folder.iterdir())):  # of a kill in the first write
-            partial.unlink(missing_ok=True)
-        ours = {lock.FILE, FILE, "error.txt", "tokenizer.json"}
-        if others := sorted(p.name for p in folder.iterdir() if p.name not in ours):
-            raise ValueError(
-                f"{folder} is not empty and holds no run of attnlab (it holds "
-                f"{', '.join(others[:3])}); use an empty or new --workdir"
-            )
-    with lock.hold(folder):
-        yield
-
-
-@contextlib.contextmanager
-def _waiting(path: Path) -> Iterator[None]:
-    """Waits until no other process makes the same file."""
-    with extra("train"):
-        import filelock
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(path):
-        yield

@@ -15,8 +15,9 @@ from small_experiment import MODEL, experiment, train_config
 import attnlab
 from attnlab import lab, runs
 from attnlab.data import Text
-from attnlab.lab import attention_maps, lock, samples
+from attnlab.lab import attention_maps, samples
 from attnlab.lab.experiment import Experiment
+from attnlab.lab.workdir import hold
 from attnlab.models import head_distance
 from attnlab.training.loggers import read_metrics
 
@@ -69,7 +70,7 @@ def test_a_model_is_loaded_from_a_run_or_from_a_sweep_of_one(first, base, tmp_pa
 
 def test_several_models_need_the_folder_of_one(base, tmp_path):
     specs = lab.product(base, layout=["standard", "wide"], seeds=[0])
-    from attnlab.lab.sweeps import add_specs
+    from attnlab.lab.sweep import add_specs
 
     add_specs(specs, tmp_path)
     with pytest.raises(ValueError, match="several models; give the folder of one run"):
@@ -222,7 +223,7 @@ def test_a_folder_of_somebody_else_is_refused(base, tmp_path):
 def test_a_run_has_one_holder(base, tmp_path):
     (tmp_path / "runs/run").mkdir(parents=True)
     with (
-        lock.hold(tmp_path / "runs/run"),
+        hold(tmp_path / "runs/run"),
         pytest.raises(lab.RunInUse, match=r"in use by process .* on .* since"),
     ):
         run(base, tmp_path)
