@@ -18,7 +18,6 @@ from attnlab import models
 from attnlab.atomic import write_atomic
 from attnlab.data import Dataset
 from attnlab.data.dataset import Baselines
-from attnlab.lab import attention_maps, samples
 from attnlab.lab.experiment import Experiment, check_lengths
 from attnlab.lab.machine import environment
 from attnlab.lab.result import (
@@ -32,7 +31,7 @@ from attnlab.lab.result import (
     metric_infos,
 )
 from attnlab.lab.spec import RunSpec
-from attnlab.lab.start import Start, init_function, initial_params, load_start, with_plan_of
+from attnlab.lab.start import Start, init_function, load_start, with_plan_of
 from attnlab.lab.workdir import (
     SHARED,
     RunInUse,
@@ -44,7 +43,6 @@ from attnlab.lab.workdir import (
     waiting,
 )
 from attnlab.models import ModelConfig, matrix_axes
-from attnlab.models.config import heads_per_layer
 from attnlab.models.head_similarity import smallest_change
 from attnlab.models.layer import Report
 from attnlab.names import lookup
@@ -116,12 +114,11 @@ def run_one(
     A function of (spec, data, machine): killed at any moment and called again, it goes on from its
     newest checkpoint and ends with the same numbers, bit for bit, but for its seconds. A run that
     has a result is not run again: no data are loaded then. A loss that is not finite gives a result
-    of status "diverged". An error in attention maps or in the sample, after the training, is
-    printed; it does not lose the result. A spec that differs from that of a complete run in more
+    of status "diverged". A spec that differs from that of a complete run in more
     `train.steps` alone makes it longer, where the schedule allows (`attnlab.lab.workdir`).
 
     Besides the result the folder holds `spec.json` (with the environment and the digest of the
-    data), `metrics.jsonl`, `checkpoints`, `maps.npz` (attention maps, of models that have some),
+    data), `metrics.jsonl`, `checkpoints`,
     `provenance.json` and `changes.diff`.
 
     Args:
@@ -235,8 +232,7 @@ class _Run:
         except NonFiniteLoss as error:
             self.recorder.say(str(error))
             return dataclasses.replace(described, status="diverged", message=str(error))
-        result = _with_scores(described, fitted)
-        return dataclasses.replace(result, sample=self._maps_and_sample(fitted, params))
+        return _with_scores(described, fitted)
 
     def _started(self, start: Start) -> tuple[Params, str]:
         """The parameters, and in words where they come from."""
@@ -246,40 +242,6 @@ class _Run:
         other = start.data_digest not in (None, self.dataset.digest)
         more = "; it was trained on other data" if other else ""
         return params, f"{start.description}; {change}{more}"
-
-    def _maps_and_sample(
-        self, fitted: FitResult, params: Params | InitParams | None
-    ) -> samples.Sample | None:
-        """Writes attention maps and returns a sample, where there are any."""
-        inputs = input_shapes(self.objective, self.dataset.shapes())
-        tokens = inputs["tokens"]
-        if tokens.ndim != 2:  # features
-            return None
-        if tokens.shape[1] <= attention_maps.LONGEST and _same_number_of_heads(self.model):
-            write_maps = functools.partial(self._write_maps, fitted, params)
-            self.recorder.attempt("the attention maps", write_maps)
-        if self.experiment.task != samples.TASK or not hasattr(self.experiment.data, "tokenizer"):
-            return None
-
-        def write() -> samples.Sample:
-            row = attention_maps.shown_row(self.objective, self.dataset)
-            return samples.sample(self.model, _trained(fitted), self.dataset, row, self.spec.seed)
-
-        found: samples.Sample | None = self.recorder.attempt("the sample", write)
-        return found
-
-    def _write_maps(self, fitted: FitResult, params: Params | InitParams | None) -> None:
-        rows = attention_maps.shown_rows(self.objective, self.dataset)
-        initial = initial_params(self.model.build(), params, self.spec.seed, rows[0].example.inputs)
-        found = attention_maps.attention_maps(
-            self.model, self.objective, self.dataset, rows, _trained(fitted), initial
-        )
-        if jax.process_index() == 0:
-            path = self.folder / attention_maps.FILE
-            step, seed = np.array(fitted.step), np.array(self.spec.seed)
-            np.savez_compressed(path, step=step, seed=seed, **found)  # type: ignore[arg-type]
-            tiles = attention_maps.tiles(found["probs"])
-            self.recorder.log_figure(fitted.step, "attention", tiles)
 
     def _described(self, baselines: Baselines, start: str) -> RunResult:
         """The result without scores."""
@@ -359,12 +321,6 @@ class _Run:
             )
 
 
-def _trained(fitted: FitResult) -> Params:
-    """The parameters of the only seed, on this host."""
-    params: Params = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
-    return params
-
-
 def _with_scores(described: RunResult, fitted: FitResult) -> RunResult:
     scores = dataclasses.replace(
         described.scores,
@@ -392,15 +348,6 @@ def _measure_heads(config: ModelConfig, initial: Params, params: Params) -> dict
         "heads_apart": models.head_distance(config, params),
         "least_moved": smallest_change(initial, params),
     }
-
-
-def _same_number_of_heads(model: ModelConfig) -> bool:
-    """Do all layers have as many heads as all others? There are no maps of others."""
-    try:
-        heads_per_layer(model)
-    except ValueError:
-        return False
-    return True
 
 
 def _mesh(config: TrainConfig, model_parallel: int) -> Mesh:
