@@ -17,7 +17,7 @@ from attnlab.lab.plan import REPORT, Plan, described, with_known_rates
 from attnlab.lab.report import read_panels, write_panels
 from attnlab.lab.report.figures import PASSES
 from attnlab.lab.spec import specs_of
-from attnlab.lab.sweeps import add_specs
+from attnlab.lab.sweep import add_specs
 from attnlab.lab.worker import forward_flops
 from attnlab.models import num_parameters
 from experiments import app

@@ -9,7 +9,7 @@ from attnlab.lab.policies import FINAL_RATE, FIRST_RATE, TUNING
 from attnlab.lab.report.panel import Panel
 from attnlab.lab.results import Results, config_fields
 from attnlab.lab.spec import read_specs
-from attnlab.lab.sweeps import load_results
+from attnlab.lab.sweep import load_results
 from attnlab.runs import SPECS
 
 
