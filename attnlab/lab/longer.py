@@ -9,8 +9,8 @@ from pathlib import Path
 from attnlab.atomic import write_atomic
 from attnlab.lab import lock
 from attnlab.lab.result import FILE
+from attnlab.load import SPEC
 from attnlab.nested import JSON
-from attnlab.runs import SPEC
 from attnlab.training.config import TrainConfig, common_steps
 
 ENDED = "ended"

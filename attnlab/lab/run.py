@@ -37,14 +37,14 @@ from attnlab.lab.result import (
     read_result,
 )
 from attnlab.lab.spec import RunSpec
-from attnlab.lab.start import Start, init_function, initial_params, load_start, with_plan_of
+from attnlab.lab.start import init_function
+from attnlab.load import RUNS, SPEC, Start, load_start, with_plan_of
 from attnlab.models import ModelConfig, matrix_axes
 from attnlab.models.config import heads_per_layer
 from attnlab.models.head_similarity import smallest_change
 from attnlab.models.layer import Report
 from attnlab.names import lookup
 from attnlab.nested import JSON, SHOWN, differences, field_path
-from attnlab.runs import RUNS, SPEC
 from attnlab.sharing import Params
 from attnlab.training import sharding
 from attnlab.training.callbacks import Profile, parse_steps
@@ -55,7 +55,7 @@ from attnlab.training.interrupts import NonFiniteLoss
 from attnlab.training.loggers import LOGGERS
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES, Objective, check_output, input_shapes
-from attnlab.training.step import InitParams
+from attnlab.training.step import InitParams, initial_params
 
 __all__ = [
     "RunInUse",

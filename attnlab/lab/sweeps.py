@@ -24,8 +24,8 @@ from attnlab.lab.run import complete_result, run_folder
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
 from attnlab.lab.text_table import counted
 from attnlab.lab.worker import ERROR
+from attnlab.load import SPEC, SPECS
 from attnlab.nested import SHOWN, differences, field_path
-from attnlab.runs import SPEC, SPECS
 from attnlab.training.interrupts import Stopped, stop_signals
 
 Policy: TypeAlias = Callable[[Results], list[RunSpec]]

@@ -16,8 +16,8 @@ from attnlab.lab.experiment import Experiment
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.run import RunOptions, complete_result, run_folder, run_one
 from attnlab.lab.spec import RunSpec, read_specs
+from attnlab.load import SPECS
 from attnlab.models import flops_per_token
-from attnlab.runs import SPECS
 from attnlab.training.interrupts import Stopped, stop_signals
 
 ERROR = "error.txt"

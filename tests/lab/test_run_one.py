@@ -13,7 +13,7 @@ from conftest import deep
 from small_experiment import MODEL, experiment, train_config
 
 import attnlab
-from attnlab import lab, runs
+from attnlab import lab, load
 from attnlab.data import Text
 from attnlab.lab import attention_maps, lock, samples
 from attnlab.lab.experiment import Experiment
@@ -62,7 +62,7 @@ def test_a_model_is_loaded_from_a_run_or_from_a_sweep_of_one(first, base, tmp_pa
     lab.sweep(specs, tmp_path, executor=lab.InProcess(), progress=False)
     again = attnlab.load_run(tmp_path, 3)[1]
     assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
-    assert runs.seeds_of(tmp_path) == [3, 5]
+    assert load.seeds_of(tmp_path) == [3, 5]
     with pytest.raises(ValueError, match="has no seed 4, only 3, 5"):
         attnlab.load_run(tmp_path, 4)
 
