@@ -21,7 +21,7 @@ from attnlab.lab.policies import (
 from attnlab.lab.results import Results
 from attnlab.lab.spec import RunSpec, Tag
 from attnlab.lab.sweep import SweepFailed, check_specs, load_results, specs_in, sweep
-from attnlab.runs import SPECS
+from attnlab.load import SPECS
 
 REPORT = "report.html"
 

@@ -10,7 +10,7 @@ from attnlab.lab.report.panel import Panel
 from attnlab.lab.results import Results, config_fields
 from attnlab.lab.spec import read_specs
 from attnlab.lab.sweep import load_results
-from attnlab.runs import SPECS
+from attnlab.load import SPECS
 
 
 def read_panels(workdirs: Sequence[str | Path]) -> list[Panel]:

@@ -99,7 +99,7 @@ def p_said(p: float) -> str:
     return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
 
 
-def tests_table(tests: Sequence[Comparison], corrected: Mapping[str, float]) -> str:
+def registered_table(tests: Sequence[Comparison], corrected: Mapping[str, float]) -> str:
     """The registered comparisons; `corrected` has Holm's p-values of those that have some."""
     rows = [
         {
@@ -185,7 +185,7 @@ less T5 {interval(first.found)}, {p_said(first.found.p)}. {say}** The best width
 {best["rotary"]:.1f} with rotary positions and {best["t5"]:.1f} with T5's bias. {CONDITIONS}Muon,
 {first.found.texts} texts, one seed each.
 
-{tests_table([first, *others], analysis.holm(p_values))}
+{registered_table([first, *others], analysis.holm(p_values))}
 
 A1 is the primary; Holm over A2, A3, A4, where that of A3 is the p-value of equivalence within
 {analysis.MARGIN} bits. T5's bias also gives each head a prior of distance, and 32 numbers a head.
@@ -212,7 +212,7 @@ def part_b(table: pd.DataFrame) -> str:
 heads of 4, {b} with 8 heads of 8, {c} with 4 heads of 16.** {CONDITIONS}rotary positions,
 {tests[0].found.texts} texts, one seed each.
 
-{tests_table(tests, analysis.holm({test.name: test.found.p for test in tests[:2]}))}
+{registered_table(tests, analysis.holm({test.name: test.found.p for test in tests[:2]}))}
 
 4x16 is exploratory.
 
@@ -269,7 +269,7 @@ def part_c(table: pd.DataFrame) -> str:
 4 layers, D = 64, T5's bias, Muon, equal steps (not equal FLOPs), the optimizer reset half way in
 all three, {first.texts} texts, one seed each.
 
-{tests_table(tests, {})}
+{registered_table(tests, {})}
 
 C1 is the primary and C2 registered; the others are exploratory.
 
