@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from attnlab.lab.comparisons import average_effects, compare_pairs
 from attnlab.lab.policies import AddSeeds, DecideComparisons
+from attnlab.lab.stats import average_effects, compare_pairs
 
 FACTORIALS = [(2, 2), (3, 2), (2, 3), (4, 4)]
 SEEDS = 2, 3, 5

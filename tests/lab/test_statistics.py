@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attnlab.lab.comparisons import average_effects, compare_pairs
 from attnlab.lab.mixed_model import fit_reml
-from attnlab.lab.statistics import (
+from attnlab.lab.stats import (
     anytime_difference,
     anytime_half_width,
+    average_effects,
     best_rate,
+    compare_pairs,
     holm,
     mixed_difference,
     more_seeds_may_decide,

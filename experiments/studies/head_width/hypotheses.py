@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attnlab.lab.mixed_model import Estimate, MixedModel
-from attnlab.lab.statistics import holm
+from attnlab.lab.stats import holm
 from attnlab.lab.text_table import counted
 from experiments.studies.head_width import analysis, design
 from experiments.studies.head_width.analysis import Columns, Mask, Optimum, Pairs
