@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnlab.extras import extra
-from attnlab.lab.mixed_model import LEVEL, fieller, fit_reml
 from attnlab.lab.spec import Tag
 
 Array: TypeAlias = NDArray[np.float64]
-Method: TypeAlias = Literal["paired t", "mixed model", "anytime", "none"]
+Method: TypeAlias = Literal["paired t", "t over texts", "anytime", "none"]
+LEVEL = 0.95
+"""Of intervals."""
 ALPHA = 1 - LEVEL
+LOOKS = 4
+"""Looks at scores of several texts that the p-values of added seeds count."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,49 +100,39 @@ def paired_difference(differences: ArrayLike, margin: float = 0.0) -> Difference
     d = np.asarray(differences, float)
     if len(d) < 2:
         return Difference(float(d.mean()) if len(d) else math.nan, count=len(d))
-    error = float(d.std(ddof=1)) / math.sqrt(len(d)) if np.ptp(d) else 0.0
-    return t_difference(
-        float(d.mean()), error, len(d) - 1, len(d), margin=margin, method="paired t"
-    )
+    return _t_of(d, len(d), margin, "paired t", 1)
 
 
-def mixed_difference(
+def text_difference(
     differences: ArrayLike, texts: Sequence[str], margin: float = 0.0, looks: int = 1
 ) -> Difference:
-    """Differences, one for each text and seed, of several texts: both are random.
+    """Differences, one for each text and seed, of several texts: Student's t of the means of texts.
 
-    A mixed model with an effect of the text, by restricted maximum likelihood; the interval has
-    (texts - 1) degrees of freedom, so it is one for texts of this kind, not for these texts. What a
-    seed does on one text is taken as independent of what it does on another.
+    The interval has (texts - 1) degrees of freedom, so it is one for texts of this kind, not for
+    these texts, whatever seeds do on each. Every text counts the same, however many seeds it has.
 
     Args:
       differences: one for each text and seed.
-      texts: the text of each.
+      texts: the text of each; one text: as `paired_difference`.
       margin: of equivalence.
       looks: p-values are multiplied by it, and the interval is as much wider.
+
+    >>> text_difference([1.0, 3.0, 4.0], ["a", "a", "b"]).mean
+    3.0
     """
     d, names = np.asarray(differences, np.float64), list(dict.fromkeys(texts))
-    if len(names) < 2 or len(d) < 2:
+    if len(names) < 2:
         return paired_difference(d, margin)
-    df = len(names) - 1
-    if not np.ptp(d):  # no spread at all, so no variances to estimate
-        return t_difference(float(d[0]), 0.0, df, len(d), margin=margin, method="mixed model",
-                            looks=looks)  # fmt: skip
-    groups = [d[[one == text for one in texts]] for text in names]
-    if len({len(group) for group in groups}) == 1:  # balanced: in closed form
-        size = len(groups[0])
-        between = size * float(np.var([group.mean() for group in groups], ddof=1))
-        within = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
-        left = len(d) - len(names)
-        variance = between
-        if left and between < within / left:  # no variance of texts is left
-            variance = (between * df + within) / (len(d) - 1)
-        error, mean = math.sqrt(variance / len(d)), float(d.mean())
-    else:
-        z = np.array([[float(text == one) for one in names] for text in texts])
-        found = fit_reml(d, {"mean": np.ones(len(d))}, [z], len(names)).contrast({"mean": 1.0})
-        error, mean = found.error, found.value
-    return t_difference(mean, error, df, len(d), margin=margin, method="mixed model", looks=looks)
+    means = [float(d[[one == name for one in texts]].mean()) for name in names]
+    return _t_of(means, len(d), margin=margin, method="t over texts", looks=looks)
+
+
+def _t_of(values: ArrayLike, count: int, margin: float, method: Method, looks: int) -> Difference:
+    v = np.asarray(values, np.float64)
+    error = float(v.std(ddof=1)) / math.sqrt(len(v)) if np.ptp(v) else 0.0
+    return t_difference(
+        float(v.mean()), error, len(v) - 1, count, margin=margin, method=method, looks=looks
+    )
 
 
 def anytime_difference(differences: ArrayLike, margin: float = 0.0) -> Difference:
@@ -209,6 +202,26 @@ def more_seeds_may_decide(
     apart = spread * anytime_half_width(limit, 1 - ALPHA / comparisons)
     within = margin - spread * anytime_half_width(limit, 1 - ALPHA / comparisons)
     return bool(mean + about > apart or max(mean - about, 0.0) < within)
+
+
+def fieller(
+    x: float, y: float, covariance: tuple[float, float, float], q: float
+) -> tuple[float, float]:
+    """The interval of x / y: every m with (x - m y)^2 <= q (xx - 2 m xy + m^2 yy).
+
+    Fieller 1954, J. R. Stat. Soc. B 16:175. From -inf to inf where y is not different from 0.
+
+    Args:
+        x, y: estimates.
+        covariance: xx, xy, yy.
+        q: the square of a quantile of Student's t.
+    """
+    xx, xy, yy = covariance
+    square, linear, constant = y**2 - q * yy, -2 * (x * y - q * xy), x**2 - q * xx
+    if square <= 0:
+        return -math.inf, math.inf
+    root = math.sqrt(max(linear**2 - 4 * square * constant, 0.0))
+    return (-linear - root) / (2 * square), (-linear + root) / (2 * square)
 
 
 def holm(p: ArrayLike, family: int | None = None) -> Array:
@@ -356,8 +369,8 @@ def compare_pairs(
     Seed n starts from the same random key and reads the same batches in every variant, so
     differences are paired. Which test judges:
 
-    - several texts: a mixed model with texts and seeds as sources of variation; where seeds were
-      added after looking at scores, its p-values count twice, for the looks;
+    - several texts: Student's t of the means of texts; where seeds were added after looking at
+      scores, its p-values count `LOOKS` times;
     - one text, and seeds were added: the test that holds at any time;
     - else Student's paired t of this pair alone, which assumes nothing about the spread of other
       variants.
@@ -377,7 +390,7 @@ def compare_pairs(
         paired, anytime = paired_difference(gaps, margin), anytime_difference(gaps, margin)
         judge = paired
         if len(set(texts)) > 1:
-            judge = mixed_difference(gaps, texts, margin, looks=2 if seeds_added else 1)
+            judge = text_difference(gaps, texts, margin, LOOKS if seeds_added else 1)
         elif seeds_added:
             judge = anytime
         found.append((variant, baseline, judge, paired, anytime, len(set(texts))))

@@ -13,7 +13,7 @@ from attnlab.report.panel import Panel, mean_of
 
 METHODS = {
     "paired t": "Student's paired t",
-    "mixed model": "mixed model of texts and seeds",
+    "t over texts": "Student's t of the means of texts",
     "anytime": "test that holds at any time",
     "none": "no test",
 }

@@ -8,7 +8,7 @@ import numpy as np
 
 from attnlab.lab.result import RunResult
 from attnlab.lab.results import label_of
-from attnlab.lab.stats import Comparison, Variant, best_rate, mixed_difference
+from attnlab.lab.stats import Comparison, Variant, best_rate, text_difference
 from attnlab.report.curves import fitted_curves, learning_curves, metric_curves
 from attnlab.report.intervals import bar_plot, dot_plot, interval_plot
 from attnlab.report.page import Figure, draw
@@ -88,7 +88,7 @@ def scores_figure(panel: Panel, name: str) -> list[Figure]:
         return []
     rows = []
     for variant, scores in panel.scores.items():
-        d = mixed_difference(list(scores.values()), [text for text, _ in scores])
+        d = text_difference(list(scores.values()), [text for text, _ in scores])
         half = float(np.nan_to_num(d.high - d.mean))
         label = fill(panel.labels[variant], LINE)
         rows.append(Bar(label, panel.styles[variant], d.mean, half))

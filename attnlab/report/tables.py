@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from attnlab.extras import extra
-from attnlab.lab.mixed_model import LEVEL
 from attnlab.lab.policies import tried_rates
 from attnlab.lab.results import label_of
-from attnlab.lab.stats import Comparison, Variant, best_rate
+from attnlab.lab.stats import LEVEL, Comparison, Variant, best_rate
 from attnlab.lab.text_table import counted
 from attnlab.report.answers import METHODS, interval
 from attnlab.report.figures import rates_figure, training_flops

@@ -163,7 +163,7 @@ def test_texts_and_seeds_are_both_sources_of_variation(tmp_path):
         runs += [on_text(run, str(path)) for run in noisy(shifted, range(3), key=i)]
     results = lab.Results(runs)
     row = results.compare({"layout": "standard"}).iloc[0]
-    assert (row["method"], row["texts"], row["seeds"]) == ("mixed model", 3, 9)
+    assert (row["method"], row["texts"], row["seeds"]) == ("t over texts", 3, 9)
     assert row["conclusion"] == "inconclusive"  # over seeds alone it would be clear
     assert results.table()["texts"].tolist() == [3, 3]
     assert any("Texts (3) and seeds" in line for line in limits(Panel(results)))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.mixed_model import Estimate, MixedModel
 from attnlab.lab.stats import ALPHA, holm
 from attnlab.report.page import p_value, render, table
 from attnlab.report.style import themed_svg
@@ -39,6 +38,7 @@ from experiments.studies.head_width.hypotheses import (
     sharing,
     sharing_costs,
 )
+from experiments.studies.head_width.mixed_model import Estimate, MixedModel
 from experiments.studies.head_width.rates import cells_of, minimum
 from experiments.studies.head_width.rows import Row
 
