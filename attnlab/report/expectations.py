@@ -3,9 +3,9 @@
 import numpy as np
 
 from attnlab.lab.description import Expectation, Tags
-from attnlab.lab.report.page import Paragraph
-from attnlab.lab.report.panel import Panel
-from attnlab.lab.statistics import Array
+from attnlab.lab.stats import Array
+from attnlab.report.page import Paragraph
+from attnlab.report.panel import Panel
 
 RELATIONS = {"at most": np.less_equal, "at least": np.greater_equal, "exactly": np.equal}
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnlab.plotting.style import (
+from attnlab.report.style import (
     FONT_SIZE,
     FOREGROUND,
     SIZE,
@@ -27,7 +27,7 @@ def interval_plot(rows: Sequence[Interval], xlabel: str) -> "Figure":
       rows: differences.
       xlabel: the metric and its unit.
 
-    >>> from attnlab.plotting import style
+    >>> from attnlab.report.style import style
     >>> interval_plot([Interval("a", style(0, 0), 0.2, 0.1, 0.3)], "nats").axes[0].get_xlabel()
     'nats'
     """
@@ -49,7 +49,7 @@ def dot_plot(rows: Sequence[Bar], xlabel: str, digits: int = 3) -> "Figure":
       xlabel: the metric and its unit.
       digits: decimals of a value.
 
-    >>> from attnlab.plotting import style
+    >>> from attnlab.report.style import style
     >>> dot_plot([Bar("a", style(0, 0), 1.0, 0.1)], "nats").axes[0].get_xlabel()
     'nats'
     """
@@ -77,7 +77,7 @@ def bar_plot(rows: Sequence[Bar], lines: Mapping[str, float], xlabel: str) -> "F
       lines: name -> value of a dashed vertical line, such as a baseline.
       xlabel: the metric and its unit.
 
-    >>> from attnlab.plotting import style
+    >>> from attnlab.report.style import style
     >>> bar_plot([Bar("a", style(0, 0), 1.0, 0.1)], {"chance": 2.0}, "nats").axes[0].get_xlabel()
     'nats'
     """

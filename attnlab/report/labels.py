@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnlab.plotting.style import BACKGROUND, FONT_SIZE, Curve, Point, Style
+from attnlab.report.style import BACKGROUND, FONT_SIZE, Curve, Point, Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

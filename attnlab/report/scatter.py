@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnlab.plotting.labels import label_points
-from attnlab.plotting.style import (
+from attnlab.report.labels import label_points
+from attnlab.report.style import (
     FONT_SIZE,
     FOREGROUND,
     SIZE,
@@ -35,7 +35,7 @@ def scatter_with_front(
       xlabel, ylabel: of the axes; x is logarithmic if it is above 0 and spans more than a factor
         of 5.
 
-    >>> from attnlab.plotting import style
+    >>> from attnlab.report.style import style
     >>> point = Point("a", style(0, 0), 1.0, 2.0, 0.1)
     >>> figure = scatter_with_front([point], [point], [("a", style(0, 0))], "FLOPs", "loss")
     >>> figure.axes[0].get_ylabel()
@@ -72,7 +72,7 @@ def scatter(points: Sequence[Point], xlabel: str, ylabel: str) -> "Figure":
       xlabel: of the x axis.
       ylabel: of the y axis.
 
-    >>> from attnlab.plotting import style
+    >>> from attnlab.report.style import style
     >>> scatter([Point("a", style(0, 0), 1.0, 2.0, 0.1)], "FLOPs", "loss").axes[0].get_ylabel()
     'loss'
     """

@@ -3,10 +3,10 @@
     from attnlab import lab
 
     about = lab.Description(question="Are wide heads better?", baseline={"layout": "standard"})
-    lab.write_report(results, "runs/layouts/report.html", about)
+    lab.report(results, "runs/layouts/report.html", about)
 
 On the command line: `python -m experiments.report WORKDIR...`. `Description` holds what a report
-needs beside the results, a `Panel` both; `write_panels` writes several on one page. A page is data
+needs beside the results, a `Panel` both. A page is data
 (`page.Page`: sections of text, tables and figures); templates write it.
 """
 
@@ -15,61 +15,59 @@ from pathlib import Path
 
 from attnlab.atomic import write_atomic
 from attnlab.lab.description import Description, Expectation, read_description
-from attnlab.lab.report import figures, tables
-from attnlab.lab.report.answers import answers, limits, question, warnings
-from attnlab.lab.report.expectations import expectations
-from attnlab.lab.report.heads import heads_sections
-from attnlab.lab.report.making import making_section
-from attnlab.lab.report.page import Block, Figures, Page, Paragraph, Section, write_page
-from attnlab.lab.report.panel import Panel
-from attnlab.lab.report.workdirs import read_panels
 from attnlab.lab.results import Results
 from attnlab.lab.text_table import counted
+from attnlab.report import figures, tables
+from attnlab.report.answers import answers, limits, question, warnings
+from attnlab.report.expectations import expectations
+from attnlab.report.heads import heads_sections
+from attnlab.report.making import making_section
+from attnlab.report.page import Block, Figures, Page, Paragraph, Section, write_page
+from attnlab.report.panel import Panel
+from attnlab.report.workdirs import read_panels
 
 __all__ = [
     "Description", "Expectation", "Panel", "make_page", "read_description", "read_panels",
-    "write_panels", "write_report",
+    "report",
 ]  # fmt: skip
 
 
-def write_report(
-    results: Results, path: str | Path, description: Description | None = None
+def report(
+    results: "Results | str | Path | Sequence[Results | str | Path]",
+    path: str | Path,
+    description: Description | None = None,
 ) -> Path:
     """Writes the report of results: an HTML page that loads nothing, and beside it a Markdown page,
     `results.csv`, each figure as SVG in `figures` and each table as CSV in `tables`.
 
     Args:
-      results: of one sweep.
+      results: of one sweep, or its workdir; or several. Those with the same variants and configs on
+        other data are compared together, with texts as a source of variation; others get sections
+        of their own.
       path: of the HTML page.
-      description: question, baseline, pairs to compare, margin, published numbers, expected
-        results. Without a baseline the others are compared with the first variant.
+      description: question, baseline, pairs to compare, margin, expected results; None: that in the
+        workdir, if there is one. Without a baseline the others are compared with the first variant.
 
     Returns:
       The path.
 
     Raises:
-      ValueError: there are no results, the baseline names no variant, or several, or the path is
-        that of the Markdown page.
+      ValueError: there are no results, a workdir is given twice, the baseline names no variant, or
+        several, or the path is that of the Markdown page.
     """
-    about = description or Description()
-    if about.baseline:
-        results.variant(about.baseline)  # raises
-    return write_panels([Panel(results, about)], path)
-
-
-def write_panels(panels: Sequence[Panel], path: str | Path) -> Path:
-    """Writes the report of panels, as `write_report` that of one. Returns the path.
-
-    Raises:
-      ValueError: there are no results.
-    """
+    several = [results] if isinstance(results, Results | str | Path) else list(results)
+    if description is not None and description.baseline:
+        for one in several:
+            if isinstance(one, Results):
+                one.variant(description.baseline)  # raises
+    panels = read_panels(several, description)
     if not any(len(panel.results) for panel in panels):
         raise ValueError("no results to report; run the sweep first")
     path = write_page(make_page(panels), path)
-    results = panels[0].results
+    every = panels[0].results
     for panel in panels[1:]:
-        results = results + panel.results
-    csv: str = results.to_pandas().to_csv(index=False)
+        every = every + panel.results
+    csv: str = every.to_pandas().to_csv(index=False)
     write_atomic(path.parent / "results.csv", csv.encode())
     return path
 

@@ -4,18 +4,16 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 
-from attnlab.lab.comparisons import Comparison, Effect, Variant
-from attnlab.lab.pages import p_equation
-from attnlab.lab.report.page import Paragraph, number
-from attnlab.lab.report.panel import Panel, mean_of
 from attnlab.lab.results import data_of, label_of
-from attnlab.lab.statistics import Difference
+from attnlab.lab.stats import Comparison, Difference, Effect, Variant
 from attnlab.lab.text_table import counted
 from attnlab.nested import differing, flatten
+from attnlab.report.page import Paragraph, number, p_equation
+from attnlab.report.panel import Panel, mean_of
 
 METHODS = {
     "paired t": "Student's paired t",
-    "mixed model": "mixed model of texts and seeds",
+    "t over texts": "Student's t of the means of texts",
     "anytime": "test that holds at any time",
     "none": "no test",
 }

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnlab.plotting.labels import label_ends
-from attnlab.plotting.style import FOREGROUND, SIZE, Curve, marker_options, new_figure
+from attnlab.report.labels import label_ends
+from attnlab.report.style import FOREGROUND, SIZE, Curve, marker_options, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ def learning_curves(series: Sequence[Curve], ylabel: str) -> "Figure":
       series: curves, at least one; the rows of `values` are seeds.
       ylabel: the metric and its unit.
 
-    >>> from attnlab.plotting import style
+    >>> from attnlab.report.style import style
     >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))
     >>> learning_curves([curve], "loss").axes[0].get_ylabel()
     'loss'
@@ -66,7 +66,7 @@ def metric_curves(series: Sequence[Curve], xlabel: str, ylabel: str) -> "Figure"
       xlabel: the quantity.
       ylabel: the metric and its unit.
 
-    >>> from attnlab.plotting import style
+    >>> from attnlab.report.style import style
     >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))
     >>> metric_curves([curve], "length", "loss").axes[0].get_xlabel()
     'length'
@@ -90,7 +90,7 @@ def ratio_curves(series: Sequence[Curve], xlabel: str, ylabel: str) -> "Figure":
       xlabel: the size.
       ylabel: which times.
 
-    >>> from attnlab.plotting import style
+    >>> from attnlab.report.style import style
     >>> times = np.array([[0.9, 0.8], [1.0, 0.9], [1.1, 1.0]])
     >>> curve = Curve("a", style(0, 0), np.array([1, 2]), times)
     >>> ratio_curves([curve], "length", "ratio").axes[0].get_ylabel()
@@ -131,7 +131,7 @@ def fitted_curves(
       xlabel: the quantity, above 0.
       ylabel: the metric and its unit.
 
-    >>> from attnlab.plotting import style
+    >>> from attnlab.report.style import style
     >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))
     >>> fitted_curves([curve], [curve], "rate", "loss").axes[0].get_xlabel()
     'rate'

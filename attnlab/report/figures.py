@@ -6,15 +6,17 @@ from textwrap import fill
 
 import numpy as np
 
-from attnlab import plotting
-from attnlab.lab.comparisons import Comparison, Variant
-from attnlab.lab.report.page import Figure, draw
-from attnlab.lab.report.panel import Panel, mean_of, spread_of
 from attnlab.lab.result import RunResult
 from attnlab.lab.results import label_of
-from attnlab.lab.statistics import best_rate, mixed_difference
+from attnlab.lab.stats import Comparison, Variant, best_rate, text_difference
+from attnlab.report.curves import fitted_curves, learning_curves, metric_curves
+from attnlab.report.intervals import bar_plot, dot_plot, interval_plot
+from attnlab.report.page import Figure, draw
+from attnlab.report.panel import Panel, mean_of, spread_of
+from attnlab.report.scatter import scatter, scatter_with_front
+from attnlab.report.style import FOREGROUND, MARKERS, Bar, Curve, Interval, Point, Style, style
 
-_INK = plotting.style(0, 0)._replace(colour=plotting.FOREGROUND)
+_INK = style(0, 0)._replace(colour=FOREGROUND)
 PASSES = 3
 """A training step in forward passes: one forward, and a backward pass of two."""
 MOST_LABELS = 8
@@ -64,7 +66,7 @@ def effects_figure(panels: Sequence[Panel], name: str = "differences") -> list[F
     averaged = " Mean: over the other tags." if any(p.effects for p in panels) else ""
     return [
         draw(
-            plotting.interval_plot(drawn, label),
+            interval_plot(drawn, label),
             name,
             "Differences between variants with their intervals",
             "Mean paired difference and its 95 % interval, before Holm's correction. An interval "
@@ -73,11 +75,11 @@ def effects_figure(panels: Sequence[Panel], name: str = "differences") -> list[F
     ]
 
 
-def _interval(c: Comparison, label: str, style: plotting.Style) -> plotting.Interval | None:
+def _interval(c: Comparison, label: str, style: Style) -> Interval | None:
     d = c.difference
     if not math.isfinite(d.high):
         return None
-    return plotting.Interval(fill(label, LINE), style, d.mean, d.low, d.high)
+    return Interval(fill(label, LINE), style, d.mean, d.low, d.high)
 
 
 def scores_figure(panel: Panel, name: str) -> list[Figure]:
@@ -86,19 +88,19 @@ def scores_figure(panel: Panel, name: str) -> list[Figure]:
         return []
     rows = []
     for variant, scores in panel.scores.items():
-        d = mixed_difference(list(scores.values()), [text for text, _ in scores])
+        d = text_difference(list(scores.values()), [text for text, _ in scores])
         half = float(np.nan_to_num(d.high - d.mean))
         label = fill(panel.labels[variant], LINE)
-        rows.append(plotting.Bar(label, panel.styles[variant], d.mean, half))
+        rows.append(Bar(label, panel.styles[variant], d.mean, half))
     over = "texts and seeds" if len(panel.results.texts) > 1 else "seeds"
     caption = f"Mean held-out score and its 95 % interval over {over}, of the variant alone."
     label = f"held-out {panel.metric.unit}"
     if panel.sign < 0:  # shares of 100 %: bars from zero, beside the baselines
         baselines = dict(panel.results[0].scores.baselines.get(panel.metric.name, {}))
-        figure = plotting.bar_plot(rows, baselines, label)
+        figure = bar_plot(rows, baselines, label)
         caption += " Dashed: baselines without a model." if baselines else ""
     else:
-        figure = plotting.dot_plot(rows, label, panel.metric.digits)
+        figure = dot_plot(rows, label, panel.metric.digits)
     return [draw(figure, name, panel.named("Held-out scores"), caption)]
 
 
@@ -121,11 +123,10 @@ def over_tag_figures(panel: Panel, name: str) -> list[Figure]:
             scores = [[panel.scores[points[x]][key] for x in at] for key in sorted(keys)]
             if scores:
                 label = fill(label_of(rest) if rest else panel.metric.unit, LINE)
-                style = plotting.style(i, i)
-                curves.append(plotting.Curve(label, style, np.array(at), np.array(scores)))
+                curves.append(Curve(label, style(i, i), np.array(at), np.array(scores)))
         if curves:
             words = tag.replace("_", " ")
-            figure = plotting.metric_curves(curves, words, f"held-out {panel.metric.unit}")
+            figure = metric_curves(curves, words, f"held-out {panel.metric.unit}")
             title, caption = f"Held-out score over {words}", "Mean over runs, lowest to highest."
             found.append(draw(figure, f"{name}-{tag}", title, f"{title}. {caption}"))
     return found
@@ -142,7 +143,7 @@ def curves_figures(panel: Panel, name: str) -> list[Figure]:
         run = next(run for run in panel.results if panel.results.text_of(run) == text)
         windows = run.spec.config.train.evaluation.curve_windows
         part = run.task.curves
-        figure = plotting.learning_curves(curves, f"{part} {panel.metric.unit}")
+        figure = learning_curves(curves, f"{part} {panel.metric.unit}")
         title = f"text {number + 1} of {len(texts)}: " if len(texts) > 1 else ""
         caption = (
             f"{title}mean over seeds; band: lowest to highest. Every point, the last one too, is "
@@ -155,7 +156,7 @@ def curves_figures(panel: Panel, name: str) -> list[Figure]:
     return found
 
 
-def _curve(panel: Panel, variant: Variant, text: str) -> plotting.Curve | None:
+def _curve(panel: Panel, variant: Variant, text: str) -> Curve | None:
     """Of the seeds of a variant, at the steps that all have."""
     runs = [run for run in panel.variants[variant] if panel.results.text_of(run) == text]
     complete = [run for run in runs if run.status == "complete"]
@@ -168,9 +169,7 @@ def _curve(panel: Panel, variant: Variant, text: str) -> plotting.Curve | None:
     if not steps or not np.isfinite(values).all():
         return None
     label = panel.labels[variant] + ("" if complete else " (diverged)")
-    return plotting.Curve(
-        fill(label, LINE), panel.styles[variant], np.array(steps), values, not complete
-    )
+    return Curve(fill(label, LINE), panel.styles[variant], np.array(steps), values, not complete)
 
 
 COSTS = (
@@ -187,7 +186,7 @@ def budget_figures(panels: Sequence[Panel], end: str) -> list[Figure]:
         return []
     figures = []
     for name, label, cost in COSTS:
-        points, markers = [], plotting.MARKERS
+        points, markers = [], MARKERS
         for i, panel in enumerate(panels):
             for variant, scores in panel.scores.items():
                 runs = [run for run in panel.variants[variant] if run.scores.heldout]
@@ -196,23 +195,21 @@ def budget_figures(panels: Sequence[Panel], end: str) -> list[Figure]:
                 if len(panels) > 1:
                     style = style._replace(marker=markers[i % len(markers)])
                 text = fill(panel.named(panel.labels[variant]), LINE)
-                points.append(
-                    plotting.Point(text, style, x, mean_of(scores), spread_of(scores) or 0.0)
-                )
+                points.append(Point(text, style, x, mean_of(scores), spread_of(scores) or 0.0))
         xs = [point.x for point in points]
         if min(xs) > 0 and max(xs) / min(xs) > 1.02:
             figures.append(_scatter(points, panels[0], f"{name}{end}", label))
     return figures
 
 
-def _scatter(points: list[plotting.Point], panel: Panel, name: str, label: str) -> Figure:
+def _scatter(points: list[Point], panel: Panel, name: str, label: str) -> Figure:
     title, ylabel = f"Held-out score against {label}", f"held-out {panel.metric.unit}"
     caption = f"{title}. Bars: standard deviation over runs."
     if len(points) <= MOST_LABELS:
-        figure = plotting.scatter(points, label, ylabel)
+        figure = scatter(points, label, ylabel)
     else:
         best = [points[i] for i in front([p.x for p in points], [panel.sign * p.y for p in points])]
-        figure = plotting.scatter_with_front(points, best, [], label, ylabel)
+        figure = scatter_with_front(points, best, [], label, ylabel)
         caption += " The dotted line joins what nothing of lower cost is better than."
     return draw(figure, f"score-{name}", title, caption)
 
@@ -231,22 +228,22 @@ def front(costs: Sequence[float], ranks: Sequence[float]) -> list[int]:
 
 
 def rates_figure(
-    tried: dict[str, tuple[plotting.Style, dict[float, float]]], unit: str, sign: int, name: str
+    tried: dict[str, tuple[Style, dict[float, float]]], unit: str, sign: int, name: str
 ) -> Figure:
     """Validation scores over the learning rate, with the parabolas; scores are times `sign`."""
     points, fitted = [], []
-    for label, (style, scores) in tried.items():
+    for label, (look, scores) in tried.items():
         rates = np.array([rate for rate in sorted(scores) if math.isfinite(scores[rate])])
         if not len(rates):
             continue
         values = sign * np.array([[scores[rate] for rate in rates]])
-        points.append(plotting.Curve(fill(label, LINE), style, rates, values))
+        points.append(Curve(fill(label, LINE), look, rates, values))
         if best := best_rate(scores):
             near = np.geomspace(rates[0], rates[-1], 50)
             a, b, c = best.coefficients
             parabola = sign * (a + b * np.log(near) + c * np.log(near) ** 2)[None]
-            fitted.append(plotting.Curve(label, style, near, parabola))
-    figure = plotting.fitted_curves(points, fitted, "learning rate", f"validation {unit}")
+            fitted.append(Curve(label, look, near, parabola))
+    figure = fitted_curves(points, fitted, "learning rate", f"validation {unit}")
     caption = (
         "Validation score over the learning rate, and the parabola through the best and its "
         "neighbours, in the logarithm of the rate."

@@ -4,10 +4,10 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 
-from attnlab.lab.report.page import Facts, Paragraph, Section
-from attnlab.lab.report.panel import Panel
 from attnlab.lab.result import RunResult
 from attnlab.lab.text_table import counted
+from attnlab.report.page import Facts, Paragraph, Section
+from attnlab.report.panel import Panel
 from attnlab.training.provenance import PROVENANCE
 
 

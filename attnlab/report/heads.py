@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from attnlab import plotting
 from attnlab.lab.attention_maps import FILE
-from attnlab.lab.comparisons import Variant
-from attnlab.lab.report.page import Block, Figure, Figures, Paragraph, Section, Text, draw
-from attnlab.lab.report.panel import Panel
 from attnlab.lab.result import RunResult
+from attnlab.lab.stats import Variant
+from attnlab.report.maps import HeadTable, attention_map, head_tables
+from attnlab.report.page import Block, Figure, Figures, Paragraph, Section, Text, draw
+from attnlab.report.panel import Panel
 
 MOST_LAYERS, MOST_HEADS = 4, 8
 """Of a map; more would be too small to see on a phone."""
@@ -91,7 +91,7 @@ def _map(label: str, run: RunResult, left: Arrays, end: str) -> Figure:
         text += (
             f" {len(layers)} of {probs.shape[0]} layers and {len(heads)} of {probs.shape[1]} heads."
         )
-    figure = plotting.attention_map(
+    figure = attention_map(
         probs[np.ix_(layers, heads)],
         _layers(layers, left),
         [f"head {i}" for i in heads],
@@ -137,9 +137,9 @@ def _statistics(label: str, run: RunResult, left: Arrays, end: str) -> Figure:
         means = [f"{np.nanmean(a):.{digits}f}" for a in (values, before)]
         title = f"{TITLES[name]}\nmean {means[0]}, untrained {means[1]}"
         most = 100.0 if share else float(np.nanmax(values))
-        tables.append(plotting.HeadTable(title, values, most, digits))
+        tables.append(HeadTable(title, values, most, digits))
     layers, heads = left["probs"].shape[:2]
-    figure = plotting.head_tables(tables, _layers(range(layers), left))
+    figure = head_tables(tables, _layers(range(layers), left))
     caption = (
         f"{label}, seed {run.spec.seed}: {layers} layers (rows, from 0) and {heads} heads "
         f"(columns, from 0), means over {int(left['rows'])} held-out rows."

@@ -5,18 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from attnlab.extras import extra
-from attnlab.lab.comparisons import Comparison, Variant
-from attnlab.lab.mixed_model import LEVEL
-from attnlab.lab.pages import p_value
 from attnlab.lab.policies import tried_rates
-from attnlab.lab.report.answers import METHODS, interval
-from attnlab.lab.report.figures import rates_figure, training_flops
-from attnlab.lab.report.page import Block, Figures, Table, number
-from attnlab.lab.report.panel import Panel, mean_of, spread_of
 from attnlab.lab.results import label_of
-from attnlab.lab.statistics import best_rate
+from attnlab.lab.stats import LEVEL, Comparison, Variant, best_rate
 from attnlab.lab.text_table import counted
-from attnlab.plotting import Style, style
+from attnlab.report.answers import METHODS, interval
+from attnlab.report.figures import rates_figure, training_flops
+from attnlab.report.page import Block, Figures, Table, number, p_value
+from attnlab.report.panel import Panel, mean_of, spread_of
+from attnlab.report.style import Style, style
 
 with extra("lab"):
     import pandas

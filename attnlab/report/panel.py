@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlab.lab.comparisons import (
+from attnlab.lab.description import Description, Tags
+from attnlab.lab.result import MetricInfo, RunResult
+from attnlab.lab.results import Results
+from attnlab.lab.stats import (
     Comparison,
     Effect,
     Scores,
@@ -16,11 +19,8 @@ from attnlab.lab.comparisons import (
     average_effects,
     compare_pairs,
 )
-from attnlab.lab.description import Description, Tags
-from attnlab.lab.result import MetricInfo, RunResult
-from attnlab.lab.results import Results
 from attnlab.nested import JSON, differing
-from attnlab.plotting import Style, style
+from attnlab.report.style import Style, style
 from attnlab.training.loggers import read_metrics
 
 METRICS = "metrics.jsonl"

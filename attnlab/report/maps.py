@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from attnlab.plotting.style import COLOURS, FONT_SIZE, FOREGROUND, GRID, SIZE, new_figure
+from attnlab.report.style import COLOURS, FONT_SIZE, FOREGROUND, GRID, SIZE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

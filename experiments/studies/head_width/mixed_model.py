@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlab.extras import extra
+from attnlab.lab.stats import LEVEL, fieller
 
 Array = NDArray[np.float64]
-LEVEL = 0.95
-"""Of intervals."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,26 +40,6 @@ def t_estimate(value: float, error: float, count: int, level: float = LEVEL) -> 
     half = float(stats.t.ppf((1 + level) / 2, count - 1)) * error
     p = float(2 * stats.t.sf(abs(value) / error, count - 1)) if error else float(value == 0)
     return Estimate(value, error, value - half, value + half, p, count)
-
-
-def fieller(
-    x: float, y: float, covariance: tuple[float, float, float], q: float
-) -> tuple[float, float]:
-    """The interval of x / y: every m with (x - m y)^2 <= q (xx - 2 m xy + m^2 yy).
-
-    Fieller 1954, J. R. Stat. Soc. B 16:175. From -inf to inf where y is not different from 0.
-
-    Args:
-        x, y: estimates.
-        covariance: xx, xy, yy.
-        q: the square of a quantile of Student's t.
-    """
-    xx, xy, yy = covariance
-    square, linear, constant = y**2 - q * yy, -2 * (x * y - q * xy), x**2 - q * xx
-    if square <= 0:
-        return -math.inf, math.inf
-    root = math.sqrt(max(linear**2 - 4 * square * constant, 0.0))
-    return (-linear - root) / (2 * square), (-linear + root) / (2 * square)
 
 
 @dataclasses.dataclass(frozen=True)

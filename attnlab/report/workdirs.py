@@ -4,30 +4,37 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnlab.lab.description import read_description
+from attnlab.lab.description import Description, read_description
 from attnlab.lab.policies import FINAL_RATE, FIRST_RATE, TUNING
-from attnlab.lab.report.panel import Panel
 from attnlab.lab.results import Results, config_fields
 from attnlab.lab.spec import read_specs
 from attnlab.lab.sweep import load_results
 from attnlab.load import SPECS
+from attnlab.report.panel import Panel
 
 
-def read_panels(workdirs: Sequence[str | Path]) -> list[Panel]:
-    """One panel for each workdir. Workdirs with the same variants and configs but for the data (and
-    the learning rates) are one panel: their texts are a source of variation.
+def read_panels(
+    given: Sequence[Results | str | Path], description: Description | None = None
+) -> list[Panel]:
+    """One panel for each workdir, or results. Those with the same variants and configs but for the
+    data (and the learning rates) are one panel: their texts are a source of variation.
 
     Raises:
       ValueError: a workdir holds no sweep, none of its runs has a result, or it is given twice.
     """
     panels: list[Panel] = []
-    folders = [Path(workdir) for workdir in workdirs]
+    folders = [Path(one) for one in given if not isinstance(one, Results)]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError(f"{', '.join(map(str, folders))}: the same workdir twice; leave one out")
     names = [folder.name for folder in folders]
-    for folder in folders:
-        unique = folder.name if names.count(folder.name) == 1 else str(folder)
-        panel = _read(folder, unique if len(folders) > 1 else "")
+    for number, one in enumerate(given, start=1):
+        if isinstance(one, Results):
+            title = f"results {number}"
+            panel = Panel(one, description or Description(), title=title)
+        else:
+            folder = Path(one)
+            unique = folder.name if names.count(folder.name) == 1 else str(folder)
+            panel = _read(folder, unique, description)
         # The same variants with the same configs, on other data.
         same = (
             i
@@ -50,7 +57,7 @@ def read_panels(workdirs: Sequence[str | Path]) -> list[Panel]:
     return panels
 
 
-def _read(workdir: Path, title: str) -> Panel:
+def _read(workdir: Path, title: str, description: Description | None) -> Panel:
     results = load_results(workdir)
     if not len(results):
         raise ValueError(f"no run in {workdir} has a result yet; let the sweep finish one")
@@ -59,7 +66,7 @@ def _read(workdir: Path, title: str) -> Panel:
     tuning = workdir / TUNING
     return Panel(
         results,
-        read_description(workdir),
+        description or read_description(workdir),
         title=title,
         unfinished=[spec.id for spec in specs if spec.id not in done],
         tuning=load_results(tuning) if (tuning / SPECS).exists() else None,
