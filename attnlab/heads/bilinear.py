@@ -4,8 +4,10 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
+from attnlab.heads.factors import Floats, Weights, factor
 from attnlab.heads.layout import (
     OUTPUT,
     Bias,
@@ -124,6 +126,26 @@ class Bilinear(InputKeys):
 
         width = self.size("value_width") * self.size("value_dim") * self.size("out_width")
         return Rewrite(self.to(Absorbed), params, 2 * self.num_heads * width)
+
+    def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
+        """W_V W_O (and value biases) of the heads that share a value head, side by side, of rank
+        V."""
+        groups, rank, width = (self.size(n) for n in ("num_kv_heads", "value_dim", "value_width"))
+        both = np.concatenate([w["vo"]] + ([w["v_bias"][:, None]] if "v_bias" in w else []), axis=1)
+        heads, rows, out = both.shape
+        beside = both.reshape(groups, -1, rows, out).swapaxes(1, 2).reshape(groups, rows, -1)
+        if (found := factor(beside, rank, tolerance)) is None:
+            return None
+        v, right = found
+        o = right.reshape(groups, rank, -1, out).swapaxes(1, 2).reshape(heads, rank, out)
+        made = {"v": v[:, :width].swapaxes(0, 1), "o": o}
+        return made | ({"v_bias": v[:, -1]} if "v_bias" in w else {})
+
+
+def stacked_scores(w: Weights) -> Floats:
+    """[A_n; b_n] of bilinear or absorbed weights: [N, D, E], or [N, D + 1, E] with query biases."""
+    rows = [w["qk"].swapaxes(0, 1)] + ([w["q_bias"][:, None]] if "q_bias" in w else [])
+    return np.concatenate(rows, axis=1)
 
 
 @register_layout("absorbed")

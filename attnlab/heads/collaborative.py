@@ -4,9 +4,12 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-from attnlab.heads.layout import OUTPUT, Blocked, Entries, Rewrite, Rotate, with_biases
+from attnlab.heads.bilinear import stacked_scores
+from attnlab.heads.factors import Floats, Weights, factor
+from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite, Rotate, with_biases
 from attnlab.heads.linear import over_tokens, project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Standard, Tie, as_bilinear
@@ -89,3 +92,18 @@ class Collaborative(Standard):
         width, key_width = self.width, self.size("key_width")
         flops = 2 * width * self.num_heads * key_width * self.size("head_dim")
         return Rewrite(as_bilinear(self), params, flops)
+
+    def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
+        """Shared dimensions that head n alone weighs, H / N of them, as many as its scores need."""
+        n, h = self.num_heads, self.size("head_dim") // self.num_heads
+        if (found := factor(stacked_scores(w), h, tolerance)) is None:
+            return None
+        q = found[0].swapaxes(0, 1).reshape(-1, n * h)
+        made = {
+            "q": q[: self.width],
+            "k": found[1].transpose(2, 0, 1).reshape(-1, n * h),
+            "mixing": np.repeat(np.eye(n), h, axis=1),
+        }
+        made |= {"q_bias": q[-1]} if "q_bias" in w else {}
+        spare = self.size("head_dim") - n * h
+        return {k: np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, spare)]) for k, a in made.items()}

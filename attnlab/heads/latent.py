@@ -4,13 +4,16 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
+from attnlab.heads.factors import Floats, Weights, factor
 from attnlab.heads.layout import Bias, Blocked, Entries, Layout, Rewrite, Rotate, output_projection
 from attnlab.heads.linear import concat_shared, normalize, project_all, project_slices
 from attnlab.heads.registry import register_layout
 from attnlab.heads.shapes import score_scale
-from attnlab.heads.weights import Params, Weight
+from attnlab.heads.standard import Standard
+from attnlab.heads.weights import Params, Weight, without
 
 
 @register_layout("latent")
@@ -132,6 +135,42 @@ class Latent(Layout):
 
         return Rewrite(self.to(LatentAbsorbed, scale=score_scale(self)), params)
 
+    def general(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        """Standard, without norms: the matrices into and out of the latents multiplied."""
+        if self.latent_norm or rotary:
+            return Blocked("standard", "a norm or rotary positions are inside the heads")
+
+        def params(w: Params) -> Params:
+            q = jnp.concatenate([w["q"], w["q_rotary"]], axis=-1)
+            k, v = (jnp.tensordot(w["kv_down"], w[name], 1) for name in "kv")
+            shared = jnp.repeat(w["k_rotary"][:, None], self.num_heads, axis=1)
+            made = {
+                "q": jnp.tensordot(w["q_down"], q, 1) if "q_down" in w else q,
+                "k": jnp.concatenate([k, shared], axis=-1),
+                "v": v,
+            }
+            return without(w, "q_down", "kv_down", "q_rotary", "k_rotary") | made
+
+        width = self.size("head_dim") + self.size("rotary_dim")
+        standard = self.to(Standard, head_dim=width, value_dim=self.size("value_dim"))
+        return Rewrite(standard, params)
+
+    def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
+        """Keys and values of all heads side by side, of rank M; the last P columns of k are those
+        that all heads share."""
+        n, h, m = self.num_heads, self.size("head_dim"), self.size("latent_dim")
+        both = np.concatenate([w["k"][..., :h], w["v"]], axis=-1).reshape(self.width, -1)
+        if (found := factor(both, m, tolerance)) is None:
+            return None
+        k, v = np.split(found[1].reshape(m, n, -1), [h], axis=-1)
+        q, made = w["q"], {"kv_down": found[0], "k": k, "v": v, "k_rotary": w["k"][:, 0, h:]}
+        if self.query_latent_dim is not None:
+            found = factor(q.reshape(self.width, -1), self.query_latent_dim, tolerance)
+            if found is None:
+                return None
+            made["q_down"], q = found[0], found[1].reshape(-1, n, q.shape[-1])
+        return made | {"q": q[..., :h], "q_rotary": q[..., h:]}
+
 
 @register_layout("latent_absorbed")
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,6 +201,18 @@ class LatentAbsorbed(Latent):
             "v": Weight("project_out", ("latent_dim",), ("value_dim",), per=per),
         }
         return self.latent_weights() | up | output_projection(self)
+
+    def general(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite:
+        """`Latent`, the way back from its `rewritten`."""
+
+        def params(w: Params) -> Params:
+            return {**w, "k": w["k"].transpose(2, 0, 1), "v": w["v"].transpose(1, 0, 2)}
+
+        return Rewrite(self.to(Latent), params)
+
+    def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats]:
+        """The axes of the up-projections in another order."""
+        return {"k": w["k"].transpose(1, 2, 0), "v": w["v"].transpose(1, 0, 2)}
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
         q, rotated = self.query_parts(params, x, rotate)

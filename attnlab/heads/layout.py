@@ -25,6 +25,7 @@ from jaxtyping import Array, Float
 
 from attnlab.fields import Spec, bounded, check_fields
 from attnlab.heads.call import Call
+from attnlab.heads.factors import Floats, Weights
 from attnlab.heads.linear import combine_heads
 from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Params, Weight
@@ -35,6 +36,8 @@ Rotate = Callable[[Array], Array]
 Bias = Literal["q", "k", "v", "o", "factors"]
 OUTPUT = Weight("project_out", reads=("num_heads", "value_dim"), makes=("out_width",))
 """W_O of most layouts."""
+OTHER_FORMS = ("rewritten", "general", "inverse")
+"""Methods that know how a class computes, so that a class that computes otherwise has none."""
 FUNCTIONS = (types.FunctionType, property, functools.cached_property, staticmethod, classmethod)
 Entries = dict[str, Array]
 """What a cache keeps of each token: name -> [B, S, ...]."""
@@ -80,7 +83,7 @@ def overridden(kind: type, method: str) -> list[str]:
         name
         for name in dir(owner)
         if not name.startswith(("__", "default_"))
-        and name not in (method, "check")
+        and name not in (*OTHER_FORMS, "check")
         and isinstance(known := inspect.getattr_static(owner, name), FUNCTIONS)
         and inspect.getattr_static(kind, name) is not known
     ]
@@ -182,7 +185,8 @@ class Layout(Named):
     other methods have defaults. Its fields are the sizes and options of a layout. Class constants
     describe it (the table of layouts prints `equation`, `rank` and `source`) and state what
     it can do; all of them have defaults. For a variant of a layout, subclass that layout. A
-    subclass that overrides more than checks and default sizes inherits no `rewritten`:
+    subclass that overrides more than checks and default sizes inherits no `rewritten`, `general`
+    and `inverse`:
 
     >>> from attnlab.heads import Standard, init
     >>> @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,8 +247,9 @@ class Layout(Named):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if overridden(cls, "rewritten"):
-            setattr(cls, "rewritten", Layout.rewritten)  # noqa: B010
+        for name in OTHER_FORMS:
+            if overridden(cls, name):
+                setattr(cls, name, getattr(Layout, name))
 
     def __post_init__(self) -> None:
         # Lists, as of a config file, become tuples: a layout is hashable.
@@ -267,6 +272,8 @@ class Layout(Named):
     def size(self, axis: str | int) -> int:
         """Size of an axis: a field, with None resolved by `default_<field>`, or a property.
 
+        Fields that only some layouts have, such as `num_kv_heads`, have their default in others.
+
         >>> from attnlab.heads import Standard
         >>> Standard(width=12, num_heads=3).size("head_dim")
         4
@@ -275,7 +282,7 @@ class Layout(Named):
             return axis
         if not self.width:
             raise ValueError(f"{self._label} has no width; set width=...")
-        value: int | None = getattr(self, axis)
+        value: int | None = getattr(self, axis, None)
         if value is None:
             default: int = getattr(self, f"default_{axis}")
             return default
@@ -441,6 +448,27 @@ class Layout(Named):
             constant added to all scores of a query.
         """
         return Blocked("", f"{self._label} is the last of its chain")
+
+    def general(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        """The next more general layout, for conversion; by default that of `rewritten`.
+
+        Arguments as of `rewritten`.
+        """
+        return self.rewritten(rotary=rotary, shift_invariant=shift_invariant)
+
+    def inverse(self, w: Weights, other: "Layout", tolerance: float) -> dict[str, Floats] | None:
+        """Weights of this layout that are the function of weights of `general`; None: there are
+        none.
+
+        A guess does no harm, since `convert` measures the result. Weights of the same name and
+        biases of zeros need not be returned.
+
+        Args:
+          w: weights of `other`, in NumPy float64.
+          other: the layout that `general` leads to.
+          tolerance: what is smaller, relative to the largest number, is rounding.
+        """
+        return None
 
     def extra_multiply_adds(self) -> dict[str, int]:
         """Method -> multiply-adds per token of products that involve no weight."""

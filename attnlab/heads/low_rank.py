@@ -6,7 +6,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import Blocked, Rewrite, Rotate
+from attnlab.heads.factors import Floats, Weights, factor
+from attnlab.heads.layout import Blocked, Layout, Rewrite, Rotate
 from attnlab.heads.linear import normalize, project_all
 from attnlab.heads.narrow import as_standard
 from attnlab.heads.registry import register_layout
@@ -87,3 +88,10 @@ class LowRankQuery(Standard):
         standard = dataclasses.replace(as_standard(self), num_kv_heads=self.size("num_kv_heads"))
         heads = self.num_heads * self.size("head_dim")
         return Rewrite(standard, params, 2 * self.width * self.size("query_latent_dim") * heads)
+
+    def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
+        """The queries of all heads, side by side, of the rank of the bottleneck."""
+        rank = self.size("query_latent_dim")
+        if (found := factor(w["q"].reshape(self.width, -1), rank, tolerance)) is None:
+            return None
+        return {"q_down": found[0], "q": found[1].reshape(-1, *w["q"].shape[1:])}

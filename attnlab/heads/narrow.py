@@ -4,13 +4,18 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-from attnlab.heads.layout import OUTPUT, Blocked, Rewrite
+from attnlab.heads.factors import Floats, Weights, factor
+from attnlab.heads.layout import OUTPUT, Blocked, Layout, Rewrite
 from attnlab.heads.linear import project_all, project_slices
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Separate, Standard
 from attnlab.heads.weights import Axes, HeadValue, Method, Params, Weight, without
+
+WORST_CONDITION = 1e6
+"""Of a change of basis that makes heads equal."""
 
 
 @register_layout("narrow")
@@ -65,6 +70,12 @@ class Narrow(Separate):
 
         return Rewrite(as_standard(self), params)
 
+    def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
+        """The blocks of the diagonal."""
+        n = self.num_heads
+        blocks = {name: w[name].reshape(n, -1, n, w[name].shape[-1]) for name in "qkv"}
+        return {name: np.stack([a[i, :, i] for i in range(n)]) for name, a in blocks.items()}
+
 
 @register_layout("narrow_tied")
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +118,21 @@ class NarrowTied(Narrow):
 
         return Rewrite(self.to(Narrow), params)
 
+    def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
+        """Those of the first head. Where heads differ, in the basis in which the top of q and of v
+        is the identity."""
+        w = dict(w)
+        for one, two in (("q", "k"), ("v", "o")):
+            if np.allclose(w[one], w[one][:1], rtol=tolerance, atol=tolerance):
+                continue
+            top = w[one][:, : w[one].shape[-1]]
+            if top.shape[1] < top.shape[2] or np.any(np.linalg.cond(top) > WORST_CONDITION):
+                return None
+            w[one] = w[one] @ np.linalg.inv(top)
+            w[two] = top @ w[two] if two == "o" else w[two] @ top.swapaxes(1, 2)
+        tied = {name: w[name][0] for name in w if name.removesuffix("_bias") in ("q", "k", "v")}
+        return tied | ({"o": w["o"]} if "o" in w else {})
+
 
 @register_layout("alt")
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,6 +171,15 @@ class Alt(Narrow):
 
         width = 2 * self.size("head_dim") + self.size("value_dim")
         return Rewrite(as_standard(self), params, 2 * self.width**2 * width)
+
+    def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
+        """[Q_n K_n V_n] of rank D / N, whose left factor is the part of M of head n."""
+        side_by_side = np.concatenate([w[name].transpose(1, 0, 2) for name in "qkv"], axis=-1)
+        if (found := factor(side_by_side, self.slice_width, tolerance)) is None:
+            return None
+        h = self.size("head_dim")
+        parts = np.split(found[1], [h, 2 * h], axis=-1)
+        return dict(zip("qkv", parts, strict=True)) | {"mix": found[0].transpose(1, 0, 2)}
 
 
 def as_standard(layout: Separate) -> Standard:

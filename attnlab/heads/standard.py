@@ -4,9 +4,11 @@ import dataclasses
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-from attnlab.heads.bilinear import Bilinear
+from attnlab.heads.bilinear import Bilinear, stacked_scores
+from attnlab.heads.factors import Floats, Weights, factor
 from attnlab.heads.head_norm import HeadNorm
 from attnlab.heads.layout import (
     OUTPUT,
@@ -232,6 +234,17 @@ class Standard(Separate):
         width, key_width = self.width, self.size("key_width")
         flops = 2 * width * self.num_heads * key_width * self.size("head_dim")
         return Rewrite(as_bilinear(self), params, flops)
+
+    def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
+        """The score matrices (and query biases) that share a key head, below each other, of rank
+        H."""
+        keys, h = self.size("num_kv_heads"), self.size("head_dim")
+        rows = stacked_scores(w).reshape(keys, -1, self.size("key_width"))
+        if (found := factor(rows, h, tolerance)) is None:
+            return None
+        q = found[0].reshape(self.num_heads, -1, h)
+        made = {"q": q[:, : self.width].swapaxes(0, 1), "k": np.moveaxis(found[1], 2, 0)}
+        return made | ({"q_bias": q[:, -1]} if "q_bias" in w else {})
 
 
 def as_bilinear(layout: Separate) -> Bilinear:

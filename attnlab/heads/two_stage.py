@@ -3,9 +3,11 @@
 import dataclasses
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-from attnlab.heads.layout import Blocked, Rewrite
+from attnlab.heads.factors import Floats, Weights
+from attnlab.heads.layout import Blocked, Layout, Rewrite
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Standard
@@ -53,3 +55,8 @@ class TwoStage(Standard):
         flops += kv * self.size("key_width") ** 2 * self.size("head_dim")
         flops += kv * self.size("value_width") ** 2 * self.size("value_dim")
         return Rewrite(self.to(Standard), params, 2 * flops)
+
+    def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats]:
+        """Outer matrices that are identities."""
+        sizes = zip("qkv", self.input_widths, strict=True)
+        return {f"{name}_outer": np.eye(size) for name, size in sizes}

@@ -3,6 +3,7 @@
 | function | takes | returns |
 |---|---|---|
 | `convert` | weights of a layout, a target layout | exact weights of the target, a proof that there are none, or neither |
+| `convert_model` | config, params, other heads | the model with these heads, each group's error |
 | `reparametrize`, `permute_heads` | weights of a layout | the same function in other bases, or with its heads in another order |
 | `change_plan`, `share`, `unshare`, `detect_sharing`, `tie_encoder`, `untie_encoder` | config, params | config, params under another sharing plan |
 | `remove_heads`, `scale_heads` | config, params | a model with fewer heads, or with scaled ones |
@@ -10,6 +11,7 @@
 """  # noqa: E501
 
 from attnlab.transforms.convert import Conversion, NotEquivalent, Undecided, convert
+from attnlab.transforms.convert_model import ModelConversion, convert_model
 from attnlab.transforms.permute import permute_heads
 from attnlab.transforms.pruning import remove_heads, scale_heads
 from attnlab.transforms.reparametrize import reparametrize
@@ -24,7 +26,7 @@ from attnlab.transforms.resharing import (
 )
 
 __all__ = [
-    "Conversion", "NotEquivalent", "Undecided", "change_plan",
-    "convert", "detect_sharing", "output_difference", "permute_heads", "remove_heads",
+    "Conversion", "ModelConversion", "NotEquivalent", "Undecided", "change_plan", "convert",
+    "convert_model", "detect_sharing", "output_difference", "permute_heads", "remove_heads",
     "reparametrize", "scale_heads", "share", "tie_encoder", "unshare", "untie_encoder",
 ]  # fmt: skip

@@ -2,29 +2,28 @@
 there is none."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
 from attnlab.attention import ScoreMod
-from attnlab.heads import Absorbed, Layout, Params, all_weights, init, weight_shapes
+from attnlab.heads import Layout, Params, all_weights, init
+from attnlab.heads.factors import Floats, Weights
+from attnlab.heads.weights import Method
 from attnlab.transforms.dtypes import common_dtype, eps, in_float64
-from attnlab.transforms.forms import Goal, canonical, untied
 from attnlab.transforms.measure import (
     CallOptions,
-    Floats,
-    Weights,
+    Errors,
     compare,
     float64,
     generator,
     weight_gradients,
 )
+from attnlab.transforms.meet import Candidate, candidates
 from attnlab.transforms.proofs import NotEquivalent, Question, prove
-from attnlab.transforms.search import State, search
 
 EXACT = 1e-9
 """Largest relative error of an exact conversion, computed in float64."""
@@ -32,12 +31,10 @@ ROUNDED = 32
 """Largest relative error of the weights as returned, in units of eps of their dtype; at least
 `EXACT`. float32: 4e-6; bfloat16: 0.25; float16: 0.03."""
 
-FIRST = (
-    "mix", "q_down", "kv_down", "q", "qk", "q_rotary", "mixing", "v", "k", "k_rotary",
+STAGES: tuple[Method, ...] = (
+    "prepare", "project_q", "project_kv", "keys_values", "attend", "project_out",
 )  # fmt: skip
-"""Weights that become random where they and what they are multiplied with are zero, in this order:
-of a pair such as q and k, or v and o, the other one stays zero."""
-
+"""In the order in which a layout calls them."""
 __all__ = ["EXACT", "ROUNDED", "Conversion", "NotEquivalent", "Undecided", "convert", "error_bound"]
 
 
@@ -80,7 +77,7 @@ class Undecided:
       forward_error, gradient_error: of the best weights found; NaN where there are none.
 
     >>> import jax
-    >>> from attnlab.heads import Standard, init
+    >>> from attnlab.heads import Absorbed, Standard, init
     >>> layout, target = Standard(width=6, num_heads=2), Absorbed(width=6, num_heads=2)
     >>> convert(init(jax.random.key(0), layout), layout, target, rotary=True).reason
     'rotary positions cannot rotate the keys of Absorbed(width=6, num_heads=2)'
@@ -112,10 +109,11 @@ def convert(
 ) -> Conversion | NotEquivalent | Undecided:
     """Weights of `target` that compute the same function as `params`, or the reason why not.
 
-    Searches for the shortest chain of exact steps (`search`), those that need weights of some
-    structure last, in float64. A chain is returned only if its measured forward and gradient
-    errors are finite and below a bound: 1e-9 relative, for weights of ordinary size, before
-    weights are cast to the dtype of `params`, and `error_bound(dtype)` for the weights as
+    Each layout has a more general one (`Layout.general`). Both layouts climb this chain until they
+    meet; there the weights get the sizes of the target, and they come back down by
+    `Layout.inverse`, all in float64. A result is returned only if its measured forward and
+    gradient errors are finite and below a bound: 1e-9 relative, for weights of ordinary size,
+    before weights are cast to the dtype of `params`, and `error_bound(dtype)` for the weights as
     returned. Both layouts are called as black boxes, so this holds for layouts from outside too.
 
     New heads and new columns can learn: those of q and v have the initial values of
@@ -146,7 +144,7 @@ def convert(
     >>> import jax
     >>> found = convert(init(jax.random.key(0), narrow), narrow, wide)
     >>> found.steps
-    ('to standard', 'pad', 'rescale')
+    ('to standard', 'resize')
     """
     _check_widths(layout, target)
     call = CallOptions(rotary, logits_soft_cap, tuple(score_mods))
@@ -154,53 +152,59 @@ def convert(
     for which in (layout, target):
         if rotary and which.rotary_size is None:
             return Undecided(f"rotary positions cannot rotate the keys of {which}")
-    rng = generator(key)
-    goal = Goal(canonical(target), untied(canonical(target)), call)
-    with float64():
-        found = State(layout, w) if layout == target else search(w, layout, goal)
-        if found is None:
-            absorb = functools.partial(absorbed, layout=layout, call=call, rng=rng)
-            proof = prove(Question(w, layout, target, call, rng, common_dtype(params), absorb))
-            if proof is not None:
-                return proof
-            return Undecided(
-                f"no chain of steps leads from {layout} to {target}, and no proof that there is no "
-                "conversion holds"
-            )
-        made = {name: found.params[name] for name in weight_shapes(target)}
+    dtype, rng = common_dtype(params), generator(key)
+    with float64(), np.errstate(all="ignore"):
+
+        def apart(made: Params | Weights) -> Errors:
+            return compare(made, target, w, layout, call, rng)
+
+        found = first_exact(candidates(w, layout, target, call), apart)
+        if isinstance(found, Undecided):
+            return prove(Question(w, layout, target, call, rng, dtype)) or found
+        made = found.params
         if layout != target:
-            same = lambda new: compare(new, target, w, layout, call, rng).below(EXACT)
-            made = learnable(made, target, call, same, jax.random.key(0) if key is None else key)
-        exact = compare(made, target, w, layout, call, rng)
-        if not exact.below(EXACT):
-            return Undecided(
-                f"the steps {', '.join(found.steps)} have an error above {EXACT}", *exact
-            )
+            new = init(jax.random.key(0) if key is None else key, target)
+            made = learnable(made, target, call, new, lambda made: apart(made).below(EXACT))
         returned = restore(made)
-        errors = compare(returned, target, w, layout, call, rng)
-        bound = error_bound(common_dtype(params))
-        if not errors.below(bound) or not all(np.all(np.isfinite(np.asarray(a, np.float64)))
-                                              for a in returned.values()):  # fmt: skip
+        errors = apart(returned)
+        finite = all(np.all(np.isfinite(np.asarray(a, np.float64))) for a in returned.values())
+        if not (finite and errors.below(error_bound(dtype))):
             return Undecided(
-                f"exact in float64, but not in {common_dtype(params)}: the error is above "
-                f"{bound:.2g}; convert weights of a wider dtype", *errors
+                f"exact in float64, but not in {dtype}: the error is above "
+                f"{error_bound(dtype):.2g}; convert weights of a wider dtype", *errors
             )  # fmt: skip
         return Conversion(returned, target, found.steps, *errors)
+
+
+def first_exact(
+    found: Iterable[Candidate], measured: Callable[[Weights], Errors]
+) -> Candidate | Undecided:
+    """The first candidate whose errors are below `EXACT`."""
+    best = Undecided("the layouts have no common more general layout in which weights fit")
+    for one in found:
+        errors = measured(one.params)
+        if errors.below(EXACT):
+            return one
+        best = Undecided(f"the steps {', '.join(one.steps)} are not exact", *errors)
+    return best
 
 
 def learnable(
     w: dict[str, Floats],
     layout: Layout,
     call: CallOptions,
+    new: Params,
     same: Callable[[Weights], bool],
-    key: Array,
 ) -> dict[str, Floats]:
-    """The weights with the initial values of `init(key, layout)` in columns that are zero and whose
-    gradient is zero, as long as the function is the same."""
-    weights, new = all_weights(layout), init(key, layout)
-    for name in FIRST:
-        if name not in w:
-            continue
+    """The weights with those of `new` in columns that are zero and whose gradient is zero, as long
+    as the function is the same.
+
+    Weights are taken in the order in which a call uses them: of a pair such as q and k, or v and
+    o, the first becomes random, and then the other has a gradient.
+    """
+    weights = all_weights(layout)
+    order = sorted(weights, key=lambda name: STAGES.index(weights[name].methods[0]))
+    for name in (n for n in order if weights[n].constant is None):
         first = len(weights[name].per)
         reads = tuple(range(first, first + len(weights[name].reads)))
         dead = ~np.any(w[name], axis=reads, keepdims=True)
@@ -211,22 +215,6 @@ def learnable(
         if np.any(dead) and same(made):
             w = made
     return w
-
-
-def absorbed(
-    w: Weights, layout: Layout, call: CallOptions, rng: np.random.Generator
-) -> Weights | None:
-    """The same function as `absorbed` weights whose scores need no scale; None if there is none."""
-    biases = tuple(b for b in ("o", "q", "v") if b in untied(canonical(layout)).biases)
-    width, key_width, value_width = layout.input_widths
-    target = Absorbed(
-        width=width, key_width=key_width, value_width=value_width, num_heads=layout.num_heads,
-        out_width=layout.size("out_width"), biases=biases, scale=1.0, extras=layout.extras,
-    )  # fmt: skip
-    found = search(w, layout, Goal(canonical(target), canonical(target), call))
-    if found is None or not compare(found.params, target, w, layout, call, rng).below(EXACT):
-        return None
-    return found.params
 
 
 def _check_widths(layout: Layout, target: Layout) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Array
 
 from attnlab.heads import Layout, Params
+from attnlab.heads.factors import Floats, Weights
 from attnlab.heads.params import check_params
-from attnlab.transforms.measure import Floats, Weights, float64
+from attnlab.transforms.measure import float64
 
 Restore = Callable[[Weights], dict[str, Array]]
 

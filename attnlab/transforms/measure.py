@@ -18,13 +18,10 @@ from jaxtyping import Array
 from numpy.typing import NDArray
 
 from attnlab.attention import AttentionOptions, ScoreMod
+from attnlab.heads.factors import Floats, Weights
 from attnlab.heads.layout import Layout
 from attnlab.heads.multihead import multi_head_attention
 from attnlab.heads.positions import rotary_angles
-
-Floats = NDArray[np.float64]
-Weights = Mapping[str, Floats]
-"""Parameters in NumPy float64."""
 
 NUM_QUERIES, NUM_KEYS = 5, 7
 SCALES = (1.0, 0.1, 4.0)
@@ -61,10 +58,11 @@ class Inputs(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """An output [B, 5, O] and the gradients of sum(output * cotangent) for each of the inputs."""
+    """An output [B, 5, O] and the gradients of sum(output * cotangent)."""
 
     output: Floats
-    gradients: Inputs
+    weights: Weights
+    inputs: Inputs
 
 
 @contextlib.contextmanager
@@ -104,37 +102,21 @@ def standard_masks() -> NDArray[np.bool_]:
 @functools.partial(jax.jit, static_argnames=("layout", "rotary", "cap"))
 def _run(
     params: Mapping[str, Array],
-    inputs: tuple[Array, Array, Array],
+    inputs: tuple[Array, ...],
     mask: Array,
     cotangent: Array,
     mods: tuple[ScoreMod, ...],
     layout: Layout,
     rotary: bool,
     cap: float | None,
-) -> tuple[Array, tuple[Array, Array, Array]]:
-    """The output of a layout, and its gradients in the inputs."""
+) -> tuple[Array, Mapping[str, Array], tuple[Array, ...]]:
+    """The output of a layout, and its gradients in the weights and in the inputs."""
     output, pull = jax.vjp(
-        lambda *inputs: _output(params, inputs, mask, mods, layout, rotary, cap), *inputs
+        lambda params, inputs: _output(params, inputs, mask, mods, layout, rotary, cap),
+        params,
+        inputs,
     )
-    return output, pull(cotangent)
-
-
-@functools.partial(jax.jit, static_argnames=("layout", "rotary", "cap"))
-def _weight_gradients(
-    params: Mapping[str, Array],
-    inputs: tuple[Array, Array, Array],
-    mask: Array,
-    cotangent: Array,
-    mods: tuple[ScoreMod, ...],
-    layout: Layout,
-    rotary: bool,
-    cap: float | None,
-) -> Mapping[str, Array]:
-    def loss(params: Mapping[str, Array]) -> Array:
-        return jnp.vdot(_output(params, inputs, mask, mods, layout, rotary, cap), cotangent)
-
-    gradients: Mapping[str, Array] = jax.grad(loss)(params)
-    return gradients
+    return output, *pull(cotangent)
 
 
 def _output(
@@ -176,11 +158,12 @@ def measure(
     if cotangent is None:
         cotangent = np.zeros((batch, NUM_QUERIES, layout.size("out_width")))
     wide = {name: np.asarray(a, np.float64) for name, a in params.items()}
-    output, gradients = _run(
+    output, of_weights, of_inputs = _run(
         wide, tuple(inputs), mask, cotangent, tuple(call.score_mods), layout, call.rotary,
         call.logits_soft_cap,
     )  # fmt: skip
-    return Measured(np.asarray(output), Inputs(*map(np.asarray, gradients)))
+    weights = {name: np.asarray(a) for name, a in of_weights.items()}
+    return Measured(np.asarray(output), weights, Inputs(*map(np.asarray, of_inputs)))
 
 
 def weight_gradients(params: Weights, layout: Layout, call: CallOptions) -> Weights:
@@ -188,11 +171,7 @@ def weight_gradients(params: Weights, layout: Layout, call: CallOptions) -> Weig
     rng = np.random.default_rng(0)
     inputs, mask = random_inputs(layout, rng), standard_masks()
     cotangent = rng.normal(size=(len(mask), NUM_QUERIES, layout.size("out_width")))
-    gradients = _weight_gradients(
-        params, tuple(inputs), mask, cotangent, tuple(call.score_mods), layout, call.rotary,
-        call.logits_soft_cap,
-    )  # fmt: skip
-    return {name: np.asarray(a) for name, a in gradients.items()}
+    return measure(params, layout, call, inputs, mask, cotangent).weights
 
 
 class Errors(NamedTuple):
@@ -220,9 +199,7 @@ def errors(got: Measured, expected: Measured) -> Errors:
         return worst
 
     with np.errstate(all="ignore"):
-        return Errors(
-            error((got.output,), (expected.output,)), error(got.gradients, expected.gradients)
-        )
+        return Errors(error((got.output,), (expected.output,)), error(got.inputs, expected.inputs))
 
 
 def compare(

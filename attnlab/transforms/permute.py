@@ -7,10 +7,9 @@ import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
 
-from attnlab.heads import Layout, Params
+from attnlab.heads import Alt, Layout, Params, all_weights
 from attnlab.heads.params import check_params
 from attnlab.transforms.arguments import head_numbers
-from attnlab.transforms.forms import axes, kv_heads_of, reads_slices
 
 ArrayT = TypeVar("ArrayT", Array, NDArray[np.float64])
 
@@ -36,10 +35,14 @@ def take_heads(
             "heads; their order is not known here"
         )
     by_axis = {"num_heads": heads, "num_score_maps": heads, "num_kv_heads": kv_heads}
-    made = {}
-    names_of = axes(layout)
+    by_axis |= {
+        axis: kv_heads
+        for axis in ("num_key_heads", "num_value_heads")  # of extra keys; all heads may share one
+        if layout.size(axis) == layout.size("num_kv_heads")
+    }
+    weights, made = all_weights(layout), {}
     for name, a in w.items():
-        for i, axis in enumerate(names_of[name]):
+        for i, axis in enumerate(weights[name].axes):
             if axis in by_axis:
                 a = a.take(by_axis[axis], i)
         made[name] = a
@@ -70,15 +73,14 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
     if sorted(order) != list(range(heads)):
         raise ValueError(f"order must hold each of 0..{heads - 1} once, not {order}")
     check_head_order(layout)
-    if reads_slices(layout) or not layout.output_projection:
+    sliced = any("slice_width" in weight.reads for weight in all_weights(layout).values())
+    if (sliced and not isinstance(layout, Alt)) or not layout.output_projection:
         owned = "its slice of x" if layout.output_projection else "its slice of the output"
         raise ValueError(f"head n of {layout} is tied to {owned}; convert it first")
-    if any("num_kv_heads" in a for a in axes(layout).values()):
-        size = heads // layout.size("num_kv_heads")
-        if any(order[n] // size != order[n - n % size] // size for n in range(heads)):
-            raise ValueError(
-                f"order {order} splits heads that share keys and values; keep each {size} "
-                "consecutive heads together, or convert to num_kv_heads=num_heads first"
-            )
-    size = heads // kv_heads_of(layout)
+    size = heads // layout.size("num_kv_heads")
+    if any(order[n] // size != order[n - n % size] // size for n in range(heads)):
+        raise ValueError(
+            f"order {order} splits heads that share keys and values; keep each {size} "
+            "consecutive heads together, or convert to num_kv_heads=num_heads first"
+        )
     return take_heads(params, layout, order, [n // size for n in order[::size]])

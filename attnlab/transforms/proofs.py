@@ -13,33 +13,17 @@ changes when the weights change in their last digits. Else `convert` returns `Un
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 
-from attnlab.heads import (
-    Alt,
-    Gate,
-    GroupedTied,
-    Latent,
-    Layout,
-    Narrow,
-    TalkingHeads,
-    TensorProduct,
-)
+from attnlab.heads import Alt, GroupedTied, Latent, Layout, Narrow, TensorProduct
+from attnlab.heads.bilinear import stacked_scores
+from attnlab.heads.factors import Floats, Weights
 from attnlab.heads.standard import Separate
 from attnlab.transforms.dtypes import eps
-from attnlab.transforms.forms import canonical, is_known, untied
-from attnlab.transforms.matrices import stacked_scores
-from attnlab.transforms.measure import (
-    CallOptions,
-    Floats,
-    Inputs,
-    Weights,
-    measure,
-    random_inputs,
-)
+from attnlab.transforms.measure import CallOptions, Inputs, measure, random_inputs
+from attnlab.transforms.meet import absorbed
 
 FAR, NOISE = 1e-6, 100.0
 LARGE = 0.05
@@ -81,7 +65,6 @@ class Question:
 
     Attributes:
       dtype: of the weights as they were given: what of them is rounding.
-      absorb: weights of `layout` -> `absorbed` weights of the same function, with scale 1 in them.
     """
 
     w: Weights
@@ -90,12 +73,6 @@ class Question:
     call: CallOptions
     rng: np.random.Generator
     dtype: np.dtype[np.floating]
-    absorb: Callable[[Weights], Weights | None]
-
-    @functools.cached_property
-    def free(self) -> Layout:
-        """The target without ties, canonical."""
-        return untied(canonical(self.target))
 
     @functools.cached_property
     def nearby(self) -> list[Weights]:
@@ -114,7 +91,10 @@ class Question:
 def prove(question: Question) -> NotEquivalent | None:
     """A proof that holds, or None."""
     with np.errstate(all="ignore"):
-        if not is_known(question.target) or question.free.norm_eps == 0 or question.call.score_mods:
+        target = question.target
+        kind = type(target)  # a class from outside, of which nothing is known, has neither
+        known = (kind.rewritten, kind.general) != (Layout.rewritten, Layout.general)
+        if not known or target.extras or target.norm_eps == 0 or question.call.score_mods:
             return None
         return slices(question) or ranks(question)
 
@@ -127,10 +107,9 @@ def slices(ask: Question) -> NotEquivalent | None:
 
     The largest of the numbers that are 0 in every target must be too large for rounding.
     """
-    norm = getattr(ask.free, "qk_norm", None)
-    apart = isinstance(ask.free, Narrow) and not isinstance(ask.free, Alt)
-    mixed = any(isinstance(extra, Gate | TalkingHeads) for extra in ask.target.extras)
-    if not apart or mixed or (norm is not None and norm.over == "all"):
+    if not isinstance(ask.target, Narrow) or isinstance(ask.target, Alt):
+        return None
+    if ask.target.qk_norm is not None and ask.target.qk_norm.over == "all":
         return None
     one, two = (random_inputs(ask.layout, ask.rng, 3) for _ in range(2))
     size = float(np.max(np.abs(ask.output(ask.w, one))))
@@ -153,7 +132,7 @@ def slices(ask: Question) -> NotEquivalent | None:
 
 def _mixed_differences(ask: Question, w: Weights, one: Inputs, two: Inputs) -> Floats:
     """f(a b') + f(a' b) - f(a b) - f(a' b') for slice a against the rest b, of every slice."""
-    heads = ask.free.num_heads
+    heads = ask.target.num_heads
 
     def mixed(a: Inputs, b: Inputs, n: int) -> Floats:
         made = []
@@ -172,9 +151,8 @@ def _mixed_differences(ask: Question, w: Weights, one: Inputs, two: Inputs) -> F
 
 def clear_scores(ask: Question) -> Floats | None:
     """The score matrices [n, D (+1), E] of the heads that clearly differ and have an effect."""
-    found = ask.absorb(ask.w)
-    again = [ask.absorb(w) for w in ask.nearby]
-    if found is None or any(a is None for a in again):
+    found, *again = (absorbed(w, ask.layout, ask.call) for w in (ask.w, *ask.nearby))
+    if found is None:
         return None
     scores, values = stacked_scores(found), found["vo"]
     sure = np.ones(len(scores), bool)  # is it no sum of larger numbers that cancel?
@@ -196,8 +174,8 @@ def _norms(a: Floats) -> Floats:
 
 def ranks(ask: Question) -> NotEquivalent | None:
     """A head whose scores have a rank that no head of the target can have."""
-    target, call = ask.free, ask.call
-    plain = not (ask.layout.extras or target.extras) and call.shift_invariant and not call.rotary
+    target, call = ask.target, ask.call
+    plain = not ask.layout.extras and call.shift_invariant and not call.rotary
     normed = getattr(target, "qk_norm", None) is not None or getattr(target, "latent_norm", False)
     if not plain or normed or isinstance(target, TensorProduct):
         return None

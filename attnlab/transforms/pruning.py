@@ -16,7 +16,6 @@ from attnlab.models.parameters import check_params, stack_specs
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan
 from attnlab.transforms.arguments import check_config, head_numbers
-from attnlab.transforms.forms import kv_heads_of
 from attnlab.transforms.permute import check_head_order, take_heads
 
 Removed: TypeAlias = Mapping[int, Iterable[int]]
@@ -177,7 +176,7 @@ def _requested(
 
 def _kept_counts(layout: Layout, removed: Mapping[str, list[frozenset[int]]]) -> tuple[int, int]:
     """(key/value heads that every group keeps, query heads of each)."""
-    size = layout.num_heads // kv_heads_of(layout)
+    size = layout.num_heads // layout.size("num_kv_heads")
     kept = [
         np.bincount([n // size for n in range(layout.num_heads) if n not in lost], minlength=1)
         for groups in removed.values()
@@ -289,7 +288,7 @@ def _by_group(
 
 def _kept(removed: frozenset[int], layout: Layout, num_kv_heads: int, per_kv_head: int) -> Kept:
     """`num_kv_heads` times `per_kv_head` heads: those not removed, filled up."""
-    groups = kv_heads_of(layout)
+    groups = layout.size("num_kv_heads")
     size = layout.num_heads // groups
     heads_of = [range(k * size, (k + 1) * size) for k in range(groups)]
     used = [k for k, heads in enumerate(heads_of) if set(heads) - removed]

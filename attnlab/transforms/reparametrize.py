@@ -6,12 +6,20 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from attnlab.heads import Collaborative, Gate, GroupedTied, Latent, Layout, Params, TensorProduct
+from attnlab.heads import (
+    Collaborative,
+    Gate,
+    GroupedTied,
+    Latent,
+    Layout,
+    Params,
+    TensorProduct,
+    all_weights,
+)
+from attnlab.heads.factors import Floats, Weights
 from attnlab.transforms.dtypes import in_float64
-from attnlab.transforms.forms import axes, extra_of
-from attnlab.transforms.measure import Floats, Weights
 
-HEAD_AXES = ("num_heads", "num_kv_heads")
+HEAD_AXES = ("num_heads", "num_kv_heads", "num_key_heads", "num_value_heads")
 NO_BASIS_OF_QK = (Collaborative, GroupedTied, Latent, TensorProduct)
 """Layouts with queries and keys whose numbers are weighed, shared or normalized one by one."""
 
@@ -63,7 +71,7 @@ def reparametrize(
 
 
 def _check_qk(layout: Layout) -> None:
-    names = axes(layout)
+    names = all_weights(layout)
     if getattr(layout, "tie", ""):
         raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave qk out")  # type: ignore[attr-defined]
     if not {"q", "k"} <= names.keys() or isinstance(layout, NO_BASIS_OF_QK):
@@ -73,21 +81,21 @@ def _check_qk(layout: Layout) -> None:
 
 
 def _check_vo(layout: Layout) -> None:
-    names, gate = axes(layout), extra_of(layout, Gate)
+    names = all_weights(layout)
     if "v" in getattr(layout, "tie", ""):
         raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave vo out")  # type: ignore[attr-defined]
     if isinstance(layout, GroupedTied):
         raise ValueError("values of layout 'grouped_tied' are its keys; leave vo out")
     if "v" not in names or "o" not in names or isinstance(layout, Latent | TensorProduct):
         raise ValueError(f"{layout} has no v and o per head; leave vo out")
-    if gate is not None and gate.by == "element":
+    if any(isinstance(extra, Gate) and extra.by == "element" for extra in layout.extras):
         raise ValueError("a gate per element depends on the basis of v; leave vo out")
 
 
 def bases(argument: Literal["qk", "vo"], value: ArrayLike, layout: Layout, weight: str) -> Floats:
     """One matrix per head of `weight`, or one for all: [1 or K, H, H]."""
     a: Floats = np.asarray(value, np.float64)
-    names = axes(layout)[weight]
+    names = all_weights(layout)[weight].axes
     heads = next((layout.size(axis) for axis in names if axis in HEAD_AXES), 1)
     shape = (layout.size(names[-1]),) * 2
     if a.shape == (layout.num_heads, *shape) and heads < layout.num_heads:
@@ -110,7 +118,7 @@ def changed_basis(w: Weights, layout: Layout, by: dict[str, Floats]) -> dict[str
     made = dict(w)
     for name, basis in by.items():
         if name in w:
-            names = axes(layout)[name]
+            names = all_weights(layout)[name].axes
             at = next((i for i, axis in enumerate(names) if axis in HEAD_AXES), None)
             heads = 1 if at is None else w[name].shape[at]
             a = w[name][None] if at is None else np.moveaxis(w[name], at, 0)

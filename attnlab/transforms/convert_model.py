@@ -1,0 +1,105 @@
+"""`convert_model`: a whole model with other heads, every parameter group converted and measured."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attnlab.heads import Layout, weight_shapes
+from attnlab.models.config import ModelConfig
+from attnlab.models.head_weights import head_layouts
+from attnlab.models.parameters import check_params
+from attnlab.sharing import PyTree
+from attnlab.transforms.arguments import check_config
+from attnlab.transforms.convert import Conversion, NotEquivalent, Undecided, convert
+from attnlab.transforms.resharing import output_difference
+
+ROWS, LONGEST = 4, 16
+"""Random tokens on which the logits are compared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConversion:
+    """The same model with other heads.
+
+    Attributes:
+      config, params: of the new model.
+      errors: (stack, sublayer, parameter group) -> its relative forward and gradient error, as
+        those of `Conversion`.
+      logits_error: largest difference of the logits, relative to the largest logit, on random
+        tokens, in the dtype in which the model computes.
+    """
+
+    config: ModelConfig
+    params: PyTree
+    errors: Mapping[tuple[str, str, int], tuple[float, float]]
+    logits_error: float
+
+
+def convert_model(
+    config: ModelConfig, params: PyTree, *, heads: Layout, key: Array | None = None
+) -> ModelConversion | NotEquivalent | Undecided:
+    """The model with other heads that computes the same function.
+
+    Every parameter group of every sublayer with heads is converted by `convert`. New heads and
+    columns can learn.
+
+    Args:
+      config, params: the model.
+      heads: the heads of the new model, without a width.
+      key: for new weights and measurements; None is `jax.random.key(0)`.
+
+    Returns:
+      `ModelConversion`, or the answer of the first group that is not converted, which its reason
+      names.
+
+    Raises:
+      ValueError: layers share keys and values or have low-rank deltas; or the model cannot have
+        these heads.
+
+    >>> from attnlab.heads import Standard, Wide
+    >>> config = ModelConfig(width=8, num_layers=2, heads=Standard(num_heads=2))
+    >>> params = config.build().init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
+    >>> found = convert_model(config, params, heads=Wide(num_heads=2))
+    >>> found.params["layers"]["attention"]["q"].shape, found.logits_error < 1e-5
+    ((2, 8, 2, 8), True)
+    """
+    check_config(config)
+    check_params(config, params)
+    key = jax.random.key(0) if key is None else key
+    to = dataclasses.replace(config, heads=heads)
+    new, made, errors = head_layouts(to), dict(params), {}
+    for (stack, name), layout in head_layouts(config).items():
+        target = new[stack, name]
+        if name not in params.get(stack, ()) or layout == target:
+            continue
+        group, names = params[stack][name], list(weight_shapes(layout))
+        if name == "kv" or not set(names) <= set(group) or "delta" in params[stack]:
+            raise ValueError(
+                f"{stack} shares keys and values or has low-rank deltas, whose heads are not "
+                "converted; change the sharing plan first with change_plan"
+            )
+        converted = []
+        for g in range(len(group[names[0]])):
+            found = convert(
+                {n: group[n][g] for n in names}, layout, target, key=jax.random.fold_in(key, g),
+                rotary=config.positions.is_rotary and name != "cross",
+            )  # fmt: skip
+            if not isinstance(found, Conversion):
+                return dataclasses.replace(
+                    found, reason=f"{stack}/{name}, group {g}: {found.reason}"
+                )
+            converted.append(found.params)
+            errors[stack, name, g] = found.forward_error, found.gradient_error
+        beside = {n: a for n, a in group.items() if n not in names}  # the norm of the sublayer
+        made[stack] = made[stack] | {name: beside | _stacked(converted)}
+    tokens = jax.random.randint(key, (ROWS, min(config.max_len, LONGEST)), 0, config.vocab_size)
+    return ModelConversion(
+        to, made, errors, output_difference((config, params), (to, made), tokens)
+    )
+
+
+def _stacked(groups: list[dict[str, Array]]) -> dict[str, Array]:
+    return {name: jnp.stack([group[name] for group in groups]) for name in groups[0]}
