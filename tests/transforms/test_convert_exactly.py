@@ -75,7 +75,7 @@ EACH = dict(num_kv_heads=6)
 plain_keys = sized(Standard, **EACH, head_dim=10, biases=("q", "v", "o"))
 LATENT = dict(latent_norm=False, query_latent_dim=None)
 CASES = {
-    "tied projections": (Standard(width=12, num_heads=3, tie="kv"), Standard(width=12, num_heads=3)),
+    "tied": (Standard(width=12, num_heads=3, tie="kv"), Standard(width=12, num_heads=3)),
     "wider heads": (sized(Standard, scale=0.5), sized(Standard, head_dim=6, value_dim=8)),
     "a key head each": (sized(Standard), sized(Standard, **EACH)),
     "outer matrices": (sized(Standard), sized(TwoStage)),

@@ -1,0 +1,112 @@
+"""Whole models with other heads, and layouts from outside that have a form of their own."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conversions import random_params
+
+from attnlab import ModelConfig
+from attnlab.heads import Narrow, NarrowTied, Rewrite, Standard, Wide, weight_shapes
+from attnlab.models.parameters import param_shapes
+from attnlab.models.specs import Rotary
+from attnlab.sharing import Plan
+from attnlab.transforms import Conversion, ModelConversion, Undecided, convert, convert_model
+
+
+def random_model(config):
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda a: jnp.asarray(rng.normal(size=a.shape) * a.shape[-1] ** -0.5, jnp.float32),
+        param_shapes(config),
+    )
+
+
+def logits(config, params, tokens):
+    source = {} if config.encoder is None else {"source": tokens[:, ::-1]}
+    return config.build().apply({"params": params}, tokens, **source).logits
+
+
+CASES = {
+    "separate": (Standard(num_heads=3), Wide(num_heads=3), dict(num_layers=2), 2),
+    "shared": (Narrow(num_heads=3), Wide(num_heads=3), dict(num_layers=2, sharing="albert"), 1),
+    "rotary": (
+        NarrowTied(num_heads=3), Standard(num_heads=6, head_dim=4),
+        dict(num_layers=2, positions=Rotary()), 2,
+    ),
+    "encoder-decoder": (
+        Standard(num_heads=3), Wide(num_heads=3),
+        dict(num_layers=2, kind="encoder_decoder"), 2 + 2 + 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "shared" else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
+def test_a_whole_model_there_and_back(name):
+    one, two, options, groups = CASES[name]
+    config = ModelConfig(width=12, heads=one, vocab_size=17, max_len=9, **options)
+    params = random_model(config)
+    found = convert_model(config, params, heads=two)
+    assert isinstance(found, ModelConversion), found
+    assert found.config == dataclasses.replace(config, heads=two)
+    assert len(found.errors) == groups
+    assert max(max(one) for one in found.errors.values()) < 4e-6
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 17, (2, 9)))
+    expected, got = logits(config, params, tokens), logits(found.config, found.params, tokens)
+    np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+    back = convert_model(found.config, found.params, heads=one)
+    assert isinstance(back, ModelConversion), back
+    got = logits(config, back.params, tokens)
+    np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_group_that_is_not_converted_is_named():
+    config = ModelConfig(width=12, heads=Wide(num_heads=3), num_layers=2, positions=Rotary())
+    found = convert_model(config, random_model(config), heads=Standard(num_heads=3))
+    assert isinstance(found, Undecided)
+    assert found.reason.startswith("layers/attention, group 0")
+
+
+def test_shared_keys_and_values_are_refused():
+    plan = Plan(attention=(0, 1), ffn=(0, 1), kv=(0, 0))
+    config = ModelConfig(width=12, heads=Standard(num_heads=3), num_layers=2, sharing=plan)
+    with pytest.raises(ValueError, match="change_plan"):
+        convert_model(config, random_model(config), heads=Wide(num_heads=3))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Doubled(Standard):
+    """Queries twice as long, so that its form is standard heads with another W_Q."""
+
+    def project_q(self, params, x, rotate):
+        return 2 * super().project_q(params, x, rotate)
+
+    def general(self, *, rotary=False, shift_invariant=True):
+        return Rewrite(self.to(Standard), lambda w: {**w, "q": 2 * w["q"]})
+
+    def inverse(self, w, other, tolerance):
+        return {"q": w["q"] / 2}
+
+
+def test_a_layout_from_outside_is_converted_by_its_own_methods():
+    """There and back, and to a layout beyond its form; a subclass without them is not."""
+    outside, inside = Doubled(width=12, num_heads=3), Standard(width=12, num_heads=3)
+    params = random_params(outside)
+    there = convert(params, outside, inside)
+    assert isinstance(there, Conversion)
+    np.testing.assert_allclose(there.params["q"], 2 * params["q"], rtol=1e-14)
+    assert isinstance(convert(there.params, inside, outside), Conversion)
+    assert isinstance(convert(params, outside, Wide(width=12, num_heads=3)), Conversion)
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Tripled(Doubled):
+        def project_q(self, params, x, rotate):
+            return 1.5 * super().project_q(params, x, rotate)
+
+    other = Tripled(width=12, num_heads=3)
+    assert weight_shapes(other) == weight_shapes(outside)
+    assert not isinstance(convert(params, other, inside), Conversion)
