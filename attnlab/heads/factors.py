@@ -22,6 +22,8 @@ def factor(a: Floats, rank: int, tolerance: float) -> tuple[Floats, Floats] | No
     >>> np.allclose(left @ right, 1), np.any(left[:, 1])
     (True, np.False_)
     """
+    if not np.all(np.isfinite(a)):  # products of weights near the largest float
+        return None
     u, values, vt = np.linalg.svd(a, full_matrices=False)
     counts = values > tolerance * values[..., :1]
     if np.any(counts[..., rank:]):

@@ -160,7 +160,9 @@ def convert(
 
         found = first_exact(candidates(w, layout, target, call), apart)
         if isinstance(found, Undecided):
-            return prove(Question(w, layout, target, call, rng, dtype)) or found
+            proof = prove(Question(w, layout, target, call, rng, dtype))
+            reason = f"from {layout} to {target}: {found.reason}"
+            return proof or dataclasses.replace(found, reason=reason)
         made = found.params
         if layout != target:
             new = init(jax.random.key(0) if key is None else key, target)
@@ -180,7 +182,7 @@ def first_exact(
     found: Iterable[Candidate], measured: Callable[[Weights], Errors]
 ) -> Candidate | Undecided:
     """The first candidate whose errors are below `EXACT`."""
-    best = Undecided("the layouts have no common more general layout in which weights fit")
+    best = Undecided("no more general layout of both has the sizes for these weights")
     for one in found:
         errors = measured(one.params)
         if errors.below(EXACT):
