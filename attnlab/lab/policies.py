@@ -294,10 +294,7 @@ def tuning_specs(specs: Sequence[RunSpec], count: int) -> list[RunSpec]:
       ValueError: as of `TuneLearningRate`.
     """
     if count < 3:
-        raise ValueError(
-            f"--tune={count} (TuneLearningRate(count)): give at least 3 learning rates, which a "
-            "parabola needs"
-        )
+        raise ValueError(f"--tune={count}: give at least 3 learning rates, which a parabola needs")
     seed = tuning_seed([spec.seed for spec in specs])
     first: dict[Variant, RunSpec] = {}
     for spec in specs:
