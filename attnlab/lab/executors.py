@@ -15,7 +15,7 @@ from attnlab.lab.run import RunOptions
 from attnlab.lab.text_table import counted
 from attnlab.lab.workdir import holder, last_process
 from attnlab.lab.worker import ERROR, STOPPED, work
-from attnlab.runs import RUNS
+from attnlab.load import RUNS
 from attnlab.training.interrupts import Stopped, stop_signals
 
 LOGS = "logs"

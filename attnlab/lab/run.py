@@ -31,7 +31,7 @@ from attnlab.lab.result import (
     metric_infos,
 )
 from attnlab.lab.spec import RunSpec
-from attnlab.lab.start import Start, init_function, load_start, with_plan_of
+from attnlab.lab.start import init_function
 from attnlab.lab.workdir import (
     SHARED,
     RunInUse,
@@ -42,12 +42,12 @@ from attnlab.lab.workdir import (
     run_folder,
     waiting,
 )
+from attnlab.load import SPEC, Start, load_start, with_plan_of
 from attnlab.models import ModelConfig, matrix_axes
 from attnlab.models.head_similarity import smallest_change
 from attnlab.models.layer import Report
 from attnlab.names import lookup
 from attnlab.nested import differences
-from attnlab.runs import SPEC
 from attnlab.sharing import Params
 from attnlab.training import sharding
 from attnlab.training.callbacks import Profile, parse_steps

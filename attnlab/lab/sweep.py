@@ -30,8 +30,8 @@ from attnlab.lab.workdir import (
     run_folder,
 )
 from attnlab.lab.worker import ERROR
+from attnlab.load import SPEC, SPECS
 from attnlab.nested import SHOWN, differences, field_path
-from attnlab.runs import SPEC, SPECS
 from attnlab.training.interrupts import Stopped, stop_signals
 
 REPORT = "report.html"

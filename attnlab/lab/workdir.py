@@ -36,8 +36,8 @@ from attnlab.extras import extra
 from attnlab.lab.result import FILE as RESULT
 from attnlab.lab.result import RunResult, read_result
 from attnlab.lab.spec import RunSpec
+from attnlab.load import RUNS, SPEC
 from attnlab.nested import JSON, SHOWN, differences, field_path
-from attnlab.runs import RUNS, SPEC
 from attnlab.training.config import TrainConfig, common_steps
 
 LOCK = "lock.json"

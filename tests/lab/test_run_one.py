@@ -12,7 +12,7 @@ import pytest
 from small_experiment import MODEL, experiment, train_config
 
 import attnlab
-from attnlab import lab, runs
+from attnlab import lab, load
 from attnlab.data import Text
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.workdir import hold
@@ -58,7 +58,7 @@ def test_a_model_is_loaded_from_a_run_or_from_a_sweep_of_one(first, base, tmp_pa
     lab.sweep(specs, tmp_path, executor=lab.InProcess(), progress=False)
     again = attnlab.load_run(tmp_path, 3)[1]
     assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
-    assert runs.seeds_of(tmp_path) == [3, 5]
+    assert load.seeds_of(tmp_path) == [3, 5]
     with pytest.raises(ValueError, match="has no seed 4, only 3, 5"):
         attnlab.load_run(tmp_path, 4)
 
