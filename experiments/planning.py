@@ -125,13 +125,12 @@ def _check_flags(seeds: int) -> None:
 def executor() -> lab.Executor:
     """Where the flags want the runs to be computed."""
     given = flags.FLAGS
-    options, imports = _run_options(), _imports()
+    options = _run_options()
     if given.launcher == "local":
-        return lab.LocalExecutor(given.jobs, given.threads, imports, options, app.jax_flags())
+        return lab.LocalExecutor(given.jobs, given.threads, options, app.jax_flags())
     return lab.SlurmExecutor(
         given.jobs,
         given.slurm,
-        imports=imports,
         run_options=options,
         environment=app.jax_flags(),
         threads=given.threads,
@@ -142,13 +141,6 @@ def executor() -> lab.Executor:
 def _run_options() -> lab.RunOptions:
     given = flags.FLAGS
     return lab.RunOptions(loggers=tuple(given.loggers), profile=given.profile)
-
-
-def _imports() -> list[str]:
-    """What a worker imports first: the files of --import and the config file, which may register
-    layouts, datasets, ..."""
-    files = [Path(name) for name in flags.FLAGS["import"].value or ()]
-    return [str(file.absolute()) for file in (*files, app.config_file()[0])]
 
 
 def training_flops(specs: Sequence[lab.RunSpec]) -> int:
@@ -173,7 +165,7 @@ def header(plan: Plan, folder: Path) -> str:
 def print_workers(plan: Plan, folder: Path) -> None:
     """Writes the specs and prints what runs them, and an estimate."""
     specs = plan.specs
-    command = worker_command(folder.absolute(), _imports(), _run_options())
+    command = worker_command(folder.absolute(), _run_options())
     description = described(plan.description, specs, folder)
     add_specs(specs, folder)
     description.write(folder)

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -33,7 +33,7 @@ class SlurmExecutor:
       jobs: size of the array; None: one for each run.
       options: of sbatch: {"time": "2:00:00", "gres": "gpu:1"}, or the line "--time=2:00:00".
       setup: shell lines before the worker, as those that activate an environment.
-      imports, run_options, environment: as of `LocalExecutor`.
+      run_options, environment: as of `LocalExecutor`.
       threads: of each run, on CPUs; None: those of the workdir, or the cores of the job.
       mode: "wait" for the workers; "submit" them, so that `start` raises Queued; or "write" the
         script alone, so that `start` raises Queued.
@@ -52,7 +52,6 @@ class SlurmExecutor:
         jobs: int | None = None,
         options: Mapping[str, str] | str = "",
         setup: str = "",
-        imports: Sequence[str] = (),
         *,
         run_options: RunOptions = RunOptions(),  # noqa: B008
         environment: Mapping[str, str] | None = None,
@@ -62,7 +61,7 @@ class SlurmExecutor:
         if not isinstance(options, str):
             options = " ".join(f"--{name}={value}" for name, value in options.items())
         _check_options(options)
-        self.jobs, self.options, self.setup, self.imports = jobs, options, setup, tuple(imports)
+        self.jobs, self.options, self.setup = jobs, options, setup
         self.run_options, self.environment = run_options, dict(environment or {})
         self.threads, self.mode = threads, mode
         self._workdir = Path()
@@ -99,9 +98,7 @@ class SlurmExecutor:
             environment={name: shlex.quote(value) for name, value in environment.items()},
             setup=self.setup,
             workdir_quoted=shlex.quote(str(workdir)),
-            command=shlex.join(
-                ["python", *worker_command(workdir, self.imports, self.run_options)[1:]]
-            ),
+            command=shlex.join(["python", *worker_command(workdir, self.run_options)[1:]]),
         )
         return f"{text}\n"
 

@@ -277,7 +277,7 @@ def test_curves_have_all_points_of_all_seeds(tmp_path):
 
 def test_expected_results_count_every_seed():
     """Of seeds that were added later, too."""
-    runs = [made({"v": "a"}, seed, 2.0, weights={"heads_apart": float(seed)}) for seed in range(5)]
+    runs = [made({"v": "a"}, seed, 2.0, more={"heads_apart": float(seed)}) for seed in range(5)]
     expected = Expectation(
         tags={"v": "a"}, relation="at most", value=3.0, number="heads_apart",
         text="heads differ by {max:.1f}",
