@@ -4,7 +4,6 @@ Each task of the array is a worker, which runs what no other one has or has fini
 script again, by hand too, goes on with what is left.
 """
 
-import re
 import shlex
 import shutil
 import subprocess
@@ -21,8 +20,8 @@ from attnlab.lab.run import RunOptions
 
 SCRIPT, JOBS = "sweep.sbatch", "slurm_jobs.txt"
 """Files of the workdir: the script, and the ids of the jobs that it was submitted as."""
-MAX_ARRAY_SIZE = 1001
-"""Of SLURM, where nobody sets another."""
+MOST_JOBS = 1000
+"""Tasks of an array: SLURM numbers them to 1000, where nobody sets MaxArraySize."""
 OURS = {"-a", "--array"}
 
 
@@ -73,7 +72,7 @@ class SlurmExecutor:
         >>> [line for line in text.splitlines() if "array" in line or "time=" in line][:2]
         ['#SBATCH --array=0-3', '#SBATCH --time=1:00:00']
         """
-        jobs = min(self.jobs or count, count, array_size())
+        jobs = min(self.jobs or count, count, MOST_JOBS)
         log = str(workdir / LOGS).replace("%", "%%")  # of which SLURM makes numbers
         environment = dict(self.environment)
         if threads := self.threads or read_threads(workdir):
@@ -103,7 +102,7 @@ class SlurmExecutor:
         return f"{text}\n"
 
     def start(self, workdir: Path, count: int) -> None:
-        """Submits the array, unless enough of it is in the queue.
+        """Submits the array, unless some of it is in the queue: a worker takes what is left.
 
         Raises:
           ValueError: there is no sbatch, or it refuses the script.
@@ -118,29 +117,22 @@ class SlurmExecutor:
         if self.threads:
             write_threads(workdir, self.threads)
         (workdir / LOGS).mkdir(exist_ok=True)
-        waiting = len(self._queue())
-        missing = min(self.jobs or count, count) - waiting
-        done = f"{waiting} workers are in the queue"
-        if missing > 0:
-            text = self.script(workdir, missing)
-            write_atomic(workdir / SCRIPT, text.encode())
-            if self.mode != "write":
-                job = self._submit(workdir / SCRIPT)
-                done = f"{missing} workers submitted as job {job}, {waiting} were in the queue"
-            else:
-                done = f"submit them with: sbatch {shlex.quote(str(workdir / SCRIPT))}"
+        script = workdir / SCRIPT
+        write_atomic(script, self.script(workdir, count).encode())
+        done = f"submit them with: sbatch {shlex.quote(str(script))}"
+        if self.mode != "write":
+            done = "workers are in the queue"
+            if not self._queue():
+                job = _ask("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+                with (workdir / JOBS).open("a") as file:
+                    file.write(f"{job}\n")
+                done = f"workers are submitted as job {job}"
         if self.mode != "wait":
             raise Queued(
                 f"{count} runs in {workdir} are left: {done}. Every node must see this folder and "
                 "the current folder under the same paths. When the queue is empty, repeat the "
                 "command: it submits what is not complete, or writes the report"
             )
-
-    def _submit(self, script: Path) -> str:
-        job = _ask("sbatch", "--parsable", str(script)).strip().partition(";")[0]
-        with (self._workdir / JOBS).open("a") as file:
-            file.write(f"{job}\n")
-        return job
 
     def _queue(self) -> list[str]:
         """The tasks of the workdir that wait or run, submitted by this executor or by hand."""
@@ -176,22 +168,6 @@ def _check_options(options: str) -> None:
         raise ValueError(
             f"--slurm: {taken.pop()} is set by this command; use --jobs=N for the number of workers"
         )
-
-
-def array_size() -> int:
-    """How many tasks an array may have here: their numbers are below MaxArraySize.
-
-    SLURM's default where the controller does not answer: a script can be written without one.
-    """
-    try:
-        config = _ask("scontrol", "show", "config")
-    except ValueError:
-        config = ""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", config, re.M)
-    size = int(found[1]) if found else MAX_ARRAY_SIZE
-    if not size:
-        raise ValueError("this cluster has no job arrays (MaxArraySize = 0)")
-    return size
 
 
 def _ask(*words: str) -> str:

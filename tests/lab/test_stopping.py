@@ -114,8 +114,9 @@ while True:
 
 @pytest.mark.slow
 def test_a_third_ctrl_c_ends_workers_that_do_not_stop(specs, tmp_path, capfd):
-    (tmp_path / "hangs.py").write_text(HANGS)
-    executor = lab.LocalExecutor(1, imports=[str(tmp_path / "hangs.py")])
+    (tmp_path / "sitecustomize.py").write_text(HANGS)  # run when a worker starts
+    path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    executor = lab.LocalExecutor(1, environment=path)
 
     def wait_for(condition):
         while not condition():
