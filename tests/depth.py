@@ -35,7 +35,7 @@ DEPTH = {
     "test_t5_s_table_is_of_t5_s_functions",
     # Sources, beside text and classes.
     "test_padding_never_counts[pairs]",
-    "test_padding_never_counts[grain]",
+    "test_padding_never_counts[rows]",
     "test_padding_never_counts[graph]",
     "test_padding_never_counts[recall]",
     "test_rows_that_are_scored[recall]",

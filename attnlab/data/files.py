@@ -23,7 +23,10 @@ def check_path(path: str, what: str, advice: str, *, folder: bool = False) -> No
 
 def visible_files(path: Path, pattern: str = "*") -> list[Path]:
     """The files in a folder and in all folders in it, sorted; those whose name, or that of a folder
-    on the way, begins with a dot (.git, .ipynb_checkpoints, .DS_Store) are left out."""
+    on the way, begins with a dot (.git, .ipynb_checkpoints, .DS_Store) are left out. A file is the
+    only one in itself."""
+    if path.is_file():
+        return [path] if path.match(pattern) else []
     found = sorted(path.rglob(pattern))
     return [p for p in found if not is_hidden(p.relative_to(path)) and p.is_file()]
 
@@ -109,8 +112,7 @@ Stamp: TypeAlias = tuple[tuple[str, int, int], ...]
 
 def stamp(path: Path) -> Stamp:
     """Name, size and time of change of a file, or of each visible file in a folder."""
-    files = visible_files(path) if path.is_dir() else [path]
-    found = ((str(file), file.stat()) for file in files if file.exists())
+    found = ((str(file), file.stat()) for file in visible_files(path))
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
