@@ -55,7 +55,7 @@ class Splits(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rows:
+class Rows(Spec, prefix="data."):
     """Own rows: anything with a length whose items by index are dicts of arrays.
 
     The rows are shuffled anew in every epoch (`batching.epoch_indices`).

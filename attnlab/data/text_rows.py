@@ -5,9 +5,9 @@ import functools
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +21,6 @@ from attnlab.data.files import (
     check_text,
     digest,
     is_hidden,
-    read_bytes,
     read_lines,
     split_lines,
     stamp,
@@ -29,13 +28,40 @@ from attnlab.data.files import (
 )
 from attnlab.data.text import gzip_bits, unigram_bits
 from attnlab.data.tokenizer import Tokenizer, make_tokenizer, num_tokens
+from attnlab.fields import Spec
 
 SPLITS = ("train", "valid", "test")
 FOLD = re.compile(r"cv(\d)\d\d")
 
 
+def _dataset(
+    rows: dict[str, Batch],
+    tokenizer: Tokenizer,
+    contents: Iterable[str],
+    length: int,
+    **fields: Any,
+) -> Dataset:
+    """That of the rows of each of `SPLITS`; `contents` are the texts that they were made of."""
+    count = len(next(iter(rows["train"].values())))
+
+    def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
+        return select_rows(rows["train"], epoch_indices(count, seed, step, size, shard))
+
+    texts = (text.encode() for text in contents)
+    return Dataset(
+        digest=digest([*texts, tokenizer.content, b"%d" % length]),
+        batches=batch,
+        heldout=functools.partial(scored_rows, rows["test"]),
+        validation=functools.partial(scored_rows, rows["valid"]),
+        train=functools.partial(scored_rows, rows["train"]),
+        decode=tokenizer.decode,
+        files=tokenizer.files,
+        **fields,
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Labelled:
+class Labelled(Spec, prefix="data."):
     """Texts with a class each.
 
     Training reads the training split, learning curves the validation split, the result the test
@@ -100,24 +126,15 @@ class Labelled:
             truncated += sum(len(tokens) > length for tokens in encoded)
             labels = np.array([classes.index(text.label) for text in some], np.int32)
             rows[split] = {"tokens": pad_rows(encoded, length), "labels": labels}
-
-        def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
-            index = epoch_indices(len(splits["train"]), seed, step, size, shard)
-            return select_rows(rows["train"], index)
-
-        contents = (field.encode() for text in texts for field in text)
-        return Dataset(
+        return _dataset(
+            rows,
+            tokenizer,
+            (field for text in texts for field in text),
+            length,
             name=f"{Path(self.path).stem}, {', '.join(classes)}",
-            digest=digest([*contents, tokenizer.content, b"%d" % length]),
             sizes=self.sizes(),
             row_tokens=length,
-            batches=batch,
-            heldout=functools.partial(scored_rows, rows["test"]),
-            validation=functools.partial(scored_rows, rows["valid"]),
-            train=functools.partial(scored_rows, rows["train"]),
-            decode=tokenizer.decode,
-            files=tokenizer.files,
-            baselines=functools.partial(_labelled_baselines, splits["train"], splits["test"]),
+            baselines=functools.partial(_class_baselines, splits["train"], splits["test"]),
             facts={
                 **{f"{split} texts": len(some) for split, some in splits.items()},
                 "texts cut": truncated,
@@ -126,11 +143,9 @@ class Labelled:
         )
 
 
-def _labelled_baselines(
-    train: Sequence["LabelledText"], test: Sequence["LabelledText"]
-) -> Baselines:
-    pairs = [[(text.text, text.label) for text in split] for split in (train, test)]
-    known = {"majority class": majority(*pairs), "naive Bayes": naive_bayes(*pairs)}
+def _class_baselines(train: list["LabelledText"], test: list["LabelledText"]) -> Baselines:
+    parts = [[(text.text, text.label) for text in part] for part in (train, test)]
+    known = {"majority class": majority(*parts), "naive Bayes": naive_bayes(*parts)}
     return {"accuracy": {name: 100 * share for name, share in known.items()}}
 
 
@@ -158,8 +173,7 @@ def read_labelled(path: Path) -> list[LabelledText]:
     Raises ValueError, naming file and line, for an empty text, a line without class and a byte that
     is not UTF-8, and where there are fewer than two classes or a part has no text.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"there is no {path}; set data.path to labelled texts")
+    check_path(str(path), "text", "set data.path to labelled texts")
     return _read(path, stamp(path))
 
 
@@ -194,12 +208,9 @@ def _files(path: Path) -> dict[str, bytes]:
 
 
 def _from_tree(files: dict[str, bytes], path: Path) -> list[LabelledText]:
-    folders = {name: data for name, data in files.items() if name.count("/") == 1}
-    if folders:
-        return [
-            _text("\n".join(_lines(data, path / name)), name.split("/")[0], path / name)
-            for name, data in folders.items()
-        ]
+    lines = lambda name: split_lines(check_text(files[name], path / name), path / name)
+    if folders := [name for name in files if name.count("/") == 1]:
+        return [_text("\n".join(lines(n)), n.split("/")[0], path / n) for n in folders]
     stems = Counter(name.rpartition(".")[0] for name in files)
     several = [stem for stem, count in stems.items() if count > 1]
     if len(several) != 1:
@@ -209,19 +220,15 @@ def _from_tree(files: dict[str, bytes], path: Path) -> list[LabelledText]:
         )
     return [
         _text(line, name.rpartition(".")[2], f"{path / name}:{number}")
-        for name, data in files.items()
+        for name in files
         if name.rpartition(".")[0] == several[0]
-        for number, line in enumerate(_lines(data, path / name), 1)
+        for number, line in enumerate(lines(name), 1)
     ]
-
-
-def _lines(data: bytes, path: Path) -> list[str]:
-    return split_lines(check_text(data, path), path)
 
 
 def _from_lines(path: Path) -> list[LabelledText]:
     found = []
-    for number, line in enumerate(split_lines(read_bytes(path), path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         label, tab, text = line.partition("\t")
         if not (label.strip() and tab):
             raise ValueError(f"{path}:{number}: no class before a tab; write class<TAB>text")
@@ -229,7 +236,7 @@ def _from_lines(path: Path) -> list[LabelledText]:
     return found
 
 
-def _text(text: str, label: str, where: object) -> LabelledText:
+def _text(text: str, label: str, where: Path | str) -> LabelledText:
     if not text.strip():
         raise ValueError(f"{where}: the text is empty; remove the line")
     fold = FOLD.match(where.name) if isinstance(where, Path) else None
@@ -274,11 +281,8 @@ def naive_bayes(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]
     return right / len(test)
 
 
-PATH_ADVICE = "set data.path to that of the files"
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pairs:
+class Pairs(Spec, prefix="data."):
     """Pairs of lines in two languages: the second is predicted, given the first.
 
     One tokenizer, trained on both sides, reads both. Training pairs with a side of more than
@@ -309,7 +313,7 @@ class Pairs:
 
     def sizes(self) -> DataSizes:
         """The tokens."""
-        check_path(self.path, "folder", PATH_ADVICE, folder=True)
+        check_path(self.path, "folder", "set data.path to that of the files", folder=True)
         return DataSizes(num_tokens(self.tokenizer))
 
     def shapes(self, length: int) -> BatchShapes:
@@ -334,32 +338,27 @@ class Pairs:
         """
         if not self.path:
             raise ValueError("set data.path to a folder of aligned files")
-        check_path(self.path, "folder", PATH_ADVICE, folder=True)
+        sizes = self.sizes()
         pairs = find_pairs(Path(self.path), self.languages.split("-"), self.parts.split(","))
         lines = [line for pair in pairs["train"] for line in pair]
         tokenizer = make_tokenizer(self.tokenizer, lines, folder)
-        train, left_out = _sides(pairs["train"], tokenizer, length)
+        rows = {
+            split: _rows(some, tokenizer, length if split == "train" else None)
+            for split, some in pairs.items()
+        }
+        left_out = len(pairs["train"]) - len(rows["train"]["source"])
         if left_out == len(pairs["train"]):
             raise ValueError(
                 f"every training pair has more than {length} tokens a side; raise train.length"
             )
-        count = len(train["source"])
-
-        def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
-            return select_rows(train, epoch_indices(count, seed, step, size, shard))
-
-        contents = (line.encode() for split in pairs.values() for pair in split for line in pair)
-        return Dataset(
+        return _dataset(
+            rows,
+            tokenizer,
+            (line for some in pairs.values() for pair in some for line in pair),
+            length,
             name=f"{Path(self.path).name} {self.languages}",
-            digest=digest([*contents, tokenizer.content, b"%d" % length]),
-            sizes=self.sizes(),
+            sizes=sizes,
             row_tokens=2 * length,
-            batches=batch,
-            heldout=functools.partial(scored_rows, _sides(pairs["test"], tokenizer, None)[0]),
-            validation=functools.partial(scored_rows, _sides(pairs["valid"], tokenizer, None)[0]),
-            train=functools.partial(scored_rows, train),
-            decode=tokenizer.decode,
-            files=tokenizer.files,
             baselines=functools.partial(_pair_baselines, pairs["test"]),
             facts={
                 **{f"{split} pairs": len(some) for split, some in pairs.items()},
@@ -369,21 +368,19 @@ class Pairs:
         )
 
 
-def _sides(pairs: list["Pair"], tokenizer: Tokenizer, length: int | None) -> tuple[Batch, int]:
-    """(both sides of the pairs with at most `length` tokens (None: all), how many have more)."""
+def _rows(pairs: list["Pair"], tokenizer: Tokenizer, length: int | None) -> Batch:
+    """Both sides of the pairs with at most `length` tokens; None: of all pairs."""
     sides = [tokenizer.encode(side) for side in zip(*pairs, strict=True)]
     longest = np.array([max(len(e.tokens) for e in both) for both in zip(*sides, strict=True)])
     length = int(longest.max()) if length is None else length
-    kept = np.flatnonzero(longest <= length)
-    source, target = ([side[i] for i in kept] for side in sides)
+    source, target = ([side[i] for i in np.flatnonzero(longest <= length)] for side in sides)
+    # The end of a row stands for the end of the line, which is a byte too.
     sizes = pad_rows([np.append(e.sizes, 1) for e in target], length + 1)
-    rows = {
+    return {
         "source": pad_rows([e.tokens for e in source], length),
         "target": pad_rows([e.tokens for e in target], length),
-        # The end of a row stands for the end of the line, which is a byte too.
         "bytes": np.maximum(sizes, 0).astype(np.float32),
     }
-    return rows, len(pairs) - len(kept)
 
 
 def _pair_baselines(pairs: list["Pair"]) -> Baselines:
