@@ -40,7 +40,7 @@ def test_the_base_install_is_four_packages():
 
 FUNCTIONS = """
 import jax, jax.numpy as jnp
-import attnlab, attnlab.plotting, attnlab.pretrained, attnlab.training
+import attnlab, attnlab.pretrained, attnlab.training
 from attnlab import ModelConfig, heads, multi_head_attention
 layout = heads.Wide(width=6, num_heads=2)
 params = heads.init(jax.random.key(0), layout)
@@ -50,7 +50,6 @@ print(y.shape, model.apply(model.init(jax.random.key(0), tokens), tokens).logits
 """
 NEEDY = {
     "from attnlab import data; data.make_tokenizer('bpe:300', [])": ("tokenizers", "data"),
-    "from attnlab import plotting; plotting.interval_plot([], '')": ("matplotlib", "plot"),
     "from attnlab.training import loggers; loggers.TensorBoard(None)": ("tensorboardX", "train"),
     "from attnlab.training import loggers; loggers.WandB(None)": ("wandb", "wandb"),
     "from attnlab.pretrained import tensors; tensors.read_file(None)": (

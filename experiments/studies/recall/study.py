@@ -31,9 +31,9 @@ from scipy import optimize
 
 from attnlab import heads, multi_head_attention
 from attnlab.data.synthetic import generate_recall
-from attnlab.lab.pages import render, table
-from attnlab.plotting import INK, new_axes
-from attnlab.plotting import THEMED_COLOURS as COLOURS
+from attnlab.report.page import render, table
+from attnlab.report.style import INK, new_axes
+from attnlab.report.style import THEMED_COLOURS as COLOURS
 from attnlab.sharing import Params
 from experiments import app
 from experiments.studies.cells import Line, interval, matching, numbers, run_cells, write_results
