@@ -1,6 +1,7 @@
 """Datasets and tokenizers. `DATASETS`: name -> its config, which loads it."""
 
 from attnlab.data.dataset import BYTES, Batch, DataConfig, Dataset, DataSizes, DeviceBatches
+from attnlab.data.files import keep_in
 from attnlab.data.graph import Nodes
 from attnlab.data.prepare import PreparePlan, prepare
 from attnlab.data.rows import HuggingFace, Rows
@@ -27,6 +28,6 @@ DATASETS: dict[str, type[DataConfig]] = {
 __all__ = [
     "BYTES", "DATASETS", "Batch", "DataConfig", "DataSizes", "Dataset", "DeviceBatches",
     "Endpoints", "Farthest", "HuggingFace", "Labelled", "Nodes", "Pairs", "PreparePlan",
-    "Recall", "Rows", "Text", "TokenFiles", "Tokenizer", "load_tokenizer",
+    "Recall", "Rows", "Text", "TokenFiles", "Tokenizer", "keep_in", "load_tokenizer",
     "make_tokenizer", "prepare",
 ]  # fmt: skip
