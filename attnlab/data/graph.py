@@ -10,17 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.data.dataset import (
-    Baselines,
-    Batch,
-    BatchShapes,
-    Dataset,
-    DataSizes,
-    DeviceBatch,
-    DeviceBatches,
-    Fact,
-    shapes_of,
-)
+from attnlab.data import dataset
+from attnlab.data.dataset import Batch, Dataset, DataSizes, DeviceBatch, DeviceBatches
 from attnlab.data.files import Stamp, check_path, digest, read_bytes, split_lines, stamp
 from attnlab.fields import Spec
 
@@ -87,7 +78,7 @@ class Nodes(Spec, prefix="data."):
         """Features and classes."""
         return DataSizes(self.graph.features.shape[1], len(self.graph.classes))
 
-    def shapes(self, length: int) -> BatchShapes:
+    def shapes(self, length: int) -> dataset.BatchShapes:
         """One graph; raises ValueError unless `length` is its number of nodes."""
         nodes = len(self.graph.labels)
         if length != nodes:
@@ -95,7 +86,7 @@ class Nodes(Spec, prefix="data."):
                 f"one row is the whole graph; set train.length and model.max_len to its {nodes} "
                 f"nodes, not {length}"
             )
-        return shapes_of(_scored(self.graph, "train", 0))
+        return dataset.shapes_of(_scored(self.graph, "train", 0))
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
         """The graph, once in every row of a batch; `folder` is not used.
@@ -107,9 +98,7 @@ class Nodes(Spec, prefix="data."):
         graph = self.graph
         self.shapes(length)
         counts = {f"{part} nodes": int(nodes.sum()) for part, nodes in graph.parts.items()}
-        facts: dict[str, Fact] = {"nodes": length, "edges": len(graph.senders) // 2, **counts}
-        if graph.left_out:
-            facts["edges left out for a node without features"] = graph.left_out
+        left_out = {"edges left out for a node without features": graph.left_out}
         return Dataset(
             name=Path(self.path).name,
             digest=graph.digest,
@@ -120,7 +109,12 @@ class Nodes(Spec, prefix="data."):
             validation=functools.partial(_scored, graph, "valid"),
             train=functools.partial(_scored, graph, "train"),
             baselines=functools.partial(_baselines, graph),
-            facts=facts,
+            facts={
+                "nodes": length,
+                "edges": len(graph.senders) // 2,
+                **counts,
+                **(left_out if graph.left_out else {}),
+            },
         )
 
 
@@ -133,7 +127,7 @@ def _scored(graph: Graph, split: str, count: int) -> Batch:
     return {name: a[None] for name, a in _row(graph, split).items()}
 
 
-def _baselines(graph: Graph) -> Baselines:
+def _baselines(graph: Graph) -> dataset.Baselines:
     accuracy, _ = label_propagation(graph)
     # The training part has as many nodes of each class, so it does not show which is commonest.
     labels = graph.labels[graph.parts["test"]]
@@ -206,10 +200,7 @@ def _read_table(folder: Path, pattern: str, columns: int = 0) -> _Table:
     """The one file of this pattern; with 0 each line has as many columns as the first."""
     found = [path for path in sorted(folder.glob(pattern)) if not path.name.startswith(".")]
     if len(found) != 1:
-        raise FileNotFoundError(
-            f"{folder} must hold one file {pattern}, not {len(found)}; set data.path to the folder "
-            "of a graph"
-        )
+        raise FileNotFoundError(f"{folder} (data.path) has {len(found)} files {pattern}, not one")
     path, data = found[0], read_bytes(found[0])
     rows = [line.split("\t") for line in split_lines(data, path)]
     if not rows:
@@ -217,9 +208,7 @@ def _read_table(folder: Path, pattern: str, columns: int = 0) -> _Table:
     columns = columns or len(rows[0])
     for number, row in enumerate(rows, 1):
         if len(row) != columns:
-            raise ValueError(
-                f"{path}:{number}: {len(row)} columns, not {columns}; separate them by tabs"
-            )
+            raise ValueError(f"{path}:{number}: {len(row)} columns, not {columns} between tabs")
     return _Table(path, data, rows)
 
 

@@ -10,16 +10,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from attnlab.data import dataset
 from attnlab.data.batching import epoch_indices, evenly_spaced
-from attnlab.data.dataset import (
-    Baselines,
-    Batch,
-    BatchShapes,
-    Dataset,
-    DataSizes,
-    join_tokens,
-    shapes_of,
-)
+from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
 from attnlab.data.files import check_path, digest, visible_files
 from attnlab.extras import extra
 from attnlab.fields import Spec, bounded
@@ -48,7 +41,7 @@ class Splits(NamedTuple):
     heldout: RandomAccess
     sizes: DataSizes
     validation: RandomAccess | None = None
-    decode: Callable[[Sequence[int]], str] = join_tokens
+    decode: Callable[[Sequence[int]], str] = dataset.join_tokens
     baselines: Callable[[], Baselines] = dict
     digest: str = ""
     """"": sha256 of all items, which are read once for it."""
@@ -92,7 +85,7 @@ class Rows(Spec, prefix="data."):
 
     def shapes(self, length: int) -> BatchShapes:
         """Those of the first item."""
-        return shapes_of(_stack([self.splits.train[0]]))
+        return dataset.shapes_of(_stack([self.splits.train[0]]))
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
         """The items as rows; their shapes are their own, `length` is for the reported speed.
@@ -202,7 +195,7 @@ class HuggingFace(Spec, prefix="data."):
 
     def shapes(self, length: int) -> BatchShapes:
         """`length` + 1 tokens, and what each target counts."""
-        return shapes_of(_stack([self._item(np.zeros(0, np.int32), length)]))
+        return dataset.shapes_of(_stack([self._item(np.zeros(0, np.int32), length)]))
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
         """The rows; `folder` is not used.

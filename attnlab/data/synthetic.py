@@ -14,16 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from attnlab.data import dataset
 from attnlab.data.batching import scored_rows
-from attnlab.data.dataset import (
-    Baselines,
-    Batch,
-    BatchShapes,
-    Dataset,
-    DataSizes,
-    DeviceBatch,
-    DeviceBatches,
-)
+from attnlab.data.dataset import Baselines, Batch, Dataset, DataSizes, DeviceBatch, DeviceBatches
 from attnlab.fields import Spec, bounded
 from attnlab.names import lookup
 
@@ -54,10 +47,12 @@ class Generated(Spec, abc.ABC, prefix="data."):
     def baselines(self, rows: Batch) -> Baselines:
         """What needs no model, on the held-out rows."""
 
-    def shapes(self, length: int) -> BatchShapes:
+    def shapes(self, length: int) -> dataset.BatchShapes:
         """Those of a generated row."""
         generate = self.generator(length)
-        shapes: BatchShapes = jax.eval_shape(lambda key: generate(key, 1), jax.random.key(0))
+        shapes: dataset.BatchShapes = jax.eval_shape(
+            lambda key: generate(key, 1), jax.random.key(0)
+        )
         return shapes
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
@@ -166,10 +161,8 @@ class Recall(Generated):
     def generator(self, length: int) -> Callable[[Array, int], DeviceBatch]:
         """Raises ValueError where `length` is odd, or below 4 tokens for each pair."""
         if length < 4 * self.pairs or length % 2:
-            raise ValueError(
-                f"{self.pairs} pairs and their questions need an even train.length of at least "
-                f"{4 * self.pairs}, not {length}"
-            )
+            least = f"at least {4 * self.pairs}, 4 for each of data.pairs"
+            raise ValueError(f"train.length must be even and {least}, not {length}")
         sizes = {"vocab_size": self.vocab_size, "pairs": self.pairs, "length": length}
         return lambda key, size: generate_recall(key, size, **sizes)
 
@@ -244,12 +237,10 @@ class Endpoints(Spec, prefix="data."):
         """Vertices, two selectors and the query token."""
         return DataSizes(self.vertices + 3)
 
-    def shapes(self, length: int) -> BatchShapes:
+    def shapes(self, length: int) -> dataset.BatchShapes:
         """Tokens and values; raises ValueError for any `length` but 4."""
         if length != LENGTH:
-            raise ValueError(
-                f"an example is {LENGTH} tokens: set train.length={LENGTH}, not {length}"
-            )
+            raise ValueError(f"an example has 4 tokens: set train.length=4, not {length}")
         row = jax.ShapeDtypeStruct((1, LENGTH), np.int32)
         return {"tokens": row, "values": row}
 
@@ -332,9 +323,7 @@ class Farthest(Generated):
     def generator(self, length: int) -> Callable[[Array, int], DeviceBatch]:
         """Raises ValueError for fewer than 3 points."""
         if length < 3:
-            raise ValueError(
-                f"{length} points have no farthest one; set train.length to at least 3"
-            )
+            raise ValueError(f"train.length must be at least 3 points, not {length}")
         sizes = {"dimensions": self.dimensions, "points": length}
         return lambda key, size: generate_farthest(key, size, **sizes)
 

@@ -159,10 +159,8 @@ def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = 
     for name, (tokens, _) in parts.items():
         facts[f"{name} tokens"] = len(tokens)
         if len(tokens) <= length:
-            raise ValueError(
-                f"{corpus.name}: the {name} text has {len(tokens)} tokens, too short for one "
-                f"window of {length} + 1; give a longer text or a smaller length"
-            )
+            few = f"the {name} text has {len(tokens)} tokens; a window needs {length} + 1"
+            raise ValueError(f"{corpus.name}: {few}; give a longer text or a smaller length")
 
     def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
         tokens, _ = parts["training"]
@@ -176,8 +174,8 @@ def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = 
         return rows
 
     def baselines() -> Baselines:
-        bits = {"unigram entropy": unigram_bits(corpus.heldout)}
-        bits["gzip -9"] = gzip_bits(corpus.heldout)
+        text = corpus.heldout
+        bits = {"unigram entropy": unigram_bits(text), "gzip -9": gzip_bits(text)}
         tokens, sizes = parts["held-out"]
         if sizes is not None:
             entropy = float(unigram_bits(tokens) * len(tokens) / sizes.sum())
@@ -186,7 +184,9 @@ def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = 
 
     if text is not None:
         lost = (
-            "" if text.is_exact else " (it loses some of the text: the bits are of what it keeps)"
+            ""
+            if text.is_exact
+            else " (it loses some of the text: the bits are those of what it keeps)"
         )
         facts |= {"tokenizer": text.name + lost, "its sha256": text.tokenizer.digest[:12]}
         digest = hashlib.sha256(f"{corpus.sha256} {text.tokenizer.digest}".encode()).hexdigest()

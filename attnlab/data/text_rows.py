@@ -12,20 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from attnlab.data import files
 from attnlab.data.batching import epoch_indices, pad_rows, scored_rows, select_rows
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
-from attnlab.data.files import (
-    Stamp,
-    bucket,
-    check_path,
-    check_text,
-    digest,
-    is_hidden,
-    read_lines,
-    split_lines,
-    stamp,
-    visible_files,
-)
+from attnlab.data.files import bucket, check_path, is_hidden, read_lines
 from attnlab.data.text import gzip_bits, unigram_bits
 from attnlab.data.tokenizer import Tokenizer, make_tokenizer, num_tokens
 from attnlab.fields import Spec
@@ -49,7 +39,7 @@ def _dataset(
 
     texts = (text.encode() for text in contents)
     return Dataset(
-        digest=digest([*texts, tokenizer.content, b"%d" % length]),
+        digest=files.digest([*texts, tokenizer.content, b"%d" % length]),
         batches=batch,
         heldout=functools.partial(scored_rows, rows["test"]),
         validation=functools.partial(scored_rows, rows["valid"]),
@@ -144,7 +134,7 @@ class Labelled(Spec, prefix="data."):
 
 
 def _class_baselines(train: list["LabelledText"], test: list["LabelledText"]) -> Baselines:
-    parts = [[(text.text, text.label) for text in part] for part in (train, test)]
+    parts = [[text[:2] for text in part] for part in (train, test)]
     known = {"majority class": majority(*parts), "naive Bayes": naive_bayes(*parts)}
     return {"accuracy": {name: 100 * share for name, share in known.items()}}
 
@@ -174,18 +164,17 @@ def read_labelled(path: Path) -> list[LabelledText]:
     is not UTF-8, and where there are fewer than two classes or a part has no text.
     """
     check_path(str(path), "text", "set data.path to labelled texts")
-    return _read(path, stamp(path))
+    return _read(path, files.stamp(path))
 
 
 @functools.lru_cache(maxsize=2)  # the variants of a sweep read the same texts
-def _read(path: Path, stamp: Stamp) -> list[LabelledText]:
+def _read(path: Path, stamp: files.Stamp) -> list[LabelledText]:
     whole = path.is_dir() or path.suffix == ".zip"
     found = _from_tree(_files(path), path) if whole else _from_lines(path)
     if len({text.label for text in found}) < 2:
         raise ValueError(f"{path}: fewer than two classes; give texts of at least two")
-    for split in SPLITS:
-        if not any(text.split == split for text in found):
-            raise ValueError(f"{path}: no text falls into the split {split!r}; give more texts")
+    if missing := {*SPLITS} - {text.split for text in found}:
+        raise ValueError(f"{path}: no text falls into the split {min(missing)}; give more texts")
     return found
 
 
@@ -193,13 +182,12 @@ def _files(path: Path) -> dict[str, bytes]:
     """Name within the folder or zip -> content, the folders that hold all of it left out."""
     try:
         if path.is_dir():
-            files = visible_files(path)
-            found = {p.relative_to(path).as_posix(): p.read_bytes() for p in files}
+            paths = files.visible_files(path)
+            found = {p.relative_to(path).as_posix(): p.read_bytes() for p in paths}
         else:
             with zipfile.ZipFile(path) as archive:
                 names = sorted(i.filename for i in archive.infolist() if not i.is_dir())
-                visible = [name for name in names if not is_hidden(PurePosixPath(name))]
-                found = {name: archive.read(name) for name in visible}
+                found = {n: archive.read(n) for n in names if not is_hidden(PurePosixPath(n))}
     except (OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     while len({name.partition("/")[0] for name in found}) == 1 and "/" in next(iter(found)):
@@ -207,20 +195,22 @@ def _files(path: Path) -> dict[str, bytes]:
     return found
 
 
-def _from_tree(files: dict[str, bytes], path: Path) -> list[LabelledText]:
-    lines = lambda name: split_lines(check_text(files[name], path / name), path / name)
-    if folders := [name for name in files if name.count("/") == 1]:
+def _from_tree(contents: dict[str, bytes], path: Path) -> list[LabelledText]:
+    def lines(name: str) -> list[str]:
+        return files.split_lines(files.check_text(contents[name], path / name), path / name)
+
+    if folders := [name for name in contents if name.count("/") == 1]:
         return [_text("\n".join(lines(n)), n.split("/")[0], path / n) for n in folders]
-    stems = Counter(name.rpartition(".")[0] for name in files)
+    stems = Counter(name.rpartition(".")[0] for name in contents)
     several = [stem for stem, count in stems.items() if count > 1]
     if len(several) != 1:
         raise ValueError(
             f"{path} holds neither a folder a class nor one file a class (NAME.CLASS); it holds "
-            f"{', '.join(list(files)[:5]) or 'nothing'}"
+            f"{', '.join(list(contents)[:5]) or 'nothing'}"
         )
     return [
         _text(line, name.rpartition(".")[2], f"{path / name}:{number}")
-        for name in files
+        for name in contents
         if name.rpartition(".")[0] == several[0]
         for number, line in enumerate(lines(name), 1)
     ]
@@ -348,9 +338,7 @@ class Pairs(Spec, prefix="data."):
         }
         left_out = len(pairs["train"]) - len(rows["train"]["source"])
         if left_out == len(pairs["train"]):
-            raise ValueError(
-                f"every training pair has more than {length} tokens a side; raise train.length"
-            )
+            raise ValueError(f"every training pair is longer than {length}; raise train.length")
         return _dataset(
             rows,
             tokenizer,
@@ -400,22 +388,17 @@ class Pair(NamedTuple):
 def read_pairs(source: Path, target: Path) -> list[Pair]:
     """The lines of two files side by side.
 
-    Raises ValueError that names file and line where the files have different numbers of lines,
-    where a line is empty, and where one is not UTF-8.
+    Raises ValueError where the files have different numbers of lines, and that names file and line
+    where a line is empty or not UTF-8.
     """
     sides = {path: read_lines(path) for path in (source, target)}
-    (one, ours), (two, theirs) = sides.items()
-    if len(ours) != len(theirs):
-        short, other = (one, two) if len(ours) < len(theirs) else (two, one)
-        raise ValueError(
-            f"{short}:{len(sides[short])}: the file ends here, {other} has "
-            f"{len(sides[other])} lines; give files that are aligned line by line"
-        )
+    ours, theirs = map(len, sides.values())
+    if ours != theirs:
+        raise ValueError(f"{source} has {ours} lines, {target} {theirs}; give one for each line")
     for path, lines in sides.items():
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                raise ValueError(f"{path}:{number}: the line is empty; remove it from both files")
-    return [Pair(*both) for both in zip(ours, theirs, strict=True)]
+        if empty := [number for number, line in enumerate(lines, 1) if not line.strip()]:
+            raise ValueError(f"{path}:{empty[0]}: the line is empty; remove it from both files")
+    return list(map(Pair, *sides.values()))
 
 
 def find_pairs(
@@ -433,28 +416,19 @@ def find_pairs(
             f"data.languages {languages!r} and data.parts {parts!r} must name 2 languages, and "
             "1 part or 3 (train, valid, test)"
         )
-    read = [
-        read_pairs(*(_part_file(folder, part, language) for language in languages))
-        for part in parts
-    ]
+    one, two = languages
+    read = [read_pairs(_part_file(folder, n, one), _part_file(folder, n, two)) for n in parts]
     if len(read) == 1:
-        split: dict[int, list[Pair]] = {0: [], 1: [], 2: []}
-        for pair in read[0]:
-            split[min(bucket(pair.source, 100), 2)].append(pair)
-        read = [split[2], split[1], split[0]]
+        places = [min(bucket(pair.source, 100), 2) for pair in read[0]]
+        read = [[p for p, at in zip(read[0], places, strict=True) if at == n] for n in (2, 1, 0)]
     found = dict(zip(SPLITS, read, strict=True))
-    for part, pairs in found.items():
-        if not pairs:
-            raise ValueError(f"{folder}: no pair for the part {part!r}; give more lines")
+    if empty := [part for part, pairs in found.items() if not pairs]:
+        raise ValueError(f"{folder}: no pair for the part {empty[0]!r}; give more lines")
     return found
 
 
 def _part_file(folder: Path, stem: str, language: str) -> Path:
-    names = [folder / f"{stem}.{language}{end}" for end in ("", ".gz")]
-    found = [path for path in names if path.exists()]
-    if not found:
-        raise FileNotFoundError(
-            f"there is no {names[0]} and no {names[1].name}; set data.path, data.parts and "
-            "data.languages so that they name files"
-        )
-    return found[0]
+    path = folder / f"{stem}.{language}"
+    path = path if path.exists() else path.with_name(f"{path.name}.gz")
+    check_path(str(path), "file", "set data.path, data.parts and data.languages")
+    return path

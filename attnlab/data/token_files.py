@@ -89,9 +89,7 @@ class TokenFile(NamedTuple):
         finally:
             os.close(handle)
         if len(content) != count * width:
-            raise ValueError(
-                f"{self.path} is shorter than at the start of the run; restore the whole file"
-            )
+            raise ValueError(f"{self.path} became shorter during the run; restore the whole file")
         return np.frombuffer(content, self.dtype)
 
 
@@ -226,10 +224,8 @@ class TokenFiles(Spec, prefix="data."):
         train, heldout, digest = self._parts(index)
         for name, part in (("training", train), ("held-out", heldout)):
             if len(part) <= length:
-                raise ValueError(
-                    f"{self.path}: the {name} part has {len(part)} tokens, too few for one window "
-                    f"of {length} + 1; give more tokens or a smaller length"
-                )
+                few = f"the {name} part has {len(part)} tokens; a window needs {length} + 1"
+                raise ValueError(f"{self.path}: {few}; give more tokens or a smaller length")
         tokenizer = self._tokenizer(index)
         sizes = self._token_bytes(index, tokenizer, size)
 
@@ -290,9 +286,7 @@ class TokenFiles(Spec, prefix="data."):
         paths = sorted(path.iterdir()) if path.is_dir() else [path]
         paths = [p for p in paths if p.suffix in (".bin", ".npy") and not p.name.startswith(".")]
         if not paths:
-            raise ValueError(
-                f"{path} has no .bin or .npy file of token ids; write some with experiments.prepare"
-            )
+            raise ValueError(f"{path} has no .bin or .npy file; write one with experiments.prepare")
         held = [p for p in paths if p.name.startswith(HELDOUT_NAMES) and path.is_dir()]
         train = [p for p in paths if p not in held]
         return [[_token_file(p, self.dtype) for p in part] for part in (train, held)]
@@ -313,9 +307,8 @@ class TokenFiles(Spec, prefix="data."):
         known = token_sizes(tokenizer) if tokenizer else None
         if known is None:
             raise ValueError(
-                f"{self.path} has no tokenizer.json of bytes, so bits per byte cannot be computed; "
-                "put the tokenizer.json beside the files, or give data.bytes_per_token, the mean "
-                "number of bytes of a token (1: bits per token)"
+                f"bits per byte need a tokenizer.json of bytes in {self.path}, or "
+                "data.bytes_per_token: the mean number of bytes of a token (1: bits per token)"
             )
         sizes = np.zeros(size, np.float32)  # the end of a document stands for none
         sizes[: len(known)] = known[:size]
@@ -329,10 +322,8 @@ def _token_file(path: Path, dtype: str) -> TokenFile:
         except (OSError, EOFError, ValueError) as error:
             raise ValueError(f"{path} is no .npy file: {error}") from None
         if array.ndim != 1 or array.dtype not in (np.dtype("<u2"), np.dtype("<u4")):
-            raise ValueError(
-                f"{path} is {array.dtype} {list(array.shape)}; token ids are a vector of uint16 or "
-                "uint32, little-endian"
-            )
+            given = f"{array.dtype} {list(array.shape)}"
+            raise ValueError(f"{path} is {given}, not a little-endian vector of uint16 or uint32")
         return TokenFile(path, array.dtype.name, array.offset, len(array))
     size, width = path.stat().st_size, np.dtype(dtype).itemsize
     if size % width:
@@ -343,10 +334,8 @@ def _token_file(path: Path, dtype: str) -> TokenFile:
 def _checked(folder: Path, index: Index, shard: Shard) -> TokenFile:
     file = _token_file(folder / shard.file, index.dtype)
     if file.tokens != shard.tokens:
-        raise ValueError(
-            f"{file.path} has {file.tokens:,} tokens, {INDEX} says {shard.tokens:,}; prepare the "
-            "folder again"
-        )
+        given = f"{file.path} has {file.tokens:,} tokens, {INDEX} says {shard.tokens:,}"
+        raise ValueError(f"{given}; prepare the folder again")
     return file
 
 
@@ -357,10 +346,8 @@ def _digest(file: TokenFile, limit: int) -> str:
         whole = hashlib.sha256()
         for chunk in TokenStream([file]).chunks():
             if (most := int(chunk.view(np.uint32).max())) >= limit:
-                raise ValueError(
-                    f"{file.path} has the token {most}, data.vocab_size is {limit}; raise it, or "
-                    "give data.dtype if the ids have another width"
-                )
+                given = f"{file.path} has the token {most}, data.vocab_size is {limit}"
+                raise ValueError(f"{given}; raise it, or give data.dtype for ids of another width")
             whole.update(chunk.astype(file.dtype).tobytes())
         return {"sha256": np.array(whole.hexdigest())}
 
