@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 from scipy import stats
 
-from attnlab.lab.mixed_model import LEVEL, Array, Estimate, MixedModel, fit_reml, t_estimate
+from experiments.studies.head_width.mixed_model import (
+    LEVEL,
+    Array,
+    Estimate,
+    MixedModel,
+    fit_reml,
+    t_estimate,
+)
 from experiments.studies.head_width.rates import RateFormula
 from experiments.studies.head_width.rows import runs_of
 

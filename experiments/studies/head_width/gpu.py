@@ -31,8 +31,8 @@ from attnlab.data.text import Corpus, dataset_of_corpus
 from attnlab.heads import Standard
 from attnlab.lab.executors import InProcess
 from attnlab.lab.result import ModelSizes, RunResult, Scores, Timing
-from attnlab.lab.run import complete_result, run_folder
-from attnlab.lab.spec import read_specs
+from attnlab.lab.sweep import specs_in
+from attnlab.lab.workdir import complete_result, run_folder
 from attnlab.models import (
     FFN,
     Compute,
@@ -44,7 +44,6 @@ from attnlab.models import (
     matrix_axes,
     num_parameters,
 )
-from attnlab.runs import SPECS
 from attnlab.training import (
     EvaluationConfig,
     OptimizerConfig,
@@ -321,7 +320,7 @@ class SeedsTogether(InProcess):
 
     def start(self, workdir: Path, count: int) -> None:
         """Trains what has no result, from the newest checkpoint of each program if any."""
-        specs = read_specs((workdir / SPECS).read_text(encoding="utf-8"))
+        specs = specs_in(workdir).values()
         undone = [spec for spec in specs if not complete_result(workdir, spec)]
         for _, same in itertools.groupby(undone, key=lambda spec: spec.config.to_json()):
             for result in train_together(list(same), workdir):

@@ -7,9 +7,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from pandas import DataFrame
 
-from attnlab.lab.mixed_model import Array, Estimate, t_estimate
-from attnlab.lab.pages import p_equation, p_value
-from attnlab.lab.statistics import holm
+from attnlab.lab.stats import holm
+from attnlab.report.page import p_equation, p_value
 from experiments.studies.head_width.figures import SizePanel, around
 from experiments.studies.head_width.gpu import (
     ADDED_SEEDS,
@@ -26,6 +25,7 @@ from experiments.studies.head_width.gpu import (
     factors,
     fills_width,
 )
+from experiments.studies.head_width.mixed_model import Array, Estimate, t_estimate
 from experiments.studies.head_width.rates import parabola_minimum
 from experiments.studies.head_width.spec import Variant
 from experiments.studies.head_width.tables import (

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from pandas import DataFrame
 
-from attnlab.lab.mixed_model import Estimate, MixedModel
-from attnlab.lab.statistics import holm
+from attnlab.lab.stats import holm
 from experiments.studies.head_width import analysis, design
 from experiments.studies.head_width.analysis import Columns, Mask, Optimum, Pairs
+from experiments.studies.head_width.mixed_model import Estimate, MixedModel
 from experiments.studies.head_width.rates import PLANS, fit_rates, minima
 
 STAGE_OF_WIDTH = {32: 2, 64: 3, 96: 4}

@@ -12,9 +12,8 @@ import numpy as np
 from pandas import DataFrame
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.mixed_model import Estimate, MixedModel
 from attnlab.lab.text_table import counted
-from attnlab.plotting import themed_svg
+from attnlab.report.style import themed_svg
 from experiments.studies.head_width import analysis, design, gpu, gpu_page
 from experiments.studies.head_width import figures as charts
 from experiments.studies.head_width.analysis import Mask, Pairs
@@ -36,6 +35,7 @@ from experiments.studies.head_width.hypotheses import (
     sharing,
     sharing_costs,
 )
+from experiments.studies.head_width.mixed_model import Estimate, MixedModel
 from experiments.studies.head_width.rates import choose, fit_rates, minima
 from experiments.studies.head_width.rows import read_csv, read_rows
 from experiments.studies.head_width.spec import PARAMETRIZATIONS

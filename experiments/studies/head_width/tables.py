@@ -5,10 +5,10 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attnlab.lab import pages
-from attnlab.lab.mixed_model import Estimate
-from attnlab.lab.pages import p_value
-from attnlab.lab.statistics import ALPHA, holm
+from attnlab.lab.stats import ALPHA, holm
+from attnlab.report import page as pages
+from attnlab.report.page import p_value
+from experiments.studies.head_width.mixed_model import Estimate
 
 Line = Mapping[str, object]
 """Column -> cell of a table."""

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from pandas import DataFrame
 
-from attnlab.lab.mixed_model import fit_reml, t_estimate
 from experiments.studies.head_width import analysis
+from experiments.studies.head_width.mixed_model import fit_reml, t_estimate
 from experiments.studies.head_width.simulated import EFFECTS, Simulation, study_rows
 
 # Dyestuff (Davies and Goldsmith 1972), the first example of lme4: six batches of five.

@@ -6,8 +6,8 @@ import warnings
 import numpy as np
 import pytest
 
-from attnlab.lab.mixed_model import fit_reml
 from experiments.studies.head_width import analysis
+from experiments.studies.head_width.mixed_model import fit_reml
 from experiments.studies.head_width.simulated import Simulation, study_rows
 
 
