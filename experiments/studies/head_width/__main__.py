@@ -17,9 +17,9 @@ from attnlab import lab
 from attnlab.training.provenance import code_commit
 from experiments import app
 from experiments.studies.head_width import design, gpu
-from experiments.studies.head_width.rates import RateFormula, fit_rates
 from experiments.studies.head_width.rows import (
     COLUMNS,
+    PUBLISHED,
     append_csv,
     check_origin,
     new_rows,
@@ -30,8 +30,6 @@ from experiments.studies.head_width.rows import (
 from experiments.studies.head_width.spec import run_spec
 from experiments.studies.head_width.texts import TEXTS, check_texts, load_text
 
-ROOT = Path(__file__).parents[3]
-PUBLISHED = ROOT / "docs/results/head_width"
 RESULTS = flags.DEFINE_string("results", str(PUBLISHED), "Folder of the rows and the pages.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the runs that are trained.")
 DATA = flags.DEFINE_string("data", "../shared/data", "Folder of the texts.")
@@ -70,7 +68,11 @@ def extend(
 
 def run_stages(stages: list[int], folder: Path) -> None:
     """Trains the runs of these stages that have no row."""
-    data, path, commit = Path(DATA.value), folder / "runs.csv", code_commit(ROOT)
+    data, path, commit = (
+        Path(DATA.value),
+        folder / "runs.csv",
+        code_commit(Path(__file__).parents[3]),
+    )
     rows = read_rows(path)
     digests = {name: load_text(name, data).sha256 for name in set(rows["text"])}
     check_origin(rows, [commit, *ACCEPT.value], digests)
@@ -88,7 +90,11 @@ def run_stages(stages: list[int], folder: Path) -> None:
 
 def run_on_gpu(share: float, folder: Path) -> None:
     """Trains the programs of the study on a GPU that have no scores."""
-    data, commit, formula = Path(DATA.value), code_commit(ROOT), published_formula()
+    data, commit, formula = (
+        Path(DATA.value),
+        code_commit(Path(__file__).parents[3]),
+        gpu.published_formula(),
+    )
     check_texts(TEXTS, data)
     extend(
         folder / "gpu_runs.csv",
@@ -103,17 +109,11 @@ def run_on_gpu(share: float, folder: Path) -> None:
     )
 
 
-def published_formula() -> RateFormula:
-    """The learning rates of the published rows of stage 1."""
-    rows = read_rows(PUBLISHED / "runs.csv")
-    return fit_rates(rows[rows["stage"] == 1])
-
-
 def print_status(stages: list[int], folder: Path) -> None:
     """How many runs are done."""
     if GPU.value:
         scores = read_csv(folder / "gpu_runs.csv", gpu.COLUMNS)
-        left = len(gpu.next_programs(published_formula(), scores, GPU.value))
+        left = len(gpu.next_programs(gpu.published_formula(), scores, GPU.value))
         print(f"{left} programs to go, before any that depend on their scores")
         return
     rows = read_rows(folder / "runs.csv")
@@ -146,5 +146,4 @@ def main() -> None:
         run_stages(stages, folder)
 
 
-if __name__ == "__main__":
-    app.start(main)
+app.start(main)

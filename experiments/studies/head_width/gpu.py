@@ -59,7 +59,8 @@ from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import Evaluator
 from experiments.studies.head_width.ngrams import CONTEXTS, target_bits
-from experiments.studies.head_width.rates import RateFormula, parabola_minimum
+from experiments.studies.head_width.rates import RateFormula, fit_rates, parabola_minimum
+from experiments.studies.head_width.rows import PUBLISHED, read_rows
 from experiments.studies.head_width.spec import BIASES, Variant
 from experiments.studies.head_width.texts import (
     HELDOUT_BYTES,
@@ -130,6 +131,12 @@ def fills_width(variant: Variant) -> bool:
 def factors(variant: Variant) -> tuple[float, ...]:
     """Those of `FACTORS` at which a variant is trained: the lowest only where N h = D."""
     return FACTORS if fills_width(variant) else FACTORS[1:]
+
+
+def published_formula() -> RateFormula:
+    """The learning rates of the published rows of stage 1."""
+    rows = read_rows(PUBLISHED / "runs.csv")
+    return fit_rates(rows[rows["stage"] == 1])
 
 
 def formula_rate(formula: RateFormula, variant: Variant, share: float) -> float:

@@ -17,7 +17,6 @@ from experiments.studies.head_width.gpu import (
     LENGTH,
     NUM_LAYERS,
     SEEDS,
-    TRAINING_BYTES,
     TUNED,
     TUNING_SEEDS,
     VARIANTS,
@@ -233,7 +232,6 @@ def page(scores: DataFrame) -> str:
         seeds=len(SEEDS),
         device=first["device"],
         commits=" and ".join(dict.fromkeys(scores["commit"])),
-        scale=f"{trained / TRAINING_BYTES:.3g}",
         baselines=", ".join(f"{n.removeprefix('ngram')}-gram {b:.3f}" for n, b in grams.items()),
         variants=judged_table(
             [(_line(v, found[v], against.get(v)), against.get(v)) for v in found]

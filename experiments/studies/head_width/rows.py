@@ -14,6 +14,7 @@ from experiments.studies.head_width.ngrams import baselines
 from experiments.studies.head_width.spec import BATCH_TOKENS, StudyRun, Variant, num_steps
 from experiments.studies.head_width.texts import load_text
 
+PUBLISHED = Path(__file__).parents[3] / "docs/results/head_width"
 BITS = ("heldout_bits", "validation_bits", "train_bits")
 """Bits per byte; infinite where the run diverged."""
 GRAMS = ("unigram", "ngram3", "ngram4", "ngram5", "gzip")

@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -10,11 +9,9 @@ from pandas import DataFrame
 
 from experiments.studies.head_width import design
 from experiments.studies.head_width.rates import fit_rates
-from experiments.studies.head_width.rows import COLUMNS, runs_of
+from experiments.studies.head_width.rows import COLUMNS, PUBLISHED, runs_of
 from experiments.studies.head_width.spec import BATCH_TOKENS, num_steps
 
-ROOT = Path(__file__).parents[3]
-PUBLISHED = ROOT / "docs/results/head_width"
 PLAN = (PUBLISHED / "plan.md").read_text()
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 FLOPS = {16: 10_000, 32: 180_224, 64: 557_056, 96: 1_130_496}

@@ -118,10 +118,8 @@ def test_the_programs_follow_from_the_scores():
 
 def test_the_published_scores_are_those_of_the_programs():
     """The same learning rates follow from the published rows, and nothing is left to train."""
-    from experiments.studies.head_width.__main__ import published_formula
-
     scores = read_csv(PUBLISHED / "gpu_runs.csv", gpu.COLUMNS)
-    assert gpu.next_programs(published_formula(), scores, 0.25) == []
+    assert gpu.next_programs(gpu.published_formula(), scores, 0.25) == []
     assert scores.to_csv(index=False) == (PUBLISHED / "gpu_runs.csv").read_text()
 
 
