@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import pandas
 
-from attnlab.lab.pages import table as markdown_table
 from attnlab.nested import JSON
+from attnlab.report.page import table as markdown_table
 from attnlab.sharing import PyTree
 from experiments.benchmarks.peaks import fraction_of_peak
 

@@ -19,7 +19,7 @@ from flax import linen, nnx
 
 from attnlab import heads
 from attnlab.attention import dot_product_attention
-from attnlab.lab.pages import table as markdown_table
+from attnlab.report.page import table as markdown_table
 from attnlab.tap import capture
 from experiments import app
 
