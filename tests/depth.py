@@ -5,7 +5,6 @@ A name alone means all its cases. A test elsewhere has `@pytest.mark.slow` itsel
 
 DEPTH = {
     "test_a_best_head_dim_at_the_end_of_the_points_is_not_called_interior",
-    "test_a_diverged_run_is_a_row",
     "test_a_failing_tuning_run_leaves_out_its_variant_alone",
     "test_a_fixed_random_pattern_does_not_read_the_text",
     "test_a_kill_in_the_first_write_leaves_a_folder_that_can_be_used",
@@ -29,17 +28,15 @@ DEPTH = {
     "test_numpy_alone_gives_the_same_numbers",
     "test_one_point_that_no_parabola_fits_moves_the_registered_best_head_and_not_that_of_another_d",
     "test_other_parameters_in_the_place_where_it_began_are_refused",
-    "test_padding_never_counts[grain]",
+    "test_padding_never_counts[rows]",
     "test_padding_never_counts[graph]",
     "test_padding_never_counts[pairs]",
     "test_padding_never_counts[recall]",
     "test_parts_give_the_gradient_of_the_whole_batch",
     "test_remat_and_bfloat16_give_the_same_losses",
-    "test_rows_of_another_commit_are_refused_by_the_command",
     "test_rows_that_are_scored[recall]",
     "test_runs_of_a_workdir_share_a_tokenizer",
     "test_sigterm_stops_all",
-    "test_stopped_and_resumed_it_has_the_same_numbers",
     "test_the_balance_loss_falls_in_training",
     "test_what_cannot_be_pruned_is_told",
 }
