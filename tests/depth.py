@@ -9,7 +9,6 @@ DEPTH = {
     "test_killed_and_started_again",
     "test_a_run_beside_a_folder",
     "test_command_names_what_it_lacks",
-    "test_what_cannot_be_pruned_is_told",
     "test_it_ends_as_if_it_had_always_been_so_long",
     "test_a_schedule_that_ends_with_its_steps_cannot",
     # Trainings, beside test_it_learns and those that stop and go on.
