@@ -35,7 +35,7 @@ from attnlab import lab
 from attnlab.lab.description import Expectation
 from attnlab.models import ModelConfig, match_budget, with_layout
 from experiments.configs import byte_lm, reviews
-from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.common import expect
 
 OWN, ONE, SMALL, EQUAL = "own chunks", "one for all chunks", ", small scores", ", equal parameters"
 WIDE, STANDARD, CODE = "wide", "standard", ONE + SMALL
