@@ -212,7 +212,6 @@ EXAMPLES = (
     "models",
     "transforms",
     "interpret",
-    "plotting",
 )
 """Packages of which every public function has an example, beside those of `attnlab` itself."""
 

@@ -6,7 +6,7 @@ from absl import flags
 
 from attnlab.atomic import write_atomic
 from attnlab.data.graph import read_graph
-from attnlab.plotting import themed_svg
+from attnlab.report.style import themed_svg
 from experiments import app
 from experiments.studies.cora import study
 from experiments.studies.row_file import completed

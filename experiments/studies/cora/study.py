@@ -26,10 +26,10 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab.data.graph import Graph
-from attnlab.lab.pages import p_equation, render, table
-from attnlab.lab.statistics import holm, paired_difference
-from attnlab.plotting import INK, new_axes
-from attnlab.plotting import THEMED_COLOURS as COLOURS
+from attnlab.lab.stats import holm, paired_difference
+from attnlab.report.page import p_equation, render, table
+from attnlab.report.style import INK, new_axes
+from attnlab.report.style import THEMED_COLOURS as COLOURS
 
 HEADS, HEAD_DIM, RATE, PATIENCE, MOST = 8, 8, 0.005, 100, 2000
 PUBLISHED = (83.0, 0.7)

@@ -22,7 +22,7 @@ import pandas
 from jaxtyping import Float
 
 from attnlab import dot_product_attention
-from attnlab.lab import pages
+from attnlab.report import page
 from attnlab.tap import capture
 
 Matrix = Float[np.ndarray, "n n"]
@@ -162,4 +162,4 @@ def table(rows: pandas.DataFrame) -> str:
         values = [some[name] for name in ("constructed", "fitted", "kl")]
         texts = [f"{v.median():.1e} ({v.min():.0e} to {v.max():.0e})" for v in values]
         lines.append([str(n), f"{head_dim}{mark}", *texts])
-    return pages.table(header, lines)
+    return page.table(header, lines)

@@ -5,7 +5,7 @@ from pathlib import Path
 from absl import flags
 
 from attnlab.atomic import write_atomic
-from attnlab.plotting import themed_svg
+from attnlab.report.style import themed_svg
 from experiments import app
 from experiments.studies.recall import study
 from experiments.studies.row_file import completed
