@@ -15,8 +15,6 @@ DEPTH = {
     "test_eight_devices_and_two_parts_are_one_device",
     "test_remat_and_bfloat16_give_the_same_losses",
     "test_parts_give_the_gradient_of_the_whole_batch",
-    "test_equal_heads_stay_equal_and_are_one_head_twice",
-    "test_a_fixed_random_pattern_does_not_read_the_text",
     # Whole models, beside the parts that they are made of.
     "test_as_pythia_and_llama_decode",
     "test_through_a_model",
