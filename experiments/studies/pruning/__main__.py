@@ -74,8 +74,8 @@ def main() -> None:
     )
     print(pruning.table(study.config, whole, rows, by=given.by))
     if out:
-        told = {"by": given.by, "loss": whole, "rows": [row._asdict() for row in rows]}
-        write_atomic(out, (json.dumps(told, indent=1) + "\n").encode())
+        found = {"by": given.by, "loss": whole, "rows": rows}
+        write_atomic(out, (json.dumps(found, indent=1) + "\n").encode())
 
 
 app.start(main)

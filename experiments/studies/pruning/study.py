@@ -17,7 +17,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,11 @@ SURE = 20.0
 """log_alpha of a gate that every draw leaves open, or -SURE: closed."""
 ALL = "."
 """What is frozen where the gates alone train."""
+Row: TypeAlias = dict[str, Any]
+"""What one pressure leads to: the pressure, heads `kept`, of these those `between` 0 and 1, `loss`,
+losses `before` and `after` training of other choices of as many heads, `gates`; and of the model
+without the closed heads its `heads`, `parameters` and `small_loss`, or `why` there is none. Losses
+are of held-out rows."""
 
 
 class Study(NamedTuple):
@@ -56,27 +61,6 @@ class Study(NamedTuple):
     task: Objective
     source: Dataset
     trains: training.TrainConfig
-
-
-class Row(NamedTuple):
-    """What one pressure leads to. Losses are of held-out rows."""
-
-    pressure: float
-    kept: int
-    between: int
-    """Of these, gates that are neither 0 nor 1"""
-    loss: float
-    before: dict[str, float]
-    """Way to choose -> the loss of the original model with as many heads"""
-    after: dict[str, float]
-    """The same after as much training"""
-    gates: dict[str, list[list[float]]]
-    heads: int | None = None
-    """Of every layer of the model without the closed heads; None where none can be removed"""
-    parameters: int | None = None
-    small_loss: float | None = None
-    why: str = ""
-    """No model is smaller"""
 
 
 def begin(
@@ -158,10 +142,10 @@ def at_pressures(
                 fixed = {n: np.where(a > 0, SURE, -SURE) for n, a in one.items()}
                 other = _train(study, gated, fixed, pressure=0.0, rate=0.0)
                 after[name] = float(score(other["model"], one))
-        between = int(((flat > 0) & (flat < 1)).sum())
-        as_data = {name: a.tolist() for name, a in values.items()}
-        row = Row(pressure, kept, between, loss, before, after, as_data)
-        found.append(_smaller(row, study, params["model"], gated, values, judge))
+        row: Row = dict(pressure=pressure, kept=kept, between=int(((flat > 0) & (flat < 1)).sum()))
+        row |= dict(loss=loss, before=before, after=after)
+        row["gates"] = {name: a.tolist() for name, a in values.items()}
+        found.append(row | _smaller(study, params["model"], gated, values, judge))
     if study.params is None:
         return None, found
     return float(score(study.params, _without(gated, np.array([], int)))), found
@@ -237,39 +221,37 @@ def _train(
 
 
 def _smaller(
-    row: Row,
-    study: Study,
-    params: Params,
-    gated: interpret.GatedModel,
-    values: Values,
-    judge: Loss,
+    study: Study, params: Params, gated: interpret.GatedModel, values: Values, judge: Loss
 ) -> Row:
-    """The row with the size and loss of the model without the heads that are closed everywhere."""
+    """Size and loss of the model without the heads that are closed everywhere."""
     try:
         small = interpret.remove_closed_heads(study.config, params, gated.gates, values)
     except ValueError as error:
-        return row._replace(why=str(error))
+        return dict(heads=None, parameters=None, small_loss=None, why=str(error))
     of = jax.jit(lambda w: jnp.mean(judge(small.config.build(), w, small.patch)))
-    size = num_parameters(small.config)
-    return row._replace(
-        heads=small.config.heads.num_heads, parameters=size, small_loss=float(of(small.params))
+    return dict(
+        heads=small.config.heads.num_heads,
+        parameters=num_parameters(small.config),
+        small_loss=float(of(small.params)),
+        why="",
     )
 
 
 def table(config: ModelConfig, whole: float | None, rows: Sequence[Row], *, by: str) -> str:
     """A line a pressure; numbers are losses of held-out rows."""
+    first = rows[0]
     heading = ["pressure", "heads", "between", "loss", "parameters"]
-    heading += [f"{name} before" for name in rows[0].before]
-    heading += [f"{name} after" for name in rows[0].after]
+    heading += [f"{name} {when}" for when in ("before", "after") for name in first[when]]
     lines = [heading]
     for row in rows:
-        saved = "–" if row.parameters is None else f"{row.parameters:,}"
-        line = [f"{row.pressure:g}", f"{row.kept}", f"{row.between}", f"{row.loss:.4f}", saved]
-        lines.append(line + [f"{x:.4f}" for x in (*row.before.values(), *row.after.values())])
+        saved = "–" if row["parameters"] is None else f"{row['parameters']:,}"
+        losses = [f"{loss:.4f}" for when in ("before", "after") for loss in row[when].values()]
+        line = [f"{row['pressure']:g}", f"{row['kept']}", f"{row['between']}"]
+        lines.append([*line, f"{row['loss']:.4f}", saved, *losses])
     was = "" if whole is None else f" The original model has all of them and loss {whole:.4f}."
-    size = sum(len(head) for of in rows[0].gates.values() for head in of)
+    size = sum(len(head) for of in first["gates"].values() for head in of)
     each = {"layer": "each layer", "group": "a parameter group"}[by]
-    reasons = "; ".join(dict.fromkeys(row.why for row in rows if row.why))
+    reasons = "; ".join(dict.fromkeys(row["why"] for row in rows if row["why"]))
     note = (
         f"Kept of {size} gates, one for each head of {each}; between: neither 0 nor 1.{was}\n"
         f"All heads: {num_parameters(config):,} parameters."

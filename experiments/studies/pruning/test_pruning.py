@@ -54,27 +54,32 @@ def test_a_row_by_hand(run):
     """Of a plan cycle:2 of three layers with two heads: 6 uses. Some of them close, some stay."""
     study = pruning.begin(run[0], SEEDS[1], 8, frozen=True)
     whole, (row,) = pruning.at_pressures(study, [0.05], by="layer", rate=1.0, rows=9)
-    values = np.asarray(row.gates["heads"])
+    values = np.asarray(row["gates"]["heads"])
     assert values.shape == (3, 2)
-    assert 0 < row.kept == (values > 0).sum() < 6
+    assert 0 < row["kept"] == (values > 0).sum() < 6
     params = jax.tree.map(lambda a: jnp.asarray(a[1]), run[2])
     tokens = jnp.asarray(study.source.heldout(9)["tokens"])
     given = dict(targets=tokens[:, 1:])
     loss = interpret.token_loss(study.config, params, tokens[:, :-1], **given)
     gates = interpret.head_gates(study.config)
     np.testing.assert_allclose(whole, loss({}).mean(), rtol=1e-5)
-    np.testing.assert_allclose(row.loss, loss(gates.patch(values)).mean(), rtol=1e-5)
+    np.testing.assert_allclose(row["loss"], loss(gates.patch(values)).mean(), rtol=1e-5)
     alone = loss(gates.patch((values > 0).astype(np.float32))).mean()
-    np.testing.assert_allclose(row.before["gates"], alone, rtol=1e-5)
+    np.testing.assert_allclose(row["before"]["gates"], alone, rtol=1e-5)
     tokens = jnp.asarray(study.source.train(9)["tokens"])
     seen = interpret.token_loss(study.config, params, tokens[:, :-1], targets=tokens[:, 1:])
-    order = interpret.ascending_order(interpret.ablation_effects(seen, gates))[: 6 - row.kept]
+    order = interpret.ascending_order(interpret.ablation_effects(seen, gates))[: 6 - row["kept"]]
     gone = np.ones(6, np.float32)
     gone[np.asarray(order)] = 0
     expected = loss(gates.patch(gone.reshape(3, 2))).mean()
-    np.testing.assert_allclose(row.before["ablation"], expected, rtol=1e-5)
-    assert row.after == {}
-    told = pruning.table(study.config, whole, [row._replace(why="reason")], by="layer")
-    assert told.splitlines()[1].split()[:4] == ["0.05", *map(str, row[1:3]), f"{row.loss:.4f}"]
+    np.testing.assert_allclose(row["before"]["ablation"], expected, rtol=1e-5)
+    assert row["after"] == {}
+    told = pruning.table(study.config, whole, [row | {"why": "reason"}], by="layer")
+    assert told.splitlines()[1].split()[:4] == [
+        "0.05",
+        str(row["kept"]),
+        str(row["between"]),
+        f"{row['loss']:.4f}",
+    ]
     assert f"{num_parameters(study.config):,} parameters" in told
     assert "reason" in told
