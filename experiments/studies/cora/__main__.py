@@ -4,12 +4,10 @@ from pathlib import Path
 
 from absl import flags
 
-from attnlab.atomic import write_atomic
 from attnlab.data.graph import read_graph
-from attnlab.report.style import themed_svg
 from experiments import app
 from experiments.studies.cora import study
-from experiments.studies.row_file import completed
+from experiments.studies.rows import completed, write_page
 
 __doc__ = study.__doc__
 flags.DEFINE_string("data", None, "Folder of Cora (docs/reference/texts.md).", required=True)
@@ -29,9 +27,7 @@ def main() -> None:
     )
     name = Path(given.data).name
     command = app.given_command().replace(f"data={given.data}", f"data=PATH/{name}")
-    write_atomic(out / "cora.md", study.page(rows, command).encode())
-    write_atomic(out / "cora.svg", themed_svg(study.figure(rows), "cora").encode())
-    print(f"wrote {out}/cora.md, cora.csv and cora.svg")
+    write_page(out, "cora", study.page(rows, command), study.figure(rows))
 
 
 app.start(main)

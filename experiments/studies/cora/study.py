@@ -13,7 +13,6 @@ Writes cora.csv, cora.md and cora.svg. A stopped command resumes.
 """
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,10 +25,11 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab.data.graph import Graph
-from attnlab.lab.stats import holm, paired_difference
-from attnlab.report.page import p_equation, render, table
+from attnlab.lab.stats import paired_difference
+from attnlab.report.page import render, table
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
+from experiments.studies.rows import conclusions
 
 HEADS, HEAD_DIM, RATE, PATIENCE, MOST = 8, 8, 0.005, 100, 2000
 PUBLISHED = (83.0, 0.7)
@@ -243,19 +243,6 @@ def run_one(name: str, seed: int, graph: Graph) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def conclusions(tests: Mapping[str, pandas.Series]) -> dict[str, str]:
-    """Variant -> its difference from the published configuration, paired by seed, with a p-value
-    after Holm's correction."""
-    names = [name for name in tests if name != MAIN]
-    found = [paired_difference((tests[name] - tests[MAIN]).dropna()) for name in names]
-    words = {}
-    for name, one, p in zip(names, found, holm([one.p for one in found]), strict=True):
-        word = "inconclusive" if p >= 0.05 else "better" if one.mean > 0 else "worse"
-        interval = f"{one.low:+.2f} to {one.high:+.2f}"
-        words[name] = f"{one.mean:+.2f} ({interval}; {p_equation(p)}): {word}"
-    return words
-
-
 COMMAND = "python -m experiments.studies.cora --data=PATH/cora --out=docs/results"
 
 
@@ -263,14 +250,14 @@ def page(rows: pandas.DataFrame, command: str = COMMAND) -> str:
     """The Markdown page of cora.csv; `command` wrote it."""
     of = {name: rows[rows.variant == name].set_index("seed") for name in VARIANTS}
     tests = {name: some.test for name, some in of.items()}
-    said, lines = conclusions(tests), []
+    said, lines = conclusions(tests, digits=2), []
     for name, test in tests.items():
         found = paired_difference(test)
         lines.append([
             name, str(len(test)), f"{found.mean:.2f} ± {test.std():.2f}",
             f"{found.low:.2f} to {found.high:.2f}",
             *(f"{of[name][column].mean():.1f}" for column in ("valid", "epochs", "seconds")),
-            said.get(name, ""),
+            said.get(name, ("",))[0],
         ])  # fmt: skip
     header = ("variant", "seeds", "test accuracy, %, mean ± standard deviation", "95 % interval",
               "validation, %", "epochs", "seconds a run", "difference (95 %)")  # fmt: skip

@@ -4,11 +4,9 @@ from pathlib import Path
 
 from absl import flags
 
-from attnlab.atomic import write_atomic
-from attnlab.report.style import themed_svg
 from experiments import app
 from experiments.studies.looped_depth import study
-from experiments.studies.row_file import completed
+from experiments.studies.rows import completed, write_page
 
 __doc__ = study.__doc__
 flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
@@ -36,10 +34,7 @@ def main() -> None:
         )
     # With seeds of a rate that was the best before.
     rows = rows[(rows.steps == steps) & rows.seed.isin({*study.TUNING_SEEDS, *range(seeds)})]
-    write_atomic(out / "looped_depth.md", study.page(rows, app.given_command()).encode())
-    drawn = themed_svg(study.figure(rows), "looped_depth")
-    write_atomic(out / "looped_depth.svg", drawn.encode())
-    print(f"wrote {out}/looped_depth.md, looped_depth.csv and looped_depth.svg")
+    write_page(out, "looped_depth", study.page(rows, app.given_command()), study.figure(rows))
 
 
 app.start(main)

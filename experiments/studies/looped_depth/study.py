@@ -30,11 +30,12 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab import FFN, ModelConfig, flops_per_token, heads, match_budget, num_parameters
-from attnlab.lab.stats import holm, paired_difference
+from attnlab.lab.stats import paired_difference
 from attnlab.models.specs import NoPositions, OutputHead
-from attnlab.report.page import p_equation, render, table
+from attnlab.report.page import render, table
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
+from experiments.studies.rows import conclusions
 
 NODES, HOPS, LAYERS, WIDTH, ROWS = 16, 4, 4, 64, 32
 COLUMNS = [f"hops{k + 1}" for k in range(HOPS)]
@@ -135,26 +136,13 @@ def judged(rows: pandas.DataFrame, variant: str) -> pandas.DataFrame:
     return rows[chosen & ~rows.seed.isin(TUNING_SEEDS)].set_index("seed").sort_index()
 
 
-def conclusions(accuracies: dict[str, pandas.Series]) -> dict[str, tuple[str, str]]:
-    """Variant -> difference from separate layers in words, and the conclusion, after Holm's
-    correction."""
-    names = [name for name in accuracies if name != SEPARATE]
-    found = [paired_difference(accuracies[name] - accuracies[SEPARATE]) for name in names]
-    words = {}
-    for name, one, p in zip(names, found, holm([one.p for one in found]), strict=True):
-        word = "inconclusive" if p >= 0.05 else "better" if one.mean > 0 else "worse"
-        interval = f"{one.low:+.1f} to {one.high:+.1f}"
-        words[name] = f"{one.mean:+.1f} ({interval}; {p_equation(p)}): {word}", word
-    return words
-
-
 COMMAND = "python -m experiments.studies.looped_depth --out=docs/results"
 
 
 def page(rows: pandas.DataFrame, command: str = COMMAND) -> str:
     """The Markdown page of looped_depth.csv; `command` wrote it."""
     of = {name: judged(rows, name) for name in VARIANTS}
-    said, lines = conclusions({name: accuracy(some) for name, some in of.items()}), []
+    said, lines = conclusions({name: accuracy(some) for name, some in of.items()}, digits=1), []
     for name, config in VARIANTS.items():
         cells = [name, f"{num_parameters(config):,}", f"{flops_per_token(config, NODES):,}"]
         cells += [str(of[name].rate.iloc[0]), *(f"{of[name][k].mean():.1f}" for k in COLUMNS)]

@@ -4,11 +4,9 @@ from pathlib import Path
 
 from absl import flags
 
-from attnlab.atomic import write_atomic
-from attnlab.report.style import themed_svg
 from experiments import app
 from experiments.studies.recall import study
-from experiments.studies.row_file import completed
+from experiments.studies.rows import completed, write_page
 
 __doc__ = study.__doc__
 flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
@@ -23,9 +21,7 @@ def main() -> None:
     out = Path(flags.FLAGS.out)
     runs = study.runs(flags.FLAGS.seeds, flags.FLAGS.steps)
     rows = completed(out / "recall.csv", runs, study.run_one)
-    write_atomic(out / "recall.md", study.page(rows, app.given_command()).encode())
-    write_atomic(out / "recall.svg", themed_svg(study.figure(rows), "recall").encode())
-    print(f"wrote {out}/recall.md, recall.csv and recall.svg")
+    write_page(out, "recall", study.page(rows, app.given_command()), study.figure(rows))
 
 
 app.start(main)

@@ -1,6 +1,6 @@
 """Rows of finished runs."""
 
-from experiments.studies.row_file import completed
+from experiments.studies.rows import completed
 
 
 def test_a_second_call_trains_only_what_is_missing(tmp_path):
