@@ -85,10 +85,10 @@ __version__ = "0.1.0"
 
 _LAZY_PACKAGES = ("contrib", "data", "interpret", "lab", "pretrained", "report", "training")
 """Imported on first use, as `attnlab.interpret`."""
-_LAZY_NAMES = {"load_run": "attnlab.runs"}
+_LAZY_NAMES = {"load_run": "attnlab.load"}
 
 if _typing.TYPE_CHECKING:
-    from attnlab.runs import load_run
+    from attnlab.load import load_run
 
     # Not at run time: `help(attnlab)` would print all of these, with all that Flax adds to modules.
     __all__ = [

@@ -15,9 +15,10 @@ nothing.
 
 from absl import flags
 
-from attnlab import pretrained, runs
+from attnlab import pretrained
 from attnlab.lab.model_summary import inspect_model, read_text
 from attnlab.lab.run import step_inputs
+from attnlab.load import read_run
 from attnlab.training.objectives import OBJECTIVES
 from experiments import app
 from experiments.setup import matched_experiment
@@ -39,7 +40,7 @@ def main() -> None:
             print("\n" + read_text(path, flags.FLAGS.text))
         return
     if workdir:
-        config = runs.read_run(workdir, ()).config
+        config = read_run(workdir, ()).config
         print(inspect_model(config, 1, min(config.max_len, 512)))
         return
     experiment = matched_experiment(app.config())

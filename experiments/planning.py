@@ -15,7 +15,7 @@ from attnlab.lab.executors import worker_command
 from attnlab.lab.machine import write_threads
 from attnlab.lab.plan import REPORT, Plan, described, with_known_rates
 from attnlab.lab.spec import specs_of
-from attnlab.lab.sweeps import add_specs
+from attnlab.lab.sweep import add_specs
 from attnlab.lab.worker import forward_flops
 from attnlab.models import num_parameters
 from attnlab.report.figures import PASSES

@@ -194,6 +194,7 @@ MODULES = sorted(
     ".".join(p.relative_to(ROOT).with_suffix("").parts)
     for folder in ("attnlab", "experiments/studies")
     for p in (ROOT / folder).rglob("[a-z]*.py")
+    if not p.name.startswith(("test_", "conftest"))
 )
 
 

@@ -54,7 +54,7 @@ NEEDY = {
     "from attnlab.pretrained import tensors; tensors.read_file(None)": (
         "safetensors", "pretrained",
     ),
-    "from attnlab.data import random_access as r; r.dataset_of_splits(None, 1)": ("grain", "data"),
+    "from attnlab.data import rows as r; r.dataset_of_splits(None, 1)": ("grain", "data"),
     "import experiments.run": ("ml_collections", "all"),
 }  # fmt: skip
 

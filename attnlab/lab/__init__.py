@@ -32,11 +32,12 @@ from attnlab.lab.policies import (
 )
 from attnlab.lab.result import ModelSizes, Provenance, RunResult, Scores, TaskInfo, Timing
 from attnlab.lab.results import Results
-from attnlab.lab.run import RunInUse, RunOptions, run_one
+from attnlab.lab.run import RunOptions, run_one
 from attnlab.lab.slurm import SlurmExecutor
 from attnlab.lab.spec import Match, RunSpec, Tag, Variant, grid, product, specs_of, with_values
 from attnlab.lab.start import HeadInit
-from attnlab.lab.sweeps import Policy, SweepFailed, load_results, sweep
+from attnlab.lab.sweep import Policy, SweepFailed, load_results, sweep
+from attnlab.lab.workdir import RunInUse
 
 __all__ = [
     "AddSeeds", "DecideComparisons", "Description", "Executor", "Experiment", "HeadInit",

@@ -20,8 +20,8 @@ from attnlab.lab.policies import (
 from attnlab.lab.results import Results
 from attnlab.lab.spec import RunSpec, Tag
 from attnlab.lab.stats import Variant
-from attnlab.lab.sweeps import SweepFailed, check_specs, load_results, specs_in, sweep
-from attnlab.runs import SPECS
+from attnlab.lab.sweep import SweepFailed, check_specs, load_results, specs_in, sweep
+from attnlab.load import SPECS
 
 REPORT = "report.html"
 

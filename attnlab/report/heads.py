@@ -151,7 +151,7 @@ def _samples(panel: Panel, chosen: Sequence[tuple[str, RunResult]]) -> list[Sect
     blocks: list[Block] = []
     prompts: list[str] = []
     for label, run in chosen:
-        if (sample := run.sample) is None:
+        if (sample := getattr(run, "sample", None)) is None:
             continue
         if not blocks:
             text = (

@@ -23,7 +23,7 @@ from attnlab.heads import LAYOUTS, Standard
 from attnlab.lab.plan import Plan, run_plan
 from attnlab.lab.policies import with_rates
 from attnlab.lab.spec import specs_of
-from attnlab.lab.sweeps import add_specs, specs_in
+from attnlab.lab.sweep import add_specs, specs_in
 from attnlab.models import ModelConfig, num_parameters
 
 TRAIN = train_config(6, every=3, curve_windows=4)

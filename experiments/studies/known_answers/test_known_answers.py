@@ -12,7 +12,7 @@ from conftest import assert_close
 from ml_collections import ConfigDict
 
 from attnlab import data
-from attnlab.data.endpoints import examples
+from attnlab.data.synthetic import examples
 from attnlab.heads import score_scale
 from attnlab.lab.start import init_function
 from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from attnlab.atomic import write_atomic
-from attnlab.lab import lock
 from attnlab.lab.executors import (
     LOGS,
     POLL_SECONDS,
@@ -16,16 +15,21 @@ from attnlab.lab.executors import (
     Queued,
     wait_until_free,
 )
-from attnlab.lab.longer import check_continues, is_longer
 from attnlab.lab.progress import RunsProgress
 from attnlab.lab.result import read_result
 from attnlab.lab.results import Results
-from attnlab.lab.run import complete_result, run_folder
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
 from attnlab.lab.text_table import counted
+from attnlab.lab.workdir import (
+    check_continues,
+    complete_result,
+    holder,
+    is_longer,
+    run_folder,
+)
 from attnlab.lab.worker import ERROR
+from attnlab.load import SPEC, SPECS
 from attnlab.nested import SHOWN, differences, field_path
-from attnlab.runs import SPEC, SPECS
 from attnlab.training.interrupts import Stopped, stop_signals
 
 Policy: TypeAlias = Callable[[Results], list[RunSpec]]
@@ -158,7 +162,7 @@ def check_specs(specs: Sequence[RunSpec], there: Mapping[str, RunSpec], workdir:
 def _failed_early(folders: Sequence[Path]) -> bool:
     """Was one of these runs tried, and did each end before it wrote what it is?"""
     tried = [folder for folder in folders if folder.is_dir()]
-    return bool(tried) and not any((f / SPEC).exists() or lock.holder(f) for f in tried)
+    return bool(tried) and not any((f / SPEC).exists() or holder(f) for f in tried)
 
 
 def _changes(there: RunSpec, spec: RunSpec) -> str:
@@ -182,7 +186,7 @@ def _finish(
             (run_folder(workdir, spec) / ERROR).unlink(missing_ok=True)
         _compute(left, workdir, executor, progress)
         left = _left(left, workdir)
-        held = [spec for spec in left if lock.holder(run_folder(workdir, spec))]
+        held = [spec for spec in left if holder(run_folder(workdir, spec))]
         ended = [spec for spec in left if spec not in held]
         failed = [s for s in ended if (run_folder(workdir, s) / ERROR).exists() or s.id in again]
         if failed:
