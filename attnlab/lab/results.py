@@ -304,12 +304,17 @@ class Results(Sequence[RunResult]):
 
 
 def label_of(tags: Sequence[tuple[str, Tag]]) -> str:
-    """Tags for people: values of texts, name=value of others.
+    """Tags for people: values of texts, name=value of others; of a path the last name, where it is
+    the only one.
 
-    >>> label_of([("layout", "wide"), ("width", 32)])
-    'wide, width=32'
+    >>> label_of([("layout", "wide"), ("model.heads.num_heads", 4)])
+    'wide, num_heads=4'
     """
-    words = [v if isinstance(v, str) else f"{n}={_short(v)}" for n, v in tags]
+    last = [name.rpartition(".")[2] for name, _ in tags]
+    words = [
+        v if isinstance(v, str) else f"{short if last.count(short) == 1 else n}={_short(v)}"
+        for (n, v), short in zip(tags, last, strict=True)
+    ]
     return ", ".join(words) or "run"
 
 

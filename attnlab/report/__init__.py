@@ -19,7 +19,6 @@ from attnlab.atomic import write_atomic
 from attnlab.lab.description import Description
 from attnlab.lab.results import Results
 from attnlab.report import figures, tables
-from attnlab.report.heads import heads_sections
 from attnlab.report.page import Block, Figures, Page, Paragraph, Section, write_page
 from attnlab.report.panel import Panel, read_panels
 from attnlab.report.words import (
@@ -140,4 +139,8 @@ def _sections(panel: Panel, end: str, heads: bool) -> list[Section]:
     if rates := tables.rates_table(panel, f"rates{end}"):
         blocks.append(("Learning rates", [*rates]))
     sections = [Section(panel.named(title), some) for title, some in blocks]
-    return sections + (heads_sections(panel, end) if heads else [])
+    if heads:
+        from attnlab.report.heads import heads_sections
+
+        sections += heads_sections(panel, end)
+    return sections

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 INK = style(0, 0)._replace(colour=FOREGROUND)
 LINE = 26
 """Letters of a label before it breaks."""
+MOST_ROWS = 12
+"""Of a figure of differences that has single comparisons beside averages."""
 
 
 class Row(NamedTuple):
@@ -51,11 +53,15 @@ def by_unit(panels: Sequence[Panel]) -> list[list[Panel]]:
 def differences_figure(panels: Sequence[Panel], name: str = "differences") -> list[Figure]:
     """Mean differences with their intervals, of panels with one unit: averages first."""
     rows, first = [], panels[0]
-    baselines = {base for p in panels for base in p.comparisons["baseline"][p.comparisons.over == ""]}
+    frames = [panel.comparisons for panel in panels]
+    averaged = any((frame.over != "").any() for frame in frames)
+    if averaged and sum(map(len, frames)) > MOST_ROWS:
+        frames = [frame[frame.over != ""] for frame in frames]
+    baselines = {base for frame in frames for base in frame[frame.over == ""]["baseline"]}
     several = len(baselines) > 1 or len(panels) > 1
-    for panel in panels:
+    for panel, frame in zip(panels, frames, strict=True):
         title = f"{panel.title}: " if panel.title else ""
-        for c in panel.comparisons.itertuples():
+        for c in frame.itertuples():
             if not np.isfinite(c.high):
                 continue
             label = f"{title}{c.variant}"
@@ -68,7 +74,6 @@ def differences_figure(panels: Sequence[Panel], name: str = "differences") -> li
     than = "" if several or not baselines else f" less {next(iter(baselines))}"
     better = "left" if first.sign > 0 else "right"
     label = fill(f"{first.metric.unit}{than}", 44) + f"\n({better} of 0 is better)"
-    averaged = any((panel.comparisons.over != "").any() for panel in panels)
     caption = (
         "Mean paired difference and its 95 % interval, before Holm's correction. An interval that "
         f"includes zero is inconclusive.{' Mean: over the other tags.' if averaged else ''}"
@@ -82,7 +87,8 @@ def scores_figure(panel: Panel, name: str = "scores") -> list[Figure]:
     """Mean of each variant with its interval; none of a single variant."""
     rows = []
     for variant, scores in panel.scores.items():
-        d, label = text_difference(list(scores.values()), [t for t, _ in scores]), panel.labels[variant]
+        d = text_difference(list(scores.values()), [text for text, _ in scores])
+        label = panel.labels[variant]
         rows.append(Row(fill(label, LINE), panel.styles[label], mean_of(scores), d.low, d.high))
     if len(rows) < 2:
         return []
@@ -93,7 +99,8 @@ def scores_figure(panel: Panel, name: str = "scores") -> list[Figure]:
 
 def interval_plot(rows: Sequence[Row], xlabel: str, digits: int | None = None) -> "Drawing":
     """Values with their intervals, the first row on top; with `digits` the value beside each."""
-    figure, [[axes]] = new_figure(SIZE[0], max(1.9, 0.9 + 0.38 * len(rows)))
+    lines = sum(max(1.6, row.label.count("\n") + 1) for row in rows)
+    figure, [[axes]] = new_figure(SIZE[0], max(1.9, 0.9 + 0.24 * lines))
     for y, row in enumerate(rows):
         axes.plot([row.low, row.high], [y, y], color=row.style.colour, linewidth=1.6)
         axes.plot(row.value, y, linestyle="none", **marker_options(row.style, 7.0))
@@ -134,9 +141,7 @@ def over_tag_figures(panel: Panel, name: str = "over") -> list[Figure]:
     return found
 
 
-def _over(
-    series: dict[Variant, dict[float, list[float]]], xlabel: str, ylabel: str
-) -> "Drawing":
+def _over(series: dict[Variant, dict[float, list[float]]], xlabel: str, ylabel: str) -> "Drawing":
     figure, [[axes]] = new_figure(*SIZE)
     looks = []
     for i, (rest, points) in enumerate(series.items()):

@@ -74,9 +74,10 @@ class Table:
 
     @property
     def texts(self) -> list[int]:
-        """Columns that have texts, from 1; they are aligned to the left."""
-        kinds = [{type(v) for v in column if v is not None} for _, column in self.frame.items()]
-        return [i for i, kind in enumerate(kinds, start=1) if kind & {str, bool}]
+        """Columns of words, from 1; they are aligned to the left, numbers to the right."""
+        columns = [column for _, column in self.cells.items()]
+        return [i for i, column in enumerate(columns, start=1)
+                if i == 1 or any(cell[:1].isalpha() for cell in column)]  # fmt: skip
 
     def to_html(self) -> str:
         """A <table> element."""

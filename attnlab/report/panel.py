@@ -15,10 +15,10 @@ from attnlab.lab.result import MetricInfo, RunResult
 from attnlab.lab.results import COLUMNS, Results, config_fields
 from attnlab.lab.spec import RunSpec, read_specs
 from attnlab.lab.stats import Scores, Variant
-from attnlab.lab.sweeps import load_results
+from attnlab.lab.sweep import load_results
+from attnlab.load import SPECS
 from attnlab.nested import JSON, differing
 from attnlab.report.style import Style, style
-from attnlab.runs import SPECS
 from attnlab.training.loggers import read_metrics
 
 with extra("lab"):

@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-
 from attnlab.extras import extra
 
 if TYPE_CHECKING:
@@ -103,10 +102,11 @@ def marker_options(style: Style, size: float) -> MarkerOptions:
     }
 
 
-def add_legend(figure: "Figure", entries: Sequence[tuple[str, Style]], columns: int = 2) -> None:
+def add_legend(figure: "Figure", entries: Sequence[tuple[str, Style]]) -> None:
     """Names and marks of series below the axes."""
     from matplotlib.lines import Line2D
 
+    columns = 2 if max(len(name) for name, _ in entries) < 24 else 1
     figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(entries) // columns))
     figure.legend(
         [

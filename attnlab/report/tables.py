@@ -61,7 +61,7 @@ def comparison_table(panel: Panel, name: str = "comparisons") -> Table:
 
 
 def _range(low: float, high: float, digits: int) -> str | None:
-    return None if low != low else f"{number(low, digits)} to {number(high, digits)}"
+    return None if low != low else f"{number(low, digits)}\u00a0to\u00a0{number(high, digits)}"
 
 
 def scores_table(panel: Panel, name: str = "scores") -> Table:

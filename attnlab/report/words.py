@@ -40,7 +40,7 @@ def question(panels: Sequence[Panel]) -> str:
     varied = [name for name in differing([dict(v) for v in panel.variants]) if name != "seed"]
     if not varied:
         return f"Held-out {panel.metric.unit} of {label_of(next(iter(panel.variants)))}"
-    names = " and ".join(name.replace("_", " ") for name in varied)
+    names = " and ".join(name.rpartition(".")[2].replace("_", " ") for name in varied)
     return f"Which {names} has the best held-out {panel.metric.unit}?"
 
 
