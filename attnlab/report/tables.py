@@ -35,7 +35,7 @@ def comparison_table(panel: Panel, name: str = "comparisons") -> Table:
             "baseline": c["baseline"],
             "difference": float(c["difference"]),
             INTERVAL: _range(c["low"], c["high"], digits),
-            "p": p_value(c["p_holm"]),
+            "p": p_value(c["p_holm"]).replace(" ", "\u00a0"),
             **({"p outside margin": p_value(c["p_equivalent"])} if margin else {}),
             "conclusion": c["conclusion"],
             "single differences": _range(c["least"], c["most"], digits),

@@ -25,6 +25,8 @@ SENTENCES = {
 """Conclusion -> sentence."""
 MOST_SHOWN = 4
 """Comparisons that have a sentence each; of more, those of a conclusion are counted and listed."""
+MOST_NAMES = 8
+"""Names of variants in such a list."""
 FEW_SEEDS = 3
 COMMAND = "command.txt"
 """In a workdir: the command as it was typed."""
@@ -79,11 +81,17 @@ def answers(panel: Panel) -> list[Paragraph]:
     rows = [row for row in panel.comparisons.to_dict("records") if row["over"]]
     rows = rows or panel.comparisons.to_dict("records")
     if len(rows) > MOST_SHOWN:
-        groups = {word: [r["variant"] for r in rows if r["conclusion"] == word]
-                  for word in SENTENCES}  # fmt: skip
-        lead = ", ".join(f"{len(some)} {word}" for word, some in groups.items() if some)
-        listed = [f"{word.capitalize()}: {'; '.join(some)}." for word, some in groups.items()
-                  if some and len(some) <= MOST_SHOWN]  # fmt: skip
+        groups: dict[str, list[str]] = {}
+        for word in SENTENCES:
+            if some := [str(row["variant"]) for row in rows if row["conclusion"] == word]:
+                groups[word] = some
+        lead = ", ".join(f"{len(some)} {word}" for word, some in groups.items())
+        listed = [
+            f"{word.capitalize()}: {'; '.join(some[:MOST_NAMES])}"
+            f"{f' and {len(some) - MOST_NAMES} more' if len(some) > MOST_NAMES else ''}."
+            for word, some in groups.items()
+            if word != "inconclusive"
+        ]
         text = " ".join([*listed, f"The table {panel.named('Comparisons')} has all."])
         lead = f"Of {counted(len(rows), 'comparison')}: {lead}."
         return [Paragraph(text, _titled(panel, lead), "answer")]
