@@ -65,7 +65,7 @@ APART = {
         "tap",
         "transforms",
     },
-    "report": {"extras", "atomic", "nested", "lab", "training", "runs"},
+    "report": {"extras", "atomic", "nested", "lab", "training", "load"},
     "contrib": {"extras", "remat", "attention"},
 }
 # Who alone may import a package.

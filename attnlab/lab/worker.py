@@ -15,6 +15,7 @@ from attnlab.lab.experiment import Experiment
 from attnlab.lab.run import RunOptions, run_one
 from attnlab.lab.spec import RunSpec, read_specs
 from attnlab.lab.workdir import RunInUse, complete_result, holder, run_folder
+from attnlab.load import SPECS
 from attnlab.models import flops_per_token
 from attnlab.training.interrupts import Stopped, stop_signals
 
