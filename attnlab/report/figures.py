@@ -134,8 +134,9 @@ def over_tag_figures(panel: Panel, name: str = "over") -> list[Figure]:
         for variant, scores in panel.scores.items():
             rest = tuple(pair for pair in variant if pair[0] != tag)
             series.setdefault(rest, {})[float(dict(variant)[tag] or 0)] = list(scores.values())
-        figure = _over(series, tag.replace("_", " "), f"held-out {panel.metric.unit}")
-        title = f"Held-out score over {tag.replace('_', ' ')}"
+        words = tag.rpartition(".")[2].replace("_", " ")
+        figure = _over(series, words, f"held-out {panel.metric.unit}")
+        title = f"Held-out score over {words}"
         caption = f"{title}. Mean over runs; bars: lowest to highest."
         found.append(draw(figure, f"{name}-{tag}", title, caption))
     return found

@@ -28,10 +28,8 @@ from attnlab.training.objectives.objective import Inputs
 
 LONGEST = 512
 """Tokens of the longest text whose maps are drawn."""
-MOST_LAYERS, MOST_HEADS = 4, 8
-"""Of a map; more would be too small to see on a phone."""
-MOST_WITH_WORDS = 3, 3
-"""The same where tokens stand at the sides."""
+MOST = 3, 3
+"""Layers and heads of a map; more would be too small to see on a phone."""
 MOST_VARIANTS = 8
 WORDS, LETTERS = 14, 9
 """Tokens of the row that are drawn, and letters of such a token."""
@@ -262,26 +260,21 @@ def _lines(text: str) -> str:
 
 
 def _map(title: str, heads: Heads, name: str) -> Figure:
-    probs, text = heads.probs, ""
-    most, tokens, keys = (MOST_LAYERS, MOST_HEADS), None, None
-    if "tokens" in heads.pieces:
-        tokens = _shortened(heads.pieces["tokens"])
-        keys = _shortened(heads.pieces.get("source", heads.pieces["tokens"]))
-        probs, most = probs[:, :, :WORDS, :WORDS], MOST_WITH_WORDS
-        text = " The first tokens at each side."
-    layers, chosen = (evenly_spaced(n, m) for n, m in zip(probs.shape[:2], most, strict=True))
-    if probs.shape[:2] != (len(layers), len(chosen)):
-        counts = (len(layers), probs.shape[0], len(chosen), probs.shape[1])
-        text += " {} of {} layers and {} of {} heads.".format(*counts)
+    tokens = heads.pieces["tokens"]
+    probs = heads.probs[:, :, :WORDS, :WORDS]
+    layers, chosen = (evenly_spaced(n, most) for n, most in zip(probs.shape, MOST, strict=False))
     figure = attention_map(
         probs[np.ix_(layers, chosen)],
         heads.layers(layers),
         [f"head {i}" for i in chosen],
-        tokens,
-        keys,
+        _shortened(tokens),
+        _shortened(heads.pieces.get("source", tokens)),
     )
     written = "; ".join(some[:300] for some in heads.written.values())
-    caption = f"{title}.{text} The row: {written}"
+    caption = (
+        f"{title}: {len(layers)} of {probs.shape[0]} layers and {len(chosen)} of {probs.shape[1]} "
+        f"heads; the first tokens of the row: {written}"
+    )
     return draw(figure, name, f"Attention maps of {title}", caption)
 
 

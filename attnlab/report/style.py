@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnlab.extras import extra
 
@@ -81,17 +81,7 @@ def new_figure(
     return figure, grid.tolist()
 
 
-class MarkerOptions(TypedDict):
-    """Arguments of matplotlib."""
-
-    marker: str
-    markersize: float
-    markerfacecolor: str
-    markeredgecolor: str
-    markeredgewidth: float
-
-
-def marker_options(style: Style, size: float) -> MarkerOptions:
+def marker_options(style: Style, size: float) -> dict[str, Any]:
     """Arguments that draw the marker of a style."""
     return {
         "marker": style.marker,
@@ -108,11 +98,14 @@ def add_legend(figure: "Figure", entries: Sequence[tuple[str, Style]]) -> None:
 
     columns = 2 if max(len(name) for name, _ in entries) < 24 else 1
     figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(entries) // columns))
+    lines = [
+        Line2D(
+            [], [], **marker_options(look, 6.0) | {"color": look.colour, "linestyle": look.dashes}
+        )
+        for _, look in entries
+    ]
     figure.legend(
-        [
-            Line2D([], [], color=look.colour, linestyle=look.dashes, **marker_options(look, 6.0))
-            for _, look in entries
-        ],
+        lines,
         [name for name, _ in entries],
         loc="outside lower left",
         ncols=columns,

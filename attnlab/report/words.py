@@ -143,15 +143,15 @@ def warnings(panel: Panel) -> list[Paragraph]:
             lines.append(f"{panel.labels[variant]} diverged with seed {seeds}{why}.")
     lines += _other_data(panel)
     lines += [
-        f"Worse than a baseline without a model ({name}): {', '.join(some)}. Check the learning "
+        f"Worse than a baseline without a model ({name}): {'; '.join(some)}. Check the learning "
         "rate and the number of steps before you compare them."
         for name, some in _worse_than_baselines(panel).items()
     ]
-    if gone := [spec.id for spec in panel.unfinished]:
-        lines.append(f"Not finished, so not shown: {', '.join(gone)}.")
+    if waiting := [spec.id for spec in panel.unfinished]:
+        lines.append(f"Not finished, so not shown: {', '.join(waiting)}.")
     planned = panel.about.planned_seeds
-    seeds = sorted({run.spec.seed for run in panel.results})
-    if added := [str(seed) for seed in seeds if planned and seed not in planned]:
+    there = sorted({run.spec.seed for run in panel.results})
+    if added := [str(seed) for seed in there if planned and seed not in planned]:
         lines.append(
             f"Seeds {', '.join(added)} were added after scores were seen: pairs are judged by a "
             "test that allows it, and averages over other tags by the planned seeds alone."
@@ -286,35 +286,28 @@ def making_section(panels: Sequence[Panel]) -> Section:
 
 
 def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
-    config = run.spec.config
-    train, model = config.train, config.model
-    source = config.to_dict()["data"]
+    train, model = run.spec.config.train, run.spec.config.model
+    source = run.spec.config.to_dict()["data"]
     given = [f"{n} {v}" for n, v in source.items() if v not in ("", None, (), [])]
     facts = [f"{v:,} {n}" if isinstance(v, int) else f"{n}: {v}" for n, v in run.data.facts.items()]
     digest = [f"sha256 {run.data.sha256}"] if run.data.sha256 else []
     yield "Data", ", ".join([run.data.name, *given, *facts, *digest]).lstrip(", ")
-    yield "Task", run.task.description or config.task
+    yield "Task", run.task.description or str(run.spec.config.task)
     if run.provenance.start:
         yield "Start", run.provenance.start
-    tokens = train.steps * train.batch_size * train.length
     yield (
         "Training",
-        f"{train.steps:,} steps of {train.batch_size:,} rows of {train.length:,} tokens: "
-        f"{tokens:,} tokens a run; {train.optimizer.name}, "
-        f"{train.schedule.name.replace('_', ' ')} schedule, "
+        f"{train.steps:,} steps of {train.batch_size:,} rows of {train.length:,} tokens; "
+        f"{train.optimizer.name}, {train.schedule.name.replace('_', ' ')} schedule, "
         f"{train.schedule.warmup(train.steps):,} steps of warm-up",
     )
+    yield "Learning rates", f"{train.optimizer.learning_rate:.3g}"
     scored = train.evaluation.windows
     yield "Scored", f"{scored:,} held-out rows" if scored else "all held-out rows"
-    yield "Learning rates", f"{train.optimizer.learning_rate:.3g}"
     yield "Seeds", str(run.spec.seed)
-    yield (
-        "Model",
-        f"{model.kind}, {model.num_layers} layers, width {model.width:,}, {model.heads.num_heads} "
-        f"heads, vocabulary {model.vocab_size:,}",
-    )
-    environment = run.provenance.environment.items()
-    yield "Versions", ", ".join(f"{name} {value}" for name, value in environment)
+    sizes = f"{model.num_layers} layers, width {model.width:,}, {model.heads.num_heads} heads"
+    yield "Model", f"{model.kind}, {sizes}, vocabulary {model.vocab_size:,}"
+    yield "Versions", ", ".join(f"{n} {v}" for n, v in run.provenance.environment.items())
 
 
 def _provenance(panel: Panel, run: RunResult) -> Iterator[tuple[str, str]]:
