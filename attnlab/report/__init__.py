@@ -73,8 +73,11 @@ def report(
     if description is not None and description.baseline:
         for panel in panels:
             panel.results.variant(description.baseline)  # raises
-    path = Path(path)
-    path = write_page(make_page(_with_added_seeds(panels, path.parent), heads=heads), path)
+    seeds = Path(path).parent / SEEDS
+    planned = json.loads(seeds.read_text(encoding="utf-8")) if seeds.exists() else {}
+    panels = [_with_added_seeds(panel, planned) for panel in panels]
+    path = write_page(make_page(panels, heads=heads), path)
+    write_atomic(seeds, json.dumps(planned).encode())
     every = panels[0].results
     for panel in panels[1:]:
         every = every + panel.results
@@ -83,22 +86,16 @@ def report(
     return path
 
 
-def _with_added_seeds(panels: Sequence[Panel], folder: Path) -> list[Panel]:
-    """The panels with the seeds that were planned when the report was first written."""
-    file, found = folder / SEEDS, []
-    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    for panel in panels:
-        seeds = {run.spec.seed for run in panel.results}
-        there = seeds | {spec.seed for spec in panel.unfinished}
-        planned = set(known.setdefault(panel.title, sorted(there)))
-        if not panel.about.planned_seeds and seeds - planned:
-            about = dataclasses.replace(
-                panel.about, seeds_added=True, planned_seeds=tuple(sorted(planned))
-            )
-            panel = dataclasses.replace(panel, about=about)
-        found.append(panel)
-    write_atomic(file, json.dumps(known).encode())
-    return found
+def _with_added_seeds(panel: Panel, planned: dict[str, list[int]]) -> Panel:
+    """The panel with the seeds that it had when the report was first written; `planned`: title of a
+    panel -> those seeds, which is completed."""
+    seeds = {run.spec.seed for run in panel.results}
+    there = sorted(seeds | {spec.seed for spec in panel.unfinished})
+    first = planned.setdefault(panel.title, there)
+    if panel.about.planned_seeds or seeds <= set(first):
+        return panel
+    about = dataclasses.replace(panel.about, seeds_added=True, planned_seeds=tuple(first))
+    return dataclasses.replace(panel, about=about)
 
 
 def make_page(panels: Sequence[Panel], *, heads: bool = False) -> Page:

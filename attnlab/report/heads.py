@@ -94,7 +94,7 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
             maps.append(_map(title, heads, f"map-{i}{end}"))
             tables.append(_statistics(title, heads, f"heads-{i}{end}"))
         if sample is not None:
-            samples += [Text(sample[0], f"{title}: the beginning."), Text(sample[1], "Written.")]
+            samples.append(Text(f"{sample[0]} ⟶ {sample[1]}", f"{title}."))
     sections = []
     if maps:
         text = (
@@ -113,7 +113,7 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
         sections.append(section)
     if samples:
         text = (
-            "What each model writes behind the beginning of a held-out row, drawn at temperature "
+            "What each model writes (⟶) after the beginning of a held-out row, at temperature "
             f"{TEMPERATURE:g}: one seed, one draw, an example."
         )
         sections.append(Section(panel.named("Samples"), [Paragraph(text), *samples]))
