@@ -65,15 +65,24 @@ APART = {
         "tap",
         "transforms",
     },
-    "report": {"extras", "atomic", "nested", "lab", "training", "load"},
+    "report": {
+        "extras",
+        "atomic",
+        "nested",
+        "data",
+        "models",
+        "sharing",
+        "interpret",
+        "training",
+        "load",
+        "lab",
+    },
     "contrib": {"extras", "remat", "attention"},
 }
 # Who alone may import a package.
 ONLY = {
     "flax": {"models.modules", "models.transformer"},
-    "matplotlib": {
-        f"report.{name}" for name in ("curves", "intervals", "labels", "maps", "scatter", "style")
-    },
+    "matplotlib": {"report.maps", "report.style"},
     "orbax": {"training.checkpoint"},
 }
 NEVER = {"absl", "ml_collections", "experiments", "torch", "tensorflow"}
