@@ -225,8 +225,12 @@ def test_tables_have_the_scores_and_the_baselines():
     assert rows["wide"]["standard deviation"] == pytest.approx(np.std(wide, ddof=1))
     assert (rows["wide"]["runs"], rows["wide"]["diverged"]) == (3, 1)
     assert rows["5-gram (no model)"]["held-out bits per byte"] == 2.9
-    notebook = lab.Results(runs)._repr_html_()
-    assert f"{np.mean(wide):.3f}" in notebook
+    results = lab.Results(runs)
+    assert results.table()["diverged"].tolist() == [1, 0]
+    assert f"{np.mean(wide):.3f}" in results._repr_html_()
+    alone = make_page([panel(runs[:1])])
+    assert alone.blocks(Figures) == []
+    assert "no other variant" in texts(alone.head)
 
 
 def test_budgets_have_measured_seconds_beside_flops():
