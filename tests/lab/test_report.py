@@ -296,6 +296,7 @@ def test_curves_have_all_points_of_all_seeds(tmp_path):
         assert list(curve) == [10, 20, 30, 40]
         assert curve[40] == pytest.approx(run.scores.heldout["bits_per_byte"] + 0.01)
     [figure] = curves_figures(one)
+    assert (figure.name, figure.caption.split()[0]) == ("curves", "Mean")
     assert "16 held-out rows" in figure.caption
 
 

@@ -95,6 +95,8 @@ def test_the_anytime_interval_ends_where_the_evidence_does():
     for end in (got.low, got.high):
         assert anytime_difference(d - end).p == pytest.approx(0.05)
     assert (got.low > 0) == (got.p < 0.05)
+    assert got.low + got.high == pytest.approx(2 * got.mean)
+    assert got.low < got.high
     assert anytime_difference(d[:4]).high == math.inf
 
 
