@@ -41,13 +41,12 @@ from attnlab.lab.start import init_function
 from attnlab.load import RUNS, SPEC, Start, load_start, with_plan_of
 from attnlab.models import ModelConfig, matrix_axes
 from attnlab.models.config import heads_per_layer
-from attnlab.models.head_similarity import smallest_change
 from attnlab.models.layer import Report
 from attnlab.names import lookup
 from attnlab.nested import JSON, SHOWN, differences, field_path
 from attnlab.sharing import Params
 from attnlab.training import sharding
-from attnlab.training.callbacks import Profile, parse_steps
+from attnlab.training.callbacks import CALLBACKS, Callback, Profile, parse_steps
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig, fork_step, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
@@ -215,20 +214,22 @@ class _Run:
             sharding.wait_for_all("result")
         return result
 
-    def _fit(self, mesh: Mesh, callbacks: Sequence[Profile], baselines: Baselines) -> RunResult:
+    def _fit(self, mesh: Mesh, callbacks: Sequence[Callback], baselines: Baselines) -> RunResult:
         params: Params | InitParams | None = init_function(self.model, self.experiment.head_init)
         start = ""
         if self.start is not None:
             params, start = self._started(self.start)
             self.recorder.say(f"starting from {start}")
-        measure = functools.partial(_measure_heads, self.model)
+        callbacks = [
+            *callbacks,
+            *([CALLBACKS["heads"](self.model)] if self.experiment.measure_heads else []),
+        ]
         options = FitOptions(
             mesh=mesh,
             sharding=sharding.StateSharding(
                 models.shard_axes(self.model), self.options.shard_state
             ),
             params=params,
-            measure=measure if self.experiment.measure_heads else None,
             callbacks=callbacks,
         )
         described = self._described(baselines, start)
@@ -387,7 +388,7 @@ def _with_scores(described: RunResult, fitted: FitResult) -> RunResult:
         seconds=round(fitted.wall_seconds, 3),
         tokens_per_second=round(fitted.tokens_per_second, 1),
     )
-    weights = _of_seed(fitted.measured)
+    weights = {n.removeprefix("weights/"): a for n, a in _of_seed(fitted.logged).items()}
     return dataclasses.replace(described, scores=scores, timing=timing, weights=weights)
 
 
@@ -395,14 +396,6 @@ def _of_seed(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
     """What is no number (of generated texts, of no rows) is left out: JSON has none."""
     found = {name: float(values[0]) for name, values in scores.items()}
     return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
-def _measure_heads(config: ModelConfig, initial: Params, params: Params) -> dict[str, jax.Array]:
-    """Numbers of the parameters of a seed; see `models.head_distance`, `smallest_change`."""
-    return {
-        "heads_apart": models.head_distance(config, params),
-        "least_moved": smallest_change(initial, params),
-    }
 
 
 def _same_number_of_heads(model: ModelConfig) -> bool:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -28,6 +28,7 @@ from attnlab.training.checkpoint import (
 from attnlab.training.compiled import TrainStep, host_batch, initial_state
 from attnlab.training.config import TrainConfig, fork_step
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
+from attnlab.training.loggers import Scalars
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import (
     Model,
@@ -43,41 +44,23 @@ from attnlab.training.step import (
     InitParams,
     TrainState,
     init_state,
-    map_over_seeds,
     new_params,
 )
 
 Scores: TypeAlias = dict[str, np.ndarray]
 """Name -> a number for each seed [S]."""
-Measure: TypeAlias = Callable[[Params, Params], dict[str, Array]]
-"""(parameters at step 0, parameters now) of one seed -> numbers by name."""
 
 
 class FitOptions(NamedTuple):
-    """What `fit` may be given besides.
-
-    Attributes:
-      mesh: of devices; None: all, as "data".
-      sharding: how parameters and optimizer are sharded over the mesh.
-      params: to start from, in place of `model.init`: a tree for all seeds, which then differ in
-        batches and dropout alone; a list with the tree of each seed; or a function (key, inputs) ->
-        tree.
-      measure: numbers of the parameters that are recorded at step 0, at every evaluation and at the
-        end. An error in it is raised at step 0 and printed later.
-      callbacks: called before and after each step.
-
-    Record how far each seed has moved from its initial parameters:
-
-        def moved(initial, now):
-            return {"moved": optax.global_norm(jax.tree.map(jnp.subtract, now, initial))}
-
-        options = FitOptions(measure=moved)  # in metrics.jsonl and `FitResult.measured`
-    """
+    """What `fit` may be given besides."""
 
     mesh: Mesh | None = None
+    """Devices; None: all, as "data"."""
     sharding: StateSharding = StateSharding()
+    """How parameters and optimizer are sharded over the mesh."""
     params: Params | list[Params] | InitParams | None = None
-    measure: Measure | None = None
+    """To start from, in place of `model.init`: a tree for all seeds, which then differ in batches
+    and dropout alone; a list with the tree of each seed; or a function (key, inputs) -> tree."""
     callbacks: Sequence[Callback] = ()
 
 
@@ -100,8 +83,8 @@ class FitResult(NamedTuple):
     """Of all seeds together, over every start of the run, with compilation."""
     tokens_per_second: float
     """Of all seeds together, without compilation and evaluation."""
-    measured: Scores
-    """What `FitOptions.measure` returns at the end."""
+    logged: Scores
+    """What callbacks logged at the last step."""
     validation: Scores
     """The same as `heldout` of the whole validation part; empty where the dataset has none."""
 
@@ -134,7 +117,7 @@ def fit(
       dataset: of batches and scored rows.
       recorder: of metrics.
       checkpoints: of the state.
-      options: devices, initial parameters, what to measure, callbacks.
+      options: devices, initial parameters, callbacks.
 
     Returns:
       The state at the last step and the scores of each seed.
@@ -159,21 +142,40 @@ def fit(
                 recorder=recorder, checkpoints=checkpoints,
             )
     """
-    run = _Run(model, objective, optimizer, config, dataset, recorder, checkpoints, options)
-    first = run.restore()
-    with stop_signals() as stop_requested:
+    training = _Training(
+        model, objective, optimizer, config, dataset, recorder, checkpoints, options
+    )
+    first, fork = training.restore(), fork_step(config)
+    with stop_signals() as stop_requested, training.finishing_callbacks():
         if sharding.any_process(bool(stop_requested())):  # while the data were loaded
             raise Stopped(f"stopped at step {first} of {config.steps}")
         if first < config.steps:
-            run.compile(first)
+            training.compile(first)
         if not first:
-            run.measure(0)
-        run.train(first, stop_requested)
-    return run.result()
+            training.call_back(0)
+        with recorder.progress(config.steps, first) as advance:
+            for step in range(first + 1, config.steps + 1):
+                training.take_step(step)
+                is_last, logs = step == config.steps, step % config.log_every == 0
+                if logs or is_last:
+                    training.log(step)
+                    advance(step, training.tokens_per_step)
+                if step % config.evaluation.every == 0 and not is_last:
+                    training.evaluate(step)
+                training.call_back(step)
+                # Hosts agree on the step to stop at, now and then: it costs them a message.
+                agrees = logs or jax.process_count() == 1
+                stops = agrees and sharding.any_process(bool(stop_requested()))
+                if step % config.checkpoint_every == 0 or step == fork or is_last or stops:
+                    training.save(step)
+                if stops:
+                    raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
+                training.clock.start(step)  # hence not before the first step, which compiles
+    return training.result(first)
 
 
 @dataclasses.dataclass(eq=False)
-class _Run:
+class _Training:
     """One call of `fit`: the state and what changes it."""
 
     model: Model
@@ -191,7 +193,6 @@ class _Run:
         self._check_task()
         self.mesh = options.mesh or sharding.data_mesh(batch_size=config.batch_size)
         self.objective = self.objective.bind(dataset.sizes)
-        self.callbacks = list(options.callbacks)
         self.identity: JSON = {
             "model": describe_model(model),
             "source": dataset.digest,
@@ -203,12 +204,9 @@ class _Run:
         )
         self.device_arrays = sharding.replicate(self.mesh, dataset.device_arrays)
         self._evaluator = Evaluator(model, self.objective, self.mesh, config.evaluation.batch_size)
-        self._measure: Callable[..., dict[str, Array]] | None = None
-        if options.measure is not None:
-            self._initial = sharding.gather(self.state.params)
-            self._measure = jax.jit(
-                map_over_seeds(options.measure), out_shardings=sharding.replicated(self.mesh)
-            )
+        self.callbacks, self.logged = list(options.callbacks), dict[str, np.ndarray]()
+        for callback in self.callbacks:
+            callback.begin(self.state.params)
 
     def _check_task(self) -> None:
         """Raises ValueError where model and dataset do not fit the objective."""
@@ -264,36 +262,10 @@ class _Run:
             if self.mesh.size > 1 or device.platform != "cpu":
                 self.recorder.say(report)
 
-    def train(self, first: int, stop_requested: Callable[[], int]) -> None:
-        """Takes the steps after `first`."""
-        config, fork = self.config, fork_step(self.config)
-        progress = self.recorder.progress(config.steps, first)
-        with self._finishing_callbacks(), progress as advance:
-            for step in range(first + 1, config.steps + 1):
-                self.train_step(step)
-                is_last, logs = step == config.steps, step % config.log_every == 0
-                if logs or is_last:
-                    self.log(step)
-                    advance(step, self.tokens_per_step)
-                if step % config.evaluation.every == 0 and not is_last:
-                    self.clock.stop(self.state.step, step)
-                    self.evaluate(step)
-                # Hosts agree on the step to stop at, now and then: it costs them a message.
-                agrees = logs or jax.process_count() == 1
-                stops = agrees and sharding.any_process(bool(stop_requested()))
-                if step % config.checkpoint_every == 0 or step == fork or is_last or stops:
-                    self.clock.stop(self.state.step, step)
-                    self.save(step)
-                if stops:
-                    raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
-                self.clock.start(step)  # hence not before the first step, which compiles
-
-    def train_step(self, step: int) -> None:
+    def take_step(self, step: int) -> None:
         """Starts one step of all seeds."""
-        self._call_back(lambda callback: callback.before_step(step))
         batch = host_batch(self.dataset, self.config, self.mesh, step)
         self.state = self._step(self.state, batch, self.seeds, self.device_arrays)
-        self._call_back(lambda callback: callback.after_step(step, self.state))
 
     def log(self, step: int) -> None:
         """Records the mean losses since the last log line."""
@@ -317,16 +289,36 @@ class _Run:
             self.recorder.show(step, {"train/tokens_per_second": self.tokens_per_second})
 
     def evaluate(self, step: int) -> None:
-        """Records the scores on the rows of learning curves, and what is measured."""
+        """Records the scores on the rows of learning curves."""
+        self.clock.stop(self.state.step, step)
         count = self.config.evaluation.curve_windows
         rows = (self.dataset.validation or self.dataset.heldout)(count)
         scores = self.score(step, rows)
         self.recorder.log_scalars(step, {f"eval/{name}": a for name, a in scores.items()})
-        if step < self.config.steps:
-            self.measure(step)
+
+    def call_back(self, step: int) -> None:
+        """Calls the callbacks that are due; one that fails is not called again."""
+
+        def call(callback: Callback) -> bool:
+            every = callback.every or self.config.evaluation.every
+            if step % every and step < self.config.steps:
+                return True
+            run = functools.partial(callback, step, self.state.params, log)
+            if step:
+                return self.recorder.succeeds(f"the callback {callback.name}", run)
+            run()  # an error is raised: nothing is lost yet
+            return True
+
+        def log(values: Scalars) -> None:
+            self.logged |= {n: np.asarray(a) for n, a in values.items()}
+            self.recorder.log_scalars(step, values)
+
+        self.logged = {}
+        self.callbacks = [one for one in self.callbacks if call(one)]
 
     def save(self, step: int) -> None:
         """Starts to write a checkpoint, after the metrics up to it are on the disk."""
+        self.clock.stop(self.state.step, step)
         check_finite(self.config.seeds, step, self.state.window_loss)
         self.recorder.sync()
         notes = {
@@ -344,24 +336,8 @@ class _Run:
         check_finite(self.config.seeds, step, scores["loss"])
         return scores
 
-    def measure(self, step: int) -> Scores:
-        """Records what `FitOptions.measure` returns."""
-        measure = self._measure
-        if measure is None:
-            return {}
-
-        def numbers() -> Scores:
-            found = measure(self._initial, self.state.params)
-            return {name: np.asarray(a) for name, a in found.items()}
-
-        attempt = self.recorder.attempt
-        measured = (attempt("FitOptions.measure", numbers) or {}) if step else numbers()
-        if measured:
-            self.recorder.log_scalars(step, {f"weights/{n}": a for n, a in measured.items()})
-        return measured
-
-    def result(self) -> FitResult:
-        """Scores the trained state."""
+    def result(self, first: int) -> FitResult:
+        """Scores the trained state; `first`: the step that the run was resumed at."""
         counts, dataset, step = self.config.evaluation, self.dataset, self.config.steps
         heldout = self.score(step, dataset.heldout(counts.windows))
         train = self.score(step, dataset.train(counts.windows or counts.curve_windows))
@@ -369,14 +345,15 @@ class _Run:
         self.evaluate(step)
         validation = dataset.validation and self.score(step, dataset.validation(0))
         seconds, speed = self.wall_seconds, self.tokens_per_second
-        measured = self.measure(step)
+        if first == step:  # killed after its last checkpoint
+            self.call_back(step)
         self.recorder.say(
             f"{step} steps in {seconds:.0f} s, {speed:,.0f} tokens/s; held-out loss "
             f"{' '.join(f'{loss:.4g}' for loss in heldout['loss'])}; metrics and checkpoints are "
             f"in {self.recorder.folder}"
         )
         return FitResult(
-            self.state, step, heldout, train, seconds, speed, measured, validation or {}
+            self.state, step, heldout, train, seconds, speed, self.logged, validation or {}
         )
 
     def _describe(self) -> str:
@@ -405,21 +382,14 @@ class _Run:
             final.append(final_metrics(self.model, one, self.dataset))
         return {name: np.array([one[name] for one in final]) for name in final[0]}
 
-    def _call_back(self, call: Callable[[Callback], None]) -> None:
-        self.callbacks = [
-            one
-            for one in self.callbacks
-            if self.recorder.succeeds(
-                f"the callback {type(one).__name__}", functools.partial(call, one)
-            )
-        ]
-
     @contextlib.contextmanager
-    def _finishing_callbacks(self) -> Iterator[None]:
+    def finishing_callbacks(self) -> Iterator[None]:
+        """Calls `finish` of every callback at the end."""
         try:
             yield
         finally:
-            self._call_back(lambda callback: callback.finish())
+            for callback in self.callbacks:
+                self.recorder.attempt(f"the callback {callback.name}", callback.finish)
 
     @property
     def wall_seconds(self) -> float:

@@ -146,42 +146,33 @@ def test_commit_and_changes_of_a_repository(tmp_path):
     assert provenance.describe_process(tmp_path.parent)[0]["git"] is None
 
 
-class Steps:
-    """Counts what `fit` calls."""
-
-    def __init__(self):
-        self.seen = []
-
-    def before_step(self, step):
-        self.seen.append(("before", step))
-
-    def after_step(self, step, state):
-        self.seen.append(("after", int(state.step[0])))
-
-    def finish(self):
-        self.seen.append("finish")
-
-
-class Broken(Steps):
-    def after_step(self, step, state):
-        raise KeyError("a bug")
-
-
 SHORT = dataclasses.replace(
     CONFIG, steps=4, seeds=(0,), log_every=2, evaluation=evaluated(every=2), checkpoint_every=4
 )
 
 
-def test_callbacks_are_called_around_each_step_and_may_fail():
-    steps = Steps()
-    options = training.FitOptions(callbacks=[steps, Broken()])
-    with pytest.warns(RuntimeWarning, match="the callback Broken failed"):
+def test_callbacks_are_called_in_their_period_log_numbers_and_may_fail():
+    def norm(step, params, log):
+        log({"norm": np.abs(params["embedding"]).max((1, 2)), "half": step / 2})
+
+    def broken(step, params, log):
+        if step:
+            raise KeyError("a bug")
+
+    each, evals = training.Callback(norm, every=3), training.Callback(broken)
+    with pytest.warns(RuntimeWarning, match="the callback broken failed") as warned:
         run = training.fit_in_memory(
-            MODEL.build(), training.OBJECTIVES["causal_lm"], SHORT, DATASET, options=options
+            MODEL.build(),
+            training.OBJECTIVES["causal_lm"],
+            SHORT,
+            DATASET,
+            options=training.FitOptions(callbacks=[each, evals]),
         )
-    expected = [(when, step) for step in range(1, 5) for when in ("before", "after")]
-    assert steps.seen == [*expected, "finish"]
-    assert run.result.step == 4
+    assert len(warned) == 1
+    assert run.curve("half")[0].tolist() == [0, 3, 4]
+    assert run.curve("half")[1].tolist() == [0.0, 1.5, 2.0]
+    embedding = np.abs(run.params(0)["embedding"]).max()
+    assert run.result.logged["norm"].tolist() == [embedding]
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from attnlab.lab import lock
 from attnlab.lab.machine import processor
 from attnlab.models import ModelConfig, flops_per_token, matrix_axes, num_parameters
 from attnlab.sharing import Params
+from attnlab.training.callbacks import Measure
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
@@ -108,9 +109,9 @@ def train_run(run: Run, corpus: Corpus, folder: Path, halves: Path) -> FitResult
     config, model = train_config(run), model_config(run.variant)
     dataset = dataset_of(corpus, config.length)
     if run.variant.start == "scratch":
-        measure = probe_measure(model.build(), corpus.train) if run.part == "D" else None
+        measure = [Measure(probe_measure(model.build(), corpus.train))] if run.part == "D" else []
         optimizer = make_optimizer(config, matrix_axes(model))
-        return _fit(model, config, optimizer, dataset, folder, FitOptions(measure=measure))
+        return _fit(model, config, optimizer, dataset, folder, FitOptions(callbacks=measure))
     params = second_start(run, first_half(run, dataset, folder, halves))
     half = config.steps // 2
     later = dataclasses.replace(dataset, batches=_shifted(dataset, half))
