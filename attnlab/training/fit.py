@@ -204,6 +204,7 @@ class _Training:
         )
         self.device_arrays = sharding.replicate(self.mesh, dataset.device_arrays)
         self._evaluator = Evaluator(model, self.objective, self.mesh, config.evaluation.batch_size)
+        self._rate = jax.jit(self.optimizer.schedule)
         self.callbacks, self.logged = list(options.callbacks), dict[str, np.ndarray]()
         for callback in self.callbacks:
             callback.begin(self.state.params)
@@ -282,7 +283,7 @@ class _Training:
             )
             loss, auxiliary = sharding.replicate(self.mesh, zeros)
             self.state = state._replace(window_loss=loss, window_auxiliary=auxiliary)
-        rate = float(self.optimizer.schedule(step - 1))
+        rate = float(self._rate(np.int32(step - 1)))
         numbers = {f"train/{name}": losses for name, losses in means.items()}
         self.recorder.log_scalars(step, {**numbers, "train/learning_rate": rate})
         if self.clock.seconds:

@@ -306,7 +306,7 @@ class Evaluator:
                 self._mesh, (np.arange(start, start + size) < count)[mine], axis=0
             )
             # The same masks for every model: the key depends on the batch alone.
-            sums = self._sums(params, batch, counts, jax.random.fold_in(jax.random.key(0), i))
+            sums = self._sums(params, batch, counts, np.uint32(i))
             totals = totals + np.asarray(sums, np.float64)
         means = totals[..., 0] / totals[..., 1] / [1.0, *(m.divisor for m in self._metrics)]
         names = ["loss", *(m.name for m in self._metrics)]
