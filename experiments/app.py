@@ -20,8 +20,8 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags.tuple_parser import TupleParser
 
-from attnlab.lab.lock import RunInUse
-from attnlab.lab.sweeps import SweepFailed
+from attnlab.lab.sweep import SweepFailed
+from attnlab.lab.workdir import RunInUse
 from attnlab.lab.worker import STOPPED
 from attnlab.models import config_dict
 from attnlab.names import nearest

@@ -14,12 +14,11 @@ from attnlab import lab
 from attnlab.lab.executors import worker_command
 from attnlab.lab.machine import write_threads
 from attnlab.lab.plan import REPORT, Plan, described, with_known_rates
-from attnlab.lab.report import read_panels, write_panels
-from attnlab.lab.report.figures import PASSES
 from attnlab.lab.spec import specs_of
-from attnlab.lab.sweeps import add_specs
+from attnlab.lab.sweep import add_specs
 from attnlab.lab.worker import forward_flops
 from attnlab.models import num_parameters
+from attnlab.report.figures import PASSES
 from experiments import app
 from experiments.benchmarks.peaks import PEAKS
 from experiments.setup import setup_of
@@ -199,7 +198,7 @@ def report(folder: Path) -> str:
     diverged = [run for run in results if run.status == "diverged"]
     if len(diverged) < len(results):
         print(results.table().to_string(index=False))
-    path = write_panels(read_panels([folder]), folder / REPORT)
+    path = lab.report(folder, folder / REPORT)
     print(f"report: {path}")
     if not diverged:
         return ""

@@ -15,7 +15,7 @@ from attnlab.data import DATASETS, DataConfig
 from attnlab.lab.description import Description
 from attnlab.lab.machine import threads, write_threads
 from attnlab.lab.spec import LAYOUT, SHARING, matched, specs_of
-from attnlab.lab.sweeps import add_specs
+from attnlab.lab.sweep import add_specs
 from attnlab.models import ModelConfig, from_dict, to_dict
 from attnlab.models.budget import Budget, with_layout
 from attnlab.names import lookup

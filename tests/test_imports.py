@@ -20,7 +20,7 @@ LAYERS = (
     {"pretrained", "adapters"},
 )
 # `data` knows no model. `training` takes a model as an
-# argument, `plotting` takes arrays, `lab` runs everything.
+# argument, `lab` runs everything, `report` reads its results.
 APART = {
     "data": {"names", "fields", "extras", "atomic"},
     "training": {
@@ -34,7 +34,6 @@ APART = {
         "models",
         "sharing",
     },
-    "plotting": {"extras"},
     "load": {
         "names",
         "nested",
@@ -62,19 +61,18 @@ APART = {
         "heads",
         "interpret",
         "pretrained",
-        "plotting",
         "load",
         "tap",
         "transforms",
     },
+    "report": {"extras", "atomic", "nested", "lab", "training", "load"},
     "contrib": {"extras", "remat", "attention"},
 }
 # Who alone may import a package.
 ONLY = {
     "flax": {"models.modules", "models.transformer"},
     "matplotlib": {
-        f"plotting.{name}"
-        for name in ("curves", "intervals", "labels", "maps", "scatter", "style", "themed")
+        f"report.{name}" for name in ("curves", "intervals", "labels", "maps", "scatter", "style")
     },
     "orbax": {"training.checkpoint"},
 }
