@@ -263,9 +263,11 @@ class Evaluator:
         self._sums = jax.jit(self._sums_of_seeds, out_shardings=sharding.replicated(mesh))
 
     def _sums_of_seeds(
-        self, params: Params, batch: DeviceBatch, counts: Array, key: Array
+        self, params: Params, batch: DeviceBatch, counts: Array, number: Array
     ) -> Array:
         """[S, metrics, 2]: sums of amounts and of counts."""
+        # The same masks for every model: the key depends on the batch alone.
+        key = jax.random.fold_in(jax.random.key(0), number)
         one_seed: Callable[..., Array] = map_over_seeds(
             lambda p: self._sums_of_one(p, batch, counts, key)
         )
@@ -305,7 +307,6 @@ class Evaluator:
             counts = sharding.shard_batch(
                 self._mesh, (np.arange(start, start + size) < count)[mine], axis=0
             )
-            # The same masks for every model: the key depends on the batch alone.
             sums = self._sums(params, batch, counts, np.uint32(i))
             totals = totals + np.asarray(sums, np.float64)
         means = totals[..., 0] / totals[..., 1] / [1.0, *(m.divisor for m in self._metrics)]
