@@ -41,7 +41,7 @@ from attnlab.lab.workdir import (
     run_folder,
     waiting,
 )
-from attnlab.load import SPEC, Start, load_start, with_plan_of
+from attnlab.load import SPEC, LoadedModel, load_start, with_plan_of
 from attnlab.models import ModelConfig, matrix_axes
 from attnlab.models.layer import Report
 from attnlab.names import lookup
@@ -155,7 +155,7 @@ class _Run:
         self.spec, self.folder, self.config, self.options = spec, folder, config, options
         self.experiment = spec.config
         self.model = spec.config.model
-        self.start: Start | None = None
+        self.start: LoadedModel | None = None
 
     def run(self, shared: Path) -> RunResult:
         """Trains and writes the result."""
@@ -234,7 +234,7 @@ class _Run:
             return dataclasses.replace(described, status="diverged", message=str(error))
         return _with_scores(described, fitted)
 
-    def _started(self, start: Start) -> tuple[Params, str]:
+    def _started(self, start: LoadedModel) -> tuple[Params, str]:
         """The parameters, and in words where they come from."""
         rows = jax.tree.map(jnp.asarray, self.dataset.heldout(1))
         tokens = np.asarray(self.objective.prepare(rows, jax.random.key(0)).inputs["tokens"])

@@ -84,8 +84,8 @@ def begin(
         raise ValueError(
             "with --frozen --untrained the initial weights would never be trained; leave one out"
         )
-    found = load.read_run(folder, None if seed is None else [seed])
-    [(seed, params)] = found.params.items()
+    found = load.open_run(folder, seed)
+    seed, params = found.seed, found.params
     experiment = Experiment.from_dict(found.record["config"])
     was = experiment.train
     rate, schedule = was.optimizer.learning_rate, was.schedule
@@ -111,8 +111,7 @@ def begin(
         checkpoint_every=steps,
     )
     task = OBJECTIVES[experiment.task]._replace(final_metrics=None)
-    place = load.run_of_seed(folder, seed) if (folder / load.SPECS).is_file() else folder
-    source = experiment.data.load(trains.length, place)
+    source = experiment.data.load(trains.length, found.folder)
     return Study(found.config, None if untrained else params, task, source, trains)
 
 
