@@ -3,7 +3,6 @@
 from attnlab.training import objectives, sharding
 from attnlab.training.callbacks import CALLBACKS, Callback, Measure, Profile
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_model
-from attnlab.training.compiled import TrainStep
 from attnlab.training.config import EvaluationConfig, TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
 from attnlab.training.in_memory import InMemoryFit, fit_in_memory
@@ -20,7 +19,7 @@ __all__ = [
     "CALLBACKS", "LOGGERS", "OBJECTIVES", "OPTIMIZERS", "SCHEDULES", "Callback", "Checkpoints",
     "EvaluationConfig", "Evaluator", "FitOptions", "FitResult", "InMemoryFit", "Logger", "Measure",
     "NonFiniteLoss", "Objective", "Optimizer", "OptimizerConfig", "Profile", "Recorder",
-    "ScheduleConfig", "StateSharding", "Stopped", "TrainConfig", "TrainState", "TrainStep",
+    "ScheduleConfig", "StateSharding", "Stopped", "TrainConfig", "TrainState",
     "WrongCheckpoint", "describe_model", "fit", "fit_in_memory", "frozen_mask", "init_state",
     "make_optimizer", "map_over_seeds", "objectives", "sharding", "train_step",
 ]  # fmt: skip

@@ -14,7 +14,6 @@ from jaxtyping import Array
 
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.models import ModelConfig
-from attnlab.nested import JSON
 from attnlab.sharing import Params
 from attnlab.sharing.named_plans import plan_name
 from attnlab.training import memory, sharding
@@ -22,10 +21,8 @@ from attnlab.training.callbacks import Callback
 from attnlab.training.checkpoint import (
     Checkpoints,
     check_run,
-    describe_model,
-    describe_training,
+    describe_run,
 )
-from attnlab.training.compiled import TrainStep, host_batch, initial_state
 from attnlab.training.config import TrainConfig, fork_step
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
 from attnlab.training.loggers import Scalars
@@ -43,8 +40,11 @@ from attnlab.training.step import (
     Evaluator,
     InitParams,
     TrainState,
+    host_batch,
     init_state,
+    initial_state,
     new_params,
+    step_of_seeds,
 )
 
 Scores: TypeAlias = dict[str, np.ndarray]
@@ -193,11 +193,7 @@ class _Training:
         self._check_task()
         self.mesh = options.mesh or sharding.data_mesh(batch_size=config.batch_size)
         self.objective = self.objective.bind(dataset.sizes)
-        self.identity: JSON = {
-            "model": describe_model(model),
-            "source": dataset.digest,
-            "training": describe_training(config),
-        }
+        self.identity = describe_run(model, dataset.digest, config)
         self.seeds = sharding.replicate(self.mesh, np.array(config.seeds, np.uint32))
         self.state, self.shardings = initial_state(
             self.init_seed, config.seeds, self._initial_params(), self.mesh, options.sharding
@@ -246,7 +242,7 @@ class _Training:
     def compile(self, first: int) -> None:
         """Compiles the step; raises ValueError where it does not fit the memory of a device."""
         began = time.perf_counter()
-        step = TrainStep(
+        step = step_of_seeds(
             self.model, self.objective, self.optimizer, self.config, self.dataset, self.mesh
         )
         jitted = jax.jit(step, donate_argnums=0, out_shardings=self.shardings)
