@@ -254,10 +254,9 @@ class _Training:
             f"{self._describe()}; {self.mesh.size} x {device.device_kind}; compiled in "
             f"{time.perf_counter() - began:.1f} s"
         )
-        if (needed := memory.step_memory(self._step)) is not None:
-            report = memory.check_fits(needed, memory.device_memory(device))
-            if self.mesh.size > 1 or device.platform != "cpu":
-                self.recorder.say(report)
+        report = memory.check_memory(self._step, memory.device_memory(device))
+        if report and (self.mesh.size > 1 or device.platform != "cpu"):
+            self.recorder.say(report)
 
     def take_step(self, step: int) -> None:
         """Starts one step of all seeds."""
@@ -385,7 +384,7 @@ class _Training:
         try:
             yield
         finally:
-            for callback in self.callbacks:
+            for callback in self.options.callbacks:
                 self.recorder.attempt(f"the callback {callback.name}", callback.finish)
 
     @property

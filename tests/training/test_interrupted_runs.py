@@ -9,7 +9,7 @@ import pytest
 from test_train import CONFIG, DATASET, MODEL, TEXT, Killed, assert_same_bits, evaluated
 
 from attnlab import training
-from attnlab.data import TokenFiles, text
+from attnlab.data import text
 from attnlab.training import Checkpoints, FitOptions, Measure, OptimizerConfig, Recorder
 from attnlab.training.loggers import read_metrics
 from attnlab.training.objectives import OBJECTIVES
@@ -95,20 +95,6 @@ def test_all_points_of_a_curve_are_of_the_same_rows(tmp_path):
 
 
 @pytest.mark.slow
-def test_token_files_resume_with_the_same_bits(tmp_path):
-    """And train as the same text in memory does."""
-    TEXT.astype(np.uint16).tofile(tmp_path / "ids.bin")
-    files = TokenFiles(path=str(tmp_path / "ids.bin"), vocab_size=256, bytes_per_token=1.0)
-    in_memory = fit(tmp_path / "memory")
-    with contextlib.suppress(Killed):
-        killed = killed_after(5, "eval/loss")
-        fit(tmp_path / "files", recorder=killed, dataset=files.load(SHORT.length))
-    resumed = fit(tmp_path / "files", dataset=files.load(SHORT.length))
-    assert_same_bits(resumed.state, in_memory.state)
-    np.testing.assert_allclose(resumed.heldout["loss"], in_memory.heldout["loss"], rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_the_whole_validation_part_is_scored_at_the_end(tmp_path):
     """Beside the curve, which is of some of its rows. Here the held-out part is the same text."""
     corpus = text.Corpus("test", TEXT[:3400], TEXT[3400:], "", TEXT[3400:])
@@ -141,23 +127,3 @@ def test_an_error_in_a_statistic_at_step_0_is_raised(tmp_path):
 
     with pytest.raises(KeyError, match="no such part"):
         fit(tmp_path, callbacks=[Measure(measure)])
-
-
-def test_start_and_end_line(tmp_path, capsys):
-    fit(tmp_path)
-    lines = capsys.readouterr().err.splitlines()
-    start, end = (
-        next(line for line in lines if word in line) for word in ("compiled in", "tokens/s;")
-    )
-    size = sum(a.size for a in jax_leaves(MODEL))
-    assert f"decoder of 2 layers, width 16, standard heads, plan separate, {size:,} param" in start
-    assert "test, 3,600 training tokens" in start
-    assert end.startswith("10 steps in ")
-    assert end.endswith(str(tmp_path))
-
-
-def jax_leaves(model):
-    import jax
-
-    shapes = jax.eval_shape(model.build().init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
-    return jax.tree.leaves(shapes["params"])
