@@ -25,7 +25,8 @@ from attnlab.models import ModelConfig, Sampling, from_json, generate, stream, t
 from attnlab.models.config import sharing_name
 from attnlab.models.generate import GenerateOptions
 from attnlab.models.transformer import Transformer
-from attnlab.names import lookup
+from attnlab.names import import_those, lookup
+from attnlab.names import load as load_object
 from attnlab.nested import JSON, differences, flatten
 from attnlab.pretrained.hub import find_folder
 from attnlab.pretrained.metadata import metadata_of
@@ -40,7 +41,7 @@ from attnlab.training.objectives import (
     special_name,
 )
 from attnlab.training.objectives.objective import Example, Inputs, cross_entropy
-from attnlab.training.step import initial_params
+from attnlab.training.step import InitParams, initial_params
 
 SPEC, SPECS, RUNS = "spec.json", "specs.json", "runs"
 """Files of a run and of a sweep, the folder of its runs."""
@@ -181,10 +182,9 @@ class LoadedModel:
             start = load_start(folder, self.seed)
             tokens = np.asarray(inputs["tokens"])
             return with_plan_of(start.config, start.params, self.config, tokens)[0]
-        from attnlab.lab.start import HeadInit, init_function
-
-        fields = self.experiment.get("head_init", {}) if self.record else {}
-        make = init_function(self.config, HeadInit(**fields))
+        make: InitParams | None = None
+        if self.record and (name := self.experiment.get("init", "")):
+            make = lambda key, inputs: load_object(name)(key, self.config, inputs)
         return initial_params(self.config.build(), make, self.seed, inputs)
 
     def split(self, text: str) -> tuple[np.ndarray, np.ndarray]:
@@ -201,10 +201,7 @@ class LoadedModel:
                 f"{self.name} reads no text: its data are none, or its {FILE} is lost; give "
                 "--tokens=1,2,3"
             )
-        if self.record:
-            encoded = self.tokenizer.encode([text])[0]
-            return encoded.tokens, encoded.spans(text)
-        read = self.tokenizer.read(text)
+        read = self.tokenizer.read(text, special_tokens=not self.record)
         return read.tokens, read.spans
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -513,6 +510,7 @@ def _record(folder: str | Path, seed: int | None = None) -> tuple[Path, JSON]:
     if not (folder / "checkpoints").is_dir():
         raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
     record: JSON = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+    import_those(record["config"].get("imports", ()))
     if seed not in (None, record["seed"]):
         raise ValueError(f"{folder} has no seed {seed}, only {record['seed']}")
     return folder, record

@@ -19,7 +19,6 @@ from absl import flags
 from attnlab.lab.run import step_inputs
 from attnlab.load import load_config, open_folder
 from attnlab.models import describe, describe_attention
-from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import input_names
 from experiments import app
 from experiments.setup import matched_experiment
@@ -36,7 +35,7 @@ def main() -> None:
         )
     if flags.FLAGS.config:
         experiment = matched_experiment(app.config())
-        task = OBJECTIVES[experiment.task].bind(experiment.data.sizes())
+        task = experiment.objective.bind(experiment.data.sizes())
         train, model = experiment.train, experiment.model
         inputs = step_inputs(task, experiment.data.shapes(train.length), train)
         attention = describe_attention(model, inputs, training=True)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_args
 from attnlab import heads
 from attnlab.data import DATASETS
 from attnlab.heads import HeadNorm
-from attnlab.lab import Experiment, HeadInit, Match
+from attnlab.lab import Experiment, Match
 from attnlab.models import EncoderConfig, ModelConfig, specs
 from attnlab.models import config as model_config
 from attnlab.models.budget import Budget
@@ -222,14 +222,13 @@ def config_page() -> str:
 
 def _experiment() -> list[str]:
     """What an experiment has besides its model, training and dataset."""
-    shown = {"task", "start", "measure_heads"}
+    shown = {"task", "start", "init", "callbacks"}
     others = {field.name for field in dataclasses.fields(Experiment)} - shown
     tasks = ", ".join(f"`{name}`" for name in OBJECTIVES)
     return [
         "## Experiment",
         _fields("config.", Experiment, without=others),
         f"Tasks: {tasks}.",
-        _section("config.head_init.", HeadInit),
         _match(),
     ]
 

@@ -1,7 +1,7 @@
 """Training: objectives, optimizers, the steps of several seeds, evaluation, exact resume."""
 
 from attnlab.training import objectives, sharding
-from attnlab.training.callbacks import CALLBACKS, Callback, Measure, Profile
+from attnlab.training.callbacks import CALLBACKS, Callback, Profile, StepInfo, callback, measured
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_model
 from attnlab.training.config import EvaluationConfig, TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
@@ -17,9 +17,10 @@ from attnlab.training.step import Evaluator, TrainState, init_state, map_over_se
 
 __all__ = [
     "CALLBACKS", "LOGGERS", "OBJECTIVES", "OPTIMIZERS", "SCHEDULES", "Callback", "Checkpoints",
-    "EvaluationConfig", "Evaluator", "FitOptions", "FitResult", "InMemoryFit", "Logger", "Measure",
+    "EvaluationConfig", "Evaluator", "FitOptions", "FitResult", "InMemoryFit", "Logger",
     "NonFiniteLoss", "Objective", "Optimizer", "OptimizerConfig", "Profile", "Recorder",
-    "ScheduleConfig", "StateSharding", "Stopped", "TrainConfig", "TrainState",
-    "WrongCheckpoint", "describe_model", "fit", "fit_in_memory", "frozen_mask", "init_state",
-    "make_optimizer", "map_over_seeds", "objectives", "sharding", "train_step",
+    "ScheduleConfig", "StateSharding", "StepInfo", "Stopped", "TrainConfig", "TrainState",
+    "WrongCheckpoint", "callback", "describe_model", "fit", "fit_in_memory", "frozen_mask",
+    "init_state", "make_optimizer", "map_over_seeds", "measured", "objectives", "sharding",
+    "train_step",
 ]  # fmt: skip

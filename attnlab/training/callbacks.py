@@ -1,96 +1,114 @@
-"""Functions that `fit` calls from time to time. `CALLBACKS`: name -> (config of a model) -> one."""
+"""What `fit` calls while it trains: functions with a period, and the callback that writes a
+profile."""
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import jax
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from attnlab import models
+from attnlab.models import ModelConfig, head_distance
 from attnlab.models.head_similarity import smallest_change
 from attnlab.sharing import Params
-from attnlab.training import sharding
-from attnlab.training.step import map_over_seeds
-
-Log: TypeAlias = Callable[[Mapping[str, ArrayLike]], None]
-"""Records numbers by name, each one for all seeds or an array [S]."""
-Function: TypeAlias = Callable[[int, Params, Log], None]
-"""(step, parameters after it with an axis of seeds, log); the step 0 is before the first."""
+from attnlab.training.objectives.objective import Model
+from attnlab.training.step import TrainState
 
 
-class Callback:
-    """A function that is called at step 0, every `every` steps and at the last step.
+class StepInfo(NamedTuple):
+    """What a callback gets: one seed at one step."""
 
-    It is called in every process. An error is raised at step 0, where nothing is lost yet; later it
-    is printed, and the function is not called again. After a kill it may be called again at the
-    last step; a number that it logged is recorded once.
+    step: int
+    params: Params
+    """After that many steps, on the host."""
+    initial: Params
+    """At step 0."""
+    model: Model
+    log: Callable[[str, jax.typing.ArrayLike], None]
+    """(name, number): writes it to metrics.jsonl and the loggers."""
 
-    Args:
-      function: see `Function`. The next step overwrites the parameters: copy what is to be kept.
-      every: steps; None: as the learning curves, every `evaluation.every`.
 
-    Record the norm of the parameters of each seed every 10 steps, in metrics.jsonl and all loggers:
+class Callback(Protocol):
+    """A function that `callback` has given a period."""
 
-        def norm(step, params, log):
-            log({"norm": jax.vmap(optax.global_norm)(params)})
+    every: int
 
-        options = FitOptions(callbacks=[Callback(norm, every=10)])
+    def __call__(self, info: StepInfo, /) -> None: ...
+
+
+CallT = TypeVar("CallT", bound=Callable[[StepInfo], None])
+
+
+def callback(*, every: int) -> Callable[[CallT], CallT]:
+    """Decorator: calls a function with a `StepInfo` at step 0, then every so many steps and at the
+    last one, for each seed.
+
+    An error in it is raised at step 0; later it is printed, and the function is not called again.
+
+    Raises:
+      ValueError: `every` is below 1.
+
+    >>> @callback(every=100)
+    ... def norm(info):
+    ...     info.log("norm", optax.global_norm(info.params))
+    >>> norm.every  # for lab.Experiment(callbacks=[norm]) or FitOptions(callbacks=[norm])
+    100
     """
+    if every < 1:
+        raise ValueError(f"callback(every={every}): give 1 or more steps")
 
-    def __init__(self, function: Function, every: int | None = None) -> None:
-        if every is not None and every < 1:
-            raise ValueError(f"every={every} of a callback must be 1 or more, or None")
-        self.function, self.every = function, every
+    def mark(function: CallT) -> CallT:
+        cast(Callback, function).every = every
+        return function
 
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return str(getattr(self.function, "__name__", type(self.function).__name__))
-
-    def begin(self, initial: Params) -> None:
-        """Receives the parameters at step 0, also where a run resumes."""
-
-    def __call__(self, step: int, params: Params, log: Log) -> None:
-        self.function(step, params, log)
-
-    def finish(self) -> None:
-        """The last step was taken, or the training ended by an error or a signal."""
+    return mark
 
 
-class Measure(Callback):
-    """Logs numbers of the parameters of each seed, as "weights/NAME".
+Measure: TypeAlias = Callable[[Params, Params], dict[str, Array]]
+"""(parameters at step 0, parameters now) of one seed -> numbers by name."""
 
-    Args:
-      measure: (parameters at step 0, parameters now) of one seed -> numbers by name. It is compiled
-        once.
-      every: as of `Callback`.
+
+def measured(measure: Measure, every: int) -> Callback:
+    """A callback that logs numbers of the parameters as "weights/NAME"; `measure` is compiled once.
 
     Record how far each seed has moved from its initial parameters:
 
         def moved(initial, now):
             return {"moved": optax.global_norm(jax.tree.map(jnp.subtract, now, initial))}
 
-        options = FitOptions(callbacks=[Measure(moved)])
+        options = FitOptions(callbacks=[measured(moved, every=100)])
     """
+    numbers = jax.jit(measure)
 
-    def __init__(
-        self, measure: Callable[[Params, Params], dict[str, Array]], every: int | None = None
-    ) -> None:
-        super().__init__(self._log_numbers, every)
-        self._measure = jax.jit(map_over_seeds(measure))
+    @callback(every=every)
+    def log_numbers(info: StepInfo) -> None:
+        for name, value in numbers(info.initial, info.params).items():
+            info.log(f"weights/{name}", value)
 
-    def begin(self, initial: Params) -> None:
-        """Keeps a copy on the host."""
-        self._initial = sharding.gather(initial)
-
-    def _log_numbers(self, step: int, params: Params, log: Log) -> None:
-        numbers = self._measure(self._initial, params)
-        log({f"weights/{name}": sharding.gather(a) for name, a in numbers.items()})
+    return cast(Callback, log_numbers)
 
 
-class Profile(Callback):
+@functools.partial(jax.jit, static_argnums=0)
+def _of_heads(config: ModelConfig, initial: Params, params: Params) -> tuple[Array, Array]:
+    return head_distance(config, params), smallest_change(initial, params)
+
+
+@callback(every=100)
+def heads(info: StepInfo) -> None:
+    """Logs how far apart the heads are and how far the array that moved least has moved: see
+    `models.head_distance` and `smallest_change`."""
+    config: ModelConfig = info.model.config  # type: ignore[attr-defined]
+    apart, moved = _of_heads(config, info.initial, info.params)
+    info.log("weights/heads_apart", apart)
+    info.log("weights/least_moved", moved)
+
+
+CALLBACKS: dict[str, Callback] = {"heads": cast(Callback, heads)}
+"""Name -> a callback, for `lab.Experiment.callbacks`."""
+
+
+class Profile:
     """Writes a trace of the steps `first` to `last` into `folder`, by `jax.profiler`.
 
     View it with XProf (`tensorboard --logdir=FOLDER`) or Perfetto. A run that resumes after `first`
@@ -110,13 +128,13 @@ class Profile(Callback):
     def __init__(self, folder: Path, first: int, last: int) -> None:
         if not 1 <= first <= last:
             raise ValueError(f"profile steps {first} to {last}; use 1 <= first <= last")
-        super().__init__(self._trace, every=1)
         self._folder, self._first, self._last = folder, first, last
         self._active = False
 
-    def _trace(self, step: int, params: Params, log: Log) -> None:
+    def after_step(self, step: int, state: TrainState) -> None:
+        """Starts the trace before the step `first`, and ends it when the last one has ended."""
         if self._active and step >= self._last:
-            jax.block_until_ready(params)
+            jax.block_until_ready(state.step)
             self.finish()
         elif not self._active and self._first <= step + 1 <= self._last:
             jax.profiler.start_trace(str(self._folder))
@@ -127,23 +145,6 @@ class Profile(Callback):
         if self._active:
             self._active = False
             jax.profiler.stop_trace()
-
-
-def measure_heads(config: models.ModelConfig) -> Callback:
-    """Logs "weights/heads_apart" (`models.head_distance`) and "weights/least_moved"
-    (`models.head_similarity.smallest_change`)."""
-
-    def numbers(initial: Params, params: Params) -> dict[str, Array]:
-        return {
-            "heads_apart": models.head_distance(config, params),
-            "least_moved": smallest_change(initial, params),
-        }
-
-    return Measure(numbers)
-
-
-CALLBACKS: dict[str, Callable[[models.ModelConfig], Callback]] = {"heads": measure_heads}
-"""Name -> (config of the model) -> callback."""
 
 
 def parse_steps(text: str) -> tuple[int, int]:

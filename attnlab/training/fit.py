@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from attnlab.data.dataset import Batch, Dataset
@@ -17,7 +18,7 @@ from attnlab.models import ModelConfig
 from attnlab.sharing import Params
 from attnlab.sharing.named_plans import plan_name
 from attnlab.training import memory, sharding
-from attnlab.training.callbacks import Callback
+from attnlab.training.callbacks import Callback, Profile, StepInfo
 from attnlab.training.checkpoint import (
     Checkpoints,
     check_run,
@@ -25,7 +26,6 @@ from attnlab.training.checkpoint import (
 )
 from attnlab.training.config import TrainConfig, fork_step
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
-from attnlab.training.loggers import Scalars
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import (
     Model,
@@ -61,7 +61,8 @@ class FitOptions(NamedTuple):
     params: Params | list[Params] | InitParams | None = None
     """To start from, in place of `model.init`: a tree for all seeds, which then differ in batches
     and dropout alone; a list with the tree of each seed; or a function (key, inputs) -> tree."""
-    callbacks: Sequence[Callback] = ()
+    callbacks: Sequence[Callback | Profile] = ()
+    """Functions with a period (`callbacks.callback`)."""
 
 
 class FitResult(NamedTuple):
@@ -83,8 +84,6 @@ class FitResult(NamedTuple):
     """Of all seeds together, over every start of the run, with compilation."""
     tokens_per_second: float
     """Of all seeds together, without compilation and evaluation."""
-    logged: Scores
-    """What callbacks logged at the last step."""
     validation: Scores
     """The same as `heldout` of the whole validation part; empty where the dataset has none."""
 
@@ -146,7 +145,7 @@ def fit(
         model, objective, optimizer, config, dataset, recorder, checkpoints, options
     )
     first, fork = training.restore(), fork_step(config)
-    with stop_signals() as stop_requested, training.finishing_callbacks():
+    with stop_signals() as stop_requested, training.finishing_profiles():
         if sharding.any_process(bool(stop_requested())):  # while the data were loaded
             raise Stopped(f"stopped at step {first} of {config.steps}")
         if first < config.steps:
@@ -171,7 +170,7 @@ def fit(
                 if stops:
                     raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
                 training.clock.start(step)  # hence not before the first step, which compiles
-    return training.result(first)
+    return training.result()
 
 
 @dataclasses.dataclass(eq=False)
@@ -201,9 +200,9 @@ class _Training:
         self.device_arrays = sharding.replicate(self.mesh, dataset.device_arrays)
         self._evaluator = Evaluator(model, self.objective, self.mesh, config.evaluation.batch_size)
         self._rate = jax.jit(self.optimizer.schedule)
-        self.callbacks, self.logged = list(options.callbacks), dict[str, np.ndarray]()
-        for callback in self.callbacks:
-            callback.begin(self.state.params)
+        self.profiles = [one for one in options.callbacks if isinstance(one, Profile)]
+        self.callbacks = [one for one in options.callbacks if not isinstance(one, Profile)]
+        self._initial: Params = sharding.gather(self.state.params) if self.callbacks else {}
 
     def _check_task(self) -> None:
         """Raises ValueError where model and dataset do not fit the objective."""
@@ -293,24 +292,34 @@ class _Training:
         self.recorder.log_scalars(step, {f"eval/{name}": a for name, a in scores.items()})
 
     def call_back(self, step: int) -> None:
-        """Calls the callbacks that are due; one that fails is not called again."""
+        """Calls the callbacks that are due and records what they log; one that fails later than at
+        step 0 is not called again."""
+        for profile in self.profiles:
+            end = functools.partial(profile.after_step, step, self.state)
+            self.recorder.attempt("the profile", end)
+        is_last = step == self.config.steps
+        due = [one for one in self.callbacks if step % one.every == 0 or is_last]
+        params: Params = sharding.gather(self.state.params) if due else {}
+        for one in due:
+            call = functools.partial(self._logged_by, one, step, params)
+            name = f"the callback {getattr(one, '__name__', type(one).__name__)}"
+            numbers = self.recorder.attempt(name, call) if step else call()
+            if numbers is None:
+                self.callbacks.remove(one)
+            elif numbers:
+                self.recorder.log_scalars(step, numbers)
 
-        def call(callback: Callback) -> bool:
-            every = callback.every or self.config.evaluation.every
-            if step % every and step < self.config.steps:
-                return True
-            run = functools.partial(callback, step, self.state.params, log)
-            if step:
-                return self.recorder.succeeds(f"the callback {callback.name}", run)
-            run()  # an error is raised: nothing is lost yet
-            return True
+    def _logged_by(self, callback: Callback, step: int, params: Params) -> Scores:
+        """What a callback logs, of each seed."""
+        found: dict[str, list[float]] = {}
 
-        def log(values: Scalars) -> None:
-            self.logged |= {n: np.asarray(a) for n, a in values.items()}
-            self.recorder.log_scalars(step, values)
+        def log(name: str, value: ArrayLike) -> None:
+            found.setdefault(name, []).append(float(np.asarray(value)))
 
-        self.logged = {}
-        self.callbacks = [one for one in self.callbacks if call(one)]
+        for i in range(len(self.config.seeds)):
+            now, initial = jax.tree.map(lambda a: a[i], (params, self._initial))  # noqa: B023
+            callback(StepInfo(step, now, initial, self.model, log))
+        return {name: np.array(values) for name, values in found.items()}
 
     def save(self, step: int) -> None:
         """Starts to write a checkpoint, after the metrics up to it are on the disk."""
@@ -332,8 +341,8 @@ class _Training:
         check_finite(self.config.seeds, step, scores["loss"])
         return scores
 
-    def result(self, first: int) -> FitResult:
-        """Scores the trained state; `first`: the step that the run was resumed at."""
+    def result(self) -> FitResult:
+        """Scores the trained state."""
         counts, dataset, step = self.config.evaluation, self.dataset, self.config.steps
         heldout = self.score(step, dataset.heldout(counts.windows))
         train = self.score(step, dataset.train(counts.windows or counts.curve_windows))
@@ -341,16 +350,12 @@ class _Training:
         self.evaluate(step)
         validation = dataset.validation and self.score(step, dataset.validation(0))
         seconds, speed = self.wall_seconds, self.tokens_per_second
-        if first == step:  # killed after its last checkpoint
-            self.call_back(step)
         self.recorder.say(
             f"{step} steps in {seconds:.0f} s, {speed:,.0f} tokens/s; held-out loss "
             f"{' '.join(f'{loss:.4g}' for loss in heldout['loss'])}; metrics and checkpoints are "
             f"in {self.recorder.folder}"
         )
-        return FitResult(
-            self.state, step, heldout, train, seconds, speed, self.logged, validation or {}
-        )
+        return FitResult(self.state, step, heldout, train, seconds, speed, validation or {})
 
     def _describe(self) -> str:
         """Model, parameters of a seed and data, in words."""
@@ -379,13 +384,13 @@ class _Training:
         return {name: np.array([one[name] for one in final]) for name in final[0]}
 
     @contextlib.contextmanager
-    def finishing_callbacks(self) -> Iterator[None]:
-        """Calls `finish` of every callback at the end."""
+    def finishing_profiles(self) -> Iterator[None]:
+        """Ends traces that are still active at the end, also after an error."""
         try:
             yield
         finally:
-            for callback in self.options.callbacks:
-                self.recorder.attempt(f"the callback {callback.name}", callback.finish)
+            for profile in self.profiles:
+                profile.finish()
 
     @property
     def wall_seconds(self) -> float:

@@ -10,7 +10,7 @@ from test_train import CONFIG, DATASET, MODEL, TEXT, Killed, assert_same_bits, e
 
 from attnlab import training
 from attnlab.data import text
-from attnlab.training import Checkpoints, FitOptions, Measure, OptimizerConfig, Recorder
+from attnlab.training import Checkpoints, FitOptions, OptimizerConfig, Recorder, measured
 from attnlab.training.loggers import read_metrics
 from attnlab.training.objectives import OBJECTIVES
 
@@ -58,20 +58,20 @@ def killed_after(step, name):
             if at == step and name in values:
                 raise Killed
 
-    return KilledRecorder
+    return KilledRecorder, measured
 
 
 def test_each_metric_is_recorded_once_whenever_the_run_is_killed(tmp_path):
     """Before the first checkpoint, and between the last one and the result."""
-    whole = fit(tmp_path / "whole", callbacks=[Measure(distance)])
+    whole = fit(tmp_path / "whole", callbacks=[measured(distance, every=5)])
     for step, name in ((0, "weights/moved"), (10, "eval/loss"), (10, "weights/moved")):
         with contextlib.suppress(Killed):
             fit(
                 tmp_path / "killed",
                 recorder=killed_after(step, name),
-                callbacks=[Measure(distance)],
+                callbacks=[measured(distance, every=5)],
             )
-    again = fit(tmp_path / "killed", callbacks=[Measure(distance)])
+    again = fit(tmp_path / "killed", callbacks=[measured(distance, every=5)])
     assert_same_bits(again.state, whole.state)
     rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "killed")]
     assert rows[0] == rows[1]
@@ -126,4 +126,4 @@ def test_an_error_in_a_statistic_at_step_0_is_raised(tmp_path):
         return {"moved": params["no such part"]}
 
     with pytest.raises(KeyError, match="no such part"):
-        fit(tmp_path, callbacks=[Measure(measure)])
+        fit(tmp_path, callbacks=[measured(measure, every=5)])

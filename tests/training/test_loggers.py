@@ -135,27 +135,32 @@ SHORT = dataclasses.replace(
 
 
 def test_callbacks_are_called_in_their_period_log_numbers_and_may_fail():
-    def norm(step, params, log):
-        log({"norm": np.abs(params["embedding"]).max((1, 2)), "half": step / 2})
+    @training.callback(every=3)
+    def norm(info):
+        info.log("norm", np.abs(info.params["embedding"]).max())
+        info.log("moved", np.abs(info.params["embedding"] - info.initial["embedding"]).max())
 
-    def broken(step, params, log):
-        if step:
+    @training.callback(every=2)
+    def broken(info):
+        if info.step:
             raise KeyError("a bug")
 
-    each, evals = training.Callback(norm, every=3), training.Callback(broken)
+    config = dataclasses.replace(SHORT, seeds=(0, 5))
     with pytest.warns(RuntimeWarning, match="the callback broken failed") as warned:
         run = training.fit_in_memory(
             MODEL.build(),
             training.OBJECTIVES["causal_lm"],
-            SHORT,
+            config,
             DATASET,
-            options=training.FitOptions(callbacks=[each, evals]),
+            options=training.FitOptions(callbacks=[norm, broken]),
         )
     assert len(warned) == 1
-    assert run.curve("half")[0].tolist() == [0, 3, 4]
-    assert run.curve("half")[1].tolist() == [0.0, 1.5, 2.0]
-    embedding = np.abs(run.params(0)["embedding"]).max()
-    assert run.result.logged["norm"].tolist() == [embedding]
+    assert run.curve("norm")[0].tolist() == [0, 3, 4]
+    expected = [np.abs(run.params(i)["embedding"]).max() for i in range(2)]
+    assert run.curve("norm")[1][:, -1].tolist() == expected
+    moved = run.curve("moved")[1]
+    assert (moved[:, 0] == 0).all()
+    assert (moved[:, 1:] > 0).all()
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """`Variant` and `StudyRun`: what one run of the head-width study trains, and how."""
 
 import dataclasses
+from pathlib import Path
 from typing import get_args
 
+from attnlab import lab
 from attnlab.heads import HeadNorm, Standard, make_layout
 from attnlab.heads.layout import Bias
 from attnlab.models import FFN, ModelConfig, Rotary, match_budget
@@ -14,6 +16,7 @@ from attnlab.training import (
     ScheduleConfig,
     TrainConfig,
 )
+from experiments.studies.head_width.texts import StudyText
 
 NUM_LAYERS = 4
 BATCH_TOKENS = 2048
@@ -62,6 +65,13 @@ class StudyRun:
     seed: int
     learning_rate: float
     bytes_per_parameter: float = 20.0
+
+    @property
+    def fields(self) -> dict[str, lab.Tag]:
+        """Every field, those of the variant too: the first columns of a row."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        del own["variant"]
+        return {"stage": self.stage, **dataclasses.asdict(self.variant), **own}
 
     @property
     def id(self) -> str:
@@ -146,3 +156,14 @@ def train_config(spec: StudyRun) -> TrainConfig:
         log_every=max(1, steps // 10),
         checkpoint_every=max(1, min(480, steps // 2)),
     )
+
+
+def run_spec(run: StudyRun, data: Path) -> lab.RunSpec:
+    """A run for `lab.sweep`; `data` is the folder of the texts. Its tags are its fields."""
+    experiment = lab.Experiment(
+        model=model_config(run.variant, run.parametrization),
+        train=train_config(run),
+        data=StudyText(name=run.text, folder=str(data)),
+    )
+    tags = {name: value for name, value in run.fields.items() if name != "seed"}
+    return lab.RunSpec(run.id, experiment, run.seed, tags)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 import math
 import platform
 import shutil
@@ -23,7 +24,7 @@ from attnlab.lab.machine import processor
 from attnlab.lab.workdir import hold
 from attnlab.models import ModelConfig, flops_per_token, matrix_axes, num_parameters
 from attnlab.sharing import Params
-from attnlab.training.callbacks import Measure
+from attnlab.training.callbacks import measured
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
@@ -32,8 +33,8 @@ from attnlab.training.loggers import read_metrics
 from attnlab.training.metrics import Recorder
 from attnlab.training.optimizers import Optimizer, make_transform
 from attnlab.training.schedules import Steps
-from experiments.studies.head_width.run import Place, baselines, make_source
-from experiments.studies.head_width.texts import load_text
+from experiments.studies.head_width.ngrams import baselines
+from experiments.studies.head_width.texts import load_text, make_dataset
 from experiments.studies.study3.copying import (
     PROBE,
     copy_objective,
@@ -41,7 +42,15 @@ from experiments.studies.study3.copying import (
     probe_measure,
     split_bits,
 )
-from experiments.studies.study3.rows import COMPLETE, DIVERGED, Origin, Row, Scores, Sizes
+from experiments.studies.study3.rows import (
+    COMPLETE,
+    DIVERGED,
+    Baselines,
+    Origin,
+    Row,
+    Scores,
+    Sizes,
+)
 from experiments.studies.study3.spec import (
     BATCH_TOKENS,
     Run,
@@ -51,6 +60,15 @@ from experiments.studies.study3.spec import (
     train_config,
 )
 from experiments.studies.study3.widen import widen
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a study reads its data and keeps its runs, and the commit of its code."""
+
+    data: Path
+    work: Path
+    commit: str
 
 
 def run_one(run: Run, place: Place) -> Row:
@@ -72,7 +90,7 @@ def run_one(run: Run, place: Place) -> Row:
         run,
         _sizes(run),
         scores,
-        baselines(corpus, train_config(run), place.work / "baselines"),
+        _baselines(corpus, train_config(run), place.work / "baselines"),
         Origin(
             text_sha256=corpus.sha256,
             commit=place.commit,
@@ -85,6 +103,19 @@ def run_one(run: Run, place: Place) -> Row:
     )
 
 
+def _baselines(corpus: Corpus, config: TrainConfig, folder: Path) -> Baselines:
+    """The n-gram baselines of a run, kept in `folder` for runs of equal batches."""
+    (seed,) = config.seeds
+    sizes = f"{config.length}-{config.batch_size}-{config.steps}"
+    path = folder / f"{corpus.sha256[:16]}-{seed}-{sizes}.json"
+    if path.exists():
+        return Baselines(**json.loads(path.read_text()))
+    found = baselines(corpus, config.length, config.batch_size, config.steps, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(found).encode())
+    return Baselines(**found)
+
+
 def remove_run(run: Run, place: Place) -> None:
     """Deletes the folder of a run whose row is kept."""
     shutil.rmtree(place.work / "runs" / run.id, ignore_errors=True)
@@ -92,7 +123,7 @@ def remove_run(run: Run, place: Place) -> None:
 
 def dataset_of(corpus: Corpus, length: int) -> Dataset:
     """Fixed held-out and validation windows; learning curves score the first evenly spaced ones."""
-    dataset = make_source(corpus, length)
+    dataset = make_dataset(corpus, length)
     assert dataset.validation is not None
     whole = dataset.validation(0)
 
@@ -109,9 +140,11 @@ def train_run(run: Run, corpus: Corpus, folder: Path, halves: Path) -> FitResult
     config, model = train_config(run), model_config(run.variant)
     dataset = dataset_of(corpus, config.length)
     if run.variant.start == "scratch":
-        measure = [Measure(probe_measure(model.build(), corpus.train))] if run.part == "D" else []
-        optimizer = make_optimizer(config, matrix_axes(model))
-        return _fit(model, config, optimizer, dataset, folder, FitOptions(callbacks=measure))
+        optimizer, options = make_optimizer(config, matrix_axes(model)), FitOptions()
+        if run.part == "D":
+            probe = measured(probe_measure(model.build(), corpus.train), config.evaluation.every)
+            options = FitOptions(callbacks=[probe])
+        return _fit(model, config, optimizer, dataset, folder, options)
     params = second_start(run, first_half(run, dataset, folder, halves))
     half = config.steps // 2
     later = dataclasses.replace(dataset, batches=_shifted(dataset, half))
