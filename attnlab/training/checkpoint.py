@@ -103,7 +103,7 @@ def check_run(config: TrainConfig, identity: JSON, notes: JSON) -> None:
         raise WrongCheckpoint(
             f"the checkpoint is step {step} of {steps}; with the schedule {config.schedule.name!r} "
             f"a run of {config.steps} steps has the same learning rates only up to step {common}; "
-            "give the run another folder (constant and warmup_stable_decay can be continued)"
+            "give the run another folder (the schedule constant can be continued)"
         )
     theirs = {name: notes.get(name) for name in identity}
     # The names of plans may differ: "plans" are the plans themselves.
@@ -117,14 +117,13 @@ def check_run(config: TrainConfig, identity: JSON, notes: JSON) -> None:
 
 
 class Checkpoints:
-    """The newest two steps of a state (any tree of arrays), and the step `also` if it is saved.
+    """The newest two steps of a state (any tree of arrays).
 
     States are written in the background. Use as a context manager: leaving it waits for the last
     write and raises if it failed.
 
     Args:
       directory: made if it is missing; one folder for each step.
-      also: a step that is kept beside the newest two; 0: none.
       say: receives a line about each damaged checkpoint.
 
         with Checkpoints(Path("run/checkpoints")) as checkpoints:
@@ -133,22 +132,18 @@ class Checkpoints:
             step, state, notes = checkpoints.restore()  # None where nothing was saved
     """
 
-    def __init__(
-        self, directory: Path, *, also: int = 0, say: Callable[[str], None] = print
-    ) -> None:
+    def __init__(self, directory: Path, *, say: Callable[[str], None] = print) -> None:
         # Orbax takes a second to import and logs what our errors report more clearly.
         with extra("train"):
             from orbax.checkpoint import v1 as orbax
 
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        policies = orbax.training.preservation_policies
-        kept = [policies.LatestN(2), policies.CustomSteps([also])]
         self._directory, self._say = directory, say
         self._open = functools.partial(
             orbax.training.Checkpointer,
             directory.resolve(),
-            preservation_policy=policies.AnyPreservationPolicy(kept),
+            preservation_policy=orbax.training.preservation_policies.LatestN(2),
         )
         self._checkpointer = self._open()
 

@@ -24,7 +24,7 @@ from attnlab.training.checkpoint import (
     check_run,
     describe_run,
 )
-from attnlab.training.config import TrainConfig, fork_step
+from attnlab.training.config import TrainConfig
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import (
@@ -144,7 +144,7 @@ def fit(
     training = _Training(
         model, objective, optimizer, config, dataset, recorder, checkpoints, options
     )
-    first, fork = training.restore(), fork_step(config)
+    first = training.restore()
     with stop_signals() as stop_requested, training.finishing_profiles():
         if sharding.any_process(bool(stop_requested())):  # while the data were loaded
             raise Stopped(f"stopped at step {first} of {config.steps}")
@@ -165,7 +165,7 @@ def fit(
                 # Hosts agree on the step to stop at, now and then: it costs them a message.
                 agrees = logs or jax.process_count() == 1
                 stops = agrees and sharding.any_process(bool(stop_requested()))
-                if step % config.checkpoint_every == 0 or step == fork or is_last or stops:
+                if step % config.checkpoint_every == 0 or is_last or stops:
                     training.save(step)
                 if stops:
                     raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
