@@ -4,8 +4,7 @@ from attnlab.training import objectives, sharding
 from attnlab.training.callbacks import CALLBACKS, Callback, Profile, StepInfo, callback, measured
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_model
 from attnlab.training.config import EvaluationConfig, TrainConfig, make_optimizer
-from attnlab.training.fit import FitOptions, FitResult, fit
-from attnlab.training.in_memory import InMemoryFit, fit_in_memory
+from attnlab.training.fit import FitOptions, FitResult, InMemoryFit, fit, fit_in_memory
 from attnlab.training.interrupts import NonFiniteLoss, Stopped
 from attnlab.training.loggers import LOGGERS, Logger
 from attnlab.training.metrics import Recorder

@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import functools
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -24,8 +26,9 @@ from attnlab.training.checkpoint import (
     check_run,
     describe_run,
 )
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
+from attnlab.training.loggers import Row, read_metrics
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import (
     Model,
@@ -403,3 +406,99 @@ class _Training:
     @property
     def tokens_per_second(self) -> float:
         return self.clock.steps * self.tokens_per_step / max(self.clock.seconds, 1e-9)
+
+
+class InMemoryFit(NamedTuple):
+    """What `fit_in_memory` returns.
+
+    found = fit_in_memory(model, objective, config, dataset)
+    steps, values = found.curve("eval/loss")  # [P], [S, P]
+    params = found.params(0)
+    """
+
+    result: FitResult
+    """Of `fit`: the parameters in `result.state.params`, each with a leading axis of seeds."""
+    records: list[Row]
+    """What was recorded: "step", and numbers with one value per seed."""
+
+    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(steps [P], values [S, P]) of a number that was recorded, as "eval/bits_per_byte".
+
+        Raises:
+          ValueError: nothing was recorded under this name.
+        """
+        found = [(row["step"], row[name]) for row in self.records if name in row]
+        if not found:
+            known = sorted({other for row in self.records for other in row} - {"step"})
+            raise ValueError(f"{name!r} was not recorded; there are {', '.join(known)}")
+        steps, values = zip(*found, strict=True)
+        return np.array(steps), np.array(values).T
+
+    def params(self, seed: int = 0) -> Params:
+        """The trained parameters of one seed, counted from 0 in the order of `config.seeds`.
+
+        Raises:
+          ValueError: there are not so many seeds.
+        """
+        count = len(self.result.state.step)
+        if not 0 <= seed < count:  # JAX would take the last one
+            raise ValueError(f"seed {seed} is not there; {count} seeds are counted from 0")
+        params: Params = jax.tree.map(lambda a: a[seed], self.result.state.params)
+        return params
+
+
+def fit_in_memory(
+    model: Model,
+    objective: Objective,
+    config: TrainConfig,
+    dataset: Dataset,
+    *,
+    optimizer: Optimizer | None = None,
+    options: FitOptions = FitOptions(),  # noqa: B008
+) -> InMemoryFit:
+    """`fit` with temporary files, which are deleted afterwards, and without output.
+
+    Use `fit` for a run that is kept, or resumed after a stop.
+
+    Args:
+      model: with `init` and `apply`.
+      objective: what it is trained to predict; an entry of `OBJECTIVES`.
+      config: steps, batch size, seeds, and how often to evaluate.
+      dataset: of batches and scored rows.
+      optimizer: default `make_optimizer(config)`.
+      options: as of `fit`.
+
+    Returns:
+      The result of `fit`, and what was recorded.
+
+    Raises:
+      NonFiniteLoss: a loss became NaN or infinite.
+      Stopped: after SIGTERM or SIGINT.
+      ValueError: the model or the dataset does not fit the objective.
+
+        from attnlab.data import Text
+        from attnlab.models import ModelConfig
+        from attnlab.training import OBJECTIVES, TrainConfig, fit_in_memory
+
+        config = TrainConfig(steps=200, seeds=(0,))
+        data = Text().load(config.length)
+        found = fit_in_memory(ModelConfig().build(), OBJECTIVES["causal_lm"], config, data)
+        found.result.heldout["bits_per_byte"]  # [1]: one value per seed
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with (
+            Recorder(folder, config.seeds, speaks=False) as recorder,
+            Checkpoints(folder / "checkpoints") as checkpoints,
+        ):
+            result = fit(
+                model,
+                objective,
+                optimizer or make_optimizer(config),
+                config,
+                dataset,
+                recorder=recorder,
+                checkpoints=checkpoints,
+                options=options,
+            )
+        return InMemoryFit(result, read_metrics(folder / "metrics.jsonl"))
