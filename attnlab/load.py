@@ -242,8 +242,8 @@ class _Run:
             raise ValueError(
                 f"{self.folder} reads no text: its data have none, or its {FILE} is lost"
             )
-        encoded = self.tokenizer.encode([text])[0]
-        return encoded.tokens, encoded.spans(text)
+        read = self.tokenizer.read(text, special_tokens=False)
+        return read.tokens, read.spans
 
 
 def open_folder(folder: Path) -> LoadedModel:

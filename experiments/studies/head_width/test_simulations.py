@@ -1,0 +1,91 @@
+"""The decisions of the page on simulated studies: coverage, and false positives of P1, S1 to S5."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from experiments.studies.head_width import analysis, hypotheses
+from experiments.studies.head_width.simulated import EFFECTS, NOTHING, Simulation, study_rows
+
+DRAWS = [4, pytest.param(500, marks=pytest.mark.slow)]
+
+
+@functools.cache
+def rows():
+    return study_rows((2, 3, 4, 5, 7))
+
+
+def simulate(effects, count, seed=1):
+    """Per draw: the looks at P1 and S1 to S5, as the page gives them."""
+    sim = Simulation(rows(), effects)
+    columns, random = analysis.columns(sim.rows, sim.formula), np.random.default_rng(seed)
+    for _ in range(count):
+        frame = columns | {"bits": sim.bits(random)}
+        model, slope = analysis.surface_model(frame, effects["k"]), analysis.loss_slope(frame)
+        study = hypotheses.Study(frame, model, slope, effects["k"], has_second_look=True)
+        found = {r.name: r for r in hypotheses.secondary(study)}
+        yield hypotheses.looks(study), found
+
+
+def share(values):
+    return float(np.mean(list(values)))
+
+
+def most(count):
+    """Largest share of false positives: 6 %, and what chance allows in a few draws."""
+    return 0.06 if count >= 500 else 0.25
+
+
+@pytest.mark.parametrize("count", DRAWS)
+def test_false_positives_where_there_is_no_effect(count):
+    truth = {"S1": 4.5, "S2": 0.0, "S3": 0.0, "S4": 0.0, "S5": 0.01}
+    draws = list(simulate(NOTHING, count))
+    wrong = {
+        "P1": share(any("significant" in one.conclusion for one in looks) for looks, _ in draws)
+    }
+    for name in ("S2", "S3", "S4"):
+        wrong[name] = share(found[name].conclusion != "inconclusive" for _, found in draws)
+    wrong["S5"] = share("equivalent" in found["S5"].conclusion for _, found in draws)
+    covered = {
+        name: share(f[name].found.low <= true <= f[name].found.high for _, f in draws)
+        for name, true in truth.items()
+    }
+    for i, name in ((0, "first"), (1, "second")):
+        for test in ("model", "paired"):
+            covered[f"P1 {test}, {name} look"] = share(
+                getattr(looks[i], test).low <= 0 <= getattr(looks[i], test).high
+                for looks, _ in draws
+            )
+    print(wrong, covered)
+    assert max(wrong.values()) <= most(count), wrong
+    assert min(covered.values()) >= (0.92 if count >= 500 else 0.6), covered
+
+
+@pytest.mark.parametrize("count", DRAWS)
+def test_a_best_head_dim_at_the_end_of_the_points_is_not_called_interior(count):
+    """The loss is lowest at h = 64, the last point."""
+    draws = simulate(NOTHING | {"best": 6.0}, count)
+    wrong = share(found["S1"].conclusion == "interior" for _, found in draws)
+    print(wrong)
+    assert wrong <= most(count)
+
+
+@pytest.mark.parametrize("count", DRAWS)
+def test_effects_are_found_and_covered(count):
+    effects = EFFECTS | {"best": 3.5}
+    p1 = effects["b2"] * (1.5**2 - 0.5**2)
+    truth = {"S1": 3.5, "S3": 0.5, "S4": 0.12, "S5": 0.0}
+    draws = list(simulate(effects, count))
+    covered = {
+        name: share(f[name].found.low <= true <= f[name].found.high for _, f in draws)
+        for name, true in truth.items()
+    }
+    covered["P1"] = share(looks[1].model.low <= p1 <= looks[1].model.high for looks, _ in draws)
+    found = {
+        "P1": share("inconclusive" not in (one.conclusion for one in looks) for looks, _ in draws),
+        **{n: share(f[n].conclusion != "inconclusive" for _, f in draws) for n in truth},
+    }
+    print(covered, found)
+    assert min(covered.values()) >= (0.92 if count >= 500 else 0.6), covered
+    assert found["S4"] >= 0.5

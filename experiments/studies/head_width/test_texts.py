@@ -1,0 +1,105 @@
+"""The eight texts, and n-gram baselines against counts by hand and an independent computation."""
+
+import collections
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnlab.data.text import load_corpus, sample, windows
+from experiments.studies.head_width.ngrams import target_bits, witten_bell
+from experiments.studies.head_width.simulated import PLAN
+from experiments.studies.head_width.texts import TEXTS, StudyText, load_text
+
+
+@pytest.mark.parametrize("name", sorted(set(TEXTS) - {"python"}))
+def test_sizes_and_digests_are_those_of_the_plan(shared_data, name):
+    corpus = load_text(name, shared_data)
+    row = next(line for line in PLAN.splitlines() if re.match(rf"\| {name}\b", line))
+    parts = corpus.train, corpus.validation, corpus.heldout
+    assert [cell.strip() for cell in row.split("|")[2:5]] == [f"{len(part):,}" for part in parts]
+    assert f"`{corpus.sha256[:16]}`" in row
+    if name.startswith("tatoeba"):  # no sentence is in two parts
+        train, validation, heldout = (set(bytes(p.astype(np.uint8)).splitlines()) for p in parts)
+        assert not train & validation | train & heldout | validation & heldout
+
+
+def test_the_standard_library_is_split_by_file():
+    corpus = load_text("python", Path())
+    assert min(map(len, (corpus.train, corpus.validation, corpus.heldout))) > 500_000
+    dataset = StudyText().load(128)
+    scored = dataset.heldout(7), dataset.validation(0)
+    assert [len(rows["tokens"]) for rows in scored] == [2048, 1024]
+    assert all(rows["valid"].all() for rows in scored)
+
+
+def by_hand(train, scored, size):
+    """-log2 p of every target, with dictionaries of bytes."""
+    counts = collections.defaultdict(collections.Counter)
+    for row in train.tolist():
+        for at in range(1, len(row)):
+            for k in range(min(size, at) + 1):
+                counts[bytes(row[at - k : at])][row[at]] += 1
+
+    def p(context, target):
+        lower = p(context[1:], target) if context else 1 / 256
+        seen = counts.get(context)
+        if not seen:
+            return lower
+        total, types = sum(seen.values()), len(seen)
+        return (seen[target] + types * lower) / (total + types)
+
+    return np.array([
+        [-np.log2(p(bytes(row[max(0, at - size) : at]), row[at])) for at in range(1, len(row))]
+        for row in scored.tolist()
+    ])  # fmt: skip
+
+
+def letters(seed, shape):
+    return np.random.default_rng(seed).choice(list(b"aab c\0\xff"), shape).astype(np.uint8)
+
+
+def test_as_counted_by_hand():
+    train, scored = letters(0, (30, 9)), letters(1, (20, 12))
+    valid = np.random.default_rng(2).random((20, 11)) < 0.8
+    sizes = (0, 1, 2, 3, 4, 7)
+    found = witten_bell(train, scored, contexts=sizes)
+    each = target_bits(train, scored, contexts=sizes)
+    masked = witten_bell(train, scored, valid, contexts=sizes)
+    for size in sizes:
+        bits = by_hand(train, scored, size)
+        np.testing.assert_allclose(each[size], bits, rtol=1e-12)
+        np.testing.assert_allclose(found[size], bits.mean(), rtol=1e-12)
+        np.testing.assert_allclose(masked[size], bits[valid].mean(), rtol=1e-12)
+
+
+def test_a_context_that_begins_with_zero_bytes_is_not_a_shorter_one():
+    train = np.array([[0, 0, 5, 1], [5, 2, 5, 2]], np.uint8)
+    np.testing.assert_allclose(
+        witten_bell(train, train, contexts=(2,))[2], by_hand(train, train, 2).mean()
+    )
+
+
+def test_more_than_seven_bytes_are_refused():
+    with pytest.raises(ValueError, match="more than 7 bytes"):
+        witten_bell(letters(0, (2, 9)), letters(1, (2, 9)), contexts=(8,))
+
+
+# Bytes of context -> bits per byte: an independent recomputation on the first study's batches.
+WIKITEXT = {3: 2.486, 4: 2.291}
+SHAKESPEARE = {3: 2.967, 4: 2.957}
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [("wikitext2/train.txt.gz", WIKITEXT), ("tinyshakespeare/input.txt.gz", SHAKESPEARE)],
+)
+def test_the_first_study_s_batches(shared_data, file, expected):
+    """800 batches of 16 windows of 64, seed 0, scored on 2048 held-out windows."""
+    corpus = load_corpus(str(shared_data / file)).with_validation(0.1)
+    batches = [sample(corpus.train, 64, 16, seed=0, step=step) for step in range(1, 801)]
+    tokens, valid = windows(corpus.heldout, 64, 2048)
+    train = np.concatenate(batches).astype(np.uint8)
+    found = witten_bell(train, tokens.astype(np.uint8), valid, contexts=(3, 4))
+    assert found == pytest.approx(expected, abs=0.0006)
