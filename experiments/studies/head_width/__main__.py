@@ -76,7 +76,7 @@ def run_stages(stages: list[int], folder: Path) -> None:
     rows = read_rows(path)
     digests = {name: load_text(name, data).sha256 for name in set(rows["text"])}
     check_origin(rows, [commit, *ACCEPT.value], digests)
-    executor = lab.LocalExecutor(JOBS.value, threads=1, imports=[load_text.__module__])
+    executor = lab.LocalExecutor(JOBS.value, threads=1)
     for stage in stages:
 
         def wanted(rows: DataFrame, stage: int = stage) -> list[lab.RunSpec]:
