@@ -402,7 +402,9 @@ def _baselines(study: Study) -> str:
 def _length_table(study: Study) -> str:
     """Differences from 4x16 at 80 bytes per parameter and at T = 64 and 256, beside those of
     stage 3 on the same texts."""
-    settings = [(128, each, design.LENGTH_TEXTS) for each in (20.0, 80.0)]
+    settings: list[tuple[int, float, Sequence[str]]] = [
+        (128, each, design.LENGTH_TEXTS) for each in (20.0, 80.0)
+    ]
     settings += [(t, 20.0, design.CONTEXT_TEXTS) for t in (64, 128, 256)]
     lines = []
     for length, each, texts in settings:
