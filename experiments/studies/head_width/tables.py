@@ -17,7 +17,9 @@ Line = Mapping[str, object]
 
 def render(name: str, **values: Any) -> str:
     """A template of this folder."""
-    return pages.render(Path(__file__).with_name(f"{name}.md.jinja"), **values) + "\n"
+    path = Path(__file__).with_name(f"{name}.md.jinja")
+    text = pages.render(path, exp=math.exp, isfinite=math.isfinite, **values)
+    return text.rstrip("\n") + "\n"
 
 
 def table(lines: Sequence[Line]) -> str:
