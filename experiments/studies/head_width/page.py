@@ -6,35 +6,19 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from attnlab.atomic import write_atomic
 from attnlab.lab.text_table import counted
 from attnlab.report.style import themed_svg
-from experiments.studies.head_width import analysis, design, gpu, gpu_page
+from experiments.studies.head_width import analysis, design, gpu, gpu_page, hypotheses
 from experiments.studies.head_width import figures as charts
 from experiments.studies.head_width.analysis import Mask, Pairs
-from experiments.studies.head_width.hypotheses import (
-    STAGE_OF_WIDTH,
-    Fit,
-    Result,
-    Study,
-    against,
-    best_total,
-    chords,
-    fits,
-    from_reference,
-    looks,
-    pairs_of,
-    primary,
-    read_study,
-    secondary,
-    sharing,
-    sharing_costs,
-)
+from experiments.studies.head_width.hypotheses import STAGE_OF_WIDTH, Fit, Result, Study
 from experiments.studies.head_width.mixed_model import Estimate, MixedModel
 from experiments.studies.head_width.rates import choose, fit_rates, minima
 from experiments.studies.head_width.rows import read_csv, read_rows
@@ -49,9 +33,6 @@ from experiments.studies.head_width.tables import (
     table,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 CHECK = Path(__file__).with_name("_recompute.py")
 ESTIMATED_HOURS = {0: 3.9, 1: 2.9, 2: 1.1, 3: 8.4, 4: 9.3, 5: 4.4, 6: 4.5}
 """Core-hours by stage that the design of the study expected."""
@@ -63,13 +44,13 @@ def write_pages(folder: Path) -> list[Path]:
     Raises ValueError, before it writes, where a run is missing.
     """
     rows = read_rows(folder / "runs.csv")
-    study = read_study(rows)
+    study = hypotheses.read_study(rows)
     texts = {
         "stage0.md": stage0_page(rows),
         "stage1.md": stage1_page(rows),
         "cost.md": cost_page(rows),
         "analysis.md": analysis_page(rows, study),
-        "analysis.csv": _csv(primary(study) + secondary(study)),
+        "analysis.csv": _csv(hypotheses.primary(study) + hypotheses.secondary(study)),
     }
     drawn = figures(study, rows)
     scores = read_csv(folder / "gpu_runs.csv", gpu.COLUMNS)
@@ -228,12 +209,12 @@ def cost_page(rows: DataFrame) -> str:
 
 def analysis_page(rows: DataFrame, study: Study) -> str:
     """The registered results and all that is exploratory."""
-    fitted = fits(study)
+    fitted = hypotheses.fits(study)
     alone = {w: next(one for one in fitted if one.name.startswith(f"D = {w} alone")
                      and (w != 32 or "without" in one.name)) for w in STAGE_OF_WIDTH}  # fmt: skip
-    pooled = analysis.pool(list(from_reference(study).values()))
+    pooled = analysis.pool(list(hypotheses.from_reference(study).values()))
     half, more = (
-        analysis.over_texts(against(study, 64, *point, "standard"), pooled)
+        analysis.over_texts(hypotheses.against(study, 64, *point, "standard"), pooled)
         for point in ((2, 16), (6, 16))
     )
     return render(
@@ -250,11 +231,13 @@ def analysis_page(rows: DataFrame, study: Study) -> str:
         margin=analysis.MARGIN,
         best_widths=_best_widths(study),
         at_equal_seconds={w: at_equal_seconds(study, w, w // 32, 32, "standard") for w in (64, 96)},
-        p1=primary(study)[-1],
-        first_look=looks(study)[0].conclusion,
+        p1=hypotheses.primary(study)[-1],
+        first_look=hypotheses.looks(study)[0].conclusion,
         blanks=blanks(study),
         blanks_table=table([{"blank": n, "value": v} for n, v in blanks(study).items()] or [{}]),
-        results=table(list(map(result_line, primary(study) + secondary(study)))),
+        results=table(
+            list(map(result_line, hypotheses.primary(study) + hypotheses.secondary(study)))
+        ),
         points=_point_table(study),
         repeated=_repeated_table(study),
         baselines=_baselines(study),
@@ -289,8 +272,10 @@ def at_equal_seconds(study: Study, width: int, heads: int, head_dim: int, layout
     masks = [study.point(width // 16, 16, width=width)]
     masks += [study.point(heads, head_dim, width=width, layout=layout)]
     base, own = (float(np.min(study.frame["cpu_seconds"][mask])) for mask in masks)
-    difference = analysis.over_texts(against(study, width, heads, head_dim, layout)).value
-    beside = [slope for pair, slope in chords(study).items() if width in pair]
+    difference = analysis.over_texts(
+        hypotheses.against(study, width, heads, head_dim, layout)
+    ).value
+    beside = [slope for pair, slope in hypotheses.chords(study).items() if width in pair]
     found, *others = (difference - s * math.log(own / base) for s in (study.slope.value, *beside))
     return f"{found:+.4f} ({' and '.join(f'{one:+.4f}' for one in others)})"
 
@@ -302,12 +287,12 @@ def blanks(study: Study) -> dict[str, str]:
         return {}
     heads = [h for n, h in design.POINTS[64] if n * h == 64]
     near = min(heads, key=lambda h: abs(math.log2(h) - top.best.value))
-    costs = sharing_costs(study)
-    shared = [f"{multiple(costs[plan], study)} [{counts_in_words(sharing(study, plan))}]"
+    costs = hypotheses.sharing_costs(study)
+    shared = [f"{multiple(costs[plan], study)} [{counts_in_words(hypotheses.sharing(study, plan))}]"
               for plan in ("albert", "attention_only")]  # fmt: skip
     return {
         "best head_dim h\\*": f"{power(top.best)} [{top.best.count} texts x 2 seeds]",
-        "best N h, in D": _best_total(study.model, best_total(study.model, top)),
+        "best N h, in D": _best_total(study.model, hypotheses.best_total(study.model, top)),
         "4 times narrower costs": _step(study, near, near // 4),
         "4 times wider costs": _step(study, near, near * 4),
         "sharing all layers: compute multiple": shared[0],
@@ -331,8 +316,12 @@ def _step(study: Study, near: int, other: int) -> str:
     points = {h: n for n, h in design.POINTS[64] if n * h == 64}
     if other not in points:
         return f"(h = {other}: not measured)"
-    pairs = pairs_of(study, [study.point(points[near], near)], [study.point(points[other], other)])
-    found = analysis.over_texts(pairs, analysis.pool(list(from_reference(study).values())))
+    pairs = hypotheses.pairs_of(
+        study, [study.point(points[near], near)], [study.point(points[other], other)]
+    )
+    found = analysis.over_texts(
+        pairs, analysis.pool(list(hypotheses.from_reference(study).values()))
+    )
     where = f"h = {other} against {near}, {counts_in_words(pairs)}"
     return f"{ends(found)} bits [{where}] (x {multiple(found, study)} compute)"
 
@@ -356,7 +345,7 @@ def result_line(r: Result) -> Line:
 def _point_table(study: Study) -> str:
     lines: list[tuple[Line, Estimate | None]] = []
     for width in STAGE_OF_WIDTH:
-        pooled = analysis.pool(list(from_reference(study, width).values()))
+        pooled = analysis.pool(list(hypotheses.from_reference(study, width).values()))
         for n, h, layout in points_of(width):
             mask = study.point(n, h, width=width, layout=layout)
             line = {
@@ -371,7 +360,7 @@ def _point_table(study: Study) -> str:
             if (n, h, layout) == (width // 16, 16, "standard"):
                 lines.append((line, None))
                 continue
-            pairs = against(study, width, n, h, layout)
+            pairs = hypotheses.against(study, width, n, h, layout)
             found = analysis.over_texts(pairs, pooled)
             lines.append((line | {
                 "difference (95 %)": ends(found),
@@ -387,7 +376,7 @@ def _repeated_table(study: Study) -> str:
     many: dict[tuple[int, int], Pairs] = {}
     for point in design.POINTS[96]:
         if point != (6, 16):
-            pairs = against(study, 96, *point, "standard")
+            pairs = hypotheses.against(study, 96, *point, "standard")
             many[point] = {t: d for t, d in pairs.items() if t not in design.REPEATED_TEXTS}
     pooled = analysis.pool([pairs for (n, h), pairs in many.items() if n * h == 96])
     lines = []
@@ -436,11 +425,11 @@ def _length_table(study: Study) -> str:
 
 
 def _sharing_table(study: Study) -> str:
-    slopes = chords(study)
+    slopes = hypotheses.chords(study)
     beside = f"by the slope of D = {' and '.join(f'{a} to {b}' for a, b in slopes)}"
     lines = []
     for budget in ("flops", "parameters"):
-        for plan, found in sharing_costs(study, budget).items():
+        for plan, found in hypotheses.sharing_costs(study, budget).items():
             times, by_chords = "–", "–"
             if budget == "flops":
                 times = multiple(found, study)
@@ -449,7 +438,7 @@ def _sharing_table(study: Study) -> str:
             lines.append(({
                 "plan": plan, "equal": budget, "bits worse than separate (95 %)": ends(found),
                 "compute multiple": times, beside: by_chords,
-                "texts x seeds": counts(sharing(study, plan, budget)),
+                "texts x seeds": counts(hypotheses.sharing(study, plan, budget)),
             }, found))  # fmt: skip
     return judged_table(lines)
 
@@ -540,11 +529,11 @@ def _csv(results: Sequence[Result]) -> str:
 # Figures ------------------------------------------------------------------------------------------
 
 
-def figures(study: Study, rows: DataFrame) -> "dict[str, Figure]":
+def figures(study: Study, rows: DataFrame) -> dict[str, Figure]:
     """Figure name -> figure."""
     alone = study.frame["stage"] == STAGE_OF_WIDTH[64]
     model = analysis.surface_model(analysis.select(study.frame, alone), study.tuning_k)
-    costs = sharing_costs(study).items()
+    costs = hypotheses.sharing_costs(study).items()
     return {
         "figure1": charts.loss_figure([_panel(study, width) for width in STAGE_OF_WIDTH]),
         "figure2": _surface(model),
@@ -557,7 +546,7 @@ def figures(study: Study, rows: DataFrame) -> "dict[str, Figure]":
 
 def _panel(study: Study, width: int) -> charts.SizePanel:
     base = study.point(width // 16, 16, width=width)
-    pairs = from_reference(study, width)
+    pairs = hypotheses.from_reference(study, width)
     pooled = analysis.pool(list(pairs.values()))
     differences = {h: analysis.over_texts(one, pooled) for h, one in pairs.items()}
     series = charts.around(means_of_texts(study, base), 16, differences)
@@ -565,7 +554,7 @@ def _panel(study: Study, width: int) -> charts.SizePanel:
     return charts.SizePanel(width, int(study.frame["parameters"][base][0]), series, grams)
 
 
-def _surface(model: MixedModel) -> "Figure":
+def _surface(model: MixedModel) -> Figure:
     u, v = np.meshgrid(np.linspace(2, 6, 60), np.linspace(-1, math.log2(1.5), 40))
     b = dict(zip(model.names, model.coefficients, strict=True))
     x = u - 4
