@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.util
 import os
 import re
 import shlex
@@ -24,7 +23,7 @@ from attnlab.lab.sweep import SweepFailed
 from attnlab.lab.workdir import RunInUse
 from attnlab.lab.worker import STOPPED
 from attnlab.models import config_dict
-from attnlab.names import nearest
+from attnlab.names import import_module, nearest
 from attnlab.nested import flatten
 from attnlab.training.interrupts import Stopped
 
@@ -166,10 +165,7 @@ def import_files(argv: list[str]) -> None:
     for path in first[_IMPORT.name].value or []:
         if not path.endswith(".py") or not Path(path).is_file():
             raise ValueError(f"no Python file {path!r}; --import is path.py")
-        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        import_module(path)
 
 
 def _parse(argv: list[str], *, takes_words: bool) -> list[str]:

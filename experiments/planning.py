@@ -7,15 +7,16 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from absl import flags
 
 from attnlab import lab
 from attnlab.lab.executors import worker_command
 from attnlab.lab.machine import write_threads
-from attnlab.lab.plan import REPORT, Plan, described, with_known_rates
+from attnlab.lab.policies import with_known_rates
 from attnlab.lab.spec import specs_of
-from attnlab.lab.sweep import add_specs
+from attnlab.lab.sweep import REPORT, Policy, add_specs, described
 from attnlab.lab.worker import forward_flops
 from attnlab.models import num_parameters
 from attnlab.report.tables import PASSES
@@ -52,6 +53,14 @@ def _literal(text: str) -> object:
         return text
 
 
+class Plan(NamedTuple):
+    """What the flags want `lab.sweep` to run."""
+
+    specs: list[lab.RunSpec]
+    description: lab.Description
+    policies: list[Policy]
+
+
 def plan_of() -> Plan:
     """The plan that the flags describe.
 
@@ -70,13 +79,16 @@ def plan_of() -> Plan:
     seeds = _seeds() or list(setup.seeds)
     _check_flags(len(seeds))
     specs = specs_of(setup.base, setup.variants, seeds, setup.match)
-    return Plan(
-        specs,
-        _described(setup.description, specs, seeds),
-        given.tune,
-        Path(given.tune_from) if given.tune_from else None,
-        given.max_seeds,
-    )
+    if given.tune_from:
+        specs = with_known_rates(specs, Path(given.tune_from))
+    about = setup.description
+    about = dataclasses.replace(about, margin=given.margin or about.margin)
+    policies: list[Policy] = []
+    if given.tune:
+        policies.append(lab.TuneLearningRate(given.tune))
+    if given.max_seeds:
+        policies.append(lab.DecideComparisons(about.pairs, given.max_seeds, about.margin))
+    return Plan(specs, about, policies)
 
 
 def _seeds() -> list[int]:
@@ -97,6 +109,10 @@ def _check_flags(seeds: int) -> None:
         )
     if not math.isfinite(given.margin):
         raise ValueError(f"--margin={given.margin}: give a number of the unit of the scores")
+    if given.tune and given.tune_from:
+        raise ValueError(
+            "--tune chooses learning rates and --tune_from reads chosen ones; leave one out"
+        )
     if given.print_only and given.launcher == "local" and (given.tune or given.max_seeds):
         raise ValueError(
             "--tune and --max_seeds read results, which --print_only has not; leave them out "
@@ -106,29 +122,15 @@ def _check_flags(seeds: int) -> None:
         raise ValueError("--slurm are options of sbatch; add --launcher=slurm")
 
 
-def _described(
-    described: lab.Description, specs: list[lab.RunSpec], seeds: list[int]
-) -> lab.Description:
-    given, budgets = flags.FLAGS, {spec.config.matched for spec in specs}
-    return dataclasses.replace(
-        described,
-        margin=given.margin or described.margin,
-        seeds_added=bool(given.max_seeds),
-        planned_seeds=tuple(seeds) if given.max_seeds else (),
-        matched=described.matched or (budgets.pop() if len(budgets) == 1 else ""),
-    )
-
-
 def executor() -> lab.Executor:
     """Where the flags want the runs to be computed."""
     given = flags.FLAGS
-    options, imports = _run_options(), _imports()
+    options = _run_options()
     if given.launcher == "local":
-        return lab.LocalExecutor(given.jobs, given.threads, imports, options, app.jax_flags())
+        return lab.LocalExecutor(given.jobs, given.threads, options, app.jax_flags())
     return lab.SlurmExecutor(
         given.jobs,
         given.slurm,
-        imports=imports,
         run_options=options,
         environment=app.jax_flags(),
         threads=given.threads,
@@ -139,13 +141,6 @@ def executor() -> lab.Executor:
 def _run_options() -> lab.RunOptions:
     given = flags.FLAGS
     return lab.RunOptions(loggers=tuple(given.loggers), profile=given.profile)
-
-
-def _imports() -> list[str]:
-    """What a worker imports first: the files of --import and the config file, which may register
-    layouts, datasets, ..."""
-    files = [Path(name) for name in flags.FLAGS["import"].value or ()]
-    return [str(file.absolute()) for file in (*files, app.config_file()[0])]
 
 
 def training_flops(specs: Sequence[lab.RunSpec]) -> int:
@@ -169,9 +164,9 @@ def header(plan: Plan, folder: Path) -> str:
 
 def print_workers(plan: Plan, folder: Path) -> None:
     """Writes the specs and prints what runs them, and an estimate."""
-    specs = with_known_rates(plan.specs, plan.rates_from) if plan.rates_from else plan.specs
-    command = worker_command(folder.absolute(), _imports(), _run_options())
-    description = described(plan, folder)
+    specs = plan.specs
+    command = worker_command(folder.absolute(), _run_options())
+    description = described(plan.description, specs, folder)
     add_specs(specs, folder)
     description.write(folder)
     if flags.FLAGS.threads:

@@ -24,7 +24,7 @@ from attnlab.training import sharding
 from attnlab.training.config import TrainConfig
 from attnlab.training.interrupts import Stopped, stop_signals
 
-FIELDS = ("task", "start", "data", "model", "train", "head_init", "measure_heads", "match")
+FIELDS = ("task", "start", "data", "model", "train", "init", "callbacks", "match")
 """What a config has at least."""
 PATHS = ("path", "tokenizer")
 """Fields of datasets that are paths, or may be one."""
@@ -79,8 +79,8 @@ def experiment_of(config: ConfigDict) -> lab.Experiment:
         data=data_of(config.data),
         task=config.task,
         start=os.path.expanduser(config.start),
-        head_init=lab.HeadInit(**config.head_init),
-        measure_heads=config.measure_heads,
+        init=config.init,
+        callbacks=tuple(config.callbacks),
     )
     found.check_start()
     return found

@@ -29,7 +29,6 @@ import jax
 from absl import flags
 
 from attnlab import lab
-from attnlab.lab.plan import run_plan
 from experiments import app, planning
 
 _FLAGS = flags.FLAGS
@@ -85,7 +84,14 @@ def main() -> None:
     print(planning.header(plan, folder), file=sys.stderr, flush=True)
     problem = ""
     try:
-        run_plan(plan, folder, planning.executor(), waits=_FLAGS.busy == "wait")
+        lab.sweep(
+            plan.specs,
+            folder,
+            executor=planning.executor(),
+            policies=plan.policies,
+            description=plan.description,
+            waits=_FLAGS.busy == "wait",
+        )
     except lab.Queued as queued:
         print(queued, file=sys.stderr)
     except lab.SweepFailed as failed:

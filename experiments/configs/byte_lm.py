@@ -106,11 +106,10 @@ def _base() -> ConfigDict:
             "data": {"source": "text", **fields(Text())},
             "model": model_fields(ModelConfig()),
             "train": fields(TrainConfig()),
-            # Heads start with these values equal ("outputs", or "q,k"), apart by so much relative
-            # noise; or one is the first of so many, as these would have been drawn.
-            "head_init": {"values": "", "noise": 0.0, "first_of": 0},
-            # Measure how far apart the heads are and how far weights moved, at every evaluation.
-            "measure_heads": False,
+            # Makes the new parameters: "module:function"; "": the model does.
+            "init": "",
+            # Called while it trains: names of attnlab.training.CALLBACKS, or "module:function".
+            "callbacks": (),
             # Solve ffn.width for the "parameters" or "flops" of another layout and sharing plan.
             "match": {"budget": "", "layout": "standard", "sharing": "separate"},
         }
