@@ -528,4 +528,5 @@ def test_maps_and_tables_of_heads_show_their_numbers():
     table = HeadTable("entropy", np.array([[0.5, np.nan], [1.0, 2.0]]), 2.0, 1)
     first, empty = head_tables([table], names[0]).axes
     assert [t.get_text() for t in first.texts] == ["0.5", "1.0", "2.0"]
+    assert first.images[0].get_array().max() == pytest.approx(1 / 9)  # of the highest value
     assert not empty.axison
