@@ -51,8 +51,8 @@ RELATED = {
     "Absorbed": {"output_projection"}, "Collaborative": {"tie"}, "Differential": {"tie"},
     "LowRankQuery": {"tie"}, "HeadNorm": {"bias"}, "Experts": {"num_experts", "shared_gate"},
     "Sinusoidal": {"rates"}, "Relative": {"max_distance", "pad_token"},
-    "Images": {"height", "width"}, "Norm": {"bias"}, "OutputHead": {"transform"}, "ModelConfig": {"width"},
-    "OptimizerConfig": {"per_head"},
+    "Images": {"height", "width"}, "Norm": {"bias"}, "OutputHead": {"transform"},
+    "ModelConfig": {"width"}, "OptimizerConfig": {"per_head"},
 }  # fmt: skip
 """Fields of which another field decides which allowed values are used."""
 
