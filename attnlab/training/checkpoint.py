@@ -98,8 +98,8 @@ def check_run(config: TrainConfig, identity: JSON, notes: JSON) -> None:
     the checkpoint is of another run: model.norm.kind is 'layer' there and 'rms' here
     """
     step, steps = notes.get("step", 0), notes.get("of", config.steps)
-    common = common_steps(dataclasses.replace(config, steps=steps), config.steps)
-    if steps != config.steps and step > common:
+    before = dataclasses.replace(config, steps=steps)
+    if steps != config.steps and step > (common := common_steps(before, config.steps)):
         raise WrongCheckpoint(
             f"the checkpoint is step {step} of {steps}; with the schedule {config.schedule.name!r} "
             f"a run of {config.steps} steps has the same learning rates only up to step {common}; "
@@ -139,11 +139,12 @@ class Checkpoints:
 
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        policies = orbax.training.preservation_policies
         self._directory, self._say = directory, say
         self._open = functools.partial(
             orbax.training.Checkpointer,
             directory.resolve(),
-            preservation_policy=orbax.training.preservation_policies.LatestN(2),
+            preservation_policy=policies.LatestN(2),
         )
         self._checkpointer = self._open()
 
