@@ -73,3 +73,13 @@ def test_other_processes_write_nothing(tmp_path, capsys):
     write(tmp_path, 0, [10], writes=False)
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err == ""
+
+
+def test_a_value_of_the_step_that_a_run_resumes_at_is_recorded_once(tmp_path):
+    for first, rows in ((0, {10: {"a": 1}, 20: {"b": 2}}), (20, {20: {"a": 3, "b": 4}})):
+        with Recorder(tmp_path, (0,)) as recorder:
+            recorder.rewind(first)
+            for step, numbers in rows.items():
+                recorder.log_scalars(step, numbers)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert rows == [{"step": 10, "a": 1}, {"step": 20, "b": 2}, {"step": 20, "a": 3}]
