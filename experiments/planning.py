@@ -19,7 +19,7 @@ from attnlab.lab.spec import specs_of
 from attnlab.lab.sweep import REPORT, Policy, add_specs, described
 from attnlab.lab.worker import forward_flops
 from attnlab.models import num_parameters
-from attnlab.report.figures import PASSES
+from attnlab.report.tables import PASSES
 from experiments import app
 from experiments.benchmarks.peaks import PEAKS
 from experiments.setup import setup_of

@@ -25,32 +25,21 @@ import pandas
 from pandas import DataFrame
 
 from attnlab import lab
-from attnlab.data import BYTES, DATASETS, Batch, Dataset, DataSizes
-from attnlab.data.dataset import BatchShapes
+from attnlab.data import Batch, Dataset
 from attnlab.data.text import Corpus, dataset_of_corpus
-from attnlab.heads import Standard
 from attnlab.lab.executors import InProcess
 from attnlab.lab.result import ModelSizes, RunResult, Scores, Timing
 from attnlab.lab.sweep import specs_in
 from attnlab.lab.workdir import complete_result, run_folder
 from attnlab.models import (
-    FFN,
     Compute,
     ModelConfig,
-    Rotary,
     applied_parameters,
     flops_per_token,
-    match_budget,
     matrix_axes,
     num_parameters,
 )
-from attnlab.training import (
-    EvaluationConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-    sharding,
-)
+from attnlab.training import EvaluationConfig, OptimizerConfig, sharding
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import make_optimizer
 from attnlab.training.fit import fit
@@ -58,14 +47,16 @@ from attnlab.training.interrupts import NonFiniteLoss
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import Evaluator
+from experiments.studies.head_width import spec
 from experiments.studies.head_width.ngrams import CONTEXTS, target_bits
 from experiments.studies.head_width.rates import RateFormula, fit_rates, parabola_minimum
 from experiments.studies.head_width.rows import PUBLISHED, read_rows
-from experiments.studies.head_width.spec import BIASES, Variant
+from experiments.studies.head_width.spec import Variant
 from experiments.studies.head_width.texts import (
     HELDOUT_BYTES,
     TEXTS,
     VALIDATION_BYTES,
+    StudyText,
     load_text,
     scored_windows,
 )
@@ -215,26 +206,18 @@ def model_config(variant: Variant) -> ModelConfig:
     >>> model_config(VARIANTS[5]).ffn.width
     640
     """
-    heads = Standard(num_heads=WIDTH // 16, head_dim=16, biases=BIASES)
-    reference = ModelConfig(
-        width=WIDTH, num_layers=NUM_LAYERS, max_len=LENGTH, heads=heads,
-        ffn=FFN(width=4 * WIDTH), positions=Rotary(),
-        compute=Compute(dtype="bfloat16", remat=False),
-    )  # fmt: skip
-    made = dataclasses.replace(heads, num_heads=variant.num_heads, head_dim=variant.head_dim)
-    config = dataclasses.replace(reference, heads=made, sharing=variant.plan)
-    return match_budget(config, reference, "flops", length=LENGTH).config
+    compute = Compute(dtype="bfloat16", remat=False)
+    return spec.model_config(variant, num_layers=NUM_LAYERS, compute=compute)
 
 
 def run_specs(program: Program, data: Path) -> list[lab.RunSpec]:
-    """A run for each seed. As the registered runs: Muon, warm-up 5 %, cosine to a tenth."""
+    """A run for each seed, with the optimizer and the schedule of the registered runs."""
     variant, rate, steps = program.variant, program.learning_rate, program.steps
-    train = TrainConfig(
-        steps=steps,
+    train = spec.make_training(
+        OptimizerConfig(name="muon", learning_rate=rate),
+        steps,
         batch_size=BATCH,
         length=LENGTH,
-        optimizer=OptimizerConfig(name="muon", learning_rate=rate),
-        schedule=ScheduleConfig(final_learning_rate=rate / 10, warmup_steps=steps // 20),
         evaluation=EvaluationConfig(every=steps, batch_size=BATCH, windows=1, curve_windows=64),
         log_every=max(1, steps // 20),
         checkpoint_every=max(1, steps // 4),
@@ -242,30 +225,21 @@ def run_specs(program: Program, data: Path) -> list[lab.RunSpec]:
     share = program.share / (TUNING_SHARE if program.seeds == TUNING_SEEDS else 1)
     mixture = Mixture(folder=str(data), share=share)
     experiment = lab.Experiment(model=model_config(variant), train=train, data=mixture)
-    tags = {"point": variant.point, "plan": variant.plan, "steps": steps}
+    tags: dict[str, lab.Tag] = {"point": variant.point, "plan": variant.plan, "steps": steps}
     stem = f"{variant.point}-{variant.plan.replace(':', '')}-{rate:g}-{program.share:g}"
     return [lab.RunSpec(f"{stem}-seed{s}", experiment, s, tags) for s in program.seeds]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixture:
+class Mixture(StudyText):
     """The training parts of all texts, one behind the other, as a dataset.
 
     Attributes:
-      folder: of the files.
       share: of the windows that a study of full size scores.
     """
 
-    folder: str = ""
+    name: str = "mixture"
     share: float = 1.0
-
-    def sizes(self) -> DataSizes:
-        """Bytes."""
-        return BYTES
-
-    def shapes(self, length: int) -> BatchShapes:
-        """Windows of `length` + 1 bytes."""
-        return {"tokens": jax.ShapeDtypeStruct((1, length + 1), np.int32)}
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
         """Random training windows; the validation windows of all texts."""
@@ -289,9 +263,6 @@ class Mixture:
     def heldout(self) -> dict[str, Batch]:
         """The held-out windows of each text."""
         return self.windows("heldout", HELDOUT_BYTES)
-
-
-DATASETS["head_width_mixture"] = Mixture
 
 
 def _evenly(rows: Batch, count: int) -> Batch:
@@ -328,8 +299,8 @@ class SeedsTogether(InProcess):
     def start(self, workdir: Path, count: int) -> None:
         """Trains what has no result, from the newest checkpoint of each program if any."""
         specs = specs_in(workdir).values()
-        undone = [spec for spec in specs if not complete_result(workdir, spec)]
-        for _, same in itertools.groupby(undone, key=lambda spec: spec.config.to_json()):
+        undone = [one for one in specs if not complete_result(workdir, one)]
+        for _, same in itertools.groupby(undone, key=lambda one: one.config.to_json()):
             for result in train_together(list(same), workdir):
                 folder = run_folder(workdir, result.spec)
                 folder.mkdir(parents=True, exist_ok=True)
@@ -342,7 +313,7 @@ def train_together(specs: Sequence[lab.RunSpec], workdir: Path) -> list[RunResul
     experiment = specs[0].config
     model, data = experiment.model, experiment.data
     assert isinstance(data, Mixture)
-    config = dataclasses.replace(experiment.train, seeds=tuple(spec.seed for spec in specs))
+    config = dataclasses.replace(experiment.train, seeds=tuple(one.seed for one in specs))
     dataset, module, objective = data.load(config.length), model.build(), OBJECTIVES["causal_lm"]
     folder = workdir / "programs" / specs[0].id
     folder.mkdir(parents=True, exist_ok=True)
@@ -352,6 +323,8 @@ def train_together(specs: Sequence[lab.RunSpec], workdir: Path) -> list[RunResul
         flops_per_token=flops_per_token(model, config.length),
         ffn_width=model.ffn.width,
     )
+    diverged = [RunResult(spec=one, status="diverged", scores=Scores(), sizes=sizes)
+                for one in specs]  # fmt: skip
     with (
         Recorder(folder, config.seeds) as recorder,
         Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints,
@@ -360,31 +333,24 @@ def train_together(specs: Sequence[lab.RunSpec], workdir: Path) -> list[RunResul
         try:
             fitted = fit(module, objective, optimizer, config, dataset, recorder=recorder,
                          checkpoints=checkpoints)  # fmt: skip
-        except NonFiniteLoss as error:
-            return [
-                RunResult(
-                    spec=s, status="diverged", message=str(error), scores=Scores(), sizes=sizes
-                )
-                for s in specs
-            ]
+        except NonFiniteLoss:
+            return diverged
     mesh = sharding.data_mesh(batch_size=BATCH)
     evaluate = Evaluator(module, objective.bind(dataset.sizes), mesh, BATCH)
-    bits = {
-        text: evaluate(fitted.state.params, rows)["bits_per_byte"]
-        for text, rows in data.heldout().items()
-    }
+    heldout = {text: evaluate(fitted.state.params, rows)["bits_per_byte"]
+               for text, rows in data.heldout().items()}  # fmt: skip
+    validation, seconds = fitted.validation["bits_per_byte"], round(fitted.wall_seconds, 1)
     return [
-        RunResult(
-            spec=spec,
+        dataclasses.replace(
+            one,
             status="complete",
             scores=Scores(
-                heldout={text: float(one[i]) for text, one in bits.items()},
-                validation={"bits_per_byte": float(fitted.validation["bits_per_byte"][i])},
+                heldout={text: float(bits[i]) for text, bits in heldout.items()},
+                validation={"bits_per_byte": float(validation[i])},
             ),
-            sizes=sizes,
-            timing=Timing(seconds=round(fitted.wall_seconds, 1)),
+            timing=Timing(seconds=seconds),
         )
-        for i, spec in enumerate(specs)
+        for i, one in enumerate(diverged)
     ]
 
 

@@ -9,21 +9,8 @@ from pandas import DataFrame
 
 from attnlab.lab.stats import holm
 from attnlab.report.page import p_equation, p_value
+from experiments.studies.head_width import gpu
 from experiments.studies.head_width.figures import SizePanel, around
-from experiments.studies.head_width.gpu import (
-    ADDED_SEEDS,
-    BATCH,
-    FACTORS,
-    LENGTH,
-    NUM_LAYERS,
-    SEEDS,
-    TUNED,
-    TUNING_SEEDS,
-    VARIANTS,
-    WIDTH,
-    factors,
-    fills_width,
-)
 from experiments.studies.head_width.mixed_model import Array, Estimate, t_estimate
 from experiments.studies.head_width.rates import parabola_minimum
 from experiments.studies.head_width.spec import Variant
@@ -58,8 +45,8 @@ class Tuned(NamedTuple):
 
 def longest(scores: DataFrame) -> DataFrame:
     """The scores of the longest training from `SEEDS` and `ADDED_SEEDS`."""
-    steps = scores["steps"][scores["seed"].isin(SEEDS)].max()
-    return scores[(scores["steps"] == steps) & scores["seed"].isin((*SEEDS, *ADDED_SEEDS))]
+    steps = scores["steps"][scores["seed"].isin(gpu.SEEDS)].max()
+    return scores[(scores["steps"] == steps) & scores["seed"].isin((*gpu.SEEDS, *gpu.ADDED_SEEDS))]
 
 
 def of_variant(scores: DataFrame, variant: Variant) -> DataFrame:
@@ -97,11 +84,11 @@ def tuned(scores: DataFrame) -> Tuned:
 def complete(scores: DataFrame) -> dict[Variant, Tuned]:
     """The variants that have all their rates, from `SEEDS`."""
     scores = longest(scores)
-    own = {v: of_variant(scores[scores["seed"].isin(SEEDS)], v) for v in VARIANTS}
+    own = {v: of_variant(scores[scores["seed"].isin(gpu.SEEDS)], v) for v in gpu.VARIANTS}
     return {
         variant: tuned(some)
         for variant, some in own.items()
-        if some["learning_rate"].nunique() >= len(factors(variant))
+        if some["learning_rate"].nunique() >= len(gpu.factors(variant))
     }
 
 
@@ -109,13 +96,13 @@ def added_seeds(scores: DataFrame) -> dict[Variant, Array] | None:
     """Bits [texts, seeds] of the variants with N h = D at the rates of `ADDED_SEEDS`, from `SEEDS`
     and these; None where one lacks a seed on a text."""
     scores, found = longest(scores), {}
-    for variant in filter(fills_width, VARIANTS):
+    for variant in filter(gpu.fills_width, gpu.VARIANTS):
         own = of_variant(scores, variant)
-        rates = own["learning_rate"][own["seed"].isin(ADDED_SEEDS)]
+        rates = own["learning_rate"][own["seed"].isin(gpu.ADDED_SEEDS)]
         own = own[own["learning_rate"].isin(rates)]
         bits = bits_of(own)
         if (
-            bits.shape != (scores["text"].nunique(), len(SEEDS + ADDED_SEEDS))
+            bits.shape != (scores["text"].nunique(), len(gpu.SEEDS + gpu.ADDED_SEEDS))
             or np.isnan(bits).any()
         ):
             return None
@@ -125,14 +112,14 @@ def added_seeds(scores: DataFrame) -> dict[Variant, Array] | None:
 
 def only(seeds: Sequence[int], bits: Mapping[Variant, Array]) -> dict[Variant, Array]:
     """The columns of some seeds of `added_seeds`."""
-    columns = [(SEEDS + ADDED_SEEDS).index(seed) for seed in seeds]
+    columns = [(gpu.SEEDS + gpu.ADDED_SEEDS).index(seed) for seed in seeds]
     return {variant: one[:, columns] for variant, one in bits.items()}
 
 
 def conclusions(bits: Mapping[Variant, Array]) -> dict[Variant, tuple[float, str]]:
     """p of the difference from `TUNED` on `ADDED_SEEDS` alone, corrected by Holm, and what it says
     of the sign in `SEEDS`, which chose the rate: confirmed, refuted or inconclusive."""
-    foretold, found = differences(only(SEEDS, bits)), differences(only(ADDED_SEEDS, bits))
+    foretold, found = differences(only(gpu.SEEDS, bits)), differences(only(gpu.ADDED_SEEDS, bits))
     p_values = holm([one.p for one in found.values()]).tolist()
     concluded = {}
     for (variant, one), p in zip(found.items(), p_values, strict=True):
@@ -152,7 +139,7 @@ def differences(bits: Mapping[Variant, Array]) -> dict[Variant, Estimate]:
     Args:
       bits: [texts, seeds] of each variant.
     """
-    pairs = {v: one - bits[TUNED] for v, one in bits.items() if v != TUNED}
+    pairs = {v: one - bits[gpu.TUNED] for v, one in bits.items() if v != gpu.TUNED}
     of_seeds = np.array([one.mean(0) for one in pairs.values()])
     freedom = of_seeds.shape[0] * (of_seeds.shape[1] - 1)
     seed_variance = ((of_seeds - of_seeds.mean(1, keepdims=True)) ** 2).sum() / freedom
@@ -171,7 +158,7 @@ def compared(bits: Mapping[Variant, Array]) -> dict[Variant, Estimate]:
 
 def whole_width(found: Mapping[Variant, Value]) -> dict[Variant, Value]:
     """The variants with N h = D that share nothing."""
-    return {v: one for v, one in found.items() if fills_width(v)}
+    return {v: one for v, one in found.items() if gpu.fills_width(v)}
 
 
 def best_head_dim(bits: Mapping[Variant, Array]) -> Estimate:
@@ -208,12 +195,12 @@ def noisiest_text(bits: Mapping[Variant, Array]) -> tuple[int, Array]:
 def page(scores: DataFrame) -> str:
     """The Markdown page. Raises ValueError where a program has no scores."""
     found, seeds = (complete(scores), added_seeds(scores)) if len(scores) else ({}, None)
-    if seeds is None or len(found) < len(VARIANTS):
+    if seeds is None or len(found) < len(gpu.VARIANTS):
         raise ValueError("the page needs scores of all programs; train them first (see --status)")
     bits = {variant: one.bits for variant, one in found.items()}
     against, kept = compared(bits), longest(scores)
     first = kept.iloc[0]
-    trained = int(first["steps"]) * BATCH * LENGTH
+    trained = int(first["steps"]) * gpu.BATCH * gpu.LENGTH
     grams = kept.drop_duplicates("text")[list(GRAMS)].mean()
     return render(
         "gpu",
@@ -221,15 +208,15 @@ def page(scores: DataFrame) -> str:
         **_of_seeds(seeds, list(dict.fromkeys(kept["text"]))),
         shared="; ".join(
             f"`{v.plan}` is {reading(against[v])}, by {ends(against[v])}, with "
-            f"{100 * one.parameters / found[TUNED].parameters:.0f} % of the parameters"
+            f"{100 * one.parameters / found[gpu.TUNED].parameters:.0f} % of the parameters"
             for v, one in found.items()
             if v.plan != "separate"
         ),
-        layers=NUM_LAYERS,
-        length=LENGTH,
+        layers=gpu.NUM_LAYERS,
+        length=gpu.LENGTH,
         bytes=f"{trained:,}",
         each=f"{trained / first['parameters']:.1f}",
-        seeds=len(SEEDS),
+        seeds=len(gpu.SEEDS),
         device=first["device"],
         commits=" and ".join(dict.fromkeys(scores["commit"])),
         baselines=", ".join(f"{n.removeprefix('ngram')}-gram {b:.3f}" for n, b in grams.items()),
@@ -264,22 +251,22 @@ def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]
 
 def _of_seeds(bits: Mapping[Variant, Array], texts: Sequence[str]) -> dict[str, str]:
     """The values of the test on seeds of its own."""
-    later = only(ADDED_SEEDS, bits)
-    first, added, together = map(differences, (only(SEEDS, bits), later, bits))
+    later = only(gpu.ADDED_SEEDS, bits)
+    first, added, together = map(differences, (only(gpu.SEEDS, bits), later, bits))
     strict = holm([t_estimate(one.value, one.error, len(texts)).p for one in added.values()])
     p_strict = dict(zip(added, strict.tolist(), strict=True))
     lines, confirmed, of_texts = [], [], []
     for variant, (p, conclusion) in conclusions(bits).items():
         found = ends(added[variant])
         lines.append({
-            "point": variant.point, f"seeds {SEEDS[0]} to {SEEDS[-1]}": ends(first[variant]),
-            f"seeds {ADDED_SEEDS[0]} to {ADDED_SEEDS[-1]}": found, "p, Holm": p_value(p),
-            "": conclusion, "all seeds": ends(together[variant]),
+            "point": variant.point, _span(gpu.SEEDS): ends(first[variant]),
+            _span(gpu.ADDED_SEEDS): found, "p, Holm": p_value(p), "": conclusion,
+             "all seeds": ends(together[variant]),
         })  # fmt: skip
         if conclusion == "confirmed":
-            than = f"{_heads(variant)} is {reading(added[variant])} than {_heads(TUNED)}"
+            than = f"{_heads(variant)} is {reading(added[variant])} than {_heads(gpu.TUNED)}"
             confirmed.append(f"{than}, by {found} bits per byte")
-            each = (later[variant] - later[TUNED]).mean(1)
+            each = (later[variant] - later[gpu.TUNED]).mean(1)
             low, high = (f"{each[i]:+.4f} ({texts[i]})" for i in (each.argmin(), each.argmax()))
             of_texts.append(f"{variant.point} {low} to {high}, median {np.median(each):+.4f}; "
                             f"{p_equation(p_strict[variant])}")  # fmt: skip
@@ -300,10 +287,10 @@ def _noise(bits: Mapping[Variant, Array], texts: Sequence[str]) -> dict[str, str
     without = {v: one[rest] for v, one in bits.items()}
     said = []
     for variant, one in without.items():
-        each = (one - without[TUNED]).mean(0)
+        each = (one - without[gpu.TUNED]).mean(0)
         word = "better" if each.mean() < 0 else "worse"
         same = int((np.sign(each) == np.sign(each.mean())).sum())
-        if variant != TUNED:
+        if variant != gpu.TUNED:
             said.append(f"{variant.point} {each.mean():+.4f} ({word} in {same} of {len(each)})")
     noisy = (
         f"scores of `{texts[worst]}` vary by {sd[worst]:.3f} between seeds (standard "
@@ -311,6 +298,10 @@ def _noise(bits: Mapping[Variant, Array], texts: Sequence[str]) -> dict[str, str
     )
     best = _width(best_head_dim(without))
     return {"noisy": noisy, "without": f"{', '.join(said)}; the best width is {best}"}
+
+
+def _span(seeds: Sequence[int]) -> str:
+    return f"seeds {seeds[0]} to {seeds[-1]}"
 
 
 def _heads(variant: Variant) -> str:
@@ -337,11 +328,11 @@ def _line(variant: Variant, one: Tuned, difference: Estimate | None) -> dict[str
 def _by_rate(found: Mapping[Variant, Tuned]) -> str:
     """The differences of the five widths, all at the same multiple of their rate."""
     whole = whole_width(found)
-    every = [{v: one.bits_of_rates[i] for v, one in whole.items()} for i in range(len(FACTORS))]
+    every = [{v: one.bits_of_rates[i] for v, one in whole.items()} for i in range(len(gpu.FACTORS))]
     found_at = [differences(bits) for bits in every]
     said = iter(corrected([one for at in found_at for one in at.values()]))
     lines = []
-    for factor, bits, at in zip(FACTORS, every, found_at, strict=True):
+    for factor, bits, at in zip(gpu.FACTORS, every, found_at, strict=True):
         cells = {v: f"{ends(d)}, p {next(said)['p, Holm']}" for v, d in at.items()}
         lines.append({
             "multiple": f"{factor:g}", **{v.point: cells.get(v, "reference") for v in whole},
@@ -351,7 +342,9 @@ def _by_rate(found: Mapping[Variant, Tuned]) -> str:
 
 
 def _tuning(scores: DataFrame) -> str:
-    found = scores[scores["seed"].isin(TUNING_SEEDS)].drop_duplicates(["steps", "learning_rate"])
+    found = scores[scores["seed"].isin(gpu.TUNING_SEEDS)].drop_duplicates(
+        ["steps", "learning_rate"]
+    )
     return table([
         {"steps": f"{one.steps:,}", "learning rate": f"{one.learning_rate:.4f}",
          "validation bits": f"{one.validation_bits:.4f}"}
@@ -363,7 +356,7 @@ def panel(scores: DataFrame) -> SizePanel:
     """The data of the figure."""
     bits = whole_width({v: one.bits for v, one in complete(scores).items()})
     against = {variant.head_dim: d for variant, d in differences(bits).items()}
-    series = around(float(bits[TUNED].mean()), TUNED.head_dim, against)
+    series = around(float(bits[gpu.TUNED].mean()), gpu.TUNED.head_dim, against)
     first = longest(scores).drop_duplicates("text")
     grams = {name: float(first[name].mean()) for name in GRAMS}
-    return SizePanel(WIDTH, int(first["parameters"].iloc[0]), series, grams)
+    return SizePanel(gpu.WIDTH, int(first["parameters"].iloc[0]), series, grams)

@@ -6,35 +6,18 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from attnlab.atomic import write_atomic
 from attnlab.lab.text_table import counted
 from attnlab.report.style import themed_svg
-from experiments.studies.head_width import analysis, design, gpu, gpu_page
+from experiments.studies.head_width import analysis, design, gpu, gpu_page, hypotheses
 from experiments.studies.head_width import figures as charts
 from experiments.studies.head_width.analysis import Mask, Pairs
-from experiments.studies.head_width.hypotheses import (
-    STAGE_OF_WIDTH,
-    Fit,
-    Result,
-    Study,
-    against,
-    best_total,
-    chords,
-    fits,
-    from_reference,
-    looks,
-    pairs_of,
-    primary,
-    read_study,
-    secondary,
-    sharing,
-    sharing_costs,
-)
+from experiments.studies.head_width.hypotheses import STAGE_OF_WIDTH, Result, Study
 from experiments.studies.head_width.mixed_model import Estimate, MixedModel
 from experiments.studies.head_width.rates import choose, fit_rates, minima
 from experiments.studies.head_width.rows import read_csv, read_rows
@@ -49,9 +32,6 @@ from experiments.studies.head_width.tables import (
     table,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 CHECK = Path(__file__).with_name("_recompute.py")
 ESTIMATED_HOURS = {0: 3.9, 1: 2.9, 2: 1.1, 3: 8.4, 4: 9.3, 5: 4.4, 6: 4.5}
 """Core-hours by stage that the design of the study expected."""
@@ -63,13 +43,13 @@ def write_pages(folder: Path) -> list[Path]:
     Raises ValueError, before it writes, where a run is missing.
     """
     rows = read_rows(folder / "runs.csv")
-    study = read_study(rows)
+    study = hypotheses.read_study(rows)
     texts = {
         "stage0.md": stage0_page(rows),
         "stage1.md": stage1_page(rows),
         "cost.md": cost_page(rows),
         "analysis.md": analysis_page(rows, study),
-        "analysis.csv": _csv(primary(study) + secondary(study)),
+        "analysis.csv": _csv(hypotheses.primary(study) + hypotheses.secondary(study)),
     }
     drawn = figures(study, rows)
     scores = read_csv(folder / "gpu_runs.csv", gpu.COLUMNS)
@@ -120,107 +100,44 @@ def means_of_texts(study: Study, mask: Mask, column: str = "bits") -> float:
 def stage0_page(rows: DataFrame) -> str:
     """Stage 0: the choice by the rule of the plan, and every cell."""
     rows = rows[rows["stage"] == 0]
-    chosen, found = choose(rows, tuple(PARAMETRIZATIONS), design.TOLERANCE)
-    lowest = min(mean for mean, _ in found.values())
-    candidates = [
-        {
-            "parametrization": f"{name}: {PARAMETRIZATIONS[name]}",
-            "mean of 6 minima": f"{mean:.4f}",
-            "range of ln r* over points": f"{spread:.2f} (a factor of {math.exp(spread):.2f})",
-            "candidate": "chosen" if name == chosen else
-            "yes" if mean <= lowest + design.TOLERANCE else "no",
-        }
-        for name, (mean, spread) in found.items()
-    ]  # fmt: skip
     names = list(PARAMETRIZATIONS)
+    chosen, found = choose(rows, names, design.TOLERANCE)
     order = lambda cell: (names.index(cell.parametrization), cell.head_dim, cell.text)
-    cells = sorted(minima(rows).itertuples(), key=order)
-    lines = [
-        {
-            "parametrization": cell.parametrization,
-            "point": f"{cell.num_heads}x{cell.head_dim}",
-            "text": cell.text,
-            "bits at each learning rate": " · ".join(
-                f"{rate:g}: " + (f"{bits:.4f}" if math.isfinite(bits) else "diverged")
-                for rate, bits in cell.tried.items()
-            ),
-            **_minimum(cell),
-        }
-        for cell in cells
-    ]
-    baselines = [
-        {
-            "text": text,
-            **{title: f"{of_text[name].iloc[0]:.3f}" for name, title in charts.BASELINES.items()},
-            "best run": f"{of_text['heldout_bits'].min():.3f}",
-        }
-        for text, of_text in rows.groupby("text", sort=False)
-    ]
     return render(
         "stage0",
         done=len(rows),
         tolerance=design.TOLERANCE,
+        titles=PARAMETRIZATIONS,
         chosen=chosen,
-        candidates=table(candidates),
-        cells=table(lines),
-        baselines=table(baselines),
+        found=found,
+        lowest=min(mean for mean, _ in found.values()),
+        cells=sorted(minima(rows).itertuples(), key=order),
+        texts=rows.groupby("text", sort=False),
+        baselines=charts.BASELINES,
     )
-
-
-def _minimum(cell: Any) -> Line:
-    end = "" if cell.interior else " (at an end)"
-    rate = f"{math.exp(cell.log_rate):.4f}"
-    return {"minimum": f"{cell.bits:.4f}{end}", "r*": rate, "k": f"{cell.curvature:.3f}"}
 
 
 def stage1_page(rows: DataFrame) -> str:
     """Stage 1: the rate formula with its residuals, and every cell."""
     of_stage = rows[rows["stage"] == 1]
-    cells, formula = minima(of_stage), fit_rates(of_stage)
-    lines = [
-        {
-            "D": cell.width,
-            "T": cell.length,
-            "point": f"{cell.num_heads}x{cell.head_dim}"
-            + (f"-{cell.layout}" if cell.layout != "standard" else ""),
-            "plan": cell.plan,
-            "bytes per parameter": f"{cell.bytes_per_parameter:g}",
-            "text": cell.text,
-            **_minimum(cell),
-            "residual of ln r*": f"{residual:+.3f}",
-        }
-        for cell, residual in zip(cells.itertuples(), formula.residuals, strict=True)
-    ]
-    terms = [{"term": n, "coefficient": f"{c:.3f}"} for n, c in formula.coefficients.items()]
+    formula = fit_rates(of_stage)
+    cells = minima(of_stage).assign(residual=formula.residuals)
     return render(
         "stage1",
         done=len(of_stage),
         expected=len(design.stage1(rows)),
-        inside=int(cells["interior"].sum()),
+        inside=cells["interior"].sum(),
+        formula=formula,
+        cells=cells.sort_values(["width", "text"], kind="stable").itertuples(),
         num_cells=len(cells),
-        sd=f"{formula.residual_sd:.3f}",
-        factor=f"{math.exp(formula.residual_sd):.2f}",
-        terms=table(terms),
-        cells=table(sorted(lines, key=lambda line: (line["D"], line["text"]))),
     )
 
 
 def cost_page(rows: DataFrame) -> str:
     """Seconds and core-hours per stage, beside what was estimated before the first run."""
-    lines = []
-    for stage in design.ORDER:
-        of_stage = rows[rows["stage"] == stage]
-        cpu = of_stage["cpu_seconds"].fillna(of_stage["seconds"])
-        lines.append({
-            "stage": f"{stage} ({design.TITLES[stage]})",
-            "runs": len(of_stage),
-            "of": design.count_runs(stage),
-            "seconds a run (wall, median)": f"{of_stage['seconds'].median():.0f}",
-            "CPU seconds a run (median)": f"{cpu.median():.0f}",
-            "CPU core-hours": f"{cpu.sum() / 3600:.2f}",
-            "estimated before": ESTIMATED_HOURS[stage],
-        })  # fmt: skip
-    return render("cost", stages=table(lines))
+    rows = rows.assign(cpu=rows["cpu_seconds"].fillna(rows["seconds"]))
+    stages = {stage: rows[rows["stage"] == stage] for stage in design.ORDER}
+    return render("cost", stages=stages, design=design, estimated=ESTIMATED_HOURS)
 
 
 # The analysis -------------------------------------------------------------------------------------
@@ -228,12 +145,12 @@ def cost_page(rows: DataFrame) -> str:
 
 def analysis_page(rows: DataFrame, study: Study) -> str:
     """The registered results and all that is exploratory."""
-    fitted = fits(study)
+    fitted = hypotheses.fits(study)
     alone = {w: next(one for one in fitted if one.name.startswith(f"D = {w} alone")
                      and (w != 32 or "without" in one.name)) for w in STAGE_OF_WIDTH}  # fmt: skip
-    pooled = analysis.pool(list(from_reference(study).values()))
+    pooled = analysis.pool(list(hypotheses.from_reference(study).values()))
     half, more = (
-        analysis.over_texts(against(study, 64, *point, "standard"), pooled)
+        analysis.over_texts(hypotheses.against(study, 64, *point, "standard"), pooled)
         for point in ((2, 16), (6, 16))
     )
     return render(
@@ -246,24 +163,25 @@ def analysis_page(rows: DataFrame, study: Study) -> str:
         ends=ends,
         power=power,
         reading=reading,
-        exp=math.exp,
         margin=analysis.MARGIN,
         best_widths=_best_widths(study),
         at_equal_seconds={w: at_equal_seconds(study, w, w // 32, 32, "standard") for w in (64, 96)},
-        p1=primary(study)[-1],
-        first_look=looks(study)[0].conclusion,
+        p1=hypotheses.primary(study)[-1],
+        first_look=hypotheses.looks(study)[0].conclusion,
         blanks=blanks(study),
         blanks_table=table([{"blank": n, "value": v} for n, v in blanks(study).items()] or [{}]),
-        results=table(list(map(result_line, primary(study) + secondary(study)))),
+        results=table(
+            list(map(result_line, hypotheses.primary(study) + hypotheses.secondary(study)))
+        ),
         points=_point_table(study),
         repeated=_repeated_table(study),
         baselines=_baselines(study),
+        baseline_titles=charts.BASELINES.values(),
         sharing=_sharing_table(study),
         lengths=_length_table(study),
-        optimizers=_optimizer_table(rows),
-        rate_errors=_rate_table(study),
-        fits=table(list(map(_fit_line, fitted))),
-        model=_model_table(study),
+        optimizers=_optimizer_gaps(rows),
+        stage0_texts=design.STAGE0_TEXTS,
+        rate_errors=_rate_errors(study),
         check=CHECK.read_text().rstrip(),
         tuning=-study.model.contrast({"tuning": 1}).value / (2 * study.tuning_k),
         lengths_of_training=_training_lengths(study),
@@ -289,8 +207,10 @@ def at_equal_seconds(study: Study, width: int, heads: int, head_dim: int, layout
     masks = [study.point(width // 16, 16, width=width)]
     masks += [study.point(heads, head_dim, width=width, layout=layout)]
     base, own = (float(np.min(study.frame["cpu_seconds"][mask])) for mask in masks)
-    difference = analysis.over_texts(against(study, width, heads, head_dim, layout)).value
-    beside = [slope for pair, slope in chords(study).items() if width in pair]
+    difference = analysis.over_texts(
+        hypotheses.against(study, width, heads, head_dim, layout)
+    ).value
+    beside = [slope for pair, slope in hypotheses.chords(study).items() if width in pair]
     found, *others = (difference - s * math.log(own / base) for s in (study.slope.value, *beside))
     return f"{found:+.4f} ({' and '.join(f'{one:+.4f}' for one in others)})"
 
@@ -302,12 +222,12 @@ def blanks(study: Study) -> dict[str, str]:
         return {}
     heads = [h for n, h in design.POINTS[64] if n * h == 64]
     near = min(heads, key=lambda h: abs(math.log2(h) - top.best.value))
-    costs = sharing_costs(study)
-    shared = [f"{multiple(costs[plan], study)} [{counts_in_words(sharing(study, plan))}]"
+    costs = hypotheses.sharing_costs(study)
+    shared = [f"{multiple(costs[plan], study)} [{counts_in_words(hypotheses.sharing(study, plan))}]"
               for plan in ("albert", "attention_only")]  # fmt: skip
     return {
         "best head_dim h\\*": f"{power(top.best)} [{top.best.count} texts x 2 seeds]",
-        "best N h, in D": _best_total(study.model, best_total(study.model, top)),
+        "best N h, in D": _best_total(study.model, hypotheses.best_total(study.model, top)),
         "4 times narrower costs": _step(study, near, near // 4),
         "4 times wider costs": _step(study, near, near * 4),
         "sharing all layers: compute multiple": shared[0],
@@ -331,8 +251,12 @@ def _step(study: Study, near: int, other: int) -> str:
     points = {h: n for n, h in design.POINTS[64] if n * h == 64}
     if other not in points:
         return f"(h = {other}: not measured)"
-    pairs = pairs_of(study, [study.point(points[near], near)], [study.point(points[other], other)])
-    found = analysis.over_texts(pairs, analysis.pool(list(from_reference(study).values())))
+    pairs = hypotheses.pairs_of(
+        study, [study.point(points[near], near)], [study.point(points[other], other)]
+    )
+    found = analysis.over_texts(
+        pairs, analysis.pool(list(hypotheses.from_reference(study).values()))
+    )
     where = f"h = {other} against {near}, {counts_in_words(pairs)}"
     return f"{ends(found)} bits [{where}] (x {multiple(found, study)} compute)"
 
@@ -356,7 +280,7 @@ def result_line(r: Result) -> Line:
 def _point_table(study: Study) -> str:
     lines: list[tuple[Line, Estimate | None]] = []
     for width in STAGE_OF_WIDTH:
-        pooled = analysis.pool(list(from_reference(study, width).values()))
+        pooled = analysis.pool(list(hypotheses.from_reference(study, width).values()))
         for n, h, layout in points_of(width):
             mask = study.point(n, h, width=width, layout=layout)
             line = {
@@ -371,7 +295,7 @@ def _point_table(study: Study) -> str:
             if (n, h, layout) == (width // 16, 16, "standard"):
                 lines.append((line, None))
                 continue
-            pairs = against(study, width, n, h, layout)
+            pairs = hypotheses.against(study, width, n, h, layout)
             found = analysis.over_texts(pairs, pooled)
             lines.append((line | {
                 "difference (95 %)": ends(found),
@@ -387,7 +311,7 @@ def _repeated_table(study: Study) -> str:
     many: dict[tuple[int, int], Pairs] = {}
     for point in design.POINTS[96]:
         if point != (6, 16):
-            pairs = against(study, 96, *point, "standard")
+            pairs = hypotheses.against(study, 96, *point, "standard")
             many[point] = {t: d for t, d in pairs.items() if t not in design.REPEATED_TEXTS}
     pooled = analysis.pool([pairs for (n, h), pairs in many.items() if n * h == 96])
     lines = []
@@ -398,22 +322,24 @@ def _repeated_table(study: Study) -> str:
     return judged_table(lines)
 
 
-def _baselines(study: Study) -> str:
+def _baselines(study: Study) -> list[tuple[int, str, list[float]]]:
+    """(D, text, baselines and bits of the model with h = 16 on N h = D)."""
     lines = []
-    names = {**charts.BASELINES, "bits": "model h = 16, N h = D"}
     for width in STAGE_OF_WIDTH:
         mask = study.point(width // 16, 16, width=width)
         for text in design.ALL_TEXTS:
             of_text = mask & (study.frame["text"] == text)
-            means = {t: f"{study.frame[name][of_text].mean():.3f}" for name, t in names.items()}
-            lines.append({"D": width, "text": text, **means})
-    return table(lines)
+            means = [study.frame[n][of_text].mean() for n in (*charts.BASELINES, "bits")]
+            lines.append((width, text, means))
+    return lines
 
 
 def _length_table(study: Study) -> str:
     """Differences from 4x16 at 80 bytes per parameter and at T = 64 and 256, beside those of
     stage 3 on the same texts."""
-    settings = [(128, each, design.LENGTH_TEXTS) for each in (20.0, 80.0)]
+    settings: list[tuple[int, float, Sequence[str]]] = [
+        (128, each, design.LENGTH_TEXTS) for each in (20.0, 80.0)
+    ]
     settings += [(t, 20.0, design.CONTEXT_TEXTS) for t in (64, 128, 256)]
     lines = []
     for length, each, texts in settings:
@@ -436,11 +362,11 @@ def _length_table(study: Study) -> str:
 
 
 def _sharing_table(study: Study) -> str:
-    slopes = chords(study)
+    slopes = hypotheses.chords(study)
     beside = f"by the slope of D = {' and '.join(f'{a} to {b}' for a, b in slopes)}"
     lines = []
     for budget in ("flops", "parameters"):
-        for plan, found in sharing_costs(study, budget).items():
+        for plan, found in hypotheses.sharing_costs(study, budget).items():
             times, by_chords = "–", "–"
             if budget == "flops":
                 times = multiple(found, study)
@@ -449,37 +375,32 @@ def _sharing_table(study: Study) -> str:
             lines.append(({
                 "plan": plan, "equal": budget, "bits worse than separate (95 %)": ends(found),
                 "compute multiple": times, beside: by_chords,
-                "texts x seeds": counts(sharing(study, plan, budget)),
+                "texts x seeds": counts(hypotheses.sharing(study, plan, budget)),
             }, found))  # fmt: skip
     return judged_table(lines)
 
 
-def _optimizer_table(rows: DataFrame) -> str:
-    """Stage 0: minimum of 1x64 less minimum of 4x16, by parametrization and text."""
-    bits = minima(rows[rows["stage"] == 0]).set_index(["parametrization", "text", "head_dim"])[
-        "bits"
-    ]
-    gap = lambda name, text: f"{bits[name, text, 64] - bits[name, text, 16]:+.4f}"
-    names = dict.fromkeys(bits.index.get_level_values("parametrization"))
-    return table([
-        {"optimizer": name, **{text: gap(name, text) for text in design.STAGE0_TEXTS}}
-        for name in names
-    ])  # fmt: skip
+def _optimizer_gaps(rows: DataFrame) -> dict[str, list[float]]:
+    """Stage 0: minimum of 1x64 less minimum of 4x16, by parametrization, for each text."""
+    cells = minima(rows[rows["stage"] == 0])
+    bits = cells.set_index(["parametrization", "text", "head_dim"])["bits"]
+    return {
+        name: [bits[name, text, 64] - bits[name, text, 16] for text in design.STAGE0_TEXTS]
+        for name in dict.fromkeys(cells["parametrization"])
+    }
 
 
-def _rate_table(study: Study) -> str:
+def _rate_errors(study: Study) -> list[tuple[int, str, float]]:
     """How far the learning rate of each point was off, by the two rates of its texts."""
-    lines = []
-    for width in (32, 64):
-        for n, h, layout in points_of(width):
-            error = rate_error(study, study.point(n, h, width=width, layout=layout))
-            lines.append({
-                "D": width,
-                "point": point_name(n, h, layout),
-                "ln r less the best ln r": f"{error:+.2f}",
-                "bits that it costs": f"{study.tuning_k * error**2:.4f}",
-            })  # fmt: skip
-    return table(lines)
+    return [
+        (
+            w,
+            point_name(*point),
+            rate_error(study, study.point(*point[:2], width=w, layout=point[2])),
+        )
+        for w in (32, 64)
+        for point in points_of(w)
+    ]
 
 
 def rate_error(study: Study, mask: Mask) -> float:
@@ -494,25 +415,6 @@ def rate_error(study: Study, mask: Mask) -> float:
         slopes.append((b_high - b_low) / (high - low))
         middles.append((low + high) / 2)
     return float(np.mean(slopes) / (2 * study.tuning_k) - np.mean(middles))
-
-
-def _fit_line(one: Fit) -> Line:
-    slope = one.optimum.slope
-    trend = ends(slope, 2) if math.isfinite(slope.value) else "–"
-    return {
-        "rows": one.name, "h\\*": power(one.optimum.best), "best N h / D": power(one.total, 2),
-        "slope of log2 h\\* on log2 D": trend, "residual sd, bits": f"{one.residual_sd:.4f}",
-    }  # fmt: skip
-
-
-def _model_table(study: Study) -> str:
-    names = [name for name in study.model.names if not name.startswith("a[")]
-    lines = {name: ends(study.model.contrast({name: 1})) for name in names}
-    sds = zip(("B1 (u by text)", "C1 (v by text)", "seed"), study.model.component_sd, strict=True)
-    lines |= {f"standard deviation of {name}": f"{sd:.4f}" for name, sd in sds}
-    lines["standard deviation of e"] = f"{study.model.residual_sd:.4f}"
-    lines["k (stage 1)"] = f"{study.tuning_k:.4f}"
-    return table([{"term": n, "estimate (95 % interval)": v} for n, v in lines.items()])
 
 
 def _training_lengths(study: Study) -> list[str]:
@@ -540,11 +442,11 @@ def _csv(results: Sequence[Result]) -> str:
 # Figures ------------------------------------------------------------------------------------------
 
 
-def figures(study: Study, rows: DataFrame) -> "dict[str, Figure]":
+def figures(study: Study, rows: DataFrame) -> dict[str, Figure]:
     """Figure name -> figure."""
     alone = study.frame["stage"] == STAGE_OF_WIDTH[64]
     model = analysis.surface_model(analysis.select(study.frame, alone), study.tuning_k)
-    costs = sharing_costs(study).items()
+    costs = hypotheses.sharing_costs(study).items()
     return {
         "figure1": charts.loss_figure([_panel(study, width) for width in STAGE_OF_WIDTH]),
         "figure2": _surface(model),
@@ -557,7 +459,7 @@ def figures(study: Study, rows: DataFrame) -> "dict[str, Figure]":
 
 def _panel(study: Study, width: int) -> charts.SizePanel:
     base = study.point(width // 16, 16, width=width)
-    pairs = from_reference(study, width)
+    pairs = hypotheses.from_reference(study, width)
     pooled = analysis.pool(list(pairs.values()))
     differences = {h: analysis.over_texts(one, pooled) for h, one in pairs.items()}
     series = charts.around(means_of_texts(study, base), 16, differences)
@@ -565,7 +467,7 @@ def _panel(study: Study, width: int) -> charts.SizePanel:
     return charts.SizePanel(width, int(study.frame["parameters"][base][0]), series, grams)
 
 
-def _surface(model: MixedModel) -> "Figure":
+def _surface(model: MixedModel) -> Figure:
     u, v = np.meshgrid(np.linspace(2, 6, 60), np.linspace(-1, math.log2(1.5), 40))
     b = dict(zip(model.names, model.coefficients, strict=True))
     x = u - 4

@@ -2,12 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from attnlab import lab
 from attnlab.heads import HeadNorm, Standard, make_layout
 from attnlab.heads.layout import Bias
-from attnlab.models import FFN, ModelConfig, Rotary, match_budget
+from attnlab.models import FFN, Compute, ModelConfig, Rotary, match_budget
 from attnlab.models.budget import Budget
 from attnlab.names import lookup
 from attnlab.training import (
@@ -101,7 +101,12 @@ def num_steps(spec: StudyRun) -> int:
     return max(2, round(total / BATCH_TOKENS))
 
 
-def model_config(variant: Variant, parametrization: str = "one_rate") -> ModelConfig:
+def model_config(
+    variant: Variant,
+    parametrization: str = "one_rate",
+    num_layers: int = NUM_LAYERS,
+    compute: Compute = Compute(),  # noqa: B008
+) -> ModelConfig:
     """The model of a variant, its FFN width solved.
 
     >>> model_config(Variant(3, 32)).ffn.width
@@ -112,21 +117,19 @@ def model_config(variant: Variant, parametrization: str = "one_rate") -> ModelCo
     lookup(PARAMETRIZATIONS, parametrization, what="parametrization")
     reference = ModelConfig(
         width=variant.width,
-        num_layers=NUM_LAYERS,
+        num_layers=num_layers,
         heads=Standard(
             num_heads=variant.width // 16 or 1, head_dim=min(16, variant.width), biases=BIASES
         ),
         ffn=FFN(width=4 * variant.width),
         max_len=variant.length,
         positions=Rotary(),
+        compute=compute,
     )
-    config = dataclasses.replace(
-        reference,
-        heads=make_layout(
-            variant.layout, num_heads=variant.num_heads, head_dim=variant.head_dim, biases=BIASES
-        ),
-        sharing=variant.plan,
+    heads = make_layout(
+        variant.layout, num_heads=variant.num_heads, head_dim=variant.head_dim, biases=BIASES
     )
+    config = dataclasses.replace(reference, heads=heads, sharing=variant.plan)
     budget = lookup({name: name for name in get_args(Budget)}, variant.budget, what="budget")
     solved = match_budget(config, reference, budget, length=variant.length).config
     if parametrization != "qk_norm":
@@ -136,22 +139,28 @@ def model_config(variant: Variant, parametrization: str = "one_rate") -> ModelCo
     return dataclasses.replace(solved, heads=normed)
 
 
-def train_config(spec: StudyRun) -> TrainConfig:
-    """The training of a run: warm-up 5 %, cosine to a tenth, clipping at 1."""
-    steps = num_steps(spec)
-    return TrainConfig(
-        steps=steps,
-        batch_size=BATCH_TOKENS // spec.variant.length,
-        length=spec.variant.length,
-        seeds=(spec.seed,),
-        optimizer=OptimizerConfig(
-            name="muon" if spec.parametrization == "muon" else "adamw",
-            learning_rate=spec.learning_rate,
-            base_fan_in=64 if spec.parametrization == "fan_in" else None,
-        ),
-        schedule=ScheduleConfig(
-            final_learning_rate=spec.learning_rate / 10, warmup_steps=steps // 20
-        ),
+def make_training(optimizer: OptimizerConfig, steps: int, **fields: Any) -> TrainConfig:
+    """Warm-up 5 %, cosine to a tenth, clipping at 1; `fields` are those of `TrainConfig`."""
+    schedule = ScheduleConfig(
+        final_learning_rate=optimizer.learning_rate / 10, warmup_steps=steps // 20
+    )
+    return TrainConfig(steps=steps, optimizer=optimizer, schedule=schedule, **fields)
+
+
+def train_config(run: StudyRun) -> TrainConfig:
+    """The training of a run."""
+    steps, length = num_steps(run), run.variant.length
+    optimizer = OptimizerConfig(
+        name="muon" if run.parametrization == "muon" else "adamw",
+        learning_rate=run.learning_rate,
+        base_fan_in=64 if run.parametrization == "fan_in" else None,
+    )
+    return make_training(
+        optimizer,
+        steps,
+        batch_size=BATCH_TOKENS // length,
+        length=length,
+        seeds=(run.seed,),
         evaluation=EvaluationConfig(every=steps, batch_size=32, windows=64, curve_windows=64),
         log_every=max(1, steps // 10),
         checkpoint_every=max(1, min(480, steps // 2)),

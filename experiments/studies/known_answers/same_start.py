@@ -18,12 +18,12 @@ Results, in 2.2 minutes on 2 CPU cores: docs/results/known_answers.md.
 Presets after the colon: `tiny`.
 """
 
-from attnlab import lab
 from experiments.configs import byte_lm
 from experiments.studies.known_answers import two_heads_beat_one
-from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.common import described, expect, named
 
-VALUES = two_heads_beat_one.VALUES | {
+VALUES: byte_lm.Values = {
+    **two_heads_beat_one.VALUES,
     "model.heads.num_heads": 2,
     "model.heads.head_dim": 16,
     "model.heads.biases": "",  # a key bias has no gradient, so it would not move
@@ -31,42 +31,35 @@ VALUES = two_heads_beat_one.VALUES | {
     "train.seeds": (0, 1, 2),
     "callbacks": ("heads",),
 }
-VARIANTS = {"tiny": {**two_heads_beat_one.VARIANTS["tiny"], "train.optimizer.learning_rate": 3e-2}}
-STARTS = "experiments.studies.known_answers.starts"
-EQUAL: dict[str, object] = {"init": f"{STARTS}:equal"}
-CHANGES: dict[str, dict[str, object]] = {
-    "apart": {},
-    "equal": EQUAL,
-    "one head, output times 2": {
-        "model.heads.num_heads": 1, "model.attention.output_scale": 2.0,
-        "init": f"{STARTS}:first_of_two",
-    },
-    "noise of 1e-4": {"init": f"{STARTS}:nearly_equal"},
-    "values apart": {"init": f"{STARTS}:equal_probs"},
-    "dropout of probabilities": EQUAL | {"model.dropout.attention": 0.1},
-}  # fmt: skip
-FREE = ("noise of 1e-4", "values apart", "dropout of probabilities")
-APART, MOVED = "weights/heads_apart", "weights/least_moved"
-description = lab.Description(
-    question="Why do heads differ, and do heads that start equal stay equal?",
-    source="symmetry: equal weights have equal gradients",
-    expectations=(
-        expect("equal", "exactly", 0, "heads that start equal end at a distance of {max}",
-               number=APART),
-        expect("equal", "at least", 1e-3,
-               "while the array that moved least has moved by {min:.3f}", number=MOVED),
-        expect("equal", "at most", 75, "and are worth one head: {max:.1f} % of the cases right"),
-        expect("one head, output times 2", "at most", 1.001,
-               "one head with its output times 2 has {ratio:.4f} of their loss", over="equal",
-               number="loss"),
-        *(expect(name, "at least", 0.01, f"{name}: they part to {{min:.2f}}", number=APART)
-          for name in FREE),
-        expect("noise of 1e-4", "at least", 100, "with that noise {min:.1f} % are right"),
-        expect("apart", "at least", 100, "with independent initial weights {min:.1f} %"),
-    ),
-)  # fmt: skip
-
+VARIANTS = {"tiny": {**two_heads_beat_one.TINY, "train.optimizer.learning_rate": 3e-2}}
 get_config = byte_lm.other_data("endpoint", "endpoints", VALUES, VARIANTS)
-
-variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
-"""Heads that start apart, equal, and nearly equal in every way."""
+STARTS = "experiments.studies.known_answers.starts"
+EQUAL = {"init": f"{STARTS}:equal"}
+ONE = {"model.heads.num_heads": 1, "model.attention.output_scale": 2.0}
+variants = named(
+    {
+        "apart": {},
+        "equal": EQUAL,
+        "one head, output times 2": ONE | {"init": f"{STARTS}:first_of_two"},
+        "noise of 1e-4": {"init": f"{STARTS}:nearly_equal"},
+        "values apart": {"init": f"{STARTS}:equal_probs"},
+        "dropout of probabilities": EQUAL | {"model.dropout.attention": 0.1},
+    }
+)
+APART, MOVED = "weights/heads_apart", "weights/least_moved"
+description = described(
+    "Why do heads differ, and do heads that start equal stay equal?",
+    "symmetry: equal weights have equal gradients",
+    expect("equal", "exactly", 0, "heads that start equal end at a distance of {max}",
+           number=APART),
+    expect("equal", "at least", 1e-3,
+           "while the array that moved least has moved by {min:.3f}", number=MOVED),
+    expect("equal", "at most", 75, "and are worth one head: {max:.1f} % of the cases right"),
+    expect("one head, output times 2", "at most", 1.001,
+           "one head with its output times 2 has {ratio:.4f} of their loss", over="equal",
+           number="loss"),
+    *(expect(name, "at least", 0.01, f"{name}: they part to {{min:.2f}}", number=APART)
+      for name in ("noise of 1e-4", "values apart", "dropout of probabilities")),
+    expect("noise of 1e-4", "at least", 100, "with that noise {min:.1f} % are right"),
+    expect("apart", "at least", 100, "with independent initial weights {min:.1f} %"),
+)  # fmt: skip

@@ -12,42 +12,39 @@ fraction of the parameters. Variants, of 4 layers of width 64 unless said otherw
     one layer                 one layer, once: the parameters of "albert, equal FLOPs"
 
 Each variant is trained at four learning rates with 2 tuning seeds; the rate with the best mean
-accuracy is used for 10 other seeds.
+accuracy is used for 10 other seeds. Runs without a row in the CSV file are trained by `lab.sweep`.
+The published rows are of the training of commit fdb4b6dc, whose warm-up started at 0 and which drew
+other random numbers from the same seeds.
 
 Writes looped_depth.csv, looped_depth.md and looped_depth.svg. A stopped command resumes.
 """
 
-import csv
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from absl import flags
-from jaxtyping import Array, Float, Int
+import pandas
+from jaxtyping import Array, Int
 from matplotlib.figure import Figure
 
-from attnlab import FFN, ModelConfig, flops_per_token, heads, match_budget, num_parameters
+from attnlab import FFN, ModelConfig, flops_per_token, heads, lab, match_budget, num_parameters
+from attnlab.data.dataset import BYTES, Baselines, Batch, DataSizes, DeviceBatch
+from attnlab.data.synthetic import Generated
+from attnlab.lab.stats import paired_difference
 from attnlab.models.specs import NoPositions, OutputHead
 from attnlab.report.page import render, table
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
-from experiments import app
-from experiments.studies.cells import (
-    Line,
-    conclusions,
-    interval,
-    matching,
-    numbers,
-    run_cells,
-    write_results,
-)
+from attnlab.training import EvaluationConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from attnlab.training.objectives.objective import Example, Metric, Objective, Sums
+from experiments.studies.rows import conclusions
 
 NODES, HOPS, LAYERS, WIDTH, ROWS = 16, 4, 4, 64, 32
+COLUMNS = [f"hops{k + 1}" for k in range(HOPS)]
 RATES, TUNING_SEEDS = (1e-3, 3e-3, 6e-3, 12e-3), (100, 101)
 REFERENCE = ModelConfig(
     kind="encoder",
@@ -61,22 +58,13 @@ REFERENCE = ModelConfig(
     output=OutputHead(kind="none", pooler="each", num_classes=NODES),
 )
 ALBERT = dataclasses.replace(REFERENCE, sharing="albert")
+SEPARATE = "separate"
 VARIANTS = {
-    "separate": REFERENCE,
+    SEPARATE: REFERENCE,
     "albert, equal FLOPs": ALBERT,
     "albert, equal parameters": match_budget(ALBERT, REFERENCE, "parameters").config,
     "one layer": dataclasses.replace(REFERENCE, num_layers=1),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One training."""
-
-    variant: str
-    rate: float
-    seed: int
-    steps: int
 
 
 def batch(key: Array, rows: int, hops: Int[Array, " B"]) -> tuple[Array, Array]:
@@ -93,109 +81,139 @@ def batch(key: Array, rows: int, hops: Int[Array, " B"]) -> tuple[Array, Array]:
     return jnp.concatenate(codes, -1), answer
 
 
-State = tuple[dict[str, Array], optax.OptState]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pointers(Generated):
+    """Rows of `batch`, each with a number of hops drawn from 1 to `HOPS`."""
+
+    heldout_rows: int = 128 * HOPS
+
+    def sizes(self) -> DataSizes:
+        """Features of a position, and nodes."""
+        return DataSizes(2 * NODES + HOPS, NODES)
+
+    def name(self, length: int) -> str:
+        """The task."""
+        return f"1 to {HOPS} hops along a permutation of {NODES} nodes"
+
+    def generator(self, length: int) -> Callable[[Array, int], DeviceBatch]:
+        """(key, size) -> rows."""
+
+        def generate(key: Array, size: int) -> DeviceBatch:
+            draw, of_hops = jax.random.split(key)
+            hops = jax.random.randint(of_hops, (size,), 1, HOPS + 1)
+            features, answer = batch(draw, size, hops)
+            return {"features": features, "labels": answer}
+
+        return generate
+
+    def baselines(self, rows: Batch) -> Baselines:
+        """None."""
+        return {}
 
 
-@functools.partial(jax.jit, static_argnames=("config", "rate", "steps"))
-def train(key: Array, config: ModelConfig, rate: float, steps: int) -> Float[Array, " K"]:
-    """Trains a model; accuracy on 128 new permutations for each number of hops."""
-    model = config.build()
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adam(optax.warmup_cosine_decay_schedule(0.0, rate, steps // 20, steps, rate / 10)),
+def read(batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES) -> Example:
+    """Features and answers, which all count."""
+    labels = batch["labels"]
+    return Example({"tokens": batch["features"]}, labels, jnp.ones(labels.shape))
+
+
+def right_after(hops: int) -> Metric:
+    """Percent right in rows with so many hops."""
+
+    def measure(logits: Array, example: Example) -> Sums:
+        asked = jnp.asarray(example.inputs["tokens"])[..., 2 * NODES + hops - 1]
+        return asked * (jnp.argmax(logits, -1) == example.targets), asked
+
+    return Metric(f"hops{hops}", f"% right after {hops} hops", "higher", measure, 0.01, digits=1)
+
+
+TASK = Objective(
+    read,
+    description="the node that a number of pointers lead to",
+    model_kinds=("encoder",),
+    metrics=tuple(right_after(k + 1) for k in range(HOPS)),
+    required_arrays=("features", "labels"),
+    output="classes",
+)
+
+
+def spec(variant: str, rate: float, seed: int, steps: int) -> lab.RunSpec:
+    """The run of a variant, a learning rate, a seed and a number of steps."""
+    train = TrainConfig(
+        steps=steps,
+        batch_size=ROWS,
+        length=NODES,
+        optimizer=OptimizerConfig(name="adam", learning_rate=rate, beta2=0.999, weight_decay=0.0),
+        schedule=ScheduleConfig(final_learning_rate=rate / 10, warmup_steps=steps // 20),
+        evaluation=EvaluationConfig(every=steps, batch_size=512, windows=0),
+        log_every=max(1, steps // 10),
+        checkpoint_every=steps,
     )
-    features, _ = batch(key, 1, jnp.ones(1, int))
-    params = model.init(jax.random.fold_in(key, 0), features)["params"]
-
-    def scores(params: dict[str, Array], features: Array) -> Array:
-        return jnp.asarray(model.apply({"params": params}, features).classes)
-
-    def step(state: State, number: Array) -> tuple[State, None]:
-        params, moments = state
-        draw, of_hops = jax.random.split(jax.random.fold_in(key, number))
-        features, answer = batch(draw, ROWS, jax.random.randint(of_hops, (ROWS,), 1, HOPS + 1))
-
-        def loss(params: dict[str, Array]) -> Array:
-            classes = scores(params, features)
-            losses = optax.softmax_cross_entropy_with_integer_labels(classes, answer)
-            return jnp.asarray(losses.mean())
-
-        updates, moments = optimizer.update(jax.grad(loss)(params), moments)
-        return (optax.apply_updates(params, updates), moments), None
-
-    (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), jnp.arange(1, steps + 1))
-    features, answer = batch(
-        jax.random.fold_in(key, 2**31 - 1), 128 * HOPS, jnp.repeat(jnp.arange(1, HOPS + 1), 128)
-    )
-    right = jnp.argmax(scores(params, features), -1) == answer
-    return right.reshape(HOPS, -1).mean(1)
+    experiment = lab.Experiment(model=VARIANTS[variant], train=train, data=Pointers(), task=TASK)
+    tags: dict[str, lab.Tag] = {"variant": variant, "rate": rate, "seed": seed, "steps": steps}
+    name = variant.replace(",", "").replace(" ", "_")
+    return lab.RunSpec(f"{name}-rate{rate:g}-steps{steps}-seed{seed}", experiment, seed, tags)
 
 
-def run_one(run: Run) -> Mapping[str, float]:
-    """Percent right for each number of hops."""
-    found = train(jax.random.key(run.seed), VARIANTS[run.variant], run.rate, run.steps)
-    return {f"hops{k + 1}": 100 * float(value) for k, value in enumerate(found)}
+def row(run: lab.RunResult) -> dict[str, Any]:
+    """The row of a run in looped_depth.csv."""
+    scores = {name: f"{run.scores.heldout[name]:.6g}" for name in COLUMNS}
+    return {**run.spec.tags, **scores, "seconds": f"{run.timing.seconds:.1f}"}
 
 
-def accuracy(line: Line) -> float:
-    """Mean over hops, percent."""
-    return float(np.mean([float(line[f"hops{k + 1}"]) for k in range(HOPS)]))
+def accuracy(rows: pandas.DataFrame) -> pandas.Series:
+    """Percent right of each row, mean over hops."""
+    return rows[COLUMNS].mean(axis=1)
 
 
-def best_rate(lines: Sequence[Line], variant: str) -> float:
+def best_rate(rows: pandas.DataFrame, variant: str) -> float:
     """The learning rate with the best mean accuracy over the tuning seeds."""
-    of_rate = {
-        rate: np.mean([accuracy(o) for o in matching(lines, variant=variant, rate=rate)
-                       if int(o["seed"]) in TUNING_SEEDS])
-        for rate in RATES
-    }  # fmt: skip
-    return max(of_rate, key=lambda rate: of_rate[rate])
+    tuning = rows[(rows.variant == variant) & rows.seed.isin(TUNING_SEEDS)]
+    return float(accuracy(tuning).groupby(tuning.rate).mean().idxmax())
 
 
-def judged(lines: Sequence[Line], variant: str) -> list[Line]:
-    """The lines of a variant at its best rate that are not of tuning, by seed."""
-    of_rate = matching(lines, variant=variant, rate=best_rate(lines, variant))
-    of_rate = [o for o in of_rate if int(o["seed"]) not in TUNING_SEEDS]
-    return sorted(of_rate, key=lambda o: int(o["seed"]))
+def judged(rows: pandas.DataFrame, variant: str) -> pandas.DataFrame:
+    """The rows of a variant at its best rate that are not of tuning, by seed."""
+    chosen = (rows.variant == variant) & (rows.rate == best_rate(rows, variant))
+    return rows[chosen & ~rows.seed.isin(TUNING_SEEDS)].set_index("seed").sort_index()
 
 
 COMMAND = "python -m experiments.studies.looped_depth --out=docs/results"
 
 
-def page(lines: Sequence[Line], command: str = COMMAND) -> str:
-    """The Markdown page; `command` wrote it."""
-    accuracies = {name: [accuracy(o) for o in judged(lines, name)] for name in VARIANTS}
-    reference, rows = accuracies.pop("separate"), []
-    said = conclusions({name: np.subtract(of, reference) for name, of in accuracies.items()})
+def page(rows: pandas.DataFrame, command: str = COMMAND) -> str:
+    """The Markdown page of looped_depth.csv; `command` wrote it."""
+    of = {name: judged(rows, name) for name in VARIANTS}
+    said, lines = conclusions({name: accuracy(some) for name, some in of.items()}, digits=1), []
     for name, config in VARIANTS.items():
-        of_name = judged(lines, name)
-        means = [interval(numbers(of_name, f"hops{k + 1}")) for k in range(HOPS)]
         cells = [name, f"{num_parameters(config):,}", f"{flops_per_token(config, NODES):,}"]
-        cells += [of_name[0]["rate"], *(f"{m:.1f}" for m, _, _ in means)]
-        mean, low, high = interval(accuracy(o) for o in of_name)
-        rows.append([*cells, f"{mean:.1f} ({low:.1f} to {min(high, 100):.1f})"])
+        cells += [str(of[name].rate.iloc[0]), *(f"{of[name][k].mean():.1f}" for k in COLUMNS)]
+        found = paired_difference(accuracy(of[name]))
+        interval = f"{found.low:.1f} to {min(found.high, 100):.1f}"
+        lines.append([*cells, f"{found.mean:.1f} ({interval})"])
     header = ("variant", "parameters", "FLOPs per token", "learning rate",
               *(f"k = {k + 1}" for k in range(HOPS)), "mean over hops (95 %)")  # fmt: skip
+    differences = [(name, text) for name, (text, _) in said.items()]
     text = render(
         Path(__file__).with_name("page.md.jinja"),
-        words={name: text.rpartition(": ")[2] for name, text in said.items()},
-        differences=table(("variant", "percentage points (95 %)"), list(said.items())),
+        words={name: word for name, (_, word) in said.items()},
+        differences=table(("variant", "percentage points (95 %)"), differences),
         command=command,
-        minutes=f"{sum(numbers(lines, 'seconds')) / 60:.0f}",
-        runs=len(lines),
-        seeds=len(reference),
-        steps=judged(lines, "separate")[0]["steps"],
-        variants=table(header, rows),
+        minutes=f"{rows.seconds.sum() / 60:.0f}",
+        runs=len(rows),
+        seeds=len(of[SEPARATE]),
+        steps=of[SEPARATE].steps.iloc[0],
+        variants=table(header, lines),
     )
     return f"{text}\n"
 
 
-def figure(lines: Sequence[Line]) -> Figure:
+def figure(rows: pandas.DataFrame) -> Figure:
     """Percent right over hops, a line per variant."""
     drawn, [axes] = new_axes(1, 3.4)
     x = np.arange(1, HOPS + 1)
     for i, name in enumerate(VARIANTS):
-        y = np.array([[float(o[f"hops{k}"]) for k in x] for o in judged(lines, name)])
+        y = judged(rows, name)[COLUMNS].to_numpy()
         shifted = x + 0.06 * (i - 1.5)
         axes.plot(shifted, y.T, "o", color=COLOURS[i], alpha=0.35, markersize=3)
         axes.plot(shifted, y.mean(0), color=COLOURS[i], marker="os^D"[i], label=name)
@@ -205,33 +223,3 @@ def figure(lines: Sequence[Line]) -> Figure:
     axes.set_ylim(0, 104)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     return drawn
-
-
-def requested(lines: Sequence[Line], seeds: int, steps: int) -> list[Line]:
-    """The lines of a command with these --seeds and --steps, at whatever rate."""
-    wanted = {*TUNING_SEEDS, *range(seeds)}
-    return [o for o in matching(lines, steps=steps) if int(o["seed"]) in wanted]
-
-
-def main() -> None:
-    """Runs what is missing, then writes page, numbers and figure."""
-    out, steps = Path(flags.FLAGS.out), flags.FLAGS.steps
-    path = out / "looped_depth.csv"
-    for name in VARIANTS:
-        tuning = [Run(name, rate, seed, steps) for rate in RATES for seed in TUNING_SEEDS]
-        rate = best_rate(run_cells(tuning, run_one, path), name)
-        run_cells(
-            [Run(name, rate, seed, steps) for seed in range(flags.FLAGS.seeds)], run_one, path
-        )
-    # With seeds of a rate that was the best before.
-    lines = requested(list(csv.DictReader(path.open())), flags.FLAGS.seeds, steps)
-    write_results(out, "looped_depth", page(lines, app.given_command()), figure(lines))
-
-
-def define_flags() -> None:
-    """The flags of the command."""
-    flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
-    flags.DEFINE_integer(
-        "seeds", 10, "Seeds of each variant.", lower_bound=2, upper_bound=min(TUNING_SEEDS)
-    )
-    flags.DEFINE_integer("steps", 1000, "Training steps of a run.", lower_bound=1)

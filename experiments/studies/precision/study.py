@@ -21,7 +21,6 @@ from attnlab import lab
 from attnlab.heads import LAYOUTS
 from experiments.configs import byte_lm
 
-DTYPES = ("float32", "bfloat16")
 VARIANTS = byte_lm.VARIANTS | {
     "small": {
         "model.num_layers": 2,
@@ -34,10 +33,19 @@ VARIANTS = byte_lm.VARIANTS | {
 }
 
 
+def _layouts(arg: str) -> list[str]:
+    return [name for name in arg.split(",") if name in LAYOUTS] or list(LAYOUTS)
+
+
 def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common: the small decoder."""
-    presets = ",".join(name for name in _presets(arg) if name not in LAYOUTS)
+    presets = ",".join(name for name in arg.split(",") if name not in LAYOUTS)
     return byte_lm.with_presets(byte_lm.get_config(), presets, VARIANTS)
+
+
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
+    """Every layout that was asked for, in both precisions."""
+    return lab.grid(layout=_layouts(preset), model__compute__dtype=["float32", "bfloat16"])
 
 
 def describe(preset: str) -> lab.Description:
@@ -47,16 +55,3 @@ def describe(preset: str) -> lab.Description:
         for layout in _layouts(preset)
     )
     return lab.Description(question="Does training in bfloat16 cost anything?", pairs=pairs)
-
-
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """Every layout that was asked for, in both precisions."""
-    return lab.grid(layout=_layouts(preset), model__compute__dtype=DTYPES)
-
-
-def _presets(arg: str) -> list[str]:
-    return [name for name in arg.split(",") if name]
-
-
-def _layouts(arg: str) -> list[str]:
-    return [name for name in _presets(arg) if name in LAYOUTS] or list(LAYOUTS)
