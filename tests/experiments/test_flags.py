@@ -1,7 +1,6 @@
 """Every command asks before it acts: --help and a wrong flag end it with nothing done."""
 
 import ast
-import importlib.util
 import re
 import subprocess
 import sys
@@ -18,8 +17,6 @@ COMMANDS = {
     for path in sorted((ROOT / "experiments").rglob("*.py"))
     if '__name__ == "__main__"' in path.read_text()
 }
-# It reads its one argument with argparse: it shall not need what our flags import.
-IN_TORCH = "experiments.benchmarks.peers.torch_nanogpt"
 
 
 def test_commands_in_help_keep_their_lines():
@@ -36,8 +33,6 @@ def written():
 
 @pytest.mark.parametrize("name", deep(COMMANDS, "experiments.sweep"))
 def test_nothing_is_done_before_the_flags_are_read(name):
-    if name == IN_TORCH and not importlib.util.find_spec("torch"):
-        pytest.skip("no torch")
     before = written()
     told, wrong = command(name, "--help"), command(name, "--nonsense")
     assert written() == before
@@ -46,9 +41,8 @@ def test_nothing_is_done_before_the_flags_are_read(name):
     assert " ".join(first.split()) in said
     assert "Traceback" not in told.stderr + wrong.stderr
     assert told.returncode == 0
-    if name != IN_TORCH:
-        assert wrong.returncode != 0
-        assert "nonsense" in wrong.stderr
+    assert wrong.returncode != 0
+    assert "nonsense" in wrong.stderr
 
 
 def test_none_the_home_folder_and_repeated_fields(tmp_path, nine_letters):
