@@ -70,7 +70,7 @@ def get_config(arg: str = "") -> ConfigDict:
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Wide and standard heads, and chunks with every cause undone or not."""
     wide, small = with_layout(base.model, "wide", "separate"), base.model.width**-0.5
-    changes: dict[str, byte_lm.Values] = {WIDE: {"model.heads.layout": "wide"}}
+    changes: dict[str, dict[str, object]] = {WIDE: {"model.heads.layout": "wide"}}
     for name, layout, scale in (
         (STANDARD, "standard", None),
         (OWN, "narrow", None),
