@@ -163,14 +163,13 @@ def _all_fields(described: JSON) -> JSON:
 
 
 class Checkpoints:
-    """The newest two steps of a state (any tree of arrays), and the step `also` if it is saved.
+    """The newest two steps of a state (any tree of arrays).
 
     States are written in the background. Use as a context manager: leaving it waits for the last
     write and raises if it failed.
 
     Args:
       directory: made if it is missing; one folder for each step.
-      also: a step that is kept beside the newest two; 0: none.
       say: receives a line about each damaged checkpoint.
 
         with Checkpoints(Path("run/checkpoints")) as checkpoints:
@@ -179,9 +178,7 @@ class Checkpoints:
             step, state, notes = checkpoints.restore()  # None where nothing was saved
     """
 
-    def __init__(
-        self, directory: Path, *, also: int = 0, say: Callable[[str], None] = print
-    ) -> None:
+    def __init__(self, directory: Path, *, say: Callable[[str], None] = print) -> None:
         # Orbax takes a second to import and logs what our errors report more clearly.
         with extra("train"):
             from orbax.checkpoint import v1 as orbax
@@ -189,12 +186,11 @@ class Checkpoints:
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         policies = orbax.training.preservation_policies
-        kept = [policies.LatestN(2), policies.CustomSteps([also])]
         self._directory, self._say = directory, say
         self._open = functools.partial(
             orbax.training.Checkpointer,
             directory.resolve(),
-            preservation_policy=policies.AnyPreservationPolicy(kept),
+            preservation_policy=policies.LatestN(2),
         )
         self._checkpointer = self._open()
 

@@ -166,17 +166,5 @@ def common_steps(config: TrainConfig, steps: int) -> int:
     return int(np.argmin(np.append(rates[0] == rates[1], False)))
 
 
-def fork_step(config: TrainConfig) -> int:
-    """The last step with the same rates in longer trainings, if that is worth a checkpoint of its
-    own: after the warm-up, before the end; else 0.
-
-    >>> schedules = [ScheduleConfig(name=name) for name in ("cosine", "constant")]
-    >>> [fork_step(TrainConfig(schedule=schedule)) for schedule in schedules]
-    [0, 0]
-    """
-    step = common_steps(config, 2 * config.steps)
-    return step if config.schedule.warmup(config.steps) + 1 < step < config.steps else 0
-
-
 def _schedule(config: TrainConfig) -> Rate:
     return make_schedule(config.schedule, config.optimizer.learning_rate, config.steps)

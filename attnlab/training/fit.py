@@ -26,7 +26,7 @@ from attnlab.training.checkpoint import (
     describe_training,
 )
 from attnlab.training.compiled import TrainStep, host_batch, initial_state
-from attnlab.training.config import TrainConfig, fork_step
+from attnlab.training.config import TrainConfig
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import (
@@ -205,6 +205,7 @@ class _Run:
         )
         self.device_arrays = sharding.replicate(self.mesh, dataset.device_arrays)
         self._evaluator = Evaluator(model, self.objective, self.mesh, config.evaluation.batch_size)
+        self._rate = jax.jit(self.optimizer.schedule)  # op by op it would be some 30 programs
         self._measure: Callable[..., dict[str, Array]] | None = None
         if self.periodic or options.measure is not None:
             self._initial = sharding.gather(self.state.params)
@@ -269,7 +270,7 @@ class _Run:
 
     def train(self, first: int, stop_requested: Callable[[], int]) -> None:
         """Takes the steps after `first`."""
-        config, fork = self.config, fork_step(self.config)
+        config = self.config
         progress = self.recorder.progress(config.steps, first)
         with self._finishing_callbacks(), progress as advance:
             for step in range(first + 1, config.steps + 1):
@@ -285,7 +286,7 @@ class _Run:
                 # Hosts agree on the step to stop at, now and then: it costs them a message.
                 agrees = logs or jax.process_count() == 1
                 stops = agrees and sharding.any_process(bool(stop_requested()))
-                if step % config.checkpoint_every == 0 or step == fork or is_last or stops:
+                if step % config.checkpoint_every == 0 or is_last or stops:
                     self.clock.stop(self.state.step, step)
                     self.save(step)
                 if stops:
@@ -341,7 +342,7 @@ class _Run:
             )
             loss, auxiliary = sharding.replicate(self.mesh, zeros)
             self.state = state._replace(window_loss=loss, window_auxiliary=auxiliary)
-        rate = float(self.optimizer.schedule(step - 1))
+        rate = float(self._rate(step - 1))
         numbers = {f"train/{name}": losses for name, losses in means.items()}
         self.recorder.log_scalars(step, {**numbers, "train/learning_rate": rate})
         if self.clock.seconds:

@@ -214,7 +214,7 @@ def test_bad_input_is_refused_before_any_run(base, call, message):
 def test_another_run_of_the_same_id_is_refused(swept, base):
     specs, folder, _ = swept
     other = dataclasses.replace(specs[0], seed=4)
-    with pytest.raises(ValueError, match="has another run with the id"):
+    with pytest.raises(ValueError, match="holds another run"):
         lab.sweep([other], folder, executor=lab.InProcess(), progress=False)
     with pytest.raises(ValueError, match="seed: there 3, here 4"):
         lab.run_one(other, folder)
@@ -228,7 +228,7 @@ def test_a_run_that_failed_on_its_data_can_be_corrected(base, tmp_path):
     wrong = lab.RunSpec("one", lab.with_values(base, {"data.path": str(short)}))
     behind = [dataclasses.replace(spec, id="two") for spec in (good, wrong)]
     add_specs([wrong, behind[1]], tmp_path)
-    with pytest.raises(ValueError, match="has another run with the id"):
+    with pytest.raises(ValueError, match="holds another run"):
         add_specs([good], tmp_path)
     with pytest.raises(lab.SweepFailed, match=r"1 run has no result:\n  one: .*too short"):
         lab.sweep([wrong], tmp_path, executor=lab.InProcess(), progress=False)
