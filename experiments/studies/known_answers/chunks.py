@@ -81,9 +81,9 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
         model = with_layout(base.model, layout, "separate")
         model = dataclasses.replace(model, heads=dataclasses.replace(model.heads, scale=scale))
         as_many = match_budget(model, wide, "parameters").config
-        changes[name] = {"model.heads.layout": layout}
-        changes[name] |= {"model.heads.scale": scale} if scale else {}
-        changes[name + EQUAL] = changes[name] | {"model.ffn.width": as_many.ffn.width}
+        scaled = {"model.heads.scale": scale} if scale else {}
+        changes[name] = {"model.heads.layout": layout, **scaled}
+        changes[name + EQUAL] = {**changes[name], "model.ffn.width": as_many.ffn.width}
     compared = {name for pair in PAIRS for name in pair}
     if {*OWN_PRESETS} & {*preset.split(",")}:
         changes = {name: values for name, values in changes.items() if name in compared}
