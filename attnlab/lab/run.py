@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from attnlab import models
 from attnlab.atomic import write_atomic
-from attnlab.data import Dataset
+from attnlab.data import Dataset, keep_in
 from attnlab.data.dataset import Baselines
 from attnlab.lab.experiment import Experiment, check_lengths
 from attnlab.lab.machine import environment
@@ -300,7 +300,8 @@ def load_data(
     folder: Path,
     datasets: dict[str, Dataset] | None = None,
 ) -> Dataset:
-    """The dataset. What is made for it (a tokenizer) is made once for all runs of a workdir.
+    """The dataset. What is made for it (a tokenizer) is made, and its files are read and hashed,
+    once for all runs of a workdir.
 
     Args:
       experiment: names the data.
@@ -311,7 +312,7 @@ def load_data(
     key = json.dumps([experiment.to_dict()["data"], experiment.train.length], sort_keys=True)
     place = shared / hashlib.sha256(key.encode()).hexdigest()[:12]
     place.mkdir(parents=True, exist_ok=True)
-    with waiting(place / "lock"):
+    with waiting(place / "lock"), keep_in(shared / "texts"):
         if (folder / "tokenizer.json").exists():
             return experiment.data.load(experiment.train.length, folder)
         if datasets and key in datasets:

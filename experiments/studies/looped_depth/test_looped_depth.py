@@ -7,7 +7,7 @@ import pandas
 import pytest
 from conftest import ROOT
 
-from attnlab import flops_per_token, num_parameters
+from attnlab import flops_per_token, lab, num_parameters
 from experiments.studies.looped_depth import study
 
 ROWS = pandas.read_csv(ROOT / "docs/results/looped_depth.csv")
@@ -48,3 +48,12 @@ def test_the_rate_is_chosen_on_tuning_seeds_alone():
     assert study.best_rate(worse, "separate") == chosen
     worse.loc[worse.rate == chosen, study.COLUMNS] = 0
     assert study.best_rate(worse, "separate") != chosen
+
+
+@pytest.mark.slow
+def test_a_tiny_run_trains(tmp_path):
+    spec = study.spec("albert, equal FLOPs", 0.01, seed=0, steps=60)
+    result = lab.run_one(spec, tmp_path)
+    row = study.row(result)
+    assert list(row)[4:] == [*study.COLUMNS, "seconds"]
+    assert result.scores.heldout["loss"] < 2.5 < np.log(study.NODES)
