@@ -1,6 +1,6 @@
 """Prints what a model consists of and costs, before it is trained.
 
-    python -m experiments.inspect_model --config=experiments/configs/byte_lm.py:wide,cycle_rev:2
+    python -m experiments.inspect_model --config=experiments/configs/byte_lm.py:layout=wide,sharing=cycle_rev:2
     python -m experiments.inspect_model --path=FOLDER
     python -m experiments.inspect_model --workdir=runs/one
     python -m experiments.inspect_model --path=FOLDER --text="The sea, the sea"
@@ -19,8 +19,7 @@ from attnlab import pretrained, runs
 from attnlab.lab.model_summary import inspect_model, read_text
 from attnlab.lab.run import step_inputs
 from attnlab.training.objectives import OBJECTIVES
-from experiments import app
-from experiments.setup import matched_experiment
+from experiments import app, config
 
 
 def main() -> None:
@@ -39,10 +38,10 @@ def main() -> None:
             print("\n" + read_text(path, flags.FLAGS.text))
         return
     if workdir:
-        config = runs.read_run(workdir, ()).config
-        print(inspect_model(config, 1, min(config.max_len, 512)))
+        model = runs.read_run(workdir, ()).config
+        print(inspect_model(model, 1, min(model.max_len, 512)))
         return
-    experiment = matched_experiment(app.config())
+    experiment = config.one_model(config.given().config).specs()[0].config
     task = OBJECTIVES[experiment.task].bind(experiment.data.sizes())
     train = experiment.train
     inputs = step_inputs(task, experiment.data.shapes(train.length), train)

@@ -366,7 +366,7 @@ def presets_page() -> str:
         parts.append(f"## {name}\n\n{_escape(' '.join(first.split()))}")
         named = [p for p in rest if p.strip().startswith("Presets after the colon")]
         parts += [re.sub(",$", ".", _escape(" ".join(p.split()))) for p in named]
-        known = getattr(module, "VARIANTS", {})
+        known = getattr(module, "PRESETS", {})
         rows = [f"| `{name}` | {_sets(values)} |" for name, values in known.items()]
         if rows:
             parts.append("\n".join(["| preset | sets |", "|---|---|", *rows]))

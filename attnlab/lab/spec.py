@@ -18,6 +18,7 @@ from attnlab.training.config import TrainConfig
 
 Tag: TypeAlias = str | int | float | bool | None
 LAYOUT, SHARING = "model.heads.layout", "model.sharing"
+POSITIONS = "model.positions.kind"
 
 
 def as_tag(value: object) -> Tag:
@@ -314,6 +315,9 @@ def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
         "data": dataclasses.asdict(base.data),  # type: ignore[call-overload]
         "head_init": dataclasses.asdict(base.head_init),
     }
+    if POSITIONS in values:
+        positions = config_dict.choose(fields["model"]["positions"], str(values[POSITIONS]))
+        fields["model"]["positions"] = positions
     for path, value in values.items():
         if path not in (LAYOUT, SHARING):
             _set(fields, path, value)
@@ -333,7 +337,7 @@ def _set(fields: JSON, path: str, value: object) -> None:
         place = place.get(name) if isinstance(place, dict) else None
     if not isinstance(place, dict) or last not in place:
         record = place if isinstance(place, dict) else fields
-        known = config_dict.own_fields(outer[-1] if outer else "", record)
+        known = list(record)
         near = nearest(last, known)
         hint = f"did you mean {near!r}? " if near else ""
         if found := _ending_in(path, flatten(fields)):

@@ -17,7 +17,7 @@ Presets after the colon: `paper` (T = 128), `tiny`.
 from attnlab import lab
 from attnlab.data import DATASETS
 from attnlab.lab.text_table import counted
-from experiments.configs import byte_lm
+from experiments import config
 from experiments.studies.known_answers.expect import expect
 from experiments.studies.known_answers.maxima import Maxima
 from experiments.studies.known_answers.one_wide_beats_many_narrow import TRAINING
@@ -40,9 +40,9 @@ VALUES = {
     "train.length": 17,
     "train.seeds": (0, 1),
 }
-VARIANTS: dict[str, byte_lm.Values] = {
+PRESETS: dict[str, config.Values] = {
     "paper": {"model.max_len": 129, "train.length": 129, "train.steps": 20_000},
-    "tiny": {"data.heldout_rows": 32, "model.width": 16} | byte_lm.SHORTEST,
+    "tiny": {"data.heldout_rows": 32, "model.width": 16} | config.SHORTEST,
 }
 DEPTHS = {"one layer": (1, (1, 2, 3, 4, 5)), "two layers": (2, (1, 2))}
 """First words of a variant -> its layers, and the numbers of heads in each."""
@@ -63,7 +63,7 @@ description = lab.Description(
 )  # fmt: skip
 
 DATASETS["maxima"] = Maxima
-get_config = byte_lm.other_data("regression", "maxima", VALUES, VARIANTS)
+get_config = config.other_data("regression", "maxima", VALUES, PRESETS)
 
 variants = [
     lab.Variant(

@@ -18,7 +18,7 @@ parameters: for a GPU), `tiny`.
 """
 
 from attnlab import lab
-from experiments.configs import byte_lm
+from experiments import config
 from experiments.studies.known_answers.expect import expect
 
 SIZES = {"": (8, 2, 16), "paper": (64, 4, 64), "tiny": (8, 2, 2)}
@@ -62,9 +62,9 @@ VALUES = {
     "model.heads.biases": "",
     "train.length": 8,
 }
-VARIANTS: dict[str, byte_lm.Values] = {
+PRESETS: dict[str, config.Values] = {
     "paper": sized(64) | {"train.length": 16, "train.steps": 100_000},
-    "tiny": {"data.heldout_rows": 32} | byte_lm.SHORTEST,
+    "tiny": {"data.heldout_rows": 32} | config.SHORTEST,
 }
 description = lab.Description(
     question="Can many small heads do what one full-rank head does?",
@@ -81,7 +81,7 @@ description = lab.Description(
     ),
 )  # fmt: skip
 
-get_config = byte_lm.other_data("regression", "farthest", VALUES, VARIANTS)
+get_config = config.other_data("regression", "farthest", VALUES, PRESETS)
 
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:

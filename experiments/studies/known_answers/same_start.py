@@ -19,7 +19,7 @@ Presets after the colon: `tiny`.
 """
 
 from attnlab import lab
-from experiments.configs import byte_lm
+from experiments import config
 from experiments.studies.known_answers import two_heads_beat_one
 from experiments.studies.known_answers.expect import expect
 
@@ -31,7 +31,7 @@ VALUES = two_heads_beat_one.VALUES | {
     "train.seeds": (0, 1, 2),
     "measure_heads": True,
 }
-VARIANTS = {"tiny": {**two_heads_beat_one.VARIANTS["tiny"], "train.optimizer.learning_rate": 3e-2}}
+PRESETS = {"tiny": {**two_heads_beat_one.PRESETS["tiny"], "train.optimizer.learning_rate": 3e-2}}
 EQUAL: dict[str, object] = {"head_init.values": "outputs"}
 CHANGES: dict[str, dict[str, object]] = {
     "apart": {},
@@ -64,7 +64,7 @@ description = lab.Description(
     ),
 )  # fmt: skip
 
-get_config = byte_lm.other_data("endpoint", "endpoints", VALUES, VARIANTS)
+get_config = config.other_data("endpoint", "endpoints", VALUES, PRESETS)
 
 variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
 """Heads that start apart, equal, and nearly equal in every way."""

@@ -19,7 +19,7 @@ Presets after the colon: `tiny`.
 """
 
 from attnlab import lab
-from experiments.configs import byte_lm
+from experiments import config
 from experiments.studies.known_answers.expect import expect
 
 WIDTH = 32
@@ -48,12 +48,12 @@ VALUES = {
     "train.evaluation.curve_windows": 480,
     "train.checkpoint_every": 3000,
 }
-VARIANTS: dict[str, byte_lm.Values] = {
+PRESETS: dict[str, config.Values] = {
     "tiny": {
         "data.vertices": 4,
         "model.vocab_size": 7,
         "model.width": 16,
-        **byte_lm.SHORTEST,
+        **config.SHORTEST,
         "train.evaluation.curve_windows": 24,
     },
 }
@@ -91,7 +91,7 @@ description = lab.Description(
     ),
 )
 
-get_config = byte_lm.other_data("endpoint", "endpoints", VALUES, VARIANTS)
+get_config = config.other_data("endpoint", "endpoints", VALUES, PRESETS)
 
 variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
 """One head, a wide one, two small ones, and both controls."""

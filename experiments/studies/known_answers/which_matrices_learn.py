@@ -23,6 +23,7 @@ for the next byte of a text (then also the presets of byte_lm.py),
 from ml_collections import ConfigDict
 
 from attnlab import lab
+from experiments import config
 from experiments.configs import byte_lm, recall
 from experiments.studies.known_answers.expect import expect
 
@@ -34,6 +35,7 @@ VALUES = recall.VALUES | {
     "train.evaluation.every": 100,
     "train.checkpoint_every": 800,
 }
+KEYS = byte_lm.KEYS | config.keys(recall.PRESETS) | {"text": False}
 CHANGES: dict[str, dict[str, object]] = {
     "all learn": {},
     "Q and K frozen": {"train.optimizer.frozen": r"attention\.[qk](_bias)?$"},
@@ -74,12 +76,12 @@ BITS = lab.Description(
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common."""
-    presets = arg.split(",")
-    if "text" not in presets:
-        return byte_lm.other_data("recall", "recall", VALUES, recall.VARIANTS)(arg)
-    config = byte_lm.get_config(",".join(name for name in presets if name != "text"))
-    config.model.positions.kind = "relative"
-    return config
+    preset = config.parse(arg, KEYS)
+    if not preset.text:
+        return config.other_data("recall", "recall", VALUES, recall.PRESETS)(arg)
+    found = byte_lm.with_presets(preset)
+    config.set_values(found, {"model.positions.kind": "relative"})
+    return found
 
 
 variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
@@ -88,4 +90,4 @@ variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
 
 def describe(preset: str) -> lab.Description:
     """What is known beforehand."""
-    return BITS if "text" in preset.split(",") else RECALL
+    return BITS if config.parse(preset, KEYS).text else RECALL

@@ -15,7 +15,7 @@ from attnlab import lab
 from attnlab.models import ModelConfig
 from attnlab.nested import flatten
 from attnlab.training.config import TrainConfig
-from experiments.configs import byte_lm
+from experiments import config
 
 WIDTH, FFN_WIDTH, EMBEDDING_WIDTH = "model.width", "model.ffn.width", "model.embedding.width"
 HEADS, HEAD_DIM, VALUE_DIM = (
@@ -47,6 +47,7 @@ SHORT = {
 }
 """A short training for a CPU."""
 
+KEYS = {"rows": "", "tiny": False}
 Values: TypeAlias = dict[str, Any]
 """Config field -> value."""
 
@@ -80,28 +81,31 @@ class Table(NamedTuple):
 
     def get_config(self, preset: str = "") -> ConfigDict:
         """What all rows have in common."""
-        is_tiny, _ = _presets(preset)
-        config = byte_lm.get_config()
-        byte_lm.set_model(config, self.model)
-        config.train = ConfigDict(byte_lm.fields(self.train))
-        if is_tiny:
-            sizes = self._divided(flatten(config.to_dict()))
-            config.update_from_flattened_dict(sizes | self.tiny)
-        return config
+        found = config.base()
+        config.set_model(found, self.model)
+        found.train = ConfigDict(config.fields(self.train))
+        if config.parse(preset, KEYS).tiny:
+            sizes = self._divided(flatten(found.to_dict()))
+            found.update_from_flattened_dict(sizes | self.tiny)
+        return found
 
     def variants(self, base: lab.Experiment, preset: str) -> list[lab.Variant]:
         """One for each row."""
-        is_tiny, pattern = _presets(preset)
+        rows, is_tiny = config.parse(preset, KEYS).rows, config.parse(preset, KEYS).tiny
+        try:
+            pattern = re.compile(rows)
+        except re.error as error:
+            raise ValueError(f"rows={rows} is no regular expression: {error}") from None
         found = []
         for name, row in self.rows.items():
             changes = row.changes
             if is_tiny:
                 instead = {f: value for f, value in self.tiny_rows.items() if f in changes}
                 changes = changes | self._divided(changes) | instead
-            if re.search(pattern, name):
+            if pattern.search(name):
                 found.append(lab.Variant(changes, name))
         if not found:
-            raise ValueError(f"rows={pattern} finds none; the rows are {', '.join(self.rows)}")
+            raise ValueError(f"rows={rows} finds none; the rows are {', '.join(self.rows)}")
         return found
 
     def _divided(self, values: Values) -> Values:
@@ -115,17 +119,3 @@ class Table(NamedTuple):
         if values.get(SCALE, 1) != 1:  # the square root of the width
             found[SCALE] = found[WIDTH] ** 0.5
         return found
-
-
-def _presets(arg: str) -> tuple[bool, str]:
-    """Is `tiny` among the presets, and the regular expression of `rows=`. Raises ValueError."""
-    names = [name for name in arg.split(",") if name]
-    pattern = "".join(name.removeprefix("rows=") for name in names if name.startswith("rows="))
-    for name in names:
-        if name != "tiny" and not name.startswith("rows="):
-            raise ValueError(f"unknown preset {name!r}; known: tiny, rows=A|B")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"rows={pattern} is no regular expression: {error}") from None
-    return "tiny" in names, pattern

@@ -46,7 +46,7 @@ def wide(width: int) -> Values:
 BASE = 63_045_632
 DROPOUT, SMOOTHING = "model.dropout.rate", "train.label_smoothing"
 BIG = {FFN_WIDTH: 4096, HEADS: 16, DROPOUT: 0.3, "train.steps": 300_000}
-LEARNED = {"model.positions.kind": "learned", "model.positions.halves": False}
+LEARNED = {"model.positions.kind": "learned"}
 TABLE = Table(
     rows={
         "base": Row({}, BASE),
