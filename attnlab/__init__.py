@@ -16,7 +16,7 @@
 
 Packages: `attention` (softmax attention on q, k, v), `heads` (layouts), `sharing` (plans),
 `models`, `transforms` (exact conversion, re-sharing, pruning), `pretrained` (published
-checkpoints), `data`, `training`, `lab` (experiments), `interpret`, `plotting`. `dir(attnlab)` lists
+checkpoints), `data`, `training`, `lab` (experiments), `interpret`, `report`. `dir(attnlab)` lists
 what is here; `help(attnlab.multi_head_attention)` and `help(attnlab.heads)` document it.
 """
 
@@ -83,12 +83,12 @@ from attnlab.transforms.reparametrize import reparametrize
 
 __version__ = "0.1.0"
 
-_LAZY_PACKAGES = ("contrib", "data", "interpret", "lab", "plotting", "pretrained", "training")
+_LAZY_PACKAGES = ("contrib", "data", "interpret", "lab", "pretrained", "report", "training")
 """Imported on first use, as `attnlab.interpret`."""
-_LAZY_NAMES = {"load_run": "attnlab.runs"}
+_LAZY_NAMES = {"load_run": "attnlab.load"}
 
 if _typing.TYPE_CHECKING:
-    from attnlab.runs import load_run
+    from attnlab.load import load_run
 
     # Not at run time: `help(attnlab)` would print all of these, with all that Flax adds to modules.
     __all__ = [

@@ -16,8 +16,8 @@ from typing import NoReturn, TypeVar
 import jax
 from absl import app, flags, logging
 
-from attnlab.lab.lock import RunInUse
-from attnlab.lab.sweeps import SweepFailed
+from attnlab.lab.sweep import SweepFailed
+from attnlab.lab.workdir import RunInUse
 from attnlab.lab.worker import STOPPED
 from attnlab.training.interrupts import Stopped
 from experiments import config

@@ -34,7 +34,7 @@ from attnlab.heads.layout import all_weights
 from attnlab.heads.rewrites import chain
 from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Axes
-from attnlab.lab.pages import render, table
+from attnlab.report.page import render, table
 from experiments import app
 from experiments.drawing.layouts import NAMES, layout_drawing
 from experiments.drawing.letters import letters

@@ -22,8 +22,8 @@ from absl import flags
 
 import attnlab.contrib  # noqa: F401  (its backends are rows too)
 from attnlab.attention import BACKENDS
-from attnlab.lab import lock
 from attnlab.lab.machine import environment
+from attnlab.lab.workdir import hold
 from attnlab.nested import JSON
 from attnlab.training.provenance import code_commit
 from experiments import app
@@ -130,7 +130,7 @@ def run_accelerator(folder: str, *, tiny: bool, pattern: str, rounds: int, minut
     about = machine("torch", "tokamax")
     about |= {"tiny": tiny, "backends": list(BACKENDS), "cases": len(cases)}
     place.mkdir(parents=True, exist_ok=True)
-    with lock.hold(place):
+    with hold(place):
         ledger = Ledger(place, about)
         work = functools.partial(accelerator.work, rounds=min(rounds, 3) if tiny else rounds)
         say = functools.partial(print, flush=True)

@@ -16,8 +16,7 @@ import numpy as np
 from absl import flags
 
 from attnlab import pretrained
-from attnlab.lab.loaded import open_folder, open_run
-from attnlab.lab.start import with_plan_of
+from attnlab.load import open_folder, open_run, with_plan_of
 from attnlab.models import num_parameters
 from experiments import app
 

@@ -22,10 +22,10 @@ from attnlab import heads
 from attnlab.data import DATASETS
 from attnlab.heads import HeadNorm
 from attnlab.lab import Experiment, HeadInit, Match
-from attnlab.lab.pages import render
 from attnlab.models import EncoderConfig, ModelConfig, specs
 from attnlab.models import config as model_config
 from attnlab.models.budget import Budget
+from attnlab.report.page import render
 from attnlab.training.config import PARTS, TrainConfig
 from attnlab.training.objectives import OBJECTIVES
 from experiments import app

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from absl import flags
 
-from attnlab.lab.report import read_panels, write_panels
+from attnlab import lab
 from experiments import app
 
 
@@ -30,7 +30,7 @@ def write(workdirs: Sequence[Path], out: Path | None = None) -> Path:
         raise ValueError("give the workdir of a sweep: python -m experiments.report WORKDIR...")
     if out is None and len(workdirs) > 1:
         raise ValueError("several workdirs need a folder for their report; give --out=FOLDER")
-    return write_panels(read_panels(workdirs), (out or workdirs[0]) / "report.html")
+    return lab.report(workdirs, (out or workdirs[0]) / "report.html")
 
 
 def main(workdirs: Sequence[str]) -> None:

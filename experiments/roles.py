@@ -19,7 +19,7 @@ from pathlib import Path
 from absl import flags
 
 from attnlab.atomic import check_new_file
-from attnlab.lab.loaded import open_folder
+from attnlab.load import open_folder
 from experiments import app
 from experiments.studies.syntax import study as syntax
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from absl import flags
 
-from attnlab.lab.continuation import pieces, texts
-from attnlab.lab.loaded import Prompt, open_folder, open_run
+from attnlab.load import Prompt, open_folder, open_run, pieces, texts
 from attnlab.models import Sampling
 from experiments import app
 

@@ -20,7 +20,7 @@ from absl import flags
 from jax.typing import ArrayLike
 
 from attnlab.interpret import model_panel, view_panels
-from attnlab.lab.loaded import Prompt, open_folder, open_run
+from attnlab.load import Prompt, open_folder, open_run
 from experiments import app
 
 

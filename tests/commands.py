@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TIMEOUT = 600
 LIBRARIES = (
-    "attnlab.lab", "attnlab.lab.report", "matplotlib.pyplot", "orbax.checkpoint",
+    "attnlab.lab", "attnlab.report", "matplotlib.pyplot", "orbax.checkpoint",
     "rich.progress",
 )  # fmt: skip
 

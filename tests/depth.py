@@ -32,7 +32,6 @@ DEPTH = {
     "test_curves_beside_random_orders",
     "test_transforms_of_the_gradient",
     "test_without_remat_the_gradients_are_the_same",
-    "test_t5_s_table_is_of_t5_s_functions",
     # Sources, beside text and classes.
     "test_padding_never_counts[pairs]",
     "test_padding_never_counts[grain]",

@@ -194,6 +194,7 @@ MODULES = sorted(
     ".".join(p.relative_to(ROOT).with_suffix("").parts)
     for folder in ("attnlab", "experiments/studies")
     for p in (ROOT / folder).rglob("[a-z]*.py")
+    if not p.name.startswith(("test_", "conftest"))
 )
 
 
@@ -211,7 +212,6 @@ EXAMPLES = (
     "models",
     "transforms",
     "interpret",
-    "plotting",
 )
 """Packages of which every public function has an example, beside those of `attnlab` itself."""
 

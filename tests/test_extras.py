@@ -40,7 +40,7 @@ def test_the_base_install_is_four_packages():
 
 FUNCTIONS = """
 import jax, jax.numpy as jnp
-import attnlab, attnlab.plotting, attnlab.pretrained, attnlab.training
+import attnlab, attnlab.pretrained, attnlab.training
 from attnlab import ModelConfig, heads, multi_head_attention
 layout = heads.Wide(width=6, num_heads=2)
 params = heads.init(jax.random.key(0), layout)
@@ -49,13 +49,12 @@ model, tokens = ModelConfig(width=12, num_layers=1).build(), jnp.ones((1, 2), in
 print(y.shape, model.apply(model.init(jax.random.key(0), tokens), tokens).logits.shape)
 """
 NEEDY = {
-    "from attnlab import plotting; plotting.interval_plot([], '')": ("matplotlib", "plot"),
     "from attnlab.training import loggers; loggers.TensorBoard(None)": ("tensorboardX", "train"),
     "from attnlab.training import loggers; loggers.WandB(None)": ("wandb", "wandb"),
     "from attnlab.pretrained import tensors; tensors.read_file(None)": (
         "safetensors", "pretrained",
     ),
-    "from attnlab.data import random_access as r; r.dataset_of_splits(None, 1)": ("grain", "data"),
+    "from attnlab.data import rows as r; r.dataset_of_splits(None, 1)": ("grain", "data"),
     "import experiments.run": ("ml_collections", "all"),
 }  # fmt: skip
 

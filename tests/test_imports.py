@@ -20,7 +20,7 @@ LAYERS = (
     {"pretrained", "adapters"},
 )
 # `data` knows no model. `training` takes a model as an
-# argument, `plotting` takes arrays, `lab` runs everything.
+# argument, `lab` runs everything, `report` reads its results.
 APART = {
     "data": {"names", "fields", "extras", "atomic"},
     "training": {
@@ -34,8 +34,20 @@ APART = {
         "models",
         "sharing",
     },
-    "plotting": {"extras"},
-    "runs": {"training", "models", "sharing"},
+    "load": {
+        "names",
+        "nested",
+        "atomic",
+        "data",
+        "models",
+        "training",
+        "sharing",
+        "interpret",
+        "pretrained",
+        "tap",
+        "transforms",
+        "lab",
+    },
     "lab": {
         "extras",
         "fields",
@@ -49,19 +61,18 @@ APART = {
         "heads",
         "interpret",
         "pretrained",
-        "plotting",
-        "runs",
+        "load",
         "tap",
         "transforms",
     },
+    "report": {"extras", "atomic", "nested", "lab", "training", "load"},
     "contrib": {"extras", "remat", "attention"},
 }
 # Who alone may import a package.
 ONLY = {
     "flax": {"models.modules", "models.transformer"},
     "matplotlib": {
-        f"plotting.{name}"
-        for name in ("curves", "intervals", "labels", "maps", "scatter", "style", "themed")
+        f"report.{name}" for name in ("curves", "intervals", "labels", "maps", "scatter", "style")
     },
     "orbax": {"training.checkpoint"},
 }

@@ -125,7 +125,6 @@ def test_every_public_name_has_an_entry_in_the_reference(site, pages):
         attnlab.interpret,
         attnlab.training,
         attnlab.pretrained,
-        attnlab.plotting,
     ):
         # Not tables of values, nor packages, which have pages.
         names = [n for n in public(module) if not re.fullmatch("[A-Z_]+", n)]

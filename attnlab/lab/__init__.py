@@ -9,8 +9,7 @@
     results = lab.sweep(specs, "runs/layouts")
     print(results.table())
     print(results.compare({"layout": "standard"}))
-    results.figure().savefig("runs/layouts/figure.svg")
-    lab.write_report(results, "runs/layouts/report.html")
+    lab.report(results, "runs/layouts/report.html")
 
 A sweep that was stopped or killed goes on when it is called again, with the same numbers. Runs are
 spread over the cores or GPUs of this machine (`LocalExecutor`) or a cluster (`SlurmExecutor`).
@@ -33,26 +32,27 @@ from attnlab.lab.policies import (
 )
 from attnlab.lab.result import ModelSizes, Provenance, RunResult, Scores, TaskInfo, Timing
 from attnlab.lab.results import Results
-from attnlab.lab.run import RunInUse, RunOptions, run_one
+from attnlab.lab.run import RunOptions, run_one
 from attnlab.lab.slurm import SlurmExecutor
 from attnlab.lab.spec import Match, RunSpec, Tag, Variant, grid, product, specs_of, with_values
 from attnlab.lab.start import HeadInit
-from attnlab.lab.sweeps import Policy, SweepFailed, load_results, sweep
+from attnlab.lab.sweep import Policy, SweepFailed, load_results, sweep
+from attnlab.lab.workdir import RunInUse
 
 __all__ = [
     "AddSeeds", "DecideComparisons", "Description", "Executor", "Experiment", "HeadInit",
     "InProcess", "LocalExecutor", "Match", "ModelSizes", "Policy", "Provenance", "Queued",
     "Results", "RunInUse", "RunOptions", "RunResult", "RunSpec", "Scores", "SlurmExecutor",
     "SweepFailed", "Tag", "TaskInfo", "Timing", "TuneLearningRate", "Variant",
-    "best_rates", "grid", "load_results", "product", "read_description", "run_one", "specs_of",
-    "sweep", "with_rates", "with_values", "write_report",
+    "best_rates", "grid", "load_results", "product", "read_description", "report", "run_one",
+    "specs_of", "sweep", "with_rates", "with_values",
 ]  # fmt: skip
 
 if _typing.TYPE_CHECKING:
-    from attnlab.lab.report import write_report
+    from attnlab.report import report
 else:  # no worker writes a report
 
     def __getattr__(name: str) -> object:
-        if name == "write_report":
-            return _importlib.import_module("attnlab.lab.report").write_report
+        if name == "report":
+            return _importlib.import_module("attnlab.report").report
         raise AttributeError(f"module 'attnlab.lab' has no attribute {name!r}")

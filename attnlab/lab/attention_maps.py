@@ -2,10 +2,8 @@
 
 import dataclasses
 import functools
-import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,76 +12,17 @@ from jax.typing import ArrayLike
 
 from attnlab.data import Dataset
 from attnlab.interpret.statistics import head_statistics
+from attnlab.load import Row
+from attnlab.load import shown_row as shown_row
+from attnlab.load import shown_rows as shown_rows
 from attnlab.models import ModelConfig
 from attnlab.sharing import Params
 from attnlab.training.objectives import Objective, decode_tokens
-from attnlab.training.objectives.objective import Example, Inputs
+from attnlab.training.objectives.objective import Inputs
 
 FILE = "maps.npz"
 LONGEST = 512
 """Tokens of the longest text whose maps are kept."""
-ROWS = 8
-"""Held-out rows: statistics are means over them, maps are of one."""
-WORDS = 20
-"""Tokens at the beginning of a row that a report shows as words."""
-TEXTS = ("source", "tokens")
-"""The inputs of a model that are tokens."""
-
-
-class Row(NamedTuple):
-    """One held-out row, as an objective presents it."""
-
-    example: Example
-    ends: dict[str, int]
-    """Its texts -> the length of each: what follows is padding."""
-
-
-def shown_rows(objective: Objective, dataset: Dataset) -> list[Row]:
-    """Up to `ROWS` held-out rows, evenly spaced; the first is the one whose maps are kept.
-
-    Of the rows that are no shorter than the middle one, that is the one that begins with most
-    letters in words, so not the indentation of a program.
-    """
-    rows = dataset.heldout(ROWS)
-    count = len(jax.tree.leaves(rows)[0])
-    prepared = jax.jit(objective.prepare)(rows, jax.random.key(0))
-    examples = [jax.tree.map(lambda a: a[i : i + 1], prepared) for i in range(count)]  # noqa: B023
-    found = [Row(example, _lengths(example)) for example in examples]
-    lengths = [sum(row.ends.values()) for row in found]
-
-    def rank(i: int) -> tuple[bool, int, int]:
-        is_long = lengths[i] >= lengths[count // 2]
-        return is_long, _letters(found[i], dataset), -abs(i - count // 2)
-
-    first = max(range(count), key=rank)
-    return [found[first], *found[:first], *found[first + 1 :]]
-
-
-def shown_row(objective: Objective, dataset: Dataset) -> Row:
-    """The row whose maps are kept."""
-    return shown_rows(objective, dataset)[0]
-
-
-def _lengths(example: Example) -> dict[str, int]:
-    inputs = example.inputs
-    real = {name: np.ones(np.shape(inputs[name])[1], bool) for name in TEXTS if name in inputs}
-    for text, mask in (("tokens", "padding_mask"), ("source", "source_padding_mask")):
-        if mask in inputs:
-            real[text] = np.asarray(inputs[mask])[0]
-    if "source" in inputs:
-        real["tokens"] = np.asarray(example.weights[0] > 0)
-    return {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}
-
-
-def _letters(row: Row, dataset: Dataset) -> int:
-    """In words of two letters or more among the first `WORDS` tokens; 0 of features."""
-    name = "source" if "source" in row.ends else "tokens"
-    tokens = np.asarray(row.example.inputs[name])[0][: min(row.ends.get(name, 0), WORDS)]
-    if not np.issubdtype(tokens.dtype, np.integer):
-        return 0
-    text = dataset.decode([t for t in tokens.tolist() if t < dataset.sizes.vocab_size])
-    text = re.sub(r"\\(x..|.)", " ", text)  # line ends and other escapes
-    return sum(map(len, re.findall(r"[^\W\d_]{2,}", text)))
 
 
 def attention_maps(

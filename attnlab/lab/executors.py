@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from attnlab.lab import lock
 from attnlab.lab.machine import cores, read_threads, use_threads, write_threads
 from attnlab.lab.run import RunOptions
 from attnlab.lab.text_table import counted
+from attnlab.lab.workdir import holder, last_process
 from attnlab.lab.worker import ERROR, STOPPED, work
-from attnlab.runs import RUNS
+from attnlab.load import RUNS
 from attnlab.training.interrupts import Stopped, stop_signals
 
 LOGS = "logs"
@@ -229,7 +229,7 @@ class LocalExecutor:
         name = signal.Signals(-code).name
         reason = f"killed by {name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
         for folder in (self._workdir / RUNS).iterdir():
-            if lock.last_process(folder) == process and folder.name not in self._skip:
+            if last_process(folder) == process and folder.name not in self._skip:
                 (folder / ERROR).write_text(f"{reason}\n")
                 self._skip.append(folder.name)
                 return True
@@ -275,7 +275,7 @@ def worker_command(
 
 def wait_until_free(folders: Sequence[Path], seconds: float = 2.0) -> None:
     """Returns when one of the folders of runs has no holder."""
-    while all(lock.holder(folder) for folder in folders):
+    while all(holder(folder) for folder in folders):
         time.sleep(seconds)
 
 

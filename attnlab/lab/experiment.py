@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from attnlab.data import DATASETS, Batch, DataConfig, Text
 from attnlab.data.dataset import BatchShapes
 from attnlab.fields import check_field
-from attnlab.lab.start import HeadInit, check_start, init_function
+from attnlab.lab.start import HeadInit, init_function
+from attnlab.load import check_start, stored_data
 from attnlab.models import ModelConfig, config_dict
 from attnlab.names import lookup
 from attnlab.nested import JSON
@@ -134,15 +135,13 @@ class Experiment:
         Raises:
           ValueError: an unknown data source or task, or a field that is not known.
         """
-        data = dict(fields["data"])
-        kind = lookup(DATASETS, data.pop("source"), what="data source")
         names = ("start", "measure_heads", "matched")
         more: JSON = {name: fields[name] for name in names if name in fields}
         try:
             return cls(
                 model=config_dict.from_json(json.dumps(fields["model"])),
                 train=TrainConfig.from_dict(fields["train"]),
-                data=kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in data.items()}),
+                data=stored_data(fields["data"]),
                 task=fields["task"],
                 head_init=HeadInit(**fields.get("head_init", {})),
                 checks_data=False,

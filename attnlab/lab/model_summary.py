@@ -13,15 +13,15 @@ import numpy as np
 
 from attnlab import models, pretrained
 from attnlab.data import load_tokenizer
-from attnlab.lab.loaded import decoder_start, end_tokens, until_end
 from attnlab.lab.run import attention_reports
-from attnlab.lab.start import input_names
 from attnlab.lab.text_table import columns
+from attnlab.load import decoder_start, end_tokens, until_end
 from attnlab.models import ModelConfig, generate
 from attnlab.models.config import sharing_name
 from attnlab.models.cost import sublayer_parameters
 from attnlab.models.parameters import num_outer_parameters
 from attnlab.sharing.plan import Plan
+from attnlab.training.step import input_names
 
 Shapes: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
 """Arguments of a model's call."""

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from attnlab.lab.comparisons import Variant
 from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import Executor
 from attnlab.lab.policies import (
@@ -20,8 +19,9 @@ from attnlab.lab.policies import (
 )
 from attnlab.lab.results import Results
 from attnlab.lab.spec import RunSpec, Tag
-from attnlab.lab.sweeps import SweepFailed, check_specs, load_results, specs_in, sweep
-from attnlab.runs import SPECS
+from attnlab.lab.stats import Variant
+from attnlab.lab.sweep import SweepFailed, check_specs, load_results, specs_in, sweep
+from attnlab.load import SPECS
 
 REPORT = "report.html"
 

@@ -8,12 +8,17 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attnlab.lab.comparisons import Variant, compare_pairs
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.result import RunResult
 from attnlab.lab.results import Results, data_of
 from attnlab.lab.spec import RunSpec, Tag, with_values
-from attnlab.lab.statistics import best_rate, more_seeds_may_decide, paired_difference
+from attnlab.lab.stats import (
+    Variant,
+    best_rate,
+    compare_pairs,
+    more_seeds_may_decide,
+    paired_difference,
+)
 
 RATE = "learning_rate"
 FIRST_RATE = "train.optimizer.learning_rate"

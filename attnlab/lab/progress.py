@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnlab.lab import lock
-from attnlab.lab.run import complete_result, run_folder
 from attnlab.lab.spec import RunSpec
+from attnlab.lab.workdir import complete_result, holder, run_folder
 from attnlab.training.loggers import progress_bars
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class RunsProgress:
             print(line, file=sys.stderr, flush=True)
 
     def _show_running(self, spec: RunSpec, folder: Path) -> None:
-        if lock.holder(folder) is None:
+        if holder(folder) is None:
             return
         if spec.id not in self._rows:
             self._rows[spec.id] = self._bars.add_task(spec.id, total=spec.config.train.steps)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.samples import Sample
 from attnlab.lab.spec import RunSpec
 from attnlab.nested import JSON
 from attnlab.training.objectives import Objective
@@ -151,7 +150,6 @@ class RunResult:
       timing: how long it took.
       provenance: what it was computed with.
       weights: what `measure_heads` found at the end.
-      sample: a text that it wrote, where it writes.
       version: of this record.
 
     >>> from attnlab.lab.experiment import Experiment
@@ -174,7 +172,6 @@ class RunResult:
     timing: Timing = Timing()
     provenance: Provenance = Provenance()
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    sample: Sample | None = None
     version: int = VERSION
 
     def to_json(self) -> str:
@@ -223,7 +220,6 @@ PARTS: dict[str, type] = {
     "data": DataInfo,
     "timing": Timing,
     "provenance": Provenance,
-    "sample": Sample,
 }
 """Field of `RunResult` -> its record."""
 

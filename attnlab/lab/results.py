@@ -1,4 +1,4 @@
-"""`Results`: the results of a sweep as tables, comparisons and a figure."""
+"""`Results`: the results of a sweep as tables and comparisons."""
 
 import functools
 import html
@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnlab.extras import extra
-from attnlab.lab.comparisons import Comparison, Scores, Variant, compare_pairs
 from attnlab.lab.result import MetricInfo, RunResult, metric_infos
 from attnlab.lab.spec import Tag, as_tag
-from attnlab.lab.statistics import mixed_difference
+from attnlab.lab.stats import Comparison, Scores, Variant, compare_pairs
 from attnlab.lab.text_table import counted
 from attnlab.nested import differing, field_path, flatten
-from attnlab.training.loggers import SavesFigure
 from attnlab.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -222,7 +220,7 @@ class Results(Sequence[RunResult]):
         margin: float = 0.0,
         seeds_added: bool = False,
     ) -> list[Comparison]:
-        """Each other variant with scores against one (`attnlab.lab.comparisons`)."""
+        """Each other variant with scores against one (`attnlab.lab.stats`)."""
         scores, reference = self.scores(metric), self.variant(baseline)
         pairs = [(v, reference) for v in scores if v != reference and scores[v]]
         return compare_pairs(scores, pairs, margin=margin, seeds_added=seeds_added)
@@ -239,7 +237,7 @@ class Results(Sequence[RunResult]):
 
         `difference` is the variant's mean less the baseline's, `low` and `high` its 95 % interval,
         `p` its two-sided p-value, `p_holm` that after Holm's correction among all rows, `method`
-        the test (`attnlab.lab.comparisons.compare_pairs`). `conclusion` is "lower" or "higher"
+        the test (`attnlab.lab.stats.compare_pairs`). `conclusion` is "lower" or "higher"
         where p_holm < 0.05; "equivalent" where the difference is within the margin, by a test that
         is corrected the same way; else "inconclusive". With one text the intervals are over seeds
         alone, not over texts or learning rates.
@@ -266,27 +264,6 @@ class Results(Sequence[RunResult]):
                 "conclusion": one.conclusion,
             }))  # fmt: skip
         return pandas.DataFrame(rows)
-
-    def figure(self, metric: str | None = None) -> SavesFigure:
-        """Each variant's mean held-out `metric` with its 95 % interval, best on top: over seeds, or
-        over texts and seeds.
-
-        Returns a figure of matplotlib.
-        """
-        with extra("lab"):
-            from attnlab.plotting import dot_plot, style
-            from attnlab.plotting.style import Bar
-        metric, labels = self.known_metric(metric), self.labels
-        rows = []
-        for variant, scores in self.scores(metric).items():
-            if scores:
-                d = mixed_difference(list(scores.values()), [text for text, _ in scores])
-                half = float(np.nan_to_num(d.high - d.mean))
-                rows.append(Bar(labels[variant], style(0, 0), d.mean, half))
-        rows.sort(key=lambda row: self.sign(metric) * row.value)
-        unit = self.metrics[metric].unit if metric in self.metrics else metric
-        over = "texts and seeds" if len(self.texts) > 1 else "seeds"
-        return dot_plot(rows, f"held-out {unit}: mean, 95 % interval over {over}")
 
     def known_metric(self, metric: str | None) -> str:
         """The metric, or the main one for None. Raises ValueError where no run has it."""

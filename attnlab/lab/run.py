@@ -1,13 +1,12 @@
 """`run_one`: trains one `RunSpec` in a folder of its own, or goes on where it was left."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -16,16 +15,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from attnlab import models
-from attnlab.atomic import is_partial, write_atomic
+from attnlab.atomic import write_atomic
 from attnlab.data import Dataset
 from attnlab.data.dataset import Baselines
-from attnlab.extras import extra
-from attnlab.lab import attention_maps, lock, longer, samples
 from attnlab.lab.experiment import Experiment, check_lengths
-from attnlab.lab.lock import RunInUse
 from attnlab.lab.machine import environment
 from attnlab.lab.result import (
-    FILE,
     DataInfo,
     ModelSizes,
     Provenance,
@@ -34,17 +29,25 @@ from attnlab.lab.result import (
     TaskInfo,
     Timing,
     metric_infos,
-    read_result,
 )
 from attnlab.lab.spec import RunSpec
-from attnlab.lab.start import Start, init_function, initial_params, load_start, with_plan_of
+from attnlab.lab.start import init_function
+from attnlab.lab.workdir import (
+    SHARED,
+    RunInUse,
+    check_same,
+    complete_result,
+    extend,
+    held,
+    run_folder,
+    waiting,
+)
+from attnlab.load import SPEC, Start, load_start, with_plan_of
 from attnlab.models import ModelConfig, matrix_axes
-from attnlab.models.config import heads_per_layer
 from attnlab.models.head_similarity import smallest_change
 from attnlab.models.layer import Report
 from attnlab.names import lookup
-from attnlab.nested import JSON, SHOWN, differences, field_path
-from attnlab.runs import RUNS, SPEC
+from attnlab.nested import differences
 from attnlab.sharing import Params
 from attnlab.training import sharding
 from attnlab.training.callbacks import Profile, parse_steps
@@ -61,15 +64,10 @@ __all__ = [
     "RunInUse",
     "RunOptions",
     "attention_reports",
-    "complete_result",
     "load_data",
-    "run_folder",
     "run_one",
     "step_inputs",
 ]
-
-SHARED = "shared"
-"""Folder of a workdir for what its runs share."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,17 +103,6 @@ class RunOptions:
             parse_steps(self.profile)
 
 
-def run_folder(workdir: Path, spec: RunSpec) -> Path:
-    """The folder of a run."""
-    return workdir / RUNS / spec.id
-
-
-def complete_result(workdir: Path, spec: RunSpec) -> RunResult | None:
-    """The result of a run; None where there is none, or one of another number of steps."""
-    found = read_result(run_folder(workdir, spec))
-    return found if found is not None and found.spec.digest == spec.digest else None
-
-
 def run_one(
     spec: RunSpec,
     workdir: str | Path,
@@ -127,12 +114,11 @@ def run_one(
     A function of (spec, data, machine): killed at any moment and called again, it goes on from its
     newest checkpoint and ends with the same numbers, bit for bit, but for its seconds. A run that
     has a result is not run again: no data are loaded then. A loss that is not finite gives a result
-    of status "diverged". An error in attention maps or in the sample, after the training, is
-    printed; it does not lose the result. A spec that differs from that of a complete run in more
-    `train.steps` alone makes it longer, where the schedule allows (`attnlab.lab.longer`).
+    of status "diverged". A spec that differs from that of a complete run in more
+    `train.steps` alone makes it longer, where the schedule allows (`attnlab.lab.workdir`).
 
     Besides the result the folder holds `spec.json` (with the environment and the digest of the
-    data), `metrics.jsonl`, `checkpoints`, `maps.npz` (attention maps, of models that have some),
+    data), `metrics.jsonl`, `checkpoints`,
     `provenance.json` and `changes.diff`.
 
     Args:
@@ -156,7 +142,7 @@ def run_one(
     folder = run_folder(Path(workdir), spec)
     if found := complete_result(Path(workdir), spec):
         return found
-    with _held(folder):
+    with held(folder):
         config = dataclasses.replace(spec.config.train, seeds=(spec.seed,))
         run = _Run(spec, folder, config, options)
         return run.run(Path(workdir) / SHARED)
@@ -246,8 +232,7 @@ class _Run:
         except NonFiniteLoss as error:
             self.recorder.say(str(error))
             return dataclasses.replace(described, status="diverged", message=str(error))
-        result = _with_scores(described, fitted)
-        return dataclasses.replace(result, sample=self._maps_and_sample(fitted, params))
+        return _with_scores(described, fitted)
 
     def _started(self, start: Start) -> tuple[Params, str]:
         """The parameters, and in words where they come from."""
@@ -257,40 +242,6 @@ class _Run:
         other = start.data_digest not in (None, self.dataset.digest)
         more = "; it was trained on other data" if other else ""
         return params, f"{start.description}; {change}{more}"
-
-    def _maps_and_sample(
-        self, fitted: FitResult, params: Params | InitParams | None
-    ) -> samples.Sample | None:
-        """Writes attention maps and returns a sample, where there are any."""
-        inputs = input_shapes(self.objective, self.dataset.shapes())
-        tokens = inputs["tokens"]
-        if tokens.ndim != 2:  # features
-            return None
-        if tokens.shape[1] <= attention_maps.LONGEST and _same_number_of_heads(self.model):
-            write_maps = functools.partial(self._write_maps, fitted, params)
-            self.recorder.attempt("the attention maps", write_maps)
-        if self.experiment.task != samples.TASK or not hasattr(self.experiment.data, "tokenizer"):
-            return None
-
-        def write() -> samples.Sample:
-            row = attention_maps.shown_row(self.objective, self.dataset)
-            return samples.sample(self.model, _trained(fitted), self.dataset, row, self.spec.seed)
-
-        found: samples.Sample | None = self.recorder.attempt("the sample", write)
-        return found
-
-    def _write_maps(self, fitted: FitResult, params: Params | InitParams | None) -> None:
-        rows = attention_maps.shown_rows(self.objective, self.dataset)
-        initial = initial_params(self.model.build(), params, self.spec.seed, rows[0].example.inputs)
-        found = attention_maps.attention_maps(
-            self.model, self.objective, self.dataset, rows, _trained(fitted), initial
-        )
-        if jax.process_index() == 0:
-            path = self.folder / attention_maps.FILE
-            step, seed = np.array(fitted.step), np.array(self.spec.seed)
-            np.savez_compressed(path, step=step, seed=seed, **found)  # type: ignore[arg-type]
-            tiles = attention_maps.tiles(found["probs"])
-            self.recorder.log_figure(fitted.step, "attention", tiles)
 
     def _described(self, baselines: Baselines, start: str) -> RunResult:
         """The result without scores."""
@@ -341,7 +292,7 @@ class _Run:
         }
         record = json.loads(json.dumps(record, allow_nan=False))
         path, lines = self.folder / SPEC, []
-        if line := longer.extend(self.folder, record, self.config):
+        if line := extend(self.folder, record, self.config):
             lines.append(line)
         if path.exists():
             there = json.loads(path.read_text(encoding="utf-8"))
@@ -368,12 +319,6 @@ class _Run:
                 f"{self.folder}: the disk has {free >> 20} MiB left, this run needs "
                 f"{needed >> 20} MiB"
             )
-
-
-def _trained(fitted: FitResult) -> Params:
-    """The parameters of the only seed, on this host."""
-    params: Params = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
-    return params
 
 
 def _with_scores(described: RunResult, fitted: FitResult) -> RunResult:
@@ -403,15 +348,6 @@ def _measure_heads(config: ModelConfig, initial: Params, params: Params) -> dict
         "heads_apart": models.head_distance(config, params),
         "least_moved": smallest_change(initial, params),
     }
-
-
-def _same_number_of_heads(model: ModelConfig) -> bool:
-    """Do all layers have as many heads as all others? There are no maps of others."""
-    try:
-        heads_per_layer(model)
-    except ValueError:
-        return False
-    return True
 
 
 def _mesh(config: TrainConfig, model_parallel: int) -> Mesh:
@@ -456,7 +392,7 @@ def load_data(experiment: Experiment, shared: Path, folder: Path | None = None) 
     key = json.dumps([experiment.to_dict()["data"], experiment.train.length], sort_keys=True)
     place = shared / hashlib.sha256(key.encode()).hexdigest()[:12]
     place.mkdir(parents=True, exist_ok=True)
-    with _waiting(place / "lock"):
+    with waiting(place / "lock"):
         if folder is not None and (folder / "tokenizer.json").exists():
             return experiment.data.load(experiment.train.length, folder)
         dataset = experiment.data.load(experiment.train.length, place)
@@ -469,60 +405,8 @@ def load_data(experiment: Experiment, shared: Path, folder: Path | None = None) 
 def load_baselines(dataset: Dataset, shared: Path) -> Baselines:
     """The baselines of the data, computed once for all runs of a workdir."""
     path = shared / f"baselines-{dataset.digest[:16]}.json"
-    with _waiting(path.with_suffix(".lock")):
+    with waiting(path.with_suffix(".lock")):
         if not path.exists():
             write_atomic(path, json.dumps(dataset.baselines()).encode())
     found: Baselines = json.loads(path.read_text())
     return found
-
-
-def check_same(there: JSON, here: JSON, folder: Path) -> None:
-    """Raises ValueError, with the differences, where two specs are of two runs."""
-    free = {"environment": None, "tags": None}
-    found = differences(there | free, here | free)
-    changed = [row for row in found if row[0] != "config.train.seeds"]  # the run has its own seed
-    if not changed:
-        return
-    changed.sort(key=lambda row: row[0].startswith("source.facts"))  # they follow from the rest
-    rows = [f"  {field_path(name)}: there {a!r}, here {b!r}" for name, a, b in changed]
-    lines, more = "\n".join(rows[:SHOWN]), len(rows) - SHOWN
-    raise ValueError(
-        f"{folder} holds another run of this id:\n{lines}\n"
-        f"{f'and {more} more; ' if more > 0 else ''}use another --workdir or id, or give the same "
-        "config"
-    )
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Holds the folder of a run, made where it is missing, in process 0.
-
-    Raises:
-      RunInUse: another process has it.
-      ValueError: it holds something else.
-    """
-    if jax.process_index() != 0:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / SPEC).exists():
-        for partial in filter(is_partial, list(folder.iterdir())):  # of a kill in the first write
-            partial.unlink(missing_ok=True)
-        ours = {lock.FILE, FILE, "error.txt", "tokenizer.json"}
-        if others := sorted(p.name for p in folder.iterdir() if p.name not in ours):
-            raise ValueError(
-                f"{folder} is not empty and holds no run of attnlab (it holds "
-                f"{', '.join(others[:3])}); use an empty or new --workdir"
-            )
-    with lock.hold(folder):
-        yield
-
-
-@contextlib.contextmanager
-def _waiting(path: Path) -> Iterator[None]:
-    """Waits until no other process makes the same file."""
-    with extra("train"):
-        import filelock
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(path):
-        yield

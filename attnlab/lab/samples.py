@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.data import Dataset
-from attnlab.lab.attention_maps import Row
+from attnlab.load import Row
 from attnlab.models import ModelConfig, Sampling, generate
 from attnlab.sharing import Params
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from attnlab.atomic import write_atomic
+from attnlab.extras import extra
 from attnlab.lab.executors import LOGS, Queued, worker_command
 from attnlab.lab.machine import read_threads, write_threads
-from attnlab.lab.pages import render
 from attnlab.lab.run import RunOptions
 
 SCRIPT, JOBS = "sweep.sbatch", "slurm_jobs.txt"
@@ -79,8 +79,15 @@ class SlurmExecutor:
         environment = dict(self.environment)
         if threads := self.threads or read_threads(workdir):
             environment["NPROC"] = str(threads)
-        text = render(
-            "sweep.sbatch.jinja",
+        with extra("lab"):
+            import jinja2
+        template = jinja2.Template(
+            (Path(__file__).parent / "templates/sweep.sbatch.jinja").read_text(encoding="utf-8"),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        text = template.render(
             workdir=workdir,
             script=shlex.quote(str(workdir / SCRIPT)),
             name=shlex.quote(workdir.name),

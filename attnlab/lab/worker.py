@@ -11,13 +11,12 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from attnlab.lab import lock
 from attnlab.lab.experiment import Experiment
-from attnlab.lab.lock import RunInUse
-from attnlab.lab.run import RunOptions, complete_result, run_folder, run_one
+from attnlab.lab.run import RunOptions, run_one
 from attnlab.lab.spec import RunSpec, read_specs
+from attnlab.lab.workdir import RunInUse, complete_result, holder, run_folder
+from attnlab.load import SPECS
 from attnlab.models import flops_per_token
-from attnlab.runs import SPECS
 from attnlab.training.interrupts import Stopped, stop_signals
 
 ERROR = "error.txt"
@@ -80,7 +79,7 @@ def _next(workdir: Path, tried: Collection[str], last: RunSpec | None) -> RunSpe
     """
     specs = costly_first(read_specs((workdir / SPECS).read_text(encoding="utf-8")))
     left = [spec for spec in specs if not complete_result(workdir, spec)]
-    held = {spec.id: lock.holder(run_folder(workdir, spec)) for spec in left}
+    held = {spec.id: holder(run_folder(workdir, spec)) for spec in left}
     busy = [spec.config for spec in left if held[spec.id]]
     open_ = [spec for spec in left if spec.id not in tried and not held[spec.id]]
 

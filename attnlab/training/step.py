@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from attnlab.data.dataset import Batch, BatchShapes, DeviceBatch
+from attnlab.models import ModelConfig
 from attnlab.sharing import Params, PyTree
 from attnlab.training import sharding
 from attnlab.training.objectives.objective import Example, Inputs, Losses, Model, Objective
@@ -80,6 +81,25 @@ def _init(model: Model, seed: np.uint32, inputs: Inputs) -> Params:
 
 
 _shared_init = jax.jit(_init, static_argnums=0)
+
+
+def initial_params(
+    model: Model, params: Params | InitParams | None, seed: int, inputs: Inputs
+) -> Params:
+    """The parameters of a seed at step 0, as `fit` makes them of `FitOptions.params`."""
+    if isinstance(params, dict):
+        return params
+    return params(jax.random.key(seed), inputs) if params else new_params(model, seed, inputs)
+
+
+def input_names(model: ModelConfig) -> tuple[str, ...]:
+    """The texts that a model reads."""
+    return ("source", "tokens") if model.kind == "encoder_decoder" else ("tokens",)
+
+
+def smallest_inputs(model: ModelConfig) -> Inputs:
+    """One token of each text."""
+    return dict.fromkeys(input_names(model), jnp.zeros((1, 1), jnp.int32))
 
 
 def init_state(

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from attnlab import plotting
 from attnlab.atomic import write_atomic
-from attnlab.lab.report.page import (
+from attnlab.nested import JSON
+from attnlab.report.curves import ratio_curves
+from attnlab.report.page import (
     Block,
     Figure,
     Figures,
@@ -22,7 +23,7 @@ from attnlab.lab.report.page import (
     to_markdown,
     write_page,
 )
-from attnlab.nested import JSON
+from attnlab.report.style import Curve, style
 from experiments.benchmarks import fastest
 from experiments.benchmarks.accelerator import (
     DESIGNS,
@@ -180,8 +181,8 @@ def _figure(key: tuple, places: Sequence[Setting], records: Sequence[Record]) ->
         some.sort(key=lambda point: point[0])
         values = np.array([[r.low, r.median, r.high] for _, r in some]).T
         steps = np.array([h for h, _ in some])
-        curves.append(plotting.Curve(name, plotting.style(k, k), steps, values, False))
-    figure = plotting.ratio_curves(curves, "width of a head", "time, our fastest / this")
+        curves.append(Curve(name, style(k, k), steps, values, False))
+    figure = ratio_curves(curves, "width of a head", "time, our fastest / this")
     told = f"{word}, {dtype}, {'causal' if causal else 'not causal'}, {mode}, T = {length:,}"
     name = f"{word}-{dtype}-{'causal' if causal else 'all'}-{mode.replace(' ', '-')}-{length}"
     caption = f"{told[0].upper()}{told[1:]}. Below 1 the fastest of ours is faster."

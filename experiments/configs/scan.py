@@ -21,7 +21,7 @@ import numpy as np
 from attnlab.data.batching import pad_rows
 from attnlab.data.dataset import DataSizes
 from attnlab.data.files import bucket, read_lines
-from attnlab.data.random_access import Splits
+from attnlab.data.rows import Splits
 from experiments import config
 from experiments.configs import heads_and_sharing
 

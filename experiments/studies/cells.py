@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.pages import p_equation
-from attnlab.lab.statistics import holm, paired_difference
+from attnlab.lab.stats import holm, paired_difference
+from attnlab.report.page import p_equation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,7 +73,7 @@ def numbers(lines: Iterable[Line], name: str) -> list[float]:
 
 def write_results(folder: Path, name: str, page: str, figure: "Figure") -> None:
     """Writes NAME.md and NAME.svg beside NAME.csv."""
-    from attnlab.plotting import themed_svg
+    from attnlab.report.style import themed_svg
 
     write_atomic(folder / f"{name}.md", page.encode())
     write_atomic(folder / f"{name}.svg", themed_svg(figure, name).encode())

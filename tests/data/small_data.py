@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 
 from attnlab import data
-from attnlab.data import random_access
+from attnlab.data import rows
 
 WORDS = {"a": "ein", "the": "der", "red": "rote", "old": "alte", "dog": "Hund", "man": "Mann"}
 
@@ -119,7 +119,7 @@ class Doubles:
 
 def grain(folder):
     module = types.ModuleType("made_for_tests")
-    module.doubles = lambda path: random_access.Splits(
+    module.doubles = lambda path: rows.Splits(
         name="doubles",
         train=Doubles(0, 30),
         heldout=Doubles(100, 12),

@@ -13,9 +13,8 @@ from small_data import graph as small_graph
 
 from attnlab import data
 from attnlab.data.graph import read_graph
-from attnlab.data.labelled import read_labelled
-from attnlab.data.pairs import find_pairs
 from attnlab.data.prepare import PreparePlan, prepare
+from attnlab.data.text_rows import find_pairs, read_labelled
 from attnlab.data.tokenizer import load_tokenizer, make_tokenizer
 from attnlab.interpret import read_trees, treebank_parts
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from small_data import graph as small_graph
 
-from attnlab.data import files, labelled, pairs
+from attnlab.data import files
 from attnlab.data import graph as graphs
+from attnlab.data import text_rows as labelled
+from attnlab.data import text_rows as pairs
 from attnlab.data.batching import epoch_indices, evenly_spaced, pad_rows
 from experiments.configs import scan
 

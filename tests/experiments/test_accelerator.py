@@ -20,7 +20,7 @@ from experiments.benchmarks.ledger import DeviceLostError, Ledger, go_through
 from experiments.benchmarks.measure import Case
 from experiments.benchmarks.peaks import PEAKS, fraction_of_peak
 from experiments.configs import heads_and_sharing
-from experiments.planning import training_flops
+from experiments.sweep import training_flops
 from experiments.setup import setup_of
 
 ABOUT = {

@@ -15,7 +15,8 @@ from attnlab.lab.spec import specs_of
 from attnlab.models import cache_bytes_per_token
 from attnlab.pretrained import published_config
 from experiments.configs import byte_lm, heads_and_sharing
-from experiments.setup import experiment_of, run_config
+from experiments.config import experiment_of
+from experiments.run import run_config
 
 READ_FILES = {"cora", "reviews", "scan"}
 """Their sizes are those of files that are not here: test_other_data."""

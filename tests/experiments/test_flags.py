@@ -11,7 +11,7 @@ import pytest
 from commands import ROOT, command, user_environment
 from conftest import deep
 
-from attnlab import lab
+from attnlab.lab.sweep import specs_in
 
 COMMANDS = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
@@ -70,7 +70,7 @@ def test_none_the_home_folder_and_repeated_fields(tmp_path, nine_letters):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    specs = list(lab.sweeps.specs_in(tmp_path / "x").values())
+    specs = list(specs_in(tmp_path / "x").values())
     assert sorted({spec.seed for spec in specs}) == [3, 4]
     assert [s.config.model.embedding.width for s in specs] == [None, None, 16, 16]
     model, data = specs[0].config.model, specs[0].config.data

@@ -13,13 +13,13 @@ from conftest import ROOT
 
 import attnlab
 from attnlab import pretrained
-from attnlab.lab.loaded import open_folder, open_run
-from attnlab.lab.start import with_plan_of
+from attnlab.load import open_folder, open_run, with_plan_of
 from attnlab.models import num_parameters
 from attnlab.pretrained.tensors import read_file, write_file
 from attnlab.sharing.plan import Plan
 from experiments.configs import pretrained as config_file
-from experiments.setup import experiment_of, run_config
+from experiments.config import experiment_of
+from experiments.run import run_config
 
 BASE = pretrained.published_config("albert_base")
 ALBERT = dataclasses.replace(

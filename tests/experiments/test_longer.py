@@ -10,7 +10,7 @@ import attnlab
 from attnlab.lab.result import read_result
 from attnlab.training.loggers import read_metrics
 from experiments.configs import byte_lm
-from experiments.setup import run_config
+from experiments.run import run_config
 
 
 def run(folder, text, steps, schedule):

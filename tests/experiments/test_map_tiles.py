@@ -5,7 +5,7 @@ import pytest
 
 from attnlab.lab.attention_maps import FILE, tiles
 from experiments.configs import byte_lm
-from experiments.setup import run_config
+from experiments.run import run_config
 
 
 def test_heads_stand_in_a_row_and_layers_below_each_other():

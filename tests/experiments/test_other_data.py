@@ -12,7 +12,7 @@ from attnlab import training
 from attnlab.lab import run as lab_run
 from attnlab.training.metrics import Recorder
 from experiments import reference, report
-from experiments.setup import run_config
+from experiments.run import run_config
 
 # config file -> the dataset that it is about
 CONFIGS = {

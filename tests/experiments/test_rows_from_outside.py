@@ -12,7 +12,7 @@ from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.optimizers import OptimizerEntry
 from experiments import report
 from experiments.configs import byte_lm
-from experiments.setup import run_config
+from experiments.run import run_config
 
 HERE = {}  # what the optimizer of this file was asked for
 

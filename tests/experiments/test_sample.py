@@ -8,7 +8,7 @@ import pytest
 from commands import command
 from test_view import SEEDS, folder, run
 
-from attnlab.lab.loaded import Prompt, open_folder, open_run
+from attnlab.load import Prompt, open_folder, open_run
 from attnlab.models import Sampling, generate
 from experiments import sample
 

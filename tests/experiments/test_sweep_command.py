@@ -13,12 +13,13 @@ from commands import command
 from conftest import ROOT, deep
 
 from attnlab import lab
-from attnlab.lab import lock
 from attnlab.lab.machine import read_threads
+from attnlab.lab.sweep import specs_in
+from attnlab.lab.workdir import hold
 from attnlab.lab.worker import STOPPED
 from experiments.configs import byte_lm
-from experiments.planning import parse_variants
-from experiments.setup import run_config
+from experiments.config import parse_variants
+from experiments.run import run_config
 
 BYTE_LM = "experiments/configs/byte_lm.py"
 SWEEP = "experiments/configs/heads_and_sharing.py"
@@ -101,7 +102,7 @@ def test_killed_and_started_again(tmp_path, text, moments):
 def test_a_run_that_another_process_has_is_left(tmp_path, text):
     folder = tmp_path / "run/runs/seed0"
     folder.mkdir(parents=True)
-    with lock.hold(folder):
+    with hold(folder):
         result = run(tmp_path / "run", "tiny", text)
         assert result.returncode == STOPPED
         assert result.stderr.splitlines()[-1].startswith(f"error: {folder} is in use by process ")
@@ -188,7 +189,7 @@ def test_workers_to_start_elsewhere_run_what_the_flags_say(tmp_path, text):
         f"env JAX_DEFAULT_MATMUL_PRECISION=float32 python -m attnlab.lab {folder} "
         f"--import={registers} --import={(ROOT / BYTE_LM).resolve()} --loggers=tensorboard\n"
     ), done.stderr
-    specs = lab.sweeps.specs_in(folder).values()
+    specs = specs_in(folder).values()
     rates = {s.config.model.heads.num_heads: s.config.train.optimizer.learning_rate for s in specs}
     assert rates == {1: 0.001, 2: 0.002}
     assert read_threads(folder) == 1

@@ -10,16 +10,14 @@ from commands import command
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from written_page import Parsed
 
-from attnlab import data, lab, pretrained, training
+from attnlab import data, lab, load, pretrained, training
 from attnlab.heads import Standard
-from attnlab.lab import loaded
-from attnlab.lab.continuation import texts
-from attnlab.lab.loaded import Prompt
 from attnlab.lab.model_summary import read_text
+from attnlab.load import Prompt, texts
 from attnlab.models import FFN, ModelConfig, Norm, OutputHead, Relative
 from attnlab.training.checkpoint import Checkpoints
 from experiments.configs import byte_lm, translation
-from experiments.setup import experiment_of
+from experiments.config import experiment_of
 
 MODEL = dict(
     width=12,
@@ -143,7 +141,7 @@ def test_a_run_beside_its_fresh_start(run, tmp_path):
 
 
 def test_without_a_text_a_run_shows_what_it_is_scored_on(run):
-    opened = loaded.open_run(run[0], seed=9)
+    opened = load.open_run(run[0], seed=9)
     read = opened.read(Prompt())
     row = np.asarray(read.inputs["tokens"])
     assert row.shape == (1, 20)
@@ -166,7 +164,7 @@ def byte_path(run):
 
 
 def test_a_fresh_start_is_that_of_the_seed(run):
-    opened = loaded.open_run(run[0], seed=9)
+    opened = load.open_run(run[0], seed=9)
     inputs = {"tokens": np.zeros((1, 5), np.int32)}
     fresh = opened.initial(inputs)
     expected = jax.jit(opened.config.build().init)(jax.random.key(9), **inputs)["params"]
@@ -178,14 +176,14 @@ def test_two_texts_for_an_encoder_decoder(run, tmp_path):
     config = translation.get_config()
     config.model.update(MODEL | dict(vocab_size=258, encoder=dict(num_layers=1), sharing="albert"))
     config.data.update(path="", tokenizer="bytes")
-    opened = loaded.open_run(write_run(tmp_path, config)[0])
+    opened = load.open_run(write_run(tmp_path, config)[0])
     read = opened.read(Prompt(text="ab", source="c\u00e9"))
     assert read.inputs["tokens"].tolist() == [[256, 97, 98]]
     assert read.written == {"tokens": ["<start>", "a", "b"], "source": ["c", "\\xc3", "\\xa9"]}
     with pytest.raises(ValueError, match="two texts: give --source"):
         opened.read(Prompt(text="ab"))
     with pytest.raises(ValueError, match="leave --source"):
-        loaded.open_run(run[0]).read(Prompt(text="ab", source="c"))
+        load.open_run(run[0]).read(Prompt(text="ab", source="c"))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +199,7 @@ def test_two_texts_for_an_encoder_decoder(run, tmp_path):
 )
 def test_what_a_run_cannot_read(run, asked, said):
     with pytest.raises(ValueError, match=said):
-        loaded.open_run(run[0]).read(asked)
+        load.open_run(run[0]).read(asked)
 
 
 def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
@@ -214,7 +212,7 @@ def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
         output=OutputHead(scale=8**-0.5),
     )  # fmt: skip
     pretrained.save(path, config.build(), weights(config))
-    opened = loaded.open_folder(path)
+    opened = load.open_folder(path)
     read = opened.read(Prompt(source_tokens="3,4"))
     assert read.inputs["tokens"].tolist() == [[0]]
     assert read.written == {"tokens": ["0"], "source": ["3", "4"]}
@@ -230,7 +228,7 @@ def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
     assert opened.read(Prompt(source="cat", tokens="3,1")).inputs["tokens"].tolist() == [[3, 1]]
     settings = json.loads((path / "config.json").read_text()) | {"decoder_start_token_id": 2}
     (path / "config.json").write_text(json.dumps(settings))
-    opened = loaded.open_folder(path)
+    opened = load.open_folder(path)
     assert opened.read(Prompt(source="cat")).inputs["tokens"].tolist() == [[2]]
     [written] = texts(opened, Prompt(source="the cat"), 20)
     assert read_text(str(path), "the cat").endswith(f"continuation: {written!r}")
@@ -240,13 +238,13 @@ def test_tokens_that_neither_data_nor_task_have_are_written_as_numbers(nine_lett
     config = byte_lm.get_config("tiny,masked")
     config.model.update(MODEL | dict(vocab_size=300))
     config.data.path = str(nine_letters)
-    opened = loaded.open_run(write_run(tmp_path, config)[0])
+    opened = load.open_run(write_run(tmp_path, config)[0])
     written = opened.read(Prompt(tokens="97,256,257,299")).written
     assert written == {"tokens": ["a", "[mask]", "<257>", "<299>"]}
 
 
 def test_what_a_folder_cannot_read(folder, tmp_path):
-    opened = loaded.open_folder(folder[0])
+    opened = load.open_folder(folder[0])
     with pytest.raises(ValueError, match="no text; give --text="):
         opened.read(Prompt())
     assert opened.read(Prompt(tokens="2,4")).written["tokens"] == ["cat", "<4>"]
@@ -254,7 +252,7 @@ def test_what_a_folder_cannot_read(folder, tmp_path):
     tokenizer = folder[0] / "tokenizer.json"
     tokenizer.rename(tmp_path / "away")
     try:
-        opened = loaded.open_folder(folder[0])
+        opened = load.open_folder(folder[0])
         with pytest.raises(ValueError, match=r"has no tokenizer\.json, which holds"):
             opened.read(Prompt(text="the cat"))
         assert opened.read(Prompt(tokens="2,4")).written["tokens"] == ["2", "4"]

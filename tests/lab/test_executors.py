@@ -15,11 +15,10 @@ from conftest import ROOT, deep
 from small_experiment import MODEL, experiment, train_config
 
 from attnlab import lab
-from attnlab.lab import lock
 from attnlab.lab.executors import divide, share
 from attnlab.lab.machine import read_threads
-from attnlab.lab.run import run_folder
-from attnlab.lab.sweeps import add_specs
+from attnlab.lab.sweep import add_specs
+from attnlab.lab.workdir import hold, holder, last_process, run_folder
 
 TRAIN = train_config(4, every=4)
 
@@ -85,7 +84,7 @@ def test_a_worker_that_is_killed_costs_its_run_alone(base, tmp_path):
         folder = run_folder(tmp_path, specs[0])
         while not (folder / "metrics.jsonl").exists():
             time.sleep(0.05)
-        os.kill(lock.last_process(folder), signal.SIGKILL)
+        os.kill(last_process(folder), signal.SIGKILL)
 
     threading.Thread(target=kill).start()
     with pytest.raises(lab.SweepFailed, match=r"seed0: killed by SIGKILL \(out of memory\?\)"):
@@ -120,7 +119,7 @@ def test_workers_save_and_end_with_their_sweep(base, tmp_path, number):
     if number != signal.SIGKILL:
         assert "0 of 1 runs are complete; repeat the call to resume" in said
     until = time.monotonic() + 120
-    while lock.holder(folder):
+    while holder(folder):
         assert time.monotonic() < until
         time.sleep(0.05)
     assert not (folder / "lock.json").exists()  # it left as one leaves
@@ -135,12 +134,12 @@ def test_a_run_of_another_process_is_waited_for_or_left(base, tmp_path, waits):
     folder.mkdir(parents=True)
     held, free = threading.Event(), threading.Event()
 
-    def hold():
-        with lock.hold(folder):
+    def keep():
+        with hold(folder):
             held.set()
             free.wait()
 
-    threading.Thread(target=hold).start()
+    threading.Thread(target=keep).start()
     held.wait()
 
     class Frees(lab.InProcess):

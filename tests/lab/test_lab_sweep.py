@@ -23,7 +23,7 @@ from attnlab.heads import LAYOUTS, Standard
 from attnlab.lab.plan import Plan, run_plan
 from attnlab.lab.policies import with_rates
 from attnlab.lab.spec import specs_of
-from attnlab.lab.sweeps import add_specs, specs_in
+from attnlab.lab.sweep import add_specs, specs_in
 from attnlab.models import ModelConfig, num_parameters
 
 TRAIN = train_config(6, every=3, curve_windows=4)
@@ -127,16 +127,16 @@ def test_a_clear_difference_is_told_from_noise(tmp_path):
     )  # fmt: skip
     found = results.compare({"name": "base"}).set_index("name")["conclusion"]
     assert found.to_dict() == {"worse": "higher", "same": "inconclusive"}
-    page = lab.write_report(results, tmp_path / "report.html").read_text()
+    page = lab.report(results, tmp_path / "report.html").read_text()
     assert "inconclusive" in page
     assert "<svg" in page
 
 
 def test_a_report_of_one_run(tmp_path):
-    page = lab.write_report(lab.Results([made({}, 0, 2.0)]), tmp_path / "report.html").read_text()
+    page = lab.report(lab.Results([made({}, 0, 2.0)]), tmp_path / "report.html").read_text()
     assert "There is no other variant to compare it with" in page
     with pytest.raises(ValueError, match="no results"):
-        lab.write_report(lab.Results([]), tmp_path / "empty.html")
+        lab.report(lab.Results([]), tmp_path / "empty.html")
 
 
 def test_rates_are_added_until_the_best_is_between_two():

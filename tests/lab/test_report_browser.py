@@ -35,7 +35,7 @@ def browser():
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     results = with_curves(noisy(MEANS, [0, 1, 2]), folder)
-    return lab.write_report(results, folder / "report.html")
+    return lab.report(results, folder / "report.html")
 
 
 @pytest.mark.parametrize("width", [390, 1280])

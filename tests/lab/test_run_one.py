@@ -9,14 +9,13 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from conftest import deep
 from small_experiment import MODEL, experiment, train_config
 
 import attnlab
-from attnlab import lab, runs
+from attnlab import lab, load
 from attnlab.data import Text
-from attnlab.lab import attention_maps, lock, samples
 from attnlab.lab.experiment import Experiment
+from attnlab.lab.workdir import hold
 from attnlab.models import head_distance
 from attnlab.training.loggers import read_metrics
 
@@ -46,9 +45,6 @@ def test_what_a_run_leaves(first):
     assert result.status == "complete"
     assert result.task.metrics[0].name in result.scores.heldout
     assert result.provenance.environment["jax"] == jax.__version__
-    assert result.sample.written
-    with np.load(folder / "runs/run" / attention_maps.FILE) as maps:
-        np.testing.assert_allclose(maps["probs"].astype(np.float32).sum(-1), 1, atol=1e-2)
     about = json.loads((folder / "runs/run/provenance.json").read_text())
     assert about["argv"]
     assert "jax" in about["packages"]
@@ -62,32 +58,18 @@ def test_a_model_is_loaded_from_a_run_or_from_a_sweep_of_one(first, base, tmp_pa
     lab.sweep(specs, tmp_path, executor=lab.InProcess(), progress=False)
     again = attnlab.load_run(tmp_path, 3)[1]
     assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
-    assert runs.seeds_of(tmp_path) == [3, 5]
+    assert load.seeds_of(tmp_path) == [3, 5]
     with pytest.raises(ValueError, match="has no seed 4, only 3, 5"):
         attnlab.load_run(tmp_path, 4)
 
 
 def test_several_models_need_the_folder_of_one(base, tmp_path):
     specs = lab.product(base, layout=["standard", "wide"], seeds=[0])
-    from attnlab.lab.sweeps import add_specs
+    from attnlab.lab.sweep import add_specs
 
     add_specs(specs, tmp_path)
     with pytest.raises(ValueError, match="several models; give the folder of one run"):
         attnlab.load_run(tmp_path)
-
-
-@pytest.mark.parametrize("place", deep(["attention_maps", "sample"], "sample"))
-def test_an_error_after_the_training_does_not_lose_it(base, tmp_path, monkeypatch, capsys, place):
-    def fails(*_, **__):
-        raise MemoryError("a large figure")
-
-    module = {"attention_maps": attention_maps, "sample": samples}[place]
-    monkeypatch.setattr(module, place, fails)
-    result = run(base, tmp_path, options=lab.RunOptions(profile="2:3"))
-    assert result.status == "complete"
-    assert lab.RunResult.from_json((tmp_path / "runs/run/result.json").read_text()) == result
-    assert "MemoryError: a large figure" in capsys.readouterr().err
-    assert list((tmp_path / "runs/run/profile").rglob("*.xplane.pb"))
 
 
 def test_a_death_between_the_last_step_and_the_result(base, tmp_path):
@@ -222,7 +204,7 @@ def test_a_folder_of_somebody_else_is_refused(base, tmp_path):
 def test_a_run_has_one_holder(base, tmp_path):
     (tmp_path / "runs/run").mkdir(parents=True)
     with (
-        lock.hold(tmp_path / "runs/run"),
+        hold(tmp_path / "runs/run"),
         pytest.raises(lab.RunInUse, match=r"in use by process .* on .* since"),
     ):
         run(base, tmp_path)

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attnlab.lab.comparisons import average_effects, compare_pairs
-from attnlab.lab.mixed_model import fit_reml
-from attnlab.lab.statistics import (
+from attnlab.lab.stats import (
     anytime_difference,
     anytime_half_width,
+    average_effects,
     best_rate,
+    compare_pairs,
     holm,
-    mixed_difference,
     more_seeds_may_decide,
     paired_difference,
+    text_difference,
 )
 
 A, B, C = ((("v", "a"),), (("v", "b"),), (("v", "c"),))
@@ -47,7 +47,7 @@ def test_paired_differences_are_those_of_scipy():
 def test_differences_without_spread_and_of_one_seed():
     assert paired_difference([1.0, 1.0]).p == 0.0
     assert paired_difference([0.0, 0.0]).p == 1.0
-    uneven = mixed_difference([1.0, 1.0, 1.0], ["a", "a", "b"])
+    uneven = text_difference([1.0, 1.0, 1.0], ["a", "a", "b"])
     assert (uneven.mean, uneven.error, uneven.p) == (1.0, 0.0, 0.0)
     one = paired_difference([0.5])
     assert (one.mean, one.includes_zero) == (0.5, True)
@@ -61,34 +61,27 @@ def test_texts_and_seeds_are_both_sources_of_variation():
     d = np.repeat(rng.normal(size=4), 3) + 0.1 * rng.normal(size=12)
     means = d.reshape(4, 3).mean(1)
     theirs = stats.ttest_1samp(means, 0.0)
-    got = mixed_difference(d, texts.tolist())
+    got = text_difference(d, texts.tolist())
     low, high = theirs.confidence_interval(0.95)
     np.testing.assert_allclose((got.low, got.high, got.p), (low, high, theirs.pvalue), rtol=1e-4)
     assert got.df == 3
-    alone = mixed_difference(means, ["a", "b", "c", "d"])  # one seed for each text
+    alone = text_difference(means, ["a", "b", "c", "d"])  # one seed for each text
     assert (alone.low, alone.p) == pytest.approx((low, theirs.pvalue))
 
 
-@pytest.mark.parametrize("texts_differ", [True, False])
-def test_the_closed_form_is_that_of_restricted_likelihood(texts_differ):
-    rng = np.random.default_rng(12)
-    names = ["a", "a", "b", "b", "c", "c"]
-    d = rng.normal(size=6) + 5 * texts_differ * np.repeat([0.0, 1.0, 3.0], 2)
-    z = np.repeat(np.eye(3), 2, axis=0)
-    theirs = fit_reml(d, {"mean": np.ones(6)}, [z], 3).contrast({"mean": 1.0})
-    got = mixed_difference(d, names)
-    assert (got.mean, got.error) == pytest.approx((theirs.value, theirs.error), rel=1e-3)
-    assert (got.low, got.p) == pytest.approx((theirs.low, theirs.p), rel=1e-3)
-    uneven = mixed_difference(d[:-1], names[:-1])
-    assert uneven.df == 2
-    assert uneven.count == 5
+def test_every_text_counts_the_same_however_many_seeds_it_has():
+    d, names = [1.0, 3.0, 5.0, 4.0, 9.0], ["a", "a", "a", "b", "c"]
+    got, theirs = text_difference(d, names), stats.ttest_1samp([3.0, 4.0, 9.0], 0.0)
+    low, high = theirs.confidence_interval(0.95)
+    found = (got.mean, got.low, got.high, got.p, got.df, got.count)
+    assert found == pytest.approx((16 / 3, low, high, theirs.pvalue, 2, 5))
 
 
 def test_an_interval_over_texts_holds_the_truth():
     rng, held, wrong = np.random.default_rng(5), 0, 0
     for _ in range(400):
         d = np.repeat(rng.normal(size=4), 3) + 0.3 * rng.normal(size=12)
-        got = mixed_difference(d, ["a"] * 3 + ["b"] * 3 + ["c"] * 3 + ["d"] * 3)
+        got = text_difference(d, ["a"] * 3 + ["b"] * 3 + ["c"] * 3 + ["d"] * 3)
         held += got.low < 0 < got.high
         alone = paired_difference(d)
         wrong += not alone.low < 0 < alone.high
@@ -191,10 +184,10 @@ def test_which_test_judges():
     assert {c.difference.method for c in added} == {"anytime"}
     texts = {v: {(t, s): rng.normal() for t in "xyz" for s in (0, 1)} for v in (A, B)}
     judged = compare_pairs(texts, [(B, A)])[0]
-    assert (judged.difference.method, judged.texts) == ("mixed model", 3)
+    assert (judged.difference.method, judged.texts) == ("t over texts", 3)
     looked = compare_pairs(texts, [(B, A)], seeds_added=True)[0].difference
-    assert looked.p == pytest.approx(min(1.0, 2 * judged.difference.p))
-    half = stats.t.ppf(0.9875, 2) * judged.difference.error
+    assert looked.p == pytest.approx(min(1.0, 4 * judged.difference.p))
+    half = stats.t.ppf(1 - 0.025 / 4, 2) * judged.difference.error
     assert looked.high - looked.mean == pytest.approx(half)
     unlike = {A: scores(1, 2, 3), B: scores(1, 2), C: scores(3, 2, 2)}
     found = compare_pairs(unlike, [(B, A), (C, A)])

@@ -24,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnlab.lab.text_table import counted
-from attnlab.plotting import INK, themed_svg
+from attnlab.report.style import INK, themed_svg
 from experiments import app
 from experiments.studies.head_width import hypotheses
 from experiments.studies.head_width.analysis import Pairs, Pooled, over_texts, paired, pool

@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from attnlab.lab.mixed_model import LEVEL, Array, Estimate, MixedModel, fit_reml, t_estimate
+from experiments.studies.head_width.mixed_model import (
+    LEVEL,
+    Array,
+    Estimate,
+    MixedModel,
+    fit_reml,
+    t_estimate,
+)
 from experiments.studies.head_width.rates import Minimum, RateFormula
 from experiments.studies.head_width.rows import Row, flat
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from attnlab.lab.mixed_model import Array, Estimate
-from attnlab.plotting import INK, new_axes
-from attnlab.plotting import THEMED_COLOURS as COLOURS
+from attnlab.report.style import INK, new_axes
+from attnlab.report.style import THEMED_COLOURS as COLOURS
+from experiments.studies.head_width.mixed_model import Array, Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,10 +9,9 @@ from typing import TypeVar
 import numpy as np
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.mixed_model import Array, Estimate, t_estimate
-from attnlab.lab.pages import p_equation, p_value, render, table
-from attnlab.lab.statistics import holm
-from attnlab.plotting import themed_svg
+from attnlab.lab.stats import holm
+from attnlab.report.page import p_equation, p_value, render, table
+from attnlab.report.style import themed_svg
 from experiments.studies.head_width.figures import SizePanel, around, loss_figure
 from experiments.studies.head_width.gpu_study import (
     ADDED_SEEDS,
@@ -31,6 +30,7 @@ from experiments.studies.head_width.gpu_study import (
     fills_width,
 )
 from experiments.studies.head_width.hypotheses import ends
+from experiments.studies.head_width.mixed_model import Array, Estimate, t_estimate
 from experiments.studies.head_width.page import corrected, reading, with_corrected
 from experiments.studies.head_width.rates import parabola_minimum
 from experiments.studies.head_width.spec import Variant

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnlab.lab.mixed_model import Estimate, MixedModel
-from attnlab.lab.statistics import holm
+from attnlab.lab.stats import holm
 from attnlab.lab.text_table import counted
 from experiments.studies.head_width import analysis, design
 from experiments.studies.head_width.analysis import Columns, Mask, Optimum, Pairs
+from experiments.studies.head_width.mixed_model import Estimate, MixedModel
 from experiments.studies.head_width.rates import PLANS, cells_of, fit_rates, minimum
 from experiments.studies.head_width.rows import Row
 

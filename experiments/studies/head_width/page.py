@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.mixed_model import Estimate, MixedModel
-from attnlab.lab.pages import p_value, render, table
-from attnlab.lab.statistics import ALPHA, holm
-from attnlab.plotting import themed_svg
+from attnlab.lab.stats import ALPHA, holm
+from attnlab.report.page import p_value, render, table
+from attnlab.report.style import themed_svg
 from experiments.studies.head_width import analysis, design
 from experiments.studies.head_width import figures as charts
 from experiments.studies.head_width.analysis import Mask, Pairs
@@ -39,6 +38,7 @@ from experiments.studies.head_width.hypotheses import (
     sharing,
     sharing_costs,
 )
+from experiments.studies.head_width.mixed_model import Estimate, MixedModel
 from experiments.studies.head_width.rates import cells_of, minimum
 from experiments.studies.head_width.rows import Row
 

@@ -14,8 +14,8 @@ import numpy as np
 from attnlab.atomic import write_atomic
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.data.text import Corpus, dataset_of_corpus, gzip_bits, sample, windows
-from attnlab.lab import lock
 from attnlab.lab.machine import processor
+from attnlab.lab.workdir import hold
 from attnlab.models import ModelConfig, flops_per_token, matrix_axes, num_parameters
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig, make_optimizer
@@ -107,7 +107,7 @@ def run_one(spec: StudyRun, place: Place) -> Row:
     config = train_config(spec)
     folder = place.work / "runs" / spec.id
     folder.mkdir(parents=True, exist_ok=True)
-    with lock.hold(folder), _cpu(folder) as cpu_seconds:
+    with hold(folder), _cpu(folder) as cpu_seconds:
         began = time.perf_counter()
         scores, seconds = _fit(spec, config, corpus, folder)
         if scores.status == DIVERGED:

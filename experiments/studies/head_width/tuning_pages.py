@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.pages import render, table
+from attnlab.report.page import render, table
 from experiments.studies.head_width import design
 from experiments.studies.head_width.rates import Cell, cells_of, choose, fit_rates, minimum
 from experiments.studies.head_width.rows import Row

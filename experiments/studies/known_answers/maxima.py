@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, DeviceBatch
-from attnlab.data.generated import generated_dataset
+from attnlab.data.synthetic import generated_dataset
 from attnlab.fields import Spec, bounded
 
 

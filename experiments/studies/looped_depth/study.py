@@ -32,10 +32,10 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab import FFN, ModelConfig, flops_per_token, heads, match_budget, num_parameters
-from attnlab.lab.pages import render, table
 from attnlab.models.specs import NoPositions, OutputHead
-from attnlab.plotting import INK, new_axes
-from attnlab.plotting import THEMED_COLOURS as COLOURS
+from attnlab.report.page import render, table
+from attnlab.report.style import INK, new_axes
+from attnlab.report.style import THEMED_COLOURS as COLOURS
 from experiments import app
 from experiments.studies.cells import (
     Line,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab import interpret, runs, training
+from attnlab import interpret, load, training
 from attnlab.data import Dataset
 from attnlab.data.dataset import Batch
 from attnlab.lab.experiment import Experiment
@@ -84,7 +84,7 @@ def begin(
         raise ValueError(
             "with --frozen --untrained the initial weights would never be trained; leave one out"
         )
-    found = runs.read_run(folder, None if seed is None else [seed])
+    found = load.read_run(folder, None if seed is None else [seed])
     [(seed, params)] = found.params.items()
     experiment = Experiment.from_dict(found.record["config"])
     was = experiment.train
@@ -111,7 +111,7 @@ def begin(
         checkpoint_every=steps,
     )
     task = OBJECTIVES[experiment.task]._replace(final_metrics=None)
-    place = runs.run_of_seed(folder, seed) if (folder / runs.SPECS).is_file() else folder
+    place = load.run_of_seed(folder, seed) if (folder / load.SPECS).is_file() else folder
     source = experiment.data.load(trains.length, place)
     return Study(found.config, None if untrained else params, task, source, trains)
 

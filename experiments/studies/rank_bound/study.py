@@ -25,7 +25,7 @@ from absl import flags
 from jaxtyping import Float
 
 from attnlab import dot_product_attention
-from attnlab.lab import pages
+from attnlab.report import page
 from attnlab.tap import capture
 
 Matrix = Float[np.ndarray, "n n"]
@@ -160,7 +160,7 @@ def table(results: Sequence[Result]) -> str:
         mark = " (n - 1)" if r.head_dim == r.n - 1 else ""
         values = [f"{np.median(v):.1e} ({v.min():.0e} to {v.max():.0e})" for v in r[2:]]
         rows.append([str(r.n), f"{r.head_dim}{mark}", *values])
-    return pages.table(header, rows)
+    return page.table(header, rows)
 
 
 def comma_separated(results: Sequence[Result]) -> str:

@@ -1,6 +1,6 @@
 r"""How many pairs does a head of each width recall? python -m experiments.studies.recall --out=DIR
 
-Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927; `attnlab.data.recall`) by one
+Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927; `data.synthetic`) by one
 attention layer: x_t is an embedding of token t plus another of token t - 1 (their convolution of
 width 2), so that one layer can find the value of a key and no run waits for an induction head to
 form. Two questions: the fraction recalled over (num_heads N, head_dim h) at fixed N h = 32, and
@@ -30,10 +30,10 @@ from matplotlib.figure import Figure
 from scipy import optimize
 
 from attnlab import heads, multi_head_attention
-from attnlab.data.recall import generate_recall
-from attnlab.lab.pages import render, table
-from attnlab.plotting import INK, new_axes
-from attnlab.plotting import THEMED_COLOURS as COLOURS
+from attnlab.data.synthetic import generate_recall
+from attnlab.report.page import render, table
+from attnlab.report.style import INK, new_axes
+from attnlab.report.style import THEMED_COLOURS as COLOURS
 from attnlab.sharing import Params
 from experiments import app
 from experiments.studies.cells import Line, interval, matching, numbers, run_cells, write_results

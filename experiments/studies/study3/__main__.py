@@ -15,6 +15,7 @@ from experiments.studies.head_width.run import Place
 from experiments.studies.head_width.texts import check_texts, load_text
 from experiments.studies.study3 import parts
 from experiments.studies.study3.cost import projected_seconds, status
+from experiments.studies.study3.page import write_pages
 from experiments.studies.study3.rows import Row, append_row, check_origin, read_rows
 from experiments.studies.study3.run import remove_run, run_one
 from experiments.studies.study3.spec import Run
@@ -54,12 +55,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workdir", type=Path, help="Folder of unfinished runs.")
     parser.add_argument("--processes", type=int, default=2, help="Workers of one thread each.")
     parser.add_argument("--accept-commit", nargs="*", default=[], help="Other commits of rows.")
+    parser.add_argument("--pages", type=Path, help="Only write the pages of the parts to a folder.")
     parser.add_argument("--status", action="store_true", help="Only print how far the runs are.")
     given = parser.parse_args(words)
     given.part = given.part.split(",")
     if unknown := set(given.part) - set(known):
         parser.error(f"unknown part {min(unknown)}; parts are {', '.join(known)}")
-    if given.workdir is None and not given.status:
+    if given.workdir is None and not (given.status or given.pages):
         parser.error("--workdir is needed: the folder of unfinished runs")
     if given.processes < 1:
         parser.error("--processes must be at least 1")
@@ -77,6 +79,9 @@ def main() -> int:
 
 def run_parts(given: argparse.Namespace) -> int:
     """Runs the parts in their order, or prints how far they are."""
+    if given.pages:
+        print(*write_pages(given.part, given.rows, given.pages), sep="\n")
+        return 0
     rows = read_rows(given.rows)
     if given.status:
         for part in given.part:

@@ -19,8 +19,8 @@ from attnlab.atomic import write_atomic
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.data.text import Corpus
 from attnlab.heads.shapes import score_scale
-from attnlab.lab import lock
 from attnlab.lab.machine import processor
+from attnlab.lab.workdir import hold
 from attnlab.models import ModelConfig, flops_per_token, matrix_axes, num_parameters
 from attnlab.sharing import Params
 from attnlab.training.checkpoint import Checkpoints
@@ -63,7 +63,7 @@ def run_one(run: Run, place: Place) -> Row:
     corpus = load_text(run.text, place.data)
     folder = place.work / "runs" / run.id
     folder.mkdir(parents=True, exist_ok=True)
-    with lock.hold(folder), _seconds(folder) as seconds:
+    with hold(folder), _seconds(folder) as seconds:
         scores = _scores(run, corpus, folder, place.work / "halves")
         wall, cpu = seconds()
     versions = {name: metadata.version(name) for name in ("jax", "numpy", "optax", "flax")}

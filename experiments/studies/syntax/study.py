@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnlab import runs
 from attnlab.atomic import check_new_file, write_atomic
 from attnlab.interpret import SyntaxScore, Tree, read_trees, syntax, treebank_parts
-from attnlab.lab.loaded import LONGEST, LoadedModel, open_run
-from attnlab.lab.start import smallest_inputs
 from attnlab.lab.text_table import columns
+from attnlab.load import LONGEST, LoadedModel, open_run, seeds_of
 from attnlab.sharing import Params
+from attnlab.training.step import smallest_inputs
 
 TRAIN, CHOOSING, JUDGING = "train", "dev", "test"
 
@@ -86,7 +85,7 @@ def readable(
 def open_seeds(folder: Path, seed: int | None) -> dict[str, LoadedModel]:
     """Every seed of a run by its name, or the one that is asked for."""
     first = open_run(folder, seed)
-    seeds = runs.seeds_of(folder)
+    seeds = seeds_of(folder)
     if seed is not None:
         return {f"seed {seed}": first}
     return {f"seed {s}": first if s == seeds[0] else open_run(folder, s) for s in seeds}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from simulated_study import Simulation, rows_of
 
-from attnlab.lab.mixed_model import fit_reml
 from experiments.studies.head_width import analysis
+from experiments.studies.head_width.mixed_model import fit_reml
 
 
 @functools.cache

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from simulated_study import EFFECTS, Simulation, rows_of
 
-from attnlab.lab.mixed_model import fit_reml, t_estimate
 from experiments.studies.head_width import analysis
+from experiments.studies.head_width.mixed_model import fit_reml, t_estimate
 from experiments.studies.head_width.rates import Minimum
 
 # Dyestuff (Davies and Goldsmith 1972), the first example of lme4: six batches of five.

@@ -1,0 +1,369 @@
+"""Synthetic datasets with a known answer: `recall`, `endpoints`, `farthest`."""
+
+import dataclasses
+import hashlib
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from attnlab.data.batching import scored_rows
+from attnlab.data.dataset import (
+    Baselines,
+    Batch,
+    BatchShapes,
+    Dataset,
+    DataSizes,
+    DeviceBatch,
+    DeviceBatches,
+)
+from attnlab.fields import Spec, bounded
+from attnlab.names import lookup
+
+
+@runtime_checkable
+class GeneratedConfig(Protocol):
+    """The config of a dataset that is generated."""
+
+    @property
+    def heldout_rows(self) -> int:
+        """How many rows are held out."""
+
+    def sizes(self) -> DataSizes:
+        """Sizes that a model must have."""
+
+
+def generated_dataset(
+    config: GeneratedConfig,
+    length: int,
+    name: str,
+    generate: Callable[[Array, int], DeviceBatch],
+    baselines: Callable[[Batch], Baselines],
+) -> Dataset:
+    """The dataset of rows of `length` tokens that `generate(key, size)` returns.
+
+    `config.heldout_rows` rows of a key that no batch has are held out; as many others are scored as
+    training rows. `baselines` is called with the held-out rows.
+    """
+
+    def scored(seed: int, count: int) -> Batch:
+        # A run folds a step into its key, here a number that no step has.
+        key = jax.random.fold_in(jax.random.key(seed), 2**31)
+        made = jax.jit(lambda key: generate(key, config.heldout_rows))(key)
+        whole = {n: np.asarray(a) for n, a in made.items()}
+        whole["valid"] = np.ones(config.heldout_rows, bool)
+        return {n: a[: count or None] for n, a in whole.items()}
+
+    identity = f"{config} {length} jax {jax.__version__}"
+    return Dataset(
+        name=name,
+        digest=hashlib.sha256(identity.encode()).hexdigest(),
+        sizes=config.sizes(),
+        row_tokens=length,
+        batches=DeviceBatches(lambda arrays, key, size: generate(key, size)),
+        heldout=lambda count: scored(0, count),
+        train=lambda count: scored(1, count),
+        baselines=lambda: baselines(scored(0, 0)),
+    )
+
+
+def generate_recall(
+    key: Array, size: int, *, vocab_size: int, pairs: int, length: int, near: float = 0.01
+) -> DeviceBatch:
+    """Multi-query associative recall (Arora et al. 2023, section 3, arXiv 2312.04927).
+
+    A row states `pairs` keys, each followed by its value, then queries every key once more; the
+    target there is its value. tokens [size, length]; values [size, length], the value where a key
+    is queried, else -1.
+
+    Keys are different tokens of 0 to vocab_size/2 - 1, values different ones of the rest. The
+    queries are at even positions after the pairs, position i = 1, 2, ... (from the pairs) with
+    weight i^(near - 1): many soon, few late, as in the paper. All other positions hold tokens of
+    the second half, so that a key appears only where it is stated or queried.
+
+    >>> rows = generate_recall(jax.random.key(0), 1, vocab_size=8, pairs=2, length=8)
+    >>> rows["tokens"].tolist(), rows["values"].tolist()
+    ([[0, 6, 2, 7, 0, 6, 2, 6]], [[-1, -1, -1, -1, 6, -1, 7, -1]])
+    """
+    keys_key, values_key, positions_key, other_key = jax.random.split(key, 4)
+    half, positions = vocab_size // 2, length // 2 - pairs
+
+    def choose(key: Array, count: int) -> Array:
+        """[size, pairs] of range(count), no number twice in a row."""
+        return jax.lax.top_k(jax.random.uniform(key, (size, count)), pairs)[1]
+
+    stated, answers = choose(keys_key, half), half + choose(values_key, vocab_size - half)
+    # The largest of log weight + Gumbel noise are a draw without replacement by these weights.
+    weights = (near - 1) * jnp.log(jnp.arange(1.0, positions + 1))
+    noise = jax.random.gumbel(positions_key, (size, positions))
+    queried = 2 * (pairs + jax.lax.top_k(weights + noise, pairs)[1])
+    rows = jnp.arange(size)[:, None]
+    tokens = jax.random.randint(other_key, (size, length), half, vocab_size, jnp.int32)
+    stated_pairs = jnp.stack([stated, answers], axis=-1).reshape(size, -1)
+    tokens = tokens.at[:, : 2 * pairs].set(stated_pairs)
+    values = jnp.full((size, length), -1, jnp.int32).at[rows, queried].set(answers)
+    return {"tokens": tokens.at[rows, queried].set(stated), "values": values}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recall(Spec, prefix="data."):
+    """`generate_recall`: which value followed this key?
+
+    Guessing among the stated values is right once in `pairs` times.
+
+    Attributes:
+      vocab_size: tokens; keys are of the first half, values of the second.
+      pairs: keys and values of a row.
+      heldout_rows: rows that are held out, of a key that no batch has; as many others are scored as
+        training rows.
+
+    Raises:
+      ValueError: fewer than 2 tokens for each pair, no pair or no held-out row.
+
+    >>> {name: a.shape for name, a in Recall(vocab_size=8, pairs=2).shapes(10).items()}
+    {'tokens': (1, 10), 'values': (1, 10)}
+    """
+
+    vocab_size: int = 8192
+    pairs: int = bounded(8, least=1)
+    heldout_rows: int = bounded(1024, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocab_size < 2 * self.pairs:
+            raise ValueError(
+                f"data.vocab_size {self.vocab_size} must be at least twice data.pairs {self.pairs}"
+            )
+
+    def sizes(self) -> DataSizes:
+        """Keys and values."""
+        return DataSizes(self.vocab_size)
+
+    def shapes(self, length: int) -> BatchShapes:
+        """Tokens and values; raises ValueError where pairs and queries do not fit."""
+        if length < 4 * self.pairs or length % 2:
+            raise ValueError(
+                f"{self.pairs} pairs and their questions need an even train.length of at least "
+                f"{4 * self.pairs}, not {length}"
+            )
+        row = jax.ShapeDtypeStruct((1, length), np.int32)
+        return {"tokens": row, "values": row}
+
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """Rows of `length` tokens; `folder` is not used.
+
+        Raises:
+          ValueError: `length` is odd, or below 4 tokens for each pair.
+        """
+        self.shapes(length)
+
+        def generate(key: Array, size: int) -> DeviceBatch:
+            return generate_recall(
+                key, size, vocab_size=self.vocab_size, pairs=self.pairs, length=length
+            )
+
+        name = f"{self.pairs} pairs in {length} tokens of {self.vocab_size}"
+        return generated_dataset(self, length, name, generate, self._baselines)
+
+    def _baselines(self, rows: Batch) -> Baselines:
+        values = self.vocab_size - self.vocab_size // 2
+        known = {"one of the values said": 100 / self.pairs, "any value": 100 / values}
+        return {"accuracy": known}
+
+
+GRAPHS: dict[str, Callable[[int, int], bool]] = {"complete": operator.ne, "acyclic": operator.lt}
+"""Name -> which ordered pairs of vertices are arcs; "acyclic" is the transitive tournament."""
+LENGTH = 4
+"""Tokens of an example: both ends, the selector, the query token."""
+
+
+def examples(vertices: int, graph: str) -> Batch:
+    """Every example of the Endpoint Selection Problem (Tesfaye et al., ICLR 2026, openreview
+    RRmPbbZsvl): arc (u, v), selector i, query # -> u if i is the first selector, else v.
+
+    Of n vertices, tokens 0 to n - 1 are the vertices, n and n + 1 the selectors, n + 2 is #.
+    tokens [2m, 4] of m arcs; values [2m, 4], the answer at #, else -1.
+
+    Why one head is right in at most 3 of the 4 examples of a pair {a, b}, on a graph with both
+    arcs: a causal layer of attention alone, with one head and one vector per token and position,
+    writes at # the sum over the four tokens of exp(score) * value, divided by Z > 0; # itself is
+    added as Z / Z of it, and a layer norm without bias multiplies by a positive number. So, but for
+    a positive factor, the logits are linear in A + s_i for (a, b), in B + s_i for (b, a), where A
+    and B belong to the arcs and s_i to selector and query. Let w be the LM head of a less that of
+    b. All four right means w(A + s_1) > 0 > w(A + s_2) and w(B + s_1) < 0 < w(B + s_2): the sum of
+    the outer two on the left and right of w(A + B + s_1 + s_2) is both > 0 and < 0.
+    A second head has a Z of its own, and the argument fails.
+
+    >>> rows = examples(2, "acyclic")
+    >>> rows["tokens"].tolist(), rows["values"][:, -1].tolist()
+    ([[0, 1, 2, 4], [0, 1, 3, 4]], [0, 1])
+    """
+    is_arc = lookup(GRAPHS, graph, what="graph")
+    pairs = itertools.product(range(vertices), repeat=2)
+    arcs = np.array([pair for pair in pairs if is_arc(*pair)], np.int32)
+    number = len(arcs)
+    tokens = np.full((2 * number, LENGTH), vertices + 2, np.int32)
+    tokens[:, :2] = np.tile(arcs, (2, 1))
+    tokens[:, 2] = np.repeat([vertices, vertices + 1], number)
+    values = np.full((2 * number, LENGTH), -1, np.int32)
+    values[:, -1] = arcs.T.reshape(-1)
+    return {"tokens": tokens, "values": values}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Endpoints(Spec, prefix="data."):
+    """`examples` of a graph, drawn uniformly. All of them are scored, those of training too: the
+    question is what a model can represent, not how it generalises.
+
+    Attributes:
+      vertices: of the graph; the vocabulary has three more tokens.
+      graph: "complete" has an arc in both directions between any two vertices; "acyclic" has the
+        arc (u, v) only where u < v.
+
+    Raises:
+      ValueError: fewer than 2 vertices, or another graph.
+
+    >>> dataset = Endpoints(vertices=3).load(4)
+    >>> dataset.heldout(0)["tokens"].shape, dataset.decode([0, 2, 3, 5])  # 6 arcs, either end
+    ((12, 4), '0 2 first #')
+    """
+
+    vertices: int = bounded(16, least=2)
+    graph: Literal["complete", "acyclic"] = "complete"
+
+    def sizes(self) -> DataSizes:
+        """Vertices, two selectors and the query token."""
+        return DataSizes(self.vertices + 3)
+
+    def shapes(self, length: int) -> BatchShapes:
+        """Tokens and values; raises ValueError for any `length` but 4."""
+        if length != LENGTH:
+            raise ValueError(
+                f"an example is {LENGTH} tokens: set train.length={LENGTH}, not {length}"
+            )
+        row = jax.ShapeDtypeStruct((1, LENGTH), np.int32)
+        return {"tokens": row, "values": row}
+
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """The examples, which are kept on the device; `folder` is not used.
+
+        Raises:
+          ValueError: `length` is not 4.
+        """
+        self.shapes(length)
+        every = examples(self.vertices, self.graph)
+        count = len(every["tokens"])
+
+        def scored(number: int) -> Batch:
+            index = np.arange(number or count) * count // (number or count)
+            return scored_rows({name: a[index] for name, a in every.items()}, 0)
+
+        identity = f"{self} jax {jax.__version__}"
+        return Dataset(
+            name=f"arcs of the {self.graph} graph of {self.vertices} vertices",
+            digest=hashlib.sha256(identity.encode()).hexdigest(),
+            sizes=self.sizes(),
+            row_tokens=LENGTH,
+            batches=DeviceBatches(_draw, every),
+            heldout=scored,
+            train=scored,
+            decode=self._decode,
+            baselines=self._baselines,
+            facts={"arcs": count // 2, "scored": "every case, those of training too"},
+        )
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        names = (*map(str, range(self.vertices)), "first", "second", "#")
+        return " ".join(names[int(token)] for token in tokens)
+
+    def _baselines(self) -> Baselines:
+        known = {"a guess": 50.0}
+        if self.graph == "complete":
+            known["one head at most"] = 75.0
+        return {"accuracy": known}
+
+
+def _draw(arrays: Batch | DeviceBatch, key: jax.Array, size: int) -> DeviceBatch:
+    index = jax.random.randint(key, (size,), 0, len(arrays["tokens"]))
+    return {name: jnp.asarray(a)[index] for name, a in arrays.items()}
+
+
+def generate_farthest(key: Array, size: int, *, dimensions: int, points: int) -> DeviceBatch:
+    """Points on a sphere, and for each of them the one that is farthest from it (Amsel, Yehudai and
+    Bruna, ICLR 2025, arXiv 2407.16153).
+
+    features [size, points, dimensions], uniform on the unit sphere; answers, of the same shape: of
+    point i the point j with the least x_i . x_j; scored [size, points] is True everywhere.
+    """
+    x = jax.random.normal(key, (size, points, dimensions))
+    x = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+    farthest = jnp.argmin(jnp.einsum("bid,bjd->bij", x, x), axis=-1)
+    answers = jnp.take_along_axis(x, farthest[..., None], axis=1)
+    return {"features": x, "answers": answers, "scored": jnp.ones((size, points), bool)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Farthest(Spec, prefix="data."):
+    """`generate_farthest`: which point is farthest from this one? `train.length` is the number of
+    points. An answer has length 1 and mean 0, so the mean leaves all of its variance unexplained.
+
+    Attributes:
+      dimensions: of the space; the points lie on its unit sphere.
+      heldout_rows: rows that are held out; as many others are scored as training rows.
+
+    Raises:
+      ValueError: fewer than 2 dimensions, or no held-out row.
+
+    >>> {name: a.shape for name, a in Farthest(dimensions=3).shapes(5).items()}
+    {'features': (1, 5, 3), 'answers': (1, 5, 3), 'scored': (1, 5)}
+    """
+
+    dimensions: int = bounded(16, least=2)
+    heldout_rows: int = bounded(1024, least=1)
+
+    def sizes(self) -> DataSizes:
+        """As many features as answers."""
+        return DataSizes(self.dimensions, self.dimensions)
+
+    def shapes(self, length: int) -> BatchShapes:
+        """Features and answers; raises ValueError for fewer than 3 points."""
+        if length < 3:
+            raise ValueError(
+                f"{length} points have no farthest one; set train.length to at least 3"
+            )
+        vectors = jax.ShapeDtypeStruct((1, length, self.dimensions), np.float32)
+        scored = jax.ShapeDtypeStruct((1, length), bool)
+        return {"features": vectors, "answers": vectors, "scored": scored}
+
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """Rows of `length` points; `folder` is not used.
+
+        Raises:
+          ValueError: fewer than 3 points.
+        """
+        self.shapes(length)
+
+        def generate(key: Array, size: int) -> DeviceBatch:
+            return generate_farthest(key, size, dimensions=self.dimensions, points=length)
+
+        name = f"{length} points on a sphere in {self.dimensions} dimensions"
+        return generated_dataset(self, length, name, generate, _farthest_baselines)
+
+
+def _farthest_baselines(rows: Batch) -> Baselines:
+    x, y = rows["features"], rows["answers"]
+    # Minus the point itself, scaled so that the error is least.
+    scale = np.sum(x * y) / np.sum(x * x)
+    guesses = {"the mean": 0 * x, "minus the point": scale * x}
+    return {
+        "unexplained": {
+            name: 100 * float(np.mean(np.sum((guess - y) ** 2, axis=-1)))
+            for name, guess in guesses.items()
+        }
+    }

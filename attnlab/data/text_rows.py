@@ -1,0 +1,463 @@
+"""Datasets of short texts: with a class each (`labelled`), aligned in two languages (`pairs`)."""
+
+import dataclasses
+import functools
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from attnlab.data.batching import epoch_indices, pad_rows, scored_rows, select_rows
+from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
+from attnlab.data.files import (
+    Stamp,
+    bucket,
+    check_path,
+    check_text,
+    digest,
+    is_hidden,
+    read_bytes,
+    read_lines,
+    split_lines,
+    stamp,
+    visible_files,
+)
+from attnlab.data.text import gzip_bits, unigram_bits
+from attnlab.data.tokenizer import Tokenizer, make_tokenizer, num_tokens
+
+SPLITS = ("train", "valid", "test")
+FOLD = re.compile(r"cv(\d)\d\d")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """Texts with a class each.
+
+    Training reads the training split, learning curves the validation split, the result the test
+    split. The first `length` tokens of a text are read; how many texts are longer is reported.
+
+    Attributes:
+      path: a folder, zip or file of texts, in one of the forms that `read_labelled` lists.
+      tokenizer: "bytes", "bpe:N" (learnt from the training split) or the path of a tokenizer.json.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for label, text in (("neg", "dull"), ("pos", "fun")):
+    ...         Path(folder, label).mkdir()
+    ...         for name in ("cv000", "cv800", "cv900"):  # train, valid, test
+    ...             _ = Path(folder, label, name).write_text(text)
+    ...     rows = Labelled(path=folder).load(4).heldout(0)
+    >>> rows["tokens"].tolist(), rows["labels"].tolist()
+    ([[100, 117, 108, 108], [102, 117, 110, -1]], [0, 1])
+    """
+
+    path: str = ""
+    tokenizer: str = "bytes"
+
+    @property
+    def texts(self) -> list["LabelledText"]:
+        """The texts of the path."""
+        if not self.path:
+            raise ValueError("set data.path to labelled texts")
+        return read_labelled(Path(self.path))
+
+    def sizes(self) -> DataSizes:
+        """Tokens and classes."""
+        return DataSizes(num_tokens(self.tokenizer), len({text.label for text in self.texts}))
+
+    def shapes(self, length: int) -> BatchShapes:
+        """The tokens and the class of a text."""
+        return {
+            "tokens": jax.ShapeDtypeStruct((1, length), np.int32),
+            "labels": jax.ShapeDtypeStruct((1,), np.int32),
+        }
+
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """The first `length` tokens of each text.
+
+        Args:
+          length: tokens of a row; a shorter text ends with -1.
+          folder: where a tokenizer that was learnt before is found; None: it is learnt.
+
+        Raises:
+          FileNotFoundError: there is nothing at `path`, or no such tokenizer.json.
+          ValueError: no `path`; or `read_labelled` or `make_tokenizer` raises it.
+          ModuleNotFoundError: a tokenizer other than "bytes" without the package tokenizers.
+        """
+        texts = self.texts
+        splits = {split: [text for text in texts if text.split == split] for split in SPLITS}
+        tokenizer = make_tokenizer(self.tokenizer, [t.text for t in splits["train"]], folder)
+        classes = sorted({text.label for text in texts})
+        rows: dict[str, Batch] = {}
+        truncated = 0
+        for split, some in splits.items():
+            encoded = [e.tokens for e in tokenizer.encode([text.text for text in some])]
+            truncated += sum(len(tokens) > length for tokens in encoded)
+            labels = np.array([classes.index(text.label) for text in some], np.int32)
+            rows[split] = {"tokens": pad_rows(encoded, length), "labels": labels}
+
+        def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
+            index = epoch_indices(len(splits["train"]), seed, step, size, shard)
+            return select_rows(rows["train"], index)
+
+        contents = (field.encode() for text in texts for field in text)
+        return Dataset(
+            name=f"{Path(self.path).stem}, {', '.join(classes)}",
+            digest=digest([*contents, tokenizer.content, b"%d" % length]),
+            sizes=self.sizes(),
+            row_tokens=length,
+            batches=batch,
+            heldout=functools.partial(scored_rows, rows["test"]),
+            validation=functools.partial(scored_rows, rows["valid"]),
+            train=functools.partial(scored_rows, rows["train"]),
+            decode=tokenizer.decode,
+            files=tokenizer.files,
+            baselines=functools.partial(_labelled_baselines, splits["train"], splits["test"]),
+            facts={
+                **{f"{split} texts": len(some) for split, some in splits.items()},
+                "texts cut": truncated,
+                "tokenizer": self.tokenizer,
+            },
+        )
+
+
+def _labelled_baselines(
+    train: Sequence["LabelledText"], test: Sequence["LabelledText"]
+) -> Baselines:
+    pairs = [[(text.text, text.label) for text in split] for split in (train, test)]
+    known = {"majority class": majority(*pairs), "naive Bayes": naive_bayes(*pairs)}
+    return {"accuracy": {name: 100 * share for name, share in known.items()}}
+
+
+class LabelledText(NamedTuple):
+    """One text."""
+
+    text: str
+    label: str
+    split: str
+    """train, valid or test"""
+
+
+def read_labelled(path: Path) -> list[LabelledText]:
+    r"""The examples of a folder, of a zip of one, or of one file; hidden files are left out.
+
+    - Folders beside each other: each is a class, each of its files a text.
+    - Files that differ in what stands behind the last dot alone (`rt-polarity.pos`, `.neg`):
+      each is a class, each of its lines a text. Other files beside them are not read.
+    - One file (or `.gz`): lines `class<TAB>text`.
+
+    Files named `cv<three digits>` bring their authors' folds, by the first digit: 0 to 7 train, 8
+    valid, 9 test (Pang and Lee 2004). All else is split by content, so that equal texts stay
+    together: sha256 of the text modulo 10 is 0 for the test, 1 for the validation.
+
+    Raises ValueError, naming file and line, for an empty text, a line without class and a byte that
+    is not UTF-8, and where there are fewer than two classes or a part has no text.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}; set data.path to labelled texts")
+    return _read(path, stamp(path))
+
+
+@functools.lru_cache(maxsize=2)  # the variants of a sweep read the same texts
+def _read(path: Path, stamp: Stamp) -> list[LabelledText]:
+    whole = path.is_dir() or path.suffix == ".zip"
+    found = _from_tree(_files(path), path) if whole else _from_lines(path)
+    if len({text.label for text in found}) < 2:
+        raise ValueError(f"{path}: fewer than two classes; give texts of at least two")
+    for split in SPLITS:
+        if not any(text.split == split for text in found):
+            raise ValueError(f"{path}: no text falls into the split {split!r}; give more texts")
+    return found
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    """Name within the folder or zip -> content, the folders that hold all of it left out."""
+    try:
+        if path.is_dir():
+            files = visible_files(path)
+            found = {p.relative_to(path).as_posix(): p.read_bytes() for p in files}
+        else:
+            with zipfile.ZipFile(path) as archive:
+                names = sorted(i.filename for i in archive.infolist() if not i.is_dir())
+                visible = [name for name in names if not is_hidden(PurePosixPath(name))]
+                found = {name: archive.read(name) for name in visible}
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    while len({name.partition("/")[0] for name in found}) == 1 and "/" in next(iter(found)):
+        found = {name.partition("/")[2]: data for name, data in found.items()}
+    return found
+
+
+def _from_tree(files: dict[str, bytes], path: Path) -> list[LabelledText]:
+    folders = {name: data for name, data in files.items() if name.count("/") == 1}
+    if folders:
+        return [
+            _text("\n".join(_lines(data, path / name)), name.split("/")[0], path / name)
+            for name, data in folders.items()
+        ]
+    stems = Counter(name.rpartition(".")[0] for name in files)
+    several = [stem for stem, count in stems.items() if count > 1]
+    if len(several) != 1:
+        raise ValueError(
+            f"{path} holds neither a folder a class nor one file a class (NAME.CLASS); it holds "
+            f"{', '.join(list(files)[:5]) or 'nothing'}"
+        )
+    return [
+        _text(line, name.rpartition(".")[2], f"{path / name}:{number}")
+        for name, data in files.items()
+        if name.rpartition(".")[0] == several[0]
+        for number, line in enumerate(_lines(data, path / name), 1)
+    ]
+
+
+def _lines(data: bytes, path: Path) -> list[str]:
+    return split_lines(check_text(data, path), path)
+
+
+def _from_lines(path: Path) -> list[LabelledText]:
+    found = []
+    for number, line in enumerate(split_lines(read_bytes(path), path), 1):
+        label, tab, text = line.partition("\t")
+        if not (label.strip() and tab):
+            raise ValueError(f"{path}:{number}: no class before a tab; write class<TAB>text")
+        found.append(_text(text, label.strip(), f"{path}:{number}"))
+    return found
+
+
+def _text(text: str, label: str, where: object) -> LabelledText:
+    if not text.strip():
+        raise ValueError(f"{where}: the text is empty; remove the line")
+    fold = FOLD.match(where.name) if isinstance(where, Path) else None
+    number = 9 - int(fold[1]) if fold else bucket(text, 10)
+    return LabelledText(text.strip(), label, ("test", "valid", "train")[min(number, 2)])
+
+
+def majority(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -> float:
+    """Accuracy of the commonest label of the training part; a text is a pair (text, label).
+
+    >>> majority([("good", "+"), ("fun", "+"), ("dull", "-")], [("fine", "+"), ("bad", "-")])
+    0.5
+    """
+    commonest = Counter(label for _, label in train).most_common(1)[0][0]
+    return sum(label == commonest for _, label in test) / len(test)
+
+
+def naive_bayes(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -> float:
+    """Accuracy of Bernoulli naive Bayes on whether a word occurs, both counts one more.
+
+    p(class | text) ~ p(class) prod_w p(w in text | class) over all words of the training texts;
+    words are what stands between white space.
+
+    >>> naive_bayes([("good fun", "+"), ("dull", "-"), ("fun", "+")], [("fun", "+"), ("dull", "-")])
+    1.0
+    """
+    words = {w: i for i, w in enumerate(sorted({w for text, _ in train for w in text.split()}))}
+    labels = sorted({label for _, label in train})
+    counts = np.ones((len(labels), len(words)))
+    sizes = np.zeros(len(labels))
+    for text, label in train:
+        row = labels.index(label)
+        counts[row, [words[w] for w in set(text.split())]] += 1
+        sizes[row] += 1
+    p = counts / (sizes[:, None] + 2)
+    absent, ratio = np.log1p(-p).sum(1), np.log(p) - np.log1p(-p)
+    prior = np.log(sizes) + absent
+    right = 0
+    for text, label in test:
+        known = [words[w] for w in set(text.split()) if w in words]
+        right += labels[int(np.argmax(prior + ratio[:, known].sum(1)))] == label
+    return right / len(test)
+
+
+PATH_ADVICE = "set data.path to that of the files"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Pairs of lines in two languages: the second is predicted, given the first.
+
+    One tokenizer, trained on both sides, reads both. Training pairs with a side of more than
+    `length` tokens are left out and counted; of the other parts every pair is scored, in rows as
+    long as the longest.
+
+    Attributes:
+      path: a folder with the files `<part>.<language>`, plain or compressed (`.gz`).
+      languages: of source and target, with a hyphen between them, as the names of the files end.
+      parts: names of the training, validation and test part, separated by commas, or of one part
+        that is split here (see `find_pairs`).
+      tokenizer: "bytes", "bpe:N" (learnt from the training part) or the path of a tokenizer.json.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for part in ("train", "valid", "test"):
+    ...         for language, line in (("en", "a cat"), ("de", "die Katze")):
+    ...             _ = Path(folder, f"{part}.{language}").write_text(line)
+    ...     rows = Pairs(path=folder).load(16).heldout(0)
+    >>> {name: a.shape for name, a in rows.items()}  # the end of the target is a byte too
+    {'source': (1, 9), 'target': (1, 9), 'bytes': (1, 10), 'valid': (1,)}
+    """
+
+    path: str = ""
+    languages: str = "en-de"
+    parts: str = "train,valid,test"
+    tokenizer: str = "bytes"
+
+    def sizes(self) -> DataSizes:
+        """The tokens."""
+        check_path(self.path, "folder", PATH_ADVICE, folder=True)
+        return DataSizes(num_tokens(self.tokenizer))
+
+    def shapes(self, length: int) -> BatchShapes:
+        """Both sides, and the bytes of each target."""
+        row = jax.ShapeDtypeStruct((1, length), np.int32)
+        sizes = jax.ShapeDtypeStruct((1, length + 1), np.float32)
+        return {"source": row, "target": row, "bytes": sizes}
+
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """Both sides of at most `length` tokens.
+
+        Args:
+          length: tokens of a side of a training pair, at most; a shorter one ends with -1.
+          folder: where a tokenizer that was learnt before is found; None: it is learnt.
+
+        Raises:
+          FileNotFoundError: there is no folder `path`, no file of a part, or no such
+            tokenizer.json.
+          ValueError: no `path`; every training pair is longer than `length`; or `find_pairs` or
+            `make_tokenizer` raises it.
+          ModuleNotFoundError: a tokenizer other than "bytes" without the package tokenizers.
+        """
+        if not self.path:
+            raise ValueError("set data.path to a folder of aligned files")
+        check_path(self.path, "folder", PATH_ADVICE, folder=True)
+        pairs = find_pairs(Path(self.path), self.languages.split("-"), self.parts.split(","))
+        lines = [line for pair in pairs["train"] for line in pair]
+        tokenizer = make_tokenizer(self.tokenizer, lines, folder)
+        train, left_out = _sides(pairs["train"], tokenizer, length)
+        if left_out == len(pairs["train"]):
+            raise ValueError(
+                f"every training pair has more than {length} tokens a side; raise train.length"
+            )
+        count = len(train["source"])
+
+        def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
+            return select_rows(train, epoch_indices(count, seed, step, size, shard))
+
+        contents = (line.encode() for split in pairs.values() for pair in split for line in pair)
+        return Dataset(
+            name=f"{Path(self.path).name} {self.languages}",
+            digest=digest([*contents, tokenizer.content, b"%d" % length]),
+            sizes=self.sizes(),
+            row_tokens=2 * length,
+            batches=batch,
+            heldout=functools.partial(scored_rows, _sides(pairs["test"], tokenizer, None)[0]),
+            validation=functools.partial(scored_rows, _sides(pairs["valid"], tokenizer, None)[0]),
+            train=functools.partial(scored_rows, train),
+            decode=tokenizer.decode,
+            files=tokenizer.files,
+            baselines=functools.partial(_pair_baselines, pairs["test"]),
+            facts={
+                **{f"{split} pairs": len(some) for split, some in pairs.items()},
+                "training pairs left out as too long": left_out,
+                "tokenizer": self.tokenizer,
+            },
+        )
+
+
+def _sides(pairs: list["Pair"], tokenizer: Tokenizer, length: int | None) -> tuple[Batch, int]:
+    """(both sides of the pairs with at most `length` tokens (None: all), how many have more)."""
+    sides = [tokenizer.encode(side) for side in zip(*pairs, strict=True)]
+    longest = np.array([max(len(e.tokens) for e in both) for both in zip(*sides, strict=True)])
+    length = int(longest.max()) if length is None else length
+    kept = np.flatnonzero(longest <= length)
+    source, target = ([side[i] for i in kept] for side in sides)
+    sizes = pad_rows([np.append(e.sizes, 1) for e in target], length + 1)
+    rows = {
+        "source": pad_rows([e.tokens for e in source], length),
+        "target": pad_rows([e.tokens for e in target], length),
+        # The end of a row stands for the end of the line, which is a byte too.
+        "bytes": np.maximum(sizes, 0).astype(np.float32),
+    }
+    return rows, len(pairs) - len(kept)
+
+
+def _pair_baselines(pairs: list["Pair"]) -> Baselines:
+    text = "".join(pair.target + "\n" for pair in pairs).encode()
+    tokens = np.frombuffer(text, np.uint8)
+    known = {"unigram entropy": unigram_bits(tokens), "gzip -9": gzip_bits(tokens)}
+    return {"bits_per_target_byte": known}
+
+
+class Pair(NamedTuple):
+    """One line of each file."""
+
+    source: str
+    target: str
+
+
+def read_pairs(source: Path, target: Path) -> list[Pair]:
+    """The lines of two files side by side.
+
+    Raises ValueError that names file and line where the files have different numbers of lines,
+    where a line is empty, and where one is not UTF-8.
+    """
+    sides = {path: read_lines(path) for path in (source, target)}
+    (one, ours), (two, theirs) = sides.items()
+    if len(ours) != len(theirs):
+        short, other = (one, two) if len(ours) < len(theirs) else (two, one)
+        raise ValueError(
+            f"{short}:{len(sides[short])}: the file ends here, {other} has "
+            f"{len(sides[other])} lines; give files that are aligned line by line"
+        )
+    for path, lines in sides.items():
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                raise ValueError(f"{path}:{number}: the line is empty; remove it from both files")
+    return [Pair(*both) for both in zip(ours, theirs, strict=True)]
+
+
+def find_pairs(
+    folder: Path, languages: Sequence[str], parts: Sequence[str]
+) -> dict[str, list[Pair]]:
+    """part of `SPLITS` -> its pairs, from the files `<part>.<language>` of a folder, or `.gz`.
+
+    `parts` names the files of the three parts; one name alone is split here: the pairs of a source
+    line go to the test where sha256 of the line is 0 modulo 100, to the validation where it is 1,
+    so that equal source lines stay together. Raises ValueError as `read_pairs` does, and where a
+    part has no pair.
+    """
+    if len(languages) != 2 or len(parts) not in (1, 3):
+        raise ValueError(
+            f"data.languages {languages!r} and data.parts {parts!r} must name 2 languages, and "
+            "1 part or 3 (train, valid, test)"
+        )
+    read = [
+        read_pairs(*(_part_file(folder, part, language) for language in languages))
+        for part in parts
+    ]
+    if len(read) == 1:
+        split: dict[int, list[Pair]] = {0: [], 1: [], 2: []}
+        for pair in read[0]:
+            split[min(bucket(pair.source, 100), 2)].append(pair)
+        read = [split[2], split[1], split[0]]
+    found = dict(zip(SPLITS, read, strict=True))
+    for part, pairs in found.items():
+        if not pairs:
+            raise ValueError(f"{folder}: no pair for the part {part!r}; give more lines")
+    return found
+
+
+def _part_file(folder: Path, stem: str, language: str) -> Path:
+    names = [folder / f"{stem}.{language}{end}" for end in ("", ".gz")]
+    found = [path for path in names if path.exists()]
+    if not found:
+        raise FileNotFoundError(
+            f"there is no {names[0]} and no {names[1].name}; set data.path, data.parts and "
+            "data.languages so that they name files"
+        )
+    return found[0]

@@ -1,0 +1,240 @@
+"""`sweep`: runs a list of `RunSpec`s, and what policies propose after looking at results."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from attnlab.atomic import write_atomic
+from attnlab.lab.executors import (
+    LOGS,
+    POLL_SECONDS,
+    Executor,
+    LocalExecutor,
+    Queued,
+    wait_until_free,
+)
+from attnlab.lab.progress import RunsProgress
+from attnlab.lab.result import read_result
+from attnlab.lab.results import Results
+from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
+from attnlab.lab.text_table import counted
+from attnlab.lab.workdir import (
+    check_continues,
+    complete_result,
+    holder,
+    is_longer,
+    run_folder,
+)
+from attnlab.lab.worker import ERROR
+from attnlab.load import SPEC, SPECS
+from attnlab.nested import SHOWN, differences, field_path
+from attnlab.training.interrupts import Stopped, stop_signals
+
+Policy: TypeAlias = Callable[[Results], list[RunSpec]]
+"""Results so far -> further runs; an empty list ends the sweep."""
+
+
+class SweepFailed(RuntimeError):
+    """Runs ended without a result; the message says which and why.
+
+    Attributes:
+      specs: those runs.
+
+        try:
+            results = lab.sweep(specs, workdir)
+        except lab.SweepFailed as error:
+            results = lab.load_results(workdir)  # those that are complete
+            print([spec.id for spec in error.specs])
+    """
+
+    def __init__(self, message: str, specs: Sequence[RunSpec] = ()) -> None:
+        super().__init__(message)
+        self.specs = tuple(specs)
+
+
+def sweep(
+    specs: Iterable[RunSpec],
+    workdir: str | Path,
+    *,
+    executor: Executor | None = None,
+    policy: Policy | None = None,
+    progress: bool = True,
+    waits: bool = True,
+) -> Results:
+    """Runs all specs and returns their results; runs that have one are not run again.
+
+    To resume after a stop or a kill, repeat the call: only what is left is computed.
+
+    Args:
+      specs: what to run.
+      workdir: folder of the sweep. A sweep with other specs adds to those that are there; a spec
+        of the same id with more steps makes that run longer.
+      executor: where to run; None: `LocalExecutor()`.
+      policy: proposes further runs each time that all have ended.
+      progress: show bars, in a terminal or a notebook; elsewhere a line for each run that ends.
+      waits: wait for runs that another process has; False: leave them to it.
+
+    Raises:
+      attnlab.training.Stopped: after SIGTERM or SIGINT; all runs have saved.
+      Queued: the executor left the runs to a queue; the same call goes on when they have ended.
+      TypeError: `specs` are no RunSpecs.
+      ValueError: nothing to run, one id twice, or another run of the same id in the workdir.
+      SweepFailed: runs ended without a result; the others are complete.
+
+        base = lab.Experiment(model=ModelConfig(num_layers=2), train=TrainConfig(steps=200))
+        specs = lab.product(base, layout=["standard", "wide"], seeds=[0, 1, 2])
+        results = lab.sweep(specs, "runs/layouts", executor=lab.LocalExecutor(jobs=2))
+        results.compare({"layout": "standard"})
+    """
+    workdir, wanted = Path(workdir), list(specs)
+    while True:
+        add_specs(wanted, workdir)
+        _finish(wanted, workdir, executor or LocalExecutor(), progress, waits)
+        results = load_results(workdir, wanted)
+        proposed = policy(results) if policy else []
+        if not proposed:
+            return results
+        wanted += proposed
+
+
+def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) -> Results:
+    """The results in a workdir, in the order of its specs; those without one are left out.
+
+    Args:
+      workdir: of `sweep`. It may still run: nothing is locked or written.
+      specs: only these runs; None: all.
+
+    Raises:
+      ValueError: there is no sweep.
+
+        results = lab.load_results("runs/layouts")
+        wide = results.filter(lambda run: run.spec.tags["layout"] == "wide")
+    """
+    path = Path(workdir) / SPECS
+    if specs is None:
+        if not path.exists():
+            raise ValueError(f"{workdir} holds no sweep; give the workdir of lab.sweep")
+        specs = read_specs(path.read_text(encoding="utf-8"))
+    folders = [run_folder(Path(workdir), spec) for spec in specs]
+    found = [(result, folder) for folder in folders if (result := read_result(folder))]
+    return Results([result for result, _ in found], [folder for _, folder in found])
+
+
+def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
+    """Writes the specs to the workdir, behind those that are there."""
+    check_unique(specs)
+    there = specs_in(workdir)
+    check_specs(specs, there, workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    merged = there | {spec.id: spec for spec in specs}
+    if list(merged.values()) != list(there.values()):
+        write_atomic(workdir / SPECS, write_specs(list(merged.values())).encode())
+
+
+def specs_in(workdir: Path) -> dict[str, RunSpec]:
+    """The specs of a workdir by their ids."""
+    path = workdir / SPECS
+    found = read_specs(path.read_text(encoding="utf-8")) if path.exists() else []
+    return {spec.id: spec for spec in found}
+
+
+def check_specs(specs: Sequence[RunSpec], there: Mapping[str, RunSpec], workdir: Path) -> None:
+    """Raises ValueError where the workdir has another run of an id, or one that cannot be made
+    longer; `there` are its `specs_in`. Runs that failed before they began, as on their data, may be
+    replaced, with those planned behind them."""
+    changed = [spec for spec in specs if there.get(spec.id, spec).digest != spec.digest]
+    if not changed or _failed_early([run_folder(workdir, old) for old in there.values()]):
+        return
+    for spec in changed:
+        old, folder = there[spec.id], run_folder(workdir, spec)
+        if _failed_early([folder]):
+            continue
+        if not is_longer(old.to_dict(), spec.to_dict()):
+            raise ValueError(
+                f"{workdir} has another run with the id {spec.id!r} (another config or seed); use "
+                f"another workdir, or give the run another id ({_changes(old, spec)})"
+            )
+        check_continues(folder, old.config.train.steps, spec.config.train)
+
+
+def _failed_early(folders: Sequence[Path]) -> bool:
+    """Was one of these runs tried, and did each end before it wrote what it is?"""
+    tried = [folder for folder in folders if folder.is_dir()]
+    return bool(tried) and not any((f / SPEC).exists() or holder(f) for f in tried)
+
+
+def _changes(there: RunSpec, spec: RunSpec) -> str:
+    old, new = there.to_dict(), spec.to_dict()
+    rows = differences(
+        {"seed": old["seed"], "config": old["config"]},
+        {"seed": new["seed"], "config": new["config"]},
+    )
+    shown = [f"{field_path(name)}: there {a!r}, here {b!r}" for name, a, b in rows[:SHOWN]]
+    return "; ".join(shown)
+
+
+def _finish(
+    specs: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool, waits: bool
+) -> None:
+    """Runs what has no result yet. A run that ended without a reason, since another process had it
+    and was stopped, is started once more."""
+    again: set[str] = set()
+    while left := _left(specs, workdir):
+        for spec in left:
+            (run_folder(workdir, spec) / ERROR).unlink(missing_ok=True)
+        _compute(left, workdir, executor, progress)
+        left = _left(left, workdir)
+        held = [spec for spec in left if holder(run_folder(workdir, spec))]
+        ended = [spec for spec in left if spec not in held]
+        failed = [s for s in ended if (run_folder(workdir, s) / ERROR).exists() or s.id in again]
+        if failed:
+            raise SweepFailed(_reason(failed, workdir), failed)
+        again |= {spec.id for spec in ended}
+        if held and not ended:
+            if not waits:
+                return
+            wait_until_free([run_folder(workdir, spec) for spec in held])
+
+
+def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool) -> None:
+    """One start of the executor. Raises Stopped after a signal."""
+    with RunsProgress(left, workdir, shown=progress) as bars, stop_signals() as stop_requested:
+        try:
+            executor.start(workdir, len(left))
+            while executor.running() and not stop_requested():
+                bars.update()
+                time.sleep(POLL_SECONDS)
+            if stop_requested():
+                executor.stop()
+                done = len(left) - len(_left(left, workdir))
+                raise Stopped(
+                    f"stopped; {done} of {len(left)} runs are complete; repeat the call to resume"
+                )
+        except Queued:  # the workers are not this process's to stop
+            raise
+        except BaseException:
+            executor.stop()
+            raise
+        bars.update(final=True)
+
+
+def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:
+    return [spec for spec in specs if not complete_result(workdir, spec)]
+
+
+def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:
+    ended = "it ended"
+    if shutil.disk_usage(workdir).free < 1 << 20:
+        ended = "the disk is full; free some of it and repeat the call"
+    lines = [f"{counted(len(failed), 'run')} {'has' if len(failed) == 1 else 'have'} no result:"]
+    for spec in failed[:SHOWN]:
+        path = run_folder(workdir, spec) / ERROR
+        if not path.exists():  # a worker that could not begin
+            logs = (workdir / LOGS).glob("*.log")
+            path = max(logs, key=lambda log: log.stat().st_mtime, default=workdir / LOGS)
+        text = path.read_text().strip() if path.is_file() else ""
+        text = text.splitlines()[-1] if text else ""
+        lines.append(f"  {spec.id}: {text or ended} (see {path})")
+    return "\n".join(lines + (["  ..."] if len(failed) > SHOWN else []))

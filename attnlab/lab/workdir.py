@@ -1,0 +1,323 @@
+"""The folders of a sweep and of its runs: who holds one, and what it says of its run.
+
+A folder has one holder: a lock that ends with its process and names who holds it.
+
+`flock` on FOLDER/lock.json, which the holder fills with its host, process and start, touches every
+10 seconds and removes at its end. The kernel releases the lock when a process ends, however it
+ends: on one machine a killed holder is gone at once.
+
+Network file systems differ. NFS passes the lock on to the server (Linux since 2.6.12), so does
+Lustre mounted with `flock`; mounted with `nolock`, `local_lock` or `localflock` they lock within a
+host only, and some file systems do not lock at all. So where the lock is not enough, since the
+holder was on another host or the file system has none, the age of the file decides: a holder that
+touched it within a minute is alive. There a holder that was killed keeps the folder for a minute,
+and of two that start in the same moment both may get it.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+import jax
+
+from attnlab.atomic import is_partial, write_atomic
+from attnlab.extras import extra
+from attnlab.lab.result import FILE as RESULT
+from attnlab.lab.result import RunResult, read_result
+from attnlab.lab.spec import RunSpec
+from attnlab.load import RUNS, SPEC
+from attnlab.nested import JSON, SHOWN, differences, field_path
+from attnlab.training.config import TrainConfig, common_steps
+
+LOCK = "lock.json"
+ENDED = "ended"
+"""Holds, under its number of steps, the run as it was when it ended for the first time."""
+SHARED = "shared"
+"""Folder of a workdir for what its runs share."""
+TOUCH_SECONDS, DEAD_SECONDS = 10.0, 60.0
+"""Between touches, and after which a file that nobody touches has no holder."""
+
+
+class RunInUse(RuntimeError):
+    """Another process holds the folder.
+
+    Attributes:
+      holder: in words.
+
+    The lock ends with its process, however that ends. Only on some network file systems a process
+    that was killed keeps the folder for a minute (`attnlab.lab.workdir`).
+    """
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        super().__init__(
+            f"{folder} is in use by {holder}; wait for it, end it, or use another --workdir"
+        )
+        self.holder = holder
+
+
+@contextlib.contextmanager
+def hold(folder: Path, patience: float = 0.3) -> Iterator[None]:
+    """Holds `folder`, which must exist, until the block or the process ends.
+
+    Raises:
+      RunInUse: another process, or another `hold` of this one, has it for `patience` seconds.
+    """
+    path, until = folder / LOCK, time.monotonic() + patience
+    while True:
+        try:
+            file = _take(path, "a+")
+            break
+        except RunInUse:  # which may be no more than a call of `holder`
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+    with file:
+        file.truncate(0)
+        file.write(json.dumps(_ourselves()) + "\n")
+        file.flush()
+        done = threading.Event()
+        threading.Thread(target=_touch, args=(path, done), daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+            path.unlink(missing_ok=True)
+
+
+def holder(folder: Path) -> str | None:
+    """Who holds `folder`, in words, or None."""
+    try:
+        _take(folder / LOCK, "r+").close()
+    except FileNotFoundError:
+        pass
+    except RunInUse as error:
+        return error.holder
+    return None
+
+
+def last_process(folder: Path) -> int | None:
+    """The process that the lock file names, also one that was killed; None without a file."""
+    try:
+        found: int | None = json.loads((folder / LOCK).read_text())["process"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found
+
+
+def _take(path: Path, mode: str) -> IO[str]:
+    """The lock file, open and locked. Raises RunInUse."""
+    while True:
+        with contextlib.ExitStack() as closes:
+            file = closes.enter_context(path.open(mode))
+            found, locked = _read(file), True
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunInUse(path.parent, _in_words(found)) from None
+            except OSError:  # a file system without locks
+                locked = False
+            certain = locked and found.get("kernel") == _ourselves()["kernel"]
+            with contextlib.suppress(FileNotFoundError):
+                if found and not certain and _age(path) < DEAD_SECONDS:
+                    raise RunInUse(path.parent, _in_words(found))
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    closes.pop_all()
+                    return file
+            # Its holder removed it in between: the lock is on a file that has no name.
+
+
+def _ourselves() -> JSON:
+    """What a holder writes. Locks hold among the processes of one kernel, containers or not."""
+    host = socket.gethostname()
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        kernel = host
+    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    return {"host": host, "process": os.getpid(), "since": now, "kernel": kernel}
+
+
+def _in_words(found: JSON) -> str:
+    if not found:  # it has not written yet
+        return "another process"
+    return f"process {found['process']} on {found['host']} since {found['since']}"
+
+
+def _read(file: IO[str]) -> JSON:
+    file.seek(0)
+    try:
+        found: JSON = json.loads(file.read())
+    except ValueError:
+        return {}
+    return found
+
+
+def _age(path: Path) -> float:
+    """Seconds since the last touch, by the clock of the file system."""
+    with tempfile.TemporaryFile(dir=path.parent) as now:
+        return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
+
+
+def _touch(path: Path, done: threading.Event) -> None:
+    while not done.wait(TOUCH_SECONDS):
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+
+def run_folder(workdir: Path, spec: RunSpec) -> Path:
+    """The folder of a run."""
+    return workdir / RUNS / spec.id
+
+
+def complete_result(workdir: Path, spec: RunSpec) -> RunResult | None:
+    """The result of a run; None where there is none, or one of another number of steps."""
+    found = read_result(run_folder(workdir, spec))
+    return found if found is not None and found.spec.digest == spec.digest else None
+
+
+def check_same(there: JSON, here: JSON, folder: Path) -> None:
+    """Raises ValueError, with the differences, where two specs are of two runs."""
+    free = {"environment": None, "tags": None}
+    found = differences(there | free, here | free)
+    changed = [row for row in found if row[0] != "config.train.seeds"]  # the run has its own seed
+    if not changed:
+        return
+    changed.sort(key=lambda row: row[0].startswith("source.facts"))  # they follow from the rest
+    rows = [f"  {field_path(name)}: there {a!r}, here {b!r}" for name, a, b in changed]
+    lines, more = "\n".join(rows[:SHOWN]), len(rows) - SHOWN
+    raise ValueError(
+        f"{folder} holds another run of this id:\n{lines}\n"
+        f"{f'and {more} more; ' if more > 0 else ''}use another --workdir or id, or give the same "
+        "config"
+    )
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Holds the folder of a run, made where it is missing, in process 0.
+
+    Raises:
+      RunInUse: another process has it.
+      ValueError: it holds something else.
+    """
+    if jax.process_index() != 0:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / SPEC).exists():
+        for partial in filter(is_partial, list(folder.iterdir())):  # of a kill in the first write
+            partial.unlink(missing_ok=True)
+        ours = {LOCK, RESULT, "error.txt", "tokenizer.json"}
+        if others := sorted(p.name for p in folder.iterdir() if p.name not in ours):
+            raise ValueError(
+                f"{folder} is not empty and holds no run of attnlab (it holds "
+                f"{', '.join(others[:3])}); use an empty or new --workdir"
+            )
+    with hold(folder):
+        yield
+
+
+@contextlib.contextmanager
+def waiting(path: Path) -> Iterator[None]:
+    """Waits until no other process makes the same file."""
+    with extra("train"):
+        import filelock
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path):
+        yield
+
+
+def is_longer(there: JSON, here: JSON) -> bool:
+    """Does one spec, as JSON, differ from another in more `train.steps` alone?"""
+
+    def without_steps(spec: JSON) -> JSON:
+        config = spec["config"]
+        train = config["train"] | {"steps": 0, "seeds": ()}
+        names = {"seed": spec["seed"], "source": spec.get("source"), "start": spec.get("start")}
+        return names | {"config": config | {"train": train}}
+
+    steps = [spec["config"]["train"]["steps"] for spec in (there, here)]
+    return without_steps(there) == without_steps(here) and bool(steps[0] < steps[1])
+
+
+def extend(folder: Path, record: JSON, config: TrainConfig) -> str:
+    """Makes the run of `folder` the beginning of one that differs from it in more steps alone.
+
+    It does nothing where another thing or nothing differs. The longer run ends with the numbers
+    that it would have had from the start: it goes on from the newest checkpoint up to which the
+    learning rates of both are the same. The run as it ended stays in `ended/STEPS`.
+
+    Args:
+      folder: of the run, which this process holds.
+      record: the new spec.json.
+      config: of the longer training.
+
+    Returns:
+      A line for people, or "".
+
+    Raises:
+      ValueError: there is no such checkpoint; nothing is changed.
+    """
+    path = folder / SPEC
+    if not path.exists():
+        return ""
+    there = json.loads(path.read_text(encoding="utf-8"))
+    if not is_longer(there, record):
+        return ""
+    before = there["config"]["train"]["steps"]
+    common = check_continues(folder, before, config)
+    _keep(folder, before)
+    for step in _checkpoints(folder):
+        if step > common:
+            shutil.rmtree(folder / "checkpoints" / str(step))
+    # A kill before the last line leaves a run that goes on to its first end, or again as here.
+    (folder / RESULT).unlink(missing_ok=True)
+    new = record | {"environment": there["environment"]}
+    write_atomic(path, json.dumps(new, indent=1).encode())
+    return f"{before} steps become {config.steps}"
+
+
+def check_continues(folder: Path, before: int, config: TrainConfig) -> int:
+    """The last step up to which `before` steps and those of `config` have the same rates.
+
+    Raises:
+      ValueError: the run of `folder` has no checkpoint up to there.
+    """
+    common = common_steps(dataclasses.replace(config, steps=before), config.steps)
+    steps = _checkpoints(folder)
+    ended = (folder / RESULT).exists()
+    if (steps and steps[0] > common) or (ended and not steps):
+        first = f"the first checkpoint is at {steps[0]}" if steps else "there is no checkpoint"
+        raise ValueError(
+            f"{folder} cannot be continued from {before} to {config.steps} steps: with "
+            f"train.schedule.name={config.schedule.name!r} the learning rates of the two differ "
+            f"after step {common}, and {first}; use another --workdir (the schedules constant and "
+            "warmup_stable_decay can be continued)"
+        )
+    return common
+
+
+def _checkpoints(folder: Path) -> list[int]:
+    return sorted(int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit())
+
+
+def _keep(folder: Path, steps: int) -> None:
+    """Copies the run as it ended, all of it or nothing."""
+    kept = folder / ENDED / str(steps)
+    if kept.exists() or not (folder / RESULT).exists():
+        return
+    new = kept.with_suffix(".tmp")
+    shutil.rmtree(new, ignore_errors=True)
+    shutil.copytree(folder, new, ignore=shutil.ignore_patterns(ENDED, "tensorboard", LOCK))
+    os.replace(new, kept)

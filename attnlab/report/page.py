@@ -1,0 +1,280 @@
+"""A page as data: sections of paragraphs, tables and figures. Templates write HTML and Markdown."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+from attnlab.atomic import write_atomic
+from attnlab.extras import extra
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+    from pandas import DataFrame
+
+FIGURES, TABLES = "figures", "tables"
+"""Folders beside the page."""
+WIDE = 480
+"""Points of a figure that is not made smaller than it is: it scrolls."""
+MINUS = "−"
+
+
+@dataclasses.dataclass(frozen=True)
+class Paragraph:
+    """A text; `lead` stands before it in bold."""
+
+    text: str
+    lead: str = ""
+    kind: Literal["", "answer", "note", "warning"] = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Names and what they are."""
+
+    items: Sequence[tuple[str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Lines as they are: commands, or what a model wrote."""
+
+    text: str
+    caption: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+      name: of its CSV file.
+      caption: what it shows.
+      frame: cells; numbers are formatted, texts are shown as they are.
+      digits: column -> decimals; others have 3.
+      roles: of each row: "" or "baseline", "bad".
+      data: what the CSV file has; None: `frame`.
+    """
+
+    name: str
+    caption: str
+    frame: "DataFrame"
+    digits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    roles: Sequence[str] = ()
+    data: "DataFrame | None" = None
+
+    @property
+    def header(self) -> list[str]:
+        """Names of the columns."""
+        return [str(name) for name in self.frame.columns]
+
+    @property
+    def rows(self) -> Iterator[tuple[str, list["Cell"]]]:
+        """(role, cells) of each row."""
+        roles = self.roles or [""] * len(self.frame)
+        for role, row in zip(roles, self.frame.itertuples(index=False), strict=True):
+            yield (
+                role,
+                [
+                    Cell(_format(v, self.digits.get(n, 3)), v)
+                    for n, v in zip(self.header, row, strict=True)
+                ],
+            )
+
+    def is_number(self, column: int) -> bool:
+        """Does the column have numbers?"""
+        kinds = {type(v) for v in self.frame.iloc[:, column] if v is not None}
+        return all(kind not in (str, bool) for kind in kinds)
+
+    def to_csv(self) -> str:
+        """As CSV, numbers as they are."""
+        table: str = (self.frame if self.data is None else self.data).to_csv(index=False)
+        return table
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """What a cell shows, and the value to sort by."""
+
+    text: str
+    value: object
+
+    @property
+    def key(self) -> str:
+        """For sorting: the number, or the text."""
+        return str(self.value) if isinstance(self.value, int | float) else self.text
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A figure.
+
+    Attributes:
+      name: of its SVG file.
+      svg: an <svg> element.
+      width: points.
+      alt: what it shows, for those who cannot see it.
+      caption: below it.
+    """
+
+    name: str
+    svg: str
+    width: float
+    alt: str
+    caption: str
+
+    @property
+    def is_wide(self) -> bool:
+        """Is it too wide for a phone, so that it scrolls?"""
+        return self.width > WIDE
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """Side by side where there is space."""
+
+    figures: Sequence[Figure]
+
+
+Block: TypeAlias = Paragraph | Facts | Text | Table | Figures
+Kind = TypeVar("Kind", bound=Block)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A heading and what is below it."""
+
+    title: str
+    blocks: Sequence[Block]
+
+    @property
+    def anchor(self) -> str:
+        """Of links."""
+        return re.sub(r"\W+", "-", self.title.lower()).strip("-")
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A title, the first screen, and sections."""
+
+    title: str
+    head: Sequence[Block]
+    sections: Sequence[Section] = ()
+
+    def blocks(self, kind: type[Kind]) -> list[Kind]:
+        """All of one kind."""
+        every = [*self.head, *(block for section in self.sections for block in section.blocks)]
+        return [block for block in every if isinstance(block, kind)]
+
+
+def draw(drawing: "Drawing", name: str, alt: str, caption: str) -> Figure:
+    """A figure of matplotlib as one of a page."""
+    from attnlab.report.style import to_svg
+
+    width = float(drawing.get_figwidth()) * 72
+    return Figure(name, to_svg(drawing, name), width, alt, caption)
+
+
+def write_page(page: Page, path: str | Path) -> Path:
+    """Writes the page as HTML to `path`, beside it as Markdown, its figures as SVG and its tables
+    as CSV. A kill leaves each file old or new. Returns the path."""
+    path = Path(path)
+    if path.suffix == ".md":
+        raise ValueError(
+            f"{path.name} is where the Markdown page would be; give the HTML page another suffix, "
+            "such as .html"
+        )
+    for folder in (FIGURES, TABLES):
+        (path.parent / folder).mkdir(parents=True, exist_ok=True)
+    for figure in (figure for some in page.blocks(Figures) for figure in some.figures):
+        write_atomic(path.parent / FIGURES / f"{figure.name}.svg", figure.svg.encode())
+    for table in page.blocks(Table):
+        write_atomic(path.parent / TABLES / f"{table.name}.csv", table.to_csv().encode())
+    write_atomic(path.with_suffix(".md"), to_markdown(page).encode())
+    html = render("report.html.jinja", page=page, FIGURES=FIGURES, TABLES=TABLES)
+    write_atomic(path, html.encode())
+    return path
+
+
+def to_markdown(page: Page) -> str:
+    """The page as Markdown, which links to its figures and tables."""
+    return render("report.md.jinja", page=page, FIGURES=FIGURES, TABLES=TABLES)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """With so many decimals and a true minus.
+
+    >>> number(-1234.5, 1), number(float("nan"))
+    ('−1,234.5', '–')
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return f"{MINUS if value < 0 else ''}∞"
+    text = f"{value:,.{digits}f}"
+    if not any(c in "123456789" for c in text):
+        text = text.lstrip("-")  # no minus zero
+    return text.replace("-", MINUS)
+
+
+def _format(value: object, digits: int) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return number(value, digits)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def render(template: str | Path, package: str = "attnlab.report", **values: object) -> str:
+    """A template with these values: a file, or a name in the folder `templates` of a package."""
+    with extra("lab"):
+        import jinja2
+    path = Path(template)
+    is_file = isinstance(template, Path)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(path.parent) if is_file else jinja2.PackageLoader(package),
+        autoescape=path.name.endswith(".html.jinja"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["md"] = _markdown
+    environment.tests["block"] = lambda block, kind: type(block).__name__ == kind
+    return environment.get_template(path.name).render(**values)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table.
+
+    >>> print(table(("head_dim", "bits"), [("16", "1.85")]))
+    | head_dim | bits |
+    |---|---|
+    | 16 | 1.85 |
+    """
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def p_value(p: float) -> str:
+    """Three decimals; a dash for NaN.
+
+    >>> p_value(0.0312), p_value(0.0002)
+    ('0.031', '< 0.001')
+    """
+    return "–" if p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def p_equation(p: float) -> str:
+    """As in "p = 0.031" or "p < 0.001"."""
+    text = p_value(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
+def _markdown(text: str) -> str:
+    """Text for one line of Markdown: what would be markup is escaped."""
+    line = " ".join(str(text).split())
+    return re.sub(r"([\\`*_|<>\[\]~])", r"\\\1", re.sub(r"^([#+-]|\d+[.)])(?=\s)", r"\\\1", line))

@@ -1,0 +1,251 @@
+"""Shared by all figures: colours, axes without global state, reproducible SVG."""
+
+import io
+import re
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+import numpy as np
+from jaxtyping import Float, Real
+
+from attnlab.extras import extra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FOREGROUND, GRID, BACKGROUND = "#222222", "#d8d8d8", "#ffffff"
+"""Colours of text, of the lines of the grid, and behind a figure."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Of series: Okabe and Ito 2008, https://jfly.uni-koeln.de/color, without black and yellow."""
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D")
+"""Of series, as matplotlib names them."""
+
+SIZE = (4.7, 3.6)
+"""Inches: about as many points wide as a phone has pixels, so text keeps its size."""
+FONT_SIZE = 10
+"""Points."""
+
+
+class Style(NamedTuple):
+    """How a series looks; `style` makes one.
+
+    Attributes:
+      colour: "#rrggbb".
+      dashes: line style of matplotlib.
+      marker: marker of matplotlib.
+      hollow: draw the outline of the marker alone.
+    """
+
+    colour: str
+    dashes: str
+    marker: str
+    hollow: bool
+
+
+class Curve(NamedTuple):
+    """A metric over steps, one row per seed. Diverged curves do not set the range of the axes.
+
+    Attributes:
+      label: written at the end of the curve.
+      style: how it looks.
+      steps: where it was measured, in ascending order; the x axis.
+      values: a row for each seed; in `ratio_curves` low end, ratio and high end.
+      diverged: leave it out of the range of the y axis, in `learning_curves`.
+    """
+
+    label: str
+    style: Style
+    steps: Real[np.ndarray, " P"]
+    values: Float[np.ndarray, "S P"]
+    diverged: bool = False
+
+
+class Point(NamedTuple):
+    """A value at x, plus or minus a spread.
+
+    Attributes:
+      label: written next to the point.
+      style: how it looks.
+      x: of the point.
+      y: of the point.
+      spread: half of the error bar, along y; NaN: unknown, and no bar.
+    """
+
+    label: str
+    style: Style
+    x: float
+    y: float
+    spread: float
+
+
+class Interval(NamedTuple):
+    """A mean difference with the ends of its interval.
+
+    Attributes:
+      label: of the row.
+      style: how it looks.
+      mean: the difference.
+      low: lower end of the interval; NaN: unknown, and no line.
+      high: upper end.
+    """
+
+    label: str
+    style: Style
+    mean: float
+    low: float
+    high: float
+
+
+class Bar(NamedTuple):
+    """A value, plus or minus a spread.
+
+    Attributes:
+      label: of the row.
+      style: how it looks.
+      value: where the bar ends, or the dot is.
+      spread: half of the error bar; NaN: unknown, and no error bar.
+    """
+
+    label: str
+    style: Style
+    value: float
+    spread: float
+
+
+def style(colour: int, pattern: int) -> Style:
+    """The style of a series by two numbers; both repeat, and odd patterns have hollow markers.
+
+    Args:
+      colour: index into `COLOURS`.
+      pattern: index into the dashes and into `MARKERS`.
+
+    >>> style(0, 0) == style(len(COLOURS), len(DASHES) * len(MARKERS))
+    True
+    """
+    return Style(
+        COLOURS[colour % len(COLOURS)],
+        DASHES[pattern % len(DASHES)],
+        MARKERS[pattern % len(MARKERS)],
+        pattern % 2 == 1,
+    )
+
+
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1
+) -> tuple["Figure", "list[list[Axes]]"]:
+    """A figure outside of pyplot's global state, and its axes [rows][columns]."""
+    with extra("plot"):
+        from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=BACKGROUND)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    axes: Axes
+    for axes in grid.flat:
+        axes.set_facecolor("none")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(GRID)
+        axes.tick_params(which="both", labelcolor=FOREGROUND, color=GRID, labelsize=FONT_SIZE)
+        axes.grid(color=GRID, linewidth=0.6)
+        axes.set_axisbelow(True)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.label.set(fontsize=FONT_SIZE, color=FOREGROUND)
+    return figure, grid.tolist()
+
+
+class MarkerOptions(TypedDict):
+    """Arguments of matplotlib."""
+
+    marker: str
+    markersize: float
+    markerfacecolor: str
+    markeredgecolor: str
+    markeredgewidth: float
+
+
+def marker_options(style: Style, size: float) -> MarkerOptions:
+    """Arguments that draw the marker of a style."""
+    return {
+        "marker": style.marker,
+        "markersize": size,
+        "markerfacecolor": BACKGROUND if style.hollow else style.colour,
+        "markeredgecolor": style.colour,
+        "markeredgewidth": 1.4,
+    }
+
+
+def to_svg(figure: "Figure", name: str) -> str:
+    """The figure as an <svg> element, self-contained and reproducible. Text stays text.
+
+    Args:
+      figure: of any function of this package.
+      name: makes its ids differ from those of other figures on a page.
+
+    >>> to_svg(new_figure(2, 2)[0], "empty").startswith("<svg")
+    True
+    """
+    import matplotlib
+
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(file, format="svg", metadata=nothing)
+    text = file.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return re.sub(r'<g id="[^"]*"', "<g", text)
+
+
+INK = "#57606a"
+"""Grey that is legible on white and black. SVG text takes `currentColor` instead."""
+THEMED_COLOURS = ("#3b8fd4", "#d55e00", "#12a17a", "#cc79a7", "#e69f00")
+"""Legible on both themes."""
+
+
+def new_axes(rows: int, height: float = 3.2) -> tuple["Figure", "list[Axes]"]:
+    """A transparent figure as wide as a phone, `rows` panels below each other.
+
+    Args:
+      rows: panels.
+      height: inches of each.
+
+    Returns:
+      (figure, axes of each panel, from top to bottom).
+
+    >>> figure, axes = new_axes(2)
+    >>> len(axes)
+    2
+    """
+    with extra("plot"):
+        from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.7, height * rows), layout="constrained", facecolor="none")
+    grid: list[Axes] = list(figure.subplots(rows, 1, squeeze=False)[:, 0])
+    for axes in grid:
+        axes.set_facecolor("none")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(INK)
+        axes.tick_params(which="both", colors=INK)
+        axes.grid(color=INK, alpha=0.2, linewidth=0.6)
+        axes.xaxis.label.set_color(INK)
+        axes.yaxis.label.set_color(INK)
+        axes.title.set_color(INK)
+    return figure, grid
+
+
+def themed_svg(figure: "Figure", name: str) -> str:
+    """The figure as SVG, the same each time; what is drawn in `INK` follows the theme.
+
+    Args:
+      figure: of `new_axes`.
+      name: as in `to_svg`.
+
+    >>> "prefers-color-scheme:dark" in themed_svg(new_axes(1)[0], "empty")
+    True
+    """
+    text = re.sub(INK, "currentColor", to_svg(figure, name), flags=re.IGNORECASE)
+    style = (
+        "<style>svg{color:#24292f;max-width:100%;height:auto}"
+        "@media(prefers-color-scheme:dark){svg{color:#d8dee4}}</style>"
+    )
+    return text.replace(">", f">{style}", 1) + "\n"

@@ -1,0 +1,366 @@
+"""Experiments whose answer is known: their data, their bounds, and what a report makes of them."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from config_files import MODULES, experiments, planned
+from conftest import assert_close
+from ml_collections import ConfigDict
+
+from attnlab import data
+from attnlab.data.synthetic import examples
+from attnlab.heads import score_scale
+from attnlab.lab.start import init_function
+from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
+from attnlab.models.head_similarity import smallest_change
+from attnlab.training import (
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+    init_state,
+    make_optimizer,
+    train_step,
+)
+from attnlab.training.objectives import OBJECTIVES
+from experiments.configs import byte_lm
+from experiments.config import experiment_of
+from experiments.run import run_config
+from experiments.studies.known_answers import same_start
+from experiments.studies.known_answers.maxima import Maxima
+
+
+def flat(fields, path=""):
+    """Path -> value."""
+    found = {}
+    for name, value in fields.items():
+        if isinstance(value, ConfigDict):
+            found |= flat(value, f"{path}{name}.")
+        else:
+            found[path + name] = value
+    return found
+
+
+def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
+    """Of chunks.py: each has one difference from the code of former; scales and counts by hand."""
+    found = experiments("chunks")
+    code, width = found["one for all chunks, small scores"].model, 64
+    size = code.layout.size("head_dim")
+    assert (code.heads.name, code.width, size) == ("narrow_tied", width, 16)
+    assert score_scale(code.layout) == 1 / 8  # 1/sqrt(64), where 1/sqrt(16) is right
+    undone = {
+        "own chunks, small scores": {"heads.layout"},
+        "one for all chunks": {"heads.scale"},
+        "one for all chunks, small scores, equal parameters": {"ffn.width"},
+        "own chunks, equal parameters": {"heads.layout", "heads.scale", "ffn.width"},
+    }
+    for name, fields in undone.items():
+        ours, theirs = (flat(ConfigDict(to_dict(m))) for m in (code, found[name].model))
+        assert {path for path in ours if ours[path] != theirs[path]} == fields
+    assert score_scale(found["one for all chunks"].model.layout) == 1 / 4
+    wide = num_parameters(found["wide"].model)
+    for name, one in found.items():
+        if name.endswith("equal parameters"):
+            assert abs(num_parameters(one.model) - wide) <= 4 * (2 * width + 1) / 2
+
+
+def test_reviews_are_asked_of_the_variants_that_are_compared():
+    """Of chunks.py: the text has eleven variants, a review's class only those that a pair names."""
+    module = MODULES["chunks"]
+    base, about = planned("chunks").base, module.describe("reviews")
+    text, reviews = ({v.name: v.values for v in module.variants(base, w)} for w in ("", "reviews"))
+    assert (len(text), len(reviews)) == (11, 7)
+    assert set(reviews) == {tags["name"] for pair in about.pairs for tags in pair}
+    assert reviews == {name: text[name] for name in reviews}
+    expected = [tags for e in about.expectations for tags in (e.tags, e.over) if tags]
+    assert {tags["name"] for tags in expected} <= set(reviews)
+
+
+def test_every_case_of_a_small_graph():
+    """Written out by hand: 0 -> 1 and 1 -> 0, selectors 2 and 3, query 4."""
+    rows = examples(2, "complete")
+    assert rows["tokens"].tolist() == [[0, 1, 2, 4], [1, 0, 2, 4], [0, 1, 3, 4], [1, 0, 3, 4]]
+    assert rows["values"].tolist() == [[-1, -1, -1, v] for v in (0, 1, 1, 0)]
+    assert len(examples(5, "complete")["tokens"]) == 2 * 5 * 4
+    arcs = examples(5, "acyclic")["tokens"][:, :2]
+    assert len(arcs) == 5 * 4
+    assert (arcs[:, 0] < arcs[:, 1]).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "length", "message"),
+    [
+        ({"vertices": 1}, 4, "data.vertices must be a whole number of at least 2, not 1"),
+        ({"graph": "complet"}, 4, "did you mean 'complete'"),
+        ({}, 8, "set train.length=4, not 8"),
+    ],
+)
+def test_impossible_endpoints(fields, length, message):
+    with pytest.raises(ValueError, match=message):
+        data.Endpoints(**fields).load(length)
+
+
+def right(config, params, rows):
+    """Share of the examples that have the largest logit; params [models, ...]."""
+    model, tokens = config.build(), jnp.asarray(rows["tokens"])
+    logits = jax.vmap(lambda p: model.apply({"params": p}, tokens).logits[:, -1])(params)
+    return np.mean(np.argmax(logits, axis=-1) == rows["values"][:, -1], axis=1)
+
+
+def at_random(config, count):
+    """Large random weights, every number different."""
+    shapes = jax.eval_shape(config.build().init, jax.random.key(0), jnp.zeros((1, 4), int))
+    rng = np.random.default_rng(0)
+    make = lambda a: rng.normal(0, 2, (count, *a.shape)).astype(np.float32)
+    return jax.tree.map(make, shapes["params"])
+
+
+def test_one_head_keeps_the_bound_whatever_its_weights():
+    """None of 4,000 random models is right in more than 3 of the 4 examples of a pair."""
+    found = experiments("two_heads_beat_one", "tiny")
+    one = found["one head"].model
+    heads = dataclasses.replace(one.heads, head_dim=6)
+    one = dataclasses.replace(one, vocab_size=5, width=4, heads=heads)
+    assert right(one, at_random(one, 4000), examples(2, "complete")).max() == 0.75
+
+
+def test_what_one_head_writes_is_a_sum_over_arc_and_selector():
+    """The step of the proof that a second head, or a feed-forward part, takes away: the residual at
+    # times Z, which is 1 / (share of # itself) but for a factor, is A(u, v) + s_i."""
+    found = experiments("two_heads_beat_one", "tiny")
+    one = found["one head"].model
+    rows = jnp.asarray(examples(4, "complete")["tokens"])
+
+    def apart(model):
+        params = jax.tree.map(lambda a: jnp.asarray(a[0] / 4), at_random(model, 1))
+        shown = (
+            model.build().apply({"params": params}, rows, capture=("probs", "residual")).captured
+        )
+        scaled = shown["residual"][0, :, -1] / shown["probs"][0, :, 0, -1, -1:]
+        first, second = np.split(np.asarray(scaled), 2)  # by the selector
+        return first - second
+
+    found = apart(one)
+    assert_close(found, np.broadcast_to(found[:1], found.shape))
+    two = dataclasses.replace(one, heads=dataclasses.replace(one.heads, num_heads=2))
+    for other in (two, dataclasses.replace(one, ffn=FFN(width=8))):
+        found = apart(other)
+        assert np.ptp(found, axis=0).max() > 0.1 * np.abs(found).max()
+
+
+def test_two_narrow_heads_are_right_in_every_case():
+    """By hand: head i looks at place i, unless the selector is the other one, which says nothing;
+    tokens and places are coordinates of their own."""
+    n, large = 5, 30.0
+    found = experiments("two_heads_beat_one")
+    model = found["two small heads"].model
+    heads = dataclasses.replace(model.heads, head_dim=1, value_dim=n, num_heads=2)
+    model = dataclasses.replace(model, vocab_size=n + 3, width=n + 7, heads=heads)
+    params = jax.tree.map(lambda a: np.zeros_like(a[0]), at_random(model, 1))
+    params["embedding"][:, : n + 3] = np.eye(n + 3)
+    params["positions"][:, n + 3 :] = np.eye(4)
+    params["final_norm"]["scale"][:] = 1
+    layer = jax.tree.map(lambda a: a[0], params["layers"]["attention"])
+    layer["norm"]["scale"][:] = 1
+    layer["q_bias"][:] = 1
+    for head, (place, other) in enumerate([(n + 3, n + 1), (n + 4, n)]):
+        layer["k"][place, head], layer["k"][other, head] = large, 2 * large
+        layer["v"][:n, head] = layer["o"][head, :, :n] = large * np.eye(n)
+    params["layers"]["attention"] = jax.tree.map(lambda a: a[None], layer)
+    found = right(model, jax.tree.map(lambda a: a[None], params), examples(n, "complete"))
+    assert found.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"values": "x"}, "'x'"),
+        ({"noise": 0.1}, "head_init.noise 0.1 must be 0 or more, and needs head_init.values"),
+        ({"noise": -0.1, "values": "q"}, "head_init.noise -0.1 must be 0 or more"),
+        ({"first_of": 4}, "head_init.first_of 4 must be more than model.heads.num_heads 4"),
+    ],
+)
+def test_heads_that_cannot_be_the_same(fields, message):
+    """Before any weight is made."""
+    config = byte_lm.get_config("tiny")
+    config.model.heads.num_heads = 4
+    config.head_init.update(fields)
+    with pytest.raises(ValueError, match=message):
+        experiment_of(config)
+
+
+def trained(model, head_init, steps=12):
+    """Weights at the start and after some steps of Adam on the examples of a small graph."""
+    # A smaller epsilon would make steps of the noise in gradients that are zero.
+    adam = OptimizerConfig(
+        name="adam", learning_rate=1e-2, weight_decay=0.0, clip_norm=0.0, epsilon=1e-10
+    )
+    config = TrainConfig(
+        steps=steps,
+        seeds=(0,),
+        optimizer=adam,
+        schedule=ScheduleConfig(warmup_steps=1),
+    )
+    source = data.Endpoints(vertices=4).load(4)
+    task, transform = OBJECTIVES["endpoint"].bind(source.sizes), make_optimizer(config).transform
+    make = init_function(model, head_init)
+    state = init_state(model.build(), task, transform, source.shapes(), 0, make)
+    begun = state.params
+    batch = jax.tree.map(jnp.asarray, examples(4, "complete"))
+    step = jax.jit(lambda state: train_step(model.build(), task, transform, state, batch, 0))
+    for _ in range(steps):
+        state = step(state)
+    return begun, state.params
+
+
+def test_equal_heads_stay_equal_and_are_one_head_twice(x64):
+    """Distance 0.0 to the bit while every array moves; the weights of one head with its output
+    times 2, started as the first of the two, are those of each; noise tells them apart."""
+    found = experiments("same_start", "tiny")
+    two = found["equal"]
+    exact = lambda one: dataclasses.replace(one.model, compute=Compute(dtype="float64"))
+    begun, equal = trained(exact(two), two.head_init)
+    assert float(head_distance(two.model, equal)) == 0
+    assert float(smallest_change(begun, equal)) > 1e-3
+    lone = found["one head, output times 2"]
+    _, one = trained(exact(lone), lone.head_init)
+    both = jax.tree.map(lambda a, like: a[tuple(map(slice, like.shape))], equal, one)
+    assert_close(one, both, loosen=1e4)
+    noisy = found["noise of 1e-4"]
+    begun, parted = trained(exact(noisy), noisy.head_init)
+    start, end = (float(head_distance(noisy.model, p)) for p in (begun, parted))
+    assert 0 < start < end
+
+
+def test_the_farthest_point_by_numpy():
+    """Of every point another one, at the largest distance, all of length 1."""
+    rows = data.Farthest(dimensions=3, heldout_rows=7).load(5).heldout(0)
+    x, y = rows["features"], rows["answers"]
+    assert_close(np.sum(x**2, axis=-1), np.ones((7, 5), np.float32))
+    far = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1)
+    for row in range(7):
+        for point in range(5):
+            other = np.argmax(far[row, point])
+            assert other != point
+            assert np.array_equal(y[row, point], x[row, other])
+    assert rows["scored"].all()
+
+
+def test_sums_of_maxima_by_numpy():
+    """Of mean 0 and variance 1 over many rows; one token asks, and none but it is scored."""
+    config = Maxima(dimensions=3, directions=2, heldout_rows=4000)
+    rows = config.load(6).heldout(0)
+    x, answers = rows["features"], rows["answers"][:, -1, 0]
+    assert (x[..., 3:] == np.where(rows["scored"][..., None], [0, 1], [1, 0])).all()
+    assert (rows["scored"] == (np.arange(6) == 5)).all()
+    assert abs(answers.mean()) < 0.06
+    assert abs(answers.std() - 1) < 0.06
+    # The directions are orthonormal and the same for all rows: found again from rows alone.
+    square = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0][:2]
+    assert_close(square @ square.T, np.eye(2))
+    plain = np.max(x[:, :5, :3] @ square.T, axis=1).sum(-1)
+    slope, offset = np.polyfit(plain, answers, 1)
+    assert_close(answers, np.float32(slope * plain + offset), loosen=10)
+
+
+@pytest.mark.parametrize(
+    ("make", "length", "message"),
+    [
+        (
+            lambda: data.Farthest(dimensions=1),
+            8,
+            "data.dimensions must be a whole number of at least 2, not 1",
+        ),
+        (data.Farthest, 2, "2 points have no farthest one; set train.length to at least 3"),
+        (lambda: Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
+        (Maxima, 2, "train.length 2 leaves fewer than 2 vectors"),
+        (
+            lambda: Maxima(heldout_rows=0),
+            8,
+            "data.heldout_rows must be a whole number of at least 1",
+        ),
+    ],
+)
+def test_impossible_vectors(make, length, message):
+    with pytest.raises(ValueError, match=message):
+        make().load(length)
+
+
+def test_one_full_rank_head_finds_the_farthest():
+    """By hand: W_Q = -W_K, large, and W_V W_O reads the point off; what one head has to learn."""
+    found = experiments("one_wide_beats_many_narrow")
+    one = found["one full-rank head"]
+    model, d, large = one.model, one.data.dimensions, 60.0
+    model = dataclasses.replace(model, width=d)
+    source = one.data.load(one.train.length)
+    rows = jax.tree.map(jnp.asarray, source.heldout(64))
+    params = model.build().init(jax.random.key(0), rows["features"])["params"]
+    params = jax.tree.map(np.zeros_like, params)
+    params["embedding"], params["classifier"] = np.eye(d, dtype=np.float32), np.eye(d) / d**0.5
+    params["final_norm"]["scale"] += 1
+    layer = params["layers"]["attention"]
+    layer["norm"]["scale"] += 1
+    layer["q"][0, :, 0], layer["k"][0, :, 0] = np.eye(d), -large * np.eye(d)
+    layer["v"][0, :, 0], layer["o"][0, 0] = np.eye(d), large * np.eye(d)
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params)
+    task = OBJECTIVES["regression"]
+    example = task.prepare(rows, jax.random.key(0))
+    assert example.inputs["tokens"].shape == (64, one.train.length, d)
+    metric = task.metrics[0]
+    answer, _ = task.predict(model.build(), params, example.inputs)
+    amounts, counts = metric.measure(answer, example)
+    unexplained = float(jnp.sum(amounts) / jnp.sum(counts) / metric.divisor)
+    assert unexplained < 3
+    assert source.baselines()["unexplained"]["the mean"] == pytest.approx(100, abs=0.01)
+
+
+def test_frozen_weights_that_are_none_are_refused_before_any_work():
+    config = byte_lm.get_config("tiny")
+    config.train.optimizer.frozen = "attention.w"
+    with pytest.raises(ValueError, match=r"='attention.w' matches none of the weights embedding, "):
+        experiment_of(config)
+    config.train.optimizer.frozen = "q("
+    with pytest.raises(ValueError, match="is no regular expression"):
+        experiment_of(config)
+
+
+def test_a_fixed_random_pattern_does_not_read_the_text():
+    """Its probabilities are those of any other text, and differ from head to head and place."""
+    found = experiments("which_matrices_learn", "tiny")
+    model = found["fixed random pattern"].model
+    texts = jax.random.randint(jax.random.key(1), (2, 9), 0, 32)
+    params = model.build().init(jax.random.key(0), texts)["params"]
+    outputs = model.build().apply({"params": params}, texts, capture=("probs",))
+    probs = outputs.captured["probs"]
+    assert np.array_equal(probs[:, 0], probs[:, 1])
+    assert not np.allclose(probs[0, 0, 0], probs[0, 0, 1])
+    uniform = np.tril(np.ones((9, 9))) / np.arange(1, 10)[:, None]
+    assert not np.allclose(probs[0, 0, 0], uniform)
+
+
+def test_matrices_that_learn_may_be_asked_of_a_text_too():
+    about = planned("which_matrices_learn", "text,tiny").description
+    found = experiments("which_matrices_learn", "text,tiny")
+    assert {one.task for one in found.values()} == {"causal_lm"}
+    assert {one.model.positions.name for one in found.values()} == {"relative"}
+    named = {tags["name"] for e in about.expectations for tags in (e.tags, e.over)}
+    assert named == set(found)
+
+
+@pytest.mark.slow
+def test_a_run_records_how_far_its_heads_are_apart(tmp_path):
+    """From step 0 on, beside every evaluation and in the result: the figure of the report."""
+    config = same_start.get_config("tiny")
+    config.update_from_flattened_dict(same_start.CHANGES["equal"])
+    for result in run_config(config, tmp_path):
+        lines = (tmp_path / f"runs/{result.spec.id}/metrics.jsonl").read_text().splitlines()
+        rows = [row for row in map(json.loads, lines) if "weights/heads_apart" in row]
+        found = {row["step"]: row for row in rows}
+        assert list(found) == [0, 10, 20]
+        assert all(row["weights/heads_apart"] == [0.0] for row in found.values())
+        [[first], [middle], [last]] = (row["weights/least_moved"] for row in found.values())
+        assert first == 0 < middle < last
+        assert result.weights == {"heads_apart": 0.0, "least_moved": last}

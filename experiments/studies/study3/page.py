@@ -1,0 +1,360 @@
+"""The results pages of parts A to D, from rows alone: a sentence, its table of tests, the means."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from attnlab.atomic import write_atomic
+from experiments.studies.study3 import analysis
+from experiments.studies.study3.analysis import ByText, Estimate
+from experiments.studies.study3.parts import (
+    CONVERTED,
+    CONVERTED_OLD,
+    NARROW,
+    PARTS,
+    POINTS,
+    RESET,
+    WIDE,
+    WIDE_INVERSE,
+    WIDE_RESET,
+    count_runs,
+)
+from experiments.studies.study3.spec import Variant
+
+Term = tuple[int, Variant]
+CONDITIONS = (
+    "4 layers, D = 64, 216,448 parameters (20 bytes each, counted as 12 L D²), equal FLOPs, "
+)
+TABLES = {"all": "heldout_bits", "other": "heldout_other_bits"}
+"""Bytes that are scored -> column."""
+
+
+class Comparison(NamedTuple):
+    """A registered test: what it is called, what is compared, what came out."""
+
+    name: str
+    what: str
+    found: Estimate
+    other: Estimate | None = None
+    """On bytes that are no copy bytes."""
+    units: Estimate | None = None
+    """With the two Tatoeba texts as one."""
+
+
+def compare(table: pd.DataFrame, name: str, what: str, *terms: Term) -> Comparison:
+    """The sum of sign x bits of variants, paired by text."""
+
+    def estimate(column: str, merge: Callable[[ByText], ByText]) -> Estimate:
+        bits = [(sign, merge(analysis.scores(table, v, column))) for sign, v in terms]
+        return analysis.over_texts(analysis.contrast(*bits))
+
+    return Comparison(
+        name,
+        what,
+        estimate(TABLES["all"], dict),
+        estimate(TABLES["other"], dict),
+        estimate(TABLES["all"], analysis.without_pair),
+    )
+
+
+def missing(part: str, table: pd.DataFrame) -> int:
+    """Judged runs of a part that have no row yet."""
+    wanted = sum(
+        len(cell.texts) * len(cell.replicates) for group in PARTS[part] for cell in group.cells
+    )
+    return wanted - int(((table["part"] == part) & (table["role"] == "judged")).sum())
+
+
+def interval(found: Estimate | None, digits: int = 3) -> str:
+    """Mean and 95 % interval.
+
+    >>> interval(Estimate(0.0203, 0.0101, 0.0304, 0.003, 0.99, 8))
+    '+0.020 (+0.010 to +0.030)'
+    """
+    if found is None:
+        return ""
+    mean, low, high = (f"{value:+.{digits}f}" for value in (found.mean, found.low, found.high))
+    return f"{mean} ({low} to {high})"
+
+
+def p_text(p: float) -> str:
+    """A p-value to two digits.
+
+    >>> p_text(0.0312), p_text(0.00002)
+    ('0.031', '<0.001')
+    """
+    return f"{p:.2g}" if p >= 0.001 else "<0.001"
+
+
+def p_said(p: float) -> str:
+    """The same in a sentence.
+
+    >>> p_said(0.0312), p_said(0.00002)
+    ('p = 0.031', 'p < 0.001')
+    """
+    return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
+
+
+def registered_table(tests: Sequence[Comparison], corrected: Mapping[str, float]) -> str:
+    """The registered comparisons; `corrected` has Holm's p-values of those that have some."""
+    rows = [
+        {
+            "": test.name,
+            "bits per byte": test.what,
+            "mean (95 % interval)": interval(test.found),
+            "p": p_text(test.found.p),
+            "Holm": p_text(corrected[test.name]) if test.name in corrected else "",
+            "conclusion": test.found.conclusion,
+            "other bytes": interval(test.other),
+            "7 units": interval(test.units),
+        }
+        for test in tests
+    ]
+    return str(pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True))
+
+
+def means_table(table: pd.DataFrame, variants: Sequence[Variant]) -> str:
+    """Held-out bits of each variant over texts, its rate, its FLOPs and measured seconds."""
+    rows = []
+    for variant in variants:
+        found = analysis.rows_of(table, variant)
+        bits = analysis.scores(table, variant)
+        rows.append(
+            {
+                "heads": f"{variant.num_heads}x{variant.head_dim}",
+                "positions": variant.positions,
+                "optimizer": variant.optimizer,
+                "start": variant.start,
+                "scale": variant.scale,
+                "texts": len(bits),
+                "bits": f"{np.mean(list(bits.values())):.4f}",
+                "rate": f"{found['learning_rate'].iloc[0]:.4g}",
+                "FLOPs a byte": f"{found['flops_per_token'].iloc[0]:,}",
+                "CPU ms a step": f"{1000 * (found['cpu_seconds'] / found['steps']).median():.0f}",
+            }
+        )
+    return str(pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True))
+
+
+def _points(*positions: str, length: int = 128) -> list[Variant]:
+    return [Variant(n, h, length=length, positions=p)
+            for p in positions for n, h in sorted(POINTS[64], reverse=True)]  # fmt: skip
+
+
+def _cost_of_four(positions: str, sign: int = 1) -> tuple[Term, Term]:
+    return (sign, Variant(16, 4, positions=positions)), (-sign, Variant(4, 16, positions=positions))
+
+
+def part_a(table: pd.DataFrame) -> str:
+    """How the best width depends on positions."""
+    cost = {p: compare(table, "", "", *_cost_of_four(p)).found for p in ("rotary", "t5", "half")}
+    first = compare(
+        table, "A1", "(h 4 less h 16), rotary less T5",
+        *_cost_of_four("rotary"), *_cost_of_four("t5", -1),
+    )  # fmt: skip
+    bits = {
+        p: {v.head_dim: analysis.scores(table, v) for v in _points(p)} for p in ("rotary", "t5")
+    }
+    best = {
+        p: 2 ** analysis.best_width({h: float(np.mean([*b.values()])) for h, b in one.items()})
+        for p, one in bits.items()
+    }
+    others = [
+        Comparison("A2", "log2 of the best h, T5 less rotary",
+             analysis.width_shift(bits["rotary"], bits["t5"])),
+        compare(table, "A3", "8x8 less 4x16, T5, two seeds",
+                (1, Variant(8, 8, positions="t5")), (-1, Variant(4, 16, positions="t5"))),
+        compare(table, "A4", "(h 4 less h 16), rotary less half",
+                *_cost_of_four("rotary"), *_cost_of_four("half", -1)),
+    ]  # fmt: skip
+    p_values = {test.name: test.found.p for test in others}
+    p_values["A3"] = others[1].found.p_equivalence  # that they are equal is the hypothesis
+    say = {
+        True: "So positions decide a large part of what narrow heads cost.",
+        False: "That positions decide what narrow heads cost is not shown.",
+    }[first.found.p < analysis.ALPHA and first.found.mean > 0]
+    return f"""# How the best width of a head depends on positions
+
+**Heads of 4 less heads of 16: {interval(cost["rotary"])} bits per byte with rotary positions,
+{interval(cost["t5"])} with T5's bias, {interval(cost["half"])} with rotary on half a head; rotary
+less T5 {interval(first.found)}, {p_said(first.found.p)}. {say}** The best width is h =
+{best["rotary"]:.1f} with rotary positions and {best["t5"]:.1f} with T5's bias. {CONDITIONS}Muon,
+{first.found.texts} texts, one seed each.
+
+{registered_table([first, *others], analysis.holm(p_values))}
+
+A1 is the primary; Holm over A2, A3, A4, where that of A3 is the p-value of equivalence within
+{analysis.MARGIN} bits. T5's bias also gives each head a prior of distance, and 32 numbers a head.
+
+{means_table(table, _points("rotary", "t5", "half"))}
+"""
+
+
+def part_b(table: pd.DataFrame) -> str:
+    """Muon for each head by itself."""
+    tests = [
+        compare(table, name, f"{n}x{h}, per head less joint",
+                (1, Variant(n, h, optimizer="muon_per_head")), (-1, Variant(n, h)))
+        for name, n, h in (("B1, 16x4", 16, 4), ("B1, 8x8", 8, 8), ("4x16", 4, 16))
+    ]  # fmt: skip
+    a, b, c = (interval(test.found) for test in tests)
+    variants = [
+        Variant(n, h, optimizer=o)
+        for o in ("muon", "muon_per_head") for n, h in ((16, 4), (8, 8), (4, 16))
+    ]  # fmt: skip
+    return f"""# Muon for each head by itself
+
+**With q, k and v of each head orthogonal by themselves, less joint: {a} bits per byte with 16
+heads of 4, {b} with 8 heads of 8, {c} with 4 heads of 16.** {CONDITIONS}rotary positions,
+{tests[0].found.texts} texts, one seed each.
+
+{registered_table(tests, analysis.holm({test.name: test.found.p for test in tests[:2]}))}
+
+4x16 is exploratory.
+
+{means_table(table, variants)}
+"""
+
+
+def _side(found: Estimate) -> str:
+    if found.p < analysis.ALPHA:
+        return "below" if found.mean < 0 else "above"
+    return found.conclusion
+
+
+READINGS = {
+    ("below", "equivalent"): "Wide heads can express what narrow ones learn, and do not learn it "
+    "from scratch; their width is of no further use.",
+    ("below", "below"): "Width helps, after a narrow start.",
+    ("equivalent", "above"): "Training wide heads undoes what was learnt.",
+}
+"""(C1, C2) -> what the plan registered."""
+
+
+def reading(first: Estimate, second: Estimate) -> str:
+    """The registered reading of C1 (converted less 4x64 with a reset) and C2 (less 4x16 with one).
+
+    C2 counts as equivalent wherever its 90 % interval is within the margin.
+    """
+    if _side(first) == "above":
+        return "4x64 from scratch is better: no trouble of training."
+    equal = second.p_equivalence < analysis.ALPHA
+    key = _side(first), "equivalent" if equal else _side(second)
+    return READINGS.get(key, "None of the registered readings applies: inconclusive.")
+
+
+def part_c(table: pd.DataFrame) -> str:
+    """Whether wide heads cannot or do not learn."""
+    tests = [
+        compare(table, name, what, (1, a), (-1, b))
+        for name, what, a, b in (
+            ("C1", "converted less 4x64, reset", CONVERTED, WIDE_RESET),
+            ("C2", "converted less 4x16, reset", CONVERTED, RESET),
+            ("reset", "4x16, reset less not", RESET, NARROW),
+            ("reset, wide", "4x64, reset less not", WIDE_RESET, WIDE),
+            ("scale", "4x64, 4/h less 1/sqrt(h)", WIDE_INVERSE, WIDE),
+            ("old scale", "converted, old scale less new", CONVERTED_OLD, CONVERTED),
+        )
+    ]
+    first, second = tests[0].found, tests[1].found
+    variants = [NARROW, RESET, WIDE, WIDE_RESET, WIDE_INVERSE, CONVERTED, CONVERTED_OLD]
+    return f"""# Wide heads: cannot or do not learn?
+
+**4 heads of 16, converted half way to 4 heads of 64, less 4 heads of 64 from scratch:
+{interval(first)} bits per byte; less 4 heads of 16: {interval(second)}. {reading(first, second)}**
+4 layers, D = 64, T5's bias, Muon, equal steps (not equal FLOPs), the optimizer reset half way in
+all three, {first.texts} texts, one seed each.
+
+{registered_table(tests, {})}
+
+C1 is the primary and C2 registered; the others are exploratory.
+
+{means_table(table, variants)}
+"""
+
+
+def part_d(table: pd.DataFrame) -> str:
+    """What decides when copying is learnt."""
+    variants = _points("rotary", length=256)
+    slow = [v for v in variants if v.head_dim not in (16, 32)]
+    found = analysis.events(table, variants, slow)
+    rows = []
+    for variant in variants:
+        one = analysis.events(table, [variant], slow)
+        rows.append(
+            {
+                "heads": f"{variant.num_heads}x{variant.head_dim}",
+                "runs": len(one.step),
+                "copied": int(one.copied.sum()),
+                "median first step": _median(one),
+            }
+        )
+    count, title = int(found.copied.sum()), "# When is copying learnt?\n\n"
+    counts = str(pd.DataFrame(rows).to_markdown(index=False))
+    if count < 30:
+        return (
+            f"{title}**Not tested: {count} of {len(found.step)} runs copied, the plan asks for "
+            f"30.** The part is repeated at 80 bytes a parameter.\n\n{counts}\n"
+        )
+    statistic, p = analysis.log_rank(found)
+    low, high = analysis.hazard_interval(found)
+    order = "later" if statistic < 0 else "earlier"
+    said = "copy" if p < analysis.ALPHA else "are not shown to copy"
+    share = analysis.copy_share(
+        table, Variant(1, 64, length=256), Variant(4, 16, length=256), "python"
+    )
+    return f"""{title}**One head of 64 and heads of 8 or 4 {said} {order} than heads of 16
+and 32: hazard ratio {analysis.hazard_ratio(found):.2f} ({low:.2f} to {high:.2f}), {p_said(p)}
+(log-rank, permuted within text and seed).** {CONDITIONS}T = 256,
+rotary positions, Muon, 2 texts with 8 seeds; {count} of {len(found.step)} runs copied.
+
+{counts}
+
+Copied: the second half of 64 repeated random bytes costs less than 2 bits a byte. Of what one head
+of 64 costs on `python` against 4x16, {share:.0%} is on copy bytes (exploratory at this width).
+"""
+
+
+def _median(found: analysis.Events) -> str:
+    """The Kaplan-Meier median, which is that of the steps while censoring is at the end alone."""
+    steps = np.sort(np.where(found.copied, found.step, math.inf))
+    median = steps[(len(steps) - 1) // 2] if len(steps) else math.inf
+    return f"{median:.0f}" if math.isfinite(median) else "not reached"
+
+
+PAGES: dict[str, tuple[str, Callable[[pd.DataFrame], str], tuple[str, ...]]] = {
+    "A": ("positions.md", part_a, ("A",)),
+    "B": ("per_head_muon.md", part_b, ("A", "B")),
+    "C": ("wide_heads.md", part_c, ("A", "C")),
+    "D": ("copying.md", part_d, ("D",)),
+}
+"""Part -> its page, what writes it, and the parts whose rows it reads."""
+
+
+def make_page(part: str, table: pd.DataFrame) -> str:
+    """The page of a part. Before all of its rows are there it has their number and no test."""
+    _, write, needed = PAGES[part]
+    if left := sum(missing(one, table) for one in needed):
+        planned = sum(
+            count_runs(cell) for one in needed for group in PARTS[one] for cell in group.cells
+        )
+        return (
+            f"# Part {part} of study 3\n\n**Incomplete: {left} judged runs are missing** "
+            f"(parts {', '.join(needed)}: {planned} runs with those of tuning). Nothing is tested "
+            "before all are there, as the [plan](plan.md) says.\n"
+        )
+    return write(table)
+
+
+def write_pages(names: Sequence[str], rows: Path, folder: Path) -> list[Path]:
+    """Writes the pages of parts from a file of rows; those of parts without a page are left out."""
+    table, found = analysis.read_table(rows), []
+    for part in names:
+        if part in PAGES:
+            found.append(folder / PAGES[part][0])
+            write_atomic(found[-1], make_page(part, table).encode())
+    return found

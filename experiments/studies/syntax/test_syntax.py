@@ -1,0 +1,158 @@
+"""`python -m experiments.roles`: the table says what the heads do, and the sentence what the table
+says."""
+
+import csv
+import gzip
+
+import jax
+import numpy as np
+import planted_syntax as language
+import pytest
+from commands import command
+from test_view import write_seeds
+
+from attnlab.interpret import SyntaxScore, parse_trees
+from experiments.configs import byte_lm
+from experiments.config import experiment_of, set_model
+from experiments.studies.syntax import study as syntax
+
+SEEDS = (4, 9)
+
+
+@pytest.fixture
+def treebank(tmp_path):
+    folder = tmp_path / "xx_planted"
+    folder.mkdir()
+    for seed, part in enumerate(("train", "dev")):
+        (folder / f"xx-ud-{part}.conllu").write_text(language.conllu(seed, 120))
+    last = gzip.compress(language.conllu(2, 120).encode())
+    (folder / "xx-ud-test.conllu.gz").write_bytes(last)
+    return folder
+
+
+def test_parts_of_a_folder_and_of_a_file(treebank):
+    choosing, judging = syntax.read_parts(treebank)
+    assert [t.text for t in choosing] == [t.text for t in language.trees(1, 120)]
+    assert [t.text for t in judging] == [t.text for t in language.trees(2, 120)]
+    halves = syntax.read_parts(treebank / "xx-ud-dev.conllu")
+    assert [t.text for pair in zip(*halves, strict=True) for t in pair] == [
+        t.text for t in choosing
+    ]
+    with pytest.raises(FileNotFoundError, match=r"no treebank .*nowhere; give a folder or"):
+        syntax.read_parts(treebank / "nowhere")
+    (treebank / "xx-ud-test.conllu.gz").unlink()
+    with pytest.raises(ValueError, match=r"holds no file \*-test.conllu"):
+        syntax.read_parts(treebank)
+
+
+def test_the_text_to_train_on(treebank, tmp_path):
+    out = tmp_path / "raw.txt"
+    syntax.write_raw(treebank, out)
+    assert out.read_text().splitlines() == [t.text for t in language.trees(0, 120)]
+    with pytest.raises(ValueError, match="exists already"):
+        syntax.write_raw(treebank, out)
+
+
+def test_what_the_table_says():
+    det = SyntaxScore("det", 1200, 1, 0.5, 0.07, 1, 0, "to head", 0.625, 0.125, 0.05, 0.2)
+    obj = SyntaxScore("obj", 300, -2, 0.3, 0.4, 0, 3, "from head", 0.3, -0.1, -0.15, -0.05)
+    fresh = [one._replace(by_head=0.1, gain=-0.4, low=-0.5, high=-0.3) for one in (det, obj)]
+    told = syntax.table(
+        syntax.Study({"seed 0": [det, obj], "seed 0, untrained": fresh}, (70, 80), 6)
+    )
+    lines = told.splitlines()
+    assert lines[3].split() == [
+        "det", "1,200", "+1", "50.0", "7.0", "1.0", "to", "head", "62.5*", "+12.5", "(+5.0", "to",
+        "+20.0)", "10.0",
+    ]  # fmt: skip
+    assert lines[4].split()[2:5] == ["-2", "30.0", "40.0"]
+    assert lines[4].split()[-6:] == ["30.0", "-10.0", "(-15.0", "to", "-5.0)", "10.0"]
+    assert "in 70 sentences, judged in 80 others; 6 more cannot be read whole" in told
+    assert lines[-2:] == [
+        "seed 0: its best head is better than both baselines in 1 of 2 rows (det).",
+        "seed 0, untrained: no head is better than both baselines in any of 2 rows.",
+    ]
+
+
+def test_only_what_can_be_read_whole_is_read():
+    lines = language.conllu(0, 3).splitlines()
+    trees = list(parse_trees(lines))
+    sizes = [len(tree.text) for tree in trees]
+    split = lambda text: (np.arange(len(text)), np.array([(i, i + 1) for i in range(len(text))]))
+    opened = type("Opened", (), {"config": language.MODEL, "split": staticmethod(split)})
+    assert len(syntax.readable(opened, trees)) == 3
+    opened.config = type("Config", (), {"max_len": max(sizes) - 1})
+    assert [tree.text for tree, _ in syntax.readable(opened, trees)] == [
+        tree.text for tree, size in zip(trees, sizes, strict=True) if size < max(sizes)
+    ]
+    opened.config = language.MODEL
+    opened.split = staticmethod(lambda text: (np.arange(1), np.array([[0, 2]])))  # the rest is lost
+    assert syntax.readable(opened, trees) == []
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of two seeds, in the second of which a head was planted."""
+    folder, config = tmp_path / "run", byte_lm.get_config("masked,tiny")
+    folder.mkdir()
+    set_model(config, language.MODEL)
+    config.task, config.train.seeds = "masked_lm", SEEDS
+    init = jax.jit(language.MODEL.build().init)(jax.random.key(5), np.zeros((1, 4), np.int32))
+    params = jax.tree.map(lambda *a: np.stack(a), init["params"], language.planted())
+    write_seeds(folder, experiment_of(config), SEEDS, params)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_planted_head_in_a_run(run, treebank, tmp_path):
+    out = tmp_path / "roles.csv"
+    flags = [f"--workdir={run}", f"--treebank={treebank}", "--untrained", f"--out={out}"]
+    told = command("experiments.roles", *flags)
+    assert told.returncode == 0, told.stderr
+    with out.open() as file:
+        rows = {(row["model"], row["label"]): row for row in csv.DictReader(file)}
+    models = ["seed 4", "seed 9", "seed 4, untrained", "seed 9, untrained"]
+    assert list(rows) == [(name, label) for name in models for label in ("all", "find", "hang")]
+    one = rows["seed 9", "find"]
+    place = [str(language.LAYER), str(language.HEAD), "to head", "1.0"]
+    assert [one[name] for name in ("layer", "head", "direction", "by_head")] == place
+    for name in models:
+        won = [label for (n, label), row in rows.items() if n == name and float(row["low"]) > 0]
+        assert ("find" in won) == (name == "seed 9")
+        assert f"{name}: {'its best' if won else 'no'} head" in told.stdout
+    assert told.stdout.startswith("seed 4:\n")
+    alone = command("experiments.roles", *flags[:2], "--seed=9")
+    assert alone.stdout.startswith("seed 9:\n")
+    assert "100.0*" in alone.stdout
+    again = command("experiments.roles", *flags)
+    assert again.returncode == 1
+    assert "exists already" in again.stderr
+    few = command("experiments.roles", *flags[:2], "--sentences=5")
+    assert "no relation has 100 words in both parts; of 5 and 5 sentences the" in few.stderr
+    one = command("experiments.roles", *flags[:2], "--sentences=1", "--least=1")
+    assert "the model can read 1 sentence to judge by" in one.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "give --workdir=RUN, or --path=FOLDER"),
+        (["--workdir=a", "--path=b"], "give --workdir=RUN, or --path=FOLDER"),
+        (["--path=a", "--seed=1"], "--seed selects a seed of --workdir"),
+        (["--workdir=nothing-here"], "nothing-here holds no run"),
+    ],
+)
+def test_what_is_no_command(flags, said, treebank):
+    told = command("experiments.roles", *flags, f"--treebank={treebank}")
+    assert told.returncode == 1
+    assert said in told.stderr
+
+
+@pytest.mark.parametrize("flag", ["--untrained", "--workdir=a", "--sentences=3", "--out=b.csv"])
+def test_flags_that_do_nothing_with_raw_are_refused(flag, tmp_path):
+    out = tmp_path / "raw.txt"
+    told = command("experiments.roles", "--treebank=nowhere", f"--raw={out}", flag)
+    assert told.returncode == 1
+    name = flag.partition("=")[0]
+    assert told.stderr == f"error: --raw only writes the text of --treebank; leave out {name}\n"
