@@ -1,10 +1,11 @@
-"""Policies: functions of results that propose further runs, for `sweep(..., policy=...)`; and what
-they choose."""
+"""Policies for `sweep(..., policies=[...])`: they choose learning rates and add seeds."""
 
+import csv
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from attnlab.lab.stats import (
     more_seeds_may_decide,
     paired_difference,
 )
+from attnlab.lab.sweep import Run, load_results
+from attnlab.load import SPECS
 
 RATE = "learning_rate"
 FIRST_RATE = "train.optimizer.learning_rate"
@@ -45,13 +48,17 @@ class AddSeeds:
       half_width: largest half of a 95 % interval of a variant's mean.
       most: seeds of a variant.
 
-        lab.sweep(specs, "runs/layouts", policy=lab.AddSeeds(half_width=0.01, most=8))
+        lab.sweep(specs, "runs/layouts", policies=[lab.AddSeeds(half_width=0.01, most=8)])
     """
 
     half_width: float
     most: int = 10
 
-    def __call__(self, results: Results) -> list[RunSpec]:
+    def __call__(self, specs: Sequence[RunSpec], run: Run) -> list[RunSpec]:
+        """The specs with the seeds that are added."""
+        return run_proposed(specs, run, self.propose)
+
+    def propose(self, results: Results) -> list[RunSpec]:
         """A further seed of each variant, none when all are known well enough."""
         some = [runs for runs in results.by_variant().values() if _num_seeds(runs) < self.most]
         scores = [[r.scores.heldout[results.metric] for r in runs if r.scores.heldout]
@@ -89,8 +96,13 @@ class DecideComparisons:
     most: int = 12
     margin: float = 0.0
     step: int = 3
+    reads_scores: ClassVar = True
 
-    def __call__(self, results: Results) -> list[RunSpec]:
+    def __call__(self, specs: Sequence[RunSpec], run: Run) -> list[RunSpec]:
+        """The specs with the seeds that are added."""
+        return run_proposed(specs, run, self.propose)
+
+    def propose(self, results: Results) -> list[RunSpec]:
         """Further seeds of the variants of undecided comparisons."""
         variants = results.by_variant()
         chosen = [variants[variant] for variant in self._undecided(results)]
@@ -119,28 +131,55 @@ class DecideComparisons:
 
 @dataclasses.dataclass(frozen=True)
 class TuneLearningRate:
-    """Runs each variant at learning rates further out until the best one lies between two others.
+    """Chooses a learning rate for each variant: the wanted runs are those at the chosen rates.
 
-    The scores are those of the main metric on the validation part, so the held-out part judges
-    nothing here; the data need one (`Text(validation=0.1)`). Each run has its rate as the tag
-    "learning_rate". Between the best rate and a neighbour that diverged the one half-way is tried.
+    Each variant is run at rates around its own, then further out until the best one lies between
+    two others; between the best rate and a neighbour that diverged the one half-way is tried. These
+    runs are a sweep of their own in the folder `tuning` of the workdir, with a seed that no other
+    run has and the rate as the tag "learning_rate". The scores are those of the main metric on the
+    validation part, so the held-out part judges nothing here. A variant of which a run failed is
+    left out.
 
     Attributes:
+      count: rates that each variant begins with, 3 or more.
       factor: between two rates.
       most: rates of a variant.
 
+    Raises (when it is called):
+      ValueError: fewer than 3 rates, data without a validation part, or two configs of the same
+        tags.
+
         base = lab.Experiment(data=Text(validation=0.1))
-        specs = lab.product(base, layout=["standard", "wide"], seeds=[1000])
-        tried = lab.sweep(
-            lab.with_rates(specs, [0.003, 0.006]), "runs/tuning", policy=lab.TuneLearningRate()
-        )
-        lab.best_rates(tried)  # {(("layout", "standard"),): 0.0047, ...}
+        specs = lab.product(base, layout=["standard", "wide"])
+        lab.sweep(specs, "runs/layouts", policies=[lab.TuneLearningRate()])
+        lab.best_rates(lab.load_results("runs/layouts/tuning"))
     """
 
+    count: int = 3
     factor: float = FACTOR
     most: int = MOST_RATES
 
-    def __call__(self, results: Results) -> list[RunSpec]:
+    def __call__(self, specs: Sequence[RunSpec], run: Run) -> list[RunSpec]:
+        """The specs, each at the rate of its variant."""
+        tried = tuning_specs(specs, self.count)
+        for spec in specs:
+            if not getattr(spec.config.data, "validation", True):
+                raise ValueError(
+                    "--tune chooses learning rates on a validation part, and the data of "
+                    f"{spec.id} have none: give a text one by --config.data.validation=0.1"
+                )
+        while tried:
+            results = run(tried, TUNING)
+            complete = {result.spec.id for result in results}
+            failed = {variant_without_rate(s) for s in tried if s.id not in complete}
+            tried = [spec for spec in tried if variant_without_rate(spec) not in failed]
+            if not failed:
+                if not (further := self.propose(results)):
+                    return at_rates(specs, best_rates(results))
+                tried += further
+        return []
+
+    def propose(self, results: Results) -> list[RunSpec]:
         """Rates that the variants need."""
         proposed: list[RunSpec] = []
         for runs in _without_rate(results).values():
@@ -149,6 +188,20 @@ class TuneLearningRate:
             if rate is not None and len(tried) < self.most:
                 proposed.append(with_rate(runs[0].spec, rate))
         return proposed
+
+
+def run_proposed(
+    specs: Sequence[RunSpec], run: Run, propose: Callable[[Results], list[RunSpec]]
+) -> list[RunSpec]:
+    """Runs specs, and what is proposed after reading their results until that is nothing.
+
+    Returns:
+      All of them.
+    """
+    wanted = list(specs)
+    while proposed := propose(run(wanted)):
+        wanted += proposed
+    return wanted
 
 
 def next_rate(tried: Mapping[float, float], factor: float = FACTOR) -> float | None:
@@ -215,18 +268,15 @@ def best_rates(results: Results) -> dict[Variant, float]:
     return found
 
 
-def tuning_seed(seeds: Sequence[int], most: int = 0) -> int:
-    """A seed for the runs that choose learning rates, which none of the judged runs has.
+def tuning_seed(seeds: Sequence[int]) -> int:
+    """A seed for the runs that choose learning rates. It is at least 500 above those of the judged
+    runs, which may become more.
 
-    Args:
-      seeds: of the judged runs.
-      most: seeds that a variant may have after seeds were added.
-
-    >>> tuning_seed([0, 1, 2]), tuning_seed([999, 1000])
-    (1000, 1001)
+    >>> tuning_seed([0, 1, 2]), tuning_seed([999])
+    (1000, 1998)
     """
     last = max(seeds)
-    return max(TUNING_SEED, last + max(most - len(set(seeds)), 0) + 1)
+    return TUNING_SEED if 2 * last < TUNING_SEED else 2 * last
 
 
 def first_rates(middle: float, count: int, factor: float = FACTOR) -> list[float]:
@@ -238,20 +288,19 @@ def first_rates(middle: float, count: int, factor: float = FACTOR) -> list[float
     return [middle * factor**k for k in range(-(count // 2), count - count // 2)]
 
 
-def tuning_specs(specs: Sequence[RunSpec], count: int, most_seeds: int = 0) -> list[RunSpec]:
+def tuning_specs(specs: Sequence[RunSpec], count: int) -> list[RunSpec]:
     """The runs that begin to choose a learning rate for each variant of `specs`.
 
     Args:
       specs: the runs that will be judged.
       count: rates of each variant, around its own.
-      most_seeds: seeds that a variant may have after seeds were added.
 
     Raises:
-      ValueError: fewer than 3 rates, or two variants have the same tags.
+      ValueError: as of `TuneLearningRate`.
     """
     if count < 3:
         raise ValueError(f"--tune={count}: give at least 3 learning rates, which a parabola needs")
-    seed = tuning_seed([spec.seed for spec in specs], most_seeds)
+    seed = tuning_seed([spec.seed for spec in specs])
     first: dict[Variant, RunSpec] = {}
     for spec in specs:
         one = first.setdefault(tuple(spec.tags.items()), spec)
@@ -311,6 +360,54 @@ def with_rates(specs: Sequence[RunSpec], rates: Sequence[float]) -> list[RunSpec
     ['wide-rate0.001', 'wide-rate0.01']
     """
     return [with_rate(spec, rate) for spec in specs for rate in rates]
+
+
+def with_known_rates(specs: Sequence[RunSpec], source: Path) -> list[RunSpec]:
+    """The specs at the learning rates that another sweep of the same variants chose.
+
+    Args:
+      specs: the runs.
+      source: the workdir of that sweep, or its results.csv.
+
+    Raises:
+      ValueError: a variant has no rate there, or several.
+    """
+    if source.is_dir():
+        if not (source / TUNING / SPECS).exists():
+            raise ValueError(f"{source} has no chosen learning rates; run its sweep with --tune")
+        rates = best_rates(load_results(source / TUNING))
+    elif source.is_file():
+        rates = _rates_of_table(specs, source)
+    else:
+        raise ValueError(f"{source} is neither the workdir of a sweep nor a results.csv")
+    variants = dict.fromkeys(tuple(spec.tags.items()) for spec in specs)
+    if missing := [variant for variant in variants if variant not in rates]:
+        names = "; ".join(", ".join(str(value) for _, value in variant) for variant in missing)
+        raise ValueError(f"{source} has no learning rate for {names}")
+    return at_rates(specs, rates)
+
+
+def _rates_of_table(specs: Sequence[RunSpec], source: Path) -> dict[Variant, float]:
+    with source.open(newline="", encoding="utf-8-sig") as lines:
+        rows = list(csv.DictReader(lines))
+    if not rows or "learning_rate" not in rows[0]:
+        raise ValueError(f"{source} has no rows with a column learning_rate")
+    found = {}
+    for variant in dict.fromkeys(tuple(spec.tags.items()) for spec in specs):
+        rates = {row["learning_rate"] for row in rows if _fits(row, variant)}
+        if len(rates) > 1:
+            name = ", ".join(str(value) for _, value in variant)
+            raise ValueError(
+                f"{source} has several learning rates for {name}: {', '.join(sorted(rates))}; "
+                "keep the rows of one"
+            )
+        if rates:
+            found[variant] = float(rates.pop())
+    return found
+
+
+def _fits(row: Mapping[str, str], variant: Sequence[tuple[str, Tag]]) -> bool:
+    return all(row.get(f"{tag} (tag)", row.get(tag)) == str(value) for tag, value in variant)
 
 
 def _further_seeds(runs: Sequence[RunResult], count: int) -> list[RunSpec]:

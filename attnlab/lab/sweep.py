@@ -1,12 +1,14 @@
-"""`sweep`: runs a list of `RunSpec`s, and what policies propose after looking at results."""
+"""`sweep`: runs a list of `RunSpec`s, and what policies make of it after reading results."""
 
+import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol
 
 from attnlab.atomic import write_atomic
+from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import (
     LOGS,
     POLL_SECONDS,
@@ -32,8 +34,31 @@ from attnlab.load import SPEC, SPECS
 from attnlab.nested import SHOWN, differences, field_path
 from attnlab.training.interrupts import Stopped, stop_signals
 
-Policy: TypeAlias = Callable[[Results], list[RunSpec]]
-"""Results so far -> further runs; an empty list ends the sweep."""
+REPORT = "report.html"
+"""In a workdir, where its report is written."""
+
+
+class Run(Protocol):
+    """What a policy calls to run specs: see `Policy`."""
+
+    def __call__(self, specs: Sequence[RunSpec], folder: str = "") -> Results:
+        """The results of `specs`. In a `folder` of the workdir a run that fails has none, and the
+        sweep fails at its end; without one it fails at once."""
+
+
+class Policy(Protocol):
+    """Decides what a sweep runs: called with the specs so far, it returns those that are wanted.
+
+    Until then it may run specs and read their results. A function is a policy, too:
+
+        def slower_where_diverged(specs, run):
+            diverged = [result.spec for result in run(specs) if result.status == "diverged"]
+            return [*specs, *lab.with_rates(diverged, [1e-4])]
+
+        lab.sweep(specs, "runs/a", policies=[slower_where_diverged])
+    """
+
+    def __call__(self, specs: Sequence[RunSpec], run: Run) -> Sequence[RunSpec]: ...
 
 
 class SweepFailed(RuntimeError):
@@ -59,7 +84,8 @@ def sweep(
     workdir: str | Path,
     *,
     executor: Executor | None = None,
-    policy: Policy | None = None,
+    policies: Sequence[Policy] = (),
+    description: Description | None = None,
     progress: bool = True,
     waits: bool = True,
 ) -> Results:
@@ -72,7 +98,8 @@ def sweep(
       workdir: folder of the sweep. A sweep with other specs adds to those that are there; a spec
         of the same id with more steps makes that run longer.
       executor: where to run; None: `LocalExecutor()`.
-      policy: proposes further runs each time that all have ended.
+      policies: choose learning rates, add seeds: each gets the specs that the one before returned.
+      description: question, comparisons and margin, for the report; None: that of the workdir.
       progress: show bars, in a terminal or a notebook; elsewhere a line for each run that ends.
       waits: wait for runs that another process has; False: leave them to it.
 
@@ -88,15 +115,77 @@ def sweep(
         results = lab.sweep(specs, "runs/layouts", executor=lab.LocalExecutor(jobs=2))
         results.compare({"layout": "standard"})
     """
-    workdir, wanted = Path(workdir), list(specs)
-    while True:
-        add_specs(wanted, workdir)
-        _finish(wanted, workdir, executor or LocalExecutor(), progress, waits)
-        results = load_results(workdir, wanted)
-        proposed = policy(results) if policy else []
-        if not proposed:
-            return results
-        wanted += proposed
+    workdir, wanted, start = Path(workdir), list(specs), executor or LocalExecutor()
+    check_unique(wanted)
+    reads_scores = any(getattr(policy, "reads_scores", False) for policy in policies)
+    about = described(description, wanted, workdir, seeds_added=reads_scores)
+    failed: list[SweepFailed] = []
+
+    def run(specs: Sequence[RunSpec], folder: str = "") -> Results:
+        if folder:
+            _check_before(folder, wanted, workdir)
+        add_specs(specs, workdir / folder)
+        if about != read_description(workdir):
+            about.write(workdir)
+        try:
+            _finish(specs, workdir / folder, start, progress, waits)
+        except SweepFailed as error:
+            if not folder:
+                raise
+            failed.append(error)
+        return load_results(workdir / folder, specs)
+
+    for policy in policies:
+        wanted = list(policy(wanted, run))
+    if failed and not wanted:
+        raise failed[0]
+    results = run(wanted)
+    if failed:
+        raise failed[0]
+    return results
+
+
+def described(
+    description: Description | None,
+    specs: Sequence[RunSpec],
+    workdir: Path,
+    *,
+    seeds_added: bool = False,
+) -> Description:
+    """The description of a sweep of these specs in a workdir.
+
+    Args:
+      description: of the caller; None: that of the workdir.
+      specs: whose seeds are planned.
+      workdir: of the sweep. Seeds that it gets after its report was written count as added, whether
+        a policy or a person added them.
+      seeds_added: whether a policy may add seeds after reading scores.
+    """
+    before = read_description(workdir)
+    about = before if description is None else description
+    budgets = {spec.config.matched for spec in specs}
+    matched = about.matched or (budgets.pop() if len(budgets) == 1 else "")
+    about = dataclasses.replace(about, matched=matched)
+    seeds = {spec.seed for spec in specs}
+    there = {spec.seed for spec in specs_in(workdir).values()}
+    if there and (workdir / REPORT).exists():
+        planned = before.planned_seeds or tuple(sorted(there))
+        if not there | seeds <= set(planned):
+            return dataclasses.replace(about, seeds_added=True, planned_seeds=planned)
+    if seeds_added:
+        return dataclasses.replace(about, seeds_added=True, planned_seeds=tuple(sorted(seeds)))
+    return about
+
+
+def _check_before(folder: str, wanted: Sequence[RunSpec], workdir: Path) -> None:
+    """Raises ValueError where runs of `wanted` exist that a policy did not choose in `folder`."""
+    there = specs_in(workdir)
+    again = [spec.id for spec in wanted if spec.id in there]
+    if again and not (workdir / folder / SPECS).exists():
+        raise ValueError(
+            f"{workdir} has runs that were not chosen by runs in {folder!r}, such as {again[0]!r}; "
+            "use another workdir, or leave the policy (--tune) out"
+        )
 
 
 def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) -> Results:

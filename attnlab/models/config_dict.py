@@ -1,8 +1,8 @@
 """`ModelConfig` as a nested dict, for flags, and as JSON, for checkpoints.
 
-In the dict for flags, a part that is chosen by name (heads, positions) has the fields of its choice;
-`choose` makes another choice. A field that is None takes its default. A field that the choice does
-not have must be None, or the default of the choices that have it.
+In the dict for flags, a part that is chosen by name (heads, positions) has the fields of its
+choice; `choose` makes another choice. A field that is None takes its default. A field that the
+choice does not have must be None, or the default of the choices that have it.
 
 >>> from attnlab.heads import Wide
 >>> fields = to_dict(ModelConfig(heads=Wide(num_heads=4)))

@@ -68,7 +68,7 @@ def _provenance(panel: Panel, run: RunResult) -> Iterator[tuple[str, str]]:
     if folder is None or not (folder / PROVENANCE).exists():
         return
     about = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
-    yield "Command", shlex.join(about["argv"])
+    yield "Command", panel.about.command or shlex.join(about["argv"])
     if git := about.get("git"):
         changed = " with changes (changes.diff of each run)" if git["changed"] else ""
         yield "Commit", f"{git['commit'][:12]}{changed}"

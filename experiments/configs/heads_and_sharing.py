@@ -44,7 +44,6 @@ widths of match=parameters are no multiples of 8, which is slower on a GPU.
 """
 
 import itertools
-
 from typing import Any
 
 from ml_collections import ConfigDict

@@ -9,8 +9,8 @@ right in a share 1 / P.
 Measured with 4 pairs, 90 seconds on 2 CPU cores: two seeds of three are always right, the third in
 36 % of the cases; recall is learnt suddenly or not at all.
 
-Presets after the colon: `layout=`, `sharing=`, `paper` (8,192 tokens, as in the paper's experiments: a
-small vocabulary hides differences, and costs less), `tiny`.
+Presets after the colon: `layout=`, `sharing=`, `paper` (8,192 tokens, as in the paper's
+experiments: a small vocabulary hides differences, and costs less), `tiny`.
 
 One run:
 

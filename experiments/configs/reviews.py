@@ -8,8 +8,8 @@ training, 1,057 for validation, 1,055 for the test. The commonest class of the t
 right for 48.8 % of the test, naive Bayes on whether a word occurs for 77.6 %. Measured,
 three seeds, 2 minutes on 2 CPU cores: 70.9 % (69.2 to 71.8); counts of words are still better.
 
-Presets after the colon: `layout=`, `sharing=`, `long` (whole reviews, the first 512 tokens: the path is
-then that of movie_reviews.zip), `max` (the largest of the tokens instead of their mean), `tiny`.
+Presets after the colon: `layout=`, `sharing=`, `long` (whole reviews, the first 512 tokens: the
+path is then that of movie_reviews.zip), `max` (the largest of the tokens, not their mean), `tiny`.
 """
 
 from attnlab import lab

@@ -10,7 +10,8 @@ is right for 2.7 % of the simple split and for none of the others. Measured on t
 seed, 3 minutes on 2 CPU cores: 97.0 % of the commands.
 
 Presets after the colon: `length` (the outputs of the test are longer than all in training) or
-`jump` (a verb that training has only as a single word) for the split, `layout=`, `sharing=`, `tiny`."""
+`jump` (a verb that training has only as a single word) for the split, `layout=`, `sharing=`,
+`tiny`."""
 
 import functools
 from collections import Counter

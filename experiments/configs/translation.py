@@ -9,8 +9,8 @@ validation, 1,000 for the test. One vocabulary for both languages. A byte of the
 1.31 (Witten-Bell). Measured, one seed, 9 minutes on 2 CPU cores: 0.90 bits, and 50.5 chrF and 25.6
 BLEU for greedy decoding.
 
-Presets after the colon: `layout=`, `sharing=`, `reverse` (German to English), `bytes` (no subwords: rows
-of up to 256), `tiny`. `--config.task=transduction` leaves out the metrics that need sacrebleu.
+Presets after the colon: `layout=`, `sharing=`, `reverse` (German to English), `bytes` (no subwords:
+rows of up to 256), `tiny`. `--config.task=transduction` leaves out the metrics that need sacrebleu.
 """
 
 from experiments import config

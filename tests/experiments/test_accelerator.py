@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,6 @@ import pytest
 from commands import command
 
 from attnlab.attention import BACKENDS, Backend, dot_product_attention, explain
-from attnlab.lab.spec import specs_of
 from attnlab.models import num_parameters
 from experiments.benchmarks import accelerator, attention, fastest, ledger
 from experiments.benchmarks import accelerator_page as report
@@ -19,9 +19,9 @@ from experiments.benchmarks.accelerator import FULL, TINY
 from experiments.benchmarks.ledger import DeviceLostError, Ledger, go_through
 from experiments.benchmarks.measure import Case
 from experiments.benchmarks.peaks import PEAKS, fraction_of_peak
+from experiments.config import ConfigFile, setup_of
 from experiments.configs import heads_and_sharing
 from experiments.sweep import training_flops
-from experiments.setup import setup_of
 
 ABOUT = {
     "device": "1 x NVIDIA H200", "machine": "a machine", "python": "3", "jax": "0", "flax": "0",
@@ -219,8 +219,7 @@ def test_the_study_at_the_scale_of_a_gpu():
     preset = "study,match=parameters,scale=gpu"
     config = heads_and_sharing.get_config(preset)
     assert config == heads_and_sharing.get_config("scale=gpu,match=parameters,study")
-    found = setup_of(config, heads_and_sharing, preset)
-    specs = specs_of(found.base, found.variants, found.seeds, found.match)
+    specs = setup_of(ConfigFile(Path(), preset, heads_and_sharing, config)).specs()
     assert len(specs) == 9 * 10
     sizes = [num_parameters(spec.config.model) for spec in specs]
     assert 9e6 < min(sizes) <= max(sizes) < 1.01 * min(sizes) < 11e6

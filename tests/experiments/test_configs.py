@@ -14,8 +14,8 @@ from attnlab.heads import score_scale
 from attnlab.lab.spec import specs_of
 from attnlab.models import cache_bytes_per_token
 from attnlab.pretrained import published_config
-from experiments.configs import byte_lm, heads_and_sharing
 from experiments.config import experiment_of
+from experiments.configs import byte_lm, heads_and_sharing
 from experiments.run import run_config
 
 READ_FILES = {"cora", "reviews", "scan"}

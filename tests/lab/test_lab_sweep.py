@@ -20,7 +20,6 @@ from small_experiment import MODEL, experiment, train_config
 from attnlab import lab
 from attnlab.data import Text
 from attnlab.heads import LAYOUTS, Standard
-from attnlab.lab.plan import Plan, run_plan
 from attnlab.lab.policies import with_rates
 from attnlab.lab.spec import specs_of
 from attnlab.lab.sweep import add_specs, specs_in
@@ -140,24 +139,24 @@ def test_a_report_of_one_run(tmp_path):
 
 
 def test_rates_are_added_until_the_best_is_between_two():
-    policy = lab.TuneLearningRate(factor=2.0, most=4)
+    propose = lab.TuneLearningRate(factor=2.0, most=4).propose
     runs = [made({"name": "a"}, 0, loss, rate) for loss, rate in ((3.0, 0.01), (2.0, 0.02))]
-    (proposed,) = policy(lab.Results(runs))
+    (proposed,) = propose(lab.Results(runs))
     assert proposed.config.train.optimizer.learning_rate == 0.04
     inside = [*runs, made({"name": "a"}, 0, 2.5, 0.04)]
-    assert policy(lab.Results(inside)) == []
+    assert propose(lab.Results(inside)) == []
     (rate,) = lab.best_rates(lab.Results(inside)).values()
     assert rate == pytest.approx(0.02245, abs=1e-5)  # of the parabola through all three
     steep = [made({"name": "a"}, 0, -rate, rate) for rate in (0.01, 0.02, 0.04, 0.08)]
-    assert policy(lab.Results(steep)) == []
+    assert propose(lab.Results(steep)) == []
 
 
 def test_seeds_are_added_while_an_interval_is_wide():
     runs = [made({"name": "a"}, 0, 2.0), made({"name": "a"}, 1, 3.0)]
-    proposed = lab.AddSeeds(half_width=0.1)(lab.Results(runs))
+    proposed = lab.AddSeeds(half_width=0.1).propose(lab.Results(runs))
     assert [(spec.seed, spec.id) for spec in proposed] == [(2, "a-seed2")]
-    assert lab.AddSeeds(half_width=10.0)(lab.Results(runs)) == []
-    assert lab.AddSeeds(half_width=0.1, most=2)(lab.Results(runs)) == []
+    assert lab.AddSeeds(half_width=10.0).propose(lab.Results(runs)) == []
+    assert lab.AddSeeds(half_width=0.1, most=2).propose(lab.Results(runs)) == []
 
 
 @pytest.mark.parametrize(
@@ -190,9 +189,9 @@ def test_a_seed_is_added_on_every_text(tmp_path):
         runs.append(dataclasses.replace(run, spec=dataclasses.replace(run.spec, config=config)))
     results = lab.Results(runs)
     for policy in (lab.AddSeeds(half_width=0.1, most=2), lab.DecideComparisons(most=2)):
-        ids = {spec.id for spec in policy(results)}
+        ids = {spec.id for spec in policy.propose(results)}
         assert ids == {"x-a-seed1", "y-a-seed1", "x-b-seed1", "y-b-seed1"}
-    assert lab.AddSeeds(half_width=0.1, most=1)(results) == []
+    assert lab.AddSeeds(half_width=0.1, most=1).propose(results) == []
 
 
 def test_a_policy_is_asked_until_it_proposes_nothing(swept, tmp_path):
@@ -201,7 +200,7 @@ def test_a_policy_is_asked_until_it_proposes_nothing(swept, tmp_path):
     shutil.copytree(folder / "runs" / specs[0].id, tmp_path / "runs" / specs[0].id)
     policy = lab.AddSeeds(half_width=0.0, most=2)
     results = lab.sweep(
-        specs[:1], tmp_path, executor=lab.InProcess(), policy=policy, progress=False
+        specs[:1], tmp_path, executor=lab.InProcess(), policies=[policy], progress=False
     )
     assert [run.spec.seed for run in results] == [3, 4]
 
@@ -317,9 +316,14 @@ def test_a_failing_tuning_run_leaves_out_its_variant_alone(base, tmp_path):
     variants = [lab.Variant({}, "good"), lab.Variant({"data.path": str(text)}, "bad")]
     specs = specs_of(base, variants, [0])
     text.write_bytes(b"too short")
-    plan = Plan(specs, tune=3)
     with pytest.raises(lab.SweepFailed, match=r"bad-seed1000.*too short"):
-        run_plan(plan, tmp_path / "w", lab.InProcess(), progress=False)
+        lab.sweep(
+            specs,
+            tmp_path / "w",
+            executor=lab.InProcess(),
+            policies=[lab.TuneLearningRate()],
+            progress=False,
+        )
     (result,) = lab.load_results(tmp_path / "w")
     tuned = lab.load_results(tmp_path / "w/tuning")
     assert {run.spec.tags["name"] for run in tuned} == {"good"}

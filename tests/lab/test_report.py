@@ -216,22 +216,22 @@ def test_differences_of_opposite_signs_are_in_the_conclusion():
 
 
 def test_seeds_that_a_person_adds_after_a_report_are_marked(tmp_path):
-    from attnlab.lab.plan import Plan, described
+    from attnlab.lab.sweep import described
 
     runs = noisy(TWO, range(3))
-    more = Plan([run.spec for run in noisy(TWO, range(5))])
-    assert not described(more, tmp_path / "w").seeds_added  # nothing has run
+    more = [run.spec for run in noisy(TWO, range(5))]
+    assert not described(Description(), more, tmp_path / "w").seeds_added  # nothing has run
     store(runs, tmp_path / "w")
     Description().write(tmp_path / "w")
-    assert not described(more, tmp_path / "w").seeds_added  # nobody saw a report
+    assert not described(Description(), more, tmp_path / "w").seeds_added  # nobody saw a report
     (tmp_path / "w" / "report.html").touch()
-    same = Plan([run.spec for run in runs])
-    assert described(same, tmp_path / "w") == Description()
-    about = described(more, tmp_path / "w")
+    same = [run.spec for run in runs]
+    assert described(Description(), same, tmp_path / "w") == Description()
+    about = described(Description(), more, tmp_path / "w")
     assert (about.seeds_added, about.planned_seeds) == (True, (0, 1, 2))
     about.write(tmp_path / "w")
-    (tmp_path / "w" / "specs.json").write_text(lab.spec.write_specs(more.specs))
-    assert described(more, tmp_path / "w") == about  # the same command once more
+    (tmp_path / "w" / "specs.json").write_text(lab.spec.write_specs(more))
+    assert described(Description(), more, tmp_path / "w") == about  # the same command once more
     said = limits(Panel(lab.Results(noisy(TWO, range(5))), about))
     assert any("Seeds 3, 4 were added" in line for line in said)
 
@@ -239,9 +239,9 @@ def test_seeds_that_a_person_adds_after_a_report_are_marked(tmp_path):
 def test_the_seed_of_tuning_is_none_that_is_added_later():
     """Of two variants with seed 999, up to six seeds each: 1000 to 1004 are added."""
     runs = noisy(TWO, [999])
-    [seed] = {spec.seed for spec in tuning_specs([run.spec for run in runs], 3, 6)}
+    [seed] = {spec.seed for spec in tuning_specs([run.spec for run in runs], 3)}
     results, policy = lab.Results(runs), lab.AddSeeds(half_width=0.0, most=6)
-    while specs := policy(results):
+    while specs := policy.propose(results):
         results += lab.Results([made(dict(s.tags), s.seed, 2.0 + 0.01 * s.seed) for s in specs])
     seeds = {run.spec.seed for run in results}
     assert len(seeds) == 6

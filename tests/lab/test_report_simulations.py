@@ -185,7 +185,7 @@ class Sweep:
 
     def follow(self, policy):
         """Runs what the policy proposes until it proposes nothing."""
-        while proposed := policy(self):
+        while proposed := policy.propose(self):
             for spec in proposed:
                 i = int(spec.id.split("-")[0])
                 self.runs[self.variants[i]].append(self.run(i, spec.seed))

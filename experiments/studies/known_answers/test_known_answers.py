@@ -26,8 +26,8 @@ from attnlab.training import (
     train_step,
 )
 from attnlab.training.objectives import OBJECTIVES
-from experiments.configs import byte_lm
 from experiments.config import experiment_of
+from experiments.configs import byte_lm
 from experiments.run import run_config
 from experiments.studies.known_answers import same_start
 from experiments.studies.known_answers.maxima import Maxima

@@ -1,7 +1,7 @@
 r"""Does training in bfloat16 cost anything? The same run in both, layout by layout, seed by seed.
 
-    python -m experiments.sweep --config=experiments/studies/precision/study.py:layouts=standard|wide \
-        --workdir=runs/precision
+    python -m experiments.sweep --workdir=runs/precision \
+        --config=experiments/studies/precision/study.py:layouts=standard+wide
 
 With `dtype=bfloat16` products and activations are in bfloat16; parameters, moments of the
 optimizer, statistics of norms, softmax and loss stay in float32. Both variants of a layout start
@@ -12,8 +12,9 @@ from the same weights and read the same batches, so the two losses of a seed are
 
 does the same for every layout.
 
-Presets after the colon: `layouts=standard|wide` (left out: all of them), `small` (half the layers, half the FFN width,
-texts half as long, a quarter of the batch), `tiny`. bfloat16 is not faster on a CPU."""
+Presets after the colon: `layouts=standard+wide` (left out: all of them), `small` (half the layers,
+half the FFN width, texts half as long, a quarter of the batch), `tiny`. bfloat16 is not faster on a
+CPU."""
 
 from ml_collections import ConfigDict
 
@@ -60,4 +61,4 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
 
 def _layouts(arg: str) -> list[str]:
     found = config.parse(arg, KEYS).layouts
-    return found.split("|") if found else list(LAYOUTS)
+    return found.split("+") if found else list(LAYOUTS)

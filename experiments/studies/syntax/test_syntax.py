@@ -12,8 +12,8 @@ from commands import command
 from test_view import write_seeds
 
 from attnlab.interpret import SyntaxScore, parse_trees
-from experiments.configs import byte_lm
 from experiments.config import experiment_of, set_model
+from experiments.configs import byte_lm
 from experiments.studies.syntax import study as syntax
 
 SEEDS = (4, 9)

@@ -26,7 +26,7 @@ optimizer. `tiny` divides widths and depths for a CPU and trains shortly, on oth
   paper's size. Equal parameters are not equal FLOPs. The paper's deep models start from Admin
   initialisation; here `tiny` has pre-norm instead.
 
-Presets after the colon: `table=TABLE` (`vaswani` if left out), `tiny`, `rows=A|big` (the rows whose
+Presets after the colon: `table=TABLE` (`vaswani` if left out), `tiny`, `rows=A+big` (the rows whose
 name contains A or big).
 """
 
@@ -259,7 +259,7 @@ def variants(base: lab.Experiment, arg: str) -> list[lab.Variant]:
         if preset.tiny:
             instead = {f: value for f, value in table.tiny_rows.items() if f in changes}
             changes = changes | table.divided(changes) | instead
-        if any(part in name for part in preset.rows.split("|")):
+        if any(part in name for part in preset.rows.split("+")):
             found.append(lab.Variant(changes, name))
     return found
 
