@@ -45,7 +45,7 @@ def define_run() -> None:
     flags.DEFINE_string(
         "workdir", None, "Folder of everything that the command writes.", required=True
     )
-    flags.register_validator("workdir", _is_folder, "name a folder; a file is there, or no name")
+    flags.register_validator("workdir", _is_folder, "a file is there, or the name is empty; name a folder")
     flags.DEFINE_integer(
         "threads",
         None,
@@ -122,10 +122,8 @@ def _parse(argv: list[str], takes_words: bool) -> list[str]:
         rest: list[str] = flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:
         known = [*flags.FLAGS, *(f"config.{path}" for path in fields)]
-        raise ValueError(
-            f"unknown flag --{error.flagname}{config.hint(error.flagname, known)}; --help lists "
-            "those there are"
-        ) from None
+        near = config.hint(error.flagname, known)
+        raise ValueError(f"unknown flag --{error.flagname}; {near}") from None
     if len(rest) > 1 and not takes_words:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
     return rest

@@ -81,19 +81,17 @@ def parse(arg: str, known: Mapping[str, object]) -> Any:
     namespace(layout='wide', tiny=True, scale='')
     """
     found = {key: a[0] if isinstance(a, tuple) else a for key, a in known.items()}
-    given = [part.partition("=") for part in arg.split(",") if part]
-    for i, (key, equals, text) in enumerate(given):
-        default = lookup(known, key, what="preset")
-        if key in [other for other, _, _ in given[:i]]:
+    written = {key if default is False else f"{key}=": key for key, default in known.items()}
+    given: set[str] = set()
+    for part in filter(None, arg.split(",")):
+        name, equals, text = part.partition("=")
+        key = lookup(written, name + equals, what="preset")
+        if key in given:
             raise ValueError(f"preset {key!r} is given twice; give it once")
-        if bool(equals) == (default is False):
-            raise ValueError(f"preset {key!r}: write {key if default is False else f'{key}=VALUE'}")
-        if isinstance(default, tuple):
-            lookup(dict.fromkeys(default), text, what=f"preset {key}")
-        try:
-            found[key] = True if default is False else type(found[key])(text)
-        except ValueError:
-            raise ValueError(f"preset {key}={text}: give a number, as {key}={default}") from None
+        given.add(key)
+        if isinstance(choices := known[key], tuple):
+            lookup(dict.fromkeys(filter(None, choices)), text, what=f"preset {key}")
+        found[key] = type(found[key])(text or True)
     return SimpleNamespace(**found)
 
 
@@ -275,7 +273,7 @@ def define_fields(argv: Sequence[str]) -> dict[str, object]:
     records = {path.rpartition(".")[0] for path in known}
     for path in dict.fromkeys(named):
         if path not in {*known, *records}:
-            raise ValueError(f"no config field {path!r}{hint(path, known)}; --help lists them")
+            raise ValueError(f"no config field {path!r}; {hint(path, known)}")
         *outer, last = path.split(".")
         record = functools.reduce(lambda at, name: at[name], outer, config)
         kind = record.get_type(last)
@@ -305,10 +303,10 @@ def words_of(argv: Sequence[str], *names: str) -> list[list[str]]:
 
 
 def hint(name: str, known: Sequence[str] | Mapping[str, object]) -> str:
-    """The known name that is nearest to `name`, or ends in it, as a question; "" without one."""
+    """The known name that ends in `name`, or is nearest to it, as a question."""
     ends = [one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2]]
-    near = next(iter(ends), None) or nearest(name, known)
-    return f": did you mean {near!r}?" if near else ""
+    near = min(ends, key=len, default=None) or nearest(name, known)
+    return f"did you mean {near!r}?" if near else "--help lists those there are"
 
 
 def given() -> ConfigFile:

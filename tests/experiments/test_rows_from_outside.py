@@ -32,7 +32,7 @@ def test_rows_of_a_user_train_by_flag(tmp_path, monkeypatch):
     monkeypatch.setitem(OBJECTIVES, "follow", FOLLOW)
     monkeypatch.setitem(OPTIMIZERS, "signs", OptimizerEntry("SignSGD", sign_descent))
     monkeypatch.setitem(SCHEDULES, "halves", halves)
-    config = byte_lm.get_config("chains,tiny")
+    config = byte_lm.get_config("data=chains,tiny")
     flags = {
         "task": "follow", "data.count": 9, "data.step": 2, "model.vocab_size": 9,
         "train.steps": 100, "train.optimizer.name": "signs", "train.schedule.name": "halves",
