@@ -1,9 +1,9 @@
-r"""The report of one or several sweeps: python -m experiments.report WORKDIR... [--out=FOLDER]
+r"""The report of sweeps: python -m experiments.report WORKDIR... [--out=FOLDER] [--heads]
 
 Writes report.html (one file that loads nothing else), report.md, results.csv, figures/*.svg and
 tables/*.csv into --out, by default into the folder of the sweep. Several sweeps of the same
 variants on different texts are compared together, with texts as a source of variation; other sweeps
-get separate sections. In Python: `attnlab.lab.report`.
+get separate sections. --heads adds attention maps. In Python: `attnlab.lab.report`.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,12 @@ from experiments import app
 def define_flags() -> None:
     """The flags of the command."""
     flags.DEFINE_string("out", None, "Folder of the report; needed for several workdirs.")
+    flags.DEFINE_bool(
+        "heads", False, "Attention maps, statistics of heads and a text, from the checkpoints."
+    )
 
 
-def write(workdirs: Sequence[Path], out: Path | None = None) -> Path:
+def write(workdirs: Sequence[Path], out: Path | None = None, *, heads: bool = False) -> Path:
     """Writes the report; returns the path of report.html.
 
     Raises:
@@ -30,13 +33,14 @@ def write(workdirs: Sequence[Path], out: Path | None = None) -> Path:
         raise ValueError("give the workdir of a sweep: python -m experiments.report WORKDIR...")
     if out is None and len(workdirs) > 1:
         raise ValueError("several workdirs need a folder for their report; give --out=FOLDER")
-    return lab.report(workdirs, (out or workdirs[0]) / "report.html")
+    return lab.report(workdirs, (out or workdirs[0]) / "report.html", heads=heads)
 
 
 def main(workdirs: Sequence[str]) -> None:
     """The command."""
-    out = flags.FLAGS.out
-    path = write([Path(one) for one in workdirs], Path(out) if out else None)
+    given = flags.FLAGS
+    out = Path(given.out) if given.out else None
+    path = write([Path(one) for one in workdirs], out, heads=given.heads)
     print(f"report: {path}")
 
 

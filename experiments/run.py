@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from attnlab import lab
 from attnlab.lab.machine import keep_compiled, read_threads, threads, use_threads, write_threads
 from attnlab.lab.sweep import add_specs
+from attnlab.report.words import COMMAND
 from attnlab.training import sharding
 from attnlab.training.interrupts import Stopped, stop_signals
 from experiments import app, config
@@ -75,7 +76,6 @@ def run_config(
     given: ConfigDict | lab.Experiment,
     folder: Path,
     options: lab.RunOptions = lab.RunOptions(),  # noqa: B008
-    command: str = "",
 ) -> list[lab.RunResult]:
     """Trains the model of a config with each of its seeds, one after the other, in this process.
 
@@ -83,7 +83,6 @@ def run_config(
       given: a config, or an experiment.
       folder: workdir; each seed is a run in it.
       options: of `run_one`.
-      command: how this was called, for a report.
 
     Raises:
       Exceptions of `lab.run_one`.
@@ -91,7 +90,6 @@ def run_config(
     specs = config.one_model(given).specs()
     if jax.process_index() == 0:
         add_specs(specs, folder)
-        lab.Description(command=command).write(folder)
         write_threads(folder, threads())
     results = []
     with stop_signals() as stop_requested:
@@ -117,7 +115,8 @@ def main() -> None:
         loggers=tuple(_FLAGS.loggers),
         profile=_FLAGS.profile,
     )
-    results = run_config(given, folder, options, app.given_command())
+    results = run_config(given, folder, options)
+    (folder / COMMAND).write_text(app.given_command(), encoding="utf-8")
     for result in results:
         if result.status == "diverged":
             sys.exit(f"error: {result.message}")

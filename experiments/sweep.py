@@ -39,6 +39,7 @@ from attnlab.lab.policies import with_known_rates
 from attnlab.lab.sweep import add_specs, described
 from attnlab.lab.worker import forward_flops
 from attnlab.models import num_parameters
+from attnlab.report.words import COMMAND
 from experiments import app, config, report
 from experiments.benchmarks.peaks import PEAKS
 
@@ -131,6 +132,7 @@ def main() -> None:
         print(queued, file=sys.stderr)
     except lab.SweepFailed as failed:
         problem = str(failed)
+    (folder / COMMAND).write_text(app.given_command(), encoding="utf-8")
     problem = write_report(folder) or problem
     if problem:
         sys.exit(f"error: {problem}")
@@ -149,7 +151,7 @@ def planned() -> tuple[list[lab.RunSpec], lab.Description]:
     if _FLAGS.tune_from:
         specs = with_known_rates(specs, Path(_FLAGS.tune_from))
     margin = _FLAGS.margin or setup.description.margin
-    return specs, dataclasses.replace(setup.description, margin=margin, command=app.given_command())
+    return specs, dataclasses.replace(setup.description, margin=margin)
 
 
 def policies_of(about: lab.Description, seeds: int) -> list[lab.Policy]:

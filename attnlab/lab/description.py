@@ -55,7 +55,6 @@ class Description:
       source: who expects what is in `expectations`.
       expectations: known beforehand.
       notes: sentences for the limits of the report.
-      command: that made the runs, as it was typed; "": that of the processes that trained.
 
         about = Description(
             question="Do wide heads learn faster?",
@@ -75,7 +74,6 @@ class Description:
     source: str = ""
     expectations: tuple[Expectation, ...] = ()
     notes: tuple[str, ...] = ()
-    command: str = ""
 
     def to_json(self) -> str:
         """As JSON.

@@ -13,7 +13,7 @@ import numpy as np
 from attnlab.extras import extra
 from attnlab.lab.result import MetricInfo, RunResult, metric_infos
 from attnlab.lab.spec import Tag, as_tag
-from attnlab.lab.stats import Comparison, Scores, Variant, compare_pairs
+from attnlab.lab.stats import Comparison, Scores, Variant, average_effects, compare_pairs
 from attnlab.lab.text_table import counted
 from attnlab.nested import differing, field_path, flatten
 from attnlab.training.objectives import OBJECTIVES
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 __all__ = ["Results", "Variant", "label_of"]
+
+COLUMNS = (
+    "variant", "baseline", "over", "difference", "low", "high", "p_holm", "conclusion", "p",
+    "p_equivalent", "least", "most", "pairs", "texts", "df", "method",
+)  # fmt: skip
+"""Of `Results.compare`."""
 
 TEXT_TAGS = ("path", "text")
 """Tags that name a text: they do not make another variant."""
@@ -212,58 +218,65 @@ class Results(Sequence[RunResult]):
             raise ValueError(f"{dict(tags)} names {len(fits)} variants; there are {known}")
         return fits[0]
 
-    def comparisons(
-        self,
-        baseline: Mapping[str, Tag],
-        metric: str | None = None,
-        *,
-        margin: float = 0.0,
-        seeds_added: bool = False,
-    ) -> list[Comparison]:
-        """Each other variant with scores against one (`attnlab.lab.stats`)."""
-        scores, reference = self.scores(metric), self.variant(baseline)
-        pairs = [(v, reference) for v in scores if v != reference and scores[v]]
-        return compare_pairs(scores, pairs, margin=margin, seeds_added=seeds_added)
-
     def compare(
         self,
-        baseline: Mapping[str, Tag],
+        baseline: Mapping[str, Tag] | None = None,
         metric: str | None = None,
         *,
+        pairs: Sequence[tuple[Mapping[str, Tag], Mapping[str, Tag]]] = (),
         margin: float = 0.0,
         seeds_added: bool = False,
+        planned_seeds: Sequence[int] = (),
     ) -> "DataFrame":
-        """Each other variant against one: paired differences over the seeds that both have.
+        """One row a comparison: paired differences over the seeds that both variants have.
+
+        Where all combinations of two or more tags were run, the first rows compare the values of a
+        tag, averaged over the others (`over`); `least` and `most` are the lowest and the highest of
+        the differences that are averaged. Then each variant is compared with the baseline.
 
         `difference` is the variant's mean less the baseline's, `low` and `high` its 95 % interval,
-        `p` its two-sided p-value, `p_holm` that after Holm's correction among all rows, `method`
-        the test (`attnlab.lab.stats.compare_pairs`). `conclusion` is "lower" or "higher"
-        where p_holm < 0.05; "equivalent" where the difference is within the margin, by a test that
-        is corrected the same way; else "inconclusive". With one text the intervals are over seeds
-        alone, not over texts or learning rates.
+        `p` its two-sided p-value, `p_holm` that after Holm's correction among the rows with (or
+        without) `over`, `method` the test (`attnlab.lab.stats.compare_pairs`). `conclusion` is
+        "better" or "worse" where p_holm < 0.05; "equivalent" where the difference is within the
+        margin, by a test that is corrected the same way (`p_equivalent`); else "inconclusive". With
+        one text the intervals are over seeds alone, not over texts or learning rates.
 
         Args:
-          baseline: tags of one variant, as many as are needed to name it.
+          baseline: tags of one variant, as many as are needed to name it; None: the first one.
           metric: of the held-out part.
+          pairs: (variant, baseline) by their tags, if only these are to be compared.
           margin: differences below it are of no interest.
           seeds_added: were seeds added after looking at the scores? Then the test holds at any
             time, however often one looked.
+          planned_seeds: seeds that were fixed before; averages have these alone.
 
         Raises:
           ValueError: `baseline` names no variant, or several.
         """
         with extra("lab"):
             import pandas
-        found = self.comparisons(baseline, metric, margin=margin, seeds_added=seeds_added)
-        rows = []
-        for one in found:
-            d = one.difference
-            rows.append(_beside(one.variant, {
-                "difference": d.mean, "low": d.low, "high": d.high, "p": d.p,
-                "p_holm": one.p_holm, "seeds": d.count, "texts": one.texts, "method": d.method,
-                "conclusion": one.conclusion,
-            }))  # fmt: skip
-        return pandas.DataFrame(rows)
+        metric = self.known_metric(metric)
+        scores = {variant: some for variant, some in self.scores(metric).items() if some}
+        first = self.variant(baseline) if baseline else next(iter(scores))
+        named = [(self.variant(a), self.variant(b)) for a, b in pairs]
+        chosen = named or [(variant, first) for variant in scores if variant != first]
+        chosen = [(a, b) for a, b in chosen if a in scores and b in scores]
+        sign, found = self.sign(metric), []
+        if len(scores) == len(self._variants):  # averages need every combination
+            planned = set(planned_seeds) or {seed for some in scores.values() for _, seed in some}
+            found = average_effects(
+                {
+                    v: {k: x for k, x in some.items() if k[1] in planned}
+                    for v, some in scores.items()
+                },
+                reference=dict(first) | dict(baseline or {}),
+                tags=[tag for a, b in pairs for tag in a if a[tag] != b.get(tag, a[tag])] or None,
+                margin=margin,
+                seeds_added=seeds_added and not planned_seeds,
+                sign=sign,
+            )
+        found += compare_pairs(scores, chosen, margin=margin, seeds_added=seeds_added, sign=sign)
+        return pandas.DataFrame([_row(one, self.labels) for one in found], columns=list(COLUMNS))
 
     def known_metric(self, metric: str | None) -> str:
         """The metric, or the main one for None. Raises ValueError where no run has it."""
@@ -291,12 +304,17 @@ class Results(Sequence[RunResult]):
 
 
 def label_of(tags: Sequence[tuple[str, Tag]]) -> str:
-    """Tags for people: values of texts, name=value of others.
+    """Tags for people: values of texts, name=value of others; of a path the last name, where it is
+    the only one.
 
-    >>> label_of([("layout", "wide"), ("width", 32)])
-    'wide, width=32'
+    >>> label_of([("layout", "wide"), ("model.heads.num_heads", 4)])
+    'wide, num_heads=4'
     """
-    words = [v if isinstance(v, str) else f"{n}={_short(v)}" for n, v in tags]
+    last = [name.rpartition(".")[2] for name, _ in tags]
+    words = [
+        v if isinstance(v, str) else f"{short if last.count(short) == 1 else n}={_short(v)}"
+        for (n, v), short in zip(tags, last, strict=True)
+    ]
     return ", ".join(words) or "run"
 
 
@@ -332,6 +350,19 @@ def _distinguish(runs: Sequence[RunResult]) -> list[Variant]:
 
 def _short(value: Tag) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _row(one: Comparison, labels: Mapping[Variant, str]) -> dict[str, object]:
+    """Of `Results.compare`."""
+    d, name = one.difference, label_of if one.over else labels.__getitem__
+    return {
+        "variant": name(one.variant), "baseline": name(one.baseline),
+        "over": " and ".join(one.over), "difference": d.mean, "low": d.low, "high": d.high,
+        "p_holm": one.p_holm, "conclusion": one.conclusion, "p": d.p,
+        "p_equivalent": one.p_equivalent, "least": min(one.single, default=math.nan),
+        "most": max(one.single, default=math.nan), "pairs": d.count, "texts": one.texts,
+        "df": d.df, "method": d.method,
+    }  # fmt: skip
 
 
 def _spread(scores: Scores) -> float:

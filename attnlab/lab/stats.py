@@ -38,7 +38,6 @@ class Difference:
       p_outside: of a true difference that is not within the equivalence margin: the two-sided
         p-value at the nearer end of it; 1 where the mean is outside or the margin is 0.
       count: pairs.
-      error: standard error.
       df: degrees of freedom.
       method: which test.
     """
@@ -49,42 +48,8 @@ class Difference:
     p: float = math.nan
     p_outside: float = math.nan
     count: int = 0
-    error: float = math.nan
-    df: float = 0.0
+    df: int = 0
     method: Method = "none"
-
-    @property
-    def includes_zero(self) -> bool:
-        """Does the interval include zero? True also without one."""
-        return not (self.low > 0 or self.high < 0)
-
-
-def t_difference(
-    mean: float,
-    error: float,
-    df: float,
-    count: int,
-    *,
-    margin: float = 0.0,
-    method: Method,
-    looks: int = 1,
-) -> Difference:
-    """The interval and p-values of Student's t, with Bonferroni's correction for `looks`.
-
-    >>> round(t_difference(1.0, 0.5, 7, 8, method="paired t").low, 3)
-    -0.182
-    """
-    with extra("lab"):
-        from scipy import special
-
-    def p_at(value: float) -> float:
-        if not error:  # no spread at all
-            return float(mean == value)
-        return min(1.0, looks * float(2 * special.stdtr(df, -abs(mean - value) / error)))
-
-    half = float(special.stdtrit(df, 1 - ALPHA / looks / 2)) * error
-    outside = _p_outside(mean, margin, p_at)
-    return Difference(mean, mean - half, mean + half, p_at(0.0), outside, count, error, df, method)
 
 
 def _p_outside(mean: float, margin: float, p_at: Callable[[float], float]) -> float:
@@ -100,7 +65,7 @@ def paired_difference(differences: ArrayLike, margin: float = 0.0) -> Difference
     d = np.asarray(differences, float)
     if len(d) < 2:
         return Difference(float(d.mean()) if len(d) else math.nan, count=len(d))
-    return _t_of(d, len(d), margin, "paired t", 1)
+    return _t_of(d, len(d), "paired t", margin)
 
 
 def text_difference(
@@ -123,16 +88,25 @@ def text_difference(
     d, names = np.asarray(differences, np.float64), list(dict.fromkeys(texts))
     if len(names) < 2:
         return paired_difference(d, margin)
-    means = [float(d[[one == name for one in texts]].mean()) for name in names]
-    return _t_of(means, len(d), margin=margin, method="t over texts", looks=looks)
+    means = np.array([d[[one == name for one in texts]].mean() for name in names])
+    return _t_of(means, len(d), "t over texts", margin, looks)
 
 
-def _t_of(values: ArrayLike, count: int, margin: float, method: Method, looks: int) -> Difference:
-    v = np.asarray(values, np.float64)
-    error = float(v.std(ddof=1)) / math.sqrt(len(v)) if np.ptp(v) else 0.0
-    return t_difference(
-        float(v.mean()), error, len(v) - 1, count, margin=margin, method=method, looks=looks
-    )
+def _t_of(values: Array, count: int, method: Method, margin: float, looks: int = 1) -> Difference:
+    """The interval and p-values of Student's t, with Bonferroni's correction for `looks`."""
+    with extra("lab"):
+        from scipy import special
+    mean, df = float(values.mean()), len(values) - 1
+    error = float(values.std(ddof=1)) / math.sqrt(len(values)) if np.ptp(values) else 0.0
+
+    def p_at(value: float) -> float:
+        if not error:  # no spread at all
+            return float(mean == value)
+        return min(1.0, looks * float(2 * special.stdtr(df, -abs(mean - value) / error)))
+
+    half = float(special.stdtrit(df, 1 - ALPHA / looks / 2)) * error
+    outside = _p_outside(mean, margin, p_at)
+    return Difference(mean, mean - half, mean + half, p_at(0.0), outside, count, df, method)
 
 
 def anytime_difference(differences: ArrayLike, margin: float = 0.0) -> Difference:
@@ -164,10 +138,7 @@ def anytime_difference(differences: ArrayLike, margin: float = 0.0) -> Differenc
 
     half = spread * anytime_half_width(n) if spread else 0.0
     outside = _p_outside(mean, margin, p_at)
-    error = spread / math.sqrt(n)
-    return Difference(
-        mean, mean - half, mean + half, p_at(0.0), outside, n, error, n - 1, "anytime"
-    )
+    return Difference(mean, mean - half, mean + half, p_at(0.0), outside, n, n - 1, "anytime")
 
 
 def anytime_half_width(n: int, level: float = LEVEL) -> float:
@@ -305,7 +276,7 @@ Variant: TypeAlias = tuple[tuple[str, Tag], ...]
 """The tags of runs that differ in their seed (and text) only."""
 Scores: TypeAlias = Mapping[tuple[str, int], float]
 """(text, seed) -> the score of a run."""
-Conclusion: TypeAlias = Literal["lower", "higher", "equivalent", "inconclusive"]
+Conclusion: TypeAlias = Literal["better", "worse", "equivalent", "inconclusive"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,48 +284,26 @@ class Comparison:
     """A variant against a baseline.
 
     Attributes:
-      variant, baseline: which.
-      difference: variant - baseline, by the test that judges.
-      paired: by Student's paired t of this pair alone.
-      anytime: by the test that holds if seeds were added after looking.
+      variant, baseline: which; of an average over other tags, the one tag that differs.
+      difference: variant - baseline.
       p_holm: of no difference, after Holm's correction over the family.
       p_equivalent: of a difference outside of the margin, after the same correction.
       texts: with scores of both.
-      family: comparisons that the correction counts.
+      conclusion: "better" or "worse" if p_holm < 0.05; else "equivalent" if p_equivalent < 0.05, so
+        an uncorrected equivalence never outranks a corrected difference; else "inconclusive".
+      over: the tags that are averaged over; (): none.
+      single: then the same difference for each combination of them.
     """
 
     variant: Variant
     baseline: Variant
     difference: Difference
-    paired: Difference
-    anytime: Difference
     p_holm: float
     p_equivalent: float
     texts: int
-    family: int
-
-    @property
-    def conclusion(self) -> Conclusion:
-        """ "lower" or "higher" if significant; else "equivalent" if within the margin for sure.
-
-        Both are corrected, so an uncorrected equivalence never outranks a corrected difference.
-        """
-        if self.p_holm < ALPHA:
-            return "lower" if self.difference.mean < 0 else "higher"
-        return "equivalent" if self.p_equivalent < ALPHA else "inconclusive"
-
-    @property
-    def reason(self) -> str:
-        """Why it is inconclusive; else empty."""
-        if self.conclusion != "inconclusive":
-            return ""
-        if math.isnan(self.difference.p):
-            return "one seed" if self.difference.count else "no seed in common"
-        if math.isinf(self.difference.high):
-            return "too few seeds"
-        if self.difference.includes_zero:
-            return "the interval includes zero"
-        return f"too few seeds for {self.family} comparisons"
+    conclusion: Conclusion
+    over: tuple[str, ...] = ()
+    single: tuple[float, ...] = ()
 
 
 def compare_pairs(
@@ -363,6 +312,7 @@ def compare_pairs(
     *,
     margin: float = 0.0,
     seeds_added: bool = False,
+    sign: int = 1,
 ) -> list[Comparison]:
     """Compares (variant, baseline) pairs over the seeds and texts that both have.
 
@@ -380,45 +330,30 @@ def compare_pairs(
       pairs: one family for Holm's correction.
       margin: a difference below it is of no interest; 0: no test of equivalence.
       seeds_added: could seeds be added after looking?
+      sign: 1 where lower scores are better, -1 where higher are.
     """
-    found = []
+    found, counts = [], []
     for variant, baseline in pairs:
         a, b = scores[variant], scores[baseline]
         keys = sorted(set(a) & set(b))
-        gaps = [a[key] - b[key] for key in keys]
-        texts = [text for text, _ in keys]
-        paired, anytime = paired_difference(gaps, margin), anytime_difference(gaps, margin)
-        judge = paired
-        if len(set(texts)) > 1:
-            judge = text_difference(gaps, texts, margin, LOOKS if seeds_added else 1)
-        elif seeds_added:
-            judge = anytime
-        found.append((variant, baseline, judge, paired, anytime, len(set(texts))))
-    p_holm = holm([judge.p for _, _, judge, *_ in found])
-    p_equivalent = holm([judge.p_outside for _, _, judge, *_ in found])
+        gaps, texts = [a[key] - b[key] for key in keys], [text for text, _ in keys]
+        counts.append(len(set(texts)))
+        if counts[-1] > 1:
+            found.append(text_difference(gaps, texts, margin, LOOKS if seeds_added else 1))
+        else:
+            found.append((anytime_difference if seeds_added else paired_difference)(gaps, margin))
+    p_holm = holm([d.p for d in found])
+    p_equivalent = holm([d.p_outside for d in found])
     return [
-        Comparison(v, b, judge, paired, anytime, float(p), float(q), texts, len(found))
-        for (v, b, judge, paired, anytime, texts), p, q in zip(
-            found, p_holm, p_equivalent, strict=True
-        )
+        Comparison(*pair, d, float(p), float(q), texts, _conclusion(sign * d.mean, p, q))
+        for pair, d, p, q, texts in zip(pairs, found, p_holm, p_equivalent, counts, strict=True)
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Effect:
-    """Two values of a tag, each a mean over all variants that have it, compared.
-
-    Attributes:
-      tag: which.
-      over: the other tags, whose values are averaged over.
-      comparison: its variants have one tag.
-      single: the same difference for each combination of the other tags.
-    """
-
-    tag: str
-    over: tuple[str, ...]
-    comparison: Comparison
-    single: tuple[float, ...]
+def _conclusion(worse_by: float, p_holm: float, p_equivalent: float) -> Conclusion:
+    if p_holm < ALPHA:
+        return "better" if worse_by < 0 else "worse"
+    return "equivalent" if p_equivalent < ALPHA else "inconclusive"
 
 
 def average_effects(
@@ -426,10 +361,10 @@ def average_effects(
     *,
     reference: Mapping[str, Tag] | None = None,
     tags: Sequence[str] | None = None,
-    seeds: Sequence[int] | None = None,
     margin: float = 0.0,
     seeds_added: bool = False,
-) -> list[Effect]:
+    sign: int = 1,
+) -> list[Comparison]:
     """Each value of a tag against the reference value, averaged over the values of other tags.
 
     For variants that are all combinations of two or more tags; else empty. A seed is one
@@ -440,29 +375,26 @@ def average_effects(
       scores: of each variant.
       reference: tag -> value to compare with; where left out, the first one.
       tags: those to average over others; None: all.
-      seeds: those that count, such as those planned before any score was seen; None: all.
-      margin, seeds_added: as of `compare_pairs`; could seeds among those that count be added?
+      margin, seeds_added, sign: as of `compare_pairs`.
     """
     values = _crossed(list(scores))
-    kept = {
-        variant: {k: v for k, v in some.items() if seeds is None or k[1] in seeds}
-        for variant, some in scores.items()
-    }
     means: dict[Variant, Scores] = {}
     pairs, about = [], []
     for tag in (tag for tag in values if tags is None or tag in tags):
         base = (reference or {}).get(tag, values[tag][0])
         base = base if base in values[tag] else values[tag][0]
         for value in values[tag]:
-            sides = [[v for v in scores if dict(v)[tag] == one] for one in (value, base)]
-            for one, side in zip((value, base), sides, strict=True):
-                means[((tag, one),)] = _mean([kept[v] for v in side])
+            side = [variant for variant in scores if dict(variant)[tag] == value]
+            means[((tag, value),)] = _mean([scores[variant] for variant in side])
             if value != base:
                 pairs.append((((tag, value),), ((tag, base),)))
-                single = [_mean_gap(kept[v], kept[_replace(v, tag, base)]) for v in sides[0]]
-                about.append((tag, tuple(t for t in values if t != tag), tuple(single)))
-    found = compare_pairs(means, pairs, margin=margin, seeds_added=seeds_added)
-    return [Effect(t, over, c, single) for (t, over, single), c in zip(about, found, strict=True)]
+                single = [_mean_gap(scores[v], scores[_replace(v, tag, base)]) for v in side]
+                about.append((tuple(t for t in values if t != tag), tuple(single)))
+    found = compare_pairs(means, pairs, margin=margin, seeds_added=seeds_added, sign=sign)
+    return [
+        dataclasses.replace(one, over=over, single=single)
+        for one, (over, single) in zip(found, about, strict=True)
+    ]
 
 
 def _crossed(variants: Sequence[Variant]) -> dict[str, list[Tag]]:

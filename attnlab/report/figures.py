@@ -1,35 +1,45 @@
 """The figures of a report."""
 
-import math
 from collections.abc import Sequence
 from textwrap import fill
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from attnlab.lab.result import RunResult
 from attnlab.lab.results import label_of
-from attnlab.lab.stats import Comparison, Variant, best_rate, text_difference
-from attnlab.report.curves import fitted_curves, learning_curves, metric_curves
-from attnlab.report.intervals import bar_plot, dot_plot, interval_plot
+from attnlab.lab.stats import Variant, text_difference
 from attnlab.report.page import Figure, draw
-from attnlab.report.panel import Panel, mean_of, spread_of
-from attnlab.report.scatter import scatter, scatter_with_front
-from attnlab.report.style import FOREGROUND, MARKERS, Bar, Curve, Interval, Point, Style, style
+from attnlab.report.panel import Panel, mean_of
+from attnlab.report.style import (
+    FONT_SIZE,
+    FOREGROUND,
+    SIZE,
+    Style,
+    add_legend,
+    marker_options,
+    new_figure,
+    style,
+)
 
-_INK = style(0, 0)._replace(colour=FOREGROUND)
-PASSES = 3
-"""A training step in forward passes: one forward, and a backward pass of two."""
-MOST_LABELS = 8
-"""Points of a scatter plot that are all labelled."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+INK = style(0, 0)._replace(colour=FOREGROUND)
 LINE = 26
 """Letters of a label before it breaks."""
+MOST_ROWS = 12
+"""Of a figure of differences that has single comparisons beside averages."""
 
 
-def training_flops(run: RunResult) -> float:
-    """FLOPs of the training of a run: of a token x tokens x `PASSES`. Optimizer and evaluation are
-    not counted."""
-    train = run.spec.config.train
-    return float(PASSES * run.sizes.flops_per_token * train.steps * train.batch_size * train.length)
+class Row(NamedTuple):
+    """A value with its interval; NaN: no interval."""
+
+    label: str
+    style: Style
+    value: float
+    low: float
+    high: float
 
 
 def by_unit(panels: Sequence[Panel]) -> list[list[Panel]]:
@@ -40,71 +50,79 @@ def by_unit(panels: Sequence[Panel]) -> list[list[Panel]]:
     return list(found.values())
 
 
-def effects_figure(panels: Sequence[Panel], name: str = "differences") -> list[Figure]:
-    """Mean differences with their intervals, of panels with one unit: averaged effects first, then
-    comparisons."""
-    rows = []
-    for panel in panels:
+def differences_figure(panels: Sequence[Panel], name: str = "differences") -> list[Figure]:
+    """Mean differences with their intervals, of panels with one unit: averages first."""
+    rows, first = [], panels[0]
+    frames = [panel.comparisons for panel in panels]
+    averaged = any((frame.over != "").any() for frame in frames)
+    if averaged and sum(map(len, frames)) > MOST_ROWS:
+        frames = [frame[frame.over != ""] for frame in frames]
+    baselines = {base for frame in frames for base in frame[frame.over == ""]["baseline"]}
+    several = len(baselines) > 1 or len(panels) > 1
+    for panel, frame in zip(panels, frames, strict=True):
         title = f"{panel.title}: " if panel.title else ""
-        for effect in panel.effects:
-            c = effect.comparison
-            label = f"{title}{c.variant[0][1]} − {c.baseline[0][1]} (mean)"
-            rows.append(_interval(c, label, _INK))
-        several = len({c.baseline for c in panel.comparisons}) > 1 or len(panels) > 1
-        for c in panel.comparisons:
-            label = panel.labels[c.variant]
-            label = f"{title}{label} − {panel.labels[c.baseline]}" if several else label
-            rows.append(_interval(c, label, panel.styles[c.variant]))
-    drawn = [row for row in rows if row]
-    if not drawn:
+        for c in frame.itertuples():
+            if not np.isfinite(c.high):
+                continue
+            label = f"{title}{c.variant}"
+            if c.over or several:
+                label += f" − {c.baseline}{' (mean)' if c.over else ''}"
+            look = INK if c.over else panel.styles[c.variant]
+            rows.append(Row(fill(label, LINE), look, c.difference, c.low, c.high))
+    if not rows:
         return []
-    first = panels[0]
-    same = {c.baseline for p in panels for c in p.comparisons}
-    than = f" less {first.labels[next(iter(same))]}" if len(same) == len(panels) == 1 else ""
+    than = "" if several or not baselines else f" less {next(iter(baselines))}"
     better = "left" if first.sign > 0 else "right"
     label = fill(f"{first.metric.unit}{than}", 44) + f"\n({better} of 0 is better)"
-    averaged = " Mean: over the other tags." if any(p.effects for p in panels) else ""
-    return [
-        draw(
-            interval_plot(drawn, label),
-            name,
-            "Differences between variants with their intervals",
-            "Mean paired difference and its 95 % interval, before Holm's correction. An interval "
-            f"that includes zero is inconclusive.{averaged}",
-        )
-    ]
+    caption = (
+        "Mean paired difference and its 95 % interval, before Holm's correction. An interval that "
+        f"includes zero is inconclusive.{' Mean: over the other tags.' if averaged else ''}"
+    )
+    figure = interval_plot(rows, label)
+    figure.axes[0].axvline(0, color=FOREGROUND, linewidth=1)
+    return [draw(figure, name, "Differences between variants with their intervals", caption)]
 
 
-def _interval(c: Comparison, label: str, style: Style) -> Interval | None:
-    d = c.difference
-    if not math.isfinite(d.high):
-        return None
-    return Interval(fill(label, LINE), style, d.mean, d.low, d.high)
-
-
-def scores_figure(panel: Panel, name: str) -> list[Figure]:
-    """Mean of each variant with its interval, and the baselines without a model."""
-    if len(panel.scores) < 2:
-        return []
+def scores_figure(panel: Panel, name: str = "scores") -> list[Figure]:
+    """Mean of each variant with its interval; none of a single variant."""
     rows = []
     for variant, scores in panel.scores.items():
         d = text_difference(list(scores.values()), [text for text, _ in scores])
-        half = float(np.nan_to_num(d.high - d.mean))
-        label = fill(panel.labels[variant], LINE)
-        rows.append(Bar(label, panel.styles[variant], d.mean, half))
-    over = "texts and seeds" if len(panel.results.texts) > 1 else "seeds"
-    caption = f"Mean held-out score and its 95 % interval over {over}, of the variant alone."
-    label = f"held-out {panel.metric.unit}"
-    if panel.sign < 0:  # shares of 100 %: bars from zero, beside the baselines
-        baselines = dict(panel.results[0].scores.baselines.get(panel.metric.name, {}))
-        figure = bar_plot(rows, baselines, label)
-        caption += " Dashed: baselines without a model." if baselines else ""
-    else:
-        figure = dot_plot(rows, label, panel.metric.digits)
+        label = panel.labels[variant]
+        rows.append(Row(fill(label, LINE), panel.styles[label], mean_of(scores), d.low, d.high))
+    if len(rows) < 2:
+        return []
+    figure = interval_plot(rows, f"held-out {panel.metric.unit}", panel.metric.digits)
+    caption = "Mean held-out score and its 95 % interval, of the variant alone."
     return [draw(figure, name, panel.named("Held-out scores"), caption)]
 
 
-def over_tag_figures(panel: Panel, name: str) -> list[Figure]:
+def interval_plot(rows: Sequence[Row], xlabel: str, digits: int | None = None) -> "Drawing":
+    """Values with their intervals, the first row on top; with `digits` the value beside each."""
+    lines = sum(max(1.6, row.label.count("\n") + 1) for row in rows)
+    figure, [[axes]] = new_figure(SIZE[0], max(1.9, 0.9 + 0.24 * lines))
+    for y, row in enumerate(rows):
+        axes.plot([row.low, row.high], [y, y], color=row.style.colour, linewidth=1.6)
+        axes.plot(row.value, y, linestyle="none", **marker_options(row.style, 7.0))
+        if digits is not None:
+            end = row.high if np.isfinite(row.high) else row.value
+            axes.annotate(
+                f"{row.value:.{digits}f}", (end, y), (6, 0), textcoords="offset points",
+                va="center", fontsize=FONT_SIZE, color=FOREGROUND,
+            )  # fmt: skip
+            axes.margins(x=0.25)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_color(row.style.colour)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.locator_params(axis="x", nbins=6)
+    axes.set(xlabel=xlabel)
+    return figure
+
+
+def over_tag_figures(panel: Panel, name: str = "over") -> list[Figure]:
     """The score over each tag with three or more numbers; a curve for each value of the others."""
     found = []
     for tag in dict.fromkeys(n for variant in panel.scores for n, _ in variant):
@@ -112,48 +130,73 @@ def over_tag_figures(panel: Panel, name: str) -> list[Figure]:
         numbers = [float(v) for v in values if isinstance(v, int | float) and v is not True]
         if len(numbers) < 3 or len(numbers) < len(values) or min(numbers) <= 0:
             continue
-        series: dict[Variant, dict[float, Variant]] = {}
-        for variant in panel.scores:
+        series: dict[Variant, dict[float, list[float]]] = {}
+        for variant, scores in panel.scores.items():
             rest = tuple(pair for pair in variant if pair[0] != tag)
-            series.setdefault(rest, {})[float(dict(variant)[tag] or 0)] = variant
-        curves = []
-        for i, (rest, points) in enumerate(series.items()):
-            at = sorted(points)
-            keys = set.intersection(*(set(panel.scores[points[x]]) for x in at))
-            scores = [[panel.scores[points[x]][key] for x in at] for key in sorted(keys)]
-            if scores:
-                label = fill(label_of(rest) if rest else panel.metric.unit, LINE)
-                curves.append(Curve(label, style(i, i), np.array(at), np.array(scores)))
-        if curves:
-            words = tag.replace("_", " ")
-            figure = metric_curves(curves, words, f"held-out {panel.metric.unit}")
-            title, caption = f"Held-out score over {words}", "Mean over runs, lowest to highest."
-            found.append(draw(figure, f"{name}-{tag}", title, f"{title}. {caption}"))
+            series.setdefault(rest, {})[float(dict(variant)[tag] or 0)] = list(scores.values())
+        words = tag.rpartition(".")[2].replace("_", " ")
+        figure = _over(series, words, f"held-out {panel.metric.unit}")
+        title = f"Held-out score over {words}"
+        caption = f"{title}. Mean over runs; bars: lowest to highest."
+        found.append(draw(figure, f"{name}-{tag}", title, caption))
     return found
 
 
-def curves_figures(panel: Panel, name: str) -> list[Figure]:
+def _over(series: dict[Variant, dict[float, list[float]]], xlabel: str, ylabel: str) -> "Drawing":
+    figure, [[axes]] = new_figure(*SIZE)
+    looks = []
+    for i, (rest, points) in enumerate(series.items()):
+        look, at = style(i, i), sorted(points)
+        mean = np.array([np.mean(points[x]) for x in at])
+        # Rounded, the mean of equal values may lie beside them.
+        low = np.maximum(mean - [min(points[x]) for x in at], 0)
+        high = np.maximum([max(points[x]) for x in at] - mean, 0)
+        axes.errorbar(
+            at, mean, yerr=[low, high], color=look.colour, capsize=2.5, linewidth=1.6,
+            linestyle=look.dashes, **marker_options(look, 6.0),
+        )  # fmt: skip
+        looks.append((label_of(rest), look))
+    axes.set_xscale("log")
+    ticks = sorted({x for points in series.values() for x in points})
+    axes.set_xticks(ticks, [f"{tick:.10g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    if len(looks) > 1:
+        add_legend(figure, looks)
+    return figure
+
+
+def curves_figures(panel: Panel, name: str = "curves") -> list[Figure]:
     """Learning curves, one figure for each text."""
     found = []
     texts = panel.results.texts
-    for number, text in enumerate(texts):
-        curves = [c for v in panel.variants if (c := _curve(panel, v, text))]
+    for number, text in enumerate(texts, start=1):
+        curves = [c for variant in panel.variants if (c := _curve(panel, variant, text))]
         if not curves:
             continue
         run = next(run for run in panel.results if panel.results.text_of(run) == text)
-        windows = run.spec.config.train.evaluation.curve_windows
-        part = run.task.curves
+        windows, part = run.spec.config.train.evaluation.curve_windows, run.task.curves
         figure = learning_curves(curves, f"{part} {panel.metric.unit}")
-        title = f"text {number + 1} of {len(texts)}: " if len(texts) > 1 else ""
+        title = f"Text {number} of {len(texts)}: mean" if len(texts) > 1 else "Mean"
         caption = (
-            f"{title}mean over seeds; band: lowest to highest. Every point, the last one too, is "
-            f"of the same {windows:,} {part} rows; tables have the score on all. The first quarter "
+            f"{title} over seeds; band: lowest to highest. Every point, the last one too, is of "
+            f"the same {windows:,} {part} rows; tables have the score on all. The first quarter "
             "may begin outside of the figure."
         )
-        end = f"-{number + 1}" if len(texts) > 1 else ""
-        alt = panel.named("Learning curves")
-        found.append(draw(figure, f"{name}{end}", alt, caption[0].upper() + caption[1:]))
+        end = f"-{number}" if len(texts) > 1 else ""
+        found.append(draw(figure, f"{name}{end}", panel.named("Learning curves"), caption))
     return found
+
+
+class Curve(NamedTuple):
+    """A metric at steps [P], one row of `values` [S, P] per seed. A diverged one does not set the
+    range of the y axis."""
+
+    label: str
+    style: Style
+    steps: np.ndarray
+    values: np.ndarray
+    diverged: bool
 
 
 def _curve(panel: Panel, variant: Variant, text: str) -> Curve | None:
@@ -162,90 +205,43 @@ def _curve(panel: Panel, variant: Variant, text: str) -> Curve | None:
     complete = [run for run in runs if run.status == "complete"]
     metric = f"eval/{panel.metric.name}"
     every = [curve for run in complete or runs if (curve := panel.curve(run, metric))]
-    if not every:
-        return None
-    steps = sorted(set.intersection(*(set(curve) for curve in every)))
+    steps = sorted(set.intersection(*(set(curve) for curve in every))) if every else []
     values = np.array([[curve[step] for step in steps] for curve in every], float)
     if not steps or not np.isfinite(values).all():
         return None
-    label = panel.labels[variant] + ("" if complete else " (diverged)")
-    return Curve(fill(label, LINE), panel.styles[variant], np.array(steps), values, not complete)
+    label = panel.labels[variant]
+    shown = label + ("" if complete else " (diverged)")
+    return Curve(shown, panel.styles[label], np.array(steps), values, not complete)
 
 
-COSTS = (
-    ("parameters", "parameters", lambda run: float(run.sizes.parameters)),
-    ("flops", "training FLOPs of a run", training_flops),
-    ("seconds", "seconds of a run", lambda run: float(run.timing.seconds)),
-)
+def learning_curves(series: Sequence[Curve], ylabel: str) -> "Drawing":
+    """The mean over seeds as a line and the range over seeds as a band.
 
-
-def budget_figures(panels: Sequence[Panel], end: str) -> list[Figure]:
-    """Scores against parameters, training FLOPs and seconds, where these differ, of panels with one
-    unit; `end` ends their names."""
-    if sum(len(panel.scores) for panel in panels) < 2:
-        return []
-    figures = []
-    for name, label, cost in COSTS:
-        points, markers = [], MARKERS
-        for i, panel in enumerate(panels):
-            for variant, scores in panel.scores.items():
-                runs = [run for run in panel.variants[variant] if run.scores.heldout]
-                x = float(np.mean([cost(run) for run in runs]))
-                style = panel.styles[variant]
-                if len(panels) > 1:
-                    style = style._replace(marker=markers[i % len(markers)])
-                text = fill(panel.named(panel.labels[variant]), LINE)
-                points.append(Point(text, style, x, mean_of(scores), spread_of(scores) or 0.0))
-        xs = [point.x for point in points]
-        if min(xs) > 0 and max(xs) / min(xs) > 1.02:
-            figures.append(_scatter(points, panels[0], f"{name}{end}", label))
-    return figures
-
-
-def _scatter(points: list[Point], panel: Panel, name: str, label: str) -> Figure:
-    title, ylabel = f"Held-out score against {label}", f"held-out {panel.metric.unit}"
-    caption = f"{title}. Bars: standard deviation over runs."
-    if len(points) <= MOST_LABELS:
-        figure = scatter(points, label, ylabel)
-    else:
-        best = [points[i] for i in front([p.x for p in points], [panel.sign * p.y for p in points])]
-        figure = scatter_with_front(points, best, [], label, ylabel)
-        caption += " The dotted line joins what nothing of lower cost is better than."
-    return draw(figure, f"score-{name}", title, caption)
-
-
-def front(costs: Sequence[float], ranks: Sequence[float]) -> list[int]:
-    """Indices of those that nothing as cheap is better than, the cheapest first; less is better.
-
-    >>> front([1, 2, 2, 3, 4], [9, 8, 7, 7, 1])
-    [0, 2, 4]
+    The y axis shows the range of the last three quarters, since the initial drop would flatten the
+    rest.
     """
-    found: list[int] = []
-    for i in sorted(range(len(costs)), key=lambda i: (costs[i], ranks[i])):
-        if not found or ranks[i] < ranks[found[-1]]:
-            found.append(i)
-    return found
+    figure, [[axes]] = new_figure(*SIZE)
+    for curve in series:
+        look = curve.style
+        band = curve.values.min(0), curve.values.max(0)
+        axes.fill_between(curve.steps, *band, color=look.colour, alpha=0.18, linewidth=0)
+        axes.plot(
+            curve.steps, curve.values.mean(0), color=look.colour, linestyle=look.dashes,
+            linewidth=1.6, **marker_options(look, 4.0),
+        )  # fmt: skip
+    _set_limits(axes, series)
+    axes.set(xlabel="training step", ylabel=ylabel)
+    axes.locator_params(axis="x", nbins=6, integer=True)
+    add_legend(figure, [(curve.label, curve.style) for curve in series])
+    return figure
 
 
-def rates_figure(
-    tried: dict[str, tuple[Style, dict[float, float]]], unit: str, sign: int, name: str
-) -> Figure:
-    """Validation scores over the learning rate, with the parabolas; scores are times `sign`."""
-    points, fitted = [], []
-    for label, (look, scores) in tried.items():
-        rates = np.array([rate for rate in sorted(scores) if math.isfinite(scores[rate])])
-        if not len(rates):
-            continue
-        values = sign * np.array([[scores[rate] for rate in rates]])
-        points.append(Curve(fill(label, LINE), look, rates, values))
-        if best := best_rate(scores):
-            near = np.geomspace(rates[0], rates[-1], 50)
-            a, b, c = best.coefficients
-            parabola = sign * (a + b * np.log(near) + c * np.log(near) ** 2)[None]
-            fitted.append(Curve(label, look, near, parabola))
-    figure = fitted_curves(points, fitted, "learning rate", f"validation {unit}")
-    caption = (
-        "Validation score over the learning rate, and the parabola through the best and its "
-        "neighbours, in the logarithm of the rate."
-    )
-    return draw(figure, name, "Validation score over the learning rate", caption)
+def _set_limits(axes: "Axes", series: Sequence[Curve]) -> None:
+    kept = [c for c in series if not c.diverged] or series
+    last = max(int(c.steps[-1]) for c in series)
+    late = [c.values[:, c.steps >= min(last / 4, c.steps[-1])].ravel() for c in kept]
+    values = np.concatenate(late)
+    low, high = float(values.min()), float(values.max())
+    margin = 0.06 * (high - low) or 0.1
+    axes.set_ylim(low - margin, high + margin)
+    axes.set_xlim(right=last)

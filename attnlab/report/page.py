@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
@@ -54,7 +54,6 @@ class Table:
       caption: what it shows.
       frame: cells; numbers are formatted, texts are shown as they are.
       digits: column -> decimals; others have 3.
-      roles: of each row: "" or "baseline", "bad".
       data: what the CSV file has; None: `frame`.
     """
 
@@ -62,49 +61,40 @@ class Table:
     caption: str
     frame: "DataFrame"
     digits: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    roles: Sequence[str] = ()
     data: "DataFrame | None" = None
 
     @property
-    def header(self) -> list[str]:
-        """Names of the columns."""
-        return [str(name) for name in self.frame.columns]
+    def cells(self) -> "DataFrame":
+        """What the page shows."""
+        columns = {
+            name: [_format(value, self.digits.get(name, 3)) for value in column]
+            for name, column in self.frame.items()
+        }
+        return type(self.frame)(columns)
 
     @property
-    def rows(self) -> Iterator[tuple[str, list["Cell"]]]:
-        """(role, cells) of each row."""
-        roles = self.roles or [""] * len(self.frame)
-        for role, row in zip(roles, self.frame.itertuples(index=False), strict=True):
-            yield (
-                role,
-                [
-                    Cell(_format(v, self.digits.get(n, 3)), v)
-                    for n, v in zip(self.header, row, strict=True)
-                ],
-            )
+    def texts(self) -> list[int]:
+        """Columns of words, from 1; they are aligned to the left, numbers to the right."""
+        columns = [column for _, column in self.cells.items()]
+        return [i for i, column in enumerate(columns, start=1)
+                if i == 1 or any(cell[:1].isalpha() for cell in column)]  # fmt: skip
 
-    def is_number(self, column: int) -> bool:
-        """Does the column have numbers?"""
-        kinds = {type(v) for v in self.frame.iloc[:, column] if v is not None}
-        return all(kind not in (str, bool) for kind in kinds)
+    def to_html(self) -> str:
+        """A <table> element."""
+        html: str = self.cells.to_html(index=False, border=0, table_id=self.name)
+        return html
+
+    def to_markdown(self) -> str:
+        """Numbers are aligned to the right."""
+        cells = self.cells
+        rule = ["---" if i in self.texts else "---:" for i in range(1, len(cells.columns) + 1)]
+        rows = [[_markdown(cell) for cell in row] for row in cells.itertuples(index=False)]
+        return table([_markdown(name) for name in cells.columns], rows, rule)
 
     def to_csv(self) -> str:
         """As CSV, numbers as they are."""
-        table: str = (self.frame if self.data is None else self.data).to_csv(index=False)
-        return table
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """What a cell shows, and the value to sort by."""
-
-    text: str
-    value: object
-
-    @property
-    def key(self) -> str:
-        """For sorting: the number, or the text."""
-        return str(self.value) if isinstance(self.value, int | float) else self.text
+        csv: str = (self.frame if self.data is None else self.data).to_csv(index=False)
+        return csv
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,11 +180,10 @@ def write_page(page: Page, path: str | Path) -> Path:
         (path.parent / folder).mkdir(parents=True, exist_ok=True)
     for figure in (figure for some in page.blocks(Figures) for figure in some.figures):
         write_atomic(path.parent / FIGURES / f"{figure.name}.svg", figure.svg.encode())
-    for table in page.blocks(Table):
-        write_atomic(path.parent / TABLES / f"{table.name}.csv", table.to_csv().encode())
+    for one in page.blocks(Table):
+        write_atomic(path.parent / TABLES / f"{one.name}.csv", one.to_csv().encode())
     write_atomic(path.with_suffix(".md"), to_markdown(page).encode())
-    html = render("report.html.jinja", page=page, FIGURES=FIGURES, TABLES=TABLES)
-    write_atomic(path, html.encode())
+    write_atomic(path, render("report.html.jinja", page=page).encode())
     return path
 
 
@@ -247,15 +236,18 @@ def render(template: str | Path, package: str = "attnlab.report", **values: obje
     return environment.get_template(path.name).render(**values)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table.
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], rule: Sequence[str] | None = None
+) -> str:
+    """A Markdown table; `rule` aligns its columns.
 
     >>> print(table(("head_dim", "bits"), [("16", "1.85")]))
     | head_dim | bits |
     |---|---|
     | 16 | 1.85 |
     """
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    middle = "|" + "".join(f"{one}|" for one in rule or ["---"] * len(header))
+    lines = ["| " + " | ".join(header) + " |", middle]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 

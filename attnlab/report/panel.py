@@ -8,20 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlab.lab.description import Description, Tags
+from attnlab.extras import extra
+from attnlab.lab.description import Description, Tags, read_description
+from attnlab.lab.policies import FINAL_RATE, FIRST_RATE, TUNING
 from attnlab.lab.result import MetricInfo, RunResult
-from attnlab.lab.results import Results
-from attnlab.lab.stats import (
-    Comparison,
-    Effect,
-    Scores,
-    Variant,
-    average_effects,
-    compare_pairs,
-)
+from attnlab.lab.results import COLUMNS, Results, config_fields
+from attnlab.lab.spec import RunSpec, read_specs
+from attnlab.lab.stats import Scores, Variant
+from attnlab.lab.sweep import load_results
+from attnlab.load import SPECS
 from attnlab.nested import JSON, differing
 from attnlab.report.style import Style, style
 from attnlab.training.loggers import read_metrics
+
+with extra("lab"):
+    import pandas
 
 METRICS = "metrics.jsonl"
 
@@ -34,14 +35,14 @@ class Panel:
       results: of the runs.
       about: what is to be decided.
       title: what these runs have in common; needed where a report has several panels.
-      unfinished: ids of runs that have no result yet.
+      unfinished: runs that have no result yet.
       tuning: runs that chose the learning rates, if they are not among the results.
     """
 
     results: Results
     about: Description = Description()
     title: str = ""
-    unfinished: Sequence[str] = ()
+    unfinished: Sequence[RunSpec] = ()
     tuning: Results | None = None
 
     @functools.cached_property
@@ -72,13 +73,6 @@ class Panel:
         found = {v: s for v, s in self.results.scores().items() if s}
         return dict(sorted(found.items(), key=lambda item: self.sign * mean_of(item[1])))
 
-    @functools.cached_property
-    def baseline(self) -> Variant | None:
-        """The variant that others are compared with: the one of `about`, else the first."""
-        if self.about.baseline and (named := self.find(self.about.baseline)):
-            return named if named in self.scores else None
-        return next((variant for variant in self.variants if variant in self.scores), None)
-
     def find(self, tags: Tags) -> Variant | None:
         """The variant that has these tags; None where there is none."""
         try:
@@ -87,41 +81,25 @@ class Panel:
             return None
 
     @functools.cached_property
-    def comparisons(self) -> list[Comparison]:
-        """The pairs of `about`, else each variant against the baseline."""
-        pairs = [(v, self.baseline) for v in self.scores if v != self.baseline]
-        if self.about.pairs:
-            named = [(self.find(a), self.find(b)) for a, b in self.about.pairs]
-            pairs = [(a, b) for a, b in named if a is not None]
-        return compare_pairs(
-            self.scores,
-            [(a, b) for a, b in pairs if b is not None and {a, b} <= self.scores.keys()],
-            margin=self.about.margin,
-            seeds_added=self.about.seeds_added,
+    def comparisons(self) -> pandas.DataFrame:
+        """`Results.compare` as the description asks for it; averages first, then best first."""
+        if not self.scores:
+            return pandas.DataFrame(columns=list(COLUMNS))
+        about = self.about
+        found = self.results.compare(
+            about.baseline if self.find(about.baseline) else None,
+            pairs=[(a, b) for a, b in about.pairs if self.find(a) and self.find(b)],
+            margin=about.margin,
+            seeds_added=about.seeds_added,
+            planned_seeds=about.planned_seeds,
         )
+        order = [(not row.over, self.sign * row.difference) for row in found.itertuples()]
+        return found.iloc[sorted(range(len(found)), key=order.__getitem__)]
 
     @functools.cached_property
-    def effects(self) -> list[Effect]:
-        """Values of a tag averaged over the others, where all combinations were run."""
-        if len(self.scores) < len(self.variants):
-            return []
-        pairs, tags = self.about.pairs, None
-        if pairs:  # the tags that the question is about
-            tags = list(dict.fromkeys(n for a, b in pairs for n in a if a[n] != b.get(n, a[n])))
-        ordered = {variant: self.scores[variant] for variant in self.variants}
-        reference = dict(self.baseline or ()) | dict(self.about.baseline)
-        return average_effects(
-            ordered,
-            reference=reference,
-            tags=tags,
-            seeds=self.about.planned_seeds or None,
-            margin=self.about.margin,
-            seeds_added=self.about.seeds_added and not self.about.planned_seeds,
-        )
-
-    @functools.cached_property
-    def styles(self) -> dict[Variant, Style]:
-        """The first tag that varies gives the colour, the others dashes and marker."""
+    def styles(self) -> dict[str, Style]:
+        """Label of a variant -> its style. The first tag that varies gives the colour, the others
+        dashes and marker."""
         varied = differing([dict(v) for v in self.variants])
         first = next(iter(varied), None)
         colours: dict[str, int] = {}
@@ -131,16 +109,10 @@ class Panel:
             tags = dict(variant)
             colour = repr(tags.get(first) if first else None)
             rest = repr([tags.get(name) for name in varied if name != first])
-            found[variant] = style(
+            found[self.labels[variant]] = style(
                 colours.setdefault(colour, len(colours)), patterns.setdefault(rest, len(patterns))
             )
         return found
-
-    def mean(self, variant: Variant, part: str, metric: str) -> float | None:
-        """Mean of a metric of a part over the runs that have it."""
-        runs = [getattr(run.scores, part) for run in self.variants[variant]]
-        values = [of[metric] for of in runs if metric in of]
-        return float(np.mean(values)) if values else None
 
     def numbers(self, variant: Variant, name: str) -> list[float]:
         """A number of each run: held out, of its weights, or the last of this name in its metrics;
@@ -172,11 +144,80 @@ def mean_of(scores: Scores) -> float:
     return float(np.mean(list(scores.values()))) if scores else math.nan
 
 
-def spread_of(scores: Scores) -> float | None:
-    """Standard deviation over texts and seeds; None of one score."""
-    return float(np.std(list(scores.values()), ddof=1)) if len(scores) > 1 else None
-
-
 @functools.lru_cache(maxsize=512)
 def _rows(path: Path) -> list[JSON]:
     return read_metrics(path)
+
+
+def read_panels(
+    given: Sequence[Results | str | Path], description: Description | None = None
+) -> list[Panel]:
+    """One panel for each workdir, or results. Those with the same variants and configs but for the
+    data (and the learning rates) are one panel: their texts are a source of variation.
+
+    Raises:
+      ValueError: a workdir holds no sweep, none of its runs has a result, or it is given twice.
+    """
+    folders = [Path(one) for one in given if not isinstance(one, Results)]
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError(f"{', '.join(map(str, folders))}: the same workdir twice; leave one out")
+    names = [folder.name for folder in folders]
+    panels: list[Panel] = []
+    for i, one in enumerate(given, start=1):
+        if isinstance(one, Results):
+            panel = Panel(one, description or Description(), title=f"results {i}")
+        else:
+            folder = Path(one)
+            unique = folder.name if names.count(folder.name) == 1 else str(folder)
+            panel = _read(folder, unique, description)
+        same = (
+            k
+            for k, other in enumerate(panels)
+            if _configs(other.results) == _configs(panel.results) and _data(other) != _data(panel)
+        )
+        if (k := next(same, None)) is None:
+            panels.append(panel)
+        else:
+            panels[k] = _together(panels[k], panel)
+    return [dataclasses.replace(panels[0], title="")] if len(panels) == 1 else panels
+
+
+def _together(one: Panel, other: Panel) -> Panel:
+    """The same variants on other texts."""
+    return dataclasses.replace(
+        one,
+        results=one.results + other.results,
+        title=f"{one.title} and {other.title}",
+        unfinished=[*one.unfinished, *other.unfinished],
+        tuning=one.tuning and other.tuning and one.tuning + other.tuning,
+    )
+
+
+def _read(workdir: Path, title: str, description: Description | None) -> Panel:
+    results = load_results(workdir)
+    if not len(results):
+        raise ValueError(f"no run in {workdir} has a result yet; let the sweep finish one")
+    done = {run.spec.id for run in results}
+    specs = read_specs((workdir / SPECS).read_text(encoding="utf-8"))
+    tuning = workdir / TUNING
+    return Panel(
+        results,
+        description or read_description(workdir),
+        title=title,
+        unfinished=[spec for spec in specs if spec.id not in done],
+        tuning=load_results(tuning) if (tuning / SPECS).exists() else None,
+    )
+
+
+def _configs(results: Results) -> set[str]:
+    found = set()
+    for variant, runs in results.by_variant().items():
+        # Learning rates are tuned on each text.
+        rates = (FIRST_RATE, FINAL_RATE)
+        fields = {n: v for n, v in config_fields(runs[0]).items() if n not in rates}
+        found.add(repr((variant, sorted(fields.items(), key=repr))))
+    return found
+
+
+def _data(panel: Panel) -> set[str]:
+    return {repr(run.spec.config.data) + run.data.sha256 for run in panel.results}

@@ -2,10 +2,8 @@
 
 import io
 import re
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
-
-import numpy as np
-from jaxtyping import Float, Real
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnlab.extras import extra
 
@@ -41,76 +39,6 @@ class Style(NamedTuple):
     dashes: str
     marker: str
     hollow: bool
-
-
-class Curve(NamedTuple):
-    """A metric over steps, one row per seed. Diverged curves do not set the range of the axes.
-
-    Attributes:
-      label: written at the end of the curve.
-      style: how it looks.
-      steps: where it was measured, in ascending order; the x axis.
-      values: a row for each seed; in `ratio_curves` low end, ratio and high end.
-      diverged: leave it out of the range of the y axis, in `learning_curves`.
-    """
-
-    label: str
-    style: Style
-    steps: Real[np.ndarray, " P"]
-    values: Float[np.ndarray, "S P"]
-    diverged: bool = False
-
-
-class Point(NamedTuple):
-    """A value at x, plus or minus a spread.
-
-    Attributes:
-      label: written next to the point.
-      style: how it looks.
-      x: of the point.
-      y: of the point.
-      spread: half of the error bar, along y; NaN: unknown, and no bar.
-    """
-
-    label: str
-    style: Style
-    x: float
-    y: float
-    spread: float
-
-
-class Interval(NamedTuple):
-    """A mean difference with the ends of its interval.
-
-    Attributes:
-      label: of the row.
-      style: how it looks.
-      mean: the difference.
-      low: lower end of the interval; NaN: unknown, and no line.
-      high: upper end.
-    """
-
-    label: str
-    style: Style
-    mean: float
-    low: float
-    high: float
-
-
-class Bar(NamedTuple):
-    """A value, plus or minus a spread.
-
-    Attributes:
-      label: of the row.
-      style: how it looks.
-      value: where the bar ends, or the dot is.
-      spread: half of the error bar; NaN: unknown, and no error bar.
-    """
-
-    label: str
-    style: Style
-    value: float
-    spread: float
 
 
 def style(colour: int, pattern: int) -> Style:
@@ -153,17 +81,7 @@ def new_figure(
     return figure, grid.tolist()
 
 
-class MarkerOptions(TypedDict):
-    """Arguments of matplotlib."""
-
-    marker: str
-    markersize: float
-    markerfacecolor: str
-    markeredgecolor: str
-    markeredgewidth: float
-
-
-def marker_options(style: Style, size: float) -> MarkerOptions:
+def marker_options(style: Style, size: float) -> dict[str, Any]:
     """Arguments that draw the marker of a style."""
     return {
         "marker": style.marker,
@@ -172,6 +90,29 @@ def marker_options(style: Style, size: float) -> MarkerOptions:
         "markeredgecolor": style.colour,
         "markeredgewidth": 1.4,
     }
+
+
+def add_legend(figure: "Figure", entries: Sequence[tuple[str, Style]]) -> None:
+    """Names and marks of series below the axes."""
+    from matplotlib.lines import Line2D
+
+    columns = 2 if max(len(name) for name, _ in entries) < 24 else 1
+    figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(entries) // columns))
+    lines = [
+        Line2D(
+            [], [], **marker_options(look, 6.0) | {"color": look.colour, "linestyle": look.dashes}
+        )
+        for _, look in entries
+    ]
+    figure.legend(
+        lines,
+        [name for name, _ in entries],
+        loc="outside lower left",
+        ncols=columns,
+        frameon=False,
+        fontsize=FONT_SIZE,
+        labelcolor=FOREGROUND,
+    )
 
 
 def to_svg(figure: "Figure", name: str) -> str:

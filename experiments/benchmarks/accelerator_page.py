@@ -1,15 +1,16 @@
 """The page of suite accelerator: which backend is fastest where, and how ours stands to others."""
 
+import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas
 
 from attnlab.atomic import write_atomic
 from attnlab.nested import JSON
-from attnlab.report.curves import ratio_curves
 from attnlab.report.page import (
     Block,
     Figure,
@@ -23,7 +24,15 @@ from attnlab.report.page import (
     to_markdown,
     write_page,
 )
-from attnlab.report.style import Curve, style
+from attnlab.report.style import (
+    FOREGROUND,
+    SIZE,
+    Style,
+    add_legend,
+    marker_options,
+    new_figure,
+    style,
+)
 from experiments.benchmarks import fastest
 from experiments.benchmarks.accelerator import (
     DESIGNS,
@@ -36,6 +45,9 @@ from experiments.benchmarks.accelerator import (
 from experiments.benchmarks.fastest import Record
 from experiments.benchmarks.measure import Interval
 from experiments.benchmarks.peaks import PEAKS, fraction_of_peak
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
 
 NUMBERS = ("ratio", "low", "high", "milliseconds", "best_milliseconds", "compile_seconds",
            "temp_bytes", "peak_bytes", "verdict")  # fmt: skip
@@ -175,18 +187,44 @@ def _figure(key: tuple, places: Sequence[Setting], records: Sequence[Record]) ->
                 points.setdefault(name, []).append(point)
     if not points or len(places) < 2:
         return None
-    curves = []
-    for name, some in sorted(points.items()):
-        k = NAMES.index(name)  # a peer has one colour in all figures
-        some.sort(key=lambda point: point[0])
-        values = np.array([[r.low, r.median, r.high] for _, r in some]).T
-        steps = np.array([h for h, _ in some])
-        curves.append(Curve(name, style(k, k), steps, values, False))
-    figure = ratio_curves(curves, "width of a head", "time, our fastest / this")
+    figure = ratio_curves({name: sorted(some, key=operator.itemgetter(0))
+                           for name, some in sorted(points.items())})  # fmt: skip
     told = f"{word}, {dtype}, {'causal' if causal else 'not causal'}, {mode}, T = {length:,}"
     name = f"{word}-{dtype}-{'causal' if causal else 'all'}-{mode.replace(' ', '-')}-{length}"
     caption = f"{told[0].upper()}{told[1:]}. Below 1 the fastest of ours is faster."
     return draw(figure, name, f"ratios of times: {told}", caption)
+
+
+def ratio_curves(series: Mapping[str, Sequence[tuple[int, Interval]]]) -> "Drawing":
+    """Time of our fastest / time of each peer over the width of a head. Both axes are logarithmic,
+    with a line at 1."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    figure, [[axes]] = new_figure(*SIZE)
+    axes.axhline(1.0, color=FOREGROUND, linewidth=1.0)
+    looks: list[tuple[str, Style]] = []
+    for name, points in series.items():
+        k = NAMES.index(name)  # a peer has one colour in all figures
+        look, middle = style(k, k), np.array([r.median for _, r in points])
+        bars = [middle - [r.low for _, r in points], [r.high for _, r in points] - middle]
+        axes.errorbar(
+            [h for h, _ in points], middle, yerr=bars, color=look.colour, capsize=2.5,
+            linestyle=look.dashes, linewidth=1.6, **marker_options(look, 6.0),
+        )  # fmt: skip
+        looks.append((name, look))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    widths = sorted({h for points in series.values() for h, _ in points})
+    axes.set_xticks(widths, list(map(str, widths)))
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(min(bottom, 0.8), max(top, 1.25))
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set(xlabel="width of a head", ylabel="time, our fastest / this")
+    add_legend(figure, looks)
+    return figure
 
 
 def choices(about: JSON, records: Sequence[Record]) -> list[Block]:
