@@ -45,7 +45,7 @@ def define_run() -> None:
     flags.DEFINE_string(
         "workdir", None, "Folder of everything that the command writes.", required=True
     )
-    flags.register_validator("workdir", _is_folder, "a file is there, or the name is empty; name a folder")
+    flags.register_validator("workdir", _is_folder, "name a folder; a file is there, or no name")
     flags.DEFINE_integer(
         "threads",
         None,
