@@ -9,15 +9,12 @@ DEPTH = {
     "test_killed_and_started_again",
     "test_a_run_beside_a_folder",
     "test_command_names_what_it_lacks",
-    "test_what_cannot_be_pruned_is_told",
     "test_it_ends_as_if_it_had_always_been_so_long",
     "test_a_schedule_that_ends_with_its_steps_cannot",
     # Trainings, beside test_it_learns and those that stop and go on.
     "test_eight_devices_and_two_parts_are_one_device",
     "test_remat_and_bfloat16_give_the_same_losses",
     "test_parts_give_the_gradient_of_the_whole_batch",
-    "test_equal_heads_stay_equal_and_are_one_head_twice",
-    "test_a_fixed_random_pattern_does_not_read_the_text",
     # Whole models, beside the parts that they are made of.
     "test_as_pythia_and_llama_decode",
     "test_through_a_model",

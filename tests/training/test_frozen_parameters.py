@@ -5,9 +5,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 from conftest import assert_close
 
 from attnlab.training import OptimizerConfig, ScheduleConfig, TrainConfig, make_optimizer
+from attnlab.training.optimizers import frozen_mask
 
 
 def test_frozen_weights_stay_to_the_bit_and_all_others_move():
@@ -39,3 +41,8 @@ def test_frozen_weights_stay_to_the_bit_and_all_others_move():
     whole = make_optimizer(whole).transform
     plain, _ = whole.update(alone, whole.init(alone), alone)
     assert_close({n: updates["layers"]["attention"][n] for n in plain}, plain)
+
+
+def test_a_pattern_that_matches_no_parameter_is_refused():
+    with pytest.raises(ValueError, match=r"attention\.w"):
+        frozen_mask("attention.w", {"embedding": jnp.ones(3)})

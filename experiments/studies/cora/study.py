@@ -12,41 +12,31 @@ weights are those of the last epoch where both were. Each variant changes one in
 Writes cora.csv, cora.md and cora.svg. A stopped command resumes.
 """
 
-import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
+import optax
+import pandas
 from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
-from attnlab.data.graph import Graph, read_graph
+from attnlab.data.graph import Graph
+from attnlab.lab.stats import paired_difference
 from attnlab.report.page import render, table
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
-from experiments import app
-from experiments.studies.cells import (
-    Line,
-    conclusions,
-    interval,
-    matching,
-    numbers,
-    run_cells,
-    write_results,
-)
+from experiments.studies.rows import conclusions
 
 HEADS, HEAD_DIM, RATE, PATIENCE, MOST = 8, 8, 0.005, 100, 2000
 PUBLISHED = (83.0, 0.7)
 Params = dict[str, Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """A configuration; the defaults are the published one."""
 
     scores: str = "additive"
@@ -57,8 +47,9 @@ class Variant:
     residual: bool = False
 
 
+MAIN = "published configuration"
 VARIANTS = {
-    "published configuration": Variant(),
+    MAIN: Variant(),
     "dot-product scores": Variant(scores="dot"),
     "equal attention weights": Variant(scores="equal"),
     "no L2": Variant(l2=0.0),
@@ -68,14 +59,6 @@ VARIANTS = {
 }
 EPOCHS = 300
 """Of the variant without early stopping."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One training."""
-
-    variant: str
-    seed: int
 
 
 class Edges(NamedTuple):
@@ -138,11 +121,9 @@ def attend(
     the weights and of the projected features, sum, bias."""
     n, senders, receivers = len(projected), edges.senders, edges.receivers
     if scores == "additive":
-        first = jnp.einsum("nth,th->nt", projected, weights[f"a{layer}"])
-        second = jnp.einsum("nth,th->nt", projected, weights[f"b{layer}"])
-        first, second = (
-            x + b for x, b in zip((first, second), weights[f"score_bias{layer}"], strict=True)
-        )
+        bias = weights[f"score_bias{layer}"]
+        first = jnp.einsum("nth,th->nt", projected, weights[f"a{layer}"]) + bias[0]
+        second = jnp.einsum("nth,th->nt", projected, weights[f"b{layer}"]) + bias[1]
         score = jax.nn.leaky_relu(first[receivers] + second[senders], 0.2)
     elif scores == "dot":
         # a and b scale the features per dimension: q = a * h, k = b * h
@@ -196,12 +177,11 @@ def loss_and_accuracy(scores: Array, labels: Array, mask: Array) -> tuple[Array,
 
 
 class State(NamedTuple):
-    """Of the training: Adam, and the early stopping of the published code."""
+    """Of the training, with the early stopping of the published code."""
 
     epoch: Array
     params: Params
-    first: Params
-    second: Params
+    moments: optax.OptState
     best_loss: Array
     best_accuracy: Array
     since: Array
@@ -213,7 +193,8 @@ class State(NamedTuple):
 def train(
     params: Params, edges: Edges, masks: dict[str, Array], key: Array, variant: Variant
 ) -> dict[str, Array]:
-    """Trains from `params` and scores the test nodes once."""
+    """Trains from `params`; epochs, and the accuracy of each part in percent."""
+    optimizer = optax.adam(RATE)
 
     def objective(params: Params, key: Array) -> Array:
         loss, _ = loss_and_accuracy(
@@ -224,12 +205,8 @@ def train(
     def step(state: State) -> State:
         epoch = state.epoch + 1
         grads = jax.grad(objective)(state.params, jax.random.fold_in(key, epoch))
-        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state.first, grads)
-        second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, state.second, grads)
-        rate = RATE * jnp.sqrt(1 - 0.999**epoch) / (1 - 0.9**epoch)
-        new = jax.tree.map(
-            lambda w, m, v: w - rate * m / (jnp.sqrt(v) + 1e-8), state.params, first, second
-        )
+        updates, moments = optimizer.update(grads, state.moments)
+        new = optax.apply_updates(state.params, updates)
         loss, accuracy = loss_and_accuracy(
             logits(new, edges, variant), edges.labels, masks["valid"]
         )
@@ -239,19 +216,16 @@ def train(
         best = jnp.minimum(loss, state.best_loss), jnp.maximum(accuracy, state.best_accuracy)
         since = jnp.where(lower | higher, 0, state.since + 1)
         kept_epoch = jnp.where(keep, epoch, state.kept_epoch)
-        return State(epoch, new, first, second, *best, since, kept, kept_epoch)
+        return State(epoch, new, moments, *best, since, kept, kept_epoch)
 
-    def goes_on(state: State) -> Array:
+    def continues(state: State) -> Array:
         if not variant.early_stopping:
             return state.epoch < EPOCHS
         return (state.since < PATIENCE) & (state.epoch < MOST)
 
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    none = jnp.array(0)
-    start = State(
-        none, params, zeros, zeros, jnp.array(jnp.inf), jnp.array(0.0), none, params, none
-    )
-    end = jax.lax.while_loop(goes_on, step, start)
+    zero, best = jnp.array(0), (jnp.array(jnp.inf), jnp.array(0.0))
+    start = State(zero, params, optimizer.init(params), *best, zero, params, zero)
+    end = jax.lax.while_loop(continues, step, start)
     scores = logits(end.kept, edges, variant)
     found = {"epochs": end.epoch, "kept_epoch": end.kept_epoch}
     for part, nodes in masks.items():
@@ -259,9 +233,9 @@ def train(
     return found
 
 
-def run_one(run: Run, graph: Graph) -> Mapping[str, float]:
+def run_one(name: str, seed: int, graph: Graph) -> dict[str, float]:
     """Accuracy on each part in percent, and epochs."""
-    variant, key = VARIANTS[run.variant], jax.random.key(run.seed)
+    variant, key = VARIANTS[name], jax.random.key(seed)
     sizes = graph.features.shape[1], len(graph.classes)
     params = init(jax.random.fold_in(key, 2**31 - 1), *sizes, variant.residual)
     parts = {name: jnp.asarray(nodes) for name, nodes in graph.parts.items()}
@@ -269,90 +243,48 @@ def run_one(run: Run, graph: Graph) -> Mapping[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def summary(lines: Sequence[Line]) -> dict[str, np.ndarray]:
-    """Variant -> test accuracies of its seeds."""
-    return {name: np.array(numbers(matching(lines, variant=name), "test")) for name in VARIANTS}
-
-
 COMMAND = "python -m experiments.studies.cora --data=PATH/cora --out=docs/results"
 
 
-def page(lines: Sequence[Line], command: str = COMMAND) -> str:
-    """The Markdown page; `command` wrote it."""
-    found, rows = summary(lines), []
-    main = found["published configuration"]
-    others = {name: test for name, test in found.items() if test is not main}
-    said = conclusions({name: test - main[: len(test)] for name, test in others.items()}, 2)
-    for name, test in found.items():
-        of_name = matching(lines, variant=name)
-        mean, low, high = interval(test)
-        cells = [
-            name,
-            str(len(test)),
-            f"{mean:.2f} ± {test.std(ddof=1):.2f}",
-            f"{low:.2f} to {high:.2f}",
-        ]
-        for column in ("valid", "epochs", "seconds"):
-            cells.append(f"{np.mean(numbers(of_name, column)):.1f}")
-        rows.append([*cells, said.get(name, "")])
+def page(rows: pandas.DataFrame, command: str = COMMAND) -> str:
+    """The Markdown page of cora.csv; `command` wrote it."""
+    of = {name: rows[rows.variant == name].set_index("seed") for name in VARIANTS}
+    tests = {name: some.test for name, some in of.items()}
+    said, lines = conclusions(tests, digits=2), []
+    for name, test in tests.items():
+        found = paired_difference(test)
+        lines.append([
+            name, str(len(test)), f"{found.mean:.2f} ± {test.std():.2f}",
+            f"{found.low:.2f} to {found.high:.2f}",
+            *(f"{of[name][column].mean():.1f}" for column in ("valid", "epochs", "seconds")),
+            said.get(name, ("",))[0],
+        ])  # fmt: skip
     header = ("variant", "seeds", "test accuracy, %, mean ± standard deviation", "95 % interval",
               "validation, %", "epochs", "seconds a run", "difference (95 %)")  # fmt: skip
-    mean, low, high = interval(main)
+    main, found = tests[MAIN], paired_difference(tests[MAIN])
     text = render(
         Path(__file__).with_name("page.md.jinja"),
-        score=f"{mean:.1f} ± {main.std(ddof=1):.1f}",
+        score=f"{found.mean:.1f} ± {main.std():.1f}",
         seeds=len(main),
-        interval=f"{low:.2f} to {high:.2f}",
+        interval=f"{found.low:.2f} to {found.high:.2f}",
         published=f"{PUBLISHED[0]} ± {PUBLISHED[1]}",
-        says="agrees" if low <= PUBLISHED[0] <= high else "does not agree",
+        says="agrees" if found.low <= PUBLISHED[0] <= found.high else "does not agree",
         command=command,
-        minutes=f"{sum(numbers(lines, 'seconds')) / 60:.0f}",
+        minutes=f"{rows.seconds.sum() / 60:.0f}",
         num_compared=len(said),
-        variants=table(header, rows),
+        variants=table(header, lines),
     )
     return f"{text}\n"
 
 
-def figure(lines: Sequence[Line]) -> Figure:
+def figure(rows: pandas.DataFrame) -> Figure:
     """Test accuracy by variant."""
     drawn, [axes] = new_axes(1, 3.4)
-    found = summary(lines)
-    for i, test in enumerate(found.values()):
-        y = len(found) - 1 - i
+    for i, name in enumerate(VARIANTS):
+        test, y = rows.test[rows.variant == name], len(VARIANTS) - 1 - i
         axes.plot(test, np.full(len(test), y), "o", color=COLOURS[0], alpha=0.5, markersize=4)
         axes.plot([test.mean()] * 2, [y - 0.3, y + 0.3], color=COLOURS[1], linewidth=2)
     axes.axvline(PUBLISHED[0], color=INK, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(found)), list(found)[::-1], fontsize=8)
+    axes.set_yticks(range(len(VARIANTS)), list(VARIANTS)[::-1], fontsize=8)
     axes.set_xlabel("test accuracy, %")
     return drawn
-
-
-def check_seeds(seeds: int, other_seeds: int) -> None:
-    """Raises ValueError unless each seed of a variant has its pair."""
-    if seeds < other_seeds:
-        raise ValueError(
-            f"--seeds={seeds} must be at least --other_seeds={other_seeds}: each run of a variant "
-            "is compared with the published configuration at the same seed"
-        )
-
-
-def main() -> None:
-    """Runs what is missing, then writes page, numbers and figure."""
-    check_seeds(flags.FLAGS.seeds, flags.FLAGS.other_seeds)
-    graph, out = read_graph(Path(flags.FLAGS.data)), Path(flags.FLAGS.out)
-    count = dict.fromkeys(VARIANTS, flags.FLAGS.other_seeds) | {
-        "published configuration": flags.FLAGS.seeds
-    }
-    cells = [Run(name, seed) for name in VARIANTS for seed in range(count[name])]
-    lines = run_cells(cells, functools.partial(run_one, graph=graph), out / "cora.csv")
-    data = flags.FLAGS.data
-    command = app.given_command().replace(f"data={data}", f"data=PATH/{Path(data).name}")
-    write_results(out, "cora", page(lines, command), figure(lines))
-
-
-def define_flags() -> None:
-    """The flags of the command."""
-    flags.DEFINE_string("data", None, "Folder of Cora (docs/reference/texts.md).", required=True)
-    flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
-    flags.DEFINE_integer("seeds", 20, "Seeds of the published configuration.", lower_bound=2)
-    flags.DEFINE_integer("other_seeds", 5, "Seeds of each other variant.", lower_bound=2)

@@ -19,25 +19,18 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from attnlab import lab
-from attnlab.heads import (
-    Differential,
-    Extra,
-    Gate,
-    Layout,
-    LearntSoftCap,
-    MixtureOfHeads,
-)
-from attnlab.models import ModelConfig, match_budget
+from attnlab.heads import Differential, Extra, Gate, Layout, LearntSoftCap, MixtureOfHeads
+from attnlab.models import match_budget
 from experiments.configs import byte_lm
 
 STANDARD, DIFFERENTIAL = "standard", "differential"
-EXTRAS: dict[str, tuple[str, type[Extra], dict[str, object]]] = {
-    "mixture of heads": ("mixture_of_heads", MixtureOfHeads, {}),
-    "gate per head": ("gate", Gate, {"by": "head"}),
-    "gate per element": ("gate", Gate, {"by": "element"}),
-    "learnt soft cap": ("learnt_soft_cap", LearntSoftCap, {}),
+EXTRAS: dict[str, tuple[Extra, dict[str, object]]] = {
+    "mixture of heads": (MixtureOfHeads(), {}),
+    "gate per head": (Gate(by="head"), {"by": "head"}),
+    "gate per element": (Gate(by="element"), {"by": "element"}),
+    "learnt soft cap": (LearntSoftCap(), {}),
 }
-"""Variant -> flag of its extra, the extra, and its fields."""
+"""Variant -> its extra, and the fields that flags set."""
 description = lab.Description(
     question="Are the heads of 2024 and 2025 better than plain ones, at equal FLOPs?",
     pairs=tuple(({"name": name}, {"name": STANDARD}) for name in (DIFFERENTIAL, *EXTRAS)),
@@ -58,15 +51,15 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     model, length = base.model, base.train.length
 
     def ffn_width(heads: Layout) -> int:
-        variant: ModelConfig = dataclasses.replace(model, heads=heads)
+        variant = dataclasses.replace(model, heads=heads)
         return match_budget(variant, model, "flops", length=length).config.ffn.width
 
     width = ffn_width(model.heads.to(Differential))
     differential = {"model.heads.layout": DIFFERENTIAL, "model.ffn.width": width}
     found = [lab.Variant({}, STANDARD), lab.Variant(differential, DIFFERENTIAL)]
-    for name, (flag, kind, fields) in EXTRAS.items():
-        own = {f"model.heads.extras.{flag}.{field}": value for field, value in fields.items()}
-        own[f"model.heads.extras.{flag}.on"] = True
-        heads = dataclasses.replace(model.heads, extras=(*model.heads.extras, kind(**fields)))
-        found.append(lab.Variant(own | {"model.ffn.width": ffn_width(heads)}, name))
+    for name, (extra, fields) in EXTRAS.items():
+        heads = dataclasses.replace(model.heads, extras=(*model.heads.extras, extra))
+        flags = {f"model.heads.extras.{extra.name}.{f}": v for f, v in fields.items()}
+        flags[f"model.heads.extras.{extra.name}.on"] = True
+        found.append(lab.Variant(flags | {"model.ffn.width": ffn_width(heads)}, name))
     return found

@@ -27,16 +27,14 @@ presets of reviews.py, and only the seven variants that are compared),
 """
 
 import dataclasses
-from typing import Literal
 
 from ml_collections import ConfigDict
 
 from attnlab import lab
-from attnlab.lab.description import Expectation
-from attnlab.models import ModelConfig, match_budget, with_layout
+from attnlab.models import match_budget, with_layout
 from experiments import config
 from experiments.configs import byte_lm, reviews
-from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.common import described, expect, named
 
 OWN, ONE, SMALL, EQUAL = "own chunks", "one for all chunks", ", small scores", ", equal parameters"
 WIDE, STANDARD, CODE = "wide", "standard", ONE + SMALL
@@ -48,6 +46,15 @@ UNDONE = {
     CODE + EQUAL: "as many parameters leave",
 }
 """A variant with one cause less than his code -> the words for what that leaves."""
+PAIRS = (
+    (WIDE, CODE),
+    *((undone, CODE) for undone in UNDONE),
+    (OWN + EQUAL, CODE),
+    (WIDE, OWN + EQUAL),
+    (STANDARD + EQUAL, OWN + EQUAL),
+    (WIDE, STANDARD + EQUAL),
+)
+"""The statement; each cause undone; all undone; and what is then left of it."""
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -64,59 +71,41 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Wide and standard heads, and chunks with every cause undone or not."""
-    wide = with_layout(base.model, "wide", "separate")
-    kinds: dict[str, tuple[str, float | None]] = {STANDARD: ("standard", None)}
-    for name, layout in ((OWN, "narrow"), (ONE, "narrow_tied")):
-        kinds[name] = layout, None
-        kinds[name + SMALL] = layout, base.model.width**-0.5
-    found = [lab.Variant({"model.heads.layout": "wide"}, WIDE)]
-    for name, (layout, scale) in kinds.items():
-        as_many = match_budget(_with_heads(base.model, layout, scale), wide, "parameters").config
-        changes: dict[str, object] = {"model.heads.layout": layout}
-        changes |= {"model.heads.scale": scale} if scale else {}
-        found.append(lab.Variant(changes, name))
-        equal = changes | {"model.ffn.width": as_many.ffn.width}
-        found.append(lab.Variant(equal, name + EQUAL))
-    if not {*OWN_PRESETS} & {*preset.split(",")}:
-        return found
+    wide, small = with_layout(base.model, "wide", "separate"), base.model.width**-0.5
+    changes: dict[str, config.Values] = {WIDE: {"model.heads.layout": "wide"}}
+    for name, layout, scale in (
+        (STANDARD, "standard", None),
+        (OWN, "narrow", None),
+        (OWN + SMALL, "narrow", small),
+        (ONE, "narrow_tied", None),
+        (ONE + SMALL, "narrow_tied", small),
+    ):
+        model = with_layout(base.model, layout, "separate")
+        model = dataclasses.replace(model, heads=dataclasses.replace(model.heads, scale=scale))
+        as_many = match_budget(model, wide, "parameters").config
+        changes[name] = {"model.heads.layout": layout}
+        changes[name] |= {"model.heads.scale": scale} if scale else {}
+        changes[name + EQUAL] = changes[name] | {"model.ffn.width": as_many.ffn.width}
     compared = {name for pair in PAIRS for name in pair}
-    return [variant for variant in found if variant.name in compared]
-
-
-def _with_heads(base: ModelConfig, layout: str, scale: float | None) -> ModelConfig:
-    """`base` with another head layout and score scale."""
-    config = with_layout(base, layout, "separate")
-    return dataclasses.replace(config, heads=dataclasses.replace(config.heads, scale=scale))
-
-
-PAIRS = (
-    (WIDE, CODE),
-    *((undone, CODE) for undone in UNDONE),
-    (OWN + EQUAL, CODE),
-    (WIDE, OWN + EQUAL),
-    (STANDARD + EQUAL, OWN + EQUAL),
-    (WIDE, STANDARD + EQUAL),
-)
-"""The statement; each cause undone; all undone; and what is then left of it."""
+    if {*OWN_PRESETS} & {*preset.split(",")}:
+        changes = {name: values for name, values in changes.items() if name in compared}
+    return named(changes)
 
 
 def describe(preset: str) -> lab.Description:
     """The statement, and that each cause is one."""
     text = "reviews" not in preset.split(",")
-    relation: Literal["at most", "at least"] = "at most" if text else "at least"
     what = "bits" if text else "right answers"
-
-    def expected(name: str, sentence: str, over: str = CODE) -> Expectation:
-        return expect(name, relation, 1.0, sentence, over=over)
-
-    return lab.Description(
-        question="Why did wide heads look better than chunks?",
-        source="Bloem's blog and code, 2019 to 2021",
-        pairs=tuple(({"name": a}, {"name": b}) for a, b in PAIRS),
-        expectations=(
-            expected(WIDE, f"wide heads have {{ratio:.3f}} of the {what} of his chunks"),
-            *(expected(name, f"{sentence} {{ratio:.3f}}") for name, sentence in UNDONE.items()),
-            expected(OWN + EQUAL, "all three at once leave {ratio:.3f}"),
-            expected(WIDE, "and wide heads have {ratio:.3f} of that", OWN + EQUAL),
-        ),
-    )
+    sentences = {
+        (WIDE, CODE): f"wide heads have {{ratio:.3f}} of the {what} of his chunks",
+        **{(name, CODE): f"{words} {{ratio:.3f}}" for name, words in UNDONE.items()},
+        (OWN + EQUAL, CODE): "all three at once leave {ratio:.3f}",
+        (WIDE, OWN + EQUAL): "and wide heads have {ratio:.3f} of that",
+    }
+    found = described(
+        "Why did wide heads look better than chunks?",
+        "Bloem's blog and code, 2019 to 2021",
+        *(expect(name, "at most" if text else "at least", 1.0, sentence, over=over)
+          for (name, over), sentence in sentences.items()),
+    )  # fmt: skip
+    return dataclasses.replace(found, pairs=tuple(({"name": a}, {"name": b}) for a, b in PAIRS))

@@ -14,29 +14,29 @@ Results beside the paper's, in 7 minutes on 2 CPU cores: docs/results/known_answ
 Presets after the colon: `paper` (T = 128), `tiny`.
 """
 
-from attnlab import lab
 from attnlab.data import DATASETS
 from attnlab.lab.text_table import counted
 from experiments import config
-from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.common import (
+    OF_VECTORS,
+    TRAINING,
+    described,
+    expect,
+    named,
+)
 from experiments.studies.known_answers.maxima import Maxima
-from experiments.studies.known_answers.one_wide_beats_many_narrow import TRAINING
 
-VALUES = {
+VALUES: config.Values = {
     **TRAINING,
+    **OF_VECTORS,
     "data.dimensions": 4,
     "data.directions": 4,
-    "model.kind": "encoder",
     "model.vocab_size": 6,
     "model.max_len": 17,
     "model.width": 32,
     "model.heads.head_dim": 8,
     "model.ffn.width": 128,
-    "model.positions.kind": "none",
-    "model.output.kind": "none",
-    "model.output.pooler": "each",
     "model.output.num_classes": 1,
-    "model.num_layers": 1,
     "train.length": 17,
     "train.seeds": (0, 1),
 }
@@ -44,33 +44,28 @@ PRESETS: dict[str, config.Values] = {
     "paper": {"model.max_len": 129, "train.length": 129, "train.steps": 20_000},
     "tiny": {"data.heldout_rows": 32, "model.width": 16} | config.SHORTEST,
 }
-DEPTHS = {"one layer": (1, (1, 2, 3, 4, 5)), "two layers": (2, (1, 2))}
-"""First words of a variant -> its layers, and the numbers of heads in each."""
-description = lab.Description(
-    question="How many heads does a sum of four maxima need, and can depth stand in for them?",
-    source="Yu et al., ICLR 2026 (arXiv 2510.06662): bounds, and its figure 1",
-    expectations=(
-        expect("one layer, 4 heads", "at most", 0.2,
-               "4 heads leave {ratio:.3f} of the error of 3", over="one layer, 3 heads"),
-        expect("one layer, 5 heads", "at least", 0.1,
-               "a fifth brings it to {ratio:.2f} of that of 4", over="one layer, 4 heads"),
-        expect("two layers, 2 heads", "at most", 0.2,
-               "2 heads in each of two layers leave {ratio:.3f} of the error of 2 in one",
-               over="one layer, 2 heads"),
-        expect("two layers, 2 heads", "at most", 1.0,
-               "which is {ratio:.2f} of that of 3 in one", over="one layer, 3 heads"),
-    ),
-)  # fmt: skip
-
 DATASETS["maxima"] = Maxima
 get_config = config.other_data("regression", "maxima", VALUES, PRESETS)
-
-variants = [
-    lab.Variant(
-        {"model.num_layers": layers, "model.heads.num_heads": heads},
-        f"{words}, {counted(heads, 'head')}",
-    )
-    for words, (layers, counts) in DEPTHS.items()
-    for heads in counts
-]
-"""One layer of 1 to 5 heads, two of 1 and 2."""
+variants = named(
+    {
+        f"{words}, {counted(heads, 'head')}": {
+            "model.num_layers": layers,
+            "model.heads.num_heads": heads,
+        }
+        for words, layers, most in (("one layer", 1, 5), ("two layers", 2, 2))
+        for heads in range(1, most + 1)
+    }
+)
+description = described(
+    "How many heads does a sum of four maxima need, and can depth stand in for them?",
+    "Yu et al., ICLR 2026 (arXiv 2510.06662): bounds, and its figure 1",
+    expect("one layer, 4 heads", "at most", 0.2,
+           "4 heads leave {ratio:.3f} of the error of 3", over="one layer, 3 heads"),
+    expect("one layer, 5 heads", "at least", 0.1,
+           "a fifth brings it to {ratio:.2f} of that of 4", over="one layer, 4 heads"),
+    expect("two layers, 2 heads", "at most", 0.2,
+           "2 heads in each of two layers leave {ratio:.3f} of the error of 2 in one",
+           over="one layer, 2 heads"),
+    expect("two layers, 2 heads", "at most", 1.0,
+           "which is {ratio:.2f} of that of 3 in one", over="one layer, 3 heads"),
+)  # fmt: skip

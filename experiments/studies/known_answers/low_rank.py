@@ -16,27 +16,25 @@ Results, in 13 minutes on 2 CPU cores: docs/results/known_answers.md.
 Presets after the colon: those of byte_lm.py (`tiny`, ...).
 """
 
+import dataclasses
+
 from ml_collections import ConfigDict
 
-from attnlab import lab
 from experiments.configs import byte_lm
-from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.common import described, expect, named
 
-HEADS = (2, 8, 32)
-CHANGES: dict[str, dict[str, object]] = {
-    **{f"H = D/N, {n} heads": {"model.heads.num_heads": n} for n in HEADS},
-    **{
-        f"H = 16, {n} heads": {"model.heads.num_heads": n, "model.heads.head_dim": 16}
-        for n in HEADS
-    },
-    "D = 48 and H = 16, 8 heads": {
-        "model.heads.num_heads": 8,
-        "model.heads.head_dim": 16,
-        "model.width": 48,
-        "model.ffn.width": 192,
-    },
-}
-EXPECTATIONS = (
+WIDE = {"model.heads.head_dim": 16}
+variants = named(
+    {f"H = D/N, {n} heads": {"model.heads.num_heads": n} for n in (2, 8, 32)}
+    | {f"H = 16, {n} heads": WIDE | {"model.heads.num_heads": n} for n in (2, 8, 32)}
+    | {
+        "D = 48 and H = 16, 8 heads": WIDE
+        | {"model.heads.num_heads": 8, "model.width": 48, "model.ffn.width": 192}
+    }
+)
+description = described(
+    "Do more heads help, or does the rank of each head's scores become too small?",
+    "Bhojanapalli et al. 2020 (arXiv 2002.07028): the order of the variants, no values",
     expect("H = D/N, 32 heads", "at least", 1,
            "32 heads of width 2 need {ratio:.3f} times the bits of 8 heads of width 8",
            over="H = D/N, 8 heads"),
@@ -51,11 +49,9 @@ EXPECTATIONS = (
            "of width 64 with 8 heads of width 8",
            over="H = D/N, 8 heads"),
 )  # fmt: skip
-description = lab.Description(
-    question="Do more heads help, or does the rank of each head's scores become too small?",
-    source="Bhojanapalli et al. 2020 (arXiv 2002.07028): the order of the variants, no values",
-    expectations=EXPECTATIONS,
-    pairs=tuple((one.tags, one.over) for one in EXPECTATIONS if one.over),
+description = dataclasses.replace(
+    description,
+    pairs=tuple((one.tags, one.over) for one in description.expectations if one.over),
 )
 
 
@@ -64,7 +60,3 @@ def get_config(arg: str = "") -> ConfigDict:
     config = byte_lm.get_config(arg)
     config.model.width = max(32, config.model.width)  # of `tiny`, where 32 heads need as much
     return config
-
-
-variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
-"""Two ways to add heads."""

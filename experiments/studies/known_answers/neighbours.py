@@ -14,37 +14,32 @@ Results, in 3.7 minutes on 2 CPU cores: docs/results/known_answers.md.
 Presets after the colon: those of cora.py (`citeseer`, `tiny`).
 """
 
-from attnlab import lab
 from experiments.configs import cora
-from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.common import described, expect, named
 
 EDGES, MEAN, ALONE = "over the edges", "the mean of all", "no neighbours"
 FIRST, DENSE = "over the edges, 40 steps", "a dense mask, 40 steps"
 SHORT = {"train.seeds": (0,), "train.steps": 40}
-CHANGES: dict[str, dict[str, object]] = {
-    EDGES: {},
-    FIRST: SHORT,
-    DENSE: {"model.attention.implementation": "dense"} | SHORT,
-    MEAN: {"model.heads.scale": 0.0},
-    ALONE: {"model.attention.output_scale": 0.0},
-}
-description = lab.Description(
-    question="Does a paper need to choose among its neighbours, or is their mean enough?",
-    source="Velickovic et al. 2018 (arXiv 1710.10903), Table 2",
-    expectations=(
-        expect(EDGES, "at least", 1.1,
-               "neighbours make {ratio:.2f} times as many papers right as their words alone",
-               over=ALONE),
-        expect(DENSE, "at least", 0.97,
-               "a dense mask gives {ratio:.3f} of what the edges do, which is the same function",
-               over=FIRST),
-        expect(MEAN, "at least", 0.95, "their plain mean {ratio:.3f} of what attention does",
-               over=EDGES),
-        expect(MEAN, "at most", 1.0, "and no more ({ratio:.3f})", over=EDGES),
-    ),
-)  # fmt: skip
-
 get_config = cora.get_config
-
-variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
-"""Edges, a mask, a mean, nothing."""
+variants = named(
+    {
+        EDGES: {},
+        FIRST: SHORT,
+        DENSE: {"model.attention.implementation": "dense"} | SHORT,
+        MEAN: {"model.heads.scale": 0.0},
+        ALONE: {"model.attention.output_scale": 0.0},
+    }
+)
+description = described(
+    "Does a paper need to choose among its neighbours, or is their mean enough?",
+    "Velickovic et al. 2018 (arXiv 1710.10903), Table 2",
+    expect(EDGES, "at least", 1.1,
+           "neighbours make {ratio:.2f} times as many papers right as their words alone",
+           over=ALONE),
+    expect(DENSE, "at least", 0.97,
+           "a dense mask gives {ratio:.3f} of what the edges do, which is the same function",
+           over=FIRST),
+    expect(MEAN, "at least", 0.95, "their plain mean {ratio:.3f} of what attention does",
+           over=EDGES),
+    expect(MEAN, "at most", 1.0, "and no more ({ratio:.3f})", over=EDGES),
+)  # fmt: skip

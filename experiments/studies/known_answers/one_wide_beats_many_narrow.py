@@ -19,7 +19,13 @@ parameters: for a GPU), `tiny`.
 
 from attnlab import lab
 from experiments import config
-from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.common import (
+    OF_VECTORS,
+    TRAINING,
+    described,
+    expect,
+    named,
+)
 
 SIZES = {"": (8, 2, 16), "paper": (64, 4, 64), "tiny": (8, 2, 2)}
 """Preset -> dimensions of the points, width of a small head, and how many times the parameters of
@@ -32,29 +38,11 @@ def sized(dimensions: int) -> dict[str, int]:
     return dict.fromkeys(names, dimensions) | {"model.width": 2 * dimensions}
 
 
-TRAINING: dict[str, object] = {
-    "train.batch_size": 64,
-    "train.steps": 3000,
-    "train.optimizer.name": "adam",
-    "train.optimizer.learning_rate": 1e-2,
-    "train.schedule.final_learning_rate": 1e-4,
-    "train.schedule.warmup_steps": 150,
-    "train.optimizer.weight_decay": 0.0,
-    "train.log_every": 500,
-    "train.evaluation.every": 500,
-    "train.evaluation.batch_size": 256,
-    "train.evaluation.windows": 0,
-    "train.checkpoint_every": 3000,
-}
-VALUES = {
+VALUES: config.Values = {
     **TRAINING,
+    **OF_VECTORS,
     **sized(8),
-    "model.kind": "encoder",
     "model.max_len": 16,
-    "model.positions.kind": "none",
-    "model.output.kind": "none",
-    "model.output.pooler": "each",
-    "model.num_layers": 1,
     "model.heads.num_heads": 1,
     "model.ffn.width": 0,
     "model.norm.kind": "rms",
@@ -66,22 +54,17 @@ PRESETS: dict[str, config.Values] = {
     "paper": sized(64) | {"train.length": 16, "train.steps": 100_000},
     "tiny": {"data.heldout_rows": 32} | config.SHORTEST,
 }
-description = lab.Description(
-    question="Can many small heads do what one full-rank head does?",
-    source="Amsel, Yehudai and Bruna, ICLR 2025 (arXiv 2407.16153): a theorem, and its direction",
-    expectations=(
-        expect("one full-rank head", "at most", 10,
-               "one full-rank head leaves {mean:.2f} % of the variance"),
-        expect("small heads, equal parameters", "at least", 4,
-               "small heads with as many parameters leave {ratio:.0f} times as much",
-               over="one full-rank head"),
-        expect("many more small heads", "at least", 4,
-               "many more small heads leave {ratio:.0f} times as much",
-               over="one full-rank head"),
-    ),
-)  # fmt: skip
-
 get_config = config.other_data("regression", "farthest", VALUES, PRESETS)
+FULL = "one full-rank head"
+description = described(
+    "Can many small heads do what one full-rank head does?",
+    "Amsel, Yehudai and Bruna, ICLR 2025 (arXiv 2407.16153): a theorem, and its direction",
+    expect(FULL, "at most", 10, "one full-rank head leaves {mean:.2f} % of the variance"),
+    expect("small heads, equal parameters", "at least", 4,
+           "small heads with as many parameters leave {ratio:.0f} times as much", over=FULL),
+    expect("many more small heads", "at least", 4,
+           "many more small heads leave {ratio:.0f} times as much", over=FULL),
+)  # fmt: skip
 
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
@@ -89,11 +72,12 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     presets = [name for name in preset.split(",") if name in SIZES]
     dimensions, small, times = SIZES[presets[-1] if presets else ""]
     heads = 2 * dimensions // small
-    one: dict[str, object] = {"model.heads.head_dim": small}
+    one = {"model.heads.head_dim": small}
     equal = one | {"model.heads.num_heads": heads}
-    return [
-        lab.Variant({}, "one full-rank head"),
-        lab.Variant(equal, "small heads, equal parameters"),
-        lab.Variant(one | {"model.heads.num_heads": times * heads}, "many more small heads"),
-        lab.Variant(equal | {"model.ffn.width": 16 * dimensions}, "small heads, FFN"),
-    ]
+    changes: dict[str, config.Values] = {
+        FULL: {},
+        "small heads, equal parameters": equal,
+        "many more small heads": one | {"model.heads.num_heads": times * heads},
+        "small heads, FFN": equal | {"model.ffn.width": 16 * dimensions},
+    }
+    return named(changes)

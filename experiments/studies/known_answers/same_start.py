@@ -18,12 +18,12 @@ Results, in 2.2 minutes on 2 CPU cores: docs/results/known_answers.md.
 Presets after the colon: `tiny`.
 """
 
-from attnlab import lab
 from experiments import config
 from experiments.studies.known_answers import two_heads_beat_one
-from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.common import described, expect, named
 
-VALUES = two_heads_beat_one.VALUES | {
+VALUES: config.Values = {
+    **two_heads_beat_one.VALUES,
     "model.heads.num_heads": 2,
     "model.heads.head_dim": 16,
     "model.heads.biases": "",  # a key bias has no gradient, so it would not move
@@ -31,40 +31,34 @@ VALUES = two_heads_beat_one.VALUES | {
     "train.seeds": (0, 1, 2),
     "measure_heads": True,
 }
-PRESETS = {"tiny": {**two_heads_beat_one.PRESETS["tiny"], "train.optimizer.learning_rate": 3e-2}}
-EQUAL: dict[str, object] = {"head_init.values": "outputs"}
-CHANGES: dict[str, dict[str, object]] = {
-    "apart": {},
-    "equal": EQUAL,
-    "one head, output times 2": {
-        "model.heads.num_heads": 1, "model.attention.output_scale": 2.0, "head_init.first_of": 2,
-    },
-    "noise of 1e-4": EQUAL | {"head_init.noise": 1e-4},
-    "values apart": {"head_init.values": "probs"},
-    "dropout of probabilities": EQUAL | {"model.dropout.attention": 0.1},
-}  # fmt: skip
-FREE = ("noise of 1e-4", "values apart", "dropout of probabilities")
-APART, MOVED = "heads_apart", "least_moved"
-description = lab.Description(
-    question="Why do heads differ, and do heads that start equal stay equal?",
-    source="symmetry: equal weights have equal gradients",
-    expectations=(
-        expect("equal", "exactly", 0, "heads that start equal end at a distance of {max}",
-               number=APART),
-        expect("equal", "at least", 1e-3,
-               "while the array that moved least has moved by {min:.3f}", number=MOVED),
-        expect("equal", "at most", 75, "and are worth one head: {max:.1f} % of the cases right"),
-        expect("one head, output times 2", "at most", 1.001,
-               "one head with its output times 2 has {ratio:.4f} of their loss", over="equal",
-               number="loss"),
-        *(expect(name, "at least", 0.01, f"{name}: they part to {{min:.2f}}", number=APART)
-          for name in FREE),
-        expect("noise of 1e-4", "at least", 100, "with that noise {min:.1f} % are right"),
-        expect("apart", "at least", 100, "with independent initial weights {min:.1f} %"),
-    ),
-)  # fmt: skip
-
+PRESETS = {"tiny": {**two_heads_beat_one.TINY, "train.optimizer.learning_rate": 3e-2}}
 get_config = config.other_data("endpoint", "endpoints", VALUES, PRESETS)
-
-variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
-"""Heads that start apart, equal, and nearly equal in every way."""
+EQUAL = {"head_init.values": "outputs"}
+ONE = {"model.heads.num_heads": 1, "model.attention.output_scale": 2.0, "head_init.first_of": 2}
+variants = named(
+    {
+        "apart": {},
+        "equal": EQUAL,
+        "one head, output times 2": ONE,
+        "noise of 1e-4": EQUAL | {"head_init.noise": 1e-4},
+        "values apart": {"head_init.values": "probs"},
+        "dropout of probabilities": EQUAL | {"model.dropout.attention": 0.1},
+    }
+)
+APART, MOVED = "heads_apart", "least_moved"
+description = described(
+    "Why do heads differ, and do heads that start equal stay equal?",
+    "symmetry: equal weights have equal gradients",
+    expect("equal", "exactly", 0, "heads that start equal end at a distance of {max}",
+           number=APART),
+    expect("equal", "at least", 1e-3,
+           "while the array that moved least has moved by {min:.3f}", number=MOVED),
+    expect("equal", "at most", 75, "and are worth one head: {max:.1f} % of the cases right"),
+    expect("one head, output times 2", "at most", 1.001,
+           "one head with its output times 2 has {ratio:.4f} of their loss", over="equal",
+           number="loss"),
+    *(expect(name, "at least", 0.01, f"{name}: they part to {{min:.2f}}", number=APART)
+      for name in ("noise of 1e-4", "values apart", "dropout of probabilities")),
+    expect("noise of 1e-4", "at least", 100, "with that noise {min:.1f} % are right"),
+    expect("apart", "at least", 100, "with independent initial weights {min:.1f} %"),
+)  # fmt: skip

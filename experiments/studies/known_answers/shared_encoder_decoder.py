@@ -19,16 +19,10 @@ Presets after the colon: those of translation.py (`reverse`, `bytes`, `tiny`).
 
 from ml_collections import ConfigDict
 
-from attnlab import lab
 from experiments.configs import translation
-from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.common import described, expect, named
 
 OWN, SHARED, HALF = "two of their own", "one for both", "half the depth"
-CHANGES: dict[str, dict[str, object]] = {
-    OWN: {},
-    SHARED: {"model.encoder.shares_decoder": True},
-    HALF: {"model.num_layers": 1},
-}
 SMALLER = {
     "model.width": 64,
     "model.ffn.width": 256,
@@ -36,17 +30,21 @@ SMALLER = {
     "train.seeds": (0, 1, 2),
 }
 """Smaller than translation.py, so that three variants with three seeds take minutes."""
-description = lab.Description(
-    question="Can an encoder and a decoder share their weights?",
-    source="Raffel et al. 2020 (arXiv 1910.10683), Table 2: the order of the variants, no values",
-    expectations=(
-        expect(SHARED, "at most", 1.0,
-               "shared weights need {ratio:.3f} times the bits of separate ones at half the depth",
-               over=HALF),
-        expect(SHARED, "at least", 1.0,
-               "and {ratio:.3f} times the bits of separate weights at full depth",
-               over=OWN),
-    ),
+variants = named(
+    {
+        OWN: {},
+        SHARED: {"model.encoder.shares_decoder": True},
+        HALF: {"model.num_layers": 1},
+    }
+)
+description = described(
+    "Can an encoder and a decoder share their weights?",
+    "Raffel et al. 2020 (arXiv 1910.10683), Table 2: the order of the variants, no values",
+    expect(SHARED, "at most", 1.0,
+           "shared weights need {ratio:.3f} times the bits of separate ones at half the depth",
+           over=HALF),
+    expect(SHARED, "at least", 1.0,
+           "and {ratio:.3f} times the bits of separate weights at full depth", over=OWN),
 )  # fmt: skip
 
 
@@ -56,7 +54,3 @@ def get_config(arg: str = "") -> ConfigDict:
     if "tiny" not in arg.split(","):
         config.update_from_flattened_dict(SMALLER)
     return config
-
-
-variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
-"""Apart, shared, shallow."""

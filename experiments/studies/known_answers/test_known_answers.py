@@ -1,15 +1,13 @@
 """Experiments whose answer is known: their data, their bounds, and what a report makes of them."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from config_files import MODULES, experiments, planned
+from config_files import experiments
 from conftest import assert_close
-from ml_collections import ConfigDict
 
 from attnlab import data
 from attnlab.data.synthetic import examples
@@ -17,6 +15,7 @@ from attnlab.heads import score_scale
 from attnlab.lab.start import init_function
 from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
 from attnlab.models.head_similarity import smallest_change
+from attnlab.nested import flatten
 from attnlab.training import (
     OptimizerConfig,
     ScheduleConfig,
@@ -26,22 +25,7 @@ from attnlab.training import (
     train_step,
 )
 from attnlab.training.objectives import OBJECTIVES
-from experiments.config import experiment_of
-from experiments.configs import byte_lm
-from experiments.run import run_config
-from experiments.studies.known_answers import same_start
 from experiments.studies.known_answers.maxima import Maxima
-
-
-def flat(fields, path=""):
-    """Path -> value."""
-    found = {}
-    for name, value in fields.items():
-        if isinstance(value, ConfigDict):
-            found |= flat(value, f"{path}{name}.")
-        else:
-            found[path + name] = value
-    return found
 
 
 def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
@@ -58,49 +42,13 @@ def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
         "own chunks, equal parameters": {"heads.layout", "heads.scale", "ffn.width"},
     }
     for name, fields in undone.items():
-        ours, theirs = (flat(ConfigDict(to_dict(m))) for m in (code, found[name].model))
+        ours, theirs = (flatten(to_dict(m)) for m in (code, found[name].model))
         assert {path for path in ours if ours[path] != theirs[path]} == fields
     assert score_scale(found["one for all chunks"].model.layout) == 1 / 4
     wide = num_parameters(found["wide"].model)
     for name, one in found.items():
         if name.endswith("equal parameters"):
             assert abs(num_parameters(one.model) - wide) <= 4 * (2 * width + 1) / 2
-
-
-def test_reviews_are_asked_of_the_variants_that_are_compared():
-    """Of chunks.py: the text has eleven variants, a review's class only those that a pair names."""
-    module = MODULES["chunks"]
-    base, about = planned("chunks").base, module.describe("reviews")
-    text, reviews = ({v.name: v.values for v in module.variants(base, w)} for w in ("", "reviews"))
-    assert (len(text), len(reviews)) == (11, 7)
-    assert set(reviews) == {tags["name"] for pair in about.pairs for tags in pair}
-    assert reviews == {name: text[name] for name in reviews}
-    expected = [tags for e in about.expectations for tags in (e.tags, e.over) if tags]
-    assert {tags["name"] for tags in expected} <= set(reviews)
-
-
-def test_every_case_of_a_small_graph():
-    """Written out by hand: 0 -> 1 and 1 -> 0, selectors 2 and 3, query 4."""
-    rows = examples(2, "complete")
-    assert rows["tokens"].tolist() == [[0, 1, 2, 4], [1, 0, 2, 4], [0, 1, 3, 4], [1, 0, 3, 4]]
-    assert rows["values"].tolist() == [[-1, -1, -1, v] for v in (0, 1, 1, 0)]
-    assert len(examples(5, "complete")["tokens"]) == 2 * 5 * 4
-    arcs = examples(5, "acyclic")["tokens"][:, :2]
-    assert len(arcs) == 5 * 4
-    assert (arcs[:, 0] < arcs[:, 1]).all()
-
-
-@pytest.mark.parametrize(
-    ("fields", "length", "message"),
-    [
-        ({"vertices": 1}, 4, "data.vertices must be a whole number of at least 2, not 1"),
-        ({"graph": "complet"}, 4, "did you mean 'complete'"),
-        ({}, 8, "set train.length=4, not 8"),
-    ],
-)
-def test_impossible_endpoints(fields, length, message):
-    with pytest.raises(ValueError, match=message):
-        data.Endpoints(**fields).load(length)
 
 
 def right(config, params, rows):
@@ -174,24 +122,6 @@ def test_two_narrow_heads_are_right_in_every_case():
     assert found.tolist() == [1.0]
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"values": "x"}, "'x'"),
-        ({"noise": 0.1}, "head_init.noise 0.1 must be 0 or more, and needs head_init.values"),
-        ({"noise": -0.1, "values": "q"}, "head_init.noise -0.1 must be 0 or more"),
-        ({"first_of": 4}, "head_init.first_of 4 must be more than model.heads.num_heads 4"),
-    ],
-)
-def test_heads_that_cannot_be_the_same(fields, message):
-    """Before any weight is made."""
-    config = byte_lm.get_config("tiny")
-    config.model.heads.num_heads = 4
-    config.head_init.update(fields)
-    with pytest.raises(ValueError, match=message):
-        experiment_of(config)
-
-
 def trained(model, head_init, steps=12):
     """Weights at the start and after some steps of Adam on the examples of a small graph."""
     # A smaller epsilon would make steps of the noise in gradients that are zero.
@@ -216,6 +146,7 @@ def trained(model, head_init, steps=12):
     return begun, state.params
 
 
+@pytest.mark.slow
 def test_equal_heads_stay_equal_and_are_one_head_twice(x64):
     """Distance 0.0 to the bit while every array moves; the weights of one head with its output
     times 2, started as the first of the two, are those of each; noise tells them apart."""
@@ -235,20 +166,6 @@ def test_equal_heads_stay_equal_and_are_one_head_twice(x64):
     assert 0 < start < end
 
 
-def test_the_farthest_point_by_numpy():
-    """Of every point another one, at the largest distance, all of length 1."""
-    rows = data.Farthest(dimensions=3, heldout_rows=7).load(5).heldout(0)
-    x, y = rows["features"], rows["answers"]
-    assert_close(np.sum(x**2, axis=-1), np.ones((7, 5), np.float32))
-    far = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1)
-    for row in range(7):
-        for point in range(5):
-            other = np.argmax(far[row, point])
-            assert other != point
-            assert np.array_equal(y[row, point], x[row, other])
-    assert rows["scored"].all()
-
-
 def test_sums_of_maxima_by_numpy():
     """Of mean 0 and variance 1 over many rows; one token asks, and none but it is scored."""
     config = Maxima(dimensions=3, directions=2, heldout_rows=4000)
@@ -264,29 +181,6 @@ def test_sums_of_maxima_by_numpy():
     plain = np.max(x[:, :5, :3] @ square.T, axis=1).sum(-1)
     slope, offset = np.polyfit(plain, answers, 1)
     assert_close(answers, np.float32(slope * plain + offset), loosen=10)
-
-
-@pytest.mark.parametrize(
-    ("make", "length", "message"),
-    [
-        (
-            lambda: data.Farthest(dimensions=1),
-            8,
-            "data.dimensions must be a whole number of at least 2, not 1",
-        ),
-        (data.Farthest, 2, "2 points have no farthest one; set train.length to at least 3"),
-        (lambda: Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
-        (Maxima, 2, "train.length 2 leaves fewer than 2 vectors"),
-        (
-            lambda: Maxima(heldout_rows=0),
-            8,
-            "data.heldout_rows must be a whole number of at least 1",
-        ),
-    ],
-)
-def test_impossible_vectors(make, length, message):
-    with pytest.raises(ValueError, match=message):
-        make().load(length)
 
 
 def test_one_full_rank_head_finds_the_farthest():
@@ -317,16 +211,7 @@ def test_one_full_rank_head_finds_the_farthest():
     assert source.baselines()["unexplained"]["the mean"] == pytest.approx(100, abs=0.01)
 
 
-def test_frozen_weights_that_are_none_are_refused_before_any_work():
-    config = byte_lm.get_config("tiny")
-    config.train.optimizer.frozen = "attention.w"
-    with pytest.raises(ValueError, match=r"='attention.w' matches none of the weights embedding, "):
-        experiment_of(config)
-    config.train.optimizer.frozen = "q("
-    with pytest.raises(ValueError, match="is no regular expression"):
-        experiment_of(config)
-
-
+@pytest.mark.slow
 def test_a_fixed_random_pattern_does_not_read_the_text():
     """Its probabilities are those of any other text, and differ from head to head and place."""
     found = experiments("which_matrices_learn", "tiny")
@@ -339,28 +224,3 @@ def test_a_fixed_random_pattern_does_not_read_the_text():
     assert not np.allclose(probs[0, 0, 0], probs[0, 0, 1])
     uniform = np.tril(np.ones((9, 9))) / np.arange(1, 10)[:, None]
     assert not np.allclose(probs[0, 0, 0], uniform)
-
-
-def test_matrices_that_learn_may_be_asked_of_a_text_too():
-    about = planned("which_matrices_learn", "text,tiny").description
-    found = experiments("which_matrices_learn", "text,tiny")
-    assert {one.task for one in found.values()} == {"causal_lm"}
-    assert {one.model.positions.name for one in found.values()} == {"relative"}
-    named = {tags["name"] for e in about.expectations for tags in (e.tags, e.over)}
-    assert named == set(found)
-
-
-@pytest.mark.slow
-def test_a_run_records_how_far_its_heads_are_apart(tmp_path):
-    """From step 0 on, beside every evaluation and in the result: the figure of the report."""
-    config = same_start.get_config("tiny")
-    config.update_from_flattened_dict(same_start.CHANGES["equal"])
-    for result in run_config(config, tmp_path):
-        lines = (tmp_path / f"runs/{result.spec.id}/metrics.jsonl").read_text().splitlines()
-        rows = [row for row in map(json.loads, lines) if "weights/heads_apart" in row]
-        found = {row["step"]: row for row in rows}
-        assert list(found) == [0, 10, 20]
-        assert all(row["weights/heads_apart"] == [0.0] for row in found.values())
-        [[first], [middle], [last]] = (row["weights/least_moved"] for row in found.values())
-        assert first == 0 < middle < last
-        assert result.weights == {"heads_apart": 0.0, "least_moved": last}

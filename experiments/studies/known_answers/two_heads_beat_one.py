@@ -18,12 +18,12 @@ Results, in 2.5 minutes on 2 CPU cores: docs/results/known_answers.md.
 Presets after the colon: `tiny`.
 """
 
-from attnlab import lab
 from experiments import config
-from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.common import TRAINING, described, expect, named
 
 WIDTH = 32
-VALUES = {
+VALUES: config.Values = {
+    **TRAINING,
     "data.vertices": 16,
     "model.vocab_size": 19,
     "model.max_len": 4,
@@ -34,64 +34,41 @@ VALUES = {
     "model.norm.bias": False,
     "train.length": 4,
     "train.batch_size": 128,
-    "train.steps": 3000,
     "train.seeds": (0, 1, 2, 3, 4),
-    "train.optimizer.name": "adam",
     "train.optimizer.learning_rate": 3e-3,
     "train.schedule.final_learning_rate": 3e-4,
     "train.schedule.warmup_steps": 100,
-    "train.optimizer.weight_decay": 0.0,
     "train.log_every": 250,
     "train.evaluation.every": 250,
     "train.evaluation.batch_size": 480,
-    "train.evaluation.windows": 0,
     "train.evaluation.curve_windows": 480,
-    "train.checkpoint_every": 3000,
 }
-PRESETS: dict[str, config.Values] = {
-    "tiny": {
-        "data.vertices": 4,
-        "model.vocab_size": 7,
-        "model.width": 16,
-        **config.SHORTEST,
-        "train.evaluation.curve_windows": 24,
-    },
+TINY: config.Values = {
+    "data.vertices": 4,
+    "model.vocab_size": 7,
+    "model.width": 16,
+    **config.SHORTEST,
+    "train.evaluation.curve_windows": 24,
 }
-CHANGES: dict[str, dict[str, object]] = {
-    "one head": {},
-    "one head 8 times as wide": {"model.heads.head_dim": 8 * WIDTH},
-    "two small heads": {"model.heads.num_heads": 2, "model.heads.head_dim": WIDTH // 4},
-    "one head, no cycle": {"data.graph": "acyclic"},
-    "one head, FFN": {"model.ffn.width": 4 * WIDTH},
-}
-description = lab.Description(
-    question="Can one wide head do what two small heads do?",
-    source="Tesfaye et al., ICLR 2026 (openreview RRmPbbZsvl): a theorem, and its controls",
-    expectations=(
-        expect("one head", "at most", 75, "one head is right in {max:.1f} % of the cases at most"),
-        expect(
-            "one head 8 times as wide",
-            "at most",
-            75,
-            "one head 8 times as wide as the model in {max:.1f} %",
-        ),
-        expect("two small heads", "at least", 100, "two small heads in {min:.1f} % at least"),
-        expect(
-            "one head, no cycle",
-            "at least",
-            99,
-            "on a graph without a cycle one head is right in {min:.1f} %",
-        ),
-        expect(
-            "one head, FFN",
-            "at least",
-            100,
-            "one head with an FFN in {min:.1f} %",
-        ),
-    ),
-)
-
+PRESETS = {"tiny": TINY}
 get_config = config.other_data("endpoint", "endpoints", VALUES, PRESETS)
-
-variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
-"""One head, a wide one, two small ones, and both controls."""
+variants = named(
+    {
+        "one head": {},
+        "one head 8 times as wide": {"model.heads.head_dim": 8 * WIDTH},
+        "two small heads": {"model.heads.num_heads": 2, "model.heads.head_dim": WIDTH // 4},
+        "one head, no cycle": {"data.graph": "acyclic"},
+        "one head, FFN": {"model.ffn.width": 4 * WIDTH},
+    }
+)
+description = described(
+    "Can one wide head do what two small heads do?",
+    "Tesfaye et al., ICLR 2026 (openreview RRmPbbZsvl): a theorem, and its controls",
+    expect("one head", "at most", 75, "one head is right in {max:.1f} % of the cases at most"),
+    expect("one head 8 times as wide", "at most", 75,
+           "one head 8 times as wide as the model in {max:.1f} %"),
+    expect("two small heads", "at least", 100, "two small heads in {min:.1f} % at least"),
+    expect("one head, no cycle", "at least", 99,
+           "on a graph without a cycle one head is right in {min:.1f} %"),
+    expect("one head, FFN", "at least", 100, "one head with an FFN in {min:.1f} %"),
+)  # fmt: skip

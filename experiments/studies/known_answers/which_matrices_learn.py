@@ -25,9 +25,11 @@ from ml_collections import ConfigDict
 from attnlab import lab
 from experiments import config
 from experiments.configs import byte_lm, recall
-from experiments.studies.known_answers.expect import expect
+from experiments.studies.known_answers.common import described, expect, named
 
-VALUES = recall.VALUES | {
+KEYS = byte_lm.KEYS | config.keys(recall.PRESETS) | {"text": False}
+VALUES: config.Values = {
+    **recall.VALUES,
     "data.vocab_size": 32,
     "data.pairs": 4,
     "model.vocab_size": 32,
@@ -35,42 +37,38 @@ VALUES = recall.VALUES | {
     "train.evaluation.every": 100,
     "train.checkpoint_every": 800,
 }
-KEYS = byte_lm.KEYS | config.keys(recall.PRESETS) | {"text": False}
-CHANGES: dict[str, dict[str, object]] = {
-    "all learn": {},
-    "Q and K frozen": {"train.optimizer.frozen": r"attention\.[qk](_bias)?$"},
-    "V and O frozen": {"train.optimizer.frozen": r"attention\.[vo](_bias)?$"},
-    "fixed random pattern": {"model.heads.scale": 0.0, "train.optimizer.frozen": "relative_bias"},
-}
-RECALL = lab.Description(
-    question="Which matrices of attention must learn to find again what was said?",
-    source="arXiv 2506.01115: the order of the variants, no values",
-    expectations=(
-        expect("all learn", "at least", 90, "where all matrices learn {min:.1f} % are right"),
-        expect("Q and K frozen", "at least", 2,
-               "with W_Q and W_K as they were drawn {ratio:.1f} times as many as with a fixed "
-               "random pattern", over="fixed random pattern"),
-        expect("V and O frozen", "at least", 2,
-               "with W_V and W_O as they were drawn {ratio:.1f} times",
-               over="fixed random pattern"),
-        expect("fixed random pattern", "at most", 50, "with that pattern {max:.1f} % at most"),
-    ),
+ALL, QK, VO, FIXED = "all learn", "Q and K frozen", "V and O frozen", "fixed random pattern"
+FROZEN = "train.optimizer.frozen"
+variants = named(
+    {
+        ALL: {},
+        QK: {FROZEN: r"attention\.[qk](_bias)?$"},
+        VO: {FROZEN: r"attention\.[vo](_bias)?$"},
+        FIXED: {"model.heads.scale": 0.0, FROZEN: "relative_bias"},
+    }
+)
+SOURCE = "arXiv 2506.01115: the order of the variants, no values"
+RECALL = described(
+    "Which matrices of attention must learn to find again what was said?",
+    SOURCE,
+    expect(ALL, "at least", 90, "where all matrices learn {min:.1f} % are right"),
+    expect(QK, "at least", 2,
+           "with W_Q and W_K as they were drawn {ratio:.1f} times as many as with a fixed random "
+           "pattern", over=FIXED),
+    expect(VO, "at least", 2, "with W_V and W_O as they were drawn {ratio:.1f} times", over=FIXED),
+    expect(FIXED, "at most", 50, "with that pattern {max:.1f} % at most"),
 )  # fmt: skip
-
-
-BITS = lab.Description(
-    question="Which matrices of attention must learn to predict the next byte?",
-    source="arXiv 2506.01115: the order of the variants, no values",
-    expectations=(
-        expect("Q and K frozen", "at least", 1.0,
-               "with W_Q and W_K as they were drawn a byte takes {ratio:.3f} times the bits of "
-               "where all learn", over="all learn"),
-        expect("Q and K frozen", "at most", 1.0, "and {ratio:.3f} times those with a fixed random "
-               "pattern", over="fixed random pattern"),
-        expect("V and O frozen", "at least", 1.0,
-               "with W_V and W_O as they were drawn {ratio:.3f} times those of where all learn",
-               over="all learn"),
-    ),
+BITS = described(
+    "Which matrices of attention must learn to predict the next byte?",
+    SOURCE,
+    expect(QK, "at least", 1.0,
+           "with W_Q and W_K as they were drawn a byte takes {ratio:.3f} times the bits of where "
+           "all learn", over=ALL),
+    expect(QK, "at most", 1.0, "and {ratio:.3f} times those with a fixed random pattern",
+           over=FIXED),
+    expect(VO, "at least", 1.0,
+           "with W_V and W_O as they were drawn {ratio:.3f} times those of where all learn",
+           over=ALL),
 )  # fmt: skip
 
 
@@ -82,10 +80,6 @@ def get_config(arg: str = "") -> ConfigDict:
     found = byte_lm.with_presets(preset)
     config.set_values(found, {"model.positions.kind": "relative"})
     return found
-
-
-variants = [lab.Variant(values, name) for name, values in CHANGES.items()]
-"""All, and three ways to leave some as they were."""
 
 
 def describe(preset: str) -> lab.Description:

@@ -17,37 +17,28 @@ accuracy is used for 10 other seeds.
 Writes looped_depth.csv, looped_depth.md and looped_depth.svg. A stopped command resumes.
 """
 
-import csv
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import flags
+import pandas
 from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab import FFN, ModelConfig, flops_per_token, heads, match_budget, num_parameters
+from attnlab.lab.stats import paired_difference
 from attnlab.models.specs import NoPositions, OutputHead
 from attnlab.report.page import render, table
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
-from experiments import app
-from experiments.studies.cells import (
-    Line,
-    conclusions,
-    interval,
-    matching,
-    numbers,
-    run_cells,
-    write_results,
-)
+from experiments.studies.rows import conclusions
 
 NODES, HOPS, LAYERS, WIDTH, ROWS = 16, 4, 4, 64, 32
+COLUMNS = [f"hops{k + 1}" for k in range(HOPS)]
 RATES, TUNING_SEEDS = (1e-3, 3e-3, 6e-3, 12e-3), (100, 101)
 REFERENCE = ModelConfig(
     kind="encoder",
@@ -61,22 +52,13 @@ REFERENCE = ModelConfig(
     output=OutputHead(kind="none", pooler="each", num_classes=NODES),
 )
 ALBERT = dataclasses.replace(REFERENCE, sharing="albert")
+SEPARATE = "separate"
 VARIANTS = {
-    "separate": REFERENCE,
+    SEPARATE: REFERENCE,
     "albert, equal FLOPs": ALBERT,
     "albert, equal parameters": match_budget(ALBERT, REFERENCE, "parameters").config,
     "one layer": dataclasses.replace(REFERENCE, num_layers=1),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One training."""
-
-    variant: str
-    rate: float
-    seed: int
-    steps: int
 
 
 def batch(key: Array, rows: int, hops: Int[Array, " B"]) -> tuple[Array, Array]:
@@ -131,71 +113,65 @@ def train(key: Array, config: ModelConfig, rate: float, steps: int) -> Float[Arr
     return right.reshape(HOPS, -1).mean(1)
 
 
-def run_one(run: Run) -> Mapping[str, float]:
+def run_one(variant: str, rate: float, seed: int, steps: int) -> dict[str, float]:
     """Percent right for each number of hops."""
-    found = train(jax.random.key(run.seed), VARIANTS[run.variant], run.rate, run.steps)
-    return {f"hops{k + 1}": 100 * float(value) for k, value in enumerate(found)}
+    found = train(jax.random.key(seed), VARIANTS[variant], rate, steps)
+    return {name: 100 * float(value) for name, value in zip(COLUMNS, found, strict=True)}
 
 
-def accuracy(line: Line) -> float:
-    """Mean over hops, percent."""
-    return float(np.mean([float(line[f"hops{k + 1}"]) for k in range(HOPS)]))
+def accuracy(rows: pandas.DataFrame) -> pandas.Series:
+    """Percent right of each row, mean over hops."""
+    return rows[COLUMNS].mean(axis=1)
 
 
-def best_rate(lines: Sequence[Line], variant: str) -> float:
+def best_rate(rows: pandas.DataFrame, variant: str) -> float:
     """The learning rate with the best mean accuracy over the tuning seeds."""
-    of_rate = {
-        rate: np.mean([accuracy(o) for o in matching(lines, variant=variant, rate=rate)
-                       if int(o["seed"]) in TUNING_SEEDS])
-        for rate in RATES
-    }  # fmt: skip
-    return max(of_rate, key=lambda rate: of_rate[rate])
+    tuning = rows[(rows.variant == variant) & rows.seed.isin(TUNING_SEEDS)]
+    return float(accuracy(tuning).groupby(tuning.rate).mean().idxmax())
 
 
-def judged(lines: Sequence[Line], variant: str) -> list[Line]:
-    """The lines of a variant at its best rate that are not of tuning, by seed."""
-    of_rate = matching(lines, variant=variant, rate=best_rate(lines, variant))
-    of_rate = [o for o in of_rate if int(o["seed"]) not in TUNING_SEEDS]
-    return sorted(of_rate, key=lambda o: int(o["seed"]))
+def judged(rows: pandas.DataFrame, variant: str) -> pandas.DataFrame:
+    """The rows of a variant at its best rate that are not of tuning, by seed."""
+    chosen = (rows.variant == variant) & (rows.rate == best_rate(rows, variant))
+    return rows[chosen & ~rows.seed.isin(TUNING_SEEDS)].set_index("seed").sort_index()
 
 
 COMMAND = "python -m experiments.studies.looped_depth --out=docs/results"
 
 
-def page(lines: Sequence[Line], command: str = COMMAND) -> str:
-    """The Markdown page; `command` wrote it."""
-    accuracies = {name: [accuracy(o) for o in judged(lines, name)] for name in VARIANTS}
-    reference, rows = accuracies.pop("separate"), []
-    said = conclusions({name: np.subtract(of, reference) for name, of in accuracies.items()})
+def page(rows: pandas.DataFrame, command: str = COMMAND) -> str:
+    """The Markdown page of looped_depth.csv; `command` wrote it."""
+    of = {name: judged(rows, name) for name in VARIANTS}
+    said, lines = conclusions({name: accuracy(some) for name, some in of.items()}, digits=1), []
     for name, config in VARIANTS.items():
-        of_name = judged(lines, name)
-        means = [interval(numbers(of_name, f"hops{k + 1}")) for k in range(HOPS)]
         cells = [name, f"{num_parameters(config):,}", f"{flops_per_token(config, NODES):,}"]
-        cells += [of_name[0]["rate"], *(f"{m:.1f}" for m, _, _ in means)]
-        mean, low, high = interval(accuracy(o) for o in of_name)
-        rows.append([*cells, f"{mean:.1f} ({low:.1f} to {min(high, 100):.1f})"])
+        cells += [str(of[name].rate.iloc[0]), *(f"{of[name][k].mean():.1f}" for k in COLUMNS)]
+        found = paired_difference(accuracy(of[name]))
+        interval = f"{found.low:.1f} to {min(found.high, 100):.1f}"
+        lines.append([*cells, f"{found.mean:.1f} ({interval})"])
     header = ("variant", "parameters", "FLOPs per token", "learning rate",
               *(f"k = {k + 1}" for k in range(HOPS)), "mean over hops (95 %)")  # fmt: skip
+    differences = [(name, text) for name, (text, _) in said.items()]
     text = render(
         Path(__file__).with_name("page.md.jinja"),
-        words={name: text.rpartition(": ")[2] for name, text in said.items()},
-        differences=table(("variant", "percentage points (95 %)"), list(said.items())),
+        words={name: word for name, (_, word) in said.items()},
+        differences=table(("variant", "percentage points (95 %)"), differences),
         command=command,
-        minutes=f"{sum(numbers(lines, 'seconds')) / 60:.0f}",
-        runs=len(lines),
-        seeds=len(reference),
-        steps=judged(lines, "separate")[0]["steps"],
-        variants=table(header, rows),
+        minutes=f"{rows.seconds.sum() / 60:.0f}",
+        runs=len(rows),
+        seeds=len(of[SEPARATE]),
+        steps=of[SEPARATE].steps.iloc[0],
+        variants=table(header, lines),
     )
     return f"{text}\n"
 
 
-def figure(lines: Sequence[Line]) -> Figure:
+def figure(rows: pandas.DataFrame) -> Figure:
     """Percent right over hops, a line per variant."""
     drawn, [axes] = new_axes(1, 3.4)
     x = np.arange(1, HOPS + 1)
     for i, name in enumerate(VARIANTS):
-        y = np.array([[float(o[f"hops{k}"]) for k in x] for o in judged(lines, name)])
+        y = judged(rows, name)[COLUMNS].to_numpy()
         shifted = x + 0.06 * (i - 1.5)
         axes.plot(shifted, y.T, "o", color=COLOURS[i], alpha=0.35, markersize=3)
         axes.plot(shifted, y.mean(0), color=COLOURS[i], marker="os^D"[i], label=name)
@@ -205,33 +181,3 @@ def figure(lines: Sequence[Line]) -> Figure:
     axes.set_ylim(0, 104)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     return drawn
-
-
-def requested(lines: Sequence[Line], seeds: int, steps: int) -> list[Line]:
-    """The lines of a command with these --seeds and --steps, at whatever rate."""
-    wanted = {*TUNING_SEEDS, *range(seeds)}
-    return [o for o in matching(lines, steps=steps) if int(o["seed"]) in wanted]
-
-
-def main() -> None:
-    """Runs what is missing, then writes page, numbers and figure."""
-    out, steps = Path(flags.FLAGS.out), flags.FLAGS.steps
-    path = out / "looped_depth.csv"
-    for name in VARIANTS:
-        tuning = [Run(name, rate, seed, steps) for rate in RATES for seed in TUNING_SEEDS]
-        rate = best_rate(run_cells(tuning, run_one, path), name)
-        run_cells(
-            [Run(name, rate, seed, steps) for seed in range(flags.FLAGS.seeds)], run_one, path
-        )
-    # With seeds of a rate that was the best before.
-    lines = requested(list(csv.DictReader(path.open())), flags.FLAGS.seeds, steps)
-    write_results(out, "looped_depth", page(lines, app.given_command()), figure(lines))
-
-
-def define_flags() -> None:
-    """The flags of the command."""
-    flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
-    flags.DEFINE_integer(
-        "seeds", 10, "Seeds of each variant.", lower_bound=2, upper_bound=min(TUNING_SEEDS)
-    )
-    flags.DEFINE_integer("steps", 1000, "Training steps of a run.", lower_bound=1)

@@ -23,7 +23,6 @@ from attnlab.heads import LAYOUTS
 from experiments import config
 from experiments.configs import byte_lm
 
-DTYPES = ("float32", "bfloat16")
 PRESETS: dict[str, config.Values] = {
     **byte_lm.PRESETS,
     "small": {
@@ -38,11 +37,21 @@ PRESETS: dict[str, config.Values] = {
 KEYS = config.keys(PRESETS) | {"layouts": ""}
 
 
+def _layouts(arg: str) -> list[str]:
+    found = config.parse(arg, KEYS).layouts
+    return found.split("+") if found else list(LAYOUTS)
+
+
 def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common: the small decoder."""
     found = config.base()
     config.set_presets(found, config.parse(arg, KEYS), PRESETS)
     return found
+
+
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
+    """Every layout that was asked for, in both precisions."""
+    return lab.grid(layout=_layouts(preset), model__compute__dtype=["float32", "bfloat16"])
 
 
 def describe(preset: str) -> lab.Description:
@@ -52,13 +61,3 @@ def describe(preset: str) -> lab.Description:
         for layout in _layouts(preset)
     )
     return lab.Description(question="Does training in bfloat16 cost anything?", pairs=pairs)
-
-
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """Every layout that was asked for, in both precisions."""
-    return lab.grid(layout=_layouts(preset), model__compute__dtype=DTYPES)
-
-
-def _layouts(arg: str) -> list[str]:
-    found = config.parse(arg, KEYS).layouts
-    return found.split("+") if found else list(LAYOUTS)

@@ -1,6 +1,15 @@
-"""How few heads are enough? Trainings with hard-concrete gates, beside other ways to choose heads.
+"""How few heads are enough? Hard-concrete gates (Voita et al. 2019) for the heads of a run.
 
-`python -m experiments.prune` is the command; Voita et al. 2019 (arXiv 1905.09418) the method.
+    python -m experiments.studies.pruning --workdir=runs/one --pressures=0.1,0.3,1 --out=pruned.json
+
+Runs one training for each value of --pressures: the penalty if all heads are open, in the unit of
+the loss. Gates and weights continue from the run's newest checkpoint with its task, data and
+optimizer, at the learning rate that it ended with. --frozen trains the gates alone, --untrained
+starts from initial weights. With --by=layer a head has one gate per layer, with --by=group one gate
+for all layers that share its parameters. For comparison the same number of heads is chosen in other
+ways: by the gradients of the gates (Michel et al. 2019), by ablation of each head alone, and at
+random; both before and after the same training without these heads. Heads are chosen on rows of the
+training part and scored on held-out rows.
 """
 
 import dataclasses
@@ -8,7 +17,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +40,16 @@ Values: TypeAlias = Mapping[str, np.ndarray]
 Loss: TypeAlias = Callable[[Model, Params, Patches], jax.Array]
 """(model, params, patch) -> the losses of rows [B]"""
 DRAWS = 10
-"""Choices by chance, in the model as it was."""
+"""Random choices in the original model."""
 SURE = 20.0
 """log_alpha of a gate that every draw leaves open, or -SURE: closed."""
 ALL = "."
 """What is frozen where the gates alone train."""
+Row: TypeAlias = dict[str, Any]
+"""What one pressure leads to: the pressure, heads `kept`, of these those `between` 0 and 1, `loss`,
+losses `before` and `after` training of other choices of as many heads, `gates`; and of the model
+without the closed heads its `heads`, `parameters` and `small_loss`, or `why` there is none. Losses
+are of held-out rows."""
 
 
 class Study(NamedTuple):
@@ -49,27 +63,6 @@ class Study(NamedTuple):
     trains: training.TrainConfig
 
 
-class Row(NamedTuple):
-    """What one pressure leads to. Losses are of rows that are held out."""
-
-    pressure: float
-    kept: int
-    between: int
-    """Of these, gates that are neither 0 nor 1"""
-    loss: float
-    before: dict[str, float]
-    """Way to choose -> the loss of the model as it was, with as many heads"""
-    after: dict[str, float]
-    """The same after as much training"""
-    gates: dict[str, list[list[float]]]
-    heads: int | None = None
-    """Of every layer of the model without the closed heads; None where none can go for good"""
-    parameters: int | None = None
-    small_loss: float | None = None
-    why: str = ""
-    """No model is smaller"""
-
-
 def begin(
     folder: Path,
     seed: int | None,
@@ -80,30 +73,29 @@ def begin(
     learning_rate: float | None = None,
 ) -> Study:
     """A run as it is, and `steps` more; raises ValueError for what cannot be trained."""
-    if frozen and untrained:
-        raise ValueError(
-            "with --frozen --untrained the initial weights would never be trained; leave one out"
-        )
+    if frozen and (untrained or learning_rate):
+        raise ValueError("--frozen trains no weights; leave out --untrained and --learning_rate")
     found = load.read_run(folder, None if seed is None else [seed])
     [(seed, params)] = found.params.items()
     experiment = Experiment.from_dict(found.record["config"])
-    was = experiment.train
-    rate, schedule = was.optimizer.learning_rate, was.schedule
+    was, schedule = experiment.train, experiment.train.schedule
+    rate = was.optimizer.learning_rate
     if not untrained:
         last = float(make_schedule(schedule, rate, was.steps)(was.steps - 1))
         if not (learning_rate or last or frozen):
             raise ValueError(f"{folder} ended at a learning rate of 0; give --learning_rate")
-        rate = last or 1.0
-        schedule = dataclasses.replace(schedule, name="constant")
-    rate = learning_rate or rate
+        rate, schedule = last or 1.0, dataclasses.replace(schedule, name="constant")
+    optimizer = dataclasses.replace(
+        was.optimizer,
+        learning_rate=rate if learning_rate is None else learning_rate,
+        frozen=ALL if frozen else was.optimizer.frozen,
+    )
     warmup = min(schedule.warmup(was.steps), steps // 10)
     trains = dataclasses.replace(
         was,
         steps=steps,
         seeds=(seed,),
-        optimizer=dataclasses.replace(
-            was.optimizer, learning_rate=rate, frozen=ALL if frozen else was.optimizer.frozen
-        ),
+        optimizer=optimizer,
         schedule=dataclasses.replace(schedule, warmup_steps=warmup),
         # Scored here, on more rows.
         evaluation=dataclasses.replace(was.evaluation, every=steps, windows=1, curve_windows=1),
@@ -124,30 +116,22 @@ def at_pressures(
     rate: float,
     rows: int,
 ) -> tuple[float | None, list[Row]]:
-    """The loss of the model as it was (None: it is new), and what every pressure leads to."""
+    """The loss of the original model (None: it is new), and what every pressure leads to."""
     gates = interpret.all_head_gates(study.config, by=by)
     gated = interpret.GatedModel(study.config.build(), gates)
     choose, judge = (loss_on(study, of(rows)) for of in (study.source.train, study.source.heldout))
     mean = lambda params, values: jnp.mean(judge(gated.model, params, gated.patch(values)))
     score: Callable[[Params, Values], jax.Array] = jax.jit(mean)
-    orders: dict[str, list[np.ndarray]] = {}
-    if study.params is not None:
-        loss = functools.partial(choose, gated.model, study.params)
-        orders |= {"gradient": [_order(interpret.head_importance, loss, gated)]}
-        orders |= {"ablation": [_order(interpret.ablation_effects, loss, gated)]}
-    size = sum(np.prod(one.shape) for one in gated.gates)
-    draw = np.random.default_rng(study.trains.seeds[0])
-    orders |= {"chance": [draw.permutation(size) for _ in range(DRAWS)]}
+    orders = _orders(study, gated, choose)
     begun, found = gated.with_gates({})["gates"], []
     for pressure in pressures:
         params = _train(study, gated, begun, pressure=pressure, rate=rate)
         values = {name: np.asarray(interpret.gate_values(a)) for name, a in params["gates"].items()}
         flat = np.concatenate([np.ravel(values[one.name]) for one in gated.gates])
-        kept = int((flat > 0).sum())
-        loss_then = float(score(params["model"], values))
-        line = f"pressure {pressure:g}: {kept} of {size} heads, loss {loss_then:.4f}"
+        kept, loss = int((flat > 0).sum()), float(score(params["model"], values))
+        line = f"pressure {pressure:g}: {kept} of {flat.size} heads, loss {loss:.4f}"
         print(line, file=sys.stderr, flush=True)
-        shut = {n: [_without(gated, o[: size - kept]) for o in of] for n, of in orders.items()}
+        shut = {n: [_without(gated, o[: flat.size - kept]) for o in of] for n, of in orders.items()}
         before, after = {}, {}
         if study.params is not None:
             alone = {"gates": [{name: (a > 0).astype(np.float32) for name, a in values.items()}]}
@@ -158,12 +142,13 @@ def at_pressures(
                 fixed = {n: np.where(a > 0, SURE, -SURE) for n, a in one.items()}
                 other = _train(study, gated, fixed, pressure=0.0, rate=0.0)
                 after[name] = float(score(other["model"], one))
-        between = int(((flat > 0) & (flat < 1)).sum())
-        as_data = {name: a.tolist() for name, a in values.items()}
-        row = Row(pressure, kept, between, loss_then, before, after, as_data)
-        found.append(_smaller(row, study, params["model"], gated, values, judge))
-    ones: Values = {one.name: np.ones(one.shape, np.float32) for one in gated.gates}
-    return None if study.params is None else float(score(study.params, ones)), found
+        row: Row = dict(pressure=pressure, kept=kept, between=int(((flat > 0) & (flat < 1)).sum()))
+        row |= dict(loss=loss, before=before, after=after)
+        row["gates"] = {name: a.tolist() for name, a in values.items()}
+        found.append(row | _smaller(study, params["model"], gated, values, judge))
+    if study.params is None:
+        return None, found
+    return float(score(study.params, _without(gated, np.array([], int)))), found
 
 
 def loss_on(study: Study, rows: Batch) -> Loss:
@@ -180,22 +165,27 @@ def loss_on(study: Study, rows: Batch) -> Loss:
     return loss
 
 
-def _order(
-    importance: Callable[..., jax.Array],
-    loss: Callable[[Patches], jax.Array],
-    gated: interpret.GatedModel,
-) -> np.ndarray:
-    """The numbers of all heads, the least important first."""
-    found = [jax.jit(functools.partial(importance, loss, one))() for one in gated.gates]
-    return np.argsort(np.concatenate([np.ravel(a) for a in found]), kind="stable")
+def _orders(study: Study, gated: interpret.GatedModel, choose: Loss) -> dict[str, list[np.ndarray]]:
+    """Way to choose -> orders of all heads, the least important first."""
+    orders: dict[str, list[np.ndarray]] = {}
+    if study.params is not None:
+        loss = functools.partial(choose, gated.model, study.params)
+        ways = {"gradient": interpret.head_importance, "ablation": interpret.ablation_effects}
+        for name, way in ways.items():
+            found = [jax.jit(functools.partial(way, loss, one))() for one in gated.gates]
+            flat = np.concatenate([np.ravel(a) for a in found])
+            orders[name] = [np.argsort(flat, kind="stable")]
+    size = sum(np.prod(one.shape) for one in gated.gates)
+    draw = np.random.default_rng(study.trains.seeds[0])
+    return orders | {"chance": [draw.permutation(size) for _ in range(DRAWS)]}
 
 
 def _without(gated: interpret.GatedModel, heads: np.ndarray) -> Values:
     """Gates of 0 for these, of 1 for the others."""
-    flat = np.ones(sum(np.prod(one.shape) for one in gated.gates), np.float32)
+    sizes = [np.prod(one.shape) for one in gated.gates]
+    flat = np.ones(sum(sizes), np.float32)
     flat[heads] = 0
-    ends = np.cumsum([np.prod(one.shape) for one in gated.gates])[:-1]
-    parts = zip(gated.gates, np.split(flat, ends), strict=True)
+    parts = zip(gated.gates, np.split(flat, np.cumsum(sizes)[:-1]), strict=True)
     return {one.name: part.reshape(one.shape) for one, part in parts}
 
 
@@ -231,44 +221,39 @@ def _train(
 
 
 def _smaller(
-    row: Row,
-    study: Study,
-    params: Params,
-    gated: interpret.GatedModel,
-    values: Values,
-    judge: Loss,
+    study: Study, params: Params, gated: interpret.GatedModel, values: Values, judge: Loss
 ) -> Row:
-    """The row with the size and loss of the model without the heads that are closed everywhere."""
+    """Size and loss of the model without the heads that are closed everywhere."""
     try:
         small = interpret.remove_closed_heads(study.config, params, gated.gates, values)
     except ValueError as error:
-        return row._replace(why=str(error))
+        return dict(heads=None, parameters=None, small_loss=None, why=str(error))
     of = jax.jit(lambda w: jnp.mean(judge(small.config.build(), w, small.patch)))
-    size = num_parameters(small.config)
-    return row._replace(
-        heads=small.config.heads.num_heads, parameters=size, small_loss=float(of(small.params))
+    return dict(
+        heads=small.config.heads.num_heads,
+        parameters=num_parameters(small.config),
+        small_loss=float(of(small.params)),
+        why="",
     )
 
 
 def table(config: ModelConfig, whole: float | None, rows: Sequence[Row], *, by: str) -> str:
-    """A line a pressure; numbers are losses of rows that are held out."""
-    size = sum(len(head) for of in rows[0].gates.values() for head in of)
-    before, after = rows[0].before, rows[0].after
+    """A line a pressure; numbers are losses of held-out rows."""
+    first = rows[0]
     heading = ["pressure", "heads", "between", "loss", "parameters"]
-    heading += [f"{name} before" for name in before] + [f"{name} after" for name in after]
+    heading += [f"{name} {when}" for when in ("before", "after") for name in first[when]]
     lines = [heading]
     for row in rows:
-        saved = "–" if row.parameters is None else f"{row.parameters:,}"
-        line = [f"{row.pressure:g}", f"{row.kept}", f"{row.between}", f"{row.loss:.4f}", saved]
-        lines.append(line + [f"{x:.4f}" for x in (*row.before.values(), *row.after.values())])
+        saved = "–" if row["parameters"] is None else f"{row['parameters']:,}"
+        losses = [f"{loss:.4f}" for when in ("before", "after") for loss in row[when].values()]
+        line = [f"{row['pressure']:g}", f"{row['kept']}", f"{row['between']}"]
+        lines.append([*line, f"{row['loss']:.4f}", saved, *losses])
     was = "" if whole is None else f" The original model has all of them and loss {whole:.4f}."
-    each = {
-        "layer": "one for each head of each layer",
-        "group": "one for each head of a parameter group",
-    }[by]
-    reasons = "; ".join(dict.fromkeys(row.why for row in rows if row.why))
+    size = sum(len(head) for of in first["gates"].values() for head in of)
+    each = {"layer": "each layer", "group": "a parameter group"}[by]
+    reasons = "; ".join(dict.fromkeys(row["why"] for row in rows if row["why"]))
     note = (
-        f"Kept of {size} gates, {each}; between: neither 0 nor 1.{was}\n"
+        f"Kept of {size} gates, one for each head of {each}; between: neither 0 nor 1.{was}\n"
         f"All heads: {num_parameters(config):,} parameters."
         + (f" –: no smaller model, since {reasons}\n" if reasons else "\n")
         + "before: the original model with these heads, or as many chosen in another way;\n"

@@ -12,16 +12,13 @@ the KL divergence. About a minute on 2 cores.
 """
 
 import functools
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas
-from absl import flags
 from jaxtyping import Float
 
 from attnlab import dot_product_attention
@@ -41,6 +38,17 @@ def centred_scores(P: Matrix) -> Matrix:
         raise ValueError("each row of P must be a probability distribution without zeros")
     scores = np.log(P)
     return scores - scores.mean(-1, keepdims=True)
+
+
+def scores_factors(P: Matrix, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Queries and keys [n, rank] whose products are the truncated scores; zero columns past n."""
+    if rank < 1:
+        raise ValueError(f"head_dim must be at least 1, not {rank}")
+    u, s, vt = np.linalg.svd(centred_scores(P))
+    root = np.sqrt(s[:rank])
+    return tuple(  # type: ignore[return-value]
+        np.pad(a[:, : len(root)] * root, ((0, 0), (0, rank - len(root)))) for a in (u, vt.T)
+    )
 
 
 def weights_for_attention(
@@ -116,96 +124,42 @@ def fit(
     return divergence(weights), worst
 
 
-class Result(NamedTuple):
-    """Errors for one head_dim, one entry per random matrix."""
-
-    n: int
-    head_dim: int
-    constructed: Float[np.ndarray, " M"]
-    """max |P_hat - P| of the truncated SVD, with explicit weights, through attnlab."""
-    fitted: Float[np.ndarray, " M"]
-    """The same after gradient descent."""
-    kl: Float[np.ndarray, " M"]
-    """KL(P || fitted), nats per query."""
-
-
 def head_dims(n: int) -> tuple[int, ...]:
     """Powers of two below n, and values near n - 1."""
     powers = [2**i for i in range(n.bit_length()) if 2**i < n]
     return tuple(sorted({*powers, 3 * n // 4, n - 2, n - 1, n} - {0}))
 
 
-def experiment(n: int, matrices: int, steps: int) -> list[Result]:
-    """Errors of every head_dim on `matrices` random P [n, n], each with its own tokens."""
+def experiment(n: int, matrices: int, steps: int) -> pandas.DataFrame:
+    """Errors of every head_dim on `matrices` random P [n, n], each with its own tokens.
+
+    A row for each head_dim and matrix. constructed: max |P_hat - P| of the truncated SVD, with
+    explicit weights, through attnlab; fitted: the same after gradient descent; kl: KL(P || fitted),
+    nats per query.
+    """
     rng = np.random.default_rng(n)
     P = rng.dirichlet(np.ones(n), (matrices, n))
     X = rng.standard_normal((matrices, n, 3 * n // 2))
     sizes = head_dims(n)
     kl, fitted = fit(P, X, jax.random.key(n), head_dims=sizes, steps=steps)
-    results = []
+    rows = []
     for i, size in enumerate(sizes):
         made = [
             attention_of(*weights_for_attention(p, x, size), x) for p, x in zip(P, X, strict=True)
         ]
         worst = np.abs(np.stack(made) - P).max((1, 2))
-        results.append(Result(n, size, worst, np.asarray(fitted[i]), np.asarray(kl[i])))
-    return results
+        errors = {"constructed": worst, "fitted": np.asarray(fitted[i]), "kl": np.asarray(kl[i])}
+        rows.append({"n": n, "head_dim": size, "matrix": range(matrices)} | errors)
+    return pandas.concat(map(pandas.DataFrame, rows), ignore_index=True)
 
 
-def table(results: Sequence[Result]) -> str:
+def table(rows: pandas.DataFrame) -> str:
     """Markdown: median over matrices, lowest to highest in brackets."""
     header = ("n", "head_dim", "constructed, max error", "fitted, max error", "fitted, KL in nats")
-    rows = []
-    for r in results:
-        mark = " (n - 1)" if r.head_dim == r.n - 1 else ""
-        values = [f"{np.median(v):.1e} ({v.min():.0e} to {v.max():.0e})" for v in r[2:]]
-        rows.append([str(r.n), f"{r.head_dim}{mark}", *values])
-    return page.table(header, rows)
-
-
-def comma_separated(results: Sequence[Result]) -> str:
-    """One line for each head_dim and matrix."""
-    lines = [
-        (r.n, r.head_dim, m, *values)
-        for r in results
-        for m, values in enumerate(zip(*r[2:], strict=True))
-    ]
-    names = ["n", "head_dim", "matrix", *Result._fields[2:]]
-    return pandas.DataFrame(lines, columns=names).to_csv(index=False, float_format="%.6e")
-
-
-def scores_factors(P: Matrix, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Queries and keys [n, rank] whose products are the truncated scores; zero columns past n."""
-    if rank < 1:
-        raise ValueError(f"head_dim must be at least 1, not {rank}")
-    u, s, vt = np.linalg.svd(centred_scores(P))
-    root = np.sqrt(s[:rank])
-    return tuple(  # type: ignore[return-value]
-        np.pad(a[:, : len(root)] * root, ((0, 0), (0, rank - len(root)))) for a in (u, vt.T)
-    )
-
-
-def main() -> None:
-    """Prints the table and writes table and numbers."""
-    jax.config.update("jax_enable_x64", True)  # float32 errors would hide which heads are exact
-    words = flags.FLAGS
-    sizes = [int(n) for n in words.sizes]
-    results = [r for n in sizes for r in experiment(n, words.matrices, words.steps)]
-    text = table(results)
-    print(text)
-    if words.out:
-        folder = Path(words.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "rank_bound.md").write_text(
-            f"Dirichlet(1) rows, {words.matrices} matrices, {words.steps} steps of Adam; median "
-            f"(lowest to highest)\n\n{text}\n"
-        )
-        (folder / "rank_bound.csv").write_text(comma_separated(results))
-
-
-def define_flags() -> None:
-    """The flags of the command."""
-    flags.DEFINE_list("sizes", ["16", "32"], "Sequence lengths n, separated by commas.")
-    flags.DEFINE_integer("matrices", 5, "Random attention matrices for each n.", lower_bound=1)
-    flags.DEFINE_integer("steps", 10_000, "Steps of gradient descent.", lower_bound=1)
-    flags.DEFINE_string("out", "", "Folder for rank_bound.md and rank_bound.csv; left out: none.")
+    lines = []
+    for (n, head_dim), some in rows.groupby(["n", "head_dim"], sort=False):
+        mark = " (n - 1)" if head_dim == n - 1 else ""
+        values = [some[name] for name in ("constructed", "fitted", "kl")]
+        texts = [f"{v.median():.1e} ({v.min():.0e} to {v.max():.0e})" for v in values]
+        lines.append([str(n), f"{head_dim}{mark}", *texts])
+    return page.table(header, lines)

@@ -1,18 +1,17 @@
 """Which attention matrices a head of a given width can make (Bhojanapalli et al. 2020)."""
 
-import csv
-
 import jax
 import numpy as np
 import pytest
 from conftest import assert_close
 
-from experiments.studies.rank_bound import study as rank_bound
 from experiments.studies.rank_bound.study import (
     attention_of,
     centred_scores,
+    experiment,
     fit,
     scores_factors,
+    table,
     weights_for_attention,
 )
 
@@ -71,7 +70,7 @@ def test_one_number_per_token_cannot_ask(x64):
     w = np.random.default_rng(3).normal(0, 30, (2, 4, 1, 1))
     for w_q, w_k in zip(*w, strict=True):
         assert_close(attention_of(w_q, w_k, X)[1], np.array([0.5, 0.5]))
-    with pytest.raises(ValueError, match=r"X \(2, 1\).*linearly independent, which takes D >= 2"):
+    with pytest.raises(ValueError, match="linearly independent"):
         weights_for_attention(P, X, 1)
     # It is X that fails: width 1 = n - 1 is enough as soon as the tokens are independent.
     X = np.array([[1.0, 0.0], [3.0, 2.0]])
@@ -79,12 +78,9 @@ def test_one_number_per_token_cannot_ask(x64):
 
 
 def test_what_no_softmax_makes_is_refused(P):
-    with pytest.raises(ValueError, match="must be a probability distribution"):
-        centred_scores(np.eye(3))
-    with pytest.raises(ValueError, match="must be a probability distribution"):
-        centred_scores(2 * P)
-    with pytest.raises(ValueError, match="head_dim must be at least 1, not 0"):
-        reachable_attention(P, 0)
+    for matrix, rank in ((np.eye(3), 1), (2 * P, 1), (P, 0)):
+        with pytest.raises(ValueError, match="must be"):
+            scores_factors(matrix, rank)
 
 
 def test_gradient_descent_finds_the_threshold_too(x64):
@@ -101,12 +97,7 @@ def test_gradient_descent_finds_the_threshold_too(x64):
 
 
 def test_table_and_numbers(x64):
-    results = rank_bound.experiment(5, matrices=2, steps=3)
-    assert [r.head_dim for r in results] == [1, 2, 3, 4, 5]
-    assert [bool((r.constructed < 1e-12).all()) for r in results] == [False] * 3 + [True] * 2
-    text = rank_bound.table(results)
-    assert text.count("(n - 1)") == 1
-    assert "| 5 | 4 (n - 1) |" in text
-    rows = list(csv.DictReader(rank_bound.comma_separated(results).splitlines()))
-    assert len(rows) == 5 * 2
-    assert float(rows[1]["kl"]) == pytest.approx(results[0].kl[1], rel=1e-5)
+    rows = experiment(5, matrices=2, steps=3)
+    assert rows.head_dim.tolist() == [n for n in (1, 2, 3, 4, 5) for _ in range(2)]
+    assert ((rows.constructed < 1e-12) == (rows.head_dim >= 4)).all()
+    assert "| 5 | 4 (n - 1) |" in table(rows)

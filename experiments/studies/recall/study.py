@@ -14,29 +14,28 @@ head is sure to have the rank; that is not a limit.
 Writes recall.csv, recall.md and recall.svg. A stopped command resumes.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import flags
+import pandas
 from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 from scipy import optimize
 
 from attnlab import heads, multi_head_attention
 from attnlab.data.synthetic import generate_recall
+from attnlab.lab.stats import paired_difference
 from attnlab.report.page import render, table
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
 from attnlab.sharing import Params
-from experiments import app
-from experiments.studies.cells import Line, interval, matching, numbers, run_cells, write_results
 
 WIDTH, VOCABULARY, TOKENS, RATE = 64, 128, 1024, 0.01
 """Residual stream, tokens (half are keys), tokens of a batch, learning rate."""
@@ -50,47 +49,47 @@ LONGER, LONGER_SEEDS = 1600, 3
 State = tuple[Params, optax.OptState]
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One training."""
+class Point(NamedTuple):
+    """What is trained, with several seeds."""
 
     num_heads: int
     head_dim: int
     pairs: int
-    seed: int
     steps: int
 
 
-def layout(run: Run) -> heads.Layout:
+def layout(point: Point) -> heads.Layout:
     """Standard heads."""
-    return heads.Standard(width=WIDTH, num_heads=run.num_heads, head_dim=run.head_dim)
+    return heads.Standard(width=WIDTH, num_heads=point.num_heads, head_dim=point.head_dim)
 
 
-def init(key: Array, run: Run) -> Params:
+def init(key: Array, point: Point) -> Params:
     """Embeddings of this token and of the last, one attention layer, an output projection."""
     keys = jax.random.split(key, 4)
     return {
         "this": jax.random.normal(keys[0], (VOCABULARY, WIDTH)),
         "last": jax.random.normal(keys[1], (VOCABULARY, WIDTH)),
-        "heads": heads.init(keys[2], layout(run)),
+        "heads": heads.init(keys[2], layout(point)),
         "out": jax.random.normal(keys[3], (WIDTH, VOCABULARY)) * WIDTH**-0.5,
     }
 
 
-def logits(params: Params, tokens: Int[Array, "B T"], run: Run) -> Float[Array, "B T V"]:
+def logits(params: Params, tokens: Int[Array, "B T"], point: Point) -> Float[Array, "B T V"]:
     """Scores of the recalled value at every position."""
     this, last = jnp.asarray(params["this"]), jnp.asarray(params["last"])
     before = jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
     x = this[tokens] + last[before].at[:, 0].set(0.0)
     x = x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
-    found = multi_head_attention(params["heads"], x, layout(run), is_causal=True)
+    found = multi_head_attention(params["heads"], x, layout(point), is_causal=True)
     return found @ jnp.asarray(params["out"])
 
 
-def loss(params: Params, key: Array, run: Run, size: int) -> tuple[Array, Array]:
+def loss(params: Params, key: Array, point: Point, size: int) -> tuple[Array, Array]:
     """Cross-entropy of the values at the queries, and the fraction that is right."""
-    batch = generate_recall(key, size, vocab_size=VOCABULARY, pairs=run.pairs, length=4 * run.pairs)
-    scores, values = logits(params, batch["tokens"], run), batch["values"]
+    batch = generate_recall(
+        key, size, vocab_size=VOCABULARY, pairs=point.pairs, length=4 * point.pairs
+    )
+    scores, values = logits(params, batch["tokens"], point), batch["values"]
     asked = values >= 0
     log_p = jax.nn.log_softmax(scores)
     nll = -jnp.take_along_axis(log_p, jnp.maximum(values, 0)[..., None], -1)[..., 0]
@@ -98,38 +97,39 @@ def loss(params: Params, key: Array, run: Run, size: int) -> tuple[Array, Array]
     return jnp.sum(nll * asked) / asked.sum(), jnp.sum(right * asked) / asked.sum()
 
 
-@functools.partial(jax.jit, static_argnames="run")
-def train(key: Array, run: Run) -> tuple[Array, Array]:
-    """Trains a run; (loss, fraction recalled) on 256 rows that no batch has."""
-    size = max(1, TOKENS // (4 * run.pairs))
-    optimizer = optax.adam(optax.cosine_decay_schedule(RATE, run.steps, 0.1))
-    params = init(jax.random.fold_in(key, 0), run)
+@functools.partial(jax.jit, static_argnames="point")
+def train(key: Array, point: Point) -> tuple[Array, Array]:
+    """Trains one seed; (loss, fraction recalled) on 256 rows that no batch has."""
+    size = max(1, TOKENS // (4 * point.pairs))
+    optimizer = optax.adam(optax.cosine_decay_schedule(RATE, point.steps, 0.1))
+    params = init(jax.random.fold_in(key, 0), point)
 
     def step(state: State, number: Array) -> tuple[State, None]:
         params, moments = state
-        grads = jax.grad(lambda p: loss(p, jax.random.fold_in(key, number), run, size)[0])(params)
+        grads = jax.grad(lambda p: loss(p, jax.random.fold_in(key, number), point, size)[0])(params)
         updates, moments = optimizer.update(grads, moments)
         return (optax.apply_updates(params, updates), moments), None
 
     state = params, optimizer.init(params)
-    (params, _), _ = jax.lax.scan(step, state, jnp.arange(1, run.steps + 1))
-    return loss(params, jax.random.fold_in(key, 2**31 - 1), run, 256)
+    (params, _), _ = jax.lax.scan(step, state, jnp.arange(1, point.steps + 1))
+    return loss(params, jax.random.fold_in(key, 2**31 - 1), point, 256)
 
 
-def run_one(run: Run) -> Mapping[str, float]:
+def run_one(seed: int, **point: int) -> dict[str, float]:
     """Loss in nats and fraction recalled."""
-    key = jax.random.key(run.seed)
-    found = train(key, dataclasses.replace(run, seed=0))
-    return {"loss": float(found[0]), "recalled": float(found[1])}
+    loss, recalled = train(jax.random.key(seed), Point(**point))
+    return {"loss": float(loss), "recalled": float(recalled)}
 
 
-def cells(seeds: int, steps: int) -> list[Run]:
+def runs(seeds: int, steps: int) -> list[dict[str, Any]]:
     """Every run: both families, then the longer ones."""
-    points = dict.fromkeys((*FIXED_TOTAL, *FIXED_DIM))
-    main = [Run(*point, pairs, seed, steps)
-            for point in points for pairs in PAIRS for seed in range(seeds)]  # fmt: skip
-    return main + [Run(*point, PAIRS[-1], seed, LONGER)
-                   for point in FIXED_TOTAL[:3] for seed in range(LONGER_SEEDS)]  # fmt: skip
+    shapes = dict.fromkeys((*FIXED_TOTAL, *FIXED_DIM))
+    main = [(*shape, pairs, seed, steps)
+            for shape in shapes for pairs in PAIRS for seed in range(seeds)]  # fmt: skip
+    longer = [(*shape, PAIRS[-1], seed, LONGER)
+              for shape in FIXED_TOTAL[:3] for seed in range(LONGER_SEEDS)]  # fmt: skip
+    names = ("num_heads", "head_dim", "pairs", "seed", "steps")
+    return [dict(zip(names, run, strict=True)) for run in main + longer]
 
 
 def fitted(pairs: np.ndarray, dims: np.ndarray, count: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -151,16 +151,15 @@ def fitted(pairs: np.ndarray, dims: np.ndarray, count: np.ndarray, right: np.nda
     return found
 
 
-def fit_curve(lines: Sequence[Line], draws: int = 300) -> dict[str, tuple[float, float, float]]:
+def fit_curve(rows: pandas.DataFrame, draws: int = 300) -> dict[str, tuple[float, float, float]]:
     """Coefficients with 95 % intervals of a bootstrap over seeds; "ratio" is b + c, 0 where only
     pairs / h counts; "half" the pairs / h at which half is recalled, at N h = 32 and h = 2."""
-    names = ("pairs", "head_dim", "num_heads", "recalled", "seed")
-    p, h, n, right, seed = (np.array(numbers(lines, name)) for name in names)
-    random, seeds, found = np.random.default_rng(0), np.unique(seed), []
+    names = ["pairs", "head_dim", "num_heads", "recalled"]
+    of_seed = {seed: some[names].to_numpy(float) for seed, some in rows.groupby("seed")}
+    random, seeds, found = np.random.default_rng(0), list(of_seed), []
     for i in range(draws + 1):
         chosen = seeds if i == 0 else random.choice(seeds, len(seeds))
-        rows = np.concatenate([np.flatnonzero(seed == one) for one in chosen])
-        w = fitted(p[rows], h[rows], n[rows], right[rows])
+        w = fitted(*np.concatenate([of_seed[seed] for seed in chosen]).T)
         half = math.exp(-(w[0] + w[2] * math.log(2) + w[3] * math.log(16)) / w[1]) / 2
         found.append([*w, w[1] + w[2], half])
     low, high = np.quantile(found[1:], [0.025, 0.975], axis=0)
@@ -168,35 +167,37 @@ def fit_curve(lines: Sequence[Line], draws: int = 300) -> dict[str, tuple[float,
     return {name: (found[0][i], low[i], high[i]) for i, name in enumerate(labels)}
 
 
-def recalled(lines: Sequence[Line], n: int, h: int, pairs: int = PAIRS[-1]) -> list[float]:
-    """Fractions recalled by the seeds of a point."""
-    return numbers(matching(lines, num_heads=n, head_dim=h, pairs=pairs), "recalled")
+def recalled(rows: pandas.DataFrame, shape: tuple[int, int], pairs: int) -> pandas.Series:
+    """Fractions recalled by the seeds of a (num_heads, head_dim)."""
+    n, h = shape
+    chosen = (rows.num_heads == n) & (rows.head_dim == h) & (rows.pairs == pairs)
+    return rows.recalled[chosen]
 
 
-def percent(lines: Sequence[Line], n: int, h: int, pairs: int = PAIRS[-1]) -> str:
-    """Mean percent recalled at a point with its 95 % interval, or "not run"."""
-    values = [100 * x for x in recalled(lines, n, h, pairs)]
-    if not values:
+def percent(rows: pandas.DataFrame, shape: tuple[int, int], pairs: int = PAIRS[-1]) -> str:
+    """Mean percent recalled with its 95 % interval, or "not run"."""
+    values = recalled(rows, shape, pairs)
+    if values.empty:
         return "not run"
-    mean, low, high = interval(values)
-    return f"{mean:.1f} ({max(low, 0):.1f} to {min(high, 100):.1f})"
+    found = paired_difference(100 * values)
+    return f"{found.mean:.1f} ({max(found.low, 0):.1f} to {min(found.high, 100):.1f})"
 
 
-def points_table(lines: Sequence[Line], points: Sequence[tuple[int, int]]) -> str:
-    """Percent recalled by point and pairs."""
-    rows = [[str(n), str(h), *(percent(lines, n, h, p) for p in PAIRS)] for n, h in points]
-    return table(("num_heads", "head_dim", *(f"{p} pairs" for p in PAIRS)), rows)
+def points_table(rows: pandas.DataFrame, shapes: Sequence[tuple[int, int]]) -> str:
+    """Percent recalled by shape and pairs."""
+    lines = [[*map(str, shape), *(percent(rows, shape, p) for p in PAIRS)] for shape in shapes]
+    return table(("num_heads", "head_dim", *(f"{p} pairs" for p in PAIRS)), lines)
 
 
 COMMAND = "python -m experiments.studies.recall --out=docs/results"
 
 
-def page(lines: Sequence[Line], command: str = COMMAND) -> str:
-    """The Markdown page; `command` wrote it."""
-    steps = max(line["steps"] for line in lines if int(line["steps"]) != LONGER)
-    main, longer = matching(lines, steps=steps), matching(lines, steps=LONGER)
+def page(rows: pandas.DataFrame, command: str = COMMAND) -> str:
+    """The Markdown page of recall.csv; `command` wrote it."""
+    steps = rows.steps[rows.steps != LONGER].max()
+    main, longer = rows[rows.steps == steps], rows[rows.steps == LONGER]
     fit = fit_curve(main)
-    answer = [[f"{n} of width {h}", percent(main, n, h), percent(longer, n, h)]
+    answer = [[f"{n} of width {h}", percent(main, (n, h)), percent(longer, (n, h))]
               for n, h in FIXED_TOTAL]  # fmt: skip
     names = {"ratio": "ln pairs + ln h", "half": "pairs / h at half, 16x2"}
     estimates = [
@@ -210,9 +211,9 @@ def page(lines: Sequence[Line], command: str = COMMAND) -> str:
         longer_seeds=LONGER_SEEDS,
         half=interval_text(fit["half"]),
         command=command,
-        minutes=f"{sum(numbers(lines, 'seconds')) / 60:.0f}",
-        runs=len(lines),
-        seeds=len({line["seed"] for line in main}),
+        minutes=f"{rows.seconds.sum() / 60:.0f}",
+        runs=len(rows),
+        seeds=main.seed.nunique(),
         fixed_total=points_table(main, FIXED_TOTAL),
         fixed_dim=points_table(main, FIXED_DIM),
         estimates=table(("coefficient", "estimate", "95 % interval"), estimates),
@@ -229,12 +230,12 @@ def interval_text(found: tuple[float, float, float]) -> str:
     return f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
 
 
-def figure(lines: Sequence[Line]) -> Figure:
+def figure(rows: pandas.DataFrame) -> Figure:
     """Fraction recalled over pairs / head_dim, a line per head_dim."""
     drawn, [axes] = new_axes(1, 3.4)
-    main = [line for line in lines if int(line["steps"]) != LONGER]
+    main = rows[rows.steps != LONGER]
     for i, (n, h) in enumerate(FIXED_TOTAL):
-        y = [np.mean(recalled(main, n, h, pairs)) for pairs in PAIRS]
+        y = [recalled(main, (n, h), pairs).mean() for pairs in PAIRS]
         axes.plot([p / h for p in PAIRS], y, color=COLOURS[i], marker="os^Dv"[i], label=f"{n}x{h}")
     x = np.geomspace(1, 32, 100)
     a, b, c, d = (fit_curve(main, 1)[k][0] for k in ("constant", "ln pairs", "ln h", "ln N"))
@@ -249,26 +250,3 @@ def figure(lines: Sequence[Line]) -> Figure:
     axes.set_ylim(0, 1.03)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK, title=None, loc="lower left")
     return drawn
-
-
-def check_steps(steps: int) -> None:
-    """Raises ValueError unless the runs of `LONGER` steps are longer."""
-    if steps >= LONGER:
-        raise ValueError(
-            f"--steps={steps} must be below {LONGER}, the steps of the runs it is compared with"
-        )
-
-
-def main() -> None:
-    """Runs what is missing, then writes page, numbers and figure."""
-    check_steps(flags.FLAGS.steps)
-    out = Path(flags.FLAGS.out)
-    lines = run_cells(cells(flags.FLAGS.seeds, flags.FLAGS.steps), run_one, out / "recall.csv")
-    write_results(out, "recall", page(lines, app.given_command()), figure(lines))
-
-
-def define_flags() -> None:
-    """The flags of the command."""
-    flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
-    flags.DEFINE_integer("seeds", 10, "Seeds of each variant.", lower_bound=2)
-    flags.DEFINE_integer("steps", 400, "Training steps of a run.", lower_bound=1)

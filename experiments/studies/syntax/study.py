@@ -1,15 +1,25 @@
-"""Does a head attend along syntactic dependencies? `attnlab.interpret.syntax` for runs and folders.
+"""Does a head attend along syntactic dependencies? Clark et al. 2019 on a treebank, for any model.
 
-`python -m experiments.roles` is the command; Clark et al. 2019 (arXiv 1906.04341) the method.
+    python -m experiments.studies.syntax --workdir=RUN --treebank=PATH/ud_english_ewt --untrained
+    python -m experiments.studies.syntax --path=FOLDER --treebank=PATH/ud_english_ewt --out=a.csv
+
+Each row of the table is a relation: how often the word that a word attends to most ("to head"), or
+the word that attends to it most ("from head"), is its syntactic head. Two baselines need no syntax:
+the best fixed distance, and the longest word. All are chosen in the part dev and scored in the part
+test, so the best of many heads has no advantage by chance; in a treebank of one file the sentences
+alternate. All seeds of a run are included (--seed selects one), with --untrained also the untrained
+model. The model reads each sentence alone; sentences longer than its max_len are left out. This
+writes the text of the treebank, to train a model on:
+
+    python -m experiments.studies.syntax --treebank=PATH/ud_english_ewt --raw=ewt.txt
 """
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas
 
 from attnlab.atomic import check_new_file, write_atomic
 from attnlab.interpret import SyntaxScore, Tree, read_trees, syntax, treebank_parts
@@ -123,24 +133,14 @@ def write_raw(treebank: Path, out: Path) -> None:
 def table(study: Study) -> str:
     """The first model in full, the others with what their own best heads find, and what follows."""
     first, *others = study.found
-    heading = ("relation", "words", "offset", "right", "longest", "head", "right", "gain")
-    rows = [(*heading, *others)]
+    heading = ["relation", "words", "offset", "right", "longest", "head", "right", "gain"]
+    rows = [heading + others]
     for i, one in enumerate(study.found[first]):
-        beside = (study.found[name][i] for name in others)
-        rows.append(
-            (
-                one.label,
-                f"{one.cases:,}",
-                f"{one.offset:+d}",
-                _percent(one.by_offset),
-                _percent(one.by_longest),
-                f"{one.layer}.{one.head} {one.direction}",
-                _right(one),
-                f"{_percent(one.gain, '+')} ({_percent(one.low, '+')} to "
-                f"{_percent(one.high, '+')})",
-                *map(_right, beside),
-            )
-        )
+        row = [one.label, f"{one.cases:,}", f"{one.offset:+d}", _percent(one.by_offset)]
+        row += [_percent(one.by_longest), f"{one.layer}.{one.head} {one.direction}", _right(one)]
+        gain, low, high = (_percent(share, "+") for share in (one.gain, one.low, one.high))
+        row.append(f"{gain} ({low} to {high})")
+        rows.append(row + [_right(study.found[name][i]) for name in others])
     left = f"; {study.left_out} more cannot be read whole" if study.left_out else ""
     note = (
         f"Chosen in {study.sentences[0]:,} sentences, judged in {study.sentences[1]:,} others"
@@ -148,21 +148,16 @@ def table(study: Study) -> str:
         "right: percent; longest: right by the longest word; head: layer.head, counted from 0;\n"
         "gain: over the better of both, with its 95 % interval, of all rows at once; *: above 0."
     )
-    return "\n\n".join([f"{first}:", columns(rows), note, "\n".join(outcome(study.found))])
+    conclusions = [_conclusion(name, some) for name, some in study.found.items()]
+    return "\n\n".join([f"{first}:", columns(rows), note, "\n".join(conclusions)])
 
 
-def outcome(found: dict[str, list[SyntaxScore]]) -> list[str]:
-    """What follows for each model, in a sentence."""
-    lines, every = [], len(next(iter(found.values())))
-    for name, some in found.items():
-        won = [one.label for one in some if one.is_significant]
-        lines.append(
-            f"{name}: its best head is better than both baselines in {len(won)} of {every} rows "
-            f"({', '.join(won)})."
-            if won
-            else f"{name}: no head is better than both baselines in any of {every} rows."
-        )
-    return lines
+def _conclusion(name: str, found: Sequence[SyntaxScore]) -> str:
+    won = [one.label for one in found if one.is_significant]
+    if not won:
+        return f"{name}: no head is better than both baselines in any of {len(found)} rows."
+    rows = f"{len(won)} of {len(found)} rows ({', '.join(won)})"
+    return f"{name}: its best head is better than both baselines in {rows}."
 
 
 def _right(one: SyntaxScore) -> str:
@@ -173,11 +168,7 @@ def _percent(share: float, sign: str = "") -> str:
     return f"{100 * share:{sign}.1f}"
 
 
-def write_table(study: Study, out: Path) -> None:
+def as_frame(study: Study) -> pandas.DataFrame:
     """A row a model and relation."""
-    file = io.StringIO(newline="")
-    writer = csv.writer(file)
-    writer.writerow(("model", *SyntaxScore._fields))
-    for name, some in study.found.items():
-        writer.writerows((name, *one) for one in some)
-    write_atomic(out, file.getvalue().encode())
+    rows = [(name, *one) for name, some in study.found.items() for one in some]
+    return pandas.DataFrame(rows, columns=["model", *SyntaxScore._fields])

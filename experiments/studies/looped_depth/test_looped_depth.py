@@ -1,0 +1,50 @@
+"""Looped depth: the task, the budgets, a tiny training, and the published page."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas
+import pytest
+from conftest import ROOT
+
+from attnlab import flops_per_token, num_parameters
+from experiments.studies.looped_depth import study
+
+ROWS = pandas.read_csv(ROOT / "docs/results/looped_depth.csv")
+
+
+def test_pointers_are_followed_as_often_as_asked():
+    hops = jnp.array([1, 2, 3, 4])
+    features, answer = study.batch(jax.random.key(0), 4, hops)
+    n = study.NODES
+    f = np.argmax(features[..., n : 2 * n], -1)
+    for row, count in enumerate(hops):
+        at = np.arange(n)
+        for _ in range(count):
+            at = f[row][at]
+        assert answer[row].tolist() == at.tolist()
+        assert sorted(f[row].tolist()) == list(range(n))
+
+
+def test_budgets():
+    configs = study.VARIANTS
+    parameters = {name: num_parameters(c) for name, c in configs.items()}
+    flops = {name: flops_per_token(c, study.NODES) for name, c in configs.items()}
+    assert flops["albert, equal FLOPs"] == flops["separate"]
+    assert parameters["albert, equal parameters"] == pytest.approx(
+        parameters["separate"], rel=0.002
+    )
+    assert parameters["one layer"] == parameters["albert, equal FLOPs"]
+
+
+def test_the_page_is_that_of_its_rows():
+    assert study.page(ROWS) == (ROOT / "docs/results/looped_depth.md").read_text()
+
+
+def test_the_rate_is_chosen_on_tuning_seeds_alone():
+    worse = ROWS.copy()
+    chosen = study.best_rate(ROWS, "separate")
+    worse.loc[~worse.seed.isin(study.TUNING_SEEDS), study.COLUMNS] = 0
+    assert study.best_rate(worse, "separate") == chosen
+    worse.loc[worse.rate == chosen, study.COLUMNS] = 0
+    assert study.best_rate(worse, "separate") != chosen

@@ -1,0 +1,32 @@
+"""Synthetic datasets, by hand and by NumPy."""
+
+import numpy as np
+from conftest import assert_close
+
+from attnlab import data
+from attnlab.data.synthetic import examples
+
+
+def test_every_case_of_a_small_graph():
+    """Written out by hand: 0 -> 1 and 1 -> 0, selectors 2 and 3, query 4."""
+    rows = examples(2, "complete")
+    assert rows["tokens"].tolist() == [[0, 1, 2, 4], [1, 0, 2, 4], [0, 1, 3, 4], [1, 0, 3, 4]]
+    assert rows["values"].tolist() == [[-1, -1, -1, v] for v in (0, 1, 1, 0)]
+    assert len(examples(5, "complete")["tokens"]) == 2 * 5 * 4
+    arcs = examples(5, "acyclic")["tokens"][:, :2]
+    assert len(arcs) == 5 * 4
+    assert (arcs[:, 0] < arcs[:, 1]).all()
+
+
+def test_the_farthest_point_by_numpy():
+    """Of every point another one, at the largest distance, all of length 1."""
+    rows = data.Farthest(dimensions=3, heldout_rows=7).load(5).heldout(0)
+    x, y = rows["features"], rows["answers"]
+    assert_close(np.sum(x**2, axis=-1), np.ones((7, 5), np.float32))
+    far = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1)
+    for row in range(7):
+        for point in range(5):
+            other = np.argmax(far[row, point])
+            assert other != point
+            assert np.array_equal(y[row, point], x[row, other])
+    assert rows["scored"].all()
