@@ -1,14 +1,13 @@
-"""The layout atlas, docs/reference/layouts.md, its tables and drawings: python -m experiments.atlas
+"""The tables of docs/reference/layouts.md; `python -m experiments.reference` writes them.
 
-Everything on the page is computed: formulas from the axes of the weights, backends from their own
-refusals. A test fails while the page is not what this makes.
+Everything in them is computed: formulas from the axes of the weights, backends from their own
+refusals.
 """
 
 import functools
 import math
 import re
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,17 +33,22 @@ from attnlab.heads.layout import all_weights
 from attnlab.heads.rewrites import chain
 from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Axes
-from attnlab.report.page import render, table
-from experiments import app
-from experiments.drawing.layouts import NAMES, layout_drawing
-from experiments.drawing.letters import letters
-from experiments.drawing.plans import drawn_plans, plan_drawing
+from attnlab.report.page import table
 
-PATH = Path(__file__).parent.parent / "docs" / "reference" / "layouts.md"
-DRAWINGS = PATH.parent.parent / "drawings"
 TOKENS = 512
+NAMES = (
+    "standard", "wide", "narrow", "narrow_tied", "alt", "collaborative", "bilinear", "absorbed",
+    "two_stage", "low_rank_query", "tensor_product", "grouped_tied", "latent", "latent_absorbed",
+    "differential",
+)  # fmt: skip
 EXAMPLES = {name: LAYOUTS[name](width=512, num_heads=8) for name in NAMES}
-
+LETTERS = {
+    "width": "D", "num_heads": "N", "num_kv_heads": "K", "head_dim": "H", "value_dim": "V",
+    "slice_width": "C", "key_width": "E", "value_width": "W", "out_width": "O", "latent_dim": "M",
+    "query_latent_dim": "Q", "query_width": "Q", "rotary_dim": "P", "query_rank": "X",
+    "key_rank": "Y", "value_rank": "Z", "num_score_maps": "N", "queries_per_key": "G",
+}  # fmt: skip
+"""Field or property of a layout -> its letter."""
 URLS = {
     r"arXiv (\d+\.\d+)": "https://arxiv.org/abs/{}",
     r"(pbloem/former)": "https://github.com/{}",
@@ -53,23 +57,23 @@ URLS = {
 }
 
 
-def page() -> str:
-    """The whole page."""
-    text = render(
-        "layouts.md.jinja",
-        "experiments",
-        sections="\n\n".join(map(section, EXAMPLES.values())),
-        numbers=numbers(),
-        options=options(),
-        backends=backends(),
-    )
-    return f"{text}\n"
+def parts() -> dict[str, str]:
+    """What is made of the page."""
+    return {
+        "layouts": "\n\n".join(map(section, EXAMPLES.values())),
+        "numbers": numbers(),
+        "options": options(),
+        "backends": backends(),
+    }
 
 
-def drawings() -> dict[str, str]:
-    """File name -> drawing, of every layout and of the plans."""
-    layouts = {f"layout_{name}.svg": layout_drawing(name) for name in NAMES}
-    return layouts | {f"plan_{n}.svg": plan_drawing(text) for n, text in drawn_plans().items()}
+def letters(axes: Axes) -> str:
+    """Axes as text.
+
+    >>> letters(("width", "num_heads", "head_dim"))
+    'D N H'
+    """
+    return " ".join(str(LETTERS.get(str(axis), axis)) for axis in axes)
 
 
 def section(layout: Layout) -> str:
@@ -135,94 +139,71 @@ def numbers() -> str:
     """Every layout beside the others."""
     rows = []
     for name, layout in EXAMPLES.items():
-        cost = (
-            num_parameters(layout), flops_per_token(layout, TOKENS), cache_bytes_per_token(layout)
-        )  # fmt: skip
-        rows.append(f"| {name} | " + " | ".join(f"{c:,}" for c in cost) + f" | {rank(layout)} |")
-    return "\n".join(rows)
+        sizes = flops_per_token(layout, TOKENS), cache_bytes_per_token(layout)
+        costs = [f"{cost:,}" for cost in (num_parameters(layout), *sizes)]
+        rows.append([name, *costs, str(rank(layout))])
+    header = ("layout", "parameters", "FLOPs per token", "cache bytes per token", "rank of scores")
+    return table(header, rows).replace("---|---|---|---|---|", "---|--:|--:|--:|--:|", 1)
 
 
-class Option(NamedTuple):
-    """An option that most layouts have."""
-
-    code: str
-    fields: dict[str, object]
-    what: str
-    source: str
-
-
-QIU = "Qiu et al. 2025, arXiv 2505.06708"
-TIES = "arXiv 2606.04032"
-OPTIONS = (
-    Option("Gate()", {"extras": (Gate(),)}, "each head times sigmoid(x g_n), one number", QIU),
-    Option(
-        'Gate("element")',
-        {"extras": (Gate("element"),)},
-        "each head times sigmoid(x G_n), V numbers",
-        QIU,
+QIU, TIES = "Qiu et al. 2025, arXiv 2505.06708", "arXiv 2606.04032"
+SOFT_CAP = "`SoftCap` of Gemma 2, arXiv 2408.00118, as a parameter"
+OPTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "Gate()": ({"extras": (Gate(),)}, "each head times sigmoid(x g_n), one number", QIU),
+    'Gate("element")': (
+        {"extras": (Gate("element"),)}, "each head times sigmoid(x G_n), V numbers", QIU,
     ),
-    Option(
-        "Sink()",
-        {"extras": (Sink(),)},
-        "exp(s_n) in the sum of each softmax",
-        "gpt-oss, arXiv 2508.10925",
+    "Sink()": (
+        {"extras": (Sink(),)}, "exp(s_n) in the sum of each softmax", "gpt-oss, arXiv 2508.10925",
     ),
-    Option(
-        "Sink(learnt=False)",
-        {"extras": (Sink(learnt=False),)},
-        "1 in the sum of each softmax",
+    "Sink(learnt=False)": (
+        {"extras": (Sink(learnt=False),)}, "1 in the sum of each softmax",
         "torch's `add_zero_attn`",
     ),
-    Option(
-        "ExtraKeys(1)",
-        {"extras": (ExtraKeys(1),)},
-        "a learnt key and value per key head, which no input has",
+    "ExtraKeys(1)": (
+        {"extras": (ExtraKeys(1),)}, "a learnt key and value per key head, which no input has",
         "torch's `bias_k`, `bias_v`",
     ),
-    Option(
-        "LearntSoftCap()",
-        {"extras": (LearntSoftCap(),)},
-        "c_n tanh(scores / c_n) with a learnt c_n",
-        "`SoftCap` of Gemma 2, arXiv 2408.00118, as a parameter",
+    "LearntSoftCap()": (
+        {"extras": (LearntSoftCap(),)}, "c_n tanh(scores / c_n) with a learnt c_n", SOFT_CAP,
     ),
-    Option(
-        "MixtureOfHeads()",
+    "MixtureOfHeads()": (
         {"extras": (MixtureOfHeads(),)},
         "a router gives each token 1 shared and 2 chosen heads, with a balance loss",
         "Jin et al. 2024, arXiv 2410.11842",
     ),
-    Option('tie="kv"', {"tie": "kv"}, "W_V is W_K", TIES),
-    Option('tie="qk"', {"tie": "qk"}, "W_K is W_Q", TIES),
-    Option('tie="qkv"', {"tie": "qkv"}, "one projection", TIES),
-    Option(
-        'qk_norm=HeadNorm("layer")',
+    'tie="kv"': ({"tie": "kv"}, "W_V is W_K", TIES),
+    'tie="qk"': ({"tie": "qk"}, "W_K is W_Q", TIES),
+    'tie="qkv"': ({"tie": "qkv"}, "one projection", TIES),
+    'qk_norm=HeadNorm("layer")': (
         {"qk_norm": HeadNorm("layer")},
         "a norm of each head's q and k, with `bias=True` a bias too",
         "Dehghani et al. 2023, arXiv 2302.05442",
     ),
-)
+}  # fmt: skip
+"""An option that most layouts have -> its fields, what it does, its source."""
 
 
 def options() -> str:
-    """What a layout may have beside its sizes: its cost in `standard`, and which layouts cannot."""
+    """The cost of each option in `standard`, and which layouts cannot have it."""
     rows, plain = [], EXAMPLES["standard"]
-    for option in OPTIONS:
-        layout = with_option("standard", option)
-        assert layout is not None
+    for code, (fields, what, source) in OPTIONS.items():
+        layout = LAYOUTS["standard"](width=512, num_heads=8, **fields)
         more = num_parameters(layout) - num_parameters(plain)
-        cost = f"{more:+,} | {cache_bytes_per_token(layout):,}"
-        without = ", ".join(n for n in NAMES if with_option(n, option) is None) or "–"
-        source = link(option.source)
-        rows.append(f"| `{option.code}` | {option.what} | {cost} | {without} | {source} |")
-    return "\n".join(rows)
+        without = ", ".join(name for name in NAMES if not can_have(name, fields)) or "–"
+        costs = f"{more:+,}", f"{cache_bytes_per_token(layout):,}"
+        rows.append([f"`{code}`", what, *costs, without, link(source)])
+    header = ("option", "what it does", "parameters", "cache bytes", "not for", "source")
+    return table(header, rows).replace("---|---|---|---|", "---|---|--:|--:|", 1)
 
 
-def with_option(name: str, option: Option) -> Layout | None:
-    """The layout with this option; None where it cannot have it."""
+def can_have(name: str, fields: dict[str, Any]) -> bool:
+    """Can the layout of this name have these fields?"""
     try:
-        return LAYOUTS[name](width=512, num_heads=8, **option.fields)  # type: ignore[arg-type]
+        LAYOUTS[name](width=512, num_heads=8, **fields)
     except (TypeError, ValueError):
-        return None
+        return False
+    return True
 
 
 def backends() -> str:
@@ -248,16 +229,3 @@ def can_run(layout: Layout, backend: str) -> str:
     if len(set(answers.values())) == 1:
         return next(iter(answers.values()))
     return "; ".join(f"{c}: {a}" for c, a in answers.items())
-
-
-def main() -> None:
-    """Writes the page and the drawings."""
-    PATH.write_text(page())
-    DRAWINGS.mkdir(exist_ok=True)
-    for name, text in drawings().items():
-        (DRAWINGS / name).write_text(text)
-    print(f"wrote {PATH} and {DRAWINGS}")
-
-
-if __name__ == "__main__":
-    app.start(main)

@@ -1,4 +1,5 @@
-"""Drawings say what the code does: what a head reads, how many weights, who shares them."""
+"""The drawings of docs/ say what the code does: what a head reads, how many weights, who shares
+them."""
 
 import math
 import re
@@ -14,14 +15,19 @@ from conftest import ROOT
 from attnlab import LAYOUTS, PLANS, project_heads
 from attnlab.heads import init, num_parameters
 from attnlab.sharing.named_plans import parse_plan
-from experiments import atlas
-from experiments.drawing.layouts import NAMES, layout_drawing
-from experiments.drawing.plans import drawn_plans, plan_drawing
+
+DRAWINGS = {p.stem: p.read_text() for p in sorted((ROOT / "docs" / "drawings").glob("*.svg"))}
+NAMES = [name.removeprefix("layout_") for name in DRAWINGS if name.startswith("layout_")]
+PLAN_OF = {
+    name: re.search("<title>(.*): weights of six layers", svg)[1]
+    for name, svg in DRAWINGS.items()
+    if name.startswith("plan_")
+}
 
 
-def marks(svg, data):
-    """What the marks that have this fact say of themselves."""
-    found = ElementTree.fromstring(svg).iter()
+def marks(name, data):
+    """The attributes of the marks that have this data."""
+    found = ElementTree.fromstring(DRAWINGS[name]).iter()
     return [mark.attrib for mark in found if f"data-{data}" in mark.attrib]
 
 
@@ -29,13 +35,17 @@ def layout_of(name, **fields):
     return LAYOUTS[name](width=64, num_heads=4, **fields)
 
 
-def test_they_are_what_the_code_makes():
-    files = {path.name: path.read_text() for path in (ROOT / "docs/drawings").iterdir()}
-    assert files == atlas.drawings(), "stale: run python -m experiments.atlas"
-    pages = "".join(
-        (ROOT / "docs/reference" / page).read_text() for page in ("layouts.md", "plans.md")
-    )
-    assert [name for name in files if f"](../drawings/{name})" not in pages] == []
+def test_every_layout_and_plan_has_one_and_each_is_on_a_page():
+    assert set(NAMES) == {n for n, c in LAYOUTS.items() if c.__module__.startswith("attnlab.")}
+    counted = {
+        n: f"{n}:{2 if n == 'relaxed' else 3}" for n, row in PLANS.items() if row.takes_count
+    }
+    drawn = [parse_plan(text, 6) for text in PLAN_OF.values()]
+    assert len(set(drawn)) == len(drawn)
+    assert {parse_plan(counted.get(name, name), 6) for name in PLANS} < set(drawn)
+    pages = [ROOT / "docs" / "reference" / page for page in ("layouts.md", "plans.md")]
+    text = "".join(page.read_text() for page in pages)
+    assert [name for name in DRAWINGS if f"](../drawings/{name}.svg)" not in text] == []
 
 
 @pytest.mark.parametrize("layout", NAMES)
@@ -44,7 +54,7 @@ def test_matrices_of_one_colour_once_have_the_parameters_of_the_layout(layout):
     latent = hasattr(LAYOUTS[layout], "latent_norm")
     sets = {
         (m["data-weight"], m["fill"]): (float(m["data-reads"]) or 1) * int(m["data-makes"])
-        for m in marks(layout_drawing(layout), "weight")
+        for m in marks(f"layout_{layout}", "weight")
     }
     made = layout_of(layout, **({"latent_norm": False} if latent else {}))
     norm = made.weights().get("head_norm")  # one scale for each of its values
@@ -64,43 +74,24 @@ def test_a_head_reads_what_is_filled():
 
     for layout, slope in slopes(weights, jnp.ones(64)).items():
         reads = np.abs(slope).sum(1) > 0  # head, column of x
-        svg = layout_drawing(layout)
-        first = marks(svg, "weight")[0]["data-weight"]
         drawn = np.zeros_like(reads)
-        bars = marks(svg, "from")[:4]
-        matrices = [m for m in marks(svg, "weight") if m["data-weight"] == first]
+        bars = marks(f"layout_{layout}", "from")[:4]
+        matrices = marks(f"layout_{layout}", "weight")[:4]  # those of the queries
         for head, (bar, matrix) in enumerate(zip(bars, matrices, strict=True)):
             start = int(bar["data-from"])
             drawn[head, start : start + int(matrix["data-reads"])] = True
         np.testing.assert_array_equal(drawn, reads, layout)
 
 
-@pytest.mark.parametrize("file", drawn_plans())
-def test_cells_have_the_groups_and_arrows_lead_to_what_is_read(file):
-    plan = parse_plan(drawn_plans()[file], 6)
-    svg = plan_drawing(drawn_plans()[file])
+@pytest.mark.parametrize("name", PLAN_OF)
+def test_cells_have_the_groups_and_arrows_lead_to_what_is_read(name):
+    plan = parse_plan(PLAN_OF[name], 6)
     groups, colours = defaultdict(dict), defaultdict(set)
-    for m in marks(svg, "group"):
+    for m in marks(name, "group"):
         groups[m["data-sublayer"]][int(m["data-layer"])] = int(m["data-group"])
         colours[m["data-sublayer"]].add(m["fill"])
     for part in plan:
-        own = {i: s for i, s in enumerate(plan[part]) if isinstance(s, int)}
-        assert groups[part] == own
+        assert groups[part] == {i: s for i, s in enumerate(plan[part]) if isinstance(s, int)}
         assert len(colours[part]) == plan.num_groups[part]
-    arrows = {int(m["data-reader"]): int(m["data-source"]) for m in marks(svg, "reader")}
+    arrows = {int(m["data-reader"]): int(m["data-source"]) for m in marks(name, "reader")}
     assert arrows == {i: j for i, j in enumerate(plan.kv_sources) if i != j}
-
-
-def test_every_plan_that_differs_is_drawn():
-    drawn = {parse_plan(text, 6) for text in drawn_plans().values()}
-    few = {"relaxed": 2}
-    counted = [f"{n}:{few.get(n, 3)}" if r.takes_count else n for n, r in PLANS.items()]
-    assert {parse_plan(name, 6) for name in counted} < drawn
-    assert len(drawn) == len(drawn_plans())
-
-
-def test_letters_have_the_ink_of_the_page():
-    for svg in atlas.drawings().values():
-        colours = re.findall(r'<text[^>]* fill="(.*?)"', svg)
-        assert set(colours) <= {"#16191d"}  # on a coloured cell
-        assert "prefers-color-scheme:dark" in svg

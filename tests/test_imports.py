@@ -1,136 +1,93 @@
-"""Imports point downwards, heavy packages stay lazy, and a few packages have few importers."""
+"""Imports point downwards and in no circle, heavy packages stay lazy, some have few importers."""
 
 import ast
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 
-import pytest
 from conftest import ROOT
 
-# From the bottom up: a file imports its own package and those below it.
 LAYERS = (
-    {"names", "broadcast", "products", "remat", "eager", "extras", "tap", "atomic", "nested"},
-    {"fields"},
-    {"norms", "attention", "sharing"},
-    {"heads"},
-    {"models"},
-    {"transforms"},
-    {"interpret"},
-    {"pretrained", "adapters"},
+    "names broadcast products remat eager extras tap atomic nested",
+    "fields",
+    "norms attention sharing",
+    "heads",
+    "models",
+    "transforms",
+    "interpret",
+    "pretrained adapters",
 )
-# `data` knows no model. `training` takes a model as an
-# argument, `lab` runs everything, `report` reads its results.
+"""Packages of attnlab from the bottom up: a file imports its own package and those below it."""
 APART = {
-    "data": {"names", "fields", "extras", "atomic"},
-    "training": {
-        "names",
-        "fields",
-        "nested",
-        "attention",
-        "extras",
-        "atomic",
-        "data",
-        "models",
-        "sharing",
-    },
-    "load": {
-        "names",
-        "nested",
-        "atomic",
-        "data",
-        "models",
-        "training",
-        "sharing",
-        "interpret",
-        "pretrained",
-        "tap",
-        "transforms",
-        "lab",
-    },
-    "lab": {
-        "extras",
-        "fields",
-        "names",
-        "nested",
-        "atomic",
-        "data",
-        "models",
-        "training",
-        "sharing",
-        "heads",
-        "interpret",
-        "pretrained",
-        "load",
-        "tap",
-        "transforms",
-    },
-    "report": {"extras", "atomic", "nested", "lab", "training", "load"},
-    "contrib": {"extras", "remat", "attention"},
+    "data": "names fields extras atomic",  # no model
+    "training": "names fields nested attention extras atomic data models sharing",
+    "load": "names nested atomic data models training sharing interpret pretrained tap transforms "
+    "lab",
+    "lab": "extras fields names nested atomic data models training sharing heads interpret "
+    "pretrained load tap transforms",
+    "report": "extras atomic nested lab training load",
+    "contrib": "extras remat attention",
 }
-# Who alone may import a package.
+"""Packages beside these layers -> what they may import."""
+BELOW = {
+    package: {name for below in LAYERS[:i] for name in below.split()}
+    for i, layer in enumerate(LAYERS)
+    for package in layer.split()
+} | {package: set(names.split()) for package, names in APART.items()}
 ONLY = {
     "flax": {"models.modules", "models.transformer"},
     "matplotlib": {
         f"report.{name}" for name in ("curves", "intervals", "labels", "maps", "scatter", "style")
     },
     "orbax": {"training.checkpoint"},
+    **dict.fromkeys(
+        ("absl", "ml_collections", "torch", "tensorflow", "pickle", "transformers"), ()
+    ),
 }
-NEVER = {"absl", "ml_collections", "experiments", "torch", "tensorflow"}
-
-ATTNLAB = {
-    ".".join(path.relative_to(ROOT / "attnlab").with_suffix("").parts): path
-    for path in sorted((ROOT / "attnlab").rglob("*.py"))
-}
-FILES = {name: path for name, path in ATTNLAB.items() if path.name != "__init__.py"}
+"""Other packages -> the files of attnlab that may import them."""
 
 
-def is_for_types(condition):
-    return isinstance(condition, ast.Name) and condition.id == "TYPE_CHECKING"
-
-
-def imports_of(path, *, lazy=True):
-    """(attnlab files, other packages) that a file imports; without `lazy` when it is imported.
-    Other packages that only a type checker loads do not count."""
-    ours, others = set(), set()
-    tree = ast.parse(path.read_text())
-    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and is_for_types(n.test)]
+@cache
+def imports_of(path):
+    """(files of the repository, other packages) that a file imports, in functions too; other
+    packages that only a type checker loads do not count."""
+    tree, files, others = ast.parse(path.read_text()), set(), set()
+    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If)]
+    blocks = [n for n in blocks if ast.unparse(n.test) == "TYPE_CHECKING"]
     for_types = {id(node) for block in blocks for node in ast.walk(block)}
-    for node in ast.walk(tree) if lazy else tree.body:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            others |= {alias.name.split(".")[0] for alias in node.names}
+            modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            first, _, rest = node.module.partition(".")
-            if first != "attnlab":
-                others |= set() if id(node) in for_types else {first}
-                continue
-            for alias in node.names:
-                full = f"{rest}.{alias.name}".strip(".")
-                whole = f"{rest}.__init__".strip(".")
-                candidates = (full, f"{full}.__init__", rest, whole)
-                ours.add(next(n for n in candidates if n in ATTNLAB))
-    return ours, others
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for module in modules:
+            bases = [ROOT.joinpath(*n.split(".")) for n in (module, module.rpartition(".")[0]) if n]
+            candidates = [p for b in bases for p in (b.with_suffix(".py"), b / "__init__.py")]
+            if file := next((p for p in candidates if p.is_file()), None):
+                files.add(file)
+            elif id(node) not in for_types:
+                others.add(module.partition(".")[0])
+    return files - {path}, others
 
 
-def package_of(name):
-    """The entry of LAYERS or APART that a file belongs to."""
-    entries = [entry for layer in (*LAYERS, APART) for entry in layer]
-    found = [e for e in entries if name == e or name.startswith(f"{e}.")]
-    assert found, f"attnlab/{name} is in no layer: add its package to LAYERS"
-    return max(found, key=len)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_imports_point_downwards(name):
-    ours, others = imports_of(FILES[name])
-    package = package_of(name)
-    number = next((i for i, layer in enumerate(LAYERS) if package in layer), None)
-    below = APART[package] if number is None else set().union(*LAYERS[:number])
-    for other in ours - {"__init__"}:
-        assert package_of(other.removesuffix(".__init__")) in below | {package}, other
-    assert not others & NEVER
-    for library, users in ONLY.items():
-        assert library not in others or name in users
+def test_imports_point_downwards():
+    wrong = []
+    for path in (ROOT / "attnlab").rglob("*.py"):
+        parts = path.relative_to(ROOT / "attnlab").with_suffix("").parts
+        if parts[-1] == "__init__":
+            continue
+        assert parts[0] in BELOW, f"attnlab/{parts[0]} is in no layer: add it to LAYERS"
+        files, others = imports_of(path)
+        for file in files - {ROOT / "attnlab" / "__init__.py"}:
+            package = file.relative_to(ROOT).with_suffix("").parts[:2]
+            if package not in [("attnlab", name) for name in (parts[0], *BELOW[parts[0]])]:
+                wrong.append((path.name, file.name))
+        name = ".".join(parts)
+        wrong += [(path.name, other) for other in others if name not in ONLY.get(other, [name])]
+    assert wrong == []
 
 
 KNOWN_CIRCLES = (
@@ -146,23 +103,6 @@ KNOWN_CIRCLES = (
 """Files of attnlab that import each other, until `ModelConfig.build` imports nothing."""
 
 
-def files_imported(path):
-    """Files of attnlab and experiments that a file names in an import: in functions and for type
-    checkers, too."""
-    modules = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            modules += [(alias.name, "") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules += [(node.module, alias.name) for alias in node.names]
-    for module, name in modules:
-        bases = [ROOT.joinpath(*full.split(".")) for full in (f"{module}.{name}", module)]
-        candidates = [p for b in bases for p in (b.with_suffix(".py"), b / "__init__.py")]
-        found = next((p for p in candidates if p.is_file()), None)
-        if found not in (None, path) and found.is_relative_to(ROOT):
-            yield found
-
-
 def test_no_two_files_import_each_other_in_a_circle():
     circle = {
         ROOT / "attnlab" / f"{name.replace('.', '/')}.py": f"circle {i}"
@@ -173,15 +113,9 @@ def test_no_two_files_import_each_other_in_a_circle():
     for package in ("attnlab", "experiments"):
         for path in (ROOT / package).rglob("*.py"):
             node = circle.get(path, path)
-            imported = {circle.get(other, other) for other in files_imported(path)}
+            imported = {circle.get(other, other) for other in imports_of(path)[0]}
             graph.setdefault(node, set()).update(imported - {node})
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
-
-
-def test_pretrained_reads_with_numpy_alone():
-    """Weight-name tables import no layer, no module and no other loader."""
-    for path in (ROOT / "attnlab" / "pretrained").glob("*.py"):
-        assert not imports_of(path)[1] & (NEVER | set(ONLY) | {"pickle", "transformers"})
 
 
 def test_import_is_light_and_lazy_packages_load_on_first_use():

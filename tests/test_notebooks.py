@@ -1,6 +1,5 @@
-"""Every notebook equals its .py pair, begins with its answer, shows what it printed, and runs."""
+"""Every notebook equals its .py pair, shows what it printed, and runs."""
 
-import ast
 import json
 import os
 import re
@@ -15,7 +14,6 @@ from conftest import ROOT
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
 QUESTIONS = [path for path in NOTEBOOKS if path.stem != "quickstart"]
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-each_question = pytest.mark.parametrize("path", QUESTIONS, ids=lambda p: p.stem)
 
 
 def test_each_script_has_its_notebook_and_quickstart_leads_to_it():
@@ -35,16 +33,6 @@ def test_pair_is_equal(path):
 
 
 @every
-def test_it_begins_with_the_answer_in_three_sentences(path):
-    """A heading, then a paragraph of three that are bold."""
-    _, heading, answer, *_ = jupytext.read(path.with_suffix(".py")).cells[0].source.split("\n\n")
-    assert heading.startswith("# ")
-    assert "?" in heading
-    assert re.sub(r"\*\*[^*]+\.\*\*", "", answer).split() == []
-    assert answer.count("**") == 2 * 3
-
-
-@every
 def test_it_shows_one_clean_run(path):
     """From top to bottom, nothing on standard error, no path of a machine, a figure, small."""
     cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
@@ -57,30 +45,10 @@ def test_it_shows_one_clean_run(path):
     assert path.stat().st_size < 300_000
 
 
-@every
-def test_it_defines_no_layers(path):
-    tree = ast.parse(path.with_suffix(".py").read_text())
-    assert not [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
-
-
 def solutions(path):
     """The code blocks that the last cell hides."""
     hidden = jupytext.read(path.with_suffix(".py")).cells[-1].source.partition("<details>")[2]
     return re.findall("```python\n(.*?)```", hidden, re.DOTALL)
-
-
-@each_question
-def test_it_has_a_control(path):
-    assert "**control" in path.with_suffix(".py").read_text().lower()
-
-
-@every
-def test_it_ends_with_what_to_remember_and_exercises_whose_solutions_check_themselves(path):
-    last = jupytext.read(path.with_suffix(".py")).cells[-1].source
-    assert last.index("## What to remember") < last.index("## Exercises") < last.index("<details>")
-    assert len(solutions(path)) > 0
-    for code in solutions(path):
-        assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(code)))
 
 
 @every
@@ -94,6 +62,7 @@ def test_it_installs_main_where_attnlab_is_missing(path):
 def test_it_runs(path, tmp_path):
     """With its solutions as more cells."""
     notebook = jupytext.read(path.with_suffix(".py"))
+    assert all("assert " in code for code in solutions(path))
     notebook.cells.extend(nbformat.v4.new_code_cell(code) for code in solutions(path))
     jupytext.write(notebook, tmp_path / path.name)
     words = [sys.executable, "-m", "pytest", "--nbmake", "--nbmake-timeout=600", "-c", "/dev/null"]

@@ -1,4 +1,4 @@
-"""Suite attention: layers, bare functions, long sequences and wide heads beside their peers.
+"""Suite attention: layers and bare functions beside their peers.
 
 Ours and every peer get the same weights and inputs, and their outputs and gradients are compared
 before anything is timed. Gradients are those with respect to all arguments (weights and x, or
@@ -6,10 +6,8 @@ q, k and v) for one random cotangent, and come with the output, as in a training
 """
 
 import functools
-import re
-import time
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -19,8 +17,7 @@ from jax import Array
 from attnlab import heads
 from attnlab.attention import dot_product_attention, explain
 from attnlab.sharing import PyTree
-from experiments.benchmarks.flops import matmul_flops
-from experiments.benchmarks.measure import Bar, Case, Entry, refuse
+from experiments.benchmarks.measure import Case, Entry, compile_program, refuse
 from experiments.benchmarks.peers import attention as peers
 from experiments.benchmarks.peers import on_torch
 from experiments.benchmarks.peers.attention import Peer
@@ -28,13 +25,13 @@ from experiments.benchmarks.peers.attention import Peer
 OURS = "attnlab"
 # Largest difference allowed, relative to the largest value: sums of 4096 terms in another order.
 TOLERANCE = {"float32": 5e-4, "bfloat16": 5e-2}
-# An entry may take this share of the memory that is free; the rest is for its neighbours.
 SHARE_OF_MEMORY = 0.7
+"""The part of the free memory that one entry may use; the others hold their arrays too."""
 MODES = ("forward", "with gradient")
 
 
 class Size(NamedTuple):
-    """Of one case. N heads of width H on inputs of width D (a bare function has no D)."""
+    """N heads of width H on inputs of width D (a bare function has no D)."""
 
     B: int
     T: int
@@ -44,12 +41,9 @@ class Size(NamedTuple):
     is_causal: bool = False
     dtype: str = "float32"
 
-    def labels(self) -> list[str]:
-        """B T, D N H, then what is particular."""
-        sizes = [f"{a}{getattr(self, a)}" for a in "BTDNH" if getattr(self, a)]
-        causal = ("causal",) if self.is_causal else ()
-        dtype = () if self.dtype == "float32" else (self.dtype,)
-        return [" ".join(sizes[:2]), " ".join(sizes[2:]), *causal, *dtype]
+    def __str__(self) -> str:
+        sizes = " ".join(f"{a}{getattr(self, a)}" for a in "BTDNH" if getattr(self, a))
+        return sizes + ", causal" * self.is_causal + f", {self.dtype}" * (self.dtype != "float32")
 
 
 LAYERS = (
@@ -61,110 +55,99 @@ LAYERS = (
     Size(16, 256, 8, 32, 256, is_causal=True),
     Size(1, 4096, 8, 64, 512),
     Size(1, 4096, 8, 64, 512, is_causal=True),
+    Size(16, 256, 8, 256, 256),  # wide heads
+    Size(16, 128, 8, 512, 512),
 )
-WIDE_LAYERS = (Size(16, 256, 8, 256, 256), Size(16, 128, 8, 512, 512))
-WIDE_PEERS = ("Linen", "torch sdpa")
 FUNCTIONS = (
     Size(4, 512, 8, 64, is_causal=True),
     Size(16, 128, 8, 32),
     Size(1, 4096, 8, 64, is_causal=True),
 )
-PEER_FUNCTIONS = ("Linen", "NNX", "Equinox", "jax.nn", "torch sdpa")
-LONG = Size(1, 16384, 8, 64, is_causal=True)
+TINY = (Size(2, 5, 3, 2, 6, is_causal=True), Size(2, 5, 3, 4, 4)), (Size(2, 5, 3, 4),)
 
 
-def cases() -> Iterator[Case]:
+def cases(tiny: bool) -> Iterator[Case]:
     """What there is to time on a CPU; the cases for a GPU are those of suite accelerator."""
-    for size in LAYERS:
+    layers, functions = TINY if tiny else (LAYERS, FUNCTIONS)
+    for size in layers:
         for mode in MODES:
-            yield layer_case("layer", size, mode, tuple(peers.LAYERS))
-    for size in WIDE_LAYERS:
-        # Half the products of the projections fall away (see `order`), so ours must gain.
-        for mode, share in zip(MODES, (0.80, 0.90), strict=True):
-            yield layer_case("wide layer", size, mode, WIDE_PEERS, (Bar("Linen", share),))
-    for size in FUNCTIONS:
+            yield layer_case(size, mode, peers.LAYERS, twin="Linen")
+    for size in functions:
         for mode in MODES:
-            long = size.T >= 4096 and mode == "with gradient"
-            bars = (Bar("jax.nn", 0.5, memory=0.1),) if long else ()
-            yield function_case(size, mode, PEER_FUNCTIONS, bars)
-    yield function_case(LONG, "with gradient", ("jax.nn",), twin="", most_rounds=1)
+            yield function_case(size, mode, peers.FUNCTIONS, twin="jax.nn")
 
 
-def layer_case(
-    what: str,
-    size: Size,
-    mode: str,
-    names: Iterable[str],
-    bars: tuple[Bar, ...] = (),
-) -> Case:
-    """Self-attention with its projections, without biases: `multi_head_attention` and peers."""
+def layer_case(size: Size, mode: str, names: Iterable[str], twin: str = "") -> Case:
+    """Self-attention with its projections, without biases: `multi_head_attention` in every
+    contraction order and with every backend, and peers."""
     layout = heads.Standard(width=size.D, num_heads=size.N, head_dim=size.H)
 
     def build() -> list[Entry]:
-        w, x = jax.jit(
-            lambda key: (
-                heads.init(key, layout, dtype=size.dtype),
-                _normal(key, (size.B, size.T, size.D), size),
-            )
-        )(jax.random.key(0))
-        ours = functools.partial(
+        @jax.jit
+        def start() -> tuple[heads.Params, Array]:
+            w = heads.init(quick_key(0), layout, dtype=size.dtype)
+            return w, jax.random.normal(quick_key(1), (size.B, size.T, size.D), size.dtype)
+
+        w, x = start()
+        call = functools.partial(
             heads.multi_head_attention, layout=layout, is_causal=size.is_causal
         )
         would = heads.explain_heads(layout, x, is_causal=size.is_causal)
-        order, backend = would["chosen"]["order"], chosen_in(would["implementation"])
-        own: dict[str, Callable] = {f"{OURS} ({order}, {backend})": ours}
-        for other, cost in would["order"].items() if what == "wide layer" else ():
+        order = would["chosen"]["order"]
+        ordered = functools.partial(call, order=order)
+        own, refused = by_backend(would["implementation"], ordered, f"{OURS} {order},")
+        for other, cost in would["order"].items():
             if other != order and isinstance(cost, int):
-                own[f"{OURS}, {other}"] = functools.partial(ours, order=other)
+                own[f"{OURS} {other}, as chosen"] = functools.partial(call, order=other)
         others = {n: functools.partial(peers.LAYERS[n], layout, size.is_causal) for n in names}
-        return entries(own, others, (w, x), mode, "Linen")
+        return entries(own, others, (w, x), mode, twin) + refused
 
-    return _case(what, size, mode, build)._replace(bars=bars)
+    return _case("layer", size, mode, build)
 
 
-def function_case(
-    size: Size,
-    mode: str,
-    names: Iterable[str],
-    bars: tuple[Bar, ...] = (),
-    twin: str = "Linen",
-    most_rounds: int | None = None,
-) -> Case:
+def function_case(size: Size, mode: str, names: Iterable[str], twin: str = "") -> Case:
     """q, k, v -> output: `dot_product_attention` with each of its backends, and peers."""
 
     def build() -> list[Entry]:
-        keys = jax.random.split(jax.random.key(0), 3)
-        q, k, v = (_normal(key, (size.B, size.T, size.N, size.H), size) for key in keys)
-        ours = functools.partial(dot_product_attention, is_causal=size.is_causal)
-        would = explain(q, k, v, is_causal=size.is_causal)
-        own: dict[str, Callable] = {f"{OURS} ({chosen_in(would)})": ours}
-        for backend, word in would.items() if most_rounds is None else ():
-            if word == "could run":
-                own[f"{OURS}, {backend}"] = functools.partial(ours, implementation=backend)
+        shape = (size.B, size.T, size.N, size.H)
+        normal = lambda key: jax.random.normal(key, shape, size.dtype)
+        q, k, v = jax.jit(lambda: tuple(map(normal, jax.random.split(quick_key(0), 3))))()
+        call = functools.partial(dot_product_attention, is_causal=size.is_causal)
+        own, refused = by_backend(explain(q, k, v, is_causal=size.is_causal), call, OURS)
         others = {n: functools.partial(peers.FUNCTIONS[n], size.is_causal) for n in names}
-        return entries(own, others, (q, k, v), mode, twin)
+        return entries(own, others, (q, k, v), mode, twin) + refused
 
-    case = _case("function", size, mode, build)
-    return case._replace(bars=bars, most_rounds=most_rounds, warm=most_rounds is None)
-
-
-def chosen_in(backends: Mapping[str, object]) -> str:
-    """The backend that `explain` says would run."""
-    return next(name for name, word in backends.items() if str(word).startswith("chosen"))
+    return _case("function", size, mode, build)
 
 
-def _case(what: str, size: Size, mode: str, build: Callable[[], list[Entry]]) -> Case:
-    sizes, *marks = size.labels()
-    name = ", ".join([f"{what} {sizes} {marks[0]}", *marks[1:], mode])
-    return Case(name, size.B * size.T, build)
+def _case(word: str, size: Size, mode: str, build: Callable[[], list[Entry]]) -> Case:
+    about = size._asdict() | {"word": word, "mode": mode}
+    if word == "function":
+        about["flops"] = attention_flops(size, mode)
+    return Case(f"{word} {size}, {mode}", size.B * size.T, build, about)
 
 
-def _normal(key: Array, shape: tuple[int, ...], size: Size) -> Array:
-    return jax.random.normal(key, shape, size.dtype)
+def attention_flops(size: Size, mode: str) -> float:
+    """Of scores and values alone, as FlashAttention counts (Dao 2023, arXiv 2307.08691, section
+    4.1): a causal mask halves them, a backward pass takes 2.5 times the forward one."""
+    forward = 4.0 * size.B * size.N * size.T**2 * size.H / (2 if size.is_causal else 1)
+    return forward * (3.5 if mode == "with gradient" else 1.0)
+
+
+def by_backend(
+    would: Mapping[str, object], call: Callable, title: str
+) -> tuple[dict[str, Callable], list[Entry]]:
+    """What `explain` returns -> our calls by name, the chosen one first, and those that refuse."""
+    able = [n for n, word in would.items() if str(word).startswith(("chosen", "could run"))]
+    able.sort(key=lambda name: not str(would[name]).startswith("chosen"))
+    own: dict[str, Callable] = {
+        f"{title} {n}": functools.partial(call, implementation=n) for n in able
+    }
+    return own, [refuse(f"{title} {n}", str(would[n]), ours=True) for n in would if n not in able]
 
 
 def quick_key(seed: int) -> Array:
-    """Of the generator that the device has itself: its programs compile in no time."""
+    """A key of the device's own generator, whose programs compile in no time."""
     return jax.random.key(seed, impl="rbg")
 
 
@@ -177,58 +160,45 @@ def entries(
     others: Mapping[str, Callable[[], Peer]],
     args: tuple,
     mode: str,
-    twin: str,
-    *,
-    lenient: bool = False,
+    twin: str = "",
 ) -> list[Entry]:
-    """Ours and the peers, compiled, run once and found equal. `twin` is entered twice.
+    """Ours and the peers, compiled, run once and found equal to the first of ours that runs.
 
-    A peer whose library is missing is left out, one that fails says why in its row. Raises
-    DifferentResultsError where results differ, and what ours raises; `lenient`: these are rows too.
+    `twin` is entered twice. An entry that raises or computes something else is a row with the
+    reason; a peer whose library is not installed is left out.
     """
     out = jax.eval_shape(next(iter(own.values())), *args)
     cotangent = jax.random.normal(quick_key(1), out.shape, out.dtype)
+    makers: list[tuple[str, Callable[[], Peer], bool, bool]] = [
+        (name, functools.partial(Peer, call), True, False) for name, call in own.items()
+    ]
+    for name, make in others.items():
+        makers.append((name, make, False, False))
+        if name == twin:
+            makers.append((f"{name}, again", make, False, True))
     made: list[Entry] = []
     expected = None
-    for name, call in own.items():
+    for name, make, ours, again in makers:
         try:
-            entry, expected = _entry(name, Peer(call), args, cotangent, mode, expected)
-        except Exception as error:
-            if not lenient:
-                raise
-            entry = refuse(name, reason_of(error))
-        made.append(entry._replace(ours=True))
-    for name, build in others.items():
-        for again in (False, True) if name == twin else (False,):
-            label = f"{name}, again" if again else name
-            try:
-                entry, _ = _entry(label, build(), args, cotangent, mode, expected)
-            except ImportError as error:
-                _left_out(error.name or name)
-                continue
-            except Exception as error:  # whatever a library raises for what it cannot do
-                if isinstance(error, DifferentResultsError) and not lenient:
-                    raise
-                entry = refuse(label, reason_of(error))
-            made.append(entry._replace(twin=again))
+            entry, expected = _entry(name, make(), args, cotangent, mode, expected)
+        except ImportError as error:
+            print(f"{name} is left out: {error}; pip install attnlab[bench]", flush=True)
+            continue
+        except Exception as error:  # whatever a library raises for what it cannot do
+            entry = refuse(name, error)
+        made.append(entry._replace(ours=ours, again=again))
     return made
 
 
-def reason_of(error: Exception) -> str:
-    """What an error says, in one line that fits a table."""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return f"{reason[:157]}..." if len(reason) > 160 else reason
-
-
-def _entry(name, peer, args, cotangent, mode, expected) -> tuple[Entry, PyTree]:
-    """The entry and the results that all have to equal: its own where there are none yet."""
+def _entry(
+    name: str, peer: Peer, args: tuple, cotangent: Array, mode: str, expected: PyTree
+) -> tuple[Entry, PyTree]:
+    """The entry, and the results that later ones have to equal: its own if `expected` is None."""
     entry = (torch_entry if peer.torch else jax_entry)(name, peer, args, cotangent, mode)
-    if entry.refusal:
-        return entry, expected
     before = peak_bytes()
     result = entry.run()
     if (peak := peak_bytes()) is not None and peak > (before or 0) and not peer.torch:
-        entry = entry._replace(peak_bytes=peak)
+        entry = entry._replace(numbers={**entry.numbers, "peak_bytes": peak})
     if peer.torch:
         result = jax.tree.map(on_torch.array, result)
     if expected is None:
@@ -237,11 +207,6 @@ def _entry(name, peer, args, cotangent, mode, expected) -> tuple[Entry, PyTree]:
     out, grads = expected
     check_equal(name, result, (peer.arrange_output(out), peer.arrange(*grads) if grads else ()))
     return entry, expected
-
-
-@functools.cache
-def _left_out(package: str) -> None:
-    print(f"{package} is left out: it is not installed; pip install attnlab[bench]", flush=True)
 
 
 def check_equal(name: str, got: PyTree, expected: PyTree) -> None:
@@ -258,13 +223,13 @@ def check_equal(name: str, got: PyTree, expected: PyTree) -> None:
 
 @jax.jit
 def _worst(a: Array, b: Array) -> Array:
-    """The largest difference, relative to the largest value: where the arrays are."""
+    """The largest difference, relative to the largest value, computed where the arrays are."""
     a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     return jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))
 
 
 def jax_entry(name: str, peer: Peer, args: tuple, cotangent: Array, mode: str) -> Entry:
-    """Compiled for these arguments; refuses what would not fit in memory."""
+    """Compiled for these arguments. Raises MemoryError for what would not fit in memory."""
 
     def work(args, cotangent):
         if mode == "forward":
@@ -273,24 +238,12 @@ def jax_entry(name: str, peer: Peer, args: tuple, cotangent: Array, mode: str) -
         return out, pull(cotangent)
 
     given = peer.arrange(*args), peer.arrange_output(cotangent)
-    began = time.perf_counter()
-    traced = jax.jit(work).trace(*given)
-    compiled = traced.lower().compile()
-    seconds = time.perf_counter() - began
-    memory = compiled.memory_analysis()
-    temp = memory.temp_size_in_bytes if memory else None
-    need, free = (temp or 0) + (memory.output_size_in_bytes if memory else 0), free_bytes()
-    entry = Entry(
-        name,
-        lambda: jax.block_until_ready(compiled(*given)),
-        temp_bytes=temp,
-        flops=matmul_flops(traced.jaxpr),
-        compile_seconds=seconds,
-    )
-    if free is not None and need > SHARE_OF_MEMORY * free:
-        reason = f"needs {need / 2**30:.1f} GiB, {free / 2**30:.1f} are free"
-        return entry._replace(refusal=reason)
-    return entry
+    program, numbers = compile_program(work, *given)
+    memory = program.memory_analysis()
+    need = memory.temp_size_in_bytes + memory.output_size_in_bytes if memory else 0
+    if need > SHARE_OF_MEMORY * (free := free_bytes()):
+        raise MemoryError(f"needs {need / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
+    return Entry(name, lambda: jax.block_until_ready(program(*given)), numbers=numbers)
 
 
 def torch_entry(name: str, peer: Peer, args: tuple, cotangent: Array, mode: str) -> Entry:
@@ -299,18 +252,13 @@ def torch_entry(name: str, peer: Peer, args: tuple, cotangent: Array, mode: str)
     given = [on_torch.tensor(a).requires_grad_() for a in peer.arrange(*args)]
     cotangent = on_torch.tensor(peer.arrange_output(cotangent))
 
-    def forward():
-        with torch.inference_mode():
-            return peer.call(*given), ()
-
-    def with_gradient():
-        out = peer.call(*given)
-        return out, torch.autograd.grad(out, given, cotangent)
-
-    work = forward if mode == "forward" else with_gradient
-
     def run():
-        result = work()
+        if mode == "forward":
+            with torch.inference_mode():
+                result = peer.call(*given), ()
+        else:
+            out = peer.call(*given)
+            result = out, torch.autograd.grad(out, given, cotangent)
         on_torch.wait()
         return result
 
@@ -318,17 +266,12 @@ def torch_entry(name: str, peer: Peer, args: tuple, cotangent: Array, mode: str)
 
 
 def peak_bytes() -> int | None:
-    """The most that JAX's device has held in this process; None where it does not tell."""
+    """The most that JAX's device has held in this process; None if it does not report that."""
     stats = jax.devices()[0].memory_stats() or {}
     return stats.get("peak_bytes_in_use")
 
 
-def free_bytes() -> int | None:
-    """Memory that a program may still take on JAX's device; None where it is not known."""
+def free_bytes() -> float:
+    """Memory that a program may still use on JAX's device; infinite if it is not reported."""
     stats = jax.devices()[0].memory_stats()
-    if stats:
-        return stats["bytes_limit"] - stats["bytes_in_use"]
-    linux = Path("/proc/meminfo")
-    if not linux.exists():
-        return None
-    return 1024 * int(re.findall(r"MemAvailable:\s+(\d+) kB", linux.read_text())[0])
+    return stats["bytes_limit"] - stats["bytes_in_use"] if stats else math.inf

@@ -1,27 +1,41 @@
-"""Entries that do the same work -> times, ratios, verdicts and a table.
+"""Measures entries that do the same work in turn, keeps the results, and writes them as tables.
 
-Machines are noisy, so no time is reported alone. Each round takes every entry once, in a new
-order; a ratio is taken within a round; a row is the median ratio with its 95 % bootstrap interval.
-One peer is entered twice: its row (A/A) is the noise of this very run.
+Machines are noisy, so no time is reported alone. Each round runs every entry once, in a new order;
+a ratio is taken within a round; a row has the median ratio with its 95 % bootstrap interval. One
+peer is entered twice: its row (A/A) is the noise of this run.
 """
 
+import gc
+import json
 import math
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pandas
 
 from attnlab.nested import JSON
+from attnlab.report.page import table as markdown_table
 from attnlab.sharing import PyTree
+from experiments.benchmarks.peaks import fraction_of_peak
 
-# A round calls a fast entry until this time is filled, so that the clock does not matter.
+# A round calls a fast entry until this time is filled, so that the resolution of the clock does not
+# matter.
 SECONDS_PER_ROUND = 0.02
 FEWEST_ROUNDS = 3
-# Of the median ratio of times, ours / peer.
 NOT_SLOWER = 1.10
+"""Largest median ratio of times, ours / peer, of an entry that is not slower."""
+RECORDS = "cases.jsonl"
+FREE = ("machine", "threads", "load")
+"""What may differ when a run is continued: a lent GPU is not always in the same machine."""
+MOST_TRIES = 2
+"""A case that ended the process so often is not tried again."""
 
 
 class Entry(NamedTuple):
@@ -29,127 +43,82 @@ class Entry(NamedTuple):
 
     name: str
     run: Callable[[], PyTree]
-    """Does the work once, waits for it and returns what it made."""
+    """Does the work once, waits for it and returns its result."""
     ours: bool = False
-    twin: bool = False
-    """True for the second entry of a peer, which stands right after the first."""
-    temp_bytes: int | None = None
-    """What XLA sets aside beside arguments and results; None where it is not XLA's."""
-    flops: float | None = None
-    """Of its matrix products; None where they cannot be counted."""
+    again: bool = False
+    """The second entry of a peer, right after the first."""
+    numbers: Mapping[str, float | None] = MappingProxyType({})
+    """What is known without timing: what `compile_program` returns, "peak_bytes", "cache_bytes"."""
     refusal: str = ""
     """Why it cannot do this work; then `run` is never called."""
-    compile_seconds: float | None = None
-    """Tracing included; None where nothing is compiled beforehand."""
-    peak_bytes: int | None = None
-    """The most that the device held, where this entry raised it; None where another had before, or
-    the device does not tell."""
-
-
-class Bar(NamedTuple):
-    """What ours has to reach beside one peer: a share of its time, and of its memory."""
-
-    peer: str
-    time: float
-    memory: float | None = None
 
 
 class Case(NamedTuple):
-    """Entries that do the same work; ours is the first."""
+    """Entries that do the same work; the first is ours."""
 
     name: str
     tokens: int
     """Of one call."""
     build: Callable[[], list[Entry]]
-    """Makes the entries, finds them equal; called when the turn of the case comes."""
-    warm: bool = True
-    """Run every entry once before the first round; False where start-up is what is timed."""
-    bars: tuple[Bar, ...] = ()
-    most_rounds: int | None = None
+    """Makes the entries and checks that they are equal; called when the case is measured."""
     about: Mapping[str, object] = MappingProxyType({})
-    """The sizes by name, for who reads many cases."""
+    """Sizes by name, columns of the CSV file."""
+    most_seconds: float = math.inf
+    """Of all rounds; if they would take longer there are fewer, but at least `FEWEST_ROUNDS`."""
+    warm: bool = True
+    """Run every entry before the first round; False where the first call is what is timed."""
 
 
-class Interval(NamedTuple):
-    """A median and the ends of its 95 % bootstrap interval."""
-
-    median: float
-    low: float
-    high: float
+class DeviceLostError(RuntimeError):
+    """The device does not answer any more, so every later case would fail."""
 
 
-class Measurement(NamedTuple):
-    """What was measured of one entry."""
-
-    name: str
-    ours: bool
-    twin: bool
-    seconds: list[float]
-    """Of each round; empty where the entry refuses."""
-    ratio: Interval | None
-    """Over rounds, of ours / this; in an A/A line of the peer's second entry / its first. None
-    where this or ours refuses."""
-    verdict: str
-    temp_bytes: int | None
-    flops: float | None
-    compile_seconds: float | None = None
-    peak_bytes: int | None = None
-
-    @property
-    def milliseconds(self) -> float | None:
-        """Median over rounds."""
-        return 1e3 * float(np.median(self.seconds)) if self.seconds else None
-
-    @property
-    def best_milliseconds(self) -> float | None:
-        """Of the fastest round. Far below the median where other work held the cores."""
-        return 1e3 * float(np.min(self.seconds)) if self.seconds else None
-
-    def to_dict(self) -> JSON:
-        """For JSON, all numbers side by side."""
-        ratio = self.ratio or (None, None, None)
-        times = {"milliseconds": self.milliseconds, "best_milliseconds": self.best_milliseconds}
-        return self._asdict() | times | dict(zip(("ratio", "low", "high"), ratio, strict=True))
+def refuse(name: str, reason: str | Exception, ours: bool = False) -> Entry:
+    """An entry that cannot do the work, with the reason in one line."""
+    text = " ".join(str(reason).split()) or type(reason).__name__
+    text = f"{text[:157]}..." if len(text) > 160 else text
+    return Entry(name, lambda: None, ours=ours, refusal=text)
 
 
-def refuse(name: str, reason: str, ours: bool = False) -> Entry:
-    """An entry that only says why it cannot do the work."""
-
-    def run() -> None:
-        raise RuntimeError(reason)
-
-    return Entry(name, run, ours=ours, refusal=reason)
-
-
-def compile_timed(
+def compile_program(
     call: Callable, *args: PyTree, donate: int | None = None
-) -> tuple[jax.stages.Compiled, float, int | None]:
-    """The call compiled for these arguments, seconds, and the temporary bytes that XLA plans."""
+) -> tuple[jax.stages.Compiled, dict[str, float | None]]:
+    """`call` compiled for these arguments, without what JAX remembers of an earlier call.
+
+    Returns:
+      The program, and its "compile_seconds" (trace + compile), "lowered_lines" and "temp_bytes"
+      (what XLA sets aside beside arguments and results).
+    """
     began = time.perf_counter()
-    compiled = jax.jit(call, donate_argnums=donate).lower(*args).compile()
-    seconds, memory = time.perf_counter() - began, compiled.memory_analysis()
-    return compiled, seconds, memory.temp_size_in_bytes if memory else None
+    lowered = jax.jit(lambda *a: call(*a), donate_argnums=donate).lower(*args)
+    program = lowered.compile()
+    seconds, memory = time.perf_counter() - began, program.memory_analysis()
+    return program, {
+        "compile_seconds": seconds,
+        "lowered_lines": lowered.as_text().count("\n"),
+        "temp_bytes": memory.temp_size_in_bytes if memory else None,
+    }
+
+
+# ---------------------------------------------------------------- times
 
 
 def measure(
     entries: Sequence[Entry], rounds: int, *, warm: bool = True, most_seconds: float = math.inf
-) -> list[Measurement]:
-    """Times every entry once per round, in an order that each round draws anew.
-
-    Where all rounds would take more than `most_seconds` there are fewer, at least `FEWEST_ROUNDS`.
-    """
+) -> list[JSON]:
+    """Times every entry once a round, in an order that each round draws anew; a row for each."""
     rng = np.random.default_rng(0)
     able = [i for i, entry in enumerate(entries) if not entry.refusal]
-    # A time of warming up may hold what is done only once, so the second call counts.
+    # The first call may do what is done only once, so the second counts.
     first = {i: (_seconds(entries[i].run, 1), _seconds(entries[i].run, 1))[1] for i in able if warm}
     calls = {i: max(1, math.ceil(SECONDS_PER_ROUND / max(s, 1e-6))) for i, s in first.items()}
     if one_round := sum(calls[i] * first[i] for i in first):
         rounds = min(rounds, max(FEWEST_ROUNDS, int(min(most_seconds / one_round, rounds))))
     seconds = np.full((rounds, len(entries)), np.nan)
-    for row in seconds:
+    for times in seconds:
         for i in rng.permutation(able):
-            row[i] = _seconds(entries[i].run, calls.get(i, 1))
-    return [measurement(entries, i, seconds, rng) for i in range(len(entries))]
+            times[i] = _seconds(entries[i].run, calls.get(i, 1))
+    return [row(entries, i, seconds, rng) for i in range(len(entries))]
 
 
 def _seconds(run: Callable[[], PyTree], calls: int) -> float:
@@ -159,97 +128,236 @@ def _seconds(run: Callable[[], PyTree], calls: int) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def measurement(
-    entries: Sequence[Entry], i: int, seconds: np.ndarray, rng: np.random.Generator
-) -> Measurement:
-    """Of entry `i`, of the seconds [rounds, entries]."""
+def row(entries: Sequence[Entry], i: int, seconds: np.ndarray, rng: np.random.Generator) -> JSON:
+    """What was measured of entry `i`, as JSON.
+
+    Args:
+      seconds: [rounds, entries].
+
+    Returns:
+      "ratio", "low", "high": the time of the first entry / that of this one (A/A: this one / the
+      one before), median and 95 % interval; "seconds" of each round, none if it refuses.
+    """
     entry, own = entries[i], seconds[:, i]
-    above, below = (i, i - 1) if entry.twin else (0, i)
-    known = not (entry.refusal or entries[above].refusal)
-    ratio = interval(seconds[:, above] / seconds[:, below], rng) if known else None
+    above, below = (i, i - 1) if entry.again else (0, i)
+    known = not any(entries[j].refusal for j in (above, below, i))
+    ratio = interval(seconds[:, above] / seconds[:, below], rng) if known else (None, None, None)
     if entry.refusal:
         verdict = f"refuses: {entry.refusal}"
-    elif entry.twin:
+    elif entry.again:
         verdict = "A/A, the noise"
     elif entry.ours:
         verdict = "ours, as another row" if i else "ours"
-    elif ratio is None:
+    elif ratio[0] is None or ratio[1] is None:
         verdict = "ours refuses"
     else:
-        verdict = "not slower" if ratio.low <= 1.0 and ratio.median <= NOT_SLOWER else "SLOWER"
-    return Measurement(
-        name=entry.name,
-        ours=entry.ours,
-        twin=entry.twin,
-        seconds=[] if entry.refusal else own.tolist(),
-        ratio=ratio,
-        verdict=verdict,
-        temp_bytes=entry.temp_bytes,
-        flops=entry.flops,
-        compile_seconds=entry.compile_seconds,
-        peak_bytes=entry.peak_bytes,
-    )
+        verdict = "not slower" if ratio[1] <= 1.0 and ratio[0] <= NOT_SLOWER else "SLOWER"
+    able = not entry.refusal
+    times = [1e3 * float(f(own)) if able else None for f in (np.median, np.min)]
+    return {
+        "name": entry.name,
+        "ours": entry.ours,
+        "again": entry.again,
+        "seconds": own.tolist() if able else [],
+        **dict(zip(("ratio", "low", "high"), ratio, strict=True)),
+        **dict(zip(("milliseconds", "best_milliseconds"), times, strict=True)),
+        **entry.numbers,
+        "verdict": verdict,
+    }
 
 
-def interval(ratios: np.ndarray, rng: np.random.Generator) -> Interval:
+def interval(ratios: np.ndarray, rng: np.random.Generator) -> tuple[float, float, float]:
     """Median of per-round ratios and the ends of its 95 % bootstrap interval."""
     draws = np.median(rng.choice(ratios, (10_000, len(ratios))), axis=1)
     low, high = np.quantile(draws, [0.025, 0.975])
-    return Interval(float(np.median(ratios)), float(low), float(high))
+    return float(np.median(ratios)), float(low), float(high)
 
 
-def fastest_peer(measured: Sequence[Measurement]) -> tuple[str, Interval, str] | None:
-    """Name, ratio and verdict of the peer that took the least median time; None where no peer
-    ran."""
-    peers = [
-        (one.name, one.ratio, one.verdict)
-        for one in measured
-        if one.ratio is not None and not one.ours and not one.twin
-    ]
-    return max(peers, key=lambda peer: peer[1].median, default=None)
+# ---------------------------------------------------------------- records
 
 
-def judge(bar: Bar, measured: Sequence[Measurement]) -> str:
-    """What ours has to reach beside a peer, what it reached, and whether that is enough."""
-    peer = next((one for one in measured if one.name == bar.peer and one.ratio is not None), None)
-    if peer is None or peer.ratio is None:
-        return f"bar beside {bar.peer}: it did not run"
-    met = peer.ratio.median <= bar.time
-    text = f"at most {bar.time:.2f} of the time of {bar.peer}: {peer.ratio.median:.3f}"
-    if bar.memory is not None and peer.temp_bytes and measured[0].temp_bytes is not None:
-        share = measured[0].temp_bytes / peer.temp_bytes
-        met = met and share <= bar.memory
-        text += f"; at most {bar.memory:.2f} of its XLA temporary memory: {share:.3f}"
-    return f"bar: {text}: {'met' if met else 'NOT MET'}"
+class Records:
+    """The results of cases: a line of JSON each, written when it is measured, so that a run may be
+    stopped or killed at any moment and continues with the next case."""
+
+    def __init__(self, folder: Path | None, about: JSON):
+        """`about`: device, versions, commit: what the numbers depend on. Without a folder nothing
+        is written. Raises ValueError if the folder has numbers of something else."""
+        self._path, self._lines = folder / RECORDS if folder else None, []
+        if self._path and self._path.exists():
+            text = self._path.read_text()
+            whole = text[: text.rfind("\n") + 1]  # killed while it wrote
+            self._path.write_text(whole)
+            self._lines = [json.loads(line) for line in whole.splitlines()]
+        if not self._lines:
+            self._append({"about": about})
+        old = self.about
+        if differ := [n for n in old | about if old.get(n) != about.get(n) and n not in FREE]:
+            text = "; ".join(f"{n} was {old.get(n)}, is {about.get(n)}" for n in differ)
+            raise ValueError(f"{self._path} has other numbers: {text}; use another --out")
+
+    @property
+    def about(self) -> JSON:
+        """What the numbers depend on."""
+        return self._lines[0]["about"]
+
+    @property
+    def cases(self) -> list[JSON]:
+        """The measured cases, in the order in which they were."""
+        return [line for line in self._lines if "rows" in line]
+
+    def begin(self, case: Case) -> bool:
+        """False if the case ended the process `MOST_TRIES` times; then that is its result."""
+        tries = sum(line.get("begins") == case.name for line in self._lines)
+        if tries >= MOST_TRIES:
+            self.add(case, {"rows": [], "trouble": f"the process ended in it, {tries} times"})
+            return False
+        self._append({"begins": case.name})
+        return True
+
+    def add(self, case: Case, result: JSON) -> None:
+        """Keeps the "rows" of a case, and its "trouble" if there are none."""
+        about = dict(case.about)
+        self._append({"name": case.name, "about": about, "tokens": case.tokens} | result)
+
+    def _append(self, line: JSON) -> None:
+        self._lines.append(json.loads(json.dumps(line)))
+        if self._path:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
 
 
-def table(case: Case, measured: Sequence[Measurement], rounds: int) -> str:
-    """Markdown."""
-    lines = [
-        f"### {case.name}, {rounds} rounds",
-        "",
-        "| | ms | best | tokens/s | time, ours / this | 95 % | ours is | XLA temp MiB "
-        "| FLOPs, ours / this |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    ours = measured[0].flops
-    for one in measured:
-        time, ratio = ["", "", ""], ["", ""]
-        if one.milliseconds is not None and one.best_milliseconds is not None:
-            speed = f"{case.tokens / one.milliseconds * 1e3:,.0f}"
-            time = [f"{one.milliseconds:.4g}", f"{one.best_milliseconds:.4g}", speed]
-        if one.ratio is not None:
-            ratio = [f"{one.ratio.median:.3f}", f"{one.ratio.low:.3f} to {one.ratio.high:.3f}"]
-        temp = "" if one.temp_bytes is None else f"{one.temp_bytes / 2**20:.1f}"
-        flops = f"{ours / one.flops:.3f}" if ours and one.flops else ""
-        lines.append("| " + " | ".join([one.name, *time, *ratio, one.verdict, temp, flops]) + " |")
-    lines.append("")
-    peer = fastest_peer(measured)
-    if peer is not None:
-        name, (median, low, high), verdict = peer
-        lines.append(
-            f"fastest peer: {name}, time ours / this {median:.3f} ({low:.3f} to {high:.3f}): "
-            f"{verdict}"
-        )
-    lines += [judge(bar, measured) for bar in case.bars]
-    return "\n".join(lines).rstrip()
+def measure_cases(
+    cases: Iterable[Case], records: Records, rounds: int, minutes: float = math.inf
+) -> int:
+    """Measures every case that has no result; returns how many are left when time is up.
+
+    None begins that would end too late if it took as long as the longest so far. A case that raises
+    is a result with its reason. Raises DeviceLostError.
+    """
+    began, longest = time.monotonic(), 0.0
+    done = {record["name"] for record in records.cases}
+    left = [case for case in cases if case.name not in done]
+    while left and time.monotonic() - began + longest < 60 * minutes:
+        case, now = left.pop(0), time.monotonic()
+        if not records.begin(case):
+            continue
+        try:
+            entries, most = case.build(), case.most_seconds
+            result: JSON = {"rows": measure(entries, rounds, warm=case.warm, most_seconds=most)}
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            result = {"rows": [], "trouble": reason[:300]}
+        gc.collect()  # the arrays of a case are many GiB
+        _check_device()
+        seconds = time.monotonic() - now
+        records.add(case, {"seconds": seconds} | result)
+        longest = max(longest, seconds)
+        print(f"\n{table(records.cases[-1], records.about)}\n{seconds:.0f} s", flush=True)
+    return len(left)
+
+
+def _check_device() -> None:
+    """A kernel that reads outside of its arrays leaves a GPU on which every call fails."""
+    try:
+        jax.block_until_ready(jnp.zeros(8) + 1)
+    except Exception as error:
+        raise DeviceLostError(
+            f"the device does not answer ({error}); repeat the command to continue"
+        ) from error
+
+
+# ---------------------------------------------------------------- tables
+
+SIZES = ("word", "mode", "dtype", "is_causal", "B", "T", "N", "H", "D", "L")
+NUMBERS = ("ratio", "low", "high", "milliseconds", "best_milliseconds", "compile_seconds",
+           "lowered_lines", "temp_bytes", "peak_bytes", "cache_bytes")  # fmt: skip
+FORMATS = {
+    "ms": ".4g",
+    "best": ".4g",
+    "tokens/s": ",.0f",
+    "lowered lines": ",.0f",
+    "XLA temp MiB": ",.1f",
+    "cache bytes a token": ",.0f",
+}
+"""Heading -> format; the others have three decimals."""
+
+
+def table(record: JSON, about: JSON) -> str:
+    """The rows of one case, in Markdown."""
+    heading = f"### {record['name']}\n\n"
+    if not record["rows"]:
+        return heading + record["trouble"]
+    rows = pandas.DataFrame(record["rows"]).reindex(columns=["name", "verdict", *NUMBERS])
+    rows = rows.astype(dict.fromkeys(NUMBERS, float))
+    shown = {
+        "row": rows["name"],
+        "ms": rows["milliseconds"],
+        "best": rows["best_milliseconds"],
+        "tokens/s": record["tokens"] / rows["milliseconds"] * 1e3,
+        "time, ours / this": rows["ratio"],
+        "from": rows["low"],
+        "to": rows["high"],
+        "ours is": rows["verdict"],
+        "trace + compile s": rows["compile_seconds"],
+        "lowered lines": rows["lowered_lines"],
+        "XLA temp MiB": rows["temp_bytes"] / 2**20,
+        "cache bytes a token": rows["cache_bytes"],
+    }
+    if flops := record["about"].get("flops"):
+        kind, dtype = about["device"].partition(" x ")[2], record["about"]["dtype"]
+        shown["of peak"] = [fraction_of_peak(flops, t / 1e3, kind, dtype) for t in shown["ms"]]
+    return heading + to_markdown(pandas.DataFrame(shown))
+
+
+def summary(records: Iterable[JSON]) -> pandas.DataFrame:
+    """A row for each case: our fastest entry beside the chosen one and beside the fastest peer."""
+    rows = []
+    for record in records:
+        able = [one for one in record["rows"] if one["seconds"] and not one["again"]]
+        able.sort(key=lambda one: one["milliseconds"])
+        own = next((one for one in able if one["ours"]), None)
+        peer = next((one for one in able if not one["ours"]), None)
+        found: JSON = {"case": record["name"]}
+        if own:
+            found |= {"fastest of ours": own["name"], "chosen / it": own["ratio"]}
+        if peer:
+            found |= {"fastest of others": peer["name"]}
+        if own and peer:
+            ratios = np.divide(own["seconds"], peer["seconds"])
+            ends = interval(ratios, np.random.default_rng(0))
+            found |= dict(zip(("time, ours / theirs", "from", "to"), ends, strict=True))
+        rows.append(found)
+    return pandas.DataFrame(rows)
+
+
+def to_markdown(frame: pandas.DataFrame) -> str:
+    """A table without its empty columns."""
+    frame = frame.dropna(axis=1, how="all")
+
+    def cell(name: str, value: object) -> str:
+        if isinstance(value, float):
+            return "" if math.isnan(value) else format(value, FORMATS.get(name, ".3f"))
+        return str(value)
+
+    rows = frame.itertuples(index=False)
+    return markdown_table(list(frame), [list(map(cell, frame, values)) for values in rows])
+
+
+def write(folder: Path, records: Records) -> None:
+    """cases.md with the summary and the table of every case, cases.csv with every number."""
+    about = ", ".join(f"{name} {value}" for name, value in records.about.items())
+    tables = [table(record, records.about) for record in records.cases]
+    texts = [about, to_markdown(summary(records.cases)), *tables]
+    (folder / "cases.md").write_text("\n\n".join(texts) + "\n")
+    lines = []
+    for record in records.cases:
+        case = {"case": record["name"], "tokens": record["tokens"], **record["about"]}
+        for one in record["rows"] or [{"name": "", "trouble": record["trouble"]}]:
+            lines.append(case | one | {"row": one["name"]})
+    columns = ["case", *SIZES, "tokens", "row", *NUMBERS, "verdict", "trouble"]
+    frame = pandas.DataFrame(lines, columns=columns, dtype=object)
+    frame.to_csv(folder / "cases.csv", index=False)

@@ -1,11 +1,8 @@
-"""Suites train and nanogpt: one training step, and one whole run, beside their peers."""
+"""Suite train: a training step beside its peers, and what stacks of layers cost to compile."""
 
+import dataclasses
 import functools
-import re
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,9 +13,8 @@ from jax.typing import ArrayLike
 from attnlab import training
 from attnlab.heads import Standard
 from attnlab.models import FFN, Compute, ModelConfig, OutputHead, flops_per_token
-from attnlab.sharing import Params, PyTree
-from experiments.benchmarks.attention import reason_of
-from experiments.benchmarks.measure import Case, Entry, compile_timed, refuse
+from attnlab.sharing import Params, PyTree, plan_names
+from experiments.benchmarks.measure import Case, Entry, compile_program, refuse
 from experiments.benchmarks.peers import decoders
 
 SMALL_DECODER = ModelConfig(
@@ -32,52 +28,53 @@ SMALL_DECODER = ModelConfig(
     compute=Compute(remat=False),  # as the peers
 )
 TRAINS = training.TrainConfig(batch_size=16, length=256, seeds=(0,))
+TINY_DECODER = dataclasses.replace(
+    SMALL_DECODER,
+    vocab_size=11,
+    max_len=8,
+    width=8,
+    num_layers=2,
+    heads=dataclasses.replace(SMALL_DECODER.heads, num_heads=2),
+    ffn=dataclasses.replace(SMALL_DECODER.ffn, width=16),
+)
+TINY_TRAINS = training.TrainConfig(
+    batch_size=4, length=8, schedule=training.ScheduleConfig(warmup_steps=1), seeds=(0,)
+)
+GROUPS = 4
+"""Parameter groups of the plans that take a number."""
 
 
-LINEN = ("Linen, nn.scan", "Linen, loop")
-"""Peers in one compiled body, and in one for each layer."""
-
-
-def step_cases(
-    config: ModelConfig = SMALL_DECODER, trains: training.TrainConfig = TRAINS
-) -> Iterator[Case]:
-    """One optimizer step of the small decoder, from equal weights, on one batch."""
-    yield step_case("training step of the small decoder", config, trains, LINEN)
+def cases(tiny: bool) -> Iterator[Case]:
+    """A step of the small decoder; then the compilation of a deeper one under every plan."""
+    config, trains = (TINY_DECODER, TINY_TRAINS) if tiny else (SMALL_DECODER, TRAINS)
+    yield step_case("training step of the small decoder", config, trains)
+    deep = config if tiny else dataclasses.replace(config, width=512)
+    for plan in plan_names(GROUPS):
+        yield compile_case(deep, plan, depths=(4, 8) if tiny else (24, 2, 12, 48, 96))
 
 
 def step_case(
-    name: str,
-    config: ModelConfig,
-    trains: training.TrainConfig,
-    linen: Sequence[str],
-    *,
-    lenient: bool = False,
+    name: str, config: ModelConfig, trains: training.TrainConfig, loop: bool = True
 ) -> Case:
-    """One optimizer step, from equal weights, on one batch; of `LINEN` the peers of these names.
-    `lenient`: a peer that fails says why in its row."""
-    build = functools.partial(_step_entries, config, trains, linen, lenient)
+    """One optimizer step, from equal weights, on one batch. `loop`: also beside Linen with a Python
+    loop over layers, entered twice."""
     tokens = trains.batch_size * trains.length
-    return Case(name, tokens, build, about=_about(config, trains, tokens))
+    build = functools.partial(_step_entries, config, trains, loop)
+    return Case(name, tokens, build, _about(config, trains, tokens))
 
 
 def seeds_case(config: ModelConfig, trains: training.TrainConfig, count: int) -> Case:
     """`count` seeds in one program, beside as many steps of one seed."""
     tokens = count * trains.batch_size * trains.length
     build = functools.partial(_seeds_entries, config, trains, count)
-    about = _about(config, trains, tokens)
-    return Case(f"{count} seeds at once", tokens, build, about=about)
+    return Case(f"{count} seeds at once", tokens, build, _about(config, trains, tokens))
 
 
 def _about(config: ModelConfig, trains: training.TrainConfig, tokens: int) -> dict[str, object]:
     """With FLOPs of 3 forward passes, as `sweep` counts."""
+    sizes = {"D": config.width, "L": config.num_layers, "T": trains.length}
     flops = 3.0 * tokens * flops_per_token(config, trains.length)
-    sizes = {
-        "D": config.width,
-        "L": config.num_layers,
-        "T": trains.length,
-        "dtype": config.compute.dtype,
-    }
-    return sizes | {"word": "training", "flops": flops}
+    return sizes | {"dtype": config.compute.dtype, "word": "training", "flops": flops}
 
 
 def _tokens(config: ModelConfig, trains: training.TrainConfig, *first: int) -> np.ndarray:
@@ -85,20 +82,27 @@ def _tokens(config: ModelConfig, trains: training.TrainConfig, *first: int) -> n
     return np.random.default_rng(0).integers(0, config.vocab_size, size, np.int32)
 
 
-def _seeds_entries(config: ModelConfig, trains: training.TrainConfig, count: int) -> list[Entry]:
+def _step_of(config: ModelConfig, trains: training.TrainConfig) -> tuple[Callable, Callable]:
+    """start(tokens, seed) -> state, and step(state, tokens, seed) -> (state, loss)."""
     model, optimizer = config.build(), training.make_optimizer(trains).transform
-    objective, tokens = training.OBJECTIVES["causal_lm"], _tokens(config, trains, count)
-    first_batch = {"tokens": tokens[0]}
-    start = lambda seed: training.init_state(model, objective, optimizer, first_batch, seed)
-    states = jax.jit(jax.vmap(start))(jnp.arange(count))
+    objective = training.OBJECTIVES["causal_lm"]
+
+    def start(tokens, seed):
+        return training.init_state(model, objective, optimizer, {"tokens": tokens}, seed)
 
     def step(state, tokens, seed):
         state = state._replace(window_loss=jnp.zeros(()))
         state = training.train_step(model, objective, optimizer, state, {"tokens": tokens}, seed)
         return state, state.window_loss
 
+    return start, step
+
+
+def _seeds_entries(config: ModelConfig, trains: training.TrainConfig, count: int) -> list[Entry]:
+    start, step = _step_of(config, trains)
+    tokens, seeds = _tokens(config, trains, count), jnp.arange(count)
+    states = jax.jit(jax.vmap(functools.partial(start, tokens[0])))(seeds)
     together = training.map_over_seeds(step)
-    seeds = jnp.arange(count)
     many = _jax_entry(f"{count} seeds in one program", together, states, tokens, seeds)
     first = jax.tree.map(lambda a: a[0], states)
     alone = _jax_entry(f"1 seed, {count} times", step, first, tokens[0], seeds[0])
@@ -113,83 +117,42 @@ def _seeds_entries(config: ModelConfig, trains: training.TrainConfig, count: int
     return [many._replace(ours=True), alone._replace(run=in_turn, ours=True)]
 
 
-def _step_entries(
-    config: ModelConfig, trains: training.TrainConfig, linen: Sequence[str], lenient: bool
-) -> list[Entry]:
-    model, optimizer = config.build(), training.make_optimizer(trains).transform
-    tokens, objective = _tokens(config, trains), training.OBJECTIVES["causal_lm"]
-    batch = {"tokens": jnp.asarray(tokens)}
-    state = jax.jit(lambda: training.init_state(model, objective, optimizer, batch, 0))()
-    parameters = {"attnlab": _count(state.params)}
+def _step_entries(config: ModelConfig, trains: training.TrainConfig, loop: bool) -> list[Entry]:
+    start, ours = _step_of(config, trains)
+    tokens, optimizer = _tokens(config, trains), training.make_optimizer(trains).transform
+    params = jax.jit(start)(tokens, 0)
+    counts = {"attnlab": _count(params.params)}
 
-    def ours(state, tokens):
-        state = state._replace(window_loss=jnp.zeros(()))
-        state = training.train_step(model, objective, optimizer, state, {"tokens": tokens}, 0)
-        return state, state.window_loss
-
-    def of_linen(name: str) -> Entry:
-        peer = decoders.LinenDecoder(config, scan=name == "Linen, nn.scan")
-        params = decoders.linen_params(state.params, peer)
-        parameters[name] = _count(params)
+    def of_linen(name: str, scan: bool) -> Entry:
+        peer = decoders.LinenDecoder(config, scan=scan)
+        weights = decoders.linen_params(params.params, peer)
+        counts[name] = _count(weights)
         step = functools.partial(decoders.linen_step, peer, optimizer)
-        return _jax_entry(name, step, (params, optimizer.init(params)), tokens)
+        return _jax_entry(name, step, (weights, optimizer.init(weights)), tokens)
 
-    def of_torch() -> Entry:
-        run, parameters["torch"] = decoders.torch_step(config, trains, state.params, tokens)
-        return Entry("torch, eager", run)
+    def of_torch(name: str) -> Entry:
+        run, counts[name] = decoders.torch_step(config, trains, params.params, tokens)
+        return Entry(name, run)
 
-    entries = [_jax_entry("attnlab", ours, state, tokens)._replace(ours=True)]
-    makers: dict[str, Callable[[], Entry]] = {n: functools.partial(of_linen, n) for n in linen}
+    makers: dict[str, Callable[[str], Entry]] = {
+        "attnlab": lambda name: _jax_entry(name, ours, params, tokens, 0)._replace(ours=True),
+        "Linen, nn.scan": functools.partial(of_linen, scan=True),
+    }
+    if loop:
+        makers["Linen, loop"] = functools.partial(of_linen, scan=False)
+        makers["Linen, loop, again"] = functools.partial(of_linen, scan=False)
+    entries: list[Entry] = []
     for name, make in (makers | {"torch, eager": of_torch}).items():
         try:
-            entries.append(make())
-            if name == "Linen, loop":
-                entries.append(make()._replace(name=f"{name}, again", twin=True))
+            entry = make(name)
         except ImportError as error:
-            print(f"torch is left out: {error}; pip install attnlab[bench]")
+            print(f"torch is left out: {error}; pip install attnlab[bench]", flush=True)
+            continue
         except Exception as error:
-            if not lenient:
-                raise
-            entries.append(refuse(name, reason_of(error)))
-    assert len(set(parameters.values())) == 1, f"numbers of parameters differ: {parameters}"
-    print(f"{parameters['attnlab']:,} parameters each")
-    return check_equal(entries, steps=3, lenient=lenient)
-
-
-def whole_run_cases(data: str) -> Iterator[Case]:
-    """nanoGPT's CPU setting from the start of the process to the held-out loss, one seed."""
-    if not data:
-        raise ValueError("suite nanogpt needs --data, the folder or file of Tiny Shakespeare")
-
-    def process(*words: str) -> float:
-        run = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
-        if run.returncode:
-            raise RuntimeError(run.stderr[-2000:])
-        loss = float(re.findall(r"held-out ([\d.]+)", run.stdout)[0])
-        print(f"{words[0]}: {loss}", flush=True)
-        return loss
-
-    def ours() -> float:
-        config = "experiments/configs/byte_lm.py:nanogpt_cpu"
-        with tempfile.TemporaryDirectory() as folder:
-            return process(
-                "experiments.run",
-                f"--config={config}",
-                f"--config.data.path={data}",
-                "--config.train.seeds=(0,)",
-                f"--workdir={folder}/run",
-            )
-
-    def build() -> list[Entry]:
-        return [
-            Entry("attnlab", ours, ours=True),
-            Entry(
-                "torch, eager", lambda: process("experiments.benchmarks.peers.torch_nanogpt", data)
-            ),
-        ]
-
-    name = "nanoGPT's CPU run, start-up included"
-    yield Case(name, 2000 * 12 * 64, build, warm=False)
+            entry = refuse(name, error)
+        entries.append(entry._replace(again="again" in name))
+    assert len(set(counts.values())) == 1, f"numbers of parameters differ: {counts}"
+    return check_learning(entries, steps=3)
 
 
 def _count(params: Params) -> int:
@@ -200,21 +163,21 @@ def _jax_entry(name: str, step: Callable, state: PyTree, *given: ArrayLike) -> E
     """`step` (state, *given) -> (state, loss), compiled, with its state given back to it."""
     # A copy, because the compiled step overwrites what it is given.
     state, given = jax.tree.map(jnp.array, state), jax.tree.map(jnp.asarray, given)
-    compiled, seconds, temp = compile_timed(step, state, *given, donate=0)
+    program, numbers = compile_program(step, state, *given, donate=0)
 
     def run() -> Any:
         nonlocal state
-        state, loss = compiled(state, *given)
+        state, loss = program(state, *given)
         return np.asarray(jax.block_until_ready((state, loss))[1])
 
-    return Entry(name, run, temp_bytes=temp, compile_seconds=seconds)
+    return Entry(name, run, numbers=numbers)
 
 
-def check_equal(entries: list[Entry], steps: int, lenient: bool = False) -> list[Entry]:
-    """The entries. Raises AssertionError unless all are one model that learns in one way; of a
-    peer, where `lenient`, that is a row.
+def check_learning(entries: list[Entry], steps: int) -> list[Entry]:
+    """The entries, those refused whose first losses are not those of the first entry.
 
-    The losses of the first steps also cover gradients, optimizer, schedule and clipping.
+    The losses also depend on gradients, optimizer, schedule and clipping. Raises AssertionError
+    if the loss of the first entry does not fall.
     """
     checked: list[Entry] = []
     first: list[float] = []
@@ -222,12 +185,44 @@ def check_equal(entries: list[Entry], steps: int, lenient: bool = False) -> list
         try:
             losses = [] if entry.refusal else [float(entry.run()) for _ in range(steps)]
             first = first or losses
-            np.testing.assert_allclose(losses, first if losses else [], 1e-3, err_msg=entry.name)
+            np.testing.assert_allclose(losses, first if losses else [], 1e-3)
         except Exception as error:
-            if not lenient or entry.ours:
-                raise
-            entry = refuse(entry.name, reason_of(error))
+            entry = refuse(entry.name, error, entry.ours)._replace(again=entry.again)
         checked.append(entry)
-    assert first[-1] < first[0], f"nothing is learnt: {first}"
-    print(f"losses agree: {np.round(first, 4).tolist()}")
+    assert first[-1] < first[0], f"the loss does not fall: {first}"
     return checked
+
+
+def compile_case(config: ModelConfig, plan: str, depths: tuple[int, ...]) -> Case:
+    """The loss of a decoder and its gradient, traced and compiled anew in every call: the first
+    depth with and without remat and beside Linen's `nn.scan`, then the other depths."""
+
+    def build() -> list[Entry]:
+        tokens = jax.ShapeDtypeStruct((4, config.max_len), jnp.int32)
+
+        def entry(name: str, model: Any) -> Entry:
+            def loss(params, tokens):
+                logits = model.apply({"params": params}, tokens)
+                return jnp.mean(jnp.square(getattr(logits, "logits", logits)))
+
+            params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+            anew = functools.partial(compile_program, jax.value_and_grad(loss), params, tokens)
+            return Entry(name, lambda: anew()[0], ours="attnlab" in name, numbers=anew()[1])
+
+        def sized(depth: int, remat: bool = False) -> ModelConfig:
+            base, colon, _ = plan.partition(":")
+            sharing = f"{base}:{min(GROUPS, depth)}" if colon else plan
+            compute = Compute(remat=remat)
+            return dataclasses.replace(config, num_layers=depth, sharing=sharing, compute=compute)
+
+        depth, *others = depths
+        made = [entry(f"attnlab, {depth} layers", sized(depth).build())]
+        made.append(entry(f"attnlab, {depth} layers, remat", sized(depth, remat=True).build()))
+        if plan == "separate":
+            linen = decoders.LinenDecoder(sized(depth), scan=True)
+            made.append(entry(f"Linen, nn.scan, {depth} layers", linen))
+        return made + [entry(f"attnlab, {other} layers", sized(other).build()) for other in others]
+
+    about = {"word": "compile", "D": config.width, "T": config.max_len, "L": depths[0]}
+    name = f"compile {depths[0]} layers, plan {plan}"
+    return Case(name, 4 * config.max_len, build, about, most_seconds=0.0, warm=False)

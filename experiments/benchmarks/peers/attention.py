@@ -91,6 +91,30 @@ def equinox_layer(layout: Layout, is_causal: bool) -> Peer:
     return Peer(call, arrange)
 
 
+def haiku_layer(layout: Layout, is_causal: bool) -> Peer:
+    """`haiku.MultiHeadAttention`."""
+    import haiku
+
+    n, h, d = layout.num_heads, layout.size("head_dim"), layout.width
+
+    @haiku.without_apply_rng
+    @haiku.transform
+    def layer(x):
+        sizes = {"model_size": d, "with_bias": False, "w_init": jnp.ones}
+        attention = haiku.MultiHeadAttention(n, h, **sizes, name="heads")
+        t = x.shape[1]
+        mask = jnp.tril(jnp.ones((1, 1, t, t), bool)) if is_causal else None
+        return attention(x, x, x, mask)
+
+    def arrange(w, x):
+        names = {"query": "q", "key": "k", "value": "v"}
+        matrices = {theirs: w[ours].reshape(d, -1) for theirs, ours in names.items()}
+        matrices["linear"] = w["o"].reshape(-1, d)
+        return {f"heads/{name}": {"w": matrix} for name, matrix in matrices.items()}, x
+
+    return Peer(layer.apply, arrange)
+
+
 def jax_nn_layer(layout: Layout, is_causal: bool) -> Peer:
     """`jax.nn.dot_product_attention` between projections."""
 
@@ -111,26 +135,6 @@ def torch_sdpa_layer(layout: Layout, is_causal: bool) -> Peer:
     def call(qkv, out, x):
         q, k, v = linear(x, qkv).unflatten(-1, (3, n, h)).permute(2, 0, 3, 1, 4)
         return linear(attention(q, k, v, is_causal=is_causal).transpose(1, 2).flatten(2), out)
-
-    return Peer(call, _torch_weights, torch=True)
-
-
-def torch_module_layer(layout: Layout, is_causal: bool) -> Peer:
-    """`torch.nn.MultiheadAttention`, whose heads are always width / N wide."""
-    torch = on_torch.load()
-    n, d = layout.num_heads, layout.width
-    if n * layout.size("head_dim") != d:
-        raise ValueError(f"heads are width / N = {d // n} wide")
-    layer = torch.nn.MultiheadAttention(d, n, bias=False, batch_first=True)
-    layer = layer.to(on_torch.device())
-    settings: dict[str, Any] = {"need_weights": False, "is_causal": is_causal}
-
-    def call(qkv, out, x):
-        weights = {"in_proj_weight": qkv, "out_proj.weight": out}
-        t = x.shape[1]
-        hidden = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1) if is_causal else None
-        words = settings | {"attn_mask": hidden}
-        return torch.func.functional_call(layer, weights, (x, x, x), words)[0]
 
     return Peer(call, _torch_weights, torch=True)
 
@@ -165,29 +169,6 @@ def tokamax_function(implementation: Any, is_causal: bool) -> Peer:
     return Peer(call)
 
 
-def flax_function(module: Any, is_causal: bool) -> Peer:
-    """`dot_product_attention` of `flax.linen` or `flax.nnx`."""
-
-    def call(q, k, v):
-        mask = module.make_causal_mask(q[..., 0, 0]) if is_causal else None
-        return module.dot_product_attention(q, k, v, mask=mask, deterministic=True)
-
-    return Peer(call)
-
-
-def equinox_function(is_causal: bool) -> Peer:
-    """What `equinox.nn.MultiheadAttention` maps over heads and batch rows."""
-    from equinox.nn._attention import dot_product_attention
-
-    def call(q, k, v):
-        t = q.shape[1]
-        mask = jnp.tril(jnp.ones((t, t), bool)) if is_causal else None
-        head = functools.partial(dot_product_attention, mask=mask)
-        return jax.vmap(jax.vmap(head, in_axes=1, out_axes=1))(q, k, v)
-
-    return Peer(call)
-
-
 def torch_function(is_causal: bool) -> Peer:
     """`torch.nn.functional.scaled_dot_product_attention`, heads before positions as it likes."""
     attention = on_torch.load().nn.functional.scaled_dot_product_attention
@@ -205,15 +186,12 @@ LAYERS: dict[str, Callable[[Layout, bool], Peer]] = {
     "Linen": linen_layer,
     "NNX": nnx_layer,
     "Equinox": equinox_layer,
+    "Haiku": haiku_layer,
     "jax.nn": jax_nn_layer,
-    "torch module": torch_module_layer,
     "torch sdpa": torch_sdpa_layer,
 }
 
 FUNCTIONS: dict[str, Callable[[bool], Peer]] = {
-    "Linen": functools.partial(flax_function, nn),
-    "NNX": functools.partial(flax_function, nnx),
-    "Equinox": equinox_function,
     "jax.nn": functools.partial(jax_nn_function, "xla"),
     "jax.nn cudnn": functools.partial(jax_nn_function, "cudnn"),
     "tokamax": functools.partial(tokamax_function, None),

@@ -103,95 +103,63 @@ def linen_step(model: LinenDecoder, optimizer: Any, state: Any, tokens: Any) -> 
     return (optax.apply_updates(params, updates), opt_state), value
 
 
-def torch_decoder(config: ModelConfig) -> Any:
-    """The model in eager torch. Raises ImportError where torch is missing."""
-    import torch.nn.functional as F
-    from torch import nn
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention_norm = nn.LayerNorm(config.width, eps=config.norm.eps)
-            self.qkv = nn.Linear(config.width, 3 * config.width)
-            self.out = nn.Linear(config.width, config.width)
-            self.ffn_norm = nn.LayerNorm(config.width, eps=config.norm.eps)
-            self.up = nn.Linear(config.width, config.ffn.width)
-            self.down = nn.Linear(config.ffn.width, config.width)
-
-        def forward(self, x):
-            qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, config.heads.num_heads, -1))
-            q, k, v = qkv.permute(2, 0, 3, 1, 4)
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(y.transpose(1, 2).flatten(2))
-            return x + self.down(F.gelu(self.up(self.ffn_norm(x)), approximate="tanh"))
-
-    class Decoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(config.vocab_size, config.width)
-            self.positions = nn.Embedding(config.max_len, config.width)
-            self.layers = nn.Sequential(*(Block() for _ in range(config.num_layers)))
-            self.final_norm = nn.LayerNorm(config.width, eps=config.norm.eps)
-            self.readout = nn.Linear(config.width, config.vocab_size, bias=False)
-
-        def forward(self, tokens):
-            x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
-            return self.readout(self.final_norm(self.layers(x)))
-
-    return Decoder()
-
-
-def torch_params(ours: Any) -> dict[str, np.ndarray]:
-    """The weights of our decoder as a state dict: torch keeps a matrix as [out, in]."""
+def torch_params(ours: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Tensors (weight, bias) of what surrounds the layers, and of each layer; torch keeps a matrix
+    as [out, in], and q, k and v are one matrix."""
+    both = lambda kernel, bias: (on_torch.trained(kernel.T), on_torch.trained(bias))
+    norm = lambda w: (on_torch.trained(w["scale"]), on_torch.trained(w["bias"]))
     ours = jax.tree.map(np.asarray, ours)
-    state = {
-        "embedding.weight": ours["embedding"],
-        "positions.weight": ours["positions"],
-        "readout.weight": ours["lm_head"].T,
-        "final_norm.weight": ours["final_norm"]["scale"],
-        "final_norm.bias": ours["final_norm"]["bias"],
-    }
+    whole = {name: on_torch.trained(ours[name]) for name in ("embedding", "positions")}
+    whole |= {"readout": on_torch.trained(ours["lm_head"].T), "norm": norm(ours["final_norm"])}
+    layers = []
     for i in range(len(ours["layers"]["ffn"]["up"])):
         w = jax.tree.map(lambda a, i=i: a[i], ours["layers"])
         h, f = w["attention"], w["ffn"]
-        pairs = {
-            "qkv": (
-                np.concatenate([h[n].reshape(len(h[n]), -1) for n in "qkv"], axis=1),
-                np.concatenate([h[f"{n}_bias"].ravel() for n in "qkv"]),
-            ),
-            "out": (h["o"].reshape(-1, h["o"].shape[-1]), h["o_bias"]),
-            **{n: (f[n], f[f"{n}_bias"]) for n in ("up", "down")},
-            **{f"{n}_norm": (w[n]["norm"]["scale"], w[n]["norm"]["bias"]) for n in w},
-        }
-        for n, (kernel, bias) in pairs.items():
-            state |= {f"layers.{i}.{n}.weight": kernel.T, f"layers.{i}.{n}.bias": bias}
-    return state
+        kernel = np.concatenate([h[n].reshape(len(h[n]), -1) for n in "qkv"], axis=1)
+        bias = np.concatenate([h[f"{n}_bias"].ravel() for n in "qkv"])
+        layer = {"qkv": both(kernel, bias)}
+        layer["out"] = both(h["o"].reshape(-1, h["o"].shape[-1]), h["o_bias"])
+        layer |= {n: both(f[n], f[f"{n}_bias"]) for n in ("up", "down")}
+        layers.append(layer | {f"{n}_norm": norm(w[n]["norm"]) for n in w})
+    return whole, layers
+
+
+def torch_logits(config: ModelConfig, whole: Any, layers: Any, tokens: Any) -> Any:
+    """The model in eager torch: tokens [B, T] -> logits [B, T, vocab]."""
+    F = on_torch.load().nn.functional
+    norm = lambda x, w: F.layer_norm(x, (config.width,), *w, eps=config.norm.eps)
+    x = F.embedding(tokens, whole["embedding"]) + whole["positions"][: tokens.shape[1]]
+    for w in layers:
+        qkv = F.linear(norm(x, w["attention_norm"]), *w["qkv"])
+        qkv = qkv.unflatten(-1, (3, config.heads.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(*qkv, is_causal=True)
+        x = x + F.linear(y.transpose(1, 2).flatten(2), *w["out"])
+        y = F.gelu(F.linear(norm(x, w["ffn_norm"]), *w["up"]), approximate="tanh")
+        x = x + F.linear(y, *w["down"])
+    return F.linear(norm(x, whole["norm"]), whole["readout"])
 
 
 def torch_step(config: ModelConfig, trains: training.TrainConfig, ours: Any, tokens: Any) -> Any:
-    """(a call that does one step and returns its loss, parameters). On all cores, or on CUDA."""
+    """(a call that does one step and returns its loss, number of parameters). On all cores, or on
+    CUDA. Raises ImportError where torch is missing."""
     torch = on_torch.load()
-    model = torch_decoder(config).to(on_torch.device())
-    model.load_state_dict({n: torch.tensor(a) for n, a in torch_params(ours).items()})
-    parameters, trained = list(model.parameters()), trains.optimizer
+    whole, layers = torch_params(ours)
+    parameters, trained = jax.tree.leaves((whole, layers)), trains.optimizer
     groups: list[dict] = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": trained.weight_decay},
         {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, 1.0, (trained.beta1, trained.beta2), fused=True)
-    rates = np.asarray(
-        training.make_optimizer(trains).schedule(jnp.arange(trains.steps + 1))
-    ).tolist()
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: rates[min(step, trains.steps)]
-    )
+    schedule = training.make_optimizer(trains).schedule
+    rates = np.asarray(schedule(jnp.arange(trains.steps + 1))).tolist()
+    rate = lambda step: rates[min(step, trains.steps)]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     rows = on_torch.tensor(np.asarray(tokens, np.int64))
+    narrow = config.compute.dtype == "bfloat16"
 
     def step() -> float:
-        with torch.autocast(
-            on_torch.device(), torch.bfloat16, enabled=config.compute.dtype == "bfloat16"
-        ):
-            logits = model(rows[:, :-1])
+        with torch.autocast(on_torch.device(), torch.bfloat16, enabled=narrow):
+            logits = torch_logits(config, whole, layers, rows[:, :-1])
         logits, targets = logits.flatten(0, 1).float(), rows[:, 1:].flatten()
         loss = torch.nn.functional.cross_entropy(logits, targets)
         optimizer.zero_grad()

@@ -32,6 +32,11 @@ def tensor(a: Any) -> Any:
     return torch.tensor(np.asarray(a), device=device())
 
 
+def trained(a: Any) -> Any:
+    """A tensor that gets a gradient."""
+    return tensor(a).requires_grad_()
+
+
 def array(t: Any) -> np.ndarray:
     """A tensor as a NumPy array, bfloat16 as float32."""
     torch = load()

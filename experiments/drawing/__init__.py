@@ -1,1 +1,0 @@
-"""Rows of tables to small drawings: what a head reads, which layer uses which weights."""
