@@ -81,6 +81,7 @@ KINDS = {
 def commands() -> list[str]:
     """Every module of `experiments` that is a command."""
     paths = sorted((ROOT / "experiments").rglob("*.py"))
+    paths = [path for path in paths if not path.name.startswith("test_")]
     found = [path for path in paths if '__name__ == "__main__"' in path.read_text()]
     return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found]
 

@@ -28,9 +28,6 @@ from attnlab.models.layer import LAYER_VALUES
 from attnlab.nested import flatten
 from experiments import reference
 from experiments.configs import byte_lm
-from experiments.studies.first_study import effects
-from experiments.studies.head_width import hypotheses
-from experiments.studies.head_width.rows import read_rows
 
 DOCS = [
     page
@@ -118,26 +115,6 @@ def test_pages_name_files_and_headings_that_exist(page):
         if not target.exists() or (anchor and anchor not in anchors(target)):
             dead.append(link)
     assert dead == []
-
-
-def test_the_figure_of_the_readme_is_what_the_command_draws():
-    study = hypotheses.read_study(read_rows(effects.RESULTS / "head_width" / "runs.csv"))
-    widths, sharing = effects.head_widths(study), effects.shared_layers(study)
-    first = effects.budgets(effects.read(effects.RESULTS / "heads_and_sharing.csv"))
-    drawn = effects.draw(widths, sharing, first)
-    assert labels(drawn) == labels((effects.RESULTS / "effects.svg").read_text())
-    [one] = [effect for effect in widths if effect.label == "2 heads of 32"]
-    page = (effects.RESULTS / "head_width" / "analysis.md").read_text()
-    assert "| 2x32 | 1 |" in page
-    [albert] = [e for e in sharing if (e.label, e.budget) == ("all layers shared", "flops")]
-    for effect in (one, albert):
-        assert f"{effect.mean:+.4f} ({effect.low:+.4f} to {effect.high:+.4f})" in page
-
-
-def labels(svg):
-    """Texts, and points to a tenth: fonts and libraries move the rest."""
-    points = re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', svg)
-    return re.findall(r"<text.*?>(.*?)</text>", svg), [f"{float(x):.0f}" for x, _ in points]
 
 
 def test_pages_made_from_the_code():

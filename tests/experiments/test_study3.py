@@ -17,14 +17,13 @@ from attnlab.heads.shapes import score_scale
 from attnlab.models import flops_per_token, num_parameters
 from attnlab.training import Stopped
 from attnlab.training.objectives.objective import Example
-from experiments.studies.head_width import run as head_width_run
-from experiments.studies.head_width.rows import Baselines
-from experiments.studies.head_width.run import Place
+from experiments.studies.head_width import texts
 from experiments.studies.study3 import copying, parts
 from experiments.studies.study3 import run as study_run
 from experiments.studies.study3.cost import run_seconds, status
 from experiments.studies.study3.rows import (
     VERSION,
+    Baselines,
     Origin,
     Row,
     Scores,
@@ -313,10 +312,10 @@ KINDS = [
 def test_stopped_and_resumed_it_has_the_same_row(run, tmp_path, monkeypatch):
     """Stopped twice: of C, step 4 of 24 is before the reset and step 17 after it."""
     assert num_steps(run.variant) == 24
-    monkeypatch.setattr(head_width_run, "HELDOUT_BYTES", 1 << 14)
-    monkeypatch.setattr(head_width_run, "VALIDATION_BYTES", 1 << 13)
-    whole = study_run.run_one(run, Place(tmp_path, tmp_path / "whole", "c"))
-    place = Place(tmp_path, tmp_path / "stopped", "c")
+    monkeypatch.setattr(texts, "HELDOUT_BYTES", 1 << 14)
+    monkeypatch.setattr(texts, "VALIDATION_BYTES", 1 << 13)
+    whole = study_run.run_one(run, study_run.Place(tmp_path, tmp_path / "whole", "c"))
+    place = study_run.Place(tmp_path, tmp_path / "stopped", "c")
     make = study_run.dataset_of
     for stop in (4, 17):
 

@@ -1,4 +1,4 @@
-"""The figure of the main answer: python -m experiments.studies.first_study.effects
+"""The figure of the main answer.
 
 Three forest plots of differences in held-out bits per byte. From docs/results/head_width/runs.csv
 (D = 64): head widths at equal FLOPs and parameters (stage 3), and sharing plans at equal parameters
@@ -7,25 +7,21 @@ sharing at equal parameters, FLOPs and seconds.
 
 A difference is paired by text and seed, then averaged over the seeds of a text. The 95 % interval
 is Student's t over texts; in the panels of the head-width study it is not narrower than that of the
-variance pooled over comparisons, as in the registered analysis. Takes seconds; prints the
-numbers that it draws.
+variance pooled over comparisons, as in the registered analysis.
 """
 
-import csv
-import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-import numpy as np
-from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from attnlab.lab.text_table import counted
 from attnlab.report.style import INK, themed_svg
-from experiments import app
+from experiments.studies.first_study.study import read_table
 from experiments.studies.head_width import hypotheses
 from experiments.studies.head_width.analysis import Pairs, Pooled, over_texts, paired, pool
 from experiments.studies.head_width.design import NARROW
@@ -34,15 +30,11 @@ from experiments.studies.head_width.rows import read_rows
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 BUDGETS = {"parameters": ("o", "#3b8fd4"), "flops": ("s", "#d55e00"), "seconds": ("^", "#12a17a")}
 """What is equal -> marker and colour."""
-PLANS, LAYOUTS = ("separate", "cycle:2", "albert"), ("standard", "wide", "narrow")
 SHARED = {
     "albert": "all layers shared", "cycle:2": "two sets in turn",
     "attention_only": "attention shared", "ffn_only": "FFN shared",
 }  # fmt: skip
 """Sharing plan -> its label."""
-Row: TypeAlias = Mapping[str, str]
-Cells: TypeAlias = tuple[Sequence[str], Sequence[str]]
-"""Layouts and plans of the first study, whose scores are averaged."""
 
 
 class Effect(NamedTuple):
@@ -89,28 +81,22 @@ def shared_layers(study: hypotheses.Study) -> list[Effect]:
     ]
 
 
-def budgets(rows: Iterable[Row], seeds: str = "012") -> list[Effect]:
-    """Effects of the first study: layouts averaged over plans, plans averaged over layouts."""
-    names = ("match", "text", "layout", "sharing", "seed")
-    score = {tuple(r[name] for name in names): float(r["heldout_bits_per_byte"]) for r in rows}
-    texts = sorted({cell[1] for cell in score})
-
-    def mean(match: str, text: str, cells: Cells) -> float:
-        runs = itertools.product([match], [text], *cells, seeds)
-        return float(np.mean([score[run] for run in runs]))
-
-    def against(match: str, one: Cells, other: Cells) -> Pairs:
-        return {text: [mean(match, text, one) - mean(match, text, other)] for text in texts}
-
-    compared: dict[str, tuple[Cells, Cells]] = {
-        "wide heads (4 of 64)": ((["wide"], PLANS), (["standard"], PLANS)),
-        "narrow heads": ((["narrow"], PLANS), (["standard"], PLANS)),
-        SHARED["albert"]: ((LAYOUTS, ["albert"]), (LAYOUTS, ["separate"])),
-        SHARED["cycle:2"]: ((LAYOUTS, ["cycle:2"]), (LAYOUTS, ["separate"])),
+def budgets(rows: DataFrame) -> list[Effect]:
+    """Effects of the first study, seeds 0 to 2: layouts averaged over plans, plans over layouts."""
+    rows = rows[rows["seed"] <= 2]
+    compared = {
+        "wide heads (4 of 64)": ("layout", "wide", "standard"),
+        "narrow heads": ("layout", "narrow", "standard"),
+        SHARED["albert"]: ("sharing", "albert", "separate"),
+        SHARED["cycle:2"]: ("sharing", "cycle:2", "separate"),
     }
-    return intervals(
-        {(name, b): against(b, *cells) for name, cells in compared.items() for b in BUDGETS}
-    )
+    found: dict[tuple[str, str], Pairs] = {}
+    for label, (column, one, other) in compared.items():
+        for budget in BUDGETS:
+            of_budget = rows[rows["match"] == budget]
+            mean = of_budget.groupby([column, "text"])["heldout_bits_per_byte"].mean()
+            found[label, budget] = {text: [d] for text, d in (mean[one] - mean[other]).items()}
+    return intervals(found)
 
 
 def draw(widths: list[Effect], sharing: list[Effect], first: list[Effect]) -> str:
@@ -167,23 +153,11 @@ def svg(figure: Figure) -> str:
     return re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
 
 
-def read(path: Path) -> list[Row]:
-    """Rows of a CSV file."""
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
-def main() -> None:
+def write(path: Path) -> None:
     """Prints the effects and writes the figure."""
     study = hypotheses.read_study(read_rows(RESULTS / "head_width" / "runs.csv"))
-    widths, sharing = head_widths(study), shared_layers(study)
-    first = budgets(read(RESULTS / "heads_and_sharing.csv"))
+    widths, sharing, first = head_widths(study), shared_layers(study), budgets(read_table())
     for effect in widths + sharing + first:
         ends = f"{effect.mean:+.3f} ({effect.low:+.3f} to {effect.high:+.3f})"
         print(f"{effect.label}, equal {effect.budget}: {ends}")
-    Path(flags.FLAGS.out).write_text(draw(widths, sharing, first))
-
-
-if __name__ == "__main__":
-    flags.DEFINE_string("out", "docs/results/effects.svg", "SVG file to write.")
-    app.start(main)
+    path.write_text(draw(widths, sharing, first))

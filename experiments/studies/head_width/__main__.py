@@ -1,159 +1,149 @@
-r"""Run a study: long-lived workers, one row per finished run, resumable at any moment.
+r"""The head-width study: which head_dim and how many heads, at equal FLOPs per token?
 
-    python -m experiments.studies.head_width --data=DATA --rows=docs/results/head_width/runs.csv \
-        --workdir=WORK
+    python -m experiments.studies.head_width --data=DATA --workdir=WORK
 
-Runs whose rows are in --rows are skipped; a stopped run continues from its checkpoint in --workdir.
-SIGTERM saves and ends with exit code 75. --status prints how many runs are done, --pages writes the
-tables, --analysis writes the registered analysis.
-
-On one GPU, with learning rates from the rows of stages 0 and 1 (--measure=20 only times 20 steps
-and prints an estimate for the whole study):
-
-    python -m experiments.studies.head_width --config=experiments/studies/head_width/config.py:gpu \
-        --data=DATA --rows=gpu_runs.csv --workdir=WORK [--measure=20]
+trains what has no row in docs/results/head_width/runs.csv and adds its rows; with --gpu=0.25, in
+gpu_runs.csv, the study at D = 256 on a GPU. A stopped command resumes. With --analysis it writes
+the pages of these rows instead (20 seconds), with --status how many runs are done.
 """
 
-import sys
-import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
+from pandas import DataFrame
 
-from attnlab.lab.worker import STOPPED
+from attnlab import lab
 from attnlab.training.provenance import code_commit
 from experiments import app
-from experiments.studies.head_width import gpu_run, gpu_study
-from experiments.studies.head_width.design import expected_runs
-from experiments.studies.head_width.rates import fit_rates
-from experiments.studies.head_width.rows import Row, check_origin, read_rows
-from experiments.studies.head_width.run import Place
-from experiments.studies.head_width.stages import run_stage, status
-from experiments.studies.head_width.texts import check_texts, load_text
-from experiments.studies.head_width.tuning_pages import write_pages
-
-DEFAULT = "experiments/studies/head_width/config.py"
-# Without a default: config_flags would read it, and fail on a wrong field, before `app.start`.
-CONFIG = config_flags.DEFINE_config_file(
-    "config",
-    None,
-    "A config file, or file.py:PRESET; left out: experiments/studies/head_width/config.py.",
+from experiments.studies.head_width import design, gpu
+from experiments.studies.head_width.rows import (
+    COLUMNS,
+    PUBLISHED,
+    append_csv,
+    check_origin,
+    new_rows,
+    read_csv,
+    read_rows,
+    runs_of,
 )
+from experiments.studies.head_width.spec import run_spec
+from experiments.studies.head_width.texts import TEXTS, check_texts, load_text
+
+RESULTS = flags.DEFINE_string("results", str(PUBLISHED), "Folder of the rows and the pages.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the runs that are trained.")
 DATA = flags.DEFINE_string("data", "../shared/data", "Folder of the texts.")
-ROWS = flags.DEFINE_string("rows", None, "CSV file of finished runs.", required=True)
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of unfinished runs.")
-JOBS = flags.DEFINE_integer("jobs", 2, "Worker processes, one thread each.", lower_bound=1)
-ACCEPT = flags.DEFINE_list("accept_commit", [], "Other commits whose rows may be in --rows.")
+STAGES = flags.DEFINE_list("stages", list(design.ORDER), "Stages in their order; -1 is tiny.")
+GPU = flags.DEFINE_float(
+    "gpu", None, "The study on a GPU in place of the stages, on this share of its bytes.",
+    lower_bound=0.0, upper_bound=1.0,
+)  # fmt: skip
+JOBS = flags.DEFINE_integer("jobs", 2, "Runs at a time, of one thread each.", lower_bound=1)
+ACCEPT = flags.DEFINE_list("accept_commit", [], "Other commits whose rows may be in the file.")
 STATUS = flags.DEFINE_bool("status", False, "Only print how many runs are done.")
-PAGES = flags.DEFINE_string("pages", None, "Only write the tables of --rows to this folder.")
-ANALYSIS = flags.DEFINE_string(
-    "analysis", None, "Only write analysis.md, its table and its figures to this folder."
-)
-
-TUNED = flags.DEFINE_string(
-    "tuned", "docs/results/head_width/runs.csv", "With :gpu: rows whose learning rates are used."
-)
-MEASURE = flags.DEFINE_integer(
-    "measure",
-    0,
-    "With :gpu: only time so many steps and print an estimate for the study.",
-    lower_bound=0,
-)
-ONE_OF = ("status", "pages", "analysis", "measure")
-"""Each replaces the training."""
-NOT_OF_GPU, ONLY_OF_GPU = ("pages", "jobs", "accept_commit"), ("measure", "tuned")
+ANALYSIS = flags.DEFINE_bool("analysis", False, "Only write the pages and figures of the rows.")
 
 
-def tuned_rows(path: Path) -> list[Row]:
-    """The rows of stage 1. Raises ValueError where there are none."""
-    if found := [row for row in read_rows(path) if row.spec.stage == 1]:
-        return found
-    raise ValueError(f"--tuned={path} has no rows of stage 1; name a file of finished runs")
+def extend(
+    path: Path,
+    columns: list[str],
+    wanted: Callable[[DataFrame], list[lab.RunSpec]],
+    rows_of: Callable[[lab.Results], DataFrame],
+    executor: lab.Executor,
+) -> None:
+    """Trains the runs that the rows ask for and adds their rows, until they ask for none.
+
+    Args:
+      path: CSV file of rows.
+      columns: of the file.
+      wanted: rows -> runs that have none.
+      rows_of: results -> their rows.
+      executor: of `lab.sweep`.
+    """
+    if not WORKDIR.value:
+        raise ValueError("--workdir is needed: the folder of the runs")
+    while specs := wanted(read_csv(path, columns)):
+        append_csv(path, rows_of(lab.sweep(specs, WORKDIR.value, executor=executor)))
 
 
-def run_on_gpu(scale: float, place: Place, path: Path) -> None:
-    """The programs that have no scores yet, or their number or time."""
-    formula = fit_rates(tuned_rows(Path(TUNED.value)))
-    study = gpu_run.Study(formula, scale, path, place, say)
-    if STATUS.value:
-        print(study.status())
-    elif MEASURE.value:
-        say(study.measure(MEASURE.value))
-    else:
-        study.run()
-
-
-def say(line: str) -> None:
-    """A line with the time, on standard error."""
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", file=sys.stderr, flush=True)
-
-
-def check_flags(on_gpu: bool) -> None:
-    """Raises ValueError on flags that are not of this study, exclude or miss one another."""
-    for name in NOT_OF_GPU if on_gpu else ONLY_OF_GPU:
-        if flags.FLAGS[name].present:
-            way = "with" if on_gpu else "without"
-            raise ValueError(f"--{name} has no effect {way} the preset :gpu; leave it out")
-    asked = [name for name in ONE_OF if flags.FLAGS[name].value]
-    if len(asked) > 1:
-        raise ValueError(f"--{' and --'.join(asked)} exclude one another; give one of them")
-    if not (asked or WORKDIR.value):
-        raise ValueError("--workdir is needed: the folder of unfinished runs")
-
-
-def write(path: Path, on_gpu: bool) -> None:
-    """Writes what --pages or --analysis asks for. Raises ValueError where runs are missing."""
-    folder = Path(PAGES.value or ANALYSIS.value or "")
-    if on_gpu:
-        from experiments.studies.head_width.gpu_page import write_page  # these need [lab]
-
-        written = write_page(gpu_study.read_scores(path), folder)
-    elif PAGES.value:
-        written = write_pages(read_rows(path), folder)
-    else:
-        from experiments.studies.head_width.page import write_analysis
-
-        written = write_analysis(read_rows(path), folder)
-    print("\n".join(map(str, written)))
-
-
-def run_stages(stages: Sequence[int], place: Place, path: Path) -> None:
-    """Trains what has no row yet. Exits with `STOPPED` after a signal."""
+def run_stages(stages: list[int], folder: Path) -> None:
+    """Trains the runs of these stages that have no row."""
+    data, path, commit = (
+        Path(DATA.value),
+        folder / "runs.csv",
+        code_commit(Path(__file__).parents[3]),
+    )
     rows = read_rows(path)
-    texts = {run.text for stage in stages for run in expected_runs(stage)}
-    of_rows = {row.spec.text for row in rows}
-    check_texts(sorted(texts | of_rows), place.data)
-    digests = {name: load_text(name, place.data).sha256 for name in of_rows}
-    check_origin(rows, [place.commit, *ACCEPT.value], digests)
+    digests = {name: load_text(name, data).sha256 for name in set(rows["text"])}
+    check_origin(rows, [commit, *ACCEPT.value], digests)
+    executor = lab.LocalExecutor(JOBS.value, threads=1, imports=[load_text.__module__])
     for stage in stages:
-        if not run_stage(stage, place, path, JOBS.value, say):
-            say("stopped; repeat the command to resume")
-            sys.exit(STOPPED)
-    say("done")
+
+        def wanted(rows: DataFrame, stage: int = stage) -> list[lab.RunSpec]:
+            done = set(runs_of(rows))
+            left = [run for run in design.stage_runs(stage, rows) if run not in done]
+            check_texts({run.text for run in left}, data)
+            return [run_spec(run, data) for run in left]
+
+        extend(path, COLUMNS, wanted, lambda results: new_rows(results, data, commit), executor)
+
+
+def run_on_gpu(share: float, folder: Path) -> None:
+    """Trains the programs of the study on a GPU that have no scores."""
+    data, commit, formula = (
+        Path(DATA.value),
+        code_commit(Path(__file__).parents[3]),
+        gpu.published_formula(),
+    )
+    check_texts(TEXTS, data)
+    extend(
+        folder / "gpu_runs.csv",
+        gpu.COLUMNS,
+        lambda scores: [
+            spec
+            for program in gpu.next_programs(formula, scores, share)
+            for spec in gpu.run_specs(program, data)
+        ],
+        lambda results: gpu.new_scores(results, commit),
+        gpu.SeedsTogether(),
+    )
+
+
+def print_status(stages: list[int], folder: Path) -> None:
+    """How many runs are done."""
+    if GPU.value:
+        scores = read_csv(folder / "gpu_runs.csv", gpu.COLUMNS)
+        left = len(gpu.next_programs(gpu.published_formula(), scores, GPU.value))
+        print(f"{left} programs to go, before any that depend on their scores")
+        return
+    rows = read_rows(folder / "runs.csv")
+    for stage in stages:
+        done = int((rows["stage"] == stage).sum())
+        total = done + design.missing(stage, rows)
+        print(f"stage {stage} ({design.TITLES[stage]}): {done} of {total} runs")
+
+
+def read_stages() -> list[int]:
+    """--stages. Raises ValueError for one that there is not."""
+    known = {str(stage): stage for stage in design.TITLES}
+    if unknown := [one for one in STAGES.value if str(one) not in known]:
+        raise ValueError(f"--stages: no stage {unknown[0]}; stages are {', '.join(known)}")
+    return [known[str(one)] for one in STAGES.value]
 
 
 def main() -> None:
-    """Runs the stages of --config, or does what the flags ask for instead."""
-    if "stages" not in CONFIG.value:
-        raise ValueError(f"--config is no config of this study; use {DEFAULT}")
-    stages, path = CONFIG.value.stages, Path(ROWS.value)
-    scale = CONFIG.value.get("gpu_scale")
-    check_flags(bool(scale))
-    if PAGES.value or ANALYSIS.value:
-        return write(path, bool(scale))
-    commit = code_commit(Path(__file__).parents[3])
-    place = Place(Path(DATA.value), Path(WORKDIR.value or tempfile.gettempdir()), commit)
-    if scale:
-        run_on_gpu(scale, place, path)
-    elif STATUS.value:
-        print("\n".join(status(stages, read_rows(path), JOBS.value)))
+    """Trains, or does what the flags ask for instead."""
+    folder, stages = Path(RESULTS.value), read_stages()
+    if STATUS.value:
+        print_status(stages, folder)
+    elif ANALYSIS.value:
+        from experiments.studies.head_width.page import write_pages
+
+        print("\n".join(map(str, write_pages(folder))))
+    elif GPU.value:
+        run_on_gpu(GPU.value, folder)
     else:
-        run_stages(stages, place, path)
+        run_stages(stages, folder)
 
 
-if not any(word.lstrip("-").partition("=")[0] == "config" for word in sys.argv[1:]):
-    sys.argv.insert(1, f"--config={DEFAULT}")
 app.start(main)

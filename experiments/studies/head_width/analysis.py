@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pandas import DataFrame
 from scipy import stats
 
 from experiments.studies.head_width.mixed_model import (
@@ -21,8 +22,8 @@ from experiments.studies.head_width.mixed_model import (
     fit_reml,
     t_estimate,
 )
-from experiments.studies.head_width.rates import Minimum, RateFormula
-from experiments.studies.head_width.rows import Row, flat
+from experiments.studies.head_width.rates import RateFormula
+from experiments.studies.head_width.rows import runs_of
 
 MARGIN = 0.02
 LOOKS = (0.005, 0.048)
@@ -38,19 +39,17 @@ Columns: TypeAlias = dict[str, Column]
 Mask: TypeAlias = NDArray[np.bool_]
 
 
-def columns(rows: Sequence[Row], formula: RateFormula) -> Columns:
+def columns(rows: DataFrame, formula: RateFormula) -> Columns:
     """Rows as columns: every field, `bits` (held out), u = log2 h, v = log2(N h / D), and
-    `tuning` = ln r - ln r*."""
-    records = [flat(row) for row in rows]
-    frame = {name: np.array([r[name] for r in records]) for name in records[0]}
+    `tuning` = ln r - ln r*. Rows without CPU seconds have their seconds there."""
+    frame = {name: rows[name].to_numpy() for name in rows}
+    frame["cpu_seconds"] = rows["cpu_seconds"].fillna(rows["seconds"]).to_numpy()
     frame["bits"] = frame["heldout_bits"]
-    frame["point"] = np.array([row.spec.variant.point for row in rows])
+    frame["point"] = np.array([run.variant.point for run in runs_of(rows)])
     frame["u"] = np.log2(frame["head_dim"])
     frame["v"] = np.log2(frame["num_heads"] * frame["head_dim"] / frame["width"])
-    best = [formula.rate(r.spec.variant, r.spec.bytes_per_parameter) for r in rows]
-    frame["tuning"] = np.array(
-        [math.log(r.spec.learning_rate / rate) for r, rate in zip(rows, best, strict=True)]
-    )
+    best = zip(rows["learning_rate"], formula.rates(rows), strict=True)
+    frame["tuning"] = np.array([math.log(rate / of_formula) for rate, of_formula in best])
     return frame
 
 
@@ -209,11 +208,10 @@ def compute_multiple(difference: Estimate, slope: Estimate) -> Estimate:
     return Estimate(math.exp(log), math.exp(log) * error, *bounds, difference.p, count)
 
 
-def curvature(minima: Sequence[Minimum]) -> Estimate:
+def curvature(minima: DataFrame) -> Estimate:
     """k of bits + k (ln r - ln r*)^2: mean and error over the cells with an interior minimum."""
-    return over_texts(
-        {str(i): [m.curvature] for i, m in enumerate(minima) if m.interior and m.curvature > 0}
-    )
+    found = minima["curvature"][minima["interior"] & (minima["curvature"] > 0)]
+    return over_texts({str(i): [k] for i, k in enumerate(found)})
 
 
 def surface_model(frame: Columns, k: float) -> MixedModel:

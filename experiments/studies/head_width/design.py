@@ -3,24 +3,20 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
 
-from experiments.studies.head_width.rates import (
-    PLANS,
-    cells_of,
-    choose,
-    fit_rates,
-    minimum,
-    next_rate,
-)
-from experiments.studies.head_width.rows import Row
+from pandas import DataFrame
+
+from experiments.studies.head_width.rates import PLANS, choose, fit_rates, minima, next_rate
+from experiments.studies.head_width.rows import runs_of
 from experiments.studies.head_width.spec import PARAMETRIZATIONS, StudyRun, Variant
 from experiments.studies.head_width.texts import TEXTS
 
 ALL_TEXTS = tuple(TEXTS)
 ORDER = (0, 1, 3, 2, 6, 5, 4)
 """The order of the stages; 7 is the second look at P1, run only where the plan asks for it."""
+TINY = -1
 TITLES = {
+    TINY: "tiny, for tests",
     0: "optimizer",
     1: "learning rates",
     2: "surface, D = 32",
@@ -68,36 +64,32 @@ class NotReady(Exception):
     """A stage needs rows of an earlier one."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """A run before its learning rate is known."""
-
-    variant: Variant
-    text: str
-    replicate: int = 0
-    bytes_per_parameter: float = 20.0
-
-
 def tuning_seed(stage: int, text: str, width: int) -> int:
     """Seeds of tuning: one per stage, width and text."""
     return (stage + 1) * 1000 + width * 10 + ALL_TEXTS.index(text)
 
 
-def judged_seed(run: Planned) -> int:
-    """Seeds of judged runs: one per width, text and replicate, the same for every variant."""
-    return run.variant.width * 1000 + ALL_TEXTS.index(run.text) * 10 + run.replicate
+def judged_run(
+    stage: int, variant: Variant, text: str, replicate: int = 0, each: float = 20.0
+) -> StudyRun:
+    """A judged run before its parametrization and learning rate are known. Its seed is one per
+    width, text and replicate, the same for every variant.
+
+    >>> judged_run(3, Variant(4, 16), "python", 1).seed
+    64001
+    """
+    seed = variant.width * 1000 + ALL_TEXTS.index(text) * 10 + replicate
+    return StudyRun(stage, variant, "", text, seed, 0.0, each)
 
 
-def planned(stage: int) -> list[Planned]:
-    """The runs of a judged stage (2 to 7), in the order in which they start."""
-    if stage in (2, 3):
-        width = {2: 32, 3: 64}[stage]
+def planned(stage: int) -> list[StudyRun]:
+    """The runs of a judged stage (2 to 7), as `judged_run` makes them."""
+    if stage in (2, 3, 4):
+        width = {2: 32, 3: 64, 4: 96}[stage]
         points = [Variant(n, h, width=width) for n, h in POINTS[width]]
         points += [Variant(n, h, "narrow") for n, h in NARROW if width == 64]
-        runs = [Planned(*one) for one in itertools.product(points, ALL_TEXTS, (0, 1))]
-    elif stage == 4:
-        points = [Variant(n, h, width=96) for n, h in POINTS[96]]
-        runs = [Planned(*one) for one in itertools.product(points, ALL_TEXTS)]
+        replicates = (0,) if stage == 4 else (0, 1)
+        runs = itertools.product(points, ALL_TEXTS, replicates)
     elif stage == 5:
         shared = [
             Variant(*point, plan=plan, budget=budget)
@@ -105,22 +97,22 @@ def planned(stage: int) -> list[Planned]:
             for plan in PLANS
             for budget in ("parameters", "flops")
         ]
-        runs = [Planned(*one) for one in itertools.product(shared, SHARING_TEXTS)]
+        runs = itertools.product(shared, SHARING_TEXTS, (0,))
     elif stage == 6:
-        long = [Variant(*point) for point in LENGTH_POINTS]
-        runs = [Planned(v, t, 0, 80.0) for v, t in itertools.product(long, LENGTH_TEXTS)]
+        long = itertools.product([Variant(*p) for p in LENGTH_POINTS], LENGTH_TEXTS, (0,), (80.0,))
         other = [Variant(*point, length=t) for point in CONTEXT_POINTS for t in (64, 256)]
-        runs += [Planned(*one) for one in itertools.product(other, CONTEXT_TEXTS)]
+        return [judged_run(stage, *one) for one in long] + [
+            judged_run(stage, *one) for one in itertools.product(other, CONTEXT_TEXTS)
+        ]
     else:
-        second = [Variant(4, 16), Variant(2, 32)]
-        runs = [Planned(*one) for one in itertools.product(second, ALL_TEXTS, (2, 3))]
-    return sorted(runs, key=lambda run: (run.replicate, -run.bytes_per_parameter))
+        runs = itertools.product([Variant(4, 16), Variant(2, 32)], ALL_TEXTS, (2, 3))
+    return [judged_run(stage, *one) for one in runs]
 
 
-def rate_cells() -> list[Planned]:
-    """The cells of stage 1, each of five rates."""
+def rate_cells() -> list[tuple[Variant, str, float]]:
+    """(variant, text, bytes per parameter) of the cells of stage 1, each of five rates."""
     cells = [
-        Planned(Variant(n, h, width=width), text)
+        (Variant(n, h, width=width), text, 20.0)
         for width in (64, 32)
         for text in STAGE1_TEXTS[width]
         for n, h in POINTS[width]
@@ -129,123 +121,105 @@ def rate_cells() -> list[Planned]:
     others = [dataclasses.replace(base, plan=plan) for plan in PLANS]
     others += [dataclasses.replace(base, layout="narrow")]
     others += [dataclasses.replace(base, length=length) for length in (64, 256)]
-    cells.append(Planned(base, text, bytes_per_parameter=80.0))
-    return cells + [Planned(variant, text) for variant in others]
+    cells.append((base, text, 80.0))
+    return cells + [(variant, text, 20.0) for variant in others]
 
 
-def _extended(
-    stage: int, specs: list[StudyRun], rows: Sequence[Row], factor: float
-) -> list[StudyRun]:
-    """`specs` with the rates that cells need beyond their grids, at most `MOST_EXTRA` a cell."""
-    of_stage = [row for row in rows if row.spec.stage == stage]
-    done = {row.spec.id for row in of_stage}
-    if any(spec.id not in done for spec in specs):
+def _extended(specs: list[StudyRun], rows: DataFrame, factor: float, count: int) -> list[StudyRun]:
+    """`specs`, `count` to a cell, with the rates that cells need beyond their grids, at most
+    `MOST_EXTRA` a cell."""
+    stage = specs[0].stage
+    of_stage = rows[rows["stage"] == stage]
+    done = runs_of(of_stage)
+    if not set(specs) <= set(done):
         return specs
-    extra = [row.spec for row in of_stage if row.spec not in specs]
-    specs = [*specs, *extra]
-    for cell in cells_of(of_stage).values():
-        count = sum(row.spec in extra for row in cell)
-        rate = next_rate(cell, factor) if count < MOST_EXTRA else None
-        if rate is not None:
-            specs.append(dataclasses.replace(cell[0].spec, learning_rate=rate))
-    return specs
+    cells = minima(of_stage)
+    cells["stage"] = stage
+    cells["learning_rate"] = [
+        next_rate(tried, factor) if len(tried) < count + MOST_EXTRA else math.nan
+        for tried in cells["tried"]
+    ]
+    extra = [run for run in done if run not in specs]
+    return [*specs, *extra, *runs_of(cells.dropna(subset="learning_rate"))]
 
 
-def stage0(rows: Sequence[Row]) -> list[StudyRun]:
+def stage0(rows: DataFrame) -> list[StudyRun]:
     """{4x16, 1x64, 3x32} x parametrizations x 4 rates x 2 texts, and what the grids lack."""
     specs = [
         StudyRun(0, Variant(*point), name, text, tuning_seed(0, text, 64), rate)
-        for number in range(4)
         for text in STAGE0_TEXTS
         for name in PARAMETRIZATIONS
         for point in STAGE0_POINTS
-        for rate in STAGE0_RATES[name][number : number + 1]
+        for rate in STAGE0_RATES[name]
     ]
-    return _extended(0, specs, rows, STAGE0_FACTOR)
+    return _extended(specs, rows, STAGE0_FACTOR, 4)
 
 
-def _complete(stage: int, rows: Sequence[Row]) -> list[Row]:
+def _complete(stage: int, rows: DataFrame) -> DataFrame:
     """The rows of stage 0 or 1. Raises NotReady where it is not complete."""
-    of_stage = [row for row in rows if row.spec.stage == stage]
-    done = {row.spec.id for row in of_stage}
-    wanted = stage0(rows) if stage == 0 else stage1(rows)
-    if left := [spec for spec in wanted if spec.id not in done]:
-        raise NotReady(f"stage {stage} lacks {len(left)} runs")
-    return of_stage
+    if count := missing(stage, rows):
+        raise NotReady(f"stage {stage} lacks {count} runs")
+    return rows[rows["stage"] == stage]
 
 
-def chosen_parametrization(rows: Sequence[Row]) -> str:
+def chosen_parametrization(rows: DataFrame) -> str:
     """What the rule of the plan chooses from stage 0. Raises NotReady."""
     return choose(_complete(0, rows), tuple(PARAMETRIZATIONS), TOLERANCE)[0]
 
 
-def stage1(rows: Sequence[Row]) -> list[StudyRun]:
+def stage1(rows: DataFrame) -> list[StudyRun]:
     """Five rates in each cell, around the mean ln r* of stage 0, and what the grids lack."""
     name = chosen_parametrization(rows)
-    cells = cells_of([r for r in rows if r.spec.stage == 0 and r.spec.parametrization == name])
-    best = [minimum(of_cell).log_rate for of_cell in cells.values()]
+    best = minima(rows[(rows["stage"] == 0) & (rows["parametrization"] == name)])["log_rate"]
     centre = math.e ** (sum(best) / len(best))
     rates = [float(f"{centre * STAGE1_FACTOR**power:.3g}") for power in range(-2, 3)]
     specs = [
-        StudyRun(
-            1, c.variant, name, c.text, tuning_seed(1, c.text, c.variant.width), rate,
-            c.bytes_per_parameter,
-        )
-        for c in rate_cells()
+        StudyRun(1, variant, name, text, tuning_seed(1, text, variant.width), rate, each)
+        for variant, text, each in rate_cells()
         for rate in rates
-    ]  # fmt: skip
-    return _extended(1, specs, rows, STAGE1_FACTOR)
+    ]
+    return _extended(specs, rows, STAGE1_FACTOR, 5)
 
 
-def judged(stage: int, rows: Sequence[Row]) -> list[StudyRun]:
+def judged(stage: int, rows: DataFrame) -> list[StudyRun]:
     """A judged stage at r* x 0.8 or x 1.25, in turn over texts and replicates."""
     name, formula = chosen_parametrization(rows), fit_rates(_complete(1, rows))
-    specs = []
-    for run in planned(stage):
-        side = JUDGED_FACTORS[(ALL_TEXTS.index(run.text) + run.replicate) % 2]
-        rate = float(f"{side * formula.rate(run.variant, run.bytes_per_parameter):.4g}")
-        seed, each = judged_seed(run), run.bytes_per_parameter
-        specs.append(StudyRun(stage, run.variant, name, run.text, seed, rate, each))
-    return specs
+    runs = planned(stage)
+    best = formula.rates(DataFrame([run.fields for run in runs]))
+    found = []
+    for run, rate in zip(runs, best, strict=True):
+        side = JUDGED_FACTORS[(ALL_TEXTS.index(run.text) + run.seed % 10) % 2]
+        rate = float(f"{side * rate:.4g}")
+        found.append(dataclasses.replace(run, parametrization=name, learning_rate=rate))
+    return found
 
 
-def stage_runs(stage: int, rows: Sequence[Row]) -> list[StudyRun]:
+def stage_runs(stage: int, rows: DataFrame) -> list[StudyRun]:
     """The runs of a stage, given the rows there are. Raises NotReady."""
-    if stage == -1:
+    if stage == TINY:
         return tiny_runs()
     return stage0(rows) if stage == 0 else stage1(rows) if stage == 1 else judged(stage, rows)
 
 
-def expected_runs(stage: int) -> list[Planned]:
-    """The runs of a stage whatever the rates, for counts and times."""
-    if stage == -1:
-        return [Planned(s.variant, s.text, 0, s.bytes_per_parameter) for s in tiny_runs()]
-    if stage == 0:
-        return [Planned(spec.variant, spec.text) for spec in stage0([])]
-    if stage == 1:
-        return [cell for cell in rate_cells() for _ in range(5)]
-    return planned(stage)
+def count_runs(stage: int) -> int:
+    """Runs of a stage, without further rates beyond a grid."""
+    counts = {TINY: len(tiny_runs()), 0: 96, 1: 5 * len(rate_cells())}
+    return counts[stage] if stage in counts else len(planned(stage))
 
 
-def missing(stage: int, rows: Sequence[Row]) -> int:
-    """How many runs of a stage are not in the rows."""
-    if stage < 2:
-        of_stage = {row.spec.id for row in rows if row.spec.stage == stage}
-        try:
-            return sum(spec.id not in of_stage for spec in stage_runs(stage, rows))
-        except NotReady:
-            return len(expected_runs(stage))
-    there = {
-        (r.spec.variant, r.spec.text, r.spec.seed, r.spec.bytes_per_parameter)
-        for r in rows
-        if r.spec.stage == stage
-    }
-    wanted = [(p.variant, p.text, judged_seed(p), p.bytes_per_parameter)
-              for p in planned(stage)]  # fmt: skip
-    return sum(one not in there for one in wanted)
+def missing(stage: int, rows: DataFrame) -> int:
+    """How many runs of a stage are not in the rows; those of judged stages at any rate."""
+    done = runs_of(rows[rows["stage"] == stage])
+    if stage >= 2:
+        blank = {"parametrization": "", "learning_rate": 0.0}
+        return len(set(planned(stage)) - {dataclasses.replace(run, **blank) for run in done})
+    try:
+        return len(set(stage_runs(stage, rows)) - set(done))
+    except NotReady:
+        return count_runs(stage)
 
 
-def check_complete(rows: Sequence[Row]) -> None:
+def check_complete(rows: DataFrame) -> None:
     """Raises ValueError unless all runs of stages 0 to 6 are there."""
     left = {stage: missing(stage, rows) for stage in sorted(ORDER)}
     if lacking := [f"{count} of stage {stage}" for stage, count in left.items() if count]:
@@ -258,7 +232,7 @@ def check_complete(rows: Sequence[Row]) -> None:
 def tiny_runs() -> list[StudyRun]:
     """Two parametrizations x 2 rates at D = 16, seconds a run."""
     return [
-        StudyRun(-1, Variant(n, h, width=16, length=16), name, "python", 5, rate, 2.0)
+        StudyRun(TINY, Variant(n, h, width=16, length=16), name, "python", 5, rate, 2.0)
         for n, h in ((1, 16), (4, 4))
         for name in ("one_rate", "fan_in")
         for rate in (0.003, 0.01)

@@ -4,17 +4,15 @@ import dataclasses
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
 from experiments.studies.head_width.mixed_model import Array, Estimate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BASELINES = {"unigram": "unigram", "ngram3": "3-gram", "ngram4": "4-gram", "ngram5": "5-gram",
              "gzip": "gzip -9"}  # fmt: skip
@@ -45,13 +43,13 @@ def around(level: float, reference: int, differences: Mapping[int, Estimate]) ->
     }
 
 
-def _head_dims(axes: "Axes", values: Sequence[int]) -> None:
+def _head_dims(axes: Axes, values: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(set(values)), [str(v) for v in sorted(set(values))])
     axes.set_xlabel("head_dim")
 
 
-def _errors(axes: "Axes", series: Series, colour: str, label: str) -> None:
+def _errors(axes: Axes, series: Series, colour: str, label: str) -> None:
     x = sorted(series)
     y = [series[h].value for h in x]
     axes.plot(x, y, color=colour, linewidth=1.2, label=label)
@@ -62,7 +60,7 @@ def _errors(axes: "Axes", series: Series, colour: str, label: str) -> None:
             axes.plot([h, h], [low, high], color=colour, linewidth=1.6)
 
 
-def loss_figure(panels: Sequence[SizePanel]) -> "Figure":
+def loss_figure(panels: Sequence[SizePanel]) -> Figure:
     """Figure 1: loss over head_dim on N h = D, a panel per model size, baselines as lines."""
     figure, grid = new_axes(len(panels), 3.4)
     for axes, panel in zip(grid, panels, strict=True):
@@ -88,7 +86,7 @@ def loss_figure(panels: Sequence[SizePanel]) -> "Figure":
 
 def surface_figure(
     u: Array, v: Array, bits: Array, points: Sequence[tuple[float, float]]
-) -> "Figure":
+) -> Figure:
     """Figure 2: the fitted surface at D = 64 in (h, N h / D), measured points marked."""
     figure, [axes] = new_axes(1)
     levels = np.arange(math.floor(bits.min() * 100), math.ceil(bits.max() * 100) + 1) / 100
@@ -104,7 +102,7 @@ def surface_figure(
     return figure
 
 
-def sharing_figure(multiples: Mapping[str, Estimate]) -> "Figure":
+def sharing_figure(multiples: Mapping[str, Estimate]) -> Figure:
     """Figure 3: the compute multiple of each sharing plan."""
     figure, [axes] = new_axes(1, 1.0 + 0.4 * len(multiples))
     for i, found in enumerate(list(multiples.values())[::-1]):
@@ -126,7 +124,7 @@ def sharing_figure(multiples: Mapping[str, Estimate]) -> "Figure":
     return figure
 
 
-def rate_figure(series: Mapping[str, Mapping[int, float]]) -> "Figure":
+def rate_figure(series: Mapping[str, Mapping[int, float]]) -> Figure:
     """Figure 4: the best learning rate over head_dim on N h = D."""
     figure, [axes] = new_axes(1)
     for i, (name, values) in enumerate(series.items()):

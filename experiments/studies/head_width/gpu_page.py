@@ -1,51 +1,38 @@
 """The page of the head-width study at D = 256, from its scores alone (plan.md, amendments 2, 3)."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from pandas import DataFrame
 
-from attnlab.atomic import write_atomic
 from attnlab.lab.stats import holm
-from attnlab.report.page import p_equation, p_value, render, table
-from attnlab.report.style import themed_svg
-from experiments.studies.head_width.figures import SizePanel, around, loss_figure
-from experiments.studies.head_width.gpu_study import (
-    ADDED_SEEDS,
-    BATCH,
-    FACTORS,
-    LENGTH,
-    NUM_LAYERS,
-    SEEDS,
-    TRAINING_BYTES,
-    TUNED,
-    TUNING_SEEDS,
-    VARIANTS,
-    WIDTH,
-    TextScore,
-    factors,
-    fills_width,
-)
-from experiments.studies.head_width.hypotheses import ends
+from attnlab.report.page import p_equation, p_value
+from experiments.studies.head_width import gpu
+from experiments.studies.head_width.figures import SizePanel, around
 from experiments.studies.head_width.mixed_model import Array, Estimate, t_estimate
-from experiments.studies.head_width.page import corrected, reading, with_corrected
 from experiments.studies.head_width.rates import parabola_minimum
 from experiments.studies.head_width.spec import Variant
+from experiments.studies.head_width.tables import (
+    corrected,
+    ends,
+    judged_table,
+    reading,
+    render,
+    table,
+)
 
 DRAWS = 2000
+GRAMS = ("ngram3", "ngram4", "ngram5")
 Value = TypeVar("Value")
 
 
-@dataclasses.dataclass(frozen=True)
-class Tuned:
+class Tuned(NamedTuple):
     """A variant at its best learning rate."""
 
-    rates: tuple[float, ...]
-    validation: tuple[float, ...]
-    """Bits per byte at each rate, mean over the seeds."""
+    validation: Mapping[float, float]
+    """Learning rate -> bits per byte, mean over the seeds."""
     rate: float
     interior: bool
     """Is the best rate between two others?"""
@@ -53,109 +40,93 @@ class Tuned:
     """[texts, seeds]: held-out bits per byte at the best rate."""
     bits_of_rates: Array
     """[rates, texts, seeds]."""
+    parameters: int
 
 
-def judged(scores: Sequence[TextScore]) -> list[TextScore]:
-    """The scores of the longest training that choose learning rates: `SEEDS` alone."""
-    kept = [one for one in scores if one.run.seed in SEEDS]
-    longest = max((one.sizes.steps for one in kept), default=0)
-    return [one for one in kept if one.sizes.steps == longest]
+def longest(scores: DataFrame) -> DataFrame:
+    """The scores of the longest training from `SEEDS` and `ADDED_SEEDS`."""
+    steps = scores["steps"][scores["seed"].isin(gpu.SEEDS)].max()
+    return scores[(scores["steps"] == steps) & scores["seed"].isin((*gpu.SEEDS, *gpu.ADDED_SEEDS))]
 
 
-def of_variant(scores: Sequence[TextScore], variant: Variant) -> list[TextScore]:
+def of_variant(scores: DataFrame, variant: Variant) -> DataFrame:
     """The scores of one variant."""
-    return [s for s in scores if (s.run.point, s.run.plan) == (variant.point, variant.plan)]
+    return scores[(scores["point"] == variant.point) & (scores["plan"] == variant.plan)]
 
 
-def texts_of(scores: Sequence[TextScore]) -> list[str]:
-    """The texts, in the order of their first scores: that of every array here."""
-    return list(dict.fromkeys(one.text for one in scores))
+def bits_of(scores: DataFrame) -> Array:
+    """Held-out bits [texts, seeds] of one variant at one rate, texts in the order of the file."""
+    bits = scores.pivot(index="text", columns="seed", values="heldout_bits")
+    return bits.loc[list(dict.fromkeys(scores["text"]))].to_numpy()
 
 
-def tuned(scores: Sequence[TextScore], texts: Sequence[str]) -> Tuned:
+def tuned(scores: DataFrame) -> Tuned:
     """One variant at its best learning rate.
 
     The best rate is the minimum of the parabola in ln r through the validation bits of its rates;
     the held-out bits of a text and seed there are those of the parabola through the same three.
     Where the best rate is at an end, it is the best rate itself.
     """
-    rates = tuple(sorted({one.run.learning_rate for one in scores}))
-    seeds = sorted({one.run.seed for one in scores})
-    bits = np.full((len(rates), len(texts), len(seeds)), np.nan)
-    validation = np.full((len(rates), len(seeds)), np.nan)
-    for one in scores:
-        rate, seed = rates.index(one.run.learning_rate), seeds.index(one.run.seed)
-        bits[rate, texts.index(one.text), seed] = one.heldout_bits
-        validation[rate, seed] = one.validation_bits
-    means = tuple(map(float, validation.mean(1)))
-    best = parabola_minimum(dict(zip(rates, means, strict=True)))
-    lowest = int(np.argmin(means))
+    by_rate = scores.groupby("learning_rate")
+    validation = by_rate["validation_bits"].mean().to_dict()
+    bits = np.stack([bits_of(one) for _, one in by_rate])
+    best = parabola_minimum(validation)
+    lowest = int(np.argmin(list(validation.values())))
+    at_best = bits[lowest]
     if best.interior:
         three = slice(lowest - 1, lowest + 2)
-        x = np.log(rates[three]) - best.log_rate
+        x = np.log(list(validation)[three]) - best.log_rate
         at_best = np.polyfit(x, bits[three].reshape(3, -1), 2)[-1].reshape(bits.shape[1:])
-    else:
-        at_best = bits[lowest]
-    return Tuned(rates, means, math.exp(best.log_rate), best.interior, at_best, bits)
+    parameters = int(scores["parameters"].iloc[0])
+    return Tuned(validation, math.exp(best.log_rate), best.interior, at_best, bits, parameters)
 
 
-@dataclasses.dataclass(frozen=True)
-class AddedSeeds:
-    """The variants with N h = D at one multiple of their learning rates: bits [texts, seeds]."""
-
-    together: dict[Variant, Array]
-    """From `SEEDS`, then `ADDED_SEEDS`."""
-    texts: list[str]
-
-    @property
-    def first(self) -> dict[Variant, Array]:
-        """From `SEEDS`, which chose the multiple."""
-        return {v: bits[:, : len(SEEDS)] for v, bits in self.together.items()}
-
-    @property
-    def added(self) -> dict[Variant, Array]:
-        """From `ADDED_SEEDS`."""
-        return {v: bits[:, len(SEEDS) :] for v, bits in self.together.items()}
-
-    @property
-    def conclusions(self) -> dict[Variant, tuple[float, str]]:
-        """p of the difference from `TUNED` on the added seeds alone, corrected by Holm, and
-        what it says of the sign of the first seeds: confirmed, refuted or inconclusive."""
-        foretold, found = differences(self.first), differences(self.added)
-        corrected = holm([one.p for one in found.values()])
-        conclusions = {}
-        for (variant, one), p in zip(found.items(), corrected.tolist(), strict=True):
-            same = one.value * foretold[variant].value > 0
-            said = "inconclusive" if p >= 0.05 else "confirmed" if same else "refuted"
-            conclusions[variant] = (p, said)
-        return conclusions
+def complete(scores: DataFrame) -> dict[Variant, Tuned]:
+    """The variants that have all their rates, from `SEEDS`."""
+    scores = longest(scores)
+    own = {v: of_variant(scores[scores["seed"].isin(gpu.SEEDS)], v) for v in gpu.VARIANTS}
+    return {
+        variant: tuned(some)
+        for variant, some in own.items()
+        if some["learning_rate"].nunique() >= len(gpu.factors(variant))
+    }
 
 
-def added_seeds(scores: Sequence[TextScore]) -> AddedSeeds | None:
-    """The scores at the learning rates of `ADDED_SEEDS`; None where a variant lacks a seed."""
-    longest = max((one.sizes.steps for one in judged(scores)), default=0)
-    own = [one for one in scores if one.sizes.steps == longest]
-    texts = texts_of(own)
-    together = {}
-    for variant in filter(fills_width, VARIANTS):
-        some = of_variant(own, variant)
-        rates = {s.run.learning_rate for s in some if s.run.seed in ADDED_SEEDS}
-        bits = {(s.text, s.run.seed): s.heldout_bits for s in some if s.run.learning_rate in rates}
-        seeds = (*SEEDS, *ADDED_SEEDS)
-        if not bits or any((text, seed) not in bits for text in texts for seed in seeds):
-            return None
-        together[variant] = np.array([[bits[text, seed] for seed in seeds] for text in texts])
-    return AddedSeeds(together, texts)
-
-
-def complete(scores: Sequence[TextScore]) -> dict[Variant, Tuned]:
-    """The variants that have all their rates."""
-    found = {}
-    for variant in VARIANTS:
+def added_seeds(scores: DataFrame) -> dict[Variant, Array] | None:
+    """Bits [texts, seeds] of the variants with N h = D at the rates of `ADDED_SEEDS`, from `SEEDS`
+    and these; None where one lacks a seed on a text."""
+    scores, found = longest(scores), {}
+    for variant in filter(gpu.fills_width, gpu.VARIANTS):
         own = of_variant(scores, variant)
-        if len({one.run.learning_rate for one in own}) >= len(factors(variant)):
-            found[variant] = tuned(own, texts_of(scores))
+        rates = own["learning_rate"][own["seed"].isin(gpu.ADDED_SEEDS)]
+        own = own[own["learning_rate"].isin(rates)]
+        bits = bits_of(own)
+        if (
+            bits.shape != (scores["text"].nunique(), len(gpu.SEEDS + gpu.ADDED_SEEDS))
+            or np.isnan(bits).any()
+        ):
+            return None
+        found[variant] = bits
     return found
+
+
+def only(seeds: Sequence[int], bits: Mapping[Variant, Array]) -> dict[Variant, Array]:
+    """The columns of some seeds of `added_seeds`."""
+    columns = [(gpu.SEEDS + gpu.ADDED_SEEDS).index(seed) for seed in seeds]
+    return {variant: one[:, columns] for variant, one in bits.items()}
+
+
+def conclusions(bits: Mapping[Variant, Array]) -> dict[Variant, tuple[float, str]]:
+    """p of the difference from `TUNED` on `ADDED_SEEDS` alone, corrected by Holm, and what it says
+    of the sign in `SEEDS`, which chose the rate: confirmed, refuted or inconclusive."""
+    foretold, found = differences(only(gpu.SEEDS, bits)), differences(only(gpu.ADDED_SEEDS, bits))
+    p_values = holm([one.p for one in found.values()]).tolist()
+    concluded = {}
+    for (variant, one), p in zip(found.items(), p_values, strict=True):
+        same = one.value * foretold[variant].value > 0
+        said = "inconclusive" if p >= 0.05 else "confirmed" if same else "refuted"
+        concluded[variant] = (p, said)
+    return concluded
 
 
 def differences(bits: Mapping[Variant, Array]) -> dict[Variant, Estimate]:
@@ -168,7 +139,7 @@ def differences(bits: Mapping[Variant, Array]) -> dict[Variant, Estimate]:
     Args:
       bits: [texts, seeds] of each variant.
     """
-    pairs = {v: one - bits[TUNED] for v, one in bits.items() if v != TUNED}
+    pairs = {v: one - bits[gpu.TUNED] for v, one in bits.items() if v != gpu.TUNED}
     of_seeds = np.array([one.mean(0) for one in pairs.values()])
     freedom = of_seeds.shape[0] * (of_seeds.shape[1] - 1)
     seed_variance = ((of_seeds - of_seeds.mean(1, keepdims=True)) ** 2).sum() / freedom
@@ -178,6 +149,16 @@ def differences(bits: Mapping[Variant, Array]) -> dict[Variant, Estimate]:
         error = math.sqrt(text_variance / one.shape[0] + seed_variance / one.shape[1])
         found[variant] = t_estimate(float(one.mean()), error, freedom + 1)
     return found
+
+
+def compared(bits: Mapping[Variant, Array]) -> dict[Variant, Estimate]:
+    """`differences`; those of the five widths have the degrees of freedom planned for them."""
+    return differences(bits) | differences(whole_width(bits))
+
+
+def whole_width(found: Mapping[Variant, Value]) -> dict[Variant, Value]:
+    """The variants with N h = D that share nothing."""
+    return {v: one for v, one in found.items() if gpu.fills_width(v)}
 
 
 def best_head_dim(bits: Mapping[Variant, Array]) -> Estimate:
@@ -202,54 +183,49 @@ def _vertex(x: Sequence[float], y: Array) -> float:
     return float(-slope / (2 * k)) if k > 0 else math.nan
 
 
-HEADER = ("point", "plan", "parameters", "learning rates", "validation bits at each",
-          "best rate", "held-out bits", "less 4x64 (95 %)", "p, Holm", "")  # fmt: skip
+def noisiest_text(bits: Mapping[Variant, Array]) -> tuple[int, Array]:
+    """Which text's scores vary most between seeds, and the standard deviations of all."""
+    sd = np.sqrt(np.mean([one.var(axis=1, ddof=1) for one in bits.values()], axis=0))
+    return int(sd.argmax()), sd
 
 
-def page(scores: Sequence[TextScore]) -> str:
+# The page -----------------------------------------------------------------------------------------
+
+
+def page(scores: DataFrame) -> str:
     """The Markdown page. Raises ValueError where a program has no scores."""
-    kept = judged(scores)
-    found, seeds = complete(kept), added_seeds(scores)
-    if seeds is None or len(found) < len(VARIANTS):
+    found, seeds = (complete(scores), added_seeds(scores)) if len(scores) else ({}, None)
+    if seeds is None or len(found) < len(gpu.VARIANTS):
         raise ValueError("the page needs scores of all programs; train them first (see --status)")
     bits = {variant: one.bits for variant, one in found.items()}
-    against = compared(bits)
-    first = kept[0]
-    trained = first.sizes.steps * BATCH * LENGTH
-    text = render(
-        Path(__file__).with_name("gpu.md.jinja"),
+    against, kept = compared(bits), longest(scores)
+    first = kept.iloc[0]
+    trained = int(first["steps"]) * gpu.BATCH * gpu.LENGTH
+    grams = kept.drop_duplicates("text")[list(GRAMS)].mean()
+    return render(
+        "gpu",
         **_headline(bits, against),
-        **_of_seeds(seeds),
-        shared=_shared(found, against, kept),
-        layers=NUM_LAYERS,
-        length=LENGTH,
+        **_of_seeds(seeds, list(dict.fromkeys(kept["text"]))),
+        shared="; ".join(
+            f"`{v.plan}` is {reading(against[v])}, by {ends(against[v])}, with "
+            f"{100 * one.parameters / found[gpu.TUNED].parameters:.0f} % of the parameters"
+            for v, one in found.items()
+            if v.plan != "separate"
+        ),
+        layers=gpu.NUM_LAYERS,
+        length=gpu.LENGTH,
         bytes=f"{trained:,}",
-        each=f"{trained / first.sizes.parameters:.1f}",
-        seeds=len({one.run.seed for one in kept}),
-        device=first.origin.device,
-        commits=" and ".join(dict.fromkeys(one.origin.commit for one in scores)),
-        scale=f"{trained / TRAINING_BYTES:.3g}",
-        baselines=_grams(kept),
-        variants=table(
-            HEADER,
-            with_corrected(
-                [_line(v, found[v], against, kept) for v in found], [against.get(v) for v in found]
-            ),
+        each=f"{trained / first['parameters']:.1f}",
+        seeds=len(gpu.SEEDS),
+        device=first["device"],
+        commits=" and ".join(dict.fromkeys(scores["commit"])),
+        baselines=", ".join(f"{n.removeprefix('ngram')}-gram {b:.3f}" for n, b in grams.items()),
+        variants=judged_table(
+            [(_line(v, found[v], against.get(v)), against.get(v)) for v in found]
         ),
         by_rate=_by_rate(found),
-        tuning=table(("steps", "learning rate", "validation bits"), _tuning(scores)),
+        tuning=_tuning(scores),
     )
-    return f"{text}\n"
-
-
-def compared(bits: Mapping[Variant, Array]) -> dict[Variant, Estimate]:
-    """`differences`; those of the five widths have the degrees of freedom planned for them."""
-    return differences(bits) | differences(whole_width(bits))
-
-
-def whole_width(found: Mapping[Variant, Value]) -> dict[Variant, Value]:
-    """The variants with N h = D that share nothing."""
-    return {v: one for v, one in found.items() if fills_width(v)}
 
 
 def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]) -> dict[str, str]:
@@ -257,7 +233,9 @@ def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]
     whole = whole_width(bits)
     lowest = min(whole, key=lambda v: float(whole[v].mean()))
     said = {v: d for v, d in against.items() if v in whole}
-    p = dict(zip(against, (cells[0] for cells in corrected(list(against.values()))), strict=True))
+    p = {
+        v: one["p, Holm"] for v, one in zip(against, corrected(list(against.values())), strict=True)
+    }
     clear = [f"{v.point} is {reading(d)}, by {ends(d)} bits per byte (before a correction for "
              f"{len(against)} comparisons; p = {p[v]} after it)" for v, d in said.items()
              if reading(d) != "inconclusive"]  # fmt: skip
@@ -271,154 +249,114 @@ def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]
     }
 
 
-def _of_seeds(seeds: AddedSeeds) -> dict[str, str]:
+def _of_seeds(bits: Mapping[Variant, Array], texts: Sequence[str]) -> dict[str, str]:
     """The values of the test on seeds of its own."""
-    first, added, together = map(differences, (seeds.first, seeds.added, seeds.together))
-    texts = len(seeds.texts)
-    strict = holm([t_estimate(one.value, one.error, texts).p for one in added.values()])
+    later = only(gpu.ADDED_SEEDS, bits)
+    first, added, together = map(differences, (only(gpu.SEEDS, bits), later, bits))
+    strict = holm([t_estimate(one.value, one.error, len(texts)).p for one in added.values()])
     p_strict = dict(zip(added, strict.tolist(), strict=True))
     lines, confirmed, of_texts = [], [], []
-    for variant, (p, conclusion) in seeds.conclusions.items():
+    for variant, (p, conclusion) in conclusions(bits).items():
         found = ends(added[variant])
-        lines.append([variant.point, ends(first[variant]), found, p_value(p), conclusion,
-                      ends(together[variant])])  # fmt: skip
+        lines.append({
+            "point": variant.point, _span(gpu.SEEDS): ends(first[variant]),
+            _span(gpu.ADDED_SEEDS): found, "p, Holm": p_value(p), "": conclusion,
+             "all seeds": ends(together[variant]),
+        })  # fmt: skip
         if conclusion == "confirmed":
-            than = f"{_heads(variant)} is {reading(added[variant])} than {_heads(TUNED)}"
+            than = f"{_heads(variant)} is {reading(added[variant])} than {_heads(gpu.TUNED)}"
             confirmed.append(f"{than}, by {found} bits per byte")
-            of_texts.append(f"{variant.point} {_range_of_texts(seeds, variant)}; "
+            each = (later[variant] - later[gpu.TUNED]).mean(1)
+            low, high = (f"{each[i]:+.4f} ({texts[i]})" for i in (each.argmin(), each.argmax()))
+            of_texts.append(f"{variant.point} {low} to {high}, median {np.median(each):+.4f}; "
                             f"{p_equation(p_strict[variant])}")  # fmt: skip
-    header = ("point", f"seeds {_span(SEEDS)}", f"seeds {_span(ADDED_SEEDS)}", "p, Holm", "",
-              "all seeds")  # fmt: skip
     return {
         "confirmed": "; ".join(confirmed),
-        "of_seeds": table(header, lines),
+        "of_seeds": table(lines),
         "of_texts": ". ".join(of_texts),
-        "strict": f"{texts - 1}",
-        "best_of_seeds": _width(best_head_dim(seeds.together)),
-        **noisiest_text(seeds),
+        "strict": f"{len(texts) - 1}",
+        "best_of_seeds": _width(best_head_dim(bits)),
+        **_noise(bits, texts),
     }
 
 
-def noisiest_text(seeds: AddedSeeds) -> dict[str, str]:
+def _noise(bits: Mapping[Variant, Array], texts: Sequence[str]) -> dict[str, str]:
     """The text whose scores vary most between seeds, and all seeds without it."""
-    variance = np.mean([bits.var(axis=1, ddof=1) for bits in seeds.together.values()], axis=0)
-    sd, worst = np.sqrt(variance), int(variance.argmax())
+    worst, sd = noisiest_text(bits)
     rest = np.delete(np.arange(len(sd)), worst)
-    without = {v: bits[rest] for v, bits in seeds.together.items()}
+    without = {v: one[rest] for v, one in bits.items()}
     said = []
-    for variant, bits in without.items():
-        each = (bits - without[TUNED]).mean(0)
+    for variant, one in without.items():
+        each = (one - without[gpu.TUNED]).mean(0)
         word = "better" if each.mean() < 0 else "worse"
         same = int((np.sign(each) == np.sign(each.mean())).sum())
-        if variant != TUNED:
+        if variant != gpu.TUNED:
             said.append(f"{variant.point} {each.mean():+.4f} ({word} in {same} of {len(each)})")
     noisy = (
-        f"scores of `{seeds.texts[worst]}` vary by {sd[worst]:.3f} between seeds (standard "
+        f"scores of `{texts[worst]}` vary by {sd[worst]:.3f} between seeds (standard "
         f"deviation), those of the other texts by {sd[rest].min():.3f} to {sd[rest].max():.3f}"
     )
     best = _width(best_head_dim(without))
     return {"noisy": noisy, "without": f"{', '.join(said)}; the best width is {best}"}
 
 
+def _span(seeds: Sequence[int]) -> str:
+    return f"seeds {seeds[0]} to {seeds[-1]}"
+
+
 def _heads(variant: Variant) -> str:
     return f"{variant.num_heads} head{'s' * (variant.num_heads > 1)} of {variant.head_dim}"
-
-
-def _range_of_texts(seeds: AddedSeeds, variant: Variant) -> str:
-    """The lowest, median and highest difference from `TUNED` over texts, by the added seeds."""
-    each = (seeds.added[variant] - seeds.added[TUNED]).mean(1)
-    low, high = (f"{each[i]:+.4f} ({seeds.texts[i]})" for i in (each.argmin(), each.argmax()))
-    return f"{low} to {high}, median {np.median(each):+.4f}"
-
-
-def _span(seeds: Sequence[int]) -> str:
-    return f"{seeds[0]} to {seeds[-1]}"
-
-
-def _parameters(kept: Sequence[TextScore], variant: Variant) -> int:
-    return of_variant(kept, variant)[0].sizes.parameters
-
-
-def _shared(
-    found: Mapping[Variant, Tuned], against: Mapping[Variant, Estimate], kept: Sequence[TextScore]
-) -> str:
-    """What each sharing plan costs."""
-    own = _parameters(kept, TUNED)
-    return "; ".join(
-        f"`{v.plan}` is {reading(against[v])}, by {ends(against[v])}, "
-        f"with {100 * _parameters(kept, v) / own:.0f} % of the parameters"
-        for v in found
-        if v.plan != "separate"
-    )
 
 
 def _width(best: Estimate) -> str:
     return f"h = {2**best.value:.0f} ({2**best.low:.0f} to {2**best.high:.0f})"
 
 
-def _by_rate(found: Mapping[Variant, Tuned]) -> str:
-    whole = whole_width(found)
-    lines, every = (
-        [],
-        [
-            {v: one.bits_of_rates[number] for v, one in whole.items()}
-            for number in range(len(FACTORS))
-        ],
-    )
-    found_at = [differences(bits) for bits in every]
-    said = iter(corrected([d for at in found_at for d in at.values()]))
-    for factor, bits, at in zip(FACTORS, every, found_at, strict=True):
-        cells = {v: f"{ends(d)}, p {next(said)[0]}" for v, d in at.items()}
-        lines.append([f"{factor:g}", *(cells.get(v, "reference") for v in whole),
-                      _width(best_head_dim(bits))])  # fmt: skip
-    return table(("multiple", *(v.point for v in whole), "best width"), lines)
-
-
-def _line(
-    variant: Variant, one: Tuned, against: Mapping[Variant, Estimate], kept: Sequence[TextScore]
-) -> list[str]:
-    difference = against.get(variant)
-    return [
-        variant.point, variant.plan, f"{_parameters(kept, variant):,}",
-        ", ".join(f"{rate:.4f}" for rate in one.rates),
-        ", ".join(f"{b:.4f}" for b in one.validation),
-        f"{one.rate:.4f}" + ("" if one.interior else " (end)"), f"{one.bits.mean():.4f}",
-        ends(difference) if difference else "reference",
-    ]  # fmt: skip
-
-
-def _baselines(kept: Sequence[TextScore]) -> dict[str, float]:
-    by_text = {one.text: one for one in kept}.values()
-    return {name: float(np.mean([getattr(one, name) for one in by_text]))
-            for name in ("ngram3", "ngram4", "ngram5")}  # fmt: skip
-
-
-def _grams(kept: Sequence[TextScore]) -> str:
-    return ", ".join(f"{n.removeprefix('ngram')}-gram {b:.3f}" for n, b in _baselines(kept).items())
-
-
-def _tuning(scores: Sequence[TextScore]) -> list[list[str]]:
-    found = {
-        (one.sizes.steps, one.run.learning_rate): one.validation_bits
-        for one in scores
-        if one.run.seed in TUNING_SEEDS
+def _line(variant: Variant, one: Tuned, difference: Estimate | None) -> dict[str, str]:
+    return {
+        "point": variant.point,
+        "plan": variant.plan,
+        "parameters": f"{one.parameters:,}",
+        "learning rates": ", ".join(f"{rate:.4f}" for rate in one.validation),
+        "validation bits at each": ", ".join(f"{bits:.4f}" for bits in one.validation.values()),
+        "best rate": f"{one.rate:.4f}" + ("" if one.interior else " (end)"),
+        "held-out bits": f"{one.bits.mean():.4f}",
+        "less 4x64 (95 %)": ends(difference) if difference else "reference",
     }
-    return [[f"{s:,}", f"{rate:.4f}", f"{bits:.4f}"] for (s, rate), bits in sorted(found.items())]
 
 
-def _panel(scores: Sequence[TextScore]) -> SizePanel:
-    kept = judged(scores)
-    bits = whole_width({v: one.bits for v, one in complete(kept).items()})
+def _by_rate(found: Mapping[Variant, Tuned]) -> str:
+    """The differences of the five widths, all at the same multiple of their rate."""
+    whole = whole_width(found)
+    every = [{v: one.bits_of_rates[i] for v, one in whole.items()} for i in range(len(gpu.FACTORS))]
+    found_at = [differences(bits) for bits in every]
+    said = iter(corrected([one for at in found_at for one in at.values()]))
+    lines = []
+    for factor, bits, at in zip(gpu.FACTORS, every, found_at, strict=True):
+        cells = {v: f"{ends(d)}, p {next(said)['p, Holm']}" for v, d in at.items()}
+        lines.append({
+            "multiple": f"{factor:g}", **{v.point: cells.get(v, "reference") for v in whole},
+            "best width": _width(best_head_dim(bits)),
+        })  # fmt: skip
+    return table(lines)
+
+
+def _tuning(scores: DataFrame) -> str:
+    found = scores[scores["seed"].isin(gpu.TUNING_SEEDS)].drop_duplicates(
+        ["steps", "learning_rate"]
+    )
+    return table([
+        {"steps": f"{one.steps:,}", "learning rate": f"{one.learning_rate:.4f}",
+         "validation bits": f"{one.validation_bits:.4f}"}
+        for one in found.sort_values(["steps", "learning_rate"]).itertuples()
+    ] or [{"steps": "", "learning rate": "", "validation bits": ""}])  # fmt: skip
+
+
+def panel(scores: DataFrame) -> SizePanel:
+    """The data of the figure."""
+    bits = whole_width({v: one.bits for v, one in complete(scores).items()})
     against = {variant.head_dim: d for variant, d in differences(bits).items()}
-    series = around(float(bits[TUNED].mean()), TUNED.head_dim, against)
-    return SizePanel(WIDTH, kept[0].sizes.parameters, series, _baselines(kept))
-
-
-def write_page(scores: Sequence[TextScore], folder: Path) -> list[Path]:
-    """Writes gpu.md and gpu.svg. Creates the folder."""
-    text = page(scores)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / "gpu.md", text.encode())
-    drawn = themed_svg(loss_figure([_panel(scores)]), "gpu")
-    write_atomic(folder / "gpu.svg", drawn.encode())
-    return [folder / "gpu.md", folder / "gpu.svg"]
+    series = around(float(bits[gpu.TUNED].mean()), gpu.TUNED.head_dim, against)
+    first = longest(scores).drop_duplicates("text")
+    grams = {name: float(first[name].mean()) for name in GRAMS}
+    return SizePanel(gpu.WIDTH, int(first["parameters"].iloc[0]), series, grams)

@@ -1,4 +1,4 @@
-"""The hypotheses and the sentence of the head-width study, from rows alone; see plan.md there."""
+"""The hypotheses of the head-width study, from rows alone; see plan.md there."""
 
 import dataclasses
 import itertools
@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from pandas import DataFrame
 
 from attnlab.lab.stats import holm
-from attnlab.lab.text_table import counted
 from experiments.studies.head_width import analysis, design
 from experiments.studies.head_width.analysis import Columns, Mask, Optimum, Pairs
 from experiments.studies.head_width.mixed_model import Estimate, MixedModel
-from experiments.studies.head_width.rates import PLANS, cells_of, fit_rates, minimum
-from experiments.studies.head_width.rows import Row
+from experiments.studies.head_width.rates import PLANS, fit_rates, minima
 
 STAGE_OF_WIDTH = {32: 2, 64: 3, 96: 4}
 """Model width -> the stage of its surface."""
-START = "At 216,448 parameters and 3,932,160 bytes, at equal FLOPs, the best head is h\\* ="
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,23 +57,23 @@ class Study:
         return analysis.where(self.frame, **(values | other))
 
 
-def read_study(rows: Sequence[Row]) -> Study:
+def read_study(rows: DataFrame) -> Study:
     """The judged rows and what is fitted to them.
 
     Raises ValueError unless stages 0 to 6 are complete: nothing is judged before.
     """
     design.check_complete(rows)
     has_second_look = not design.missing(7, rows)
-    judged = [r for r in rows if r.spec.stage >= 2 and (has_second_look or r.spec.stage < 7)]
-    tuning = [row for row in rows if row.spec.stage == 1]
+    stage = rows["stage"]
+    judged, tuning = rows[(stage >= 2) & (has_second_look | (stage < 7))], rows[stage == 1]
     formula = fit_rates(tuning)
     frame = analysis.columns(judged, formula)
-    k = analysis.curvature([minimum(cell) for cell in cells_of(tuning).values()]).value
+    k = analysis.curvature(minima(tuning)).value
     model, slope = analysis.surface_model(frame, k), analysis.loss_slope(frame)
     return Study(frame, model, slope, k, formula.residual_sd, has_second_look)
 
 
-def _pairs(study: Study, a: Sequence[Mask], b: Sequence[Mask]) -> Pairs:
+def pairs_of(study: Study, a: Sequence[Mask], b: Sequence[Mask]) -> Pairs:
     return analysis.paired(study.frame, np.any(a, axis=0), np.any(b, axis=0))
 
 
@@ -90,8 +88,8 @@ def from_reference(study: Study, width: int = 64) -> dict[int, Pairs]:
 def sharing(study: Study, plan: str, budget: str = "flops") -> Pairs:
     """Differences of a sharing plan from separate layers, over 4x16 and 2x32."""
     points = ((4, 16), (2, 32))
-    return _pairs(study, [study.point(*p) for p in points],
-                  [study.point(*p, plan, budget) for p in points])  # fmt: skip
+    return pairs_of(study, [study.point(*p) for p in points],
+                    [study.point(*p, plan, budget) for p in points])  # fmt: skip
 
 
 def sharing_costs(study: Study, budget: str = "flops") -> dict[str, Estimate]:
@@ -105,7 +103,7 @@ def sharing_costs(study: Study, budget: str = "flops") -> dict[str, Estimate]:
 def across(study: Study, points: Sequence[tuple[int, int]]) -> Pairs:
     """Differences of three points with h = 8, 16, 32 from N h = D."""
     reference = ((8, 8), (4, 16), (2, 32))
-    return _pairs(study, [study.point(*p) for p in reference], [study.point(*p) for p in points])
+    return pairs_of(study, [study.point(*p) for p in reference], [study.point(*p) for p in points])
 
 
 class Look(NamedTuple):
@@ -213,79 +211,19 @@ def fits(study: Study) -> list[Fit]:
 
 def _fit(name: str, model: MixedModel) -> Fit:
     best = analysis.optimum(model)
-    return Fit(name, best, _best_total(model, best), model.residual_sd)
+    return Fit(name, best, best_total(model, best), model.residual_sd)
 
 
-def _best_total(model: MixedModel, best: Optimum) -> Estimate:
+def best_total(model: MixedModel, best: Optimum) -> Estimate:
     top = {"v": -1.0, "uv": 4 - best.best.value}  # D = 96 alone has N h / D != 1 at u = 0 alone
     return model.ratio({n: w for n, w in top.items() if n in model.names}, {"v2": 2})
 
 
-def ends(found: Estimate, digits: int = 4, plus: str = "+") -> str:
-    """ "value (low to high)"."""
-    if not math.isfinite(found.value):
-        return "no estimate"
-    if not math.isfinite(found.low):
-        return f"{found.value:{plus}.{digits}f} (interval unbounded)"
-    ends = f"{found.low:{plus}.{digits}f} to {found.high:{plus}.{digits}f}"
-    return f"{found.value:{plus}.{digits}f} ({ends})"
-
-
-def _exp2(power: float) -> float:
-    return 2.0**power if power < 1000 else math.inf
-
-
-def _counts(pairs: Pairs) -> str:
-    return f"{len(pairs)} texts x {counted(max(map(len, pairs.values())), 'seed')}"
-
-
-BLANKS = ("best head_dim h\\*", "best N h, in D", "4 times narrower costs", "4 times wider costs",
-          "sharing all layers: compute multiple", "sharing attention alone: compute multiple",
-          "change of h\\* per doubling of D")  # fmt: skip
-"""What stands in each blank of the sentence of the plan."""
-
-
-def sentence(study: Study) -> str:
-    """The sentence of the plan with its blanks filled."""
-    filled = blanks(study)
-    if not filled:
-        return "No best head_dim lies within the points measured: the sentence has no answer."
-    best, width, narrower, wider, albert, attention, trend = filled
-    return (
-        f"{START} {best} wide with N h = {width} D; 4 times narrower costs {narrower}, 4 times "
-        f"wider {wider}; sharing all layers costs x {albert}, attention alone x {attention}; per "
-        f"doubling of D h\\* grows {trend}."
-    )
-
-
-def blanks(study: Study) -> list[str]:
-    """The blanks of the sentence of the plan, filled; none without a best head_dim."""
-    top = analysis.optimum(study.model)
-    if study.model.contrast({"u2": 1}).value <= 0 or not 2 <= top.best.value <= 6:
-        return []
-    near = min(
-        (h for n, h in design.POINTS[64] if n * h == 64),
-        key=lambda h: abs(math.log2(h) - top.best.value),
-    )
-    return [
-        f"{power(top.best)} [{top.best.count} texts x 2 seeds]",
-        best_total(study.model, _best_total(study.model, top)),
-        _step(study, near, near // 4),
-        _step(study, near, near * 4),
-        *(_shared(study, plan) for plan in ("albert", "attention_only")),
-        f"by a factor of {power(top.slope, 2)} [{top.slope.count} texts, D = 32, 64, 96]",
-    ]
-
-
-def power(e: Estimate, digits: int = 1) -> str:
-    """2 to the power of an estimate and of its ends."""
-    powers = dataclasses.replace(e, value=_exp2(e.value), low=_exp2(e.low), high=_exp2(e.high))
-    return ends(powers, digits, "")
-
-
-def _shared(study: Study, plan: str) -> str:
-    cost = sharing_costs(study)[plan]
-    return f"{multiple(cost, study)} [{_counts(sharing(study, plan))}]"
+def against(study: Study, width: int, heads: int, head_dim: int, layout: str) -> Pairs:
+    """Differences of a point from h = 16 on N h = D."""
+    reference = study.point(width // 16, 16, width=width)
+    point = study.point(heads, head_dim, width=width, layout=layout)
+    return analysis.paired(study.frame, reference, point)
 
 
 def chords(study: Study) -> dict[tuple[int, int], float]:
@@ -295,28 +233,3 @@ def chords(study: Study) -> dict[tuple[int, int], float]:
         pair: analysis.loss_slope(analysis.select(study.frame, np.isin(widths, pair))).value
         for pair in itertools.pairwise(STAGE_OF_WIDTH)
     }
-
-
-def multiple(difference: Estimate, study: Study) -> str:
-    """A compute multiple with its interval."""
-    return ends(analysis.compute_multiple(difference, study.slope), 2, "")
-
-
-def best_total(model: MixedModel, found: Estimate) -> str:
-    """The best N h / D, where it lies within the points measured."""
-    if model.contrast({"v2": 1}).value <= 0 or not -1 < found.value < math.log2(1.5):
-        return "at an end of 1/2 to 3/2, not determined,"
-    bounds = [2**e if math.isfinite(e) else e for e in (found.low, found.high)]
-    return ends(
-        dataclasses.replace(found, value=2**found.value, low=bounds[0], high=bounds[1]), 2, ""
-    )
-
-
-def _step(study: Study, near: int, other: int) -> str:
-    points = {h: n for n, h in design.POINTS[64] if n * h == 64}
-    if other not in points:
-        return f"(h = {other}: not measured)"
-    pairs = _pairs(study, [study.point(points[near], near)], [study.point(points[other], other)])
-    found = analysis.over_texts(pairs, analysis.pool(list(from_reference(study).values())))
-    counts = f"h = {other} against {near}, {_counts(pairs)}"
-    return f"{ends(found)} bits [{counts}] (x {multiple(found, study)} compute)"

@@ -10,16 +10,41 @@ c and types(c) the number of different ones. A context that was not seen has p_k
 means k = n - 1 bytes of context, as in "a 5-gram has 4 bytes of context".
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from attnlab.data.text import Corpus, gzip_bits, sample
+from experiments.studies.head_width.texts import make_dataset
 
 Bytes = npt.NDArray[np.uint8]
 Keys = npt.NDArray[np.uint64]
 
 CONTEXTS = (2, 3, 4)
 """Bytes of context of orders 3, 4 and 5."""
+
+
+@functools.cache
+def baselines(corpus: Corpus, length: int, size: int, steps: int, seed: int) -> dict[str, float]:
+    """The baselines of a run: bits per byte of its held-out windows under n-grams counted on all
+    its batches (drawn again from seed and steps), and under gzip -9.
+
+    Args:
+      corpus: of the run.
+      length: targets of a window.
+      size: windows of a batch.
+      steps: of the training.
+      seed: of the run.
+    """
+    draw = functools.partial(sample, corpus.train, length, size, seed=seed)
+    train = np.concatenate([draw(step=step) for step in range(1, steps + 1)])
+    rows = make_dataset(corpus, length).heldout(0)
+    tokens = rows["tokens"].astype(np.uint8)
+    bits = witten_bell(train.astype(np.uint8), tokens, rows["valid"], (0, 2, 3, 4))
+    grams = {f"ngram{k + 1}": bits[k] for k in CONTEXTS}
+    return {"unigram": bits[0], **grams, "gzip": gzip_bits(tokens[:, 1:])}
 
 
 def _contexts(windows: Bytes, size: int) -> tuple[Keys, npt.NDArray[np.bool_]]:

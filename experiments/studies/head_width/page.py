@@ -1,4 +1,4 @@
-"""The page of the head-width study: tables, figures and text from rows alone, in seconds."""
+"""The pages of the head-width study: tables, figures and text from rows alone, in seconds."""
 
 import csv
 import dataclasses
@@ -6,146 +6,238 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.stats import ALPHA, holm
-from attnlab.report.page import p_value, render, table
+from attnlab.lab.text_table import counted
 from attnlab.report.style import themed_svg
-from experiments.studies.head_width import analysis, design
+from experiments.studies.head_width import analysis, design, gpu, gpu_page, hypotheses
 from experiments.studies.head_width import figures as charts
 from experiments.studies.head_width.analysis import Mask, Pairs
-from experiments.studies.head_width.hypotheses import (
-    BLANKS,
-    STAGE_OF_WIDTH,
-    Fit,
-    Result,
-    Study,
-    blanks,
-    chords,
-    ends,
-    fits,
-    from_reference,
-    looks,
-    multiple,
-    power,
-    primary,
-    read_study,
-    secondary,
-    sentence,
-    sharing,
-    sharing_costs,
-)
+from experiments.studies.head_width.hypotheses import STAGE_OF_WIDTH, Fit, Result, Study
 from experiments.studies.head_width.mixed_model import Estimate, MixedModel
-from experiments.studies.head_width.rates import cells_of, minimum
-from experiments.studies.head_width.rows import Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from experiments.studies.head_width.rates import choose, fit_rates, minima
+from experiments.studies.head_width.rows import read_csv, read_rows
+from experiments.studies.head_width.spec import PARAMETRIZATIONS
+from experiments.studies.head_width.tables import (
+    Line,
+    ends,
+    judged_table,
+    power,
+    reading,
+    render,
+    table,
+)
 
 CHECK = Path(__file__).with_name("_recompute.py")
+ESTIMATED_HOURS = {0: 3.9, 1: 2.9, 2: 1.1, 3: 8.4, 4: 9.3, 5: 4.4, 6: 4.5}
+"""Core-hours by stage that the design of the study expected."""
 
 
-def result_rows(results: Sequence[Result]) -> list[list[str]]:
-    """The table of results: estimate, checks, p-values, conclusion."""
-    lines = []
-    for r in results:
-        boot = units = "–"
-        if r.pairs:
-            low, high = analysis.bootstrap(r.pairs)
-            boot = f"{low:+.4f} to {high:+.4f}"
-            units = ends(analysis.over_texts(analysis.merged(r.pairs)))
-        counts = _counts(r.pairs) if r.pairs else f"{r.found.count}"
-        p = "–"
-        if math.isfinite(r.corrected):
-            p = f"{r.corrected:.4f}" if r.corrected >= 1e-4 else "< 0.0001"
-        lines.append([r.name, r.text, ends(r.found), counts, boot, units, p, r.conclusion])
-    return lines
+def write_pages(folder: Path) -> list[Path]:
+    """Writes every page and figure of the rows in this folder.
+
+    Raises ValueError, before it writes, where a run is missing.
+    """
+    rows = read_rows(folder / "runs.csv")
+    study = hypotheses.read_study(rows)
+    texts = {
+        "stage0.md": stage0_page(rows),
+        "stage1.md": stage1_page(rows),
+        "cost.md": cost_page(rows),
+        "analysis.md": analysis_page(rows, study),
+        "analysis.csv": _csv(hypotheses.primary(study) + hypotheses.secondary(study)),
+    }
+    drawn = figures(study, rows)
+    scores = read_csv(folder / "gpu_runs.csv", gpu.COLUMNS)
+    if len(scores):
+        texts["gpu.md"] = gpu_page.page(scores)
+        drawn["gpu"] = charts.loss_figure([gpu_page.panel(scores)])
+    texts |= {f"{name}.svg": themed_svg(figure, name) for name, figure in drawn.items()}
+    for name, text in texts.items():
+        write_atomic(folder / name, text.encode())
+    return [folder / name for name in texts]
 
 
-def _counts(pairs: Pairs) -> str:
+def multiple(difference: Estimate, study: Study) -> str:
+    """A compute multiple with its interval."""
+    return ends(analysis.compute_multiple(difference, study.slope), 2, "")
+
+
+def counts(pairs: Pairs) -> str:
     """Texts x seeds."""
     return f"{len(pairs)} x {max(map(len, pairs.values()))}"
 
 
-HEADER = ("name", "what", "estimate (95 % interval)", "texts x seeds", "bootstrap interval",
-          "Tatoeba texts as one", "p (Holm for S1 to S5)", "conclusion")  # fmt: skip
+def counts_in_words(pairs: Pairs) -> str:
+    """ "8 texts x 2 seeds"."""
+    return f"{len(pairs)} texts x {counted(max(map(len, pairs.values())), 'seed')}"
 
 
-def figures(study: Study, rows: Sequence[Row]) -> "dict[str, Figure]":
-    """Figure name -> figure."""
-    alone = study.frame["stage"] == STAGE_OF_WIDTH[64]
-    model = analysis.surface_model(analysis.select(study.frame, alone), study.tuning_k)
-    costs = sharing_costs(study).items()
-    return {
-        "figure1": charts.loss_figure([_panel(study, width) for width in STAGE_OF_WIDTH]),
-        "figure2": _surface(model),
-        "figure3": charts.sharing_figure(
-            {plan: analysis.compute_multiple(cost, study.slope) for plan, cost in costs}
-        ),
-        "figure4": charts.rate_figure(_rates(rows)),
-    }
+def points_of(width: int) -> list[tuple[int, int, str]]:
+    """(num_heads, head_dim, layout) of the points of a model size."""
+    points = [(n, h, "standard") for n, h in design.POINTS[width]]
+    return points + [(n, h, "narrow") for n, h in design.NARROW if width == 64]
 
 
-def _panel(study: Study, width: int) -> charts.SizePanel:
-    base = study.point(width // 16, 16, width=width)
-    pairs = from_reference(study, width)
-    pooled = analysis.pool(list(pairs.values()))
-    differences = {h: analysis.over_texts(one, pooled) for h, one in pairs.items()}
-    series = charts.around(float(np.mean(_text_means(study, base))), 16, differences)
-    grams = {name: float(np.mean(_text_means(study, base, name))) for name in charts.BASELINES}
-    return charts.SizePanel(width, int(study.frame["parameters"][base][0]), series, grams)
+def point_name(num_heads: int, head_dim: int, layout: str) -> str:
+    """As in the tables."""
+    return f"{num_heads}x{head_dim}" + (" narrow" if layout == "narrow" else "")
 
 
-def _surface(model: MixedModel) -> "Figure":
-    u, v = np.meshgrid(np.linspace(2, 6, 60), np.linspace(-1, math.log2(1.5), 40))
-    b = dict(zip(model.names, model.coefficients, strict=True))
-    x = u - 4
-    levels = [value for name, value in b.items() if name.startswith("a[") and name.endswith("-64]")]
-    bits = (
-        np.mean(levels)
-        + b["u"] * x
-        + b["u2"] * x**2
-        + b["v"] * v
-        + b["v2"] * v**2
-        + b["uv"] * x * v
+def means_of_texts(study: Study, mask: Mask, column: str = "bits") -> float:
+    """Mean over texts of the mean of a column on each."""
+    text, values = study.frame["text"][mask], study.frame[column][mask]
+    return float(np.mean([float(values[text == one].mean()) for one in np.unique(text)]))
+
+
+# Stages 0 and 1, cost -----------------------------------------------------------------------------
+
+
+def stage0_page(rows: DataFrame) -> str:
+    """Stage 0: the choice by the rule of the plan, and every cell."""
+    rows = rows[rows["stage"] == 0]
+    chosen, found = choose(rows, tuple(PARAMETRIZATIONS), design.TOLERANCE)
+    lowest = min(mean for mean, _ in found.values())
+    candidates = [
+        {
+            "parametrization": f"{name}: {PARAMETRIZATIONS[name]}",
+            "mean of 6 minima": f"{mean:.4f}",
+            "range of ln r* over points": f"{spread:.2f} (a factor of {math.exp(spread):.2f})",
+            "candidate": "chosen" if name == chosen else
+            "yes" if mean <= lowest + design.TOLERANCE else "no",
+        }
+        for name, (mean, spread) in found.items()
+    ]  # fmt: skip
+    names = list(PARAMETRIZATIONS)
+    order = lambda cell: (names.index(cell.parametrization), cell.head_dim, cell.text)
+    cells = sorted(minima(rows).itertuples(), key=order)
+    lines = [
+        {
+            "parametrization": cell.parametrization,
+            "point": f"{cell.num_heads}x{cell.head_dim}",
+            "text": cell.text,
+            "bits at each learning rate": " · ".join(
+                f"{rate:g}: " + (f"{bits:.4f}" if math.isfinite(bits) else "diverged")
+                for rate, bits in cell.tried.items()
+            ),
+            **_minimum(cell),
+        }
+        for cell in cells
+    ]
+    baselines = [
+        {
+            "text": text,
+            **{title: f"{of_text[name].iloc[0]:.3f}" for name, title in charts.BASELINES.items()},
+            "best run": f"{of_text['heldout_bits'].min():.3f}",
+        }
+        for text, of_text in rows.groupby("text", sort=False)
+    ]
+    return render(
+        "stage0",
+        done=len(rows),
+        tolerance=design.TOLERANCE,
+        chosen=chosen,
+        candidates=table(candidates),
+        cells=table(lines),
+        baselines=table(baselines),
     )
-    points = [(float(h), n * h / 64) for n, h in design.POINTS[64]]
-    return charts.surface_figure(u, v, bits, points)
 
 
-def _rates(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
-    for cell, of_cell in cells_of([r for r in rows if r.spec.stage == 1]).items():
-        v, best = cell.variant, minimum(of_cell)
-        plain = v.plan == "separate" and v.layout == "standard" and v.length == 128
-        if (
-            plain
-            and cell.bytes_per_parameter == 20
-            and v.num_heads * v.head_dim == v.width
-            and best.interior
-        ):
-            found.setdefault(f"D = {v.width}, {cell.text}", {})[v.head_dim] = math.exp(
-                best.log_rate
-            )
-    return found
+def _minimum(cell: Any) -> Line:
+    end = "" if cell.interior else " (at an end)"
+    rate = f"{math.exp(cell.log_rate):.4f}"
+    return {"minimum": f"{cell.bits:.4f}{end}", "r*": rate, "k": f"{cell.curvature:.3f}"}
 
 
-def page(rows: Sequence[Row], study: Study) -> str:
-    """The Markdown page."""
-    fitted = fits(study)
-    text = render(
-        Path(__file__).with_name("analysis.md.jinja"),
-        answer=_answer(study),
-        at_equal_seconds=_lead_at_equal_seconds(study),
-        headline=_headline(study),
-        reading="\n".join(_reading(study, fitted)),
-        blanks=table(("blank", "value"), zip(BLANKS, blanks(study), strict=False)),
-        sentence=sentence(study),
-        missing=_missing(study),
-        results=table(HEADER, result_rows(primary(study) + secondary(study))),
+def stage1_page(rows: DataFrame) -> str:
+    """Stage 1: the rate formula with its residuals, and every cell."""
+    of_stage = rows[rows["stage"] == 1]
+    cells, formula = minima(of_stage), fit_rates(of_stage)
+    lines = [
+        {
+            "D": cell.width,
+            "T": cell.length,
+            "point": f"{cell.num_heads}x{cell.head_dim}"
+            + (f"-{cell.layout}" if cell.layout != "standard" else ""),
+            "plan": cell.plan,
+            "bytes per parameter": f"{cell.bytes_per_parameter:g}",
+            "text": cell.text,
+            **_minimum(cell),
+            "residual of ln r*": f"{residual:+.3f}",
+        }
+        for cell, residual in zip(cells.itertuples(), formula.residuals, strict=True)
+    ]
+    terms = [{"term": n, "coefficient": f"{c:.3f}"} for n, c in formula.coefficients.items()]
+    return render(
+        "stage1",
+        done=len(of_stage),
+        expected=len(design.stage1(rows)),
+        inside=int(cells["interior"].sum()),
+        num_cells=len(cells),
+        sd=f"{formula.residual_sd:.3f}",
+        factor=f"{math.exp(formula.residual_sd):.2f}",
+        terms=table(terms),
+        cells=table(sorted(lines, key=lambda line: (line["D"], line["text"]))),
+    )
+
+
+def cost_page(rows: DataFrame) -> str:
+    """Seconds and core-hours per stage, beside what was estimated before the first run."""
+    lines = []
+    for stage in design.ORDER:
+        of_stage = rows[rows["stage"] == stage]
+        cpu = of_stage["cpu_seconds"].fillna(of_stage["seconds"])
+        lines.append({
+            "stage": f"{stage} ({design.TITLES[stage]})",
+            "runs": len(of_stage),
+            "of": design.count_runs(stage),
+            "seconds a run (wall, median)": f"{of_stage['seconds'].median():.0f}",
+            "CPU seconds a run (median)": f"{cpu.median():.0f}",
+            "CPU core-hours": f"{cpu.sum() / 3600:.2f}",
+            "estimated before": ESTIMATED_HOURS[stage],
+        })  # fmt: skip
+    return render("cost", stages=table(lines))
+
+
+# The analysis -------------------------------------------------------------------------------------
+
+
+def analysis_page(rows: DataFrame, study: Study) -> str:
+    """The registered results and all that is exploratory."""
+    fitted = hypotheses.fits(study)
+    alone = {w: next(one for one in fitted if one.name.startswith(f"D = {w} alone")
+                     and (w != 32 or "without" in one.name)) for w in STAGE_OF_WIDTH}  # fmt: skip
+    pooled = analysis.pool(list(hypotheses.from_reference(study).values()))
+    half, more = (
+        analysis.over_texts(hypotheses.against(study, 64, *point, "standard"), pooled)
+        for point in ((2, 16), (6, 16))
+    )
+    return render(
+        "analysis",
+        study=study,
+        fitted=fitted,
+        alone=alone,
+        half=half,
+        more=more,
+        ends=ends,
+        power=power,
+        reading=reading,
+        exp=math.exp,
+        margin=analysis.MARGIN,
+        best_widths=_best_widths(study),
+        at_equal_seconds={w: at_equal_seconds(study, w, w // 32, 32, "standard") for w in (64, 96)},
+        p1=hypotheses.primary(study)[-1],
+        first_look=hypotheses.looks(study)[0].conclusion,
+        blanks=blanks(study),
+        blanks_table=table([{"blank": n, "value": v} for n, v in blanks(study).items()] or [{}]),
+        results=table(
+            list(map(result_line, hypotheses.primary(study) + hypotheses.secondary(study)))
+        ),
         points=_point_table(study),
         repeated=_repeated_table(study),
         baselines=_baselines(study),
@@ -153,175 +245,22 @@ def page(rows: Sequence[Row], study: Study) -> str:
         lengths=_length_table(study),
         optimizers=_optimizer_table(rows),
         rate_errors=_rate_table(study),
-        fits=_fit_table(fitted),
+        fits=table(list(map(_fit_line, fitted))),
         model=_model_table(study),
         check=CHECK.read_text().rstrip(),
-        **_rate_errors(study),
-        **_training_lengths(study),
+        tuning=-study.model.contrast({"tuning": 1}).value / (2 * study.tuning_k),
+        lengths_of_training=_training_lengths(study),
     )
-    return f"{text}\n"
 
 
-def _answer(study: Study) -> str:
-    """The best widths measured, for a reader who knows no letters yet."""
-    best: dict[int, list[str]] = {}
+def _best_widths(study: Study) -> dict[int, list[int]]:
+    """head_dim -> the widths of the models in which it has the lowest mean loss on N h = D."""
+    best: dict[int, list[int]] = {}
     for width in STAGE_OF_WIDTH:
-        mean = {h: float(np.mean(_text_means(study, study.point(n, h, width=width))))
+        mean = {h: means_of_texts(study, study.point(n, h, width=width))
                 for n, h in design.POINTS[width] if n * h == width}  # fmt: skip
-        best.setdefault(min(mean, key=mean.__getitem__), []).append(str(width))
-    return "; ".join(
-        f"heads of {h} have the lowest mean loss in models {', '.join(widths)} wide"
-        for h, widths in best.items()
-    )
-
-
-def _reading(study: Study, found: Sequence[Fit]) -> list[str]:
-    """What the numbers say, in bullets."""
-    values = [2**one.optimum.best.value for one in found]
-    alone = next(one for one in found if one.name == "D = 64 alone")
-    bad = found[0].residual_sd > 2 * alone.residual_sd
-    lines = [
-        f"- From D = 64 alone the best head_dim is {_best(alone)} and the best N h "
-        f"{_best_share(alone)} D (exploratory). The sentence of the plan takes the registered "
-        "model of all complete stages"
-        + (", which fits badly" if bad else "")
-        + f": its residual is {found[0].residual_sd:.4f} bits, that of D = 64 alone "
-        f"{alone.residual_sd:.4f}. By [other fits](#the-best-head-by-other-fits-exploratory) "
-        f"the best head_dim is {min(values):.1f} to {max(values):.1f}.",
-        _growth(found),
-    ]
-    for total, point in (("D/2", (2, 16)), ("3D/2", (6, 16))):
-        difference = analysis.over_texts(
-            against(study, 64, *point, "standard"),
-            analysis.pool(list(from_reference(study).values())),
-        )
-        lines.append(
-            f"- D = 64, heads of 16: N h = {total} against D costs {ends(difference)} bits at "
-            f"equal FLOPs: {reading(difference)}."
-        )
-    return lines
-
-
-def _growth(found: Sequence[Fit]) -> str:
-    """Does the best head_dim grow with D? The registered slope beside one fit per D."""
-    names = ["D = 32 alone, without h = 2", "D = 64 alone", "D = 96 alone"]
-    alone = [f for name in names for f in found if f.name == name]
-    slope = found[0].optimum.slope
-    bests = [fit.optimum.best.value for fit in alone]
-    agree = (bests[-1] - bests[0]) * slope.value > 0
-    each = ", ".join(f"{2**best:.1f}" for best in bests)
-    return (
-        "- Does the best head_dim grow with D? The registered model says that it changes by a "
-        f"factor of {power(slope, 2)} per doubling of D (S3; a factor of 1 is a fixed head_dim, 2 "
-        f"a fixed number of heads). Fitted to each D alone, without heads of 2, it is {each} at "
-        f"D = {', '.join(map(str, STAGE_OF_WIDTH))} (exploratory). "
-        + ("" if agree else "The signs contradict each other, so its direction is not settled. ")
-        + "Models of D = 256: [gpu.md](gpu.md)."
-    )
-
-
-def _best(fit: Fit) -> str:
-    b = fit.optimum.best
-    if not math.isfinite(b.low):
-        return "not determined"
-    return f"{2**b.value:.1f} ({2**b.low:.1f} to {2**b.high:.1f})"
-
-
-def _best_share(fit: Fit) -> str:
-    t = fit.total
-    if not (math.isfinite(t.low) and math.isfinite(t.high)):
-        return "not determined"
-    return f"{2**t.value:.2f} ({2**t.low:.2f} to {2**t.high:.2f})"
-
-
-def _fit_table(found: Sequence[Fit]) -> str:
-    header = ("rows", "h\\*", "best N h / D", "slope of log2 h\\* on log2 D", "residual sd, bits")
-    lines = []
-    for one in found:
-        slope = one.optimum.slope
-        trend = ends(slope, 2) if math.isfinite(slope.value) else "–"
-        lines.append([one.name, _best(one), _best_share(one), trend, f"{one.residual_sd:.4f}"])
-    return table(header, lines)
-
-
-def _optimizer_table(rows: Sequence[Row]) -> str:
-    """Stage 0: minimum of 1x64 less minimum of 4x16, by parametrization and text."""
-    cells = {
-        (c.parametrization, c.text, c.variant.point): minimum(of_cell)
-        for c, of_cell in cells_of([r for r in rows if r.spec.stage == 0]).items()
-    }
-    names = dict.fromkeys(name for name, _, _ in cells)
-    lines = []
-    for name in names:
-        gaps = [f"{cells[name, t, '1x64'].bits - cells[name, t, '4x16'].bits:+.4f}"
-                for t in design.STAGE0_TEXTS]  # fmt: skip
-        lines.append([name, *gaps])
-    return table(("optimizer", *design.STAGE0_TEXTS), lines)
-
-
-def _training_lengths(study: Study) -> dict[str, str]:
-    """What 1x64 costs against 4x16 at 20 and 80 bytes per parameter, on the same texts."""
-    found = {}
-    for name, each in (("usual", 20.0), ("longer", 80.0)):
-        points = [study.point(*p, bytes_per_parameter=each) for p in ((4, 16), (1, 64))]
-        texts = np.isin(study.frame["text"], design.LENGTH_TEXTS)
-        pairs = analysis.paired(study.frame, points[0] & texts, points[1] & texts)
-        found[name] = ends(analysis.over_texts(pairs))
-    return found
-
-
-def _text_means(study: Study, mask: Mask, column: str = "bits") -> list[float]:
-    """Mean of a column on each text."""
-    text, values = study.frame["text"][mask], study.frame[column][mask]
-    return [float(values[text == one].mean()) for one in np.unique(text)]
-
-
-def _headline(study: Study) -> str:
-    last = primary(study)[-1]
-    if last.conclusion == "inconclusive":
-        return f"P1 is inconclusive: loss(2x32) - loss(4x16) = {ends(last.found)} bits per byte."
-    size = dataclasses.replace(last.found, value=abs(last.found.value))
-    if last.found.value < 0:
-        size = dataclasses.replace(size, low=-last.found.high, high=-last.found.low)
-    worse = "worse" if last.found.value > 0 else "better"
-    of, margin = (math.exp(abs(x / study.slope.value)) for x in (size.value, analysis.MARGIN))
-    return (
-        f"The registered comparison (P1): in models 64 wide, at equal FLOPs, 2 heads of 32 are "
-        f"{worse} than 4 heads of 16 by {ends(size, 4, '')} bits per byte (x {of:.2f} compute): "
-        f"{last.conclusion} (x {margin:.2f} compute)."
-    )
-
-
-def _missing(study: Study) -> str:
-    if study.has_second_look:
-        return "Nothing."
-    if looks(study)[0].conclusion == "inconclusive":
-        return "Stage 7 (the second look at P1), since the first look is inconclusive."
-    return "Nothing. Stage 7 (the second look at P1) is not run, since the first look decided."
-
-
-def reading(found: Estimate) -> str:
-    """What an interval says: "inconclusive" where it holds 0."""
-    if not found.low * found.high > 0:
-        return "inconclusive"
-    return "worse" if found.value > 0 else "better"
-
-
-def corrected(found: Sequence[Estimate]) -> list[list[str]]:
-    """Of each: p after Holm's correction for all of them, and `reading` where p < 0.05."""
-    said = []
-    for one, p in zip(found, holm([one.p for one in found]).tolist(), strict=True):
-        word = reading(one)
-        lost = word != "inconclusive" and not p < ALPHA
-        said.append([p_value(p), f"inconclusive (uncorrected: {word})" if lost else word])
-    return said
-
-
-def with_corrected(lines: Sequence[list[str]], found: Sequence[Estimate | None]) -> list[list[str]]:
-    """The lines, each ended by what `corrected` says of its estimate; empty cells for None."""
-    said = iter(corrected([one for one in found if one]))
-    return [[*line, *(next(said) if one else ("", ""))]
-            for line, one in zip(lines, found, strict=True)]  # fmt: skip
+        best.setdefault(min(mean, key=mean.__getitem__), []).append(width)
+    return best
 
 
 def at_equal_seconds(study: Study, width: int, heads: int, head_dim: int, layout: str) -> str:
@@ -333,29 +272,203 @@ def at_equal_seconds(study: Study, width: int, heads: int, head_dim: int, layout
     masks = [study.point(width // 16, 16, width=width)]
     masks += [study.point(heads, head_dim, width=width, layout=layout)]
     base, own = (float(np.min(study.frame["cpu_seconds"][mask])) for mask in masks)
-    difference = analysis.over_texts(against(study, width, heads, head_dim, layout)).value
-    beside = [slope for pair, slope in chords(study).items() if width in pair]
+    difference = analysis.over_texts(
+        hypotheses.against(study, width, heads, head_dim, layout)
+    ).value
+    beside = [slope for pair, slope in hypotheses.chords(study).items() if width in pair]
     found, *others = (difference - s * math.log(own / base) for s in (study.slope.value, *beside))
     return f"{found:+.4f} ({' and '.join(f'{one:+.4f}' for one in others)})"
 
 
-def _lead_at_equal_seconds(study: Study) -> str:
-    cells = {w: at_equal_seconds(study, w, w // 32, 32, "standard") for w in (64, 96)}
-    return " and ".join(f"{cell} bits at D = {width}" for width, cell in cells.items())
+def blanks(study: Study) -> dict[str, str]:
+    """The blanks of the sentence of the plan, filled; none without a best head_dim."""
+    top = analysis.optimum(study.model)
+    if study.model.contrast({"u2": 1}).value <= 0 or not 2 <= top.best.value <= 6:
+        return {}
+    heads = [h for n, h in design.POINTS[64] if n * h == 64]
+    near = min(heads, key=lambda h: abs(math.log2(h) - top.best.value))
+    costs = hypotheses.sharing_costs(study)
+    shared = [f"{multiple(costs[plan], study)} [{counts_in_words(hypotheses.sharing(study, plan))}]"
+              for plan in ("albert", "attention_only")]  # fmt: skip
+    return {
+        "best head_dim h\\*": f"{power(top.best)} [{top.best.count} texts x 2 seeds]",
+        "best N h, in D": _best_total(study.model, hypotheses.best_total(study.model, top)),
+        "4 times narrower costs": _step(study, near, near // 4),
+        "4 times wider costs": _step(study, near, near * 4),
+        "sharing all layers: compute multiple": shared[0],
+        "sharing attention alone: compute multiple": shared[1],
+        "change of h\\* per doubling of D": f"by a factor of {power(top.slope, 2)} "
+        f"[{top.slope.count} texts, D = 32, 64, 96]",
+    }
+
+
+def _best_total(model: MixedModel, found: Estimate) -> str:
+    """The best N h / D, where it lies within the points measured."""
+    if model.contrast({"v2": 1}).value <= 0 or not -1 < found.value < math.log2(1.5):
+        return "at an end of 1/2 to 3/2, not determined,"
+    bounds = [2**e if math.isfinite(e) else e for e in (found.low, found.high)]
+    return ends(
+        dataclasses.replace(found, value=2**found.value, low=bounds[0], high=bounds[1]), 2, ""
+    )
+
+
+def _step(study: Study, near: int, other: int) -> str:
+    points = {h: n for n, h in design.POINTS[64] if n * h == 64}
+    if other not in points:
+        return f"(h = {other}: not measured)"
+    pairs = hypotheses.pairs_of(
+        study, [study.point(points[near], near)], [study.point(points[other], other)]
+    )
+    found = analysis.over_texts(
+        pairs, analysis.pool(list(hypotheses.from_reference(study).values()))
+    )
+    where = f"h = {other} against {near}, {counts_in_words(pairs)}"
+    return f"{ends(found)} bits [{where}] (x {multiple(found, study)} compute)"
+
+
+def result_line(r: Result) -> Line:
+    """A line of the registered results: estimate, checks, p-value, conclusion."""
+    boot = units = p = "–"
+    number = f"{r.found.count}"
+    if r.pairs:
+        low, high = analysis.bootstrap(r.pairs)
+        boot = f"{low:+.4f} to {high:+.4f}"
+        units = ends(analysis.over_texts(analysis.merged(r.pairs)))
+        number = counts(r.pairs)
+    if math.isfinite(r.corrected):
+        p = f"{r.corrected:.4f}" if r.corrected >= 1e-4 else "< 0.0001"
+    return {"name": r.name, "what": r.text, "estimate (95 % interval)": ends(r.found),
+            "texts x seeds": number, "bootstrap interval": boot, "Tatoeba texts as one": units,
+            "p (Holm for S1 to S5)": p, "conclusion": r.conclusion}  # fmt: skip
+
+
+def _point_table(study: Study) -> str:
+    lines: list[tuple[Line, Estimate | None]] = []
+    for width in STAGE_OF_WIDTH:
+        pooled = analysis.pool(list(hypotheses.from_reference(study, width).values()))
+        for n, h, layout in points_of(width):
+            mask = study.point(n, h, width=width, layout=layout)
+            line = {
+                "D": width,
+                "point": point_name(n, h, layout),
+                "N h / D": f"{n * h / width:g}",
+                "FFN width": f"{study.frame['ffn_width'][mask][0]:,}",
+                "parameters": f"{study.frame['parameters'][mask][0]:,}",
+                "bits": f"{means_of_texts(study, mask):.4f}",
+                "difference (95 %)": "reference",
+            }
+            if (n, h, layout) == (width // 16, 16, "standard"):
+                lines.append((line, None))
+                continue
+            pairs = hypotheses.against(study, width, n, h, layout)
+            found = analysis.over_texts(pairs, pooled)
+            lines.append((line | {
+                "difference (95 %)": ends(found),
+                "Tatoeba texts as one": ends(analysis.over_texts(analysis.merged(pairs))),
+                "at equal seconds (this CPU)": at_equal_seconds(study, width, n, h, layout),
+                "texts x seeds": counts(pairs),
+            }, found))  # fmt: skip
+    return judged_table(lines)
+
+
+def _repeated_table(study: Study) -> str:
+    """Differences from 6x16 at D = 96 over the texts that are read less than four times."""
+    many: dict[tuple[int, int], Pairs] = {}
+    for point in design.POINTS[96]:
+        if point != (6, 16):
+            pairs = hypotheses.against(study, 96, *point, "standard")
+            many[point] = {t: d for t, d in pairs.items() if t not in design.REPEATED_TEXTS}
+    pooled = analysis.pool([pairs for (n, h), pairs in many.items() if n * h == 96])
+    lines = []
+    for (n, h), pairs in many.items():
+        found = analysis.over_texts(pairs, pooled)
+        line = {"point": f"{n}x{h}", "difference (95 %)": ends(found)}
+        lines.append((line | {"texts x seeds": counts(pairs)}, found))
+    return judged_table(lines)
+
+
+def _baselines(study: Study) -> str:
+    lines = []
+    names = {**charts.BASELINES, "bits": "model h = 16, N h = D"}
+    for width in STAGE_OF_WIDTH:
+        mask = study.point(width // 16, 16, width=width)
+        for text in design.ALL_TEXTS:
+            of_text = mask & (study.frame["text"] == text)
+            means = {t: f"{study.frame[name][of_text].mean():.3f}" for name, t in names.items()}
+            lines.append({"D": width, "text": text, **means})
+    return table(lines)
+
+
+def _length_table(study: Study) -> str:
+    """Differences from 4x16 at 80 bytes per parameter and at T = 64 and 256, beside those of
+    stage 3 on the same texts."""
+    settings = [(128, each, design.LENGTH_TEXTS) for each in (20.0, 80.0)]
+    settings += [(t, 20.0, design.CONTEXT_TEXTS) for t in (64, 128, 256)]
+    lines = []
+    for length, each, texts in settings:
+        others = ((16, 4), (8, 8), (2, 32), (1, 64))
+        of_texts = np.isin(study.frame["text"], texts)
+        at = {p: study.point(*p, length=length, bytes_per_parameter=each) & of_texts
+              for p in ((4, 16), *others)}  # fmt: skip
+        many = {p: analysis.paired(study.frame, at[4, 16], at[p]) for p in others}
+        pooled = analysis.pool([pairs for pairs in many.values() if pairs])
+        for (n, h), pairs in many.items():
+            if not pairs:
+                continue
+            found = analysis.over_texts(pairs, pooled)
+            lines.append(({
+                "T": length, "bytes per parameter": f"{each:g}", "texts": ", ".join(texts),
+                "point": f"{n}x{h}", "bits worse than 4x16 (95 %)": ends(found),
+                "texts x seeds": counts(pairs),
+            }, found))  # fmt: skip
+    return judged_table(lines)
+
+
+def _sharing_table(study: Study) -> str:
+    slopes = hypotheses.chords(study)
+    beside = f"by the slope of D = {' and '.join(f'{a} to {b}' for a, b in slopes)}"
+    lines = []
+    for budget in ("flops", "parameters"):
+        for plan, found in hypotheses.sharing_costs(study, budget).items():
+            times, by_chords = "–", "–"
+            if budget == "flops":
+                times = multiple(found, study)
+                each = (math.exp(found.value / abs(slope)) for slope in slopes.values())
+                by_chords = " and ".join(f"{one:.2f}" for one in each)
+            lines.append(({
+                "plan": plan, "equal": budget, "bits worse than separate (95 %)": ends(found),
+                "compute multiple": times, beside: by_chords,
+                "texts x seeds": counts(hypotheses.sharing(study, plan, budget)),
+            }, found))  # fmt: skip
+    return judged_table(lines)
+
+
+def _optimizer_table(rows: DataFrame) -> str:
+    """Stage 0: minimum of 1x64 less minimum of 4x16, by parametrization and text."""
+    bits = minima(rows[rows["stage"] == 0]).set_index(["parametrization", "text", "head_dim"])[
+        "bits"
+    ]
+    gap = lambda name, text: f"{bits[name, text, 64] - bits[name, text, 16]:+.4f}"
+    names = dict.fromkeys(bits.index.get_level_values("parametrization"))
+    return table([
+        {"optimizer": name, **{text: gap(name, text) for text in design.STAGE0_TEXTS}}
+        for name in names
+    ])  # fmt: skip
 
 
 def _rate_table(study: Study) -> str:
-    """How far the learning rate of each variant was from its best one, by its two rates."""
+    """How far the learning rate of each point was off, by the two rates of its texts."""
     lines = []
     for width in (32, 64):
-        points: list[tuple[int, int, str]] = [(n, h, "standard") for n, h in design.POINTS[width]]
-        points += [(n, h, "narrow") for n, h in design.NARROW if width == 64]
-        for n, h, layout in points:
+        for n, h, layout in points_of(width):
             error = rate_error(study, study.point(n, h, width=width, layout=layout))
-            name = f"{n}x{h}" + (" narrow" if layout == "narrow" else "")
-            cost = study.tuning_k * error**2
-            lines.append([str(width), name, f"{error:+.2f}", f"{cost:.4f}"])
-    return table(("D", "point", "ln r less the best ln r", "bits that it costs"), lines)
+            lines.append({
+                "D": width,
+                "point": point_name(n, h, layout),
+                "ln r less the best ln r": f"{error:+.2f}",
+                "bits that it costs": f"{study.tuning_k * error**2:.4f}",
+            })  # fmt: skip
+    return table(lines)
 
 
 def rate_error(study: Study, mask: Mask) -> float:
@@ -372,151 +485,34 @@ def rate_error(study: Study, mask: Mask) -> float:
     return float(np.mean(slopes) / (2 * study.tuning_k) - np.mean(middles))
 
 
-def _point_table(study: Study) -> str:
-    header = ("D", "point", "N h / D", "FFN width", "parameters", "bits", "difference (95 %)",
-              "Tatoeba texts as one", "at equal seconds (this CPU)", "texts x seeds", "p, Holm",
-              "")  # fmt: skip
-    lines: list[list[str]] = []
-    every: list[Estimate | None] = []
-    for width in STAGE_OF_WIDTH:
-        points: list[tuple[int, int, str]] = [(n, h, "standard") for n, h in design.POINTS[width]]
-        points += [(n, h, "narrow") for n, h in design.NARROW if width == 64]
-        many = {p: against(study, width, *p) for p in points if p != (width // 16, 16, "standard")}
-        pooled = analysis.pool(list(from_reference(study, width).values()))
-        for n, h, layout in points:
-            mask = study.point(n, h, width=width, layout=layout)
-            mean = float(np.mean(_text_means(study, mask)))
-            shape = [f"{study.frame[f][mask][0]:,}" for f in ("ffn_width", "parameters")]
-            name = f"{n}x{h}" + (" narrow" if layout == "narrow" else "")
-            line = [str(width), name, f"{n * h / width:g}", *shape, f"{mean:.4f}"]
-            pairs = many.get((n, h, layout))
-            every.append(None if pairs is None else analysis.over_texts(pairs, pooled))
-            if pairs is None:
-                lines.append([*line, "reference", "", "", ""])
-                continue
-            merged = ends(analysis.over_texts(analysis.merged(pairs)))
-            seconds = at_equal_seconds(study, width, n, h, layout)
-            found = analysis.over_texts(pairs, pooled)
-            lines.append([*line, ends(found), merged, seconds, _counts(pairs)])
-    return table(header, with_corrected(lines, every))
-
-
-def _repeated_table(study: Study) -> str:
-    """Differences from 6x16 at D = 96 over the texts that are read less than four times."""
-    points = [p for p in design.POINTS[96] if p != (6, 16)]
-    many: dict[tuple[int, int], Pairs] = {}
-    for point in points:
-        pairs = against(study, 96, *point, "standard")
-        many[point] = {t: d for t, d in pairs.items() if t not in design.REPEATED_TEXTS}
-    pooled = analysis.pool([pairs for (n, h), pairs in many.items() if n * h == 96])
-    every = [analysis.over_texts(pairs, pooled) for pairs in many.values()]
-    lines = [[f"{n}x{h}", ends(found), _counts(pairs)]
-             for ((n, h), pairs), found in zip(many.items(), every, strict=True)]  # fmt: skip
-    header = ("point", "difference (95 %)", "texts x seeds", "p, Holm", "")
-    return table(header, with_corrected(lines, every))
-
-
-def against(study: Study, width: int, heads: int, head_dim: int, layout: str) -> Pairs:
-    """Differences of a point from h = 16 on N h = D."""
-    reference = study.point(width // 16, 16, width=width)
-    point = study.point(heads, head_dim, width=width, layout=layout)
-    return analysis.paired(study.frame, reference, point)
-
-
-def _baselines(study: Study) -> str:
-    header = ("D", "text", *charts.BASELINES.values(), "model h = 16, N h = D")
-    lines = []
-    for width in STAGE_OF_WIDTH:
-        mask = study.point(width // 16, 16, width=width)
-        for text in design.ALL_TEXTS:
-            of_text = mask & (study.frame["text"] == text)
-            names = (*charts.BASELINES, "bits")
-            means = [f"{study.frame[name][of_text].mean():.3f}" for name in names]
-            lines.append([str(width), text, *means])
-    return table(header, lines)
-
-
-def _length_table(study: Study) -> str:
-    """Differences from 4x16 at 80 bytes per parameter and at T = 64 and 256, beside those of
-    stage 3 on the same texts."""
-    settings: list[tuple[int, float, Sequence[str]]] = [
-        (128, 20.0, design.LENGTH_TEXTS),
-        (128, 80.0, design.LENGTH_TEXTS),
-    ]
-    settings += [(t, 20.0, design.CONTEXT_TEXTS) for t in (64, 128, 256)]
-    lines, every = [], []
-    for length, each, texts in settings:
-        others = ((16, 4), (8, 8), (2, 32), (1, 64))
-        of_texts = np.isin(study.frame["text"], texts)
-        at = {p: study.point(*p, length=length, bytes_per_parameter=each) & of_texts
-              for p in ((4, 16), *others)}  # fmt: skip
-        many = {p: analysis.paired(study.frame, at[4, 16], at[p]) for p in others}
-        many = {p: pairs for p, pairs in many.items() if pairs}
-        pooled = analysis.pool(list(many.values()))
-        for (n, h), pairs in many.items():
-            found = analysis.over_texts(pairs, pooled)
-            cells = [str(length), f"{each:g}", ", ".join(texts), f"{n}x{h}", ends(found)]
-            lines.append([*cells, _counts(pairs)])
-            every.append(found)
-    header = ("T", "bytes per parameter", "texts", "point", "bits worse than 4x16 (95 %)",
-              "texts x seeds", "p, Holm", "")  # fmt: skip
-    return table(header, with_corrected(lines, every))
-
-
-def _sharing_table(study: Study) -> str:
-    lines, every, slopes = [], [], chords(study)
-    for budget in ("flops", "parameters"):
-        for plan, found in sharing_costs(study, budget).items():
-            counts = _counts(sharing(study, plan, budget))
-            times, by_chords = "–", "–"
-            if budget == "flops":
-                times = multiple(found, study)
-                each = (math.exp(found.value / abs(slope)) for slope in slopes.values())
-                by_chords = " and ".join(f"{one:.2f}" for one in each)
-            lines.append([plan, budget, ends(found), times, by_chords, counts])
-            every.append(found)
-    beside = " and ".join(f"{a} to {b}" for a, b in slopes)
-    header = ("plan", "equal", "bits worse than separate (95 %)", "compute multiple",
-              f"by the slope of D = {beside}", "texts x seeds", "p, Holm", "")  # fmt: skip
-    return table(header, with_corrected(lines, every))
+def _fit_line(one: Fit) -> Line:
+    slope = one.optimum.slope
+    trend = ends(slope, 2) if math.isfinite(slope.value) else "–"
+    return {
+        "rows": one.name, "h\\*": power(one.optimum.best), "best N h / D": power(one.total, 2),
+        "slope of log2 h\\* on log2 D": trend, "residual sd, bits": f"{one.residual_sd:.4f}",
+    }  # fmt: skip
 
 
 def _model_table(study: Study) -> str:
     names = [name for name in study.model.names if not name.startswith("a[")]
-    lines = [[name, ends(study.model.contrast({name: 1}))] for name in names]
+    lines = {name: ends(study.model.contrast({name: 1})) for name in names}
     sds = zip(("B1 (u by text)", "C1 (v by text)", "seed"), study.model.component_sd, strict=True)
-    lines += [[f"standard deviation of {n}", f"{sd:.4f}"] for n, sd in sds]
-    lines += [
-        ["standard deviation of e", f"{study.model.residual_sd:.4f}"],
-        ["k (stage 1)", f"{study.tuning_k:.4f}"],
-    ]
-    return table(("term", "estimate (95 % interval)"), lines)
+    lines |= {f"standard deviation of {name}": f"{sd:.4f}" for name, sd in sds}
+    lines["standard deviation of e"] = f"{study.model.residual_sd:.4f}"
+    lines["k (stage 1)"] = f"{study.tuning_k:.4f}"
+    return table([{"term": n, "estimate (95 % interval)": v} for n, v in lines.items()])
 
 
-def _rate_errors(study: Study) -> dict[str, str]:
-    """How far learning rates were off, and the bits that this cost."""
-    k, sd = study.tuning_k, study.rate_sd
-    off = -study.model.contrast({"tuning": 1}).value / (2 * k)
-    numbers = {"residual": f"{sd:.3f}", "cost": f"{k * sd**2:.4f}"}
-    side = "low" if off > 0 else "high"
-    return numbers | {"off": f"{side} by {abs(off):.2f}", "off_cost": f"{k * off**2:.4f}"}
-
-
-def write_analysis(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Writes analysis.md, analysis.csv and the figures. Creates the folder.
-
-    Raises ValueError as `read_study`, before that.
-    """
-    study = read_study(rows)
-    texts = {
-        "analysis.md": page(rows, study),
-        "analysis.csv": _csv(primary(study) + secondary(study)),
-    }
-    texts |= {f"{n}.svg": themed_svg(drawn, n) for n, drawn in figures(study, rows).items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        write_atomic(folder / name, text.encode())
-    return [folder / name for name in texts]
+def _training_lengths(study: Study) -> list[str]:
+    """What 1x64 costs against 4x16 at 20 and 80 bytes per parameter, on the same texts."""
+    found = []
+    for each in (20.0, 80.0):
+        points = [study.point(*p, bytes_per_parameter=each) for p in ((4, 16), (1, 64))]
+        texts = np.isin(study.frame["text"], design.LENGTH_TEXTS)
+        pairs = analysis.paired(study.frame, points[0] & texts, points[1] & texts)
+        found.append(ends(analysis.over_texts(pairs)))
+    return found
 
 
 def _csv(results: Sequence[Result]) -> str:
@@ -528,3 +524,54 @@ def _csv(results: Sequence[Result]) -> str:
         numbers = (f.value, f.error, f.low, f.high, f.count, r.corrected)
         writer.writerow((r.name, r.text, *numbers, r.conclusion))
     return text.getvalue()
+
+
+# Figures ------------------------------------------------------------------------------------------
+
+
+def figures(study: Study, rows: DataFrame) -> dict[str, Figure]:
+    """Figure name -> figure."""
+    alone = study.frame["stage"] == STAGE_OF_WIDTH[64]
+    model = analysis.surface_model(analysis.select(study.frame, alone), study.tuning_k)
+    costs = hypotheses.sharing_costs(study).items()
+    return {
+        "figure1": charts.loss_figure([_panel(study, width) for width in STAGE_OF_WIDTH]),
+        "figure2": _surface(model),
+        "figure3": charts.sharing_figure(
+            {plan: analysis.compute_multiple(cost, study.slope) for plan, cost in costs}
+        ),
+        "figure4": charts.rate_figure(_rates(rows)),
+    }
+
+
+def _panel(study: Study, width: int) -> charts.SizePanel:
+    base = study.point(width // 16, 16, width=width)
+    pairs = hypotheses.from_reference(study, width)
+    pooled = analysis.pool(list(pairs.values()))
+    differences = {h: analysis.over_texts(one, pooled) for h, one in pairs.items()}
+    series = charts.around(means_of_texts(study, base), 16, differences)
+    grams = {name: means_of_texts(study, base, name) for name in charts.BASELINES}
+    return charts.SizePanel(width, int(study.frame["parameters"][base][0]), series, grams)
+
+
+def _surface(model: MixedModel) -> Figure:
+    u, v = np.meshgrid(np.linspace(2, 6, 60), np.linspace(-1, math.log2(1.5), 40))
+    b = dict(zip(model.names, model.coefficients, strict=True))
+    x = u - 4
+    level = np.mean([b[name] for name in b if name.startswith("a[") and name.endswith("-64]")])
+    bits = level + b["u"] * x + b["u2"] * x**2 + b["v"] * v + b["v2"] * v**2 + b["uv"] * x * v
+    points = [(float(h), n * h / 64) for n, h in design.POINTS[64]]
+    return charts.surface_figure(u, v, bits, points)
+
+
+def _rates(rows: DataFrame) -> dict[str, dict[int, float]]:
+    """The best learning rates on N h = D: model size and text -> head_dim -> rate."""
+    cells = minima(rows[rows["stage"] == 1]).query(
+        "plan == 'separate' and layout == 'standard' and length == 128 and interior"
+        " and bytes_per_parameter == 20 and num_heads * head_dim == width"
+    )
+    found: dict[str, dict[int, float]] = {}
+    for cell in cells.itertuples():
+        of_size = found.setdefault(f"D = {cell.width}, {cell.text}", {})
+        of_size[cell.head_dim] = math.exp(cell.log_rate)
+    return found

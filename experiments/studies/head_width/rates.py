@@ -1,28 +1,20 @@
-"""Learning rates from rows: the minimum of a grid, grids that bracket it, a rate formula."""
+"""Learning rates from rows: the minimum of a grid, the next rate to try, a rate formula."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from pandas import DataFrame
 
-from experiments.studies.head_width.rows import Row
-from experiments.studies.head_width.spec import Variant
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """Runs that differ in their learning rate only."""
-
-    variant: Variant
-    parametrization: str
-    text: str
-    seed: int
-    bytes_per_parameter: float
+CELL = ["num_heads", "head_dim", "layout", "width", "length", "plan", "budget", "parametrization",
+        "text", "seed", "bytes_per_parameter"]  # fmt: skip
+"""Columns in which the runs of a cell agree: they differ in their learning rate alone."""
+PLANS = ("cycle:2", "albert", "attention_only", "ffn_only")
 
 
-@dataclasses.dataclass(frozen=True)
-class Minimum:
+class Minimum(NamedTuple):
     """The best learning rate of a cell by validation bits per byte."""
 
     log_rate: float
@@ -33,19 +25,15 @@ class Minimum:
     """Is the best rate of the grid between two others?"""
 
 
-def cells_of(rows: Sequence[Row]) -> dict[Cell, list[Row]]:
-    """Rows by cell, each in the order of its rates."""
-    found: dict[Cell, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row.spec.learning_rate):
-        s = row.spec
-        cell = Cell(s.variant, s.parametrization, s.text, s.seed, s.bytes_per_parameter)
-        found.setdefault(cell, []).append(row)
-    return found
-
-
-def minimum(rows: Sequence[Row]) -> Minimum:
-    """The minimum of the rates of a cell by validation bits; the held-out part is not read."""
-    return parabola_minimum({row.spec.learning_rate: row.scores.validation_bits for row in rows})
+def minima(rows: DataFrame) -> DataFrame:
+    """`parabola_minimum` of the validation bits of each cell; `tried` is rate -> bits. The held-out
+    part is not read."""
+    found = []
+    for key, cell in rows.sort_values("learning_rate", kind="stable").groupby(CELL, sort=False):
+        tried = dict(zip(cell["learning_rate"], cell["validation_bits"], strict=True))
+        best = parabola_minimum(tried)
+        found.append(dict(zip(CELL, key, strict=True)) | best._asdict() | {"tried": tried})
+    return DataFrame(found, columns=[*CELL, *Minimum._fields, "tried"])
 
 
 def parabola_minimum(bits: Mapping[float, float]) -> Minimum:
@@ -61,7 +49,7 @@ def parabola_minimum(bits: Mapping[float, float]) -> Minimum:
     y = np.array([bits[rate] for rate in rates])
     best = int(np.argmin(y))
     interior = 0 < best < len(y) - 1
-    if not interior or not np.all(np.isfinite(y[best - 1 : best + 2])):
+    if not (interior and np.all(np.isfinite(y[best - 1 : best + 2]))):
         return Minimum(float(x[best]), float(y[best]), 0.0, interior)
     three = slice(best - 1, best + 2)
     k, slope, level = np.polyfit(x[three] - x[best], y[three], 2)
@@ -69,15 +57,17 @@ def parabola_minimum(bits: Mapping[float, float]) -> Minimum:
     return Minimum(float(x[best] + at), float(level - k * at**2), float(k), True)
 
 
-def next_rate(rows: Sequence[Row], factor: float) -> float | None:
-    """The rate that a cell needs beyond its grid: one `factor` outside the end that is best; None
-    where the best rate is between two others."""
-    rates = sorted(row.spec.learning_rate for row in rows)
-    found = minimum(rows)
-    if found.interior:
-        return None
-    lowest = math.isclose(math.exp(found.log_rate), rates[0])
-    return float(f"{rates[0] / factor if lowest else rates[-1] * factor:.4g}")
+def next_rate(tried: Mapping[float, float], factor: float) -> float:
+    """The rate that a cell needs beyond its grid: one `factor` outside the end that is best; NaN
+    where the best rate is between two others.
+
+    >>> next_rate({0.01: 2.0, 0.02: 1.9}, 2.0)
+    0.04
+    """
+    best, lowest, highest = min(tried, key=tried.__getitem__), min(tried), max(tried)
+    if lowest < best < highest:
+        return math.nan
+    return float(f"{lowest / factor if best == lowest else highest * factor:.4g}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,54 +76,49 @@ class RateFormula:
 
     coefficients: dict[str, float]
     residual_sd: float
-    residuals: dict[str, float]
-    """Run of the best rate of a cell -> observed less fitted ln r*."""
+    residuals: list[float]
+    """Observed less fitted ln r* of each cell."""
 
-    def rate(self, variant: Variant, bytes_per_parameter: float) -> float:
-        """r* of a variant, 3 significant digits."""
-        terms = rate_terms(variant, bytes_per_parameter)
-        total = sum(self.coefficients[name] * value for name, value in terms.items())
-        return float(f"{math.exp(total):.3g}")
-
-
-PLANS = ("cycle:2", "albert", "attention_only", "ffn_only")
+    def rates(self, runs: DataFrame) -> list[float]:
+        """r* of runs by their columns, 3 significant digits."""
+        terms = rate_terms(runs)
+        total = sum(self.coefficients[name] * terms[name] for name in terms)
+        return [float(f"{math.exp(one):.3g}") for one in total]
 
 
-def rate_terms(variant: Variant, bytes_per_parameter: float) -> dict[str, float]:
+def rate_terms(runs: DataFrame) -> dict[str, np.ndarray]:
     """The terms of the rate formula: ln h, ln N, ln D; ln of bytes per parameter over 20; ln T over
     128; 1 for narrow heads; 1 for each sharing plan."""
+
+    def log(name: str, unit: float = 1.0) -> np.ndarray:
+        return np.array([math.log(value / unit) for value in runs[name]])
+
     return {
-        "constant": 1.0,
-        "ln_head_dim": math.log(variant.head_dim),
-        "ln_num_heads": math.log(variant.num_heads),
-        "ln_width": math.log(variant.width / 64),
-        "ln_bytes": math.log(bytes_per_parameter / 20),
-        "ln_length": math.log(variant.length / 128),
-        "narrow": float(variant.layout == "narrow"),
-        **{plan: float(variant.plan == plan) for plan in PLANS},
+        "constant": np.ones(len(runs)),
+        "ln_head_dim": log("head_dim"),
+        "ln_num_heads": log("num_heads"),
+        "ln_width": log("width", 64),
+        "ln_bytes": log("bytes_per_parameter", 20),
+        "ln_length": log("length", 128),
+        "narrow": (runs["layout"] == "narrow").to_numpy(float),
+        **{plan: (runs["plan"] == plan).to_numpy(float) for plan in PLANS},
     }
 
 
-def fit_rates(rows: Sequence[Row]) -> RateFormula:
+def fit_rates(rows: DataFrame) -> RateFormula:
     """Least squares of ln r* of every cell on `rate_terms`; a term that no cell has gets 0."""
-    cells = cells_of(rows)
-    terms = [rate_terms(cell.variant, cell.bytes_per_parameter) for cell in cells]
-    design = np.array([list(one.values()) for one in terms])
-    best = np.array([minimum(of_cell).log_rate for of_cell in cells.values()])
+    cells = minima(rows)
+    terms = rate_terms(cells)
+    design, best = np.column_stack(list(terms.values())), cells["log_rate"].to_numpy()
     solution = np.linalg.lstsq(design, best, rcond=1e-10)[0]
     left = best - design @ solution
     free = max(1, len(best) - int(np.linalg.matrix_rank(design)))
-    names = [f"{c.variant.point}-D{c.variant.width}-{c.text}-{c.variant.plan}-T{c.variant.length}"
-             f"-{c.bytes_per_parameter:g}" for c in cells]  # fmt: skip
-    return RateFormula(
-        dict(zip(terms[0], map(float, solution), strict=True)),
-        float(np.sqrt(np.sum(left**2) / free)),
-        dict(zip(names, map(float, left), strict=True)),
-    )
+    coefficients = dict(zip(terms, map(float, solution), strict=True))
+    return RateFormula(coefficients, float(np.sqrt(np.sum(left**2) / free)), left.tolist())
 
 
 def choose(
-    rows: Sequence[Row], names: Sequence[str], tolerance: float
+    rows: DataFrame, names: Sequence[str], tolerance: float
 ) -> tuple[str, dict[str, tuple[float, float]]]:
     """The parametrization that stage 0 chooses, and (mean bits, range of ln r*) of each.
 
@@ -142,14 +127,11 @@ def choose(
     smallest range over the variants; equal ranges: the first of `names`.
     """
     found: dict[str, tuple[float, float]] = {}
+    every = minima(rows)
     for name in names:
-        cells = {c: minimum(r) for c, r in cells_of(rows).items() if c.parametrization == name}
-        mean = float(np.mean([m.bits for m in cells.values()]))
-        of_variant: Callable[[Variant], float] = lambda v, cells=cells: float(  # type: ignore[misc]
-            np.mean([m.log_rate for c, m in cells.items() if c.variant == v])
-        )
-        rates = [of_variant(v) for v in dict.fromkeys(c.variant for c in cells)]
-        found[name] = mean, max(rates) - min(rates)
+        cells = every[every["parametrization"] == name]
+        rates = cells.groupby(["num_heads", "head_dim"])["log_rate"].mean()
+        found[name] = float(cells["bits"].mean()), float(rates.max() - rates.min())
     lowest = min(mean for mean, _ in found.values())
     close = [n for n in names if found[n][0] <= lowest + tolerance]
     return min(close, key=lambda n: found[n][1]), found

@@ -1,178 +1,102 @@
-"""`Row`: the result of one run, and the CSV file that keeps rows."""
+"""Rows of the study: a CSV file with frozen columns, one line a run, and how results get there."""
 
-import contextlib
-import csv
-import dataclasses
-import fcntl
-import io
-import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+import pandas
+from pandas import DataFrame
+
+from attnlab import lab
 from attnlab.atomic import write_atomic
-from experiments.studies.head_width.spec import StudyRun
+from attnlab.lab.machine import processor
+from experiments.studies.head_width.ngrams import baselines
+from experiments.studies.head_width.spec import BATCH_TOKENS, StudyRun, Variant, num_steps
+from experiments.studies.head_width.texts import load_text
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-T = TypeVar("T")
-
-COMPLETE, DIVERGED = "complete", "diverged"
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """The size of the model and of its training."""
-
-    ffn_width: int
-    parameters: int
-    flops_per_token: int
-    steps: int
-    bytes_trained: int
+PUBLISHED = Path(__file__).parents[3] / "docs/results/head_width"
+BITS = ("heldout_bits", "validation_bits", "train_bits")
+"""Bits per byte; infinite where the run diverged."""
+GRAMS = ("unigram", "ngram3", "ngram4", "ngram5", "gzip")
+COLUMNS = [
+    *StudyRun(0, Variant(4, 16), "", "", 0, 0.0).fields,
+    "ffn_width", "parameters", "flops_per_token", "steps", "bytes_trained", "status", *BITS, *GRAMS,
+    "text_sha256", "commit", "seconds", "cpu_seconds", "machine", "version",
+]  # fmt: skip
+"""`version` is 1 for the published rows, of which alone `cpu_seconds` are known."""
+FLOATS = ("learning_rate", "bytes_per_parameter", *BITS, *GRAMS, "seconds", "cpu_seconds")
 
 
-@dataclasses.dataclass(frozen=True)
-class Scores:
-    """Bits per byte; infinite where the run diverged."""
-
-    status: str
-    heldout_bits: float
-    validation_bits: float
-    train_bits: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Baselines:
-    """Bits per byte on the held-out windows: n-grams of the bytes the run was trained on (order n
-    has n - 1 bytes of context), and gzip -9 of those windows by themselves."""
-
-    unigram: float
-    ngram3: float
-    ngram4: float
-    ngram5: float
-    gzip: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """Where a row comes from. Seconds are of training and scoring, over every start of the run;
-    a kill without warning loses those since the last checkpoint."""
-
-    text_sha256: str
-    commit: str
-    seconds: float
-    cpu_seconds: float
-    machine: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One finished run. Written as one line, the fields of every part side by side."""
-
-    spec: StudyRun
-    sizes: Sizes
-    scores: Scores
-    baselines: Baselines
-    origin: Origin
-    version: int = 1
-
-
-class WrongRows(ValueError):
-    """Rows that may not stand beside those of this study."""
-
-
-def flat(record: "DataclassInstance") -> dict[str, object]:
-    """The fields of nested dataclasses side by side, in order."""
-    found: dict[str, object] = {}
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        found |= flat(value) if nested else {field.name: value}
-    return found
-
-
-def read_flat(kind: type[T], texts: Mapping[str, str]) -> T:
-    """The record whose fields `flat` put side by side, of their texts."""
-    made = {}
-    for name, hint in typing.get_type_hints(kind).items():
-        nested = dataclasses.is_dataclass(hint)
-        made[name] = read_flat(hint, texts) if nested else hint(texts[name])
-    return kind(**made)
-
-
-def columns(kind: type = Row) -> list[str]:
-    """The header of a file of records."""
-    names: list[str] = []
-    for name, hint in typing.get_type_hints(kind).items():
-        nested = isinstance(hint, type) and dataclasses.is_dataclass(hint)
-        names += columns(hint) if nested else [name]
-    return names
-
-
-def write_records(path: Path, records: "Sequence[DataclassInstance]") -> None:
-    """One or more records of a kind as CSV; a kill leaves the old file or the new one."""
-    lines = [flat(record) for record in records]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    write_atomic(path, text.getvalue().encode())
-
-
-def check_columns(path: Path, found: Sequence[str], kind: type) -> None:
-    """Raises WrongRows unless these are the columns of the records."""
-    if list(found) != columns(kind):
-        raise WrongRows(f"{path} has other columns than a file of {kind.__name__}; name another")
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Every row of the file, none where there is no file.
-
-    Raises WrongRows for other columns, or a run that is there twice.
-    """
+def read_csv(path: Path, columns: Iterable[str]) -> DataFrame:
+    """The file, empty where there is none. Raises ValueError for other columns."""
     if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        check_columns(path, reader.fieldnames or [], Row)
-        rows = [read_flat(Row, values) for values in reader]
-    ids = [row.spec.id for row in rows]
+        return DataFrame(columns=list(columns))
+    rows = pandas.read_csv(path, dtype=dict.fromkeys([*FLOATS, "commit"], str))
+    if list(rows.columns) != list(columns):
+        raise ValueError(f"{path} has other columns than rows of this study; name another folder")
+    # Of texts, since `read_csv` rounds floats.
+    return rows.astype({name: float for name in FLOATS if name in rows})
+
+
+def append_csv(path: Path, rows: DataFrame) -> None:
+    """Adds lines to the file; a kill leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    there = path.read_text() if path.exists() else ",".join(rows.columns) + "\n"
+    write_atomic(path, (there + rows.to_csv(index=False, header=False)).encode())
+
+
+def read_rows(path: Path) -> DataFrame:
+    """Every row of the file. Raises ValueError for other columns, or a run that is there twice."""
+    rows = read_csv(path, COLUMNS)
+    ids = [run.id for run in runs_of(rows)]
     if len(set(ids)) != len(ids):
         twice = next(one for one in ids if ids.count(one) > 1)
-        raise WrongRows(f"{path} has the run {twice} twice")
+        raise ValueError(f"{path} has the run {twice} twice; remove one of its lines")
     return rows
 
 
-def check_origin(rows: Iterable[Row], commits: Sequence[str], digests: dict[str, str]) -> None:
-    """Raises WrongRows for a row of a commit that is not listed, or of another text."""
-    for row in rows:
-        if row.origin.commit not in commits:
-            raise WrongRows(
-                f"{row.spec.id} is of commit {row.origin.commit}, not {' or '.join(commits)}; "
-                "name the commit in --accept_commit if the numbers are comparable"
+def runs_of(rows: DataFrame) -> list[StudyRun]:
+    """The run of each row, by its columns."""
+    return [
+        StudyRun(
+            r.stage,
+            Variant(r.num_heads, r.head_dim, r.layout, r.width, r.length, r.plan, r.budget),
+            r.parametrization, r.text, r.seed, r.learning_rate, r.bytes_per_parameter,
+        )
+        for r in rows.itertuples()
+    ]  # fmt: skip
+
+
+def new_rows(results: lab.Results, data: Path, commit: str) -> DataFrame:
+    """Results of `lab.sweep` as rows, with the n-gram baselines of each run."""
+    rows = results.to_pandas()
+    for name in BITS:
+        scores = rows.get(name.replace("bits", "bits_per_byte"), np.inf)
+        rows[name] = np.where(rows["status"] == "complete", scores, np.inf)
+    runs = runs_of(rows)
+    rows["steps"] = list(map(num_steps, runs))
+    rows["bytes_trained"] = rows["steps"] * BATCH_TOKENS
+    texts = [load_text(run.text, data) for run in runs]
+    found = [
+        baselines(text, v.length, BATCH_TOKENS // v.length, steps, run.seed)
+        for text, run, v, steps in zip(texts, runs, (r.variant for r in runs), rows["steps"],
+                                       strict=True)
+    ]  # fmt: skip
+    rows[list(GRAMS)] = DataFrame(found)[list(GRAMS)]
+    rows["text_sha256"] = [text.sha256 for text in texts]
+    rows["commit"], rows["machine"], rows["version"] = commit, processor(), 2
+    return rows.reindex(columns=COLUMNS)
+
+
+def check_origin(rows: DataFrame, commits: Iterable[str], digests: Mapping[str, str]) -> None:
+    """Raises ValueError for a row of a commit that is not listed, or of another text."""
+    if other := set(rows["commit"]) - set(commits):
+        raise ValueError(
+            f"rows are of commit {min(other)}, not {' or '.join(commits)}; name it in "
+            "--accept_commit if the numbers are comparable"
+        )
+    for text, there in rows.groupby("text")["text_sha256"].first().items():
+        if there != digests.get(str(text), there):
+            raise ValueError(
+                f"rows of {text} are of another text ({there[:12]}); use the same data"
             )
-        expected = digests.get(row.spec.text, row.origin.text_sha256)
-        if row.origin.text_sha256 != expected:
-            raise WrongRows(
-                f"{row.spec.id} was trained on a text {row.spec.text} of digest "
-                f"{row.origin.text_sha256[:12]}, here it is {expected[:12]}; use the same data"
-            )
-
-
-def append_row(path: Path, row: Row) -> bool:
-    """Adds a row to the file, under a lock, once: False where its run is there already."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path.with_name(path.name + ".lock")):
-        rows = read_rows(path)
-        if any(one.spec.id == row.spec.id for one in rows):
-            return False
-        write_records(path, [*rows, row])
-    return True
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

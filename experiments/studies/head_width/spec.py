@@ -1,11 +1,13 @@
 """`Variant` and `StudyRun`: what one run of the head-width study trains, and how."""
 
 import dataclasses
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
+from attnlab import lab
 from attnlab.heads import HeadNorm, Standard, make_layout
 from attnlab.heads.layout import Bias
-from attnlab.models import FFN, ModelConfig, Rotary, match_budget
+from attnlab.models import FFN, Compute, ModelConfig, Rotary, match_budget
 from attnlab.models.budget import Budget
 from attnlab.names import lookup
 from attnlab.training import (
@@ -14,6 +16,7 @@ from attnlab.training import (
     ScheduleConfig,
     TrainConfig,
 )
+from experiments.studies.head_width.texts import StudyText
 
 NUM_LAYERS = 4
 BATCH_TOKENS = 2048
@@ -64,6 +67,13 @@ class StudyRun:
     bytes_per_parameter: float = 20.0
 
     @property
+    def fields(self) -> dict[str, lab.Tag]:
+        """Every field, those of the variant too: the first columns of a row."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        del own["variant"]
+        return {"stage": self.stage, **dataclasses.asdict(self.variant), **own}
+
+    @property
     def id(self) -> str:
         """Every field, for the name of a folder.
 
@@ -91,7 +101,12 @@ def num_steps(spec: StudyRun) -> int:
     return max(2, round(total / BATCH_TOKENS))
 
 
-def model_config(variant: Variant, parametrization: str = "one_rate") -> ModelConfig:
+def model_config(
+    variant: Variant,
+    parametrization: str = "one_rate",
+    num_layers: int = NUM_LAYERS,
+    compute: Compute = Compute(),  # noqa: B008
+) -> ModelConfig:
     """The model of a variant, its FFN width solved.
 
     >>> model_config(Variant(3, 32)).ffn.width
@@ -102,21 +117,19 @@ def model_config(variant: Variant, parametrization: str = "one_rate") -> ModelCo
     lookup(PARAMETRIZATIONS, parametrization, what="parametrization")
     reference = ModelConfig(
         width=variant.width,
-        num_layers=NUM_LAYERS,
+        num_layers=num_layers,
         heads=Standard(
             num_heads=variant.width // 16 or 1, head_dim=min(16, variant.width), biases=BIASES
         ),
         ffn=FFN(width=4 * variant.width),
         max_len=variant.length,
         positions=Rotary(),
+        compute=compute,
     )
-    config = dataclasses.replace(
-        reference,
-        heads=make_layout(
-            variant.layout, num_heads=variant.num_heads, head_dim=variant.head_dim, biases=BIASES
-        ),
-        sharing=variant.plan,
+    heads = make_layout(
+        variant.layout, num_heads=variant.num_heads, head_dim=variant.head_dim, biases=BIASES
     )
+    config = dataclasses.replace(reference, heads=heads, sharing=variant.plan)
     budget = lookup({name: name for name in get_args(Budget)}, variant.budget, what="budget")
     solved = match_budget(config, reference, budget, length=variant.length).config
     if parametrization != "qk_norm":
@@ -126,23 +139,40 @@ def model_config(variant: Variant, parametrization: str = "one_rate") -> ModelCo
     return dataclasses.replace(solved, heads=normed)
 
 
-def train_config(spec: StudyRun) -> TrainConfig:
-    """The training of a run: warm-up 5 %, cosine to a tenth, clipping at 1."""
-    steps = num_steps(spec)
-    return TrainConfig(
-        steps=steps,
-        batch_size=BATCH_TOKENS // spec.variant.length,
-        length=spec.variant.length,
-        seeds=(spec.seed,),
-        optimizer=OptimizerConfig(
-            name="muon" if spec.parametrization == "muon" else "adamw",
-            learning_rate=spec.learning_rate,
-            base_fan_in=64 if spec.parametrization == "fan_in" else None,
-        ),
-        schedule=ScheduleConfig(
-            final_learning_rate=spec.learning_rate / 10, warmup_steps=steps // 20
-        ),
+def make_training(optimizer: OptimizerConfig, steps: int, **fields: Any) -> TrainConfig:
+    """Warm-up 5 %, cosine to a tenth, clipping at 1; `fields` are those of `TrainConfig`."""
+    schedule = ScheduleConfig(
+        final_learning_rate=optimizer.learning_rate / 10, warmup_steps=steps // 20
+    )
+    return TrainConfig(steps=steps, optimizer=optimizer, schedule=schedule, **fields)
+
+
+def train_config(run: StudyRun) -> TrainConfig:
+    """The training of a run."""
+    steps, length = num_steps(run), run.variant.length
+    optimizer = OptimizerConfig(
+        name="muon" if run.parametrization == "muon" else "adamw",
+        learning_rate=run.learning_rate,
+        base_fan_in=64 if run.parametrization == "fan_in" else None,
+    )
+    return make_training(
+        optimizer,
+        steps,
+        batch_size=BATCH_TOKENS // length,
+        length=length,
+        seeds=(run.seed,),
         evaluation=EvaluationConfig(every=steps, batch_size=32, windows=64, curve_windows=64),
         log_every=max(1, steps // 10),
         checkpoint_every=max(1, min(480, steps // 2)),
     )
+
+
+def run_spec(run: StudyRun, data: Path) -> lab.RunSpec:
+    """A run for `lab.sweep`; `data` is the folder of the texts. Its tags are its fields."""
+    experiment = lab.Experiment(
+        model=model_config(run.variant, run.parametrization),
+        train=train_config(run),
+        data=StudyText(name=run.text, folder=str(data)),
+    )
+    tags = {name: value for name, value in run.fields.items() if name != "seed"}
+    return lab.RunSpec(run.id, experiment, run.seed, tags)

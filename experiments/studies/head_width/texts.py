@@ -4,6 +4,7 @@ No validation text continues a held-out or training text: texts are split by fil
 article or sentence, by the official split where there is one.
 """
 
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -13,13 +14,66 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from attnlab.data.text import SKIPPED_FOLDERS, Corpus
+from attnlab.data import BYTES, DATASETS, Batch, Dataset, DataSizes
+from attnlab.data.dataset import BatchShapes
+from attnlab.data.text import SKIPPED_FOLDERS, Corpus, dataset_of_corpus, windows
 from attnlab.names import lookup
 
 Parts = tuple[bytes, bytes, bytes]
 """Training, validation, held out."""
+HELDOUT_BYTES, VALIDATION_BYTES = 1 << 18, 1 << 17
+"""At most so many targets of a part are scored."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyText:
+    """One of `TEXTS` as a dataset.
+
+    Attributes:
+      name: of the text.
+      folder: of the files; the text "python" needs none.
+    """
+
+    name: str = "python"
+    folder: str = ""
+
+    def sizes(self) -> DataSizes:
+        """Bytes."""
+        return BYTES
+
+    def shapes(self, length: int) -> BatchShapes:
+        """Windows of `length` + 1 bytes."""
+        return {"tokens": jax.ShapeDtypeStruct((1, length + 1), np.int32)}
+
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """Random training windows; fixed held-out and validation windows."""
+        return make_dataset(load_text(self.name, Path(self.folder)), length)
+
+
+DATASETS["head_width"] = StudyText
+
+
+def make_dataset(corpus: Corpus, length: int) -> Dataset:
+    """The dataset of a run; all runs of a text and length are scored on the same windows."""
+    assert corpus.validation is not None
+    heldout = scored_windows(corpus.heldout, length, HELDOUT_BYTES)
+    validation = scored_windows(corpus.validation, length, VALIDATION_BYTES)
+    return dataclasses.replace(
+        dataset_of_corpus(corpus, length),
+        heldout=lambda count: heldout,
+        validation=lambda count: validation,
+        baselines=dict,
+    )
+
+
+def scored_windows(text: np.ndarray, length: int, most: int) -> Batch:
+    """Evenly spaced windows of at most `most` targets, the same for every run of a text."""
+    count = max(1, min(most, len(text) - 1) // length)
+    tokens, valid = windows(text, length, count)
+    return {"tokens": tokens, "valid": valid}
 
 
 def load_text(name: str, data: Path) -> Corpus:

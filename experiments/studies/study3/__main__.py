@@ -9,15 +9,13 @@ from pathlib import Path
 
 from attnlab.lab.worker import STOPPED
 from attnlab.training.provenance import code_commit
-from experiments.studies.head_width.executor import LocalExecutor, WorkerFailed
-from experiments.studies.head_width.rows import WrongRows
-from experiments.studies.head_width.run import Place
 from experiments.studies.head_width.texts import check_texts, load_text
 from experiments.studies.study3 import parts
 from experiments.studies.study3.cost import projected_seconds, status
+from experiments.studies.study3.executor import LocalExecutor, WorkerFailed
 from experiments.studies.study3.page import write_pages
-from experiments.studies.study3.rows import Row, append_row, check_origin, read_rows
-from experiments.studies.study3.run import remove_run, run_one
+from experiments.studies.study3.rows import Row, WrongRows, append_row, check_origin, read_rows
+from experiments.studies.study3.run import Place, remove_run, run_one
 from experiments.studies.study3.spec import Run
 
 

@@ -4,18 +4,16 @@ import contextlib
 import csv
 import dataclasses
 import fcntl
-from collections.abc import Iterable, Iterator, Sequence
+import io
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from experiments.studies.head_width.rows import (
-    Baselines,
-    WrongRows,
-    columns,
-    read_flat,
-    write_records,
-)
+from attnlab.atomic import write_atomic
 from experiments.studies.study3.spec import Run
 
+T = TypeVar("T")
 VERSION = 1
 COMPLETE, DIVERGED = "complete", "diverged"
 
@@ -54,6 +52,18 @@ class Scores:
 
 
 @dataclasses.dataclass(frozen=True)
+class Baselines:
+    """Bits per byte on the held-out windows: n-grams of the bytes the run was trained on (order n
+    has n - 1 bytes of context), and gzip -9 of those windows by themselves."""
+
+    unigram: float
+    ngram3: float
+    ngram4: float
+    ngram5: float
+    gzip: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Origin:
     """Where a row comes from. Seconds are of training and scoring, over every start of the run;
     those of a first half that other runs use too are in the run that trained it."""
@@ -80,6 +90,48 @@ class Row:
     baselines: Baselines
     origin: Origin
     version: int = VERSION
+
+
+class WrongRows(ValueError):
+    """Rows that may not stand beside those of this study."""
+
+
+def flat(record: typing.Any) -> dict[str, object]:
+    """The fields of nested dataclasses side by side, in order."""
+    found: dict[str, object] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        found |= flat(value) if nested else {field.name: value}
+    return found
+
+
+def read_flat(kind: type[T], texts: Mapping[str, str]) -> T:
+    """The record whose fields `flat` put side by side, of their texts."""
+    made = {}
+    for name, hint in typing.get_type_hints(kind).items():
+        nested = dataclasses.is_dataclass(hint)
+        made[name] = read_flat(hint, texts) if nested else hint(texts[name])
+    return kind(**made)
+
+
+def columns(kind: type = Row) -> list[str]:
+    """The header of a file of records."""
+    names: list[str] = []
+    for name, hint in typing.get_type_hints(kind).items():
+        nested = isinstance(hint, type) and dataclasses.is_dataclass(hint)
+        names += columns(hint) if nested else [name]
+    return names
+
+
+def write_records(path: Path, records: Sequence[typing.Any]) -> None:
+    """One or more records of a kind as CSV; a kill leaves the old file or the new one."""
+    lines = [flat(record) for record in records]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    write_atomic(path, text.getvalue().encode())
 
 
 def read_rows(path: Path) -> list[Row]:

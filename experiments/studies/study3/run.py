@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 import math
 import platform
 import shutil
@@ -31,8 +32,8 @@ from attnlab.training.loggers import read_metrics
 from attnlab.training.metrics import Recorder
 from attnlab.training.optimizers import Optimizer, make_transform
 from attnlab.training.schedules import Steps
-from experiments.studies.head_width.run import Place, baselines, make_source
-from experiments.studies.head_width.texts import load_text
+from experiments.studies.head_width.ngrams import baselines
+from experiments.studies.head_width.texts import load_text, make_dataset
 from experiments.studies.study3.copying import (
     PROBE,
     copy_objective,
@@ -40,7 +41,15 @@ from experiments.studies.study3.copying import (
     probe_measure,
     split_bits,
 )
-from experiments.studies.study3.rows import COMPLETE, DIVERGED, Origin, Row, Scores, Sizes
+from experiments.studies.study3.rows import (
+    COMPLETE,
+    DIVERGED,
+    Baselines,
+    Origin,
+    Row,
+    Scores,
+    Sizes,
+)
 from experiments.studies.study3.spec import (
     BATCH_TOKENS,
     Run,
@@ -50,6 +59,15 @@ from experiments.studies.study3.spec import (
     train_config,
 )
 from experiments.studies.study3.widen import widen
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a study reads its data and keeps its runs, and the commit of its code."""
+
+    data: Path
+    work: Path
+    commit: str
 
 
 def run_one(run: Run, place: Place) -> Row:
@@ -71,7 +89,7 @@ def run_one(run: Run, place: Place) -> Row:
         run,
         _sizes(run),
         scores,
-        baselines(corpus, train_config(run), place.work / "baselines"),
+        _baselines(corpus, train_config(run), place.work / "baselines"),
         Origin(
             text_sha256=corpus.sha256,
             commit=place.commit,
@@ -84,6 +102,19 @@ def run_one(run: Run, place: Place) -> Row:
     )
 
 
+def _baselines(corpus: Corpus, config: TrainConfig, folder: Path) -> Baselines:
+    """The n-gram baselines of a run, kept in `folder` for runs of equal batches."""
+    (seed,) = config.seeds
+    sizes = f"{config.length}-{config.batch_size}-{config.steps}"
+    path = folder / f"{corpus.sha256[:16]}-{seed}-{sizes}.json"
+    if path.exists():
+        return Baselines(**json.loads(path.read_text()))
+    found = baselines(corpus, config.length, config.batch_size, config.steps, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(found).encode())
+    return Baselines(**found)
+
+
 def remove_run(run: Run, place: Place) -> None:
     """Deletes the folder of a run whose row is kept."""
     shutil.rmtree(place.work / "runs" / run.id, ignore_errors=True)
@@ -91,7 +122,7 @@ def remove_run(run: Run, place: Place) -> None:
 
 def dataset_of(corpus: Corpus, length: int) -> Dataset:
     """Fixed held-out and validation windows; learning curves score the first evenly spaced ones."""
-    dataset = make_source(corpus, length)
+    dataset = make_dataset(corpus, length)
     assert dataset.validation is not None
     whole = dataset.validation(0)
 

@@ -1,88 +1,81 @@
-"""The page of the analysis, from rows of a simulated study and from those there are today."""
+"""The pages, from rows of a simulated study and from those that are published."""
 
-import csv
 import dataclasses
 import os
 import runpy
 
 import numpy as np
+import pandas
 import pytest
 from matplotlib.text import Text
-from simulated_study import Simulation, rows_of
-from study_rows import PUBLISHED as FOLDER
-from study_rows import check_page
 
-from experiments.studies.head_width import analysis, design, hypotheses, page
-from experiments.studies.head_width.rows import columns, flat, read_rows
+from experiments.studies.head_width import analysis, design, gpu_page, hypotheses, page
+from experiments.studies.head_width.gpu import COLUMNS
+from experiments.studies.head_width.rows import append_csv, read_csv, read_rows
+from experiments.studies.head_width.simulated import PUBLISHED, Simulation, check_page, study_rows
 
 
 @pytest.fixture(scope="module")
 def published():
-    return hypotheses.read_study(read_rows(FOLDER / "runs.csv"))
+    return hypotheses.read_study(read_rows(PUBLISHED / "runs.csv"))
 
 
 @pytest.fixture(scope="module")
 def simulated():
-    rows = rows_of((2, 3, 4, 5, 6))
-    sim = Simulation(rows)
-    return [r for r in rows if r.spec.stage < 2] + sim.drawn_rows(np.random.default_rng(3))
-
-
-def write_rows(path, rows):
-    """What append_row writes, at once."""
-
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(map(flat, rows))
-    assert read_rows(path) == rows
+    rows = study_rows((2, 3, 4, 5, 6))
+    drawn = Simulation(rows).drawn_rows(np.random.default_rng(4))
+    return pandas.concat([rows[rows["stage"] < 2], drawn], ignore_index=True)
 
 
 def worse(rows, which):
-    """The rows with 1 bit more where `which` is true of the spec."""
-    return [
-        dataclasses.replace(
-            row, scores=dataclasses.replace(row.scores, heldout_bits=row.scores.heldout_bits + 1)
-        )
-        if which(row.spec)
-        else row
-        for row in rows
-    ]
+    """The rows with 1 bit more where `which` is true."""
+    return rows.assign(heldout_bits=rows["heldout_bits"] + which)
+
+
+def test_the_pages_are_those_of_the_published_rows(published):
+    """P1 was decided at the first look; two of twenty points are not worse after correction."""
+    rows = read_rows(PUBLISHED / "runs.csv")
+    check_page(page.analysis_page(rows, published), "analysis.md")
+    for name, made in (("stage0", page.stage0_page), ("stage1", page.stage1_page),
+                       ("cost", page.cost_page)):  # fmt: skip
+        assert made(rows) == (PUBLISHED / f"{name}.md").read_text()
+    check_page(gpu_page.page(read_csv(PUBLISHED / "gpu_runs.csv", COLUMNS)), "gpu.md")
 
 
 def test_a_complete_study_fills_every_blank(simulated, tmp_path):
-    paths = page.write_analysis(simulated, tmp_path / "new")
-    assert [p.name for p in paths[2:]] == [f"figure{i}.svg" for i in (1, 2, 3, 4)]
-    text = paths[0].read_text()
+    append_csv(tmp_path / "runs.csv", simulated)
+    paths = page.write_pages(tmp_path)
+    drawings = [path for path in paths if path.suffix == ".svg"]
+    assert [path.stem for path in drawings] == [f"figure{i}" for i in (1, 2, 3, 4)]
+    text = (tmp_path / "analysis.md").read_text()
     assert "Stage 7 (the second look at P1), since the first look is inconclusive." in text
     # albert is 0.12 worse, 2x32 and 4x16 are equal
     results = {r.name: r for r in hypotheses.secondary(hypotheses.read_study(simulated))}
     assert results["S4"].found.low < 0.12 < results["S4"].found.high
     assert results["S4"].conclusion == "significant"
-    for path in paths[2:]:
-        drawing = path.read_text()
-        assert "prefers-color-scheme:dark" in drawing
-        assert "#000000" not in drawing
+    for path in drawings:
+        assert "prefers-color-scheme:dark" in path.read_text()
+        assert "#000000" not in path.read_text()
 
 
 def test_numpy_alone_gives_the_same_numbers(simulated, tmp_path, monkeypatch):
-    write_rows(tmp_path / "runs.csv", simulated)
+    append_csv(tmp_path / "runs.csv", simulated)
     monkeypatch.chdir(tmp_path)
-    text = page.page(simulated, hypotheses.read_study(simulated))
-    script = text.split("```python\n")[1].split("```")[0]
-    (tmp_path / "check.py").write_text(script)
+    study = hypotheses.read_study(simulated)
+    text = page.analysis_page(simulated, study)
+    (tmp_path / "check.py").write_text(text.split("```python\n")[1].split("```")[0])
     made = runpy.run_path(os.fspath(tmp_path / "check.py"))
-    found, study = made["RESULTS"], hypotheses.read_study(simulated)
+    found = made["RESULTS"]
     alone = next(fit for fit in hypotheses.fits(study) if fit.name == "D = 64 alone")
     assert made["BEST"] + 4 == pytest.approx(alone.optimum.best.value, abs=1e-3)
     ours = {r.name: r.found for r in hypotheses.secondary(study) if r.pairs}
     for n, h in design.POINTS[64]:
         if (n, h) != (4, 16):
-            pairs = page.against(study, 64, n, h, "standard")
+            pairs = hypotheses.against(study, 64, n, h, "standard")
             ours[f"{n}x{h}"] = analysis.over_texts(pairs)
     narrow = {f"{n}x{h} narrow": (n, h) for n, h in design.NARROW}
     for name, point in narrow.items():
-        ours[name] = analysis.over_texts(page.against(study, 64, *point, "narrow"))
+        ours[name] = analysis.over_texts(hypotheses.against(study, 64, *point, "narrow"))
     assert set(found) == set(ours)
     for name, one in ours.items():
         mean, error, count = found[name]
@@ -98,7 +91,7 @@ def test_one_point_that_no_parabola_fits_moves_the_registered_best_head_and_not_
     def best(rows):
         return {fit.name: fit for fit in hypotheses.fits(hypotheses.read_study(rows))}
 
-    bent = worse(simulated, lambda spec: spec.stage == 2 and spec.variant.head_dim == 2)
+    bent = worse(simulated, (simulated["stage"] == 2) & (simulated["head_dim"] == 2))
     before, after = best(simulated), best(bent)
     moved = {n for n in before if before[n].optimum.best != after[n].optimum.best}
     assert moved == {"all complete stages (the registered model)", "D = 32 alone"}
@@ -108,26 +101,13 @@ def test_one_point_that_no_parabola_fits_moves_the_registered_best_head_and_not_
 
 def test_the_first_look_reads_stages_1_and_3_alone(simulated):
     [look] = hypotheses.looks(hypotheses.read_study(simulated))
-    others = worse(simulated, lambda spec: spec.stage in (2, 4, 5, 6))
+    others = worse(simulated, simulated["stage"].isin((2, 4, 5, 6)))
     assert hypotheses.looks(hypotheses.read_study(others)) == [look]
     assert look.name == "first look"
 
 
-def test_the_page_is_that_of_the_committed_rows(published):
-    """P1 was decided at the first look; two of twenty points are not worse after correction."""
-    check_page(page.page(read_rows(FOLDER / "runs.csv"), published), "analysis.md")
-
-
-def test_nothing_is_judged_before_the_stages_are_complete(simulated, tmp_path):
-    last = [row for row in simulated if row.spec.stage == 3][-1]
-    rows = [row for row in simulated if row is not last and row.spec.stage != 4]
-    with pytest.raises(ValueError, match="1 of stage 3, 56 of stage 4"):
-        page.write_analysis(rows, tmp_path / "new")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_texts_of_figures_are_inside_their_figures(published):
-    rows = read_rows(FOLDER / "runs.csv")
+    rows = read_rows(PUBLISHED / "runs.csv")
     for name, figure in page.figures(published, rows).items():
         figure.canvas.draw()
         for text in (t for axes in figure.axes for t in axes.get_children() if isinstance(t, Text)):
@@ -170,7 +150,7 @@ def test_the_error_of_a_rate_is_that_of_the_parabola(published):
 
 def test_a_difference_at_equal_seconds_counts_the_seconds_that_are_saved(published):
     """Half the seconds are worth ln 2 times the slope of the loss; equal ones nothing."""
-    by_flops = analysis.over_texts(page.against(published, 64, 2, 32, "standard")).value
+    by_flops = analysis.over_texts(hypotheses.against(published, 64, 2, 32, "standard")).value
     for ratio in (1.0, 0.5):
         seconds = np.where(published.point(2, 32), ratio, 1.0)
         study = dataclasses.replace(published, frame=published.frame | {"cpu_seconds": seconds})

@@ -9,12 +9,12 @@ import sys
 import pytest
 from conftest import ROOT
 
-from experiments.studies.head_width.executor import LocalExecutor, WorkerFailed
+from experiments.studies.study3.executor import LocalExecutor, WorkerFailed
 
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from experiments.studies.head_width.executor import LocalExecutor
+from experiments.studies.study3.executor import LocalExecutor
 
 def job(path):
     path = Path(path)

@@ -4,24 +4,22 @@ import functools
 
 import numpy as np
 import pytest
-from simulated_study import EFFECTS, NOTHING, Simulation, rows_of
 
 from experiments.studies.head_width import analysis, hypotheses
+from experiments.studies.head_width.simulated import EFFECTS, NOTHING, Simulation, study_rows
 
 DRAWS = [4, pytest.param(500, marks=pytest.mark.slow)]
 
 
 @functools.cache
 def rows():
-    return rows_of((2, 3, 4, 5, 7))
+    return study_rows((2, 3, 4, 5, 7))
 
 
 def simulate(effects, count, seed=1):
     """Per draw: the looks at P1 and S1 to S5, as the page gives them."""
-    everything = rows()
-    sim = Simulation(everything, effects)
-    judged = [r for r in everything if r.spec.stage >= 2]
-    columns, random = analysis.columns(judged, sim.formula), np.random.default_rng(seed)
+    sim = Simulation(rows(), effects)
+    columns, random = analysis.columns(sim.rows, sim.formula), np.random.default_rng(seed)
     for _ in range(count):
         frame = columns | {"bits": sim.bits(random)}
         model, slope = analysis.surface_model(frame, effects["k"]), analysis.loss_slope(frame)

@@ -5,15 +5,15 @@ import warnings
 
 import numpy as np
 import pytest
-from simulated_study import Simulation, rows_of
 
 from experiments.studies.head_width import analysis
 from experiments.studies.head_width.mixed_model import fit_reml
+from experiments.studies.head_width.simulated import Simulation, study_rows
 
 
 @functools.cache
 def simulation():
-    return Simulation(rows_of((3,)))
+    return Simulation(study_rows((3,)))
 
 
 @pytest.fixture(scope="module")

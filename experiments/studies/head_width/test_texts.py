@@ -1,12 +1,37 @@
-"""n-gram baselines: against counts by hand, and against an independent recomputation."""
+"""The eight texts, and n-gram baselines against counts by hand and an independent computation."""
 
 import collections
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attnlab.data.text import gzip_bits, load_corpus, sample, windows
+from attnlab.data.text import load_corpus, sample, windows
 from experiments.studies.head_width.ngrams import target_bits, witten_bell
+from experiments.studies.head_width.simulated import PLAN
+from experiments.studies.head_width.texts import TEXTS, StudyText, load_text
+
+
+@pytest.mark.parametrize("name", sorted(set(TEXTS) - {"python"}))
+def test_sizes_and_digests_are_those_of_the_plan(shared_data, name):
+    corpus = load_text(name, shared_data)
+    row = next(line for line in PLAN.splitlines() if re.match(rf"\| {name}\b", line))
+    parts = corpus.train, corpus.validation, corpus.heldout
+    assert [cell.strip() for cell in row.split("|")[2:5]] == [f"{len(part):,}" for part in parts]
+    assert f"`{corpus.sha256[:16]}`" in row
+    if name.startswith("tatoeba"):  # no sentence is in two parts
+        train, validation, heldout = (set(bytes(p.astype(np.uint8)).splitlines()) for p in parts)
+        assert not train & validation | train & heldout | validation & heldout
+
+
+def test_the_standard_library_is_split_by_file():
+    corpus = load_text("python", Path())
+    assert min(map(len, (corpus.train, corpus.validation, corpus.heldout))) > 500_000
+    dataset = StudyText().load(128)
+    scored = dataset.heldout(7), dataset.validation(0)
+    assert [len(rows["tokens"]) for rows in scored] == [2048, 1024]
+    assert all(rows["valid"].all() for rows in scored)
 
 
 def by_hand(train, scored, size):
@@ -59,10 +84,6 @@ def test_a_context_that_begins_with_zero_bytes_is_not_a_shorter_one():
 def test_more_than_seven_bytes_are_refused():
     with pytest.raises(ValueError, match="more than 7 bytes"):
         witten_bell(letters(0, (2, 9)), letters(1, (2, 9)), contexts=(8,))
-
-
-def test_gzip():
-    assert gzip_bits(np.zeros(4096, np.uint8)) < 0.1
 
 
 # Bytes of context -> bits per byte: an independent recomputation on the first study's batches.

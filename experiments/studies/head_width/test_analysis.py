@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from simulated_study import EFFECTS, Simulation, rows_of
+from pandas import DataFrame
 
 from experiments.studies.head_width import analysis
 from experiments.studies.head_width.mixed_model import fit_reml, t_estimate
-from experiments.studies.head_width.rates import Minimum
+from experiments.studies.head_width.simulated import EFFECTS, Simulation, study_rows
 
 # Dyestuff (Davies and Goldsmith 1972), the first example of lme4: six batches of five.
 DYESTUFF = np.array([
@@ -30,7 +30,7 @@ def test_reml_gives_what_lme4_prints():
 
 @functools.cache
 def simulation(best=EFFECTS["best"]):
-    return Simulation(rows_of((3, 2)), EFFECTS | {"best": best})
+    return Simulation(study_rows((3, 2)), EFFECTS | {"best": best})
 
 
 def simulate(count, best):
@@ -163,7 +163,7 @@ def test_a_compute_multiple_of_a_known_slope():
 
 
 def test_the_slope_of_the_loss_comes_from_all_sizes():
-    sim = Simulation(rows_of((2, 3, 4)), EFFECTS | {"b2": 1e-9, "k": 0.0})
+    sim = Simulation(study_rows((2, 3, 4)), EFFECTS | {"b2": 1e-9, "k": 0.0})
     frame = analysis.columns(sim.rows, sim.formula)
     frame["bits"] = 2 - 0.05 * np.log(frame["flops_per_token"] * frame["bytes_trained"])
     assert analysis.loss_slope(frame).value == pytest.approx(-0.05)
@@ -171,5 +171,5 @@ def test_the_slope_of_the_loss_comes_from_all_sizes():
 
 
 def test_k_is_the_mean_curvature_of_interior_cells():
-    cells = [Minimum(0.0, 2.0, k, inside) for k, inside in ((0.04, True), (0.06, True), (0, False))]
+    cells = DataFrame({"curvature": [0.04, 0.06, 0.0], "interior": [True, True, False]})
     assert analysis.curvature(cells).value == pytest.approx(0.05)

@@ -1,0 +1,67 @@
+"""Tables, and numbers in words, of the pages of the head-width study."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from attnlab.lab.stats import ALPHA, holm
+from attnlab.report import page as pages
+from attnlab.report.page import p_value
+from experiments.studies.head_width.mixed_model import Estimate
+
+Line = Mapping[str, object]
+"""Column -> cell of a table."""
+
+
+def render(name: str, **values: object) -> str:
+    """A template of this folder."""
+    return pages.render(Path(__file__).with_name(f"{name}.md.jinja"), **values) + "\n"
+
+
+def table(lines: Sequence[Line]) -> str:
+    """A Markdown table. The first line names the columns; cells that another lacks are empty."""
+    header = list(lines[0])
+    return pages.table(header, [[str(line.get(name, "")) for name in header] for line in lines])
+
+
+def ends(found: Estimate, digits: int = 4, plus: str = "+") -> str:
+    """ "value (low to high)"."""
+    if not math.isfinite(found.value):
+        return "no estimate"
+    if not math.isfinite(found.low):
+        return f"{found.value:{plus}.{digits}f} (interval unbounded)"
+    ends = f"{found.low:{plus}.{digits}f} to {found.high:{plus}.{digits}f}"
+    return f"{found.value:{plus}.{digits}f} ({ends})"
+
+
+def power(e: Estimate, digits: int = 1) -> str:
+    """2 to the power of an estimate and of its ends; "not determined" where it has no interval."""
+    if not (math.isfinite(e.low) and math.isfinite(e.high)):
+        return "not determined"
+    return ends(dataclasses.replace(e, value=2**e.value, low=2**e.low, high=2**e.high), digits, "")
+
+
+def reading(found: Estimate) -> str:
+    """What an interval says: "inconclusive" where it holds 0."""
+    if not found.low * found.high > 0:
+        return "inconclusive"
+    return "worse" if found.value > 0 else "better"
+
+
+def corrected(found: Sequence[Estimate]) -> list[Line]:
+    """Of each: p after Holm's correction for all of them, and `reading` where p < 0.05."""
+    said = []
+    for one, p in zip(found, holm([one.p for one in found]).tolist(), strict=True):
+        word = reading(one)
+        lost = word != "inconclusive" and not p < ALPHA
+        word = f"inconclusive (uncorrected: {word})" if lost else word
+        said.append({"p, Holm": p_value(p), "": word})
+    return said
+
+
+def judged_table(lines: Sequence[tuple[Line, Estimate | None]]) -> str:
+    """A table of differences, each ended by what `corrected` says of it among all of them."""
+    said = iter(corrected([found for _, found in lines if found]))
+    empty = {"p, Holm": "", "": ""}
+    return table([{**line, **(next(said) if found else empty)} for line, found in lines])

@@ -1,0 +1,224 @@
+"""The study at D = 256: equal FLOPs, tuned rates, paired differences and the best width."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from pandas import DataFrame
+from scipy import stats
+
+from attnlab.models import flops_per_token, num_parameters
+from experiments.studies.head_width import gpu, gpu_page
+from experiments.studies.head_width.rates import RateFormula, rate_terms
+from experiments.studies.head_width.rows import read_csv
+from experiments.studies.head_width.simulated import PUBLISHED
+from experiments.studies.head_width.spec import StudyRun, Variant
+
+NO_RUN = DataFrame([StudyRun(0, Variant(4, 16), "", "", 0, 0.0).fields])
+FORMULA = RateFormula(dict.fromkeys(rate_terms(NO_RUN), 0.0), 0.0, [])
+"""All coefficients 0: the rate of the formula is exp(0) = 1."""
+WHOLE, TUNED = gpu.VARIANTS[:5], gpu.TUNED
+TEXTS = {"web": 0.3, "novels": -0.1, "python": 0.0}
+EMPTY = DataFrame(columns=gpu.COLUMNS)
+
+
+def programs(multiple=1.0, share=0.25):
+    return [p for factor in gpu.FACTORS
+            for p in gpu.programs_at(FORMULA, multiple, factor, share, gpu.SEEDS)]  # fmt: skip
+
+
+def added(factor=2.0, share=0.25):
+    some = gpu.programs_at(FORMULA, 1.0, factor, share, gpu.ADDED_SEEDS)
+    return [p for p in some if p.variant in WHOLE]
+
+
+def scores_of(some, heldout, validation=None):
+    """Rows of programs: bits are functions of (program, text, seed)."""
+    validation = validation or heldout
+    lines = [
+        (p.variant.point, p.variant.plan, p.learning_rate, seed, text, heldout(p, text, seed),
+         validation(p, text, seed), 3.0, 2.5, 2.25, 1024, 4_790_000, 11_140_000, p.steps, 1.0,
+         "some GPU", "abc")
+        for p in some
+        for seed, text in itertools.product(p.seeds, TEXTS)
+    ]  # fmt: skip
+    return DataFrame(lines, columns=gpu.COLUMNS)
+
+
+def made(best_log_rate=0.2, best_log_h=5.3, variants=WHOLE, some=None):
+    """Scores without noise: a parabola in ln r for each variant, and one in log2 h."""
+
+    def bits(program, text="python", seed=0):
+        away = 0.02 * (math.log(program.learning_rate) - best_log_rate) ** 2
+        level = 1.7 + 0.01 * (math.log2(program.variant.head_dim) - best_log_h) ** 2
+        return level + away + TEXTS[text] + 0.01 * seed
+
+    some = [p for p in some or programs() if p.variant in variants]
+    return scores_of(some, bits, lambda program, text, seed: bits(program))
+
+
+# The programs -------------------------------------------------------------------------------------
+
+
+def test_every_variant_has_the_same_flops():
+    """2 FLOPs for each weight a token meets and each product with T keys: 6 x 28 D^2 + head."""
+    expected = 6 * (8 + 4 + 16) * 256**2 + 2 * 256 * 256
+    assert {flops_per_token(gpu.model_config(v), 256) for v in gpu.VARIANTS} == {expected}
+
+
+def test_layers_that_share_all_have_a_sixth_of_their_parameters():
+    outside = 256 * 256 + 2 * 256
+    counts = {v.plan: num_parameters(gpu.model_config(v)) - outside for v in gpu.VARIANTS[2:]}
+    separate = num_parameters(gpu.model_config(TUNED)) - outside
+    assert separate == 6 * counts["albert"] == 3 * counts["cycle:2"]
+
+
+def test_rates_surround_the_tuned_one_and_follow_the_bytes_that_are_trained():
+    every = programs(3.0, 1.0)
+    assert len(every) == 5 * 4 + 3 * 3
+    whole, others = (sorted(p.learning_rate for p in every if (p.variant in WHOLE) == inside)
+                     for inside in (True, False))  # fmt: skip
+    assert (whole, others) == (sorted(5 * [1.5, 3, 6, 12]), sorted(3 * [3, 6, 12]))
+    assert {p.steps for p in every} == {round(94e6 / 8192)}
+    formula = RateFormula(FORMULA.coefficients | {"ln_bytes": -1.0}, 0.0, [])
+    quarter, one = (gpu.formula_rate(formula, TUNED, share) for share in (0.25, 1.0))
+    assert quarter == pytest.approx(4 * one, rel=0.02)
+
+
+def test_the_programs_follow_from_the_scores():
+    """Bits (log2 r - 2.3)^2 tune to 2^2.3; then one variant is best at 1/2, four at 2; 6x64 and the
+    sharing plans do not count. A program that lacks a seed is trained again."""
+
+    def bits(program, text, seed):
+        if program.seeds == gpu.TUNING_SEEDS:
+            return 2 + (math.log2(program.learning_rate) - 2.3) ** 2
+        best = 2**2.3 * (0.5 if program.variant == WHOLE[0] else 2.0)
+        level = 2.0 if gpu.fills_width(program.variant) else -100 * program.learning_rate
+        return level + math.log(program.learning_rate / best) ** 2
+
+    tuning = gpu.next_programs(FORMULA, EMPTY, 0.5)
+    assert [p.learning_rate for p in tuning] == [1, 2, 4, 8, 16]
+    assert {p.steps for p in tuning} == {round(94e6 / 8192 / 16)}
+    scores = scores_of(tuning, bits)
+    assert gpu.next_programs(FORMULA, scores[3:], 0.5) == tuning[:1]
+    assert gpu.tuned_multiple(FORMULA, scores, 0.5) == pytest.approx(2**2.3, rel=1e-6)
+    every = gpu.next_programs(FORMULA, scores, 0.5)
+    assert len(every) == 29
+    rest = scores_of(every, bits)
+    lost = rest[(rest["point"] != "6x64") | (rest["seed"] != 1)]
+    scores = DataFrame([*scores.to_dict("records"), *lost.to_dict("records")])
+    assert {p.variant for p in gpu.next_programs(FORMULA, scores, 0.5)} == {gpu.VARIANTS[5]}
+    scores = DataFrame([*scores.to_dict("records"), *rest.to_dict("records")])
+    last = gpu.next_programs(FORMULA, scores, 0.5)
+    assert [p.variant for p in last] == list(WHOLE)
+    assert {p.seeds for p in last} == {gpu.ADDED_SEEDS}
+    assert {p.learning_rate for p in last} == {float(f"{2**2.3 * 2:.4g}")}
+
+
+def test_the_published_scores_are_those_of_the_programs():
+    """The same learning rates follow from the published rows, and nothing is left to train."""
+    scores = read_csv(PUBLISHED / "gpu_runs.csv", gpu.COLUMNS)
+    assert gpu.next_programs(gpu.published_formula(), scores, 0.25) == []
+    assert scores.to_csv(index=False) == (PUBLISHED / "gpu_runs.csv").read_text()
+
+
+# The page -----------------------------------------------------------------------------------------
+
+
+def test_a_variant_is_scored_at_its_best_rate():
+    [found] = gpu_page.complete(made(variants=[WHOLE[1]])).values()
+    assert found.interior
+    assert found.rate == pytest.approx(math.exp(0.2), rel=1e-6)
+    level = 1.7 + 0.01 * (5 - 5.3) ** 2
+    expected = [[level + t, level + t + 0.01] for t in TEXTS.values()]
+    np.testing.assert_allclose(found.bits, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("best_log_rate", "away"), [(0.2, 4.0), (0.6, 0.5)])
+def test_a_rate_that_is_not_beside_the_best_one_does_not_count(best_log_rate, away):
+    scores = made(best_log_rate, variants=[WHOLE[1]])
+    wrong = scores.copy()
+    wrong.loc[wrong["learning_rate"] == away, ["heldout_bits", "validation_bits"]] = 9.0
+    [expected], [found] = (gpu_page.complete(some).values() for some in (scores, wrong))
+    assert (found.rate, found.bits.tolist()) == (expected.rate, expected.bits.tolist())
+
+
+def test_a_best_rate_at_an_end_is_taken_as_it_is():
+    [found] = gpu_page.complete(made(best_log_rate=2.0, variants=[WHOLE[1]])).values()
+    assert (found.interior, found.rate) == (False, pytest.approx(4.0))
+    away = 0.02 * (math.log(4) - 2) ** 2
+    assert found.bits[0, 0] == pytest.approx(1.7 + 0.01 * 0.3**2 + away + 0.3)
+
+
+def test_the_best_width_is_the_minimum_of_the_parabola():
+    bits = {v: one.bits for v, one in gpu_page.complete(made()).items()}
+    best = gpu_page.best_head_dim(bits)
+    np.testing.assert_allclose((best.value, best.low, best.high), 5.3, rtol=1e-6)
+
+
+def test_the_variance_of_a_difference_is_that_of_texts_and_of_seeds():
+    """By hand: means of texts 1, 2 and 3 (variance 1); of seeds 1.5 and 2.5 for one variant and
+    equal for the other: variance (0.5 + 0) / 2."""
+    zero = np.zeros((3, 2))
+    one = np.array([[0.5, 1.5], [1.5, 2.5], [2.5, 3.5]])
+    found = gpu_page.differences({TUNED: zero, WHOLE[0]: one, WHOLE[1]: zero + 1})
+    d, error = found[WHOLE[0]], math.sqrt(1 / 3 + 0.25 / 2)
+    assert (d.value, d.error) == pytest.approx((2.0, error))
+    assert d.high == pytest.approx(2 + error * stats.t.ppf(0.975, 2))
+    assert found[WHOLE[1]].value == 1
+
+
+def with_added_seeds(differences_of_seeds):
+    """Scores without noise between texts: 1x256 differs from 4x64 by these bits in seeds 0 to 5."""
+    first = [p for p in programs() if p.learning_rate == 2.0 and p.variant in WHOLE]
+    of_seed = lambda p, seed: differences_of_seeds[seed] if p.variant == WHOLE[4] else 0.0
+    return scores_of([*first, *added()], lambda p, text, seed: 2.0 + of_seed(p, seed))
+
+
+@pytest.mark.parametrize(
+    ("later", "conclusion"),
+    [([0.5, 0.51, 0.5, 0.49], "confirmed"), ([-0.5, -0.51, -0.5, -0.49], "refuted"),
+     ([9.0, -9.0, 9.0, -8.0], "inconclusive")],
+)  # fmt: skip
+def test_what_two_seeds_foretell_is_judged_on_the_added_ones(later, conclusion):
+    found = gpu_page.added_seeds(with_added_seeds([0.4, 0.6, *later]))
+    assert gpu_page.conclusions(found)[WHOLE[4]][1] == conclusion
+    np.testing.assert_allclose(found[WHOLE[4]][0], np.array([0.4, 0.6, *later]) + 2)
+
+
+def test_p_of_a_conclusion_is_that_of_four_variants():
+    """By hand, one variant of four differs: means of seeds 1, 2, 3, 2 (variance 2/3, over 12
+    degrees of freedom for all four 2/12), no variance of texts; t = 2 / sqrt(2/12/4)."""
+    bits = gpu_page.added_seeds(with_added_seeds([1, 1, 1, 2, 3, 2]))
+    p, conclusion = gpu_page.conclusions(bits)[WHOLE[4]]
+    assert p == pytest.approx(4 * 2 * stats.t.sf(2 / math.sqrt(2 / 12 / 4), 12))
+    assert conclusion == "confirmed"
+
+
+def test_the_text_that_varies_most_between_seeds_is_found():
+    bits = {v: np.zeros((3, 6)) for v in WHOLE}
+    for one in bits.values():
+        one[2] = 0.2 * np.arange(6)
+    worst, sd = gpu_page.noisiest_text(bits)
+    assert (worst, sd.tolist()) == (2, pytest.approx([0, 0, 0.2 * np.std(range(6), ddof=1)]))
+
+
+def test_variants_beside_the_five_widths_leave_the_intervals_of_these_as_they_are():
+    random = np.random.default_rng(0)
+    bits = {v: random.normal(size=(8, 2)) for v in gpu.VARIANTS}
+    found, five = gpu_page.compared(bits), {v: bits[v] for v in WHOLE}
+    assert {v: found[v] for v in WHOLE if v != TUNED} == gpu_page.compared(five)
+
+
+def test_nothing_is_judged_before_every_program_has_scores():
+    """The scores of tuning are not judged."""
+    every = made(variants=gpu.VARIANTS, some=[*programs(), *added()])
+    tuning = every[:1].assign(seed=8, steps=9999)
+    text = gpu_page.page(DataFrame([*every.to_dict("records"), *tuning.to_dict("records")]))
+    assert "heads of 32 have the lowest loss" in text
+    lost = every[(every["plan"] != "albert") | (every["learning_rate"] != 2.0)]
+    without_seed = every[(every["point"] != "2x128") | (every["seed"] != 4)]
+    for some in (lost, without_seed, made(variants=gpu.VARIANTS), EMPTY):
+        with pytest.raises(ValueError, match="all programs"):
+            gpu_page.page(some)

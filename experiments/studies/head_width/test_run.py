@@ -1,0 +1,76 @@
+"""Runs by `lab.sweep` and their rows; the command."""
+
+import dataclasses
+import math
+
+import pytest
+from commands import command
+
+from attnlab import lab
+from experiments.studies.head_width import design
+from experiments.studies.head_width.rows import (
+    append_csv,
+    check_origin,
+    new_rows,
+    read_rows,
+    runs_of,
+)
+from experiments.studies.head_width.simulated import rows_of
+from experiments.studies.head_width.spec import run_spec
+from experiments.studies.head_width.texts import load_text
+
+STUDY = "experiments.studies.head_width"
+
+
+@pytest.mark.slow
+def test_runs_become_rows(tmp_path):
+    """One that learns and one that diverges. Both have the n-grams of their own batches."""
+    runs = design.tiny_runs()[:2]
+    runs[1] = dataclasses.replace(runs[1], learning_rate=1e38)
+    specs = [run_spec(run, tmp_path) for run in runs]
+    results = lab.sweep(specs, tmp_path / "work", executor=lab.InProcess())
+    append_csv(tmp_path / "runs.csv", new_rows(results, tmp_path, "abc"))
+    rows = read_rows(tmp_path / "runs.csv")
+    assert runs_of(rows) == runs
+    assert rows["status"].tolist() == ["complete", "diverged"]
+    assert rows["heldout_bits"][0] < 7
+    assert rows["validation_bits"][1] == math.inf
+    assert rows["bytes_trained"].tolist() == [12 * 2048] * 2
+    assert rows["unigram"].between(4, 6).all()
+    assert set(rows["text_sha256"]) == {load_text("python", tmp_path).sha256}
+
+
+def test_rows_of_another_commit_or_text_are_refused():
+    rows = rows_of(design.tiny_runs()[:1], [2.0])
+    check_origin(rows, ["new", "abc"], {"python": "d1"})
+    with pytest.raises(ValueError, match="commit abc"):
+        check_origin(rows, ["new"], {"python": "d1"})
+    with pytest.raises(ValueError, match="another text"):
+        check_origin(rows, ["abc"], {"python": "d2"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--analysis"], "96 of stage 0"),
+        (["--stages=9"], "no stage 9"),
+        (["--stages=-1"], "--workdir is needed"),
+        (["--stages=0", "--workdir=x", "--data=."], "no file wikitext2/train.txt.gz"),
+        (["--gpu=0.1", "--workdir=x", "--data=."], "no file wikitext2/train.txt.gz"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_training(tmp_path, flags, said):
+    done = command(STUDY, f"--results={tmp_path}", *flags)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert said in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_status_counts_runs(tmp_path):
+    append_csv(tmp_path / "runs.csv", rows_of(design.tiny_runs()[:1], [2.0]))
+    done = command(STUDY, f"--results={tmp_path}", "--status", "--stages=-1,3")
+    assert done.stdout.splitlines() == [
+        "stage -1 (tiny, for tests): 1 of 8 runs",
+        "stage 3 (surface, D = 64): 0 of 208 runs",
+    ]
