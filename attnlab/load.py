@@ -32,7 +32,8 @@ from attnlab.models import ModelConfig, Sampling, from_json, generate, stream, t
 from attnlab.models.config import sharing_name
 from attnlab.models.generate import GenerateOptions
 from attnlab.models.transformer import Transformer
-from attnlab.names import lookup
+from attnlab.names import import_those, lookup
+from attnlab.names import load as load_object
 from attnlab.nested import differences, flatten
 from attnlab.sharing import Params
 from attnlab.tap import Patches
@@ -45,7 +46,7 @@ from attnlab.training.objectives import (
     special_name,
 )
 from attnlab.training.objectives.objective import Example, Inputs, cross_entropy
-from attnlab.training.step import initial_params
+from attnlab.training.step import InitParams, initial_params
 
 ROWS = 8
 """Held-out rows: statistics are means over them, maps are of one."""
@@ -183,9 +184,9 @@ class _Run:
             start = load_start(self.experiment["start"], self.seed)
             tokens = np.asarray(inputs["tokens"])
             return with_plan_of(start.config, start.params, self.config, tokens)[0]
-        from attnlab.lab.start import HeadInit, init_function
-
-        make = init_function(self.config, HeadInit(**self.experiment.get("head_init", {})))
+        make: InitParams | None = None
+        if name := self.experiment.get("init", ""):
+            make = lambda key, inputs: load_object(name)(key, self.config, inputs)
         return initial_params(self.config.build(), make, self.seed, inputs)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -241,8 +242,8 @@ class _Run:
             raise ValueError(
                 f"{self.folder} reads no text: its data have none, or its {FILE} is lost"
             )
-        encoded = self.tokenizer.encode([text])[0]
-        return encoded.tokens, encoded.spans(text)
+        read = self.tokenizer.read(text, special_tokens=False)
+        return read.tokens, read.spans
 
 
 def open_folder(folder: Path) -> LoadedModel:
@@ -540,6 +541,7 @@ def _read_one(folder: Path, seeds: Sequence[int] | None) -> StoredRun:
     if not (folder / "checkpoints").is_dir():
         raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
     record = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+    import_those(record["config"].get("imports", ()))
     own = record["seed"]
     seeds = [own] if seeds is None else seeds
     if missing := [str(seed) for seed in seeds if seed != own]:

@@ -1,7 +1,6 @@
 """What the commands have in common: how they start, shared flags, errors, exit codes."""
 
 import contextlib
-import importlib.util
 import os
 import re
 import shlex
@@ -19,6 +18,7 @@ from absl import app, flags, logging
 from attnlab.lab.sweep import SweepFailed
 from attnlab.lab.workdir import RunInUse
 from attnlab.lab.worker import STOPPED
+from attnlab.names import import_module
 from attnlab.training.interrupts import Stopped
 from experiments import config
 
@@ -112,8 +112,10 @@ def start(main: Callable[..., None], *, takes_words: bool = False) -> NoReturn:
 def _parse(argv: list[str], takes_words: bool) -> list[str]:
     argv = [_with_home(word) for word in argv]
     imports, files = config.words_of(argv, _IMPORT.name, "config")
-    for path in imports:
-        import_file(path)
+    for path in imports:  # they register what a config or a stored run has
+        if not path.endswith(".py") or not Path(path).is_file():
+            raise ValueError(f"no Python file {path!r}; --import is path.py")
+        import_module(path)
     fields = config.define_fields(argv) if "config" in flags.FLAGS and files else {}
     if {"--help", "-h", "-help", "--helpshort"} & set(argv):
         _print_help(fields)
@@ -127,17 +129,6 @@ def _parse(argv: list[str], takes_words: bool) -> list[str]:
     if len(rest) > 1 and not takes_words:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
     return rest
-
-
-def import_file(path: str) -> None:
-    """Runs a file of --import: it registers layouts, extras or datasets that a config or a stored
-    run has. Raises ValueError."""
-    if not path.endswith(".py") or not Path(path).is_file():
-        raise ValueError(f"no Python file {path!r}; --import is path.py")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def _with_home(word: str) -> str:

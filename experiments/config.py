@@ -8,10 +8,8 @@ function of the base experiment and the preset) and `description` (or `describe(
 import ast
 import dataclasses
 import functools
-import importlib.util
 import os
 import re
-import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +26,7 @@ from attnlab.lab.spec import LAYOUT, POSITIONS, SHARING, specs_of
 from attnlab.models import ModelConfig
 from attnlab.models.budget import Budget
 from attnlab.models.config_dict import choose
-from attnlab.names import lookup, nearest
+from attnlab.names import import_module, lookup, nearest
 from attnlab.nested import flatten
 from attnlab.sharing.named_plans import plan_name
 from attnlab.training.config import TrainConfig
@@ -132,11 +130,10 @@ def base() -> ConfigDict:
             "data": {"source": "text", **fields(Text())},
             "model": model_fields(ModelConfig()),
             "train": fields(TrainConfig()),
-            # Heads start with these values equal ("outputs", or "q,k"), apart by so much relative
-            # noise; or one is the first of so many, as these would have been drawn.
-            "head_init": {"values": "", "noise": 0.0, "first_of": 0},
-            # Measure how far apart the heads are and how far weights moved, at every evaluation.
-            "measure_heads": False,
+            # Makes the new parameters: "module:function"; "": the model does.
+            "init": "",
+            # Called while it trains: names of attnlab.training.CALLBACKS, or "module:function".
+            "callbacks": (),
             # Solve ffn.width for the "parameters" or "flops" of another layout and sharing plan.
             "match": {"budget": "", "layout": "standard", "sharing": "separate"},
         }
@@ -236,12 +233,7 @@ def load(name: str) -> ConfigFile:
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"no config file {file!r}; --config is path.py or path.py:PRESET")
-    spec = importlib.util.spec_from_file_location("config_file", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up their annotations
-    spec.loader.exec_module(module)
+    module = import_module(file)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no function get_config() that returns the config")
     config = module.get_config(*[preset] * (":" in name))
@@ -420,8 +412,8 @@ def experiment_of(config: ConfigDict | lab.Experiment) -> lab.Experiment:
         data=_data_of(config.data),
         task=config.task,
         start=os.path.expanduser(config.start),
-        head_init=lab.HeadInit(**config.head_init),
-        measure_heads=config.measure_heads,
+        init=config.init,
+        callbacks=tuple(config.callbacks),
     )
     found.check_start()
     return found

@@ -20,7 +20,7 @@ from absl import flags
 
 from attnlab import heads
 from attnlab.data import DATASETS
-from attnlab.lab import Experiment, HeadInit, Match
+from attnlab.lab import Experiment, Match
 from attnlab.models import EncoderConfig, ModelConfig, specs
 from attnlab.models import config as model_config
 from attnlab.report.page import table
@@ -151,13 +151,12 @@ def config_parts() -> dict[str, str]:
     records = [c for c in vars(specs).values() if inspect.isclass(c)]
     positions = [c for c in records if issubclass(c, specs.Positions) and c is not specs.Positions]
     other = {field.name for field in dataclasses.fields(Experiment)}
-    other -= {"task", "start", "measure_heads"}
+    other -= {"task", "start", "init", "callbacks"}
     tasks = ", ".join(f"`{name}`" for name in OBJECTIVES)
     parts: dict[str, list[str]] = {
         "experiment": [
             _fields("", Experiment, "", *other),
             f"Tasks: {tasks}.",
-            _section("head_init.", HeadInit),
             _section("match.", Match),
         ],
         "model": [

@@ -31,7 +31,7 @@ DEPTH = {
     "test_without_remat_the_gradients_are_the_same",
     # Sources, beside text and classes.
     "test_padding_never_counts[pairs]",
-    "test_padding_never_counts[grain]",
+    "test_padding_never_counts[rows]",
     "test_padding_never_counts[graph]",
     "test_padding_never_counts[recall]",
     "test_rows_that_are_scored[recall]",

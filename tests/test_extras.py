@@ -49,12 +49,12 @@ model, tokens = ModelConfig(width=12, num_layers=1).build(), jnp.ones((1, 2), in
 print(y.shape, model.apply(model.init(jax.random.key(0), tokens), tokens).logits.shape)
 """
 NEEDY = {
+    "from attnlab import data; data.make_tokenizer('bpe:300', [])": ("tokenizers", "data"),
     "from attnlab.training import loggers; loggers.TensorBoard(None)": ("tensorboardX", "train"),
     "from attnlab.training import loggers; loggers.WandB(None)": ("wandb", "wandb"),
     "from attnlab.pretrained import tensors; tensors.read_file(None)": (
         "safetensors", "pretrained",
     ),
-    "from attnlab.data import rows as r; r.dataset_of_splits(None, 1)": ("grain", "data"),
     "import experiments.run": ("ml_collections", "all"),
 }  # fmt: skip
 

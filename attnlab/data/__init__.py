@@ -1,9 +1,10 @@
 """Datasets and tokenizers. `DATASETS`: name -> its config, which loads it."""
 
 from attnlab.data.dataset import BYTES, Batch, DataConfig, Dataset, DataSizes, DeviceBatches
+from attnlab.data.files import keep_in
 from attnlab.data.graph import Nodes
 from attnlab.data.prepare import PreparePlan, prepare
-from attnlab.data.rows import HuggingFace, RandomAccessData
+from attnlab.data.rows import HuggingFace, Rows
 from attnlab.data.synthetic import Endpoints, Farthest, Recall
 from attnlab.data.text import Text
 from attnlab.data.text_rows import Labelled, Pairs
@@ -20,13 +21,13 @@ DATASETS: dict[str, type[DataConfig]] = {
     "endpoints": Endpoints,
     "farthest": Farthest,
     "graph": Nodes,
-    "grain": RandomAccessData,
+    "rows": Rows,
 }
 """Name -> a dataclass with the fields of a dataset; `load` returns the `Dataset`."""
 
 __all__ = [
     "BYTES", "DATASETS", "Batch", "DataConfig", "DataSizes", "Dataset", "DeviceBatches",
     "Endpoints", "Farthest", "HuggingFace", "Labelled", "Nodes", "Pairs", "PreparePlan",
-    "RandomAccessData", "Recall", "Text", "TokenFiles", "Tokenizer", "load_tokenizer",
+    "Recall", "Rows", "Text", "TokenFiles", "Tokenizer", "keep_in", "load_tokenizer",
     "make_tokenizer", "prepare",
 ]  # fmt: skip

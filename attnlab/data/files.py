@@ -1,12 +1,21 @@
 """Files of data, read whole; errors name file and line."""
 
 import codecs
+import contextlib
 import gzip
 import hashlib
+import os
+import shutil
+import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path, PurePath
 from typing import TypeAlias
+
+import numpy as np
+
+from attnlab.atomic import SUFFIX, naming_full_disk
 
 
 def check_path(path: str, what: str, advice: str, *, folder: bool = False) -> None:
@@ -23,7 +32,10 @@ def check_path(path: str, what: str, advice: str, *, folder: bool = False) -> No
 
 def visible_files(path: Path, pattern: str = "*") -> list[Path]:
     """The files in a folder and in all folders in it, sorted; those whose name, or that of a folder
-    on the way, begins with a dot (.git, .ipynb_checkpoints, .DS_Store) are left out."""
+    on the way, begins with a dot (.git, .ipynb_checkpoints, .DS_Store) are left out. A file is the
+    only one in itself."""
+    if path.is_file():
+        return [path] if path.match(pattern) else []
     found = sorted(path.rglob(pattern))
     return [p for p in found if not is_hidden(p.relative_to(path)) and p.is_file()]
 
@@ -107,11 +119,58 @@ def read_lines(path: Path) -> list[str]:
 Stamp: TypeAlias = tuple[tuple[str, int, int], ...]
 
 
-def stamp(path: Path) -> Stamp:
-    """Name, size and time of change of a file, or of each visible file in a folder."""
-    files = visible_files(path) if path.is_dir() else [path]
-    found = ((str(file), file.stat()) for file in files if file.exists())
+def stamp(*paths: Path) -> Stamp:
+    """Name, size and time of change of each file, and of each visible file in a folder."""
+    found = ((str(file), file.stat()) for path in paths for file in visible_files(path))
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+
+
+Arrays: TypeAlias = dict[str, np.ndarray]
+_folder: ContextVar[Path | None] = ContextVar("folder of keep_in", default=None)
+
+
+@contextlib.contextmanager
+def keep_in(folder: Path) -> Iterator[None]:
+    """Inside, what datasets read and tokenize is stored in `folder`, and is mapped from there when
+    it is there: the runs of a sweep read and hash one text once.
+
+    >>> with tempfile.TemporaryDirectory() as folder, keep_in(Path(folder)):
+    ...     one = kept(("numbers", 3), lambda: {"numbers": np.arange(3)})
+    ...     two = kept(("numbers", 3), lambda: print("not called"))
+    >>> two
+    {'numbers': array([0, 1, 2])}
+    """
+    token = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(token)
+
+
+def kept(key: tuple[object, ...], make: Callable[[], Arrays]) -> Arrays:
+    """What `make` returns; it is called once for a key and folder of `keep_in`, else every time.
+
+    Args:
+      key: everything that the arrays depend on, as values with a repr of their own: of files their
+        `stamp`.
+      make: returns named arrays.
+    """
+    if (folder := _folder.get()) is None:
+        return make()
+    place = folder / hashlib.sha256(repr(key).encode()).hexdigest()[:24]
+    if not place.exists():
+        arrays = make()
+        folder.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(dir=folder, prefix=".", suffix=SUFFIX))
+        for name, array in arrays.items():
+            with naming_full_disk(place), (new / f"{name}.npy").open("wb") as file:
+                np.save(file, array)
+                file.flush()
+                os.fsync(file.fileno())
+        with contextlib.suppress(OSError):  # another process was first
+            new.rename(place)
+        shutil.rmtree(new, ignore_errors=True)
+    return {path.stem: np.asarray(np.load(path, mmap_mode="r")) for path in place.iterdir()}
 
 
 def digest(chunks: Iterable[bytes]) -> str:

@@ -1,5 +1,6 @@
 """Dataset `graph`: one graph whose nodes have features and, some of them, a known class."""
 
+import contextlib
 import dataclasses
 import functools
 from pathlib import Path
@@ -9,18 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.data.dataset import (
-    Baselines,
-    Batch,
-    BatchShapes,
-    Dataset,
-    DataSizes,
-    DeviceBatch,
-    DeviceBatches,
-    Fact,
-    shapes_of,
-)
+from attnlab.data import dataset
+from attnlab.data.dataset import Batch, Dataset, DataSizes, DeviceBatch, DeviceBatches
 from attnlab.data.files import Stamp, check_path, digest, read_bytes, split_lines, stamp
+from attnlab.fields import Spec
 
 PARTS = ("train", "valid", "test", "rest")
 
@@ -44,7 +37,7 @@ class Graph(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Nodes:
+class Nodes(Spec, prefix="data."):
     """The nodes of one graph, each with features and a class.
 
     A row is the whole graph, with an additional edge from every node to itself: features, each row
@@ -85,7 +78,7 @@ class Nodes:
         """Features and classes."""
         return DataSizes(self.graph.features.shape[1], len(self.graph.classes))
 
-    def shapes(self, length: int) -> BatchShapes:
+    def shapes(self, length: int) -> dataset.BatchShapes:
         """One graph; raises ValueError unless `length` is its number of nodes."""
         nodes = len(self.graph.labels)
         if length != nodes:
@@ -93,7 +86,7 @@ class Nodes:
                 f"one row is the whole graph; set train.length and model.max_len to its {nodes} "
                 f"nodes, not {length}"
             )
-        return shapes_of(_scored(self.graph, "train", 0))
+        return dataset.shapes_of(_scored(self.graph, "train", 0))
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
         """The graph, once in every row of a batch; `folder` is not used.
@@ -102,12 +95,10 @@ class Nodes:
           FileNotFoundError: there is no folder `path`, or not one file of each kind in it.
           ValueError: no `path`, `length` is not the number of nodes, or `read_graph` raises it.
         """
-        self.shapes(length)
         graph = self.graph
+        self.shapes(length)
         counts = {f"{part} nodes": int(nodes.sum()) for part, nodes in graph.parts.items()}
-        facts: dict[str, Fact] = {"nodes": length, "edges": len(graph.senders) // 2, **counts}
-        if graph.left_out:
-            facts["edges left out for a node without features"] = graph.left_out
+        left_out = {"edges left out for a node without features": graph.left_out}
         return Dataset(
             name=Path(self.path).name,
             digest=graph.digest,
@@ -118,7 +109,12 @@ class Nodes:
             validation=functools.partial(_scored, graph, "valid"),
             train=functools.partial(_scored, graph, "train"),
             baselines=functools.partial(_baselines, graph),
-            facts=facts,
+            facts={
+                "nodes": length,
+                "edges": len(graph.senders) // 2,
+                **counts,
+                **(left_out if graph.left_out else {}),
+            },
         )
 
 
@@ -131,7 +127,7 @@ def _scored(graph: Graph, split: str, count: int) -> Batch:
     return {name: a[None] for name, a in _row(graph, split).items()}
 
 
-def _baselines(graph: Graph) -> Baselines:
+def _baselines(graph: Graph) -> dataset.Baselines:
     accuracy, _ = label_propagation(graph)
     # The training part has as many nodes of each class, so it does not show which is commonest.
     labels = graph.labels[graph.parts["test"]]
@@ -169,25 +165,25 @@ def read_graph(folder: Path) -> Graph:
 
 @functools.lru_cache(maxsize=2)  # the variants of a sweep read the same graph
 def _read(folder: Path, stamp: Stamp) -> Graph:
-    content, cites, split = (
-        _read_table(_only_file(folder, pattern))
-        for pattern in ("*.content*", "*.cites*", "*split*")
-    )
-    nodes = _number_names([row[0] for row in content.rows], content.path)
-    edges = [_columns(row, 2, cites.path, number) for number, row in enumerate(cites.rows, 1)]
-    pairs = [[nodes[a], nodes[b]] for a, b in edges if a in nodes and b in nodes]
+    content = _read_table(folder, "*.content*")
+    cites, split = _read_table(folder, "*.cites*", 2), _read_table(folder, "*split*", 3)
+    names, classes = [row[0] for row in content.rows], sorted({row[-1] for row in content.rows})
+    nodes = {name: number for number, name in enumerate(names)}
+    for number, name in enumerate(names):
+        if nodes[name] != number:
+            raise ValueError(f"{content.path}:{number + 1}: another line has node {name!r} too")
+    pairs = [[nodes[a], nodes[b]] for a, b in cites.rows if a in nodes and b in nodes]
     ends = np.array(pairs, np.int64).reshape(-1, 2)
     both = np.unique(np.concatenate([ends, ends[:, ::-1]]), axis=0)
     senders, receivers = both[both[:, 0] != both[:, 1]].astype(np.int32).T
-    classes = sorted({row[-1] for row in content.rows})
     return Graph(
         features=_read_features(content),
         labels=np.array([classes.index(row[-1]) for row in content.rows], np.int32),
         classes=tuple(classes),
         senders=senders,
         receivers=receivers,
-        parts=_read_parts(split, nodes, content.path),
-        left_out=len(edges) - len(ends),
+        parts=_read_parts(split, nodes),
+        left_out=len(cites.rows) - len(ends),
         digest=digest(table.data for table in (content, cites, split)),
     )
 
@@ -200,46 +196,43 @@ class _Table(NamedTuple):
     rows: list[list[str]]
 
 
-def _read_table(path: Path) -> _Table:
-    data = read_bytes(path)
-    return _Table(path, data, [line.split("\t") for line in split_lines(data, path)])
+def _read_table(folder: Path, pattern: str, columns: int = 0) -> _Table:
+    """The one file of this pattern; with 0 each line has as many columns as the first."""
+    found = [path for path in sorted(folder.glob(pattern)) if not path.name.startswith(".")]
+    if len(found) != 1:
+        raise FileNotFoundError(f"{folder} (data.path) has {len(found)} files {pattern}, not one")
+    path, data = found[0], read_bytes(found[0])
+    rows = [line.split("\t") for line in split_lines(data, path)]
+    if not rows:
+        raise ValueError(f"{path} is empty; give a line for each node or edge")
+    columns = columns or len(rows[0])
+    for number, row in enumerate(rows, 1):
+        if len(row) != columns:
+            raise ValueError(f"{path}:{number}: {len(row)} columns, not {columns} between tabs")
+    return _Table(path, data, rows)
 
 
 def _read_features(content: _Table) -> np.ndarray:
-    if not content.rows:
-        raise ValueError(f"{content.path} is empty; give a line for each node")
-    size = len(content.rows[0]) - 2
-    features = np.zeros((len(content.rows), size), np.float32)
-    for number, row in enumerate(content.rows, 1):
-        if len(row) != size + 2:
-            raise ValueError(
-                f"{content.path}:{number}: {len(row)} columns, the first line has {size + 2}; "
-                "separate id, features and class by tabs"
-            )
-        try:
-            features[number - 1] = row[1:-1]
-        except ValueError as error:
-            raise ValueError(
-                f"{content.path}:{number}: a feature is not a number ({error})"
-            ) from None
-        if not np.isfinite(features[number - 1]).all():
-            raise ValueError(f"{content.path}:{number}: a feature is NaN or infinite")
+    features = np.full((len(content.rows), len(content.rows[0]) - 2), np.nan, np.float32)
+    for number, row in enumerate(content.rows):
+        with contextlib.suppress(ValueError):
+            features[number] = row[1:-1]
+        if not np.isfinite(features[number]).all():
+            raise ValueError(f"{content.path}:{number + 1}: a feature is not a finite number")
     return features
 
 
-def _read_parts(split: _Table, nodes: dict[str, int], content: Path) -> dict[str, np.ndarray]:
+def _read_parts(split: _Table, nodes: dict[str, int]) -> dict[str, np.ndarray]:
     parts = {part: np.zeros(len(nodes), bool) for part in PARTS}
-    for number, row in enumerate(split.rows[1:], 2):
-        _, name, part = _columns(row, 3, split.path, number)
+    for number, (_, name, part) in enumerate(split.rows[1:], 2):
         if part not in parts:
             raise ValueError(f"{split.path}:{number}: part {part!r} is none of {', '.join(parts)}")
         if name not in nodes:
-            raise ValueError(f"{split.path}:{number}: node {name!r} has no line in {content}")
+            raise ValueError(f"{split.path}:{number}: node {name!r} has no features")
         parts[part][nodes[name]] = True
-    parts.pop("rest")
-    for part, members in parts.items():
-        if not members.any():
-            raise ValueError(f"{split.path}: no node is in the part {part!r}")
+    del parts["rest"]
+    if empty := [part for part, members in parts.items() if not members.any()]:
+        raise ValueError(f"{split.path}: no node is in the part {empty[0]!r}")
     return parts
 
 
@@ -267,32 +260,6 @@ def spread_labels(graph: Graph, known: np.ndarray, rounds: int) -> np.ndarray:
 def label_propagation(graph: Graph, most: int = 50) -> tuple[float, int]:
     """(accuracy on the test nodes, rounds): the rounds, at most `most`, are those that are best on
     the validation nodes, the fewest of them; the test nodes are scored once."""
-    guesses = spread_labels(graph, graph.parts["train"], most)
-    right = guesses == graph.labels
+    right = spread_labels(graph, graph.parts["train"], most) == graph.labels
     rounds = int(np.argmax(right[:, graph.parts["valid"]].mean(1)))
     return float(right[rounds, graph.parts["test"]].mean()), rounds
-
-
-def _only_file(folder: Path, pattern: str) -> Path:
-    found = [path for path in sorted(folder.glob(pattern)) if not path.name.startswith(".")]
-    if len(found) != 1:
-        raise FileNotFoundError(
-            f"{folder} must hold one file {pattern}, not {len(found)}; set data.path to the folder "
-            "of a graph"
-        )
-    return found[0]
-
-
-def _number_names(names: list[str], path: Path) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for number, name in enumerate(names, 1):
-        if name in found:
-            raise ValueError(f"{path}:{number}: node {name!r} stands in line {found[name] + 1} too")
-        found[name] = number - 1
-    return found
-
-
-def _columns(fields: list[str], count: int, path: Path, number: int) -> list[str]:
-    if len(fields) != count:
-        raise ValueError(f"{path}:{number}: {len(fields)} columns, not {count} separated by tabs")
-    return fields

@@ -1,14 +1,14 @@
 """`prepare`: texts -> files of token ids that `TokenFiles` reads, with an index and digests."""
 
+import contextlib
 import gzip
 import hashlib
 import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -133,28 +133,29 @@ def _write(
     advance: Callable[[int], None],
 ) -> Index:
     """Writes the shards; returns their index."""
-    end = _end_of_document(tokenizer, plan.end_of_document)
+    end = tokenizer.special_token(plan.end_of_document) if plan.end_of_document else tokenizer.size
     size = max(tokenizer.size, end + 1)
     dtype = "uint16" if size <= 1 << 16 else "uint32"
-    writers = [_Writer(out, part, dtype, plan.shard_tokens) for part in ("train", "heldout")]
+    parts = [_Part(out, name, dtype, plan.shard_tokens) for name in ("train", "heldout")]
     sizes, exact, text_bytes = token_sizes(tokenizer), True, 0
     for group in _groups(pieces):
         encoded = tokenizer.ids([piece.text for piece in group])
         count = sum(len(piece.text.encode()) for piece in group)
         exact = exact and sizes is not None and count == sum(sizes[a].sum() for a in encoded)
+        added: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         for piece, tokens in zip(group, encoded, strict=True):
-            writer = writers[_is_held_out(piece.document, plan.heldout)]
-            writer.add(tokens)
-            if piece.is_last:
-                writer.add(np.array([end]))
-                writer.documents += 1
+            is_held = _is_held_out(piece.document, plan.heldout)
+            added[is_held].append(np.append(tokens, end) if piece.is_last else tokens)
+            parts[is_held].documents += piece.is_last
+        for part, arrays in zip(parts, added, strict=True):
+            part.add(np.concatenate([np.zeros(0, np.int32), *arrays]))
         text_bytes += count
         advance(count)
-    parts = [writer.close() for writer in writers]
-    if not parts[0]:  # the only documents are held out
+    for part in parts:
+        part.end_shard()
+    if not parts[0].shards:  # the only documents are held out
         parts.reverse()
-        writers.reverse()
-    total = sum(shard.tokens for part in parts for shard in part)
+    total = sum(shard.tokens for part in parts for shard in part.shards)
     known = plan.tokenizer == "bytes" or plan.tokenizer.startswith("bpe:")
     return Index(
         dtype=dtype,
@@ -162,9 +163,9 @@ def _write(
         end_of_document=end,
         tokenizer=plan.tokenizer if known else FILE,
         token_bytes=0.0 if exact else text_bytes / total,
-        train=parts[0],
-        heldout=parts[1],
-        documents=(writers[0].documents, writers[1].documents),
+        train=tuple(parts[0].shards),
+        heldout=tuple(parts[1].shards),
+        documents=(parts[0].documents, parts[1].documents),
         text_bytes=text_bytes,
     )
 
@@ -176,13 +177,16 @@ def read_pieces(file: Path, root: Path, column: str = "text") -> Iterator[Piece]
       ValueError: a text is not UTF-8, a line no JSON, or the column is missing.
     """
     name = file.relative_to(root).as_posix() if file != root else file.name
-    rows = _rows(file, column)
-    if rows is not None:
+    kind = file.name.removesuffix(".gz").rpartition(".")[2]
+    if file.is_dir() or kind in ("parquet", "jsonl"):
+        rows = _json_rows(file, column) if kind == "jsonl" else _table_rows(file, column)
         for number, text in enumerate(rows):
+            if not isinstance(text, str):
+                raise ValueError(f"{file}: {column!r} is {type(text).__name__}, not a text")
             yield Piece(f"{name}:{number}", text, is_last=True)
         return
     with _open(file) as opened:
-        piece, more = check_text(_piece(opened), file), b""
+        piece = check_text(_piece(opened), file)
         while piece:
             more = _piece(opened)
             try:
@@ -201,71 +205,49 @@ def _piece(file: BinaryIO | gzip.GzipFile) -> bytes:
     return data + file.readline() if data else b""
 
 
-def _rows(file: Path, column: str) -> Iterable[str] | None:
-    """The texts of a table, one a row; None for a text file."""
-    if file.is_dir():
-        return _table_rows(file, column)
-    name = file.name.removesuffix(".gz")
-    if name.endswith(".parquet"):
-        return _parquet_rows(file, column)
-    return _json_rows(file, column) if name.endswith(".jsonl") else None
-
-
-def _json_rows(file: Path, column: str) -> Iterator[str]:
+def _json_rows(file: Path, column: str) -> Iterator[object]:
     with _open(file) as opened:
         for number, line in enumerate(opened, 1):
             try:
                 text = json.loads(line)[column]
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(f"{file}:{number}: no JSON object with {column!r}") from None
-            yield _text(text, file, column)
+                str(text).encode()  # JSON may hold half of a surrogate pair
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{file}:{number}: no JSON object with a text in {column!r} ({error})"
+                ) from None
+            yield text
 
 
-def _parquet_rows(file: Path, column: str) -> Iterator[str]:
-    with extra("data"):
-        import pyarrow.parquet
-    table = pyarrow.parquet.ParquetFile(file)
-    if column not in table.schema_arrow.names:
-        raise ValueError(f"{file} has no column {column!r}; columns {table.schema_arrow.names}")
-    for batch in table.iter_batches(1024, columns=[column]):
-        for text in batch.column(0).to_pylist():
-            yield _text(text, file, column)
-
-
-def _table_rows(folder: Path, column: str) -> Iterator[str]:
+def _table_rows(path: Path, column: str) -> Iterator[object]:
+    """Of a Parquet file, or of a folder of the package datasets."""
     with extra("data"):
         import datasets
-    table = datasets.load_from_disk(str(folder))
-    if not isinstance(table, datasets.Dataset):
-        raise ValueError(f"{folder} holds splits {list(table)}; give the folder of one split")
-    if column not in table.column_names:
-        raise ValueError(f"{folder} has no column {column!r}; columns {table.column_names}")
-    for rows in table.select_columns([column]).iter(1024):
-        for text in rows[column]:
-            yield _text(text, folder, column)
-
-
-def _text(value: object, file: Path, column: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{file}: {column!r} is {type(value).__name__}, not a text")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # JSON may hold half of a pair
-        raise ValueError(f"{file}: a text in {column!r} is not Unicode ({error})") from None
-    return value
+        import pyarrow.parquet
+    if path.is_dir():
+        table = datasets.load_from_disk(str(path))
+        if not isinstance(table, datasets.Dataset):
+            raise ValueError(f"{path} holds splits {list(table)}; give the folder of one split")
+        batches = (rows.column(column) for rows in table.with_format("arrow").iter(1024))
+        names = table.column_names
+    else:
+        file = pyarrow.parquet.ParquetFile(path)
+        batches = (rows.column(column) for rows in file.iter_batches(1024, columns=[column]))
+        names = file.schema_arrow.names
+    if column not in names:
+        raise ValueError(f"{path} has no column {column!r}; columns {names}")
+    for batch in batches:
+        yield from batch.to_pylist()
 
 
 def _files(root: Path) -> list[Path]:
+    """Files and tables in a folder, in the order of their names, or the one that `root` is."""
     if not root.exists():
         raise FileNotFoundError(f"there is no file or folder {root}")
-    if root.is_file() or _is_table(root):
+    is_table = (root / "state.json").exists() and (root / "dataset_info.json").exists()
+    if root.is_file() or is_table:
         return [root]
-    found = [p for p in sorted(root.iterdir()) if not p.name.startswith(".")]
+    found = [path for path in sorted(root.iterdir()) if not path.name.startswith(".")]
     return [file for path in found for file in _files(path)]
-
-
-def _is_table(folder: Path) -> bool:
-    return (folder / "state.json").exists() and (folder / "dataset_info.json").exists()
 
 
 def _size(file: Path) -> int:
@@ -290,16 +272,6 @@ def _make_tokenizer(plan: PreparePlan, pieces: Iterable[Piece], total: int) -> T
     return make_tokenizer(plan.tokenizer, texts[False] or texts[True])
 
 
-def _end_of_document(tokenizer: Tokenizer, name: str) -> int:
-    if not name:
-        return tokenizer.size
-    content = json.loads(tokenizer.content or b"{}")
-    known = {added["content"]: int(added["id"]) for added in content.get("added_tokens") or []}
-    if name not in known:
-        raise ValueError(f"the tokenizer has no special token {name!r}; it has {sorted(known)}")
-    return known[name]
-
-
 def _groups(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
     """Pieces that are tokenized together."""
     group: list[Piece] = []
@@ -314,57 +286,46 @@ def _groups(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield group
 
 
-class _Writer:
-    """The shards of a part."""
+class _Part:
+    """Writes the shards of the training or held-out part."""
 
-    def __init__(self, folder: Path, split: str, dtype: str, limit: int) -> None:
-        self._folder, self._part, self._dtype, self._limit = folder, split, dtype, limit
-        self._shards: list[Shard] = []
-        self._file: IO[bytes] | None = None
+    def __init__(self, folder: Path, name: str, dtype: str, limit: int) -> None:
+        self._folder, self._name, self._dtype, self._limit = folder, name, np.dtype(dtype), limit
         self._tokens, self._hash = 0, hashlib.sha256()
+        self.shards: list[Shard] = []
         self.documents = 0
+
+    def _path(self) -> Path:
+        return self._folder / f"{self._name}_{len(self.shards):05d}.bin"
 
     def add(self, tokens: np.ndarray) -> None:
         """Appends tokens; begins a new shard where one is full."""
         while len(tokens):
-            if self._file is None:
-                self._name = f"{self._part}_{len(self._shards):05d}.bin"
-                self._file = (self._folder / self._name).open("wb")
-                self._tokens, self._hash = 0, hashlib.sha256()
-            piece = tokens[: self._limit - self._tokens].astype(f"<{np.dtype(self._dtype).str[1:]}")
-            self._file.write(piece.tobytes())
+            piece = tokens[: self._limit - self._tokens].astype(self._dtype.newbyteorder("<"))
+            with self._path().open("ab" if self._tokens else "wb") as file:
+                file.write(piece.tobytes())
             self._hash.update(piece.tobytes())
             self._tokens += len(piece)
             tokens = tokens[len(piece) :]
             if self._tokens == self._limit:
-                self._end()
+                self.end_shard()
 
-    def close(self) -> tuple[Shard, ...]:
-        """The shards, which are on the disk."""
-        self._end()
-        return tuple(self._shards)
-
-    def _end(self) -> None:
-        if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
-            self._shards.append(Shard(self._name, self._tokens, self._hash.hexdigest()))
+    def end_shard(self) -> None:
+        """The shard is on the disk, if one was begun."""
+        if self._tokens:
+            with self._path().open("ab") as file:
+                os.fsync(file.fileno())
+            shard = Shard(self._path().name, self._tokens, self._hash.hexdigest())
+            self.shards.append(shard)
+            self._tokens, self._hash = 0, hashlib.sha256()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
     """A bar of bytes. Yields advance(bytes)."""
     with extra("train"):
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-        from rich.progress import TransferSpeedColumn as Speed
-    columns = BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn()
-    with Progress(*columns, disable=not shown, console=Console(stderr=True)) as bar:
+        from rich.progress import Progress
+    with Progress(disable=not shown, console=Console(stderr=True)) as bar:
         row = bar.add_task("tokenizing", total=total)
-
-        def advance(count: int) -> None:
-            bar.update(row, advance=count)
-
-        yield advance
+        yield lambda count: bar.update(row, advance=count)

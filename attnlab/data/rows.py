@@ -1,27 +1,19 @@
-"""Datasets of any rows: items of random access (`random_access`), or of the package datasets."""
+"""Datasets of items by index: own ones (`rows`), and token ids of the package datasets."""
 
 import dataclasses
 import functools
 import hashlib
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import jax
 import numpy as np
 
-from attnlab.data.batching import evenly_spaced
-from attnlab.data.dataset import (
-    Baselines,
-    Batch,
-    BatchShapes,
-    Dataset,
-    DataSizes,
-    join_tokens,
-    shapes_of,
-)
-from attnlab.data.files import check_path, visible_files
+from attnlab.data import dataset
+from attnlab.data.batching import epoch_indices, evenly_spaced
+from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
+from attnlab.data.files import check_path, digest, visible_files
 from attnlab.extras import extra
 from attnlab.fields import Spec, bounded
 
@@ -31,7 +23,7 @@ Item = dict[str, np.ndarray]
 
 @runtime_checkable
 class RandomAccess(Protocol):
-    """Whatever has a length and items by index: datasets and sources of grain, lists too."""
+    """Whatever has a length and items by index: a list, a table, a data source of grain."""
 
     def __len__(self) -> int: ...
 
@@ -49,19 +41,17 @@ class Splits(NamedTuple):
     heldout: RandomAccess
     sizes: DataSizes
     validation: RandomAccess | None = None
-    decode: Callable[[Sequence[int]], str] = join_tokens
+    decode: Callable[[Sequence[int]], str] = dataset.join_tokens
     baselines: Callable[[], Baselines] = dict
     digest: str = ""
     """"": sha256 of all items, which are read once for it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RandomAccessData:
-    """Data of random access: anything whose items are dicts of arrays, read through the package
-    grain.
+class Rows(Spec, prefix="data."):
+    """Own rows: anything with a length whose items by index are dicts of arrays.
 
-    grain shuffles: the batch of step n holds the items n B to (n + 1) B - 1 of
-    `grain.MapDataset.source(train).shuffle(seed).repeat()`, in another order every epoch.
+    The rows are shuffled anew in every epoch (`batching.epoch_indices`).
 
     Attributes:
       make: "package.module:function"; the function is called with `path` and returns `Splits`.
@@ -71,7 +61,7 @@ class RandomAccessData:
             items = [{"tokens": row} for row in np.load(path)]
             return Splits("mine", items[:-100], items[-100:], DataSizes(vocab_size=256))
 
-        RandomAccessData(make="my_data:read", path="rows.npy")
+        Rows(make="my_data:read", path="rows.npy")
     """
 
     make: str = ""
@@ -95,7 +85,7 @@ class RandomAccessData:
 
     def shapes(self, length: int) -> BatchShapes:
         """Those of the first item."""
-        return shapes_of(_stack([self.splits.train[0]]))
+        return dataset.shapes_of(_stack([self.splits.train[0]]))
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
         """The items as rows; their shapes are their own, `length` is for the reported speed.
@@ -104,7 +94,6 @@ class RandomAccessData:
         Raises:
           ValueError: there is no such function. Making a batch raises it where items differ in
             their arrays or in shapes.
-          ModuleNotFoundError: the package grain is missing.
         """
         return dataset_of_splits(self.splits, length)
 
@@ -116,34 +105,29 @@ def _splits(function: Callable[[str], Splits], path: str) -> Splits:
 
 def dataset_of_splits(splits: Splits, row_tokens: int) -> Dataset:
     """The dataset of splits that are already loaded."""
-    with extra("data"):
-        import grain
-
-    @functools.lru_cache(maxsize=64)
-    def stream(seed: int) -> Any:
-        return grain.MapDataset.source(splits.train).shuffle(seed=seed).repeat(None)
+    train, validation = splits.train, splits.validation
+    content = splits.digest or digest(_contents((train, validation or (), splits.heldout)))
 
     def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
-        items = stream(seed)
-        return _stack([items[step * size + i] for i in range(size)[shard]])
+        index = epoch_indices(len(train), seed, step, size, shard)
+        return _stack([train[i] for i in index.tolist()])
 
     def scored(items: RandomAccess, count: int) -> Batch:
-        rows = [items[int(i)] for i in evenly_spaced(len(items), count)]
+        rows = [items[i] for i in evenly_spaced(len(items), count).tolist()]
         return {"valid": np.ones(len(rows), bool)} | _stack(rows)
 
-    validation = splits.validation
     return Dataset(
         name=splits.name,
-        digest=splits.digest or _digest((splits.train, validation or (), splits.heldout)),
+        digest=digest([content.encode(), b"order of epoch_indices"]),
         sizes=splits.sizes,
         row_tokens=row_tokens,
         batches=batch,
         heldout=functools.partial(scored, splits.heldout),
-        train=functools.partial(scored, splits.train),
+        train=functools.partial(scored, train),
         validation=functools.partial(scored, validation) if validation else None,
         decode=splits.decode,
         baselines=splits.baselines,
-        facts={"training rows": len(splits.train), "held-out rows": len(splits.heldout)},
+        facts={"training rows": len(train), "held-out rows": len(splits.heldout)},
     )
 
 
@@ -157,17 +141,14 @@ def _stack(items: Sequence[Item]) -> Batch:
         raise ValueError(f"items of one dataset must have the same arrays: {error}") from error
 
 
-def _digest(splits: Iterable[RandomAccess | tuple[()]]) -> str:
-    whole = hashlib.sha256()
+def _contents(splits: Iterable[RandomAccess | tuple[()]]) -> Iterator[bytes]:
     for items in splits:
-        whole.update(b"%d;" % len(items))
+        yield b"%d" % len(items)
         for i in range(len(items)):
             for name, value in sorted(items[i].items()):
                 array = np.asarray(value)
-                # As JAX writes the path, so that digests of earlier versions stay.
-                whole.update(f"(DictKey(key={name!r}),) {array.dtype} {array.shape};".encode())
-                whole.update(array.tobytes())
-    return whole.hexdigest()
+                yield f"{name} {array.dtype} {array.shape}".encode()
+                yield array.tobytes()
 
 
 HELDOUT_SPLITS = ("validation", "valid", "test")
@@ -176,7 +157,7 @@ HELDOUT_SPLITS = ("validation", "valid", "test")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HuggingFace(Spec, prefix="data."):
-    """Rows of token ids, one example each; grain shuffles them, as those of `grain`.
+    """Rows of token ids, one example each, shuffled anew in every epoch.
 
     Parquet files are turned into Arrow files in the cache of the package datasets. Rows are read
     from the disk as they are needed, and no row attends to another. A dataset with a split "train"
@@ -214,9 +195,7 @@ class HuggingFace(Spec, prefix="data."):
 
     def shapes(self, length: int) -> BatchShapes:
         """`length` + 1 tokens, and what each target counts."""
-        shapes = {"tokens": (1, length + 1), "valid": (1, length), "bytes": (1, length)}
-        dtypes = {"tokens": np.int32, "valid": bool, "bytes": np.float32}
-        return {name: jax.ShapeDtypeStruct(shapes[name], dtypes[name]) for name in shapes}
+        return dataset.shapes_of(_stack([self._item(np.zeros(0, np.int32), length)]))
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
         """The rows; `folder` is not used.
@@ -226,43 +205,34 @@ class HuggingFace(Spec, prefix="data."):
           ValueError: `path`, `vocab_size` or `bytes_per_token` is not given; there is no split
             "train", no such column, or too few rows to hold some out. Reading a row raises it where
             the row does not hold token ids below `vocab_size`.
-          ModuleNotFoundError: the package datasets or grain is missing.
+          ModuleNotFoundError: the package datasets is missing.
         """
-        check_path(self.path, "dataset", "give data.path")
-        if not self.bytes_per_token:
+        sizes = self.sizes()
+        if not self.path or not self.bytes_per_token:
             raise ValueError(
-                "give data.bytes_per_token, the mean number of bytes of a token (1: bits per token)"
+                "give data.path, and data.bytes_per_token: the mean number of bytes of a token (1: "
+                "bits per token)"
             )
-        train, heldout = self._tables()
-        limits = length, self.sizes().vocab_size, self.bytes_per_token
-        parts = [_Rows(table, self.column, *limits) for table in (train, heldout)]
-        splits = Splits(
-            name=Path(self.path).name,
-            train=parts[0],
-            heldout=parts[1],
-            sizes=self.sizes(),
-            digest=self._digest(),
-        )
-        return dataset_of_splits(splits, length)
+        files = visible_files(Path(self.path), "*.parquet")
+        train, heldout = (_Table(t, self, length) for t in self._tables(files))
+        name = Path(self.path).name
+        content = self._digest(files or visible_files(Path(self.path), "*.arrow"))
+        return dataset_of_splits(Splits(name, train, heldout, sizes, digest=content), length)
 
-    def _tables(self) -> tuple[Any, Any]:
+    def _tables(self, parquet: list[Path]) -> tuple[Any, Any]:
         """Training and held-out rows, of the package datasets."""
         with extra("data"):
             import datasets
-        files = self._parquet()
-        if files:
-            table: Any = datasets.Dataset.from_parquet([str(file) for file in files])
-        elif self.path:
-            table = datasets.load_from_disk(self.path)
+        if parquet:
+            table: Any = datasets.Dataset.from_parquet([str(file) for file in parquet])
         else:
-            raise ValueError("the dataset huggingface needs data.path")
+            table = datasets.load_from_disk(self.path)
         held = None
         if isinstance(table, datasets.DatasetDict):
-            known = list(table)
-            names = [name for name in HELDOUT_SPLITS if name in table]
             if "train" not in table:
-                raise ValueError(f"{self.path} has the splits {known}, none is 'train'")
-            table, held = table["train"], table[names[0]] if names else None
+                raise ValueError(f"{self.path} has the splits {list(table)}, none is 'train'")
+            held = next((table[name] for name in HELDOUT_SPLITS if name in table), None)
+            table = table["train"]
         if self.column not in table.column_names:
             raise ValueError(f"{self.path} has no column {self.column!r}; {table.column_names}")
         if held is None:
@@ -272,56 +242,45 @@ class HuggingFace(Spec, prefix="data."):
             raise ValueError(f"{self.path} has too few rows to hold out a share {self.heldout}")
         return tuple(t.select_columns([self.column]).with_format("numpy") for t in (table, held))
 
-    def _parquet(self) -> list[Path]:
-        path = Path(self.path)
-        if not self.path or path.suffix == ".parquet":
-            return [path] if self.path else []
-        return visible_files(path, "*.parquet")
-
-    def _digest(self) -> str:
+    def _digest(self, files: list[Path]) -> str:
         """Of the files with rows, and of what is made of them."""
         whole = hashlib.sha256(repr(dataclasses.replace(self, path="")).encode())
-        path = Path(self.path)
-        files = self._parquet() or visible_files(path, "*.arrow")
         for file in files:
             with file.open("rb") as opened:
                 whole.update(hashlib.file_digest(opened, "sha256").digest())
         return whole.hexdigest()
 
-
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-    """A table as random access."""
-
-    table: Any
-    column: str
-    length: int
-    vocab_size: int
-    bytes_per_token: float
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, index: int, /) -> Item:
-        """Raises ValueError where the row does not hold token ids."""
-        ids = np.asarray(self.table[int(index)][self.column])
+    def _item(self, ids: np.ndarray, length: int) -> Item:
+        """The row of these ids; raises ValueError where they are no token ids."""
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(
                 f"a row of {self.column!r} has no token ids (dtype {ids.dtype}); tokenize texts "
                 "with experiments.prepare"
             )
-        ids = ids[: self.length + 1]
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self.vocab_size:
-            wrong = ids.min() if ids.min() < 0 else ids.max()
+        ids = ids[: length + 1]
+        if len(wrong := ids[(ids < 0) | (ids >= self.vocab_size)]):
             raise ValueError(
-                f"a row of {self.column!r} has the token {wrong}, data.vocab_size is "
+                f"a row of {self.column!r} has the token {wrong[0]}, data.vocab_size is "
                 f"{self.vocab_size}"
             )
-        tokens = np.zeros(self.length + 1, np.int32)
-        tokens[: len(ids)] = ids
-        valid = np.arange(1, self.length + 1) < len(ids)
         return {
-            "tokens": tokens,
-            "valid": valid,
-            "bytes": np.full(self.length, self.bytes_per_token, np.float32),
+            "tokens": np.pad(ids.astype(np.int32), (0, length + 1 - len(ids))),
+            "valid": np.arange(1, length + 1) < len(ids),
+            "bytes": np.full(length, self.bytes_per_token, np.float32),
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """A table of the package datasets as random access."""
+
+    table: Any
+    config: HuggingFace
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int, /) -> Item:
+        ids = np.asarray(self.table[int(index)][self.config.column])
+        return self.config._item(ids, self.length)

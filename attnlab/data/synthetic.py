@@ -1,76 +1,85 @@
 """Synthetic datasets with a known answer: `recall`, `endpoints`, `farthest`."""
 
+import abc
 import dataclasses
 import hashlib
 import itertools
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from attnlab.data import dataset
 from attnlab.data.batching import scored_rows
-from attnlab.data.dataset import (
-    Baselines,
-    Batch,
-    BatchShapes,
-    Dataset,
-    DataSizes,
-    DeviceBatch,
-    DeviceBatches,
-)
+from attnlab.data.dataset import Baselines, Batch, Dataset, DataSizes, DeviceBatch, DeviceBatches
 from attnlab.fields import Spec, bounded
 from attnlab.names import lookup
 
 
-@runtime_checkable
-class GeneratedConfig(Protocol):
-    """The config of a dataset that is generated."""
+class Generated(Spec, abc.ABC, prefix="data."):
+    """Base class of datasets whose rows are generated on the device from a key.
 
-    @property
-    def heldout_rows(self) -> int:
-        """How many rows are held out."""
+    A subclass is a frozen dataclass with the field `heldout_rows`: as many rows, of a key that no
+    batch has, are held out; as many others are scored as training rows.
+    """
 
+    heldout_rows: int
+
+    @abc.abstractmethod
     def sizes(self) -> DataSizes:
         """Sizes that a model must have."""
 
+    @abc.abstractmethod
+    def name(self, length: int) -> str:
+        """Of the dataset, for people."""
 
-def generated_dataset(
-    config: GeneratedConfig,
-    length: int,
-    name: str,
-    generate: Callable[[Array, int], DeviceBatch],
-    baselines: Callable[[Batch], Baselines],
-) -> Dataset:
-    """The dataset of rows of `length` tokens that `generate(key, size)` returns.
+    @abc.abstractmethod
+    def generator(self, length: int) -> Callable[[Array, int], DeviceBatch]:
+        """(key, size) -> that many rows of `length` tokens. Raises ValueError where there are no
+        rows of this length."""
 
-    `config.heldout_rows` rows of a key that no batch has are held out; as many others are scored as
-    training rows. `baselines` is called with the held-out rows.
-    """
+    @abc.abstractmethod
+    def baselines(self, rows: Batch) -> Baselines:
+        """What needs no model, on the held-out rows."""
 
-    def scored(seed: int, count: int) -> Batch:
-        # A run folds a step into its key, here a number that no step has.
-        key = jax.random.fold_in(jax.random.key(seed), 2**31)
-        made = jax.jit(lambda key: generate(key, config.heldout_rows))(key)
-        whole = {n: np.asarray(a) for n, a in made.items()}
-        whole["valid"] = np.ones(config.heldout_rows, bool)
-        return {n: a[: count or None] for n, a in whole.items()}
+    def shapes(self, length: int) -> dataset.BatchShapes:
+        """Those of a generated row."""
+        generate = self.generator(length)
+        shapes: dataset.BatchShapes = jax.eval_shape(
+            lambda key: generate(key, 1), jax.random.key(0)
+        )
+        return shapes
 
-    identity = f"{config} {length} jax {jax.__version__}"
-    return Dataset(
-        name=name,
-        digest=hashlib.sha256(identity.encode()).hexdigest(),
-        sizes=config.sizes(),
-        row_tokens=length,
-        batches=DeviceBatches(lambda arrays, key, size: generate(key, size)),
-        heldout=lambda count: scored(0, count),
-        train=lambda count: scored(1, count),
-        baselines=lambda: baselines(scored(0, 0)),
-    )
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """Rows of `length` tokens; `folder` is not used. Raises ValueError as `generator` does."""
+        generate = self.generator(length)
+
+        def scored(seed: int, count: int) -> Batch:
+            # A run folds a step into its key, here a number that no step has.
+            key = jax.random.fold_in(jax.random.key(seed), 2**31)
+            made = jax.jit(lambda key: generate(key, self.heldout_rows))(key)
+            rows = {name: np.asarray(a)[: count or None] for name, a in made.items()}
+            return scored_rows(rows, 0)
+
+        return Dataset(
+            name=self.name(length),
+            digest=_digest(f"{self} {length}"),
+            sizes=self.sizes(),
+            row_tokens=length,
+            batches=DeviceBatches(lambda arrays, key, size: generate(key, size)),
+            heldout=lambda count: scored(0, count),
+            train=lambda count: scored(1, count),
+            baselines=lambda: self.baselines(scored(0, 0)),
+        )
+
+
+def _digest(identity: str) -> str:
+    return hashlib.sha256(f"{identity} jax {jax.__version__}".encode()).hexdigest()
 
 
 def generate_recall(
@@ -112,7 +121,7 @@ def generate_recall(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recall(Spec, prefix="data."):
+class Recall(Generated):
     """`generate_recall`: which value followed this key?
 
     Guessing among the stated values is right once in `pairs` times.
@@ -145,33 +154,20 @@ class Recall(Spec, prefix="data."):
         """Keys and values."""
         return DataSizes(self.vocab_size)
 
-    def shapes(self, length: int) -> BatchShapes:
-        """Tokens and values; raises ValueError where pairs and queries do not fit."""
+    def name(self, length: int) -> str:
+        """The sizes."""
+        return f"{self.pairs} pairs in {length} tokens of {self.vocab_size}"
+
+    def generator(self, length: int) -> Callable[[Array, int], DeviceBatch]:
+        """Raises ValueError where `length` is odd, or below 4 tokens for each pair."""
         if length < 4 * self.pairs or length % 2:
-            raise ValueError(
-                f"{self.pairs} pairs and their questions need an even train.length of at least "
-                f"{4 * self.pairs}, not {length}"
-            )
-        row = jax.ShapeDtypeStruct((1, length), np.int32)
-        return {"tokens": row, "values": row}
+            least = f"at least {4 * self.pairs}, 4 for each of data.pairs"
+            raise ValueError(f"train.length must be even and {least}, not {length}")
+        sizes = {"vocab_size": self.vocab_size, "pairs": self.pairs, "length": length}
+        return lambda key, size: generate_recall(key, size, **sizes)
 
-    def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """Rows of `length` tokens; `folder` is not used.
-
-        Raises:
-          ValueError: `length` is odd, or below 4 tokens for each pair.
-        """
-        self.shapes(length)
-
-        def generate(key: Array, size: int) -> DeviceBatch:
-            return generate_recall(
-                key, size, vocab_size=self.vocab_size, pairs=self.pairs, length=length
-            )
-
-        name = f"{self.pairs} pairs in {length} tokens of {self.vocab_size}"
-        return generated_dataset(self, length, name, generate, self._baselines)
-
-    def _baselines(self, rows: Batch) -> Baselines:
+    def baselines(self, rows: Batch) -> Baselines:
+        """Guesses."""
         values = self.vocab_size - self.vocab_size // 2
         known = {"one of the values said": 100 / self.pairs, "any value": 100 / values}
         return {"accuracy": known}
@@ -180,7 +176,7 @@ class Recall(Spec, prefix="data."):
 GRAPHS: dict[str, Callable[[int, int], bool]] = {"complete": operator.ne, "acyclic": operator.lt}
 """Name -> which ordered pairs of vertices are arcs; "acyclic" is the transitive tournament."""
 LENGTH = 4
-"""Tokens of an example: both ends, the selector, the query token."""
+"""Tokens of an example of `endpoints`: both ends, the selector, the query token."""
 
 
 def examples(vertices: int, graph: str) -> Batch:
@@ -241,21 +237,16 @@ class Endpoints(Spec, prefix="data."):
         """Vertices, two selectors and the query token."""
         return DataSizes(self.vertices + 3)
 
-    def shapes(self, length: int) -> BatchShapes:
+    def shapes(self, length: int) -> dataset.BatchShapes:
         """Tokens and values; raises ValueError for any `length` but 4."""
         if length != LENGTH:
-            raise ValueError(
-                f"an example is {LENGTH} tokens: set train.length={LENGTH}, not {length}"
-            )
+            raise ValueError(f"an example has 4 tokens: set train.length=4, not {length}")
         row = jax.ShapeDtypeStruct((1, LENGTH), np.int32)
         return {"tokens": row, "values": row}
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """The examples, which are kept on the device; `folder` is not used.
-
-        Raises:
-          ValueError: `length` is not 4.
-        """
+        """The examples, which are kept on the device; `folder` is not used. Raises ValueError for
+        any `length` but 4."""
         self.shapes(length)
         every = examples(self.vertices, self.graph)
         count = len(every["tokens"])
@@ -264,29 +255,23 @@ class Endpoints(Spec, prefix="data."):
             index = np.arange(number or count) * count // (number or count)
             return scored_rows({name: a[index] for name, a in every.items()}, 0)
 
-        identity = f"{self} jax {jax.__version__}"
+        bound = {"one head at most": 75.0} if self.graph == "complete" else {}
         return Dataset(
             name=f"arcs of the {self.graph} graph of {self.vertices} vertices",
-            digest=hashlib.sha256(identity.encode()).hexdigest(),
+            digest=_digest(str(self)),
             sizes=self.sizes(),
             row_tokens=LENGTH,
             batches=DeviceBatches(_draw, every),
             heldout=scored,
             train=scored,
             decode=self._decode,
-            baselines=self._baselines,
+            baselines=lambda: {"accuracy": {"a guess": 50.0, **bound}},
             facts={"arcs": count // 2, "scored": "every case, those of training too"},
         )
 
     def _decode(self, tokens: Sequence[int]) -> str:
         names = (*map(str, range(self.vertices)), "first", "second", "#")
         return " ".join(names[int(token)] for token in tokens)
-
-    def _baselines(self) -> Baselines:
-        known = {"a guess": 50.0}
-        if self.graph == "complete":
-            known["one head at most"] = 75.0
-        return {"accuracy": known}
 
 
 def _draw(arrays: Batch | DeviceBatch, key: jax.Array, size: int) -> DeviceBatch:
@@ -309,7 +294,7 @@ def generate_farthest(key: Array, size: int, *, dimensions: int, points: int) ->
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Farthest(Spec, prefix="data."):
+class Farthest(Generated):
     """`generate_farthest`: which point is farthest from this one? `train.length` is the number of
     points. An answer has length 1 and mean 0, so the mean leaves all of its variance unexplained.
 
@@ -321,7 +306,7 @@ class Farthest(Spec, prefix="data."):
       ValueError: fewer than 2 dimensions, or no held-out row.
 
     >>> {name: a.shape for name, a in Farthest(dimensions=3).shapes(5).items()}
-    {'features': (1, 5, 3), 'answers': (1, 5, 3), 'scored': (1, 5)}
+    {'answers': (1, 5, 3), 'features': (1, 5, 3), 'scored': (1, 5)}
     """
 
     dimensions: int = bounded(16, least=2)
@@ -331,39 +316,20 @@ class Farthest(Spec, prefix="data."):
         """As many features as answers."""
         return DataSizes(self.dimensions, self.dimensions)
 
-    def shapes(self, length: int) -> BatchShapes:
-        """Features and answers; raises ValueError for fewer than 3 points."""
+    def name(self, length: int) -> str:
+        """The sizes."""
+        return f"{length} points on a sphere in {self.dimensions} dimensions"
+
+    def generator(self, length: int) -> Callable[[Array, int], DeviceBatch]:
+        """Raises ValueError for fewer than 3 points."""
         if length < 3:
-            raise ValueError(
-                f"{length} points have no farthest one; set train.length to at least 3"
-            )
-        vectors = jax.ShapeDtypeStruct((1, length, self.dimensions), np.float32)
-        scored = jax.ShapeDtypeStruct((1, length), bool)
-        return {"features": vectors, "answers": vectors, "scored": scored}
+            raise ValueError(f"train.length must be at least 3 points, not {length}")
+        sizes = {"dimensions": self.dimensions, "points": length}
+        return lambda key, size: generate_farthest(key, size, **sizes)
 
-    def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """Rows of `length` points; `folder` is not used.
-
-        Raises:
-          ValueError: fewer than 3 points.
-        """
-        self.shapes(length)
-
-        def generate(key: Array, size: int) -> DeviceBatch:
-            return generate_farthest(key, size, dimensions=self.dimensions, points=length)
-
-        name = f"{length} points on a sphere in {self.dimensions} dimensions"
-        return generated_dataset(self, length, name, generate, _farthest_baselines)
-
-
-def _farthest_baselines(rows: Batch) -> Baselines:
-    x, y = rows["features"], rows["answers"]
-    # Minus the point itself, scaled so that the error is least.
-    scale = np.sum(x * y) / np.sum(x * x)
-    guesses = {"the mean": 0 * x, "minus the point": scale * x}
-    return {
-        "unexplained": {
-            name: 100 * float(np.mean(np.sum((guess - y) ** 2, axis=-1)))
-            for name, guess in guesses.items()
-        }
-    }
+    def baselines(self, rows: Batch) -> Baselines:
+        """The error of the mean, and of minus the point itself, scaled so that it is least."""
+        x, y = rows["features"], rows["answers"]
+        guesses = {"the mean": 0 * x, "minus the point": np.sum(x * y) / np.sum(x * x) * x}
+        errors = {name: np.sum((guess - y) ** 2, axis=-1) for name, guess in guesses.items()}
+        return {"unexplained": {name: 100 * float(np.mean(a)) for name, a in errors.items()}}

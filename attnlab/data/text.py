@@ -7,25 +7,37 @@ import hashlib
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import jax
 import numpy as np
 
 from attnlab.data.batching import random_starts, window_starts
-from attnlab.data.dataset import BYTES, Baselines, Batch, BatchShapes, Dataset, DataSizes
-from attnlab.data.files import bucket, check_path, read_bytes, visible_files
+from attnlab.data.dataset import BYTES, Baselines, Batch, BatchShapes, Dataset, DataSizes, Fact
+from attnlab.data.files import (
+    Arrays,
+    bucket,
+    check_path,
+    kept,
+    read_bytes,
+    split_lines,
+    stamp,
+    visible_files,
+)
 from attnlab.data.tokenizer import (
     FILE,
-    Encoded,
     Tokenizer,
     make_tokenizer,
     num_tokens,
+    read_tokenizer,
     text_of_bytes,
 )
 from attnlab.fields import Spec, bounded
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+Tokens: TypeAlias = tuple[np.ndarray, np.ndarray | None]
+"""A part of a text in tokens, and the bytes that each stands for; None: one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +52,15 @@ class Corpus:
     validation: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     @property
+    def parts(self) -> dict[str, np.ndarray]:
+        """Name -> the bytes of each part that there is."""
+        middle = {} if self.validation is None else {"validation": self.validation}
+        return {"training": self.train, **middle, "held-out": self.heldout}
+
+    @property
     def num_bytes(self) -> int:
         """All parts together."""
-        parts = (self.train, self.heldout, self.validation)
-        return sum(len(part) for part in parts if part is not None)
+        return sum(map(len, self.parts.values()))
 
     def with_validation(self, share: float) -> "Corpus":
         """With this share of the training part, at its end, as validation part."""
@@ -53,9 +70,6 @@ class Corpus:
         sha256 = hashlib.sha256(f"{self.sha256} {share}".encode()).hexdigest()
         train, validation = self.train[:end], self.train[end:]
         return dataclasses.replace(self, sha256=sha256, train=train, validation=validation)
-
-
-PATH_ADVICE = "leave data.path empty for the default corpus"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +102,7 @@ class Text(Spec, prefix="data."):
 
     def sizes(self) -> DataSizes:
         """The tokens."""
-        check_path(self.path, "text", PATH_ADVICE)
+        check_path(self.path, "text", "leave data.path empty for the default corpus")
         return DataSizes(num_tokens(self.tokenizer))
 
     def shapes(self, length: int) -> BatchShapes:
@@ -109,109 +123,87 @@ class Text(Spec, prefix="data."):
             line; or `make_tokenizer` raises it.
           ModuleNotFoundError: a tokenizer other than "bytes" without the package tokenizers.
         """
-        check_path(self.path, "text", PATH_ADVICE)
+        self.sizes()
         corpus = load_corpus(self.path, utf8=self.tokenizer != "bytes")
         corpus = corpus.with_validation(self.validation)
-        dataset = dataset_of_corpus(corpus, length)
-        if self.tokenizer != "bytes":
-            dataset = _tokenized(dataset, corpus, length, self.tokenizer, folder)
-        for part in ("training", "validation", "held-out"):
-            count = dataset.facts.get(f"{part} tokens", length + 1)
-            if isinstance(count, int) and count <= length:
-                raise ValueError(
-                    f"{corpus.name}: the {part} text has {count} tokens, too short for one window "
-                    f"of {length} + 1; give a longer text or a smaller length"
-                )
-        return dataset
+        if self.tokenizer == "bytes":
+            return dataset_of_corpus(corpus, length)
+        is_kept = folder is not None and (folder / FILE).exists()
+        text = _tokenize(corpus, self.tokenizer, folder if is_kept else None)
+        return dataset_of_corpus(corpus, length, text)
 
 
-def load_corpus(path: str = "", *, utf8: bool = False) -> Corpus:
-    """The text at `path`, split as `Text` says; with `utf8` a ValueError unless it is UTF-8."""
-    return _read_text(Path(path), utf8) if path else _standard_library(utf8)
+@dataclasses.dataclass(frozen=True)
+class TokenizedText:
+    """The parts of a corpus in tokens."""
+
+    name: str
+    """Of the tokenizer, as it is asked for."""
+    tokenizer: Tokenizer
+    parts: dict[str, Tokens]
+    is_exact: bool
+    """Does decoding give the held-out part back?"""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens as text on one line."""
+        return repr(self.tokenizer.decode(tokens))[1:-1]
 
 
-def dataset_of_corpus(corpus: Corpus, length: int) -> Dataset:
-    """The windows of a text, byte by byte."""
-    validation = corpus.validation
+def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = None) -> Dataset:
+    """The windows of a text, byte by byte or in tokens.
 
-    def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
-        return {"tokens": sample(corpus.train, length, size, seed=seed, step=step, shard=shard)}
-
-    def scored(text: np.ndarray, count: int) -> Batch:
-        tokens, valid = windows(text, length, count)
-        return {"tokens": tokens, "valid": valid}
-
-    def baselines() -> Baselines:
-        bits = {"unigram entropy": unigram_bits(corpus.heldout)}
-        return {"bits_per_byte": bits | {"gzip -9": gzip_bits(corpus.heldout)}}
-
-    return Dataset(
-        name=corpus.name,
-        digest=corpus.sha256,
-        sizes=BYTES,
-        row_tokens=length,
-        batches=batch,
-        heldout=functools.partial(scored, corpus.heldout),
-        validation=functools.partial(scored, validation) if validation is not None else None,
-        train=functools.partial(scored, corpus.train),
-        decode=decode_bytes,
-        baselines=baselines,
-        facts={
-            "bytes": corpus.num_bytes,
-            "held-out bytes": len(corpus.heldout),
-            "training tokens": len(corpus.train),
-            **({} if validation is None else {"validation tokens": len(validation)}),
-            "held-out tokens": len(corpus.heldout),
-        },
-    )
-
-
-def _tokenized(
-    plain: Dataset, corpus: Corpus, length: int, name: str, folder: Path | None
-) -> Dataset:
-    """The same text in the tokens of a tokenizer, with the bytes that each target stands for."""
-    is_kept = folder is not None and (folder / FILE).exists()
-    text = _tokenize(corpus, name, folder if is_kept else None)
-    tokenizer = text.tokenizer
+    Raises ValueError where a part is shorter than one window.
+    """
+    parts = text.parts if text else {name: (part, None) for name, part in corpus.parts.items()}
+    facts: dict[str, Fact] = {"bytes": corpus.num_bytes, "held-out bytes": len(corpus.heldout)}
+    for name, (tokens, _) in parts.items():
+        facts[f"{name} tokens"] = len(tokens)
+        if len(tokens) <= length:
+            few = f"the {name} text has {len(tokens)} tokens; a window needs {length} + 1"
+            raise ValueError(f"{corpus.name}: {few}; give a longer text or a smaller length")
 
     def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
-        tokens = text.train.tokens
+        tokens, _ = parts["training"]
         return {"tokens": sample(tokens, length, size, seed=seed, step=step, shard=shard)}
 
-    def scored(encoded: Encoded, count: int) -> Batch:
-        tokens, valid = windows(encoded.tokens, length, count)
-        sizes, _ = windows(encoded.sizes, length, count)
-        return {"tokens": tokens, "valid": valid, "bytes": sizes[:, 1:].astype(np.float32)}
+    def scored(part: Tokens, count: int) -> Batch:
+        tokens, sizes = part
+        rows = dict(zip(("tokens", "valid"), windows(tokens, length, count), strict=True))
+        if sizes is not None:
+            rows["bytes"] = windows(sizes, length, count)[0][:, 1:].astype(np.float32)
+        return rows
 
     def baselines() -> Baselines:
-        tokens, sizes = text.heldout
-        entropy = float(unigram_bits(tokens) * len(tokens) / sizes.sum())
-        known = plain.baselines()["bits_per_byte"]
-        return {"bits_per_byte": known | {"unigram entropy of the tokens": entropy}}
+        text = corpus.heldout
+        bits = {"unigram entropy": unigram_bits(text), "gzip -9": gzip_bits(text)}
+        tokens, sizes = parts["held-out"]
+        if sizes is not None:
+            entropy = float(unigram_bits(tokens) * len(tokens) / sizes.sum())
+            bits["unigram entropy of the tokens"] = entropy
+        return {"bits_per_byte": bits}
 
-    lossy = (
-        "" if text.exact else " (it loses some of the text: the bits are those of what it keeps)"
-    )
-    validation = len(text.validation.tokens)
-    return dataclasses.replace(
-        plain,
-        digest=hashlib.sha256(f"{corpus.sha256} {tokenizer.digest}".encode()).hexdigest(),
-        sizes=DataSizes(tokenizer.size),
+    if text is not None:
+        lost = (
+            ""
+            if text.is_exact
+            else " (it loses some of the text: the bits are those of what it keeps)"
+        )
+        facts |= {"tokenizer": text.name + lost, "its sha256": text.tokenizer.digest[:12]}
+        digest = hashlib.sha256(f"{corpus.sha256} {text.tokenizer.digest}".encode()).hexdigest()
+    validation = parts.get("validation")
+    return Dataset(
+        name=corpus.name,
+        digest=digest if text else corpus.sha256,
+        sizes=DataSizes(text.tokenizer.size) if text else BYTES,
+        row_tokens=length,
         batches=batch,
-        heldout=functools.partial(scored, text.heldout),
-        validation=functools.partial(scored, text.validation) if validation else None,
-        train=functools.partial(scored, text.train),
-        decode=lambda tokens: repr(tokenizer.decode(tokens))[1:-1],
+        heldout=functools.partial(scored, parts["held-out"]),
+        validation=functools.partial(scored, validation) if validation else None,
+        train=functools.partial(scored, parts["training"]),
+        decode=text.decode if text else decode_bytes,
         baselines=baselines,
-        files=tokenizer.files,
-        facts=plain.facts
-        | {
-            "training tokens": len(text.train.tokens),
-            **({"validation tokens": validation} if validation else {}),
-            "held-out tokens": len(text.heldout.tokens),
-            "tokenizer": name + lossy,
-            "its sha256": tokenizer.digest[:12],
-        },
+        files=text.tokenizer.files if text else {},
+        facts=facts,
     )
 
 
@@ -231,35 +223,30 @@ def _pieces(text: np.ndarray) -> list[str]:
     return pieces
 
 
-class _TokenizedText(NamedTuple):
-    """The parts of a corpus in tokens."""
-
-    tokenizer: Tokenizer
-    train: Encoded
-    heldout: Encoded
-    validation: Encoded
-    exact: bool
-    """Does decoding give the held-out part back?"""
-
-
 @functools.lru_cache(maxsize=1)  # the runs of a sweep read one text
-def _tokenize(corpus: Corpus, name: str, folder: Path | None) -> _TokenizedText:
-    validation = np.zeros(0, np.int32) if corpus.validation is None else corpus.validation
-    parts = [_pieces(text) for text in (corpus.train, corpus.heldout, validation)]
-    tokenizer = make_tokenizer(name, parts[0], folder)
-    encoded = [tokenizer.encode(texts) if texts else [] for texts in parts]
-    exact = all(
-        tokenizer.decode(one.tokens.tolist()) == text
-        for one, text in zip(encoded[1], parts[1], strict=True)
-    )
-    train, heldout, valid = map(_concatenate, encoded)
-    return _TokenizedText(tokenizer, train, heldout, valid, exact)
+def _tokenize(corpus: Corpus, name: str, folder: Path | None) -> TokenizedText:
+    """With the tokenizer of `folder`, if one is given."""
+    path = folder / FILE if folder else Path(name)
+    given = path.read_bytes() if path.is_file() else b""
 
+    def make() -> Arrays:
+        pieces = {part: _pieces(content) for part, content in corpus.parts.items()}
+        tokenizer = make_tokenizer(name, pieces["training"], folder)
+        arrays = {"tokenizer": np.frombuffer(tokenizer.content, np.uint8)}
+        for part, texts in pieces.items():
+            encoded = tokenizer.encode(texts)
+            for field in ("tokens", "sizes"):
+                found = [np.zeros(0, np.int32), *(getattr(one, field) for one in encoded)]
+                arrays[f"{part} {field}"] = np.concatenate(found)
+        decoded = [tokenizer.decode(one.tokens.tolist()) for one in encoded]
+        return arrays | {"is exact": np.array(decoded == texts)}
 
-def _concatenate(pieces: Sequence[Encoded]) -> Encoded:
-    empty = np.zeros(0, np.int32)
-    tokens, sizes = zip(*(pieces or [Encoded(empty, empty)]), strict=True)
-    return Encoded(np.concatenate(tokens), np.concatenate(sizes))
+    arrays = kept(("tokens", corpus.sha256, name, given), make)
+    tokenizer = read_tokenizer(arrays["tokenizer"].tobytes(), num_tokens(name))
+    parts: dict[str, Tokens] = {
+        part: (arrays[f"{part} tokens"], arrays[f"{part} sizes"]) for part in corpus.parts
+    }
+    return TokenizedText(name, tokenizer, parts, bool(arrays["is exact"]))
 
 
 def decode_bytes(tokens: Sequence[int]) -> str:
@@ -305,46 +292,40 @@ def gzip_bits(text: np.ndarray) -> float:
     return 8 * len(gzip.compress(data, 9, mtime=0)) / len(data)
 
 
-def _standard_library(utf8: bool) -> Corpus:
+def load_corpus(path: str = "", *, utf8: bool = False) -> Corpus:
+    """The text at `path`, split as `Text` says; with `utf8` a ValueError unless it is UTF-8."""
+    root = Path(path)
+    files = {str(p): p for p in visible_files(root)} if path else _standard_library()
+    arrays = kept(("text", path, stamp(*files.values()), utf8), lambda: _read(files, path, utf8))
+    name = root.name or f"Python {sysconfig.get_python_version()} standard library"
+    return Corpus(name, arrays["train"], arrays["heldout"], str(arrays["sha256"]))
+
+
+def _standard_library() -> dict[str, Path]:
+    """Path within the library -> its file, sorted."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = {p.relative_to(root).as_posix(): p for p in root.rglob("*.py")}
-    parts: dict[bool, list[bytes]] = {True: [], False: []}
-    whole = hashlib.sha256()
-    for name, path in sorted(files.items()):
-        if not SKIPPED_FOLDERS & set(Path(name).parts[:-1]):
-            text = path.read_bytes()
-            _check_utf8(path, text, utf8)
-            whole.update(text)
-            parts[bucket(name, 10) == 0].append(text)
-    name = f"Python {sysconfig.get_python_version()} standard library"
-    train, heldout = (_as_tokens(b"".join(parts[held])) for held in (False, True))
-    return Corpus(name, train, heldout, whole.hexdigest())
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    return {n: root / n for n in names if not SKIPPED_FOLDERS & set(n.split("/")[:-1])}
 
 
-def _read_text(path: Path, utf8: bool) -> Corpus:
-    files = visible_files(path) if path.is_dir() else [path]
-    parts = []
-    for file in files:
-        data = read_bytes(file)
-        _check_utf8(file, data, utf8)
-        parts.append(data)
-    text = b"".join(parts)
-    if not text:
+def _read(files: dict[str, Path], path: str, utf8: bool) -> Arrays:
+    read = read_bytes if path else Path.read_bytes
+    texts = {name: read(file) for name, file in files.items()}
+    for name, text in texts.items() if utf8 else ():
+        split_lines(text, files[name])  # raises ValueError
+    whole = b"".join(texts.values())
+    if not whole:
         raise ValueError(f"{path} holds no text; give a text file or a folder of them")
-    end, sha256 = int(len(text) * 0.9), hashlib.sha256(text).hexdigest()
-    return Corpus(path.name, _as_tokens(text[:end]), _as_tokens(text[end:]), sha256)
+    if path:
+        end = int(len(whole) * 0.9)
+        train, heldout = whole[:end], whole[end:]
+    else:
+        held = {name for name in texts if bucket(name, 10) == 0}
+        train = b"".join(text for name, text in texts.items() if name not in held)
+        heldout = b"".join(text for name, text in texts.items() if name in held)
+    sha256 = np.array(hashlib.sha256(whole).hexdigest())
+    return {"train": _as_tokens(train), "heldout": _as_tokens(heldout), "sha256": sha256}
 
 
 def _as_tokens(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8).astype(np.int32)
-
-
-def _check_utf8(file: Path, data: bytes, utf8: bool) -> None:
-    try:
-        data.decode() if utf8 else None
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{file}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; convert the file, or "
-            "read it as bytes (data.tokenizer=bytes)"
-        ) from None

@@ -5,37 +5,53 @@ import functools
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from attnlab.data import files
 from attnlab.data.batching import epoch_indices, pad_rows, scored_rows, select_rows
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
-from attnlab.data.files import (
-    Stamp,
-    bucket,
-    check_path,
-    check_text,
-    digest,
-    is_hidden,
-    read_bytes,
-    read_lines,
-    split_lines,
-    stamp,
-    visible_files,
-)
+from attnlab.data.files import bucket, check_path, is_hidden, read_lines
 from attnlab.data.text import gzip_bits, unigram_bits
 from attnlab.data.tokenizer import Tokenizer, make_tokenizer, num_tokens
+from attnlab.fields import Spec
 
 SPLITS = ("train", "valid", "test")
 FOLD = re.compile(r"cv(\d)\d\d")
 
 
+def _dataset(
+    rows: dict[str, Batch],
+    tokenizer: Tokenizer,
+    contents: Iterable[str],
+    length: int,
+    **fields: Any,
+) -> Dataset:
+    """That of the rows of each of `SPLITS`; `contents` are the texts that they were made of."""
+    count = len(next(iter(rows["train"].values())))
+
+    def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
+        return select_rows(rows["train"], epoch_indices(count, seed, step, size, shard))
+
+    texts = (text.encode() for text in contents)
+    return Dataset(
+        digest=files.digest([*texts, tokenizer.content, b"%d" % length]),
+        batches=batch,
+        heldout=functools.partial(scored_rows, rows["test"]),
+        validation=functools.partial(scored_rows, rows["valid"]),
+        train=functools.partial(scored_rows, rows["train"]),
+        decode=tokenizer.decode,
+        files=tokenizer.files,
+        **fields,
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Labelled:
+class Labelled(Spec, prefix="data."):
     """Texts with a class each.
 
     Training reads the training split, learning curves the validation split, the result the test
@@ -100,24 +116,15 @@ class Labelled:
             truncated += sum(len(tokens) > length for tokens in encoded)
             labels = np.array([classes.index(text.label) for text in some], np.int32)
             rows[split] = {"tokens": pad_rows(encoded, length), "labels": labels}
-
-        def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
-            index = epoch_indices(len(splits["train"]), seed, step, size, shard)
-            return select_rows(rows["train"], index)
-
-        contents = (field.encode() for text in texts for field in text)
-        return Dataset(
+        return _dataset(
+            rows,
+            tokenizer,
+            (field for text in texts for field in text),
+            length,
             name=f"{Path(self.path).stem}, {', '.join(classes)}",
-            digest=digest([*contents, tokenizer.content, b"%d" % length]),
             sizes=self.sizes(),
             row_tokens=length,
-            batches=batch,
-            heldout=functools.partial(scored_rows, rows["test"]),
-            validation=functools.partial(scored_rows, rows["valid"]),
-            train=functools.partial(scored_rows, rows["train"]),
-            decode=tokenizer.decode,
-            files=tokenizer.files,
-            baselines=functools.partial(_labelled_baselines, splits["train"], splits["test"]),
+            baselines=functools.partial(_class_baselines, splits["train"], splits["test"]),
             facts={
                 **{f"{split} texts": len(some) for split, some in splits.items()},
                 "texts cut": truncated,
@@ -126,11 +133,9 @@ class Labelled:
         )
 
 
-def _labelled_baselines(
-    train: Sequence["LabelledText"], test: Sequence["LabelledText"]
-) -> Baselines:
-    pairs = [[(text.text, text.label) for text in split] for split in (train, test)]
-    known = {"majority class": majority(*pairs), "naive Bayes": naive_bayes(*pairs)}
+def _class_baselines(train: list["LabelledText"], test: list["LabelledText"]) -> Baselines:
+    parts = [[text[:2] for text in part] for part in (train, test)]
+    known = {"majority class": majority(*parts), "naive Bayes": naive_bayes(*parts)}
     return {"accuracy": {name: 100 * share for name, share in known.items()}}
 
 
@@ -158,20 +163,18 @@ def read_labelled(path: Path) -> list[LabelledText]:
     Raises ValueError, naming file and line, for an empty text, a line without class and a byte that
     is not UTF-8, and where there are fewer than two classes or a part has no text.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"there is no {path}; set data.path to labelled texts")
-    return _read(path, stamp(path))
+    check_path(str(path), "text", "set data.path to labelled texts")
+    return _read(path, files.stamp(path))
 
 
 @functools.lru_cache(maxsize=2)  # the variants of a sweep read the same texts
-def _read(path: Path, stamp: Stamp) -> list[LabelledText]:
+def _read(path: Path, stamp: files.Stamp) -> list[LabelledText]:
     whole = path.is_dir() or path.suffix == ".zip"
     found = _from_tree(_files(path), path) if whole else _from_lines(path)
     if len({text.label for text in found}) < 2:
         raise ValueError(f"{path}: fewer than two classes; give texts of at least two")
-    for split in SPLITS:
-        if not any(text.split == split for text in found):
-            raise ValueError(f"{path}: no text falls into the split {split!r}; give more texts")
+    if missing := {*SPLITS} - {text.split for text in found}:
+        raise ValueError(f"{path}: no text falls into the split {min(missing)}; give more texts")
     return found
 
 
@@ -179,13 +182,12 @@ def _files(path: Path) -> dict[str, bytes]:
     """Name within the folder or zip -> content, the folders that hold all of it left out."""
     try:
         if path.is_dir():
-            files = visible_files(path)
-            found = {p.relative_to(path).as_posix(): p.read_bytes() for p in files}
+            paths = files.visible_files(path)
+            found = {p.relative_to(path).as_posix(): p.read_bytes() for p in paths}
         else:
             with zipfile.ZipFile(path) as archive:
                 names = sorted(i.filename for i in archive.infolist() if not i.is_dir())
-                visible = [name for name in names if not is_hidden(PurePosixPath(name))]
-                found = {name: archive.read(name) for name in visible}
+                found = {n: archive.read(n) for n in names if not is_hidden(PurePosixPath(n))}
     except (OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     while len({name.partition("/")[0] for name in found}) == 1 and "/" in next(iter(found)):
@@ -193,35 +195,30 @@ def _files(path: Path) -> dict[str, bytes]:
     return found
 
 
-def _from_tree(files: dict[str, bytes], path: Path) -> list[LabelledText]:
-    folders = {name: data for name, data in files.items() if name.count("/") == 1}
-    if folders:
-        return [
-            _text("\n".join(_lines(data, path / name)), name.split("/")[0], path / name)
-            for name, data in folders.items()
-        ]
-    stems = Counter(name.rpartition(".")[0] for name in files)
+def _from_tree(contents: dict[str, bytes], path: Path) -> list[LabelledText]:
+    def lines(name: str) -> list[str]:
+        return files.split_lines(files.check_text(contents[name], path / name), path / name)
+
+    if folders := [name for name in contents if name.count("/") == 1]:
+        return [_text("\n".join(lines(n)), n.split("/")[0], path / n) for n in folders]
+    stems = Counter(name.rpartition(".")[0] for name in contents)
     several = [stem for stem, count in stems.items() if count > 1]
     if len(several) != 1:
         raise ValueError(
             f"{path} holds neither a folder a class nor one file a class (NAME.CLASS); it holds "
-            f"{', '.join(list(files)[:5]) or 'nothing'}"
+            f"{', '.join(list(contents)[:5]) or 'nothing'}"
         )
     return [
         _text(line, name.rpartition(".")[2], f"{path / name}:{number}")
-        for name, data in files.items()
+        for name in contents
         if name.rpartition(".")[0] == several[0]
-        for number, line in enumerate(_lines(data, path / name), 1)
+        for number, line in enumerate(lines(name), 1)
     ]
-
-
-def _lines(data: bytes, path: Path) -> list[str]:
-    return split_lines(check_text(data, path), path)
 
 
 def _from_lines(path: Path) -> list[LabelledText]:
     found = []
-    for number, line in enumerate(split_lines(read_bytes(path), path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         label, tab, text = line.partition("\t")
         if not (label.strip() and tab):
             raise ValueError(f"{path}:{number}: no class before a tab; write class<TAB>text")
@@ -229,7 +226,7 @@ def _from_lines(path: Path) -> list[LabelledText]:
     return found
 
 
-def _text(text: str, label: str, where: object) -> LabelledText:
+def _text(text: str, label: str, where: Path | str) -> LabelledText:
     if not text.strip():
         raise ValueError(f"{where}: the text is empty; remove the line")
     fold = FOLD.match(where.name) if isinstance(where, Path) else None
@@ -274,11 +271,8 @@ def naive_bayes(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]
     return right / len(test)
 
 
-PATH_ADVICE = "set data.path to that of the files"
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pairs:
+class Pairs(Spec, prefix="data."):
     """Pairs of lines in two languages: the second is predicted, given the first.
 
     One tokenizer, trained on both sides, reads both. Training pairs with a side of more than
@@ -309,7 +303,7 @@ class Pairs:
 
     def sizes(self) -> DataSizes:
         """The tokens."""
-        check_path(self.path, "folder", PATH_ADVICE, folder=True)
+        check_path(self.path, "folder", "set data.path to that of the files", folder=True)
         return DataSizes(num_tokens(self.tokenizer))
 
     def shapes(self, length: int) -> BatchShapes:
@@ -334,32 +328,25 @@ class Pairs:
         """
         if not self.path:
             raise ValueError("set data.path to a folder of aligned files")
-        check_path(self.path, "folder", PATH_ADVICE, folder=True)
+        sizes = self.sizes()
         pairs = find_pairs(Path(self.path), self.languages.split("-"), self.parts.split(","))
         lines = [line for pair in pairs["train"] for line in pair]
         tokenizer = make_tokenizer(self.tokenizer, lines, folder)
-        train, left_out = _sides(pairs["train"], tokenizer, length)
+        rows = {
+            split: _rows(some, tokenizer, length if split == "train" else None)
+            for split, some in pairs.items()
+        }
+        left_out = len(pairs["train"]) - len(rows["train"]["source"])
         if left_out == len(pairs["train"]):
-            raise ValueError(
-                f"every training pair has more than {length} tokens a side; raise train.length"
-            )
-        count = len(train["source"])
-
-        def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
-            return select_rows(train, epoch_indices(count, seed, step, size, shard))
-
-        contents = (line.encode() for split in pairs.values() for pair in split for line in pair)
-        return Dataset(
+            raise ValueError(f"every training pair is longer than {length}; raise train.length")
+        return _dataset(
+            rows,
+            tokenizer,
+            (line for some in pairs.values() for pair in some for line in pair),
+            length,
             name=f"{Path(self.path).name} {self.languages}",
-            digest=digest([*contents, tokenizer.content, b"%d" % length]),
-            sizes=self.sizes(),
+            sizes=sizes,
             row_tokens=2 * length,
-            batches=batch,
-            heldout=functools.partial(scored_rows, _sides(pairs["test"], tokenizer, None)[0]),
-            validation=functools.partial(scored_rows, _sides(pairs["valid"], tokenizer, None)[0]),
-            train=functools.partial(scored_rows, train),
-            decode=tokenizer.decode,
-            files=tokenizer.files,
             baselines=functools.partial(_pair_baselines, pairs["test"]),
             facts={
                 **{f"{split} pairs": len(some) for split, some in pairs.items()},
@@ -369,21 +356,19 @@ class Pairs:
         )
 
 
-def _sides(pairs: list["Pair"], tokenizer: Tokenizer, length: int | None) -> tuple[Batch, int]:
-    """(both sides of the pairs with at most `length` tokens (None: all), how many have more)."""
+def _rows(pairs: list["Pair"], tokenizer: Tokenizer, length: int | None) -> Batch:
+    """Both sides of the pairs with at most `length` tokens; None: of all pairs."""
     sides = [tokenizer.encode(side) for side in zip(*pairs, strict=True)]
     longest = np.array([max(len(e.tokens) for e in both) for both in zip(*sides, strict=True)])
     length = int(longest.max()) if length is None else length
-    kept = np.flatnonzero(longest <= length)
-    source, target = ([side[i] for i in kept] for side in sides)
+    source, target = ([side[i] for i in np.flatnonzero(longest <= length)] for side in sides)
+    # The end of a row stands for the end of the line, which is a byte too.
     sizes = pad_rows([np.append(e.sizes, 1) for e in target], length + 1)
-    rows = {
+    return {
         "source": pad_rows([e.tokens for e in source], length),
         "target": pad_rows([e.tokens for e in target], length),
-        # The end of a row stands for the end of the line, which is a byte too.
         "bytes": np.maximum(sizes, 0).astype(np.float32),
     }
-    return rows, len(pairs) - len(kept)
 
 
 def _pair_baselines(pairs: list["Pair"]) -> Baselines:
@@ -403,22 +388,17 @@ class Pair(NamedTuple):
 def read_pairs(source: Path, target: Path) -> list[Pair]:
     """The lines of two files side by side.
 
-    Raises ValueError that names file and line where the files have different numbers of lines,
-    where a line is empty, and where one is not UTF-8.
+    Raises ValueError where the files have different numbers of lines, and that names file and line
+    where a line is empty or not UTF-8.
     """
     sides = {path: read_lines(path) for path in (source, target)}
-    (one, ours), (two, theirs) = sides.items()
-    if len(ours) != len(theirs):
-        short, other = (one, two) if len(ours) < len(theirs) else (two, one)
-        raise ValueError(
-            f"{short}:{len(sides[short])}: the file ends here, {other} has "
-            f"{len(sides[other])} lines; give files that are aligned line by line"
-        )
+    ours, theirs = map(len, sides.values())
+    if ours != theirs:
+        raise ValueError(f"{source} has {ours} lines, {target} {theirs}; give one for each line")
     for path, lines in sides.items():
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                raise ValueError(f"{path}:{number}: the line is empty; remove it from both files")
-    return [Pair(*both) for both in zip(ours, theirs, strict=True)]
+        if empty := [number for number, line in enumerate(lines, 1) if not line.strip()]:
+            raise ValueError(f"{path}:{empty[0]}: the line is empty; remove it from both files")
+    return list(map(Pair, *sides.values()))
 
 
 def find_pairs(
@@ -436,28 +416,19 @@ def find_pairs(
             f"data.languages {languages!r} and data.parts {parts!r} must name 2 languages, and "
             "1 part or 3 (train, valid, test)"
         )
-    read = [
-        read_pairs(*(_part_file(folder, part, language) for language in languages))
-        for part in parts
-    ]
+    one, two = languages
+    read = [read_pairs(_part_file(folder, n, one), _part_file(folder, n, two)) for n in parts]
     if len(read) == 1:
-        split: dict[int, list[Pair]] = {0: [], 1: [], 2: []}
-        for pair in read[0]:
-            split[min(bucket(pair.source, 100), 2)].append(pair)
-        read = [split[2], split[1], split[0]]
+        places = [min(bucket(pair.source, 100), 2) for pair in read[0]]
+        read = [[p for p, at in zip(read[0], places, strict=True) if at == n] for n in (2, 1, 0)]
     found = dict(zip(SPLITS, read, strict=True))
-    for part, pairs in found.items():
-        if not pairs:
-            raise ValueError(f"{folder}: no pair for the part {part!r}; give more lines")
+    if empty := [part for part, pairs in found.items() if not pairs]:
+        raise ValueError(f"{folder}: no pair for the part {empty[0]!r}; give more lines")
     return found
 
 
 def _part_file(folder: Path, stem: str, language: str) -> Path:
-    names = [folder / f"{stem}.{language}{end}" for end in ("", ".gz")]
-    found = [path for path in names if path.exists()]
-    if not found:
-        raise FileNotFoundError(
-            f"there is no {names[0]} and no {names[1].name}; set data.path, data.parts and "
-            "data.languages so that they name files"
-        )
-    return found[0]
+    path = folder / f"{stem}.{language}"
+    path = path if path.exists() else path.with_name(f"{path.name}.gz")
+    check_path(str(path), "file", "set data.path, data.parts and data.languages")
+    return path

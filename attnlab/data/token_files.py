@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from attnlab.data.batching import random_starts, window_starts
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, join_tokens
-from attnlab.data.files import Stamp, check_path, stamp
+from attnlab.data.files import Arrays, check_path, kept, stamp
 from attnlab.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer, token_sizes
 from attnlab.fields import Spec, bounded
 
@@ -80,15 +80,17 @@ class TokenFile(NamedTuple):
     """Bytes before the first token."""
     tokens: int
 
-    def read(self, handle: int, start: int, out: np.ndarray) -> None:
-        """Fills `out` with the tokens from `start` on; `handle` is that of the open file."""
+    def read(self, start: int, count: int) -> np.ndarray:
+        """`count` tokens from `start` on."""
         width = np.dtype(self.dtype).itemsize
-        content = os.pread(handle, len(out) * width, self.offset + start * width)
-        if len(content) != len(out) * width:
-            raise ValueError(
-                f"{self.path} is shorter than at the start of the run; restore the whole file"
-            )
-        out[:] = np.frombuffer(content, self.dtype)
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            content = os.pread(handle, count * width, self.offset + start * width)
+        finally:
+            os.close(handle)
+        if len(content) != count * width:
+            raise ValueError(f"{self.path} became shorter during the run; restore the whole file")
+        return np.frombuffer(content, self.dtype)
 
 
 class TokenStream:
@@ -114,21 +116,15 @@ class TokenStream:
 
     def read(self, starts: np.ndarray, size: int) -> np.ndarray:
         """[W, size]: the tokens from each start on; zeros after the last token."""
-        rows, handles = np.zeros((len(starts), size), np.int32), dict[int, int]()
-        try:
-            for row, start in zip(rows, starts.tolist(), strict=True):
-                at, end = self._start + start, min(self._start + start + size, self._end)
-                number, done = int(np.searchsorted(self._ends, at, "right")), 0
-                while at < end:
-                    file, last = self._files[number], int(self._ends[number])
-                    if number not in handles:
-                        handles[number] = os.open(file.path, os.O_RDONLY)
-                    count = min(last, end) - at
-                    file.read(handles[number], at - last + file.tokens, row[done : done + count])
-                    at, done, number = at + count, done + count, number + 1
-        finally:
-            for handle in handles.values():
-                os.close(handle)
+        rows = np.zeros((len(starts), size), np.int32)
+        for row, start in zip(rows, starts.tolist(), strict=True):
+            at, end = self._start + start, min(self._start + start + size, self._end)
+            number = int(np.searchsorted(self._ends, at, "right"))
+            while at < end:
+                file, last = self._files[number], int(self._ends[number])
+                count = min(last, end) - at
+                row[:count] = file.read(at - last + file.tokens, count)
+                row, at, number = row[count:], at + count, number + 1
         return rows
 
     def windows(self, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -137,12 +133,16 @@ class TokenStream:
         valid = starts[:, None] + np.arange(1, length + 1) < len(self)
         return self.read(starts, length + 1), valid
 
+    def chunks(self) -> Iterator[np.ndarray]:
+        """All tokens, a few million at a time."""
+        for start in range(0, len(self), CHUNK):
+            yield self.read(np.array([start]), min(CHUNK, len(self) - start))[0]
+
     def count(self, size: int) -> np.ndarray:
         """How often each token below `size` occurs."""
         counts = np.zeros(size, np.int64)
-        for start in range(0, len(self), CHUNK):
-            piece = self.read(np.array([start]), min(CHUNK, len(self) - start))
-            counts += np.bincount(piece[0], minlength=size)
+        for chunk in self.chunks():
+            counts += np.bincount(chunk, minlength=size)
         return counts
 
 
@@ -224,10 +224,8 @@ class TokenFiles(Spec, prefix="data."):
         train, heldout, digest = self._parts(index)
         for name, part in (("training", train), ("held-out", heldout)):
             if len(part) <= length:
-                raise ValueError(
-                    f"{self.path}: the {name} part has {len(part)} tokens, too few for one window "
-                    f"of {length} + 1; give more tokens or a smaller length"
-                )
+                few = f"the {name} part has {len(part)} tokens; a window needs {length} + 1"
+                raise ValueError(f"{self.path}: {few}; give more tokens or a smaller length")
         tokenizer = self._tokenizer(index)
         sizes = self._token_bytes(index, tokenizer, size)
 
@@ -239,7 +237,6 @@ class TokenFiles(Spec, prefix="data."):
             tokens, valid = stream.windows(length, count)
             return {"tokens": tokens, "valid": valid, "bytes": sizes[tokens[:, 1:]]}
 
-        documents = index and {"documents": sum(index.documents)}
         return Dataset(
             name=Path(self.path).name,
             digest=digest,
@@ -248,14 +245,14 @@ class TokenFiles(Spec, prefix="data."):
             batches=batch,
             heldout=functools.partial(scored, heldout),
             train=functools.partial(scored, train),
-            decode=_decoder(tokenizer),
+            decode=functools.partial(_decode, tokenizer) if tokenizer else join_tokens,
             baselines=functools.partial(_baselines, heldout, sizes),
-            files={} if tokenizer is None else tokenizer.files,
+            files=tokenizer.files if tokenizer else {},
             facts={
                 "training tokens": len(train),
                 "held-out tokens": len(heldout),
                 "tokenizer": index.tokenizer if index else "of the files",
-                **(documents or {}),
+                **({"documents": sum(index.documents)} if index else {}),
             },
         )
 
@@ -269,12 +266,11 @@ class TokenFiles(Spec, prefix="data."):
             raise ValueError("the dataset tokens needs data.path: a file or folder of token ids")
         if index is not None:
             shards = index.train, index.heldout
-            parts = [_checked(Path(self.path), index, part) for part in shards]
+            parts = [[_checked(Path(self.path), index, one) for one in part] for part in shards]
             digests = [shard.sha256 for part in shards for shard in part]
         else:
-            parts = self._found()
-            limit = self.sizes().vocab_size
-            digests = [_digest(file, limit, stamp(file.path)) for part in parts for file in part]
+            parts, limit = self._found(), self.sizes().vocab_size
+            digests = [_digest(file, limit) for part in parts for file in part]
         train, heldout = map(TokenStream, parts)
         how = f"{len(parts[0])} files"
         if not parts[1]:
@@ -290,12 +286,10 @@ class TokenFiles(Spec, prefix="data."):
         paths = sorted(path.iterdir()) if path.is_dir() else [path]
         paths = [p for p in paths if p.suffix in (".bin", ".npy") and not p.name.startswith(".")]
         if not paths:
-            raise ValueError(
-                f"{path} has no .bin or .npy file of token ids; write some with experiments.prepare"
-            )
-        files = [_token_file(p, self.dtype) for p in paths]
-        held = [p.name.startswith(HELDOUT_NAMES) and path.is_dir() for p in paths]
-        return [[f for f, h in zip(files, held, strict=True) if h == part] for part in (0, 1)]
+            raise ValueError(f"{path} has no .bin or .npy file; write one with experiments.prepare")
+        held = [p for p in paths if p.name.startswith(HELDOUT_NAMES) and path.is_dir()]
+        train = [p for p in paths if p not in held]
+        return [[_token_file(p, self.dtype) for p in part] for part in (train, held)]
 
     def _tokenizer(self, index: Index | None) -> Tokenizer | None:
         path = Path(self.path) / FILE
@@ -310,12 +304,11 @@ class TokenFiles(Spec, prefix="data."):
         mean = self.bytes_per_token or (index.token_bytes if index else 0.0)
         if mean:
             return np.full(size, mean, np.float32)
-        known = None if tokenizer is None else token_sizes(tokenizer)
+        known = token_sizes(tokenizer) if tokenizer else None
         if known is None:
             raise ValueError(
-                f"{self.path} has no tokenizer.json of bytes, so bits per byte cannot be computed; "
-                "put the tokenizer.json beside the files, or give data.bytes_per_token, the mean "
-                "number of bytes of a token (1: bits per token)"
+                f"bits per byte need a tokenizer.json of bytes in {self.path}, or "
+                "data.bytes_per_token: the mean number of bytes of a token (1: bits per token)"
             )
         sizes = np.zeros(size, np.float32)  # the end of a document stands for none
         sizes[: len(known)] = known[:size]
@@ -329,10 +322,8 @@ def _token_file(path: Path, dtype: str) -> TokenFile:
         except (OSError, EOFError, ValueError) as error:
             raise ValueError(f"{path} is no .npy file: {error}") from None
         if array.ndim != 1 or array.dtype not in (np.dtype("<u2"), np.dtype("<u4")):
-            raise ValueError(
-                f"{path} is {array.dtype} {list(array.shape)}; token ids are a vector of uint16 or "
-                "uint32, little-endian"
-            )
+            given = f"{array.dtype} {list(array.shape)}"
+            raise ValueError(f"{path} is {given}, not a little-endian vector of uint16 or uint32")
         return TokenFile(path, array.dtype.name, array.offset, len(array))
     size, width = path.stat().st_size, np.dtype(dtype).itemsize
     if size % width:
@@ -340,42 +331,31 @@ def _token_file(path: Path, dtype: str) -> TokenFile:
     return TokenFile(path, dtype, 0, size // width)
 
 
-def _checked(folder: Path, index: Index, shards: Sequence[Shard]) -> list[TokenFile]:
-    files = [_token_file(folder / shard.file, index.dtype) for shard in shards]
-    for file, shard in zip(files, shards, strict=True):
-        if file.tokens != shard.tokens:
-            raise ValueError(
-                f"{file.path} has {file.tokens:,} tokens, {INDEX} says {shard.tokens:,}; prepare "
-                "the folder again"
-            )
-    return files
+def _checked(folder: Path, index: Index, shard: Shard) -> TokenFile:
+    file = _token_file(folder / shard.file, index.dtype)
+    if file.tokens != shard.tokens:
+        given = f"{file.path} has {file.tokens:,} tokens, {INDEX} says {shard.tokens:,}"
+        raise ValueError(f"{given}; prepare the folder again")
+    return file
 
 
-@functools.lru_cache(maxsize=1024)  # the variants of a sweep read the same files
-def _digest(file: TokenFile, limit: int, unchanged: Stamp) -> str:
+def _digest(file: TokenFile, limit: int) -> str:
     """sha256 of the ids; raises ValueError where one is not below `limit`."""
-    whole = hashlib.sha256()
-    stream = TokenStream([file])
-    for start in range(0, file.tokens, CHUNK):
-        piece = stream.read(np.array([start]), min(CHUNK, file.tokens - start)).view(np.uint32)
-        if (most := int(piece.max())) >= limit:
-            raise ValueError(
-                f"{file.path} has the token {most}, data.vocab_size is {limit}; raise it, or give "
-                "data.dtype if the ids have another width"
-            )
-        whole.update(piece.astype(file.dtype).tobytes())
-    return whole.hexdigest()
+
+    def make() -> Arrays:
+        whole = hashlib.sha256()
+        for chunk in TokenStream([file]).chunks():
+            if (most := int(chunk.view(np.uint32).max())) >= limit:
+                given = f"{file.path} has the token {most}, data.vocab_size is {limit}"
+                raise ValueError(f"{given}; raise it, or give data.dtype for ids of another width")
+            whole.update(chunk.astype(file.dtype).tobytes())
+        return {"sha256": np.array(whole.hexdigest())}
+
+    return str(kept(("token ids", *file, limit, stamp(file.path)), make)["sha256"])
 
 
-def _decoder(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], str]:
-    if tokenizer is None:
-        return join_tokens
-    known = tokenizer
-
-    def decode(tokens: Sequence[int]) -> str:
-        return repr(known.decode([t for t in tokens if t < known.size]))[1:-1]
-
-    return decode
+def _decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    return repr(tokenizer.decode([t for t in tokens if t < tokenizer.size]))[1:-1]
 
 
 def _baselines(heldout: TokenStream, sizes: np.ndarray) -> Baselines:

@@ -22,21 +22,6 @@ class Encoded(NamedTuple):
     sizes: np.ndarray
     """Bytes of the text that each token stands for; they sum to the bytes of the text."""
 
-    def spans(self, text: str) -> np.ndarray:
-        """[T, 2]: start and end of each token in `text`, in characters, with the blanks before it.
-        A token that stands for no byte has the span of the one before it.
-
-        >>> Encoded(np.array([7, 8, 9]), np.array([3, 2, 0])).spans("low\u00e9").tolist()
-        [[0, 3], [3, 4], [3, 4]]
-        """
-        characters = _character_of_byte(text)
-        ends = np.cumsum(self.sizes)
-        starts = np.maximum.accumulate(np.where(self.sizes > 0, ends - self.sizes, 0))
-        if not len(characters):
-            return np.zeros((len(ends), 2), np.int32)
-        spans = np.stack([characters[starts], characters[np.maximum(ends, 1) - 1] + 1], axis=1)
-        return spans.astype(np.int32)
-
 
 class ModelText(NamedTuple):
     """A text as a model reads it, with the special tokens that its tokenizer adds."""
@@ -66,13 +51,13 @@ class Tokenizer(abc.ABC):
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Texts to train on, without special tokens."""
 
-    @abc.abstractmethod
     def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The tokens of `encode` alone: faster, on all cores."""
+        """The tokens of `encode` alone."""
+        return [one.tokens for one in self.encode(texts)]
 
     @abc.abstractmethod
-    def read(self, text: str) -> ModelText:
-        """One text for a model."""
+    def read(self, text: str, *, special_tokens: bool = True) -> ModelText:
+        """One text for a model, with the special tokens that the tokenizer adds or without."""
 
     @abc.abstractmethod
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -88,6 +73,10 @@ class Tokenizer(abc.ABC):
     def piece(self, token: int) -> str:
         """One token for people: with the blank before a word. A part of a character is "\\xe2", or
         what the file calls it."""
+
+    def special_token(self, name: str) -> int:
+        """The id of a special token; raises ValueError where there is none of this name."""
+        raise ValueError(f"a tokenizer of bytes has no special token {name!r}")
 
     @property
     def digest(self) -> str:
@@ -111,13 +100,9 @@ class ByteTokenizer(Tokenizer):
         tokens = map(_bytes_of, texts)
         return [Encoded(t, np.ones(len(t), np.int32)) for t in tokens]
 
-    def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """A token for each byte."""
-        return list(map(_bytes_of, texts))
-
-    def read(self, text: str) -> ModelText:
+    def read(self, text: str, *, special_tokens: bool = True) -> ModelText:
         """A token for each byte, with the span of its character."""
-        starts = _character_of_byte(text)
+        starts = np.repeat(np.arange(len(text)), [len(c.encode()) for c in text])
         spans = np.stack([starts, starts + 1], axis=1).astype(np.int32)
         return ModelText(_bytes_of(text), spans, tuple(text[start] for start in starts))
 
@@ -149,17 +134,24 @@ class SubwordTokenizer(Tokenizer):
         return [_encoded(text, encoding) for text, encoding in zip(texts, found, strict=True)]
 
     def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Without special tokens."""
-        fast = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
-        return [np.array(e.ids, np.int32) for e in fast(list(texts), add_special_tokens=False)]
+        """Faster than `encode`, on all cores."""
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(e.ids, np.int32) for e in found]
 
-    def read(self, text: str) -> ModelText:
-        """With special tokens."""
-        encoding = self._tokenizer.encode(text)
+    def read(self, text: str, *, special_tokens: bool = True) -> ModelText:
+        """As the package tokenizers encodes it."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=special_tokens)
         spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
         pairs = zip(encoding.offsets, encoding.tokens, strict=True)
         names = tuple(text[start:end] or name for (start, end), name in pairs)
         return ModelText(np.array(encoding.ids, np.int32), spans, names)
+
+    def special_token(self, name: str) -> int:
+        """Its id."""
+        known = {t.content: i for i, t in self._tokenizer.get_added_tokens_decoder().items()}
+        if name not in known:
+            raise ValueError(f"the tokenizer has no special token {name!r}; it has {sorted(known)}")
+        return int(known[name])
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Tokens as text, with special tokens or without. Raises ValueError for padding (-1)."""
@@ -242,6 +234,11 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
     return SubwordTokenizer(learnt, size)
 
 
+def read_tokenizer(content: bytes, size: int) -> SubwordTokenizer:
+    """The tokenizer of the content of a tokenizer.json, with `size` tokens at most."""
+    return SubwordTokenizer(_parse(content, "the content"), size)
+
+
 def load_tokenizer(path: str | Path) -> SubwordTokenizer:
     """The tokenizer of a tokenizer.json, such as `pretrained.tokenizer_path` finds. `read(text)`
     gives the ids that the package tokenizers gives, special tokens too, and where each stands in
@@ -303,10 +300,6 @@ def _bytes_of(text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
 
-def _character_of_byte(text: str) -> np.ndarray:
-    return np.repeat(np.arange(len(text)), [len(c.encode()) for c in text])
-
-
 def _encoded(text: str, encoding: Any) -> Encoded:
     # The end of a token in the text is known in characters; what lies between the ends of two
     # tokens belongs to the second, so that nothing is counted twice or not at all.
@@ -332,16 +325,20 @@ def _learn(size: int, texts: Sequence[str]) -> Any:
 
 
 def _load(path: Path) -> Any:
-    with extra("data"):
-        from tokenizers import Tokenizer
     if not path.is_file():
         raise FileNotFoundError(
             f"no tokenizer {str(path)!r}; write bytes, bpe:N or the path of a tokenizer.json"
         )
+    return _parse(path.read_bytes(), path)
+
+
+def _parse(content: bytes, name: object) -> Any:
+    with extra("data"):
+        from tokenizers import Tokenizer
     try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
+        tokenizer = Tokenizer.from_str(content.decode("utf-8-sig"))
     except Exception as error:  # the library raises no narrower kind
-        raise ValueError(f"{path} is no tokenizer.json: {error}") from None
+        raise ValueError(f"{name} is no tokenizer.json: {error}") from None
     # A file may say that texts are truncated or padded to a length, which would be another text.
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -35,12 +35,11 @@ from attnlab.lab.results import Results
 from attnlab.lab.run import RunOptions, run_one
 from attnlab.lab.slurm import SlurmExecutor
 from attnlab.lab.spec import Match, RunSpec, Tag, Variant, grid, product, specs_of, with_values
-from attnlab.lab.start import HeadInit
 from attnlab.lab.sweep import Policy, SweepFailed, load_results, sweep
 from attnlab.lab.workdir import RunInUse
 
 __all__ = [
-    "AddSeeds", "DecideComparisons", "Description", "Executor", "Experiment", "HeadInit",
+    "AddSeeds", "DecideComparisons", "Description", "Executor", "Experiment",
     "InProcess", "LocalExecutor", "Match", "ModelSizes", "Policy", "Provenance", "Queued",
     "Results", "RunInUse", "RunOptions", "RunResult", "RunSpec", "Scores", "SlurmExecutor",
     "SweepFailed", "Tag", "TaskInfo", "Timing", "TuneLearningRate", "Variant",

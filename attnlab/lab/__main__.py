@@ -2,9 +2,7 @@
 
 import argparse
 import ctypes
-import importlib
 import os
-import runpy
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,6 +11,7 @@ from pathlib import Path
 from attnlab.lab.machine import keep_compiled
 from attnlab.lab.run import RunOptions
 from attnlab.lab.worker import work
+from attnlab.names import import_module
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m attnlab.lab", description=__doc__)
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--cores", default="", help="the cores that it may use: 0,1")
-    registers = "a module or file.py that registers layouts, datasets, ...; repeatable"
+    registers = "a module or file.py that registers a logger; repeatable"
     parser.add_argument("--import", dest="modules", default=[], action="append", help=registers)
     parser.add_argument("--skip", default=[], action="append", help="a run that is left out")
     parser.add_argument("--loggers", default="", help="further loggers: tensorboard,wandb")
@@ -37,14 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     loggers = tuple(filter(None, args.loggers.split(",")))
     options = RunOptions(loggers=loggers, profile=args.profile)
     return work(args.workdir, options, args.skip)
-
-
-def import_module(name: str) -> None:
-    """Imports a module by its name, or runs a file."""
-    if name.endswith(".py"):
-        runpy.run_path(name)
-    else:
-        importlib.import_module(name)
 
 
 if __name__ == "__main__":

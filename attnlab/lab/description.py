@@ -28,8 +28,8 @@ class Expectation:
       text: in words, with {mean}, {min}, {max} (over seeds) or {ratio} for what was found: "one
         head is right in {max:.1f} % of the cases at most".
       over: tags of a second variant: the mean divided by that of the second is compared.
-      number: a metric of the held-out part, a name of `RunResult.weights`, or one in metrics.jsonl,
-        whose last value counts; "": the main metric.
+      number: a metric of the held-out part, or a name in metrics.jsonl, whose last value counts;
+        "": the main metric.
     """
 
     tags: Tags

@@ -16,7 +16,9 @@ from attnlab.lab.text_table import counted
 from attnlab.lab.workdir import holder, last_process
 from attnlab.lab.worker import ERROR, STOPPED, work
 from attnlab.load import RUNS
+from attnlab.names import module_reference
 from attnlab.training.interrupts import Stopped, stop_signals
+from attnlab.training.loggers import LOGGERS
 
 LOGS = "logs"
 POLL_SECONDS = 0.2
@@ -139,16 +141,15 @@ class LocalExecutor:
     Args:
       jobs: processes; None: one for each GPU, or without one as many as there are cores for.
       threads: of each run, on CPUs; None: those of the workdir, or cores // runs.
-      imports: modules that a worker imports first, as those that register layouts.
       options: `loggers` and `profile` of all runs.
       environment: further variables of the environment of the workers.
 
     Raises:
       ValueError: `jobs` or `threads` is below 1.
 
-    Two runs at a time, with four threads each, of a layout that `my_layouts.py` registers:
+    Two runs at a time, with four threads each:
 
-        executor = lab.LocalExecutor(jobs=2, threads=4, imports=["my_layouts"])
+        executor = lab.LocalExecutor(jobs=2, threads=4)
         lab.sweep(specs, "runs/layouts", executor=executor)
     """
 
@@ -156,14 +157,13 @@ class LocalExecutor:
         self,
         jobs: int | None = None,
         threads: int | None = None,
-        imports: Sequence[str] = (),
         options: RunOptions = RunOptions(),  # noqa: B008
         environment: Mapping[str, str] | None = None,
     ) -> None:
         for name, value in (("jobs", jobs), ("threads", threads)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more, not {value}")
-        self.jobs, self.threads, self.imports, self.options = jobs, threads, imports, options
+        self.jobs, self.threads, self.options = jobs, threads, options
         self.environment = dict(environment or {})
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._skip: list[str] = []
@@ -192,7 +192,7 @@ class LocalExecutor:
 
     def _start_worker(self, index: int) -> None:
         found = self._resources
-        command = worker_command(self._workdir, self.imports, self.options)
+        command = worker_command(self._workdir, self.options)
         command += [f"--cores={','.join(map(str, share(found.cores, found.jobs, index)))}"]
         command += ["--follow", *(f"--skip={one}" for one in self._skip)]
         environment = {**os.environ, **self.environment}
@@ -261,13 +261,12 @@ class LocalExecutor:
         self._processes = {}
 
 
-def worker_command(
-    workdir: Path,
-    imports: Sequence[str],
-    options: RunOptions = RunOptions(),  # noqa: B008
-) -> list[str]:
-    """The command of a worker."""
-    more = [f"--import={module}" for module in imports]
+def worker_command(workdir: Path, options: RunOptions = RunOptions()) -> list[str]:  # noqa: B008
+    """The command of a worker. It imports the modules of loggers; those of the runs are in their
+    specs."""
+    loggers = [sys.modules[LOGGERS[name].__module__] for name in options.loggers]
+    own = [one for one in loggers if not one.__name__.startswith("attnlab.")]
+    more = [f"--import={module_reference(one)}" for one in own]
     more += [f"--loggers={','.join(options.loggers)}"] if options.loggers else []
     more += [f"--profile={options.profile}"] if options.profile else []
     return [sys.executable, "-m", "attnlab.lab", str(workdir), *more]

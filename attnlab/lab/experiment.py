@@ -1,9 +1,11 @@
 """`Experiment`: a model, its training, its data and its task, as one value with a JSON form."""
 
 import dataclasses
+import functools
 import json
-from collections.abc import Mapping
-from typing import Any, Literal
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +13,12 @@ import jax.numpy as jnp
 from attnlab.data import DATASETS, Batch, DataConfig, Text
 from attnlab.data.dataset import BatchShapes
 from attnlab.fields import check_field
-from attnlab.lab.start import HeadInit, init_function
 from attnlab.load import check_start, stored_data
 from attnlab.models import ModelConfig, config_dict
-from attnlab.names import lookup
+from attnlab.names import import_those, load, lookup, module_reference, name_in, reference
 from attnlab.nested import JSON
 from attnlab.sharing import Params
+from attnlab.training.callbacks import CALLBACKS, PeriodicCallback
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives import (
     OBJECTIVES,
@@ -25,10 +27,19 @@ from attnlab.training.objectives import (
     check_output,
     input_shapes,
 )
-from attnlab.training.optimizers import frozen_mask
+from attnlab.training.objectives.objective import Inputs
+from attnlab.training.optimizers import OPTIMIZERS, frozen_mask
+from attnlab.training.step import InitParams
 
 INPUT_TEXTS = ("source", "tokens")
 """Inputs of a model that have a length."""
+IMPORTS = "imports"
+
+
+class Init(Protocol):
+    """Makes the new parameters of a model."""
+
+    def __call__(self, key: jax.Array, model: ModelConfig, inputs: Inputs, /) -> Params: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,14 +54,18 @@ class Experiment:
       train: the config of the training. Its `seeds` are not used: the seed of a run is that of its
         `RunSpec`.
       data: an entry of `attnlab.data.DATASETS` with its fields.
-      task: a name of `attnlab.training.OBJECTIVES`.
+      task: a name of `attnlab.training.OBJECTIVES`, or an `Objective` of your own.
       start: a published folder or the folder of a run, whose parameters it starts from; "{seed}" in
         it stands for the seed; "": new parameters.
-      head_init: how the heads of new parameters start.
-      measure_heads: record at every evaluation how far apart the heads are and how far the
-        parameters moved.
+      init: makes the new parameters: a function (key, model, inputs) -> parameters, of the config
+        of the model and the inputs of its call; "": the model's own.
+      callbacks: called while it trains: names of `attnlab.training.CALLBACKS`, or functions that
+        `attnlab.training.callback` gave a period.
       matched: the budget that was made equal to a reference's, or "".
       checks_data: whether `check_data` runs when it is made; not a field.
+
+    Objects of your own (also layouts and optimizers) need no registration. They are recorded by
+    reference ("package.module:name" or "/path/file.py:name"), and other processes import that.
 
     Raises:
       ValueError: the model does not fit the task, the data or the start, saying what to change.
@@ -63,66 +78,98 @@ class Experiment:
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     data: DataConfig = Text()
-    task: str = "causal_lm"
+    task: str | Objective = "causal_lm"
     start: str = ""
-    head_init: HeadInit = HeadInit()
-    measure_heads: bool = False
+    init: str | Init = ""
+    callbacks: tuple[str | PeriodicCallback, ...] = ()
     matched: Literal["", "parameters", "flops", "cache"] = ""
     checks_data: dataclasses.InitVar[bool] = True
 
     def __post_init__(self, checks_data: bool) -> None:
         check_field("model", self.model, ModelConfig)
         check_field("train", self.train, TrainConfig)
-        objective = lookup(OBJECTIVES, self.task, what="task")
-        check_kind(self.task, objective, self.model)
+        self._use_names()
+        check_kind(str(self.task), self.objective, self.model)
+        if self.init and self.start:
+            raise ValueError(
+                f"init makes new parameters; leave out either it or start={self.start!r}"
+            )
         if checks_data:
             self.check_data()
-        if self.head_init != HeadInit():
-            if self.start:
-                raise ValueError(
-                    f"head_init is for new parameters; leave out either it or start={self.start!r}"
-                )
-            init_function(self.model, self.head_init)
+
+    def _use_names(self) -> None:
+        """Replaces objects by their names."""
+        keep = functools.partial(object.__setattr__, self)
+        if not isinstance(self.task, str):
+            keep("task", name_in(OBJECTIVES, self.task, what="task"))
+        if not isinstance(self.init, str):
+            keep("init", reference(self.init, "init"))
+        names = [
+            one if isinstance(one, str) else name_in(CALLBACKS, one, what="callback")
+            for one in self.callbacks
+        ]
+        for name in names:
+            lookup(CALLBACKS, name, what="callback")
+        keep("callbacks", tuple(names))
+
+    @property
+    def objective(self) -> Objective:
+        """The training objective."""
+        return lookup(OBJECTIVES, str(self.task), what="task")
+
+    @property
+    def init_params(self) -> InitParams | None:
+        """(key, inputs) -> new parameters; None: those of the model."""
+        if not self.init:
+            return None
+        make: Init = load(str(self.init))
+        return lambda key, inputs: make(key, self.model, inputs)
 
     def check_data(self) -> None:
         """Raises ValueError where the model does not fit the data; reads their sizes."""
-        objective, sizes = OBJECTIVES[self.task], self.data.sizes()
-        check_output(self.task, objective, self.model, sizes)
-        bound, shapes = objective.bind(sizes), self.data.shapes(self.train.length)
+        sizes, shapes = self.data.sizes(), self.data.shapes(self.train.length)
+        check_output(str(self.task), self.objective, self.model, sizes)
+        bound = self.objective.bind(sizes)
         check_lengths(bound, shapes, self.model)
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), input_shapes(bound, shapes))
         if frozen := self.train.optimizer.frozen:
-            frozen_mask(frozen, self._param_shapes(input_shapes(bound, shapes)))
+            make = lambda: self.model.build().init(jax.random.key(0), **zeros)["params"]
+            frozen_mask(frozen, jax.eval_shape(make))
+        if self.init_params:
+            jax.eval_shape(self.init_params, jax.random.key(0), zeros)
 
     def check_start(self) -> None:
         """Raises ValueError where the parameters of `start` are of another model, or missing."""
         if self.start:
             check_start(self.model, self.start)
 
-    def _param_shapes(self, inputs: Mapping[str, object]) -> Params:
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), inputs)
-        make = lambda: self.model.build().init(jax.random.key(0), **zeros)["params"]
-        shapes: Params = jax.eval_shape(make)
-        return shapes
-
     def to_dict(self) -> JSON:
-        """Nested dicts of JSON values; `from_dict` reads them as the same experiment."""
-        kinds = {kind: name for name, kind in DATASETS.items()}
-        if (kind := type(self.data)) not in kinds:
-            raise ValueError(
-                f"data of the type {kind.__name__} has no name; register it, as by "
-                f"attnlab.data.DATASETS[{kind.__name__.lower()!r}] = {kind.__name__}"
-            )
-        data = {"source": kinds[type(self.data)], **dataclasses.asdict(self.data)}  # type: ignore[call-overload]
-        return {
+        """Nested dicts of JSON values; `from_dict` reads them as the same experiment.
+
+        Raises:
+          ValueError: an object that cannot be imported again.
+        """
+        source = name_in(DATASETS, type(self.data), what="dataset")
+        found: JSON = {
             "task": self.task,
             "model": json.loads(config_dict.to_json(self.model)),
             "train": self.train.to_dict(),
-            "data": data,
+            "data": {"source": source, **dataclasses.asdict(self.data)},  # type: ignore[call-overload]
             "start": self.start,
-            "head_init": dataclasses.asdict(self.head_init),
-            "measure_heads": self.measure_heads,
+            "init": self.init,
+            "callbacks": list(self.callbacks),
             "matched": self.matched,
         }
+        return found | ({IMPORTS: imports} if (imports := self._imports()) else {})
+
+    def _imports(self) -> list[str]:
+        """The modules outside of attnlab that define its parts, and may register them."""
+        optimizer = lookup(OPTIMIZERS, self.train.optimizer.name, what="optimizer").build
+        calls = [lookup(CALLBACKS, str(name), what="callback") for name in self.callbacks]
+        parts = [type(self.data), self.objective.prepare, optimizer, *calls, *_classes(self.model)]
+        names = {getattr(part, "__module__", "") for part in parts}
+        modules = [sys.modules.get(name) for name in names if name.split(".")[0] != "attnlab"]
+        return sorted(filter(None, (module_reference(one) for one in modules if one)))
 
     def to_json(self) -> str:
         """`to_dict` as text, keys sorted."""
@@ -135,7 +182,8 @@ class Experiment:
         Raises:
           ValueError: an unknown data source or task, or a field that is not known.
         """
-        names = ("start", "measure_heads", "matched")
+        import_those(fields.get(IMPORTS, ()))
+        names = ("start", "init", "matched")
         more: JSON = {name: fields[name] for name in names if name in fields}
         try:
             return cls(
@@ -143,7 +191,7 @@ class Experiment:
                 train=TrainConfig.from_dict(fields["train"]),
                 data=stored_data(fields["data"]),
                 task=fields["task"],
-                head_init=HeadInit(**fields.get("head_init", {})),
+                callbacks=tuple(fields.get("callbacks", ())),
                 checks_data=False,
                 **more,
             )
@@ -165,3 +213,13 @@ def check_lengths(objective: Objective, rows: Batch | BatchShapes, model: ModelC
                 f"the data give {name!r} of {length} tokens, longer than model.max_len "
                 f"{model.max_len}; raise it, or lower train.length where that cuts the rows"
             )
+
+
+def _classes(value: object) -> Iterator[type]:
+    """The classes of a record and of the records in it."""
+    if dataclasses.is_dataclass(value):
+        yield type(value)
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if isinstance(value, tuple | list):
+        for one in value:
+            yield from _classes(one)

@@ -11,7 +11,7 @@ from attnlab.lab.spec import RunSpec
 from attnlab.nested import JSON
 from attnlab.training.objectives import Objective
 
-VERSION = 3
+VERSION = 4
 FILE = "result.json"
 Status: TypeAlias = Literal["complete", "diverged"]
 
@@ -149,7 +149,6 @@ class RunResult:
       data: what it was trained on.
       timing: how long it took.
       provenance: what it was computed with.
-      weights: what `measure_heads` found at the end.
       version: of this record.
 
     >>> from attnlab.lab.experiment import Experiment
@@ -171,7 +170,6 @@ class RunResult:
     data: DataInfo = DataInfo()
     timing: Timing = Timing()
     provenance: Provenance = Provenance()
-    weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     version: int = VERSION
 
     def to_json(self) -> str:

@@ -16,7 +16,6 @@ from attnlab.lab.spec import Tag, as_tag
 from attnlab.lab.stats import Comparison, Scores, Variant, average_effects, compare_pairs
 from attnlab.lab.text_table import counted
 from attnlab.nested import differing, field_path, flatten
-from attnlab.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -101,7 +100,7 @@ class Results(Sequence[RunResult]):
         """Name -> metric of the task, the main one first, with "loss" last."""
         known: dict[str, MetricInfo] = {}
         for run in self.runs:  # older results do not have the metrics of their task
-            task = OBJECTIVES[run.spec.config.task]
+            task = run.spec.config.objective
             known |= {m.name: m for m in run.task.metrics or metric_infos(task)}
         return {**known, "loss": MetricInfo(name="loss", unit="loss")}
 
@@ -192,7 +191,7 @@ class Results(Sequence[RunResult]):
                 **({"texts": len({text for text, _ in scores})} if len(self.texts) > 1 else {}),
                 "diverged": sum(run.status == "diverged" for run in runs),
                 **_sizes(runs[0]),
-                "seconds": sum(run.timing.seconds for run in runs),
+                "seconds": float(np.mean([run.timing.seconds for run in runs])),
             }))  # fmt: skip
         return pandas.DataFrame(rows).sort_values(
             "mean", ascending=self.sign(metric) > 0, ignore_index=True, kind="stable"

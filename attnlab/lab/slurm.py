@@ -4,12 +4,11 @@ Each task of the array is a worker, which runs what no other one has or has fini
 script again, by hand too, goes on with what is left.
 """
 
-import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -21,8 +20,8 @@ from attnlab.lab.run import RunOptions
 
 SCRIPT, JOBS = "sweep.sbatch", "slurm_jobs.txt"
 """Files of the workdir: the script, and the ids of the jobs that it was submitted as."""
-MAX_ARRAY_SIZE = 1001
-"""Of SLURM, where nobody sets another."""
+MOST_JOBS = 1000
+"""Tasks of an array: SLURM numbers them to 1000, where nobody sets MaxArraySize."""
 OURS = {"-a", "--array"}
 
 
@@ -33,7 +32,7 @@ class SlurmExecutor:
       jobs: size of the array; None: one for each run.
       options: of sbatch: {"time": "2:00:00", "gres": "gpu:1"}, or the line "--time=2:00:00".
       setup: shell lines before the worker, as those that activate an environment.
-      imports, run_options, environment: as of `LocalExecutor`.
+      run_options, environment: as of `LocalExecutor`.
       threads: of each run, on CPUs; None: those of the workdir, or the cores of the job.
       mode: "wait" for the workers; "submit" them, so that `start` raises Queued; or "write" the
         script alone, so that `start` raises Queued.
@@ -52,7 +51,6 @@ class SlurmExecutor:
         jobs: int | None = None,
         options: Mapping[str, str] | str = "",
         setup: str = "",
-        imports: Sequence[str] = (),
         *,
         run_options: RunOptions = RunOptions(),  # noqa: B008
         environment: Mapping[str, str] | None = None,
@@ -62,7 +60,7 @@ class SlurmExecutor:
         if not isinstance(options, str):
             options = " ".join(f"--{name}={value}" for name, value in options.items())
         _check_options(options)
-        self.jobs, self.options, self.setup, self.imports = jobs, options, setup, tuple(imports)
+        self.jobs, self.options, self.setup = jobs, options, setup
         self.run_options, self.environment = run_options, dict(environment or {})
         self.threads, self.mode = threads, mode
         self._workdir = Path()
@@ -74,7 +72,7 @@ class SlurmExecutor:
         >>> [line for line in text.splitlines() if "array" in line or "time=" in line][:2]
         ['#SBATCH --array=0-3', '#SBATCH --time=1:00:00']
         """
-        jobs = min(self.jobs or count, count, array_size())
+        jobs = min(self.jobs or count, count, MOST_JOBS)
         log = str(workdir / LOGS).replace("%", "%%")  # of which SLURM makes numbers
         environment = dict(self.environment)
         if threads := self.threads or read_threads(workdir):
@@ -99,14 +97,12 @@ class SlurmExecutor:
             environment={name: shlex.quote(value) for name, value in environment.items()},
             setup=self.setup,
             workdir_quoted=shlex.quote(str(workdir)),
-            command=shlex.join(
-                ["python", *worker_command(workdir, self.imports, self.run_options)[1:]]
-            ),
+            command=shlex.join(["python", *worker_command(workdir, self.run_options)[1:]]),
         )
         return f"{text}\n"
 
     def start(self, workdir: Path, count: int) -> None:
-        """Submits the array, unless enough of it is in the queue.
+        """Submits the array, unless some of it is in the queue: a worker takes what is left.
 
         Raises:
           ValueError: there is no sbatch, or it refuses the script.
@@ -121,29 +117,22 @@ class SlurmExecutor:
         if self.threads:
             write_threads(workdir, self.threads)
         (workdir / LOGS).mkdir(exist_ok=True)
-        waiting = len(self._queue())
-        missing = min(self.jobs or count, count) - waiting
-        done = f"{waiting} workers are in the queue"
-        if missing > 0:
-            text = self.script(workdir, missing)
-            write_atomic(workdir / SCRIPT, text.encode())
-            if self.mode != "write":
-                job = self._submit(workdir / SCRIPT)
-                done = f"{missing} workers submitted as job {job}, {waiting} were in the queue"
-            else:
-                done = f"submit them with: sbatch {shlex.quote(str(workdir / SCRIPT))}"
+        script = workdir / SCRIPT
+        write_atomic(script, self.script(workdir, count).encode())
+        done = f"submit them with: sbatch {shlex.quote(str(script))}"
+        if self.mode != "write":
+            done = "workers are in the queue"
+            if not self._queue():
+                job = _ask("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+                with (workdir / JOBS).open("a") as file:
+                    file.write(f"{job}\n")
+                done = f"workers are submitted as job {job}"
         if self.mode != "wait":
             raise Queued(
                 f"{count} runs in {workdir} are left: {done}. Every node must see this folder and "
                 "the current folder under the same paths. When the queue is empty, repeat the "
                 "command: it submits what is not complete, or writes the report"
             )
-
-    def _submit(self, script: Path) -> str:
-        job = _ask("sbatch", "--parsable", str(script)).strip().partition(";")[0]
-        with (self._workdir / JOBS).open("a") as file:
-            file.write(f"{job}\n")
-        return job
 
     def _queue(self) -> list[str]:
         """The tasks of the workdir that wait or run, submitted by this executor or by hand."""
@@ -179,22 +168,6 @@ def _check_options(options: str) -> None:
         raise ValueError(
             f"--slurm: {taken.pop()} is set by this command; use --jobs=N for the number of workers"
         )
-
-
-def array_size() -> int:
-    """How many tasks an array may have here: their numbers are below MaxArraySize.
-
-    SLURM's default where the controller does not answer: a script can be written without one.
-    """
-    try:
-        config = _ask("scontrol", "show", "config")
-    except ValueError:
-        config = ""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", config, re.M)
-    size = int(found[1]) if found else MAX_ARRAY_SIZE
-    if not size:
-        raise ValueError("this cluster has no job arrays (MaxArraySize = 0)")
-    return size
 
 
 def _ask(*words: str) -> str:

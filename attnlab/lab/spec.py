@@ -8,13 +8,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from attnlab.lab.experiment import Experiment
-from attnlab.lab.start import HeadInit
+from attnlab.heads import LAYOUTS
+from attnlab.lab.experiment import IMPORTS, Experiment
 from attnlab.models import ModelConfig, config_dict
 from attnlab.models.budget import Budget, match_budget, with_layout
-from attnlab.names import lookup, nearest
+from attnlab.names import lookup, name_in, nearest, reference
 from attnlab.nested import JSON, flatten
 from attnlab.training.config import TrainConfig
+from attnlab.training.objectives import Objective
 
 Tag: TypeAlias = str | int | float | bool | None
 LAYOUT, SHARING = "model.heads.layout", "model.sharing"
@@ -22,8 +23,12 @@ POSITIONS = "model.positions.kind"
 
 
 def as_tag(value: object) -> Tag:
-    """A value as a tag: what is neither a number nor a text becomes one."""
-    return value if isinstance(value, Tag) else str(value)
+    """A value as a tag: an object without a text of its own gets its name in its module."""
+    if isinstance(value, Tag):
+        return value
+    if isinstance(value, Objective) or (callable(value) and not dataclasses.is_dataclass(value)):
+        return reference(value).rpartition(":")[2]
+    return str(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +71,10 @@ class RunSpec:
     def digest(self) -> str:
         """Of the seed and the config without `train.seeds`: what decides the numbers."""
         train = dataclasses.replace(self.config.train, seeds=(self.seed,))
-        config = dataclasses.replace(self.config, train=train)
-        return hashlib.sha256(f"{self.seed} {config.to_json()}".encode()).hexdigest()[:12]
+        config = dataclasses.replace(self.config, train=train).to_dict()
+        config.pop(IMPORTS, None)
+        text = json.dumps(config, sort_keys=True, allow_nan=False)
+        return hashlib.sha256(f"{self.seed} {text}".encode()).hexdigest()[:12]
 
     def to_dict(self) -> JSON:
         """JSON values; `from_dict` reads them as the same spec."""
@@ -152,6 +159,8 @@ def grid(**values: Sequence[object]) -> list[Variant]:
       **values: field -> its values. A field is a path with two underscores between its parts
         ("model__width", "train__optimizer__learning_rate"); `layout` and `sharing` are those of
         the model.
+        A value may be a record that replaces the field: `layout=[OneQuery(num_heads=4)]`,
+        `data=[Rows(1000), Rows(500)]`.
         Other paths can be given with `**{"model.ffn.width": [...]}`.
 
     Raises:
@@ -300,34 +309,51 @@ def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
     >>> with_values(Experiment(), {"train.steps": 70}).train.steps
     70
     """
-    model = base.model
-    if LAYOUT in values or SHARING in values:
-        chosen: JSON = {LAYOUT: model.heads.name, SHARING: model.sharing, **values}
+    short = {path: "model.heads" if path == LAYOUT else path for path in values}
+    records = {short[p]: one for p, one in values.items() if dataclasses.is_dataclass(one)}
+    plain = {p: one for p, one in values.items() if not dataclasses.is_dataclass(one)}
+    parts: JSON = {f.name: getattr(base, f.name) for f in dataclasses.fields(Experiment)}
+    for path, record in sorted(records.items()):  # an outer record before its parts
+        parts = _with_record(parts, path.split("."), record)
+    model = parts["model"]
+    if LAYOUT in plain or SHARING in plain:
+        layout = name_in(LAYOUTS, type(model.heads), what="layout")
+        chosen: JSON = {LAYOUT: layout, SHARING: model.sharing, **plain}
         had_all = set(model.heads.biases) == set(type(model.heads).bias_names)
         model = with_layout(model, chosen[LAYOUT], chosen[SHARING])
         if had_all:
             heads = dataclasses.replace(model.heads, biases=type(model.heads).bias_names)
             model = dataclasses.replace(model, heads=heads)
-    fields: JSON = {f.name: getattr(base, f.name) for f in dataclasses.fields(Experiment)}
-    fields |= {
+    data = parts["data"]
+    fields = parts | {
         "model": config_dict.to_dict(model),
-        "train": base.train.to_dict(),
-        "data": dataclasses.asdict(base.data),  # type: ignore[call-overload]
-        "head_init": dataclasses.asdict(base.head_init),
+        "train": parts["train"].to_dict(),
+        "data": {f.name: getattr(data, f.name) for f in dataclasses.fields(data)},
     }
-    if POSITIONS in values:
-        positions = config_dict.choose(fields["model"]["positions"], str(values[POSITIONS]))
+    if POSITIONS in plain:
+        positions = config_dict.choose(fields["model"]["positions"], str(plain[POSITIONS]))
         fields["model"]["positions"] = positions
-    for path, value in values.items():
+    for path, value in plain.items():
         if path not in (LAYOUT, SHARING):
             _set(fields, path, value)
     fields |= {
         "model": config_dict.from_dict(fields["model"]),
         "train": TrainConfig.from_dict(fields["train"]),
-        "data": dataclasses.replace(base.data, **fields["data"]),  # type: ignore[type-var]
-        "head_init": HeadInit(**fields["head_init"]),
+        "data": dataclasses.replace(data, **fields["data"]),
     }
     return Experiment(**fields)
+
+
+def _with_record(parts: JSON, path: Sequence[str], record: object) -> JSON:
+    """`parts` with the record at a path. Raises ValueError for a path that is none."""
+    name, *rest = path
+    if name not in parts:
+        raise ValueError(f"no field {name!r}: known: {', '.join(parts)}")
+    if rest:
+        outer: Any = parts[name]
+        inner = {field.name: getattr(outer, field.name) for field in dataclasses.fields(outer)}
+        record = dataclasses.replace(outer, **_with_record(inner, rest, record))
+    return parts | {name: record}
 
 
 def _set(fields: JSON, path: str, value: object) -> None:

@@ -31,6 +31,7 @@ from attnlab.lab.workdir import (
 )
 from attnlab.lab.worker import ERROR
 from attnlab.load import SPEC, SPECS
+from attnlab.names import IMPORTING
 from attnlab.nested import SHOWN, differences, field_path
 from attnlab.training.interrupts import Stopped, stop_signals
 
@@ -116,6 +117,11 @@ def sweep(
         results.compare({"layout": "standard"})
     """
     workdir, wanted, start = Path(workdir), list(specs), executor or LocalExecutor()
+    if IMPORTING:
+        raise RuntimeError(
+            f"{IMPORTING[0]} calls lab.sweep while another process imports it; write the "
+            'call under if __name__ == "__main__":'
+        )
     check_unique(wanted)
     reads_scores = any(getattr(policy, "reads_scores", False) for policy in policies)
     about = described(description, wanted, workdir, seeds_added=reads_scores)

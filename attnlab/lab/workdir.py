@@ -24,7 +24,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import IO
@@ -33,16 +33,18 @@ import jax
 
 from attnlab.atomic import is_partial, write_atomic
 from attnlab.extras import extra
+from attnlab.lab.experiment import IMPORTS
+from attnlab.lab.machine import environment
 from attnlab.lab.result import FILE as RESULT
-from attnlab.lab.result import RunResult, read_result
+from attnlab.lab.result import DataInfo, RunResult, read_result
 from attnlab.lab.spec import RunSpec
 from attnlab.load import RUNS, SPEC
+from attnlab.models import ModelConfig, num_parameters
 from attnlab.nested import JSON, SHOWN, differences, field_path
+from attnlab.training import sharding
 from attnlab.training.config import TrainConfig, common_steps
 
 LOCK = "lock.json"
-ENDED = "ended"
-"""Holds, under its number of steps, the run as it was when it ended for the first time."""
 SHARED = "shared"
 """Folder of a workdir for what its runs share."""
 TOUCH_SECONDS, DEAD_SECONDS = 10.0, 60.0
@@ -190,7 +192,9 @@ def check_same(there: JSON, here: JSON, folder: Path) -> None:
     """Raises ValueError, with the differences, where two specs are of two runs."""
     free = {"environment": None, "tags": None}
     found = differences(there | free, here | free)
-    changed = [row for row in found if row[0] != "config.train.seeds"]  # the run has its own seed
+    # The run has its own seed, and a module may move.
+    own = ("config.train.seeds", f"config.{IMPORTS}")
+    changed = [row for row in found if not row[0].startswith(own)]
     if not changed:
         return
     changed.sort(key=lambda row: row[0].startswith("source.facts"))  # they follow from the rest
@@ -251,73 +255,71 @@ def is_longer(there: JSON, here: JSON) -> bool:
     return without_steps(there) == without_steps(here) and bool(steps[0] < steps[1])
 
 
-def extend(folder: Path, record: JSON, config: TrainConfig) -> str:
-    """Makes the run of `folder` the beginning of one that differs from it in more steps alone.
+def check_continues(folder: Path, before: int, config: TrainConfig) -> None:
+    """Raises ValueError where the run of `folder` has a checkpoint after the last step up to which
+    `before` steps and those of `config` have the same learning rates."""
+    common = common_steps(dataclasses.replace(config, steps=before), config.steps)
+    steps = [int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
+    if max(steps, default=0) > common:
+        raise ValueError(
+            f"{folder} cannot be continued from {before} to {config.steps} steps: its newest "
+            f"checkpoint is at {max(steps)}, and with train.schedule.name={config.schedule.name!r} "
+            f"the learning rates of the two differ after step {common}; use another --workdir "
+            "(the schedule constant can be continued)"
+        )
 
-    It does nothing where another thing or nothing differs. The longer run ends with the numbers
-    that it would have had from the start: it goes on from the newest checkpoint up to which the
-    learning rates of both are the same. The run as it ended stays in `ended/STEPS`.
+
+def claim(
+    folder: Path, spec: RunSpec, files: Mapping[str, bytes], data: DataInfo, start: str | None
+) -> list[str]:
+    """Writes spec.json, or checks that the one there is the same run, or the first steps of it.
 
     Args:
       folder: of the run, which this process holds.
-      record: the new spec.json.
-      config: of the longer training.
+      spec: the run.
+      files: of the dataset, which the folder keeps.
+      data: on which it trains.
+      start: digest of the parameters that it starts from.
 
     Returns:
-      A line for people, or "".
-
-    Raises:
-      ValueError: there is no such checkpoint; nothing is changed.
+      Lines for people: that it goes on for more steps, and what differs in the environment since it
+      began.
     """
-    path = folder / SPEC
-    if not path.exists():
-        return ""
-    there = json.loads(path.read_text(encoding="utf-8"))
-    if not is_longer(there, record):
-        return ""
-    before = there["config"]["train"]["steps"]
-    common = check_continues(folder, before, config)
-    _keep(folder, before)
-    for step in _checkpoints(folder):
-        if step > common:
-            shutil.rmtree(folder / "checkpoints" / str(step))
-    # A kill before the last line leaves a run that goes on to its first end, or again as here.
-    (folder / RESULT).unlink(missing_ok=True)
-    new = record | {"environment": there["environment"]}
-    write_atomic(path, json.dumps(new, indent=1).encode())
-    return f"{before} steps become {config.steps}"
+    lines = []
+    if jax.process_index() == 0:
+        about = {"source": dataclasses.asdict(data), "environment": environment()}
+        more = {"start": {"digest": start} if start else None}
+        record = json.loads(json.dumps(spec.to_dict() | about | more, allow_nan=False))
+        path = folder / SPEC
+        if not path.exists():
+            _check_disk(folder, spec.config.model)
+            for name, content in files.items():
+                write_atomic(folder / name, content)
+            write_atomic(path, json.dumps(record, indent=1).encode())
+        there = json.loads(path.read_text(encoding="utf-8"))
+        if is_longer(there, record):
+            before, train = there["config"]["train"]["steps"], spec.config.train
+            check_continues(folder, before, train)
+            there = record | {"environment": there["environment"]}
+            write_atomic(path, json.dumps(there, indent=1).encode())
+            (folder / RESULT).unlink(missing_ok=True)
+            lines.append(f"{before} steps become {train.steps}")
+        check_same(there, record, folder)
+        lines += [
+            f"since this run began, {name} changed from {old} to {new}: its numbers may differ in "
+            "the last bits"
+            for name, old, new in differences(there["environment"], record["environment"])
+        ]
+    sharding.wait_for_all("spec")
+    return lines
 
 
-def check_continues(folder: Path, before: int, config: TrainConfig) -> int:
-    """The last step up to which `before` steps and those of `config` have the same rates.
-
-    Raises:
-      ValueError: the run of `folder` has no checkpoint up to there.
-    """
-    common = common_steps(dataclasses.replace(config, steps=before), config.steps)
-    steps = _checkpoints(folder)
-    ended = (folder / RESULT).exists()
-    if (steps and steps[0] > common) or (ended and not steps):
-        first = f"the first checkpoint is at {steps[0]}" if steps else "there is no checkpoint"
-        raise ValueError(
-            f"{folder} cannot be continued from {before} to {config.steps} steps: with "
-            f"train.schedule.name={config.schedule.name!r} the learning rates of the two differ "
-            f"after step {common}, and {first}; use another --workdir (the schedules constant and "
-            "warmup_stable_decay can be continued)"
+def _check_disk(folder: Path, model: ModelConfig) -> None:
+    """Raises OSError where the disk has no space for the checkpoints."""
+    # Parameters and two moments in float32, for three checkpoints and the one being written.
+    needed = 12 * 4 * num_parameters(model) + (64 << 20)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(
+            f"{folder}: the disk has {free >> 20} MiB left, this run needs {needed >> 20} MiB"
         )
-    return common
-
-
-def _checkpoints(folder: Path) -> list[int]:
-    return sorted(int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit())
-
-
-def _keep(folder: Path, steps: int) -> None:
-    """Copies the run as it ended, all of it or nothing."""
-    kept = folder / ENDED / str(steps)
-    if kept.exists() or not (folder / RESULT).exists():
-        return
-    new = kept.with_suffix(".tmp")
-    shutil.rmtree(new, ignore_errors=True)
-    shutil.copytree(folder, new, ignore=shutil.ignore_patterns(ENDED, "tensorboard", LOCK))
-    os.replace(new, kept)

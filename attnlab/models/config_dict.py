@@ -25,7 +25,7 @@ from attnlab.heads import EXTRAS, LAYOUTS, Extra, Layout
 from attnlab.heads.layout import Bias
 from attnlab.models.config import EncoderConfig, LayerOverrides, LayerType, ModelConfig
 from attnlab.models.specs import POSITIONS, Positions
-from attnlab.names import lookup
+from attnlab.names import lookup, name_in
 from attnlab.sharing import Plan
 
 VERSION = 1
@@ -266,12 +266,10 @@ class _Writer:
 
 
 def _registered_name(value: object, classes: Mapping[str, type], decorator: str) -> str:
-    for name, cls in classes.items():
-        if cls is type(value):
-            return name
-    raise ValueError(
-        f"{type(value).__name__} has no name to write: register it, as with {decorator}"
-    )
+    try:
+        return name_in(classes, type(value), what="class")
+    except ValueError as error:
+        raise ValueError(f"{error}; or register it, as with {decorator}") from None
 
 
 # Reading ------------------------------------------------------------------------------------------

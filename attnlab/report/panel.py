@@ -115,13 +115,13 @@ class Panel:
         return found
 
     def numbers(self, variant: Variant, name: str) -> list[float]:
-        """A number of each run: held out, of its weights, or the last of this name in its metrics;
-        "": the main metric."""
+        """A number of each run: held out, or the last of this name in its metrics; "": the main
+        metric."""
         name = name or self.metric.name
         found = []
         for run in self.variants[variant]:
-            if name in run.scores.heldout or name in run.weights:
-                found.append({**run.weights, **run.scores.heldout}[name])
+            if name in run.scores.heldout:
+                found.append(run.scores.heldout[name])
             elif (curve := self.curve(run, name)) and curve:
                 found.append(curve[max(curve)])
         return found

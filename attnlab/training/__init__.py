@@ -1,7 +1,7 @@
 """Training: objectives, optimizers, the steps of several seeds, evaluation, exact resume."""
 
 from attnlab.training import objectives, sharding
-from attnlab.training.callbacks import Callback, Profile
+from attnlab.training.callbacks import CALLBACKS, Callback, Profile, StepInfo, callback
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_model
 from attnlab.training.compiled import TrainStep
 from attnlab.training.config import EvaluationConfig, TrainConfig, make_optimizer
@@ -17,10 +17,11 @@ from attnlab.training.sharding import StateSharding
 from attnlab.training.step import Evaluator, TrainState, init_state, map_over_seeds, train_step
 
 __all__ = [
-    "LOGGERS", "OBJECTIVES", "OPTIMIZERS", "SCHEDULES", "Callback", "Checkpoints",
+    "CALLBACKS", "LOGGERS", "OBJECTIVES", "OPTIMIZERS", "SCHEDULES", "Callback", "Checkpoints",
     "EvaluationConfig", "Evaluator", "FitOptions", "FitResult", "InMemoryFit", "Logger",
     "NonFiniteLoss", "Objective", "Optimizer", "OptimizerConfig", "Profile", "Recorder",
-    "ScheduleConfig", "StateSharding", "Stopped", "TrainConfig", "TrainState", "TrainStep",
-    "WrongCheckpoint", "describe_model", "fit", "fit_in_memory", "frozen_mask", "init_state",
-    "make_optimizer", "map_over_seeds", "objectives", "sharding", "train_step",
+    "ScheduleConfig", "StateSharding", "StepInfo", "Stopped", "TrainConfig", "TrainState",
+    "TrainStep", "WrongCheckpoint", "callback", "describe_model", "fit", "fit_in_memory",
+    "frozen_mask", "init_state", "make_optimizer", "map_over_seeds", "objectives", "sharding",
+    "train_step",
 ]  # fmt: skip

@@ -1,11 +1,79 @@
-"""What `fit` calls before and after each step, and the one that writes a profile."""
+"""What `fit` calls while it trains: functions with a period, and the callback that writes a
+profile."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
 
+from attnlab.models import ModelConfig, head_distance
+from attnlab.models.head_similarity import smallest_change
+from attnlab.sharing import Params
+from attnlab.training.objectives.objective import Model
 from attnlab.training.step import TrainState
+
+
+class StepInfo(NamedTuple):
+    """What a periodic callback gets: one seed at one step."""
+
+    step: int
+    params: Params
+    """After that many steps, on the host."""
+    initial: Params
+    """At step 0."""
+    model: Model
+    log: Callable[[str, jax.typing.ArrayLike], None]
+    """(name, number): writes it to metrics.jsonl and the loggers."""
+
+
+class PeriodicCallback(Protocol):
+    """A function that `callback` has given a period."""
+
+    every: int
+
+    def __call__(self, info: StepInfo, /) -> None: ...
+
+
+CallT = TypeVar("CallT", bound=Callable[[StepInfo], None])
+
+
+def callback(*, every: int) -> Callable[[CallT], CallT]:
+    """Decorator: calls a function with a `StepInfo` at step 0, then every so many steps and at the
+    last one, for each seed.
+
+    An error in it is raised at step 0; later it is printed, and the function is not called again.
+
+    Raises:
+      ValueError: `every` is below 1.
+
+    >>> @callback(every=100)
+    ... def norm(info):
+    ...     info.log("norm", optax.global_norm(info.params))
+    >>> norm.every  # for lab.Experiment(callbacks=[norm]) or FitOptions(callbacks=[norm])
+    100
+    """
+    if every < 1:
+        raise ValueError(f"callback(every={every}): give 1 or more steps")
+
+    def mark(function: CallT) -> CallT:
+        cast(PeriodicCallback, function).every = every
+        return function
+
+    return mark
+
+
+@callback(every=100)
+def heads(info: StepInfo) -> None:
+    """Logs how far apart the heads are and how far the array that moved least has moved: see
+    `models.head_distance` and `smallest_change`."""
+    config: ModelConfig = info.model.config  # type: ignore[attr-defined]
+    info.log("weights/heads_apart", head_distance(config, info.params))
+    info.log("weights/least_moved", smallest_change(info.initial, info.params))
+
+
+CALLBACKS: dict[str, PeriodicCallback] = {"heads": cast(PeriodicCallback, heads)}
+"""Name -> a periodic callback, for `lab.Experiment.callbacks`."""
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from attnlab.nested import JSON
 from attnlab.sharing import Params
 from attnlab.sharing.named_plans import plan_name
 from attnlab.training import memory, sharding
-from attnlab.training.callbacks import Callback
+from attnlab.training.callbacks import Callback, PeriodicCallback, StepInfo
 from attnlab.training.checkpoint import (
     Checkpoints,
     check_run,
@@ -64,7 +64,7 @@ class FitOptions(NamedTuple):
         tree.
       measure: numbers of the parameters that are recorded at step 0, at every evaluation and at the
         end. An error in it is raised at step 0 and printed later.
-      callbacks: called before and after each step.
+      callbacks: called before and after each step, or with a period (`callbacks.callback`).
 
     Record how far each seed has moved from its initial parameters:
 
@@ -78,7 +78,7 @@ class FitOptions(NamedTuple):
     sharding: StateSharding = StateSharding()
     params: Params | list[Params] | InitParams | None = None
     measure: Measure | None = None
-    callbacks: Sequence[Callback] = ()
+    callbacks: Sequence[Callback | PeriodicCallback] = ()
 
 
 class FitResult(NamedTuple):
@@ -168,6 +168,7 @@ def fit(
             run.compile(first)
         if not first:
             run.measure(0)
+            run.call_periodic(0)
         run.train(first, stop_requested)
     return run.result()
 
@@ -191,7 +192,8 @@ class _Run:
         self._check_task()
         self.mesh = options.mesh or sharding.data_mesh(batch_size=config.batch_size)
         self.objective = self.objective.bind(dataset.sizes)
-        self.callbacks = list(options.callbacks)
+        self.callbacks = [one for one in options.callbacks if isinstance(one, Callback)]
+        self.periodic = [one for one in options.callbacks if not isinstance(one, Callback)]
         self.identity: JSON = {
             "model": describe_model(model),
             "source": dataset.digest,
@@ -204,8 +206,9 @@ class _Run:
         self.device_arrays = sharding.replicate(self.mesh, dataset.device_arrays)
         self._evaluator = Evaluator(model, self.objective, self.mesh, config.evaluation.batch_size)
         self._measure: Callable[..., dict[str, Array]] | None = None
-        if options.measure is not None:
+        if self.periodic or options.measure is not None:
             self._initial = sharding.gather(self.state.params)
+        if options.measure is not None:
             self._measure = jax.jit(
                 map_over_seeds(options.measure), out_shardings=sharding.replicated(self.mesh)
             )
@@ -278,6 +281,7 @@ class _Run:
                 if step % config.evaluation.every == 0 and not is_last:
                     self.clock.stop(self.state.step, step)
                     self.evaluate(step)
+                self.call_periodic(step)
                 # Hosts agree on the step to stop at, now and then: it costs them a message.
                 agrees = logs or jax.process_count() == 1
                 stops = agrees and sharding.any_process(bool(stop_requested()))
@@ -294,6 +298,33 @@ class _Run:
         batch = host_batch(self.dataset, self.config, self.mesh, step)
         self.state = self._step(self.state, batch, self.seeds, self.device_arrays)
         self._call_back(lambda callback: callback.after_step(step, self.state))
+
+    def call_periodic(self, step: int) -> None:
+        """Calls the periodic callbacks whose turn it is and records what they log."""
+        is_last = step == self.config.steps
+        if not (due := [one for one in self.periodic if step % one.every == 0 or is_last]):
+            return
+        params = sharding.gather(self.state.params)
+        for one in due:
+            call = functools.partial(self._logged_by, one, step, params)
+            name = f"the callback {getattr(one, '__name__', type(one).__name__)}"
+            found = self.recorder.attempt(name, call) if step else call()
+            if found is None:
+                self.periodic.remove(one)
+            elif found:
+                self.recorder.log_scalars(step, found)
+
+    def _logged_by(self, one: PeriodicCallback, step: int, params: Params) -> Scores:
+        """What a callback logs of each seed."""
+        found: dict[str, list[float]] = {}
+
+        def log(name: str, value: jax.typing.ArrayLike) -> None:
+            found.setdefault(name, []).append(float(np.asarray(value)))
+
+        for i in range(len(self.config.seeds)):
+            now, initial = jax.tree.map(lambda a: a[i], (params, self._initial))  # noqa: B023
+            one(StepInfo(step, now, initial, self.model, log))
+        return {name: np.array(values) for name, values in found.items()}
 
     def log(self, step: int) -> None:
         """Records the mean losses since the last log line."""

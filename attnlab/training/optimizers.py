@@ -25,7 +25,7 @@ from jax.tree_util import KeyEntry
 
 from attnlab.fields import Spec, bounded
 from attnlab.models.head_weights import MatrixAxes
-from attnlab.names import lookup
+from attnlab.names import lookup, name_in
 from attnlab.sharing import Params, PyTree
 from attnlab.training.schedules import Rate
 
@@ -39,7 +39,7 @@ class OptimizerConfig(Spec, prefix="optimizer."):
     """The optimizer: what it does with a gradient.
 
     Attributes:
-      name: an entry of `OPTIMIZERS`, which reads the other fields.
+      name: a name of `OPTIMIZERS`, or an `OptimizerEntry` of your own; it reads the other fields.
       learning_rate: the largest, at the end of the warm-up.
       beta1, beta2, epsilon: of Adam and its relatives.
       weight_decay: multiplied by the learning rate; biases, scales and norms have none.
@@ -73,6 +73,8 @@ class OptimizerConfig(Spec, prefix="optimizer."):
     frozen: str = ""
 
     def __post_init__(self) -> None:
+        if isinstance(self.name, OptimizerEntry):
+            object.__setattr__(self, "name", name_in(OPTIMIZERS, self.name, what="optimizer"))
         super().__post_init__()
         try:
             re.compile(self.frozen)

@@ -4,10 +4,10 @@ r"""Does a model that translates commands into actions generalise to unseen comm
         --config.data.path=PATH/scan --workdir=runs/scan
 
 SCAN (Lake and Baroni 2018, arXiv 1711.00350): "jump twice" -> "I_JUMP I_JUMP", here as a dataset of
-random access, read through grain: `Commands` only has a length and integer indexing. A twentieth of
-the training commands is for validation. The baseline, the actions of the nearest training command,
-is right for 2.7 % of the simple split and for none of the others. Measured on the simple split, one
-seed, 3 minutes on 2 CPU cores: 97.0 % of the commands.
+own rows: `Commands` only has a length and integer indexing. A twentieth of the training commands is
+for validation. The baseline, the actions of the nearest training command, is right for 2.7 % of the
+simple split and for none of the others. Measured on the simple split, one seed, 3 minutes on 2 CPU
+cores: 97.0 % of the commands.
 
 Presets after the colon: `length` (the outputs of the test are longer than all in training) or
 `jump` (a verb that training has only as a single word) for the split, `layout=`, `sharing=`,
@@ -120,7 +120,7 @@ PRESETS: dict[str, config.Values] = {
     },
 }
 
-get_config = config.other_data("transduction", "grain", VALUES, PRESETS)
+get_config = config.other_data("transduction", "rows", VALUES, PRESETS)
 
 variants = heads_and_sharing.variants
 """Each layout, with layers apart and shared."""

@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 
 from attnlab import data
-from attnlab.data import rows
+from attnlab.data.rows import Splits
 
 WORDS = {"a": "ein", "the": "der", "red": "rote", "old": "alte", "dog": "Hund", "man": "Mann"}
 
@@ -117,9 +117,9 @@ class Doubles:
         return {"source": source, "target": np.repeat(source, 2)}
 
 
-def grain(folder):
+def rows(folder):
     module = types.ModuleType("made_for_tests")
-    module.doubles = lambda path: rows.Splits(
+    module.doubles = lambda path: Splits(
         name="doubles",
         train=Doubles(0, 30),
         heldout=Doubles(100, 12),
@@ -127,7 +127,7 @@ def grain(folder):
         sizes=data.DataSizes(5),
     )
     sys.modules["made_for_tests"] = module
-    return data.RandomAccessData(make="made_for_tests:doubles"), 24, "transduction"
+    return data.Rows(make="made_for_tests:doubles"), 24, "transduction"
 
 
 DATASETS = {
@@ -142,6 +142,6 @@ DATASETS = {
         endpoints,
         farthest,
         graph,
-        grain,
+        rows,
     )
 }

@@ -17,7 +17,7 @@ CONFIGS = {
     "studies/known_answers/two_heads_beat_one.py": "endpoints",
     "studies/known_answers/one_wide_beats_many_narrow.py": "farthest",
     "configs/cora.py": "graph",
-    "configs/scan.py": "grain",
+    "configs/scan.py": "rows",
 }
 DRAWN = ("recall", "endpoints", "farthest")
 """Datasets that are not read but made."""
@@ -27,13 +27,13 @@ def tiny(name, folder):
     """The config at its scale for tests, on the small data."""
     config, source = reference.config_module(name).get_config("tiny"), CONFIGS[name]
     data, length, _ = small_data.DATASETS[source](folder)
-    if source == "grain":
+    if source == "rows":
         config.data.make, config.model.vocab_size = data.make, 7
     elif source not in DRAWN:
         config.data.path = data.path
     if source == "graph":  # a graph for every device of the tests
         config.train.batch_size = config.train.evaluation.batch_size = 8
-    assert source in ("grain", "labelled", *DRAWN) or config.train.length == length
+    assert source in ("rows", "labelled", *DRAWN) or config.train.length == length
     return config
 
 

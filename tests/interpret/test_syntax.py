@@ -18,8 +18,8 @@ from attnlab.models import EncoderConfig, ModelConfig, ModelInputs, run_model
 
 def read_by(tokenizer, trees):
     """What `head_predictions` takes."""
-    encoded = [(tree, tokenizer.encode([tree.text])[0]) for tree in trees]
-    return [(e.tokens, syntax.token_word_overlap(e.spans(t.text), t.spans)) for t, e in encoded]
+    read = [(tree, tokenizer.read(tree.text, special_tokens=False)) for tree in trees]
+    return [(r.tokens, syntax.token_word_overlap(r.spans, t.spans)) for t, r in read]
 
 
 def test_word_maps_by_hand():

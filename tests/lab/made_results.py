@@ -23,7 +23,6 @@ def made(
     parameters: int = 1000,
     more: Mapping[str, float] | None = None,
     validation: float | None = None,
-    weights: Mapping[str, float] | None = None,
 ) -> lab.RunResult:
     """The result of a run whose held-out bits per byte are `score`; None: it diverged.
 
@@ -49,7 +48,6 @@ def made(
         ),
         timing=lab.Timing(seconds=0.0 if score is None else 2.5, tokens_per_second=1000.0),
         provenance=lab.Provenance(environment={"python": "3.11", "jax": "0"}),
-        weights=weights or {},
     )  # fmt: skip
 
 

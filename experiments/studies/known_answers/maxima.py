@@ -1,16 +1,16 @@
 """Dataset `maxima` of `heads_or_depth.py`: generated vectors, and a sum of maxima."""
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, DeviceBatch
-from attnlab.data.synthetic import generated_dataset
-from attnlab.fields import Spec, bounded
+from attnlab.data.dataset import Baselines, Batch, DataSizes, DeviceBatch
+from attnlab.data.synthetic import Generated
+from attnlab.fields import bounded
 
 
 def generate_maxima(key: Array, size: int, *, directions: Array, tokens: int) -> DeviceBatch:
@@ -32,7 +32,7 @@ def generate_maxima(key: Array, size: int, *, directions: Array, tokens: int) ->
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Maxima(Spec, prefix="data."):
+class Maxima(Generated):
     """`generate_maxima`: the sum of the largest values along `directions` directions, which are
     drawn once, orthonormal, for all seeds. Answers are shifted and scaled to mean 0 and variance 1,
     so that the mean leaves 100 % of the variance unexplained. `train.length` is the number of
@@ -63,25 +63,16 @@ class Maxima(Spec, prefix="data."):
         """The features of a vector, two that mark the query, and one answer."""
         return DataSizes(self.dimensions + 2, 1)
 
-    def shapes(self, length: int) -> BatchShapes:
-        """Features and answers; raises ValueError for fewer than 2 vectors beside the query."""
+    def name(self, length: int) -> str:
+        """The sizes."""
+        return f"the largest of {length - 1} numbers along {self.directions} directions"
+
+    def generator(self, length: int) -> Callable[[Array, int], DeviceBatch]:
+        """Of `length` - 1 vectors and the query; raises ValueError for fewer than 2 vectors."""
         if length < 3:
             raise ValueError(
                 f"train.length {length} leaves fewer than 2 vectors to choose from; raise it"
             )
-        return {
-            "features": jax.ShapeDtypeStruct((1, length, self.dimensions + 2), np.float32),
-            "answers": jax.ShapeDtypeStruct((1, length, 1), np.float32),
-            "scored": jax.ShapeDtypeStruct((1, length), bool),
-        }
-
-    def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """Rows of `length` - 1 vectors and the query; `folder` is not used.
-
-        Raises:
-          ValueError: fewer than 2 vectors beside the query.
-        """
-        self.shapes(length)
         square = np.random.default_rng(0).normal(size=(self.dimensions, self.dimensions))
         directions = jnp.asarray(np.linalg.qr(square)[0][: self.directions], jnp.float32)
 
@@ -96,13 +87,12 @@ class Maxima(Spec, prefix="data."):
             scaled = (rows["answers"] - mean) / deviation
             return rows | {"answers": jnp.where(rows["scored"][..., None], scaled, 0)}
 
-        name = f"the largest of {length - 1} numbers along {self.directions} directions"
-        return generated_dataset(self, length, name, generate, _maxima_baselines)
+        return generate
+
+    def baselines(self, rows: Batch) -> Baselines:
+        """The error of the mean."""
+        return {"unexplained": {"the mean": 100 * float(np.mean(rows["answers"][:, -1] ** 2))}}
 
 
 MOMENT_ROWS = 8192
 """Rows that the mean and the variance of the answers are estimated from."""
-
-
-def _maxima_baselines(rows: Batch) -> Baselines:
-    return {"unexplained": {"the mean": 100 * float(np.mean(rows["answers"][:, -1] ** 2))}}

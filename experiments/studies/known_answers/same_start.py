@@ -29,23 +29,28 @@ VALUES: config.Values = {
     "model.heads.biases": "",  # a key bias has no gradient, so it would not move
     "train.optimizer.clip_norm": 0.0,
     "train.seeds": (0, 1, 2),
-    "measure_heads": True,
+    "callbacks": ("heads",),
 }
 PRESETS = {"tiny": {**two_heads_beat_one.TINY, "train.optimizer.learning_rate": 3e-2}}
 get_config = config.other_data("endpoint", "endpoints", VALUES, PRESETS)
-EQUAL = {"head_init.values": "outputs"}
-ONE = {"model.heads.num_heads": 1, "model.attention.output_scale": 2.0, "head_init.first_of": 2}
+STARTS = "experiments.studies.known_answers.starts"
+EQUAL: dict[str, object] = {"init": f"{STARTS}:equal"}
+ONE = {
+    "model.heads.num_heads": 1,
+    "model.attention.output_scale": 2.0,
+    "init": f"{STARTS}:first_of_two",
+}
 variants = named(
     {
         "apart": {},
         "equal": EQUAL,
         "one head, output times 2": ONE,
-        "noise of 1e-4": EQUAL | {"head_init.noise": 1e-4},
-        "values apart": {"head_init.values": "probs"},
+        "noise of 1e-4": {"init": f"{STARTS}:nearly_equal"},
+        "values apart": {"init": f"{STARTS}:equal_probs"},
         "dropout of probabilities": EQUAL | {"model.dropout.attention": 0.1},
     }
 )
-APART, MOVED = "heads_apart", "least_moved"
+APART, MOVED = "weights/heads_apart", "weights/least_moved"
 description = described(
     "Why do heads differ, and do heads that start equal stay equal?",
     "symmetry: equal weights have equal gradients",

@@ -12,9 +12,9 @@ from conftest import assert_close
 from attnlab import data
 from attnlab.data.synthetic import examples
 from attnlab.heads import score_scale
-from attnlab.lab.start import init_function
 from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
 from attnlab.models.head_similarity import smallest_change
+from attnlab.names import load
 from attnlab.nested import flatten
 from attnlab.training import (
     OptimizerConfig,
@@ -122,7 +122,7 @@ def test_two_narrow_heads_are_right_in_every_case():
     assert found.tolist() == [1.0]
 
 
-def trained(model, head_init, steps=12):
+def trained(model, init, steps=12):
     """Weights at the start and after some steps of Adam on the examples of a small graph."""
     # A smaller epsilon would make steps of the noise in gradients that are zero.
     adam = OptimizerConfig(
@@ -136,7 +136,7 @@ def trained(model, head_init, steps=12):
     )
     source = data.Endpoints(vertices=4).load(4)
     task, transform = OBJECTIVES["endpoint"].bind(source.sizes), make_optimizer(config).transform
-    make = init_function(model, head_init)
+    make = lambda key, inputs: load(init)(key, model, inputs)
     state = init_state(model.build(), task, transform, source.shapes(), 0, make)
     begun = state.params
     batch = jax.tree.map(jnp.asarray, examples(4, "complete"))
@@ -153,15 +153,15 @@ def test_equal_heads_stay_equal_and_are_one_head_twice(x64):
     found = experiments("same_start", "tiny")
     two = found["equal"]
     exact = lambda one: dataclasses.replace(one.model, compute=Compute(dtype="float64"))
-    begun, equal = trained(exact(two), two.head_init)
+    begun, equal = trained(exact(two), two.init)
     assert float(head_distance(two.model, equal)) == 0
     assert float(smallest_change(begun, equal)) > 1e-3
     lone = found["one head, output times 2"]
-    _, one = trained(exact(lone), lone.head_init)
+    _, one = trained(exact(lone), lone.init)
     both = jax.tree.map(lambda a, like: a[tuple(map(slice, like.shape))], equal, one)
     assert_close(one, both, loosen=1e4)
     noisy = found["noise of 1e-4"]
-    begun, parted = trained(exact(noisy), noisy.head_init)
+    begun, parted = trained(exact(noisy), noisy.init)
     start, end = (float(head_distance(noisy.model, p)) for p in (begun, parted))
     assert 0 < start < end
 
