@@ -20,8 +20,7 @@ from ml_collections import ConfigDict
 
 from attnlab import lab
 from attnlab.lab.machine import keep_compiled, read_threads, threads, use_threads, write_threads
-from attnlab.lab.sweep import add_specs
-from attnlab.report.words import COMMAND
+from attnlab.lab.sweep import COMMAND, add_specs
 from attnlab.training import sharding
 from attnlab.training.interrupts import Stopped, stop_signals
 from experiments import app, config

@@ -36,10 +36,9 @@ from attnlab import lab
 from attnlab.lab.executors import worker_command
 from attnlab.lab.machine import write_threads
 from attnlab.lab.policies import with_known_rates
-from attnlab.lab.sweep import add_specs, described
+from attnlab.lab.sweep import COMMAND, add_specs, described
 from attnlab.lab.worker import forward_flops
 from attnlab.models import num_parameters
-from attnlab.report.words import COMMAND
 from experiments import app, config, report
 from experiments.benchmarks.peaks import PEAKS
 
@@ -171,13 +170,12 @@ def policies_of(about: lab.Description, seeds: int) -> list[lab.Policy]:
 
 def executor() -> lab.Executor:
     """Where the flags want the runs to be computed."""
-    options, imports = _run_options(), _imports()
+    options = _run_options()
     if _FLAGS.launcher == "local":
-        return lab.LocalExecutor(_FLAGS.jobs, _FLAGS.threads, imports, options, app.jax_flags())
+        return lab.LocalExecutor(_FLAGS.jobs, _FLAGS.threads, options, app.jax_flags())
     return lab.SlurmExecutor(
         _FLAGS.jobs,
         _FLAGS.slurm,
-        imports=imports,
         run_options=options,
         environment=app.jax_flags(),
         threads=_FLAGS.threads,
@@ -187,13 +185,6 @@ def executor() -> lab.Executor:
 
 def _run_options() -> lab.RunOptions:
     return lab.RunOptions(loggers=tuple(_FLAGS.loggers), profile=_FLAGS.profile)
-
-
-def _imports() -> list[str]:
-    """What a worker imports first: the files of --import and the config file, which may register
-    layouts, datasets, ..."""
-    files = [Path(name) for name in _FLAGS["import"].value or ()]
-    return [str(file.absolute()) for file in (*files, config.given().path)]
 
 
 def training_flops(specs: Sequence[lab.RunSpec]) -> int:
@@ -217,7 +208,7 @@ def header(specs: Sequence[lab.RunSpec], folder: Path) -> str:
 
 def print_workers(specs: Sequence[lab.RunSpec], about: lab.Description, folder: Path) -> None:
     """Writes the specs and prints what runs them, and an estimate."""
-    command = worker_command(folder.absolute(), _imports(), _run_options())
+    command = worker_command(folder.absolute(), _run_options())
     about = described(about, specs, folder)
     add_specs(specs, folder)
     about.write(folder)
