@@ -248,8 +248,8 @@ def _value(made: Any, parameter: inspect.Parameter) -> str:
         return "required"
     value = parameter.default
     if "factory" in repr(value):
-        value = next(f for f in dataclasses.fields(made) if f.name == parameter.name)
-        value = value.default_factory()
+        makes = {field.name: field.default_factory for field in dataclasses.fields(made)}
+        value = makes[parameter.name]()  # type: ignore[operator]
     return f"`{value!r}`".replace("|", "or")
 
 

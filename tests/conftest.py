@@ -98,22 +98,11 @@ HEAVY = {"tmp_path", "tmp_path_factory", "optimized", "shared_data"}
 LONG = {
     "test_adapted_weights", "test_adapters", "test_atlas", "test_bad_input", "test_bench",
     "test_circuits", "test_decoding", "test_documents", "test_extras", "test_flags",
-    "test_importance", "test_inspect_model", "test_jobs", "test_models",
+    "test_importance", "test_inspect_model", "test_models",
     "test_notebooks", "test_model_capture", "test_optimizers", "test_plans",
     "test_pruning", "test_rank_bound", "test_resharing", "test_panels", "test_residual_terms",
     "test_objectives", "test_train", "test_jax_transforms", "test_pitfalls",
     "test_sixty_random_calls_are_right_or_refused_by_name",
-}  # fmt: skip
-
-# They hand over what annotations forbid, to see our own error or a shape alone; `-m quick` also
-# runs with annotations checked, which would come first.
-FORBIDDEN = {
-    "test_a_cache_that_does_not_fit_is_refused", "test_a_mask_of_numbers_is_refused",
-    "test_bad_shapes", "test_mistakes_in_a_layout",
-    "test_the_cheapest_form_is_chosen", "test_windows_own_lengths_and_overflow",
-    "test_heads_promote_no_ranks_and_take_a_symbolic_batch",
-    "test_models_promote_no_ranks_and_take_a_symbolic_batch",
-    "test_an_exported_call_is_the_call_for_every_batch_size",
 }  # fmt: skip
 
 
@@ -130,9 +119,8 @@ def pytest_collection_modifyitems(items):
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_one_test in cases.values():
         item = of_one_test[len(of_one_test) // 2]
-        if not HEAVY & set(item.fixturenames) and not {item.path.stem, item.originalname} & (
-            LONG | FORBIDDEN
-        ):
+        names = {item.path.stem, item.originalname}
+        if not HEAVY & set(item.fixturenames) and not LONG & names:
             item.add_marker("quick")
 
 

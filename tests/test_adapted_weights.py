@@ -157,6 +157,7 @@ def test_our_linen_module_in_nnx():
 PAGE = (ROOT / "docs" / "howto" / "coming_from.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_page_for_newcomers_runs():
     """Its blocks, one after the other, as a reader would paste them."""
     blocks, names = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL), {}

@@ -26,7 +26,7 @@ APART = {
     "lab",
     "lab": "extras fields names nested atomic data models training sharing heads interpret "
     "pretrained load tap transforms",
-    "report": "extras atomic nested lab training load",
+    "report": "extras atomic nested data models sharing interpret training load lab",
     "contrib": "extras remat attention",
 }
 """Packages beside these layers -> what they may import."""
@@ -37,9 +37,7 @@ BELOW = {
 } | {package: set(names.split()) for package, names in APART.items()}
 ONLY = {
     "flax": {"models.modules", "models.transformer"},
-    "matplotlib": {
-        f"report.{name}" for name in ("curves", "intervals", "labels", "maps", "scatter", "style")
-    },
+    "matplotlib": {"report.maps", "report.style"},
     "orbax": {"training.checkpoint"},
     **dict.fromkeys(
         ("absl", "ml_collections", "torch", "tensorflow", "pickle", "transformers"), ()

@@ -81,7 +81,13 @@ class RunOptions:
             parse_steps(self.profile)
 
 
-def run_one(spec: RunSpec, workdir: str | Path, *, options: RunOptions = RunOptions()) -> RunResult:
+def run_one(
+    spec: RunSpec,
+    workdir: str | Path,
+    *,
+    options: RunOptions = RunOptions(),
+    datasets: dict[str, Dataset] | None = None,
+) -> RunResult:
     """Trains a run in `workdir/runs/ID` and returns its result.
 
     A function of (spec, data, machine): killed at any moment and called again, it goes on from its
@@ -97,6 +103,7 @@ def run_one(spec: RunSpec, workdir: str | Path, *, options: RunOptions = RunOpti
       spec: the run.
       workdir: of the sweep. Tokenizers and baselines that its runs share are kept in `shared`.
       options: how it is computed and recorded.
+      datasets: the dataset of the last run of this process, which the next one reads again.
 
     Returns:
       The result, which is also `result.json` in the folder.
@@ -118,7 +125,7 @@ def run_one(spec: RunSpec, workdir: str | Path, *, options: RunOptions = RunOpti
     with held(folder):
         config = dataclasses.replace(experiment.train, seeds=(spec.seed,))
         mesh = _mesh(config, options.model_parallel)
-        dataset = load_data(experiment, shared, folder)
+        dataset = load_data(experiment, shared, folder, datasets)
         objective = _bound(experiment, dataset)
         start = load_start(experiment.start, spec.seed) if experiment.start else None
         data = DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts)
@@ -287,24 +294,35 @@ def attention_reports(
     return found
 
 
-def load_data(experiment: Experiment, shared: Path, folder: Path | None = None) -> Dataset:
+def load_data(
+    experiment: Experiment,
+    shared: Path,
+    folder: Path,
+    datasets: dict[str, Dataset] | None = None,
+) -> Dataset:
     """The dataset. What is made for it (a tokenizer) is made once for all runs of a workdir.
 
     Args:
       experiment: names the data.
       shared: of the workdir.
       folder: of the run; files that are there already are those that are used.
+      datasets: that of the last run of this process; it is replaced where another is loaded.
     """
     key = json.dumps([experiment.to_dict()["data"], experiment.train.length], sort_keys=True)
     place = shared / hashlib.sha256(key.encode()).hexdigest()[:12]
     place.mkdir(parents=True, exist_ok=True)
     with waiting(place / "lock"):
-        if folder is not None and (folder / "tokenizer.json").exists():
+        if (folder / "tokenizer.json").exists():
             return experiment.data.load(experiment.train.length, folder)
+        if datasets and key in datasets:
+            return datasets[key]
         dataset = experiment.data.load(experiment.train.length, place)
         for name, content in dataset.files.items():
             if not (place / name).exists():
                 write_atomic(place / name, content)
+    if datasets is not None:
+        datasets.clear()
+        datasets[key] = dataset
     return dataset
 
 

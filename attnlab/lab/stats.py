@@ -220,14 +220,12 @@ class BestRate:
     Attributes:
       rate: there; `low`, `high`: its 95 % interval, 0 and infinity where points do not bound it.
       score: there.
-      coefficients: of 1, ln rate and its square.
     """
 
     rate: float
     low: float
     high: float
     score: float
-    coefficients: tuple[float, float, float]
 
 
 def best_rate(tried: Mapping[float, float], around: int = 2) -> BestRate | None:
@@ -267,9 +265,8 @@ def best_rate(tried: Mapping[float, float], around: int = 2) -> BestRate | None:
         covariance = float(of[1, 1]), float(-2 * of[1, 2]), float(4 * of[2, 2])
         low, high = fieller(float(-b), float(2 * c), covariance, t2)
     top = -b / (2 * c)
-    shape = float(a - b * middle + c * middle**2), float(b - 2 * c * middle), float(c)
     low, high, rate = (float(np.exp(v + middle)) for v in (low, high, top))
-    return BestRate(rate, low, high, float(a + b * top / 2), shape)
+    return BestRate(rate, low, high, float(a + b * top / 2))
 
 
 Variant: TypeAlias = tuple[tuple[str, Tag], ...]

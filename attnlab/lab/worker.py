@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from attnlab.data import Dataset
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.run import RunOptions, run_one
 from attnlab.lab.spec import RunSpec, read_specs
@@ -49,11 +50,12 @@ def _work(
     workdir: Path, options: RunOptions, tried: set[str], stop_requested: Callable[[], int]
 ) -> int:
     code, last = 0, None
+    datasets: dict[str, Dataset] = {}
     while not stop_requested() and (spec := _next(workdir, tried, last)) is not None:
         last = spec
         error = run_folder(workdir, spec) / ERROR
         try:
-            run_one(spec, workdir, options=options)
+            run_one(spec, workdir, options=options, datasets=datasets)
         except RunInUse:
             continue  # it began in this moment
         except (Stopped, KeyboardInterrupt) as stop:

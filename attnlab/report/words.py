@@ -3,6 +3,7 @@ were made."""
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -77,51 +78,51 @@ def answers(panel: Panel) -> list[Paragraph]:
             "There is no other variant to compare it with."
         )
         return [Paragraph(text, _titled(panel, f"{panel.labels[variant]}:"), "answer")]
-    rows = [row for row in panel.comparisons.to_dict("records") if row["over"]]
-    rows = rows or panel.comparisons.to_dict("records")
+    every = list(panel.comparisons.itertuples())
+    rows = [row for row in every if row.over] or every
     if len(rows) > MOST_SHOWN:
-        groups: dict[str, list[str]] = {}
-        for word in SENTENCES:
-            if some := [str(row["variant"]) for row in rows if row["conclusion"] == word]:
-                groups[word] = some
-        lead = ", ".join(f"{len(some)} {word}" for word, some in groups.items())
-        listed = [
-            f"{word.capitalize()}: {'; '.join(some[:MOST_NAMES])}"
-            f"{f' and {len(some) - MOST_NAMES} more' if len(some) > MOST_NAMES else ''}."
-            for word, some in groups.items()
-            if word != "inconclusive"
-        ]
-        text = " ".join([*listed, f"The table {panel.named('Comparisons')} has all."])
-        lead = f"Of {counted(len(rows), 'comparison')}: {lead}."
-        return [Paragraph(text, _titled(panel, lead), "answer")]
+        return [_counted(panel, rows)]
     return [_answer(panel, row) for row in rows]
 
 
-def _answer(panel: Panel, row: dict[str, object]) -> Paragraph:
-    """The conclusion of one comparison, and its numbers."""
+def _counted(panel: Panel, rows: Sequence[Any]) -> Paragraph:
+    """How many comparisons have which conclusion, and their variants."""
+    groups: dict[str, list[str]] = {word: [] for word in SENTENCES}
+    for row in rows:
+        groups[row.conclusion].append(row.variant)
+    lead = ", ".join(f"{len(some)} {word}" for word, some in groups.items() if some)
+    listed = [
+        f"{word.capitalize()}: {'; '.join(some[:MOST_NAMES])}"
+        f"{f' and {len(some) - MOST_NAMES} more' if len(some) > MOST_NAMES else ''}."
+        for word, some in groups.items()
+        if some and word != "inconclusive"
+    ]
+    text = " ".join([*listed, f"The table {panel.named('Comparisons')} has all."])
+    lead = f"Of {counted(len(rows), 'comparison')}: {lead}."
+    return Paragraph(text, _titled(panel, lead), "answer")
+
+
+def _answer(panel: Panel, row: Any) -> Paragraph:
+    """The conclusion of one comparison, and its numbers; `row` is one of the table."""
     digits, unit = panel.metric.digits, panel.metric.unit
-    difference, low, high, p, least, most = (
-        float(str(row[name])) for name in ("difference", "low", "high", "p_holm", "least", "most")
-    )
-    over = f", averaged over {row['over']}" if row["over"] else ""
-    lead = SENTENCES[str(row["conclusion"])].format(
-        variant=row["variant"], baseline=row["baseline"], over=over,
-        margin=panel.about.margin, unit=unit,
+    lead = SENTENCES[row.conclusion].format(
+        variant=row.variant, baseline=row.baseline, margin=panel.about.margin, unit=unit,
+        over=f", averaged over {row.over}" if row.over else "",
     )  # fmt: skip
-    if least < 0 < most:
+    if row.least < 0 < row.most:
         lead += (
-            f" The sign depends on {row['over']}: the single differences are between "
-            f"{number(least, digits)} and {number(most, digits)}."
+            f" The sign depends on {row.over}: the single differences are between "
+            f"{number(row.least, digits)} and {number(row.most, digits)}."
         )
-    text = f"Difference {number(difference, digits)} {unit} ({interval(low, high, digits)}"
-    text += f", {p_equation(p)})." if p == p else ")."
+    text = f"Difference {number(row.difference, digits)} {unit} "
+    text += f"({interval(row.low, row.high, digits)}, {p_equation(row.p_holm)})."
     return Paragraph(text, _titled(panel, lead), "answer")
 
 
 def interval(low: float, high: float, digits: int) -> str:
     """The interval in words."""
     if low != low:
-        return "no interval: one seed"
+        return "one pair of runs, no interval"
     return f"95 % interval {number(low, digits)} to {number(high, digits)}"
 
 

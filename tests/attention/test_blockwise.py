@@ -239,6 +239,7 @@ def test_blocks_cover_everything_with_little_padding():
     assert block_sizes((1, 8, 1, 9000), 1)[3] == 9000  # one query: few, long blocks
 
 
+@pytest.mark.slow
 def test_transforms_of_the_gradient(small_blocks):
     """vmap with lengths of its own, scan, remat and shard_map with a bias that devices share."""
     q, k, v, bias = (a.astype(jnp.float32) for a in make([*QKV, (12, 5, 7)]))

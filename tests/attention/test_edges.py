@@ -106,6 +106,7 @@ def test_an_edge_listed_twice_counts_once(implementation):
     assert_close(by(twice, implementation=implementation)(q, k, v), jnp.array([[[6.0]]]))
 
 
+@pytest.mark.slow
 def test_through_a_model():
     """Two layers see two hops; the list costs no [T, S] array."""
     config = ModelConfig(

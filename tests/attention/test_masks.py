@@ -21,6 +21,7 @@ def test_masks_are_what_they_say():
         masks.window(3, left=-1, right=0)
 
 
+@pytest.mark.unchecked
 def test_a_mask_of_numbers_is_refused():
     with pytest.raises(TypeError, match=r"boolean .* as bias"):  # 0 is no "hidden" there
         masks.combine(masks.causal(3), jnp.zeros((3, 3)))

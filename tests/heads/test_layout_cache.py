@@ -69,6 +69,7 @@ def test_decoding_in_chunks_equals_the_whole_text(name, x64):
     assert length == 7
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("name", deep(SELF, *DEEP))
 def test_windows_own_lengths_and_overflow(name, x64):
     layout = CASES[name]
@@ -125,6 +126,7 @@ def test_every_form_decodes_with_a_cache_of_its_own(layout, x64):
         assert_close(jnp.concatenate(outputs, axis=1), expected, loosen=100)
 
 
+@pytest.mark.unchecked
 def test_a_cache_that_does_not_fit_is_refused():
     layout = heads.Standard(width=8, num_heads=2)
     params, x = make(layout)[:2]

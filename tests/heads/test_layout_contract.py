@@ -189,6 +189,7 @@ def test_forms_convert_weights_to_the_shapes_of_their_layout(name):
         assert shapes == heads.weight_shapes(step.layout)
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("batch", "num_queries", "num_keys", "order"),
     [(16, 64, 64, "absorbed"), (1, 2, 2, "factored"), (16, 1, 64, "absorbed")],

@@ -159,6 +159,7 @@ CONSTRUCTION = {
 }  # fmt: skip
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("name", CONSTRUCTION)
 def test_mistakes_in_a_layout(name):
     build, message = CONSTRUCTION[name]

@@ -84,6 +84,7 @@ def test_matrices_and_how_they_fit_are_those_of_elhage(order):
         assert np.isnan(got[1, :, 1]).all()
 
 
+@pytest.mark.slow
 def test_keys_of_an_earlier_layer_and_of_another_text():
     config = config_of(num_layers=4, sharing="cla:2", positions=Rotary())
     params = random_params(config)

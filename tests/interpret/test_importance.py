@@ -128,6 +128,7 @@ def test_an_order_holds_every_head_once(order):
         pruning_curve(lambda patch: jnp.zeros(2), gates, np.array(order))
 
 
+@pytest.mark.slow
 def test_curves_beside_random_orders():
     _, loss, by_hand = case()
     gates = head_gates(CONFIG, by="group")

@@ -29,6 +29,7 @@ OWN_HEADS = config_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_encoder_with_its_own_number_of_heads():
     config, params = OWN_HEADS, random_params(OWN_HEADS)
     recording = record(config, params, TOKENS, ModelInputs(source=SOURCE))

@@ -135,6 +135,7 @@ TEXTS = {"source": TOKENS, "tokens": TOKENS[:, :4]}
 WRITTEN = {"source": list("abcde"), "tokens": list("xyzw")}  # the last of the source is filling
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_has_three_attentions():
     panel = model_panel(BOTH, random_params(BOTH), TEXTS, WRITTEN, ablate=False)
     shapes = {maps.name: maps.probs.shape for maps in panel.maps}

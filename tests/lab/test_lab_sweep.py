@@ -117,28 +117,6 @@ def made(tags, seed, loss, rate=None):
     )
 
 
-def test_a_clear_difference_is_told_from_noise(tmp_path):
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=(3, 6)) * 0.01
-    shift = {"base": 0.0, "worse": 0.2, "same": 0.0}
-    results = lab.Results(
-        [made({"name": n}, s, 2 + shift[n] + noise[i, s])
-         for i, n in enumerate(shift) for s in range(6)]
-    )  # fmt: skip
-    found = results.compare({"name": "base"}).set_index("name")["conclusion"]
-    assert found.to_dict() == {"worse": "higher", "same": "inconclusive"}
-    page = lab.report(results, tmp_path / "report.html").read_text()
-    assert "inconclusive" in page
-    assert "<svg" in page
-
-
-def test_a_report_of_one_run(tmp_path):
-    page = lab.report(lab.Results([made({}, 0, 2.0)]), tmp_path / "report.html").read_text()
-    assert "There is no other variant to compare it with" in page
-    with pytest.raises(ValueError, match="no results"):
-        lab.report(lab.Results([]), tmp_path / "empty.html")
-
-
 def test_rates_are_added_until_the_best_is_between_two():
     propose = lab.TuneLearningRate(factor=2.0, most=4).propose
     runs = [made({"name": "a"}, 0, loss, rate) for loss, rate in ((3.0, 0.01), (2.0, 0.02))]

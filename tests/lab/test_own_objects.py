@@ -167,3 +167,21 @@ def fails_at_2(info):
 @callback(every=1)
 def fails_at_0(info):
     info.log("before", 1 / info.step)
+
+
+loads: list = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted(Text):
+    def load(self, length, folder=None):
+        loads.append(self)
+        return super().load(length, folder)
+
+
+def test_the_runs_of_a_process_read_their_data_once(nine_letters, tmp_path):
+    data = [Counted(path=str(nine_letters)), Counted(path=str(nine_letters), validation=0.1)]
+    base = lab.Experiment(model=MODEL, train=train_config(2, every=2))
+    specs = lab.product(base, data=data, seeds=[0, 1])
+    lab.sweep(specs, tmp_path, executor=lab.InProcess(), progress=False)
+    assert loads == data

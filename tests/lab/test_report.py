@@ -1,4 +1,4 @@
-"""The report: what it says of known scores; variants are never merged; the files it writes."""
+"""The report as data: conclusions of known scores, tables, figures, warnings, files."""
 
 import csv
 import dataclasses
@@ -7,24 +7,22 @@ import re
 
 import numpy as np
 import pytest
-from attnlab.report.answers import answers, limits, question, warnings
-from attnlab.report.expectations import expectations
 from made_results import made, noisy, with_curves
+from small_experiment import MODEL, train_config
 
 from attnlab import lab
+from attnlab.data import Text
+from attnlab.lab.description import Description, Expectation
 from attnlab.lab.policies import tuning_specs
-from attnlab.lab.result import MetricInfo
-from attnlab.report import (
-    Description,
-    Expectation,
-    Panel,
-    make_page,
-    read_panels,
-)
-from attnlab.report.figures import curves_figures, effects_figure, over_tag_figures
-from attnlab.report.heads import heads_sections
-from attnlab.report.page import Figures, Paragraph, Table, to_markdown
-from attnlab.report.tables import comparison_table, rates_blocks, scores_table
+from attnlab.lab.spec import write_specs
+from attnlab.lab.workdir import run_folder
+from attnlab.report import Panel, make_page, read_panels
+from attnlab.report.figures import Curve, curves_figures, learning_curves, over_tag_figures
+from attnlab.report.maps import HeadTable, attention_map, head_tables
+from attnlab.report.page import Facts, Figures, Paragraph, Table, to_markdown
+from attnlab.report.style import style
+from attnlab.report.tables import budget_table, comparison_table, rates_table, scores_table
+from attnlab.report.words import answers, expectations, limits, question, warnings
 
 CROSSED = {
     (("layout", layout), ("sharing", plan)): mean
@@ -36,74 +34,74 @@ CROSSED = {
 TWO = {(("layout", "standard"),): 2.7, (("layout", "wide"),): 2.5}
 
 
-def texts(blocks):
-    return " ".join(f"{b.lead} {b.text}" for b in blocks if isinstance(b, Paragraph))
-
-
-def page_text(panels):
-    return re.sub(r"\s+", " ", to_markdown(make_page(panels))).replace("\\", "")
-
-
 def panel(runs, **about):
     return Panel(lab.Results(runs), Description(**about))
 
 
-def test_an_interval_that_includes_zero_is_inconclusive():
-    """The first bold words, too: a lower mean is no better variant."""
-    runs = [made({"layout": "standard"}, s, x) for s, x in enumerate((2.7, 2.4, 2.9))]
-    runs += [made({"layout": "wide"}, s, x) for s, x in enumerate((2.6, 2.5, 2.7))]
-    [answer] = answers(panel(runs))
-    assert answer.lead == "Inconclusive (the interval includes zero)."
-    assert "wide less standard: −0.067 bits per byte (95 % interval −0.446 to 0.313" in answer.text
-    several = noisy({**TWO, (("layout", "narrow"),): 2.7}, [0, 1, 2], spread=1.0)
-    [answer] = answers(panel(several))
-    assert answer.lead.startswith("Inconclusive: none of 2 variants differs significantly")
+def conclusions(runs, **about):
+    """(variant, baseline, over) -> conclusion."""
+    rows = panel(runs, **about).comparisons.itertuples()
+    return {(r.variant, r.baseline, r.over): r.conclusion for r in rows}
 
 
-def test_a_clear_difference_has_its_interval_in_the_answer():
-    runs = noisy(TWO, range(5))
-    [answer] = answers(panel(runs))
-    assert answer.lead == "wide is better than standard."
-    row = lab.Results(runs).compare({"layout": "standard"}).iloc[0]
-    interval = f"{row['low']:.3f} to {row['high']:.3f}".replace("-", "−")
-    assert interval in answer.text
-    [answer] = answers(panel(runs, baseline={"layout": "wide"}))
-    assert answer.lead == "standard is worse than wide."
+def texts(blocks):
+    return " ".join(f"{b.lead} {b.text}" for b in blocks if isinstance(b, Paragraph))
 
 
-def test_one_run_is_never_the_best():
-    text = page_text([panel([made({"layout": "wide"}, 0, 2.5)])])
-    assert "best" not in text.lower()
-    assert "no other variant to compare it with" in text
-    assert "One run: a result, not a comparison." in text
+def on_text(run, path):
+    config = lab.with_values(run.spec.config, {"data.path": str(path)})
+    return dataclasses.replace(run, spec=dataclasses.replace(run.spec, config=config))
 
 
-def test_higher_is_better_for_an_accuracy():
+def in_percent(runs):
+    """The same scores as an accuracy, of which higher is better."""
     metric = lab.result.MetricInfo(name="accuracy", unit="% right", better="higher", digits=1)
-    runs = [
+    return [
         dataclasses.replace(
             run,
             task=lab.TaskInfo(metrics=(metric,)),
-            scores=lab.Scores(heldout={"accuracy": run.scores.heldout["loss"]}),
+            scores=lab.Scores(heldout={"accuracy": 10 * run.scores.heldout["loss"]}),
         )
-        for run in noisy({(("layout", "a"),): 50.0, (("layout", "b"),): 90.0}, range(5), 1.0)
+        for run in runs
     ]
-    results = lab.Results(runs)
-    assert results.metric == "accuracy"
-    assert list(results.table()["layout"]) == ["b", "a"]
-    [answer] = answers(Panel(results))
-    assert answer.lead == "b is better than a."
 
 
-def test_averages_over_other_tags_come_first():
-    found = answers(panel(noisy(CROSSED, range(4))))
-    assert [a.lead for a in found] == [
-        "wide is better than standard.",
-        "albert is worse than separate.",
-        "wide, separate is better than standard, separate.",
+def store(runs, workdir):
+    """As a sweep leaves them."""
+    workdir.mkdir(parents=True)
+    (workdir / "specs.json").write_text(write_specs([run.spec for run in runs]))
+    for run in runs:
+        folder = run_folder(workdir, run.spec)
+        folder.mkdir(parents=True)
+        run.write(folder)
+    return workdir
+
+
+def test_one_frame_has_averages_first_then_pairs_best_first():
+    assert list(conclusions(noisy(CROSSED, range(4))).items()) == [
+        (("wide", "standard", "sharing"), "better"),
+        (("albert", "separate", "layout"), "worse"),
+        (("wide, separate", "standard, separate", ""), "better"),
+        (("wide, albert", "standard, separate", ""), "worse"),
+        (("standard, albert", "standard, separate", ""), "worse"),
     ]
-    assert "Means over sharing." in found[0].text
-    assert "Holm's correction counts 3 comparisons." in found[2].text
+
+
+def test_another_baseline_turns_the_conclusion_round():
+    runs = noisy(TWO, range(5))
+    assert conclusions(runs) == {("wide", "standard", ""): "better"}
+    assert conclusions(runs, baseline={"layout": "wide"}) == {("standard", "wide", ""): "worse"}
+    assert conclusions(in_percent(runs)) == {("wide", "standard", ""): "worse"}
+    first = {(("layout", "x"),): 2.6, **TWO}
+    assert ("wide", "x", "") in conclusions(noisy(first, range(3)))
+
+
+def test_a_baseline_that_diverged_is_compared_with_nothing():
+    runs = [*noisy(TWO, [0, 1]), made({"layout": "x"}, 0, None)]
+    assert conclusions(runs, baseline={"layout": "x"}) == {}
+    assert "Every run diverged" in texts(answers(panel([made({"layout": "x"}, 0, None)])))
+    crossed = [*noisy(CROSSED, [0, 1])[:-2], made(dict(list(CROSSED)[-1]), 0, None)]
+    assert all(over == "" for *_, over in conclusions(crossed))  # not every combination
 
 
 def test_only_the_pairs_of_the_question_are_compared():
@@ -111,14 +109,82 @@ def test_only_the_pairs_of_the_question_are_compared():
         ({"layout": "wide", "sharing": plan}, {"layout": "standard", "sharing": plan})
         for plan in ("separate", "albert")
     )
-    one = panel(noisy(CROSSED, range(4)), pairs=pairs)
-    assert [c.family for c in one.comparisons] == [2, 2]
-    assert {effect.tag for effect in one.effects} == {"layout"}
-    assert "wide, albert (standard, albert)" in texts(answers(one))
+    assert {k[0] for k in conclusions(noisy(CROSSED, range(4)), pairs=pairs)} == {
+        "wide", "wide, separate", "wide, albert",
+    }  # fmt: skip
 
 
-def test_equal_tags_with_another_optimizer_are_two_variants():
-    """adamw and lion without a tag of their own: never one row, never "another learning rate"."""
+def test_the_answer_has_the_numbers_of_its_row():
+    one = panel(noisy(TWO, range(5)))
+    [answer], [row] = answers(one), one.comparisons.to_dict("records")
+    found = [float(x.replace("−", "-")) for x in re.findall(r"[−\d]+\.\d{3}", answer.text)][:3]
+    np.testing.assert_allclose(found, [row[n] for n in ("difference", "low", "high")], atol=6e-4)
+    wide = noisy({**TWO, (("layout", "narrow"),): 2.7}, [0, 1, 2], spread=1.0)
+    assert {a.lead.split(":")[0] for a in answers(panel(wide))} == {"Inconclusive"}
+
+
+def test_many_comparisons_are_counted():
+    means = {(("v", f"v{i}"),): 2.0 + 0.2 * (i > 3) - 0.2 * (i == 1) for i in range(8)}
+    [answer] = answers(panel(noisy(means, range(6))))
+    counts = [int(n) for n in re.findall(r"\d+(?= (?:better|worse|inconclusive))", answer.lead)]
+    assert counts == [1, 4, 2]
+    assert "Better: v1." in answer.text
+
+
+def test_a_sign_that_depends_on_another_tag_is_in_the_conclusion():
+    """wide is better on average, and worse under one of the plans."""
+    means = dict(zip(CROSSED, (2.70, 2.95, 2.72, 2.60), strict=True))
+    one = panel(noisy(means, range(5), spread=0.001))
+    row = one.comparisons.iloc[0]
+    assert (row["conclusion"], round(row["least"], 2), round(row["most"], 2)) == (
+        "better", -0.35, 0.02,
+    )  # fmt: skip
+    assert "sign depends on sharing" in answers(one)[0].lead
+    assert "sign" not in answers(panel(noisy(CROSSED, range(5))))[0].lead
+    table = comparison_table(one).frame
+    assert table["single differences"].notna().tolist() == [True, True, False, False, False]
+
+
+def test_warnings_stand_above_the_conclusion():
+    bad = {tags: mean + 3 for tags, mean in CROSSED.items()}  # unigram has 4.7
+    page = make_page([panel(noisy(bad, range(5)))])
+    kinds = [b.kind if isinstance(b, Paragraph) else "figure" for b in page.head]
+    assert kinds == ["", "warning", "answer", "answer", "figure"]
+    runs = [*noisy(TWO, [0, 1]), made({"layout": "wide"}, 2, None), made({"layout": "x"}, 0, 5.0)]
+    text = texts(warnings(panel(runs)))
+    assert "wide diverged with seed 2" in text
+    assert "(unigram): x." in text
+    assert warnings(panel(noisy(TWO, [0, 1]))) == []
+    assert warnings(panel(in_percent(noisy(TWO, [0, 1])))) == []
+
+
+def test_data_that_no_tag_names_are_reported(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"some text " * 500)
+    runs = noisy(TWO, [0, 1])
+    other = [on_text(run, path) if run.spec.tags["layout"] == "wide" else run for run in runs]
+    assert "path differ" in texts(warnings(panel(other)))
+    digests = [dataclasses.replace(r, data=lab.result.DataInfo(sha256=str(i)))
+               for i, r in enumerate(runs)]  # fmt: skip
+    assert "digests differ" in texts(warnings(panel(digests)))
+
+
+def test_texts_and_seeds_are_both_sources_of_variation(tmp_path):
+    runs = []
+    for i, path in enumerate(tmp_path / f"{name}.txt" for name in "abc"):
+        path.write_bytes(b"some text " * 500)
+        shifted = {tags: mean + 0.1 * i * (tags[0][1] == "wide") for tags, mean in TWO.items()}
+        runs += [on_text(run, path) for run in noisy(shifted, range(3), key=i)]
+    results = lab.Results(runs)
+    row = results.compare({"layout": "standard"}).iloc[0]
+    assert (row["method"], row["texts"], row["pairs"]) == ("t over texts", 3, 9)
+    assert row["conclusion"] == "inconclusive"  # over seeds alone it would be clear
+    assert results.table()["texts"].tolist() == [3, 3]
+    assert any("texts (3) and seeds" in line for line in limits(Panel(results)))
+
+
+def test_equal_tags_with_another_config_are_two_variants():
+    """adamw and lion without a tag of their own: never one row."""
     runs = [
         made({"layout": "standard"}, seed, score, values={"train.optimizer.name": name})
         for name, score in (("adamw", 2.7), ("lion", 2.4))
@@ -126,139 +192,97 @@ def test_equal_tags_with_another_optimizer_are_two_variants():
     ]
     results = lab.Results(runs)
     assert list(results.labels.values()) == ["adamw", "lion"]
-    table = results.table()
-    assert list(table["train.optimizer.name"]) == ["lion", "adamw"]
-    assert list(table["seeds"]) == [2, 2]
-    text = page_text([Panel(results)])
-    assert "less adamw" in text
-    assert "correction counts 1 comparison." in text
-
-
-def test_equal_tags_with_another_rate_are_two_variants():
+    assert list(results.table()["train.optimizer.name"]) == ["lion", "adamw"]
+    assert len(results.compare()) == 1
     rates = {"train.optimizer.learning_rate": 0.01, "train.schedule.final_learning_rate": 0.001}
-    runs = [made({"a": 1}, 0, 2.0), made({"a": 1}, 0, 2.1, values=rates)]
-    found = lab.Results(runs).labels
-    assert [len(variant) for variant in found] == [2, 2]  # one field tells them apart
-    assert sorted(found.values())[0].startswith("train.optimizer.learning_rate=0.0")
+    found = lab.Results([made({"a": 1}, 0, 2.0), made({"a": 1}, 0, 2.1, values=rates)]).labels
+    assert sorted(found.values()) == ["learning_rate=0.003", "learning_rate=0.01"]
 
 
 def test_a_seed_that_would_count_twice_is_refused():
     runs = [made({"layout": "wide"}, 0, 2.0), made({"layout": "wide"}, 0, 2.0)]
     runs[1] = dataclasses.replace(runs[1], spec=dataclasses.replace(runs[1].spec, id="again"))
-    with pytest.raises(ValueError, match="'again' are the same variant and seed"):
+    with pytest.raises(ValueError, match="'again'"):
         lab.Results(runs).table()
 
 
-def on_text(run, path):
-    config = lab.with_values(run.spec.config, {"data.path": path})
-    return dataclasses.replace(run, spec=dataclasses.replace(run.spec, config=config))
+def test_tags_named_like_a_column_keep_their_values():
+    runs = [made({"p": p, "seeds": "few"}, s, p + 0.1 * s * p) for p in (1, 2) for s in range(3)]
+    table = lab.Results(runs).table()
+    assert table[["p", "seeds (tag)", "seeds"]].values.tolist() == [[1, "few", 3], [2, "few", 3]]
+    run = made({"seed": 7, "learning_rate": 0.1}, 0, 1.0)
+    row = lab.Results([run]).to_pandas().iloc[0]
+    assert (row["seed (tag)"], row["seed"]) == (7, 0)
 
 
-def test_texts_and_seeds_are_both_sources_of_variation(tmp_path):
-    paths = [tmp_path / f"{name}.txt" for name in "abc"]
-    runs = []
-    for i, path in enumerate(paths):
-        path.write_bytes(b"some text " * 500)
-        shifted = {tags: mean + 0.1 * i * (tags[0][1] == "wide") for tags, mean in TWO.items()}
-        runs += [on_text(run, str(path)) for run in noisy(shifted, range(3), key=i)]
-    results = lab.Results(runs)
-    row = results.compare({"layout": "standard"}).iloc[0]
-    assert (row["method"], row["texts"], row["seeds"]) == ("t over texts", 3, 9)
-    assert row["conclusion"] == "inconclusive"  # over seeds alone it would be clear
-    assert results.table()["texts"].tolist() == [3, 3]
-    assert any("Texts (3) and seeds" in line for line in limits(Panel(results)))
-    assert len(results.labels) == 2
-    frame = comparison_table(Panel(results), "differences").frame
-    assert [name for name in frame.columns if "interval" in name] == ["95 % interval"]
-
-
-def test_data_that_no_tag_names_are_reported(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"some text " * 500)
-    runs = noisy(TWO, [0, 1])
-    other = [on_text(run, str(path)) if run.spec.tags["layout"] == "wide" else run for run in runs]
-    assert "different data: path differ" in texts(warnings(panel(other)))
-    assert warnings(panel(runs)) == []
-    digests = [dataclasses.replace(r, data=lab.result.DataInfo(sha256=str(i)))
-               for i, r in enumerate(runs)]  # fmt: skip
-    assert "different data (their digests differ)" in texts(warnings(panel(digests)))
-
-
-def test_diverged_runs_and_weak_baselines_are_reported():
-    runs = [*noisy(TWO, [0, 1]), made({"layout": "wide"}, 2, None), made({"layout": "x"}, 0, 5.0)]
+def test_tables_have_the_scores_and_the_baselines():
+    runs = [*noisy(TWO, [0, 1, 2]), made({"layout": "wide"}, 3, None)]
     one = panel(runs)
-    text = texts(warnings(one))
-    assert "wide diverged with seed 2" in text
-    assert "Worse than a baseline without a model (unigram): x." in text
-    rows = {cells[0].text: cells for _, cells in scores_table(one, "t").rows}
-    assert rows["5-gram (no model)"][1].text == "2.900"
-    assert "Every run diverged" in texts(answers(panel([made({"layout": "x"}, 0, None)])))
+    rows = {row["variant"]: row for row in scores_table(one).frame.to_dict("records")}
+    assert list(rows) == ["wide", "standard", "unigram (no model)", "5-gram (no model)"]
+    wide = [run.scores.heldout["loss"] for run in runs[3:6]]
+    assert rows["wide"]["held-out bits per byte"] == pytest.approx(np.mean(wide))
+    assert rows["wide"]["standard deviation"] == pytest.approx(np.std(wide, ddof=1))
+    assert (rows["wide"]["runs"], rows["wide"]["diverged"]) == (3, 1)
+    assert rows["5-gram (no model)"]["held-out bits per byte"] == 2.9
+    results = lab.Results(runs)
+    assert results.table()["diverged"].tolist() == [1, 0]
+    assert f"{np.mean(wide):.3f}" in results._repr_html_()
+    alone = make_page([panel(runs[:1])])
+    assert alone.blocks(Figures) == []
+    assert "no other variant" in texts(alone.head)
 
 
-def test_a_conclusion_among_bad_models_says_so_and_its_warning_comes_first():
-    bad = {tags: mean + 3 for tags, mean in CROSSED.items()}  # unigram has 4.7
-    one = panel(noisy(bad, range(5)))
-    assert all("(unigram). Among them:" in a.lead for a in answers(one))
-    head = [b for b in make_page([one]).head if isinstance(b, Paragraph)]
-    kinds = [block.kind for block in head]
-    assert kinds.index("warning") < kinds.index("answer")
-    some = noisy({**CROSSED, next(iter(CROSSED)): 6.0}, range(5))
-    assert not any("Among them" in a.lead for a in answers(panel(some)))
+def test_budgets_have_measured_seconds_beside_flops():
+    """1,000 tokens a second, 8 x 16 tokens a step; 40 steps of 3 forward passes."""
+    row = budget_table(panel(noisy(TWO, [0]))).frame.iloc[1]
+    assert (row["parameters"], row["FLOPs per token"]) == (1300, 5200)
+    assert float(row["seconds per step"]) == 0.128
+    assert float(row["training FLOPs"]) == pytest.approx(3 * 5200 * 40 * 8 * 16, rel=5e-3)
 
 
-def test_differences_of_opposite_signs_are_in_the_conclusion():
-    """wide is better on average, and worse under one of the plans."""
-    means = dict(zip(CROSSED, (2.70, 2.95, 2.72, 2.60), strict=True))
-    found = answers(panel(noisy(means, range(5), spread=0.001)))
-    assert found[0].lead.startswith("wide is better than standard.")
-    assert "both signs: from −0.35" in found[0].lead
-    assert "both signs" not in answers(panel(noisy(CROSSED, range(5))))[0].lead
+def test_equivalence_needs_a_margin():
+    runs = noisy({(("layout", "a"),): 2.0, (("layout", "b"),): 2.0}, range(6), spread=0.001)
+    assert list(conclusions(runs).values()) == ["inconclusive"]
+    assert list(conclusions(runs, margin=0.05).values()) == ["equivalent"]
+    assert "p outside margin" in comparison_table(panel(runs, margin=0.05)).frame
 
 
-def test_seeds_that_a_person_adds_after_a_report_are_marked(tmp_path):
-    from attnlab.lab.sweep import described
+def test_seeds_that_were_added_are_judged_at_any_time():
+    runs = noisy(CROSSED, range(4))
+    assert set(panel(runs).comparisons["method"]) == {"paired t"}
+    frame = panel(runs, seeds_added=True, planned_seeds=(0, 1, 2)).comparisons
+    found = {(row.over != "", row.method, row.pairs) for row in frame.itertuples()}
+    assert found == {(True, "paired t", 3), (False, "anytime", 4)}
 
-    runs = noisy(TWO, range(3))
-    more = [run.spec for run in noisy(TWO, range(5))]
-    assert not described(Description(), more, tmp_path / "w").seeds_added  # nothing has run
-    store(runs, tmp_path / "w")
-    Description().write(tmp_path / "w")
-    assert not described(Description(), more, tmp_path / "w").seeds_added  # nobody saw a report
-    (tmp_path / "w" / "report.html").touch()
-    same = [run.spec for run in runs]
-    assert described(Description(), same, tmp_path / "w") == Description()
-    about = described(Description(), more, tmp_path / "w")
-    assert (about.seeds_added, about.planned_seeds) == (True, (0, 1, 2))
-    about.write(tmp_path / "w")
-    (tmp_path / "w" / "specs.json").write_text(lab.spec.write_specs(more))
-    assert described(Description(), more, tmp_path / "w") == about  # the same command once more
-    said = limits(Panel(lab.Results(noisy(TWO, range(5))), about))
-    assert any("Seeds 3, 4 were added" in line for line in said)
+
+def test_seeds_that_are_new_since_a_report_was_written_are_marked(tmp_path):
+    """By the report itself; those that were planned and not finished are not new."""
+    path = tmp_path / "report.html"
+    workdir = store(noisy(TWO, range(3)), tmp_path / "w")
+    unfinished = made({"layout": "wide"}, 3, 2.0)
+    specs = [run.spec for run in [*noisy(TWO, range(3)), unfinished]]
+    (workdir / "specs.json").write_text(write_specs(specs))
+    lab.report(workdir, path)
+    lab.report(lab.Results(noisy(TWO, range(4))), path)
+    assert "added" not in path.read_text()
+    for _ in range(2):  # the second time, too
+        lab.report(lab.Results(noisy(TWO, range(5))), path)
+        assert "Seeds 4 were added" in path.read_text()
+    table = (tmp_path / "tables" / "comparisons.csv").read_text()
+    assert next(csv.DictReader(io.StringIO(table)))["method"] == "anytime"
 
 
 def test_the_seed_of_tuning_is_none_that_is_added_later():
     """Of two variants with seed 999, up to six seeds each: 1000 to 1004 are added."""
     runs = noisy(TWO, [999])
-    [seed] = {spec.seed for spec in tuning_specs([run.spec for run in runs], 3)}
+    [seed] = {spec.seed for spec in tuning_specs([run.spec for run in runs], 3, 6)}
     results, policy = lab.Results(runs), lab.AddSeeds(half_width=0.0, most=6)
-    while specs := policy.propose(results):
+    while specs := policy(results):
         results += lab.Results([made(dict(s.tags), s.seed, 2.0 + 0.01 * s.seed) for s in specs])
     seeds = {run.spec.seed for run in results}
     assert len(seeds) == 6
     assert seed not in seeds
-
-
-def test_equivalence_needs_a_margin():
-    runs = noisy({(("layout", "a"),): 2.0, (("layout", "b"),): 2.0}, range(6), spread=0.001)
-    assert answers(panel(runs))[0].lead.startswith("Inconclusive")
-    [answer] = answers(panel(runs, margin=0.05))
-    assert answer.lead == "b and a are equivalent within 0.05 bits per byte."
-
-
-def test_seeds_that_were_added_are_judged_at_any_time():
-    runs = noisy({(("layout", "a"),): 2.0, (("layout", "b"),): 2.1}, range(4))
-    assert answers(panel(runs))[0].lead == "b is worse than a."
-    assert answers(panel(runs, seeds_added=True))[0].lead == "Inconclusive (too few seeds)."
 
 
 def test_curves_have_all_points_of_all_seeds(tmp_path):
@@ -271,99 +295,111 @@ def test_curves_have_all_points_of_all_seeds(tmp_path):
         curve = one.curve(run, "eval/bits_per_byte")
         assert list(curve) == [10, 20, 30, 40]
         assert curve[40] == pytest.approx(run.scores.heldout["bits_per_byte"] + 0.01)
-    [figure] = curves_figures(one, "curves")
-    assert "same 16 held-out rows" in figure.caption
+    [figure] = curves_figures(one)
+    assert (figure.name, figure.caption.split()[0]) == ("curves", "Mean")
+    assert "16 held-out rows" in figure.caption
+
+
+def test_diverged_curves_do_not_set_the_range():
+    look, steps = style(0, 0), np.array([1, 100])
+    sound = Curve("a", look, steps, np.array([[3.0, 2.0]]), False)
+    broken = Curve("b", look, steps, np.array([[3.0, 1e9]]), True)
+    assert learning_curves([sound, broken], "bits").axes[0].get_ylim()[1] < 10
+    late = Curve("a", look, np.array([1, 2, 50, 100]), np.array([[90.0, 40.0, 2.1, 2.0]]), False)
+    low, high = learning_curves([late], "bits").axes[0].get_ylim()
+    assert 1.9 < low < high < 2.2  # the range of the last three quarters
 
 
 def test_expected_results_count_every_seed():
-    """Of seeds that were added later, too."""
-    runs = [made({"v": "a"}, seed, 2.0, more={"heads_apart": float(seed)}) for seed in range(5)]
+    runs = [made({"v": "a"}, seed, 2.0, weights={"heads_apart": float(seed)}) for seed in range(5)]
     expected = Expectation(
-        tags={"v": "a"}, relation="at most", value=3.0, number="heads_apart",
-        text="heads differ by {max:.1f}",
+        tags={"v": "a"}, relation="at most", value=3.0, number="heads_apart", text="{max:.1f}",
     )  # fmt: skip
-    one = panel(runs, expectations=(expected,), source="a proof")
-    missed, source = expectations(one)
-    assert missed.lead == "Not as expected:"
-    assert missed.text == "heads differ by 4.0 (expected: at most 3)."
-    assert "a proof" in source.text
-    met = dataclasses.replace(expected, value=4.0)
-    assert expectations(panel(runs, expectations=(met,)))[0].lead == "As expected:"
-    gone = dataclasses.replace(expected, tags={"v": "b"})
-    assert expectations(panel(runs, expectations=(gone,)))[0].lead == "No result:"
+
+    def leads(**changes):
+        one = dataclasses.replace(expected, **changes)
+        return [p.lead for p in expectations(panel(runs, expectations=(one,), source="a proof"))]
+
+    assert leads() == ["Not as expected:", ""]
+    assert leads(value=4.0) == ["As expected:", ""]
+    assert leads(tags={"v": "b"}) == ["No result:", ""]
+    assert leads(over={"v": "a"}, relation="exactly", value=1.0) == ["As expected:", ""]
+    page = make_page([panel(runs, expectations=(expected,))])
+    assert "Not as expected:" in [b.lead for b in page.head if isinstance(b, Paragraph)]
 
 
 def test_learning_rates_are_those_of_the_validation_part():
     runs = [
-        made(
-            {"layout": "wide", "learning_rate": rate},
-            1000,
-            2.0,
-            values={"train.optimizer.learning_rate": rate},
-            validation=2 + abs(np.log2(rate / 0.004)),
-        )
+        made({"layout": "wide", "learning_rate": rate}, 1000, 2.0,
+             values={"train.optimizer.learning_rate": rate})
         for rate in (0.002, 0.004, 0.008)
-    ]
-    runs = [
-        dataclasses.replace(
-            run, scores=lab.Scores(validation={"bits_per_byte": run.scores.validation["loss"]})
-        )
-        for run in runs
-    ]
-    one = Panel(lab.Results(noisy(TWO, [0, 1])), tuning=lab.Results(runs))
-    table, figures = rates_blocks(one, "rates")
+    ]  # fmt: skip
+    scores = [lab.Scores(validation={"bits_per_byte": x}) for x in (3.0, 2.0, 3.0)]
+    tuning = [dataclasses.replace(r, scores=s) for r, s in zip(runs, scores, strict=True)]
+    [table] = rates_table(Panel(lab.Results(noisy(TWO, [0, 1])), tuning=lab.Results(tuning)))
     [row] = table.frame.to_dict("records")
     assert (row["best rate"], row["chosen by"]) == ("0.004", "parabola")
     assert row["rate: score"] == "0.002: 3.000, 0.004: 2.000, 0.008: 3.000"
-    assert len(figures.figures) == 1
 
 
-def test_the_figure_of_effects_has_the_intervals():
-    one = panel(noisy(CROSSED, range(4)))
-    [figure] = effects_figure([one])
-    found = figure.svg
+def test_figures_name_what_they_show():
+    [some] = make_page([panel(noisy(CROSSED, range(4)))]).blocks(Figures)
+    [figure] = some.figures
     for label in ("wide − standard (mean)", "albert − separate (mean)", "wide, albert"):
-        assert label in found
-    assert "standard, separate" in found  # of the axis
+        assert label in figure.svg
     single = panel([made({"layout": "a"}, 0, 2.0), made({"layout": "b"}, 0, 2.1)])
-    assert effects_figure([single]) == []  # one seed has no interval
-
-
-def test_scores_over_a_number_that_varies():
+    [[figure]] = [some.figures for some in make_page([single]).blocks(Figures)]
+    assert figure.name == "scores"  # one seed has no interval
+    assert "2.100" in figure.svg
     runs = [
         made({"layout": layout, "pairs": pairs}, seed, 2 + pairs / 10 + shift)
         for layout, shift in (("wide", 0.0), ("standard", 0.2))
         for pairs in (4, 8, 16)
         for seed in (0, 1)
     ]
-    [figure] = over_tag_figures(panel(runs), "over")
+    [figure] = over_tag_figures(panel(runs))
     assert figure.name == "over-pairs"
     for label in ("wide", "standard", "pairs", ">4<", ">8<", ">16<"):
         assert label in figure.svg
-    assert over_tag_figures(panel(noisy(CROSSED, [0])), "over") == []
+    assert over_tag_figures(panel(noisy(CROSSED, [0]))) == []
+
+
+def test_scores_of_different_units_have_figures_of_their_own():
+    runs = noisy(TWO, range(3))
+    one = dataclasses.replace(panel(runs), title="bytes")
+    other = dataclasses.replace(panel(in_percent(runs)), title="texts")
+    figures = {f.name: f.svg for some in make_page([one, other]).blocks(Figures)
+               for f in some.figures}  # fmt: skip
+    assert "bits per byte" in figures["differences"]
+    assert "% right" in figures["differences-2"]
+    assert {table.name for table in make_page([one, other]).blocks(Table)} >= {
+        "comparisons-1", "comparisons-2", "budgets-2",
+    }  # fmt: skip
 
 
 def test_every_figure_and_table_is_a_file(tmp_path):
     runs = noisy(CROSSED, [0, 1, 2])
     path = lab.report(with_curves(runs, tmp_path / "w"), tmp_path / "out" / "report.html")
     page, text = path.read_text(), path.with_suffix(".md").read_text()
-    for kind, folder, ending in ((Table, "tables", "csv"), (Figures, "figures", "svg")):
-        files = {file.stem for file in (path.parent / folder).glob(f"*.{ending}")}
-        assert files, kind
-        assert all(f"{folder}/{name}.{ending}" in text for name in files)
-        assert all(f'id="{name}"' in page for name in files)
+    for folder, ending in (("tables", "csv"), ("figures", "svg")):
+        names = {file.stem for file in (path.parent / folder).glob(f"*.{ending}")}
+        assert len(names) > 1
+        assert all(f"{folder}/{name}.{ending}" in text for name in names)
+        assert all(f'id="{name}"' in page for name in names)
     rows = list(csv.DictReader(io.StringIO((path.parent / "results.csv").read_text())))
     assert len(rows) == len(runs)
     assert float(rows[0]["heldout_bits_per_byte"]) == runs[0].scores.heldout["bits_per_byte"]
-    table = list(csv.DictReader((path.parent / "tables" / "differences.csv").open()))
-    expected = lab.Results(runs).compare({"layout": "standard", "sharing": "separate"})
-    np.testing.assert_allclose(
-        [float(row["low"]) for row in table], expected.sort_values("difference")["low"]
-    )
+    table = list(csv.DictReader((path.parent / "tables" / "comparisons.csv").open()))
+    expected = Panel(lab.Results(runs)).comparisons
+    np.testing.assert_allclose([float(row["low"]) for row in table], expected["low"])
     assert not re.search(r'(src|href)="(?!#)', page)  # it loads nothing
     assert "http" not in re.sub(r"http://www.w3.org/\S+", "", page)
-    with pytest.raises(ValueError, match="no results"):
-        lab.report(lab.Results([]), tmp_path / "empty.html")
+
+
+def test_the_same_results_give_the_same_files(tmp_path):
+    results = with_curves(noisy(CROSSED, [0, 1]), tmp_path / "w")
+    first, second = (lab.report(results, tmp_path / name / "r.html") for name in "ab")
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_names_are_shown_as_they_are(tmp_path):
@@ -376,158 +412,103 @@ def test_names_are_shown_as_they_are(tmp_path):
     assert r"a\|b \*c\*" in path.with_suffix(".md").read_text()
 
 
-def store(runs, workdir):
-    """As a sweep leaves them."""
-    from attnlab.lab.run import run_folder
-    from attnlab.lab.spec import write_specs
-
-    workdir.mkdir()
-    (workdir / "specs.json").write_text(write_specs([run.spec for run in runs]))
-    for run in runs:
-        folder = run_folder(workdir, run.spec)
-        folder.mkdir(parents=True)
-        run.write(folder)
+def test_words_are_aligned_to_the_left_and_numbers_to_the_right():
+    one = panel(noisy(CROSSED, range(3)))
+    table = comparison_table(one)
+    left = [list(table.frame.columns)[i - 1] for i in table.texts]
+    assert left == ["variant", "baseline", "conclusion"]
+    rule = table.to_markdown().splitlines()[1].strip("|").split("|")
+    assert [i for i, part in enumerate(rule, start=1) if not part.endswith(":")] == table.texts
 
 
 def test_several_workdirs(tmp_path):
     """On other texts: one panel with both. With other configs: a panel each."""
     runs = noisy(TWO, [0, 1])
-    text = tmp_path / "other.txt"
-    text.write_bytes(b"some text " * 500)
-    store(runs, tmp_path / "first")
-    store([on_text(run, str(text)) for run in runs], tmp_path / "second")
-    matched = [
-        made(dict(run.spec.tags), run.spec.seed, 2.0, values={"model.ffn.width": 16})
-        for run in runs
-    ]
-    store(matched, tmp_path / "matched")
-    [both] = read_panels([tmp_path / "first", tmp_path / "second"])
+    (tmp_path / "other.txt").write_bytes(b"some text " * 500)
+    first = store(runs, tmp_path / "first")
+    second = store([on_text(run, tmp_path / "other.txt") for run in runs], tmp_path / "second")
+    values = {"model.ffn.width": 16}
+    wider = [made(dict(r.spec.tags), r.spec.seed, 2.0, values=values) for r in runs]
+    matched = store(wider, tmp_path / "matched")
+    [both] = read_panels([first, second])
     assert len(both.results.texts) == 2
-    panels = read_panels([tmp_path / "first", tmp_path / "matched"])
-    assert [p.title for p in panels] == ["first", "matched"]
-    text = page_text(panels)
-    assert "Scores: first" in text
-    assert "Scores: matched" in text
-    (tmp_path / "first" / "runs" / runs[0].spec.id / "result.json").unlink()
-    [one] = read_panels([tmp_path / "first"])
-    assert list(one.unfinished) == [runs[0].spec.id]
-    assert "Not finished" in texts(warnings(one))
-    with pytest.raises(ValueError, match="holds no sweep"):
-        read_panels([tmp_path / "nowhere"])
-    with pytest.raises(ValueError, match="the same workdir twice"):
-        read_panels([tmp_path / "first", tmp_path / "other" / ".." / "first"])
-    (tmp_path / "other").mkdir()
-    store(matched, tmp_path / "other" / "first")
-    panels = read_panels([tmp_path / "first", tmp_path / "other" / "first"])
-    assert [p.title for p in panels] == [str(tmp_path / f) for f in ("first", "other/first")]
+    assert [p.title for p in read_panels([first, matched])] == ["first", "matched"]
+    again = store(wider, tmp_path / "other" / "first")
+    assert [p.title for p in read_panels([first, again])] == [str(first), str(again)]
+    path = lab.report([first, matched], tmp_path / "both" / "report.html")
+    assert "Scores: matched" in path.read_text()
+    run_folder(first, runs[0].spec).joinpath("result.json").unlink()
+    [one] = read_panels([first])
+    assert list(one.unfinished) == [runs[0].spec]
+    assert runs[0].spec.id in texts(warnings(one))
 
 
-def test_scores_of_different_units_have_figures_of_their_own():
-    """Bits, of which less is better, beside percents, of which more is."""
-    one, other = (
-        Panel(lab.Results(noisy(TWO, range(3), key=k)), title=title)
-        for k, title in enumerate(("bytes", "texts"))
-    )
-    percent = MetricInfo(name="accuracy", unit="% of texts right", better="higher")
-    runs = [
-        dataclasses.replace(
-            run,
-            task=lab.TaskInfo(metrics=(percent,)),
-            scores=lab.Scores(heldout={"accuracy": 10 * run.scores.heldout["loss"]}),
-        )
-        for run in other.results
-    ]
-    other = dataclasses.replace(other, results=lab.Results(runs))
-    page = make_page([one, other])
-    figures = {f.name: f.svg for block in page.blocks(Figures) for f in block.figures}
-    for name in ("differences", "score-parameters"):
-        assert "bits per byte" in figures[f"{name}-1"]
-        assert "texts: " not in figures[f"{name}-1"]
-        assert "% of texts right" in figures[f"{name}-2"]
-        assert "bytes: " not in figures[f"{name}-2"]
-    said = "bits per byte (lower is better) or % of texts right (higher is better) on held-out"
-    assert said in page_text([one, other])
-
-
-def test_the_description_survives_json(tmp_path):
+def test_the_description_and_the_command_come_from_the_workdir(tmp_path):
+    workdir = store(noisy(TWO, [0, 1]), tmp_path / "w")
     about = Description(
-        question="Which?", pairs=(({"a": 1}, {"a": 2}),), planned_seeds=(0, 1),
+        question="Which?", pairs=(({"layout": "wide"}, {"layout": "standard"}),),
+        planned_seeds=(0, 1), notes=("A note.",),
         expectations=(Expectation(tags={"a": 1}, relation="exactly", value=1.0, text="{mean}"),),
     )  # fmt: skip
-    about.write(tmp_path)
-    assert lab.read_description(tmp_path) == about
-    assert lab.read_description(tmp_path / "none") == Description()
+    about.write(workdir)
+    assert lab.read_description(workdir) == about
+    (workdir / "command.txt").write_text("python -m experiments.sweep --seeds=0,1\n")
+    [one] = read_panels([workdir])
+    page = make_page([one])
+    assert page.title == question([one]) == "Which?"
+    [facts] = page.blocks(Facts)
+    assert dict(facts.items)["Command"] == "python -m experiments.sweep --seeds=0,1"
+    assert dict(facts.items)["Seeds"] == "0; 1"
+    assert "A note." in to_markdown(page)
     with pytest.raises(ValueError, match="version 99"):
         Description.from_json('{"version": 99}')
 
 
-def test_the_command_writes_the_report(tmp_path):
-    from experiments import report
-
-    store(noisy(TWO, [0, 1]), tmp_path / "w")
-    assert report.write([tmp_path / "w"]) == tmp_path / "w" / "report.html"
-    for workdirs in ([], [tmp_path / "w", tmp_path / "w"]):
-        with pytest.raises(ValueError, match="give"):
-            report.write(workdirs)
-
-
-def test_a_notebook_shows_the_table_and_the_figure():
-    results = lab.Results(noisy(TWO, range(4)))
-    table = results.table()
-    assert f"{table['mean'][0]:.3f}" in results._repr_html_()
-    assert "<table" in results._repr_html_()
-
-
-def test_tags_named_like_a_column_keep_their_values():
-    runs = [made({"p": p, "seeds": "few"}, s, p + 0.1 * s * p) for p in (1, 2) for s in range(3)]
-    results = lab.Results(runs)
-    assert results.table()[["p", "seeds (tag)", "seeds"]].values.tolist() == [
-        [1, "few", 3],
-        [2, "few", 3],
-    ]
-    row = results.compare({"p": 1}).iloc[0]
-    assert row["p (tag)"] == 2
-    assert row["p"] < 1
-    run = made({"seed": 7, "learning_rate": 0.1}, 0, 1.0)
-    row = lab.Results([run]).to_pandas().iloc[0]
-    assert (row["seed (tag)"], row["seed"]) == (7, 0)
-
-
-def test_results_without_scores_say_so(tmp_path):
+def test_what_cannot_be_reported(tmp_path):
     results = lab.Results([made({"layout": "wide"}, 0, None)])
-    for call in (results.table, lab.Results([]).table):
-        with pytest.raises(ValueError, match="no run has a held-out score"):
+    for call in (results.table, results.compare, lab.Results([]).table):
+        with pytest.raises(ValueError, match="held-out score"):
             call()
-    assert results._repr_html_() == repr(results) == "Results of 1 run, 1 variant"
     with pytest.raises(ValueError, match="none of these runs"):
         results.folder_of(made({}, 1, None))
-    for path, baseline, message in (
-        ("page.md", {}, "page.md is where the Markdown page would be"),
-        ("page.html", {"layout": "narrow"}, "'narrow'} names 0 variants"),
+    workdir = store(noisy(TWO, [0]), tmp_path / "w")
+    page = tmp_path / "page.html"
+    for given, path, baseline, message in (
+        (results, tmp_path / "page.md", {}, "page.md"),
+        (results, page, {"layout": "narrow"}, "narrow"),
+        (lab.Results([]), page, {}, "no results"),
+        (tmp_path / "nowhere", page, {}, "holds no sweep"),
+        ([workdir, tmp_path / "w" / ".." / "w"], page, {}, "twice"),
     ):
         with pytest.raises(ValueError, match=message):
-            lab.report(results, tmp_path / path, Description(baseline=baseline))
+            lab.report(given, path, Description(baseline=baseline))
 
 
-def test_statistics_before_training_are_read(tmp_path):
-    arrays = dict(probs=np.full((1, 2, 3, 3), 1 / 3), names=["entropy"], rows=2)
-    before = {"untrained": np.full((1, 1, 2), 3.0)}
-    np.savez(tmp_path / "maps.npz", statistics=np.ones((1, 1, 2)), **arrays, **before)
-    results = lab.Results([made({"layout": "wide"}, 0, 2.0)], [tmp_path])
-    _, section = heads_sections(Panel(results), "")
-    assert "untrained 3.0" in section.blocks[1].figures[0].svg
-
-
-def test_titles_come_from_the_question():
-    assert question([panel(noisy(TWO, [0]), question="Are wide heads better?")]) == (
-        "Are wide heads better?"
+def test_heads_are_those_of_the_checkpoint(tmp_path):
+    """One run of a tiny language model: its maps, statistics before and after, and a text."""
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and the dog ran. " * 100)
+    experiment = lab.Experiment(
+        model=MODEL, train=train_config(4, every=4), data=Text(path=str(text))
     )
-    assert question([panel(noisy(TWO, [0]))]) == (
-        "Which layout has the best held-out bits per byte: standard or wide?"
-    )
+    spec = lab.RunSpec("tiny", experiment, 0, {"layout": "standard"})
+    results = lab.sweep([spec], tmp_path / "w", executor=lab.InProcess())
+    path = lab.report(results, tmp_path / "report.html", heads=True)
+    figures = {file.stem: file.read_text() for file in (tmp_path / "figures").iterdir()}
+    assert {"map-0", "heads-0"} <= set(figures)
+    assert "untrained" in figures["heads-0"]
+    assert "Samples" in path.read_text()
+    assert "map-0" not in lab.report(results, path).read_text()
 
 
-def test_a_page_of_several_results_is_written(tmp_path):
-    results = lab.Results(noisy(CROSSED, [0, 1, 2]))
-    path = lab.report([results, results.filter(lambda run: True)], tmp_path / "r.html")
-    assert "Differences: results 2" in path.read_text()
+def test_maps_and_tables_of_heads_show_their_numbers():
+    probs = np.tril(np.ones((2, 2, 3, 3)))
+    names = ["layer 0", "layer 1"], ["head 0", "head 1"]
+    axes = attention_map(probs, *names, ["$a", "b", "c"], ["x", "y", "z"]).axes
+    np.testing.assert_array_equal(axes[3].images[0].get_array(), probs[1, 1])
+    assert [t.get_text() for t in axes[2].get_xticklabels()] == ["x", "y", "z"]
+    assert [axes[i].get_title() for i in range(2)] == names[1]
+    table = HeadTable("entropy", np.array([[0.5, np.nan], [1.0, 2.0]]), 2.0, 1)
+    first, empty = head_tables([table], names[0]).axes
+    assert [t.get_text() for t in first.texts] == ["0.5", "1.0", "2.0"]
+    assert not empty.axison

@@ -51,16 +51,18 @@ def test_the_page_fits_and_loads_nothing(browser, page, width, scheme):
     assert asked == [page.as_uri()]
     assert errors == []
     assert tab.evaluate("document.documentElement.scrollWidth") == width
-    # A table that is wider than the screen says so, and its first column stays.
-    table = tab.locator(".scroll:has(#differences)")
-    wider = table.evaluate("box => box.scrollWidth > box.clientWidth + 1")
-    hint = tab.locator(".card:has(#differences) .hint")
-    assert hint.is_visible() == wider
-    assert wider or width == 1280
-    first = tab.locator("#differences tbody th").first
+    # At 1280 no table scrolls; on a phone the first column stays where it is.
+    wide = tab.evaluate(
+        "[...document.querySelectorAll('.scroll:has(table)')]"
+        ".filter(box => box.scrollWidth > box.clientWidth + 1).length"
+    )
+    assert width < 1280 or wide == 0
+    first = tab.locator("#comparisons tbody td").first
     before = first.bounding_box()["x"]
-    table.evaluate("box => { box.scrollLeft = 10000 }")
+    tab.locator(".scroll:has(#comparisons)").evaluate("box => { box.scrollLeft = 10000 }")
     assert first.bounding_box()["x"] == pytest.approx(before, abs=1)
+    # The question, the conclusion and the figure are on the first screen.
+    assert tab.locator("#differences .drawing").bounding_box()["y"] < 600
     # Text in figures is at least 9 px high.
     sizes = tab.evaluate(
         "[...document.querySelectorAll('svg text')].filter(t => t.textContent.trim())"
@@ -87,19 +89,4 @@ def test_columns_sort_by_number_and_by_name(browser, page):
     assert [int(text.replace(",", "")) for text in column(2)] == counts[::-1]
     tab.locator("#budgets thead button").nth(0).click()
     assert column(1) == sorted(column(1))
-    tab.close()
-
-
-def test_labels_of_curves_do_not_overlap(browser, page):
-    tab = browser.new_page()
-    tab.goto(page.as_uri())
-    boxes = tab.evaluate(
-        "[...document.querySelectorAll('#curves svg text')].map(t => t.getBoundingClientRect())"
-        ".map(b => [b.left, b.top, b.right, b.bottom])"
-    )
-    for i, (left, top, right, bottom) in enumerate(boxes):
-        for left2, top2, right2, bottom2 in boxes[:i]:
-            across = min(right, right2) - max(left, left2)
-            down = min(bottom, bottom2) - max(top, top2)
-            assert across <= 1 or down <= 3
     tab.close()

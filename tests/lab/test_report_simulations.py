@@ -85,11 +85,6 @@ def paired(d, truth=0.0):
     return p, special.stdtrit(df, 0.975) * error
 
 
-def over_texts(d):
-    """p of 0 and half of the interval for differences [draws, texts, seeds] of several texts."""
-    return paired(d.mean(2))
-
-
 def false_families(p, null):
     """Share of the draws in which Holm's correction rejects a true hypothesis; p [draws, n]."""
     order = np.argsort(p, axis=1)
@@ -130,23 +125,7 @@ def test_intervals_hold_whatever_the_spreads_of_the_variants(levels, draws):
         for i in range(2 if draws == FEW else 50):
             scores = factorial.scores(y[i])
             agree(compare_pairs(scores, factorial.pairs), p[i], half[i])
-            effects = [effect.comparison for effect in average_effects(scores)]
-            agree(effects, of_effects[i], half_effects[i])
-
-
-@pytest.mark.parametrize(
-    ("spread", "draws"),
-    [("equal", FEW), *(pytest.param(s, MANY, marks=pytest.mark.slow) for s in ("equal", "first"))],
-)
-def test_averaged_effects_find_nothing_where_nothing_is(spread, draws):
-    """Two layouts, two plans, two seeds: by the public function alone."""
-    factorial, held, wrong = Factorial((2, 2), spread), 0, 0
-    for y in factorial.draw(np.random.default_rng(1), draws, 2):
-        found = [effect.comparison for effect in average_effects(factorial.scores(y))]
-        held += sum(c.difference.low <= 0 <= c.difference.high for c in found)
-        wrong += any(c.conclusion in ("lower", "higher") for c in found)
-    assert 0.925 <= held / draws / 2 <= 0.975
-    assert wrong / draws <= (0.055 if draws == MANY else 0.07)
+            agree(average_effects(scores), of_effects[i], half_effects[i])
 
 
 @dataclasses.dataclass
@@ -217,10 +196,11 @@ def test_seeds_that_a_policy_adds_find_nothing_where_nothing_is(policy, spread, 
         added += sum(map(len, scores.values())) > 3 * len(scores)
         found = compare_pairs(scores, factorial.pairs, seeds_added=looks)
         held += [c.difference.low <= 0 <= c.difference.high for c in found]
-        wrong += any(c.conclusion in ("lower", "higher") for c in found)
-        averages = [e.comparison for e in average_effects(scores, seeds=(0, 1, 2))]
+        wrong += any(c.conclusion in ("better", "worse") for c in found)
+        planned = {v: {k: x for k, x in some.items() if k[1] < 3} for v, some in scores.items()}
+        averages = average_effects(planned)
         effects_held += [c.difference.low <= 0 <= c.difference.high for c in averages]
-        effects_wrong += any(c.conclusion in ("lower", "higher") for c in averages)
+        effects_wrong += any(c.conclusion in ("better", "worse") for c in averages)
     chance = 0.1 if draws < FEW else 0.01  # 4,000 draws: 3 standard errors
     assert added > draws / 4
     assert 0.935 - chance <= np.mean(held) <= (1.0 if looks else 0.975 + chance)
@@ -232,17 +212,20 @@ def test_seeds_that_a_policy_adds_find_nothing_where_nothing_is(policy, spread, 
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("texts", [2, 3, 4, 8])
 def test_intervals_over_texts_hold(texts, draws):
-    rng, names = np.random.default_rng(3), "abcdefgh"[:texts]
+    """With as many seeds for each text, and with unequal ones."""
+    rng = np.random.default_rng(3)
     a, b = ((("v", "a"),), (("v", "b"),))
-    for seeds, spread in itertools.product((1, *SEEDS), (0.0, 0.3, 1.0, 6.0)):
-        d = rng.normal(size=(draws, texts, 1)) * spread + rng.normal(size=(draws, texts, seeds))
-        p, half = over_texts(d)
-        covered = float((p > 0.05).mean())
+    unequal = [1 + (5 * i) % 6 for i in range(texts)]
+    for seeds, spread in itertools.product(([1], [3], unequal), (0.0, 0.3, 1.0, 6.0)):
+        counts = seeds * texts if len(seeds) == 1 else seeds
+        means = rng.normal(size=(draws, texts)) * spread
+        d = [means[:, [t]] + rng.normal(size=(draws, n)) for t, n in enumerate(counts)]
+        p, half = paired(np.stack([of_text.mean(1) for of_text in d], axis=1))
         low, high = COVERED[draws]
-        assert low <= covered <= high, (texts, seeds, spread)
+        assert low <= (p > 0.05).mean() <= high, (texts, seeds, spread)
         for i in range(2):
-            keys = itertools.product(enumerate(names), range(seeds))
-            scores = {(name, s): float(d[i, t, s]) for (t, name), s in keys}
+            scores = {(f"text {t}", s): float(d[t][i, s])
+                      for t, n in enumerate(counts) for s in range(n)}  # fmt: skip
             found = compare_pairs({a: scores, b: dict.fromkeys(scores, 0.0)}, [(a, b)])
             agree(found, p[i], half[i])
 
@@ -254,5 +237,5 @@ def test_looks_at_several_texts_find_nothing_where_nothing_is(texts, draws):
     rng = np.random.default_rng(4)
     for spread in (0.0, 0.3, 0.6, 1.0, 2.0, 6.0):
         d = rng.normal(size=(draws, texts, 1)) * spread + rng.normal(size=(draws, texts, 12))
-        wrong = np.any([LOOKS * over_texts(d[:, :, :n])[0] < 0.05 for n in (3, 6, 9, 12)], axis=0)
-        assert wrong.mean() <= FALSE[draws], spread
+        looks = [LOOKS * paired(d[:, :, :n].mean(2))[0] < 0.05 for n in (3, 6, 9, 12)]
+        assert np.any(looks, axis=0).mean() <= FALSE[draws], spread

@@ -85,6 +85,7 @@ def test_plans_that_share_more(sharing, positions):
         assert config.init_cache(2, 7)["k"].shape[0] == count
 
 
+@pytest.mark.slow
 def test_as_pythia_and_llama_decode():
     """Parallel sublayers; a part of each head rotated, at scaled rates."""
     rotary = Rotary(base=20.0, fraction=0.5, scaling="llama3:8,1,4,6")

@@ -252,6 +252,7 @@ def test_published_active_parameters(family):
     assert applied_parameters(config) == pytest.approx(ACTIVE[family], rel=5e-3)
 
 
+@pytest.mark.slow
 def test_sharing_plans_cover_experts():
     """One group of experts is the function of as many copies of it."""
     shared = dataclasses.replace(SMALL, sharing="ffn_only")
@@ -266,6 +267,7 @@ def test_sharing_plans_cover_experts():
     assert_close(one.losses, two.losses)
 
 
+@pytest.mark.slow
 def test_step_by_step_is_the_whole_text():
     """Layers with experts beside a layer without; a flag file and JSON keep the config."""
     types = ((1, LayerOverrides(ffn=FFN(width=20))), (2, LayerOverrides()))
@@ -297,6 +299,7 @@ def test_optimizers_see_a_matrix_per_expert():
     assert axes == {"layers": {"ffn": {"up": (1, 1)}}}
 
 
+@pytest.mark.slow
 def test_the_balance_loss_falls_in_training():
     """From a router that prefers some experts towards its least value, 1 in each layer."""
     model = dataclasses.replace(SMALL, sharing="ffn_only").build()

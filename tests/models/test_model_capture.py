@@ -188,6 +188,7 @@ PLANS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", deep(PLANS, "relaxed:2"))
 def test_patches_under_transformations(sharing, x64):
     """Every value times a number a of its layer: its gradient, and the same under remat and vmap.

@@ -59,6 +59,7 @@ def test_an_encoder_tied_to_its_decoder_is_written_twice(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, once, params)
 
 
+@pytest.mark.slow
 def test_a_model_of_ours_is_written_where_a_format_can_say_it(tmp_path):
     config = ModelConfig(
         vocab_size=19,
@@ -88,6 +89,7 @@ def test_a_model_of_ours_is_written_where_a_format_can_say_it(tmp_path):
 PARTS = ["relaxed:1", "attention=0,1 kv=0,1 ffn=0,0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", deep(PARTS, "relaxed:1"))
 def test_parts_that_no_format_knows_are_added_up(plan, tmp_path):
     """Deltas are not lost without a word; keys that layers reuse are refused."""

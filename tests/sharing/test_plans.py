@@ -159,6 +159,7 @@ def test_equals_the_unrolled_layers(name, depth, x64):
         assert np.abs(a).max() > 1e-9  # nothing here is zero by accident
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cla", "relaxed"])
 def test_without_remat_the_gradients_are_the_same(name, x64):
     plan, params, x = make(name, 6)

@@ -79,6 +79,7 @@ def test_sharing_is_found_beside_pointers_to_keys():
     assert output_difference((config, params), (found, once), TOKENS) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", deep(SHARING, "cycle:2"))
 def test_the_gradient_of_a_group_is_the_sum_over_its_layers(plan, x64):
     config = dataclasses.replace(DEEP, sharing=plan, compute=FLOAT64)
@@ -184,6 +185,7 @@ def test_layer_types_change_together():
         detect_sharing(config, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", deep(["mean", "first"], "first"))
 def test_a_delta_of_full_rank_takes_any_layers_up_without_loss(merge, x64):
     config = dataclasses.replace(DEEP, delta_rank=99, compute=FLOAT64)
@@ -244,6 +246,7 @@ def both(config):
     return draw(config), jax.jit(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", deep(["albert", "cycle:2", "relaxed:2"], "relaxed:2"))
 def test_both_stacks_change_together(plan):
     config = dataclasses.replace(BOTH, sharing=plan, delta_rank=3)
@@ -254,6 +257,7 @@ def test_both_stacks_change_together(plan):
         untie_encoder(config, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", deep(["separate", "cycle:2", "relaxed:2"], "cycle:2"))
 def test_an_encoder_is_taken_apart_and_tied_again(plan):
     config = dataclasses.replace(BOTH, sharing=plan, encoder=SHARED)
