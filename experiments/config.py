@@ -89,7 +89,8 @@ def parse(arg: str, known: Mapping[str, object]) -> Any:
         given.add(key)
         if isinstance(choices := known[key], tuple):
             lookup(dict.fromkeys(filter(None, choices)), text, what=f"preset {key}")
-        found[key] = type(found[key])(text or True)
+        kind: Callable[..., object] = type(found[key])
+        found[key] = kind(text or True)
     return SimpleNamespace(**found)
 
 
@@ -291,7 +292,7 @@ def words_of(argv: Sequence[str], *names: str) -> list[list[str]]:
     for name in names:
         flags.DEFINE_multi_string(name, [], "", flag_values=first)
     first(list(argv), known_only=True)
-    return [first[name].value for name in names]
+    return [list(first[name].value or ()) for name in names]
 
 
 def hint(name: str, known: Sequence[str] | Mapping[str, object]) -> str:

@@ -19,7 +19,6 @@ from attnlab import pretrained
 from attnlab.lab.model_summary import inspect_model, read_text
 from attnlab.lab.run import step_inputs
 from attnlab.load import read_run
-from attnlab.training.objectives import OBJECTIVES
 from experiments import app, config
 
 
@@ -34,7 +33,7 @@ def main() -> None:
         )
     if flags.FLAGS.config:
         [spec] = config.one_model(config.given().config).specs([0])
-        task = OBJECTIVES[spec.config.task].bind(spec.config.data.sizes())
+        task = spec.config.objective.bind(spec.config.data.sizes())
         train = spec.config.train
         inputs = step_inputs(task, spec.config.data.shapes(train.length), train)
         print(inspect_model(spec.config.model, train.batch_size, train.length, inputs))

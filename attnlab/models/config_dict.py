@@ -176,8 +176,9 @@ def choose(fields: Mapping[str, Any], name: str, placeholder: Placeholder | None
         given = fields.get(field, None if default is dataclasses.MISSING else default)
         made[field] = given if isinstance(given, Mapping) else writer.value(given, kind)
     if "biases" in made and made["biases"] != ALL_BIASES:
-        names = _read_biases(made["biases"], cls, {})
-        made["biases"] = ",".join(one for one in names if one in cls.bias_names)
+        known = cast(type[Layout], cls).bias_names
+        names = _read_biases(made["biases"], cast(type[Layout], cls), {})
+        made["biases"] = ",".join(name for name in names if name in known)
     return made
 
 

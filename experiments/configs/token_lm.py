@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from attnlab import lab
 from attnlab.data import Text
-from attnlab.training.objectives import OBJECTIVES
+from attnlab.training.objectives import OBJECTIVES, Objective
 from experiments import config
 from experiments.configs import byte_lm
 
@@ -35,7 +35,7 @@ def get_config(arg: str = "") -> ConfigDict:
     """The base config, with room for the tokens of the text and of the task."""
     preset = config.parse(arg, KEYS)
     found = byte_lm.with_presets(preset)
-    config.set_values(found, _tokens(found.task, preset.tokenizer))
+    config.set_values(found, _tokens(OBJECTIVES[found.task], preset.tokenizer))
     if not preset.tiny:
         found.train.steps = 1200  # the 800 of byte_lm.py end a little above the bits of gzip
     return found
@@ -43,9 +43,9 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """One variant for each tokenizer."""
-    return [lab.Variant(_tokens(base.task, name), name) for name in TOKENIZERS]
+    return [lab.Variant(_tokens(base.objective, name), name) for name in TOKENIZERS]
 
 
-def _tokens(task: str, name: str) -> dict:
-    size = Text(tokenizer=name).sizes().vocab_size + len(OBJECTIVES[task].special_tokens)
+def _tokens(objective: Objective, name: str) -> dict:
+    size = Text(tokenizer=name).sizes().vocab_size + len(objective.special_tokens)
     return {"data.tokenizer": name, "model.vocab_size": size}
