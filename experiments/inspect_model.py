@@ -13,12 +13,13 @@ attends to most, and the continuation (for an encoder: its predictions). It trai
 nothing.
 """
 
+import jax
 from absl import flags
 
-from attnlab import pretrained
-from attnlab.lab.model_summary import inspect_model, read_text
 from attnlab.lab.run import step_inputs
-from attnlab.load import read_run
+from attnlab.load import load_config, open_folder
+from attnlab.models import describe, describe_attention
+from attnlab.training.step import input_names
 from experiments import app, config
 
 
@@ -33,15 +34,19 @@ def main() -> None:
         )
     if flags.FLAGS.config:
         [spec] = config.one_model(config.given().config).specs([0])
-        task = spec.config.objective.bind(spec.config.data.sizes())
-        train = spec.config.train
-        inputs = step_inputs(task, spec.config.data.shapes(train.length), train)
-        print(inspect_model(spec.config.model, train.batch_size, train.length, inputs))
+        experiment = spec.config
+        task = experiment.objective.bind(experiment.data.sizes())
+        train, model = experiment.train, experiment.model
+        inputs = step_inputs(task, experiment.data.shapes(train.length), train)
+        attention = describe_attention(model, inputs, training=True)
+        print(describe(model, train.length) + "\n\n" + attention)
         return
-    model = pretrained.load_config(path) if path else read_run(workdir, ()).config
-    print(inspect_model(model, 1, min(model.max_len, 512)))
+    model = load_config(path or workdir)
+    length = min(model.max_len, 512)
+    texts = dict.fromkeys(input_names(model), jax.ShapeDtypeStruct((1, length), "int32"))
+    print(describe(model, length) + "\n\n" + describe_attention(model, texts))
     if flags.FLAGS.text:
-        print("\n" + read_text(path, flags.FLAGS.text))
+        print("\n" + open_folder(path).describe_text(flags.FLAGS.text))
 
 
 if __name__ == "__main__":

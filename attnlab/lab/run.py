@@ -30,7 +30,7 @@ from attnlab.lab.result import (
 )
 from attnlab.lab.spec import RunSpec
 from attnlab.lab.workdir import SHARED, claim, complete_result, held, run_folder, waiting
-from attnlab.load import Start, load_start, with_plan_of
+from attnlab.load import LoadedModel, load_start, with_plan_of
 from attnlab.models import ModelConfig, matrix_axes
 from attnlab.models.layer import Report
 from attnlab.names import lookup
@@ -180,7 +180,7 @@ def _bound(experiment: Experiment, dataset: Dataset) -> Objective:
 
 
 def _initial(
-    experiment: Experiment, dataset: Dataset, objective: Objective, start: Start | None
+    experiment: Experiment, dataset: Dataset, objective: Objective, start: LoadedModel | None
 ) -> tuple[Params | InitParams | None, str]:
     """What `fit` begins with, and in words where that comes from."""
     if start is None:

@@ -12,8 +12,7 @@ from written_page import Parsed
 
 from attnlab import data, lab, load, pretrained, training
 from attnlab.heads import Standard
-from attnlab.lab.model_summary import read_text
-from attnlab.load import Prompt, texts
+from attnlab.load import Prompt
 from attnlab.models import FFN, ModelConfig, Norm, OutputHead, Relative
 from attnlab.training.checkpoint import Checkpoints
 from experiments.config import experiment_of
@@ -220,6 +219,7 @@ def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
     words.save(str(path / "tokenizer.json"))
+    opened = load.open_folder(path)
     read = opened.read(Prompt(source="the cat", text="cat"))
     assert {name: a.tolist() for name, a in read.inputs.items()} == {
         "tokens": [[0, 3]], "source": [[2, 3, 1]],
@@ -230,8 +230,8 @@ def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
     (path / "config.json").write_text(json.dumps(settings))
     opened = load.open_folder(path)
     assert opened.read(Prompt(source="cat")).inputs["tokens"].tolist() == [[2]]
-    [written] = texts(opened, Prompt(source="the cat"), 20)
-    assert read_text(str(path), "the cat").endswith(f"continuation: {written!r}")
+    [written] = opened.texts(Prompt(source="the cat"), 20)
+    assert opened.describe_text("the cat").endswith(f"continuation: {written!r}")
 
 
 def test_tokens_that_neither_data_nor_task_have_are_written_as_numbers(nine_letters, tmp_path):

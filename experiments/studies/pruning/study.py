@@ -75,8 +75,8 @@ def begin(
     """A run as it is, and `steps` more; raises ValueError for what cannot be trained."""
     if frozen and (untrained or learning_rate):
         raise ValueError("--frozen trains no weights; leave out --untrained and --learning_rate")
-    found = load.read_run(folder, None if seed is None else [seed])
-    [(seed, params)] = found.params.items()
+    found = load.open_run(folder, seed)
+    seed, params = found.seed, found.params
     experiment = Experiment.from_dict(found.record["config"])
     was, schedule = experiment.train, experiment.train.schedule
     rate = was.optimizer.learning_rate
@@ -103,8 +103,7 @@ def begin(
         checkpoint_every=steps,
     )
     task = experiment.objective._replace(final_metrics=None)
-    place = load.run_of_seed(folder, seed) if (folder / load.SPECS).is_file() else folder
-    source = experiment.data.load(trains.length, place)
+    source = experiment.data.load(trains.length, found.folder)
     return Study(found.config, None if untrained else params, task, source, trains)
 
 
