@@ -1,6 +1,6 @@
 """Prints what a model consists of and costs, before it is trained.
 
-    python -m experiments.inspect_model --config=experiments/configs/byte_lm.py:wide,cycle_rev:2
+    python -m experiments.inspect_model --config=experiments/configs/byte_lm.py:layout=wide
     python -m experiments.inspect_model --path=FOLDER
     python -m experiments.inspect_model --workdir=runs/one
     python -m experiments.inspect_model --path=FOLDER --text="The sea, the sea"
@@ -20,8 +20,7 @@ from attnlab.lab.run import step_inputs
 from attnlab.load import load_config, open_folder
 from attnlab.models import describe, describe_attention
 from attnlab.training.step import input_names
-from experiments import app
-from experiments.setup import matched_experiment
+from experiments import app, config
 
 
 def main() -> None:
@@ -34,7 +33,8 @@ def main() -> None:
             "--text needs the tokenizer of a folder; give --path=FOLDER, not --config or --workdir"
         )
     if flags.FLAGS.config:
-        experiment = matched_experiment(app.config())
+        [spec] = config.one_model(config.given().config).specs([0])
+        experiment = spec.config
         task = experiment.objective.bind(experiment.data.sizes())
         train, model = experiment.train, experiment.model
         inputs = step_inputs(task, experiment.data.shapes(train.length), train)

@@ -38,6 +38,8 @@ from attnlab.training.interrupts import Stopped, stop_signals
 
 REPORT = "report.html"
 """In a workdir, where its report is written."""
+COMMAND = "command.txt"
+"""In a workdir, the command that made its runs, as it was typed."""
 
 
 class Run(Protocol):

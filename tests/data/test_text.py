@@ -1,6 +1,7 @@
 """What a batch is a function of, and what a window holds."""
 
 import gzip
+import itertools
 import json
 import sysconfig
 from pathlib import Path
@@ -21,6 +22,9 @@ def test_standard_library_splits_by_whole_files():
     for name, held in {"argparse.py": False, "functools.py": True}.items():
         source = (root / name).read_bytes()
         assert (source in heldout, source in train) == (held, not held)
+    tests = (p for p in root.rglob("*.py") if p.parent.name in text.SKIPPED_FOLDERS)
+    for path in itertools.islice((p for p in tests if p.stat().st_size > 1000), 3):
+        assert path.read_bytes() not in train + heldout
     assert 4 < text.unigram_bits(corpus.heldout) < 5.5
     assert 1 < text.gzip_bits(corpus.heldout) < 2.5
 

@@ -12,7 +12,7 @@ from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.optimizers import OptimizerEntry
 from experiments import report
 from experiments.configs import byte_lm
-from experiments.setup import run_config
+from experiments.run import run_config
 
 HERE = {}  # what the optimizer of this file was asked for
 
@@ -32,7 +32,7 @@ def test_rows_of_a_user_train_by_flag(tmp_path, monkeypatch):
     monkeypatch.setitem(OBJECTIVES, "follow", FOLLOW)
     monkeypatch.setitem(OPTIMIZERS, "signs", OptimizerEntry("SignSGD", sign_descent))
     monkeypatch.setitem(SCHEDULES, "halves", halves)
-    config = byte_lm.get_config("chains,tiny")
+    config = byte_lm.get_config("data=chains,tiny")
     flags = {
         "task": "follow", "data.count": 9, "data.step": 2, "model.vocab_size": 9,
         "train.steps": 100, "train.optimizer.name": "signs", "train.schedule.name": "halves",

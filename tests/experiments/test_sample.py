@@ -55,18 +55,16 @@ def test_a_folder_writes_words_or_numbers(folder, tmp_path):
 
 
 def test_what_is_no_command(run):
-    for words, said in (
-        ([], "error: no model; give --workdir=RUN, or --path=FOLDER"),
-        ([f"--workdir={run[0]}"], "error: no text to continue; give --text="),
-        (
-            [f"--workdir={run[0]}", "--text=a", "--temperature=0", "--top_k=3", "--count=2"],
-            "error: --temperature=0 always takes the most probable token; leave out --top_k, --c",
-        ),
-        ([f"--path={run[0]}", "--seed=4"], "error: --seed selects a seed of --workdir"),
+    greedy = [f"--workdir={run[0]}", "--text=a", "--temperature=0"]
+    for words, named in (
+        ([], "--workdir"),
+        ([f"--workdir={run[0]}"], "--text"),
+        ([*greedy, "--top_k=3", "--count=2"], "--top_k, --count"),
+        ([f"--path={run[0]}", "--seed=4"], "--seed"),
     ):
         done = command("experiments.sample", *words)
         assert done.returncode == 1
-        assert done.stderr.startswith(said)
+        assert named in done.stderr
 
 
 def test_a_text_that_max_len_cuts_is_said(run, capsys):

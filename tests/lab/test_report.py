@@ -20,7 +20,7 @@ from attnlab.lab.workdir import run_folder
 from attnlab.report import Panel, make_page, read_panels
 from attnlab.report.figures import Curve, curves_figures, learning_curves, over_tag_figures
 from attnlab.report.maps import HeadTable, attention_map, head_tables
-from attnlab.report.page import Facts, Figures, Paragraph, Table, to_markdown
+from attnlab.report.page import Facts, Figures, Paragraph, Table, number, to_markdown
 from attnlab.report.style import style
 from attnlab.report.tables import budget_table, comparison_table, rates_table, scores_table
 from attnlab.report.words import answers, expectations, limits, question, warnings
@@ -113,6 +113,18 @@ def test_only_the_pairs_of_the_question_are_compared():
     assert {k[0] for k in conclusions(noisy(CROSSED, range(4)), pairs=pairs)} == {
         "wide", "wide, separate", "wide, albert",
     }  # fmt: skip
+
+
+def test_pairs_with_several_baselines_name_them_in_the_figure():
+    means = {(("layout", a), ("plan", p)): 2.0 + (a == "b") for a in "ab" for p in "xy"}
+    pairs = tuple(({"layout": "b", "plan": p}, {"layout": "a", "plan": p}) for p in "xy")
+    [some] = make_page([panel(noisy(means, range(3)), pairs=pairs)]).blocks(Figures)
+    assert "b, x − a, x" in some.figures[0].svg
+    assert "b, y − a, y" in some.figures[0].svg
+
+
+def test_numbers_have_a_true_minus_and_no_minus_zero():
+    assert [number(x) for x in (-0.0001, -1.5, float("-inf"))] == ["0.000", "−1.500", "−∞"]
 
 
 def test_the_answer_has_the_numbers_of_its_row():

@@ -31,7 +31,7 @@ from attnlab.lab.text_table import columns
 from attnlab.models import ModelConfig, matrix_axes, num_parameters
 from attnlab.sharing import Params
 from attnlab.tap import Patches
-from attnlab.training.objectives import OBJECTIVES, Model, Objective
+from attnlab.training.objectives import Model, Objective
 from attnlab.training.objectives.objective import Inputs
 from attnlab.training.schedules import make_schedule
 
@@ -102,7 +102,7 @@ def begin(
         log_every=max(1, steps // 10),
         checkpoint_every=steps,
     )
-    task = OBJECTIVES[experiment.task]._replace(final_metrics=None)
+    task = experiment.objective._replace(final_metrics=None)
     source = experiment.data.load(trains.length, found.folder)
     return Study(found.config, None if untrained else params, task, source, trains)
 
