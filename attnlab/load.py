@@ -1,5 +1,4 @@
-"""Load a run, a published folder or a model of the hub, with what it reads: text to tokens, and
-tokens to text."""
+"""Load a run, a folder of parameters or a model of the hub: `LoadedModel`, with text in and out."""
 
 import dataclasses
 import functools
@@ -20,13 +19,7 @@ import numpy as np
 from attnlab import pretrained, transforms
 from attnlab.atomic import write_atomic
 from attnlab.data import DATASETS, DataConfig, Dataset
-from attnlab.data.tokenizer import (
-    FILE,
-    SubwordTokenizer,
-    Tokenizer,
-    load_tokenizer,
-    make_tokenizer,
-)
+from attnlab.data.tokenizer import FILE, Tokenizer, load_tokenizer, make_tokenizer
 from attnlab.interpret import AblationMetric
 from attnlab.models import ModelConfig, Sampling, from_json, generate, stream, to_json
 from attnlab.models.config import sharing_name
@@ -34,7 +27,9 @@ from attnlab.models.generate import GenerateOptions
 from attnlab.models.transformer import Transformer
 from attnlab.names import import_those, lookup
 from attnlab.names import load as load_object
-from attnlab.nested import differences, flatten
+from attnlab.nested import JSON, differences, flatten
+from attnlab.pretrained.hub import find_folder
+from attnlab.pretrained.metadata import metadata_of
 from attnlab.sharing import Params
 from attnlab.tap import Patches
 from attnlab.training.checkpoint import Checkpoints, digest
@@ -48,12 +43,18 @@ from attnlab.training.objectives import (
 from attnlab.training.objectives.objective import Example, Inputs, cross_entropy
 from attnlab.training.step import InitParams, initial_params
 
+SPEC, SPECS, RUNS = "spec.json", "specs.json", "runs"
+"""Files of a run and of a sweep, the folder of its runs."""
 ROWS = 8
-"""Held-out rows: statistics are means over them, maps are of one."""
+"""Held-out rows of `shown_rows`."""
 WORDS = 20
-"""Tokens at the beginning of a row that a report shows as words."""
+"""Tokens at the beginning of a row that are shown as words."""
 TEXTS = ("source", "tokens")
 """The inputs of a model that are tokens."""
+NEW_TOKENS = 20
+"""Tokens that `LoadedModel.describe_text` writes."""
+LONGEST = 1024
+"""Tokens of the longest text: a page holds a byte for every pair of them, head by head."""
 MAY_DIFFER = (
     "sharing", "encoder.shares_decoder", "delta_rank", "compute", "attention.order",
     "attention.implementation", "init", "dropout", "metadata",
@@ -61,18 +62,14 @@ MAY_DIFFER = (
 """What a run may choose: how parameters are shared, computed with and dropped."""
 
 
-LONGEST = 1024
-"""Tokens of the longest text: a page holds a byte for every pair of them, head by head."""
-
-
 class Prompt(NamedTuple):
     """What a model is to read; "" where it is left open."""
 
     text: str = ""
     tokens: str = ""
-    """In place of `text`: their numbers, with commas between"""
+    """In place of `text`: their numbers, with commas between."""
     source: str = ""
-    """What the encoder of an encoder-decoder reads"""
+    """What the encoder of an encoder-decoder reads."""
     source_tokens: str = ""
 
 
@@ -80,390 +77,389 @@ class ModelInput(NamedTuple):
     """One text as a model reads it."""
 
     inputs: Inputs
-    """Arguments of the model's call"""
+    """Arguments of the model's call."""
     written: dict[str, list[str]]
-    """Names of those that are texts -> how their tokens are written, without filling"""
+    """Names of those that are texts -> how their tokens are written, without padding."""
     metric: Callable[[Model], AblationMetric] | None = None
-    """Model -> the loss of the task; None where there is no task"""
+    """Model -> the loss of the task; None where there is no task."""
 
 
-class LoadedModel(NamedTuple):
-    """A stored model."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class LoadedModel:
+    """A stored model: one seed of a run at its newest checkpoint, or a published model.
+
+    Attributes:
+      name: for people.
+      folder: of the run, or with config.json; tokenizer.json lies in it.
+      config, params: of the model; arrays on the first device.
+      record: spec.json of a run ("config" is that of the experiment, "source" has the "sha256" of
+        the data); empty for a published model.
+      seed, steps: of the run, and the steps taken.
+
+        model = open_run(Path("runs/one"))
+        print(model.texts(Prompt("def main("), new_tokens=100)[0])
+    """
 
     name: str
-    config: ModelConfig
-    params: Params
-    initial: Callable[[Inputs], Params]
-    """Inputs -> the parameters at step 0, or others drawn alike"""
-    read: Callable[[Prompt], ModelInput]
-    decode: Callable[[Sequence[int]], str]
-    """Tokens -> text; numbers where there is no tokenizer"""
-    split: Callable[[str], tuple[np.ndarray, np.ndarray]]
-    """Text -> its tokens [T] as the model reads them, and where in it each begins and ends, in
-    characters [T, 2]"""
-    ends: tuple[int, ...] = ()
-    """Tokens that end a text"""
-    tokenizer_files: tuple[Path, ...] = ()
-    """Where its tokenizer.json may be, the first that there is."""
-
-    def save_tokenizer(self, folder: Path) -> None:
-        """Writes tokenizer.json to a folder, where the tokenizer is a file."""
-        if found := next(filter(Path.is_file, self.tokenizer_files), None):
-            write_atomic(folder / FILE, found.read_bytes())
-
-
-def open_run(folder: Path, seed: int | None = None) -> LoadedModel:
-    """One seed of a run (None: the first), at its newest checkpoint.
-
-    It reads a text through the run's own tokenizer, or, without a prompt, a held-out row as the
-    run's task presents it.
-
-    Args:
-      folder: of a run, or the workdir of a sweep of one model.
-      seed: None: the first.
-
-    Raises:
-      ValueError: there is no run, or it cannot read.
-    """
-    if not is_run(folder):
-        raise ValueError(
-            f"{folder} holds no run; give --workdir=RUN, or --path=FOLDER of a published model"
-        )
-    found = read_run(folder, None if seed is None else [seed])
-    [(seed, params)] = found.params.items()
-    if (folder / SPECS).is_file():
-        folder = run_of_seed(folder, seed)
-    run = _Run(folder, found.config, found.record["config"], seed)
-    objective, sizes = run.objective, run.data.sizes()
-    ends: tuple[int, ...] = ()
-    if "<end>" in objective.special_tokens:
-        ends = (sizes.vocab_size + objective.special_tokens.index("<end>"),)
-    files = folder / FILE, Path(run.tokenizer_name)
-    return LoadedModel(
-        str(folder), found.config, params, run.initial, run.read, run.decode, run.split, ends, files
-    )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Run:
-    """What a run reads and writes."""
-
     folder: Path
     config: ModelConfig
-    experiment: Mapping[str, Any]
-    """"config" of its spec.json."""
-    seed: int
+    params: Params
+    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int = 0
+    steps: int = 0
 
     @property
-    def objective(self) -> Objective:
+    def experiment(self) -> Mapping[str, Any]:
+        """The fields of the experiment of a run."""
+        found: Mapping[str, Any] = self.record["config"]
+        return found
+
+    @functools.cached_property
+    def objective(self) -> Objective | None:
+        """What a run was trained on; None for a published model."""
+        if not self.record:
+            return None
         return lookup(OBJECTIVES, self.experiment["task"], what="task")
 
     @functools.cached_property
-    def data(self) -> DataConfig:
-        return stored_data(self.experiment["data"])
-
-    @property
-    def tokenizer_name(self) -> str:
-        """ "" where the data are no text."""
-        name: str = getattr(self.data, "tokenizer", "")
-        return name
-
-    @property
-    def is_kept(self) -> bool:
-        """Is the tokenizer known? One that was learnt is a file."""
-        return (self.folder / FILE).exists() or not self.tokenizer_name.startswith("bpe:")
+    def data(self) -> DataConfig | None:
+        """The data of a run."""
+        return stored_data(self.experiment["data"]) if self.record else None
 
     @functools.cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The run's own."""
-        return make_tokenizer(self.tokenizer_name, [], self.folder)
+    def dataset(self) -> Dataset:
+        """`data`, loaded."""
+        assert self.data is not None
+        return self.data.load(self.experiment["train"]["length"], self.folder)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """None where there is none, or where one that was learnt from the data is lost."""
+        kept = (self.folder / FILE).is_file()
+        if self.data is None:
+            return load_tokenizer(self.folder / FILE) if kept else None
+        name: str = getattr(self.data, "tokenizer", "")
+        if not name or (name.startswith("bpe:") and not kept):
+            return None
+        return make_tokenizer(name, [], self.folder)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the data; what follows is special tokens of the task."""
+        return self.data.sizes().vocab_size if self.data else self.config.vocab_size
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a text."""
+        if self.objective:
+            return self._special("<end>")
+        found = self._setting("eos_token_id")
+        listed = found if isinstance(found, list) else [found]
+        return tuple(t for t in listed if isinstance(t, int) and 0 <= t < self.config.vocab_size)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """What the decoder of an encoder-decoder reads before its text."""
+        if self.objective:
+            return self._special("<start>")
+        found = self._setting("decoder_start_token_id")
+        return (found if isinstance(found, int) else 0,)
+
+    def _special(self, name: str) -> tuple[int, ...]:
+        """A special token of the task, if it has one of that name."""
+        names = self.objective.special_tokens if self.objective else ()
+        return (self.num_tokens + names.index(name),) if name in names else ()
+
+    def _setting(self, name: str) -> object:
+        """A word of generation_config.json, else of config.json, else None."""
+        kept = metadata_of(self.config)
+        found = [(kept.get(file) or {}).get(name) for file in ("generation_config", "config")]
+        return next((value for value in found if value is not None), None)
 
     def initial(self, inputs: Inputs) -> Params:
-        """The parameters that it began with."""
-        if self.experiment["start"]:
-            start = load_start(self.experiment["start"], self.seed)
+        """The parameters at step 0; of a published model others drawn alike."""
+        if self.record and (folder := self.experiment["start"]):
+            start = load_start(folder, self.seed)
             tokens = np.asarray(inputs["tokens"])
             return with_plan_of(start.config, start.params, self.config, tokens)[0]
         make: InitParams | None = None
-        if name := self.experiment.get("init", ""):
+        if self.record and (name := self.experiment.get("init", "")):
             make = lambda key, inputs: load_object(name)(key, self.config, inputs)
         return initial_params(self.config.build(), make, self.seed, inputs)
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Tokens -> text."""
-        if not self.tokenizer_name or not self.is_kept:
-            return ",".join(map(str, tokens))
-        size = self.data.sizes().vocab_size  # special tokens of the task are no text
-        return self.tokenizer.decode([t for t in tokens if t < size])
-
-    def read(self, prompt: Prompt) -> ModelInput:
-        """The prompt as the model reads it."""
-        if not any(prompt) or not self.tokenizer_name:
-            return self._read_data(prompt)
-        if not self.is_kept:
-            raise ValueError(f"{self.folder} has lost its {FILE}; give --tokens=1,2,3")
-        size = self.data.sizes().vocab_size
-
-        def encode(text: str) -> Sequence[int]:
-            tokens: list[int] = self.tokenizer.encode([text])[0].tokens.tolist()
-            return tokens
-
-        def piece(token: int) -> str:
-            if token >= size:
-                return special_name(self.objective, token, size)
-            return self.tokenizer.piece(token)
-
-        return _read(self.config, prompt, encode, piece, self._starts(size))
-
-    def _starts(self, size: int) -> list[int]:
-        """Tokens before what a decoder writes, if the task has one; `size`: tokens of the data."""
-        symbols = self.objective.special_tokens
-        return [size + symbols.index("<start>")] if "<start>" in symbols else []
-
-    def _read_data(self, prompt: Prompt) -> ModelInput:
-        """A held-out row, or token numbers."""
-        data = self.data
-        dataset = data.load(self.experiment["train"]["length"], self.folder)
-        bound = self.objective.bind(dataset.sizes)
-        if not any(prompt):
-            return _heldout(self.config, bound, dataset)
-        if prompt.text or prompt.source:
-            raise ValueError(
-                f"the data of {self.folder} ({type(data).__name__}) are no text: give "
-                "--tokens=1,2,3, or leave it out to see a held-out row"
-            )
-        starts = self._starts(dataset.sizes.vocab_size)
-        piece = lambda t: decode_tokens(bound, dataset, [t])
-        return _read(self.config, prompt, None, piece, starts)
-
     def split(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """A text's tokens, and where each stands."""
-        if not self.tokenizer_name or not self.is_kept:
+        """The tokens of a text [T] as the model reads them, a published one with special tokens,
+        and where in the text each begins and ends, in characters [T, 2].
+
+        Raises:
+          ValueError: there is no tokenizer.
+        """
+        if self.tokenizer is None and not self.record:
+            pretrained.tokenizer_path(self.folder)  # raises
+        if self.tokenizer is None:
             raise ValueError(
-                f"{self.folder} reads no text: its data have none, or its {FILE} is lost"
+                f"{self.name} reads no text: its data are none, or its {FILE} is lost; give "
+                "--tokens=1,2,3"
             )
-        read = self.tokenizer.read(text, special_tokens=False)
+        read = self.tokenizer.read(text, special_tokens=not self.record)
         return read.tokens, read.spans
 
-
-def open_folder(folder: Path) -> LoadedModel:
-    """A published model, with the tokenizer.json beside it.
-
-    Raises:
-      ValueError: the folder cannot be read, or a text is to be read without a tokenizer.
-    """
-    model, params = pretrained.load(folder)
-    config = model.config
-    ends = end_tokens(folder, config)
-
-    @functools.cache
-    def tokenizer() -> SubwordTokenizer:
-        return load_tokenizer(pretrained.tokenizer_path(folder))
-
-    def initial(inputs: Inputs) -> Params:
-        return initial_params(config.build(), None, 0, inputs)
-
-    def read(prompt: Prompt) -> ModelInput:
-        if not any(prompt):
-            raise ValueError('no text; give --text="..." or --tokens=1,2,3')
-        encode: Callable[[str], Sequence[int]] | None = None
-        piece: Callable[[int], str] = str
-        if prompt.text or prompt.source or (folder / FILE).is_file():
-            its = tokenizer()
-            encode, piece = lambda text: its.read(text).tokens.tolist(), its.piece
-        return _read(config, prompt, encode, piece, [decoder_start(folder)], ends)
-
-    def decode(tokens: Sequence[int]) -> str:
-        if not (folder / FILE).is_file():
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens -> text, without special tokens of a task; numbers where there is no tokenizer."""
+        if self.tokenizer is None:
             return ",".join(map(str, tokens))
-        return tokenizer().decode(tokens)
+        return self.tokenizer.decode([t for t in tokens if t < self.num_tokens])
 
-    def split(text: str) -> tuple[np.ndarray, np.ndarray]:
-        one = tokenizer().read(text)
-        return one.tokens, one.spans
+    def piece(self, token: int) -> str:
+        """One token for people."""
+        if self.objective and token >= self.num_tokens:
+            return special_name(self.objective, token, self.num_tokens)
+        if self.tokenizer is not None:
+            return self.tokenizer.piece(token)
+        return self.dataset.decode([token]) if self.data else str(token)
 
-    files = (folder / FILE,)
-    return LoadedModel(str(folder), config, params, initial, read, decode, split, ends, files)
+    def save_tokenizer(self, folder: Path) -> None:
+        """Writes tokenizer.json to a folder, where there is one."""
+        files = self.folder / FILE, Path(getattr(self.data, "tokenizer", ""))
+        if found := next(filter(Path.is_file, files), None):
+            write_atomic(folder / FILE, found.read_bytes())
 
+    @property
+    def data_digest(self) -> str | None:
+        """sha256 of the data that a run was trained on."""
+        found: str | None = self.record.get("source", {}).get("sha256")
+        return found
 
-def stored_data(fields: Mapping[str, Any]) -> DataConfig:
-    """The data of a spec.json: "source", a name of `DATASETS`, and its fields.
+    @property
+    def description(self) -> str:
+        """Where the parameters come from."""
+        if not self.record:
+            return self.name
+        return f"seed {self.seed} of {self.name} after {self.steps:,} steps"
 
-    Raises:
-      ValueError: an unknown name or field.
-    """
-    kind = lookup(DATASETS, fields["source"], what="data source")
-    more = {n: tuple(v) if isinstance(v, list) else v for n, v in fields.items() if n != "source"}
-    try:
-        return kind(**more)
-    except TypeError as error:
-        raise ValueError(f"not data of this version of attnlab: {error}") from None
+    @functools.cached_property
+    def digest(self) -> str:
+        """sha256 of all parameters and their names."""
+        leaves = jax.tree_util.tree_flatten_with_path(self.params)[0]
+        lines = [f"{jax.tree_util.keystr(path)} {digest(leaf)}" for path, leaf in leaves]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
+    def read(self, prompt: Prompt) -> ModelInput:
+        """The prompt as the model reads it; without one, a held-out row of a run as its task
+        presents it.
 
-def decoder_start(folder: Path) -> int:
-    """The token that the decoder of an encoder-decoder reads first; 0 where no file says it."""
-    found = _setting(folder, "decoder_start_token_id")
-    return found if isinstance(found, int) else 0
+        Raises:
+          ValueError: the prompt does not fit the model.
+        """
+        if any(prompt):
+            return self._read(prompt)
+        if self.objective is None:
+            raise ValueError('no text; give --text="..." or --tokens=1,2,3')
+        return _heldout(self.config, self.objective.bind(self.dataset.sizes), self.dataset)
 
-
-def _setting(folder: Path, name: str) -> object:
-    """An attribute of generation_config.json, else of config.json, else None."""
-    found: object = None
-    for file in ("generation_config.json", "config.json"):
-        if found is None and (folder / file).is_file():
-            found = json.loads((folder / file).read_text(encoding="utf-8-sig")).get(name)
-    return found
-
-
-def end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:
-    """`eos_token_id`, one or several."""
-    found = _setting(folder, "eos_token_id")
-    listed = found if isinstance(found, list) else [found]
-    return tuple(t for t in listed if isinstance(t, int) and 0 <= t < config.vocab_size)
-
-
-def until_end(tokens: Iterable[int], ends: Collection[int]) -> Iterator[int]:
-    """The tokens before the first end token.
-
-    >>> list(until_end([5, 3, 0, 5], ends=(0,)))
-    [5, 3]
-    """
-    return itertools.takewhile(lambda token: token not in ends, tokens)
-
-
-def _read(
-    config: ModelConfig,
-    prompt: Prompt,
-    encode: Callable[[str], Sequence[int]] | None,
-    write: Callable[[int], str],
-    starts: list[int],
-    ends: tuple[int, ...] = (),
-) -> ModelInput:
-    """The texts of a prompt; `starts` come before what a decoder with an encoder writes, which goes
-    on: it has no end token of the tokenizer."""
-    both = config.kind == "encoder_decoder"
-    if both != bool(prompt.source or prompt.source_tokens):
-        raise ValueError(
-            "an encoder-decoder reads two texts: give --source for the encoder and --text for the "
-            "decoder (or --source_tokens and --tokens)"
-            if both
-            else f"a {config.kind} reads one text: leave --source and --source_tokens out"
-        )
-    begun = (starts, ends) if both else ((), ())
-    ids = {"tokens": _ids("tokens", prompt.text, prompt.tokens, encode, *begun)}
-    if both:
-        ids["source"] = _ids("source", prompt.source, prompt.source_tokens, encode)
-    for name, row in ids.items():
-        least, most = min(row), max(row)
-        if least < 0 or most >= config.vocab_size:
+    def _read(self, prompt: Prompt) -> ModelInput:
+        both = self.config.kind == "encoder_decoder"
+        if both != bool(prompt.source or prompt.source_tokens):
             raise ValueError(
-                f"{name}: {most if least >= 0 else least} is no token of this model, which has 0 "
-                f"to {config.vocab_size - 1}"
+                "an encoder-decoder reads two texts: give --source for the encoder and --text for "
+                "the decoder (or --source_tokens and --tokens)"
+                if both
+                else f"a {self.config.kind} reads one text: leave --source and --source_tokens out"
             )
-    _check_length(config, {name: len(row) for name, row in ids.items()})
-    inputs: Inputs = {name: jnp.asarray([row], jnp.int32) for name, row in ids.items()}
-    return ModelInput(inputs, {name: list(map(write, row)) for name, row in ids.items()})
+        tokens = self._ids("text", prompt.text, prompt.tokens)
+        if both and not prompt.tokens:
+            # The decoder goes on behind its text, which therefore has no end token.
+            at_end = tokens and not self.record and tokens[-1] in self.ends
+            tokens = [*self.starts, *(tokens[:-1] if at_end else tokens)]
+        rows = {"tokens": tokens}
+        if both:
+            rows["source"] = self._ids("source", prompt.source, prompt.source_tokens)
+        for name, row in rows.items():
+            if not row:
+                flag = "text" if name == "tokens" else name
+                raise ValueError(f"--{flag} has no token; give at least one word")
+            if wrong := [t for t in row if not 0 <= t < self.config.vocab_size]:
+                raise ValueError(
+                    f"{name}: {wrong[0]} is no token of this model, which has 0 to "
+                    f"{self.config.vocab_size - 1}"
+                )
+        _check_length(self.config, {name: len(row) for name, row in rows.items()})
+        inputs: Inputs = {name: jnp.asarray([row], jnp.int32) for name, row in rows.items()}
+        return ModelInput(inputs, {name: list(map(self.piece, row)) for name, row in rows.items()})
 
-
-def _ids(
-    name: str,
-    text: str,
-    tokens: str,
-    encode: Callable[[str], Sequence[int]] | None,
-    starts: Sequence[int] = (),
-    ends: Sequence[int] = (),
-) -> list[int]:
-    flags = ("text", "tokens") if name == "tokens" else ("source", "source_tokens")
-    if text and tokens:
-        raise ValueError(f"give --{flags[0]} or --{flags[1]}, not both")
-    if tokens:
+    def _ids(self, name: str, text: str, numbers: str) -> list[int]:
+        """The tokens of a text or of their numbers."""
+        number_name = "tokens" if name == "text" else "source_tokens"
+        if text and numbers:
+            raise ValueError(f"give --{name} or --{number_name}, not both")
+        if text:
+            tokens: list[int] = self.split(text)[0].tolist()
+            return tokens
         try:
-            return [int(t) for t in tokens.split(",")]
+            return [int(t) for t in numbers.split(",")] if numbers else []
         except ValueError:
-            raise ValueError(f"--{flags[1]}={tokens} must be numbers such as 1,2,3") from None
-    encoded = list(encode(text)) if encode else []
-    if encoded and encoded[-1] in ends:
-        del encoded[-1]
-    found = [*starts, *encoded]
-    if not found or (name == "source" and not text):
-        raise ValueError(f"--{flags[0]} has no token; give at least one word")
-    return found
+            raise ValueError(f"--{number_name}={numbers} must be numbers such as 1,2,3") from None
 
+    def texts(
+        self,
+        prompt: Prompt,
+        new_tokens: int,
+        count: int = 1,
+        sampling: Sampling = Sampling(),  # noqa: B008
+        draw: int = 0,
+    ) -> list[str]:
+        """`count` texts; one of a model without an encoder begins with its prompt.
 
-def _check_length(config: ModelConfig, lengths: dict[str, int]) -> None:
-    for name, length in lengths.items():
-        if length > config.max_len:
-            raise ValueError(
-                f"{name}: {length} tokens are more than max_len {config.max_len} of this model; "
-                "give a shorter text"
+        Args:
+          prompt: what the model continues.
+          new_tokens: of each text, as many as fit.
+          count: texts.
+          sampling: how tokens are chosen; temperature 0: the likeliest.
+          draw: of the random key.
+
+        Raises:
+          ValueError: the prompt cannot be read, or leaves no space for a token.
+        """
+        tokens, fits, options = self._request(prompt, new_tokens, sampling, draw)
+        for name in ("source", "source_padding_mask"):
+            if (a := options.get(name)) is not None:
+                options[name] = jnp.repeat(jnp.asarray(a), count, axis=0)
+        rows = jnp.repeat(tokens, count, axis=0)
+        new = np.asarray(generate(self.params, rows, self.config, fits, **options))
+        before = self._before(tokens)
+        return [self.decode([*before, *until_end(row, self.ends)]) for row in new.tolist()]
+
+    def pieces(
+        self,
+        prompt: Prompt,
+        new_tokens: int,
+        sampling: Sampling = Sampling(),  # noqa: B008
+        draw: int = 0,
+    ) -> Iterator[str]:
+        """The first of `texts`, as it is written: a piece for each token that makes one."""
+        tokens, fits, options = self._request(prompt, new_tokens, sampling, draw)
+        columns = stream(self.params, tokens, self.config, fits, **options)
+        new = until_end((int(column[0]) for column in columns), self.ends)
+        row, written = self._before(tokens), ""
+        for more in itertools.chain([[]], ([token] for token in new)):
+            row = [*row, *more]
+            text = self.decode(row) if row else ""
+            # The last character may be a part of one, which the next token completes.
+            if text.startswith(written) and not text.endswith("\ufffd"):
+                yield text[len(written) :]
+                written = text
+        text = self.decode(row)
+        yield text[len(written) :] if text.startswith(written) else f"\n{text}"
+
+    def describe_text(self, text: str) -> str:
+        """What the model does with a text, for people: its tokens, the token that each head attends
+        to most, and what follows; of an encoder the likeliest token at each position.
+
+        Raises:
+          ValueError: there is no tokenizer, or the text has no token or too many.
+        """
+        tokens, config = self.split(text)[0], self.config
+        if not 0 < len(tokens) <= config.max_len:
+            raise ValueError(f"--text has {len(tokens)} tokens; give 1 to {config.max_len}")
+        names = [repr(self.piece(t)) for t in tokens.tolist()]
+        rows = [f"{i:<6} {t:<7} {n}" for i, (t, n) in enumerate(zip(tokens, names, strict=True))]
+        both, ids = config.encoder is not None, jnp.asarray(tokens)[None]
+        source, prompt = (ids, jnp.array([self.starts])) if both else (None, ids)
+        probs_of = "encoder.probs" if both else "probs"
+        call = functools.partial(config.build().apply, capture=(probs_of,))
+        seen = jax.jit(call)({"params": self.params}, prompt, source=source)
+        most = [
+            f"{layer:<5} {head:<5} {names[int(p.argmax())]} {p.max():.2f}"
+            for layer, probs in enumerate(seen.captured[probs_of])
+            for head, p in enumerate(np.asarray(probs[0]).mean(axis=1))
+        ]
+        lines = ["token  id      text", *rows, "", "layer head  what it attends to most", *most, ""]
+        room = config.max_len - prompt.shape[1]
+        if config.kind == "encoder" and seen.logits is not None:
+            best = [repr(self.decode([t])) for t in np.argmax(seen.logits[0], axis=-1).tolist()]
+            lines.append("predictions in their place: " + " ".join(best))
+        elif config.kind != "encoder" and config.output.kind != "none" and room > 0:
+            count, end = min(NEW_TOKENS, room), self.ends
+            new = generate(self.params, prompt, config, count, source=source, end=end or None)
+            lines.append(f"continuation: {self.decode([*until_end(new[0].tolist(), end)])!r}")
+        return "\n".join(lines)
+
+    def _before(self, prompt: jax.Array) -> list[int]:
+        """What a text begins with: the prompt, unless the model has an encoder."""
+        both = self.config.kind == "encoder_decoder"
+        tokens: list[int] = [] if both else prompt[0].tolist()
+        return tokens
+
+    def _request(
+        self, prompt: Prompt, new_tokens: int, sampling: Sampling, draw: int
+    ) -> tuple[jax.Array, int, GenerateOptions]:
+        """Arguments of `generate`: the prompt, how many tokens, and the others."""
+        given = {name: jnp.asarray(a) for name, a in self.read(prompt).inputs.items()}
+        tokens, most = given["tokens"], self.config.max_len
+        length = tokens.shape[1]
+        if length >= most:
+            raise ValueError(f"the text fills all {most} tokens of the model; give a shorter one")
+        fits = min(new_tokens, most - length)
+        if fits < new_tokens:
+            print(
+                f"only {fits} of --new_tokens={new_tokens} fit: the model reads {most} tokens, its "
+                f"max_len, and the text has {length}",
+                file=sys.stderr,
             )
-        if length > LONGEST:
-            raise ValueError(
-                f"{name}: a page of {length} tokens would be too large to open, {LONGEST} are the "
-                "most; give a shorter text"
-            )
+        options: GenerateOptions = {
+            "source": given.get("source"),
+            "source_padding_mask": given.get("source_padding_mask"),
+            "end": self.ends or None,
+            "sampling": sampling,
+            "key": jax.random.key(draw) if sampling.temperature else None,
+        }
+        return tokens, fits, options
 
 
-def _heldout(config: ModelConfig, objective: Objective, dataset: Dataset) -> ModelInput:
-    """A held-out row as the objective presents it."""
-    example, ends = shown_row(objective, dataset)
-    inputs = example.inputs
-    _check_length(config, ends)
-
-    def write(name: str) -> list[str]:
-        row = np.asarray(inputs[name])[0, : ends[name]]
-        if not np.issubdtype(row.dtype, np.integer):  # features have no words
-            return [str(i) for i in range(len(row))]
-        return [decode_tokens(objective, dataset, [t]) for t in row.tolist()]
-
-    metric = functools.partial(_metric, objective, example)
-    return ModelInput(inputs, {name: write(name) for name in ends}, metric)
+def open_model(where: str | Path, seed: int | None = None) -> LoadedModel:
+    """A run, a folder with config.json, or a model of the hub by its name ("org/name")."""
+    return open_run(where, seed) if is_run(where) else open_folder(where)
 
 
-def _metric(task: Objective, example: Example, model: Model) -> AblationMetric:
-    """What the task says of the answer, the mean over its targets."""
-    unit, divisor = ("bits ", math.log(2)) if task.loss is cross_entropy else ("", 1.0)
-
-    def loss(params: Params, patch: Patches) -> jax.Array:
-        answer, _ = task.predict(model, params, example.inputs, patch=patch)
-        losses = task.loss(answer, example.targets) * example.weights
-        return jnp.sum(losses) / jnp.sum(example.weights) / divisor
-
-    meaning = f"{unit}that a target of the task costs more when this head writes nothing"
-    return AblationMetric("loss without it", meaning, loss, jnp.subtract)
+def open_folder(name: str | Path) -> LoadedModel:
+    """A published model, with the tokenizer.json beside it. Raises ValueError as `pretrained.load`
+    does."""
+    model, params = pretrained.load(name)
+    return LoadedModel(name=str(name), folder=find_folder(name), config=model.config, params=params)
 
 
-SPEC, SPECS, RUNS = "spec.json", "specs.json", "runs"
-"""Files of a run and of a sweep, the folder of its runs."""
-
-
-class StoredRun(NamedTuple):
-    """A run at its newest checkpoint."""
-
-    config: ModelConfig
-    params: dict[int, dict[str, Any]]
-    """Seed -> parameters, on the first device."""
-    steps: int
-    """Steps taken at the checkpoint."""
-    record: dict[str, Any]
-    """Its spec.json: "config", and "source" with the "sha256" of the data."""
-
-
-def load_run(folder: str | Path, seed: int | None = None) -> tuple[Transformer, dict[str, Any]]:
-    """The model and the parameters of one seed, at the newest checkpoint.
-
-    A checkpoint that is damaged is reported and passed over. Needs the extra `train`.
+def open_run(folder: str | Path, seed: int | None = None) -> LoadedModel:
+    """One seed of a run at its newest checkpoint. A checkpoint that is damaged is reported and
+    passed over.
 
     Args:
       folder: of a run (`WORKDIR/runs/ID`), or the workdir of a sweep whose runs differ in their
         seed only, as `experiments.run` writes it.
       seed: None: the first.
 
-    Returns:
-      (model, params), arrays on the first device.
-
     Raises:
       ValueError: there is no run, no checkpoint, no such seed, or several runs of it.
+    """
+    folder, record = _record(folder, seed)
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        found = checkpoints.restore()
+    if found is None:
+        raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
+    steps, state, notes = found
+    return LoadedModel(
+        name=str(folder),
+        folder=folder,
+        config=_config(notes),
+        params=_params(state),
+        record=record,
+        seed=record["seed"],
+        steps=steps,
+    )
+
+
+def load_run(folder: str | Path, seed: int | None = None) -> tuple[Transformer, dict[str, Any]]:
+    """(model, parameters) of one seed of a run, as `pretrained.load` returns them; needs the extra
+    `train`. Args and errors are those of `open_run`.
 
     >>> try:
     ...     load_run("nowhere")
@@ -471,8 +467,20 @@ def load_run(folder: str | Path, seed: int | None = None) -> tuple[Transformer, 
     ...     print(error)
     nowhere holds no run with checkpoints; give the folder of one run
     """
-    found = read_run(folder, None if seed is None else [seed])
-    return found.config.build(), next(iter(found.params.values()))
+    found = open_run(folder, seed)
+    return found.config.build(), found.params
+
+
+def load_config(where: str | Path) -> ModelConfig:
+    """The config of the model that `open_model` opens; reads no parameters."""
+    if not is_run(where):
+        return pretrained.load_config(where)
+    folder, _ = _record(where)
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        found = checkpoints.notes()
+    if found is None:
+        raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
+    return _config(found[1])
 
 
 def is_run(folder: str | Path) -> bool:
@@ -483,35 +491,33 @@ def is_run(folder: str | Path) -> bool:
     return (folder / "checkpoints").is_dir() and (folder / SPEC).is_file()
 
 
-def read_run(folder: str | Path, seeds: Sequence[int] | None = None) -> StoredRun:
-    """The checkpoints of these seeds of a run, in their order.
+def seeds_of(folder: str | Path) -> list[int]:
+    """The seeds of a run, or of the only model of a sweep, in their order. Raises ValueError."""
+    folder = Path(folder)
+    if (folder / SPECS).is_file():
+        specs = json.loads((folder / SPECS).read_text(encoding="utf-8"))
+        return list(dict.fromkeys(int(spec["seed"]) for spec in specs))
+    return [_record(folder)[1]["seed"]]
 
-    Args:
-      folder: as of `load_run`.
-      seeds: None: the first; empty: no parameters are read.
 
-    Raises:
-      ValueError: as of `load_run`.
-    """
+def _record(folder: str | Path, seed: int | None = None) -> tuple[Path, JSON]:
+    """The folder of the run of a seed and its spec.json. Raises ValueError as `open_run`."""
     folder = Path(folder)
     if not is_run(folder):
         raise ValueError(f"{folder} holds no run with checkpoints; give the folder of one run")
-    if not (folder / SPECS).is_file():
-        return _read_one(folder, seeds)
-    if not seeds:
-        return _read_one(run_of_seed(folder), seeds)
-    found = [_read_one(run_of_seed(folder, seed), [seed]) for seed in seeds]
-    params = {seed: one for run in found for seed, one in run.params.items()}
-    return found[0]._replace(params=params)
+    if (folder / SPECS).is_file():
+        folder = _run_of_seed(folder, seed)
+    if not (folder / "checkpoints").is_dir():
+        raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
+    record: JSON = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+    import_those(record["config"].get("imports", ()))
+    if seed not in (None, record["seed"]):
+        raise ValueError(f"{folder} has no seed {seed}, only {record['seed']}")
+    return folder, record
 
 
-def run_of_seed(workdir: str | Path, seed: int | None = None) -> Path:
-    """The folder of the only run of a seed in the workdir of a sweep; None: the first seed.
-
-    Raises:
-      ValueError: there is no such run, or there are several.
-    """
-    workdir = Path(workdir)
+def _run_of_seed(workdir: Path, seed: int | None) -> Path:
+    """The folder of the only run of a seed in the workdir of a sweep; None: the first seed."""
     specs = json.loads((workdir / SPECS).read_text(encoding="utf-8"))
     seed = specs[0]["seed"] if seed is None else seed
     ids = [spec["id"] for spec in specs if spec["seed"] == seed]
@@ -527,36 +533,8 @@ def run_of_seed(workdir: str | Path, seed: int | None = None) -> Path:
     return workdir / RUNS / str(ids[0])
 
 
-def seeds_of(folder: str | Path) -> list[int]:
-    """The seeds of a run, or of the only model of a sweep, in their order. Raises ValueError."""
-    folder = Path(folder)
-    if (folder / SPECS).is_file():
-        specs = json.loads((folder / SPECS).read_text(encoding="utf-8"))
-        return list(dict.fromkeys(int(spec["seed"]) for spec in specs))
-    return [_read_one(folder, ()).record["seed"]]
-
-
-def _read_one(folder: Path, seeds: Sequence[int] | None) -> StoredRun:
-    """Of the folder of a run."""
-    if not (folder / "checkpoints").is_dir():
-        raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
-    record = json.loads((folder / SPEC).read_text(encoding="utf-8"))
-    import_those(record["config"].get("imports", ()))
-    own = record["seed"]
-    seeds = [own] if seeds is None else seeds
-    if missing := [str(seed) for seed in seeds if seed != own]:
-        raise ValueError(f"{folder} has no seed {', '.join(missing)}, only {own}")
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        found = checkpoints.restore() if seeds else checkpoints.notes()
-    if found is None:
-        raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
-    step, notes = found[0], found[-1]
-    params = {seed: _params(found[1]) for seed in seeds}
-    return StoredRun(_config(notes), params, step, record)
-
-
-def _config(notes: dict[str, Any]) -> ModelConfig:
-    """The config of the model, from the file that `describe_model` wrote."""
+def _config(notes: JSON) -> ModelConfig:
+    """The config of a model from the notes of its checkpoint, as `describe_model` wrote them."""
     fields = {name: value for name, value in notes["model"].items() if name != "plans"}
     return from_json(json.dumps({"version": fields.pop("version"), "model": fields}))
 
@@ -574,16 +552,18 @@ def _params(state: dict[str, Any]) -> dict[str, Any]:
     return params
 
 
-class Start(NamedTuple):
-    """What a run starts from."""
+def stored_data(fields: Mapping[str, Any]) -> DataConfig:
+    """The data of a spec.json: "source", a name of `DATASETS`, and its fields.
 
-    config: ModelConfig
-    params: Params
-    digest: str
-    """Of the parameters."""
-    data_digest: str | None
-    """Of the data that they were trained on, where that is known."""
-    description: str
+    Raises:
+      ValueError: an unknown name or field.
+    """
+    kind = lookup(DATASETS, fields["source"], what="data source")
+    more = {n: tuple(v) if isinstance(v, list) else v for n, v in fields.items() if n != "source"}
+    try:
+        return kind(**more)
+    except TypeError as error:
+        raise ValueError(f"not data of this version of attnlab: {error}") from None
 
 
 def check_start(model: ModelConfig, folder: str) -> None:
@@ -598,8 +578,7 @@ def check_start(model: ModelConfig, folder: str) -> None:
         if not found:
             raise ValueError(f"no folder {folder} of any seed")
         folder = str(found[0])
-    stored = read_run(folder, ()).config if is_run(folder) else pretrained.load_config(folder)
-    changed = differences(_fixed_fields(model), _fixed_fields(stored))
+    changed = differences(_fixed_fields(model), _fixed_fields(load_config(folder)))
     if wrong := [f"model.{path}={ours!r} (there {theirs!r})" for path, ours, theirs in changed]:
         raise ValueError(
             f"the parameters of {folder} make another model than {', '.join(wrong)}; leave these "
@@ -613,32 +592,20 @@ def _fixed_fields(config: ModelConfig) -> dict[str, object]:
     return {path: value for path, value in fields.items() if not path.startswith(MAY_DIFFER)}
 
 
-def load_start(folder: str, seed: int) -> Start:
-    """The parameters that a seed starts from: of a run those of the same seed at its newest
-    checkpoint; of a published folder the same for all seeds.
+def load_start(folder: str, seed: int) -> LoadedModel:
+    """What a seed starts from: of a run the same seed at its newest checkpoint; a published model
+    is the same for all seeds. "{seed}" in the path stands for the seed.
 
     Raises:
-      ValueError: there are none, or the run has no such seed.
+      ValueError: there are no parameters, or the run has no such seed.
     """
     folder = folder.replace("{seed}", str(seed))
-    if not is_run(folder):
-        model, params = pretrained.load(folder)
-        return Start(model.config, params, params_digest(params), None, folder)
     try:
-        found = read_run(folder, [seed])
+        return open_model(folder, seed)
     except ValueError as error:
+        if not is_run(folder):
+            raise
         raise ValueError(f"seed n starts from seed n of {folder}: {error}") from None
-    params = found.params[seed]
-    data = found.record.get("source", {}).get("sha256")
-    description = f"seed {seed} of {folder} after {found.steps:,} steps"
-    return Start(found.config, params, params_digest(params), data, description)
-
-
-def params_digest(params: Params) -> str:
-    """Of all arrays and their names."""
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    lines = [f"{jax.tree_util.keystr(path)} {digest(leaf)}" for path, leaf in leaves]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def with_plan_of(
@@ -731,93 +698,53 @@ def _letters(row: Row, dataset: Dataset) -> int:
     return sum(map(len, re.findall(r"[^\W\d_]{2,}", text)))
 
 
-class _Request(NamedTuple):
-    """A call of `generate`."""
+def _heldout(config: ModelConfig, objective: Objective, dataset: Dataset) -> ModelInput:
+    """A held-out row as the objective presents it."""
+    example, ends = shown_row(objective, dataset)
+    inputs = example.inputs
+    _check_length(config, ends)
 
-    prompt: jax.Array
-    num_tokens: int
-    options: GenerateOptions
-    before: list[int]
-    """Tokens that the text begins with: those of the prompt, unless it has a source."""
+    def write(name: str) -> list[str]:
+        row = np.asarray(inputs[name])[0, : ends[name]]
+        if not np.issubdtype(row.dtype, np.integer):  # features have no words
+            return [str(i) for i in range(len(row))]
+        return [decode_tokens(objective, dataset, [t]) for t in row.tolist()]
+
+    metric = functools.partial(_metric, objective, example)
+    return ModelInput(inputs, {name: write(name) for name in ends}, metric)
 
 
-def texts(
-    opened: LoadedModel,
-    prompt: Prompt,
-    new_tokens: int,
-    count: int = 1,
-    sampling: Sampling = Sampling(),  # noqa: B008
-    draw: int = 0,
-) -> list[str]:
-    """`count` texts; one of a model without an encoder begins with its prompt.
+def _metric(task: Objective, example: Example, model: Model) -> AblationMetric:
+    """What the task says of the answer, the mean over its targets."""
+    unit, divisor = ("bits ", math.log(2)) if task.loss is cross_entropy else ("", 1.0)
 
-    Args:
-      opened: the model.
-      prompt: what it continues.
-      new_tokens: of each text, as many as fit.
-      count: texts.
-      sampling: how tokens are chosen; temperature 0: the likeliest.
-      draw: of the random key.
+    def loss(params: Params, patch: Patches) -> jax.Array:
+        answer, _ = task.predict(model, params, example.inputs, patch=patch)
+        losses = task.loss(answer, example.targets) * example.weights
+        return jnp.sum(losses) / jnp.sum(example.weights) / divisor
 
-    Raises:
-      ValueError: the prompt cannot be read, or leaves no space for a token.
+    meaning = f"{unit}that a target of the task costs more when this head writes nothing"
+    return AblationMetric("loss without it", meaning, loss, jnp.subtract)
+
+
+def _check_length(config: ModelConfig, lengths: dict[str, int]) -> None:
+    for name, length in lengths.items():
+        if length > config.max_len:
+            raise ValueError(
+                f"{name}: {length} tokens are more than max_len {config.max_len} of this model; "
+                "give a shorter text"
+            )
+        if length > LONGEST:
+            raise ValueError(
+                f"{name}: a page of {length} tokens would be too large to open, {LONGEST} are the "
+                "most; give a shorter text"
+            )
+
+
+def until_end(tokens: Iterable[int], ends: Collection[int]) -> Iterator[int]:
+    """The tokens before the first end token.
+
+    >>> list(until_end([5, 3, 0, 5], ends=(0,)))
+    [5, 3]
     """
-    request = _request(opened, prompt, new_tokens, sampling, draw)
-    rows = jnp.repeat(request.prompt, count, axis=0)
-    options = request.options
-    for name in ("source", "source_padding_mask"):
-        if (a := options.get(name)) is not None:
-            options[name] = jnp.repeat(jnp.asarray(a), count, axis=0)
-    new = np.asarray(generate(opened.params, rows, opened.config, request.num_tokens, **options))
-    until = [until_end(row, opened.ends) for row in new.tolist()]
-    return [opened.decode([*request.before, *row]) for row in until]
-
-
-def pieces(
-    opened: LoadedModel,
-    prompt: Prompt,
-    new_tokens: int,
-    sampling: Sampling = Sampling(),  # noqa: B008
-    draw: int = 0,
-) -> Iterator[str]:
-    """The first of `texts`, as it is written: a piece for each token that makes one."""
-    request = _request(opened, prompt, new_tokens, sampling, draw)
-    columns = stream(
-        opened.params, request.prompt, opened.config, request.num_tokens, **request.options
-    )
-    tokens = until_end((int(column[0]) for column in columns), opened.ends)
-    row, written = request.before, ""
-    for new in itertools.chain([[]], ([token] for token in tokens)):
-        row = [*row, *new]
-        text = opened.decode(row) if row else ""
-        # The last character may be a part of one, which the next token completes.
-        if text.startswith(written) and not text.endswith("\ufffd"):
-            yield text[len(written) :]
-            written = text
-    text = opened.decode(row)
-    yield text[len(written) :] if text.startswith(written) else f"\n{text}"
-
-
-def _request(
-    opened: LoadedModel, prompt: Prompt, new_tokens: int, sampling: Sampling, draw: int
-) -> _Request:
-    given = {name: jnp.asarray(a) for name, a in opened.read(prompt).inputs.items()}
-    tokens, most = given["tokens"], opened.config.max_len
-    length = tokens.shape[1]
-    if length >= most:
-        raise ValueError(f"the text fills all {most} tokens of the model; give a shorter one")
-    fits = min(new_tokens, most - length)
-    if fits < new_tokens:
-        print(
-            f"only {fits} of --new_tokens={new_tokens} fit: the model reads {most} tokens, its "
-            f"max_len, and the text has {length}",
-            file=sys.stderr,
-        )
-    options: GenerateOptions = {
-        "source": given.get("source"),
-        "source_padding_mask": given.get("source_padding_mask"),
-        "end": opened.ends or None,
-        "sampling": sampling,
-        "key": jax.random.key(draw) if sampling.temperature else None,
-    }
-    return _Request(tokens, fits, options, [] if "source" in given else tokens[0].tolist())
+    return itertools.takewhile(lambda token: token not in ends, tokens)

@@ -1,6 +1,6 @@
 """Prints what a model consists of and costs, before it is trained.
 
-    python -m experiments.inspect_model --config=experiments/configs/byte_lm.py:wide,cycle_rev:2
+    python -m experiments.inspect_model --config=experiments/configs/byte_lm.py:layout=wide
     python -m experiments.inspect_model --path=FOLDER
     python -m experiments.inspect_model --workdir=runs/one
     python -m experiments.inspect_model --path=FOLDER --text="The sea, the sea"
@@ -13,15 +13,14 @@ attends to most, and the continuation (for an encoder: its predictions). It trai
 nothing.
 """
 
+import jax
 from absl import flags
 
-from attnlab import pretrained
-from attnlab.lab.model_summary import inspect_model, read_text
 from attnlab.lab.run import step_inputs
-from attnlab.load import read_run
-from attnlab.training.objectives import OBJECTIVES
-from experiments import app
-from experiments.setup import matched_experiment
+from attnlab.load import load_config, open_folder
+from attnlab.models import describe, describe_attention
+from attnlab.training.step import input_names
+from experiments import app, config
 
 
 def main() -> None:
@@ -33,21 +32,21 @@ def main() -> None:
         raise ValueError(
             "--text needs the tokenizer of a folder; give --path=FOLDER, not --config or --workdir"
         )
-    if path:
-        model = pretrained.load_config(path)
-        print(inspect_model(model, 1, min(model.max_len, 512)))
-        if flags.FLAGS.text:
-            print("\n" + read_text(path, flags.FLAGS.text))
+    if flags.FLAGS.config:
+        [spec] = config.one_model(config.given().config).specs([0])
+        experiment = spec.config
+        task = experiment.objective.bind(experiment.data.sizes())
+        train, model = experiment.train, experiment.model
+        inputs = step_inputs(task, experiment.data.shapes(train.length), train)
+        attention = describe_attention(model, inputs, training=True)
+        print(describe(model, train.length) + "\n\n" + attention)
         return
-    if workdir:
-        config = read_run(workdir, ()).config
-        print(inspect_model(config, 1, min(config.max_len, 512)))
-        return
-    experiment = matched_experiment(app.config())
-    task = OBJECTIVES[experiment.task].bind(experiment.data.sizes())
-    train = experiment.train
-    inputs = step_inputs(task, experiment.data.shapes(train.length), train)
-    print(inspect_model(experiment.model, train.batch_size, train.length, inputs))
+    model = load_config(path or workdir)
+    length = min(model.max_len, 512)
+    texts = dict.fromkeys(input_names(model), jax.ShapeDtypeStruct((1, length), "int32"))
+    print(describe(model, length) + "\n\n" + describe_attention(model, texts))
+    if flags.FLAGS.text:
+        print("\n" + open_folder(path).describe_text(flags.FLAGS.text))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 r"""Tokenizes texts into files that a run reads from disk; they may be larger than memory.
 
     python -m experiments.prepare --path=TEXTS --out=data/texts --tokenizer=bpe:16384
-    python -m experiments.run --config=experiments/configs/byte_lm.py:tokens \
+    python -m experiments.run --config=experiments/configs/byte_lm.py:data=tokens \
         --config.data.path=data/texts --config.model.vocab_size=16385 --workdir=runs/texts
 
 --path is a text file, .jsonl or .parquet (may be .gz), a folder of the package datasets, or a
@@ -33,7 +33,8 @@ def main() -> None:
         tokens = sum(shard.tokens for shard in shards)
         print(f"{name}: {documents:,} documents, {tokens:,} tokens in {len(shards)} files")
     print(
-        "train on them: python -m experiments.run --config=experiments/configs/byte_lm.py:tokens "
+        "train on them: python -m experiments.run "
+        "--config=experiments/configs/byte_lm.py:data=tokens "
         f"--config.data.path={given.out} --config.model.vocab_size={index.vocab_size} "
         "--workdir=runs/texts"
     )

@@ -283,7 +283,7 @@ def presets(name: str) -> str:
     parts = [f"## {name}", line(first)]
     named = [p for p in rest if p.strip().startswith("Presets after the colon")]
     parts += [re.sub(",$", ".", line(p)) for p in named]
-    known = getattr(module, "PRESETS", getattr(module, "VARIANTS", {}))
+    known = getattr(module, "PRESETS", {})
     rows = [(f"`{preset}`", _sets(values or {})) for preset, values in known.items()]
     return "\n\n".join([*parts, table(("preset", "sets"), rows)] if rows else parts)
 

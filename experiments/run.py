@@ -1,6 +1,6 @@
 """Trains one model, with one or several seeds.
 
-    python -m experiments.run --config=experiments/configs/byte_lm.py:wide --workdir=runs/one
+    python -m experiments.run --config=experiments/configs/byte_lm.py:layout=wide --workdir=runs/one
 
 Every field of the config is a flag (--config.model.num_layers=8). Repeat the command to resume a
 killed run; its numbers are those of a run without a stop. With more --config.train.steps it trains
@@ -16,11 +16,14 @@ from pathlib import Path
 
 import jax
 from absl import flags
+from ml_collections import ConfigDict
 
 from attnlab import lab
-from attnlab.lab.machine import keep_compiled, read_threads, use_threads
-from experiments import app
-from experiments.setup import run_config
+from attnlab.lab.machine import keep_compiled, read_threads, threads, use_threads, write_threads
+from attnlab.lab.sweep import COMMAND, add_specs
+from attnlab.training import sharding
+from attnlab.training.interrupts import Stopped, stop_signals
+from experiments import app, config
 
 _FLAGS = flags.FLAGS
 HOSTS = ("coordinator_address", "num_processes", "process_id")
@@ -68,10 +71,41 @@ def join_hosts() -> None:
         ) from None
 
 
+def run_config(
+    given: ConfigDict | lab.Experiment,
+    folder: Path,
+    options: lab.RunOptions = lab.RunOptions(),  # noqa: B008
+) -> list[lab.RunResult]:
+    """Trains the model of a config with each of its seeds, one after the other, in this process.
+
+    Args:
+      given: a config, or an experiment.
+      folder: workdir; each seed is a run in it.
+      options: of `run_one`.
+
+    Raises:
+      Exceptions of `lab.run_one`.
+    """
+    specs = config.one_model(given).specs()
+    if jax.process_index() == 0:
+        add_specs(specs, folder)
+        write_threads(folder, threads())
+    results = []
+    with stop_signals() as stop_requested:
+        for spec in specs:
+            results.append(lab.run_one(spec, folder, options=options))
+            if sharding.any_process(bool(stop_requested())):
+                raise Stopped(
+                    f"stopped; {len(results)} of {len(specs)} runs are complete; repeat the "
+                    "command to resume"
+                )
+    return results
+
+
 def main() -> None:
     """Runs all seeds and prints their held-out scores."""
     join_hosts()
-    folder = Path(_FLAGS.workdir)
+    folder, given = Path(_FLAGS.workdir), config.given().config
     use_threads(_FLAGS.threads or read_threads(folder))
     keep_compiled()
     options = lab.RunOptions(
@@ -80,7 +114,8 @@ def main() -> None:
         loggers=tuple(_FLAGS.loggers),
         profile=_FLAGS.profile,
     )
-    results = run_config(app.config(), folder, options)
+    results = run_config(given, folder, options)
+    (folder / COMMAND).write_text(app.given_command(), encoding="utf-8")
     for result in results:
         if result.status == "diverged":
             sys.exit(f"error: {result.message}")
@@ -90,7 +125,7 @@ def main() -> None:
     place = shlex.quote(str(folder))
     print(f"python -m experiments.report {place}", file=sys.stderr)
     print(f"python -m experiments.view --workdir={place} --out=heads.html", file=sys.stderr)
-    if app.config().task == "causal_lm":
+    if results[0].spec.config.task == "causal_lm":
         print(f'python -m experiments.sample --workdir={place} --text="The "', file=sys.stderr)
 
 

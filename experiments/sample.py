@@ -11,7 +11,7 @@ from pathlib import Path
 
 from absl import flags
 
-from attnlab.load import Prompt, open_folder, open_run, pieces, texts
+from attnlab.load import Prompt, open_folder, open_run
 from attnlab.models import Sampling
 from experiments import app
 
@@ -39,10 +39,10 @@ def main() -> None:
     opened = opened or open_folder(Path(given.path))
     sampling = Sampling(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p)
     if given.count > 1:
-        many = texts(opened, prompt, given.new_tokens, given.count, sampling, given.draw)
+        many = opened.texts(prompt, given.new_tokens, given.count, sampling, given.draw)
         print("\n".join(many))
         return
-    for piece in pieces(opened, prompt, given.new_tokens, sampling, given.draw):
+    for piece in opened.pieces(prompt, given.new_tokens, sampling, given.draw):
         print(piece, end="", flush=True)
     print()
 

@@ -22,16 +22,31 @@ each variant (more if the best one is at an end), with a separate seed, on the v
 (docs/results/heads_and_sharing.csv).
 """
 
+import dataclasses
+import math
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 from absl import flags
 
 from attnlab import lab
-from experiments import app, planning
+from attnlab.lab.executors import worker_command
+from attnlab.lab.machine import write_threads
+from attnlab.lab.policies import with_known_rates
+from attnlab.lab.sweep import COMMAND, add_specs, described
+from attnlab.lab.worker import forward_flops
+from attnlab.models import num_parameters
+from experiments import app, config, report
+from experiments.benchmarks.peaks import PEAKS
 
 _FLAGS = flags.FLAGS
+EXAMPLE, SHARE = "NVIDIA H100 80GB HBM3", 0.3
+"""A device, and the share of its peak that is assumed."""
+PASSES = 3
+"""Forward passes that a training step costs."""
 
 
 def define_flags() -> None:
@@ -71,34 +86,158 @@ def define_flags() -> None:
     flags.DEFINE_enum("launcher", "local", ["local", "slurm"], "Where the runs are computed.")
     flags.DEFINE_string("slurm", "", "Options of sbatch, in one string.")
     flags.DEFINE_bool("print_only", False, "Only write the specs (and the SLURM script).")
+    flags.register_validator(
+        "seeds", lambda a: all(map(str.isdigit, a)), "write whole numbers with commas, as 0,1,2"
+    )
+    flags.register_validator("margin", math.isfinite, "give a number of the unit of the scores")
+    flags.register_multi_flags_validator(
+        ["launcher", "slurm"],
+        lambda a: a["launcher"] == "slurm" or not a["slurm"],
+        "--slurm are options of sbatch; add --launcher=slurm",
+    )
+    flags.register_multi_flags_validator(
+        ["tune", "tune_from"],
+        lambda a: not (a["tune"] and a["tune_from"]),
+        "--tune chooses learning rates and --tune_from reads chosen ones; leave one out",
+    )
 
 
 def main() -> None:
     """Runs the sweep."""
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the runs
     folder = Path(_FLAGS.workdir)
-    plan = planning.plan_of()
+    specs, about = planned()
+    policies = policies_of(about, len({spec.seed for spec in specs}))
     if _FLAGS.print_only and _FLAGS.launcher == "local":
-        planning.print_workers(plan, folder)
+        if policies:
+            raise ValueError(
+                "--tune and --max_seeds read results, which --print_only has not; leave them out "
+                "(--tune_from takes learning rates that are known), or add --launcher=slurm"
+            )
+        print_workers(specs, about, folder)
         return
-    print(planning.header(plan, folder), file=sys.stderr, flush=True)
+    print(header(specs, folder), file=sys.stderr, flush=True)
     problem = ""
     try:
         lab.sweep(
-            plan.specs,
+            specs,
             folder,
-            executor=planning.executor(),
-            policies=plan.policies,
-            description=plan.description,
+            executor=executor(),
+            policies=policies,
+            description=about,
             waits=_FLAGS.busy == "wait",
         )
     except lab.Queued as queued:
         print(queued, file=sys.stderr)
     except lab.SweepFailed as failed:
         problem = str(failed)
-    problem = planning.report(folder) or problem
+    (folder / COMMAND).write_text(app.given_command(), encoding="utf-8")
+    problem = write_report(folder) or problem
     if problem:
         sys.exit(f"error: {problem}")
+
+
+def planned() -> tuple[list[lab.RunSpec], lab.Description]:
+    """The runs that the flags describe, and what they are to decide. Raises ValueError."""
+    file = config.given()
+    setup = config.setup_of(file, config.parse_variants(_FLAGS.vary) if _FLAGS.vary else None)
+    if not setup.variants:
+        raise ValueError(
+            f"{file.path} has no variants; give some by --vary=FIELD=VALUE,VALUE, or use "
+            "experiments.run for one model"
+        )
+    specs = setup.specs([int(seed) for seed in _FLAGS.seeds])
+    if _FLAGS.tune_from:
+        specs = with_known_rates(specs, Path(_FLAGS.tune_from))
+    margin = _FLAGS.margin or setup.description.margin
+    return specs, dataclasses.replace(setup.description, margin=margin)
+
+
+def policies_of(about: lab.Description, seeds: int) -> list[lab.Policy]:
+    """What --tune and --max_seeds ask for. Raises ValueError."""
+    policies: list[lab.Policy] = []
+    if _FLAGS.tune:
+        policies.append(lab.TuneLearningRate(_FLAGS.tune))
+    if most := _FLAGS.max_seeds:
+        if most <= seeds:
+            raise ValueError(
+                f"--max_seeds={most} adds no seed to the {seeds} that each variant has; give more, "
+                "or leave it out"
+            )
+        policies.append(lab.DecideComparisons(about.pairs, most, about.margin))
+    return policies
+
+
+def executor() -> lab.Executor:
+    """Where the flags want the runs to be computed."""
+    options = _run_options()
+    if _FLAGS.launcher == "local":
+        return lab.LocalExecutor(_FLAGS.jobs, _FLAGS.threads, options, app.jax_flags())
+    return lab.SlurmExecutor(
+        _FLAGS.jobs,
+        _FLAGS.slurm,
+        run_options=options,
+        environment=app.jax_flags(),
+        threads=_FLAGS.threads,
+        mode="write" if _FLAGS.print_only else "submit",
+    )
+
+
+def _run_options() -> lab.RunOptions:
+    return lab.RunOptions(loggers=tuple(_FLAGS.loggers), profile=_FLAGS.profile)
+
+
+def training_flops(specs: Sequence[lab.RunSpec]) -> int:
+    """Of all runs: three forward passes of each token."""
+    return sum(PASSES * forward_flops(spec.config) for spec in specs)
+
+
+def header(specs: Sequence[lab.RunSpec], folder: Path) -> str:
+    """What is about to run: a line for each variant."""
+    variants = {spec.title: num_parameters(spec.config.model) for spec in specs}
+    lines = [f"  {title}: {count:,} parameters" for title, count in variants.items()]
+    flops = training_flops(specs)
+    title = f"{len(specs)} runs of {len(variants)} variants, {flops:.2e} FLOPs, in {folder}"
+    if _FLAGS.tune:
+        first = _FLAGS.tune * len(variants)
+        title = f"first {first} runs or more to choose learning rates, then {title}"
+    if _FLAGS.max_seeds:
+        title += f", then up to {_FLAGS.max_seeds} seeds of each variant"
+    return "\n".join([title, *lines])
+
+
+def print_workers(specs: Sequence[lab.RunSpec], about: lab.Description, folder: Path) -> None:
+    """Writes the specs and prints what runs them, and an estimate."""
+    command = worker_command(folder.absolute(), _run_options())
+    about = described(about, specs, folder)
+    add_specs(specs, folder)
+    about.write(folder)
+    if _FLAGS.threads:
+        write_threads(folder, _FLAGS.threads)
+    variables = [f"{name}={value}" for name, value in app.jax_flags().items()]
+    print(shlex.join([*(["env"] if variables else []), *variables, "python", *command[1:]]))
+    flops = training_flops(specs)
+    peak = PEAKS[EXAMPLE].flops["bfloat16"]
+    print(
+        f"{len(specs)} runs are written to {folder}; start that command as often as you like, "
+        "on any machine that has the folder, then this one again without --print_only.\n"
+        f"{flops:.2e} FLOPs: {flops / (SHARE * peak) / 60:.3g} minutes at {SHARE:.0%} of the "
+        f"{peak / 1e12:.0f} TFLOP/s of an H100 in bfloat16, without evaluation, starting and "
+        "compiling",
+        file=sys.stderr,
+    )
+
+
+def write_report(folder: Path) -> str:
+    """Writes the report of what is complete and prints its table. Returns what is wrong, or ""."""
+    results = lab.load_results(folder)
+    diverged = [run for run in results if run.status == "diverged"]
+    if len(diverged) < len(results):
+        print(results.table().to_string(index=False))
+    if len(results):
+        print(f"report: {report.write([folder])}")
+    names = ", ".join(f"{run.spec.id}: {run.message}" for run in diverged)
+    return f"{len(diverged)} of {len(results)} runs diverged: {names}" if diverged else ""
 
 
 if __name__ == "__main__":

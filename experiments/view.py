@@ -47,8 +47,8 @@ def main() -> None:
     models += [open_folder(Path(folder)) for folder in folders]
     read = [model.read(asked) for model in models]
     if given.untrained:
-        before = models[0].initial(read[0].inputs)
-        models.append(models[0]._replace(name=f"{models[0].name}, untrained", params=before))
+        before, name = models[0].initial(read[0].inputs), f"{models[0].name}, untrained"
+        models.append(dataclasses.replace(models[0], name=name, params=before))
         read.append(read[0])
     panels = []
     for opened, one in zip(models, read, strict=True):

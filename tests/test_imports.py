@@ -22,8 +22,7 @@ LAYERS = (
 APART = {
     "data": "names fields extras atomic",  # no model
     "training": "names fields nested attention extras atomic data models sharing",
-    "load": "names nested atomic data models training sharing interpret pretrained tap transforms "
-    "lab",
+    "load": "names nested atomic data models training sharing interpret pretrained tap transforms",
     "lab": "extras fields names nested atomic data models training sharing heads interpret "
     "pretrained load tap transforms",
     "report": "extras atomic nested data models sharing interpret training load lab",

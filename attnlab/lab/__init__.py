@@ -18,7 +18,8 @@ runs. Needs the extra `lab`.
 """
 
 import importlib as _importlib
-import typing as _typing
+from collections.abc import Sequence as _Sequence
+from pathlib import Path as _Path
 
 from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import Executor, InProcess, LocalExecutor, Queued
@@ -47,11 +48,15 @@ __all__ = [
     "specs_of", "sweep", "with_rates", "with_values",
 ]  # fmt: skip
 
-if _typing.TYPE_CHECKING:
-    from attnlab.report import report
-else:  # no worker writes a report
 
-    def __getattr__(name: str) -> object:
-        if name == "report":
-            return _importlib.import_module("attnlab.report").report
-        raise AttributeError(f"module 'attnlab.lab' has no attribute {name!r}")
+def report(
+    results: Results | str | _Path | _Sequence[Results | str | _Path],
+    path: str | _Path,
+    description: Description | None = None,
+    *,
+    heads: bool = False,
+) -> _Path:
+    """Writes the report of results or workdirs; see `attnlab.report.report`."""
+    package = _importlib.import_module("attnlab.report")  # a worker does not need it
+    written: _Path = package.report(results, path, description, heads=heads)
+    return written

@@ -18,7 +18,7 @@ from attnlab.models import ModelConfig, config_dict
 from attnlab.names import import_those, load, lookup, module_reference, name_in, reference
 from attnlab.nested import JSON
 from attnlab.sharing import Params
-from attnlab.training.callbacks import CALLBACKS, PeriodicCallback
+from attnlab.training.callbacks import CALLBACKS, Callback
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives import (
     OBJECTIVES,
@@ -81,7 +81,7 @@ class Experiment:
     task: str | Objective = "causal_lm"
     start: str = ""
     init: str | Init = ""
-    callbacks: tuple[str | PeriodicCallback, ...] = ()
+    callbacks: tuple[str | Callback, ...] = ()
     matched: Literal["", "parameters", "flops", "cache"] = ""
     checks_data: dataclasses.InitVar[bool] = True
 
@@ -164,7 +164,7 @@ class Experiment:
 
     def _imports(self) -> list[str]:
         """The modules outside of attnlab that define its parts, and may register them."""
-        optimizer = lookup(OPTIMIZERS, self.train.optimizer.name, what="optimizer").build
+        optimizer = lookup(OPTIMIZERS, self.train.optimizer.name, what="optimizer")
         calls = [lookup(CALLBACKS, str(name), what="callback") for name in self.callbacks]
         parts = [type(self.data), self.objective.prepare, optimizer, *calls, *_classes(self.model)]
         names = {getattr(part, "__module__", "") for part in parts}

@@ -1,4 +1,4 @@
-"""How far the runs of a sweep are: bars on a terminal or in a notebook, else a line for each."""
+"""How far the runs of a sweep are: bars on a terminal or in a notebook, else lines."""
 
 import json
 import sys
@@ -32,11 +32,13 @@ class RunsProgress:
         self._workdir, self._count, self._shown = workdir, len(specs), shown
         self._began, self._last = time.monotonic(), 0.0
         self._rows: dict[str, TaskID] = {}
+        self._begun: set[str] = set()
 
     def __enter__(self) -> "RunsProgress":
         self._bars = progress_bars(shown=self._shown)
         self._bars.start()
-        self._all = self._bars.add_task("runs", total=self._count)
+        self._all = self._bars.add_task(f"runs in {self._workdir.name}", total=self._count)
+        self._say(f"{self._count} runs in {self._workdir}")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -51,21 +53,26 @@ class RunsProgress:
             if result := complete_result(self._workdir, spec):
                 del self._left[spec.id]
                 self._ended(spec, result.status)
-            elif not self._bars.disable:
-                self._show_running(spec, run_folder(self._workdir, spec))
+            elif holder(run_folder(self._workdir, spec)) is not None:
+                self._running(spec, run_folder(self._workdir, spec))
         self._bars.update(self._all, completed=self._count - len(self._left))
 
     def _ended(self, spec: RunSpec, status: str) -> None:
         if spec.id in self._rows:
             self._bars.remove_task(self._rows.pop(spec.id))
+        minutes = (time.monotonic() - self._began) / 60
+        ended = f"{self._count - len(self._left)} of {self._count} have ended"
+        self._say(f"[{spec.id}] {status}; {ended} in {minutes:.1f} minutes")
+
+    def _say(self, line: str) -> None:
         if self._shown and self._bars.disable:
-            minutes = (time.monotonic() - self._began) / 60
-            ended = f"{self._count - len(self._left)} of {self._count} have ended"
-            line = f"[{spec.id}] {status}; {ended} in {minutes:.1f} minutes"
             print(line, file=sys.stderr, flush=True)
 
-    def _show_running(self, spec: RunSpec, folder: Path) -> None:
-        if holder(folder) is None:
+    def _running(self, spec: RunSpec, folder: Path) -> None:
+        if self._bars.disable:
+            if spec.id not in self._begun:
+                self._say(f"[{spec.id}] begun")
+            self._begun.add(spec.id)
             return
         if spec.id not in self._rows:
             self._rows[spec.id] = self._bars.add_task(spec.id, total=spec.config.train.steps)

@@ -191,7 +191,7 @@ class Results(Sequence[RunResult]):
                 **({"texts": len({text for text, _ in scores})} if len(self.texts) > 1 else {}),
                 "diverged": sum(run.status == "diverged" for run in runs),
                 **_sizes(runs[0]),
-                "seconds": sum(run.timing.seconds for run in runs),
+                "seconds": float(np.mean([run.timing.seconds for run in runs])),
             }))  # fmt: skip
         return pandas.DataFrame(rows).sort_values(
             "mean", ascending=self.sign(metric) > 0, ignore_index=True, kind="stable"

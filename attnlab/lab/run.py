@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from attnlab import models
 from attnlab.atomic import write_atomic
-from attnlab.data import Dataset
+from attnlab.data import Dataset, keep_in
 from attnlab.data.dataset import Baselines
 from attnlab.lab.experiment import Experiment, check_lengths
 from attnlab.lab.machine import environment
@@ -30,7 +30,7 @@ from attnlab.lab.result import (
 )
 from attnlab.lab.spec import RunSpec
 from attnlab.lab.workdir import SHARED, claim, complete_result, held, run_folder, waiting
-from attnlab.load import Start, load_start, with_plan_of
+from attnlab.load import LoadedModel, load_start, with_plan_of
 from attnlab.models import ModelConfig, matrix_axes
 from attnlab.models.layer import Report
 from attnlab.names import lookup
@@ -180,7 +180,7 @@ def _bound(experiment: Experiment, dataset: Dataset) -> Objective:
 
 
 def _initial(
-    experiment: Experiment, dataset: Dataset, objective: Objective, start: Start | None
+    experiment: Experiment, dataset: Dataset, objective: Objective, start: LoadedModel | None
 ) -> tuple[Params | InitParams | None, str]:
     """What `fit` begins with, and in words where that comes from."""
     if start is None:
@@ -300,7 +300,8 @@ def load_data(
     folder: Path,
     datasets: dict[str, Dataset] | None = None,
 ) -> Dataset:
-    """The dataset. What is made for it (a tokenizer) is made once for all runs of a workdir.
+    """The dataset. What is made for it (a tokenizer) is made, and its files are read and hashed,
+    once for all runs of a workdir.
 
     Args:
       experiment: names the data.
@@ -311,7 +312,7 @@ def load_data(
     key = json.dumps([experiment.to_dict()["data"], experiment.train.length], sort_keys=True)
     place = shared / hashlib.sha256(key.encode()).hexdigest()[:12]
     place.mkdir(parents=True, exist_ok=True)
-    with waiting(place / "lock"):
+    with waiting(place / "lock"), keep_in(shared / "texts"):
         if (folder / "tokenizer.json").exists():
             return experiment.data.load(experiment.train.length, folder)
         if datasets and key in datasets:

@@ -19,6 +19,7 @@ from attnlab.training.objectives import Objective
 
 Tag: TypeAlias = str | int | float | bool | None
 LAYOUT, SHARING = "model.heads.layout", "model.sharing"
+POSITIONS = "model.positions.kind"
 
 
 def as_tag(value: object) -> Tag:
@@ -329,6 +330,9 @@ def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
         "train": parts["train"].to_dict(),
         "data": {f.name: getattr(data, f.name) for f in dataclasses.fields(data)},
     }
+    if POSITIONS in plain:
+        positions = config_dict.choose(fields["model"]["positions"], str(plain[POSITIONS]))
+        fields["model"]["positions"] = positions
     for path, value in plain.items():
         if path not in (LAYOUT, SHARING):
             _set(fields, path, value)
@@ -359,7 +363,7 @@ def _set(fields: JSON, path: str, value: object) -> None:
         place = place.get(name) if isinstance(place, dict) else None
     if not isinstance(place, dict) or last not in place:
         record = place if isinstance(place, dict) else fields
-        known = config_dict.own_fields(outer[-1] if outer else "", record)
+        known = list(record)
         near = nearest(last, known)
         hint = f"did you mean {near!r}? " if near else ""
         if found := _ending_in(path, flatten(fields)):

@@ -24,6 +24,7 @@ from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
 from attnlab.lab.text_table import counted
 from attnlab.lab.workdir import (
     check_continues,
+    check_same,
     complete_result,
     holder,
     is_longer,
@@ -32,11 +33,13 @@ from attnlab.lab.workdir import (
 from attnlab.lab.worker import ERROR
 from attnlab.load import SPEC, SPECS
 from attnlab.names import IMPORTING
-from attnlab.nested import SHOWN, differences, field_path
+from attnlab.nested import SHOWN
 from attnlab.training.interrupts import Stopped, stop_signals
 
 REPORT = "report.html"
 """In a workdir, where its report is written."""
+COMMAND = "command.txt"
+"""In a workdir, the command that made its runs, as it was typed."""
 
 
 class Run(Protocol):
@@ -247,10 +250,7 @@ def check_specs(specs: Sequence[RunSpec], there: Mapping[str, RunSpec], workdir:
         if _failed_early([folder]):
             continue
         if not is_longer(old.to_dict(), spec.to_dict()):
-            raise ValueError(
-                f"{workdir} has another run with the id {spec.id!r} (another config or seed); use "
-                f"another workdir, or give the run another id ({_changes(old, spec)})"
-            )
+            check_same(old.to_dict(), spec.to_dict(), folder)
         check_continues(folder, old.config.train.steps, spec.config.train)
 
 
@@ -258,16 +258,6 @@ def _failed_early(folders: Sequence[Path]) -> bool:
     """Was one of these runs tried, and did each end before it wrote what it is?"""
     tried = [folder for folder in folders if folder.is_dir()]
     return bool(tried) and not any((f / SPEC).exists() or holder(f) for f in tried)
-
-
-def _changes(there: RunSpec, spec: RunSpec) -> str:
-    old, new = there.to_dict(), spec.to_dict()
-    rows = differences(
-        {"seed": old["seed"], "config": old["config"]},
-        {"seed": new["seed"], "config": new["config"]},
-    )
-    shown = [f"{field_path(name)}: there {a!r}, here {b!r}" for name, a, b in rows[:SHOWN]]
-    return "; ".join(shown)
 
 
 def _finish(

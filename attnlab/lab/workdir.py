@@ -249,7 +249,7 @@ def is_longer(there: JSON, here: JSON) -> bool:
         config = spec["config"]
         train = config["train"] | {"steps": 0, "seeds": ()}
         names = {"seed": spec["seed"], "source": spec.get("source"), "start": spec.get("start")}
-        return names | {"config": config | {"train": train}}
+        return names | {"config": config | {"train": train, IMPORTS: None}}
 
     steps = [spec["config"]["train"]["steps"] for spec in (there, here)]
     return without_steps(there) == without_steps(here) and bool(steps[0] < steps[1])

@@ -11,7 +11,7 @@ from attnlab.models.cost import (
     parameters_by_uses,
     weight_flops,
 )
-from attnlab.models.describe import describe
+from attnlab.models.describe import describe, describe_attention
 from attnlab.models.explain import explain_model
 from attnlab.models.ffn import feed_forward
 from attnlab.models.forward import ModelInputs, Outputs, model_values, run_model
@@ -63,7 +63,8 @@ __all__ = [
     "ModelConfig", "ModelInputs", "MultiHeadAttention", "NoPositions", "Norm", "OutputHead",
     "Outputs", "Relative", "Rotary", "Sampling", "Sinusoidal", "StackInputs", "StackOutputs",
     "TextInputs", "applied_parameters", "cache_bytes_per_token", "captured_per_layer",
-    "check_params", "describe", "explain_model", "feed_forward", "flops_per_token", "from_dict",
+    "check_params", "describe", "describe_attention", "explain_model", "feed_forward",
+    "flops_per_token", "from_dict",
     "from_json", "generate", "head_distance", "identical_heads", "init_layer", "layer_values",
     "limit_logits", "match_budget", "matrix_axes", "model_values", "num_parameters", "param_shapes",
     "parameters_by_uses", "prefill", "run_layers", "run_model", "shard_axes", "stream", "to_dict",

@@ -1,14 +1,13 @@
 """`ModelConfig` as a nested dict, for flags, and as JSON, for checkpoints.
 
-In the dict for flags, a part that is chosen by name has the fields of all choices, so that each of
-them is a flag: `--config.model.heads.layout=latent --config.model.heads.latent_dim=16`. A field
-that is None takes the default of the choice. A field that the choice does not have must stay None,
-or be the default of the choices that have it.
+In the dict for flags, a part that is chosen by name (heads, positions) has the fields of its
+choice; `choose` makes another choice. A field that is None takes its default. A field that the
+choice does not have must be None, or the default of the choices that have it.
 
 >>> from attnlab.heads import Wide
 >>> fields = to_dict(ModelConfig(heads=Wide(num_heads=4)))
->>> fields["heads"]["layout"], fields["heads"]["num_heads"], fields["heads"]["latent_dim"]
-('wide', 4, None)
+>>> fields["heads"]["layout"], fields["heads"]["num_heads"]
+('wide', 4)
 >>> fields["sharing"] = "albert"
 >>> from_dict(fields)
 ModelConfig(heads=Wide(num_heads=4), sharing='albert')
@@ -67,8 +66,7 @@ def to_dict(config: ModelConfig, placeholder: Placeholder | None = None) -> Reco
       A dict that `from_dict` reads as the same config.
 
     Raises:
-      ValueError: a layout or extra that is not registered, or two registered ones that give one
-        field different types.
+      ValueError: a layout or extra that is not registered.
 
     >>> to_dict(ModelConfig(sharing="albert"))["sharing"]
     'albert'
@@ -153,35 +151,35 @@ def _plain_type(hint: object) -> type:
     return cast(type, origin or hint)
 
 
-def own_fields(name: str, record: Mapping[str, object]) -> list[str]:
-    """Fields of a record of `to_dict`: of "heads" and "positions" those of the chosen class.
+def choose(fields: Mapping[str, Any], name: str, placeholder: Placeholder | None = None) -> Record:
+    """The record of heads or of positions in a dict of `to_dict`, with another choice: fields that
+    both choices have keep their values, the others have their defaults.
 
-    >>> own_fields("positions", {"kind": "learned", "base": None, "offset": 0})
-    ['kind', 'offset']
-    """
-    for known, choice in zip(("heads", "positions"), _choices(), strict=True):
-        cls = choice.classes.get(str(record.get(choice.tag)))
-        if name == known and cls:
-            return [f for f in record if f in {choice.tag, "extras", *field_types(cls)}]
-    return list(record)
-
-
-def union_types(choice: Choice) -> dict[str, type]:
-    """Field of any of the classes -> its type.
+    Args:
+      fields: the record.
+      name: of the layout ("layout" in `fields`) or of the position scheme ("kind").
+      placeholder: as of `to_dict`.
 
     Raises:
-      ValueError: two classes give one field different types.
+      ValueError: an unknown name.
+
+    >>> choose({"kind": "learned", "offset": 2, "pad_token": None}, "none")
+    {'kind': 'none'}
     """
-    found: dict[str, tuple[str, type]] = {}
-    for name, cls in choice.classes.items():
-        for field, kind in field_types(cls).items():
-            other, theirs = found.setdefault(field, (name, kind))
-            if kind is not theirs:
-                raise ValueError(
-                    f"{field} is {theirs.__name__} in {choice.tag} {other!r} and {kind.__name__} "
-                    f"in {choice.tag} {name!r}: one flag cannot be both; rename one of the fields"
-                )
-    return {field: kind for field, (_, kind) in found.items()}
+    choice = next(one for one in _choices() if one.tag in fields)
+    cls: type = _registered(choice.classes, name, choice.tag)
+    writer = _Writer(dense=True, placeholder=placeholder or (lambda kind: None))
+    defaults = {f.name: f.default for f in dataclasses.fields(cls)}
+    made: Record = {choice.tag: name}
+    for field, kind in field_types(cls).items():
+        default = defaults[field]
+        given = fields.get(field, None if default is dataclasses.MISSING else default)
+        made[field] = given if isinstance(given, Mapping) else writer.value(given, kind)
+    if "biases" in made and made["biases"] != ALL_BIASES:
+        known = cast(type[Layout], cls).bias_names
+        names = _read_biases(made["biases"], cast(type[Layout], cls), {})
+        made["biases"] = ",".join(name for name in names if name in known)
+    return made
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -189,8 +187,8 @@ def union_types(choice: Choice) -> dict[str, type]:
 
 @dataclasses.dataclass(frozen=True)
 class _Writer:
-    """`dense`: all fields of all choices, defaults of the choice as placeholders (flags). Else the
-    fields of what was chosen, all with their values (JSON)."""
+    """`dense`: with all extras, those that are off too, and fields of None as placeholders (flags).
+    Else what there is, with its values (JSON)."""
 
     dense: bool
     placeholder: Placeholder
@@ -238,22 +236,7 @@ class _Writer:
     def choice(self, value: Layout | Positions, choice: Choice) -> Record:
         """A part that is chosen by name."""
         name = _registered_name(value, choice.classes, "@register_layout(name)")
-        if not self.dense:
-            return {choice.tag: name} | self.record(value, skip=("extras",))
-        defaults = {f.name: f.default for f in dataclasses.fields(value)}
-        made: Record = {choice.tag: name}
-        for field, kind in union_types(choice).items():
-            if field == "extras":
-                continue
-            given = getattr(value, field, None)
-            is_set = field in defaults and given != defaults[field]
-            if is_set and given is None:
-                raise ValueError(
-                    f"{choice.tag} {name!r} has {field}=None, which a flag cannot say: its default "
-                    f"is {defaults[field]!r}; make None the default"
-                )
-            made[field] = self.value(given, kind) if is_set else self.unset(kind)
-        return made
+        return {choice.tag: name} | self.record(value, skip=("extras",))
 
     def layout(self, layout: Layout) -> Record:
         """Heads: fields of the layout, and its extras by name."""

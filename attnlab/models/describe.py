@@ -1,4 +1,6 @@
-"""A short summary of a model: sizes, parameters and FLOPs of each layer type."""
+"""A summary of a model: sizes, parameters and FLOPs of each layer type, and how it is computed."""
+
+from collections.abc import Mapping
 
 from attnlab.models.config import ModelConfig, sharing_name
 from attnlab.models.cost import (
@@ -10,14 +12,17 @@ from attnlab.models.cost import (
     stacks,
     sublayer_flops,
     sublayer_parameters,
+    weight_flops,
 )
+from attnlab.models.explain import explain_model
 from attnlab.models.parameters import num_outer_parameters
 
 HEADER = ("layers", "sublayer", "number", "groups", "parameters", "FLOPs per token")
 
 
 def describe(config: ModelConfig, length: int | None = None) -> str:
-    """A table of parameters and forward FLOPs.
+    """The parameter group of each sublayer of each layer, and a table of parameters and FLOPs of a
+    forward pass. "<" stands for the keys and values of the layer before.
 
     Args:
       config: the model.
@@ -26,6 +31,10 @@ def describe(config: ModelConfig, length: int | None = None) -> str:
     >>> print(describe(ModelConfig(sharing="albert")))
     decoder of width 64: layout standard, 4 heads, sharing albert
     parameters: 70,592, applied: 220,544; cache: 2,048 bytes per token; texts of 64 tokens
+    <BLANKLINE>
+    layers       0 1 2 3
+      attention  0 0 0 0
+      ffn        0 0 0 0
     <BLANKLINE>
     layers   sublayer   number  groups  parameters  FLOPs per token
     layers   attention       4       1      16,768          196,608
@@ -43,7 +52,7 @@ def describe(config: ModelConfig, length: int | None = None) -> str:
         ).rstrip()
         for row in rows
     ]
-    return "\n".join([*_summary(config, length), "", *lines])
+    return "\n".join([*_summary(config, length), "", *_groups(config), "", *lines])
 
 
 def _summary(config: ModelConfig, length: int) -> list[str]:
@@ -51,10 +60,34 @@ def _summary(config: ModelConfig, length: int) -> list[str]:
     names = " and ".join(f"{heads.name}, {heads.num_heads} heads" for heads in kinds)
     counts = f"{num_parameters(config):,}, applied: {applied_parameters(config):,}"
     cache = f"{cache_bytes_per_token(config):,} bytes per token"
-    return [
+    lines = [
         f"{config.kind} of width {config.width}: layout {names}, sharing {sharing_name(config)}",
         f"parameters: {counts}; cache: {cache}; texts of {length} tokens",
     ]
+    if making := weight_flops(config):
+        lines.append(f"FLOPs per call to compute the weights of the layers: {making:,}")
+    return lines
+
+
+def _groups(config: ModelConfig) -> list[str]:
+    """A row for each sublayer, a column for each layer: its parameter group, counted from 0."""
+    plans = {"layers": config.plan}
+    if config.kind == "encoder_decoder":
+        plans = {"encoder_layers": config.encoder_plan, "layers": config.plan}
+    lines = []
+    for stack, plan in plans.items():
+        rows = {stack: [str(i) for i in range(plan.num_layers)]}
+        if config.layer_types:
+            rows["  type"] = [name.removeprefix("layers_") for name in config.layer_names]
+        for sublayer, groups in plan.items():
+            rows[f"  {sublayer}"] = ["<" if group is None else str(group) for group in groups]
+        width = max(len(cell) for row in rows.values() for cell in row)
+        names = max(11, *map(len, rows)) + 2
+        for name, row in rows.items():
+            lines.append(f"{name:<{names}}" + " ".join(cell.rjust(width) for cell in row))
+    if config.encoder is not None and config.encoder.shares_decoder:
+        lines.append("both stacks use the same parameter groups")
+    return lines
 
 
 def _rows(config: ModelConfig, length: int) -> list[tuple[str, ...]]:
@@ -71,3 +104,27 @@ def _rows(config: ModelConfig, length: int) -> list[tuple[str, ...]]:
     outside = f"{num_outer_parameters(config):,}", f"{outer_flops(config):,}"
     total = f"{num_parameters(config):,}", f"{flops_per_token(config, length):,}"
     return [*rows, ("outside", "", "", "", *outside), ("total", "", "", "", *total)]
+
+
+def describe_attention(
+    config: ModelConfig, inputs: Mapping[str, object], *, training: bool = False
+) -> str:
+    """The contraction order and the backend of every attention sublayer, "*" at those that are
+    chosen, and why the others are not.
+
+    Args: as `explain_model`.
+    """
+    sections = []
+    for stack, reports in explain_model(config, inputs, training=training).items():
+        for sublayer, report in reports.items():
+            lines = [f"{sublayer}-attention of {stack}, contraction order:"]
+            for order, cost in report["order"].items():
+                mark = "*" if order == report["chosen"]["order"] else " "
+                flops = f"{cost:,} FLOPs a layer" if isinstance(cost, int) else cost
+                lines.append(f"  {mark} {order:<12} {flops}")
+            lines.append("backend:")
+            for backend, reason in report["implementation"].items():
+                mark = "*" if str(reason).startswith("chosen") else " "
+                lines.append(f"  {mark} {backend:<12} {reason}")
+            sections.append("\n".join(lines))
+    return "\n\n".join(sections)

@@ -9,7 +9,7 @@ import numpy as np
 from attnlab.lab.results import label_of
 from attnlab.lab.stats import Variant, text_difference
 from attnlab.report.page import Figure, draw
-from attnlab.report.panel import Panel, mean_of
+from attnlab.report.panel import Panel
 from attnlab.report.style import (
     FONT_SIZE,
     FOREGROUND,
@@ -89,7 +89,7 @@ def scores_figure(panel: Panel, name: str = "scores") -> list[Figure]:
     for variant, scores in panel.scores.items():
         d = text_difference(list(scores.values()), [text for text, _ in scores])
         label = panel.labels[variant]
-        rows.append(Row(fill(label, LINE), panel.styles[label], mean_of(scores), d.low, d.high))
+        rows.append(Row(fill(label, LINE), panel.styles[label], d.mean, d.low, d.high))
     if len(rows) < 2:
         return []
     figure = interval_plot(rows, f"held-out {panel.metric.unit}", panel.metric.digits)

@@ -23,7 +23,7 @@ from attnlab.report.maps import HeadTable, attention_map, head_tables
 from attnlab.report.page import Block, Figure, Figures, Paragraph, Section, Text, draw
 from attnlab.report.panel import Panel
 from attnlab.sharing import Params
-from attnlab.training.objectives import OBJECTIVES, Objective, decode_tokens
+from attnlab.training.objectives import Objective, decode_tokens
 from attnlab.training.objectives.objective import Inputs
 
 LONGEST = 512
@@ -131,7 +131,7 @@ def look(run: RunResult, folder: Path) -> tuple[Heads | None, tuple[str, str] | 
     """
     loaded, experiment = open_run(folder, run.spec.seed), run.spec.config
     dataset = experiment.data.load(experiment.train.length, folder)
-    objective = OBJECTIVES[experiment.task].bind(dataset.sizes)
+    objective = experiment.objective.bind(dataset.sizes)
     rows = shown_rows(objective, dataset)
     tokens = np.asarray(rows[0].example.inputs["tokens"])
     if tokens.ndim != 2:  # features

@@ -11,6 +11,7 @@ from attnlab.lab.description import Expectation, Tags
 from attnlab.lab.result import RunResult
 from attnlab.lab.results import data_of, label_of
 from attnlab.lab.stats import Array
+from attnlab.lab.sweep import COMMAND
 from attnlab.lab.text_table import counted
 from attnlab.nested import differing, flatten
 from attnlab.report.page import Facts, Paragraph, Section, number, p_equation
@@ -29,8 +30,6 @@ MOST_SHOWN = 4
 MOST_NAMES = 8
 """Names of variants in such a list."""
 FEW_SEEDS = 3
-COMMAND = "command.txt"
-"""In a workdir: the command as it was typed."""
 RELATIONS = {"at most": np.less_equal, "at least": np.greater_equal, "exactly": np.equal}
 
 

@@ -1,12 +1,10 @@
 """Training: objectives, optimizers, the steps of several seeds, evaluation, exact resume."""
 
 from attnlab.training import objectives, sharding
-from attnlab.training.callbacks import CALLBACKS, Callback, Profile, StepInfo, callback
+from attnlab.training.callbacks import CALLBACKS, Callback, Profile, StepInfo, callback, measured
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_model
-from attnlab.training.compiled import TrainStep
 from attnlab.training.config import EvaluationConfig, TrainConfig, make_optimizer
-from attnlab.training.fit import FitOptions, FitResult, fit
-from attnlab.training.in_memory import InMemoryFit, fit_in_memory
+from attnlab.training.fit import FitOptions, FitResult, InMemoryFit, fit, fit_in_memory
 from attnlab.training.interrupts import NonFiniteLoss, Stopped
 from attnlab.training.loggers import LOGGERS, Logger
 from attnlab.training.metrics import Recorder
@@ -21,7 +19,7 @@ __all__ = [
     "EvaluationConfig", "Evaluator", "FitOptions", "FitResult", "InMemoryFit", "Logger",
     "NonFiniteLoss", "Objective", "Optimizer", "OptimizerConfig", "Profile", "Recorder",
     "ScheduleConfig", "StateSharding", "StepInfo", "Stopped", "TrainConfig", "TrainState",
-    "TrainStep", "WrongCheckpoint", "callback", "describe_model", "fit", "fit_in_memory",
-    "frozen_mask", "init_state", "make_optimizer", "map_over_seeds", "objectives", "sharding",
+    "WrongCheckpoint", "callback", "describe_model", "fit", "fit_in_memory", "frozen_mask",
+    "init_state", "make_optimizer", "map_over_seeds", "measured", "objectives", "sharding",
     "train_step",
 ]  # fmt: skip

@@ -1,11 +1,13 @@
 """What `fit` calls while it trains: functions with a period, and the callback that writes a
 profile."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import jax
+from jaxtyping import Array
 
 from attnlab.models import ModelConfig, head_distance
 from attnlab.models.head_similarity import smallest_change
@@ -15,7 +17,7 @@ from attnlab.training.step import TrainState
 
 
 class StepInfo(NamedTuple):
-    """What a periodic callback gets: one seed at one step."""
+    """What a callback gets: one seed at one step."""
 
     step: int
     params: Params
@@ -27,7 +29,7 @@ class StepInfo(NamedTuple):
     """(name, number): writes it to metrics.jsonl and the loggers."""
 
 
-class PeriodicCallback(Protocol):
+class Callback(Protocol):
     """A function that `callback` has given a period."""
 
     every: int
@@ -57,10 +59,39 @@ def callback(*, every: int) -> Callable[[CallT], CallT]:
         raise ValueError(f"callback(every={every}): give 1 or more steps")
 
     def mark(function: CallT) -> CallT:
-        cast(PeriodicCallback, function).every = every
+        cast(Callback, function).every = every
         return function
 
     return mark
+
+
+Measure: TypeAlias = Callable[[Params, Params], dict[str, Array]]
+"""(parameters at step 0, parameters now) of one seed -> numbers by name."""
+
+
+def measured(measure: Measure, every: int) -> Callback:
+    """A callback that logs numbers of the parameters as "weights/NAME"; `measure` is compiled once.
+
+    Record how far each seed has moved from its initial parameters:
+
+        def moved(initial, now):
+            return {"moved": optax.global_norm(jax.tree.map(jnp.subtract, now, initial))}
+
+        options = FitOptions(callbacks=[measured(moved, every=100)])
+    """
+    numbers = jax.jit(measure)
+
+    @callback(every=every)
+    def log_numbers(info: StepInfo) -> None:
+        for name, value in numbers(info.initial, info.params).items():
+            info.log(f"weights/{name}", value)
+
+    return cast(Callback, log_numbers)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of_heads(config: ModelConfig, initial: Params, params: Params) -> tuple[Array, Array]:
+    return head_distance(config, params), smallest_change(initial, params)
 
 
 @callback(every=100)
@@ -68,43 +99,20 @@ def heads(info: StepInfo) -> None:
     """Logs how far apart the heads are and how far the array that moved least has moved: see
     `models.head_distance` and `smallest_change`."""
     config: ModelConfig = info.model.config  # type: ignore[attr-defined]
-    info.log("weights/heads_apart", head_distance(config, info.params))
-    info.log("weights/least_moved", smallest_change(info.initial, info.params))
+    apart, moved = _of_heads(config, info.initial, info.params)
+    info.log("weights/heads_apart", apart)
+    info.log("weights/least_moved", moved)
 
 
-CALLBACKS: dict[str, PeriodicCallback] = {"heads": cast(PeriodicCallback, heads)}
-"""Name -> a periodic callback, for `lab.Experiment.callbacks`."""
-
-
-@runtime_checkable
-class Callback(Protocol):
-    """Called by `fit` in every process. An error is printed, and the callback not called again.
-
-    It must not change the state. Reading it waits for the step to end, which costs time.
-
-    >>> class PrintSteps:  # a class with these three methods is a callback
-    ...     def before_step(self, step): pass
-    ...     def after_step(self, step, state): print(step)
-    ...     def finish(self): pass
-    >>> isinstance(PrintSteps(), Callback)  # for FitOptions(callbacks=[PrintSteps()])
-    True
-    """
-
-    def before_step(self, step: int) -> None:
-        """Step `step` (the first is 1) is about to start."""
-
-    def after_step(self, step: int, state: TrainState) -> None:
-        """Step `step` was started; `state`, with an axis of seeds, is the one after it."""
-
-    def finish(self) -> None:
-        """The training ended, also by an error or a signal."""
+CALLBACKS: dict[str, Callback] = {"heads": cast(Callback, heads)}
+"""Name -> a callback, for `lab.Experiment.callbacks`."""
 
 
 class Profile:
     """Writes a trace of the steps `first` to `last` into `folder`, by `jax.profiler`.
 
     View it with XProf (`tensorboard --logdir=FOLDER`) or Perfetto. A run that resumes after `first`
-    traces from the step at which it resumes.
+    traces from the second step that it takes.
 
     Args:
       folder: made if it is missing.
@@ -123,17 +131,14 @@ class Profile:
         self._folder, self._first, self._last = folder, first, last
         self._active = False
 
-    def before_step(self, step: int) -> None:
-        """Starts the trace."""
-        if not self._active and self._first <= step <= self._last:
-            jax.profiler.start_trace(str(self._folder))
-            self._active = True
-
     def after_step(self, step: int, state: TrainState) -> None:
-        """Ends the trace when the last step has ended."""
+        """Starts the trace before the step `first`, and ends it when the last one has ended."""
         if self._active and step >= self._last:
             jax.block_until_ready(state.step)
             self.finish()
+        elif not self._active and self._first <= step + 1 <= self._last:
+            jax.profiler.start_trace(str(self._folder))
+            self._active = True
 
     def finish(self) -> None:
         """Ends a trace that is still active."""

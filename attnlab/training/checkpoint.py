@@ -20,7 +20,7 @@ from jaxtyping import Array
 
 from attnlab.atomic import naming_full_disk
 from attnlab.extras import extra
-from attnlab.models import ModelConfig, from_json, to_json
+from attnlab.models import ModelConfig, to_json
 from attnlab.nested import JSON, differences
 from attnlab.sharing import PyTree
 from attnlab.training import sharding
@@ -37,9 +37,13 @@ def digest(array: jax.typing.ArrayLike) -> str:
 class WrongCheckpoint(ValueError):
     """A checkpoint of another run than the one that is to be resumed.
 
-    The message names the first difference: sharing plan, model config, data, schedule or training.
-    Give the run the config of the checkpoint, or another folder.
+    The message names the first difference: of the model, its sharing plans, the data, the schedule
+    or the training. Give the run the config of the checkpoint, or another folder.
     """
+
+
+MAY_CHANGE = ("steps", "accumulate", "evaluation", "log_every", "checkpoint_every")
+"""Fields of a `TrainConfig` with which a run may be resumed that began with others."""
 
 
 def describe_model(model: object) -> JSON:
@@ -64,113 +68,62 @@ def describe_model(model: object) -> JSON:
     return {**written["model"], "version": written["version"], "plans": groups}
 
 
-def check_model(model: JSON, notes: JSON) -> None:
-    """Compares the model of a checkpoint with another.
-
-    Equal shapes do not say that two models are the same: plans, norms and masks leave no trace in
-    them.
-
-    Args:
-      model: of `describe_model`.
-      notes: of a checkpoint; `notes["model"]` is of `describe_model` too.
-
-    Raises:
-      WrongCheckpoint: names the fields that differ, or says that the checkpoint is older than the
-        nested config.
-
-    >>> from attnlab.models import ModelConfig, Norm
-    >>> configs = [ModelConfig(norm=Norm(kind=kind)) for kind in ("rms", "layer")]
-    >>> ours, theirs = (describe_model(config.build()) for config in configs)
-    >>> try:
-    ...     check_model(ours, {"model": theirs})
-    ... except WrongCheckpoint as error:
-    ...     print(str(error).partition(";")[0])
-    the checkpoint is of a model with norm.kind='layer', not 'rms'
-    """
-    other = notes.get("model") or {}
-    if not model or not other:
-        return
-    for stack, plan in model["plans"].items():
-        theirs = other["plans"].get(stack, plan)
-        if theirs != plan:
-            raise WrongCheckpoint(
-                f"the checkpoint is of a model whose {stack} have the sharing plan {theirs} "
-                f"({other['sharing']!r}), this model has {plan} ({model['sharing']!r}); give the "
-                "model the plan of the checkpoint, or the run another folder"
-            )
-    changed = differences(_all_fields(model), _all_fields(other))
-    # The names of plans may differ: the plans themselves are compared above.
-    if changed := [one for one in changed if not one[0].endswith("sharing")]:
-        fields = ", ".join(f"{path}={theirs!r}, not {ours!r}" for path, ours, theirs in changed)
-        raise WrongCheckpoint(
-            f"the checkpoint is of a model with {fields}; give the model these fields, or the run "
-            "another folder"
-        )
-
-
-MAY_CHANGE = ("steps", "accumulate", "evaluation", "log_every", "checkpoint_every")
-"""Fields of a `TrainConfig` with which a run may be resumed that began with others."""
-
-
-def describe_training(config: TrainConfig) -> JSON:
-    """The fields of a config that a resumed run must have again, as JSON."""
-    fields: JSON = json.loads(json.dumps(config.to_dict()))
-    return {name: value for name, value in fields.items() if name not in MAY_CHANGE}
+def describe_run(model: object, source: str, config: TrainConfig) -> JSON:
+    """What a resumed run must have again: the model, the digest of the data, and the training but
+    for `MAY_CHANGE`."""
+    training = json.loads(json.dumps(config.to_dict()))
+    training = {name: value for name, value in training.items() if name not in MAY_CHANGE}
+    return {"model": describe_model(model), "source": source, "training": training}
 
 
 def check_run(config: TrainConfig, identity: JSON, notes: JSON) -> None:
-    """Raises WrongCheckpoint where the notes of a checkpoint are of another run.
+    """Compares the notes of a checkpoint with a run. Equal shapes do not say that two models are
+    the same: plans, norms and masks leave no trace in them.
 
     Args:
       config: of the run.
-      identity: "model" of `describe_model`, "source", the digest of the dataset, and "training" of
-        `describe_training`.
-      notes: of a checkpoint.
+      identity: of `describe_run`.
+      notes: of a checkpoint: another `describe_run`, "step" and "of", the steps of its run.
+
+    Raises:
+      WrongCheckpoint: the first difference.
+
+    >>> from attnlab.models import ModelConfig, Norm
+    >>> models = [ModelConfig(norm=Norm(kind=kind)).build() for kind in ("rms", "layer")]
+    >>> ours, theirs = (describe_run(model, "", TrainConfig()) for model in models)
+    >>> try:
+    ...     check_run(TrainConfig(), ours, theirs)
+    ... except WrongCheckpoint as error:
+    ...     print(str(error).partition(";")[0])
+    the checkpoint is of another run: model.norm.kind is 'layer' there and 'rms' here
     """
-    check_model(identity["model"], notes)
     step, steps = notes.get("step", 0), notes.get("of", config.steps)
-    common = common_steps(dataclasses.replace(config, steps=steps), config.steps)
-    if steps != config.steps and step > common:
+    before = dataclasses.replace(config, steps=steps)
+    if steps != config.steps and step > (common := common_steps(before, config.steps)):
         raise WrongCheckpoint(
             f"the checkpoint is step {step} of {steps}; with the schedule {config.schedule.name!r} "
             f"a run of {config.steps} steps has the same learning rates only up to step {common}; "
-            "give the run another folder (constant and warmup_stable_decay can be continued)"
+            "give the run another folder (the schedule constant can be continued)"
         )
-    if notes.get("source", identity["source"]) != identity["source"]:
+    theirs = {name: notes.get(name) for name in identity}
+    # The names of plans may differ: "plans" are the plans themselves.
+    found = [one for one in differences(theirs, identity) if not one[0].endswith("sharing")]
+    if found:
+        path, there, here = found[0]
         raise WrongCheckpoint(
-            f"the checkpoint was trained on other data (digest {notes['source'][:12]}, here "
-            f"{identity['source'][:12]}); give it the same data, or the run another folder"
+            f"the checkpoint is of another run: {path} is {there!r} there and {here!r} here; give "
+            "the run the config and data of the checkpoint, or another folder"
         )
-    theirs = notes.get("training", {})
-    changed = [one for one in differences(theirs, identity["training"]) if theirs]
-    if changed:
-        fields = ", ".join(f"{path}={old!r}, not {new!r}" for path, old, new in changed)
-        raise WrongCheckpoint(
-            f"the checkpoint is of a training with {fields}; give the config these fields, or the "
-            "run another folder"
-        )
-
-
-def _all_fields(described: JSON) -> JSON:
-    """The fields of the config, those that are newer than the description with their defaults."""
-    model = {name: value for name, value in described.items() if name not in ("version", "plans")}
-    try:
-        config = from_json(json.dumps({"version": described["version"], "model": model}))
-    except ValueError as error:
-        raise WrongCheckpoint(f"the model of the checkpoint cannot be read: {error}") from None
-    fields: JSON = json.loads(to_json(config))["model"]
-    return fields
 
 
 class Checkpoints:
-    """The newest two steps of a state (any tree of arrays), and the step `also` if it is saved.
+    """The newest two steps of a state (any tree of arrays).
 
     States are written in the background. Use as a context manager: leaving it waits for the last
     write and raises if it failed.
 
     Args:
       directory: made if it is missing; one folder for each step.
-      also: a step that is kept beside the newest two; 0: none.
       say: receives a line about each damaged checkpoint.
 
         with Checkpoints(Path("run/checkpoints")) as checkpoints:
@@ -179,9 +132,7 @@ class Checkpoints:
             step, state, notes = checkpoints.restore()  # None where nothing was saved
     """
 
-    def __init__(
-        self, directory: Path, *, also: int = 0, say: Callable[[str], None] = print
-    ) -> None:
+    def __init__(self, directory: Path, *, say: Callable[[str], None] = print) -> None:
         # Orbax takes a second to import and logs what our errors report more clearly.
         with extra("train"):
             from orbax.checkpoint import v1 as orbax
@@ -189,12 +140,11 @@ class Checkpoints:
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         policies = orbax.training.preservation_policies
-        kept = [policies.LatestN(2), policies.CustomSteps([also])]
         self._directory, self._say = directory, say
         self._open = functools.partial(
             orbax.training.Checkpointer,
             directory.resolve(),
-            preservation_policy=policies.AnyPreservationPolicy(kept),
+            preservation_policy=policies.LatestN(2),
         )
         self._checkpointer = self._open()
 

@@ -1,8 +1,10 @@
 """`TrainConfig`: how to train, checked; its optimizer and schedule."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -158,24 +160,15 @@ def common_steps(config: TrainConfig, steps: int) -> int:
     warmup_stable_decay 641
     constant 800
     """
-    both = min(config.steps, steps)
-    rates = [
-        np.broadcast_to(_schedule(c)(jnp.arange(both)), both)
-        for c in (config, dataclasses.replace(config, steps=steps))
-    ]
-    return int(np.argmin(np.append(rates[0] == rates[1], False)))
+    peak, lengths = config.optimizer.learning_rate, (config.steps, steps)
+    return _common_steps(config.schedule, peak, *sorted(lengths))
 
 
-def fork_step(config: TrainConfig) -> int:
-    """The last step with the same rates in longer trainings, if that is worth a checkpoint of its
-    own: after the warm-up, before the end; else 0.
-
-    >>> schedules = [ScheduleConfig(name=name) for name in ("cosine", "constant")]
-    >>> [fork_step(TrainConfig(schedule=schedule)) for schedule in schedules]
-    [0, 0]
-    """
-    step = common_steps(config, 2 * config.steps)
-    return step if config.schedule.warmup(config.steps) + 1 < step < config.steps else 0
+@functools.cache
+def _common_steps(schedule: ScheduleConfig, peak: float, shorter: int, longer: int) -> int:
+    rates = [make_schedule(schedule, peak, steps) for steps in (shorter, longer)]
+    same = jax.jit(lambda step: jnp.broadcast_to(rates[0](step) == rates[1](step), step.shape))
+    return int(np.argmin(np.append(same(np.arange(shorter)), False)))
 
 
 def _schedule(config: TrainConfig) -> Rate:

@@ -3,31 +3,32 @@
 import contextlib
 import dataclasses
 import functools
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.models import ModelConfig
-from attnlab.nested import JSON
 from attnlab.sharing import Params
 from attnlab.sharing.named_plans import plan_name
 from attnlab.training import memory, sharding
-from attnlab.training.callbacks import Callback, PeriodicCallback, StepInfo
+from attnlab.training.callbacks import Callback, Profile, StepInfo
 from attnlab.training.checkpoint import (
     Checkpoints,
     check_run,
-    describe_model,
-    describe_training,
+    describe_run,
 )
-from attnlab.training.compiled import TrainStep, host_batch, initial_state
-from attnlab.training.config import TrainConfig, fork_step
+from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
+from attnlab.training.loggers import Row, read_metrics
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import (
     Model,
@@ -42,43 +43,29 @@ from attnlab.training.step import (
     Evaluator,
     InitParams,
     TrainState,
+    host_batch,
     init_state,
-    map_over_seeds,
+    initial_state,
     new_params,
+    step_of_seeds,
 )
 
 Scores: TypeAlias = dict[str, np.ndarray]
 """Name -> a number for each seed [S]."""
-Measure: TypeAlias = Callable[[Params, Params], dict[str, Array]]
-"""(parameters at step 0, parameters now) of one seed -> numbers by name."""
 
 
 class FitOptions(NamedTuple):
-    """What `fit` may be given besides.
-
-    Attributes:
-      mesh: of devices; None: all, as "data".
-      sharding: how parameters and optimizer are sharded over the mesh.
-      params: to start from, in place of `model.init`: a tree for all seeds, which then differ in
-        batches and dropout alone; a list with the tree of each seed; or a function (key, inputs) ->
-        tree.
-      measure: numbers of the parameters that are recorded at step 0, at every evaluation and at the
-        end. An error in it is raised at step 0 and printed later.
-      callbacks: called before and after each step, or with a period (`callbacks.callback`).
-
-    Record how far each seed has moved from its initial parameters:
-
-        def moved(initial, now):
-            return {"moved": optax.global_norm(jax.tree.map(jnp.subtract, now, initial))}
-
-        options = FitOptions(measure=moved)  # in metrics.jsonl and `FitResult.measured`
-    """
+    """What `fit` may be given besides."""
 
     mesh: Mesh | None = None
+    """Devices; None: all, as "data"."""
     sharding: StateSharding = StateSharding()
+    """How parameters and optimizer are sharded over the mesh."""
     params: Params | list[Params] | InitParams | None = None
-    measure: Measure | None = None
-    callbacks: Sequence[Callback | PeriodicCallback] = ()
+    """To start from, in place of `model.init`: a tree for all seeds, which then differ in batches
+    and dropout alone; a list with the tree of each seed; or a function (key, inputs) -> tree."""
+    callbacks: Sequence[Callback | Profile] = ()
+    """Functions with a period (`callbacks.callback`)."""
 
 
 class FitResult(NamedTuple):
@@ -100,8 +87,6 @@ class FitResult(NamedTuple):
     """Of all seeds together, over every start of the run, with compilation."""
     tokens_per_second: float
     """Of all seeds together, without compilation and evaluation."""
-    measured: Scores
-    """What `FitOptions.measure` returns at the end."""
     validation: Scores
     """The same as `heldout` of the whole validation part; empty where the dataset has none."""
 
@@ -134,7 +119,7 @@ def fit(
       dataset: of batches and scored rows.
       recorder: of metrics.
       checkpoints: of the state.
-      options: devices, initial parameters, what to measure, callbacks.
+      options: devices, initial parameters, callbacks.
 
     Returns:
       The state at the last step and the scores of each seed.
@@ -159,22 +144,40 @@ def fit(
                 recorder=recorder, checkpoints=checkpoints,
             )
     """
-    run = _Run(model, objective, optimizer, config, dataset, recorder, checkpoints, options)
-    first = run.restore()
-    with stop_signals() as stop_requested:
+    training = _Training(
+        model, objective, optimizer, config, dataset, recorder, checkpoints, options
+    )
+    first = training.restore()
+    with stop_signals() as stop_requested, training.finishing_profiles():
         if sharding.any_process(bool(stop_requested())):  # while the data were loaded
             raise Stopped(f"stopped at step {first} of {config.steps}")
         if first < config.steps:
-            run.compile(first)
+            training.compile(first)
         if not first:
-            run.measure(0)
-            run.call_periodic(0)
-        run.train(first, stop_requested)
-    return run.result()
+            training.call_back(0)
+        with recorder.progress(config.steps, first) as advance:
+            for step in range(first + 1, config.steps + 1):
+                training.take_step(step)
+                is_last, logs = step == config.steps, step % config.log_every == 0
+                if logs or is_last:
+                    training.log(step)
+                    advance(step, training.tokens_per_step)
+                if step % config.evaluation.every == 0 and not is_last:
+                    training.evaluate(step)
+                training.call_back(step)
+                # Hosts agree on the step to stop at, now and then: it costs them a message.
+                agrees = logs or jax.process_count() == 1
+                stops = agrees and sharding.any_process(bool(stop_requested()))
+                if step % config.checkpoint_every == 0 or is_last or stops:
+                    training.save(step)
+                if stops:
+                    raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
+                training.clock.start(step)  # hence not before the first step, which compiles
+    return training.result()
 
 
 @dataclasses.dataclass(eq=False)
-class _Run:
+class _Training:
     """One call of `fit`: the state and what changes it."""
 
     model: Model
@@ -192,26 +195,17 @@ class _Run:
         self._check_task()
         self.mesh = options.mesh or sharding.data_mesh(batch_size=config.batch_size)
         self.objective = self.objective.bind(dataset.sizes)
-        self.callbacks = [one for one in options.callbacks if isinstance(one, Callback)]
-        self.periodic = [one for one in options.callbacks if not isinstance(one, Callback)]
-        self.identity: JSON = {
-            "model": describe_model(model),
-            "source": dataset.digest,
-            "training": describe_training(config),
-        }
+        self.identity = describe_run(model, dataset.digest, config)
         self.seeds = sharding.replicate(self.mesh, np.array(config.seeds, np.uint32))
         self.state, self.shardings = initial_state(
             self.init_seed, config.seeds, self._initial_params(), self.mesh, options.sharding
         )
         self.device_arrays = sharding.replicate(self.mesh, dataset.device_arrays)
         self._evaluator = Evaluator(model, self.objective, self.mesh, config.evaluation.batch_size)
-        self._measure: Callable[..., dict[str, Array]] | None = None
-        if self.periodic or options.measure is not None:
-            self._initial = sharding.gather(self.state.params)
-        if options.measure is not None:
-            self._measure = jax.jit(
-                map_over_seeds(options.measure), out_shardings=sharding.replicated(self.mesh)
-            )
+        self._rate = jax.jit(self.optimizer.schedule)
+        self.profiles = [one for one in options.callbacks if isinstance(one, Profile)]
+        self.callbacks = [one for one in options.callbacks if not isinstance(one, Profile)]
+        self._initial: Params = sharding.gather(self.state.params) if self.callbacks else {}
 
     def _check_task(self) -> None:
         """Raises ValueError where model and dataset do not fit the objective."""
@@ -250,7 +244,7 @@ class _Run:
     def compile(self, first: int) -> None:
         """Compiles the step; raises ValueError where it does not fit the memory of a device."""
         began = time.perf_counter()
-        step = TrainStep(
+        step = step_of_seeds(
             self.model, self.objective, self.optimizer, self.config, self.dataset, self.mesh
         )
         jitted = jax.jit(step, donate_argnums=0, out_shardings=self.shardings)
@@ -262,69 +256,14 @@ class _Run:
             f"{self._describe()}; {self.mesh.size} x {device.device_kind}; compiled in "
             f"{time.perf_counter() - began:.1f} s"
         )
-        if (needed := memory.step_memory(self._step)) is not None:
-            report = memory.check_fits(needed, memory.device_memory(device))
-            if self.mesh.size > 1 or device.platform != "cpu":
-                self.recorder.say(report)
+        report = memory.check_memory(self._step, memory.device_memory(device))
+        if report and (self.mesh.size > 1 or device.platform != "cpu"):
+            self.recorder.say(report)
 
-    def train(self, first: int, stop_requested: Callable[[], int]) -> None:
-        """Takes the steps after `first`."""
-        config, fork = self.config, fork_step(self.config)
-        progress = self.recorder.progress(config.steps, first)
-        with self._finishing_callbacks(), progress as advance:
-            for step in range(first + 1, config.steps + 1):
-                self.train_step(step)
-                is_last, logs = step == config.steps, step % config.log_every == 0
-                if logs or is_last:
-                    self.log(step)
-                    advance(step, self.tokens_per_step)
-                if step % config.evaluation.every == 0 and not is_last:
-                    self.clock.stop(self.state.step, step)
-                    self.evaluate(step)
-                self.call_periodic(step)
-                # Hosts agree on the step to stop at, now and then: it costs them a message.
-                agrees = logs or jax.process_count() == 1
-                stops = agrees and sharding.any_process(bool(stop_requested()))
-                if step % config.checkpoint_every == 0 or step == fork or is_last or stops:
-                    self.clock.stop(self.state.step, step)
-                    self.save(step)
-                if stops:
-                    raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
-                self.clock.start(step)  # hence not before the first step, which compiles
-
-    def train_step(self, step: int) -> None:
+    def take_step(self, step: int) -> None:
         """Starts one step of all seeds."""
-        self._call_back(lambda callback: callback.before_step(step))
         batch = host_batch(self.dataset, self.config, self.mesh, step)
         self.state = self._step(self.state, batch, self.seeds, self.device_arrays)
-        self._call_back(lambda callback: callback.after_step(step, self.state))
-
-    def call_periodic(self, step: int) -> None:
-        """Calls the periodic callbacks whose turn it is and records what they log."""
-        is_last = step == self.config.steps
-        if not (due := [one for one in self.periodic if step % one.every == 0 or is_last]):
-            return
-        params = sharding.gather(self.state.params)
-        for one in due:
-            call = functools.partial(self._logged_by, one, step, params)
-            name = f"the callback {getattr(one, '__name__', type(one).__name__)}"
-            found = self.recorder.attempt(name, call) if step else call()
-            if found is None:
-                self.periodic.remove(one)
-            elif found:
-                self.recorder.log_scalars(step, found)
-
-    def _logged_by(self, one: PeriodicCallback, step: int, params: Params) -> Scores:
-        """What a callback logs of each seed."""
-        found: dict[str, list[float]] = {}
-
-        def log(name: str, value: jax.typing.ArrayLike) -> None:
-            found.setdefault(name, []).append(float(np.asarray(value)))
-
-        for i in range(len(self.config.seeds)):
-            now, initial = jax.tree.map(lambda a: a[i], (params, self._initial))  # noqa: B023
-            one(StepInfo(step, now, initial, self.model, log))
-        return {name: np.array(values) for name, values in found.items()}
 
     def log(self, step: int) -> None:
         """Records the mean losses since the last log line."""
@@ -341,23 +280,53 @@ class _Run:
             )
             loss, auxiliary = sharding.replicate(self.mesh, zeros)
             self.state = state._replace(window_loss=loss, window_auxiliary=auxiliary)
-        rate = float(self.optimizer.schedule(step - 1))
+        rate = float(self._rate(np.int32(step - 1)))
         numbers = {f"train/{name}": losses for name, losses in means.items()}
         self.recorder.log_scalars(step, {**numbers, "train/learning_rate": rate})
         if self.clock.seconds:
             self.recorder.show(step, {"train/tokens_per_second": self.tokens_per_second})
 
     def evaluate(self, step: int) -> None:
-        """Records the scores on the rows of learning curves, and what is measured."""
+        """Records the scores on the rows of learning curves."""
+        self.clock.stop(self.state.step, step)
         count = self.config.evaluation.curve_windows
         rows = (self.dataset.validation or self.dataset.heldout)(count)
         scores = self.score(step, rows)
         self.recorder.log_scalars(step, {f"eval/{name}": a for name, a in scores.items()})
-        if step < self.config.steps:
-            self.measure(step)
+
+    def call_back(self, step: int) -> None:
+        """Calls the callbacks that are due and records what they log; one that fails later than at
+        step 0 is not called again."""
+        for profile in self.profiles:
+            end = functools.partial(profile.after_step, step, self.state)
+            self.recorder.attempt("the profile", end)
+        is_last = step == self.config.steps
+        due = [one for one in self.callbacks if step % one.every == 0 or is_last]
+        params: Params = sharding.gather(self.state.params) if due else {}
+        for one in due:
+            call = functools.partial(self._logged_by, one, step, params)
+            name = f"the callback {getattr(one, '__name__', type(one).__name__)}"
+            numbers = self.recorder.attempt(name, call) if step else call()
+            if numbers is None:
+                self.callbacks.remove(one)
+            elif numbers:
+                self.recorder.log_scalars(step, numbers)
+
+    def _logged_by(self, callback: Callback, step: int, params: Params) -> Scores:
+        """What a callback logs, of each seed."""
+        found: dict[str, list[float]] = {}
+
+        def log(name: str, value: ArrayLike) -> None:
+            found.setdefault(name, []).append(float(np.asarray(value)))
+
+        for i in range(len(self.config.seeds)):
+            now, initial = jax.tree.map(lambda a: a[i], (params, self._initial))  # noqa: B023
+            callback(StepInfo(step, now, initial, self.model, log))
+        return {name: np.array(values) for name, values in found.items()}
 
     def save(self, step: int) -> None:
         """Starts to write a checkpoint, after the metrics up to it are on the disk."""
+        self.clock.stop(self.state.step, step)
         check_finite(self.config.seeds, step, self.state.window_loss)
         self.recorder.sync()
         notes = {
@@ -375,22 +344,6 @@ class _Run:
         check_finite(self.config.seeds, step, scores["loss"])
         return scores
 
-    def measure(self, step: int) -> Scores:
-        """Records what `FitOptions.measure` returns."""
-        measure = self._measure
-        if measure is None:
-            return {}
-
-        def numbers() -> Scores:
-            found = measure(self._initial, self.state.params)
-            return {name: np.asarray(a) for name, a in found.items()}
-
-        attempt = self.recorder.attempt
-        measured = (attempt("FitOptions.measure", numbers) or {}) if step else numbers()
-        if measured:
-            self.recorder.log_scalars(step, {f"weights/{n}": a for n, a in measured.items()})
-        return measured
-
     def result(self) -> FitResult:
         """Scores the trained state."""
         counts, dataset, step = self.config.evaluation, self.dataset, self.config.steps
@@ -400,15 +353,12 @@ class _Run:
         self.evaluate(step)
         validation = dataset.validation and self.score(step, dataset.validation(0))
         seconds, speed = self.wall_seconds, self.tokens_per_second
-        measured = self.measure(step)
         self.recorder.say(
             f"{step} steps in {seconds:.0f} s, {speed:,.0f} tokens/s; held-out loss "
             f"{' '.join(f'{loss:.4g}' for loss in heldout['loss'])}; metrics and checkpoints are "
             f"in {self.recorder.folder}"
         )
-        return FitResult(
-            self.state, step, heldout, train, seconds, speed, measured, validation or {}
-        )
+        return FitResult(self.state, step, heldout, train, seconds, speed, validation or {})
 
     def _describe(self) -> str:
         """Model, parameters of a seed and data, in words."""
@@ -436,21 +386,14 @@ class _Run:
             final.append(final_metrics(self.model, one, self.dataset))
         return {name: np.array([one[name] for one in final]) for name in final[0]}
 
-    def _call_back(self, call: Callable[[Callback], None]) -> None:
-        self.callbacks = [
-            one
-            for one in self.callbacks
-            if self.recorder.succeeds(
-                f"the callback {type(one).__name__}", functools.partial(call, one)
-            )
-        ]
-
     @contextlib.contextmanager
-    def _finishing_callbacks(self) -> Iterator[None]:
+    def finishing_profiles(self) -> Iterator[None]:
+        """Ends traces that are still active at the end, also after an error."""
         try:
             yield
         finally:
-            self._call_back(lambda callback: callback.finish())
+            for profile in self.profiles:
+                profile.finish()
 
     @property
     def wall_seconds(self) -> float:
@@ -463,3 +406,99 @@ class _Run:
     @property
     def tokens_per_second(self) -> float:
         return self.clock.steps * self.tokens_per_step / max(self.clock.seconds, 1e-9)
+
+
+class InMemoryFit(NamedTuple):
+    """What `fit_in_memory` returns.
+
+    found = fit_in_memory(model, objective, config, dataset)
+    steps, values = found.curve("eval/loss")  # [P], [S, P]
+    params = found.params(0)
+    """
+
+    result: FitResult
+    """Of `fit`: the parameters in `result.state.params`, each with a leading axis of seeds."""
+    records: list[Row]
+    """What was recorded: "step", and numbers with one value per seed."""
+
+    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(steps [P], values [S, P]) of a number that was recorded, as "eval/bits_per_byte".
+
+        Raises:
+          ValueError: nothing was recorded under this name.
+        """
+        found = [(row["step"], row[name]) for row in self.records if name in row]
+        if not found:
+            known = sorted({other for row in self.records for other in row} - {"step"})
+            raise ValueError(f"{name!r} was not recorded; there are {', '.join(known)}")
+        steps, values = zip(*found, strict=True)
+        return np.array(steps), np.array(values).T
+
+    def params(self, seed: int = 0) -> Params:
+        """The trained parameters of one seed, counted from 0 in the order of `config.seeds`.
+
+        Raises:
+          ValueError: there are not so many seeds.
+        """
+        count = len(self.result.state.step)
+        if not 0 <= seed < count:  # JAX would take the last one
+            raise ValueError(f"seed {seed} is not there; {count} seeds are counted from 0")
+        params: Params = jax.tree.map(lambda a: a[seed], self.result.state.params)
+        return params
+
+
+def fit_in_memory(
+    model: Model,
+    objective: Objective,
+    config: TrainConfig,
+    dataset: Dataset,
+    *,
+    optimizer: Optimizer | None = None,
+    options: FitOptions = FitOptions(),  # noqa: B008
+) -> InMemoryFit:
+    """`fit` with temporary files, which are deleted afterwards, and without output.
+
+    Use `fit` for a run that is kept, or resumed after a stop.
+
+    Args:
+      model: with `init` and `apply`.
+      objective: what it is trained to predict; an entry of `OBJECTIVES`.
+      config: steps, batch size, seeds, and how often to evaluate.
+      dataset: of batches and scored rows.
+      optimizer: default `make_optimizer(config)`.
+      options: as of `fit`.
+
+    Returns:
+      The result of `fit`, and what was recorded.
+
+    Raises:
+      NonFiniteLoss: a loss became NaN or infinite.
+      Stopped: after SIGTERM or SIGINT.
+      ValueError: the model or the dataset does not fit the objective.
+
+        from attnlab.data import Text
+        from attnlab.models import ModelConfig
+        from attnlab.training import OBJECTIVES, TrainConfig, fit_in_memory
+
+        config = TrainConfig(steps=200, seeds=(0,))
+        data = Text().load(config.length)
+        found = fit_in_memory(ModelConfig().build(), OBJECTIVES["causal_lm"], config, data)
+        found.result.heldout["bits_per_byte"]  # [1]: one value per seed
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with (
+            Recorder(folder, config.seeds, speaks=False) as recorder,
+            Checkpoints(folder / "checkpoints") as checkpoints,
+        ):
+            result = fit(
+                model,
+                objective,
+                optimizer or make_optimizer(config),
+                config,
+                dataset,
+                recorder=recorder,
+                checkpoints=checkpoints,
+                options=options,
+            )
+        return InMemoryFit(result, read_metrics(folder / "metrics.jsonl"))

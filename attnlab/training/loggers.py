@@ -1,4 +1,4 @@
-"""Where the metrics of a run go: JSON lines, the terminal, TensorBoard, Weights & Biases."""
+"""Where the metrics of a run go: JSON lines, a progress bar, TensorBoard, Weights & Biases."""
 
 import json
 import os
@@ -14,7 +14,6 @@ from jax.typing import ArrayLike
 
 from attnlab.atomic import naming_full_disk, write_atomic
 from attnlab.extras import extra
-from attnlab.nested import field_path, flatten
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -26,24 +25,11 @@ Row: TypeAlias = dict[str, Any]
 
 
 @runtime_checkable
-class SavesFigure(Protocol):
-    """A figure of Matplotlib."""
-
-    @property
-    def savefig(self) -> Callable[..., object]: ...
-
-
-Figure: TypeAlias = np.ndarray | SavesFigure
-"""A figure of Matplotlib, or an image [H, W] or [H, W, 3] of numbers from 0 to 1."""
-
-
-@runtime_checkable
 class Logger(Protocol):
-    """Receives the metrics of a run. A logger has no use for some methods? They do nothing.
+    """Receives the metrics of a run.
 
-    >>> class Silent:  # a class with these three methods is a logger
+    >>> class Silent:  # a class with these two methods is a logger
     ...     def log_scalars(self, step, values): pass
-    ...     def log_figure(self, step, name, figure): pass
     ...     def finish(self): pass
     >>> isinstance(Silent(), Logger)  # LOGGERS["silent"] = lambda info: Silent()
     True
@@ -51,9 +37,6 @@ class Logger(Protocol):
 
     def log_scalars(self, step: int, values: Scalars) -> None:
         """Numbers of a step."""
-
-    def log_figure(self, step: int, name: str, figure: Figure) -> None:
-        """A figure of a step."""
 
     def finish(self) -> None:
         """Writes what is buffered and closes; called once."""
@@ -88,17 +71,15 @@ class JsonLines:
         self._path = path
         self._file = path.open("a")
 
-    def new(self, step: int, values: Scalars) -> Scalars:
-        """The values that are not yet recorded for this step."""
+    def log_scalars(self, step: int, values: Scalars) -> Scalars:
+        """Appends a row of the values that are not yet recorded for this step, and returns them."""
         known = self._known if step == self._first else set()
-        return {name: value for name, value in values.items() if name not in known}
-
-    def log_scalars(self, step: int, values: Scalars) -> None:
-        """Appends a row."""
-        row = {name: np.asarray(value).tolist() for name, value in values.items()}
-        with naming_full_disk(self._path):
-            self._file.write(json.dumps({"step": step, **row}) + "\n")
-            self._file.flush()
+        new = {n: np.asarray(value).tolist() for n, value in values.items() if n not in known}
+        if new:
+            with naming_full_disk(self._path):
+                self._file.write(json.dumps({"step": step, **new}) + "\n")
+                self._file.flush()
+        return new
 
     def sync(self) -> None:
         """Returns when the rows are on the disk."""
@@ -109,22 +90,6 @@ class JsonLines:
         """Closes the file."""
         with naming_full_disk(self._path):  # of rows that could not be written before
             self._file.close()
-
-
-class Terminal:
-    """Lines on standard error."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def say(self, line: str) -> None:
-        """One line, with the name of the run."""
-        print(f"[{self._name}] {line}" if self._name else line, file=sys.stderr, flush=True)
-
-    def log_scalars(self, step: int, values: Scalars) -> None:
-        """One line."""
-        numbers = {n: " ".join(f"{v:.4g}" for v in np.ravel(a)) for n, a in values.items()}
-        self.say(f"step {step:>6}  " + "  ".join(f"{n} {text}" for n, text in numbers.items()))
 
 
 def progress_bars(text: str = "", *, shown: bool) -> "Progress":
@@ -162,7 +127,7 @@ def progress_bar(
 
 
 class TensorBoard:
-    """Event files in `tensorboard/seed_<n>`; figures and hyperparameters with the first seed."""
+    """Event files in `tensorboard/seed_<n>`; the hyperparameters with the first seed."""
 
     def __init__(self, info: RunInfo) -> None:
         with extra("train"):
@@ -174,7 +139,8 @@ class TensorBoard:
             for seed in info.seeds
         ]
         if info.hyperparameters and not resumes:
-            self._writers[0].add_text("hyperparameters", markdown_table(info.hyperparameters))
+            text = json.dumps(dict(info.hyperparameters), indent=4)
+            self._writers[0].add_text("hyperparameters", f"```\n{text}\n```")
 
     def log_scalars(self, step: int, values: Scalars) -> None:
         """Each seed's number to its own writer."""
@@ -182,14 +148,6 @@ class TensorBoard:
             per_seed = np.broadcast_to(np.asarray(value), len(self._writers))
             for writer, number in zip(self._writers, per_seed, strict=True):
                 writer.add_scalar(name, float(number), step)
-
-    def log_figure(self, step: int, name: str, figure: Figure) -> None:
-        """As an image."""
-        if isinstance(figure, np.ndarray):
-            axes = "HW" if figure.ndim == 2 else "HWC"
-            self._writers[0].add_image(name, figure, step, dataformats=axes)
-        else:
-            self._writers[0].add_figure(name, figure, step, close=False)
 
     def finish(self) -> None:
         """Closes the files."""
@@ -208,12 +166,12 @@ class WandB:
     def __init__(self, info: RunInfo) -> None:
         with extra("wandb"):
             import wandb
-        self._image, self._seeds = wandb.Image, info.seeds
         file = info.folder / "wandb_id.txt"
         resumes = file.exists()
         if not resumes:
             write_atomic(file, secrets.token_hex(4).encode())
         offline = os.environ.get("WANDB_MODE") == "offline"
+        self._seeds = info.seeds
         self._run = wandb.init(
             dir=str(info.folder),
             id=file.read_text(),
@@ -226,20 +184,12 @@ class WandB:
 
     def log_scalars(self, step: int, values: Scalars) -> None:
         """Means over seeds, and each seed."""
-        numbers = {}
+        numbers = {name: float(np.mean(value)) for name, value in values.items()}
         for name, value in values.items():
-            array = np.asarray(value, float)
-            numbers[name] = float(array.mean())
-            if array.ndim and len(self._seeds) > 1:
-                for seed, number in zip(self._seeds, array, strict=True):
-                    numbers[f"{name}/seed_{seed}"] = float(number)
+            if np.ndim(value) and len(self._seeds) > 1:
+                each = zip(self._seeds, np.asarray(value, float), strict=True)
+                numbers |= {f"{name}/seed_{seed}": float(number) for seed, number in each}
         self._run.log(numbers, step=step)
-
-    def log_figure(self, step: int, name: str, figure: Figure) -> None:
-        """As an image."""
-        if isinstance(figure, np.ndarray):
-            figure = (255 * np.clip(figure, 0, 1)).astype(np.uint8)
-        self._run.log({name: self._image(figure)}, step=step)
 
     def finish(self) -> None:
         """Ends the run."""
@@ -272,15 +222,3 @@ def read_metrics(path: Path) -> list[Row]:
         except ValueError:
             break
     return rows
-
-
-def markdown_table(values: Mapping[str, object]) -> str:
-    """Name and value of each field; of a nested mapping each of its fields.
-
-    >>> print(markdown_table({"model": {"width": 8}}))
-    | field | value |
-    |---|---|
-    | model.width | 8 |
-    """
-    rows = [f"| {field_path(path)} | {value} |" for path, value in flatten(values).items()]
-    return "\n".join(["| field | value |", "|---|---|", *rows])

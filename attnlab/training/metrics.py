@@ -3,23 +3,24 @@
 import contextlib
 import functools
 import json
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from attnlab.atomic import write_atomic
 from attnlab.extras import extra
 from attnlab.names import lookup
 from attnlab.training.loggers import (
     LOGGERS,
-    Figure,
     JsonLines,
     Logger,
     RunInfo,
     Scalars,
-    Terminal,
     progress_bar,
 )
 from attnlab.training.provenance import CHANGES, PROVENANCE, describe_process
@@ -73,7 +74,7 @@ class Recorder:
         self._factories = {logger: lookup(LOGGERS, logger, what="logger") for logger in loggers}
         self.folder, self.name, self._seeds = folder, name, seeds
         self._hyperparameters, self._writes = hyperparameters, writes
-        self._terminal = Terminal(name) if writes and speaks else None
+        self._speaks = writes and speaks
         self._lines: JsonLines | None = None
         self._others: dict[str, Logger] = {}
 
@@ -84,10 +85,10 @@ class Recorder:
         self.finish()
 
     def say(self, line: str) -> None:
-        """One line for people, on standard error."""
-        if self._terminal:
+        """One line for people, on standard error, with the name of the run."""
+        if self._speaks:
             with contextlib.suppress(OSError):  # it was closed
-                self._terminal.say(line)
+                print(f"[{self.name}] {line}" if self.name else line, file=sys.stderr, flush=True)
 
     def rewind(self, step: int) -> None:
         """Opens the loggers and removes what was written after `step`.
@@ -103,30 +104,21 @@ class Recorder:
             self.attempt("the provenance", self._write_provenance)
         info = RunInfo(self.folder, self._seeds, self.name, given or {}, step)
         for name, make in self._factories.items():
-            try:
-                self._others[name] = make(info)
-            except ModuleNotFoundError:  # nothing is lost yet
-                raise
-            except Exception:
-                self._report(f"the logger {name}")
+            open_logger = functools.partial(make, info)
+            made = self.attempt(f"the logger {name}", open_logger, fatal=ModuleNotFoundError)
+            self._others |= {name: made} if made else {}
 
     def log_scalars(self, step: int, values: Scalars) -> None:
         """Each value is one number or an array with one per seed."""
-        if self._lines is None or not (new := self._lines.new(step, values)):
+        if self._lines is None or not (new := self._lines.log_scalars(step, values)):
             return
-        self._lines.log_scalars(step, new)
-        if self._terminal:
-            with contextlib.suppress(OSError):
-                self._terminal.log_scalars(step, new)
+        texts = (f"{n} {' '.join(f'{v:.4g}' for v in np.ravel(a))}" for n, a in new.items())
+        self.say(f"step {step:>6}  {'  '.join(texts)}")
         self.show(step, new)
 
     def show(self, step: int, values: Scalars) -> None:
         """To the optional loggers alone: what depends on the machine, such as tokens/s."""
         self._each(lambda logger: logger.log_scalars(step, values))
-
-    def log_figure(self, step: int, name: str, figure: Figure) -> None:
-        """A figure, to the loggers that have figures."""
-        self._each(lambda logger: logger.log_figure(step, name, figure))
 
     def sync(self) -> None:
         """Returns when metrics.jsonl is on the disk: before a checkpoint of the same step is."""
@@ -141,31 +133,32 @@ class Recorder:
             self._lines.finish()
             self._lines = None
 
-    def attempt(self, what: str, call: Callable[[], T]) -> T | None:
-        """What `call` returns; None where it raises, which is printed: the training goes on."""
+    def attempt(
+        self, what: str, call: Callable[[], T], fatal: type[Exception] | tuple[()] = ()
+    ) -> T | None:
+        """What `call` returns; None where it raises, which is printed: the training goes on. An
+        error of the type `fatal` is raised."""
         try:
             return call()
+        except fatal:
+            raise
         except Exception:
-            self._report(what)
+            line = f"{what} failed; the training goes on without it\n{traceback.format_exc()}"
+            if self._speaks:
+                self.say(line)
+            else:
+                warnings.warn(line, RuntimeWarning, stacklevel=3)
             return None
 
     def succeeds(self, what: str, call: Callable[[], object]) -> bool:
         """Calls; False where that raises, which is printed: the training goes on."""
         return self.attempt(what, lambda: (call(),)) is not None
 
-    def _report(self, what: str) -> None:
-        """Prints the exception that is being handled."""
-        line = f"{what} failed; the training goes on without it\n{traceback.format_exc()}"
-        if self._terminal:
-            self.say(line)
-        else:
-            warnings.warn(line, RuntimeWarning, stacklevel=3)
-
     def progress(
         self, total: int, first: int
     ) -> contextlib.AbstractContextManager[Callable[[int, int], None]]:
         """On a terminal: a bar, tokens/s, time left. Yields advance(step, tokens_per_step)."""
-        return progress_bar(self.name, total, first, shown=self._terminal is not None)
+        return progress_bar(self.name, total, first, shown=self._speaks)
 
     def _each(self, call: Callable[[Logger], None]) -> None:
         self._others = {

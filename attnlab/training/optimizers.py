@@ -1,4 +1,4 @@
-"""Optimizers. `OPTIMIZERS`: name -> title, and (config, rate, axes) -> transform.
+"""Optimizers. `OPTIMIZERS`: name -> ((config, rate, axes) -> transform).
 
 All are made of optax's parts. Each leaves out weight decay where `weight_decay_mask` is False,
 multiplies it by the learning rate, and reads the fields of `OptimizerConfig`. `beta1` is the decay
@@ -39,7 +39,7 @@ class OptimizerConfig(Spec, prefix="optimizer."):
     """The optimizer: what it does with a gradient.
 
     Attributes:
-      name: a name of `OPTIMIZERS`, or an `OptimizerEntry` of your own; it reads the other fields.
+      name: a name of `OPTIMIZERS`, or such a function of your own; it reads the other fields.
       learning_rate: the largest, at the end of the warm-up.
       beta1, beta2, epsilon: of Adam and its relatives.
       weight_decay: multiplied by the learning rate; biases, scales and norms have none.
@@ -73,7 +73,7 @@ class OptimizerConfig(Spec, prefix="optimizer."):
     frozen: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.name, OptimizerEntry):
+        if callable(self.name):
             object.__setattr__(self, "name", name_in(OPTIMIZERS, self.name, what="optimizer"))
         super().__post_init__()
         try:
@@ -100,14 +100,6 @@ class Optimizer(NamedTuple):
 
     transform: Transform
     schedule: Rate
-
-
-class OptimizerEntry(NamedTuple):
-    """One entry of `OPTIMIZERS`."""
-
-    title: str
-    build: Callable[[OptimizerConfig, Rate, AxesOf], Transform]
-    """(config, rate, axes) -> transform, without clipping."""
 
 
 WITHOUT_DECAY = ("bias", "scale", "norm", "sink")
@@ -340,16 +332,16 @@ def _last_name(path: tuple[KeyEntry, ...]) -> str:
     return jax.tree_util.keystr(path[-1:], simple=True)
 
 
-OPTIMIZERS: dict[str, OptimizerEntry] = {
-    "adamw": OptimizerEntry("AdamW", adamw),
-    "adam": OptimizerEntry("Adam", adam),
-    "adafactor": OptimizerEntry("Adafactor", adafactor),
-    "lamb": OptimizerEntry("LAMB", lamb),
-    "lion": OptimizerEntry("Lion", lion),
-    "muon": OptimizerEntry("Muon", muon),
-    "sgd": OptimizerEntry("SGD", sgd),
+OPTIMIZERS: dict[str, Callable[[OptimizerConfig, Rate, AxesOf], Transform]] = {
+    "adamw": adamw,
+    "adam": adam,
+    "adafactor": adafactor,
+    "lamb": lamb,
+    "lion": lion,
+    "muon": muon,
+    "sgd": sgd,
 }
-"""Name -> entry."""
+"""Name -> ((config, rate, axes) -> transform, without clipping)."""
 
 
 def frozen_mask(pattern: str, params: Params) -> PyTree:
@@ -385,17 +377,14 @@ def make_transform(config: OptimizerConfig, rate: Rate, axes: AxesOf) -> Transfo
     Raises:
       ValueError: an unknown name, or fields that do not go together.
     """
-    if config.base_fan_in is not None and config.name != "adamw":
-        raise ValueError(
-            f"optimizer.base_fan_in={config.base_fan_in} needs optimizer.name='adamw', not "
-            f"{config.name!r}; set base_fan_in=None"
-        )
-    if config.per_head and config.name != "muon":
-        raise ValueError(
-            f"optimizer.per_head=True needs optimizer.name='muon', not {config.name!r}; set "
-            "per_head=False"
-        )
-    transform = lookup(OPTIMIZERS, config.name, what="optimizer").build(config, rate, axes)
+    for field, off, name in (("base_fan_in", None, "adamw"), ("per_head", False, "muon")):
+        value = getattr(config, field)
+        if value != off and config.name != name:
+            raise ValueError(
+                f"optimizer.{field}={value} needs optimizer.name={name!r}, not {config.name!r}; "
+                f"set {field}={off}"
+            )
+    transform = lookup(OPTIMIZERS, config.name, what="optimizer")(config, rate, axes)
     if config.clip_norm:
         transform = optax.chain(optax.clip_by_global_norm(config.clip_norm), transform)
     if config.frozen:

@@ -1,7 +1,7 @@
-"""One training step, its state, and evaluation, for several seeds in one compiled program."""
+"""The initial state, a training step and evaluation, of one seed and of several in one program."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -12,11 +12,14 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from attnlab.data.dataset import Batch, BatchShapes, DeviceBatch
+from attnlab.data.dataset import Batch, BatchShapes, Dataset, DeviceBatch, DeviceBatches
 from attnlab.models import ModelConfig
 from attnlab.sharing import Params, PyTree
 from attnlab.training import sharding
+from attnlab.training.config import TrainConfig
 from attnlab.training.objectives.objective import Example, Inputs, Losses, Model, Objective
+from attnlab.training.optimizers import Optimizer
+from attnlab.training.sharding import StateSharding
 
 InitParams: TypeAlias = Callable[[Array, Inputs], Params]
 """(key, inputs of a model's call) -> parameters."""
@@ -239,6 +242,98 @@ def _sum_over_parts(
     return lax.scan(add, zeros, inputs)[0]
 
 
+def initial_state(
+    init: Callable[[Array, Params | InitParams | None], TrainState],
+    seeds: Sequence[int],
+    params: Params | list[Params] | InitParams | None,
+    mesh: Mesh,
+    spec: StateSharding,
+) -> tuple[TrainState, PyTree]:
+    """The state of all seeds at step 0, and its shardings.
+
+    Args:
+      init: (seed, parameters to start from) -> the state of one seed.
+      seeds: of the run.
+      params: `FitOptions.params`.
+      mesh: of devices.
+      spec: how the state is sharded.
+    """
+
+    @functools.partial(jax.jit, static_argnames="params" if callable(params) else ())
+    def make(seed: Array, params: Params | InitParams | None) -> PyTree:
+        state = init(seed, params)
+        where = sharding.state_shardings(mesh, spec, state)
+        return lax.with_sharding_constraint(state, where)
+
+    per_seed = params if isinstance(params, list) else [params] * len(seeds)
+    if not callable(params):  # they may be on one device, and the mesh has several
+        per_seed = [sharding.gather(one) for one in per_seed]
+    if len(per_seed) != len(seeds):
+        raise ValueError(
+            f"FitOptions.params has {len(per_seed)} trees for {len(seeds)} seeds; give one for each"
+        )
+    pairs = zip(seeds, per_seed, strict=True)
+    states = [sharding.gather(make(np.uint32(seed), params=p)) for seed, p in pairs]
+    shardings = sharding.with_seed_axis(sharding.state_shardings(mesh, spec, states[0]))
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
+    return sharding.place(shardings, stacked), shardings
+
+
+def step_of_seeds(
+    model: Model,
+    objective: Objective,
+    optimizer: Optimizer,
+    config: TrainConfig,
+    dataset: Dataset,
+    mesh: Mesh,
+) -> Callable[..., TrainState]:
+    """(state, batch [S, B, ...], seeds, device arrays) -> state: one step of all seeds.
+
+    A batch that the dataset generates on the device is made inside the step.
+
+        step = jax.jit(step_of_seeds(model, objective, optimizer, config, dataset, mesh))
+        state = step(state, host_batch(dataset, config, mesh, 0), seeds, device_arrays)
+    """
+    one_step = functools.partial(
+        train_step,
+        model,
+        objective,
+        optimizer.transform,
+        accumulate=config.accumulate,
+        label_smoothing=config.label_smoothing,
+    )
+
+    def step(
+        state: TrainState, batch: DeviceBatch, seeds: Array, device_arrays: DeviceBatch
+    ) -> TrainState:
+        def one_seed(state: TrainState, batch: DeviceBatch, seed: Array) -> TrainState:
+            if isinstance(batches := dataset.batches, DeviceBatches):
+                key = generation_key(seed, state.step)
+                batch = batches.generate(device_arrays, key, config.batch_size)
+                rows = sharding.shard_rows(mesh)
+                batch = lax.with_sharding_constraint(batch, dict.fromkeys(batch, rows))
+            return one_step(state, batch, seed)
+
+        new: TrainState = map_over_seeds(one_seed)(state, batch, seeds)
+        return new
+
+    return step
+
+
+def host_batch(dataset: Dataset, config: TrainConfig, mesh: Mesh, step: int) -> DeviceBatch:
+    """The batches of all seeds [S, B, ...], sharded over the devices; empty where the dataset
+    generates them."""
+    if isinstance(dataset.batches, DeviceBatches):
+        return {}
+    rows = config.batch_size // jax.process_count()
+    part = slice(jax.process_index() * rows, (jax.process_index() + 1) * rows)
+    batches = [dataset.batches(seed, step, config.batch_size, part) for seed in config.seeds]
+    return {
+        name: sharding.shard_batch(mesh, np.stack([batch[name] for batch in batches]), axis=1)
+        for name in batches[0]
+    }
+
+
 class Evaluator:
     """(params [S, ...], scored rows of a dataset) -> {"loss" and every metric: [S]}.
 
@@ -263,30 +358,30 @@ class Evaluator:
         self._sums = jax.jit(self._sums_of_seeds, out_shardings=sharding.replicated(mesh))
 
     def _sums_of_seeds(
-        self, params: Params, batch: DeviceBatch, counts: Array, key: Array
+        self, params: Params, batch: DeviceBatch, counts: Array, number: Array
     ) -> Array:
-        """[S, metrics, 2]: sums of amounts and of counts."""
-        one_seed: Callable[..., Array] = map_over_seeds(
-            lambda p: self._sums_of_one(p, batch, counts, key)
-        )
-        return one_seed(params)
-
-    def _sums_of_one(self, params: Params, batch: DeviceBatch, counts: Array, key: Array) -> Array:
-        """The same of one seed; `counts` [B] is False for the rows that fill the batch."""
-        example = self._objective.prepare(batch, key)
-        prediction, _ = self._objective.predict(self._model, params, example.inputs)
-        losses = self._objective.loss(prediction, example.targets, 0.0)
+        """[S, metrics, 2]: sums of amounts and of counts; `counts` [B] is False for the rows that
+        fill the batch."""
+        # The same masks for every model: the key depends on the number of the batch alone.
+        key = jax.random.fold_in(jax.random.key(0), number)
         if "valid" in batch:
             counts = counts & jnp.any(batch["valid"].reshape(len(counts), -1), axis=1)
 
-        def sums_of_row(row: tuple[Array, Array, Example]) -> Array:
+        def of_row(row: tuple[Array, Array, Example]) -> Array:
             prediction, losses, example = jax.tree.map(lambda a: a[None], row)
             pairs = [(losses * example.weights, example.weights)]
             pairs += [m.measure(prediction, example) for m in self._metrics if m.measure]
             return jnp.array([[jnp.sum(a), jnp.sum(n)] for a, n in pairs])
 
-        sums = jax.vmap(sums_of_row)((prediction, losses, example))
-        return jnp.sum(jnp.where(counts[:, None, None], sums, 0), axis=0)
+        def of_seed(params: Params) -> Array:
+            example = self._objective.prepare(batch, key)
+            prediction, _ = self._objective.predict(self._model, params, example.inputs)
+            losses = self._objective.loss(prediction, example.targets, 0.0)
+            sums = jax.vmap(of_row)((prediction, losses, example))
+            return jnp.sum(jnp.where(counts[:, None, None], sums, 0), axis=0)
+
+        sums: Array = map_over_seeds(of_seed)(params)
+        return sums
 
     def __call__(self, params: Params, rows: Batch) -> dict[str, np.ndarray]:
         totals, count = np.zeros(()), len(next(iter(rows.values())))
@@ -295,24 +390,17 @@ class Evaluator:
         )  # fmt: skip
         size = min(self._batch_size, -(-count // groups) * groups)
         mine = slice(process * size // processes, (process + 1) * size // processes)
-        for i, start in enumerate(range(0, count, size)):
-            batch = {
-                name: sharding.shard_batch(
-                    self._mesh, _pad_with_zeros(a[start : start + size], size)[mine], axis=0
-                )
-                for name, a in rows.items()
-            }
-            counts = sharding.shard_batch(
-                self._mesh, (np.arange(start, start + size) < count)[mine], axis=0
-            )
-            # The same masks for every model: the key depends on the batch alone.
-            sums = self._sums(params, batch, counts, jax.random.fold_in(jax.random.key(0), i))
+
+        def place(a: np.ndarray, start: int) -> Array:  # with rows of zeros at the end
+            part = a[start : start + size]
+            padded = np.pad(part, [(0, size - len(part))] + [(0, 0)] * (a.ndim - 1))
+            return sharding.shard_batch(self._mesh, padded[mine], axis=0)
+
+        for number, start in enumerate(range(0, count, size)):
+            batch = {name: place(a, start) for name, a in rows.items()}
+            counts = place(np.ones(count, bool), start)
+            sums = self._sums(params, batch, counts, np.uint32(number))
             totals = totals + np.asarray(sums, np.float64)
         means = totals[..., 0] / totals[..., 1] / [1.0, *(m.divisor for m in self._metrics)]
         names = ["loss", *(m.name for m in self._metrics)]
         return dict(zip(names, means.T, strict=True))
-
-
-def _pad_with_zeros(rows: np.ndarray, count: int) -> np.ndarray:
-    """Rows of zeros up to `count`."""
-    return np.pad(rows, [(0, count - len(rows))] + [(0, 0)] * (rows.ndim - 1))

@@ -48,7 +48,8 @@ def cases(tiny: bool) -> Iterator[Case]:
     """A step of the small decoder; then the compilation of a deeper one under every plan."""
     config, trains = (TINY_DECODER, TINY_TRAINS) if tiny else (SMALL_DECODER, TRAINS)
     yield step_case("training step of the small decoder", config, trains)
-    deep = config if tiny else dataclasses.replace(config, width=512)
+    wide = dataclasses.replace(config, width=512, ffn=dataclasses.replace(config.ffn, width=2048))
+    deep = config if tiny else wide
     for plan in plan_names(GROUPS):
         yield compile_case(deep, plan, depths=(4, 8) if tiny else (24, 2, 12, 48, 96))
 

@@ -11,12 +11,12 @@ Measured, three seeds, 50 seconds on 2 CPU cores: 77.5 % of the test nodes (75.0
 propagation 73.1 %, the commonest class 31.9 %. Velickovic et al. 2018 print 83.0 with another
 network; `python -m experiments.studies.cora` trains that one and has 83.2 % (docs/results/cora.md).
 
-Presets after the colon: a layout, a plan, `citeseer` (the path must fit), `tiny` (for tests: a
+Presets after the colon: `layout=`, `sharing=`, `citeseer` (the path must fit), `tiny` (for tests: a
 graph of 30 nodes and two classes).
 """
 
 from attnlab import lab
-from experiments.configs import byte_lm
+from experiments import config
 
 VALUES = {
     "model.kind": "encoder",
@@ -44,7 +44,7 @@ VALUES = {
     "train.evaluation.every": 25,
     "train.evaluation.windows": 0,
 }
-VARIANTS: dict[str, byte_lm.Values] = {
+PRESETS: dict[str, config.Values] = {
     "citeseer": {
         "model.vocab_size": 3703,
         "model.max_len": 3312,
@@ -58,14 +58,14 @@ VARIANTS: dict[str, byte_lm.Values] = {
         "model.width": 16,
         "model.heads.num_heads": 2,
         "model.ffn.width": 32,
-        **byte_lm.SHORTEST,
+        **config.SHORTEST,
         "train.batch_size": 1,
         "train.evaluation.batch_size": 1,
         "train.length": 30,
     },
 }
 
-get_config = byte_lm.other_data("node_class", "graph", VALUES, VARIANTS)
+get_config = config.other_data("node_class", "graph", VALUES, PRESETS)
 
 variants = lab.grid(layout=("standard", "wide", "narrow"))
 """What a head reads of a paper: all, all with a wider head, or a slice."""

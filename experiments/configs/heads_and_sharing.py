@@ -44,12 +44,14 @@ widths of match=parameters are no multiples of 8, which is slower on a GPU.
 """
 
 import itertools
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from attnlab import lab
 from attnlab.lab.policies import FINAL_RATE, FIRST_RATE
 from attnlab.models import with_layout
+from experiments import config
 from experiments.configs import byte_lm
 
 LAYOUTS = ("standard", "wide", "narrow")
@@ -70,40 +72,37 @@ SCALES = {
         "train.seeds": tuple(range(10)),
     }
 }
-"""Word behind `scale=` -> fields."""
-OWN_PRESETS = ("lr", "study", "scores", "confirm")
+"""`scale=` -> fields."""
 QUESTION = "Wide, standard or narrow heads, separate or shared layers: which predicts best?"
-BUDGETS = ("parameters", "flops", "cache")
+SWITCHES = ("lr", "study", "scores", "confirm")
+KEYS = byte_lm.KEYS | {
+    "match": ("", "parameters", "flops", "cache"),
+    "scale": ("", *SCALES),
+    **dict.fromkeys(SWITCHES, False),
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common."""
-    presets = [w for w in arg.split(",") if w]
-    others = [w for w in presets if w not in OWN_PRESETS and "=" not in w]
-    config = byte_lm.get_config(",".join(others))
-    if "study" in presets:
-        config.data.validation = 0.1
-    known = [f"match={budget}" for budget in BUDGETS] + [f"scale={name}" for name in SCALES]
-    for preset in (w for w in presets if "=" in w):
-        if preset not in known:
-            raise ValueError(f"unknown preset {preset!r}; known: {', '.join(known)}")
-        name, value = preset.split("=")
-        if name == "match":
-            config.match.budget = value
-        else:
-            config.update_from_flattened_dict(SCALES[value])
-    if any("=" in name for name in presets):
+    preset = config.parse(arg, KEYS)
+    found = byte_lm.with_presets(preset)
+    if preset.study:
+        found.data.validation = 0.1
+    found.match.budget = preset.match
+    config.set_values(found, SCALES.get(preset.scale, {}))
+    if preset.match or preset.scale:
         # Wide heads cost 16 D^2 a layer: the reference needs a wide FFN to have that to give. They
         # score and sum over D numbers a key, too, which no count of parameters knows.
-        counted = config.match.budget in ("", "parameters", "cache")
-        config.model.ffn.width = (8 if counted else 12) * config.model.width
-    return config
+        found.model.ffn.width = (12 if preset.match == "flops" else 8) * found.model.width
+    return found
 
 
-def describe(preset: str = "") -> lab.Description:
+def describe(arg: str = "") -> lab.Description:
     """Layouts under each plan against standard heads; each layout's plans against its first,
     unless the question is of layouts alone."""
-    presets = preset.split(",")
+    preset = config.parse(arg, KEYS)
+    if preset.lr:
+        return lab.Description(question=QUESTION)  # a pair of tags names one rate only
     first, *others = _plans(preset)
     layouts = [
         ({"layout": layout, "sharing": plan}, {"layout": "standard", "sharing": plan})
@@ -116,45 +115,43 @@ def describe(preset: str = "") -> lab.Description:
         for other in others
         for layout in LAYOUTS
     ]
-    pairs = layouts if "confirm" in presets else layouts + plans
-    if "scores" in presets:
+    pairs = layouts if preset.confirm else layouts + plans
+    if preset.scores:
         plain, scaled = {"scores": "sqrt(H)"}, {"scores": "H"}
         pairs = [({**a, **plain}, {**b, **plain}) for a, b in pairs]
         pairs += [({**a, **scaled}, {**b, **scaled}) for a, b in layouts]
         every = itertools.product(LAYOUTS, _plans(preset))
         both = [{"layout": layout, "sharing": plan} for layout, plan in every]
         pairs += [({**one, **scaled}, {**one, **plain}) for one in both]
-    if "lr" in presets:
-        return lab.Description(question=QUESTION)  # a pair of tags names one rate only
     return lab.Description(question=QUESTION, pairs=tuple(pairs))
 
 
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
+def variants(base: lab.Experiment, arg: str) -> list[lab.Variant]:
     """Each layout under each plan."""
-    presets = preset.split(",")
-    rates: list[dict[str, float]] = [{}]
-    if "lr" in presets:
-        rates = [{FIRST_RATE: rate, FINAL_RATE: rate / 10} for rate in LEARNING_RATES]
+    preset = config.parse(arg, KEYS)
+    rates = LEARNING_RATES if preset.lr else (None,)
+    scores = ("sqrt(H)", "H") if preset.scores else ("",)
     found = []
-    for layout, plan in itertools.product(_layouts(preset), _plans(preset)):
-        head = with_layout(base.model, layout, plan).layout.size("head_dim")
-        values = {"model.heads.layout": layout, "model.sharing": plan}
+    for layout, plan, rate, score in itertools.product(
+        _layouts(preset), _plans(preset), rates, scores
+    ):
+        values: dict[str, object] = {"model.heads.layout": layout, "model.sharing": plan}
         tags: dict[str, lab.Tag] = {"layout": layout, "sharing": plan}
-        for rate in rates:
-            more = {"learning_rate": rate[FIRST_RATE]} if rate else {}
-            scales: dict[str, dict[str, float]] = {"sqrt(H)": {}}
-            if "scores" in presets:
-                scales["H"] = {"model.heads.scale": 1 / head}
-            for name, scale in scales.items():
-                of_scale = {"scores": name} if len(scales) > 1 else {}
-                all_tags = {**tags, **of_scale, **more}
-                found.append(lab.Variant({**values, **scale, **rate}, tags=all_tags))
+        if score == "H":
+            head = with_layout(base.model, layout, plan).layout.size("head_dim")
+            values["model.heads.scale"] = 1 / head
+        if score:
+            tags["scores"] = score
+        if rate:
+            values |= {FIRST_RATE: rate, FINAL_RATE: rate / 10}
+            tags["learning_rate"] = rate
+        found.append(lab.Variant(values, tags=tags))
     return found
 
 
-def _plans(arg: str) -> tuple[str, ...]:
-    return STUDY if "study" in arg.split(",") else PLANS
+def _plans(preset: Any) -> tuple[str, ...]:
+    return STUDY if preset.study else PLANS
 
 
-def _layouts(arg: str) -> tuple[str, ...]:
-    return ("standard", "wide") if "confirm" in arg.split(",") else LAYOUTS
+def _layouts(preset: Any) -> tuple[str, ...]:
+    return ("standard", "wide") if preset.confirm else LAYOUTS

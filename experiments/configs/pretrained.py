@@ -19,21 +19,21 @@ from ml_collections import ConfigDict
 from attnlab import pretrained
 from attnlab.data.tokenizer import FILE, num_tokens
 from attnlab.training.objectives import OBJECTIVES
-from experiments.configs import byte_lm
+from experiments import config
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """The config of a run that starts from the folder `arg`."""
     if not arg:
         raise ValueError("name the folder after the colon: pretrained.py:FOLDER")
-    model, config = pretrained.load_config(arg), byte_lm.get_config()
-    config.start = arg
-    byte_lm.set_model(config, model)
+    model, found = pretrained.load_config(arg), config.base()
+    found.start = arg
+    config.set_model(found, model)
     path = Path(arg) / FILE
-    symbols = len(OBJECTIVES[config.task].special_tokens)
+    symbols = len(OBJECTIVES[found.task].special_tokens)
     if path.is_file() and num_tokens(str(path)) + symbols <= model.vocab_size:
-        config.data.tokenizer = str(path)
-    config.train.update(steps=200, length=min(config.train.length, model.max_len), seeds=(0,))
-    config.train.optimizer.learning_rate = 1e-4
-    config.train.schedule.update(warmup_steps=10, final_learning_rate=1e-5)
-    return config
+        found.data.tokenizer = str(path)
+    found.train.update(steps=200, length=min(found.train.length, model.max_len), seeds=(0,))
+    found.train.optimizer.learning_rate = 1e-4
+    found.train.schedule.update(warmup_steps=10, final_learning_rate=1e-5)
+    return found

@@ -9,17 +9,17 @@ right in a share 1 / P.
 Measured with 4 pairs, 90 seconds on 2 CPU cores: two seeds of three are always right, the third in
 36 % of the cases; recall is learnt suddenly or not at all.
 
-Presets after the colon: a layout, a plan, `paper` (8,192 tokens, as in the paper's experiments: a
-small vocabulary hides differences, and costs less), `tiny`.
+Presets after the colon: `layout=`, `sharing=`, `paper` (8,192 tokens, as in the paper's
+experiments: a small vocabulary hides differences, and costs less), `tiny`.
 
 One run:
 
-    python -m experiments.run --config=experiments/configs/recall.py:wide \
+    python -m experiments.run --config=experiments/configs/recall.py:layout=wide \
         --config.data.pairs=8 --workdir=runs/eight
 """
 
 from attnlab import lab
-from experiments.configs import byte_lm
+from experiments import config
 
 LAYOUTS = ("standard", "narrow")
 PAIRS = (2, 4, 8)
@@ -40,7 +40,7 @@ VALUES = {
     "train.evaluation.every": 100,
     "train.evaluation.windows": 0,
 }
-VARIANTS: dict[str, byte_lm.Values] = {
+PRESETS: dict[str, config.Values] = {
     "paper": {
         "data.vocab_size": 8192,
         "data.pairs": 8,
@@ -57,15 +57,16 @@ VARIANTS: dict[str, byte_lm.Values] = {
         "model.width": 16,
         "model.ffn.width": 32,
         "model.max_len": 16,
-        **byte_lm.SHORTEST,
+        **config.SHORTEST,
         "train.length": 16,
     },
 }
 
-get_config = byte_lm.other_data("recall", "recall", VALUES, VARIANTS)
+get_config = config.other_data("recall", "recall", VALUES, PRESETS)
 
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Each layout with each number of pairs."""
-    pairs = (2, 4) if "tiny" in preset.split(",") else PAIRS
+    tiny = config.parse(preset, config.keys(PRESETS)).tiny
+    pairs = (2, 4) if tiny else PAIRS
     return lab.grid(layout=LAYOUTS, data__pairs=pairs)

@@ -8,12 +8,12 @@ training, 1,057 for validation, 1,055 for the test. The commonest class of the t
 right for 48.8 % of the test, naive Bayes on whether a word occurs for 77.6 %. Measured,
 three seeds, 2 minutes on 2 CPU cores: 70.9 % (69.2 to 71.8); counts of words are still better.
 
-Presets after the colon: a layout, a plan, `long` (whole reviews, the first 512 tokens: the path is
-then that of movie_reviews.zip), `max` (the largest of the tokens instead of their mean), `tiny`.
+Presets after the colon: `layout=`, `sharing=`, `long` (whole reviews, the first 512 tokens: the
+path is then that of movie_reviews.zip), `max` (the largest of the tokens, not their mean), `tiny`.
 """
 
 from attnlab import lab
-from experiments.configs import byte_lm
+from experiments import config
 
 VALUES = {
     "data.tokenizer": "bpe:4096",
@@ -35,7 +35,7 @@ VALUES = {
     "train.evaluation.every": 100,
     "train.evaluation.windows": 0,
 }
-VARIANTS: dict[str, byte_lm.Values] = {
+PRESETS: dict[str, config.Values] = {
     "max": {"model.output.pooler": "max"},
     "long": {"model.max_len": 512, "train.length": 512, "train.batch_size": 16},
     "tiny": {
@@ -45,12 +45,12 @@ VARIANTS: dict[str, byte_lm.Values] = {
         "model.heads.num_heads": 2,
         "model.ffn.width": 32,
         "model.max_len": 16,
-        **byte_lm.SHORTEST,
+        **config.SHORTEST,
         "train.length": 16,
     },
 }
 
-get_config = byte_lm.other_data("text_class", "labelled", VALUES, VARIANTS)
+get_config = config.other_data("text_class", "labelled", VALUES, PRESETS)
 
 variants = lab.grid(layout=("standard", "wide", "narrow"), model__output__pooler=("mean", "max"))
 """What a head reads, and who speaks for the text."""

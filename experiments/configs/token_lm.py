@@ -1,13 +1,14 @@
 r"""Which tokens predict a text best: its bytes, or byte pairs (BPE) that were learnt from it?
 
-    python -m experiments.run --config=experiments/configs/token_lm.py:bpe:4096 --workdir=runs/bpe
+    python -m experiments.run --config=experiments/configs/token_lm.py --workdir=runs/bpe
     python -m experiments.sweep --config=experiments/configs/token_lm.py --workdir=runs/tokens
 
 Losses are bits per byte of the same held-out text, so the variants can be compared. Measured
 with bpe:4096, three seeds, 7 minutes on one CPU core: 1.80 (1.80 to 1.81); gzip takes 1.89.
 
-Presets after the colon: `bpe:N` (N tokens, learnt from the training part and kept in the folder of
-the run) or `bytes`, and the presets of byte_lm.py (`tiny`, `masked`, `seq2seq`, a layout, a plan).
+Presets after the colon: `tokenizer=bpe:N` (N tokens, learnt from the training part and kept in the
+folder of the run; 4096 if left out) or `tokenizer=bytes`, and those of byte_lm.py (`tiny`,
+`masked`, `seq2seq`, `layout=`, `sharing=`).
 
 With your own tokenizer.json:
 
@@ -22,28 +23,29 @@ from ml_collections import ConfigDict
 
 from attnlab import lab
 from attnlab.data import Text
-from attnlab.training.objectives import OBJECTIVES
+from attnlab.training.objectives import OBJECTIVES, Objective
+from experiments import config
 from experiments.configs import byte_lm
 
 TOKENIZERS = ("bytes", "bpe:512", "bpe:4096")
+KEYS = byte_lm.KEYS | {"tokenizer": "bpe:4096"}
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """The base config, with room for the tokens of the text and of the task."""
-    presets = [name for name in arg.split(",") if name]
-    named = [name for name in presets if name == "bytes" or name.startswith("bpe:")]
-    config = byte_lm.get_config(",".join(name for name in presets if name not in named))
-    config.update_from_flattened_dict(_tokens(config.task, named[-1] if named else "bpe:4096"))
-    if "tiny" not in presets:
-        config.train.steps = 1200  # the 800 of byte_lm.py end a little above the bits of gzip
-    return config
+    preset = config.parse(arg, KEYS)
+    found = byte_lm.with_presets(preset)
+    config.set_values(found, _tokens(OBJECTIVES[found.task], preset.tokenizer))
+    if not preset.tiny:
+        found.train.steps = 1200  # the 800 of byte_lm.py end a little above the bits of gzip
+    return found
 
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """One variant for each tokenizer."""
-    return [lab.Variant(_tokens(base.task, name), name) for name in TOKENIZERS]
+    return [lab.Variant(_tokens(base.objective, name), name) for name in TOKENIZERS]
 
 
-def _tokens(task: str, name: str) -> dict:
-    size = Text(tokenizer=name).sizes().vocab_size + len(OBJECTIVES[task].special_tokens)
+def _tokens(objective: Objective, name: str) -> dict:
+    size = Text(tokenizer=name).sizes().vocab_size + len(objective.special_tokens)
     return {"data.tokenizer": name, "model.vocab_size": size}

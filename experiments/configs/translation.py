@@ -9,11 +9,12 @@ validation, 1,000 for the test. One vocabulary for both languages. A byte of the
 1.31 (Witten-Bell). Measured, one seed, 9 minutes on 2 CPU cores: 0.90 bits, and 50.5 chrF and 25.6
 BLEU for greedy decoding.
 
-Presets after the colon: a layout, a plan, `reverse` (German to English), `bytes` (no subwords: rows
-of up to 256), `tiny`. `--config.task=transduction` leaves out the metrics that need sacrebleu.
+Presets after the colon: `layout=`, `sharing=`, `reverse` (German to English), `bytes` (no subwords:
+rows of up to 256), `tiny`. `--config.task=transduction` leaves out the metrics that need sacrebleu.
 """
 
-from experiments.configs import byte_lm, heads_and_sharing
+from experiments import config
+from experiments.configs import heads_and_sharing
 
 VALUES = {
     "data.parts": "train,val,test_2016_flickr",
@@ -39,7 +40,7 @@ VALUES = {
     "train.evaluation.windows": 0,
     "train.checkpoint_every": 250,
 }
-VARIANTS: dict[str, byte_lm.Values] = {
+PRESETS: dict[str, config.Values] = {
     "reverse": {"data.languages": "de-en"},
     "bytes": {
         "data.tokenizer": "bytes",
@@ -55,12 +56,12 @@ VARIANTS: dict[str, byte_lm.Values] = {
         "model.width": 16,
         "model.heads.num_heads": 2,
         "model.ffn.width": 32,
-        **byte_lm.SHORTEST,
+        **config.SHORTEST,
         "train.length": 12,
     },
 }
 
-get_config = byte_lm.other_data("translation", "pairs", VALUES, VARIANTS)
+get_config = config.other_data("translation", "pairs", VALUES, PRESETS)
 
 variants = heads_and_sharing.variants
 """Each layout, with layers apart and shared."""

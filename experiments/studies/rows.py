@@ -1,9 +1,9 @@
-"""Rows of small trainings that are no runs of `lab.sweep`: a CSV file of them, and comparisons."""
+"""Rows of small trainings: a CSV file of them, comparisons, and the page."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas
 
@@ -12,27 +12,44 @@ from attnlab.lab.stats import holm, paired_difference
 from attnlab.report.page import p_equation
 from attnlab.report.style import themed_svg
 
+Row: TypeAlias = dict[str, Any]
+
 
 def completed(
-    path: Path, runs: Iterable[dict[str, Any]], train: Callable[..., Mapping[str, float]]
+    path: Path, runs: Sequence[Row], train: Callable[[list[Row]], Iterable[Row]]
 ) -> pandas.DataFrame:
-    """The rows of a file that has one for each of `runs`.
+    """The rows of a file that has one for each of `runs`, so that a stopped command resumes.
 
     Args:
       path: of the file.
-      runs: column -> value of each run; runs without a row are trained, and their row appended.
-      train: called with the values of a run by name; returns the numbers of its row.
+      runs: column -> value of each run.
+      train: runs that have no row -> their rows, each of which is appended when it is there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for run in runs:
-        rows = pandas.read_csv(path) if path.exists() else pandas.DataFrame(columns=list(run))
-        if (rows[list(run)] == list(run.values())).all(axis=1).any():
-            continue
-        began = time.perf_counter()
-        numbers = {name: f"{value:.6g}" for name, value in train(**run).items()}
-        row = run | numbers | {"seconds": f"{time.perf_counter() - began:.1f}"}
+    columns = list(runs[0])
+    rows = pandas.read_csv(path) if path.exists() else pandas.DataFrame(columns=columns)
+    there = set(rows[columns].itertuples(index=False, name=None))
+    for row in train([run for run in runs if tuple(run.values()) not in there]):
         pandas.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
     return pandas.read_csv(path)
+
+
+def one_by_one(
+    train: Callable[..., Mapping[str, float]],
+) -> Callable[[list[Row]], Iterator[Row]]:
+    """Trains each run in this process, where it is no model of `lab.sweep`.
+
+    Args:
+      train: called with the values of a run by name; returns the numbers of its row.
+    """
+
+    def rows(runs: list[Row]) -> Iterator[Row]:
+        for run in runs:
+            began = time.perf_counter()
+            numbers = {name: f"{value:.6g}" for name, value in train(**run).items()}
+            yield run | numbers | {"seconds": f"{time.perf_counter() - began:.1f}"}
+
+    return rows
 
 
 def conclusions(scores: Mapping[str, pandas.Series], digits: int) -> dict[str, tuple[str, str]]:

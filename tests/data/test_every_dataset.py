@@ -1,6 +1,7 @@
 """What every entry of `DATASETS` guarantees, and every objective that it is made for."""
 
 import dataclasses
+import os
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,10 @@ def draw(dataset, seed, step, size=4, shard=slice(None)):
     return batches(seed, step, size, shard)
 
 
+def same_shapes(a, b):
+    return jax.tree.map(np.shape, a) == jax.tree.map(np.shape, b)
+
+
 def same(a, b):
     return all(
         np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
@@ -51,6 +56,66 @@ def test_a_batch_is_a_function_of_seed_and_step(case):
     if not isinstance(dataset.batches, data.DeviceBatches):
         halves = [draw(dataset, 3, 5, shard=slice(2 * p, 2 * p + 2)) for p in range(2)]
         assert same(jax.tree.map(lambda *a: np.concatenate(a), *halves), one)
+
+
+OTHER = {
+    "text": {"tokenizer": "bpe:260", "validation": 0.2},
+    "tokens": {"heldout": 0.3, "bytes_per_token": 1.0},
+    "huggingface": {"heldout": 0.3, "vocab_size": 400, "bytes_per_token": 1.0},
+    "pairs": {"tokenizer": "bpe:275", "parts": "train,test,val", "languages": "de-en"},
+    "labelled": {"tokenizer": "bpe:260"},
+    "recall": {"vocab_size": 20, "pairs": 1},
+    "endpoints": {"vertices": 4, "graph": "acyclic"},
+    "farthest": {"dimensions": 4, "heldout_rows": 30},
+    "graph": {},
+    "rows": {},
+}
+"""Dataset -> another value of each field that a batch or a held-out row may depend on."""
+
+
+def content(dataset):
+    """Batches and held-out rows; what a token counts for the loss is not of the digest."""
+    rows = dataset.heldout(0)
+    rows.pop("bytes", None)
+    return draw(dataset, 0, 1, 8), rows
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_digest_changes_with_every_field_that_changes_the_rows(name, tmp_path):
+    config, length, _ = SMALL[name](tmp_path)
+    one = config.load(length)
+    for field, value in OTHER[name].items():
+        other = dataclasses.replace(config, **{field: value}).load(length)
+        if not same_shapes(content(one), content(other)) or not same(content(one), content(other)):
+            assert other.digest != one.digest, field
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_is_kept_for_a_sweep_is_the_same_data(name, tmp_path):
+    config, length, _ = SMALL[name](tmp_path)
+    plain = config.load(length)
+    for _ in range(2):  # made, then mapped
+        with data.keep_in(tmp_path / "kept"):
+            dataset = config.load(length)
+        assert dataset.digest == plain.digest
+        assert dataset.facts == plain.facts
+        assert same(content(dataset), content(plain))
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:270"])
+def test_what_is_kept_is_read_once_and_a_changed_file_is_seen(tmp_path, tokenizer):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"the rose is a rose\n" * 60)
+    config = data.Text(path=str(path), tokenizer=tokenizer)
+    times = path.stat()
+    with data.keep_in(tmp_path / "kept"):
+        one = config.load(8).digest
+        path.write_bytes(b"the nose is a nose\n" * 60)
+        changed = config.load(8).digest
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as the first text
+        assert config.load(8).digest == one
+    assert one != changed == config.load(8).digest
+    assert not list((tmp_path / "kept").glob(".*"))
 
 
 def test_sizes_and_shapes_are_known_before_loading(case):
@@ -113,6 +178,7 @@ def test_padding_never_counts(case):
     key = jax.random.key(0)
     one, more = (objective.prepare(jax.tree.map(jnp.asarray, a), key) for a in (rows, filled))
     size = dataset.sizes.num_classes or dataset.sizes.vocab_size + len(objective.special_tokens)
+    assert not np.any(more.weights[len(one.weights) :])
     answers = np.random.default_rng(0).normal(size=(*more.weights.shape, size))
     answers = jnp.asarray(answers, jnp.float32)
     for metric in (m for m in objective.metrics if m.measure is not None):

@@ -1,10 +1,7 @@
 """What editors, file managers and version control leave in files and folders of texts."""
 
-import bz2
 import codecs
 import gzip
-import io
-import lzma
 import zipfile
 
 import numpy as np
@@ -151,34 +148,3 @@ def test_hidden_files_of_tokens_and_of_a_graph(tmp_path):
     assert len(ids.load(8).train(0)["tokens"]) == 11  # of 89 tokens, a tenth is held out
     small_graph(tmp_path / "graph")
     read_graph(tmp_path / "graph")
-
-
-def zipped(content):
-    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as archive:
-        archive.writestr("a.txt", content)
-    return buffer.getvalue()
-
-
-BINARY = {
-    "zip": zipped(TEXT),
-    "bz2": bz2.compress(TEXT),
-    "xz": lzma.compress(TEXT),
-    "gzip of another name": gzip.compress(TEXT),
-    "pdf": b"%PDF-1.7\n" + TEXT,
-    "numbers": np.arange(300).tobytes(),
-    "UTF-16": TEXT.decode().encode("utf-16"),
-}
-
-
-@pytest.mark.parametrize("kind", BINARY)
-@pytest.mark.parametrize("name", ["text", "pairs", "prepare"])
-def test_packed_and_binary_files_are_refused(tmp_path, name, kind):
-    """Alone and beside texts, before they are trained on byte by byte."""
-    read, files = READERS[name]
-    last = list(files)[-1]
-    with pytest.raises(ValueError, match=f"{last.rpartition('/')[2]}.*(not text|not UTF-8)"):
-        read(tmp_path, files | {last: BINARY[kind]})
-
-
-def test_a_zero_byte_far_inside_a_text_is_text(tmp_path):
-    text(tmp_path, {"a.txt": TEXT * 20 + b"\0"})

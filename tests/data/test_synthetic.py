@@ -30,3 +30,29 @@ def test_the_farthest_point_by_numpy():
             assert other != point
             assert np.array_equal(y[row, point], x[row, other])
     assert rows["scored"].all()
+
+
+def test_every_key_is_stated_and_asked_once():
+    """After the pairs, at even positions, and its value is the target; other tokens are no keys."""
+    rows = data.Recall(vocab_size=16, pairs=3, heldout_rows=20).load(24).heldout(0)
+    for tokens, values in zip(rows["tokens"], rows["values"], strict=True):
+        asked = np.flatnonzero(values >= 0)
+        assert len(asked) == 3
+        assert (asked >= 6).all()
+        assert (asked % 2 == 0).all()
+        stated = dict(zip(tokens[:6:2].tolist(), tokens[1:6:2].tolist(), strict=True))
+        assert dict(zip(tokens[asked].tolist(), values[asked].tolist(), strict=True)) == stated
+        assert (tokens < 8).sum() == 6
+        assert all(value >= 8 for value in stated.values())
+
+
+def test_baselines_of_synthetic_data():
+    """By hand: a guess of two ends, 3 of the 4 cases of a pair, one of 4 values, one of 16."""
+    arcs = {graph: data.Endpoints(vertices=4, graph=graph) for graph in ("complete", "acyclic")}
+    assert arcs["complete"].load(4).baselines()["accuracy"] == {
+        "a guess": 50.0, "one head at most": 75.0
+    }  # fmt: skip
+    assert arcs["acyclic"].load(4).baselines() == {"accuracy": {"a guess": 50.0}}
+    recall = data.Recall(vocab_size=32, pairs=4, heldout_rows=2).load(16)
+    guesses = {"one of the values said": 25.0, "any value": 6.25}
+    assert recall.baselines() == {"accuracy": guesses}

@@ -7,7 +7,6 @@ import pytest
 
 from attnlab.data.tokenizer import (
     FILE,
-    Encoded,
     load_tokenizer,
     make_tokenizer,
     num_tokens,
@@ -26,7 +25,11 @@ def test_texts_come_back_and_sizes_sum_to_the_bytes(name):
         assert (sizes >= 0).all()
         assert len(tokens) == len(sizes)
         assert not len(tokens) or tokens.max() < tokenizer.size == num_tokens(name)
-        assert np.array_equal(Encoded(tokens, sizes).spans(text), tokenizer.read(text).spans)
+        read = tokenizer.read(text, special_tokens=False)
+        assert np.array_equal(read.tokens, tokens)
+        assert [text[start:end] for start, end in read.spans] == list(read.names)
+        covered = {at for start, end in read.spans for at in range(start, end)}
+        assert covered == set(range(len(text)))
     assert make_tokenizer(name, TEXTS[:2]).digest == tokenizer.digest
 
 
@@ -69,17 +72,3 @@ def test_bytes_of_tokens_that_do_not_follow_from_their_names(change, tmp_path):
         content["model"] = change | {"unk_id": 0, "vocab": [["?", 0.0], ["low", -1.0]]}
     path.write_text(json.dumps(content))
     assert token_sizes(load_tokenizer(path)) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("bpe:200", "more than the 256 bytes"),
-        ("bpe:many", "write bpe:N"),
-        ("byte", "no tokenizer 'byte'; write bytes, bpe:N or the path"),
-        (__file__, "is no tokenizer.json"),
-    ],
-)
-def test_names_that_are_none(name, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        make_tokenizer(name, ["text"])

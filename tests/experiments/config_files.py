@@ -1,10 +1,11 @@
 """What the config files describe, those of the studies too."""
 
+from pathlib import Path
+
 import small_data
 
-from attnlab.lab.spec import specs_of
 from experiments import reference
-from experiments.setup import setup_of
+from experiments.config import ConfigFile, setup_of
 
 MODULES = {
     name.removesuffix("/study.py").removesuffix(".py").rpartition("/")[2]:
@@ -28,11 +29,10 @@ def config(name, preset="", folder=None):
 
 def planned(name, preset="", folder=None):
     """What `experiments.sweep` reads of a config file."""
-    return setup_of(config(name, preset, folder), MODULES[name], preset)
+    return setup_of(ConfigFile(Path(name), preset, MODULES[name], config(name, preset, folder)))
 
 
 def experiments(name, preset="", folder=None):
     """Title of each variant -> its experiment, as a sweep would run it."""
-    setup = planned(name, preset, folder)
-    specs = specs_of(setup.base, setup.variants, [0], setup.match)
+    specs = planned(name, preset, folder).specs([0])
     return {spec.title: spec.config for spec in specs}

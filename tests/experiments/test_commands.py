@@ -1,5 +1,6 @@
 """Every command that a config's docstring or a page shows can be pasted."""
 
+import functools
 import importlib
 import importlib.util
 import re
@@ -31,11 +32,12 @@ def commands(text):
         yield words[: next((i for i, word in enumerate(words) if word[:1] in "&>|"), None)]
 
 
+@functools.cache
 def flags_of(module):
     """Names of the flags of a command; of a study, whose command is its folder, those in it."""
-    command = reference.commands().get(module)
-    if command:
-        return {flag.name for flag in command.flags}
+    if module in reference.commands():
+        own = reference.flags_of(importlib.import_module(module))
+        return {"debug", "import", *(flag.name for flag in own)}
     folder = ROOT / module.replace(".", "/")
     text = "".join(path.read_text() for path in folder.glob("*.py"))
     defined = re.findall(r'(?:DEFINE_\w+|add_argument)\(\s*"(?:--)?([\w-]+)"', text)
@@ -76,9 +78,8 @@ def test_commands_can_be_pasted(name):
 def test_flags_in_prose_exist(page):
     """`--flag` in a sentence is a flag of some command; flags of other programs are listed."""
     of_others = {"update", "to", "inplace", "cpus-per-task", "partition", "time", "signal"}
-    known = {flag.name for one in reference.commands().values() for flag in one.flags}
-    known |= {"debug", "import"}  # of every command
-    known = known.union(*(flags_of(f"experiments.studies.{folder.name}") for folder in STUDIES))
+    studies = [f"experiments.studies.{folder.name}" for folder in STUDIES]
+    known = set().union(*map(flags_of, [*reference.commands(), *studies]))
     named = re.findall(r"`--([\w-]+)(?![\w.-])", page.read_text())
     assert [n for n in named if n.removeprefix("no") not in known | OF_JAX | of_others] == []
 

@@ -17,8 +17,9 @@ from attnlab.load import open_folder, open_run, with_plan_of
 from attnlab.models import num_parameters
 from attnlab.pretrained.tensors import read_file, write_file
 from attnlab.sharing.plan import Plan
+from experiments.config import experiment_of
 from experiments.configs import pretrained as config_file
-from experiments.setup import experiment_of, run_config
+from experiments.run import run_config
 
 BASE = pretrained.published_config("albert_base")
 ALBERT = dataclasses.replace(
@@ -137,7 +138,7 @@ def test_a_folder_that_cannot_train_is_refused(tmp_path):
             ALBERT.output, kind="none", bias=False, transform=None, num_classes=0
         ),
     )
-    with pytest.raises(ValueError, match="start from a folder with one"):
+    with pytest.raises(ValueError, match="start from"):
         experiment_of(config_file.get_config(str(write(tmp_path / "bare", bare))))
     plan = Plan(attention=(0, 1, 0, 1), ffn=(0, 1, 0, 1))
     inner = dataclasses.replace(ALBERT, num_layers=4, sharing=plan)
@@ -156,10 +157,9 @@ def test_a_folder_that_cannot_train_is_refused(tmp_path):
     assert experiment_of(config).task == "span_corruption"
     stored, tokens = open_folder(tmp_path / "t5"), jnp.zeros((1, 3), int)
     albert = dataclasses.replace(stored.config, sharing="albert")
-    both, told = with_plan_of(stored.config, stored.params, albert, tokens)
+    both, _ = with_plan_of(stored.config, stored.params, albert, tokens)
     assert {both[stack]["ffn"]["up"].shape[0] for stack in ("layers", "encoder_layers")} == {1}
-    assert "separate -> albert: outputs differ by " in told
-    with pytest.raises(ValueError, match="name the folder after the colon"):
+    with pytest.raises(ValueError, match="FOLDER"):
         config_file.get_config("")
 
 
@@ -167,6 +167,6 @@ def test_export_refuses(tmp_path):
     folder = write(tmp_path / "albert")
     done = command("experiments.export", f"--path={folder}", f"--out={folder}")
     assert done.returncode == 1
-    assert "exists already; name a new folder" in done.stderr
-    with pytest.raises(ValueError, match="holds no run with checkpoints"):
+    assert "--out" in done.stderr
+    with pytest.raises(ValueError, match=re.escape(str(folder))):
         attnlab.load_run(folder)

@@ -1,18 +1,13 @@
-"""The config of every row of data but the text: it runs, is killed and goes on, and is reported."""
+"""The config of every row of data but the text: it trains and is reported."""
 
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
 import small_data
 
-from attnlab import training
-from attnlab.lab import run as lab_run
-from attnlab.training.metrics import Recorder
 from experiments import reference, report
-from experiments.setup import run_config
+from experiments.run import run_config
 
 # config file -> the dataset that it is about
 CONFIGS = {
@@ -65,31 +60,3 @@ def test_a_config_trains_and_is_reported(name, tmp_path):
     assert result.task.metrics[0].unit in told
     for baseline in result.scores.baselines.get(result.task.metrics[0].name, {}):
         assert baseline in told
-
-
-@pytest.mark.slow  # test_train.py: the same of fit
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_stopped_run_goes_on_with_the_same_bits(name, tmp_path, monkeypatch):
-    """SIGTERM in the middle: weights, scores and metrics are those of a run that was left alone."""
-    (tmp_path / "data").mkdir()
-    config = tiny(name, tmp_path / "data")
-    config.train.seeds, config.train.checkpoint_every = (3,), 15
-    config.task = "transduction" if CONFIGS[name] == "pairs" else config.task  # nothing is written
-
-    class Stops(Recorder):
-        def log_scalars(self, step, metrics):
-            super().log_scalars(step, metrics)
-            if step == 10 and "train/loss" in metrics:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(lab_run, "Recorder", Stops)
-    with pytest.raises(training.Stopped, match="stopped at step"):
-        run_config(config, tmp_path / "broken")
-    monkeypatch.undo()
-    results = [run_config(config, tmp_path / folder)[0] for folder in ("broken", "whole")]
-    assert (results[0].scores.heldout, results[0].scores.train) == (
-        results[1].scores.heldout,
-        results[1].scores.train,
-    )
-    logs = [(tmp_path / f / "runs/seed3/metrics.jsonl").read_text() for f in ("broken", "whole")]
-    assert logs[0] == logs[1]

@@ -16,7 +16,7 @@ from conftest import deep
 
 import attnlab
 from attnlab.models import generate
-from experiments.setup import run_config
+from experiments.run import run_config
 
 FILE = f"""
 import sys

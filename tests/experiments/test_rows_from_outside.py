@@ -9,10 +9,9 @@ from chains import FOLLOW, Chains
 from attnlab.data import DATASETS
 from attnlab.training import OPTIMIZERS, SCHEDULES
 from attnlab.training.objectives import OBJECTIVES
-from attnlab.training.optimizers import OptimizerEntry
 from experiments import report
 from experiments.configs import byte_lm
-from experiments.setup import run_config
+from experiments.run import run_config
 
 HERE = {}  # what the optimizer of this file was asked for
 
@@ -30,9 +29,9 @@ def halves(config, peak, steps):
 def test_rows_of_a_user_train_by_flag(tmp_path, monkeypatch):
     monkeypatch.setitem(DATASETS, "chains", Chains)
     monkeypatch.setitem(OBJECTIVES, "follow", FOLLOW)
-    monkeypatch.setitem(OPTIMIZERS, "signs", OptimizerEntry("SignSGD", sign_descent))
+    monkeypatch.setitem(OPTIMIZERS, "signs", sign_descent)
     monkeypatch.setitem(SCHEDULES, "halves", halves)
-    config = byte_lm.get_config("chains,tiny")
+    config = byte_lm.get_config("data=chains,tiny")
     flags = {
         "task": "follow", "data.count": 9, "data.step": 2, "model.vocab_size": 9,
         "train.steps": 100, "train.optimizer.name": "signs", "train.schedule.name": "halves",

@@ -1,6 +1,6 @@
 """Differential attention (Ye et al. 2024, arXiv 2410.05258) from a file outside the package.
 
-python -m experiments.run --config=outside_differential.py:my_differential --workdir=DIR
+python -m experiments.run --config=outside_differential.py:layout=my_differential --workdir=DIR
 """
 
 import dataclasses

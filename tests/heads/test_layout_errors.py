@@ -22,7 +22,6 @@ from attnlab.heads import (
     MixtureOfHeads,
     Narrow,
     Sink,
-    SoftCap,
     Standard,
     TalkingHeads,
     Weight,
@@ -67,7 +66,6 @@ CONSTRUCTION = {
     "not divisible": (lambda: Standard(width=9, num_heads=2), "width 9 is not divisible by"),
     "key heads": (lambda: Standard(**SIZES, num_kv_heads=3), "not divisible by num_kv_heads 3"),
     "scale": (lambda: Standard(**SIZES, scale="0.3"), "scale must be a finite number.* '0.3'"),
-    "infinite scale": (lambda: Standard(**SIZES, scale=float("inf")), "scale must be a finite"),
     "epsilon": (lambda: Standard(**SIZES, norm_eps=-1.0), "norm_eps must be .* at least 0"),
     "unknown bias": (lambda: Absorbed(**SIZES, biases=("k",)), "has no bias 'k'; use some of 'q'"),
     "biases as text": (lambda: Standard(**SIZES, biases="qk"), r"such as \('q', .*, not 'qk'"),
@@ -95,28 +93,7 @@ CONSTRUCTION = {
     "an extra's own check": (
         lambda: Standard(**SIZES, extras=(MixtureOfHeads(top=2),)), "top 2 must be from 1 to",
     ),
-    "number of an extra": (
-        lambda: Standard(**SIZES, extras=(MixtureOfHeads(top=1.5),)),
-        "mixture_of_heads.top must be a whole number, not 1.5",
-    ),
-    "least number of an extra": (
-        lambda: Standard(**SIZES, extras=(MixtureOfHeads(top=1, shared=0),)),
-        "mixture_of_heads.shared must be a whole number of at least 1, not 0",
-    ),
-    "weight of a loss": (
-        lambda: Standard(**SIZES, extras=(MixtureOfHeads(top=1, balance="x"),)),
-        "mixture_of_heads.balance must be a finite number at least 0, not 'x'",
-    ),
-    "switch of an extra": (
-        lambda: Standard(**SIZES, extras=(Sink(learnt="no"),)),
-        "sink.learnt must be True or False, not 'no'",
-    ),
-    "kind of gate": (lambda: Gate("token"), "unknown gate.by 'token': known: head, element"),
-    "cap": (lambda: SoftCap(0.0), "cap must be a finite number above 0, not 0.0"),
-    "count": (lambda: ExtraKeys(0), "count must be a whole number of at least 1, not 0"),
     "qk_norm as text": (lambda: Standard(**SIZES, qk_norm="rms"), r"'rms'; write HeadNorm\("),
-    "kind of norm": (lambda: HeadNorm("batch"), "unknown qk_norm.kind 'batch': known: layer, rms"),
-    "bias of a norm": (lambda: HeadNorm(bias="no"), "qk_norm.bias must be True or False, not 'no'"),
     "number of a layout's own": (
         lambda: Scaled(**SIZES, temperature="hot"), "temperature must be a finite number",
     ),
@@ -124,8 +101,6 @@ CONSTRUCTION = {
         lambda: Scaled(**SIZES, mode="c"), "unknown mode 'c': known: a, b; None is allowed",
     ),
     "norm without bias": (lambda: HeadNorm("rms", bias=True), "'rms' has no bias"),
-    "unknown tie": (lambda: Standard(**SIZES, tie="vo"), "unknown tie 'vo': known: '', kv, qk"),
-    "no tie": (lambda: Standard(**SIZES, tie=None), "tie must be one of '', kv, qk, qkv, not None"),
     "tie of a layout without": (lambda: Differential(**SIZES, tie="kv"), "must be one of '', not"),
     "tied sizes": (lambda: Standard(**SIZES, tie="kv", value_dim=3), "k and v.*|v and k.*"),
     "tied bias": (lambda: Standard(**SIZES, tie="kv", biases=("v",)), "leave 'v' out of biases"),

@@ -15,11 +15,12 @@ from attnlab.data import Text
 from attnlab.lab.description import Description, Expectation
 from attnlab.lab.policies import tuning_specs
 from attnlab.lab.spec import write_specs
+from attnlab.lab.sweep import described
 from attnlab.lab.workdir import run_folder
 from attnlab.report import Panel, make_page, read_panels
 from attnlab.report.figures import Curve, curves_figures, learning_curves, over_tag_figures
 from attnlab.report.maps import HeadTable, attention_map, head_tables
-from attnlab.report.page import Facts, Figures, Paragraph, Table, to_markdown
+from attnlab.report.page import Facts, Figures, Paragraph, Table, number, to_markdown
 from attnlab.report.style import style
 from attnlab.report.tables import budget_table, comparison_table, rates_table, scores_table
 from attnlab.report.words import answers, expectations, limits, question, warnings
@@ -112,6 +113,18 @@ def test_only_the_pairs_of_the_question_are_compared():
     assert {k[0] for k in conclusions(noisy(CROSSED, range(4)), pairs=pairs)} == {
         "wide", "wide, separate", "wide, albert",
     }  # fmt: skip
+
+
+def test_pairs_with_several_baselines_name_them_in_the_figure():
+    means = {(("layout", a), ("plan", p)): 2.0 + (a == "b") for a in "ab" for p in "xy"}
+    pairs = tuple(({"layout": "b", "plan": p}, {"layout": "a", "plan": p}) for p in "xy")
+    [some] = make_page([panel(noisy(means, range(3)), pairs=pairs)]).blocks(Figures)
+    assert "b, x − a, x" in some.figures[0].svg
+    assert "b, y − a, y" in some.figures[0].svg
+
+
+def test_numbers_have_a_true_minus_and_no_minus_zero():
+    assert [number(x) for x in (-0.0001, -1.5, float("-inf"))] == ["0.000", "−1.500", "−∞"]
 
 
 def test_the_answer_has_the_numbers_of_its_row():
@@ -273,12 +286,28 @@ def test_seeds_that_are_new_since_a_report_was_written_are_marked(tmp_path):
     assert next(csv.DictReader(io.StringIO(table)))["method"] == "anytime"
 
 
+def test_seeds_that_a_sweep_gets_after_its_report_are_marked(tmp_path):
+    workdir = tmp_path / "w"
+    runs, more = noisy(TWO, range(3)), [run.spec for run in noisy(TWO, range(5))]
+    assert not described(Description(), more, workdir).seeds_added  # nothing has run
+    store(runs, workdir)
+    Description().write(workdir)
+    assert not described(Description(), more, workdir).seeds_added  # nobody saw a report
+    (workdir / "report.html").touch()
+    assert described(Description(), [run.spec for run in runs], workdir) == Description()
+    about = described(Description(), more, workdir)
+    assert (about.seeds_added, about.planned_seeds) == (True, (0, 1, 2))
+    about.write(workdir)
+    (workdir / "specs.json").write_text(write_specs(more))
+    assert described(Description(), more, workdir) == about  # the same command once more
+
+
 def test_the_seed_of_tuning_is_none_that_is_added_later():
     """Of two variants with seed 999, up to six seeds each: 1000 to 1004 are added."""
     runs = noisy(TWO, [999])
-    [seed] = {spec.seed for spec in tuning_specs([run.spec for run in runs], 3, 6)}
+    [seed] = {spec.seed for spec in tuning_specs([run.spec for run in runs], 3)}
     results, policy = lab.Results(runs), lab.AddSeeds(half_width=0.0, most=6)
-    while specs := policy(results):
+    while specs := policy.propose(results):
         results += lab.Results([made(dict(s.tags), s.seed, 2.0 + 0.01 * s.seed) for s in specs])
     seeds = {run.spec.seed for run in results}
     assert len(seeds) == 6
@@ -311,7 +340,7 @@ def test_diverged_curves_do_not_set_the_range():
 
 
 def test_expected_results_count_every_seed():
-    runs = [made({"v": "a"}, seed, 2.0, weights={"heads_apart": float(seed)}) for seed in range(5)]
+    runs = [made({"v": "a"}, seed, 2.0, more={"heads_apart": float(seed)}) for seed in range(5)]
     expected = Expectation(
         tags={"v": "a"}, relation="at most", value=3.0, number="heads_apart", text="{max:.1f}",
     )  # fmt: skip
@@ -511,4 +540,5 @@ def test_maps_and_tables_of_heads_show_their_numbers():
     table = HeadTable("entropy", np.array([[0.5, np.nan], [1.0, 2.0]]), 2.0, 1)
     first, empty = head_tables([table], names[0]).axes
     assert [t.get_text() for t in first.texts] == ["0.5", "1.0", "2.0"]
+    assert first.images[0].get_array().max() == pytest.approx(1 / 9)  # of the highest value
     assert not empty.axison

@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from commands import command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict, config_dict
@@ -23,11 +22,10 @@ from attnlab.heads import (
     Standard,
     TalkingHeads,
     TensorProduct,
-    Wide,
 )
 from attnlab.models import specs
 from attnlab.models.config import EncoderConfig, LayerOverrides, ModelConfig
-from attnlab.models.config_dict import field_types, from_dict, from_json, to_dict, to_json
+from attnlab.models.config_dict import choose, field_types, from_dict, from_json, to_dict, to_json
 from attnlab.pretrained import PUBLISHED, published_config
 from attnlab.sharing import Plan
 
@@ -242,21 +240,21 @@ def test_layouts_and_extras_from_outside(monkeypatch):
     monkeypatch.setitem(EXTRAS, "noise", Noise)
     assert from_json(to_json(config)) == from_dict(to_dict(config)) == config
     fields = to_dict(ModelConfig())
-    assert fields["heads"]["divisor"] is None
     assert fields["heads"]["extras"]["noise"] == {"on": False, "rate": 0.1}
-    fields["heads"] |= {"layout": "half", "divisor": 5}
+    fields["heads"] = choose(fields["heads"], "half") | {"divisor": 5}
     assert from_dict(fields).heads.divisor == 5
 
 
-def test_one_field_has_one_type(monkeypatch):
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Odd(Standard):
-        latent_dim: float = 0.5
-
-    monkeypatch.setitem(LAYOUTS, "odd", Odd)
-    message = "latent_dim is int in layout 'latent' and float in layout 'odd'"
-    with pytest.raises(ValueError, match=message):
-        to_dict(ModelConfig())
+def test_another_choice_keeps_the_fields_that_both_have():
+    fields = to_dict(ModelConfig(heads=Standard(num_heads=4, scale=0.5, biases=("q", "o"))))[
+        "heads"
+    ]
+    latent = choose(fields, "latent") | {"latent_dim": 5}
+    heads = from_dict({"width": 64, "heads": latent}).heads
+    assert (type(heads), heads.num_heads, heads.scale) == (Latent, 4, 0.5)
+    assert set(heads.biases) == {"q", "o"} & set(Latent.bias_names)
+    with pytest.raises(ValueError, match="'latnt'"):
+        choose(fields, "latnt")
 
 
 def test_options_of_heads():
@@ -268,61 +266,3 @@ def test_options_of_heads():
     assert to_dict(ModelConfig(heads=Latent(num_heads=4)))["heads"]["biases"] == ""
     factors = TensorProduct(num_heads=4, biases=("factors", "o"))
     assert to_dict(ModelConfig(heads=factors))["heads"]["biases"] == "factors,o"
-
-
-CONFIG_FILE = """
-from ml_collections import ConfigDict, config_dict
-from attnlab.models.config import ModelConfig
-from attnlab.models.config_dict import to_dict
-
-def get_config():
-    return ConfigDict({"model": to_dict(ModelConfig(), config_dict.placeholder)})
-"""
-COMMAND = """
-from absl import app
-from ml_collections import config_flags
-from attnlab.models.config_dict import from_dict
-
-CONFIG = config_flags.DEFINE_config_file("config")
-app.run(lambda _: print(repr(from_dict(CONFIG.value.model.to_dict()))))
-"""
-
-
-def run_with_flags(folder, *flags):
-    (folder / "config.py").write_text(CONFIG_FILE)
-    (folder / "command.py").write_text(COMMAND)
-    ran = command(folder / "command.py", f"--config={folder / 'config.py'}", *flags)
-    return ran.stdout, ran.stderr
-
-
-def test_flags(tmp_path):
-    shown, _ = run_with_flags(
-        tmp_path,
-        "--config.model.heads.layout=wide",
-        "--config.model.heads.num_heads=2",
-        "--config.model.sharing=albert",
-        "--config.model.heads.extras.gate.on=True",
-        "--config.model.heads.qk_norm.kind=layer",
-        "--config.model.positions.kind=rotary",
-        "--config.model.positions.base=500.0",
-        "--config.model.attention.window=7",
-        "--config.model.dropout.places=('ffn',)",
-    )
-    layout = Wide(
-        num_heads=2, biases=("q", "k", "v", "o"), qk_norm=HeadNorm("layer"), extras=(Gate(),)
-    )
-    assert shown.strip() == repr(
-        ModelConfig(
-            heads=layout,
-            sharing="albert",
-            positions=specs.Rotary(base=500.0),
-            attention=specs.Attention(window=7),
-            dropout=specs.Dropout(places=("ffn",)),
-        )
-    )
-
-
-def test_a_flag_that_the_layout_does_not_have(tmp_path):
-    _, error = run_with_flags(tmp_path, "--config.model.heads.latent_dim=8")
-    assert "layout 'standard' has no latent_dim: its fields are num_heads, " in error
-    assert "latent_dim is a field of latent, latent_absorbed" in error

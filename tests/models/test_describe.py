@@ -29,7 +29,7 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rows_add_up(name):
     config = CONFIGS[name]
-    table = describe(config, 16).split("\n\n")[1].splitlines()[1:]
+    table = describe(config, 16).split("\n\n")[2].splitlines()[1:]
     numbers = [
         tuple(int(n.replace(",", "")) for n in re.findall(r"[\d,]+", row)[-2:]) for row in table
     ]

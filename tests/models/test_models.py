@@ -396,7 +396,6 @@ def test_an_encoder_with_another_number_of_heads():
     assert_close(encoded, make(alone)[0](own, SOURCE).hidden)
     for fields, message in (
         (dict(num_heads=4, shares_decoder=True), "both stacks have the same heads"),
-        (dict(num_heads=0), r"encoder\.num_heads must be a whole number of at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
             EncoderConfig(**fields)

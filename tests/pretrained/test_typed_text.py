@@ -17,7 +17,7 @@ from tokenizers import (
 
 from attnlab import pretrained
 from attnlab.data import load_tokenizer
-from attnlab.lab.model_summary import read_text
+from attnlab.load import open_folder
 from attnlab.models import generate
 from experiments.configs import pretrained as config_file
 
@@ -125,7 +125,7 @@ def folder_of(family, kind, tmp_path):
 
 def test_a_folder_goes_on_with_a_sentence(tmp_path):
     folder, library = folder_of("llama", "bpe", tmp_path)
-    told = read_text(str(folder), "O for a stage")
+    told = open_folder(folder).describe_text("O for a stage")
     model, params = pretrained.load(folder)
     ids = library.encode("O for a stage").ids
     count = min(20, model.config.max_len - len(ids))
@@ -133,13 +133,13 @@ def test_a_folder_goes_on_with_a_sentence(tmp_path):
     assert f"continuation: {library.decode(np.asarray(new[0]).tolist())!r}" in told
     outputs = model.apply({"params": params}, np.array([ids]), capture=("probs",))
     probs = outputs.captured["probs"][:, 0]
-    rows = told.split("what each head attends to most")[1].splitlines()
-    assert rows[3].split()[0] == "1"
-    assert rows[3].split()[-1] == f"{float(probs[1, 3].mean(0).max()):.2f}"
+    rows = [line.split() for line in told.split("attends to most")[1].splitlines()]
+    [row] = [row for row in rows if row[:2] == ["1", "3"]]
+    assert row[-1] == f"{float(probs[1, 3].mean(0).max()):.2f}"
     assert f"\n0      {ids[0]:<7} 'O'\n" in told
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
-        read_text(str(folder), "O for a stage")
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+        open_folder(folder).describe_text("O for a stage")
 
 
 @pytest.mark.slow

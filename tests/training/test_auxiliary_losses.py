@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 from conftest import assert_close, deep
-from test_train import DATASET
 
 from attnlab import heads, training
 from attnlab.models import FFN, ModelConfig
@@ -54,33 +53,3 @@ def test_the_total_of_one_step_by_hand(accumulate):
     change = jax.tree.map(jnp.subtract, params, state.params)
     assert_close(change, gradient, loosen=10)
     assert np.any(change["layers"]["attention"]["router"])
-
-
-def test_the_balance_loss_falls_in_training():
-    """From a router that prefers some heads towards `top`, its least value, in each layer."""
-    config = training.TrainConfig(
-        steps=40,
-        batch_size=8,
-        length=8,
-        seeds=(0, 1),
-        schedule=training.ScheduleConfig(warmup_steps=2),
-        log_every=5,
-        evaluation=training.EvaluationConfig(every=40, batch_size=8, windows=8, curve_windows=8),
-        checkpoint_every=40,
-        optimizer=training.OptimizerConfig(learning_rate=0.02),
-    )
-
-    def preferring(key, inputs):
-        params = MODEL.init(key, **inputs)["params"]
-        attention = params["layers"]["attention"]
-        attention["router"] = 10 * attention["router"]
-        return params
-
-    options = training.FitOptions(params=preferring)
-    run = training.fit_in_memory(MODEL, OBJECTIVES["causal_lm"], config, DATASET, options=options)
-    _, balance = run.curve("train/head_balance")
-    assert balance.shape == (2, 8)
-    assert (balance[:, 0] > 4.1).all()
-    assert (balance[:, -1] - 4 < 0.5 * (balance[:, 0] - 4)).all()
-    _, loss = run.curve("train/loss")
-    assert (loss < 1.05 * np.log(256)).all()  # without the balance

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import deep
 
 from attnlab import heads
 from attnlab.models import FFN, Compute, ModelConfig, matrix_axes
@@ -33,7 +32,7 @@ def name_of(path):
     return jax.tree_util.keystr(path[-1:], simple=True)
 
 
-@pytest.mark.parametrize("plan", deep(["separate", "albert"], "albert"))
+@pytest.mark.parametrize("plan", ["albert"])
 def test_first_update_is_the_rate_times_base_over_fan_in(plan):
     """The first Adam update is the sign of the gradient times the learning rate; the decay of the
     matrices is learning rate x weight decay x weight, whatever the fan-in."""
@@ -64,11 +63,6 @@ def test_narrow_heads_read_their_own_slice():
     found = {name_of(path): u for path, u in jax.tree_util.tree_leaves_with_path(updates)}
     np.testing.assert_allclose(found["q"], -0.5 * 16 / 4, rtol=1e-5)
     np.testing.assert_allclose(found["o"], -0.5 * 16 / 8, rtol=1e-5)
-
-
-def test_other_optimizers_are_refused():
-    with pytest.raises(ValueError, match=r"base_fan_in=16 needs optimizer\.name='adamw'"):
-        OptimizerConfig(name="muon", base_fan_in=16)
 
 
 def residual_changes(width, base, steps):
@@ -110,16 +104,14 @@ def residual_changes(width, base, steps):
     return np.array(found)
 
 
-@pytest.mark.parametrize(
-    "widths", [(32, 128), pytest.param((32, 64, 128, 256, 512), marks=pytest.mark.slow)]
-)
-def test_coordinate_check(widths):
+@pytest.mark.slow
+def test_coordinate_check():
     """With 1/fan-in the residual stream changes no more in a wider model; without, it does.
 
     The embeddings have coordinates of variance 1 here, as in muP. With attnlab's initial scale of
     1/sqrt(D) the change with the option grows by a factor of 1.6 from D = 32 to 512.
     """
-    steps = (1, 5, 10)
+    widths, steps = (32, 64, 128, 256, 512), (1, 5, 10)
     scaled = np.array([residual_changes(d, 32, steps) for d in widths])
     plain = np.array([residual_changes(d, None, steps) for d in widths])
     slope = lambda changes: np.polyfit(np.log(widths), np.log(changes), 1)[0]

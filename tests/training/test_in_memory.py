@@ -10,7 +10,7 @@ from test_train import CONFIG, DATASET, MODEL, SELDOM, assert_same_bits, evaluat
 
 from attnlab import training
 from attnlab.models import FFN, ModelConfig
-from attnlab.training import FitOptions, InMemoryFit, ScheduleConfig, sharding
+from attnlab.training import FitOptions, ScheduleConfig, sharding
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import new_params
 
@@ -66,9 +66,3 @@ def test_seeds_and_runs_of_one_model_share_the_program_of_its_initial_parameters
     expected = jax.jit(models[0].config.build().init)(jax.random.key(5), tokens)["params"]
     found = new_params(models[1], 5, {"tokens": tokens})
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
-
-
-def test_a_number_that_was_not_recorded_is_named():
-    run = InMemoryFit(None, [{"step": 5, "train/loss": [1.0, 2.0]}])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'eval/loss' was not recorded; there are train/loss"):
-        run.curve("eval/loss")

@@ -9,8 +9,8 @@ import pytest
 from test_train import CONFIG, DATASET, MODEL, TEXT, Killed, assert_same_bits, evaluated
 
 from attnlab import training
-from attnlab.data import TokenFiles, text
-from attnlab.training import Checkpoints, FitOptions, OptimizerConfig, Recorder
+from attnlab.data import text
+from attnlab.training import Checkpoints, FitOptions, OptimizerConfig, Recorder, measured
 from attnlab.training.loggers import read_metrics
 from attnlab.training.objectives import OBJECTIVES
 
@@ -58,16 +58,20 @@ def killed_after(step, name):
             if at == step and name in values:
                 raise Killed
 
-    return KilledRecorder
+    return KilledRecorder, measured
 
 
 def test_each_metric_is_recorded_once_whenever_the_run_is_killed(tmp_path):
     """Before the first checkpoint, and between the last one and the result."""
-    whole = fit(tmp_path / "whole", measure=distance)
+    whole = fit(tmp_path / "whole", callbacks=[measured(distance, every=5)])
     for step, name in ((0, "weights/moved"), (10, "eval/loss"), (10, "weights/moved")):
         with contextlib.suppress(Killed):
-            fit(tmp_path / "killed", recorder=killed_after(step, name), measure=distance)
-    again = fit(tmp_path / "killed", measure=distance)
+            fit(
+                tmp_path / "killed",
+                recorder=killed_after(step, name),
+                callbacks=[measured(distance, every=5)],
+            )
+    again = fit(tmp_path / "killed", callbacks=[measured(distance, every=5)])
     assert_same_bits(again.state, whole.state)
     rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "killed")]
     assert rows[0] == rows[1]
@@ -88,20 +92,6 @@ def test_all_points_of_a_curve_are_of_the_same_rows(tmp_path):
     assert [row["step"] for row in rows] == [5, 10]
     np.testing.assert_allclose(rows[0]["eval/loss"], rows[1]["eval/loss"], rtol=1e-6)
     assert np.abs(result.heldout["loss"] - rows[1]["eval/loss"]).min() > 1e-4
-
-
-@pytest.mark.slow
-def test_token_files_resume_with_the_same_bits(tmp_path):
-    """And train as the same text in memory does."""
-    TEXT.astype(np.uint16).tofile(tmp_path / "ids.bin")
-    files = TokenFiles(path=str(tmp_path / "ids.bin"), vocab_size=256, bytes_per_token=1.0)
-    in_memory = fit(tmp_path / "memory")
-    with contextlib.suppress(Killed):
-        killed = killed_after(5, "eval/loss")
-        fit(tmp_path / "files", recorder=killed, dataset=files.load(SHORT.length))
-    resumed = fit(tmp_path / "files", dataset=files.load(SHORT.length))
-    assert_same_bits(resumed.state, in_memory.state)
-    np.testing.assert_allclose(resumed.heldout["loss"], in_memory.heldout["loss"], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -136,24 +126,4 @@ def test_an_error_in_a_statistic_at_step_0_is_raised(tmp_path):
         return {"moved": params["no such part"]}
 
     with pytest.raises(KeyError, match="no such part"):
-        fit(tmp_path, measure=measure)
-
-
-def test_start_and_end_line(tmp_path, capsys):
-    fit(tmp_path)
-    lines = capsys.readouterr().err.splitlines()
-    start, end = (
-        next(line for line in lines if word in line) for word in ("compiled in", "tokens/s;")
-    )
-    size = sum(a.size for a in jax_leaves(MODEL))
-    assert f"decoder of 2 layers, width 16, standard heads, plan separate, {size:,} param" in start
-    assert "test, 3,600 training tokens" in start
-    assert end.startswith("10 steps in ")
-    assert end.endswith(str(tmp_path))
-
-
-def jax_leaves(model):
-    import jax
-
-    shapes = jax.eval_shape(model.build().init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
-    return jax.tree.leaves(shapes["params"])
+        fit(tmp_path, callbacks=[measured(measure, every=5)])

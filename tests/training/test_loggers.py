@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 
-import matplotlib.figure
 import numpy as np
 import pytest
 from test_train import CONFIG, DATASET, MODEL, evaluated
@@ -22,7 +21,7 @@ HYPERPARAMETERS = {"model": {"width": 8}, "seeds": [0, 7]}
 
 @pytest.mark.slow
 def test_wandb_offline(tmp_path):
-    """A run folder that wandb's own messages read: history, config, an image. In a process of its
+    """A run folder that wandb's own messages read: history and config. In a process of its
     own, since wandb starts one beside it."""
     pytest.importorskip("wandb")
     script = """
@@ -33,7 +32,6 @@ with Recorder(Path(sys.argv[1]), (0, 7), loggers=["wandb"], hyperparameters={"wi
     r.rewind(0)
     for step in (10, 20):
         r.log_scalars(step, {"train/loss": np.array([step, step + 2.0])})
-    r.log_figure(20, "maps", np.eye(4))
 """
     environment = {"WANDB_MODE": "offline", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     words = [sys.executable, "-c", script, str(tmp_path)]
@@ -52,7 +50,6 @@ with Recorder(Path(sys.argv[1]), (0, 7), loggers=["wandb"], hyperparameters={"wi
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert config["width"] == 8
     assert run.run_id == (tmp_path / "wandb_id.txt").read_text()
-    assert list(tmp_path.glob("wandb/offline-run-*/files/media/images/maps*.png"))
 
 
 def wandb_records(path):
@@ -84,9 +81,6 @@ class Failing:
         if self.calls > 1:
             raise OSError("the server is gone")
 
-    def log_figure(self, step, name, figure):
-        raise OSError
-
     def finish(self):
         raise OSError
 
@@ -97,21 +91,10 @@ def test_a_logger_that_fails_is_reported_once_and_stops_nothing(tmp_path, capsys
         recorder.rewind(0)
         for step in (1, 2, 3):
             recorder.log_scalars(step, {"loss": 1.0})
-        recorder.log_figure(3, "maps", np.eye(2))
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
     said = capsys.readouterr().err
     assert said.count("the logger mine failed") == 1
     assert "OSError: the server is gone" in said
-
-
-def test_a_figure_of_matplotlib_is_an_image_of_tensorboard(tmp_path):
-    figure = matplotlib.figure.Figure(figsize=(1, 1))
-    figure.subplots().plot([0, 1])
-    with Recorder(tmp_path, (0,), loggers=["tensorboard"]) as recorder:
-        recorder.rewind(0)
-        recorder.log_figure(3, "curve", figure)
-    [file] = (tmp_path / "tensorboard/seed_0").iterdir()
-    assert b"PNG" in file.read_bytes()
 
 
 def test_an_unknown_logger_is_refused(tmp_path):
@@ -146,42 +129,38 @@ def test_commit_and_changes_of_a_repository(tmp_path):
     assert provenance.describe_process(tmp_path.parent)[0]["git"] is None
 
 
-class Steps:
-    """Counts what `fit` calls."""
-
-    def __init__(self):
-        self.seen = []
-
-    def before_step(self, step):
-        self.seen.append(("before", step))
-
-    def after_step(self, step, state):
-        self.seen.append(("after", int(state.step[0])))
-
-    def finish(self):
-        self.seen.append("finish")
-
-
-class Broken(Steps):
-    def after_step(self, step, state):
-        raise KeyError("a bug")
-
-
 SHORT = dataclasses.replace(
     CONFIG, steps=4, seeds=(0,), log_every=2, evaluation=evaluated(every=2), checkpoint_every=4
 )
 
 
-def test_callbacks_are_called_around_each_step_and_may_fail():
-    steps = Steps()
-    options = training.FitOptions(callbacks=[steps, Broken()])
-    with pytest.warns(RuntimeWarning, match="the callback Broken failed"):
+def test_callbacks_are_called_in_their_period_log_numbers_and_may_fail():
+    @training.callback(every=3)
+    def norm(info):
+        info.log("norm", np.abs(info.params["embedding"]).max())
+        info.log("moved", np.abs(info.params["embedding"] - info.initial["embedding"]).max())
+
+    @training.callback(every=2)
+    def broken(info):
+        if info.step:
+            raise KeyError("a bug")
+
+    config = dataclasses.replace(SHORT, seeds=(0, 5))
+    with pytest.warns(RuntimeWarning, match="the callback broken failed") as warned:
         run = training.fit_in_memory(
-            MODEL.build(), training.OBJECTIVES["causal_lm"], SHORT, DATASET, options=options
+            MODEL.build(),
+            training.OBJECTIVES["causal_lm"],
+            config,
+            DATASET,
+            options=training.FitOptions(callbacks=[norm, broken]),
         )
-    expected = [(when, step) for step in range(1, 5) for when in ("before", "after")]
-    assert steps.seen == [*expected, "finish"]
-    assert run.result.step == 4
+    assert len(warned) == 1
+    assert run.curve("norm")[0].tolist() == [0, 3, 4]
+    expected = [np.abs(run.params(i)["embedding"]).max() for i in range(2)]
+    assert run.curve("norm")[1][:, -1].tolist() == expected
+    moved = run.curve("moved")[1]
+    assert (moved[:, 0] == 0).all()
+    assert (moved[:, 1:] > 0).all()
 
 
 @pytest.mark.slow

@@ -65,17 +65,6 @@ def test_metrics_by_hand():
     np.testing.assert_allclose(value(objectives.accuracy("texts"), example), 0, rtol=1e-6)
     right = example._replace(targets=jnp.array([[1, 0, 1]]))
     np.testing.assert_allclose(value(objectives.accuracy("texts"), right), 100, rtol=1e-6)
-    metrics = objectives.bits("target token"), objectives.accuracy("nodes")
-    assert [m.describe() for m in metrics] == [
-        {"name": "bits_per_target_token", "unit": "bits per target token", "better": "lower",
-         "digits": 3},
-        {"name": "accuracy", "unit": "% of nodes right", "better": "higher", "digits": 2},
-    ]  # fmt: skip
-
-
-def test_an_objective_needs_its_arrays():
-    with pytest.raises(ValueError, match="needs batches with tokens, the source has features"):
-        objectives.input_shapes(OBJECTIVES["causal_lm"], {"features": TOKENS})
 
 
 # length -> hidden bytes, spans: 0.15 T and a third of it, rounded, at least 1
@@ -144,25 +133,6 @@ def test_span_corruption_by_hand():
     assert example.weights.tolist() == [[1, 1, 0, 0]]
 
 
-def test_a_sentinel_counts_where_what_it_stands_for_is_no_padding():
-    """Row n of 31 different bytes ends with n bytes of padding. The sentinel before a span stands
-    for the first byte of the piece that was kept before it, the last one for the last byte."""
-    text, valid = jnp.arange(31), np.arange(31) < 31 - np.arange(31)[:, None]
-    batch = {"tokens": jnp.broadcast_to(jnp.append(0, text), (31, 32)), "valid": valid}
-    example = objectives.span_corruption(batch, jax.random.key(0))
-    for padding, source, targets, weights in zip(
-        range(31),
-        np.asarray(example.inputs["source"]),
-        example.targets,
-        example.weights,
-        strict=True,
-    ):
-        kept, _ = cut(source)
-        counted = [piece[0] < 31 - padding for piece in kept[:-1]] + [padding == 0]
-        assert len(counted) == 3
-        assert weights[targets >= FIRST_SENTINEL].tolist() == counted
-
-
 @pytest.mark.parametrize("objective", language.LANGUAGE.values(), ids=language.LANGUAGE)
 def test_padding_never_counts(objective):
     """A text of different bytes: each target byte counts as it does without filling, if valid."""
@@ -180,15 +150,9 @@ def test_padding_never_counts(objective):
     assert 0 < part.weights.sum() < whole.weights.sum()
 
 
-@pytest.mark.parametrize(
-    ("length", "message"),
-    [
-        (1, "needs windows of 2 tokens at least, not 1"),
-        (1991, "1991 tokens needs 101 sentinels, there are 100; use a shorter length"),
-    ],
-)
-def test_a_length_that_cannot_be_cut_is_refused(length, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("length", [1, 1991])
+def test_a_length_that_cannot_be_cut_is_refused(length):
+    with pytest.raises(ValueError, match=str(length)):
         objectives.input_shapes(OBJECTIVES["span_corruption"], Text().shapes(length))
 
 

@@ -127,7 +127,7 @@ def test_the_logged_rate_is_the_one_that_runs(name):
     """Every update is linear in the rate: beside a constant rate of 1 the schedule is left."""
     grads = [random(seed) for seed in range(1, 8)]
     made = make_optimizer(config(name, LINEAR), axes)
-    one = OPTIMIZERS[name].build(config(name).optimizer, lambda step: 1.0, axes)
+    one = OPTIMIZERS[name](config(name).optimizer, lambda step: 1.0, axes)
     pairs = zip(
         updates(made.transform, random(0), grads), updates(one, random(0), grads), strict=True
     )
@@ -158,43 +158,6 @@ def test_each_is_optax_on_a_plain_matrix(name):
     )
     expected = updates(OF_OPTAX[name](made.schedule), random(0, plain), grads)
     assert_close(updates(made.transform, random(0, plain), grads), expected)
-
-
-def first_step(name, **fields):
-    """(weights, gradient, update) of the first step at rate 1 with decay 0.1, of one matrix."""
-    row = OPTIMIZERS[name].build(
-        config(name, **fields).optimizer, lambda step: 1.0, optimizers.axes_by_shape
-    )
-    w, g = random(0, {"w": (4, 6)}), random(1, {"w": (4, 6)})
-    [update] = updates(row, w, [g])
-    return np.asarray(w["w"], float), np.asarray(g["w"], float), np.asarray(update["w"], float)
-
-
-def test_one_step_by_hand():
-    for name, decay in (("adamw", 0.1), ("adam", 0.0)):
-        w, g, update = first_step(name)
-        np.testing.assert_allclose(update, -np.sign(g) - decay * w, atol=1e-5)  # m/sqrt(v) = 1
-    w, g, update = first_step("sgd")
-    np.testing.assert_allclose(update, -g - 0.1 * w, atol=1e-6)
-    w, g, update = first_step("lion")
-    np.testing.assert_allclose(update, -np.sign(g) - 0.1 * w, atol=1e-6)
-    w, g, update = first_step("lamb")
-    step = np.sign(g) + 0.1 * w
-    expected = -step * np.linalg.norm(w) / np.linalg.norm(step)
-    np.testing.assert_allclose(update, expected, rtol=1e-5)
-    w, g, update = first_step("adafactor")
-    expected = -np.sign(g) * np.sqrt(np.mean(w**2)) - 0.1 * w
-    np.testing.assert_allclose(update, expected, rtol=1e-5)
-
-
-def test_muon_is_nearly_orthogonal():
-    """U V^T of the momentum, up to singular values of 0.7 to 1.2, times 0.2 sqrt(6)."""
-    w, g, update = first_step("muon")
-    u, _, v = np.linalg.svd(g, full_matrices=False)
-    got = -(update + 0.1 * w) / (0.2 * 6**0.5)
-    inner = u.T @ got @ v.T
-    assert np.abs(inner - np.diag(np.diag(inner))).max() < 1e-3
-    assert 0.6 < np.diag(inner).min() <= np.diag(inner).max() < 1.25
 
 
 def newton_schulz(g):
@@ -238,11 +201,6 @@ def test_per_head_muon_of_one_head_is_joint_muon():
         assert np.array_equal(joint["o"], apart["o"])
 
 
-def test_per_head_is_of_muon_alone():
-    with pytest.raises(ValueError, match="needs optimizer"):
-        OptimizerConfig(per_head=True)
-
-
 @pytest.mark.parametrize("name", deep(OPTIMIZERS, "adafactor", "lamb", "muon"))
 def test_stacked_matrices_are_updated_separately(name):
     """Group by group, and heads as a plain matrix of D x (N H): the same updates."""
@@ -263,27 +221,6 @@ def test_stacked_matrices_are_updated_separately(name):
         assert_close(flat(got), expected, loosen=5)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_lowers_a_loss(name):
-    """0.5 |w - target|^2 over all weights, from random ones."""
-    target, params = random(1), random(0)
-    rate = {"adafactor": 0.3, "sgd": 0.02, "lion": 0.05, "muon": 0.3}.get(name, 0.1)
-    schedule = dataclasses.replace(SCHEDULE, final_learning_rate=0.0)
-    settings = config(name, schedule, steps=100, learning_rate=rate, weight_decay=0.0)
-    transform = make_optimizer(settings, axes).transform
-    square = lambda a, b: sum(jnp.sum((x - y) ** 2) / 2 for x, y in both(a, b))
-    both = lambda a, b: zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-
-    def step(carry, _):
-        params, state = carry
-        update, state = transform.update(jax.grad(square)(params, target), state, params)
-        return (optax.apply_updates(params, update), state), None
-
-    start = params, transform.init(params)
-    (end, _), _ = jax.jit(lambda c: jax.lax.scan(step, c, length=100))(start)
-    assert square(end, target) < 0.05 * square(params, target)
-
-
 def test_output_heads_are_no_hidden_matrices():
     """Muon gives them to Adam, and their learning rate is not scaled by fan-in."""
     config = ModelConfig(
@@ -297,22 +234,6 @@ def test_output_heads_are_no_hidden_matrices():
     inside = {jax.tree_util.keystr(path[-1:], simple=True) for path, on in flat if on}
     assert inside == {"q", "k", "v", "o", "up", "down"}
     assert {"lm_head", "classifier"} <= shapes.keys()
-
-
-def test_decay_leaves_biases_and_scales_alone():
-    found = jax.tree.map(
-        bool, optimizers.weight_decay_mask(random(0) | {"q_norm": 1, "lm_head_bias": 2})
-    )
-    assert found == {
-        "layers": {
-            "q": True, "o": True, "chunks": True, "q_bias": False, "norm": {"scale": False},
-        },
-        "pooler": True, "embedding": True, "q_norm": False, "lm_head_bias": False,
-    }  # fmt: skip
-    layout = heads.Standard(width=4, num_heads=2, extras=(heads.Sink(),))
-    assert optimizers.weight_decay_mask(dict.fromkeys(heads.weight_shapes(layout), 0)) == {
-        "q": True, "k": True, "v": True, "o": True, "sink": False,
-    }  # fmt: skip
 
 
 def test_clipping_is_by_the_norm_of_all():
@@ -334,50 +255,32 @@ def test_rates_of_short_runs_are_numbers(name):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "named"),
     [
-        ({"optimizer": {"name": "adamm"}}, "unknown optimizer 'adamm': did you mean 'adam'"),
-        ({"schedule": {"name": "cosin"}}, "unknown schedule 'cosin': did you mean 'cosine'"),
-        ({"optimizer": {"name": "adam"}}, "set optimizer.weight_decay=0, or optimizer.name='adamw"),
-        ({"schedule": {"decay_share": 1.5}}, "schedule.decay_share must be a finite number above"),
-        ({"optimizer": {"beta1": 2.0}}, "optimizer.beta1 must be a finite number .* below 1"),
-        ({"optimizer": {"beta2": 1.0}}, "optimizer.beta2 must be a finite number .* below 1"),
-        ({"optimizer": {"epsilon": 0.0}}, "optimizer.epsilon must be a finite number above 0"),
-        ({"optimizer": {"weight_decay": -0.1}}, "optimizer.weight_decay must be a finite number"),
-        ({"optimizer": {"frozen": "("}}, "optimizer.frozen='\\(' is no regular expression"),
-        ({"evaluation": {"every": 0}}, "evaluation.every must be a whole number of at least 1"),
-        (
-            {"evaluation": {"rows": 9}},
-            r"EvaluationConfig\(\) got an unknown keyword 'rows'; known: every, batch_size",
-        ),
-        (
-            {"warmup_steps": 9},
-            "unknown keyword 'warmup_steps'",
-        ),
-        ({"lr": 0.1}, "unknown keyword 'lr'"),
-        ({"learning_rate": 0.1}, r"TrainConfig\(\) got an unknown keyword .*known: steps, batch"),
+        ({"optimizer": {"name": "adamm"}}, "adamm"),
+        ({"schedule": {"name": "cosin"}}, "cosin"),
+        ({"optimizer": {"name": "adam"}}, "optimizer.weight_decay"),
+        ({"optimizer": {"frozen": "("}}, "optimizer.frozen"),
+        ({"optimizer": {"per_head": True}}, "optimizer.per_head"),
+        ({"optimizer": {"name": "muon", "base_fan_in": 16}}, "optimizer.base_fan_in"),
+        ({"evaluation": {"rows": 9}}, "rows"),
+        ({"lr": 0.1}, "lr"),
     ],
 )
-def test_impossible_optimizers_say_what_to_change(fields, message):
-    with pytest.raises(ValueError, match=message):
+def test_impossible_optimizers_name_the_field(fields, named):
+    with pytest.raises(ValueError, match=named):
         TrainConfig.from_dict(fields)
 
 
 def test_short_runs_warm_up_over_a_quarter_of_their_steps():
-    """As long as no warm-up is given; 50 steps in longer runs."""
-    peak = OptimizerConfig().learning_rate
-    for steps, warmup in ((1, 0), (3, 0), (20, 5), (200, 50), (800, 50), (10_000, 50)):
-        rate = make_optimizer(TrainConfig(steps=steps)).schedule
+    """As long as no warm-up is given; 50 steps in longer runs. The steps are those of the run, also
+    where they are changed later."""
+    for steps, warmup in ((1, 0), (3, 0), (20, 5), (200, 50), (10_000, 50)):
+        rate = make_optimizer(dataclasses.replace(TrainConfig(steps=800), steps=steps)).schedule
         given = ScheduleConfig(warmup_steps=warmup)
         same = make_optimizer(TrainConfig(steps=steps, schedule=given)).schedule
         points = np.arange(min(steps, 100))
         np.testing.assert_array_equal(rate(points), same(points))
-        np.testing.assert_allclose(rate(warmup), peak, rtol=1e-6)
-    # The steps are those of the run, also where they are changed later.
-    short = dataclasses.replace(TrainConfig(steps=800), steps=20)
-    assert make_optimizer(short).schedule(5) == np.float32(peak)
-    with pytest.raises(ValueError, match=r"schedule\.warmup_steps 50"):
-        TrainConfig(steps=20, schedule=ScheduleConfig(warmup_steps=50))
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adam"])

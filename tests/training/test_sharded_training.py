@@ -135,28 +135,15 @@ def test_where_weights_lie():
 
 
 def test_a_run_that_does_not_fit_says_so():
-    @jax.jit
-    def step(a, b):
-        return a @ b
-
-    compiled = step.lower(*[jax.ShapeDtypeStruct((300, 300), jnp.float32)] * 2).compile()
-    needed = memory.step_memory(compiled)
-    assert needed.arguments == 2 * 4 * 300**2
-    assert needed.peak >= 3 * 4 * 300**2
-    assert "1.08 MB for a step, 0.72 MB of it" in memory.check_fits(
-        memory.StepMemory(720_000, 1_080_000), None
-    )
-    assert memory.check_fits(memory.StepMemory(1, 2), 3).endswith("it has 3e-06 MB")
-    with pytest.raises(
-        ValueError, match=r"needs 2 GB for a step.*has 1 GB: raise train.accumulate"
-    ):
-        memory.check_fits(memory.StepMemory(10**9, 2 * 10**9), 10**9)
+    """Two arrays of 0.36 MB, and their product."""
+    shape = jax.ShapeDtypeStruct((300, 300), jnp.float32)
+    step = jax.jit(jnp.matmul).lower(shape, shape).compile()
+    assert "1.08 MB for a step, 0.72 MB of it" in memory.check_memory(step, None)
+    assert memory.check_memory(step, 2 * 10**6).endswith("it has 2.00 MB")
+    with pytest.raises(ValueError, match=r"train\.accumulate"):
+        memory.check_memory(step, 10**6)
 
 
 def test_groups_that_devices_cannot_make():
-    with pytest.raises(
-        ValueError, match=r"model_parallel 3 does not divide the 8 devices.* 1 or 2"
-    ):
+    with pytest.raises(ValueError, match="model_parallel 3"):
         sharding.data_mesh(model_parallel=3)
-    with pytest.raises(ValueError, match=r"batch_size 3 .* 2 groups of 4 devices; use a mult"):
-        sharding.data_mesh(model_parallel=4, batch_size=3)

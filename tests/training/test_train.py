@@ -11,16 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from chains import FOLLOW, Chains
 from conftest import assert_close, deep
 from jax.flatten_util import ravel_pytree
 
 from attnlab import heads, training
 from attnlab.data import text
 from attnlab.models import FFN, Compute, Dropout, ModelConfig, Norm
-from attnlab.sharing.named_plans import plan_names
+from attnlab.sharing import Plan
 from attnlab.training import FitOptions, optimizers, sharding
-from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, check_model
+from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint
 from attnlab.training.interrupts import stop_signals
 from attnlab.training.loggers import read_metrics
 from attnlab.training.metrics import Recorder
@@ -51,6 +50,7 @@ def evaluated(**changes):
 
 SELDOM = dict(log_every=10_000, evaluation=evaluated(every=10_000), checkpoint_every=10_000)
 DATASET = text.dataset_of_corpus(text.Corpus("test", TEXT[:3600], TEXT[3600:], ""), CONFIG.length)
+OTHER = dataclasses.replace(DATASET, digest="of another text")
 
 
 def fit(
@@ -122,22 +122,6 @@ def test_eight_devices_and_two_parts_are_one_device(tmp_path):
     assert losses[0].shape == (2, 2)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_what_is_drawn_on_devices_is_the_same_on_any_number(tmp_path):
-    """Each seed and step draws its own rows, however many devices there are and parts they make."""
-    config = dataclasses.replace(CONFIG, batch_size=16, steps=10, seeds=(0, 5))
-    losses = []
-    for devices, parts in ((1, 1), (8, 2)):
-        folder = tmp_path / f"{devices}-{parts}"
-        config = dataclasses.replace(config, accumulate=parts)
-        result = fit(folder, config, devices=devices, objective=FOLLOW, dataset=Chains().load(9))
-        rows = read_metrics(folder / "metrics.jsonl")
-        losses.append([r["train/loss"] for r in rows if "train/loss" in r])
-        losses[-1].append(result.heldout["loss"].tolist())
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-    assert (np.array(losses)[0, :, 0] != np.array(losses)[0, :, 1]).all()
 
 
 @pytest.mark.usefixtures("x64")
@@ -227,108 +211,62 @@ def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize(
-    ("kill", "rows"),
-    [
-        pytest.param(die, {}, marks=pytest.mark.slow),  # test_end_to_end.py: by SIGKILL
-        (terminate, MUON),
-    ],
-)
-def test_resume_is_as_if_it_had_never_stopped(tmp_path, kill, rows, capsys):
-    config, data = dataclasses.replace(CONFIG, **rows), {}
-    if rows:  # and a text in other tokens than bytes
-        path = tmp_path / "text.txt"
-        path.write_bytes(TEXT.astype(np.uint8).tobytes())
-        dataset = text.Text(path=str(path), tokenizer="bpe:270").load(config.length)
-        data = {"dataset": dataset, "model": dataclasses.replace(MODEL, vocab_size=270)}
+def test_resume_is_as_if_it_had_never_stopped(tmp_path, capsys):
+    """Killed and stopped, of a text in other tokens than bytes; by SIGKILL: test_end_to_end.py."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(TEXT.astype(np.uint8).tobytes())
+    dataset = text.Text(path=str(path), tokenizer="bpe:270").load(CONFIG.length)
+    data = {"dataset": dataset, "model": dataclasses.replace(MODEL, vocab_size=270)}
+    config = dataclasses.replace(CONFIG, **MUON)
     whole = fit(tmp_path / "whole", config, **data)
-    broken = tmp_path / "broken"
-    for step in (5, 15):
+    for step, kill in ((5, terminate), (10, die), (15, terminate)):
         with contextlib.suppress(Killed, training.Stopped):
-            fit(broken, config, recorder=killing(step, kill), **data)
-    resumed = fit(broken, config, **data)
-    assert "resuming at step" in capsys.readouterr().err
+            fit(tmp_path / "broken", config, recorder=killing(step, kill), **data)
+    resumed = fit(tmp_path / "broken", config, **data)
+    assert "resuming at step 15" in capsys.readouterr().err
     assert_same_bits(resumed.state, whole.state)
     np.testing.assert_array_equal(resumed.heldout["loss"], whole.heldout["loss"])
-    assert read_metrics(broken / "metrics.jsonl") == read_metrics(
-        tmp_path / "whole" / "metrics.jsonl"
-    )
+    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "broken")]
+    assert rows[0] == rows[1]
 
 
-ALL_PLANS = plan_names(2)
-QUICK = {"sandwich"}
-
-
-@pytest.mark.parametrize(
-    "plan", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in ALL_PLANS]
-)
-def test_saved_and_resumed_under_every_plan(tmp_path, plan):
-    """4 steps, and 2 steps, a checkpoint, 2 steps: the same bits."""
-    model = dataclasses.replace(MODEL, num_layers=4, sharing=plan).build()
-    objective, optimizer = OBJECTIVES["causal_lm"], training.make_optimizer(CONFIG).transform
-    step = jax.jit(functools.partial(training.train_step, model, objective, optimizer))
-    tokens = np.random.default_rng(0).integers(0, 256, (4, 8, 9))
-    rng = np.random.default_rng(1)
-    start = jax.tree.map(  # any numbers, also in the moments of Adam
-        lambda a: jnp.asarray(0.1 * rng.random(a.shape), a.dtype),
-        jax.eval_shape(
-            lambda: training.init_state(model, objective, optimizer, DATASET.shapes(), 0)
-        ),
-    )
-    go_on = lambda state, numbers: functools.reduce(
-        lambda s, i: step(s, {"tokens": tokens[i]}, 0), numbers, state
-    )
-    half = go_on(start, range(2))
-    model = training.describe_model(model)
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(2, half, {"model": model})
-    with Checkpoints(tmp_path) as checkpoints:
-        check = functools.partial(check_model, model)
-        number, restored, _ = checkpoints.restore(jax.tree.map(jnp.zeros_like, start), check)
-    assert number == 2
-    assert_same_bits(go_on(restored, range(2, 4)), go_on(half, range(2, 4)))
-
-
-def test_another_plan_of_equal_shapes_does_not_go_on(tmp_path):
+def test_another_run_does_not_go_on(tmp_path):
+    """Least of all another plan of equal shapes; the field that differs is named."""
     config = dataclasses.replace(CONFIG, steps=5, evaluation=evaluated(windows=8), seeds=(0,))
-    model = dataclasses.replace(MODEL, num_layers=4)
-    fit(tmp_path, config, dataclasses.replace(model, sharing="groups:2"))
-    names = (
-        r"'attention': \[0, 0, 1, 1\].*\('groups:2'\).*"
-        r"'attention': \[0, 1, 0, 1\].*\('cycle:2'\)"
-    )
-    with pytest.raises(WrongCheckpoint, match=names):
-        fit(tmp_path, config, dataclasses.replace(model, sharing="cycle:2"))
-    other = dataclasses.replace(model, sharing="groups:2", norm=Norm(position="post"))
-    with pytest.raises(WrongCheckpoint, match=r"norm\.position='pre', not 'post'; give the model"):
-        fit(tmp_path, config, other)
-    fast, same = (
-        dataclasses.replace(config, optimizer=FAST),
-        dataclasses.replace(model, sharing="groups:2"),
-    )
-    with pytest.raises(WrongCheckpoint, match=r"optimizer\.learning_rate=0\.003, not 0\.01; give"):
-        fit(tmp_path, fast, same)
-    with pytest.raises(WrongCheckpoint, match=r"training with seeds=\[0\], not \[0, 1\]; give"):
-        fit(tmp_path, dataclasses.replace(config, seeds=(0, 1)), same)
+    model = dataclasses.replace(MODEL, num_layers=4, sharing="groups:2")
+    fit(tmp_path, config, model)
+    for changes, field in (
+        ({"model": dataclasses.replace(model, sharing="cycle:2")}, "model.plans.layers.attention"),
+        ({"model": dataclasses.replace(model, norm=Norm(position="post"))}, "model.norm.position"),
+        ({"config": dataclasses.replace(config, optimizer=FAST)}, "optimizer.learning_rate"),
+        ({"config": dataclasses.replace(config, seeds=(0, 1))}, "training.seeds"),
+        ({"config": dataclasses.replace(config, steps=7)}, "up to step 3"),
+        ({"dataset": OTHER}, "source"),
+    ):
+        with pytest.raises(WrongCheckpoint, match=field):
+            fit(tmp_path, **{"config": config, "model": model, **changes})
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["5"]
+    by_hand = Plan(attention=(0, 0, 1, 1), ffn=(0, 0, 1, 1))  # another name of the plan
+    more = dataclasses.replace(config, log_every=2, accumulate=2)
+    assert fit(tmp_path, more, dataclasses.replace(model, sharing=by_hand)).step == 5
 
 
 @pytest.mark.parametrize(
-    ("changes", "objective", "message"),
+    ("changes", "objective", "field"),
     [
-        ({"kind": "encoder"}, "causal_lm", "'every next token' needs model.kind='decoder', not"),
-        ({"vocab_size": 50}, "causal_lm", "needs model.vocab_size of at least 256, not 50"),
-        ({}, "recall", "the task needs batches with values, the source has tokens"),
+        ({"kind": "encoder"}, "causal_lm", "model.kind"),
+        ({"vocab_size": 50}, "causal_lm", "model.vocab_size"),
+        ({}, "recall", "values"),
     ],
 )
-def test_a_model_or_dataset_that_does_not_fit_the_objective(tmp_path, changes, objective, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_model_or_dataset_that_does_not_fit_the_objective(tmp_path, changes, objective, field):
+    with pytest.raises(ValueError, match=field):
         fit(tmp_path, model=dataclasses.replace(MODEL, **changes), objective=objective)
 
 
 @pytest.mark.parametrize("step", [5, 20])
 def test_sigterm_saves_and_says_so(tmp_path, step):
-    with pytest.raises(training.Stopped, match=f"stopped at step {step} of 20; the state is saved"):
+    with pytest.raises(training.Stopped, match=f"step {step} of 20"):
         fit(
             tmp_path,
             dataclasses.replace(CONFIG, checkpoint_every=100),
@@ -358,30 +296,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path):
         schedule=training.ScheduleConfig(warmup_steps=0),
         seeds=(3,),
     )
-    with pytest.raises(
-        training.NonFiniteLoss, match=r"loss of seed 3 is not finite at step \d+; lower"
-    ):
+    with pytest.raises(training.NonFiniteLoss, match="seed 3"):
         fit(tmp_path, config)
     assert list((tmp_path / "checkpoints").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "changes", deep([{"remat": True}, {"dtype": "bfloat16"}], {"dtype": "bfloat16"})
-)
-def test_remat_and_bfloat16_give_the_same_losses(tmp_path, changes):
-    config = dataclasses.replace(CONFIG, seeds=(0,))
-    plain = fit(tmp_path / "plain", config)
-    other = fit(tmp_path / "other", config, dataclasses.replace(MODEL, compute=Compute(**changes)))
-    np.testing.assert_allclose(other.heldout["loss"], plain.heldout["loss"], rtol=0.01)
-    assert jax.tree.leaves(other.state.params)[0].dtype == jnp.float32
-
-
-@pytest.mark.slow
-def test_masked_lm_trains_an_encoder(tmp_path):
-    model = dataclasses.replace(MODEL, kind="encoder", vocab_size=257)
-    config = dataclasses.replace(CONFIG, steps=600, optimizer=FAST, seeds=(0,), **SELDOM)
-    result = fit(tmp_path, config, model, objective="masked_lm")
-    assert result.heldout["loss"] < np.log(9) - 0.1
 
 
 def test_decay_is_by_name():
@@ -395,30 +312,22 @@ def test_decay_is_by_name():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "named"),
     [
-        (dict(steps=0), "steps must be a whole number of at least 1, not 0"),
-        (dict(batch_size=-1), "batch_size must be a whole number of at least 1, not -1"),
-        (dict(optimizer="lion"), "optimizer must be of type OptimizerConfig, not 'lion'"),
-        (dict(seeds=()), "seeds must be different numbers"),
-        (dict(seeds=(1, 1)), "seeds must be different numbers"),
-        (dict(seeds=(0, 2**32)), r"seeds must be below 2\*\*32, not 4294967296"),
-        (dict(steps=2), "schedule.warmup_steps 2 must be below steps 2"),
-        (dict(accumulate=3), "batch_size 8 is not divisible by accumulate 3; use a multiple"),
-        (dict(accumulate=0), "accumulate must be a whole number of at least 1"),
-        (
-            dict(label_smoothing=1.0),
-            "label_smoothing must be a finite number at least 0 and below 1",
-        ),
+        (dict(seeds=()), "seeds"),
+        (dict(seeds=(1, 1)), "seeds"),
+        (dict(seeds=(0, 2**32)), "4294967296"),
+        (dict(steps=2), "schedule.warmup_steps"),
+        (dict(accumulate=3), "accumulate 3"),
     ],
 )
-def test_impossible_training_says_what_to_change(fields, message):
-    with pytest.raises(ValueError, match=message):
+def test_fields_of_a_training_that_do_not_go_together(fields, named):
+    with pytest.raises(ValueError, match=named):
         dataclasses.replace(CONFIG, **fields)
 
 
 def test_devices_must_divide_the_batch():
-    with pytest.raises(ValueError, match="batch_size 12 is not divisible by 8 devices; use a mult"):
+    with pytest.raises(ValueError, match="batch_size 12"):
         sharding.data_mesh(batch_size=12)
     batch = sharding.shard_batch(
         sharding.data_mesh(batch_size=16), np.arange(32).reshape(2, 16), axis=1

@@ -1,6 +1,6 @@
 """Training objectives. `OBJECTIVES`: name -> `Objective`."""
 
-from attnlab.training.objectives.classification import CLASSIFICATION
+from attnlab.training.objectives.answers import ANSWERS, regression
 from attnlab.training.objectives.language import LANGUAGE, causal_lm, masked_lm, span_corruption
 from attnlab.training.objectives.objective import (
     Example,
@@ -18,10 +18,9 @@ from attnlab.training.objectives.objective import (
     squared_error,
     unexplained_variance,
 )
-from attnlab.training.objectives.regression import REGRESSION, regression
 from attnlab.training.objectives.sequences import SEQUENCES
 
-OBJECTIVES: dict[str, Objective] = {**LANGUAGE, **CLASSIFICATION, **SEQUENCES, **REGRESSION}
+OBJECTIVES: dict[str, Objective] = {**LANGUAGE, **ANSWERS, **SEQUENCES}
 """Name -> Objective."""
 
 __all__ = [

@@ -7,7 +7,7 @@ from absl import flags
 from attnlab.data.graph import read_graph
 from experiments import app
 from experiments.studies.cora import study
-from experiments.studies.rows import completed, write_page
+from experiments.studies.rows import completed, one_by_one, write_page
 
 __doc__ = study.__doc__
 flags.DEFINE_string("data", None, "Folder of Cora (docs/reference/texts.md).", required=True)
@@ -22,9 +22,8 @@ def main() -> None:
     graph = read_graph(Path(given.data))
     count = dict.fromkeys(study.VARIANTS, given.other_seeds) | {study.MAIN: given.seeds}
     runs = [{"variant": name, "seed": seed} for name in count for seed in range(count[name])]
-    rows = completed(
-        out / "cora.csv", runs, lambda variant, seed: study.run_one(variant, seed, graph)
-    )
+    train = one_by_one(lambda variant, seed: study.run_one(variant, seed, graph))
+    rows = completed(out / "cora.csv", runs, train)
     name = Path(given.data).name
     command = app.given_command().replace(f"data={given.data}", f"data=PATH/{name}")
     write_page(out, "cora", study.page(rows, command), study.figure(rows))

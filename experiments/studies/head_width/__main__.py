@@ -33,7 +33,9 @@ from experiments.studies.head_width.texts import TEXTS, check_texts, load_text
 RESULTS = flags.DEFINE_string("results", str(PUBLISHED), "Folder of the rows and the pages.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the runs that are trained.")
 DATA = flags.DEFINE_string("data", "../shared/data", "Folder of the texts.")
-STAGES = flags.DEFINE_list("stages", list(design.ORDER), "Stages in their order; -1 is tiny.")
+STAGES = flags.DEFINE_list(
+    "stages", list(map(str, design.ORDER)), "Stages in their order; -1: tiny."
+)
 GPU = flags.DEFINE_float(
     "gpu", None, "The study on a GPU in place of the stages, on this share of its bytes.",
     lower_bound=0.0, upper_bound=1.0,
@@ -76,7 +78,7 @@ def run_stages(stages: list[int], folder: Path) -> None:
     rows = read_rows(path)
     digests = {name: load_text(name, data).sha256 for name in set(rows["text"])}
     check_origin(rows, [commit, *ACCEPT.value], digests)
-    executor = lab.LocalExecutor(JOBS.value, threads=1, imports=[load_text.__module__])
+    executor = lab.LocalExecutor(JOBS.value, threads=1)
     for stage in stages:
 
         def wanted(rows: DataFrame, stage: int = stage) -> list[lab.RunSpec]:
@@ -126,9 +128,9 @@ def print_status(stages: list[int], folder: Path) -> None:
 def read_stages() -> list[int]:
     """--stages. Raises ValueError for one that there is not."""
     known = {str(stage): stage for stage in design.TITLES}
-    if unknown := [one for one in STAGES.value if str(one) not in known]:
+    if unknown := [one for one in STAGES.value if one not in known]:
         raise ValueError(f"--stages: no stage {unknown[0]}; stages are {', '.join(known)}")
-    return [known[str(one)] for one in STAGES.value]
+    return [known[one] for one in STAGES.value]
 
 
 def main() -> None:

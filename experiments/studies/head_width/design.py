@@ -211,8 +211,8 @@ def missing(stage: int, rows: DataFrame) -> int:
     """How many runs of a stage are not in the rows; those of judged stages at any rate."""
     done = runs_of(rows[rows["stage"] == stage])
     if stage >= 2:
-        blank = {"parametrization": "", "learning_rate": 0.0}
-        return len(set(planned(stage)) - {dataclasses.replace(run, **blank) for run in done})
+        blank = {dataclasses.replace(r, parametrization="", learning_rate=0.0) for r in done}
+        return len(set(planned(stage)) - blank)
     try:
         return len(set(stage_runs(stage, rows)) - set(done))
     except NotReady:

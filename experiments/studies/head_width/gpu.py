@@ -25,7 +25,7 @@ import pandas
 from pandas import DataFrame
 
 from attnlab import lab
-from attnlab.data import DATASETS, Batch, Dataset
+from attnlab.data import Batch, Dataset
 from attnlab.data.text import Corpus, dataset_of_corpus
 from attnlab.lab.executors import InProcess
 from attnlab.lab.result import ModelSizes, RunResult, Scores, Timing
@@ -225,7 +225,7 @@ def run_specs(program: Program, data: Path) -> list[lab.RunSpec]:
     share = program.share / (TUNING_SHARE if program.seeds == TUNING_SEEDS else 1)
     mixture = Mixture(folder=str(data), share=share)
     experiment = lab.Experiment(model=model_config(variant), train=train, data=mixture)
-    tags = {"point": variant.point, "plan": variant.plan, "steps": steps}
+    tags: dict[str, lab.Tag] = {"point": variant.point, "plan": variant.plan, "steps": steps}
     stem = f"{variant.point}-{variant.plan.replace(':', '')}-{rate:g}-{program.share:g}"
     return [lab.RunSpec(f"{stem}-seed{s}", experiment, s, tags) for s in program.seeds]
 
@@ -263,9 +263,6 @@ class Mixture(StudyText):
     def heldout(self) -> dict[str, Batch]:
         """The held-out windows of each text."""
         return self.windows("heldout", HELDOUT_BYTES)
-
-
-DATASETS["head_width_mixture"] = Mixture
 
 
 def _evenly(rows: Batch, count: int) -> Batch:

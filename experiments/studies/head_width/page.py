@@ -6,7 +6,6 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -18,7 +17,7 @@ from attnlab.report.style import themed_svg
 from experiments.studies.head_width import analysis, design, gpu, gpu_page, hypotheses
 from experiments.studies.head_width import figures as charts
 from experiments.studies.head_width.analysis import Mask, Pairs
-from experiments.studies.head_width.hypotheses import STAGE_OF_WIDTH, Fit, Result, Study
+from experiments.studies.head_width.hypotheses import STAGE_OF_WIDTH, Result, Study
 from experiments.studies.head_width.mixed_model import Estimate, MixedModel
 from experiments.studies.head_width.rates import choose, fit_rates, minima
 from experiments.studies.head_width.rows import read_csv, read_rows
@@ -101,107 +100,44 @@ def means_of_texts(study: Study, mask: Mask, column: str = "bits") -> float:
 def stage0_page(rows: DataFrame) -> str:
     """Stage 0: the choice by the rule of the plan, and every cell."""
     rows = rows[rows["stage"] == 0]
-    chosen, found = choose(rows, tuple(PARAMETRIZATIONS), design.TOLERANCE)
-    lowest = min(mean for mean, _ in found.values())
-    candidates = [
-        {
-            "parametrization": f"{name}: {PARAMETRIZATIONS[name]}",
-            "mean of 6 minima": f"{mean:.4f}",
-            "range of ln r* over points": f"{spread:.2f} (a factor of {math.exp(spread):.2f})",
-            "candidate": "chosen" if name == chosen else
-            "yes" if mean <= lowest + design.TOLERANCE else "no",
-        }
-        for name, (mean, spread) in found.items()
-    ]  # fmt: skip
     names = list(PARAMETRIZATIONS)
+    chosen, found = choose(rows, names, design.TOLERANCE)
     order = lambda cell: (names.index(cell.parametrization), cell.head_dim, cell.text)
-    cells = sorted(minima(rows).itertuples(), key=order)
-    lines = [
-        {
-            "parametrization": cell.parametrization,
-            "point": f"{cell.num_heads}x{cell.head_dim}",
-            "text": cell.text,
-            "bits at each learning rate": " · ".join(
-                f"{rate:g}: " + (f"{bits:.4f}" if math.isfinite(bits) else "diverged")
-                for rate, bits in cell.tried.items()
-            ),
-            **_minimum(cell),
-        }
-        for cell in cells
-    ]
-    baselines = [
-        {
-            "text": text,
-            **{title: f"{of_text[name].iloc[0]:.3f}" for name, title in charts.BASELINES.items()},
-            "best run": f"{of_text['heldout_bits'].min():.3f}",
-        }
-        for text, of_text in rows.groupby("text", sort=False)
-    ]
     return render(
         "stage0",
         done=len(rows),
         tolerance=design.TOLERANCE,
+        titles=PARAMETRIZATIONS,
         chosen=chosen,
-        candidates=table(candidates),
-        cells=table(lines),
-        baselines=table(baselines),
+        found=found,
+        lowest=min(mean for mean, _ in found.values()),
+        cells=sorted(minima(rows).itertuples(), key=order),
+        texts=rows.groupby("text", sort=False),
+        baselines=charts.BASELINES,
     )
-
-
-def _minimum(cell: Any) -> Line:
-    end = "" if cell.interior else " (at an end)"
-    rate = f"{math.exp(cell.log_rate):.4f}"
-    return {"minimum": f"{cell.bits:.4f}{end}", "r*": rate, "k": f"{cell.curvature:.3f}"}
 
 
 def stage1_page(rows: DataFrame) -> str:
     """Stage 1: the rate formula with its residuals, and every cell."""
     of_stage = rows[rows["stage"] == 1]
-    cells, formula = minima(of_stage), fit_rates(of_stage)
-    lines = [
-        {
-            "D": cell.width,
-            "T": cell.length,
-            "point": f"{cell.num_heads}x{cell.head_dim}"
-            + (f"-{cell.layout}" if cell.layout != "standard" else ""),
-            "plan": cell.plan,
-            "bytes per parameter": f"{cell.bytes_per_parameter:g}",
-            "text": cell.text,
-            **_minimum(cell),
-            "residual of ln r*": f"{residual:+.3f}",
-        }
-        for cell, residual in zip(cells.itertuples(), formula.residuals, strict=True)
-    ]
-    terms = [{"term": n, "coefficient": f"{c:.3f}"} for n, c in formula.coefficients.items()]
+    formula = fit_rates(of_stage)
+    cells = minima(of_stage).assign(residual=formula.residuals)
     return render(
         "stage1",
         done=len(of_stage),
         expected=len(design.stage1(rows)),
-        inside=int(cells["interior"].sum()),
+        inside=cells["interior"].sum(),
+        formula=formula,
+        cells=cells.sort_values(["width", "text"], kind="stable").itertuples(),
         num_cells=len(cells),
-        sd=f"{formula.residual_sd:.3f}",
-        factor=f"{math.exp(formula.residual_sd):.2f}",
-        terms=table(terms),
-        cells=table(sorted(lines, key=lambda line: (line["D"], line["text"]))),
     )
 
 
 def cost_page(rows: DataFrame) -> str:
     """Seconds and core-hours per stage, beside what was estimated before the first run."""
-    lines = []
-    for stage in design.ORDER:
-        of_stage = rows[rows["stage"] == stage]
-        cpu = of_stage["cpu_seconds"].fillna(of_stage["seconds"])
-        lines.append({
-            "stage": f"{stage} ({design.TITLES[stage]})",
-            "runs": len(of_stage),
-            "of": design.count_runs(stage),
-            "seconds a run (wall, median)": f"{of_stage['seconds'].median():.0f}",
-            "CPU seconds a run (median)": f"{cpu.median():.0f}",
-            "CPU core-hours": f"{cpu.sum() / 3600:.2f}",
-            "estimated before": ESTIMATED_HOURS[stage],
-        })  # fmt: skip
-    return render("cost", stages=table(lines))
+    rows = rows.assign(cpu=rows["cpu_seconds"].fillna(rows["seconds"]))
+    stages = {stage: rows[rows["stage"] == stage] for stage in design.ORDER}
+    return render("cost", stages=stages, design=design, estimated=ESTIMATED_HOURS)
 
 
 # The analysis -------------------------------------------------------------------------------------
@@ -227,7 +163,6 @@ def analysis_page(rows: DataFrame, study: Study) -> str:
         ends=ends,
         power=power,
         reading=reading,
-        exp=math.exp,
         margin=analysis.MARGIN,
         best_widths=_best_widths(study),
         at_equal_seconds={w: at_equal_seconds(study, w, w // 32, 32, "standard") for w in (64, 96)},
@@ -241,12 +176,12 @@ def analysis_page(rows: DataFrame, study: Study) -> str:
         points=_point_table(study),
         repeated=_repeated_table(study),
         baselines=_baselines(study),
+        baseline_titles=charts.BASELINES.values(),
         sharing=_sharing_table(study),
         lengths=_length_table(study),
-        optimizers=_optimizer_table(rows),
-        rate_errors=_rate_table(study),
-        fits=table(list(map(_fit_line, fitted))),
-        model=_model_table(study),
+        optimizers=_optimizer_gaps(rows),
+        stage0_texts=design.STAGE0_TEXTS,
+        rate_errors=_rate_errors(study),
         check=CHECK.read_text().rstrip(),
         tuning=-study.model.contrast({"tuning": 1}).value / (2 * study.tuning_k),
         lengths_of_training=_training_lengths(study),
@@ -387,22 +322,24 @@ def _repeated_table(study: Study) -> str:
     return judged_table(lines)
 
 
-def _baselines(study: Study) -> str:
+def _baselines(study: Study) -> list[tuple[int, str, list[float]]]:
+    """(D, text, baselines and bits of the model with h = 16 on N h = D)."""
     lines = []
-    names = {**charts.BASELINES, "bits": "model h = 16, N h = D"}
     for width in STAGE_OF_WIDTH:
         mask = study.point(width // 16, 16, width=width)
         for text in design.ALL_TEXTS:
             of_text = mask & (study.frame["text"] == text)
-            means = {t: f"{study.frame[name][of_text].mean():.3f}" for name, t in names.items()}
-            lines.append({"D": width, "text": text, **means})
-    return table(lines)
+            means = [study.frame[n][of_text].mean() for n in (*charts.BASELINES, "bits")]
+            lines.append((width, text, means))
+    return lines
 
 
 def _length_table(study: Study) -> str:
     """Differences from 4x16 at 80 bytes per parameter and at T = 64 and 256, beside those of
     stage 3 on the same texts."""
-    settings = [(128, each, design.LENGTH_TEXTS) for each in (20.0, 80.0)]
+    settings: list[tuple[int, float, Sequence[str]]] = [
+        (128, each, design.LENGTH_TEXTS) for each in (20.0, 80.0)
+    ]
     settings += [(t, 20.0, design.CONTEXT_TEXTS) for t in (64, 128, 256)]
     lines = []
     for length, each, texts in settings:
@@ -443,32 +380,27 @@ def _sharing_table(study: Study) -> str:
     return judged_table(lines)
 
 
-def _optimizer_table(rows: DataFrame) -> str:
-    """Stage 0: minimum of 1x64 less minimum of 4x16, by parametrization and text."""
-    bits = minima(rows[rows["stage"] == 0]).set_index(["parametrization", "text", "head_dim"])[
-        "bits"
-    ]
-    gap = lambda name, text: f"{bits[name, text, 64] - bits[name, text, 16]:+.4f}"
-    names = dict.fromkeys(bits.index.get_level_values("parametrization"))
-    return table([
-        {"optimizer": name, **{text: gap(name, text) for text in design.STAGE0_TEXTS}}
-        for name in names
-    ])  # fmt: skip
+def _optimizer_gaps(rows: DataFrame) -> dict[str, list[float]]:
+    """Stage 0: minimum of 1x64 less minimum of 4x16, by parametrization, for each text."""
+    cells = minima(rows[rows["stage"] == 0])
+    bits = cells.set_index(["parametrization", "text", "head_dim"])["bits"]
+    return {
+        name: [bits[name, text, 64] - bits[name, text, 16] for text in design.STAGE0_TEXTS]
+        for name in dict.fromkeys(cells["parametrization"])
+    }
 
 
-def _rate_table(study: Study) -> str:
+def _rate_errors(study: Study) -> list[tuple[int, str, float]]:
     """How far the learning rate of each point was off, by the two rates of its texts."""
-    lines = []
-    for width in (32, 64):
-        for n, h, layout in points_of(width):
-            error = rate_error(study, study.point(n, h, width=width, layout=layout))
-            lines.append({
-                "D": width,
-                "point": point_name(n, h, layout),
-                "ln r less the best ln r": f"{error:+.2f}",
-                "bits that it costs": f"{study.tuning_k * error**2:.4f}",
-            })  # fmt: skip
-    return table(lines)
+    return [
+        (
+            w,
+            point_name(*point),
+            rate_error(study, study.point(*point[:2], width=w, layout=point[2])),
+        )
+        for w in (32, 64)
+        for point in points_of(w)
+    ]
 
 
 def rate_error(study: Study, mask: Mask) -> float:
@@ -483,25 +415,6 @@ def rate_error(study: Study, mask: Mask) -> float:
         slopes.append((b_high - b_low) / (high - low))
         middles.append((low + high) / 2)
     return float(np.mean(slopes) / (2 * study.tuning_k) - np.mean(middles))
-
-
-def _fit_line(one: Fit) -> Line:
-    slope = one.optimum.slope
-    trend = ends(slope, 2) if math.isfinite(slope.value) else "–"
-    return {
-        "rows": one.name, "h\\*": power(one.optimum.best), "best N h / D": power(one.total, 2),
-        "slope of log2 h\\* on log2 D": trend, "residual sd, bits": f"{one.residual_sd:.4f}",
-    }  # fmt: skip
-
-
-def _model_table(study: Study) -> str:
-    names = [name for name in study.model.names if not name.startswith("a[")]
-    lines = {name: ends(study.model.contrast({name: 1})) for name in names}
-    sds = zip(("B1 (u by text)", "C1 (v by text)", "seed"), study.model.component_sd, strict=True)
-    lines |= {f"standard deviation of {name}": f"{sd:.4f}" for name, sd in sds}
-    lines["standard deviation of e"] = f"{study.model.residual_sd:.4f}"
-    lines["k (stage 1)"] = f"{study.tuning_k:.4f}"
-    return table([{"term": n, "estimate (95 % interval)": v} for n, v in lines.items()])
 
 
 def _training_lengths(study: Study) -> list[str]:

@@ -82,7 +82,9 @@ class RateFormula:
     def rates(self, runs: DataFrame) -> list[float]:
         """r* of runs by their columns, 3 significant digits."""
         terms = rate_terms(runs)
-        total = sum(self.coefficients[name] * terms[name] for name in terms)
+        total = np.zeros(len(runs))
+        for name, term in terms.items():
+            total = total + self.coefficients[name] * term
         return [float(f"{math.exp(one):.3g}") for one in total]
 
 

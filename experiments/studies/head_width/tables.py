@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from attnlab.lab.stats import ALPHA, holm
 from attnlab.report import page as pages
@@ -14,9 +15,11 @@ Line = Mapping[str, object]
 """Column -> cell of a table."""
 
 
-def render(name: str, **values: object) -> str:
+def render(name: str, **values: Any) -> str:
     """A template of this folder."""
-    return pages.render(Path(__file__).with_name(f"{name}.md.jinja"), **values) + "\n"
+    path = Path(__file__).with_name(f"{name}.md.jinja")
+    text = pages.render(path, exp=math.exp, isfinite=math.isfinite, **values)
+    return text.rstrip("\n") + "\n"
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -51,7 +54,7 @@ def reading(found: Estimate) -> str:
 
 def corrected(found: Sequence[Estimate]) -> list[Line]:
     """Of each: p after Holm's correction for all of them, and `reading` where p < 0.05."""
-    said = []
+    said: list[Line] = []
     for one, p in zip(found, holm([one.p for one in found]).tolist(), strict=True):
         word = reading(one)
         lost = word != "inconclusive" and not p < ALPHA

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from attnlab.data import BYTES, DATASETS, Batch, Dataset, DataSizes
+from attnlab.data import BYTES, Batch, Dataset, DataSizes
 from attnlab.data.dataset import BatchShapes
 from attnlab.data.text import SKIPPED_FOLDERS, Corpus, dataset_of_corpus, windows
 from attnlab.names import lookup
@@ -51,9 +51,6 @@ class StudyText:
     def load(self, length: int, folder: Path | None = None) -> Dataset:
         """Random training windows; fixed held-out and validation windows."""
         return make_dataset(load_text(self.name, Path(self.folder)), length)
-
-
-DATASETS["head_width"] = StudyText
 
 
 def make_dataset(corpus: Corpus, length: int) -> Dataset:

@@ -32,12 +32,14 @@ from ml_collections import ConfigDict
 
 from attnlab import lab
 from attnlab.models import match_budget, with_layout
+from experiments import config
 from experiments.configs import byte_lm, reviews
 from experiments.studies.known_answers.common import described, expect, named
 
 OWN, ONE, SMALL, EQUAL = "own chunks", "one for all chunks", ", small scores", ", equal parameters"
 WIDE, STANDARD, CODE = "wide", "standard", ONE + SMALL
-OWN_PRESETS = ("reviews", "tuned")
+OWN_PRESETS = {"reviews": False, "tuned": False}
+KEYS = byte_lm.KEYS | config.keys(reviews.PRESETS) | OWN_PRESETS
 UNDONE = {
     OWN + SMALL: "maps of its own for every chunk leave",
     ONE: "the right scale leaves",
@@ -57,20 +59,20 @@ PAIRS = (
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common."""
-    presets = [name for name in arg.split(",") if name]
-    task = reviews if "reviews" in presets else byte_lm
-    config = task.get_config(",".join(name for name in presets if name not in OWN_PRESETS))
-    if "tuned" in presets:
-        config.data.validation = 0.1
-        config.train.optimizer.learning_rate = 0.006
-        config.train.schedule.final_learning_rate = 0.0006
-    return config
+    preset = config.parse(arg, KEYS)
+    task = reviews if preset.reviews else byte_lm
+    found = task.get_config(",".join(a for a in arg.split(",") if a not in OWN_PRESETS))
+    if preset.tuned:
+        found.data.validation = 0.1
+        found.train.optimizer.learning_rate = 0.006
+        found.train.schedule.final_learning_rate = 0.0006
+    return found
 
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Wide and standard heads, and chunks with every cause undone or not."""
     wide, small = with_layout(base.model, "wide", "separate"), base.model.width**-0.5
-    changes: dict[str, byte_lm.Values] = {WIDE: {"model.heads.layout": "wide"}}
+    changes: dict[str, config.Values] = {WIDE: {"model.heads.layout": "wide"}}
     for name, layout, scale in (
         (STANDARD, "standard", None),
         (OWN, "narrow", None),
@@ -81,9 +83,9 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
         model = with_layout(base.model, layout, "separate")
         model = dataclasses.replace(model, heads=dataclasses.replace(model.heads, scale=scale))
         as_many = match_budget(model, wide, "parameters").config
-        changes[name] = {"model.heads.layout": layout}
-        changes[name] |= {"model.heads.scale": scale} if scale else {}
-        changes[name + EQUAL] = changes[name] | {"model.ffn.width": as_many.ffn.width}
+        scaled = {"model.heads.scale": scale} if scale else {}
+        changes[name] = {"model.heads.layout": layout, **scaled}
+        changes[name + EQUAL] = {**changes[name], "model.ffn.width": as_many.ffn.width}
     compared = {name for pair in PAIRS for name in pair}
     if {*OWN_PRESETS} & {*preset.split(",")}:
         changes = {name: values for name, values in changes.items() if name in compared}

@@ -5,7 +5,7 @@ from typing import Literal
 
 from attnlab import lab
 from attnlab.lab.description import Expectation
-from experiments.configs.byte_lm import Values
+from experiments.config import Values
 
 TRAINING: Values = {
     "train.batch_size": 64,

@@ -16,7 +16,7 @@ Presets after the colon: `paper` (T = 128), `tiny`.
 
 from attnlab.data import DATASETS
 from attnlab.lab.text_table import counted
-from experiments.configs import byte_lm
+from experiments import config
 from experiments.studies.known_answers.common import (
     OF_VECTORS,
     TRAINING,
@@ -26,7 +26,7 @@ from experiments.studies.known_answers.common import (
 )
 from experiments.studies.known_answers.maxima import Maxima
 
-VALUES: byte_lm.Values = {
+VALUES: config.Values = {
     **TRAINING,
     **OF_VECTORS,
     "data.dimensions": 4,
@@ -40,12 +40,12 @@ VALUES: byte_lm.Values = {
     "train.length": 17,
     "train.seeds": (0, 1),
 }
-VARIANTS: dict[str, byte_lm.Values] = {
+PRESETS: dict[str, config.Values] = {
     "paper": {"model.max_len": 129, "train.length": 129, "train.steps": 20_000},
-    "tiny": {"data.heldout_rows": 32, "model.width": 16} | byte_lm.SHORTEST,
+    "tiny": {"data.heldout_rows": 32, "model.width": 16} | config.SHORTEST,
 }
 DATASETS["maxima"] = Maxima
-get_config = byte_lm.other_data("regression", "maxima", VALUES, VARIANTS)
+get_config = config.other_data("regression", "maxima", VALUES, PRESETS)
 variants = named(
     {
         f"{words}, {counted(heads, 'head')}": {

@@ -18,7 +18,7 @@ parameters: for a GPU), `tiny`.
 """
 
 from attnlab import lab
-from experiments.configs import byte_lm
+from experiments import config
 from experiments.studies.known_answers.common import (
     OF_VECTORS,
     TRAINING,
@@ -38,7 +38,7 @@ def sized(dimensions: int) -> dict[str, int]:
     return dict.fromkeys(names, dimensions) | {"model.width": 2 * dimensions}
 
 
-VALUES: byte_lm.Values = {
+VALUES: config.Values = {
     **TRAINING,
     **OF_VECTORS,
     **sized(8),
@@ -50,11 +50,11 @@ VALUES: byte_lm.Values = {
     "model.heads.biases": "",
     "train.length": 8,
 }
-VARIANTS: dict[str, byte_lm.Values] = {
+PRESETS: dict[str, config.Values] = {
     "paper": sized(64) | {"train.length": 16, "train.steps": 100_000},
-    "tiny": {"data.heldout_rows": 32} | byte_lm.SHORTEST,
+    "tiny": {"data.heldout_rows": 32} | config.SHORTEST,
 }
-get_config = byte_lm.other_data("regression", "farthest", VALUES, VARIANTS)
+get_config = config.other_data("regression", "farthest", VALUES, PRESETS)
 FULL = "one full-rank head"
 description = described(
     "Can many small heads do what one full-rank head does?",
@@ -74,7 +74,7 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     heads = 2 * dimensions // small
     one = {"model.heads.head_dim": small}
     equal = one | {"model.heads.num_heads": heads}
-    changes: dict[str, byte_lm.Values] = {
+    changes: dict[str, config.Values] = {
         FULL: {},
         "small heads, equal parameters": equal,
         "many more small heads": one | {"model.heads.num_heads": times * heads},

@@ -18,11 +18,11 @@ Results, in 2.2 minutes on 2 CPU cores: docs/results/known_answers.md.
 Presets after the colon: `tiny`.
 """
 
-from experiments.configs import byte_lm
+from experiments import config
 from experiments.studies.known_answers import two_heads_beat_one
 from experiments.studies.known_answers.common import described, expect, named
 
-VALUES: byte_lm.Values = {
+VALUES: config.Values = {
     **two_heads_beat_one.VALUES,
     "model.heads.num_heads": 2,
     "model.heads.head_dim": 16,
@@ -31,16 +31,20 @@ VALUES: byte_lm.Values = {
     "train.seeds": (0, 1, 2),
     "callbacks": ("heads",),
 }
-VARIANTS = {"tiny": {**two_heads_beat_one.TINY, "train.optimizer.learning_rate": 3e-2}}
-get_config = byte_lm.other_data("endpoint", "endpoints", VALUES, VARIANTS)
+PRESETS = {"tiny": {**two_heads_beat_one.TINY, "train.optimizer.learning_rate": 3e-2}}
+get_config = config.other_data("endpoint", "endpoints", VALUES, PRESETS)
 STARTS = "experiments.studies.known_answers.starts"
-EQUAL = {"init": f"{STARTS}:equal"}
-ONE = {"model.heads.num_heads": 1, "model.attention.output_scale": 2.0}
+EQUAL: dict[str, object] = {"init": f"{STARTS}:equal"}
+ONE = {
+    "model.heads.num_heads": 1,
+    "model.attention.output_scale": 2.0,
+    "init": f"{STARTS}:first_of_two",
+}
 variants = named(
     {
         "apart": {},
         "equal": EQUAL,
-        "one head, output times 2": ONE | {"init": f"{STARTS}:first_of_two"},
+        "one head, output times 2": ONE,
         "noise of 1e-4": {"init": f"{STARTS}:nearly_equal"},
         "values apart": {"init": f"{STARTS}:equal_probs"},
         "dropout of probabilities": EQUAL | {"model.dropout.attention": 0.1},

@@ -18,11 +18,11 @@ Results, in 2.5 minutes on 2 CPU cores: docs/results/known_answers.md.
 Presets after the colon: `tiny`.
 """
 
-from experiments.configs import byte_lm
+from experiments import config
 from experiments.studies.known_answers.common import TRAINING, described, expect, named
 
 WIDTH = 32
-VALUES: byte_lm.Values = {
+VALUES: config.Values = {
     **TRAINING,
     "data.vertices": 16,
     "model.vocab_size": 19,
@@ -43,15 +43,15 @@ VALUES: byte_lm.Values = {
     "train.evaluation.batch_size": 480,
     "train.evaluation.curve_windows": 480,
 }
-TINY: byte_lm.Values = {
+TINY: config.Values = {
     "data.vertices": 4,
     "model.vocab_size": 7,
     "model.width": 16,
-    **byte_lm.SHORTEST,
+    **config.SHORTEST,
     "train.evaluation.curve_windows": 24,
 }
-VARIANTS = {"tiny": TINY}
-get_config = byte_lm.other_data("endpoint", "endpoints", VALUES, VARIANTS)
+PRESETS = {"tiny": TINY}
+get_config = config.other_data("endpoint", "endpoints", VALUES, PRESETS)
 variants = named(
     {
         "one head": {},

@@ -23,10 +23,12 @@ for the next byte of a text (then also the presets of byte_lm.py),
 from ml_collections import ConfigDict
 
 from attnlab import lab
+from experiments import config
 from experiments.configs import byte_lm, recall
 from experiments.studies.known_answers.common import described, expect, named
 
-VALUES: byte_lm.Values = {
+KEYS = byte_lm.KEYS | config.keys(recall.PRESETS) | {"text": False}
+VALUES: config.Values = {
     **recall.VALUES,
     "data.vocab_size": 32,
     "data.pairs": 4,
@@ -72,14 +74,14 @@ BITS = described(
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common."""
-    presets = arg.split(",")
-    if "text" not in presets:
-        return byte_lm.other_data("recall", "recall", VALUES, recall.VARIANTS)(arg)
-    config = byte_lm.get_config(",".join(name for name in presets if name != "text"))
-    config.model.positions.kind = "relative"
-    return config
+    preset = config.parse(arg, KEYS)
+    if not preset.text:
+        return config.other_data("recall", "recall", VALUES, recall.PRESETS)(arg)
+    found = byte_lm.with_presets(preset)
+    config.set_values(found, {"model.positions.kind": "relative"})
+    return found
 
 
 def describe(preset: str) -> lab.Description:
     """What is known beforehand."""
-    return BITS if "text" in preset.split(",") else RECALL
+    return BITS if config.parse(preset, KEYS).text else RECALL

@@ -7,7 +7,7 @@ import pandas
 import pytest
 from conftest import ROOT
 
-from attnlab import flops_per_token, num_parameters
+from attnlab import flops_per_token, lab, num_parameters
 from experiments.studies.looped_depth import study
 
 ROWS = pandas.read_csv(ROOT / "docs/results/looped_depth.csv")
@@ -42,9 +42,18 @@ def test_the_page_is_that_of_its_rows():
 
 
 def test_the_rate_is_chosen_on_tuning_seeds_alone():
-    worse = ROWS.copy()
-    chosen = study.best_rate(ROWS, "separate")
+    worse, chosen = ROWS.copy(), study.best_rate(ROWS, "separate")
+    assert chosen == 0.006
     worse.loc[~worse.seed.isin(study.TUNING_SEEDS), study.COLUMNS] = 0
     assert study.best_rate(worse, "separate") == chosen
     worse.loc[worse.rate == chosen, study.COLUMNS] = 0
     assert study.best_rate(worse, "separate") != chosen
+
+
+@pytest.mark.slow
+def test_a_tiny_run_trains(tmp_path):
+    spec = study.spec("albert, equal FLOPs", 0.01, seed=0, steps=60)
+    result = lab.run_one(spec, tmp_path)
+    row = study.row(result)
+    assert list(row)[4:] == [*study.COLUMNS, "seconds"]
+    assert result.scores.heldout["loss"] < 2.5 < np.log(study.NODES)

@@ -31,7 +31,7 @@ from attnlab.lab.text_table import columns
 from attnlab.models import ModelConfig, matrix_axes, num_parameters
 from attnlab.sharing import Params
 from attnlab.tap import Patches
-from attnlab.training.objectives import OBJECTIVES, Model, Objective
+from attnlab.training.objectives import Model, Objective
 from attnlab.training.objectives.objective import Inputs
 from attnlab.training.schedules import make_schedule
 
@@ -75,8 +75,8 @@ def begin(
     """A run as it is, and `steps` more; raises ValueError for what cannot be trained."""
     if frozen and (untrained or learning_rate):
         raise ValueError("--frozen trains no weights; leave out --untrained and --learning_rate")
-    found = load.read_run(folder, None if seed is None else [seed])
-    [(seed, params)] = found.params.items()
+    found = load.open_run(folder, seed)
+    seed, params = found.seed, found.params
     experiment = Experiment.from_dict(found.record["config"])
     was, schedule = experiment.train, experiment.train.schedule
     rate = was.optimizer.learning_rate
@@ -102,9 +102,8 @@ def begin(
         log_every=max(1, steps // 10),
         checkpoint_every=steps,
     )
-    task = OBJECTIVES[experiment.task]._replace(final_metrics=None)
-    place = load.run_of_seed(folder, seed) if (folder / load.SPECS).is_file() else folder
-    source = experiment.data.load(trains.length, place)
+    task = experiment.objective._replace(final_metrics=None)
+    source = experiment.data.load(trains.length, found.folder)
     return Study(found.config, None if untrained else params, task, source, trains)
 
 

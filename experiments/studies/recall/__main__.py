@@ -6,7 +6,7 @@ from absl import flags
 
 from experiments import app
 from experiments.studies.recall import study
-from experiments.studies.rows import completed, write_page
+from experiments.studies.rows import completed, one_by_one, write_page
 
 __doc__ = study.__doc__
 flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
@@ -20,7 +20,7 @@ def main() -> None:
     """Runs what is missing, then writes page, numbers and figure."""
     out = Path(flags.FLAGS.out)
     runs = study.runs(flags.FLAGS.seeds, flags.FLAGS.steps)
-    rows = completed(out / "recall.csv", runs, study.run_one)
+    rows = completed(out / "recall.csv", runs, one_by_one(study.run_one))
     write_page(out, "recall", study.page(rows, app.given_command()), study.figure(rows))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from attnlab.sharing import Params
-from attnlab.training.fit import Measure
+from attnlab.training.callbacks import Measure
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.objectives.objective import (
     Example,

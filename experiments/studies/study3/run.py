@@ -24,6 +24,7 @@ from attnlab.lab.machine import processor
 from attnlab.lab.workdir import hold
 from attnlab.models import ModelConfig, flops_per_token, matrix_axes, num_parameters
 from attnlab.sharing import Params
+from attnlab.training.callbacks import measured
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
@@ -139,9 +140,11 @@ def train_run(run: Run, corpus: Corpus, folder: Path, halves: Path) -> FitResult
     config, model = train_config(run), model_config(run.variant)
     dataset = dataset_of(corpus, config.length)
     if run.variant.start == "scratch":
-        measure = probe_measure(model.build(), corpus.train) if run.part == "D" else None
-        optimizer = make_optimizer(config, matrix_axes(model))
-        return _fit(model, config, optimizer, dataset, folder, FitOptions(measure=measure))
+        optimizer, options = make_optimizer(config, matrix_axes(model)), FitOptions()
+        if run.part == "D":
+            probe = measured(probe_measure(model.build(), corpus.train), config.evaluation.every)
+            options = FitOptions(callbacks=[probe])
+        return _fit(model, config, optimizer, dataset, folder, options)
     params = second_start(run, first_half(run, dataset, folder, halves))
     half = config.steps // 2
     later = dataclasses.replace(dataset, batches=_shifted(dataset, half))

@@ -11,8 +11,8 @@ from commands import command
 from test_view import write_seeds
 
 from attnlab.interpret import SyntaxScore, parse_trees
+from experiments.config import experiment_of, set_model
 from experiments.configs import byte_lm
-from experiments.setup import experiment_of
 from experiments.studies.syntax import study as syntax
 
 SEEDS = (4, 9)
@@ -58,7 +58,7 @@ def test_numbers_of_the_table():
         "+20.0)", "10.0",
     ]  # fmt: skip
     assert lines[4].split()[2:5] == ["-2", "30.0", "40.0"]
-    assert ["1 of 2" in line for line in lines[-2:]] == [True, False]
+    assert ["(det)" in line for line in lines[-2:]] == [True, False]
 
 
 def test_only_what_can_be_read_whole_is_read():
@@ -82,7 +82,7 @@ def run(tmp_path):
     """A run of two seeds, in the second of which a head was planted."""
     folder, config = tmp_path / "run", byte_lm.get_config("masked,tiny")
     folder.mkdir()
-    byte_lm.set_model(config, language.MODEL)
+    set_model(config, language.MODEL)
     config.task, config.train.seeds = "masked_lm", SEEDS
     init = jax.jit(language.MODEL.build().init)(jax.random.key(5), np.zeros((1, 4), np.int32))
     params = jax.tree.map(lambda *a: np.stack(a), init["params"], language.planted())

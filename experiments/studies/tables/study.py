@@ -1,6 +1,6 @@
 r"""Does the order of a published table appear at a small scale?
 
-    python -m experiments.sweep --config=experiments/studies/tables/study.py:vaswani,tiny \
+    python -m experiments.sweep --config=experiments/studies/tables/study.py:table=vaswani,tiny \
         --workdir=runs/vaswani
 
 Each row of a table changes some fields of the paper's base, at the paper's size, steps and
@@ -26,8 +26,8 @@ optimizer. `tiny` divides widths and depths for a CPU and trains shortly, on oth
   paper's size. Equal parameters are not equal FLOPs. The paper's deep models start from Admin
   initialisation; here `tiny` has pre-norm instead.
 
-Presets after the colon: a table (`vaswani`, `albert`, `t5`, `t5_language_model`, `takase`; the
-first if left out), `tiny`, `rows=A|big` (the rows whose name contains A or big).
+Presets after the colon: `table=TABLE` (`vaswani` if left out), `tiny`, `rows=A+big` (the rows whose
+name contains A or big).
 """
 
 import dataclasses
@@ -37,10 +37,9 @@ from ml_collections import ConfigDict
 
 from attnlab import lab
 from attnlab.models import ModelConfig
-from attnlab.names import lookup
 from attnlab.nested import flatten
 from attnlab.pretrained import published_config
-from experiments.configs import byte_lm
+from experiments import config
 
 WIDTH, FFN_WIDTH, EMBEDDING_WIDTH = "model.width", "model.ffn.width", "model.embedding.width"
 HEADS, HEAD_DIM, VALUE_DIM = (
@@ -155,7 +154,7 @@ TABLES = {
         | {f"C d_ff={n}": {FFN_WIDTH: n} for n in (1024, 4096)}
         | {f"D dropout={share}": {DROPOUT: share} for share in (0.0, 0.2)}
         | {f"D smoothing={share}": {SMOOTHING: share} for share in (0.0, 0.2)}
-        | {"E learned": {"model.positions.kind": "learned", "model.positions.halves": False}}
+        | {"E learned": {"model.positions.kind": "learned"}}
         | {"big": wide(1024) | BIG | {DROPOUT: 0.3, STEPS: 300_000}},
         published_config("transformer_base"),
         NOAM,
@@ -238,42 +237,33 @@ TABLES["t5_language_model"] = TABLES["t5"]._replace(
     rows={"language model": {}},
     model=dataclasses.replace(TABLES["t5"].model, kind="decoder", encoder=None),
 )
-
-
-def chosen(arg: str) -> tuple[Table, bool, list[str]]:
-    """The table, whether it is `tiny`, and the parts of names of `rows=`. Raises ValueError."""
-    words = [word for word in arg.split(",") if word]
-    parts = [part for word in words if word.startswith("rows=") for part in word[5:].split("|")]
-    rest = [word for word in words if not word.startswith("rows=")]
-    found = [lookup(TABLES | {"tiny": None}, word, what="preset") for word in rest]
-    tables = [table for table in found if table]
-    return (tables or [TABLES["vaswani"]])[-1], "tiny" in words, parts
+KEYS = {"table": tuple(TABLES), "tiny": False, "rows": ""}
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all rows have in common."""
-    table, is_tiny, _ = chosen(arg)
-    config = byte_lm.get_config()
-    byte_lm.set_model(config, table.model)
-    config.update_from_flattened_dict(LARGE | table.train)
-    if is_tiny:
-        config.update_from_flattened_dict(table.divided(flatten(config.to_dict())) | table.tiny)
-    return config
+    preset, found = config.parse(arg, KEYS), config.base()
+    table = TABLES[preset.table]
+    config.set_model(found, table.model)
+    config.set_values(found, LARGE | table.train)
+    if preset.tiny:
+        config.set_values(found, table.divided(flatten(found.to_dict())) | table.tiny)
+    return found
 
 
-def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
+def variants(base: lab.Experiment, arg: str) -> list[lab.Variant]:
     """One for each row."""
-    table, is_tiny, parts = chosen(preset)
-    found = []
+    preset = config.parse(arg, KEYS)
+    table, found = TABLES[preset.table], []
     for name, changes in table.rows.items():
-        if is_tiny:
+        if preset.tiny:
             instead = {f: value for f, value in table.tiny_rows.items() if f in changes}
             changes = changes | table.divided(changes) | instead
-        if not parts or any(part in name for part in parts):
+        if any(part in name for part in preset.rows.split("+")):
             found.append(lab.Variant(changes, name))
     return found
 
 
-def describe(preset: str) -> lab.Description:
+def describe(arg: str) -> lab.Description:
     """The question of the table."""
-    return lab.Description(question=chosen(preset)[0].question)
+    return lab.Description(question=TABLES[config.parse(arg, KEYS).table].question)

@@ -35,7 +35,7 @@ leaves cross-attention and embedding out. Takase: for 32,768 symbols."""
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_row_has_the_paper_s_parameters(name):
-    models = [one.model for one in experiments("tables", name).values()]
+    models = [one.model for one in experiments("tables", f"table={name}").values()]
     if name == "albert":
         plain = dataclasses.replace(models[0].output, kind="none", bias=False, transform=None)
         models = [dataclasses.replace(model, output=plain) for model in models]
@@ -44,7 +44,7 @@ def test_every_row_has_the_paper_s_parameters(name):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tiny_has_the_same_rows_in_proportion(name):
-    full, tiny = (experiments("tables", f"{name}{preset}") for preset in ("", ",tiny"))
+    full, tiny = (experiments("tables", f"table={name}{preset}") for preset in ("", ",tiny"))
     assert list(full) == list(tiny)
     for row, one in tiny.items():
         large, small = full[row].model, one.model
@@ -67,7 +67,7 @@ def test_tiny_has_the_same_rows_in_proportion(name):
 )
 def test_full_size_trains_as_the_paper(name, optimizer, peak, late):
     """The rate of the largest step and of step 100,000."""
-    train = next(iter(experiments("tables", name).values())).train
+    train = next(iter(experiments("tables", f"table={name}").values())).train
     assert train.optimizer.name == optimizer
     rate = make_optimizer(train).schedule
     found = [rate(train.schedule.warmup_steps), rate(99_999)]
@@ -75,7 +75,7 @@ def test_full_size_trains_as_the_paper(name, optimizer, peak, late):
 
 
 def test_some_of_the_rows():
-    assert list(experiments("tables", "tiny,rows=base|d_k")) == ["base", "B d_k=16", "B d_k=32"]
+    assert list(experiments("tables", "tiny,rows=base+d_k")) == ["base", "B d_k=16", "B d_k=32"]
     with pytest.raises(ValueError, match="tinny"):
         experiments("tables", "tinny")
 

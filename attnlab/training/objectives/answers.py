@@ -1,11 +1,19 @@
-"""Objectives of one class per row or per position: of a text, of a node, a value to recall."""
+"""Objectives of one answer per row or per position: a class, a value to recall, a vector."""
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from attnlab.attention.masks import Edges
 from attnlab.data.dataset import BYTES, DataSizes, DeviceBatch
-from attnlab.training.objectives.objective import Example, Inputs, Objective, accuracy, bits
+from attnlab.training.objectives.objective import (
+    Example,
+    Inputs,
+    Objective,
+    accuracy,
+    bits,
+    squared_error,
+    unexplained_variance,
+)
 
 
 def text_class(batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES) -> Example:
@@ -41,7 +49,15 @@ def recall(batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES) -> Examp
     return Example({"tokens": batch["tokens"]}, jnp.maximum(values, 0), weights.astype(jnp.float32))
 
 
-CLASSIFICATION = {
+def regression(batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES) -> Example:
+    """The vectors `answers` [B, T, A] at the positions `scored` [B, T], given vectors `features`
+    [B, T, F] in place of tokens."""
+    valid = batch.get("valid", jnp.ones(len(batch["scored"]), bool))
+    weights = (batch["scored"] & valid[:, None]).astype(jnp.float32)
+    return Example({"tokens": batch["features"]}, batch["answers"], weights)
+
+
+ANSWERS = {
     "text_class": Objective(
         text_class,
         description="the class of a text",
@@ -71,5 +87,14 @@ CLASSIFICATION = {
         model_kinds=("decoder",),
         metrics=(accuracy("cases"), bits("case")),
         required_arrays=("tokens", "values"),
+    ),
+    "regression": Objective(
+        regression,
+        description="the vector that is asked for",
+        model_kinds=("encoder", "decoder"),
+        metrics=(unexplained_variance(),),
+        required_arrays=("features", "answers", "scored"),
+        output="classes",
+        loss=squared_error,
     ),
 }

@@ -1,0 +1,180 @@
+"""Files that cannot be used are refused by their name and line; of values the name is said."""
+
+import bz2
+import gzip
+import io
+import lzma
+import zipfile
+
+import numpy as np
+import pytest
+from small_data import graph as small_graph
+
+from attnlab import data
+from attnlab.data.graph import read_graph
+from attnlab.data.prepare import PreparePlan, prepare
+from attnlab.data.text_rows import find_pairs, read_labelled
+from experiments.configs import scan
+
+TEXT = b"the ball\n" * 60
+IDS = np.arange(5000, dtype="<u2") % 256
+KNOWN = {"vocab_size": 256, "bytes_per_token": 1.0}
+CONTENT = "\n".join(f"n{i}\t{i % 2}\t1\t{'ab'[i % 2]}" for i in range(4))
+SPLIT = "number\tid\tpart\n0\tn0\ttrain\n1\tn1\tvalid\n2\tn2\ttest\n3\tn3\t"
+GRAPH = {"g.content": CONTENT, "g.cites": "n0\tn1\n", "split.tsv": SPLIT + "rest"}
+ROW = "n1\t1\t1\tb"
+
+
+def text(folder, **fields):
+    return data.Text(path=str(folder), **fields).load(8)
+
+
+def tokens(folder, **fields):
+    return data.TokenFiles(path=str(folder), **fields).load(8)
+
+
+def pairs(folder, parts=("a", "a", "a")):
+    return find_pairs(folder, ("en", "de"), parts)
+
+
+def prepared(folder, **fields):
+    return prepare([folder], folder.parent / "out", PreparePlan(**fields))
+
+
+def zipped(content):
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as archive:
+        archive.writestr("a.txt", content)
+    return buffer.getvalue()
+
+
+def saved(array):
+    np.save(buffer := io.BytesIO(), array)
+    return buffer.getvalue()
+
+
+CASES = [
+    (text, {}, {"a.txt": b""}, "holds no text"),
+    (text, {}, {"a.txt": b"x" * 40}, "4 tokens"),
+    (text, {}, {"a.txt": b"x" * 80}, "8 tokens"),
+    (text, {"validation": 0.001}, {"a.txt": b"x" * 4000}, "validation text has 4 tokens"),
+    (text, {}, {"a.gz": gzip.compress(b"x" * 10_000)[:-9]}, "a.gz"),
+    (text, {}, {"a.gz": b"\x1f\x8b" + b"\xff" * 30}, "a.gz"),
+    (text, {"tokenizer": "bpe:300"}, {"a.txt": b"one\ntwo\n\xff\n" * 100}, "a.txt:3: byte 0xff"),
+    (text, {"tokenizer": "bpe:200"}, {"a.txt": TEXT}, "bpe:200"),
+    (text, {"tokenizer": "bpe:many"}, {"a.txt": TEXT}, "bpe:many"),
+    (text, {"tokenizer": "byte"}, {"a.txt": TEXT}, "byte"),
+    (text, {"tokenizer": __file__}, {"a.txt": TEXT}, "test_wrong_files.py"),
+    (tokens, KNOWN | {"dtype": "uint32"}, {"a.bin": IDS[:4999].tobytes()}, "4"),
+    (tokens, KNOWN | {"vocab_size": 200}, {"a.bin": IDS.tobytes()}, "token 255.*vocab_size is 200"),
+    (tokens, {"vocab_size": 256}, {"a.bin": IDS.tobytes()}, "bytes_per_token"),
+    (tokens, {"bytes_per_token": 1.0}, {"a.bin": IDS.tobytes()}, "vocab_size"),
+    (tokens, KNOWN | {"heldout": 0.001}, {"a.bin": IDS.tobytes()}, "held-out part has 5 tokens"),
+    (tokens, KNOWN, {"a.npy": saved(IDS.astype(">u2"))}, "a.npy is >u2"),
+    (tokens, KNOWN, {"a.npy": b"text"}, "a.npy"),
+    (tokens, KNOWN, {"a.txt": b"text"}, ".bin or .npy"),
+    (tokens, {}, {"index.json": b"{}"}, "index.json"),
+    (pairs, {}, {"a.en": "one\ntwo\n", "a.de": "eins\n"}, "a.en has 2 lines, .*a.de 1"),
+    (pairs, {}, {"a.en": "one\n  \n", "a.de": "eins\nzwei\n"}, "a.en:2: the line is empty"),
+    (pairs, {}, {"a.en": "one\ntwo\n", "a.de": b"ein\nzw\xe9\n"}, "a.de:2: byte 0xe9 at column 3"),
+    (pairs, {}, {"a.en": "one\n"}, "a.de"),
+    (pairs, {"parts": ("a",)}, {"a.en": "one\n", "a.de": "eins\n"}, "the part"),
+    (read_labelled, {}, {"data.tsv": "a\tone\nb two\n"}, "data.tsv:2: no class"),
+    (read_labelled, {}, {"data.tsv": "a\tone\nb\t \n"}, "data.tsv:2: the text is empty"),
+    (read_labelled, {}, {"data.tsv": b"a\tone\nb\t\xff\n"}, "data.tsv:2: byte 0xff at column 3"),
+    (read_labelled, {}, {"data.tsv": "a\tone\na\ttwo\n"}, "two classes"),
+    (read_labelled, {}, {"data.tsv": "a\tone\nb\ttwo\n"}, "the split"),
+    (read_labelled, {}, {"data.zip": b"PK"}, "data.zip"),
+    (read_labelled, {}, {"x.a": "one\n", "x.b": "two\n\n"}, "x.b:2: the text is empty"),
+    (read_labelled, {}, {"x.a": "one\n", "y.b": "two\n"}, "x.a, y.b"),
+    (read_labelled, {}, {"a/1": "one", "b/2": b"a\n\xc3\n"}, "b/2:2: byte 0xc3"),
+    (read_graph, {}, GRAPH | {"g.content": CONTENT + "\nn4\t1\ta"}, "g.content:5: 3 columns"),
+    (read_graph, {}, GRAPH | {"g.content": f"{CONTENT}\n{ROW}"}, "g.content:2: .*'n1'"),
+    (read_graph, {}, GRAPH | {"g.content": f"{CONTENT}\nn4\tx\t1\ta"}, "g.content:5: a feature"),
+    (read_graph, {}, GRAPH | {"g.content": f"{CONTENT}\nn4\tnan\t1\ta"}, "g.content:5: a feature"),
+    (read_graph, {}, GRAPH | {"g.content": ""}, "g.content is empty"),
+    (read_graph, {}, GRAPH | {"g.cites": "n0\tn1\nn1 n2"}, "g.cites:2: 1 columns"),
+    (read_graph, {}, GRAPH | {"split.tsv": SPLIT + "trian"}, "split.tsv:5: part 'trian'"),
+    (read_graph, {}, GRAPH | {"split.tsv": SPLIT + "rest\n4\tn9\ttest"}, "split.tsv:6: node 'n9'"),
+    (read_graph, {}, GRAPH | {"split.tsv": SPLIT.replace("valid", "test") + "rest"}, "'valid'"),
+    (read_graph, {}, {"g.content": CONTENT}, "cites"),
+    (prepared, {"shard_tokens": 0}, {"a.txt": TEXT}, "shard_tokens.* 0"),
+    (prepared, {"heldout": 1.0}, {"a.txt": TEXT}, "heldout.* 1.0"),
+    (prepared, {"end_of_document": "<eos>"}, {"a.txt": TEXT}, "<eos>"),
+    (prepared, {"tokenizer": "bpe:300", "end_of_document": "<eos>"}, {"a.txt": TEXT}, "<eos>"),
+    (prepared, {}, {"a.gz": gzip.compress(b"a" * 99)[:-9]}, "a.gz"),
+    (prepared, {}, {"a.txt": b"\xff\xfe"}, "a.txt is not UTF-8"),
+    (prepared, {}, {"a.jsonl": b'{"text": "\\ud800"}'}, "a.jsonl:1: "),
+    (prepared, {"column": "body"}, {"a.jsonl": b'{"text": "a"}'}, "a.jsonl:1: .*'body'"),
+    (prepared, {}, {"a.jsonl": b'{"text": 5}'}, "a.jsonl: 'text' is int"),
+    (scan.datasets, {}, {f"tasks_{part}_simple.txt.gz": gzip.compress(b"IN: a OUT: b\nIN: a b\n")
+                         for part in ("train", "test")}, "simple.txt.gz:2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "fields", "files", "message"), CASES)
+def test_files_that_cannot_be_used_are_named(tmp_path, read, fields, files, message):
+    folder = tmp_path / "data"
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        content = content if isinstance(content, bytes) else content.encode()
+        (folder / name).write_bytes(content)
+    name = next(iter(files))
+    path = folder / name if name.startswith("data.") else folder
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        read(path, **fields)
+
+
+BINARY = {
+    "zip": zipped(TEXT),
+    "bz2": bz2.compress(TEXT),
+    "xz": lzma.compress(TEXT),
+    "gzip of another name": gzip.compress(TEXT),
+    "pdf": b"%PDF-1.7\n" + TEXT,
+    "numbers": np.arange(300).tobytes(),
+    "UTF-16": TEXT.decode().encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("kind", BINARY)
+@pytest.mark.parametrize("read", [text, pairs, prepared])
+def test_packed_and_binary_files_are_refused(tmp_path, read, kind):
+    """Beside texts, before they are trained on byte by byte."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.en").write_bytes(TEXT)
+    (folder / "a.de").write_bytes(BINARY[kind])
+    with pytest.raises(ValueError, match=r"a\.de.*(not text|not UTF-8)"):
+        read(folder)
+
+
+def test_a_zero_byte_far_inside_a_text_is_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(TEXT * 20 + b"\0")
+    text(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "message"),
+    [
+        (data.Text(path="nowhere"), 8, "nowhere"),
+        (data.Pairs(), 8, "data.path"),
+        (data.Labelled(), 8, "data.path"),
+        (data.Nodes(), 8, "data.path"),
+        (data.TokenFiles(vocab_size=9), 8, "data.path"),
+        (data.HuggingFace(vocab_size=9), 8, "data.path"),
+        (data.Rows(make="no.module:f"), 8, "data.make"),
+        (data.Rows(make="math:nothing"), 8, "data.make"),
+        (data.Endpoints(), 5, "not 5"),
+        (data.Farthest(), 2, "not 2"),
+        (data.Recall(pairs=2), 9, "not 9"),
+        (data.Recall(pairs=2), 6, "not 6"),
+    ],
+)
+def test_data_and_lengths_that_there_are_not(config, length, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        config.load(length)
+
+
+def test_a_row_as_long_as_the_graph(tmp_path):
+    small_graph(tmp_path)
+    with pytest.raises(ValueError, match="30 nodes, not 29"):
+        data.Nodes(path=str(tmp_path)).load(29)
