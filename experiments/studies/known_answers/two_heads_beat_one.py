@@ -7,7 +7,7 @@ The Endpoint Selection Problem (Tesfaye et al., ICLR 2026, openreview RRmPbbZsvl
 v), a selector and a query token a model must return u or v. The model is one causal layer of
 attention alone, with learnt positions, residual connection, layer norm and tied embeddings. With
 one head it is right in at most 75 % of the cases on the complete digraph, for every width and
-precision (the proof is in `attnlab/data/endpoints.py`); with two heads it is right in all. All
+precision (the proof is in `attnlab/data/synthetic.py`); with two heads it is right in all. All
 cases are trained on and scored, since the question is what a model can represent.
 
 The norms have no bias: the proof scales the output of attention, and a bias after the last norm
