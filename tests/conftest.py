@@ -23,7 +23,6 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import jax
 import numpy as np
 import pytest
-from depth import DEPTH
 
 jax.config.update("jax_num_cpu_devices", 8)
 # Tests compile hundreds of tiny programs that run once: less optimising, four times as fast.
@@ -108,11 +107,7 @@ LONG = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What guards depth is slow; `pytest -m quick`: of every light test the case in the middle of
-    its parameters."""
-    for item in items:
-        if {item.name, item.originalname} & DEPTH:
-            item.add_marker("slow")
+    """`pytest -m quick`: of every light test the case in the middle of its parameters."""
     cases = collections.defaultdict(list)
     for item in items:
         if not any(map(item.get_closest_marker, ("slow", "parity", "browser", "slurm"))):

@@ -113,6 +113,12 @@ def describe_attention(
     chosen, and why the others are not.
 
     Args: as `explain_model`.
+
+    >>> import jax
+    >>> tokens = jax.ShapeDtypeStruct((1, 16), "int32")
+    >>> text = describe_attention(ModelConfig(width=8, num_layers=1), {"tokens": tokens})
+    >>> text.splitlines()[0]
+    'self-attention of layers, contraction order:'
     """
     sections = []
     for stack, reports in explain_model(config, inputs, training=training).items():

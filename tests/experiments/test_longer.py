@@ -27,6 +27,7 @@ def everything(folder):
 
 
 # 18 and 27 end between two log lines.
+@pytest.mark.slow
 def test_it_ends_as_if_it_had_always_been_so_long(tmp_path, nine_letters, capsys):
     text, short, whole = nine_letters, tmp_path / "short", tmp_path / "whole"
     ended = run(short, text, 18, "constant")
@@ -47,6 +48,7 @@ COMMON = {"cosine": 3, "warmup_stable_decay": 12}
 
 
 @pytest.mark.parametrize("schedule", deep(list(COMMON), "cosine"))
+@pytest.mark.slow
 def test_a_schedule_that_ends_with_its_steps_cannot(schedule, tmp_path, nine_letters):
     first = run(tmp_path / "run", nine_letters, 20, schedule)
     before = everything(tmp_path / "run")

@@ -67,6 +67,7 @@ def test_one_run_and_again(tmp_path, text):
 
 
 @pytest.mark.parametrize("moments", deep([(30,), (5, 15, 30)], (30,)))
+@pytest.mark.slow
 def test_killed_and_started_again(tmp_path, text, moments):
     """SIGKILL at some moments, then a damaged checkpoint: the same numbers to the bit."""
     flags = (text, "--config.train.steps=200", "--config.train.checkpoint_every=20",

@@ -95,6 +95,7 @@ def first_seed(run):
     return jax.tree.map(lambda a: a[0], run[2])
 
 
+@pytest.mark.slow
 def test_a_run_beside_a_folder(run, folder, tmp_path):
     out = tmp_path / "heads.html"
     words = [f"--workdir={run[0]}", f"--path={folder[0]}", f"--text={TEXT}", f"--out={out}"]

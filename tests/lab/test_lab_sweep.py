@@ -289,6 +289,7 @@ def test_a_run_that_fails_is_named_and_the_others_finish(base, tmp_path):
     assert [run.spec for run in lab.load_results(tmp_path / "w")] == [good]
 
 
+@pytest.mark.slow
 def test_a_failing_tuning_run_leaves_out_its_variant_alone(base, tmp_path):
     text = tmp_path / "gone.txt"
     text.write_bytes(b"abc " * 500)

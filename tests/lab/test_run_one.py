@@ -93,6 +93,7 @@ def test_a_complete_run_loads_no_data(first, base, monkeypatch):
     assert run(base, first[1], 3) == first[0]
 
 
+@pytest.mark.slow
 def test_runs_of_a_workdir_share_a_tokenizer(base, tmp_path):
     """It is learnt once: another run takes what lies in `shared`."""
     values = {"data.tokenizer": "bpe:270", "model.vocab_size": 270, "train.steps": 2}
@@ -108,6 +109,7 @@ def test_runs_of_a_workdir_share_a_tokenizer(base, tmp_path):
     assert len(list(tmp_path.glob("shared/baselines-*.json"))) == 1
 
 
+@pytest.mark.slow
 def test_heads_that_start_equal_are_measured(base, tmp_path):
     """An init and a callback by name."""
     values = {"init": "experiments.studies.known_answers.starts:equal", "callbacks": ("heads",)}
@@ -150,6 +152,7 @@ def test_a_run_starts_from_another_under_another_plan(first, base, tmp_path):
         moved.check_start()
 
 
+@pytest.mark.slow
 def test_other_parameters_in_the_place_where_it_began_are_refused(base, tmp_path):
     run(base, tmp_path / "a", train__steps=2)
     start = str(tmp_path / "a/runs/run")
@@ -171,6 +174,7 @@ def test_other_data_in_the_same_place_are_refused(base, tmp_path):
         run(base, tmp_path / "w", data__path=str(text))
 
 
+@pytest.mark.slow
 def test_another_environment_is_reported(base, tmp_path, capsys):
     run(base, tmp_path)
     folder = tmp_path / "runs/run"

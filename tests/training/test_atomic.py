@@ -12,6 +12,7 @@ from attnlab.models import ModelConfig
 from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_first_write_leaves_a_folder_that_can_be_used(tmp_path):
     """The process dies between the write and the rename of spec.json."""
     folder = tmp_path / "runs/run"

@@ -52,6 +52,7 @@ def test_first_update_is_the_rate_times_base_over_fan_in(plan):
         np.testing.assert_allclose(update, jnp.broadcast_to(expected, update.shape), rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_narrow_heads_read_their_own_slice():
     layout = heads.Narrow(num_heads=2)
     model = ModelConfig(width=8, heads=layout, ffn=FFN(width=20), num_layers=2)

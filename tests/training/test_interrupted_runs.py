@@ -61,6 +61,7 @@ def killed_after(step, name):
     return KilledRecorder, measured
 
 
+@pytest.mark.slow
 def test_each_metric_is_recorded_once_whenever_the_run_is_killed(tmp_path):
     """Before the first checkpoint, and between the last one and the result."""
     whole = fit(tmp_path / "whole", callbacks=[measured(distance, every=5)])

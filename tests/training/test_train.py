@@ -110,6 +110,7 @@ def test_seeds_together_are_the_seeds_alone(tmp_path, compiled, request):
     assert len(set(together.heldout["loss"])) == 3
 
 
+@pytest.mark.slow
 def test_eight_devices_and_two_parts_are_one_device(tmp_path):
     config = dataclasses.replace(CONFIG, batch_size=16, steps=10, seeds=(0, 5))
     results, losses = [], []
@@ -126,6 +127,7 @@ def test_eight_devices_and_two_parts_are_one_device(tmp_path):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", deep(["masked_lm", "span_corruption"], "masked_lm"))
+@pytest.mark.slow
 def test_parts_give_the_gradient_of_the_whole_batch(name):
     """The step of plain gradient descent, with targets that fall unevenly on the parts."""
     objective, rng = OBJECTIVES[name], np.random.default_rng(1)
@@ -156,6 +158,7 @@ def test_parts_give_the_gradient_of_the_whole_batch(name):
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.slow
 def test_a_run_in_float64(tmp_path):
     """Over several log lines; killed in the middle it ends with the same bits."""
     model = dataclasses.replace(MODEL, compute=FLOAT64)

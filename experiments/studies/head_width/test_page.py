@@ -58,6 +58,7 @@ def test_a_complete_study_fills_every_blank(simulated, tmp_path):
         assert "#000000" not in path.read_text()
 
 
+@pytest.mark.slow
 def test_numpy_alone_gives_the_same_numbers(simulated, tmp_path, monkeypatch):
     append_csv(tmp_path / "runs.csv", simulated)
     monkeypatch.chdir(tmp_path)

@@ -38,6 +38,7 @@ def most(count):
 
 
 @pytest.mark.parametrize("count", DRAWS)
+@pytest.mark.slow
 def test_false_positives_where_there_is_no_effect(count):
     truth = {"S1": 4.5, "S2": 0.0, "S3": 0.0, "S4": 0.0, "S5": 0.01}
     draws = list(simulate(NOTHING, count))
@@ -63,6 +64,7 @@ def test_false_positives_where_there_is_no_effect(count):
 
 
 @pytest.mark.parametrize("count", DRAWS)
+@pytest.mark.slow
 def test_a_best_head_dim_at_the_end_of_the_points_is_not_called_interior(count):
     """The loss is lowest at h = 64, the last point."""
     draws = simulate(NOTHING | {"best": 6.0}, count)

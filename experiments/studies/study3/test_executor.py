@@ -59,17 +59,20 @@ def test_results_of_all_jobs(signals):
         assert sorted(executor.results([4.0, 9.0, 16.0])) == [(4, 2), (9, 3), (16, 4)]
 
 
+@pytest.mark.slow
 def test_an_error_names_its_job(signals):
     with LocalExecutor(math.sqrt, 1) as executor, pytest.raises(WorkerFailed, match=r"-1\.0: .*"):
         list(executor.results([-1.0]))
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_is_started_again(tmp_path):
     process = start(tmp_path, "dies", "other")
     out = process.communicate(timeout=60)[0].splitlines()
     assert sorted(out) == ["dies 1", "other 1", "stopped False"]
 
 
+@pytest.mark.slow
 def test_sigterm_stops_all(tmp_path):
     process = start(tmp_path, "waits")
     assert process.stdout.readline() == "waits\n"
