@@ -651,7 +651,7 @@ class Row(NamedTuple):
 
 
 def shown_rows(objective: Objective, dataset: Dataset) -> list[Row]:
-    """Up to `ROWS` held-out rows, evenly spaced; the first is the one whose maps are kept.
+    """Up to `ROWS` held-out rows, evenly spaced; the first is the one whose maps are drawn.
 
     Of the rows that are no shorter than the middle one, that is the one that begins with most
     letters in words, so not the indentation of a program.
@@ -672,7 +672,7 @@ def shown_rows(objective: Objective, dataset: Dataset) -> list[Row]:
 
 
 def shown_row(objective: Objective, dataset: Dataset) -> Row:
-    """The row whose maps are kept."""
+    """The row whose maps are drawn."""
     return shown_rows(objective, dataset)[0]
 
 

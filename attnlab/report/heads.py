@@ -288,6 +288,8 @@ def _statistics(title: str, heads: Heads, name: str) -> Figure:
     """Small tables, as dark as their numbers: one for each statistic, layers x heads."""
     tables = []
     for statistic, words in TITLES.items():
+        if statistic not in heads.trained:  # maps to another text have no distance
+            continue
         share = 100 if words.startswith("%") else 1
         values, before = (of[statistic] * share for of in (heads.trained, heads.untrained))
         if np.isnan(values).all():

@@ -327,4 +327,5 @@ def test_other_tasks_train(tmp_path, nine_letters, preset):
     config.data.path, config.train.seeds = str(nine_letters), (0,)
     (result,) = run_config(config, tmp_path)
     assert result.status == "complete"
-    assert (tmp_path / "runs/seed0/maps.npz").exists()
+    lab.report(tmp_path, tmp_path / "report.html", heads=True)
+    assert (tmp_path / "figures/map-0.svg").exists()
