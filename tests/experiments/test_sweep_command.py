@@ -17,6 +17,7 @@ from attnlab.lab.machine import read_threads
 from attnlab.lab.sweep import specs_in
 from attnlab.lab.workdir import hold
 from attnlab.lab.worker import STOPPED
+from attnlab.load import open_run
 from experiments.config import parse_variants
 from experiments.configs import byte_lm
 from experiments.run import run_config
@@ -326,4 +327,4 @@ def test_other_tasks_train(tmp_path, nine_letters, preset):
     config.data.path, config.train.seeds = str(nine_letters), (0,)
     (result,) = run_config(config, tmp_path)
     assert result.status == "complete"
-    assert (tmp_path / "runs/seed0/maps.npz").exists()
+    assert open_run(tmp_path).steps == config.train.steps

@@ -58,7 +58,7 @@ def killed_after(step, name):
             if at == step and name in values:
                 raise Killed
 
-    return KilledRecorder, measured
+    return KilledRecorder
 
 
 def test_each_metric_is_recorded_once_whenever_the_run_is_killed(tmp_path):
