@@ -44,7 +44,7 @@ def test_it_ends_as_if_it_had_always_been_so_long(tmp_path, nine_letters, capsys
     assert run(short, text, 27, "constant") == longer
 
 
-COMMON = {"cosine": 3, "warmup_stable_decay": 12}
+COMMON = {"cosine": 3, "warmup_stable_decay": 13}
 
 
 @pytest.mark.parametrize("schedule", deep(list(COMMON), "cosine"))

@@ -58,7 +58,7 @@ def killed_after(step, name):
             if at == step and name in values:
                 raise Killed
 
-    return KilledRecorder, measured
+    return KilledRecorder
 
 
 @pytest.mark.slow
