@@ -4,7 +4,7 @@ profile."""
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import jax
 from jaxtyping import Array
@@ -29,6 +29,7 @@ class StepInfo(NamedTuple):
     """(name, number): writes it to metrics.jsonl and the loggers."""
 
 
+@runtime_checkable
 class Callback(Protocol):
     """A function that `callback` has given a period."""
 
