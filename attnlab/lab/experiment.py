@@ -5,7 +5,7 @@ import functools
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ INPUT_TEXTS = ("source", "tokens")
 IMPORTS = "imports"
 
 
+@runtime_checkable
 class Init(Protocol):
     """Makes the new parameters of a model."""
 

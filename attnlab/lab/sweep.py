@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from attnlab.atomic import write_atomic
 from attnlab.lab.description import Description, read_description
@@ -42,6 +42,7 @@ COMMAND = "command.txt"
 """In a workdir, the command that made its runs, as it was typed."""
 
 
+@runtime_checkable
 class Run(Protocol):
     """What a policy calls to run specs: see `Policy`."""
 
@@ -50,6 +51,7 @@ class Run(Protocol):
         sweep fails at its end; without one it fails at once."""
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Decides what a sweep runs: called with the specs so far, it returns those that are wanted.
 
