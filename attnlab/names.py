@@ -146,9 +146,13 @@ def import_module(name: str) -> ModuleType:
 
 
 def import_those(modules: Iterable[str]) -> None:
-    """Imports what there is of these modules; a name that a missing one registers stays unknown."""
+    """Imports what there is of these modules.
+
+    A name that a missing one registers stays unknown. One whose names are registered already, as by
+    a copy of the file, raises ValueError; those stay what they are.
+    """
     for module in modules:
-        with contextlib.suppress(ModuleNotFoundError, FileNotFoundError):
+        with contextlib.suppress(ModuleNotFoundError, FileNotFoundError, ValueError):
             import_module(module)
 
 

@@ -16,7 +16,7 @@ from attnlab.models import Relative
 COMMANDS = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
     for path in sorted((ROOT / "experiments").rglob("*.py"))
-    if '__name__ == "__main__"' in path.read_text()
+    if '__name__ == "__main__"' in path.read_text() and not path.name.startswith("test_")
 }
 
 
