@@ -251,6 +251,11 @@ def limits(panel: Panel) -> list[str]:
     lines.append(_rates(panel))
     if panel.about.matched:
         lines.append(f"Equal for all variants: {panel.about.matched}. Other budgets differ.")
+    elif len(parameters := sorted({run.sizes.parameters for run in panel.results})) > 1:
+        lines.append(
+            f"Not at an equal budget: variants have {parameters[0]:,} to {parameters[-1]:,} "
+            "parameters."
+        )
     return [line for line in lines if line]
 
 

@@ -254,6 +254,16 @@ def test_budgets_have_measured_seconds_beside_flops():
     assert float(row["training FLOPs"]) == pytest.approx(3 * 5200 * 40 * 8 * 16, rel=5e-3)
 
 
+def test_variants_of_other_sizes_are_not_at_an_equal_budget():
+    """The range of their parameters, unless a budget was made equal."""
+    runs = [made({"layout": name}, 0, 2.0, parameters=n) for name, n in (("a", 70), ("b", 1500))]
+    said = [line for line in limits(panel(runs)) if "70" in line]
+    assert len(said) == 1
+    assert "1,500" in said[0]
+    equal = dataclasses.replace(panel(runs).about, matched="parameters")
+    assert not [line for line in limits(Panel(lab.Results(runs), about=equal)) if "70" in line]
+
+
 def test_equivalence_needs_a_margin():
     runs = noisy({(("layout", "a"),): 2.0, (("layout", "b"),): 2.0}, range(6), spread=0.001)
     assert list(conclusions(runs).values()) == ["inconclusive"]
