@@ -45,6 +45,8 @@ from attnlab.training.step import InitParams, initial_params
 
 SPEC, SPECS, RUNS = "spec.json", "specs.json", "runs"
 """Files of a run and of a sweep, the folder of its runs."""
+IMPORTS = "imports"
+"""Field of a stored experiment: the modules outside of attnlab that define its parts."""
 ROWS = 8
 """Held-out rows of `shown_rows`."""
 WORDS = 20
@@ -182,9 +184,7 @@ class LoadedModel:
             start = load_start(folder, self.seed)
             tokens = np.asarray(inputs["tokens"])
             return with_plan_of(start.config, start.params, self.config, tokens)[0]
-        make: InitParams | None = None
-        if self.record and (name := self.experiment.get("init", "")):
-            make = lambda key, inputs: load_object(name)(key, self.config, inputs)
+        make = named_init(self.experiment.get("init", ""), self.config) if self.record else None
         return initial_params(self.config.build(), make, self.seed, inputs)
 
     def split(self, text: str) -> tuple[np.ndarray, np.ndarray]:
@@ -416,6 +416,15 @@ class LoadedModel:
         return tokens, fits, options
 
 
+def named_init(name: str, config: ModelConfig) -> InitParams | None:
+    """(key, inputs) -> new parameters, by the function (key, model, inputs) that `name` refers to;
+    None for "": those of the model."""
+    if not name:
+        return None
+    make = load_object(name)
+    return lambda key, inputs: make(key, config, inputs)
+
+
 def open_model(where: str | Path, seed: int | None = None) -> LoadedModel:
     """A run, a folder with config.json, or a model of the hub by its name ("org/name")."""
     return open_run(where, seed) if is_run(where) else open_folder(where)
@@ -510,7 +519,7 @@ def _record(folder: str | Path, seed: int | None = None) -> tuple[Path, JSON]:
     if not (folder / "checkpoints").is_dir():
         raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
     record: JSON = json.loads((folder / SPEC).read_text(encoding="utf-8"))
-    import_those(record["config"].get("imports", ()))
+    import_those(record["config"].get(IMPORTS, ()))
     if seed not in (None, record["seed"]):
         raise ValueError(f"{folder} has no seed {seed}, only {record['seed']}")
     return folder, record

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from attnlab.data import DATASETS, Batch, DataConfig, Text
 from attnlab.data.dataset import BatchShapes
 from attnlab.fields import check_field
-from attnlab.load import check_start, stored_data
+from attnlab.load import IMPORTS, TEXTS, check_start, named_init, stored_data
 from attnlab.models import ModelConfig, config_dict
-from attnlab.names import import_those, load, lookup, module_reference, name_in, reference
+from attnlab.names import import_those, lookup, module_reference, name_in, reference
 from attnlab.nested import JSON
 from attnlab.sharing import Params
 from attnlab.training.callbacks import CALLBACKS, Callback
@@ -30,10 +30,6 @@ from attnlab.training.objectives import (
 from attnlab.training.objectives.objective import Inputs
 from attnlab.training.optimizers import OPTIMIZERS, frozen_mask
 from attnlab.training.step import InitParams
-
-INPUT_TEXTS = ("source", "tokens")
-"""Inputs of a model that have a length."""
-IMPORTS = "imports"
 
 
 @runtime_checkable
@@ -121,10 +117,7 @@ class Experiment:
     @property
     def init_params(self) -> InitParams | None:
         """(key, inputs) -> new parameters; None: those of the model."""
-        if not self.init:
-            return None
-        make: Init = load(str(self.init))
-        return lambda key, inputs: make(key, self.model, inputs)
+        return named_init(str(self.init), self.model)
 
     def check_data(self) -> None:
         """Raises ValueError where the model does not fit the data; reads their sizes."""
@@ -208,7 +201,7 @@ class Experiment:
 def check_lengths(objective: Objective, rows: Batch | BatchShapes, model: ModelConfig) -> None:
     """Raises ValueError where rows are longer than the model reads."""
     inputs = input_shapes(objective, rows)
-    for name in (name for name in INPUT_TEXTS if name in inputs):
+    for name in (name for name in TEXTS if name in inputs):
         if (length := inputs[name].shape[1]) > model.max_len:
             raise ValueError(
                 f"the data give {name!r} of {length} tokens, longer than model.max_len "

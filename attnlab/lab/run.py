@@ -145,7 +145,8 @@ def run_one(
             params, origin = _initial(experiment, dataset, objective, start)
             for line in [*notes, f"starting from {origin}"] if origin else notes:
                 recorder.say(line)
-            result = _result(spec, dataset, objective, load_baselines(dataset, shared), origin)
+            scores = Scores(baselines=load_baselines(dataset, shared))
+            result = _result(spec, dataset, objective, data, scores, origin)
             try:
                 fitted = fit(
                     experiment.model.build(),
@@ -212,15 +213,20 @@ def _fit_options(
 
 
 def _result(
-    spec: RunSpec, dataset: Dataset, objective: Objective, baselines: Baselines, origin: str
+    spec: RunSpec,
+    dataset: Dataset,
+    objective: Objective,
+    data: DataInfo,
+    scores: Scores,
+    origin: str,
 ) -> RunResult:
-    """The result without scores."""
+    """The result before training; `scores` has the baselines alone."""
     model, train = spec.config.model, spec.config.train
     inputs = step_inputs(objective, dataset.shapes(), train)
     return RunResult(
         spec=spec,
         status="complete",
-        scores=Scores(baselines=baselines),
+        scores=scores,
         sizes=ModelSizes(
             parameters=models.num_parameters(model),
             applied_parameters=models.applied_parameters(model),
@@ -234,7 +240,7 @@ def _result(
             metrics=metric_infos(objective),
             curves="held-out" if dataset.validation is None else "validation",
         ),
-        data=DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts),
+        data=data,
         provenance=Provenance(
             environment=environment(),
             start=origin,

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from attnlab.heads import LAYOUTS
-from attnlab.lab.experiment import IMPORTS, Experiment
+from attnlab.lab.experiment import Experiment
+from attnlab.load import IMPORTS
 from attnlab.models import ModelConfig, config_dict
 from attnlab.models.budget import Budget, match_budget, with_layout
 from attnlab.names import lookup, name_in, nearest, reference

@@ -33,12 +33,11 @@ import jax
 
 from attnlab.atomic import is_partial, write_atomic
 from attnlab.extras import extra
-from attnlab.lab.experiment import IMPORTS
 from attnlab.lab.machine import environment
 from attnlab.lab.result import FILE as RESULT
 from attnlab.lab.result import DataInfo, RunResult, read_result
 from attnlab.lab.spec import RunSpec
-from attnlab.load import RUNS, SPEC
+from attnlab.load import IMPORTS, RUNS, SPEC
 from attnlab.models import ModelConfig, num_parameters
 from attnlab.nested import JSON, SHOWN, differences, field_path
 from attnlab.training import sharding

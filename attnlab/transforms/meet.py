@@ -101,32 +101,29 @@ def resize(w: Weights, source: Layout, target: Layout) -> dict[str, Floats] | No
     New heads and columns are zeros. None where weights would be cut, but for biases and for heads
     that write nothing; whether those matter shows in the error.
     """
-    alone = _one_kv_head_each(source), _one_kv_head_each(target)
     heads = [(a.num_heads, a.size("num_kv_heads")) for a in (source, target)]
+    between = target  # the sizes of the target, with a key head for each head where heads change
     if heads[0] != heads[1]:
-        w = _each(w, source, KV_AXES, lambda a, axis, name: np.repeat(
-            a, alone[0].size(name) // source.size(name), axis))  # fmt: skip
-        if source.num_heads > target.num_heads:
-            live = _writes(w, source)
-            if live.sum() > target.num_heads:
-                return None
-            kept = np.sort(np.argsort(~live, kind="stable")[: target.num_heads])
-            w = _each(w, source, source.head_axes, lambda a, axis, _: np.take(a, kept, axis))
-        target_of_w = alone[1]
-    else:
-        target_of_w = target
-    made = {n: np.full(target_of_w.shape(a), a.constant or 0.0)
-            for n, a in all_weights(target_of_w).items()}  # fmt: skip
+        w, between = _with_kv_head_each(w, source), _one_kv_head_each(target)
+    if source.num_heads > target.num_heads:
+        live = _writes(w, source)
+        if live.sum() > target.num_heads:
+            return None
+        kept = np.sort(np.argsort(~live, kind="stable")[: target.num_heads])
+        w = _each(w, source, source.head_axes, lambda a, axis, _: np.take(a, kept, axis))
+    weights = all_weights(between)
+    made = {n: np.full(between.shape(a), a.constant or 0.0) for n, a in weights.items()}
     for name in made.keys() & w.keys():
         a = w[name]
         if a.ndim != made[name].ndim or np.any(np.array(a.shape) > made[name].shape):
             return None
         made[name][tuple(map(slice, a.shape))] = a
     made = rescale(made, target, score_scale(source) / score_scale(target))
-    if target_of_w is not target:  # that heads of a group were equal shows in the error
-        made = _each(made, target, KV_AXES, lambda a, axis, name: np.take(
-            a, range(0, a.shape[axis], a.shape[axis] // target.size(name)), axis))  # fmt: skip
-    return made
+    if between is target:
+        return made
+    # That the heads of a group were equal shows in the error.
+    return _each(made, target, KV_AXES, lambda a, axis, name: np.take(
+        a, range(0, a.shape[axis], a.shape[axis] // target.size(name)), axis))  # fmt: skip
 
 
 def rescale(w: Weights, layout: Layout, ratio: float) -> dict[str, Floats]:
@@ -159,6 +156,13 @@ def descend(w: Weights, chain: Sequence[Layout]) -> dict[str, Floats] | None:
         both, shapes = {**w, **made}, weight_shapes(lower)
         w = {n: both[n] if n in both else np.zeros(shape) for n, shape in shapes.items()}
     return dict(w)
+
+
+def _with_kv_head_each(w: Weights, layout: Layout) -> dict[str, Floats]:
+    """The weights of `_one_kv_head_each`: those of a group are copies."""
+    wide = _one_kv_head_each(layout)
+    return _each(w, layout, KV_AXES, lambda a, axis, name: np.repeat(
+        a, wide.size(name) // layout.size(name), axis))  # fmt: skip
 
 
 def _one_kv_head_each(layout: Layout) -> Layout:

@@ -13,8 +13,9 @@ from typing import TypeAlias
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, stats
+from scipy import optimize
 
+from attnlab.lab.stats import Difference, holm, paired_difference
 from experiments.studies.study3.spec import Variant
 
 MARGIN = 0.007
@@ -27,54 +28,23 @@ ByText: TypeAlias = Mapping[str, float]
 """Text -> bits per byte, the mean over its seeds."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """A mean over texts.
-
-    Attributes:
-      mean, low, high: with the 95 % interval.
-      p: two-sided, of a true value of 0.
-      p_equivalence: the larger of the two one-sided p-values of +-MARGIN.
-      texts: how many.
-    """
-
-    mean: float
-    low: float
-    high: float
-    p: float
-    p_equivalence: float
-    texts: int
-
-    @property
-    def conclusion(self) -> str:
-        """What the plan calls it: equivalent where the 90 % interval is within MARGIN, inconclusive
-        where it is neither that nor different from 0."""
-        equivalent, different = self.p_equivalence < ALPHA, self.p < ALPHA
-        if different:
-            return "different, within the margin" if equivalent else "different"
-        return "equivalent" if equivalent else "inconclusive"
+def p_equivalence(found: Difference) -> float:
+    """The larger of the two one-sided p-values of +-MARGIN."""
+    return found.p_outside / 2
 
 
-def t_estimate(mean: float, error: float, df: int) -> Estimate:
-    """Student's t around a mean with its standard error.
-
-    >>> found = t_estimate(0.02, 0.005, 7)
-    >>> round(found.low, 4), round(found.high, 4), round(found.p, 4)
-    (0.0082, 0.0318, 0.0052)
-    """
-    half = float(stats.t.ppf(1 - ALPHA / 2, df)) * error
-    if not error:
-        p, outside = float(mean == 0), float(abs(mean) >= MARGIN)
-    else:
-        p = 2 * float(stats.t.sf(abs(mean) / error, df))
-        outside = float(stats.t.sf((MARGIN - abs(mean)) / error, df))
-    return Estimate(mean, mean - half, mean + half, p, outside, df + 1)
+def conclusion(found: Difference) -> str:
+    """What the plan calls it: equivalent where the 90 % interval is within MARGIN, inconclusive
+    where it is neither that nor different from 0."""
+    equivalent, different = p_equivalence(found) < ALPHA, found.p < ALPHA
+    if different:
+        return "different, within the margin" if equivalent else "different"
+    return "equivalent" if equivalent else "inconclusive"
 
 
-def over_texts(differences: ArrayLike) -> Estimate:
+def over_texts(differences: ArrayLike) -> Difference:
     """The mean of one difference a text, at least two of them."""
-    d = np.asarray(differences, float)
-    return t_estimate(float(d.mean()), float(d.std(ddof=1)) / math.sqrt(len(d)), len(d) - 1)
+    return paired_difference(differences, MARGIN)
 
 
 def contrast(*terms: tuple[int, ByText]) -> Array:
@@ -87,17 +57,9 @@ def contrast(*terms: tuple[int, ByText]) -> Array:
     return np.array([sum(sign * bits[text] for sign, bits in terms) for text in texts])
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's corrected p-values.
-
-    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
-    {'a': 0.03, 'c': 0.06, 'b': 0.06}
-    """
-    largest, found = 0.0, {}
-    for place, name in enumerate(sorted(p_values, key=lambda one: p_values[one])):
-        largest = max(largest, min(1.0, (len(p_values) - place) * p_values[name]))
-        found[name] = largest
-    return found
+def corrected(tests: Mapping[str, float]) -> dict[str, float]:
+    """Name of a test -> its p-value after Holm's correction."""
+    return dict(zip(tests, holm(list(tests.values())).tolist(), strict=True))
 
 
 def best_width(means: Mapping[int, float]) -> float:
@@ -115,15 +77,14 @@ def best_width(means: Mapping[int, float]) -> float:
     return round(float(np.clip(-slope / (2 * curved), u[0], u[-1])), 9)
 
 
-def jackknife(texts: Sequence[str], statistic: Callable[[Sequence[str]], float]) -> Estimate:
+def jackknife(texts: Sequence[str], statistic: Callable[[Sequence[str]], float]) -> Difference:
     """A statistic of texts with the standard error of the jackknife over them."""
     left_out = np.array([statistic([t for t in texts if t != one]) for one in texts])
-    n = len(texts)
-    error = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
-    return t_estimate(statistic(texts), error, n - 1)
+    apart = (len(texts) - 1) * (left_out.mean() - left_out)  # their t has the jackknife's error
+    return paired_difference(statistic(texts) + apart, MARGIN)
 
 
-def width_shift(first: Mapping[int, ByText], second: Mapping[int, ByText]) -> Estimate:
+def width_shift(first: Mapping[int, ByText], second: Mapping[int, ByText]) -> Difference:
     """A2: u* of the second positions less u* of the first, each of means over texts (jackknife)."""
     every = [*first.values(), *second.values()]
     texts = [text for text in every[0] if all(text in bits for bits in every)]

@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 
 from attnlab.atomic import write_atomic
+from attnlab.lab.stats import Difference
+from attnlab.report.page import p_equation, p_value
 from experiments.studies.study3 import analysis
-from experiments.studies.study3.analysis import ByText, Estimate
+from experiments.studies.study3.analysis import ByText
 from experiments.studies.study3.parts import (
     CONVERTED,
     CONVERTED_OLD,
@@ -38,17 +40,17 @@ class Comparison(NamedTuple):
 
     name: str
     what: str
-    found: Estimate
-    other: Estimate | None = None
+    found: Difference
+    other: Difference | None = None
     """On bytes that are no copy bytes."""
-    units: Estimate | None = None
+    units: Difference | None = None
     """With the two Tatoeba texts as one."""
 
 
 def compare(table: pd.DataFrame, name: str, what: str, *terms: Term) -> Comparison:
     """The sum of sign x bits of variants, paired by text."""
 
-    def estimate(column: str, merge: Callable[[ByText], ByText]) -> Estimate:
+    def estimate(column: str, merge: Callable[[ByText], ByText]) -> Difference:
         bits = [(sign, merge(analysis.scores(table, v, column))) for sign, v in terms]
         return analysis.over_texts(analysis.contrast(*bits))
 
@@ -69,34 +71,16 @@ def missing(part: str, table: pd.DataFrame) -> int:
     return wanted - int(((table["part"] == part) & (table["role"] == "judged")).sum())
 
 
-def interval(found: Estimate | None, digits: int = 3) -> str:
+def interval(found: Difference | None, digits: int = 3) -> str:
     """Mean and 95 % interval.
 
-    >>> interval(Estimate(0.0203, 0.0101, 0.0304, 0.003, 0.99, 8))
+    >>> interval(Difference(0.0203, 0.0101, 0.0304))
     '+0.020 (+0.010 to +0.030)'
     """
     if found is None:
         return ""
     mean, low, high = (f"{value:+.{digits}f}" for value in (found.mean, found.low, found.high))
     return f"{mean} ({low} to {high})"
-
-
-def p_text(p: float) -> str:
-    """A p-value to two digits.
-
-    >>> p_text(0.0312), p_text(0.00002)
-    ('0.031', '<0.001')
-    """
-    return f"{p:.2g}" if p >= 0.001 else "<0.001"
-
-
-def p_said(p: float) -> str:
-    """The same in a sentence.
-
-    >>> p_said(0.0312), p_said(0.00002)
-    ('p = 0.031', 'p < 0.001')
-    """
-    return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
 
 
 def registered_table(tests: Sequence[Comparison], corrected: Mapping[str, float]) -> str:
@@ -106,9 +90,9 @@ def registered_table(tests: Sequence[Comparison], corrected: Mapping[str, float]
             "": test.name,
             "bits per byte": test.what,
             "mean (95 % interval)": interval(test.found),
-            "p": p_text(test.found.p),
-            "Holm": p_text(corrected[test.name]) if test.name in corrected else "",
-            "conclusion": test.found.conclusion,
+            "p": p_value(test.found.p),
+            "Holm": p_value(corrected[test.name]) if test.name in corrected else "",
+            "conclusion": analysis.conclusion(test.found),
             "other bytes": interval(test.other),
             "7 units": interval(test.units),
         }
@@ -172,7 +156,8 @@ def part_a(table: pd.DataFrame) -> str:
                 *_cost_of_four("rotary"), *_cost_of_four("half", -1)),
     ]  # fmt: skip
     p_values = {test.name: test.found.p for test in others}
-    p_values["A3"] = others[1].found.p_equivalence  # that they are equal is the hypothesis
+    # That they are equal is the hypothesis.
+    p_values["A3"] = analysis.p_equivalence(others[1].found)
     say = {
         True: "So positions decide a large part of what narrow heads cost.",
         False: "That positions decide what narrow heads cost is not shown.",
@@ -181,11 +166,11 @@ def part_a(table: pd.DataFrame) -> str:
 
 **Heads of 4 less heads of 16: {interval(cost["rotary"])} bits per byte with rotary positions,
 {interval(cost["t5"])} with T5's bias, {interval(cost["half"])} with rotary on half a head; rotary
-less T5 {interval(first.found)}, {p_said(first.found.p)}. {say}** The best width is h =
+less T5 {interval(first.found)}, {p_equation(first.found.p)}. {say}** The best width is h =
 {best["rotary"]:.1f} with rotary positions and {best["t5"]:.1f} with T5's bias. {CONDITIONS}Muon,
-{first.found.texts} texts, one seed each.
+{first.found.count} texts, one seed each.
 
-{registered_table([first, *others], analysis.holm(p_values))}
+{registered_table([first, *others], analysis.corrected(p_values))}
 
 A1 is the primary; Holm over A2, A3, A4, where that of A3 is the p-value of equivalence within
 {analysis.MARGIN} bits. T5's bias also gives each head a prior of distance, and 32 numbers a head.
@@ -210,9 +195,9 @@ def part_b(table: pd.DataFrame) -> str:
 
 **With q, k and v of each head orthogonal by themselves, less joint: {a} bits per byte with 16
 heads of 4, {b} with 8 heads of 8, {c} with 4 heads of 16.** {CONDITIONS}rotary positions,
-{tests[0].found.texts} texts, one seed each.
+{tests[0].found.count} texts, one seed each.
 
-{registered_table(tests, analysis.holm({test.name: test.found.p for test in tests[:2]}))}
+{registered_table(tests, analysis.corrected({test.name: test.found.p for test in tests[:2]}))}
 
 4x16 is exploratory.
 
@@ -220,10 +205,10 @@ heads of 4, {b} with 8 heads of 8, {c} with 4 heads of 16.** {CONDITIONS}rotary 
 """
 
 
-def _side(found: Estimate) -> str:
+def _side(found: Difference) -> str:
     if found.p < analysis.ALPHA:
         return "below" if found.mean < 0 else "above"
-    return found.conclusion
+    return analysis.conclusion(found)
 
 
 READINGS = {
@@ -235,14 +220,14 @@ READINGS = {
 """(C1, C2) -> what the plan registered."""
 
 
-def reading(first: Estimate, second: Estimate) -> str:
+def reading(first: Difference, second: Difference) -> str:
     """The registered reading of C1 (converted less 4x64 with a reset) and C2 (less 4x16 with one).
 
     C2 counts as equivalent wherever its 90 % interval is within the margin.
     """
     if _side(first) == "above":
         return "4x64 from scratch is better: no trouble of training."
-    equal = second.p_equivalence < analysis.ALPHA
+    equal = analysis.p_equivalence(second) < analysis.ALPHA
     key = _side(first), "equivalent" if equal else _side(second)
     return READINGS.get(key, "None of the registered readings applies: inconclusive.")
 
@@ -267,7 +252,7 @@ def part_c(table: pd.DataFrame) -> str:
 **4 heads of 16, converted half way to 4 heads of 64, less 4 heads of 64 from scratch:
 {interval(first)} bits per byte; less 4 heads of 16: {interval(second)}. {reading(first, second)}**
 4 layers, D = 64, T5's bias, Muon, equal steps (not equal FLOPs), the optimizer reset half way in
-all three, {first.texts} texts, one seed each.
+all three, {first.count} texts, one seed each.
 
 {registered_table(tests, {})}
 
@@ -308,7 +293,7 @@ def part_d(table: pd.DataFrame) -> str:
         table, Variant(1, 64, length=256), Variant(4, 16, length=256), "python"
     )
     return f"""{title}**One head of 64 and heads of 8 or 4 {said} {order} than heads of 16
-and 32: hazard ratio {analysis.hazard_ratio(found):.2f} ({low:.2f} to {high:.2f}), {p_said(p)}
+and 32: hazard ratio {analysis.hazard_ratio(found):.2f} ({low:.2f} to {high:.2f}), {p_equation(p)}
 (log-rank, permuted within text and seed).** {CONDITIONS}T = 256,
 rotary positions, Muon, 2 texts with 8 seeds; {count} of {len(found.step)} runs copied.
 
