@@ -114,7 +114,7 @@ CASES = {
 
 ONE_WAY = ("shared dimensions",)
 """Back they would have to be found among all heads."""
-QUICK = ("wider heads", "score matrices", "ties")
+QUICK = ("a key head each", "wider heads", "score matrices", "ties")
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,10 @@ def test_rotary_positions_see_head_dim():
         assert isinstance(convert(random_params(two), two, target, rotary=True), Undecided)
     wider = dataclasses.replace(two, value_dim=5)
     assert checked(random_params(two), two, wider, rotary=True)[1] == ("resize",)
+    grouped = dataclasses.replace(two, num_kv_heads=1)
+    new, _ = checked(random_params(grouped), grouped, two, rotary=True)
+    np.testing.assert_array_equal(new["k"][:, 0], new["k"][:, 1])
+    checked(new, two, grouped, rotary=True)
 
 
 def test_zero_padding_rescales_q_by_the_root_of_the_head_widths():
@@ -281,6 +285,17 @@ def test_new_columns_do_not_keep_weights_from_coming_back(name):
     layout, target, _ = GROWN[name]
     new, _ = checked(random_params(layout), layout, target)
     checked(new, target, layout)
+
+
+def test_heads_that_write_nothing_are_dropped():
+    """And no others: three live heads have no place in two."""
+    layout, params = small(num_heads=4, head_dim=3), random_params(small(num_heads=4, head_dim=3))
+    params["o"][[0, 2]] = 0
+    new, _ = checked(params, layout, small(num_heads=2, head_dim=3))
+    np.testing.assert_allclose(new["o"], params["o"][[1, 3]])
+    params["o"][0] = 1
+    found = convert(params, layout, small(num_heads=2, head_dim=3))
+    assert not isinstance(found, Conversion)
 
 
 def test_bilinear_is_the_product_of_queries_and_keys():

@@ -9,7 +9,7 @@ import pytest
 from conversions import random_params
 
 from attnlab import ModelConfig
-from attnlab.heads import Narrow, NarrowTied, Rewrite, Standard, Wide, weight_shapes
+from attnlab.heads import Blocked, Narrow, NarrowTied, Rewrite, Standard, Wide, weight_shapes
 from attnlab.models.parameters import param_shapes
 from attnlab.models.specs import Rotary
 from attnlab.sharing import Plan
@@ -108,5 +108,7 @@ def test_a_layout_from_outside_is_converted_by_its_own_methods():
             return 1.5 * super().project_q(params, x, rotate)
 
     other = Tripled(width=12, num_heads=3)
+    assert isinstance(other.general(), Blocked)
+    assert other.inverse(params, inside, 1e-12) is None
     assert weight_shapes(other) == weight_shapes(outside)
     assert not isinstance(convert(params, other, inside), Conversion)
