@@ -69,7 +69,7 @@ class Call:
           ValueError: the call has one of them, which would be replaced silently.
         """
         for name in options:
-            if getattr(self.options, name) is not None:
+            if getattr(self.options, name) not in (None, False):
                 raise ValueError(
                     f"{name} is set twice, as an option of the call and by an extra of the layout; "
                     "leave one out"

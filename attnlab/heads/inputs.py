@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from attnlab.attention.mask_checks import check_padding_shape
+from attnlab.attention.checks import check_padding_shape
 from attnlab.heads.cache import Cache
 from attnlab.heads.layout import Entries, Layout
 from attnlab.heads.params import check_params

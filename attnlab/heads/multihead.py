@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from attnlab.attention import AttentionOptions, explaining, masks
-from attnlab.attention.validate import validated_window
+from attnlab.attention.checks import window_sides
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.call import Call
 from attnlab.heads.inputs import NO_INPUTS, OF_FORM, Context, HeadInputs, Rotary, check_inputs
@@ -344,12 +344,13 @@ def _with_cache(
     """The entries with those of the cache, the longer cache, whether they fit, and the options:
     indices of a cache are not positions, so a mask replaces the causal rule and the window."""
     assert inputs.cache is not None
+    window = options.local_window_size
     extended = extend(
         inputs.cache,
         entries,
         inputs.padding_mask,
         is_causal=options.is_causal,
-        window=validated_window(options.local_window_size),
+        window=None if window is None else window_sides(window),
     )
     options = _with_mask(options, extended.allowed)
     options = options.replace(is_causal=False, local_window_size=None)

@@ -22,7 +22,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention.mask_checks import checked_padding_mask
+from attnlab.attention.checks import checked_padding_mask
 from attnlab.fields import as_count
 from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig

@@ -98,7 +98,7 @@ CONSTRUCTION = {
         lambda: Scaled(**SIZES, temperature="hot"), "temperature must be a finite number",
     ),
     "choice of a layout's own": (
-        lambda: Scaled(**SIZES, mode="c"), "unknown mode 'c': known: a, b; None is allowed",
+        lambda: Scaled(**SIZES, mode="c"), "unknown mode 'c': known: a, b",
     ),
     "norm without bias": (lambda: HeadNorm("rms", bias=True), "'rms' has no bias"),
     "tie of a layout without": (lambda: Differential(**SIZES, tie="kv"), "must be one of '', not"),

@@ -282,7 +282,7 @@ def test_modules_own_parameters_and_call_the_functions():
         FeedForward(FFN(width=0)).init(jax.random.key(0), x)
     with pytest.raises(ValueError, match="ffn must be of type FFN, not 7"):
         FeedForward(7).init(jax.random.key(0), x)
-    with pytest.raises(TypeError, match="unknown keyword 'num_heads'"):
+    with pytest.raises(TypeError, match=r"keyword .*'num_heads'"):
         MultiHeadAttention(num_heads=4)
     assert_close(module.apply({"params": params}, x), feed_forward(params["ffn"], x, FFN(width=7)))
 
