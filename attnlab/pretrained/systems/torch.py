@@ -16,9 +16,9 @@ from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.specs import FFN, NoPositions, Norm, NormPosition, OutputHead
 from attnlab.names import lookup
 from attnlab.nested import JSON
-from attnlab.pretrained.arrays import Built, depth, require, take
 from attnlab.pretrained.common_fields import ACTIVATIONS, BIASES
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.systems.arrays import Built, depth, require, take
 from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import Entry
 

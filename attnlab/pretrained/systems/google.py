@@ -5,12 +5,12 @@ tanh kind.
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained.albert import ALBERT
-from attnlab.pretrained.arrays import Built
 from attnlab.pretrained.attributes import read_attributes
 from attnlab.pretrained.bert import BASE, BERT, QKV
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source, Values, build_config, changed
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Suffixes, linears
+from attnlab.pretrained.systems.arrays import Built
 from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import Entry
 from attnlab.sharing.plan import GROUP_RULES, Plan
