@@ -66,8 +66,10 @@ class RunsProgress:
 
     def _running(self, spec: RunSpec, folder: Path) -> None:
         if spec.id not in self._rows:
-            bar = lambda: self._bars.add_task(spec.id, total=spec.config.train.steps)
-            self._rows[spec.id] = None if self._bars.disable else bar()
+            self._rows[spec.id] = None
+            if not self._bars.disable:
+                steps = spec.config.train.steps
+                self._rows[spec.id] = self._bars.add_task(spec.id, total=steps)
             self._say(f"[{spec.id}] begun")
         if (row := self._rows[spec.id]) is not None:
             self._bars.update(row, completed=last_step(folder / "metrics.jsonl"))

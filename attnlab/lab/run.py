@@ -253,10 +253,14 @@ def _about(dataset: Dataset) -> DataInfo:
 
 
 def _scored(result: RunResult, fitted: FitResult) -> RunResult:
-    parts = {part: _of_seed(getattr(fitted, part)) for part in ("heldout", "train", "validation")}
+    scores = dataclasses.replace(
+        result.scores,
+        heldout=_of_seed(fitted.heldout),
+        train=_of_seed(fitted.train),
+        validation=_of_seed(fitted.validation),
+    )
     speed = round(fitted.tokens_per_second, 1)
     timing = Timing(seconds=round(fitted.wall_seconds, 3), tokens_per_second=speed)
-    scores = dataclasses.replace(result.scores, **parts)
     return dataclasses.replace(result, scores=scores, timing=timing)
 
 

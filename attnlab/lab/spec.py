@@ -321,7 +321,8 @@ def _with_names(model: ModelConfig, layout: Any, sharing: Any) -> ModelConfig:
     heads = model.heads
     has_all = set(heads.biases) == set(type(heads).bias_names)
     layout = name_in(LAYOUTS, type(heads), what="layout") if layout is None else layout
-    model = with_layout(model, layout, model.sharing if sharing is None else sharing)
+    plan: Any = model.sharing if sharing is None else sharing
+    model = with_layout(model, layout, plan)
     if has_all:
         heads = dataclasses.replace(model.heads, biases=type(model.heads).bias_names)
         model = dataclasses.replace(model, heads=heads)
