@@ -209,9 +209,8 @@ def header(specs: Sequence[lab.RunSpec], folder: Path) -> str:
 def print_workers(specs: Sequence[lab.RunSpec], about: lab.Description, folder: Path) -> None:
     """Writes the specs and prints what runs them, and an estimate."""
     command = worker_command(folder.absolute(), _run_options())
-    about = described(about, specs, folder)
     add_specs(specs, folder)
-    about.write(folder)
+    described(about, specs).write(folder)
     if _FLAGS.threads:
         write_threads(folder, _FLAGS.threads)
     variables = [f"{name}={value}" for name, value in app.jax_flags().items()]
