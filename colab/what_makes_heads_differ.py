@@ -261,8 +261,8 @@ found
 # %% [markdown]
 # Each column is one head. In seed 0 both heads of layer 1 are induction heads, far above the
 # untrained baseline, and so do the same work twice; in seed 1 the effect is weaker, with the same
-# accuracy. The heads of layer 0 have none of these three roles. So a role is what training *happened*
-# to give a head, not what the head is for.
+# accuracy. The heads of layer 0 have none of these three roles. So a role is what training
+# *happened* to give a head, not what the head is for.
 #
 # The attention maps of one text: a box marks the answer in the row of a question. The colour is the
 # square root of the probability, so that small probabilities show.
