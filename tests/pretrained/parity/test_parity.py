@@ -187,7 +187,6 @@ def test_what_config_json_leaves_out(tmp_path):
     differ = {"cohere", "gpt_oss", "olmo3"}
     classes = {config.model_type: config for _, config, _ in peers.PEERS.values()}
     for name, family in pretrained.FAMILIES.items():
-
         expected = family.read(json.loads(classes[name]().to_json_string()))[1]
         if name not in differ:
             assert family.read({})[1] == expected, name
