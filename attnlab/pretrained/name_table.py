@@ -34,8 +34,8 @@ class Place(NamedTuple):
     """How the names of its tensors begin."""
     stack: str = ""
     """The stack of layers, or "" outside."""
-    index: int | EllipsisType = ...
-    """Index in stacked weights."""
+    group: int | EllipsisType = ...
+    """Of weights that are stacked [G, ...], or ... for all."""
     rotated: int = 0
     """How many numbers of a head are rotated."""
 
@@ -92,16 +92,13 @@ class Module(NamedTuple):
             stored = {(*paths[0], "scale"): ends.scale, (*paths[0], "bias"): ends.norm_bias}
             name = place.prefix + self.name
             return [
-                Entry(name + end, (path,), place.index)
+                Entry(name + end, (path,), place.group)
                 for path, end in stored.items()
                 if path in leaves
             ]
-        has = lambda name: (*paths[0][:-1], name) in leaves
-        if (
-            not all(path in leaves for path in paths)
-            or (self.only_with and not has(self.only_with))
-            or has(self.only_without)
-        ):
+        beside = {path[-1] for path in leaves if path[:-1] == paths[0][:-1]}
+        needed = {*(path[-1] for path in paths), *self.only_with.split()}
+        if not needed <= beside or self.only_without in beside:
             return []
         return self._stored(paths, place, leaves, ends, attributes)
 
@@ -117,11 +114,11 @@ class Module(NamedTuple):
         if name.endswith("_"):
             ends = ends._replace(weight="weight", bias="bias")
         pairs = self.pairs if place.rotated and attributes.get(self.pairs_if, True) else ()
-        base = Entry(name + ends.weight, paths, place.index, pairs=pairs, rotated=place.rotated)
+        base = Entry(name + ends.weight, paths, place.group, pairs=pairs, rotated=place.rotated)
         if self.kind in ("table", "vector"):
             return [base._replace(name=name + ends.table, kind=self.kind)]
         if self.kind in ("plain", "swapped"):
-            shape = (1,) * self.axes + leaf.array.shape[place.index is not ... :]
+            shape = (1,) * self.axes + leaf.array.shape[place.group is not ... :]
             kind = "table" if self.kind == "plain" else "swapped"
             stored = shape if self.axes else ()
             return [base._replace(name=name, kind=kind, stored=stored, in_turn=self.in_turn)]
@@ -132,9 +129,9 @@ class Module(NamedTuple):
         num_in = len(leaf.weight.reads) if leaf.weight else 1
         made = base._replace(kind=kind, by_head=self.by_head, num_in=num_in)
         if "{}" in name:
-            experts = range(leaf.array.shape[1])
-            at = place.index
-            return [made._replace(name=made.name.format(e), at=(at, e)) for e in experts]
+            assert isinstance(place.group, int)
+            places = [(place.group, expert) for expert in range(leaf.array.shape[1])]
+            return [made._replace(name=made.name.format(at[1]), at=at) for at in places]
         biases = tuple((*path[:-1], f"{path[-1]}_bias") for path in paths)
         if not all(path in leaves for path in biases):
             return [made]
