@@ -20,7 +20,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 # Family -> attributes that change what is computed, as they are not supported.
 ATTRIBUTES = {
     "bert": {"is_decoder": True, "position_embedding_type": "relative_key"},
-    "albert": {"gap_size": 2},
+    "albert": {"gap_size": 2, "num_hidden_groups": 10**4},
     "roberta": {"add_cross_attention": True},
     "gpt2": {"scale_attn_by_inverse_layer_idx": 2},
     "deepseek_v3": {"scoring_func": "softmax", "attention_bias": True, "num_key_value_heads": 2}
@@ -47,7 +47,7 @@ ATTRIBUTES = {
     "starcoder2": {"use_bias": "no", "norm_type": "rms_norm"},
     "stablelm": {"qk_layernorm": True, "use_parallel_residual": "yes"},
     "granite": {"logits_scaling": 0.0},
-    "opt": {"word_embed_proj_dim": 3},
+    "opt": {"word_embed_proj_dim": 3},  # opt-350m's
     "bloom": {"n_embed": 7, "n_head": "two", "apply_residual_connection_post_layernorm": True},
     "olmo": {"clip_qkv": 8.0},
     "olmo2": {"num_key_value_heads": "two"},
@@ -62,7 +62,8 @@ ATTRIBUTES = {
     "dinov2": {"use_swiglu_ffn": "no", "mlp_ratio": "four"},
     "mt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
     "mpnet": {"relative_attention_num_buckets": 8, "is_decoder": True},
-    "modernbert": {"layer_types": ["chunked"], "norm_bias": "no"},
+    "modernbert": {"layer_types": ["chunked"], "norm_bias": "no"}
+    | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "bart": {"encoder_ffn_dim": 7, "tie_word_embeddings": False},
     "marian": {"share_encoder_decoder_embeddings": False},
     "t5": {"feed_forward_proj": "gated-mish", "is_gated_act": True},
