@@ -206,7 +206,9 @@ class NameTable(NamedTuple):
             own = "encoder_" if layers.stack == "encoder" and _has_own_encoder(config) else ""
             for module in layers.outer:
                 yield module._replace(weights=f"{own}{module.weights}"), whole
-            for prefix, stack, groups in _stored_layers(layers, config, own, whole.attributes):
+            for prefix, stack, groups in _stored_layers(
+                layers, config, own, dict(whole.attributes)
+            ):
                 size = config.stacks[stack].rotary_size if stack in config.stacks else 0
                 for module in layers.modules:
                     position, sublayer = config.norm.position, module.paths()[0][0]
