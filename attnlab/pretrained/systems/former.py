@@ -9,8 +9,8 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Norm, OutputHead
 from attnlab.names import lookup
 from attnlab.nested import JSON
-from attnlab.pretrained.arrays import Built, depth, require, take
 from attnlab.pretrained.name_table import Layers, Module, NameTable
+from attnlab.pretrained.systems.arrays import Built, depth, require, take
 from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import Entry
 

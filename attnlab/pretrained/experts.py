@@ -3,15 +3,13 @@
 import dataclasses
 from collections.abc import Mapping
 
+from attnlab.models import FFN, Experts
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import FFN, Experts
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute
-from attnlab.pretrained.common_fields import GATED
-from attnlab.pretrained.fields import Field, Source, Values, choose
-from attnlab.pretrained.layer_types import overrides_of, types_of
-from attnlab.pretrained.llama import GATED_FFN
+from attnlab.pretrained.fields import GATED, Field, Source, Values, choose
 from attnlab.pretrained.name_table import Module
+from attnlab.pretrained.rotary import overrides_of, types_of
 
 
 class DensePattern:
@@ -24,17 +22,14 @@ class DensePattern:
         return [False] * int(attributes["num_hidden_layers"])
 
     def write(self, dense: list[bool]) -> JSON:
-        """The inverse. Raises ValueError where no attribute can express it."""
+        """The inverse, where an attribute can express it."""
         return {}
 
 
 class SparseSteps(DensePattern):
     """Every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers."""
 
-    attributes = (
-        Attribute("decoder_sparse_step", 1),
-        Attribute("mlp_only_layers", None, nullable=True, json_type=list),
-    )
+    attributes = (Attribute("decoder_sparse_step", 1), Attribute("mlp_only_layers", kind=list))
 
     def read(self, attributes: JSON) -> list[bool]:
         step, dense = attributes["decoder_sparse_step"], attributes["mlp_only_layers"] or []
@@ -56,10 +51,7 @@ class FirstDense(DensePattern):
         return [i < count for i in range(attributes["num_hidden_layers"])]
 
     def write(self, dense: list[bool]) -> JSON:
-        count = sum(dense)
-        if not all(dense[:count]):
-            raise ValueError("dense layers must stand before those with experts")
-        return {"first_k_dense_replace": count}
+        return {"first_k_dense_replace": sum(dense)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,18 +74,17 @@ class ExpertFields(Field):
     constant: Mapping[str, object] = dataclasses.field(default_factory=dict)
     other_name: str = ""
     dense: DensePattern = DensePattern()  # has no state
-    windows: Field | None = None
+    windows: Field = Field()
     clip: Attribute | None = None
     one_by_one: bool = True
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        own = [*self.options.values(), *self.dense.attributes]
+        own = [*self.options.values(), *self.dense.attributes, *self.windows.attributes]
         own += [] if self.width.name == "intermediate_size" else [self.width]
         own += [self.clip] if self.clip else []
-        other = Attribute(self.other_name, json_type=int, nullable=True)
-        own += [other] if self.other_name else []
-        return (*own, *(self.windows.attributes if self.windows else ()))
+        own += [Attribute(self.other_name, kind=int)] if self.other_name else []
+        return tuple(own)
 
     def experts(self, attributes: JSON) -> Experts:
         """The experts of a layer."""
@@ -109,7 +100,7 @@ class ExpertFields(Field):
         return attributes | ({self.clip.name: ffn.clip} if self.clip else {})
 
     def read(self, attributes: JSON, source: Source) -> Values:
-        values: Values = self.windows.read(attributes, source) if self.windows else {}
+        values = self.windows.read(attributes, source)
         dense = self.dense.read(attributes)
         if all(dense):
             return values
@@ -127,17 +118,16 @@ class ExpertFields(Field):
             for one, is_dense in zip(layers, dense, strict=True)
         ]
         values |= types_of(layers)
-        if self.clip:
-            values["ffn.clip"] = attributes[self.clip.name]
+        values |= {"ffn.clip": attributes[self.clip.name]} if self.clip else {}
         return values | {"ffn.experts": experts, "ffn.width": attributes[self.width.name]}
 
     def write(self, config: ModelConfig) -> JSON:
         ffns = [config.stacks[name].ffn for name in config.layer_names]
-        attributes = self.windows.write(config) if self.windows else {}
+        attributes = self.windows.write(config)
         attributes |= self.dense.write([ffn.experts is None for ffn in ffns])
         for ffn in ffns:
-            attributes |= {"intermediate_size": ffn.width} if ffn.experts is None else {}
-            attributes |= self.write_experts(ffn) if ffn.experts is not None else {}
+            dense = {"intermediate_size": ffn.width}
+            attributes |= dense if ffn.experts is None else self.write_experts(ffn)
         return attributes
 
 
@@ -156,11 +146,3 @@ def expert_modules(
         Module(router, "ffn.router"),
         *(Module(name, f"ffn.{ours}", only_with="router") for ours, name in experts.items()),
     )
-
-
-GATED_EXPERTS = expert_modules(
-    "mlp.gate",
-    {name: f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")},
-    dense=GATED_FFN,
-)
-"""Names of Qwen and DeepSeek."""

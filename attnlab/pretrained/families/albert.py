@@ -1,22 +1,18 @@
 """ALBERT (Lan et al. 2019), in the names and with the group rule of Hugging Face."""
 
-import dataclasses
-
+from attnlab.models import Dropout
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import Dropout
 from attnlab.nested import JSON
+from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import MAX_LAYERS, Attribute, bad_value
-from attnlab.pretrained.bert import BASE, EMBEDDINGS, FIELDS, QKV, MaskedHead, encoder
-from attnlab.pretrained.common_fields import activation, numbers
-from attnlab.pretrained.family import OtherAttributes
-from attnlab.pretrained.fields import Field, Source, Values, changed, value
+from attnlab.pretrained.families.bert import EMBEDDINGS, QKV, MaskedHead, like_bert
 from attnlab.pretrained.name_table import Layers, Module, linears
 from attnlab.sharing.plan import Plan, inner_groups
 
 GROUPS = ("num_hidden_layers", "num_hidden_groups", "inner_group_num")
 
 
-class _Groups(Field):
+class AlbertGroups(f.Field):
     """The sharing plan: each of `num_hidden_layers` calls applies the layers of one group."""
 
     attributes = (
@@ -25,7 +21,7 @@ class _Groups(Field):
         Attribute("inner_group_num", 1),
     )
 
-    def read(self, attributes: JSON, source: Source) -> Values:
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
         calls, groups, inner = (attributes[name] for name in GROUPS)
         if groups > calls:
             raise bad_value(
@@ -38,10 +34,8 @@ class _Groups(Field):
             why = f"times inner_group_num = {inner} is more than {MAX_LAYERS:,} layers"
             raise bad_value("num_hidden_layers", calls, why)
         layer_groups = inner_groups(calls, groups, inner)
-        return {
-            "num_layers": len(layer_groups),
-            "sharing": Plan(attention=layer_groups, ffn=layer_groups),
-        }
+        plan = Plan(attention=layer_groups, ffn=layer_groups)
+        return {"num_layers": len(layer_groups), "sharing": plan}
 
     def write(self, config: ModelConfig) -> JSON:
         """Where no groups make the plan, every layer is a group of its own."""
@@ -64,17 +58,7 @@ def _places(config: ModelConfig, attributes: JSON) -> list[tuple[str, int]]:
     return [(at.format(*divmod(i, inner)), stored.index(i)) for i in range(groups * inner)]
 
 
-LAYERS = Layers(
-    "",
-    (
-        *linears("attention.", "attention", **QKV, o="dense"),
-        Module("attention.LayerNorm", "attention.norm", "norm"),
-        *linears("", "ffn", up="ffn", down="ffn_output"),
-        Module("full_layer_layer_norm", "ffn.norm", "norm"),
-    ),
-    places=_places,
-)
-ALBERT = encoder(
+ALBERT = like_bert(
     "albert",
     MaskedHead(
         name="Albert",
@@ -85,24 +69,25 @@ ALBERT = encoder(
         pooler="pooler",
         classifier="sop_classifier.classifier",
     ),
-    changed(
-        FIELDS,
-        *numbers(vocab_size=30000, hidden_size=4096, num_attention_heads=64),
-        *numbers(intermediate_size=16384),
-        *numbers(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
-        value("embedding_size", 128, "embedding.width"),
-        _Groups(),
-        activation("hidden_act", "gelu_new"),
-    ),
-    # transformers has no dropout behind the FFN.
-    base=dataclasses.replace(BASE, dropout=Dropout(places=("embeddings", "attention"))),
-    modules=(
-        *EMBEDDINGS,
-        Module("encoder.embedding_hidden_mapping_in", "embedding_projection"),
-    ),
-    layers=LAYERS,
-    other_attributes=OtherAttributes(
-        fixed={"embedding_hidden_mapping_in": None, "net_structure_type": 0, "gap_size": 0}
+    dict(vocab_size=30000, hidden_size=4096, num_attention_heads=64, intermediate_size=16384),
+    dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, hidden_act="gelu_new"),
+    f.value("embedding_size", 128, "embedding.width"),
+    AlbertGroups(),
+    f.Words(
+        only={"embedding_hidden_mapping_in": None, "net_structure_type": 0, "gap_size": 0}
         | {"num_memory_blocks": 0, "down_scale_factor": 1}
     ),
+    modules=(*EMBEDDINGS, Module("encoder.embedding_hidden_mapping_in", "embedding_projection")),
+    layers=Layers(
+        "",
+        (
+            *linears("attention.", "attention", **QKV, o="dense"),
+            Module("attention.LayerNorm", "attention.norm", "norm"),
+            *linears("", "ffn", up="ffn", down="ffn_output"),
+            Module("full_layer_layer_norm", "ffn.norm", "norm"),
+        ),
+        places=_places,
+    ),
+    # transformers has no dropout behind the FFN.
+    dropout=Dropout(places=("embeddings", "attention")),
 )

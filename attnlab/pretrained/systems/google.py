@@ -2,15 +2,18 @@
 tanh kind.
 """
 
+import dataclasses
+
+from attnlab.models import Dropout, OutputHead
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
-from attnlab.pretrained.albert import ALBERT
-from attnlab.pretrained.arrays import Built
-from attnlab.pretrained.attributes import read_attributes
-from attnlab.pretrained.bert import BASE, BERT, QKV
+from attnlab.pretrained.families.albert import ALBERT, GROUPS, AlbertGroups
+from attnlab.pretrained.families.bert import BERT, QKV
+from attnlab.pretrained.families.electra import EmbeddingSize
 from attnlab.pretrained.family import Family
-from attnlab.pretrained.fields import Source, Values, build_config, changed
+from attnlab.pretrained.fields import Field, Source, Values, Words
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Suffixes, linears
+from attnlab.pretrained.systems.arrays import Built
 from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import Entry
 from attnlab.sharing.plan import GROUP_RULES, Plan
@@ -65,53 +68,67 @@ ALBERT_MODULES = (
 )
 
 
-def _read(family: Family, config: JSON, tensors: Arrays, without: tuple[str, ...]) -> Values:
-    """The values of a bert_config.json, with the output heads that the variables have."""
-    attributes = read_attributes(config, family.attributes, family.other_attributes.fixed)
-    values: Values = {}
-    for field in changed(family.fields, without=("tie_word_embeddings", *without)):
-        values |= field.read(attributes, Source())
-    if values["ffn.activation"] == "gelu":
-        values["ffn.activation"] = "gelu_tanh"
+WITHOUT_HEAD = Words(ignored="tie_word_embeddings")
+
+
+class _Groups(Field):
+    """The sharing plan, with the group rule of google-research."""
+
+    attributes = AlbertGroups.attributes
+
+    def read(self, attributes: JSON, source: Source) -> Values:
+        _, layer_groups = _groups(attributes)
+        plan = Plan(attention=layer_groups, ffn=layer_groups)
+        return {"num_layers": len(layer_groups), "sharing": plan}
+
+
+def _groups(attributes: JSON) -> tuple[list[int], tuple[int, ...]]:
+    """The groups that are applied, and for each layer the stored layer, of those groups alone."""
+    calls, count, inner = (attributes[name] for name in GROUPS)
+    groups = [GROUP_RULES["google"](i, calls, count) for i in range(calls)]
+    used = sorted(set(groups))
+    return used, tuple(used.index(g) * inner + k for g in groups for k in range(inner))
+
+
+BERT_WORDS = BERT.variant("google_bert", WITHOUT_HEAD)
+ALBERT_WORDS = ALBERT.variant(
+    "google_albert", WITHOUT_HEAD, _Groups(), EmbeddingSize(), dropout=Dropout()
+)
+
+
+def _build(family: Family, config: JSON, tensors: Arrays, layers: Layers) -> Built:
+    """The model of a bert_config.json, with the output heads that the variables have."""
+    attributes, model = family.read(config)
+    activation = model.ffn.activation
+    activation = "gelu_tanh" if activation == "gelu" else activation
     has_head = "cls/predictions/output_bias" in tensors
-    return values | {
-        "output.kind": "tied" if has_head else "none",
-        "output.bias": has_head,
-        "output.transform": values["ffn.activation"] if has_head else None,
-        "output.pooler": "first" if "bert/pooler/dense/kernel" in tensors else None,
-        "output.num_classes": 2 if "cls/seq_relationship/output_weights" in tensors else 0,
-    }
+    output = OutputHead(
+        kind="tied" if has_head else "none",
+        bias=has_head,
+        transform=activation if has_head else None,
+        pooler="first" if "bert/pooler/dense/kernel" in tensors else None,
+        num_classes=2 if "cls/seq_relationship/output_weights" in tensors else 0,
+    )
+    ffn = dataclasses.replace(model.ffn, activation=activation)
+    model = dataclasses.replace(model, ffn=ffn, output=output)
+    return model, _table(layers).entries(model, attributes)
 
 
 def build_bert(config: JSON, tensors: Arrays) -> Built:
     """`config` is a bert_config.json."""
-    model = build_config(BASE, _read(BERT, config, tensors, ()))
-    return model, _table(BERT_LAYERS).entries(model)
+    return _build(BERT_WORDS, config, tensors, BERT_LAYERS)
 
 
 def build_albert(config: JSON, tensors: Arrays) -> Built:
     """`config` is an albert_config.json. Some groups may never be applied, and have no weights."""
-    values = _read(ALBERT, config, tensors, ("num_hidden_groups", "embedding_size"))
-    attributes = read_attributes(config, ALBERT.attributes, ALBERT.other_attributes.fixed)
-    calls, inner = attributes["num_hidden_layers"], attributes["inner_group_num"]
-    groups = [
-        GROUP_RULES["google"](i, calls, attributes["num_hidden_groups"]) for i in range(calls)
-    ]
-    used = sorted(set(groups))
-    layer_groups = tuple(used.index(g) * inner + k for g in groups for k in range(inner))
-    width = attributes["embedding_size"]
-    values |= {
-        "num_layers": len(layer_groups),
-        "sharing": Plan(attention=layer_groups, ffn=layer_groups),
-        "embedding.width": None if width == attributes["hidden_size"] else width,
-    }
-    model = build_config(BASE, values)
 
     def places(config: ModelConfig, attributes: JSON) -> list[tuple[str, int]]:
-        at = "bert/encoder/transformer/group_{}/inner_group_{}/"
+        used, layer_groups = _groups(attributes)
+        inner, at = attributes["inner_group_num"], "group_{}/inner_group_{}/"
         return [
-            (at.format(used[group // inner], group % inner), layer_groups.index(group))
-            for group in range(len(used) * inner)
+            ("bert/encoder/transformer/" + at.format(group, k), layer_groups.index(i * inner + k))
+            for i, group in enumerate(used)
+            for k in range(inner)
         ]
 
-    return model, _table(Layers("", ALBERT_MODULES, places=places)).entries(model)
+    return _build(ALBERT_WORDS, config, tensors, Layers("", ALBERT_MODULES, places=places))

@@ -9,8 +9,8 @@ from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.specs import FFN, Embedding, Norm, NormPosition, Sinusoidal
 from attnlab.names import lookup
 from attnlab.nested import JSON
-from attnlab.pretrained.arrays import Built, depth, require, take
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, Suffixes, linears
+from attnlab.pretrained.systems.arrays import Built, depth, require, take
 from attnlab.pretrained.tensors import Arrays
 
 NORMS: dict[str, tuple[NormPosition, str]] = {

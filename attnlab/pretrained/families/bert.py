@@ -1,31 +1,24 @@
-"""BERT (Devlin et al. 2018), in the names of Hugging Face, and `encoder` for families like it."""
+"""BERT (Devlin et al. 2018), in the names of Hugging Face, and `like_bert` for encoders like it."""
 
 import dataclasses
+from typing import Any
 
 from attnlab.heads import Standard
+from attnlab.models import Embedding, Init, Norm, OutputHead
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import Embedding, Init, Norm, OutputHead
 from attnlab.nested import JSON
+from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute
-from attnlab.pretrained.common_fields import ACTIVATIONS, BIASES, activation, numbers
-from attnlab.pretrained.family import NO_OTHERS, Family, OtherAttributes, UnreadTensors
-from attnlab.pretrained.fields import Choice, Field, Source, Values, choose, value
+from attnlab.pretrained.family import Family
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
 
 BASE = ModelConfig(
     kind="encoder",
-    heads=Standard(num_heads=4, biases=BIASES),
+    heads=Standard(num_heads=4, biases=f.BIASES),
     norm=Norm(position="post"),
     embedding=Embedding(norm=True),
     output=OutputHead(kind="none"),
     init=Init(std=0.02),
-)
-FIELDS: tuple[Field, ...] = (
-    *numbers(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12),
-    *numbers(intermediate_size=3072, max_position_embeddings=512, layer_norm_eps=1e-12),
-    *numbers(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1),
-    activation("hidden_act", "gelu"),
-    value("type_vocab_size", 2, "embedding.token_types", least=0),
 )
 EMBEDDINGS = (
     Module("embeddings.word_embeddings", "embedding", "table"),
@@ -34,20 +27,21 @@ EMBEDDINGS = (
     Module("embeddings.LayerNorm", "embedding_norm", "norm"),
 )
 QKV = {"q": "query", "k": "key", "v": "value"}
+FFN_NAMES = {"up": "intermediate.dense", "down": "output.dense"}
 LAYERS = Layers(
     "encoder.layer.{}.",
     (
         *linears("attention.self.", "attention", **QKV),
         Module("attention.output.dense", "attention.o"),
         Module("attention.output.LayerNorm", "attention.norm", "norm"),
-        *linears("", "ffn", up="intermediate.dense", down="output.dense"),
+        *linears("", "ffn", **FFN_NAMES),
         Module("output.LayerNorm", "ffn.norm", "norm"),
     ),
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedHead(Field):
+class MaskedHead(f.Field):
     """The masked-LM head, pooler and classifier of an encoder: those that the architecture needs,
     or whose tensors are there.
 
@@ -90,14 +84,24 @@ class MaskedHead(Field):
         )
         return tuple(module for module in made if module.name)
 
-    @property
-    def unread(self) -> UnreadTensors:
-        """A tied LM head may be stored again; an own one has its own bias, beside an unused one."""
-        copied = bool(self.lm_head_bias)
-        return UnreadTensors(
-            if_tied={f"{self.lm_head}.weight": f"{self.embedding}.weight"}
-            | ({f"{self.lm_head}.bias": f"{self.lm_head_bias}.bias"} if copied else {}),
-            copies={f"{self.lm_head_bias}.bias": f"{self.lm_head}.bias"} if copied else {},
+    def table(
+        self, modules: tuple[Module, ...], layers: Layers, prefix: str, **options: Any
+    ) -> NameTable:
+        """The name table of a model with these modules outside its layers.
+
+        A tied LM head may be stored again; an own one has its own bias, beside an unused one.
+        """
+        tasks = {f"{module.name.partition('.')[0]}." for module in self.modules}
+        tied = {f"{self.lm_head}.weight": f"{self.embedding}.weight"}
+        ours, theirs = f"{self.lm_head_bias}.bias", f"{self.lm_head}.bias"
+        return NameTable(
+            (*modules, *self.modules),
+            (layers,),
+            prefix=prefix,
+            task_modules=tuple(sorted(tasks - {"pooler."})),
+            if_tied=tied | ({theirs: ours} if self.lm_head_bias else {}),
+            copies={ours: theirs} if self.lm_head_bias else {},
+            **options,
         )
 
     @property
@@ -111,26 +115,23 @@ class MaskedHead(Field):
         tasks = ("Model", "ForMaskedLM", *("ForPreTraining",) * bool(self.classifier))
         return tuple(self.name + task for task in tasks)
 
-    def read(self, attributes: JSON, source: Source) -> Values:
-        has = {
-            name: f"{name}.weight" in source.tensors
-            for name in (self.transform, self.pooler, self.classifier)
-        }
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        has = lambda name: f"{name}.weight" in source.tensors
         both = bool(self.classifier) and source.architecture == f"{self.name}ForPreTraining"
         name = self.activation if isinstance(self.activation, str) else self.activation.name
-        act = choose(name, attributes[name], ACTIVATIONS) if name else ""
-        values: Values = {
-            "output.pooler": "first" if both or has[self.pooler] else None,
-            "output.num_classes": 2 if both or has[self.classifier] else 0,
+        act = f.choose(name, attributes[name], f.ACTIVATIONS) if name else "gelu"
+        values: f.Values = {
+            "output.pooler": "first" if both or has(self.pooler) else None,
+            "output.num_classes": 2 if both or has(self.classifier) else 0,
             "output.kind": "none",
         }
-        if both or source.architecture == f"{self.name}ForMaskedLM" or has[self.transform]:
-            values["output.kind"] = "tied" if attributes["tie_word_embeddings"] else "own"
+        if both or source.architecture == f"{self.name}ForMaskedLM" or has(self.transform):
+            said = lambda one: one is None or attributes[one.name]
             values |= {
-                "output.bias": self.bias is None or attributes[self.bias.name],
-                "output.transform": act or "gelu",
-                "output.transform_bias": self.transform_bias is None
-                or attributes[self.transform_bias.name],
+                "output.kind": "tied" if attributes["tie_word_embeddings"] else "own",
+                "output.bias": said(self.bias),
+                "output.transform": act,
+                "output.transform_bias": said(self.transform_bias),
             }
         return values
 
@@ -143,60 +144,59 @@ class MaskedHead(Field):
         if self.transform_bias:
             attributes[self.transform_bias.name] = output.transform_bias
         if isinstance(self.activation, Attribute):
-            field = Choice(self.activation.name, "", "output.transform", ACTIVATIONS)
+            field = f.Choice(self.activation.name, "", "output.transform", f.ACTIVATIONS)
             usual = {self.activation.name: self.activation.default}
             attributes |= field.write(config) if output.transform else usual
         return attributes
 
 
-def encoder(
+BERT_HEAD = MaskedHead(
+    name="Bert",
+    transform="cls.predictions.transform.dense",
+    norm="cls.predictions.transform.LayerNorm",
+    lm_head="cls.predictions.decoder",
+    lm_head_bias="cls.predictions",
+    pooler="pooler.dense",
+    classifier="cls.seq_relationship",
+)
+OLDER: JSON = {
+    # Endings of norms in checkpoints made from TensorFlow's.
+    "renamed": ((".gamma", ".weight"), (".beta", ".bias")),
+    "unread": ("embeddings.position_ids",),
+}
+BERT = Family(
+    name="bert",
+    base=BASE,
+    fields=(
+        *f.numbers(vocab_size=30522, hidden_size=768, num_hidden_layers=12),
+        *f.numbers(num_attention_heads=12, intermediate_size=3072, max_position_embeddings=512),
+        *f.numbers(layer_norm_eps=1e-12, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1),
+        f.activation("hidden_act", "gelu"),
+        f.value("type_vocab_size", 2, "embedding.token_types", least=0),
+        BERT_HEAD,
+    ),
+    table=BERT_HEAD.table(EMBEDDINGS, LAYERS, "bert.", **OLDER),
+)
+
+
+def like_bert(
     name: str,
     head: MaskedHead,
-    fields: tuple[Field, ...],
-    *,
-    base: ModelConfig = BASE,
+    *changes: f.Field | JSON,
     modules: tuple[Module, ...] = EMBEDDINGS,
     layers: Layers = LAYERS,
     prefix: str = "",
-    other_attributes: OtherAttributes = NO_OTHERS,
+    **options: Any,
 ) -> Family:
     """A family with BERT's output heads.
 
     Args:
       name: its `model_type`.
       head: its output heads.
-      fields: the other attributes.
-      base: what no attribute sets.
+      *changes, **options: as in `Family.variant`.
       modules: outside the layers, beside those of the output heads.
       layers: names of the weights of layers.
       prefix: of the names of the bare model; "": `name` and a dot.
-      other_attributes: those that set no field of the config.
     """
-    tasks = {f"{module.name.partition('.')[0]}." for module in head.modules}
-    return Family(
-        name=name,
-        base=base,
-        fields=(*fields, head),
-        table=NameTable((*modules, *head.modules), (layers,)),
-        prefix=prefix or f"{name}.",
-        task_modules=tuple(sorted(tasks - {"pooler."})),
-        # Endings of norms in checkpoints made from TensorFlow's.
-        renamed=((".gamma", ".weight"), (".beta", ".bias")),
-        unread=dataclasses.replace(head.unread, always=("embeddings.position_ids",)),
-        other_attributes=other_attributes,
-    )
-
-
-BERT = encoder(
-    "bert",
-    MaskedHead(
-        name="Bert",
-        transform="cls.predictions.transform.dense",
-        norm="cls.predictions.transform.LayerNorm",
-        lm_head="cls.predictions.decoder",
-        lm_head_bias="cls.predictions",
-        pooler="pooler.dense",
-        classifier="cls.seq_relationship",
-    ),
-    FIELDS,
-)
+    table = head.table(modules, layers, prefix or f"{name}.", **OLDER)
+    return BERT.variant(name, head, *changes, table=table, **options)

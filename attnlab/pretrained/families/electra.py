@@ -4,30 +4,26 @@ and the masked-LM head of its generator.
 
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
+from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute
-from attnlab.pretrained.bert import EMBEDDINGS, FIELDS, MaskedHead, encoder
-from attnlab.pretrained.common_fields import numbers
-from attnlab.pretrained.fields import Field, Source, Values, changed
+from attnlab.pretrained.families.bert import EMBEDDINGS, MaskedHead, like_bert
 from attnlab.pretrained.name_table import Module
 
 
-class _EmbeddingSize(Field):
+class EmbeddingSize(f.Field):
     """Embeddings as wide as the model have no projection."""
 
     attributes = (Attribute("embedding_size", 128),)
 
-    def read(self, attributes: JSON, source: Source) -> Values:
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
         width = attributes["embedding_size"]
         return {"embedding.width": None if width == attributes["hidden_size"] else width}
 
     def write(self, config: ModelConfig) -> JSON:
-        """Raises ValueError for a square projection."""
-        if config.embedding.width == config.width:
-            raise ValueError("embedding.width must be None where it is the width of the model")
         return {"embedding_size": config.embedding.width or config.width}
 
 
-ELECTRA = encoder(
+ELECTRA = like_bert(
     "electra",
     MaskedHead(
         name="Electra",
@@ -36,10 +32,7 @@ ELECTRA = encoder(
         lm_head="generator_lm_head",
         activation="",  # the exact gelu whatever hidden_act says
     ),
-    changed(
-        FIELDS,
-        *numbers(hidden_size=256, num_attention_heads=4, intermediate_size=1024),
-        _EmbeddingSize(),
-    ),
+    dict(hidden_size=256, num_attention_heads=4, intermediate_size=1024),
+    EmbeddingSize(),
     modules=(*EMBEDDINGS, Module("embeddings_project", "embedding_projection")),
 )

@@ -9,8 +9,8 @@ from attnlab.heads import Standard
 from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.specs import FFN, Embedding, Norm, OutputHead, Sinusoidal
 from attnlab.nested import JSON
-from attnlab.pretrained.arrays import Built, depth, require, take
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, Suffixes, linears
+from attnlab.pretrained.systems.arrays import Built, depth, require, take
 from attnlab.pretrained.tensors import Arrays
 
 PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "output_proj"}

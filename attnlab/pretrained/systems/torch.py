@@ -16,9 +16,9 @@ from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.specs import FFN, NoPositions, Norm, NormPosition, OutputHead
 from attnlab.names import lookup
 from attnlab.nested import JSON
-from attnlab.pretrained.arrays import Built, depth, require, take
-from attnlab.pretrained.common_fields import ACTIVATIONS, BIASES
+from attnlab.pretrained.fields import ACTIVATIONS, BIASES
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.systems.arrays import Built, depth, require, take
 from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import Entry
 
@@ -57,7 +57,7 @@ def build_attention(config: JSON, tensors: Arrays) -> Built:
         entries = [Entry("in_proj_weight", paths, ..., "linear")]
     else:
         entries = [Entry(f"{path[-1]}_proj_weight", (path,), ..., "linear") for path in paths]
-    entries.append(Entry("out_proj.weight", (("heads", "o"),), ..., "linear"))
+    entries.append(Entry("out_proj.weight", (("heads", "o"),), ..., "linear", num_in=2))
     if has_biases:
         entries.append(Entry("in_proj_bias", biases, ..., "vector"))
         entries.append(Entry("out_proj.bias", (("heads", "o_bias"),), ..., "vector"))
