@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Int
 
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.layout import Layout
-from attnlab.heads.rewrites import form
+from attnlab.heads.forms import form
 
 Cache = dict[str, Array]
 
