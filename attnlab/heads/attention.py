@@ -19,8 +19,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from attnlab.attention import AttentionOptions, explaining, masks
-from attnlab.attention.api import trace
+from attnlab.attention import AttentionOptions, explaining, masks, trace
 from attnlab.attention.mask_checks import check_padding_shape
 from attnlab.attention.validate import validated_window
 from attnlab.heads.cache import Cache, extend

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from attnlab.attention.api import trace
+from attnlab.attention import trace
 from attnlab.models.config import ModelConfig
 from attnlab.models.forward import ModelInputs, Reports, run_model
 from attnlab.models.parameters import param_shapes

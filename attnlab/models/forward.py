@@ -16,6 +16,7 @@ from attnlab.attention.masks import Edges
 from attnlab.eager import KEPT, is_eager
 from attnlab.heads import Layout
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
+from attnlab.heads.weights import without
 from attnlab.models.config import ModelConfig
 from attnlab.models.dense import dense, dropout
 from attnlab.models.embeddings import (
@@ -299,8 +300,11 @@ class _Run:
         prefix = "" if encoder.shares_decoder else "encoder_"
         tap = self._tap(ENCODER)
         text = self._embed(source, tap, is_source=True)
+        stacked = self.params[f"{prefix}layers"]
+        if "delta" in stacked:  # the decoder's delta of cross-attention is none of the encoder's
+            stacked = stacked | {"delta": without(stacked["delta"], "cross")}
         layers = LayersOfType(
-            params=empty_sublayers(c.encoder_layer) | self.params[f"{prefix}layers"],
+            params=empty_sublayers(c.encoder_layer) | stacked,
             plan=c.encoder_plan,
             spec=c.encoder_layer,
             text=TextInputs(

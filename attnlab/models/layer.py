@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from attnlab.attention import AttentionOptions
 from attnlab.attention.masks import Edges
 from attnlab.heads import (
     Cache,
@@ -323,7 +322,7 @@ class _Layer:
             layer=self.inputs.layer,
             order=spec.attention.order,
         )
-        options: AttentionOptions = {
+        options: dict[str, Any] = {
             "mask": text.mask,
             "bias": text.bias,
             "is_causal": spec.is_causal,
@@ -348,7 +347,7 @@ class _Layer:
             layer=self.inputs.layer,
             order=spec.attention.order,
         )
-        options: AttentionOptions = {"mask": text.source_mask}
+        options: dict[str, Any] = {"mask": text.source_mask}
         out = self._attend(self.params["cross"], x, spec.cross, inputs, CROSS, options).output
         return self._dropout("attention", self.tap(f"{CROSS}attention_out", out), self.keys.cross)
 
@@ -379,7 +378,7 @@ class _Layer:
         layout: Layout,
         inputs: HeadInputs,
         prefix: str,
-        options: AttentionOptions,
+        options: dict[str, Any],
     ) -> HeadOutputs:
         """The heads of one sublayer, with the options that both have."""
         key = self.keys.cross_probs if prefix else self.keys.probs

@@ -5,13 +5,12 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
-from attnlab.attention import AttentionOptions
 from attnlab.attention.dropout import is_key
 from attnlab.fields import check_field
 from attnlab.heads import Layout, multi_head_attention
@@ -147,7 +146,7 @@ class MultiHeadAttention(CheckedModule):
         *,
         deterministic: bool = True,
         tap: Tap | None = None,
-        **options: Unpack[AttentionOptions],
+        **options: Any,
     ) -> Float[Array, "B T O"]:
         """Heads of x, which attend to the context (default x).
 
