@@ -50,7 +50,7 @@ Rotary = Array | tuple[Array, Array]
 Context = Array | tuple[Array, Array]
 """Key/value input, or a pair (key input, value input)."""
 
-Note = dict[str, dict[str, Any]]
+Note = dict[str, Any]
 """What `explain_heads` returns."""
 _EXPLAINED: contextvars.ContextVar[tuple[list[Note], list[dict[str, str]]] | None]
 _EXPLAINED = contextvars.ContextVar("explained", default=None)
@@ -101,7 +101,7 @@ def multi_head_attention(
     return_aux: Literal[True],
     **keywords: Any,
 ) -> tuple[Float[Array, "B T O"], HeadAux]: ...
-def multi_head_attention(  # type: ignore[misc]  # **keywords above: they are listed once
+def multi_head_attention(
     params: Params,
     x: Float[Array, "B T D"],
     layout: Layout,
@@ -190,8 +190,9 @@ def multi_head_attention(  # type: ignore[misc]  # **keywords above: they are li
     if (explained := _EXPLAINED.get()) is not None:
         notes, backends = explained
         orders = contraction_orders(given, sizes)
-        note = {"order": orders, "chosen": {"order": order}, "implementation": backends[-1]}
-        notes.append(note)
+        notes.append(
+            {"order": orders, "chosen": {"order": order}, "implementation": dict(backends[-1])}
+        )
     return (output, aux) if return_aux else output
 
 
@@ -275,14 +276,24 @@ def _attend(
     k, v = layout.keys_values(params, entries)
 
     call = HeadCall(options, tap, inputs.layer, inputs.padding_mask)
-    inner, losses = call, {}
+    inner = call
     for extra in layout.extras:
         inner = extra.before_attention(params, inner)
     q, k, v = tap("q", q), tap("k", k), tap("v", v)
-    _check_shapes(layout, q, v)
+    shape, width = (layout.size("num_score_maps"), layout.size("score_width")), v.shape[-1]
+    if q.shape[2:] != shape or width != layout.size("head_width"):  # its scale and FLOPs are wrong
+        raise ValueError(
+            f"layout {layout.name!r} computes q {q.shape} and v {v.shape}; num_score_maps and "
+            f"score_width are {shape}, head_width is {layout.size('head_width')}: define them"
+        )
     heads = layout.attend(params, q, k, v, inner).astype(v.dtype)
+    losses: dict[str, Array] = {}
     for extra in layout.extras:
         heads, more = extra.after_attention(params, x, heads, call)
+        if set(more) != set(extra.losses):
+            raise ValueError(
+                f"extra {extra.name!r} declares the losses {extra.losses} and returns {tuple(more)}"
+            )
         heads, losses = heads.astype(v.dtype), losses | more
 
     heads = tap.replace("heads", heads)
@@ -349,7 +360,7 @@ def rotation(angles: Array | None) -> Rotate:
 def _output(params: Params, layout: Layout, heads: Array, tap: Tap) -> Array:
     """The output; for a tap also what each head adds to it, [B, N, T, O]."""
     output = layout.project_out(params, heads)
-    if not tap.wants("outputs"):
+    if "outputs" not in tap.capture and "outputs" not in tap.patch:
         return output
     if "outputs" not in tap.patch:  # aside: `output` keeps its bits
         params, heads = jax.lax.optimization_barrier((dict(params), heads))
@@ -424,17 +435,16 @@ def explaining_heads() -> Iterator[list[Note]]:
     Yields:
       What `explain_heads` returns of each call so far.
     """
+    notes: list[Note] = []
     with explaining() as backends:
-        before = _EXPLAINED.set(([], backends))
+        before = _EXPLAINED.set((notes, backends))
         try:
-            yield _EXPLAINED.get()[0]
+            yield notes
         finally:
             _EXPLAINED.reset(before)
 
 
-def explain_heads(
-    layout: Layout, x: ArrayLike | jax.ShapeDtypeStruct, **keywords: Any
-) -> Note:
+def explain_heads(layout: Layout, x: ArrayLike | jax.ShapeDtypeStruct, **keywords: Any) -> Note:
     """How `multi_head_attention` computes a call: the form of the layout and the backend.
 
     The call is traced, not run; arrays may be `jax.ShapeDtypeStruct`s.
@@ -491,14 +501,15 @@ def _check(
     check_params(params, layout)
     if options.scale is not None:
         raise ValueError(
-            f"scale is a field of the layout: use dataclasses.replace(layout, scale={options.scale})"
+            "scale is a field of the layout: use dataclasses.replace(layout, scale="
+            f"{options.scale!r})"
         )
     y, z = _pair(inputs.context)
     keys = x if y is None else y
     values = keys if z is None else z
     names = ("x", "context", "value context")
     for name, a, width in zip(names, (x, keys, values), layout.input_widths, strict=True):
-        if not jnp.issubdtype(getattr(a, "dtype", None), jnp.floating):
+        if not jnp.issubdtype(getattr(a, "dtype", int), jnp.floating):
             kind = f"{a.dtype} {a.shape}" if hasattr(a, "shape") else type(a).__name__
             raise TypeError(f"{name} must be a float array [batch, length, {width}], not {kind}")
         if len(a.shape) != 3 or a.shape[2] != width or a.shape[0] != x.shape[0] or 0 in a.shape:
@@ -540,14 +551,3 @@ def _check_rotary(rotary: Rotary, layout: Layout, lengths: tuple[int, int]) -> N
                 f"most {size}, {layout.rotary_axis} of {layout}; use "
                 f"rotary_angles(positions, {size - size % 2}), or a pair (for queries, for keys)"
             )
-
-
-def _check_shapes(layout: Layout, q: Array, v: Array) -> None:
-    """Costs and the scale of the scores follow from what the layout says of q and v."""
-    queries, width = (layout.num_score_maps, layout.score_width), layout.head_width
-    if q.shape[2:] != queries or v.shape[-1] != width:
-        raise ValueError(
-            f"layout {layout.name!r} computes q {q.shape} and v {v.shape}, and says that q is "
-            f"[B, T, {queries[0]}, {queries[1]}] and v is {width} wide; define num_score_maps, "
-            "score_width or head_width"
-        )

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from attnlab.heads.cost import cache_shapes
-from attnlab.heads.layout import Blocked, Layout, Rewrite
+from attnlab.heads.layout import Layout, Rewrite
 from attnlab.names import lookup
 
 FACTORED = "factored"
@@ -52,8 +52,7 @@ def form(layout: Layout, order: str) -> Layout:
     >>> form(Wide(width=6, num_heads=2), "bilinear").name
     'bilinear'
     """
-    known = {FACTORED: layout}
-    known |= {step.layout.name: step.layout for step in layout.chain if isinstance(step, Rewrite)}
+    known = {FACTORED: layout} | {step.layout.name: step.layout for step in layout.chain[0]}
     return lookup(known, order, what=f"order of layout {layout.name!r}")
 
 
@@ -73,10 +72,8 @@ def contraction_orders(layout: Layout, sizes: CallSizes) -> dict[str, int | str]
     """
     tokens = sizes.batch, sizes.num_queries, sizes.num_keys
     orders: dict[str, int | str] = {}
-    steps, spent = (Rewrite(layout, dict), *layout.chain), 0
-    for step in steps:
-        if isinstance(step, Blocked):
-            return orders | ({step.layout: step.reason} if step.layout else {})
+    (steps, end), spent = layout.chain, 0
+    for step in (Rewrite(layout, dict), *steps):
         name = step.layout.name if orders else FACTORED
         reason = step.blocked(rotary=sizes.rotary, shift_invariant=sizes.shift_invariant)
         if reason:
@@ -85,10 +82,10 @@ def contraction_orders(layout: Layout, sizes: CallSizes) -> dict[str, int | str]
         cost = step.layout.multiply_adds.flops(*tokens, cross=sizes.cross, num_new=sizes.num_new)
         reason = "" if sizes.entries is None else _cannot_read(step.layout, sizes)
         orders[name] = reason or spent + cost
-    return orders
+    return orders | ({end.layout: end.reason} if end.layout else {})
 
 
-def choose(layout: Layout, sizes: CallSizes, order: str | None) -> tuple[str, list[Rewrite]]:
+def choose(layout: Layout, sizes: CallSizes, order: str | None) -> tuple[str, tuple[Rewrite, ...]]:
     """The requested order, or the one with the fewest FLOPs, and the steps to it.
 
     Raises:
@@ -98,11 +95,10 @@ def choose(layout: Layout, sizes: CallSizes, order: str | None) -> tuple[str, li
     if order is None:
         costs = {name: cost for name, cost in orders.items() if isinstance(cost, int)}
         order = min(costs, key=costs.__getitem__, default=FACTORED)
-    cost = lookup(orders, order, what=f"order of layout {layout.name!r}")
-    if isinstance(cost, str):
-        raise ValueError(f"order {order!r} cannot run: {cost}; use 'factored' or None")
-    steps = layout.chain[: list(orders).index(order)]
-    return order, [step for step in steps if isinstance(step, Rewrite)]
+    if not isinstance(orders.get(order), int):
+        reason = lookup(orders, order, what=f"order of layout {layout.name!r}")
+        raise ValueError(f"order {order!r} cannot run: {reason}; use 'factored' or None")
+    return order, layout.chain[0][: list(orders).index(order)]
 
 
 def _cannot_read(layout: Layout, sizes: CallSizes) -> str:

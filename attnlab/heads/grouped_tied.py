@@ -125,8 +125,6 @@ class GroupedTied(Layout):
             }
             return made | without(weights, *made, "q_rotary", "kv", "k_rotary")
 
-        standard = self.to(
-            Standard, head_dim=self.score_width, value_dim=self.size("value_dim")
-        )
+        standard = self.to(Standard, head_dim=self.score_width, value_dim=self.size("value_dim"))
         rotary = "rotary positions rotate a part of each head only"
         return Rewrite(standard, params, not_rotary=rotary)

@@ -155,9 +155,7 @@ class Latent(Layout):
             }
             return without(w, "q_down", "kv_down", "q_rotary", "k_rotary") | made
 
-        standard = self.to(
-            Standard, head_dim=self.score_width, value_dim=self.size("value_dim")
-        )
+        standard = self.to(Standard, head_dim=self.score_width, value_dim=self.size("value_dim"))
         return Rewrite(standard, params, not_rotary="rotary positions are inside the heads")
 
     def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
@@ -187,8 +185,8 @@ class LatentAbsorbed(Latent):
 
     Fields are those of `Latent`.
 
-    >>> from attnlab.heads import token_shapes
-    >>> token_shapes(LatentAbsorbed(width=64, num_heads=4)).k  # one key [c ; r] for all heads
+    >>> absorbed = LatentAbsorbed(width=64, num_heads=4)
+    >>> absorbed.num_key_heads, absorbed.score_width  # one key [c ; r] for all heads
     (1, 72)
     """
 

@@ -53,11 +53,6 @@ LayoutT = TypeVar("LayoutT", bound="Layout")
 # A call, as layouts and extras see it -------------------------------------------------------------
 
 
-def softmax_attention(call: "HeadCall", q: Array, k: Array, v: Array) -> Array:
-    """One softmax attention under the options of the call."""
-    return attend(q, k, v, call.options, tap=call.tap)[0]
-
-
 @dataclasses.dataclass(frozen=True)
 class HeadCall:
     """One call of heads, passed to `Layout.attend` and to extras.
@@ -67,7 +62,7 @@ class HeadCall:
       tap: `call.tap(name, value)` makes a value available to `capture` and `patch`.
       layer: index of the layer, counted from 0; may be traced.
       padding_mask: [B, T], True = a token of x; None: all are.
-      softmax: (call, q, k, v) -> heads, which an extra may replace.
+      softmax: (call, q, k, v) -> heads, by an extra; None: one call of `attend`.
 
     >>> import jax.numpy as jnp
     >>> call = HeadCall(AttentionOptions(scale=0.5)).bind(is_causal=True)
@@ -80,11 +75,13 @@ class HeadCall:
     tap: Tap = dataclasses.field(default_factory=Tap)
     layer: ArrayLike = 0
     padding_mask: Bool[Array, "B T"] | None = None
-    softmax: Callable[["HeadCall", Array, Array, Array], Array] = softmax_attention
+    softmax: Callable[["HeadCall", Array, Array, Array], Array] | None = None
 
     def attention(self, q: Array, k: Array, v: Array) -> Array:
         """Softmax attention: q [B, T, N, H], k [B, S, K, H], v [B, S, Kv, V] -> [B, T, N, V]."""
-        return self.softmax(self, q, k, v)
+        if self.softmax is not None:
+            return self.softmax(self, q, k, v)
+        return attend(q, k, v, self.options, tap=self.tap).output
 
     def bind(self, **options: object) -> "HeadCall":
         """The call with other options of attention."""
@@ -356,10 +353,6 @@ class Layout(Named):
     """Axes of weights that number heads."""
     merges_values: ClassVar[bool] = False
     """Are W_V and W_O multiplied out, so that nothing per element can be applied between them?"""
-    tie = ""
-    """Projections that use one weight; a field of some layouts."""
-    qk_norm: ClassVar[Any] = None
-    """Norm of queries and keys, a `HeadNorm`; a field of some layouts."""
 
     width: int = bounded(0, least=0)
     num_heads: int
@@ -384,7 +377,7 @@ class Layout(Named):
         self._check_options()
         if self.width:  # what follows from the fields is computed now, and kept
             self.check()
-            _ = self.shapes, self.multiply_adds, self.chain
+            _ = self.shapes, self.multiply_adds, self.input_widths, self.score_scale, self.chain
 
     def __getstate__(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -430,7 +423,8 @@ class Layout(Named):
     def multiply_adds(self) -> MultiplyAdds:
         """What a call costs."""
         of: dict[Stage, int] = dict.fromkeys(get_args(Stage), 0)
-        scores, both = self.num_score_maps * (self.score_width + self.head_width), 0
+        maps, width, value_width = self.sizes(("num_score_maps", "score_width", "head_width"))
+        scores, both = maps * (width + value_width), 0
         for weight in self.all_weights.values():
             axes = weight.axes + weight.tied_axes
             count = math.prod(self.sizes(axes)) if weight.in_axes else 0
@@ -453,15 +447,18 @@ class Layout(Named):
         )
 
     @functools.cached_property
-    def chain(self) -> tuple[Rewrite | Blocked, ...]:
-        """The steps to every other form of the layout, then the reason why the chain ends.
+    def chain(self) -> tuple[tuple[Rewrite, ...], Blocked]:
+        """The steps to every other form of the layout, and the reason why there is no further one.
 
         >>> from attnlab.heads import NarrowTied
-        >>> [step.layout.name for step in NarrowTied(width=6, num_heads=2).chain[:-1]]
+        >>> [step.layout.name for step in NarrowTied(width=6, num_heads=2).chain[0]]
         ['narrow', 'standard', 'bilinear', 'absorbed']
         """
         step = self.rewritten()
-        return (step,) if isinstance(step, Blocked) else (step, *step.layout.chain)
+        if isinstance(step, Blocked):
+            return (), step
+        steps, blocked = step.layout.chain
+        return (step, *steps), blocked
 
     @functools.cached_property
     def score_scale(self) -> float:
@@ -548,10 +545,20 @@ class Layout(Named):
         """As wide as x."""
         return self.width
 
-    @property
+    @functools.cached_property
     def input_widths(self) -> tuple[int, int, int]:
         """Widths of the query, key and value input."""
         return self.width, self.size("key_width"), self.size("value_width")
+
+    @property
+    def tie(self) -> str:
+        """Projections that use one weight; a field of some layouts."""
+        return ""
+
+    @property
+    def qk_norm(self) -> Any:
+        """The `HeadNorm` of queries and keys; a field of some layouts."""
+        return None
 
     @property
     def num_score_maps(self) -> int:

@@ -52,7 +52,7 @@ class Separate(Layout):
 
     head_dim: int | None = None
     value_dim: int | None = None
-    qk_norm: HeadNorm | None = None  # type: ignore[misc]  # None for layouts without the field
+    qk_norm: HeadNorm | None = None
     tie: Tie = ""
 
     def check(self) -> None:

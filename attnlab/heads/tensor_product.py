@@ -60,9 +60,7 @@ class TensorProduct(Layout):
         made, constants = {}, {}
         for name, stage, width, rank, size in parts:
             # A mean of X products of two factors of unit scale has scale 1/sqrt(X).
-            heads = Weight(
-                stage, (width,), (rank, "num_heads"), mean_axes=(rank,), changes=(name,)
-            )
+            heads = Weight(stage, (width,), (rank, "num_heads"), mean_axes=(rank,), changes=(name,))
             made[f"{name}_heads"] = heads
             made[name] = Weight(stage, (width,), (rank, size), changes=(name,))
             constants[f"{name}_heads_bias"] = heads.bias()
