@@ -22,13 +22,13 @@ from attnlab.heads import (
     Cache,
     HeadAux,
     Layout,
-    explaining_heads,
     head_values,
     kv_weight_names,
     multi_head_attention,
     project_kv,
 )
 from attnlab.heads import init as init_heads
+from attnlab.heads.attention import explaining_heads
 from attnlab.heads.layout import Entries
 from attnlab.heads.weights import without
 from attnlab.models.dense import dropout
@@ -370,7 +370,10 @@ class _Layer:
         """The heads of one sublayer, with the options that both have."""
         key = self.keys.cross_probs if prefix else self.keys.probs
         tap, report = self.tap.restricted(head_values(layout), prefix), self.inputs.report
-        with explaining_heads() if report is not None else contextlib.nullcontext([]) as notes:
+        notes: contextlib.AbstractContextManager[list[Any]] = contextlib.nullcontext([])
+        if report is not None:
+            notes = explaining_heads()
+        with notes as explained:
             out, aux = multi_head_attention(
                 params,
                 x,
@@ -386,7 +389,7 @@ class _Layer:
                 return_aux=True,
             )
         if report is not None:
-            report["cross" if prefix else "self"] = notes[-1]
+            report["cross" if prefix else "self"] = explained[-1]
         self.losses |= {prefix + name: loss for name, loss in aux.losses.items()}
         self.tap.merge(tap, prefix)
         return out, aux

@@ -175,7 +175,8 @@ class MultiHeadAttention(CheckedModule):
             if "dropout_key" not in options:
                 options["dropout_key"] = self.dropout_key()
         options.setdefault("implementation", self.implementation)
-        return multi_head_attention(params, x, self.layout, context, tap=tap, **options)
+        output: Array = multi_head_attention(params, x, self.layout, context, tap=tap, **options)
+        return output
 
 
 class FeedForward(CheckedModule):
