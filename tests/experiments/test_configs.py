@@ -16,7 +16,7 @@ from attnlab.lab.description import read_description
 from attnlab.lab.spec import specs_of
 from attnlab.lab.workdir import specs_in
 from attnlab.models import cache_bytes_per_token
-from attnlab.pretrained import published_config
+from attnlab.pretrained import PUBLISHED, published_config
 from experiments.config import experiment_of, load, parse
 from experiments.configs import byte_lm, heads_and_sharing
 from experiments.run import run_config
@@ -33,6 +33,7 @@ PRESETS = {
     "chunks": ["", "tuned"],
     "which_matrices_learn": ["", "text,tiny"],
 }
+TEXT_MODELS = [name for name in PUBLISHED if not published_config(name).embedding.images]
 STUDIES = [name for name, m in MODULES.items() if m.__name__.startswith("experiments.studies.")]
 
 
@@ -176,7 +177,7 @@ def test_at_equal_cache_one_wide_head_stands_for_four():
     assert {wide.ffn.width, narrow.ffn.width} == {base}
 
 
-@pytest.mark.parametrize("name", byte_lm.MODELS)
+@pytest.mark.parametrize("name", [*TEXT_MODELS, "transformer_base"])
 def test_published_models_by_name(name):
     found = experiment_of(byte_lm.get_config(f"model={name}"))
     expected = published_config(name)
