@@ -254,12 +254,8 @@ class Results(Sequence[RunResult]):
         chosen = [(a, b) for a, b in chosen if a in scores and b in scores]
         sign, found = self.sign(metric), []
         if len(scores) == len(self.variants):  # averages need every combination
-            planned = set(planned_seeds) or {seed for some in scores.values() for _, seed in some}
             found = average_effects(
-                {
-                    v: {k: x for k, x in some.items() if k[1] in planned}
-                    for v, some in scores.items()
-                },
+                _of_seeds(scores, planned_seeds) if planned_seeds else scores,
                 reference=dict(first) | dict(baseline or {}),
                 tags=[tag for a, b in pairs for tag in a if a[tag] != b.get(tag, a[tag])] or None,
                 margin=margin,
@@ -322,20 +318,21 @@ def config_fields(run: RunResult) -> dict[str, Tag]:
 
 def _distinguish(runs: Sequence[RunResult]) -> list[Variant]:
     """For each run of equal tags, the config fields that tell it from others on the same text."""
-    configs = [config_fields(run) for run in runs]
-    places: dict[str, list[int]] = {}
-    for i, run in enumerate(runs):
-        places.setdefault(data_of(run), []).append(i)
-    varied = [differing([configs[i] for i in some]) for some in places.values()]
-    names = list(dict.fromkeys(name for one in varied for name in one))
+    configs, texts = [config_fields(run) for run in runs], [data_of(run) for run in runs]
+    varied: dict[str, None] = {}
+    for text in dict.fromkeys(texts):
+        same = [config for config, other in zip(configs, texts, strict=True) if other == text]
+        varied |= dict.fromkeys(differing(same))
     found: list[Variant] = [() for _ in runs]
-    for name in names:
-        more = [
-            (*old, (name, config.get(name))) for old, config in zip(found, configs, strict=True)
-        ]
+    for name in varied:
+        more = [(*old, (name, one.get(name))) for old, one in zip(found, configs, strict=True)]
         if len(set(map(repr, more))) > len(set(map(repr, found))):  # it splits further
             found = more
     return found
+
+
+def _of_seeds(scores: Mapping[Variant, Scores], seeds: Sequence[int]) -> dict[Variant, Scores]:
+    return {v: {k: x for k, x in some.items() if k[1] in seeds} for v, some in scores.items()}
 
 
 def _short(value: Tag) -> str:
