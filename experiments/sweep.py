@@ -111,8 +111,8 @@ def main() -> None:
     if _FLAGS.print_only and _FLAGS.launcher == "local":
         if policies:
             raise ValueError(
-                "--tune and --max_seeds read results, which --print_only has not; leave them out "
-                "(--tune_from takes learning rates that are known), or add --launcher=slurm"
+                "--print_only runs nothing, but --tune and --max_seeds need results; leave them "
+                "out (--tune_from takes learning rates that are known), or add --launcher=slurm"
             )
         print_workers(specs, about, folder)
         return
