@@ -129,7 +129,7 @@ class Module(NamedTuple):
         if self.kind == "bias":
             return [bias]
         kind = ends.linear if self.kind == "linear" else self.kind
-        num_in = len(leaf.weight.reads) if leaf.weight else 1
+        num_in = len(leaf.weight.in_axes) if leaf.weight else 1
         made = base._replace(kind=kind, by_head=self.by_head, num_in=num_in)
         if "{}" in name:
             experts = range(leaf.array.shape[1])
