@@ -13,7 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from attnlab.attention import dot_product_attention
-from attnlab.heads import HeadNorm, Params, Standard, all_weights, score_scale, weight_shapes
+from attnlab.heads import HeadNorm, Params, Standard, weight_shapes
 from attnlab.heads.layout import Bias
 from attnlab.tap import Tap
 
@@ -236,14 +236,13 @@ def heads_to_linen(params: Params, layout: Standard) -> dict[str, dict[str, Arra
     ((6, 2, 3), (2, 3, 6))
     """
     _check_linen_has(layout)
-    weights = all_weights(layout)
     tree: dict[str, dict[str, Array]] = {}
     for (part, leaf), name in PATHS.items():
         if name in params:
             tree.setdefault(part, {})[leaf] = jnp.asarray(params[name])
         elif leaf == "bias" and layout.biases:
             kernel = PROJECTIONS[part]
-            shape = layout.shape(weights[kernel].bias())
+            shape = layout.sizes(layout.all_weights[kernel].bias().axes)
             tree[part][leaf] = jnp.zeros(shape, tree[part]["kernel"].dtype)
     return tree
 
@@ -256,7 +255,7 @@ def _check_linen_has(layout: Standard) -> None:
         norm = layout.qk_norm
         problems = {
             f"value_dim {value_dim} beside head_dim {head_dim}": value_dim != head_dim,
-            f"scale {layout.scale}": score_scale(layout) != head_dim**-0.5,
+            f"scale {layout.scale}": layout.score_scale != head_dim**-0.5,
             "output_projection=False": not layout.output_projection,
             f"qk_norm {norm}": norm not in (None, HeadNorm("layer")),
             f"norm_eps {layout.norm_eps}": norm is not None and layout.norm_eps != FLAX_EPS,

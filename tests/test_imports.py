@@ -36,7 +36,7 @@ BELOW = {
 } | {package: set(names.split()) for package, names in APART.items()}
 ONLY = {
     "flax": {"models.modules", "models.transformer"},
-    "matplotlib": {"report.maps", "report.style"},
+    "matplotlib": {"report.heads", "report.style"},
     "orbax": {"training.checkpoint"},
     **dict.fromkeys(
         ("absl", "ml_collections", "torch", "tensorflow", "pickle", "transformers"), ()
@@ -88,7 +88,6 @@ def test_imports_point_downwards():
 
 
 KNOWN_CIRCLES = (
-    {"heads.layout", "heads.shapes"},
     {
         f"models.{name}"
         for name in (

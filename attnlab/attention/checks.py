@@ -67,10 +67,12 @@ def check_call(
         for name, axes in axes_of.items()
         if getattr(options, name) is not None
     }
-    mask = _mask_spec(options, (b, n, t, s), inner)
+    mask, mods = _mask_spec(options, (b, n, t, s), inner), options.score_mods
+    if not isinstance(mods, tuple) or mods:
+        mods = validate_score_mods(mods, n)
     options = options.replace(
         **arrays, **_checked_numbers(options, h), talking_heads=mixing,
-        score_mods=validate_score_mods(options.score_mods, n),
+        score_mods=mods,
     )  # fmt: skip
     return AttentionCall(q, k, v, (b, n, t, s), mask, options, return_residual, patch or {})
 

@@ -29,8 +29,9 @@ def dense(call: AttentionCall) -> AttentionOutput:
     logsumexp = jnp.where(total > 0, top + jnp.log(divisor), -math.inf)
     if options.talking_heads[1] is not None or "probs" in call.patch:
         weights, divisor = _probs(weights, total, call), jnp.ones((), total.dtype)
-    seed, rate = dropout_seed(options.dropout_rate, options.dropout_key), options.dropout_rate
-    if seed is not None:
+    if rate := options.dropout_rate:
+        seed = dropout_seed(rate, options.dropout_key)
+        assert seed is not None  # checked: dropout has a key
         kept = keep_mask(seed, rate, (0,) * 4, *(weights.shape,) * 2)
         weights = jnp.where(kept, weights / (1 - rate), 0)
     # Divided after the product with v: a pass over [T, V] in place of one over [T, S].
@@ -111,7 +112,7 @@ def softmax_terms(
       sink: broadcasts to [B, N, T, 1]: one more score of each row, which counts in its sum.
     """
     x = scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
-    top = jnp.maximum(jnp.max(x, axis=-1, keepdims=True), lowest(x.dtype))
+    top = jnp.maximum(jnp.max(x, axis=-1, keepdims=True), float(np.finfo(np.dtype(x.dtype)).min))
     top = jax.lax.stop_gradient(top)
     if sink is not None:
         sink = sink.astype(x.dtype)

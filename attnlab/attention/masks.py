@@ -321,7 +321,7 @@ class MaskSpec(NamedTuple):
         O(T + S), except for a mask that differs from query to query.
         """
         ranges, mask = self.ranges(), self.mask
-        if self.only_edges is not None:
+        if self.edges is not None and self.only_edges is not None:
             senders, receivers = self.only_edges
             return (
                 _reached(receivers, self.num_queries)[:, None],

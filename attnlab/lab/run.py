@@ -36,7 +36,7 @@ from attnlab.models.layer import Report
 from attnlab.names import lookup
 from attnlab.sharing import Params
 from attnlab.training import sharding
-from attnlab.training.callbacks import CALLBACKS, Profile, parse_steps
+from attnlab.training.callbacks import Profile, parse_steps
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
@@ -128,25 +128,23 @@ def run_one(
         dataset = load_data(experiment, shared, folder, datasets)
         objective = _bound(experiment, dataset)
         start = load_start(experiment.start, spec.seed) if experiment.start else None
-        data = DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts)
-        notes = claim(folder, spec, dataset.files, data, start.digest if start else None)
-        with (
-            Recorder(
-                folder,
-                config.seeds,
-                name=spec.id,
-                loggers=options.loggers,
-                hyperparameters=spec.to_dict(),
-                writes=jax.process_index() == 0,
-                speaks=options.speaks,
-            ) as recorder,
-            Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints,
-        ):
+        digest = start.digest if start else None
+        notes = claim(folder, spec, dataset.files, _about(dataset), digest)
+        recorder = Recorder(
+            folder,
+            config.seeds,
+            name=spec.id,
+            loggers=options.loggers,
+            hyperparameters=spec.to_dict(),
+            writes=jax.process_index() == 0,
+            speaks=options.speaks,
+        )
+        with recorder, Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints:
             params, origin = _initial(experiment, dataset, objective, start)
             for line in [*notes, f"starting from {origin}"] if origin else notes:
                 recorder.say(line)
             scores = Scores(baselines=load_baselines(dataset, shared))
-            result = _result(spec, dataset, objective, data, scores, origin)
+            result = _result(spec, dataset, objective, scores, origin)
             try:
                 fitted = fit(
                     experiment.model.build(),
@@ -201,14 +199,12 @@ def _fit_options(
     mesh: Mesh,
     params: Params | InitParams | None,
 ) -> FitOptions:
-    callbacks = [lookup(CALLBACKS, str(name), what="callback") for name in experiment.callbacks]
-    steps = [parse_steps(options.profile)] if options.profile else []
-    profile = [Profile(folder / "profile", first, last) for first, last in steps]
+    traced = [Profile(folder / "profile", *parse_steps(options.profile))] if options.profile else []
     return FitOptions(
         mesh=mesh,
         sharding=StateSharding(models.shard_axes(experiment.model), options.shard_state),
         params=params,
-        callbacks=[*profile, *callbacks],
+        callbacks=[*traced, *experiment.calls],
     )
 
 
@@ -216,7 +212,6 @@ def _result(
     spec: RunSpec,
     dataset: Dataset,
     objective: Objective,
-    data: DataInfo,
     scores: Scores,
     origin: str,
 ) -> RunResult:
@@ -240,13 +235,17 @@ def _result(
             metrics=metric_infos(objective),
             curves="held-out" if dataset.validation is None else "validation",
         ),
-        data=data,
+        data=_about(dataset),
         provenance=Provenance(
             environment=environment(),
             start=origin,
-            attention=attention_reports(model, inputs, training=True),
+            attention=attention_reports(model, inputs),
         ),
     )
+
+
+def _about(dataset: Dataset) -> DataInfo:
+    return DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts)
 
 
 def _scored(result: RunResult, fitted: FitResult) -> RunResult:
@@ -256,10 +255,8 @@ def _scored(result: RunResult, fitted: FitResult) -> RunResult:
         train=_of_seed(fitted.train),
         validation=_of_seed(fitted.validation),
     )
-    timing = Timing(
-        seconds=round(fitted.wall_seconds, 3),
-        tokens_per_second=round(fitted.tokens_per_second, 1),
-    )
+    speed = round(fitted.tokens_per_second, 1)
+    timing = Timing(seconds=round(fitted.wall_seconds, 3), tokens_per_second=speed)
     return dataclasses.replace(result, scores=scores, timing=timing)
 
 
@@ -287,16 +284,13 @@ def step_inputs(
     return input_shapes(objective, shapes)
 
 
-def attention_reports(
-    model: ModelConfig, inputs: Mapping[str, object], *, training: bool
-) -> Report:
+def attention_reports(model: ModelConfig, inputs: Mapping[str, object]) -> Report:
     """`models.explain_model` by attention sublayer: "self", "cross" and "encoder"; with layer types
     one each, by their names."""
     found: Report = {}
-    for stack, reports in models.explain_model(model, inputs, training=training).items():
-        name = {"layers": "self", "encoder_layers": "encoder"}.get(stack, stack)
-        found |= {name: reports["self"]} if "self" in reports else {}
-        found |= {"cross": reports["cross"]} if "cross" in reports else {}
+    names = {"layers": "self", "encoder_layers": "encoder"}
+    for stack, reports in models.explain_model(model, inputs, training=True).items():
+        found |= {names.get(stack, stack) if n == "self" else n: one for n, one in reports.items()}
     return found
 
 

@@ -23,52 +23,32 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.pretrained import PUBLISHED, published_config
 from experiments import config
 
-MODELS = [name for name in PUBLISHED if published_config(name).embedding.images is None]
-MODELS += ["transformer_base"]
-"""Published models that read text: no row of `DATASETS` has images."""
 PRESETS: dict[str, config.Values] = {
     "masked": {
         "task": "masked_lm",
-        "model.kind": "encoder",
-        "model.vocab_size": 257,
+        "model.kind": "encoder", "model.vocab_size": 257,
     },
     "seq2seq": {
         "task": "span_corruption",
-        "model.kind": "encoder_decoder",
-        "model.vocab_size": 357,
+        "model.kind": "encoder_decoder", "model.vocab_size": 357,
     },
     "nanogpt_cpu": {
-        "model.width": 128,
-        "model.ffn.width": 512,
-        "model.heads.biases": "",
-        "model.ffn.bias": False,
-        "model.norm.bias": False,
-        "model.init.std": 0.02,
+        "model.width": 128, "model.ffn.width": 512, "model.heads.biases": "",
+        "model.ffn.bias": False, "model.norm.bias": False, "model.init.std": 0.02,
         "model.init.residual": "depth",
-        "train.batch_size": 12,
-        "train.steps": 2000,
-        "train.optimizer.learning_rate": 1e-3,
-        "train.schedule.final_learning_rate": 1e-4,
-        "train.schedule.warmup_steps": 100,
-        "train.evaluation.every": 500,
-        "train.checkpoint_every": 200,
-        "train.evaluation.windows": 0,
+        "train.batch_size": 12, "train.steps": 2000, "train.optimizer.learning_rate": 1e-3,
+        "train.schedule.final_learning_rate": 1e-4, "train.schedule.warmup_steps": 100,
+        "train.evaluation.every": 500, "train.checkpoint_every": 200, "train.evaluation.windows": 0,
     },
     "tiny": {
-        "model.width": 16,
-        "model.num_layers": 2,
-        "model.heads.num_heads": 2,
-        "model.ffn.width": 32,
-        "model.max_len": 16,
-        **config.SHORTEST,
-        "train.length": 16,
-        "train.evaluation.windows": 32,
+        "model.width": 16, "model.num_layers": 2, "model.heads.num_heads": 2, "model.ffn.width": 32,
+        "model.max_len": 16, **config.SHORTEST,
+        "train.length": 16, "train.evaluation.windows": 32,
     },
-}
-KEYS = config.keys(PRESETS) | {"data": "", "model": ("", *MODELS)}
+}  # fmt: skip
+KEYS = config.keys(PRESETS) | {"data": "", "model": ""}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -80,6 +60,8 @@ def with_presets(preset: Any) -> ConfigDict:
     """The base config with presets that were parsed, of `KEYS`."""
     found = config.base()
     if preset.model:
+        from attnlab.pretrained import published_config  # most runs need no published family
+
         config.set_model(found, published_config(preset.model))
     if preset.data:
         config.set_values(found, {config.SOURCE: preset.data})

@@ -11,15 +11,12 @@ from conftest import deep
 
 from attnlab.models import EncoderConfig, num_parameters
 from attnlab.pretrained import FAMILIES, PUBLISHED, param_shapes, published_config
-from attnlab.pretrained.attributes import read_attributes
 from attnlab.pretrained.fields import Source
 
 
 def published(family, architecture, *tensors, **attributes):
     """The config of a family's defaults with `attributes`, where the file holds `tensors`."""
-    family = FAMILIES[family]
-    given = read_attributes(attributes, family.attributes, family.other_attributes.fixed)
-    return family.config(given, Source(architecture, dict.fromkeys(tensors)))
+    return FAMILIES[family].read(attributes, Source(architecture, dict.fromkeys(tensors)))[1]
 
 
 def sizes(width, layers, heads, ffn_width):
@@ -74,25 +71,15 @@ ROWS = {
     "BertForMaskedLM base": (published("bert", "BertForMaskedLM"), 109_514_298),
     "BertForPreTraining base": (published("bert", "BertForPreTraining"), 110_106_428),
     "BertModel large": (BERT_LARGE, 335_141_888),
-    "-- attention shared": (plan(BERT_LARGE, "attention_only"), 238_531_584),
-    "-- FFN shared": (plan(BERT_LARGE, "ffn_only"), 142_039_040),
-    "-- all shared": (plan(BERT_LARGE, "albert"), 45_428_736),
-    "BertForMaskedLM large": (published("bert", "BertForMaskedLM", **LARGE), 335_174_458),
-    "BertForPreTraining large": (published("bert", "BertForPreTraining", **LARGE), 336_226_108),
     "AlbertModel base": (ALBERT, 11_683_584),
     "AlbertModel large": (albert("", "pooler.weight", **A_LARGE), 17_683_968),
     "AlbertModel xlarge": (albert("", "pooler.weight", **A_XLARGE), 58_724_864),
     "AlbertModel xxlarge": (albert("", "pooler.weight", **A_XXLARGE), 222_595_584),
     "AlbertForMaskedLM base": (albert("AlbertForMaskedLM", **A_BASE), 11_221_680),
-    "AlbertForMaskedLM large": (albert("AlbertForMaskedLM", **A_LARGE), 16_795_824),
-    "AlbertForMaskedLM xlarge": (albert("AlbertForMaskedLM", **A_XLARGE), 54_821_040),
     "AlbertForMaskedLM xxlarge": (albert("AlbertForMaskedLM", **A_XXLARGE), 206_368_944),
     "AlbertForPreTraining base": (albert("AlbertForPreTraining", **A_BASE), 11_813_810),
-    "AlbertForPreTraining large": (albert("AlbertForPreTraining", **A_LARGE), 17_847_474),
-    "AlbertForPreTraining xlarge": (albert("AlbertForPreTraining", **A_XLARGE), 59_021_490),
     "AlbertForPreTraining xxlarge": (albert("AlbertForPreTraining", **A_XXLARGE), 223_158_450),
     "AlbertModel base, attention shared": (plan(ALBERT, "attention_only"), 63_647_232),
-    "AlbertModel base, FFN shared": (plan(ALBERT, "ffn_only"), 37_686_528),
     "AlbertModel large, none shared": (
         albert("", "pooler.weight", **A_LARGE, num_hidden_groups=24), 307_397_120,
     ),
@@ -108,16 +95,10 @@ ROWS = {
     "T5 small": (t5("small"), 60_506_624),
     "T5 base": (t5("base"), 222_903_552),
     "T5 large": (t5("large"), 737_668_096),
-    "T5 small, shared": (t5("small", shared=True), 41_625_344),
     "T5 base, shared": (t5("base", shared=True), 137_949_312),
-    "T5 large, shared": (t5("large", shared=True), 435_627_520),
-    "T5EncoderModel small": (t5("small", "T5EncoderModel"), 35_330_816),
-    "T5EncoderModel base": (t5("base", "T5EncoderModel"), 109_628_544),
     "T5EncoderModel large": (t5("large", "T5EncoderModel"), 334_939_648),
     "T5 v1.1 small": (t5("small", "", "lm_head.weight", **GATED), 76_961_152),
     "T5 v1.1 base": (t5("base", "", "lm_head.weight", **GATED), 247_577_856),
-    "T5 v1.1 small, tied": (t5("small", **GATED), 60_511_616),
-    "T5 v1.1 base, tied": (t5("base", **GATED), 222_903_552),
     "GPT2Model small": (published("gpt2", "GPT2Model"), 124_439_808),
     "RobertaModel base": (
         published("roberta", "", "pooler.dense.weight", type_vocab_size=1,
@@ -151,7 +132,6 @@ ROWS = {
     "GptOssForCausalLM 120b": (
         published("gpt_oss", "GptOssForCausalLM", **YARN), 116_829_156_672,
     ),
-    "ViTModel base, no pooler": (published("vit", ""), 85_798_656),
     "ViTModel base": (published("vit", "", "pooler.dense.weight"), 85_798_656 + 590_592),
     "Llama 3 8B": (
         published("llama", "LlamaForCausalLM", **sizes(4096, 32, 32, 14336), vocab_size=128256,
