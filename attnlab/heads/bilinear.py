@@ -1,24 +1,13 @@
 """Heads whose keys, or keys and values, are the input itself: `Bilinear` and `Absorbed`."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from attnlab.heads.factors import Floats, Weights, factor
-from attnlab.heads.layout import (
-    OUTPUT,
-    Bias,
-    Blocked,
-    Entries,
-    Layout,
-    Rewrite,
-    Rotate,
-    check_kv_heads,
-    with_biases,
-)
+from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite, Rotate
 from attnlab.heads.linear import add_bias, combine_heads, project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.weights import Params, Weight, without
@@ -42,8 +31,18 @@ class InputKeys(Layout):
 
     def query_bias(self) -> dict[str, Weight]:
         """A vector per head, if "q" is in `biases`."""
-        bias = Weight("project_q", makes=("num_heads", "key_width"), constant=0.0)
+        bias = Weight("project_q", out_axes=("num_heads", "key_width"), constant=0.0)
         return {"q_bias": bias} if "q" in self.biases else {}
+
+    @property
+    def score_width(self) -> int:
+        """E, the width of the inputs."""
+        return self.size("key_width")
+
+    @property
+    def num_key_heads(self) -> int:
+        """All heads have one key."""
+        return 1
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
         return rotate(add_bias(params, "q", project_all(params, "qk", x)))
@@ -72,7 +71,7 @@ class Bilinear(InputKeys):
     equation = "q_n = x A_n,  k_n = y,  v_n = z V_n"
     source = "Luong et al. 2015, section 3.1 (general score), arXiv 1508.04025"
     rotary_axis = "key_width"
-    bias_names: ClassVar[tuple[Bias, ...]] = ("q", "v", "o")
+    bias_names = ("q", "v", "o")
 
     num_kv_heads: int | None = None
     value_dim: int | None = None
@@ -82,20 +81,10 @@ class Bilinear(InputKeys):
         """D / N."""
         return self.slice_width
 
-    def check(self) -> None:
-        check_kv_heads(self)
-
     def weights(self) -> dict[str, Weight]:
-        values = {
-            "v": Weight(
-                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), enters=("v",)
-            ),
-            "o": OUTPUT,
-        }
-        if not self.output_projection:
-            del values["o"]
-        made = with_biases(self, values)
-        biases = {name: made[name] for name in made if name not in values}
+        v = Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",))
+        values = {"v": v} | ({"o": OUTPUT} if self.output_projection else {})
+        biases = self.with_biases({"v": v, "o": OUTPUT})
         return self.query_weights() | values | self.query_bias() | biases
 
     def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
@@ -104,10 +93,8 @@ class Bilinear(InputKeys):
     def keys_values(self, params: Params, entries: Entries) -> tuple[Array, Array]:
         return entries["x"][..., None, :], entries["v"]
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+    def rewritten(self) -> Rewrite | Blocked:
         """Absorbed: W_V,n W_O,n is one matrix per head, the value bias a vector per head."""
-        if rotary:
-            return Blocked("absorbed", "rotary positions cannot rotate the keys of 'absorbed'")
         if not self.output_projection:
             return Blocked("absorbed", "there is no W_O to multiply W_V with")
         if extra := self.blocks("vo"):
@@ -125,7 +112,9 @@ class Bilinear(InputKeys):
             return without(weights, "v", "o", "v_bias") | made
 
         width = self.size("value_width") * self.size("value_dim") * self.size("out_width")
-        return Rewrite(self.to(Absorbed), params, 2 * self.num_heads * width)
+        rotary = "rotary positions cannot rotate the keys of 'absorbed'"
+        flops = 2 * self.num_heads * width
+        return Rewrite(self.to(Absorbed), params, flops, not_rotary=rotary)
 
     def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
         """W_V W_O (and value biases) of the heads that share a value head, side by side, of rank
@@ -170,17 +159,27 @@ class Absorbed(InputKeys):
     source = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits (QK and OV)"
     rotary_axis = None
     merges_values = True
-    bias_names: ClassVar[tuple[Bias, ...]] = ("q", "v", "o")
+    bias_names = ("q", "v", "o")
+
+    @property
+    def num_value_heads(self) -> int:
+        """All heads have one value."""
+        return 1
+
+    @property
+    def head_width(self) -> int:
+        """The width of the inputs, and one number for the value bias."""
+        return self.size("value_width") + ("v" in self.biases)
 
     def check(self) -> None:
         if not self.output_projection:
             raise ValueError(f"{self._label} needs output_projection=True")
 
     def weights(self) -> dict[str, Weight]:
-        value = Weight("project_out", ("num_heads", "value_width"), ("out_width",))
+        value = Weight("project_out", ("num_heads", "value_width"), ("out_width",), residual=True)
         # It multiplies the mass of each row of probabilities, so it is a matrix [N, O].
         v_bias = Weight("project_out", ("num_heads",), ("out_width",), constant=0.0)
-        o_bias = Weight("project_out", makes=("out_width",), constant=0.0)
+        o_bias = Weight("project_out", out_axes=("out_width",), constant=0.0)
         made = self.query_weights() | {"vo": value} | self.query_bias()
         made |= {"v_bias": v_bias} if "v" in self.biases else {}
         return made | ({"o_bias": o_bias} if "o" in self.biases else {})

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array
 
-from attnlab.heads import Layout, Weight, all_weights
+from attnlab.heads import Layout, Weight
 from attnlab.models.config import ModelConfig
 from attnlab.sharing import PyTree
 
@@ -62,7 +62,7 @@ def leaves(config: ModelConfig, params: PyTree) -> list[Leaf]:
     [(('layers', 'attention', 'q'), -2)]
     """
     layouts = head_layouts(config)
-    weights = {layout: all_weights(layout) for layout in set(layouts.values())}
+    weights = {layout: layout.all_weights for layout in set(layouts.values())}
     made = []
     for keys, array in jax.tree_util.tree_flatten_with_path(params)[0]:
         path = tuple(str(getattr(key, "key", key)) for key in keys)
@@ -127,7 +127,7 @@ def _axes(leaf: Leaf) -> MatrixAxes:
     if size < 2 or leaf.path[-1].endswith(("bias", "scale")):
         return 0, size
     if weight is not None:
-        return (len(weight.reads), len(weight.makes)) if weight.reads else (0, size)
+        return (len(weight.in_axes), len(weight.out_axes)) if weight.in_axes else (0, size)
     if leaf.path[1:2] == ("ffn",):
         return 1, 1  # experts number separate matrices
     return size - 1, 1

@@ -4,6 +4,7 @@ params = {name: init(key) for name, init in init_layer(spec).items()}
 outputs = transformer_layer(params, x, spec, LayerInputs(layer=3))
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -19,16 +20,15 @@ from jaxtyping import Array, Bool, Float
 from attnlab.attention.masks import Edges
 from attnlab.heads import (
     Cache,
-    HeadInputs,
-    HeadOutputs,
+    HeadAux,
     Layout,
-    attend_heads,
     head_values,
     kv_weight_names,
-    loss_names,
-    make_entries,
+    multi_head_attention,
+    project_kv,
 )
 from attnlab.heads import init as init_heads
+from attnlab.heads.attention import explaining_heads
 from attnlab.heads.layout import Entries
 from attnlab.heads.weights import without
 from attnlab.models.dense import dropout
@@ -276,7 +276,7 @@ def transformer_layer(
     x = tap("residual", NORM_POSITIONS[spec.norm.position](sublayers, x, spec.norm))
     heads = layer.heads
     assert heads is not None
-    return LayerOutputs(x, heads.cache, heads.entries, layer.losses)
+    return LayerOutputs(x, heads.cache, heads.kv, layer.losses)
 
 
 class _DropoutKeys(NamedTuple):
@@ -298,7 +298,7 @@ class _Layer:
     spec: LayerSpec
     inputs: LayerInputs
     tap: Tap
-    heads: HeadOutputs | None = None
+    heads: HeadAux | None = None
     losses: dict[str, Array] = dataclasses.field(default_factory=dict)
     keys: _DropoutKeys = _DropoutKeys()
 
@@ -312,24 +312,22 @@ class _Layer:
         spec, text = self.spec, self.inputs.text
         x = self.tap("attention_in", x)
         params = self.params["attention"] | self.params.get("kv", {})
-        inputs = HeadInputs(
+        out, self.heads = self._attend(
+            params,
+            x,
+            spec.heads,
+            "",
             rotary=text.rotary,
             cache=self.inputs.cache,
-            padding_mask=text.padding_mask,
-            shared_kv=self._shared_kv(params, x),
+            kv=self._shared_kv(params, x),
             head_mask=self.inputs.head_mask,
             query_scale=self.inputs.query_scale,
-            layer=self.inputs.layer,
-            order=spec.attention.order,
+            mask=text.mask,
+            bias=text.bias,
+            is_causal=spec.is_causal,
+            local_window_size=attention_window(spec),
         )
-        options: dict[str, Any] = {
-            "mask": text.mask,
-            "bias": text.bias,
-            "is_causal": spec.is_causal,
-            "local_window_size": attention_window(spec),
-        }
-        self.heads = self._attend(params, x, spec.heads, inputs, "", options)
-        out = self.tap("attention_out", self.heads.output)
+        out = self.tap("attention_out", out)
         scale = spec.attention.output_scale
         out = out if scale == 1 else scale * out
         return self._dropout("attention", out, self.keys.attention)
@@ -341,14 +339,9 @@ class _Layer:
         if text.source is None:
             raise ValueError("the layer has cross-attention: give TextInputs.source")
         x = self.tap(f"{CROSS}attention_in", x)
-        inputs = HeadInputs(
-            context=text.source,
-            token_mask=text.padding_mask,
-            layer=self.inputs.layer,
-            order=spec.attention.order,
+        out, _ = self._attend(
+            self.params["cross"], x, spec.cross, CROSS, context=text.source, mask=text.source_mask
         )
-        options: dict[str, Any] = {"mask": text.source_mask}
-        out = self._attend(self.params["cross"], x, spec.cross, inputs, CROSS, options).output
         return self._dropout("attention", self.tap(f"{CROSS}attention_out", out), self.keys.cross)
 
     def ffn(self, x: Array) -> Array:
@@ -372,44 +365,34 @@ class _Layer:
         return self._dropout("ffn", out, self.keys.ffn)
 
     def _attend(
-        self,
-        params: Params,
-        x: Array,
-        layout: Layout,
-        inputs: HeadInputs,
-        prefix: str,
-        options: dict[str, Any],
-    ) -> HeadOutputs:
+        self, params: Params, x: Array, layout: Layout, prefix: str, **call: Any
+    ) -> tuple[Array, HeadAux]:
         """The heads of one sublayer, with the options that both have."""
         key = self.keys.cross_probs if prefix else self.keys.probs
-        options = {
-            **options,
-            "dropout_rate": 0.0 if key is None else self.spec.dropout.attention,
-            "dropout_key": key,
-            "implementation": self.spec.attention.implementation,
-        }
-        losses = loss_names(layout)
-        tap = self.tap.restricted(head_values(layout), prefix)
-        requested = tap.capture
-        tap.capture |= set(losses)
-        report = self.inputs.report
-        outputs = attend_heads(
-            params,
-            x,
-            layout,
-            inputs,
-            tap=tap,
-            report=None if report is None else report.setdefault("cross" if prefix else "self", {}),
-            **options,
-        )
-        for name in losses:
-            if name not in tap.captured:
-                raise ValueError(f"{layout} declares the loss {name!r} and does not tap it")
-            self.losses[prefix + name] = tap.captured[name]
-            if name not in requested:
-                del tap.captured[name]
+        tap, report = self.tap.restricted(head_values(layout), prefix), self.inputs.report
+        notes: contextlib.AbstractContextManager[list[Any]] = contextlib.nullcontext([])
+        if report is not None:
+            notes = explaining_heads()
+        with notes as explained:
+            out, aux = multi_head_attention(
+                params,
+                x,
+                layout,
+                **call,
+                padding_mask=self.inputs.text.padding_mask,
+                layer=self.inputs.layer,
+                order=self.spec.attention.order,
+                dropout_rate=0.0 if key is None else self.spec.dropout.attention,
+                dropout_key=key,
+                implementation=self.spec.attention.implementation,
+                tap=tap,
+                return_aux=True,
+            )
+        if report is not None:
+            report["cross" if prefix else "self"] = explained[-1]
+        self.losses |= {prefix + name: loss for name, loss in aux.losses.items()}
         self.tap.merge(tap, prefix)
-        return outputs
+        return out, aux
 
     def _shared_kv(self, params: Params, x: Array) -> Entries | None:
         """The keys and values to attend to, if an earlier layer may have made them."""
@@ -418,7 +401,7 @@ class _Layer:
             return None
 
         def own() -> Entries:
-            return make_entries(params, x, self.spec.heads, rotary=self.inputs.text.rotary)
+            return project_kv(params, x, self.spec.heads, self.inputs.text.rotary)
 
         chosen: Entries = lax.cond(self.inputs.use_shared_kv, lambda: shared, own)
         return chosen

@@ -15,8 +15,8 @@ from attnlab.attention.dropout import is_key
 from attnlab.fields import check_field
 from attnlab.heads import Layout, multi_head_attention
 from attnlab.heads import init as init_heads
-from attnlab.heads.inputs import Context
-from attnlab.heads.params import check_params as check_head_params
+from attnlab.heads.attention import Context
+from attnlab.heads.layout import check_params as check_head_params
 from attnlab.models.ffn import feed_forward, init_ffn
 from attnlab.models.layer import NO_TEXT_INPUTS, TextInputs
 from attnlab.models.mismatch import describe_mismatch
@@ -175,7 +175,8 @@ class MultiHeadAttention(CheckedModule):
             if "dropout_key" not in options:
                 options["dropout_key"] = self.dropout_key()
         options.setdefault("implementation", self.implementation)
-        return multi_head_attention(params, x, self.layout, context, tap=tap, **options)
+        output: Array = multi_head_attention(params, x, self.layout, context, tap=tap, **options)
+        return output
 
 
 class FeedForward(CheckedModule):

@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from attnlab.heads import all_weights, score_scale
 from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import check_params
 from attnlab.models.transformer import Transformer
@@ -215,9 +214,8 @@ def _difference(family: Family, config: ModelConfig) -> str | None:
     return None
 
 
-FREE = ("sharing", "compute", "init", "layer_types", "delta_rank", "dropout", "metadata")
-FREE += ("encoder.sharing", "encoder.shares_decoder", "attention.order")
-FREE += ("attention.implementation",)
+FREE = {"sharing", "compute", "init", "layer_types", "delta_rank", "dropout", "metadata"}
+FREE |= {"encoder.sharing", "encoder.shares_decoder", "attention.order", "attention.implementation"}
 """Fields that do not change the function of a model, or are compared in another form."""
 
 
@@ -239,7 +237,7 @@ def computed_values(config: ModelConfig) -> dict[str, object]:
         for own in dataclasses.fields(part) if is_record and field.name not in FREE else ():
             path = f"{field.name}.{own.name}"
             values[path] = config_value(config, path)
-    values["heads.scale"] = score_scale(config.layout)
+    values["heads.scale"] = config.layout.score_scale
     values["norm.bias"] = config.norm.has_bias
     if config.encoder is not None:
         values["encoder.num_layers"] = config.encoder_plan.num_layers
@@ -254,6 +252,6 @@ def computed_values(config: ModelConfig) -> dict[str, object]:
     unread = set(FREE)
     if config.positions.is_relative and not config.positions.is_learned:
         unread.add("max_len")
-    if not any("norm" in name for name in all_weights(config.layout)):
+    if not any("norm" in name for name in config.layout.all_weights):
         unread.add("heads.norm_eps")
     return {path: value for path, value in values.items() if path not in unread}

@@ -14,7 +14,6 @@ from attnlab.heads import (
     Layout,
     Params,
     TensorProduct,
-    all_weights,
 )
 from attnlab.heads.factors import Floats, Weights
 from attnlab.transforms.dtypes import in_float64
@@ -71,19 +70,19 @@ def reparametrize(
 
 
 def _check_qk(layout: Layout) -> None:
-    names = all_weights(layout)
-    if getattr(layout, "tie", ""):
-        raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave qk out")  # type: ignore[attr-defined]
+    names = layout.all_weights
+    if layout.tie:
+        raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave qk out")
     if not {"q", "k"} <= names.keys() or isinstance(layout, NO_BASIS_OF_QK):
         raise ValueError(f"{layout} has no q and k per head; leave qk out")
-    if getattr(layout, "qk_norm", None) is not None:
+    if layout.qk_norm is not None:
         raise ValueError("qk_norm depends on the basis of q and k; leave qk out")
 
 
 def _check_vo(layout: Layout) -> None:
-    names = all_weights(layout)
-    if "v" in getattr(layout, "tie", ""):
-        raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave vo out")  # type: ignore[attr-defined]
+    names = layout.all_weights
+    if "v" in layout.tie:
+        raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave vo out")
     if isinstance(layout, GroupedTied):
         raise ValueError("values of layout 'grouped_tied' are its keys; leave vo out")
     if "v" not in names or "o" not in names or isinstance(layout, Latent | TensorProduct):
@@ -95,7 +94,7 @@ def _check_vo(layout: Layout) -> None:
 def bases(argument: Literal["qk", "vo"], value: ArrayLike, layout: Layout, weight: str) -> Floats:
     """One matrix per head of `weight`, or one for all: [1 or K, H, H]."""
     a: Floats = np.asarray(value, np.float64)
-    names = all_weights(layout)[weight].axes
+    names = layout.all_weights[weight].axes
     heads = next((layout.size(axis) for axis in names if axis in HEAD_AXES), 1)
     shape = (layout.size(names[-1]),) * 2
     if a.shape == (layout.num_heads, *shape) and heads < layout.num_heads:
@@ -118,7 +117,7 @@ def changed_basis(w: Weights, layout: Layout, by: dict[str, Floats]) -> dict[str
     made = dict(w)
     for name, basis in by.items():
         if name in w:
-            names = all_weights(layout)[name].axes
+            names = layout.all_weights[name].axes
             at = next((i for i, axis in enumerate(names) if axis in HEAD_AXES), None)
             heads = 1 if at is None else w[name].shape[at]
             a = w[name][None] if at is None else np.moveaxis(w[name], at, 0)

@@ -11,12 +11,11 @@ from config_files import MODULES, config, experiments, planned
 from ml_collections import ConfigDict
 
 from attnlab import lab
-from attnlab.heads import score_scale
 from attnlab.lab.description import read_description
 from attnlab.lab.spec import specs_of
 from attnlab.lab.workdir import specs_in
 from attnlab.models import cache_bytes_per_token
-from attnlab.pretrained import published_config
+from attnlab.pretrained import PUBLISHED, published_config
 from experiments.config import experiment_of, load, parse
 from experiments.configs import byte_lm, heads_and_sharing
 from experiments.run import run_config
@@ -33,6 +32,7 @@ PRESETS = {
     "chunks": ["", "tuned"],
     "which_matrices_learn": ["", "text,tiny"],
 }
+TEXT_MODELS = [name for name in PUBLISHED if not published_config(name).embedding.images]
 STUDIES = [name for name, m in MODULES.items() if m.__name__.startswith("experiments.studies.")]
 
 
@@ -86,6 +86,8 @@ def test_a_layout_brings_its_fields():
 
 
 EXPERIMENT = """
+from __future__ import annotations
+import dataclasses
 from attnlab import lab
 from attnlab.heads import Wide
 from attnlab.models import ModelConfig
@@ -95,7 +97,11 @@ def get_config(arg=""):
     model = ModelConfig(width=16, heads=Wide(num_heads=2))
     return lab.Experiment(model=model, train=TrainConfig(steps=int(arg or 70)))
 
-variants = lab.grid(model__num_layers=[1, 2])
+@dataclasses.dataclass
+class Mine:
+    layers: tuple[int, ...] = (1, 2)
+
+variants = lab.grid(model__num_layers=Mine().layers)
 description = lab.Description(question="How deep?")
 """
 
@@ -159,7 +165,7 @@ def test_scores_divided_by_the_width_of_a_head_are_variants_of_their_own():
         layout = spec.config.model.layout
         width = layout.size("head_dim")
         by_width = spec.tags["scores"] == "H"
-        assert score_scale(layout) == (1 / width if by_width else width**-0.5)
+        assert layout.score_scale == (1 / width if by_width else width**-0.5)
     named = [tags for pair in planned("heads_and_sharing", "scores").description.pairs
              for tags in pair if tags["scores"] == "H"]  # fmt: skip
     assert {tuple(tags.values())[:2] for tags in named} == {
@@ -176,7 +182,7 @@ def test_at_equal_cache_one_wide_head_stands_for_four():
     assert {wide.ffn.width, narrow.ffn.width} == {base}
 
 
-@pytest.mark.parametrize("name", byte_lm.MODELS)
+@pytest.mark.parametrize("name", [*TEXT_MODELS, "transformer_base"])
 def test_published_models_by_name(name):
     found = experiment_of(byte_lm.get_config(f"model={name}"))
     expected = published_config(name)
