@@ -37,6 +37,10 @@ Tree: TypeAlias = Mapping[str, "Tree | Array"]
 """Parameters as Linen and NNX hold them: arrays, or boxes around arrays, in mappings."""
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 @runtime_checkable
 class _Sows(Protocol):
     """A Flax module, as far as `attention_fn` uses it."""

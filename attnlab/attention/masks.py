@@ -28,6 +28,10 @@ Indices: TypeAlias = Int[Array | np.ndarray, "..."]
 Booleans: TypeAlias = Array | np.ndarray
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class Edges(NamedTuple):
     """A graph as a list of edges: `from_edges` without the matrix.
 
