@@ -86,6 +86,8 @@ def test_a_layout_brings_its_fields():
 
 
 EXPERIMENT = """
+from __future__ import annotations
+import dataclasses
 from attnlab import lab
 from attnlab.heads import Wide
 from attnlab.models import ModelConfig
@@ -95,7 +97,11 @@ def get_config(arg=""):
     model = ModelConfig(width=16, heads=Wide(num_heads=2))
     return lab.Experiment(model=model, train=TrainConfig(steps=int(arg or 70)))
 
-variants = lab.grid(model__num_layers=[1, 2])
+@dataclasses.dataclass
+class Mine:
+    layers: tuple[int, ...] = (1, 2)
+
+variants = lab.grid(model__num_layers=Mine().layers)
 description = lab.Description(question="How deep?")
 """
 
