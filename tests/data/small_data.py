@@ -132,16 +132,5 @@ def rows(folder):
 
 DATASETS = {
     f.__name__: f
-    for f in (
-        text,
-        tokens,
-        huggingface,
-        pairs,
-        labelled,
-        recall,
-        endpoints,
-        farthest,
-        graph,
-        rows,
-    )
+    for f in (text, tokens, huggingface, pairs, labelled, recall, endpoints, farthest, graph, rows)
 }

@@ -150,12 +150,3 @@ def test_windows_are_evenly_spaced():
 def test_the_whole_text_counts_every_target_once(size):
     tokens, counts = windows(TokenArray(np.arange(size)), 10, 0)
     np.testing.assert_array_equal(tokens[:, 1:][counts], np.arange(1, size))
-
-
-def test_the_digest_knows_the_validation_share(tmp_path):
-    """Another share is another training part, so a run does not resume on it."""
-    (tmp_path / "a.txt").write_bytes(bytes(range(1, 200)) * 3)
-    shares = (0.0, 0.1, 0.2)
-    loaded = [Text(path=str(tmp_path), validation=share).load(8) for share in shares]
-    assert len({dataset.digest for dataset in loaded}) == 3
-    assert len({dataset.facts["training tokens"] for dataset in loaded}) == 3

@@ -5,13 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from attnlab.data.tokenizer import (
-    FILE,
-    load_tokenizer,
-    make_tokenizer,
-    num_tokens,
-    token_sizes,
-)
+from attnlab.data.tokenizer import FILE, load_tokenizer, make_tokenizer, num_tokens, token_sizes
 
 TEXTS = ["a rose is a rose", "Straße, über naïve Œuvre", "日本語 🙂 \t two  spaces ", "", "\n\n"]
 
