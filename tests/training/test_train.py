@@ -313,6 +313,8 @@ def test_decay_is_by_name():
     [
         (dict(seeds=()), "seeds"),
         (dict(seeds=(1, 1)), "seeds"),
+        (dict(seeds=(0, -1)), "seeds"),
+        (dict(label_smoothing=-0.1), "label_smoothing"),
         (dict(seeds=(0, 2**32)), "4294967296"),
         (dict(steps=2), "schedule.warmup_steps"),
         (dict(accumulate=3), "accumulate 3"),
