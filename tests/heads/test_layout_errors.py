@@ -79,7 +79,7 @@ CONSTRUCTION = {
     "axis without a default": (lambda: NoDefault(**SIZES), "weight 'more' has the axis 'scale'"),
     "unknown layout": (lambda: make_layout("wyde"), "unknown layout 'wyde': did you mean 'wide'"),
     "field of no layout": (
-        lambda: Standard(**SIZES, num_head=4), "'num_head': did you mean 'num_heads'.* head_dim",
+        lambda: Standard(**SIZES, num_head=4), r"keyword .*'num_head'",
     ),
     "unknown field": (
         lambda: make_layout("wide", **SIZES, latent_dim=3),
