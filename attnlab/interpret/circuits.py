@@ -205,7 +205,7 @@ class _HeadMatrices:
         params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
         stacked = params[f"{own}layers" if is_encoder else "layers"]
         self.layers = [layer_params(stacked, self.plan, i) for i in range(self.plan.num_layers)]
-        behind = self.is_cross and self.spec.norm.has_final
+        behind = self.is_cross and self.spec.norm.places.final
         self.encoder_norm = params.get(f"{own}final_norm", {}) if behind else None
         each = tuple(range(self.plan.num_layers))
         self.kv_sources = each if self.is_cross else self.plan.kv_sources

@@ -1,20 +1,33 @@
-"""How a model computes attention: what its call reports while JAX traces it."""
+"""How a model computes attention."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from attnlab.attention.api import trace
+from attnlab.heads import explain_heads
 from attnlab.models.config import ModelConfig
-from attnlab.models.forward import ModelInputs, Reports, run_model
-from attnlab.models.parameters import param_shapes
+from attnlab.models.forward import (
+    ENCODER,
+    ModelInputs,
+    check_inputs,
+    embed_text,
+    layers_of_text,
+)
+from attnlab.models.layer import attention_inputs
+from attnlab.models.params import param_shapes
 from attnlab.sharing import Params
+
+Explanation = dict[str, dict[str, dict[str, Any]]]
+"""Stack of layers, by the name of its parameters -> "self" or "cross" -> result of
+`explain_heads`."""
 
 
 def explain_model(
     config: ModelConfig, inputs: Mapping[str, object], *, training: bool = False
-) -> Reports:
+) -> Explanation:
     """The form of the heads and the backend of every attention sublayer in a call of a model.
 
     The call is traced, not run, and without gradient. A backend that `implementation` names and
@@ -35,13 +48,3 @@ def explain_model(
     >>> explain_model(config, {"tokens": tokens})["layers"]["self"]["chosen"]
     {'order': 'factored'}
     """
-    reports: Reports = {}
-
-    def call(params: Params, key: jax.Array, given: dict[str, Any]) -> None:
-        others = {name: a for name, a in given.items() if name != "tokens"}
-        next_key = (lambda: key) if training else None
-        run = ModelInputs(**others)
-        run_model(params, given["tokens"], config, run, next_key=next_key, reports=reports)
-
-    trace(call, params=param_shapes(config), key=jax.random.key(0), given=dict(inputs))
-    return reports

@@ -26,7 +26,7 @@ from attnlab.attention.mask_checks import checked_padding_mask
 from attnlab.fields import as_count
 from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig
-from attnlab.models.embeddings import check_range, check_tokens
+from attnlab.models.embed import check_range, check_tokens
 from attnlab.models.forward import ModelCache, ModelInputs, cache_by_type, run_model
 from attnlab.models.parameters import check_params, params_of
 from attnlab.models.sampling import Sampling, SamplingArrays, next_token

@@ -9,7 +9,7 @@ from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.fields import Field, Source, Values
 from attnlab.pretrained.rope import RotaryField, score_scales
-from attnlab.sharing.stack import repeating_pattern
+from attnlab.sharing.scan import repeating_pattern
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

@@ -14,7 +14,7 @@ from attnlab.pretrained.common_fields import ACTIVATIONS, GATED, numbers
 from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import Choice, Field, Source, Tensors, Values, changed, value
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, linears
-from attnlab.sharing.bits import same_bits
+from attnlab.models.params import same_bits
 
 ANY_LENGTH = 2**20
 # "gated-gelu" means the tanh kind, "gelu" alone the exact one.

@@ -28,7 +28,7 @@ from attnlab.sharing import (
     plan_name,
     separate,
 )
-from attnlab.sharing.bits import same_bits
+from attnlab.models.params import same_bits
 from attnlab.transforms.arguments import check_config
 
 Merge: TypeAlias = Literal["mean", "first"]

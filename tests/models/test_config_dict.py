@@ -61,7 +61,7 @@ POSITIONS = [
     specs.NoPositions(),
 ]  # fmt: skip
 SHARING = ["albert", "cycle:2", "0,1,1,0", Plan(attention=(0, 0, 1, 0), ffn=(0, 1, 2, 2)),
-           Plan(attention=(0, 1, 2, 3), kv=(0, None, 1, "@0"), ffn=(0, 1, 2, 3))]  # fmt: skip
+           Plan(attention=(0, 1, 2, 3), kv=(0, "@0", 1, "@0"), ffn=(0, 1, 2, 3))]  # fmt: skip
 
 
 @st.composite

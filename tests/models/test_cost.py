@@ -106,7 +106,7 @@ def test_parameters_equal_the_initialised_weights(layout, plan, option):
 
 OTHER_PARTS = {
     "deltas": dict(sharing="relaxed:2", delta_rank=4),
-    "keys": dict(sharing="attention=0,0,0,1,1 kv=0,-,1,0,- ffn=0,1,2,3,4"),
+    "keys": dict(sharing="attention=0,0,0,1,1 kv=0,@0,1,0,@3 ffn=0,1,2,3,4"),
     "two stacks": dict(kind="encoder_decoder", sharing="relaxed:1", norm=Norm(bias=False),
                        encoder=EncoderConfig(sharing="cla:2")),
     "deltas of both stacks": dict(kind="encoder_decoder", sharing="relaxed:2",

@@ -312,7 +312,7 @@ def test_explain_reports_every_attention():
 
 def test_keys_of_an_earlier_layer_are_shared():
     """A layer under cross-layer attention captures the keys of the layer that made them."""
-    plan = Plan(attention=(0, 1, 2), ffn=(0, 1, 2), kv=(0, None, 1))
+    plan = Plan(attention=(0, 1, 2), ffn=(0, 1, 2), kv=(0, "@0", 1))
     k = run(dataclasses.replace(SMALL, sharing=plan), capture=("k",)).captured["k"]
     assert (k[0] == k[1]).all()
     assert not (k[1] == k[2]).all()

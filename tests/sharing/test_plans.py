@@ -15,8 +15,8 @@ from attnlab.heads import Standard, make_entries
 from attnlab.models import FFN, Attention, LayerInputs, LayersOfType, LayerSpec, StackInputs
 from attnlab.models.layer import init_layer
 from attnlab.norms import layer_norm
-from attnlab.sharing.low_rank_delta import add_delta
-from attnlab.sharing.named_plans import PLANS, parse_plan
+from attnlab.sharing.deltas import add_delta
+from attnlab.sharing.plan import PLANS, parse_plan
 from attnlab.sharing.plan import all_shared, inner_groups, separate
 
 NAMES = [*PLANS, "inner_groups", "pointers"]
