@@ -35,7 +35,7 @@ BELOW = {
     for package in layer.split()
 } | {package: set(names.split()) for package, names in APART.items()}
 ONLY = {
-    "flax": {"models.modules", "models.transformer"},
+    "flax": {"models.flax"},
     "matplotlib": {"report.maps", "report.style"},
     "orbax": {"training.checkpoint"},
     **dict.fromkeys(

@@ -25,9 +25,9 @@ from attnlab.heads.shapes import score_scale
 from attnlab.interpret.linearize import linearize_at
 from attnlab.interpret.scores import AttentionName, head_params
 from attnlab.models.config import ModelConfig
-from attnlab.models.embeddings import rotary_embedding
+from attnlab.models.embed import rotary_embedding
 from attnlab.models.layer import LAYER_SCALE
-from attnlab.models.parameters import check_params
+from attnlab.models.params import check_params
 from attnlab.models.specs import LayerSpec
 from attnlab.norms import STARTS
 from attnlab.sharing import Params, Plan, layer_params

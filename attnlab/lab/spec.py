@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from attnlab.heads import LAYOUTS
 from attnlab.lab.experiment import Experiment
 from attnlab.load import IMPORTS
-from attnlab.models import ModelConfig, config_dict
+from attnlab.models import ModelConfig, flags
 from attnlab.models.budget import Budget, match_budget, with_layout
 from attnlab.names import lookup, name_in, nearest, reference
 from attnlab.nested import JSON, flatten
@@ -175,7 +175,7 @@ def grid(**values: Sequence[object]) -> list[Variant]:
     short = {"layout": LAYOUT, "sharing": SHARING}
     paths = [short.get(name, name.replace("__", ".")) for name in values]
     known = [*(f.name for f in dataclasses.fields(Experiment)), *short]
-    of_model = config_dict.to_dict(ModelConfig())
+    of_model = flags.to_dict(ModelConfig())
     nested = flatten({"model": of_model, "train": TrainConfig().to_dict()})
     for path in paths:
         found = [] if path in known else _ending_in(path, nested)
@@ -327,18 +327,18 @@ def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
             model = dataclasses.replace(model, heads=heads)
     data = parts["data"]
     fields = parts | {
-        "model": config_dict.to_dict(model),
+        "model": flags.to_dict(model),
         "train": parts["train"].to_dict(),
         "data": {f.name: getattr(data, f.name) for f in dataclasses.fields(data)},
     }
     if POSITIONS in plain:
-        positions = config_dict.choose(fields["model"]["positions"], str(plain[POSITIONS]))
+        positions = flags.choose(fields["model"]["positions"], str(plain[POSITIONS]))
         fields["model"]["positions"] = positions
     for path, value in plain.items():
         if path not in (LAYOUT, SHARING):
             _set(fields, path, value)
     fields |= {
-        "model": config_dict.from_dict(fields["model"]),
+        "model": flags.from_dict(fields["model"]),
         "train": TrainConfig.from_dict(fields["train"]),
         "data": dataclasses.replace(data, **fields["data"]),
     }

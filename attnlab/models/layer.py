@@ -19,14 +19,12 @@ from jaxtyping import Array, Bool, Float
 from attnlab.attention.masks import Edges
 from attnlab.heads import (
     Cache,
-    HeadInputs,
-    HeadOutputs,
+    HeadAux,
     Layout,
-    attend_heads,
     head_values,
     kv_weight_names,
-    loss_names,
-    make_entries,
+    multi_head_attention,
+    project_kv,
 )
 from attnlab.heads import init as init_heads
 from attnlab.heads.layout import Entries
@@ -70,7 +68,7 @@ class LayerInputs:
       source: a second text [B, S, D], for cross-attention.
       source_mask: as `mask`, of the second text.
       cache: of self-attention; x are the next tokens.
-      shared_kv: (keys and values of an earlier layer, of `LayerOutputs.entries`; whether to attend
+      shared_kv: (keys and values of an earlier layer, of `LayerOutputs.kv`; whether to attend
         to them instead of those of x, which may be traced).
       head_mask: multiplies each head of self-attention, [N] or [B, N].
       query_scale: multiplies q of self-attention.
@@ -108,7 +106,7 @@ class LayerOutputs(NamedTuple):
     >>> spec = LayerSpec(heads=Standard(width=6, num_heads=2, num_kv_heads=1))
     >>> def run(x):
     ...     params = {name: init(jax.random.key(0)) for name, init in init_layer(spec).items()}
-    ...     return transformer_layer(params, x, spec).entries
+    ...     return transformer_layer(params, x, spec).kv
     >>> {name: a.shape for name, a in jax.eval_shape(run, jnp.ones((1, 5, 6))).items()}
     {'k': (1, 5, 1, 3), 'v': (1, 5, 1, 3)}
     """
@@ -116,8 +114,8 @@ class LayerOutputs(NamedTuple):
     x: Float[Array, "B T D"]
     cache: Cache | None
     """The cache with the new tokens, if one was given."""
-    entries: Entries
-    """The cache entries that self-attention used: for `LayerInputs.shared_kv` of a later layer."""
+    kv: Entries
+    """Keys and values that self-attention used: for `LayerInputs.shared_kv` of a later layer."""
     losses: dict[str, Array]
     """Auxiliary losses of heads and experts by name; of cross-attention with prefix "cross."."""
 
@@ -257,7 +255,7 @@ def transformer_layer(
     for one in ran.values():
         losses |= one.losses
     assert heads is not None
-    return LayerOutputs(x, heads.cache, heads.entries, losses)
+    return LayerOutputs(x, heads.cache, heads.kv, losses)
 
 
 class Ran(NamedTuple):
@@ -265,7 +263,7 @@ class Ran(NamedTuple):
 
     output: Float[Array, "B T D"]
     losses: dict[str, Array]
-    heads: HeadOutputs | None = None
+    heads: HeadAux | None = None
 
 
 def self_attention(
@@ -279,14 +277,167 @@ def self_attention(
     """Self-attention of its input, which is normalized with pre-norm."""
     x = tap("attention_in", x)
     weights = params["attention"] | params.get("kv", {})
-    given, options = attention_inputs(spec, inputs)
+    keywords = attention_keywords(spec, inputs)
     if inputs.shared_kv is not None:
         shared, use = inputs.shared_kv
-        own = functools.partial(make_entries, weights, x, spec.heads, rotary=inputs.rotary)
-        given = dataclasses.replace(given, shared_kv=lax.cond(use, lambda: shared, own))
-    heads, losses = _attend(weights, x, spec, "", given, options, keys.get("probs"), tap)
-    out, scale = tap("attention_out", heads.output), spec.attention.output_scale
-    return Ran(out if scale == 1 else scale * out, losses, heads)
+        own = functools.partial(project_kv, weights, x, spec.heads, inputs.rotary)
+        keywords["kv"] = lax.cond(use, lambda: shared, own)
+    out, aux = _attend(weights, x, spec.heads, spec, keywords, keys.get("probs"), tap)
+    out, scale = tap("attention_out", out), spec.attention.output_scale
+    return Ran(out if scale == 1 else scale * out, aux.losses, aux)
+
+
+def cross_attention(
+    params: Params,
+    x: Array,
+    spec: LayerSpec,
+    inputs: LayerInputs,
+    keys: Mapping[str, Array],
+    tap: Tap,
+) -> Ran:
+    """Attention to the second text."""
+    if inputs.source is None:
+        raise ValueError("the layer has cross-attention: give LayerInputs.source")
+    assert spec.cross is not None
+    x = tap(f"{CROSS}attention_in", x)
+    keywords, key = attention_keywords(spec, inputs, cross=True), keys.get("cross_probs")
+    out, aux = _attend(params["cross"], x, spec.cross, spec, keywords, key, tap, CROSS)
+    losses = {CROSS + name: a for name, a in aux.losses.items()}
+    return Ran(tap(f"{CROSS}attention_out", out), losses)
+
+
+def ffn(key: Array) -> Params:
+        params = init_ffn(key, width, spec.ffn, std=std, residual_scale=residual_scale)
+        return params | norms("ffn") if spec.ffn.width else {}
+
+    attention = functools.partial(heads, spec.heads, "attention")
+    inits: dict[str, Init] = {"attention": attention, "ffn": ffn}
+    if spec.cross is not None:
+        inits["cross"] = functools.partial(heads, spec.cross, "cross")
+    if spec.separate_kv:
+        names = kv_weight_names(spec.heads)
+        inits["attention"] = lambda key: without(attention(key), *names)
+        inits["kv"] = lambda key: {name: attention(key)[name] for name in names}
+    if spec.delta_rank is not None:
+        inits["delta"] = _delta_init(dict(inits), spec.delta_rank)
+    return inits
+
+
+def _delta_init(inits: dict[str, Init], rank: int) -> Init:
+    def shapes(key: Array) -> Params:
+        return {name: init(key) for name, init in inits.items()}
+
+    return lambda key: init_delta(key, jax.eval_shape(shapes, key), rank)
+
+
+# Values -------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=512)
+def layer_values(spec: LayerSpec) -> Mapping[str, str]:
+    """Names of the values that such a layer has -> their axes.
+
+    >>> from attnlab.heads import Standard
+    >>> layer_values(LayerSpec(heads=Standard(width=6, num_heads=2)))["probs"]
+    'B N T S'
+    """
+    values = LAYER_VALUES | ffn_values(spec.ffn) | head_values(spec.heads)
+    if not spec.ffn.width:
+        values = {name: axes for name, axes in values.items() if not name.startswith("ffn_")}
+    if spec.cross is not None:
+        cross = {CROSS + name: axes for name, axes in head_values(spec.cross).items()}
+        values = values | CROSS_VALUES | cross
+    return values
+
+
+# The layer ----------------------------------------------------------------------------------------
+
+
+def transformer_layer(
+    params: Params,
+    x: Float[Array, "B T D"],
+    spec: LayerSpec,
+    inputs: LayerInputs = LayerInputs(),  # noqa: B008  # frozen
+    *,
+    tap: Tap | None = None,
+) -> LayerOutputs:
+    """x + f(norm(x)) with pre-norm, norm(x + f(x)) with post-norm; see `Norm.position`.
+
+    f is self-attention, then cross-attention where the spec has heads for it, then the FFN.
+
+    Args:
+      params: sublayer -> its parameters, of `init_layer`.
+      x: [B, T, D].
+      spec: the layer.
+      inputs: masks, positions, cache, dropout key, ...
+      tap: records or replaces the values of `layer_values(spec)`; see `attnlab.capture`.
+
+    Raises:
+      TypeError, ValueError: inputs that do not fit the layer, such as a missing source for
+        cross-attention.
+
+    >>> from attnlab.heads import Narrow
+    >>> from attnlab.models.specs import FFN
+    >>> spec = LayerSpec(heads=Narrow(width=6, num_heads=2), ffn=FFN(width=8))
+    >>> params = {name: init(jax.random.key(0)) for name, init in init_layer(spec).items()}
+    >>> transformer_layer(params, jnp.ones((1, 5, 6)), spec).x.shape
+    (1, 5, 6)
+    """
+    tap = tap or Tap()
+    tap.layer = inputs.layer
+    if "delta" in params:
+        params = add_delta(without(params, "delta"), params["delta"])
+    keys: dict[str, Array] = {}
+    if inputs.dropout_key is not None:
+        split = jax.random.split(inputs.dropout_key, len(DROPOUTS))
+        keys = dict(zip(DROPOUTS, split, strict=True))
+    ran: dict[str, Ran] = {}
+
+    def function(name: SublayerName, x: Array) -> Array:
+        ran[name] = SUBLAYERS[name](params, x, spec, inputs, keys, tap)
+        place = "ffn" if name == "ffn" else "attention"
+        rate = spec.dropout.rate if place in spec.dropout.places else 0.0
+        return dropout(ran[name].output, rate, keys.get(name))
+
+    sublayers = [
+        Sublayer(name, params[name], functools.partial(function, name), scale)
+        for name, scale in spec.sublayers.items()
+    ]
+    x = tap("residual", add_sublayers(sublayers, x, spec.norm))
+    heads, losses = ran["attention"].heads, {}
+    for one in ran.values():
+        losses |= one.losses
+    assert heads is not None
+    return LayerOutputs(x, heads.cache, heads.kv, losses)
+
+
+class Ran(NamedTuple):
+    """What a sublayer returns."""
+
+    output: Float[Array, "B T D"]
+    losses: dict[str, Array]
+    heads: HeadAux | None = None
+
+
+def self_attention(
+    params: Params,
+    x: Array,
+    spec: LayerSpec,
+    inputs: LayerInputs,
+    keys: Mapping[str, Array],
+    tap: Tap,
+) -> Ran:
+    """Self-attention of its input, which is normalized with pre-norm."""
+    x = tap("attention_in", x)
+    weights = params["attention"] | params.get("kv", {})
+    keywords = attention_keywords(spec, inputs)
+    if inputs.shared_kv is not None:
+        shared, use = inputs.shared_kv
+        own = functools.partial(project_kv, weights, x, spec.heads, inputs.rotary)
+        keywords["kv"] = lax.cond(use, lambda: shared, own)
+    out, aux = _attend(weights, x, spec.heads, spec, keywords, keys.get("probs"), tap)
+    out, scale = tap("attention_out", out), spec.attention.output_scale
+    return Ran(out if scale == 1 else scale * out, aux.losses, aux)
 
 
 def cross_attention(
@@ -336,63 +487,51 @@ SUBLAYERS: Mapping[SublayerName, Callable[..., Ran]] = {
 }
 
 
-def attention_inputs(
+def attention_keywords(
     spec: LayerSpec, inputs: LayerInputs, *, cross: bool = False
-) -> tuple[HeadInputs, dict[str, Any]]:
-    """What self-attention, or cross-attention, of a layer passes to its heads, apart from dropout
-    and shared keys and values: their inputs and the options of attention."""
-    backend = {"implementation": spec.attention.implementation}
+) -> dict[str, Any]:
+    """What self-attention, or cross-attention, of a layer passes to `multi_head_attention`, apart
+    from dropout and shared keys and values."""
+    keywords = {
+        "padding_mask": inputs.padding_mask,
+        "layer": inputs.layer,
+        "order": spec.attention.order,
+        "implementation": spec.attention.implementation,
+    }
     if cross:
-        given = HeadInputs(
-            context=inputs.source,
-            token_mask=inputs.padding_mask,
-            layer=inputs.layer,
-            order=spec.attention.order,
-        )
-        return given, backend | {"mask": inputs.source_mask}
-    given = HeadInputs(
-        rotary=inputs.rotary,
-        cache=inputs.cache,
-        padding_mask=inputs.padding_mask,
-        head_mask=inputs.head_mask,
-        query_scale=inputs.query_scale,
-        layer=inputs.layer,
-        order=spec.attention.order,
-    )
+        return keywords | {"context": inputs.source, "mask": inputs.source_mask}
     window = spec.attention.window
-    return given, backend | {
+    return keywords | {
+        "rotary": inputs.rotary,
+        "cache": inputs.cache,
+        "head_mask": inputs.head_mask,
+        "query_scale": inputs.query_scale,
         "mask": inputs.mask,
         "bias": inputs.bias,
         "is_causal": spec.is_causal,
         # So many tokens back, and as many ahead where the layer is not causal.
-        "local_window_size": window if window is None else (window, window * (not spec.is_causal)),
+        "local_window_size": None if window is None else (window, window * (not spec.is_causal)),
     }
 
 
 def _attend(
     params: Params,
     x: Array,
+    layout: Layout,
     spec: LayerSpec,
-    prefix: str,
-    inputs: HeadInputs,
-    options: Mapping[str, Any],
+    keywords: Mapping[str, Any],
     key: Array | None,
     tap: Tap,
-) -> tuple[HeadOutputs, dict[str, Array]]:
-    """The heads of one sublayer, and their losses."""
-    layout = spec.cross if prefix else spec.heads
-    assert layout is not None
+    prefix: str = "",
+) -> tuple[Array, HeadAux]:
+    """The heads of one sublayer."""
     own = tap.restricted(head_values(layout), prefix)
-    requested, losses = own.capture, loss_names(layout)
-    own.capture |= set(losses)
     rate = 0.0 if key is None else spec.dropout.attention
-    outputs = attend_heads(
-        params, x, layout, inputs, tap=own, dropout_rate=rate, dropout_key=key, **options
+    out, aux = multi_head_attention(
+        params, x, layout, dropout_rate=rate, dropout_key=key, tap=own, return_aux=True, **keywords
     )
-    made = {prefix + name: own.captured[name] for name in losses}
-    own.captured = {name: a for name, a in own.captured.items() if name in requested}
     tap.merge(own, prefix)
-    return outputs, made
+    return out, aux
 
 
 # Norms and residual connections -------------------------------------------------------------------

@@ -135,7 +135,7 @@ def run_layers(
         own["layer"] = numbers[name]
         if (scales := layers.spec.attention.layer_scales) is not None:
             own["query_scale"] = np.array(scales)
-        state[name], given = _state(layers, x)
+        state[name], given = initial_state(layers, x)
         block = _block(layers, state[name]["cache"], tuple(capture), patch)
         stacks[name] = Stack(block, layers.params, layers.plan, (own, given))
     (x, state), made = run_stacks(stacks, order, x, state, remat=remat)
@@ -149,7 +149,7 @@ def run_layers(
     return StackOutputs(x, caches, _in_order(captured, numbers), losses)
 
 
-def _state(
+def initial_state(
     layers: LayersOfType, x: Array
 ) -> tuple[dict[str, Cache | None], dict[str, np.ndarray]]:
     """What layers pass on to the next apart from x, the cache [K, ...] and buffers [buffers, ...]
@@ -197,7 +197,7 @@ def _block(
             cache = {n: a.at[at["kv_index"]].set(out.cache[n]) for n, a in cache.items()}
         if buffers is not None:
             index = at["kv_buffer"]
-            buffers = {n: a.at[index].set(out.entries[n]) for n, a in buffers.items()}
+            buffers = {n: a.at[index].set(out.kv[n]) for n, a in buffers.items()}
         return out.x, {"cache": cache, "buffers": buffers}, (tap.captured, out.losses)
 
     return block

@@ -9,7 +9,7 @@ from types import EllipsisType
 from typing import Literal, NamedTuple
 
 from attnlab.models.config import ModelConfig
-from attnlab.models.parameters import param_shapes
+from attnlab.models.params import param_shapes
 from attnlab.nested import JSON
 from attnlab.pretrained.weights import Entry, Path
 from attnlab.sharing import Params

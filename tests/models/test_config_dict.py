@@ -25,7 +25,7 @@ from attnlab.heads import (
 )
 from attnlab.models import specs
 from attnlab.models.config import EncoderConfig, LayerOverrides, ModelConfig
-from attnlab.models.config_dict import choose, field_types, from_dict, from_json, to_dict, to_json
+from attnlab.models.flags import choose, field_types, from_dict, from_json, to_dict, to_json
 from attnlab.pretrained import PUBLISHED, published_config
 from attnlab.sharing import Plan
 

@@ -23,7 +23,7 @@ from attnlab.models import (
     cost,
 )
 from attnlab.models.config import ModelConfig
-from attnlab.models.parameters import param_shapes
+from attnlab.models.params import param_shapes
 from attnlab.pretrained import published_config
 
 QKVO = ("q", "k", "v", "o")

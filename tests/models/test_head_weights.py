@@ -29,9 +29,9 @@ from attnlab.heads import (
 from attnlab.models import specs
 from attnlab.models.config import ModelConfig
 from attnlab.models.head_similarity import head_distance, identical_heads, smallest_change
-from attnlab.models.head_weights import leaves, matrix_axes, shard_axes
+from attnlab.models.params import leaves, matrix_axes, shard_axes
 from attnlab.models.layer import init_layer
-from attnlab.models.parameters import param_shapes
+from attnlab.models.params import param_shapes
 
 
 def large(shapes, seed=0):

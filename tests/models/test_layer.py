@@ -30,7 +30,7 @@ from attnlab.models import (
     param_shapes,
     transformer_layer,
 )
-from attnlab.models.dense import dropout
+from attnlab.models.positionwise import dropout
 from attnlab.models.ffn import init_ffn
 from attnlab.models.specs import ACTIVATION_NAMES, NormPosition
 

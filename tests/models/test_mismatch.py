@@ -8,7 +8,7 @@ import pytest
 
 from attnlab import heads, models
 from attnlab.models import FFN, EncoderConfig, LayerOverrides, ModelConfig, OutputHead
-from attnlab.models.parameters import param_shapes
+from attnlab.models.params import param_shapes
 
 SMALL = ModelConfig(
     vocab_size=11, max_len=8, width=12, num_layers=3, heads=heads.Standard(num_heads=3),

@@ -14,7 +14,7 @@ from attnlab.heads import LAYOUTS
 from attnlab.models import specs
 from attnlab.models.config import ModelConfig
 from attnlab.models.generate import generate, prefill, stream
-from attnlab.models.sampling import Sampling, limit_logits, next_token
+from attnlab.models.generate import Sampling, limit_logits, next_token
 
 CONFIG = dataclasses.replace(SMALL, max_len=14)
 KEY = jax.random.key(5)

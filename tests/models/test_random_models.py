@@ -7,7 +7,7 @@ import pytest
 from random_models import LENGTH, VOCAB, draw
 
 from attnlab import heads, models
-from attnlab.models import config_dict
+from attnlab.models import flags
 
 SEEDS = [pytest.param(seed, marks=() if seed < 1 else pytest.mark.slow) for seed in range(300)]
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(1, VOCAB, (2, LENGTH)))
@@ -97,9 +97,9 @@ def check_counts(case):
     assert models.flops_per_token(config, LENGTH) > 0
     names = {**vars(models), **vars(models.config), **vars(heads)}
     assert eval(repr(config), names) == config
-    assert config_dict.from_json(config_dict.to_json(config)) == config
-    assert config_dict.from_dict(config_dict.to_dict(config)) == config
-    assert hash(config) == hash(config_dict.from_json(config_dict.to_json(config)))
+    assert flags.from_json(flags.to_json(config)) == config
+    assert flags.from_dict(flags.to_dict(config)) == config
+    assert hash(config) == hash(flags.from_json(flags.to_json(config)))
 
 
 def check_training_step(case):

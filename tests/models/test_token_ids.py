@@ -12,7 +12,7 @@ from test_models import random_params
 
 from attnlab import generate, heads
 from attnlab.models import FFN, Embedding, ModelConfig, NoPositions, OutputHead
-from attnlab.models.embeddings import embed
+from attnlab.models.embed import embed
 
 CONFIG = ModelConfig(
     vocab_size=7, max_len=8, width=8, num_layers=1, heads=heads.Standard(num_heads=2),

@@ -13,7 +13,7 @@ from attnlab import (
 )
 from attnlab.heads import Standard
 from attnlab.models import FFN, EncoderConfig, LayerOverrides, parameters_by_uses
-from attnlab.models.parameters import num_outer_parameters
+from attnlab.models.params import num_outer_parameters
 from attnlab.sharing.plan import PLANS, parse_plan, plan_name
 from attnlab.sharing.plan import (
     GROUP_RULES,
