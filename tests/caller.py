@@ -13,7 +13,7 @@ from jax import Array
 
 import attnlab
 from attnlab import ModelConfig, Outputs, Plan, heads, pretrained, transforms
-from attnlab.attention import AttentionOutput, attend
+from attnlab.attention import AttentionOptions, AttentionOutput, attend
 from attnlab.models.flax import Transformer
 from attnlab.sharing import Params
 
@@ -32,7 +32,7 @@ assert_type(attnlab.explain(x, x, x), dict[str, str])
 assert_type(attnlab.layer_norm(params, x), Array)
 assert_type(attnlab.dot_product_attention(x, x, x, is_causal=True), Array)
 assert_type(attnlab.dot_product_attention(x, x, x, return_residual=True), tuple[Array, Array])
-assert_type(attend(x, x, x, is_causal=True), AttentionOutput)
+assert_type(attend(x, x, x, AttentionOptions(is_causal=True)), AttentionOutput)
 
 config = ModelConfig(heads=heads.Standard(num_heads=4), sharing="cycle:2")
 assert_type(config.num_layers, int)
@@ -63,6 +63,5 @@ heads.init(layout, key)  # type: ignore[arg-type]
 attnlab.num_parameters("bert_base")  # type: ignore[arg-type]
 attnlab.generate(weights, "To be", config, 3)  # type: ignore[arg-type]
 attnlab.dot_product_attention(x, x)  # type: ignore[call-overload]
-attend(x, x, x, causal=True)  # type: ignore[call-arg]
-attnlab.multi_head_attention(params, x, layout, causal=True)  # type: ignore[call-arg]
+AttentionOptions(causal=True)  # type: ignore[call-arg]
 attnlab.multihead_attention(params, x, layout)  # type: ignore[attr-defined]

@@ -1,15 +1,14 @@
 """Softmax attention on q, k and v: one function, several backends, masks, score modifications."""
 
 from attnlab.attention import masks
-from attnlab.attention.api import attend, dot_product_attention, explain
+from attnlab.attention.api import attend, dot_product_attention, explain, explaining, trace
 from attnlab.attention.dispatch import BACKENDS, Backend, register_backend
 from attnlab.attention.masks import Edges
 from attnlab.attention.options import (
+    AttentionCall,
     AttentionOptions,
     AttentionOutput,
-    Call,
     Implementation,
-    Settings,
 )
 from attnlab.attention.score_mods import (
     ALiBi,
@@ -21,8 +20,8 @@ from attnlab.attention.score_mods import (
 )
 
 __all__ = [
-    "BACKENDS", "ALiBi", "AttentionOptions", "AttentionOutput", "Backend", "Call", "Edges",
-    "Implementation", "RelativeBias", "ScoreMod", "Settings", "SoftCap", "alibi_slopes", "attend",
-    "dot_product_attention", "explain", "masks", "register_backend",
-    "relative_buckets",
+    "BACKENDS", "ALiBi", "AttentionCall", "AttentionOptions", "AttentionOutput", "Backend",
+    "Edges", "Implementation", "RelativeBias", "ScoreMod", "SoftCap", "alibi_slopes", "attend",
+    "dot_product_attention", "explain", "explaining", "masks", "register_backend",
+    "relative_buckets", "trace",
 ]  # fmt: skip

@@ -3,9 +3,11 @@
 They resolve masks before any backend runs, so that all backends mean the same.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Sequence
-from typing import Literal, Unpack, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -18,23 +20,22 @@ from attnlab.attention.dense import scores_and_probs
 from attnlab.attention.mask_spec import Booleans
 from attnlab.attention.masks import Edges
 from attnlab.attention.options import (
-    AttentionKeywords,
+    DEFAULT_OPTIONS,
+    AttentionCall,
     AttentionOptions,
     AttentionOutput,
-    Call,
     Implementation,
     TalkingHeads,
 )
 from attnlab.attention.score_mods import ScoreMod
 from attnlab.attention.validate import validate
-from attnlab.names import check_keywords, checks_keywords
 from attnlab.remat import save_for_backward
 from attnlab.tap import Tap
 
 TAPPED = ("scores", "probs")
 """The values that a tap can record or replace."""
-KEYWORDS = ("tap", "return_residual", *AttentionOptions.__annotations__)
-"""Of `attend` and `explain`, for messages."""
+_EXPLAINED: contextvars.ContextVar[list[dict[str, str]] | None]
+_EXPLAINED = contextvars.ContextVar("explained", default=None)
 
 
 @overload
@@ -46,8 +47,7 @@ def dot_product_attention(
     mask: ArrayLike | Edges | None = None,
     *,
     return_residual: Literal[False] = False,
-    tap: Tap | None = None,
-    **keywords: Unpack[AttentionKeywords],
+    **options: Any,
 ) -> Array: ...
 @overload
 def dot_product_attention(
@@ -58,11 +58,9 @@ def dot_product_attention(
     mask: ArrayLike | Edges | None = None,
     *,
     return_residual: Literal[True],
-    tap: Tap | None = None,
-    **keywords: Unpack[AttentionKeywords],
+    **options: Any,
 ) -> tuple[Array, Array]: ...
-@checks_keywords
-def dot_product_attention(
+def dot_product_attention(  # type: ignore[misc]  # **options above: they are listed once
     query: ArrayLike,
     key: ArrayLike,
     value: ArrayLike,
@@ -121,7 +119,7 @@ def dot_product_attention(
         values; the mask still hides what it hides.
 
     Returns:
-      [B, T, N, V] in the dtype of the values, or (output, residual) with `return_residual`. The
+      [B, T, N, V] in the dtype of the values, or (output, log sum exp) with `return_residual`. The
       softmax and the sums run in float32 at least. A query with nothing to attend to gives zeros
       and zero gradient. Keys and values that no query of their batch row may attend to reach
       neither outputs nor gradients, whatever they hold (NaN, inf).
@@ -136,10 +134,7 @@ def dot_product_attention(
     >>> dot_product_attention(x, x, x, is_causal=True).shape
     (1, 3, 2, 4)
     """
-    result = attend(
-        query,
-        key,
-        value,
+    options = AttentionOptions(
         bias=bias,
         mask=mask,
         scale=scale,
@@ -153,63 +148,59 @@ def dot_product_attention(
         dropout_key=dropout_key,
         talking_heads=talking_heads,
         sink=sink,
-        return_residual=return_residual,
         implementation=implementation,
-        tap=tap,
     )
-    return result.output if result.residual is None else (result.output, result.residual)
+    output, logsumexp = attend(query, key, value, options, tap=tap, return_residual=return_residual)
+    return output if logsumexp is None else (output, logsumexp)
 
 
 def attend(
     query: ArrayLike,
     key: ArrayLike,
     value: ArrayLike,
+    options: AttentionOptions = DEFAULT_OPTIONS,
     *,
     tap: Tap | None = None,
     return_residual: bool = False,
-    report: dict[str, str] | None = None,
-    **options: Unpack[AttentionOptions],
 ) -> AttentionOutput:
-    """`dot_product_attention` for other modules: always returns one record.
+    """`dot_product_attention` for other modules, with its options as one record.
 
     Args:
-      query, key, value, tap, return_residual, options: as in `dot_product_attention`; bias and mask
-        are keywords here.
-      report: a dict that is filled with the result of `explain`. The call then runs on "dense",
-        and a backend that cannot run is reported, not an error.
+      query, key, value, tap, return_residual: as in `dot_product_attention`.
+      options: the others.
 
     Returns:
-      The output, and the residual or None.
+      (output, log sum exp of the scores, or None).
 
     Raises:
       What `dot_product_attention` raises.
 
     >>> x = jnp.ones((1, 3, 2, 4))
-    >>> attend(x, x, x, is_causal=True).residual is None
-    True
+    >>> output, logsumexp = attend(x, x, x, AttentionOptions(is_causal=True))
+    >>> output.shape, logsumexp
+    ((1, 3, 2, 4), None)
     """
-    check_keywords("attend", options, KEYWORDS)
     patch = _patches(tap, np.ndim(query) == 4)
     call, batched = validate(
-        query, key, value, return_residual=return_residual, patch=patch, **options
+        query, key, value, options, return_residual=return_residual, patch=patch
     )
-    choice = dispatch.choose(call, options.get("implementation"))
-    name = choice.backend
-    if report is None:
+    choice = dispatch.choose(call, options.implementation)
+    name, explained = choice.backend, _EXPLAINED.get()
+    if explained is None:
         dispatch.check_runs(call, name)
     else:
-        report.update(dispatch.describe(call, choice))
-        name = "dense"  # the device of the report may not be this one
+        explained.append(dispatch.describe(call, choice))
+        name = "dense"  # the device of the explanation may not be this one
     call, attending = _without_unused(call)
-    output, residual = dispatch.BACKENDS[name].run(call)
+    output, logsumexp = dispatch.BACKENDS[name].run(call)
     if attending is not None:
         # Kernels of other libraries give a uniform mean in an empty row; ours gives zeros.
         output = jnp.where(attending, output, 0)
     if tap is not None:
         _record(tap, call, batched)
     if batched:
-        return AttentionOutput(output, residual)
-    return AttentionOutput(output[0], None if residual is None else residual[0])
+        return AttentionOutput(output, logsumexp)
+    return AttentionOutput(output[0], None if logsumexp is None else logsumexp[0])
 
 
 def explain(
@@ -219,7 +210,7 @@ def explain(
     *,
     tap: Tap | None = None,
     return_residual: bool = False,
-    **options: Unpack[AttentionOptions],
+    **options: Any,
 ) -> dict[str, str]:
     """Which backend would run this call, and why the others would or could not.
 
@@ -238,13 +229,34 @@ def explain(
     >>> explain(q, q, v)["xla"]
     'it needs as many key heads (2) as value heads (1)'
     """
-    check_keywords("explain", options, KEYWORDS)
-    report: dict[str, str] = {}
+    AttentionOptions.from_keywords("explain", options, "tap", "return_residual")
     # Recorded values do not matter: no backend may depend on what is recorded.
     patches = None if tap is None else Tap(patch=tap.patch, layer=tap.layer)
-    call = functools.partial(attend, tap=patches, return_residual=return_residual, report=report)
-    trace(call, query=query, key=key, value=value, **options)
-    return report
+    call = functools.partial(dot_product_attention, tap=patches, return_residual=return_residual)
+    with explaining() as explained:
+        trace(call, query=query, key=key, value=value, **options)
+    return explained[0]
+
+
+@contextlib.contextmanager
+def explaining() -> Iterator[list[dict[str, str]]]:
+    """Inside, every call of attention adds what `explain` says of it to the list.
+
+    To explain a function that calls attention, trace it (`trace`, `jax.eval_shape`) inside. A
+    backend that cannot run is then part of the explanation, not an error.
+
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> with explaining() as explained:
+    ...     trace(attend, query=x, key=x, value=x)
+    >>> len(explained), explained[0]["edges"]
+    (1, 'it needs a mask that is masks.Edges, and nothing else that hides')
+    """
+    explained: list[dict[str, str]] = []
+    before = _EXPLAINED.set(explained)
+    try:
+        yield explained
+    finally:
+        _EXPLAINED.reset(before)
 
 
 def trace(function: Callable[..., object], **arguments: object) -> None:
@@ -259,7 +271,7 @@ def trace(function: Callable[..., object], **arguments: object) -> None:
     jax.eval_shape(run, arrays)
 
 
-def _without_unused(call: Call) -> tuple[Call, Booleans | None]:
+def _without_unused(call: AttentionCall) -> tuple[AttentionCall, Booleans | None]:
     """The call with zeros at unused keys and values, and which outputs attend to a key (None: all).
 
     Zero times NaN is NaN, in the gradient too, so hidden numbers must not be multiplied at all.
@@ -269,7 +281,7 @@ def _without_unused(call: Call) -> tuple[Call, Booleans | None]:
         shown = used[:, :, None, None]
         call = _map_keys(call, lambda a: jnp.where(shown, a, 0))
     if attending is not None:
-        if call.settings.talking_heads != (None, None):
+        if call.options.talking_heads != (None, None):
             attending = jnp.any(attending, axis=1, keepdims=True)  # each head reads the others
         attending = attending.swapaxes(1, 2)[..., None]
         call = call._replace(query=jnp.where(attending, call.query, 0))
@@ -277,7 +289,7 @@ def _without_unused(call: Call) -> tuple[Call, Booleans | None]:
     return _map_keys(call, save_for_backward), attending
 
 
-def _map_keys(call: Call, function: Callable[[Array], Array]) -> Call:
+def _map_keys(call: AttentionCall, function: Callable[[Array], Array]) -> AttentionCall:
     """The function of key and value. One array stays one: a backend may read it once."""
     key = function(call.key)
     return call._replace(key=key, value=key if call.key is call.value else function(call.value))
@@ -294,7 +306,7 @@ def _patches(tap: Tap | None, batched: bool) -> dict[str, Callable[[Array], Arra
     return {name: functools.partial(replace, name) for name in TAPPED if name in tap.patch}
 
 
-def _record(tap: Tap, call: Call, batched: bool) -> None:
+def _record(tap: Tap, call: AttentionCall, batched: bool) -> None:
     if names := [name for name in TAPPED if name in tap.capture]:
         values = scores_and_probs(call)
         tap.captured |= {name: values[name] if batched else values[name][0] for name in names}

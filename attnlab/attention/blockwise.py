@@ -49,7 +49,7 @@ from attnlab.attention.blocks import (
 from attnlab.attention.dropout import dropout_seed, keep_mask
 from attnlab.attention.jax_nn import refuse_dense_only
 from attnlab.attention.mask_spec import Indices, MaskSpec
-from attnlab.attention.options import AttentionOutput, Call
+from attnlab.attention.options import AttentionCall, AttentionOutput
 from attnlab.attention.score_mods import apply_score_mods
 from attnlab.attention.scores import (
     accumulation_dtype,
@@ -64,9 +64,9 @@ from attnlab.eager import KEPT, is_eager
 from attnlab.remat import save_for_backward
 
 
-def blockwise(call: Call, limits: BlockLimits = DEFAULT_LIMITS) -> AttentionOutput:
+def blockwise(call: AttentionCall, limits: BlockLimits = DEFAULT_LIMITS) -> AttentionOutput:
     """Attention without a [T, S] array. No second or forward-mode derivatives: see `dense`."""
-    query, scale, settings = call.query, call.settings.scale, call.settings
+    query, scale, options = call.query, call.options.scale, call.options
     if not isinstance(scale, int | float):  # an array: its gradient goes through q
         query, scale = query.astype(accumulation_dtype(query, call.key)) * scale, 1.0
     blocks, leaves = _divide(call, query, float(scale), limits)
@@ -78,41 +78,41 @@ def blockwise(call: Call, limits: BlockLimits = DEFAULT_LIMITS) -> AttentionOutp
         _longer(call.key, more_s),
         _longer(call.value, more_s),
         ScoreInputs(
-            pad(call.bias, more_t, more_s),
+            pad(options.bias, more_t, more_s),
             pad(call.mask.mask, more_t, more_s),
             pad(first, more_t, more_s),
             pad(end, more_t, more_s),
-            dropout_seed(settings.dropout_rate, settings.dropout_key),
+            dropout_seed(options.dropout_rate, options.dropout_key),
             leaves,
         ),
     )
     run = _program(blocks) if is_eager(arrays) else functools.partial(_attend, blocks)
     output, residual = run(*same_varying_axes(arrays))
     output, residual = output[:, :t], residual[:, :t, :, 0]
-    if settings.sink is not None:
-        output, residual = add_sink(output, residual, settings.sink)
-    return AttentionOutput(output, residual if settings.return_residual else None)
+    if options.sink is not None:
+        output, residual = add_sink(output, residual, options.sink)
+    return AttentionOutput(output, residual if call.return_residual else None)
 
 
-def refuse_blockwise(call: Call) -> str | None:
+def refuse_blockwise(call: AttentionCall) -> str | None:
     """Why the call needs all scores at once."""
     if not all(isinstance(size, int) for size in call.scores_shape):
         return "blocks need sizes that are known when JAX traces, not those of a symbolic shape"
-    if call.settings.talking_heads != (None, None):
+    if call.options.talking_heads != (None, None):
         return "talking_heads needs the scores of all heads at once"
     if call.mask.edges is not None:
         return "edges lie anywhere, not in blocks"
-    return refuse_dense_only(call.settings)
+    return refuse_dense_only(call)
 
 
 def _divide(
-    call: Call, query: Array, scale: float, limits: BlockLimits
+    call: AttentionCall, query: Array, scale: float, limits: BlockLimits
 ) -> tuple[Blocks, tuple[Array, ...]]:
     """The blocks of a call, and the arrays of its score modifications."""
-    shape, mask, settings = call.scores_shape, call.mask, call.settings
+    shape, mask, options = call.scores_shape, call.mask, call.options
     n = shape[1]
     group = math.lcm(n // call.key.shape[2], n // call.value.shape[2])
-    leaves, mods = jax.tree.flatten(settings.score_mods)
+    leaves, mods = jax.tree.flatten(options.score_mods)
     in_query = query.dtype == accumulation_dtype(query)
     blocks = Blocks(
         shape,
@@ -120,10 +120,10 @@ def _divide(
         group,
         scale if in_query else 1.0,
         1.0 if in_query else scale,
-        settings.logits_soft_cap,
-        settings.dropout_rate,
+        options.logits_soft_cap,
+        options.dropout_rate,
         MaskSpec(*shape[2:], is_causal=mask.is_causal, window=mask.window),
-        mods if settings.score_mods else None,
+        mods if options.score_mods else None,
         limits,
     )
     return blocks, tuple(leaves)

@@ -9,7 +9,7 @@ from attnlab.attention.blockwise import blockwise, refuse_blockwise
 from attnlab.attention.dense import dense
 from attnlab.attention.edges import edges, refuse_edges
 from attnlab.attention.jax_nn import cudnn, refuse_cudnn, refuse_jax_nn, xla
-from attnlab.attention.options import AttentionOutput, Call
+from attnlab.attention.options import AttentionCall, AttentionOutput
 from attnlab.names import nearest
 
 
@@ -17,20 +17,21 @@ class Backend(NamedTuple):
     """One way to compute attention.
 
     >>> import jax.numpy as jnp
+    >>> from attnlab.attention import AttentionOptions
     >>> from attnlab.attention.validate import validate
     >>> x = jnp.ones((1, 3, 2, 4))
-    >>> call, _ = validate(x, x, x, sink=jnp.zeros(()))
+    >>> call, _ = validate(x, x, x, AttentionOptions(sink=0.0))
     >>> BACKENDS["dense"].refuse(call), BACKENDS["xla"].refuse(call)
     (None, 'jax.nn has no sink')
     """
 
-    run: Callable[[Call], AttentionOutput]
+    run: Callable[[AttentionCall], AttentionOutput]
     """marks what its own backward pass reads by `save_for_backward`, each array once"""
-    refuse: Callable[[Call], str | None]
+    refuse: Callable[[AttentionCall], str | None]
     """why it cannot run a call, or None; depends on shapes, dtypes and options only"""
 
 
-def never_refuses(call: Call) -> None:
+def never_refuses(call: AttentionCall) -> None:
     """The `refuse` of a backend that can run every call."""
     del call
 
@@ -50,8 +51,8 @@ CONTRIB = ("splash",)
 
 def register_backend(
     name: str,
-    run: Callable[[Call], AttentionOutput],
-    refuse: Callable[[Call], str | None] = never_refuses,
+    run: Callable[[AttentionCall], AttentionOutput],
+    refuse: Callable[[AttentionCall], str | None] = never_refuses,
 ) -> None:
     """Makes a backend available as `implementation=name`. `implementation=None` never chooses it.
 
@@ -102,7 +103,7 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
 """Device -> what implementation=None runs there: the first entry that can."""
 
 
-def choose(call: Call, implementation: str | None) -> Choice:
+def choose(call: AttentionCall, implementation: str | None) -> Choice:
     """The requested backend, or the first of `CHOICES` that can run the call.
 
     Raises:
@@ -135,7 +136,7 @@ def check_implementation(name: str) -> None:
     raise ValueError(f"unknown implementation {name!r}; {hint}{known}")
 
 
-def check_runs(call: Call, name: str) -> None:
+def check_runs(call: AttentionCall, name: str) -> None:
     """Raises ValueError with shapes, reason and a way out if the backend cannot run the call."""
     if reason := BACKENDS[name].refuse(call):
         raise ValueError(
@@ -144,7 +145,7 @@ def check_runs(call: Call, name: str) -> None:
         )
 
 
-def describe(call: Call, chosen: Choice) -> dict[str, str]:
+def describe(call: AttentionCall, chosen: Choice) -> dict[str, str]:
     """Backend -> "chosen: " and why, "could run", or the reason why it could not."""
     of_chosen = {chosen.backend: f"chosen: {chosen.source}"}
     return {

@@ -12,19 +12,19 @@ from jax import Array
 from attnlab.attention.dropout import dropout_seed, keep_at
 from attnlab.attention.jax_nn import refuse_dense_only
 from attnlab.attention.masks import Nodes
-from attnlab.attention.options import AttentionOutput, Call, Settings
+from attnlab.attention.options import AttentionCall, AttentionOptions, AttentionOutput
 from attnlab.attention.score_mods import apply_score_mods
 from attnlab.attention.scores import add_sink, lowest
 from attnlab.remat import save_for_backward
 
 
-def edges(call: Call) -> AttentionOutput:
+def edges(call: AttentionCall) -> AttentionOutput:
     """The backend for a mask that is a list of edges.
 
     Node t gets sum_e p_e v[senders[e]] over its edges e; p is the softmax of their scores.
     """
-    settings, bias, (b, n, t, s) = call.settings, call.bias, call.scores_shape
-    rate, seed = settings.dropout_rate, dropout_seed(settings.dropout_rate, settings.dropout_key)
+    options, bias, (b, n, t, s) = call.options, call.options.bias, call.scores_shape
+    rate, seed = options.dropout_rate, dropout_seed(options.dropout_rate, options.dropout_key)
     assert call.mask.edges is not None  # refused otherwise
     once = jax.vmap(functools.partial(_once, t, s))(*call.mask.edges)
     ends = [jnp.broadcast_to(e, (b, e.shape[-1])) for e in once]
@@ -53,22 +53,22 @@ def edges(call: Call) -> AttentionOutput:
                 for a in (flat, senders[:, None])
             )
             keep = keep_at(seed, rate, flat, keys) / (1 - rate)
-        return _one_graph(settings, q, k, v, senders, receivers, of_edges, keep)
+        return _one_graph(options, q, k, v, senders, receivers, of_edges, keep)
 
     output, residual = jax.vmap(one)(jnp.arange(b), call.query, call.key, call.value, *ends)
-    if settings.sink is not None:
-        output, residual = add_sink(output, residual, settings.sink)
+    if options.sink is not None:
+        output, residual = add_sink(output, residual, options.sink)
     output = save_for_backward(output)
-    return AttentionOutput(output, residual if settings.return_residual else None)
+    return AttentionOutput(output, residual if call.return_residual else None)
 
 
-def refuse_edges(call: Call) -> str | None:
+def refuse_edges(call: AttentionCall) -> str | None:
     """Why the call needs more than a list of edges."""
     if call.mask.only_edges is None:
         return "it needs a mask that is masks.Edges, and nothing else that hides"
-    if call.settings.talking_heads != (None, None):
+    if call.options.talking_heads != (None, None):
         return "talking_heads needs the scores of all pairs"
-    return refuse_dense_only(call.settings)
+    return refuse_dense_only(call)
 
 
 def _once(num_nodes: int, num_keys: int, senders: Nodes, receivers: Nodes) -> tuple[Array, Array]:
@@ -80,7 +80,7 @@ def _once(num_nodes: int, num_keys: int, senders: Nodes, receivers: Nodes) -> tu
 
 
 def _one_graph(
-    settings: Settings,
+    options: AttentionOptions,
     q: Array,
     k: Array,
     v: Array,
@@ -94,11 +94,11 @@ def _one_graph(
     kv, num_edges, wide = v.shape[1], len(senders), jnp.promote_types(q.dtype, jnp.float32)
     # Widened first: the gradient of a gather sums over edges too.
     q, k, v = (_at(a.astype(wide), e) for a, e in ((q, receivers), (k, senders), (v, senders)))
-    scores = _edge_scores(settings, q, k, bias)
-    if settings.score_mods:
+    scores = _edge_scores(options, q, k, bias)
+    if options.score_mods:
         real = (receivers < num_nodes)[:, None]  # padding must reach no gradient
         at = jnp.minimum(receivers, num_nodes - 1), jnp.minimum(senders, num_keys - 1)
-        scores = jnp.where(real, _modified(settings, scores, *at), scores)
+        scores = jnp.where(real, _modified(options, scores, *at), scores)
     top = jax.ops.segment_max(jax.lax.stop_gradient(scores), receivers, num_nodes)
     top = jnp.maximum(top, lowest(wide))  # finite where all edges of a node are -inf
     weights = jnp.exp(scores - _at(top, receivers))
@@ -111,21 +111,21 @@ def _one_graph(
     return (out / divisor[..., None]).astype(dtype), residual
 
 
-def _edge_scores(settings: Settings, q: Array, k: Array, bias: Array | None) -> Array:
+def _edge_scores(options: AttentionOptions, q: Array, k: Array, bias: Array | None) -> Array:
     """[edges, N], before score modifications."""
     (num_edges, n, h), kk = q.shape, k.shape[1]
     scores = jnp.einsum("ekgh,ekh->ekg", q.reshape(num_edges, kk, n // kk, h), k)
-    scores = scores.reshape(num_edges, n) * jnp.asarray(settings.scale, q.dtype)
+    scores = scores.reshape(num_edges, n) * jnp.asarray(options.scale, q.dtype)
     scores = scores if bias is None else scores + bias.astype(q.dtype)
-    cap = settings.logits_soft_cap
+    cap = options.logits_soft_cap
     return scores if cap is None else cap * jnp.tanh(scores / cap)
 
 
-def _modified(settings: Settings, scores: Array, receivers: Array, senders: Array) -> Array:
+def _modified(options: AttentionOptions, scores: Array, receivers: Array, senders: Array) -> Array:
     """The score modifications of each edge: a block of one key for each query."""
     head = jnp.arange(scores.shape[1])[:, None, None]
     block = apply_score_mods(
-        settings.score_mods,
+        options.score_mods,
         scores.T[None, :, :, None],
         head=head,
         query=receivers[:, None],

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from attnlab.attention.mask_spec import MaskSpec
-from attnlab.attention.options import AttentionOutput, Call, Settings
+from attnlab.attention.options import AttentionCall, AttentionOutput
 from attnlab.remat import save_for_backward
 
 
@@ -26,14 +26,14 @@ class NativeMask(TypedDict, total=False):
     key_value_seq_lengths: Array | None
 
 
-def xla(call: Call) -> AttentionOutput:
+def xla(call: AttentionCall) -> AttentionOutput:
     """jax.nn's own composition of XLA operations."""
     query, key, value = call.query, call.key, call.value
     size = max(query.shape[-1], value.shape[-1])
     q, k, v = _pad_widths(size, query, key, value)
     if _is_elementwise_in_bfloat16(call, size):
         q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
-    bias, allowed = call.bias, call.mask.allowed()
+    bias, allowed = call.options.bias, call.mask.allowed()
     attending = None
     if bias is not None:
         # jax.nn hides by a finite score, which a bias can go below, and a row of -inf is NaN there.
@@ -42,7 +42,7 @@ def xla(call: Call) -> AttentionOutput:
         attending = jnp.any(allowed, axis=3, keepdims=True)
         bias = jnp.where(allowed, bias, jnp.where(attending, -jnp.inf, 0))
         allowed = None
-    scale = cast(float, call.settings.scale)  # it may be an array; jax.nn has another annotation
+    scale = cast(float, call.options.scale)  # it may be an array; jax.nn has another annotation
     out = jax.nn.dot_product_attention(q, k, v, bias, allowed, scale=scale, implementation="xla")[
         ..., : value.shape[-1]
     ]
@@ -51,22 +51,31 @@ def xla(call: Call) -> AttentionOutput:
     return AttentionOutput(save_for_backward(out.astype(value.dtype)))
 
 
-def refuse_jax_nn(call: Call) -> str | None:
+def refuse_jax_nn(call: AttentionCall) -> str | None:
     """Why jax.nn cannot run the call."""
     # Not every version of it has a residual that a sink could be added to.
     return refuse_options("jax.nn", call)
 
 
-def refuse_options(library: str, call: Call, supported: Collection[str] = ()) -> str | None:
+def refuse_options(
+    library: str, call: AttentionCall, supported: Collection[str] = ()
+) -> str | None:
     """What the kernels of other libraries cannot do, but for the `supported` options."""
-    settings = call.settings
-    if reason := refuse_dense_only(settings):
+    options = call.options
+    if reason := refuse_dense_only(call):
         return reason
-    if settings.sink is not None:
+    if options.sink is not None:
         return f"{library} has no sink"
-    for field, default in Settings._field_defaults.items():
-        if field not in ("dropout_key", *supported) and getattr(settings, field) != default:
-            return f"{library} has no {field}"
+    used = {
+        "logits_soft_cap": options.logits_soft_cap is not None,
+        "score_mods": bool(options.score_mods),
+        "dropout_rate": bool(options.dropout_rate),
+        "talking_heads": options.talking_heads != (None, None),
+        "return_residual": call.return_residual,
+    }
+    for name, is_used in used.items():
+        if is_used and name not in supported:
+            return f"{library} has no {name}"
     query, key, value = call.query, call.key, call.value
     if key.shape[-2] != value.shape[-2]:
         return f"it needs as many key heads ({key.shape[-2]}) as value heads ({value.shape[-2]})"
@@ -77,9 +86,9 @@ def refuse_options(library: str, call: Call, supported: Collection[str] = ()) ->
     return None
 
 
-def refuse_dense_only(settings: Settings) -> str | None:
+def refuse_dense_only(call: AttentionCall) -> str | None:
     """Why a backend that never holds all scores cannot replace them."""
-    return f"it has no {' and no '.join(settings.patch)} to patch" if settings.patch else None
+    return f"it has no {' and no '.join(call.patch)} to patch" if call.patch else None
 
 
 def native_mask(mask: MaskSpec) -> NativeMask | None:
@@ -109,7 +118,7 @@ def native_mask(mask: MaskSpec) -> NativeMask | None:
     }
 
 
-def cudnn(call: Call) -> AttentionOutput:
+def cudnn(call: AttentionCall) -> AttentionOutput:
     """cuDNN's flash attention: widths are padded to one multiple of 8, masks to all T and S."""
     query, key, value = call.query, call.key, call.value
     options = native_mask(call.mask)
@@ -120,7 +129,7 @@ def cudnn(call: Call) -> AttentionOutput:
         options = {"mask": jnp.broadcast_to(allowed, shape)}
     size = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
     q, k, v = _pad_widths(size, query, key, value)
-    scale = cast(float, call.settings.scale)
+    scale = cast(float, call.options.scale)
     out = jax.nn.dot_product_attention(q, k, v, implementation="cudnn", scale=scale, **options)
     return AttentionOutput(save_for_backward(out[..., : value.shape[-1]]))
 
@@ -183,7 +192,7 @@ def _cudnn_problem() -> str | None:
     return None
 
 
-def refuse_cudnn(call: Call) -> str | None:
+def refuse_cudnn(call: AttentionCall) -> str | None:
     """Why cuDNN cannot run the call."""
     device, (_, _, t, s) = this_device(), call.scores_shape
     if device.platform != "gpu" or not device.compute_capability:
@@ -194,8 +203,9 @@ def refuse_cudnn(call: Call) -> str | None:
         return f"cuDNN needs float16 or bfloat16, not {call.query.dtype}"
     if size > most:
         return f"cuDNN on this GPU needs head widths of at most {most}, not {size}"
-    if call.bias is not None:
-        return f"cuDNN has a bias gradient for batch 1 alone, bias has shape {call.bias.shape}"
+    if call.options.bias is not None:
+        shape = call.options.bias.shape
+        return f"cuDNN has a bias gradient for batch 1 alone, bias has shape {shape}"
     if t % 2 or s % 2:  # jax.nn asks it of every gradient, as if there always were a bias
         return f"the gradient of cuDNN needs even lengths, not T={t} and S={s}"
     return refuse_jax_nn(call)
@@ -206,7 +216,7 @@ def _pad_widths(size: int, *arrays: Array) -> list[Array]:
     return [jnp.pad(a, [(0, 0)] * 3 + [(0, size - a.shape[-1])]) for a in arrays]
 
 
-def _is_elementwise_in_bfloat16(call: Call, size: int) -> bool:
+def _is_elementwise_in_bfloat16(call: AttentionCall, size: int) -> bool:
     """Does XLA fail to compile this call on a CPU?
 
     It turns products with two axes of size 1 into elementwise ones, which cannot have the precision

@@ -1,14 +1,15 @@
 """The options of attention, what it returns, and the checked call that backends take."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jax import Array
 from jax.typing import ArrayLike
 
 from attnlab.attention.mask_spec import MaskSpec
-from attnlab.attention.masks import Edges
 from attnlab.attention.score_mods import ScoreMod
+from attnlab.names import check_keywords
 
 Implementation: TypeAlias = Literal["dense", "blockwise", "xla", "cudnn", "edges"] | str
 """A key of `BACKENDS`."""
@@ -17,40 +18,58 @@ TalkingHeads: TypeAlias = tuple[ArrayLike | None, ArrayLike | None]
 """[N, M] applied to the scores and [M, N] applied to the probabilities; either may be None."""
 
 
-class AttentionKeywords(TypedDict, total=False):
-    """The options of `dot_product_attention` that are keywords alone.
+@dataclasses.dataclass(frozen=True, eq=False)
+class AttentionOptions:
+    """The options of `dot_product_attention`, which says what each means.
 
-    They are those of `jax.nn.dot_product_attention` and six more; inside, a call is the smaller
-    records `MaskSpec`, `Settings` and `Call`.
+    Arrays may be anything that `jnp.asarray` takes; `attend` checks them.
+
+    >>> options = AttentionOptions(is_causal=True).replace(scale=0.5)
+    >>> options.is_causal, options.scale, options.bias
+    (True, 0.5, None)
     """
 
-    scale: ArrayLike | None
-    is_causal: bool
-    query_seq_lengths: ArrayLike | None
-    key_value_seq_lengths: ArrayLike | None
-    local_window_size: int | tuple[int, int] | None
-    logits_soft_cap: float | None
-    score_mods: Sequence[ScoreMod]
-    dropout_rate: float
-    dropout_key: Array | None
-    talking_heads: TalkingHeads | None
-    sink: ArrayLike | None
-    implementation: Implementation | None
+    bias: Any = None
+    mask: Any = None
+    scale: Any = None
+    is_causal: bool = False
+    query_seq_lengths: Any = None
+    key_value_seq_lengths: Any = None
+    local_window_size: int | tuple[int, int] | None = None
+    logits_soft_cap: float | None = None
+    score_mods: Sequence[ScoreMod] = ()
+    dropout_rate: float = 0.0
+    dropout_key: Array | None = None
+    talking_heads: Any = None
+    sink: Any = None
+    implementation: Implementation | None = None
+
+    def replace(self, **changes: Any) -> "AttentionOptions":
+        """The options with other values of some fields."""
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def from_keywords(
+        cls, function: str, keywords: Mapping[str, Any], *others: str
+    ) -> "AttentionOptions":
+        """The record of the `**keywords` of a function.
+
+        Raises:
+          TypeError: a keyword that is none; the message has the name of the function, and with
+            those of the options the names of its `others`.
+
+        >>> AttentionOptions.from_keywords("decode", {"scal": 2}, "cache")
+        Traceback (most recent call last):
+        TypeError: decode() got an unknown keyword 'scal': did you mean 'scale'? known: cache, \
+bias, mask, scale, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size, \
+logits_soft_cap, score_mods, dropout_rate, dropout_key, talking_heads, sink, implementation
+        """
+        check_keywords(function, keywords, (*others, *OPTION_NAMES))
+        return cls(**keywords)
 
 
-class AttentionOptions(AttentionKeywords, total=False):
-    """The options of `dot_product_attention`, without `tap` and `return_residual`.
-
-    For functions that pass options on: `def f(..., **options: Unpack[AttentionOptions])`.
-
-    >>> from typing import Unpack
-    >>> from attnlab import dot_product_attention
-    >>> def causal_attention(q, k, v, **options: Unpack[AttentionOptions]):
-    ...     return dot_product_attention(q, k, v, is_causal=True, **options)
-    """
-
-    bias: ArrayLike | None
-    mask: ArrayLike | Edges | None
+OPTION_NAMES = tuple(field.name for field in dataclasses.fields(AttentionOptions))
+DEFAULT_OPTIONS = AttentionOptions()
 
 
 class AttentionOutput(NamedTuple):
@@ -59,50 +78,28 @@ class AttentionOutput(NamedTuple):
     >>> import jax.numpy as jnp
     >>> from attnlab.attention import attend
     >>> x = jnp.zeros((1, 3, 2, 4))
-    >>> residual = attend(x, x, x, is_causal=True, return_residual=True).residual
-    >>> jnp.exp(residual[0, :, 0]).round().tolist()  # scores are 0: the number of keys
+    >>> _, logsumexp = attend(x, x, x, AttentionOptions(is_causal=True), return_residual=True)
+    >>> jnp.exp(logsumexp[0, :, 0]).round().tolist()  # scores are 0: the number of keys
     [1.0, 2.0, 3.0]
     """
 
     output: Array
     """[B, T, N, V] in the dtype of the values"""
-    residual: Array | None = None
+    logsumexp: Array | None = None
     """log sum exp of the scores [B, T, N], if requested"""
 
 
-class Settings(NamedTuple):
-    """The checked options of a call, apart from its mask.
-
-    >>> import jax.numpy as jnp
-    >>> from attnlab.attention.validate import validate
-    >>> x = jnp.ones((1, 3, 2, 4))
-    >>> settings = validate(x, x, x, sink=jnp.zeros(()))[0].settings
-    >>> settings.scale, settings.sink.ndim
-    (0.5, 4)
-    """
-
-    scale: ArrayLike
-    logits_soft_cap: float | None = None
-    score_mods: tuple[ScoreMod, ...] = ()
-    dropout_rate: float = 0.0
-    dropout_key: Array | None = None
-    talking_heads: tuple[Array | None, Array | None] = (None, None)
-    sink: Array | None = None
-    """broadcasts to [B, N, T, 1]"""
-    return_residual: bool = False
-    patch: Mapping[str, Callable[[Array], Array]] = {}
-    """"scores", "probs" -> the function that replaces them"""
-
-
-class Call(NamedTuple):
-    """A checked call of attention: what every backend takes.
+class AttentionCall(NamedTuple):
+    """A checked call of attention with a batch axis: what every backend takes.
 
     >>> import jax.numpy as jnp
     >>> from attnlab.attention.validate import validate
     >>> q, kv = jnp.ones((1, 3, 4, 8)), jnp.ones((1, 5, 2, 8))
-    >>> call, _ = validate(q, kv, kv)
+    >>> call, _ = validate(q, kv, kv, AttentionOptions(sink=0.0))
     >>> call.scores_shape, call.key.shape  # K = 2 key heads for N = 4 query heads
     ((1, 4, 3, 5), (1, 5, 2, 8))
+    >>> call.options.sink.shape
+    (1, 1, 1, 1)
     """
 
     query: Array
@@ -111,10 +108,13 @@ class Call(NamedTuple):
     """[B, S, K, H]"""
     value: Array
     """[B, S, Kv, V]"""
-    bias: Array | None
-    """broadcasts to [B, N, T, S]"""
     mask: MaskSpec
-    settings: Settings
+    """all that hides keys; the mask, causal rule, window and lengths of `options` are not read"""
+    options: AttentionOptions
+    """arrays with four axes, a number as scale, a tuple of score_mods, a pair of talking_heads"""
+    return_residual: bool = False
+    patch: Mapping[str, Callable[[Array], Array]] = {}
+    """"scores", "probs" -> the function that replaces them"""
 
     @property
     def scores_shape(self) -> tuple[int, int, int, int]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, Unpack
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from attnlab.attention.dropout import is_key
 from attnlab.attention.mask_checks import check_boolean
 from attnlab.attention.mask_spec import MaskSpec
 from attnlab.attention.masks import Edges
-from attnlab.attention.options import AttentionOptions, Call, Settings, TalkingHeads
+from attnlab.attention.options import DEFAULT_OPTIONS, AttentionCall, AttentionOptions, TalkingHeads
 from attnlab.attention.score_mods import validate_score_mods
 
 Kind = Literal["float", "integer", "boolean"]
@@ -25,11 +25,11 @@ def validate(
     query: ArrayLike,
     key: ArrayLike,
     value: ArrayLike,
+    options: AttentionOptions = DEFAULT_OPTIONS,
     *,
     return_residual: bool = False,
     patch: Mapping[str, Callable[[Array], Array]] | None = None,
-    **options: Unpack[AttentionOptions],
-) -> tuple[Call, bool]:
+) -> tuple[AttentionCall, bool]:
     """The checked call with a batch axis, and whether it came with one.
 
     Raises:
@@ -39,24 +39,19 @@ def validate(
     q, k, v, batched = _validated_qkv(query, key, value)
     b, t, n, h = q.shape
     scores = (b, n, t, k.shape[1])
-    talking_heads, inner = _validated_talking_heads(options.get("talking_heads"), n)
+    talking_heads, inner = _validated_talking_heads(options.talking_heads, n)
     mask = _validated_mask(scores, inner, batched, options)
-    rate = options.get("dropout_rate", 0.0)
-    _check_dropout(rate, options.get("dropout_key"))
-    scale = options.get("scale")
-    settings = Settings(
-        scale=h**-0.5 if scale is None else _scalar("scale", scale),
-        logits_soft_cap=_positive("logits_soft_cap", options.get("logits_soft_cap")),
-        score_mods=validate_score_mods(options.get("score_mods", ()), scores),
-        dropout_rate=float(rate),
-        dropout_key=options.get("dropout_key"),
+    _check_dropout(options.dropout_rate, options.dropout_key)
+    checked = options.replace(
+        bias=_broadcastable("bias", options.bias, "float", scores),
+        scale=h**-0.5 if options.scale is None else _scalar("scale", options.scale),
+        logits_soft_cap=_positive("logits_soft_cap", options.logits_soft_cap),
+        score_mods=validate_score_mods(options.score_mods, scores),
+        dropout_rate=float(options.dropout_rate),
         talking_heads=talking_heads,
-        sink=_broadcastable("sink", options.get("sink"), "float", (b, inner, t, 1)),
-        return_residual=return_residual,
-        patch=patch or {},
+        sink=_broadcastable("sink", options.sink, "float", (b, inner, t, 1)),
     )
-    bias = _broadcastable("bias", options.get("bias"), "float", scores)
-    return Call(q, k, v, bias, mask, settings), batched
+    return AttentionCall(q, k, v, mask, checked, return_residual, patch or {}), batched
 
 
 def _validated_qkv(
@@ -96,7 +91,7 @@ def _validated_mask(
 ) -> MaskSpec:
     """What the mask, the causal rule, the window and the lengths mean; `inner` heads meet it."""
     b, n, t, s = scores
-    mask, edges = options.get("mask"), None
+    mask, edges = options.mask, None
     if isinstance(mask, Edges):
         mask, edges = None, mask
     if mask is not None and np.ndim(mask) < 2:
@@ -115,12 +110,10 @@ def _validated_mask(
         t,
         s,
         mask=_broadcastable("mask", mask, "boolean", scores),
-        is_causal=_flag("is_causal", options.get("is_causal", False)),
-        window=validated_window(options.get("local_window_size")),
-        query_lengths=_lengths("query_seq_lengths", options.get("query_seq_lengths"), b, batched),
-        key_lengths=_lengths(
-            "key_value_seq_lengths", options.get("key_value_seq_lengths"), b, batched
-        ),
+        is_causal=_flag("is_causal", options.is_causal),
+        window=validated_window(options.local_window_size),
+        query_lengths=_lengths("query_seq_lengths", options.query_seq_lengths, b, batched),
+        key_lengths=_lengths("key_value_seq_lengths", options.key_value_seq_lengths, b, batched),
         edges=None if edges is None else edges.checked(b, t, s),
     )
 

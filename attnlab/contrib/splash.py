@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from attnlab.attention import AttentionOutput, Call
+from attnlab.attention import AttentionCall, AttentionOutput
 from attnlab.attention.jax_nn import refuse_options
 from attnlab.remat import save_for_backward
 
@@ -15,13 +15,13 @@ BLOCK = 128
 """Queries and keys come in blocks of this size: lengths are padded to a multiple."""
 
 
-def splash(call: Call) -> AttentionOutput:
+def splash(call: AttentionCall) -> AttentionOutput:
     """V may differ from H. Blocks that a causal rule or a window hides are skipped; lengths, and
     the padding of the last blocks, are segments with other numbers."""
     from jax.experimental.pallas.ops.tpu import splash_attention as library
 
     query, mask, (b, n, t, s) = call.query, call.mask, call.scores_shape
-    q = _to_blocks((query * call.settings.scale).astype(query.dtype))
+    q = _to_blocks((query * call.options.scale).astype(query.dtype))
     k, v = _to_blocks(call.key), _to_blocks(call.value)
     shape = (q.shape[2], k.shape[2])
     left, right = mask.window or (None, None)
@@ -30,7 +30,7 @@ def splash(call: Call) -> AttentionOutput:
     seen = library.FullMask(shape) if everywhere else library.LocalMask(shape, (left, right), 0)
     kernel = library.make_splash_mha_single_device(
         library.MultiHeadMask([seen] * n),
-        attn_logits_soft_cap=call.settings.logits_soft_cap,
+        attn_logits_soft_cap=call.options.logits_soft_cap,
         interpret=jax.default_backend() != "tpu",
     )
     # A query attends to the keys of its own segment: all real ones; no key is in segment 2.
@@ -42,13 +42,13 @@ def splash(call: Call) -> AttentionOutput:
     return AttentionOutput(save_for_backward(out.swapaxes(1, 2)[:, :t]))
 
 
-def refuse_splash(call: Call) -> str | None:
+def refuse_splash(call: AttentionCall) -> str | None:
     """Why splash attention cannot run the call."""
     if (platform := jax.default_backend()) not in ("tpu", "cpu"):
         return f"splash attention is for TPUs, and a CPU interprets it; this is a {platform}"
     if call.query.dtype not in (jnp.float32, jnp.bfloat16):
         return f"splash attention needs float32 or bfloat16, not {call.query.dtype}"
-    if call.bias is not None:
+    if call.options.bias is not None:
         return "splash attention has no bias"
     if call.mask.mask is not None or call.mask.edges is not None:
         return "splash attention has no mask array: the causal rule, windows and lengths alone"

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Unpack
+from typing import Any
 
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
@@ -19,15 +19,14 @@ class Call:
     """One call of attention, passed to `Layout.attend` and to extras.
 
     Attributes:
-      options: of `attnlab.attention.attend`: mask, bias, is_causal, dropout_rate, score_mods, ...
+      options: mask, bias, is_causal, dropout_rate, score_mods, ...
       tap: takes named values.
       layer: index of the layer, counted from 0; may be traced.
       token_mask: [B, T], True = a token of x; None: all are.
       wrappers: code around the softmax attention, the last one outermost.
-      report: filled with the result of `explain`, while JAX traces.
 
     >>> import jax.numpy as jnp
-    >>> call = Call({"scale": 0.5}).with_new(is_causal=True)
+    >>> call = Call(AttentionOptions(scale=0.5)).with_new(is_causal=True)
     >>> q, v = jnp.ones((1, 2, 1, 4)), jnp.array([1.0, 3.0]).reshape(1, 2, 1, 1)
     >>> call.attention(q, q, v).ravel().tolist()
     [1.0, 2.0]
@@ -38,7 +37,6 @@ class Call:
     layer: ArrayLike = 0
     token_mask: Bool[Array, "B T"] | None = None
     wrappers: tuple[Wrapper, ...] = ()
-    report: dict[str, str] | None = None
 
     def attention(self, q: Array, k: Array, v: Array) -> Array:
         """Softmax attention under the options of the call.
@@ -58,29 +56,20 @@ class Call:
         self, q: Array, k: Array, v: Array, *, return_residual: bool = False
     ) -> AttentionOutput:
         """The backend alone: output and, on request, log sum exp of the scores [B, T, N]."""
-        return attend(
-            q,
-            k,
-            v,
-            tap=self.tap,
-            return_residual=return_residual,
-            report=self.report,
-            **self.options,
-        )
+        return attend(q, k, v, self.options, tap=self.tap, return_residual=return_residual)
 
-    def bind(self, **options: Unpack[AttentionOptions]) -> "Call":
+    def bind(self, **options: Any) -> "Call":
         """The call with other options."""
-        merged: AttentionOptions = {**self.options, **options}
-        return dataclasses.replace(self, options=merged)
+        return dataclasses.replace(self, options=self.options.replace(**options))
 
-    def with_new(self, **options: Unpack[AttentionOptions]) -> "Call":
+    def with_new(self, **options: Any) -> "Call":
         """The call with options that it does not have yet.
 
         Raises:
           ValueError: the call has one of them, which would be replaced silently.
         """
         for name in options:
-            if self.options.get(name) is not None:
+            if getattr(self.options, name) is not None:
                 raise ValueError(
                     f"{name} is set twice, as an option of the call and by an extra of the layout; "
                     "leave one out"

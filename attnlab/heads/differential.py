@@ -85,7 +85,7 @@ class Differential(Standard):
         start = 0.8 - 0.6 * jnp.exp(-0.3 * jnp.asarray(call.layer))
         one, two = jnp.exp(jnp.sum(params["lambda_q"] * params["lambda_k"], axis=-1))
         factor = call.tap("lambda", one - two + start)
-        call = call.bind(bias=self._bias_of_maps(call.options.get("bias")))
+        call = call.bind(bias=self._bias_of_maps(call.options.bias))
         maps = call.attention(q, k, v)
         maps = maps.reshape(*maps.shape[:2], self.size("num_kv_heads"), 2, -1, maps.shape[-1])
         heads = maps[:, :, :, 0] - factor * maps[:, :, :, 1]

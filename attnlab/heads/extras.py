@@ -146,7 +146,7 @@ class LearntSoftCap(Extra):
 
     def before_attention(self, params: Params, call: Call) -> Call:
         cap = score_mods.SoftCap(jnp.exp(params["log_soft_cap"]))
-        return call.bind(score_mods=(*call.options.get("score_mods", ()), cap))
+        return call.bind(score_mods=(*call.options.score_mods, cap))
 
 
 @register_extra("mixture_of_heads")
@@ -293,34 +293,33 @@ def attend_with_extra_keys(params: Params, call: Call, q: Array, k: Array, v: Ar
       ValueError: the call has options that need the scores of all keys at once.
     """
     options = call.options
-    if options.get("talking_heads") is not None or options.get("score_mods"):
+    if options.talking_heads is not None or options.score_mods:
         raise ValueError(
             "extra_keys are computed apart from the other keys, so they do not combine with "
             "talking_heads and score_mods; leave one out"
         )
 
-    scale = options["scale"]
-    assert scale is not None
+    scale = options.scale
 
     def per_row(name: str) -> Array:
         a = params[name].astype(q.dtype if name == "extra_k" else v.dtype).swapaxes(0, 1)
         return jnp.broadcast_to(a, (q.shape[0], *a.shape))
 
     extra = scaled_scores(
-        q.swapaxes(1, 2), per_row("extra_k"), None, scale, options.get("logits_soft_cap")
+        q.swapaxes(1, 2), per_row("extra_k"), None, scale, options.logits_soft_cap
     )
     total = jax.nn.logsumexp(extra, axis=-1, keepdims=True)
-    sink = options.get("sink")
+    sink = options.sink
     if sink is not None:
         sink = with_rank(jnp.asarray(sink, total.dtype), total.ndim)
         total = jnp.logaddexp(total, sink)
     heads, residual = call.bind(sink=total).softmax(q, k, v, return_residual=True)
     assert residual is not None
     probs = jnp.exp(extra - residual.swapaxes(1, 2)[..., None])
-    rate = options.get("dropout_rate", 0.0)
+    rate = options.dropout_rate
     if rate:
         # As if they stood behind the other keys.
-        seed = dropout_seed(rate, options["dropout_key"])
+        seed = dropout_seed(rate, options.dropout_key)
         shape = (*extra.shape[:3], k.shape[1])
         assert seed is not None
         kept = keep_mask(seed, rate, (0, 0, 0, k.shape[1]), extra.shape, shape)

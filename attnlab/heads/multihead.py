@@ -7,14 +7,14 @@ Named values that a tap can record or replace: those of `HEAD_VALUES` and of the
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from attnlab.attention import AttentionOptions, masks
+from attnlab.attention import AttentionOptions, explaining, masks
 from attnlab.attention.validate import validated_window
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.call import Call
@@ -25,7 +25,6 @@ from attnlab.heads.positions import rotate
 from attnlab.heads.rewrites import FACTORED, CallSizes, choose, contraction_orders
 from attnlab.heads.shapes import score_scale
 from attnlab.heads.weights import Params
-from attnlab.names import check_keywords
 from attnlab.tap import Tap
 
 HEAD_KEYWORDS = {
@@ -65,7 +64,7 @@ def multi_head_attention(
     layer: ArrayLike = 0,
     order: str | None = None,
     tap: Tap | None = None,
-    **options: Unpack[AttentionOptions],
+    **options: Any,
 ) -> Float[Array, "B T O"]:
     """sum_n softmax(scale q_n k_n^T) v_n W_O[n], with q, k and v as the layout computes them.
 
@@ -95,7 +94,7 @@ def multi_head_attention(
     >>> multi_head_attention(params, jnp.ones((1, 5, 6)), layout, is_causal=True).shape
     (1, 5, 6)
     """
-    _check_options("multi_head_attention", options)
+    _checked_options("multi_head_attention", options)
     inputs = HeadInputs(context=context, rotary=rotary, layer=layer, order=order)
     return attend_heads(params, x, layout, inputs, tap=tap, **options).output
 
@@ -110,7 +109,7 @@ def decode(
     layer: ArrayLike = 0,
     padding_mask: Bool[Array, "B T"] | None = None,
     tap: Tap | None = None,
-    **options: Unpack[AttentionOptions],
+    **options: Any,
 ) -> tuple[Float[Array, "B T O"], Cache]:
     """Self-attention of the next tokens x, which also attend to all that the cache holds.
 
@@ -139,7 +138,7 @@ def decode(
     >>> y.shape, int(cache["length"])
     ((1, 2, 6), 2)
     """
-    _check_options("decode", options)
+    _checked_options("decode", options)
     options = {"is_causal": True, **options}
     if not isinstance(cache, Mapping) or "length" not in cache:
         raise ValueError("cache must be that of init_cache(layout, batch, size)")
@@ -157,7 +156,7 @@ def attend_heads(
     *,
     tap: Tap | None = None,
     report: dict[str, dict[str, object]] | None = None,
-    **options: Unpack[AttentionOptions],
+    **options: Any,
 ) -> HeadOutputs:
     """`multi_head_attention` with everything that layers and models need.
 
@@ -183,10 +182,10 @@ def attend_heads(
     (1, 5, 6)
     """
     check_inputs(params, x, layout, inputs)
-    _check_options("attend_heads", options)
+    record = _checked_options("attend_heads", options)
     tap = tap or Tap()
     tap.layer = inputs.layer
-    sizes = call_sizes(x, inputs, options)
+    sizes = call_sizes(x, inputs, record)
     wanted = inputs.order
     of_form = (*OF_FORM, *layout.values)
     if patched := [name for name in of_form if name in tap.patch]:
@@ -202,26 +201,26 @@ def attend_heads(
         report["chosen"] = {"order": order}
     aside = tuple(name for name in of_form if name in tap.capture)
     if steps and aside:
-        _record_factored(params, x, layout, inputs, tap, aside, options)
+        _record_factored(params, x, layout, inputs, tap, aside, record)
         tap_here = Tap(tap.capture - set(aside), tap.patch, tap.layer)
     else:
         tap_here = tap
     for step in steps:
         params, layout = step.params(params), step.layout
-    outputs = _attend(params, x, layout, inputs, tap_here, report, options)
+    outputs = _attend(params, x, layout, inputs, tap_here, report, record)
     if tap_here is not tap:
         tap.merge(tap_here)
     return outputs
 
 
-def _check_options(function: str, options: AttentionOptions) -> None:
-    known = AttentionOptions.__annotations__
-    check_keywords(function, options, [*known, *HEAD_KEYWORDS.get(function, ())])
-    if options.get("scale") is not None:
+def _checked_options(function: str, options: dict[str, Any]) -> AttentionOptions:
+    record = AttentionOptions.from_keywords(function, options, *HEAD_KEYWORDS[function])
+    if record.scale is not None:
         raise ValueError(
             "scale is a field of the layout: use dataclasses.replace(layout, scale="
-            f"{options['scale']!r})"
+            f"{record.scale!r})"
         )
+    return record
 
 
 def call_sizes(x: Array, inputs: HeadInputs, options: AttentionOptions) -> CallSizes:
@@ -237,9 +236,9 @@ def call_sizes(x: Array, inputs: HeadInputs, options: AttentionOptions) -> CallS
         cross=context is not None,
         num_new=None if not entries else 0 if inputs.shared_kv is not None else x.shape[1],
         rotary=inputs.rotary is not None,
-        shift_invariant=options.get("logits_soft_cap") is None
-        and options.get("sink") is None
-        and not options.get("score_mods"),
+        shift_invariant=options.logits_soft_cap is None
+        and options.sink is None
+        and not options.score_mods,
         entries=frozenset(entries) if entries else None,
     )
 
@@ -279,17 +278,21 @@ def _attend(
     entries = inputs.shared_kv
     if entries is None:
         entries = project_context(params, x, ready, layout, inputs.context, rotate_k)
-    options = {**options, "scale": score_scale(layout)}
+    options = options.replace(scale=score_scale(layout))
     made, cache, fits = entries, None, None
     if inputs.cache is not None:
         entries, cache, fits, options = _with_cache(entries, x, inputs, options)
     elif inputs.padding_mask is not None:
         options = _with_mask(options, inputs.padding_mask[:, None, None, :])
     k, v = layout.keys_values(params, entries)
-    backends = None if report is None else report.setdefault("implementation", {})
     real = inputs.padding_mask if inputs.token_mask is None else inputs.token_mask
-    call = Call(options, tap, inputs.layer, real, report=backends)  # type: ignore[arg-type]
-    heads = _heads(params, x, layout, (q, k, v), call)
+    call = Call(options, tap, inputs.layer, real)
+    if report is None:
+        heads = _heads(params, x, layout, (q, k, v), call)
+    else:
+        with explaining() as explained:
+            heads = _heads(params, x, layout, (q, k, v), call)
+        report["implementation"] = dict(explained[-1])
     output = _output(params, layout, _masked(heads, inputs.head_mask, tap), tap)
     if fits is not None:
         output = jnp.where(fits[..., None, None], output, jnp.nan)
@@ -345,24 +348,24 @@ def _with_cache(
         inputs.cache,
         entries,
         inputs.padding_mask,
-        is_causal=options.get("is_causal", False),
-        window=validated_window(options.get("local_window_size")),
+        is_causal=options.is_causal,
+        window=validated_window(options.local_window_size),
     )
     options = _with_mask(options, extended.allowed)
-    options = {**options, "is_causal": False, "local_window_size": None}
+    options = options.replace(is_causal=False, local_window_size=None)
     held = {name: a.astype(x.dtype) for name, a in extended.entries.items()}
     return held, extended.cache, extended.fits, options
 
 
 def _with_mask(options: AttentionOptions, allowed: Array | None) -> AttentionOptions:
     """The options with one more boolean mask."""
-    mask = options.get("mask")
+    mask = options.mask
     if isinstance(mask, masks.Edges):
         raise TypeError(
             "masks.Edges do not combine with a cache or padding_mask; pass a boolean mask"
         )
     mask = None if mask is None else jnp.asarray(mask)
-    return {**options, "mask": masks.combine(mask, allowed)}
+    return options.replace(mask=masks.combine(mask, allowed))
 
 
 def rotations(rotary: Rotary | None) -> tuple[Rotate, Rotate]:
@@ -457,7 +460,7 @@ def explain_heads(
     layout: Layout,
     x: ArrayLike | jax.ShapeDtypeStruct,
     inputs: HeadInputs = NO_INPUTS,
-    **options: Unpack[AttentionOptions],
+    **options: Any,
 ) -> dict[str, dict[str, object]]:
     """What `attend_heads` does in this call: the form of the layout and the backend.
 

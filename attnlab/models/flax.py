@@ -8,14 +8,13 @@ outputs = model.apply({"params": params}, tokens, capture=("probs",))
 import contextvars
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import flax.linen as nn
 import jax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention import AttentionOptions
 from attnlab.attention.dropout import is_key
 from attnlab.attention.masks import Edges
 from attnlab.fields import check_field
@@ -134,7 +133,7 @@ class MultiHeadAttention(CheckedModule):
         *,
         deterministic: bool = True,
         tap: Tap | None = None,
-        **options: Unpack[AttentionOptions],
+        **options: Any,
     ) -> Float[Array, "B T O"]:
         """Heads of x, which attend to the context (default x).
 

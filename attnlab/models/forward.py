@@ -15,6 +15,7 @@ from attnlab.attention.mask_checks import checked_padding_mask
 from attnlab.attention.masks import Edges
 from attnlab.eager import KEPT, is_eager
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
+from attnlab.heads.weights import without
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import (
     OWN_INPUTS,
@@ -456,8 +457,11 @@ def layers_of_text(
             two_sided=not layer.is_causal,
         )
         rotary = rotary_embedding(positions, layer.heads, text.positions)
+        stacked = empty_sublayers(layer) | params[weights]
+        if side and "delta" in stacked:  # the decoder's for cross-attention is none of the encoder's
+            stacked["delta"] = without(stacked["delta"], "cross")
         made[name] = LayersOfType(
-            params=empty_sublayers(layer) | params[weights],
+            params=stacked,
             plan=plan,
             spec=layer,
             inputs=dataclasses.replace(common, bias=bias, rotary=rotary, cache=cache),

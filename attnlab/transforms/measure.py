@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 from numpy.typing import NDArray
 
-from attnlab.attention import AttentionOptions, ScoreMod
+from attnlab.attention import ScoreMod
 from attnlab.heads.factors import Floats, Weights
 from attnlab.heads.layout import Layout
 from attnlab.heads.multihead import multi_head_attention
@@ -135,12 +135,10 @@ def _output(
         size = layout.rotary_size - layout.rotary_size % 2
         for_q, for_k = (rotary_angles(jnp.arange(a.shape[1]), size) for a in (x, keys))
         angles = (for_q, for_k)
-    options: AttentionOptions = {
-        "mask": mask, "logits_soft_cap": cap, "score_mods": mods, "implementation": "dense",
-    }  # fmt: skip
     return multi_head_attention(
-        params, x, layout, (keys, values), rotary=angles, order="factored", **options
-    )
+        params, x, layout, (keys, values), rotary=angles, order="factored", mask=mask,
+        logits_soft_cap=cap, score_mods=mods, implementation="dense",
+    )  # fmt: skip
 
 
 def measure(

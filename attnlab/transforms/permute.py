@@ -29,12 +29,18 @@ def take_heads(
 ) -> dict[str, ArrayT]:
     """Weights whose head n is head order[n] of `w`, and key/value head k its head kv_order[k]."""
     heads, kv_heads = np.array(order, int), np.array(kv_order, int)
-    if layout.num_score_maps != layout.num_heads:
+    size, pair = layout.num_heads // layout.size("num_kv_heads"), "queries_per_key"
+    if layout.num_score_maps != layout.num_heads and pair not in layout.head_axes:
         raise ValueError(
             f"{layout} has {layout.num_score_maps} softmax distributions for {layout.num_heads} "
             "heads; their order is not known here"
         )
-    by_axis = {"num_heads": heads, "num_score_maps": heads, "num_kv_heads": kv_heads}
+    # Softmax distributions are ordered [key head, first or second, query head of this key head].
+    per_head = layout.num_score_maps // layout.num_heads
+    queries = heads.reshape(len(kv_heads), 1, -1) - size * kv_heads[:, None, None]
+    firsts = size * (per_head * kv_heads[:, None] + np.arange(per_head))
+    maps = firsts[..., None] + queries
+    by_axis = {"num_heads": heads, "num_score_maps": maps.ravel(), "num_kv_heads": kv_heads}
     by_axis |= {
         axis: kv_heads
         for axis in ("num_key_heads", "num_value_heads")  # of extra keys; all heads may share one
@@ -42,7 +48,14 @@ def take_heads(
     }
     weights, made = all_weights(layout), {}
     for name, a in w.items():
-        for i, axis in enumerate(weights[name].axes):
+        axes = weights[name].axes
+        if pair in axes:  # the last of the three axes of softmax distributions
+            end = axes.index(pair) + 1
+            front, back = a.shape[: end - 3], a.shape[end:]
+            a = a.reshape(*front, layout.num_score_maps, *back).take(maps.ravel(), len(front))
+            made[name] = a.reshape(*front, *maps.shape, *back)
+            continue
+        for i, axis in enumerate(axes):
             if axis in by_axis:
                 a = a.take(by_axis[axis], i)
         made[name] = a

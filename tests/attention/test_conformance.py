@@ -195,7 +195,7 @@ def outcome(seed):
             made, grads = jax.jit(run)(q, k, v, arrays), ()
         jax.block_until_ready((made, grads))
     except (TypeError, ValueError) as error:
-        known = (*AttentionOptions.__annotations__, "query", "key", "value")
+        known = (*vars(AttentionOptions()), "query", "key", "value")
         named = any(word in str(error) for word in (*known, *BACKENDS))
         return name, "refused" if named and (
             bad or options["implementation"]

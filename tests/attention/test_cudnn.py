@@ -10,6 +10,7 @@ from conftest import assert_close
 from test_attention import CALLS, allowed_of, by_hand, make
 
 from attnlab import dot_product_attention, explain
+from attnlab.attention import AttentionOptions
 from attnlab.attention.jax_nn import assume_device, cudnn, native_mask
 from attnlab.attention.mask_spec import MaskSpec
 from attnlab.attention.validate import validate
@@ -83,7 +84,7 @@ def test_keywords_of_cudnn_mean_the_same(call, monkeypatch):
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", as_xla)
     q, k, v = make()
-    checked, _ = validate(q, k, v[..., :7], **CALLS[call])
+    checked, _ = validate(q, k, v[..., :7], AttentionOptions(**CALLS[call]))
     attending, _ = checked.mask.used()
     got = cudnn(checked).output
     if attending is not None:

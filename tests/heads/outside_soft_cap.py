@@ -31,4 +31,4 @@ class MySoftCap(Extra):
 
     def before_attention(self, params, call):
         cap = score_mods.SoftCap(jnp.logaddexp(params["cap"], 0.0))
-        return call.bind(score_mods=(*call.options.get("score_mods", ()), cap))
+        return call.bind(score_mods=(*call.options.score_mods, cap))

@@ -96,6 +96,13 @@ def test_the_same_function_in_every_layout(name):
     check(config, {0: lost}, left=6 - len(lost))
 
 
+@pytest.mark.slow
+def test_pairs_of_softmax_distributions_of_grouped_heads():
+    """Two for each head, those of a key head together, each with a sink of its own."""
+    layout = heads.Differential(num_heads=6, num_kv_heads=2, biases=("q",), extras=(heads.Sink(),))
+    check(changed(heads=layout, sharing="albert"), {0: [1, 5]}, left=4)
+
+
 def test_groups_that_keep_fewer_are_filled_up():
     """Per layer of cycle:2, of which layers 0 and 2 share a group; the same per group."""
     config = changed(sharing="cycle:2")

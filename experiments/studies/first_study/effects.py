@@ -114,14 +114,29 @@ def draw(widths: list[Effect], sharing: list[Effect], first: list[Effect]) -> st
         forest(axes, effects)
         axes.set_title(title, fontsize=10, color=INK, loc="left", x=-0.3)
     panels[2].set_xlabel("difference in bits per byte (left is better)", x=0.3)
-    handles, labels = panels[2].get_legend_handles_labels()
+    _add_legend(figure, panels[2])
+    return svg(figure, "effects")
+
+
+def draw_summary(widths: list[Effect], sharing: list[Effect]) -> str:
+    """Head widths and shared layers of the head-width study, in one scale, as SVG."""
+    figure = Figure(figsize=(4.9, 4.2), layout="constrained", facecolor="none")
+    axes = figure.subplots()
+    forest(axes, [effect for effect in widths if "narrow" not in effect.label] + sharing)
+    axes.set_xlabel("bits per byte more than 4 heads of 16, or than separate layers", x=0.3)
+    _add_legend(figure, axes)
+    return svg(figure, "summary")
+
+
+def _add_legend(figure: Figure, axes: Axes) -> None:
+    """What is equal, below the axes."""
+    handles, labels = axes.get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
     figure.legend(
         named.values(), [f"equal {name.replace('flops', 'FLOPs')}" for name in named],
         frameon=False, fontsize=9.5, labelcolor=INK, loc="outside lower center", ncols=3,
         columnspacing=1, handletextpad=0.2,
     )  # fmt: skip
-    return svg(figure)
 
 
 def forest(axes: Axes, effects: list[Effect]) -> None:
@@ -146,18 +161,19 @@ def forest(axes: Axes, effects: list[Effect]) -> None:
     axes.xaxis.label.set_color(INK)
 
 
-def svg(figure: Figure) -> str:
+def svg(figure: Figure, name: str) -> str:
     """The same bytes each time, in the font of the reader."""
-    text = themed_svg(figure, "effects")
+    text = themed_svg(figure, name)
     text = re.sub(r"font-family: [^;\"]*", "font-family: system-ui, sans-serif", text)
     return re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
 
 
 def write(path: Path) -> None:
-    """Prints the effects and writes the figure."""
+    """Prints the effects, writes the figure and beside it summary.svg."""
     study = hypotheses.read_study(read_rows(RESULTS / "head_width" / "runs.csv"))
     widths, sharing, first = head_widths(study), shared_layers(study), budgets(read_table())
     for effect in widths + sharing + first:
         ends = f"{effect.mean:+.3f} ({effect.low:+.3f} to {effect.high:+.3f})"
         print(f"{effect.label}, equal {effect.budget}: {ends}")
     path.write_text(draw(widths, sharing, first))
+    path.with_name("summary.svg").write_text(draw_summary(widths, sharing))

@@ -39,6 +39,8 @@ def test_the_figure_has_the_numbers_of_the_pages():
         assert f"| {effect.mean:.3f} | ({effect.low:.3f} to {effect.high:.3f}) |" in page
     drawn = effects.draw(widths, sharing, first)
     assert labels(drawn) == labels((effects.RESULTS / "effects.svg").read_text())
+    drawn = effects.draw_summary(widths, sharing)
+    assert labels(drawn) == labels((effects.RESULTS / "summary.svg").read_text())
 
 
 def labels(svg):

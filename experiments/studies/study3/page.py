@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from attnlab.atomic import write_atomic
 from attnlab.lab.stats import Difference
 from attnlab.report.page import p_equation, p_value
-from experiments.studies.study3 import analysis
+from attnlab.report.style import themed_svg
+from experiments.studies.study3 import analysis, figures
 from experiments.studies.study3.analysis import ByText
 from experiments.studies.study3.parts import (
     CONVERTED,
@@ -170,6 +172,8 @@ less T5 {interval(first.found)}, {p_equation(first.found.p)}. {say}** The best w
 {best["rotary"]:.1f} with rotary positions and {best["t5"]:.1f} with T5's bias. {CONDITIONS}Muon,
 {first.found.count} texts, one seed each.
 
+![Mean held-out bits per byte over head_dim, a line for each kind of positions](positions.svg)
+
 {registered_table([first, *others], analysis.corrected(p_values))}
 
 A1 is the primary; Holm over A2, A3, A4, where that of A3 is the p-value of equivalence within
@@ -297,6 +301,8 @@ and 32: hazard ratio {analysis.hazard_ratio(found):.2f} ({low:.2f} to {high:.2f}
 (log-rank, permuted within text and seed).** {CONDITIONS}T = 256,
 rotary positions, Muon, 2 texts with 8 seeds; {count} of {len(found.step)} runs copied.
 
+![Share of runs that have not copied over training steps, a line for each head_dim](copying.svg)
+
 {counts}
 
 Copied: the second half of 64 repeated random bytes costs less than 2 bits a byte. Of what one head
@@ -318,12 +324,20 @@ PAGES: dict[str, tuple[str, Callable[[pd.DataFrame], str], tuple[str, ...]]] = {
     "D": ("copying.md", part_d, ("D",)),
 }
 """Part -> its page, what writes it, and the parts whose rows it reads."""
+FIGURES: dict[str, tuple[str, Callable[[pd.DataFrame], Figure]]] = {
+    "A": ("positions.svg", lambda table: figures.positions_figure(table, {64: POINTS[64]})),
+    "D": (
+        "copying.svg",
+        lambda table: figures.copying_figure(table, _points("rotary", length=256)),
+    ),
+}
+"""Part -> the figure of its page, and what draws it."""
 
 
 def make_page(part: str, table: pd.DataFrame) -> str:
     """The page of a part. Before all of its rows are there it has their number and no test."""
     _, write, needed = PAGES[part]
-    if left := sum(missing(one, table) for one in needed):
+    if left := _left(part, table):
         planned = sum(
             count_runs(cell) for one in needed for group in PARTS[one] for cell in group.cells
         )
@@ -335,11 +349,23 @@ def make_page(part: str, table: pd.DataFrame) -> str:
     return write(table)
 
 
+def _left(part: str, table: pd.DataFrame) -> int:
+    """Judged runs that the page of a part lacks."""
+    return sum(missing(one, table) for one in PAGES[part][2])
+
+
 def write_pages(names: Sequence[str], rows: Path, folder: Path) -> list[Path]:
-    """Writes the pages of parts from a file of rows; those of parts without a page are left out."""
+    """Writes the pages of parts, and the figures of complete ones, from a file of rows.
+
+    Parts without a page are left out.
+    """
     table, found = analysis.read_table(rows), []
     for part in names:
         if part in PAGES:
             found.append(folder / PAGES[part][0])
             write_atomic(found[-1], make_page(part, table).encode())
+        if part in FIGURES and not _left(part, table):
+            name, draw = FIGURES[part]
+            found.append(folder / name)
+            write_atomic(found[-1], themed_svg(draw(table), name).encode())
     return found

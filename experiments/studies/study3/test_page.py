@@ -3,6 +3,9 @@
 import dataclasses
 import math
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -84,3 +87,31 @@ def test_per_head_muon_is_judged_by_its_own_cells(table):
 def test_the_registered_reading_of_the_conversion(first, second, expected):
     noise = 0.002 * np.array([1, -1, 1, -1, 1, -1, 1, -1])
     assert expected in page.reading(over_texts(first + noise), over_texts(second + noise))
+
+
+def test_the_figure_of_a_page_is_written_beside_it_when_the_part_is_complete(table, tmp_path):
+    table.to_csv(tmp_path / "runs.csv", index=False)
+    written = page.write_pages(["A", "B", "D"], tmp_path / "runs.csv", tmp_path)
+    figures = {one.name for one in written if one.suffix == ".svg"}
+    assert figures == {"positions.svg", "copying.svg"}
+    for one in written:
+        for name in re.findall(r"\]\((\w+\.svg)\)", one.read_text()):
+            assert (tmp_path / name).read_text().startswith("<svg")
+
+
+def test_the_recomputation_with_numpy_alone_agrees_with_the_page(table, tmp_path):
+    table.to_csv(tmp_path / "runs.csv", index=False)
+    script = Path(page.__file__).with_name("_recompute.py")
+    said = subprocess.run(
+        [sys.executable, script, tmp_path / "runs.csv"], capture_output=True, text=True, check=True
+    ).stdout
+    for line in said.splitlines()[:-1]:
+        name, numbers = line.split(": ")
+        page_of = "A" if name[0] == "A" else "B" if name[0] == "B" else "C"
+        mean, low, high = (float(x) for x in re.findall(r"[-+][0-9.]+", numbers))
+        row = next(
+            line for line in page.make_page(page_of, table).splitlines()
+            if line.startswith(f"| {name.replace('B1 ', 'B1, ')} ")
+        )  # fmt: skip
+        printed = re.search(r"([-+][0-9.]+) \(([-+][0-9.]+) to ([-+][0-9.]+)\)", row)
+        assert [*map(float, printed.groups())] == pytest.approx([mean, low, high], abs=6e-4)

@@ -1,0 +1,51 @@
+# Recomputes the registered tests of study 3 from runs.csv with numpy alone. Run beside runs.csv.
+import csv
+import sys
+
+import numpy as np
+
+T975 = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 6: 2.4469, 7: 2.3646}
+"""Degrees of freedom -> the 97.5 % quantile of Student's t."""
+with open(sys.argv[1] if sys.argv[1:] else "runs.csv") as file:
+    ROWS = [row for row in csv.DictReader(file) if row["role"] == "judged"]
+BASE = dict(width="64", length="128", positions="rotary", optimizer="muon", start="scratch",
+            scale="root", bytes_per_parameter="20.0")  # fmt: skip
+
+
+def scores(heads: str, **other: str) -> dict[str, float]:
+    """Text -> held-out bits, the mean over seeds, of heads "Nxh"."""
+    num_heads, head_dim = heads.split("x")
+    wanted = (BASE | other | dict(num_heads=num_heads, head_dim=head_dim)).items()
+    found: dict[str, list[float]] = {}
+    for row in ROWS:
+        if wanted <= row.items():
+            complete = row["status"] == "complete"
+            bits = float(row["heldout_bits"]) if complete else float("nan")
+            found.setdefault(row["text"], []).append(bits)
+    return {text: float(np.mean(bits)) for text, bits in found.items() if not np.isnan(bits).any()}
+
+
+def estimate(name: str, *signed: tuple[int, dict[str, float]]) -> None:
+    """Prints the mean over texts of the sum of sign x bits, with its 95 % interval."""
+    texts = [text for text in signed[0][1] if all(text in bits for _, bits in signed)]
+    d = np.array([sum(sign * bits[text] for sign, bits in signed) for text in texts])
+    if len(d) < 2:
+        print(f"{name}: not run")
+        return
+    half = T975[len(d) - 1] * d.std(ddof=1) / len(d) ** 0.5
+    print(f"{name}: {d.mean():+.4f} ({d.mean() - half:+.4f} to {d.mean() + half:+.4f}), "
+          f"{len(d)} texts")  # fmt: skip
+
+
+t5, half, reset = dict(positions="t5"), dict(positions="half"), dict(start="reset")
+rotary_cost = (1, scores("16x4")), (-1, scores("4x16"))
+estimate("A1", *rotary_cost, (-1, scores("16x4", **t5)), (1, scores("4x16", **t5)))
+estimate("A3", (1, scores("8x8", **t5)), (-1, scores("4x16", **t5)))
+estimate("A4", *rotary_cost, (-1, scores("16x4", **half)), (1, scores("4x16", **half)))
+for heads in ("16x4", "8x8"):
+    estimate(f"B1 {heads}", (1, scores(heads, optimizer="muon_per_head")), (-1, scores(heads)))
+converted = 1, scores("4x64", **t5, start="converted")
+estimate("C1", converted, (-1, scores("4x64", **t5, **reset)))
+estimate("C2", converted, (-1, scores("4x16", **t5, **reset)))
+first = [row for row in ROWS if row["part"] == "D"]
+print("D:", sum(int(row["copy_step"]) >= 0 for row in first), "of", len(first), "runs copied")
