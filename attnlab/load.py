@@ -23,8 +23,8 @@ from attnlab.data.tokenizer import FILE, Tokenizer, load_tokenizer, make_tokeniz
 from attnlab.interpret import AblationMetric
 from attnlab.models import ModelConfig, Sampling, from_json, generate, stream, to_json
 from attnlab.models.config import sharing_name
-from attnlab.models.generate import GenerateOptions
 from attnlab.models.flax import Transformer
+from attnlab.models.generate import GenerateOptions
 from attnlab.names import import_those, lookup
 from attnlab.names import load as load_object
 from attnlab.nested import JSON, differences, flatten

@@ -22,10 +22,10 @@ from attnlab.interpret.linearize import AffineMap, linearize_at
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import check_tokens, default_positions
 from attnlab.models.forward import EMBEDDINGS, ENCODER, NO_INPUTS, ModelInputs, Outputs, run_model
-from attnlab.models.layer import LAYER_SCALE, Sublayer, add_sublayers
-from attnlab.models.positionwise import normalize
 from attnlab.models.head import lm_head
+from attnlab.models.layer import LAYER_SCALE, Sublayer, add_sublayers
 from attnlab.models.params import check_params
+from attnlab.models.positionwise import normalize
 from attnlab.models.specs import LayerSpec, SublayerName
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan, layer_params

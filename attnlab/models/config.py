@@ -13,7 +13,6 @@ from attnlab.attention.masks import Edges
 from attnlab.fields import Spec, as_count, bounded
 from attnlab.heads import (
     Cache,
-    HeadInputs,
     Layout,
     Standard,
     explain_heads,
@@ -21,8 +20,8 @@ from attnlab.heads import (
     kv_weight_names,
 )
 from attnlab.heads.cost import cache_shapes
+from attnlab.heads.forms import CallSizes, choose, form
 from attnlab.heads.positions import read_scaling
-from attnlab.heads.rewrites import CallSizes, choose, form
 from attnlab.models.specs import (
     FFN,
     Attention,
@@ -38,8 +37,7 @@ from attnlab.models.specs import (
     Positions,
     Rotary,
 )
-from attnlab.sharing.plan import as_plan, plan_name
-from attnlab.sharing.plan import Plan
+from attnlab.sharing.plan import Plan, as_plan, plan_name
 
 if TYPE_CHECKING:
     from attnlab.models.flax import Transformer
@@ -484,7 +482,7 @@ def _refusal(config: ModelConfig, layout: Layout, backend: str) -> object:
         report = explain_heads(
             layout,
             x,
-            HeadInputs(order=order),
+            order=order,
             implementation=backend,
             is_causal=config.kind != "encoder",
             local_window_size=config.attention.window,

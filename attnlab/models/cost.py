@@ -23,7 +23,6 @@ from attnlab.models.params import num_outer_parameters, stack_specs
 from attnlab.models.specs import LayerSpec
 from attnlab.sharing import Params, PyTree
 
-
 # Parameters ---------------------------------------------------------------------------------------
 
 
@@ -196,7 +195,9 @@ def weight_flops(config: ModelConfig) -> int:
     """
     total = 0
     for stack in config.layer_stacks.values():
-        total += 2 * stack.plan.num_layers * _delta_products(sublayer_shapes(stack.layer).get("delta"))
+        total += (
+            2 * stack.plan.num_layers * _delta_products(sublayer_shapes(stack.layer).get("delta"))
+        )
     return total
 
 

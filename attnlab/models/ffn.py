@@ -14,7 +14,7 @@ from attnlab.heads.linear import add_bias
 from attnlab.heads.params import normal
 from attnlab.models import experts as moe
 from attnlab.models.positionwise import dense, dropout
-from attnlab.models.specs import FFN, Experts
+from attnlab.models.specs import FFN
 from attnlab.names import lookup
 from attnlab.remat import save_for_backward
 from attnlab.sharing import Params, PyTree
@@ -177,9 +177,7 @@ def feed_forward(
     >>> float(feed_forward(params, jnp.array([[1.0, 2.0]]), FFN(activation="relu"))[0, 1])
     9.0
     """
-    out, _ = apply_ffn(
-        params, x, ffn, dropout_rate=dropout_rate, dropout_key=dropout_key, tap=tap
-    )
+    out, _ = apply_ffn(params, x, ffn, dropout_rate=dropout_rate, dropout_key=dropout_key, tap=tap)
     return out
 
 

@@ -19,9 +19,9 @@ from attnlab.attention.dropout import is_key
 from attnlab.attention.masks import Edges
 from attnlab.fields import check_field
 from attnlab.heads import Layout, multi_head_attention
+from attnlab.heads.attention import Context
 from attnlab.heads import init as init_heads
-from attnlab.heads.inputs import Context
-from attnlab.heads.params import check_params as check_head_params
+from attnlab.heads import check_params as check_head_params
 from attnlab.models.config import MODULES, ModelConfig
 from attnlab.models.ffn import feed_forward, init_ffn
 from attnlab.models.forward import ModelCache, ModelInputs, Outputs, run_model
@@ -306,13 +306,15 @@ def _stacked_params(module: StackedParams | LayerStack) -> Params:
 
 @functools.lru_cache(maxsize=64)
 def _ffn_shapes(width: int, ffn: FFN) -> Mapping[str, tuple[int, ...]]:
-    return shapes_by_path({"ffn": jax.eval_shape(lambda key: init_ffn(key, width, ffn), jax.random.key(0))})
+    init = functools.partial(init_ffn, width=width, ffn=ffn)
+    return shapes_by_path({"ffn": jax.eval_shape(init, jax.random.key(0))})
 
 
 @functools.lru_cache(maxsize=64)
 def _stack_shapes(spec: LayerSpec, plan: Plan) -> Mapping[str, tuple[int, ...]]:
     inits = init_sublayers(spec, plan, std=None, residual_scale=1.0)
-    return shapes_by_path({"layers": {n: jax.eval_shape(init, jax.random.key(0)) for n, init in inits.items()}})
+    key = jax.random.key(0)
+    return shapes_by_path({"layers": {n: jax.eval_shape(f, key) for n, f in inits.items()}})
 
 
 class Transformer(CheckedModule):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -266,7 +266,8 @@ def _check_positions(
     if inputs.positions is None:
         return default_positions(config, tokens) if inputs.cache is None else None
     positions = jnp.asarray(inputs.positions)
-    if not jnp.issubdtype(positions.dtype, jnp.integer) or positions.shape not in {shape, shape[1:]}:
+    is_integer = jnp.issubdtype(positions.dtype, jnp.integer)
+    if not is_integer or positions.shape not in {shape, shape[1:]}:
         raise ValueError(
             f"positions {positions.shape} of dtype {positions.dtype} must be integers [length] = "
             f"{shape[1:]} or [batch, length] = {shape}"
@@ -299,9 +300,7 @@ def cache_by_type(config: ModelConfig, cache: ModelCache) -> dict[str, Cache]:
     return caches
 
 
-def _dropout_keys(
-    config: ModelConfig, inputs: ModelInputs, next_key: NextKey
-) -> dict[str, Array]:
+def _dropout_keys(config: ModelConfig, inputs: ModelInputs, next_key: NextKey) -> dict[str, Array]:
     """Where there is dropout -> its random key, those of the encoder with its prefix."""
     if next_key is None:
         return {}
@@ -441,7 +440,7 @@ def layers_of_text(
     )
     if side:
         common = LayerInputs(padding_mask=source_mask)
-    made = {}
+    made: dict[str, LayersOfType] = {}
     for name in ("encoder_layers",) if side else config.stacks:
         layer, plan, positions, weights = config.layer_stacks[name]
         keys, cache = text.positions, caches.get(name)
@@ -458,7 +457,9 @@ def layers_of_text(
         )
         rotary = rotary_embedding(positions, layer.heads, text.positions)
         stacked = empty_sublayers(layer) | params[weights]
-        if side and "delta" in stacked:  # the decoder's for cross-attention is none of the encoder's
+        if (
+            side and "delta" in stacked
+        ):  # the decoder's for cross-attention is none of the encoder's
             stacked["delta"] = without(stacked["delta"], "cross")
         made[name] = LayersOfType(
             params=stacked,

@@ -204,7 +204,7 @@ def transformer_layer(
     params: Params,
     x: Float[Array, "B T D"],
     spec: LayerSpec,
-    inputs: LayerInputs = LayerInputs(),  # noqa: B008  # frozen
+    inputs: LayerInputs = LayerInputs(),  # frozen
     *,
     tap: Tap | None = None,
 ) -> LayerOutputs:

@@ -1,4 +1,4 @@
-"""The parameters of a model: names, shapes, initial values, axes; which ones do not fit a config."""
+"""The parameters of a model: names, shapes, initial values, axes; which do not fit a config."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from attnlab.heads import Layout, Weight, all_weights
+from attnlab.heads import Layout, Weight
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import Shapes, embedding_shapes
 from attnlab.models.head import output_shapes
@@ -200,7 +200,8 @@ def describe_mismatch(expected: Mapping[str, tuple[int, ...]], params: object) -
       expected: the weights of the model, of `shapes_by_path`.
       params: the tree to compare.
 
-    >>> describe_mismatch({"layers/ffn/up": (3, 4, 9)}, {"layers": {"ffn": {"up": np.ones((1, 4, 9))}}})
+    >>> params = {"layers": {"ffn": {"up": np.ones((1, 4, 9))}}}
+    >>> describe_mismatch({"layers/ffn/up": (3, 4, 9)}, params)
     "weight 'layers/ffn/up' has shape (1, 4, 9), the model has (3, 4, 9): parameter groups of \
 another sharing plan or number of layers; attnlab.transforms.change_plan converts between plans"
     """
@@ -299,7 +300,7 @@ def leaves(config: ModelConfig, params: PyTree) -> list[Leaf]:
     [(('layers', 'attention', 'q'), -2)]
     """
     layouts = head_layouts(config)
-    weights = {layout: all_weights(layout) for layout in set(layouts.values())}
+    weights = {layout: layout.all_weights for layout in set(layouts.values())}
     made = []
     for keys, array in jax.tree_util.tree_flatten_with_path(params)[0]:
         path = tuple(str(getattr(key, "key", key)) for key in keys)
@@ -354,7 +355,7 @@ def _axes(leaf: Leaf) -> MatrixAxes:
     if size < 2 or leaf.path[-1].endswith(("bias", "scale")):
         return 0, size
     if weight is not None:
-        return (len(weight.reads), len(weight.makes)) if weight.reads else (0, size)
+        return (len(weight.in_axes), len(weight.out_axes)) if weight.in_axes else (0, size)
     if leaf.path[1:2] == ("ffn",):
         return 1, 1  # experts number separate matrices
     return size - 1, 1

@@ -266,9 +266,7 @@ def check_values(
         raise TypeError(f"capture must be a tuple of names such as ('probs',), not {capture!r}")
     names = tuple(dict.fromkeys(capture))
     if not isinstance(patch, Mapping | None) or not all(map(callable, (patch or {}).values())):
-        raise TypeError(
-            f"patch must be a dict, name -> function (value, layer), not {patch!r:.80}"
-        )
+        raise TypeError(f"patch must be a dict, name -> function (value, layer), not {patch!r:.80}")
     for name in (*names, *(patch or {})):
         lookup(known, name, what="value")
     return names, dict(patch or {})

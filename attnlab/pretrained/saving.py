@@ -11,8 +11,8 @@ import numpy as np
 
 from attnlab.heads import Layout, all_weights, score_scale
 from attnlab.models.config import ModelConfig
-from attnlab.models.params import check_params
 from attnlab.models.flax import Transformer
+from attnlab.models.params import check_params
 from attnlab.names import lookup
 from attnlab.nested import JSON
 from attnlab.pretrained.family import Family

@@ -7,6 +7,7 @@ import operator
 
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
+from attnlab.models.params import same_bits
 from attnlab.models.specs import FFN, Dropout, Norm, Relative
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute
@@ -14,7 +15,6 @@ from attnlab.pretrained.common_fields import ACTIVATIONS, GATED, numbers
 from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import Choice, Field, Source, Tensors, Values, changed, value
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, linears
-from attnlab.models.params import same_bits
 
 ANY_LENGTH = 2**20
 # "gated-gelu" means the tanh kind, "gelu" alone the exact one.

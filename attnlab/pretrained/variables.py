@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from attnlab.heads import Layout, weight_shapes
-from attnlab.models.flax import MultiHeadAttention
+from attnlab.models.flax import MultiHeadAttention, Transformer
 from attnlab.models.params import param_shapes
-from attnlab.models.flax import Transformer
 from attnlab.names import lookup
 from attnlab.nested import JSON
 from attnlab.pretrained import former, google, summae, t2t, torch_layers

@@ -184,10 +184,9 @@ def run_stacks(
     """
     _check(stacks, order)
     bodies = {name: _body(stack, remat) for name, stack in stacks.items()}
-    steps = {
-        name: ({n: np.asarray(stack.plan.indices(n), np.uint32) for n in stack.plan}, stack.per_layer)
-        for name, stack in stacks.items()
-    }  # fmt: skip
+    steps = {}
+    for name, (_, _, plan, per_layer) in stacks.items():
+        steps[name] = {n: np.asarray(plan.indices(n), np.uint32) for n in plan}, per_layer
     found: dict[str, list[tuple[np.ndarray, PyTree]]] = {name: [] for name in stacks}
     carry = x, dict(state)
     for runs, layers in _segments(tuple(order)):

@@ -29,9 +29,8 @@ from attnlab.heads import (
 from attnlab.models import specs
 from attnlab.models.config import ModelConfig
 from attnlab.models.head_similarity import head_distance, identical_heads, smallest_change
-from attnlab.models.params import leaves, matrix_axes, shard_axes
 from attnlab.models.layer import init_layer
-from attnlab.models.params import param_shapes
+from attnlab.models.params import leaves, matrix_axes, param_shapes, shard_axes
 
 
 def large(shapes, seed=0):

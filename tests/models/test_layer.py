@@ -30,8 +30,8 @@ from attnlab.models import (
     param_shapes,
     transformer_layer,
 )
-from attnlab.models.positionwise import dropout
 from attnlab.models.ffn import init_ffn
+from attnlab.models.positionwise import dropout
 from attnlab.models.specs import ACTIVATION_NAMES, NormPosition
 
 POSITIONS = NormPosition.__args__

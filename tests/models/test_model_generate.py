@@ -13,8 +13,7 @@ from test_models import SMALL, TOKENS, random_params
 from attnlab.heads import LAYOUTS
 from attnlab.models import specs
 from attnlab.models.config import ModelConfig
-from attnlab.models.generate import generate, prefill, stream
-from attnlab.models.generate import Sampling, limit_logits, next_token
+from attnlab.models.generate import Sampling, generate, limit_logits, next_token, prefill, stream
 
 CONFIG = dataclasses.replace(SMALL, max_len=14)
 KEY = jax.random.key(5)

@@ -14,14 +14,16 @@ from attnlab import (
 from attnlab.heads import Standard
 from attnlab.models import FFN, EncoderConfig, LayerOverrides, parameters_by_uses
 from attnlab.models.params import num_outer_parameters
-from attnlab.sharing.plan import PLANS, parse_plan, plan_name
 from attnlab.sharing.plan import (
     GROUP_RULES,
+    PLANS,
     cycled,
     cycled_reversed,
     grouped,
     inner_groups,
     kv_sharing,
+    parse_plan,
+    plan_name,
 )
 
 

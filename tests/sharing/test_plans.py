@@ -16,8 +16,7 @@ from attnlab.models import FFN, Attention, LayerInputs, LayersOfType, LayerSpec,
 from attnlab.models.layer import init_layer
 from attnlab.norms import layer_norm
 from attnlab.sharing.deltas import add_delta
-from attnlab.sharing.plan import PLANS, parse_plan
-from attnlab.sharing.plan import all_shared, inner_groups, separate
+from attnlab.sharing.plan import PLANS, all_shared, inner_groups, parse_plan, separate
 
 NAMES = [*PLANS, "inner_groups", "pointers"]
 FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers")
