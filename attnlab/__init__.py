@@ -36,16 +36,14 @@ from attnlab.attention import (
 from attnlab.heads import (
     LAYOUTS,
     Extra,
-    HeadInputs,
     Layout,
-    attend_heads,
     contraction_orders,
     decode,
     explain_heads,
     init_cache,
     multi_head_attention,
     positions,
-    project_heads,
+    project_kv,
 )
 from attnlab.models import (
     FFN,
@@ -93,15 +91,15 @@ if _typing.TYPE_CHECKING:
     # Not at run time: `help(attnlab)` would print all of these, with all that Flax adds to modules.
     __all__ = [
         "BACKENDS", "FFN", "LAYOUTS", "PLANS", "ALiBi", "Conversion", "Decoder", "Encoder",
-        "EncoderDecoder", "Extra", "FeedForward", "HeadInputs", "LayerOverrides", "LayerStack",
+        "EncoderDecoder", "Extra", "FeedForward", "LayerOverrides", "LayerStack",
         "Layout", "ModelConfig", "MultiHeadAttention", "Norm", "NotEquivalent", "Outputs", "Plan",
-        "RelativeBias", "Sampling", "Undecided", "adapters", "applied_parameters", "attend_heads",
+        "RelativeBias", "Sampling", "Undecided", "adapters", "applied_parameters",
         "cache_bytes_per_token", "capture", "contraction_orders", "convert",
         "decode", "dot_product_attention", "explain", "explain_heads", "explain_model",
         "feed_forward", "flops_per_token", "generate", "heads", "init_cache", "init_stacked",
         "layer_norm", "load_run", "masks", "match_budget", "models", "multi_head_attention",
         "num_parameters", "parse_plan", "permute_heads", "plan_names", "positions", "prefill",
-        "project_heads", "reparametrize", "rms_norm", "run_layers", "run_model", "run_stack",
+        "project_kv", "reparametrize", "rms_norm", "run_layers", "run_model", "run_stack",
         "sharing", "stream", "transformer_layer", "transforms",
     ]  # fmt: skip
 else:  # a checker shall go on to find names that are none

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from attnlab.attention import dot_product_attention
-from attnlab.heads import HeadNorm, Params, Standard, all_weights, score_scale, weight_shapes
+from attnlab.heads import HeadNorm, Params, Standard, weight_shapes
 from attnlab.heads.layout import Bias
 from attnlab.tap import Tap
 
@@ -252,7 +252,7 @@ def heads_to_linen(params: Params, layout: Standard) -> dict[str, dict[str, Arra
     ((6, 2, 3), (2, 3, 6))
     """
     _check_linen_has(layout)
-    weights = all_weights(layout)
+    weights = layout.all_weights
     tree = {name: {"kernel": jnp.asarray(params[ours])} for name, ours in FLAX_NAMES.items()}
     for name, ours in FLAX_NAMES.items():
         if layout.biases:
@@ -270,7 +270,7 @@ def _check_linen_has(layout: Standard) -> None:
         problem = f"layout {layout.name!r}"
     elif layout.size("value_dim") != layout.size("head_dim"):
         problem = f"value_dim {layout.size('value_dim')} beside head_dim {layout.size('head_dim')}"
-    elif score_scale(layout) != layout.size("head_dim") ** -0.5:
+    elif layout.score_scale != layout.size("head_dim") ** -0.5:
         problem = f"scale {layout.scale}"
     elif not layout.output_projection:
         problem = "output_projection=False"

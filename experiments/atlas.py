@@ -4,7 +4,6 @@ Everything in them is computed: formulas from the axes of the weights, backends 
 refusals.
 """
 
-import functools
 import math
 import re
 from typing import Any
@@ -24,14 +23,10 @@ from attnlab.heads import (
     MixtureOfHeads,
     Sink,
     cache_bytes_per_token,
+    cache_shapes,
     num_parameters,
-    project_heads,
-    weight_shapes,
 )
 from attnlab.heads.cost import flops_per_token
-from attnlab.heads.layout import all_weights
-from attnlab.heads.rewrites import chain
-from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Axes
 from attnlab.report.page import table
 
@@ -78,12 +73,11 @@ def letters(axes: Axes) -> str:
 
 def section(layout: Layout) -> str:
     """One layout: equation, weights, formulas, source."""
-    forms = [layout.name, *(step.layout.name for step in chain(layout)[0])]
-    weights = {name: weight.axes for name, weight in all_weights(layout).items()}
-    token = token_shapes(layout)
+    forms = [layout.name, *(step.layout.name for step in layout.chain[0])]
+    weights = {name: weight.axes for name, weight in layout.all_weights.items()}
     listed = ", ".join(f"`{n}` [{letters(axes).replace(' ', ', ')}]" for n, axes in weights.items())
-    scores = f"{token.q[0]} T ({token.q[-1]} + {token.v[-1]})"
-    cache = sum(map(math.prod, token.entries.values()))
+    scores = f"{layout.num_score_maps} T ({layout.score_width} + {layout.head_width})"
+    cache = sum(map(math.prod, cache_shapes(layout).values()))
     lines = [
         ("equation", f"`{layout.equation}`"),
         ("weights", listed),
@@ -112,10 +106,10 @@ def total(terms: list[Axes]) -> str:
 def products(layout: Layout) -> str:
     """Multiply-adds per token of the weights, and of products that involve none."""
     applied = [
-        weight.axes + weight.applied_per
-        for weight in all_weights(layout).values()
-        if weight.reads
-        for _ in weight.methods
+        weight.axes + weight.tied_axes
+        for weight in layout.all_weights.values()
+        if weight.in_axes
+        for _ in weight.stages
     ]
     others = sum(layout.extra_multiply_adds().values())
     return total(applied) + (f" + {others}" if others else "")
@@ -218,9 +212,12 @@ def backends() -> str:
 def can_run(layout: Layout, backend: str) -> str:
     """ "yes", or the backend's own reason, whatever this machine is."""
     dtype = jnp.bfloat16 if backend == "cudnn" else jnp.float32
-    x = jax.ShapeDtypeStruct((1, TOKENS, layout.width), dtype)
-    params = {n: jax.ShapeDtypeStruct(shape, dtype) for n, shape in weight_shapes(layout).items()}
-    q, k, v = jax.eval_shape(functools.partial(project_heads, layout=layout), params, x)
+    heads = layout.num_score_maps, layout.num_key_heads, layout.num_value_heads
+    widths = layout.score_width, layout.score_width, layout.head_width
+    q, k, v = (
+        jax.ShapeDtypeStruct((1, TOKENS, *shape), dtype)
+        for shape in zip(heads, widths, strict=True)
+    )
     answers = {}
     for capability in ("8.0", "9.0") if backend == "cudnn" else ("",):
         with assume_device("gpu", float(capability or 0)):

@@ -24,8 +24,11 @@ assert_type(params, dict[str, Array])
 assert_type(layout.num_heads, int)
 assert_type(layout.size("head_dim"), int)
 assert_type(heads.weight_shapes(layout), dict[str, tuple[int, ...]])
-assert_type(attnlab.project_heads(params, x, layout), tuple[Array, Array, Array])
+assert_type(attnlab.project_kv(params, x, layout), dict[str, Array])
 assert_type(attnlab.multi_head_attention(params, x, layout, is_causal=True), Array)
+assert_type(
+    attnlab.multi_head_attention(params, x, layout, return_aux=True), tuple[Array, heads.HeadAux]
+)
 cache = attnlab.init_cache(layout, 1, 4)
 assert_type(attnlab.decode(params, x, layout, cache), tuple[Array, dict[str, Array]])
 assert_type(attnlab.explain(x, x, x), dict[str, str])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnlab import ModelConfig, contraction_orders, generate, heads, models, multi_head_attention
 from attnlab.attention import dot_product_attention
-from attnlab.heads.rewrites import CallSizes
+from attnlab.heads import CallSizes
 from attnlab.models import LayerOverrides, flops_per_token, prefill
 from attnlab.models.forward import ModelInputs, run_model
 from attnlab.sharing import Plan

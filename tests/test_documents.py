@@ -20,7 +20,7 @@ from conftest import ROOT
 
 import attnlab
 from attnlab import pretrained
-from attnlab.heads.inputs import HEAD_VALUES
+from attnlab.heads import HEAD_VALUES
 from attnlab.interpret import STATISTICS
 from attnlab.models import FFN, Experts
 from attnlab.models.ffn import ffn_values

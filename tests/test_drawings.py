@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from attnlab import LAYOUTS, PLANS, project_heads
+from attnlab import LAYOUTS, PLANS
 from attnlab.heads import init, num_parameters
 from attnlab.sharing.plan import parse_plan
 
@@ -58,7 +58,7 @@ def test_matrices_of_one_colour_once_have_the_parameters_of_the_layout(layout):
     }
     made = layout_of(layout, **({"latent_norm": False} if latent else {}))
     norm = made.weights().get("head_norm")  # one scale for each of its values
-    undrawn = math.prod(made.size(axis) for axis in norm.makes) if norm else 0
+    undrawn = math.prod(made.size(axis) for axis in norm.out_axes) if norm else 0
     assert sum(sets.values()) + undrawn == num_parameters(made)
 
 
@@ -69,7 +69,10 @@ def test_a_head_reads_what_is_filled():
 
     @jax.jit
     def slopes(weights, x):
-        query = lambda x, one: project_heads(weights[one], x[None, None], layout_of(one))[0]
+        def query(x, name):
+            layout, w = layout_of(name), weights[name]
+            return layout.project_q(w, layout.prepare(w, x[None, None]), lambda a: a)
+
         return {one: jax.jacobian(query)(x, one)[0, 0] for one in direct}
 
     for layout, slope in slopes(weights, jnp.ones(64)).items():

@@ -29,14 +29,13 @@ from attnlab import (
 from attnlab.attention.jax_nn import assume_device
 from attnlab.data import DataSizes
 from attnlab.heads import (
-    HeadInputs,
+    CallSizes,
     Standard,
-    attend_heads,
     contraction_orders,
+    decode,
     init_cache,
     weight_shapes,
 )
-from attnlab.heads.rewrites import CallSizes
 from attnlab.models import Attention, Compute
 from attnlab.training import TrainConfig, make_optimizer
 from attnlab.training.objectives import OBJECTIVES
@@ -176,8 +175,7 @@ def test_an_order_lowers_or_says_why(layout, rotary, device, seen_from):
 
     def step(order, w, x):
         cache = init_cache(made, 2, 6, jnp.bfloat16, order=order)
-        inputs = HeadInputs(cache=cache, rotary=angles(x), order=order)
-        return attend_heads(w, x, made, inputs, is_causal=True).output
+        return decode(w, x, made, cache, rotary=angles(x), order=order)[0]
 
     sizes = CallSizes(batch=2, num_queries=8, num_keys=8, rotary=rotary)
     orders = contraction_orders(made, sizes)

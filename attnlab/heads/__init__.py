@@ -14,9 +14,18 @@ for all layouts a subclass of `Extra`.
 """
 
 from attnlab.heads import positions
+from attnlab.heads.attention import (
+    HEAD_VALUES,
+    HeadAux,
+    decode,
+    explain_heads,
+    explaining_heads,
+    head_values,
+    multi_head_attention,
+    project_kv,
+)
 from attnlab.heads.bilinear import Absorbed, Bilinear
 from attnlab.heads.cache import Cache, init_cache
-from attnlab.heads.call import Call
 from attnlab.heads.collaborative import Collaborative
 from attnlab.heads.cost import (
     cache_bytes_per_token,
@@ -35,42 +44,79 @@ from attnlab.heads.extras import (
     SoftCap,
     TalkingHeads,
 )
+from attnlab.heads.forms import CallSizes, contraction_orders
 from attnlab.heads.grouped_tied import GroupedTied
 from attnlab.heads.head_norm import HeadNorm
 from attnlab.heads.identical import identical_heads
-from attnlab.heads.inputs import HEAD_VALUES, HeadInputs, head_values
 from attnlab.heads.latent import Latent, LatentAbsorbed
-from attnlab.heads.layout import Blocked, Extra, Layout, Rewrite, all_weights
+from attnlab.heads.layout import Blocked, Extra, HeadCall, Layout, Rewrite, check_params
 from attnlab.heads.low_rank import LowRankQuery
-from attnlab.heads.multihead import (
-    HeadOutputs,
-    attend_heads,
-    decode,
-    explain_heads,
-    make_entries,
-    multi_head_attention,
-    project_heads,
-)
 from attnlab.heads.narrow import Alt, Narrow, NarrowTied
 from attnlab.heads.params import init, kv_weight_names, loss_names, weight_shapes
 from attnlab.heads.registry import EXTRAS, LAYOUTS, make_layout, register_extra, register_layout
-from attnlab.heads.rewrites import CallSizes, chain, contraction_orders
-from attnlab.heads.shapes import TokenShapes, score_scale, token_shapes
 from attnlab.heads.standard import Standard, Wide
 from attnlab.heads.tensor_product import TensorProduct
 from attnlab.heads.two_stage import TwoStage
 from attnlab.heads.weights import Params, Weight
 
 __all__ = [
-    "EXTRAS", "HEAD_VALUES", "LAYOUTS", "Absorbed", "Alt", "Bilinear", "Blocked", "Cache", "Call",
-    "CallSizes", "Collaborative", "Differential", "Extra", "ExtraKeys", "Gate", "GroupedTied",
-    "HeadInputs", "HeadNorm", "HeadOutputs", "Latent", "LatentAbsorbed", "Layout",
-    "LearntSoftCap", "LowRankQuery", "MixtureOfHeads", "Narrow", "NarrowTied", "Params", "Rewrite",
-    "Sink", "SoftCap", "Standard", "TalkingHeads", "TensorProduct", "TokenShapes",
-    "TwoStage", "Weight", "Wide", "all_weights", "attend_heads", "cache_bytes_per_token",
-    "cache_shapes", "call_flops", "chain", "contraction_orders", "decode",
-    "explain_heads", "flops_per_token", "head_values", "identical_heads", "init", "init_cache",
-    "kv_weight_names", "loss_names", "make_entries", "make_layout",
-    "multi_head_attention", "num_parameters", "positions", "project_heads",
-    "register_extra", "register_layout", "score_scale", "token_shapes", "weight_shapes",
+    "EXTRAS",
+    "HEAD_VALUES",
+    "LAYOUTS",
+    "Absorbed",
+    "Alt",
+    "Bilinear",
+    "Blocked",
+    "Cache",
+    "CallSizes",
+    "Collaborative",
+    "Differential",
+    "Extra",
+    "ExtraKeys",
+    "Gate",
+    "GroupedTied",
+    "HeadAux",
+    "HeadCall",
+    "HeadNorm",
+    "Latent",
+    "LatentAbsorbed",
+    "Layout",
+    "LearntSoftCap",
+    "LowRankQuery",
+    "MixtureOfHeads",
+    "Narrow",
+    "NarrowTied",
+    "Params",
+    "Rewrite",
+    "Sink",
+    "SoftCap",
+    "Standard",
+    "TalkingHeads",
+    "TensorProduct",
+    "TwoStage",
+    "Weight",
+    "Wide",
+    "cache_bytes_per_token",
+    "cache_shapes",
+    "call_flops",
+    "check_params",
+    "contraction_orders",
+    "decode",
+    "explain_heads",
+    "explaining_heads",
+    "flops_per_token",
+    "head_values",
+    "identical_heads",
+    "init",
+    "init_cache",
+    "kv_weight_names",
+    "loss_names",
+    "make_layout",
+    "multi_head_attention",
+    "num_parameters",
+    "positions",
+    "project_kv",
+    "register_extra",
+    "register_layout",
+    "weight_shapes",
 ]  # fmt: skip

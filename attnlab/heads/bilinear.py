@@ -42,8 +42,18 @@ class InputKeys(Layout):
 
     def query_bias(self) -> dict[str, Weight]:
         """A vector per head, if "q" is in `biases`."""
-        bias = Weight("project_q", makes=("num_heads", "key_width"), constant=0.0)
+        bias = Weight("project_q", out_axes=("num_heads", "key_width"), constant=0.0)
         return {"q_bias": bias} if "q" in self.biases else {}
+
+    @property
+    def score_width(self) -> int:
+        """E, the width of the inputs."""
+        return self.size("key_width")
+
+    @property
+    def num_key_heads(self) -> int:
+        """All heads have one key."""
+        return 1
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
         return rotate(add_bias(params, "q", project_all(params, "qk", x)))
@@ -88,7 +98,7 @@ class Bilinear(InputKeys):
     def weights(self) -> dict[str, Weight]:
         values = {
             "v": Weight(
-                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), enters=("v",)
+                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",)
             ),
             "o": OUTPUT,
         }
@@ -104,10 +114,8 @@ class Bilinear(InputKeys):
     def keys_values(self, params: Params, entries: Entries) -> tuple[Array, Array]:
         return entries["x"][..., None, :], entries["v"]
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+    def rewritten(self) -> Rewrite | Blocked:
         """Absorbed: W_V,n W_O,n is one matrix per head, the value bias a vector per head."""
-        if rotary:
-            return Blocked("absorbed", "rotary positions cannot rotate the keys of 'absorbed'")
         if not self.output_projection:
             return Blocked("absorbed", "there is no W_O to multiply W_V with")
         if extra := self.blocks("vo"):
@@ -125,7 +133,9 @@ class Bilinear(InputKeys):
             return without(weights, "v", "o", "v_bias") | made
 
         width = self.size("value_width") * self.size("value_dim") * self.size("out_width")
-        return Rewrite(self.to(Absorbed), params, 2 * self.num_heads * width)
+        rotary = "rotary positions cannot rotate the keys of 'absorbed'"
+        flops = 2 * self.num_heads * width
+        return Rewrite(self.to(Absorbed), params, flops, not_rotary=rotary)
 
     def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
         """W_V W_O (and value biases) of the heads that share a value head, side by side, of rank
@@ -172,15 +182,25 @@ class Absorbed(InputKeys):
     merges_values = True
     bias_names: ClassVar[tuple[Bias, ...]] = ("q", "v", "o")
 
+    @property
+    def num_value_heads(self) -> int:
+        """All heads have one value."""
+        return 1
+
+    @property
+    def head_width(self) -> int:
+        """The width of the inputs, and one number for the value bias."""
+        return self.size("value_width") + ("v" in self.biases)
+
     def check(self) -> None:
         if not self.output_projection:
             raise ValueError(f"{self._label} needs output_projection=True")
 
     def weights(self) -> dict[str, Weight]:
-        value = Weight("project_out", ("num_heads", "value_width"), ("out_width",))
+        value = Weight("project_out", ("num_heads", "value_width"), ("out_width",), residual=True)
         # It multiplies the mass of each row of probabilities, so it is a matrix [N, O].
         v_bias = Weight("project_out", ("num_heads",), ("out_width",), constant=0.0)
-        o_bias = Weight("project_out", makes=("out_width",), constant=0.0)
+        o_bias = Weight("project_out", out_axes=("out_width",), constant=0.0)
         made = self.query_weights() | {"vo": value} | self.query_bias()
         made |= {"v_bias": v_bias} if "v" in self.biases else {}
         return made | ({"o_bias": o_bias} if "o" in self.biases else {})

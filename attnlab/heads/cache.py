@@ -14,8 +14,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int
 
 from attnlab.heads.cost import cache_shapes
+from attnlab.heads.forms import form
 from attnlab.heads.layout import Layout
-from attnlab.heads.rewrites import form
 
 Cache = dict[str, Array]
 

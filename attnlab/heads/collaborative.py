@@ -12,8 +12,8 @@ from attnlab.heads.factors import Floats, Weights, factor
 from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite, Rotate, with_biases
 from attnlab.heads.linear import over_tokens, project_all
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import Standard, Tie, as_bilinear
-from attnlab.heads.weights import Params, Weight, without
+from attnlab.heads.standard import Standard, Tie
+from attnlab.heads.weights import Params, Weight
 
 
 @register_layout("collaborative")
@@ -51,14 +51,19 @@ class Collaborative(Standard):
         """D / N."""
         return self.slice_width
 
+    @property
+    def num_key_heads(self) -> int:
+        """All heads have one key."""
+        return 1
+
     def weights(self) -> dict[str, Weight]:
-        mixing = Weight("project_q", makes=("num_heads", "head_dim"), std=1.0)
+        mixing = Weight("project_q", out_axes=("num_heads", "head_dim"), std=1.0)
         made = {
             "q": Weight("project_q", ("width",), ("head_dim",)),
-            "k": Weight("project_kv", ("key_width",), ("head_dim",), enters=("k",)),
+            "k": Weight("project_kv", ("key_width",), ("head_dim",), changes=("k",)),
             "mixing": mixing,
             "v": Weight(
-                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), enters=("v",)
+                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",)
             ),
             "o": OUTPUT,
         }
@@ -77,21 +82,16 @@ class Collaborative(Standard):
     def keys_values(self, params: Params, entries: Entries) -> tuple[Array, Array]:
         return entries["k"][..., None, :], entries["v"]
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+    def rewritten(self) -> Rewrite | Blocked:
         """Bilinear: A_n = W_Q diag(m_n) W_K^T."""
-        if blocked := self.blocks_bilinear(rotary, shift_invariant):
-            return blocked
 
-        def params(weights: Params) -> Params:
+        def params(weights: Params) -> tuple[Array, Array | None]:
             keys = jnp.einsum("NR,ER->NER", weights["mixing"], weights["k"])
-            made = {"qk": jnp.einsum("DR,NER->DNE", weights["q"], keys)}
-            if "q_bias" in weights:
-                made["q_bias"] = jnp.einsum("R,NER->NE", weights["q_bias"], keys)
-            return without(weights, "q", "k", "mixing", "q_bias", "k_bias") | made
+            bias = weights.get("q_bias")
+            q_bias = None if bias is None else jnp.einsum("R,NER->NE", bias, keys)
+            return jnp.einsum("DR,NER->DNE", weights["q"], keys), q_bias
 
-        width, key_width = self.width, self.size("key_width")
-        flops = 2 * width * self.num_heads * key_width * self.size("head_dim")
-        return Rewrite(as_bilinear(self), params, flops)
+        return self.to_bilinear(params)
 
     def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
         """Shared dimensions that head n alone weighs, H / N of them, as many as its scores need."""

@@ -5,13 +5,15 @@ applied, the scores, and the product with the values over all keys (a causal mas
 They equal the multiply-adds of the traced program, which the tests count.
 """
 
+import functools
 import math
-from typing import get_args
 
-from attnlab.heads.layout import Layout, all_weights
-from attnlab.heads.params import weight_shapes
-from attnlab.heads.shapes import token_shapes
-from attnlab.heads.weights import Method, Weight
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attnlab.heads.layout import Entries, Layout
+from attnlab.heads.weights import Params
 
 
 def num_parameters(layout: Layout) -> int:
@@ -22,7 +24,7 @@ def num_parameters(layout: Layout) -> int:
     True
     """
     _check_layout("num_parameters", layout)
-    return sum(map(math.prod, weight_shapes(layout).values()))
+    return sum(map(math.prod, layout.shapes.values()))
 
 
 def flops_per_token(layout: Layout, num_keys: int) -> int:
@@ -66,40 +68,8 @@ def call_flops(
     >>> call_flops(layout, 1, 1, 100, num_new=1) == 2 * (4 * 512**2 + 8 * 100 * (64 + 64))
     True
     """
-    new = num_keys if num_new is None else num_new
-    times = {
-        "prepare": num_queries + (new if cross else 0),
-        "project_q": num_queries,
-        "project_kv": new,
-        "keys_values": num_keys,
-        "attend": num_queries,
-        "project_out": num_queries,
-    }
-    total = sum(times[method] * count for method, count in multiply_adds(layout).items())
-    if not cross:
-        total -= min(num_queries, new) * _of_queries_and_keys(layout)
-    token = token_shapes(layout)
-    attended = num_keys + sum(extra.num_keys for extra in layout.extras)
-    per_score = token.q[0] * (token.q[-1] + token.v[-1])
-    per_score += sum(_multiply_adds(layout, w) for w in all_weights(layout).values() if w.per_score)
-    total += num_queries * attended * per_score
-    return 2 * batch * total
-
-
-def multiply_adds(layout: Layout) -> dict[str, int]:
-    """Method -> multiply-adds per token of its weights and other products.
-
-    >>> from attnlab.heads import Standard
-    >>> multiply_adds(Standard(width=512, num_heads=8))["project_out"] == 512**2
-    True
-    """
-    counts: dict[str, int] = dict.fromkeys(get_args(Method), 0)
-    for weight in all_weights(layout).values():
-        for method in () if weight.per_score else weight.methods:
-            counts[method] += _multiply_adds(layout, weight)
-    for name, count in layout.extra_multiply_adds().items():
-        counts[name] += count
-    return counts
+    cost = layout.multiply_adds
+    return cost.flops(batch, num_queries, num_keys, cross=cross, num_new=num_new)
 
 
 def cache_shapes(layout: Layout, *, rotary: bool = False) -> dict[str, tuple[int, ...]]:
@@ -116,7 +86,23 @@ def cache_shapes(layout: Layout, *, rotary: bool = False) -> dict[str, tuple[int
     >>> cache_shapes(Standard(width=512, num_heads=8, num_kv_heads=1))
     {'k': (1, 64), 'v': (1, 64)}
     """
-    return dict(token_shapes(layout, rotary).entries)
+    return dict(_cache_shapes(layout, rotary))
+
+
+@functools.cache
+def _cache_shapes(layout: Layout, rotary: bool) -> dict[str, tuple[int, ...]]:
+    """By tracing `project_kv`."""
+
+    def trace(params: Params, y: Array, z: Array) -> Entries:
+        y = layout.prepare(params, y)
+        z = y if len(set(layout.input_widths)) == 1 else layout.prepare(params, z)
+        return layout.project_kv(params, y, z, lambda a: a + 0 if rotary else a)
+
+    array = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    params = {name: array(shape) for name, shape in layout.shapes.items()}
+    _, *widths = layout.input_widths
+    entries = jax.eval_shape(trace, params, *(array((1, 1, width)) for width in widths))
+    return {name: a.shape[2:] for name, a in entries.items()}
 
 
 def cache_bytes_per_token(
@@ -144,14 +130,3 @@ def _check_layout(function: str, layout: object) -> None:
             f"attnlab.heads.{function} takes a head layout, not {type(layout).__name__}; that of a "
             f"ModelConfig is attnlab.{function}"
         )
-
-
-def _multiply_adds(layout: Layout, weight: Weight) -> int:
-    axes = weight.axes + weight.applied_per
-    return math.prod(map(layout.size, axes)) if weight.reads else 0
-
-
-def _of_queries_and_keys(layout: Layout) -> int:
-    both = {"project_q", "project_kv"}
-    weights = all_weights(layout).values()
-    return sum(_multiply_adds(layout, w) for w in weights if both <= set(w.methods))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from attnlab.heads.call import Call
+from attnlab.heads.layout import HeadCall
 from attnlab.heads.linear import normalize
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Standard
@@ -59,6 +59,11 @@ class Differential(Standard):
         return 2 * self.num_heads
 
     @property
+    def num_key_heads(self) -> int:
+        """Two for each key/value head."""
+        return 2 * self.size("num_kv_heads")
+
+    @property
     def queries_per_key(self) -> int:
         """N / K."""
         return self.num_heads // self.size("num_kv_heads")
@@ -66,22 +71,22 @@ class Differential(Standard):
     def weights(self) -> dict[str, Weight]:
         pair = ("num_kv_heads", 2)
         q = Weight("project_q", ("width",), (*pair, "queries_per_key", "head_dim"))
-        k = Weight("project_kv", ("key_width",), (*pair, "head_dim"), enters=("k",))
+        k = Weight("project_kv", ("key_width",), (*pair, "head_dim"), changes=("k",))
         replaced = super().weights() | {"q": q, "k": k}
         biases = {f"{n}_bias": replaced[n].bias() for n in "qk" if n in self.biases}
         return {
             **replaced,
             **biases,
-            "lambda_q": Weight("attend", makes=(2, "head_dim"), std=0.1),
-            "lambda_k": Weight("attend", makes=(2, "head_dim"), std=0.1),
-            "head_norm": Weight("attend", makes=("value_dim",), constant=1.0),
+            "lambda_q": Weight("attend", out_axes=(2, "head_dim"), std=0.1),
+            "lambda_k": Weight("attend", out_axes=(2, "head_dim"), std=0.1),
+            "head_norm": Weight("attend", out_axes=("value_dim",), constant=1.0),
         }
 
     def project(self, params: Params, name: str, x: Array) -> Array:
         made = super().project(params, name, x)
         return made.reshape(*made.shape[:2], -1, made.shape[-1])
 
-    def attend(self, params: Params, q: Array, k: Array, v: Array, call: Call) -> Array:
+    def attend(self, params: Params, q: Array, k: Array, v: Array, call: HeadCall) -> Array:
         start = 0.8 - 0.6 * jnp.exp(-0.3 * jnp.asarray(call.layer))
         one, two = jnp.exp(jnp.sum(params["lambda_q"] * params["lambda_k"], axis=-1))
         factor = call.tap("lambda", one - two + start)

@@ -1,6 +1,7 @@
 """Options that any layout may have, such as `Gate`, `Sink` and `MixtureOfHeads`."""
 
 import dataclasses
+import functools
 import math
 from typing import ClassVar, Literal
 
@@ -8,13 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attnlab.attention import score_mods
+from attnlab.attention import attend, score_mods
 from attnlab.attention.dropout import dropout_seed, keep_mask
 from attnlab.attention.scores import scaled_scores, weighted_sum
 from attnlab.broadcast import with_rank
 from attnlab.fields import bounded
-from attnlab.heads.call import Call
-from attnlab.heads.layout import Extra, Layout
+from attnlab.heads.layout import Extra, HeadCall, Layout
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_extra
 from attnlab.heads.weights import Params, Weight
@@ -48,21 +48,21 @@ class Gate(Extra):
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         if self.by == "head":
-            return {"head_gate": Weight("attend", ("width",), ("num_heads",), enters=("heads",))}
+            return {"head_gate": Weight("attend", ("width",), ("num_heads",), changes=("heads",))}
         makes = ("num_heads", "head_width")
-        return {"gate": Weight("attend", ("width",), makes, enters=("heads",))}
+        return {"gate": Weight("attend", ("width",), makes, changes=("heads",))}
 
     def values(self, layout: Layout) -> dict[str, str]:
         return {"gate": "B T N 1" if self.by == "head" else "B T N V"}
 
     def after_attention(
-        self, params: Params, x: Array, heads: Float[Array, "B T N V"], call: Call
-    ) -> Float[Array, "B T N V"]:
+        self, params: Params, x: Array, heads: Float[Array, "B T N V"], call: HeadCall
+    ) -> tuple[Float[Array, "B T N V"], dict[str, Array]]:
         if self.by == "head":
             gate = project_all(params, "head_gate", x)[..., None]
         else:
             gate = project_all(params, "gate", x)
-        return heads * call.tap("gate", jax.nn.sigmoid(gate))
+        return heads * call.tap("gate", jax.nn.sigmoid(gate)), {}
 
 
 @register_extra("sink")
@@ -90,11 +90,11 @@ class Sink(Extra):
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         learnt = {
-            "sink": Weight("attend", makes=("num_score_maps",), constant=0.0, enters=("probs",))
+            "sink": Weight("attend", out_axes=("num_score_maps",), constant=0.0, changes=("probs",))
         }
         return learnt if self.learnt else {}
 
-    def before_attention(self, params: Params, call: Call) -> Call:
+    def before_attention(self, params: Params, call: HeadCall) -> HeadCall:
         sink = params["sink"][:, None, None] if self.learnt else jnp.zeros((1, 1, 1))
         return call.with_new(sink=sink)
 
@@ -116,7 +116,7 @@ class SoftCap(Extra):
     shift_invariant: ClassVar[bool] = False
     cap: float = bounded(50.0, above=0.0)
 
-    def before_attention(self, params: Params, call: Call) -> Call:
+    def before_attention(self, params: Params, call: HeadCall) -> HeadCall:
         return call.with_new(logits_soft_cap=self.cap)
 
 
@@ -142,9 +142,9 @@ class LearntSoftCap(Extra):
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         start = math.log(self.start)
-        return {"log_soft_cap": Weight("attend", makes=("num_score_maps",), constant=start)}
+        return {"log_soft_cap": Weight("attend", out_axes=("num_score_maps",), constant=start)}
 
-    def before_attention(self, params: Params, call: Call) -> Call:
+    def before_attention(self, params: Params, call: HeadCall) -> HeadCall:
         cap = score_mods.SoftCap(jnp.exp(params["log_soft_cap"]))
         return call.bind(score_mods=(*call.options.score_mods, cap))
 
@@ -201,22 +201,21 @@ class MixtureOfHeads(Extra):
         return {"head_gates": "B T N", "head_balance": ""}
 
     def after_attention(
-        self, params: Params, x: Array, heads: Float[Array, "B T N V"], call: Call
-    ) -> Float[Array, "B T N V"]:
+        self, params: Params, x: Array, heads: Float[Array, "B T N V"], call: HeadCall
+    ) -> tuple[Float[Array, "B T N V"], dict[str, Array]]:
         groups = 2 * jax.nn.softmax(x @ params["router_groups"])
         shared = self.shared * jax.nn.softmax(x @ params["router_shared"])
         probs = jax.nn.softmax(x @ params["router"])
         routed = probs.shape[-1]
         used = jax.nn.one_hot(jax.lax.top_k(probs, self.top)[1], routed, dtype=x.dtype).sum(-2)
-        real = jnp.ones(x.shape[:2], bool) if call.token_mask is None else call.token_mask
+        real = jnp.ones(x.shape[:2], bool) if call.padding_mask is None else call.padding_mask
         count = jnp.maximum(jnp.sum(real), 1)
         tokens = (jnp.where(real[..., None], a, 0) for a in (used, probs))
         shares, means = (jnp.sum(a, axis=(0, 1)) / count for a in tokens)
-        balance = routed * jnp.sum(shares * means)
-        call.tap("head_balance", self.balance * balance)
+        balance = call.tap("head_balance", self.balance * (routed * jnp.sum(shares * means)))
         weighed = self.top * probs * used / jnp.sum(probs * used, axis=-1, keepdims=True)
         gates = jnp.concatenate([groups[..., :1] * shared, groups[..., 1:] * weighed], axis=-1)
-        return heads * call.tap("head_gates", gates)[..., None]
+        return heads * call.tap("head_gates", gates)[..., None], {"head_balance": balance}
 
 
 @register_extra("talking_heads")
@@ -237,11 +236,11 @@ class TalkingHeads(Extra):
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         heads = ("num_score_maps",)
-        mix = Weight("attend", reads=heads, makes=heads, identity=True, per_score=True)
-        after = dataclasses.replace(mix, enters=("probs",))
+        mix = Weight("attend", in_axes=heads, out_axes=heads, identity=True, per_score=True)
+        after = dataclasses.replace(mix, changes=("probs",))
         return {"mix_scores": mix, "mix_probs": after}
 
-    def before_attention(self, params: Params, call: Call) -> Call:
+    def before_attention(self, params: Params, call: HeadCall) -> HeadCall:
         return call.with_new(talking_heads=(params["mix_scores"], params["mix_probs"]))
 
 
@@ -275,18 +274,16 @@ class ExtraKeys(Extra):
     def weights(self, layout: Layout) -> dict[str, Weight]:
         k_axes, v_axes = ("num_key_heads", "score_width"), ("num_value_heads", "head_width")
         return {
-            "extra_k": Weight("attend", makes=(self.count, *k_axes), std=1.0, enters=("probs",)),
-            "extra_v": Weight("attend", makes=(self.count, *v_axes), std=1.0, enters=("heads",)),
+            "extra_k": Weight("attend", (), (self.count, *k_axes), std=1.0, changes=("probs",)),
+            "extra_v": Weight("attend", (), (self.count, *v_axes), std=1.0, changes=("heads",)),
         }
 
-    def before_attention(self, params: Params, call: Call) -> Call:
-        def attention(inner: Call, q: Array, k: Array, v: Array) -> Array:
-            return attend_with_extra_keys(params, inner, q, k, v)
-
-        return call.wrap(attention)
+    def before_attention(self, params: Params, call: HeadCall) -> HeadCall:
+        softmax = functools.partial(attend_with_extra_keys, params)
+        return dataclasses.replace(call, softmax=softmax)
 
 
-def attend_with_extra_keys(params: Params, call: Call, q: Array, k: Array, v: Array) -> Array:
+def attend_with_extra_keys(params: Params, call: HeadCall, q: Array, k: Array, v: Array) -> Array:
     """Attention whose softmax also has the extra keys: they are a sink with values.
 
     Raises:
@@ -299,25 +296,22 @@ def attend_with_extra_keys(params: Params, call: Call, q: Array, k: Array, v: Ar
             "talking_heads and score_mods; leave one out"
         )
 
-    scale = options.scale
-
     def per_row(name: str) -> Array:
         a = params[name].astype(q.dtype if name == "extra_k" else v.dtype).swapaxes(0, 1)
         return jnp.broadcast_to(a, (q.shape[0], *a.shape))
 
     extra = scaled_scores(
-        q.swapaxes(1, 2), per_row("extra_k"), None, scale, options.logits_soft_cap
+        q.swapaxes(1, 2), per_row("extra_k"), None, options.scale, options.logits_soft_cap
     )
     total = jax.nn.logsumexp(extra, axis=-1, keepdims=True)
-    sink = options.sink
-    if sink is not None:
-        sink = with_rank(jnp.asarray(sink, total.dtype), total.ndim)
+    if options.sink is not None:
+        sink = with_rank(jnp.asarray(options.sink, total.dtype), total.ndim)
         total = jnp.logaddexp(total, sink)
-    heads, residual = call.bind(sink=total).softmax(q, k, v, return_residual=True)
-    assert residual is not None
-    probs = jnp.exp(extra - residual.swapaxes(1, 2)[..., None])
-    rate = options.dropout_rate
-    if rate:
+    options = options.replace(sink=total)
+    heads, logsumexp = attend(q, k, v, options, tap=call.tap, return_residual=True)
+    assert logsumexp is not None
+    probs = jnp.exp(extra - logsumexp.swapaxes(1, 2)[..., None])
+    if rate := options.dropout_rate:
         # As if they stood behind the other keys.
         seed = dropout_seed(rate, options.dropout_key)
         shape = (*extra.shape[:3], k.shape[1])

@@ -73,6 +73,11 @@ class GroupedTied(Layout):
         """V / 2, rounded up to an even number."""
         return 2 * -(-self.size("value_dim") // 4)
 
+    @property
+    def score_width(self) -> int:
+        """H + P."""
+        return self.size("head_dim") + self.size("rotary_dim")
+
     def check(self) -> None:
         check_kv_heads(self)
         if self.size("head_dim") > self.size("value_dim"):
@@ -106,10 +111,8 @@ class GroupedTied(Layout):
         k = concat_shared(entries["kv"][..., : self.size("head_dim")], entries["r"])
         return k, entries.get("y", entries["kv"])
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+    def rewritten(self) -> Rewrite | Blocked:
         """Standard: keys and values apart, the rotated part a copy per head."""
-        if rotary:
-            return Blocked("standard", "rotary positions rotate a part of each head only")
         heads, head_dim = self.size("num_kv_heads"), self.size("head_dim")
 
         def params(weights: Params) -> Params:
@@ -122,6 +125,6 @@ class GroupedTied(Layout):
             }
             return made | without(weights, *made, "q_rotary", "kv", "k_rotary")
 
-        width = head_dim + self.size("rotary_dim")
-        standard = self.to(Standard, head_dim=width, value_dim=self.size("value_dim"))
-        return Rewrite(standard, params)
+        standard = self.to(Standard, head_dim=self.score_width, value_dim=self.size("value_dim"))
+        rotary = "rotary positions rotate a part of each head only"
+        return Rewrite(standard, params, not_rotary=rotary)

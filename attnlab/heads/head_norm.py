@@ -7,7 +7,7 @@ from jax import Array
 
 from attnlab.fields import Spec
 from attnlab.heads.linear import normalize
-from attnlab.heads.weights import HeadValue, Method, Params, Weight
+from attnlab.heads.weights import HeadValue, Params, Stage, Weight
 from attnlab.norms import STARTS
 
 
@@ -39,14 +39,14 @@ class HeadNorm(Spec, prefix="qk_norm."):
 
     def weights(self, axis: str, key_heads: str = "num_heads") -> dict[str, Weight]:
         """Scales, then biases, of the norms of queries and keys of this width."""
-        parts: tuple[tuple[HeadValue, Method, str], ...] = (
+        parts: tuple[tuple[HeadValue, Stage, str], ...] = (
             ("q", "project_q", "num_heads"),
             ("k", "project_kv", key_heads),
         )
         made = {}
         for name, method, heads in parts:
             axes = (axis,) if self.over == "head" else (heads, axis)
-            scale = Weight(method, makes=axes, constant=STARTS[self.kind], enters=(name,))
+            scale = Weight(method, out_axes=axes, constant=STARTS[self.kind], changes=(name,))
             made[f"{name}_norm"] = scale
             if self.bias:
                 made[f"{name}_norm_bias"] = scale.bias()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import Layout, all_weights
+from attnlab.heads.layout import Layout
 from attnlab.heads.params import check_stacked_params
 from attnlab.heads.weights import HeadValue, Params, Weight
 
@@ -22,7 +22,7 @@ def identical_heads(
 ) -> dict[str, Array]:
     """Parameters with which these values are the same in every head: those of the first head.
 
-    In each weight that one of the values depends on (`Weight.entered`), every head becomes a copy
+    In each weight that one of the values depends on (`Weight.changed`), every head becomes a copy
     of the first. Heads that read a slice of x each, as in the layout `Narrow`, then have the same
     weights; their values are equal where the slices are.
 
@@ -45,11 +45,11 @@ def identical_heads(
     >>> [bool((same[n][:, 0] == same[n][:, 1]).all()) for n in ("q", "k", "v")]
     [True, True, False]
     """
-    weights = all_weights(layout)
+    weights = layout.all_weights
     check_stacked_params(params, layout)
     values = computed_from(names)
     return {
-        name: _first_head(a, layout, weights[name]) if values & set(weights[name].entered) else a
+        name: _first_head(a, layout, weights[name]) if values & set(weights[name].changed) else a
         for name, a in params.items()
     }
 
@@ -73,12 +73,12 @@ def computed_from(names: Iterable[str]) -> set[str]:
 def _first_head(a: Array, layout: Layout, weight: Weight) -> Array:
     """`a` with every head replaced by the first."""
     shape = a.shape
-    made = set(weight.per + weight.makes) & set(layout.head_axes)
-    heads = made or set(weight.reads) & set(layout.head_axes)
-    first = len(weight.per) + len(weight.reads)
+    made = set(weight.batch_axes + weight.out_axes) & set(layout.head_axes)
+    heads = made or set(weight.in_axes) & set(layout.head_axes)
+    first = len(weight.batch_axes) + len(weight.in_axes)
     for i, axis in enumerate(weight.axes):
         # A weight that mixes heads reads all of them and makes the same of each.
-        mixes = made and len(weight.per) <= i < first
+        mixes = made and len(weight.batch_axes) <= i < first
         if axis in heads and not mixes:
             at = a.ndim - len(weight.axes) + i
             a = jax.lax.slice_in_dim(a, 0, 1, axis=at)

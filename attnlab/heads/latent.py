@@ -11,7 +11,6 @@ from attnlab.heads.factors import Floats, Weights, factor
 from attnlab.heads.layout import Bias, Blocked, Entries, Layout, Rewrite, Rotate, output_projection
 from attnlab.heads.linear import concat_shared, normalize, project_all, project_slices
 from attnlab.heads.registry import register_layout
-from attnlab.heads.shapes import score_scale
 from attnlab.heads.standard import Standard
 from attnlab.heads.weights import Params, Weight, without
 
@@ -71,26 +70,31 @@ class Latent(Layout):
         """Queries read x."""
         return self.width
 
+    @property
+    def score_width(self) -> int:
+        """H + P."""
+        return self.size("head_dim") + self.size("rotary_dim")
+
     def latent_weights(self) -> dict[str, Weight]:
         """What makes the latents and the parts with positions."""
         made = {}
         if self.query_latent_dim is not None:
             made["q_down"] = Weight("project_q", ("width",), ("query_latent_dim",))
             if self.latent_norm:
-                norm = Weight("project_q", makes=("query_latent_dim",), constant=1.0)
+                norm = Weight("project_q", out_axes=("query_latent_dim",), constant=1.0)
                 made["q_down_norm"] = norm
         made["q"] = Weight("project_q", ("query_latent_dim",), ("num_heads", "head_dim"))
         made["q_rotary"] = Weight("project_q", ("query_latent_dim",), ("num_heads", "rotary_dim"))
         made["kv_down"] = Weight("project_kv", ("width",), ("latent_dim",))
         if self.latent_norm:
-            made["kv_down_norm"] = Weight("project_kv", makes=("latent_dim",), constant=1.0)
+            made["kv_down_norm"] = Weight("project_kv", out_axes=("latent_dim",), constant=1.0)
         made["k_rotary"] = Weight("project_kv", ("width",), ("rotary_dim",))
         return made
 
     def weights(self) -> dict[str, Weight]:
         up = {
-            "k": Weight("keys_values", ("latent_dim",), ("num_heads", "head_dim"), enters=("k",)),
-            "v": Weight("keys_values", ("latent_dim",), ("num_heads", "value_dim"), enters=("v",)),
+            "k": Weight("keys_values", ("latent_dim",), ("num_heads", "head_dim"), changes=("k",)),
+            "v": Weight("keys_values", ("latent_dim",), ("num_heads", "value_dim"), changes=("v",)),
         }
         return self.latent_weights() | up | output_projection(self)
 
@@ -122,7 +126,7 @@ class Latent(Layout):
         k = concat_shared(project_all(params, "k", entries["c"]), entries["r"])
         return k, project_all(params, "v", values)
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+    def rewritten(self) -> Rewrite | Blocked:
         """LatentAbsorbed: W_UK moves to the query and W_UV to the output."""
         if extra := self.blocks("vo"):
             return Blocked("latent_absorbed", f"{extra} is applied between W_UV and W_O")
@@ -133,12 +137,12 @@ class Latent(Layout):
             k, v = weights["k"].transpose(1, 2, 0), weights["v"].transpose(1, 0, 2)
             return {**weights, "k": k, "v": v}
 
-        return Rewrite(self.to(LatentAbsorbed, scale=score_scale(self)), params)
+        return Rewrite(self.to(LatentAbsorbed, scale=self.score_scale), params)
 
-    def general(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+    def general(self) -> Rewrite | Blocked:
         """Standard, without norms: the matrices into and out of the latents multiplied."""
-        if self.latent_norm or rotary:
-            return Blocked("standard", "a norm or rotary positions are inside the heads")
+        if self.latent_norm:
+            return Blocked("standard", "a norm is inside the heads")
 
         def params(w: Params) -> Params:
             q = jnp.concatenate([w["q"], w["q_rotary"]], axis=-1)
@@ -151,9 +155,8 @@ class Latent(Layout):
             }
             return without(w, "q_down", "kv_down", "q_rotary", "k_rotary") | made
 
-        width = self.size("head_dim") + self.size("rotary_dim")
-        standard = self.to(Standard, head_dim=width, value_dim=self.size("value_dim"))
-        return Rewrite(standard, params)
+        standard = self.to(Standard, head_dim=self.score_width, value_dim=self.size("value_dim"))
+        return Rewrite(standard, params, not_rotary="rotary positions are inside the heads")
 
     def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
         """Keys and values of all heads side by side, of rank M; the last P columns of k are those
@@ -182,8 +185,8 @@ class LatentAbsorbed(Latent):
 
     Fields are those of `Latent`.
 
-    >>> from attnlab.heads import token_shapes
-    >>> token_shapes(LatentAbsorbed(width=64, num_heads=4)).k  # one key [c ; r] for all heads
+    >>> absorbed = LatentAbsorbed(width=64, num_heads=4)
+    >>> absorbed.num_key_heads, absorbed.score_width  # one key [c ; r] for all heads
     (1, 72)
     """
 
@@ -194,15 +197,35 @@ class LatentAbsorbed(Latent):
     merges_values = True
     source = "DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2, arXiv 2405.04434"
 
+    @property
+    def score_width(self) -> int:
+        """M + P."""
+        return self.size("latent_dim") + self.size("rotary_dim")
+
+    @property
+    def num_key_heads(self) -> int:
+        """All heads have one key."""
+        return 1
+
+    @property
+    def num_value_heads(self) -> int:
+        """All heads have one value."""
+        return 1
+
+    @property
+    def head_width(self) -> int:
+        """M."""
+        return self.size("latent_dim")
+
     def weights(self) -> dict[str, Weight]:
-        per = ("num_heads",)
+        heads = ("num_heads",)
         up = {
-            "k": Weight("project_q", ("head_dim",), ("latent_dim",), per=per),
-            "v": Weight("project_out", ("latent_dim",), ("value_dim",), per=per),
+            "k": Weight("project_q", ("head_dim",), ("latent_dim",), batch_axes=heads),
+            "v": Weight("project_out", ("latent_dim",), ("value_dim",), batch_axes=heads),
         }
         return self.latent_weights() | up | output_projection(self)
 
-    def general(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite:
+    def general(self) -> Rewrite:
         """`Latent`, the way back from its `rewritten`."""
 
         def params(w: Params) -> Params:

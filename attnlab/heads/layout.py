@@ -9,6 +9,9 @@ with x the query input, y the key input and z the value input. Parameters are a 
 that every method receives. A new layout is one subclass; `register_layout` gives it a name for
 flags. An option that any layout may have is one subclass of `Extra`.
 
+Sizes, weights, costs and other forms follow from the fields. A layout computes them once, when it
+is made with a width.
+
 Axes: B batch, T queries, S keys, N heads, K and Kv key and value heads, H width of a query and key,
 V width of a value, O output width.
 """
@@ -16,25 +19,27 @@ V width of a value, O output width.
 import dataclasses
 import functools
 import inspect
+import math
 import types
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import jax
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
 
+from attnlab.attention import AttentionOptions, attend
 from attnlab.fields import Spec, bounded, check_fields
-from attnlab.heads.call import Call
 from attnlab.heads.factors import Floats, Weights
 from attnlab.heads.linear import combine_heads
-from attnlab.heads.shapes import token_shapes
-from attnlab.heads.weights import Params, Weight
+from attnlab.heads.weights import Params, Stage, Weight
+from attnlab.tap import Tap
 
 Rotate = Callable[[Array], Array]
 """Applies rotary embedding by position to [B, T, ..., H]; the identity without rotary positions."""
 
 Bias = Literal["q", "k", "v", "o", "factors"]
-OUTPUT = Weight("project_out", reads=("num_heads", "value_dim"), makes=("out_width",))
+OUTPUT = Weight("project_out", ("num_heads", "value_dim"), ("out_width",), residual=True)
 """W_O of most layouts."""
 OTHER_FORMS = ("rewritten", "general", "inverse")
 """Methods that know how a class computes, so that a class that computes otherwise has none."""
@@ -45,6 +50,61 @@ Entries = dict[str, Array]
 LayoutT = TypeVar("LayoutT", bound="Layout")
 
 
+# A call, as layouts and extras see it -------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadCall:
+    """One call of heads, passed to `Layout.attend` and to extras.
+
+    Attributes:
+      options: of attention: mask, bias, is_causal, dropout_rate, score_mods, ...
+      tap: `call.tap(name, value)` makes a value available to `capture` and `patch`.
+      layer: index of the layer, counted from 0; may be traced.
+      padding_mask: [B, T], True = a token of x; None: all are.
+      softmax: (call, q, k, v) -> heads, by an extra; None: one call of `attend`.
+
+    >>> import jax.numpy as jnp
+    >>> call = HeadCall(AttentionOptions(scale=0.5)).bind(is_causal=True)
+    >>> q, v = jnp.ones((1, 2, 1, 4)), jnp.array([1.0, 3.0]).reshape(1, 2, 1, 1)
+    >>> call.attention(q, q, v).ravel().tolist()
+    [1.0, 2.0]
+    """
+
+    options: AttentionOptions
+    tap: Tap = dataclasses.field(default_factory=Tap)
+    layer: ArrayLike = 0
+    padding_mask: Bool[Array, "B T"] | None = None
+    softmax: Callable[["HeadCall", Array, Array, Array], Array] | None = None
+
+    def attention(self, q: Array, k: Array, v: Array) -> Array:
+        """Softmax attention: q [B, T, N, H], k [B, S, K, H], v [B, S, Kv, V] -> [B, T, N, V]."""
+        if self.softmax is not None:
+            return self.softmax(self, q, k, v)
+        return attend(q, k, v, self.options, tap=self.tap).output
+
+    def bind(self, **options: object) -> "HeadCall":
+        """The call with other options of attention."""
+        return dataclasses.replace(self, options=self.options.replace(**options))
+
+    def with_new(self, **options: object) -> "HeadCall":
+        """The call with options that it does not have yet.
+
+        Raises:
+          ValueError: the call has one of them, which would be replaced silently.
+        """
+        for name in options:
+            if getattr(self.options, name) is not None:
+                raise ValueError(
+                    f"{name} is set twice, as an option of the call and by an extra of the layout; "
+                    "leave one out"
+                )
+        return self.bind(**options)
+
+
+# Other forms --------------------------------------------------------------------------------------
+
+
 class Rewrite(NamedTuple):
     """One step to another layout that computes the same function.
 
@@ -52,6 +112,8 @@ class Rewrite(NamedTuple):
     >>> step = Standard(width=6, num_heads=2).rewritten()
     >>> step.layout.name, step.flops  # 2 FLOPs for each of N D E H multiply-adds of W_Q W_K^T
     ('bilinear', 432)
+    >>> step.blocked(rotary=True, shift_invariant=True)
+    'rotary positions are applied between W_Q and W_K'
     """
 
     layout: "Layout"
@@ -60,19 +122,67 @@ class Rewrite(NamedTuple):
     """Parameters of this layout -> those of `layout`."""
     flops: int = 0
     """FLOPs of `params`, once per call."""
+    not_rotary: str = ""
+    """Why it is another function under rotary positions."""
+    not_shifted: str = ""
+    """Why it is another function where a constant added to all scores of a query counts."""
+
+    def blocked(self, *, rotary: bool, shift_invariant: bool) -> str:
+        """Why it is another function in this call; "" if it is the same."""
+        return (self.not_rotary if rotary else "") or ("" if shift_invariant else self.not_shifted)
 
 
 class Blocked(NamedTuple):
     """The reason why the next layout of the chain would compute another function.
 
-    >>> from attnlab.heads import Standard
-    >>> Standard(width=6, num_heads=2).rewritten(rotary=True)
-    Blocked(layout='bilinear', reason='rotary positions are applied between W_Q and W_K')
+    >>> from attnlab.heads import HeadNorm, Standard
+    >>> Standard(width=6, num_heads=2, qk_norm=HeadNorm()).rewritten()
+    Blocked(layout='bilinear', reason='qk_norm is applied between W_Q and W_K')
     """
 
     layout: str
     """Name of that layout; "" at the end of the chain."""
     reason: str
+
+
+class MultiplyAdds(NamedTuple):
+    """Multiply-adds of a call, by what they are counted for.
+
+    >>> from attnlab.heads import Standard
+    >>> Standard(width=512, num_heads=8).multiply_adds.of_query == 2 * 512**2
+    True
+    """
+
+    of_input: int
+    """Of each token of each input, before projections."""
+    of_query: int
+    of_new_key: int
+    """Of each key that is projected in this call."""
+    of_key: int
+    of_both: int
+    """Of a token that is a query and a new key, counted in both of them: the compiler makes one
+    product of the two."""
+    of_score: int
+    """Of each pair of a query and a key."""
+    more_keys: int
+    """Keys that extras add."""
+
+    def flops(
+        self,
+        batch: int,
+        num_queries: int,
+        num_keys: int,
+        *,
+        cross: bool = False,
+        num_new: int | None = None,
+    ) -> int:
+        """FLOPs of the call; arguments as of `call_flops`."""
+        new = num_keys if num_new is None else num_new
+        total = num_queries * (self.of_input + self.of_query)
+        total += new * self.of_new_key + num_keys * self.of_key
+        total += new * self.of_input if cross else -min(num_queries, new) * self.of_both
+        total += num_queries * (num_keys + self.more_keys) * self.of_score
+        return 2 * batch * total
 
 
 def overridden(kind: type, method: str) -> list[str]:
@@ -87,6 +197,9 @@ def overridden(kind: type, method: str) -> list[str]:
         and isinstance(known := inspect.getattr_static(owner, name), FUNCTIONS)
         and inspect.getattr_static(kind, name) is not known
     ]
+
+
+# Extra --------------------------------------------------------------------------------------------
 
 
 class Named(Spec):
@@ -113,10 +226,10 @@ class Extra(Named):
     ...     between = ""  # it multiplies whole heads
     ...
     ...     def weights(self, layout):
-    ...         return {"head_scale": Weight("attend", makes=("num_heads",), constant=1.0)}
+    ...         return {"head_scale": Weight("attend", out_axes=("num_heads",), constant=1.0)}
     ...
     ...     def after_attention(self, params, x, heads, call):
-    ...         return heads * params["head_scale"][:, None]
+    ...         return heads * params["head_scale"][:, None], {}
     >>> from attnlab.heads import Standard, num_parameters
     >>> num_parameters(Standard(width=8, num_heads=2, extras=(HeadScale(),))) - 4 * 8**2
     2
@@ -125,7 +238,7 @@ class Extra(Named):
     name: ClassVar[str] = ""
     """Name for flags, set by `register_extra`; else the name of the class."""
     losses: ClassVar[tuple[str, ...]] = ()
-    """Names of tapped scalars that training adds to its loss, such as a load-balancing loss."""
+    """Names of the auxiliary losses that `after_attention` returns."""
     excludes: ClassVar[tuple[str, ...]] = ()
     """Names of extras that this one does not combine with."""
     shift_invariant: ClassVar[bool] = True
@@ -163,15 +276,19 @@ class Extra(Named):
         """Names of its own values that can be captured or patched -> their axes."""
         return {}
 
-    def before_attention(self, params: Params, call: Call) -> Call:
+    def before_attention(self, params: Params, call: HeadCall) -> HeadCall:
         """The call that the layout attends with; an extra may change its options here."""
         return call
 
     def after_attention(
-        self, params: Params, x: Array, heads: Float[Array, "B T N V"], call: Call
-    ) -> Float[Array, "B T N V"]:
-        """Output of attention -> input of the output projection; x is the query input."""
-        return heads
+        self, params: Params, x: Array, heads: Float[Array, "B T N V"], call: HeadCall
+    ) -> tuple[Float[Array, "B T N V"], dict[str, Array]]:
+        """Output of attention -> (input of the output projection, auxiliary losses by name); x is
+        the query input."""
+        return heads, {}
+
+
+# Layout -------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,11 +299,12 @@ class Layout(Named):
     `default_<field>`, so `dataclasses.replace(layout, width=32)` changes all sizes that follow.
 
     A subclass is a frozen dataclass with the methods `weights`, `project_q` and `project_kv`; the
-    other methods have defaults. Its fields are the sizes and options of a layout. Class constants
-    describe it (the table of layouts prints `equation`, `rank` and `source`) and state what
-    it can do; all of them have defaults. For a variant of a layout, subclass that layout. A
-    subclass that overrides more than checks and default sizes inherits no `rewritten`, `general`
-    and `inverse`:
+    other methods have defaults. Its fields are the sizes and options of a layout. If q, k and v are
+    not [num_heads, head_dim] and [num_kv_heads, value_dim], it says what they are: `num_score_maps`
+    and `score_width`, `num_key_heads`, `num_value_heads` and `head_width`. Class constants describe
+    it (the table of layouts prints `equation`, `rank` and `source`) and state what it can do; all
+    of them have defaults. For a variant of a layout, subclass that layout. A subclass that
+    overrides more than checks and default sizes inherits no `rewritten`, `general` and `inverse`:
 
     >>> from attnlab.heads import Standard, init
     >>> @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,17 +375,99 @@ class Layout(Named):
         object.__setattr__(self, "extras", _as_tuple("extras", self.extras, "(Gate(),)"))
         check_fields(self, least=1, without=("biases", "extras"))
         self._check_options()
-        if not self.width:
-            return  # sizes are checked when the width is known
-        self.check()
-        self._check_axes(self.weights())
-        self._check_extras()
-        self._check_axes(all_weights(self))
+        if self.width:  # what follows from the fields is computed now, and kept
+            self.check()
+            _ = self.shapes, self.multiply_adds, self.input_widths, self.score_scale, self.chain
+
+    def __getstate__(self) -> dict[str, object]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def check(self) -> None:
         """Raises ValueError for fields of this layout that do not fit each other."""
 
-    # Sizes ----------------------------------------------------------------------------------------
+    # What follows from the fields -----------------------------------------------------------------
+
+    @functools.cached_property
+    def all_weights(self) -> dict[str, Weight]:
+        """Weights of the layout and of its extras, by name."""
+        with jax.ensure_compile_time_eval():  # initial values may be computed with JAX, under jit
+            made = dict(self.weights())
+            self._check_extras()
+            for extra in self.extras:
+                more = extra.weights(self)
+                if twice := sorted(made.keys() & more.keys()):
+                    raise ValueError(
+                        f"extra {extra.name!r} adds a second weight {twice[0]!r}; choose another "
+                        "name"
+                    )
+                made |= more
+        return made
+
+    @functools.cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every weight by name."""
+        for name, weight in self.all_weights.items():
+            for axis in (*weight.axes, *weight.tied_axes, *weight.mean_axes):
+                try:
+                    size = self.size(axis)
+                except AttributeError as error:
+                    raise ValueError(
+                        f"{self._label}: weight {name!r} has the axis {axis!r}, which must be a "
+                        f"field or property of the layout, or a size: {error}"
+                    ) from None
+                if size < 1:
+                    raise ValueError(f"{self._label}: {axis} must be at least 1, not {size}")
+        return {name: self.sizes(weight.axes) for name, weight in self.all_weights.items()}
+
+    @functools.cached_property
+    def multiply_adds(self) -> MultiplyAdds:
+        """What a call costs."""
+        of: dict[Stage, int] = dict.fromkeys(get_args(Stage), 0)
+        maps, width, value_width = self.sizes(("num_score_maps", "score_width", "head_width"))
+        scores, both = maps * (width + value_width), 0
+        for weight in self.all_weights.values():
+            axes = weight.axes + weight.tied_axes
+            count = math.prod(self.sizes(axes)) if weight.in_axes else 0
+            if weight.per_score:
+                scores += count
+                continue
+            for stage in weight.stages:
+                of[stage] += count
+            both += count if {"project_q", "project_kv"} <= set(weight.stages) else 0
+        for stage, count in self.extra_multiply_adds().items():
+            of[stage] += count
+        return MultiplyAdds(
+            of_input=of["prepare"],
+            of_query=of["project_q"] + of["attend"] + of["project_out"],
+            of_new_key=of["project_kv"],
+            of_key=of["keys_values"],
+            of_both=both,
+            of_score=scores,
+            more_keys=sum(extra.num_keys for extra in self.extras),
+        )
+
+    @functools.cached_property
+    def chain(self) -> tuple[tuple[Rewrite, ...], Blocked]:
+        """The steps to every other form of the layout, and the reason why there is no further one.
+
+        >>> from attnlab.heads import NarrowTied
+        >>> [step.layout.name for step in NarrowTied(width=6, num_heads=2).chain[0]]
+        ['narrow', 'standard', 'bilinear', 'absorbed']
+        """
+        step = self.rewritten()
+        if isinstance(step, Blocked):
+            return (), step
+        steps, blocked = step.layout.chain
+        return (step, *steps), blocked
+
+    @functools.cached_property
+    def score_scale(self) -> float:
+        """What multiplies q k^T: `scale`, or 1/sqrt(width of q)."""
+        return float(self.score_width**-0.5) if self.scale is None else self.scale
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, int]:
+        return {}
 
     def size(self, axis: str | int) -> int:
         """Size of an axis: a field, with None resolved by `default_<field>`, or a property.
@@ -280,19 +480,18 @@ class Layout(Named):
         """
         if isinstance(axis, int):
             return axis
-        if not self.width:
-            raise ValueError(f"{self._label} has no width; set width=...")
-        value: int | None = getattr(self, axis, None)
-        if value is None:
-            default: int = getattr(self, f"default_{axis}")
-            return default
-        return value
+        if axis not in self._sizes:
+            if not self.width:
+                raise ValueError(f"{self._label} has no width; set width=...")
+            value: int | None = getattr(self, axis, None)
+            self._sizes[axis] = getattr(self, f"default_{axis}") if value is None else value
+        return self._sizes[axis]
 
-    def shape(self, weight: Weight) -> tuple[int, ...]:
-        """Shape of a weight."""
-        return tuple(self.size(axis) for axis in weight.axes)
+    def sizes(self, axes: tuple[str | int, ...]) -> tuple[int, ...]:
+        """Sizes of several axes."""
+        return tuple(map(self.size, axes))
 
-    def with_width(self: "LayoutT", width: int) -> "LayoutT":
+    def with_width(self: LayoutT, width: int) -> LayoutT:
         """The layout in a model of this width.
 
         Raises:
@@ -321,8 +520,6 @@ class Layout(Named):
         """The output is as wide as x, or the concatenated heads."""
         return self.width if self.output_projection else self.num_heads * self.size("value_dim")
 
-    # Of fields that several layouts have.
-
     @property
     def default_head_dim(self) -> int:
         """D / N."""
@@ -348,12 +545,20 @@ class Layout(Named):
         """As wide as x."""
         return self.width
 
-    @property
+    @functools.cached_property
     def input_widths(self) -> tuple[int, int, int]:
-        """Widths of the query, key and value input; `width` where the layout has no field."""
-        names = ("key_width", "value_width")
-        key, value = (self.size(n) if hasattr(self, n) else self.width for n in names)
-        return self.width, key, value
+        """Widths of the query, key and value input."""
+        return self.width, self.size("key_width"), self.size("value_width")
+
+    @property
+    def tie(self) -> str:
+        """Projections that use one weight; a field of some layouts."""
+        return ""
+
+    @property
+    def qk_norm(self) -> Any:
+        """The `HeadNorm` of queries and keys; a field of some layouts."""
+        return None
 
     @property
     def num_score_maps(self) -> int:
@@ -363,22 +568,22 @@ class Layout(Named):
     @property
     def score_width(self) -> int:
         """H, the width of q and k in the scores."""
-        return token_shapes(self).q[-1]
+        return self.size("head_dim")
 
     @property
     def num_key_heads(self) -> int:
         """K, the heads of k."""
-        return token_shapes(self).k[0]
+        return self.size("num_kv_heads")
 
     @property
     def num_value_heads(self) -> int:
         """Kv, the heads of v."""
-        return token_shapes(self).v[0]
+        return self.size("num_kv_heads")
 
     @property
     def head_width(self) -> int:
         """V, the width of v, which is what a head returns."""
-        return token_shapes(self).v[-1]
+        return self.size("value_dim")
 
     @property
     def rotary_size(self) -> int | None:
@@ -423,14 +628,9 @@ class Layout(Named):
         return entries["k"], entries.get("v", entries["k"])
 
     def attend(
-        self, params: Params, q: Array, k: Array, v: Array, call: Call
+        self, params: Params, q: Array, k: Array, v: Array, call: HeadCall
     ) -> Float[Array, "B T N V"]:
-        """q, k, v -> heads, by default one softmax attention.
-
-        `call.attention(q, k, v)` is softmax attention under the options of the call, `call.layer`
-        the index of the layer, and `call.tap(name, value)` makes a value available to `capture` and
-        `patch`.
-        """
+        """q, k, v -> heads, by default one softmax attention."""
         return call.attention(q, k, v)
 
     def project_out(self, params: Params, heads: Float[Array, "B T N V"]) -> Float[Array, "B T O"]:
@@ -439,22 +639,13 @@ class Layout(Named):
 
     # Other layouts --------------------------------------------------------------------------------
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
-        """The same function as another layout, with adjacent matrices multiplied out.
-
-        Args:
-          rotary: rotary positions are applied.
-          shift_invariant: the call has no soft cap or other score modification that would see a
-            constant added to all scores of a query.
-        """
+    def rewritten(self) -> Rewrite | Blocked:
+        """The same function as another layout, with adjacent matrices multiplied out."""
         return Blocked("", f"{self._label} is the last of its chain")
 
-    def general(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
-        """The next more general layout, for conversion; by default that of `rewritten`.
-
-        Arguments as of `rewritten`.
-        """
-        return self.rewritten(rotary=rotary, shift_invariant=shift_invariant)
+    def general(self) -> Rewrite | Blocked:
+        """The next more general layout, for conversion; by default that of `rewritten`."""
+        return self.rewritten()
 
     def inverse(self, w: Weights, other: "Layout", tolerance: float) -> dict[str, Floats] | None:
         """Weights of this layout that are the function of weights of `general`; None: there are
@@ -470,8 +661,8 @@ class Layout(Named):
         """
         return None
 
-    def extra_multiply_adds(self) -> dict[str, int]:
-        """Method -> multiply-adds per token of products that involve no weight."""
+    def extra_multiply_adds(self) -> dict[Stage, int]:
+        """Stage -> multiply-adds per token of products that involve no weight."""
         return {}
 
     def to(self, kind: type[LayoutT], **changes: object) -> LayoutT:
@@ -525,19 +716,6 @@ class Layout(Named):
                     )
             extra.check(self)
 
-    def _check_axes(self, weights: Mapping[str, Weight]) -> None:
-        for name, weight in weights.items():
-            for axis in (*weight.axes, *weight.applied_per, *weight.averaged_over):
-                try:
-                    size = self.size(axis)
-                except AttributeError as error:
-                    raise ValueError(
-                        f"{self._label}: weight {name!r} has the axis {axis!r}, which must be a "
-                        f"field or property of the layout, or a size: {error}"
-                    ) from None
-                if size < 1:
-                    raise ValueError(f"{self._label}: {axis} must be at least 1, not {size}")
-
 
 # Helpers ------------------------------------------------------------------------------------------
 
@@ -554,32 +732,36 @@ def _as_tuple(field: str, value: object, example: str) -> tuple[object, ...]:
     return tuple(value)
 
 
-def all_weights(layout: Layout) -> dict[str, Weight]:
-    """Weights of a layout and of its extras, by name.
+def check_params(params: Params, layout: Layout) -> None:
+    """Raises an error if `params` are not those of the layout.
+
+    Nested dicts in `params`, such as adapters, are not checked.
 
     Raises:
-      ValueError: two of them have one name.
-
-    >>> from attnlab.heads import Gate, Standard
-    >>> layout = Standard(width=4, num_heads=2, extras=(Gate(),))
-    >>> list(all_weights(layout))
-    ['q', 'k', 'v', 'o', 'head_gate']
+      TypeError: `params` is not a dict.
+      ValueError: a weight is missing, superfluous or of another shape.
     """
-    return dict(_all_weights(layout))
-
-
-@functools.cache
-def _all_weights(layout: Layout) -> dict[str, Weight]:
-    with jax.ensure_compile_time_eval():  # initial values may be computed with JAX, under jit too
-        made = dict(layout.weights())
-        of_extras = [(extra, extra.weights(layout)) for extra in layout.extras]
-    for extra, more in of_extras:
-        if twice := sorted(made.keys() & more.keys()):
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            "params must be a dict of weights, as init(key, layout) returns, not "
+            f"{type(params).__name__}; the order of arguments is (params, x, layout)"
+        )
+    shapes = layout.shapes
+    missing = [name for name in shapes if name not in params]
+    unknown = [n for n, a in params.items() if n not in shapes and not isinstance(a, Mapping)]
+    if missing or unknown:
+        problem = f"have no {missing[0]!r}" if missing else f"also have {unknown[0]!r}"
+        raise ValueError(
+            f"{layout} has the weights {', '.join(shapes)}; params {problem}; make them with "
+            "init(key, layout), or convert them with attnlab.convert"
+        )
+    for name, shape in shapes.items():
+        if getattr(params[name], "shape", None) != shape:
+            found = getattr(params[name], "shape", f"that of a {type(params[name]).__name__}")
             raise ValueError(
-                f"extra {extra.name!r} adds a second weight {twice[0]!r}; choose another name"
+                f"weight {name!r} has shape {found}; {layout} needs {shape}; make params with "
+                "init(key, layout), or convert them with attnlab.convert"
             )
-        made |= more
-    return made
 
 
 def with_biases(layout: Layout, weights: dict[str, Weight]) -> dict[str, Weight]:

@@ -60,7 +60,7 @@ class LowRankQuery(Standard):
         return -(-self.width // 2)
 
     def weights(self) -> dict[str, Weight]:
-        norm = Weight("project_q", makes=("query_latent_dim",), constant=1.0)
+        norm = Weight("project_q", out_axes=("query_latent_dim",), constant=1.0)
         made = {"q_down": Weight("project_q", ("width",), ("query_latent_dim",))}
         made |= {"q_down_norm": norm} if self.latent_norm else {}
         q = Weight("project_q", ("query_latent_dim",), ("num_heads", "head_dim"))
@@ -72,7 +72,7 @@ class LowRankQuery(Standard):
             latent = normalize(params, "q_down_norm", latent, "rms", self.norm_eps)
         return rotate(self.normalized(params, "q", project_all(params, "q", latent)))
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+    def rewritten(self) -> Rewrite | Blocked:
         """Standard, if there is no norm between the two projections of the queries."""
         if self.tie:
             return self.untied()

@@ -12,7 +12,7 @@ from attnlab.heads.layout import OUTPUT, Blocked, Layout, Rewrite
 from attnlab.heads.linear import project_all, project_slices
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Separate, Standard
-from attnlab.heads.weights import Axes, HeadValue, Method, Params, Weight, without
+from attnlab.heads.weights import Axes, HeadValue, Params, Stage, Weight, without
 
 WORST_CONDITION = 1e6
 """Of a change of basis that makes heads equal."""
@@ -35,16 +35,16 @@ class Narrow(Separate):
     equation = "q_n = x_n Q_n,  k_n = y_n K_n,  v_n = z_n V_n"
     rank = "slice_width, head_dim"
     source = "peterbloem.nl/blog/transformers, text of 2019 to 2023"
-    per: ClassVar[Axes] = ("num_heads",)
-    applied_per: ClassVar[Axes] = ()
+    batch_axes: ClassVar[Axes] = ("num_heads",)
+    tied_axes: ClassVar[Axes] = ()
 
     def head_weights(self) -> dict[str, Weight]:
         """q, k and v, which read a slice, and the output projection."""
 
-        def reads_slice(name: HeadValue, method: Method, makes: str) -> Weight:
+        def reads_slice(name: HeadValue, stage: Stage, size: str) -> Weight:
             return Weight(
-                method, ("slice_width",), (makes,), per=self.per, applied_per=self.applied_per,
-                enters=(name,),
+                stage, ("slice_width",), (size,), batch_axes=self.batch_axes,
+                tied_axes=self.tied_axes, changes=(name,),
             )  # fmt: skip
 
         return {
@@ -60,7 +60,7 @@ class Narrow(Separate):
     def project(self, params: Params, name: str, x: Array) -> Array:
         return project_slices(params, name, x)
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+    def rewritten(self) -> Rewrite | Blocked:
         """Standard: the slices as block-diagonal matrices."""
         if self.tie:
             return self.untied()
@@ -96,14 +96,14 @@ class NarrowTied(Narrow):
 
     equation = "q_n = x_n Q,  k_n = y_n K,  v_n = z_n V"
     source = "pbloem/former, SelfAttentionNarrow"
-    per: ClassVar[Axes] = ()
-    applied_per: ClassVar[Axes] = ("num_heads",)
+    batch_axes: ClassVar[Axes] = ()
+    tied_axes: ClassVar[Axes] = ("num_heads",)
 
     def project(self, params: Params, name: str, x: Array) -> Array:
         slices = x.reshape(*x.shape[:2], -1, params[name].shape[0])
         return project_all(params, name, slices)
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+    def rewritten(self) -> Rewrite | Blocked:
         """Narrow: every head a copy of the one projection."""
         if self.tie:
             return self.untied()
@@ -159,7 +159,7 @@ class Alt(Narrow):
     def prepare(self, params: Params, x: Array) -> Array:
         return project_all(params, "mix", x)
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+    def rewritten(self) -> Rewrite | Blocked:
         """Standard: head n reads x through its own columns of the shared matrix."""
         if self.tie:
             return self.untied()

@@ -1,6 +1,7 @@
 """Heads that read all of x: `Standard` (grouped and multi-query too) and `Wide`."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
@@ -23,7 +24,6 @@ from attnlab.heads.layout import (
 )
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
-from attnlab.heads.shapes import score_scale
 from attnlab.heads.weights import Params, Weight, without
 
 Tie = Literal["", "kv", "qk", "qkv"]
@@ -94,8 +94,8 @@ class Separate(Layout):
                     gone, kept = weights.pop(f"{ours}{end}"), weights[f"{theirs}{end}"]
                     weights[f"{theirs}{end}"] = dataclasses.replace(
                         kept,
-                        used_in=tuple(dict.fromkeys(kept.methods + gone.methods)),
-                        enters=kept.entered + gone.entered,
+                        stage=tuple(dict.fromkeys(kept.stages + gone.stages)),
+                        changes=kept.changed + gone.changed,
                     )
         return weights
 
@@ -110,14 +110,12 @@ class Separate(Layout):
                 f"heads, so a norm over {self.qk_norm.over!r} does not fit; use "
                 "HeadNorm(over='head')"
             )
-        key_heads = "num_kv_heads" if hasattr(self, "num_kv_heads") else "num_heads"
-        return weights | (self.qk_norm.weights("head_dim", key_heads) if self.qk_norm else {})
+        norms = self.qk_norm.weights("head_dim", "num_kv_heads") if self.qk_norm else {}
+        return weights | norms
 
     def normalized(self, params: Params, name: str, a: Array) -> Array:
         """q or k after its norm, if it has one."""
-        if self.qk_norm is None:
-            return a
-        return self.qk_norm.apply(params, name, a, self.norm_eps)
+        return self.qk_norm.apply(params, name, a, self.norm_eps) if self.qk_norm else a
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
         return rotate(self.normalized(params, "q", self.project(params, "q", x)))
@@ -146,20 +144,38 @@ class Separate(Layout):
         more = tuple(ours for ours, theirs in sources.items() if theirs in self.biases)
         return Rewrite(dataclasses.replace(self, tie="", biases=self.biases + more), params)
 
-    def blocks_bilinear(self, rotary: bool, shift_invariant: bool) -> Blocked | None:
-        """The reason why W_Q and W_K cannot be multiplied out; None if they can."""
-        extra, reason = self.blocks("qk"), None
-        if rotary:
-            reason = "rotary positions are applied between W_Q and W_K"
-        elif self.qk_norm is not None:
-            reason = "qk_norm is applied between W_Q and W_K"
-        elif extra is not None:
-            reason = f"{extra} is applied between W_Q and W_K"
-        elif "k" in self.biases and not (
-            shift_invariant and all(e.shift_invariant for e in self.extras)
-        ):
-            reason = "a soft cap or a sink sees the key bias, which this form drops"
-        return None if reason is None else Blocked("bilinear", reason)
+    def to_bilinear(
+        self, params: Callable[[Params], tuple[Array, Array | None]]
+    ) -> Rewrite | Blocked:
+        """The bilinear layout: A_n = W_Q,n W_K,n^T. The key bias cancels in the softmax, the query
+        bias becomes a vector per head.
+
+        Args:
+          params: weights -> A_n [D, N, E], and the vectors [N, E] if queries have a bias.
+        """
+        between = "qk_norm" if self.qk_norm else self.blocks("qk")
+        if between:
+            return Blocked("bilinear", f"{between} is applied between W_Q and W_K")
+        not_shifted = ""
+        if "k" in self.biases:
+            not_shifted = "a soft cap or a sink sees the key bias, which this form drops"
+            if not all(extra.shift_invariant for extra in self.extras):
+                return Blocked("bilinear", not_shifted)
+
+        def rewrite(weights: Params) -> Params:
+            qk, q_bias = params(weights)
+            made = {"qk": qk} if q_bias is None else {"qk": qk, "q_bias": q_bias}
+            return without(weights, "q", "k", "mixing", "q_bias", "k_bias") | made
+
+        bilinear = self.to(
+            Bilinear,
+            scale=self.score_scale,
+            biases=tuple(b for b in self.biases if b != "k"),
+            value_dim=self.size("value_dim"),
+        )
+        flops = 2 * self.width * self.num_heads * self.size("key_width") * self.size("head_dim")
+        rotary = "rotary positions are applied between W_Q and W_K"
+        return Rewrite(bilinear, rewrite, flops, not_rotary=rotary, not_shifted=not_shifted)
 
 
 @register_layout("standard")
@@ -205,9 +221,9 @@ class Standard(Separate):
         """q, k and v of each head, and the output projection."""
         return {
             "q": Weight("project_q", ("width",), ("num_heads", "head_dim")),
-            "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim"), enters=("k",)),
+            "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim"), changes=("k",)),
             "v": Weight(
-                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), enters=("v",)
+                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",)
             ),
             "o": OUTPUT,
         }
@@ -215,25 +231,19 @@ class Standard(Separate):
     def weights(self) -> dict[str, Weight]:
         return self.finished(self.head_weights())
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
-        """Bilinear: A_n = W_Q,n W_K,n^T. The key bias cancels in the softmax, the query bias
-        becomes a vector per head."""
+    def rewritten(self) -> Rewrite | Blocked:
+        """Bilinear: A_n = W_Q,n W_K,n^T."""
         if self.tie:
             return self.untied()
-        if blocked := self.blocks_bilinear(rotary, shift_invariant):
-            return blocked
         repeats = self.num_heads // self.size("num_kv_heads")
 
-        def params(weights: Params) -> Params:
+        def params(weights: Params) -> tuple[Array, Array | None]:
             k = jnp.repeat(weights["k"], repeats, axis=1)
-            made = {"qk": jnp.einsum("DNH,ENH->DNE", weights["q"], k)}
-            if "q_bias" in weights:
-                made["q_bias"] = jnp.einsum("NH,ENH->NE", weights["q_bias"], k)
-            return without(weights, "q", "k", "q_bias", "k_bias") | made
+            bias = weights.get("q_bias")
+            q_bias = None if bias is None else jnp.einsum("NH,ENH->NE", bias, k)
+            return jnp.einsum("DNH,ENH->DNE", weights["q"], k), q_bias
 
-        width, key_width = self.width, self.size("key_width")
-        flops = 2 * width * self.num_heads * key_width * self.size("head_dim")
-        return Rewrite(as_bilinear(self), params, flops)
+        return self.to_bilinear(params)
 
     def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
         """The score matrices (and query biases) that share a key head, below each other, of rank
@@ -245,16 +255,6 @@ class Standard(Separate):
         q = found[0].reshape(self.num_heads, -1, h)
         made = {"q": q[:, : self.width].swapaxes(0, 1), "k": np.moveaxis(found[1], 2, 0)}
         return made | ({"q_bias": q[:, -1]} if "q_bias" in w else {})
-
-
-def as_bilinear(layout: Separate) -> Bilinear:
-    """The bilinear layout of the same function."""
-    return layout.to(
-        Bilinear,
-        scale=score_scale(layout),
-        biases=tuple(b for b in layout.biases if b != "k"),
-        value_dim=layout.size("value_dim"),
-    )
 
 
 @register_layout("wide")

@@ -9,7 +9,7 @@ from jaxtyping import Array
 from attnlab.heads.layout import Bias, Entries, Layout, Rotate, output_projection
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
-from attnlab.heads.weights import HeadValue, Method, Params, Weight
+from attnlab.heads.weights import HeadValue, Params, Stage, Weight
 
 
 @register_layout("tensor_product")
@@ -52,19 +52,17 @@ class TensorProduct(Layout):
     value_rank: int = 2
 
     def weights(self) -> dict[str, Weight]:
-        parts: tuple[tuple[HeadValue, Method, str, str, str], ...] = (
+        parts: tuple[tuple[HeadValue, Stage, str, str, str], ...] = (
             ("q", "project_q", "width", "query_rank", "head_dim"),
             ("k", "project_kv", "key_width", "key_rank", "head_dim"),
             ("v", "project_kv", "value_width", "value_rank", "value_dim"),
         )
         made, constants = {}, {}
-        for name, method, reads, rank, makes in parts:
+        for name, stage, width, rank, size in parts:
             # A mean of X products of two factors of unit scale has scale 1/sqrt(X).
-            heads = Weight(
-                method, (reads,), (rank, "num_heads"), averaged_over=(rank,), enters=(name,)
-            )
+            heads = Weight(stage, (width,), (rank, "num_heads"), mean_axes=(rank,), changes=(name,))
             made[f"{name}_heads"] = heads
-            made[name] = Weight(method, (reads,), (rank, makes), enters=(name,))
+            made[name] = Weight(stage, (width,), (rank, size), changes=(name,))
             constants[f"{name}_heads_bias"] = heads.bias()
         made |= constants if "factors" in self.biases else {}
         return made | output_projection(self)
@@ -87,7 +85,7 @@ class TensorProduct(Layout):
         k = mean_of_products(entries["k_heads"], entries["k"])
         return k, mean_of_products(entries["v_heads"], entries["v"])
 
-    def extra_multiply_adds(self) -> dict[str, int]:
+    def extra_multiply_adds(self) -> dict[Stage, int]:
         keys = self.key_rank * self.num_heads * self.size("head_dim")
         values = self.value_rank * self.num_heads * self.size("value_dim")
         queries = self.query_rank * self.num_heads * self.size("head_dim")

@@ -41,7 +41,7 @@ class TwoStage(Standard):
     def project(self, params: Params, name: str, x: Array) -> Array:
         return project_all(params, name, project_all(params, f"{name}_outer", x))
 
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+    def rewritten(self) -> Rewrite | Blocked:
         """Standard: W^Q W_i^Q is one matrix per head."""
         if self.tie:
             return self.untied()

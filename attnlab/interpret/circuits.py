@@ -20,8 +20,7 @@ from jaxtyping import Array, Complex, Float
 
 from attnlab.fields import check_choice
 from attnlab.heads import Layout
-from attnlab.heads.multihead import make_entries, rotation
-from attnlab.heads.shapes import score_scale
+from attnlab.heads.attention import project_kv, rotation
 from attnlab.interpret.linearize import linearize_at
 from attnlab.interpret.scores import AttentionName, head_params
 from attnlab.models.config import ModelConfig
@@ -296,7 +295,7 @@ class _HeadMatrices:
 
         found = self._matrix(query, (self.config.width,), "query")
         scales = None if self.is_cross else self.spec.attention.layer_scales
-        scale = score_scale(self.layout) * (scales[layer] if scales else 1)
+        scale = self.layout.score_scale * (scales[layer] if scales else 1)
         return np.asarray(scale * self._after_norm(self._norm_before(layer), found))
 
     def _key_value(self, layer: int, which: int) -> Matrices:
@@ -305,7 +304,7 @@ class _HeadMatrices:
         params, angles = self._heads(layer), self._angles(0)
 
         def project(x: Array) -> Array:
-            entries = make_entries(params, x, self.layout, rotary=angles)
+            entries = project_kv(params, x, self.layout, angles)
             return self.layout.keys_values(params, entries)[which]
 
         norm = self.encoder_norm if self.is_cross else self._norm_before(layer)

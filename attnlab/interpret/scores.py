@@ -14,8 +14,7 @@ from jaxtyping import Array, Float
 
 from attnlab.fields import check_choice
 from attnlab.heads import Layout
-from attnlab.heads.multihead import make_entries, rotation
-from attnlab.heads.shapes import score_scale
+from attnlab.heads.attention import project_kv, rotation
 from attnlab.interpret.linearize import linearize_at
 from attnlab.interpret.residual import (
     LayerStack,
@@ -111,7 +110,7 @@ def decompose_scores(
         return layout.project_q(q_params, ready, rotation(angles))[:, :, head]
 
     def key(x: Array) -> Array:
-        entries = make_entries(k_params, x, layout, rotary=angles)
+        entries = project_kv(k_params, x, layout, angles)
         k = layout.keys_values(k_params, entries)[0]
         return k[:, :, head // (layout.num_score_maps // k.shape[2])]
 
@@ -119,7 +118,7 @@ def decompose_scores(
     queries, q = _project(query, query_terms, f"a query {label}", split != "key")
     keys, k = _project(key, key_terms, f"a key {label}", split != "query")
     scales = None if is_cross else for_q.spec.attention.layer_scales
-    scale = score_scale(layout) * (scales[layer] if scales else 1)
+    scale = layout.score_scale * (scales[layer] if scales else 1)
     terms = scale * jnp.einsum("mbth,nbsh->mnbts", q, k)
     if split != "both":
         terms = terms[:, 0] if split == "query" else terms[0]

@@ -586,7 +586,7 @@ class OutputHead(Spec, prefix="output."):
       ValueError: fields of an LM head or pooler that the model does not have.
 
     >>> from attnlab.models import ModelConfig
-    >>> from attnlab.models.output import output_shapes
+    >>> from attnlab.models.head import output_shapes
     >>> output_shapes(ModelConfig(output=OutputHead(kind="none", pooler="mean", num_classes=3)))
     {'classifier': (64, 3), 'classifier_bias': (3,)}
     """
@@ -621,7 +621,7 @@ class Init(Spec, prefix="init."):
         (GPT-2; Radford et al. 2019, section 2.3).
 
     >>> from attnlab.models import ModelConfig
-    >>> from attnlab.models.parameters import residual_scale
+    >>> from attnlab.models.params import residual_scale
     >>> residual_scale(ModelConfig(num_layers=8, init=Init(residual="depth")))
     0.25
     """

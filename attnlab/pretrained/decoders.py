@@ -3,7 +3,6 @@ StarCoder 2 (Lozhkov et al. 2024, arXiv 2402.19173), StableLM (Bellagamba et al.
 2402.17834), Granite (IBM 2024), GLM and GLM-4 (arXiv 2406.12793) and SmolLM3 (2025).
 """
 
-from attnlab.heads import score_scale
 from attnlab.models.config import LayerOverrides, ModelConfig
 from attnlab.models.specs import NoPositions, Norm, Positions, Rotary
 from attnlab.nested import JSON
@@ -104,7 +103,7 @@ class _Multipliers(Field):
         return {"heads.scale": attributes["attention_multiplier"], "output.scale": 1 / scale}
 
     def write(self, config: ModelConfig) -> JSON:
-        scores = score_scale(config.layout)
+        scores = config.layout.score_scale
         return {"attention_multiplier": scores, "logits_scaling": 1 / config.output.scale}
 
 

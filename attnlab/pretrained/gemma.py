@@ -2,7 +2,7 @@
 arXiv 2503.19786), in the names of Hugging Face.
 """
 
-from attnlab.heads import HeadNorm, SoftCap, Standard, score_scale
+from attnlab.heads import HeadNorm, SoftCap, Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Norm
 from attnlab.nested import JSON
@@ -46,7 +46,7 @@ class _Scales(_EmbeddingScale):
         return super().read(attributes, source) | scale
 
     def write(self, config: ModelConfig) -> JSON:
-        return {"query_pre_attn_scalar": round(score_scale(config.layout) ** -2)}
+        return {"query_pre_attn_scalar": round(config.layout.score_scale**-2)}
 
 
 class _SoftCap(Field):

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from attnlab.heads import Layout, all_weights, score_scale
+from attnlab.heads import Layout
 from attnlab.models.config import ModelConfig
 from attnlab.models.flax import Transformer
 from attnlab.models.params import check_params
@@ -241,7 +241,7 @@ def computed_values(config: ModelConfig) -> dict[str, object]:
         for own in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
             path = f"{field.name}.{own.name}"
             values[path] = config_value(config, path)
-    values["heads.scale"] = score_scale(config.layout)
+    values["heads.scale"] = config.layout.score_scale
     values["norm.bias"] = config.norm.has_bias
     if config.encoder is not None:
         values["encoder.num_layers"] = config.encoder_plan.num_layers
@@ -265,4 +265,4 @@ def computed_values(config: ModelConfig) -> dict[str, object]:
 
 
 def _has_head_norm(layout: Layout) -> bool:
-    return any("norm" in name for name in all_weights(layout))
+    return any("norm" in name for name in layout.all_weights)

@@ -260,7 +260,7 @@ def _fold(entry: Entry, path: Path, shapes: Shapes) -> tuple[int, ...]:
         return (math.prod(shape),)
     if len(shape) < 3 or entry.kind in ("table", "swapped"):
         return shape
-    reads = len(OUTPUT.reads) if name == "o" else 1
+    reads = len(OUTPUT.in_axes) if name == "o" else 1
     return math.prod(shape[:reads]), math.prod(shape[reads:])
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Array
 
 from attnlab.attention import ScoreMod
-from attnlab.heads import Layout, Params, all_weights, init
+from attnlab.heads import Layout, Params, init
 from attnlab.heads.factors import Floats, Weights
-from attnlab.heads.weights import Method
+from attnlab.heads.weights import Stage
 from attnlab.transforms.dtypes import common_dtype, eps, in_float64
 from attnlab.transforms.measure import (
     CallOptions,
@@ -31,7 +31,7 @@ ROUNDED = 32
 """Largest relative error of the weights as returned, in units of eps of their dtype; at least
 `EXACT`. float32: 4e-6; bfloat16: 0.25; float16: 0.03."""
 
-STAGES: tuple[Method, ...] = (
+STAGES: tuple[Stage, ...] = (
     "prepare", "project_q", "project_kv", "keys_values", "attend", "project_out",
 )  # fmt: skip
 """In the order in which a layout calls them."""
@@ -204,11 +204,11 @@ def learnable(
     Weights are taken in the order in which a call uses them: of a pair such as q and k, or v and
     o, the first becomes random, and then the other has a gradient.
     """
-    weights = all_weights(layout)
-    order = sorted(weights, key=lambda name: STAGES.index(weights[name].methods[0]))
+    weights = layout.all_weights
+    order = sorted(weights, key=lambda name: STAGES.index(weights[name].stages[0]))
     for name in (n for n in order if weights[n].constant is None):
-        first = len(weights[name].per)
-        reads = tuple(range(first, first + len(weights[name].reads)))
+        first = len(weights[name].batch_axes)
+        reads = tuple(range(first, first + len(weights[name].in_axes)))
         dead = ~np.any(w[name], axis=reads, keepdims=True)
         if np.any(dead):
             gradient = weight_gradients(w, layout, call)[name]

@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from attnlab.heads import Layout, Params
 from attnlab.heads.factors import Floats, Weights
-from attnlab.heads.params import check_params
+from attnlab.heads.layout import check_params
 from attnlab.transforms.measure import float64
 
 Restore = Callable[[Weights], dict[str, Array]]

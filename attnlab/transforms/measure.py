@@ -18,9 +18,9 @@ from jaxtyping import Array
 from numpy.typing import NDArray
 
 from attnlab.attention import ScoreMod
+from attnlab.heads.attention import multi_head_attention
 from attnlab.heads.factors import Floats, Weights
 from attnlab.heads.layout import Layout
-from attnlab.heads.multihead import multi_head_attention
 from attnlab.heads.positions import rotary_angles
 
 NUM_QUERIES, NUM_KEYS = 5, 7

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.heads import Absorbed, Blocked, Layout, Params, all_weights, score_scale, weight_shapes
+from attnlab.heads import Absorbed, Blocked, Layout, Params, weight_shapes
 from attnlab.heads.factors import Floats, Weights
 from attnlab.norms import STARTS
 from attnlab.transforms.measure import CallOptions
@@ -42,15 +42,17 @@ class Candidate(NamedTuple):
 
 def climb(layout: Layout, call: CallOptions) -> list[Form]:
     """The layout and the more general ones of the same function, in order."""
-    chain = [Form(layout.to(type(layout), scale=score_scale(layout)))]
+    chain = [Form(layout.to(type(layout), scale=layout.score_scale))]
     if not layout.output_projection:
         width = layout.size("out_width")
         o = np.eye(width).reshape(layout.num_heads, -1, width)
         wider = chain[0].layout.to(type(layout), output_projection=True, out_width=width)
         chain.append(Form(wider, lambda w: {**w, "o": o}))
     while True:
-        step = chain[-1].layout.general(rotary=call.rotary, shift_invariant=call.shift_invariant)
+        step = chain[-1].layout.general()
         if isinstance(step, Blocked):
+            return chain
+        if step.blocked(rotary=call.rotary, shift_invariant=call.shift_invariant):
             return chain
         chain.append(Form(step.layout, functools.partial(_in_numpy, step.params)))
 
@@ -84,7 +86,7 @@ def absorbed(w: Weights, layout: Layout, call: CallOptions) -> Weights | None:
     for form in climb(layout, call):
         w = form.params(w)
         if isinstance(form.layout, Absorbed):
-            scale = score_scale(form.layout)
+            scale = form.layout.score_scale
             return {**w, **{n: w[n] * scale for n in ("qk", "q_bias") if n in w}}
     return None
 
@@ -92,7 +94,7 @@ def absorbed(w: Weights, layout: Layout, call: CallOptions) -> Weights | None:
 def kind(layout: Layout) -> tuple[type, frozenset[str]]:
     """Layouts of one kind differ in sizes, biases and scale only."""
     owner = next(base for base in type(layout).__mro__ if "weights" in vars(base))
-    return owner, frozenset(n for n in all_weights(layout) if not n.endswith("_bias"))
+    return owner, frozenset(n for n in layout.all_weights if not n.endswith("_bias"))
 
 
 def resize(w: Weights, source: Layout, target: Layout) -> dict[str, Floats] | None:
@@ -111,14 +113,14 @@ def resize(w: Weights, source: Layout, target: Layout) -> dict[str, Floats] | No
             return None
         kept = np.sort(np.argsort(~live, kind="stable")[: target.num_heads])
         w = _each(w, source, source.head_axes, lambda a, axis, _: np.take(a, kept, axis))
-    weights = all_weights(between)
+    weights = between.all_weights
     made = {n: np.full(between.shape(a), a.constant or 0.0) for n, a in weights.items()}
     for name in made.keys() & w.keys():
         a = w[name]
         if a.ndim != made[name].ndim or np.any(np.array(a.shape) > made[name].shape):
             return None
         made[name][tuple(map(slice, a.shape))] = a
-    made = rescale(made, target, score_scale(source) / score_scale(target))
+    made = rescale(made, target, source.score_scale / target.score_scale)
     if between is target:
         return made
     # That the heads of a group were equal shows in the error.
@@ -139,8 +141,8 @@ def rescale(w: Weights, layout: Layout, ratio: float) -> dict[str, Floats]:
     else:
         names = [
             name
-            for name, weight in all_weights(layout).items()
-            if "project_q" in weight.methods and "num_heads" in weight.axes
+            for name, weight in layout.all_weights.items()
+            if "project_q" in weight.stages and "num_heads" in weight.axes
         ]
     return made | {name: w[name] * ratio for name in names if name in w}
 
@@ -179,7 +181,7 @@ def _each(
 ) -> dict[str, Floats]:
     """The weights, each changed along every axis of one of these names."""
     made = dict(w)
-    for name, weight in all_weights(layout).items():
+    for name, weight in layout.all_weights.items():
         for axis, axis_name in enumerate(weight.axes):
             if axis_name in axes and name in made:
                 made[name] = change(made[name], axis, str(axis_name))
@@ -189,8 +191,8 @@ def _each(
 def _writes(w: Weights, layout: Layout) -> np.ndarray:
     """[N]: may the head write anything? Not where a weight of its output is zero."""
     live = np.ones(layout.num_heads, bool)
-    for name, weight in all_weights(layout).items():
-        if "project_out" in weight.methods and "num_heads" in weight.axes and weight.reads:
+    for name, weight in layout.all_weights.items():
+        if "project_out" in weight.stages and "num_heads" in weight.axes and weight.in_axes:
             axis = weight.axes.index("num_heads")
             live &= np.any(np.moveaxis(w[name], axis, 0).reshape(layout.num_heads, -1), axis=1)
     return live

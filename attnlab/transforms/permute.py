@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
 
-from attnlab.heads import Alt, Layout, Params, all_weights
-from attnlab.heads.params import check_params
+from attnlab.heads import Alt, Layout, Params
+from attnlab.heads.layout import check_params
 from attnlab.transforms.arguments import head_numbers
 
 ArrayT = TypeVar("ArrayT", Array, NDArray[np.float64])
@@ -46,7 +46,7 @@ def take_heads(
         for axis in ("num_key_heads", "num_value_heads")  # of extra keys; all heads may share one
         if layout.size(axis) == layout.size("num_kv_heads")
     }
-    weights, made = all_weights(layout), {}
+    weights, made = layout.all_weights, {}
     for name, a in w.items():
         axes = weights[name].axes
         if pair in axes:  # the last of the three axes of softmax distributions
@@ -86,7 +86,7 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
     if sorted(order) != list(range(heads)):
         raise ValueError(f"order must hold each of 0..{heads - 1} once, not {order}")
     check_head_order(layout)
-    sliced = any("slice_width" in weight.reads for weight in all_weights(layout).values())
+    sliced = any("slice_width" in weight.in_axes for weight in layout.all_weights.values())
     if (sliced and not isinstance(layout, Alt)) or not layout.output_projection:
         owned = "its slice of x" if layout.output_projection else "its slice of the output"
         raise ValueError(f"head n of {layout} is tied to {owned}; convert it first")

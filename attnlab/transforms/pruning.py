@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 
 from attnlab.fields import as_count, check_choice
 from attnlab.heads import Layout, TalkingHeads
-from attnlab.heads.layout import all_weights
 from attnlab.models.config import ModelConfig
 from attnlab.models.params import check_params, stack_specs
 from attnlab.names import lookup
@@ -202,8 +201,8 @@ def output_weights(layout: Layout) -> list[str]:
     """
     return [
         name
-        for name, weight in all_weights(layout).items()
-        if "project_out" in weight.methods
+        for name, weight in layout.all_weights.items()
+        if "project_out" in weight.stages
         and (weight.axes[0], weight.axes[-1]) == ("num_heads", "out_width")
     ]
 
@@ -222,7 +221,7 @@ def _check_can_remove(config: ModelConfig) -> None:
             f"the encoder has {config.encoder.num_heads} heads, the decoder {layout.num_heads}, "
             "and both would have to keep as many; use head_mask"
         )
-    if any("slice_width" in weight.axes for weight in all_weights(layout).values()):
+    if any("slice_width" in weight.axes for weight in layout.all_weights.values()):
         raise ValueError(
             f"layout {layout.name!r}: each head reads its own slice of x, so none can be "
             "removed; convert it to 'standard' first"
@@ -336,7 +335,7 @@ def _kept_in_kv(plan: Plan, kept: Sequence[Kept]) -> list[Kept]:
 
 def _sliced(stacked: Params, layout: Layout, kept: Sequence[Kept]) -> Params:
     """The parameters [G, ...] of one attention with the heads that are kept."""
-    own = [name for name in all_weights(layout) if name in stacked]
+    own = [name for name in layout.all_weights if name in stacked]
     groups = []
     for group, stays in enumerate(kept):
         params = {name: stacked[name][group] for name in own}

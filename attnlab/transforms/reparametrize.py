@@ -14,7 +14,6 @@ from attnlab.heads import (
     Layout,
     Params,
     TensorProduct,
-    all_weights,
 )
 from attnlab.heads.factors import Floats, Weights
 from attnlab.transforms.dtypes import in_float64
@@ -71,7 +70,7 @@ def reparametrize(
 
 
 def _check_qk(layout: Layout) -> None:
-    names = all_weights(layout)
+    names = layout.all_weights
     if getattr(layout, "tie", ""):
         raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave qk out")  # type: ignore[attr-defined]
     if not {"q", "k"} <= names.keys() or isinstance(layout, NO_BASIS_OF_QK):
@@ -81,7 +80,7 @@ def _check_qk(layout: Layout) -> None:
 
 
 def _check_vo(layout: Layout) -> None:
-    names = all_weights(layout)
+    names = layout.all_weights
     if "v" in getattr(layout, "tie", ""):
         raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave vo out")  # type: ignore[attr-defined]
     if isinstance(layout, GroupedTied):
@@ -95,7 +94,7 @@ def _check_vo(layout: Layout) -> None:
 def bases(argument: Literal["qk", "vo"], value: ArrayLike, layout: Layout, weight: str) -> Floats:
     """One matrix per head of `weight`, or one for all: [1 or K, H, H]."""
     a: Floats = np.asarray(value, np.float64)
-    names = all_weights(layout)[weight].axes
+    names = layout.all_weights[weight].axes
     heads = next((layout.size(axis) for axis in names if axis in HEAD_AXES), 1)
     shape = (layout.size(names[-1]),) * 2
     if a.shape == (layout.num_heads, *shape) and heads < layout.num_heads:
@@ -118,7 +117,7 @@ def changed_basis(w: Weights, layout: Layout, by: dict[str, Floats]) -> dict[str
     made = dict(w)
     for name, basis in by.items():
         if name in w:
-            names = all_weights(layout)[name].axes
+            names = layout.all_weights[name].axes
             at = next((i for i, axis in enumerate(names) if axis in HEAD_AXES), None)
             heads = 1 if at is None else w[name].shape[at]
             a = w[name][None] if at is None else np.moveaxis(w[name], at, 0)

@@ -16,15 +16,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from attnlab.heads import (
-    HeadInputs,
     Latent,
     Layout,
     Params,
     Standard,
-    attend_heads,
     cache_bytes_per_token,
     cache_shapes,
-    chain,
+    decode,
     init,
     init_cache,
 )
@@ -62,8 +60,8 @@ def _entries(size: Size, steps: int) -> list[Entry]:
     sizes: dict[str, Any] = {"width": size.D, "num_heads": size.N, "head_dim": size.H}
     wide = Standard(**sizes)
     latent = Latent(**sizes, latent_dim=size.D // 2, rotary_dim=size.D // 8)
-    bilinear, absorbed = chain(wide)[0]
-    ((last,), _) = chain(latent)
+    bilinear, absorbed = wide.chain[0]
+    ((last,), _) = latent.chain
 
     @jax.jit  # one program, where each product would be one
     def start() -> tuple[list[Params], dict[str, Array], Array]:
@@ -110,9 +108,7 @@ def _tried(
 
 def _ours(layout: Layout, w: Params, held: dict[str, Array], tokens: Array, past: int) -> Entry:
     def step(w, cache, x):
-        inputs = HeadInputs(cache=cache, order="factored")
-        outputs = attend_heads(w, x[:, None], layout, inputs, is_causal=True)
-        return outputs.output, outputs.cache
+        return decode(w, x[:, None], layout, cache, order="factored")
 
     begin = {"length": jnp.asarray(past)}
     cache = init_cache(layout, tokens.shape[0], past + tokens.shape[1], tokens.dtype)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab import LAYOUTS, project_heads
+from attnlab import LAYOUTS, capture, multi_head_attention
 from attnlab.heads import cache_bytes_per_token, num_parameters, weight_shapes
 from attnlab.heads.cost import flops_per_token
 from experiments import atlas
@@ -52,7 +52,9 @@ def test_rank_bounds_are_reached(name, x64):
     rng = np.random.default_rng(0)
     w = {n: jnp.asarray(rng.normal(size=shape)) for n, shape in weight_shapes(layout).items()}
     x, y = (jnp.asarray(rng.normal(size=(1, 40, 12))) for _ in "xy")
-    q, k, _ = project_heads(w, x, layout, y)
+    names = ("q", "k")
+    _, values = capture(multi_head_attention, w, x, layout, y, names=names)
+    q, k = (values[name] for name in names)
     k = np.repeat(k, q.shape[2] // k.shape[2], axis=2)
     scores = np.einsum("BTNH,BSNH->NTS", q, k)
     assert set(np.linalg.matrix_rank(scores)) == {atlas.rank(layout)}

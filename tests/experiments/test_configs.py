@@ -11,7 +11,6 @@ from config_files import MODULES, config, experiments, planned
 from ml_collections import ConfigDict
 
 from attnlab import lab
-from attnlab.heads import score_scale
 from attnlab.lab.description import read_description
 from attnlab.lab.spec import specs_of
 from attnlab.lab.sweep import specs_in
@@ -159,7 +158,7 @@ def test_scores_divided_by_the_width_of_a_head_are_variants_of_their_own():
         layout = spec.config.model.layout
         width = layout.size("head_dim")
         by_width = spec.tags["scores"] == "H"
-        assert score_scale(layout) == (1 / width if by_width else width**-0.5)
+        assert layout.score_scale == (1 / width if by_width else width**-0.5)
     named = [tags for pair in planned("heads_and_sharing", "scores").description.pairs
              for tags in pair if tags["scores"] == "H"]  # fmt: skip
     assert {tuple(tags.values())[:2] for tags in named} == {

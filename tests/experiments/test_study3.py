@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from attnlab.heads.shapes import score_scale
 from attnlab.models import flops_per_token, num_parameters
 from attnlab.training import Stopped
 from attnlab.training.objectives.objective import Example
@@ -264,7 +263,7 @@ def test_widening_keeps_the_function_and_lets_the_new_width_learn(scale):
     large = jax.tree.map(
         lambda a: a + jax.random.normal(jax.random.key(a.size), a.shape), init(narrow, 0)
     )
-    factor = score_scale(narrow.layout) / score_scale(wide.layout)
+    factor = narrow.layout.score_scale / wide.layout.score_scale
     assert factor == {"old": 1.0, "root": 2.0}[scale]
     wider = widen(large, init(wide, 1), factor)
     logits = lambda model, params: model.build().apply({"params": params}, tokens).logits

@@ -33,14 +33,18 @@ class MyDifferential(Standard):
     def num_score_maps(self):
         return 2 * self.num_heads
 
+    @property
+    def num_key_heads(self):
+        return 2 * self.size("num_kv_heads")
+
     def weights(self):
         """First the queries of all first maps, then of all second maps; keys alike."""
         return super().weights() | {
             "q": Weight("project_q", ("width",), (2, "num_heads", "head_dim")),
             "k": Weight("project_kv", ("key_width",), (2, "num_kv_heads", "head_dim")),
-            "lambda_q": Weight("attend", makes=(2, "head_dim"), std=0.1),
-            "lambda_k": Weight("attend", makes=(2, "head_dim"), std=0.1),
-            "head_norm": Weight("attend", makes=("value_dim",), constant=1.0),
+            "lambda_q": Weight("attend", out_axes=(2, "head_dim"), std=0.1),
+            "lambda_k": Weight("attend", out_axes=(2, "head_dim"), std=0.1),
+            "head_norm": Weight("attend", out_axes=("value_dim",), constant=1.0),
         }
 
     def project(self, params, name, x):

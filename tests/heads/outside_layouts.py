@@ -5,8 +5,8 @@ import dataclasses
 from jaxtyping import Array
 
 from attnlab.heads import (  # fmt: skip
-    Call,
     Extra,
+    HeadCall,
     Layout,
     Params,
     Standard,
@@ -39,7 +39,9 @@ class HeadScale(Extra):
     start: float = 1.0
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
-        return {"head_scale": Weight("attend", makes=("num_heads",), constant=self.start)}
+        return {"head_scale": Weight("attend", out_axes=("num_heads",), constant=self.start)}
 
-    def after_attention(self, params: Params, x: Array, heads: Array, call: Call) -> Array:
-        return heads * params["head_scale"][:, None]
+    def after_attention(
+        self, params: Params, x: Array, heads: Array, call: HeadCall
+    ) -> tuple[Array, dict[str, Array]]:
+        return heads * params["head_scale"][:, None], {}

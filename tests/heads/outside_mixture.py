@@ -44,7 +44,8 @@ class MyMixture(Extra):
         probs = jax.nn.softmax(x @ params["my_router"])
         used = jax.nn.one_hot(jax.lax.top_k(probs, self.top)[1], probs.shape[-1]).sum(-2)
         share, mean = used.mean((0, 1)), probs.mean((0, 1))
-        call.tap("my_balance", self.balance * probs.shape[-1] * jnp.sum(share * mean))
+        balance = self.balance * probs.shape[-1] * jnp.sum(share * mean)
+        balance = call.tap("my_balance", balance)
         weighed = self.top * probs * used / jnp.sum(probs * used, axis=-1, keepdims=True)
         gates = jnp.concatenate([shared, routed * weighed], axis=-1)
-        return heads * gates[..., None].astype(heads.dtype)
+        return heads * gates[..., None].astype(heads.dtype), {"my_balance": balance}

@@ -27,7 +27,7 @@ class MySoftCap(Extra):
 
     def weights(self, layout):
         start = float(jnp.log(jnp.expm1(self.start)))
-        return {"cap": Weight("attend", makes=("num_score_maps",), constant=start)}
+        return {"cap": Weight("attend", out_axes=("num_score_maps",), constant=start)}
 
     def before_attention(self, params, call):
         cap = score_mods.SoftCap(jnp.logaddexp(params["cap"], 0.0))

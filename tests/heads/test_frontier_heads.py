@@ -13,7 +13,7 @@ import pytest
 from conftest import assert_close
 from layout_cases import CASES, by_hand, make
 
-from attnlab import heads, models, project_heads
+from attnlab import heads, models
 from attnlab.heads import (
     Differential,
     LearntSoftCap,
@@ -115,9 +115,9 @@ def test_gates_and_balance_of_a_mixture_of_heads():
     @jax.jit
     def run(params, x):
         padded = jnp.where(real[:, None], x, jnp.nan)
-        inputs = heads.HeadInputs(padding_mask=jnp.broadcast_to(real, x.shape[:2]))
+        mask = jnp.broadcast_to(real, x.shape[:2])
         seen = functools.partial(capture, names=("head_balance",))
-        masked = seen(heads.attend_heads, params, padded, layout, inputs)[1]
+        masked = seen(multi_head_attention, params, padded, layout, padding_mask=mask)[1]
         alone = seen(multi_head_attention, params, x[:, :4], layout)[1]
         groups, probs = (jax.nn.softmax(x @ params[name]) for name in ("router_groups", "router"))
         values = capture(multi_head_attention, params, x, layout, names=names)[1]
@@ -138,9 +138,9 @@ def test_gates_and_balance_of_a_mixture_of_heads():
     )  # in cross-attention too
 
     def losses(x, padding_mask):
-        text = models.TextInputs(padding_mask=padding_mask, source=x[:, :3])
+        inputs = models.LayerInputs(padding_mask=padding_mask, source=x[:, :3])
         both = {"attention": params, "cross": params}
-        return models.transformer_layer(both, x, spec, models.LayerInputs(text=text)).losses
+        return models.transformer_layer(both, x, spec, inputs).losses
 
     mask = jnp.broadcast_to(real, x.shape[:2])
     assert_close(losses(x, mask), losses(x[:, :4], None))
@@ -176,9 +176,11 @@ def test_a_bias_of_a_head_is_that_of_both_of_its_maps(x64):
 
     @jax.jit
     def run(params, x, bias):
-        return project_heads(params, x, layout), multi_head_attention(params, x, layout, bias=bias)
+        names = ("q", "k", "v")
+        return capture(multi_head_attention, params, x, layout, bias=bias, names=names)
 
-    (q, k, v), got = jax.tree.map(np.asarray, run(params, x, bias))
+    got, values = jax.tree.map(np.asarray, run(params, x, bias))
+    q, k, v = (values[name] for name in "qkv")
     one, two = np.exp(np.sum(params["lambda_q"] * params["lambda_k"], axis=-1))
     made = []
     for head, (group, place) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):

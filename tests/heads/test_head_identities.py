@@ -63,7 +63,7 @@ def test_a_head_mask_of_zero_removes_a_head(x64):
     mask = jnp.array([1.0, 0.0, 1.0, 1.0])
 
     def run(params, mask):
-        return heads.attend_heads(params, x, layout, heads.HeadInputs(head_mask=mask)).output
+        return multi_head_attention(params, x, layout, head_mask=mask)
 
     masks = mask, jnp.stack([mask, jnp.ones(4)]), None
     all_of_them = jax.jit(lambda p, q: (*(run(p, m) for m in masks), run(q, None)))

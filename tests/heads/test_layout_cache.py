@@ -114,15 +114,14 @@ def test_a_window_of_two_sides():
 @pytest.mark.parametrize("layout", [heads.Wide(width=6, num_heads=2), CASES["latent"]])
 def test_every_form_decodes_with_a_cache_of_its_own(layout, x64):
     params, x = make(layout, jnp.float64)[:2]
-    run = jax.jit(functools.partial(heads.attend_heads, layout=layout, is_causal=True))
-    expected = run(params, x, inputs=heads.HeadInputs(order="factored")).output
-    for step in heads.chain(layout)[0]:
+    run = jax.jit(functools.partial(heads.decode, layout=layout), static_argnames="order")
+    expected = heads.multi_head_attention(params, x, layout, is_causal=True, order="factored")
+    for step in layout.chain[0]:
         order = step.layout.name
         cache, outputs = heads.init_cache(layout, 2, 7, jnp.float64, order=order), []
         for start, stop in ((0, 4), (4, 7)):
-            inputs = heads.HeadInputs(cache=cache, order=order)
-            out = run(params, x[:, start:stop], inputs=inputs)
-            outputs, cache = [*outputs, out.output], out.cache
+            out, cache = run(params, x[:, start:stop], cache=cache, order=order)
+            outputs.append(out)
         assert_close(jnp.concatenate(outputs, axis=1), expected, loosen=100)
 
 
@@ -139,6 +138,6 @@ def test_a_cache_that_does_not_fit_is_refused():
             positions.rotary_angles(jnp.arange(7), 4)))  # fmt: skip
     cache = heads.init_cache(layout, 2, 9)
     with pytest.raises(ValueError, match="leave context out"):
-        heads.attend_heads(params, x, layout, heads.HeadInputs(cache=cache, context=x))
+        heads.multi_head_attention(params, x, layout, x, cache=cache)
     with pytest.raises(ValueError, match=r"padding_mask \(2, 6\) must be .* \(2, 7\)"):
         heads.decode(params, x, layout, cache, padding_mask=jnp.ones((2, 6), bool))

@@ -10,18 +10,18 @@ from conftest import assert_close, deep
 from layout_cases import CASES, FIRST, make
 
 from attnlab import heads
-from attnlab.heads import HEAD_VALUES, HeadInputs, attend_heads, multi_head_attention
+from attnlab.heads import HEAD_VALUES, multi_head_attention
 from attnlab.tap import Tap, capture
 
-FORMS = [name for name in CASES if heads.chain(CASES[name])[0]]
+FORMS = [name for name in CASES if CASES[name].chain[0]]
 NAMES = [*FIRST, "extra keys", "talking heads", "differential with extras", "learnt soft cap"]
 
 
 def sizes(layout, arrays):
-    token = heads.token_shapes(layout)
     return {
-        "B": 2, "T": arrays.x.shape[1], "S": arrays.y.shape[1], "N": token.q[0], "H": token.q[1],
-        "K": token.k[0], "Kv": token.v[0], "V": token.v[1], "O": layout.size("out_width"),
+        "B": 2, "T": arrays.x.shape[1], "S": arrays.y.shape[1], "N": layout.num_score_maps,
+        "H": layout.score_width, "K": layout.num_key_heads, "Kv": layout.num_value_heads,
+        "V": layout.head_width, "O": layout.size("out_width"),
     }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_recorded_values_have_their_axes_and_change_no_bit(name, optimized):
 def test_values_of_another_form_are_those_of_the_layout(name, x64):
     layout = CASES[name]
     params, x, *context = make(layout, jnp.float64)
-    names, last = tuple(HEAD_VALUES), heads.chain(layout)[0][-1].layout.name
+    names, last = tuple(HEAD_VALUES), layout.chain[0][-1].layout.name
 
     def run(order):
         call = functools.partial(capture, multi_head_attention, layout=layout, names=names)
@@ -77,8 +77,9 @@ def test_patches_replace_values(name, x64):
     mask = jnp.arange(layout.num_heads, dtype=jnp.float64)
 
     def run(patch=None, **inputs):
-        given = HeadInputs(context=arrays[2:], layer=3, **inputs)
-        return attend_heads(arrays.params, arrays.x, layout, given, tap=Tap(patch=patch)).output
+        return multi_head_attention(
+            arrays.params, arrays.x, layout, arrays[2:], layer=3, tap=Tap(patch=patch), **inputs
+        )
 
     @jax.jit
     def results():

@@ -90,7 +90,7 @@ def test_parameters_and_flops_by_formula_are_those_of_the_program(name):
     traced = jax.make_jaxpr(run)(params, arrays.x).jaxpr
     flops = heads.call_flops(layout, 2, 7, 7)
     assert product_flops(traced) == flops == 2 * 7 * heads.flops_per_token(layout, 7)
-    for one in [layout, *(step.layout for step in heads.chain(layout)[0])]:
+    for one in [layout, *(step.layout for step in layout.chain[0])]:
         assert decoding_flops(one) == 2 * heads.call_flops(one, 1, 1, 9, num_new=1), one
 
 
@@ -98,8 +98,8 @@ def decoding_flops(layout):
     """Of one token of each of two texts, with 8 others in the cache."""
 
     def step(params, x, cache):
-        inputs = heads.HeadInputs(cache=cache, order="factored")
-        return heads.attend_heads(params, x, layout, inputs, implementation="dense").output
+        options = {"order": "factored", "implementation": "dense"}
+        return heads.decode(params, x, layout, cache, is_causal=False, **options)[0]
 
     params, x, *_ = make(layout, length=1)
     return product_flops(jax.make_jaxpr(step)(params, x, heads.init_cache(layout, 2, 9)).jaxpr)
@@ -116,11 +116,11 @@ def test_cache_entries_are_those_that_a_call_makes(name):
     del cache["length"]
     assert sum(a.nbytes for a in cache.values()) == 2 * 9 * heads.cache_bytes_per_token(layout)
     arrays = make(layout, length=9)
-    entries = jax.eval_shape(lambda p, x: heads.make_entries(p, x, layout), *arrays[:2])
+    entries = jax.eval_shape(lambda p, x: heads.project_kv(p, x, layout), *arrays[:2])
     assert {n: a.shape for n, a in entries.items()} == {n: a.shape for n, a in cache.items()}
 
 
-FORMS = [name for name in CASES if heads.chain(CASES[name])[0]]
+FORMS = [name for name in CASES if CASES[name].chain[0]]
 
 
 @pytest.mark.parametrize("name", deep(FORMS, *FORMS[::2]))
@@ -130,7 +130,7 @@ def test_every_form_is_the_same_function(name, x64):
     arrays = make(layout, jnp.float64)
     orders = heads.contraction_orders(layout, heads.CallSizes(2, 7, 8, cross=True))
     names = [order for order, cost in orders.items() if isinstance(cost, int)]
-    assert len(names) == 1 + len(heads.chain(layout)[0])
+    assert len(names) == 1 + len(layout.chain[0])
 
     @jax.jit
     def all_forms(params, x, y, z):
@@ -182,7 +182,7 @@ def test_rotary_positions_count_by_distance_alone(name, x64):
 def test_forms_convert_weights_to_the_shapes_of_their_layout(name):
     """What else a layer keeps beside its heads, such as its norm, stays as it is."""
     layout, params = CASES[name], make(CASES[name]).params | {"norm": {"scale": jnp.ones(12)}}
-    for step in heads.chain(layout)[0]:
+    for step in layout.chain[0]:
         params = jax.eval_shape(step.params, params)
         assert params["norm"]["scale"].shape == (12,)
         shapes = {n: a.shape for n, a in params.items() if n != "norm"}
@@ -200,7 +200,7 @@ def test_the_cheapest_form_is_chosen(batch, num_queries, num_keys, order):
     costs = {o: c for o, c in heads.contraction_orders(layout, sizes).items() if type(c) is int}
     assert min(costs, key=costs.get) == order
     x, y = (jax.ShapeDtypeStruct((batch, t, 64), "float32") for t in (num_queries, num_keys))
-    chosen = heads.explain_heads(layout, x, heads.HeadInputs(context=y))["chosen"]
+    chosen = heads.explain_heads(layout, x, context=y)["chosen"]
     assert chosen == {"order": order}
     params, x, y, _ = make(layout, batch=batch, length=num_queries)
     y = y[:, :1].repeat(num_keys, axis=1)
@@ -213,17 +213,16 @@ def test_the_cheapest_form_is_chosen(batch, num_queries, num_keys, order):
 def test_what_keeps_a_form_from_running_is_named():
     layout = heads.Standard(width=8, num_heads=2, biases=("k",))
     reasons = {
-        "rotary": heads.chain(layout, rotary=True),
-        "soft cap": heads.chain(layout, shift_invariant=False),
-        "qk_norm": heads.chain(dataclasses.replace(layout, qk_norm=heads.HeadNorm())),
-        "extra_keys": heads.chain(dataclasses.replace(layout, extras=(heads.ExtraKeys(),))),
-        "sink": heads.chain(dataclasses.replace(layout, extras=(heads.Sink(),))),
-        "gate": heads.chain(
-            dataclasses.replace(layout, biases=(), extras=(heads.Gate("element"),))
-        ),
+        "qk_norm": dataclasses.replace(layout, qk_norm=heads.HeadNorm()).chain,
+        "extra_keys": dataclasses.replace(layout, extras=(heads.ExtraKeys(),)).chain,
+        "sink": dataclasses.replace(layout, extras=(heads.Sink(),)).chain,
+        "gate": dataclasses.replace(layout, biases=(), extras=(heads.Gate("element"),)).chain,
     }
     for what, (_, blocked) in reasons.items():
         assert what in blocked.reason, what
+    step = layout.chain[0][0]
+    assert "rotary" in step.blocked(rotary=True, shift_invariant=True)
+    assert "soft cap" in step.blocked(rotary=False, shift_invariant=False)
     params, x = make(layout)[:2]
     with pytest.raises(ValueError, match=r"'bilinear' cannot run: .*soft cap"):
         multi_head_attention(params, x, layout, order="bilinear", logits_soft_cap=2.0)
@@ -310,10 +309,10 @@ def test_only_default_sizes_leave_a_subclass_its_forms(kind):
     mixed = type("Mixed", (Mixin, kind), {})
     own = type("Own", (kind,), {"weights": lambda self: kind.weights(self)})
     for other in (mixed, own, *(doubled(kind, name) for name in STAGES)):
-        assert not heads.chain(other(width=12, num_heads=2))[0]
+        assert not other(width=12, num_heads=2).chain[0]
     layout = Sized(width=12, num_heads=2, extras=(heads.Sink(),))
-    steps = heads.chain(layout)[0]
-    assert len(steps) == len(heads.chain(kind(width=12, num_heads=2, extras=layout.extras))[0])
+    steps = layout.chain[0]
+    assert len(steps) == len(kind(width=12, num_heads=2, extras=layout.extras).chain[0])
     params = make(layout).params
     for step in steps:
         params = jax.eval_shape(step.params, params)
@@ -325,7 +324,7 @@ class ValueNorm(heads.Extra):
     """A norm of each head, which must not see W_V W_O multiplied out."""
 
     def after_attention(self, params, x, heads, call):
-        return heads / jnp.linalg.norm(heads, axis=-1, keepdims=True)
+        return heads / jnp.linalg.norm(heads, axis=-1, keepdims=True), {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,10 +332,13 @@ class KeyNorm(heads.Sink):
     """Scores of q and k / |k|; what it inherits of `Sink` does not hold."""
 
     def before_attention(self, params, call):
-        def attention(inner, q, k, v):
+        call = super().before_attention(params, call)
+
+        def softmax(given, q, k, v):
+            inner = dataclasses.replace(given, softmax=call.softmax)
             return inner.attention(q, k / jnp.linalg.norm(k, axis=-1, keepdims=True), v)
 
-        return super().before_attention(params, call).wrap(attention)
+        return dataclasses.replace(call, softmax=softmax)
 
 
 @pytest.mark.parametrize("extra", [ValueNorm(), KeyNorm()], ids=repr)
@@ -364,9 +366,11 @@ def initial_scales(name, width=64, num_heads=4, draws=48):
     def measure(key):
         w_key, x_key = jax.random.split(key)
         params, x = heads.init(w_key, layout), jax.random.normal(x_key, (2, 32, width))
-        q, k, v = heads.project_heads(params, x, layout)
+        ready, entries = layout.prepare(params, x), heads.project_kv(params, x, layout)
+        q = layout.project_q(params, ready, lambda a: a)
+        k, v = layout.keys_values(params, entries)
         each = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
-        scores = jnp.einsum("BTNH,BSNH->BNTS", q, each) * heads.score_scale(layout)
+        scores = jnp.einsum("BTNH,BSNH->BNTS", q, each) * layout.score_scale
         out = FACTORED(params, x, layout)
         return jnp.stack([jnp.var(a) for a in (q, k, v, scores, out)])
 
@@ -421,8 +425,8 @@ def test_replace_resolves_default_sizes_again(name):
 @pytest.mark.parametrize("name", CASES)
 def test_every_axis_resolves(name):
     layout = CASES[name]
-    for weight, declared in heads.all_weights(layout).items():
-        assert layout.shape(declared) == heads.weight_shapes(layout)[weight]
+    for weight, declared in layout.all_weights.items():
+        assert layout.sizes(declared.axes) == heads.weight_shapes(layout)[weight]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -102,10 +102,9 @@ def test_decoding_from_the_latent_is_the_expanded_form(name, x64):
     def run(orders):
         cache, found = init_cache(layout, 2, 7, x.dtype), []
         for t in range(7):
-            inputs = heads.HeadInputs(rotary=angles[t : t + 1], cache=cache, order=orders[t % 2])
-            outputs = heads.attend_heads(params, x[:, t : t + 1], layout, inputs, is_causal=True)
-            cache = outputs.cache
-            found.append(outputs.output)
+            one, order = x[:, t : t + 1], orders[t % 2]
+            out, cache = decode(params, one, layout, cache, rotary=angles[t : t + 1], order=order)
+            found.append(out)
         return jnp.concatenate(found, axis=1)
 
     two = "factored", "latent_absorbed"
@@ -128,11 +127,10 @@ def test_shared_keys_of_another_text_are_attention_to_it(name, x64):
     """What would make keys and values of x is not used: it may hold NaN."""
     layout = LAYOUTS[name]
     params, x, context, _ = make(layout, jnp.float64)
-    entries = heads.make_entries(params, context, layout)
-    unused = {n for n, w in layout.weights().items() if set(w.methods) == {"project_kv"}}
+    entries = heads.project_kv(params, context, layout)
+    unused = {n for n, w in layout.weights().items() if set(w.stages) == {"project_kv"}}
     spoilt = {n: a * jnp.nan if n in unused else a for n, a in params.items()}
-    inputs = heads.HeadInputs(shared_kv=entries, order="factored")
-    got = heads.attend_heads(spoilt, x, layout, inputs).output
+    got = multi_head_attention(spoilt, x, layout, kv=entries, order="factored")
     assert_close(got, multi_head_attention(params, x, layout, context, order="factored"))
 
 
@@ -142,7 +140,7 @@ def test_a_cache_of_another_form_says_what_it_cannot_record():
     cache = init_cache(layout, 2, 8, order="absorbed")
     assert set(cache) == {"x", "length"}
     with pytest.raises(ValueError, match="the cache"):
-        heads.attend_heads(params, x, layout, heads.HeadInputs(cache=cache), tap=Tap(("q",)))
+        decode(params, x, layout, cache, tap=Tap(("q",)))
     got, after = decode(params, x, layout, cache)
     assert set(after) == {"x", "length"}
     assert_close(got, multi_head_attention(params, x, layout, is_causal=True), loosen=10)

@@ -24,7 +24,6 @@ from attnlab.heads import (
     TalkingHeads,
     TensorProduct,
     Wide,
-    all_weights,
 )
 from attnlab.models import specs
 from attnlab.models.config import ModelConfig
@@ -44,7 +43,7 @@ def test_matrices_sum_over_their_fan_in(layout):
     config = ModelConfig(width=24, heads=LAYOUTS[layout](num_heads=3), num_layers=2)
     params = jax.jit(init_layer(config.layer)["attention"])(jax.random.key(0))
     axes = matrix_axes(config)(param_shapes(config))["layers"]["attention"]
-    weights = all_weights(config.layout)
+    weights = config.layout.all_weights
     checked = 0
     for name, found in axes.items():
         if name == "norm" or not found[0]:
@@ -52,7 +51,7 @@ def test_matrices_sum_over_their_fan_in(layout):
         reads, makes = found
         a = params[name]
         rows = math.prod(a.shape[a.ndim - reads - makes : a.ndim - makes])
-        rows /= math.prod(config.layout.size(axis) for axis in weights[name].averaged_over)
+        rows /= math.prod(config.layout.size(axis) for axis in weights[name].mean_axes)
         assert np.std(a) * rows**0.5 == pytest.approx(1, rel=0.25), name
         checked += 1
     assert checked

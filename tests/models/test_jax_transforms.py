@@ -115,8 +115,8 @@ FUNCTIONS = {
     "rotate": (
         lambda w, x: positions.rotate(x * w, positions.rotary_angles(jnp.arange(5), 4)), four, qkv
     ),
-    "project_heads": (
-        lambda w, x: heads.project_heads(w, x, LAYOUT)[0], lambda d: tree(d, init_heads), inputs
+    "project_kv": (
+        lambda w, x: heads.project_kv(w, x, LAYOUT)["k"], lambda d: tree(d, init_heads), inputs
     ),
     "multi_head_attention": (
         lambda w, x: attnlab.multi_head_attention(w, x, LAYOUT),

@@ -99,9 +99,8 @@ def test_padding_masks_are_booleans_or_zeros_and_ones():
 def test_heads_alone():
     layout = heads.Standard(width=12, num_heads=3)
     params, x = heads.init(jax.random.key(0), layout), jnp.ones((1, 3, 12))
-    inputs = heads.HeadInputs(padding_mask=jnp.ones((1, 1), bool))
     with pytest.raises(ValueError, match=r"padding_mask \(1, 1\) must be .* \(1, 3\)"):
-        heads.attend_heads(params, x, layout, inputs)
+        heads.multi_head_attention(params, x, layout, padding_mask=jnp.ones((1, 1), bool))
 
 
 def test_positions_beyond_those_of_padding():

@@ -163,16 +163,16 @@ class Balanced(heads.Extra):
     losses: ClassVar[tuple[str, ...]] = ("balance",)
 
     def weights(self, layout):
-        return {"balance_gate": heads.Weight("attend", makes=("num_heads",), constant=1.0)}
+        return {"balance_gate": heads.Weight("attend", out_axes=("num_heads",), constant=1.0)}
 
     def values(self, layout):
         return {"layer_index": "", "balance": ""}
 
     def after_attention(self, params, x, heads, call):
         gate = params["balance_gate"]
-        call.tap("balance", jnp.sum(gate**2))
+        balance = call.tap("balance", jnp.sum(gate**2))
         call.tap("layer_index", jnp.asarray(call.layer, jnp.float32))
-        return heads * gate[:, None].astype(heads.dtype)
+        return heads * gate[:, None].astype(heads.dtype), {"balance": balance}
 
 
 BALANCED = dataclasses.replace(

@@ -11,7 +11,7 @@ import pytest
 from conftest import assert_close, deep, diagonal
 
 from attnlab import Plan, run_layers, transformer_layer
-from attnlab.heads import Standard, make_entries
+from attnlab.heads import Standard, project_kv
 from attnlab.models import FFN, Attention, LayerInputs, LayersOfType, LayerSpec, StackInputs
 from attnlab.models.layer import init_layer
 from attnlab.norms import layer_norm
@@ -73,7 +73,7 @@ def layer_and_gradient(spec):
         heads = w["attention"] | w.get("kv", {})
         whole = {"attention": heads, "ffn": w["ffn"]}
         plain = dataclasses.replace(spec, separate_kv=False, delta_rank=None)
-        own = make_entries(heads, layer_norm(heads["norm"], x), spec.heads)
+        own = project_kv(heads, layer_norm(heads["norm"], x), spec.heads)
         shared_kv = own if shared_kv is None else shared_kv
         inputs = LayerInputs(shared_kv=shared_kv, use_shared_kv=True)
         return transformer_layer(whole, x, plain, inputs).x, shared_kv

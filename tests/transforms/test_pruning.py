@@ -10,7 +10,6 @@ import pytest
 from conftest import assert_close, deep
 
 from attnlab import heads, models
-from attnlab.heads.layout import all_weights
 from attnlab.models import FFN, Compute, ModelConfig, Relative
 from attnlab.models.config import EncoderConfig
 from attnlab.transforms import change_plan, remove_heads, scale_heads, tie_encoder
@@ -26,7 +25,7 @@ TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8]])
 REMOVABLE = [
     name
     for name, kind in heads.LAYOUTS.items()
-    if not any("slice_width" in w.axes for w in all_weights(kind(width=12, num_heads=6)).values())
+    if not any("slice_width" in w.axes for w in kind(width=12, num_heads=6).all_weights.values())
 ]
 KV_HEADS = {"grouped_tied": 3, "collaborative": 2}
 

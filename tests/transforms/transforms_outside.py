@@ -18,7 +18,7 @@ class OutputNorm(Standard):
     def weights(self):
         return {
             **super().weights(),
-            "head_norm": Weight("attend", makes=("value_dim",), constant=1.0),
+            "head_norm": Weight("attend", out_axes=("value_dim",), constant=1.0),
         }
 
     def project_out(self, params, heads):

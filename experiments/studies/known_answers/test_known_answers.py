@@ -11,7 +11,6 @@ from conftest import assert_close
 
 from attnlab import data
 from attnlab.data.synthetic import examples
-from attnlab.heads import score_scale
 from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
 from attnlab.models.head_similarity import smallest_change
 from attnlab.names import load
@@ -34,7 +33,7 @@ def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
     code, width = found["one for all chunks, small scores"].model, 64
     size = code.layout.size("head_dim")
     assert (code.heads.name, code.width, size) == ("narrow_tied", width, 16)
-    assert score_scale(code.layout) == 1 / 8  # 1/sqrt(64), where 1/sqrt(16) is right
+    assert code.layout.score_scale == 1 / 8  # 1/sqrt(64), where 1/sqrt(16) is right
     undone = {
         "own chunks, small scores": {"heads.layout"},
         "one for all chunks": {"heads.scale"},
@@ -44,7 +43,7 @@ def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
     for name, fields in undone.items():
         ours, theirs = (flatten(to_dict(m)) for m in (code, found[name].model))
         assert {path for path in ours if ours[path] != theirs[path]} == fields
-    assert score_scale(found["one for all chunks"].model.layout) == 1 / 4
+    assert found["one for all chunks"].model.layout.score_scale == 1 / 4
     wide = num_parameters(found["wide"].model)
     for name, one in found.items():
         if name.endswith("equal parameters"):

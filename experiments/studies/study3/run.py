@@ -19,7 +19,6 @@ import numpy as np
 from attnlab.atomic import write_atomic
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.data.text import Corpus
-from attnlab.heads.shapes import score_scale
 from attnlab.lab.machine import processor
 from attnlab.lab.workdir import hold
 from attnlab.models import ModelConfig, flops_per_token, matrix_axes, num_parameters
@@ -179,7 +178,7 @@ def second_start(run: Run, params: Params) -> Params:
     if run.variant.start != "converted":
         return params
     narrow, wide = model_config(narrow_variant(run.variant)), model_config(run.variant)
-    factor = score_scale(narrow.layout) / score_scale(wide.layout)
+    factor = narrow.layout.score_scale / wide.layout.score_scale
     return widen(params, _initial(wide, run.seed), factor)
 
 

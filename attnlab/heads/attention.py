@@ -1,0 +1,553 @@
+"""Attention heads in one pure call: x -> q, k, v -> heads -> output.
+
+    params = init(jax.random.key(0), layout)
+    y = multi_head_attention(params, x, layout, is_causal=True)
+    y, cache = decode(params, x, layout, init_cache(layout, batch=1, size=100))
+
+Layers of a model call the same functions. Named values that a tap can record or replace: those of
+`HEAD_VALUES` and of the layout and its extras.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
+
+from attnlab.attention import AttentionOptions, explaining, masks, trace
+from attnlab.attention.mask_checks import check_padding_shape
+from attnlab.attention.validate import validated_window
+from attnlab.heads.cache import Cache, extend
+from attnlab.heads.forms import FACTORED, CallSizes, choose, contraction_orders
+from attnlab.heads.layout import Entries, HeadCall, Layout, Rotate, check_params
+from attnlab.heads.positions import rotate
+from attnlab.heads.weights import Params
+from attnlab.tap import Tap
+
+HEAD_VALUES = {
+    "q": "B T N H",
+    "k": "B S K H",
+    "v": "B S Kv V",
+    "scores": "B N T S",
+    "probs": "B N T S",
+    "heads": "B T N V",
+    "outputs": "B N T O",
+}
+"""Value -> axes. q and k are those of the scores (normalized, rotated), with a cache all that it
+holds. "scores" are before the mask, "probs" before dropout, "heads" after the gate; "outputs" is
+what each head adds to the output, without the bias."""
+
+OF_FORM = ("q", "k", "v", "scores", "heads")
+"""Values that differ between forms of a layout; their names mean the layout as it is."""
+
+Rotary = Array | tuple[Array, Array]
+"""Angles of `positions.rotary_angles` for queries and keys, or a pair (for queries, for keys)."""
+Context = Array | tuple[Array, Array]
+"""Key/value input, or a pair (key input, value input)."""
+
+Note = dict[str, Any]
+"""What `explain_heads` returns."""
+_EXPLAINED: contextvars.ContextVar[tuple[list[Note], list[dict[str, str]]] | None]
+_EXPLAINED = contextvars.ContextVar("explained", default=None)
+"""(explained calls, what `explaining` says of attention)"""
+
+
+class HeadAux(NamedTuple):
+    """What `multi_head_attention` returns beside the output."""
+
+    losses: dict[str, Array]
+    """Auxiliary losses of extras by name."""
+    kv: Entries
+    """The cache entries of this call, `kv` of another call that attends to the same keys."""
+    cache: Cache | None
+    """The cache with the new tokens, if one was given."""
+
+
+class _Inputs(NamedTuple):
+    """Arrays of a call, apart from params and x; the same for every form of the layout."""
+
+    context: Context | None
+    kv: Entries | None
+    cache: Cache | None
+    rotary: Rotary | None
+    padding_mask: Array | None
+    head_mask: Array | None
+    query_scale: ArrayLike | None
+    layer: ArrayLike
+
+
+@overload
+def multi_head_attention(
+    params: Params,
+    x: Float[Array, "B T D"],
+    layout: Layout,
+    context: Context | None = None,
+    *,
+    return_aux: Literal[False] = False,
+    **keywords: Any,
+) -> Float[Array, "B T O"]: ...
+@overload
+def multi_head_attention(
+    params: Params,
+    x: Float[Array, "B T D"],
+    layout: Layout,
+    context: Context | None = None,
+    *,
+    return_aux: Literal[True],
+    **keywords: Any,
+) -> tuple[Float[Array, "B T O"], HeadAux]: ...
+def multi_head_attention(
+    params: Params,
+    x: Float[Array, "B T D"],
+    layout: Layout,
+    context: Context | None = None,
+    *,
+    kv: Entries | None = None,
+    cache: Cache | None = None,
+    rotary: Rotary | None = None,
+    padding_mask: Bool[Array, "B T"] | None = None,
+    head_mask: Float[Array, "*B N"] | None = None,
+    query_scale: ArrayLike | None = None,
+    layer: ArrayLike = 0,
+    order: str | None = None,
+    tap: Tap | None = None,
+    return_aux: bool = False,
+    **options: Any,
+) -> Array | tuple[Array, HeadAux]:
+    """sum_n softmax(scale q_n k_n^T) v_n W_O[n], with q, k and v as the layout computes them.
+
+    Args:
+      params: of `init(key, layout)`.
+      x: query input.
+      layout: the heads.
+      context: key/value input [B, S, E], or a pair (key input, value input); None is x.
+      kv: keys and values of `project_kv` or of `HeadAux.kv`, to attend to in place of those of a
+        context (cross-layer attention; Brandon et al. 2024, arXiv 2405.12981).
+      cache: of `init_cache`; x are the next tokens, see `decode`.
+      rotary: angles of `positions.rotary_angles`, or a pair (for queries, for keys).
+      padding_mask: [B, T], True = a token of x. Padding counts in no auxiliary loss. Where keys are
+        of the tokens of x, it is attended to by none, and a cache does not keep it.
+      head_mask: multiplies each head, [N] or [B, N]; 0 removes a head.
+      query_scale: multiplies q.
+      layer: index of the layer, for layouts that depend on it; may be traced.
+      order: "factored" (the weights as they are) or the name of the form whose weights are
+        multiplied out first, which is the same function. None takes the one with the fewest FLOPs.
+      tap: records or replaces the values of `HEAD_VALUES`; see `attnlab.capture`. Recording never
+        changes a bit of the output.
+      return_aux: also return `HeadAux`.
+      **options: of `attnlab.dot_product_attention`: mask, bias, is_causal, local_window_size,
+        logits_soft_cap, score_mods, dropout_rate, dropout_key, implementation, ...
+
+    Returns:
+      The output [B, T, O], or (output, `HeadAux`) with `return_aux`.
+
+    Raises:
+      TypeError, ValueError: params, shapes or options that do not fit, saying what to change.
+
+    >>> from attnlab.heads import Wide, init
+    >>> layout = Wide(width=6, num_heads=2)
+    >>> params = init(jax.random.key(0), layout)
+    >>> multi_head_attention(params, jnp.ones((1, 5, 6)), layout, is_causal=True).shape
+    (1, 5, 6)
+    """
+    inputs = _Inputs(context, kv, cache, rotary, padding_mask, head_mask, query_scale, layer)
+    attention = AttentionOptions.from_keywords("multi_head_attention", options, *CALL_KEYWORDS)
+    _check(params, x, layout, inputs, attention)
+    tap = tap or Tap()
+    tap.layer = layer
+
+    of_form = {*OF_FORM, *layout.values}
+    if patched := sorted(of_form & tap.patch.keys()):
+        if order not in (None, FACTORED):
+            raise ValueError(
+                f"order {order!r} cannot run: a patch of {patched[0]!r} means the value of the "
+                "layout as it is; use order='factored' or None"
+            )
+        order = FACTORED
+    sizes = _sizes(x, inputs, attention)
+    order, steps = choose(layout, sizes, order)
+
+    here = tap
+    if steps and (recorded := of_form & tap.capture):
+        # Aside: the barrier keeps the compiler from merging the two calls, so the output keeps its
+        # bits.
+        aside = jax.lax.optimization_barrier((dict(params), x, inputs))
+        as_it_is = Tap(recorded, tap.patch, layer)
+        _attend(aside[0], aside[1], layout, aside[2], as_it_is, attention)
+        tap.merge(as_it_is)
+        here = Tap(tap.capture - recorded, tap.patch, layer)
+    given = layout
+    for step in steps:
+        params, layout = step.params(params), step.layout
+    output, aux = _attend(params, x, layout, inputs, here, attention)
+    if here is not tap:
+        tap.merge(here)
+    if (explained := _EXPLAINED.get()) is not None:
+        notes, backends = explained
+        orders = contraction_orders(given, sizes)
+        notes.append(
+            {"order": orders, "chosen": {"order": order}, "implementation": dict(backends[-1])}
+        )
+    return (output, aux) if return_aux else output
+
+
+CALL_KEYWORDS = (
+    "context", "kv", "cache", "rotary", "padding_mask", "head_mask", "query_scale", "layer",
+    "order", "tap", "return_aux",
+)  # fmt: skip
+"""Keywords of `multi_head_attention` other than options of attention, for messages."""
+
+
+def decode(
+    params: Params,
+    x: Float[Array, "B T D"],
+    layout: Layout,
+    cache: Cache,
+    *,
+    is_causal: bool = True,
+    **keywords: Any,
+) -> tuple[Float[Array, "B T O"], Cache]:
+    """Self-attention of the next tokens x, which also attend to all that the cache holds.
+
+    A call that overflows the cache returns NaN and writes nothing.
+
+    Args:
+      params, layout: as in `multi_head_attention`.
+      x: the next tokens [B, T, D].
+      cache: of `init_cache`, or of an earlier call.
+      is_causal: False lets the new tokens attend to each other both ways.
+      **keywords: of `multi_head_attention`, such as the angles `rotary` at the positions of x, and
+        `padding_mask`: padding is neither attended to nor kept in the cache.
+
+    Returns:
+      (output [B, T, O], the cache with the new tokens).
+
+    Raises:
+      TypeError: params or options of the wrong kind.
+      ValueError: the cache is of another layout or batch size, or smaller than T; shapes or options
+        that do not fit.
+
+    >>> from attnlab.heads import Standard, init, init_cache
+    >>> layout = Standard(width=6, num_heads=2)
+    >>> params = init(jax.random.key(0), layout)
+    >>> y, cache = decode(params, jnp.ones((1, 2, 6)), layout, init_cache(layout, 1, 4))
+    >>> y.shape, int(cache["length"])
+    ((1, 2, 6), 2)
+    """
+    if not isinstance(cache, Mapping) or "length" not in cache:
+        raise ValueError("cache must be that of init_cache(layout, batch, size)")
+    output, aux = multi_head_attention(
+        params, x, layout, cache=cache, is_causal=is_causal, return_aux=True, **keywords
+    )
+    assert aux.cache is not None
+    return output, aux.cache
+
+
+# The stages ---------------------------------------------------------------------------------------
+
+
+def _attend(
+    params: Params,
+    x: Array,
+    layout: Layout,
+    inputs: _Inputs,
+    tap: Tap,
+    options: AttentionOptions,
+) -> tuple[Array, HeadAux]:
+    """x -> q, k, v -> heads -> output, with the weights as they are."""
+    for_q, for_k = _pair(inputs.rotary)
+    ready = layout.prepare(params, x)
+    q = layout.project_q(params, ready, rotation(for_q))
+    if inputs.query_scale is not None:
+        q = q * jnp.asarray(inputs.query_scale, q.dtype)
+    kv, cache, fits = inputs.kv, None, None
+    if kv is None:
+        kv = _project_context(params, x, ready, layout, inputs.context, rotation(for_k))
+    entries, options = kv, options.replace(scale=layout.score_scale)
+    if inputs.cache is not None:
+        entries, cache, fits, options = _with_cache(kv, x, inputs, options)
+    elif inputs.padding_mask is not None and inputs.context is None:
+        options = _with_mask(options, inputs.padding_mask[:, None, None, :])
+    k, v = layout.keys_values(params, entries)
+
+    call = HeadCall(options, tap, inputs.layer, inputs.padding_mask)
+    inner = call
+    for extra in layout.extras:
+        inner = extra.before_attention(params, inner)
+    q, k, v = tap("q", q), tap("k", k), tap("v", v)
+    shape, width = (layout.size("num_score_maps"), layout.size("score_width")), v.shape[-1]
+    if q.shape[2:] != shape or width != layout.size("head_width"):  # its scale and FLOPs are wrong
+        raise ValueError(
+            f"layout {layout.name!r} computes q {q.shape} and v {v.shape}; num_score_maps and "
+            f"score_width are {shape}, head_width is {layout.size('head_width')}: define them"
+        )
+    heads = layout.attend(params, q, k, v, inner).astype(v.dtype)
+    losses: dict[str, Array] = {}
+    for extra in layout.extras:
+        heads, more = extra.after_attention(params, x, heads, call)
+        if set(more) != set(extra.losses):
+            raise ValueError(
+                f"extra {extra.name!r} declares the losses {extra.losses} and returns {tuple(more)}"
+            )
+        heads, losses = heads.astype(v.dtype), losses | more
+
+    heads = tap.replace("heads", heads)
+    if inputs.head_mask is not None:
+        heads = heads * inputs.head_mask[..., None, :, None].astype(heads.dtype)
+    output = _output(params, layout, tap.record("heads", heads), tap)
+    if fits is not None:
+        output = jnp.where(fits[..., None, None], output, jnp.nan)
+    return output, HeadAux(losses, kv, cache)
+
+
+def project_kv(
+    params: Params, context: Context, layout: Layout, rotary: Array | None = None
+) -> Entries:
+    """Keys and values of a context: `kv` of `multi_head_attention`, or what a cache keeps.
+
+    Args:
+      params: of `init(key, layout)`.
+      context: key/value input [B, S, E], or a pair (key input, value input).
+      layout: the heads.
+      rotary: angles of the keys; None rotates nothing.
+
+    Returns:
+      Name -> [B, S, ...]; `layout.keys_values(params, entries)` makes k and v of them.
+
+    >>> from attnlab.heads import Standard, init
+    >>> layout = Standard(width=6, num_heads=2, num_kv_heads=1)
+    >>> params = init(jax.random.key(0), layout)
+    >>> {n: a.shape for n, a in project_kv(params, jnp.ones((1, 5, 6)), layout).items()}
+    {'k': (1, 5, 1, 3), 'v': (1, 5, 1, 3)}
+    """
+    y, z = _pair(context)
+    keys = layout.prepare(params, y)
+    values = keys if z is y else layout.prepare(params, z)
+    return layout.project_kv(params, keys, values, rotation(rotary))
+
+
+def _project_context(
+    params: Params,
+    x: Array,
+    ready: Array,
+    layout: Layout,
+    context: Context | None,
+    rotate_k: Rotate,
+) -> Entries:
+    """`project_kv`, where `ready` is x, prepared. One input stays one array."""
+    y, z = _pair(context)
+    keys = ready if y is None or y is x else layout.prepare(params, y)
+    values = keys if z is None or z is y else ready if z is x else layout.prepare(params, z)
+    return layout.project_kv(params, keys, values, rotate_k)
+
+
+def rotation(angles: Array | None) -> Rotate:
+    """Rotates [B, T, ..., H] by the angles of its positions; None rotates nothing."""
+
+    def rotated(a: Array) -> Array:
+        if angles is None:
+            return a
+        return rotate(a.reshape(*a.shape[:2], -1, a.shape[-1]), angles).reshape(a.shape)
+
+    return rotated
+
+
+def _output(params: Params, layout: Layout, heads: Array, tap: Tap) -> Array:
+    """The output; for a tap also what each head adds to it, [B, N, T, O]."""
+    output = layout.project_out(params, heads)
+    if "outputs" not in tap.capture and "outputs" not in tap.patch:
+        return output
+    if "outputs" not in tap.patch:  # aside: `output` keeps its bits
+        params, heads = jax.lax.optimization_barrier((dict(params), heads))
+    # Linear in the heads but for a bias, which is the output of heads that are zero.
+    bias = layout.project_out(params, jnp.zeros_like(heads))
+
+    def of_head(kept: Array) -> Array:
+        return layout.project_out(params, heads * kept[:, None]) - bias
+
+    each = jax.vmap(of_head, out_axes=1)(jnp.eye(heads.shape[2], dtype=heads.dtype))
+    outputs = tap("outputs", each)
+    return jnp.sum(outputs, axis=1) + bias if "outputs" in tap.patch else output
+
+
+def _with_cache(
+    new: Entries, x: Array, inputs: _Inputs, options: AttentionOptions
+) -> tuple[Entries, Cache, Array, AttentionOptions]:
+    """The entries with those of the cache, the longer cache, whether they fit, and the options:
+    indices of a cache are not positions, so a mask replaces the causal rule and the window."""
+    assert inputs.cache is not None
+    window = validated_window(options.local_window_size)
+    extended = extend(
+        inputs.cache, new, inputs.padding_mask, is_causal=options.is_causal, window=window
+    )
+    options = _with_mask(options, extended.allowed)
+    options = options.replace(is_causal=False, local_window_size=None)
+    entries = {name: a.astype(x.dtype) for name, a in extended.entries.items()}
+    return entries, extended.cache, extended.fits, options
+
+
+def _with_mask(options: AttentionOptions, allowed: Array) -> AttentionOptions:
+    """The options with one more boolean mask."""
+    if isinstance(options.mask, masks.Edges):
+        raise TypeError(
+            "masks.Edges do not combine with a cache or padding_mask; pass a boolean mask"
+        )
+    mask = None if options.mask is None else jnp.asarray(options.mask)
+    return options.replace(mask=masks.combine(mask, allowed))
+
+
+def _pair(a: Any) -> tuple[Any, Any]:
+    """A pair as it is; anything else twice."""
+    return a if isinstance(a, tuple) else (a, a)
+
+
+def _sizes(x: Array, inputs: _Inputs, options: AttentionOptions) -> CallSizes:
+    """The sizes by which the form of a call is chosen."""
+    held = inputs.cache if inputs.cache is not None else inputs.kv
+    entries = {n: a for n, a in (held or {}).items() if n != "length"}
+    keys, _ = _pair(x if inputs.context is None else inputs.context)
+    return CallSizes(
+        batch=x.shape[0],
+        num_queries=x.shape[1],
+        num_keys=max(a.shape[1] for a in entries.values()) if entries else keys.shape[1],
+        cross=inputs.context is not None,
+        num_new=None if not entries else 0 if inputs.kv is not None else x.shape[1],
+        rotary=inputs.rotary is not None,
+        shift_invariant=options.logits_soft_cap is None
+        and options.sink is None
+        and not options.score_mods,
+        entries=tuple(entries) or None,
+    )
+
+
+# Explanations -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def explaining_heads() -> Iterator[list[Note]]:
+    """Inside, calls of heads are explained while JAX traces them; they run on "dense".
+
+    Yields:
+      What `explain_heads` returns of each call so far.
+    """
+    notes: list[Note] = []
+    with explaining() as backends:
+        before = _EXPLAINED.set((notes, backends))
+        try:
+            yield notes
+        finally:
+            _EXPLAINED.reset(before)
+
+
+def explain_heads(layout: Layout, x: ArrayLike | jax.ShapeDtypeStruct, **keywords: Any) -> Note:
+    """How `multi_head_attention` computes a call: the form of the layout and the backend.
+
+    The call is traced, not run; arrays may be `jax.ShapeDtypeStruct`s.
+
+    Args:
+      layout: the heads.
+      x: query input [B, T, D].
+      **keywords: of `multi_head_attention`.
+
+    Returns:
+      {"order": {order: FLOPs or why not}, "chosen": {"order": name}, "implementation": {backend:
+      what `attnlab.explain` says}}.
+
+    Raises:
+      TypeError, ValueError: what the call would raise, except for a backend that cannot run.
+
+    >>> from attnlab.heads import Wide
+    >>> x = jax.ShapeDtypeStruct((16, 256, 256), "float32")
+    >>> explain_heads(Wide(width=256, num_heads=8), x)["chosen"]
+    {'order': 'absorbed'}
+    """
+    dtype = getattr(x, "dtype", jnp.float32)
+    params = {n: jax.ShapeDtypeStruct(shape, dtype) for n, shape in layout.shapes.items()}
+    with explaining_heads() as notes:
+        trace(multi_head_attention, params=params, x=x, layout=layout, **keywords)
+    return notes[-1]
+
+
+def head_values(layout: Layout) -> dict[str, str]:
+    """Names of the values that heads of this layout have -> their axes.
+
+    >>> from attnlab.heads import Differential
+    >>> head_values(Differential(width=8, num_heads=2))["v"]
+    'B S Kv V'
+    """
+    values = HEAD_VALUES | dict(layout.values)
+    for extra in layout.extras:
+        values |= extra.values(layout)
+    return values
+
+
+# Checks -------------------------------------------------------------------------------------------
+
+
+def _check(
+    params: Params, x: Array, layout: Layout, inputs: _Inputs, options: AttentionOptions
+) -> None:
+    """Raises TypeError or ValueError naming the array, its shape and what is needed."""
+    if not isinstance(layout, Layout):
+        raise TypeError(
+            f"layout is of type {type(layout).__name__}; the order is (params, x, layout), with a "
+            "layout such as attnlab.heads.Standard(width=64, num_heads=4)"
+        )
+    check_params(params, layout)
+    if options.scale is not None:
+        raise ValueError(
+            "scale is a field of the layout: use dataclasses.replace(layout, scale="
+            f"{options.scale!r})"
+        )
+    y, z = _pair(inputs.context)
+    keys = x if y is None else y
+    values = keys if z is None else z
+    names = ("x", "context", "value context")
+    for name, a, width in zip(names, (x, keys, values), layout.input_widths, strict=True):
+        if not jnp.issubdtype(getattr(a, "dtype", int), jnp.floating):
+            kind = f"{a.dtype} {a.shape}" if hasattr(a, "shape") else type(a).__name__
+            raise TypeError(f"{name} must be a float array [batch, length, {width}], not {kind}")
+        if len(a.shape) != 3 or a.shape[2] != width or a.shape[0] != x.shape[0] or 0 in a.shape:
+            raise ValueError(
+                f"{name} {a.shape} must be [batch, length, {width}], with the width of the layout, "
+                f"the batch size of x {x.shape} and no axis of size 0"
+            )
+    if values.shape[1] != keys.shape[1]:
+        raise ValueError(f"value context {values.shape} must be as long as context {keys.shape}")
+    if inputs.context is not None and (inputs.kv is not None or inputs.cache is not None):
+        raise ValueError("kv and cache hold the keys and values; leave context out")
+    if inputs.padding_mask is not None:
+        check_padding_shape("padding_mask", inputs.padding_mask, x.shape[:2])
+        if getattr(inputs.padding_mask, "dtype", None) != np.bool_:
+            raise TypeError("padding_mask must be a boolean array, True where there is a token")
+    if inputs.head_mask is not None:
+        shape, heads = np.shape(inputs.head_mask), layout.num_heads
+        if shape not in ((heads,), (1, heads), (x.shape[0], heads)):
+            raise ValueError(
+                f"head_mask {shape} must be [heads] = {(heads,)} or [batch, heads] = "
+                f"{(x.shape[0], heads)}"
+            )
+    if inputs.rotary is not None:
+        _check_rotary(inputs.rotary, layout, (x.shape[1], keys.shape[1]))
+
+
+def _check_rotary(rotary: Rotary, layout: Layout, lengths: tuple[int, int]) -> None:
+    size = layout.rotary_size
+    if size is None:
+        raise ValueError(
+            f"rotary positions cannot be applied to the keys of layout {layout.name!r}, which are "
+            "its inputs; use layout 'bilinear' or positions that are added to x"
+        )
+    for angles, length in zip(_pair(rotary), lengths, strict=True):
+        shape = np.shape(angles)
+        if len(shape) < 2 or shape[-2] not in (1, length) or 2 * shape[-1] > size:
+            raise ValueError(
+                f"rotary {shape} must be angles [length, n] of the {length} tokens with 2 n of at "
+                f"most {size}, {layout.rotary_axis} of {layout}; use "
+                f"rotary_angles(positions, {size - size % 2}), or a pair (for queries, for keys)"
+            )
