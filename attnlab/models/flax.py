@@ -19,9 +19,9 @@ from attnlab.attention.dropout import is_key
 from attnlab.attention.masks import Edges
 from attnlab.fields import check_field
 from attnlab.heads import Layout, multi_head_attention
-from attnlab.heads.attention import Context
-from attnlab.heads import init as init_heads
 from attnlab.heads import check_params as check_head_params
+from attnlab.heads import init as init_heads
+from attnlab.heads.attention import Context
 from attnlab.models.config import MODULES, ModelConfig
 from attnlab.models.ffn import feed_forward, init_ffn
 from attnlab.models.forward import ModelCache, ModelInputs, Outputs, run_model
@@ -162,7 +162,8 @@ class MultiHeadAttention(CheckedModule):
             if "dropout_key" not in options:
                 options["dropout_key"] = self.dropout_key()
         options.setdefault("implementation", self.implementation)
-        return multi_head_attention(params, x, self.layout, context, tap=tap, **options)
+        out: Array = multi_head_attention(params, x, self.layout, context, tap=tap, **options)
+        return out
 
 
 class FeedForward(CheckedModule):

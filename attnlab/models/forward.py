@@ -138,9 +138,9 @@ def model_values(config: ModelConfig, *, with_encoder: bool = True) -> Mapping[s
     >>> sorted(model_values(ModelConfig()))[:4]
     ['attention_in', 'attention_out', 'embeddings', 'ffn_hidden']
     """
-    values = {EMBEDDINGS: "B T D"} | stack_values([c.layer for c in config.stacks.values()])
+    values = stack_values([c.layer for c in config.stacks.values()]) | {EMBEDDINGS: "B T D"}
     if config.encoder is not None and with_encoder:
-        theirs = {EMBEDDINGS: "B T D"} | layer_values(config.encoder_layer)
+        theirs = {EMBEDDINGS: "B T D", **layer_values(config.encoder_layer)}
         values |= {ENCODER + name: axes for name, axes in theirs.items()}
     return values
 

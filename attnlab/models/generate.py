@@ -196,12 +196,14 @@ def prefill(
     if not length:
         raise ValueError(f"tokens {tokens.shape} hold no token; give at least 1")
     mask = checked_padding_mask("padding_mask", padding_mask, tokens)
-    piece, logits = _piece_length(config, cache, length, mask), []
+    piece = _piece_length(config, cache, length, mask)
+    logits: list[Array] = []
     for part in (slice(start, start + piece) for start in range(0, length, piece)):
         own = None if mask is None else mask[:, part]
         inputs = ModelInputs(cache=cache, padding_mask=own, **source)
         outputs = run_model(params, tokens[:, part], config, inputs)
         assert outputs.cache is not None
+        assert outputs.logits is not None
         logits, cache = [*logits, outputs.logits], outputs.cache
     return Prefilled(jnp.concatenate(logits, axis=1), cache)
 
@@ -262,7 +264,8 @@ def generate(
     (1, 4)
     """
     request = _check(params, prompt, config, num_tokens, options)
-    return request.programs.whole(request.params, request.text, request.limits, request.keys)
+    tokens: Array = request.programs.whole(*request[1:])
+    return tokens
 
 
 def stream(
@@ -350,9 +353,10 @@ def _check(
         text |= _check_text(config, "source", source, "source_padding_mask", mask)
     elif mask is not None:
         raise ValueError("source_padding_mask is of a source; for the prompt set padding_mask")
-    ends = np.ravel([] if options.get("end") is None else options["end"])
+    end = options.get("end")
+    ends = np.ravel(np.asarray([] if end is None else end))
     if ends.size and not np.issubdtype(ends.dtype, np.integer):
-        raise ValueError(f"end must be one or several token ids, not {options['end']!r}")
+        raise ValueError(f"end must be one or several token ids, not {end!r}")
     check_range("end", ends, config.vocab_size)
     programs = _programs(config, size, sampling.top_k, tuple(map(int, ends)))
     return _Request(programs, params, text, limits, jax.random.split(key, num_tokens))
@@ -438,7 +442,7 @@ class _Programs(NamedTuple):
     """(params, text, limits, key) -> (state, cache, source)"""
     next: Callable[..., Any]
     """(cache, params, state, source, limits, key) -> (state, cache)"""
-    whole: Callable[..., Array]
+    whole: Callable[..., Any]
     """(params, text, limits, keys) -> tokens [B, new]"""
 
 
@@ -480,7 +484,7 @@ def _programs(
         state, cache, source = first(params, text, limits, keys[0])
         written = jnp.full((len(text["prompt"]), len(keys)), fill, jnp.int32)
 
-        def goes_on(carry: Any) -> Array:
+        def goes_on(carry: Any) -> Any:
             return (carry[0] < len(keys)) & ~jnp.all(carry[2].ended)
 
         def body(carry: Any) -> Any:

@@ -251,7 +251,8 @@ def transformer_layer(
         for name, scale in spec.sublayers.items()
     ]
     x = tap("residual", add_sublayers(sublayers, x, spec.norm))
-    heads, losses = ran["attention"].heads, {}
+    heads = ran["attention"].heads
+    losses: dict[str, Array] = {}
     for one in ran.values():
         losses |= one.losses
     assert heads is not None

@@ -131,8 +131,8 @@ def run_layers(
         per_layer["dropout_key"] = jax.random.split(dropout_key, len(order))
     stacks, state = {}, {}
     for name, layers in layer_types.items():
-        own = {n: _of_layers(a, numbers[name], len(order)) for n, a in per_layer.items()}
-        own["layer"] = numbers[name]
+        own: dict[str, Any] = {"layer": numbers[name]}
+        own |= {n: _of_layers(a, numbers[name], len(order)) for n, a in per_layer.items()}
         if (scales := layers.spec.attention.layer_scales) is not None:
             own["query_scale"] = np.array(scales)
         state[name], given = initial_state(layers, x)
@@ -221,7 +221,7 @@ def _check_head_mask(
                 f"head_mask has {len(head_mask)} arrays for {num_layers} layers; give one for each"
             )
         return
-    shape = jnp.shape(head_mask)
+    shape = jnp.asarray(head_mask).shape
     allowed = [(num_layers, heads[0]), *((num_layers, b, heads[0]) for b in (1, batch))]
     if len(heads) > 1:
         raise ValueError(

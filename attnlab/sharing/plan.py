@@ -227,6 +227,11 @@ group 14, so two layers share). To reproduce a published model, use the rule of 
 """
 
 
+def _check_count(num_layers: int, count: int) -> None:
+    if not 1 <= count <= num_layers:
+        raise ValueError(f"groups must be from 1 to the {num_layers} layers, not {count}")
+
+
 def grouped(num_layers: int, num_groups: int, rule: GroupRule = "exact") -> tuple[int, ...]:
     """Consecutive layers share: `num_groups` blocks of layers, or fewer where the formula `rule` of
     `GROUP_RULES` skips one. "sequence" in Takase and Kiyono 2021 (arXiv 2104.06022).
@@ -234,6 +239,7 @@ def grouped(num_layers: int, num_groups: int, rule: GroupRule = "exact") -> tupl
     >>> grouped(6, 3)
     (0, 0, 1, 1, 2, 2)
     """
+    _check_count(num_layers, num_groups)
     return renumber(GROUP_RULES[rule](i, num_layers, num_groups) for i in range(num_layers))
 
 
@@ -243,6 +249,7 @@ def cycled(num_layers: int, num_groups: int) -> tuple[int, ...]:
     >>> cycled(6, 3)
     (0, 1, 2, 0, 1, 2)
     """
+    _check_count(num_layers, num_groups)
     return tuple(i % num_groups for i in range(num_layers))
 
 
@@ -252,6 +259,7 @@ def cycled_reversed(num_layers: int, num_groups: int) -> tuple[int, ...]:
     >>> cycled_reversed(6, 3)
     (0, 1, 2, 2, 1, 0)
     """
+    _check_count(num_layers, num_groups)
     last = (num_layers - 1) // num_groups * num_groups
     return tuple(
         i % num_groups if i < last else num_groups - 1 - i % num_groups for i in range(num_layers)

@@ -23,7 +23,6 @@ from attnlab.models import (
     NoPositions,
     Relative,
     Rotary,
-    TextInputs,
     applied_parameters,
     cache_bytes_per_token,
     captured_per_layer,
@@ -108,11 +107,11 @@ def by_hand(name, params, head_masks):
         if base is not None:
             rotary = rotary_angles(jnp.arange(9), spec.heads.size("head_dim"), base=base)
         inputs = LayerInputs(
-            text=TextInputs(mask=mask, rotary=rotary), layer=i, head_mask=head_masks[i],
-            shared_kv=entries if reuses else None, use_shared_kv=reuses,
+            mask=mask, rotary=rotary, layer=i, head_mask=head_masks[i],
+            shared_kv=(entries, True) if reuses else None,
         )  # fmt: skip
         outputs, values = capture(transformer_layer, weights, x, spec, inputs, names=("probs",))
-        x, entries = outputs.x, outputs.entries
+        x, entries = outputs.x, outputs.kv
         probs.append(values["probs"])
     return layer_norm(params["final_norm"], x) @ params["embedding"].T, probs
 
