@@ -301,10 +301,10 @@ def test_multi_query_configurations_are_equal(row):
 
 
 def test_parts_of_bert_and_t5():
-    parts = cost.sublayer_parameters(cost.stacks(published_config("bert_base"))[0].layer)
+    parts = cost.sublayer_parameters(published_config("bert_base").layer)
     assert (parts["attention"], parts["ffn"]) == (2_363_904, 4_723_968)
     base = published_config("t5_base")
-    parts = cost.sublayer_parameters(cost.stacks(base)[0].layer)
+    parts = cost.sublayer_parameters(base.layer)
     assert 12 * parts["cross"] == 28_320_768
     stack = 12 * (math.prod((4, 768, 768)) + math.prod((2, 768, 3072)))
     norms = 12 * 2 * 768

@@ -42,28 +42,23 @@ def test_every_random_key(key):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
+    ("field", "value"),
     [
-        (dict(mask=jnp.ones(3, bool)), r"mask \(3,\) must be \[T, S\], \[N, T, S\] or"),
-        (dict(mask=jnp.array(True)), r"mask \(\) must be"),
-        (dict(padding_mask=jnp.ones(3, bool)), r"padding_mask \(3,\) must be .* \(1, 3\)"),
-        (dict(padding_mask=jnp.ones((1, 1), bool)), r"padding_mask \(1, 1\) must be .* \(1, 3\)"),
-        (dict(padding_mask=jnp.ones((1, 1, 3), bool)), r"padding_mask \(1, 1, 3\) must be"),
-        (dict(positions=jnp.arange(2)), r"positions \(2,\) must be \[length\] = \(3,\) or"),
-        (dict(positions=jnp.array(1)), r"positions \(\) must be"),
-        (dict(positions=jnp.ones((2, 3), int)), r"positions \(2, 3\) must be .*\(1, 3\)"),
-        (dict(positions=jnp.ones(3)), "positions must be integers, not float32"),
-        (dict(token_types=jnp.zeros(3, int)), r"token_types \(3,\) must be .* \(1, 3\)"),
-        (dict(token_types=jnp.zeros((2, 3), int)), r"token_types \(2, 3\) must be"),
-        (dict(head_mask=jnp.ones((2, 2, 3))), r"head_mask \(2, 2, 3\) must be .*\(2, 1, 3\)"),
+        ("mask", jnp.ones(3, bool)), ("mask", jnp.array(True)),
+        ("padding_mask", jnp.ones(3, bool)), ("padding_mask", jnp.ones((1, 1), bool)),
+        ("padding_mask", jnp.ones((1, 1, 3), bool)),
+        ("positions", jnp.arange(2)), ("positions", jnp.array(1)),
+        ("positions", jnp.ones((2, 3), int)), ("positions", jnp.ones(3)),
+        ("token_types", jnp.zeros(3, int)), ("token_types", jnp.zeros((2, 3), int)),
+        ("head_mask", jnp.ones((2, 2, 3))),
     ],
-)
-def test_shapes(inputs, message):
+)  # fmt: skip
+def test_shapes(field, value):
     model = ModelConfig(**SMALL, embedding=Embedding(token_types=2)).build()
     variables = {"params": random_params(model.config)}
     for call in (model.apply, jax.jit(model.apply)):
-        with pytest.raises(ValueError, match=message):
-            call(variables, TOKENS, **inputs)
+        with pytest.raises(ValueError, match=field):
+            call(variables, TOKENS, **{field: value})
 
 
 def test_the_padding_of_a_source():
