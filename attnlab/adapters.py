@@ -256,7 +256,7 @@ def heads_to_linen(params: Params, layout: Standard) -> dict[str, dict[str, Arra
     tree = {name: {"kernel": jnp.asarray(params[ours])} for name, ours in FLAX_NAMES.items()}
     for name, ours in FLAX_NAMES.items():
         if layout.biases:
-            zeros = jnp.zeros(layout.shape(weights[ours].bias()), tree[name]["kernel"].dtype)
+            zeros = jnp.zeros(layout.sizes(weights[ours].bias().axes), tree[name]["kernel"].dtype)
             tree[name]["bias"] = jnp.asarray(params.get(f"{ours}_bias", zeros))
     for name, ours_norm in FLAX_NORMS.items():
         if layout.qk_norm is not None:

@@ -6,21 +6,18 @@ import hashlib
 import itertools
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab import pretrained, transforms
 from attnlab.atomic import write_atomic
 from attnlab.data import DATASETS, DataConfig, Dataset
 from attnlab.data.tokenizer import FILE, Tokenizer, load_tokenizer, make_tokenizer
-from attnlab.interpret import AblationMetric
 from attnlab.models import ModelConfig, Sampling, from_json, generate, stream, to_json
 from attnlab.models.config import sharing_name
 from attnlab.models.flax import Transformer
@@ -28,8 +25,6 @@ from attnlab.models.generate import GenerateOptions
 from attnlab.names import import_those, lookup
 from attnlab.names import load as load_object
 from attnlab.nested import JSON, differences, flatten
-from attnlab.pretrained.hub import find_folder
-from attnlab.pretrained.metadata import metadata_of
 from attnlab.sharing import Params
 from attnlab.tap import Patches
 from attnlab.training.checkpoint import Checkpoints, digest
@@ -43,14 +38,15 @@ from attnlab.training.objectives import (
 from attnlab.training.objectives.objective import Example, Inputs, cross_entropy
 from attnlab.training.step import InitParams, initial_params
 
+if TYPE_CHECKING:
+    from attnlab.interpret import AblationMetric
+
 SPEC, SPECS, RUNS = "spec.json", "specs.json", "runs"
 """Files of a run and of a sweep, the folder of its runs."""
 IMPORTS = "imports"
 """Field of a stored experiment: the modules outside of attnlab that define its parts."""
 ROWS = 8
 """Held-out rows of `shown_rows`."""
-WORDS = 20
-"""Tokens at the beginning of a row that are shown as words."""
 TEXTS = ("source", "tokens")
 """The inputs of a model that are tokens."""
 NEW_TOKENS = 20
@@ -82,7 +78,7 @@ class ModelInput(NamedTuple):
     """Arguments of the model's call."""
     written: dict[str, list[str]]
     """Names of those that are texts -> how their tokens are written, without padding."""
-    metric: Callable[[Model], AblationMetric] | None = None
+    metric: "Callable[[Model], AblationMetric] | None" = None
     """Model -> the loss of the task; None where there is no task."""
 
 
@@ -174,6 +170,8 @@ class LoadedModel:
 
     def _setting(self, name: str) -> object:
         """A word of generation_config.json, else of config.json, else None."""
+        from attnlab.pretrained.metadata import metadata_of
+
         kept = metadata_of(self.config)
         found = [(kept.get(file) or {}).get(name) for file in ("generation_config", "config")]
         return next((value for value in found if value is not None), None)
@@ -195,6 +193,8 @@ class LoadedModel:
           ValueError: there is no tokenizer.
         """
         if self.tokenizer is None and not self.record:
+            from attnlab import pretrained
+
             pretrained.tokenizer_path(self.folder)  # raises
         if self.tokenizer is None:
             raise ValueError(
@@ -220,9 +220,9 @@ class LoadedModel:
 
     def save_tokenizer(self, folder: Path) -> None:
         """Writes tokenizer.json to a folder, where there is one."""
-        files = self.folder / FILE, Path(getattr(self.data, "tokenizer", ""))
-        if found := next(filter(Path.is_file, files), None):
-            write_atomic(folder / FILE, found.read_bytes())
+        for path in (Path(getattr(self.data, "tokenizer", "")), self.folder / FILE):
+            if path.is_file():
+                write_atomic(folder / FILE, path.read_bytes())
 
     @property
     def data_digest(self) -> str | None:
@@ -433,6 +433,9 @@ def open_model(where: str | Path, seed: int | None = None) -> LoadedModel:
 def open_folder(name: str | Path) -> LoadedModel:
     """A published model, with the tokenizer.json beside it. Raises ValueError as `pretrained.load`
     does."""
+    from attnlab import pretrained
+    from attnlab.pretrained.hub import find_folder
+
     model, params = pretrained.load(name)
     return LoadedModel(name=str(name), folder=find_folder(name), config=model.config, params=params)
 
@@ -453,7 +456,7 @@ def open_run(folder: str | Path, seed: int | None = None) -> LoadedModel:
     with Checkpoints(folder / "checkpoints") as checkpoints:
         found = checkpoints.restore()
     if found is None:
-        raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
+        raise _no_checkpoint(folder)
     steps, state, notes = found
     return LoadedModel(
         name=str(folder),
@@ -483,63 +486,63 @@ def load_run(folder: str | Path, seed: int | None = None) -> tuple[Transformer, 
 def load_config(where: str | Path) -> ModelConfig:
     """The config of the model that `open_model` opens; reads no parameters."""
     if not is_run(where):
+        from attnlab import pretrained
+
         return pretrained.load_config(where)
     folder, _ = _record(where)
     with Checkpoints(folder / "checkpoints") as checkpoints:
         found = checkpoints.notes()
     if found is None:
-        raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
+        raise _no_checkpoint(folder)
     return _config(found[1])
 
 
 def is_run(folder: str | Path) -> bool:
     """Is it the folder of a run or of a sweep, not of a published model?"""
     folder = Path(folder)
-    if (folder / SPECS).is_file():
-        return True
-    return (folder / "checkpoints").is_dir() and (folder / SPEC).is_file()
+    is_one = (folder / "checkpoints").is_dir() and (folder / SPEC).is_file()
+    return is_one or (folder / SPECS).is_file()
 
 
 def seeds_of(folder: str | Path) -> list[int]:
     """The seeds of a run, or of the only model of a sweep, in their order. Raises ValueError."""
-    folder = Path(folder)
-    if (folder / SPECS).is_file():
-        specs = json.loads((folder / SPECS).read_text(encoding="utf-8"))
-        return list(dict.fromkeys(int(spec["seed"]) for spec in specs))
-    return [_record(folder)[1]["seed"]]
+    return list(_runs_by_seed(Path(folder)))
 
 
-def _record(folder: str | Path, seed: int | None = None) -> tuple[Path, JSON]:
-    """The folder of the run of a seed and its spec.json. Raises ValueError as `open_run`."""
-    folder = Path(folder)
+def _runs_by_seed(folder: Path) -> dict[int, list[Path]]:
+    """Seed -> the folders of its runs, of a sweep or of a run. Raises ValueError."""
     if not is_run(folder):
         raise ValueError(f"{folder} holds no run with checkpoints; give the folder of one run")
-    if (folder / SPECS).is_file():
-        folder = _run_of_seed(folder, seed)
+    if not (folder / SPECS).is_file():
+        return {json.loads((folder / SPEC).read_text(encoding="utf-8"))["seed"]: [folder]}
+    found: dict[int, list[Path]] = {}
+    for spec in json.loads((folder / SPECS).read_text(encoding="utf-8")):
+        found.setdefault(spec["seed"], []).append(folder / RUNS / spec["id"])
+    return found
+
+
+def _record(where: str | Path, seed: int | None = None) -> tuple[Path, JSON]:
+    """The folder of the run of a seed and its spec.json. Raises ValueError as `open_run`."""
+    runs = _runs_by_seed(Path(where))
+    seed = next(iter(runs)) if seed is None else seed
+    if seed not in runs:
+        raise ValueError(f"{where} has no seed {seed}, only {', '.join(map(str, runs))}")
+    folder, *others = runs[seed]
+    if others:
+        names = ", ".join(run.name for run in runs[seed])
+        raise ValueError(
+            f"{where} is a sweep of several models; give the folder of one run, as {folder} (its "
+            f"runs with seed {seed}: {names})"
+        )
     if not (folder / "checkpoints").is_dir():
-        raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
+        raise _no_checkpoint(folder)
     record: JSON = json.loads((folder / SPEC).read_text(encoding="utf-8"))
     import_those(record["config"].get(IMPORTS, ()))
-    if seed not in (None, record["seed"]):
-        raise ValueError(f"{folder} has no seed {seed}, only {record['seed']}")
     return folder, record
 
 
-def _run_of_seed(workdir: Path, seed: int | None) -> Path:
-    """The folder of the only run of a seed in the workdir of a sweep; None: the first seed."""
-    specs = json.loads((workdir / SPECS).read_text(encoding="utf-8"))
-    seed = specs[0]["seed"] if seed is None else seed
-    ids = [spec["id"] for spec in specs if spec["seed"] == seed]
-    if not ids:
-        known = ", ".join(str(seed) for seed in dict.fromkeys(spec["seed"] for spec in specs))
-        raise ValueError(f"{workdir} has no seed {seed}, only {known}")
-    if len(ids) > 1:
-        known = ", ".join(ids)
-        raise ValueError(
-            f"{workdir} is a sweep of several models; give the folder of one run, as "
-            f"{workdir / RUNS / ids[0]} (its runs with seed {seed}: {known})"
-        )
-    return workdir / RUNS / str(ids[0])
+def _no_checkpoint(folder: Path) -> ValueError:
+    return ValueError(f"{folder} has no checkpoint yet; let it run until its first")
 
 
 def _config(notes: JSON) -> ModelConfig:
@@ -631,6 +634,8 @@ def with_plan_of(
     Returns:
       The parameters, and in words what was changed and what that does to the outputs.
     """
+    from attnlab import transforms  # most runs start from new parameters
+
     changed, new, changes = config, params, []
     shared, wanted = (c.encoder is not None and c.encoder.shares_decoder for c in (config, model))
     if shared and not wanted:
@@ -660,29 +665,13 @@ class Row(NamedTuple):
 
 
 def shown_rows(objective: Objective, dataset: Dataset) -> list[Row]:
-    """Up to `ROWS` held-out rows, evenly spaced; the first is the one whose maps are drawn.
-
-    Of the rows that are no shorter than the middle one, that is the one that begins with most
-    letters in words, so not the indentation of a program.
-    """
+    """Up to `ROWS` held-out rows, evenly spaced, the longest first: its maps are drawn."""
     rows = dataset.heldout(ROWS)
     count = len(jax.tree.leaves(rows)[0])
     prepared = jax.jit(objective.prepare)(rows, jax.random.key(0))
     examples = [jax.tree.map(lambda a: a[i : i + 1], prepared) for i in range(count)]  # noqa: B023
     found = [Row(example, _lengths(example)) for example in examples]
-    lengths = [sum(row.ends.values()) for row in found]
-
-    def rank(i: int) -> tuple[bool, int, int]:
-        is_long = lengths[i] >= lengths[count // 2]
-        return is_long, _letters(found[i], dataset), -abs(i - count // 2)
-
-    first = max(range(count), key=rank)
-    return [found[first], *found[:first], *found[first + 1 :]]
-
-
-def shown_row(objective: Objective, dataset: Dataset) -> Row:
-    """The row whose maps are drawn."""
-    return shown_rows(objective, dataset)[0]
+    return sorted(found, key=lambda row: -sum(row.ends.values()))
 
 
 def _lengths(example: Example) -> dict[str, int]:
@@ -696,20 +685,9 @@ def _lengths(example: Example) -> dict[str, int]:
     return {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}
 
 
-def _letters(row: Row, dataset: Dataset) -> int:
-    """In words of two letters or more among the first `WORDS` tokens; 0 of features."""
-    name = "source" if "source" in row.ends else "tokens"
-    tokens = np.asarray(row.example.inputs[name])[0][: min(row.ends.get(name, 0), WORDS)]
-    if not np.issubdtype(tokens.dtype, np.integer):
-        return 0
-    text = dataset.decode([t for t in tokens.tolist() if t < dataset.sizes.vocab_size])
-    text = re.sub(r"\\(x..|.)", " ", text)  # line ends and other escapes
-    return sum(map(len, re.findall(r"[^\W\d_]{2,}", text)))
-
-
 def _heldout(config: ModelConfig, objective: Objective, dataset: Dataset) -> ModelInput:
     """A held-out row as the objective presents it."""
-    example, ends = shown_row(objective, dataset)
+    example, ends = shown_rows(objective, dataset)[0]
     inputs = example.inputs
     _check_length(config, ends)
 
@@ -723,8 +701,10 @@ def _heldout(config: ModelConfig, objective: Objective, dataset: Dataset) -> Mod
     return ModelInput(inputs, {name: write(name) for name in ends}, metric)
 
 
-def _metric(task: Objective, example: Example, model: Model) -> AblationMetric:
+def _metric(task: Objective, example: Example, model: Model) -> "AblationMetric":
     """What the task says of the answer, the mean over its targets."""
+    from attnlab.interpret import AblationMetric
+
     unit, divisor = ("bits ", math.log(2)) if task.loss is cross_entropy else ("", 1.0)
 
     def loss(params: Params, patch: Patches) -> jax.Array:

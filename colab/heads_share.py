@@ -22,7 +22,7 @@
 # W_K and W_V among heads on purpose, to store fewer keys and values, and keep a W_Q for each
 # head.**
 #
-# Below, cells check each sentence. It takes about a minute and a half on a CPU.
+# The cells below check each sentence. It takes about a minute and a half on a CPU.
 #
 # 1. One matrix is N matrices, bit for bit.
 # 2. The tutorial's code and library code.

@@ -22,7 +22,7 @@
 # not mean needed: after training many heads can be removed one by one at little cost (Michel et al.
 # 2019, Voita et al. 2019).**
 #
-# Below, cells check each sentence. It takes about two minutes on a CPU.
+# The cells below check each sentence. It takes about two minutes on a CPU.
 #
 # 1. What heads of three layouts read.
 # 2. Heads that start equal, trained: the figure.
@@ -260,9 +260,9 @@ found
 
 # %% [markdown]
 # Each column is one head. In seed 0 both heads of layer 1 are induction heads, far above the
-# untrained baseline, and so do the same work twice; in seed 1 they are so more weakly, with equal
-# scores. The heads of layer 0 have none of these three roles. So a role is what training *happened*
-# to give a head, not what the head is for.
+# untrained baseline, and so do the same work twice; in seed 1 the effect is weaker, with the same
+# accuracy. The heads of layer 0 have none of these three roles. So a role is what training
+# *happened* to give a head, not what the head is for.
 #
 # The attention maps of one text: a box marks the answer in the row of a question. The colour is the
 # square root of the probability, so that small probabilities show.

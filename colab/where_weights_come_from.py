@@ -22,7 +22,7 @@
 # training the parameters stay as they are, and the same parameters give other probabilities on
 # another text.**
 #
-# Below, cells check each sentence. It takes about two minutes on a CPU.
+# The cells below check each sentence. It takes about two minutes on a CPU.
 #
 # 1. The parameters before training, and the name of their initialisation.
 # 2. A head trained in a loop of ten lines, with a figure of it before, during and after.

@@ -21,7 +21,7 @@
 # D.** **Asymmetry is no reason for two matrices: one free matrix is asymmetric too, and only W_Q =
 # W_K forces the scores to be symmetric.**
 #
-# Below, cells check each sentence. It takes about two minutes on a CPU.
+# The cells below check each sentence. It takes about two minutes on a CPU.
 #
 # 1. Pair and product are one function.
 # 2. How many numbers each has.
@@ -315,8 +315,8 @@ _ = right.legend(frameon=False)
 
 # %% [markdown]
 # The scores of the saved run are worth 0.70 bits. Rank 12, which is what a standard head has here,
-# keeps 99 % of that, rank 4 keeps 95 %. So what a trained head looks for is simple, and that has a
-# number: a few directions of x. The left panel shows the same: training makes a few singular values
+# keeps 99 % of that, rank 4 keeps 95 %. So a trained head looks at only a few directions of x.
+# The left panel shows the same: training makes a few singular values
 # large and leaves the rest as the random draw left them.
 #
 # ## 6. Where the product is used, and where it cannot be

@@ -111,8 +111,8 @@ def main() -> None:
     if _FLAGS.print_only and _FLAGS.launcher == "local":
         if policies:
             raise ValueError(
-                "--tune and --max_seeds read results, which --print_only has not; leave them out "
-                "(--tune_from takes learning rates that are known), or add --launcher=slurm"
+                "--print_only runs nothing, but --tune and --max_seeds need results; leave them "
+                "out (--tune_from takes learning rates that are known), or add --launcher=slurm"
             )
         print_workers(specs, about, folder)
         return
@@ -209,9 +209,8 @@ def header(specs: Sequence[lab.RunSpec], folder: Path) -> str:
 def print_workers(specs: Sequence[lab.RunSpec], about: lab.Description, folder: Path) -> None:
     """Writes the specs and prints what runs them, and an estimate."""
     command = worker_command(folder.absolute(), _run_options())
-    about = described(about, specs, folder)
     add_specs(specs, folder)
-    about.write(folder)
+    described(about, specs).write(folder)
     if _FLAGS.threads:
         write_threads(folder, _FLAGS.threads)
     variables = [f"{name}={value}" for name, value in app.jax_flags().items()]

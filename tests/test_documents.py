@@ -5,17 +5,14 @@ import contextlib
 import dataclasses
 import doctest
 import importlib
-import inspect
 import io
 import re
-import sys
 from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 import tokenizers
-from absl import flags
 from conftest import ROOT
 
 import attnlab
@@ -124,23 +121,6 @@ def test_pages_made_from_the_code():
     assert stale == [], "run python -m experiments.reference"
 
 
-def test_a_page_without_marks_is_an_error():
-    page = "before\n<!-- made: a -->\n\nold\n\n<!-- end -->\nafter"
-    assert reference.filled(page, {"a": "new"}) == page.replace("old", "new")
-    with pytest.raises(ValueError, match="made: b"):
-        reference.filled(page, {"b": "new"})
-
-
-def test_flags_on_the_page_are_those_of_the_command():
-    """Of a command in each of the two ways to define them, without leaving them defined."""
-    known = set(flags.FLAGS)
-    text = "\n".join(map(reference.command, ("experiments.run", "experiments.prepare")))
-    rows = dict(re.findall(r"^\| `--(\w+)` \| [^|]* \| ([^|]*) \|", text, re.MULTILINE))
-    assert (rows["workdir"], rows["config"], rows["threads"]) == ("required", "required", "")
-    assert (rows["path"], rows["heldout"], rows["tokenizer"]) == ("required", "`0.05`", "`'bytes'`")
-    assert set(flags.FLAGS) == known
-
-
 def test_every_field_of_a_config_is_on_its_page():
     text = (reference.PAGES / "config.md").read_text()
     fields = flatten(byte_lm.get_config().to_dict())
@@ -199,14 +179,3 @@ MODULES = sorted(
 def test_docstrings(name):
     module = importlib.import_module(name)
     assert doctest.testmod(module).failed == 0
-
-
-EXAMPLES = ("adapters", "attention", "heads", "sharing", "models", "transforms", "interpret")
-
-
-def test_every_public_function_has_an_example():
-    packages = [attnlab, *(getattr(attnlab, name) for name in EXAMPLES)]
-    public = [(p.__name__, f) for p in packages for f in getattr(p, "__all__", None) or dir(p)]
-    functions = [getattr(sys.modules[package], name) for package, name in public]
-    functions = [f for f in functions if inspect.isfunction(f)]
-    assert [f.__name__ for f in functions if ">>>" not in f.__doc__] == []

@@ -36,7 +36,7 @@ BELOW = {
 } | {package: set(names.split()) for package, names in APART.items()}
 ONLY = {
     "flax": {"models.flax"},
-    "matplotlib": {"report.maps", "report.style"},
+    "matplotlib": {"report.heads", "report.style"},
     "orbax": {"training.checkpoint"},
     **dict.fromkeys(
         ("absl", "ml_collections", "torch", "tensorflow", "pickle", "transformers"), ()

@@ -30,6 +30,8 @@ def test_pair_is_equal(path):
     assert kinds[0] == kinds[1]
     badge = f"colab.research.google.com/github/attnlab/attnlab/blob/main/colab/{path.name}"
     assert badge in notebook.cells[0].source
+    source = "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
+    assert path.with_suffix(".py").read_text().count(source) == 1
 
 
 @every
@@ -49,12 +51,6 @@ def solutions(path):
     """The code blocks that the last cell hides."""
     hidden = jupytext.read(path.with_suffix(".py")).cells[-1].source.partition("<details>")[2]
     return re.findall("```python\n(.*?)```", hidden, re.DOTALL)
-
-
-@every
-def test_it_installs_main_where_attnlab_is_missing(path):
-    source = "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
-    assert path.with_suffix(".py").read_text().count(source) == 1
 
 
 @pytest.mark.slow

@@ -1,11 +1,152 @@
-"""Which rows of data in host memory a batch holds, and how rows are padded."""
+"""Which rows of a batch are read, and the datasets of windows of tokens and of shuffled rows."""
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from attnlab.data.dataset import Batch
+from attnlab.data.dataset import Batch, Dataset
+
+
+class Stream(Protocol):
+    """Tokens one after the other."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, starts: np.ndarray, size: int) -> np.ndarray:
+        """[W, size]: the tokens from each start on; zeros after the last token."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenArray:
+    """A `Stream` in memory."""
+
+    tokens: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def read(self, starts: np.ndarray, size: int) -> np.ndarray:
+        """[W, size]: the tokens from each start on; zeros after the last token."""
+        index = starts[:, None] + np.arange(size)
+        return np.where(index < len(self), self.tokens[np.minimum(index, len(self) - 1)], 0)
+
+
+def windows(stream: Stream, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """`count` evenly spaced windows [W, length + 1], or with count 0 the whole text once.
+
+    The second array [W, length] is True where a target counts. In the whole text every token but
+    the first is a target exactly once; the last window is filled up with zeros that do not count.
+    """
+    starts = window_starts(len(stream), length, count)
+    valid = starts[:, None] + np.arange(1, length + 1) < len(stream)
+    return stream.read(starts, length + 1), valid
+
+
+def window_starts(total: int, length: int, count: int) -> np.ndarray:
+    """Where windows of `length` + 1 of `total` tokens start: `count` evenly spaced ones, or with
+    count 0 those of which each token but the first is a target once.
+
+    >>> window_starts(10, 3, 2).tolist(), window_starts(10, 4, 0).tolist()
+    ([0, 6], [0, 4, 8])
+    """
+    if count:
+        return np.linspace(0, total - length - 1, count).astype(np.int64)
+    return np.arange(0, total - 1, length)
+
+
+def sample(
+    stream: Stream, length: int, size: int, *, seed: int, step: int, shard: slice = slice(None)
+) -> np.ndarray:
+    """The rows `shard` of the batch of `step`: windows [of `size`, length + 1], drawn uniformly."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
+    starts = generator.integers(0, len(stream) - length, size=size)
+    return stream.read(starts[shard], length + 1)
+
+
+def dataset_of_windows(
+    parts: Mapping[str, Stream],
+    length: int,
+    where: str,
+    token_bytes: Callable[[str, int, np.ndarray], Batch],
+    **fields: Any,
+) -> Dataset:
+    """Random windows of a text to train on, evenly spaced ones to score.
+
+    Args:
+      parts: "training", "held-out" and perhaps "validation" -> tokens.
+      length: targets of a window.
+      where: the text, for an error.
+      token_bytes: (part, count, tokens of its windows) -> {"bytes": for how many bytes each target
+        stands}, or nothing where each is one.
+      fields: further fields of the `Dataset`.
+
+    Raises:
+      ValueError: a part is shorter than one window.
+    """
+    for name, part in parts.items():
+        if len(part) <= length:
+            few = f"the {name} part has {len(part)} tokens; a window needs {length} + 1"
+            raise ValueError(f"{where}: {few}; give a longer text or a smaller length")
+
+    def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
+        rows = sample(parts["training"], length, size, seed=seed, step=step, shard=shard)
+        return {"tokens": rows}
+
+    def scored(name: str, count: int) -> Batch:
+        tokens, valid = windows(parts[name], length, count)
+        return {"tokens": tokens, "valid": valid, **token_bytes(name, count, tokens)}
+
+    return Dataset(
+        row_tokens=length,
+        batches=batch,
+        heldout=functools.partial(scored, "held-out"),
+        train=functools.partial(scored, "training"),
+        validation=functools.partial(scored, "validation") if "validation" in parts else None,
+        **fields,
+    )
+
+
+Rows: TypeAlias = tuple[int, Callable[[np.ndarray], Batch]]
+"""A number of rows, and (their indices -> the rows)."""
+
+
+def rows_of(arrays: Batch) -> Rows:
+    """The rows of arrays in memory."""
+    return len(next(iter(arrays.values()))), functools.partial(select_rows, arrays)
+
+
+def dataset_of_rows(parts: Mapping[str, Rows], **fields: Any) -> Dataset:
+    """Rows that are shuffled anew in every epoch to train on; those that are scored keep their
+    order.
+
+    Args:
+      parts: "train", "heldout" and perhaps "validation" -> rows.
+      fields: further fields of the `Dataset`.
+
+    >>> from attnlab.data import DataSizes
+    >>> few = rows_of({"tokens": np.arange(12, dtype=np.int32).reshape(4, 3)})
+    >>> dataset = dataset_of_rows(
+    ...     {"train": few, "heldout": few}, name="numbers", digest="1", sizes=DataSizes(12),
+    ...     row_tokens=2,
+    ... )
+    >>> dataset.batches(0, 0, 2, slice(None))["tokens"].shape, dataset.heldout(1)["valid"].tolist()
+    ((2, 3), [True])
+    """
+
+    def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
+        count, select = parts["train"]
+        return select(epoch_indices(count, seed, step, size, shard))
+
+    def scored(name: str, count: int) -> Batch:
+        total, select = parts[name]
+        index = evenly_spaced(total, count)
+        return {"valid": np.ones(len(index), bool)} | select(index)
+
+    fields |= {name: functools.partial(scored, name) for name in parts}
+    return Dataset(batches=batch, **fields)
 
 
 def epoch_indices(
@@ -40,26 +181,6 @@ def evenly_spaced(total: int, count: int) -> np.ndarray:
     return np.linspace(0, total - 1, count).astype(np.int64)
 
 
-def window_starts(total: int, length: int, count: int) -> np.ndarray:
-    """Where windows of `length` + 1 of `total` tokens start: `count` evenly spaced ones, or with
-    count 0 those of which each token but the first is a target once.
-
-    >>> window_starts(10, 3, 2).tolist(), window_starts(10, 4, 0).tolist()
-    ([0, 6], [0, 4, 8])
-    """
-    if count:
-        return np.linspace(0, total - length - 1, count).astype(np.int64)
-    return np.arange(0, total - 1, length)
-
-
-def random_starts(
-    total: int, length: int, size: int, *, seed: int, step: int, shard: slice = slice(None)
-) -> np.ndarray:
-    """Where the windows of the rows `shard` of the batch of `step` start, drawn uniformly."""
-    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
-    return generator.integers(0, total - length, size=size)[shard]
-
-
 def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], length: int) -> np.ndarray:
     """[rows, length]: longer rows are truncated, shorter ones end with -1.
 
@@ -68,18 +189,10 @@ def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], length: int) -> np.ndar
     """
     padded = np.full((len(rows), length), -1, np.int32)
     for row, tokens in zip(padded, rows, strict=True):
-        kept = tokens[:length]
-        row[: len(kept)] = kept
+        row[: min(len(tokens), length)] = tokens[:length]
     return padded
 
 
 def select_rows(rows: Batch, index: np.ndarray) -> Batch:
     """The rows of these indices."""
     return {name: a[index] for name, a in rows.items()}
-
-
-def scored_rows(rows: Batch, count: int) -> Batch:
-    """`count` evenly spaced rows (0: all), with `valid`."""
-    total = len(next(iter(rows.values())))
-    index = evenly_spaced(total, count)
-    return select_rows(rows, index) | {"valid": np.ones(len(index), bool)}

@@ -21,15 +21,17 @@ Fact: TypeAlias = str | int | float
 class DataSizes(NamedTuple):
     """Sizes that a model for the data must have.
 
+    Attributes:
+      vocab_size: tokens are 0 to vocab_size - 1; special tokens of an objective come after them. Of
+        vectors in place of tokens: how many features each has.
+      num_classes: classes, or numbers of a vector to predict; 0: the data have neither.
+
     >>> DataSizes(vocab_size=128, num_classes=2)
     DataSizes(vocab_size=128, num_classes=2)
     """
 
     vocab_size: int
-    """Tokens are 0 to vocab_size - 1; special tokens of an objective come after them. Of vectors in
-    place of tokens: how many features each has."""
     num_classes: int = 0
-    """Classes, or numbers of a vector to predict; 0: the data have neither."""
 
 
 BYTES = DataSizes(256)
@@ -92,19 +94,6 @@ class Dataset:
       files: name -> content of what was made for this data (a tokenizer) and belongs to a run. It
         is kept in the folder of the run, where `DataConfig.load` finds it again.
       facts: further numbers and texts about the data, for the report.
-
-    >>> from attnlab.data.batching import epoch_indices, scored_rows, select_rows
-    >>> rows = {"tokens": np.arange(12, dtype=np.int32).reshape(4, 3)}
-    >>> def batch(seed, step, size, shard):
-    ...     return select_rows(rows, epoch_indices(4, seed, step, size, shard))
-    >>> dataset = Dataset(
-    ...     name="numbers", digest="1", sizes=DataSizes(12), row_tokens=2, batches=batch,
-    ...     heldout=lambda n: scored_rows(rows, n), train=lambda n: scored_rows(rows, n),
-    ... )
-    >>> dataset.batches(0, 0, 2, slice(None))["tokens"].shape  # of two rows all
-    (2, 3)
-    >>> dataset.shapes(), dataset.heldout(1)["valid"].tolist()
-    ({'tokens': ShapeDtypeStruct(shape=(1, 3), dtype=int32)}, [True])
     """
 
     name: str

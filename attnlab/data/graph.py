@@ -19,20 +19,25 @@ PARTS = ("train", "valid", "test", "rest")
 
 
 class Graph(NamedTuple):
-    """Nodes in the order of the file of features; every edge in both directions, each once."""
+    """Nodes in the order of the file of features; every edge in both directions, each once.
+
+    Attributes:
+      features: [nodes, F], float32.
+      labels: [nodes], numbers of `classes`.
+      classes: their names.
+      senders, receivers: [edges].
+      parts: train, valid, test -> [nodes], True where a node belongs to the part.
+      left_out: lines of edges that name a node without features.
+      digest: of the files.
+    """
 
     features: np.ndarray
-    """[nodes, F], float32"""
     labels: np.ndarray
-    """[nodes], numbers of `classes`"""
     classes: tuple[str, ...]
     senders: np.ndarray
-    """[edges]"""
     receivers: np.ndarray
     parts: dict[str, np.ndarray]
-    """train, valid, test -> [nodes], True where a node belongs to the part"""
     left_out: int
-    """lines of edges that name a node without features"""
     digest: str
 
 
@@ -97,8 +102,10 @@ class Nodes(Spec, prefix="data."):
         """
         graph = self.graph
         self.shapes(length)
-        counts = {f"{part} nodes": int(nodes.sum()) for part, nodes in graph.parts.items()}
-        left_out = {"edges left out for a node without features": graph.left_out}
+        facts = {"nodes": length, "edges": len(graph.senders) // 2}
+        facts |= {f"{part} nodes": int(nodes.sum()) for part, nodes in graph.parts.items()}
+        if graph.left_out:
+            facts["edges left out for a node without features"] = graph.left_out
         return Dataset(
             name=Path(self.path).name,
             digest=graph.digest,
@@ -109,12 +116,7 @@ class Nodes(Spec, prefix="data."):
             validation=functools.partial(_scored, graph, "valid"),
             train=functools.partial(_scored, graph, "train"),
             baselines=functools.partial(_baselines, graph),
-            facts={
-                "nodes": length,
-                "edges": len(graph.senders) // 2,
-                **counts,
-                **(left_out if graph.left_out else {}),
-            },
+            facts=dict(facts),
         )
 
 

@@ -27,10 +27,9 @@ BUCKETS = 10_000
 
 
 class Piece(NamedTuple):
-    """A part of a document."""
+    """A part of a document, whose name is a path, and a row in a table."""
 
     document: str
-    """Its name: path, and row in a table."""
     text: str
     is_last: bool
 
@@ -155,7 +154,8 @@ def _write(
         part.end_shard()
     if not parts[0].shards:  # the only documents are held out
         parts.reverse()
-    total = sum(shard.tokens for part in parts for shard in part.shards)
+    train, heldout = parts
+    total = sum(shard.tokens for shard in train.shards + heldout.shards)
     known = plan.tokenizer == "bytes" or plan.tokenizer.startswith("bpe:")
     return Index(
         dtype=dtype,
@@ -163,9 +163,9 @@ def _write(
         end_of_document=end,
         tokenizer=plan.tokenizer if known else FILE,
         token_bytes=0.0 if exact else text_bytes / total,
-        train=tuple(parts[0].shards),
-        heldout=tuple(parts[1].shards),
-        documents=(parts[0].documents, parts[1].documents),
+        train=tuple(train.shards),
+        heldout=tuple(heldout.shards),
+        documents=(train.documents, heldout.documents),
         text_bytes=text_bytes,
     )
 
@@ -290,32 +290,33 @@ class _Part:
     """Writes the shards of the training or held-out part."""
 
     def __init__(self, folder: Path, name: str, dtype: str, limit: int) -> None:
-        self._folder, self._name, self._dtype, self._limit = folder, name, np.dtype(dtype), limit
+        self._folder, self._name, self._limit = folder, name, limit
+        self._dtype = np.dtype(dtype).newbyteorder("<")
         self._tokens, self._hash = 0, hashlib.sha256()
         self.shards: list[Shard] = []
         self.documents = 0
 
+    @property
     def _path(self) -> Path:
         return self._folder / f"{self._name}_{len(self.shards):05d}.bin"
 
     def add(self, tokens: np.ndarray) -> None:
         """Appends tokens; begins a new shard where one is full."""
         while len(tokens):
-            piece = tokens[: self._limit - self._tokens].astype(self._dtype.newbyteorder("<"))
-            with self._path().open("ab" if self._tokens else "wb") as file:
-                file.write(piece.tobytes())
-            self._hash.update(piece.tobytes())
+            piece, tokens = np.split(tokens, [self._limit - self._tokens])
+            content = piece.astype(self._dtype).tobytes()
+            with self._path.open("ab" if self._tokens else "wb") as file:
+                file.write(content)
+                os.fsync(file.fileno())
+            self._hash.update(content)
             self._tokens += len(piece)
-            tokens = tokens[len(piece) :]
             if self._tokens == self._limit:
                 self.end_shard()
 
     def end_shard(self) -> None:
-        """The shard is on the disk, if one was begun."""
+        """The next tokens go to another shard, if this one has any."""
         if self._tokens:
-            with self._path().open("ab") as file:
-                os.fsync(file.fileno())
-            shard = Shard(self._path().name, self._tokens, self._hash.hexdigest())
+            shard = Shard(self._path.name, self._tokens, self._hash.hexdigest())
             self.shards.append(shard)
             self._tokens, self._hash = 0, hashlib.sha256()
 

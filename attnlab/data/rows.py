@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from attnlab.data import dataset
-from attnlab.data.batching import epoch_indices, evenly_spaced
+from attnlab.data import batching, dataset
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
 from attnlab.data.files import check_path, digest, visible_files
 from attnlab.extras import extra
@@ -33,7 +32,8 @@ class RandomAccess(Protocol):
 class Splits(NamedTuple):
     """What a function that a config names returns: the splits of a dataset, and its description.
 
-    An objective's `required_arrays` say what an item must hold.
+    An objective's `required_arrays` say what an item must hold. With the digest "" it is sha256 of
+    all items, which are read once for it.
     """
 
     name: str
@@ -44,7 +44,6 @@ class Splits(NamedTuple):
     decode: Callable[[Sequence[int]], str] = dataset.join_tokens
     baselines: Callable[[], Baselines] = dict
     digest: str = ""
-    """"": sha256 of all items, which are read once for it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,29 +104,24 @@ def _splits(function: Callable[[str], Splits], path: str) -> Splits:
 
 def dataset_of_splits(splits: Splits, row_tokens: int) -> Dataset:
     """The dataset of splits that are already loaded."""
-    train, validation = splits.train, splits.validation
-    content = splits.digest or digest(_contents((train, validation or (), splits.heldout)))
+    parts = {"train": splits.train, "heldout": splits.heldout}
+    if splits.validation:
+        parts["validation"] = splits.validation
+    order = splits.train, splits.validation or (), splits.heldout
+    content = splits.digest or digest(_contents(order))
 
-    def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
-        index = epoch_indices(len(train), seed, step, size, shard)
-        return _stack([train[i] for i in index.tolist()])
+    def rows(items: RandomAccess) -> batching.Rows:
+        return len(items), lambda index: _stack([items[i] for i in index.tolist()])
 
-    def scored(items: RandomAccess, count: int) -> Batch:
-        rows = [items[i] for i in evenly_spaced(len(items), count).tolist()]
-        return {"valid": np.ones(len(rows), bool)} | _stack(rows)
-
-    return Dataset(
+    return batching.dataset_of_rows(
+        {name: rows(items) for name, items in parts.items()},
         name=splits.name,
         digest=digest([content.encode(), b"order of epoch_indices"]),
         sizes=splits.sizes,
         row_tokens=row_tokens,
-        batches=batch,
-        heldout=functools.partial(scored, splits.heldout),
-        train=functools.partial(scored, train),
-        validation=functools.partial(scored, validation) if validation else None,
         decode=splits.decode,
         baselines=splits.baselines,
-        facts={"training rows": len(train), "held-out rows": len(splits.heldout)},
+        facts={"training rows": len(splits.train), "held-out rows": len(splits.heldout)},
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from attnlab.data import dataset
-from attnlab.data.batching import scored_rows
+from attnlab.data.batching import select_rows
 from attnlab.data.dataset import Baselines, Batch, Dataset, DataSizes, DeviceBatch, DeviceBatches
 from attnlab.fields import Spec, bounded
 from attnlab.names import lookup
@@ -50,9 +50,8 @@ class Generated(Spec, abc.ABC, prefix="data."):
     def shapes(self, length: int) -> dataset.BatchShapes:
         """Those of a generated row."""
         generate = self.generator(length)
-        shapes: dataset.BatchShapes = jax.eval_shape(
-            lambda key: generate(key, 1), jax.random.key(0)
-        )
+        one = lambda key: generate(key, 1)
+        shapes: dataset.BatchShapes = jax.eval_shape(one, jax.random.key(0))
         return shapes
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
@@ -64,7 +63,7 @@ class Generated(Spec, abc.ABC, prefix="data."):
             key = jax.random.fold_in(jax.random.key(seed), 2**31)
             made = jax.jit(lambda key: generate(key, self.heldout_rows))(key)
             rows = {name: np.asarray(a)[: count or None] for name, a in made.items()}
-            return scored_rows(rows, 0)
+            return rows | {"valid": np.ones(count or self.heldout_rows, bool)[: self.heldout_rows]}
 
         return Dataset(
             name=self.name(length),
@@ -253,7 +252,7 @@ class Endpoints(Spec, prefix="data."):
 
         def scored(number: int) -> Batch:
             index = np.arange(number or count) * count // (number or count)
-            return scored_rows({name: a[index] for name, a in every.items()}, 0)
+            return select_rows(every, index) | {"valid": np.ones(len(index), bool)}
 
         bound = {"one head at most": 75.0} if self.graph == "complete" else {}
         return Dataset(

@@ -5,50 +5,35 @@ import functools
 import gzip
 import hashlib
 import sysconfig
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from attnlab.data.batching import random_starts, window_starts
-from attnlab.data.dataset import BYTES, Baselines, Batch, BatchShapes, Dataset, DataSizes, Fact
-from attnlab.data.files import (
-    Arrays,
-    bucket,
-    check_path,
-    kept,
-    read_bytes,
-    split_lines,
-    stamp,
-    visible_files,
-)
-from attnlab.data.tokenizer import (
-    FILE,
-    Tokenizer,
-    make_tokenizer,
-    num_tokens,
-    read_tokenizer,
-    text_of_bytes,
-)
+from attnlab.data import files
+from attnlab.data.batching import TokenArray, dataset_of_windows, windows
+from attnlab.data.dataset import BYTES, Baselines, Batch, BatchShapes, Dataset, DataSizes
+from attnlab.data.tokenizer import FILE, Tokenizer, make_tokenizer, num_tokens, read_tokenizer
 from attnlab.fields import Spec, bounded
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
-Tokens: TypeAlias = tuple[np.ndarray, np.ndarray | None]
-"""A part of a text in tokens, and the bytes that each stands for; None: one."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A text split into training, held-out and perhaps validation part, as bytes."""
+    """A text split into training, held-out and perhaps validation part, as bytes.
+
+    Attributes:
+      name: for people.
+      train, heldout, validation: a number for each byte.
+      sha256: of the whole text in its own order, and of the split where that is chosen.
+    """
 
     name: str
     train: np.ndarray = dataclasses.field(compare=False)
     heldout: np.ndarray = dataclasses.field(compare=False)
     sha256: str
-    """Of the whole text in its own order, and of the split where that is chosen."""
     validation: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     @property
@@ -102,7 +87,7 @@ class Text(Spec, prefix="data."):
 
     def sizes(self) -> DataSizes:
         """The tokens."""
-        check_path(self.path, "text", "leave data.path empty for the default corpus")
+        files.check_path(self.path, "text", "leave data.path empty for the default corpus")
         return DataSizes(num_tokens(self.tokenizer))
 
     def shapes(self, length: int) -> BatchShapes:
@@ -130,81 +115,78 @@ class Text(Spec, prefix="data."):
             return dataset_of_corpus(corpus, length)
         is_kept = folder is not None and (folder / FILE).exists()
         text = _tokenize(corpus, self.tokenizer, folder if is_kept else None)
-        return dataset_of_corpus(corpus, length, text)
+        return _dataset_of_tokens(corpus, length, text)
 
 
-@dataclasses.dataclass(frozen=True)
-class TokenizedText:
-    """The parts of a corpus in tokens."""
+class TokenizedText(NamedTuple):
+    """The parts of a corpus in tokens, and the bytes that each token stands for."""
 
     name: str
-    """Of the tokenizer, as it is asked for."""
     tokenizer: Tokenizer
-    parts: dict[str, Tokens]
+    tokens: dict[str, np.ndarray]
+    sizes: dict[str, np.ndarray]
     is_exact: bool
     """Does decoding give the held-out part back?"""
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Tokens as text on one line."""
-        return repr(self.tokenizer.decode(tokens))[1:-1]
 
-
-def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = None) -> Dataset:
-    """The windows of a text, byte by byte or in tokens.
+def dataset_of_corpus(corpus: Corpus, length: int) -> Dataset:
+    """The windows of a text, byte by byte.
 
     Raises ValueError where a part is shorter than one window.
     """
-    parts = text.parts if text else {name: (part, None) for name, part in corpus.parts.items()}
-    facts: dict[str, Fact] = {"bytes": corpus.num_bytes, "held-out bytes": len(corpus.heldout)}
-    for name, (tokens, _) in parts.items():
-        facts[f"{name} tokens"] = len(tokens)
-        if len(tokens) <= length:
-            few = f"the {name} text has {len(tokens)} tokens; a window needs {length} + 1"
-            raise ValueError(f"{corpus.name}: {few}; give a longer text or a smaller length")
+    return dataset_of_windows(
+        {name: TokenArray(part) for name, part in corpus.parts.items()},
+        length,
+        corpus.name,
+        lambda part, count, tokens: {},
+        name=corpus.name,
+        digest=corpus.sha256,
+        sizes=BYTES,
+        decode=make_tokenizer("bytes", []).line,
+        baselines=lambda: {"bits_per_byte": _byte_baselines(corpus)},
+        facts=_facts(corpus, corpus.parts),
+    )
 
-    def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
-        tokens, _ = parts["training"]
-        return {"tokens": sample(tokens, length, size, seed=seed, step=step, shard=shard)}
 
-    def scored(part: Tokens, count: int) -> Batch:
-        tokens, sizes = part
-        rows = dict(zip(("tokens", "valid"), windows(tokens, length, count), strict=True))
-        if sizes is not None:
-            rows["bytes"] = windows(sizes, length, count)[0][:, 1:].astype(np.float32)
-        return rows
+def _dataset_of_tokens(corpus: Corpus, length: int, text: TokenizedText) -> Dataset:
+    """The windows of a text in tokens."""
+
+    def token_bytes(part: str, count: int, tokens: np.ndarray) -> Batch:
+        sizes, _ = windows(TokenArray(text.sizes[part]), length, count)
+        return {"bytes": sizes[:, 1:].astype(np.float32)}
 
     def baselines() -> Baselines:
-        text = corpus.heldout
-        bits = {"unigram entropy": unigram_bits(text), "gzip -9": gzip_bits(text)}
-        tokens, sizes = parts["held-out"]
-        if sizes is not None:
-            entropy = float(unigram_bits(tokens) * len(tokens) / sizes.sum())
-            bits["unigram entropy of the tokens"] = entropy
-        return {"bits_per_byte": bits}
+        tokens, sizes = text.tokens["held-out"], text.sizes["held-out"]
+        entropy = float(unigram_bits(tokens) * len(tokens) / sizes.sum())
+        known = {"unigram entropy of the tokens": entropy}
+        return {"bits_per_byte": _byte_baselines(corpus) | known}
 
-    if text is not None:
-        lost = (
-            ""
-            if text.is_exact
-            else " (it loses some of the text: the bits are those of what it keeps)"
-        )
-        facts |= {"tokenizer": text.name + lost, "its sha256": text.tokenizer.digest[:12]}
-        digest = hashlib.sha256(f"{corpus.sha256} {text.tokenizer.digest}".encode()).hexdigest()
-    validation = parts.get("validation")
-    return Dataset(
+    lost = " (it loses some of the text: the bits are those of what it keeps)"
+    tokenizer, name = text.tokenizer, text.name if text.is_exact else text.name + lost
+    return dataset_of_windows(
+        {part: TokenArray(tokens) for part, tokens in text.tokens.items()},
+        length,
+        corpus.name,
+        token_bytes,
         name=corpus.name,
-        digest=digest if text else corpus.sha256,
-        sizes=DataSizes(text.tokenizer.size) if text else BYTES,
-        row_tokens=length,
-        batches=batch,
-        heldout=functools.partial(scored, parts["held-out"]),
-        validation=functools.partial(scored, validation) if validation else None,
-        train=functools.partial(scored, parts["training"]),
-        decode=text.decode if text else decode_bytes,
+        digest=hashlib.sha256(f"{corpus.sha256} {tokenizer.digest}".encode()).hexdigest(),
+        sizes=DataSizes(tokenizer.size),
+        decode=tokenizer.line,
         baselines=baselines,
-        files=text.tokenizer.files if text else {},
-        facts=facts,
+        files=tokenizer.files,
+        facts=_facts(corpus, text.tokens)
+        | {"tokenizer": name, "its sha256": tokenizer.digest[:12]},
     )
+
+
+def _facts(corpus: Corpus, parts: dict[str, np.ndarray]) -> dict[str, str | int | float]:
+    counts = {f"{name} tokens": len(tokens) for name, tokens in parts.items()}
+    return {"bytes": corpus.num_bytes, "held-out bytes": len(corpus.heldout), **counts}
+
+
+def _byte_baselines(corpus: Corpus) -> dict[str, float]:
+    text = corpus.heldout
+    return {"unigram entropy": unigram_bits(text), "gzip -9": gzip_bits(text)}
 
 
 PIECE = 1 << 16
@@ -229,7 +211,7 @@ def _tokenize(corpus: Corpus, name: str, folder: Path | None) -> TokenizedText:
     path = folder / FILE if folder else Path(name)
     given = path.read_bytes() if path.is_file() else b""
 
-    def make() -> Arrays:
+    def make() -> files.Arrays:
         pieces = {part: _pieces(content) for part, content in corpus.parts.items()}
         tokenizer = make_tokenizer(name, pieces["training"], folder)
         arrays = {"tokenizer": np.frombuffer(tokenizer.content, np.uint8)}
@@ -241,42 +223,12 @@ def _tokenize(corpus: Corpus, name: str, folder: Path | None) -> TokenizedText:
         decoded = [tokenizer.decode(one.tokens.tolist()) for one in encoded]
         return arrays | {"is exact": np.array(decoded == texts)}
 
-    arrays = kept(("tokens", corpus.sha256, name, given), make)
+    arrays = files.kept(("tokens", corpus.sha256, name, given), make)
     tokenizer = read_tokenizer(arrays["tokenizer"].tobytes(), num_tokens(name))
-    parts: dict[str, Tokens] = {
-        part: (arrays[f"{part} tokens"], arrays[f"{part} sizes"]) for part in corpus.parts
-    }
-    return TokenizedText(name, tokenizer, parts, bool(arrays["is exact"]))
-
-
-def decode_bytes(tokens: Sequence[int]) -> str:
-    r"""Bytes as text on one line; raises ValueError for what is no byte.
-
-    >>> decode_bytes(b"a\nb")
-    'a\\nb'
-    """
-    return repr(text_of_bytes(tokens))[1:-1]
-
-
-def windows(text: np.ndarray, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """`count` evenly spaced windows [W, length + 1], or with count 0 the whole text once.
-
-    The second array [W, length] is True where a target counts. In the whole text every byte but
-    the first is a target exactly once; the last window is filled up with zeros that do not count.
-    """
-    starts = window_starts(len(text), length, count)
-    index = starts[:, None] + np.arange(length + 1)
-    valid = index < len(text)
-    return np.where(valid, text[np.minimum(index, len(text) - 1)], 0), valid[:, 1:]
-
-
-def sample(
-    text: np.ndarray, length: int, size: int, *, seed: int, step: int, shard: slice = slice(None)
-) -> np.ndarray:
-    """Rows `shard` of the batch of `step`: random windows [of `size`, length + 1]."""
-    starts = random_starts(len(text), length, size, seed=seed, step=step, shard=shard)
-    rows: np.ndarray = text[starts[:, None] + np.arange(length + 1)]
-    return rows
+    tokens, sizes = (
+        {part: arrays[f"{part} {field}"] for part in corpus.parts} for field in ("tokens", "sizes")
+    )
+    return TokenizedText(name, tokenizer, tokens, sizes, bool(arrays["is exact"]))
 
 
 def unigram_bits(text: np.ndarray) -> float:
@@ -295,8 +247,9 @@ def gzip_bits(text: np.ndarray) -> float:
 def load_corpus(path: str = "", *, utf8: bool = False) -> Corpus:
     """The text at `path`, split as `Text` says; with `utf8` a ValueError unless it is UTF-8."""
     root = Path(path)
-    files = {str(p): p for p in visible_files(root)} if path else _standard_library()
-    arrays = kept(("text", path, stamp(*files.values()), utf8), lambda: _read(files, path, utf8))
+    found = {str(p): p for p in files.visible_files(root)} if path else _standard_library()
+    key = "text", path, files.stamp(*found.values()), utf8
+    arrays = files.kept(key, lambda: _read(found, path, utf8))
     name = root.name or f"Python {sysconfig.get_python_version()} standard library"
     return Corpus(name, arrays["train"], arrays["heldout"], str(arrays["sha256"]))
 
@@ -308,11 +261,11 @@ def _standard_library() -> dict[str, Path]:
     return {n: root / n for n in names if not SKIPPED_FOLDERS & set(n.split("/")[:-1])}
 
 
-def _read(files: dict[str, Path], path: str, utf8: bool) -> Arrays:
-    read = read_bytes if path else Path.read_bytes
-    texts = {name: read(file) for name, file in files.items()}
+def _read(found: dict[str, Path], path: str, utf8: bool) -> files.Arrays:
+    read = files.read_bytes if path else Path.read_bytes
+    texts = {name: read(file) for name, file in found.items()}
     for name, text in texts.items() if utf8 else ():
-        split_lines(text, files[name])  # raises ValueError
+        files.split_lines(text, found[name])  # raises ValueError
     whole = b"".join(texts.values())
     if not whole:
         raise ValueError(f"{path} holds no text; give a text file or a folder of them")
@@ -320,12 +273,9 @@ def _read(files: dict[str, Path], path: str, utf8: bool) -> Arrays:
         end = int(len(whole) * 0.9)
         train, heldout = whole[:end], whole[end:]
     else:
-        held = {name for name in texts if bucket(name, 10) == 0}
+        held = {name for name in texts if files.bucket(name, 10) == 0}
         train = b"".join(text for name, text in texts.items() if name not in held)
         heldout = b"".join(text for name, text in texts.items() if name in held)
-    sha256 = np.array(hashlib.sha256(whole).hexdigest())
-    return {"train": _as_tokens(train), "heldout": _as_tokens(heldout), "sha256": sha256}
-
-
-def _as_tokens(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, np.uint8).astype(np.int32)
+    parts = {"train": train, "heldout": heldout}
+    arrays = {name: np.frombuffer(part, np.uint8).astype(np.int32) for name, part in parts.items()}
+    return arrays | {"sha256": np.array(hashlib.sha256(whole).hexdigest())}

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from attnlab.data import files
-from attnlab.data.batching import epoch_indices, pad_rows, scored_rows, select_rows
+from attnlab.data.batching import dataset_of_rows, pad_rows, rows_of
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
-from attnlab.data.files import bucket, check_path, is_hidden, read_lines
+from attnlab.data.files import bucket, check_path
 from attnlab.data.text import gzip_bits, unigram_bits
 from attnlab.data.tokenizer import Tokenizer, make_tokenizer, num_tokens
 from attnlab.fields import Spec
@@ -25,25 +25,14 @@ FOLD = re.compile(r"cv(\d)\d\d")
 
 
 def _dataset(
-    rows: dict[str, Batch],
-    tokenizer: Tokenizer,
-    contents: Iterable[str],
-    length: int,
-    **fields: Any,
+    rows: dict[str, Batch], tokenizer: Tokenizer, texts: Iterable[str], length: int, **fields: Any
 ) -> Dataset:
-    """That of the rows of each of `SPLITS`; `contents` are the texts that they were made of."""
-    count = len(next(iter(rows["train"].values())))
-
-    def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
-        return select_rows(rows["train"], epoch_indices(count, seed, step, size, shard))
-
-    texts = (text.encode() for text in contents)
-    return Dataset(
-        digest=files.digest([*texts, tokenizer.content, b"%d" % length]),
-        batches=batch,
-        heldout=functools.partial(scored_rows, rows["test"]),
-        validation=functools.partial(scored_rows, rows["valid"]),
-        train=functools.partial(scored_rows, rows["train"]),
+    """That of the rows of each of `SPLITS`, which were made of `texts`."""
+    names = zip(("train", "validation", "heldout"), SPLITS, strict=True)
+    contents = (text.encode() for text in texts)
+    return dataset_of_rows(
+        {name: rows_of(rows[split]) for name, split in names},
+        digest=files.digest([*contents, tokenizer.content, b"%d" % length]),
         decode=tokenizer.decode,
         files=tokenizer.files,
         **fields,
@@ -116,6 +105,7 @@ class Labelled(Spec, prefix="data."):
             truncated += sum(len(tokens) > length for tokens in encoded)
             labels = np.array([classes.index(text.label) for text in some], np.int32)
             rows[split] = {"tokens": pad_rows(encoded, length), "labels": labels}
+        counts = {f"{split} texts": len(some) for split, some in splits.items()}
         return _dataset(
             rows,
             tokenizer,
@@ -125,27 +115,22 @@ class Labelled(Spec, prefix="data."):
             sizes=self.sizes(),
             row_tokens=length,
             baselines=functools.partial(_class_baselines, splits["train"], splits["test"]),
-            facts={
-                **{f"{split} texts": len(some) for split, some in splits.items()},
-                "texts cut": truncated,
-                "tokenizer": self.tokenizer,
-            },
+            facts={**counts, "texts cut": truncated, "tokenizer": self.tokenizer},
         )
 
 
-def _class_baselines(train: list["LabelledText"], test: list["LabelledText"]) -> Baselines:
-    parts = [[text[:2] for text in part] for part in (train, test)]
-    known = {"majority class": majority(*parts), "naive Bayes": naive_bayes(*parts)}
-    return {"accuracy": {name: 100 * share for name, share in known.items()}}
-
-
 class LabelledText(NamedTuple):
-    """One text."""
+    """One text; the split is train, valid or test."""
 
     text: str
     label: str
     split: str
-    """train, valid or test"""
+
+
+def _class_baselines(train: list[LabelledText], test: list[LabelledText]) -> Baselines:
+    parts = [[text[:2] for text in part] for part in (train, test)]
+    known = {"majority class": majority(*parts), "naive Bayes": naive_bayes(*parts)}
+    return {"accuracy": {name: 100 * share for name, share in known.items()}}
 
 
 def read_labelled(path: Path) -> list[LabelledText]:
@@ -187,7 +172,8 @@ def _files(path: Path) -> dict[str, bytes]:
         else:
             with zipfile.ZipFile(path) as archive:
                 names = sorted(i.filename for i in archive.infolist() if not i.is_dir())
-                found = {n: archive.read(n) for n in names if not is_hidden(PurePosixPath(n))}
+                seen = [name for name in names if not files.is_hidden(PurePosixPath(name))]
+                found = {name: archive.read(name) for name in seen}
     except (OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     while len({name.partition("/")[0] for name in found}) == 1 and "/" in next(iter(found)):
@@ -218,7 +204,7 @@ def _from_tree(contents: dict[str, bytes], path: Path) -> list[LabelledText]:
 
 def _from_lines(path: Path) -> list[LabelledText]:
     found = []
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(files.read_lines(path), 1):
         label, tab, text = line.partition("\t")
         if not (label.strip() and tab):
             raise ValueError(f"{path}:{number}: no class before a tab; write class<TAB>text")
@@ -293,7 +279,7 @@ class Pairs(Spec, prefix="data."):
     ...             _ = Path(folder, f"{part}.{language}").write_text(line)
     ...     rows = Pairs(path=folder).load(16).heldout(0)
     >>> {name: a.shape for name, a in rows.items()}  # the end of the target is a byte too
-    {'source': (1, 9), 'target': (1, 9), 'bytes': (1, 10), 'valid': (1,)}
+    {'valid': (1,), 'source': (1, 9), 'target': (1, 9), 'bytes': (1, 10)}
     """
 
     path: str = ""
@@ -328,10 +314,9 @@ class Pairs(Spec, prefix="data."):
         """
         if not self.path:
             raise ValueError("set data.path to a folder of aligned files")
-        sizes = self.sizes()
         pairs = find_pairs(Path(self.path), self.languages.split("-"), self.parts.split(","))
-        lines = [line for pair in pairs["train"] for line in pair]
-        tokenizer = make_tokenizer(self.tokenizer, lines, folder)
+        lines = {split: [line for pair in some for line in pair] for split, some in pairs.items()}
+        tokenizer = make_tokenizer(self.tokenizer, lines["train"], folder)
         rows = {
             split: _rows(some, tokenizer, length if split == "train" else None)
             for split, some in pairs.items()
@@ -339,20 +324,18 @@ class Pairs(Spec, prefix="data."):
         left_out = len(pairs["train"]) - len(rows["train"]["source"])
         if left_out == len(pairs["train"]):
             raise ValueError(f"every training pair is longer than {length}; raise train.length")
+        counts = {f"{split} pairs": len(some) for split, some in pairs.items()}
+        left = {"training pairs left out as too long": left_out, "tokenizer": self.tokenizer}
         return _dataset(
             rows,
             tokenizer,
-            (line for some in pairs.values() for pair in some for line in pair),
+            (line for some in lines.values() for line in some),
             length,
             name=f"{Path(self.path).name} {self.languages}",
-            sizes=sizes,
+            sizes=self.sizes(),
             row_tokens=2 * length,
             baselines=functools.partial(_pair_baselines, pairs["test"]),
-            facts={
-                **{f"{split} pairs": len(some) for split, some in pairs.items()},
-                "training pairs left out as too long": left_out,
-                "tokenizer": self.tokenizer,
-            },
+            facts={**counts, **left},
         )
 
 
@@ -391,7 +374,7 @@ def read_pairs(source: Path, target: Path) -> list[Pair]:
     Raises ValueError where the files have different numbers of lines, and that names file and line
     where a line is empty or not UTF-8.
     """
-    sides = {path: read_lines(path) for path in (source, target)}
+    sides = {path: files.read_lines(path) for path in (source, target)}
     ours, theirs = map(len, sides.values())
     if ours != theirs:
         raise ValueError(f"{source} has {ours} lines, {target} {theirs}; give one for each line")

@@ -1,7 +1,6 @@
 """Dataset `tokens`: files of token ids that are read from the disk window by window."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -12,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from attnlab.data.batching import random_starts, window_starts
+from attnlab.data.batching import dataset_of_windows
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, join_tokens
 from attnlab.data.files import Arrays, check_path, kept, stamp
 from attnlab.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer, token_sizes
@@ -36,20 +35,26 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """`index.json` of a folder that `prepare` wrote."""
+    """`index.json` of a folder that `prepare` wrote.
+
+    Attributes:
+      dtype: of the ids.
+      vocab_size: with the token that ends a document, `end_of_document`.
+      tokenizer: "bytes", or what the folder's tokenizer.json was asked for as.
+      token_bytes: 0: each token stands for the bytes that the tokenizer says; else the mean.
+      train, heldout: the files of both parts.
+      documents: how many there are in the training and in the held-out part.
+      text_bytes: of all documents.
+    """
 
     dtype: str
     vocab_size: int
-    """With the token that ends a document."""
     end_of_document: int
     tokenizer: str
-    """"bytes", or what the folder's tokenizer.json was asked for as."""
     token_bytes: float
-    """0: each token stands for the bytes that the tokenizer says; else the mean of all tokens."""
     train: tuple[Shard, ...]
     heldout: tuple[Shard, ...]
     documents: tuple[int, int]
-    """Of the training and of the held-out part."""
     text_bytes: int
     version: int = 1
 
@@ -72,12 +77,11 @@ class Index:
 
 
 class TokenFile(NamedTuple):
-    """Where a file has its tokens."""
+    """Where a file has its tokens; `offset` are the bytes before the first."""
 
     path: Path
     dtype: str
     offset: int
-    """Bytes before the first token."""
     tokens: int
 
     def read(self, start: int, count: int) -> np.ndarray:
@@ -126,12 +130,6 @@ class TokenStream:
                 row[:count] = file.read(at - last + file.tokens, count)
                 row, at, number = row[count:], at + count, number + 1
         return rows
-
-    def windows(self, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `text.windows`: tokens [W, length + 1], and where a target counts [W, length]."""
-        starts = window_starts(len(self), length, count)
-        valid = starts[:, None] + np.arange(1, length + 1) < len(self)
-        return self.read(starts, length + 1), valid
 
     def chunks(self) -> Iterator[np.ndarray]:
         """All tokens, a few million at a time."""
@@ -222,31 +220,34 @@ class TokenFiles(Spec, prefix="data."):
         """
         index, size = self._index(), self.sizes().vocab_size
         train, heldout, digest = self._parts(index)
-        for name, part in (("training", train), ("held-out", heldout)):
-            if len(part) <= length:
-                few = f"the {name} part has {len(part)} tokens; a window needs {length} + 1"
-                raise ValueError(f"{self.path}: {few}; give more tokens or a smaller length")
         tokenizer = self._tokenizer(index)
         sizes = self._token_bytes(index, tokenizer, size)
 
-        def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
-            starts = random_starts(len(train), length, size, seed=seed, step=step, shard=shard)
-            return {"tokens": train.read(starts, length + 1)}
+        def token_bytes(part: str, count: int, tokens: np.ndarray) -> Batch:
+            return {"bytes": sizes[tokens[:, 1:]]}
 
-        def scored(stream: TokenStream, count: int) -> Batch:
-            tokens, valid = stream.windows(length, count)
-            return {"tokens": tokens, "valid": valid, "bytes": sizes[tokens[:, 1:]]}
+        def decode(tokens: Sequence[int]) -> str:
+            if tokenizer is None:
+                return join_tokens(tokens)
+            return tokenizer.line([t for t in tokens if t < tokenizer.size])
 
-        return Dataset(
+        def baselines() -> Baselines:
+            counts = heldout.count(size)
+            share = counts[counts > 0] / len(heldout)
+            bits = -float(np.sum(share * np.log2(share))) * len(heldout)
+            known = {"unigram entropy of the tokens": bits / float(counts @ sizes)}
+            return {"bits_per_byte": known}
+
+        return dataset_of_windows(
+            {"training": train, "held-out": heldout},
+            length,
+            self.path,
+            token_bytes,
             name=Path(self.path).name,
             digest=digest,
             sizes=DataSizes(size),
-            row_tokens=length,
-            batches=batch,
-            heldout=functools.partial(scored, heldout),
-            train=functools.partial(scored, train),
-            decode=functools.partial(_decode, tokenizer) if tokenizer else join_tokens,
-            baselines=functools.partial(_baselines, heldout, sizes),
+            decode=decode,
+            baselines=baselines,
             files=tokenizer.files if tokenizer else {},
             facts={
                 "training tokens": len(train),
@@ -352,14 +353,3 @@ def _digest(file: TokenFile, limit: int) -> str:
         return {"sha256": np.array(whole.hexdigest())}
 
     return str(kept(("token ids", *file, limit, stamp(file.path)), make)["sha256"])
-
-
-def _decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    return repr(tokenizer.decode([t for t in tokens if t < tokenizer.size]))[1:-1]
-
-
-def _baselines(heldout: TokenStream, sizes: np.ndarray) -> Baselines:
-    counts = heldout.count(len(sizes))
-    share = counts[counts > 0] / len(heldout)
-    bits = -float(np.sum(share * np.log2(share))) * len(heldout)
-    return {"bits_per_byte": {"unigram entropy of the tokens": bits / float(counts @ sizes)}}

@@ -15,27 +15,37 @@ FILE = "tokenizer.json"
 
 
 class Encoded(NamedTuple):
-    """A text as tokens."""
+    """A text as tokens.
+
+    Attributes:
+      tokens: [T], int32.
+      sizes: [T], bytes of the text that each token stands for; they sum to those of the text.
+    """
 
     tokens: np.ndarray
-    """[T], int32"""
     sizes: np.ndarray
-    """Bytes of the text that each token stands for; they sum to the bytes of the text."""
 
 
 class ModelText(NamedTuple):
-    """A text as a model reads it, with the special tokens that its tokenizer adds."""
+    """A text as a model reads it, with the special tokens that its tokenizer adds.
+
+    Attributes:
+      tokens: [T], int32.
+      spans: [T, 2], start and end in the text, in characters; of a special token both are equal.
+      names: the part of the text; of a special token its name.
+    """
 
     tokens: np.ndarray
-    """[T], int32"""
     spans: np.ndarray
-    """[T, 2]: start and end in the text, in characters; of a special token both are equal."""
     names: tuple[str, ...]
-    """The part of the text; of a special token its name."""
 
 
 class Tokenizer(abc.ABC):
     """Encodes and decodes text.
+
+    Attributes:
+      size: tokens are 0 to size - 1.
+      content: the tokenizer.json that holds all of it; empty for bytes.
 
     >>> tokenizer = make_tokenizer("bytes", [])
     >>> tokenizer.size, [tokenizer.piece(token) for token in tokenizer.read("pé").tokens.tolist()]
@@ -43,9 +53,7 @@ class Tokenizer(abc.ABC):
     """
 
     size: int
-    """Tokens are 0 to size - 1."""
     content: bytes
-    """The tokenizer.json that holds all of it; empty for bytes."""
 
     @abc.abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
@@ -68,6 +76,14 @@ class Tokenizer(abc.ABC):
           skip_special_tokens: leave out special tokens, as the package tokenizers does by default;
             the default here is that of transformers.
         """
+
+    def line(self, tokens: Sequence[int]) -> str:
+        r"""Tokens as text on one line.
+
+        >>> make_tokenizer("bytes", []).line(b"a\nb")
+        'a\\nb'
+        """
+        return repr(self.decode(tokens))[1:-1]
 
     @abc.abstractmethod
     def piece(self, token: int) -> str:
@@ -108,7 +124,10 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Invalid UTF-8 becomes U+FFFD. Raises ValueError for what is no byte."""
-        return text_of_bytes(tokens)
+        ids = [int(token) for token in tokens]
+        if wrong := [token for token in ids if not 0 <= token < 256]:
+            raise ValueError(f"{wrong[0]} is no byte; leave out padding and special tokens")
+        return bytes(ids).decode("utf-8", "replace")
 
     def piece(self, token: int) -> str:
         """The character, or the byte as "\\xe2"."""
@@ -282,18 +301,6 @@ def token_sizes(tokenizer: Tokenizer) -> np.ndarray | None:
     for added in content.get("added_tokens") or []:
         sizes[added["id"]] = 0 if added["special"] else len(added["content"].encode())
     return sizes
-
-
-def text_of_bytes(tokens: Sequence[int]) -> str:
-    """Bytes, also as an array, as text; invalid UTF-8 becomes U+FFFD.
-
-    Raises:
-      ValueError: a number is no byte.
-    """
-    ids = [int(token) for token in tokens]
-    if wrong := [token for token in ids if not 0 <= token < 256]:
-        raise ValueError(f"{wrong[0]} is no byte; leave out padding and special tokens")
-    return bytes(ids).decode("utf-8", "replace")
 
 
 def _bytes_of(text: str) -> np.ndarray:

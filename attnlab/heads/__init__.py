@@ -19,7 +19,6 @@ from attnlab.heads.attention import (
     HeadAux,
     decode,
     explain_heads,
-    explaining_heads,
     head_values,
     multi_head_attention,
     project_kv,
@@ -49,7 +48,7 @@ from attnlab.heads.grouped_tied import GroupedTied
 from attnlab.heads.head_norm import HeadNorm
 from attnlab.heads.identical import identical_heads
 from attnlab.heads.latent import Latent, LatentAbsorbed
-from attnlab.heads.layout import Blocked, Extra, HeadCall, Layout, Rewrite, check_params
+from attnlab.heads.layout import Blocked, Extra, HeadCall, Layout, Rewrite
 from attnlab.heads.low_rank import LowRankQuery
 from attnlab.heads.narrow import Alt, Narrow, NarrowTied
 from attnlab.heads.params import init, kv_weight_names, loss_names, weight_shapes
@@ -99,11 +98,9 @@ __all__ = [
     "cache_bytes_per_token",
     "cache_shapes",
     "call_flops",
-    "check_params",
     "contraction_orders",
     "decode",
     "explain_heads",
-    "explaining_heads",
     "flops_per_token",
     "head_values",
     "identical_heads",

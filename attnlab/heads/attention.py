@@ -156,7 +156,8 @@ def multi_head_attention(
     (1, 5, 6)
     """
     inputs = _Inputs(context, kv, cache, rotary, padding_mask, head_mask, query_scale, layer)
-    attention = AttentionOptions.from_keywords("multi_head_attention", options, *CALL_KEYWORDS)
+    others = (*_Inputs._fields, "order", "tap", "return_aux")
+    attention = AttentionOptions.from_keywords("multi_head_attention", options, *others)
     _check(params, x, layout, inputs, attention)
     tap = tap or Tap()
     tap.layer = layer
@@ -194,13 +195,6 @@ def multi_head_attention(
             {"order": orders, "chosen": {"order": order}, "implementation": dict(backends[-1])}
         )
     return (output, aux) if return_aux else output
-
-
-CALL_KEYWORDS = (
-    "context", "kv", "cache", "rotary", "padding_mask", "head_mask", "query_scale", "layer",
-    "order", "tap", "return_aux",
-)  # fmt: skip
-"""Keywords of `multi_head_attention` other than options of attention, for messages."""
 
 
 def decode(

@@ -1,24 +1,13 @@
 """Heads whose keys, or keys and values, are the input itself: `Bilinear` and `Absorbed`."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from attnlab.heads.factors import Floats, Weights, factor
-from attnlab.heads.layout import (
-    OUTPUT,
-    Bias,
-    Blocked,
-    Entries,
-    Layout,
-    Rewrite,
-    Rotate,
-    check_kv_heads,
-    with_biases,
-)
+from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite, Rotate
 from attnlab.heads.linear import add_bias, combine_heads, project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.weights import Params, Weight, without
@@ -82,7 +71,7 @@ class Bilinear(InputKeys):
     equation = "q_n = x A_n,  k_n = y,  v_n = z V_n"
     source = "Luong et al. 2015, section 3.1 (general score), arXiv 1508.04025"
     rotary_axis = "key_width"
-    bias_names: ClassVar[tuple[Bias, ...]] = ("q", "v", "o")
+    bias_names = ("q", "v", "o")
 
     num_kv_heads: int | None = None
     value_dim: int | None = None
@@ -92,20 +81,10 @@ class Bilinear(InputKeys):
         """D / N."""
         return self.slice_width
 
-    def check(self) -> None:
-        check_kv_heads(self)
-
     def weights(self) -> dict[str, Weight]:
-        values = {
-            "v": Weight(
-                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",)
-            ),
-            "o": OUTPUT,
-        }
-        if not self.output_projection:
-            del values["o"]
-        made = with_biases(self, values)
-        biases = {name: made[name] for name in made if name not in values}
+        v = Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",))
+        values = {"v": v} | ({"o": OUTPUT} if self.output_projection else {})
+        biases = self.with_biases({"v": v, "o": OUTPUT})
         return self.query_weights() | values | self.query_bias() | biases
 
     def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
@@ -180,7 +159,7 @@ class Absorbed(InputKeys):
     source = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits (QK and OV)"
     rotary_axis = None
     merges_values = True
-    bias_names: ClassVar[tuple[Bias, ...]] = ("q", "v", "o")
+    bias_names = ("q", "v", "o")
 
     @property
     def num_value_heads(self) -> int:

@@ -1,7 +1,6 @@
 """`Collaborative`: one query and one key projection for all heads, whose dimensions each weighs."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +8,10 @@ from jaxtyping import Array
 
 from attnlab.heads.bilinear import stacked_scores
 from attnlab.heads.factors import Floats, Weights, factor
-from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite, Rotate, with_biases
+from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite, Rotate
 from attnlab.heads.linear import over_tokens, project_all
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import Standard, Tie
+from attnlab.heads.standard import Standard
 from attnlab.heads.weights import Params, Weight
 
 
@@ -39,7 +38,7 @@ class Collaborative(Standard):
     equation = "q_n = (x Q) * m_n,  k_n = y K,  v_n = z V_n"
     rank = "width, head_dim"
     source = "Cordonnier et al. 2020, arXiv 2006.16362"
-    can_tie: ClassVar[Tie] = ""
+    can_tie = ""
 
     @property
     def default_head_dim(self) -> int:
@@ -67,17 +66,15 @@ class Collaborative(Standard):
             ),
             "o": OUTPUT,
         }
-        if not self.output_projection:
-            del made["o"]
         if self.qk_norm is not None and self.qk_norm.over != "head":
             raise ValueError(f"{self._label} has one key head; use HeadNorm(over='head')")
         norms = self.qk_norm.weights("head_dim") if self.qk_norm else {}
-        return with_biases(self, made) | norms
+        return self.with_biases(made) | norms
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
         shared = project_all(params, "q", x)[..., None, :]
-        weighed = over_tokens(jnp.multiply, shared, params["mixing"])
-        return rotate(self.normalized(params, "q", weighed))
+        q = over_tokens(jnp.multiply, shared, params["mixing"])
+        return rotate(self.qk_norm.apply(params, "q", q, self.norm_eps) if self.qk_norm else q)
 
     def keys_values(self, params: Params, entries: Entries) -> tuple[Array, Array]:
         return entries["k"][..., None, :], entries["v"]

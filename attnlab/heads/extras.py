@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -84,8 +84,8 @@ class Sink(Extra):
     2
     """
 
-    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
-    shift_invariant: ClassVar[bool] = False
+    between = ""
+    shift_invariant = False
     learnt: bool = True
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
@@ -112,8 +112,8 @@ class SoftCap(Extra):
     'a soft cap or a sink sees the key bias, which this form drops'
     """
 
-    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
-    shift_invariant: ClassVar[bool] = False
+    between = ""
+    shift_invariant = False
     cap: float = bounded(50.0, above=0.0)
 
     def before_attention(self, params: Params, call: HeadCall) -> HeadCall:
@@ -136,8 +136,8 @@ class LearntSoftCap(Extra):
     [0.0, 0.0]
     """
 
-    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
-    shift_invariant: ClassVar[bool] = False
+    between = ""
+    shift_invariant = False
     start: float = bounded(3.0, above=0.0)
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
@@ -176,9 +176,9 @@ class MixtureOfHeads(Extra):
     (('head_balance',), (8, 3))
     """
 
-    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
-    losses: ClassVar[tuple[str, ...]] = ("head_balance",)
-    depends_on_head_order: ClassVar[bool] = True  # the first heads are shared
+    between = ""
+    losses = ("head_balance",)
+    depends_on_head_order = True  # the first heads are shared
     top: int = 2
     shared: int = bounded(1, least=1)
     balance: float = bounded(0.01, least=0.0)
@@ -231,8 +231,8 @@ class TalkingHeads(Extra):
     [[1.0, 0.0], [0.0, 1.0]]
     """
 
-    between: ClassVar[Literal["", "qk", "vo", "any"]] = ""
-    excludes: ClassVar[tuple[str, ...]] = ("extra_keys",)
+    between = ""
+    excludes = ("extra_keys",)
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         heads = ("num_score_maps",)
@@ -262,9 +262,9 @@ class ExtraKeys(Extra):
     """
 
     # Their keys are in the basis that W_Q and W_K share.
-    between: ClassVar[Literal["", "qk", "vo", "any"]] = "qk"
-    shift_invariant: ClassVar[bool] = False
-    excludes: ClassVar[tuple[str, ...]] = ("talking_heads", "learnt_soft_cap")
+    between = "qk"
+    shift_invariant = False
+    excludes = ("talking_heads", "learnt_soft_cap")
     count: int = bounded(1, least=1)
 
     @property

@@ -1,21 +1,11 @@
 """`GroupedTied`: one state per key/value head is the value and, but for positions, the key."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import (
-    Bias,
-    Blocked,
-    Entries,
-    Layout,
-    Rewrite,
-    Rotate,
-    check_kv_heads,
-    output_projection,
-)
+from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite, Rotate
 from attnlab.heads.linear import concat_shared, project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Standard
@@ -51,7 +41,7 @@ class GroupedTied(Layout):
     rank = "width, head_dim + rotary_dim"
     source = "Zadouri et al. 2025, Hardware-Efficient Attention, arXiv 2505.21487"
     rotary_axis = "rotary_dim"
-    bias_names: ClassVar[tuple[Bias, ...]] = ("o",)
+    bias_names = ("o",)
 
     num_kv_heads: int | None = None
     value_dim: int | None = None
@@ -79,7 +69,6 @@ class GroupedTied(Layout):
         return self.size("head_dim") + self.size("rotary_dim")
 
     def check(self) -> None:
-        check_kv_heads(self)
         if self.size("head_dim") > self.size("value_dim"):
             raise ValueError(
                 f"{self._label}: the key is the first head_dim numbers of the value, so head_dim "
@@ -92,7 +81,7 @@ class GroupedTied(Layout):
             "q_rotary": Weight("project_q", ("width",), ("num_heads", "rotary_dim")),
             "kv": Weight("project_kv", ("width",), ("num_kv_heads", "value_dim")),
             "k_rotary": Weight("project_kv", ("width",), ("rotary_dim",)),
-            **output_projection(self),
+            **self.with_biases({"o": OUTPUT}),
         }
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:

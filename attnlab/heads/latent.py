@@ -1,14 +1,13 @@
 """Multi-head latent attention: `Latent`, and `LatentAbsorbed`, the same function for decoding."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from attnlab.heads.factors import Floats, Weights, factor
-from attnlab.heads.layout import Bias, Blocked, Entries, Layout, Rewrite, Rotate, output_projection
+from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite, Rotate
 from attnlab.heads.linear import concat_shared, normalize, project_all, project_slices
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Standard
@@ -46,7 +45,7 @@ class Latent(Layout):
     rank = "width, query_latent_dim, head_dim + rotary_dim"
     source = "DeepSeek-AI 2024, DeepSeek-V2, section 2.1, arXiv 2405.04434"
     rotary_axis = "rotary_dim"
-    bias_names: ClassVar[tuple[Bias, ...]] = ("o",)
+    bias_names = ("o",)
 
     head_dim: int | None = None
     value_dim: int | None = None
@@ -96,7 +95,7 @@ class Latent(Layout):
             "k": Weight("keys_values", ("latent_dim",), ("num_heads", "head_dim"), changes=("k",)),
             "v": Weight("keys_values", ("latent_dim",), ("num_heads", "value_dim"), changes=("v",)),
         }
-        return self.latent_weights() | up | output_projection(self)
+        return self.latent_weights() | up | self.with_biases({"o": OUTPUT})
 
     def compress(self, params: Params, name: str, x: Array) -> Array:
         """x -> its latent."""
@@ -223,7 +222,7 @@ class LatentAbsorbed(Latent):
             "k": Weight("project_q", ("head_dim",), ("latent_dim",), batch_axes=heads),
             "v": Weight("project_out", ("latent_dim",), ("value_dim",), batch_axes=heads),
         }
-        return self.latent_weights() | up | output_projection(self)
+        return self.latent_weights() | up | self.with_biases({"o": OUTPUT})
 
     def general(self) -> Rewrite:
         """`Latent`, the way back from its `rewritten`."""

@@ -376,6 +376,10 @@ class Layout(Named):
         check_fields(self, least=1, without=("biases", "extras"))
         self._check_options()
         if self.width:  # what follows from the fields is computed now, and kept
+            if self.num_heads % (heads := self.size("num_kv_heads")):
+                raise ValueError(
+                    f"num_heads {self.num_heads} is not divisible by num_kv_heads {heads}"
+                )
             self.check()
             _ = self.shapes, self.multiply_adds, self.input_widths, self.score_scale, self.chain
 
@@ -661,6 +665,14 @@ class Layout(Named):
         """
         return None
 
+    def with_biases(self, weights: dict[str, Weight]) -> dict[str, Weight]:
+        """`weights`, followed by a bias "q_bias" for each projection in `biases`; without W_O where
+        the layout has none."""
+        biases = {f"{n}_bias": w.bias() for n, w in weights.items() if n in self.biases}
+        if not self.output_projection:
+            weights = {n: w for n, w in weights.items() if n != "o"}
+        return weights | biases
+
     def extra_multiply_adds(self) -> dict[Stage, int]:
         """Stage -> multiply-adds per token of products that involve no weight."""
         return {}
@@ -720,12 +732,6 @@ class Layout(Named):
 # Helpers ------------------------------------------------------------------------------------------
 
 
-def check_kv_heads(layout: Layout) -> None:
-    """Raises ValueError where query heads do not share key/value heads evenly."""
-    if layout.num_heads % (heads := layout.size("num_kv_heads")):
-        raise ValueError(f"num_heads {layout.num_heads} is not divisible by num_kv_heads {heads}")
-
-
 def _as_tuple(field: str, value: object, example: str) -> tuple[object, ...]:
     if not isinstance(value, tuple | list):
         raise TypeError(f"{field} must be a tuple such as {example}, not {value!r}")
@@ -762,15 +768,3 @@ def check_params(params: Params, layout: Layout) -> None:
                 f"weight {name!r} has shape {found}; {layout} needs {shape}; make params with "
                 "init(key, layout), or convert them with attnlab.convert"
             )
-
-
-def with_biases(layout: Layout, weights: dict[str, Weight]) -> dict[str, Weight]:
-    """`weights`, followed by a bias "q_bias" for each projection in `layout.biases`."""
-    names = [name for name in weights if name in layout.biases]
-    return weights | {f"{name}_bias": weights[name].bias() for name in names}
-
-
-def output_projection(layout: Layout) -> dict[str, Weight]:
-    """W_O, where the layout has one, and its bias."""
-    made = with_biases(layout, {"o": OUTPUT})
-    return made if layout.output_projection else {n: w for n, w in made.items() if n != "o"}

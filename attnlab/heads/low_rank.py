@@ -1,7 +1,6 @@
 """`LowRankQuery`: queries through a narrow bottleneck, wide heads that share one key and value."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -11,7 +10,7 @@ from attnlab.heads.layout import Blocked, Layout, Rewrite, Rotate
 from attnlab.heads.linear import normalize, project_all
 from attnlab.heads.narrow import as_standard
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import Standard, Tie
+from attnlab.heads.standard import Standard
 from attnlab.heads.weights import Params, Weight, without
 
 
@@ -39,7 +38,7 @@ class LowRankQuery(Standard):
     equation = "q_n = norm(x U) Q_n,  k_n = y K_n,  v_n = z V_n"
     rank = "width, query_latent_dim, head_dim"
     source = "Hu et al. 2024, Multi-matrix Factorization Attention, arXiv 2412.19255"
-    can_tie: ClassVar[Tie] = "kv"
+    can_tie = "kv"
 
     query_latent_dim: int | None = None
     latent_norm: bool = True
@@ -70,7 +69,8 @@ class LowRankQuery(Standard):
         latent = project_all(params, "q_down", x)
         if self.latent_norm:
             latent = normalize(params, "q_down_norm", latent, "rms", self.norm_eps)
-        return rotate(self.normalized(params, "q", project_all(params, "q", latent)))
+        q = project_all(params, "q", latent)
+        return rotate(self.qk_norm.apply(params, "q", q, self.norm_eps) if self.qk_norm else q)
 
     def rewritten(self) -> Rewrite | Blocked:
         """Standard, if there is no norm between the two projections of the queries."""

@@ -11,17 +11,7 @@ from jaxtyping import Array
 from attnlab.heads.bilinear import Bilinear, stacked_scores
 from attnlab.heads.factors import Floats, Weights, factor
 from attnlab.heads.head_norm import HeadNorm
-from attnlab.heads.layout import (
-    OUTPUT,
-    Bias,
-    Blocked,
-    Entries,
-    Layout,
-    Rewrite,
-    Rotate,
-    check_kv_heads,
-    with_biases,
-)
+from attnlab.heads.layout import OUTPUT, Bias, Blocked, Entries, Layout, Rewrite, Rotate
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.weights import Params, Weight, without
@@ -101,9 +91,7 @@ class Separate(Layout):
 
     def finished(self, weights: dict[str, Weight]) -> dict[str, Weight]:
         """The weights with ties, an optional output projection, biases and norms."""
-        if not self.output_projection:
-            weights.pop("o", None)
-        weights = with_biases(self, self.tied(weights))
+        weights = self.with_biases(self.tied(weights))
         if self.qk_norm and self.qk_norm.over != "head" and self.num_score_maps != self.num_heads:
             raise ValueError(
                 f"{self._label} has {self.num_score_maps} queries per token for {self.num_heads} "
@@ -113,19 +101,15 @@ class Separate(Layout):
         norms = self.qk_norm.weights("head_dim", "num_kv_heads") if self.qk_norm else {}
         return weights | norms
 
-    def normalized(self, params: Params, name: str, a: Array) -> Array:
-        """q or k after its norm, if it has one."""
-        return self.qk_norm.apply(params, name, a, self.norm_eps) if self.qk_norm else a
-
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
-        return rotate(self.normalized(params, "q", self.project(params, "q", x)))
+        q = self.project(params, "q", x)
+        return rotate(self.qk_norm.apply(params, "q", q, self.norm_eps) if self.qk_norm else q)
 
     def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
         by = {"k": "k", "v": "v", **UNTIED[self.tie]}
-        projected = self.project(params, by["k"], y)
-        same = by["v"] == by["k"] and z is y
-        v = projected if same else self.project(params, by["v"], z)
-        k = rotate(self.normalized(params, "k", projected))
+        k = self.project(params, by["k"], y)
+        v = k if by["v"] == by["k"] and z is y else self.project(params, by["v"], z)
+        k = rotate(self.qk_norm.apply(params, "k", k, self.norm_eps) if self.qk_norm else k)
         return {"k": k} if k is v else {"k": k, "v": v}
 
     def untied(self) -> Rewrite:
@@ -208,10 +192,6 @@ class Standard(Separate):
     num_kv_heads: int | None = None
     key_width: int | None = None
     value_width: int | None = None
-
-    def check(self) -> None:
-        check_kv_heads(self)
-        super().check()
 
     def head_shape(self, name: str) -> tuple[int, int]:
         heads = self.num_heads if name == "q" else self.size("num_kv_heads")

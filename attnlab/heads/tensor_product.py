@@ -1,12 +1,11 @@
 """`TensorProduct`: queries, keys and values of a token are matrices N x H of low rank."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import Bias, Entries, Layout, Rotate, output_projection
+from attnlab.heads.layout import OUTPUT, Entries, Layout, Rotate
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.weights import HeadValue, Params, Stage, Weight
@@ -41,7 +40,7 @@ class TensorProduct(Layout):
     )
     rank = "head_dim"
     source = "Zhang et al. 2025, Tensor Product Attention, arXiv 2501.06425"
-    bias_names: ClassVar[tuple[Bias, ...]] = ("o", "factors")
+    bias_names = ("o", "factors")
 
     head_dim: int | None = None
     value_dim: int | None = None
@@ -65,7 +64,7 @@ class TensorProduct(Layout):
             made[name] = Weight(stage, (width,), (rank, size), changes=(name,))
             constants[f"{name}_heads_bias"] = heads.bias()
         made |= constants if "factors" in self.biases else {}
-        return made | output_projection(self)
+        return made | self.with_biases({"o": OUTPUT})
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
         return mean_of_products(

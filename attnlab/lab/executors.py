@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 from attnlab.lab.machine import cores, read_threads, use_threads, write_threads
 from attnlab.lab.run import RunOptions
 from attnlab.lab.text_table import counted
-from attnlab.lab.workdir import holder, last_process
+from attnlab.lab.workdir import last_process
 from attnlab.lab.worker import ERROR, STOPPED, work
 from attnlab.load import RUNS
 from attnlab.names import module_reference
@@ -200,10 +200,9 @@ class LocalExecutor:
             environment["NPROC"] = str(found.threads)  # threads of XLA
         if found.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(share(found.gpus, found.jobs, index))
-            together = math.ceil(found.jobs / len(found.gpus))
-            if together > 1:  # each has its part of the 75 % of a GPU that JAX takes
-                fraction = f"{0.75 / together:.3f}"
-                environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", fraction)
+            if found.jobs > len(found.gpus):  # each has its part of the 75 % that JAX takes
+                fraction = 0.75 / math.ceil(found.jobs / len(found.gpus))
+                environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{fraction:.3f}")
         with (self._workdir / LOGS / f"worker{index}.log").open("ab") as log:
             self._processes[index] = subprocess.Popen(
                 command,
@@ -270,12 +269,6 @@ def worker_command(workdir: Path, options: RunOptions = RunOptions()) -> list[st
     more += [f"--loggers={','.join(options.loggers)}"] if options.loggers else []
     more += [f"--profile={options.profile}"] if options.profile else []
     return [sys.executable, "-m", "attnlab.lab", str(workdir), *more]
-
-
-def wait_until_free(folders: Sequence[Path], seconds: float = 2.0) -> None:
-    """Returns when one of the folders of runs has no holder."""
-    while all(holder(folder) for folder in folders):
-        time.sleep(seconds)
 
 
 def _gpus() -> list[str]:

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -61,15 +62,13 @@ class AddSeeds:
     def propose(self, results: Results) -> list[RunSpec]:
         """A further seed of each variant, none when all are known well enough."""
         some = [runs for runs in results.by_variant().values() if _num_seeds(runs) < self.most]
-        scores = [[r.scores.heldout[results.metric] for r in runs if r.scores.heldout]
-                  for runs in some]  # fmt: skip
-        if not any(self._is_wide(one) for one in scores):
+        if all(self._is_known([r.scores.heldout for r in runs], results.metric) for runs in some):
             return []
         return [spec for runs in some for spec in _further_seeds(runs, 1)]
 
-    def _is_wide(self, scores: Sequence[float]) -> bool:
-        found = paired_difference(scores)
-        return not found.high - found.mean <= self.half_width  # NaN of one score too
+    def _is_known(self, scores: Sequence[Mapping[str, float]], metric: str) -> bool:
+        found = paired_difference([one[metric] for one in scores if one])
+        return found.high - found.mean <= self.half_width  # False for NaN of one score, too
 
 
 Pairs: TypeAlias = Sequence[tuple[Mapping[str, Tag], Mapping[str, Tag]]]
@@ -115,18 +114,18 @@ class DecideComparisons:
         scores = results.scores()
         whole = [v for v, runs in results.by_variant().items() if len(scores[v]) == len(runs)]
         given = [(results.variant(a), results.variant(b)) for a, b in self.pairs]
-        pairs = given or [(a, b) for i, b in enumerate(whole) for a in whole[i + 1 :]]
+        pairs = given or [(a, b) for b, a in itertools.combinations(whole, 2)]
         pairs = [(a, b) for a, b in pairs if a in whole and b in whole]
         found = compare_pairs(scores, pairs, margin=self.margin, seeds_added=True)
-        open_: dict[Variant, None] = {}
+        open_: list[Variant] = []
         for one in found:
-            both = sorted(set(scores[one.variant]) & set(scores[one.baseline]))
-            gaps = [scores[one.variant][key] - scores[one.baseline][key] for key in both]
+            a, b = scores[one.variant], scores[one.baseline]
+            gaps, most = [a[key] - b[key] for key in a if key in b], self.most * max(one.texts, 1)
             if one.conclusion == "inconclusive" and more_seeds_may_decide(
-                gaps, self.most * max(one.texts, 1), self.margin, len(found)
+                gaps, most, self.margin, len(found)
             ):
-                open_ |= {one.variant: None, one.baseline: None}
-        return list(open_)
+                open_ += [one.variant, one.baseline]
+        return list(dict.fromkeys(open_))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,13 +180,13 @@ class TuneLearningRate:
 
     def propose(self, results: Results) -> list[RunSpec]:
         """Rates that the variants need."""
-        proposed: list[RunSpec] = []
-        for runs in _without_rate(results).values():
-            tried = _tried(results, runs, results.metric)
-            rate = next_rate(tried, self.factor)
-            if rate is not None and len(tried) < self.most:
-                proposed.append(with_rate(runs[0].spec, rate))
-        return proposed
+        specs = {variant_without_rate(run.spec): run.spec for run in reversed(results)}
+        rates = {
+            variant: next_rate(tried, self.factor)
+            for variant, tried in tried_rates(results, results.metric).items()
+            if len(tried) < self.most
+        }
+        return [with_rate(specs[v], rate) for v, rate in rates.items() if rate is not None]
 
 
 def run_proposed(
@@ -229,21 +228,21 @@ def next_rate(tried: Mapping[float, float], factor: float = FACTOR) -> float | N
 def tried_rates(results: Results, metric: str) -> dict[Variant, dict[float, float]]:
     """Variant (its tags without the rate) -> rate -> mean validation score, the lower the better;
     infinite where a run diverged."""
-    return {v: _tried(results, runs, metric) for v, runs in _without_rate(results).items()}
-
-
-def _tried(results: Results, runs: Sequence[RunResult], metric: str) -> dict[float, float]:
-    found: dict[float, list[float]] = {}
-    for run in runs:
+    found: dict[Variant, dict[float, list[float]]] = {}
+    for run in results:
         if run.status == "complete" and not run.scores.validation:
             raise ValueError(
                 "no validation scores; give the data a validation part (--config.data.validation "
                 "=0.1)"
             )
         score = results.sign(metric) * run.scores.validation.get(metric, math.nan)
-        score = score if math.isfinite(score) else math.inf
-        found.setdefault(run.spec.config.train.optimizer.learning_rate, []).append(score)
-    return {rate: float(np.mean(scores)) for rate, scores in found.items()}
+        tried = found.setdefault(variant_without_rate(run.spec), {})
+        rate = run.spec.config.train.optimizer.learning_rate
+        tried.setdefault(rate, []).append(score if math.isfinite(score) else math.inf)
+    return {
+        variant: {rate: float(np.mean(scores)) for rate, scores in tried.items()}
+        for variant, tried in found.items()
+    }
 
 
 def best_rates(results: Results) -> dict[Variant, float]:
@@ -279,15 +278,6 @@ def tuning_seed(seeds: Sequence[int]) -> int:
     return TUNING_SEED if 2 * last < TUNING_SEED else 2 * last
 
 
-def first_rates(middle: float, count: int, factor: float = FACTOR) -> list[float]:
-    """So many rates around the middle one, each `factor` times the one before.
-
-    >>> first_rates(0.01, 3)
-    [0.005, 0.01, 0.02]
-    """
-    return [middle * factor**k for k in range(-(count // 2), count - count // 2)]
-
-
 def tuning_specs(specs: Sequence[RunSpec], count: int) -> list[RunSpec]:
     """The runs that begin to choose a learning rate for each variant of `specs`.
 
@@ -309,21 +299,21 @@ def tuning_specs(specs: Sequence[RunSpec], count: int) -> list[RunSpec]:
                 f"{one.id!r} and {spec.id!r} have the tags {dict(spec.tags)} and different "
                 "configs; give them different tags"
             )
-    found = []
-    for spec in first.values():
-        rates = first_rates(spec.config.train.optimizer.learning_rate, count)
-        found += [with_rate(_with_seed(spec, seed), rate) for rate in rates]
-    return found
+    factors = [FACTOR**k for k in range(-(count // 2), count - count // 2)]
+    return [
+        with_rate(_with_seed(spec, seed), spec.config.train.optimizer.learning_rate * factor)
+        for spec in first.values()
+        for factor in factors
+    ]
 
 
 def at_rates(specs: Sequence[RunSpec], rates: Mapping[Variant, float]) -> list[RunSpec]:
     """The specs, each at the learning rate of its variant; those of variants without one are left
     out."""
-    known = [(spec, rates.get(tuple(spec.tags.items()))) for spec in specs]
     return [
-        dataclasses.replace(spec, config=_at_rate(spec, rate))
-        for spec, rate in known
-        if rate is not None
+        dataclasses.replace(spec, config=_at_rate(spec, rates[variant]))
+        for spec in specs
+        if (variant := tuple(spec.tags.items())) in rates
     ]
 
 
@@ -390,11 +380,10 @@ def with_known_rates(specs: Sequence[RunSpec], source: Path) -> list[RunSpec]:
 def _rates_of_table(specs: Sequence[RunSpec], source: Path) -> dict[Variant, float]:
     with source.open(newline="", encoding="utf-8-sig") as lines:
         rows = list(csv.DictReader(lines))
-    if not rows or "learning_rate" not in rows[0]:
-        raise ValueError(f"{source} has no rows with a column learning_rate")
     found = {}
     for variant in dict.fromkeys(tuple(spec.tags.items()) for spec in specs):
-        rates = {row["learning_rate"] for row in rows if _fits(row, variant)}
+        fits = [r for r in rows if all(r.get(f"{n} (tag)", r.get(n)) == str(v) for n, v in variant)]
+        rates = {row["learning_rate"] for row in fits if "learning_rate" in row}
         if len(rates) > 1:
             name = ", ".join(str(value) for _, value in variant)
             raise ValueError(
@@ -404,10 +393,6 @@ def _rates_of_table(specs: Sequence[RunSpec], source: Path) -> dict[Variant, flo
         if rates:
             found[variant] = float(rates.pop())
     return found
-
-
-def _fits(row: Mapping[str, str], variant: Sequence[tuple[str, Tag]]) -> bool:
-    return all(row.get(f"{tag} (tag)", row.get(tag)) == str(value) for tag, value in variant)
 
 
 def _further_seeds(runs: Sequence[RunResult], count: int) -> list[RunSpec]:
@@ -424,13 +409,6 @@ def _num_seeds(runs: Sequence[RunResult]) -> int:
 def _with_seed(spec: RunSpec, seed: int) -> RunSpec:
     stem = spec.id.removesuffix(f"seed{spec.seed}").removesuffix("-")
     return dataclasses.replace(spec, id=f"{stem}-seed{seed}" if stem else f"seed{seed}", seed=seed)
-
-
-def _without_rate(results: Results) -> dict[Variant, list[RunResult]]:
-    found: dict[Variant, list[RunResult]] = {}
-    for run in results:
-        found.setdefault(variant_without_rate(run.spec), []).append(run)
-    return found
 
 
 def variant_without_rate(spec: RunSpec) -> Variant:

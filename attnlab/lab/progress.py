@@ -31,8 +31,7 @@ class RunsProgress:
         self._left = {spec.id: spec for spec in specs}
         self._workdir, self._count, self._shown = workdir, len(specs), shown
         self._began, self._last = time.monotonic(), 0.0
-        self._rows: dict[str, TaskID] = {}
-        self._begun: set[str] = set()
+        self._rows: dict[str, TaskID | None] = {}
 
     def __enter__(self) -> "RunsProgress":
         self._bars = progress_bars(shown=self._shown)
@@ -50,33 +49,34 @@ class RunsProgress:
             return
         self._last = time.monotonic()
         for spec in list(self._left.values()):
+            folder = run_folder(self._workdir, spec)
             if result := complete_result(self._workdir, spec):
-                del self._left[spec.id]
                 self._ended(spec, result.status)
-            elif holder(run_folder(self._workdir, spec)) is not None:
-                self._running(spec, run_folder(self._workdir, spec))
+            elif holder(folder) is not None:
+                self._running(spec, folder)
         self._bars.update(self._all, completed=self._count - len(self._left))
 
     def _ended(self, spec: RunSpec, status: str) -> None:
-        if spec.id in self._rows:
-            self._bars.remove_task(self._rows.pop(spec.id))
+        del self._left[spec.id]
+        if (row := self._rows.get(spec.id)) is not None:
+            self._bars.remove_task(row)
         minutes = (time.monotonic() - self._began) / 60
         ended = f"{self._count - len(self._left)} of {self._count} have ended"
         self._say(f"[{spec.id}] {status}; {ended} in {minutes:.1f} minutes")
 
+    def _running(self, spec: RunSpec, folder: Path) -> None:
+        if spec.id not in self._rows:
+            self._rows[spec.id] = None
+            if not self._bars.disable:
+                steps = spec.config.train.steps
+                self._rows[spec.id] = self._bars.add_task(spec.id, total=steps)
+            self._say(f"[{spec.id}] begun")
+        if (row := self._rows[spec.id]) is not None:
+            self._bars.update(row, completed=last_step(folder / "metrics.jsonl"))
+
     def _say(self, line: str) -> None:
         if self._shown and self._bars.disable:
             print(line, file=sys.stderr, flush=True)
-
-    def _running(self, spec: RunSpec, folder: Path) -> None:
-        if self._bars.disable:
-            if spec.id not in self._begun:
-                self._say(f"[{spec.id}] begun")
-            self._begun.add(spec.id)
-            return
-        if spec.id not in self._rows:
-            self._rows[spec.id] = self._bars.add_task(spec.id, total=spec.config.train.steps)
-        self._bars.update(self._rows[spec.id], completed=last_step(folder / "metrics.jsonl"))
 
 
 def last_step(metrics: Path) -> int:

@@ -175,36 +175,36 @@ class RunResult:
     def to_json(self) -> str:
         """The record as JSON."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        records = {n: dataclasses.asdict(a) for n, a in fields.items() if n in PARTS and a}
+        records = {name: dataclasses.asdict(fields[name]) for name in PARTS}
         spec = {"spec": self.spec.to_dict()}
         return json.dumps(fields | records | spec, indent=1, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> "RunResult":
+    def from_json(cls, text: str, spec: RunSpec | None = None) -> "RunResult":
         """The record that `to_json` wrote.
+
+        Args:
+          text: JSON.
+          spec: is not read once more where it is that of the record.
 
         Raises:
           ValueError: no such record, or one of another version.
         """
         fields: JSON = json.loads(text)
-        if not isinstance(fields, dict):
-            raise ValueError(f"no result of a run: a {type(fields).__name__}, not an object")
-        version = fields.get("version")
+        version = fields.get("version") if isinstance(fields, dict) else None
         if version != VERSION:
             raise ValueError(
-                f"the result has version {version!r}; this attnlab reads {VERSION}: use the commit "
-                "that wrote it"
+                f"no result of a run of version {VERSION}, which this attnlab reads: its version "
+                f"is {version!r}; use the commit that wrote it"
             )
-        if missing := {"spec", "status", "scores", "sizes"} - set(fields):
-            raise ValueError(f"no result of a run: it has no {', '.join(sorted(missing))}")
-        sizes, task = fields["sizes"], fields.get("task", {})
-        uses = {int(n): size for n, size in sizes.get("parameters_by_uses", {}).items()}
-        fields["sizes"] = sizes | {"parameters_by_uses": uses}
-        metrics = tuple(MetricInfo(**metric) for metric in task.get("metrics", ()))
-        fields["task"] = task | {"metrics": metrics}
-        records = {name: kind(**fields[name]) for name, kind in PARTS.items() if fields.get(name)}
-        spec = RunSpec.from_dict(fields["spec"])
-        return cls(**fields | records | {"spec": spec, "version": VERSION})
+        stored = fields["spec"]
+        if spec is None or json.loads(json.dumps(spec.to_dict())) != stored:
+            spec = RunSpec.from_dict(stored)
+        uses = {int(n): size for n, size in fields["sizes"]["parameters_by_uses"].items()}
+        metrics = tuple(MetricInfo(**metric) for metric in fields["task"]["metrics"])
+        fields["sizes"]["parameters_by_uses"], fields["task"]["metrics"] = uses, metrics
+        records = {name: kind(**fields[name]) for name, kind in PARTS.items()}
+        return cls(**fields | records | {"spec": spec})
 
     def write(self, folder: Path) -> None:
         """Writes it to the folder of a run; a kill leaves the old file or the new one."""
@@ -222,7 +222,7 @@ PARTS: dict[str, type] = {
 """Field of `RunResult` -> its record."""
 
 
-def read_result(folder: Path) -> RunResult | None:
-    """The result in the folder of a run, None where there is none yet. Raises ValueError."""
+def read_result(folder: Path, spec: RunSpec | None = None) -> RunResult | None:
+    """The result in the folder of a run (as `from_json`), None where there is none yet."""
     path = folder / FILE
-    return RunResult.from_json(path.read_text(encoding="utf-8")) if path.exists() else None
+    return RunResult.from_json(path.read_text(encoding="utf-8"), spec) if path.exists() else None

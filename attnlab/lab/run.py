@@ -128,8 +128,8 @@ def run_one(
         dataset = load_data(experiment, shared, folder, datasets)
         objective = _bound(experiment, dataset)
         start = load_start(experiment.start, spec.seed) if experiment.start else None
-        data = DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts)
-        notes = claim(folder, spec, dataset.files, data, start.digest if start else None)
+        digest = start.digest if start else None
+        notes = claim(folder, spec, dataset.files, _about(dataset), digest)
         with (
             Recorder(
                 folder,
@@ -146,7 +146,7 @@ def run_one(
             for line in [*notes, f"starting from {origin}"] if origin else notes:
                 recorder.say(line)
             scores = Scores(baselines=load_baselines(dataset, shared))
-            result = _result(spec, dataset, objective, data, scores, origin)
+            result = _result(spec, dataset, objective, scores, origin)
             try:
                 fitted = fit(
                     experiment.model.build(),
@@ -216,7 +216,6 @@ def _result(
     spec: RunSpec,
     dataset: Dataset,
     objective: Objective,
-    data: DataInfo,
     scores: Scores,
     origin: str,
 ) -> RunResult:
@@ -240,13 +239,17 @@ def _result(
             metrics=metric_infos(objective),
             curves="held-out" if dataset.validation is None else "validation",
         ),
-        data=data,
+        data=_about(dataset),
         provenance=Provenance(
             environment=environment(),
             start=origin,
-            attention=attention_reports(model, inputs, training=True),
+            attention=attention_reports(model, inputs),
         ),
     )
+
+
+def _about(dataset: Dataset) -> DataInfo:
+    return DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts)
 
 
 def _scored(result: RunResult, fitted: FitResult) -> RunResult:
@@ -256,10 +259,8 @@ def _scored(result: RunResult, fitted: FitResult) -> RunResult:
         train=_of_seed(fitted.train),
         validation=_of_seed(fitted.validation),
     )
-    timing = Timing(
-        seconds=round(fitted.wall_seconds, 3),
-        tokens_per_second=round(fitted.tokens_per_second, 1),
-    )
+    speed = round(fitted.tokens_per_second, 1)
+    timing = Timing(seconds=round(fitted.wall_seconds, 3), tokens_per_second=speed)
     return dataclasses.replace(result, scores=scores, timing=timing)
 
 
@@ -287,16 +288,13 @@ def step_inputs(
     return input_shapes(objective, shapes)
 
 
-def attention_reports(
-    model: ModelConfig, inputs: Mapping[str, object], *, training: bool
-) -> Report:
+def attention_reports(model: ModelConfig, inputs: Mapping[str, object]) -> Report:
     """`models.explain_model` by attention sublayer: "self", "cross" and "encoder"; with layer types
     one each, by their names."""
     found: Report = {}
-    for stack, reports in models.explain_model(model, inputs, training=training).items():
-        name = {"layers": "self", "encoder_layers": "encoder"}.get(stack, stack)
-        found |= {name: reports["self"]} if "self" in reports else {}
-        found |= {"cross": reports["cross"]} if "cross" in reports else {}
+    names = {"layers": "self", "encoder_layers": "encoder"}
+    for stack, reports in models.explain_model(model, inputs, training=True).items():
+        found |= {names.get(stack, stack) if n == "self" else n: one for n, one in reports.items()}
     return found
 
 

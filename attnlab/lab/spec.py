@@ -1,6 +1,7 @@
 """`RunSpec`: the identity of a run. `Variant`: what one changes in a base; lists of both."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -13,7 +14,7 @@ from attnlab.lab.experiment import Experiment
 from attnlab.load import IMPORTS
 from attnlab.models import ModelConfig, flags
 from attnlab.models.budget import Budget, match_budget, with_layout
-from attnlab.names import lookup, name_in, nearest, reference
+from attnlab.names import name_in, nearest, reference
 from attnlab.nested import JSON, flatten
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives import Objective
@@ -71,8 +72,8 @@ class RunSpec:
     @property
     def digest(self) -> str:
         """Of the seed and the config without `train.seeds`: what decides the numbers."""
-        train = dataclasses.replace(self.config.train, seeds=(self.seed,))
-        config = dataclasses.replace(self.config, train=train).to_dict()
+        config = self.config.to_dict()
+        config["train"]["seeds"] = [self.seed]
         config.pop(IMPORTS, None)
         text = json.dumps(config, sort_keys=True, allow_nan=False)
         return hashlib.sha256(f"{self.seed} {text}".encode()).hexdigest()[:12]
@@ -165,7 +166,7 @@ def grid(**values: Sequence[object]) -> list[Variant]:
         Other paths can be given with `**{"model.ffn.width": [...]}`.
 
     Raises:
-      ValueError: no list of values, or an unknown field.
+      ValueError: no list of values.
 
     >>> [variant.id for variant in grid(layout=["standard", "wide"], sharing=["albert"])]
     ['standard-albert', 'wide-albert']
@@ -174,25 +175,10 @@ def grid(**values: Sequence[object]) -> list[Variant]:
         _check_list(name, some)
     short = {"layout": LAYOUT, "sharing": SHARING}
     paths = [short.get(name, name.replace("__", ".")) for name in values]
-    known = [*(f.name for f in dataclasses.fields(Experiment)), *short]
-    of_model = flags.to_dict(ModelConfig())
-    nested = flatten({"model": of_model, "train": TrainConfig().to_dict()})
-    for path in paths:
-        found = [] if path in known else _ending_in(path, nested)
-        if found:
-            written = " or ".join(name.replace(".", "__") for name in found)
-            raise ValueError(f"unknown field {path!r}: write {written}")
-        if "." not in path:
-            lookup(dict.fromkeys(known), path, what="field")
     return [
         Variant(dict(zip(paths, combination, strict=True)))
         for combination in itertools.product(*values.values())
     ]
-
-
-def _ending_in(path: str, paths: Iterable[str]) -> list[str]:
-    """The longer paths that end in this one."""
-    return [one for one in paths if one.endswith(f".{path}")]
 
 
 def specs_of(
@@ -218,18 +204,16 @@ def specs_of(
     [('1_heads-seed7', {'name': '1 heads'}), ('2_heads-seed7', {'name': '2 heads'})]
     """
     _check_list("seeds", seeds)
-    if not variants or not seeds:
-        raise ValueError("nothing to run: give each field at least one value, and one seed")
-    _check_unique([variant.id for variant in variants], "variants have the name")
     specs = []
     for variant in variants:
-        config = with_values(base, variant.values)
+        config, stem = with_values(base, variant.values), variant.id
         if match:
             reference = with_layout(config.model, match.layout, match.sharing)
             config = matched(config, reference, match.budget)
-        stem, tags = variant.id, variant.all_tags
-        ids = [f"{stem}-seed{seed}" if stem else f"seed{seed}" for seed in seeds]
-        specs += [RunSpec(i, config, s, tags) for i, s in zip(ids, seeds, strict=True)]
+        specs += [
+            RunSpec(f"{stem}-seed{seed}" if stem else f"seed{seed}", config, seed, variant.all_tags)
+            for seed in seeds
+        ]
     check_unique(specs)
     return specs
 
@@ -281,28 +265,22 @@ def _check_list(name: str, values: object) -> None:
 def check_unique(specs: Sequence[RunSpec]) -> None:
     """Raises ValueError where two specs have one id, or there is none; TypeError for others."""
     if not specs:
-        raise ValueError("nothing to run: the list of specs is empty")
-    if other := [one for one in specs if not isinstance(one, RunSpec)]:
-        raise TypeError(
-            f"specs must be RunSpecs, as lab.product makes, not {type(other[0]).__name__}"
-        )
-    _check_unique([spec.id for spec in specs], "runs have the id")
-
-
-def _check_unique(names: Sequence[str], what: str) -> None:
+        raise ValueError("nothing to run: give each field at least one value, and one seed")
     known: set[str] = set()
-    for name in names:
-        if name in known:
-            raise ValueError(f"two {what} {name!r}; give each its own")
-        known.add(name)
+    for spec in specs:
+        if not isinstance(spec, RunSpec):
+            raise TypeError(
+                f"specs must be RunSpecs, as lab.product makes, not {type(spec).__name__}"
+            )
+        if spec.id in known:
+            raise ValueError(f"two runs have the id {spec.id!r}; give each its own")
+        known.add(spec.id)
 
 
 def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
     """`base` with other values of fields, by path ("train.steps").
 
-    Args:
-      base: the experiment, which is not changed.
-      values: path -> value.
+    A layout or a plan by its name keeps what the other layout can have of the heads.
 
     Raises:
       ValueError: an unknown field, saying which are known; or a value that makes no experiment.
@@ -310,39 +288,45 @@ def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
     >>> with_values(Experiment(), {"train.steps": 70}).train.steps
     70
     """
-    short = {path: "model.heads" if path == LAYOUT else path for path in values}
-    records = {short[p]: one for p, one in values.items() if dataclasses.is_dataclass(one)}
-    plain = {p: one for p, one in values.items() if not dataclasses.is_dataclass(one)}
-    parts: JSON = {f.name: getattr(base, f.name) for f in dataclasses.fields(Experiment)}
-    for path, record in sorted(records.items()):  # an outer record before its parts
-        parts = _with_record(parts, path.split("."), record)
-    model = parts["model"]
+    parts: JSON = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
+    plain = dict(values)
+    for path in sorted(p for p, one in values.items() if dataclasses.is_dataclass(one)):
+        place = "model.heads" if path == LAYOUT else path  # an outer record before its parts
+        parts = _with_record(parts, place.split("."), plain.pop(path))
     if LAYOUT in plain or SHARING in plain:
-        layout = name_in(LAYOUTS, type(model.heads), what="layout")
-        chosen: JSON = {LAYOUT: layout, SHARING: model.sharing, **plain}
-        had_all = set(model.heads.biases) == set(type(model.heads).bias_names)
-        model = with_layout(model, chosen[LAYOUT], chosen[SHARING])
-        if had_all:
-            heads = dataclasses.replace(model.heads, biases=type(model.heads).bias_names)
-            model = dataclasses.replace(model, heads=heads)
-    data = parts["data"]
+        parts["model"] = _with_names(
+            parts["model"], plain.pop(LAYOUT, None), plain.pop(SHARING, None)
+        )
+    model, train, data = (parts[name] for name in ("model", "train", "data"))
     fields = parts | {
         "model": flags.to_dict(model),
-        "train": parts["train"].to_dict(),
+        "train": train.to_dict(),
         "data": {f.name: getattr(data, f.name) for f in dataclasses.fields(data)},
     }
     if POSITIONS in plain:
         positions = flags.choose(fields["model"]["positions"], str(plain[POSITIONS]))
         fields["model"]["positions"] = positions
     for path, value in plain.items():
-        if path not in (LAYOUT, SHARING):
-            _set(fields, path, value)
+        _set(fields, path, value)
     fields |= {
         "model": flags.from_dict(fields["model"]),
         "train": TrainConfig.from_dict(fields["train"]),
         "data": dataclasses.replace(data, **fields["data"]),
     }
     return Experiment(**fields)
+
+
+def _with_names(model: ModelConfig, layout: Any, sharing: Any) -> ModelConfig:
+    """Under another layout and plan; None: that of the model. All biases stay all biases."""
+    heads = model.heads
+    has_all = set(heads.biases) == set(type(heads).bias_names)
+    layout = name_in(LAYOUTS, type(heads), what="layout") if layout is None else layout
+    plan: Any = model.sharing if sharing is None else sharing
+    model = with_layout(model, layout, plan)
+    if has_all:
+        heads = dataclasses.replace(model.heads, biases=type(model.heads).bias_names)
+        model = dataclasses.replace(model, heads=heads)
+    return model
 
 
 def _with_record(parts: JSON, path: Sequence[str], record: object) -> JSON:
@@ -363,11 +347,11 @@ def _set(fields: JSON, path: str, value: object) -> None:
     for name in outer:
         place = place.get(name) if isinstance(place, dict) else None
     if not isinstance(place, dict) or last not in place:
-        record = place if isinstance(place, dict) else fields
-        known = list(record)
+        known = list(place if isinstance(place, dict) else fields)
+        known += [] if outer else ["layout", "sharing"]
         near = nearest(last, known)
         hint = f"did you mean {near!r}? " if near else ""
-        if found := _ending_in(path, flatten(fields)):
+        if found := [one for one in flatten(fields) if one.endswith(f".{path}")]:
             hint = f"write {' or '.join(found)}; "
         raise ValueError(f"no field {path!r}: {hint}known: {', '.join(known)}")
     place[last] = value
@@ -378,6 +362,7 @@ def write_specs(specs: Sequence[RunSpec]) -> str:
     return json.dumps([spec.to_dict() for spec in specs], indent=1, allow_nan=False)
 
 
-def read_specs(text: str) -> list[RunSpec]:
+@functools.lru_cache(maxsize=4)
+def read_specs(text: str) -> tuple[RunSpec, ...]:
     """The specs that `write_specs` wrote. Raises ValueError."""
-    return [RunSpec.from_dict(fields) for fields in json.loads(text)]
+    return tuple(RunSpec.from_dict(fields) for fields in json.loads(text))

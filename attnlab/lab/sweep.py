@@ -3,41 +3,27 @@
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from attnlab.atomic import write_atomic
 from attnlab.lab.description import Description, read_description
-from attnlab.lab.executors import (
-    LOGS,
-    POLL_SECONDS,
-    Executor,
-    LocalExecutor,
-    Queued,
-    wait_until_free,
-)
+from attnlab.lab.executors import LOGS, POLL_SECONDS, Executor, LocalExecutor, Queued
 from attnlab.lab.progress import RunsProgress
 from attnlab.lab.result import read_result
 from attnlab.lab.results import Results
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
 from attnlab.lab.text_table import counted
-from attnlab.lab.workdir import (
-    check_continues,
-    check_same,
-    complete_result,
-    holder,
-    is_longer,
-    run_folder,
-)
+from attnlab.lab.workdir import check_goes_on, complete_result, holder, run_folder, specs_in
 from attnlab.lab.worker import ERROR
 from attnlab.load import SPEC, SPECS
 from attnlab.names import IMPORTING
 from attnlab.nested import SHOWN
 from attnlab.training.interrupts import Stopped, stop_signals
 
-REPORT = "report.html"
-"""In a workdir, where its report is written."""
+WAIT_SECONDS = 2.0
+"""Between two looks whether a run of another process has ended."""
 COMMAND = "command.txt"
 """In a workdir, the command that made its runs, as it was typed."""
 
@@ -128,8 +114,10 @@ def sweep(
             'call under if __name__ == "__main__":'
         )
     check_unique(wanted)
-    reads_scores = any(getattr(policy, "reads_scores", False) for policy in policies)
-    about = described(description, wanted, workdir, seeds_added=reads_scores)
+    about = described(description or read_description(workdir), wanted)
+    if any(getattr(policy, "reads_scores", False) for policy in policies):
+        planned = tuple(sorted({spec.seed for spec in wanted}))
+        about = dataclasses.replace(about, seeds_added=True, planned_seeds=planned)
     failed: list[SweepFailed] = []
 
     def run(specs: Sequence[RunSpec], folder: str = "") -> Results:
@@ -156,36 +144,11 @@ def sweep(
     return results
 
 
-def described(
-    description: Description | None,
-    specs: Sequence[RunSpec],
-    workdir: Path,
-    *,
-    seeds_added: bool = False,
-) -> Description:
-    """The description of a sweep of these specs in a workdir.
-
-    Args:
-      description: of the caller; None: that of the workdir.
-      specs: whose seeds are planned.
-      workdir: of the sweep. Seeds that it gets after its report was written count as added, whether
-        a policy or a person added them.
-      seeds_added: whether a policy may add seeds after reading scores.
-    """
-    before = read_description(workdir)
-    about = before if description is None else description
+def described(about: Description, specs: Sequence[RunSpec]) -> Description:
+    """With the budget that these specs have in common, if `about` has none."""
     budgets = {spec.config.matched for spec in specs}
     matched = about.matched or (budgets.pop() if len(budgets) == 1 else "")
-    about = dataclasses.replace(about, matched=matched)
-    seeds = {spec.seed for spec in specs}
-    there = {spec.seed for spec in specs_in(workdir).values()}
-    if there and (workdir / REPORT).exists():
-        planned = before.planned_seeds or tuple(sorted(there))
-        if not there | seeds <= set(planned):
-            return dataclasses.replace(about, seeds_added=True, planned_seeds=planned)
-    if seeds_added:
-        return dataclasses.replace(about, seeds_added=True, planned_seeds=tuple(sorted(seeds)))
-    return about
+    return dataclasses.replace(about, matched=matched)
 
 
 def _check_before(folder: str, wanted: Sequence[RunSpec], workdir: Path) -> None:
@@ -212,54 +175,36 @@ def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) ->
         results = lab.load_results("runs/layouts")
         wide = results.filter(lambda run: run.spec.tags["layout"] == "wide")
     """
-    path = Path(workdir) / SPECS
+    workdir = Path(workdir)
     if specs is None:
-        if not path.exists():
+        if not (workdir / SPECS).exists():
             raise ValueError(f"{workdir} holds no sweep; give the workdir of lab.sweep")
-        specs = read_specs(path.read_text(encoding="utf-8"))
-    folders = [run_folder(Path(workdir), spec) for spec in specs]
-    found = [(result, folder) for folder in folders if (result := read_result(folder))]
-    return Results([result for result, _ in found], [folder for _, folder in found])
+        specs = list(specs_in(workdir).values())
+    folders = [run_folder(workdir, spec) for spec in specs]
+    read = [read_result(folder, spec) for folder, spec in zip(folders, specs, strict=True)]
+    found = [(run, folder) for run, folder in zip(read, folders, strict=True) if run]
+    return Results([run for run, _ in found], [folder for _, folder in found])
 
 
 def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
-    """Writes the specs to the workdir, behind those that are there."""
+    """Writes the specs to the workdir, behind those that are there.
+
+    Raises:
+      ValueError: the workdir has another run of an id that has begun, and cannot be made longer; or
+        a spec that other processes cannot read.
+    """
     check_unique(specs)
     there = specs_in(workdir)
-    check_specs(specs, there, workdir)
+    for spec in specs:
+        old, folder = there.get(spec.id, spec), run_folder(workdir, spec)
+        if old.digest != spec.digest and ((folder / SPEC).exists() or holder(folder)):
+            check_goes_on(folder, old.to_dict(), spec.to_dict())
     workdir.mkdir(parents=True, exist_ok=True)
     merged = there | {spec.id: spec for spec in specs}
     if list(merged.values()) != list(there.values()):
-        write_atomic(workdir / SPECS, write_specs(list(merged.values())).encode())
-
-
-def specs_in(workdir: Path) -> dict[str, RunSpec]:
-    """The specs of a workdir by their ids."""
-    path = workdir / SPECS
-    found = read_specs(path.read_text(encoding="utf-8")) if path.exists() else []
-    return {spec.id: spec for spec in found}
-
-
-def check_specs(specs: Sequence[RunSpec], there: Mapping[str, RunSpec], workdir: Path) -> None:
-    """Raises ValueError where the workdir has another run of an id, or one that cannot be made
-    longer; `there` are its `specs_in`. Runs that failed before they began, as on their data, may be
-    replaced, with those planned behind them."""
-    changed = [spec for spec in specs if there.get(spec.id, spec).digest != spec.digest]
-    if not changed or _failed_early([run_folder(workdir, old) for old in there.values()]):
-        return
-    for spec in changed:
-        old, folder = there[spec.id], run_folder(workdir, spec)
-        if _failed_early([folder]):
-            continue
-        if not is_longer(old.to_dict(), spec.to_dict()):
-            check_same(old.to_dict(), spec.to_dict(), folder)
-        check_continues(folder, old.config.train.steps, spec.config.train)
-
-
-def _failed_early(folders: Sequence[Path]) -> bool:
-    """Was one of these runs tried, and did each end before it wrote what it is?"""
-    tried = [folder for folder in folders if folder.is_dir()]
-    return bool(tried) and not any((f / SPEC).exists() or holder(f) for f in tried)
+        text = write_specs(list(merged.values()))
+        read_specs(text)
+        write_atomic(workdir / SPECS, text.encode())
 
 
 def _finish(
@@ -282,7 +227,8 @@ def _finish(
         if held and not ended:
             if not waits:
                 return
-            wait_until_free([run_folder(workdir, spec) for spec in held])
+            while all(holder(run_folder(workdir, spec)) for spec in held):
+                time.sleep(WAIT_SECONDS)
 
 
 def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool) -> None:
@@ -312,16 +258,14 @@ def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:
 
 
 def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:
-    ended = "it ended"
-    if shutil.disk_usage(workdir).free < 1 << 20:
-        ended = "the disk is full; free some of it and repeat the call"
-    lines = [f"{counted(len(failed), 'run')} {'has' if len(failed) == 1 else 'have'} no result:"]
+    """The last line of what each run left: of its error.txt, or of the log of its worker."""
+    full = shutil.disk_usage(workdir).free < 1 << 20
+    unknown = "the disk is full; free some of it and repeat the call" if full else "it ended"
+    logs = sorted((workdir / LOGS).glob("*.log"), key=lambda log: log.stat().st_mtime)
+    lines = [f"{counted(len(failed), 'run')} without a result:"]
     for spec in failed[:SHOWN]:
-        path = run_folder(workdir, spec) / ERROR
-        if not path.exists():  # a worker that could not begin
-            logs = (workdir / LOGS).glob("*.log")
-            path = max(logs, key=lambda log: log.stat().st_mtime, default=workdir / LOGS)
+        places = [run_folder(workdir, spec) / ERROR, *logs[-1:]]
+        path = next(filter(Path.exists, places), workdir)
         text = path.read_text().strip() if path.is_file() else ""
-        text = text.splitlines()[-1] if text else ""
-        lines.append(f"  {spec.id}: {text or ended} (see {path})")
+        lines.append(f"  {spec.id}: {text.splitlines()[-1] if text else unknown} (see {path})")
     return "\n".join(lines + (["  ..."] if len(failed) > SHOWN else []))

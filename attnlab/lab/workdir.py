@@ -36,8 +36,8 @@ from attnlab.extras import extra
 from attnlab.lab.machine import environment
 from attnlab.lab.result import FILE as RESULT
 from attnlab.lab.result import DataInfo, RunResult, read_result
-from attnlab.lab.spec import RunSpec
-from attnlab.load import IMPORTS, RUNS, SPEC
+from attnlab.lab.spec import RunSpec, read_specs
+from attnlab.load import IMPORTS, RUNS, SPEC, SPECS
 from attnlab.models import ModelConfig, num_parameters
 from attnlab.nested import JSON, SHOWN, differences, field_path
 from attnlab.training import sharding
@@ -181,29 +181,59 @@ def run_folder(workdir: Path, spec: RunSpec) -> Path:
     return workdir / RUNS / spec.id
 
 
+def specs_in(workdir: Path) -> dict[str, RunSpec]:
+    """The specs of a workdir by their ids."""
+    path = workdir / SPECS
+    found = read_specs(path.read_text(encoding="utf-8")) if path.exists() else ()
+    return {spec.id: spec for spec in found}
+
+
 def complete_result(workdir: Path, spec: RunSpec) -> RunResult | None:
     """The result of a run; None where there is none, or one of another number of steps."""
-    found = read_result(run_folder(workdir, spec))
+    found = read_result(run_folder(workdir, spec), spec)
     return found if found is not None and found.spec.digest == spec.digest else None
 
 
-def check_same(there: JSON, here: JSON, folder: Path) -> None:
-    """Raises ValueError, with the differences, where two specs are of two runs."""
-    free = {"environment": None, "tags": None}
-    found = differences(there | free, here | free)
+def check_goes_on(folder: Path, there: JSON, here: JSON) -> int:
+    """Compares what a folder holds with a spec, both as JSON.
+
+    Returns:
+      0 for the same run; for the first steps of a longer one their number.
+
+    Raises:
+      ValueError: another run, with the differences; or a checkpoint after the last step up to which
+        the shorter and the longer run have the same learning rates.
+    """
     # The run has its own seed, and a module may move.
-    own = ("config.train.seeds", f"config.{IMPORTS}")
-    changed = [row for row in found if not row[0].startswith(own)]
-    if not changed:
-        return
-    changed.sort(key=lambda row: row[0].startswith("source.facts"))  # they follow from the rest
-    rows = [f"  {field_path(name)}: there {a!r}, here {b!r}" for name, a, b in changed]
-    lines, more = "\n".join(rows[:SHOWN]), len(rows) - SHOWN
-    raise ValueError(
-        f"{folder} holds another run of this id:\n{lines}\n"
-        f"{f'and {more} more; ' if more > 0 else ''}use another --workdir or id, or give the same "
-        "config"
-    )
+    free = ("environment", "tags", "config.train.seeds", f"config.{IMPORTS}")
+    changed = [row for row in differences(there, here) if not row[0].startswith(free)]
+    before = there["config"]["train"]["steps"]
+    train = TrainConfig.from_dict(here["config"]["train"])
+    if [row[0] for row in changed] == ["config.train.steps"] and before < train.steps:
+        _check_continues(folder, before, train)
+        return int(before)
+    if changed:
+        changed.sort(key=lambda row: row[0].startswith("source.facts"))  # they follow from the rest
+        rows = [f"  {field_path(name)}: there {a!r}, here {b!r}" for name, a, b in changed]
+        more = f"and {len(rows) - SHOWN} more; " if len(rows) > SHOWN else ""
+        listed = "\n".join(rows[:SHOWN])
+        raise ValueError(
+            f"{folder} holds another run of this id:\n{listed}\n"
+            f"{more}use another --workdir or id, or give the same config"
+        )
+    return 0
+
+
+def _check_continues(folder: Path, before: int, config: TrainConfig) -> None:
+    common = common_steps(dataclasses.replace(config, steps=before), config.steps)
+    steps = [int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
+    if max(steps, default=0) > common:
+        raise ValueError(
+            f"{folder} cannot be continued from {before} to {config.steps} steps: its newest "
+            f"checkpoint is at {max(steps)}, and with train.schedule.name={config.schedule.name!r} "
+            f"the learning rates of the two differ after step {common}; use another --workdir "
+            "(the schedule constant can be continued)"
+        )
 
 
 @contextlib.contextmanager
@@ -219,14 +249,15 @@ def held(folder: Path) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / SPEC).exists():
-        for partial in filter(is_partial, list(folder.iterdir())):  # of a kill in the first write
-            partial.unlink(missing_ok=True)
         ours = {LOCK, RESULT, "error.txt", "tokenizer.json"}
-        if others := sorted(p.name for p in folder.iterdir() if p.name not in ours):
-            raise ValueError(
-                f"{folder} is not empty and holds no run of attnlab (it holds "
-                f"{', '.join(others[:3])}); use an empty or new --workdir"
-            )
+        for path in sorted(folder.iterdir()):
+            if is_partial(path):  # of a kill in the first write
+                path.unlink(missing_ok=True)
+            elif path.name not in ours:
+                raise ValueError(
+                    f"{folder} is not empty and holds no run of attnlab (it holds {path.name}); "
+                    "use an empty or new --workdir"
+                )
     with hold(folder):
         yield
 
@@ -239,33 +270,6 @@ def waiting(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(path):
         yield
-
-
-def is_longer(there: JSON, here: JSON) -> bool:
-    """Does one spec, as JSON, differ from another in more `train.steps` alone?"""
-
-    def without_steps(spec: JSON) -> JSON:
-        config = spec["config"]
-        train = config["train"] | {"steps": 0, "seeds": ()}
-        names = {"seed": spec["seed"], "source": spec.get("source"), "start": spec.get("start")}
-        return names | {"config": config | {"train": train, IMPORTS: None}}
-
-    steps = [spec["config"]["train"]["steps"] for spec in (there, here)]
-    return without_steps(there) == without_steps(here) and bool(steps[0] < steps[1])
-
-
-def check_continues(folder: Path, before: int, config: TrainConfig) -> None:
-    """Raises ValueError where the run of `folder` has a checkpoint after the last step up to which
-    `before` steps and those of `config` have the same learning rates."""
-    common = common_steps(dataclasses.replace(config, steps=before), config.steps)
-    steps = [int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
-    if max(steps, default=0) > common:
-        raise ValueError(
-            f"{folder} cannot be continued from {before} to {config.steps} steps: its newest "
-            f"checkpoint is at {max(steps)}, and with train.schedule.name={config.schedule.name!r} "
-            f"the learning rates of the two differ after step {common}; use another --workdir "
-            "(the schedule constant can be continued)"
-        )
 
 
 def claim(
@@ -286,9 +290,9 @@ def claim(
     """
     lines = []
     if jax.process_index() == 0:
-        about = {"source": dataclasses.asdict(data), "environment": environment()}
-        more = {"start": {"digest": start} if start else None}
-        record = json.loads(json.dumps(spec.to_dict() | about | more, allow_nan=False))
+        more = {"start": {"digest": start} if start else None, "environment": environment()}
+        record = spec.to_dict() | {"source": dataclasses.asdict(data)} | more
+        record = json.loads(json.dumps(record, allow_nan=False))
         path = folder / SPEC
         if not path.exists():
             _check_disk(folder, spec.config.model)
@@ -296,14 +300,11 @@ def claim(
                 write_atomic(folder / name, content)
             write_atomic(path, json.dumps(record, indent=1).encode())
         there = json.loads(path.read_text(encoding="utf-8"))
-        if is_longer(there, record):
-            before, train = there["config"]["train"]["steps"], spec.config.train
-            check_continues(folder, before, train)
-            there = record | {"environment": there["environment"]}
-            write_atomic(path, json.dumps(there, indent=1).encode())
+        if before := check_goes_on(folder, there, record):
+            longer = record | {"environment": there["environment"]}
+            write_atomic(path, json.dumps(longer, indent=1).encode())
             (folder / RESULT).unlink(missing_ok=True)
-            lines.append(f"{before} steps become {train.steps}")
-        check_same(there, record, folder)
+            lines.append(f"{before} steps become {spec.config.train.steps}")
         lines += [
             f"since this run began, {name} changed from {old} to {new}: its numbers may differ in "
             "the last bits"

@@ -8,15 +8,14 @@ or on many.
 import contextlib
 import functools
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from attnlab.data import Dataset
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.run import RunOptions, run_one
-from attnlab.lab.spec import RunSpec, read_specs
-from attnlab.lab.workdir import RunInUse, complete_result, holder, run_folder
-from attnlab.load import SPECS
+from attnlab.lab.spec import RunSpec
+from attnlab.lab.workdir import RunInUse, complete_result, holder, run_folder, specs_in
 from attnlab.models import flops_per_token
 from attnlab.training.interrupts import Stopped, stop_signals
 
@@ -56,6 +55,7 @@ def _work(
         error = run_folder(workdir, spec) / ERROR
         try:
             run_one(spec, workdir, options=options, datasets=datasets)
+            error.unlink(missing_ok=True)
         except RunInUse:
             continue  # it began in this moment
         except (Stopped, KeyboardInterrupt) as stop:
@@ -68,8 +68,6 @@ def _work(
                 error.write_text(traceback.format_exc())
             print(f"[{spec.id}] failed; see {error}", flush=True)
             code = 1
-        else:
-            error.unlink(missing_ok=True)
     return code
 
 
@@ -77,25 +75,19 @@ def _next(workdir: Path, tried: Collection[str], last: RunSpec | None) -> RunSpe
     """The next run without a result that nobody has; None where there is none.
 
     Another seed of the variant that this worker ran last comes first, then variants that no other
-    worker runs: what one of them compiles is kept for the next one.
+    worker runs: what one of them compiles is kept for the next one. Among equals the run of most
+    FLOPs comes first: the last ones to end are then short.
     """
-    specs = costly_first(read_specs((workdir / SPECS).read_text(encoding="utf-8")))
-    left = [spec for spec in specs if not complete_result(workdir, spec)]
+    left = [spec for spec in specs_in(workdir).values() if not complete_result(workdir, spec)]
     held = {spec.id: holder(run_folder(workdir, spec)) for spec in left}
     busy = [spec.config for spec in left if held[spec.id]]
     open_ = [spec for spec in left if spec.id not in tried and not held[spec.id]]
 
-    def order(spec: RunSpec) -> int:
-        if last is not None and spec.config == last.config:
-            return 0
-        return 2 if spec.config in busy else 1
+    def order(spec: RunSpec) -> tuple[int, int]:
+        is_last = last is not None and spec.config == last.config
+        return (0 if is_last else 2 if spec.config in busy else 1), -forward_flops(spec.config)
 
     return min(open_, key=order, default=None)
-
-
-def costly_first(specs: Sequence[RunSpec]) -> list[RunSpec]:
-    """By the FLOPs of a training: the last ones to end are then short."""
-    return sorted(specs, key=lambda spec: -forward_flops(spec.config))
 
 
 _flops_per_token = functools.cache(flops_per_token)  # runs of a variant have one model

@@ -2,9 +2,12 @@
 
 import dataclasses
 import fnmatch
+import functools
+import json
 import reprlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from attnlab.nested import JSON
 
@@ -55,73 +58,53 @@ class Attribute:
     Attributes:
       name: in config.json.
       default: its value where config.json has none; values are of the same type.
-      nullable: null is allowed too.
-      json_type: of values; needed where the default is None. None with a default of None: any JSON
-        value, which the family checks.
+      kind: type of the values; needed where the default is None. None with a default of None: any
+        JSON value, which the family checks.
+      nullable: null is allowed. It always is where the default is None or computed.
       least: of whole numbers.
       is_depth: it counts layers.
       compute: attributes -> its value where config.json has none or null.
-      follows: attributes from which `compute` derives the only value that it may have.
     """
 
     name: str
     default: object = None
+    kind: type | None = None
     nullable: bool = False
-    json_type: type | None = None
     least: int = 1
     is_depth: bool = False
     compute: Callable[[JSON], object] | None = None
-    follows: tuple[str, ...] = ()
 
     def check(self, value: object) -> None:
         """Raise ValueError unless `value` is of the right type, finite, and of a possible size."""
-        if self.json_type is None and self.default is None:
+        if self.kind is None and self.default is None:
             return
-        if value is None and (self.nullable or self.compute is not None):
+        if value is None and (self.nullable or self.default is None or self.compute):
             return
-        name, kind = self.name, self.json_type or type(self.default)
+        name, kind = self.name, self.kind or type(self.default)
         allowed = (int, float) if kind is float else kind
         if not isinstance(value, allowed) or (kind is not bool and isinstance(value, bool)):
             like = "" if self.default is None else f", as {self.default!r} is"
             raise bad_value(name, value, f"should be a {kind.__name__}{like}")
-        if kind is int:
-            assert isinstance(value, int)
-            most = MAX_LAYERS if self.is_depth else LARGEST_COUNT
-            if not self.least <= value <= most:
-                raise bad_value(name, value, f"must be from {self.least} to {most:,}")
+        most = MAX_LAYERS if self.is_depth else LARGEST_COUNT
+        if kind is int and not self.least <= value <= most:  # type: ignore[operator]
+            raise bad_value(name, value, f"must be from {self.least} to {most:,}")
         if kind is float:
             check_number(name, value, least=0.0 if "eps" in name else -LARGEST_NUMBER)
 
 
-def derived(name: str, *follows: str) -> Attribute:
-    """A whole number that must be the sum of other attributes, and may be null.
-
-    >>> derived("head_dim", "width").follows
-    ('width',)
-    """
-    total = lambda attributes: sum(attributes[other] for other in follows)
-    return Attribute(name, json_type=int, compute=total, follows=follows)
-
-
 def read_attributes(
-    raw: JSON,
-    attributes: Iterable[Attribute],
-    fixed: Mapping[str, object],
-    ignore: tuple[str, ...] = (),
-    changes_nothing: Callable[[str], bool] = lambda name: False,
+    raw: JSON, attributes: Iterable[Attribute], ignore: tuple[str, ...] = (), model_type: str = ""
 ) -> JSON:
     """Read the attributes of a family from config.json.
 
-    Other words that change nothing are let pass with one warning for all of them, and silently
-    where they are null or false.
+    Other words that transformers does not read for the family are let pass with one warning for all
+    of them, and silently where they are null or false.
 
     Args:
       raw: the object in config.json.
       attributes: what the family reads.
-      fixed: attributes that may only have this value, beside those of `FIXED`.
       ignore: patterns of further attributes to leave out.
-      changes_nothing: whether a word of this name, which none of these is, does not change what
-        the family computes.
+      model_type: of the family; "": no other word passes.
 
     Returns:
       Name -> value of every attribute of the family.
@@ -129,55 +112,80 @@ def read_attributes(
     Raises:
       ValueError: names the attribute that is unknown, or has a value that is not supported.
     """
-    known, fixed, passed = {a.name: a for a in attributes}, FIXED | dict(fixed), list[str]()
+    known, passed = {a.name: a for a in attributes}, list[str]()
     for name, value in raw.items():
         if name in known:
             known[name].check(value)
-        elif matches(name, ignore):
+        elif matches(name, (*ignore, *HARMLESS)):
             continue
-        elif name in fixed:
-            if value != fixed[name]:
-                raise bad_value(name, value, f"is not supported, only {fixed[name]!r}")
-        elif name in QUANTIZED:
-            if value is not None:
-                raise bad_value(
-                    name,
-                    value,
-                    "is not supported: quantized weights are not read; load the model before it "
-                    "was quantized, or save it again after model.dequantize() of transformers",
-                )
-        elif matches(name, HARMLESS):
-            continue
-        elif changes_nothing(name):
-            passed += [name] * (value not in (None, False))
-        else:
+        elif name in FIXED:
+            if value != FIXED[name]:
+                raise bad_value(name, value, f"is not supported, only {FIXED[name]!r}")
+        elif name in QUANTIZED and value is not None:
+            raise bad_value(
+                name,
+                value,
+                "is not supported: quantized weights are not read; load the model before it was "
+                "quantized, or save it again after model.dequantize() of transformers",
+            )
+        elif name not in QUANTIZED and not changes_nothing(model_type, name):
             raise ValueError(
                 f"config.json: {shown(name)[1:-1]} = {shown(value)} is unknown here and may change "
                 f"what the model computes; if it does not, pass ignore=({shown(name)},)"
             )
+        elif value not in (None, False):
+            passed.append(shown(name, 40)[1:-1])
     if passed:
-        _warn(passed)
+        more = f" and {len(passed) - 8} more words" if len(passed) > 8 else ""
+        code = "; the code that auto_map names is not run" if "auto_map" in passed else ""
+        names = ", ".join(passed[:8]) + more
+        why = "ignored, as transformers computes the same without"
+        warnings.warn(f"config.json: {names}: {why}{code}", stacklevel=5)
     found = {name: raw.get(name, one.default) for name, one in known.items()}
     for name, one in known.items():
-        if one.compute is None or (found[name] is not None and not one.follows):
-            continue
-        computed = one.compute(found)
-        if found[name] not in (None, computed):
-            others = " and ".join(f"{other} = {shown(found[other])}" for other in one.follows)
-            why = f"contradicts {others}, from which follows {computed!r}"
-            raise bad_value(name, found[name], why)
-        found[name] = computed
+        if one.compute is not None and found[name] is None:
+            found[name] = one.compute(found)
     return found
 
 
-def _warn(passed: list[str]) -> None:
-    names = ", ".join(shown(name, 40)[1:-1] for name in passed[:8])
-    more = f" and {len(passed) - 8} more words" if len(passed) > 8 else ""
-    code = "; the code that auto_map names is not run" if "auto_map" in passed else ""
-    warnings.warn(
-        f"config.json: {names}{more}: ignored, as transformers computes the same without{code}",
-        stacklevel=5,
-    )
+@functools.cache
+def _table() -> JSON:
+    """What transformers reads from a config.json: made of its source code by
+    tests/pretrained/parity/words.py."""
+    found: JSON = json.loads((Path(__file__).parent / "words.json").read_text())
+    return found
+
+
+@functools.cache
+def known_words(model_type: str) -> frozenset[str]:
+    """The words that transformers reads for a family; empty for one that is not in the table.
+
+    >>> "attention_bias" in known_words("llama"), "unsloth_fixed" in known_words("llama")
+    (True, False)
+    """
+    own = _table()["families"].get(model_type)
+    return frozenset() if own is None else frozenset(f"{_table()['all']} {own}".split())
+
+
+def changes_nothing(model_type: str, name: str) -> bool:
+    """Whether a word of config.json is one that transformers does not read for a family.
+
+    >>> changes_nothing("llama", "unsloth_fixed"), changes_nothing("llama", "attention_bias")
+    (True, False)
+    """
+    known = known_words(model_type)
+    # Words that begin with the name of a stack stand for the words of that stack.
+    return bool(known) and name not in known and not name.startswith(("encoder", "decoder"))
+
+
+def default_tokens(model_type: str) -> JSON:
+    """Word -> id of special tokens where config.json of a family has none.
+
+    >>> default_tokens("llama")
+    {'bos_token_id': 1, 'eos_token_id': 2}
+    """
+    found: JSON = _table()["tokens"].get(model_type, {})
+    return found
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

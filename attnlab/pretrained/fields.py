@@ -4,23 +4,54 @@ A family lists such fields. Values go by their path in the config: "ffn.width", 
 """
 
 import dataclasses
+import operator
 import types
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
+from typing import Any, NamedTuple, TypeVar, cast
 
 from attnlab.heads import Layout
+from attnlab.heads.layout import Bias
 from attnlab.models.config import ModelConfig
+from attnlab.models.specs import Activation
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute, bad_value
+from attnlab.pretrained.tensors import Tensor
 
 T = TypeVar("T")
-
-Tensors = Mapping[str, np.ndarray | None]
-"""Name -> tensor of a file; None where only the name is known."""
 Values = dict[str, Any]
 """Path in a `ModelConfig` -> value."""
+
+BIASES: tuple[Bias, ...] = ("q", "k", "v", "o")
+NUMBERS: dict[str, str] = {
+    "vocab_size": "vocab_size",
+    "max_len": "max_position_embeddings n_positions seq_length",
+    "width": "hidden_size n_embd d_model dim",
+    "num_layers": "num_hidden_layers n_layer n_layers",
+    "heads.num_heads": "num_attention_heads n_head n_heads num_heads",
+    "heads.head_dim": "d_kv",
+    "ffn.width": "intermediate_size ffn_dim d_ff hidden_dim",
+    "norm.eps": "layer_norm_eps layer_norm_epsilon rms_norm_eps norm_epsilon norm_eps",
+    "dropout.rate": "dropout resid_pdrop hidden_dropout hidden_dropout_prob residual_dropout",
+    "dropout.embedding": "embd_pdrop embedding_dropout",
+    "dropout.attention": "attention_dropout attn_pdrop attention_probs_dropout_prob",
+    "dropout.ffn": "activation_dropout mlp_dropout",
+}
+"""Path of a number -> its names in config.json."""
+PATHS = {name: path for path, names in NUMBERS.items() for name in names.split()}
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "tanh": "tanh",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "swish": "silu",
+    "quick_gelu": "quick_gelu",
+}
+"""Hugging Face's names of activations -> ours."""
+GATED = {theirs: cast(Activation, f"gated_{ours}") for theirs, ours in ACTIVATIONS.items()}
 
 
 class Source(NamedTuple):
@@ -28,8 +59,12 @@ class Source(NamedTuple):
 
     architecture: str = ""
     """The first of `architectures` in config.json."""
-    tensors: Tensors = types.MappingProxyType({})
-    """The tensors of the folder, by the names of the family's table."""
+    tensors: Mapping[str, Tensor | None] = types.MappingProxyType({})
+    """The tensors of the folder, by the names of the family's table; None where only the name is
+    known."""
+
+
+NO_FOLDER = Source()
 
 
 class Field:
@@ -43,7 +78,7 @@ class Field:
     @property
     def attributes(self) -> tuple[Attribute, ...]:
         """The attributes that it reads and writes."""
-        raise NotImplementedError
+        return ()
 
     def read(self, attributes: JSON, source: Source) -> Values:
         """Attributes of the family -> values of the config.
@@ -51,11 +86,60 @@ class Field:
         Raises:
           ValueError: names the attribute whose value is not supported.
         """
-        raise NotImplementedError
+        return {}
 
     def write(self, config: ModelConfig) -> JSON:
-        """The inverse. Raises ValueError where no attribute can express the config."""
-        raise NotImplementedError
+        """The inverse. May raise ValueError; `save` reads what is written again and compares."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Words(Field):
+    """Words of config.json that set no field of the config.
+
+    Attributes:
+      ignored: names of those that change nothing that a model computes.
+      only: name -> the one value that is supported.
+      used: attributes from which others are read or computed.
+      sums: name -> names of those whose sum it must be, or null.
+      written: name -> the value that is written.
+    """
+
+    ignored: str = ""
+    only: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    used: tuple[Attribute, ...] = ()
+    sums: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return tuple(self.written.get("architectures", ()))
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        total = lambda names: lambda attributes: sum(attributes[name] for name in names.split())
+        sums = [Attribute(n, kind=int, compute=total(names)) for n, names in self.sums.items()]
+        only = [Attribute(name, value, least=0) for name, value in self.only.items()]
+        return (*self.used, *sums, *only, *map(Attribute, self.ignored.split()))
+
+    def read(self, attributes: JSON, source: Source) -> Values:
+        for name, value in self.only.items():
+            if attributes[name] != value:
+                raise bad_value(name, attributes[name], f"is not supported, only {value!r}")
+        for name, names in self.sums.items():
+            check_follows(name, sum(attributes[n] for n in names.split()), names, attributes)
+        return {}
+
+    def write(self, config: ModelConfig) -> JSON:
+        return dict(self.written)
+
+
+def check_follows(name: str, value: object, names: str, attributes: JSON) -> None:
+    """Raises ValueError where an attribute is not the value that follows from others."""
+    if attributes[name] != value:
+        others = " and ".join(f"{other} = {attributes[other]!r}" for other in names.split())
+        why = f"contradicts {others}, from which follows {value!r}"
+        raise bad_value(name, attributes[name], why)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +164,10 @@ class Value(Field):
         return dict.fromkeys(self.paths, attributes[self.attribute.name])
 
     def write(self, config: ModelConfig) -> JSON:
-        value = config_value(config, self.paths[0])
-        if value is None and self.default_path:
-            value = config_value(config, self.default_path)
-        return {self.attribute.name: value}
+        found = config_value(config, self.paths[0])
+        if found is None and self.default_path:
+            found = config_value(config, self.default_path)
+        return {self.attribute.name: found}
 
 
 def value(name: str, default: object, *paths: str, default_path: str = "", **options: Any) -> Value:
@@ -133,6 +217,112 @@ def choose(name: str, value: object, known: Mapping[Any, T]) -> T:
     return known[value]
 
 
+def numbers(**defaults: int | float) -> tuple[Field, ...]:
+    """The attributes of `NUMBERS` with these defaults.
+
+    >>> numbers(hidden_size=768)[0].write(ModelConfig())
+    {'hidden_size': 64}
+    """
+    second = {"dropout.embedding": "dropout.rate"}
+    paths = {name: PATHS[name] for name in defaults}
+    return tuple(
+        value(n, defaults[n], p, default_path=second.get(p, ""), is_depth=p == "num_layers")
+        for n, p in paths.items()
+    )
+
+
+def activation(name: str, default: str, *, gated: bool = False) -> Choice:
+    """The activation of the FFN."""
+    return Choice(name, default, "ffn.activation", GATED if gated else ACTIVATIONS)
+
+
+def ffn_width(name: str, width: str) -> Field:
+    """The hidden width of the FFN; null is four times the attribute `width`."""
+    return value(name, None, "ffn.width", kind=int, compute=lambda said: 4 * said[width])
+
+
+def biases(name: str, default: bool, which: tuple[Bias, ...] = BIASES) -> Choice:
+    """Whether projections have biases, and which."""
+    return Choice(name, default, "heads.biases", {True: which, False: ()})
+
+
+def kv_heads() -> Field:
+    """num_key_value_heads; null is a key head for each head."""
+    own = operator.itemgetter("num_attention_heads")
+    return value("num_key_value_heads", None, "heads.num_kv_heads", compute=own, kind=int)
+
+
+def head_dim() -> Field:
+    """head_dim; null is hidden_size / num_attention_heads."""
+
+    def own(attributes: JSON) -> int | None:
+        width, heads = attributes["hidden_size"], attributes["num_attention_heads"]
+        return None if width % heads else int(width // heads)
+
+    return value("head_dim", None, "heads.head_dim", compute=own, kind=int)
+
+
+@dataclasses.dataclass(frozen=True)
+class AllBiases(Field):
+    """One attribute for the biases of all matrices."""
+
+    name: str
+    default: bool
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (Attribute(self.name, self.default),)
+
+    def read(self, attributes: JSON, source: Source) -> Values:
+        there = attributes[self.name]
+        return {"heads.biases": BIASES if there else (), "ffn.bias": there}
+
+    def write(self, config: ModelConfig) -> JSON:
+        return {self.name: config.ffn.bias}
+
+
+@dataclasses.dataclass(frozen=True)
+class CausalHead(Field):
+    """The LM head of a decoder.
+
+    Attributes:
+      name: how the names of its architectures begin.
+      tied: the default of tie_word_embeddings.
+      bias: the LM head has one.
+      bare, causal: how the names of the architectures without and with an LM head end.
+      bare_kind: the LM head of the bare architecture where it is not tied.
+    """
+
+    name: str
+    tied: bool = False
+    bias: bool = False
+    bare: str = "Model"
+    causal: str = "ForCausalLM"
+    bare_kind: str = "none"
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (Attribute("tie_word_embeddings", self.tied),)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return (self.name + self.bare, self.name + self.causal)
+
+    def read(self, attributes: JSON, source: Source) -> Values:
+        is_bare = source.architecture == self.name + self.bare
+        # The bare architecture has a tied LM head too, but not its bias.
+        if attributes["tie_word_embeddings"] and not (is_bare and self.bias):
+            kind = "tied"
+        else:
+            kind = self.bare_kind if is_bare else "own"
+        return {"output.kind": kind, "output.bias": self.bias and kind != "none"}
+
+    def write(self, config: ModelConfig) -> JSON:
+        kind = config.output.kind
+        name = self.name + (self.bare if kind == "none" else self.causal)
+        return {"tie_word_embeddings": kind == "tied", "architectures": [name]}
+
+
 def config_value(config: ModelConfig, path: str) -> Any:
     """The value of a field of a config; sizes of heads and their biases are resolved.
 
@@ -170,13 +360,3 @@ def build_config(base: ModelConfig, values: Values) -> ModelConfig:
         except TypeError as error:
             raise ValueError(f"{part}: {error}") from None
     return dataclasses.replace(base, **whole)
-
-
-def changed(
-    fields: tuple[Field, ...], *new: Field, without: tuple[str, ...] = ()
-) -> tuple[Field, ...]:
-    """`fields` with `new` in the place of those with one of its attributes, and none that has an
-    attribute of `without`."""
-    gone = {*without, *(a.name for field in new for a in field.attributes)}
-    kept = [one for one in fields if not gone & {a.name for a in one.attributes}]
-    return (*kept, *new)

@@ -1,11 +1,12 @@
 """Read a published folder as (model, params)."""
 
+import contextlib
 import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +17,15 @@ from attnlab.models.flax import Transformer
 from attnlab.models.params import param_shapes
 from attnlab.names import lookup
 from attnlab.nested import JSON
-from attnlab.pretrained.attributes import bad_value, matches, read_attributes, shown
+from attnlab.pretrained.attributes import bad_value, matches, shown
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source
 from attnlab.pretrained.hub import TOKENIZER, find_folder
 from attnlab.pretrained.metadata import read_metadata
+from attnlab.pretrained.name_table import NameTable
 from attnlab.pretrained.registry import FAMILIES, REFUSED
-from attnlab.pretrained.tensors import Stored, read_folder, read_json
+from attnlab.pretrained.tensors import Tensors, open_folder, read_json
 from attnlab.pretrained.weights import fill
-from attnlab.pretrained.words import changes_nothing
 from attnlab.sharing import Params, PyTree
 from attnlab.transforms import resharing
 
@@ -95,11 +96,11 @@ def load(
     (8, dtype(bfloat16))
     """
     dtype = lookup(PARAM_DTYPES, param_dtype, what="param_dtype")
-    family, attributes, tensors, config, architecture = _read(find_folder(name, revision), ignore)
+    found = _read(find_folder(name, revision), ignore)
+    config, table, tensors = found.config, found.family.table, found.tensors
     changed = dataclasses.replace(config, **fields)  # its errors, before anything is read
-    entries = family.table.entries(config, attributes)
-    known = {entry.name for entry in entries}
-    _check_all_used(tensors, known, family, config, ignore, architecture)
+    entries = table.entries(config, found.attributes)
+    _check_all_used(found, {entry.name for entry in entries}, ignore)
     shapes = param_shapes(config)
     place = sharding if callable(sharding) else _placement(sharding, shapes)
 
@@ -112,48 +113,49 @@ def load(
             f"{', '.join(fields)} would change the shapes of weights; load the model without, and "
             "convert it with attnlab.transforms"
         )
-    _check_repeated(tensors, family.repeated_in(config), ignore)
+    for again, one in table.repeated_in(config).items():
+        both = again in tensors and one in tensors and not matches(again, ignore)
+        if both and not tensors[again].equals(tensors[one]):
+            raise ValueError(
+                f"the tensor {again!r} differs from {one!r}, which config.json ties it to; say "
+                f"tie_word_embeddings = false, or pass ignore=({again!r},) to leave it out"
+            )
     params = fill(shapes, entries, tensors, dtype=dtype, put=put, allow_nonfinite=allow_nonfinite)
     if detect_sharing:
         config, params = resharing.detect_sharing(config, params)
     return dataclasses.replace(config, **fields).build(), params
 
 
-def _check_all_used(
-    tensors: Stored,
-    known: set[str],
-    family: Family,
-    config: ModelConfig,
-    ignore: tuple[str, ...],
-    architecture: str,
-) -> None:
-    patterns = (*family.ignores(config), *ignore)
-    unknown = [name for name in tensors if name not in known and not matches(name, patterns)]
-    if unknown:
-        first = shown(unknown[0])
-        if architecture and architecture not in family.architectures:
-            raise ValueError(
-                f"config.json: architectures = [{shown(architecture)}] has a head that is not read "
-                f"({len(unknown)} tensors, the first is {first}), only that of "
-                f"{', '.join(family.architectures)}; in transformers, save the model without it: "
-                "model.base_model.save_pretrained(FOLDER)"
-            )
+class Folder(NamedTuple):
+    """Everything in a folder but the numbers of its weights."""
+
+    family: Family
+    architecture: str
+    attributes: JSON
+    tensors: Tensors
+    """By the names of the family's table."""
+    config: ModelConfig
+
+
+def _check_all_used(found: Folder, known: set[str], ignore: tuple[str, ...]) -> None:
+    family, table, architecture = found.family, found.family.table, found.architecture
+    known |= {*table.repeated_in(found.config), *table.copies_in(found.config)}
+    patterns = (*table.unread, *ignore)
+    unknown = [name for name in found.tensors if name not in known and not matches(name, patterns)]
+    if not unknown:
+        return
+    first = shown(unknown[0])
+    if architecture and architecture not in family.architectures:
         raise ValueError(
-            f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
-            f"the first is {first}; if they do not matter, pass ignore=({first},)"
+            f"config.json: architectures = [{shown(architecture)}] has a head that is not read "
+            f"({len(unknown)} tensors, the first is {first}), only that of "
+            f"{', '.join(family.architectures)}; in transformers, save the model without it: "
+            "model.base_model.save_pretrained(FOLDER)"
         )
-
-
-def _check_repeated(tensors: Stored, repeated: Mapping[str, str], ignore: tuple[str, ...]) -> None:
-    """Raises ValueError for a tensor that is not read and differs from the one that is."""
-    for name, other in repeated.items():
-        if name not in tensors or other not in tensors or matches(name, ignore):
-            continue
-        if not tensors.at(name).equals(tensors.at(other)):
-            raise ValueError(
-                f"the tensor {name!r} differs from {other!r}, which config.json ties it to; say "
-                f"tie_word_embeddings = false, or pass ignore=({name!r},) to leave it out"
-            )
+    raise ValueError(
+        f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
+        f"the first is {first}; if they do not matter, pass ignore=({first},)"
+    )
 
 
 def _placement(
@@ -165,11 +167,9 @@ def _placement(
     places: dict[WeightPath, PyTree] = {}
     for keys, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]:
         path = tuple(key.key for key in keys)
-        try:
+        with contextlib.suppress(KeyError, TypeError):
             places[path] = functools.reduce(operator.getitem, path, sharding)
-        except (KeyError, TypeError):
-            places[path] = None
-        if places[path] is None or isinstance(places[path], Mapping):
+        if isinstance(places.get(path), Mapping | None):
             raise ValueError(
                 f"sharding has nothing at {'.'.join(path)}; pass a tree with a sharding for every "
                 "weight, or a function of (path, shape)"
@@ -201,7 +201,7 @@ def load_config(
     ...     load_config(folder).width
     8
     """
-    return _read(find_folder(name, revision), ignore)[3]
+    return _read(find_folder(name, revision), ignore).config
 
 
 def tokenizer_path(name: str | Path, *, revision: str | None = None) -> Path:
@@ -230,25 +230,15 @@ def tokenizer_path(name: str | Path, *, revision: str | None = None) -> Path:
     return path
 
 
-def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, ModelConfig, str]:
-    """Everything but weights: family, attributes, tensors not read yet, config, architecture."""
+def _read(folder: Path, ignore: tuple[str, ...]) -> Folder:
     if isinstance(ignore, str):  # its characters would be patterns, such as *
         raise ValueError(f"ignore is a tuple of patterns; write ignore=({ignore!r},)")
     raw = read_json(folder / "config.json")
-    family = _family(raw, folder / "config.json")
-    fixed = family.other_attributes.fixed
-    passes = functools.partial(changes_nothing, family.name)
-    attributes = read_attributes(raw, family.attributes, fixed, ignore, passes)
-    tensors = _renamed(family, read_folder(folder), ignore)
-    if not family.shares_layers:
-        for one in family.attributes:
-            if one.is_depth and (attributes[one.name] or 0) > len(tensors):
-                why = f"is more than the {len(tensors)} tensors in the folder"
-                raise bad_value(one.name, attributes[one.name], why)
-    architecture = _architecture(raw)
-    config = family.config(attributes, Source(architecture, tensors))
+    family, architecture = _family(raw, folder / "config.json"), _architecture(raw)
+    tensors = _renamed(family.table, open_folder(folder), ignore)
+    attributes, config = family.read(raw, Source(architecture, tensors), ignore)
     config = dataclasses.replace(config, metadata=read_metadata(raw, folder))
-    return family, attributes, tensors, config, architecture
+    return Folder(family, architecture, attributes, tensors, config)
 
 
 def _family(raw: JSON, path: Path) -> Family:
@@ -272,22 +262,22 @@ def _architecture(raw: JSON) -> str:
     return names[0] if names else ""
 
 
-def _renamed(family: Family, tensors: Stored, ignore: tuple[str, ...]) -> Stored:
+def _renamed(table: NameTable, tensors: Tensors, ignore: tuple[str, ...]) -> Tensors:
     """The tensors under the names of the name table: no prefix, today's endings."""
-    found, wrapper = dict[str, str](), ""
+    found, wrapper = Tensors(), ""
     while more := next((w for w in WRAPPERS if _all_begin(tensors, wrapper + w)), ""):
         wrapper += more
-    for name in tensors:
+    for name, tensor in tensors.items():
         if matches(name, ignore):
             continue
-        short = name.removeprefix(wrapper).removeprefix(family.prefix)
-        for old, new in family.renamed:
+        short = name.removeprefix(wrapper).removeprefix(table.prefix)
+        for old, new in table.renamed:
             short = short.removesuffix(old) + new if short.endswith(old) else short
         if short in found:
             raise ValueError(f"the tensor {shown(name)} is there twice, under another name as well")
-        found[short] = name
-    return tensors.renamed(found)
+        found[short] = tensor
+    return found
 
 
-def _all_begin(tensors: Stored, prefix: str) -> bool:
-    return len(tensors) > 0 and all(name.startswith(prefix) for name in tensors)
+def _all_begin(tensors: Tensors, prefix: str) -> bool:
+    return all(name.startswith(prefix) for name in tensors)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
-from attnlab.pretrained.attributes import KEPT
+from attnlab.pretrained.attributes import KEPT, default_tokens
 from attnlab.pretrained.hub import GENERATION
 from attnlab.pretrained.tensors import read_json
-from attnlab.pretrained.words import default_tokens
 
 
 def read_metadata(raw: JSON, folder: Path) -> str:

@@ -1,22 +1,42 @@
-"""A name table as data: which modules of a file hold which weights of a model.
+"""A name table as data: which modules of a file hold which weights of a model."""
 
-A table lists all modules that a family may have. Those whose weights a given config does not have
-are passed over, and a bias is stored where the model has one.
-"""
-
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
 from types import EllipsisType
 from typing import Literal, NamedTuple
 
 from attnlab.models.config import ModelConfig
-from attnlab.models.params import param_shapes
+from attnlab.models.params import Leaf, leaves, param_shapes
 from attnlab.nested import JSON
 from attnlab.pretrained.weights import Entry, Path
-from attnlab.sharing import Params
-from attnlab.sharing.plan import Plan
 
 Stack = Literal["encoder", "decoder", ""]
 Kind = Literal["linear", "conv1d", "norm", "table", "vector", "bias", "plain", "swapped"]
+
+
+class Suffixes(NamedTuple):
+    """How the names of tensors end, behind the name of their module."""
+
+    weight: str = ".weight"
+    bias: str = ".bias"
+    scale: str = ".weight"
+    norm_bias: str = ".bias"
+    table: str = ".weight"
+    linear: Literal["linear", "conv1d", "table"] = "linear"
+    """How a "linear" is stored."""
+
+
+class Place(NamedTuple):
+    """Where the weights of a module are."""
+
+    prefix: str = ""
+    """How the names of its tensors begin."""
+    stack: str = ""
+    """The stack of layers, or "" outside."""
+    index: int | EllipsisType = ...
+    """Index in stacked weights."""
+    rotated: int = 0
+    """How many numbers of a head are rotated."""
 
 
 class Module(NamedTuple):
@@ -53,6 +73,72 @@ class Module(NamedTuple):
     in_turn: bool = False
     """Several weights lie column by column: the first of each, then the second of each."""
 
+    def paths(self, stack: str = "") -> tuple[Path, ...]:
+        """Paths in the tree of params."""
+        names = (self.weights,) if isinstance(self.weights, str) else self.weights
+        return tuple((*stack.split(), *name.split(".")) for name in names)
+
+    def entries(
+        self,
+        place: Place,
+        leaves: Mapping[Path, Leaf],
+        ends: Suffixes,
+        attributes: JSON,
+    ) -> list[Entry]:
+        """Its tensors; none if the model lacks its weights."""
+        paths = self.paths(place.stack)
+        if self.kind == "norm":
+            stored = {(*paths[0], "scale"): ends.scale, (*paths[0], "bias"): ends.norm_bias}
+            name = place.prefix + self.name
+            return [
+                Entry(name + end, (path,), place.index)
+                for path, end in stored.items()
+                if path in leaves
+            ]
+        has = lambda name: (*paths[0][:-1], name) in leaves
+        if (
+            not all(path in leaves for path in paths)
+            or (self.only_with and not has(self.only_with))
+            or has(self.only_without)
+        ):
+            return []
+        return self._stored(paths, place, leaves, ends, attributes)
+
+    def _stored(
+        self,
+        paths: tuple[Path, ...],
+        place: Place,
+        leaves: Mapping[Path, Leaf],
+        ends: Suffixes,
+        attributes: JSON,
+    ) -> list[Entry]:
+        leaf, name = leaves[paths[0]], place.prefix + self.name
+        if name.endswith("_"):
+            ends = ends._replace(weight="weight", bias="bias")
+        pairs = self.pairs if place.rotated and attributes.get(self.pairs_if, True) else ()
+        base = Entry(name + ends.weight, paths, place.index, pairs=pairs, rotated=place.rotated)
+        if self.kind in ("table", "vector"):
+            return [base._replace(name=name + ends.table, kind=self.kind)]
+        if self.kind in ("plain", "swapped"):
+            shape = (1,) * self.axes + leaf.array.shape[place.index is not ... :]
+            kind = "table" if self.kind == "plain" else "swapped"
+            stored = shape if self.axes else ()
+            return [base._replace(name=name, kind=kind, stored=stored, in_turn=self.in_turn)]
+        bias = base._replace(name=name + ends.bias, kind="vector", by_head=self.by_head)
+        if self.kind == "bias":
+            return [bias]
+        kind = ends.linear if self.kind == "linear" else self.kind
+        num_in = len(leaf.weight.in_axes) if leaf.weight else 1
+        made = base._replace(kind=kind, by_head=self.by_head, num_in=num_in)
+        if "{}" in name:
+            experts = range(leaf.array.shape[1])
+            at = place.index
+            return [made._replace(name=made.name.format(e), at=(at, e)) for e in experts]
+        biases = tuple((*path[:-1], f"{path[-1]}_bias") for path in paths)
+        if not all(path in leaves for path in biases):
+            return [made]
+        return [made, bias._replace(paths=biases, pairs=tuple(f"{one}_bias" for one in pairs))]
+
 
 Places = Callable[[ModelConfig, JSON], list[tuple[str, int]]]
 """(config, attributes) -> (start of the names of a layer, index of a layer with its weights)."""
@@ -73,131 +159,85 @@ class Layers(NamedTuple):
     """Where layers are stored; None: each under its own index."""
 
 
-class Suffixes(NamedTuple):
-    """How the names of tensors end, behind the name of their module."""
-
-    weight: str = ".weight"
-    bias: str = ".bias"
-    scale: str = ".weight"
-    norm_bias: str = ".bias"
-    table: str = ".weight"
-    linear: Literal["linear", "conv1d", "table"] = "linear"
-    """How a "linear" is stored."""
-
-
 class NameTable(NamedTuple):
-    """All modules of a file."""
+    """All tensors of a file.
+
+    A table lists the modules that a family may have. Those whose weights a given config does not
+    have are passed over.
+    """
 
     modules: tuple[Module, ...]
     """Outside the layers."""
-    layers: tuple[Layers, ...]
+    layers: tuple[Layers, ...] = ()
     suffixes: Suffixes = Suffixes()
     special: Callable[[ModelConfig], list[Entry]] | None = None
     """Tensors that no `Module` describes."""
+    prefix: str = ""
+    """Of the names of the bare model in the files of its task models."""
+    task_modules: tuple[str, ...] = ()
+    """How names begin that belong to a task and never have the prefix."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """(ending of an older checkpoint, ending of today)."""
+    unread: tuple[str, ...] = ()
+    """Patterns of tensors that hold no weight."""
+    repeated: Mapping[str, str] = types.MappingProxyType({})
+    """Tensor that may be stored again -> the one that is read, whose numbers it must have."""
+    if_tied: Mapping[str, str] = types.MappingProxyType({})
+    """More of these where the LM head is tied."""
+    copies: Mapping[str, str] = types.MappingProxyType({})
+    """Tensors that transformers stores and never reads where the LM head is not tied: name -> the
+    one it copies."""
+
+    def repeated_in(self, config: ModelConfig) -> Mapping[str, str]:
+        """Tensor that is not read for this model -> the one whose numbers it must have."""
+        return {**self.repeated, **(self.if_tied if config.output.kind == "tied" else {})}
+
+    def copies_in(self, config: ModelConfig) -> Mapping[str, str]:
+        """Tensor of this model that is never read -> the one it copies."""
+        return self.copies if config.output.kind == "own" else {}
 
     def entries(self, config: ModelConfig, attributes: JSON | None = None) -> list[Entry]:
         """The tensors of a file with the weights of this model."""
-        attributes, shapes = attributes or {}, param_shapes(config)
-        rotated = {name: stack.rotary_size for name, stack in config.stacks.items()}
+        found = {leaf.path: leaf for leaf in leaves(config, param_shapes(config))}
         made = self.special(config) if self.special else []
+        for module, place in self._places(config, attributes or {}):
+            made += module.entries(place, found, self.suffixes, attributes or {})
+        return made
+
+    def _places(self, config: ModelConfig, attributes: JSON) -> Iterator[tuple[Module, Place]]:
+        """Every module that a model of this kind may have, and where."""
         for module in self.modules:
-            made += self._entries(module, "", shapes, (), ..., attributes)
+            yield module, Place()
         for layers in self.layers:
             if layers.stack == "decoder" and config.kind == "encoder":
                 continue
-            own = _own_prefix(config) if layers.stack == "encoder" else ""
+            own = "encoder_" if layers.stack == "encoder" and _has_own_encoder(config) else ""
             for module in layers.outer:
-                outer = module._replace(weights=f"{own}{module.weights}")
-                made += self._entries(outer, "", shapes, (), ..., attributes)
-            for prefix, stack, groups in _places(layers, config, own, attributes):
+                yield module._replace(weights=f"{own}{module.weights}"), Place()
+            for prefix, stack, groups in _stored_layers(layers, config, own, attributes):
+                size = config.stacks[stack].rotary_size if stack in config.stacks else 0
                 for module in layers.modules:
-                    if module.only_norms and config.norm.position not in module.only_norms:
-                        continue
-                    sublayer = _names(module)[0].partition(".")[0]
-                    if sublayer in groups and sublayer in shapes[stack]:
-                        index = groups[sublayer]
-                        entries = self._entries(module, prefix, shapes, (stack,), index, attributes)
-                        size = rotated.get(stack, 0)
-                        made += [
-                            one._replace(rotated=size, pairs=one.pairs if size else ())
-                            for one in entries
-                        ]
-        return made
-
-    def _entries(
-        self,
-        module: Module,
-        prefix: str,
-        shapes: Params,
-        where: Path,
-        index: int | EllipsisType,
-        attributes: JSON,
-    ) -> list[Entry]:
-        """The tensors of a module; none if the model lacks its weights."""
-        paths = tuple((*where, *name.split(".")) for name in _names(module))
-        beside = shapes
-        for step in paths[0][:-1]:
-            beside = beside.get(step, {})
-        if (
-            any(path[-1] not in beside for path in paths)
-            or (module.only_with and module.only_with not in beside)
-            or module.only_without in beside
-        ):
-            return []
-        there, name, ends = beside[paths[0][-1]], prefix + module.name, self.suffixes
-        if "{}" in name:
-            assert isinstance(index, int)
-            weight, experts = name + ends.weight, range(there.shape[1])
-            return [Entry(weight.format(e), paths, (index, e), ends.linear) for e in experts]
-        if name.endswith("_"):
-            ends = ends._replace(weight="weight", bias="bias")
-        if module.kind == "norm":
-            ends_of = {"scale": ends.scale, "bias": ends.norm_bias}
-            return [
-                Entry(name + ends_of[n], ((*paths[0], n),), index) for n in ends_of if n in there
-            ]
-        pairs = module.pairs if not module.pairs_if or attributes.get(module.pairs_if) else ()
-        if module.kind in ("table", "vector"):
-            return [Entry(name + ends.table, paths, index, module.kind, pairs=pairs)]
-        if module.kind in ("plain", "swapped"):
-            kind = "table" if module.kind == "plain" else "swapped"
-            shape = (1,) * module.axes + there.shape[index is not ... :] if module.axes else ()
-            return [Entry(name, paths, index, kind, stored=shape, in_turn=module.in_turn)]
-        if module.kind == "bias":
-            return [Entry(name + ends.bias, paths, index, "vector")]
-        kind = ends.linear if module.kind == "linear" else module.kind
-        made = [Entry(name + ends.weight, paths, index, kind, module.by_head, pairs)]
-        biases = tuple((*path[:-1], f"{path[-1]}_bias") for path in paths)
-        if all(path[-1] in beside for path in biases):
-            of_pairs = tuple(f"{one}_bias" for one in pairs)
-            made.append(Entry(name + ends.bias, biases, index, "vector", module.by_head, of_pairs))
-        return made
+                    position, sublayer = config.norm.position, module.paths()[0][0]
+                    if sublayer in groups and position in (module.only_norms or (position,)):
+                        yield module, Place(prefix, stack, groups[sublayer], size)
 
 
-def _names(module: Module) -> tuple[str, ...]:
-    return (module.weights,) if isinstance(module.weights, str) else module.weights
+def _has_own_encoder(config: ModelConfig) -> bool:
+    """Whether an encoder beside the decoder has weights of its own."""
+    return config.encoder is not None and not config.encoder.shares_decoder
 
 
-def _own_prefix(config: ModelConfig) -> str:
-    """How names of weights of the encoder's own begin."""
-    return "" if config.encoder is None or config.encoder.shares_decoder else "encoder_"
-
-
-def _places(
+def _stored_layers(
     layers: Layers, config: ModelConfig, own: str, attributes: JSON
 ) -> Iterator[tuple[str, str, dict[str, int]]]:
     """(start of its names, stack of its weights, sublayer -> group) of every stored layer."""
-    plans: dict[str, Plan]
+    plans = {name: stack.plan for name, stack in config.stacks.items()}
+    names = config.layer_names
     if layers.stack == "encoder" and config.encoder is not None:
-        name = f"{own}layers"
-        names, plans = (name,) * config.encoder_plan.num_layers, {name: config.encoder_plan}
-    else:
-        names = config.layer_names
-        plans = {name: stack.plan for name, stack in config.stacks.items()}
-    if layers.places is None:
-        places = [(layers.prefix.format(i), i) for i in range(len(names))]
-    else:
-        places = layers.places(config, attributes)
+        plans = {f"{own}layers": config.encoder_plan}
+        names = (f"{own}layers",) * config.encoder_plan.num_layers
+    places = [(layers.prefix.format(i), i) for i in range(len(names))]
+    places = layers.places(config, attributes) if layers.places else places
     groups = {name: {sub: plan.indices(sub) for sub in plan} for name, plan in plans.items()}
     before = [names[:i].count(name) for i, name in enumerate(names)]
     for prefix, i in places:

@@ -8,7 +8,6 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Dropout, Embedding, Norm, Sinusoidal
 from attnlab.names import lookup
 from attnlab.nested import JSON
-from attnlab.pretrained.attributes import read_attributes
 from attnlab.pretrained.fields import Source
 from attnlab.pretrained.registry import FAMILIES
 
@@ -25,11 +24,8 @@ class Published(NamedTuple):
     @property
     def config(self) -> ModelConfig:
         """The config of the model."""
-        family = FAMILIES[self.family]
-        attributes = read_attributes(
-            self.attributes, family.attributes, family.other_attributes.fixed
-        )
-        return family.config(attributes, Source(self.architecture, dict.fromkeys(self.tensors)))
+        source = Source(self.architecture, dict.fromkeys(self.tensors))
+        return FAMILIES[self.family].read(self.attributes, source)[1]
 
 
 def _sizes(width: int, layers: int, heads: int, ffn_width: int) -> JSON:

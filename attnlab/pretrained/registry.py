@@ -1,44 +1,27 @@
-"""The families of published models."""
+"""The families of published models: those that the modules of `families` define."""
 
-from attnlab.pretrained.albert import ALBERT
-from attnlab.pretrained.bart import BART, MARIAN, MBART, PEGASUS
-from attnlab.pretrained.bert import BERT
-from attnlab.pretrained.decoders import (
-    GLM,
-    GLM4,
-    GRANITE,
-    PHI3,
-    SMOLLM3,
-    STABLELM,
-    STARCODER2,
-)
-from attnlab.pretrained.deepseek import DEEPSEEK_V3
-from attnlab.pretrained.distilbert import DISTILBERT
-from attnlab.pretrained.electra import ELECTRA
+import importlib
+import pkgutil
+
+from attnlab.pretrained import families
 from attnlab.pretrained.family import Family
-from attnlab.pretrained.gemma import GEMMA, GEMMA2, GEMMA3
-from attnlab.pretrained.gpt2 import GPT2
-from attnlab.pretrained.gpt_neox import GPT_NEOX
-from attnlab.pretrained.llama import LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3
-from attnlab.pretrained.mixtures import GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE
-from attnlab.pretrained.modernbert import MODERNBERT
-from attnlab.pretrained.olmo import OLMO, OLMO2, OLMO3
-from attnlab.pretrained.opt_bloom import BLOOM, OPT
-from attnlab.pretrained.parallel import COHERE, FALCON, GPTJ, PHI
-from attnlab.pretrained.roberta import CAMEMBERT, MPNET, ROBERTA, XLM_ROBERTA
-from attnlab.pretrained.t5 import MT5, T5
-from attnlab.pretrained.vit import DINOV2, VIT
 
-KNOWN = (
-    *(ALBERT, BERT, DEEPSEEK_V3, DISTILBERT, GEMMA3, GPT2, GPT_NEOX),
-    *(LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3, ROBERTA, T5, VIT),
-    *(CAMEMBERT, ELECTRA, GEMMA, GEMMA2, GRANITE, PHI3, STABLELM, STARCODER2, XLM_ROBERTA),
-    *(BLOOM, COHERE, FALCON, OPT, GLM, GLM4, GPTJ, OLMO, OLMO2, OLMO3, PHI, SMOLLM3),
-    *(GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE),
-    DINOV2,
-    *(MT5, MODERNBERT, MPNET, BART, MARIAN, MBART, PEGASUS),
+FIRST = (
+    *("albert", "bert", "deepseek_v3", "distilbert", "gemma3_text", "gpt2", "gpt_neox", "llama"),
+    *("ministral", "mistral", "qwen2", "qwen3", "roberta", "t5", "vit"),
 )
-FAMILIES: dict[str, Family] = {family.name: family for family in KNOWN}
+"""Where several families can write a model, these come first, in this order."""
+
+
+def _find() -> dict[str, Family]:
+    found: dict[str, Family] = {}
+    for module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
+        defined = vars(importlib.import_module(module.name)).values()
+        found |= {one.name: one for one in defined if isinstance(one, Family)}
+    return {name: found[name] for name in (*FIRST, *(n for n in found if n not in FIRST))}
+
+
+FAMILIES = _find()
 """`model_type` of config.json -> its family."""
 STATE_SPACE = (
     "it mixes tokens with a state-space or linear-attention layer, which has no heads here"

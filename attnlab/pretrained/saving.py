@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from attnlab.heads import Layout
 from attnlab.models.config import ModelConfig
 from attnlab.models.flax import Transformer
 from attnlab.models.params import check_params
@@ -104,32 +103,27 @@ def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool 
         name, a = ".".join(key.key for key in path), np.asarray(leaf)
         if not is_floating(a.dtype):
             raise ValueError(f"params: {name} is {a.dtype}, the model expects a floating dtype")
-        if not allow_nonfinite:
-            _check_finite(f"params: {name}", a)
-
-
-def _check_finite(name: str, a: np.ndarray) -> None:
-    flat = a.reshape(-1)
-    for first in range(0, flat.size, CHUNK):
-        finite = np.isfinite(flat[first : first + CHUNK])
-        if not finite.all():
-            place = first + int(np.argmin(finite))
-            index = ", ".join(str(i) for i in np.unravel_index(place, a.shape))
-            raise ValueError(
-                f"{name} has {float(flat[place])} at {index or 'its only place'}; if it is meant "
-                "to, pass allow_nonfinite=True"
-            )
+        flat = a.reshape(-1)
+        for first in range(0, 0 if allow_nonfinite else flat.size, CHUNK):
+            finite = np.isfinite(flat[first : first + CHUNK])
+            if not finite.all():
+                place = first + int(np.argmin(finite))
+                index = ", ".join(str(i) for i in np.unravel_index(place, a.shape))
+                raise ValueError(
+                    f"params: {name} has {float(flat[place])} at {index or 'its only place'}; if "
+                    "it is meant to, pass allow_nonfinite=True"
+                )
 
 
 def _contents(family: Family, config: ModelConfig, params: Params) -> tuple[JSON, Arrays]:
     """config.json, and name in the file -> tensor."""
-    attributes = family.describe(config)
-    tensors = unfill(jax.tree.map(np.asarray, params), family.table.entries(config, attributes))
-    tensors |= {name: tensors[other] for name, other in family.copies_in(config).items()}
+    attributes, table = family.write(config), family.table
+    tensors = unfill(jax.tree.map(np.asarray, params), table.entries(config, attributes))
+    tensors |= {name: tensors[other] for name, other in table.copies_in(config).items()}
     architecture = attributes["architectures"][0]
     if not architecture.endswith("Model") or architecture.endswith(("HeadModel", "MTModel")):
-        own = family.task_modules
-        tensors = {n if n.startswith(own) else family.prefix + n: a for n, a in tensors.items()}
+        own = table.task_modules
+        tensors = {n if n.startswith(own) else table.prefix + n: a for n, a in tensors.items()}
     attributes |= {"model_type": family.name}
     dtypes = {str(a.dtype) for a in tensors.values()}
     return attributes | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}), tensors
@@ -206,22 +200,24 @@ def _choose_family(config: ModelConfig, family: str) -> Family:
 def _difference(family: Family, config: ModelConfig) -> str | None:
     """The reason why a config.json of the family cannot describe this model; None if it can."""
     try:
-        attributes = family.describe(config)
+        attributes = family.write(config)
         names = {entry.name: None for entry in family.table.entries(config, attributes)}
-        read = family.config(attributes, Source(attributes["architectures"][0], names))
+        source = Source(attributes["architectures"][0], names)
+        _, read = family.read(attributes, source)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         return str(error) or type(error).__name__
     ours, theirs = computed_values(config), computed_values(read)
     for path in {**ours, **theirs}:
-        if theirs.get(path, NOTHING) != ours.get(path, NOTHING):
-            return f"{path} would be {theirs.get(path, NOTHING)}, not {ours.get(path, NOTHING)}"
+        one, other = (values.get(path, "nothing") for values in (ours, theirs))
+        if one != other:
+            return f"{path} would be {other}, not {one}"
     return None
 
 
-FREE = {"sharing", "compute", "init", "layer_types", "delta_rank", "dropout", "metadata"}
-FREE |= {"encoder.sharing", "encoder.shares_decoder", "attention.order", "attention.implementation"}
+FREE = ("sharing", "compute", "init", "layer_types", "delta_rank", "dropout", "metadata")
+FREE += ("encoder.sharing", "encoder.shares_decoder", "attention.order")
+FREE += ("attention.implementation",)
 """Fields that do not change the function of a model, or are compared in another form."""
-NOTHING = "nothing"
 
 
 def computed_values(config: ModelConfig) -> dict[str, object]:
@@ -237,8 +233,9 @@ def computed_values(config: ModelConfig) -> dict[str, object]:
     values: dict[str, object] = {}
     for field in dataclasses.fields(config):
         part = getattr(config, field.name)
-        values[field.name] = part if not dataclasses.is_dataclass(part) else type(part).__name__
-        for own in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
+        is_record = dataclasses.is_dataclass(part)
+        values[field.name] = type(part).__name__ if is_record else part
+        for own in dataclasses.fields(part) if is_record and field.name not in FREE else ():
             path = f"{field.name}.{own.name}"
             values[path] = config_value(config, path)
     values["heads.scale"] = config.layout.score_scale
@@ -246,23 +243,16 @@ def computed_values(config: ModelConfig) -> dict[str, object]:
     if config.encoder is not None:
         values["encoder.num_layers"] = config.encoder_plan.num_layers
         values["encoder.num_heads"] = config.encoder_layout.num_heads
-    rate, first = config.dropout.rate, config.dropout.embedding
-    rates = {
-        place: rate if place != "embeddings" or first is None else first
-        for place in config.dropout.places
-    }
+    dropout = config.dropout
+    at = dict.fromkeys(dropout.places, dropout.rate)
+    if "embeddings" in at and dropout.embedding is not None:
+        at["embeddings"] = dropout.embedding
     # A place where nothing is dropped does not count.
-    values["dropout at each place"] = {place: rate for place, rate in rates.items() if rate}
-    values["dropout of attention and ffn"] = config.dropout.attention, config.dropout.ffn
-    relative = config.positions.is_relative and not config.positions.is_learned
-    unread = {"max_len"} if relative else set()
-    unread |= {"heads.norm_eps"} if not _has_head_norm(config.layout) else set()
-    return {
-        path: value
-        for path, value in values.items()
-        if path not in FREE | unread and path.partition(".")[0] not in FREE
-    }
-
-
-def _has_head_norm(layout: Layout) -> bool:
-    return any("norm" in name for name in layout.all_weights)
+    values["dropout at each place"] = {place: rate for place, rate in at.items() if rate}
+    values["dropout of attention and ffn"] = dropout.attention, dropout.ffn
+    unread = set(FREE)
+    if config.positions.is_relative and not config.positions.is_learned:
+        unread.add("max_len")
+    if not any("norm" in name for name in config.layout.all_weights):
+        unread.add("heads.norm_eps")
+    return {path: value for path, value in values.items() if path not in unread}

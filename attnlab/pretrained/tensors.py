@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import EllipsisType
 
@@ -73,64 +73,38 @@ class Tensor:
         )
 
 
-class Stored(Mapping[str, np.ndarray]):
-    """name -> tensor of a file: read when it is asked for, no sooner."""
-
-    def __init__(self, places: Mapping[str, Tensor]):
-        self._places = dict(places)
-
-    def at(self, name: str) -> Tensor:
-        """One that is not read yet."""
-        return self._places[name]
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.at(name)[...]
-
-    def __contains__(self, name: object) -> bool:  # a Mapping's own would read the tensor
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __or__(self, other: "Stored") -> "Stored":
-        return Stored(self._places | other._places)
-
-    def renamed(self, names: Mapping[str, str]) -> "Stored":
-        """These of its tensors: new name -> its name here."""
-        return Stored({new: self._places[old] for new, old in names.items()})
+Tensors = dict[str, Tensor]
+"""Name of a tensor -> where it is."""
 
 
-def read_folder(folder: Path) -> Stored:
+def open_folder(folder: Path) -> Tensors:
     """Every tensor of `model.safetensors`, or of the files that its index names.
 
     Raises ValueError, naming file and tensor, for anything that is missing, damaged or a pickle.
     """
-    if is_there(folder / ONE_FILE):
-        return _some(read_file(folder / ONE_FILE), folder / ONE_FILE)
-    if not is_there(folder / INDEX):
+    if os.path.lexists(folder / ONE_FILE):
+        return open_file(folder / ONE_FILE)
+    if not os.path.lexists(folder / INDEX):
         raise ValueError(f"{folder} holds no {ONE_FILE} and no {INDEX}{_found_pickle(folder)}")
     places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ValueError(
             f"{folder / INDEX} has weight_map = {shown(places)}; it should map names to files"
         )
-    tensors = Stored({})
-    for name in dict.fromkeys(file if isinstance(file, str) else None for file in places.values()):
-        if name is None:
-            odd = next(file for file in places.values() if not isinstance(file, str))
-            raise ValueError(f"{INDEX} names the file {shown(odd)}; write a string")
+    odd = [file for file in places.values() if not isinstance(file, str)]
+    if odd:
+        raise ValueError(f"{INDEX} names the file {shown(odd[0])}; write a string")
+    tensors: Tensors = {}
+    for name in dict.fromkeys(places.values()):
         if Path(name).name != name or not _is_file(folder / name):
             raise ValueError(f"{INDEX} names the file {shown(name)}, which is not in {folder}")
-        held = read_file(folder / name)
+        held = open_file(folder / name)
         said = {tensor for tensor, file in places.items() if file == name}
         if said != set(held):
-            odd = shown(min(said ^ set(held)))
-            raise ValueError(f"{INDEX} and {name} disagree about the tensor {odd}")
+            differs = shown(min(said ^ set(held)))
+            raise ValueError(f"{INDEX} and {name} disagree about the tensor {differs}")
         tensors |= held
-    return _some(tensors, folder / INDEX)
+    return tensors
 
 
 def _found_pickle(folder: Path) -> str:
@@ -144,11 +118,6 @@ def _found_pickle(folder: Path) -> str:
     return ""
 
 
-def is_there(path: Path) -> bool:
-    """Whether there is anything of this name; a name that no file can have is not there."""
-    return os.path.lexists(path) if len(path.name) < 256 else False
-
-
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
@@ -156,14 +125,13 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _some(tensors: Stored, path: Path) -> Stored:
-    if not tensors:
-        raise ValueError(f"{path} holds no tensor")
-    return tensors
+def read_file(path: Path) -> Arrays:
+    """Every tensor of one file, read. Raises as `open_file`."""
+    return {name: tensor[...] for name, tensor in open_file(path).items()}
 
 
-def read_file(path: Path) -> Stored:
-    """Every tensor of one file. Raises ValueError for a pickle, and for what is damaged."""
+def open_file(path: Path) -> Tensors:
+    """Every tensor of one file. Raises ValueError for a pickle, and what is damaged or empty."""
     with extra("pretrained"):
         from safetensors import SafetensorError, safe_open
     if not _is_file(path):
@@ -183,15 +151,16 @@ def read_file(path: Path) -> Stored:
     with path.open("rb") as file:  # the library has checked all of it
         length = int.from_bytes(file.read(8), "little")
         header = _parse_object(file.read(length).decode(), path)
-    found = {}
-    names: list[str] = list(mapped.keys())  # type: ignore[no-untyped-call]
-    for name in names:
+    found: Tensors = {}
+    for name in mapped.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118
         said = header[name]
         if said["dtype"] not in DTYPES:
             raise ValueError(f"{path}: {shown(name)} has the unknown dtype {said['dtype']!r}")
         start = 8 + length + said["data_offsets"][0]
         found[name] = Tensor(path, DTYPES[said["dtype"]], tuple(said["shape"]), start)
-    return Stored(found)
+    if not found:
+        raise ValueError(f"{path} holds no tensor")
+    return found
 
 
 def write_file(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
@@ -210,8 +179,9 @@ def write_file(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 def read_json(path: Path) -> JSON:
     """A JSON object. Raises ValueError, naming the file."""
     if not _is_file(path):
-        cut = str(path) if len(str(path)) < 400 else f"{str(path)[:200]}...{str(path)[-100:]}"
-        raise ValueError(f"{cut} is missing; a folder needs config.json and {ONE_FILE}")
+        raise ValueError(
+            f"{shown(str(path), 400)[1:-1]} is missing; a folder needs config.json and {ONE_FILE}"
+        )
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -15,15 +15,15 @@ from attnlab.models.flax import MultiHeadAttention, Transformer
 from attnlab.models.params import param_shapes
 from attnlab.names import lookup
 from attnlab.nested import JSON
-from attnlab.pretrained import former, google, summae, t2t, torch_layers
-from attnlab.pretrained.arrays import Built
+from attnlab.pretrained.systems import former, google, summae, t2t, torch
+from attnlab.pretrained.systems.arrays import Built
 from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import fill
 from attnlab.sharing import Params
 
 SYSTEMS: dict[str, Callable[[JSON, Arrays], Built]] = {
-    "torch_mha": torch_layers.build_attention,
-    "torch_layers": torch_layers.build_layers,
+    "torch_mha": torch.build_attention,
+    "torch_layers": torch.build_layers,
     "former": former.build,
     "seed_snippet": former.build_tutorial,
     "t2t": t2t.build,

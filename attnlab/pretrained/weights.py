@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from attnlab.heads.layout import OUTPUT
 from attnlab.pretrained.attributes import shown
-from attnlab.pretrained.tensors import CHUNK, Arrays, Stored, Tensor, is_floating
+from attnlab.pretrained.tensors import CHUNK, Arrays, Tensor, is_floating
 from attnlab.sharing import Params
 
 Path = tuple[str, ...]
@@ -34,6 +33,8 @@ class Entry(NamedTuple):
     kind: str = "table"
     """"linear" is stored (out, in), "conv1d" (in, out), "conv2d" (out, channels, height, width),
     "vector" flat, "table" as it is, "swapped" with the last two axes exchanged."""
+    num_in: int = 1
+    """How many axes of a weight, from its first, a "linear" or "conv1d" sums over."""
     by_head: bool = False
     """Several weights lie side by side head by head: all of head 0, then all of head 1; with fewer
     key heads, the queries of a key head stand before it."""
@@ -50,7 +51,7 @@ class Entry(NamedTuple):
 def fill(
     shapes: Params,
     entries: Iterable[Entry],
-    tensors: Mapping[str, np.ndarray],
+    tensors: Mapping[str, Tensor | np.ndarray],
     *,
     dtype: DTypeLike = np.float32,
     put: Callable[[Path, np.ndarray], object] = lambda path, a: a,
@@ -86,7 +87,7 @@ def _leaves(params: Params) -> dict[Path, np.ndarray]:
 
 
 def _parts(
-    entries: list[Entry], tensors: Mapping[str, np.ndarray], leaves: Shapes
+    entries: list[Entry], tensors: Mapping[str, Tensor | np.ndarray], leaves: Shapes
 ) -> dict[Path, list[tuple[Entry, Tensor | np.ndarray]]]:
     """Path of a weight -> the tensors that it is made of. Raises the errors of `fill`."""
     missing = [entry.name for entry in entries if entry.name not in tensors]
@@ -97,7 +98,7 @@ def _parts(
         )
     parts: dict[Path, list[tuple[Entry, Tensor | np.ndarray]]] = {path: [] for path in leaves}
     for entry in entries:
-        tensor = tensors.at(entry.name) if isinstance(tensors, Stored) else tensors[entry.name]
+        tensor = tensors[entry.name]
         stored = _stored_shape(entry, leaves)
         if tensor.shape != stored:
             where = ", ".join(".".join(path) for path in entry.paths)
@@ -178,21 +179,15 @@ def _convert(
     with np.errstate(over="ignore"):
         target[...] = source
     finite = np.isfinite(target)
-    if finite.all():
-        return
     beyond = np.isfinite(source) & ~finite
     if beyond.any():
-        value = float(source[beyond][0])
-        raise ValueError(
-            f"the tensor {shown(name)} has {value!r}, which is beyond the range of "
-            f"{target.dtype}{file}"
-        )
-    if not allow_nonfinite:
-        value = float(source[~finite][0])
-        raise ValueError(
-            f"the tensor {shown(name)} has the value {value!r}{file}; if it is meant to, pass "
-            "allow_nonfinite=True"
-        )
+        value, why = source[beyond][0], f"is beyond the range of {target.dtype}{file}"
+    elif not finite.all() and not allow_nonfinite:
+        value = source[~finite][0]
+        why = f"is not finite{file}; if it is meant to be so, pass allow_nonfinite=True"
+    else:
+        return
+    raise ValueError(f"the tensor {shown(name)} has the value {float(value)!r}, which {why}")
 
 
 def _file(tensor: Tensor | np.ndarray) -> str:
@@ -255,13 +250,12 @@ def _indexed_shape(entry: Entry, path: Path, shapes: Shapes) -> tuple[int, ...]:
 
 def _fold(entry: Entry, path: Path, shapes: Shapes) -> tuple[int, ...]:
     """Heads and their width side by side, as files have them: [in, out], or flat."""
-    name, shape = path[-1], _indexed_shape(entry, path, shapes)
+    shape = _indexed_shape(entry, path, shapes)
     if entry.kind == "vector":
         return (math.prod(shape),)
     if len(shape) < 3 or entry.kind in ("table", "swapped"):
         return shape
-    reads = len(OUTPUT.in_axes) if name == "o" else 1
-    return math.prod(shape[:reads]), math.prod(shape[reads:])
+    return math.prod(shape[: entry.num_in]), math.prod(shape[entry.num_in :])
 
 
 def _empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:

@@ -3,10 +3,10 @@ checkpoint."""
 
 import dataclasses
 import functools
-import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -14,27 +14,47 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from attnlab.data import Dataset
+from attnlab.extras import extra
 from attnlab.interpret.statistics import head_statistics
 from attnlab.lab.result import RunResult
-from attnlab.load import Row, open_run, shown_rows
-from attnlab.models import ModelConfig, Sampling, generate
+from attnlab.load import LoadedModel, Prompt, Row, open_run, shown_rows
+from attnlab.models import ModelConfig, Sampling
 from attnlab.models.config import heads_per_layer
-from attnlab.report.maps import HeadTable, attention_map, head_tables
-from attnlab.report.page import Block, Figure, Figures, Paragraph, Section, Text, draw
-from attnlab.report.panel import Panel
+from attnlab.report.page import Block, Figure, Figures, Paragraph, Section, Table, Text, draw
+from attnlab.report.panel import Panel, mean_of
+from attnlab.report.style import (
+    BACKGROUND,
+    COLOURS,
+    FONT_SIZE,
+    FOREGROUND,
+    GRID,
+    SIZE,
+    new_figure,
+)
 from attnlab.sharing import Params
 from attnlab.training.objectives import Objective, decode_tokens
 from attnlab.training.objectives.objective import Inputs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+with extra("lab"):
+    import pandas
 
 LONGEST = 512
 """Tokens of the longest text whose maps are drawn."""
 MOST = 3, 3
 """Layers and heads of a map; more would be too small to see on a phone."""
 MOST_VARIANTS = 8
+MOST_HEADS = 48
+"""Of a table; of more heads it has the means of each layer."""
 WORDS, LETTERS = 14, 9
 """Tokens of the row that are drawn, and letters of such a token."""
 PROMPT, LENGTH, TEMPERATURE = 32, 160, 0.8
 """Of a sample: tokens of the beginning, tokens that are written, temperature."""
+SMALL_FONT = 9
+TOKEN_HEIGHT = 0.135
+"""Inches of a token label in the small font."""
 TITLES = {
     "entropy": "entropy, nats",
     "distance": "distance, tokens",
@@ -43,7 +63,22 @@ TITLES = {
     "duplicate_token": "% on same token",
     "induction": "% behind same token",
 }
-"""Of `attnlab.interpret.statistics.STATISTICS`, those that are drawn."""
+"""Of `attnlab.interpret.statistics.STATISTICS`, those that are shown."""
+MAPS = (
+    "What each head attends to on one held-out row. Row: the query position; column: the key "
+    "position. Layers and heads count from 0; layers of one group have the same parameters. One "
+    "seed, one row: an example."
+)
+STATISTICS = (
+    "Means over held-out rows of one seed; untrained: the same model at step 0. Entropy: of the "
+    "probabilities of a head; 0 is one token alone. Behind same token: on what followed an earlier "
+    "token like this one (induction)."
+)
+SAMPLES = (
+    "What each model writes (⟶) after the beginning of a held-out row, at temperature "
+    f"{TEMPERATURE:g}: one seed, one draw, an example. Of a model that is worse than a baseline "
+    "without a model it is folded away."
+)
 Statistics = dict[str, np.ndarray]
 """Name -> a number for each layer and head [L, N]."""
 
@@ -57,22 +92,20 @@ class Heads:
         the source.
       groups: the parameter group of each layer.
       pieces: "tokens" and, where it is another text, "source" -> token by token.
-      written: the same texts in one piece each.
-      trained, untrained: statistics over `rows` rows, at the end and at step 0.
+      trained, untrained: statistics over several rows, at the end and at step 0.
     """
 
     probs: np.ndarray
     groups: Sequence[int]
     pieces: Mapping[str, Sequence[str]]
-    written: Mapping[str, str]
     trained: Statistics
     untrained: Statistics
-    rows: int
 
-    def layers(self, chosen: Sequence[int]) -> list[str]:
-        """Names of layers, with their parameter group where some share it."""
+    @property
+    def layers(self) -> list[str]:
+        """Their names, with their parameter group where some share it."""
         shared = len(set(self.groups)) < len(self.groups)
-        return [f"layer {i}" + (f", group {self.groups[i]}" if shared else "") for i in chosen]
+        return [f"layer {i}{f', group {g}' if shared else ''}" for i, g in enumerate(self.groups)]
 
 
 def heads_sections(panel: Panel, end: str = "") -> list[Section]:
@@ -80,69 +113,53 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
 
     A variant whose runs left no checkpoint, or have no maps, has none here.
     """
+    found: dict[str, list[Block]] = {"Attention maps": [], "Head statistics": [], "Samples": []}
     maps: list[Figure] = []
-    tables: list[Figure] = []
-    samples: list[Block] = []
-    for i, variant in enumerate(list(panel.scores)[:MOST_VARIANTS]):
+    for i, (variant, scores) in enumerate(list(panel.scores.items())[:MOST_VARIANTS]):
         run = next(run for run in panel.variants[variant] if run.scores.heldout)
-        folder, label = panel.results.folder_of(run), panel.labels[variant]
+        folder, weakest = panel.results.folder_of(run), panel.weakest_baseline(variant)
         if folder is None or not (folder / "checkpoints").exists():
             continue
-        title = f"{label}, seed {run.spec.seed}"
+        title = f"{panel.labels[variant]}, seed {run.spec.seed}"
         heads, sample = look(run, folder)
         if heads is not None:
             maps.append(_map(title, heads, f"map-{i}{end}"))
-            tables.append(_statistics(title, heads, f"heads-{i}{end}"))
-        if sample is not None:
-            samples.append(Text(f"{sample[0]} ⟶ {sample[1]}", f"{title}."))
-    sections = []
-    if maps:
-        text = (
-            "What each head attends to on one held-out row. Row: the query position; column: the "
-            "key position. Layers and heads count from 0; layers of one group have the same "
-            "parameters. One seed, one row: an example."
-        )
-        sections.append(Section(panel.named("Attention maps"), [Paragraph(text), Figures(maps)]))
-        text = (
-            "Means over held-out rows, one cell per layer and head, of one seed. Above each table: "
-            "the mean over its heads, and that of the same model before training. Entropy: of the "
-            "probabilities of a head; 0 is one token alone. Behind same token: on what "
-            "followed an earlier token like this one (induction)."
-        )
-        section = Section(panel.named("Head statistics"), [Paragraph(text), Figures(tables)])
-        sections.append(section)
-    if samples:
-        text = (
-            "What each model writes (⟶) after the beginning of a held-out row, at temperature "
-            f"{TEMPERATURE:g}: one seed, one draw, an example."
-        )
-        sections.append(Section(panel.named("Samples"), [Paragraph(text), *samples]))
-    return sections
+            found["Head statistics"].append(statistics_table(title, heads, f"heads-{i}{end}"))
+        if sample:
+            is_bad = weakest and panel.sign * (mean_of(scores) - weakest[1]) > 0
+            found["Samples"].append(Text(sample, title, folded=bool(is_bad)))
+    found["Attention maps"] += [Figures(maps)] if maps else []
+    texts = zip(found.items(), (MAPS, STATISTICS, SAMPLES), strict=True)
+    return [
+        Section(panel.named(title), [Paragraph(text), *blocks])
+        for (title, blocks), text in texts
+        if blocks
+    ]
 
 
-def look(run: RunResult, folder: Path) -> tuple[Heads | None, tuple[str, str] | None]:
+def look(run: RunResult, folder: Path) -> tuple[Heads | None, str]:
     """The heads of a run, and the beginning of a text with what the model writes behind it.
 
-    None: of features, of long texts, of layers with unlike numbers of heads; of other tasks than
-    language models.
+    None, "": of features, of long texts, of layers with unlike numbers of heads; of other tasks
+    than language models.
 
     Raises:
       ValueError: the checkpoint cannot be read.
     """
     loaded, experiment = open_run(folder, run.spec.seed), run.spec.config
-    dataset = experiment.data.load(experiment.train.length, folder)
-    objective = experiment.objective.bind(dataset.sizes)
-    rows = shown_rows(objective, dataset)
-    tokens = np.asarray(rows[0].example.inputs["tokens"])
+    objective = experiment.objective.bind(loaded.dataset.sizes)
+    rows = shown_rows(objective, loaded.dataset)
+    inputs = rows[0].example.inputs
+    tokens = np.asarray(inputs["tokens"])
     if tokens.ndim != 2:  # features
-        return None, None
-    heads = sample = None
+        return None, ""
+    heads = None
     if tokens.shape[1] <= LONGEST and _same_number_of_heads(loaded.config):
-        initial = loaded.initial(rows[0].example.inputs)
-        heads = heads_of(loaded.config, objective, dataset, rows, loaded.params, initial)
-    if experiment.task == "causal_lm" and hasattr(experiment.data, "tokenizer"):
-        sample = write_text(loaded.config, loaded.params, dataset, tokens)
-    return heads, sample
+        params = loaded.params, loaded.initial(inputs)
+        heads = heads_of(loaded.config, objective, loaded.dataset, rows, *params)
+    if experiment.task == "causal_lm" and loaded.tokenizer is not None:
+        return heads, _sample(loaded, tokens[0].tolist())
+    return heads, ""
 
 
 def _same_number_of_heads(model: ModelConfig) -> bool:
@@ -151,6 +168,17 @@ def _same_number_of_heads(model: ModelConfig) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _sample(loaded: LoadedModel, tokens: Sequence[int]) -> str:
+    """The beginning of a text and what the model writes behind it, as much as fits, drawn with key
+    0."""
+    prompt = tokens[: min(PROMPT, loaded.config.max_len // 2)]
+    new = min(LENGTH, loaded.config.max_len - len(prompt))
+    given = Prompt(tokens=",".join(map(str, prompt)))
+    [text] = loaded.texts(given, new, sampling=Sampling(temperature=TEMPERATURE))
+    begin = loaded.decode(prompt)
+    return f"{begin} ⟶ {text.removeprefix(begin)}"
 
 
 def heads_of(
@@ -171,42 +199,6 @@ def heads_of(
       params: trained parameters.
       initial: those at step 0.
     """
-    example, ends = rows[0]
-    attention_of = _attention(config)
-
-    def of_row(params: Params, row: Row) -> tuple[jax.Array, dict[str, jax.Array]]:
-        length = np.shape(row.example.inputs["tokens"])[1]
-        real = np.arange(length)[None] < row.ends.get("tokens", 0)
-        return attention_of(params, row.example.inputs, real)
-
-    def mean(params: Params) -> Statistics:
-        """Over the rows that have a statistic; NaN where none has."""
-        found = [jax.tree.map(np.asarray, of_row(params, row)[1]) for row in rows]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            return {n: np.nanmean([one[n] for one in found], axis=0) for n in found[0]}
-
-    texts = {n: np.asarray(example.inputs[n])[0, :end].tolist() for n, end in ends.items()}
-    probs = np.asarray(of_row(params, rows[0])[0], np.float32)
-    sublayer = "cross" if "source" in example.inputs and "cross" in config.plan else "attention"
-    decode = functools.partial(decode_tokens, objective, dataset)
-    return Heads(
-        probs[:, :, : ends["tokens"], : ends.get("source", ends["tokens"])],
-        list(config.plan.indices(sublayer)),
-        {name: [decode([t]) for t in some] for name, some in texts.items()},
-        {name: decode(some) for name, some in texts.items()},
-        mean(params),
-        mean(initial),
-        len(rows),
-    )
-
-
-@functools.lru_cache(maxsize=4)
-def _attention(
-    config: ModelConfig,
-) -> Callable[[Params, Inputs, ArrayLike], tuple[jax.Array, dict[str, jax.Array]]]:
-    """(params, inputs, True = a query that counts) -> attention of the first text and statistics of
-    all texts."""
     # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
     attention = dataclasses.replace(config.attention, implementation="dense")
     model = dataclasses.replace(config, attention=attention).build()
@@ -216,47 +208,60 @@ def _attention(
     def attention_of(
         params: Params, inputs: Inputs, real: ArrayLike
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Of the first text, and statistics of all; `real` is True for a query that counts."""
         tokens = jnp.asarray(inputs["tokens"])
         probs = model.apply({"params": params}, **inputs, capture=(name,)).captured[name]
         keys = jnp.asarray(inputs.get("source", tokens))
         return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
 
-    return attention_of
+    def seen(params: Params) -> tuple[np.ndarray, Statistics]:
+        """Of the first row; statistics of the rows that have them, NaN where none has."""
+        reals = [
+            np.arange(np.shape(row.example.inputs["tokens"])[1])[None] < row.ends.get("tokens", 0)
+            for row in rows
+        ]
+        found = [
+            jax.tree.map(np.asarray, attention_of(params, row.example.inputs, real))
+            for row, real in zip(rows, reals, strict=True)
+        ]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            means = {n: np.nanmean([one[n] for _, one in found], axis=0) for n in found[0][1]}
+        return np.asarray(found[0][0], np.float32), means
+
+    example, ends = rows[0]
+    sublayer = "cross" if "source" in example.inputs and "cross" in config.plan else "attention"
+    decode = functools.partial(decode_tokens, objective, dataset)
+    probs, trained = seen(params)
+    return Heads(
+        probs[:, :, : ends["tokens"], : ends.get("source", ends["tokens"])],
+        list(config.plan.indices(sublayer)),
+        {
+            name: [decode([t]) for t in np.asarray(example.inputs[name])[0, :end].tolist()]
+            for name, end in ends.items()
+        },
+        trained,
+        seen(initial)[1],
+    )
 
 
-def write_text(
-    config: ModelConfig, params: Params, dataset: Dataset, tokens: np.ndarray
-) -> tuple[str, str]:
-    """The beginning of `tokens` [1, T] and what the model writes behind it, drawn with key 0.
-
-    Where the model's longest text is full it goes on from the last tokens alone, as many as the
-    prompt has.
-    """
-    prompt = tokens[:, : min(PROMPT, config.max_len // 2)]
-    size = prompt.shape[1]
-    new = min(LENGTH, config.max_len - size)
-    text = prompt
-    for part in range(-(-LENGTH // new)):
-        more = generate(
-            params,
-            jnp.asarray(text[:, -size:]),
-            config,
-            new,
-            sampling=Sampling(temperature=TEMPERATURE),
-            key=jax.random.fold_in(jax.random.key(0), part),
-        )
-        text = np.concatenate([text, np.asarray(more)], axis=1)
-
-    def decode(some: list[int]) -> str:  # a vocabulary may be larger than the dataset's
-        return _lines(dataset.decode([t for t in some if t < dataset.sizes.vocab_size]))
-
-    return decode(prompt[0].tolist()), decode(text[0, size : size + LENGTH].tolist())
-
-
-def _lines(text: str) -> str:
-    """A text that was written on one line, with its own line ends."""
-    meant = {"n": "\n", "t": "\t", "'": "'", "\\": "\\"}
-    return re.sub(r"\\(.)", lambda found: meant.get(found[1], found[0]), text)
+def statistics_table(title: str, heads: Heads, name: str) -> Table:
+    """A row for each head, or for each layer where there are many; the means before."""
+    shown = [n for n in TITLES if n in heads.trained and not np.isnan(heads.trained[n]).all()]
+    count = heads.trained[shown[0]].size
+    rows = {"mean": [np.nanmean(heads.trained[n]) for n in shown]}
+    rows["mean, untrained"] = [np.nanmean(heads.untrained[n]) for n in shown]
+    for i, layer in enumerate(heads.layers):
+        if count > MOST_HEADS:
+            rows[layer] = [heads.trained[n][i].mean() for n in shown]
+            continue
+        for j in range(heads.probs.shape[1]):
+            rows[f"{layer}, head {j}"] = [heads.trained[n][i, j] for n in shown]
+    scale = [100 if TITLES[n].startswith("%") else 1 for n in shown]
+    cells = [[row, *map(float, np.multiply(values, scale))] for row, values in rows.items()]
+    columns = [TITLES[n] for n in shown]
+    frame = pandas.DataFrame(cells, columns=["head", *columns], dtype=object)
+    return Table(name, f"{title}.", frame, dict.fromkeys(columns, 1))
 
 
 def _map(title: str, heads: Heads, name: str) -> Figure:
@@ -265,47 +270,26 @@ def _map(title: str, heads: Heads, name: str) -> Figure:
     layers, chosen = (evenly_spaced(n, most) for n, most in zip(probs.shape, MOST, strict=False))
     figure = attention_map(
         probs[np.ix_(layers, chosen)],
-        heads.layers(layers),
+        [heads.layers[i] for i in layers],
         [f"head {i}" for i in chosen],
         _shortened(tokens),
         _shortened(heads.pieces.get("source", tokens)),
     )
-    written = "; ".join(some[:300] for some in heads.written.values())
     caption = (
         f"{title}: {len(layers)} of {probs.shape[0]} layers and {len(chosen)} of {probs.shape[1]} "
-        f"heads; the first tokens of the row: {written}"
+        f"heads; the first tokens of the row: {'; '.join(map(_text, heads.pieces.values()))}"
     )
     return draw(figure, name, f"Attention maps of {title}", caption)
+
+
+def _text(pieces: Sequence[str]) -> str:
+    return "".join(pieces)[:300]
 
 
 def _shortened(pieces: Sequence[str]) -> list[str]:
     """With spaces that can be seen."""
     seen = [piece.replace(" ", "·") for piece in pieces[:WORDS]]
     return [t if len(t) <= LETTERS else f"{t[: LETTERS - 1]}…" for t in seen]
-
-
-def _statistics(title: str, heads: Heads, name: str) -> Figure:
-    """Small tables, as dark as their numbers: one for each statistic, layers x heads."""
-    tables = []
-    for statistic, words in TITLES.items():
-        if statistic not in heads.trained:  # maps to another text have no distance
-            continue
-        share = 100 if words.startswith("%") else 1
-        values, before = (of[statistic] * share for of in (heads.trained, heads.untrained))
-        if np.isnan(values).all():
-            continue
-        digits = 1 if statistic == "entropy" or np.nanmax(values) < 9.5 else 0
-        means = [f"{np.nanmean(a):.{digits}f}" for a in (values, before)]
-        above = f"{words}\nmean {means[0]}, untrained {means[1]}"
-        most = 100.0 if share > 1 else float(np.nanmax(values))
-        tables.append(HeadTable(above, values, most, digits))
-    layers, count = heads.probs.shape[:2]
-    caption = (
-        f"{title}: {layers} layers (rows, from 0) and {count} heads (columns, from 0), means over "
-        f"{heads.rows} held-out rows."
-    )
-    figure = head_tables(tables, heads.layers(range(layers)))
-    return draw(figure, name, f"Statistics of the heads of {title}", caption)
 
 
 def evenly_spaced(count: int, most: int) -> list[int]:
@@ -315,3 +299,59 @@ def evenly_spaced(count: int, most: int) -> list[int]:
     ([0, 4, 7, 11], [0, 1, 2])
     """
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
+
+
+def attention_map(
+    probs: np.ndarray,
+    layers: Sequence[str],
+    heads: Sequence[str],
+    tokens: Sequence[str],
+    keys: Sequence[str],
+) -> "Drawing":
+    """A grid of attention maps, one row per layer and one column per head, with a scale below.
+
+    The colour goes with the square root of the probability, so that small probabilities show.
+
+    Args:
+      probs: attention probabilities [L, N, T, S].
+      layers, heads: their names.
+      tokens, keys: query and key tokens, written at the left and below the grid.
+    """
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    rows, columns, *lengths = probs.shape
+    cell = max(min(1.0, max(4.0 / columns, 0.62)), TOKEN_HEIGHT * max(lengths) + 0.1)
+    margin = 0.6 * SMALL_FONT / 72 * max(map(len, [*tokens, *keys]))
+    size = columns * cell + 0.7 + margin, rows * cell + 1.5 + margin
+    figure, grid = new_figure(*size, rows, columns)
+    colours = LinearSegmentedColormap.from_list("shares", [BACKGROUND, COLOURS[0]])
+    # A dollar would start a formula.
+    tokens, keys = ([word.replace("$", r"\$") for word in some] for some in (tokens, keys))
+    for i, j in np.ndindex(rows, columns):
+        axes = grid[i][j]
+        norm = PowerNorm(0.5, 0, 1)
+        image = axes.imshow(probs[i, j], colours, norm=norm, interpolation="none", aspect="auto")
+        axes.tick_params(length=0)
+        axes.grid(visible=False)
+        axes.spines[:].set(visible=True, color=GRID)
+        axes.set_box_aspect(1)
+        axes.set(xticks=[], yticks=[])
+        if j == 0:
+            axes.set_yticks(range(len(tokens)), tokens, fontsize=SMALL_FONT, color=FOREGROUND)
+            axes.set_ylabel(layers[i], fontsize=FONT_SIZE, color=FOREGROUND)
+        if i == rows - 1:
+            axes.set_xticks(
+                range(len(keys)), keys, rotation=90, fontsize=SMALL_FONT, color=FOREGROUND
+            )
+        if i == 0:
+            axes.set_title(heads[j], fontsize=FONT_SIZE, color=FOREGROUND)
+    grid[-1][0].set_xlabel("keys →", fontsize=FONT_SIZE, color=FOREGROUND, loc="left")
+    figure.supylabel("← queries", fontsize=FONT_SIZE, color=FOREGROUND)
+    bar = figure.colorbar(
+        image, ax=[axes for line in grid for axes in line], location="bottom", aspect=30,
+        shrink=min(0.6, SIZE[0] / figure.get_figwidth()), ticks=[0, 0.1, 0.5, 1],
+    )  # fmt: skip
+    bar.ax.tick_params(labelcolor=FOREGROUND, color=GRID, labelsize=FONT_SIZE)
+    bar.outline.set_edgecolor(GRID)
+    bar.set_label("attention probability", fontsize=FONT_SIZE, color=FOREGROUND)
+    return figure

@@ -39,10 +39,11 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Lines as they are: commands, or what a model wrote."""
+    """Lines as they are, with a caption above; `folded`: only after a click."""
 
     text: str
-    caption: str = ""
+    caption: str
+    folded: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,10 @@ from attnlab.lab.description import Description, Tags, read_description
 from attnlab.lab.policies import FINAL_RATE, FIRST_RATE, TUNING
 from attnlab.lab.result import MetricInfo, RunResult
 from attnlab.lab.results import COLUMNS, Results, config_fields
-from attnlab.lab.spec import RunSpec, read_specs
+from attnlab.lab.spec import RunSpec
 from attnlab.lab.stats import Scores, Variant
 from attnlab.lab.sweep import load_results
+from attnlab.lab.workdir import specs_in
 from attnlab.load import SPECS
 from attnlab.nested import JSON, differing
 from attnlab.report.style import Style, style
@@ -54,6 +55,11 @@ class Panel:
     def sign(self) -> int:
         """1 where lower is better, -1 where higher is."""
         return self.results.sign(self.metric.name)
+
+    @property
+    def better(self) -> str:
+        """The direction of better scores."""
+        return "lower" if self.sign > 0 else "higher"
 
     @functools.cached_property
     def variants(self) -> dict[Variant, list[RunResult]]:
@@ -100,39 +106,34 @@ class Panel:
     def styles(self) -> dict[str, Style]:
         """Label of a variant -> its style. The first tag that varies gives the colour, the others
         dashes and marker."""
-        varied = differing([dict(v) for v in self.variants])
-        first = next(iter(varied), None)
-        colours: dict[str, int] = {}
-        patterns: dict[str, int] = {}
-        found = {}
-        for variant in self.variants:
-            tags = dict(variant)
-            colour = repr(tags.get(first) if first else None)
-            rest = repr([tags.get(name) for name in varied if name != first])
-            found[self.labels[variant]] = style(
-                colours.setdefault(colour, len(colours)), patterns.setdefault(rest, len(patterns))
-            )
-        return found
+        first, *others = differing([dict(v) for v in self.variants]) or [""]
+        keys = [(dict(v).get(first), repr([dict(v).get(n) for n in others])) for v in self.variants]
+        colours, patterns = (list(dict.fromkeys(some)) for some in zip(*keys, strict=True))
+        return {
+            self.labels[variant]: style(colours.index(colour), patterns.index(pattern))
+            for variant, (colour, pattern) in zip(self.variants, keys, strict=True)
+        }
+
+    def weakest_baseline(self, variant: Variant) -> tuple[str, float] | None:
+        """The worst of the baselines without a model, and its score; None where there is none."""
+        known = self.variants[variant][0].scores.baselines.get(self.metric.name, {})
+        return max(known.items(), key=lambda item: self.sign * item[1], default=None)
 
     def numbers(self, variant: Variant, name: str) -> list[float]:
         """A number of each run: held out, or the last of this name in its metrics; "": the main
         metric."""
-        name = name or self.metric.name
-        found = []
+        name, found = name or self.metric.name, []
         for run in self.variants[variant]:
-            if name in run.scores.heldout:
-                found.append(run.scores.heldout[name])
-            elif (curve := self.curve(run, name)) and curve:
-                found.append(curve[max(curve)])
+            curve = self.curve(run, name)
+            found += [run.scores.heldout[name]] if name in run.scores.heldout else []
+            found += [curve[max(curve)]] if curve and name not in run.scores.heldout else []
         return found
 
     def curve(self, run: RunResult, name: str) -> dict[int, float]:
         """Step -> a number of its metrics; empty where the run left none."""
         folder = self.results.folder_of(run)
-        if folder is None or not (folder / METRICS).exists():
-            return {}
-        rows = [row for row in _rows(folder / METRICS) if name in row]
-        return {int(row["step"]): float(np.ravel(row[name])[0]) for row in rows}
+        rows = _rows(folder / METRICS) if folder and (folder / METRICS).exists() else []
+        return {int(row["step"]): float(np.ravel(row[name])[0]) for row in rows if name in row}
 
     def named(self, text: str) -> str:
         """A heading with the title of the panel."""
@@ -162,24 +163,21 @@ def read_panels(
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError(f"{', '.join(map(str, folders))}: the same workdir twice; leave one out")
     names = [folder.name for folder in folders]
-    panels: list[Panel] = []
+    panels: dict[str, Panel] = {}
     for i, one in enumerate(given, start=1):
         if isinstance(one, Results):
             panel = Panel(one, description or Description(), title=f"results {i}")
         else:
             folder = Path(one)
-            unique = folder.name if names.count(folder.name) == 1 else str(folder)
+            alone = names.count(folder.name) == 1
+            unique = folder.name if alone else f"{folder.resolve().parent.name}/{folder.name}"
             panel = _read(folder, unique, description)
-        same = (
-            k
-            for k, other in enumerate(panels)
-            if _configs(other.results) == _configs(panel.results) and _data(other) != _data(panel)
-        )
-        if (k := next(same, None)) is None:
-            panels.append(panel)
-        else:
-            panels[k] = _together(panels[k], panel)
-    return [dataclasses.replace(panels[0], title="")] if len(panels) == 1 else panels
+        configs, data = _configs(panel.results), _data(panel)
+        same = (key for key, other in panels.items() if key.startswith(configs))
+        key = next((key for key in same if _data(panels[key]) != data), f"{configs} {i}")
+        panels[key] = _together(panels[key], panel) if key in panels else panel
+    found = list(panels.values())
+    return [dataclasses.replace(found[0], title="")] if len(found) == 1 else found
 
 
 def _together(one: Panel, other: Panel) -> Panel:
@@ -194,29 +192,26 @@ def _together(one: Panel, other: Panel) -> Panel:
 
 
 def _read(workdir: Path, title: str, description: Description | None) -> Panel:
-    results = load_results(workdir)
+    results, tuning = load_results(workdir), workdir / TUNING
     if not len(results):
         raise ValueError(f"no run in {workdir} has a result yet; let the sweep finish one")
     done = {run.spec.id for run in results}
-    specs = read_specs((workdir / SPECS).read_text(encoding="utf-8"))
-    tuning = workdir / TUNING
     return Panel(
         results,
         description or read_description(workdir),
         title=title,
-        unfinished=[spec for spec in specs if spec.id not in done],
+        unfinished=[spec for name, spec in specs_in(workdir).items() if name not in done],
         tuning=load_results(tuning) if (tuning / SPECS).exists() else None,
     )
 
 
-def _configs(results: Results) -> set[str]:
-    found = set()
-    for variant, runs in results.by_variant().items():
-        # Learning rates are tuned on each text.
-        rates = (FIRST_RATE, FINAL_RATE)
-        fields = {n: v for n, v in config_fields(runs[0]).items() if n not in rates}
-        found.add(repr((variant, sorted(fields.items(), key=repr))))
-    return found
+def _configs(results: Results) -> str:
+    """The variants and their configs without data, and without learning rates, which are tuned on
+    each text."""
+    configs = {variant: config_fields(runs[0]) for variant, runs in results.by_variant().items()}
+    for fields in configs.values():
+        del fields[FIRST_RATE], fields[FINAL_RATE]
+    return repr(sorted(configs.items(), key=repr))
 
 
 def _data(panel: Panel) -> set[str]:

@@ -10,7 +10,7 @@ from attnlab.lab.result import RunResult
 from attnlab.lab.results import label_of
 from attnlab.lab.stats import LEVEL, best_rate
 from attnlab.report.page import Table, number, p_value
-from attnlab.report.panel import Panel, mean_of
+from attnlab.report.panel import Panel
 
 with extra("lab"):
     import pandas
@@ -28,9 +28,10 @@ Row = dict[str, object]
 
 def comparison_table(panel: Panel, name: str = "comparisons") -> Table:
     """Each comparison with its interval and corrected p-values."""
-    digits, margin, rows = panel.metric.digits, panel.about.margin, []
-    for c in panel.comparisons.to_dict("records"):
-        row: Row = {
+    digits, margin, found = panel.metric.digits, panel.about.margin, panel.comparisons
+    averaged = bool((found["over"] != "").any())
+    rows: list[Row] = [
+        {
             "variant": f"{c['variant']} (mean)" if c["over"] else c["variant"],
             "baseline": c["baseline"],
             "difference": float(c["difference"]),
@@ -38,26 +39,24 @@ def comparison_table(panel: Panel, name: str = "comparisons") -> Table:
             "p": p_value(c["p_holm"]).replace(" ", "\u00a0"),
             **({"p outside margin": p_value(c["p_equivalent"])} if margin else {}),
             "conclusion": c["conclusion"],
-            "single differences": _range(c["least"], c["most"], digits),
+            **({"single differences": _range(c["least"], c["most"], digits)} if averaged else {}),
             "pairs": c["pairs"],
         }
-        rows.append(row)
-    frame = _frame(rows)
-    if not (panel.comparisons["over"] != "").any():
-        frame = frame.drop(columns="single differences")
-    methods = [METHODS[m] for m in dict.fromkeys(panel.comparisons["method"]) if m in METHODS]
+        for c in found.to_dict("records")
+    ]
+    methods = [METHODS[m] for m in dict.fromkeys(found["method"]) if m in METHODS]
     caption = (
         f"Variant less baseline in {panel.metric.unit}, paired by seed. Test: "
         f"{' and '.join(methods) or 'none of one seed'}. p: two-sided, after Holm's correction."
     )
     if margin:
         caption += f" Equivalent: within {margin:g}, corrected the same way."
-    if "single differences" in frame:
+    if averaged:
         caption += (
             " Mean: over all variants with this value, seed by seed; single differences are the "
             "lowest and the highest that are averaged."
         )
-    return Table(name, caption, frame, {"difference": digits}, data=panel.comparisons)
+    return Table(name, caption, _frame(rows), {"difference": digits}, data=found)
 
 
 def _range(low: float, high: float, digits: int) -> str | None:
@@ -66,30 +65,27 @@ def _range(low: float, high: float, digits: int) -> str | None:
 
 def scores_table(panel: Panel, name: str = "scores") -> Table:
     """Held-out scores of each variant, best mean first, and the baselines without a model."""
-    unit, first = panel.metric.unit, panel.results[0]
+    unit, metric, first = panel.metric.unit, panel.metric.name, panel.results[0]
     known = panel.results.metrics
-    others = {m: known[m].unit if m in known else m
-              for m in first.scores.heldout if m != panel.metric.name}  # fmt: skip
+    others = {m: known[m].unit if m in known else m for m in first.scores.heldout if m != metric}
     diverged = any(run.status == "diverged" for run in panel.results)
     rows: list[Row] = []
-    for variant in [*panel.scores, *(v for v in panel.variants if v not in panel.scores)]:
-        scores, runs = panel.scores.get(variant, {}), panel.variants[variant]
-        spread = float(np.std(list(scores.values()), ddof=1)) if len(scores) > 1 else None
+    for variant in dict.fromkeys([*panel.scores, *panel.variants]):
+        scores, runs = list(panel.scores.get(variant, {}).values()), panel.variants[variant]
         gone = sum(run.status == "diverged" for run in runs)
         rows.append({
             "variant": panel.labels[variant],
-            f"held-out {unit}": mean_of(scores) if scores else None,
-            "standard deviation": spread,
+            f"held-out {unit}": float(np.mean(scores)) if scores else None,
+            "standard deviation": float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
             "runs": len(scores),
             **({"diverged": gone} if diverged else {}),
-            f"train {unit}": _mean(runs, "train", panel.metric.name),
+            f"train {unit}": _mean(runs, "train", metric),
             **{f"held-out {text}": _mean(runs, "heldout", m) for m, text in others.items()},
         })  # fmt: skip
-    for baseline, value in first.scores.baselines.get(panel.metric.name, {}).items():
+    for baseline, value in first.scores.baselines.get(metric, {}).items():
         rows.append({"variant": f"{baseline} (no model)", f"held-out {unit}": value})
-    word = ("lowest", "Lower") if panel.sign > 0 else ("highest", "Higher")
     caption = (
-        f"Held-out score, {word[0]} mean first. {word[1]} is better. Standard deviation over runs."
+        f"Held-out score, best mean first; {panel.better} is better. Standard deviation: of runs."
     )
     digits = {f"{part} {unit}": panel.metric.digits for part in ("held-out", "train")}
     return Table(name, caption, _frame(rows), digits)

@@ -27,8 +27,8 @@ SENTENCES = {
 """Conclusion -> sentence."""
 MOST_SHOWN = 4
 """Comparisons that have a sentence each; of more, those of a conclusion are counted and listed."""
-MOST_NAMES = 8
-"""Names of variants in such a list."""
+MOST_NAMES = 12
+"""Names of variants in such a list, and values of a fact."""
 FEW_SEEDS = 3
 RELATIONS = {"at most": np.less_equal, "at least": np.greater_equal, "exactly": np.equal}
 
@@ -50,92 +50,76 @@ def subject(panels: Sequence[Panel]) -> str:
     """What was run, and what the scores are."""
     runs = [run for panel in panels for run in panel.results]
     names = dict.fromkeys(run.data.name or type(run.spec.config.data).__name__ for run in runs)
-    counts = (
-        counted(max(len(panel.variants) for panel in panels), "variant"),
-        counted(len({run.spec.seed for run in runs}), "seed"),
-        counted(len(runs), "run"),
-    )
-    units = {
-        f"{panel.metric.unit} ({'lower' if panel.sign > 0 else 'higher'} is better)": None
-        for panel in panels
-    }
+    units = dict.fromkeys(f"{panel.metric.unit} ({panel.better} is better)" for panel in panels)
     return (
-        f"{', '.join(counts)}, trained on {' and '.join(names)}. Scores are {' or '.join(units)} "
-        "on held-out data."
+        f"{counted(max(len(panel.variants) for panel in panels), 'variant')}, "
+        f"{counted(len({run.spec.seed for run in runs}), 'seed')}, {counted(len(runs), 'run')}, "
+        f"trained on {' and '.join(names)}. Scores are {' or '.join(units)} on held-out data."
     )
 
 
 def answers(panel: Panel) -> list[Paragraph]:
     """The conclusions of a panel: those of averages over other tags, where there are any, else
     those of single comparisons."""
-    if not panel.scores:
-        return [Paragraph("Every run diverged.", panel.named("Nothing to compare"), "answer")]
-    unit, digits = panel.metric.unit, panel.metric.digits
-    if len(panel.scores) == 1:
-        [(variant, scores)] = panel.scores.items()
-        text = (
-            f"{number(mean_of(scores), digits)} {unit} held out, {counted(len(scores), 'run')}. "
-            "There is no other variant to compare it with."
-        )
-        return [Paragraph(text, _titled(panel, f"{panel.labels[variant]}:"), "answer")]
+    start = f"{panel.title}: " if panel.title else ""
     every = list(panel.comparisons.itertuples())
     rows = [row for row in every if row.over] or every
-    if len(rows) > MOST_SHOWN:
-        return [_counted(panel, rows)]
-    return [_answer(panel, row) for row in rows]
+    if not panel.scores:
+        lead, text = "Nothing to compare.", "Every run diverged."
+    elif len(panel.scores) == 1:
+        [(variant, scores)] = panel.scores.items()
+        lead = f"{panel.labels[variant]}: {number(mean_of(scores), panel.metric.digits)}"
+        lead += f" {panel.metric.unit} held out."
+        text = "There is no other variant to compare it with."
+    elif len(rows) > MOST_SHOWN:
+        lead, text = _counted(panel, rows)
+    else:
+        found = [_answer(panel, row) for row in rows]
+        return [Paragraph(text, start + lead, "answer") for lead, text in found]
+    return [Paragraph(text, start + lead, "answer")]
 
 
-def _counted(panel: Panel, rows: Sequence[Any]) -> Paragraph:
+def _counted(panel: Panel, rows: Sequence[Any]) -> tuple[str, str]:
     """How many comparisons have which conclusion, and their variants."""
-    groups: dict[str, list[str]] = {word: [] for word in SENTENCES}
-    for row in rows:
-        groups[row.conclusion].append(row.variant)
-    lead = ", ".join(f"{len(some)} {word}" for word, some in groups.items() if some)
-    listed = [
-        f"{word.capitalize()}: {'; '.join(some[:MOST_NAMES])}"
-        f"{f' and {len(some) - MOST_NAMES} more' if len(some) > MOST_NAMES else ''}."
-        for word, some in groups.items()
-        if some and word != "inconclusive"
-    ]
+    found = {word: [row.variant for row in rows if row.conclusion == word] for word in SENTENCES}
+    counts = ", ".join(f"{len(some)} {word}" for word, some in found.items() if some)
+    del found["inconclusive"]
+    listed = [f"{word.capitalize()}: {_listed(some)}." for word, some in found.items() if some]
     text = " ".join([*listed, f"The table {panel.named('Comparisons')} has all."])
-    lead = f"Of {counted(len(rows), 'comparison')}: {lead}."
-    return Paragraph(text, _titled(panel, lead), "answer")
+    return f"Of {len(rows)} comparisons: {counts}.", text
 
 
-def _answer(panel: Panel, row: Any) -> Paragraph:
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return "; ".join(names[:MOST_NAMES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _answer(panel: Panel, row: Any) -> tuple[str, str]:
     """The conclusion of one comparison, and its numbers; `row` is one of the table."""
     digits, unit = panel.metric.digits, panel.metric.unit
-    lead = SENTENCES[row.conclusion].format(
-        variant=row.variant, baseline=row.baseline, margin=panel.about.margin, unit=unit,
-        over=f", averaged over {row.over}" if row.over else "",
-    )  # fmt: skip
+    over = f", averaged over {row.over}" if row.over else ""
+    words = {"variant": row.variant, "baseline": row.baseline, "over": over, "unit": unit}
+    lead = SENTENCES[row.conclusion].format(margin=panel.about.margin, **words)
     if row.least < 0 < row.most:
         lead += (
             f" The sign depends on {row.over}: the single differences are between "
             f"{number(row.least, digits)} and {number(row.most, digits)}."
         )
-    text = f"Difference {number(row.difference, digits)} {unit} "
-    text += f"({interval(row.low, row.high, digits)}, {p_equation(row.p_holm)})."
-    return Paragraph(text, _titled(panel, lead), "answer")
-
-
-def interval(low: float, high: float, digits: int) -> str:
-    """The interval in words."""
-    if low != low:
-        return "one pair of runs, no interval"
-    return f"95 % interval {number(low, digits)} to {number(high, digits)}"
-
-
-def _titled(panel: Panel, lead: str) -> str:
-    return f"{panel.title}: {lead}" if panel.title else lead
+    interval = f"95 % interval {number(row.low, digits)} to {number(row.high, digits)}"
+    interval = "one pair of runs, no interval" if row.low != row.low else interval
+    text = f"Difference {number(row.difference, digits)} {unit} ({interval}, "
+    return lead, f"{text}{p_equation(row.p_holm)})."
 
 
 def warnings(panel: Panel) -> list[Paragraph]:
     """What is wrong with the runs."""
-    lines = []
-    for name, values in differing([dict(r.provenance.environment) for r in panel.results]).items():
-        known = " or ".join(dict.fromkeys(map(str, values)))
-        lines.append(f"The runs had different environments: {name} is {known}.")
+    lines = [
+        f"The runs had different environments: {name} is "
+        f"{' or '.join(dict.fromkeys(map(str, values)))}."
+        for name, values in differing(
+            [dict(run.provenance.environment) for run in panel.results]
+        ).items()
+    ]
     for variant, runs in panel.variants.items():
         if gone := [run for run in runs if run.status == "diverged"]:
             seeds = ", ".join(str(run.spec.seed) for run in gone)
@@ -148,10 +132,10 @@ def warnings(panel: Panel) -> list[Paragraph]:
         for name, some in _worse_than_baselines(panel).items()
     ]
     if waiting := [spec.id for spec in panel.unfinished]:
-        lines.append(f"Not finished, so not shown: {', '.join(waiting)}.")
-    planned = panel.about.planned_seeds
+        lines.append(f"Not finished, so not shown: {_listed(waiting)}.")
     there = sorted({run.spec.seed for run in panel.results})
-    if added := [str(seed) for seed in there if planned and seed not in planned]:
+    planned = panel.about.planned_seeds or there
+    if added := [str(seed) for seed in there if seed not in planned]:
         lines.append(
             f"Seeds {', '.join(added)} were added after scores were seen: pairs are judged by a "
             "test that allows it, and averages over other tags by the planned seeds alone."
@@ -169,33 +153,29 @@ def _other_data(panel: Panel) -> list[str]:
             "Runs of the same data config were trained on different data (their digests differ), "
             "so their scores cannot be compared."
         ]
-    if len(panel.results.texts) > 1 or len(digests) < 2:
+    if len(panel.results.texts) > 1:
         return []
-    fields = differing([flatten(json.loads(data)) for data in digests])
     tags = {name for variant in panel.variants for name, _ in variant}
-    other = [name for name in fields if name not in tags]
-    return [f"Variants were trained on different data: {', '.join(other)} differ."] if other else []
+    fields = differing([flatten(json.loads(data)) for data in digests])
+    other = ", ".join(name for name in fields if name not in tags)
+    return [f"Variants were trained on different data: {other} differ."] if other else []
 
 
 def _worse_than_baselines(panel: Panel) -> dict[str, list[str]]:
     """The weakest baseline, which has no model -> the variants that it is better than."""
     worse: dict[str, list[str]] = {}
-    for variant in panel.scores:
-        run = panel.variants[variant][0]
-        known = run.scores.baselines.get(panel.metric.name, {})
-        if not known:
-            continue
-        name, value = max(known.items(), key=lambda item: panel.sign * item[1])
-        if panel.sign * (mean_of(panel.scores[variant]) - value) > 0:
-            worse.setdefault(name, []).append(panel.labels[variant])
+    for variant, scores in panel.scores.items():
+        if weakest := panel.weakest_baseline(variant):
+            name, value = weakest
+            if panel.sign * (mean_of(scores) - value) > 0:
+                worse.setdefault(name, []).append(panel.labels[variant])
     return worse
 
 
 def expectations(panel: Panel) -> list[Paragraph]:
     """Which expected results were found, those that were not first."""
-    about = panel.about
+    about, parts = panel.about, []
     found = [_judge(panel, expected) for expected in about.expectations]
-    parts = []
     for held, lead in ((False, "Not as expected:"), (True, "As expected:"), (None, "No result:")):
         if some := [text for judged, text in found if judged is held]:
             parts.append(Paragraph("; ".join(some) + ".", lead, "answer"))
@@ -205,19 +185,18 @@ def expectations(panel: Panel) -> list[Paragraph]:
 
 
 def _judge(panel: Panel, expected: Expectation) -> tuple[bool | None, str]:
-    """Did it come (None: no result), and in which words?"""
+    """Was it found (None: no result), and in which words?"""
+    numbers: dict[str, float] = {}
     values = _numbers(panel, expected, expected.tags)
-    if not len(values):
-        return None, ", ".join(map(str, expected.tags.values()))
+    others = _numbers(panel, expected, expected.over or expected.tags)
+    for found, tags in ((values, expected.tags), (others, expected.over or {})):
+        if not len(found):
+            return None, ", ".join(map(str, tags.values()))
     numbers = {"mean": values.mean(), "min": values.min(), "max": values.max()}
-    judged = values
     if expected.over is not None:
-        others = _numbers(panel, expected, expected.over)
-        if not len(others):
-            return None, ", ".join(map(str, expected.over.values()))
         numbers["ratio"] = values.mean() / others.mean()
-        judged = np.array([numbers["ratio"]])
-    held = bool(np.all(RELATIONS[expected.relation](judged, expected.value)))
+        values = np.array([numbers["ratio"]])
+    held = bool(np.all(RELATIONS[expected.relation](values, expected.value)))
     expectation = f"expected: {expected.relation} {expected.value:g}"
     return held, f"{expected.text.format(**numbers)} ({expectation})"
 
@@ -229,34 +208,33 @@ def _numbers(panel: Panel, expected: Expectation, tags: Tags) -> Array:
 
 def limits(panel: Panel) -> list[str]:
     """Sentences on what the comparison does not say."""
-    texts = panel.results.texts
-    seeds = {run.spec.seed for run in panel.results}
-    lines = list(panel.about.notes)
+    texts, seeds = len(panel.results.texts), len({run.spec.seed for run in panel.results})
+    sizes = sorted({run.sizes.parameters for run in panel.results})
+    equal = panel.about.matched
     if len(panel.results) == 1:
-        lines.append("One run: a result, not a comparison.")
-    elif len(seeds) == 1 and len(texts) == 1:
-        lines.append("One seed: there are no intervals.")
-    elif len(texts) == 1:
-        lines.append("Intervals cover variation over seeds only, not over texts or model sizes.")
+        interval = "One run: a result, not a comparison."
+    elif seeds == texts == 1:
+        interval = "One seed: there are no intervals."
+    elif texts == 1:
+        interval = "Intervals cover variation over seeds only, not over texts or model sizes."
     else:
-        lines.append(
-            f"Intervals cover variation over texts ({len(texts)}) and seeds: they are for other "
-            "texts of this kind, not for other model sizes."
+        interval = (
+            f"Intervals cover variation over texts ({texts}) and seeds: they are for other texts "
+            "of this kind, not for other model sizes."
         )
-    if len(texts) == 1 and 2 <= len(seeds) <= FEW_SEEDS:
-        lines.append(
-            f"Few seeds: the interval of a difference has {counted(len(seeds) - 1, 'degree')} of "
-            "freedom, so it is wide."
-        )
-    lines.append(_rates(panel))
-    if panel.about.matched:
-        lines.append(f"Equal for all variants: {panel.about.matched}. Other budgets differ.")
-    elif len(parameters := sorted({run.sizes.parameters for run in panel.results})) > 1:
-        lines.append(
-            f"Not at an equal budget: variants have {parameters[0]:,} to {parameters[-1]:,} "
-            "parameters."
-        )
-    return [line for line in lines if line]
+    few = (
+        f"Few seeds: the interval of a difference has {counted(seeds - 1, 'degree')} of freedom, "
+        "so it is wide."
+    )
+    budget = f"Not at an equal budget: variants have {sizes[0]:,} to {sizes[-1]:,} parameters."
+    lines = {
+        interval: True,
+        few: texts == 1 and 2 <= seeds <= FEW_SEEDS,
+        _rates(panel): len(panel.variants) > 1,
+        f"Equal for all variants: {equal}. Other budgets differ.": bool(equal),
+        budget: len(sizes) > 1 and not equal,
+    }
+    return [*panel.about.notes, *(line for line, holds in lines.items() if holds)]
 
 
 def _rates(panel: Panel) -> str:
@@ -265,8 +243,7 @@ def _rates(panel: Panel) -> str:
     if panel.tuning is not None:
         return "Each variant has a learning rate of its own, chosen on the validation part."
     if len(rates) == 1:
-        same = f"One learning rate for all variants ({rates[0]:g}), which may suit some better."
-        return same if len(panel.variants) > 1 else ""
+        return f"One learning rate for all variants ({rates[0]:g}), which may suit some better."
     if "learning_rate" in {name for variant in panel.variants for name, _ in variant}:
         return "Each learning rate is a variant of its own here; none was chosen."
     return f"Learning rates differ between variants ({', '.join(f'{r:g}' for r in rates)})."
@@ -275,18 +252,17 @@ def _rates(panel: Panel) -> str:
 def making_section(panels: Sequence[Panel]) -> Section:
     """Data, training, model, seeds, versions, command, seconds; each value once."""
     facts: dict[str, dict[str, None]] = {}
-    for panel in panels:
-        for run in panel.results:
-            for name, text in (*_facts(run), *_provenance(panel, run)):
-                facts.setdefault(name, {})[text] = None
-    runs = [run for panel in panels for run in panel.results]
-    seconds = sum(run.timing.seconds for run in runs)
-    shown = [(name, "; ".join(list(texts)[:12])) for name, texts in facts.items()]
-    shown.append(("Time", f"{seconds:,.0f} seconds of {counted(len(runs), 'run')} together"))
+    runs = [(panel, run) for panel in panels for run in panel.results]
+    for panel, run in runs:
+        for name, text in (*_facts(run), *_provenance(panel, run)):
+            facts.setdefault(name, {})[text] = None
+    seconds = sum(run.timing.seconds for _, run in runs)
+    facts["Time"] = {f"{seconds:,.0f} seconds of {counted(len(runs), 'run')} together": None}
     text = (
         "Every value that a run used is in its spec.json. results.csv has one row per run; each "
         "table is a CSV file in tables/, each figure an SVG file in figures/."
     )
+    shown = [(name, _listed(list(texts))) for name, texts in facts.items()]
     return Section("How it was made", [Facts(shown), Paragraph(text)])
 
 
@@ -296,7 +272,8 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
     given = [f"{n} {v}" for n, v in source.items() if v not in ("", None, (), [])]
     facts = [f"{v:,} {n}" if isinstance(v, int) else f"{n}: {v}" for n, v in run.data.facts.items()]
     digest = [f"sha256 {run.data.sha256}"] if run.data.sha256 else []
-    yield "Data", ", ".join([run.data.name, *given, *facts, *digest]).lstrip(", ")
+    scored = train.evaluation.windows
+    yield "Data", ", ".join(filter(None, [run.data.name, *given, *facts, *digest]))
     yield "Task", run.task.description or str(run.spec.config.task)
     if run.provenance.start:
         yield "Start", run.provenance.start
@@ -307,7 +284,6 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         f"{train.schedule.warmup(train.steps):,} steps of warm-up",
     )
     yield "Learning rates", f"{train.optimizer.learning_rate:.3g}"
-    scored = train.evaluation.windows
     yield "Scored", f"{scored:,} held-out rows" if scored else "all held-out rows"
     yield "Seeds", str(run.spec.seed)
     sizes = f"{model.num_layers} layers, width {model.width:,}, {model.heads.num_heads} heads"
@@ -321,8 +297,8 @@ def _provenance(panel: Panel, run: RunResult) -> Iterator[tuple[str, str]]:
         return
     if (command := folder.parent.parent / COMMAND).exists():
         yield "Command", command.read_text(encoding="utf-8").strip()
-    if (folder / PROVENANCE).exists():
-        git = json.loads((folder / PROVENANCE).read_text(encoding="utf-8")).get("git")
-        if git:
-            changed = " with changes (changes.diff of each run)" if git["changed"] else ""
-            yield "Commit", f"{git['commit'][:12]}{changed}"
+    if (folder / PROVENANCE).exists() and (
+        git := json.loads((folder / PROVENANCE).read_text(encoding="utf-8")).get("git")
+    ):
+        changed = " with changes (changes.diff of each run)" if git["changed"] else ""
+        yield "Commit", f"{git['commit'][:12]}{changed}"

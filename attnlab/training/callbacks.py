@@ -17,16 +17,21 @@ from attnlab.training.step import TrainState
 
 
 class StepInfo(NamedTuple):
-    """What a callback gets: one seed at one step."""
+    """What a callback gets: one seed at one step.
+
+    Attributes:
+      step: how many steps were taken.
+      params: after them, on the host.
+      initial: at step 0.
+      model: what is trained.
+      log: (name, number): writes it to metrics.jsonl and the loggers.
+    """
 
     step: int
     params: Params
-    """After that many steps, on the host."""
     initial: Params
-    """At step 0."""
     model: Model
     log: Callable[[str, jax.typing.ArrayLike], None]
-    """(name, number): writes it to metrics.jsonl and the loggers."""
 
 
 @runtime_checkable

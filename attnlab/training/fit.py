@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -20,52 +20,39 @@ from attnlab.models import ModelConfig
 from attnlab.sharing import Params
 from attnlab.sharing.plan import plan_name
 from attnlab.training import memory, sharding
+from attnlab.training import step as steps
 from attnlab.training.callbacks import Callback, Profile, StepInfo
-from attnlab.training.checkpoint import (
-    Checkpoints,
-    check_run,
-    describe_run,
-)
+from attnlab.training.checkpoint import Checkpoints, check_run, describe_run
 from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
 from attnlab.training.loggers import Row, read_metrics
 from attnlab.training.metrics import Recorder
-from attnlab.training.objectives.objective import (
-    Model,
-    Objective,
-    check_kind,
-    check_output,
-    input_shapes,
-)
+from attnlab.training.objectives import objective as objectives
+from attnlab.training.objectives.objective import Model, Objective
 from attnlab.training.optimizers import Optimizer
 from attnlab.training.sharding import StateSharding
-from attnlab.training.step import (
-    Evaluator,
-    InitParams,
-    TrainState,
-    host_batch,
-    init_state,
-    initial_state,
-    new_params,
-    step_of_seeds,
-)
+from attnlab.training.step import InitParams, TrainState
 
 Scores: TypeAlias = dict[str, np.ndarray]
 """Name -> a number for each seed [S]."""
 
 
 class FitOptions(NamedTuple):
-    """What `fit` may be given besides."""
+    """What `fit` may be given besides.
+
+    Attributes:
+      mesh: devices; None: all, as "data".
+      sharding: how parameters and optimizer are sharded over the mesh.
+      params: to start from, in place of `model.init`: a tree for all seeds, which then differ in
+        batches and dropout alone; a list with the tree of each seed; or a function (key, inputs) ->
+        tree.
+      callbacks: functions with a period (`callbacks.callback`).
+    """
 
     mesh: Mesh | None = None
-    """Devices; None: all, as "data"."""
     sharding: StateSharding = StateSharding()
-    """How parameters and optimizer are sharded over the mesh."""
     params: Params | list[Params] | InitParams | None = None
-    """To start from, in place of `model.init`: a tree for all seeds, which then differ in batches
-    and dropout alone; a list with the tree of each seed; or a function (key, inputs) -> tree."""
     callbacks: Sequence[Callback | Profile] = ()
-    """Functions with a period (`callbacks.callback`)."""
 
 
 class FitResult(NamedTuple):
@@ -75,20 +62,24 @@ class FitResult(NamedTuple):
 
         mean = result.heldout["loss"].mean()
         params = jax.tree.map(lambda a: a[0], result.state.params)  # of the first seed
+
+    Attributes:
+      state: at the last step.
+      step: its number.
+      heldout: "loss" (the objective's, a mean over the targets that count) and every metric.
+      train: the same of the training part.
+      wall_seconds: of all seeds together, over every start of the run, with compilation.
+      tokens_per_second: of all seeds together, without compilation and evaluation.
+      validation: as `heldout`, of the whole validation part; empty where the dataset has none.
     """
 
     state: TrainState
     step: int
     heldout: Scores
-    """"loss" (the objective's, a mean over the targets that count) and every metric."""
     train: Scores
-    """The same of the training part."""
     wall_seconds: float
-    """Of all seeds together, over every start of the run, with compilation."""
     tokens_per_second: float
-    """Of all seeds together, without compilation and evaluation."""
     validation: Scores
-    """The same as `heldout` of the whole validation part; empty where the dataset has none."""
 
 
 def fit(
@@ -148,31 +139,33 @@ def fit(
         model, objective, optimizer, config, dataset, recorder, checkpoints, options
     )
     first = training.restore()
-    with stop_signals() as stop_requested, training.finishing_profiles():
+    with stop_signals() as stop_requested, contextlib.ExitStack() as at_end:
+        for profile in training.profiles:  # a trace that is still active, also after an error
+            at_end.callback(profile.finish)
         if sharding.any_process(bool(stop_requested())):  # while the data were loaded
             raise Stopped(f"stopped at step {first} of {config.steps}")
         if first < config.steps:
             training.compile(first)
         if not first:
             training.call_back(0)
-        with recorder.progress(config.steps, first) as advance:
-            for step in range(first + 1, config.steps + 1):
-                training.take_step(step)
-                is_last, logs = step == config.steps, step % config.log_every == 0
-                if logs or is_last:
-                    training.log(step)
-                    advance(step, training.tokens_per_step)
-                if step % config.evaluation.every == 0 and not is_last:
-                    training.evaluate(step)
-                training.call_back(step)
-                # Hosts agree on the step to stop at, now and then: it costs them a message.
-                agrees = logs or jax.process_count() == 1
-                stops = agrees and sharding.any_process(bool(stop_requested()))
-                if step % config.checkpoint_every == 0 or is_last or stops:
-                    training.save(step)
-                if stops:
-                    raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
-                training.clock.start(step)  # hence not before the first step, which compiles
+        advance = at_end.enter_context(recorder.progress(config.steps, first))
+        for step in range(first + 1, config.steps + 1):
+            training.take_step(step)
+            is_last, logs = step == config.steps, step % config.log_every == 0
+            if logs or is_last:
+                training.log(step)
+                advance(step, training.tokens_per_step)
+            if step % config.evaluation.every == 0 and not is_last:
+                training.evaluate(step)
+            training.call_back(step)
+            # Hosts agree on the step to stop at, now and then: it costs them a message.
+            agrees = logs or jax.process_count() == 1
+            stops = agrees and sharding.any_process(bool(stop_requested()))
+            if step % config.checkpoint_every == 0 or is_last or stops:
+                training.save(step)
+            if stops:
+                raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
+            training.clock.start(step)  # hence not before the first step, which compiles
     return training.result()
 
 
@@ -192,42 +185,33 @@ class _Training:
     def __post_init__(self) -> None:
         self.began, self.earlier_seconds, self.clock = time.perf_counter(), 0.0, Clock()
         model, config, dataset, options = self.model, self.config, self.dataset, self.options
-        self._check_task()
+        about, objective, shapes = getattr(model, "config", None), self.objective, dataset.shapes()
+        if isinstance(about, ModelConfig):
+            objectives.check_kind(objective.description, objective, about)
+            objectives.check_output(objective.description, objective, about, dataset.sizes)
+        inputs = objectives.input_shapes(objective, shapes)
         self.mesh = options.mesh or sharding.data_mesh(batch_size=config.batch_size)
-        self.objective = self.objective.bind(dataset.sizes)
+        self.objective = objective = objective.bind(dataset.sizes)
         self.identity = describe_run(model, dataset.digest, config)
         self.seeds = sharding.replicate(self.mesh, np.array(config.seeds, np.uint32))
-        self.state, self.shardings = initial_state(
-            self.init_seed, config.seeds, self._initial_params(), self.mesh, options.sharding
+
+        def init(seed: Array, params: Params | InitParams | None) -> TrainState:
+            transform = self.optimizer.transform
+            return steps.init_state(model, objective, transform, shapes, seed, params)
+
+        params = options.params
+        if params is None and self.mesh.size == 1:  # by a program that other runs use too
+            zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), inputs)
+            params = [steps.new_params(model, seed, zeros) for seed in config.seeds]
+        self.state, self.shardings = steps.initial_state(
+            init, config.seeds, params, self.mesh, options.sharding
         )
         self.device_arrays = sharding.replicate(self.mesh, dataset.device_arrays)
-        self._evaluator = Evaluator(model, self.objective, self.mesh, config.evaluation.batch_size)
+        self._score = steps.Evaluator(model, objective, self.mesh, config.evaluation.batch_size)
         self._rate = jax.jit(self.optimizer.schedule)
         self.profiles = [one for one in options.callbacks if isinstance(one, Profile)]
         self.callbacks = [one for one in options.callbacks if not isinstance(one, Profile)]
         self._initial: Params = sharding.gather(self.state.params) if self.callbacks else {}
-
-    def _check_task(self) -> None:
-        """Raises ValueError where model and dataset do not fit the objective."""
-        config, objective, sizes = getattr(self.model, "config", None), self.objective, self.dataset
-        if isinstance(config, ModelConfig):
-            check_kind(objective.description, objective, config)
-            check_output(objective.description, objective, config, sizes.sizes)
-        input_shapes(objective, self.dataset.shapes())
-
-    def _initial_params(self) -> Params | list[Params] | InitParams | None:
-        """`FitOptions.params`. New ones are made here where nothing is sharded, by a program that
-        other runs of the process use too."""
-        if self.options.params is not None or self.mesh.size > 1:
-            return self.options.params
-        shapes = input_shapes(self.objective, self.dataset.shapes())
-        inputs = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
-        return [new_params(self.model, seed, inputs) for seed in self.config.seeds]
-
-    def init_seed(self, seed: Array, params: Params | InitParams | None) -> TrainState:
-        """The state of one seed at step 0."""
-        transform, shapes = self.optimizer.transform, self.dataset.shapes()
-        return init_state(self.model, self.objective, transform, shapes, seed, params)
 
     def restore(self) -> int:
         """Loads the newest checkpoint; returns its step, 0 without one."""
@@ -244,13 +228,11 @@ class _Training:
     def compile(self, first: int) -> None:
         """Compiles the step; raises ValueError where it does not fit the memory of a device."""
         began = time.perf_counter()
-        step = step_of_seeds(
+        one_step = steps.step_of_seeds(
             self.model, self.objective, self.optimizer, self.config, self.dataset, self.mesh
         )
-        jitted = jax.jit(step, donate_argnums=0, out_shardings=self.shardings)
-        batch = host_batch(self.dataset, self.config, self.mesh, first + 1)
-        lowered = jitted.lower(self.state, batch, self.seeds, self.device_arrays)
-        self._step = lowered.compile()
+        jitted = jax.jit(one_step, donate_argnums=0, out_shardings=self.shardings)
+        self._step = jitted.lower(*self._arguments(first + 1)).compile()
         device = self.mesh.local_devices[0]
         self.recorder.say(
             f"{self._describe()}; {self.mesh.size} x {device.device_kind}; compiled in "
@@ -260,24 +242,25 @@ class _Training:
         if report and (self.mesh.size > 1 or device.platform != "cpu"):
             self.recorder.say(report)
 
+    def _arguments(self, step: int) -> tuple[object, ...]:
+        batch = steps.host_batch(self.dataset, self.config, self.mesh, step)
+        return self.state, batch, self.seeds, self.device_arrays
+
     def take_step(self, step: int) -> None:
         """Starts one step of all seeds."""
-        batch = host_batch(self.dataset, self.config, self.mesh, step)
-        self.state = self._step(self.state, batch, self.seeds, self.device_arrays)
+        self.state = self._step(*self._arguments(step))
 
     def log(self, step: int) -> None:
         """Records the mean losses since the last log line."""
         self.clock.stop(self.state.step, step)
         state, every = self.state, self.config.log_every
-        count = step - (step - 1) // every * every
         sums = {"loss": state.window_loss, **state.window_auxiliary}
-        means = {name: np.asarray(a) / count for name, a in sums.items()}
+        means = {name: np.asarray(a) / ((step - 1) % every + 1) for name, a in sums.items()}
         for losses in means.values():
             check_finite(self.config.seeds, step, losses)
         if step % every == 0:  # a longer training goes on in the middle of a window
-            zeros = jax.tree.map(
-                lambda a: np.zeros(a.shape, a.dtype), (state.window_loss, state.window_auxiliary)
-            )
+            windows = state.window_loss, state.window_auxiliary
+            zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), windows)
             loss, auxiliary = sharding.replicate(self.mesh, zeros)
             self.state = state._replace(window_loss=loss, window_auxiliary=auxiliary)
         rate = float(self._rate(np.int32(step - 1)))
@@ -289,8 +272,9 @@ class _Training:
     def evaluate(self, step: int) -> None:
         """Records the scores on the rows of learning curves."""
         self.clock.stop(self.state.step, step)
-        count = self.config.evaluation.curve_windows
-        rows = (self.dataset.validation or self.dataset.heldout)(count)
+        rows = (self.dataset.validation or self.dataset.heldout)(
+            self.config.evaluation.curve_windows
+        )
         scores = self.score(step, rows)
         self.recorder.log_scalars(step, {f"eval/{name}": a for name, a in scores.items()})
 
@@ -320,8 +304,7 @@ class _Training:
             found.setdefault(name, []).append(float(np.asarray(value)))
 
         for i in range(len(self.config.seeds)):
-            now, initial = jax.tree.map(lambda a: a[i], (params, self._initial))  # noqa: B023
-            callback(StepInfo(step, now, initial, self.model, log))
+            callback(StepInfo(step, _seed(params, i), _seed(self._initial, i), self.model, log))
         return {name: np.array(values) for name, values in found.items()}
 
     def save(self, step: int) -> None:
@@ -329,36 +312,31 @@ class _Training:
         self.clock.stop(self.state.step, step)
         check_finite(self.config.seeds, step, self.state.window_loss)
         self.recorder.sync()
-        notes = {
-            "wall_seconds": self.wall_seconds,
-            "busy_seconds": self.clock.seconds,
-            "busy_steps": self.clock.steps,
-            "step": step,
-            "of": self.config.steps,
-        }
-        self.checkpoints.save(step, self.state, notes | self.identity)
+        seconds = {"wall_seconds": self.wall_seconds, "busy_seconds": self.clock.seconds}
+        counts = {"busy_steps": self.clock.steps, "step": step, "of": self.config.steps}
+        self.checkpoints.save(step, self.state, seconds | counts | self.identity)
 
     def score(self, step: int, rows: Batch) -> Scores:
         """Loss and metrics on scored rows."""
-        scores = self._evaluator(self.state.params, rows)
+        scores = self._score(self.state.params, rows)
         check_finite(self.config.seeds, step, scores["loss"])
         return scores
 
     def result(self) -> FitResult:
         """Scores the trained state."""
-        counts, dataset, step = self.config.evaluation, self.dataset, self.config.steps
-        heldout = self.score(step, dataset.heldout(counts.windows))
-        train = self.score(step, dataset.train(counts.windows or counts.curve_windows))
+        counts, dataset, last = self.config.evaluation, self.dataset, self.config.steps
+        heldout = self.score(last, dataset.heldout(counts.windows))
+        train = self.score(last, dataset.train(counts.windows or counts.curve_windows))
         heldout |= self.recorder.attempt("the final metrics", self._final_metrics) or {}
-        self.evaluate(step)
-        validation = dataset.validation and self.score(step, dataset.validation(0))
+        self.evaluate(last)
+        validation = dataset.validation and self.score(last, dataset.validation(0))
         seconds, speed = self.wall_seconds, self.tokens_per_second
         self.recorder.say(
-            f"{step} steps in {seconds:.0f} s, {speed:,.0f} tokens/s; held-out loss "
+            f"{last} steps in {seconds:.0f} s, {speed:,.0f} tokens/s; held-out loss "
             f"{' '.join(f'{loss:.4g}' for loss in heldout['loss'])}; metrics and checkpoints are "
             f"in {self.recorder.folder}"
         )
-        return FitResult(self.state, step, heldout, train, seconds, speed, validation or {})
+        return FitResult(self.state, last, heldout, train, seconds, speed, validation or {})
 
     def _describe(self) -> str:
         """Model, parameters of a seed and data, in words."""
@@ -376,24 +354,11 @@ class _Training:
 
     def _final_metrics(self) -> Scores:
         """What needs generated texts, of each seed."""
-        final_metrics = self.objective.final_metrics
-        if final_metrics is None:
+        if (final_metrics := self.objective.final_metrics) is None:
             return {}
-        params = sharding.gather(self.state.params)
-        final = []
-        for i in range(len(self.config.seeds)):
-            one = jax.tree.map(lambda a: a[i], params)  # noqa: B023
-            final.append(final_metrics(self.model, one, self.dataset))
+        params, seeds = sharding.gather(self.state.params), range(len(self.config.seeds))
+        final = [final_metrics(self.model, _seed(params, i), self.dataset) for i in seeds]
         return {name: np.array([one[name] for one in final]) for name in final[0]}
-
-    @contextlib.contextmanager
-    def finishing_profiles(self) -> Iterator[None]:
-        """Ends traces that are still active at the end, also after an error."""
-        try:
-            yield
-        finally:
-            for profile in self.profiles:
-                profile.finish()
 
     @property
     def wall_seconds(self) -> float:
@@ -408,18 +373,25 @@ class _Training:
         return self.clock.steps * self.tokens_per_step / max(self.clock.seconds, 1e-9)
 
 
+def _seed(params: Params, i: int) -> Params:
+    one: Params = jax.tree.map(lambda a: a[i], params)
+    return one
+
+
 class InMemoryFit(NamedTuple):
     """What `fit_in_memory` returns.
 
     found = fit_in_memory(model, objective, config, dataset)
     steps, values = found.curve("eval/loss")  # [P], [S, P]
     params = found.params(0)
+
+    Attributes:
+      result: of `fit`: the parameters in `result.state.params`, each with a leading axis of seeds.
+      records: what was recorded: "step", and numbers with one value per seed.
     """
 
     result: FitResult
-    """Of `fit`: the parameters in `result.state.params`, each with a leading axis of seeds."""
     records: list[Row]
-    """What was recorded: "step", and numbers with one value per seed."""
 
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(steps [P], values [S, P]) of a number that was recorded, as "eval/bits_per_byte".
@@ -443,8 +415,7 @@ class InMemoryFit(NamedTuple):
         count = len(self.result.state.step)
         if not 0 <= seed < count:  # JAX would take the last one
             raise ValueError(f"seed {seed} is not there; {count} seeds are counted from 0")
-        params: Params = jax.tree.map(lambda a: a[seed], self.result.state.params)
-        return params
+        return _seed(self.result.state.params, seed)
 
 
 def fit_in_memory(
@@ -485,6 +456,7 @@ def fit_in_memory(
         found = fit_in_memory(ModelConfig().build(), OBJECTIVES["causal_lm"], config, data)
         found.result.heldout["bits_per_byte"]  # [1]: one value per seed
     """
+    optimizer = optimizer or make_optimizer(config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with (
@@ -492,13 +464,7 @@ def fit_in_memory(
             Checkpoints(folder / "checkpoints") as checkpoints,
         ):
             result = fit(
-                model,
-                objective,
-                optimizer or make_optimizer(config),
-                config,
-                dataset,
-                recorder=recorder,
-                checkpoints=checkpoints,
-                options=options,
-            )
+                model, objective, optimizer, config, dataset, recorder=recorder,
+                checkpoints=checkpoints, options=options,
+            )  # fmt: skip
         return InMemoryFit(result, read_metrics(folder / "metrics.jsonl"))

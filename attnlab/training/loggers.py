@@ -4,8 +4,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -43,16 +42,20 @@ class Logger(Protocol):
 
 
 class RunInfo(NamedTuple):
-    """What a logger is made of."""
+    """What a logger is made of.
+
+    Attributes:
+      folder, seeds: of the run.
+      name: for people; may be empty.
+      hyperparameters: JSON.
+      first: the step that the run starts from, or resumes at; nothing after it was kept.
+    """
 
     folder: Path
     seeds: Sequence[int]
     name: str
-    """For people; may be empty."""
     hyperparameters: Mapping[str, object]
-    """JSON."""
     first: int
-    """The step that the run starts from, or resumes at; nothing after it was kept."""
 
 
 class JsonLines:
@@ -110,22 +113,6 @@ def progress_bars(text: str = "", *, shown: bool) -> "Progress":
     return progress.Progress(*columns, transient=True, console=console, disable=disable)
 
 
-@contextmanager
-def progress_bar(
-    name: str, total: int, first: int, *, shown: bool
-) -> Iterator[Callable[[int, int], None]]:
-    """On a terminal: a bar, tokens/s, time left. Yields advance(step, tokens_per_step)."""
-    with progress_bars("{task.fields[rate]}", shown=shown and sys.stderr.isatty()) as bars:
-        row = bars.add_task(name, total=total, completed=first, rate="")
-
-        def advance(step: int, tokens_per_step: int) -> None:
-            speed = bars.tasks[0].speed
-            rate = f"{speed * tokens_per_step:,.0f} tokens/s" if speed else ""
-            bars.update(row, completed=step, rate=rate)
-
-        yield advance
-
-
 class TensorBoard:
     """Event files in `tensorboard/seed_<n>`; the hyperparameters with the first seed."""
 
@@ -134,10 +121,8 @@ class TensorBoard:
             writer = summary_writer()
         folder = info.folder / "tensorboard"
         resumes = folder.exists()  # then events after `first` are hidden
-        self._writers = [
-            writer(str(folder / f"seed_{seed}"), purge_step=info.first + 1 if resumes else None)
-            for seed in info.seeds
-        ]
+        hidden = {"purge_step": info.first + 1 if resumes else None}
+        self._writers = [writer(str(folder / f"seed_{seed}"), **hidden) for seed in info.seeds]
         if info.hyperparameters and not resumes:
             text = json.dumps(dict(info.hyperparameters), indent=4)
             self._writers[0].add_text("hyperparameters", f"```\n{text}\n```")

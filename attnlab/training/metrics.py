@@ -6,7 +6,7 @@ import json
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,14 +15,8 @@ import numpy as np
 from attnlab.atomic import write_atomic
 from attnlab.extras import extra
 from attnlab.names import lookup
-from attnlab.training.loggers import (
-    LOGGERS,
-    JsonLines,
-    Logger,
-    RunInfo,
-    Scalars,
-    progress_bar,
-)
+from attnlab.training import loggers
+from attnlab.training.loggers import LOGGERS, JsonLines, Logger, RunInfo, Scalars
 from attnlab.training.provenance import CHANGES, PROVENANCE, describe_process
 
 T = TypeVar("T")
@@ -73,8 +67,8 @@ class Recorder:
             import rich  # noqa: F401
         self._factories = {logger: lookup(LOGGERS, logger, what="logger") for logger in loggers}
         self.folder, self.name, self._seeds = folder, name, seeds
-        self._hyperparameters, self._writes = hyperparameters, writes
-        self._speaks = writes and speaks
+        self._writes, self._speaks = writes, writes and speaks
+        self._hyperparameters = hyperparameters
         self._lines: JsonLines | None = None
         self._others: dict[str, Logger] = {}
 
@@ -150,22 +144,25 @@ class Recorder:
                 warnings.warn(line, RuntimeWarning, stacklevel=3)
             return None
 
-    def succeeds(self, what: str, call: Callable[[], object]) -> bool:
-        """Calls; False where that raises, which is printed: the training goes on."""
-        return self.attempt(what, lambda: (call(),)) is not None
-
-    def progress(
-        self, total: int, first: int
-    ) -> contextlib.AbstractContextManager[Callable[[int, int], None]]:
+    @contextlib.contextmanager
+    def progress(self, total: int, first: int) -> Iterator[Callable[[int, int], None]]:
         """On a terminal: a bar, tokens/s, time left. Yields advance(step, tokens_per_step)."""
-        return progress_bar(self.name, total, first, shown=self._speaks)
+        shown = self._speaks and sys.stderr.isatty()
+        with loggers.progress_bars("{task.fields[rate]}", shown=shown) as bars:
+            row = bars.add_task(self.name, total=total, completed=first, rate="")
 
-    def _each(self, call: Callable[[Logger], None]) -> None:
-        self._others = {
-            name: logger
-            for name, logger in self._others.items()
-            if self.succeeds(f"the logger {name}", functools.partial(call, logger))
-        }
+            def advance(step: int, tokens_per_step: int) -> None:
+                speed = bars.tasks[0].speed
+                rate = f"{speed * tokens_per_step:,.0f} tokens/s" if speed else ""
+                bars.update(row, completed=step, rate=rate)
+
+            yield advance
+
+    def _each(self, call: Callable[[Logger], object]) -> None:
+        for name, logger in list(self._others.items()):
+            done = self.attempt(f"the logger {name}", lambda: (call(logger),))  # noqa: B023
+            if done is None:
+                del self._others[name]
 
     def _write_provenance(self) -> None:
         about, changes = describe_process()

@@ -73,13 +73,15 @@ class StateSharding(NamedTuple):
     """How the state of a training is sharded over a mesh.
 
     `FitOptions(mesh=data_mesh(model_parallel=4), sharding=StateSharding(shard_axes(config)))`
+
+    Attributes:
+      model_axes: params -> the tree of the axes, from the end, that are sharded over "model"; 0 =
+        none (`attnlab.models.shard_axes`).
+      over_data: shard the longest remaining axis that "data" divides over "data"?
     """
 
     model_axes: Callable[[Params], PyTree] | None = None
-    """params -> the tree of the axes, from the end, that are sharded over "model"; 0 = none
-    (`attnlab.models.shard_axes`)."""
     over_data: bool = False
-    """Shard the longest remaining axis that "data" divides over "data"?"""
 
 
 def state_shardings(mesh: Mesh, spec: StateSharding, state: PyTree) -> PyTree:

@@ -30,15 +30,19 @@ class TrainState(NamedTuple):
 
     first = jax.tree.map(lambda a: a[0], result.state)  # of the first seed
     model.apply({"params": first.params}, tokens)
+
+    Attributes:
+      params, opt_state, step: after so many steps.
+      window_loss: sum of the losses since the last log line, so that the log of a resumed run is
+        the same.
+      window_auxiliary: the same of each auxiliary loss of the model, by name.
     """
 
     params: Params
     opt_state: optax.OptState
     step: jax.Array
     window_loss: jax.Array
-    """Sum of the losses since the last log line, so that the log of a resumed run is the same."""
     window_auxiliary: Losses = {}  # noqa: RUF012
-    """The same of each auxiliary loss of the model, by name."""
 
 
 def map_over_seeds(step: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -70,12 +74,13 @@ def new_params(model: Model, seed: int, inputs: Inputs) -> Params:
       seed: of the run.
       inputs: of the model's call; only shapes and dtypes matter.
     """
-    program: Callable[[np.uint32, Inputs], Params] = functools.partial(_shared_init, model)
     try:
         hash(model)
     except TypeError:  # of a module with a list, say
-        program = jax.jit(functools.partial(_init, model))
-    return program(np.uint32(seed), inputs)
+        alone: Params = jax.jit(functools.partial(_init, model))(np.uint32(seed), inputs)
+        return alone
+    shared: Params = _shared_init(model, np.uint32(seed), inputs)
+    return shared
 
 
 def _init(model: Model, seed: np.uint32, inputs: Inputs) -> Params:

@@ -114,7 +114,7 @@ def resize(w: Weights, source: Layout, target: Layout) -> dict[str, Floats] | No
         kept = np.sort(np.argsort(~live, kind="stable")[: target.num_heads])
         w = _each(w, source, source.head_axes, lambda a, axis, _: np.take(a, kept, axis))
     weights = between.all_weights
-    made = {n: np.full(between.shape(a), a.constant or 0.0) for n, a in weights.items()}
+    made = {n: np.full(between.shapes[n], a.constant or 0.0) for n, a in weights.items()}
     for name in made.keys() & w.keys():
         a = w[name]
         if a.ndim != made[name].ndim or np.any(np.array(a.shape) > made[name].shape):
@@ -130,7 +130,7 @@ def resize(w: Weights, source: Layout, target: Layout) -> dict[str, Floats] | No
 
 def rescale(w: Weights, layout: Layout, ratio: float) -> dict[str, Floats]:
     """The ratio of two scales in what makes queries: in their norm, or in the weights of heads."""
-    norm = getattr(layout, "qk_norm", None)
+    norm = layout.qk_norm
     made = dict(w)
     if ratio == 1:
         return made

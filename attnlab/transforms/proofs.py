@@ -176,7 +176,7 @@ def ranks(ask: Question) -> NotEquivalent | None:
     """A head whose scores have a rank that no head of the target can have."""
     target, call = ask.target, ask.call
     plain = not ask.layout.extras and call.shift_invariant and not call.rotary
-    normed = getattr(target, "qk_norm", None) is not None or getattr(target, "latent_norm", False)
+    normed = target.qk_norm is not None or getattr(target, "latent_norm", False)
     if not plain or normed or isinstance(target, TensorProduct):
         return None
     found = clear_scores(ask)

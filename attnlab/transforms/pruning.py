@@ -237,7 +237,7 @@ def _check_can_remove(config: ModelConfig) -> None:
         )
     if config.positions.name == "alibi":
         raise ValueError("positions 'alibi': slopes depend on the number of heads; use scale_heads")
-    norm = getattr(layout, "qk_norm", None)
+    norm = layout.qk_norm
     if norm is not None and norm.over == "all":
         raise ValueError("qk_norm over 'all' heads: each depends on the others; use scale_heads")
     _check_plain_groups(config)

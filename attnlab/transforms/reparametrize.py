@@ -71,18 +71,18 @@ def reparametrize(
 
 def _check_qk(layout: Layout) -> None:
     names = layout.all_weights
-    if getattr(layout, "tie", ""):
-        raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave qk out")  # type: ignore[attr-defined]
+    if layout.tie:
+        raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave qk out")
     if not {"q", "k"} <= names.keys() or isinstance(layout, NO_BASIS_OF_QK):
         raise ValueError(f"{layout} has no q and k per head; leave qk out")
-    if getattr(layout, "qk_norm", None) is not None:
+    if layout.qk_norm is not None:
         raise ValueError("qk_norm depends on the basis of q and k; leave qk out")
 
 
 def _check_vo(layout: Layout) -> None:
     names = layout.all_weights
-    if "v" in getattr(layout, "tie", ""):
-        raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave vo out")  # type: ignore[attr-defined]
+    if "v" in layout.tie:
+        raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave vo out")
     if isinstance(layout, GroupedTied):
         raise ValueError("values of layout 'grouped_tied' are its keys; leave vo out")
     if "v" not in names or "o" not in names or isinstance(layout, Latent | TensorProduct):

@@ -12,6 +12,7 @@ from commands import command
 from test_every_dataset import same
 
 from attnlab.data import HuggingFace, PreparePlan, Text, TokenFiles, prepare
+from attnlab.data.batching import windows
 from attnlab.data.prepare import read_pieces
 from attnlab.data.token_files import Index, TokenFile, TokenStream
 from attnlab.data.tokenizer import load_tokenizer, token_sizes
@@ -60,7 +61,7 @@ def test_where_files_end_changes_nothing(tmp_path):
         stream.read(starts, 30), padded[starts[:, None] + np.arange(30)], strict=False
     )
     part = stream.part(50, 100)
-    tokens, valid = part.windows(9, 0)
+    tokens, valid = windows(part, 9, 0)
     targets = tokens[:, 1:][valid]
     np.testing.assert_array_equal(targets, BYTES[51:100])
     assert (tokens[:, 1:][~valid] == 0).all()

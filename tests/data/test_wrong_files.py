@@ -56,7 +56,7 @@ CASES = [
     (text, {}, {"a.txt": b""}, "holds no text"),
     (text, {}, {"a.txt": b"x" * 40}, "4 tokens"),
     (text, {}, {"a.txt": b"x" * 80}, "8 tokens"),
-    (text, {"validation": 0.001}, {"a.txt": b"x" * 4000}, "validation text has 4 tokens"),
+    (text, {"validation": 0.001}, {"a.txt": b"x" * 4000}, "validation part has 4 tokens"),
     (text, {}, {"a.gz": gzip.compress(b"x" * 10_000)[:-9]}, "a.gz"),
     (text, {}, {"a.gz": b"\x1f\x8b" + b"\xff" * 30}, "a.gz"),
     (text, {"tokenizer": "bpe:300"}, {"a.txt": b"one\ntwo\n\xff\n" * 100}, "a.txt:3: byte 0xff"),

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from attnlab import lab
 from attnlab.lab.description import read_description
 from attnlab.lab.spec import specs_of
-from attnlab.lab.sweep import specs_in
+from attnlab.lab.workdir import specs_in
 from attnlab.models import cache_bytes_per_token
 from attnlab.pretrained import published_config
 from experiments.config import experiment_of, load, parse

@@ -10,7 +10,7 @@ import pytest
 from commands import ROOT, command, user_environment
 from conftest import deep
 
-from attnlab.lab.sweep import specs_in
+from attnlab.lab.workdir import specs_in
 from attnlab.models import Relative
 
 COMMANDS = {

@@ -14,8 +14,7 @@ from conftest import ROOT, deep
 
 from attnlab import lab
 from attnlab.lab.machine import read_threads
-from attnlab.lab.sweep import specs_in
-from attnlab.lab.workdir import hold
+from attnlab.lab.workdir import hold, specs_in
 from attnlab.lab.worker import STOPPED
 from experiments.config import parse_variants
 from experiments.configs import byte_lm

@@ -15,11 +15,10 @@ from attnlab.data import Text
 from attnlab.lab.description import Description, Expectation
 from attnlab.lab.policies import tuning_specs
 from attnlab.lab.spec import write_specs
-from attnlab.lab.sweep import described
 from attnlab.lab.workdir import run_folder
 from attnlab.report import Panel, make_page, read_panels
 from attnlab.report.figures import Curve, curves_figures, learning_curves, over_tag_figures
-from attnlab.report.maps import HeadTable, attention_map, head_tables
+from attnlab.report.heads import Heads, attention_map, statistics_table
 from attnlab.report.page import Facts, Figures, Paragraph, Table, number, to_markdown
 from attnlab.report.style import style
 from attnlab.report.tables import budget_table, comparison_table, rates_table, scores_table
@@ -296,22 +295,6 @@ def test_seeds_that_are_new_since_a_report_was_written_are_marked(tmp_path):
     assert next(csv.DictReader(io.StringIO(table)))["method"] == "anytime"
 
 
-def test_seeds_that_a_sweep_gets_after_its_report_are_marked(tmp_path):
-    workdir = tmp_path / "w"
-    runs, more = noisy(TWO, range(3)), [run.spec for run in noisy(TWO, range(5))]
-    assert not described(Description(), more, workdir).seeds_added  # nothing has run
-    store(runs, workdir)
-    Description().write(workdir)
-    assert not described(Description(), more, workdir).seeds_added  # nobody saw a report
-    (workdir / "report.html").touch()
-    assert described(Description(), [run.spec for run in runs], workdir) == Description()
-    about = described(Description(), more, workdir)
-    assert (about.seeds_added, about.planned_seeds) == (True, (0, 1, 2))
-    about.write(workdir)
-    (workdir / "specs.json").write_text(write_specs(more))
-    assert described(Description(), more, workdir) == about  # the same command once more
-
-
 def test_the_seed_of_tuning_is_none_that_is_added_later():
     """Of two variants with seed 999, up to six seeds each: 1000 to 1004 are added."""
     runs = noisy(TWO, [999])
@@ -473,7 +456,8 @@ def test_several_workdirs(tmp_path):
     assert len(both.results.texts) == 2
     assert [p.title for p in read_panels([first, matched])] == ["first", "matched"]
     again = store(wider, tmp_path / "other" / "first")
-    assert [p.title for p in read_panels([first, again])] == [str(first), str(again)]
+    titles = [f"{tmp_path.name}/first", "other/first"]
+    assert [p.title for p in read_panels([first, again])] == titles
     path = lab.report([first, matched], tmp_path / "both" / "report.html")
     assert "Scores: matched" in path.read_text()
     run_folder(first, runs[0].spec).joinpath("result.json").unlink()
@@ -533,10 +517,10 @@ def test_heads_are_those_of_the_checkpoint(tmp_path):
     spec = lab.RunSpec("tiny", experiment, 0, {"layout": "standard"})
     results = lab.sweep([spec], tmp_path / "w", executor=lab.InProcess())
     path = lab.report(results, tmp_path / "report.html", heads=True)
-    figures = {file.stem: file.read_text() for file in (tmp_path / "figures").iterdir()}
-    assert {"map-0", "heads-0"} <= set(figures)
-    assert "untrained" in figures["heads-0"]
-    assert "Samples" in path.read_text()
+    assert (tmp_path / "figures/map-0.svg").exists()
+    assert "untrained" in (tmp_path / "tables/heads-0.csv").read_text()
+    page = path.read_text()
+    assert re.search('<details class="card"( open)?><summary class="caption">standard, ', page)
     assert "map-0" not in lab.report(results, path).read_text()
 
 
@@ -547,8 +531,9 @@ def test_maps_and_tables_of_heads_show_their_numbers():
     np.testing.assert_array_equal(axes[3].images[0].get_array(), probs[1, 1])
     assert [t.get_text() for t in axes[2].get_xticklabels()] == ["x", "y", "z"]
     assert [axes[i].get_title() for i in range(2)] == names[1]
-    table = HeadTable("entropy", np.array([[0.5, np.nan], [1.0, 2.0]]), 2.0, 1)
-    first, empty = head_tables([table], names[0]).axes
-    assert [t.get_text() for t in first.texts] == ["0.5", "1.0", "2.0"]
-    assert first.images[0].get_array().max() == pytest.approx(1 / 9)  # of the highest value
-    assert not empty.axison
+    values = np.array([[0.5, np.nan], [1.0, 3.0]])
+    seen = Heads(probs, [0, 0], {}, {"first_token": values}, {"first_token": values / 3})
+    table = statistics_table("a", seen, "heads").frame.set_index("head")["% on first token"]
+    assert table.to_list()[:3] == pytest.approx([150, 50, 50])
+    assert table["layer 1, group 0, head 1"] == 300
+    assert np.isnan(table["layer 0, group 0, head 1"])

@@ -48,7 +48,7 @@ def test_saved_tensors_are_equal_bit_by_bit(path, tmp_path):
     if path.stem.startswith("gpt2-bare"):  # the LM is what is written: the same, with the prefix
         tensors = {f"transformer.{name}": a for name, a in tensors.items()}
     assert set(saved) == set(tensors)
-    unused = pretrained.FAMILIES[config["model_type"]].copies_in(model.config)
+    unused = pretrained.FAMILIES[config["model_type"]].table.copies_in(model.config)
     for name in set(saved) - set(unused):
         np.testing.assert_array_equal(saved[name], tensors[name], name)
 
@@ -152,7 +152,7 @@ def test_older_styles_load(family, tmp_path):
 def test_a_missing_tensor_is_named(family, tmp_path):
     """Any one of them, unless its absence means another model: a bare one, or one without heads."""
     config, tensors, _, _ = split(FAMILIES[family])
-    prefix = pretrained.FAMILIES[family].prefix
+    prefix = pretrained.FAMILIES[family].table.prefix
     for name in tensors:
         left = {other: a for other, a in tensors.items() if other != name}
         short = name.removeprefix(prefix)
@@ -174,7 +174,7 @@ def test_an_extra_tensor_is_named_and_can_be_ignored(family, tmp_path):
 @pytest.mark.parametrize("family", deep(FAMILIES, *SOME_FAMILIES))
 def test_a_wrong_shape_is_named(family, tmp_path):
     config, tensors, _, _ = split(FAMILIES[family])
-    prefix = pretrained.FAMILIES[family].prefix
+    prefix = pretrained.FAMILIES[family].table.prefix
     for name in tensors:
         wrong = tensors | {name: np.concatenate([tensors[name]] * 2)}
         shapes = [re.escape(str(a[name].shape)) for a in (wrong, tensors)]

@@ -11,15 +11,12 @@ from conftest import deep
 
 from attnlab.models import EncoderConfig, num_parameters
 from attnlab.pretrained import FAMILIES, PUBLISHED, param_shapes, published_config
-from attnlab.pretrained.attributes import read_attributes
 from attnlab.pretrained.fields import Source
 
 
 def published(family, architecture, *tensors, **attributes):
     """The config of a family's defaults with `attributes`, where the file holds `tensors`."""
-    family = FAMILIES[family]
-    given = read_attributes(attributes, family.attributes, family.other_attributes.fixed)
-    return family.config(given, Source(architecture, dict.fromkeys(tensors)))
+    return FAMILIES[family].read(attributes, Source(architecture, dict.fromkeys(tensors)))[1]
 
 
 def sizes(width, layers, heads, ffn_width):

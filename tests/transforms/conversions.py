@@ -26,9 +26,9 @@ def float64():
 def random_params(layout, seed=0, size=2.0):
     """Normal weights of standard deviation size / sqrt(fan-in), biases and gates too."""
     rng, params = np.random.default_rng(seed), {}
-    for name, weight in heads.layout.all_weights(layout).items():
+    for name, weight in layout.all_weights.items():
         fan_in = np.prod([layout.size(axis) for axis in weight.in_axes] or [1])
-        params[name] = rng.normal(size=layout.shape(weight)) * size / np.sqrt(fan_in)
+        params[name] = rng.normal(size=layout.sizes(weight.axes)) * size / np.sqrt(fan_in)
     return params
 
 

@@ -36,14 +36,19 @@ class Model(Protocol):
 
 
 class Example(NamedTuple):
-    """A batch as the model reads it. The first axis of every array is the rows."""
+    """A batch as the model reads it. The first axis of every array is the rows.
+
+    Attributes:
+      inputs: arguments of the model's call.
+      targets: what it is to predict.
+      weights: one per target: 1 if it counts, else 0.
+      sizes: how many units of a metric a target stands for: its bytes. None: 1 each.
+    """
 
     inputs: Inputs
     targets: Array
     weights: Array
-    """One per target: 1 if it counts, else 0."""
     sizes: Array | None = None
-    """How many units of a metric a target stands for: its bytes. None: 1 each."""
 
 
 Sums: TypeAlias = tuple[Array, Array]
@@ -69,20 +74,24 @@ class Metric(NamedTuple):
     """A number that says how good predictions are: sum(amounts) / sum(counts) / divisor.
 
     Both sums add over rows, batches and processes.
+
+    Attributes:
+      name: in files: `heldout_bits_per_byte`.
+      unit: in words, after a number: "2.71 bits per byte".
+      better: which numbers are.
+      measure: (prediction, example) of one row, arrays [1, ...] -> `Sums`. It is mapped over the
+        rows with `jax.vmap`, so that those of padding are left out. None: the objective's
+        `final_metrics` return the number.
+      divisor: of the mean.
+      digits: decimals in a report.
     """
 
     name: str
-    """In files: `heldout_bits_per_byte`."""
     unit: str
-    """In words, after a number: "2.71 bits per byte"."""
     better: Literal["lower", "higher"]
     measure: Callable[[Array, Example], Sums] | None = None
-    """(prediction, example) of one row, arrays [1, ...] -> `Sums`. It is mapped over the rows with
-    `jax.vmap`, so that those of padding are left out. None: the objective's `final_metrics` return
-    the number."""
     divisor: float = 1.0
     digits: int = 3
-    """Decimals in a report."""
 
     def describe(self) -> dict[str, str | int]:
         """What a report needs, as JSON."""
@@ -160,6 +169,19 @@ def unexplained_variance() -> Metric:
 class Objective(NamedTuple):
     """What a model is trained to predict.
 
+    Attributes:
+      prepare: (batch of a dataset, key, sizes of the data) -> what the model reads, targets,
+        weights.
+      description: what is predicted, in words: "every next token".
+      model_kinds: the kinds of model that can be trained on it.
+      metrics: the main one first.
+      required_arrays: arrays that a batch must have.
+      output: the field of `Outputs` that is the prediction: "logits", "classes", "pooled", ...
+      loss: in nats if it is a likelihood.
+      special_tokens: names of the objective's own tokens, which are `sizes.vocab_size` and on.
+      final_metrics: (model, params of one seed, dataset) -> metric -> value, computed once at the
+        end: what needs whole texts to be generated (BLEU).
+
     >>> from attnlab.data import BYTES
     >>> from attnlab.training import OBJECTIVES
     >>> task = OBJECTIVES["causal_lm"].bind(BYTES)
@@ -169,24 +191,14 @@ class Objective(NamedTuple):
     """
 
     prepare: Prepare
-    """(batch of a dataset, key, sizes of the data) -> what the model reads, targets, weights."""
     description: str
-    """What is predicted, in words: "every next token"."""
     model_kinds: tuple[Kind, ...]
-    """The kinds of model that can be trained on it."""
     metrics: tuple[Metric, ...]
-    """The main one first."""
     required_arrays: tuple[str, ...] = ("tokens",)
-    """Arrays that a batch must have."""
     output: str = "logits"
-    """The field of `Outputs` that is the prediction: "logits", "classes", "pooled", ..."""
     loss: Loss = cross_entropy
-    """In nats if it is a likelihood."""
     special_tokens: tuple[str, ...] = ()
-    """Names of the objective's own tokens, which are `sizes.vocab_size` and on."""
     final_metrics: Callable[[Model, Params, Dataset], dict[str, float]] | None = None
-    """(model, params of one seed, dataset) -> metric -> value, computed once at the end: what needs
-    whole texts to be generated (BLEU)."""
 
     def bind(self, sizes: DataSizes) -> "Objective":
         """The objective for data of these sizes."""

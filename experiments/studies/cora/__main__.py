@@ -6,7 +6,7 @@ from absl import flags
 
 from attnlab.data.graph import read_graph
 from experiments import app
-from experiments.studies.cora import study
+from experiments.studies.cora import analysis, study
 from experiments.studies.rows import completed, one_by_one, write_page
 
 __doc__ = study.__doc__
@@ -26,7 +26,7 @@ def main() -> None:
     rows = completed(out / "cora.csv", runs, train)
     name = Path(given.data).name
     command = app.given_command().replace(f"data={given.data}", f"data=PATH/{name}")
-    write_page(out, "cora", study.page(rows, command), study.figure(rows))
+    write_page(out, "cora", analysis.page(rows, command), analysis.figure(rows))
 
 
 app.start(main)

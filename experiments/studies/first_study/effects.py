@@ -66,7 +66,7 @@ def head_widths(study: hypotheses.Study) -> list[Effect]:
     pairs = {f"{counted(64 // h, 'head')} of {h}": standard[h] for h in sorted(standard)}
     for heads, width in sorted(NARROW, reverse=True):
         narrow = study.point(heads, width, layout="narrow")
-        pairs[f"{heads} heads of {width}, narrow"] = paired(study.frame, study.point(4, 16), narrow)
+        pairs[f"{heads} heads of {width}, narrow"] = paired(study.point(4, 16), narrow)
     pooled = pool(list(standard.values()))
     return intervals({(label, "flops"): one for label, one in pairs.items()}, pooled)
 

@@ -54,6 +54,6 @@ def test_a_run_of_the_table_is_repeated(tmp_path):
     """Standard heads, separate layers, equal parameters: the published score to a hundredth."""
     rows = study.read_table(["code"], ["parameters"])
     rows = rows[(rows["layout"] == "standard") & (rows["sharing"] == "separate")][:1]
-    [run] = lab.sweep(study.run_specs(rows, tmp_path), tmp_path, executor=lab.InProcess())
+    [run] = lab.sweep(study.run_specs(rows, tmp_path), tmp_path, executor=lab.LocalExecutor(jobs=1))
     [expected] = rows["heldout_bits_per_byte"]
     assert run.scores.heldout["bits_per_byte"] == pytest.approx(expected, abs=0.01)

@@ -1,17 +1,17 @@
 """The registered analysis of the head-width study: rows -> estimates, with texts random.
 
-A frame is a dict of columns, as `columns` returns it. Scores are held-out bits per byte of complete
-runs. Plan: docs/results/head_width/plan.md.
+A frame has the judged rows with the columns of `columns`. Scores are held-out bits per byte of
+complete runs. Plan: docs/results/head_width/plan.md.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from pandas import DataFrame
+import pandas
+from pandas import DataFrame, Series
 from scipy import stats
 
 from experiments.studies.head_width.mixed_model import (
@@ -23,7 +23,6 @@ from experiments.studies.head_width.mixed_model import (
     t_estimate,
 )
 from experiments.studies.head_width.rates import RateFormula
-from experiments.studies.head_width.rows import runs_of
 
 MARGIN = 0.02
 LOOKS = (0.005, 0.048)
@@ -33,60 +32,39 @@ ROUNDING = 0.01
 """Differences of ln r up to this are rounding: rates have 4 digits, the formula's 3."""
 
 
-Column: TypeAlias = NDArray[Any]
-"""Numbers or texts, one for each row."""
-Columns: TypeAlias = dict[str, Column]
-Mask: TypeAlias = NDArray[np.bool_]
+def columns(rows: DataFrame, formula: RateFormula) -> DataFrame:
+    """Rows with `bits` (held out), u = log2 h, v = log2(N h / D), and `tuning` = ln r - ln r*.
+    Those without CPU seconds have their seconds there."""
+    return rows.assign(
+        cpu_seconds=rows["cpu_seconds"].fillna(rows["seconds"]),
+        bits=rows["heldout_bits"],
+        u=np.log2(rows["head_dim"]),
+        v=np.log2(rows["num_heads"] * rows["head_dim"] / rows["width"]),
+        tuning=np.log(rows["learning_rate"] / formula.rates(rows)),
+    )
 
 
-def columns(rows: DataFrame, formula: RateFormula) -> Columns:
-    """Rows as columns: every field, `bits` (held out), u = log2 h, v = log2(N h / D), and
-    `tuning` = ln r - ln r*. Rows without CPU seconds have their seconds there."""
-    frame = {name: rows[name].to_numpy() for name in rows}
-    frame["cpu_seconds"] = rows["cpu_seconds"].fillna(rows["seconds"]).to_numpy()
-    frame["bits"] = frame["heldout_bits"]
-    frame["point"] = np.array([run.variant.point for run in runs_of(rows)])
-    frame["u"] = np.log2(frame["head_dim"])
-    frame["v"] = np.log2(frame["num_heads"] * frame["head_dim"] / frame["width"])
-    best = zip(rows["learning_rate"], formula.rates(rows), strict=True)
-    frame["tuning"] = np.array([math.log(rate / of_formula) for rate, of_formula in best])
-    return frame
-
-
-def select(frame: Columns, mask: Mask) -> Columns:
-    """The rows of a mask."""
-    return {name: column[mask] for name, column in frame.items()}
-
-
-def where(frame: Columns, **values: str | float) -> Mask:
-    """Rows whose columns have these values."""
-    mask = np.ones(len(frame["bits"]), bool)
+def where(frame: DataFrame, **values: str | float) -> DataFrame:
+    """The rows whose columns have these values."""
     for name, value in values.items():
-        mask &= frame[name] == value
-    return mask
+        frame = frame[frame[name] == value]
+    return frame
 
 
 Pairs = dict[str, list[float]]
 """Text -> one difference per seed."""
 
 
-def paired(frame: Columns, a: Mask, b: Mask) -> Pairs:
+def paired(a: DataFrame, b: DataFrame) -> Pairs:
     """bits(b) - bits(a) of the runs that have the same text and seed.
 
     A text on which a run of `a` or `b` diverged has no estimate and is left out.
     """
-    bits, text, seed = (frame[name] for name in ("bits", "text", "seed"))
-    found: Pairs = {}
-    for name in dict.fromkeys(text[a | b].tolist()):
-        one, two = a & (text == name), b & (text == name)
-        if not np.all(np.isfinite(bits[one | two])):
-            continue
-        both = sorted(set(seed[one].tolist()) & set(seed[two].tolist()))
-        if both:
-            found[name] = [
-                float(bits[two & (seed == s)].mean() - bits[one & (seed == s)].mean()) for s in both
-            ]
-    return found
+    first, second = (one.groupby(["text", "seed"])["bits"].mean() for one in (a, b))
+    gaps = (second - first).dropna()
+    both = pandas.concat([a, b]).sort_index().groupby("text", sort=False)["bits"]
+    finite = [text for text, bits in both if np.isfinite(bits).all()]
+    return {text: gaps[text].tolist() for text in finite if text in gaps.index}
 
 
 def merged(pairs: Pairs) -> Pairs:
@@ -177,21 +155,18 @@ def primary_conclusion(tests: Sequence[Estimate], look: int) -> str:
     return equivalent if within else "inconclusive"
 
 
-def loss_slope(frame: Columns) -> Estimate:
+def loss_slope(frame: DataFrame) -> Estimate:
     """dL / d ln C of the points h = 16, N h = D over model sizes, C = FLOPs per token x bytes:
     least squares within each text, then the mean over texts."""
-    h, v = frame["head_dim"], frame["v"]
-    mask = (h == 16) & (v == 0) & np.isfinite(frame["bits"])
-    mask &= where(frame, plan="separate", layout="standard", length=128, bytes_per_parameter=20.0)
-    part = select(frame, mask)
+    part = where(frame, head_dim=16, v=0, plan="separate", layout="standard", length=128,
+                 bytes_per_parameter=20.0)  # fmt: skip
+    part = part[np.isfinite(part["bits"])]
     compute = np.log(part["flops_per_token"].astype(float) * part["bytes_trained"])
     slopes: Pairs = {}
-    for text in dict.fromkeys(part["text"].tolist()):
-        of_text = part["text"] == text
-        sizes = sorted(set(compute[of_text].tolist()))
-        if len(sizes) > 1:
-            bits = [part["bits"][of_text & (compute == c)].mean() for c in sizes]
-            slopes[text] = [float(np.polyfit(sizes, bits, 1)[0])]
+    for text, bits in part["bits"].groupby(part["text"], sort=False):
+        mean = bits.groupby(compute).mean()
+        if len(mean) > 1:
+            slopes[text] = [float(np.polyfit(mean.index, mean, 1)[0])]
     return over_texts(slopes)
 
 
@@ -214,7 +189,7 @@ def curvature(minima: DataFrame) -> Estimate:
     return over_texts({str(i): [k] for i, k in enumerate(found)})
 
 
-def surface_model(frame: Columns, k: float) -> MixedModel:
+def surface_model(frame: DataFrame, k: float) -> MixedModel:
     """The registered model, by REML, of the runs at T = 128 and 20 bytes per parameter:
 
         y - k (ln r - ln r*)^2 = a[text, D] + (b1 + B1[text]) u + b2 u^2 + (c1 + C1[text]) v
@@ -225,33 +200,28 @@ def surface_model(frame: Columns, k: float) -> MixedModel:
     coefficient per budget, narrow heads one. l is left out where ln r - ln r* varies within every
     text by `ROUNDING` at most.
     """
-    part = select(frame, np.isfinite(frame["bits"]) & (frame["stage"] >= 2)
-                  & where(frame, length=128, bytes_per_parameter=20.0))  # fmt: skip
+    part = where(frame[frame["stage"] >= 2], length=128, bytes_per_parameter=20.0)
+    part = part[np.isfinite(part["bits"])]
     u, v, size = part["u"] - 4, part["v"], np.log2(part["width"] / 64)
-    text, seed = part["text"], part["seed"]
-    levels = [f"{t}-{d}" for t, d in zip(text, part["width"], strict=True)]
-    kinds = [
-        "" if p == "separate" else f"{p}-{b}"
-        for p, b in zip(part["plan"], part["budget"], strict=True)
-    ]
-    fixed = {f"a[{name}]": np.array(levels) == name for name in dict.fromkeys(levels)}
-    terms = {
+    levels = part["text"] + "-" + part["width"].astype(str)
+    plans = (part["plan"] + "-" + part["budget"]).where(part["plan"] != "separate", "")
+    fixed = {f"a[{name}]": levels == name for name in levels.unique()} | {
         "u": u, "u2": u**2, "v": v, "v2": v**2, "uv": u * v, "size_u": size * u,
         "size_v": size * v, "tuning": part["tuning"], "narrow": part["layout"] == "narrow",
-        **{name: np.array(kinds) == name for name in dict.fromkeys(kinds) if name},
+        **{name: plans == name for name in plans.unique() if name},
     }  # fmt: skip
-    rates = [part["tuning"][np.array(levels) == one] for one in dict.fromkeys(levels)]
-    if max(map(np.ptp, rates)) <= ROUNDING:
-        del terms["tuning"]
-    columns_of = {n: np.asarray(c, np.float64) for n, c in (fixed | terms).items()}
-    of_text = _indicators(text)
-    random = [of_text * u[:, None], of_text * v[:, None], _indicators(seed)]
-    texts = of_text.shape[1]
-    return fit_reml(part["bits"] - k * part["tuning"] ** 2, columns_of, random, texts)
+    if part["tuning"].groupby(levels).agg(np.ptp).max() <= ROUNDING:
+        del fixed["tuning"]
+    texts = _indicators(part["text"])
+    random = [texts * u.to_numpy()[:, None], texts * v.to_numpy()[:, None],
+              _indicators(part["seed"])]  # fmt: skip
+    y = (part["bits"] - k * part["tuning"] ** 2).to_numpy()
+    columns_of = {name: column.to_numpy(np.float64) for name, column in fixed.items()}
+    return fit_reml(y, columns_of, random, texts.shape[1])
 
 
-def _indicators(values: Column) -> Array:
-    return np.asarray(values[:, None] == np.unique(values), np.float64)
+def _indicators(values: Series) -> Array:
+    return pandas.get_dummies(values).to_numpy(np.float64)
 
 
 def between(h_a: float, h_b: float) -> dict[str, float]:

@@ -29,8 +29,7 @@ from attnlab.data import Batch, Dataset
 from attnlab.data.text import Corpus, dataset_of_corpus
 from attnlab.lab.executors import InProcess
 from attnlab.lab.result import ModelSizes, RunResult, Scores, Timing
-from attnlab.lab.sweep import specs_in
-from attnlab.lab.workdir import complete_result, run_folder
+from attnlab.lab.workdir import complete_result, run_folder, specs_in
 from attnlab.models import (
     Compute,
     ModelConfig,

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
+import pandas
 from pandas import DataFrame
 
 from attnlab.lab.stats import holm
 from experiments.studies.head_width import analysis, design
-from experiments.studies.head_width.analysis import Columns, Mask, Optimum, Pairs
+from experiments.studies.head_width.analysis import Optimum, Pairs
 from experiments.studies.head_width.mixed_model import Estimate, MixedModel
 from experiments.studies.head_width.rates import PLANS, fit_rates, minima
 
@@ -35,7 +35,7 @@ class Result:
 class Study:
     """What the page is made of: the judged rows and the fits."""
 
-    frame: Columns
+    frame: DataFrame
     model: MixedModel
     slope: Estimate
     tuning_k: float
@@ -47,7 +47,7 @@ class Study:
     def point(
         self, num_heads: int, head_dim: int, plan: str = "separate", budget: str = "flops",
         **other: str | float,
-    ) -> Mask:  # fmt: skip
+    ) -> DataFrame:  # fmt: skip
         """The rows of a variant; D = 64, T = 128, 20 bytes per parameter, standard heads unless
         `other` says otherwise."""
         values: dict[str, str | float] = {
@@ -73,23 +73,17 @@ def read_study(rows: DataFrame) -> Study:
     return Study(frame, model, slope, k, formula.residual_sd, has_second_look)
 
 
-def pairs_of(study: Study, a: Sequence[Mask], b: Sequence[Mask]) -> Pairs:
-    return analysis.paired(study.frame, np.any(a, axis=0), np.any(b, axis=0))
-
-
 def from_reference(study: Study, width: int = 64) -> dict[int, Pairs]:
     """head_dim -> differences from h = 16 on N h = D."""
     points = {h: study.point(n, h, width=width) for n, h in design.POINTS[width] if n * h == width}
-    return {
-        h: analysis.paired(study.frame, points[16], mask) for h, mask in points.items() if h != 16
-    }
+    return {h: analysis.paired(points[16], rows) for h, rows in points.items() if h != 16}
 
 
 def sharing(study: Study, plan: str, budget: str = "flops") -> Pairs:
     """Differences of a sharing plan from separate layers, over 4x16 and 2x32."""
     points = ((4, 16), (2, 32))
-    return pairs_of(study, [study.point(*p) for p in points],
-                    [study.point(*p, plan, budget) for p in points])  # fmt: skip
+    separate = pandas.concat([study.point(*p) for p in points])
+    return analysis.paired(separate, pandas.concat([study.point(*p, plan, budget) for p in points]))
 
 
 def sharing_costs(study: Study, budget: str = "flops") -> dict[str, Estimate]:
@@ -102,8 +96,8 @@ def sharing_costs(study: Study, budget: str = "flops") -> dict[str, Estimate]:
 
 def across(study: Study, points: Sequence[tuple[int, int]]) -> Pairs:
     """Differences of three points with h = 8, 16, 32 from N h = D."""
-    reference = ((8, 8), (4, 16), (2, 32))
-    return pairs_of(study, [study.point(*p) for p in reference], [study.point(*p) for p in points])
+    sets = (((8, 8), (4, 16), (2, 32)), points)
+    return analysis.paired(*(pandas.concat([study.point(*p) for p in some]) for some in sets))
 
 
 class Look(NamedTuple):
@@ -121,8 +115,7 @@ def looks(study: Study) -> list[Look]:
     1, 3 and 7 (amendment 1). No interval is narrower than that of the pooled variance."""
     found, every = [], (("first look", (3,)), ("second look", (3, 7)))
     for i, (name, stages) in enumerate(every[: 1 + study.has_second_look]):
-        mask = np.isin(study.frame["stage"], stages)
-        part = dataclasses.replace(study, frame=analysis.select(study.frame, mask))
+        part = dataclasses.replace(study, frame=study.frame[study.frame["stage"].isin(stages)])
         pairs = from_reference(part)
         pooled = analysis.pool(list(pairs.values()))
         paired = analysis.over_texts(pairs[32], pooled)
@@ -198,20 +191,18 @@ def fits(study: Study) -> list[Fit]:
 
     The parabola in log2 h has the same curvature at every D, which h = 2 at D = 32 does not obey.
     """
-    stage, head_dim = (study.frame[n] for n in ("stage", "head_dim"))
-    masks = {f"D = {w} alone": stage == s for w, s in STAGE_OF_WIDTH.items()}
-    masks["D = 32 alone, without h = 2"] = masks["D = 32 alone"] & (head_dim > 2)
-    masks["all complete stages, without h = 2"] = head_dim > 2
+    frame = study.frame
+    parts = {f"D = {w} alone": frame[frame["stage"] == s] for w, s in STAGE_OF_WIDTH.items()}
+    parts["D = 32 alone, without h = 2"] = parts["D = 32 alone"].query("head_dim > 2")
+    parts["all complete stages, without h = 2"] = frame[frame["head_dim"] > 2]
     models = {"all complete stages (the registered model)": study.model} | {
-        name: analysis.surface_model(analysis.select(study.frame, mask), study.tuning_k)
-        for name, mask in masks.items()
+        name: analysis.surface_model(part, study.tuning_k) for name, part in parts.items()
     }
-    return [_fit(name, model) for name, model in models.items()]
-
-
-def _fit(name: str, model: MixedModel) -> Fit:
-    best = analysis.optimum(model)
-    return Fit(name, best, best_total(model, best), model.residual_sd)
+    found = []
+    for name, model in models.items():
+        best = analysis.optimum(model)
+        found.append(Fit(name, best, best_total(model, best), model.residual_sd))
+    return found
 
 
 def best_total(model: MixedModel, best: Optimum) -> Estimate:
@@ -223,13 +214,12 @@ def against(study: Study, width: int, heads: int, head_dim: int, layout: str) ->
     """Differences of a point from h = 16 on N h = D."""
     reference = study.point(width // 16, 16, width=width)
     point = study.point(heads, head_dim, width=width, layout=layout)
-    return analysis.paired(study.frame, reference, point)
+    return analysis.paired(reference, point)
 
 
 def chords(study: Study) -> dict[tuple[int, int], float]:
     """Two widths -> dL / d ln C between them. The loss curves, so `Study.slope` is their mean."""
-    widths = study.frame["width"]
     return {
-        pair: analysis.loss_slope(analysis.select(study.frame, np.isin(widths, pair))).value
+        pair: analysis.loss_slope(study.frame[study.frame["width"].isin(pair)]).value
         for pair in itertools.pairwise(STAGE_OF_WIDTH)
     }

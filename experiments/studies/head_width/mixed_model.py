@@ -1,8 +1,8 @@
 """A linear mixed model with independent variance components, fitted by REML with SciPy."""
 
 import dataclasses
+import functools
 import math
-import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -143,41 +143,30 @@ def _minimize(criterion: Callable[[Array], float], count: int) -> Array:
     stepped onto the bound stays. So searches start from several points, and again with each
     component that ended at 0 a little above it, until none is lower.
     """
-    if not count:
-        return np.zeros(0)
     with extra("lab"):
         from scipy import optimize
-
-    def search(start: Array) -> tuple[float, Array]:
-        found = optimize.minimize(
-            criterion, start, method="L-BFGS-B", bounds=[(0.0, None)] * count,
-            options={"ftol": 1e-13, "gtol": 1e-7},
-        )  # fmt: skip
-        return float(found.fun), np.asarray(found.x, np.float64)
-
-    best, theta = min(
-        (search(np.full(count, start)) for start in (1.0, 0.2)), key=operator.itemgetter(0)
-    )
+    options = {"ftol": 1e-13, "gtol": 1e-7}
+    search = functools.partial(
+        optimize.minimize, criterion, bounds=[(0.0, None)] * count, method="L-BFGS-B",
+        options=options,
+    )  # fmt: skip
+    best = min((search(np.full(count, start)) for start in (1.0, 0.2)), key=lambda one: one.fun)
     for i in range(count):
         for _ in range(2):
-            start = theta.copy()
-            start[i] = 0.1 if theta[i] < 1e-3 else theta[i] * 1.1
-            value, found = search(start)
-            if value > best - 1e-6:
+            start = best.x.copy()
+            start[i] = 0.1 if start[i] < 1e-3 else start[i] * 1.1
+            found = search(start)
+            if found.fun > best.fun - 1e-6:
                 break
-            best, theta = value, found
-    return theta
+            best = found
+    return np.asarray(best.x, np.float64)
 
 
 def _independent(fixed: dict[str, Array]) -> tuple[tuple[str, ...], Array]:
     """The columns that those before them do not determine."""
-    names, columns, basis = [], [], np.zeros((len(next(iter(fixed.values()))), 0))
-    for name, column in fixed.items():
-        left = column - basis @ (basis.T @ column)
-        left = left - basis @ (basis.T @ left)
-        size = float(np.linalg.norm(left))
-        if size > 1e-8 * max(1.0, float(np.linalg.norm(column))):
+    names: list[str] = []
+    for name in fixed:
+        columns = np.column_stack([fixed[one] for one in [*names, name]])
+        if np.linalg.matrix_rank(columns) > len(names):
             names.append(name)
-            columns.append(column)
-            basis = np.column_stack([basis, left / size])
-    return tuple(names), np.column_stack(columns)
+    return tuple(names), np.column_stack([fixed[name] for name in names])

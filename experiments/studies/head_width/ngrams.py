@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from attnlab.data.text import Corpus, gzip_bits, sample
+from attnlab.data.batching import TokenArray, sample
+from attnlab.data.text import Corpus, gzip_bits
 from experiments.studies.head_width.texts import make_dataset
 
 Bytes = npt.NDArray[np.uint8]
@@ -38,7 +39,7 @@ def baselines(corpus: Corpus, length: int, size: int, steps: int, seed: int) -> 
       steps: of the training.
       seed: of the run.
     """
-    draw = functools.partial(sample, corpus.train, length, size, seed=seed)
+    draw = functools.partial(sample, TokenArray(corpus.train), length, size, seed=seed)
     train = np.concatenate([draw(step=step) for step in range(1, steps + 1)])
     rows = make_dataset(corpus, length).heldout(0)
     tokens = rows["tokens"].astype(np.uint8)

@@ -1,8 +1,6 @@
 """The pages of the head-width study: tables, figures and text from rows alone, in seconds."""
 
-import csv
 import dataclasses
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from attnlab.lab.text_table import counted
 from attnlab.report.style import themed_svg
 from experiments.studies.head_width import analysis, design, gpu, gpu_page, hypotheses
 from experiments.studies.head_width import figures as charts
-from experiments.studies.head_width.analysis import Mask, Pairs
+from experiments.studies.head_width.analysis import Pairs
 from experiments.studies.head_width.hypotheses import STAGE_OF_WIDTH, Result, Study
 from experiments.studies.head_width.mixed_model import Estimate, MixedModel
 from experiments.studies.head_width.rates import choose, fit_rates, minima
@@ -88,10 +86,19 @@ def point_name(num_heads: int, head_dim: int, layout: str) -> str:
     return f"{num_heads}x{head_dim}" + (" narrow" if layout == "narrow" else "")
 
 
-def means_of_texts(study: Study, mask: Mask, column: str = "bits") -> float:
+def whole_width(width: int) -> dict[int, int]:
+    """head_dim -> num_heads of the points with N h = D."""
+    return {h: n for n, h in design.POINTS[width] if n * h == width}
+
+
+def base_of(study: Study, width: int) -> DataFrame:
+    """The rows of h = 16 on N h = D."""
+    return study.point(width // 16, 16, width=width)
+
+
+def mean_of_texts(rows: DataFrame, column: str = "bits") -> float:
     """Mean over texts of the mean of a column on each."""
-    text, values = study.frame["text"][mask], study.frame[column][mask]
-    return float(np.mean([float(values[text == one].mean()) for one in np.unique(text)]))
+    return float(rows.groupby("text")[column].mean().mean())
 
 
 # Stages 0 and 1, cost -----------------------------------------------------------------------------
@@ -192,8 +199,8 @@ def _best_widths(study: Study) -> dict[int, list[int]]:
     """head_dim -> the widths of the models in which it has the lowest mean loss on N h = D."""
     best: dict[int, list[int]] = {}
     for width in STAGE_OF_WIDTH:
-        mean = {h: means_of_texts(study, study.point(n, h, width=width))
-                for n, h in design.POINTS[width] if n * h == width}  # fmt: skip
+        mean = {h: mean_of_texts(study.point(n, h, width=width))
+                for h, n in whole_width(width).items()}  # fmt: skip
         best.setdefault(min(mean, key=mean.__getitem__), []).append(width)
     return best
 
@@ -204,14 +211,11 @@ def at_equal_seconds(study: Study, width: int, heads: int, head_dim: int, layout
 
     Seconds are the least of the runs of a point.
     """
-    masks = [study.point(width // 16, 16, width=width)]
-    masks += [study.point(heads, head_dim, width=width, layout=layout)]
-    base, own = (float(np.min(study.frame["cpu_seconds"][mask])) for mask in masks)
-    difference = analysis.over_texts(
-        hypotheses.against(study, width, heads, head_dim, layout)
-    ).value
+    base, own = base_of(study, width), study.point(heads, head_dim, width=width, layout=layout)
+    saved = math.log(own["cpu_seconds"].min() / base["cpu_seconds"].min())
+    difference = analysis.over_texts(analysis.paired(base, own)).value
     beside = [slope for pair, slope in hypotheses.chords(study).items() if width in pair]
-    found, *others = (difference - s * math.log(own / base) for s in (study.slope.value, *beside))
+    found, *others = (difference - slope * saved for slope in (study.slope.value, *beside))
     return f"{found:+.4f} ({' and '.join(f'{one:+.4f}' for one in others)})"
 
 
@@ -220,8 +224,7 @@ def blanks(study: Study) -> dict[str, str]:
     top = analysis.optimum(study.model)
     if study.model.contrast({"u2": 1}).value <= 0 or not 2 <= top.best.value <= 6:
         return {}
-    heads = [h for n, h in design.POINTS[64] if n * h == 64]
-    near = min(heads, key=lambda h: abs(math.log2(h) - top.best.value))
+    near = min(whole_width(64), key=lambda h: abs(math.log2(h) - top.best.value))
     costs = hypotheses.sharing_costs(study)
     shared = [f"{multiple(costs[plan], study)} [{counts_in_words(hypotheses.sharing(study, plan))}]"
               for plan in ("albert", "attention_only")]  # fmt: skip
@@ -248,12 +251,10 @@ def _best_total(model: MixedModel, found: Estimate) -> str:
 
 
 def _step(study: Study, near: int, other: int) -> str:
-    points = {h: n for n, h in design.POINTS[64] if n * h == 64}
+    points = whole_width(64)
     if other not in points:
         return f"(h = {other}: not measured)"
-    pairs = hypotheses.pairs_of(
-        study, [study.point(points[near], near)], [study.point(points[other], other)]
-    )
+    pairs = analysis.paired(*(study.point(points[h], h) for h in (near, other)))
     found = analysis.over_texts(
         pairs, analysis.pool(list(hypotheses.from_reference(study).values()))
     )
@@ -282,20 +283,20 @@ def _point_table(study: Study) -> str:
     for width in STAGE_OF_WIDTH:
         pooled = analysis.pool(list(hypotheses.from_reference(study, width).values()))
         for n, h, layout in points_of(width):
-            mask = study.point(n, h, width=width, layout=layout)
+            rows = study.point(n, h, width=width, layout=layout)
             line = {
                 "D": width,
                 "point": point_name(n, h, layout),
                 "N h / D": f"{n * h / width:g}",
-                "FFN width": f"{study.frame['ffn_width'][mask][0]:,}",
-                "parameters": f"{study.frame['parameters'][mask][0]:,}",
-                "bits": f"{means_of_texts(study, mask):.4f}",
+                "FFN width": f"{rows['ffn_width'].iloc[0]:,}",
+                "parameters": f"{rows['parameters'].iloc[0]:,}",
+                "bits": f"{mean_of_texts(rows):.4f}",
                 "difference (95 %)": "reference",
             }
             if (n, h, layout) == (width // 16, 16, "standard"):
                 lines.append((line, None))
                 continue
-            pairs = hypotheses.against(study, width, n, h, layout)
+            pairs = analysis.paired(base_of(study, width), rows)
             found = analysis.over_texts(pairs, pooled)
             lines.append((line | {
                 "difference (95 %)": ends(found),
@@ -306,58 +307,57 @@ def _point_table(study: Study) -> str:
     return judged_table(lines)
 
 
+Compared = Sequence[tuple[Line, Pairs]]
+"""What a line says first, and its differences."""
+
+
+def _differences(
+    compared: Compared, heading: str, pooled: analysis.Pooled | None
+) -> list[tuple[Line, Estimate]]:
+    """Lines of differences, their intervals in a column of this heading."""
+    found = [(line, pairs, analysis.over_texts(pairs, pooled)) for line, pairs in compared]
+    return [({**line, heading: ends(one), "texts x seeds": counts(pairs)}, one)
+            for line, pairs, one in found]  # fmt: skip
+
+
 def _repeated_table(study: Study) -> str:
     """Differences from 6x16 at D = 96 over the texts that are read less than four times."""
-    many: dict[tuple[int, int], Pairs] = {}
-    for point in design.POINTS[96]:
-        if point != (6, 16):
-            pairs = hypotheses.against(study, 96, *point, "standard")
-            many[point] = {t: d for t, d in pairs.items() if t not in design.REPEATED_TEXTS}
-    pooled = analysis.pool([pairs for (n, h), pairs in many.items() if n * h == 96])
-    lines = []
-    for (n, h), pairs in many.items():
-        found = analysis.over_texts(pairs, pooled)
-        line = {"point": f"{n}x{h}", "difference (95 %)": ends(found)}
-        lines.append((line | {"texts x seeds": counts(pairs)}, found))
-    return judged_table(lines)
+    compared = []
+    for n, h in design.POINTS[96]:
+        pairs = hypotheses.against(study, 96, n, h, "standard")
+        once = {text: d for text, d in pairs.items() if text not in design.REPEATED_TEXTS}
+        if (n, h) != (6, 16):
+            compared.append(({"point": f"{n}x{h}"}, once))
+    whole = {f"{n}x{h}" for h, n in whole_width(96).items()}
+    pooled = analysis.pool([pairs for line, pairs in compared if line["point"] in whole])
+    return judged_table(_differences(compared, "difference (95 %)", pooled))
 
 
 def _baselines(study: Study) -> list[tuple[int, str, list[float]]]:
     """(D, text, baselines and bits of the model with h = 16 on N h = D)."""
-    lines = []
-    for width in STAGE_OF_WIDTH:
-        mask = study.point(width // 16, 16, width=width)
-        for text in design.ALL_TEXTS:
-            of_text = mask & (study.frame["text"] == text)
-            means = [study.frame[n][of_text].mean() for n in (*charts.BASELINES, "bits")]
-            lines.append((width, text, means))
-    return lines
+    names = [*charts.BASELINES, "bits"]
+    means = {w: base_of(study, w).groupby("text")[names].mean() for w in STAGE_OF_WIDTH}
+    return [(w, text, one.loc[text].tolist())
+            for w, one in means.items() for text in design.ALL_TEXTS]  # fmt: skip
 
 
 def _length_table(study: Study) -> str:
     """Differences from 4x16 at 80 bytes per parameter and at T = 64 and 256, beside those of
     stage 3 on the same texts."""
     settings: list[tuple[int, float, Sequence[str]]] = [
-        (128, each, design.LENGTH_TEXTS) for each in (20.0, 80.0)
+        *((128, each, design.LENGTH_TEXTS) for each in (20.0, 80.0)),
+        *((length, 20.0, design.CONTEXT_TEXTS) for length in (64, 128, 256)),
     ]
-    settings += [(t, 20.0, design.CONTEXT_TEXTS) for t in (64, 128, 256)]
     lines = []
     for length, each, texts in settings:
-        others = ((16, 4), (8, 8), (2, 32), (1, 64))
-        of_texts = np.isin(study.frame["text"], texts)
-        at = {p: study.point(*p, length=length, bytes_per_parameter=each) & of_texts
-              for p in ((4, 16), *others)}  # fmt: skip
-        many = {p: analysis.paired(study.frame, at[4, 16], at[p]) for p in others}
-        pooled = analysis.pool([pairs for pairs in many.values() if pairs])
-        for (n, h), pairs in many.items():
-            if not pairs:
-                continue
-            found = analysis.over_texts(pairs, pooled)
-            lines.append(({
-                "T": length, "bytes per parameter": f"{each:g}", "texts": ", ".join(texts),
-                "point": f"{n}x{h}", "bits worse than 4x16 (95 %)": ends(found),
-                "texts x seeds": counts(pairs),
-            }, found))  # fmt: skip
+        first = {"T": length, "bytes per parameter": f"{each:g}", "texts": ", ".join(texts)}
+        at = {f"{n}x{h}": study.point(n, h, length=length, bytes_per_parameter=each)
+              for n, h in ((4, 16), (16, 4), (8, 8), (2, 32), (1, 64))}  # fmt: skip
+        base, *others = ((name, rows[rows["text"].isin(texts)]) for name, rows in at.items())
+        compared = [({**first, "point": name}, pairs) for name, rows in others
+                    if (pairs := analysis.paired(base[1], rows))]  # fmt: skip
+        pooled = analysis.pool([pairs for _, pairs in compared])
+        lines += _differences(compared, "bits worse than 4x16 (95 %)", pooled)
     return judged_table(lines)
 
 
@@ -393,28 +393,20 @@ def _optimizer_gaps(rows: DataFrame) -> dict[str, list[float]]:
 def _rate_errors(study: Study) -> list[tuple[int, str, float]]:
     """How far the learning rate of each point was off, by the two rates of its texts."""
     return [
-        (
-            w,
-            point_name(*point),
-            rate_error(study, study.point(*point[:2], width=w, layout=point[2])),
-        )
+        (w, point_name(n, h, layout), rate_error(study, study.point(n, h, width=w, layout=layout)))
         for w in (32, 64)
-        for point in points_of(w)
+        for n, h, layout in points_of(w)
     ]
 
 
-def rate_error(study: Study, mask: Mask) -> float:
+def rate_error(study: Study, rows: DataFrame) -> float:
     """ln r* less the best ln r of a variant that has two rates x on each text: the minimum of the
     parabola k x^2 + l x whose slope l is the mean over texts of that between the two rates."""
-    text, x, bits = (study.frame[name][mask] for name in ("text", "tuning", "bits"))
-    slopes, middles = [], []
-    for one in np.unique(text):
-        of_text = np.argsort(x[text == one])
-        low, high = x[text == one][of_text[[0, -1]]]
-        b_low, b_high = bits[text == one][of_text[[0, -1]]]
-        slopes.append((b_high - b_low) / (high - low))
-        middles.append((low + high) / 2)
-    return float(np.mean(slopes) / (2 * study.tuning_k) - np.mean(middles))
+    ordered = rows.sort_values("tuning").groupby("text")[["tuning", "bits"]]
+    first, last = ordered.first(), ordered.last()
+    slopes = (last["bits"] - first["bits"]) / (last["tuning"] - first["tuning"])
+    middle = (first["tuning"] + last["tuning"]) / 2
+    return float(slopes.mean() / (2 * study.tuning_k) - middle.mean())
 
 
 def _training_lengths(study: Study) -> list[str]:
@@ -422,21 +414,19 @@ def _training_lengths(study: Study) -> list[str]:
     found = []
     for each in (20.0, 80.0):
         points = [study.point(*p, bytes_per_parameter=each) for p in ((4, 16), (1, 64))]
-        texts = np.isin(study.frame["text"], design.LENGTH_TEXTS)
-        pairs = analysis.paired(study.frame, points[0] & texts, points[1] & texts)
+        pairs = analysis.paired(*(p[p["text"].isin(design.LENGTH_TEXTS)] for p in points))
         found.append(ends(analysis.over_texts(pairs)))
     return found
 
 
 def _csv(results: Sequence[Result]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("name", "what", "value", "error", "low", "high", "texts", "p", "conclusion"))
+    names = ("name", "what", "value", "error", "low", "high", "texts", "p", "conclusion")
+    lines = []
     for r in results:
         f = r.found
         numbers = (f.value, f.error, f.low, f.high, f.count, r.corrected)
-        writer.writerow((r.name, r.text, *numbers, r.conclusion))
-    return text.getvalue()
+        lines.append((r.name, r.text, *numbers, r.conclusion))
+    return DataFrame(lines, columns=names).to_csv(index=False)
 
 
 # Figures ------------------------------------------------------------------------------------------
@@ -444,8 +434,8 @@ def _csv(results: Sequence[Result]) -> str:
 
 def figures(study: Study, rows: DataFrame) -> dict[str, Figure]:
     """Figure name -> figure."""
-    alone = study.frame["stage"] == STAGE_OF_WIDTH[64]
-    model = analysis.surface_model(analysis.select(study.frame, alone), study.tuning_k)
+    alone = study.frame[study.frame["stage"] == STAGE_OF_WIDTH[64]]
+    model = analysis.surface_model(alone, study.tuning_k)
     costs = hypotheses.sharing_costs(study).items()
     return {
         "figure1": charts.loss_figure([_panel(study, width) for width in STAGE_OF_WIDTH]),
@@ -458,13 +448,12 @@ def figures(study: Study, rows: DataFrame) -> dict[str, Figure]:
 
 
 def _panel(study: Study, width: int) -> charts.SizePanel:
-    base = study.point(width // 16, 16, width=width)
-    pairs = hypotheses.from_reference(study, width)
+    base, pairs = base_of(study, width), hypotheses.from_reference(study, width)
     pooled = analysis.pool(list(pairs.values()))
     differences = {h: analysis.over_texts(one, pooled) for h, one in pairs.items()}
-    series = charts.around(means_of_texts(study, base), 16, differences)
-    grams = {name: means_of_texts(study, base, name) for name in charts.BASELINES}
-    return charts.SizePanel(width, int(study.frame["parameters"][base][0]), series, grams)
+    series = charts.around(mean_of_texts(base), 16, differences)
+    grams = {name: mean_of_texts(base, name) for name in charts.BASELINES}
+    return charts.SizePanel(width, int(base["parameters"].iloc[0]), series, grams)
 
 
 def _surface(model: MixedModel) -> Figure:

@@ -28,13 +28,12 @@ def test_reml_gives_what_lme4_prints():
 
 
 def test_differences_pair_texts_and_seeds_and_leave_out_diverged_texts():
-    frame = {
-        "bits": np.array([1.0, 2.0, 3.0, 1.5, 2.7, math.inf]),
-        "text": np.array(["a", "a", "b", "a", "a", "b"]),
-        "seed": np.array([1, 2, 3, 1, 2, 3]),
-    }
-    first = np.arange(6) < 3
-    assert analysis.paired(frame, first, ~first) == {"a": pytest.approx([0.5, 0.7])}
+    frame = DataFrame({
+        "bits": [1.0, 2.0, 3.0, 1.5, 2.7, math.inf],
+        "text": ["a", "a", "b", "a", "a", "b"],
+        "seed": [1, 2, 3, 1, 2, 3],
+    })  # fmt: skip
+    assert analysis.paired(frame[:3], frame[3:]) == {"a": pytest.approx([0.5, 0.7])}
 
 
 def test_translations_count_as_one_text():

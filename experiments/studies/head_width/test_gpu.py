@@ -8,6 +8,7 @@ import pytest
 from pandas import DataFrame
 from scipy import stats
 
+from attnlab import lab
 from attnlab.models import flops_per_token
 from experiments.studies.head_width import gpu, gpu_page
 from experiments.studies.head_width.rates import RateFormula, rate_terms
@@ -114,6 +115,22 @@ def test_the_published_scores_are_those_of_the_programs():
     scores = read_csv(PUBLISHED / "gpu_runs.csv", gpu.COLUMNS)
     assert gpu.next_programs(gpu.published_formula(), scores, 0.25) == []
     assert scores.to_csv(index=False) == (PUBLISHED / "gpu_runs.csv").read_text()
+
+
+@pytest.mark.slow
+def test_seeds_are_trained_in_one_program_and_become_rows(shared_data, tmp_path):
+    """A tiny model: both seeds have scores of their own on every text, all in one folder."""
+    program = gpu.Program(Variant(1, 16, width=16, length=gpu.LENGTH), 0.01, share=1e-6)
+    specs = gpu.run_specs(program, shared_data)
+    results = lab.sweep(specs, tmp_path, executor=gpu.SeedsTogether())
+    scores = gpu.new_scores(results, "abc")
+    assert list(scores) == gpu.COLUMNS
+    assert [len(set(scores[name])) for name in ("seed", "text")] == [2, 8]
+    assert scores["heldout_bits"].between(5, 9).all()
+    assert scores["heldout_bits"].nunique() == 16
+    assert scores["ngram3"].nunique() == 8
+    assert len(list((tmp_path / "programs").iterdir())) == 1
+    assert gpu.left([program], scores) == []
 
 
 # The page -----------------------------------------------------------------------------------------

@@ -101,10 +101,9 @@ def test_texts_of_figures_are_inside_their_figures(published):
 
 def test_the_error_of_a_rate_is_that_of_the_parabola(published):
     """Scores k (x + 0.3)^2 at the two rates of each text: the best rate is 0.3 below in ln r."""
-    k, x = published.tuning_k, published.frame["tuning"]
-    study = dataclasses.replace(
-        published, frame=published.frame | {"bits": k * (x + 0.3) ** 2 + 0.1 * x**0}
-    )
+    x = published.frame["tuning"]
+    bits = published.tuning_k * (x + 0.3) ** 2 + 0.1
+    study = dataclasses.replace(published, frame=published.frame.assign(bits=bits))
     assert page.rate_error(study, study.point(8, 8)) == pytest.approx(0.3)
     assert page.rate_error(published, published.point(1, 64)) == pytest.approx(-0.18, abs=0.005)
 
@@ -113,8 +112,9 @@ def test_a_difference_at_equal_seconds_counts_the_seconds_that_are_saved(publish
     """Half the seconds are worth ln 2 times the slope of the loss; equal ones nothing."""
     by_flops = analysis.over_texts(hypotheses.against(published, 64, 2, 32, "standard")).value
     for ratio in (1.0, 0.5):
-        seconds = np.where(published.point(2, 32), ratio, 1.0)
-        study = dataclasses.replace(published, frame=published.frame | {"cpu_seconds": seconds})
+        frame = published.frame.assign(cpu_seconds=1.0)
+        frame.loc[published.point(2, 32).index, "cpu_seconds"] = ratio
+        study = dataclasses.replace(published, frame=frame)
         found = float(page.at_equal_seconds(study, 64, 2, 32, "standard").split()[0])
         saved = published.slope.value * np.log(ratio)
         assert found == pytest.approx(by_flops - saved, abs=6e-5)

@@ -21,7 +21,7 @@ def simulate(effects, count, seed=1):
     sim = Simulation(rows(), effects)
     columns, random = analysis.columns(sim.rows, sim.formula), np.random.default_rng(seed)
     for _ in range(count):
-        frame = columns | {"bits": sim.bits(random)}
+        frame = columns.assign(bits=sim.bits(random))
         model, slope = analysis.surface_model(frame, effects["k"]), analysis.loss_slope(frame)
         study = hypotheses.Study(frame, model, slope, effects["k"], has_second_look=True)
         found = {r.name: r for r in hypotheses.secondary(study)}

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnlab.data.text import load_corpus, sample, windows
+from attnlab.data.batching import TokenArray, sample, windows
+from attnlab.data.text import load_corpus
 from experiments.studies.head_width.ngrams import target_bits, witten_bell
 from experiments.studies.head_width.simulated import PLAN
 from experiments.studies.head_width.texts import TEXTS, StudyText, load_text
@@ -98,8 +99,10 @@ SHAKESPEARE = {3: 2.967, 4: 2.957}
 def test_the_first_study_s_batches(shared_data, file, expected):
     """800 batches of 16 windows of 64, seed 0, scored on 2048 held-out windows."""
     corpus = load_corpus(str(shared_data / file)).with_validation(0.1)
-    batches = [sample(corpus.train, 64, 16, seed=0, step=step) for step in range(1, 801)]
-    tokens, valid = windows(corpus.heldout, 64, 2048)
+    batches = [
+        sample(TokenArray(corpus.train), 64, 16, seed=0, step=step) for step in range(1, 801)
+    ]
+    tokens, valid = windows(TokenArray(corpus.heldout), 64, 2048)
     train = np.concatenate(batches).astype(np.uint8)
     found = witten_bell(train, tokens.astype(np.uint8), valid, contexts=(3, 4))
     assert found == pytest.approx(expected, abs=0.0006)

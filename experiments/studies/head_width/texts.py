@@ -18,8 +18,9 @@ import jax
 import numpy as np
 
 from attnlab.data import BYTES, Batch, Dataset, DataSizes
+from attnlab.data.batching import TokenArray, windows
 from attnlab.data.dataset import BatchShapes
-from attnlab.data.text import SKIPPED_FOLDERS, Corpus, dataset_of_corpus, windows
+from attnlab.data.text import SKIPPED_FOLDERS, Corpus, dataset_of_corpus
 from attnlab.names import lookup
 
 Parts = tuple[bytes, bytes, bytes]
@@ -69,7 +70,7 @@ def make_dataset(corpus: Corpus, length: int) -> Dataset:
 def scored_windows(text: np.ndarray, length: int, most: int) -> Batch:
     """Evenly spaced windows of at most `most` targets, the same for every run of a text."""
     count = max(1, min(most, len(text) - 1) // length)
-    tokens, valid = windows(text, length, count)
+    tokens, valid = windows(TokenArray(text), length, count)
     return {"tokens": tokens, "valid": valid}
 
 

@@ -24,11 +24,9 @@ from experiments.studies.known_answers.common import described, expect, named
 
 OWN, SHARED, HALF = "two of their own", "one for both", "half the depth"
 SMALLER = {
-    "model.width": 64,
-    "model.ffn.width": 256,
-    "train.steps": 400,
-    "train.seeds": (0, 1, 2),
-}
+    "model.width": 64, "model.ffn.width": 256,
+    "train.steps": 400, "train.seeds": (0, 1, 2),
+}  # fmt: skip
 """Smaller than translation.py, so that three variants with three seeds take minutes."""
 variants = named(
     {

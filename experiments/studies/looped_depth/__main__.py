@@ -7,7 +7,7 @@ from absl import flags
 
 from attnlab import lab
 from experiments import app
-from experiments.studies.looped_depth import study
+from experiments.studies.looped_depth import analysis, study
 from experiments.studies.rows import completed, write_page
 
 __doc__ = study.__doc__
@@ -38,14 +38,14 @@ def main() -> None:
     rows = completed(path, tuning, trained)
     rows = rows[rows.steps == steps]
     judged = [
-        {"variant": name, "rate": study.best_rate(rows, name), "seed": seed, "steps": steps}
+        {"variant": name, "rate": analysis.best_rate(rows, name), "seed": seed, "steps": steps}
         for name in study.VARIANTS
         for seed in range(seeds)
     ]
     rows = completed(path, judged, trained)
     # With seeds of a rate that was the best before.
     rows = rows[(rows.steps == steps) & rows.seed.isin({*study.TUNING_SEEDS, *range(seeds)})]
-    write_page(out, "looped_depth", study.page(rows, app.given_command()), study.figure(rows))
+    write_page(out, "looped_depth", analysis.page(rows, app.given_command()), analysis.figure(rows))
 
 
 app.start(main)

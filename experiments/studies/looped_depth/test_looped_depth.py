@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from attnlab import flops_per_token, lab, num_parameters
-from experiments.studies.looped_depth import study
+from experiments.studies.looped_depth import analysis, study
 
 ROWS = pandas.read_csv(ROOT / "docs/results/looped_depth.csv")
 
@@ -38,16 +38,16 @@ def test_budgets():
 
 
 def test_the_page_is_that_of_its_rows():
-    assert study.page(ROWS) == (ROOT / "docs/results/looped_depth.md").read_text()
+    assert analysis.page(ROWS) == (ROOT / "docs/results/looped_depth.md").read_text()
 
 
 def test_the_rate_is_chosen_on_tuning_seeds_alone():
-    worse, chosen = ROWS.copy(), study.best_rate(ROWS, "separate")
+    worse, chosen = ROWS.copy(), analysis.best_rate(ROWS, "separate")
     assert chosen == 0.006
     worse.loc[~worse.seed.isin(study.TUNING_SEEDS), study.COLUMNS] = 0
-    assert study.best_rate(worse, "separate") == chosen
+    assert analysis.best_rate(worse, "separate") == chosen
     worse.loc[worse.rate == chosen, study.COLUMNS] = 0
-    assert study.best_rate(worse, "separate") != chosen
+    assert analysis.best_rate(worse, "separate") != chosen
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 from absl import flags
 
 from experiments import app
-from experiments.studies.recall import study
+from experiments.studies.recall import analysis, study
 from experiments.studies.rows import completed, one_by_one, write_page
 
 __doc__ = study.__doc__
@@ -21,7 +21,7 @@ def main() -> None:
     out = Path(flags.FLAGS.out)
     runs = study.runs(flags.FLAGS.seeds, flags.FLAGS.steps)
     rows = completed(out / "recall.csv", runs, one_by_one(study.run_one))
-    write_page(out, "recall", study.page(rows, app.given_command()), study.figure(rows))
+    write_page(out, "recall", analysis.page(rows, app.given_command()), analysis.figure(rows))
 
 
 app.start(main)

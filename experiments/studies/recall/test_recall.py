@@ -5,7 +5,7 @@ import pandas
 import pytest
 from conftest import ROOT
 
-from experiments.studies.recall import study
+from experiments.studies.recall import analysis, study
 
 ROWS = pandas.read_csv(ROOT / "docs/results/recall.csv")
 
@@ -20,16 +20,16 @@ def test_the_logistic_curve_is_recovered():
     pairs = np.repeat([4, 8, 16, 32, 64], 16)
     z = 1 - 2 * np.log(pairs) + 3 * np.log(dims) + 0.5 * np.log(count)
     right = 1 / pairs + (1 - 1 / pairs) / (1 + np.exp(-z))
-    found = study.fitted(pairs, dims, count, right)
+    found = analysis.fitted(pairs, dims, count, right)
     assert found == pytest.approx([1, -2, 3, 0.5], abs=0.1)
 
 
 def test_the_page_is_that_of_its_rows():
-    assert study.page(ROWS) == (ROOT / "docs/results/recall.md").read_text()
+    assert analysis.page(ROWS) == (ROOT / "docs/results/recall.md").read_text()
 
 
 def test_the_page_names_its_steps():
     short = ROWS.replace({"steps": {400: 200}})
-    page = study.page(short)
+    page = analysis.page(short)
     assert "after 200 steps" in page
     assert "after 400" not in page

@@ -14,8 +14,13 @@ pytestmark = pytest.mark.parity
 from hub_words import HUB, PASSED  # noqa: E402
 
 from attnlab import pretrained  # noqa: E402
-from attnlab.pretrained.attributes import FIXED, HARMLESS, matches  # noqa: E402
-from attnlab.pretrained.words import changes_nothing, known_words  # noqa: E402
+from attnlab.pretrained.attributes import (  # noqa: E402
+    FIXED,
+    HARMLESS,
+    changes_nothing,
+    known_words,
+    matches,
+)
 
 VALUES = (True, 2, 0.3, "none", [1, 0], {"factor": 2.0}, "sliding_attention")
 OWN = ("my_note", "unsloth_fixed", "use_mrope", "auto_map", "model_max_length", "transformers.js")
@@ -86,7 +91,7 @@ def test_words_outside_the_table_change_nothing(family, tmp_path):
     expected = peers.outputs(theirs, given)
     every = set(OWN).union(*(known_words(other) for other in pretrained.FAMILIES))
     one = pretrained.FAMILIES[family]
-    fixed = {a.name for a in one.attributes} | set(FIXED | dict(one.other_attributes.fixed))
+    fixed = {a.name for a in one.attributes} | set(FIXED)
     others = sorted(n for n in every - fixed if changes_nothing(family, n))
     others = [n for n in others if not matches(n, HARMLESS)]
     assert len(others) > 100

@@ -1,0 +1,148 @@
+"""Layers with experts in a config.json and its tensors, also with dense layers and windows."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from attnlab.models import FFN, Experts
+from attnlab.models.config import ModelConfig
+from attnlab.nested import JSON
+from attnlab.pretrained.attributes import Attribute
+from attnlab.pretrained.fields import GATED, Field, Source, Values, choose
+from attnlab.pretrained.name_table import Module
+from attnlab.pretrained.rotary import overrides_of, types_of
+
+
+class DensePattern:
+    """Decides which layers are dense; here none."""
+
+    attributes: tuple[Attribute, ...] = ()
+
+    def read(self, attributes: JSON) -> list[bool]:
+        """For each layer, whether it is dense."""
+        return [False] * int(attributes["num_hidden_layers"])
+
+    def write(self, dense: list[bool]) -> JSON:
+        """The inverse, where an attribute can express it."""
+        return {}
+
+
+class SparseSteps(DensePattern):
+    """Every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers."""
+
+    attributes = (Attribute("decoder_sparse_step", 1), Attribute("mlp_only_layers", kind=list))
+
+    def read(self, attributes: JSON) -> list[bool]:
+        step, dense = attributes["decoder_sparse_step"], attributes["mlp_only_layers"] or []
+        layers = range(attributes["num_hidden_layers"])
+        return [i in dense or (i + 1) % step != 0 for i in layers]
+
+    def write(self, dense: list[bool]) -> JSON:
+        layers = [i for i, is_dense in enumerate(dense) if is_dense]
+        return {"decoder_sparse_step": 1, "mlp_only_layers": layers}
+
+
+class FirstDense(DensePattern):
+    """The first first_k_dense_replace layers are dense."""
+
+    attributes = (Attribute("first_k_dense_replace", 3, least=0),)
+
+    def read(self, attributes: JSON) -> list[bool]:
+        count = attributes["first_k_dense_replace"]
+        return [i < count for i in range(attributes["num_hidden_layers"])]
+
+    def write(self, dense: list[bool]) -> JSON:
+        return {"first_k_dense_replace": sum(dense)}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertFields(Field):
+    """The FFN of a family with experts; listed after other fields of the FFN.
+
+    Attributes:
+      options: field of `Experts` -> the attribute that sets it.
+      width: the attribute with the hidden width of an expert.
+      constant: fields of `Experts` that no attribute sets.
+      other_name: another name of the attribute with the number of experts.
+      dense: which layers are dense, with the width of intermediate_size.
+      windows: the field that says which layers have a window.
+      clip: the attribute that sets `FFN.clip`.
+      one_by_one: each expert has tensors of its own, so there are no more than tensors.
+    """
+
+    options: Mapping[str, Attribute]
+    width: Attribute
+    constant: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    other_name: str = ""
+    dense: DensePattern = DensePattern()  # has no state
+    windows: Field = Field()
+    clip: Attribute | None = None
+    one_by_one: bool = True
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        own = [*self.options.values(), *self.dense.attributes, *self.windows.attributes]
+        own += [] if self.width.name == "intermediate_size" else [self.width]
+        own += [self.clip] if self.clip else []
+        own += [Attribute(self.other_name, kind=int)] if self.other_name else []
+        return tuple(own)
+
+    def experts(self, attributes: JSON) -> Experts:
+        """The experts of a layer."""
+        values = {field: attributes[one.name] for field, one in self.options.items()}
+        if attributes.get(self.other_name) is not None:
+            values["num_experts"] = attributes[self.other_name]
+        return Experts(**{**self.constant, **values})
+
+    def write_experts(self, ffn: FFN) -> JSON:
+        """The inverse."""
+        attributes = {one.name: getattr(ffn.experts, field) for field, one in self.options.items()}
+        attributes |= {self.width.name: ffn.width}
+        return attributes | ({self.clip.name: ffn.clip} if self.clip else {})
+
+    def read(self, attributes: JSON, source: Source) -> Values:
+        values = self.windows.read(attributes, source)
+        dense = self.dense.read(attributes)
+        if all(dense):
+            return values
+        experts, stored = self.experts(attributes), len(source.tensors)
+        if self.one_by_one and 0 < stored < experts.num_experts:
+            raise ValueError(
+                f"config.json: {self.options['num_experts'].name} = {experts.num_experts} is more "
+                f"than the {stored} tensors in the folder"
+            )
+        layers = overrides_of(values, len(dense))
+        activation = choose("hidden_act", attributes["hidden_act"], GATED)
+        wide = FFN(width=attributes["intermediate_size"], activation=activation, bias=False)
+        layers = [
+            dataclasses.replace(one, ffn=wide) if is_dense else one
+            for one, is_dense in zip(layers, dense, strict=True)
+        ]
+        values |= types_of(layers)
+        values |= {"ffn.clip": attributes[self.clip.name]} if self.clip else {}
+        return values | {"ffn.experts": experts, "ffn.width": attributes[self.width.name]}
+
+    def write(self, config: ModelConfig) -> JSON:
+        ffns = [config.stacks[name].ffn for name in config.layer_names]
+        attributes = self.windows.write(config)
+        attributes |= self.dense.write([ffn.experts is None for ffn in ffns])
+        for ffn in ffns:
+            dense = {"intermediate_size": ffn.width}
+            attributes |= dense if ffn.experts is None else self.write_experts(ffn)
+        return attributes
+
+
+def expert_modules(
+    router: str, experts: dict[str, str], dense: tuple[Module, ...] = ()
+) -> tuple[Module, ...]:
+    """Modules of an FFN with experts.
+
+    Args:
+      router: its module.
+      experts: weight -> its module; "{}" is the number of an expert.
+      dense: modules of layers without experts.
+    """
+    return (
+        *(module._replace(only_without="router") for module in dense),
+        Module(router, "ffn.router"),
+        *(Module(name, f"ffn.{ours}", only_with="router") for ours, name in experts.items()),
+    )

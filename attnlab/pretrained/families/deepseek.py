@@ -1,0 +1,96 @@
+"""DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437), in the names of Hugging Face."""
+
+import dataclasses
+
+from attnlab.heads import Latent
+from attnlab.models import FFN, Experts
+from attnlab.nested import JSON
+from attnlab.pretrained import fields as f
+from attnlab.pretrained.attributes import Attribute
+from attnlab.pretrained.experts import ExpertFields, FirstDense
+from attnlab.pretrained.families.llama import GATED_NAMES, LLAMA, RATES, decoder_table
+from attnlab.pretrained.families.mixtures import GATED_EXPERTS, routing
+from attnlab.pretrained.name_table import Module, linears
+from attnlab.pretrained.rotary import RotaryField
+
+
+class _Experts(ExpertFields):
+    """n_shared_experts are one that is as wide as all together."""
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (*super().attributes, Attribute("n_shared_experts", 1, least=0))
+
+    def experts(self, attributes: JSON) -> Experts:
+        width = attributes["n_shared_experts"] * attributes["moe_intermediate_size"]
+        return dataclasses.replace(super().experts(attributes), shared_width=width)
+
+    def write_experts(self, ffn: FFN) -> JSON:
+        count = ffn.experts.shared_width // ffn.width if ffn.experts else 0
+        return super().write_experts(ffn) | {"n_shared_experts": count}
+
+
+EXPERTS = _Experts(
+    {
+        **routing("n_routed_experts", 256, 8),
+        "num_groups": Attribute("n_group", 8),
+        "top_groups": Attribute("topk_group", 4),
+        "normalize": Attribute("norm_topk_prob", True),
+        "scale": Attribute("routed_scaling_factor", 2.5),
+        "balance": Attribute("aux_loss_alpha", 0.001),
+    },
+    Attribute("moe_intermediate_size", 2048),
+    constant={"scores": "sigmoid", "balance_bias": True},
+    dense=FirstDense(),
+)
+IN_PAIRS = Module("", "", pairs=("q_rotary", "k_rotary"), pairs_if="rope_interleave")
+QUERIES = IN_PAIRS._replace(weights=("attention.q", "attention.q_rotary"), by_head=True)
+KEYS = IN_PAIRS._replace(weights=("attention.kv_down", "attention.k_rotary"))
+DEEPSEEK_V3 = LLAMA.variant(
+    "deepseek_v3",
+    dict(vocab_size=129280, hidden_size=7168, intermediate_size=18432, num_hidden_layers=61),
+    dict(num_attention_heads=128, max_position_embeddings=4096),
+    f.CausalHead("DeepseekV3"),
+    f.value("kv_lora_rank", 512, "heads.latent_dim"),
+    f.value("q_lora_rank", 1536, "heads.query_latent_dim", nullable=True),
+    f.value("qk_rope_head_dim", 64, "heads.rotary_dim"),
+    f.value("qk_nope_head_dim", 128, "heads.head_dim"),
+    f.value("v_head_dim", 128, "heads.value_dim"),
+    EXPERTS,
+    RotaryField(of_part=True),
+    f.Words(
+        used=(Attribute("rope_interleave", True),),
+        sums={
+            "num_key_value_heads": "num_attention_heads",
+            "qk_head_dim": "qk_nope_head_dim qk_rope_head_dim",
+            "head_dim": "qk_rope_head_dim",
+        },
+        # They say how it was trained, or what stands behind the last norm.
+        ignored="output_router_logits seq_aux ep_size num_nextn_predict_layers",
+        only={"attention_bias": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+        | {"moe_layer_freq": 1},
+        # As in all that are published.
+        written={"rope_interleave": True, "num_nextn_predict_layers": 0},
+    ),
+    without="mlp_bias",
+    table=decoder_table(
+        attention=(
+            QUERIES._replace(name="self_attn.q_proj", only_without="q_down"),
+            QUERIES._replace(name="self_attn.q_b_proj", only_with="q_down"),
+            *linears("self_attn.", "attention", q_down="q_a_proj", o="o_proj"),
+            Module("self_attn.q_a_layernorm", "attention.q_down_norm", "table"),
+            KEYS._replace(name="self_attn.kv_a_proj_with_mqa"),
+            Module("self_attn.kv_a_layernorm", "attention.kv_down_norm", "table"),
+            Module("self_attn.kv_b_proj", ("attention.k", "attention.v"), by_head=True),
+        ),
+        ffn=(
+            *GATED_EXPERTS,
+            *linears("mlp.shared_experts.", "ffn.shared", **GATED_NAMES),
+            Module("mlp.gate.e_score_correction_bias", "ffn.balance_bias", "plain"),
+        ),
+        # The module behind the last layer that predicts one more token.
+        unread=(*RATES, "layers.61.*"),
+    ),
+    # The epsilon of its norms is 1e-6, whatever rms_norm_eps says.
+    heads=Latent(num_heads=4, norm_eps=1e-6),
+)

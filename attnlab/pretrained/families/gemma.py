@@ -1,0 +1,126 @@
+"""Gemma (2024, arXiv 2403.08295), Gemma 2 (arXiv 2408.00118) and the text model of Gemma 3 (2025,
+arXiv 2503.19786), in the names of Hugging Face.
+"""
+
+from attnlab.heads import HeadNorm, SoftCap, Standard
+from attnlab.models import Norm
+from attnlab.models.config import ModelConfig
+from attnlab.nested import JSON
+from attnlab.pretrained import fields as f
+from attnlab.pretrained.attributes import Attribute, bad_value
+from attnlab.pretrained.families.llama import LLAMA, NORMED, decoder_table
+from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, every
+
+
+class _EmbeddingScale(f.Field):
+    """Embeddings are scaled by the root of the width."""
+
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        return {"embedding.scale": attributes["hidden_size"] ** 0.5}
+
+
+class _ScoreScale(f.Field):
+    """Scores are scaled by query_pre_attn_scalar^(-1/2)."""
+
+    attributes = (Attribute("query_pre_attn_scalar", 256),)
+
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        return {"heads.scale": attributes["query_pre_attn_scalar"] ** -0.5}
+
+    def write(self, config: ModelConfig) -> JSON:
+        return {"query_pre_attn_scalar": round(config.layout.score_scale**-2)}
+
+
+class _SoftCap(f.Field):
+    """attn_logit_softcapping of the scores; null is none."""
+
+    attributes = (Attribute("attn_logit_softcapping", 50.0, nullable=True),)
+
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        cap = attributes["attn_logit_softcapping"]
+        if cap is not None and cap <= 0:
+            raise bad_value("attn_logit_softcapping", cap, "must be above 0, or null")
+        return {"heads.extras": () if cap is None else (SoftCap(float(cap)),)}
+
+    def write(self, config: ModelConfig) -> JSON:
+        caps = [one.cap for one in config.heads.extras if isinstance(one, SoftCap)]
+        return {"attn_logit_softcapping": caps[0] if caps else None}
+
+
+TANH_KIND = {theirs: ours for theirs, ours in f.GATED.items() if theirs != "gelu"}
+TANH_KIND["gelu"] = f.GATED["gelu_new"]  # last: not what is written
+
+
+class _Activation(f.Choice):
+    """hidden_act, where "gelu" means the tanh kind, as all releases were trained; some versions of
+    transformers read hidden_activation in its place, which may not contradict it."""
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (*super().attributes, Attribute("hidden_activation", kind=str))
+
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        values, other = super().read(attributes, source), attributes["hidden_activation"]
+        said = other is not None and f.choose("hidden_activation", other, self.values)
+        if said and said != values[self.path]:
+            why = f"contradicts hidden_act = {attributes['hidden_act']!r}; write both alike"
+            raise bad_value("hidden_activation", other, why)
+        return values
+
+
+SANDWICH = {
+    "attention.norm": "input_layernorm",
+    "attention.norm_after": "post_attention_layernorm",
+    "ffn.norm": "pre_feedforward_layernorm",
+    "ffn.norm_after": "post_feedforward_layernorm",
+}
+GEMMA = LLAMA.variant(
+    "gemma",
+    dict(vocab_size=256000, hidden_size=3072, intermediate_size=24576, num_hidden_layers=28),
+    dict(num_attention_heads=16, max_position_embeddings=8192),
+    dict(num_key_value_heads=16, head_dim=256),
+    f.CausalHead("Gemma", tied=True),
+    _Activation("hidden_act", "gelu_pytorch_tanh", "ffn.activation", TANH_KIND),
+    _EmbeddingScale(),
+    f.Words(only={"use_bidirectional_attention": None}),
+    without="mlp_bias",
+    norm=Norm(kind="rms_plus_one"),
+)
+GEMMA2 = LLAMA.variant(
+    "gemma2",
+    dict(vocab_size=256000, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26),
+    dict(num_attention_heads=8, max_position_embeddings=8192),
+    dict(num_key_value_heads=4, head_dim=256),
+    f.CausalHead("Gemma2", tied=True),
+    f.activation("hidden_activation", "gelu_pytorch_tanh", gated=True),
+    _EmbeddingScale(),
+    _ScoreScale(),
+    _SoftCap(),
+    f.value("final_logit_softcapping", 30.0, "output.soft_cap", nullable=True),
+    LayerTypes(default_types=every(2)),
+    f.Words(ignored="hidden_act cache_implementation", only={"use_bidirectional_attention": None}),
+    without="mlp_bias",
+    table=decoder_table(norms=SANDWICH),
+    norm=Norm(kind="rms_plus_one", position="sandwich"),
+)
+GEMMA3 = GEMMA2.variant(
+    "gemma3_text",
+    dict(vocab_size=262208, max_position_embeddings=131072),
+    f.CausalHead("Gemma3", tied=True, bare="TextModel"),
+    NORMED,
+    LayerTypes(
+        default_types=every("sliding_window_pattern"),
+        more=(
+            Attribute("sliding_window_pattern", 6),
+            Attribute("_sliding_window_pattern"),
+            Attribute("rope_local_base_freq"),
+        ),
+        # What configs before transformers 5 say.
+        bases={FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)},
+    ),
+    f.Words(
+        only={"final_logit_softcapping": None, "attn_logit_softcapping": None}
+        | {"use_bidirectional_attention": False}
+    ),
+    heads=Standard(num_heads=4, qk_norm=HeadNorm("rms_plus_one")),
+)

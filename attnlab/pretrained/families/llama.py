@@ -1,0 +1,148 @@
+"""Llama (Touvron et al. 2023), Mistral (Jiang et al. 2023), Ministral, Qwen2 (Qwen Team 2024) and
+Qwen3 (2025), in the names of Hugging Face.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attnlab.heads import HeadNorm, Standard
+from attnlab.models import FFN, Init, Norm
+from attnlab.models.config import ModelConfig
+from attnlab.nested import JSON
+from attnlab.pretrained import fields as f
+from attnlab.pretrained.attributes import Attribute, bad_value
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, RotaryField, Window
+
+NORMS = {"attention.norm": "input_layernorm", "ffn.norm": "post_attention_layernorm"}
+QKVO = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
+HEADS = (
+    *linears("self_attn.", "attention", **QKVO),
+    Module("self_attn.q_norm", "attention.q_norm", "table"),
+    Module("self_attn.k_norm", "attention.k_norm", "table"),
+)
+PAIRED = tuple(module._replace(pairs=("q", "k", "q_norm", "k_norm")) for module in HEADS)
+"""`HEADS` of families that rotate neighbours."""
+GATED_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+GATED_FFN = linears("mlp.", "ffn", **GATED_NAMES)
+OUTSIDE = {"embedding": "embed_tokens", "final_norm": "norm", "lm_head": "lm_head"}
+RATES = ("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
+"""Rates of rotary positions, which follow from config.json; older checkpoints hold them."""
+
+
+def decoder_table(
+    attention: tuple[Module, ...] = HEADS,
+    ffn: tuple[Module, ...] = GATED_FFN,
+    norms: Mapping[str, str] = NORMS,
+    outside: Mapping[str, str] = OUTSIDE,
+    layers: str = "layers.{}.",
+    prefix: str = "model.",
+    unread: tuple[str, ...] = RATES,
+    **options: Any,
+) -> NameTable:
+    """What the files of a decoder call its weights; the defaults are Llama's.
+
+    Args:
+      attention, ffn: modules of a layer.
+      norms: weight -> module, of the norms of a layer.
+      outside: weight -> module, outside the layers; those of Llama may be left out.
+      layers: how names of a layer begin.
+      prefix, unread, **options: as in `NameTable`.
+    """
+    names = OUTSIDE | dict(outside)
+    kinds: JSON = {"embedding": "table", "positions": "table", "lm_head": "linear"}
+    lm_head = names["lm_head"]
+    return NameTable(
+        (
+            *(Module(names[ours], ours, kinds.get(ours, "norm")) for ours in names),
+            Module(lm_head, "lm_head_bias", "bias", only_without="lm_head"),
+        ),
+        (Layers(layers, (*attention, *ffn, *(Module(norms[n], n, "norm") for n in norms))),),
+        prefix=prefix,
+        task_modules=(f"{lm_head}.",),
+        unread=unread,
+        if_tied={f"{lm_head}.weight": f"{names['embedding']}.weight"},
+        **options,
+    )
+
+
+LLAMA = Family(
+    name="llama",
+    base=ModelConfig(
+        heads=Standard(num_heads=4), norm=Norm(kind="rms"), ffn=FFN(bias=False), init=Init(std=0.02)
+    ),
+    fields=(
+        *f.numbers(vocab_size=32000, hidden_size=4096, num_hidden_layers=32),
+        *f.numbers(num_attention_heads=32, intermediate_size=11008, attention_dropout=0.0),
+        *f.numbers(max_position_embeddings=2048, rms_norm_eps=1e-6),
+        f.kv_heads(),
+        f.head_dim(),
+        f.activation("hidden_act", "silu", gated=True),
+        f.biases("attention_bias", False),
+        f.value("mlp_bias", False, "ffn.bias"),
+        RotaryField(),
+        f.CausalHead("Llama"),
+    ),
+    table=decoder_table(),
+)
+MISTRAL = LLAMA.variant(
+    "mistral",
+    dict(intermediate_size=14336, max_position_embeddings=131072, num_key_value_heads=8),
+    f.CausalHead("Mistral"),
+    Window(),
+    without="attention_bias mlp_bias",
+)
+MINISTRAL = MISTRAL.variant("ministral", f.CausalHead("Ministral"), LayerTypes())
+
+
+def _qwen_types(attributes: JSON) -> list[str]:
+    slides = attributes["use_sliding_window"] and attributes["sliding_window"] is not None
+    count = attributes["num_hidden_layers"]
+    first = attributes["max_window_layers"] if slides else count
+    return [FULL if i < first else SLIDING for i in range(count)]
+
+
+class QwenTypes(LayerTypes):
+    """layer_types, or windows of some layers; where use_sliding_window is true."""
+
+    def types(self, attributes: JSON) -> list[str]:
+        types = super().types(attributes)
+        if SLIDING in types and not attributes["use_sliding_window"]:
+            raise bad_value("layer_types", types, "need use_sliding_window = true")
+        return types
+
+    def write(self, config: ModelConfig) -> JSON:
+        attributes = super().write(config)
+        return attributes | {"use_sliding_window": SLIDING in attributes["layer_types"]}
+
+
+class _DenseTypes(QwenTypes):
+    def write(self, config: ModelConfig) -> JSON:
+        attributes = super().write(config)
+        types = attributes["layer_types"]
+        first = types.index(SLIDING) if SLIDING in types else config.num_layers
+        return attributes | {"max_window_layers": first}
+
+
+QWEN_WORDS = (Attribute("use_sliding_window", False), Attribute("max_window_layers", 28, least=0))
+NORMED = f.value("rms_norm_eps", 1e-6, "norm.eps", "heads.norm_eps")
+"""The epsilon of norms, also of those of queries and keys."""
+RMS_HEADS = Standard(num_heads=4, qk_norm=HeadNorm("rms"))
+QWEN2 = LLAMA.variant(
+    "qwen2",
+    dict(vocab_size=151936, intermediate_size=22016, max_position_embeddings=32768),
+    dict(num_key_value_heads=32),
+    f.CausalHead("Qwen2"),
+    _DenseTypes(default_types=_qwen_types, more=QWEN_WORDS),
+    without="attention_bias mlp_bias",
+    heads=Standard(num_heads=4, biases=("q", "k", "v")),
+)
+QWEN3 = QWEN2.variant(
+    "qwen3",
+    dict(head_dim=128),
+    f.CausalHead("Qwen3"),
+    f.biases("attention_bias", False),
+    NORMED,
+    heads=RMS_HEADS,
+)

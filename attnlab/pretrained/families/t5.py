@@ -1,0 +1,186 @@
+"""T5, versions 1.0 and 1.1 (Raffel et al. 2020; Shazeer 2020), and mT5 (Xue et al. 2021, arXiv
+2010.11934), in the names of Hugging Face.
+"""
+
+import dataclasses
+import operator
+
+from attnlab.heads import Standard
+from attnlab.models import FFN, Dropout, Norm, Relative
+from attnlab.models.config import ModelConfig
+from attnlab.nested import JSON
+from attnlab.pretrained import fields as f
+from attnlab.pretrained.attributes import Attribute
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, linears
+
+ANY_LENGTH = 2**20
+# "gated-gelu" means the tanh kind, "gelu" alone the exact one.
+FEED_FORWARD = f.ACTIVATIONS | {f"gated-{theirs}": ours for theirs, ours in f.GATED.items()}
+FEED_FORWARD["gated-gelu"] = f.GATED["gelu_new"]
+
+
+def _is_gated(attributes: JSON) -> bool:
+    return str(attributes["feed_forward_proj"]).startswith("gated-")
+
+
+def _activation(attributes: JSON) -> str:
+    name = str(attributes["feed_forward_proj"])
+    return "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+
+
+class _FeedForward(f.Choice):
+    """feed_forward_proj, and two words that follow from it."""
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        gated = Attribute("is_gated_act", kind=bool, compute=_is_gated)
+        return (
+            *super().attributes,
+            gated,
+            Attribute("dense_act_fn", kind=str, compute=_activation),
+        )
+
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        f.check_follows("is_gated_act", _is_gated(attributes), self.name, attributes)
+        f.check_follows("dense_act_fn", _activation(attributes), self.name, attributes)
+        return super().read(attributes, source)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stacks(f.Field):
+    """Which stacks there are, and their depth; `name` begins the names of architectures."""
+
+    name: str = "T5"
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        same = operator.itemgetter("num_layers")
+        return (
+            Attribute("num_layers", 6, is_depth=True),
+            Attribute("num_decoder_layers", kind=int, is_depth=True, compute=same),
+            Attribute("is_encoder_decoder", True),
+        )
+
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        layers = attributes["num_layers"]
+        if source.architecture == f"{self.name}EncoderModel":
+            return {"kind": "encoder", "encoder": None, "num_layers": layers}
+        return {"num_layers": attributes["num_decoder_layers"], "encoder.num_layers": layers}
+
+    def write(self, config: ModelConfig) -> JSON:
+        alone = config.encoder is None
+        return {
+            "num_layers": config.num_layers if alone else config.encoder_plan.num_layers,
+            "num_decoder_layers": config.num_layers,
+            "is_encoder_decoder": not alone,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Head(f.Field):
+    """The LM head. The file decides: one that differs from the table is used, a copy is not."""
+
+    name: str = "T5"
+    can_scale: bool = True
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        tied = "tie_word_embeddings"
+        same = operator.itemgetter(tied) if self.can_scale else None
+        return (Attribute(tied, True), Attribute("scale_decoder_outputs", kind=bool, compute=same))
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return tuple(self.name + t for t in ("Model", "EncoderModel", "ForConditionalGeneration"))
+
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        if source.architecture in (f"{self.name}EncoderModel", f"{self.name}Model"):
+            return {"output.kind": "none"}
+        own, table = (source.tensors.get(f"{name}.weight") for name in ("lm_head", "shared"))
+        copied = own is not None and table is not None and own.equals(table)
+        has_own = "lm_head.weight" in source.tensors and not copied
+        scaled = self.can_scale and attributes["scale_decoder_outputs"]
+        return {
+            "output.kind": "own" if has_own else "tied",
+            "output.scale": attributes["d_model"] ** -0.5 if scaled else 1.0,
+        }
+
+    def write(self, config: ModelConfig) -> JSON:
+        bare = config.output.kind == "none"
+        bare_name = "EncoderModel" if config.kind == "encoder" else "Model"
+        name = self.name + (bare_name if bare else "ForConditionalGeneration")
+        if not self.can_scale:
+            return {"tie_word_embeddings": True, "architectures": [name]}
+        # What a reader before version 5 takes for "scaled", and for "tied".
+        scaled = config.output.scale != 1 or bare
+        names = ("tie_word_embeddings", "scale_decoder_outputs")
+        return dict.fromkeys(names, scaled) | {"architectures": [name]}
+
+
+def _stack(stack: Stack) -> Layers:
+    """The FFN is the last sublayer of a layer."""
+    sublayers = {"SelfAttention": "attention"}
+    sublayers |= {"EncDecAttention": "cross"} if stack == "decoder" else {}
+    modules = list[Module]()
+    for number, (theirs, ours) in enumerate(sublayers.items()):
+        at = f"layer.{number}."
+        modules += linears(f"{at}{theirs}.", ours, q="q", k="k", v="v", o="o")
+        modules.append(Module(f"{at}layer_norm", f"{ours}.norm", "norm"))
+    at = f"layer.{len(sublayers)}."
+    modules += (
+        Module(f"{at}DenseReluDense.wi", "ffn.up", only_without="gate"),
+        Module(f"{at}DenseReluDense.wi_1", "ffn.up", only_with="gate"),
+        *linears(f"{at}DenseReluDense.", "ffn", gate="wi_0", down="wo"),
+        Module(f"{at}layer_norm", "ffn.norm", "norm"),
+    )
+    bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
+    outer = (
+        Module(bias, "relative_bias", "table"),
+        Module(f"{stack}.final_layer_norm", "final_norm", "norm"),
+    )
+    return Layers(f"{stack}.block.{{}}.", tuple(modules), stack, outer)
+
+
+T5 = Family(
+    name="t5",
+    base=ModelConfig(
+        kind="encoder_decoder",
+        max_len=ANY_LENGTH,
+        heads=Standard(num_heads=4, scale=1.0),
+        ffn=FFN(bias=False),
+        norm=Norm(kind="rms"),
+        positions=Relative(),
+        dropout=Dropout(places=("embeddings", "attention", "ffn", "final")),
+    ),
+    fields=(
+        *f.numbers(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_heads=8),
+        *f.numbers(layer_norm_epsilon=1e-6),
+        _Stacks(),
+        f.value("relative_attention_num_buckets", 32, "positions.buckets"),
+        f.value("relative_attention_max_distance", 128, "positions.max_distance"),
+        f.value("dropout_rate", 0.1, "dropout.rate", "dropout.attention", "dropout.ffn"),
+        _FeedForward("feed_forward_proj", "relu", "ffn.activation", FEED_FORWARD),
+        # n_positions is of the training data; relative positions go on.
+        f.Words(ignored="n_positions", written={"decoder_start_token_id": 0}),
+        _Head(),
+    ),
+    table=NameTable(
+        modules=(Module("shared", "embedding", "table"), Module("lm_head", "lm_head")),
+        layers=(_stack("encoder"), _stack("decoder")),
+        # The LM head is there again where it is tied; a bias that no release used.
+        unread=(
+            "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+            "lm_head.weight",
+        ),
+        repeated=dict.fromkeys(
+            ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
+        ),
+    ),
+)
+MT5 = T5.variant(
+    "mt5",
+    dict(vocab_size=250112, d_ff=1024, num_heads=6, num_layers=8, feed_forward_proj="gated-gelu"),
+    _Stacks("MT5"),
+    _Head("MT5", can_scale=False),
+)

@@ -1,0 +1,252 @@
+"""ViT (Dosovitskiy et al. 2021, arXiv 2010.11929), DeiT (Touvron et al. 2021) and DINOv2 (Oquab et
+al. 2023, arXiv 2304.07193), in the names of Hugging Face.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from attnlab.models import Embedding, Images, Norm, OutputHead
+from attnlab.models.config import ModelConfig
+from attnlab.nested import JSON
+from attnlab.pretrained import fields as f
+from attnlab.pretrained.attributes import Attribute, bad_value
+from attnlab.pretrained.families.bert import BERT, FFN_NAMES, QKV
+from attnlab.pretrained.metadata import metadata_of
+from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.weights import Entry
+
+
+def _sides(attributes: JSON, name: str, default: int) -> list[int]:
+    """Height and width, which may be one number."""
+    said = default if attributes[name] is None else attributes[name]
+    sides = said if isinstance(said, list) else [said, said]
+    if len(sides) != 2 or not all(type(side) is int and 0 < side < 2**16 for side in sides):
+        why = "should be a whole number, or height and width, from 1 to 65,535"
+        raise bad_value(name, said, why)
+    return sides
+
+
+def _short(height: int, width: int) -> int | list[int]:
+    """One number for a square."""
+    return height if height == width else [height, width]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Images(f.Field):
+    """Sizes of images and patches.
+
+    Attributes:
+      patch_size: where config.json has none.
+      mask_token: a tensor that is there if the model has a vector for hidden patches.
+      has_mask: an attribute that says whether it has.
+    """
+
+    patch_size: int = 16
+    mask_token: str = ""
+    has_mask: str = ""
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        # encoder_stride is of a decoder to pixels, which no model has here.
+        own = Attribute(self.has_mask, True) if self.has_mask else Attribute("encoder_stride")
+        sides = Attribute("image_size"), Attribute("patch_size")
+        return (*sides, Attribute("num_channels", 3), own)
+
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        height, width = _sides(attributes, "image_size", 224)
+        patch_height, patch_width = _sides(attributes, "patch_size", self.patch_size)
+        try:
+            images = Images(
+                height=height,
+                width=width,
+                channels=attributes["num_channels"],
+                patch_height=patch_height,
+                patch_width=patch_width,
+                crop=bool(height % patch_height or width % patch_width),
+                class_token=True,
+                bias=True,
+                mask_token=attributes.get(self.has_mask, self.mask_token in source.tensors),
+            )
+        except ValueError as error:
+            raise bad_value("image_size", [height, width], f"is not supported: {error}") from None
+        return {
+            "embedding.images": images,
+            "vocab_size": images.num_features,
+            "max_len": images.num_tokens,
+        }
+
+    def write(self, config: ModelConfig) -> JSON:
+        images = config.embedding.images
+        if images is None:
+            raise ValueError("it reads images, and this model has none")
+        mask = {self.has_mask: images.mask_token}
+        return (mask if self.has_mask else {"encoder_stride": images.patch_height}) | {
+            "image_size": _short(images.height, images.width),
+            "patch_size": _short(images.patch_height, images.patch_width),
+            "num_channels": images.channels,
+        }
+
+
+def _embeddings(*mask_axes: int) -> Callable[[ModelConfig], list[Entry]]:
+    """The tensors of the embedding table; `mask_axes`: axes of 1 of the mask token, in front."""
+    at, table = "embeddings.", (("embedding",),)
+    projection = f"{at}patch_embeddings.projection"
+    marks = {"class_token": (f"{at}cls_token", 1, 1), "mask_token": (f"{at}mask_token", *mask_axes)}
+
+    def entries(config: ModelConfig) -> list[Entry]:
+        images, width = config.embedding.images, config.width
+        assert images is not None
+        window = (width, images.channels, images.patch_height, images.patch_width)
+        pixels, stored = slice(images.num_pixels), (1, config.max_len, width)
+        made = [Entry(f"{projection}.weight", table, pixels, "conv2d", stored=window)]
+        for place, mark in enumerate(images.marks, images.num_pixels):
+            name, *axes = marks.get(f"{mark}_token", (f"{projection}.bias",))
+            made.append(Entry(str(name), table, place, stored=(*map(int, axes), width)))
+        return [*made, Entry(f"{at}position_embeddings", (("positions",),), stored=stored)]
+
+    return entries
+
+
+class _Head(f.Field):
+    """Pooler or classifier: what the architecture needs, or whose tensors are there."""
+
+    attributes = (
+        Attribute("pooler_output_size", kind=int, least=0),
+        Attribute("id2label", kind=dict),
+    )
+    architectures = ("ViTModel", "ViTForImageClassification")
+
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        if attributes["pooler_output_size"] not in (None, 0, attributes["hidden_size"]):
+            why = f"is not supported, only hidden_size = {attributes['hidden_size']}"
+            raise bad_value("pooler_output_size", attributes["pooler_output_size"], why)
+        if source.architecture.endswith("Classification") or "classifier.weight" in source.tensors:
+            labels = attributes["id2label"]  # 2 without it, as in transformers
+            classes = 2 if labels is None else len(labels)
+            return {"output.pooler": "first_plain", "output.num_classes": classes}
+        return {"output.pooler": "first" if "pooler.dense.weight" in source.tensors else None}
+
+    def write(self, config: ModelConfig) -> JSON:
+        attributes: JSON = {"pooler_output_size": config.width, "architectures": ["ViTModel"]}
+        if config.output.pooler != "first_plain":
+            return attributes
+        # The names that transformers gives classes without one.
+        labels = {str(i): f"LABEL_{i}" for i in range(config.output.num_classes)}
+        kept = metadata_of(config).get("config", {})
+        if len(kept.get("id2label") or {}) == len(labels):
+            labels = kept["id2label"]
+        return attributes | {
+            "id2label": labels,
+            "label2id": {label: int(i) for i, label in labels.items()},
+            "architectures": ["ViTForImageClassification"],
+        }
+
+
+HEADS = (
+    *linears("attention.attention.", "attention", **QKV),
+    Module("attention.output.dense", "attention.o"),
+)
+VIT = BERT.variant(
+    "vit",
+    dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+    f.Choice("qkv_bias", True, "heads.biases", {True: f.BIASES, False: ("o",)}),
+    _Images(mask_token="embeddings.mask_token"),
+    _Head(),
+    f.Words(only={"pooler_act": "tanh"}),
+    without="vocab_size max_position_embeddings type_vocab_size tie_word_embeddings",
+    table=NameTable(
+        modules=(
+            Module("layernorm", "final_norm", "norm"),
+            Module("pooler.dense", "pooler"),
+            Module("classifier", "classifier"),
+        ),
+        layers=(
+            Layers(
+                "encoder.layer.{}.",
+                (
+                    *HEADS,
+                    Module("layernorm_before", "attention.norm", "norm"),
+                    *linears("", "ffn", **FFN_NAMES),
+                    Module("layernorm_after", "ffn.norm", "norm"),
+                ),
+            ),
+        ),
+        special=_embeddings(1, 1),
+        prefix="vit.",
+        task_modules=("classifier.",),
+    ),
+    norm=Norm(),
+    embedding=Embedding(),
+)
+
+
+class _FFN(f.Field):
+    """Its width is mlp_ratio times that of the model; two thirds of it, up to a multiple of 8,
+    where there is a gate."""
+
+    attributes = (
+        Attribute("mlp_ratio", 4, float),
+        Attribute("use_swiglu_ffn", False),
+        Attribute("hidden_act", "gelu"),
+    )
+
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        width = int(attributes["hidden_size"] * attributes["mlp_ratio"])
+        activation = f.choose("hidden_act", attributes["hidden_act"], f.ACTIVATIONS)
+        if not attributes["use_swiglu_ffn"]:
+            return {"ffn.width": width, "ffn.activation": activation}
+        return {"ffn.width": (int(width * 2 / 3) + 7) // 8 * 8, "ffn.activation": "gated_silu"}
+
+    def write(self, config: ModelConfig) -> JSON:
+        width, gated = config.ffn.width, config.ffn.activation == "gated_silu"
+        act = {"hidden_act": "gelu"} if gated else f.activation("hidden_act", "").write(config)
+        for ratio in (width / config.width, 1.5 * width / config.width, 4):
+            attributes = act | {
+                "hidden_size": config.width,
+                "mlp_ratio": int(ratio) if ratio == int(ratio) else ratio,
+                "use_swiglu_ffn": gated,
+            }
+            if self.read(attributes, f.Source())["ffn.width"] == width:
+                return attributes
+        raise ValueError(f"no mlp_ratio makes ffn.width {width} of width {config.width}")
+
+
+DINOV2 = VIT.variant(
+    "dinov2",
+    dict(layer_norm_eps=1e-6),
+    f.value("layerscale_value", 1.0, "norm.layer_scale"),
+    _FFN(),
+    _Images(patch_size=14, has_mask="use_mask_token"),
+    f.Words(
+        # Dropped paths are of training; the rest says what a backbone returns.
+        ignored="drop_path_rate stage_names out_features out_indices apply_layernorm "
+        "reshape_hidden_states intermediate_size",
+        written={"architectures": ["Dinov2Model"]},
+    ),
+    without="pooler_output_size pooler_act",
+    table=NameTable(
+        modules=(Module("layernorm", "final_norm", "norm"),),
+        layers=(
+            Layers(
+                "encoder.layer.{}.",
+                (
+                    *HEADS,
+                    Module("norm1", "attention.norm", "norm"),
+                    Module("layer_scale1.lambda1", "attention.layer_scale.scale", "plain"),
+                    Module("mlp.weights_in", ("ffn.gate", "ffn.up"), only_with="gate"),
+                    Module("mlp.weights_out", "ffn.down", only_with="gate"),
+                    *(
+                        one._replace(only_without="gate")
+                        for one in linears("mlp.", "ffn", up="fc1", down="fc2")
+                    ),
+                    Module("norm2", "ffn.norm", "norm"),
+                    Module("layer_scale2.lambda1", "ffn.layer_scale.scale", "plain"),
+                ),
+            ),
+        ),
+        special=_embeddings(1),
+        prefix="dinov2.",
+    ),
+    norm=Norm(layer_scale=1.0),
+    output=OutputHead(kind="none", pooler="first_plain"),  # the class token
+)

@@ -1,0 +1,134 @@
+"""BERT and ALBERT in the names of their authors' repositories (google-research), whose gelu is the
+tanh kind.
+"""
+
+import dataclasses
+
+from attnlab.models import Dropout, OutputHead
+from attnlab.models.config import ModelConfig
+from attnlab.nested import JSON
+from attnlab.pretrained.families.albert import ALBERT, GROUPS, AlbertGroups
+from attnlab.pretrained.families.bert import BERT, QKV
+from attnlab.pretrained.families.electra import EmbeddingSize
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.fields import Field, Source, Values, Words
+from attnlab.pretrained.name_table import Layers, Module, NameTable, Suffixes, linears
+from attnlab.pretrained.systems.arrays import Built
+from attnlab.pretrained.tensors import Arrays
+from attnlab.pretrained.weights import Entry
+from attnlab.sharing.plan import GROUP_RULES, Plan
+
+
+def _classifier(config: ModelConfig) -> list[Entry]:
+    if not config.output.num_classes:
+        return []
+    at = "cls/seq_relationship/output_"
+    return [
+        Entry(f"{at}weights", (("classifier",),), ..., "linear"),
+        Entry(f"{at}bias", (("classifier_bias",),), ..., "vector"),
+    ]
+
+
+def _table(layers: Layers) -> NameTable:
+    at = "bert/embeddings/"
+    return NameTable(
+        modules=(
+            Module(f"{at}word_embeddings", "embedding", "table"),
+            Module(f"{at}position_embeddings", "positions", "table"),
+            Module(f"{at}token_type_embeddings", "token_types", "table"),
+            Module(f"{at}LayerNorm", "embedding_norm", "norm"),
+            Module("bert/encoder/embedding_hidden_mapping_in", "embedding_projection"),
+            Module("bert/pooler/dense", "pooler"),
+            Module("cls/predictions/transform/dense", "transform"),
+            Module("cls/predictions/transform/LayerNorm", "transform_norm", "norm"),
+            Module("cls/predictions/output_bias", "lm_head_bias", "vector"),
+        ),
+        layers=(layers,),
+        suffixes=Suffixes("/kernel", "/bias", "/gamma", "/beta", table="", linear="conv1d"),
+        special=_classifier,
+    )
+
+
+BERT_LAYERS = Layers(
+    "bert/encoder/layer_{}/",
+    (
+        *linears("attention/self/", "attention", **QKV),
+        Module("attention/output/dense", "attention.o"),
+        Module("attention/output/LayerNorm", "attention.norm", "norm"),
+        *linears("", "ffn", up="intermediate/dense", down="output/dense"),
+        Module("output/LayerNorm", "ffn.norm", "norm"),
+    ),
+)
+ALBERT_MODULES = (
+    *linears("attention_1/self/", "attention", **QKV),
+    Module("attention_1/output/dense", "attention.o"),
+    Module("LayerNorm", "attention.norm", "norm"),
+    *linears("ffn_1/", "ffn", up="intermediate/dense", down="intermediate/output/dense"),
+    Module("LayerNorm_1", "ffn.norm", "norm"),
+)
+
+
+WITHOUT_HEAD = Words(ignored="tie_word_embeddings")
+
+
+class _Groups(Field):
+    """The sharing plan, with the group rule of google-research."""
+
+    attributes = AlbertGroups.attributes
+
+    def read(self, attributes: JSON, source: Source) -> Values:
+        _, layer_groups = _groups(attributes)
+        plan = Plan(attention=layer_groups, ffn=layer_groups)
+        return {"num_layers": len(layer_groups), "sharing": plan}
+
+
+def _groups(attributes: JSON) -> tuple[list[int], tuple[int, ...]]:
+    """The groups that are applied, and for each layer the stored layer, of those groups alone."""
+    calls, count, inner = (attributes[name] for name in GROUPS)
+    groups = [GROUP_RULES["google"](i, calls, count) for i in range(calls)]
+    used = sorted(set(groups))
+    return used, tuple(used.index(g) * inner + k for g in groups for k in range(inner))
+
+
+BERT_WORDS = BERT.variant("google_bert", WITHOUT_HEAD)
+ALBERT_WORDS = ALBERT.variant(
+    "google_albert", WITHOUT_HEAD, _Groups(), EmbeddingSize(), dropout=Dropout()
+)
+
+
+def _build(family: Family, config: JSON, tensors: Arrays, layers: Layers) -> Built:
+    """The model of a bert_config.json, with the output heads that the variables have."""
+    attributes, model = family.read(config)
+    activation = model.ffn.activation
+    activation = "gelu_tanh" if activation == "gelu" else activation
+    has_head = "cls/predictions/output_bias" in tensors
+    output = OutputHead(
+        kind="tied" if has_head else "none",
+        bias=has_head,
+        transform=activation if has_head else None,
+        pooler="first" if "bert/pooler/dense/kernel" in tensors else None,
+        num_classes=2 if "cls/seq_relationship/output_weights" in tensors else 0,
+    )
+    ffn = dataclasses.replace(model.ffn, activation=activation)
+    model = dataclasses.replace(model, ffn=ffn, output=output)
+    return model, _table(layers).entries(model, attributes)
+
+
+def build_bert(config: JSON, tensors: Arrays) -> Built:
+    """`config` is a bert_config.json."""
+    return _build(BERT_WORDS, config, tensors, BERT_LAYERS)
+
+
+def build_albert(config: JSON, tensors: Arrays) -> Built:
+    """`config` is an albert_config.json. Some groups may never be applied, and have no weights."""
+
+    def places(config: ModelConfig, attributes: JSON) -> list[tuple[str, int]]:
+        used, layer_groups = _groups(attributes)
+        inner, at = attributes["inner_group_num"], "group_{}/inner_group_{}/"
+        return [
+            ("bert/encoder/transformer/" + at.format(group, k), layer_groups.index(i * inner + k))
+            for i, group in enumerate(used)
+            for k in range(inner)
+        ]
+
+    return _build(ALBERT_WORDS, config, tensors, Layers("", ALBERT_MODULES, places=places))

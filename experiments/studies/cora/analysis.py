@@ -1,0 +1,60 @@
+"""The page of cora.csv."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas
+from matplotlib.figure import Figure
+
+from attnlab.lab.stats import paired_difference
+from attnlab.report.page import render, table
+from attnlab.report.style import INK, new_axes
+from attnlab.report.style import THEMED_COLOURS as COLOURS
+from experiments.studies.cora.study import MAIN, PUBLISHED, VARIANTS
+from experiments.studies.rows import conclusions
+
+COMMAND = "python -m experiments.studies.cora --data=PATH/cora --out=docs/results"
+
+
+def page(rows: pandas.DataFrame, command: str = COMMAND) -> str:
+    """The Markdown page of cora.csv; `command` wrote it."""
+    of = {name: rows[rows.variant == name].set_index("seed") for name in VARIANTS}
+    tests = {name: some.test for name, some in of.items()}
+    said, lines = conclusions(tests, digits=2), []
+    for name, test in tests.items():
+        found = paired_difference(test)
+        lines.append([
+            name, str(len(test)), f"{found.mean:.2f} ± {test.std():.2f}",
+            f"{found.low:.2f} to {found.high:.2f}",
+            *(f"{of[name][column].mean():.1f}" for column in ("valid", "epochs", "seconds")),
+            said.get(name, ("",))[0],
+        ])  # fmt: skip
+    header = ("variant", "seeds", "test accuracy, %, mean ± standard deviation", "95 % interval",
+              "validation, %", "epochs", "seconds a run", "difference (95 %)")  # fmt: skip
+    main, found = tests[MAIN], paired_difference(tests[MAIN])
+    text = render(
+        Path(__file__).with_name("page.md.jinja"),
+        score=f"{found.mean:.1f} ± {main.std():.1f}",
+        seeds=len(main),
+        interval=f"{found.low:.2f} to {found.high:.2f}",
+        published=f"{PUBLISHED[0]} ± {PUBLISHED[1]}",
+        says="agrees" if found.low <= PUBLISHED[0] <= found.high else "does not agree",
+        command=command,
+        minutes=f"{rows.seconds.sum() / 60:.0f}",
+        num_compared=len(said),
+        variants=table(header, lines),
+    )
+    return f"{text}\n"
+
+
+def figure(rows: pandas.DataFrame) -> Figure:
+    """Test accuracy by variant."""
+    drawn, [axes] = new_axes(1, 3.4)
+    for i, name in enumerate(VARIANTS):
+        test, y = rows.test[rows.variant == name], len(VARIANTS) - 1 - i
+        axes.plot(test, np.full(len(test), y), "o", color=COLOURS[0], alpha=0.5, markersize=4)
+        axes.plot([test.mean()] * 2, [y - 0.3, y + 0.3], color=COLOURS[1], linewidth=2)
+    axes.axvline(PUBLISHED[0], color=INK, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(VARIANTS)), list(VARIANTS)[::-1], fontsize=8)
+    axes.set_xlabel("test accuracy, %")
+    return drawn
