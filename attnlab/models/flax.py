@@ -19,9 +19,9 @@ from attnlab.attention.dropout import is_key
 from attnlab.attention.masks import Edges
 from attnlab.fields import check_field
 from attnlab.heads import Layout, multi_head_attention
-from attnlab.heads import check_params as check_head_params
 from attnlab.heads import init as init_heads
 from attnlab.heads.attention import Context
+from attnlab.heads.layout import check_params as check_head_params
 from attnlab.models.config import MODULES, ModelConfig
 from attnlab.models.ffn import feed_forward, init_ffn
 from attnlab.models.forward import ModelCache, ModelInputs, Outputs, run_model
