@@ -3,7 +3,7 @@
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -278,11 +278,11 @@ def _check(stacks: Mapping[str, Stack], order: Sequence[str]) -> None:
 
 # Patterns of layers -------------------------------------------------------------------------------
 
-Runs = tuple[tuple[str, int], ...]
+Runs = tuple[tuple[Any, int], ...]
 """((name of a stack, number of consecutive layers), ...)"""
 
 
-def repeating_pattern(order: Sequence[str]) -> list[tuple[Runs, int]]:
+def repeating_pattern(order: Sequence[Hashable]) -> list[tuple[Runs, int]]:
     """The shortest pattern that repeats through all layers, as (runs, number of repetitions).
 
     A second entry holds the incomplete pattern at the end, if there is one.

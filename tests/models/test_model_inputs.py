@@ -27,21 +27,6 @@ def test_what_is_no_random_key(key):
 
 
 @pytest.mark.parametrize(
-    "key",
-    [
-        jax.random.key(0), jax.random.PRNGKey(0), np.array([0, 0], np.uint32),
-        {"params": jax.random.key(0)}, {"params": jax.random.key(0), "dropout": jax.random.key(1)},
-    ],
-)  # fmt: skip
-def test_every_random_key(key):
-    """Concrete and traced."""
-    model = ModelConfig(**SMALL).build()
-    concrete = jax.eval_shape(lambda: model.init(key, TOKENS))
-    assert concrete["params"]["embedding"].shape == (19, 12)
-    assert jax.eval_shape(model.init, key, TOKENS) == concrete
-
-
-@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("mask", jnp.ones(3, bool)), ("mask", jnp.array(True)),
@@ -59,13 +44,6 @@ def test_shapes(field, value):
     for call in (model.apply, jax.jit(model.apply)):
         with pytest.raises(ValueError, match=field):
             call(variables, TOKENS, **{field: value})
-
-
-def test_the_padding_of_a_source():
-    model = ModelConfig(**SMALL, kind="encoder_decoder").build()
-    variables = {"params": random_params(model.config)}
-    with pytest.raises(ValueError, match=r"source_padding_mask \(1, 2\) must be .* \(1, 3\)"):
-        model.apply(variables, TOKENS, source=TOKENS, source_padding_mask=jnp.ones((1, 2), bool))
 
 
 def test_padding_masks_are_booleans_or_zeros_and_ones():
@@ -89,13 +67,6 @@ def test_padding_masks_are_booleans_or_zeros_and_ones():
     params, config = variables["params"], model.config
     with pytest.raises(TypeError, match="padding_mask must be boolean"):
         generate(params, TOKENS, config, 2, source=TOKENS, padding_mask=added)
-
-
-def test_heads_alone():
-    layout = heads.Standard(width=12, num_heads=3)
-    params, x = heads.init(jax.random.key(0), layout), jnp.ones((1, 3, 12))
-    with pytest.raises(ValueError, match=r"padding_mask \(1, 1\) must be .* \(1, 3\)"):
-        heads.multi_head_attention(params, x, layout, padding_mask=jnp.ones((1, 1), bool))
 
 
 def test_positions_beyond_those_of_padding():

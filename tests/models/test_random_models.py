@@ -88,6 +88,13 @@ def check_decoding(case, whole):
     assert_near(jnp.concatenate(found, axis=1), whole)
 
 
+def check_eager_call(case, whole):
+    """Outside of `jit`, with every value captured: the same bits."""
+    names = tuple(models.model_values(case.config))
+    eager = case.model.apply({"params": case.params}, TOKENS, capture=names, **case.inputs)
+    np.testing.assert_array_equal(eager.logits, whole)
+
+
 def check_counts(case):
     """By formula and by the tree; the config is that of every way to write it."""
     config = case.config
@@ -137,6 +144,7 @@ def has_ffn(config):
 def test_a_random_model(seed):
     case = Case(seed)
     whole = case.apply(case.params, TOKENS).logits
+    check_eager_call(case, whole)
     check_causality(case, whole)
     check_padding(case, whole)
     if case.is_causal:
