@@ -101,10 +101,8 @@ class Experiment:
             keep("task", name_in(OBJECTIVES, self.task, what="task"))
         if not isinstance(self.init, str):
             keep("init", reference(self.init, "init"))
-        names = [
-            one if isinstance(one, str) else name_in(CALLBACKS, one, what="callback")
-            for one in self.callbacks
-        ]
+        name_of = functools.partial(name_in, CALLBACKS, what="callback")
+        names = [one if isinstance(one, str) else name_of(one) for one in self.callbacks]
         for name in names:
             lookup(CALLBACKS, name, what="callback")
         keep("callbacks", tuple(names))
@@ -113,6 +111,11 @@ class Experiment:
     def objective(self) -> Objective:
         """The training objective."""
         return lookup(OBJECTIVES, str(self.task), what="task")
+
+    @property
+    def calls(self) -> list[Callback]:
+        """The callbacks."""
+        return [lookup(CALLBACKS, str(name), what="callback") for name in self.callbacks]
 
     @property
     def init_params(self) -> InitParams | None:
@@ -149,18 +152,15 @@ class Experiment:
             "model": json.loads(flags.to_json(self.model)),
             "train": self.train.to_dict(),
             "data": {"source": source, **dataclasses.asdict(self.data)},  # type: ignore[call-overload]
-            "start": self.start,
-            "init": self.init,
-            "callbacks": list(self.callbacks),
-            "matched": self.matched,
+            **{name: getattr(self, name) for name in ("start", "init", "callbacks", "matched")},
         }
         return found | ({IMPORTS: imports} if (imports := self._imports()) else {})
 
     def _imports(self) -> list[str]:
         """The modules outside of attnlab that define its parts, and may register them."""
         optimizer = lookup(OPTIMIZERS, self.train.optimizer.name, what="optimizer")
-        calls = [lookup(CALLBACKS, str(name), what="callback") for name in self.callbacks]
-        parts = [type(self.data), self.objective.prepare, optimizer, *calls, *_classes(self.model)]
+        own = type(self.data), self.objective.prepare, optimizer
+        parts = [*own, *self.calls, *_classes(self.model)]
         names = {getattr(part, "__module__", "") for part in parts}
         modules = [sys.modules.get(name) for name in names if name.split(".")[0] != "attnlab"]
         return sorted(filter(None, (module_reference(one) for one in modules if one)))
@@ -177,15 +177,13 @@ class Experiment:
           ValueError: an unknown data source or task, or a field that is not known.
         """
         import_those(fields.get(IMPORTS, ()))
-        names = ("start", "init", "matched")
+        names = ("task", "start", "init", "callbacks", "matched")
         more: JSON = {name: fields[name] for name in names if name in fields}
         try:
             return cls(
                 model=flags.from_json(json.dumps(fields["model"])),
                 train=TrainConfig.from_dict(fields["train"]),
                 data=stored_data(fields["data"]),
-                task=fields["task"],
-                callbacks=tuple(fields.get("callbacks", ())),
                 checks_data=False,
                 **more,
             )

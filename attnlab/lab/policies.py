@@ -61,7 +61,7 @@ class AddSeeds:
 
     def propose(self, results: Results) -> list[RunSpec]:
         """A further seed of each variant, none when all are known well enough."""
-        some = [runs for runs in results.by_variant().values() if _num_seeds(runs) < self.most]
+        some = [runs for runs in results.variants.values() if _num_seeds(runs) < self.most]
         if all(self._is_known([r.scores.heldout for r in runs], results.metric) for runs in some):
             return []
         return [spec for runs in some for spec in _further_seeds(runs, 1)]
@@ -103,7 +103,7 @@ class DecideComparisons:
 
     def propose(self, results: Results) -> list[RunSpec]:
         """Further seeds of the variants of undecided comparisons."""
-        variants = results.by_variant()
+        variants = results.variants
         chosen = [variants[variant] for variant in self._undecided(results)]
         counts = [min(self.step, self.most - _num_seeds(runs)) for runs in chosen]
         new = [_further_seeds(runs, n) for runs, n in zip(chosen, counts, strict=True)]
@@ -112,7 +112,7 @@ class DecideComparisons:
     def _undecided(self, results: Results) -> list[Variant]:
         """The variants of comparisons that more seeds may decide."""
         scores = results.scores()
-        whole = [v for v, runs in results.by_variant().items() if len(scores[v]) == len(runs)]
+        whole = [v for v, runs in results.variants.items() if len(scores[v]) == len(runs)]
         given = [(results.variant(a), results.variant(b)) for a, b in self.pairs]
         pairs = given or [(a, b) for b, a in itertools.combinations(whole, 2)]
         pairs = [(a, b) for a, b in pairs if a in whole and b in whole]

@@ -37,7 +37,7 @@ class Results(Sequence[RunResult]):
 
     Runs with equal tags are one variant; they differ in their seeds, and in their text if several
     texts were trained on. Runs with equal tags and another config (another optimizer, say) are
-    other variants: `by_variant` adds the fields that differ.
+    other variants: `variants` adds the fields that differ.
 
     Args:
       runs: the results.
@@ -114,12 +114,9 @@ class Results(Sequence[RunResult]):
         """1 where lower is better, -1 where higher is."""
         return -1 if metric in self.metrics and self.metrics[metric].better == "higher" else 1
 
-    def by_variant(self) -> dict[Variant, list[RunResult]]:
-        """Variant -> its runs, in the order of the sweep."""
-        return {variant: list(runs) for variant, runs in self._variants.items()}
-
     @functools.cached_property
-    def _variants(self) -> dict[Variant, list[RunResult]]:
+    def variants(self) -> dict[Variant, list[RunResult]]:
+        """Variant -> its runs, in the order of the sweep."""
         tagged: dict[Variant, list[RunResult]] = {}
         for run in self.runs:
             tags = tuple((n, v) for n, v in run.spec.tags.items() if n not in TEXT_TAGS)
@@ -130,16 +127,11 @@ class Results(Sequence[RunResult]):
                 found.setdefault((*tags, *more), []).append(run)
         return found
 
-    @property
+    @functools.cached_property
     def labels(self) -> dict[Variant, str]:
         """Variant -> its name for people: the values of the tags that differ. Never read back."""
-        variants = list(self._variants)
-        varied = {
-            name
-            for name in {n for v in variants for n, _ in v}
-            if len({repr(dict(v).get(name, "missing")) for v in variants}) > 1
-        }
-        return {v: label_of([t for t in v if t[0] in varied] or v) for v in variants}
+        varied = differing([dict(v) for v in self.variants])
+        return {v: label_of([t for t in v if t[0] in varied] or v) for v in self.variants}
 
     def scores(self, metric: str | None = None) -> dict[Variant, Scores]:
         """Variant -> (text, seed) -> held-out score.
@@ -149,7 +141,7 @@ class Results(Sequence[RunResult]):
         """
         metric = self.known_metric(metric)
         found: dict[Variant, Scores] = {}
-        for variant, runs in self._variants.items():
+        for variant, runs in self.variants.items():
             of: dict[tuple[str, int], RunResult] = {}
             for run in (run for run in runs if metric in run.scores.heldout):
                 key = (self.text_of(run), run.spec.seed)
@@ -183,7 +175,7 @@ class Results(Sequence[RunResult]):
         metric = self.known_metric(metric)
         rows = []
         for variant, scores in self.scores(metric).items():
-            runs = self._variants[variant]
+            runs = self.variants[variant]
             rows.append(_beside(variant, {
                 "mean": float(np.mean(list(scores.values()))) if scores else math.nan,
                 "sd": _spread(scores),
@@ -200,7 +192,7 @@ class Results(Sequence[RunResult]):
     @functools.cached_property
     def texts(self) -> list[str]:
         """The texts (data configs as JSON), if variants were trained on several; else [""]."""
-        per_variant = [{data_of(run) for run in runs} for runs in self._variants.values()]
+        per_variant = [{data_of(run) for run in runs} for runs in self.variants.values()]
         if all(len(some) < 2 for some in per_variant):
             return [""]
         return list(dict.fromkeys(data_of(run) for run in self.runs))
@@ -211,9 +203,9 @@ class Results(Sequence[RunResult]):
 
     def variant(self, tags: Mapping[str, Tag]) -> Variant:
         """The one variant that has these tags. Raises ValueError where none or several do."""
-        fits = [v for v in self._variants if all(dict(v).get(k) == w for k, w in tags.items())]
+        fits = [v for v in self.variants if all(dict(v).get(k) == w for k, w in tags.items())]
         if len(fits) != 1:
-            known = "; ".join(str(dict(v)) for v in self._variants)
+            known = "; ".join(str(dict(v)) for v in self.variants)
             raise ValueError(f"{dict(tags)} names {len(fits)} variants; there are {known}")
         return fits[0]
 
@@ -261,13 +253,9 @@ class Results(Sequence[RunResult]):
         chosen = named or [(variant, first) for variant in scores if variant != first]
         chosen = [(a, b) for a, b in chosen if a in scores and b in scores]
         sign, found = self.sign(metric), []
-        if len(scores) == len(self._variants):  # averages need every combination
-            planned = set(planned_seeds) or {seed for some in scores.values() for _, seed in some}
+        if len(scores) == len(self.variants):  # averages need every combination
             found = average_effects(
-                {
-                    v: {k: x for k, x in some.items() if k[1] in planned}
-                    for v, some in scores.items()
-                },
+                _of_seeds(scores, planned_seeds) if planned_seeds else scores,
                 reference=dict(first) | dict(baseline or {}),
                 tags=[tag for a, b in pairs for tag in a if a[tag] != b.get(tag, a[tag])] or None,
                 margin=margin,
@@ -297,8 +285,7 @@ class Results(Sequence[RunResult]):
 
     def __repr__(self) -> str:
         return (
-            f"Results of {counted(len(self.runs), 'run')}, "
-            f"{counted(len(self._variants), 'variant')}"
+            f"Results of {counted(len(self.runs), 'run')}, {counted(len(self.variants), 'variant')}"
         )
 
 
@@ -331,20 +318,21 @@ def config_fields(run: RunResult) -> dict[str, Tag]:
 
 def _distinguish(runs: Sequence[RunResult]) -> list[Variant]:
     """For each run of equal tags, the config fields that tell it from others on the same text."""
-    configs = [config_fields(run) for run in runs]
-    places: dict[str, list[int]] = {}
-    for i, run in enumerate(runs):
-        places.setdefault(data_of(run), []).append(i)
-    varied = [differing([configs[i] for i in some]) for some in places.values()]
-    names = list(dict.fromkeys(name for one in varied for name in one))
+    configs, texts = [config_fields(run) for run in runs], [data_of(run) for run in runs]
+    varied: dict[str, None] = {}
+    for text in dict.fromkeys(texts):
+        same = [config for config, other in zip(configs, texts, strict=True) if other == text]
+        varied |= dict.fromkeys(differing(same))
     found: list[Variant] = [() for _ in runs]
-    for name in names:
-        more = [
-            (*old, (name, config.get(name))) for old, config in zip(found, configs, strict=True)
-        ]
+    for name in varied:
+        more = [(*old, (name, one.get(name))) for old, one in zip(found, configs, strict=True)]
         if len(set(map(repr, more))) > len(set(map(repr, found))):  # it splits further
             found = more
     return found
+
+
+def _of_seeds(scores: Mapping[Variant, Scores], seeds: Sequence[int]) -> dict[Variant, Scores]:
+    return {v: {k: x for k, x in some.items() if k[1] in seeds} for v, some in scores.items()}
 
 
 def _short(value: Tag) -> str:

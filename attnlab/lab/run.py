@@ -36,7 +36,7 @@ from attnlab.models.describe import Note
 from attnlab.names import lookup
 from attnlab.sharing import Params
 from attnlab.training import sharding
-from attnlab.training.callbacks import CALLBACKS, Profile, parse_steps
+from attnlab.training.callbacks import Profile, parse_steps
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
@@ -130,18 +130,16 @@ def run_one(
         start = load_start(experiment.start, spec.seed) if experiment.start else None
         digest = start.digest if start else None
         notes = claim(folder, spec, dataset.files, _about(dataset), digest)
-        with (
-            Recorder(
-                folder,
-                config.seeds,
-                name=spec.id,
-                loggers=options.loggers,
-                hyperparameters=spec.to_dict(),
-                writes=jax.process_index() == 0,
-                speaks=options.speaks,
-            ) as recorder,
-            Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints,
-        ):
+        recorder = Recorder(
+            folder,
+            config.seeds,
+            name=spec.id,
+            loggers=options.loggers,
+            hyperparameters=spec.to_dict(),
+            writes=jax.process_index() == 0,
+            speaks=options.speaks,
+        )
+        with recorder, Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints:
             params, origin = _initial(experiment, dataset, objective, start)
             for line in [*notes, f"starting from {origin}"] if origin else notes:
                 recorder.say(line)
@@ -201,14 +199,12 @@ def _fit_options(
     mesh: Mesh,
     params: Params | InitParams | None,
 ) -> FitOptions:
-    callbacks = [lookup(CALLBACKS, str(name), what="callback") for name in experiment.callbacks]
-    steps = [parse_steps(options.profile)] if options.profile else []
-    profile = [Profile(folder / "profile", first, last) for first, last in steps]
+    traced = [Profile(folder / "profile", *parse_steps(options.profile))] if options.profile else []
     return FitOptions(
         mesh=mesh,
         sharding=StateSharding(models.shard_axes(experiment.model), options.shard_state),
         params=params,
-        callbacks=[*profile, *callbacks],
+        callbacks=[*traced, *experiment.calls],
     )
 
 

@@ -185,7 +185,7 @@ def specs_of(
     base: Experiment,
     variants: Sequence[Variant],
     seeds: Sequence[int],
-    match: Match | None = None,
+    match: Match | tuple[Budget, ModelConfig] | None = None,
 ) -> list[RunSpec]:
     """A spec for each variant and seed.
 
@@ -193,7 +193,7 @@ def specs_of(
       base: what the runs have in common.
       variants: what they change in it.
       seeds: of each.
-      match: the budget that is made equal.
+      match: the budget that is made equal, to that of a reference model.
 
     Raises:
       ValueError: an unknown field, a value that makes no model, two variants of one name, or
@@ -207,21 +207,13 @@ def specs_of(
     specs = []
     for variant in variants:
         config, stem = with_values(base, variant.values), variant.id
-        if match:
-            reference = with_layout(config.model, match.layout, match.sharing)
-            config = matched(config, reference, match.budget)
+        config = _matched(config, match) if match else config
         specs += [
             RunSpec(f"{stem}-seed{seed}" if stem else f"seed{seed}", config, seed, variant.all_tags)
             for seed in seeds
         ]
     check_unique(specs)
     return specs
-
-
-def matched(config: Experiment, reference: ModelConfig, budget: Budget) -> Experiment:
-    """`config` with the size that gives it the budget of `reference`. Raises ValueError."""
-    found = match_budget(config.model, reference, budget, length=config.train.length)
-    return dataclasses.replace(config, model=found.config, matched=budget)
 
 
 def product(
@@ -249,12 +241,16 @@ def product(
     ['standard-separate-seed0', 'standard-separate-seed1', 'wide-separate-seed0']
     """
     base = base or Experiment()
-    specs = specs_of(base, grid(**values), seeds)
-    if match is None:
-        return specs
-    return [
-        dataclasses.replace(spec, config=matched(spec.config, base.model, match)) for spec in specs
-    ]
+    return specs_of(base, grid(**values), seeds, (match, base.model) if match else None)
+
+
+def _matched(config: Experiment, match: Match | tuple[Budget, ModelConfig]) -> Experiment:
+    """With the size that gives it the budget of a reference. Raises ValueError."""
+    if isinstance(match, Match):
+        match = match.budget, with_layout(config.model, match.layout, match.sharing)
+    budget, reference = match
+    found = match_budget(config.model, reference, budget, length=config.train.length)
+    return dataclasses.replace(config, model=found.config, matched=budget)
 
 
 def _check_list(name: str, values: object) -> None:

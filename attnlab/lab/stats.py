@@ -378,15 +378,16 @@ def average_effects(
     means: dict[Variant, Scores] = {}
     pairs, about = [], []
     for tag in (tag for tag in values if tags is None or tag in tags):
-        base = (reference or {}).get(tag, values[tag][0])
+        base = (reference or {}).get(tag)
         base = base if base in values[tag] else values[tag][0]
+        over = tuple(other for other in values if other != tag)
         for value in values[tag]:
             side = [variant for variant in scores if dict(variant)[tag] == value]
             means[((tag, value),)] = _mean([scores[variant] for variant in side])
             if value != base:
                 pairs.append((((tag, value),), ((tag, base),)))
                 single = [_mean_gap(scores[v], scores[_replace(v, tag, base)]) for v in side]
-                about.append((tuple(t for t in values if t != tag), tuple(single)))
+                about.append((over, tuple(single)))
     found = compare_pairs(means, pairs, margin=margin, seeds_added=seeds_added, sign=sign)
     return [
         dataclasses.replace(one, over=over, single=single)

@@ -291,7 +291,8 @@ def cache_by_type(config: ModelConfig, cache: ModelCache) -> dict[str, Cache]:
     caches = cast(dict[str, Cache], cache if config.layer_types else {"layers": cache})
     for name, stack in config.stacks.items():
         count = max(stack.plan.kv_indices) + 1
-        held = caches.get(name, {})
+        held = caches.get(name, {}) if isinstance(caches, Mapping) else {}
+        held = held if isinstance(held, Mapping) else {}
         if "length" not in held or {np.shape(a)[:1] for a in held.values()} != {(count,)}:
             raise ValueError(
                 f"the cache is that of another model: it needs {count} {name}; make it with "

@@ -162,8 +162,9 @@ model has (256, 64)
     """
     if not isinstance(params, Mapping) or not isinstance(config, ModelConfig):
         raise TypeError(
-            "params must be the dict of model.init and config a ModelConfig (of a module, "
-            f"module.config), not {type(params).__name__} and {type(config).__name__}"
+            "the arguments are (params, tokens, config): params the dict of model.init, config a "
+            f"ModelConfig (of a module, module.config), not {type(params).__name__} and "
+            f"{type(config).__name__}"
         )
     found = _as_dicts(cast(Params, params["params"]) if set(params) == {"params"} else params)
     if problem := describe_mismatch(_model_shapes(config), found):

@@ -11,47 +11,11 @@ from attnlab.pretrained.fields import GATED, Field, Source, Values, choose
 from attnlab.pretrained.name_table import Module
 from attnlab.pretrained.rotary import overrides_of, types_of
 
-
-class DensePattern:
-    """Decides which layers are dense; here none."""
-
-    attributes: tuple[Attribute, ...] = ()
-
-    def read(self, attributes: JSON) -> list[bool]:
-        """For each layer, whether it is dense."""
-        return [False] * int(attributes["num_hidden_layers"])
-
-    def write(self, dense: list[bool]) -> JSON:
-        """The inverse, where an attribute can express it."""
-        return {}
-
-
-class SparseSteps(DensePattern):
-    """Every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers."""
-
-    attributes = (Attribute("decoder_sparse_step", 1), Attribute("mlp_only_layers", kind=list))
-
-    def read(self, attributes: JSON) -> list[bool]:
-        step, dense = attributes["decoder_sparse_step"], attributes["mlp_only_layers"] or []
-        layers = range(attributes["num_hidden_layers"])
-        return [i in dense or (i + 1) % step != 0 for i in layers]
-
-    def write(self, dense: list[bool]) -> JSON:
-        layers = [i for i, is_dense in enumerate(dense) if is_dense]
-        return {"decoder_sparse_step": 1, "mlp_only_layers": layers}
-
-
-class FirstDense(DensePattern):
-    """The first first_k_dense_replace layers are dense."""
-
-    attributes = (Attribute("first_k_dense_replace", 3, least=0),)
-
-    def read(self, attributes: JSON) -> list[bool]:
-        count = attributes["first_k_dense_replace"]
-        return [i < count for i in range(attributes["num_hidden_layers"])]
-
-    def write(self, dense: list[bool]) -> JSON:
-        return {"first_k_dense_replace": sum(dense)}
+STEP = "decoder_sparse_step"
+SPARSE_STEPS = (Attribute(STEP, 1), Attribute("mlp_only_layers", kind=list))
+"""Every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers."""
+FIRST_DENSE = (Attribute("first_k_dense_replace", 3, least=0),)
+"""The first first_k_dense_replace layers are dense."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +27,8 @@ class ExpertFields(Field):
       width: the attribute with the hidden width of an expert.
       constant: fields of `Experts` that no attribute sets.
       other_name: another name of the attribute with the number of experts.
-      dense: which layers are dense, with the width of intermediate_size.
+      dense: `SPARSE_STEPS` or `FIRST_DENSE`, which say what layers are dense, with the width of
+        intermediate_size; (): none.
       windows: the field that says which layers have a window.
       clip: the attribute that sets `FFN.clip`.
       one_by_one: each expert has tensors of its own, so there are no more than tensors.
@@ -73,14 +38,14 @@ class ExpertFields(Field):
     width: Attribute
     constant: Mapping[str, object] = dataclasses.field(default_factory=dict)
     other_name: str = ""
-    dense: DensePattern = DensePattern()  # has no state
+    dense: tuple[Attribute, ...] = ()
     windows: Field = Field()
     clip: Attribute | None = None
     one_by_one: bool = True
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        own = [*self.options.values(), *self.dense.attributes, *self.windows.attributes]
+        own = [*self.options.values(), *self.dense, *self.windows.attributes]
         own += [] if self.width.name == "intermediate_size" else [self.width]
         own += [self.clip] if self.clip else []
         own += [Attribute(self.other_name, kind=int)] if self.other_name else []
@@ -101,7 +66,10 @@ class ExpertFields(Field):
 
     def read(self, attributes: JSON, source: Source) -> Values:
         values = self.windows.read(attributes, source)
-        dense = self.dense.read(attributes)
+        first, step = attributes.get("first_k_dense_replace", 0), attributes.get(STEP, 1)
+        only = attributes.get("mlp_only_layers") or ()
+        layers = range(attributes["num_hidden_layers"])
+        dense = [i < first or i in only or (i + 1) % step != 0 for i in layers]
         if all(dense):
             return values
         experts, stored = self.experts(attributes), len(source.tensors)
@@ -110,21 +78,23 @@ class ExpertFields(Field):
                 f"config.json: {self.options['num_experts'].name} = {experts.num_experts} is more "
                 f"than the {stored} tensors in the folder"
             )
-        layers = overrides_of(values, len(dense))
         activation = choose("hidden_act", attributes["hidden_act"], GATED)
         wide = FFN(width=attributes["intermediate_size"], activation=activation, bias=False)
-        layers = [
-            dataclasses.replace(one, ffn=wide) if is_dense else one
-            for one, is_dense in zip(layers, dense, strict=True)
-        ]
-        values |= types_of(layers)
+        values |= types_of(
+            [
+                dataclasses.replace(one, ffn=wide) if is_dense else one
+                for one, is_dense in zip(overrides_of(values, len(dense)), dense, strict=True)
+            ]
+        )
         values |= {"ffn.clip": attributes[self.clip.name]} if self.clip else {}
         return values | {"ffn.experts": experts, "ffn.width": attributes[self.width.name]}
 
     def write(self, config: ModelConfig) -> JSON:
         ffns = [config.stacks[name].ffn for name in config.layer_names]
         attributes = self.windows.write(config)
-        attributes |= self.dense.write([ffn.experts is None for ffn in ffns])
+        layers = [i for i, ffn in enumerate(ffns) if ffn.experts is None]
+        said = {"first_k_dense_replace": len(layers), STEP: 1, "mlp_only_layers": layers}
+        attributes |= {one.name: said[one.name] for one in self.dense}
         for ffn in ffns:
             dense = {"intermediate_size": ffn.width}
             attributes |= dense if ffn.experts is None else self.write_experts(ffn)

@@ -4,6 +4,7 @@ A family lists such fields. Values go by their path in the config: "ffn.width", 
 """
 
 import dataclasses
+import functools
 import operator
 import types
 from collections.abc import Mapping
@@ -117,8 +118,10 @@ class Words(Field):
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        total = lambda names: lambda attributes: sum(attributes[name] for name in names.split())
-        sums = [Attribute(n, kind=int, compute=total(names)) for n, names in self.sums.items()]
+        sums = [
+            Attribute(name, kind=int, compute=functools.partial(_total, names))
+            for name, names in self.sums.items()
+        ]
         only = [Attribute(name, value, least=0) for name, value in self.only.items()]
         return (*self.used, *sums, *only, *map(Attribute, self.ignored.split()))
 
@@ -127,11 +130,15 @@ class Words(Field):
             if attributes[name] != value:
                 raise bad_value(name, attributes[name], f"is not supported, only {value!r}")
         for name, names in self.sums.items():
-            check_follows(name, sum(attributes[n] for n in names.split()), names, attributes)
+            check_follows(name, _total(names, attributes), names, attributes)
         return {}
 
     def write(self, config: ModelConfig) -> JSON:
         return dict(self.written)
+
+
+def _total(names: str, attributes: JSON) -> int:
+    return sum(attributes[name] for name in names.split())
 
 
 def check_follows(name: str, value: object, names: str, attributes: JSON) -> None:

@@ -74,29 +74,20 @@ def _has_free_name(folder: Path) -> bool:
 def _exchange_keeping(new: Path, target: Path, names: Iterable[str]) -> bool:
     """Exchange two folders after all of `target` but `names` is linked into `new`. Returns whether
     the system can."""
-    shutil.copymode(target, new)
-    _link_all(target, new, without=set(names))
+    top, gone = str(target), set(names)
+    shutil.copytree(
+        target,
+        new,
+        symlinks=True,
+        ignore=lambda folder, found: gone.intersection(found) if str(folder) == top else (),
+        copy_function=_link,
+        dirs_exist_ok=True,
+    )
     _flush(new)
     return _exchange(new, target)
 
 
-def _link_all(source: Path, target: Path, without: set[str]) -> None:
-    """Links to all files of a folder and the folders in it; copies where links are refused."""
-    for entry in os.scandir(source):
-        path = target / entry.name
-        if entry.name in without:
-            continue
-        if entry.is_symlink():
-            os.symlink(os.readlink(entry.path), path)
-        elif entry.is_dir():
-            os.mkdir(path)
-            _link_all(Path(entry.path), path, set())
-            shutil.copystat(entry.path, path)
-        else:
-            _link(Path(entry.path), path)
-
-
-def _link(source: Path, target: Path) -> None:
+def _link(source: str | Path, target: str | Path) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:

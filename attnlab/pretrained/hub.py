@@ -51,25 +51,19 @@ def _fetch(name: str, revision: str | None) -> Path:
         from huggingface_hub import errors, snapshot_download
     what = f"{name!r} at revision {revision!r}" if revision else repr(name)
     log_in = "log in by `hf auth login` or set HF_TOKEN"
+    why: dict[type[Exception], str] = {
+        errors.GatedRepoError: f"{what} asks for consent before it can be read: open its page on "
+        f"the Hugging Face Hub, then {log_in}",
+        errors.RepositoryNotFoundError: f"there is no folder {name!r} here, and no such model on "
+        f"the Hugging Face Hub, or a private one: check the name, or {log_in}",
+        errors.RevisionNotFoundError: f"{name!r} on the Hugging Face Hub has no branch, tag or "
+        f"commit {revision!r}; leave revision out for its main branch",
+        errors.HFValidationError: f"{name!r} is no name of a model",
+    }
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
-    except errors.GatedRepoError as error:
-        raise ValueError(
-            f"{what} asks for consent before it can be read: open its page on the Hugging Face "
-            f"Hub, then {log_in}"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ValueError(
-            f"there is no folder {name!r} here, and no such model on the Hugging Face Hub, or a "
-            f"private one: check the name, or {log_in}"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise ValueError(
-            f"{name!r} on the Hugging Face Hub has no branch, tag or commit {revision!r}; leave "
-            "revision out for its main branch"
-        ) from error
-    except errors.HFValidationError as error:
-        raise ValueError(f"{name!r} is no name of a model: {error}") from error
+    except tuple(why) as error:
+        raise ValueError(next(why[kind] for kind in why if isinstance(error, kind))) from error
     except OSError as error:  # no network, a server that fails, or offline
         raise ConnectionError(
             f"there is no folder {name!r} here, and {what} could not be fetched from the Hugging "

@@ -33,10 +33,15 @@ class Place(NamedTuple):
     """How the names of its tensors begin."""
     stack: str = ""
     """The stack of layers, or "" outside."""
-    index: int | EllipsisType = ...
-    """Index in stacked weights."""
+    group: int | EllipsisType = ...
+    """Of weights that are stacked [G, ...], or ... for all."""
     rotated: int = 0
     """How many numbers of a head are rotated."""
+    leaves: Mapping[Path, Leaf] = types.MappingProxyType({})
+    """The weights of the whole model."""
+    ends: Suffixes = Suffixes()
+    attributes: Mapping[str, object] = types.MappingProxyType({})
+    """Of config.json."""
 
 
 class Module(NamedTuple):
@@ -78,49 +83,34 @@ class Module(NamedTuple):
         names = (self.weights,) if isinstance(self.weights, str) else self.weights
         return tuple((*stack.split(), *name.split(".")) for name in names)
 
-    def entries(
-        self,
-        place: Place,
-        leaves: Mapping[Path, Leaf],
-        ends: Suffixes,
-        attributes: JSON,
-    ) -> list[Entry]:
+    def entries(self, place: Place) -> list[Entry]:
         """Its tensors; none if the model lacks its weights."""
         paths = self.paths(place.stack)
         if self.kind == "norm":
-            stored = {(*paths[0], "scale"): ends.scale, (*paths[0], "bias"): ends.norm_bias}
+            stored = {(*paths[0], "scale"): place.ends.scale}
+            stored[*paths[0], "bias"] = place.ends.norm_bias
             name = place.prefix + self.name
             return [
-                Entry(name + end, (path,), place.index)
+                Entry(name + end, (path,), place.group)
                 for path, end in stored.items()
-                if path in leaves
+                if path in place.leaves
             ]
-        has = lambda name: (*paths[0][:-1], name) in leaves
-        if (
-            not all(path in leaves for path in paths)
-            or (self.only_with and not has(self.only_with))
-            or has(self.only_without)
-        ):
+        beside = {path[-1] for path in place.leaves if path[:-1] == paths[0][:-1]}
+        needed = {*(path[-1] for path in paths), *self.only_with.split()}
+        if not needed <= beside or self.only_without in beside:
             return []
-        return self._stored(paths, place, leaves, ends, attributes)
+        return self._stored(place, paths, {f"{path[-1]}_bias" for path in paths} <= beside)
 
-    def _stored(
-        self,
-        paths: tuple[Path, ...],
-        place: Place,
-        leaves: Mapping[Path, Leaf],
-        ends: Suffixes,
-        attributes: JSON,
-    ) -> list[Entry]:
-        leaf, name = leaves[paths[0]], place.prefix + self.name
+    def _stored(self, place: Place, paths: tuple[Path, ...], has_bias: bool) -> list[Entry]:
+        leaf, name, ends = place.leaves[paths[0]], place.prefix + self.name, place.ends
         if name.endswith("_"):
             ends = ends._replace(weight="weight", bias="bias")
-        pairs = self.pairs if place.rotated and attributes.get(self.pairs_if, True) else ()
-        base = Entry(name + ends.weight, paths, place.index, pairs=pairs, rotated=place.rotated)
+        pairs = self.pairs if place.rotated and place.attributes.get(self.pairs_if, True) else ()
+        base = Entry(name + ends.weight, paths, place.group, pairs=pairs, rotated=place.rotated)
         if self.kind in ("table", "vector"):
             return [base._replace(name=name + ends.table, kind=self.kind)]
         if self.kind in ("plain", "swapped"):
-            shape = (1,) * self.axes + leaf.array.shape[place.index is not ... :]
+            shape = (1,) * self.axes + leaf.array.shape[place.group is not ... :]
             kind = "table" if self.kind == "plain" else "swapped"
             stored = shape if self.axes else ()
             return [base._replace(name=name, kind=kind, stored=stored, in_turn=self.in_turn)]
@@ -131,12 +121,12 @@ class Module(NamedTuple):
         num_in = len(leaf.weight.in_axes) if leaf.weight else 1
         made = base._replace(kind=kind, by_head=self.by_head, num_in=num_in)
         if "{}" in name:
-            experts = range(leaf.array.shape[1])
-            at = place.index
-            return [made._replace(name=made.name.format(e), at=(at, e)) for e in experts]
-        biases = tuple((*path[:-1], f"{path[-1]}_bias") for path in paths)
-        if not all(path in leaves for path in biases):
+            assert isinstance(place.group, int)
+            places = [(place.group, expert) for expert in range(leaf.array.shape[1])]
+            return [made._replace(name=made.name.format(at[1]), at=at) for at in places]
+        if not has_bias:
             return [made]
+        biases = tuple((*path[:-1], f"{path[-1]}_bias") for path in paths)
         return [made, bias._replace(paths=biases, pairs=tuple(f"{one}_bias" for one in pairs))]
 
 
@@ -200,26 +190,34 @@ class NameTable(NamedTuple):
         """The tensors of a file with the weights of this model."""
         found = {leaf.path: leaf for leaf in leaves(config, param_shapes(config))}
         made = self.special(config) if self.special else []
-        for module, place in self._places(config, attributes or {}):
-            made += module.entries(place, found, self.suffixes, attributes or {})
+        whole = Place(leaves=found, ends=self.suffixes, attributes=attributes or {})
+        for module, place in self._places(config, whole):
+            made += module.entries(place)
         return made
 
-    def _places(self, config: ModelConfig, attributes: JSON) -> Iterator[tuple[Module, Place]]:
+    def _places(self, config: ModelConfig, whole: Place) -> Iterator[tuple[Module, Place]]:
         """Every module that a model of this kind may have, and where."""
         for module in self.modules:
-            yield module, Place()
+            yield module, whole
         for layers in self.layers:
             if layers.stack == "decoder" and config.kind == "encoder":
                 continue
             own = "encoder_" if layers.stack == "encoder" and _has_own_encoder(config) else ""
             for module in layers.outer:
-                yield module._replace(weights=f"{own}{module.weights}"), Place()
-            for prefix, stack, groups in _stored_layers(layers, config, own, attributes):
+                yield module._replace(weights=f"{own}{module.weights}"), whole
+            for prefix, stack, groups in _stored_layers(
+                layers, config, own, dict(whole.attributes)
+            ):
                 size = config.stacks[stack].rotary_size if stack in config.stacks else 0
                 for module in layers.modules:
                     position, sublayer = config.norm.position, module.paths()[0][0]
                     if sublayer in groups and position in (module.only_norms or (position,)):
-                        yield module, Place(prefix, stack, groups[sublayer], size)
+                        yield (
+                            module,
+                            whole._replace(
+                                prefix=prefix, stack=stack, group=groups[sublayer], rotated=size
+                            ),
+                        )
 
 
 def _has_own_encoder(config: ModelConfig) -> bool:

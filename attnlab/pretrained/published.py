@@ -28,46 +28,31 @@ class Published(NamedTuple):
         return FAMILIES[self.family].read(self.attributes, source)[1]
 
 
-def _sizes(width: int, layers: int, heads: int, ffn_width: int) -> JSON:
-    return dict(
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=ffn_width,
-    )
-
-
+BASE = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
+XXLARGE = dict(num_hidden_layers=12, num_attention_heads=64, intermediate_size=16384)
 T5_BASE = dict(d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_heads=12)
 T5_V1_1 = dict(d_ff=2048, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-LLAMA_3_2_ROPE = dict(
-    rope_type="llama3",
-    factor=32.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=8192,
+LLAMA_3_2_1B = (
+    dict(hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8)
+    | dict(intermediate_size=8192, vocab_size=128256, max_position_embeddings=131072)
+    | dict(rope_theta=500000.0, rms_norm_eps=1e-5, tie_word_embeddings=True)
 )
+LLAMA_3_2_ROPE = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA_3_2_ROPE |= dict(original_max_position_embeddings=8192)
+VIT = dict(patch_size=16, id2label=dict.fromkeys(range(1000)))
 PUBLISHED = {
-    "bert_base": Published("bert", "BertForPreTraining", _sizes(768, 12, 12, 3072)),
-    "albert_base": Published("albert", "AlbertForPreTraining", _sizes(768, 12, 12, 3072)),
-    "albert_xxlarge": Published("albert", "AlbertForPreTraining", _sizes(4096, 12, 64, 16384)),
+    "bert_base": Published("bert", "BertForPreTraining", BASE),
+    "albert_base": Published("albert", "AlbertForPreTraining", BASE),
+    "albert_xxlarge": Published("albert", "AlbertForPreTraining", XXLARGE),
     "gpt2": Published("gpt2", "GPT2LMHeadModel", {}),
     "t5_base": Published("t5", "T5ForConditionalGeneration", T5_BASE),
     "t5_v1_1_base": Published(
         "t5", "T5ForConditionalGeneration", T5_BASE | T5_V1_1, ("lm_head.weight",)
     ),
     "llama_3_2_1b": Published(
-        "llama",
-        "LlamaForCausalLM",
-        _sizes(2048, 16, 32, 8192)
-        | dict(vocab_size=128256, num_key_value_heads=8, max_position_embeddings=131072)
-        | dict(rope_theta=500000.0, rope_scaling=LLAMA_3_2_ROPE, rms_norm_eps=1e-5)
-        | dict(tie_word_embeddings=True),
+        "llama", "LlamaForCausalLM", LLAMA_3_2_1B | {"rope_scaling": LLAMA_3_2_ROPE}
     ),
-    "vit_base_16": Published(
-        "vit",
-        "ViTForImageClassification",
-        _sizes(768, 12, 12, 3072) | dict(patch_size=16, id2label=dict.fromkeys(range(1000))),
-    ),
+    "vit_base_16": Published("vit", "ViTForImageClassification", BASE | VIT),
 }
 """Name -> a model on the Hugging Face Hub, as its config.json describes it. Of others
 `load_config` reads the config.json itself."""

@@ -4,7 +4,6 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from attnlab.heads.positions import SCALINGS, read_scaling
 from attnlab.models.config import LayerOverrides, ModelConfig
@@ -74,7 +73,10 @@ class RotaryField(Field):
             why = f"is not supported; known: {', '.join(('default', *self.scalings))}"
             raise bad_value("rope_type", kind, why)
         names = () if kind == "default" else SCALINGS[kind].numbers
-        numbers = {"rope_theta": self.default_base, "partial_rotary_factor": self.default_fraction}
+        numbers: JSON = {
+            "rope_theta": self.default_base,
+            "partial_rotary_factor": self.default_fraction,
+        }
         _check_numbers(found, (*numbers, *names), kind)
         numbers |= found
         if LENGTH in names:
@@ -86,7 +88,7 @@ class RotaryField(Field):
         if not self.fraction and share != 1:
             why = "is not supported in this family, only 1.0"
             raise bad_value("partial_rotary_factor", share, why)
-        scale = self._score_scale(numbers["factor"], **yarn) if yarn else 1.0
+        scale = self._score_scale(numbers["factor"], yarn) if yarn else 1.0
         if share != 1 and scale != 1:
             raise ValueError(
                 "config.json: rope_type 'yarn' with a partial_rotary_factor needs attention_factor "
@@ -96,27 +98,22 @@ class RotaryField(Field):
         base = float(numbers["rope_theta"])
         return Rotary(base=base, fraction=float(share), scaling=scaling), scale
 
-    def _score_scale(
-        self,
-        factor: float,
-        attention_factor: float | None,
-        mscale: float | None,
-        mscale_all_dim: float | None,
-    ) -> float:
-        size = lambda weight: _yarn_size(factor, weight)
-        both = mscale and mscale_all_dim
-        own = size(mscale) / size(mscale_all_dim) if both else size(mscale or mscale_all_dim or 1.0)
-        own = own if attention_factor is None else float(attention_factor)
+    def _score_scale(self, factor: float, said: JSON) -> float:
+        """Of YaRN, from its words that `Rotary` does not hold."""
+        weights = [said[name] for name in ("mscale", "mscale_all_dim") if said[name]]
+        sizes = [_yarn_size(factor, weight) for weight in weights or (1.0,)]
+        usual = sizes[0] / sizes[1] if len(sizes) == 2 else _yarn_size(factor, 1.0)
+        own = float(said["attention_factor"] or usual)
         if not self.of_part:
             return own**2
         if own != 1:
             raise bad_value(
                 "mscale",
-                mscale,
-                f"is not supported, only mscale_all_dim = {mscale_all_dim}: rotated and other "
-                "numbers of a head would be scaled differently",
+                said["mscale"],
+                f"is not supported, only mscale_all_dim = {said['mscale_all_dim']}: rotated and "
+                "other numbers of a head would be scaled differently",
             )
-        return size(mscale_all_dim) ** 2 if mscale_all_dim else 1.0
+        return sizes[-1] ** 2 if said["mscale_all_dim"] else 1.0
 
     def write(self, config: ModelConfig) -> JSON:
         scales = config.attention.layer_scales or (1.0,)
@@ -147,13 +144,11 @@ class RotaryField(Field):
     def _write_yarn(self, scale: float, factor: float) -> JSON:
         """The attributes from which `_score_scale` reads this."""
         root = math.sqrt(scale)
-        if not self.of_part:
-            near = (root, math.nextafter(root, 0), math.nextafter(root, math.inf))
-            return {"attention_factor": next((one for one in near if one**2 == scale), root)}
-        if scale == 1:
-            return {"attention_factor": 1.0}
+        if not self.of_part or scale == 1:
+            roots = [one for one in _near(root) if one**2 == scale]
+            return {"attention_factor": (roots or [root])[0]}
         weight = (root - 1) / (0.1 * math.log(factor))
-        near = (round(weight, 9), weight, math.nextafter(weight, 0), math.nextafter(weight, 9))
+        near = (round(weight, 9), *_near(weight))
         exact = (one for one in near if _yarn_size(factor, one) ** 2 == scale)
         return dict.fromkeys(("mscale", "mscale_all_dim"), next(exact, weight))
 
@@ -161,6 +156,11 @@ class RotaryField(Field):
 def _yarn_size(factor: float, weight: float) -> float:
     """1 + 0.1 weight log(factor) (Peng et al. 2023, arXiv 2309.00071, section 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _near(number: float) -> tuple[float, float, float]:
+    """A number and the next ones, one of which may be exact where it is rounded."""
+    return number, math.nextafter(number, 0), math.nextafter(number, math.inf)
 
 
 def score_scales(scales: list[float]) -> Values:
@@ -185,7 +185,7 @@ def _collect(attributes: JSON, own: dict[str, str]) -> JSON:
     return found
 
 
-def _pop_yarn(found: JSON) -> dict[str, Any]:
+def _pop_yarn(found: JSON) -> JSON:
     """The words of YaRN that `Rotary` does not hold; leaves the others with their defaults."""
     yarn = {n: found.pop(n, None) for n in ("attention_factor", "mscale", "mscale_all_dim")}
     for name, number in yarn.items():

@@ -214,9 +214,8 @@ def _difference(family: Family, config: ModelConfig) -> str | None:
     return None
 
 
-FREE = ("sharing", "compute", "init", "layer_types", "delta_rank", "dropout", "metadata")
-FREE += ("encoder.sharing", "encoder.shares_decoder", "attention.order")
-FREE += ("attention.implementation",)
+FREE = {"sharing", "compute", "init", "layer_types", "delta_rank", "dropout", "metadata"}
+FREE |= {"encoder.sharing", "encoder.shares_decoder", "attention.order", "attention.implementation"}
 """Fields that do not change the function of a model, or are compared in another form."""
 
 

@@ -11,7 +11,9 @@ figures); templates write it.
 """
 
 import dataclasses
+import functools
 import json
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,11 +80,8 @@ def report(
     panels = [_with_added_seeds(panel, planned) for panel in panels]
     path = write_page(make_page(panels, heads=heads), path)
     write_atomic(seeds, json.dumps(planned).encode())
-    every = panels[0].results
-    for panel in panels[1:]:
-        every = every + panel.results
-    csv: str = every.to_pandas().to_csv(index=False)
-    write_atomic(path.parent / "results.csv", csv.encode())
+    every = functools.reduce(operator.add, [panel.results for panel in panels])
+    write_atomic(path.parent / "results.csv", every.to_pandas().to_csv(index=False).encode())
     return path
 
 
@@ -90,8 +89,7 @@ def _with_added_seeds(panel: Panel, planned: dict[str, list[int]]) -> Panel:
     """The panel with the seeds that it had when the report was first written; `planned`: title of a
     panel -> those seeds, which is completed."""
     seeds = {run.spec.seed for run in panel.results}
-    there = sorted(seeds | {spec.seed for spec in panel.unfinished})
-    first = planned.setdefault(panel.title, there)
+    first = planned.setdefault(panel.title, sorted(seeds | {s.seed for s in panel.unfinished}))
     if panel.about.planned_seeds or seeds <= set(first):
         return panel
     about = dataclasses.replace(panel.about, seeds_added=True, planned_seeds=tuple(first))
@@ -124,18 +122,16 @@ def make_page(panels: Sequence[Panel], *, heads: bool = False) -> Page:
 
 def _sections(panel: Panel, end: str, heads: bool) -> list[Section]:
     """Of one panel; `end` ends the names of its files."""
-    blocks: list[tuple[str, list[Block]]] = []
-    if len(panel.comparisons):
-        blocks.append(("Comparisons", [tables.comparison_table(panel, f"comparisons{end}")]))
     over = figures.over_tag_figures(panel, f"over{end}")
-    scores = tables.scores_table(panel, f"scores{end}")
-    blocks.append(("Scores", [scores, *([Figures(over)] if over else [])]))
-    blocks.append(("Budgets", [tables.budget_table(panel, f"budgets{end}")]))
-    if curves := figures.curves_figures(panel, f"curves{end}"):
-        blocks.append(("Learning curves", [Figures(curves)]))
-    if rates := tables.rates_table(panel, f"rates{end}"):
-        blocks.append(("Learning rates", [*rates]))
-    sections = [Section(panel.named(title), some) for title, some in blocks]
+    curves = figures.curves_figures(panel, f"curves{end}")
+    blocks: dict[str, list[Block]] = {
+        "Comparisons": [*tables.comparison_table(panel, f"comparisons{end}")],
+        "Scores": [tables.scores_table(panel, f"scores{end}"), *([Figures(over)] if over else [])],
+        "Budgets": [tables.budget_table(panel, f"budgets{end}")],
+        "Learning curves": [Figures(curves)] if curves else [],
+        "Learning rates": [*tables.rates_table(panel, f"rates{end}")],
+    }
+    sections = [Section(panel.named(title), some) for title, some in blocks.items() if some]
     if heads:
         from attnlab.report.heads import heads_sections
 

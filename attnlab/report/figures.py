@@ -88,7 +88,7 @@ def scores_figure(panel: Panel, name: str = "scores") -> list[Figure]:
     rows = []
     for variant, scores in panel.scores.items():
         d = text_difference(list(scores.values()), [text for text, _ in scores])
-        label = panel.labels[variant]
+        label = panel.results.labels[variant]
         rows.append(Row(fill(label, LINE), panel.styles[label], d.mean, d.low, d.high))
     if len(rows) < 2:
         return []
@@ -144,7 +144,6 @@ def over_tag_figures(panel: Panel, name: str = "over") -> list[Figure]:
 
 def _over(series: dict[Variant, dict[float, list[float]]], xlabel: str, ylabel: str) -> "Drawing":
     figure, [[axes]] = new_figure(*SIZE)
-    looks = []
     for i, (rest, points) in enumerate(series.items()):
         look, at = style(i, i), sorted(points)
         mean = np.array([np.mean(points[x]) for x in at])
@@ -152,17 +151,16 @@ def _over(series: dict[Variant, dict[float, list[float]]], xlabel: str, ylabel: 
         low = np.maximum(mean - [min(points[x]) for x in at], 0)
         high = np.maximum([max(points[x]) for x in at] - mean, 0)
         axes.errorbar(
-            at, mean, yerr=[low, high], color=look.colour, capsize=2.5, linewidth=1.6,
-            linestyle=look.dashes, **marker_options(look, 6.0),
+            at, mean, yerr=[low, high], label=label_of(rest), color=look.colour, capsize=2.5,
+            linewidth=1.6, linestyle=look.dashes, **marker_options(look, 6.0),
         )  # fmt: skip
-        looks.append((label_of(rest), look))
     axes.set_xscale("log")
     ticks = sorted({x for points in series.values() for x in points})
     axes.set_xticks(ticks, [f"{tick:.10g}" for tick in ticks])
     axes.minorticks_off()
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    if len(looks) > 1:
-        add_legend(figure, looks)
+    if len(series) > 1:
+        add_legend(figure)
     return figure
 
 
@@ -171,7 +169,7 @@ def curves_figures(panel: Panel, name: str = "curves") -> list[Figure]:
     found = []
     texts = panel.results.texts
     for number, text in enumerate(texts, start=1):
-        curves = [c for variant in panel.variants if (c := _curve(panel, variant, text))]
+        curves = [c for variant in panel.results.variants if (c := _curve(panel, variant, text))]
         if not curves:
             continue
         run = next(run for run in panel.results if panel.results.text_of(run) == text)
@@ -201,7 +199,7 @@ class Curve(NamedTuple):
 
 def _curve(panel: Panel, variant: Variant, text: str) -> Curve | None:
     """Of the seeds of a variant, at the steps that all have."""
-    runs = [run for run in panel.variants[variant] if panel.results.text_of(run) == text]
+    runs = [run for run in panel.results.variants[variant] if panel.results.text_of(run) == text]
     complete = [run for run in runs if run.status == "complete"]
     metric = f"eval/{panel.metric.name}"
     every = [curve for run in complete or runs if (curve := panel.curve(run, metric))]
@@ -209,7 +207,7 @@ def _curve(panel: Panel, variant: Variant, text: str) -> Curve | None:
     values = np.array([[curve[step] for step in steps] for curve in every], float)
     if not steps or not np.isfinite(values).all():
         return None
-    label = panel.labels[variant]
+    label = panel.results.labels[variant]
     shown = label + ("" if complete else " (diverged)")
     return Curve(shown, panel.styles[label], np.array(steps), values, not complete)
 
@@ -227,12 +225,12 @@ def learning_curves(series: Sequence[Curve], ylabel: str) -> "Drawing":
         axes.fill_between(curve.steps, *band, color=look.colour, alpha=0.18, linewidth=0)
         axes.plot(
             curve.steps, curve.values.mean(0), color=look.colour, linestyle=look.dashes,
-            linewidth=1.6, **marker_options(look, 4.0),
+            linewidth=1.6, label=curve.label, **marker_options(look, 4.0),
         )  # fmt: skip
     _set_limits(axes, series)
     axes.set(xlabel="training step", ylabel=ylabel)
     axes.locator_params(axis="x", nbins=6, integer=True)
-    add_legend(figure, [(curve.label, curve.style) for curve in series])
+    add_legend(figure)
     return figure
 
 

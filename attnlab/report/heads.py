@@ -4,7 +4,7 @@ checkpoint."""
 import dataclasses
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,11 +116,11 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
     found: dict[str, list[Block]] = {"Attention maps": [], "Head statistics": [], "Samples": []}
     maps: list[Figure] = []
     for i, (variant, scores) in enumerate(list(panel.scores.items())[:MOST_VARIANTS]):
-        run = next(run for run in panel.variants[variant] if run.scores.heldout)
+        run = next(run for run in panel.results.variants[variant] if run.scores.heldout)
         folder, weakest = panel.results.folder_of(run), panel.weakest_baseline(variant)
         if folder is None or not (folder / "checkpoints").exists():
             continue
-        title = f"{panel.labels[variant]}, seed {run.spec.seed}"
+        title = f"{panel.results.labels[variant]}, seed {run.spec.seed}"
         heads, sample = look(run, folder)
         if heads is not None:
             maps.append(_map(title, heads, f"map-{i}{end}"))
@@ -199,31 +199,15 @@ def heads_of(
       params: trained parameters.
       initial: those at step 0.
     """
-    # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
-    attention = dataclasses.replace(config.attention, implementation="dense")
-    model = dataclasses.replace(config, attention=attention).build()
-    name = "probs" if config.encoder is None else "cross.probs"
-
-    @jax.jit
-    def attention_of(
-        params: Params, inputs: Inputs, real: ArrayLike
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Of the first text, and statistics of all; `real` is True for a query that counts."""
-        tokens = jnp.asarray(inputs["tokens"])
-        probs = model.apply({"params": params}, **inputs, capture=(name,)).captured[name]
-        keys = jnp.asarray(inputs.get("source", tokens))
-        return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
+    attention_of = _attention(config)
 
     def seen(params: Params) -> tuple[np.ndarray, Statistics]:
         """Of the first row; statistics of the rows that have them, NaN where none has."""
-        reals = [
-            np.arange(np.shape(row.example.inputs["tokens"])[1])[None] < row.ends.get("tokens", 0)
-            for row in rows
-        ]
-        found = [
-            jax.tree.map(np.asarray, attention_of(params, row.example.inputs, real))
-            for row, real in zip(rows, reals, strict=True)
-        ]
+        found = []
+        for row in rows:
+            length = np.shape(row.example.inputs["tokens"])[1]
+            real = np.arange(length)[None] < row.ends.get("tokens", 0)
+            found.append(jax.tree.map(np.asarray, attention_of(params, row.example.inputs, real)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             means = {n: np.nanmean([one[n] for _, one in found], axis=0) for n in found[0][1]}
@@ -243,6 +227,28 @@ def heads_of(
         trained,
         seen(initial)[1],
     )
+
+
+def _attention(
+    config: ModelConfig,
+) -> Callable[[Params, Inputs, ArrayLike], tuple[jax.Array, dict[str, jax.Array]]]:
+    """(params, inputs, True = a query that counts) -> attention of the first text and statistics of
+    all texts."""
+    # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
+    attention = dataclasses.replace(config.attention, implementation="dense")
+    model = dataclasses.replace(config, attention=attention).build()
+    name = "probs" if config.encoder is None else "cross.probs"
+
+    @jax.jit
+    def attention_of(
+        params: Params, inputs: Inputs, real: ArrayLike
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        tokens = jnp.asarray(inputs["tokens"])
+        probs = model.apply({"params": params}, **inputs, capture=(name,)).captured[name]
+        keys = jnp.asarray(inputs.get("source", tokens))
+        return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
+
+    return attention_of
 
 
 def statistics_table(title: str, heads: Heads, name: str) -> Table:

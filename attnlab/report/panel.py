@@ -62,16 +62,6 @@ class Panel:
         return "lower" if self.sign > 0 else "higher"
 
     @functools.cached_property
-    def variants(self) -> dict[Variant, list[RunResult]]:
-        """Variant -> its runs, in the order of the sweep."""
-        return self.results.by_variant()
-
-    @functools.cached_property
-    def labels(self) -> dict[Variant, str]:
-        """Variant -> its name for people."""
-        return self.results.labels
-
-    @functools.cached_property
     def scores(self) -> dict[Variant, Scores]:
         """Of the variants that have any, best mean first."""
         if not any(run.scores.heldout for run in self.results):
@@ -106,24 +96,27 @@ class Panel:
     def styles(self) -> dict[str, Style]:
         """Label of a variant -> its style. The first tag that varies gives the colour, the others
         dashes and marker."""
-        first, *others = differing([dict(v) for v in self.variants]) or [""]
-        keys = [(dict(v).get(first), repr([dict(v).get(n) for n in others])) for v in self.variants]
+        first, *others = differing([dict(v) for v in self.results.variants]) or [""]
+        keys = [
+            (dict(v).get(first), repr([dict(v).get(n) for n in others]))
+            for v in self.results.variants
+        ]
         colours, patterns = (list(dict.fromkeys(some)) for some in zip(*keys, strict=True))
         return {
-            self.labels[variant]: style(colours.index(colour), patterns.index(pattern))
-            for variant, (colour, pattern) in zip(self.variants, keys, strict=True)
+            self.results.labels[variant]: style(colours.index(colour), patterns.index(pattern))
+            for variant, (colour, pattern) in zip(self.results.variants, keys, strict=True)
         }
 
     def weakest_baseline(self, variant: Variant) -> tuple[str, float] | None:
         """The worst of the baselines without a model, and its score; None where there is none."""
-        known = self.variants[variant][0].scores.baselines.get(self.metric.name, {})
+        known = self.results.variants[variant][0].scores.baselines.get(self.metric.name, {})
         return max(known.items(), key=lambda item: self.sign * item[1], default=None)
 
     def numbers(self, variant: Variant, name: str) -> list[float]:
         """A number of each run: held out, or the last of this name in its metrics; "": the main
         metric."""
         name, found = name or self.metric.name, []
-        for run in self.variants[variant]:
+        for run in self.results.variants[variant]:
             curve = self.curve(run, name)
             found += [run.scores.heldout[name]] if name in run.scores.heldout else []
             found += [curve[max(curve)]] if curve and name not in run.scores.heldout else []
@@ -208,7 +201,7 @@ def _read(workdir: Path, title: str, description: Description | None) -> Panel:
 def _configs(results: Results) -> str:
     """The variants and their configs without data, and without learning rates, which are tuned on
     each text."""
-    configs = {variant: config_fields(runs[0]) for variant, runs in results.by_variant().items()}
+    configs = {variant: config_fields(runs[0]) for variant, runs in results.variants.items()}
     for fields in configs.values():
         del fields[FIRST_RATE], fields[FINAL_RATE]
     return repr(sorted(configs.items(), key=repr))

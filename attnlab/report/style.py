@@ -2,7 +2,6 @@
 
 import io
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnlab.extras import extra
@@ -92,21 +91,14 @@ def marker_options(style: Style, size: float) -> dict[str, Any]:
     }
 
 
-def add_legend(figure: "Figure", entries: Sequence[tuple[str, Style]]) -> None:
-    """Names and marks of series below the axes."""
-    from matplotlib.lines import Line2D
-
-    columns = 2 if max(len(name) for name, _ in entries) < 24 else 1
-    figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(entries) // columns))
-    lines = [
-        Line2D(
-            [], [], **marker_options(look, 6.0) | {"color": look.colour, "linestyle": look.dashes}
-        )
-        for _, look in entries
-    ]
+def add_legend(figure: "Figure") -> None:
+    """The labels of what is drawn on the only axes, below them."""
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    columns = 2 if max(map(len, names)) < 24 else 1
+    figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(names) // columns))
     figure.legend(
-        lines,
-        [name for name, _ in entries],
+        handles,
+        names,
         loc="outside lower left",
         ncols=columns,
         frameon=False,

@@ -26,8 +26,8 @@ INTERVAL = f"{100 * LEVEL:.0f} % interval"
 Row = dict[str, object]
 
 
-def comparison_table(panel: Panel, name: str = "comparisons") -> Table:
-    """Each comparison with its interval and corrected p-values."""
+def comparison_table(panel: Panel, name: str = "comparisons") -> list[Table]:
+    """Each comparison with its interval and corrected p-values; none without comparisons."""
     digits, margin, found = panel.metric.digits, panel.about.margin, panel.comparisons
     averaged = bool((found["over"] != "").any())
     rows: list[Row] = [
@@ -56,7 +56,7 @@ def comparison_table(panel: Panel, name: str = "comparisons") -> Table:
             " Mean: over all variants with this value, seed by seed; single differences are the "
             "lowest and the highest that are averaged."
         )
-    return Table(name, caption, _frame(rows), {"difference": digits}, data=found)
+    return [Table(name, caption, _frame(rows), {"difference": digits}, data=found)] if rows else []
 
 
 def _range(low: float, high: float, digits: int) -> str | None:
@@ -70,11 +70,11 @@ def scores_table(panel: Panel, name: str = "scores") -> Table:
     others = {m: known[m].unit if m in known else m for m in first.scores.heldout if m != metric}
     diverged = any(run.status == "diverged" for run in panel.results)
     rows: list[Row] = []
-    for variant in dict.fromkeys([*panel.scores, *panel.variants]):
-        scores, runs = list(panel.scores.get(variant, {}).values()), panel.variants[variant]
+    for variant in dict.fromkeys([*panel.scores, *panel.results.variants]):
+        scores, runs = list(panel.scores.get(variant, {}).values()), panel.results.variants[variant]
         gone = sum(run.status == "diverged" for run in runs)
         rows.append({
-            "variant": panel.labels[variant],
+            "variant": panel.results.labels[variant],
             f"held-out {unit}": float(np.mean(scores)) if scores else None,
             "standard deviation": float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
             "runs": len(scores),
@@ -85,7 +85,7 @@ def scores_table(panel: Panel, name: str = "scores") -> Table:
     for baseline, value in first.scores.baselines.get(metric, {}).items():
         rows.append({"variant": f"{baseline} (no model)", f"held-out {unit}": value})
     caption = (
-        f"Held-out score, best mean first; {panel.better} is better. Standard deviation: of runs."
+        f"Held-out score, best mean first ({panel.better} is better). Standard deviation over runs."
     )
     digits = {f"{part} {unit}": panel.metric.digits for part in ("held-out", "train")}
     return Table(name, caption, _frame(rows), digits)
@@ -100,13 +100,13 @@ def _mean(runs: Sequence[RunResult], part: str, metric: str) -> float | None:
 def budget_table(panel: Panel, name: str = "budgets") -> Table:
     """What each variant costs."""
     rows: list[Row] = []
-    for variant, runs in panel.variants.items():
+    for variant, runs in panel.results.variants.items():
         sizes, train = runs[0].sizes, runs[0].spec.config.train
         tokens = train.batch_size * train.length
         speeds = [run.timing.tokens_per_second for run in runs if run.timing.tokens_per_second]
         flops = PASSES * sizes.flops_per_token * tokens * train.steps
         rows.append({
-            "variant": panel.labels[variant],
+            "variant": panel.results.labels[variant],
             "parameters": sizes.parameters,
             "applied parameters": sizes.applied_parameters,
             "FLOPs per token": sizes.flops_per_token,

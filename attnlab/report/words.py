@@ -39,9 +39,11 @@ def question(panels: Sequence[Panel]) -> str:
     if questions:
         return " ".join(questions)
     panel = panels[0]
-    varied = [name for name in differing([dict(v) for v in panel.variants]) if name != "seed"]
+    varied = [
+        name for name in differing([dict(v) for v in panel.results.variants]) if name != "seed"
+    ]
     if not varied:
-        return f"Held-out {panel.metric.unit} of {label_of(next(iter(panel.variants)))}"
+        return f"Held-out {panel.metric.unit} of {label_of(next(iter(panel.results.variants)))}"
     names = " and ".join(name.rpartition(".")[2].replace("_", " ") for name in varied)
     return f"Which {names} has the best held-out {panel.metric.unit}?"
 
@@ -52,7 +54,7 @@ def subject(panels: Sequence[Panel]) -> str:
     names = dict.fromkeys(run.data.name or type(run.spec.config.data).__name__ for run in runs)
     units = dict.fromkeys(f"{panel.metric.unit} ({panel.better} is better)" for panel in panels)
     return (
-        f"{counted(max(len(panel.variants) for panel in panels), 'variant')}, "
+        f"{counted(max(len(panel.results.variants) for panel in panels), 'variant')}, "
         f"{counted(len({run.spec.seed for run in runs}), 'seed')}, {counted(len(runs), 'run')}, "
         f"trained on {' and '.join(names)}. Scores are {' or '.join(units)} on held-out data."
     )
@@ -68,7 +70,7 @@ def answers(panel: Panel) -> list[Paragraph]:
         lead, text = "Nothing to compare.", "Every run diverged."
     elif len(panel.scores) == 1:
         [(variant, scores)] = panel.scores.items()
-        lead = f"{panel.labels[variant]}: {number(mean_of(scores), panel.metric.digits)}"
+        lead = f"{panel.results.labels[variant]}: {number(mean_of(scores), panel.metric.digits)}"
         lead += f" {panel.metric.unit} held out."
         text = "There is no other variant to compare it with."
     elif len(rows) > MOST_SHOWN:
@@ -120,11 +122,11 @@ def warnings(panel: Panel) -> list[Paragraph]:
             [dict(run.provenance.environment) for run in panel.results]
         ).items()
     ]
-    for variant, runs in panel.variants.items():
+    for variant, runs in panel.results.variants.items():
         if gone := [run for run in runs if run.status == "diverged"]:
             seeds = ", ".join(str(run.spec.seed) for run in gone)
             why = f" ({gone[0].message})" if gone[0].message else ""
-            lines.append(f"{panel.labels[variant]} diverged with seed {seeds}{why}.")
+            lines.append(f"{panel.results.labels[variant]} diverged with seed {seeds}{why}.")
     lines += _other_data(panel)
     lines += [
         f"Worse than a baseline without a model ({name}): {'; '.join(some)}. Check the learning "
@@ -155,7 +157,7 @@ def _other_data(panel: Panel) -> list[str]:
         ]
     if len(panel.results.texts) > 1:
         return []
-    tags = {name for variant in panel.variants for name, _ in variant}
+    tags = {name for variant in panel.results.variants for name, _ in variant}
     fields = differing([flatten(json.loads(data)) for data in digests])
     other = ", ".join(name for name in fields if name not in tags)
     return [f"Variants were trained on different data: {other} differ."] if other else []
@@ -168,7 +170,7 @@ def _worse_than_baselines(panel: Panel) -> dict[str, list[str]]:
         if weakest := panel.weakest_baseline(variant):
             name, value = weakest
             if panel.sign * (mean_of(scores) - value) > 0:
-                worse.setdefault(name, []).append(panel.labels[variant])
+                worse.setdefault(name, []).append(panel.results.labels[variant])
     return worse
 
 
@@ -230,7 +232,7 @@ def limits(panel: Panel) -> list[str]:
     lines = {
         interval: True,
         few: texts == 1 and 2 <= seeds <= FEW_SEEDS,
-        _rates(panel): len(panel.variants) > 1,
+        _rates(panel): len(panel.results.variants) > 1,
         f"Equal for all variants: {equal}. Other budgets differ.": bool(equal),
         budget: len(sizes) > 1 and not equal,
     }
@@ -244,7 +246,7 @@ def _rates(panel: Panel) -> str:
         return "Each variant has a learning rate of its own, chosen on the validation part."
     if len(rates) == 1:
         return f"One learning rate for all variants ({rates[0]:g}), which may suit some better."
-    if "learning_rate" in {name for variant in panel.variants for name, _ in variant}:
+    if "learning_rate" in {name for variant in panel.results.variants for name, _ in variant}:
         return "Each learning rate is a variant of its own here; none was chosen."
     return f"Learning rates differ between variants ({', '.join(f'{r:g}' for r in rates)})."
 

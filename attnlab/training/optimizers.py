@@ -333,13 +333,7 @@ def _last_name(path: tuple[KeyEntry, ...]) -> str:
 
 
 OPTIMIZERS: dict[str, Callable[[OptimizerConfig, Rate, AxesOf], Transform]] = {
-    "adamw": adamw,
-    "adam": adam,
-    "adafactor": adafactor,
-    "lamb": lamb,
-    "lion": lion,
-    "muon": muon,
-    "sgd": sgd,
+    one.__name__: one for one in (adamw, adam, adafactor, lamb, lion, muon, sgd)
 }
 """Name -> ((config, rate, axes) -> transform, without clipping)."""
 

@@ -133,12 +133,8 @@ def _root(warmup: int, peak: float) -> Rate:
 
 
 SCHEDULES: dict[str, Callable[[ScheduleConfig, float, int], Rate]] = {
-    "cosine": cosine,
-    "linear": linear,
-    "inverse_sqrt": inverse_sqrt,
-    "flat_inverse_sqrt": flat_inverse_sqrt,
-    "warmup_stable_decay": warmup_stable_decay,
-    "constant": constant,
+    one.__name__: one
+    for one in (cosine, linear, inverse_sqrt, flat_inverse_sqrt, warmup_stable_decay, constant)
 }
 """Name -> ((config, peak, steps) -> step -> rate)."""
 

@@ -23,12 +23,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.pretrained import PUBLISHED, published_config
 from experiments import config
 
-MODELS = [name for name in PUBLISHED if published_config(name).embedding.images is None]
-MODELS += ["transformer_base"]
-"""Published models that read text: no row of `DATASETS` has images."""
 PRESETS: dict[str, config.Values] = {
     "masked": {
         "task": "masked_lm",
@@ -52,7 +48,7 @@ PRESETS: dict[str, config.Values] = {
         "train.length": 16, "train.evaluation.windows": 32,
     },
 }  # fmt: skip
-KEYS = config.keys(PRESETS) | {"data": "", "model": ("", *MODELS)}
+KEYS = config.keys(PRESETS) | {"data": "", "model": ""}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -64,6 +60,8 @@ def with_presets(preset: Any) -> ConfigDict:
     """The base config with presets that were parsed, of `KEYS`."""
     found = config.base()
     if preset.model:
+        from attnlab.pretrained import published_config  # most runs need no published family
+
         config.set_model(found, published_config(preset.model))
     if preset.data:
         config.set_values(found, {config.SOURCE: preset.data})

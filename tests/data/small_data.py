@@ -1,6 +1,7 @@
 """A small example of every entry of `DATASETS`: name -> (folder -> config, length, objective)."""
 
 import gzip
+import json
 import sys
 import types
 import zipfile
@@ -20,6 +21,18 @@ def lines(count, seed=0):
         words = [rng.choice(["a", "the"]), *rng.choice(["red", "old"], rng.integers(1, 4))]
         found[" ".join([*words, rng.choice(["dog", "man"]), str(len(found))])] = None
     return list(found)
+
+
+def word_tokenizer(path, vocab):
+    """A tokenizer.json of words in small letters: it decodes no text as it was."""
+    content = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+        "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "?"},
+    }  # fmt: skip
+    path.write_text(json.dumps(content))
+    return str(path)
 
 
 def text(folder):
@@ -132,16 +145,5 @@ def rows(folder):
 
 DATASETS = {
     f.__name__: f
-    for f in (
-        text,
-        tokens,
-        huggingface,
-        pairs,
-        labelled,
-        recall,
-        endpoints,
-        farthest,
-        graph,
-        rows,
-    )
+    for f in (text, tokens, huggingface, pairs, labelled, recall, endpoints, farthest, graph, rows)
 }

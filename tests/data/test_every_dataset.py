@@ -11,6 +11,7 @@ from small_data import DATASETS as SMALL
 
 from attnlab import data
 from attnlab.data import DATASETS
+from attnlab.data.rows import Splits, dataset_of_splits
 from attnlab.training.objectives import OBJECTIVES, Metric, input_shapes
 from attnlab.training.step import step_key
 
@@ -88,6 +89,26 @@ def test_the_digest_changes_with_every_field_that_changes_the_rows(name, tmp_pat
         other = dataclasses.replace(config, **{field: value}).load(length)
         if not same_shapes(content(one), content(other)) or not same(content(one), content(other)):
             assert other.digest != one.digest, field
+
+
+def test_the_digest_is_of_the_rows_of_every_split(tmp_path):
+    """Own rows, the validation rows too, and rows of the package datasets in either form."""
+    import datasets
+
+    items = lambda n: [{"tokens": np.arange(3) + n}]
+    own = Splits("own", items(0), items(1), data.DataSizes(9), items(2))
+    others = [own._replace(**{part: items(5)}) for part in ("train", "heldout", "validation")]
+    assert len({dataset_of_splits(one, 3).digest for one in [own, *others]}) == 4
+    for form in ("rows", "rows.parquet"):
+        digests = set()
+        for number in (4, 5):
+            path = tmp_path / str(number) / form
+            path.parent.mkdir(exist_ok=True)
+            table = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [number, 7]]})
+            table.to_parquet(path) if path.suffix else table.save_to_disk(path)
+            fields = dict(vocab_size=9, heldout=0.5, bytes_per_token=1.0)
+            digests.add(data.HuggingFace(path=str(path), **fields).load(2).digest)
+        assert len(digests) == 2
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -2,12 +2,12 @@
 
 import gzip
 import itertools
-import json
 import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
+from small_data import word_tokenizer
 
 from attnlab.data import BYTES, DataSizes, Text, text
 from attnlab.data.batching import TokenArray, sample, windows
@@ -85,7 +85,12 @@ def test_tokens_stand_for_the_bytes_of_the_text(sentences, tmp_path):
         source.decode(first)
     )
     rows = [row[1:][valid] for row, valid in zip(heldout["tokens"], heldout["valid"], strict=True)]
-    assert source.decode([*first, *np.concatenate(rows).tolist()]) == repr(text)[1:-1]
+    ids = [*first, *np.concatenate(rows).tolist()]
+    assert source.decode(ids) == repr(text)[1:-1]
+    p = np.unique(ids, return_counts=True)[1] / len(ids)
+    bits = -np.sum(p * np.log2(p)) * len(ids) / len(text.encode())
+    known = source.baselines()["bits_per_byte"]
+    assert known["unigram entropy of the tokens"] == pytest.approx(bits)
     some, valid = source.heldout(3), heldout["valid"]
     targets = zip(heldout["tokens"][:, 1:][valid], heldout["bytes"][valid], strict=True)
     plain_ones = [(source.decode([int(t)]), size) for t, size in targets]
@@ -95,9 +100,7 @@ def test_tokens_stand_for_the_bytes_of_the_text(sentences, tmp_path):
     assert {name: a.shape for name, a in some.items()} == {
         "tokens": (3, 9), "valid": (3, 8), "bytes": (3, 8)
     }  # fmt: skip
-    assert source.baselines()["bits_per_byte"].keys() == {
-        "unigram entropy", "gzip -9", "unigram entropy of the tokens"
-    }  # fmt: skip
+    assert known.keys() == {"unigram entropy", "gzip -9", "unigram entropy of the tokens"}
 
 
 def test_a_kept_tokenizer_is_used_again(sentences, tmp_path):
@@ -118,15 +121,8 @@ def test_a_kept_tokenizer_is_used_again(sentences, tmp_path):
 
 
 def test_a_tokenizer_that_loses_text_says_so(sentences, tmp_path):
-    words = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
-        "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None, "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {"?": 0, "rose": 1}, "unk_token": "?"},
-    }  # fmt: skip
-    path = tmp_path / "words.json"
-    path.write_text(json.dumps(words))
-    source = Text(path=str(sentences), tokenizer=str(path)).load(8)
+    path = word_tokenizer(tmp_path / "words.json", {"?": 0, "rose": 1})
+    source = Text(path=str(sentences), tokenizer=path).load(8)
     assert "it loses some of the text" in source.facts["tokenizer"]
     exact = Text(path=str(sentences), tokenizer="bpe:280").load(8)
     assert exact.facts["tokenizer"] == "bpe:280"
@@ -150,12 +146,3 @@ def test_windows_are_evenly_spaced():
 def test_the_whole_text_counts_every_target_once(size):
     tokens, counts = windows(TokenArray(np.arange(size)), 10, 0)
     np.testing.assert_array_equal(tokens[:, 1:][counts], np.arange(1, size))
-
-
-def test_the_digest_knows_the_validation_share(tmp_path):
-    """Another share is another training part, so a run does not resume on it."""
-    (tmp_path / "a.txt").write_bytes(bytes(range(1, 200)) * 3)
-    shares = (0.0, 0.1, 0.2)
-    loaded = [Text(path=str(tmp_path), validation=share).load(8) for share in shares]
-    assert len({dataset.digest for dataset in loaded}) == 3
-    assert len({dataset.facts["training tokens"] for dataset in loaded}) == 3

@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 from commands import command
+from small_data import word_tokenizer
 from test_every_dataset import same
 
 from attnlab.data import HuggingFace, PreparePlan, Text, TokenFiles, prepare
@@ -131,6 +132,17 @@ def test_prepared_texts_are_whole(texts, tmp_path, tokenizer):
     ]  # fmt: skip
     assert (rows["bytes"] * rows["valid"]).sum() == size - first
     assert "naïve" in dataset.decode(rows["tokens"].ravel().tolist())
+
+
+@pytest.mark.parametrize(("last", "dtype"), [(65_534, "uint16"), (65_535, "uint32")])
+def test_tokens_that_give_no_text_back_stand_for_the_mean(texts, tmp_path, last, dtype):
+    """And the token that ends a document is after the last one: 65,536 tokens are 16 bits."""
+    path = word_tokenizer(tmp_path / "words.json", {"?": 0, "rose": last})
+    index = prepare([texts], tmp_path / "out", PreparePlan(path, heldout=0.3))
+    assert (index.vocab_size, index.dtype) == (last + 2, dtype)
+    total = sum(shard.tokens for shard in (*index.train, *index.heldout))
+    assert index.text_bytes == sum(len(text.encode()) for text in TEXTS.values())
+    assert index.token_bytes == index.text_bytes / total
 
 
 def test_prepared_again_the_split_and_digest_are_the_same(texts, tmp_path):

@@ -4,14 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from small_data import word_tokenizer
 
-from attnlab.data.tokenizer import (
-    FILE,
-    load_tokenizer,
-    make_tokenizer,
-    num_tokens,
-    token_sizes,
-)
+from attnlab.data.tokenizer import FILE, load_tokenizer, make_tokenizer, num_tokens, token_sizes
 
 TEXTS = ["a rose is a rose", "Straße, über naïve Œuvre", "日本語 🙂 \t two  spaces ", "", "\n\n"]
 
@@ -46,16 +41,9 @@ def test_a_file_is_read(tmp_path):
     (tmp_path / FILE).write_bytes(learnt.content)
     kept = make_tokenizer("bpe:270", ["other texts"], tmp_path)
     assert kept.digest == learnt.digest
-    words = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
-        "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None, "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {"?": 0, "the": 1, "sea": 2}, "unk_token": "?"},
-    }  # fmt: skip
-    path = tmp_path / "words.json"
-    path.write_text(json.dumps(words))
-    assert num_tokens(str(path)) == 3
-    tokens, sizes = make_tokenizer(str(path), []).encode(["The  wine-dark Sea "])[0]
+    path = word_tokenizer(tmp_path / "words.json", {"?": 0, "the": 1, "sea": 2})
+    assert num_tokens(path) == 3
+    tokens, sizes = make_tokenizer(path, []).encode(["The  wine-dark Sea "])[0]
     assert tokens.tolist() == [1, 0, 0, 0, 2]
     assert sizes.tolist() == [3, 6, 1, 4, 5]  # what lies before a word is its own
     assert np.sum(sizes) == 19

@@ -15,7 +15,7 @@ from attnlab.lab.description import read_description
 from attnlab.lab.spec import specs_of
 from attnlab.lab.workdir import specs_in
 from attnlab.models import cache_bytes_per_token
-from attnlab.pretrained import published_config
+from attnlab.pretrained import PUBLISHED, published_config
 from experiments.config import experiment_of, load, parse
 from experiments.configs import byte_lm, heads_and_sharing
 from experiments.run import run_config
@@ -32,6 +32,7 @@ PRESETS = {
     "chunks": ["", "tuned"],
     "which_matrices_learn": ["", "text,tiny"],
 }
+TEXT_MODELS = [name for name in PUBLISHED if not published_config(name).embedding.images]
 STUDIES = [name for name, m in MODULES.items() if m.__name__.startswith("experiments.studies.")]
 
 
@@ -85,6 +86,8 @@ def test_a_layout_brings_its_fields():
 
 
 EXPERIMENT = """
+from __future__ import annotations
+import dataclasses
 from attnlab import lab
 from attnlab.heads import Wide
 from attnlab.models import ModelConfig
@@ -94,7 +97,11 @@ def get_config(arg=""):
     model = ModelConfig(width=16, heads=Wide(num_heads=2))
     return lab.Experiment(model=model, train=TrainConfig(steps=int(arg or 70)))
 
-variants = lab.grid(model__num_layers=[1, 2])
+@dataclasses.dataclass
+class Mine:
+    layers: tuple[int, ...] = (1, 2)
+
+variants = lab.grid(model__num_layers=Mine().layers)
 description = lab.Description(question="How deep?")
 """
 
@@ -175,7 +182,7 @@ def test_at_equal_cache_one_wide_head_stands_for_four():
     assert {wide.ffn.width, narrow.ffn.width} == {base}
 
 
-@pytest.mark.parametrize("name", byte_lm.MODELS)
+@pytest.mark.parametrize("name", [*TEXT_MODELS, "transformer_base"])
 def test_published_models_by_name(name):
     found = experiment_of(byte_lm.get_config(f"model={name}"))
     expected = published_config(name)

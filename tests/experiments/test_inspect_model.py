@@ -5,20 +5,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from commands import command
 
 from attnlab import pretrained
 from attnlab.heads import Standard, TalkingHeads, Wide
-from attnlab.models import (
-    FFN,
-    Attention,
-    EncoderConfig,
-    ModelConfig,
-    describe,
-    describe_attention,
-    num_parameters,
-)
+from attnlab.models import FFN, ModelConfig, describe, describe_attention, num_parameters
 
 WIDE = Wide(num_heads=3, biases=("q", "k", "v", "o"))
 CONFIG = ModelConfig(width=12, num_layers=10, heads=WIDE, sharing="cycle_rev:4")
@@ -35,21 +26,6 @@ def test_the_plan_as_a_picture():
     assert picture[0] == "layers       0 1 2 3 4 5 6 7 8 9"
     assert picture[1] == "  attention  0 1 2 3 0 1 2 3 3 2"
     assert picture[2] == "  ffn        0 1 2 3 0 1 2 3 3 2"
-
-
-def test_who_makes_keys_and_who_reads_them():
-    config = dataclasses.replace(CONFIG, num_layers=4, sharing="cla:2")
-    picture = describe(config).split("\n\n")[1].splitlines()
-    assert picture[1:] == ["  attention  0 1 2 3", "  kv         0 < 1 <", "  ffn        0 1 2 3"]
-
-
-@pytest.mark.parametrize("share", [False, True])
-def test_two_stacks(share):
-    fields = {"kind": "encoder_decoder", "num_layers": 3, "sharing": "albert", "heads": STANDARD}
-    config = dataclasses.replace(CONFIG, **fields, encoder=EncoderConfig(shares_decoder=share))
-    text = describe(config)
-    assert "encoder_layers  0 1 2" in text
-    assert ("both stacks use the same parameter groups" in text) == share
 
 
 def test_a_published_folder(tmp_path):
@@ -73,14 +49,6 @@ def attention(config, batch=8, length=16):
     return describe_attention(
         config, dict.fromkeys(texts, jax.ShapeDtypeStruct((batch, length), "int32"))
     )
-
-
-def test_the_chosen_order_and_backend_are_marked():
-    told = attention(dataclasses.replace(CONFIG, attention=Attention(implementation="xla")))
-    assert "  * absorbed" in told
-    assert "  * xla" in told
-    factored = dataclasses.replace(CONFIG, attention=Attention(order="factored"))
-    assert "  * factored" in attention(factored)
 
 
 def test_what_is_told_of_attention_is_what_runs():

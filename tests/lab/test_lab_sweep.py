@@ -2,25 +2,21 @@
 
 import dataclasses
 import json
-import random
-import shutil
-import signal
 import subprocess
 import sys
-import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ROOT
+from made_results import made
 from scipy import stats
 from small_experiment import MODEL, experiment, train_config
 
 from attnlab import lab
 from attnlab.data import Text
 from attnlab.heads import LAYOUTS, Standard
-from attnlab.lab.policies import with_rates
+from attnlab.lab.policies import tuning_specs
 from attnlab.lab.result import VERSION
 from attnlab.lab.spec import specs_of
 from attnlab.lab.sweep import add_specs
@@ -39,18 +35,26 @@ def base(tmp_path_factory):
 def swept(base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     specs = lab.product(base, layout=["standard", "narrow"], seeds=[3, 5], match="parameters")
-    return specs, folder, lab.sweep(specs, folder, executor=lab.InProcess(), progress=False)
+    return specs, folder, in_process(specs, folder)
 
 
-def test_every_spec_has_a_result_and_none_is_run_again(swept):
+def in_process(specs, folder, **options):
+    return lab.sweep(specs, folder, executor=lab.InProcess(), progress=False, **options)
+
+
+def test_every_spec_has_a_result_and_none_is_run_again(swept, base):
+    """Nor by a list of seeds in the config: each run has its own."""
     specs, folder, results = swept
     assert [run.spec for run in results] == specs
     assert [run.status for run in results] == ["complete"] * 4
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
-    again = lab.sweep(specs[2:], folder, executor=lab.InProcess(), progress=False)
-    assert again.runs == results.runs[2:]
+    assert in_process(specs[2:], folder).runs == results.runs[2:]
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == before
-    assert lab.load_results(folder).runs == results.runs
+    train = dataclasses.replace(base.train, seeds=(3, 5, 7))
+    config = dataclasses.replace(specs[0].config, train=train)
+    again = dataclasses.replace(specs[0], config=config)
+    assert [run.scores for run in in_process([again], folder)] == [results[0].scores]
+    assert lab.run_one(again, folder) == results[0]
 
 
 def test_parameters_are_equal_where_they_are_matched(swept):
@@ -63,19 +67,18 @@ def test_parameters_are_equal_where_they_are_matched(swept):
 def test_specs_and_results_survive_json(swept):
     for run in swept[2]:
         assert lab.RunResult.from_json(run.to_json()) == run
+        assert lab.RunResult.from_json(run.to_json(), run.spec).spec is run.spec
+        assert lab.RunResult.from_json(run.to_json(), swept[0][3]) == run  # not of this spec
     for layout in LAYOUTS:
-        heads = LAYOUTS[layout](num_heads=2)
-        model = dataclasses.replace(MODEL, heads=heads)
+        model = dataclasses.replace(MODEL, heads=LAYOUTS[layout](num_heads=2))
         spec = lab.RunSpec("a", lab.Experiment(model=model, train=TRAIN), 4)
         assert lab.RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
-    with pytest.raises(ValueError, match="version is 99"):
-        lab.RunResult.from_json(json.dumps({"version": 99}))
-
-
-@pytest.mark.parametrize("text", ["[]", json.dumps({"version": VERSION + 1})])
-def test_what_is_no_result_is_refused(text):
-    with pytest.raises(ValueError, match="no result of a run"):
-        lab.RunResult.from_json(text)
+    values = {"model.heads.head_dim": None, "train.optimizer.base_fan_in": None}
+    unset = lab.with_values(lab.Experiment(), values)
+    assert lab.Experiment.from_json(unset.to_json()) == unset
+    for text in ("[]", json.dumps({"version": VERSION + 1})):
+        with pytest.raises(ValueError, match="version"):
+            lab.RunResult.from_json(text)
 
 
 def test_the_table_has_means_and_deviations(swept):
@@ -101,42 +104,70 @@ def test_differences_are_paired_over_seeds(swept):
         results.compare({"layout": "wide"})
 
 
-def made(tags, seed, loss, rate=None):
-    """A result as a run of this spec would have left it."""
-    spec = lab.product(lab.Experiment(model=MODEL, train=TRAIN), seeds=[seed])[0]
-    spec = dataclasses.replace(spec, id="-".join([*map(str, tags.values()), f"seed{seed}"]))
-    spec = dataclasses.replace(spec, tags=tags)
-    spec = with_rates([spec], [rate])[0] if rate else spec
-    scores = {"loss": loss}
-    return lab.RunResult(
-        spec=spec,
-        status="complete",
-        scores=lab.Scores(heldout=scores, train=scores, validation=scores),
-        sizes=lab.ModelSizes(parameters=1, applied_parameters=1, flops_per_token=1, ffn_width=1),
-        timing=lab.Timing(seconds=1.0, tokens_per_second=1.0),
-        provenance=lab.Provenance(environment={"jax": "0"}),
-    )
+def tried(score, rate):
+    values = {"train.optimizer.learning_rate": rate}
+    run = made({"name": "a", "learning_rate": rate}, 0, score, values=values)
+    validation = lab.Scores(heldout=run.scores.heldout, validation={"bits_per_byte": score})
+    return dataclasses.replace(run, scores=validation)
 
 
 def test_rates_are_added_until_the_best_is_between_two():
     propose = lab.TuneLearningRate(factor=2.0, most=4).propose
-    runs = [made({"name": "a"}, 0, loss, rate) for loss, rate in ((3.0, 0.01), (2.0, 0.02))]
+    runs = [tried(3.0, 0.01), tried(2.0, 0.02)]
     (proposed,) = propose(lab.Results(runs))
     assert proposed.config.train.optimizer.learning_rate == 0.04
-    inside = [*runs, made({"name": "a"}, 0, 2.5, 0.04)]
-    assert propose(lab.Results(inside)) == []
-    (rate,) = lab.best_rates(lab.Results(inside)).values()
+    inside = lab.Results([*runs, tried(2.5, 0.04)])
+    assert propose(inside) == []
+    (rate,) = lab.best_rates(inside).values()
     assert rate == pytest.approx(0.02245, abs=1e-5)  # of the parabola through all three
-    steep = [made({"name": "a"}, 0, -rate, rate) for rate in (0.01, 0.02, 0.04, 0.08)]
+    steep = [tried(-rate, rate) for rate in (0.01, 0.02, 0.04, 0.08)]
     assert propose(lab.Results(steep)) == []
 
 
 def test_seeds_are_added_while_an_interval_is_wide():
-    runs = [made({"name": "a"}, 0, 2.0), made({"name": "a"}, 1, 3.0)]
-    proposed = lab.AddSeeds(half_width=0.1).propose(lab.Results(runs))
-    assert [(spec.seed, spec.id) for spec in proposed] == [(2, "a-seed2")]
-    assert lab.AddSeeds(half_width=10.0).propose(lab.Results(runs)) == []
-    assert lab.AddSeeds(half_width=0.1, most=2).propose(lab.Results(runs)) == []
+    results = lab.Results([made({"name": "a"}, seed, 2.0 + seed) for seed in (0, 1)])
+    proposed = lab.AddSeeds(half_width=0.1).propose(results)
+    assert [spec.seed for spec in proposed] == [2]
+    assert proposed[0].id == results[0].spec.id.replace("seed0", "seed2")
+    assert lab.AddSeeds(half_width=10.0).propose(results) == []
+    assert lab.AddSeeds(half_width=0.1, most=2).propose(results) == []
+
+
+def test_a_seed_is_added_on_every_text(tmp_path):
+    runs = []
+    for name, tag, loss in (("x", "a", 1.0), ("y", "a", 3.0), ("x", "b", 1.1), ("y", "b", 2.0)):
+        (tmp_path / name).write_bytes(b"some text " * 500)
+        values = {"data.path": str(tmp_path / name)}
+        runs.append(made({"path": name, "name": tag}, 0, loss, values=values))
+    results = lab.Results(runs)
+    for policy in (lab.AddSeeds(half_width=0.1, most=2), lab.DecideComparisons(most=2)):
+        found = [(spec.seed, *spec.tags.values()) for spec in policy.propose(results)]
+        assert sorted(found) == [(1, "x", "a"), (1, "x", "b"), (1, "y", "a"), (1, "y", "b")]
+    assert lab.AddSeeds(half_width=0.1, most=1).propose(results) == []
+
+
+def test_the_seed_of_tuning_is_none_that_is_added_later():
+    """Of two variants with seed 999, up to six seeds each: 1000 to 1004 are added."""
+    runs = [made({"name": name}, 999, 2.0) for name in "ab"]
+    [seed] = {spec.seed for spec in tuning_specs([run.spec for run in runs], 3)}
+    results, policy = lab.Results(runs), lab.AddSeeds(half_width=0.0, most=6)
+    while specs := policy.propose(results):
+        results += lab.Results([made(dict(s.tags), s.seed, 2.0 + 0.01 * s.seed) for s in specs])
+    seeds = {run.spec.seed for run in results}
+    assert len(seeds) == 6
+    assert seed not in seeds
+
+
+def test_policies_are_asked_until_they_propose_nothing(base, tmp_path):
+    """One of them is a function."""
+    policies = [one_more_seed, lab.AddSeeds(half_width=0.0, most=3)]
+    results = in_process(lab.product(base, seeds=[3]), tmp_path, policies=policies)
+    assert [run.spec.seed for run in results] == [3, 4, 5]
+
+
+def one_more_seed(specs, run):
+    [result] = run(specs)
+    return [*specs, dataclasses.replace(result.spec, id="seed4", seed=4)]
 
 
 @pytest.mark.parametrize(
@@ -155,56 +186,23 @@ def test_other_layouts_have_the_biases_of_the_base(biases, expected):
     assert [spec.config.model.heads.biases for spec in specs] == expected
 
 
-def test_a_mistyped_shortcut_is_named():
-    with pytest.raises(ValueError, match=r"'layot': did you mean 'layout'\? known: .*, sharing$"):
-        lab.product(layot=["wide"])
-
-
-def test_a_seed_is_added_on_every_text(tmp_path):
-    runs = []
-    for name, tag, loss in (("x", "a", 1.0), ("y", "a", 3.0), ("x", "b", 1.1), ("y", "b", 2.0)):
-        (tmp_path / name).write_bytes(b"some text " * 500)
-        run = made({"path": name, "name": tag}, 0, loss)
-        config = lab.with_values(run.spec.config, {"data.path": str(tmp_path / name)})
-        runs.append(dataclasses.replace(run, spec=dataclasses.replace(run.spec, config=config)))
-    results = lab.Results(runs)
-    for policy in (lab.AddSeeds(half_width=0.1, most=2), lab.DecideComparisons(most=2)):
-        ids = {spec.id for spec in policy.propose(results)}
-        assert ids == {"x-a-seed1", "y-a-seed1", "x-b-seed1", "y-b-seed1"}
-    assert lab.AddSeeds(half_width=0.1, most=1).propose(results) == []
-
-
-def test_a_policy_is_asked_until_it_proposes_nothing(swept, tmp_path):
-    """Of one seed that is complete it makes two."""
-    specs, folder, _ = swept
-    shutil.copytree(folder / "runs" / specs[0].id, tmp_path / "runs" / specs[0].id)
-    policy = lab.AddSeeds(half_width=0.0, most=2)
-    results = lab.sweep(
-        specs[:1], tmp_path, executor=lab.InProcess(), policies=[policy], progress=False
-    )
-    assert [run.spec.seed for run in results] == [3, 4]
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda b: lab.product(b, layout=[]), "nothing to run"),
         (lambda b: lab.product(b, seeds=[]), "nothing to run"),
-        (lambda b: lab.product(b, layout="wide"), r"layout: give a list of values, .* not 'wide'"),
-        (lambda b: lab.product(b, layout=3), "layout: give a list of values, .* not 3"),
-        (lambda b: lab.product(b, seeds=3), "seeds: give a list of values, .* not 3"),
-        (lambda b: lab.product(b, train__stepz=[1]), "did you mean 'steps'"),
-        (lambda b: lab.product(b, layout=["wyde"]), "did you mean 'wide'"),
-        (lambda b: lab.product(b, model__max_len=[4]), "longer than model.max_len"),
-        (lambda b: lab.product(b, steps=[3]), "no field 'steps': write train.steps"),
-        (lambda b: lab.with_values(b, {"ffn.width": 8}), "'ffn.width': write model.ffn.width; kno"),
-        (
-            lambda b: lab.Experiment(model={"width": 8}),
-            r"model must be of type ModelConfig, not \{'width",
-        ),
-        (lambda b: lab.sweep([b], "nowhere"), "must be RunSpecs, as lab.product makes, not Experi"),
-        (lambda b: lab.RunSpec("a/b", b), "names a folder"),
-        (lambda b: lab.with_values(b, {"task": "masked_lm"}), "needs model.kind"),
+        (lambda b: lab.product(b, layout="wide"), "layout.* not 'wide'"),
+        (lambda b: lab.product(b, seeds=3), "seeds.* not 3"),
+        (lambda b: lab.product(b, train__stepz=[1]), "'steps'"),
+        (lambda b: lab.product(b, layot=["wide"]), "'layout'"),
+        (lambda b: lab.product(b, layout=["wyde"]), "'wide'"),
+        (lambda b: lab.product(b, steps=[3]), r"train\.steps"),
+        (lambda b: lab.product(b, model__max_len=[4]), "max_len"),
+        (lambda b: lab.product(b, train__steps=[3, 3]), "two runs"),
+        (lambda b: lab.Experiment(model={"width": 8}), "ModelConfig"),
+        (lambda b: lab.sweep([b], "nowhere"), "RunSpecs"),
+        (lambda b: lab.RunSpec("a/b", b), "folder"),
+        (lambda b: lab.with_values(b, {"task": "masked_lm"}), r"model\.kind"),
     ],
 )
 def test_bad_input_is_refused_before_any_run(base, call, message):
@@ -212,13 +210,12 @@ def test_bad_input_is_refused_before_any_run(base, call, message):
         call(base)
 
 
-def test_another_run_of_the_same_id_is_refused(swept, base):
+def test_another_run_of_the_same_id_is_refused(swept):
     specs, folder, _ = swept
     other = dataclasses.replace(specs[0], seed=4)
-    with pytest.raises(ValueError, match="holds another run"):
-        lab.sweep([other], folder, executor=lab.InProcess(), progress=False)
-    with pytest.raises(ValueError, match="seed: there 3, here 4"):
-        lab.run_one(other, folder)
+    for run in (lambda: in_process([other], folder), lambda: lab.run_one(other, folder)):
+        with pytest.raises(ValueError, match="seed: there 3, here 4"):
+            run()
 
 
 def test_a_run_that_failed_on_its_data_can_be_corrected(base, tmp_path):
@@ -227,82 +224,55 @@ def test_a_run_that_failed_on_its_data_can_be_corrected(base, tmp_path):
     short.write_text("hi")
     good = lab.RunSpec("one", base)
     wrong = lab.RunSpec("one", lab.with_values(base, {"data.path": str(short)}))
-    behind = [dataclasses.replace(spec, id="two") for spec in (good, wrong)]
-    add_specs([wrong, behind[1]], tmp_path)
-    with pytest.raises(lab.SweepFailed, match=r"1 run without a result:\n  one: .*short.txt"):
-        lab.sweep([wrong], tmp_path, executor=lab.InProcess(), progress=False)
-    shutil.rmtree(tmp_path / "runs" / "two", ignore_errors=True)  # planned, not tried
-    add_specs([good, behind[0]], tmp_path)
-    assert specs_in(tmp_path) == {"one": good, "two": behind[0]}
+    planned, replaced = (dataclasses.replace(spec, id="two") for spec in (wrong, good))
+    add_specs([wrong, planned], tmp_path)
+    with pytest.raises(lab.SweepFailed, match=r"one: .*short\.txt"):
+        in_process([wrong], tmp_path)
+    add_specs([good, replaced], tmp_path)
+    assert specs_in(tmp_path) == {"one": good, "two": replaced}
 
 
-def test_a_list_of_seeds_makes_no_other_run(swept, base):
-    """`train.seeds` says which runs there are; each has its own seed."""
-    specs, folder, results = swept
-    train = dataclasses.replace(base.train, seeds=(3, 5, 7))
-    more = [
-        dataclasses.replace(s, config=dataclasses.replace(s.config, train=train)) for s in specs
-    ]
-    again = lab.sweep(more, folder, executor=lab.InProcess(), progress=False)
-    assert [run.scores for run in again] == [run.scores for run in results]
-    assert lab.run_one(more[0], folder) == results[0]
-
-
-class CannotBegin:
+class CannotBegin(lab.InProcess):
     """An executor whose workers end before they take a run."""
 
     def start(self, workdir, count):
         (workdir / "logs").mkdir(exist_ok=True)
         (workdir / "logs/worker0.log").write_text("Traceback:\nValueError: unknown layout 'mine'\n")
 
-    def running(self):
-        return False
 
-    def stop(self):
-        pass
-
-
-def test_the_reason_of_a_worker_that_cannot_begin_is_told(base, tmp_path):
-    specs = lab.product(base, seeds=[0])
+def test_the_reason_of_a_worker_that_cannot_begin_is_in_the_error(base, tmp_path):
     with pytest.raises(lab.SweepFailed, match=r"unknown layout 'mine' .*worker0.log"):
-        lab.sweep(specs, tmp_path, executor=CannotBegin(), progress=False)
+        lab.sweep(lab.product(base, seeds=[0]), tmp_path, executor=CannotBegin(), progress=False)
 
 
 def test_data_without_a_name_are_refused():
-    @dataclasses.dataclass(frozen=True)
-    class Rows(Text):
-        pass
-
+    kind = dataclasses.dataclass(frozen=True)(type("Rows", (Text,), {}))
     with pytest.raises(ValueError, match="Rows"):
-        lab.product(lab.Experiment(data=Rows()), seeds=[0])[0].to_dict()
+        lab.product(lab.Experiment(data=kind()), seeds=[0])[0].to_dict()
 
 
-def test_a_run_that_fails_is_named_and_the_others_finish(base, tmp_path):
-    good, other = lab.product(base, seeds=[0, 1])
-    text = tmp_path / "gone.txt"
-    text.write_bytes(b"abc " * 500)
-    bad = dataclasses.replace(other, config=lab.with_values(base, {"data.path": str(text)}))
-    text.write_bytes(b"too short")
-    with pytest.raises(lab.SweepFailed, match=r"seed1: .*gone.txt"):
-        lab.sweep([bad, good], tmp_path / "w", executor=lab.InProcess(), progress=False)
-    assert [run.spec for run in lab.load_results(tmp_path / "w")] == [good]
-
-
-@pytest.mark.slow
-def test_a_failing_tuning_run_leaves_out_its_variant_alone(base, tmp_path):
+def failing(base, tmp_path):
+    """A good variant, and one whose text is too short when it is run."""
     text = tmp_path / "gone.txt"
     text.write_bytes(b"abc " * 500)
     variants = [lab.Variant({}, "good"), lab.Variant({"data.path": str(text)}, "bad")]
     specs = specs_of(base, variants, [0])
     text.write_bytes(b"too short")
+    return specs
+
+
+def test_a_run_that_fails_is_named_and_the_others_finish(base, tmp_path):
+    good, bad = failing(base, tmp_path)
+    with pytest.raises(lab.SweepFailed, match=r"bad-seed0: .*gone.txt"):
+        in_process([bad, good], tmp_path / "w")
+    assert [run.spec for run in lab.load_results(tmp_path / "w")] == [good]
+
+
+@pytest.mark.slow
+def test_a_failing_tuning_run_leaves_out_its_variant_alone(base, tmp_path):
+    specs = failing(base, tmp_path)
     with pytest.raises(lab.SweepFailed, match=r"bad-seed1000.*gone.txt"):
-        lab.sweep(
-            specs,
-            tmp_path / "w",
-            executor=lab.InProcess(),
-            policies=[lab.TuneLearningRate()],
-            progress=False,
-        )
+        in_process(specs, tmp_path / "w", policies=[lab.TuneLearningRate()])
     (result,) = lab.load_results(tmp_path / "w")
     tuned = lab.load_results(tmp_path / "w/tuning")
     assert {run.spec.tags["name"] for run in tuned} == {"good"}
@@ -322,56 +292,9 @@ def test_results_are_read_where_the_data_are_not(swept):
         text.write_bytes(kept)
 
 
-SCRIPT = """
-    import sys
-    from attnlab import lab
-    from attnlab.lab.spec import read_specs
-    specs = read_specs(open(sys.argv[1]).read())
-    if __name__ == "__main__":
-        lab.sweep(specs, sys.argv[2], executor=lab.LocalExecutor(2), progress=False)
-"""
-
-
-def left_behind(folder):
-    """The result, without seconds, and the metrics of each run."""
-    found = {}
-    for path in sorted(folder.glob("runs/*")):
-        result = json.loads((path / "result.json").read_text())
-        del result["timing"]
-        found[path.name] = result, (path / "metrics.jsonl").read_text()
-    return found
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [3, 100])
-def test_kills_change_no_number(base, tmp_path, kills):
-    from attnlab.lab.spec import write_specs
-
-    longer = lab.with_values(base, {"train.steps": 60})
-    specs = lab.product(longer, layout=["standard", "narrow"], seeds=[3])
-    (tmp_path / "specs.json").write_text(write_specs(specs))
-    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "specs.json")]
-
-    def start(folder):
-        return subprocess.Popen([*command, str(folder)], cwd=ROOT, stderr=subprocess.PIPE)
-
-    def finish(folder):
-        process = start(folder)
-        _, error = process.communicate(timeout=300)
-        assert process.returncode == 0, error.decode()
-
-    finish(tmp_path / "whole")
-    rng, moments, rounds = random.Random(kills), [], 0
-    while len(moments) < kills:
-        folder = tmp_path / f"killed{rounds}"
-        rounds += 1
-        for _ in range(5):
-            process = start(folder)
-            time.sleep(rng.uniform(2.0, 9.0))
-            if process.poll() is None and len(moments) < kills:
-                process.send_signal(signal.SIGKILL)
-                moments.append(len(list(folder.glob("runs/*/result.json"))))
-            process.communicate()
-        finish(folder)
-        assert left_behind(folder) == left_behind(tmp_path / "whole")
+def test_kills_change_no_number():
+    """SIGKILL at random moments, of runs, workers and sweeps: see kill_runs.py."""
+    words = [sys.executable, str(ROOT / "tests/lab/kill_runs.py"), "4"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

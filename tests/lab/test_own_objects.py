@@ -86,12 +86,9 @@ def test_an_experiment_of_own_objects_survives_json(nine_letters):
     assert again.data.own == 3
     assert type(again.model.heads) is OwnLayout
     assert load(one.init) is own_init
-
-
-def test_what_names_have_is_recorded_by_name():
-    assert lab.Experiment(task=OBJECTIVES["causal_lm"]).task == "causal_lm"
-    assert lab.Experiment().to_dict()["data"]["source"] == "text"
-    assert "imports" not in lab.Experiment().to_dict()
+    named = lab.Experiment(task=OBJECTIVES["causal_lm"]).to_dict()
+    assert (named["task"], named["data"]["source"]) == ("causal_lm", "text")
+    assert "imports" not in named
 
 
 @pytest.mark.parametrize(
@@ -123,21 +120,20 @@ def test_a_file_is_one_module_however_it_is_named(tmp_path):
 def test_a_record_replaces_its_field_at_every_level(nine_letters):
     text = Text(path=str(nine_letters))
     base = lab.Experiment(model=MODEL, train=TrainConfig(steps=9, length=MODEL.max_len), data=text)
-    wide = dataclasses.replace(MODEL, width=16)
     adam = dataclasses.replace(base.train.optimizer, name="adam", weight_decay=0.0)
     specs = lab.product(
         base,
-        model=[MODEL, wide],
+        model=[MODEL, dataclasses.replace(MODEL, width=16)],
         layout=[Standard(num_heads=4)],
         train__optimizer=[adam],
+        data=[dataclasses.replace(text, validation=0.1)],
         seeds=[0],
     )
-    assert [spec.config.model.width for spec in specs] == [MODEL.width, 16]
-    assert {spec.config.model.heads.num_heads for spec in specs} == {4}
-    assert {spec.config.train.optimizer.name for spec in specs} == {"adam"}
-    data = [text, dataclasses.replace(text, validation=0.1)]
-    parts = [spec.config.data.validation for spec in lab.product(base, data=data, seeds=[0])]
-    assert parts == [text.validation, 0.1]
+    found = [(s.config.model.width, s.config.model.heads.num_heads) for s in specs]
+    assert found == [(MODEL.width, 4), (16, 4)]
+    assert {(s.config.train.optimizer.name, s.config.data.validation) for s in specs} == {
+        ("adam", 0.1)
+    }
     with pytest.raises(ValueError, match="modle"):
         lab.with_values(base, {"modle": ModelConfig()})
 
@@ -148,11 +144,10 @@ def test_a_callback_that_fails_later_ends_alone(nine_letters, tmp_path, capsys):
         model=MODEL, train=train_config(4, every=2), data=Text(path=str(nine_letters)),
         callbacks=[fails_at_2, own_callback],
     )  # fmt: skip
-    result = lab.run_one(lab.RunSpec("a", base), tmp_path)
-    assert result.status == "complete"
+    assert lab.run_one(lab.RunSpec("a", base), tmp_path).status == "complete"
     rows = list(read_metrics(tmp_path / "runs/a/metrics.jsonl"))
-    assert [row["step"] for row in rows if "own" in row] == [0, 2, 4]
-    assert [row["step"] for row in rows if "before" in row] == [0]
+    steps = {name: [r["step"] for r in rows if name in r] for name in ("own", "before")}
+    assert steps == {"own": [0, 2, 4], "before": [0]}
     assert "fails_at_2" in capsys.readouterr().err
     broken = dataclasses.replace(base, callbacks=(fails_at_0,))
     with pytest.raises(ZeroDivisionError):

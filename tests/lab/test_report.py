@@ -13,7 +13,6 @@ from small_experiment import MODEL, train_config
 from attnlab import lab
 from attnlab.data import Text
 from attnlab.lab.description import Description, Expectation
-from attnlab.lab.policies import tuning_specs
 from attnlab.lab.spec import write_specs
 from attnlab.lab.workdir import run_folder
 from attnlab.report import Panel, make_page, read_panels
@@ -105,21 +104,16 @@ def test_a_baseline_that_diverged_is_compared_with_nothing():
 
 
 def test_only_the_pairs_of_the_question_are_compared():
+    """Their baselines are named in the figure, where there are several."""
     pairs = tuple(
         ({"layout": "wide", "sharing": plan}, {"layout": "standard", "sharing": plan})
         for plan in ("separate", "albert")
     )
-    assert {k[0] for k in conclusions(noisy(CROSSED, range(4)), pairs=pairs)} == {
-        "wide", "wide, separate", "wide, albert",
-    }  # fmt: skip
-
-
-def test_pairs_with_several_baselines_name_them_in_the_figure():
-    means = {(("layout", a), ("plan", p)): 2.0 + (a == "b") for a in "ab" for p in "xy"}
-    pairs = tuple(({"layout": "b", "plan": p}, {"layout": "a", "plan": p}) for p in "xy")
-    [some] = make_page([panel(noisy(means, range(3)), pairs=pairs)]).blocks(Figures)
-    assert "b, x − a, x" in some.figures[0].svg
-    assert "b, y − a, y" in some.figures[0].svg
+    one = panel(noisy(CROSSED, range(4)), pairs=pairs)
+    assert set(one.comparisons["variant"]) == {"wide", "wide, separate", "wide, albert"}
+    [some] = make_page([one]).blocks(Figures)
+    for label in ("wide, separate − ", "wide, albert − ", "wide − standard (mean)"):
+        assert label in some.figures[0].svg
 
 
 def test_numbers_have_a_true_minus_and_no_minus_zero():
@@ -138,9 +132,8 @@ def test_the_answer_has_the_numbers_of_its_row():
 def test_many_comparisons_are_counted():
     means = {(("v", f"v{i}"),): 2.0 + 0.2 * (i > 3) - 0.2 * (i == 1) for i in range(8)}
     [answer] = answers(panel(noisy(means, range(6))))
-    counts = [int(n) for n in re.findall(r"\d+(?= (?:better|worse|inconclusive))", answer.lead)]
-    assert counts == [1, 4, 2]
-    assert "Better: v1." in answer.text
+    counts = re.findall(r"(\d+) (better|worse|inconclusive)", answer.lead)
+    assert counts == [("1", "better"), ("4", "worse"), ("2", "inconclusive")]
 
 
 def test_a_sign_that_depends_on_another_tag_is_in_the_conclusion():
@@ -153,8 +146,8 @@ def test_a_sign_that_depends_on_another_tag_is_in_the_conclusion():
     )  # fmt: skip
     assert "sign depends on sharing" in answers(one)[0].lead
     assert "sign" not in answers(panel(noisy(CROSSED, range(5))))[0].lead
-    table = comparison_table(one).frame
-    assert table["single differences"].notna().tolist() == [True, True, False, False, False]
+    [table] = comparison_table(one)
+    assert table.frame["single differences"].notna().tolist() == [True, True, False, False, False]
 
 
 def test_warnings_stand_above_the_conclusion():
@@ -222,9 +215,6 @@ def test_tags_named_like_a_column_keep_their_values():
     runs = [made({"p": p, "seeds": "few"}, s, p + 0.1 * s * p) for p in (1, 2) for s in range(3)]
     table = lab.Results(runs).table()
     assert table[["p", "seeds (tag)", "seeds"]].values.tolist() == [[1, "few", 3], [2, "few", 3]]
-    run = made({"seed": 7, "learning_rate": 0.1}, 0, 1.0)
-    row = lab.Results([run]).to_pandas().iloc[0]
-    assert (row["seed (tag)"], row["seed"]) == (7, 0)
 
 
 def test_tables_have_the_scores_and_the_baselines():
@@ -256,18 +246,17 @@ def test_budgets_have_measured_seconds_beside_flops():
 def test_variants_of_other_sizes_are_not_at_an_equal_budget():
     """The range of their parameters, unless a budget was made equal."""
     runs = [made({"layout": name}, 0, 2.0, parameters=n) for name, n in (("a", 70), ("b", 1500))]
-    said = [line for line in limits(panel(runs)) if "70" in line]
-    assert len(said) == 1
-    assert "1,500" in said[0]
-    equal = dataclasses.replace(panel(runs).about, matched="parameters")
-    assert not [line for line in limits(Panel(lab.Results(runs), about=equal)) if "70" in line]
+    for budget, count in (("", 1), ("parameters", 0)):
+        lines = limits(panel(runs, matched=budget))
+        assert sum("70 to 1,500" in line for line in lines) == count
 
 
 def test_equivalence_needs_a_margin():
     runs = noisy({(("layout", "a"),): 2.0, (("layout", "b"),): 2.0}, range(6), spread=0.001)
     assert list(conclusions(runs).values()) == ["inconclusive"]
     assert list(conclusions(runs, margin=0.05).values()) == ["equivalent"]
-    assert "p outside margin" in comparison_table(panel(runs, margin=0.05)).frame
+    [table] = comparison_table(panel(runs, margin=0.05))
+    assert "p outside margin" in table.frame
 
 
 def test_seeds_that_were_added_are_judged_at_any_time():
@@ -295,18 +284,6 @@ def test_seeds_that_are_new_since_a_report_was_written_are_marked(tmp_path):
     assert next(csv.DictReader(io.StringIO(table)))["method"] == "anytime"
 
 
-def test_the_seed_of_tuning_is_none_that_is_added_later():
-    """Of two variants with seed 999, up to six seeds each: 1000 to 1004 are added."""
-    runs = noisy(TWO, [999])
-    [seed] = {spec.seed for spec in tuning_specs([run.spec for run in runs], 3)}
-    results, policy = lab.Results(runs), lab.AddSeeds(half_width=0.0, most=6)
-    while specs := policy.propose(results):
-        results += lab.Results([made(dict(s.tags), s.seed, 2.0 + 0.01 * s.seed) for s in specs])
-    seeds = {run.spec.seed for run in results}
-    assert len(seeds) == 6
-    assert seed not in seeds
-
-
 def test_curves_have_all_points_of_all_seeds(tmp_path):
     """A step that was written twice (a kill after the last checkpoint) is one point."""
     results = with_curves(noisy(TWO, [0, 1, 2]), tmp_path)
@@ -318,7 +295,6 @@ def test_curves_have_all_points_of_all_seeds(tmp_path):
         assert list(curve) == [10, 20, 30, 40]
         assert curve[40] == pytest.approx(run.scores.heldout["bits_per_byte"] + 0.01)
     [figure] = curves_figures(one)
-    assert (figure.name, figure.caption.split()[0]) == ("curves", "Mean")
     assert "16 held-out rows" in figure.caption
 
 
@@ -346,8 +322,6 @@ def test_expected_results_count_every_seed():
     assert leads(value=4.0) == ["As expected:", ""]
     assert leads(tags={"v": "b"}) == ["No result:", ""]
     assert leads(over={"v": "a"}, relation="exactly", value=1.0) == ["As expected:", ""]
-    page = make_page([panel(runs, expectations=(expected,))])
-    assert "Not as expected:" in [b.lead for b in page.head if isinstance(b, Paragraph)]
 
 
 def test_learning_rates_are_those_of_the_validation_part():
@@ -364,15 +338,7 @@ def test_learning_rates_are_those_of_the_validation_part():
     assert row["rate: score"] == "0.002: 3.000, 0.004: 2.000, 0.008: 3.000"
 
 
-def test_figures_name_what_they_show():
-    [some] = make_page([panel(noisy(CROSSED, range(4)))]).blocks(Figures)
-    [figure] = some.figures
-    for label in ("wide − standard (mean)", "albert − separate (mean)", "wide, albert"):
-        assert label in figure.svg
-    single = panel([made({"layout": "a"}, 0, 2.0), made({"layout": "b"}, 0, 2.1)])
-    [[figure]] = [some.figures for some in make_page([single]).blocks(Figures)]
-    assert figure.name == "scores"  # one seed has no interval
-    assert "2.100" in figure.svg
+def test_a_number_that_varies_is_an_axis():
     runs = [
         made({"layout": layout, "pairs": pairs}, seed, 2 + pairs / 10 + shift)
         for layout, shift in (("wide", 0.0), ("standard", 0.2))
@@ -401,7 +367,8 @@ def test_scores_of_different_units_have_figures_of_their_own():
 
 def test_every_figure_and_table_is_a_file(tmp_path):
     runs = noisy(CROSSED, [0, 1, 2])
-    path = lab.report(with_curves(runs, tmp_path / "w"), tmp_path / "out" / "report.html")
+    results = with_curves(runs, tmp_path / "w")
+    path = lab.report(results, tmp_path / "out" / "report.html")
     page, text = path.read_text(), path.with_suffix(".md").read_text()
     for folder, ending in (("tables", "csv"), ("figures", "svg")):
         names = {file.stem for file in (path.parent / folder).glob(f"*.{ending}")}
@@ -414,14 +381,9 @@ def test_every_figure_and_table_is_a_file(tmp_path):
     table = list(csv.DictReader((path.parent / "tables" / "comparisons.csv").open()))
     expected = Panel(lab.Results(runs)).comparisons
     np.testing.assert_allclose([float(row["low"]) for row in table], expected["low"])
-    assert not re.search(r'(src|href)="(?!#)', page)  # it loads nothing
-    assert "http" not in re.sub(r"http://www.w3.org/\S+", "", page)
-
-
-def test_the_same_results_give_the_same_files(tmp_path):
-    results = with_curves(noisy(CROSSED, [0, 1]), tmp_path / "w")
-    first, second = (lab.report(results, tmp_path / name / "r.html") for name in "ab")
-    assert first.read_bytes() == second.read_bytes()
+    again = lab.report(lab.Results(runs, results.folders), tmp_path / "again" / "report.html")
+    assert again.read_text() == page  # reproducible, and it loads nothing:
+    assert not re.search(r'(src|href)="(?!#)', page)
 
 
 def test_names_are_shown_as_they_are(tmp_path):
@@ -432,15 +394,6 @@ def test_names_are_shown_as_they_are(tmp_path):
     assert "&lt;b&gt;&amp;amp;" in path.read_text()
     assert "<b>" not in path.read_text()
     assert r"a\|b \*c\*" in path.with_suffix(".md").read_text()
-
-
-def test_words_are_aligned_to_the_left_and_numbers_to_the_right():
-    one = panel(noisy(CROSSED, range(3)))
-    table = comparison_table(one)
-    left = [list(table.frame.columns)[i - 1] for i in table.texts]
-    assert left == ["variant", "baseline", "conclusion"]
-    rule = table.to_markdown().splitlines()[1].strip("|").split("|")
-    assert [i for i, part in enumerate(rule, start=1) if not part.endswith(":")] == table.texts
 
 
 def test_several_workdirs(tmp_path):

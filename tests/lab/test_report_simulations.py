@@ -143,8 +143,10 @@ class Sweep:
     metric = "loss"
 
     def __init__(self, factorial, y, seeds):
-        self.variants, self.y = factorial.variants, y
-        self.runs = {v: [self.run(i, s) for s in range(seeds)] for i, v in enumerate(self.variants)}
+        self.names, self.y = factorial.variants, y
+        self.variants = {
+            v: [self.run(i, s) for s in range(seeds)] for i, v in enumerate(self.names)
+        }
 
     def run(self, i, seed):
         heldout = {"loss": float(self.y[i, seed])}
@@ -152,22 +154,19 @@ class Sweep:
             spec=Spec(f"{i}-seed{seed}", seed), scores=SimpleNamespace(heldout=heldout)
         )
 
-    def by_variant(self):
-        return self.runs
-
     def variant(self, tags):
         return tuple(tags.items())
 
     def scores(self):
         return {v: {("", r.spec.seed): r.scores.heldout["loss"] for r in runs}
-                for v, runs in self.runs.items()}  # fmt: skip
+                for v, runs in self.variants.items()}  # fmt: skip
 
     def follow(self, policy):
         """Runs what the policy proposes until it proposes nothing."""
         while proposed := policy.propose(self):
             for spec in proposed:
                 i = int(spec.id.split("-")[0])
-                self.runs[self.variants[i]].append(self.run(i, spec.seed))
+                self.variants[self.names[i]].append(self.run(i, spec.seed))
         return self.scores()
 
 

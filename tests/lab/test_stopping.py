@@ -15,6 +15,7 @@ from conftest import ROOT
 
 from attnlab import lab
 from attnlab.lab.spec import write_specs
+from attnlab.lab.worker import STOPPED
 from attnlab.training import Stopped
 from attnlab.training.loggers import LOGGERS
 
@@ -54,28 +55,11 @@ def test_in_process(specs, expected, tmp_path, monkeypatch, name):
     assert scores(in_process(specs, tmp_path, stops)) == expected
 
 
-SWEEP = """
-import sys
-from attnlab.names import import_module
-import_module(sys.argv[2])
-from attnlab import lab
-from experiments import app
-options = lab.RunOptions(loggers=("stop",))
-executor = lab.LocalExecutor(1, threads=1, options=options)
-specs = lab.spec.read_specs(open(sys.argv[1] + "/specs.json").read())
-app.start(
-    lambda words: print(lab.sweep(specs, sys.argv[1], executor=executor)), takes_words=True
-)
-"""
-
-
-def work(folder, specs, whom="worker", **environment):
-    """The exit code of a worker, or of a sweep with one worker, on a workdir."""
+def work(folder, specs, **environment):
+    """The exit code of a worker on a workdir."""
     folder.mkdir(exist_ok=True)
     (folder / "specs.json").write_text(write_specs(specs))
     words = ["-m", "attnlab.lab", str(folder), f"--import={stopping.__file__}", "--loggers=stop"]
-    if whom == "sweep":
-        words = ["-c", SWEEP, str(folder), stopping.__file__]
     environment = user_environment() | {"PYTHONPATH": str(ROOT), "NPROC": "1"} | environment
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=False)
     return done.returncode
@@ -91,14 +75,11 @@ def worked(specs, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("whom", ["worker", "sweep"])
-def test_in_a_worker(specs, worked, tmp_path, name, whom):
-    """The signal is sent to the worker, or to the sweep that started it."""
-    parent = {"STOP_PARENT": "1"} if whom == "sweep" else {}
-    assert work(tmp_path, specs, whom, STOP_SIGNAL=name, **parent) == 75
+def test_in_a_worker(specs, worked, tmp_path, name):
+    assert work(tmp_path, specs, STOP_SIGNAL=name) == STOPPED
     assert (tmp_path / "sent").exists()
     assert not (tmp_path / "runs" / specs[1].id).exists()
-    assert work(tmp_path, specs, whom) == 0
+    assert work(tmp_path, specs) == 0
     assert scores(lab.load_results(tmp_path)) == worked
 
 

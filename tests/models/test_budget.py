@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from conftest import diagonal
 from test_cost import SMALL as WITH_BIASES
@@ -189,3 +190,10 @@ def test_with_layout_keeps_what_both_layouts_have():
     extras = (ExtraKeys(2), Gate(by="element"))
     config = dataclasses.replace(REFERENCE, heads=Standard(num_heads=3, extras=extras))
     assert with_layout(config, "narrow", "albert").heads.extras == extras
+
+
+def test_with_layout_takes_names():
+    """And prints no arrays where it is given parameters."""
+    with pytest.raises(TypeError, match="layout") as caught:
+        with_layout(ModelConfig(), {"q": np.ones((99, 99))}, "wide")
+    assert len(str(caught.value)) < 200

@@ -7,7 +7,7 @@ import pytest
 from test_models import random_params
 
 from attnlab import heads
-from attnlab.models import FFN, Embedding, Learned, ModelConfig, generate
+from attnlab.models import FFN, Embedding, Learned, ModelConfig, generate, prefill
 
 SMALL = dict(
     vocab_size=19, max_len=9, width=12, num_layers=2, heads=heads.Standard(num_heads=3),
@@ -80,3 +80,12 @@ def test_positions_beyond_those_of_padding():
     with pytest.raises(ValueError, match="may have 7 tokens, not 9; raise max_len"):
         model.apply(variables, tokens)
     assert np.isnan(run(variables, tokens).logits).any()
+
+
+@pytest.mark.parametrize(
+    "cache", [8, {}, {"layers": 8}, ModelConfig(num_layers=3).init_cache(1, 9)]
+)
+def test_what_is_no_cache_of_the_model(cache):
+    config = ModelConfig(**SMALL)
+    with pytest.raises(ValueError, match="init_cache"):
+        prefill(random_params(config), TOKENS, config, cache)

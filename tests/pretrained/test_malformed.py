@@ -36,49 +36,34 @@ def gpt2(tmp_path, changes=None, tensors=None):
     return write(tmp_path / "folder", config | (changes or {}), held | (tensors or {}))
 
 
-@pytest.mark.parametrize("load", [pretrained.load, pretrained.load_config])
-@pytest.mark.parametrize(
-    ("name", "value", "parts"),
-    [
-        ("model_type", ["gpt2"], ["['gpt2']"]),
-        ("model_type", {}, ["{}"]),
-        ("model_type", None, ["None"]),
-        ("model_type", "g" * 5000, ["ggg"]),
-        ("architectures", -1, ["-1"]),
-        ("architectures", True, ["True"]),
-        ("architectures", "GPT2Model", ["'GPT2Model'"]),
-        ("architectures", [["GPT2Model"]], ["[['GPT2Model']]"]),
-        ("architectures", [7], ["[7]"]),
-        ("vocab_size", 10**10, ["10000000000"]),
-        ("vocab_size", 10**30, ["1000000"]),
-        ("n_embd", 10**30, ["1000000"]),
-        ("n_positions", 10**30, ["1000000"]),
-        ("n_head", 10**30, ["1000000"]),
-        ("n_inner", 10**30, ["1000000"]),
-        ("n_inner", "wide", ["'wide'"]),
-        ("n_layer", 10**5, ["100000"]),
-        ("n_layer", 10**10, ["10000000000"]),
-        ("layer_norm_epsilon", -1, ["-1"]),
-        ("layer_norm_epsilon", -1e-5, ["-1e-05"]),
-        ("layer_norm_epsilon", math.nan, ["nan"]),
-        ("layer_norm_epsilon", math.inf, ["inf"]),
-        ("layer_norm_epsilon", 10**400, ["1000"]),
-        ("resid_pdrop", math.nan, ["nan"]),
-        ("is_causal", [7], ["[7]"]),
-    ],
-    ids=str,
-)
-def test_an_attribute(load, name, value, parts, tmp_path):
+ATTRIBUTES = [
+    ("model_type", ["gpt2"], "['gpt2']"),
+    ("model_type", None, "None"),
+    ("model_type", "g" * 5000, "ggg"),
+    ("architectures", "GPT2Model", "'GPT2Model'"),
+    ("architectures", [7], "[7]"),
+    ("vocab_size", 10**30, "1000000"),
+    ("n_inner", "wide", "'wide'"),
+    ("n_layer", 10**5, "100000"),
+    ("layer_norm_epsilon", -1e-5, "-1e-05"),
+    ("layer_norm_epsilon", math.inf, "inf"),
+    ("layer_norm_epsilon", 10**400, "1000"),
+    ("resid_pdrop", math.nan, "nan"),
+    ("is_causal", [7], "[7]"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "part"), ATTRIBUTES, ids=str)
+def test_an_attribute(name, value, part, tmp_path):
     folder = gpt2(tmp_path, {name: value})
-    refused(lambda: load(folder), "config.json", name[:10], *parts)
+    for load in (pretrained.load, pretrained.load_config):
+        refused(functools.partial(load, folder), "config.json", name[:10], part)
 
 
 def test_layers_that_share_their_weights_are_bounded_too(tmp_path):
     config, tensors, _, _ = split(FAMILIES["albert"])
-    for depth in (10**5, 10**10):
-        folder = write(tmp_path / "folder", config | {"num_hidden_layers": depth}, tensors)
-        call = functools.partial(pretrained.load, folder)
-        refused(call, "config.json", "num_hidden_layers", str(depth))
+    folder = write(tmp_path / "folder", config | {"num_hidden_layers": 10**5}, tensors)
+    refused(lambda: pretrained.load(folder), "config.json", "num_hidden_layers", "100000")
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
@@ -110,14 +95,6 @@ def test_bytes_that_are_no_text(tmp_path):
     refused(lambda: pretrained.load(folder), "config.json", "not JSON")
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_folder_in_the_place_of_a_file(name, tmp_path):
-    folder = gpt2(tmp_path)
-    (folder / name).unlink()
-    (folder / name).mkdir()
-    refused(lambda: pretrained.load(folder), name)
-
-
 @pytest.mark.parametrize(
     "name", ["..", ".", "", "notes", "/", "a/b", "a\0b", "s" * 5000, "\ud800", 7, None, ["a"], {}]
 )
@@ -125,18 +102,11 @@ def test_the_name_of_a_shard(name, tmp_path):
     folder = gpt2(tmp_path)
     (folder / "notes").mkdir()
     (folder / "model.safetensors").rename(folder / "part.safetensors")
-    index = {"weight_map": {"wte.weight": name}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(lambda: pretrained.load(folder), "model.safetensors.index.json", repr(name)[:20])
-
-
-@pytest.mark.parametrize("places", [{}, [], None, "x"])
-def test_an_index_of_nothing(places, tmp_path):
-    folder = gpt2(tmp_path)
-    (folder / "model.safetensors").unlink()
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": places}))
-    refused(lambda: pretrained.load(folder), "weight_map", "model.safetensors.index.json")
+    index.write_text(json.dumps({"weight_map": {"wte.weight": name}}))
+    refused(lambda: pretrained.load(folder), index.name, repr(name)[:20])
+    index.write_text(json.dumps({"weight_map": [] if name else name}))
+    refused(lambda: pretrained.load(folder), index.name, "weight_map")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -153,11 +123,10 @@ def test_the_name_of_a_folder(name, tmp_path):
     refused(lambda: pretrained.load(f"{tmp_path}/{name}"), "config.json")
 
 
-@pytest.mark.parametrize("load", [pretrained.load, pretrained.load_config])
-def test_one_pattern_alone(load, tmp_path):
+def test_one_pattern_alone(tmp_path):
     folder = gpt2(tmp_path, {"my_note": 1})
-    refused(lambda: load(folder, ignore="my_*"), "ignore=('my_*',)")
-    load(folder, ignore=("my_*",))
+    for load in (pretrained.load, pretrained.load_config):
+        refused(functools.partial(load, folder, ignore="my_*"), "ignore=('my_*',)")
 
 
 def test_a_file_in_the_place_of_its_folder(tmp_path, monkeypatch):
@@ -237,13 +206,10 @@ def test_a_weight_in_a_packed_tensor(tmp_path):
     refused(lambda: pretrained.load(folder), "h.1.attn.c_attn.weight", "nan")
 
 
-def test_float64_within_float32_is_rounded(tmp_path):
-    folder = gpt2(tmp_path, tensors={NAME: np.full(12, 0.1)})
-    params = pretrained.load(folder)[1]
+def test_rounding_and_range(tmp_path):
+    """float64 is rounded to float32; float32 beyond the range of bfloat16 is refused there."""
+    params = pretrained.load(gpt2(tmp_path, tensors={NAME: np.full(12, 0.1)}))[1]
     assert params["layers"]["attention"]["norm"]["bias"][0, 0] == np.float32(0.1)
-
-
-def test_float32_beyond_bfloat16(tmp_path):
     folder = gpt2(tmp_path, tensors={NAME: np.full(12, 3.4e38, np.float32)})
     pretrained.load(folder)
     refused(lambda: pretrained.load(folder, param_dtype="bfloat16"), "h.0.ln_1.bias", "bfloat16")
@@ -252,18 +218,6 @@ def test_float32_beyond_bfloat16(tmp_path):
 @pytest.mark.parametrize("fields", [{"width": 24}, {"num_layers": 1}, {"max_len": 2}])
 def test_fields_that_change_the_shapes_of_weights(fields, tmp_path):
     refused(lambda: pretrained.load(gpt2(tmp_path), **fields), *fields, "shapes of weights")
-
-
-def test_nan_is_shared_on_request(tmp_path):
-    config, tensors, _, _ = split(FAMILIES["gpt2"])
-    tensors = {n: np.array(tensors[n.replace("h.1.", "h.0.")]) for n in tensors}
-    for layer in "01":
-        tensors[f"transformer.h.{layer}.ln_1.bias"][0] = np.nan
-    folder = write(tmp_path / "folder", config, tensors)
-    model, params = pretrained.load(folder, detect_sharing=True, allow_nonfinite=True)
-    assert model.config.sharing == "albert"
-    assert np.isnan(params["layers"]["attention"]["norm"]["bias"]).any()
-    refused(lambda: pretrained.load(folder, detect_sharing=True), "h.0.ln_1.bias")
 
 
 def test_nonfinite_weights_are_written_on_request(tmp_path):
@@ -326,10 +280,3 @@ def test_a_task_head(family, architecture, tensor, known, tmp_path):
     folder = write(tmp_path / "folder", config, held | {tensor: np.ones(2, np.float32)})
     message = refused(lambda: pretrained.load(folder), architecture, known, tensor, "base_model")
     assert "ignore" not in message
-
-
-def test_a_table_of_another_width_than_the_model(tmp_path):
-    """OPT-350m's."""
-    config, held, _, _ = split(FAMILIES["opt"])
-    folder = write(tmp_path / "folder", config | {"word_embed_proj_dim": 6}, held)
-    refused(lambda: pretrained.load(folder), "word_embed_proj_dim", "6", "project_in")

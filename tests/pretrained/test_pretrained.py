@@ -12,12 +12,11 @@ import numpy as np
 import peer_outputs
 import pytest
 from conftest import deep
-from goldens import ATTRIBUTES, FAMILIES, GOLDEN, SOME_FAMILIES, close, split, write
+from goldens import ACTIVATIONS, ATTRIBUTES, FAMILIES, GOLDEN, SOME_FAMILIES, close, split, write
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attnlab import pretrained
-from attnlab.models import Compute
 from attnlab.pretrained.tensors import read_file, write_file
 
 
@@ -208,23 +207,19 @@ def test_a_tensor_that_is_stored_twice_has_the_same_numbers(family, copy, origin
         pretrained.load(folder, ignore=(name,))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_damaged_file_is_named(family, tmp_path):
-    config, tensors, _, _ = split(FAMILIES[family])
+def test_a_damaged_file_is_named(tmp_path):
+    config, tensors, _, _ = split(FAMILIES["bert"])
     folder = write(tmp_path / "folder", config, tensors)
     path = folder / "model.safetensors"
     whole = path.read_bytes()
-    for kept in (0, 5, 100, len(whole) - 1):
-        path.write_bytes(whole[:kept])
+    length = int.from_bytes(whole[:8], "little")
+    damaged = [whole[:kept] for kept in (0, 5, 100, len(whole) - 1)]
+    damaged.append(whole[:8] + b"x" * length + whole[8 + length :])
+    damaged.append(whole.replace(b'"F32"', b'"F33"', 1))
+    for found in damaged:
+        path.write_bytes(found)
         with pytest.raises(ValueError, match=r"model\.safetensors is no whole safetensors file"):
             pretrained.load(folder)
-    length = int.from_bytes(whole[:8], "little")
-    path.write_bytes(whole[:8] + b"x" * length + whole[8 + length :])
-    with pytest.raises(ValueError, match=r"no whole safetensors file \(.*invalid JSON in header"):
-        pretrained.load(folder)
-    path.write_bytes(whole.replace(b'"F32"', b'"F33"', 1))
-    with pytest.raises(ValueError, match="unknown variant `F33`"):
-        pretrained.load(folder)
     write_file(path, tensors | {"more": np.ones(2, np.uint32)})
     with pytest.raises(ValueError, match="'more' has the unknown dtype 'U32'"):
         pretrained.load(folder)
@@ -262,9 +257,8 @@ class Trap:
         return os.mkdir, (str(self.place),)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_pickle_is_refused_and_never_opened(family, tmp_path):
-    config, tensors, _, _ = split(FAMILIES[family])
+def test_a_pickle_is_refused_and_never_opened(tmp_path):
+    config, tensors, _, _ = split(FAMILIES["bert"])
     folder = write(tmp_path / "folder", config, tensors)
     for protocol in range(2, 6):
         trap = pickle.dumps(Trap(tmp_path / "sprung"), protocol)
@@ -280,18 +274,21 @@ def test_a_pickle_is_refused_and_never_opened(family, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attributes_that_change_the_computation_are_refused_by_name(family, tmp_path):
     config, tensors, _, _ = split(FAMILIES[family])
-    for name, value in (ATTRIBUTES[family] | {"per_layer_config": {"0": {}}}).items():
+    folder = write(tmp_path / "folder", config, tensors)
+
+    def load(**words):
+        (folder / "config.json").write_text(json.dumps(config | words))
+        return pretrained.load_config(folder, ignore=("my_note",))
+
+    read = {one.name for one in pretrained.FAMILIES[family].attributes}
+    wrong = {name: "mish" for name in ACTIVATIONS if name in read & set(config)}
+    wrong |= ATTRIBUTES.get(family, {}) | {"per_layer_config": {"0": {}}}
+    for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"config.json: .*{name} ="):
-            pretrained.load(write(tmp_path / "folder", config | {name: value}, tensors))
-    unknown = write(tmp_path / "folder", config | {"my_note": 1}, tensors)
-    pretrained.load(unknown, ignore=("my_note",))
-    name = "num_layers" if family == "t5" else "hidden_size"
-    name = "vocab_size" if "vocab_size" in config and family != "t5" else name
-    with pytest.raises(ValueError, match=f"config.json: {name} = 'two' should be a int"):
-        pretrained.load(write(tmp_path / "folder", config | {name: "two"}, tensors))
-    other = config | {"model_type": family + "x"}
+            load(**{name: value})
+    assert load(my_note=1).width > 0
     with pytest.raises(ValueError, match=r"unknown model_type .* did you mean"):
-        pretrained.load(write(tmp_path / "folder", other, tensors))
+        load(model_type=family + "x")
 
 
 @pytest.mark.parametrize(
@@ -354,14 +351,6 @@ def test_gelu_of_gemma_is_the_tanh_kind(tmp_path):
         saved = json.loads((tmp_path / "two" / "config.json").read_text())
         assert saved["hidden_act"] != "gelu"
         assert pretrained.load_config(tmp_path / "two") == changed.config
-
-
-def test_an_albert_with_more_groups_than_layers(tmp_path):
-    config, tensors, _, _ = split(FAMILIES["albert"])
-    sizes = {"num_hidden_layers": 1, "num_hidden_groups": 2}
-    folder = write(tmp_path / "folder", config | sizes, tensors)
-    with pytest.raises(ValueError, match="_groups = 2 is more than num_hidden_layers = 1"):
-        pretrained.load(folder)
 
 
 def test_a_folder_without_a_config(tmp_path):
@@ -468,15 +457,6 @@ def test_each_weight_goes_where_it_belongs(tmp_path):
             pretrained.load(folder, sharding=part)
 
 
-def test_fields_that_change_no_weight_can_be_replaced(tmp_path):
-    config, tensors, given, _ = split(FAMILIES["gpt2"])
-    folder = write(tmp_path / "folder", config, tensors)
-    compute = Compute(dtype="bfloat16", remat=False)
-    model, params = pretrained.load(folder, compute=compute)
-    assert model.config.compute == compute
-    assert np.isfinite(peer_outputs.run(model, params, given)["logits"]).all()
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("qwen3_next", "linear-attention"), ("mamba", "state-space"), ("deberta-v2", "disentangled")],
@@ -511,17 +491,6 @@ def test_yarn_scales_the_scores_of_layers_with_rotary_positions_alone(tmp_path):
     assert model.config.attention.layer_scales == (2.25, 2.25, 2.25, 1.0)
     pretrained.save(tmp_path / "saved", model, params, family="smollm3")
     assert pretrained.load_config(tmp_path / "saved") == model.config
-
-
-def test_modernbert_writes_rates_by_type_of_layer_alone(tmp_path):
-    """transformers 5 would scale the layers with a window by rope_scaling too."""
-    config, tensors, _, _ = split(FAMILIES["modernbert"])
-    ropes = config["rope_parameters"] | {"full_attention": TWICE | {"rope_theta": 50.0}}
-    folder = write(tmp_path / "folder", config | {"rope_parameters": ropes}, tensors)
-    model, params = pretrained.load(folder)
-    pretrained.save(tmp_path / "saved", model, params, family="modernbert")
-    assert pretrained.load_config(tmp_path / "saved") == model.config
-    assert json.loads((tmp_path / "saved" / "config.json").read_text())["rope_scaling"] is None
 
 
 def test_the_token_that_positions_do_not_count(tmp_path):

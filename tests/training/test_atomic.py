@@ -4,33 +4,7 @@ import os
 
 import pytest
 
-from attnlab import lab
-from attnlab.atomic import is_partial, write_atomic
-from attnlab.data import Text
-from attnlab.heads import Standard
-from attnlab.models import ModelConfig
-from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
-
-
-@pytest.mark.slow
-def test_a_kill_in_the_first_write_leaves_a_folder_that_can_be_used(tmp_path):
-    """The process dies between the write and the rename of spec.json."""
-    folder = tmp_path / "runs/run"
-    folder.mkdir(parents=True)
-    (folder / ".spec.json.k3x9.partial").write_text("{")  # what a kill leaves
-    train = TrainConfig(
-        steps=2,
-        schedule=ScheduleConfig(warmup_steps=1),
-        length=16,
-        batch_size=8,
-        evaluation=EvaluationConfig(windows=8, curve_windows=8),
-    )
-    model = ModelConfig(width=8, num_layers=1, max_len=16, heads=Standard(num_heads=1))
-    (tmp_path / "text").write_bytes(b"the rose is a rose. " * 200)
-    data = Text(path=str(tmp_path / "text"))
-    spec = lab.RunSpec("run", lab.Experiment(model=model, train=train, data=data), 0)
-    assert lab.run_one(spec, tmp_path).status == "complete"
-    assert not any(map(is_partial, folder.iterdir()))
+from attnlab.atomic import write_atomic
 
 
 def test_two_files_of_one_stem_do_not_meet(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 from test_train import CONFIG, DATASET, MODEL, evaluated
 
 from attnlab import training
-from attnlab.training import LOGGERS, Recorder, provenance
+from attnlab.training import CALLBACKS, LOGGERS, Recorder, provenance
 from attnlab.training.loggers import read_metrics
 
 STEPS = [10, 20]
@@ -171,3 +171,24 @@ def test_a_profile_of_some_steps(tmp_path):
         MODEL.build(), training.OBJECTIVES["causal_lm"], SHORT, DATASET, options=options
     )
     assert [p.suffix for p in tmp_path.rglob("*.xplane.pb")] == [".pb"]
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_every_callback_logs_a_number_of_each_seed(name):
+    """At step 0, where the period says so and at the last step; each is finite."""
+    callback = CALLBACKS[name]
+    run = training.fit_in_memory(
+        MODEL.build(),
+        training.OBJECTIVES["causal_lm"],
+        dataclasses.replace(SHORT, seeds=(0, 5)),
+        DATASET,
+        options=training.FitOptions(callbacks=[callback]),
+    )
+    logged = [row for row in run.records if not any(n.startswith("train/") for n in row)]
+    names = {n for row in logged for n in row if not n.startswith("eval/")} - {"step"}
+    assert names
+    for one in names:
+        steps, values = run.curve(one)
+        assert steps.tolist() == [s for s in range(5) if s % callback.every == 0 or s == 4]
+        assert values.shape == (2, len(steps))
+        assert np.isfinite(values).all()

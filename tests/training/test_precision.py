@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import deep
+from conftest import assert_close, deep
 
-from attnlab import heads
+from attnlab import dot_product_attention, heads
 from attnlab.data import DataSizes
 from attnlab.heads.linear import over_tokens
-from attnlab.models import FFN, Attention, Compute, ModelConfig
+from attnlab.models import FFN, Attention, Compute, ModelConfig, OutputHead
 from attnlab.models.positionwise import dense
 from attnlab.training import OptimizerConfig, TrainConfig, make_optimizer
 from attnlab.training.objectives import OBJECTIVES
@@ -22,6 +22,7 @@ from attnlab.training.step import init_state, train_step
 MODEL = ModelConfig(
     vocab_size=19, max_len=11, width=16, num_layers=2, heads=heads.Standard(num_heads=2),
     ffn=FFN(width=20, activation="relu"), compute=Compute(dtype="bfloat16"),
+    output=OutputHead(kind="own", bias=True, soft_cap=5.0),
 )  # fmt: skip
 BATCH, LENGTH = 7, 11
 # Other test files register layouts of their own.
@@ -60,7 +61,7 @@ def equations(jaxpr):
 
 
 @pytest.mark.parametrize("implementation", deep(["dense", "blockwise"], "dense"))
-@pytest.mark.parametrize("layout", deep(LAYOUTS, "wide"))
+@pytest.mark.parametrize("layout", deep(LAYOUTS, "narrow", "standard", "wide"))
 def test_what_stays_in_float32(layout, implementation):
     """Weights, moments, softmax, norms and loss; products of tokens read bfloat16."""
     attention = Attention(implementation=implementation)
@@ -69,6 +70,8 @@ def test_what_stays_in_float32(layout, implementation):
     state = jax.eval_shape(start, 0)
     kinds = {a.dtype for a in jax.tree.leaves(state) if jnp.issubdtype(a.dtype, jnp.floating)}
     assert kinds == {jnp.dtype("float32")}
+    logits = lambda p: config.build().apply({"params": p}, jnp.zeros((2, 5), int)).logits
+    assert jax.eval_shape(logits, state.params).dtype == "float32"
 
     both = 0
     for equation in equations(jax.make_jaxpr(step)(state, batch, 0).jaxpr):
@@ -77,6 +80,7 @@ def test_what_stays_in_float32(layout, implementation):
         name, out = equation.primitive.name, equation.outvars[0].aval
         narrow = [a.dtype == jnp.bfloat16 for a in floats]
         if name == "dot_general":
+            assert len(set(narrow)) == 1, f"a product of two dtypes: {equation}"
             of_tokens = any(TOKENS & set(a.shape) for a in arrays)
             assert any(narrow) or not of_tokens, equation  # else weights with weights
             both += all(narrow)
@@ -140,3 +144,28 @@ def test_gradients_of_long_texts_are_finite(layout):
         assert np.isfinite(grad).all(), path
         # A key bias adds the same to all scores of a row: the softmax cannot see it.
         assert np.any(grad) or "k_bias" in str(path), path
+
+
+def test_derivatives_of_every_kind_in_bfloat16():
+    """Forward-mode, reverse-mode and second ones, beside those of float32."""
+    q, k, v = (np.random.default_rng(i).normal(size=(2, 5, 3, 4)) for i in range(3))
+
+    def loss(q, k, v):
+        out = dot_product_attention(q, k, v, is_causal=True, implementation="dense")
+        return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+    def all_of(q, k, v):
+        ones = tuple(map(jnp.ones_like, (q, k, v)))
+        slope = lambda *a: jnp.sum(jax.grad(loss)(*a).astype(jnp.float32))
+        return (
+            jax.grad(loss, (0, 1, 2))(q, k, v),
+            jax.jvp(loss, (q, k, v), ones)[1],
+            jax.grad(slope)(q, k, v),
+        )
+
+    narrow, wide = (
+        jax.jit(all_of)(*(jnp.asarray(a, jnp.bfloat16).astype(dtype) for a in (q, k, v)))
+        for dtype in ("bfloat16", "float32")
+    )
+    rounded = lambda tree: jax.tree.map(lambda a: a.astype(jnp.bfloat16), tree)
+    assert_close(rounded(narrow), rounded(wide))

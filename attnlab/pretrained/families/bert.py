@@ -116,22 +116,23 @@ class MaskedHead(f.Field):
         return tuple(self.name + task for task in tasks)
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
-        has = lambda name: f"{name}.weight" in source.tensors
+        stored = (self.transform, self.pooler, self.classifier)
+        has = {name: f"{name}.weight" in source.tensors for name in stored}
         both = bool(self.classifier) and source.architecture == f"{self.name}ForPreTraining"
         name = self.activation if isinstance(self.activation, str) else self.activation.name
         act = f.choose(name, attributes[name], f.ACTIVATIONS) if name else "gelu"
         values: f.Values = {
-            "output.pooler": "first" if both or has(self.pooler) else None,
-            "output.num_classes": 2 if both or has(self.classifier) else 0,
+            "output.pooler": "first" if both or has[self.pooler] else None,
+            "output.num_classes": 2 if both or has[self.classifier] else 0,
             "output.kind": "none",
         }
-        if both or source.architecture == f"{self.name}ForMaskedLM" or has(self.transform):
-            said = lambda one: one is None or attributes[one.name]
+        if both or source.architecture == f"{self.name}ForMaskedLM" or has[self.transform]:
             values |= {
                 "output.kind": "tied" if attributes["tie_word_embeddings"] else "own",
-                "output.bias": said(self.bias),
+                "output.bias": self.bias is None or attributes[self.bias.name],
                 "output.transform": act,
-                "output.transform_bias": said(self.transform_bias),
+                "output.transform_bias": self.transform_bias is None
+                or attributes[self.transform_bias.name],
             }
         return values
 

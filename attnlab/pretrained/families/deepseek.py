@@ -7,7 +7,7 @@ from attnlab.models import FFN, Experts
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute
-from attnlab.pretrained.experts import ExpertFields, FirstDense
+from attnlab.pretrained.experts import FIRST_DENSE, ExpertFields
 from attnlab.pretrained.families.llama import GATED_NAMES, LLAMA, RATES, decoder_table
 from attnlab.pretrained.families.mixtures import GATED_EXPERTS, routing
 from attnlab.pretrained.name_table import Module, linears
@@ -41,7 +41,7 @@ EXPERTS = _Experts(
     },
     Attribute("moe_intermediate_size", 2048),
     constant={"scores": "sigmoid", "balance_bias": True},
-    dense=FirstDense(),
+    dense=FIRST_DENSE,
 )
 IN_PAIRS = Module("", "", pairs=("q_rotary", "k_rotary"), pairs_if="rope_interleave")
 QUERIES = IN_PAIRS._replace(weights=("attention.q", "attention.q_rotary"), by_head=True)

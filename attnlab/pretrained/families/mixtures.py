@@ -8,18 +8,9 @@ from attnlab.models import FFN
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute
-from attnlab.pretrained.experts import ExpertFields, SparseSteps, expert_modules
-from attnlab.pretrained.families.llama import (
-    GATED_FFN,
-    GATED_NAMES,
-    HEADS,
-    LLAMA,
-    NORMED,
-    QWEN_WORDS,
-    RMS_HEADS,
-    QwenTypes,
-    decoder_table,
-)
+from attnlab.pretrained.experts import SPARSE_STEPS, ExpertFields, expert_modules
+from attnlab.pretrained.families import llama
+from attnlab.pretrained.families.llama import GATED_NAMES, LLAMA, decoder_table
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, RotaryField, Window, every
 
@@ -28,7 +19,7 @@ BALANCE = {"balance": Attribute("router_aux_loss_coef", 0.001)}
 UNUSED = "output_router_logits"
 """Says whether transformers adds the balance loss in training."""
 GATED_EXPERTS = expert_modules(
-    "mlp.gate", {n: f"mlp.experts.{{}}.{name}" for n, name in GATED_NAMES.items()}, GATED_FFN
+    "mlp.gate", {n: f"mlp.experts.{{}}.{name}" for n, name in GATED_NAMES.items()}, llama.GATED_FFN
 )
 """Names of Qwen and DeepSeek."""
 QWEN_FFN = (
@@ -84,8 +75,8 @@ QWEN2_MOE = LLAMA.variant(
         routing("num_experts", 60, 4) | NORMALIZE | SHARED | BALANCE,
         Attribute("moe_intermediate_size", 1408),
         constant={"shared_gate": True},
-        dense=SparseSteps(),
-        windows=QwenTypes(default_types=_qwen_types, more=QWEN_WORDS),
+        dense=SPARSE_STEPS,
+        windows=llama.QwenTypes(default_types=_qwen_types, more=llama.QWEN_WORDS),
     ),
     f.Words(ignored=UNUSED),
     without="mlp_bias attention_bias",
@@ -96,18 +87,18 @@ QWEN3_MOE = LLAMA.variant(
     dict(vocab_size=151936, hidden_size=2048, num_hidden_layers=24, intermediate_size=6144),
     dict(max_position_embeddings=32768, num_attention_heads=32, num_key_value_heads=4),
     f.CausalHead("Qwen3Moe"),
-    NORMED,
+    llama.NORMED,
     ExpertFields(
         routing("num_experts", 128, 8) | NORMALIZE | BALANCE,
         Attribute("moe_intermediate_size", 768),
         other_name="num_local_experts",
-        dense=SparseSteps(),
+        dense=SPARSE_STEPS,
         windows=Window(switch="use_sliding_window"),
     ),
     f.Words(ignored=f"{UNUSED} max_window_layers"),
     without="mlp_bias",
     table=decoder_table(ffn=QWEN_FFN),
-    heads=RMS_HEADS,
+    heads=llama.RMS_HEADS,
 )
 GATE_UP = "mlp.experts.gate_up_proj"
 GPT_OSS = LLAMA.variant(
@@ -134,7 +125,7 @@ GPT_OSS = LLAMA.variant(
     ),
     without="mlp_bias",
     table=decoder_table(
-        attention=(*HEADS, Module("self_attn.sinks", "attention.sink", "plain")),
+        attention=(*llama.HEADS, Module("self_attn.sinks", "attention.sink", "plain")),
         ffn=(
             Module("mlp.router", "ffn.router"),
             # All experts of a layer in one tensor, columns of gate and up in turn.

@@ -91,7 +91,7 @@ def _embeddings(*mask_axes: int) -> Callable[[ModelConfig], list[Entry]]:
     """The tensors of the embedding table; `mask_axes`: axes of 1 of the mask token, in front."""
     at, table = "embeddings.", (("embedding",),)
     projection = f"{at}patch_embeddings.projection"
-    marks = {"class_token": (f"{at}cls_token", 1, 1), "mask_token": (f"{at}mask_token", *mask_axes)}
+    marks = {"class": (f"{at}cls_token", (1, 1)), "mask": (f"{at}mask_token", mask_axes)}
 
     def entries(config: ModelConfig) -> list[Entry]:
         images, width = config.embedding.images, config.width
@@ -100,8 +100,8 @@ def _embeddings(*mask_axes: int) -> Callable[[ModelConfig], list[Entry]]:
         pixels, stored = slice(images.num_pixels), (1, config.max_len, width)
         made = [Entry(f"{projection}.weight", table, pixels, "conv2d", stored=window)]
         for place, mark in enumerate(images.marks, images.num_pixels):
-            name, *axes = marks.get(f"{mark}_token", (f"{projection}.bias",))
-            made.append(Entry(str(name), table, place, stored=(*map(int, axes), width)))
+            name, axes = marks.get(mark, (f"{projection}.bias", ()))
+            made.append(Entry(name, table, place, stored=(*axes, width)))
         return [*made, Entry(f"{at}position_embeddings", (("positions",),), stored=stored)]
 
     return entries

@@ -147,10 +147,7 @@ def _replace_runs(
 
 LANGUAGE = {
     "causal_lm": Objective(
-        causal_lm,
-        description="every next token",
-        model_kinds=("decoder",),
-        metrics=(bits("byte"),),
+        causal_lm, description="every next token", model_kinds=("decoder",), metrics=(bits("byte"),)
     ),
     "masked_lm": Objective(
         masked_lm,

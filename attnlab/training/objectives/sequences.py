@@ -11,15 +11,8 @@ from attnlab.extras import extra
 from attnlab.models import ModelConfig
 from attnlab.models.generate import generate
 from attnlab.sharing import Params
-from attnlab.training.objectives.objective import (
-    Example,
-    Inputs,
-    Metric,
-    Model,
-    Objective,
-    Sums,
-    bits,
-)
+from attnlab.training.objectives import objective
+from attnlab.training.objectives.objective import Example, Inputs, Metric, Model, Objective, Sums
 
 SPECIAL_TOKENS = ("<start>", "<end>")
 GENERATED_ROWS = 128
@@ -111,7 +104,7 @@ SEQUENCES = {
         description="the translation of a line",
         model_kinds=("encoder_decoder",),
         metrics=(
-            bits("target byte"),
+            objective.bits("target byte"),
             Metric("chrf", "chrF", "higher", digits=1),
             Metric("bleu", "BLEU", "higher", digits=1),
         ),
@@ -123,7 +116,7 @@ SEQUENCES = {
         sequence_to_sequence,
         description="the second of two sequences",
         model_kinds=("encoder_decoder",),
-        metrics=(exact_match("sequences"), bits("target token")),
+        metrics=(exact_match("sequences"), objective.bits("target token")),
         required_arrays=("source", "target"),
         special_tokens=SPECIAL_TOKENS,
     ),

@@ -139,41 +139,34 @@ def primary(study: Study) -> list[Result]:
 
 def secondary(study: Study) -> list[Result]:
     """S1 to S5 with Holm's correction."""
-    texts = {
-        "S1": "u* = log2 of the best head_dim on N h = D, D = 64",
-        "S2": "loss at N h = 3D/2 less loss at N h = D, h = 8, 16, 32",
-        "S3": "slope of u* on log2 D",
-        "S4": "albert less separate at equal FLOPs",
-        "S5": "attention_only less separate at equal FLOPs",
-    }
-    best = analysis.optimum(study.model)
-    costs = sharing_costs(study)
-    wide, half = ((12, 8), (6, 16), (3, 32)), ((4, 8), (2, 16), (1, 32))
-    pairs = {
-        "S2": across(study, wide),
-        "S4": sharing(study, "albert"),
-        "S5": sharing(study, "attention_only"),
-    }
-    found = {
-        "S1": best.best,
-        "S2": analysis.over_texts(pairs["S2"], analysis.pool([pairs["S2"], across(study, half)])),
-        "S3": best.slope,
-        "S4": costs["albert"],
-        "S5": costs["attention_only"],
-    }
-    same = analysis.equivalence(found["S5"], 0.01)
-    p = {name: one.p for name, one in found.items()} | {"S1": best.p_interior, "S5": same}
-    corrected = dict(zip(p, holm(list(p.values()), 5).tolist(), strict=True))
-    words = {"S1": ("interior", best.interior), "S5": ("equivalent within 0.01", same < 0.05)}
-    conclusions = {}
-    for name in texts:
-        word, holds = words.get(name, ("significant", found[name].low * found[name].high > 0))
-        conclusions[name] = word if holds and corrected[name] < 0.05 else "inconclusive"
-    if not same < 0.05 and found["S5"].low * found["S5"].high > 0:
-        conclusions["S5"] = "worse" if found["S5"].value > 0 else "better"
-    return [
-        Result(n, t, found[n], pairs.get(n), corrected[n], conclusions[n]) for n, t in texts.items()
-    ]
+    best, costs = analysis.optimum(study.model), sharing_costs(study)
+    albert, attention_only = costs["albert"], costs["attention_only"]
+    wide, half = (
+        across(study, ((12, 8), (6, 16), (3, 32))),
+        across(study, ((4, 8), (2, 16), (1, 32))),
+    )
+    more = analysis.over_texts(wide, analysis.pool([wide, half]))
+    same = analysis.equivalence(attention_only, 0.01)
+    lines = [  # name, what, estimate, differences, p, the conclusion and whether its interval holds
+        ("S1", "u* = log2 of the best head_dim on N h = D, D = 64", best.best, None,
+         best.p_interior, "interior", best.interior),
+        ("S2", "loss at N h = 3D/2 less loss at N h = D, h = 8, 16, 32", more, wide,
+         more.p, "significant", more.leaves_out_0),
+        ("S3", "slope of u* on log2 D", best.slope, None,
+         best.slope.p, "significant", best.slope.leaves_out_0),
+        ("S4", "albert less separate at equal FLOPs", albert, sharing(study, "albert"),
+         albert.p, "significant", albert.leaves_out_0),
+        ("S5", "attention_only less separate at equal FLOPs", attention_only,
+         sharing(study, "attention_only"), same, "equivalent within 0.01", same < 0.05),
+    ]  # fmt: skip
+    found = []
+    corrected = holm([line[4] for line in lines], 5).tolist()
+    for (name, text, one, pairs, _, word, holds), p in zip(lines, corrected, strict=True):
+        conclusion = word if holds and p < 0.05 else "inconclusive"
+        if name == "S5" and not holds and one.leaves_out_0:
+            conclusion = "worse" if one.value > 0 else "better"
+        found.append(Result(name, text, one, pairs, p, conclusion))
+    return found
 
 
 class Fit(NamedTuple):

@@ -26,6 +26,11 @@ class Estimate:
     count: int
     """Units that the degrees of freedom come from (texts)."""
 
+    @property
+    def leaves_out_0(self) -> bool:
+        """Does the interval?"""
+        return self.low * self.high > 0
+
 
 def t_estimate(value: float, error: float, count: int, level: float = LEVEL) -> Estimate:
     """The interval of Student's t with count - 1 degrees of freedom.

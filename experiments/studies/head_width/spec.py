@@ -134,8 +134,7 @@ def model_config(
     solved = match_budget(config, reference, budget, length=variant.length).config
     if parametrization != "qk_norm":
         return solved
-    fields = {f.name: getattr(solved.heads, f.name) for f in dataclasses.fields(solved.heads)}
-    normed = make_layout(variant.layout, **fields | {"qk_norm": HeadNorm("rms")})
+    normed = dataclasses.replace(solved.heads, qk_norm=HeadNorm("rms"))  # type: ignore[call-arg]
     return dataclasses.replace(solved, heads=normed)
 
 

@@ -47,7 +47,7 @@ def power(e: Estimate, digits: int = 1) -> str:
 
 def reading(found: Estimate) -> str:
     """What an interval says: "inconclusive" where it holds 0."""
-    if not found.low * found.high > 0:
+    if not found.leaves_out_0:
         return "inconclusive"
     return "worse" if found.value > 0 else "better"
 

@@ -13,17 +13,8 @@ pytestmark = pytest.mark.parity
 from attnlab import pretrained  # noqa: E402
 from attnlab.models import Sampling, generate, limit_logits, prefill  # noqa: E402
 
-NAMES = [
-    "gpt2",
-    "llama",
-    "mistral",
-    "gpt_neox",
-    "deepseek_v3",
-    "qwen2_moe",
-    "gpt_oss",
-    "t5",
-    "t5-scaled-own-readout-big-eps",
-]
+NAMES = "gpt2 llama mistral gpt_neox deepseek_v3 qwen2_moe gpt_oss t5".split()  # noqa: SIM905
+NAMES.append("t5-scaled-own-readout-big-eps")
 REAL = np.arange(9) >= [[0], [2], [5], [8]]
 NEW = 12
 
