@@ -11,7 +11,7 @@ from conftest import assert_close, deep
 from flax.core import freeze
 
 from attnlab import heads, models
-from attnlab.models import FFN, ModelConfig, OutputHead
+from attnlab.models import FFN, ModelConfig, Norm, OutputHead
 from attnlab.sharing import Plan
 
 SMALL = ModelConfig(
@@ -161,6 +161,47 @@ def test_auxiliary_losses_are_summed_over_layers_and_have_gradients(sharing, rem
 # Errors -------------------------------------------------------------------------------------------
 
 
+TWO = Plan(attention=(0, 1), ffn=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields", "message"),
+    [
+        (FFN, dict(width=-1), "ffn.width"),
+        (FFN, dict(activation="swiglu"), "gated_silu"),
+        (FFN, dict(activation="swish"), "ffn.activation"),
+        (Norm, dict(position="between"), "norm.position"),
+        (models.Dropout, dict(rate=1.0), "dropout.rate"),
+        (models.Dropout, dict(places="ffn"), "dropout.places"),
+        (models.Rotary, dict(fraction=2.0), "positions.fraction"),
+        (OutputHead, dict(num_classes=3), "output.num_classes"),
+        (models.Compute, dict(dtype="float16"), "compute.dtype"),
+        (models.Attention, dict(layer_scales=3.0), "layer_scales"),
+        (models.Attention, dict(implementation="flsh"), "implementation"),
+        (ModelConfig, dict(num_heads=8), "num_heads"),
+        (ModelConfig, dict(heads="wide"), "heads"),
+        (ModelConfig, dict(ffn=64), "ffn"),
+        (ModelConfig, dict(positions="rope"), "positions"),
+        (ModelConfig, dict(sharing=(0, 0, 0, 0)), "sharing"),
+        (ModelConfig, dict(sharing="albrt"), "albert"),
+        (ModelConfig, dict(width=65), "width 65"),
+        (ModelConfig, dict(encoder=models.EncoderConfig()), "encoder"),
+        (ModelConfig, dict(attention=models.Attention(layer_scales=(1.0,))), "layer_scales"),
+        (ModelConfig, dict(layer_types=((1, {"init": 1}),)), "init"),
+        (ModelConfig, dict(layer_types=((1, {"full_attention": 3}),)), "full_attention"),
+        (
+            ModelConfig,
+            dict(kind="encoder_decoder", num_layers=2, sharing=TWO,
+                 encoder=models.EncoderConfig(num_layers=3)),
+            "encoder.sharing",
+        ),
+    ],
+)  # fmt: skip
+def test_fields_that_are_no_model(cls, fields, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        cls(**fields)
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
@@ -168,7 +209,7 @@ def test_auxiliary_losses_are_summed_over_layers_and_have_gradients(sharing, rem
         ({"head_mask": jnp.ones((2, 3))}, r"head_mask \(2, 3\) must be .*\(3, 3\)"),
         ({"cache": {"k": jnp.ones(3)}}, "config.init_cache"),
         ({"capture": "probs"}, "capture must be a tuple"),
-        ({"patch": {"probs": 3}}, "patch of 'probs' must be a function"),
+        ({"patch": {"probs": 3}}, "patch"),
     ],
 )  # fmt: skip
 def test_errors_of_inputs(inputs, message):
