@@ -62,7 +62,8 @@ class Tap:
         return name in self.capture or name in self.patch
 
     def __call__(self, name: str, value: Array) -> Array:
-        return self.record(name, self.replace(name, value))
+        value = self.replace(name, value) if name in self.patch else value
+        return self.record(name, value) if name in self.capture else value
 
     def record(self, name: str, value: Array) -> Array:
         """The value itself, which is recorded if requested."""

@@ -254,7 +254,8 @@ def _attend(
     options: AttentionOptions,
 ) -> tuple[Array, HeadAux]:
     """x -> q, k, v -> heads -> output, with the weights as they are."""
-    for_q, for_k = _pair(inputs.rotary)
+    pair = inputs.rotary if isinstance(inputs.rotary, tuple) else (inputs.rotary, inputs.rotary)
+    for_q, for_k = pair
     ready = layout.prepare(params, x)
     q = layout.project_q(params, ready, rotation(for_q))
     if inputs.query_scale is not None:
@@ -290,10 +291,13 @@ def _attend(
             )
         heads, losses = heads.astype(v.dtype), losses | more
 
-    heads = tap.replace("heads", heads)
     if inputs.head_mask is not None:
+        heads = tap.replace("heads", heads)
         heads = heads * inputs.head_mask[..., None, :, None].astype(heads.dtype)
-    output = _output(params, layout, tap.record("heads", heads), tap)
+        heads = tap.record("heads", heads)
+    else:
+        heads = tap("heads", heads)
+    output = _output(params, layout, heads, tap)
     if fits is not None:
         output = jnp.where(fits[..., None, None], output, jnp.nan)
     return output, HeadAux(losses, kv, cache)
@@ -319,7 +323,7 @@ def project_kv(
     >>> {n: a.shape for n, a in project_kv(params, jnp.ones((1, 5, 6)), layout).items()}
     {'k': (1, 5, 1, 3), 'v': (1, 5, 1, 3)}
     """
-    y, z = _pair(context)
+    y, z = context if isinstance(context, tuple) else (context, context)
     keys = layout.prepare(params, y)
     values = keys if z is y else layout.prepare(params, z)
     return layout.project_kv(params, keys, values, rotation(rotary))
@@ -334,7 +338,7 @@ def _project_context(
     rotate_k: Rotate,
 ) -> Entries:
     """`project_kv`, where `ready` is x, prepared. One input stays one array."""
-    y, z = _pair(context)
+    y, z = context if isinstance(context, tuple) else (context, context)
     keys = ready if y is None or y is x else layout.prepare(params, y)
     values = keys if z is None or z is y else ready if z is x else layout.prepare(params, z)
     return layout.project_kv(params, keys, values, rotate_k)
@@ -395,16 +399,12 @@ def _with_mask(options: AttentionOptions, allowed: Array) -> AttentionOptions:
     return options.replace(mask=masks.combine(mask, allowed))
 
 
-def _pair(a: Any) -> tuple[Any, Any]:
-    """A pair as it is; anything else twice."""
-    return a if isinstance(a, tuple) else (a, a)
-
-
 def _sizes(x: Array, inputs: _Inputs, options: AttentionOptions) -> CallSizes:
     """The sizes by which the form of a call is chosen."""
     held = inputs.cache if inputs.cache is not None else inputs.kv
     entries = {n: a for n, a in (held or {}).items() if n != "length"}
-    keys, _ = _pair(x if inputs.context is None else inputs.context)
+    context = x if inputs.context is None else inputs.context
+    keys = context[0] if isinstance(context, tuple) else context
     return CallSizes(
         batch=x.shape[0],
         num_queries=x.shape[1],
@@ -498,7 +498,8 @@ def _check(
             "scale is a field of the layout: use dataclasses.replace(layout, scale="
             f"{options.scale!r})"
         )
-    y, z = _pair(inputs.context)
+    context = inputs.context
+    y, z = context if isinstance(context, tuple) else (context, context)
     keys = x if y is None else y
     values = keys if z is None else z
     names = ("x", "context", "value context")
@@ -537,7 +538,8 @@ def _check_rotary(rotary: Rotary, layout: Layout, lengths: tuple[int, int]) -> N
             f"rotary positions cannot be applied to the keys of layout {layout.name!r}, which are "
             "its inputs; use layout 'bilinear' or positions that are added to x"
         )
-    for angles, length in zip(_pair(rotary), lengths, strict=True):
+    pair = rotary if isinstance(rotary, tuple) else (rotary, rotary)
+    for angles, length in zip(pair, lengths, strict=True):
         shape = np.shape(angles)
         if len(shape) < 2 or shape[-2] not in (1, length) or 2 * shape[-1] > size:
             raise ValueError(

@@ -13,8 +13,8 @@ from attnlab.broadcast import with_rank
 from attnlab.names import lookup
 
 __all__ = [
-    "SCALINGS", "Scaling", "read_scaling", "relative_buckets", "rotary_angles", "rotate",
-    "sinusoidal", "sinusoidal_halves",
+    "SCALINGS", "RotaryScaling", "Scaling", "read_scaling", "relative_buckets", "rotary_angles",
+    "rotate", "sinusoidal", "sinusoidal_halves",
 ]  # fmt: skip
 
 
@@ -50,31 +50,6 @@ def sinusoidal_halves(
     return jnp.pad(table, [(0, 0), (0, width % 2)])
 
 
-def rotary_angles(
-    positions: Int[Array, "*B T"],
-    head_dim: int,
-    *,
-    base: float = 10000.0,
-    scaling: str | None = None,
-) -> Float[Array, "*B T half"]:
-    """position * rate_i with rate_i = base^(-2i/H) for i < H/2 (Su et al. 2021, arXiv 2104.09864).
-
-    `scaling` changes the rates, for texts longer than those of training: a key of `SCALINGS`, a
-    colon and its numbers, as "linear:4" or "llama3:8,1,4,8192".
-
-    >>> rotary_angles(jnp.arange(3), 4)[:, 0].tolist()
-    [0.0, 1.0, 2.0]
-    >>> rotary_angles(jnp.arange(3), 4, scaling="linear:4")[:, 0].tolist()
-    [0.0, 0.25, 0.5]
-    """
-    if head_dim % 2:
-        raise ValueError(f"rotary positions rotate pairs: head_dim {head_dim} must be even")
-    if scaling is None:
-        return _angles(positions, head_dim, base)
-    entry, numbers = read_scaling(scaling)
-    return _angles(positions, head_dim, base, lambda rates: entry.run(rates, *numbers))
-
-
 class Scaling(NamedTuple):
     """One way to change the rates of rotary positions; an entry of `SCALINGS`."""
 
@@ -82,6 +57,38 @@ class Scaling(NamedTuple):
     """(rates, *numbers) -> rates"""
     numbers: tuple[str, ...]
     """Their names in a Hugging Face config.json."""
+
+
+class RotaryScaling(NamedTuple):
+    """Rotary positions for texts longer than those of training; see `read_scaling`."""
+
+    kind: str
+    """A key of `SCALINGS`."""
+    numbers: tuple[float, ...]
+
+
+def rotary_angles(
+    positions: Int[Array, "*B T"],
+    head_dim: int,
+    *,
+    base: float = 10000.0,
+    scaling: RotaryScaling | None = None,
+) -> Float[Array, "*B T half"]:
+    """position * rate_i with rate_i = base^(-2i/H) for i < H/2 (Su et al. 2021, arXiv 2104.09864).
+
+    `scaling` changes the rates, for texts longer than those of training.
+
+    >>> rotary_angles(jnp.arange(3), 4)[:, 0].tolist()
+    [0.0, 1.0, 2.0]
+    >>> rotary_angles(jnp.arange(3), 4, scaling=RotaryScaling("linear", (4.0,)))[:, 0].tolist()
+    [0.0, 0.25, 0.5]
+    """
+    if head_dim % 2:
+        raise ValueError(f"rotary positions rotate pairs: head_dim {head_dim} must be even")
+    if scaling is None:
+        return _angles(positions, head_dim, base)
+    run = SCALINGS[scaling.kind].run
+    return _angles(positions, head_dim, base, lambda rates: run(rates, *scaling.numbers))
 
 
 def _llama3(rates: Array, factor: float, low: float, high: float, length: float) -> Array:
@@ -132,11 +139,14 @@ SCALINGS = {
 }
 
 
-def read_scaling(scaling: str) -> tuple[Scaling, tuple[float, ...]]:
-    """The entry of `SCALINGS` and its numbers. Raises ValueError with the expected form.
+def read_scaling(scaling: str) -> RotaryScaling:
+    """The scaling that a config writes as text: a key of `SCALINGS`, a colon and its numbers.
 
-    >>> read_scaling("llama3:8,1,4,8192")[1]
-    (8.0, 1.0, 4.0, 8192.0)
+    Raises:
+      ValueError: another text; the message has the expected form.
+
+    >>> read_scaling("llama3:8,1,4,8192")
+    RotaryScaling(kind='llama3', numbers=(8.0, 1.0, 4.0, 8192.0))
     """
     name, _, text = scaling.partition(":")
     entry = lookup(SCALINGS, name, what="rotary_scaling")
@@ -151,7 +161,7 @@ def read_scaling(scaling: str) -> tuple[Scaling, tuple[float, ...]]:
         raise ValueError(
             f"rotary_scaling {scaling!r}: low_freq_factor must be less than high_freq_factor"
         )
-    return entry, numbers
+    return RotaryScaling(name, numbers)
 
 
 def rotate(

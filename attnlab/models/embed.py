@@ -9,7 +9,13 @@ from jaxtyping import Array, Float, Int
 from attnlab.attention.score_mods import alibi_slopes
 from attnlab.broadcast import with_rank
 from attnlab.heads import Layout
-from attnlab.heads.positions import relative_buckets, rotary_angles, sinusoidal, sinusoidal_halves
+from attnlab.heads.positions import (
+    read_scaling,
+    relative_buckets,
+    rotary_angles,
+    sinusoidal,
+    sinusoidal_halves,
+)
 from attnlab.models.config import ModelConfig
 from attnlab.models.positionwise import dense, norm_shapes, normalize
 from attnlab.models.specs import Alibi, Images, Learned, Positions, Relative, Rotary, Sinusoidal
@@ -232,7 +238,8 @@ def rotary_embedding(
     if not isinstance(spec, Rotary):
         return None
     size = spec.rotated_size(layout)
-    return rotary_angles(positions, size, base=spec.base, scaling=spec.scaling)
+    scaling = None if spec.scaling is None else read_scaling(spec.scaling)
+    return rotary_angles(positions, size, base=spec.base, scaling=scaling)
 
 
 def position_bias(

@@ -125,11 +125,10 @@ class RotaryField(Field):
             raise ValueError(f"positions must be rotary, not {positions.name!r}")
         scaled: JSON = {}
         if positions.scaling:
-            scaling, numbers = read_scaling(positions.scaling)
-            scaled = dict(zip(scaling.numbers, numbers, strict=True))
+            kind, numbers = read_scaling(positions.scaling)
+            scaled = dict(zip(SCALINGS[kind].numbers, numbers, strict=True))
             if LENGTH in scaled:
                 scaled[LENGTH] = int(scaled[LENGTH])
-            kind = positions.scaling.partition(":")[0]
             scaled["rope_type"] = kind.removesuffix("_smooth")
             if kind.startswith("yarn"):
                 scaled |= self._write_yarn(scale, scaled["factor"]) | {"truncate": kind == "yarn"}

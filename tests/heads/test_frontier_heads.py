@@ -3,22 +3,17 @@
 The contract tests run over them too; here is what is their own.
 """
 
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from conftest import assert_close
 from layout_cases import CASES, by_hand, make
 
 from attnlab import heads, models
 from attnlab.heads import (
-    Differential,
-    LearntSoftCap,
     MixtureOfHeads,
-    Standard,
     multi_head_attention,
 )
 from attnlab.tap import capture
@@ -37,70 +32,6 @@ def test_the_layer_index_of_differential_heads_may_be_traced(x64):
     for layer in range(3):
         assert_close(got[layer], by_hand(layout, *arrays, layer=layer))
     assert not jnp.allclose(got[0], got[1])
-
-
-def test_differential_factor_is_a_value_of_the_layout():
-    layout = Differential(width=16, num_heads=4)
-    params, x = make(layout)[:2]
-    patch = {"lambda": lambda value, layer: 0 * value}
-
-    @jax.jit
-    def run(params, x):
-        f = functools.partial(capture, multi_head_attention, params, x, layout, names=("lambda",))
-        return f(layer=5)[1]["lambda"], f(patch=patch)[0], f()[0]
-
-    found, zero, plain = run(params, x)
-    a, b = (np.asarray(params[name]) for name in ("lambda_q", "lambda_k"))
-    start = 0.8 - 0.6 * np.exp(-0.3 * 5)
-    factor = np.exp(a[0] @ b[0]) - np.exp(a[1] @ b[1]) + start
-    np.testing.assert_allclose(found, factor, rtol=1e-5)
-    assert not np.allclose(zero, plain)
-
-
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-@pytest.mark.parametrize("name", ["learnt soft cap", "differential with a learnt soft cap"])
-def test_a_learnt_soft_cap_runs_on_every_backend(name, implementation, x64):
-    """With the gradient of the cap, checked by finite differences of the definition."""
-    layout = CASES[name]
-    params, x = make(layout, jnp.float64)[:2]
-    cotangent = np.random.default_rng(1).normal(size=(2, 7, layout.size("out_width")))
-
-    @jax.jit
-    def run(params):
-        def f(params):
-            return multi_head_attention(
-                params, x, layout, is_causal=True, implementation=implementation
-            )
-
-        out, pull = jax.vjp(f, params)
-        return out, pull(jnp.asarray(cotangent))[0]["log_soft_cap"]
-
-    def definition(params):
-        return by_hand(layout, params, x, x, x, allowed=np.tri(7) > 0)
-
-    out, grad = run(params)
-    assert_close(out, definition(params))
-    for head in range(layout.num_score_maps):
-        step = 1e-6 * np.eye(layout.num_score_maps)[head]
-        up, down = (
-            definition(params | {"log_soft_cap": params["log_soft_cap"] + s}) for s in (step, -step)
-        )
-        expected = np.sum(cotangent * (up - down)) / 2e-6
-        np.testing.assert_allclose(grad[head], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_an_initial_learnt_soft_cap_is_a_fixed_one():
-    learnt = heads.Latent(width=12, num_heads=3, extras=(LearntSoftCap(2.0),))
-    fixed = dataclasses.replace(learnt, extras=(heads.SoftCap(2.0),))
-    x = 5 * make(learnt).x
-
-    @jax.jit
-    def both(x):
-        params = heads.init(jax.random.key(0), learnt)
-        without = {n: a for n, a in params.items() if n != "log_soft_cap"}
-        return multi_head_attention(params, x, learnt), multi_head_attention(without, x, fixed)
-
-    assert_close(*both(x), loosen=10)
 
 
 def test_gates_and_balance_of_a_mixture_of_heads():
@@ -144,27 +75,6 @@ def test_gates_and_balance_of_a_mixture_of_heads():
 
     mask = jnp.broadcast_to(real, x.shape[:2])
     assert_close(losses(x, mask), losses(x[:, :4], None))
-
-
-def test_counts_by_hand():
-    """Width 16, 4 heads, 8 tokens: parameters, and FLOPs of a causal text over all its keys."""
-    plain = Standard(width=16, num_heads=4)
-    projections, maps = 4 * 16 * 16, 8 * 4 * (4 + 4)
-    assert heads.num_parameters(plain) == projections
-    assert heads.flops_per_token(plain, 8) == 2 * (projections + maps)
-    difference = Differential(width=16, num_heads=4)
-    # Two queries and keys of half the width, 8 products with values; a and b of width 2; the norm.
-    assert heads.num_parameters(difference) == projections + 4 * 2 + 4
-    assert heads.flops_per_token(difference, 8) == 2 * (projections + 8 * (8 * 2 + 8 * 4))
-    for extra, parameters, products in (
-        (MixtureOfHeads(top=2, shared=1), 16 * (3 + 1 + 2), 16 * (3 + 1 + 2)),
-        (LearntSoftCap(), 4, 0),
-        (heads.Gate(), 16 * 4, 16 * 4),
-        (heads.Gate("element"), 16 * 16, 16 * 16),
-    ):
-        layout = dataclasses.replace(plain, extras=(extra,))
-        assert heads.num_parameters(layout) == projections + parameters
-        assert heads.flops_per_token(layout, 8) == 2 * (projections + maps + products)
 
 
 def test_a_bias_of_a_head_is_that_of_both_of_its_maps(x64):

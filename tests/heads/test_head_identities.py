@@ -25,19 +25,6 @@ def outputs(params, x, layout, **options):
 # Identities ---------------------------------------------------------------------------------------
 
 
-def test_narrow_is_standard_with_block_diagonal_weights(x64):
-    narrow = heads.Narrow(width=12, num_heads=3, biases=QKVO)
-    params, x, *_ = make(narrow, jnp.float64)
-    blocks = dict(params)
-    for name in "qkv":
-        full = np.zeros((12, 3, 4))
-        for n in range(3):
-            full[n * 4 : (n + 1) * 4, n] = params[name][n]
-        blocks[name] = jnp.asarray(full)
-    standard = heads.Standard(width=12, num_heads=3, biases=QKVO)
-    assert_close(outputs(blocks, x, standard), outputs(params, x, narrow))
-
-
 def test_wide_is_standard_with_head_dim_equal_to_width():
     wide, standard = (
         heads.weight_shapes(layout)
@@ -46,14 +33,6 @@ def test_wide_is_standard_with_head_dim_equal_to_width():
         )
     )  # fmt: skip
     assert wide == standard == dict.fromkeys("qkv", (6, 5, 6)) | {"o": (5, 6, 6)}
-
-
-def test_grouped_is_standard_with_repeated_keys_and_values(x64):
-    grouped = heads.Standard(width=12, num_heads=6, num_kv_heads=2)
-    params, x, *_ = make(grouped, jnp.float64)
-    copied = params | {n: jnp.repeat(params[n], 3, axis=1) for n in "kv"}
-    standard = dataclasses.replace(grouped, num_kv_heads=None)
-    assert_close(outputs(copied, x, standard), outputs(params, x, grouped))
 
 
 def test_a_head_mask_of_zero_removes_a_head(x64):
@@ -71,31 +50,6 @@ def test_a_head_mask_of_zero_removes_a_head(x64):
     assert_close(got, removed)
     assert_close(mixed[1], plain[1])
     assert_close(mixed[0], got[0])
-
-
-def test_a_key_bias_cancels_in_the_softmax_but_not_beside_a_sink(x64):
-    for extras, cancels in (((), True), ((heads.Sink(),), False), ((heads.SoftCap(2.0),), False)):
-        layout = heads.Standard(width=12, num_heads=3, biases=("k",), extras=extras)
-        params, x, *_ = make(layout, jnp.float64)
-        moved = params | {"k_bias": params["k_bias"] + 1}
-        difference = np.abs(outputs(moved, x, layout) - outputs(params, x, layout)).max()
-        assert (difference < 1e-10) == cancels
-
-
-def test_constant_factors_ignore_the_text(x64):
-    """With only the biases of the factors, each head is one sum of the other factors."""
-    layout = heads.TensorProduct(
-        width=12, num_heads=3, head_dim=4, value_dim=7, key_rank=2, biases=("factors", "o")
-    )
-    params, x, *_ = make(layout, jnp.float64)
-    params |= {f"{n}_heads": 0 * params[f"{n}_heads"] for n in "qkv"}
-    plain = heads.Standard(width=12, num_heads=3, head_dim=4, value_dim=7, biases=("o",))
-    mixed = {
-        n: np.einsum("drh,rn->dnh", params[n], params[f"{n}_heads_bias"]) / params[n].shape[1]
-        for n in "qkv"
-    }
-    mixed |= {n: params[n] for n in ("o", "o_bias")}
-    assert_close(outputs(params, x, layout), outputs(mixed, x, plain))
 
 
 def test_it_is_what_flax_calls_attention():
@@ -210,27 +164,6 @@ def test_parameters_of_the_papers():
         assert counts[0] - counts[1] == 3 * more
 
 
-def test_default_sizes_are_those_of_the_papers():
-    """DeepSeek-V2, Table 1: M = 4 H and P = H / 2."""
-    sizes = {
-        heads.Latent(width=256, num_heads=4): dict(
-            head_dim=64, value_dim=64, latent_dim=256, rotary_dim=32
-        ),
-        heads.LowRankQuery(width=256, num_heads=4): dict(
-            num_kv_heads=1, head_dim=128, value_dim=128, query_latent_dim=128
-        ),
-        heads.TensorProduct(width=256, num_heads=4): dict(
-            head_dim=64, value_dim=64, query_rank=6, key_rank=2, value_rank=2
-        ),
-        heads.GroupedTied(width=256, num_heads=4): dict(
-            num_kv_heads=4, head_dim=32, value_dim=64, rotary_dim=32
-        ),
-        heads.GroupedTied(width=12, num_heads=4): dict(head_dim=2, value_dim=3, rotary_dim=2),
-    }
-    for layout, expected in sizes.items():
-        assert {name: layout.size(name) for name in expected} == expected
-
-
 def test_cost_chooses_the_form_of_latent_attention():
     """DeepSeek-V3: keys and values of a text are made once, of a cache at every token."""
     text = heads.contraction_orders(V3, heads.CallSizes(1, 4096, 4096))
@@ -259,22 +192,6 @@ def test_no_form_multiplies_out_what_extra_keys_are_added_to(kind):
     assert_close(*jax.jit(lambda p: (run(p), run(p, order="factored")))(params))
     orders = heads.contraction_orders(layout, heads.CallSizes(1, 1, 256))
     assert [name for name, flops in orders.items() if isinstance(flops, int)] == ["factored"]
-
-
-def test_products_of_factors_are_counted():
-    """Of a decoding step: factors once a token, keys and values of every token in the cache."""
-    layout = heads.TensorProduct(width=768, num_heads=12, value_dim=32, key_rank=3)
-    new, held = num_parameters(layout) + 6 * 12 * 64, 12 * (3 * 64 + 2 * 32)
-    assert call_flops(layout, 1, 1, 100, num_new=1) == 2 * (new + 100 * (held + 12 * (64 + 32)))
-
-
-def test_factors_of_the_heads_are_larger_by_their_rank():
-    """So that the mean of X products is of size 1."""
-    params = heads.init(
-        jax.random.key(0), heads.TensorProduct(width=512, num_heads=64, query_rank=16)
-    )
-    np.testing.assert_allclose(np.std(params["q_heads"]), (16 / 512) ** 0.5, rtol=0.02)
-    np.testing.assert_allclose(np.std(params["q"]), 512**-0.5, rtol=0.02)
 
 
 @pytest.mark.parametrize("name", deep(heads.LAYOUTS, "standard", "narrow", "latent"))

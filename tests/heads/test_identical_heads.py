@@ -101,12 +101,3 @@ def test_stacked_weights():
     for i in range(2):
         one = run(jax.tree.map(lambda a, i=i: a[i], stacked))
         assert_close(jax.tree.map(lambda a, i=i: a[i], same), one)
-
-
-def test_errors():
-    layout = heads.Standard(width=8, num_heads=2)
-    params = make(layout)[0]
-    with pytest.raises(ValueError, match="no value 'query'"):
-        identical_heads(params, layout, ("query",))
-    with pytest.raises(ValueError, match="have no 'q'"):
-        identical_heads({n: a for n, a in params.items() if n != "q"}, layout)

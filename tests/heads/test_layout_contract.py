@@ -422,29 +422,6 @@ def test_replace_resolves_default_sizes_again(name):
     assert repr(large) == f"{type(large).__name__}(width=32, num_heads=2)"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_axis_resolves(name):
-    layout = CASES[name]
-    for weight, declared in layout.all_weights.items():
-        assert layout.sizes(declared.axes) == heads.weight_shapes(layout)[weight]
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_has_its_equation_its_rank_and_its_source(name):
-    assert "q_n" in LAYOUTS[name].equation
-    assert LAYOUTS[name].rank
-    assert LAYOUTS[name].source
-
-
-def test_a_subclass_that_is_not_registered_has_its_own_name():
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Mine(heads.Standard):
-        pass
-
-    assert Mine(width=8, num_heads=2).name == "Mine"
-    assert repr(Mine(width=8, num_heads=2)) == "Mine(width=8, num_heads=2)"
-
-
 @pytest.mark.parametrize("shape", [(3, 2, 4), (5,), (), (2, 300, 128)])
 def test_initial_values_are_the_bits_of_jax_random_normal(shape):
     keys = jax.random.split(jax.random.key(1), 2)

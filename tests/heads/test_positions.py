@@ -7,7 +7,7 @@ import pytest
 from conftest import assert_close
 
 from attnlab import positions
-from attnlab.models import ModelConfig, Rotary
+from attnlab.models import Rotary
 
 
 def test_sinusoidal_by_hand():
@@ -50,7 +50,7 @@ def test_only_the_first_part_of_a_head_is_rotated():
 
 def test_scaled_rates_by_hand(x64):
     """Llama 3.1's, wave by wave: short ones kept, long ones stretched, a line between them."""
-    scaling = "llama3:8,1,4,64"
+    scaling = positions.read_scaling("llama3:8,1,4,64")
     rates = 100.0 ** (-np.arange(12) / 12)
     expected = []
     for rate in rates:
@@ -65,7 +65,9 @@ def test_scaled_rates_by_hand(x64):
     got = positions.rotary_angles(jnp.array([1]), 24, base=100.0, scaling=scaling)[0]
     np.testing.assert_allclose(got, expected, rtol=1e-12)
     assert len({round(g / r, 6) for g, r in zip(got.tolist(), rates, strict=True)}) > 4
-    linear = positions.rotary_angles(jnp.array([5]), 24, base=100.0, scaling="linear:2.5")[0]
+    linear = positions.rotary_angles(
+        jnp.array([5]), 24, base=100.0, scaling=positions.read_scaling("linear:2.5")
+    )[0]
     np.testing.assert_allclose(linear, 2 * rates, rtol=1e-12)
 
 
@@ -82,15 +84,6 @@ def test_scaled_rates_by_hand(x64):
 def test_a_scaling_that_is_none_is_refused(scaling, message):
     with pytest.raises(ValueError, match=message):
         Rotary(scaling=scaling)
-
-
-def test_a_part_of_a_head_without_pairs_is_refused():
-    with pytest.raises(
-        ValueError, match=r"positions\.fraction=0.2 of head_dim 16 is 3, which must"
-    ):
-        ModelConfig(positions=Rotary(fraction=0.2))
-    with pytest.raises(ValueError, match=r"positions\.fraction must be .* above 0"):
-        Rotary(fraction=0.0)
 
 
 def test_odd_heads_are_refused():

@@ -91,28 +91,6 @@ def test_the_definition_with_positions(name, x64):
         assert_close(got, jnp.asarray(np.stack(texts)))
 
 
-@pytest.mark.parametrize("name", LATENT)
-def test_decoding_from_the_latent_is_the_expanded_form(name, x64):
-    """Token by token, in each form, and in one after the other on one cache; 1e-10."""
-    layout = LAYOUTS[name]
-    params, x, *_ = make(layout, jnp.float64)
-    angles = positions.rotary_angles(jnp.arange(7), 4)
-    whole = multi_head_attention(params, x, layout, rotary=angles, is_causal=True, order="factored")
-
-    def run(orders):
-        cache, found = init_cache(layout, 2, 7, x.dtype), []
-        for t in range(7):
-            one, order = x[:, t : t + 1], orders[t % 2]
-            out, cache = decode(params, one, layout, cache, rotary=angles[t : t + 1], order=order)
-            found.append(out)
-        return jnp.concatenate(found, axis=1)
-
-    two = "factored", "latent_absorbed"
-    for orders in ((two[0], two[0]), (two[1], two[1]), two, (None, None)):
-        got = jax.jit(run, static_argnums=0)(orders)
-        assert np.abs(got - whole).max() < 1e-10 * np.abs(whole).max()
-
-
 def test_queries_and_keys_may_stand_at_other_positions(x64):
     """The last 3 of 7 tokens are queries, all 7 are keys."""
     layout = heads.Standard(width=12, num_heads=3)

@@ -9,7 +9,7 @@ import pytest
 from test_models import random_params
 
 from attnlab import heads
-from attnlab.heads.positions import rotary_angles, rotate
+from attnlab.heads.positions import read_scaling, rotary_angles, rotate
 from attnlab.models import FFN, Compute, ModelConfig
 from attnlab.models.specs import Alibi, Learned, Rotary
 from attnlab.transforms import remove_heads
@@ -47,14 +47,14 @@ def test_yarn_keeps_fast_rates_and_divides_slow_ones():
     index = [16 * math.log(64 / (turns * 2 * math.pi)) / (2 * math.log(16)) for turns in (4, 1)]
     low, high = math.floor(index[0]), math.ceil(index[1])
     part = np.clip((np.arange(8) - low) / (high - low), 0, 1)
-    got = rotary_angles(jnp.array([1]), 16, base=16.0, scaling="yarn:4,4,1,64")[0]
+    got = rotary_angles(jnp.array([1]), 16, base=16.0, scaling=read_scaling("yarn:4,4,1,64"))[0]
     np.testing.assert_allclose(got, rates * (1 - part) + rates / 4 * part, rtol=1e-5)
     assert got[0] == 1
     assert got[-1] < rates[-1]
 
 
 def test_dynamic_scaling_changes_nothing_up_to_its_length_and_is_refused_beyond():
-    angles = rotary_angles(jnp.arange(4), 8, scaling="dynamic:2,64")
+    angles = rotary_angles(jnp.arange(4), 8, scaling=read_scaling("dynamic:2,64"))
     np.testing.assert_array_equal(angles, rotary_angles(jnp.arange(4), 8))
     with pytest.raises(ValueError, match="set max_len to at most 64"):
         dataclasses.replace(SMALL, positions=Rotary(scaling="dynamic:2,64"), max_len=65)

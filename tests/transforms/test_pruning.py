@@ -135,13 +135,6 @@ def test_factors_go_into_output_projections(name):
     assert_close(logits(config, scaled), logits(config, draw(config), head_mask=mask))
 
 
-@pytest.mark.parametrize("shape", [(1, 6), (2, 5), (6,)])
-def test_factors_of_another_shape(shape):
-    config = changed(sharing="cycle:2")
-    with pytest.raises(ValueError, match=r"it needs a factor for each .* \(2, 6\)"):
-        scale_heads(config, draw(config), {"heads": np.ones(shape)})
-
-
 def test_heads_that_share_keys():
     """Whole groups, or as many of each; else the fullest group counts."""
     config = changed(heads=heads.Standard(num_heads=6, num_kv_heads=3), num_layers=2)

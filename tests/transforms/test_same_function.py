@@ -95,15 +95,6 @@ def test_other_bases_are_the_same_function(kind, per_head):
     assert difference(new, layout, params, layout, rotary=True) > 0.01
 
 
-@pytest.mark.parametrize("kind", [Collaborative, Bilinear])
-def test_values_alone_have_a_basis(kind):
-    layout, params = six(kind), random_params(six(kind))
-    new = reparametrize(params, layout, vo=RNG.normal(size=(2, 5, 5)))
-    assert difference(new, layout, params, layout) < 1e-11
-    with pytest.raises(ValueError, match="no q and k per head"):
-        reparametrize(params, layout, qk=np.eye(4))
-
-
 def test_bases_that_commute_with_rotary_positions():
     layout, params = six(), random_params(six())
     new = reparametrize(params, layout, qk=COMMUTES, rotary=True)
@@ -129,13 +120,6 @@ def test_bases_that_commute_with_rotary_positions():
 def test_bases_that_are_refused(layout, bases, message):
     with pytest.raises(ValueError, match=message):
         reparametrize(random_params(layout), layout, **bases)
-
-
-def test_extra_keys_are_in_the_basis_of_keys():
-    layout = six(extras=(ExtraKeys(2),))
-    params = random_params(layout)
-    new = reparametrize(params, layout, qk=RNG.normal(size=(2, 4, 4)), vo=RNG.normal(size=(5, 5)))
-    assert difference(new, layout, params, layout) < 1e-10
 
 
 def test_standard_heads_alone_absorb_a_rotation_of_the_residual_stream():
