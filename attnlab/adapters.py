@@ -3,8 +3,9 @@
 Nothing here imports Flax: Linen and NNX call `attention_fn` and hand over plain trees.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Protocol, TypeAlias, runtime_checkable
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,14 @@ from attnlab.tap import Tap
 
 __all__ = ["attention_fn", "heads_from_linen", "heads_from_nnx", "heads_to_linen"]
 
-FLAX_NAMES: dict[str, Bias] = {"query": "q", "key": "k", "value": "v", "out": "o"}
-FLAX_NORMS = {"query_ln": "q_norm", "key_ln": "k_norm"}
+PROJECTIONS: dict[str, Bias] = {"query": "q", "key": "k", "value": "v", "out": "o"}
+PATHS = {
+    **{(name, "kernel"): weight for name, weight in PROJECTIONS.items()},
+    **{(name, "bias"): f"{weight}_bias" for name, weight in PROJECTIONS.items()},
+    ("query_ln", "scale"): "q_norm",
+    ("key_ln", "scale"): "k_norm",
+}
+"""(submodule, parameter) of Flax's modules -> weight of a layout."""
 FLAX_EPS = 1e-6
 """Of these norms."""
 
@@ -28,12 +35,6 @@ Precision: TypeAlias = (
 )
 Tree: TypeAlias = Mapping[str, "Tree | Array"]
 """Parameters as Linen and NNX hold them: arrays, or boxes around arrays, in mappings."""
-Attend: TypeAlias = Callable[
-    [Array, Array, Array, Array | None, Array | None, Array | None], tuple[Array, Array | None]
-]
-"""(query, key, value, bias, mask, dropout key) -> (output, probabilities if requested)."""
-Pullback: TypeAlias = Callable[[object], tuple[object, ...]]
-"""Cotangents of the outputs -> cotangents of the inputs."""
 
 
 def __dir__() -> list[str]:
@@ -80,11 +81,11 @@ def attention_fn(
     Args:
       query, key, value, bias: as in `dot_product_attention`, with any number of batch axes.
       mask: boolean, True = may attend, broadcastable to [B, N, T, S].
-      broadcast_dropout: one dropout mask for all batch rows and heads (Flax's default).
+      broadcast_dropout: has no effect: each batch row and head has a dropout mask of its own.
       dropout_rng, dropout_rate, deterministic: dropout on the probabilities.
       dtype: of the computation and the result; None is the inputs' common dtype.
-      precision: of the matrix products, as in `jax.lax.dot`; a pair must hold the same twice.
-        Where it is set, derivatives are reverse-mode only.
+      precision: of the matrix products, those of the gradient too, as in `jax.lax.dot`; a pair
+        must hold the same twice.
       module: the Flax module that gets the probabilities (before dropout, float32 at least) as
         "attention_weights" in "intermediates". They change no bit of the output.
       force_fp32_for_softmax: has no effect, the softmax always runs in float32 at least.
@@ -122,34 +123,25 @@ def attention_fn(
     query, key, value = (a.astype(dtype).reshape(-1, *a.shape[-3:]) for a in (query, key, value))
     bool_mask, is_valid = _boolean(None if mask is None else jnp.asarray(mask), query.shape[1])
 
-    def attend(
-        q: Array, k: Array, v: Array, bias: Array | None, mask: Array | None, key: Array | None
-    ) -> tuple[Array, Array | None]:
-        tap = None if module is None else Tap(("probs",))
+    tap = None if module is None else Tap(("probs",))
+    with _at_precision(precision):
         out = dot_product_attention(
-            q,
-            k,
-            v,
-            bias,
-            mask,
+            query,
+            key,
+            value,
+            _one_batch(None if bias is None else jnp.asarray(bias), batch),
+            _one_batch(bool_mask, batch),
             scale=scale,
             is_causal=is_causal,
             logits_soft_cap=logits_soft_cap,
             dropout_rate=dropout_rate if drops else 0.0,
-            dropout_key=key,
+            dropout_key=dropout_rng if drops else None,
             implementation=implementation,
             tap=tap,
         )
-        return out, None if tap is None else tap.captured["probs"]
-
-    run = _at_precision(
-        _one_dropout_mask(attend) if drops and broadcast_dropout else attend, precision
-    )
-    bias = _one_batch(None if bias is None else jnp.asarray(bias), batch)
-    dropout_key = dropout_rng if drops else None
-    out, probs = run(query, key, value, bias, _one_batch(bool_mask, batch), dropout_key)
-    if module is not None and probs is not None:
+    if module is not None and tap is not None:
         # Linen's collection, and the name that NNX gives `nnx.Intermediate`.
+        probs = tap.captured["probs"]
         module.sow("intermediates", "attention_weights", probs.reshape(*batch, *probs.shape[1:]))
     out = out if is_valid is True else jnp.where(is_valid, out, jnp.nan)
     return out.reshape(*batch, *out.shape[1:])
@@ -184,11 +176,7 @@ def heads_from_linen(params: Tree) -> tuple[dict[str, Array], Standard]:
     >>> w["q"].shape, layout
     ((6, 2, 4), Standard(width=6, num_heads=2, head_dim=4))
     """
-    leaves = _leaves(params)
-    w: dict[str, Array] = {}
-    for names, leaf, suffix in ((FLAX_NAMES, "kernel", ""), (FLAX_NAMES, "bias", "_bias"),
-                                (FLAX_NORMS, "scale", "")):  # fmt: skip
-        w |= {ours + suffix: leaves[n, leaf] for n, ours in names.items() if (n, leaf) in leaves}
+    w = _weights_of(params)
     shapes = {name: a.shape for name, a in w.items()}
     if {len(shapes[name]) for name in "qkvo"} != {3}:
         raise ValueError(
@@ -205,7 +193,7 @@ def heads_from_linen(params: Tree) -> tuple[dict[str, Array], Standard]:
         key_width=None if key_width == width else key_width,
         value_width=None if value_width == width else value_width,
         out_width=None if out_width == width else out_width,
-        biases=tuple(name for name in FLAX_NAMES.values() if f"{name}_bias" in w),
+        biases=tuple(name for name in PROJECTIONS.values() if f"{name}_bias" in w),
         qk_norm=HeadNorm("layer") if "q_norm" in w else None,
     )
     if shapes != weight_shapes(layout):
@@ -252,68 +240,64 @@ def heads_to_linen(params: Params, layout: Standard) -> dict[str, dict[str, Arra
     ((6, 2, 3), (2, 3, 6))
     """
     _check_linen_has(layout)
-    weights = layout.all_weights
-    tree = {name: {"kernel": jnp.asarray(params[ours])} for name, ours in FLAX_NAMES.items()}
-    for name, ours in FLAX_NAMES.items():
-        if layout.biases:
-            zeros = jnp.zeros(layout.sizes(weights[ours].bias().axes), tree[name]["kernel"].dtype)
-            tree[name]["bias"] = jnp.asarray(params.get(f"{ours}_bias", zeros))
-    for name, ours_norm in FLAX_NORMS.items():
-        if layout.qk_norm is not None:
-            tree[name] = {"scale": jnp.asarray(params[ours_norm])}
+    tree: dict[str, dict[str, Array]] = {}
+    for (part, leaf), name in PATHS.items():
+        if name in params:
+            tree.setdefault(part, {})[leaf] = jnp.asarray(params[name])
+        elif leaf == "bias" and layout.biases:
+            kernel = PROJECTIONS[part]
+            shape = layout.sizes(layout.all_weights[kernel].bias().axes)
+            tree[part][leaf] = jnp.zeros(shape, tree[part]["kernel"].dtype)
     return tree
 
 
 def _check_linen_has(layout: Standard) -> None:
     """Raises ValueError for options that Flax's module does not have."""
-    if layout.name not in ("standard", "wide"):
-        problem = f"layout {layout.name!r}"
-    elif layout.size("value_dim") != layout.size("head_dim"):
-        problem = f"value_dim {layout.size('value_dim')} beside head_dim {layout.size('head_dim')}"
-    elif layout.score_scale != layout.size("head_dim") ** -0.5:
-        problem = f"scale {layout.scale}"
-    elif not layout.output_projection:
-        problem = "output_projection=False"
-    elif layout.qk_norm is not None and layout.qk_norm != HeadNorm("layer"):
-        problem = f"qk_norm {layout.qk_norm}"
-    elif layout.qk_norm is not None and layout.norm_eps != FLAX_EPS:
-        problem = f"norm_eps {layout.norm_eps}"
-    elif layout.tie:
-        problem = f"tie={layout.tie!r}"
-    elif layout.extras:
-        problem = f"extra {layout.extras[0].name!r}"
-    else:
-        return
+    problem = f"layout {layout.name!r}"
+    if layout.name in ("standard", "wide"):
+        head_dim, value_dim = layout.size("head_dim"), layout.size("value_dim")
+        norm = layout.qk_norm
+        problems = {
+            f"value_dim {value_dim} beside head_dim {head_dim}": value_dim != head_dim,
+            f"scale {layout.scale}": layout.score_scale != head_dim**-0.5,
+            "output_projection=False": not layout.output_projection,
+            f"qk_norm {norm}": norm not in (None, HeadNorm("layer")),
+            f"norm_eps {layout.norm_eps}": norm is not None and layout.norm_eps != FLAX_EPS,
+            f"tie={layout.tie!r}": bool(layout.tie),
+            f"extra {[extra.name for extra in layout.extras]}": bool(layout.extras),
+        }
+        if not any(problems.values()):
+            return
+        problem = next(problem for problem, is_so in problems.items() if is_so)
     raise ValueError(
         f"Flax's attention module has no {problem}; keep these weights in "
         "attnlab.MultiHeadAttention (nnx.bridge.ToNNX makes it an NNX module)"
     )
 
 
-def _leaves(tree: Tree) -> dict[tuple[str, str], Array]:
-    """(module, leaf) -> array, unboxed from the containers of Linen or NNX."""
+def _weights_of(tree: Tree) -> dict[str, Array]:
+    """The weights of one module, unboxed from the containers of Linen or NNX."""
     if not isinstance(tree, Mapping):
         raise ValueError(
             f"not the parameters of one attention module of Flax: a {type(tree).__name__}; give "
             "the module's own tree {query, key, value, out}"
         )
-    boxes: dict[tuple[str, str], list[Array]] = {}
-    for name, part in tree.items():
-        for leaf, box in part.items() if isinstance(part, Mapping) else [("", part)]:
-            boxes[name, leaf] = jax.tree.leaves(box)
-    needed = {(name, "kernel") for name in FLAX_NAMES}
-    known = needed | {(n, "bias") for n in FLAX_NAMES} | {(n, "scale") for n in FLAX_NORMS}
-    found = {path: arrays for path, arrays in boxes.items() if arrays}
-    if not needed <= set(found) <= known or any(len(a) > 1 for a in found.values()):
-        raise ValueError(
-            f"not the parameters of one attention module of Flax: found {_names(set(found))}; "
-            f"expected {_names(needed)}, and maybe {_names(known - needed)}"
+    found: dict[tuple[str, str], list[Array]] = {}
+    for part, leaves in tree.items():
+        for leaf, box in leaves.items() if isinstance(leaves, Mapping) else [("", leaves)]:
+            if arrays := jax.tree.leaves(box):
+                found[part, leaf] = arrays
+    needed = {(part, "kernel") for part in PROJECTIONS}
+    if not needed <= found.keys() <= PATHS.keys() or any(len(a) > 1 for a in found.values()):
+        words, expected = (
+            ", ".join(sorted("/".join(path).rstrip("/") for path in paths)) or "nothing"
+            for paths in (found, needed)
         )
-    return {path: arrays[0] for path, arrays in found.items()}
-
-
-def _names(paths: set[tuple[str, str]]) -> str:
-    return ", ".join(sorted("/".join(p).rstrip("/") for p in paths)) or "nothing"
+        raise ValueError(
+            f"not the parameters of one attention module of Flax: found {words}; expected "
+            f"{expected}, and maybe biases, query_ln/scale and key_ln/scale"
+        )
+    return {name: found[path][0] for path, name in PATHS.items() if path in found}
 
 
 def _boolean(mask: Array | None, num_queries: int) -> tuple[Array | None, Array | bool]:
@@ -339,57 +323,16 @@ def _one_batch(a: Array | None, batch: tuple[int, ...]) -> Array | None:
     return jnp.broadcast_to(a, (*batch, *a.shape[-3:])).reshape(-1, *a.shape[-3:])
 
 
-def _one_dropout_mask(attend: Attend) -> Attend:
-    """`attend` for one head of one row at a time: from one key, all draw the same dropout mask."""
-
-    def head(
-        q: Array, k: Array, v: Array, bias: Array | None, mask: Array | None, key: Array | None
-    ) -> tuple[Array, Array | None]:
-        out, probs = attend(q[:, None], k[:, None], v[:, None], bias, mask, key)
-        return out[:, 0], None if probs is None else probs[0]
-
-    def batched_attend(
-        q: Array, k: Array, v: Array, bias: Array | None, mask: Array | None, key: Array | None
-    ) -> tuple[Array, Array | None]:
-        shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
-        k, v = (jnp.repeat(a, q.shape[2] // a.shape[2], axis=2) for a in (k, v))
-        bias, mask = (None if a is None else jnp.broadcast_to(a, shape) for a in (bias, mask))
-        heads = jax.vmap(head, (1, 1, 1, 0, 0, None), (1, 0))
-        batched: Attend = jax.vmap(heads, (0, 0, 0, 0, 0, None))
-        return batched(q, k, v, bias, mask, key)
-
-    return batched_attend
-
-
-def _at_precision(attend: Attend, precision: Precision) -> Attend:
-    """`attend` with all its matrix products, those of the gradient too, at this precision."""
+def _at_precision(precision: Precision) -> Any:
+    """Matrix products inside have this precision."""
     if isinstance(precision, tuple) and precision[0] == precision[-1]:
         precision = precision[0]
     if isinstance(precision, str):
         precision = jax.lax.Precision(precision)
     if precision is None:
-        return attend
-    if not isinstance(precision, jax.lax.Precision | jax.lax.DotAlgorithmPreset):
-        raise ValueError(f"attention_fn takes one precision for all products, not {precision!r}")
-    preset = isinstance(precision, jax.lax.DotAlgorithmPreset)
-    name = precision.name if preset else precision.name.lower()
-
-    # The backward pass of a backend may be traced when this call is long over: it has to enter
-    # the context by itself.
-    @jax.custom_vjp
-    def run(*call: Array | None) -> tuple[Array, Array | None]:
-        with jax.default_matmul_precision(name):
-            return attend(*call)  # type: ignore[arg-type]  # six of them
-
-    def forward(*call: Array | None) -> tuple[tuple[Array, Array | None], Pullback]:
-        with jax.default_matmul_precision(name):
-            outputs, pull = jax.vjp(attend, *call)
-        return outputs, pull
-
-    def backward(pull: Pullback, cotangents: object) -> tuple[object, ...]:
-        with jax.default_matmul_precision(name):
-            return pull(cotangents)
-
-    run.defvjp(forward, backward)
-    at_precision: Attend = run
-    return at_precision
+        return contextlib.nullcontext()
+    if isinstance(precision, jax.lax.DotAlgorithmPreset):
+        return jax.default_matmul_precision(precision.name)
+    if isinstance(precision, jax.lax.Precision):
+        return jax.default_matmul_precision(precision.name.lower())
+    raise ValueError(f"attention_fn takes one precision for all products, not {precision!r}")

@@ -13,16 +13,12 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from attnlab.names import check_keywords, lookup
+from attnlab.names import lookup
 
 T = TypeVar("T")
-SpecT = TypeVar("SpecT", bound="Spec")
 
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number of a float field: the configs of models compute in float32."""
-FLOATS = (float, float | None, tuple[float, ...], tuple[float, ...] | None)
-"""Types of fields whose whole numbers become floats."""
-
 BOUNDS: dict[str, tuple[str, Callable[[Any, int | float], bool]]] = {
     "least": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -57,25 +53,8 @@ class Spec:
         super().__init_subclass__()
         cls.prefix = cls.prefix if prefix is None else prefix
 
-    def __new__(cls: type["SpecT"], *args: object, **fields: object) -> "SpecT":
-        """Raises TypeError for an unknown field, or one without its name; the message lists the
-        fields."""
-        assert dataclasses.is_dataclass(cls)
-        known = [field.name for field in dataclasses.fields(cls)]
-        check_keywords(cls.__name__, fields, known)
-        positional = sum(not field.kw_only for field in dataclasses.fields(cls))
-        if len(args) > positional:
-            raise TypeError(
-                f"{cls.__name__}() takes fields by name, as in {cls.__name__}({known[0]}=...), not "
-                f"{args[positional]!r}; known: {', '.join(known)}"
-            )
-        return object.__new__(cls)
-
     def __post_init__(self) -> None:
         check_fields(self, prefix=self.prefix)
-        for name, value in vars(self).items():
-            if isinstance(value, list):  # of a config file; a tuple can be hashed
-                object.__setattr__(self, name, tuple(value))
 
     def __repr__(self) -> str:
         changed = ", ".join(
@@ -97,7 +76,7 @@ def check_fields(
     """Raises ValueError unless each field of a dataclass has its type, and numbers their bounds.
 
     Numbers of NumPy become those of Python, so that the record is JSON and its repr plain; whole
-    numbers in a field of floats become floats.
+    numbers in a field of floats become floats, lists become tuples.
 
     >>> @dataclasses.dataclass
     ... class Size:
@@ -114,36 +93,16 @@ def check_fields(
     """
     kind: type = type(record)
     for field, hint in _hints(kind):
-        if field.name not in without:
-            is_count = hint in (int, int | None) and least > -math.inf
-            bounds = {"least": least, **field.metadata} if is_count else field.metadata
-            given = getattr(record, field.name)
-            value = _without_numpy(given)
-            check_field(f"{prefix}{field.name}", value, hint, **bounds)
-            if hint in FLOATS:
-                value = _as_floats(value)
-            if value is not given:
-                object.__setattr__(record, field.name, value)
+        if field.name in without:
+            continue
+        is_count = hint in (int, int | None) and least > -math.inf
+        bounds = {"least": least, **field.metadata} if is_count else field.metadata
+        value = check_field(f"{prefix}{field.name}", getattr(record, field.name), hint, **bounds)
+        object.__setattr__(record, field.name, value)
 
 
-def _as_floats(value: object) -> object:
-    """Whole numbers, also those of a list or tuple, as floats: JAX holds no int above 2**63."""
-    if isinstance(value, list | tuple):
-        return tuple(map(_as_floats, value))
-    return float(value) if isinstance(value, int) else value
-
-
-def _without_numpy(value: object) -> object:
-    """A number of NumPy as Python's, a list or tuple of some as a tuple; else `value` itself."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, list | tuple) and any(isinstance(one, np.generic) for one in value):
-        return tuple(_without_numpy(one) for one in value)
-    return value
-
-
-def check_field(name: str, value: object, hint: object, **bounds: int | float) -> None:
-    """Raises ValueError unless `value` is of the type `hint`, and a number within its bounds.
+def check_field(name: str, value: Any, hint: Any, **bounds: int | float) -> Any:
+    """The value as a field of the type `hint` holds it, or a ValueError.
 
     Args:
       name: of the field, for the error.
@@ -154,51 +113,30 @@ def check_field(name: str, value: object, hint: object, **bounds: int | float) -
     """
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if value is None and types.NoneType in kinds:
-        return
-    plain = [kind for kind in kinds if kind is not types.NoneType]
-    if len(plain) > 1 or (isinstance(plain[0], type) and plain[0] not in (bool, int, float)):
-        _check_type(name, value, kinds)
-        return
-    try:
-        _check_kind(name, value, plain[0], bounds)
-    except ValueError as error:
-        if types.NoneType in kinds:
-            raise ValueError(f"{error}; None is allowed") from None
-        raise
-
-
-def _check_kind(name: str, value: object, kind: object, bounds: dict[str, int | float]) -> None:
-    if get_origin(kind) is Literal:
+        return None
+    value = value.item() if isinstance(value, np.generic) else value
+    value = tuple(value) if isinstance(value, list) else value
+    kind, *others = [kind for kind in kinds if kind is not types.NoneType]
+    none = ", or None" * (types.NoneType in kinds)
+    if others or (isinstance(kind, type) and kind not in (bool, int, float)):
+        if all(isinstance(kind, type) for kind in kinds) and not isinstance(value, kinds):
+            names = " or ".join("None" if k is types.NoneType else k.__name__ for k in kinds)
+            raise ValueError(f"{name} must be of type {names}, not {value!r}")
+    elif get_origin(kind) is Literal:
         check_choice(name, value, get_args(kind))
-    elif kind is bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} must be True or False, not {value!r}")
-    elif kind is int:
-        check_count(name, value, bounds.get("least", -math.inf))
-    elif kind is float:
-        check_number(name, value, **bounds)
+    elif kind is bool and not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False{none}, not {value!r}")
+    elif kind in (int, float):
+        check_number(name, value, kind, none, **bounds)
+        return kind(value)
     elif get_origin(kind) is tuple:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{name} must be a tuple, not {value!r}; write ({value!r},) for one")
+        if not isinstance(value, tuple):
+            raise ValueError(f"{name} must be a tuple{none}, not {value!r}; for one ({value!r},)")
         element, *rest = get_args(kind)
-        is_checked = rest == [...] and get_origin(element) is not tuple
-        for one in value if is_checked else ():
-            check_field(name, one, element, **bounds)
-
-
-def _check_type(name: str, value: object, kinds: tuple[Any, ...]) -> None:
-    if all(isinstance(kind, type) for kind in kinds) and not isinstance(value, kinds):
-        wanted = " or ".join("None" if k is types.NoneType else k.__name__ for k in kinds)
-        examples = [example for kind in kinds if (example := _example(kind))]
-        write = f"; write {examples[0]}" if examples else ""
-        raise ValueError(f"{name} must be of type {wanted}, not {value!r}{write}")
-
-
-def _example(kind: type[Any]) -> str:
-    """How to write a record of this type; "" for other types."""
-    if hasattr(kind, "example") or not issubclass(kind, Spec):
-        return getattr(kind, "example", "")
-    return " or ".join(f"{one.__name__}(...)" for one in kind.__subclasses__() or [kind])
+        if rest == [...] and get_origin(element) is not tuple:
+            return tuple(check_field(name, one, element, **bounds) for one in value)
+        return tuple(one.item() if isinstance(one, np.generic) else one for one in value)
+    return value
 
 
 def check_choice(field: str, value: object, known: tuple[str, ...] | list[str]) -> None:
@@ -210,15 +148,30 @@ def check_choice(field: str, value: object, known: tuple[str, ...] | list[str]) 
     lookup(dict.fromkeys(known), value, what=field)
 
 
-def check_count(field: str, value: object, least: int | float = -math.inf) -> None:
-    """Raises ValueError unless `value` is a whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        bound = f" of at least {least}" if least > -math.inf else ""
-        raise ValueError(f"{field} must be a whole number{bound}, not {value!r}")
+def check_number(
+    name: str, value: Any, kind: type = float, none: str = "", **bounds: int | float
+) -> None:
+    """Raises ValueError unless `value` is a number within bounds, named as in `BOUNDS`.
+
+    Args:
+      name: of the field, for the error.
+      value: of any type.
+      kind: int for a whole number; of float, whole numbers too, and all are finite.
+      none: words for the error, where None is allowed.
+      bounds: named as in `BOUNDS`.
+    """
+    good = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if good and kind is float and not abs(value) <= LARGEST:  # too large, or NaN
+        good, bounds = False, {"most": LARGEST, **bounds}
+    if not good or not all(BOUNDS[bound][1](value, limit) for bound, limit in bounds.items()):
+        words = "a whole number" if kind is int else "a finite number"
+        of = " of" * bool(bounds)
+        allowed = " and".join(f" {BOUNDS[bound][0]} {limit:g}" for bound, limit in bounds.items())
+        raise ValueError(f"{name} must be {words}{of}{allowed}{none}, not {value!r:.80}")
 
 
 def as_count(field: str, value: object, least: int | float = -math.inf) -> int:
-    """`value` as an int, where it may be one of NumPy or JAX; else the ValueError of `check_count`.
+    """`value` as an int of at least `least`, where it may be one of NumPy or JAX; or a ValueError.
 
     >>> import numpy as np
     >>> as_count("rank", np.int32(2))
@@ -227,21 +180,9 @@ def as_count(field: str, value: object, least: int | float = -math.inf) -> int:
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             value = operator.index(value)  # type: ignore[arg-type]  # raises TypeError
-    check_count(field, value, least)
+    check_number(field, value, int, "", **({} if least == -math.inf else {"least": least}))
     assert isinstance(value, int)
     return value
-
-
-def check_number(field: str, value: object, **bounds: int | float) -> None:
-    """Raises ValueError unless `value` is a finite number within bounds, named as in `BOUNDS`."""
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    if good and abs(value) > LARGEST:  # type: ignore[arg-type]  # a number
-        size = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else value
-        raise ValueError(f"{field} must be a finite number of at most {LARGEST:g}, not {size}")
-    good = good and not math.isnan(value)  # type: ignore[arg-type]  # a number
-    if not good or not all(BOUNDS[name][1](value, limit) for name, limit in bounds.items()):
-        allowed = " and".join(f" {BOUNDS[name][0]} {limit:g}" for name, limit in bounds.items())
-        raise ValueError(f"{field} must be a finite number{allowed}, not {value!r}")
 
 
 @functools.cache

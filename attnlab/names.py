@@ -7,20 +7,17 @@ An object that no registry has is named by a reference: "package.module:name", o
 
 import contextlib
 import difflib
-import functools
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
-P = ParamSpec("P")
 REFERENCE = re.compile(r"[\w./ ~-]+:[A-Za-z_][\w.]*")
 IMPORTING: list[str] = []
 """Files that are being imported."""
@@ -177,15 +174,3 @@ def check_keywords(function: str, names: Iterable[str], known: Iterable[str]) ->
             raise TypeError(
                 f"{function}() got an unknown keyword {name!r}{hint} known: {', '.join(known)}"
             )
-
-
-def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, with the TypeError of `check_keywords` for an unknown keyword."""
-    known = tuple(inspect.signature(function).parameters)
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        check_keywords(function.__name__, kwargs, known)
-        return function(*args, **kwargs)
-
-    return checked

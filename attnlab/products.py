@@ -19,18 +19,13 @@ def wide_einsum(subscripts: str, x: Array, y: Array, dtype: DTypeLike) -> Array:
     [3.0, 3.0]
     """
     if x.dtype != y.dtype or x.dtype == dtype:
-        return _einsum(subscripts, x, y, dtype)
+        return jnp.einsum(subscripts, x, y, preferred_element_type=dtype)
     return _narrow_einsum(subscripts, dtype, x, y)
-
-
-def _einsum(subscripts: str, x: Array, y: Array, dtype: DTypeLike) -> Array:
-    product: Array = jnp.einsum(subscripts, x, y, preferred_element_type=dtype)
-    return product
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _narrow_einsum(subscripts: str, dtype: DTypeLike, x: Array, y: Array) -> Array:
-    return _einsum(subscripts, x, y, dtype)
+    return jnp.einsum(subscripts, x, y, preferred_element_type=dtype)
 
 
 @_narrow_einsum.defjvp

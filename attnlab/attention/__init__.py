@@ -2,7 +2,7 @@
 
 from attnlab.attention import masks
 from attnlab.attention.api import attend, dot_product_attention, explain, explaining, trace
-from attnlab.attention.dispatch import BACKENDS, Backend, register_backend
+from attnlab.attention.backends import BACKENDS, Backend, register_backend
 from attnlab.attention.masks import Edges
 from attnlab.attention.options import (
     AttentionCall,

@@ -15,10 +15,10 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from attnlab.attention import dispatch
+from attnlab.attention import backends
+from attnlab.attention.checks import check_call
 from attnlab.attention.dense import scores_and_probs
-from attnlab.attention.mask_spec import Booleans
-from attnlab.attention.masks import Edges
+from attnlab.attention.masks import Booleans, Edges
 from attnlab.attention.options import (
     DEFAULT_OPTIONS,
     AttentionCall,
@@ -28,7 +28,6 @@ from attnlab.attention.options import (
     TalkingHeads,
 )
 from attnlab.attention.score_mods import ScoreMod
-from attnlab.attention.validate import validate
 from attnlab.remat import save_for_backward
 from attnlab.tap import Tap
 
@@ -180,23 +179,20 @@ def attend(
     >>> output.shape, logsumexp
     ((1, 3, 2, 4), None)
     """
-    patch = _patches(tap, np.ndim(query) == 4)
-    call, batched = validate(
-        query, key, value, options, return_residual=return_residual, patch=patch
-    )
-    choice = dispatch.choose(call, options.implementation)
-    name, explained = choice.backend, _EXPLAINED.get()
-    if explained is None:
-        dispatch.check_runs(call, name)
+    batched = np.ndim(query) == 4
+    patch = _patches(tap, batched) if tap is not None and tap.patch else None
+    call = check_call(query, key, value, options, return_residual, patch)
+    if (explained := _EXPLAINED.get()) is None:
+        name = backends.choose(call, options.implementation).backend
     else:
-        explained.append(dispatch.describe(call, choice))
+        explained.append(backends.explain_choice(call, options.implementation))
         name = "dense"  # the device of the explanation may not be this one
     call, attending = _without_unused(call)
-    output, logsumexp = dispatch.BACKENDS[name].run(call)
+    output, logsumexp = backends.BACKENDS[name].run(call)
     if attending is not None:
         # Kernels of other libraries give a uniform mean in an empty row; ours gives zeros.
         output = jnp.where(attending, output, 0)
-    if tap is not None:
+    if tap is not None and tap.capture:
         _record(tap, call, batched)
     if batched:
         return AttentionOutput(output, logsumexp)
@@ -277,28 +273,23 @@ def _without_unused(call: AttentionCall) -> tuple[AttentionCall, Booleans | None
     Zero times NaN is NaN, in the gradient too, so hidden numbers must not be multiplied at all.
     """
     attending, used = call.mask.used()
+    query, keys = call.query, [call.key]
+    if call.value is not call.key:  # one array stays one: a backend may read it once
+        keys.append(call.value)
     if used is not None:
-        shown = used[:, :, None, None]
-        call = _map_keys(call, lambda a: jnp.where(shown, a, 0))
+        used = used[:, :, None, None]
+        keys = [jnp.where(used, a, 0) for a in keys]
     if attending is not None:
         if call.options.talking_heads != (None, None):
             attending = jnp.any(attending, axis=1, keepdims=True)  # each head reads the others
         attending = attending.swapaxes(1, 2)[..., None]
-        call = call._replace(query=jnp.where(attending, call.query, 0))
-    call = call._replace(query=save_for_backward(call.query))
-    return _map_keys(call, save_for_backward), attending
+        query = jnp.where(attending, query, 0)
+    query, keys = save_for_backward((query, keys))
+    return call._replace(query=query, key=keys[0], value=keys[-1]), attending
 
 
-def _map_keys(call: AttentionCall, function: Callable[[Array], Array]) -> AttentionCall:
-    """The function of key and value. One array stays one: a backend may read it once."""
-    key = function(call.key)
-    return call._replace(key=key, value=key if call.key is call.value else function(call.value))
-
-
-def _patches(tap: Tap | None, batched: bool) -> dict[str, Callable[[Array], Array]]:
+def _patches(tap: Tap, batched: bool) -> dict[str, Callable[[Array], Array]]:
     """The functions of a tap that replace values with a batch axis."""
-    if tap is None:
-        return {}
 
     def replace(name: str, value: Array) -> Array:
         return tap.replace(name, value) if batched else tap.replace(name, value[0])[None]

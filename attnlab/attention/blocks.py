@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from attnlab.attention.mask_spec import Indices, MaskSpec
+from attnlab.attention.masks import Indices, MaskSpec
 
 Tree = TypeVar("Tree")
 Carry = TypeVar("Carry")
@@ -25,18 +25,18 @@ class BlockLimits(NamedTuple):
     """most scores of a head in a block"""
     block_scores: int = 2**19
     """most scores of a block of more than one group of heads"""
-    strip_queries: int = 64
-    """fewest queries of a strip, unless the block has fewer"""
-    strips: int = 4
-    """most strips of a block"""
-    piece_scores: int = 2**16
-    """most scores of a piece of more than one head"""
+    small_queries: int = 64
+    """fewest queries of a small block, unless there are fewer"""
+    small_rows: int = 4
+    """most rows of small blocks, one below the other"""
+    small_scores: int = 2**16
+    """most scores of a small block of more than one head"""
 
 
 DEFAULT_LIMITS = BlockLimits()
 
 
-class Blocks(NamedTuple):
+class Division(NamedTuple):
     """How one call is divided: static, known before any array is."""
 
     shape: tuple[int, int, int, int]
@@ -55,22 +55,18 @@ class Blocks(NamedTuple):
     mods: jax.tree_util.PyTreeDef | None = None
     """the structure of the score modifications"""
     limits: BlockLimits = DEFAULT_LIMITS
+    precision: str | None = None
+    """of the products, for the backward pass, which JAX may trace in another context"""
 
     @property
     def counts(self) -> tuple[int, ...]:
+        """Blocks along each axis."""
         return tuple(-(-a // b) for a, b in zip(self.shape, self.sizes, strict=True))
 
     @property
     def is_one_block(self) -> bool:
         """Does one block hold all queries and keys?"""
         return self.counts[2:] == (1, 1)
-
-    def heads_of_piece(self, queries: int) -> int:
-        """Heads of a piece with this number of queries."""
-        rows, heads, _, s = self.sizes
-        if jax.default_backend() != "cpu":
-            return heads
-        return most_heads(heads, self.group, rows * queries * s, self.limits.piece_scores)
 
 
 class ScoreInputs(NamedTuple):
@@ -91,21 +87,20 @@ class ScoreInputs(NamedTuple):
 class Chunk(NamedTuple):
     """Some batch rows and heads of a call."""
 
-    blocks: Blocks
+    division: Division
     inputs: ScoreInputs
     starts: Starts
     """of its batch rows and heads"""
-    flip: bool = False
+    transposed: bool = False
     """Are scores kept as [S, T]?"""
 
 
-class Place(NamedTuple):
-    """A block of [B, N, T, S], and which of its keys each of its queries may attend to at most."""
+class Block(NamedTuple):
+    """A part of the scores [B, N, T, S], and which of its keys each query may attend to at most."""
 
+    chunk: Chunk
     starts: Starts
     sizes: tuple[int, ...]
-    flip: bool
-    """Are its scores kept as [S, T]?"""
     head: int = 0
     """where its heads start in the chunk"""
     first: Array | Indices | None = None
@@ -124,22 +119,21 @@ def block_sizes(
     >>> block_sizes((2, 8, 4096, 4096), group=1)
     (1, 2, 512, 512)
     """
+
+    def even(length: int, most: int) -> int:  # the size that needs the least padding
+        return -(-length // -(-length // most))
+
     b, n, t, s = shape
-    t = _even(t, limits.queries)
-    s = _even(s, limits.head_scores // t)
+    t = even(t, limits.queries)
+    s = even(s, limits.head_scores // t)
     if jax.default_backend() != "cpu":
         return b, n, t, s
-    heads = most_heads(n, group, t * s, limits.block_scores)
+    heads = _most_heads(n, group, t * s, limits.block_scores)
     rows = limits.block_scores // (heads * t * s) if heads == n else 1
     return max(c for c in range(1, b + 1) if b % c == 0 and c <= max(rows, 1)), heads, t, s
 
 
-def _even(length: int, most: int) -> int:
-    """The block of at most `most` that needs the least padding."""
-    return -(-length // -(-length // most))
-
-
-def most_heads(heads: int, group: int, scores: int, area: int) -> int:
+def _most_heads(heads: int, group: int, scores: int, area: int) -> int:
     """The most heads that divide all heads in whole groups and have at most `area` scores."""
     return max(
         h
@@ -148,8 +142,11 @@ def most_heads(heads: int, group: int, scores: int, area: int) -> int:
     )
 
 
+# Loops
+
+
 def over_chunks(
-    blocks: Blocks,
+    division: Division,
     body: Callable[
         [Carry, Starts, list[Array], tuple[Array, ...]],
         tuple[Carry, list[Array], tuple[Array, ...]],
@@ -165,41 +162,97 @@ def over_chunks(
     they are in the cache. What is kept [chunks, b, n, T, 1] comes back as it was in a later call.
     `reuse`: what is made first takes the place of the first array, chunk by chunk.
     """
-    (rows, heads, _, _), across = blocks.sizes, blocks.counts[1]
+    (rows, heads, _, _), across = division.sizes, division.counts[1]
 
     def step(
-        carry_and_place: tuple[Carry, list[Array]],
-        args: tuple[Array, list[Array], tuple[Array, ...]],
+        state: tuple[Carry, list[Array]], xs: tuple[Array, list[Array], tuple[Array, ...]]
     ) -> tuple[tuple[Carry, list[Array]], tuple[list[Array], tuple[Array, ...]]]:
-        carry, place = carry_and_place
-        i, others, kept = args
-        own = [lax.dynamic_index_in_dim(a, i, keepdims=False) for a in place]
+        (carry, reused), (i, others, kept) = state, xs
+        own = [lax.dynamic_index_in_dim(a, i, keepdims=False) for a in reused]
         starts = (i // across * rows, i % across * heads)
         transposed = [a.swapaxes(1, 2) for a in (*own, *others)]
         carry, made, kept = body(carry, starts, transposed, kept)
         made = [a.swapaxes(1, 2) for a in made]
-        place = [
+        reused = [
             lax.dynamic_update_index_in_dim(a, new, i, 0)
-            for a, new in zip(place, made, strict=False)
+            for a, new in zip(reused, made, strict=False)
         ]
-        return (carry, place), (made[len(place) :], kept)
+        return (carry, reused), (made[len(reused) :], kept)
 
-    cuts = [to_chunks(blocks, a) for a in arrays]
+    cuts = [to_chunks(division, a) for a in arrays]
     xs = (jnp.arange(len(cuts[0])), cuts[reuse:], kept)
-    (carry, place), (made, kept) = lax.scan(step, (carry, cuts[:reuse]), xs)
-    return carry, [from_chunks(blocks, a) for a in (*place, *made)], kept
+    (carry, reused), (made, kept) = lax.scan(step, (carry, cuts[:reuse]), xs)
+    return carry, [from_chunks(division, a) for a in (*reused, *made)], kept
 
 
-def to_chunks(blocks: Blocks, a: Array) -> Array:
+def over_keys(
+    chunk: Chunk, query: Index, step: Callable[[Array, Block, Carry], Carry], carry: Carry
+) -> Carry:
+    """carry = step(index, block, carry) over the blocks of keys that the queries of a block, from
+    `query` on, attend to."""
+    division, inputs, starts = chunk.division, chunk.inputs, (*chunk.starts, query)
+    rows = Block(chunk, (*starts, 0), division.sizes)
+    first, end = take(inputs.first, rows), take(inputs.end, rows)
+    size = division.sizes[3]
+    lower: Index = 0
+    upper: Index = division.counts[3]
+    if first is not None and end is not None and upper > 1:
+        lower, upper = jnp.min(first) // size, -(-jnp.max(end) // size)
+
+    def body(j: Array, carry: Carry) -> Carry:
+        block = Block(chunk, (*starts, j * size), division.sizes, first=first, end=end)
+        return step(j, block, carry)
+
+    last: Carry = lax.fori_loop(lower, upper, body, carry)
+    return last
+
+
+def small_blocks(chunk: Chunk) -> list[list[Block]]:
+    """The one block of a chunk, divided: rows of small blocks for some heads at a time.
+
+    A small block has only the keys that the causal rule and the window leave to its queries. XLA's
+    products of many small matrices run on one core of a CPU, so heads are divided too: each core
+    works on scores that stay in its cache.
+    """
+    division, inputs, (b, n), _ = chunk
+    (rows, heads, t, s), rule, limits = division.sizes, division.rule.ranges(), division.limits
+    size = t if rule is None else max(-(-t // limits.small_rows), min(limits.small_queries, t))
+    some = heads
+    if jax.default_backend() == "cpu":
+        some = _most_heads(heads, division.group, rows * size * s, limits.small_scores)
+    made = []
+    for head in range(0, heads, some):
+        row = []
+        for start in range(0, t, size):
+            count = min(size, t - start)
+            lower, upper, first, end = 0, s, None, None
+            if rule is not None:
+                first, end = (a[:, None, start : start + count, None] for a in rule)
+                lower, upper = int(first.min()), max(int(end.max()), int(first.min()))
+                first = first if first.max() > lower else None
+                end = end if end.min() < upper else None
+            starts, sizes = (b, n + head, start, lower), (rows, some, count, upper - lower)
+            block = Block(chunk, starts, sizes, head, first, end)
+            if inputs.first is not None:  # lengths too
+                block = block._replace(first=take(inputs.first, block), end=take(inputs.end, block))
+            row.append(block)
+        made.append(row)
+    return made
+
+
+# Parts of arrays
+
+
+def to_chunks(division: Division, a: Array) -> Array:
     """[B, T, N, H] -> [chunks, b, T, n, H]"""
-    (b, t, h, w), (rows, _, _, _), across = a.shape, blocks.sizes, blocks.counts[1]
+    (b, t, h, w), (rows, _, _, _), across = a.shape, division.sizes, division.counts[1]
     a = a.reshape(b // rows, rows, t, across, h // across, w)
     return a.transpose(0, 3, 1, 2, 4, 5).reshape(-1, rows, t, h // across, w)
 
 
-def from_chunks(blocks: Blocks, a: Array) -> Array:
+def from_chunks(division: Division, a: Array) -> Array:
     """[chunks, b, T, n, H] -> [B, T, N, H]"""
-    (_, rows, t, h, w), across = a.shape, blocks.counts[1]
+    (_, rows, t, h, w), across = a.shape, division.counts[1]
     a = a.reshape(-1, across, rows, t, h, w).transpose(0, 2, 3, 1, 4, 5)
     return a.reshape(-1, t, across * h, w)
 
@@ -216,6 +269,11 @@ def unsplit(a: Array) -> Array:
     return a.transpose(1, 2, 0, 3, 4).reshape(b, n, count * size, h)
 
 
+def join(parts: list[list[Array]]) -> Array:
+    """One array of a chunk from those of its small blocks."""
+    return jnp.concatenate([jnp.concatenate(row, axis=2) for row in parts], axis=1)
+
+
 def pad(a: Array | Indices | None, t: int, s: int) -> Array | None:
     """Zeros at the end of the last two axes, where these are not 1."""
     if a is None:
@@ -224,112 +282,60 @@ def pad(a: Array | Indices | None, t: int, s: int) -> Array | None:
     return jnp.pad(a, [(0, 0), (0, 0), *last])
 
 
-def corner(a: Array, starts: Starts) -> tuple[Array, ...]:
+def _corner(a: Array, starts: Starts) -> tuple[Array, ...]:
     """`starts`, 0 on the axes where `a` has size 1."""
     return tuple(
         jnp.asarray(0 if d == 1 else i, jnp.int32) for d, i in zip(a.shape, starts, strict=True)
     )
 
 
-def take(a: Array | None, at: Place) -> Array | None:
-    """The block of `a` at `at`; axes of size 1 stay."""
+def take(a: Array | None, block: Block) -> Array | None:
+    """The block of an array that broadcasts to the scores; axes of size 1 stay."""
     if a is None:
         return None
-    sizes = tuple(min(d, size) for d, size in zip(a.shape, at.sizes, strict=True))
-    return lax.dynamic_slice(a, corner(a, at.starts), sizes)
+    sizes = tuple(min(d, size) for d, size in zip(a.shape, block.sizes, strict=True))
+    return lax.dynamic_slice(a, _corner(a, block.starts), sizes)
 
 
-def key_blocks(blocks: Blocks, first: Indices, end: Indices) -> tuple[Array, Array]:
-    """The key blocks from..to (exclusive) that any row of these ranges attends to."""
-    return jnp.min(first) // blocks.sizes[3], -(-jnp.max(end) // blocks.sizes[3])
+def keys_of(a: Array, block: Block) -> Array:
+    """The keys (or values) of a small block."""
+    per_head = block.chunk.division.sizes[1] // a.shape[1]
+    heads = slice(block.head // per_head, (block.head + block.sizes[1]) // per_head)
+    return a[:, heads, block.starts[3] : block.starts[3] + block.sizes[3]]
 
 
-def over_keys(
-    chunk: Chunk, query: Index, step: Callable[[Array, Place, Carry], Carry], carry: Carry
-) -> Carry:
-    """carry = step(key block, place, carry) over the key blocks that the block of queries from
-    `query` on attends to."""
-    blocks, inputs, starts = chunk.blocks, chunk.inputs, (*chunk.starts, query)
-    rows = Place((*starts, 0), blocks.sizes, chunk.flip)
-    rows = rows._replace(first=take(inputs.first, rows), end=take(inputs.end, rows))
-    lower: Index = 0
-    upper: Index = blocks.counts[3]
-    if rows.first is not None and rows.end is not None and blocks.counts[3] > 1:
-        lower, upper = key_blocks(blocks, rows.first, rows.end)
-
-    def body(j: Array, carry: Carry) -> Carry:
-        return step(j, rows._replace(starts=(*starts, j * blocks.sizes[3])), carry)
-
-    last: Carry = lax.fori_loop(lower, upper, body, carry)
-    return last
+def queries_of(a: Array, block: Block) -> Array:
+    """The queries of a small block."""
+    heads = slice(block.head, block.head + block.sizes[1])
+    return a[:, heads, block.starts[2] : block.starts[2] + block.sizes[2]]
 
 
-def pieces(chunk: Chunk) -> list[list[Place]]:
-    """The one block of a chunk, some heads at a time, each in strips of queries.
-
-    A strip has only the keys that the rule leaves. XLA's products of many small matrices run on
-    one core of a CPU, so heads are divided too: each core works on pieces that stay in its cache.
-    """
-    blocks, inputs, (b, n), flip = chunk
-    (rows, heads, t, s), rule = blocks.sizes, blocks.rule.ranges()
-    limits = blocks.limits
-    size = t if rule is None else max(-(-t // limits.strips), min(limits.strip_queries, t))
-    some = blocks.heads_of_piece(size)
-    places = []
-    for head in range(0, heads, some):
-        row = []
-        for start in range(0, t, size):
-            count = min(size, t - start)
-            lower, upper, first, end = 0, s, None, None
-            if rule is not None:
-                first, end = (a[:, None, start : start + count, None] for a in rule)
-                lower, upper = int(first.min()), max(int(end.max()), int(first.min()))
-                first = first if first.max() > lower else None
-                end = end if end.min() < upper else None
-            at = (b, n + head, start, lower), (rows, some, count, upper - lower)
-            place = Place(*at, flip, head, first, end)
-            if inputs.first is not None:  # lengths too
-                place = place._replace(first=take(inputs.first, place), end=take(inputs.end, place))
-            row.append(place)
-        places.append(row)
-    return places
-
-
-def concatenate_pieces(made: list[list[Array]]) -> Array:
-    """What is made of `pieces`, as one array of the chunk."""
-    return jnp.concatenate([jnp.concatenate(row, axis=2) for row in made], axis=1)
-
-
-def keys_at(a: Array, at: Place, blocks: Blocks) -> Array:
-    """The keys (or values) of a piece."""
-    share = blocks.sizes[1] // a.shape[1]
-    heads = slice(at.head // share, (at.head + at.sizes[1]) // share)
-    return a[:, heads, at.starts[3] : at.starts[3] + at.sizes[3]]
-
-
-def rows_at(a: Array, at: Place) -> Array:
-    """The queries of a piece."""
-    heads = slice(at.head, at.head + at.sizes[1])
-    return a[:, heads, at.starts[2] : at.starts[2] + at.sizes[2]]
-
-
-def among_all_keys(a: Array, at: Place, blocks: Blocks) -> Array:
-    """The gradient of a strip's keys among zeros for the others."""
-    before = at.starts[3]
-    after = blocks.sizes[3] - before - at.sizes[3]
+def among_all_keys(a: Array, block: Block) -> Array:
+    """The gradient of a small block's keys among zeros for the others."""
+    before = block.starts[3]
+    after = block.chunk.division.sizes[3] - before - block.sizes[3]
     return jnp.pad(a, ((0, 0), (0, 0), (before, after), (0, 0)))
 
 
-def add_block(total: Array | None, at: Place, block: Array) -> Array | None:
+def as_kept(a: Array | Indices | None, block: Block) -> Array | None:
+    """[b, n, t, s] in the order of axes in which the scores of the chunk are kept, or back."""
+    if a is None:
+        return None
+    a = jnp.asarray(a)
+    return a.swapaxes(2, 3) if block.chunk.transposed else a
+
+
+def add_block(total: Array | None, block: Block, scores: Array) -> Array | None:
     """Adds a block of a [B, N, T, S] array, summed over the axes where `total` has size 1."""
     if total is None:
         return None
-    block = block.swapaxes(2, 3) if at.flip else block
     axes = tuple(i for i, d in enumerate(total.shape) if d == 1)
-    block = jnp.sum(block, axis=axes, keepdims=True)
-    old = take(total, at._replace(sizes=block.shape))
+    new = as_kept(scores, block)
+    assert new is not None
+    new = jnp.sum(new, axis=axes, keepdims=True)
+    old = take(total, block._replace(sizes=new.shape))
     assert old is not None
-    return lax.dynamic_update_slice(total, old + block, corner(total, at.starts))
+    return lax.dynamic_update_slice(total, old + new, _corner(total, block.starts))
 
 
 def same_varying_axes(arrays: Tree) -> Tree:

@@ -1,13 +1,13 @@
 """Attention in blocks that stay in the cache: no [T, S] array, forward or backward.
 
 The softmax of a row is kept as its largest score, its sum and its output so far, and corrected
-when a later key block has a larger score (online softmax: Milakov & Gimelshein 2018, arXiv
+when a later block of keys has a larger score (online softmax: Milakov & Gimelshein 2018, arXiv
 1805.02867; attention in O(T) memory: Rabe & Staats 2021, arXiv 2112.05682). The backward pass
 computes the scores again, block by block (Dao et al. 2022, arXiv 2205.14135).
 
-Where one block holds all queries and keys of a chunk of heads it is divided into pieces of fewer
-heads, and by a causal rule or a window into strips of queries: each is a block with only the keys
-that its queries may attend to.
+A chunk, some batch rows and heads, is a loop over blocks of queries and keys. Where one block would
+hold all of them it is divided into small blocks instead, without a loop: each has only the keys
+that the causal rule or the window leaves to its queries.
 """
 
 import functools
@@ -23,43 +23,36 @@ from jax import Array, lax
 from attnlab.attention import masks
 from attnlab.attention.blocks import (
     DEFAULT_LIMITS,
+    Block,
     BlockLimits,
-    Blocks,
     Chunk,
-    Place,
+    Division,
     ScoreInputs,
     Starts,
     add_block,
     among_all_keys,
+    as_kept,
     block_sizes,
-    concatenate_pieces,
     from_chunks,
-    keys_at,
+    join,
+    keys_of,
     over_chunks,
     over_keys,
     pad,
-    pieces,
-    rows_at,
+    queries_of,
     same_varying_axes,
+    small_blocks,
     split,
     take,
     to_chunks,
     unsplit,
 )
+from attnlab.attention.dense import add_sink, lowest, scaled_scores, softmax_terms, weighted_sum
 from attnlab.attention.dropout import dropout_seed, keep_mask
 from attnlab.attention.jax_nn import refuse_dense_only
-from attnlab.attention.mask_spec import Indices, MaskSpec
+from attnlab.attention.masks import MaskSpec
 from attnlab.attention.options import AttentionCall, AttentionOutput
 from attnlab.attention.score_mods import apply_score_mods
-from attnlab.attention.scores import (
-    accumulation_dtype,
-    add_sink,
-    hide,
-    lowest,
-    row_max,
-    scaled_scores,
-    weighted_sum,
-)
 from attnlab.eager import KEPT, is_eager
 from attnlab.remat import save_for_backward
 
@@ -68,30 +61,34 @@ def blockwise(call: AttentionCall, limits: BlockLimits = DEFAULT_LIMITS) -> Atte
     """Attention without a [T, S] array. No second or forward-mode derivatives: see `dense`."""
     query, scale, options = call.query, call.options.scale, call.options
     if not isinstance(scale, int | float):  # an array: its gradient goes through q
-        query, scale = query.astype(accumulation_dtype(query, call.key)) * scale, 1.0
-    blocks, leaves = _divide(call, query, float(scale), limits)
-    t = query.shape[1]
-    more_t, more_s = (-a % b for a, b in zip(blocks.shape[2:], blocks.sizes[2:], strict=True))
-    first, end = _ranges(blocks, call.mask, more_s)
-    arrays = (
-        _longer(query, more_t),
-        _longer(call.key, more_s),
-        _longer(call.value, more_s),
-        ScoreInputs(
-            pad(options.bias, more_t, more_s),
-            pad(call.mask.mask, more_t, more_s),
-            pad(first, more_t, more_s),
-            pad(end, more_t, more_s),
-            dropout_seed(options.dropout_rate, options.dropout_key),
-            leaves,
-        ),
+        query = query.astype(jnp.result_type(jnp.float32, query, call.key)) * scale
+        scale = 1.0
+    leaves, mods = jax.tree.flatten(options.score_mods)
+    division = _divide(call, query.dtype, float(scale), mods, limits)
+    t, s = call.scores_shape[2:]
+    more_t, more_s = -t % division.sizes[2], -s % division.sizes[3]
+    first, end = call.mask.ranges() or (None, None)
+    if first is None and more_s:
+        first, end = np.zeros((1, 1), np.int32), np.full((1, 1), s, np.int32)
+    if division.is_one_block and isinstance(first, np.ndarray):
+        first = end = None  # small blocks know the rule
+    columns = (None if a is None else a[:, None, :, None] for a in (first, end))
+    bias, mask, first, end = (
+        pad(a, more_t, more_s) for a in (options.bias, call.mask.mask, *columns)
     )
-    run = _program(blocks) if is_eager(arrays) else functools.partial(_attend, blocks)
-    output, residual = run(*same_varying_axes(arrays))
-    output, residual = output[:, :t], residual[:, :t, :, 0]
+    seed = dropout_seed(options.dropout_rate, options.dropout_key)
+    inputs = ScoreInputs(bias, mask, first, end, seed, tuple(leaves))
+    longer = (
+        jnp.pad(a, ((0, 0), (0, more), (0, 0), (0, 0)))
+        for a, more in ((query, more_t), (call.key, more_s), (call.value, more_s))
+    )
+    arrays = same_varying_axes((*longer, inputs))
+    run = _program(division) if is_eager(arrays) else functools.partial(_attend, division)
+    output, logsumexp = run(*arrays)
+    output, logsumexp = output[:, :t], logsumexp[:, :t, :, 0]
     if options.sink is not None:
-        output, residual = add_sink(output, residual, options.sink)
-    return AttentionOutput(output, residual if call.return_residual else None)
+        output, logsumexp = add_sink(output, logsumexp, options.sink)
+    return AttentionOutput(output, logsumexp if call.return_residual else None)
 
 
 def refuse_blockwise(call: AttentionCall) -> str | None:
@@ -106,15 +103,17 @@ def refuse_blockwise(call: AttentionCall) -> str | None:
 
 
 def _divide(
-    call: AttentionCall, query: Array, scale: float, limits: BlockLimits
-) -> tuple[Blocks, tuple[Array, ...]]:
-    """The blocks of a call, and the arrays of its score modifications."""
+    call: AttentionCall,
+    dtype: jnp.dtype,
+    scale: float,
+    mods: jax.tree_util.PyTreeDef,
+    limits: BlockLimits,
+) -> Division:
     shape, mask, options = call.scores_shape, call.mask, call.options
     n = shape[1]
     group = math.lcm(n // call.key.shape[2], n // call.value.shape[2])
-    leaves, mods = jax.tree.flatten(options.score_mods)
-    in_query = query.dtype == accumulation_dtype(query)
-    blocks = Blocks(
+    in_query = dtype == jnp.result_type(jnp.float32, dtype)
+    return Division(
         shape,
         block_sizes(shape, group, limits),
         group,
@@ -125,70 +124,45 @@ def _divide(
         MaskSpec(*shape[2:], is_causal=mask.is_causal, window=mask.window),
         mods if options.score_mods else None,
         limits,
+        jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
     )
-    return blocks, tuple(leaves)
-
-
-def _ranges(
-    blocks: Blocks, mask: MaskSpec, more_s: int
-) -> tuple[Array | Indices | None, Array | Indices | None]:
-    """first and end of the keys that a query attends to, [B or 1, 1, T, 1], or None twice."""
-    ranges, s = mask.ranges(), mask.num_keys
-    if ranges is None and more_s:
-        ranges = MaskSpec(1, s + 1, key_lengths=jnp.full(1, s)).ranges()
-    if ranges is None or (blocks.is_one_block and isinstance(ranges[0], np.ndarray)):
-        return None, None  # pieces know the rule
-    first, end = (a[:, None, :, None] for a in ranges)
-    return first, end
-
-
-def _longer(a: Array, more: int) -> Array:
-    return jnp.pad(a, ((0, 0), (0, more), (0, 0), (0, 0)))
 
 
 # One block
 
 
-def _block_scores(blocks: Blocks, q: Array, k: Array, inputs: ScoreInputs, at: Place) -> Array:
+def _block_scores(q: Array, k: Array, block: Block) -> Array:
     """Scores of one block, before score modifications and the mask."""
-    bias = _flipped_or_none(take(inputs.bias, at), at.flip)
-    pair = (k, q) if at.flip else (q, k)
-    return scaled_scores(*pair, bias, blocks.scale_scores, blocks.soft_cap)
+    (division, inputs, _, transposed) = block.chunk
+    bias = as_kept(take(inputs.bias, block), block)
+    pair = (k, q) if transposed else (q, k)
+    return scaled_scores(*pair, bias, division.scale_scores, division.soft_cap)
 
 
-def _hidden(x: Array, inputs: ScoreInputs, at: Place) -> Array:
-    """The scores of a block, -inf where they are hidden."""
-    axis = 2 if at.flip else 3
-    shape = tuple(d if i == axis else 1 for i, d in enumerate(x.shape))
-    key = at.starts[3] + lax.broadcasted_iota(jnp.int32, shape, axis)
-    first, end = (_flipped_or_none(a, at.flip) for a in (at.first, at.end))
-    allowed = masks.combine(
-        _flipped_or_none(take(inputs.mask, at), at.flip),
+def _allowed(scores: Array, block: Block) -> Array | None:
+    """The mask of a block as its scores are kept."""
+    axis = 2 if block.chunk.transposed else 3
+    shape = tuple(d if i == axis else 1 for i, d in enumerate(scores.shape))
+    key = block.starts[3] + lax.broadcasted_iota(jnp.int32, shape, axis)
+    first, end = as_kept(block.first, block), as_kept(block.end, block)
+    return masks.combine(
+        as_kept(take(block.chunk.inputs.mask, block), block),
         None if first is None else first <= key,
         None if end is None else key < end,
     )
-    return hide(x, allowed)
 
 
-def _flipped(a: Array, flip: bool) -> Array:
-    """A block, kept as [S, T] where `flip`."""
-    return a.swapaxes(2, 3) if flip else a
-
-
-def _flipped_or_none(a: Array | Indices | None, flip: bool) -> Array | None:
-    return None if a is None else _flipped(jnp.asarray(a), flip)
-
-
-def _modified(blocks: Blocks, at: Place, x: Array, leaves: Sequence[Array]) -> Array:
+def _modified(block: Block, x: Array, leaves: Sequence[Array]) -> Array:
     """The scores of a block after the score modifications."""
-    if blocks.mods is None:
+    division = block.chunk.division
+    if division.mods is None:
         return x
     head, query, key = (
         jnp.minimum(start + jnp.arange(size), most - 1)  # padding has no index of its own
-        for start, size, most in zip(at.starts[1:], x.shape[1:], blocks.shape[1:], strict=True)
+        for start, size, most in zip(block.starts[1:], x.shape[1:], division.shape[1:], strict=True)
     )
     return apply_score_mods(
-        jax.tree.unflatten(blocks.mods, leaves),
+        jax.tree.unflatten(division.mods, leaves),
         x,
         head=head[:, None, None],
         query=query[:, None],
@@ -196,17 +170,19 @@ def _modified(blocks: Blocks, at: Place, x: Array, leaves: Sequence[Array]) -> A
     )
 
 
-def _drop(blocks: Blocks, inputs: ScoreInputs, at: Place, p: Array) -> Array:
-    if not blocks.dropout_rate or inputs.seed is None:
-        return p
-    kept = keep_mask(inputs.seed, blocks.dropout_rate, at.starts, at.sizes, blocks.shape)
-    return jnp.where(_flipped(kept, at.flip), p / (1 - blocks.dropout_rate), 0)
+def _drop(block: Block, probs: Array) -> Array:
+    division, seed = block.chunk.division, block.chunk.inputs.seed
+    if not division.dropout_rate or seed is None:
+        return probs
+    kept = keep_mask(seed, division.dropout_rate, block.starts, block.sizes, division.shape)
+    kept = cast(Array, as_kept(kept, block))
+    return jnp.where(kept, probs / (1 - division.dropout_rate), 0)
 
 
 # Forward
 
 
-class _Sums(NamedTuple):
+class _SoftmaxState(NamedTuple):
     """The softmax of some rows so far: [b, n, t, 1] and [b, n, t, V]."""
 
     top: Array
@@ -220,32 +196,32 @@ _Saved: TypeAlias = tuple[Array, Array, Array, ScoreInputs, Array, Array, Array]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    blocks: Blocks, query: Array, key: Array, value: Array, inputs: ScoreInputs
+    division: Division, query: Array, key: Array, value: Array, inputs: ScoreInputs
 ) -> tuple[Array, Array]:
     """Output and log sum exp, in blocks."""
-    return _forward(blocks, query, key, value, inputs)[0]
+    return _forward(division, query, key, value, inputs)[0]
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _program(blocks: Blocks) -> Callable[..., tuple[Array, Array]]:
+def _program(division: Division) -> Callable[..., tuple[Array, Array]]:
     """`_attend` of calls outside of `jit`, where its loops would be compiled anew each time."""
-    return jax.jit(functools.partial(_attend, blocks))
+    return jax.jit(functools.partial(_attend, division))
 
 
 def _forward(
-    blocks: Blocks, query: Array, key: Array, value: Array, inputs: ScoreInputs
+    division: Division, query: Array, key: Array, value: Array, inputs: ScoreInputs
 ) -> tuple[tuple[Array, Array], _Saved]:
     """In addition, for the backward pass: the largest score of a row and 1 / the sum of exp."""
-    chunk = functools.partial(_forward_chunk, blocks, inputs)
-    _, (output,), kept = over_chunks(blocks, chunk, None, (query, key, value))
-    output, top, share = save_for_backward((output, *kept))
-    lse = jnp.where(share > 0, top - jnp.log(jnp.where(share > 0, share, 1)), -math.inf)
-    lse = from_chunks(blocks, lse.swapaxes(2, 3))
-    return (output, lse), (query, key, value, inputs, output, top, share)
+    chunk = functools.partial(_forward_chunk, division, inputs)
+    _, (output,), kept = over_chunks(division, chunk, None, (query, key, value))
+    output, top, inv_sum = save_for_backward((output, *kept))
+    lse = jnp.where(inv_sum > 0, top - jnp.log(jnp.where(inv_sum > 0, inv_sum, 1)), -math.inf)
+    lse = from_chunks(division, lse.swapaxes(2, 3))
+    return (output, lse), (query, key, value, inputs, output, top, inv_sum)
 
 
 def _forward_chunk(
-    blocks: Blocks,
+    division: Division,
     inputs: ScoreInputs,
     carry: None,
     starts: Starts,
@@ -253,76 +229,61 @@ def _forward_chunk(
     _: tuple[Array, ...],
 ) -> tuple[None, list[Array], tuple[Array, ...]]:
     q, k, v = arrays
-    q = q * blocks.scale_q
-    run = _forward_pieces if blocks.is_one_block else _forward_loops
-    top, total, output = run(Chunk(blocks, inputs, starts), q, k, v)
+    run = _forward_small if division.is_one_block else _forward_loops
+    top, total, output = run(Chunk(division, inputs, starts), q * division.scale_q, k, v)
     divisor = jnp.where(total > 0, total, 1)
-    share = jnp.where(total > 0, 1 / divisor, 0)
-    return carry, [(output / divisor).astype(v.dtype)], (top, share)
+    inv_sum = jnp.where(total > 0, 1 / divisor, 0)
+    return carry, [(output / divisor).astype(v.dtype)], (top, inv_sum)
 
 
-def _forward_pieces(chunk: Chunk, q: Array, k: Array, v: Array) -> _Sums:
-    blocks = chunk.blocks
+def _forward_small(chunk: Chunk, q: Array, k: Array, v: Array) -> _SoftmaxState:
+    def state(block: Block) -> _SoftmaxState:
+        if not block.sizes[3]:
+            return _no_keys(queries_of(q, block), k, v)
+        return _block_state(queries_of(q, block), keys_of(k, block), keys_of(v, block), block)
 
-    def piece(at: Place) -> _Sums:
-        rows = rows_at(q, at)
-        if not at.sizes[3]:
-            return _nothing(rows, k, v)
-        keys, values = keys_at(k, at, blocks), keys_at(v, at, blocks)
-        return _block_sums(blocks, chunk.inputs, rows, keys, values, at)
-
-    made = [[piece(at) for at in row] for row in pieces(chunk)]
-    return _Sums(*(concatenate_pieces([[a[i] for a in row] for row in made]) for i in range(3)))
+    states = [[state(block) for block in row] for row in small_blocks(chunk)]
+    return _SoftmaxState(*(join([[a[i] for a in row] for row in states]) for i in range(3)))
 
 
-def _forward_loops(chunk: Chunk, q: Array, k: Array, v: Array) -> _Sums:
-    blocks = chunk.blocks
-    tq, sk = blocks.sizes[2:]
+def _forward_loops(chunk: Chunk, q: Array, k: Array, v: Array) -> _SoftmaxState:
+    tq, sk = chunk.division.sizes[2:]
     k, v = split(k, sk), split(v, sk)
 
-    def query_block(args: tuple[Array, Array]) -> _Sums:
+    def query_block(args: tuple[Array, Array]) -> _SoftmaxState:
         i, q = args
 
-        def step(j: Array, at: Place, carry: _Sums) -> _Sums:
-            new = _block_sums(blocks, chunk.inputs, q, k[j], v[j], at)
-            top = jnp.maximum(carry[0], new[0])
-            fade, grow = jnp.exp(carry[0] - top), jnp.exp(new[0] - top)
-            return _Sums(
-                top, *(a * fade + b * grow for a, b in zip(carry[1:], new[1:], strict=True))
+        def step(j: Array, block: Block, old: _SoftmaxState) -> _SoftmaxState:
+            new = _block_state(q, k[j], v[j], block)
+            top = jnp.maximum(old.top, new.top)
+            fade, grow = jnp.exp(old.top - top), jnp.exp(new.top - top)
+            return _SoftmaxState(
+                top, old.total * fade + new.total * grow, old.output * fade + new.output * grow
             )
 
-        return over_keys(chunk, i * tq, step, _nothing(q, k, v))
+        return over_keys(chunk, i * tq, step, _no_keys(q, k, v))
 
-    made = lax.map(query_block, (jnp.arange(blocks.counts[2]), split(q, tq)))
-    return _Sums(*map(unsplit, made))
-
-
-def _block_sums(
-    blocks: Blocks, inputs: ScoreInputs, q: Array, k: Array, v: Array, at: Place
-) -> _Sums:
-    x = _modified(blocks, at, _block_scores(blocks, q, k, inputs, at), inputs.mods)
-    x = _hidden(x, inputs, at)
-    top = row_max(x)
-    weights = jnp.exp(x - top)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    return _Sums(top, total, weighted_sum(_drop(blocks, inputs, at, weights), v))
+    states = lax.map(query_block, (jnp.arange(chunk.division.counts[2]), split(q, tq)))
+    return _SoftmaxState(*map(unsplit, states))
 
 
-def _nothing(q: Array, k: Array, v: Array) -> _Sums:
+def _block_state(q: Array, k: Array, v: Array, block: Block) -> _SoftmaxState:
+    x = _modified(block, _block_scores(q, k, block), block.chunk.inputs.mods)
+    weights, total, top = softmax_terms(x, _allowed(x, block))
+    return _SoftmaxState(top, total, weighted_sum(_drop(block, weights), v))
+
+
+def _no_keys(q: Array, k: Array, v: Array) -> _SoftmaxState:
     """Of rows that have met no key yet."""
-    zero = jnp.zeros_like(q, accumulation_dtype(q, k))[..., :1]
+    zero = jnp.zeros_like(q, jnp.result_type(jnp.float32, q, k))[..., :1]
     output = jnp.broadcast_to(zero, (*zero.shape[:-1], v.shape[-1]))
-    return _Sums(zero + lowest(zero.dtype), zero, output)
+    return _SoftmaxState(zero + lowest(zero.dtype), zero, output)
 
 
 # Backward
 
-Sums: TypeAlias = tuple[Array | None, tuple[Array, ...]]
+_GradSums: TypeAlias = tuple[Array | None, tuple[Array, ...]]
 """The gradients of the bias and of the arrays of the score modifications so far."""
-
-
-_QueryCarry: TypeAlias = tuple[Array, Array, Array, Sums]
-"""The gradients of the queries of a block, of all keys and values, and the sums."""
 
 
 class _Grads(NamedTuple):
@@ -332,32 +293,32 @@ class _Grads(NamedTuple):
     """before the scale"""
     key: Array
     value: Array
-    bias: Array
-    """of the scores before score modifications; all of [b, n, t, s], or [b, n, s, t] if flipped"""
+    scores: Array
+    """before score modifications, as they are kept"""
     mods: tuple[Array, ...]
     """of the floating-point leaves"""
 
 
 def _backward(
-    blocks: Blocks, saved: _Saved, cotangents: tuple[Array, Array]
+    division: Division, saved: _Saved, cotangents: tuple[Array, Array]
 ) -> tuple[Array | ScoreInputs, ...]:
-    query, key, value, inputs, output, top, share = saved
+    query, key, value, inputs, output, top, inv_sum = saved
     d_output, d_lse = cotangents
     # Sums over the first axis of scores are slow on a CPU. Where every head has keys of its own
     # the scores can be kept as [S, T]: then no gradient needs such a sum. Score modifications are
     # promised [T, S].
-    flip = query.shape[2] == key.shape[2] == value.shape[2] and blocks.mods is None
-    floats = [a for a in inputs.mods if _is_float(a)]
+    transposed = query.shape[2] == key.shape[2] == value.shape[2] and division.mods is None
     sums = (
         None if inputs.bias is None else jnp.zeros_like(inputs.bias, top.dtype),
-        tuple(jnp.zeros_like(a, top.dtype) for a in floats),
+        tuple(jnp.zeros_like(a, top.dtype) for a in inputs.mods if _is_float(a)),
     )
-    chunk = functools.partial(_backward_chunk, blocks, inputs, flip)
+    chunk = functools.partial(_backward_chunk, division, inputs, transposed)
     arrays = (query, key, value, output, d_output)
-    kept = (top, share, to_chunks(blocks, d_lse).swapaxes(2, 3))
+    kept = (top, inv_sum, to_chunks(division, d_lse).swapaxes(2, 3))
     # One array less, so a program of 16 texts of 256 tokens stays below the 32 MiB from which on
     # the C library gives its memory back after each call. A second one in place costs more waits.
-    (d_bias, d_mods), grads, _ = over_chunks(blocks, chunk, sums, arrays, kept, reuse=True)
+    with jax.default_matmul_precision(division.precision):
+        (d_bias, d_mods), grads, _ = over_chunks(division, chunk, sums, arrays, kept, reuse=True)
     if d_bias is not None and inputs.bias is not None:
         d_bias = d_bias.astype(inputs.bias.dtype)
     rest = iter(d_mods)
@@ -371,125 +332,122 @@ def _is_float(a: Array) -> bool:
 
 
 def _backward_chunk(
-    blocks: Blocks,
+    division: Division,
     inputs: ScoreInputs,
-    flip: bool,
-    sums: Sums,
+    transposed: bool,
+    sums: _GradSums,
     starts: Starts,
     arrays: list[Array],
     kept: tuple[Array, ...],
-) -> tuple[Sums, list[Array], tuple[Array, ...]]:
-    (q, k, v, output, do), (top, share, d_lse) = arrays, kept
-    wide = top.dtype
-    delta = jnp.sum(do.astype(wide) * output.astype(wide), axis=-1, keepdims=True)
-    delta = (delta - jnp.where(share > 0, d_lse, 0)) * share  # an empty row's may be NaN
-    do = (do * share).astype(do.dtype)
-    run = _backward_pieces if blocks.is_one_block else _backward_loops
-    rows = (q * blocks.scale_q, do, delta, top)
-    sums, dq, dk, dv = run(Chunk(blocks, inputs, starts, flip), sums, rows, k, v)
-    dq, dk = dq * (blocks.scale_q * blocks.scale_scores), dk * blocks.scale_scores
+) -> tuple[_GradSums, list[Array], tuple[Array, ...]]:
+    (q, k, v, output, d_output), (top, inv_sum, d_lse) = arrays, kept
+    acc_dtype = top.dtype
+    delta = jnp.sum(d_output.astype(acc_dtype) * output.astype(acc_dtype), axis=-1, keepdims=True)
+    delta = (delta - jnp.where(inv_sum > 0, d_lse, 0)) * inv_sum  # an empty row's may be NaN
+    d_output = (d_output * inv_sum).astype(d_output.dtype)
+    run = _backward_small if division.is_one_block else _backward_loops
+    rows = (q * division.scale_q, d_output, delta, top)
+    sums, dq, dk, dv = run(Chunk(division, inputs, starts, transposed), sums, rows, k, v)
+    dq, dk = dq * (division.scale_q * division.scale_scores), dk * division.scale_scores
     return sums, [dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)], ()
 
 
-def _backward_pieces(
-    chunk: Chunk, sums: Sums, rows: tuple[Array, ...], k: Array, v: Array
-) -> tuple[Sums, Array, Array, Array]:
-    blocks, made = chunk.blocks, []
-    for row in pieces(chunk):
+def _backward_small(
+    chunk: Chunk, sums: _GradSums, rows: tuple[Array, ...], k: Array, v: Array
+) -> tuple[_GradSums, Array, Array, Array]:
+    made: list[tuple[list[Array], list[Array], list[Array]]] = []
+    for row in small_blocks(chunk):
         dq, dk, dv = [], [], []
-        for at in row:
-            own = [rows_at(a, at) for a in rows]
-            keys, values = keys_at(k, at, blocks), keys_at(v, at, blocks)
-            new = _block_gradients(blocks, chunk.inputs, own, keys, values, at)
+        for block in row:
+            own = [queries_of(a, block) for a in rows]
+            new = _block_gradients(own, keys_of(k, block), keys_of(v, block), block)
             dq.append(new.query)
-            dk.append(among_all_keys(new.key, at, blocks))
-            dv.append(among_all_keys(new.value, at, blocks))
-            sums = _add(sums, at, new)
-        made.append((dq, [_sum(dk)], [_sum(dv)]))
-    of_q, of_k, of_v = (concatenate_pieces(list(a)) for a in zip(*made, strict=True))
+            dk.append(among_all_keys(new.key, block))
+            dv.append(among_all_keys(new.value, block))
+            sums = _add(sums, block, new)
+        made.append((dq, [functools.reduce(jnp.add, dk)], [functools.reduce(jnp.add, dv)]))
+    of_q, of_k, of_v = (join(list(a)) for a in zip(*made, strict=True))
     return sums, of_q, of_k, of_v
 
 
 def _backward_loops(
-    chunk: Chunk, sums: Sums, rows: tuple[Array, ...], k: Array, v: Array
-) -> tuple[Sums, Array, Array, Array]:
-    blocks = chunk.blocks
-    tq, sk = blocks.sizes[2:]
-    k, v, wide = split(k, sk), split(v, sk), rows[3].dtype
+    chunk: Chunk, sums: _GradSums, rows: tuple[Array, ...], k: Array, v: Array
+) -> tuple[_GradSums, Array, Array, Array]:
+    tq, sk = chunk.division.sizes[2:]
+    k, v, acc_dtype = split(k, sk), split(v, sk), rows[3].dtype
 
     def query_block(
-        carry: tuple[Array, Array, Sums], args: tuple[Array, list[Array]]
-    ) -> tuple[tuple[Array, Array, Sums], Array]:
+        carry: tuple[Array, Array, _GradSums], args: tuple[Array, list[Array]]
+    ) -> tuple[tuple[Array, Array, _GradSums], Array]:
         i, own = args
 
-        def step(j: Array, at: Place, carry: _QueryCarry) -> _QueryCarry:
+        def step(
+            j: Array, block: Block, carry: tuple[Array, Array, Array, _GradSums]
+        ) -> tuple[Array, Array, Array, _GradSums]:
             dq, dk, dv, sums = carry
-            new = _block_gradients(blocks, chunk.inputs, own, k[j], v[j], at)
+            new = _block_gradients(own, k[j], v[j], block)
             dk, dv = dk.at[j].add(new.key), dv.at[j].add(new.value)
-            return dq + new.query, dk, dv, _add(sums, at, new)
+            return dq + new.query, dk, dv, _add(sums, block, new)
 
-        first = (jnp.zeros_like(own[0], wide), *carry)
+        first = (jnp.zeros_like(own[0], acc_dtype), *carry)
         dq, dk, dv, sums = over_keys(chunk, i * tq, step, first)
         return (dk, dv, sums), dq
 
-    carry = (jnp.zeros_like(k, wide), jnp.zeros_like(v, wide), sums)
-    xs = (jnp.arange(blocks.counts[2]), [split(a, tq) for a in rows])
+    carry = (jnp.zeros_like(k, acc_dtype), jnp.zeros_like(v, acc_dtype), sums)
+    xs = (jnp.arange(chunk.division.counts[2]), [split(a, tq) for a in rows])
     (dk, dv, sums), dq = lax.scan(query_block, carry, xs)
     return sums, unsplit(dq), unsplit(dk), unsplit(dv)
 
 
-def _add(sums: Sums, at: Place, new: _Grads) -> Sums:
+def _add(sums: _GradSums, block: Block, new: _Grads) -> _GradSums:
     d_bias, d_mods = sums
     more = tuple(a + b.astype(a.dtype) for a, b in zip(d_mods, new.mods, strict=True))
-    return add_block(d_bias, at, new.bias), more
+    return add_block(d_bias, block, new.scores), more
 
 
-def _sum(arrays: list[Array]) -> Array:
-    return functools.reduce(jnp.add, arrays)
-
-
-def _block_gradients(
-    blocks: Blocks, inputs: ScoreInputs, rows: Sequence[Array], k: Array, v: Array, at: Place
-) -> _Grads:
+def _block_gradients(rows: Sequence[Array], k: Array, v: Array, block: Block) -> _Grads:
     """The gradients of q, k, v and the scores of one block.
 
-    `do` and `delta` come multiplied by `share`: what is left of the probabilities is
+    `d_output` and `delta` come multiplied by `inv_sum`: what is left of the probabilities is
     exp(scores - top).
     """
-    q, do, delta, top = rows
-    x = _block_scores(blocks, q, k, inputs, at)
-    modified, pull = _modified_and_vjp(blocks, inputs, at, x)
-    weights = jnp.exp(_hidden(modified, inputs, at) - _flipped(top, at.flip))
-    pair = (v, do) if at.flip else (do, v)
-    dp = _drop(blocks, inputs, at, scaled_scores(*pair, None, 1.0, None))
-    ds, d_mods = pull(weights * (dp - _flipped(delta, at.flip)))
-    if blocks.soft_cap is not None:
-        ds = ds * (1 - jnp.square(x / blocks.soft_cap))
-    weights = _drop(blocks, inputs, at, weights)
-    if at.flip:
-        dq = _product_with_flipped(ds, k)
-        return _Grads(dq, weighted_sum(ds, q), weighted_sum(weights, do), ds, d_mods)
-    dk, dv = _transposed(ds, q, k.shape[1]), _transposed(weights, do, v.shape[1])
+    q, d_output, delta, top = rows
+    division, _, _, transposed = block.chunk
+    x = _block_scores(q, k, block)
+    modified, pull = _modified_and_vjp(block, x)
+    allowed = _allowed(x, block)
+    weights = modified if allowed is None else jnp.where(allowed, modified, -jnp.inf)
+    weights = jnp.exp(weights - cast(Array, as_kept(top, block)))
+    pair = (v, d_output) if transposed else (d_output, v)
+    d_probs = _drop(block, scaled_scores(*pair, None, 1.0, None))
+    ds, d_mods = pull(weights * (d_probs - cast(Array, as_kept(delta, block))))
+    if division.soft_cap is not None:
+        ds = ds * (1 - jnp.square(x / division.soft_cap))
+    weights = _drop(block, weights)
+    if transposed:
+        dq = _product_with_transposed(ds, k)
+        return _Grads(dq, weighted_sum(ds, q), weighted_sum(weights, d_output), ds, d_mods)
+    dk, dv = _sum_over_queries(ds, q, k.shape[1]), _sum_over_queries(weights, d_output, v.shape[1])
     return _Grads(weighted_sum(ds, k), dk, dv, ds, d_mods)
 
 
 def _modified_and_vjp(
-    blocks: Blocks, inputs: ScoreInputs, at: Place, x: Array
+    block: Block, x: Array
 ) -> tuple[Array, Callable[[Array], tuple[Array, tuple[Array, ...]]]]:
     """`_modified`, and its gradients of the scores and of the floating-point leaves."""
-    if blocks.mods is None:
+    mods = block.chunk.inputs.mods
+    if block.chunk.division.mods is None:
         return x, lambda ds: (ds, ())
 
     def run(x: Array, floats: tuple[Array, ...]) -> Array:
         rest = iter(floats)
-        leaves = [next(rest) if _is_float(a) else a for a in inputs.mods]
-        return _modified(blocks, at, x, leaves)
+        return _modified(block, x, [next(rest) if _is_float(a) else a for a in mods])
 
-    modified, pull = jax.vjp(run, x, tuple(a for a in inputs.mods if _is_float(a)))
+    modified, pull = jax.vjp(run, x, tuple(a for a in mods if _is_float(a)))
     return modified, pull
 
 
-def _product_with_flipped(ds: Array, k: Array) -> Array:
+def _product_with_transposed(ds: Array, k: Array) -> Array:
     """[B, N, T, H] from [B, N, S, T] and [B, N, S, H], as (k^T ds)^T: both transposes are small.
 
     The barrier keeps XLA from transposing ds itself, or from a product that is slow on a CPU.
@@ -499,11 +457,11 @@ def _product_with_flipped(ds: Array, k: Array) -> Array:
     return dq.swapaxes(2, 3)
 
 
-def _transposed(a: Array, b: Array, heads: int) -> Array:
+def _sum_over_queries(a: Array, b: Array, heads: int) -> Array:
     """[B, K, S, H] = sum over the rows of a key head of a [B, N, T, S] times b [B, N, T, H]."""
-    wide = a.dtype
+    acc_dtype = a.dtype
     a, b = (x.reshape(x.shape[0], heads, -1, x.shape[-1]) for x in (a.astype(b.dtype), b))
-    return jnp.einsum("BKRS,BKRH->BKSH", a, b, preferred_element_type=wide)
+    return jnp.einsum("BKRS,BKRH->BKSH", a, b, preferred_element_type=acc_dtype)
 
 
 _attend.defvjp(_forward, _backward)

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from attnlab.attention.dense import add_sink, lowest
 from attnlab.attention.dropout import dropout_seed, keep_at
 from attnlab.attention.jax_nn import refuse_dense_only
 from attnlab.attention.masks import Nodes
 from attnlab.attention.options import AttentionCall, AttentionOptions, AttentionOutput
 from attnlab.attention.score_mods import apply_score_mods
-from attnlab.attention.scores import add_sink, lowest
 from attnlab.remat import save_for_backward
 
 
@@ -55,11 +55,11 @@ def edges(call: AttentionCall) -> AttentionOutput:
             keep = keep_at(seed, rate, flat, keys) / (1 - rate)
         return _one_graph(options, q, k, v, senders, receivers, of_edges, keep)
 
-    output, residual = jax.vmap(one)(jnp.arange(b), call.query, call.key, call.value, *ends)
+    output, logsumexp = jax.vmap(one)(jnp.arange(b), call.query, call.key, call.value, *ends)
     if options.sink is not None:
-        output, residual = add_sink(output, residual, options.sink)
+        output, logsumexp = add_sink(output, logsumexp, options.sink)
     output = save_for_backward(output)
-    return AttentionOutput(output, residual if call.return_residual else None)
+    return AttentionOutput(output, logsumexp if call.return_residual else None)
 
 
 def refuse_edges(call: AttentionCall) -> str | None:
@@ -91,24 +91,24 @@ def _one_graph(
 ) -> tuple[Array, Array]:
     """[T, N, V] and log sum exp [T, N]; `keep` [edges, N] multiplies the probabilities at last."""
     num_nodes, n, num_keys, dtype = q.shape[0], q.shape[1], k.shape[0], v.dtype
-    kv, num_edges, wide = v.shape[1], len(senders), jnp.promote_types(q.dtype, jnp.float32)
+    kv, num_edges, acc_dtype = v.shape[1], len(senders), jnp.promote_types(q.dtype, jnp.float32)
     # Widened first: the gradient of a gather sums over edges too.
-    q, k, v = (_at(a.astype(wide), e) for a, e in ((q, receivers), (k, senders), (v, senders)))
+    q, k, v = (_at(a.astype(acc_dtype), e) for a, e in ((q, receivers), (k, senders), (v, senders)))
     scores = _edge_scores(options, q, k, bias)
     if options.score_mods:
         real = (receivers < num_nodes)[:, None]  # padding must reach no gradient
         at = jnp.minimum(receivers, num_nodes - 1), jnp.minimum(senders, num_keys - 1)
         scores = jnp.where(real, _modified(options, scores, *at), scores)
     top = jax.ops.segment_max(jax.lax.stop_gradient(scores), receivers, num_nodes)
-    top = jnp.maximum(top, lowest(wide))  # finite where all edges of a node are -inf
+    top = jnp.maximum(top, lowest(acc_dtype))  # finite where all edges of a node are -inf
     weights = jnp.exp(scores - _at(top, receivers))
     total = jax.ops.segment_sum(weights, receivers, num_nodes)
     divisor = jnp.where(total > 0, total, 1)
     kept = weights if keep is None else weights * keep
     parts = kept.reshape(num_edges, kv, n // kv, 1) * v[:, :, None]
     out = jax.ops.segment_sum(parts.reshape(num_edges, n, v.shape[-1]), receivers, num_nodes)
-    residual = jnp.where(total > 0, top + jnp.log(divisor), -jnp.inf)
-    return (out / divisor[..., None]).astype(dtype), residual
+    logsumexp = jnp.where(total > 0, top + jnp.log(divisor), -jnp.inf)
+    return (out / divisor[..., None]).astype(dtype), logsumexp
 
 
 def _edge_scores(options: AttentionOptions, q: Array, k: Array, bias: Array | None) -> Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from attnlab.attention.mask_spec import MaskSpec
+from attnlab.attention.masks import MaskSpec
 from attnlab.attention.options import AttentionCall, AttentionOutput
 from attnlab.remat import save_for_backward
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from jax import Array
 from jax.typing import ArrayLike
 
-from attnlab.attention.mask_spec import MaskSpec
+from attnlab.attention.masks import MaskSpec
 from attnlab.attention.score_mods import ScoreMod
 from attnlab.names import check_keywords
 
@@ -93,9 +93,9 @@ class AttentionCall(NamedTuple):
     """A checked call of attention with a batch axis: what every backend takes.
 
     >>> import jax.numpy as jnp
-    >>> from attnlab.attention.validate import validate
+    >>> from attnlab.attention.checks import check_call
     >>> q, kv = jnp.ones((1, 3, 4, 8)), jnp.ones((1, 5, 2, 8))
-    >>> call, _ = validate(q, kv, kv, AttentionOptions(sink=0.0))
+    >>> call = check_call(q, kv, kv, AttentionOptions(sink=0.0))
     >>> call.scores_shape, call.key.shape  # K = 2 key heads for N = 4 query heads
     ((1, 4, 3, 5), (1, 5, 2, 8))
     >>> call.options.sink.shape
@@ -108,16 +108,13 @@ class AttentionCall(NamedTuple):
     """[B, S, K, H]"""
     value: Array
     """[B, S, Kv, V]"""
+    scores_shape: tuple[int, int, int, int]
+    """B, N, T, S"""
     mask: MaskSpec
     """all that hides keys; the mask, causal rule, window and lengths of `options` are not read"""
     options: AttentionOptions
-    """arrays with four axes, a number as scale, a tuple of score_mods, a pair of talking_heads"""
+    """bias and sink with four axes, a number as scale, score_mods with arrays, a pair of
+    talking_heads"""
     return_residual: bool = False
     patch: Mapping[str, Callable[[Array], Array]] = {}
     """"scores", "probs" -> the function that replaces them"""
-
-    @property
-    def scores_shape(self) -> tuple[int, int, int, int]:
-        """B, N, T, S."""
-        b, t, n, _ = self.query.shape
-        return b, n, t, self.key.shape[1]

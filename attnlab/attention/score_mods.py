@@ -235,9 +235,7 @@ def apply_score_mods(
     return scores
 
 
-def validate_score_mods(
-    mods: Sequence[ScoreMod], shape: tuple[int, int, int, int]
-) -> tuple[ScoreMod, ...]:
+def validate_score_mods(mods: Sequence[ScoreMod], num_heads: int) -> tuple[ScoreMod, ...]:
     """The modifications with arrays as leaves, or an error before anything runs."""
     if isinstance(mods, ScoreMod) or not isinstance(mods, Sequence):
         raise TypeError(f"score_mods must be a sequence of ScoreMod, not {type(mods).__name__}")
@@ -250,7 +248,7 @@ def validate_score_mods(
                 f"{name} is no pytree; decorate its class with jax.tree_util.register_dataclass "
                 "and dataclasses.dataclass(frozen=True)"
             )
-        mod.validate(shape[1])
+        mod.validate(num_heads)
     return tuple(jax.tree.map(jnp.asarray, mod) for mod in mods)
 
 

@@ -20,8 +20,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from attnlab.attention import AttentionOptions, explaining, masks, trace
-from attnlab.attention.mask_checks import check_padding_shape
-from attnlab.attention.validate import validated_window
+from attnlab.attention.checks import check_padding_shape, window_sides
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.forms import FACTORED, CallSizes, choose, contraction_orders
 from attnlab.heads.layout import Entries, HeadCall, Layout, Rotate, check_params
@@ -379,7 +378,8 @@ def _with_cache(
     """The entries with those of the cache, the longer cache, whether they fit, and the options:
     indices of a cache are not positions, so a mask replaces the causal rule and the window."""
     assert inputs.cache is not None
-    window = validated_window(options.local_window_size)
+    window = options.local_window_size
+    window = None if window is None else window_sides(window)
     extended = extend(
         inputs.cache, new, inputs.padding_mask, is_causal=options.is_causal, window=window
     )

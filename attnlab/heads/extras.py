@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.attention import attend, score_mods
+from attnlab.attention.dense import scaled_scores, weighted_sum
 from attnlab.attention.dropout import dropout_seed, keep_mask
-from attnlab.attention.scores import scaled_scores, weighted_sum
 from attnlab.broadcast import with_rank
 from attnlab.fields import bounded
 from attnlab.heads.layout import Extra, HeadCall, Layout

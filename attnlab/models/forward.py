@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention.mask_checks import checked_padding_mask
+from attnlab.attention.checks import checked_padding_mask
 from attnlab.attention.masks import Edges
 from attnlab.eager import KEPT, is_eager
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
-from attnlab.attention.dispatch import check_implementation
+from attnlab.attention.backends import check_implementation
 from attnlab.fields import Spec, bounded, check_choice
 from attnlab.heads import positions
 from attnlab.heads.layout import Layout

@@ -8,7 +8,7 @@ from attnlab.attention.blockwise import blockwise
 
 SMALL_BLOCKS = BlockLimits(queries=2, head_scores=6, block_scores=1)
 """2 queries and 3 keys of one group of heads."""
-SMALL_STRIPS = BlockLimits(strip_queries=2, piece_scores=1)
+SMALL_STRIPS = BlockLimits(small_queries=2, small_scores=1)
 """All queries and keys in one block, in strips of 2 queries and pieces of one group of heads."""
 
 

@@ -20,7 +20,7 @@ from test_attention import (
 )
 
 from attnlab import BACKENDS, dot_product_attention, explain, masks
-from attnlab.attention import AttentionOptions, SoftCap, dispatch, register_backend
+from attnlab.attention import AttentionOptions, SoftCap, backends, register_backend
 from attnlab.tap import Tap, capture
 
 BAD = {
@@ -56,14 +56,14 @@ BAD = {
     "padding mask": (
         {"mask": jnp.ones((2, 7), bool)},
         ValueError,
-        r"a padding mask of keys is mask\[:, None, None\], or use masks.padding",
+        r"mask \(2, 7\).*masks.padding for padding of keys",
     ),
     "bias shape": ({"bias": jnp.ones((5, 1, 6, 5, 7))}, ValueError, "bias .* must broadcast"),
     "bias of integers": ({"bias": jnp.ones((5, 7), int)}, TypeError, "bias must be a float array"),
     "lengths shape": (
         {"query_seq_lengths": jnp.array([3])},
         ValueError,
-        r"query_seq_lengths \(1,\) must be one length per batch row, \[B\] = \(2,\)",
+        r"query_seq_lengths \(1,\) must be \[B\] = \(2,\)",
     ),
     "float lengths": (
         {"key_value_seq_lengths": jnp.array([3.0, 2.0])},
@@ -88,9 +88,9 @@ BAD = {
         ValueError,
         r"talking_heads \(\(6, 4\), None\) must be",
     ),
-    "near keyword": ({"biass": 0}, TypeError, "keyword .*'biass'"),
-    "distance 8": ({"heads": 4}, TypeError, "keyword .*'heads'"),
-    "far keyword": ({"xyz": 4}, TypeError, "keyword .*'xyz'"),
+    "near keyword": ({"biass": 0}, TypeError, r"keyword .*'biass'"),
+    "distance 8": ({"heads": 4}, TypeError, r"keyword .*'heads'"),
+    "far keyword": ({"xyz": 4}, TypeError, r"keyword .*'xyz'"),
 }
 
 
@@ -168,7 +168,7 @@ def test_explain_says_where_the_choice_was_measured(monkeypatch):
     }.items():
         monkeypatch.setattr(jax, "default_backend", lambda device=device: device)
         assert explain(shape, shape, shape)[name].startswith(f"chosen: {words}")
-    for entries in dispatch.CHOICES.values():
+    for entries in backends.CHOICES.values():
         assert {entry.backend for entry in entries} <= set(BACKENDS)
         assert entries[-1].backend == "dense"  # which refuses nothing
 
@@ -193,7 +193,7 @@ def test_a_registered_backend_runs_by_name_and_is_never_chosen(monkeypatch):
     def refuse(call):
         return "it has no bias" if call.options.bias is not None else None
 
-    monkeypatch.setattr(dispatch, "BACKENDS", dict(BACKENDS))
+    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
     register_backend("mine", run, refuse)
     q, k, v = make()
     assert_close(dot_product_attention(q, k, v, implementation="mine"), by_hand(q, k, v)[0])
@@ -220,7 +220,7 @@ import attnlab.contrib
 print(attnlab.explain(x, x, x)["splash"])
 """)
     error, after = command(file).stdout.splitlines()
-    assert "implementation 'splash' is in attnlab.contrib: import attnlab.contrib" in error
+    assert "'splash'; it is in attnlab.contrib" in error
     assert after == "could run"
 
 

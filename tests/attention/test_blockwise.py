@@ -170,7 +170,7 @@ def dots(jaxpr):
 
 def test_a_strip_reads_only_the_keys_that_its_queries_may_see(monkeypatch):
     """Known before any array is: T = 10 in strips of 3, 3, 3 and 1."""
-    divide(monkeypatch, BlockLimits(strip_queries=1))
+    divide(monkeypatch, BlockLimits(small_queries=1))
     x = jax.ShapeDtypeStruct((2, 10, 1, 4), jnp.float32)
 
     def scores_of(**call):

@@ -11,9 +11,9 @@ from test_attention import CALLS, allowed_of, by_hand, make
 
 from attnlab import dot_product_attention, explain
 from attnlab.attention import AttentionOptions
+from attnlab.attention.checks import check_call
 from attnlab.attention.jax_nn import assume_device, cudnn, native_mask
-from attnlab.attention.mask_spec import MaskSpec
-from attnlab.attention.validate import validate
+from attnlab.attention.masks import MaskSpec
 
 REFUSED = [
     ({}, None),
@@ -84,7 +84,7 @@ def test_keywords_of_cudnn_mean_the_same(call, monkeypatch):
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", as_xla)
     q, k, v = make()
-    checked, _ = validate(q, k, v[..., :7], AttentionOptions(**CALLS[call]))
+    checked = check_call(q, k, v[..., :7], AttentionOptions(**CALLS[call]))
     attending, _ = checked.mask.used()
     got = cudnn(checked).output
     if attending is not None:

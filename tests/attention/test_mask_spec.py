@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.attention.mask_spec import MaskSpec
+from attnlab.attention.masks import MaskSpec
 
 
 @pytest.mark.parametrize(("t", "s"), [(5, 7), (7, 5), (1, 6), (6, 1)])

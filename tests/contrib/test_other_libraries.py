@@ -11,7 +11,7 @@ from test_attention import make
 
 import attnlab.contrib  # noqa: F401
 from attnlab import dot_product_attention, explain
-from attnlab.attention import SoftCap, dispatch
+from attnlab.attention import SoftCap, backends
 from attnlab.tap import Tap
 
 Q = jnp.ones((1, 4, 2, 4))
@@ -60,8 +60,8 @@ def test_calls_that_splash_refuses(call, reason, monkeypatch):
 
 
 def test_no_device_chooses_them():
-    chosen = {entry.backend for entries in dispatch.CHOICES.values() for entry in entries}
-    assert not chosen & set(dispatch.CONTRIB)
+    chosen = {entry.backend for entries in backends.CHOICES.values() for entry in entries}
+    assert not chosen & set(backends.CONTRIB)
 
 
 def both(arrays, **call):

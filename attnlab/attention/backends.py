@@ -1,5 +1,6 @@
 """The backends, what each cannot do, and which one runs."""
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -8,22 +9,15 @@ import jax
 from attnlab.attention.blockwise import blockwise, refuse_blockwise
 from attnlab.attention.dense import dense
 from attnlab.attention.edges import edges, refuse_edges
-from attnlab.attention.jax_nn import cudnn, refuse_cudnn, refuse_jax_nn, xla
+from attnlab.attention.jax_nn import ASSUMED, cudnn, refuse_cudnn, refuse_jax_nn, xla
 from attnlab.attention.options import AttentionCall, AttentionOutput
 from attnlab.names import nearest
 
+LOG = logging.getLogger(__name__)
+
 
 class Backend(NamedTuple):
-    """One way to compute attention.
-
-    >>> import jax.numpy as jnp
-    >>> from attnlab.attention import AttentionOptions
-    >>> from attnlab.attention.validate import validate
-    >>> x = jnp.ones((1, 3, 2, 4))
-    >>> call, _ = validate(x, x, x, AttentionOptions(sink=0.0))
-    >>> BACKENDS["dense"].refuse(call), BACKENDS["xla"].refuse(call)
-    (None, 'jax.nn has no sink')
-    """
+    """One way to compute attention."""
 
     run: Callable[[AttentionCall], AttentionOutput]
     """marks what its own backward pass reads by `save_for_backward`, each array once"""
@@ -89,66 +83,69 @@ class Choice(NamedTuple):
 CPU = "measured on 2 CPU cores with 1 MiB of L2 each"
 GPU = "measured on one H200, bfloat16, causal, with gradient, 4,096 tokens"
 NOT = "not measured"
+EDGES = Choice("edges", NOT)
+"""For every mask that is a list of edges and nothing else, on every device."""
 CHOICES: dict[str, tuple[Choice, ...]] = {
-    "cpu": (Choice("edges", NOT), Choice("blockwise", CPU, 16 * 2**20), Choice("dense", CPU)),
+    "cpu": (Choice("blockwise", CPU, 16 * 2**20), Choice("dense", CPU)),
     "gpu": (
-        Choice("edges", NOT),
         Choice("cudnn", GPU),
         Choice("blockwise", NOT, 2**31),  # up to where XLA was measured; it needs less memory
         Choice("xla", GPU),
         Choice("dense", NOT),
     ),
-    "tpu": (Choice("edges", NOT), Choice("blockwise", NOT, 2**30), Choice("dense", NOT)),
+    "tpu": (Choice("blockwise", NOT, 2**30), Choice("dense", NOT)),
 }
-"""Device -> what implementation=None runs there: the first entry that can."""
+"""Device -> what implementation=None runs there: the first entry that can; "dense" always can."""
 
 
 def choose(call: AttentionCall, implementation: str | None) -> Choice:
     """The requested backend, or the first of `CHOICES` that can run the call.
 
     Raises:
-      ValueError: an unknown name.
+      ValueError: an unknown name, or a requested backend that cannot run the call.
     """
     if implementation is not None:
         check_implementation(implementation)
+        if reason := BACKENDS[implementation].refuse(call):
+            shapes = f"query {call.query.shape}, key {call.key.shape}, value {call.value.shape}"
+            raise ValueError(
+                f"implementation={implementation!r} cannot run {shapes}: {reason}; use "
+                "implementation='dense' or None"
+            )
         return Choice(implementation, "requested")
     b, n, t, s = call.scores_shape
-    size = 4 * b * n * t * s
-    entries = CHOICES.get(jax.default_backend(), CHOICES["tpu"])
-    return next(
-        entry
-        for entry in entries
-        if BACKENDS[entry.backend].refuse(call) is None and size > entry.min_bytes
-    )
+    device = ASSUMED.get()
+    platform = jax.default_backend() if device is None else device.platform
+    *choices, last = CHOICES.get(platform, CHOICES["tpu"])
+    for choice in choices if call.mask.edges is None else (EDGES, *choices):
+        if 4 * b * n * t * s > choice.min_bytes:
+            reason = BACKENDS[choice.backend].refuse(call)
+            if reason is None:
+                return choice
+            LOG.debug("attention does not run on %r: %s", choice.backend, reason)
+    return last
+
+
+def explain_choice(call: AttentionCall, implementation: str | None) -> dict[str, str]:
+    """Backend -> "chosen: " and why, "could run", or the reason why it could not."""
+    if implementation is None:
+        chosen = choose(call, None)
+    else:
+        check_implementation(implementation)
+        chosen = Choice(implementation, "requested")
+    words = {chosen.backend: f"chosen: {chosen.source}"}
+    return {
+        name: backend.refuse(call) or words.get(name, "could run")
+        for name, backend in BACKENDS.items()
+    }
 
 
 def check_implementation(name: str) -> None:
     """Raises ValueError for a name that is not in `BACKENDS`."""
     if isinstance(name, str) and name in BACKENDS:
         return
-    known = f"known: {', '.join(BACKENDS)}, None"
-    if name in CONTRIB:
-        raise ValueError(
-            f"implementation {name!r} is in attnlab.contrib: import attnlab.contrib; {known}"
-        )
     near = nearest(str(name), BACKENDS)
     hint = f"did you mean {near!r}? " if near else ""
-    raise ValueError(f"unknown implementation {name!r}; {hint}{known}")
-
-
-def check_runs(call: AttentionCall, name: str) -> None:
-    """Raises ValueError with shapes, reason and a way out if the backend cannot run the call."""
-    if reason := BACKENDS[name].refuse(call):
-        raise ValueError(
-            f"implementation={name!r} cannot run query {call.query.shape}, key {call.key.shape}, "
-            f"value {call.value.shape}: {reason}; use implementation='dense' or None"
-        )
-
-
-def describe(call: AttentionCall, chosen: Choice) -> dict[str, str]:
-    """Backend -> "chosen: " and why, "could run", or the reason why it could not."""
-    of_chosen = {chosen.backend: f"chosen: {chosen.source}"}
-    return {
-        name: backend.refuse(call) or of_chosen.get(name, "could run")
-        for name, backend in BACKENDS.items()
-    }
+    if name in CONTRIB:
+        hint = "it is in attnlab.contrib: import attnlab.contrib; "
+    raise ValueError(f"unknown implementation {name!r}; {hint}known: {', '.join(BACKENDS)}, None")
