@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,12 +39,9 @@ from attnlab.models.specs import (
 )
 from attnlab.sharing.plan import Plan, as_plan, plan_name
 
-if TYPE_CHECKING:
-    from attnlab.models.flax import Transformer
-
 Kind: TypeAlias = Literal["decoder", "encoder", "encoder_decoder"]
 
-MODULES: "dict[Kind, Callable[[ModelConfig], Transformer]]" = {}
+MODULES: "dict[Kind, Callable[[ModelConfig], Any]]" = {}
 """Kind of model -> its Flax module; `attnlab.models.flax` fills it."""
 
 WITHOUT_DEVICE = {"blockwise": "blockwise", "xla": "xla", "cudnn": "xla", "edges": "edges"}
@@ -184,7 +181,7 @@ class ModelConfig(Spec):
     compute: Compute = Compute()
     metadata: str = dataclasses.field(default="", compare=False, repr=False)
 
-    def build(self) -> "Transformer":
+    def build(self) -> Any:
         """The Flax module: `Decoder`, `Encoder` or `EncoderDecoder`."""
         return MODULES[self.kind](self)
 
