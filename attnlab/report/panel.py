@@ -156,7 +156,7 @@ def read_panels(
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError(f"{', '.join(map(str, folders))}: the same workdir twice; leave one out")
     names = [folder.name for folder in folders]
-    panels: dict[str, Panel] = {}
+    panels: list[Panel] = []
     for i, one in enumerate(given, start=1):
         if isinstance(one, Results):
             panel = Panel(one, description or Description(), title=f"results {i}")
@@ -166,11 +166,13 @@ def read_panels(
             unique = folder.name if alone else f"{folder.resolve().parent.name}/{folder.name}"
             panel = _read(folder, unique, description)
         configs, data = _configs(panel.results), _data(panel)
-        same = (key for key, other in panels.items() if key.startswith(configs))
-        key = next((key for key in same if _data(panels[key]) != data), f"{configs} {i}")
-        panels[key] = _together(panels[key], panel) if key in panels else panel
-    found = list(panels.values())
-    return [dataclasses.replace(found[0], title="")] if len(found) == 1 else found
+        for k, other in enumerate(panels):
+            if _configs(other.results) == configs and _data(other) != data:
+                panels[k] = _together(other, panel)
+                break
+        else:
+            panels.append(panel)
+    return [dataclasses.replace(panels[0], title="")] if len(panels) == 1 else panels
 
 
 def _together(one: Panel, other: Panel) -> Panel:

@@ -115,12 +115,10 @@ def _answer(panel: Panel, row: Any) -> tuple[str, str]:
 
 def warnings(panel: Panel) -> list[Paragraph]:
     """What is wrong with the runs."""
+    varied = differing([dict(run.provenance.environment) for run in panel.results])
     lines = [
-        f"The runs had different environments: {name} is "
-        f"{' or '.join(dict.fromkeys(map(str, values)))}."
-        for name, values in differing(
-            [dict(run.provenance.environment) for run in panel.results]
-        ).items()
+        f"The runs had different environments: {name} is {' or '.join(map(str, dict.fromkeys(a)))}."
+        for name, a in varied.items()
     ]
     for variant, runs in panel.results.variants.items():
         if gone := [run for run in runs if run.status == "diverged"]:
@@ -188,12 +186,11 @@ def expectations(panel: Panel) -> list[Paragraph]:
 
 def _judge(panel: Panel, expected: Expectation) -> tuple[bool | None, str]:
     """Was it found (None: no result), and in which words?"""
-    numbers: dict[str, float] = {}
     values = _numbers(panel, expected, expected.tags)
-    others = _numbers(panel, expected, expected.over or expected.tags)
-    for found, tags in ((values, expected.tags), (others, expected.over or {})):
-        if not len(found):
-            return None, ", ".join(map(str, tags.values()))
+    others = _numbers(panel, expected, expected.over) if expected.over else values
+    if not len(values) or not len(others):
+        missing = expected.over if expected.over and len(values) else expected.tags
+        return None, ", ".join(map(str, missing.values()))
     numbers = {"mean": values.mean(), "min": values.min(), "max": values.max()}
     if expected.over is not None:
         numbers["ratio"] = values.mean() / others.mean()

@@ -8,6 +8,7 @@ runs have ended, their scores and the lines of their metrics.jsonl must be those
 without a kill. Prints a line for each kill and exits with 1 at the first difference.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from pathlib import Path
 from attnlab import lab
 from attnlab.data import Text
 from attnlab.heads import Standard
-from attnlab.lab.workdir import last_process
+from attnlab.lab.workdir import holder, last_process
 from attnlab.models import FFN, ModelConfig
 from attnlab.training import EvaluationConfig, TrainConfig
 
@@ -71,7 +72,7 @@ def outcome(folder: Path) -> dict[str, object]:
 def victims(process: subprocess.Popen, folder: Path) -> list[int]:
     """The process, and the worker that holds a run."""
     runs = folder / "runs"
-    held = [last_process(run) for run in runs.iterdir()] if runs.exists() else []
+    held = [last_process(run) for run in runs.iterdir() if holder(run)] if runs.exists() else []
     return [process.pid, *(pid for pid in held if pid not in (None, process.pid))]
 
 
@@ -87,10 +88,11 @@ def one_story(
                 process.wait(rng.uniform(0.2, 1.0) * seconds)
             except subprocess.TimeoutExpired:
                 victim = rng.choice(victims(process, folder))
-                os.kill(victim, signal.SIGKILL)
-                kills += 1
-                what = "sweep" if victim == process.pid and mode == "sweep" else "worker"
-                print(f"killed the {what} of {folder.name}", flush=True)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(victim, signal.SIGKILL)
+                    kills += 1
+                    what = "sweep" if victim == process.pid and mode == "sweep" else "worker"
+                    print(f"killed the {what} of {folder.name}", flush=True)
         process.wait()
         time.sleep(0.5)  # a worker whose sweep was killed saves and ends
         if process.returncode == 0:
