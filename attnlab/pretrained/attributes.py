@@ -88,8 +88,9 @@ class Attribute:
         most = MAX_LAYERS if self.is_depth else LARGEST_COUNT
         if kind is int and not self.least <= value <= most:  # type: ignore[operator]
             raise bad_value(name, value, f"must be from {self.least} to {most:,}")
-        if kind is float:
-            check_number(name, value, least=0.0 if "eps" in name else -LARGEST_NUMBER)
+        bound = 0.0 if "eps" in name else -LARGEST_NUMBER
+        if kind is float and not bound <= value <= LARGEST_NUMBER:  # type: ignore[operator]
+            raise bad_value(name, value, f"must be a finite number of at least {bound:g}")
 
 
 def read_attributes(
@@ -215,14 +216,3 @@ def bad_value(name: str, value: object, why: str) -> ValueError:
     'config.json: rotary_dim = 99 is more than the width of a head, 64'
     """
     return ValueError(f"config.json: {name} = {shown(value)} {why}")
-
-
-def check_number(name: str, value: object, *, least: float = -LARGEST_NUMBER) -> None:
-    """Raises ValueError unless `value` is a finite number of at least `least`."""
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not least <= value <= LARGEST_NUMBER
-    ):
-        bound = f" of at least {least:g}" if least > -LARGEST_NUMBER else ""
-        raise bad_value(name, value, f"must be a finite number{bound}")

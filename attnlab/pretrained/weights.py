@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import EllipsisType
 from typing import NamedTuple
 
@@ -73,7 +73,9 @@ def fill(
     for path in sorted(leaves, key=lambda path: -math.prod(leaves[path])):
         weight = _empty(leaves[path], dtype)
         for entry, tensor in parts[path]:
-            _copy(entry, path, leaves, tensor, weight[entry.at], allow_nonfinite)
+            where = f"the tensor {shown(entry.name)}{_file(tensor)}"
+            for source, target in _pieces(entry, path, leaves, tensor, weight[entry.at]):
+                _convert(source, target, where, allow_nonfinite)
         made[path] = put(path, weight)
         del weight
     filled: Params = jax.tree.unflatten(jax.tree.structure(shapes), [made[p] for p in leaves])
@@ -146,32 +148,22 @@ def unfill(params: Params, entries: Iterable[Entry]) -> Arrays:
     return tensors
 
 
-def _copy(
-    entry: Entry,
-    path: Path,
-    shapes: Shapes,
-    tensor: Tensor | np.ndarray,
-    weight: np.ndarray,
-    allow_nonfinite: bool,
-) -> None:
-    """Copies what `tensor` holds of a weight into it."""
+def _pieces(
+    entry: Entry, path: Path, shapes: Shapes, tensor: Tensor | np.ndarray, weight: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """What `tensor` holds of a weight, and the view of the weight that it belongs to."""
     folded = weight.reshape(_fold(entry, path, shapes))
     columns = _columns(entry, shapes)[path]
-    convert = functools.partial(
-        _convert, name=entry.name, file=_file(tensor), allow_nonfinite=allow_nonfinite
-    )
     if not isinstance(columns, slice):
-        convert(_as_ours(entry, tensor[...])[..., columns], folded)
+        yield _as_ours(entry, tensor[...])[..., columns], folded
         return
     target = _as_stored(entry, folded)
     step = max(1, CHUNK // max(1, math.prod(tensor.shape[1:])))
     for first in range(0, tensor.shape[0], step):
-        convert(tensor[first : first + step], target[first : first + step])
+        yield tensor[first : first + step], target[first : first + step]
 
 
-def _convert(
-    source: np.ndarray, target: np.ndarray, name: str, file: str, allow_nonfinite: bool
-) -> None:
+def _convert(source: np.ndarray, target: np.ndarray, where: str, allow_nonfinite: bool) -> None:
     """Write numbers in the dtype of `target`.
 
     Raises ValueError for those that it cannot hold, and for NaN and infinity unless allowed.
@@ -181,13 +173,11 @@ def _convert(
     finite = np.isfinite(target)
     beyond = np.isfinite(source) & ~finite
     if beyond.any():
-        value, why = source[beyond][0], f"is beyond the range of {target.dtype}{file}"
-    elif not finite.all() and not allow_nonfinite:
-        value = source[~finite][0]
-        why = f"is not finite{file}; if it is meant to be so, pass allow_nonfinite=True"
-    else:
-        return
-    raise ValueError(f"the tensor {shown(name)} has the value {float(value)!r}, which {why}")
+        value = float(source[beyond][0])
+        raise ValueError(f"{where} has {value!r}, which is beyond the range of {target.dtype}")
+    if not finite.all() and not allow_nonfinite:
+        value = float(source[~finite][0])
+        raise ValueError(f"{where} has {value!r}; if it is meant to, pass allow_nonfinite=True")
 
 
 def _file(tensor: Tensor | np.ndarray) -> str:

@@ -25,6 +25,12 @@ def test_every_family_has_a_golden_file_and_they_are_small():
     assert sum(path.stat().st_size for path in GOLDEN) < 3_400_000
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_defaults_of_a_variant_are_attributes(family):
+    one = pretrained.FAMILIES[family]
+    assert set(one.defaults) <= {attribute.name for attribute in one.attributes}
+
+
 @pytest.mark.parametrize("path", deep(GOLDEN, *FAMILIES.values()), ids=lambda path: path.stem)
 def test_outputs_equal_the_peers(path, tmp_path):
     config, tensors, given, expected = split(path)
@@ -236,17 +242,6 @@ def test_arrays_are_written_as_they_are_seen(tmp_path):
     assert (stored["b"].shape, stored["b"].item()) == ((), 3.0)
 
 
-def test_a_header_that_begins_as_a_pickle_does(tmp_path):
-    """640 bytes of header are \\x80\\x02 on disk."""
-    path = tmp_path / "model.safetensors"
-    write_file(path, {"a": np.arange(3, dtype=np.float32)})
-    whole = path.read_bytes()
-    length = int.from_bytes(whole[:8], "little")
-    header, rest = whole[8 : 8 + length].ljust(640), whole[8 + length :]
-    path.write_bytes((640).to_bytes(8, "little") + header + rest)
-    np.testing.assert_array_equal(read_file(path)["a"], [0, 1, 2])
-
-
 class Trap:
     """Unpickled, it leaves a folder behind."""
 
@@ -396,16 +391,6 @@ def test_a_config_is_read_without_a_weight(tmp_path):
     assert pretrained.load_config(folder).width == config["hidden_size"]
     with pytest.raises(ValueError, match=r"NaN|nan"):
         pretrained.load(folder)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_other_precisions_become_float32(dtype, tmp_path):
-    config, tensors, _, _ = split(FAMILIES["gpt2"])
-    stored = {name: a.astype(jnp.dtype(dtype)) for name, a in tensors.items()}
-    params = pretrained.load(write(tmp_path / "folder", config, stored))[1]
-    wte = params["embedding"]
-    assert {a.dtype for a in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    np.testing.assert_array_equal(wte, stored["transformer.wte.weight"].astype(np.float32))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])

@@ -226,13 +226,6 @@ def test_the_working_directory_and_a_link_are_saved_into(tmp_path, monkeypatch):
     assert pretrained.load_config(tmp_path / "model").norm.eps == 0.05
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
-    (tmp_path / "model").write_text("mine")
-    with pytest.raises(ValueError, match="is a file; pass a folder"):
-        pretrained.save(tmp_path / "model", CONFIG.build(), params_of(CONFIG))
-    assert (tmp_path / "model").read_text() == "mine"
-
-
 def changed(params, path, leaf):
     """The params with another leaf; without one where it is None."""
     *steps, last = path.split(".")
@@ -248,17 +241,13 @@ def changed(params, path, leaf):
 
 WRONG = [
     ("layers.ffn.extra", np.zeros(3, np.float32), "'layers/ffn/extra'"),
-    ("lm_head", np.zeros((12, 19), np.float32), "'lm_head'"),
     ("layers.ffn.up", None, "'layers/ffn/up' is missing"),
     ("layers", None, "'layers/.*' is missing"),
-    ("layers.ffn.up", np.zeros((2, 12, 99), np.float32),
-     r"'layers/ffn/up' has shape \(2, 12, 99\), .* \(2, 12, 256\)"),
     ("embedding", np.zeros((20, 12), np.float32), r"shape \(20, 12\), .* \(19, 12\)"),
-    ("embedding", np.zeros((19, 12), np.int32), "embedding is int32, .* float"),
     ("embedding", np.zeros((19, 12), complex), "embedding is complex128, .* float"),
     ("embedding", [["a"] * 12] * 19, "embedding"),
     ("embedding", np.full((19, 12), np.nan, np.float32), "embedding has nan at 0, 0"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("path", "leaf", "message"), WRONG)
@@ -269,6 +258,8 @@ def test_params_of_another_model_are_refused(path, leaf, message, tmp_path):
     for folder in ("model", "absent"):
         with pytest.raises(ValueError, match=message):
             pretrained.save(tmp_path / folder, OTHER.build(), wrong)
+    with pytest.raises(ValueError, match="is a file; pass a folder"):
+        pretrained.save(tmp_path / "model" / "tokenizer.json", OTHER.build(), params_of(OTHER))
     assert content(tmp_path / "model") == before
     assert os.listdir(tmp_path) == ["model"]
 
@@ -280,40 +271,25 @@ def test_params_that_are_no_tree_of_weights_are_refused(params, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_params_of_a_shared_model_are_compared_too(tmp_path):
-    relaxed = dataclasses.replace(CONFIG, sharing="relaxed:1", delta_rank=2)
-    params = jax.tree.map(np.array, params_of(relaxed))
-    del params["layers"]["delta"]["ffn"]
-    with pytest.raises(ValueError, match=r"layers/delta/ffn.* is missing"):
-        pretrained.save(tmp_path / "model", relaxed.build(), params)
-
-
 def test_each_tensor_keeps_its_dtype(tmp_path):
+    """config.json names the dtype of all, if there is one."""
     params = jax.tree.map(np.array, params_of(CONFIG))
-    params["layers"]["ffn"] = jax.tree.map(
-        lambda a: a.astype(jnp.bfloat16), params["layers"]["ffn"]
-    )
-    params["layers"]["attention"]["v"] = params["layers"]["attention"]["v"].astype(jnp.bfloat16)
-    pretrained.save(tmp_path / "model", CONFIG.build(), params)
-    said = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert "dtype" not in said  # no one dtype is that of all
-    stored = read_file(tmp_path / "model" / "model.safetensors")
-    dtypes = {name.removeprefix("transformer."): str(a.dtype) for name, a in stored.items()}
-    assert dtypes["h.0.mlp.c_fc.weight"] == "bfloat16"
-    assert dtypes["h.0.attn.c_proj.weight"] == "float32"
-    assert dtypes["h.0.attn.c_attn.weight"] == "float32"  # q and k are; v lies in the same tensor
-    again = pretrained.load(tmp_path / "model")[1]
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.astype(b.dtype), b), params, again)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_one_dtype_of_all_is_named(dtype, tmp_path):
-    params = jax.tree.map(lambda a: a.astype(jnp.dtype(dtype)), params_of(CONFIG))
-    pretrained.save(tmp_path / "model", CONFIG.build(), params)
-    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == dtype
-
-
-# Several files, and a card ---------------------------------------------------------------------
+    for part, names in (("ffn", ("up", "down")), ("attention", ("v",))):
+        for name in names:
+            params["layers"][part][name] = params["layers"][part][name].astype(jnp.bfloat16)
+    half = jax.tree.map(lambda a: a.astype(jnp.float16), params)
+    for given, dtype in ((params, None), (half, "float16")):
+        pretrained.save(tmp_path / "model", CONFIG.build(), given)
+        said = json.loads((tmp_path / "model" / "config.json").read_text())
+        assert said.get("dtype") == dtype
+        again = pretrained.load(tmp_path / "model")[1]
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.astype(b.dtype), b), given, again)
+        stored = read_file(tmp_path / "model" / "model.safetensors")
+        dtypes = {name.removeprefix("transformer."): str(a.dtype) for name, a in stored.items()}
+        # q and k are float32; v lies in the same tensor.
+        wide = ["h.0.attn.c_attn.weight", "h.0.attn.c_proj.weight", "h.0.mlp.c_fc.weight"]
+        expected = [dtype] * 3 if dtype else ["float32", "float32", "bfloat16"]
+        assert [dtypes[name] for name in wide] == expected
 
 
 def test_weights_in_several_files(tmp_path):

@@ -10,7 +10,7 @@ from conftest import deep
 from goldens import FAMILIES, split, write
 
 from attnlab import pretrained
-from attnlab.interpret import decompose_residual, model_panel, record, sum_terms, view_panels
+from attnlab.interpret import decompose_residual, record, sum_terms
 from attnlab.models import ModelInputs, model_values, prefill
 from attnlab.transforms import change_plan, remove_heads
 
@@ -99,18 +99,3 @@ def test_a_prompt_in_pieces(loaded):
         found = prefill(params, tokens[:, at : at + 3], config, cache)
         cache = found.cache
     np.testing.assert_allclose(found.logits[:, -1], whole[:, -1], rtol=1e-4, atol=1e-4)
-
-
-def test_the_viewer_shows_them(loaded):
-    config, params, tokens, options = loaded
-    inputs = {"tokens": tokens[:1]}
-    if "source" in options:
-        inputs["source"] = options["source"][:1]
-    count = config.embedding.images.num_tokens if config.embedding.images else tokens.shape[1]
-    names = {"tokens": [f"<{i}>" for i in range(count)]}
-    if "source" in options:
-        names["source"] = [f"({i})" for i in range(options["source"].shape[1])]
-    panel = model_panel(config, params, inputs, names, ablate=False)
-    shown = [probs for one in panel.maps for probs in np.asarray(one.probs)]
-    np.testing.assert_allclose(np.concatenate([np.ravel(p.sum(-1)) for p in shown]), 1, atol=1e-5)
-    assert len(view_panels([panel]).html) > 40_000

@@ -2,18 +2,10 @@
 
 import numpy as np
 import pytest
-from commands import command
 from conftest import SHARED
 from goldens import FAMILIES, split, write
-from tokenizers import (
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
+from tokenizers import pre_tokenizers as pre
 
 from attnlab import pretrained
 from attnlab.data import load_tokenizer
@@ -35,9 +27,9 @@ def load(folder):
 
 def bpe():
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer = pre.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    alphabet = pre.ByteLevel.alphabet()
     return made, trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, show_progress=False)
 
 
@@ -45,7 +37,7 @@ def word_piece():
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.pre_tokenizer = pre.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
@@ -58,7 +50,7 @@ def word_piece():
 def unigram():
     made = Tokenizer(models.Unigram())
     made.normalizer = normalizers.NFKC()
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.pre_tokenizer = pre.Metaspace()
     made.decoder = decoders.Metaspace()
     made.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
@@ -140,23 +132,6 @@ def test_a_folder_goes_on_with_a_sentence(tmp_path):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
         open_folder(folder).describe_text("O for a stage")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "kind"), [("bert", "word_piece"), ("t5", "unigram")])
-def test_other_kinds_of_models_from_the_command_line(family, kind, tmp_path):
-    folder, library = folder_of(family, kind, tmp_path)
-    done = command("experiments.inspect_model", f"--path={folder}", "--text=a kingdom")
-    assert done.returncode == 0, done.stderr
-    last = done.stdout.strip().splitlines()[-1]
-    if family == "t5":
-        assert last.startswith("continuation: ")
-        return
-    ids = library.encode("a kingdom").ids
-    model, params = pretrained.load(folder)
-    best = np.argmax(model.apply({"params": params}, np.array([ids])).logits[0], axis=-1)
-    decode = lambda t: repr(library.decode([int(t)], skip_special_tokens=False))
-    assert last == "predictions in their place: " + " ".join(map(decode, best))
 
 
 def test_the_config_trains_on_the_tokens_of_the_folder(tmp_path):

@@ -333,42 +333,27 @@ def test_googles_albert_with_equal_sizes_has_no_map():
     assert any("/group_16/" in row.name for row in rows)
 
 
-NO_OTHERS = dict.fromkeys(
-    ["values.weight", "keys.weight", "queries.weight", "fc_out.weight", "fc_out.bias"]
-)
+NO_OTHERS = dict.fromkeys(f"{n}.weight" for n in ("values", "keys", "queries", "fc_out"))
+NO_OTHERS["fc_out.bias"] = None
+SNIPPET, TORCH = dict(embed_size=E, heads=N), dict(embed_dim=E, num_heads=N)
+ATTENTION = dict(module="SelfAttention", emb=E, heads=N)
+SHARD = {"symbol_modality_9_12/shared/weights_0": draw(4, E)}
+MISFITS = [
+    ("seed_snippet", dict(embed_size=E), {}, "config needs 'heads'"),
+    ("seed_snippet", SNIPPET | dict(depth=1), {}, "'depth' is unknown"),
+    ("seed_snippet", SNIPPET, {"fc_out.bias": None}, "'fc_out.bias'"),
+    ("seed_snippet", SNIPPET, {"more": draw(2)}, "no place for .*'more'"),
+    ("seed_snippet", SNIPPET, {"fc_out.weight": draw(2, 3)}, r"'fc_out.weight' has shape \(2, 3\)"),
+    ("seed_snipet", {}, {}, "did you mean 'seed_snippet'"),
+    ("torch_mha", TORCH | dict(add_bias_kv=True), {}, "bias_k is not there"),
+    ("torch_mha", TORCH, NO_OTHERS | {"bias_k": draw(1, 1, E)}, "missing"),
+    ("t2t", dict(num_heads=N), SHARD, "have 4 rows, their names say 9"),
+    ("former", ATTENTION | dict(module="SelfAttentionRelative"), {}, "unknown module"),
+    ("former", ATTENTION | dict(revision="1"), {}, "revision"),
+]
 
 
-@pytest.mark.parametrize(
-    ("system", "config", "change", "message"),
-    [
-        ("seed_snippet", dict(embed_size=E), {}, "config needs 'heads'"),
-        ("seed_snippet", dict(embed_size=E, heads=N, depth=1), {}, "'depth' is unknown"),
-        ("seed_snippet", dict(embed_size=E, heads=N), {"fc_out.bias": None}, "'fc_out.bias'"),
-        ("seed_snippet", dict(embed_size=E, heads=N), {"more": draw(2)}, "no place for .*'more'"),
-        (
-            "seed_snippet",
-            dict(embed_size=E, heads=N),
-            {"fc_out.weight": draw(2, 3)},
-            r"'fc_out.weight' has shape \(2, 3\)",
-        ),
-        ("seed_snipet", {}, {}, "did you mean 'seed_snippet'"),
-        ("torch_mha", dict(embed_dim=E, num_heads=N, add_bias_kv=True), {}, "bias_k is not there"),
-        (
-            "torch_mha",
-            dict(embed_dim=E, num_heads=N),
-            NO_OTHERS | {"bias_k": draw(1, 1, E)},
-            "missing",
-        ),
-        (
-            "t2t",
-            dict(num_heads=N),
-            {"symbol_modality_9_12/shared/weights_0": draw(4, E)},
-            "have 4 rows, their names say 9",
-        ),
-        ("former", dict(module="SelfAttentionRelative", emb=E, heads=N), {}, "unknown module"),
-        ("former", dict(module="SelfAttention", emb=E, heads=N, revision="1"), {}, "revision"),
-    ],
-)
+@pytest.mark.parametrize(("system", "config", "change", "message"), MISFITS)
 def test_what_does_not_fit_is_named(system, config, change, message):
     c = E // N
     w = {f"{name}.weight": draw(c, c) for name in ("values", "keys", "queries")}

@@ -14,7 +14,6 @@ import pytest
 pytestmark = pytest.mark.parity
 
 from attnlab import pretrained  # noqa: E402
-from attnlab.models import EncoderConfig  # noqa: E402
 from attnlab.pretrained import tensors as files  # noqa: E402
 from attnlab.tap import Tap  # noqa: E402
 
@@ -202,32 +201,6 @@ def test_shards(peer, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, whole, parts)
 
 
-def test_a_shared_model_is_written_unshared(tmp_path):
-    """BERT's format has no sharing: transformers computes the same from every layer's own copy."""
-    import dataclasses
-
-    import jax
-    import peer_outputs
-    import peers
-    import transformers as tr
-
-    theirs = peers.make("bert")
-    theirs.save_pretrained(tmp_path / "theirs")
-    model, params = pretrained.load(tmp_path / "theirs")
-    shared = dataclasses.replace(model.config, sharing="attention_only").build()
-    one = jax.tree.map(lambda a: a[:1], params["layers"]["attention"])
-    params = params | {"layers": params["layers"] | {"attention": one}}
-    pretrained.save(tmp_path / "shared", shared, params)
-    assert json.loads((tmp_path / "shared" / "config.json").read_text())["num_hidden_layers"] == 2
-    loaded = tr.BertForPreTraining.from_pretrained(
-        tmp_path / "shared", attn_implementation="eager"
-    ).eval()
-    given = peers.inputs("bert")
-    peer_outputs.compare(
-        peer_outputs.run(shared, params, given), peers.outputs(loaded, given), close
-    )
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("widths", [{}, dict(kdim=5, vdim=7)])
 def test_torch_attention(widths, bias):
@@ -322,26 +295,3 @@ def test_torch_layers(module, options):
     got = model.apply({"params": params}, ours[-1], **options).hidden
     valid = np.ones((2, 4), bool) if decodes else real
     close(np.asarray(got)[valid], expected[valid])
-
-
-def test_an_encoder_that_shares_with_its_decoder(tmp_path):
-    """transformers has no switch for it: it computes the same from two copies."""
-    import dataclasses
-
-    import peer_outputs
-    import peers
-    import transformers as tr
-
-    peers.make("t5").save_pretrained(tmp_path / "theirs")
-    model, params = pretrained.load(tmp_path / "theirs")
-    encoder = EncoderConfig(shares_decoder=True)
-    tied = dataclasses.replace(model.config, encoder=encoder).build()
-    params = {name: a for name, a in params.items() if not name.startswith("encoder_")}
-    pretrained.save(tmp_path / "tied", tied, params)
-    loaded = tr.T5ForConditionalGeneration.from_pretrained(
-        tmp_path / "tied", attn_implementation="eager"
-    ).eval()
-    given = peers.inputs("t5")
-    seen = peer_outputs.run(tied, params, given)
-    compared = peer_outputs.compare(seen, peers.outputs(loaded, given), close)
-    assert {"logits", "encoder.hidden", "cross.probs"} <= set(compared)
