@@ -16,7 +16,7 @@ LAYERS = (
     "models",
     "transforms",
     "interpret",
-    "pretrained adapters",
+    "pretrained adapters nnx",
 )
 """Packages of attnlab from the bottom up: a file imports its own package and those below it."""
 APART = {
@@ -35,7 +35,7 @@ BELOW = {
     for package in layer.split()
 } | {package: set(names.split()) for package, names in APART.items()}
 ONLY = {
-    "flax": {"models.flax"},
+    "flax": {"models.flax", "nnx"},
     "matplotlib": {"report.heads", "report.style"},
     "orbax": {"training.checkpoint"},
     **dict.fromkeys(
