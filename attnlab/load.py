@@ -20,8 +20,8 @@ from attnlab.data import DATASETS, DataConfig, Dataset
 from attnlab.data.tokenizer import FILE, Tokenizer, load_tokenizer, make_tokenizer
 from attnlab.models import ModelConfig, Sampling, from_json, generate, stream, to_json
 from attnlab.models.config import sharing_name
+from attnlab.models.flax import Transformer
 from attnlab.models.generate import GenerateOptions
-from attnlab.models.transformer import Transformer
 from attnlab.names import import_those, lookup
 from attnlab.names import load as load_object
 from attnlab.nested import JSON, differences, flatten

@@ -25,10 +25,10 @@ from attnlab.data import DATASETS, DataConfig, Text
 from attnlab.lab.spec import LAYOUT, POSITIONS, SHARING, specs_of
 from attnlab.models import ModelConfig
 from attnlab.models.budget import Budget
-from attnlab.models.config_dict import choose
+from attnlab.models.flags import choose
 from attnlab.names import import_module, lookup, nearest
 from attnlab.nested import flatten
-from attnlab.sharing.named_plans import plan_name
+from attnlab.sharing.plan import plan_name
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives import OBJECTIVES
 

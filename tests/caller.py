@@ -14,7 +14,7 @@ from jax import Array
 import attnlab
 from attnlab import ModelConfig, Outputs, Plan, heads, pretrained, transforms
 from attnlab.attention import AttentionOptions, AttentionOutput, attend
-from attnlab.models.transformer import Transformer
+from attnlab.models.flax import Transformer
 from attnlab.sharing import Params
 
 key, x = jax.random.key(0), jnp.ones((1, 5, 6))

@@ -14,7 +14,7 @@ from conftest import ROOT
 
 from attnlab import LAYOUTS, PLANS
 from attnlab.heads import init, num_parameters
-from attnlab.sharing.named_plans import parse_plan
+from attnlab.sharing.plan import parse_plan
 
 DRAWINGS = {p.stem: p.read_text() for p in sorted((ROOT / "docs" / "drawings").glob("*.svg"))}
 NAMES = [name.removeprefix("layout_") for name in DRAWINGS if name.startswith("layout_")]

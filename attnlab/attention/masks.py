@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int, Integer
 from attnlab.broadcast import with_rank
 
 __all__ = [
-    "Edges", "causal", "combine",
+    "Edges", "MaskSpec", "causal", "check_boolean", "combine",
     "edge_ends", "from_edges", "padding", "segments", "window",
 ]  # fmt: skip
 

@@ -24,9 +24,9 @@ from attnlab.heads.attention import project_kv, rotation
 from attnlab.interpret.linearize import linearize_at
 from attnlab.interpret.scores import AttentionName, head_params
 from attnlab.models.config import ModelConfig
-from attnlab.models.embeddings import rotary_embedding
+from attnlab.models.embed import rotary_embedding
 from attnlab.models.layer import LAYER_SCALE
-from attnlab.models.parameters import check_params
+from attnlab.models.params import check_params
 from attnlab.models.specs import LayerSpec
 from attnlab.norms import STARTS
 from attnlab.sharing import Params, Plan, layer_params
@@ -204,7 +204,7 @@ class _HeadMatrices:
         params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
         stacked = params[f"{own}layers" if is_encoder else "layers"]
         self.layers = [layer_params(stacked, self.plan, i) for i in range(self.plan.num_layers)]
-        behind = self.is_cross and self.spec.norm.has_final
+        behind = self.is_cross and self.spec.norm.places.final
         self.encoder_norm = params.get(f"{own}final_norm", {}) if behind else None
         each = tuple(range(self.plan.num_layers))
         self.kv_sources = each if self.is_cross else self.plan.kv_sources

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 
 from attnlab.interpret.importance import SUBLAYERS, HeadGates
 from attnlab.models.config import ModelConfig
+from attnlab.models.flax import Transformer
 from attnlab.models.forward import Outputs
-from attnlab.models.transformer import Transformer
 from attnlab.sharing import Params, PyTree
 from attnlab.tap import Patches
 from attnlab.transforms import remove_heads, scale_heads

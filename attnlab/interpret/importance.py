@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.models.config import ModelConfig, heads_per_layer
-from attnlab.models.embeddings import check_range
+from attnlab.models.embed import check_range
 from attnlab.models.forward import NO_INPUTS, ModelInputs, run_model
 from attnlab.names import lookup
 from attnlab.sharing import Params

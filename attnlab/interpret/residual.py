@@ -20,12 +20,12 @@ from jaxtyping import Array, Float, Int
 
 from attnlab.interpret.linearize import AffineMap, linearize_at
 from attnlab.models.config import ModelConfig
-from attnlab.models.embeddings import check_tokens, default_positions
+from attnlab.models.embed import check_tokens, default_positions
 from attnlab.models.forward import EMBEDDINGS, ENCODER, NO_INPUTS, ModelInputs, Outputs, run_model
-from attnlab.models.layer import LAYER_SCALE, NORM_POSITIONS, Sublayer
-from attnlab.models.norm import normalize
-from attnlab.models.output import lm_head
-from attnlab.models.parameters import check_params
+from attnlab.models.head import lm_head
+from attnlab.models.layer import LAYER_SCALE, Sublayer, add_sublayers
+from attnlab.models.params import check_params
+from attnlab.models.positionwise import normalize
 from attnlab.models.specs import LayerSpec, SublayerName
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan, layer_params
@@ -179,12 +179,11 @@ class LayerStack(NamedTuple):
 
             return function
 
-        scales = {"ffn": self.spec.ffn.residual_scale}
         sublayers = [
-            Sublayer(norms[name], sublayer(name, a), scales.get(name, 1.0))
-            for name, a in zip(self.spec.sublayers, written, strict=True)
+            Sublayer(name, norms[name], sublayer(name, a), scale)
+            for (name, scale), a in zip(self.spec.sublayers.items(), written, strict=True)
         ]
-        return NORM_POSITIONS[self.spec.norm.position](sublayers, x, self.spec.norm)
+        return add_sublayers(sublayers, x, self.spec.norm)
 
 
 def layer_stack(recording: Recording, *, encoder: bool = False) -> LayerStack:
@@ -295,10 +294,11 @@ def decompose_input(
     stack = layer_stack(recording, encoder=encoder)
     lookup(dict.fromkeys(stack.spec.sublayers), sublayer, what="sublayer")
     terms = decompose_residual(recording, encoder=encoder, layer=layer)
-    before = stack.spec.sublayers[: stack.spec.sublayers.index(sublayer)]
+    names = list(stack.spec.sublayers)
+    before = names[: names.index(sublayer)]
     outputs = [jax.tree.map(lambda a: a[layer], _written(stack, name)) for name in before]
     x = sum_terms(terms)
-    missing = (jnp.zeros_like(x),) * (len(stack.spec.sublayers) - len(before))
+    missing = (jnp.zeros_like(x),) * (len(names) - len(before))
 
     def read(x: Array, *written: Array) -> Array:
         inputs_of: dict[str, Array] = {}
@@ -376,7 +376,7 @@ def decompose_final(
     """
     stack = layer_stack(recording, encoder=encoder)
     terms, spec = decompose_residual(recording, encoder=encoder), stack.spec.norm
-    if not spec.has_final:
+    if not spec.places.final:
         return terms
     found = stack.outer_weight("final_norm")
     params = found if isinstance(found, dict) else {}

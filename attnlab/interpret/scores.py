@@ -28,7 +28,7 @@ from attnlab.interpret.residual import (
     sum_terms,
 )
 from attnlab.models.config import ModelConfig
-from attnlab.models.embeddings import position_bias, rotary_embedding
+from attnlab.models.embed import position_bias, rotary_embedding
 from attnlab.sharing import Params
 
 AttentionName: TypeAlias = Literal["self", "encoder", "cross"]

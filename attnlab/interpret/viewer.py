@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from attnlab.atomic import write_atomic
-from attnlab.sharing import Group, resolve_kv_sources
+from attnlab.sharing import Group
 
 HERE = Path(__file__).parent
 SCRIPTS = ("drawing.js", "forms.js", "panel.js", "viewer.js")
@@ -239,10 +239,7 @@ def _describe(
 
 
 def _groups(groups: Sequence[Group]) -> list[int | str]:
-    """ "@0" for a layer that uses the keys and values of layer 0."""
-    groups = [g.item() if isinstance(g, np.generic) else g for g in groups]
-    sources = enumerate(resolve_kv_sources(tuple(groups)))
-    return [int(groups[i] or 0) if source == i else f"@{source}" for i, source in sources]
+    return [group if isinstance(group, str) else int(group) for group in groups]
 
 
 def _rows(values: ArrayLike) -> Iterator[list[float | None]]:

@@ -14,7 +14,7 @@ from attnlab.data import DATASETS, Batch, DataConfig, Text
 from attnlab.data.dataset import BatchShapes
 from attnlab.fields import check_field
 from attnlab.load import IMPORTS, TEXTS, check_start, named_init, stored_data
-from attnlab.models import ModelConfig, config_dict
+from attnlab.models import ModelConfig, flags
 from attnlab.names import import_those, lookup, module_reference, name_in, reference
 from attnlab.nested import JSON
 from attnlab.sharing import Params
@@ -149,7 +149,7 @@ class Experiment:
         source = name_in(DATASETS, type(self.data), what="dataset")
         found: JSON = {
             "task": self.task,
-            "model": json.loads(config_dict.to_json(self.model)),
+            "model": json.loads(flags.to_json(self.model)),
             "train": self.train.to_dict(),
             "data": {"source": source, **dataclasses.asdict(self.data)},  # type: ignore[call-overload]
             **{name: getattr(self, name) for name in ("start", "init", "callbacks", "matched")},
@@ -181,7 +181,7 @@ class Experiment:
         more: JSON = {name: fields[name] for name in names if name in fields}
         try:
             return cls(
-                model=config_dict.from_json(json.dumps(fields["model"])),
+                model=flags.from_json(json.dumps(fields["model"])),
                 train=TrainConfig.from_dict(fields["train"]),
                 data=stored_data(fields["data"]),
                 checks_data=False,

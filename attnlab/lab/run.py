@@ -32,7 +32,7 @@ from attnlab.lab.spec import RunSpec
 from attnlab.lab.workdir import SHARED, claim, complete_result, held, run_folder, waiting
 from attnlab.load import LoadedModel, load_start, with_plan_of
 from attnlab.models import ModelConfig, matrix_axes
-from attnlab.models.layer import Report
+from attnlab.models.describe import Note
 from attnlab.names import lookup
 from attnlab.sharing import Params
 from attnlab.training import sharding
@@ -284,10 +284,10 @@ def step_inputs(
     return input_shapes(objective, shapes)
 
 
-def attention_reports(model: ModelConfig, inputs: Mapping[str, object]) -> Report:
+def attention_reports(model: ModelConfig, inputs: Mapping[str, object]) -> dict[str, Note]:
     """`models.explain_model` by attention sublayer: "self", "cross" and "encoder"; with layer types
     one each, by their names."""
-    found: Report = {}
+    found: dict[str, Note] = {}
     names = {"layers": "self", "encoder_layers": "encoder"}
     for stack, reports in models.explain_model(model, inputs, training=True).items():
         found |= {names.get(stack, stack) if n == "self" else n: one for n, one in reports.items()}

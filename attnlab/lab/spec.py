@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from attnlab.heads import LAYOUTS
 from attnlab.lab.experiment import Experiment
 from attnlab.load import IMPORTS
-from attnlab.models import ModelConfig, config_dict
+from attnlab.models import ModelConfig, flags
 from attnlab.models.budget import Budget, match_budget, with_layout
 from attnlab.names import name_in, nearest, reference
 from attnlab.nested import JSON, flatten
@@ -295,17 +295,17 @@ def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
         )
     model, train, data = (parts[name] for name in ("model", "train", "data"))
     fields = parts | {
-        "model": config_dict.to_dict(model),
+        "model": flags.to_dict(model),
         "train": train.to_dict(),
         "data": {f.name: getattr(data, f.name) for f in dataclasses.fields(data)},
     }
     if POSITIONS in plain:
-        positions = config_dict.choose(fields["model"]["positions"], str(plain[POSITIONS]))
+        positions = flags.choose(fields["model"]["positions"], str(plain[POSITIONS]))
         fields["model"]["positions"] = positions
     for path, value in plain.items():
         _set(fields, path, value)
     fields |= {
-        "model": config_dict.from_dict(fields["model"]),
+        "model": flags.from_dict(fields["model"]),
         "train": TrainConfig.from_dict(fields["train"]),
         "data": dataclasses.replace(data, **fields["data"]),
     }

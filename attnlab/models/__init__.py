@@ -2,7 +2,6 @@
 
 from attnlab.models.budget import Match, match_budget, with_layout
 from attnlab.models.config import EncoderConfig, LayerOverrides, LayerSpec, ModelConfig
-from attnlab.models.config_dict import from_dict, from_json, to_dict, to_json
 from attnlab.models.cost import (
     applied_parameters,
     cache_bytes_per_token,
@@ -11,24 +10,28 @@ from attnlab.models.cost import (
     parameters_by_uses,
     weight_flops,
 )
-from attnlab.models.describe import describe, describe_attention
-from attnlab.models.explain import explain_model
+from attnlab.models.describe import describe, describe_attention, explain_model
 from attnlab.models.ffn import feed_forward
+from attnlab.models.flags import from_dict, from_json, to_dict, to_json
+from attnlab.models.flax import (
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    FeedForward,
+    LayerStack,
+    MultiHeadAttention,
+)
 from attnlab.models.forward import ModelInputs, Outputs, model_values, run_model
-from attnlab.models.generate import generate, prefill, stream
+from attnlab.models.generate import Sampling, generate, limit_logits, prefill, stream
 from attnlab.models.head_similarity import head_distance, identical_heads
-from attnlab.models.head_weights import matrix_axes, shard_axes
 from attnlab.models.layer import (
     LayerInputs,
     LayerOutputs,
-    TextInputs,
     init_layer,
     layer_values,
     transformer_layer,
 )
-from attnlab.models.modules import FeedForward, LayerStack, MultiHeadAttention
-from attnlab.models.parameters import check_params, param_shapes
-from attnlab.models.sampling import Sampling, limit_logits
+from attnlab.models.params import check_params, matrix_axes, param_shapes, shard_axes
 from attnlab.models.specs import (
     FFN,
     Alibi,
@@ -47,22 +50,15 @@ from attnlab.models.specs import (
     Rotary,
     Sinusoidal,
 )
-from attnlab.models.stack import (
-    LayersOfType,
-    StackInputs,
-    StackOutputs,
-    captured_per_layer,
-    run_layers,
-)
-from attnlab.models.transformer import Decoder, Encoder, EncoderDecoder
+from attnlab.models.stack import LayersOfType, StackOutputs, captured_per_layer, run_layers
 
 __all__ = [
     "FFN", "Alibi", "Attention", "Compute", "Decoder", "Dropout", "Embedding", "Encoder",
     "EncoderConfig", "EncoderDecoder", "Experts", "FeedForward", "Images", "Init", "LayerInputs",
     "LayerOutputs", "LayerOverrides", "LayerSpec", "LayerStack", "LayersOfType", "Learned", "Match",
     "ModelConfig", "ModelInputs", "MultiHeadAttention", "NoPositions", "Norm", "OutputHead",
-    "Outputs", "Relative", "Rotary", "Sampling", "Sinusoidal", "StackInputs", "StackOutputs",
-    "TextInputs", "applied_parameters", "cache_bytes_per_token", "captured_per_layer",
+    "Outputs", "Relative", "Rotary", "Sampling", "Sinusoidal", "StackOutputs",
+    "applied_parameters", "cache_bytes_per_token", "captured_per_layer",
     "check_params", "describe", "describe_attention", "explain_model", "feed_forward",
     "flops_per_token", "from_dict",
     "from_json", "generate", "head_distance", "identical_heads", "init_layer", "layer_values",

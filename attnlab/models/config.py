@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import types
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,13 +37,12 @@ from attnlab.models.specs import (
     Positions,
     Rotary,
 )
-from attnlab.sharing.named_plans import as_plan, plan_name
-from attnlab.sharing.plan import Plan
-
-if TYPE_CHECKING:
-    from attnlab.models.transformer import Transformer
+from attnlab.sharing.plan import Plan, as_plan, plan_name
 
 Kind: TypeAlias = Literal["decoder", "encoder", "encoder_decoder"]
+
+MODULES: "dict[Kind, Callable[[ModelConfig], Any]]" = {}
+"""Kind of model -> its Flax module; `attnlab.models.flax` fills it."""
 
 WITHOUT_DEVICE = {"blockwise": "blockwise", "xla": "xla", "cudnn": "xla", "edges": "edges"}
 """Backend -> the one whose limits do not depend on the device, and are limits of it too."""
@@ -182,11 +181,9 @@ class ModelConfig(Spec):
     compute: Compute = Compute()
     metadata: str = dataclasses.field(default="", compare=False, repr=False)
 
-    def build(self) -> "Transformer":
+    def build(self) -> Any:
         """The Flax module: `Decoder`, `Encoder` or `EncoderDecoder`."""
-        from attnlab.models.transformer import MODELS
-
-        return MODELS[self.kind](self)
+        return MODULES[self.kind](self)
 
     def init_cache(
         self, batch: int, size: int, piece: int | None = None
@@ -295,12 +292,9 @@ class ModelConfig(Spec):
                 f"layout {self.heads.name!r} has the inputs for keys, which rotary positions "
                 "cannot rotate; use layout 'bilinear' or other positions"
             )
-        if rotary and self.rotary_size % 2:
-            fraction = getattr(self.positions, "fraction", 1.0)
-            size = f"{layout.rotary_axis} {layout.rotary_size}"
-            if fraction != 1:
-                size = f"positions.fraction={fraction} of {size} is {self.rotary_size}, which"
-            raise ValueError(f"rotary positions rotate pairs: {size} must be even")
+        if isinstance(self.positions, Rotary) and self.positions.rotated_size(layout) % 2:
+            size, fraction = f"{layout.rotary_axis} {layout.rotary_size}", self.positions.fraction
+            raise ValueError(f"rotary positions rotate pairs: {fraction:g} of {size} must be even")
         if self.attention.order is not None:
             sizes = CallSizes(1, self.max_len, self.max_len, rotary=rotary)
             choose(layout, sizes, self.attention.order)
@@ -313,7 +307,7 @@ class ModelConfig(Spec):
 
     # What follows -----------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def layout(self) -> Layout:
         """The heads with the width of the model.
 
@@ -322,13 +316,13 @@ class ModelConfig(Spec):
         """
         return self.heads.with_width(self.width)
 
-    @property
+    @functools.cached_property
     def rotary_size(self) -> int:
         """How many numbers of a query and key are rotated: the first ones."""
         rotary = self.positions
         return rotary.rotated_size(self.layout) if isinstance(rotary, Rotary) else 0
 
-    @property
+    @functools.cached_property
     def plan(self) -> Plan:
         """The sharing plan as data; of the decoder, where there are two stacks; of all types."""
         if self.layer_types:
@@ -336,11 +330,24 @@ class ModelConfig(Spec):
         plan = as_plan(self.sharing, self.num_layers)
         if self.encoder is None or "cross" in plan:
             return plan
-        names = {name.replace("attention", "cross", 1): name for name in plan}
-        cross = {new: plan[old] for new, old in names.items() if new.startswith("cross")}
-        return Plan(**dict(plan.items()), **cross)
+        return Plan(**dict(plan.items()), cross=plan["attention"])
 
-    @property
+    @functools.cached_property
+    def layer(self) -> LayerSpec:
+        """One layer; of the decoder, where there are two stacks."""
+        return LayerSpec(
+            heads=self.layout,
+            cross=self.layout if "cross" in self.plan else None,
+            ffn=self.ffn,
+            norm=self.norm,
+            attention=self.attention,
+            dropout=self.dropout,
+            is_causal=self.kind != "encoder",
+            separate_kv="kv" in self.plan,
+            delta_rank=self.delta_rank if "delta" in self.plan else None,
+        )
+
+    @functools.cached_property
     def encoder_plan(self) -> Plan:
         """The sharing plan of the encoder of an encoder-decoder."""
         assert self.encoder is not None
@@ -348,7 +355,7 @@ class ModelConfig(Spec):
         plan = as_plan(sharing, self.encoder.num_layers or self.num_layers)
         return Plan(**{name: groups for name, groups in plan.items() if name != "cross"})
 
-    @property
+    @functools.cached_property
     def encoder_layout(self) -> Layout:
         """The heads of the encoder of an encoder-decoder."""
         assert self.encoder is not None
@@ -356,40 +363,31 @@ class ModelConfig(Spec):
             return self.layout
         return dataclasses.replace(self.layout, num_heads=self.encoder.num_heads)
 
-    @property
-    def layer(self) -> LayerSpec:
-        """One layer; of the decoder, where there are two stacks."""
-        return self.layer_under(self.plan)
-
-    @property
+    @functools.cached_property
     def encoder_layer(self) -> LayerSpec:
         """One layer of the encoder of an encoder-decoder."""
-        spec = self.layer_under(self.encoder_plan)
-        ffn = dataclasses.replace(spec.ffn, residual_scale=1.0)
-        layout = self.encoder_layout
-        return dataclasses.replace(spec, heads=layout, is_causal=False, ffn=ffn)
-
-    def layer_under(self, plan: Plan) -> LayerSpec:
-        """One layer with the sublayers that `plan` names."""
-        return LayerSpec(
-            heads=self.layout,
-            cross=self.layout if "cross" in plan else None,
-            ffn=self.ffn,
-            norm=self.norm,
-            attention=self.attention,
-            dropout=self.dropout,
-            is_causal=self.kind != "encoder",
+        plan = self.encoder_plan
+        return dataclasses.replace(
+            self.layer,
+            heads=self.encoder_layout,
+            cross=None,
+            ffn=dataclasses.replace(self.ffn, residual_scale=1.0),
+            is_causal=False,
             separate_kv="kv" in plan,
             delta_rank=self.delta_rank if "delta" in plan else None,
         )
 
-    @property
-    def stacks(self) -> Mapping[str, "ModelConfig"]:
+    @functools.cached_property
+    def stacks(self) -> "Mapping[str, ModelConfig]":
         """Name of its weights -> the config of the layers of one type; without layer types
         {"layers": itself}."""
-        return stacks_of(self)
+        if not self.layer_types:
+            return {"layers": self}
+        return types.MappingProxyType(
+            {name: _of_type(self, name, one) for name, one in _types(self).items()}
+        )
 
-    @property
+    @functools.cached_property
     def layer_names(self) -> tuple[str, ...]:
         """The name of the weights of every layer, in order.
 
@@ -402,6 +400,35 @@ class ModelConfig(Spec):
         names = {overrides: name for name, overrides in _types(self).items()}
         turn = [names[overrides] for count, overrides in self.layer_types for _ in range(count)]
         return tuple(turn[i % len(turn)] for i in range(self.num_layers))
+
+    @functools.cached_property
+    def layer_stacks(self) -> "Mapping[str, StackSpec]":
+        """All layers that run, by type: the `stacks`, and the encoder of an encoder-decoder.
+
+        >>> list(ModelConfig(kind="encoder_decoder").layer_stacks)
+        ['layers', 'encoder_layers']
+        """
+        made = {n: StackSpec(c.layer, c.plan, c.positions, n) for n, c in self.stacks.items()}
+        if self.encoder is not None:
+            weights = "layers" if self.encoder.shares_decoder else "encoder_layers"
+            made["encoder_layers"] = StackSpec(
+                self.encoder_layer, self.encoder_plan, self.positions, weights
+            )
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Fields alone are pickled: what follows from them is derived again."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+
+class StackSpec(NamedTuple):
+    """Layers of one type."""
+
+    layer: LayerSpec
+    plan: Plan
+    positions: Positions
+    weights: str
+    """Name of their parameters: those of the decoder, for an encoder that shares them."""
 
 
 def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -> Cache:
@@ -473,24 +500,10 @@ def _types(config: ModelConfig) -> dict[str, LayerOverrides]:
     return {f"layers_{i}": overrides for i, overrides in enumerate(types_)}
 
 
-@functools.lru_cache(maxsize=512)
-def stacks_of(config: ModelConfig) -> Mapping[str, ModelConfig]:
-    """Name of its weights -> the config of the layers of one type, with their number and plan."""
-    if not config.layer_types:
-        return {"layers": config}
-    made, names = {}, config.layer_names
-    for name, overrides in _types(config).items():
-        count = names.count(name)
-        try:
-            made[name] = _with_overrides(config, overrides, count, names, name)
-        except ValueError as error:
-            raise ValueError(f"the {count} layers of type {overrides}: {error}") from None
-    return types.MappingProxyType(made)
-
-
-def _with_overrides(
-    config: ModelConfig, overrides: LayerOverrides, count: int, names: tuple[str, ...], name: str
-) -> ModelConfig:
+def _of_type(config: ModelConfig, name: str, overrides: LayerOverrides) -> ModelConfig:
+    """The config of the layers of one type, with their number and plan."""
+    names = config.layer_names
+    count = names.count(name)
     attention = config.attention
     own: dict[str, object] = {
         field: value
@@ -502,17 +515,20 @@ def _with_overrides(
     if attention.layer_scales is not None:
         pairs = zip(attention.layer_scales, names, strict=True)
         own["layer_scales"] = tuple(scale for scale, other in pairs if other == name)
-    return dataclasses.replace(
-        config,
-        layer_types=(),
-        num_layers=count,
-        attention=dataclasses.replace(attention, **own),  # type: ignore[arg-type]
-        heads=overrides.heads or config.heads,
-        ffn=overrides.ffn or config.ffn,
-        norm=overrides.norm or config.norm,
-        positions=overrides.positions or config.positions,
-        sharing=overrides.sharing or config.sharing,
-    )
+    try:
+        return dataclasses.replace(
+            config,
+            layer_types=(),
+            num_layers=count,
+            attention=dataclasses.replace(attention, **own),  # type: ignore[arg-type]
+            heads=overrides.heads or config.heads,
+            ffn=overrides.ffn or config.ffn,
+            norm=overrides.norm or config.norm,
+            positions=overrides.positions or config.positions,
+            sharing=overrides.sharing or config.sharing,
+        )
+    except ValueError as error:
+        raise ValueError(f"the {count} layers of type {overrides}: {error}") from None
 
 
 def _whole_plan(config: ModelConfig) -> Plan:
@@ -521,12 +537,12 @@ def _whole_plan(config: ModelConfig) -> Plan:
     Groups are numbered type by type (in `kv` also for a type without that sublayer), layers as in
     the model.
     """
-    stacks, names = stacks_of(config), config.layer_names
+    stacks, names = config.stacks, config.layer_names
     sublayers = [{*c.plan} | {"kv"} for c in stacks.values()]
     kept = set.intersection(*sublayers)
     if not any("kv" in c.plan for c in stacks.values()):
         kept -= {"kv"}
-    made: dict[str, list[int | str | None]] = {n: [None] * config.num_layers for n in sorted(kept)}
+    made: dict[str, list[int | str]] = {n: [0] * config.num_layers for n in sorted(kept)}
     used = dict.fromkeys(made, 0)
     for name, stack in stacks.items():
         plan, layers = stack.plan, [i for i, other in enumerate(names) if other == name]
@@ -551,7 +567,7 @@ def check_layer_types(config: ModelConfig) -> None:
             "that is repeated until there are num_layers"
         )
     ours = config.positions
-    for c in stacks_of(config).values():
+    for c in config.stacks.values():
         theirs = c.positions
         mixable = {"rotary", "none"}
         if type(theirs) is not type(ours) and not {theirs.name, ours.name} <= mixable:
@@ -663,7 +679,7 @@ def heads_per_layer(config: ModelConfig) -> int:
     Raises:
       ValueError: layer types or stacks differ in it.
     """
-    counts = {c.heads.num_heads for c in stacks_of(config).values()}
+    counts = {c.heads.num_heads for c in config.stacks.values()}
     if config.encoder is not None and config.encoder.num_heads is not None:
         counts.add(config.encoder.num_heads)
     if len(counts) > 1:

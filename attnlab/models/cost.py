@@ -10,41 +10,18 @@ softmax is 5 N T L more per token, so it depends on the number of heads. With 4 
 
 import collections
 import functools
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import jax
 
 from attnlab import heads
 from attnlab.fields import as_count
-from attnlab.models.config import ModelConfig
+from attnlab.models.config import ModelConfig, StackSpec
 from attnlab.models.ffn import ffn_flops, inactive_parameters
 from attnlab.models.layer import init_layer
-from attnlab.models.parameters import num_outer_parameters, stack_specs
+from attnlab.models.params import num_outer_parameters, stack_specs
 from attnlab.models.specs import LayerSpec
-from attnlab.sharing import Params, Plan, PyTree
-
-
-class Stack(NamedTuple):
-    """Layers that run one after the other and are of one type."""
-
-    layer: LayerSpec
-    plan: Plan
-    owns_weights: bool = True
-    """False for an encoder that uses the decoder's weights."""
-
-
-def stacks(config: ModelConfig) -> list[Stack]:
-    """All stacks that run: one per layer type, or decoder and encoder.
-
-    >>> [stack.plan.num_layers for stack in stacks(ModelConfig(kind="encoder_decoder"))]
-    [4, 4]
-    """
-    made = [Stack(*one) for one in stack_specs(config).values()]
-    if config.encoder is not None and config.encoder.shares_decoder:
-        made.append(Stack(config.encoder_layer, config.encoder_plan, owns_weights=False))
-    return made
-
+from attnlab.sharing import Params, PyTree
 
 # Parameters ---------------------------------------------------------------------------------------
 
@@ -73,7 +50,8 @@ def applied_parameters(config: ModelConfig) -> int:
     True
     """
     total = num_outer_parameters(config)
-    for layer, plan, _ in stacks(config):
+    for stack in config.layer_stacks.values():
+        layer, plan = stack.layer, stack.plan
         total += _weighted(layer, plan.num_applications)
         total -= inactive_parameters(layer.heads.width, layer.ffn) * plan.num_layers
     return total
@@ -89,17 +67,14 @@ def parameters_by_uses(config: ModelConfig) -> dict[int, int]:
     >>> parameters_by_uses(cycle) == {2: layer, 3: layer}
     True
     """
-    pools: list[tuple[dict[str, int], collections.Counter[tuple[str, int]]]] = []
-    for stack in stacks(config):
-        uses = collections.Counter(_applications(stack.plan))
-        if stack.owns_weights:
-            pools.append((sublayer_parameters(stack.layer), uses))
-        else:
-            pools[-1][1].update(uses)  # the decoder's, before it
+    uses: collections.Counter[tuple[str, str, int]] = collections.Counter()
+    for stack in config.layer_stacks.values():
+        groups = ((name, g) for name, row in stack.plan.items() for g in row if isinstance(g, int))
+        uses.update((stack.weights, name, group) for name, group in groups)
+    sizes = {name: sublayer_parameters(layer) for name, (layer, _) in stack_specs(config).items()}
     found: collections.Counter[int] = collections.Counter()
-    for sizes, uses in pools:
-        for (sublayer, _), count in uses.items():
-            found[count] += sizes[sublayer]
+    for (stack_name, sublayer, _), count in uses.items():
+        found[count] += sizes[stack_name][sublayer]
     return dict(sorted(found.items()))
 
 
@@ -142,10 +117,6 @@ def _weighted(layer: LayerSpec, counts: Mapping[str, int]) -> int:
     return sum(sizes[name] * count for name, count in counts.items())
 
 
-def _applications(plan: Plan) -> Iterator[tuple[str, int]]:
-    return ((name, g) for name, groups in plan.items() for g in groups if isinstance(g, int))
-
-
 # FLOPs --------------------------------------------------------------------------------------------
 
 
@@ -168,14 +139,15 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     """
     _check_config("flops_per_token", config)
     length = as_count("length", length, 1)
-    layers = sum(sum(row) for row in (sublayer_flops(s, length).values() for s in stacks(config)))
+    stacks = config.layer_stacks.values()
+    layers = sum(sum(sublayer_flops(stack, length).values()) for stack in stacks)
     return layers + outer_flops(config)
 
 
-def sublayer_flops(stack: Stack, length: int) -> dict[str, int]:
+def sublayer_flops(stack: StackSpec, length: int) -> dict[str, int]:
     """Sublayer -> forward FLOPs per token of all layers of a stack.
 
-    >>> sublayer_flops(stacks(ModelConfig())[0], 64)
+    >>> sublayer_flops(ModelConfig().layer_stacks["layers"], 64)
     {'attention': 196608, 'ffn': 262144}
     """
     layer, plan = stack.layer, stack.plan
@@ -222,10 +194,10 @@ def weight_flops(config: ModelConfig) -> int:
     0
     """
     total = 0
-    for layer, plan, _ in stacks(config):
-        shapes = sublayer_shapes(layer)
-        count = _delta_products(shapes["delta"]) if "delta" in shapes else 0
-        total += plan.num_layers * 2 * count
+    for stack in config.layer_stacks.values():
+        total += (
+            2 * stack.plan.num_layers * _delta_products(sublayer_shapes(stack.layer).get("delta"))
+        )
     return total
 
 

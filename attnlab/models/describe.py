@@ -1,7 +1,15 @@
 """A summary of a model: sizes, parameters and FLOPs of each layer type, and how it is computed."""
 
+import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from attnlab.attention import trace
+from attnlab.heads import explain_heads, head_values
 from attnlab.models.config import ModelConfig, sharing_name
 from attnlab.models.cost import (
     applied_parameters,
@@ -9,20 +17,29 @@ from attnlab.models.cost import (
     flops_per_token,
     num_parameters,
     outer_flops,
-    stacks,
     sublayer_flops,
     sublayer_parameters,
     weight_flops,
 )
-from attnlab.models.explain import explain_model
-from attnlab.models.parameters import num_outer_parameters
+from attnlab.models.forward import (
+    ENCODER,
+    ModelInputs,
+    check_inputs,
+    embed_text,
+    layers_of_text,
+)
+from attnlab.models.layer import CROSS, attention_keywords
+from attnlab.models.params import num_outer_parameters, param_shapes
+from attnlab.models.stack import LayersOfType, initial_state
+from attnlab.sharing import Params
+from attnlab.tap import Tap
 
 HEADER = ("layers", "sublayer", "number", "groups", "parameters", "FLOPs per token")
 
 
 def describe(config: ModelConfig, length: int | None = None) -> str:
     """The parameter group of each sublayer of each layer, and a table of parameters and FLOPs of a
-    forward pass. "<" stands for the keys and values of the layer before.
+    forward pass. "@j" stands for the keys and values of layer j.
 
     Args:
       config: the model.
@@ -80,7 +97,7 @@ def _groups(config: ModelConfig) -> list[str]:
         if config.layer_types:
             rows["  type"] = [name.removeprefix("layers_") for name in config.layer_names]
         for sublayer, groups in plan.items():
-            rows[f"  {sublayer}"] = ["<" if group is None else str(group) for group in groups]
+            rows[f"  {sublayer}"] = list(map(str, groups))
         width = max(len(cell) for row in rows.values() for cell in row)
         names = max(11, *map(len, rows)) + 2
         for name, row in rows.items():
@@ -92,12 +109,11 @@ def _groups(config: ModelConfig) -> list[str]:
 
 def _rows(config: ModelConfig, length: int) -> list[tuple[str, ...]]:
     """A line for each sublayer of a stack, one for the weights outside the layers, and the sum."""
-    names = list(config.stacks) if config.encoder is None else ["layers", "encoder_layers"]
     rows: list[tuple[str, ...]] = []
-    for name, stack in zip(names, stacks(config), strict=True):
+    for name, stack in config.layer_stacks.items():
         sizes, flops = sublayer_parameters(stack.layer), sublayer_flops(stack, length)
         for sublayer, count in stack.plan.num_groups.items():
-            parameters = count * sizes[sublayer] if stack.owns_weights else 0
+            parameters = count * sizes[sublayer] if stack.weights == name else 0
             numbers = map(str, (stack.plan.num_layers, count))
             costs = f"{parameters:,}", f"{flops.get(sublayer, 0):,}"
             rows.append((name, sublayer, *numbers, *costs))
@@ -106,13 +122,87 @@ def _rows(config: ModelConfig, length: int) -> list[tuple[str, ...]]:
     return [*rows, ("outside", "", "", "", *outside), ("total", "", "", "", *total)]
 
 
+# Attention ----------------------------------------------------------------------------------------
+
+Note = dict[str, dict[str, Any]]
+"""What `explain_heads` returns."""
+Explanation = dict[str, dict[str, Note]]
+"""Stack of layers, by the name of its parameters -> "self" or "cross" -> `Note`."""
+
+
+def explain_model(
+    config: ModelConfig, inputs: Mapping[str, object], *, training: bool = False
+) -> Explanation:
+    """The form of the heads and the backend of every attention sublayer in a call of a model.
+
+    The call is traced, not run, and without gradient. A backend that `implementation` names and
+    that cannot run here is reported, not refused.
+
+    Args:
+      config: of the model.
+      inputs: "tokens" and the fields of `ModelInputs` by name; arrays may be
+        `jax.ShapeDtypeStruct`s.
+      training: explain the call with dropout.
+
+    Returns:
+      Stack of layers, by the name of its parameters -> {"self", and with cross-attention "cross"}
+      -> what `explain_heads` returns. All layers of a stack do the same.
+
+    >>> config = ModelConfig(width=8, num_layers=2)
+    >>> tokens = jax.ShapeDtypeStruct((64, 64), "int32")
+    >>> explain_model(config, {"tokens": tokens})["layers"]["self"]["chosen"]
+    {'order': 'factored'}
+    """
+    explained: Explanation = {}
+
+    def call(params: Params, key: Array, given: dict[str, Any]) -> None:
+        tokens, inputs_ = check_inputs(config, given.pop("tokens"), ModelInputs(**given))
+        texts = {"": tokens}
+        if inputs_.source is not None:
+            texts[ENCODER] = source = jnp.asarray(inputs_.source)
+            encoded = jnp.zeros((*source.shape[:2], config.width), config.compute.dtype)
+            inputs_ = dataclasses.replace(inputs_, encoded=encoded)
+        tap = Tap(inputs_.capture, inputs_.patch)
+        for side, one in texts.items():
+            text = embed_text(params, one, config, inputs_, {}, side)
+            for name, layers in layers_of_text(params, config, inputs_, text, side).items():
+                dropout_key = key if training and layers.spec.dropout.is_active else None
+                explained[name] = _explain_layers(layers, text.x, dropout_key, tap, side)
+
+    trace(call, params=param_shapes(config), key=jax.random.key(0), given=dict(inputs))
+    return explained
+
+
+def _explain_layers(
+    layers: LayersOfType, x: Array, dropout_key: Array | None, tap: Tap, side: str
+) -> dict[str, Note]:
+    """The attention sublayers of one layer of a type, for its input x."""
+    spec, (state, _) = layers.spec, initial_state(layers, x)
+    first = {name: a and {n: one[0] for n, one in a.items()} for name, a in state.items()}
+    inputs = dataclasses.replace(layers.inputs, cache=first["cache"])
+    rate = 0.0 if dropout_key is None else spec.dropout.attention
+    found: dict[str, Note] = {}
+    for name, layout in (("self", spec.heads), ("cross", spec.cross)):
+        if layout is None:
+            continue
+        keywords = attention_keywords(spec, inputs, cross=name == "cross")
+        if name == "self" and first["buffers"]:
+            keywords["kv"] = first["buffers"]
+        prefix = side + (CROSS if name == "cross" else "")
+        own = tap.restricted(head_values(layout), prefix)
+        found[name] = explain_heads(
+            layout, x, tap=own, dropout_rate=rate, dropout_key=dropout_key, **keywords
+        )
+    return found
+
+
 def describe_attention(
     config: ModelConfig, inputs: Mapping[str, object], *, training: bool = False
 ) -> str:
     """The contraction order and the backend of every attention sublayer, "*" at those that are
     chosen, and why the others are not.
 
-    Args: as `explain_model`.
+    Arguments as those of `explain_model`.
 
     >>> import jax
     >>> tokens = jax.ShapeDtypeStruct((1, 16), "int32")
@@ -121,15 +211,15 @@ def describe_attention(
     'self-attention of layers, contraction order:'
     """
     sections = []
-    for stack, reports in explain_model(config, inputs, training=training).items():
-        for sublayer, report in reports.items():
+    for stack, notes in explain_model(config, inputs, training=training).items():
+        for sublayer, note in notes.items():
             lines = [f"{sublayer}-attention of {stack}, contraction order:"]
-            for order, cost in report["order"].items():
-                mark = "*" if order == report["chosen"]["order"] else " "
+            for order, cost in note["order"].items():
+                mark = "*" if order == note["chosen"]["order"] else " "
                 flops = f"{cost:,} FLOPs a layer" if isinstance(cost, int) else cost
                 lines.append(f"  {mark} {order:<12} {flops}")
             lines.append("backend:")
-            for backend, reason in report["implementation"].items():
+            for backend, reason in note["implementation"].items():
                 mark = "*" if str(reason).startswith("chosen") else " "
                 lines.append(f"  {mark} {backend:<12} {reason}")
             sections.append("\n".join(lines))

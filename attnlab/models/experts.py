@@ -111,9 +111,9 @@ def balance_loss(
     return loss
 
 
-def tap_routing(tap: Tap | None, routing: Routing, shape: tuple[int, ...]) -> Routing:
+def tap_routing(tap: Tap, routing: Routing, shape: tuple[int, ...]) -> Routing:
     """The routing after a tap has taken "expert_weights" [..., E], 0 for experts not used."""
-    if tap is None or not tap.wants("expert_weights"):
+    if not tap.wants("expert_weights"):
         return routing
     rows = jnp.arange(len(routing.experts))[:, None]
     dense = jnp.zeros_like(routing.scores).at[rows, routing.experts].set(routing.weights)

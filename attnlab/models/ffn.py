@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, Float
 from attnlab.heads.linear import add_bias
 from attnlab.heads.params import normal
 from attnlab.models import experts as moe
-from attnlab.models.dense import dense, dropout
-from attnlab.models.specs import FFN, Experts
+from attnlab.models.positionwise import dense, dropout
+from attnlab.models.specs import FFN
 from attnlab.names import lookup
 from attnlab.remat import save_for_backward
 from attnlab.sharing import Params, PyTree
@@ -150,18 +150,6 @@ def ffn_values(ffn: FFN) -> dict[str, str]:
     return {"ffn_hidden": "B T F"}
 
 
-def ffn_losses(ffn: FFN) -> tuple[str, ...]:
-    """Names of the auxiliary losses of the FFN.
-
-    >>> ffn_losses(FFN(experts=Experts(num_experts=4)))
-    ('expert_balance',)
-    """
-    experts = ffn.experts
-    return (
-        () if experts is None or not (experts.balance or experts.balance_bias) else (moe.BALANCE,)
-    )
-
-
 def feed_forward(
     params: Mapping[str, PyTree],
     x: Float[Array, "*B D"],
@@ -169,7 +157,6 @@ def feed_forward(
     *,
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
-    token_mask: Bool[Array, "*B"] | None = None,
     tap: Tap | None = None,
 ) -> Float[Array, "*B D"]:
     """act(x W_up + b) W_down + b, at each position (Vaswani et al. 2017, section 3.3).
@@ -183,27 +170,45 @@ def feed_forward(
       x: [..., D].
       ffn: activation and experts; the widths are those of params.
       dropout_rate, dropout_key: dropout of the hidden layer; without a key there is none.
-      token_mask: [...], True = a token; others do not count in the balance loss of experts.
       tap: takes "ffn_hidden" [..., F], what W_down reads, before dropout. With experts it takes
-        "router_logits" and "expert_weights" [..., E], and the loss of `ffn_losses`.
+        "router_logits" and "expert_weights" [..., E].
 
     >>> params = {"up": jnp.ones((2, 3)), "down": jnp.ones((3, 2))}
     >>> float(feed_forward(params, jnp.array([[1.0, 2.0]]), FFN(activation="relu"))[0, 1])
     9.0
     """
-    flat = x.reshape(-1, x.shape[-1])
+    out, _ = apply_ffn(params, x, ffn, dropout_rate=dropout_rate, dropout_key=dropout_key, tap=tap)
+    return out
+
+
+def apply_ffn(
+    params: Mapping[str, PyTree],
+    x: Float[Array, "*B D"],
+    ffn: FFN,
+    *,
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
+    token_mask: Bool[Array, "*B"] | None = None,
+    tap: Tap | None = None,
+) -> tuple[Float[Array, "*B D"], dict[str, Array]]:
+    """`feed_forward`, and its auxiliary losses by name: "expert_balance" where experts have one.
+
+    Args:
+      params, x, ffn, dropout_rate, dropout_key, tap: as in `feed_forward`.
+      token_mask: [...], True = a token; others do not count in the loss.
+    """
+    tap, flat = tap or Tap(), x.reshape(-1, x.shape[-1])
     if ffn.experts is not None:
-        mask = None if token_mask is None else token_mask.reshape(-1)
         drop = dropout_rate, dropout_key
-        return _expert_ffn(params, flat, ffn, ffn.experts, drop, mask, tap, x.shape).reshape(
-            x.shape
-        )
+        mask = None if token_mask is None else token_mask.reshape(-1)
+        out, losses = _apply_experts(params, flat, ffn, drop, mask, tap, x.shape[:-1])
+        return out.reshape(x.shape), losses
     hidden = _hidden(ffn, lambda name: dense(params, name, flat))
-    if tap is not None and tap.wants("ffn_hidden"):
+    if tap.wants("ffn_hidden"):
         shaped = hidden.reshape(*x.shape[:-1], hidden.shape[-1])
         hidden = tap("ffn_hidden", shaped).reshape(hidden.shape)
     hidden = dropout(hidden, dropout_rate, dropout_key)
-    return dense(params, "down", hidden).reshape(x.shape)
+    return dense(params, "down", hidden).reshape(x.shape), {}
 
 
 def _hidden(ffn: FFN, project: Callable[[str], Array]) -> Array:
@@ -217,37 +222,39 @@ def _hidden(ffn: FFN, project: Callable[[str], Array]) -> Array:
     return activation(gate) * up
 
 
-def _expert_ffn(
+def _apply_experts(
     params: Mapping[str, PyTree],
     x: Float[Array, "M D"],
     ffn: FFN,
-    spec: Experts,
-    dropout_: tuple[float, Array | None],
+    drop: tuple[float, Array | None],
     token_mask: Array | None,
-    tap: Tap | None,
+    tap: Tap,
     shape: tuple[int, ...],
-) -> Float[Array, "M D"]:
-    """The FFN of experts for M tokens, of an input of this shape."""
+) -> tuple[Float[Array, "M D"], dict[str, Array]]:
+    """The FFN of experts for M tokens, of an input [*shape, D], and its losses."""
+    spec = ffn.experts
+    assert spec is not None
     wide = jnp.promote_types(x.dtype, jnp.float32)
     router = {name: a.astype(wide) for name, a in params.items() if name.startswith("router")}
     logits = add_bias(router, "router", x.astype(wide) @ router["router"])
-    if tap is not None and tap.wants("router_logits"):
-        logits = tap("router_logits", logits.reshape(*shape[:-1], -1)).reshape(logits.shape)
-    routing = moe.tap_routing(tap, moe.route(params, logits, spec), shape[:-1])
-    if tap is not None and tap.wants(moe.BALANCE):
-        tap(moe.BALANCE, moe.balance_loss(params, routing, spec, token_mask))
+    if tap.wants("router_logits"):
+        logits = tap("router_logits", logits.reshape(*shape, -1)).reshape(logits.shape)
+    routing = moe.tap_routing(tap, moe.route(params, logits, spec), shape)
+    losses = {}
+    if spec.balance or spec.balance_bias:
+        losses[moe.BALANCE] = moe.balance_loss(params, routing, spec, token_mask)
     block = moe.block_rows(routing.experts.size, spec.num_experts)
     groups = moe.group_rows(routing.experts, spec.num_experts, block)
     rows = moe.to_rows(x, groups)
     hidden = _hidden(ffn, lambda name: moe.grouped_dense(params, name, rows, groups, block))
-    hidden = dropout(hidden, *dropout_)
+    hidden = dropout(hidden, *drop)
     each = moe.from_rows(moe.grouped_dense(params, "down", hidden, groups, block), groups)
     out = jnp.einsum("mkd,mk->md", each, routing.weights.astype(x.dtype))
     if ffn.shared is None:
-        return out
-    rate, key = dropout_
+        return out, losses
+    rate, key = drop
     key = None if key is None else jax.random.fold_in(key, 1)
     shared = feed_forward(params["shared"], x, ffn.shared, dropout_rate=rate, dropout_key=key)
     if spec.shared_gate:
         shared = jax.nn.sigmoid(dense(params, "shared_gate", x)) * shared
-    return out + shared
+    return out + shared, losses

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -14,15 +14,11 @@ from jaxtyping import Array, Bool, Float, Int
 from attnlab.attention.checks import checked_padding_mask
 from attnlab.attention.masks import Edges
 from attnlab.eager import KEPT, is_eager
-from attnlab.heads import Layout
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
 from attnlab.heads.weights import without
 from attnlab.models.config import ModelConfig
-from attnlab.models.dense import dense, dropout
-from attnlab.models.embeddings import (
+from attnlab.models.embed import (
     OWN_INPUTS,
-    check_per_token,
-    check_positions,
     check_range,
     check_tokens,
     default_positions,
@@ -30,15 +26,14 @@ from attnlab.models.embeddings import (
     position_bias,
     rotary_embedding,
 )
-from attnlab.models.layer import Report, TextInputs, layer_values
-from attnlab.models.norm import normalize
-from attnlab.models.output import lm_head, pool
-from attnlab.models.parameters import check_params, empty_sublayers, params_of
-from attnlab.models.specs import Alibi, LayerSpec, Learned, Relative, Sinusoidal
+from attnlab.models.head import lm_head, pool
+from attnlab.models.layer import LayerInputs, layer_values
+from attnlab.models.params import check_params, empty_sublayers
+from attnlab.models.positionwise import dense, dropout, normalize
+from attnlab.models.specs import Alibi, Learned, Relative, Sinusoidal
 from attnlab.models.stack import (
     HeadMask,
     LayersOfType,
-    StackInputs,
     StackOutputs,
     check_values,
     run_layers,
@@ -51,9 +46,6 @@ ModelCache = Cache | dict[str, Cache]
 """Arrays [L, B, size, ...] by name; with `layer_types` one such dict for each type."""
 NextKey = Callable[[], Array] | None
 """Returns another random key for dropout at each call; None: no dropout."""
-Reports = dict[str, Report]
-"""Stack ("layers", "encoder_layers", ...) -> how its attention is computed."""
-
 ENCODER = "encoder."
 EMBEDDINGS = "embeddings"
 """Input of the first layer [B, T, D]: a value of the model, not of each layer."""
@@ -106,8 +98,6 @@ class ModelInputs:
 
 
 NO_INPUTS = ModelInputs()
-ARRAYS = ("padding_mask", "mask", "head_mask", "cache", "source_padding_mask", "encoded")
-"""The inputs that are arrays, apart from those in `_Tokens`."""
 
 
 class Outputs(NamedTuple):
@@ -137,7 +127,8 @@ class Outputs(NamedTuple):
     """Auxiliary loss -> its sum over layers; those of the encoder with prefix "encoder."."""
 
 
-def model_values(config: ModelConfig, *, with_encoder: bool = True) -> dict[str, str]:
+@functools.lru_cache(maxsize=256)
+def model_values(config: ModelConfig, *, with_encoder: bool = True) -> Mapping[str, str]:
     """Names of the values of a model -> their axes, without the axis of layers.
 
     Args:
@@ -147,9 +138,9 @@ def model_values(config: ModelConfig, *, with_encoder: bool = True) -> dict[str,
     >>> sorted(model_values(ModelConfig()))[:4]
     ['attention_in', 'attention_out', 'embeddings', 'ffn_hidden']
     """
-    values = {EMBEDDINGS: "B T D"} | stack_values([c.layer for c in config.stacks.values()])
+    values = stack_values([c.layer for c in config.stacks.values()]) | {EMBEDDINGS: "B T D"}
     if config.encoder is not None and with_encoder:
-        theirs = {EMBEDDINGS: "B T D"} | layer_values(config.encoder_layer)
+        theirs = {EMBEDDINGS: "B T D", **layer_values(config.encoder_layer)}
         values |= {ENCODER + name: axes for name, axes in theirs.items()}
     return values
 
@@ -161,7 +152,6 @@ def run_model(
     inputs: ModelInputs = NO_INPUTS,
     *,
     next_key: NextKey = None,
-    reports: Reports | None = None,
 ) -> Outputs:
     """tokens -> `Outputs`: a decoder, an encoder, or both.
 
@@ -172,46 +162,27 @@ def run_model(
       config: of the model.
       inputs: masks, positions, cache, second text, what to capture or patch.
       next_key: returns random keys for dropout; None: no dropout.
-      reports: filled, while JAX traces, with how attention is computed.
 
     Raises:
       TypeError: params are no dict, or config is no `ModelConfig`.
       ValueError: params of another model, or inputs that do not fit, saying what to change.
 
-    >>> from attnlab.models.parameters import param_shapes
+    >>> from attnlab.models.params import param_shapes
     >>> import jax
     >>> config = ModelConfig(width=8, num_layers=2)
     >>> params = jax.tree.map(lambda a: jnp.ones(a.shape), param_shapes(config))
     >>> run_model(params, [[1, 2, 3]], config).logits.shape
     (1, 3, 256)
     """
-    params = params_of(params, config)
-    check_params(config, params)
-    has_encoder = config.encoder is not None
-    _check_inputs(config, inputs)
-    known = model_values(config, with_encoder=has_encoder and inputs.encoded is None)
-    capture, patch = check_values(inputs.capture, inputs.patch, known)
-    inputs = dataclasses.replace(
-        inputs,
-        capture=capture,
-        patch=patch,
-        padding_mask=checked_padding_mask("padding_mask", inputs.padding_mask, tokens),
-        source_padding_mask=checked_padding_mask(
-            "source_padding_mask",
-            inputs.source_padding_mask,
-            inputs.source if inputs.encoded is None else inputs.encoded,
-        ),
-    )
-    source = None
-    if has_encoder and inputs.encoded is None:
-        assert inputs.source is not None
-        source = _checked(config, inputs, inputs.source, next_key, is_source=True)
-    text = _checked(config, inputs, tokens, next_key)
-    arrays = {name: getattr(inputs, name) for name in ARRAYS}
-    # Patches and reports are functions and dicts of one call: no program is kept for them.
-    if patch or reports is not None or not is_eager(params, text, source, arrays):
-        return _forward(params, config, inputs, text, source, reports)
-    outputs: Outputs = _program(config, capture)(params, arrays, text, source)
+    params = check_params(config, params)
+    tokens, inputs = check_inputs(config, tokens, inputs)
+    keys = _dropout_keys(config, inputs, next_key)
+    given = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
+    capture, patch = given.pop("capture"), given.pop("patch")
+    # Patches are functions of one call: no program is kept for them.
+    if patch or not is_eager(params, tokens, given, keys):
+        return _forward(params, tokens, config, inputs, keys)
+    outputs: Outputs = _program(config, capture)(params, tokens, given, keys)
     return outputs
 
 
@@ -220,305 +191,287 @@ def _program(config: ModelConfig, capture: tuple[str, ...]) -> Callable[..., Out
     """The compiled forward pass of calls outside of `jit`; its arguments are arrays alone."""
 
     def run(
-        params: Params, arrays: Mapping[str, Any], text: "_Tokens", source: "_Tokens | None"
+        params: Params, tokens: Array, given: Mapping[str, Any], keys: Mapping[str, Array]
     ) -> Outputs:
-        return _forward(params, config, ModelInputs(**arrays, capture=capture), text, source)
+        return _forward(params, tokens, config, ModelInputs(**given, capture=capture), keys)
 
     return jax.jit(run)
 
 
+# Checks -------------------------------------------------------------------------------------------
+
+
+def check_inputs(
+    config: ModelConfig, tokens: ArrayLike, inputs: ModelInputs
+) -> tuple[Array, ModelInputs]:
+    """Tokens and inputs of a call as arrays.
+
+    Raises:
+      TypeError, ValueError: inputs that do not fit the model or each other; ids and positions that
+        are out of range, where they are known.
+    """
+    has_encoder = config.encoder is not None
+    if inputs.cache is not None:
+        if config.kind == "encoder":
+            raise ValueError("an encoder attends to the whole text; leave cache out")
+        cache_by_type(config, inputs.cache)
+    for name in ("source", "source_padding_mask", "encoded"):
+        if not has_encoder and getattr(inputs, name) is not None:
+            raise ValueError(f"{name} is for kind='encoder_decoder'; this is a {config.kind}")
+    if has_encoder and inputs.source is None and inputs.encoded is None:
+        raise ValueError("an encoder_decoder needs source=tokens [B, S], or encoded of an earlier "
+                         "call")  # fmt: skip
+    known = model_values(config, with_encoder=inputs.encoded is None)
+    capture, patch = check_values(inputs.capture, inputs.patch, known)
+    second = inputs.encoded
+    mask = checked_padding_mask("padding_mask", inputs.padding_mask, tokens)
+    source_mask = checked_padding_mask(
+        "source_padding_mask",
+        inputs.source_padding_mask,
+        inputs.source if second is None else second,
+    )
+    source = None
+    if second is None and inputs.source is not None:
+        source = check_tokens(config, inputs.source)
+        check_range("token id", source, config.vocab_size, source_mask)
+    tokens = check_tokens(config, tokens)
+    check_range("token id", tokens, config.vocab_size, mask)
+    types = inputs.token_types
+    if types is not None:
+        types = jnp.asarray(types)
+        if types.shape != tokens.shape[:2]:
+            raise ValueError(
+                f"token_types {types.shape} must be [batch, length] = {tokens.shape[:2]}, one "
+                "number for each token"
+            )
+        count = config.embedding.token_types or config.vocab_size
+        check_range("token type", types, count, mask)
+    return tokens, dataclasses.replace(
+        inputs,
+        padding_mask=mask,
+        positions=_check_positions(config, tokens, inputs, mask),
+        token_types=types,
+        source=source,
+        source_padding_mask=source_mask,
+        capture=capture,
+        patch=patch,
+    )
+
+
+def _check_positions(
+    config: ModelConfig, tokens: Array, inputs: ModelInputs, mask: Array | None
+) -> Array | None:
+    """The positions of a call; None for 0, 1, 2, ..., or those that follow a cache."""
+    spec, shape = config.positions, tokens.shape[:2]
+    if inputs.positions is None:
+        return default_positions(config, tokens) if inputs.cache is None else None
+    positions = jnp.asarray(inputs.positions)
+    is_integer = jnp.issubdtype(positions.dtype, jnp.integer)
+    if not is_integer or positions.shape not in {shape, shape[1:]}:
+        raise ValueError(
+            f"positions {positions.shape} of dtype {positions.dtype} must be integers [length] = "
+            f"{shape[1:]} or [batch, length] = {shape}"
+        )
+    if inputs.cache is not None and isinstance(spec, Alibi | Relative) and not spec.is_learned:
+        raise ValueError(
+            f"positions {spec.name!r} are distances from the tokens of the cache, whose positions "
+            "it does not hold; leave positions out"
+        )
+    if isinstance(spec, Learned | Sinusoidal):
+        check_range("position", positions, config.max_len, mask)
+    return positions
+
+
+def cache_by_type(config: ModelConfig, cache: ModelCache) -> dict[str, Cache]:
+    """Layer type -> the cache of its layers.
+
+    Raises:
+      ValueError: the cache is that of another model.
+    """
+    caches = cast(dict[str, Cache], cache if config.layer_types else {"layers": cache})
+    for name, stack in config.stacks.items():
+        count = max(stack.plan.kv_indices) + 1
+        held = caches.get(name, {}) if isinstance(caches, Mapping) else {}
+        held = held if isinstance(held, Mapping) else {}
+        if "length" not in held or {np.shape(a)[:1] for a in held.values()} != {(count,)}:
+            raise ValueError(
+                f"the cache is that of another model: it needs {count} {name}; make it with "
+                "config.init_cache(batch, size) of this one"
+            )
+    return caches
+
+
+def _dropout_keys(config: ModelConfig, inputs: ModelInputs, next_key: NextKey) -> dict[str, Array]:
+    """Where there is dropout -> its random key, those of the encoder with its prefix."""
+    if next_key is None:
+        return {}
+    spec = config.dropout
+    embedding = spec.rate if spec.embedding is None else spec.embedding
+    drops = {
+        "embeddings": bool(embedding) and "embeddings" in spec.places,
+        "layers": spec.is_active,
+        "final": bool(spec.rate) and "final" in spec.places,
+    }
+    sides = ("",) if inputs.source is None else (ENCODER, "")
+    return {side + place: next_key() for side in sides for place in drops if drops[place]}
+
+
+# Computation --------------------------------------------------------------------------------------
+
+
 def _forward(
     params: Params,
+    tokens: Array,
     config: ModelConfig,
     inputs: ModelInputs,
-    text: "_Tokens",
-    source: "_Tokens | None",
-    reports: Reports | None = None,
+    keys: Mapping[str, Array],
 ) -> Outputs:
     """The computation of `run_model`, after its checks."""
-    run = _Run(params, config, inputs, reports)
-    encoded, encoder = inputs.encoded, None
-    if source is not None:
-        encoder = run.encode(source)
-        encoded = encoder.x
-    ran = run.decode(text, encoded)
-    captured, losses = ran.captured, ran.losses
-    if encoder is not None:
-        captured = {ENCODER + name: a for name, a in encoder.captured.items()} | captured
-        losses = {ENCODER + name: a for name, a in encoder.losses.items()} | losses
-    logits, pooled, classes = _outputs(params, ran.x, config, text.tokens, inputs.padding_mask)
+    captured: dict[str, Array] = {}
+    losses: dict[str, Array] = {}
+    encoded = inputs.encoded
+    if inputs.source is not None:
+        ran = _run_text(params, cast(Array, inputs.source), config, inputs, keys, ENCODER)
+        encoded = ran.x
+        captured |= {ENCODER + name: a for name, a in ran.captured.items()}
+        losses |= {ENCODER + name: a for name, a in ran.losses.items()}
+        inputs = dataclasses.replace(inputs, encoded=encoded)
+    ran = _run_text(params, tokens, config, inputs, keys, "")
+    spec, hidden, pooled, classes = config.output, ran.x, None, None
+    logits = None if spec.kind == "none" else lm_head(params, hidden, config)
+    if spec.pooler is not None:
+        pooled = pool(params, hidden, config, inputs.padding_mask)
+        classes = dense(params, "classifier", pooled) if spec.num_classes else None
     cache: ModelCache | None = None
     if inputs.cache is not None:
         caches = {name: a for name, a in ran.caches.items() if a is not None}
         cache = caches if config.layer_types else caches["layers"]
-    return Outputs(logits, ran.x, pooled, classes, cache, encoded, captured, losses)
+    return Outputs(
+        logits, hidden, pooled, classes, cache, encoded, captured | ran.captured,
+        losses | ran.losses,
+    )  # fmt: skip
 
 
-def _outputs(
+def _run_text(
     params: Params,
-    hidden: Array,
+    tokens: Array,
     config: ModelConfig,
-    tokens: ArrayLike,
-    padding_mask: Array | None,
-) -> tuple[Array | None, Array | None, Array | None]:
-    """Logits, pooled output and classes; None for those that the model does not have."""
-    spec = config.output
-    logits = None if spec.kind == "none" else lm_head(params, hidden, config)
-    if spec.pooler is None:
-        return logits, None, None
-    pooled = pool(params, hidden, config, padding_mask)
-    return logits, pooled, dense(params, "classifier", pooled) if spec.num_classes else None
+    inputs: ModelInputs,
+    keys: Mapping[str, Array],
+    side: str,
+) -> StackOutputs:
+    """One text through its embedding, its layers and the final norm: the encoder's source where
+    `side` is "encoder.", which is also the prefix of its values; else the tokens of the model."""
+    names = {*inputs.capture, *(inputs.patch or {})}
+    mine = [n.removeprefix(side) for n in names if n.startswith(ENCODER) == bool(side)]
+    tap = Tap(inputs.capture, inputs.patch).restricted(mine, side)
+    text = embed_text(params, tokens, config, inputs, keys, side)
+    layers = layers_of_text(params, config, inputs, text, side)
+    order = config.layer_names
+    if side:
+        order = ("encoder_layers",) * config.encoder_plan.num_layers
+    ran = run_layers(
+        layers,
+        order,
+        tap(EMBEDDINGS, text.x),
+        head_mask=None if side else inputs.head_mask,
+        dropout_key=keys.get(f"{side}layers"),
+        capture=tuple(sorted(tap.capture - {EMBEDDINGS})),
+        patch={name: f for name, f in tap.patch.items() if name != EMBEDDINGS},
+        remat=config.compute.remat,
+    )
+    x = ran.x
+    if config.norm.places.final:
+        x = normalize(params.get(f"{_prefix(config, side)}final_norm", {}), x, config.norm)
+    x = dropout(x, config.dropout.rate, keys.get(f"{side}final"))
+    return ran._replace(x=x, captured=tap.captured | ran.captured)
 
 
-def _check_inputs(config: ModelConfig, inputs: ModelInputs) -> None:
-    """Raises ValueError for inputs that this kind of model does not take, or that are missing."""
-    if inputs.cache is not None and config.kind == "encoder":
-        raise ValueError("an encoder attends to the whole text; leave cache out")
-    of_source = ("source", "source_padding_mask", "encoded")
-    if config.encoder is None:
-        for name in of_source:
-            if getattr(inputs, name) is not None:
-                raise ValueError(f"{name} is for kind='encoder_decoder'; this is a {config.kind}")
-    elif inputs.source is None and inputs.encoded is None:
-        raise ValueError("an encoder_decoder needs source=tokens [B, S], or encoded of an earlier "
-                         "call")  # fmt: skip
-
-
-@dataclasses.dataclass
-class _Run:
-    """One call of a model."""
-
-    params: Params
-    config: ModelConfig
-    inputs: ModelInputs
-    reports: Reports | None
-
-    def encode(self, source: "_Tokens") -> StackOutputs:
-        """The source -> output of the encoder, and what its layers captured."""
-        c, encoder = self.config, self.config.encoder
-        assert encoder is not None
-        prefix = "" if encoder.shares_decoder else "encoder_"
-        tap = self._tap(ENCODER)
-        text = self._embed(source, tap, is_source=True)
-        stacked = self.params[f"{prefix}layers"]
-        if "delta" in stacked:  # the decoder's delta of cross-attention is none of the encoder's
-            stacked = stacked | {"delta": without(stacked["delta"], "cross")}
-        layers = LayersOfType(
-            params=empty_sublayers(c.encoder_layer) | stacked,
-            plan=c.encoder_plan,
-            spec=c.encoder_layer,
-            text=TextInputs(
-                padding_mask=self.inputs.source_padding_mask,
-                bias=self._bias(
-                    c.encoder_layout, f"{prefix}relative_bias", text, None, two_sided=True
-                ),
-                rotary=rotary_embedding(c.positions, c.encoder_layout, text.positions),
-            ),
-            report=self._report("encoder_layers"),
-        )
-        order = ("encoder",) * c.encoder_plan.num_layers
-        return self._run_layers({"encoder": layers}, order, text, tap, f"{prefix}final_norm")
-
-    def decode(self, tokens: "_Tokens", encoded: Array | None) -> StackOutputs:
-        """Tokens -> input of the LM head, and what the layers captured."""
-        c, inputs = self.config, self.inputs
-        caches = cache_by_type(c, inputs.cache)
-        padding_mask, source_mask = inputs.padding_mask, inputs.source_padding_mask
-        tap = self._tap("")
-        text = self._embed(tokens, tap, next(iter(caches.values())))
-        layer_types = {
-            name: LayersOfType(
-                params=empty_sublayers(stack.layer) | self.params[name],
-                plan=stack.plan,
-                spec=stack.layer,
-                text=TextInputs(
-                    mask=inputs.mask,
-                    padding_mask=padding_mask,
-                    bias=self._bias(
-                        stack.layout,
-                        "relative_bias",
-                        text,
-                        caches[name],
-                        two_sided=c.kind == "encoder",
-                    ),
-                    rotary=rotary_embedding(stack.positions, stack.layout, text.positions),
-                    source=encoded,
-                    source_mask=None if source_mask is None else source_mask[:, None, None, :],
-                ),
-                cache=caches[name],
-                report=self._report(name),
-            )
-            for name, stack in c.stacks.items()
-        }
-        head_mask = inputs.head_mask
-        return self._run_layers(layer_types, c.layer_names, text, tap, "final_norm", head_mask)
-
-    def _tap(self, prefix: str) -> Tap:
-        """A tap for one stack, whose values have this prefix in the model."""
-        names = {*self.inputs.capture, *(self.inputs.patch or {})}
-        mine = (n.removeprefix(prefix) for n in names if n.startswith(ENCODER) == bool(prefix))
-        return Tap(self.inputs.capture, self.inputs.patch).restricted(mine, prefix)
-
-    def _embed(
-        self, text: "_Tokens", tap: Tap, cache: Cache | None = None, *, is_source: bool = False
-    ) -> "_Text":
-        """Tokens, embedded; of the source as of the text."""
-        c, positions, after_cache = self.config, text.positions, None
-        length = text.tokens.shape[1]
-        if cache is not None:
-            mask = self.inputs.padding_mask
-            after_cache = next_positions({"length": cache["length"][0]}, length, mask)
-            positions = after_cache if positions is None else positions
-        params = self.params
-        if is_source and c.encoder is not None and c.encoder.own_inputs:
-            own = {name: f"encoder_{name}" for name in OWN_INPUTS if f"encoder_{name}" in params}
-            params = params | {name: params[theirs] for name, theirs in own.items()}
-        x = embed(params, text.tokens, c, positions=positions, token_types=text.token_types)
-        rate = c.dropout.rate if c.dropout.embedding is None else c.dropout.embedding
-        x = dropout(x, rate, text.keys.get("embeddings")).astype(c.compute.dtype)
-        if c.positions.is_learned and c.positions.is_relative:
-            positions = after_cache  # the table has positions, distances count tokens
-        numbers = jnp.arange(length) if positions is None else positions
-        return _Text(tap(EMBEDDINGS, x), numbers, after_cache, text.keys)
-
-    def _bias(
-        self, layout: Layout, name: str, text: "_Text", cache: Cache | None, *, two_sided: bool
-    ) -> Array | None:
-        """Position bias of the scores of these heads, in layers with this cache."""
-        spec, table = self.config.positions, self.params.get(name)
-        keys = text.positions
-        if cache is not None and text.after_cache is not None:
-            # Entries that are not written yet are masked.
-            keys = held_positions(text.after_cache[..., -1], stacked_size(cache))
-        return position_bias(
-            spec, table, layout.num_heads, text.positions, keys, two_sided=two_sided
-        )
-
-    def _run_layers(
-        self,
-        layer_types: Mapping[str, LayersOfType],
-        order: Sequence[str],
-        text: "_Text",
-        tap: Tap,
-        norm: str,
-        head_mask: HeadMask | None = None,
-    ) -> StackOutputs:
-        """All layers and the final norm."""
-        c = self.config
-        inputs = StackInputs(
-            head_mask=head_mask,
-            dropout_key=text.keys.get("layers"),
-            capture=tuple(sorted(tap.capture - {EMBEDDINGS})),
-            patch={name: f for name, f in tap.patch.items() if name != EMBEDDINGS},
-            remat=c.compute.remat,
-        )
-        outputs = run_layers(layer_types, order, text.x, inputs)
-        x = outputs.x
-        if c.norm.has_final:
-            x = normalize(self.params.get(norm, {}), x, c.norm)
-        x = dropout(x, c.dropout.rate, text.keys.get("final"))
-        return outputs._replace(x=x, captured=tap.captured | outputs.captured)
-
-    def _report(self, stack: str) -> Report | None:
-        return None if self.reports is None else self.reports.setdefault(stack, {})
-
-
-class _Text(NamedTuple):
+class Text(NamedTuple):
     """One text, embedded."""
 
     x: Float[Array, "B T D"]
     positions: Int[Array, "*B T"]
     after_cache: Int[Array, "*B T"] | None
     """Where a cache puts the tokens; None without one."""
-    keys: Mapping[str, Array]
 
 
-class _Tokens(NamedTuple):
-    """One text, checked."""
-
-    tokens: Int[Array, "B T"] | Float[Array, "B T vocab"]
-    positions: Int[Array, "*B T"] | None
-    token_types: Int[Array, "B T"] | None
-    keys: dict[str, Array]
-    """Where there is dropout ("embeddings", "layers", "final") -> its random key."""
-
-
-def _checked(
+def embed_text(
+    params: Params,
+    tokens: Array,
     config: ModelConfig,
     inputs: ModelInputs,
-    tokens: ArrayLike,
-    next_key: NextKey,
-    *,
-    is_source: bool = False,
-) -> _Tokens:
-    """The text, or the source, with everything that is given by token.
-
-    Raises:
-      ValueError: tokens, positions or token types that do not fit, or are out of range.
-    """
-    tokens = check_tokens(config, tokens)
-    mask = inputs.source_padding_mask if is_source else inputs.padding_mask
-    check_range("token id", tokens, config.vocab_size, mask)
-    positions, token_types = inputs.positions, inputs.token_types
-    if is_source:
-        positions = token_types = None
-    if positions is not None:
-        positions = jnp.asarray(positions)
-        check_positions(positions, tokens)
-        spec = config.positions
-        is_distance = isinstance(spec, Alibi | Relative) and not spec.is_learned
-        if inputs.cache is not None and is_distance:
-            raise ValueError(
-                f"positions {spec.name!r} are distances from the tokens of the cache, whose "
-                "positions it does not hold; leave positions out"
-            )
-        if isinstance(spec, Learned | Sinusoidal):
-            check_range("position", positions, config.max_len, mask)
-    elif is_source or inputs.cache is None:
-        positions = default_positions(config, tokens)
-    if token_types is not None:
-        check_per_token("token_types", token_types, tokens)
-        token_types = jnp.asarray(token_types)
-        count = config.embedding.token_types or config.vocab_size
-        check_range("token type", token_types, count, mask)
-    specs = [config.encoder_layer] if is_source else [c.layer for c in config.stacks.values()]
-    return _Tokens(tokens, positions, token_types, _dropout_keys(config, specs, next_key))
+    keys: Mapping[str, Array],
+    side: str,
+) -> Text:
+    """Tokens, embedded; of the source (`side` is "encoder.") as of the text."""
+    length, after_cache = tokens.shape[1], None
+    positions, token_types = (None, None) if side else (inputs.positions, inputs.token_types)
+    if inputs.cache is not None and not side:
+        cache = next(iter(cache_by_type(config, inputs.cache).values()))
+        first = {"length": cache["length"][0]}
+        after_cache = next_positions(first, length, inputs.padding_mask)
+        positions = after_cache if positions is None else positions
+    if side and config.encoder is not None and config.encoder.own_inputs:
+        own = {name: f"encoder_{name}" for name in OWN_INPUTS if f"encoder_{name}" in params}
+        params = params | {name: params[theirs] for name, theirs in own.items()}
+    x = embed(params, tokens, config, positions=positions, token_types=token_types)
+    rate = config.dropout.embedding
+    rate = config.dropout.rate if rate is None else rate
+    x = dropout(x, rate, keys.get(f"{side}embeddings")).astype(config.compute.dtype)
+    if config.positions.is_learned and config.positions.is_relative:
+        positions = after_cache  # the table has positions, distances count tokens
+    return Text(x, jnp.arange(length) if positions is None else positions, after_cache)
 
 
-def _dropout_keys(
-    config: ModelConfig, specs: Sequence[LayerSpec], next_key: NextKey
-) -> dict[str, Array]:
-    """`_Tokens.keys` of a text that passes layers of these types."""
-    spec = config.dropout
-    embedding = spec.rate if spec.embedding is None else spec.embedding
-    drops = {
-        "embeddings": bool(embedding) and "embeddings" in spec.places,
-        "layers": any(layer.dropout.is_active for layer in specs),
-        "final": bool(spec.rate) and "final" in spec.places,
-    }
-    return {} if next_key is None else {place: next_key() for place in drops if drops[place]}
-
-
-def cache_by_type(config: ModelConfig, cache: ModelCache | None) -> dict[str, Cache | None]:
-    """Layer type -> the cache of its layers, None without a cache.
-
-    Raises:
-      ValueError: the cache is that of another model.
-    """
-    names = tuple(config.stacks)
-    if cache is None:
-        return dict.fromkeys(names)
-    if set(cache) != set(names) if config.layer_types else "length" not in cache:
-        raise ValueError(
-            f"the cache holds {', '.join(cache)}, which is that of another model; make it with "
-            "config.init_cache(batch, size) of this one"
+def layers_of_text(
+    params: Params, config: ModelConfig, inputs: ModelInputs, text: Text, side: str
+) -> dict[str, LayersOfType]:
+    """The layers that a text passes, by type, with their inputs."""
+    caches: Mapping[str, Cache] = {}
+    if inputs.cache is not None and not side:
+        caches = cache_by_type(config, inputs.cache)
+    table = params.get(f"{_prefix(config, side)}relative_bias")
+    source_mask = inputs.source_padding_mask
+    common = LayerInputs(
+        mask=inputs.mask,
+        padding_mask=inputs.padding_mask,
+        source=inputs.encoded,
+        source_mask=None if source_mask is None else source_mask[:, None, None, :],
+    )
+    if side:
+        common = LayerInputs(padding_mask=source_mask)
+    made: dict[str, LayersOfType] = {}
+    for name in ("encoder_layers",) if side else config.stacks:
+        layer, plan, positions, weights = config.layer_stacks[name]
+        keys, cache = text.positions, caches.get(name)
+        if cache is not None and text.after_cache is not None:
+            # Entries that are not written yet are masked.
+            keys = held_positions(text.after_cache[..., -1], stacked_size(cache))
+        bias = position_bias(
+            config.positions,
+            table,
+            layer.heads.num_heads,
+            text.positions,
+            keys,
+            two_sided=not layer.is_causal,
         )
-    caches = {name: cast(Cache, cache[name] if config.layer_types else cache) for name in names}
-    for name, stack in config.stacks.items():
-        count = max(stack.plan.kv_indices) + 1
-        if {np.shape(a)[:1] for a in caches[name].values()} != {(count,)}:
-            raise ValueError(
-                f"the cache is that of another model: it needs {count} layers; make it with "
-                "config.init_cache(batch, size) of this one"
-            )
-    return dict(caches)
+        rotary = rotary_embedding(positions, layer.heads, text.positions)
+        stacked = empty_sublayers(layer) | params[weights]
+        if (
+            side and "delta" in stacked
+        ):  # the decoder's for cross-attention is none of the encoder's
+            stacked["delta"] = without(stacked["delta"], "cross")
+        made[name] = LayersOfType(
+            params=stacked,
+            plan=plan,
+            spec=layer,
+            inputs=dataclasses.replace(common, bias=bias, rotary=rotary, cache=cache),
+        )
+    return made
+
+
+def _prefix(config: ModelConfig, side: str) -> str:
+    """Before the names of the weights outside of the layers that each side has."""
+    is_own = side and config.encoder is not None and not config.encoder.shares_decoder
+    return "encoder_" if is_own else ""

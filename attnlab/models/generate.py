@@ -12,9 +12,10 @@
 (1, 4)
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +24,106 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.attention.checks import checked_padding_mask
-from attnlab.fields import as_count
+from attnlab.attention.dropout import is_key
+from attnlab.fields import Spec, as_count, bounded
 from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig
-from attnlab.models.embeddings import check_range, check_tokens
+from attnlab.models.embed import check_range, check_tokens
 from attnlab.models.forward import ModelCache, ModelInputs, cache_by_type, run_model
-from attnlab.models.parameters import check_params, params_of
-from attnlab.models.sampling import Sampling, SamplingArrays, next_token
+from attnlab.models.params import check_params
 from attnlab.names import check_keywords
 from attnlab.sharing import Params
+
+SMALLEST = 1e-30
+"""Of temperature and top_p: smaller ones choose the same tokens, but are 0 in float32."""
+
+# Sampling -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Sampling(Spec):
+    """How the next token is chosen.
+
+    Attributes:
+      temperature: 0 takes the likeliest token; else it is drawn from softmax(logits / temperature).
+      top_k: only tokens at least as likely as the k-th (Fan et al. 2018, arXiv 1805.04833).
+      top_p: only the likeliest tokens, down to the first at which their probabilities sum to top_p
+        (Holtzman et al. 2019, arXiv 1904.09751).
+
+    Raises:
+      ValueError: a value that nothing can be drawn with.
+
+    >>> Sampling(temperature=0.7, top_p=0.9)
+    Sampling(temperature=0.7, top_p=0.9)
+    """
+
+    temperature: float = bounded(0.0, least=0.0)
+    top_k: int | None = bounded(None, least=1)
+    top_p: float | None = bounded(None, above=0.0, most=1.0)
+
+
+def limit_logits(
+    logits: Float[Array, "*B vocab"],
+    *,
+    temperature: ArrayLike = 1.0,
+    top_k: int | None = None,
+    top_p: ArrayLike | None = None,
+) -> Float[Array, "*B vocab"]:
+    """logits / temperature, and -inf for tokens that may not be drawn.
+
+    First top_k, then top_p of what is left, as in transformers. Of equally likely tokens that need
+    not all be in, top_p keeps those with smaller ids.
+
+    Args:
+      logits: [..., vocab].
+      temperature: above 0.
+      top_k, top_p: as in `Sampling`.
+
+    Raises:
+      ValueError: top_k is more than the vocabulary.
+
+    >>> logits = jnp.log(jnp.array([0.1, 0.5, 0.25, 0.15]))
+    >>> keeps = lambda **limits: jnp.isfinite(limit_logits(logits, **limits)).astype(int).tolist()
+    >>> keeps(top_k=3), keeps(top_p=0.7), keeps(top_p=0.8), keeps(top_k=2, top_p=0.7)
+    ([0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 1, 1], [0, 1, 1, 0])
+    """
+    logits = logits / jnp.maximum(temperature, SMALLEST)
+    if top_k is not None:
+        if top_k > logits.shape[-1]:
+            raise ValueError(f"top_k must be from 1 to vocab_size {logits.shape[-1]}, not {top_k}")
+        least = jax.lax.top_k(logits, top_k)[0][..., -1:]
+        logits = jnp.where(logits >= least, logits, -jnp.inf)
+    if top_p is not None:
+        order = jnp.argsort(-logits, axis=-1)
+        probs = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
+        likelier = jnp.cumsum(probs, axis=-1) - probs
+        kept = jnp.take_along_axis(
+            likelier < jnp.maximum(top_p, SMALLEST), jnp.argsort(order, axis=-1), axis=-1
+        )
+        logits = jnp.where(kept, logits, -jnp.inf)
+    return logits
+
+
+def next_token(
+    logits: Float[Array, "B vocab"],
+    key: Array,
+    *,
+    temperature: ArrayLike | None = None,
+    top_k: int | None = None,
+    top_p: ArrayLike | None = None,
+) -> Int[Array, " B"]:
+    """The likeliest token, or with a temperature one drawn with `key`.
+
+    >>> next_token(jnp.array([[0.0, 2.0, 1.0]]), jax.random.key(0)).tolist()
+    [1]
+    """
+    if temperature is None:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    allowed = limit_logits(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    return jax.random.categorical(key, allowed).astype(jnp.int32)
+
+
+# Decoding -----------------------------------------------------------------------------------------
 
 
 class Prefilled(NamedTuple):
@@ -39,14 +131,6 @@ class Prefilled(NamedTuple):
 
     logits: Float[Array, "B T vocab"]
     cache: ModelCache
-
-
-class SourceInputs(TypedDict, total=False):
-    """The second text of an encoder_decoder, as in `ModelInputs`."""
-
-    source: ArrayLike | None
-    source_padding_mask: ArrayLike | None
-    encoded: Array | None
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -80,7 +164,7 @@ def prefill(
     cache: ModelCache,
     *,
     padding_mask: ArrayLike | None = None,
-    **source: Unpack[SourceInputs],
+    **source: Any,
 ) -> Prefilled:
     """Logits of the next tokens of a text, and the cache that holds them too.
 
@@ -93,7 +177,7 @@ def prefill(
       config: of the model.
       cache: of `config.init_cache`, or of an earlier call.
       padding_mask: [B, T], True = a token. Padding is neither kept nor counted.
-      **source: of an encoder_decoder, see `SourceInputs`.
+      **source: of an encoder_decoder: source, source_padding_mask, encoded of `ModelInputs`.
 
     Raises:
       ValueError: the tokens do not fit, or there are none. Inside a traced function, where the
@@ -107,20 +191,20 @@ def prefill(
     >>> logits.shape, cache["length"].tolist()
     ((1, 3, 256), [3, 3])
     """
-    shape = check_tokens(config, tokens).shape
-    if not shape[1]:
-        raise ValueError(f"tokens {shape} hold no token; give at least 1")
+    tokens = check_tokens(config, tokens)
+    length = tokens.shape[1]
+    if not length:
+        raise ValueError(f"tokens {tokens.shape} hold no token; give at least 1")
     mask = checked_padding_mask("padding_mask", padding_mask, tokens)
-    params, tokens = params_of(params, config), check_ids(config, tokens, mask)
-    piece = _piece_length(config, cache, tokens.shape[1], mask)
-    logits = []
-    for start in range(0, tokens.shape[1], piece):
-        part = slice(start, start + piece)
+    piece = _piece_length(config, cache, length, mask)
+    logits: list[Array] = []
+    for part in (slice(start, start + piece) for start in range(0, length, piece)):
         own = None if mask is None else mask[:, part]
-        seen, cache = _next_logits(
-            params, tokens[:, part], config, cache, padding_mask=own, **source
-        )
-        logits.append(seen)
+        inputs = ModelInputs(cache=cache, padding_mask=own, **source)
+        outputs = run_model(params, tokens[:, part], config, inputs)
+        assert outputs.cache is not None
+        assert outputs.logits is not None
+        logits, cache = [*logits, outputs.logits], outputs.cache
     return Prefilled(jnp.concatenate(logits, axis=1), cache)
 
 
@@ -132,27 +216,24 @@ def _piece_length(config: ModelConfig, cache: ModelCache, length: int, mask: Arr
     """
     piece = length
     for name, held in cache_by_type(config, cache).items():
-        assert held is not None
         size, window = stacked_size(held), config.stacks[name].attention.window
         is_traced = any(isinstance(a, jax.core.Tracer) for a in (held["length"], mask))
-        # How many tokens the fullest row holds, and will hold.
-        used = 0 if is_traced else int(jnp.max(held["length"]))
+        # How many tokens the fullest row will hold.
         more = held["length"][0] + (length if mask is None else jnp.sum(mask, axis=1))
         total = length if is_traced else int(jnp.max(more))
         is_ring = window is not None and window < size
         if total > size and not is_ring:
             raise ValueError(
-                f"{length} tokens behind {used} do not fit a cache of size {size}; make it with "
+                f"{total} tokens do not fit a cache of size {size}; make it with "
                 f"config.init_cache(batch, size={total}), or give the model a window smaller than "
                 "the cache"
             )
-        fits = total <= size and not (is_traced and is_ring)
-        piece = min(piece, size if fits else size - (window or 0))
         if total > config.max_len:
             raise ValueError(
-                f"{length} tokens behind {used} are longer than max_len {config.max_len}; raise "
-                "max_len"
+                f"{total} tokens are longer than max_len {config.max_len}; raise max_len"
             )
+        fits = total <= size and not (is_traced and is_ring)
+        piece = min(piece, size if fits else size - (window or 0))
     return piece
 
 
@@ -183,7 +264,8 @@ def generate(
     (1, 4)
     """
     request = _check(params, prompt, config, num_tokens, options)
-    return request.programs.whole(request.arrays, request.keys)
+    tokens: Array = request.programs.whole(*request[1:])
+    return tokens
 
 
 def stream(
@@ -215,14 +297,13 @@ def stream(
     request = _check(params, prompt, config, num_tokens, options)
 
     def tokens() -> Iterator[Array]:
-        params, limits = request.arrays.params, request.arrays.limits
-        state = request.programs.first(request.arrays, request.keys[0])
+        programs, params, text, limits, keys = request
+        state, cache, source = programs.first(params, text, limits, keys[0])
         yield state.token
-        for key in request.keys[1:]:
-            if request.ends and bool(jnp.all(state.ended)):
+        for key in keys[1:]:
+            if bool(jnp.all(state.ended)):
                 return
-            rest = state._replace(cache={})
-            state = request.programs.next(params, state.cache, rest, limits, key)
+            state, cache = programs.next(cache, params, state, source, limits, key)
             yield state.token
 
     return tokens()
@@ -231,69 +312,17 @@ def stream(
 # Checks -------------------------------------------------------------------------------------------
 
 
-def check_ids(
-    config: ModelConfig, tokens: ArrayLike, padding_mask: Array | None = None
-) -> Int[Array, "B T"]:
-    """Ids [B, T] as an array.
-
-    Raises:
-      ValueError: text, floats, another number of axes, or (outside of traced functions) an id that
-        is not in the vocabulary.
-
-    >>> check_ids(ModelConfig(), [[1, 256]])
-    Traceback (most recent call last):
-    ValueError: token id 256 at [0, 1] is out of range: ids are 0 to 255
-    """
-    ids = check_tokens(config, tokens)
-    if ids.ndim != 2:
-        raise ValueError(f"tokens {ids.shape} are mixtures of tokens; a text continues from ids")
-    check_range("token id", ids, config.vocab_size, padding_mask)
-    return ids
-
-
-def _check_mask(name: str, mask: ArrayLike | None, tokens: Array) -> Array | None:
-    checked = checked_padding_mask(name, mask, tokens)
-    if checked is None:
-        return None
-    if not isinstance(checked, jax.core.Tracer) and not bool(checked.any(axis=1).all()):
-        empty = int(np.argmin(checked.any(axis=1)))
-        raise ValueError(f"{name}: row {empty} holds no token; give it one, or leave it out")
-    return checked
-
-
-class _Source(NamedTuple):
-    """The second text: its tokens, then what the encoder returns for them."""
-
-    tokens: Array
-    padding_mask: Array | None = None
-    encoded: Array | None = None
-
-
-def _source_inputs(source: _Source | None) -> SourceInputs:
-    """What the model receives of an encoded source."""
-    if source is None:
-        return {}
-    return {"encoded": source.encoded, "source_padding_mask": source.padding_mask}
-
-
-class _Arrays(NamedTuple):
-    """Arguments of the compiled programs."""
-
-    params: Params
-    prompt: Array
-    padding_mask: Array | None
-    source: _Source | None
-    limits: SamplingArrays
-
-
 class _Request(NamedTuple):
-    """A text to write, checked."""
+    """A text to write, checked: the programs and their arguments."""
 
     programs: "_Programs"
-    arrays: _Arrays
+    params: Params
+    text: dict[str, Array | None]
+    """"prompt" and "padding_mask"; of an encoder_decoder "source" and "source_padding_mask"."""
+    limits: dict[str, Array]
+    """"temperature" and "top_p", where tokens are drawn."""
     keys: Array
     """One for each token."""
-    ends: tuple[int, ...]
 
 
 def _check(
@@ -304,9 +333,39 @@ def _check(
     options: GenerateOptions,
 ) -> _Request:
     check_keywords("generate", options, GenerateOptions.__annotations__)
-    params = params_of(params, config)
-    _check_model(config, options)
+    params = check_params(config, params)
+    if config.kind == "encoder" or config.output.kind == "none":
+        raise ValueError(
+            "only a decoder with logits generates text; this model has kind "
+            f"{config.kind!r} and output.kind {config.output.kind!r}"
+        )
     num_tokens = as_count("num_tokens", num_tokens, 1)
+    sampling, limits, key = _check_sampling(config, options)
+    text = _check_text(config, "prompt", prompt, "padding_mask", options.get("padding_mask"))
+    length = text["prompt"].shape[1]
+    size = _check_length(config, length, num_tokens, options.get("cache_size"))
+    source, mask = options.get("source"), options.get("source_padding_mask")
+    if (config.kind == "encoder_decoder") != (source is not None):
+        raise ValueError(
+            f"source is for kind='encoder_decoder', which needs one; this is a {config.kind}"
+        )
+    if source is not None:
+        text |= _check_text(config, "source", source, "source_padding_mask", mask)
+    elif mask is not None:
+        raise ValueError("source_padding_mask is of a source; for the prompt set padding_mask")
+    end = options.get("end")
+    ends = np.ravel(np.asarray([] if end is None else end))
+    if ends.size and not np.issubdtype(ends.dtype, np.integer):
+        raise ValueError(f"end must be one or several token ids, not {end!r}")
+    check_range("end", ends, config.vocab_size)
+    programs = _programs(config, size, sampling.top_k, tuple(map(int, ends)))
+    return _Request(programs, params, text, limits, jax.random.split(key, num_tokens))
+
+
+def _check_sampling(
+    config: ModelConfig, options: GenerateOptions
+) -> tuple[Sampling, dict[str, Array], Array]:
+    """How tokens are drawn: the options, those that are arguments of programs, and the key."""
     sampling, key = options.get("sampling", Sampling()), options.get("key")
     if not isinstance(sampling, Sampling):
         raise TypeError(
@@ -314,63 +373,38 @@ def _check(
         )
     if sampling.top_k is not None and sampling.top_k > config.vocab_size:
         raise ValueError(
-            f"top_k must be from 1 to vocab_size {config.vocab_size}, not {sampling.top_k}"
+            f"top_k must be at most vocab_size {config.vocab_size}, not {sampling.top_k}"
         )
-    if not sampling.is_greedy and key is None:
+    if key is None and sampling.temperature:
         raise ValueError(
             f"temperature={sampling.temperature} draws at random; pass key=jax.random.key(seed)"
         )
-    ends = _check_ends(config, options.get("end"))
-    ids = check_tokens(config, prompt)
-    mask = _check_mask("padding_mask", options.get("padding_mask"), ids)
-    ids = check_ids(config, ids, mask)
-    size = _check_length(config, ids.shape[1], num_tokens, options.get("cache_size"))
-    source = None
-    if (source_tokens := options.get("source")) is not None:
-        tokens = check_tokens(config, source_tokens)
-        source_mask = _check_mask("source_padding_mask", options.get("source_padding_mask"), tokens)
-        tokens = check_ids(config, tokens, source_mask) if tokens.ndim == 2 else tokens
-        source = _Source(tokens, source_mask)
-    check_params(config, params)
-    keys = _split_key(jax.random.key(0) if key is None else key, num_tokens)
-    programs = _programs(_Settings(config, size, sampling.top_k, ends))
-    return _Request(programs, _Arrays(params, ids, mask, source, sampling.limits), keys, ends)
+    if key is not None and not is_key(key):
+        raise ValueError(f"key must be one key such as jax.random.key(0), not {key!r}")
+    limits: dict[str, Array] = {}
+    if sampling.temperature:
+        limits["temperature"] = jnp.asarray(sampling.temperature)
+        if sampling.top_p not in (None, 1):
+            limits["top_p"] = jnp.asarray(sampling.top_p)
+    return sampling, limits, jax.random.key(0) if key is None else key
 
 
-def _check_model(config: ModelConfig, options: GenerateOptions) -> None:
-    """Raises ValueError for a model that cannot generate text, or options that do not fit it."""
-    if config.kind == "encoder":
-        raise ValueError("only a decoder generates text, this is an encoder")
-    if config.output.kind == "none":
-        raise ValueError(
-            "output.kind='none' has no logits to choose tokens by; use 'tied' or 'own'"
-        )
-    source = options.get("source")
-    if (config.kind == "encoder_decoder") != (source is not None):
-        raise ValueError(
-            f"source is for kind='encoder_decoder', which needs one; this is a {config.kind}"
-        )
-    if source is None and options.get("source_padding_mask") is not None:
-        raise ValueError(
-            "source_padding_mask is of a source; for padding of the prompt set padding_mask"
-        )
-
-
-def _check_ends(config: ModelConfig, end: int | Sequence[int] | None) -> tuple[int, ...]:
-    given = np.ravel([] if end is None else end)
-    if given.size and not np.issubdtype(given.dtype, np.integer):
-        raise ValueError(f"end must be one or several token ids, not {end!r}")
-    ends = tuple(map(int, given))
-    if wrong := [e for e in ends if not 0 <= e < config.vocab_size]:
-        raise ValueError(f"end {wrong[0]} is not a token id: ids are 0 to {config.vocab_size - 1}")
-    return ends
-
-
-def _split_key(key: Array, count: int) -> Array:
-    try:
-        return jax.random.split(key, count)
-    except (TypeError, ValueError):
-        raise ValueError(f"key must be one key such as jax.random.key(0), not {key!r}") from None
+def _check_text(
+    config: ModelConfig, name: str, tokens: ArrayLike, mask_name: str, mask: ArrayLike | None
+) -> dict[str, Any]:
+    """A text and its mask by name. Only a source may be of mixtures or images."""
+    ids, checked = check_tokens(config, tokens), checked_padding_mask(mask_name, mask, tokens)
+    if ids.ndim != 2 and name == "prompt":
+        raise ValueError(f"tokens {ids.shape} are mixtures of tokens; a text continues from ids")
+    check_range("token id", ids, config.vocab_size, checked)
+    if checked is not None and not isinstance(checked, jax.core.Tracer):
+        rows = np.asarray(checked).any(axis=1)
+        if not rows.all():
+            raise ValueError(
+                f"{mask_name}: row {int(np.argmin(rows))} holds no token; give it one, or leave it "
+                "out"
+            )
+    return {name: ids, mask_name: checked}
 
 
 def _check_length(config: ModelConfig, length: int, num_tokens: int, cache_size: int | None) -> int:
@@ -399,104 +433,76 @@ class _State(NamedTuple):
     token: Int[Array, " B"]
     """The last one."""
     ended: Bool[Array, " B"]
-    cache: ModelCache
-    source: _Source | None
 
 
 class _Programs(NamedTuple):
     """Compiled programs; their arguments are arrays alone."""
 
-    first: Callable[[_Arrays, Array], _State]
-    next: Callable[[Params, ModelCache, _State, SamplingArrays, Array], _State]
-    whole: Callable[[_Arrays, Array], Array]
-
-
-class _Settings(NamedTuple):
-    """Static arguments of the programs."""
-
-    config: ModelConfig
-    cache_size: int
-    top_k: int | None
-    ends: tuple[int, ...]
-
-    @property
-    def fill(self) -> int:
-        """The token after the end of a text."""
-        return self.ends[0] if self.ends else 0
-
-    def is_end(self, token: Int[Array, " B"]) -> Bool[Array, " B"]:
-        """Which rows end with this token."""
-        return jnp.isin(token, jnp.asarray(self.ends, jnp.int32))
+    first: Callable[..., Any]
+    """(params, text, limits, key) -> (state, cache, source)"""
+    next: Callable[..., Any]
+    """(cache, params, state, source, limits, key) -> (state, cache)"""
+    whole: Callable[..., Any]
+    """(params, text, limits, keys) -> tokens [B, new]"""
 
 
 @functools.lru_cache(maxsize=32)
-def _programs(settings: _Settings) -> _Programs:
+def _programs(
+    config: ModelConfig, cache_size: int, top_k: int | None, ends: tuple[int, ...]
+) -> _Programs:
     """The programs of one model and cache; the number of tokens is the number of keys."""
-    first, next_, whole = (functools.partial(f, settings) for f in (_first, _next, _whole))
+    fill = ends[0] if ends else 0  # the token after the end of a text
+
+    def is_end(token: Array) -> Array:
+        return jnp.isin(token, jnp.asarray(ends, jnp.int32))
+
+    def first(params: Params, text: dict[str, Any], limits: Any, key: Array) -> Any:
+        prompt, mask = text["prompt"], text["padding_mask"]
+        source = _encode(params, text, config) if "source" in text else {}
+        windows = [c.attention.window for c in config.stacks.values()]
+        least = min((w for w in windows if w is not None), default=0)
+        cache = config.init_cache(prompt.shape[0], cache_size, least + 1)
+        logits, cache = prefill(params, prompt, config, cache, padding_mask=mask, **source)
+        last = logits[:, -1]
+        if mask is not None:
+            end = mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
+            last = jnp.take_along_axis(logits, end[:, None, None], axis=1)[:, 0]
+        token = next_token(last, key, top_k=top_k, **limits)
+        return _State(token, is_end(token)), cache, source
+
+    def step(
+        cache: ModelCache, params: Params, state: _State, source: Any, limits: Any, key: Array
+    ) -> Any:
+        inputs = ModelInputs(cache=cache, **source)
+        outputs = run_model(params, state.token[:, None], config, inputs)
+        assert outputs.logits is not None
+        chosen = next_token(outputs.logits[:, -1], key, top_k=top_k, **limits)
+        token = jnp.where(state.ended, fill, chosen)
+        return _State(token, state.ended | is_end(token)), outputs.cache
+
+    def whole(params: Params, text: dict[str, Any], limits: Any, keys: Array) -> Array:
+        state, cache, source = first(params, text, limits, keys[0])
+        written = jnp.full((len(text["prompt"]), len(keys)), fill, jnp.int32)
+
+        def goes_on(carry: Any) -> Any:
+            return (carry[0] < len(keys)) & ~jnp.all(carry[2].ended)
+
+        def body(carry: Any) -> Any:
+            i, written, state, cache = carry
+            state, cache = step(cache, params, state, source, limits, keys[i])
+            return i + 1, written.at[:, i].set(state.token), state, cache
+
+        start = jnp.array(1), written.at[:, 0].set(state.token), state, cache
+        tokens: Array = jax.lax.while_loop(goes_on, body, start)[1]
+        return tokens
+
     # The cache alone is donated: the caller of `stream` keeps the tokens.
-    return _Programs(jax.jit(first), jax.jit(next_, donate_argnums=1), jax.jit(whole))
+    return _Programs(jax.jit(first), jax.jit(step, donate_argnums=0), jax.jit(whole))
 
 
-def _first(settings: _Settings, arrays: _Arrays, key: Array) -> _State:
-    """The prompt and the first new token."""
-    config = settings.config
-    params, prompt, mask, source, limits = arrays
-    if source is not None:
-        source = _encode(params, prompt, config, source)
-    windows = [c.attention.window for c in config.stacks.values()]
-    least = min((w for w in windows if w is not None), default=0)
-    cache = config.init_cache(prompt.shape[0], settings.cache_size, least + 1)
-    logits, cache = prefill(
-        params, prompt, config, cache, padding_mask=mask, **_source_inputs(source)
-    )
-    last = logits[:, -1]
-    if mask is not None:
-        end = mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
-        last = jnp.take_along_axis(logits, end[:, None, None], axis=1)[:, 0]
-    token = next_token(last, key, limits, settings.top_k)
-    return _State(token, settings.is_end(token), cache, source)
-
-
-def _next(
-    settings: _Settings,
-    params: Params,
-    cache: ModelCache,
-    state: _State,
-    limits: SamplingArrays,
-    key: Array,
-) -> _State:
-    """One more token; `cache` is that of the state."""
-    token, inputs = state.token[:, None], _source_inputs(state.source)
-    logits, cache = _next_logits(params, token, settings.config, cache, **inputs)
-    chosen = next_token(logits[:, -1], key, limits, settings.top_k)
-    token = jnp.where(state.ended, settings.fill, chosen)
-    return _State(token, state.ended | settings.is_end(token), cache, state.source)
-
-
-def _whole(settings: _Settings, arrays: _Arrays, keys: Array) -> Int[Array, "B new"]:
-    """One token for each key, in one loop that stops when all rows have ended."""
-    params, limits = arrays.params, arrays.limits
-    state = _first(settings, arrays, keys[0])
-    written = jnp.full((len(arrays.prompt), len(keys)), settings.fill, jnp.int32)
-    encoded = state.source  # the same in every step
-
-    def goes_on(carry: tuple[Array, Array, _State]) -> Array:
-        return (carry[0] < len(keys)) & ~jnp.all(carry[2].ended)
-
-    def step(carry: tuple[Array, Array, _State]) -> tuple[Array, Array, _State]:
-        i, written, state = carry
-        with_source = state._replace(source=encoded)
-        state = _next(settings, params, state.cache, with_source, limits, keys[i])
-        return i + 1, written.at[:, i].set(state.token), state._replace(source=None)
-
-    start = jnp.array(1), written.at[:, 0].set(state.token), state._replace(source=None)
-    text: Array = jax.lax.while_loop(goes_on, step, start)[1]
-    return text
-
-
-def _encode(params: Params, prompt: Array, config: ModelConfig, source: _Source) -> _Source:
-    """The source after the encoder."""
-    tokens, mask = source.tokens, source.padding_mask
+def _encode(params: Params, text: dict[str, Any], config: ModelConfig) -> dict[str, Array | None]:
+    """The source after the encoder, as the model takes it."""
+    tokens, mask = text["source"], text["source_padding_mask"]
     if mask is not None:
         # Padding is moved after the text: positions are then counted without it.
         order = jnp.argsort(~mask, axis=1, stable=True)
@@ -506,22 +512,5 @@ def _encode(params: Params, prompt: Array, config: ModelConfig, source: _Source)
         )
     # What the decoder computes of one token is unused, so that XLA leaves it out.
     inputs = ModelInputs(source=tokens, source_padding_mask=mask)
-    outputs = run_model(params, prompt[:, :1], config, inputs)
-    return _Source(tokens, mask, outputs.encoded)
-
-
-def _next_logits(
-    params: Params,
-    tokens: Array,
-    config: ModelConfig,
-    cache: ModelCache,
-    *,
-    padding_mask: Array | None = None,
-    **source: Unpack[SourceInputs],
-) -> Prefilled:
-    """Logits of the next tokens, and the cache with them."""
-    inputs = ModelInputs(cache=cache, padding_mask=padding_mask, **source)  # type: ignore[arg-type]
-    outputs = run_model(params, tokens, config, inputs)
-    assert outputs.logits is not None
-    assert outputs.cache is not None
-    return Prefilled(outputs.logits, outputs.cache)
+    outputs = run_model(params, text["prompt"][:, :1], config, inputs)
+    return {"encoded": outputs.encoded, "source_padding_mask": mask}

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from attnlab import heads
 from attnlab.models.config import ModelConfig
-from attnlab.models.head_weights import Leaf, head_layouts, leaves
+from attnlab.models.params import Leaf, head_layouts, leaves
 from attnlab.sharing import Params, PyTree
 
 

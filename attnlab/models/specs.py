@@ -5,7 +5,8 @@ composes them.
 """
 
 import dataclasses
-from typing import ClassVar, Literal, TypeAlias, get_args
+import functools
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 from attnlab.attention.backends import check_implementation
 from attnlab.fields import Spec, bounded, check_choice
@@ -184,9 +185,9 @@ class Norm(Spec, prefix="norm."):
         return self.kind == "layer" and self.scale if self.bias is None else self.bias
 
     @property
-    def has_final(self) -> bool:
-        """Is there a norm behind the last layer?"""
-        return self.position not in ("post", "pre_open")
+    def places(self) -> "NormPlaces":
+        """`position` as fields."""
+        return NORM_PLACES[self.position]
 
     def names_in(self, sublayer: str) -> tuple[str, ...]:
         """Norms of a sublayer.
@@ -194,11 +195,36 @@ class Norm(Spec, prefix="norm."):
         >>> Norm(position="parallel_one").names_in("ffn")
         ()
         """
-        without = {"parallel_one": sublayer != "attention", "pre_ffn": sublayer == "attention"}
-        if without.get(self.position):
-            return ()
-        names = {"sandwich": ("norm", "norm_after"), "after": ("norm_after",)}
-        return names.get(self.position, ("norm",))
+        has_norm = self.places.after_sum or sublayer in self.places.before
+        return ("norm",) * has_norm + ("norm_after",) * self.places.after
+
+
+class NormPlaces(NamedTuple):
+    """Where norms stand, for x + f(x) of each sublayer."""
+
+    before: tuple[SublayerName, ...] = ("attention", "cross", "ffn")
+    """Sublayers that read norm(x)."""
+    after: bool = False
+    """norm(f(x)) is added to x."""
+    after_sum: bool = False
+    """x is norm(x + f(x))."""
+    parallel: bool = False
+    """All sublayers read the same x; those without a norm of their own, the norm of the first."""
+    final: bool = True
+    """There is a norm behind the last layer."""
+
+
+NORM_PLACES: dict[NormPosition, NormPlaces] = {
+    "pre": NormPlaces(),
+    "pre_open": NormPlaces(final=False),
+    "pre_ffn": NormPlaces(before=("cross", "ffn")),
+    "post": NormPlaces(before=(), after_sum=True, final=False),
+    "post_final": NormPlaces(before=(), after_sum=True),
+    "after": NormPlaces(before=(), after=True),
+    "sandwich": NormPlaces(after=True),
+    "parallel": NormPlaces(parallel=True),
+    "parallel_one": NormPlaces(before=("attention",), parallel=True),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -560,7 +586,7 @@ class OutputHead(Spec, prefix="output."):
       ValueError: fields of an LM head or pooler that the model does not have.
 
     >>> from attnlab.models import ModelConfig
-    >>> from attnlab.models.output import output_shapes
+    >>> from attnlab.models.head import output_shapes
     >>> output_shapes(ModelConfig(output=OutputHead(kind="none", pooler="mean", num_classes=3)))
     {'classifier': (64, 3), 'classifier_bias': (3,)}
     """
@@ -595,7 +621,7 @@ class Init(Spec, prefix="init."):
         (GPT-2; Radford et al. 2019, section 2.3).
 
     >>> from attnlab.models import ModelConfig
-    >>> from attnlab.models.parameters import residual_scale
+    >>> from attnlab.models.params import residual_scale
     >>> residual_scale(ModelConfig(num_layers=8, init=Init(residual="depth")))
     0.25
     """
@@ -648,11 +674,11 @@ class LayerSpec(Spec, prefix="layer."):
       ffn, norm, attention, dropout: as in `ModelConfig`.
       is_causal: tokens attend to themselves and the past alone.
       separate_kv: the projections to keys and values are a sublayer "kv" of their own.
-      delta_rank: rank of a difference per layer to each matrix (`attnlab.sharing.low_rank_delta`).
+      delta_rank: rank of a difference per layer to each matrix (`attnlab.sharing.deltas`).
 
     >>> from attnlab.heads import Standard
     >>> LayerSpec(heads=Standard(width=6, num_heads=2), ffn=FFN(width=0)).sublayers
-    ['attention']
+    {'attention': 1.0}
     """
 
     heads: Layout
@@ -665,10 +691,10 @@ class LayerSpec(Spec, prefix="layer."):
     separate_kv: bool = False
     delta_rank: int | None = bounded(None, least=1)
 
-    @property
-    def sublayers(self) -> list[SublayerName]:
-        """Sublayers with a residual connection, in the order in which they run."""
-        has: dict[SublayerName, bool] = {
-            "attention": True, "cross": self.cross is not None, "ffn": self.ffn.width > 0,
-        }  # fmt: skip
-        return [name for name, is_there in has.items() if is_there]
+    @functools.cached_property
+    def sublayers(self) -> dict[SublayerName, float]:
+        """Sublayers in the order in which they run -> the scale of their residual connection."""
+        scales: dict[SublayerName, float] = {"attention": 1.0}
+        if self.cross is not None:
+            scales["cross"] = 1.0
+        return scales | ({"ffn": self.ffn.residual_scale} if self.ffn.width else {})

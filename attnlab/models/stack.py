@@ -1,8 +1,8 @@
 """L transformer layers of one or several types, under any sharing plan, in one scan."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +11,7 @@ from jaxtyping import Array, Float
 
 from attnlab.heads import Cache, init_cache
 from attnlab.heads.cache import with_own_lengths
-from attnlab.heads.layout import Entries
-from attnlab.models.layer import (
-    NO_TEXT_INPUTS,
-    LayerInputs,
-    Report,
-    TextInputs,
-    layer_values,
-    transformer_layer,
-)
+from attnlab.models.layer import LayerInputs, layer_values, transformer_layer
 from attnlab.models.specs import LayerSpec
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan, Stack, run_stacks
@@ -37,9 +29,8 @@ class LayersOfType:
       params: sublayer -> parameters [G, ...], of `sharing.init_stacked(init_layer(spec), ...)`.
       plan: which layer uses which group.
       spec: one layer.
-      text: masks, positions and second text of these layers.
-      cache: stacked [K, ...], one for each layer that makes keys and values.
-      report: filled, while JAX traces, with how attention is computed.
+      inputs: masks, positions and second text of these layers. Its cache is [K, ...], one for each
+        layer that makes keys and values; what differs between layers is not read.
 
     >>> from attnlab.heads import Standard
     >>> from attnlab.models.layer import init_layer
@@ -61,35 +52,7 @@ class LayersOfType:
     params: Params
     plan: Plan
     spec: LayerSpec
-    text: TextInputs = NO_TEXT_INPUTS
-    cache: Cache | None = None
-    report: Report | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StackInputs:
-    """Inputs of the layers of all types.
-
-    Attributes:
-      head_mask: multiplies each head of each layer, also where layers share parameters.
-      dropout_key: random key; None: no dropout.
-      capture: names of values to return.
-      patch: name -> f(value, layer index), which replaces the value.
-      remat: compute activations again in the backward pass.
-
-    >>> head_mask = jnp.ones((3, 2)).at[1, 0].set(0)  # removes head 0 of layer 1
-    >>> zeros_in_2 = lambda heads, layer: jnp.where(layer == 2, 0, heads)  # traced: no `if`
-    >>> inputs = StackInputs(head_mask=head_mask, patch={"heads": zeros_in_2})
-    """
-
-    head_mask: HeadMask | None = None
-    dropout_key: Array | None = None
-    capture: Sequence[str] = ()
-    patch: Patches | None = None
-    remat: bool = True
-
-
-NO_STACK_INPUTS = StackInputs()
+    inputs: LayerInputs = LayerInputs()
 
 
 class StackOutputs(NamedTuple):
@@ -122,7 +85,12 @@ def run_layers(
     layer_types: Mapping[str, LayersOfType],
     order: Sequence[str],
     x: Float[Array, "B T D"],
-    inputs: StackInputs = NO_STACK_INPUTS,
+    *,
+    head_mask: HeadMask | None = None,
+    dropout_key: Array | None = None,
+    capture: Sequence[str] = (),
+    patch: Patches | None = None,
+    remat: bool = True,
 ) -> StackOutputs:
     """x after all layers.
 
@@ -134,10 +102,14 @@ def run_layers(
       layer_types: name -> the layers of one type.
       order: the type of every layer.
       x: input of the first layer.
-      inputs: head mask, dropout key, values to capture or patch.
+      head_mask: multiplies each head of each layer, also where layers share parameters.
+      dropout_key: random key; None: no dropout.
+      capture: names of values to return, of `stack_values`.
+      patch: name -> f(value, layer index), which replaces the value.
+      remat: compute activations again in the backward pass.
 
     Raises:
-      ValueError: an unknown value, or a head mask that does not fit.
+      ValueError: a head mask that does not fit.
 
     >>> from attnlab.heads import Standard
     >>> from attnlab.models.layer import init_layer
@@ -146,28 +118,124 @@ def run_layers(
     >>> plan = Plan(attention=(0, 0, 0), ffn=(0, 1, 0))
     >>> params = init_stacked(init_layer(spec), jax.random.key(0), plan)
     >>> layers = {"layers": LayersOfType(params=params, plan=plan, spec=spec)}
-    >>> inputs = StackInputs(capture=("probs",))
-    >>> outputs = run_layers(layers, ["layers"] * 3, jnp.ones((1, 5, 6)), inputs)
+    >>> outputs = run_layers(layers, ["layers"] * 3, jnp.ones((1, 5, 6)), capture=("probs",))
     >>> outputs.x.shape, outputs.captured["probs"].shape
     ((1, 5, 6), (3, 1, 2, 5, 5))
     """
-    known = stack_values([layers.spec for layers in layer_types.values()])
-    capture, patch = check_values(inputs.capture, inputs.patch, known)
-    inputs = dataclasses.replace(inputs, capture=capture, patch=patch)
-    indices = {name: [i for i, n in enumerate(order) if n == name] for name in layer_types}
-    _check_head_mask(inputs.head_mask, layer_types, len(order), x.shape[0])
-    keys = None
-    if inputs.dropout_key is not None:
-        keys = jax.random.split(inputs.dropout_key, len(order))
+    numbers = {name: np.flatnonzero([n == name for n in order]) for name in layer_types}
+    per_layer: dict[str, Any] = {}
+    if head_mask is not None:
+        _check_head_mask(head_mask, layer_types, len(order), x.shape[0])
+        per_layer["head_mask"] = head_mask
+    if dropout_key is not None:
+        per_layer["dropout_key"] = jax.random.split(dropout_key, len(order))
     stacks, state = {}, {}
     for name, layers in layer_types.items():
-        per_layer = _per_layer(layers, np.array(indices[name]), len(order), inputs.head_mask, keys)
-        stacks[name], state[name] = _stack(layers, x, per_layer, inputs)
-    (x, state), collected = run_stacks(stacks, order, x, state=state, remat=inputs.remat)
-    caches = {name: final.cache for name, final in state.items()}
-    captured = {name: found.captured for name, found in collected.items()}
-    losses = [found.losses for found in collected.values()]
-    return StackOutputs(x, caches, _in_order(captured, indices), _total(losses))
+        own: dict[str, Any] = {"layer": numbers[name]}
+        own |= {n: _of_layers(a, numbers[name], len(order)) for n, a in per_layer.items()}
+        if (scales := layers.spec.attention.layer_scales) is not None:
+            own["query_scale"] = np.array(scales)
+        state[name], given = initial_state(layers, x)
+        block = _block(layers, state[name]["cache"], tuple(capture), patch)
+        stacks[name] = Stack(block, layers.params, layers.plan, (own, given))
+    (x, state), made = run_stacks(stacks, order, x, state, remat=remat)
+    caches = {name: final["cache"] for name, final in state.items()}
+    captured = {name: values for name, (values, _) in made.items()}
+    losses: dict[str, Array] = {}
+    for _, found in made.values():
+        for name, a in found.items():
+            total = jnp.sum(a, axis=0)
+            losses[name] = losses[name] + total if name in losses else total
+    return StackOutputs(x, caches, _in_order(captured, numbers), losses)
+
+
+def initial_state(
+    layers: LayersOfType, x: Array
+) -> tuple[dict[str, Cache | None], dict[str, np.ndarray]]:
+    """What layers pass on to the next apart from x, the cache [K, ...] and buffers [buffers, ...]
+    of keys and values that later layers attend to; and for each layer where its own stand there."""
+    cache, plan, at = layers.inputs.cache, layers.plan, {}
+    buffers: Cache | None = None
+    batch, length = x.shape[:2]
+    if cache is not None:
+        at["kv_index"] = np.array(plan.kv_indices)
+        if layers.inputs.padding_mask is not None:
+            cache = with_own_lengths(cache, batch)
+    if any(plan.reuses_kv):
+        at |= {"kv_buffer": np.array(plan.kv_buffers), "reuses": np.array(plan.reuses_kv)}
+        rotary, count = layers.inputs.rotary is not None, max(plan.kv_buffers) + 1
+        one = init_cache(layers.spec.heads, batch, length, x.dtype, rotary=rotary)
+        del one["length"]
+        buffers = {name: jnp.zeros((count, *a.shape), a.dtype) for name, a in one.items()}
+    return {"cache": cache, "buffers": buffers}, at
+
+
+def _block(
+    layers: LayersOfType,
+    cache: Cache | None,
+    capture: tuple[str, ...],
+    patch: Patches | None,
+) -> Callable[..., Any]:
+    """One layer as `run_stacks` takes it."""
+    # A layer that attends to the keys of an earlier one writes them to that one's cache again:
+    # hence the lengths from before the call.
+    lengths = {} if cache is None else {"length": cache["length"]}
+
+    def block(params: Params, x: Array, state: dict[str, Any], per_layer: Any) -> Any:
+        own, at = per_layer
+        given, cache, buffers = dict(own), state["cache"], state["buffers"]
+        if cache is not None:
+            given["cache"] = {n: a[at["kv_index"]] for n, a in (cache | lengths).items()}
+        if buffers is not None:
+            shared = {name: a[at["kv_buffer"]] for name, a in buffers.items()}
+            given["shared_kv"] = shared, at["reuses"]
+        inputs = dataclasses.replace(layers.inputs, **given)
+        tap = Tap(capture, patch, own["layer"])
+        out = transformer_layer(params, x, layers.spec, inputs, tap=tap)
+        if cache is not None:
+            assert out.cache is not None
+            cache = {n: a.at[at["kv_index"]].set(out.cache[n]) for n, a in cache.items()}
+        if buffers is not None:
+            index = at["kv_buffer"]
+            buffers = {n: a.at[index].set(out.kv[n]) for n, a in buffers.items()}
+        return out.x, {"cache": cache, "buffers": buffers}, (tap.captured, out.losses)
+
+    return block
+
+
+def _of_layers(a: HeadMask, numbers: np.ndarray, num_layers: int) -> Array:
+    """Of [L, ...], or of L arrays, those of these layers."""
+    if isinstance(a, list | tuple):
+        return jnp.stack([jnp.asarray(a[i]) for i in numbers])
+    whole: Array = jnp.asarray(a)
+    return whole if len(numbers) == num_layers else whole[numbers]
+
+
+def _check_head_mask(
+    head_mask: HeadMask, layer_types: Mapping[str, LayersOfType], num_layers: int, batch: int
+) -> None:
+    heads = sorted({layers.spec.heads.num_heads for layers in layer_types.values()})
+    if isinstance(head_mask, list | tuple):
+        if len(head_mask) != num_layers:
+            raise ValueError(
+                f"head_mask has {len(head_mask)} arrays for {num_layers} layers; give one for each"
+            )
+        return
+    shape = jnp.asarray(head_mask).shape
+    allowed = [(num_layers, heads[0]), *((num_layers, b, heads[0]) for b in (1, batch))]
+    if len(heads) > 1:
+        raise ValueError(
+            f"layers have {' or '.join(map(str, heads))} heads: give head_mask as {num_layers} "
+            "arrays, one for each layer"
+        )
+    if shape not in allowed:
+        raise ValueError(
+            f"head_mask {shape} must be [layers, heads] = {allowed[0]} or [layers, batch, heads] = "
+            f"{allowed[2]}"
+        )
+
+
+# Captured values ----------------------------------------------------------------------------------
 
 
 def stack_values(specs: Sequence[LayerSpec]) -> dict[str, str]:
@@ -197,17 +265,11 @@ def check_values(
     if isinstance(capture, str) or not isinstance(capture, Iterable):
         raise TypeError(f"capture must be a tuple of names such as ('probs',), not {capture!r}")
     names = tuple(dict.fromkeys(capture))
-    if patch is not None and not isinstance(patch, Mapping):
-        raise TypeError(f"patch must be a dict, name -> f(value, layer), not {patch!r:.80}")
-    patches = dict(patch or {})
-    for name in (*names, *patches):
+    if not isinstance(patch, Mapping | None) or not all(map(callable, (patch or {}).values())):
+        raise TypeError(f"patch must be a dict, name -> function (value, layer), not {patch!r:.80}")
+    for name in (*names, *(patch or {})):
         lookup(known, name, what="value")
-    for name, function in patches.items():
-        if not callable(function):
-            raise TypeError(
-                f"patch of {name!r} must be a function (value, layer), not {function!r:.80}"
-            )
-    return names, patches
+    return names, dict(patch or {})
 
 
 def captured_per_layer(
@@ -230,180 +292,19 @@ def captured_per_layer(
     return [next(values[name]) for name in order]
 
 
-class _PerLayer(NamedTuple):
-    """What differs from layer to layer; of a stack, arrays [L, ...]."""
-
-    layer: np.ndarray
-    head_mask: Array | None
-    dropout_key: Array | None
-    query_scale: np.ndarray | None
-    kv_index: np.ndarray | None
-    """Which cache it uses."""
-    kv_buffer: np.ndarray | None
-    """Where keys and values stand that later layers attend to."""
-    use_shared_kv: np.ndarray | None
-
-
-class _State(NamedTuple):
-    """What layers pass on to the next, apart from x."""
-
-    cache: Cache | None
-    shared_kv: Entries | None
-    """Keys and values that later layers attend to, [buffers, ...]."""
-
-
-class _Collected(NamedTuple):
-    """What leaves the scan: arrays [L, ...]."""
-
-    captured: dict[str, Array]
-    losses: dict[str, Array]
-
-
-def _per_layer(
-    layers: LayersOfType,
-    indices: np.ndarray,
-    num_layers: int,
-    head_mask: HeadMask | None,
-    keys: Array | None,
-) -> _PerLayer:
-    plan, scales = layers.plan, layers.spec.attention.layer_scales
-    reuses = any(plan.reuses_kv)
-    return _PerLayer(
-        layer=indices,
-        head_mask=_of_layers(head_mask, indices, num_layers),
-        dropout_key=_of_layers(keys, indices, num_layers),
-        query_scale=None if scales is None else np.array(scales),
-        kv_index=None if layers.cache is None else np.array(plan.kv_indices),
-        kv_buffer=np.array(plan.kv_buffers) if reuses else None,
-        use_shared_kv=np.array(plan.reuses_kv) if reuses else None,
-    )
-
-
-def _of_layers(a: HeadMask | None, indices: np.ndarray, num_layers: int) -> Array | None:
-    """Of [L, ...], or of L arrays, those of these layers."""
-    if a is None:
-        return None
-    if isinstance(a, list | tuple):
-        return jnp.stack([jnp.asarray(a[i]) for i in indices])
-    whole: Array = jnp.asarray(a)
-    return whole if len(indices) == num_layers else whole[indices]
-
-
-def _check_head_mask(
-    head_mask: HeadMask | None, layer_types: Mapping[str, LayersOfType], num_layers: int, batch: int
-) -> None:
-    if head_mask is None:
-        return
-    heads = sorted({layers.spec.heads.num_heads for layers in layer_types.values()})
-    if not isinstance(head_mask, list | tuple):
-        if len(heads) > 1:
-            raise ValueError(
-                f"layers have {' or '.join(map(str, heads))} heads: give head_mask as {num_layers} "
-                "arrays, one for each layer"
-            )
-        shape = jnp.asarray(head_mask).shape
-        num_heads = heads[0]
-        allowed = [(num_layers, num_heads), *((num_layers, b, num_heads) for b in (1, batch))]
-        if shape not in allowed:
-            raise ValueError(
-                f"head_mask {shape} must be [layers, heads] = {allowed[0]} or [layers, batch, "
-                f"heads] = {allowed[2]}"
-            )
-    elif len(head_mask) != num_layers:
-        raise ValueError(
-            f"head_mask has {len(head_mask)} arrays for {num_layers} layers; give one for each"
-        )
-
-
-def _stack(
-    layers: LayersOfType, x: Array, per_layer: _PerLayer, inputs: StackInputs
-) -> tuple[Stack[Array, _State, _Collected], _State]:
-    """The layers of one type as `run_stacks` takes them, and what they hand on at first."""
-    cache = layers.cache
-    if cache is not None and layers.text.padding_mask is not None:
-        cache = with_own_lengths(cache, x.shape[0])
-    # A layer that attends to the keys of an earlier one writes them to that one's cache again:
-    # hence the lengths from before the call.
-    lengths = {} if cache is None else {"length": cache["length"]}
-
-    def block(
-        params: Params, x: Array, state: _State, own: _PerLayer, shared: None
-    ) -> tuple[Array, _State, _Collected]:
-        tap = Tap(inputs.capture, inputs.patch, own.layer)
-        reuse = {} if own.use_shared_kv is None else {"use_shared_kv": own.use_shared_kv}
-        outputs = transformer_layer(
-            params,
-            x,
-            layers.spec,
-            LayerInputs(
-                text=layers.text,
-                layer=own.layer,
-                cache=_take(state.cache and state.cache | lengths, own.kv_index),
-                shared_kv=_take(state.shared_kv, own.kv_buffer),
-                head_mask=own.head_mask,
-                query_scale=own.query_scale,
-                dropout_key=own.dropout_key,
-                report=layers.report,
-                **reuse,
-            ),
-            tap=tap,
-        )
-        state = _State(
-            _put(state.cache, outputs.cache, own.kv_index),
-            _put(state.shared_kv, outputs.entries, own.kv_buffer),
-        )
-        return outputs.x, state, _Collected(tap.captured, outputs.losses)
-
-    stack = Stack(block, layers.params, layers.plan, per_layer)
-    return stack, _State(cache, _kv_buffers(layers, x))
-
-
-def _kv_buffers(layers: LayersOfType, x: Array) -> Entries | None:
-    """Empty buffers for the keys and values that later layers attend to."""
-    if not any(layers.plan.reuses_kv):
-        return None
-    batch, length = x.shape[:2]
-    rotary = layers.text.rotary is not None
-    one = init_cache(layers.spec.heads, batch, length, x.dtype, rotary=rotary)
-    del one["length"]
-    count = max(layers.plan.kv_buffers) + 1
-    return {name: jnp.zeros((count, *a.shape), a.dtype) for name, a in one.items()}
-
-
-def _take(stacked: dict[str, Array] | None, index: np.ndarray | None) -> dict[str, Array] | None:
-    return None if stacked is None else {name: a[index] for name, a in stacked.items()}
-
-
-def _put(
-    stacked: dict[str, Array] | None, new: dict[str, Array] | None, index: np.ndarray | None
-) -> dict[str, Array] | None:
-    if stacked is None or new is None:
-        return None
-    return {name: a.at[index].set(new[name]) for name, a in stacked.items()}
-
-
 def _in_order(
-    captured: Mapping[str, dict[str, Array]], indices: Mapping[str, list[int]]
+    captured: Mapping[str, dict[str, Array]], numbers: Mapping[str, np.ndarray]
 ) -> dict[str, Array]:
     """`StackOutputs.captured` of what the layers of each type captured."""
-    if len(captured) == 1:
-        return next(iter(captured.values()))
-    order = np.argsort(np.concatenate([indices[name] for name in captured]))
+    first, *others = captured.values()
+    if not others:
+        return first
+    order = np.argsort(np.concatenate([numbers[name] for name in captured]))
     found: dict[str, Array] = {}
-    for value in next(iter(captured.values())):
+    for value in first:
         each = {name: values[value] for name, values in captured.items()}
         if len({(a.shape[1:], a.dtype) for a in each.values()}) == 1:
             found[value] = jnp.concatenate(list(each.values()))[order]
         else:
             found |= {f"{name}.{value}": a for name, a in each.items()}
     return found
-
-
-def _total(losses: Sequence[dict[str, Array]]) -> dict[str, Array]:
-    """Loss -> its sum over the layers of all types."""
-    total: dict[str, Array] = {}
-    for found in losses:
-        for name, a in found.items():
-            of_type = jnp.sum(a, axis=0)
-            total[name] = total[name] + of_type if name in total else of_type
-    return total

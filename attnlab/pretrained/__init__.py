@@ -4,7 +4,7 @@ Each family has one table of tensor names. Neither torch nor transformers is nee
 a folder is executed.
 """
 
-from attnlab.models.parameters import param_shapes
+from attnlab.models.params import param_shapes
 from attnlab.pretrained.loading import load, load_config, tokenizer_path
 from attnlab.pretrained.published import PUBLISHED, published_config
 from attnlab.pretrained.registry import FAMILIES

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.models.config import ModelConfig
-from attnlab.models.parameters import param_shapes
-from attnlab.models.transformer import Transformer
+from attnlab.models.flax import Transformer
+from attnlab.models.params import param_shapes
 from attnlab.names import lookup
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import bad_value, matches, shown

@@ -6,8 +6,7 @@ from types import EllipsisType
 from typing import Literal, NamedTuple
 
 from attnlab.models.config import ModelConfig
-from attnlab.models.head_weights import Leaf, leaves
-from attnlab.models.parameters import param_shapes
+from attnlab.models.params import Leaf, leaves, param_shapes
 from attnlab.nested import JSON
 from attnlab.pretrained.weights import Entry, Path
 

@@ -11,7 +11,7 @@ from attnlab.models.specs import Positions, Rotary
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import LARGEST_NUMBER, Attribute, bad_value, shown
 from attnlab.pretrained.fields import Field, Source, Values
-from attnlab.sharing.stack import repeating_pattern
+from attnlab.sharing.scan import repeating_pattern
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 LENGTH = "original_max_position_embeddings"

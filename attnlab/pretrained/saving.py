@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from attnlab.models.config import ModelConfig
-from attnlab.models.parameters import check_params
-from attnlab.models.transformer import Transformer
+from attnlab.models.flax import Transformer
+from attnlab.models.params import check_params
 from attnlab.names import lookup
 from attnlab.nested import JSON
 from attnlab.pretrained.family import Family

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from attnlab.heads import Layout, weight_shapes
-from attnlab.models.modules import MultiHeadAttention
-from attnlab.models.parameters import param_shapes
-from attnlab.models.transformer import Transformer
+from attnlab.models.flax import MultiHeadAttention, Transformer
+from attnlab.models.params import param_shapes
 from attnlab.names import lookup
 from attnlab.nested import JSON
 from attnlab.pretrained.systems import former, google, summae, t2t, torch

@@ -3,31 +3,29 @@
 `attnlab.transforms` changes the plan of a model that has its parameters already.
 """
 
-from attnlab.sharing.low_rank_delta import (
-    add_delta,
-    delta_shapes,
-    fit_delta,
-    init_delta,
-    layer_params,
-)
-from attnlab.sharing.named_plans import PLANS, NamedPlan, as_plan, parse_plan, plan_name, plan_names
+from attnlab.sharing.deltas import add_delta, delta_shapes, fit_delta, init_delta, layer_params
 from attnlab.sharing.plan import (
     GROUP_RULES,
+    PLANS,
     Group,
     Groups,
+    NamedPlan,
     Plan,
     all_shared,
+    as_plan,
     cycled,
     cycled_reversed,
     grouped,
     inner_groups,
     kv_sharing,
+    parse_plan,
+    plan_name,
+    plan_names,
     renumber,
-    resolve_kv_sources,
     sandwich,
     separate,
 )
-from attnlab.sharing.stack import (
+from attnlab.sharing.scan import (
     Params,
     PyTree,
     Stack,
@@ -44,5 +42,5 @@ __all__ = [
     "add_delta", "all_shared", "as_plan", "cycled", "cycled_reversed", "delta_shapes", "fit_delta",
     "grouped", "init_delta", "init_stacked", "init_sublayer", "inner_groups", "kv_sharing",
     "layer_params", "parse_plan", "plan_name", "plan_names", "renumber", "repeating_pattern",
-    "resolve_kv_sources", "run_stack", "run_stacks", "sandwich", "select_params", "separate",
+    "run_stack", "run_stacks", "sandwich", "select_params", "separate",
 ]  # fmt: skip

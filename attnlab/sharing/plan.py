@@ -1,12 +1,16 @@
-"""Sharing plans: which layers share which parameters, one group index per layer and sublayer."""
+"""Sharing plans: which layers share which parameters, one group index per layer and sublayer; and
+plans by name, as in a config or flag ("cycle:3")."""
 
+import functools
+import re
 from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator
-from typing import ClassVar, Literal, SupportsIndex
+from typing import ClassVar, Literal, NamedTuple, SupportsIndex
 
 from attnlab.fields import as_count
+from attnlab.names import nearest
 
-Group = int | str | None
-"""The parameter group that a layer uses; in the sublayer "kv" also "@j" or None (see `Plan`)."""
+Group = int | str
+"""The parameter group that a layer uses; in the sublayer "kv" also "@j" (see `Plan`)."""
 
 Groups = tuple[Group, ...]
 
@@ -22,10 +26,8 @@ class Plan:
 
     - "kv": the projections to keys and values, apart from the rest of attention. Besides a group it
       may hold "@j": this layer has no such projections and attends to the keys and values of layer
-      j (cross-layer attention), or to those that j itself attends to. None stands for the last
-      layer before it that computes its own.
-    - "delta": a low-rank difference added to the shared parameters (see
-      `attnlab.sharing.low_rank_delta`).
+      j (cross-layer attention), or to those that j itself attends to.
+    - "delta": a low-rank difference added to the shared parameters (see `attnlab.sharing.deltas`).
 
     Args:
       **sublayers: sublayer -> one group per layer; all of equal length.
@@ -42,20 +44,19 @@ class Plan:
       Cross-layer attention (Brandon et al. 2024, arXiv 2405.12981):
 
       >>> Plan(attention=(0, 1, 2), kv=(0, "@0", "@1"))
-      Plan(attention=(0, 1, 2), kv=(0, None, None))
+      Plan(attention=(0, 1, 2), kv=(0, '@0', '@0'))
     """
 
-    __slots__ = ("_groups",)
     example: ClassVar[str] = "'albert' or Plan(attention=(0, 0, 1), ffn=(0, 1, 2))"
     """For errors."""
 
-    def __init__(self, **sublayers: Iterable[SupportsIndex | str | None]):
+    def __init__(self, **sublayers: Iterable[SupportsIndex | str]):
         for name, groups in sublayers.items():
             if not isinstance(groups, Iterable):
                 raise ValueError(f"{name}: give one group per layer, not {groups!r}")
         self._groups: dict[str, Groups] = {
             name: tuple(
-                g if g is None or isinstance(g, str) else as_count(f"{name}: a group", g)
+                g if name == "kv" and isinstance(g, str) else as_count(f"{name}: a group", g)
                 for g in groups
             )
             for name, groups in sublayers.items()
@@ -65,10 +66,19 @@ class Plan:
             raise ValueError(
                 f"every sublayer of a plan needs one parameter group per layer; got {lengths}"
             )
+        self.num_layers: int = next(iter(lengths.values()))
+        self.kv_sources: tuple[int, ...] = _kv_sources(self._groups.get("kv", (0,)))
+        """For each layer, the layer whose keys and values it attends to: itself, or an earlier
+        one."""
         if "kv" in self:
-            self._groups["kv"] = _canonical_kv(self["kv"])
+            pairs = zip(self["kv"], self.kv_sources, strict=True)
+            self._groups["kv"] = tuple(g if isinstance(g, int) else f"@{j}" for g, j in pairs)
+        else:
+            self.kv_sources = separate(self.num_layers)
         for name, groups in self.items():
-            _check_groups(name, groups)
+            used = {group for group in groups if isinstance(group, int)}
+            if used != set(range(len(used))):
+                raise ValueError(f"{name}: groups must be 0, 1, 2, ... without gaps; got {groups}")
 
     def __getitem__(self, sublayer: str) -> Groups:
         return self._groups[sublayer]
@@ -92,17 +102,31 @@ class Plan:
     def __repr__(self) -> str:
         return f"Plan({', '.join(f'{name}={groups}' for name, groups in self.items())})"
 
-    @property
-    def num_layers(self) -> int:
-        """Number of layers."""
-        return len(next(iter(self._groups.values())))
+    @functools.cached_property
+    def _indices(self) -> dict[str, tuple[int, ...]]:
+        sources = {"kv": self.kv_sources}
+        own = separate(self.num_layers)
+        return {
+            name: tuple(int(groups[i]) for i in sources.get(name, own))
+            for name, groups in self.items()
+        }
 
-    @property
+    def indices(self, sublayer: str) -> tuple[int, ...]:
+        """The group of each layer as integers, for indexing the stacked parameters.
+
+        A layer that attends to the keys and values of an earlier layer gets the group of that one.
+
+        >>> Plan(attention=(0, 1, 2), kv=(0, "@0", 1)).indices("kv")
+        (0, 0, 1)
+        """
+        return self._indices[sublayer]
+
+    @functools.cached_property
     def num_groups(self) -> dict[str, int]:
         """sublayer -> number of parameter groups, the leading axis G of its stacked parameters."""
-        return {name: max(self.indices(name)) + 1 for name in self}
+        return {name: max(indices) + 1 for name, indices in self._indices.items()}
 
-    @property
+    @functools.cached_property
     def num_applications(self) -> dict[str, int]:
         """sublayer -> number of layers that apply its parameters.
 
@@ -114,40 +138,31 @@ class Plan:
         """
         return {name: sum(isinstance(g, int) for g in groups) for name, groups in self.items()}
 
-    @property
-    def kv_sources(self) -> tuple[int, ...]:
-        """For each layer, the layer whose keys and values it attends to: itself, or an earlier one.
-
-        >>> Plan(attention=(0, 0, 0, 0), kv=(0, 1, None, "@0")).kv_sources
-        (0, 1, 1, 0)
-        """
-        return resolve_kv_sources(self._groups.get("kv", separate(self.num_layers)))
-
-    @property
+    @functools.cached_property
     def reuses_kv(self) -> tuple[bool, ...]:
         """For each layer, whether it attends to the keys and values of an earlier layer."""
         return tuple(source != i for i, source in enumerate(self.kv_sources))
 
-    @property
+    @functools.cached_property
     def kv_indices(self) -> tuple[int, ...]:
         """For each layer, the index of its keys and values in the order in which they are computed.
 
         A cache for decoding has one entry per index.
 
-        >>> Plan(attention=(0, 0, 0, 0), kv=(0, None, 0, "@0")).kv_indices
+        >>> Plan(attention=(0, 0, 0, 0), kv=(0, "@0", 0, "@0")).kv_indices
         (0, 0, 1, 0)
         """
         return renumber(self.kv_sources)
 
-    @property
+    @functools.cached_property
     def kv_buffers(self) -> tuple[int, ...]:
         """For each layer, the buffer that holds its keys and values until their last use.
 
         Buffers are reused: there are as many as are needed at one time.
 
-        >>> Plan(attention=(0, 0, 0, 0), kv=(0, None, 1, None)).kv_buffers
+        >>> Plan(attention=(0, 0, 0, 0), kv=(0, "@0", 1, "@2")).kv_buffers
         (0, 0, 0, 0)
-        >>> Plan(attention=(0, 0, 0, 0), kv=(0, 1, None, "@0")).kv_buffers
+        >>> Plan(attention=(0, 0, 0, 0), kv=(0, 1, "@1", "@0")).kv_buffers
         (0, 1, 1, 0)
         """
         sources = self.kv_sources
@@ -158,80 +173,25 @@ class Plan:
             buffer[i] = min(set(range(len(in_use) + 1)) - in_use)
         return tuple(buffer[source] for source in sources)
 
-    def indices(self, sublayer: str) -> tuple[int, ...]:
-        """The group of each layer as integers, for indexing the stacked parameters.
 
-        A layer that attends to the keys and values of an earlier layer gets the group of that one.
-
-        >>> Plan(attention=(0, 1, 2), kv=(0, None, 1)).indices("kv")
-        (0, 0, 1)
-        """
-        groups = self[sublayer]
-        sources = self.kv_sources if sublayer == "kv" else separate(self.num_layers)
-        # A layer that others attend to has a group of its own: none is filtered out.
-        return tuple(group for i in sources if isinstance(group := groups[i], int))
-
-
-def _check_groups(sublayer: str, groups: Groups) -> None:
-    used = {group for group in groups if isinstance(group, int)}
-    if sublayer != "kv" and any(not isinstance(group, int) for group in groups):
-        raise ValueError(
-            f"{sublayer}: groups are integers; '@j' and None are for the sublayer 'kv' alone; "
-            f"got {groups}"
-        )
-    if used != set(range(len(used))):
-        raise ValueError(f"{sublayer}: groups must be 0, 1, 2, ... without gaps; got {groups}")
-
-
-def resolve_kv_sources(groups: Groups) -> tuple[int, ...]:
-    """For each layer, the layer that computes the keys and values it attends to.
-
-    Args:
-      groups: of the sublayer "kv", one per layer: an integer, "@j" or None.
-
-    Raises:
-      ValueError: "@j" names no earlier layer, or the first layer has no group.
-
-    >>> resolve_kv_sources((0, 1, "@0", None, "@2"))
-    (0, 1, 0, 1, 0)
-    """
+def _kv_sources(groups: Groups) -> tuple[int, ...]:
+    """For each layer, the layer that computes the keys and values it attends to."""
     sources: list[int] = []
     for i, group in enumerate(groups):
         if isinstance(group, int):
             sources.append(i)
             continue
-        if group is None and i == 0:
+        number = group.removeprefix("@")
+        if not group.startswith("@") or not number.isdecimal() or int(number) >= i:
             raise ValueError(
-                "kv: the first layer has no earlier keys and values to attend to; give it a group; "
-                f"got {groups}"
-            )
-        computing = [j for j, source in enumerate(sources) if source == j]
-        number = str(computing[-1]) if group is None else group.removeprefix("@")
-        is_layer = number.isdecimal() and (group is None or group.startswith("@"))
-        if not is_layer or int(number) >= len(groups):
-            raise ValueError(
-                f"kv: {group!r} names no layer; layer {i} takes a group, or '@j' with j < {i}; got "
-                f"{groups}"
-            )
-        if int(number) >= i:
-            raise ValueError(
-                f"kv: layer {i} cannot attend to the keys and values of layer {number}, which are "
-                "computed later (that takes several passes over the tokens, arXiv 2405.10637); "
-                "name an earlier layer"
+                f"kv: layer {i} takes a group, or '@j' for the keys and values of a layer j < {i}, "
+                f"not {group!r}"
             )
         sources.append(sources[int(number)])
     return tuple(sources)
 
 
-def _canonical_kv(groups: Groups) -> Groups:
-    """Each "@j" with the layer that computes the keys; None if that is the last one to do so."""
-    sources, short, last = resolve_kv_sources(groups), list(groups), 0
-    for i, source in enumerate(sources):
-        if source == i:
-            last = i
-        else:
-            short[i] = None if source == last else f"@{source}"
-    return tuple(short)
+# Groups of layers ---------------------------------------------------------------------------------
 
 
 def separate(num_layers: int) -> tuple[int, ...]:
@@ -253,78 +213,57 @@ def all_shared(num_layers: int) -> tuple[int, ...]:
 
 
 GroupRule = Literal["exact", "hf", "google"]
+GROUP_RULES: dict[GroupRule, Callable[[int, int, int], int]] = {
+    "exact": lambda layer, num_layers, num_groups: layer * num_groups // num_layers,
+    # transformers, modeling_albert.py
+    "hf": lambda layer, num_layers, num_groups: int(layer / (num_layers / num_groups)),
+    # google-research/albert, modeling.py
+    "google": lambda layer, num_layers, num_groups: int(layer / num_layers * num_groups),
+}
+"""Name -> (layer, num_layers, num_groups) -> group.
+
+They differ by rounding of floats (of 22 layers in 22 groups, google-research puts layer 15 into
+group 14, so two layers share). To reproduce a published model, use the rule of its code.
+"""
+
+
+def _check_count(num_layers: int, count: int) -> None:
+    if not 1 <= count <= num_layers:
+        raise ValueError(f"groups must be from 1 to the {num_layers} layers, not {count}")
 
 
 def grouped(num_layers: int, num_groups: int, rule: GroupRule = "exact") -> tuple[int, ...]:
-    """Consecutive layers share: `num_groups` blocks of layers.
-
-    "sequence" in Takase and Kiyono 2021 (arXiv 2104.06022).
-
-    Args:
-      num_layers: L.
-      num_groups: G, from 1 to L.
-      rule: formula of `GROUP_RULES`; a formula that skips a group gives fewer of them.
-
-    Returns:
-      The group of each layer.
-
-    Raises:
-      ValueError: `num_groups` is not in [1, num_layers].
+    """Consecutive layers share: `num_groups` blocks of layers, or fewer where the formula `rule` of
+    `GROUP_RULES` skips one. "sequence" in Takase and Kiyono 2021 (arXiv 2104.06022).
 
     >>> grouped(6, 3)
     (0, 0, 1, 1, 2, 2)
     """
-    _check_count("num_groups", num_layers, num_groups)
-    group_of = GROUP_RULES[rule]
-    return renumber(group_of(i, num_layers, num_groups) for i in range(num_layers))
+    _check_count(num_layers, num_groups)
+    return renumber(GROUP_RULES[rule](i, num_layers, num_groups) for i in range(num_layers))
 
 
 def cycled(num_layers: int, num_groups: int) -> tuple[int, ...]:
     """The groups in turn, over and over ("cycle" in Takase and Kiyono 2021, arXiv 2104.06022).
 
-    Args:
-      num_layers: L.
-      num_groups: G, from 1 to L.
-
-    Returns:
-      The group of each layer.
-
-    Raises:
-      ValueError: `num_groups` is not in [1, num_layers].
-
     >>> cycled(6, 3)
     (0, 1, 2, 0, 1, 2)
     """
-    _check_count("num_groups", num_layers, num_groups)
+    _check_count(num_layers, num_groups)
     return tuple(i % num_groups for i in range(num_layers))
 
 
 def cycled_reversed(num_layers: int, num_groups: int) -> tuple[int, ...]:
     """`cycled`, the last cycle in reverse order ("cycle (rev)", arXiv 2104.06022).
 
-    Args:
-      num_layers: L.
-      num_groups: G, from 1 to L.
-
-    Returns:
-      The group of each layer.
-
-    Raises:
-      ValueError: `num_groups` is not in [1, num_layers].
-
     >>> cycled_reversed(6, 3)
     (0, 1, 2, 2, 1, 0)
     """
-    _check_count("num_groups", num_layers, num_groups)
+    _check_count(num_layers, num_groups)
     last = (num_layers - 1) // num_groups * num_groups
     return tuple(
         i % num_groups if i < last else num_groups - 1 - i % num_groups for i in range(num_layers)
     )
-
-
-def _check_count(name: str, num_layers: int, count: int) -> None:
-    if not 1 <= count <= num_layers:
-        raise ValueError(f"{name} must be from 1 to the {num_layers} layers, not {count}")
 
 
 def sandwich(num_layers: int) -> tuple[int, ...]:
@@ -344,8 +283,7 @@ def inner_groups(
     Groups keep their numbers: if `rule` skips one, the result has a gap, which `Plan` rejects.
 
     Args:
-      num_calls: `num_hidden_layers` in ALBERT's config.
-      num_groups: `num_hidden_groups` in ALBERT's config.
+      num_calls, num_groups: `num_hidden_layers` and `num_hidden_groups` in ALBERT's config.
       inner_group_num: layers in each group.
       rule: formula of GROUP_RULES.
 
@@ -365,22 +303,12 @@ def kv_sharing(num_layers: int, num_kv_layers: int) -> Groups:
     Consecutive layers form `num_kv_layers` blocks; the layers of a block attend to the keys and
     values of its first layer.
 
-    Args:
-      num_layers: number of layers.
-      num_kv_layers: how many of them compute keys and values.
-
-    Raises:
-      ValueError: `num_kv_layers` is not in [1, num_layers].
-
     >>> kv_sharing(6, 2)
     (0, '@0', '@0', 1, '@3', '@3')
     """
-    _check_count("num_kv_layers", num_layers, num_kv_layers)
-    block = grouped(num_layers, num_kv_layers)
-    first: dict[int, int] = {}
-    sources = [first.setdefault(number, i) for i, number in enumerate(block)]
-    computing = list(first.values())
-    return tuple(computing.index(j) if j == i else f"@{j}" for i, j in enumerate(sources))
+    blocks = grouped(num_layers, num_kv_layers)
+    first = [blocks.index(block) for block in blocks]
+    return tuple(block if first[i] == i else f"@{first[i]}" for i, block in enumerate(blocks))
 
 
 def renumber(labels: Iterable[Hashable]) -> tuple[int, ...]:
@@ -393,15 +321,193 @@ def renumber(labels: Iterable[Hashable]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(label, len(numbers)) for label in labels)
 
 
-GROUP_RULES: dict[GroupRule, Callable[[int, int, int], int]] = {
-    "exact": lambda layer, num_layers, num_groups: layer * num_groups // num_layers,
-    # transformers, modeling_albert.py
-    "hf": lambda layer, num_layers, num_groups: int(layer / (num_layers / num_groups)),
-    # google-research/albert, modeling.py
-    "google": lambda layer, num_layers, num_groups: int(layer / num_layers * num_groups),
-}
-"""Name -> (layer, num_layers, num_groups) -> group.
+# Plans by name ------------------------------------------------------------------------------------
 
-They differ by rounding of floats (of 22 layers in 22 groups, google-research puts layer 15 into
-group 14, so two layers share). To reproduce a published model, use the rule of its code.
-"""
+
+class NamedPlan(NamedTuple):
+    """An entry of `PLANS`.
+
+    >>> PLANS["cycle"].build(5, 2)["ffn"], PLANS["albert"].takes_count
+    ((0, 1, 0, 1, 0), False)
+    """
+
+    build: Callable[[int, int], Plan]
+    """(number of layers, count of groups) -> Plan"""
+    takes_count: bool = True
+    """Whether the name is written with a count, as in "cycle:3"; else `build` ignores it."""
+
+    def __repr__(self) -> str:
+        return f"NamedPlan(takes_count={self.takes_count})"  # functions have no repr to read
+
+
+def _both(groups: Groups) -> Plan:
+    return Plan(attention=groups, ffn=groups)
+
+
+def _kv_shared(num_layers: int, count: int) -> Plan:
+    layers = separate(num_layers)
+    return Plan(attention=layers, kv=kv_sharing(num_layers, count), ffn=layers)
+
+
+def _relaxed(num_layers: int, count: int) -> Plan:
+    groups = cycled(num_layers, count)
+    return Plan(attention=groups, ffn=groups, delta=separate(num_layers))
+
+
+PLANS: dict[str, NamedPlan] = {
+    # No sharing (Vaswani et al. 2017, arXiv 1706.03762).
+    "separate": NamedPlan(lambda n, _: _both(separate(n)), takes_count=False),
+    # The other three rows of ALBERT's Table 4 (Lan et al. 2019, arXiv 1909.11942).
+    "albert": NamedPlan(lambda n, _: _both(all_shared(n)), takes_count=False),
+    "attention_only": NamedPlan(
+        lambda n, _: Plan(attention=all_shared(n), ffn=separate(n)), takes_count=False
+    ),
+    "ffn_only": NamedPlan(
+        lambda n, _: Plan(attention=separate(n), ffn=all_shared(n)), takes_count=False
+    ),
+    # Subformer (Reid et al. 2021, arXiv 2101.00234).
+    "sandwich": NamedPlan(lambda n, _: _both(sandwich(n)), takes_count=False),
+    # ALBERT's groups of layers, by three formulas (see GROUP_RULES).
+    "groups": NamedPlan(lambda n, count: _both(grouped(n, count))),
+    "groups_hf": NamedPlan(lambda n, count: _both(grouped(n, count, "hf"))),
+    "groups_google": NamedPlan(lambda n, count: _both(grouped(n, count, "google"))),
+    # Takase and Kiyono 2021 (arXiv 2104.06022); their "sequence" is "groups".
+    "cycle": NamedPlan(lambda n, count: _both(cycled(n, count))),
+    "cycle_rev": NamedPlan(lambda n, count: _both(cycled_reversed(n, count))),
+    # Relaxed recursive transformer (Bae et al. 2024, arXiv 2410.20672): a cycle of layers, each
+    # application with its own low-rank difference.
+    "relaxed": NamedPlan(_relaxed),
+    # Cross-layer attention (Brandon et al. 2024, arXiv 2405.12981): consecutive layers attend to
+    # the same keys and values. CLA2 with 12 layers is "cla:6".
+    "cla": NamedPlan(_kv_shared),
+}
+"""Registry of named plans; `parse_plan` looks names up in it."""
+
+
+def plan_names(count: int | str | None = None) -> list[str]:
+    """The named plans as `parse_plan` reads them.
+
+    Args:
+      count: what to write behind the colon of plans with a count; None leaves those plans out.
+
+    >>> plan_names()
+    ['separate', 'albert', 'attention_only', 'ffn_only', 'sandwich']
+    >>> plan_names(2)[-2:]
+    ['relaxed:2', 'cla:2']
+    """
+    return [
+        f"{name}:{count}" if entry.takes_count else name
+        for name, entry in PLANS.items()
+        if count is not None or not entry.takes_count
+    ]
+
+
+def parse_plan(text: str, num_layers: int) -> Plan:
+    """The plan that a string in a config or flag describes.
+
+    Args:
+      text: one of three forms:
+
+        - a name of `PLANS`, with a count of groups where it takes one: "albert", "cycle:3";
+        - groups by sublayer: "attention=0,0,1 ffn=0..2". "6..10" stands for 6,7,8,9,10. In kv, "@j"
+          attends to the keys and values of layer j;
+        - groups of attention and FFN alike: "0,1,1,2". "4/(2)x3/5" stands for 4 layers, 2 layers
+          three times in turn, 5 layers.
+      num_layers: number of layers, for a name.
+
+    Raises:
+      ValueError: the name is unknown, the count is not in [1, num_layers], or the groups are not
+        valid.
+
+    >>> parse_plan("cycle_rev:3", 6)["ffn"]
+    (0, 1, 2, 2, 1, 0)
+    >>> parse_plan("2/(2)x3/1", 9) == parse_plan("0,1,2,3,2,3,2,3,4", 9)
+    True
+    >>> parse_plan("attention=0..3 kv=0,1,@1,@0 ffn=0,0,0,0", 4)
+    Plan(attention=(0, 1, 2, 3), kv=(0, 1, '@1', '@0'), ffn=(0, 0, 0, 0))
+    """
+    if "=" in text or not text[:1].isalpha():
+        return _parse_groups(text)
+    name, colon, count = text.partition(":")
+    entry = PLANS.get(name)
+    if entry is None or (colon and not entry.takes_count):
+        near = None if entry else nearest(name, PLANS)
+        hint = f"did you mean {near!r}? " if near else ""
+        known = ", ".join([*plan_names("COUNT"), "'attention=0,0,1 ffn=0,1,2'", "'0,1,1,2'"])
+        raise ValueError(f"unknown plan {text!r}: {hint}known: {known}")
+    if entry.takes_count and not (count.isdigit() and 1 <= int(count) <= num_layers):
+        raise ValueError(
+            f"plan {text!r} needs a number of groups from 1 to the {num_layers} layers, as in "
+            f"'{name}:{min(2, num_layers)}'"
+        )
+    return entry.build(num_layers, int(count or 0))
+
+
+def as_plan(plan: str | Plan, num_layers: int) -> Plan:
+    """A `Plan` unchanged, a string parsed by `parse_plan`.
+
+    Raises:
+      ValueError: as `parse_plan`, or the plan is one for another number of layers.
+
+    >>> as_plan("albert", 2)
+    Plan(attention=(0, 0), ffn=(0, 0))
+    """
+    made = plan if isinstance(plan, Plan) else parse_plan(plan, num_layers)
+    if made.num_layers != num_layers:
+        raise ValueError(
+            f"the sharing plan is one for {made.num_layers} layers, not for {num_layers}; give one "
+            "for as many layers, or change num_layers"
+        )
+    return made
+
+
+def plan_name(plan: Plan | str) -> str:
+    """The shortest string that `parse_plan` reads as this plan; a string is returned unchanged.
+
+    The first name of `PLANS` that fits, else the groups by sublayer.
+
+    >>> plan_name(Plan(attention=(0, 0, 0), ffn=(0, 1, 2)))
+    'attention_only'
+    >>> plan_name(Plan(attention=(0, 1, 1), ffn=(0, 0, 1)))
+    'attention=0,1,1 ffn=0,0,1'
+    """
+    if isinstance(plan, str):
+        return plan
+    for name, entry in PLANS.items():
+        for count in range(1, plan.num_layers + 1 if entry.takes_count else 2):
+            if entry.build(plan.num_layers, count) == plan:
+                return f"{name}:{count}" if entry.takes_count else name
+    return " ".join(f"{name}={','.join(map(str, groups))}" for name, groups in plan.items())
+
+
+LOOP = re.compile(r"(\d+)/\((\d+)\)x(\d+)/(\d+)")
+"""Layers before the loop, layers in it, times it runs, layers after it."""
+
+
+def _parse_groups(text: str) -> Plan:
+    try:
+        if "=" not in text:
+            return _both(_groups(text))
+        pairs = (word.partition("=")[::2] for word in text.split())
+        sublayers = {sublayer: _groups(groups) for sublayer, groups in pairs}
+    except ValueError as error:
+        raise ValueError(
+            f"cannot parse the plan {text!r}: {error}; write it as 'attention=0,0,1 ffn=0,1,2', "
+            "'0,1,1,2' or '1/(2)x3/1'"
+        ) from None
+    return Plan(**sublayers)
+
+
+def _groups(text: str) -> Groups:
+    if loop := LOOP.fullmatch(text):
+        before, core, times, after = map(int, loop.groups())
+        middle = [before + i for i in range(core)] * times
+        return (*range(before), *middle, *range(before + core, before + core + after))
+    groups: list[Group] = []
+    for word in text.split(","):
+        first, dots, last = word.partition("..")
+        if dots:
+            groups += range(int(first), int(last) + 1)
+        else:
+            groups.append(word if word[:1] == "@" else int(word))
+    return tuple(groups)

@@ -18,7 +18,7 @@ from jaxtyping import Array
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.models import ModelConfig
 from attnlab.sharing import Params
-from attnlab.sharing.named_plans import plan_name
+from attnlab.sharing.plan import plan_name
 from attnlab.training import memory, sharding
 from attnlab.training import step as steps
 from attnlab.training.callbacks import Callback, Profile, StepInfo

@@ -24,7 +24,7 @@ import optax
 from jax.tree_util import KeyEntry
 
 from attnlab.fields import Spec, bounded
-from attnlab.models.head_weights import MatrixAxes
+from attnlab.models.params import MatrixAxes
 from attnlab.names import lookup, name_in
 from attnlab.sharing import Params, PyTree
 from attnlab.training.schedules import Rate

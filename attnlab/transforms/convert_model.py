@@ -9,8 +9,7 @@ from jaxtyping import Array
 
 from attnlab.heads import Layout, weight_shapes
 from attnlab.models.config import ModelConfig
-from attnlab.models.head_weights import head_layouts
-from attnlab.models.parameters import check_params
+from attnlab.models.params import check_params, head_layouts
 from attnlab.sharing import PyTree
 from attnlab.transforms.arguments import check_config
 from attnlab.transforms.convert import Conversion, NotEquivalent, Undecided, convert

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from attnlab.fields import as_count, check_choice
 from attnlab.heads import Layout, TalkingHeads
 from attnlab.models.config import ModelConfig
-from attnlab.models.parameters import check_params, stack_specs
+from attnlab.models.params import check_params, stack_specs
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan
 from attnlab.transforms.arguments import check_config, head_numbers

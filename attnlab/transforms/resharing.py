@@ -17,8 +17,8 @@ from jaxtyping import Array, Int
 from attnlab.fields import check_choice
 from attnlab.heads import Layout, kv_weight_names
 from attnlab.models.config import EncoderConfig, ModelConfig
-from attnlab.models.embeddings import OWN_INPUTS
-from attnlab.models.parameters import check_params, stack_specs
+from attnlab.models.embed import OWN_INPUTS
+from attnlab.models.params import check_params, same_bits, stack_specs
 from attnlab.sharing import (
     Params,
     Plan,
@@ -28,7 +28,6 @@ from attnlab.sharing import (
     plan_name,
     separate,
 )
-from attnlab.sharing.bits import same_bits
 from attnlab.transforms.arguments import check_config
 
 Merge: TypeAlias = Literal["mean", "first"]

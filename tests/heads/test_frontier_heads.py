@@ -69,9 +69,9 @@ def test_gates_and_balance_of_a_mixture_of_heads():
     )  # in cross-attention too
 
     def losses(x, padding_mask):
-        text = models.TextInputs(padding_mask=padding_mask, source=x[:, :3])
+        inputs = models.LayerInputs(padding_mask=padding_mask, source=x[:, :3])
         both = {"attention": params, "cross": params}
-        return models.transformer_layer(both, x, spec, models.LayerInputs(text=text)).losses
+        return models.transformer_layer(both, x, spec, inputs).losses
 
     mask = jnp.broadcast_to(real, x.shape[:2])
     assert_close(losses(x, mask), losses(x[:, :4], None))

@@ -35,7 +35,7 @@ from attnlab.models import (
     Relative,
     Rotary,
 )
-from attnlab.models.norm import normalize
+from attnlab.models.positionwise import normalize
 
 NO_BIAS = {"biases": (), "norm": Norm(kind="rms")}
 FAMILIES = {

@@ -92,7 +92,7 @@ def test_it_loads_nothing():
 
 
 def test_what_it_tells():
-    plan = Plan(attention=(0, 1, 0, 2), kv=(0, 1, "@0", None), ffn=(0, 0, 0, 0))
+    plan = Plan(attention=(0, 1, 0, 2), kv=(0, 1, "@0", "@1"), ffn=(0, 0, 0, 0))
     statistics = {"entropy": np.arange(8.0).reshape(4, 2), "same": np.full((4, 2), np.nan)}
     probs = softmax(4, 2, LENGTH, LENGTH, causal=True)
     groups = dict(plan.items()) | {"ffn": np.array(plan["ffn"])}

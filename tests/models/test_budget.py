@@ -2,10 +2,11 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from conftest import diagonal
-from test_cost import QKVO, with_heads
 from test_cost import SMALL as WITH_BIASES
+from test_cost import with_heads
 
 from attnlab import LAYOUTS, heads, plan_names
 from attnlab.heads import Bilinear, ExtraKeys, Gate, Latent, Standard, TensorProduct, Wide
@@ -69,26 +70,6 @@ def test_published_widths():
 
 
 # Zhang et al. 2025, arXiv 2501.06425, Table 10: width, heads of MHA, MQA and GQA-2, parameters.
-HEADS = [
-    (768, 12, 23, 22, 2_359_296), (1024, 16, 31, 30, 4_194_304),
-    (1280, 20, 39, 38, 6_553_600), (1600, 25, 49, 48, 10_240_000),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("width", "each", "multi_query", "grouped", "count"), HEADS)
-def test_published_numbers_of_heads(width, each, multi_query, grouped, count):
-    """Heads of width 64, to the number; nothing is left over."""
-    layout = Standard(num_heads=each, head_dim=64)
-    standard = ModelConfig(width=width, heads=layout, num_layers=1)
-    assert heads.num_parameters(standard.layout) == count
-    for shared, num_heads in ((1, multi_query), (2, grouped)):
-        few = dataclasses.replace(layout, num_kv_heads=shared, num_heads=shared)
-        config = dataclasses.replace(standard, heads=few)
-        found = match_budget(config, standard, "parameters", size="heads.num_heads")
-        assert (found.config.heads.num_heads, found.remainder) == (num_heads, 0)
-        assert heads.num_parameters(found.config.layout) == count
-
-
 COSTS = {
     "parameters": lambda config: cost.num_parameters(config),
     "flops": lambda config: cost.flops_per_token(config, 11),
@@ -167,33 +148,6 @@ def test_layers_are_solved_for():
         assert abs(found.remainder) <= abs(left)
 
 
-def test_queries_that_are_keys_are_multiplied_out_once():
-    """So their layer has the FLOPs that W_K's make up for in a wider FFN."""
-    alone = dataclasses.replace(SMALL, sharing="cla:2")
-    tied = dataclasses.replace(alone, heads=Standard(num_heads=3, tie="qk"))
-    layers, width = 4, 12
-    saved = 2 * 2 * width * width  # in the two layers that make keys
-    assert cost.flops_per_token(alone, 7) - cost.flops_per_token(tied, 7) == saved
-    found = match_budget(tied, alone, "flops", length=7)
-    assert found.config.ffn.width == 40 + saved // (layers * 2 * 2 * width)
-    assert found.remainder == 0
-
-
-def test_a_budget_that_heads_alone_exceed():
-    wide = dataclasses.replace(WITH_BIASES, heads=Wide(num_heads=6, biases=QKVO))
-    reference = dataclasses.replace(WITH_BIASES, ffn=FFN(width=2))
-    with pytest.raises(ValueError, match=r"give the reference a larger ffn\.width"):
-        match_budget(wide, reference, "parameters")
-
-
-def test_a_cache_is_matched_by_heads_by_default():
-    model = ModelConfig(num_layers=3)
-    wide = match_budget(dataclasses.replace(model, heads=Wide(num_heads=4)), model, "cache")
-    assert (wide.config.heads.num_heads, wide.remainder) == (1, 0)
-    same = match_budget(model, model, "cache")
-    assert same.config == model
-
-
 REFERENCE = ModelConfig(
     width=12, heads=Standard(num_heads=3), num_layers=4, ffn=specs.FFN(width=40)
 )
@@ -236,3 +190,10 @@ def test_with_layout_keeps_what_both_layouts_have():
     extras = (ExtraKeys(2), Gate(by="element"))
     config = dataclasses.replace(REFERENCE, heads=Standard(num_heads=3, extras=extras))
     assert with_layout(config, "narrow", "albert").heads.extras == extras
+
+
+def test_with_layout_takes_names():
+    """And prints no arrays where it is given parameters."""
+    with pytest.raises(TypeError, match="layout") as caught:
+        with_layout(ModelConfig(), {"q": np.ones((99, 99))}, "wide")
+    assert len(str(caught.value)) < 200

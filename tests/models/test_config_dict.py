@@ -5,119 +5,19 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from ml_collections import ConfigDict, config_dict
 
 from attnlab.heads import (
     EXTRAS,
     LAYOUTS,
     Extra,
-    ExtraKeys,
-    Gate,
-    HeadNorm,
     Latent,
-    Sink,
     SoftCap,
     Standard,
-    TalkingHeads,
-    TensorProduct,
 )
 from attnlab.models import specs
-from attnlab.models.config import EncoderConfig, LayerOverrides, ModelConfig
-from attnlab.models.config_dict import choose, field_types, from_dict, from_json, to_dict, to_json
+from attnlab.models.config import LayerOverrides, ModelConfig
+from attnlab.models.flags import choose, field_types, from_dict, from_json, to_dict, to_json
 from attnlab.pretrained import PUBLISHED, published_config
-from attnlab.sharing import Plan
-
-sizes = st.integers(1, 3)
-LAYOUT_FIELDS = {
-    "num_heads": st.sampled_from([1, 2, 4]),
-    "head_dim": st.sampled_from([None, 4, 6]),
-    "value_dim": st.sampled_from([None, 8]),
-    "num_kv_heads": st.sampled_from([None, 1, 2]),
-    "latent_dim": st.sampled_from([None, 5]),
-    "latent_norm": st.booleans(),
-    "qk_norm": st.sampled_from([None, HeadNorm(), HeadNorm("layer", bias=True)]),
-    "tie": st.sampled_from(["", "kv", "qk"]),
-    "scale": st.sampled_from([None, 0.1, 1]),
-    "biases": st.lists(st.sampled_from(["q", "k", "v", "o", "factors"]), unique=True),
-    "extras": st.lists(
-        st.sampled_from(
-            [
-                Gate(),
-                Gate("element"),
-                Sink(learnt=False),
-                SoftCap(3.5),
-                ExtraKeys(2),
-                TalkingHeads(),
-            ]
-        ),
-        max_size=2,
-    ),
-}
-POSITIONS = [
-    specs.Learned(), specs.Learned(pad_token=1), specs.Sinusoidal(halves=True),
-    specs.Rotary(base=500), specs.Rotary(scaling="linear:4"), specs.Relative(buckets=8),
-    specs.NoPositions(),
-]  # fmt: skip
-SHARING = ["albert", "cycle:2", "0,1,1,0", Plan(attention=(0, 0, 1, 0), ffn=(0, 1, 2, 2)),
-           Plan(attention=(0, 1, 2, 3), kv=(0, None, 1, "@0"), ffn=(0, 1, 2, 3))]  # fmt: skip
-
-
-@st.composite
-def layouts(draw):
-    kind = LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))]
-    known = {f.name for f in dataclasses.fields(kind)}
-    chosen = draw(st.sets(st.sampled_from(sorted(LAYOUT_FIELDS)), max_size=4)) | {"num_heads"}
-    fields = {name: draw(LAYOUT_FIELDS[name]) for name in sorted(chosen & known)}
-    return kind, fields
-
-
-@st.composite
-def configs(draw):
-    """A valid config: what is refused is drawn again without it."""
-    parts = {
-        "kind": st.sampled_from(["decoder", "encoder", "encoder_decoder"]),
-        "positions": st.sampled_from(POSITIONS),
-        "sharing": st.sampled_from(SHARING),
-        "ffn": st.builds(specs.FFN, width=sizes, activation=st.just("gated_silu")),
-        "norm": st.builds(specs.Norm, eps=st.floats(0, 1), bias=st.sampled_from([None, False])),
-        "dropout": st.builds(specs.Dropout, rate=st.floats(0, 0.9), places=st.just(["ffn"])),
-        "attention": st.builds(specs.Attention, window=sizes, layer_scales=st.none()),
-        "embedding": st.builds(
-            specs.Embedding, width=st.sampled_from([None, 64]), norm=st.just(True)
-        ),
-        "output": st.builds(specs.OutputHead, bias=st.booleans(), kind=st.just("own")),
-        "encoder": st.builds(EncoderConfig, num_layers=sizes, shares_decoder=st.booleans()),
-        "layer_types": st.just(
-            [(1, LayerOverrides(window=3)), (1, {"sharing": Plan(attention=(0, 0), ffn=(0, 1))})]
-        ),
-    }
-    config = ModelConfig(width=16)
-    for name in ["heads", *sorted(draw(st.sets(st.sampled_from(sorted(parts)), max_size=5)))]:
-        kind, fields = draw(layouts()) if name == "heads" else (None, None)
-        value = None if name == "heads" else draw(parts[name])
-        try:
-            value = kind(**fields) if name == "heads" else value
-            config = dataclasses.replace(config, **{name: value})
-        except ValueError:
-            continue
-    return config
-
-
-@settings(max_examples=60, deadline=None)
-@given(configs())
-def test_round_trips(config):
-    assert from_json(to_json(config)) == config
-    assert from_dict(to_dict(config)) == config
-    flags = ConfigDict({"model": to_dict(config, config_dict.placeholder)})
-    assert sorted_extras(from_dict(flags.model.to_dict())) == sorted_extras(config)
-
-
-def sorted_extras(config):
-    """`ConfigDict` sorts its fields, and so the extras."""
-    extras = tuple(sorted(config.heads.extras, key=repr))
-    return dataclasses.replace(config, heads=dataclasses.replace(config.heads, extras=extras))
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, "transformer_base"])
@@ -141,23 +41,6 @@ def test_numbers_of_numpy_become_those_of_python():
     assert from_json(to_json(numpy)) == plain
     with pytest.raises(ValueError, match=r"num_heads must be a whole number .* not 2\.0"):
         config(np.float32, float, bool)
-
-
-def test_every_layout_can_be_chosen_by_its_name_alone():
-    for name, kind in LAYOUTS.items():
-        fields = to_dict(ModelConfig())
-        fields["heads"]["layout"] = name
-        layout = from_dict(fields).heads
-        assert type(layout) is kind
-        assert set(layout.biases) == set(kind.bias_names) or not layout.bias_names
-
-
-def test_a_model_of_another_kind_by_one_field():
-    both = ModelConfig(kind="encoder_decoder")
-    fields = to_dict(both)
-    fields["kind"] = "decoder"
-    assert from_dict(fields) == ModelConfig()
-    assert from_dict(to_dict(ModelConfig()) | {"kind": "encoder_decoder"}) == both
 
 
 @pytest.mark.parametrize(
@@ -255,14 +138,3 @@ def test_another_choice_keeps_the_fields_that_both_have():
     assert set(heads.biases) == {"q", "o"} & set(Latent.bias_names)
     with pytest.raises(ValueError, match="'latnt'"):
         choose(fields, "latnt")
-
-
-def test_options_of_heads():
-    extras = (Gate("element"), Sink())
-    config = ModelConfig(heads=Standard(num_heads=4, qk_norm=HeadNorm(), extras=extras))
-    fields = to_dict(config)["heads"]
-    assert fields["qk_norm"] == {"kind": "rms", "bias": False, "over": "head"}
-    assert list(fields["extras"])[:2] == ["gate", "sink"]
-    assert to_dict(ModelConfig(heads=Latent(num_heads=4)))["heads"]["biases"] == ""
-    factors = TensorProduct(num_heads=4, biases=("factors", "o"))
-    assert to_dict(ModelConfig(heads=factors))["heads"]["biases"] == "factors,o"

@@ -1,22 +1,18 @@
 """Decoding with a cache gives the logits of the whole text, each row as it would be alone."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import TOLERANCE, assert_close, deep, diagonal
-from test_models import POSITIONS, SMALL, SOURCE, TOKENS, change, make, random_params
+from conftest import TOLERANCE, assert_close, diagonal
+from test_models import POSITIONS, SMALL, TOKENS, change, make, random_params
 
 from attnlab import generate, heads, prefill
 from attnlab.heads import LAYOUTS, kv_weight_names
 from attnlab.models import (
     Attention,
     Compute,
-    EncoderConfig,
     Learned,
-    Norm,
     Relative,
     Rotary,
     Sampling,
@@ -85,26 +81,6 @@ def test_plans_that_share_more(sharing, positions):
         assert config.init_cache(2, 7)["k"].shape[0] == count
 
 
-@pytest.mark.slow
-def test_as_pythia_and_llama_decode():
-    """Parallel sublayers; a part of each head rotated, at scaled rates."""
-    rotary = Rotary(base=20.0, fraction=0.5, scaling="llama3:8,1,4,6")
-    config = change(
-        LONG, norm=Norm(position="parallel"), positions=rotary,
-        heads=heads.Standard(num_heads=3, head_dim=8, num_kv_heads=1),
-    )  # fmt: skip
-    run, params = make(config)
-    expected = run(params, TOKENS).logits
-    assert_close(jax.jit(lambda p: in_pieces(config, p, 7))(params), expected, loosen=5)
-    for fields in (
-        dict(positions=dataclasses.replace(rotary, fraction=1.0)),
-        dict(positions=dataclasses.replace(rotary, scaling=None)),
-        dict(norm=Norm()),
-    ):
-        other = change(config, **fields).build().apply({"params": params}, TOKENS).logits
-        assert np.abs(other - expected).max() > 1e-3, fields
-
-
 def test_talking_heads_in_the_absorbed_form():
     layout = heads.Wide(num_heads=3, extras=(heads.TalkingHeads(),))
     config = change(LONG, heads=layout, attention=Attention(order="absorbed"))
@@ -112,32 +88,6 @@ def test_talking_heads_in_the_absorbed_form():
     assert set(config.init_cache(2, 7)) == {"x", "length"}
     got = jax.jit(lambda p: in_pieces(config, p, 7))(params)
     assert_close(got, run(params, TOKENS).logits, loosen=5)
-
-
-WITH_EXTRAS = [
-    heads.Differential(num_heads=4, num_kv_heads=2, extras=(heads.Gate("element"),)),
-    heads.Standard(num_heads=3, extras=(heads.MixtureOfHeads(top=1),)),
-    heads.Standard(num_heads=3, extras=(heads.LearntSoftCap(),)),
-    heads.Standard(num_heads=4, num_kv_heads=1, tie="kv", value_dim=None,
-                   extras=(heads.Gate(), heads.Sink(), heads.ExtraKeys(2))),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("layout", "sharing"), diagonal(WITH_EXTRAS, ["albert", "cla:2"]))
-def test_extras_and_differential_heads(layout, sharing):
-    config = change(LONG, width=16 if layout.num_heads == 4 else 12, heads=layout, sharing=sharing)
-    run, params = make(config)
-    got = jax.jit(lambda p: in_pieces(config, p, 7))(params)
-    assert_close(got, run(params, TOKENS).logits, loosen=5)
-
-
-def test_an_encoder_decoder_in_pieces():
-    """The encoder once, then the decoder token by token."""
-    config = change(LONG, kind="encoder_decoder", encoder=EncoderConfig(num_layers=2))
-    run, params = make(config)
-    whole = run(params, TOKENS, source=SOURCE)
-    got = jax.jit(lambda p, encoded: in_pieces(config, p, 7, encoded=encoded))
-    assert_close(got(params, whole.encoded), whole.logits, loosen=5)
 
 
 def test_a_traced_ring_takes_a_text_by_pieces():
@@ -152,15 +102,6 @@ def test_a_traced_ring_takes_a_text_by_pieces():
         return jnp.concatenate([first, second], axis=1)
 
     assert_close(both(config.init_cache(2, 6)), run(params, TOKENS).logits, loosen=5)
-
-
-def test_a_text_as_long_as_max_len_and_no_longer():
-    params = random_params(LONG)
-    _, cache = prefill(params, TOKENS, LONG, LONG.init_cache(2, 20))
-    logits, cache = prefill(params, TOKENS, LONG, cache)
-    assert np.isfinite(logits).all()
-    step = jax.jit(lambda c: LONG.build().apply({"params": params}, TOKENS[:, :1], cache=c).logits)
-    assert np.isnan(step(cache)).all()
 
 
 def test_drawn_text_follows_the_probabilities():
@@ -282,22 +223,6 @@ def test_generated_rows_are_those_rows_alone():
     )
 
 
-@pytest.mark.parametrize("shares", deep([True, False], True))
-def test_a_source_may_be_padded_anywhere(shares):
-    """Each row as it would be alone."""
-    encoder = EncoderConfig(num_layers=2, shares_decoder=shares)
-    config = change(LONG, kind="encoder_decoder", encoder=encoder)
-    params = random_params(config)
-    source, mask = TEXTS[:, :6], CALLS[0][1]
-    prompt, is_token = CALLS[1][0], CALLS[1][1]
-    alone = []
-    for row in range(3):
-        own, text = prompt[row, is_token[row]][None], source[row, mask[row]][None]
-        alone += np.asarray(generate(params, own, config, 5, source=text)).tolist()
-    given = {"source": source, "source_padding_mask": mask, "padding_mask": is_token}
-    np.testing.assert_array_equal(generate(params, prompt, config, 5, **given), alone)
-
-
 @pytest.mark.slow
 def test_a_full_row_gives_nan_and_the_others_continue():
     params, model = random_params(LONG), LONG.build()
@@ -311,12 +236,6 @@ def test_a_full_row_gives_nan_and_the_others_continue():
     assert outputs.cache["length"].tolist() == 3 * [[6, 5, 1]]
     with pytest.raises(ValueError, match=r"6 tokens behind 6 do not .* size 6; .*=12"):
         prefill(params, TEXTS[:, :6], LONG, cache, padding_mask=MASKS[0])
-
-
-def test_an_encoder_takes_no_cache():
-    config = change(LONG, kind="encoder")
-    with pytest.raises(ValueError, match="leave cache out"):
-        make(config)[0](random_params(config), TOKENS, cache=LONG.init_cache(2, 9))
 
 
 def test_a_mask_over_the_cache():

@@ -5,7 +5,6 @@ import gc
 import weakref
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
@@ -80,12 +79,6 @@ def test_the_second_call_compiles_nothing(name, compiled):
     assert not compiled(CALLS[name])
 
 
-def test_a_call_with_other_options_is_seen_to_compile(compiled):
-    """What the tests above count."""
-    apply()
-    assert compiled(lambda: apply(tokens=TOKENS[:, :3], capture=("outputs",)))
-
-
 SAME_BITS = {
     "capture": (CONFIG, {"capture": ("probs", "embeddings")}),
     "dropout": (
@@ -153,27 +146,6 @@ def test_traced_calls_are_part_of_the_callers_program():
     """Also where nothing that they are given is traced: its scan is not inside a call."""
     program = jax.make_jaxpr(lambda: apply().logits)()
     assert "scan" in {equation.primitive.name for equation in program.eqns}
-
-
-def test_transforms_of_jax():
-    rows = jax.vmap(lambda t: apply(tokens=t[None]).logits[0])(TOKENS)
-    assert_close(rows, apply().logits)
-    slope = jax.grad(lambda p: jnp.sum(CONFIG.build().apply({"params": p}, TOKENS).logits ** 2))
-    assert np.isfinite(jax.tree.leaves(slope(weights(CONFIG)))[0]).all()
-
-
-@pytest.mark.slow
-def test_modes_of_jax():
-    expected = apply().logits
-    with jax.disable_jit():
-        assert_close(apply().logits, expected)
-    with jax.enable_x64(True):
-        config = dataclasses.replace(CONFIG, compute=Compute(dtype="float64"))
-        assert apply(config, dtype="float64").logits.dtype == "float64"
-        assert_close(apply(dtype="float64").logits, expected)
-    broken = jax.tree.map(lambda a: a * np.float32("nan"), weights(CONFIG))
-    with jax.debug_nans(True), pytest.raises(FloatingPointError):
-        CONFIG.build().apply({"params": broken}, TOKENS)
 
 
 @pytest.mark.slow

@@ -14,17 +14,11 @@ from attnlab import heads, training
 from attnlab.models import (
     FFN,
     Experts,
-    LayerOverrides,
     ModelConfig,
     Norm,
     applied_parameters,
     flops_per_token,
-    from_dict,
-    from_json,
-    matrix_axes,
     num_parameters,
-    to_dict,
-    to_json,
 )
 from attnlab.models import experts as moe
 from attnlab.models.ffn import feed_forward, ffn_shapes, init_ffn
@@ -182,24 +176,6 @@ def test_balance_loss_by_hand():
     np.testing.assert_allclose(gradient["balance_bias"], 1e-3 * np.sign(shares - 1 / 8), rtol=1e-6)
 
 
-def test_dropout_falls_on_shared_experts_too():
-    ffn = CASES["qwen2_moe"]
-    params = random_params(ffn)
-    params |= {"down": 0 * params["down"], "shared_gate": 0 * params["shared_gate"]}
-    x, drop = jnp.ones((3, 8)), {"dropout_rate": 0.5, "dropout_key": jax.random.key(3)}
-    run = lambda params: (feed_forward(params, x, ffn, **drop), feed_forward(params, x, ffn))
-    got, whole = jax.jit(run)(params)
-    assert np.abs(got - whole).max() > 0.01
-
-
-def test_equal_use_has_the_least_loss():
-    spec = Experts(num_experts=4, top_k=1, balance=0.5)
-    loss = jax.jit(lambda logits: moe.balance_loss({}, moe.route({}, logits, spec), spec))
-    equal, one = 5 * np.eye(4, dtype=np.float32), np.float32([[5, 0, 0, 0]] * 4)
-    assert float(loss(equal)) == pytest.approx(0.5)
-    assert float(loss(one)) > 1.5
-
-
 def test_router_logits_can_be_replaced():
     """Forced to one pair of experts, all tokens use it."""
     ffn = CASES["mixtral"]
@@ -250,53 +226,6 @@ def test_published_active_parameters(family):
     rope = {"rope_theta": 150000.0, "rope_scaling": {"rope_type": "default"}}
     config = Published(name, architecture, rope if name == "gpt_oss" else {}).config
     assert applied_parameters(config) == pytest.approx(ACTIVE[family], rel=5e-3)
-
-
-@pytest.mark.slow
-def test_sharing_plans_cover_experts():
-    """One group of experts is the function of as many copies of it."""
-    shared = dataclasses.replace(SMALL, sharing="ffn_only")
-    tokens = jnp.arange(12).reshape(2, 6)
-    params = shared.build().init(jax.random.key(0), tokens)["params"]
-    assert params["layers"]["ffn"]["up"].shape == (1, 4, 16, 12)
-    ffn = jax.tree.map(lambda a: jnp.tile(a, (2,) + (1,) * (a.ndim - 1)), params["layers"]["ffn"])
-    copies = params | {"layers": params["layers"] | {"ffn": ffn}}
-    one = shared.build().apply({"params": params}, tokens)
-    two = SMALL.build().apply({"params": copies}, tokens)
-    assert_close(one.logits, two.logits)
-    assert_close(one.losses, two.losses)
-
-
-@pytest.mark.slow
-def test_step_by_step_is_the_whole_text():
-    """Layers with experts beside a layer without; a flag file and JSON keep the config."""
-    types = ((1, LayerOverrides(ffn=FFN(width=20))), (2, LayerOverrides()))
-    config = dataclasses.replace(SMALL, num_layers=3, layer_types=types)
-    assert from_json(to_json(config)) == config
-    model, tokens = config.build(), jnp.arange(14).reshape(2, 7)
-    params = model.init(jax.random.key(0), tokens)["params"]
-    whole = model.apply({"params": params}, tokens)
-    assert whole.losses["expert_balance"].shape == ()
-    cache, step = config.init_cache(2, 7), jax.jit(model.apply)
-    for i in range(7):
-        outputs = step({"params": params}, tokens[:, i : i + 1], cache=cache)
-        cache = outputs.cache
-        assert_close(outputs.logits[:, 0], whole.logits[:, i], loosen=10)
-
-
-def test_flags_choose_experts():
-    fields = to_dict(ModelConfig())
-    assert from_dict(fields).ffn.experts is None
-    fields["ffn"]["experts"] |= {"num_experts": 8, "scores": "sigmoid"}
-    assert from_dict(fields).ffn.experts == Experts(num_experts=8, scores="sigmoid")
-    fields["ffn"]["experts"]["top_k"] = 9
-    with pytest.raises(ValueError, match="top_k 9 of 8"):
-        from_dict(fields)
-
-
-def test_optimizers_see_a_matrix_per_expert():
-    axes = matrix_axes(SMALL)({"layers": {"ffn": {"up": jnp.zeros((2, 4, 16, 12))}}})
-    assert axes == {"layers": {"ffn": {"up": (1, 1)}}}
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from conftest import diagonal
 
-from attnlab import training
 from attnlab.heads import (
     EXTRAS,
     LAYOUTS,
@@ -28,9 +27,8 @@ from attnlab.heads import (
 from attnlab.models import specs
 from attnlab.models.config import ModelConfig
 from attnlab.models.head_similarity import head_distance, identical_heads, smallest_change
-from attnlab.models.head_weights import leaves, matrix_axes, shard_axes
 from attnlab.models.layer import init_layer
-from attnlab.models.parameters import param_shapes
+from attnlab.models.params import leaves, matrix_axes, param_shapes, shard_axes
 
 
 def large(shapes, seed=0):
@@ -69,19 +67,6 @@ def test_axes_by_hand():
     assert axes["embedding"] == axes["layers"]["ffn"]["up"] == (1, 1)
     relative = ModelConfig(positions=specs.Relative())
     assert matrix_axes(relative)(param_shapes(relative))["relative_bias"] == (0, 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "sharing"),
-    diagonal(["adafactor", "lamb", "muon"], ["albert", "cla:2", "relaxed:2"]),
-)
-def test_optimizers_take_every_weight(name, sharing):
-    config = ModelConfig(heads=Narrow(num_heads=4, extras=(TalkingHeads(),)), sharing=sharing)
-    shapes = param_shapes(config)
-    trains = training.TrainConfig(optimizer=training.OptimizerConfig(name=name))
-    transform = training.make_optimizer(trains, matrix_axes(config)).transform
-    updates, _ = jax.eval_shape(lambda p: transform.update(p, transform.init(p), p), shapes)
-    assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, shapes)
 
 
 def test_every_extra_has_axes():
@@ -135,16 +120,6 @@ def test_identical_heads_of_a_model_attend_alike():
     outputs = config.build().apply({"params": params}, tokens, capture=("probs", "heads"))
     probs = outputs.captured["probs"]
     np.testing.assert_allclose(probs, jnp.broadcast_to(probs[:, :, :1], probs.shape), rtol=1e-5)
-
-
-def test_noise():
-    config = ModelConfig(width=16, heads=Standard(num_heads=4))
-    params = large(param_shapes(config))
-    noisy = identical_heads(config, params, noise=1e-3, key=jax.random.key(1))
-    assert 1e-4 < float(head_distance(config, noisy)) < 1e-2
-    assert noisy["layers"]["ffn"]["up"] is params["layers"]["ffn"]["up"]
-    with pytest.raises(ValueError, match="noise=1e-05 is random; pass key"):
-        identical_heads(config, params, noise=1e-5)
 
 
 def test_distance_by_hand():

@@ -11,8 +11,7 @@ from test_models import random_params
 
 from attnlab import heads
 from attnlab.models import FFN, Embedding, Images, ModelConfig, OutputHead
-from attnlab.models.embeddings import check_tokens
-from attnlab.models.images import image_features
+from attnlab.models.embed import check_tokens, image_features
 
 IMAGES = Images(height=6, width=15, channels=2, patch_height=3, patch_width=5)
 VIT = ModelConfig(

@@ -211,22 +211,3 @@ def test_models(kind, dtype, request):
         assert_close(result, results["plain"], loosen=1000 if dtype == "bfloat16" else 1)
     gradients = jax.jit(jax.grad(lambda w: jnp.sum(run(w, tokens) ** 2)))(w)
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(gradients))
-
-
-def test_initial_weights_in_any_precision(x64):
-    for dtype in ("float32", "bfloat16", "float64"):
-        params = jax.eval_shape(lambda d=dtype: heads.init(jax.random.key(0), LAYOUT, dtype=d))
-        assert {a.dtype for a in params.values()} == {jnp.dtype(dtype)}
-    many = jax.eval_shape(lambda: jax.vmap(init_heads)(jax.random.split(jax.random.key(0), 3)))
-    assert many["q"].shape == (3, 6, 3, 2)
-
-
-def test_masks_and_tables_under_jit():
-    lengths = jnp.array([2, 0])
-    for make in (
-        lambda n: masks.combine(masks.causal(3), masks.padding(n, 3)),
-        lambda n: masks.segments(n[:, None] * jnp.arange(3)),
-        lambda n: masks.from_edges(n, n, 3),
-        lambda n: positions.sinusoidal(3, 4),
-    ):
-        np.testing.assert_allclose(jax.jit(make)(lengths), make(lengths), atol=1e-6)

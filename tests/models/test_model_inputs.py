@@ -7,7 +7,7 @@ import pytest
 from test_models import random_params
 
 from attnlab import heads
-from attnlab.models import FFN, Embedding, Learned, ModelConfig, generate
+from attnlab.models import FFN, Embedding, Learned, ModelConfig, generate, prefill
 
 SMALL = dict(
     vocab_size=19, max_len=9, width=12, num_layers=2, heads=heads.Standard(num_heads=3),
@@ -27,50 +27,23 @@ def test_what_is_no_random_key(key):
 
 
 @pytest.mark.parametrize(
-    "key",
+    ("field", "value"),
     [
-        jax.random.key(0), jax.random.PRNGKey(0), np.array([0, 0], np.uint32),
-        {"params": jax.random.key(0)}, {"params": jax.random.key(0), "dropout": jax.random.key(1)},
+        ("mask", jnp.ones(3, bool)), ("mask", jnp.array(True)),
+        ("padding_mask", jnp.ones(3, bool)), ("padding_mask", jnp.ones((1, 1), bool)),
+        ("padding_mask", jnp.ones((1, 1, 3), bool)),
+        ("positions", jnp.arange(2)), ("positions", jnp.array(1)),
+        ("positions", jnp.ones((2, 3), int)), ("positions", jnp.ones(3)),
+        ("token_types", jnp.zeros(3, int)), ("token_types", jnp.zeros((2, 3), int)),
+        ("head_mask", jnp.ones((2, 2, 3))),
     ],
 )  # fmt: skip
-def test_every_random_key(key):
-    """Concrete and traced."""
-    model = ModelConfig(**SMALL).build()
-    concrete = jax.eval_shape(lambda: model.init(key, TOKENS))
-    assert concrete["params"]["embedding"].shape == (19, 12)
-    assert jax.eval_shape(model.init, key, TOKENS) == concrete
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        (dict(mask=jnp.ones(3, bool)), r"mask \(3,\) must be \[T, S\], \[N, T, S\] or"),
-        (dict(mask=jnp.array(True)), r"mask \(\) must be"),
-        (dict(padding_mask=jnp.ones(3, bool)), r"padding_mask \(3,\) must be .* \(1, 3\)"),
-        (dict(padding_mask=jnp.ones((1, 1), bool)), r"padding_mask \(1, 1\) must be .* \(1, 3\)"),
-        (dict(padding_mask=jnp.ones((1, 1, 3), bool)), r"padding_mask \(1, 1, 3\) must be"),
-        (dict(positions=jnp.arange(2)), r"positions \(2,\) must be \[length\] = \(3,\) or"),
-        (dict(positions=jnp.array(1)), r"positions \(\) must be"),
-        (dict(positions=jnp.ones((2, 3), int)), r"positions \(2, 3\) must be .*\(1, 3\)"),
-        (dict(positions=jnp.ones(3)), "positions must be integers, not float32"),
-        (dict(token_types=jnp.zeros(3, int)), r"token_types \(3,\) must be .* \(1, 3\)"),
-        (dict(token_types=jnp.zeros((2, 3), int)), r"token_types \(2, 3\) must be"),
-        (dict(head_mask=jnp.ones((2, 2, 3))), r"head_mask \(2, 2, 3\) must be .*\(2, 1, 3\)"),
-    ],
-)
-def test_shapes(inputs, message):
+def test_shapes(field, value):
     model = ModelConfig(**SMALL, embedding=Embedding(token_types=2)).build()
     variables = {"params": random_params(model.config)}
     for call in (model.apply, jax.jit(model.apply)):
-        with pytest.raises(ValueError, match=message):
-            call(variables, TOKENS, **inputs)
-
-
-def test_the_padding_of_a_source():
-    model = ModelConfig(**SMALL, kind="encoder_decoder").build()
-    variables = {"params": random_params(model.config)}
-    with pytest.raises(ValueError, match=r"source_padding_mask \(1, 2\) must be .* \(1, 3\)"):
-        model.apply(variables, TOKENS, source=TOKENS, source_padding_mask=jnp.ones((1, 2), bool))
+        with pytest.raises(ValueError, match=field):
+            call(variables, TOKENS, **{field: value})
 
 
 def test_padding_masks_are_booleans_or_zeros_and_ones():
@@ -96,13 +69,6 @@ def test_padding_masks_are_booleans_or_zeros_and_ones():
         generate(params, TOKENS, config, 2, source=TOKENS, padding_mask=added)
 
 
-def test_heads_alone():
-    layout = heads.Standard(width=12, num_heads=3)
-    params, x = heads.init(jax.random.key(0), layout), jnp.ones((1, 3, 12))
-    with pytest.raises(ValueError, match=r"padding_mask \(1, 1\) must be .* \(1, 3\)"):
-        heads.multi_head_attention(params, x, layout, padding_mask=jnp.ones((1, 1), bool))
-
-
 def test_positions_beyond_those_of_padding():
     """RoBERTa counts from pad_token + 1, so that max_len 9 has room for 7 tokens."""
     model = ModelConfig(**SMALL, kind="encoder", positions=Learned(pad_token=1)).build()
@@ -114,3 +80,12 @@ def test_positions_beyond_those_of_padding():
     with pytest.raises(ValueError, match="may have 7 tokens, not 9; raise max_len"):
         model.apply(variables, tokens)
     assert np.isnan(run(variables, tokens).logits).any()
+
+
+@pytest.mark.parametrize(
+    "cache", [8, {}, {"layers": 8}, ModelConfig(num_layers=3).init_cache(1, 9)]
+)
+def test_what_is_no_cache_of_the_model(cache):
+    config = ModelConfig(**SMALL)
+    with pytest.raises(ValueError, match="init_cache"):
+        prefill(random_params(config), TOKENS, config, cache)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import assert_close, deep, diagonal
 
-from attnlab import heads, layer_norm, masks
+from attnlab import heads, masks
 from attnlab.models import (
     FFN,
     Attention,
@@ -24,7 +24,6 @@ from attnlab.models import (
     Relative,
     Rotary,
     Sinusoidal,
-    explain_model,
     param_shapes,
 )
 from attnlab.models.specs import DropoutPlace
@@ -107,16 +106,6 @@ def test_rotary_positions_count_from_anywhere(sharing):
     assert_close(shifted, run(params, TOKENS).logits, loosen=5)
     apart = run(params, TOKENS, positions=jnp.arange(7) * 2).logits
     assert np.abs(apart - shifted).max() > 1e-2
-
-
-def test_given_positions_are_used():
-    for positions in (Learned(), Rotary(), Relative()):
-        run, params = make(change(SMALL, positions=positions))
-        same = run(params, TOKENS, positions=jnp.arange(7)).logits
-        assert_close(run(params, TOKENS).logits, same)
-        far = run(params, TOKENS, positions=jnp.arange(7)[None] * jnp.array([[1], [0]])).logits
-        assert_close(far[0], same[0], loosen=5)
-        assert np.abs(far[1] - same[1]).max() > 1e-3
 
 
 def test_positions_that_skip_padding():
@@ -204,14 +193,6 @@ def run_captured(config, params, *names):
     return jax.jit(lambda p: model.apply({"params": p}, TOKENS, capture=names))(params)
 
 
-def test_layer_scales_fit_the_layers():
-    assert hash(Attention(layer_scales=[*SCALES])) == hash(Attention(layer_scales=SCALES))
-    with pytest.raises(ValueError, match="has 3 numbers; it needs one for each of the 4 layers"):
-        change(SMALL, num_layers=4, attention=Attention(layer_scales=SCALES))
-    with pytest.raises(ValueError, match="one stack"):
-        change(SMALL, kind="encoder_decoder", attention=Attention(layer_scales=SCALES))
-
-
 # Dropout ------------------------------------------------------------------------------------------
 
 
@@ -230,11 +211,6 @@ def test_each_dropout_acts_alone(dropout):
     assert np.abs(same - run(params, TOKENS).logits).max() > 1e-3
 
 
-def test_dropout_at_no_place():
-    run, params = make(change(SMALL, dropout=Dropout(rate=0.5, places=())))
-    assert_close(run(params, TOKENS, 0).logits, run(params, TOKENS).logits)
-
-
 def test_embeddings_can_have_a_rate_of_their_own():
     run, params = make(change(SMALL, dropout=Dropout(rate=0.5, embedding=0.0)))
     only, _ = make(change(SMALL, dropout=Dropout(rate=0.5, places=("attention", "ffn"))))
@@ -243,29 +219,6 @@ def test_embeddings_can_have_a_rate_of_their_own():
 
 
 # Outputs ------------------------------------------------------------------------------------------
-
-
-def test_outputs_are_the_steps_of_the_model():
-    config = change(
-        SMALL, kind="encoder", embedding=Embedding(token_types=2),
-        output=OutputHead(kind="none", pooler="first", num_classes=2),
-    )  # fmt: skip
-    params = random_params(config)
-    outputs = run_captured(config, params, "embeddings", "residual")
-    assert outputs.logits is None
-    last = layer_norm(params["final_norm"], outputs.captured["residual"][-1])
-    assert_close(outputs.hidden, last)
-    pooled = jnp.tanh(last[:, 0] @ params["pooler"] + params["pooler_bias"])
-    assert_close(outputs.pooled, pooled)
-    assert_close(outputs.classes, pooled @ params["classifier"] + params["classifier_bias"])
-    words = params["embedding"][TOKENS] + params["positions"][:7] + params["token_types"][0]
-    assert_close(outputs.captured["embeddings"], words)
-
-
-def test_an_lm_head_with_bias():
-    run, params = make(change(SMALL, output=OutputHead(kind="own", bias=True)))
-    more = params | {"lm_head_bias": params["lm_head_bias"] + 1}
-    assert_close(run(more, TOKENS).logits, run(params, TOKENS).logits + 1)
 
 
 @pytest.mark.parametrize("pooler", ["first", "first_plain", "max", "mean", "each"])
@@ -326,19 +279,6 @@ def test_too_long_a_text():
     run, params = make()
     with pytest.raises(ValueError, match="10 tokens are longer than max_len 9; raise max_len"):
         run(params, jnp.zeros((1, 10), jnp.int32))
-
-
-@pytest.mark.parametrize(
-    ("sharing", "dtype"),
-    diagonal(["sandwich", "cla:2"], ["bfloat16", "float32"], of={"cla:2"}),
-)  # in bfloat16: test_model_capture.py
-def test_capturing_changes_no_bit_of_an_optimized_program(sharing, dtype, optimized):
-    config = change(SMALL, sharing=sharing, compute=Compute(dtype=dtype))
-    run, params = make(config)
-    outputs = run_captured(config, params, "probs", "heads", "residual")
-    np.testing.assert_array_equal(outputs.logits, run(params, TOKENS).logits)
-    assert outputs.logits.dtype == jnp.float32
-    np.testing.assert_allclose(outputs.captured["probs"].sum(-1), 1, rtol=1e-5)
 
 
 # Encoder and decoder ------------------------------------------------------------------------------
@@ -402,38 +342,3 @@ def test_an_encoder_with_another_number_of_heads():
 
 
 # Programs -----------------------------------------------------------------------------------------
-
-
-def lines_of_the_gradient(config):
-    def loss(params):
-        return jnp.sum(config.build().apply({"params": params}, TOKENS).logits)
-
-    return jax.jit(jax.grad(loss)).lower(param_shapes(config)).as_text().count("\n")
-
-
-@pytest.mark.parametrize("sharing", deep(plan_names(), "separate", "sandwich"))
-def test_the_program_of_a_gradient_is_as_long_at_every_depth(sharing):
-    lengths = {
-        lines_of_the_gradient(change(SMALL, sharing=sharing, num_layers=n)) for n in (2, 12, 48, 96)
-    }
-    assert len(lengths) == 1
-
-
-def test_explain_reports_the_calls_that_run():
-    config = change(SMALL, attention=Attention(implementation="blockwise"))
-    report = explain_model(config, {"tokens": TOKENS})["layers"]["self"]
-    assert report["implementation"]["blockwise"].startswith("chosen")
-    assert report["chosen"] == {"order": "factored"}
-
-
-@pytest.mark.parametrize("kind", heads.LAYOUTS.values(), ids=heads.LAYOUTS)
-def test_layers_run_in_every_form_of_their_heads(kind):
-    """Heads wider than the model, for which forms other than "factored" are cheaper."""
-    fields = {field.name for field in dataclasses.fields(kind)}
-    wide = {name: 64 for name in ("head_dim", "value_dim") if name in fields}
-    config = ModelConfig(
-        width=8, num_layers=1, heads=kind(num_heads=2, **wide), positions=NoPositions()
-    )
-    text = jax.ShapeDtypeStruct((2, 5), "int32")
-    out = jax.eval_shape(config.build().apply, {"params": param_shapes(config)}, text)
-    assert out.logits.shape == (2, 5, config.vocab_size)

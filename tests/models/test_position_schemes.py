@@ -10,7 +10,7 @@ from test_models import random_params
 
 from attnlab import heads
 from attnlab.heads.positions import read_scaling, rotary_angles, rotate
-from attnlab.models import FFN, Compute, ModelConfig, Norm
+from attnlab.models import FFN, Compute, ModelConfig
 from attnlab.models.specs import Alibi, Learned, Rotary
 from attnlab.transforms import remove_heads
 
@@ -58,16 +58,6 @@ def test_dynamic_scaling_changes_nothing_up_to_its_length_and_is_refused_beyond(
     np.testing.assert_array_equal(angles, rotary_angles(jnp.arange(4), 8))
     with pytest.raises(ValueError, match="set max_len to at most 64"):
         dataclasses.replace(SMALL, positions=Rotary(scaling="dynamic:2,64"), max_len=65)
-
-
-def test_norms_without_a_scale_have_no_weights_and_center():
-    config = dataclasses.replace(SMALL, norm=Norm(scale=False))
-    params = random_params(config)
-    assert "final_norm" not in params
-    assert "norm" not in params["layers"]["attention"]
-    hidden = config.build().apply({"params": params}, jnp.array([[1, 2]])).hidden
-    np.testing.assert_allclose(hidden.mean(-1), 0, atol=1e-6)
-    np.testing.assert_allclose(hidden.std(-1), 1, rtol=1e-3)
 
 
 def test_positions_beyond_256_differ_in_bfloat16():

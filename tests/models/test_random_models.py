@@ -7,7 +7,7 @@ import pytest
 from random_models import LENGTH, VOCAB, draw
 
 from attnlab import heads, models
-from attnlab.models import config_dict
+from attnlab.models import flags
 
 SEEDS = [pytest.param(seed, marks=() if seed < 1 else pytest.mark.slow) for seed in range(300)]
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(1, VOCAB, (2, LENGTH)))
@@ -88,6 +88,13 @@ def check_decoding(case, whole):
     assert_near(jnp.concatenate(found, axis=1), whole)
 
 
+def check_eager_call(case, whole):
+    """Outside of `jit`, with every value captured: the same bits."""
+    names = tuple(models.model_values(case.config))
+    eager = case.model.apply({"params": case.params}, TOKENS, capture=names, **case.inputs)
+    np.testing.assert_array_equal(eager.logits, whole)
+
+
 def check_counts(case):
     """By formula and by the tree; the config is that of every way to write it."""
     config = case.config
@@ -97,9 +104,9 @@ def check_counts(case):
     assert models.flops_per_token(config, LENGTH) > 0
     names = {**vars(models), **vars(models.config), **vars(heads)}
     assert eval(repr(config), names) == config
-    assert config_dict.from_json(config_dict.to_json(config)) == config
-    assert config_dict.from_dict(config_dict.to_dict(config)) == config
-    assert hash(config) == hash(config_dict.from_json(config_dict.to_json(config)))
+    assert flags.from_json(flags.to_json(config)) == config
+    assert flags.from_dict(flags.to_dict(config)) == config
+    assert hash(config) == hash(flags.from_json(flags.to_json(config)))
 
 
 def check_training_step(case):
@@ -137,6 +144,7 @@ def has_ffn(config):
 def test_a_random_model(seed):
     case = Case(seed)
     whole = case.apply(case.params, TOKENS).logits
+    check_eager_call(case, whole)
     check_causality(case, whole)
     check_padding(case, whole)
     if case.is_causal:

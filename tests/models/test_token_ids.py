@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
 from test_models import random_params
 
 from attnlab import generate, heads
 from attnlab.models import FFN, Embedding, ModelConfig, NoPositions, OutputHead
-from attnlab.models.embeddings import embed
+from attnlab.models.embed import embed
 
 CONFIG = ModelConfig(
     vocab_size=7, max_len=8, width=8, num_layers=1, heads=heads.Standard(num_heads=2),
@@ -68,14 +67,6 @@ def test_token_types_too():
     call = jax.jit(lambda v, types: model.apply(v, tokens, token_types=types).logits)
     assert np.isnan(call(variables, types)).any()
     assert np.isfinite(call(variables, types - 1 + jnp.array([[1, 0, 0]]))).all()
-
-
-def test_mixtures_have_token_types_as_well():
-    """Type 0 where none are given, as for ids."""
-    _, run, variables = model_of(TYPED)
-    tokens = np.array([[1, 2, 3]])
-    words = np.eye(7, dtype=np.float32)[tokens]
-    assert_close(run(variables, words).logits, run(variables, tokens).logits)
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int16, jnp.uint32])

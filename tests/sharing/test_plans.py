@@ -12,12 +12,11 @@ from conftest import assert_close, deep, diagonal
 
 from attnlab import Plan, run_layers, transformer_layer
 from attnlab.heads import Standard, project_kv
-from attnlab.models import FFN, Attention, LayerInputs, LayersOfType, LayerSpec, StackInputs
+from attnlab.models import FFN, Attention, LayerInputs, LayersOfType, LayerSpec
 from attnlab.models.layer import init_layer
 from attnlab.norms import layer_norm
-from attnlab.sharing.low_rank_delta import add_delta
-from attnlab.sharing.named_plans import PLANS, parse_plan
-from attnlab.sharing.plan import all_shared, inner_groups, separate
+from attnlab.sharing.deltas import add_delta
+from attnlab.sharing.plan import PLANS, all_shared, inner_groups, parse_plan, separate
 
 NAMES = [*PLANS, "inner_groups", "pointers"]
 FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers")
@@ -25,8 +24,7 @@ FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers")
 
 def plan_of(name, depth):
     if name == "pointers":  # 0 1 0 3 ... : the first layer's keys are read all the way up
-        reads = ("@0", None)
-        groups = [reads[i // 2 % 2] if i % 2 else i // 2 for i in range(depth)]
+        groups = [f"@{0 if i // 2 % 2 == 0 else i - 1}" if i % 2 else i // 2 for i in range(depth)]
         return Plan(attention=separate(depth), kv=groups, ffn=all_shared(depth))
     if name == "inner_groups":
         groups = inner_groups(depth // 2, 1, 2)
@@ -76,7 +74,7 @@ def layer_and_gradient(spec):
         plain = dataclasses.replace(spec, separate_kv=False, delta_rank=None)
         own = project_kv(heads, layer_norm(heads["norm"], x), spec.heads)
         shared_kv = own if shared_kv is None else shared_kv
-        inputs = LayerInputs(shared_kv=shared_kv, use_shared_kv=True)
+        inputs = LayerInputs(shared_kv=(shared_kv, True))
         return transformer_layer(whole, x, plain, inputs).x, shared_kv
 
     forward = jax.jit(layer)
@@ -125,7 +123,7 @@ def unrolled(spec, plan, params, x, seed):
 
 def run(params, plan, x, spec, remat=True):
     layers = {"layers": LayersOfType(params=params, plan=plan, spec=spec)}
-    return run_layers(layers, ["layers"] * plan.num_layers, x, StackInputs(remat=remat)).x
+    return run_layers(layers, ["layers"] * plan.num_layers, x, remat=remat).x
 
 
 def scanned(spec, plan, remat=True):

@@ -10,7 +10,7 @@ from conversions import random_params
 
 from attnlab import ModelConfig
 from attnlab.heads import Blocked, Narrow, NarrowTied, Rewrite, Standard, Wide, weight_shapes
-from attnlab.models.parameters import param_shapes
+from attnlab.models.params import param_shapes
 from attnlab.models.specs import Rotary
 from attnlab.sharing import Plan
 from attnlab.transforms import Conversion, ModelConversion, Undecided, convert, convert_model

@@ -70,12 +70,12 @@ def test_sharing_is_found_in_weights_that_were_copied():
 
 
 def test_sharing_is_found_beside_pointers_to_keys():
-    config = dataclasses.replace(DEEP, sharing="attention=0,1,2,3 kv=0,1,@0,- ffn=0,1,2,3")
+    config = dataclasses.replace(DEEP, sharing="attention=0,1,2,3 kv=0,1,@0,@1 ffn=0,1,2,3")
     params = draw(config)
     for part in ("attention", "ffn"):
         params["layers"][part] = jax.tree.map(lambda a: a.at[3].set(a[1]), params["layers"][part])
     found, once = detect_sharing(config, params)
-    assert found.sharing == "attention=0,1,2,1 kv=0,1,@0,- ffn=0,1,2,1"
+    assert found.sharing == "attention=0,1,2,1 kv=0,1,@0,@1 ffn=0,1,2,1"
     assert output_difference((config, params), (found, once), TOKENS) == 0
 
 
@@ -206,7 +206,7 @@ def test_keys_of_neighbours_become_one():
         pairs[1]["layers"]["kv"]["k"], jnp.stack([(keys[0] + keys[1]), (keys[2] + keys[3])]) / 2
     )
     assert output_difference((DEEP, params), pairs, TOKENS) > 0.1
-    albert = change_plan(*pairs, "attention=0,0,0,0 kv=0,-,0,- ffn=0,0,0,0")
+    albert = change_plan(*pairs, "attention=0,0,0,0 kv=0,@0,0,@2 ffn=0,0,0,0")
     assert albert[0].plan.kv_indices == (0, 0, 1, 1)
     with pytest.raises(ValueError, match=r"needs the same sublayer kv, .0, None, 1, None."):
         unshare(*pairs)

@@ -4,10 +4,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attnlab.models.config import ModelConfig
-from attnlab.models.dense import dense
-from attnlab.models.embeddings import Shapes
+from attnlab.models.embed import Shapes
 from attnlab.models.ffn import activation_function
-from attnlab.models.norm import norm_shapes, normalize
+from attnlab.models.positionwise import dense, norm_shapes, normalize
 from attnlab.products import wide_einsum
 from attnlab.sharing import Params
 

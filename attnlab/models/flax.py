@@ -1,47 +1,51 @@
-"""Flax modules that own parameters and call the pure functions."""
+"""Flax modules that own parameters and call the pure functions.
+
+model = ModelConfig(width=64, num_layers=4).build()
+params = model.init(jax.random.key(0), tokens)["params"]
+outputs = model.apply({"params": params}, tokens, capture=("probs",))
+"""
 
 import contextvars
-import dataclasses
 import functools
-import inspect
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.attention.dropout import is_key
+from attnlab.attention.masks import Edges
 from attnlab.fields import check_field
 from attnlab.heads import Layout, multi_head_attention
 from attnlab.heads import init as init_heads
 from attnlab.heads.attention import Context
 from attnlab.heads.layout import check_params as check_head_params
+from attnlab.models.config import MODULES, ModelConfig
 from attnlab.models.ffn import feed_forward, init_ffn
-from attnlab.models.layer import NO_TEXT_INPUTS, TextInputs
-from attnlab.models.mismatch import describe_mismatch
-from attnlab.models.parameters import empty_sublayers, init_sublayers
+from attnlab.models.forward import ModelCache, ModelInputs, Outputs, run_model
+from attnlab.models.layer import LayerInputs, layer_values
+from attnlab.models.params import (
+    describe_mismatch,
+    empty_sublayers,
+    init_outer,
+    init_sublayers,
+    residual_scale,
+    shapes_by_path,
+    stack_specs,
+)
 from attnlab.models.specs import FFN, LayerSpec
-from attnlab.models.stack import LayersOfType, StackInputs, StackOutputs, run_layers
-from attnlab.names import check_keywords
+from attnlab.models.stack import HeadMask, LayersOfType, StackOutputs, check_values, run_layers
 from attnlab.sharing import Params, Plan, PyTree
 from attnlab.tap import Patches, Tap
 
-ModuleT = TypeVar("ModuleT", bound="CheckedModule")
 SHAPES_ONLY = contextvars.ContextVar("SHAPES_ONLY", default=False)
 """Within `init`, which drops the outputs: a model checks the call and does not compute it."""
 
 
 class CheckedModule(nn.Module):
-    """Checks fields, and the arguments of `init` and `apply`, before Flax, whose messages name no
-    weight."""
-
-    def __new__(cls: type["ModuleT"], *args: object, **fields: object) -> "ModuleT":
-        """Raises TypeError for an unknown field; the message lists the fields."""
-        of_flax = {"parent", "name"}
-        known = [f.name for f in dataclasses.fields(cls) if f.name not in of_flax]
-        check_keywords(cls.__name__, [n for n in fields if n not in of_flax], known)
-        return object.__new__(cls)
+    """Checks the arguments of `init` and `apply` before Flax, whose messages name no weight."""
 
     @nn.nowrap
     def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +53,6 @@ class CheckedModule(nn.Module):
         arguments of a call.
 
         Raises:
-          TypeError: a call has no such keyword.
           ValueError: `rngs` is neither a random key nor a dict of random keys.
         """
         keys = rngs.values() if isinstance(rngs, Mapping) else [rngs]
@@ -58,7 +61,6 @@ class CheckedModule(nn.Module):
                 f"init takes a random key first, as of jax.random.key(0), not {rngs!r:.80}; the "
                 "order is (key, inputs)"
             )
-        self._check_keywords("init", kwargs)
         token = SHAPES_ONLY.set(True)
         try:
             return super().init(rngs, *args, **kwargs)
@@ -71,22 +73,14 @@ class CheckedModule(nn.Module):
         call.
 
         Raises:
-          TypeError: a call has no such keyword.
           ValueError: `variables` are not {"params": params}, or params are those of another module.
         """
-        if not isinstance(variables, Mapping):
-            raise ValueError(
-                f"apply takes {{'params': params}} first, not {type(variables).__name__}; the "
-                "order is (variables, inputs)"
-            )
-        if "params" not in variables:
-            raise ValueError(
-                "apply takes {'params': params} as its first argument, not params alone"
-            )
-        params = variables["params"]
+        params = variables.get("params") if isinstance(variables, Mapping) else None
         if not isinstance(params, Mapping) or "params" in params:
-            self._check(params, {})
-        self._check_keywords("apply", kwargs)
+            raise ValueError(
+                "apply takes {'params': params} as its first argument, with the params of init, "
+                f"not {variables if params is None else params!r:.60}"
+            )
         return super().apply(variables, *args, **kwargs)
 
     @nn.nowrap
@@ -103,15 +97,8 @@ class CheckedModule(nn.Module):
         return self.make_rng("dropout")
 
     @nn.nowrap
-    def _check_keywords(self, function: str, given: Mapping[str, object]) -> None:
-        """Of the keywords of a call; options of `multi_head_attention` are checked there."""
-        call = inspect.signature(self.__call__).parameters
-        if given.get("method") is None and "options" not in call:
-            flax = inspect.signature(getattr(nn.Module, function)).parameters
-            check_keywords(type(self).__name__, [n for n in given if n not in flax], call)
-
-    @nn.nowrap
-    def _check(self, params: object, expected: Mapping[str, object]) -> None:
+    def check(self, params: object, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises ValueError for params that differ from the expected `shapes_by_path`."""
         if problem := describe_mismatch(expected, params):
             raise ValueError(f"params are not those of this {type(self).__name__}: {problem}")
 
@@ -175,8 +162,8 @@ class MultiHeadAttention(CheckedModule):
             if "dropout_key" not in options:
                 options["dropout_key"] = self.dropout_key()
         options.setdefault("implementation", self.implementation)
-        output: Array = multi_head_attention(params, x, self.layout, context, tap=tap, **options)
-        return output
+        out: Array = multi_head_attention(params, x, self.layout, context, tap=tap, **options)
+        return out
 
 
 class FeedForward(CheckedModule):
@@ -215,7 +202,7 @@ class FeedForward(CheckedModule):
         if not self.ffn.width:
             raise ValueError("FeedForward needs an FFN with a width of at least 1, not 0")
         if not self.is_mutable_collection("params"):
-            self._check(self.variables.get("params", {}), _ffn_shapes(x.shape[-1], self.ffn))
+            self.check(self.variables.get("params", {}), _ffn_shapes(x.shape[-1], self.ffn))
         params = self.param(
             "ffn", lambda key: init_ffn(key, x.shape[-1], self.ffn, std=self.init_std)
         )
@@ -267,10 +254,10 @@ class LayerStack(CheckedModule):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        text: TextInputs = NO_TEXT_INPUTS,
+        inputs: LayerInputs = LayerInputs(),  # noqa: B008  # frozen
         *,
-        head_mask: Array | None = None,
-        capture: tuple[str, ...] = (),
+        head_mask: HeadMask | None = None,
+        capture: Iterable[str] = (),
         patch: Patches | None = None,
         deterministic: bool = True,
     ) -> StackOutputs:
@@ -278,8 +265,8 @@ class LayerStack(CheckedModule):
 
         Args:
           x: input of the first layer [B, T, D].
-          text: masks, positions and second text, the same for all layers.
-          head_mask, capture, patch: as in `StackInputs`.
+          inputs: masks, positions and second text, the same for all layers.
+          head_mask, capture, patch: as in `run_layers`.
           deterministic: no dropout; else pass rngs={"dropout": key}.
 
         Raises:
@@ -292,18 +279,21 @@ class LayerStack(CheckedModule):
             )
         if not self.is_mutable_collection("params"):
             own = {"layers": self.variables.get("params", {})}  # names as in a model
-            self._check(own, _stack_shapes(self.spec, self.plan))
+            self.check(own, _stack_shapes(self.spec, self.plan))
         params = _stacked_params(self)
         drops = self.spec.dropout.is_active and not deterministic
-        layers = LayersOfType(params=params, plan=self.plan, spec=self.spec, text=text)
-        inputs = StackInputs(
+        names, patches = check_values(capture, patch, layer_values(self.spec))
+        layers = LayersOfType(params=params, plan=self.plan, spec=self.spec, inputs=inputs)
+        return run_layers(
+            {"layers": layers},
+            ["layers"] * self.plan.num_layers,
+            x,
             head_mask=head_mask,
             dropout_key=self.dropout_key() if drops else None,
-            capture=capture,
-            patch=patch,
+            capture=names,
+            patch=patches,
             remat=self.remat,
         )
-        return run_layers({"layers": layers}, ["layers"] * self.plan.num_layers, x, inputs)
 
 
 def _stacked_params(module: StackedParams | LayerStack) -> Params:
@@ -316,11 +306,134 @@ def _stacked_params(module: StackedParams | LayerStack) -> Params:
 
 
 @functools.lru_cache(maxsize=64)
-def _ffn_shapes(width: int, ffn: FFN) -> Mapping[str, object]:
-    return {"ffn": jax.eval_shape(lambda key: init_ffn(key, width, ffn), jax.random.key(0))}
+def _ffn_shapes(width: int, ffn: FFN) -> Mapping[str, tuple[int, ...]]:
+    init = functools.partial(init_ffn, width=width, ffn=ffn)
+    return shapes_by_path({"ffn": jax.eval_shape(init, jax.random.key(0))})
 
 
 @functools.lru_cache(maxsize=64)
-def _stack_shapes(spec: LayerSpec, plan: Plan) -> Mapping[str, object]:
+def _stack_shapes(spec: LayerSpec, plan: Plan) -> Mapping[str, tuple[int, ...]]:
     inits = init_sublayers(spec, plan, std=None, residual_scale=1.0)
-    return {"layers": {n: jax.eval_shape(init, jax.random.key(0)) for n, init in inits.items()}}
+    key = jax.random.key(0)
+    return shapes_by_path({"layers": {n: jax.eval_shape(f, key) for n, f in inits.items()}})
+
+
+class Transformer(CheckedModule):
+    """Embeddings, layers and output heads: `run_model` with parameters of its own."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: ArrayLike,
+        *,
+        padding_mask: Bool[Array, "B T"] | None = None,
+        mask: Bool[Array, "..."] | Edges | None = None,
+        positions: Int[Array, "*B T"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
+        head_mask: HeadMask | None = None,
+        cache: ModelCache | None = None,
+        source: ArrayLike | None = None,
+        source_padding_mask: Bool[Array, "B S"] | None = None,
+        encoded: Float[Array, "B S D"] | None = None,
+        capture: Iterable[str] = (),
+        patch: Patches | None = None,
+        deterministic: bool = True,
+    ) -> Outputs:
+        """tokens -> `Outputs` with logits [B, T, vocab_size] in float32 at least.
+
+        Args:
+          tokens: ids [B, T]; floats [B, T, vocab_size], which mix tokens; images [B, H, W, C] if
+            the config has them.
+          padding_mask, mask, positions, token_types, head_mask, cache, source,
+            source_padding_mask, encoded, capture, patch: as in `ModelInputs`.
+          deterministic: no dropout; else pass rngs={"dropout": key}.
+
+        Raises:
+          ValueError: inputs, names or params that do not fit the model, saying what to change.
+        """
+        config = self.config
+        # Not `self.param`, for which Flax traces each initialiser to check a shape.
+        params: Params = dict(self.variables.get("params", {}))
+        if self.is_initializing():
+            params = {name: self.param(name, init) for name, init in init_outer(config).items()}
+            std, scale = config.init.std, residual_scale(config)
+            for name, (spec, plan) in stack_specs(config).items():
+                params[name] = StackedParams(spec, plan, std, scale, name=name)()
+        inputs = ModelInputs(
+            padding_mask=padding_mask,
+            mask=mask,
+            positions=positions,
+            token_types=token_types,
+            head_mask=head_mask,
+            cache=cache,
+            source=source,
+            source_padding_mask=source_padding_mask,
+            encoded=encoded,
+            capture=capture,
+            patch=patch,
+        )
+        next_key = None if deterministic else self.dropout_key
+
+        def run(params: Params) -> Outputs:
+            return run_model(params, tokens, config, inputs, next_key=next_key)
+
+        shapes_only = self.is_initializing() and SHAPES_ONLY.get()
+        return jax.eval_shape(run, params) if shapes_only else run(params)
+
+
+class Decoder(Transformer):
+    """Each position attends to itself and the past: predicts the next token.
+
+    Made by `config.build()`. A call takes tokens [B, T] and the fields of `ModelInputs` by keyword.
+
+    Attributes:
+      config: everything that makes the model, with kind "decoder".
+
+    >>> model, tokens = ModelConfig(width=8, num_layers=2).build(), jax.numpy.zeros((1, 3), int)
+    >>> variables = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    >>> cache = model.config.init_cache(batch=1, size=9)
+    >>> outputs = jax.eval_shape(model.apply, variables, tokens, cache=cache)
+    >>> outputs.logits.shape, outputs.cache["k"].shape  # [L, B, size, N, H]
+    ((1, 3, 256), (2, 1, 9, 4, 2))
+    """
+
+
+class Encoder(Transformer):
+    """Each position attends to all positions: predicts masked tokens, or classes.
+
+    Made by `config.build()`. A call takes tokens [B, T] and the fields of `ModelInputs` by keyword.
+
+    Attributes:
+      config: everything that makes the model, with kind "encoder".
+
+    >>> from attnlab.models import OutputHead
+    >>> output = OutputHead(pooler="first", num_classes=3)
+    >>> model = ModelConfig(kind="encoder", width=8, num_layers=2, output=output).build()
+    >>> tokens = jax.numpy.zeros((1, 5), int)
+    >>> variables = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    >>> outputs = jax.eval_shape(model.apply, variables, tokens)
+    >>> outputs.logits.shape, outputs.classes.shape
+    ((1, 5, 256), (1, 3))
+    """
+
+
+class EncoderDecoder(Transformer):
+    """An encoder reads `source`; a decoder that attends to it predicts the next of `tokens`.
+
+    Made by `config.build()`. A call takes tokens [B, T] and the fields of `ModelInputs` by keyword.
+
+    Attributes:
+      config: everything that makes the model, with kind "encoder_decoder".
+
+    >>> model = ModelConfig(kind="encoder_decoder", width=8, num_layers=2).build()
+    >>> tokens, source = jax.numpy.zeros((1, 3), int), jax.numpy.zeros((1, 5), int)
+    >>> variables = jax.eval_shape(model.init, jax.random.key(0), tokens, source=source)
+    >>> outputs = jax.eval_shape(model.apply, variables, tokens, source=source)
+    >>> outputs.logits.shape, outputs.encoded.shape
+    ((1, 3, 256), (1, 5, 8))
+    """
+
+
+MODULES |= {"decoder": Decoder, "encoder": Encoder, "encoder_decoder": EncoderDecoder}

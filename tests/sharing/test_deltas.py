@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import assert_close
 
-from attnlab.sharing.low_rank_delta import add_delta, delta_shapes, fit_delta, init_delta
+from attnlab.sharing.deltas import add_delta, delta_shapes, fit_delta, init_delta
 
 RNG = np.random.default_rng(0)
 

@@ -17,10 +17,8 @@ from attnlab.heads.positions import (
     sinusoidal_halves,
 )
 from attnlab.models.config import ModelConfig
-from attnlab.models.dense import dense
-from attnlab.models.images import image_features
-from attnlab.models.norm import norm_shapes, normalize
-from attnlab.models.specs import Alibi, Learned, Positions, Relative, Rotary, Sinusoidal
+from attnlab.models.positionwise import dense, norm_shapes, normalize
+from attnlab.models.specs import Alibi, Images, Learned, Positions, Relative, Rotary, Sinusoidal
 from attnlab.sharing import Params
 
 Shapes = dict[str, tuple[int, ...] | dict[str, tuple[int, ...]]]
@@ -40,7 +38,8 @@ def embedding_shapes(config: ModelConfig) -> Shapes:
     width = spec.width or config.width
     shapes: Shapes = {"embedding": (config.vocab_size, width)}
     if config.positions.is_learned:
-        shapes["positions"] = (config.max_len + _offset(config), width)
+        offset = config.positions.offset if isinstance(config.positions, Learned) else 0
+        shapes["positions"] = (config.max_len + offset, width)
     if spec.token_types:
         shapes["token_types"] = (spec.token_types, width)
     if spec.norm:
@@ -87,37 +86,6 @@ def check_tokens(config: ModelConfig, tokens: ArrayLike) -> Array:
             f"{tokens.shape[1]} tokens are longer than max_len {config.max_len}; raise max_len"
         )
     return tokens
-
-
-def check_per_token(name: str, a: ArrayLike | None, tokens: Array) -> None:
-    """Raises ValueError for an array that does not have one number for each token.
-
-    >>> check_per_token("token_types", jnp.zeros((1, 2), int), jnp.zeros((1, 3), int))
-    Traceback (most recent call last):
-    ValueError: token_types (1, 2) must be [batch, length] = (1, 3), one number for each token
-    """
-    if a is not None and np.shape(a) != tokens.shape[:2]:
-        raise ValueError(
-            f"{name} {np.shape(a)} must be [batch, length] = {tokens.shape[:2]}, one number for "
-            "each token"
-        )
-
-
-def check_positions(positions: Array, tokens: Array) -> None:
-    """Raises ValueError for positions that are not integers [T] or [B, T].
-
-    >>> check_positions(jnp.ones(1), jnp.zeros((1, 1), int))
-    Traceback (most recent call last):
-    ValueError: positions must be integers, not float32
-    """
-    batch, length = tokens.shape[:2]
-    if not jnp.issubdtype(positions.dtype, jnp.integer):
-        raise ValueError(f"positions must be integers, not {positions.dtype}")
-    if positions.shape not in {(length,), (batch, length)}:
-        raise ValueError(
-            f"positions {positions.shape} must be [length] = ({length},) or [batch, length] = "
-            f"({batch}, {length})"
-        )
 
 
 def check_range(what: str, ids: ArrayLike, count: int, mask: Array | None = None) -> None:
@@ -235,30 +203,27 @@ def embed(
     return dense(params, "embedding_projection", x) if spec.width else x
 
 
-def _offset(config: ModelConfig) -> int:
-    """The row of position 0 in a table of positions."""
-    return config.positions.offset if isinstance(config.positions, Learned) else 0
-
-
 def _add_positions(
     params: Params, x: Float[Array, "B T E"], config: ModelConfig, positions: Array | None
 ) -> Float[Array, "B T E"]:
+    spec, offset = config.positions, 0
     table: Array | None = params.get("positions")
-    if isinstance(config.positions, Sinusoidal):
-        table = _sinusoids(config.positions, config.max_len, x.shape[-1]).astype(x.dtype)
+    if isinstance(spec, Sinusoidal):
+        length, width = config.max_len, x.shape[-1]
+        made = (
+            sinusoidal_halves(length, width, rates=spec.rates)
+            if spec.halves
+            else sinusoidal(length, width)
+        )
+        table = made.astype(x.dtype)
+    elif isinstance(spec, Learned):
+        offset = spec.offset
     if table is None:
         return x
-    offset = _offset(config)
     if positions is None:
         return x + table[None, offset : offset + x.shape[1]]
     rows: Array = table.at[positions + offset].get(mode="fill", fill_value=jnp.nan)
     return x + with_rank(rows, x.ndim)
-
-
-def _sinusoids(spec: Sinusoidal, length: int, width: int) -> Float[Array, "T E"]:
-    if spec.halves:
-        return sinusoidal_halves(length, width, rates=spec.rates)
-    return sinusoidal(length, width)
 
 
 def rotary_embedding(
@@ -288,42 +253,94 @@ def position_bias(
 ) -> Float[Array, "*B N T S"] | None:
     """What positions add to the scores; None where they add nothing.
 
+    Args:
+      spec: the position scheme.
+      table: of relative positions, one number for each bucket of distances and head.
+      num_heads: N.
+      queries, keys: their positions.
+      two_sided: keys ahead of a query have buckets of their own; else all are in bucket 0.
+
     >>> position_bias(Alibi(), None, 1, jnp.array([2]), jnp.arange(3), two_sided=False).tolist()
     [[[-0.0078125, -0.00390625, -0.0]]]
     """
     if isinstance(spec, Relative) and table is not None:
-        return relative_bias(table, queries, keys, spec, two_sided=two_sided)
+        buckets = relative_buckets(
+            keys[..., None, :] - queries[..., :, None],
+            num_buckets=spec.buckets,
+            max_distance=spec.max_distance,
+            two_sided=two_sided,
+        )
+        return jnp.moveaxis(table[buckets], -1, -3)
     if not isinstance(spec, Alibi):
         return None
     distances = jnp.abs(keys[..., None, None, :] - queries[..., None, :, None])
     return -alibi_slopes(num_heads)[:, None, None] * distances
 
 
-def relative_bias(
-    table: Float[Array, "buckets N"],
-    queries: Int[Array, "*B T"],
-    keys: Int[Array, "*B S"],
-    spec: Relative,
-    *,
-    two_sided: bool,
-) -> Float[Array, "*B N T S"]:
-    """table[bucket of the distance, head], which is added to the scores of every layer.
+# Images -------------------------------------------------------------------------------------------
+
+
+def patches(
+    images: Float[Array, "B H W C"],
+    patch_height: int,
+    patch_width: int,
+    marks: tuple[str, ...] = ("class", "patch"),
+) -> Float[Array, "B T F"]:
+    """Images as rows of features: the class token, then the patches from left to right and from top
+    to bottom (Dosovitskiy et al. 2021). The pixels of a patch are in the order of the axes of the
+    image.
+
+    A row is read like any vector of features, by the embedding table. Features after the pixels are
+    the kind of the row: (1, 0) for the class token, with zeros for pixels, and (0, 1) for a patch.
+    So the table [features, E] holds the projection of the patches, the vector of the class token
+    and the bias of the projection. `Images.marks` names these features.
 
     Args:
-      table: one number per bucket and head.
-      queries, keys: their positions.
-      spec: number of buckets and largest distance.
-      two_sided: keys ahead of a query have buckets of their own; else all are in bucket 0.
+      images: [B, H, W, C].
+      patch_height, patch_width: of a patch.
+      marks: of `Images.marks`; the class token is there if its mark is.
 
-    >>> table = jnp.arange(8.0).reshape(4, 2)
-    >>> spec = Relative(buckets=4, max_distance=9)
-    >>> relative_bias(table, jnp.arange(3), jnp.arange(5), spec, two_sided=False).shape
-    (2, 3, 5)
+    >>> image = jnp.arange(8.0).reshape(1, 2, 4, 1)
+    >>> patches(image, 2, 2)[0].astype(int).tolist()
+    [[0, 0, 0, 0, 1, 0], [0, 1, 4, 5, 0, 1], [2, 3, 6, 7, 0, 1]]
     """
-    buckets = relative_buckets(
-        keys[..., None, :] - queries[..., :, None],
-        num_buckets=spec.buckets,
-        max_distance=spec.max_distance,
-        two_sided=two_sided,
-    )
-    return jnp.moveaxis(table[buckets], -1, -3)
+    batch, height, width, channels = images.shape
+    p, q = patch_height, patch_width
+    images = images[:, : height // p * p, : width // q * q]  # the rest fills no patch
+    grid = images.reshape(batch, height // p, p, width // q, q, channels)
+    rows = grid.swapaxes(2, 3).reshape(batch, -1, p * q * channels)
+    first, pixels = int("class" in marks), rows.shape[-1]
+    rows = jnp.pad(rows, [(0, 0), (first, 0), (0, len(marks))])
+    if first:
+        rows = rows.at[:, 0, pixels + marks.index("class")].set(1)
+    if "patch" in marks:
+        rows = rows.at[:, first:, pixels + marks.index("patch")].set(1)
+    return rows
+
+
+def image_features(images: Array, spec: Images | None) -> Float[Array, "B T F"]:
+    """Images [B, H, W, C] as the features that a model with `embedding.images=spec` reads.
+
+    Raises:
+      ValueError: the model reads no images, or images of another size or dtype.
+
+    >>> spec = Images(height=2, width=4, channels=1, patch_height=2, patch_width=2)
+    >>> image_features(jnp.ones((5, 2, 4, 1)), spec).shape
+    (5, 3, 6)
+    """
+    if spec is None:
+        raise ValueError(
+            f"tokens {images.shape} are images, and this model reads none; set embedding.images"
+        )
+    expected = spec.height, spec.width, spec.channels
+    if images.shape[1:] != expected:
+        torch = images.shape[1:] == (spec.channels, spec.height, spec.width)
+        hint = "; put the channels last: jnp.moveaxis(images, 1, -1)" if torch else ""
+        sizes = ", ".join(map(str, expected))
+        raise ValueError(f"images {images.shape} must be [batch, {sizes}]{hint}")
+    if not jnp.issubdtype(images.dtype, jnp.floating):
+        raise ValueError(
+            f"images of dtype {images.dtype} must be floats, scaled as the model was trained; for "
+            "ViT mostly images / 127.5 - 1"
+        )
+    return patches(images, spec.patch_height, spec.patch_width, spec.marks)

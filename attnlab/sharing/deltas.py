@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array
 
 from attnlab.sharing.plan import Plan
-from attnlab.sharing.stack import Params, PyTree, select_params
+from attnlab.sharing.scan import Params, PyTree, select_params
 
 
 def init_delta(key: Array, like: Params, rank: int) -> Params:
