@@ -264,7 +264,7 @@ def _check_linen_has(layout: Standard) -> None:
             f"qk_norm {norm}": norm not in (None, HeadNorm("layer")),
             f"norm_eps {layout.norm_eps}": norm is not None and layout.norm_eps != FLAX_EPS,
             f"tie={layout.tie!r}": bool(layout.tie),
-            f"extra {[extra.name for extra in layout.extras]}": bool(layout.extras),
+            f"extra {layout.extras[0].name if layout.extras else None!r}": bool(layout.extras),
         }
         if not any(problems.values()):
             return
