@@ -19,8 +19,7 @@ from attnlab.atomic import write_atomic
 from attnlab.data import DATASETS, DataConfig, Dataset
 from attnlab.data.tokenizer import FILE, Tokenizer, load_tokenizer, make_tokenizer
 from attnlab.models import ModelConfig, Sampling, from_json, generate, stream, to_json
-from attnlab.models.config import sharing_name
-from attnlab.models.flax import Transformer
+from attnlab.models.config import FlaxModel, sharing_name
 from attnlab.models.generate import GenerateOptions
 from attnlab.names import import_those, lookup
 from attnlab.names import load as load_object
@@ -469,7 +468,7 @@ def open_run(folder: str | Path, seed: int | None = None) -> LoadedModel:
     )
 
 
-def load_run(folder: str | Path, seed: int | None = None) -> tuple[Transformer, dict[str, Any]]:
+def load_run(folder: str | Path, seed: int | None = None) -> tuple[FlaxModel, dict[str, Any]]:
     """(model, parameters) of one seed of a run, as `pretrained.load` returns them; needs the extra
     `train`. Args and errors are those of `open_run`.
 

@@ -67,7 +67,9 @@ class MultiHeadAttention(nnx.Module):
         self, x: Float[Array, "B T D"], context: Any = None, **options: Any
     ) -> Float[Array, "B T O"]:
         """`multi_head_attention(params, x, layout, context, **options)`."""
-        return heads.multi_head_attention(arrays(self), x, self.layout, context, **options)
+        params = arrays(self)
+        output: Array = heads.multi_head_attention(params, x, self.layout, context, **options)
+        return output
 
 
 class Transformer(nnx.Module):

@@ -14,7 +14,7 @@ from jax import Array
 import attnlab
 from attnlab import ModelConfig, Outputs, Plan, heads, pretrained, transforms
 from attnlab.attention import AttentionOptions, AttentionOutput, attend
-from attnlab.models.flax import Transformer
+from attnlab.models.config import FlaxModel
 from attnlab.sharing import Params
 
 key, x = jax.random.key(0), jnp.ones((1, 5, 6))
@@ -41,9 +41,9 @@ config = ModelConfig(heads=heads.Standard(num_heads=4), sharing="cycle:2")
 assert_type(config.num_layers, int)
 assert_type(config.sharing, str | Plan)
 assert_type(config.plan, Plan)
-assert_type(config.plan["ffn"], tuple[int | str | None, ...])
+assert_type(config.plan["ffn"], tuple[int | str, ...])
 assert_type(config.plan.num_groups, dict[str, int])
-assert_type(config.build(), Transformer)
+assert_type(config.build(), FlaxModel)
 assert_type(config.build().config, ModelConfig)
 assert_type(attnlab.plan_names(2), list[str])
 assert_type(attnlab.num_parameters(config), int)
@@ -52,7 +52,7 @@ weights: Params = {}
 assert_type(attnlab.generate(weights, jnp.ones((1, 2), int), config, 3), Array)
 assert_type(attnlab.run_model(weights, jnp.ones((1, 2), int), config), Outputs)
 assert_type(transforms.unshare(config, weights)[0], ModelConfig)
-assert_type(pretrained.load("org/name", revision="main")[0], Transformer)
+assert_type(pretrained.load("org/name", revision="main")[0], FlaxModel)
 assert_type(pretrained.load_config("folder"), ModelConfig)
 converted = attnlab.convert(params, layout, layout)
 assert_type(converted, attnlab.Conversion | attnlab.NotEquivalent | attnlab.Undecided)

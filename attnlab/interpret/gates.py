@@ -15,8 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from attnlab.interpret.importance import SUBLAYERS, HeadGates
-from attnlab.models.config import ModelConfig
-from attnlab.models.flax import Transformer
+from attnlab.models.config import FlaxModel, ModelConfig
 from attnlab.models.forward import Outputs
 from attnlab.sharing import Params, PyTree
 from attnlab.tap import Patches
@@ -110,7 +109,7 @@ class GatedModel:
     [[2.0, 2.0, 2.0, 2.0]]
     """
 
-    model: Transformer
+    model: FlaxModel
     gates: tuple[HeadGates, ...]
     initial: float = 2.0
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,21 @@ from attnlab.sharing.plan import Plan, as_plan, plan_name
 
 Kind: TypeAlias = Literal["decoder", "encoder", "encoder_decoder"]
 
-MODULES: "dict[Kind, Callable[[ModelConfig], Any]]" = {}
+
+@runtime_checkable
+class FlaxModel(Protocol):
+    """What `ModelConfig.build` returns: a `Decoder`, `Encoder` or `EncoderDecoder` of Flax."""
+
+    config: "ModelConfig"
+
+    def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+        """{"params": initial parameters} for a random key and the arguments of a call."""
+
+    def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
+        """`Outputs` of a call with {"params": params}."""
+
+
+MODULES: "dict[Kind, Callable[[ModelConfig], FlaxModel]]" = {}
 """Kind of model -> its Flax module; `attnlab.models.flax` fills it."""
 
 WITHOUT_DEVICE = {"blockwise": "blockwise", "xla": "xla", "cudnn": "xla", "edges": "edges"}
@@ -181,7 +195,7 @@ class ModelConfig(Spec):
     compute: Compute = Compute()
     metadata: str = dataclasses.field(default="", compare=False, repr=False)
 
-    def build(self) -> Any:
+    def build(self) -> FlaxModel:
         """The Flax module: `Decoder`, `Encoder` or `EncoderDecoder`."""
         return MODULES[self.kind](self)
 

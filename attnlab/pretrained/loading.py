@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.models.config import ModelConfig
-from attnlab.models.flax import Transformer
+from attnlab.models.config import FlaxModel, ModelConfig
 from attnlab.models.params import param_shapes
 from attnlab.names import lookup
 from attnlab.nested import JSON
@@ -47,7 +46,7 @@ def load(
     allow_nonfinite: bool = False,
     sharding: Callable[[WeightPath, tuple[int, ...]], Sharding] | Params | None = None,
     **fields: Any,
-) -> tuple[Transformer, Params]:
+) -> tuple[FlaxModel, Params]:
     """Read a model by its name on the Hugging Face Hub, or a folder, as transformers saves it.
 
         model, params = load("openai-community/gpt2")

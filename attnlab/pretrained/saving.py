@@ -9,8 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from attnlab.models.config import ModelConfig
-from attnlab.models.flax import Transformer
+from attnlab.models.config import FlaxModel, ModelConfig
 from attnlab.models.params import check_params
 from attnlab.names import lookup
 from attnlab.nested import JSON
@@ -28,7 +27,7 @@ from attnlab.transforms import unshare
 
 def save(
     folder: str | Path,
-    model: Transformer,
+    model: FlaxModel,
     params: Params,
     *,
     family: str = "",

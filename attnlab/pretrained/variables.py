@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from attnlab.heads import Layout, weight_shapes
-from attnlab.models.flax import MultiHeadAttention, Transformer
+from attnlab.models.config import FlaxModel
+from attnlab.models.flax import MultiHeadAttention
 from attnlab.models.params import param_shapes
 from attnlab.names import lookup
 from attnlab.nested import JSON
@@ -36,7 +37,7 @@ SYSTEMS: dict[str, Callable[[JSON, Arrays], Built]] = {
 
 def from_variables(
     system: str, config: Mapping[str, object], variables: Mapping[str, ArrayLike]
-) -> tuple[MultiHeadAttention | Transformer, Params]:
+) -> tuple[MultiHeadAttention | FlaxModel, Params]:
     """(model, params) of `variables`, named as in `system`; `config` has the system's own words.
 
     torch_mha      torch.nn.MultiheadAttention: embed_dim, num_heads; kdim, vdim, add_zero_attn
