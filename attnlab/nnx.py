@@ -92,7 +92,8 @@ class Transformer(nnx.Module):
     ) -> None:
         self.config = config
         made = _initial(rngs, params, lambda key: _init(config, key))
-        self.dropout_key = nnx.data(None if rngs is None else rngs.dropout.fork())
+        stream = getattr(rngs, "dropout", None)
+        self.dropout_key = nnx.data(stream and stream.fork())
         self.params = nnx.data(_as_params(made))
 
     def __call__(self, tokens: ArrayLike, *, deterministic: bool = True, **inputs: Any) -> Outputs:

@@ -180,9 +180,9 @@ def test_positions_of_tokens_in_a_cache_are_not_known(positions):
 def test_is_causal_is_true_or_false():
     q = jnp.ones((1, 3, 2, 4))
     for wrong in ("False", 1.0, jnp.array([True])):
-        with pytest.raises(TypeError, match="is_causal must be True or False, not"):
+        with pytest.raises(TypeError, match="is_causal must be True or False"):
             dot_product_attention(q, q, q, is_causal=wrong)
-    with pytest.raises(TypeError, match="is_causal must be known when jit traces"):
+    with pytest.raises(TypeError, match="is_causal must be True or False, which jit keeps static"):
         jax.jit(lambda c: dot_product_attention(q, q, q, is_causal=c))(True)
     assert dot_product_attention(q, q, q, is_causal=np.True_).shape == q.shape
 
@@ -215,12 +215,17 @@ NARROW_TIED = heads.NarrowTied(width=6, num_heads=2)
 STANDARD = heads.Standard(width=6, num_heads=2)
 X = jnp.ones((2, 5, 6))
 WRONG_INPUTS = {
-    "no batch": (NARROW_TIED, jnp.ones((0, 5, 6)), {}, r"x \(0, 5, 6\): no axis may have size 0"),
+    "no batch": (
+        NARROW_TIED,
+        jnp.ones((0, 5, 6)),
+        {},
+        r"x \(0, 5, 6\) must be .* no axis of size 0",
+    ),
     "no tokens": (
         heads.Differential(width=6, num_heads=2),
         jnp.ones((2, 0, 6)),
         {},
-        r"x \(2, 0, 6\): no axis may have size 0",
+        r"x \(2, 0, 6\) must be .* no axis of size 0",
     ),
     "three contexts": (STANDARD, X, {"context": (X, X, X)}, "or a pair .*, not 3 arrays"),
     "angles of other tokens": (

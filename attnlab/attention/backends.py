@@ -118,11 +118,11 @@ def choose(call: AttentionCall, implementation: str | None) -> Choice:
     platform = jax.default_backend() if device is None else device.platform
     *choices, last = CHOICES.get(platform, CHOICES["tpu"])
     for choice in choices if call.mask.edges is None else (EDGES, *choices):
-        if 4 * b * n * t * s > choice.min_bytes:
-            reason = BACKENDS[choice.backend].refuse(call)
-            if reason is None:
-                return choice
+        # First of all whether it can: sizes may be symbolic, which do not compare.
+        if reason := BACKENDS[choice.backend].refuse(call):
             LOG.debug("attention does not run on %r: %s", choice.backend, reason)
+        elif 4 * b * n * t * s > choice.min_bytes:
+            return choice
     return last
 
 

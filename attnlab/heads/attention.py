@@ -499,6 +499,11 @@ def _check(
             f"{options.scale!r})"
         )
     context = inputs.context
+    if isinstance(context, tuple) and len(context) != 2:
+        raise ValueError(
+            "context must be an array or a pair (key input, value input), not "
+            f"{len(context)} arrays"
+        )
     y, z = context if isinstance(context, tuple) else (context, context)
     keys = x if y is None else y
     values = keys if z is None else z

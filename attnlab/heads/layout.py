@@ -763,8 +763,10 @@ def check_params(params: Params, layout: Layout) -> None:
         )
     for name, shape in shapes.items():
         if getattr(params[name], "shape", None) != shape:
-            found = getattr(params[name], "shape", f"that of a {type(params[name]).__name__}")
+            if not hasattr(params[name], "shape"):
+                kind = type(params[name]).__name__
+                raise TypeError(f"weight {name!r} must be an array, not a {kind}")
             raise ValueError(
-                f"weight {name!r} has shape {found}; {layout} needs {shape}; make params with "
-                "init(key, layout), or convert them with attnlab.convert"
+                f"weight {name!r} has shape {params[name].shape}; {layout} needs {shape}; make "
+                "params with init(key, layout), or convert them with attnlab.convert"
             )

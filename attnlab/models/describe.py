@@ -159,7 +159,8 @@ def explain_model(
         tokens, inputs_ = check_inputs(config, given.pop("tokens"), ModelInputs(**given))
         texts = {"": tokens}
         if inputs_.source is not None:
-            texts[ENCODER] = source = jnp.asarray(inputs_.source)
+            source = jnp.asarray(inputs_.source)
+            texts = {ENCODER: source} | texts
             encoded = jnp.zeros((*source.shape[:2], config.width), config.compute.dtype)
             inputs_ = dataclasses.replace(inputs_, encoded=encoded)
         tap = Tap(inputs_.capture, inputs_.patch)

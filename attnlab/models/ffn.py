@@ -55,6 +55,7 @@ def ffn_shapes(width: int, ffn: FFN) -> Shapes:
 
     >>> ffn_shapes(4, FFN(width=6, activation="gated_silu", bias=False))
     {'gate': (4, 6), 'up': (4, 6), 'down': (6, 4)}
+    >>> from attnlab.models import Experts
     >>> ffn_shapes(4, FFN(width=6, bias=False, experts=Experts(num_experts=3)))
     {'up': (3, 4, 6), 'down': (3, 6, 4), 'router': (4, 3)}
     """
@@ -81,6 +82,7 @@ def ffn_shapes(width: int, ffn: FFN) -> Shapes:
 def ffn_flops(width: int, ffn: FFN) -> int:
     """FLOPs of the matrix products for one token; of experts, those that it uses.
 
+    >>> from attnlab.models import Experts
     >>> ffn_flops(4, FFN(width=6)), ffn_flops(4, FFN(width=6, experts=Experts(num_experts=3)))
     (96, 216)
     """
@@ -97,6 +99,7 @@ def ffn_flops(width: int, ffn: FFN) -> int:
 def inactive_parameters(width: int, ffn: FFN) -> int:
     """Parameters of the experts that a token does not use.
 
+    >>> from attnlab.models import Experts
     >>> inactive_parameters(4, FFN(width=6, bias=False, experts=Experts(num_experts=3)))
     48
     """

@@ -50,7 +50,7 @@ def save(
     Args:
       folder: made if missing.
       model: of `ModelConfig.build`.
-      params: its weights, without {"params": ...}.
+      params: its weights, or the variables {"params": ...}.
       family: a name of `FAMILIES`; "" takes the one that the model was loaded as, or the first,
         whose config.json can describe the model.
       allow_nonfinite: write NaN and infinite weights too.
@@ -77,18 +77,18 @@ def save(
     config = model.config
     sublayers = {*config.plan} | ({*config.encoder_plan} if config.encoder else set())
     if {"kv", "delta"} & sublayers:  # no format has these
-        check_weights(config, params, allow_nonfinite=allow_nonfinite)
+        params = check_weights(config, params, allow_nonfinite=allow_nonfinite)
         config, params = unshare(config, params)
     chosen = _choose_family(config, family)
-    check_weights(config, params, allow_nonfinite=allow_nonfinite)
+    params = check_weights(config, params, allow_nonfinite=allow_nonfinite)
     attributes, tensors = _contents(chosen, config, params)
     texts = {"config.json": attributes, GENERATION: metadata_of(config).get("generation_config")}
     written = {name: _to_json(one) for name, one in texts.items() if one is not None}
     _write(folder, written, tensors, max_shard_bytes)
 
 
-def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool = False) -> None:
-    """Check that `params` are the weights of `config.build()`: names, shapes, dtypes, values.
+def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool = False) -> Params:
+    """The weights of `config.build()`, after checking their names, shapes, dtypes and values.
 
     Any floating-point dtype is accepted; each weight may have its own.
 
@@ -97,7 +97,7 @@ def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool 
     """
     if not isinstance(params, Mapping):
         raise ValueError(f"params must be a dict of weights by name, not {params!r:.99}")
-    check_params(config, params)
+    params = check_params(config, params)
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name, a = ".".join(key.key for key in path), np.asarray(leaf)
         if not is_floating(a.dtype):
@@ -112,6 +112,7 @@ def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool 
                     f"params: {name} has {float(flat[place])} at {index or 'its only place'}; if "
                     "it is meant to, pass allow_nonfinite=True"
                 )
+    return params
 
 
 def _contents(family: Family, config: ModelConfig, params: Params) -> tuple[JSON, Arrays]:

@@ -21,7 +21,7 @@ from attnlab.models import (
     num_parameters,
 )
 from attnlab.models import experts as moe
-from attnlab.models.ffn import feed_forward, ffn_shapes, init_ffn
+from attnlab.models.ffn import apply_ffn, feed_forward, ffn_shapes, init_ffn
 from attnlab.pretrained.published import Published
 from attnlab.tap import capture
 from attnlab.training.objectives import OBJECTIVES
@@ -162,9 +162,9 @@ def test_balance_loss_by_hand():
 
     @functools.partial(jax.value_and_grad, has_aux=True)
     def run(params):
-        names = ("expert_balance", "expert_weights")
-        _, found = capture(feed_forward, params, X, ffn, names=names, token_mask=real)
-        return found["expert_balance"], found["expert_weights"]
+        names = ("expert_weights",)
+        (_, losses), found = capture(apply_ffn, params, X, ffn, names=names, token_mask=real)
+        return losses["expert_balance"], found["expert_weights"]
 
     (loss, weights), gradient = jax.jit(run)(params)
     used = np.asarray(weights)[real] > 0

@@ -59,7 +59,7 @@ def init_heads(key):
 
 
 def stack(params, x):
-    def block(params, x, state, own, shared):
+    def block(params, x, state, own):
         return attnlab.transformer_layer(params, x, SPEC).x, state, None
 
     return attnlab.run_stack(block, params, PLAN, x)[0][0]
