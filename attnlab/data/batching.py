@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from attnlab.data.dataset import Batch, Dataset
 
 
+@runtime_checkable
 class Stream(Protocol):
     """Tokens one after the other."""
 

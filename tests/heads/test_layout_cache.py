@@ -100,6 +100,7 @@ def test_windows_own_lengths_and_overflow(name, x64):
     assert over_cache["length"] == 3
 
 
+@pytest.mark.unchecked  # a list of two
 def test_a_window_of_two_sides():
     layout = heads.Standard(width=4, num_heads=2)
     params, x = make(layout)[:2]

@@ -129,6 +129,7 @@ def test_invalid_names(name):
         parse_plan(name, 6)
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("sublayers", "field"),
     [
