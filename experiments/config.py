@@ -40,10 +40,16 @@ CHOICES = (LAYOUT, POSITIONS, SOURCE)
 PATHS = ("path", "tokenizer")
 """Fields of datasets that are paths, or may be one."""
 SHORTEST = {
-    "train.batch_size": 8, "train.steps": 20, "train.schedule.warmup_steps": 2,
-    "train.log_every": 5, "train.evaluation.every": 10, "train.checkpoint_every": 10,
-    "train.evaluation.batch_size": 16, "train.evaluation.curve_windows": 16, "train.seeds": (0, 1),
-}  # fmt: skip
+    "train.batch_size": 8,
+    "train.steps": 20,
+    "train.schedule.warmup_steps": 2,
+    "train.log_every": 5,
+    "train.evaluation.every": 10,
+    "train.checkpoint_every": 10,
+    "train.evaluation.batch_size": 16,
+    "train.evaluation.curve_windows": 16,
+    "train.seeds": (0, 1),
+}
 """A training of seconds, for tests."""
 
 # Presets ------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def softmax_terms(
       sink: broadcasts to [B, N, T, 1]: one more score of each row, which counts in its sum.
     """
     x = scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
-    top = jnp.maximum(jnp.max(x, axis=-1, keepdims=True), float(np.finfo(np.dtype(x.dtype)).min))
+    top = jnp.maximum(jnp.max(x, axis=-1, keepdims=True), lowest(x.dtype))
     top = jax.lax.stop_gradient(top)
     if sink is not None:
         sink = sink.astype(x.dtype)

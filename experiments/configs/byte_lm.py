@@ -28,26 +28,42 @@ from experiments import config
 PRESETS: dict[str, config.Values] = {
     "masked": {
         "task": "masked_lm",
-        "model.kind": "encoder", "model.vocab_size": 257,
+        "model.kind": "encoder",
+        "model.vocab_size": 257,
     },
     "seq2seq": {
         "task": "span_corruption",
-        "model.kind": "encoder_decoder", "model.vocab_size": 357,
+        "model.kind": "encoder_decoder",
+        "model.vocab_size": 357,
     },
     "nanogpt_cpu": {
-        "model.width": 128, "model.ffn.width": 512, "model.heads.biases": "",
-        "model.ffn.bias": False, "model.norm.bias": False, "model.init.std": 0.02,
+        "model.width": 128,
+        "model.ffn.width": 512,
+        "model.heads.biases": "",
+        "model.ffn.bias": False,
+        "model.norm.bias": False,
+        "model.init.std": 0.02,
         "model.init.residual": "depth",
-        "train.batch_size": 12, "train.steps": 2000, "train.optimizer.learning_rate": 1e-3,
-        "train.schedule.final_learning_rate": 1e-4, "train.schedule.warmup_steps": 100,
-        "train.evaluation.every": 500, "train.checkpoint_every": 200, "train.evaluation.windows": 0,
+        "train.batch_size": 12,
+        "train.steps": 2000,
+        "train.optimizer.learning_rate": 1e-3,
+        "train.schedule.final_learning_rate": 1e-4,
+        "train.schedule.warmup_steps": 100,
+        "train.evaluation.every": 500,
+        "train.checkpoint_every": 200,
+        "train.evaluation.windows": 0,
     },
     "tiny": {
-        "model.width": 16, "model.num_layers": 2, "model.heads.num_heads": 2, "model.ffn.width": 32,
-        "model.max_len": 16, **config.SHORTEST,
-        "train.length": 16, "train.evaluation.windows": 32,
+        "model.width": 16,
+        "model.num_layers": 2,
+        "model.heads.num_heads": 2,
+        "model.ffn.width": 32,
+        "model.max_len": 16,
+        **config.SHORTEST,
+        "train.length": 16,
+        "train.evaluation.windows": 32,
     },
-}  # fmt: skip
+}
 KEYS = config.keys(PRESETS) | {"data": "", "model": ""}
 
 

@@ -19,28 +19,51 @@ from attnlab import lab
 from experiments import config
 
 VALUES = {
-    "model.kind": "encoder", "model.vocab_size": 1433, "model.max_len": 2708,
-    "model.positions.kind": "none", "model.output.kind": "none", "model.output.pooler": "each",
-    "model.output.num_classes": 7, "model.num_layers": 2, "model.heads.num_heads": 8,
-    "model.ffn.width": 64, "model.dropout.rate": 0.6, "model.dropout.attention": 0.6,
+    "model.kind": "encoder",
+    "model.vocab_size": 1433,
+    "model.max_len": 2708,
+    "model.positions.kind": "none",
+    "model.output.kind": "none",
+    "model.output.pooler": "each",
+    "model.output.num_classes": 7,
+    "model.num_layers": 2,
+    "model.heads.num_heads": 8,
+    "model.ffn.width": 64,
+    "model.dropout.rate": 0.6,
+    "model.dropout.attention": 0.6,
     "model.dropout.ffn": 0.6,
-    "train.length": 2708, "train.batch_size": 1, "train.evaluation.batch_size": 1,
-    "train.steps": 150, "train.optimizer.learning_rate": 5e-3,
-    "train.schedule.final_learning_rate": 5e-4, "train.schedule.warmup_steps": 10,
-    "train.optimizer.weight_decay": 0.5, "train.log_every": 25, "train.evaluation.every": 25,
+    "train.length": 2708,
+    "train.batch_size": 1,
+    "train.evaluation.batch_size": 1,
+    "train.steps": 150,
+    "train.optimizer.learning_rate": 5e-3,
+    "train.schedule.final_learning_rate": 5e-4,
+    "train.schedule.warmup_steps": 10,
+    "train.optimizer.weight_decay": 0.5,
+    "train.log_every": 25,
+    "train.evaluation.every": 25,
     "train.evaluation.windows": 0,
-}  # fmt: skip
+}
 PRESETS: dict[str, config.Values] = {
     "citeseer": {
-        "model.vocab_size": 3703, "model.max_len": 3312, "model.output.num_classes": 6,
+        "model.vocab_size": 3703,
+        "model.max_len": 3312,
+        "model.output.num_classes": 6,
         "train.length": 3312,
     },
     "tiny": {
-        "model.vocab_size": 6, "model.max_len": 30, "model.output.num_classes": 2,
-        "model.width": 16, "model.heads.num_heads": 2, "model.ffn.width": 32, **config.SHORTEST,
-        "train.batch_size": 1, "train.evaluation.batch_size": 1, "train.length": 30,
+        "model.vocab_size": 6,
+        "model.max_len": 30,
+        "model.output.num_classes": 2,
+        "model.width": 16,
+        "model.heads.num_heads": 2,
+        "model.ffn.width": 32,
+        **config.SHORTEST,
+        "train.batch_size": 1,
+        "train.evaluation.batch_size": 1,
+        "train.length": 30,
     },
-}  # fmt: skip
+}
 
 get_config = config.other_data("node_class", "graph", VALUES, PRESETS)
 

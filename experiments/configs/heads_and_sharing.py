@@ -60,12 +60,18 @@ STUDY = ("separate", "cycle:2", "albert")
 LEARNING_RATES = (1e-3, 3e-3, 1e-2)
 SCALES = {
     "gpu": {
-        "model.width": 352, "model.max_len": 256, "model.compute.dtype": "bfloat16",
-        "train.length": 256, "train.batch_size": 32, "train.steps": 1000,
-        "train.schedule.warmup_steps": 100, "train.evaluation.every": 200,
-        "train.checkpoint_every": 500, "train.seeds": tuple(range(10)),
+        "model.width": 352,
+        "model.max_len": 256,
+        "model.compute.dtype": "bfloat16",
+        "train.length": 256,
+        "train.batch_size": 32,
+        "train.steps": 1000,
+        "train.schedule.warmup_steps": 100,
+        "train.evaluation.every": 200,
+        "train.checkpoint_every": 500,
+        "train.seeds": tuple(range(10)),
     }
-}  # fmt: skip
+}
 """`scale=` -> fields."""
 QUESTION = "Wide, standard or narrow heads, separate or shared layers: which predicts best?"
 SWITCHES = ("lr", "study", "scores", "confirm")

@@ -42,17 +42,25 @@ VALUES = {
 }
 PRESETS: dict[str, config.Values] = {
     "paper": {
-        "data.vocab_size": 8192, "data.pairs": 8,
-        "model.vocab_size": 8192, "model.width": 128, "model.ffn.width": 512,
+        "data.vocab_size": 8192,
+        "data.pairs": 8,
+        "model.vocab_size": 8192,
+        "model.width": 128,
+        "model.ffn.width": 512,
         "train.length": 64,
     },
     "tiny": {
-        "data.vocab_size": 32, "data.pairs": 2, "data.heldout_rows": 64,
-        "model.vocab_size": 32, "model.width": 16, "model.ffn.width": 32, "model.max_len": 16,
+        "data.vocab_size": 32,
+        "data.pairs": 2,
+        "data.heldout_rows": 64,
+        "model.vocab_size": 32,
+        "model.width": 16,
+        "model.ffn.width": 32,
+        "model.max_len": 16,
         **config.SHORTEST,
         "train.length": 16,
     },
-}  # fmt: skip
+}
 
 get_config = config.other_data("recall", "recall", VALUES, PRESETS)
 

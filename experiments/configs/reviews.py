@@ -17,24 +17,38 @@ from experiments import config
 
 VALUES = {
     "data.tokenizer": "bpe:4096",
-    "model.kind": "encoder", "model.vocab_size": 4096, "model.max_len": 64,
-    "model.output.kind": "none", "model.output.pooler": "mean", "model.output.num_classes": 2,
-    "model.num_layers": 2, "model.dropout.rate": 0.5, "model.dropout.attention": 0.1,
-    "train.length": 64, "train.batch_size": 32, "train.steps": 800,
-    "train.optimizer.learning_rate": 1e-3, "train.schedule.final_learning_rate": 1e-4,
-    "train.optimizer.weight_decay": 0.1, "train.evaluation.every": 100,
+    "model.kind": "encoder",
+    "model.vocab_size": 4096,
+    "model.max_len": 64,
+    "model.output.kind": "none",
+    "model.output.pooler": "mean",
+    "model.output.num_classes": 2,
+    "model.num_layers": 2,
+    "model.dropout.rate": 0.5,
+    "model.dropout.attention": 0.1,
+    "train.length": 64,
+    "train.batch_size": 32,
+    "train.steps": 800,
+    "train.optimizer.learning_rate": 1e-3,
+    "train.schedule.final_learning_rate": 1e-4,
+    "train.optimizer.weight_decay": 0.1,
+    "train.evaluation.every": 100,
     "train.evaluation.windows": 0,
-}  # fmt: skip
+}
 PRESETS: dict[str, config.Values] = {
     "max": {"model.output.pooler": "max"},
     "long": {"model.max_len": 512, "train.length": 512, "train.batch_size": 16},
     "tiny": {
         "data.tokenizer": "bpe:280",
-        "model.vocab_size": 280, "model.width": 16, "model.heads.num_heads": 2,
-        "model.ffn.width": 32, "model.max_len": 16, **config.SHORTEST,
+        "model.vocab_size": 280,
+        "model.width": 16,
+        "model.heads.num_heads": 2,
+        "model.ffn.width": 32,
+        "model.max_len": 16,
+        **config.SHORTEST,
         "train.length": 16,
     },
-}  # fmt: skip
+}
 
 get_config = config.other_data("text_class", "labelled", VALUES, PRESETS)
 

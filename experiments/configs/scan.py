@@ -95,20 +95,30 @@ def _read(path: Path) -> Rows:
 
 VALUES = {
     "data.make": "experiments.configs.scan:simple",
-    "model.kind": "encoder_decoder", "model.vocab_size": 21, "model.max_len": 49,
-    "model.positions.kind": "relative", "model.num_layers": 2,
-    "train.length": 48, "train.batch_size": 64, "train.steps": 1500, "train.seeds": (0,),
-    "train.optimizer.weight_decay": 0.0, "train.evaluation.every": 250,
+    "model.kind": "encoder_decoder",
+    "model.vocab_size": 21,
+    "model.max_len": 49,
+    "model.positions.kind": "relative",
+    "model.num_layers": 2,
+    "train.length": 48,
+    "train.batch_size": 64,
+    "train.steps": 1500,
+    "train.seeds": (0,),
+    "train.optimizer.weight_decay": 0.0,
+    "train.evaluation.every": 250,
     "train.evaluation.windows": 0,
-}  # fmt: skip
+}
 PRESETS: dict[str, config.Values] = {
     "length": {"data.make": "experiments.configs.scan:length"},
     "jump": {"data.make": "experiments.configs.scan:jump"},
     "tiny": {
-        "model.width": 16, "model.heads.num_heads": 2, "model.ffn.width": 32, **config.SHORTEST,
+        "model.width": 16,
+        "model.heads.num_heads": 2,
+        "model.ffn.width": 32,
+        **config.SHORTEST,
         "train.evaluation.windows": 32,
     },
-}  # fmt: skip
+}
 
 get_config = config.other_data("transduction", "rows", VALUES, PRESETS)
 

@@ -17,30 +17,49 @@ from experiments import config
 from experiments.configs import heads_and_sharing
 
 VALUES = {
-    "data.parts": "train,val,test_2016_flickr", "data.tokenizer": "bpe:4096",
-    "model.kind": "encoder_decoder", "model.vocab_size": 4098, "model.max_len": 96,
-    "model.width": 128, "model.num_layers": 2, "model.heads.num_heads": 4, "model.ffn.width": 512,
+    "data.parts": "train,val,test_2016_flickr",
+    "data.tokenizer": "bpe:4096",
+    "model.kind": "encoder_decoder",
+    "model.vocab_size": 4098,
+    "model.max_len": 96,
+    "model.width": 128,
+    "model.num_layers": 2,
+    "model.heads.num_heads": 4,
+    "model.ffn.width": 512,
     "model.dropout.rate": 0.1,
-    "train.length": 28, "train.batch_size": 64, "train.steps": 1500, "train.seeds": (0,),
-    "train.label_smoothing": 0.1, "train.optimizer.learning_rate": 3e-3,
-    "train.schedule.final_learning_rate": 3e-4, "train.schedule.warmup_steps": 100,
-    "train.optimizer.weight_decay": 0.01, "train.evaluation.every": 250,
-    "train.evaluation.windows": 0, "train.checkpoint_every": 250,
-}  # fmt: skip
+    "train.length": 28,
+    "train.batch_size": 64,
+    "train.steps": 1500,
+    "train.seeds": (0,),
+    "train.label_smoothing": 0.1,
+    "train.optimizer.learning_rate": 3e-3,
+    "train.schedule.final_learning_rate": 3e-4,
+    "train.schedule.warmup_steps": 100,
+    "train.optimizer.weight_decay": 0.01,
+    "train.evaluation.every": 250,
+    "train.evaluation.windows": 0,
+    "train.checkpoint_every": 250,
+}
 PRESETS: dict[str, config.Values] = {
     "reverse": {"data.languages": "de-en"},
     "bytes": {
         "data.tokenizer": "bytes",
-        "model.vocab_size": 258, "model.max_len": 520,
+        "model.vocab_size": 258,
+        "model.max_len": 520,
         "train.length": 128,
     },
     "tiny": {
-        "data.parts": "train,val,test", "data.tokenizer": "bpe:280",
-        "model.vocab_size": 282, "model.max_len": 32, "model.width": 16, "model.heads.num_heads": 2,
-        "model.ffn.width": 32, **config.SHORTEST,
+        "data.parts": "train,val,test",
+        "data.tokenizer": "bpe:280",
+        "model.vocab_size": 282,
+        "model.max_len": 32,
+        "model.width": 16,
+        "model.heads.num_heads": 2,
+        "model.ffn.width": 32,
+        **config.SHORTEST,
         "train.length": 12,
     },
-}  # fmt: skip
+}
 
 get_config = config.other_data("translation", "pairs", VALUES, PRESETS)
 

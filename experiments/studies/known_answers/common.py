@@ -8,17 +8,27 @@ from attnlab.lab.description import Expectation
 from experiments.config import Values
 
 TRAINING: Values = {
-    "train.batch_size": 64, "train.steps": 3000, "train.optimizer.name": "adam",
-    "train.optimizer.learning_rate": 1e-2, "train.schedule.final_learning_rate": 1e-4,
-    "train.schedule.warmup_steps": 150, "train.optimizer.weight_decay": 0.0, "train.log_every": 500,
-    "train.evaluation.every": 500, "train.evaluation.batch_size": 256,
-    "train.evaluation.windows": 0, "train.checkpoint_every": 3000,
-}  # fmt: skip
+    "train.batch_size": 64,
+    "train.steps": 3000,
+    "train.optimizer.name": "adam",
+    "train.optimizer.learning_rate": 1e-2,
+    "train.schedule.final_learning_rate": 1e-4,
+    "train.schedule.warmup_steps": 150,
+    "train.optimizer.weight_decay": 0.0,
+    "train.log_every": 500,
+    "train.evaluation.every": 500,
+    "train.evaluation.batch_size": 256,
+    "train.evaluation.windows": 0,
+    "train.checkpoint_every": 3000,
+}
 """On generated rows."""
 OF_VECTORS: Values = {
-    "model.kind": "encoder", "model.num_layers": 1, "model.positions.kind": "none",
-    "model.output.kind": "none", "model.output.pooler": "each",
-}  # fmt: skip
+    "model.kind": "encoder",
+    "model.num_layers": 1,
+    "model.positions.kind": "none",
+    "model.output.kind": "none",
+    "model.output.pooler": "each",
+}
 """One layer that reads vectors in place of tokens, and answers at each."""
 
 

@@ -27,12 +27,19 @@ from experiments.studies.known_answers.common import (
 from experiments.studies.known_answers.maxima import Maxima
 
 VALUES: config.Values = {
-    **TRAINING, **OF_VECTORS,
-    "data.dimensions": 4, "data.directions": 4,
-    "model.vocab_size": 6, "model.max_len": 17, "model.width": 32, "model.heads.head_dim": 8,
-    "model.ffn.width": 128, "model.output.num_classes": 1,
-    "train.length": 17, "train.seeds": (0, 1),
-}  # fmt: skip
+    **TRAINING,
+    **OF_VECTORS,
+    "data.dimensions": 4,
+    "data.directions": 4,
+    "model.vocab_size": 6,
+    "model.max_len": 17,
+    "model.width": 32,
+    "model.heads.head_dim": 8,
+    "model.ffn.width": 128,
+    "model.output.num_classes": 1,
+    "train.length": 17,
+    "train.seeds": (0, 1),
+}
 PRESETS: dict[str, config.Values] = {
     "paper": {"model.max_len": 129, "train.length": 129, "train.steps": 20_000},
     "tiny": {"data.heldout_rows": 32, "model.width": 16} | config.SHORTEST,

@@ -39,11 +39,17 @@ def sized(dimensions: int) -> dict[str, int]:
 
 
 VALUES: config.Values = {
-    **TRAINING, **OF_VECTORS, **sized(8),
-    "model.max_len": 16, "model.heads.num_heads": 1, "model.ffn.width": 0, "model.norm.kind": "rms",
-    "model.norm.bias": False, "model.heads.biases": "",
+    **TRAINING,
+    **OF_VECTORS,
+    **sized(8),
+    "model.max_len": 16,
+    "model.heads.num_heads": 1,
+    "model.ffn.width": 0,
+    "model.norm.kind": "rms",
+    "model.norm.bias": False,
+    "model.heads.biases": "",
     "train.length": 8,
-}  # fmt: skip
+}
 PRESETS: dict[str, config.Values] = {
     "paper": sized(64) | {"train.length": 16, "train.steps": 100_000},
     "tiny": {"data.heldout_rows": 32} | config.SHORTEST,

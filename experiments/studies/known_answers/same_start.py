@@ -36,9 +36,10 @@ get_config = config.other_data("endpoint", "endpoints", VALUES, PRESETS)
 STARTS = "experiments.studies.known_answers.starts"
 EQUAL: dict[str, object] = {"init": f"{STARTS}:equal"}
 ONE = {
-    "model.heads.num_heads": 1, "model.attention.output_scale": 2.0,
+    "model.heads.num_heads": 1,
+    "model.attention.output_scale": 2.0,
     "init": f"{STARTS}:first_of_two",
-}  # fmt: skip
+}
 variants = named(
     {
         "apart": {},

@@ -24,9 +24,11 @@ from experiments.studies.known_answers.common import described, expect, named
 
 OWN, SHARED, HALF = "two of their own", "one for both", "half the depth"
 SMALLER = {
-    "model.width": 64, "model.ffn.width": 256,
-    "train.steps": 400, "train.seeds": (0, 1, 2),
-}  # fmt: skip
+    "model.width": 64,
+    "model.ffn.width": 256,
+    "train.steps": 400,
+    "train.seeds": (0, 1, 2),
+}
 """Smaller than translation.py, so that three variants with three seeds take minutes."""
 variants = named(
     {

@@ -25,18 +25,31 @@ WIDTH = 32
 VALUES: config.Values = {
     **TRAINING,
     "data.vertices": 16,
-    "model.vocab_size": 19, "model.max_len": 4, "model.width": WIDTH, "model.num_layers": 1,
-    "model.heads.num_heads": 1, "model.ffn.width": 0, "model.norm.bias": False,
-    "train.length": 4, "train.batch_size": 128, "train.seeds": (0, 1, 2, 3, 4),
-    "train.optimizer.learning_rate": 3e-3, "train.schedule.final_learning_rate": 3e-4,
-    "train.schedule.warmup_steps": 100, "train.log_every": 250, "train.evaluation.every": 250,
-    "train.evaluation.batch_size": 480, "train.evaluation.curve_windows": 480,
-}  # fmt: skip
+    "model.vocab_size": 19,
+    "model.max_len": 4,
+    "model.width": WIDTH,
+    "model.num_layers": 1,
+    "model.heads.num_heads": 1,
+    "model.ffn.width": 0,
+    "model.norm.bias": False,
+    "train.length": 4,
+    "train.batch_size": 128,
+    "train.seeds": (0, 1, 2, 3, 4),
+    "train.optimizer.learning_rate": 3e-3,
+    "train.schedule.final_learning_rate": 3e-4,
+    "train.schedule.warmup_steps": 100,
+    "train.log_every": 250,
+    "train.evaluation.every": 250,
+    "train.evaluation.batch_size": 480,
+    "train.evaluation.curve_windows": 480,
+}
 TINY: config.Values = {
     "data.vertices": 4,
-    "model.vocab_size": 7, "model.width": 16, **config.SHORTEST,
+    "model.vocab_size": 7,
+    "model.width": 16,
+    **config.SHORTEST,
     "train.evaluation.curve_windows": 24,
-}  # fmt: skip
+}
 PRESETS = {"tiny": TINY}
 get_config = config.other_data("endpoint", "endpoints", VALUES, PRESETS)
 variants = named(

@@ -26,10 +26,14 @@ from experiments.configs import byte_lm
 PRESETS: dict[str, config.Values] = {
     **byte_lm.PRESETS,
     "small": {
-        "model.num_layers": 2, "model.ffn.width": 128, "model.max_len": 32,
-        "train.length": 32, "train.batch_size": 4, "train.evaluation.every": 800,
+        "model.num_layers": 2,
+        "model.ffn.width": 128,
+        "model.max_len": 32,
+        "train.length": 32,
+        "train.batch_size": 4,
+        "train.evaluation.every": 800,
     },
-}  # fmt: skip
+}
 KEYS = config.keys(PRESETS) | {"layouts": ""}
 
 

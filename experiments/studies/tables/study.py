@@ -53,19 +53,34 @@ DEPTHS = (LAYERS, "model.encoder.num_layers")
 Values: TypeAlias = dict[str, Any]
 """Config field -> value."""
 LARGE: Values = {
-    "train.length": 512, "train.optimizer.weight_decay": 0.0, "train.optimizer.clip_norm": 0.0,
-    "train.log_every": 500, "train.evaluation.every": 5000, "train.checkpoint_every": 5000,
-}  # fmt: skip
+    "train.length": 512,
+    "train.optimizer.weight_decay": 0.0,
+    "train.optimizer.clip_norm": 0.0,
+    "train.log_every": 500,
+    "train.evaluation.every": 5000,
+    "train.checkpoint_every": 5000,
+}
 """A training at a paper's size."""
 SHORT: Values = {
-    "model.max_len": 64, STEPS: 200,
-    "train.batch_size": 16, "train.accumulate": 1, "train.length": 64,
-    "train.optimizer.name": "adamw", "train.schedule.name": "cosine", RATE: 3e-3,
-    "train.schedule.final_learning_rate": 3e-4, "train.schedule.warmup_steps": 50,
-    "train.optimizer.beta2": 0.99, "train.optimizer.epsilon": 1e-8,
-    "train.optimizer.weight_decay": 0.1, "train.optimizer.clip_norm": 1.0, "train.log_every": 50,
-    "train.evaluation.windows": 512, "train.evaluation.every": 100, "train.checkpoint_every": 200,
-}  # fmt: skip
+    "model.max_len": 64,
+    STEPS: 200,
+    "train.batch_size": 16,
+    "train.accumulate": 1,
+    "train.length": 64,
+    "train.optimizer.name": "adamw",
+    "train.schedule.name": "cosine",
+    RATE: 3e-3,
+    "train.schedule.final_learning_rate": 3e-4,
+    "train.schedule.warmup_steps": 50,
+    "train.optimizer.beta2": 0.99,
+    "train.optimizer.epsilon": 1e-8,
+    "train.optimizer.weight_decay": 0.1,
+    "train.optimizer.clip_norm": 1.0,
+    "train.log_every": 50,
+    "train.evaluation.windows": 512,
+    "train.evaluation.every": 100,
+    "train.checkpoint_every": 200,
+}
 """A short training for a CPU."""
 
 
@@ -108,18 +123,24 @@ def wide(width: int) -> Values:
 
 NOAM: Values = {
     STEPS: 100_000,
-    "train.batch_size": 56, SMOOTHING: 0.1,
-    "train.optimizer.name": "adam", RATE: wide(512)[RATE],
-    "train.optimizer.beta2": 0.98, "train.optimizer.epsilon": 1e-9,
-    "train.schedule.name": "inverse_sqrt", "train.schedule.warmup_steps": 3999,
-}  # fmt: skip
+    "train.batch_size": 56,
+    SMOOTHING: 0.1,
+    "train.optimizer.name": "adam",
+    RATE: wide(512)[RATE],
+    "train.optimizer.beta2": 0.98,
+    "train.optimizer.epsilon": 1e-9,
+    "train.schedule.name": "inverse_sqrt",
+    "train.schedule.warmup_steps": 3999,
+}
 """The training of Vaswani et al."""
 BIG: Values = {FFN_WIDTH: 4096, HEADS: 16}
 WIDER = {WIDTH: 1024, SCALE: 32.0} | BIG
 SHARED = {
-    "not-shared": "separate", "all-shared": "albert", "shared-attention": "attention_only",
+    "not-shared": "separate",
+    "all-shared": "albert",
+    "shared-attention": "attention_only",
     "shared-FFN": "ffn_only",
-}  # fmt: skip
+}
 ORDERS = {"sequence": "groups", "cycle": "cycle", "cycle_rev": "cycle_rev"}
 ALBERT, T5 = published_config("albert_base", max_len=512), published_config("t5_base")
 TABLES = {
