@@ -459,8 +459,8 @@ def _product_with_transposed(ds: Array, k: Array) -> Array:
 
 def _sum_over_queries(a: Array, b: Array, heads: int) -> Array:
     """[B, K, S, H] = sum over the rows of a key head of a [B, N, T, S] times b [B, N, T, H]."""
-    acc_dtype = a.dtype
-    a, b = (x.reshape(x.shape[0], heads, -1, x.shape[-1]) for x in (a.astype(b.dtype), b))
+    acc_dtype, (rows, n, t, _) = a.dtype, a.shape
+    a, b = (x.reshape(rows, heads, n // heads * t, x.shape[-1]) for x in (a.astype(b.dtype), b))
     return jnp.einsum("BKRS,BKRH->BKSH", a, b, preferred_element_type=acc_dtype)
 
 
