@@ -69,7 +69,11 @@ def draw_call(rng):
         if seldom():
             options["local_window_size"] = pick(0, 2, (1, 3), (3, 0), (0, 2), (10**9, 1))
     if name in ("cudnn", "xla") and rng.random() < 0.8:
-        return array(b, t, n, h, dtype=dtype), *(array(b, s, k, h, dtype=dtype) for _ in "kv"), options
+        return (
+            array(b, t, n, h, dtype=dtype),
+            *(array(b, s, k, h, dtype=dtype) for _ in "kv"),
+            options,
+        )
     if seldom():
         options["logits_soft_cap"] = pick(0.7, 3.0)
     if seldom():
@@ -78,7 +82,12 @@ def draw_call(rng):
         options["sink"] = array(*any_of(b, n, t, 1))
     if rng.random() < 0.07:
         options["talking_heads"] = tuple(array(n, n) for _ in range(2))
-    return array(b, t, n, h, dtype=dtype), array(b, s, k, h, dtype=dtype), array(b, s, kv, v, dtype=dtype), options
+    return (
+        array(b, t, n, h, dtype=dtype),
+        array(b, s, k, h, dtype=dtype),
+        array(b, s, kv, v, dtype=dtype),
+        options,
+    )
 
 
 def draw_mods(rng, n):
@@ -221,7 +230,11 @@ def judged(seed, call, made, grads, weights, rng):
     leaves, tree = jax.tree.flatten(call)
     for i, grad in grads.items():
         grad, along = np.asarray(grad, np.float64), rng.normal(size=grad.shape)
-        moved = [*leaves[:i], np.asarray(leaves[i], np.float64) + STEP * 1j * along, *leaves[i + 1 :]]
+        moved = [
+            *leaves[:i],
+            np.asarray(leaves[i], np.float64) + STEP * 1j * along,
+            *leaves[i + 1 :],
+        ]
         result = attention(*tree.unflatten(moved))[:2]
         slope = number_of((result[0], None if lse is None else result[1]), weights, np).imag / STEP
         apart = abs(np.sum(grad * along) - slope)
