@@ -269,7 +269,7 @@ def _attend(
         options = _without_padding(options, inputs.padding_mask)
     k, v = layout.keys_values(params, entries)
 
-    call = HeadCall(options, tap, inputs.layer, _tokens(inputs.padding_mask, options))
+    call = HeadCall(x, options, tap, inputs.layer, _tokens(inputs.padding_mask, options))
     inner = call
     for extra in layout.extras:
         inner = extra.before_attention(params, inner)
@@ -283,7 +283,7 @@ def _attend(
     heads = layout.attend(params, q, k, v, inner).astype(v.dtype)
     losses: dict[str, Array] = {}
     for extra in layout.extras:
-        heads, more = extra.after_attention(params, x, heads, call)
+        heads, more = extra.after_attention(params, heads, call)
         if set(more) != set(extra.losses):
             raise ValueError(
                 f"extra {extra.name!r} declares the losses {extra.losses} and returns {tuple(more)}"

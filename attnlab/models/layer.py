@@ -158,7 +158,7 @@ def init_layer(
         names = norm.names_in(sublayer) if norm.scale else ()
         made: Params = {name: init_norm(width, norm) for name in names}
         if norm.layer_scale is not None:
-            made[LAYER_SCALE] = {"scale": jnp.full(width, float(norm.layer_scale))}
+            made[LAYER_SCALE] = {"scale": jnp.full(width, norm.layer_scale, float)}
         return made
 
     def heads(layout: Layout, sublayer: str, key: Array) -> Params:
