@@ -330,6 +330,7 @@ class Transformer(CheckedModule):
         *,
         padding_mask: Bool[Array, "B T"] | None = None,
         mask: Bool[Array, "..."] | Edges | None = None,
+        segments: Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]] | None = None,
         positions: Int[Array, "*B T"] | None = None,
         token_types: Int[Array, "B T"] | None = None,
         head_mask: HeadMask | None = None,
@@ -346,7 +347,7 @@ class Transformer(CheckedModule):
         Args:
           tokens: ids [B, T]; floats [B, T, vocab_size], which mix tokens; images [B, H, W, C] if
             the config has them.
-          padding_mask, mask, positions, token_types, head_mask, cache, source,
+          padding_mask, mask, segments, positions, token_types, head_mask, cache, source,
             source_padding_mask, encoded, capture, patch: as in `ModelInputs`.
           deterministic: no dropout; else pass rngs={"dropout": key}.
 
@@ -364,6 +365,7 @@ class Transformer(CheckedModule):
         inputs = ModelInputs(
             padding_mask=padding_mask,
             mask=mask,
+            segments=segments,
             positions=positions,
             token_types=token_types,
             head_mask=head_mask,
