@@ -51,7 +51,7 @@ def test_gates_and_balance_of_a_mixture_of_heads():
     )  # in cross-attention too
 
     def losses(x, padding_mask):
-        inputs = models.LayerInputs(padding_mask=padding_mask, source=x[:, :3])
+        inputs = models.LayerInputs(padding_mask=padding_mask, source=models.Source(x[:, :3]))
         both = {"attention": params, "cross": params}
         return models.transformer_layer(both, x, spec, inputs).losses
 
