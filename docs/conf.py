@@ -49,7 +49,6 @@ highlight_language = "none"  # where a block does not say
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"no-value": True}
 python_maximum_signature_line_length = 500  # of classes whose fields have no room in four lines
 python_display_short_literal_types = True
 toc_object_entries_show_parents = "hide"
