@@ -16,10 +16,9 @@
 # # Which layout is better on my text? A sweep with a report
 #
 # **A comparison needs variants, an equal budget and several seeds; `attnlab.lab` takes these three
-# and returns differences with 95 % intervals.** **Differences are paired by seed, and one whose
-# interval includes zero is called inconclusive.** **A small sweep says what holds for this text,
-# this size and this learning rate: here, at equal parameters, standard heads with separate layers
-# lose least.**
+# and returns differences with 95 % intervals.** **Differences are paired by seed, and p-values are
+# corrected for the number of comparisons.** **A small sweep says what holds for this text, this
+# size and this learning rate, and often no more than "inconclusive".**
 
 # %% [markdown]
 # ![Held-out bits per byte of each variant, each seed and the mean](data:image/png;base64,)
@@ -60,7 +59,7 @@ from attnlab.training import EvaluationConfig, OptimizerConfig, TrainConfig
 # %%
 model = ModelConfig(width=32, num_layers=2, ffn=FFN(width=256), max_len=64)
 train = TrainConfig(
-    steps=150, batch_size=16, length=64,
+    steps=200, batch_size=16, length=64,
     optimizer=OptimizerConfig(learning_rate=7e-3),
     evaluation=EvaluationConfig(every=50, windows=256),
 )  # fmt: skip
@@ -89,8 +88,9 @@ results.table()
 # ## 3. Compare
 #
 # Each difference is a mean over seeds of variant minus baseline, so a negative number is better
-# than the baseline. `conclusion` says "inconclusive" where the interval includes zero. All variants
-# have one learning rate here; `policies=[lab.TuneLearningRate()]` finds one for each.
+# than the baseline. The first rows are averaged over the other choice. `conclusion` is
+# "inconclusive" where the corrected p-value is not below 0.05. All variants have one learning rate
+# here; `policies=[lab.TuneLearningRate()]` finds one for each.
 
 # %%
 results.compare({"layout": "standard", "sharing": "separate"})
