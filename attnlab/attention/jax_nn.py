@@ -97,9 +97,9 @@ def native_mask(mask: MaskSpec) -> NativeMask | None:
     cuDNN has a left window only with the causal rule, and gives NaN in an empty row: so lengths are
     at least 1 (what is hidden is zero by then, and empty rows are set to zero afterwards).
     """
-    window, lengths = mask.window, (mask.query_lengths, mask.key_lengths)
+    window, lengths = mask.window, mask.lengths
     causal = mask.is_causal or (window is not None and window[1] == 0)
-    if mask.mask is not None or mask.edges is not None:
+    if mask.mask is not None or mask.edges is not None or mask.segments is not None:
         return None
     if window is not None:
         ranges = mask._replace(query_lengths=None, key_lengths=None).ranges()
@@ -120,18 +120,25 @@ def native_mask(mask: MaskSpec) -> NativeMask | None:
 
 def cudnn(call: AttentionCall) -> AttentionOutput:
     """cuDNN's flash attention: widths are padded to one multiple of 8, masks to all T and S."""
-    query, key, value = call.query, call.key, call.value
-    options = native_mask(call.mask)
+    query, key, value, mask = call.query, call.key, call.value, call.mask
+    shape = query.shape[:2]
+    if mask.segments is not None:  # of one length: each is a batch row
+        length = mask.segments.length
+        assert length is not None  # refused otherwise
+        query, key, value = (a.reshape(-1, length, *a.shape[2:]) for a in (query, key, value))
+        mask = MaskSpec(length, length, is_causal=mask.is_causal, window=mask.window)
+    options = native_mask(mask)
     if options is None:
-        allowed = call.mask.allowed()
+        allowed = mask.allowed()
         assert allowed is not None  # else `native_mask` had something to say
-        shape = (*allowed.shape[:2], query.shape[1], key.shape[1])
-        options = {"mask": jnp.broadcast_to(allowed, shape)}
+        every = (*allowed.shape[:2], query.shape[1], key.shape[1])
+        options = {"mask": jnp.broadcast_to(allowed, every)}
     size = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
     q, k, v = _pad_widths(size, query, key, value)
     scale = cast(float, call.options.scale)
     out = jax.nn.dot_product_attention(q, k, v, implementation="cudnn", scale=scale, **options)
-    return AttentionOutput(save_for_backward(out[..., : value.shape[-1]]))
+    out = out[..., : value.shape[-1]]
+    return AttentionOutput(save_for_backward(out.reshape(*shape, *out.shape[2:])))
 
 
 class Device(NamedTuple):
@@ -206,6 +213,15 @@ def refuse_cudnn(call: AttentionCall) -> str | None:
     if call.options.bias is not None:
         shape = call.options.bias.shape
         return f"cuDNN has a bias gradient for batch 1 alone, bias has shape {shape}"
+    if (segments := call.mask.segments) is not None:
+        if segments.length is None:
+            return (
+                "cuDNN takes segments of one length alone, in a NumPy array, which is known when "
+                "JAX traces"
+            )
+        if any(a is not None for a in (call.mask.mask, call.mask.edges, *call.mask.lengths)):
+            return "cuDNN takes segments without a mask and without lengths"
+        t = s = segments.length
     if t % 2 or s % 2:  # jax.nn asks it of every gradient, as if there always were a bias
         return f"the gradient of cuDNN needs even lengths, not T={t} and S={s}"
     return refuse_jax_nn(call)
