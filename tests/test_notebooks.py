@@ -52,7 +52,7 @@ def test_it_shows_one_clean_run(path):
     assert [out["text"] for out in outputs if out.get("name") == "stderr"] == []
     assert [out for out in outputs if re.search(r"/(tmp|home|root|usr)/", json.dumps(out))] == []
     assert any("image/png" in out.get("data", {}) for out in outputs)
-    assert path.stat().st_size < 300_000
+    assert path.stat().st_size < 400_000
 
 
 @every
