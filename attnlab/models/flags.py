@@ -209,7 +209,8 @@ def _none(kind: type) -> None:
 def _record(value: object, unset: Unset = _none) -> Record:
     """The fields of a dataclass by name. Heads and positions begin with the name of their class; a
     layer type has the fields that it overrides; extras are a record by name."""
-    cls, made = type(value), {}
+    cls = type(value)
+    made: Record = {}
     for choice in _choices():
         if isinstance(value, choice.base):
             made[choice.tag] = _name_of(cls, choice.classes, "@register_layout(name)")
