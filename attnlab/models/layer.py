@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Inexact
 
 from attnlab.attention.masks import Edges
 from attnlab.heads import (
@@ -89,7 +89,7 @@ class LayerInputs:
     mask: Bool[Array, "..."] | Edges | None = None
     padding_mask: Bool[Array, "B T"] | None = None
     bias: Float[Array, "..."] | None = None
-    rotary: Float[Array, "*B T half"] | None = None
+    rotary: Inexact[Array, "*B T half"] | None = None
     source: Float[Array, "B S D"] | None = None
     source_mask: Bool[Array, "..."] | None = None
     cache: Cache | None = None

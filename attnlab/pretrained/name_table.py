@@ -178,6 +178,18 @@ class NameTable(NamedTuple):
     """Tensors that transformers stores and never reads where the LM head is not tied: name -> the
     one it copies."""
 
+    def of_head(self, modules: tuple[Module, ...], prefix: str) -> "NameTable":
+        """The names in the files of a task model whose head has these modules; `prefix`: of those
+        of the bare model, "" as here."""
+        new = {module.weights for module in modules}
+        own = (f"{module.name}." for module in modules if not module.name.startswith("pooler"))
+        return self._replace(
+            modules=(*(one for one in self.modules if one.weights not in new), *modules),
+            prefix=prefix or self.prefix,
+            task_modules=tuple(own),
+            copies={},
+        )
+
     def repeated_in(self, config: ModelConfig) -> Mapping[str, str]:
         """Tensor that is not read for this model -> the one whose numbers it must have."""
         return {**self.repeated, **(self.if_tied if config.output.kind == "tied" else {})}

@@ -10,7 +10,8 @@ from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.families.llama import LLAMA, PAIRED, decoder_table
 from attnlab.pretrained.name_table import PACKED, Module, linears
-from attnlab.pretrained.rotary import FULL, RotaryField, Window, score_scales, types_of
+from attnlab.pretrained.rotary import FULL, LENGTH, RotaryField, Window, score_scales, types_of
+from attnlab.pretrained.tasks import SCORES
 
 FRACTION = "partial_rotary_factor"
 FUSED_FFN = (
@@ -24,13 +25,13 @@ PHI3 = LLAMA.variant(
     f.CausalHead("Phi3"),
     *f.numbers(resid_pdrop=0.0, embd_pdrop=0.0),
     Window(None),
-    RotaryField(fraction=FRACTION, scalings=()),
-    f.Words(ignored="original_max_position_embeddings"),
+    RotaryField(fraction=FRACTION, scalings=("longrope",), length=LENGTH),
     without="attention_bias mlp_bias head_dim",
     table=decoder_table(
         attention=(Module("self_attn.qkv_proj", PACKED), Module("self_attn.o_proj", "attention.o")),
         ffn=FUSED_FFN,
     ),
+    tasks=SCORES,
 )
 STARCODER2 = LLAMA.variant(
     "starcoder2",
@@ -50,6 +51,7 @@ STARCODER2 = LLAMA.variant(
     without="rms_norm_eps attention_bias mlp_bias",
     table=decoder_table(ffn=linears("mlp.", "ffn", up="c_fc", down="c_proj")),
     norm=Norm(),
+    tasks=SCORES,
 )
 STABLELM = LLAMA.variant(
     "stablelm",
@@ -63,6 +65,7 @@ STABLELM = LLAMA.variant(
     f.Words(only={"qk_layernorm": False}),
     without="rms_norm_eps attention_bias mlp_bias head_dim",
     norm=Norm(),
+    tasks=SCORES,
 )
 
 
@@ -89,6 +92,7 @@ GRANITE = LLAMA.variant(
     f.value("residual_multiplier", 1.0, "attention.output_scale", "ffn.output_scale"),
     _Multipliers(),
     without="head_dim",
+    tasks=(),
 )
 GLM = LLAMA.variant(
     "glm",
@@ -99,6 +103,7 @@ GLM = LLAMA.variant(
     RotaryField(fraction=FRACTION, default_fraction=0.5),
     without="mlp_bias",
     table=decoder_table(PAIRED, FUSED_FFN),
+    tasks=SCORES,
 )
 GLM4 = GLM.variant(
     "glm4",

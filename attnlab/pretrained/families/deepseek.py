@@ -12,6 +12,7 @@ from attnlab.pretrained.families.llama import GATED_NAMES, LLAMA, RATES, decoder
 from attnlab.pretrained.families.mixtures import GATED_EXPERTS, routing
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rotary import RotaryField
+from attnlab.pretrained.tasks import SCORES
 
 
 class _Experts(ExpertFields):
@@ -93,4 +94,5 @@ DEEPSEEK_V3 = LLAMA.variant(
     ),
     # The epsilon of its norms is 1e-6, whatever rms_norm_eps says.
     heads=Latent(num_heads=4, norm_eps=1e-6),
+    tasks=SCORES,
 )

@@ -10,6 +10,7 @@ from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.families.llama import LLAMA, NORMED, decoder_table
 from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, every
+from attnlab.pretrained.tasks import LAST, SCORES
 
 
 class _EmbeddingScale(f.Field):
@@ -85,6 +86,7 @@ GEMMA = LLAMA.variant(
     f.Words(only={"use_bidirectional_attention": None}),
     without="mlp_bias",
     norm=Norm(kind="rms_plus_one"),
+    tasks=SCORES,
 )
 GEMMA2 = LLAMA.variant(
     "gemma2",
@@ -102,6 +104,7 @@ GEMMA2 = LLAMA.variant(
     without="mlp_bias",
     table=decoder_table(norms=SANDWICH),
     norm=Norm(kind="rms_plus_one", position="sandwich"),
+    tasks=SCORES,
 )
 GEMMA3 = GEMMA2.variant(
     "gemma3_text",
@@ -123,4 +126,5 @@ GEMMA3 = GEMMA2.variant(
         | {"use_bidirectional_attention": False}
     ),
     heads=Standard(num_heads=4, qk_norm=HeadNorm("rms_plus_one")),
+    tasks=(LAST,),
 )

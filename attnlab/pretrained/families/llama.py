@@ -14,6 +14,7 @@ from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
 from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, RotaryField, Window
+from attnlab.pretrained.tasks import GENERIC, QUESTIONS
 
 NORMS = {"attention.norm": "input_layernorm", "ffn.norm": "post_attention_layernorm"}
 QKVO = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
@@ -85,6 +86,7 @@ LLAMA = Family(
         f.CausalHead("Llama"),
     ),
     table=decoder_table(),
+    tasks=GENERIC,
 )
 MISTRAL = LLAMA.variant(
     "mistral",
@@ -92,8 +94,9 @@ MISTRAL = LLAMA.variant(
     f.CausalHead("Mistral"),
     Window(),
     without="attention_bias mlp_bias",
+    tasks=QUESTIONS,
 )
-MINISTRAL = MISTRAL.variant("ministral", f.CausalHead("Ministral"), LayerTypes())
+MINISTRAL = MISTRAL.variant("ministral", f.CausalHead("Ministral"), LayerTypes(), tasks=GENERIC)
 
 
 def _qwen_types(attributes: JSON) -> list[str]:

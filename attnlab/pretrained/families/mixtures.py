@@ -13,6 +13,7 @@ from attnlab.pretrained.families import llama
 from attnlab.pretrained.families.llama import GATED_NAMES, LLAMA, decoder_table
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, RotaryField, Window, every
+from attnlab.pretrained.tasks import QUESTIONS, SCORES
 
 WIDTH = Attribute("intermediate_size", 11008)
 BALANCE = {"balance": Attribute("router_aux_loss_coef", 0.001)}
@@ -53,6 +54,7 @@ MIXTRAL = LLAMA.variant(
             },
         )
     ),
+    tasks=QUESTIONS,
 )
 
 
@@ -81,6 +83,7 @@ QWEN2_MOE = LLAMA.variant(
     f.Words(ignored=UNUSED),
     without="mlp_bias attention_bias",
     table=decoder_table(ffn=QWEN_FFN),
+    tasks=QUESTIONS,
 )
 QWEN3_MOE = LLAMA.variant(
     "qwen3_moe",
@@ -137,4 +140,5 @@ GPT_OSS = LLAMA.variant(
     ),
     heads=Standard(num_heads=4, extras=(Sink(),)),
     ffn=FFN(),
+    tasks=SCORES,
 )

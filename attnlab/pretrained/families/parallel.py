@@ -14,6 +14,7 @@ from attnlab.pretrained.families.gpt_neox import MEGATRON_FFN, megatron_heads
 from attnlab.pretrained.families.llama import LLAMA, PAIRED, QKVO, RATES, decoder_table
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rotary import RotaryField
+from attnlab.pretrained.tasks import LAST, OLDER, SCORES, questions
 
 PARALLEL = Norm(position="parallel_one")
 ONE_NORM = {"attention.norm": "input_layernorm"}
@@ -32,6 +33,7 @@ COHERE = LLAMA.variant(
     without="rms_norm_eps mlp_bias head_dim",
     table=decoder_table(PAIRED, norms=ONE_NORM),
     norm=Norm(position="parallel_one", bias=False),
+    tasks=(),
 )
 PHI = LLAMA.variant(
     "phi",
@@ -56,6 +58,7 @@ PHI = LLAMA.variant(
     heads=Standard(num_heads=4, biases=f.BIASES),
     norm=PARALLEL,
     ffn=FFN(),
+    tasks=SCORES,
 )
 
 
@@ -96,6 +99,7 @@ GPTJ = GPT2.variant(
         prefix="transformer.",
         unread=(*RATES, "h.*.attn.bias", "h.*.attn.masked_bias"),
     ),
+    tasks=(LAST, questions()),
 )
 
 
@@ -168,4 +172,5 @@ FALCON = LLAMA.variant(
         prefix="transformer.",
         unread=(*RATES, "h.*.self_attention.rotary_emb.inv_freq"),
     ),
+    tasks=OLDER,
 )

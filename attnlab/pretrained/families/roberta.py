@@ -7,6 +7,7 @@ from attnlab.models import Learned, Relative
 from attnlab.pretrained import fields as f
 from attnlab.pretrained.families.bert import EMBEDDINGS, LAYERS, MaskedHead, like_bert
 from attnlab.pretrained.name_table import Module, linears
+from attnlab.pretrained.tasks import ENCODER
 
 
 def _head(architecture: str) -> MaskedHead:
@@ -23,9 +24,11 @@ def _head(architecture: str) -> MaskedHead:
 
 PAD = f.value("pad_token_id", 1, "positions.pad_token", least=0)
 PADDED = Learned(pad_token=1)
-ROBERTA = like_bert("roberta", _head("Roberta"), PAD, dict(vocab_size=50265), positions=PADDED)
+ROBERTA = like_bert(
+    "roberta", _head("Roberta"), PAD, dict(vocab_size=50265), positions=PADDED, tasks=ENCODER
+)
 XLM_ROBERTA, CAMEMBERT = (
-    like_bert(name, _head(architecture), PAD, prefix="roberta.", positions=PADDED)
+    like_bert(name, _head(architecture), PAD, prefix="roberta.", positions=PADDED, tasks=ENCODER)
     for name, architecture in {"xlm-roberta": "XLMRoberta", "camembert": "Camembert"}.items()
 )
 MPNET_MODULES = (
@@ -43,4 +46,5 @@ MPNET = like_bert(
     modules=(*EMBEDDINGS, Module("encoder.relative_attention_bias", "relative_bias", "table")),
     layers=LAYERS._replace(modules=MPNET_MODULES),
     positions=Relative(table=True, pad_token=1),
+    tasks=ENCODER,
 )
