@@ -9,7 +9,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute, bad_value, read_attributes
 from attnlab.pretrained.fields import NO_FOLDER, Field, Source, Values, Words, build_config
-from attnlab.pretrained.metadata import kept_words
+from attnlab.pretrained.metadata import kept_words, metadata_of
 from attnlab.pretrained.name_table import NameTable
 from attnlab.pretrained.tasks import Task, write_labels
 
@@ -137,10 +137,11 @@ class Family:
         attributes: JSON = {}
         for field in self.fields:
             attributes |= field.write(config)
-        for architecture, task in self.task_architectures.items():
-            if task.can_write(config) and config.output.num_classes:
-                attributes |= {"architectures": [architecture]} | write_labels(config)
-                break
+        fit = [name for name, task in self.task_architectures.items() if task.can_write(config)]
+        if fit:
+            loaded = metadata_of(config).get("architectures") or fit
+            first = loaded[0] if loaded[0] in fit else fit[0]
+            attributes |= {"architectures": [first]} | write_labels(config)
         for one in self.attributes:
             if one.compute is not None and one.name not in attributes:
                 attributes[one.name] = one.compute(attributes)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from attnlab.heads.positions import SCALINGS, read_scaling
 from attnlab.models.config import LayerOverrides, ModelConfig
-from attnlab.models.specs import Positions, Rotary
+from attnlab.models.specs import NoPositions, Positions, Rotary
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import LARGEST_NUMBER, Attribute, bad_value, shown
 from attnlab.pretrained.fields import Field, Source, Values
@@ -213,7 +213,9 @@ def _pop_longrope(found: JSON, attributes: JSON) -> list[float]:
     for name in ("short_factor", "long_factor"):
         own = found.pop(name, None)
         if not isinstance(own, list) or not all(_is_number(one) for one in own):
-            raise bad_value(name, own, "of rope_type 'longrope' should be a list of numbers above 0")
+            raise bad_value(
+                name, own, "of rope_type 'longrope' should be a list of numbers above 0"
+            )
         factors.append(own)
     if len(factors[0]) != len(factors[1]):
         why = f"has {len(factors[1])} numbers, short_factor {len(factors[0])}"
@@ -266,7 +268,7 @@ def every(pattern: int | str) -> Callable[[JSON], list[str]]:
     def types(attributes: JSON) -> list[str]:
         number = attributes[pattern] if isinstance(pattern, str) else pattern
         layers = range(attributes["num_hidden_layers"])
-        return [SLIDING if (i + 1) % number else FULL for i in layers]
+        return [SLIDING if number and (i + 1) % number else FULL for i in layers]
 
     return types
 
@@ -332,7 +334,7 @@ class LayerTypes(Field):
         default; None: there is none.
     """
 
-    default_window: int = 4096
+    default_window: int | None = 4096
     default_types: Callable[[JSON], list[str]] = _by_window
     more: tuple[Attribute, ...] = ()
     rope: RotaryField = RotaryField()
@@ -346,7 +348,7 @@ class LayerTypes(Field):
     @property
     def window_attribute(self) -> Attribute:
         """The attribute for the width of the window."""
-        return Attribute("sliding_window", self.default_window, nullable=True, least=0)
+        return Attribute("sliding_window", self.default_window, int, nullable=True, least=0)
 
     def window(self, attributes: JSON) -> int:
         """The number of previous tokens that a token with a window attends to."""
@@ -356,8 +358,8 @@ class LayerTypes(Field):
         return int(attributes["sliding_window"]) - 1
 
     def write_window(self, window: int | None) -> JSON:
-        """The inverse; None where no layer has a window."""
-        return {"sliding_window": None if window is None else window + 1}
+        """The inverse; None where no layer has a window: transformers asks for one all the same."""
+        return {"sliding_window": self.default_window if window is None else window + 1}
 
     def types(self, attributes: JSON) -> list[str]:
         """The type of every layer. Raises ValueError for another number of them than of layers."""
@@ -422,6 +424,55 @@ class LayerTypes(Field):
             own[name] = base if own.get(name, base) == base else None
         parameters = {type_: rope["rope_parameters"] for type_, rope in ropes.items()}
         return written | own | {"rope_parameters": parameters}
+
+
+STILL = NoPositions()
+
+
+class StillTypes(LayerTypes):
+    """`LayerTypes` where some layers have no positions: here those without a window."""
+
+    def turns(self, attributes: JSON, types: list[str]) -> list[bool]:
+        """Whether each layer has rotary positions."""
+        return [type_ == SLIDING for type_ in types]
+
+    def write_turns(self, turns: list[bool]) -> JSON:
+        """The inverse, beyond layer_types."""
+        return {}
+
+    def read(self, attributes: JSON, source: Source) -> Values:
+        types = self.types(attributes)
+        turns = self.turns(attributes, types)
+        rotary, scale = self.rope.rotary(attributes)
+        window = self.window(attributes) if SLIDING in types else None
+        layers = [
+            LayerOverrides(
+                window=window if type_ == SLIDING else None, positions=None if turn else STILL
+            )
+            for type_, turn in zip(types, turns, strict=True)
+        ]
+        first, same = layers[0], len(set(layers)) == 1
+        return {
+            "positions": (first.positions if same else None) or rotary,
+            "attention.window": first.window if same else None,
+            **score_scales([scale if turn else 1.0 for turn in turns]),
+            **types_of(layers),
+        }
+
+    def write(self, config: ModelConfig) -> JSON:
+        stacks = [config.stacks[name] for name in config.layer_names]
+        scales = config.attention.layer_scales or (1.0,) * config.num_layers
+        turns = [stack.positions.is_rotary for stack in stacks]
+        first = turns.index(True) if any(turns) else None
+        unused = (Rotary(base=self.rope.default_base), 1.0)
+        rotary = unused if first is None else (stacks[first].positions, scales[first])
+        windows = [stack.attention.window for stack in stacks]
+        return {
+            **self.rope.describe(*rotary),
+            "layer_types": [FULL if window is None else SLIDING for window in windows],
+            **self.write_window(next((w for w in windows if w is not None), None)),
+            **self.write_turns(turns),
+        }
 
 
 def _rotary_of(

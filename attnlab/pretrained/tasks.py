@@ -42,7 +42,7 @@ class Task(NamedTuple):
         output, count = config.output, config.output.num_classes
         given = {name: value for name, value in self.output.items() if not callable(value)}
         fits = all(getattr(output, name) == value for name, value in given.items())
-        return output.kind == "none" and fits and count == (self.num_classes or count)
+        return output.kind == "none" and fits and 0 < count == (self.num_classes or count)
 
 
 def write_labels(config: ModelConfig) -> JSON:

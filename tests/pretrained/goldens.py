@@ -25,7 +25,7 @@ ATTRIBUTES = {
     "gpt2": {"scale_attn_by_inverse_layer_idx": 2},
     "deepseek_v3": {"scoring_func": "softmax", "attention_bias": True, "num_key_value_heads": 2}
     | {"qk_head_dim": 99},
-    "gemma3_text": {"attn_logit_softcapping": 50.0, "use_bidirectional_attention": True}
+    "gemma3_text": {"attn_logit_softcapping": 50.0, "use_bidirectional_attention": "yes"}
     | {"layer_types": [FULL, "chunked_attention"], "rope_parameters": {"rope_theta": 10.0}}
     | {"sliding_window": None},
     "gpt_neox": {"rotary_pct": 0.9, "is_decoder": True},
@@ -58,7 +58,14 @@ ATTRIBUTES = {
     "glm4": {"attention_bias": "yes"},
     "gptj": {"rotary_dim": 99},
     "phi": {"qk_layernorm": "yes"},
-    "smollm3": {"no_rope_layers": [1], "use_sliding_window": True},
+    "smollm3": {"no_rope_layers": [1], "layer_types": [SLIDING] * 4},
+    "cohere2": {"layer_types": ["chunked_attention"], "rope_parameters": {"factor": 2.0}},
+    "olmoe": {"clip_qkv": 8.0},
+    "glm4_moe": {"use_qk_norm": "yes"},
+    "ernie4_5": {"use_bias": "no"},
+    "seed_oss": {"attention_out_bias": "no"},
+    "exaone4": {"layer_types": ["chunked_attention"]},
+    "roberta-prelayernorm": {"is_decoder": True},
     "dinov2": {"use_swiglu_ffn": "no", "mlp_ratio": "four"},
     "mt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
     "mpnet": {"relative_attention_num_buckets": 8, "is_decoder": True},

@@ -264,8 +264,8 @@ def test_rotary_positions(family, outer, tmp_path):
 
 
 HEADS = [
-    ("bert", "BertForSequenceClassification", "classifier.bias", "BertForMaskedLM"),
-    ("llama", "LlamaForSequenceClassification", "score.weight", "LlamaForCausalLM"),
+    ("bert", "BertForMultipleChoice", "classifier.bias", "BertForMaskedLM"),
+    ("llama", "LlamaForReward", "v_head.weight", "LlamaForCausalLM"),
     ("t5", "T5ForTokenClassification", "classifier.weight", "T5ForConditionalGeneration"),
     ("bart", "BartForSequenceClassification", "classification_head.dense.bias", "BartModel"),
     ("vit", "ViTForMaskedImageModeling", "decoder.0.bias", "ViTForImageClassification"),

@@ -25,6 +25,8 @@ HEADS = (
 )
 PAIRED = tuple(module._replace(pairs=("q", "k", "q_norm", "k_norm")) for module in HEADS)
 """`HEADS` of families that rotate neighbours."""
+FLAT = tuple(one._replace(kind="vector") if one.kind == "table" else one for one in HEADS)
+"""`HEADS` where the scales of the norm of all heads lie in one vector."""
 GATED_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 GATED_FFN = linears("mlp.", "ffn", **GATED_NAMES)
 OUTSIDE = {"embedding": "embed_tokens", "final_norm": "norm", "lm_head": "lm_head"}

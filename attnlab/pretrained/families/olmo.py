@@ -7,7 +7,7 @@ from attnlab.models import Norm
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import bad_value
-from attnlab.pretrained.families.llama import HEADS, LLAMA, decoder_table
+from attnlab.pretrained.families.llama import FLAT, LLAMA, decoder_table
 from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, RotaryField, every
 from attnlab.pretrained.tasks import LAST
 
@@ -15,8 +15,6 @@ AFTER = {
     "attention.norm_after": "post_attention_layernorm",
     "ffn.norm_after": "post_feedforward_layernorm",
 }
-FLAT = tuple(m._replace(kind="vector") if m.kind == "table" else m for m in HEADS)
-"""The scales of the norm of all heads lie in one vector."""
 
 OLMO = LLAMA.variant(
     "olmo",

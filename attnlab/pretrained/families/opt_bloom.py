@@ -48,8 +48,9 @@ OPT = LLAMA.variant(
     _TableWidth(),
     f.Words(
         ignored="init_std layerdrop activation_dropout",
-        only={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
+        only={"_remove_final_layer_norm": False},
     ),
+    f.value("layer_norm_elementwise_affine", True, "norm.scale"),
     without=NOT_LLAMA,
     table=decoder_table(
         attention=linears("self_attn.", "attention", **QKVO | {"o": "out_proj"}),
