@@ -94,15 +94,15 @@ class RotaryField(Field):
         if not self.fraction and share != 1:
             why = "is not supported in this family, only 1.0"
             raise bad_value("partial_rotary_factor", share, why)
-        scales, own = 1.0, found.get("attention_factor", 1.0)
+        scales, rotated = 1.0, float(found.get("attention_factor", 1.0))
         if yarn:
-            scales, own = self._scales(numbers["factor"], yarn, whole=share == 1)
+            scales, rotated = self._scales(numbers["factor"], yarn, whole=share == 1)
         scaling = [_short(number) for number in (*(numbers[name] for name in names), *factors)]
         positions = Rotary(
             base=float(numbers["rope_theta"]),
             fraction=float(share),
             scaling=f"{kind}:{','.join(scaling)}" if names else None,
-            scale=float(own),
+            scale=rotated,
         )
         return positions, scales
 
@@ -128,7 +128,7 @@ class RotaryField(Field):
         if positions.scaling:
             kind, numbers = read_scaling(positions.scaling)
             names = SCALINGS[kind].numbers
-            scaled = dict(zip(names, numbers, strict=SCALINGS[kind].by_length is False))
+            scaled |= zip(names, numbers, strict=not SCALINGS[kind].by_length)
             if LENGTH in scaled:
                 scaled[LENGTH] = int(scaled[LENGTH])
             scaled["rope_type"] = kind.removesuffix("_smooth")
@@ -144,8 +144,8 @@ class RotaryField(Field):
                 del scaled[LENGTH]
         today = {"rope_type": "default"} | scaled | {"rope_theta": positions.base}
         today |= {"partial_rotary_factor": positions.fraction} if self.fraction else {}
-        own = {self.fraction: positions.fraction} if self.fraction else {}
-        own |= {self.length: scaled.get(LENGTH)} if self.length else {}
+        own: JSON = {self.fraction: positions.fraction} if self.fraction else {}
+        own |= {self.length: scaled[LENGTH]} if self.length and LENGTH in scaled else {}
         own |= {self.base: positions.base}
         return own | {"rope_scaling": scaled or None, "rope_parameters": today}
 
@@ -221,13 +221,13 @@ def _pop_longrope(found: JSON, attributes: JSON) -> list[float]:
         why = f"has {len(factors[1])} numbers, short_factor {len(factors[0])}"
         raise bad_value("long_factor", factors[1], why)
     longest = attributes["max_position_embeddings"]
-    trained = found.setdefault(LENGTH, longest)
-    factor = found.pop("factor", None)
+    trained, factor = found.setdefault(LENGTH, longest), found.pop("factor", None)
     if not all(_is_number(one) for one in (trained, longest if factor is None else factor)):
         raise bad_value("factor", factor, "of rope_type 'longrope' should be a number above 0")
-    factor = max(1, longest / trained if factor is None else factor)
+    factor = float(longest / trained if factor is None else factor)
+    growth = math.log(max(1.0, factor))
     if found.get("attention_factor") is None:
-        found["attention_factor"] = math.sqrt(1 + math.log(factor) / math.log(max(trained, 2)))
+        found["attention_factor"] = math.sqrt(1 + growth / math.log(max(trained, 2)))
     return [*factors[0], *factors[1]]
 
 

@@ -266,7 +266,7 @@ def test_rotary_positions(family, outer, tmp_path):
 HEADS = [
     ("bert", "BertForMultipleChoice", "classifier.bias", "BertForMaskedLM"),
     ("llama", "LlamaForReward", "v_head.weight", "LlamaForCausalLM"),
-    ("t5", "T5ForTokenClassification", "classifier.weight", "T5ForConditionalGeneration"),
+    ("t5", "T5ForQuestionAnswering", "qa_outputs.weight", "T5ForConditionalGeneration"),
     ("bart", "BartForSequenceClassification", "classification_head.dense.bias", "BartModel"),
     ("vit", "ViTForMaskedImageModeling", "decoder.0.bias", "ViTForImageClassification"),
     ("dinov2", "Dinov2ForImageClassification", "classifier.bias", "Dinov2Model"),

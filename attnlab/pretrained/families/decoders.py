@@ -4,16 +4,18 @@ StarCoder 2 (Lozhkov et al. 2024, arXiv 2402.19173), StableLM (Bellagamba et al.
 (2025) and EXAONE 4 (arXiv 2507.11407).
 """
 
+from attnlab.heads import HeadNorm
 from attnlab.models import Dropout, Norm
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute, bad_value
-from attnlab.pretrained.families.llama import LLAMA, PAIRED, RMS_HEADS, decoder_table
+from attnlab.pretrained.families.llama import HEADS, LLAMA, PAIRED, RMS_HEADS, decoder_table
 from attnlab.pretrained.name_table import PACKED, Module, linears
 from attnlab.pretrained.rotary import FULL, LENGTH, SLIDING, RotaryField, StillTypes, Window, every
 from attnlab.pretrained.tasks import SCORES
 
+HEAD_NORM = HeadNorm("layer", over="own_head")
 FRACTION = "partial_rotary_factor"
 FUSED_FFN = (
     Module("mlp.gate_up_proj", ("ffn.gate", "ffn.up")),
@@ -59,12 +61,22 @@ STABLELM = LLAMA.variant(
     dict(vocab_size=50304, hidden_size=2560, intermediate_size=6912, num_key_value_heads=32),
     dict(max_position_embeddings=4096),
     f.CausalHead("StableLm"),
-    *f.numbers(layer_norm_eps=1e-5, hidden_dropout=0.0),
+    *f.numbers(hidden_dropout=0.0),
+    f.value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    f.Choice("qk_layernorm", False, "heads.qk_norm", {True: HEAD_NORM, False: None}),
     f.biases("use_qkv_bias", False, f.BIASES[:3]),
     RotaryField(fraction=FRACTION, default_fraction=0.25),
     f.Choice("use_parallel_residual", False, "norm.position", {True: "parallel_one", False: "pre"}),
-    f.Words(only={"qk_layernorm": False}),
     without="rms_norm_eps attention_bias mlp_bias head_dim",
+    table=decoder_table(
+        (
+            *HEADS[:4],
+            *(
+                Module(f"self_attn.{n}_layernorm.norms.{{}}", f"attention.{n}_norm", "table")
+                for n in "qk"
+            ),
+        )
+    ),
     norm=Norm(),
     tasks=SCORES,
 )

@@ -110,7 +110,6 @@ GPT_OSS = LLAMA.variant(
     dict(num_attention_heads=64, max_position_embeddings=131072, rms_norm_eps=1e-5),
     dict(num_key_value_heads=8, head_dim=64, attention_bias=True),
     f.CausalHead("GptOss"),
-    f.Choice("hidden_act", "silu", "ffn.activation", {"silu": "gated_quick_gelu"}),
     ExpertFields(
         routing("num_local_experts", 128, 4) | BALANCE,
         WIDTH,
@@ -124,7 +123,10 @@ GPT_OSS = LLAMA.variant(
         clip=Attribute("swiglu_limit", 7.0),
     ),
     f.Words(
-        ignored=f"{UNUSED} experts_per_token initial_context_length", only={"swiglu_alpha": 1.702}
+        used=(Attribute("hidden_act", "silu"),),  # whatever it says, it is this one
+        ignored=f"{UNUSED} experts_per_token initial_context_length",
+        only={"swiglu_alpha": 1.702},
+        written={"hidden_act": "silu"},
     ),
     without="mlp_bias",
     table=decoder_table(
@@ -139,7 +141,7 @@ GPT_OSS = LLAMA.variant(
         ),
     ),
     heads=Standard(num_heads=4, extras=(Sink(),)),
-    ffn=FFN(),
+    ffn=FFN(activation="gated_quick_gelu"),
     tasks=SCORES,
 )
 OLMOE = LLAMA.variant(

@@ -134,7 +134,7 @@ VIT = BERT.variant(
     f.Choice("qkv_bias", True, "heads.biases", {True: f.BIASES, False: ("o",)}),
     _Images(mask_token="embeddings.mask_token"),
     _Head(),
-    f.Words(only={"pooler_act": "tanh"}),
+    f.Choice("pooler_act", "tanh", "output.pooler_activation", f.ACTIVATIONS),
     without="vocab_size max_position_embeddings type_vocab_size tie_word_embeddings",
     table=NameTable(
         modules=(

@@ -43,6 +43,7 @@ bloom-3-heads dinov2-gated mpnet-bare modernbert-biases-untied modernbert-bare-o
 deepseek_v3-yarn bart-bare-3-layers bart-scaled exaone4-rotary smollm3-window gemma3_text-both-ways
 phi3-longrope phi3-longrope-short phi-yarn deepseek_v3-yarn-two-scales bert-questions albert-classes
 roberta-classes roberta-tokens distilbert-classes electra-classes modernbert-classes modernbert-mean
+stablelm-normed-heads gpt_oss-other-act opt-plain-norms vit-relu-pooler t5-tokens
 modernbert-tokens llama-tokens llama-questions gpt2-classes gpt2-tokens
 """.split()  # noqa: SIM905
 

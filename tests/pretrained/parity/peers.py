@@ -288,6 +288,12 @@ PEERS = {
         rope_parameters=YARN | dict(partial_rotary_factor=0.5)),
     "deepseek_v3-yarn-two-scales": peer(tr.DeepseekV3ForCausalLM, DEEPSEEK,
         rope_parameters=YARN | dict(mscale=0.7, mscale_all_dim=1.0)),
+    "stablelm-normed-heads": peer(tr.StableLmForCausalLM, BERT,
+        num_key_value_heads=2, qk_layernorm=True, layer_norm_eps=0.05),
+    "gpt_oss-other-act": peer(tr.GptOssForCausalLM, GPT_OSS, hidden_act="gelu"),
+    "opt-plain-norms": peer(tr.OPTForCausalLM, OPT, layer_norm_elementwise_affine=False),
+    "vit-relu-pooler": peer(tr.ViTModel, VIT, pooler_act="relu"),
+    "t5-tokens": peer(tr.T5ForTokenClassification, T5, num_labels=3),
     "bert-classes": peer(tr.BertForSequenceClassification, BERT, num_labels=3),
     "bert-questions": peer(tr.BertForQuestionAnswering, BERT),
     "albert-classes": peer(tr.AlbertForSequenceClassification, ALBERT),
@@ -354,7 +360,7 @@ def inputs(name, length=11, vocab=97):
         given["token_type_ids"] = rng.integers(0, types, ids.shape)
     if name.startswith("opt"):  # else it counts them by the mask, also of padding
         given["position_ids"] = np.broadcast_to(np.arange(length), ids.shape).copy()
-    if name.startswith(SEQ2SEQ) and "encoder" not in name:
+    if name.startswith(SEQ2SEQ) and not name.endswith(("encoder", "tokens")):
         given["decoder_input_ids"] = rng.integers(2, vocab, (3, 7))
     return given
 

@@ -159,7 +159,8 @@ NO_STEPS = "bert albert roberta xlm distil electra camembert vit dinov2 mpnet mo
 STEPPED = [
     n
     for n in NAMES
-    if not n.startswith(tuple(NO_STEPS)) and n not in ("gpt2-bare-inner-relu", "t5-encoder")
+    if not n.startswith(tuple(NO_STEPS))
+    and n not in ("gpt2-bare-inner-relu", "t5-encoder", "t5-tokens")
 ]
 
 
