@@ -59,7 +59,7 @@ ATTRIBUTES = {
     "gptj": {"rotary_dim": 99},
     "phi": {"qk_layernorm": "yes"},
     "smollm3": {"no_rope_layers": [1], "layer_types": [SLIDING] * 4},
-    "cohere2": {"layer_types": ["chunked_attention"], "rope_parameters": {"factor": 2.0}},
+    "cohere2": {"layer_types": ["chunked_attention"]},
     "olmoe": {"clip_qkv": 8.0},
     "glm4_moe": {"use_qk_norm": "yes"},
     "ernie4_5": {"use_bias": "no"},

@@ -268,7 +268,7 @@ HEADS = [
     ("llama", "LlamaForReward", "v_head.weight", "LlamaForCausalLM"),
     ("t5", "T5ForQuestionAnswering", "qa_outputs.weight", "T5ForConditionalGeneration"),
     ("bart", "BartForSequenceClassification", "classification_head.dense.bias", "BartModel"),
-    ("vit", "ViTForMaskedImageModeling", "decoder.0.bias", "ViTForImageClassification"),
+    ("vit", "ViTForMaskedImageModeling", "classifier.bias", "ViTForImageClassification"),
     ("dinov2", "Dinov2ForImageClassification", "classifier.bias", "Dinov2Model"),
 ]
 
