@@ -102,7 +102,7 @@ class Transformer(nnx.Module):
         Args:
           tokens: as in `run_model`.
           deterministic: no dropout.
-          **inputs: fields of `ModelInputs`, such as `padding_mask`, `cache`, `capture`.
+          **inputs: fields of `ModelInputs`, such as `padding_mask`, `segments`, `cache`.
 
         Raises:
           ValueError: dropout without `rngs`; what `run_model` raises.

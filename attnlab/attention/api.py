@@ -71,6 +71,7 @@ def dot_product_attention(  # type: ignore[misc]  # **options above: they are li
     query_seq_lengths: ArrayLike | None = None,
     key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
+    segments: ArrayLike | tuple[ArrayLike, ArrayLike] | None = None,
     logits_soft_cap: float | None = None,
     score_mods: Sequence[ScoreMod] = (),
     dropout_rate: float = 0.0,
@@ -99,6 +100,10 @@ def dot_product_attention(  # type: ignore[misc]  # **options above: they are li
       query_seq_lengths, key_value_seq_lengths: valid positions per batch row [B]; each works alone.
         A length above the axis means the whole axis.
       local_window_size: (left, right): query t attends to keys t-left..t+right; w means (w, w).
+      segments: packed texts: integers [B, T], or a pair (of queries [B, T], of keys [B, S]). A
+        query attends only to keys of its own number, in addition to all other rules, which count
+        positions of the row. 0 is padding: it attends to nothing, and nothing attends to it. NaN
+        and infinities in q, k and v of one text reach no other.
       logits_soft_cap: c tanh(scores / c), after scale and bias, before the mask.
       score_mods: modifications of the scores, such as `ALiBi`; applied in order after
         `logits_soft_cap`, before talking heads and the mask. Gradients flow to their arrays.
@@ -141,6 +146,7 @@ def dot_product_attention(  # type: ignore[misc]  # **options above: they are li
         query_seq_lengths=query_seq_lengths,
         key_value_seq_lengths=key_value_seq_lengths,
         local_window_size=local_window_size,
+        segments=segments,
         logits_soft_cap=logits_soft_cap,
         score_mods=score_mods,
         dropout_rate=dropout_rate,
@@ -187,8 +193,13 @@ def attend(
     else:
         explained.append(backends.explain_choice(call, options.implementation))
         name = "dense"  # the device of the explanation may not be this one
+    call, spoiled = _isolated(call)
     call, attending = _without_unused(call)
     output, logsumexp = backends.BACKENDS[name].run(call)
+    if spoiled is not None:
+        output = jnp.where(spoiled[..., None, None], jnp.nan, output)
+        if logsumexp is not None:
+            logsumexp = jnp.where(spoiled[..., None], jnp.nan, logsumexp)
     if attending is not None:
         # Kernels of other libraries give a uniform mean in an empty row; ours gives zeros.
         output = jnp.where(attending, output, 0)
@@ -265,6 +276,26 @@ def trace(function: Callable[..., object], **arguments: object) -> None:
         function(**jax.tree.unflatten(tree, [arrays.get(i, a) for i, a in enumerate(leaves)]))
 
     jax.eval_shape(run, arrays)
+
+
+def _isolated(call: AttentionCall) -> tuple[AttentionCall, Array | None]:
+    """The call with zeros where packed texts hold NaN or infinities, and which outputs [B, T] are
+    NaN for it: those of queries that attend to them or hold them. None without segments.
+
+    A text that is hidden from a query by a probability of 0 would still reach it: 0 * NaN is NaN.
+    """
+    segments = call.mask.segments
+    if segments is None:
+        return call, None
+    bad_q, bad_k, bad_v = (
+        ~jnp.all(jnp.isfinite(a), axis=(2, 3)) for a in (call.query, call.key, call.value)
+    )
+    bad_k |= bad_v
+    clean = lambda a, bad: jnp.where(bad[..., None, None], 0, a)
+    key = clean(call.key, bad_k)
+    value = key if call.value is call.key else clean(call.value, bad_k)
+    spoiled = segments.any_of_keys(bad_k) | bad_q & (segments.lower < segments.upper)
+    return call._replace(query=clean(call.query, bad_q), key=key, value=value), spoiled
 
 
 def _without_unused(call: AttentionCall) -> tuple[AttentionCall, Booleans | None]:

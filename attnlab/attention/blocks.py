@@ -81,6 +81,8 @@ class ScoreInputs(NamedTuple):
     first: Array | None
     end: Array | None
     seed: Array | None
+    query_segments: Array | None = None
+    key_segments: Array | None = None
     mods: tuple[Array, ...] = ()
 
 

@@ -77,7 +77,12 @@ def blockwise(call: AttentionCall, limits: BlockLimits = DEFAULT_LIMITS) -> Atte
         pad(a, more_t, more_s) for a in (options.bias, call.mask.mask, *columns)
     )
     seed = dropout_seed(options.dropout_rate, options.dropout_key)
-    inputs = ScoreInputs(bias, mask, first, end, seed, tuple(leaves))
+    inputs = ScoreInputs(bias, mask, first, end, seed, mods=tuple(leaves))
+    if (segments := call.mask.segments) is not None:
+        inputs = inputs._replace(
+            query_segments=pad(segments.queries[:, None, :, None], more_t, 0),
+            key_segments=pad(segments.keys[:, None, None], 0, more_s),
+        )
     longer = (
         jnp.pad(a, ((0, 0), (0, more), (0, 0), (0, 0)))
         for a, more in ((query, more_t), (call.key, more_s), (call.value, more_s))
@@ -145,7 +150,12 @@ def _allowed(scores: Array, block: Block) -> Array | None:
     shape = tuple(d if i == axis else 1 for i, d in enumerate(scores.shape))
     key = block.starts[3] + lax.broadcasted_iota(jnp.int32, shape, axis)
     first, end = as_kept(block.first, block), as_kept(block.end, block)
+    own, other = (
+        as_kept(take(a, block), block)
+        for a in (block.chunk.inputs.query_segments, block.chunk.inputs.key_segments)
+    )
     return masks.combine(
+        None if own is None or other is None else own == other,
         as_kept(take(block.chunk.inputs.mask, block), block),
         None if first is None else first <= key,
         None if end is None else key < end,
@@ -324,7 +334,8 @@ def _backward(
     rest = iter(d_mods)
     of_mods = tuple(next(rest).astype(a.dtype) if _is_float(a) else None for a in inputs.mods)
     # None is the cotangent of integers.
-    return *grads, ScoreInputs(d_bias, None, None, None, None, cast(tuple[Array, ...], of_mods))
+    none = ScoreInputs(d_bias, None, None, None, None)
+    return *grads, none._replace(mods=cast(tuple[Array, ...], of_mods))
 
 
 def _is_float(a: Array) -> bool:
@@ -459,8 +470,8 @@ def _product_with_transposed(ds: Array, k: Array) -> Array:
 
 def _sum_over_queries(a: Array, b: Array, heads: int) -> Array:
     """[B, K, S, H] = sum over the rows of a key head of a [B, N, T, S] times b [B, N, T, H]."""
-    acc_dtype = a.dtype
-    a, b = (x.reshape(x.shape[0], heads, -1, x.shape[-1]) for x in (a.astype(b.dtype), b))
+    acc_dtype, (rows, n, t, _) = a.dtype, a.shape
+    a, b = (x.reshape(rows, heads, n // heads * t, x.shape[-1]) for x in (a.astype(b.dtype), b))
     return jnp.einsum("BKRS,BKRH->BKSH", a, b, preferred_element_type=acc_dtype)
 
 

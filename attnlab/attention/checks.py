@@ -15,6 +15,7 @@ from attnlab.attention.dropout import is_key
 from attnlab.attention.masks import Edges, MaskSpec, check_boolean
 from attnlab.attention.options import AttentionCall, AttentionOptions
 from attnlab.attention.score_mods import validate_score_mods
+from attnlab.attention.segments import equal_length, find_segments
 
 Kind = Literal["a float", "an integer", "a boolean"]
 KINDS = {"a float": jnp.floating, "an integer": jnp.integer, "a boolean": jnp.bool_}
@@ -126,7 +127,7 @@ def _mask_spec(
             f"is_causal must be True or False, which jit keeps static, not {is_causal!r:.80}; "
             "or pass a mask"
         )
-    return MaskSpec(
+    spec = MaskSpec(
         t,
         s,
         mask,
@@ -136,6 +137,40 @@ def _mask_spec(
         lengths.get("key_value_seq_lengths"),
         edges,
     )
+    return spec if options.segments is None else _with_segments(spec, options.segments, b)
+
+
+def _with_segments(spec: MaskSpec, segments: Any, batch: int) -> MaskSpec:
+    """The rules, and that a query attends to the keys of its own segment."""
+    t, s = spec.num_queries, spec.num_keys
+    if not isinstance(segments, tuple) and t != s:
+        raise ValueError(
+            f"segments {np.shape(segments)}: {t} queries and {s} keys need a pair, (of queries "
+            f"[B, T] = {(batch, t)}, of keys [B, S] = {(batch, s)})"
+        )
+    pair = segment_pair(segments)
+    queries, keys = (
+        check_array("segments", a, "an integer", axes, (batch, size), exact=True)
+        for a, axes, size in zip(pair, ("[B, T]", "[B, S]"), (t, s), strict=True)
+    )
+    first, end = spec.ranges() or (np.zeros((1, t), np.int32), np.full((1, t), s, np.int32))
+    found = find_segments(queries, keys, first, end)
+    return spec._replace(segments=found._replace(length=equal_length(*pair)))
+
+
+def segment_pair(segments: Any) -> tuple[Any, Any]:
+    """`segments` of queries and of keys.
+
+    >>> segment_pair("ids"), segment_pair(("of queries", "of keys"))
+    (('ids', 'ids'), ('of queries', 'of keys'))
+    """
+    pair = segments if isinstance(segments, tuple) else (segments, segments)
+    if len(pair) != 2:
+        raise ValueError(
+            f"segments must be an array [B, T] or a pair (of queries, of keys), not {len(pair)} "
+            "arrays"
+        )
+    return pair
 
 
 def _mask_array(mask: Any, scores: tuple[int, int, int, int], inner: int) -> Array:

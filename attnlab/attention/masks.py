@@ -14,6 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Int, Integer
 
+from attnlab.attention.segments import Indices, Segments
 from attnlab.broadcast import with_rank
 
 __all__ = [
@@ -23,8 +24,6 @@ __all__ = [
 
 Nodes = Integer[Array | np.ndarray, " edges"]
 """One end of each edge."""
-Indices: TypeAlias = Int[Array | np.ndarray, "..."]
-"""A NumPy array where the values are known while JAX traces."""
 Booleans: TypeAlias = Array | np.ndarray
 
 
@@ -134,6 +133,8 @@ def segments(
     query_segments: Int[Array, "B T"], key_segments: Int[Array, "B S"] | None = None
 ) -> Bool[Array, "B 1 T S"]:
     """Positions of one segment attend to each other: several texts packed into one row.
+
+    `dot_product_attention(..., segments=...)` needs no [T, S] array for it, and has padding.
 
     Args:
       query_segments: [B, T], a number per segment.
@@ -274,12 +275,21 @@ class MaskSpec(NamedTuple):
     """[B]"""
     edges: Edges | None = None
     """[B or 1, edges]: in addition to all else, query t attends to key s only along an edge"""
+    segments: Segments | None = None
+    """found within the causal rule, the window and the lengths"""
+
+    @property
+    def lengths(self) -> tuple[Array | None, Array | None]:
+        """Of queries and of keys."""
+        return self.query_lengths, self.key_lengths
 
     def ranges(self) -> tuple[Indices, Indices] | None:
         """first and end, [B or 1, T]; S and 0 in an empty row. None if every key is attended to.
 
-        NumPy arrays, known while JAX traces, unless there are lengths. Costs O(T).
+        NumPy arrays, known while JAX traces, unless there are lengths or segments. Costs O(T).
         """
+        if self.segments is not None:
+            return self.segments.first, self.segments.end
         t, s = self.num_queries, self.num_keys
         row = np.arange(t, dtype=np.int32)[None]
         first: Indices = np.zeros_like(row)
@@ -310,6 +320,8 @@ class MaskSpec(NamedTuple):
         first, end = (a[:, None, :, None] for a in ranges)
         key = jnp.arange(self.num_keys, dtype=jnp.int32)[None, None, None]
         inside = jnp.logical_and(first <= key, key < end)
+        if self.segments is not None:
+            inside &= segments(self.segments.queries, self.segments.keys)
         return inside if mask is None else mask & inside
 
     @property
@@ -339,6 +351,8 @@ class MaskSpec(NamedTuple):
         first, end = ranges
         queries: Booleans = (first < end)[:, None]
         keys: Booleans = np.arange(self.num_keys, dtype=np.int32)[None] < end.max(1)[:, None]
+        if self.segments is not None:
+            keys = self.segments.used
         if mask is not None:
             return self._used_with_key_mask(mask, first, end, keys)
         if isinstance(queries, np.ndarray):
@@ -353,6 +367,10 @@ class MaskSpec(NamedTuple):
     ) -> tuple[Booleans, Booleans]:
         """`used` with a mask of keys alone: counts of its True values up to each end."""
         of_keys = jnp.broadcast_to(mask[:, :, 0], (*mask.shape[:2], self.num_keys))
+        if self.segments is not None:
+            batch = len(self.segments.keys)
+            of_each = jnp.broadcast_to(of_keys, (batch, *of_keys.shape[1:]))
+            return self.segments.any_of_keys(of_each, 2), keys & jnp.any(of_keys, axis=1)
         before = jnp.pad(jnp.cumsum(of_keys, axis=2), ((0, 0), (0, 0), (1, 0)))
         to_end, to_first = (
             jnp.take_along_axis(before, jnp.asarray(at)[:, None], axis=2) for at in (end, first)

@@ -36,6 +36,7 @@ class AttentionOptions:
     query_seq_lengths: Any = None
     key_value_seq_lengths: Any = None
     local_window_size: int | tuple[int, int] | None = None
+    segments: Any = None
     logits_soft_cap: float | None = None
     score_mods: Sequence[ScoreMod] = ()
     dropout_rate: float = 0.0
@@ -62,13 +63,15 @@ class AttentionOptions:
         Traceback (most recent call last):
         TypeError: decode() got an unknown keyword 'scal': did you mean 'scale'? known: cache, \
 bias, mask, scale, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size, \
-logits_soft_cap, score_mods, dropout_rate, dropout_key, talking_heads, sink, implementation
+segments, logits_soft_cap, score_mods, dropout_rate, dropout_key, talking_heads, sink, \
+implementation
         """
-        check_keywords(function, keywords, (*others, *OPTION_NAMES))
+        if not keywords.keys() <= OPTION_NAMES.keys():
+            check_keywords(function, keywords, (*others, *OPTION_NAMES))
         return cls(**keywords)
 
 
-OPTION_NAMES = tuple(field.name for field in dataclasses.fields(AttentionOptions))
+OPTION_NAMES = dict.fromkeys(field.name for field in dataclasses.fields(AttentionOptions))
 DEFAULT_OPTIONS = AttentionOptions()
 
 
@@ -111,7 +114,8 @@ class AttentionCall(NamedTuple):
     scores_shape: tuple[int, int, int, int]
     """B, N, T, S"""
     mask: MaskSpec
-    """all that hides keys; the mask, causal rule, window and lengths of `options` are not read"""
+    """all that hides keys; the mask, causal rule, window, lengths and segments of `options` are
+    not read"""
     options: AttentionOptions
     """bias and sink with four axes, a number as scale, score_mods with arrays, a pair of
     talking_heads"""

@@ -17,7 +17,7 @@ BLOCK = 128
 
 def splash(call: AttentionCall) -> AttentionOutput:
     """V may differ from H. Blocks that a causal rule or a window hides are skipped; lengths, and
-    the padding of the last blocks, are segments with other numbers."""
+    the padding of the last blocks, are in segment 0."""
     from jax.experimental.pallas.ops.tpu import splash_attention as library
 
     query, mask, (b, n, t, s) = call.query, call.mask, call.scores_shape
@@ -33,11 +33,16 @@ def splash(call: AttentionCall) -> AttentionOutput:
         attn_logits_soft_cap=call.options.logits_soft_cap,
         interpret=jax.default_backend() != "tpu",
     )
-    # A query attends to the keys of its own segment: all real ones; no key is in segment 2.
-    segments = library.SegmentIds(
-        jnp.where(_is_real(mask.query_lengths, b, t, shape[0]), 1, 2),
-        _is_real(mask.key_lengths, b, s, shape[1]).astype(jnp.int32),
+    # What queries of segment 0 attend to is dropped: their output is set to zero afterwards.
+    ids = (jnp.ones((b, t)), jnp.ones((b, s)))
+    if mask.segments is not None:
+        ids = mask.segments.queries, mask.segments.keys
+    real = _is_real(mask.key_lengths, b, s, shape[1])
+    longer = (
+        jnp.pad(a.astype(jnp.int32), ((0, 0), (0, size - a.shape[1])))
+        for a, size in zip(ids, shape, strict=True)
     )
+    segments = library.SegmentIds(next(longer), jnp.where(real, next(longer), 0))
     out = jax.vmap(kernel)(q, k, v, segments)
     return AttentionOutput(save_for_backward(out.swapaxes(1, 2)[:, :t]))
 
@@ -51,7 +56,7 @@ def refuse_splash(call: AttentionCall) -> str | None:
     if call.options.bias is not None:
         return "splash attention has no bias"
     if call.mask.mask is not None or call.mask.edges is not None:
-        return "splash attention has no mask array: the causal rule, windows and lengths alone"
+        return "splash attention has no mask array: rules, lengths and segments alone"
     if _varies_in_shard_map(call.query):
         return "splash attention runs only in jax.shard_map(..., check_vma=False)"
     return refuse_options("splash attention", call, supported=("logits_soft_cap",))

@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from attnlab.attention import AttentionOptions, explaining, masks, trace
-from attnlab.attention.checks import check_padding_shape, window_sides
+from attnlab.attention.checks import check_padding_shape, segment_pair, window_sides
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.forms import FACTORED, CallSizes, choose, contraction_orders
 from attnlab.heads.layout import Entries, HeadCall, Layout, Rotate, check_params
@@ -140,7 +140,7 @@ def multi_head_attention(
         changes a bit of the output.
       return_aux: also return `HeadAux`.
       **options: of `attnlab.dot_product_attention`: mask, bias, is_causal, local_window_size,
-        logits_soft_cap, score_mods, dropout_rate, dropout_key, implementation, ...
+        segments, logits_soft_cap, score_mods, dropout_rate, dropout_key, implementation, ...
 
     Returns:
       The output [B, T, O], or (output, `HeadAux`) with `return_aux`.
@@ -266,10 +266,10 @@ def _attend(
     if inputs.cache is not None:
         entries, cache, fits, options = _with_cache(kv, x, inputs, options)
     elif inputs.padding_mask is not None and inputs.context is None:
-        options = _with_mask(options, inputs.padding_mask[:, None, None, :])
+        options = _without_padding(options, inputs.padding_mask)
     k, v = layout.keys_values(params, entries)
 
-    call = HeadCall(options, tap, inputs.layer, inputs.padding_mask)
+    call = HeadCall(x, options, tap, inputs.layer, _tokens(inputs.padding_mask, options))
     inner = call
     for extra in layout.extras:
         inner = extra.before_attention(params, inner)
@@ -283,7 +283,7 @@ def _attend(
     heads = layout.attend(params, q, k, v, inner).astype(v.dtype)
     losses: dict[str, Array] = {}
     for extra in layout.extras:
-        heads, more = extra.after_attention(params, x, heads, call)
+        heads, more = extra.after_attention(params, heads, call)
         if set(more) != set(extra.losses):
             raise ValueError(
                 f"extra {extra.name!r} declares the losses {extra.losses} and returns {tuple(more)}"
@@ -387,6 +387,21 @@ def _with_cache(
     options = options.replace(is_causal=False, local_window_size=None)
     entries = {name: a.astype(x.dtype) for name, a in extended.entries.items()}
     return entries, extended.cache, extended.fits, options
+
+
+def _without_padding(options: AttentionOptions, padding_mask: Array) -> AttentionOptions:
+    """The options with keys of tokens alone."""
+    if options.segments is None:
+        return _with_mask(options, padding_mask[:, None, None, :])
+    queries, keys = segment_pair(options.segments)
+    return options.replace(segments=(queries, jnp.where(padding_mask, keys, 0)))
+
+
+def _tokens(padding_mask: Array | None, options: AttentionOptions) -> Array | None:
+    """[B, T], True = a token; None: all are."""
+    if padding_mask is None and options.segments is not None:
+        padding_mask = jnp.asarray(segment_pair(options.segments)[0]) != 0
+    return padding_mask
 
 
 def _with_mask(options: AttentionOptions, allowed: Array) -> AttentionOptions:
@@ -521,6 +536,9 @@ def _check(
         raise ValueError(f"value context {values.shape} must be as long as context {keys.shape}")
     if inputs.context is not None and (inputs.kv is not None or inputs.cache is not None):
         raise ValueError("kv and cache hold the keys and values; leave context out")
+    if inputs.cache is not None and options.segments is not None:
+        raise ValueError("a cache holds one text a row: leave segments out, and decode each text "
+                         "in a row of its own")  # fmt: skip
     if inputs.padding_mask is not None:
         check_padding_shape("padding_mask", inputs.padding_mask, x.shape[:2])
         if getattr(inputs.padding_mask, "dtype", None) != np.bool_:

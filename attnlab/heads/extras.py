@@ -56,12 +56,12 @@ class Gate(Extra):
         return {"gate": "B T N 1" if self.by == "head" else "B T N V"}
 
     def after_attention(
-        self, params: Params, x: Array, heads: Float[Array, "B T N V"], call: HeadCall
+        self, params: Params, heads: Float[Array, "B T N V"], call: HeadCall
     ) -> tuple[Float[Array, "B T N V"], dict[str, Array]]:
         if self.by == "head":
-            gate = project_all(params, "head_gate", x)[..., None]
+            gate = project_all(params, "head_gate", call.x)[..., None]
         else:
-            gate = project_all(params, "gate", x)
+            gate = project_all(params, "gate", call.x)
         return heads * call.tap("gate", jax.nn.sigmoid(gate)), {}
 
 
@@ -201,8 +201,9 @@ class MixtureOfHeads(Extra):
         return {"head_gates": "B T N", "head_balance": ""}
 
     def after_attention(
-        self, params: Params, x: Array, heads: Float[Array, "B T N V"], call: HeadCall
+        self, params: Params, heads: Float[Array, "B T N V"], call: HeadCall
     ) -> tuple[Float[Array, "B T N V"], dict[str, Array]]:
+        x = call.x
         groups = 2 * jax.nn.softmax(x @ params["router_groups"])
         shared = self.shared * jax.nn.softmax(x @ params["router_shared"])
         probs = jax.nn.softmax(x @ params["router"])

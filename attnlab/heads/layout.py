@@ -9,8 +9,7 @@ with x the query input, y the key input and z the value input. Parameters are a 
 that every method receives. A new layout is one subclass; `register_layout` gives it a name for
 flags. An option that any layout may have is one subclass of `Extra`.
 
-Sizes, weights, costs and other forms follow from the fields. A layout computes them once, when it
-is made with a width.
+Sizes, weights, costs and other forms follow from the fields. A layout computes each of them once.
 
 Axes: B batch, T queries, S keys, N heads, K and Kv key and value heads, H width of a query and key,
 V width of a value, O output width.
@@ -58,6 +57,7 @@ class HeadCall:
     """One call of heads, passed to `Layout.attend` and to extras.
 
     Attributes:
+      x: the query input [B, T, D].
       options: of attention: mask, bias, is_causal, dropout_rate, score_mods, ...
       tap: `call.tap(name, value)` makes a value available to `capture` and `patch`.
       layer: index of the layer, counted from 0; may be traced.
@@ -65,12 +65,14 @@ class HeadCall:
       softmax: (call, q, k, v) -> heads, by an extra; None: one call of `attend`.
 
     >>> import jax.numpy as jnp
-    >>> call = HeadCall(AttentionOptions(scale=0.5)).bind(is_causal=True)
-    >>> q, v = jnp.ones((1, 2, 1, 4)), jnp.array([1.0, 3.0]).reshape(1, 2, 1, 1)
+    >>> x, q = jnp.ones((1, 2, 4)), jnp.ones((1, 2, 1, 4))
+    >>> v = jnp.array([1.0, 3.0]).reshape(1, 2, 1, 1)
+    >>> call = HeadCall(x, AttentionOptions(scale=0.5)).bind(is_causal=True)
     >>> call.attention(q, q, v).ravel().tolist()
     [1.0, 2.0]
     """
 
+    x: Float[Array, "B T D"]
     options: AttentionOptions
     tap: Tap = dataclasses.field(default_factory=Tap)
     layer: ArrayLike = 0
@@ -228,7 +230,7 @@ class Extra(Named):
     ...     def weights(self, layout):
     ...         return {"head_scale": Weight("attend", out_axes=("num_heads",), constant=1.0)}
     ...
-    ...     def after_attention(self, params, x, heads, call):
+    ...     def after_attention(self, params, heads, call):
     ...         return heads * params["head_scale"][:, None], {}
     >>> from attnlab.heads import Standard, num_parameters
     >>> num_parameters(Standard(width=8, num_heads=2, extras=(HeadScale(),))) - 4 * 8**2
@@ -281,10 +283,9 @@ class Extra(Named):
         return call
 
     def after_attention(
-        self, params: Params, x: Array, heads: Float[Array, "B T N V"], call: HeadCall
+        self, params: Params, heads: Float[Array, "B T N V"], call: HeadCall
     ) -> tuple[Float[Array, "B T N V"], dict[str, Array]]:
-        """Output of attention -> (input of the output projection, auxiliary losses by name); x is
-        the query input."""
+        """Output of attention -> (input of the output projection, auxiliary losses by name)."""
         return heads, {}
 
 
@@ -326,7 +327,7 @@ class Layout(Named):
       norm_eps: epsilon of all norms inside the heads.
 
     Raises:
-      TypeError: an unknown field; `biases` or `extras` that are no tuple.
+      TypeError: an unknown field.
       ValueError: a field of the wrong type, or sizes or options that do not fit each other, saying
         what to change.
     """
@@ -370,18 +371,15 @@ class Layout(Named):
                 setattr(cls, name, getattr(Layout, name))
 
     def __post_init__(self) -> None:
-        # Lists, as of a config file, become tuples: a layout is hashable.
-        object.__setattr__(self, "biases", _as_tuple("biases", self.biases, "('q', 'k', 'v', 'o')"))
-        object.__setattr__(self, "extras", _as_tuple("extras", self.extras, "(Gate(),)"))
-        check_fields(self, least=1, without=("biases", "extras"))
+        check_fields(self, least=1)
         self._check_options()
-        if self.width:  # what follows from the fields is computed now, and kept
+        if self.width:  # sizes and shapes are checked now, and kept; the rest when it is used
             if self.num_heads % (heads := self.size("num_kv_heads")):
                 raise ValueError(
                     f"num_heads {self.num_heads} is not divisible by num_kv_heads {heads}"
                 )
             self.check()
-            _ = self.shapes, self.multiply_adds, self.input_widths, self.score_scale, self.chain
+            _ = self.shapes, self.input_widths, self.score_scale
 
     def __getstate__(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -711,11 +709,6 @@ class Layout(Named):
 
     def _check_extras(self) -> None:
         for extra in self.extras:
-            if not isinstance(extra, Extra):
-                raise TypeError(
-                    f"extras must be Extra instances such as Gate(), not {extra!r}; to make one by "
-                    "name, use EXTRAS[name]()"
-                )
             check_fields(extra, prefix=f"{extra.name}.")  # it may have its own __post_init__
         names = [extra.name for extra in self.extras]
         for extra in self.extras:
@@ -730,12 +723,6 @@ class Layout(Named):
 
 
 # Helpers ------------------------------------------------------------------------------------------
-
-
-def _as_tuple(field: str, value: object, example: str) -> tuple[object, ...]:
-    if not isinstance(value, tuple | list):
-        raise TypeError(f"{field} must be a tuple such as {example}, not {value!r}")
-    return tuple(value)
 
 
 def check_params(params: Params, layout: Layout) -> None:

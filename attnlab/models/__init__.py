@@ -27,6 +27,7 @@ from attnlab.models.head_similarity import head_distance, identical_heads
 from attnlab.models.layer import (
     LayerInputs,
     LayerOutputs,
+    Source,
     init_layer,
     layer_values,
     transformer_layer,
@@ -57,7 +58,7 @@ __all__ = [
     "EncoderConfig", "EncoderDecoder", "Experts", "FeedForward", "Images", "Init", "LayerInputs",
     "LayerOutputs", "LayerOverrides", "LayerSpec", "LayerStack", "LayersOfType", "Learned", "Match",
     "ModelConfig", "ModelInputs", "MultiHeadAttention", "NoPositions", "Norm", "OutputHead",
-    "Outputs", "Relative", "Rotary", "Sampling", "Sinusoidal", "StackOutputs",
+    "Outputs", "Relative", "Rotary", "Sampling", "Sinusoidal", "Source", "StackOutputs",
     "applied_parameters", "cache_bytes_per_token", "captured_per_layer",
     "check_params", "describe", "describe_attention", "explain_model", "feed_forward",
     "flops_per_token", "from_dict",

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -478,21 +478,12 @@ def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -
 
 
 def _layer_type(pair: object, width: int) -> LayerType:
-    """(count, overrides), with overrides as a dict made a record."""
-    try:
-        count, overrides = cast(tuple[int, object], pair)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"layer_types holds pairs (count, LayerOverrides(...)), not {pair!r}"
-        ) from None
-    count = as_count("layer_types: number of layers", count, 1)
-    if isinstance(overrides, Mapping):
-        known = [f.name for f in dataclasses.fields(LayerOverrides)]
-        if odd := sorted(set(overrides) - set(known)):
-            raise ValueError(f"layer_types cannot override {odd[0]!r}; known: {', '.join(known)}")
-        overrides = LayerOverrides(**overrides)
-    if not isinstance(overrides, LayerOverrides):
+    """(count, overrides), checked."""
+    if not (
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], LayerOverrides)
+    ):
         raise ValueError(f"layer_types holds pairs (count, LayerOverrides(...)), not {pair!r}")
+    count, overrides = as_count("layer_types: number of layers", pair[0], 1), pair[1]
     if overrides.heads is not None and overrides.heads.width == width:
         heads = dataclasses.replace(overrides.heads, width=0)
         overrides = dataclasses.replace(overrides, heads=heads)

@@ -7,6 +7,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Inexact, Int
 
 from attnlab.attention.score_mods import alibi_slopes
+from attnlab.attention.segments import restarted
 from attnlab.broadcast import with_rank
 from attnlab.heads import Layout
 from attnlab.heads.positions import (
@@ -53,11 +54,12 @@ def embedding_shapes(config: ModelConfig) -> Shapes:
     return shapes
 
 
-def check_tokens(config: ModelConfig, tokens: ArrayLike) -> Array:
+def check_tokens(config: ModelConfig, tokens: ArrayLike, *, packed: bool = False) -> Array:
     """Tokens as an array: ids [B, T], or floats [B, T, vocab_size], to which images are converted.
 
     Raises:
-      ValueError: text, another number of axes, or more tokens than `max_len`.
+      ValueError: text, another number of axes, or more tokens than `max_len` unless they are
+        `packed`.
 
     >>> check_tokens(ModelConfig(), [[1, 2, 3]]).shape
     (1, 3)
@@ -81,7 +83,7 @@ def check_tokens(config: ModelConfig, tokens: ArrayLike) -> Array:
             f"tokens of dtype {tokens.dtype} and shape {tokens.shape}: ids are integers [batch, "
             f"length], mixtures of tokens are floats [batch, length, {config.vocab_size}]"
         )
-    if tokens.shape[1] > config.max_len:
+    if tokens.shape[1] > config.max_len and not packed:
         raise ValueError(
             f"{tokens.shape[1]} tokens are longer than max_len {config.max_len}; raise max_len"
         )
@@ -132,8 +134,25 @@ def read_rows(table: Float[Array, "rows D"], ids: Int[Array, "..."]) -> Float[Ar
     return rows
 
 
-def default_positions(config: ModelConfig, tokens: Array) -> Int[Array, "B T"] | None:
-    """The position of each token of a whole text; None means 0, 1, 2, ...
+def packed_positions(
+    config: ModelConfig, segments: Int[Array, "B T"] | None
+) -> Int[Array, "B T"] | None:
+    """0, 1, 2, ... in each of the packed texts, whose tokens stand in a row; None means in the row.
+
+    Relative positions and ALiBi are distances, which packing does not change.
+
+    >>> packed_positions(ModelConfig(), jnp.array([[1, 1, 2, 2, 2]])).tolist()
+    [[0, 1, 0, 1, 2]]
+    """
+    if segments is None or isinstance(config.positions, Alibi | Relative):
+        return None
+    return restarted(jnp.arange(segments.shape[1]), segments)
+
+
+def default_positions(
+    config: ModelConfig, tokens: Array, segments: Int[Array, "B T"] | None = None
+) -> Int[Array, "B T"] | None:
+    """The position of each token of whole texts; None means 0, 1, 2, ...
 
     >>> config = ModelConfig(kind="encoder", positions=Learned(pad_token=1))
     >>> default_positions(config, jnp.array([[5, 6, 1]])).tolist()
@@ -141,14 +160,17 @@ def default_positions(config: ModelConfig, tokens: Array) -> Int[Array, "B T"] |
     """
     pad_token: int | None = getattr(config.positions, "pad_token", None)
     if pad_token is None:
-        return None
+        return packed_positions(config, segments)
     if tokens.ndim != 2:
         raise ValueError(
             f"positions.pad_token is not counted, and tokens {tokens.shape} are mixtures; "
             "pass positions"
         )
     is_token = (tokens != pad_token).astype(jnp.int32)
-    positions = jnp.cumsum(is_token, axis=1) * is_token + pad_token
+    count = jnp.cumsum(is_token, axis=1)
+    if segments is not None:
+        count = restarted(count - is_token, segments) + is_token
+    positions = count * is_token + pad_token
     if not isinstance(positions, jax.core.Tracer) and jnp.max(positions) >= config.max_len:
         raise ValueError(
             f"positions.pad_token {pad_token}: positions count the other tokens from "

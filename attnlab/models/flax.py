@@ -35,7 +35,7 @@ from attnlab.models.params import (
     shapes_by_path,
     stack_specs,
 )
-from attnlab.models.specs import FFN, LayerSpec
+from attnlab.models.specs import FFN, Compute, LayerSpec
 from attnlab.models.stack import HeadMask, LayersOfType, StackOutputs, check_values, run_layers
 from attnlab.sharing import Params, Plan, PyTree
 from attnlab.tap import Patches, Tap
@@ -292,7 +292,7 @@ class LayerStack(CheckedModule):
             dropout_key=self.dropout_key() if drops else None,
             capture=names,
             patch=patches,
-            remat=self.remat,
+            compute=Compute(remat=self.remat),
         )
 
 
@@ -330,6 +330,7 @@ class Transformer(CheckedModule):
         *,
         padding_mask: Bool[Array, "B T"] | None = None,
         mask: Bool[Array, "..."] | Edges | None = None,
+        segments: Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]] | None = None,
         positions: Int[Array, "*B T"] | None = None,
         token_types: Int[Array, "B T"] | None = None,
         head_mask: HeadMask | None = None,
@@ -346,7 +347,7 @@ class Transformer(CheckedModule):
         Args:
           tokens: ids [B, T]; floats [B, T, vocab_size], which mix tokens; images [B, H, W, C] if
             the config has them.
-          padding_mask, mask, positions, token_types, head_mask, cache, source,
+          padding_mask, mask, segments, positions, token_types, head_mask, cache, source,
             source_padding_mask, encoded, capture, patch: as in `ModelInputs`.
           deterministic: no dropout; else pass rngs={"dropout": key}.
 
@@ -364,6 +365,7 @@ class Transformer(CheckedModule):
         inputs = ModelInputs(
             padding_mask=padding_mask,
             mask=mask,
+            segments=segments,
             positions=positions,
             token_types=token_types,
             head_mask=head_mask,

@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention.checks import checked_padding_mask
+from attnlab.attention.checks import check_array, checked_padding_mask
 from attnlab.attention.masks import Edges
 from attnlab.eager import KEPT, is_eager
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
@@ -23,11 +23,12 @@ from attnlab.models.embed import (
     check_tokens,
     default_positions,
     embed,
+    packed_positions,
     position_bias,
     rotary_embedding,
 )
 from attnlab.models.head import classify, lm_head, pool
-from attnlab.models.layer import LayerInputs, layer_values
+from attnlab.models.layer import LayerInputs, Source, layer_values
 from attnlab.models.params import check_params, empty_sublayers
 from attnlab.models.positionwise import dropout, normalize
 from attnlab.models.specs import Alibi, Learned, Relative, Sinusoidal
@@ -60,6 +61,9 @@ class ModelInputs:
         the pooler, and with a cache is neither kept nor counted as a position.
       mask: True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long, or
         `Edges`.
+      segments: packed texts: the number of the text of each token [B, T], with 0 = padding; for an
+        encoder_decoder a pair (of tokens, of source [B, S]). No token attends to another text, and
+        positions count from the first token of a text. The tokens of a text stand in a row.
       positions: [T] or [B, T]; None is 0, 1, 2, ..., with a cache the next ones, which relative
         positions without a table and ALiBi then need: a cache holds no positions. Those outside a
         table are a ValueError, and within `jax.jit` give NaN; there a negative one is not noticed
@@ -86,6 +90,7 @@ class ModelInputs:
 
     padding_mask: Bool[Array, "B T"] | None = None
     mask: Bool[Array, "..."] | Edges | None = None
+    segments: Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]] | None = None
     positions: Int[Array, "*B T"] | None = None
     token_types: Int[Array, "B T"] | None = None
     head_mask: HeadMask | None = None
@@ -230,11 +235,16 @@ def check_inputs(
         inputs.source_padding_mask,
         inputs.source if second is None else second,
     )
-    source = None
+    source, packed = None, inputs.segments is not None
     if second is None and inputs.source is not None:
-        source = check_tokens(config, inputs.source)
+        source = check_tokens(config, inputs.source, packed=packed)
         check_range("token id", source, config.vocab_size, source_mask)
-    tokens = check_tokens(config, tokens)
+    tokens = check_tokens(config, tokens, packed=packed)
+    if packed:
+        of_source = source if second is None else second
+        segments = _check_segments(config, inputs, (tokens, of_source), (mask, source_mask))
+        inputs = dataclasses.replace(inputs, segments=segments)
+        mask, source_mask = (None if a is None else a != 0 for a in segments)
     check_range("token id", tokens, config.vocab_size, mask)
     types = inputs.token_types
     if types is not None:
@@ -258,13 +268,51 @@ def check_inputs(
     )
 
 
+def _check_segments(
+    config: ModelConfig,
+    inputs: ModelInputs,
+    texts: tuple[Array, Array | None],
+    padding_masks: tuple[Array | None, Array | None],
+) -> tuple[Array, Array | None]:
+    """The segments of tokens and of source, 0 where their padding masks say so."""
+    if inputs.cache is not None:
+        raise ValueError("a cache holds one text a row; leave segments out")
+    if config.output.pooler is not None and config.output.pooler != "each":
+        raise ValueError(
+            f"pooler {config.output.pooler!r} makes one vector of a row; leave segments out"
+        )
+    given, is_pair = inputs.segments, isinstance(inputs.segments, tuple)
+    if is_pair != (config.encoder is not None):
+        raise ValueError(
+            "segments must be a pair (of tokens [B, T], of source [B, S]) for an encoder_decoder, "
+            "else one array [B, T]"
+        )
+    pair = given if isinstance(given, tuple) else (given, None)
+    names = ("segments", "segments of source")
+    checked: list[Array | None] = []
+    for name, a, text, mask in zip(names, pair, texts, padding_masks, strict=True):
+        if text is not None:
+            array = check_array(name, a, "an integer", "[B, T]", text.shape[:2], exact=True)
+            # NumPy stays NumPy: lengths that are known while JAX traces suit cuDNN.
+            a = cast(Array, a) if isinstance(a, np.ndarray) else array
+            a = a if mask is None else jnp.where(mask, a, 0)
+        checked.append(a)
+    return cast(Array, checked[0]), checked[1]
+
+
 def _check_positions(
     config: ModelConfig, tokens: Array, inputs: ModelInputs, mask: Array | None
 ) -> Array | None:
     """The positions of a call; None for 0, 1, 2, ..., or those that follow a cache."""
     spec, shape = config.positions, tokens.shape[:2]
     if inputs.positions is None:
-        return default_positions(config, tokens) if inputs.cache is None else None
+        segments, _ = cast(tuple[Array | None, None], inputs.segments or (None, None))
+        made = None
+        if inputs.cache is None:
+            made = default_positions(config, tokens, segments)
+        if made is not None and segments is not None and isinstance(spec, Learned | Sinusoidal):
+            check_range("position", made, config.max_len, mask)
+        return made
     positions = jnp.asarray(inputs.positions)
     is_integer = jnp.issubdtype(positions.dtype, jnp.integer)
     if not is_integer or positions.shape not in {shape, shape[1:]}:
@@ -378,7 +426,7 @@ def _run_text(
         dropout_key=keys.get(f"{side}layers"),
         capture=tuple(sorted(tap.capture - {EMBEDDINGS})),
         patch={name: f for name, f in tap.patch.items() if name != EMBEDDINGS},
-        remat=config.compute.remat,
+        compute=config.compute,
     )
     x = ran.x
     if config.norm.places.final:
@@ -406,7 +454,12 @@ def embed_text(
 ) -> Text:
     """Tokens, embedded; of the source (`side` is "encoder.") as of the text."""
     length, after_cache = tokens.shape[1], None
-    positions, token_types = (None, None) if side else (inputs.positions, inputs.token_types)
+    positions, token_types = inputs.positions, inputs.token_types
+    if side:
+        positions, token_types = (
+            packed_positions(config, (inputs.segments or (None, None))[1]),
+            None,
+        )
     if inputs.cache is not None and not side:
         cache = next(iter(cache_by_type(config, inputs.cache).values()))
         first = {"length": cache["length"][0]}
@@ -432,15 +485,17 @@ def layers_of_text(
     if inputs.cache is not None and not side:
         caches = cache_by_type(config, inputs.cache)
     table = params.get(f"{_prefix(config, side)}relative_bias")
-    source_mask = inputs.source_padding_mask
+    own, of_source = inputs.segments or (None, None)
+    source_mask, source = inputs.source_padding_mask, None
+    if inputs.encoded is not None:
+        hides = source_mask is not None and of_source is None
+        mask = source_mask[:, None, None, :] if hides else None
+        source = Source(inputs.encoded, mask, of_source)
     common = LayerInputs(
-        mask=inputs.mask,
-        padding_mask=inputs.padding_mask,
-        source=inputs.encoded,
-        source_mask=None if source_mask is None else source_mask[:, None, None, :],
+        mask=inputs.mask, padding_mask=inputs.padding_mask, segments=own, source=source
     )
     if side:
-        common = LayerInputs(padding_mask=source_mask)
+        common = LayerInputs(padding_mask=source_mask, segments=of_source)
     made: dict[str, LayersOfType] = {}
     for name in ("encoder_layers",) if side else config.stacks:
         layer, plan, positions, weights = config.layer_stacks[name]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Inexact
+from jaxtyping import Array, Bool, Float, Inexact, Int
 
 from attnlab.attention.masks import Edges
 from attnlab.heads import (
@@ -54,6 +54,16 @@ DROPOUTS = ("probs", "attention", "ffn_hidden", "ffn", "cross_probs", "cross")
 """Where a layer drops values, each with a key of its own."""
 
 
+class Source(NamedTuple):
+    """The second text of a layer, which cross-attention attends to."""
+
+    x: Float[Array, "B S D"]
+    mask: Bool[Array, "..."] | None = None
+    """which of its tokens each token may attend to: as `LayerInputs.mask`"""
+    segments: Int[Array, "B S"] | None = None
+    """numbers of its texts: a token attends to those of its own number"""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerInputs:
     """Inputs of one layer, apart from params, x and its spec.
@@ -63,10 +73,10 @@ class LayerInputs:
       mask: True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long.
       padding_mask: [B, T], True = a token. Padding is attended to by none and is not kept in a
         cache.
+      segments: numbers of packed texts [B, T], 0 = padding; then `padding_mask` hides no key.
       bias: added to the scores; broadcasts to [B, N, T, S].
       rotary: angles of `positions.rotary_angles`.
-      source: a second text [B, S, D], for cross-attention.
-      source_mask: as `mask`, of the second text.
+      source: the second text, for cross-attention.
       cache: of self-attention; x are the next tokens.
       shared_kv: (keys and values of an earlier layer, of `LayerOutputs.kv`; whether to attend
         to them instead of those of x, which may be traced).
@@ -77,7 +87,8 @@ class LayerInputs:
     >>> from attnlab import capture
     >>> from attnlab.heads import Standard
     >>> heads = Standard(width=6, num_heads=2)
-    >>> spec, inputs = LayerSpec(heads=heads, cross=heads), LayerInputs(source=jnp.ones((1, 7, 6)))
+    >>> spec = LayerSpec(heads=heads, cross=heads)
+    >>> inputs = LayerInputs(source=Source(jnp.ones((1, 7, 6))))
     >>> def run(x):
     ...     params = {name: init(jax.random.key(0)) for name, init in init_layer(spec).items()}
     ...     return capture(transformer_layer, params, x, spec, inputs, names=("cross.probs",))[1]
@@ -88,10 +99,10 @@ class LayerInputs:
     layer: ArrayLike = 0
     mask: Bool[Array, "..."] | Edges | None = None
     padding_mask: Bool[Array, "B T"] | None = None
+    segments: Int[Array, "B T"] | None = None
     bias: Float[Array, "..."] | None = None
     rotary: Inexact[Array, "*B T half"] | None = None
-    source: Float[Array, "B S D"] | None = None
-    source_mask: Bool[Array, "..."] | None = None
+    source: Source | None = None
     cache: Cache | None = None
     shared_kv: tuple[Entries, ArrayLike] | None = None
     head_mask: Float[Array, "*B N"] | None = None
@@ -147,7 +158,7 @@ def init_layer(
         names = norm.names_in(sublayer) if norm.scale else ()
         made: Params = {name: init_norm(width, norm) for name in names}
         if norm.layer_scale is not None:
-            made[LAYER_SCALE] = {"scale": jnp.full(width, float(norm.layer_scale))}
+            made[LAYER_SCALE] = {"scale": jnp.full(width, norm.layer_scale, float)}
         return made
 
     def heads(layout: Layout, sublayer: str, key: Array) -> Params:
@@ -238,13 +249,15 @@ def transformer_layer(
     if inputs.dropout_key is not None:
         split = jax.random.split(inputs.dropout_key, len(DROPOUTS))
         keys = dict(zip(DROPOUTS, split, strict=True))
+    output_scales = {"attention": spec.attention.output_scale, "ffn": spec.ffn.output_scale}
     ran: dict[str, Ran] = {}
 
     def function(name: SublayerName, x: Array) -> Array:
         ran[name] = SUBLAYERS[name](params, x, spec, inputs, keys, tap)
+        out, scale = ran[name].output, output_scales.get(name, 1.0)
         place = "ffn" if name == "ffn" else "attention"
         rate = spec.dropout.rate if place in spec.dropout.places else 0.0
-        return dropout(ran[name].output, rate, keys.get(name))
+        return dropout(out if scale == 1 else scale * out, rate, keys.get(name))
 
     sublayers = [
         Sublayer(name, params[name], functools.partial(function, name), scale)
@@ -284,8 +297,7 @@ def self_attention(
         own = functools.partial(project_kv, weights, x, spec.heads, inputs.rotary)
         keywords["kv"] = lax.cond(use, lambda: shared, own)
     out, aux = _attend(weights, x, spec.heads, spec, keywords, keys.get("probs"), tap)
-    out, scale = tap("attention_out", out), spec.attention.output_scale
-    return Ran(out if scale == 1 else scale * out, aux.losses, aux)
+    return Ran(tap("attention_out", out), aux.losses, aux)
 
 
 def cross_attention(
@@ -325,8 +337,7 @@ def ffn(
         token_mask=inputs.padding_mask,
         tap=tap,
     )
-    out, scale = tap("ffn_out", out), spec.ffn.output_scale
-    return Ran(out if scale == 1 else scale * out, losses)
+    return Ran(tap("ffn_out", out), losses)
 
 
 SUBLAYERS: Mapping[SublayerName, Callable[..., Ran]] = {
@@ -341,14 +352,18 @@ def attention_keywords(
 ) -> dict[str, Any]:
     """What self-attention, or cross-attention, of a layer passes to `multi_head_attention`, apart
     from dropout and shared keys and values."""
-    keywords = {
-        "padding_mask": inputs.padding_mask,
+    keywords: dict[str, Any] = {
+        # Segments have their own padding.
+        "padding_mask": inputs.padding_mask if inputs.segments is None else None,
         "layer": inputs.layer,
         "order": spec.attention.order,
         "implementation": spec.attention.implementation,
     }
     if cross:
-        return keywords | {"context": inputs.source, "mask": inputs.source_mask}
+        source = inputs.source
+        assert source is not None  # checked by `cross_attention`
+        packed = None if inputs.segments is None else (inputs.segments, source.segments)
+        return keywords | {"context": source.x, "mask": source.mask, "segments": packed}
     window = spec.attention.window
     return keywords | {
         "rotary": inputs.rotary,
@@ -356,6 +371,7 @@ def attention_keywords(
         "head_mask": inputs.head_mask,
         "query_scale": inputs.query_scale,
         "mask": inputs.mask,
+        "segments": inputs.segments,
         "bias": inputs.bias,
         "is_causal": spec.is_causal,
         # So many tokens back, and as many ahead where the layer is not causal.

@@ -53,4 +53,6 @@ def norm_shapes(width: int, norm: Norm) -> dict[str, tuple[int, ...]]:
 def init_norm(width: int, norm: Norm) -> dict[str, Array]:
     """Initial parameters: a neutral scale, and a zero bias if the norm has one."""
     starts = {"scale": STARTS[norm.kind], "bias": 0.0}
-    return {n: jnp.full(shape, starts[n]) for n, shape in norm_shapes(width, norm).items()}
+    # With a dtype: JAX calls an array of a Python number weakly typed, and so compiles anew for the
+    # parameters of the second step.
+    return {n: jnp.full(shape, starts[n], float) for n, shape in norm_shapes(width, norm).items()}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
-from small_blocks import SMALL_BLOCKS, divide
+from definition import SMALL_BLOCKS, divide
 
 from attnlab import dot_product_attention
 from attnlab.tap import capture

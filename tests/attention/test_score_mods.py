@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
-from small_blocks import SMALL_BLOCKS, SMALL_STRIPS, divide
+from definition import SMALL_BLOCKS, SMALL_STRIPS, divide
 
 from attnlab import dot_product_attention, explain, masks
 from attnlab.attention import (

@@ -45,7 +45,7 @@ def test_options_that_splash_refuses(case):
     ("call", "reason"),
     [
         ({"bias": jnp.ones(4)}, "splash attention has no bias"),
-        ({"mask": jnp.ones((4, 4), bool)}, "no mask array: the causal rule"),
+        ({"mask": jnp.ones((4, 4), bool)}, "no mask array: rules"),
         ({"dtype": jnp.float16}, "needs float32 or bfloat16, not float16"),
         ({"device": "gpu"}, "for TPUs, and a CPU interprets it; this is a gpu"),
     ],

@@ -1,7 +1,7 @@
 """What the tests of head layouts run over: CASES, and each one's definition by hand in NumPy.
 
-A new layout needs a case in CASES and its q, k, v and W_O of head n in DEFINITIONS. The layouts and
-extras of the files `outside_*.py` are not attnlab's and pass what the others pass.
+A new layout needs a case in CASES and its q, k, v and W_O of head n in DEFINITIONS. The layout and
+the extra of `outside_layouts.py` are not attnlab's and pass what the others pass.
 """
 
 import math
@@ -11,9 +11,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import outside_layouts as outside
-from outside_differential import MyDifferential
-from outside_mixture import MyMixture
-from outside_soft_cap import MySoftCap
 
 from attnlab import heads
 from attnlab.heads import ExtraKeys, Gate, HeadNorm, Sink, SoftCap, TalkingHeads
@@ -142,13 +139,11 @@ CASES: dict[str, heads.Layout] = {
     "mixture of wide heads": heads.Wide(
         width=6, num_heads=5, extras=(heads.MixtureOfHeads(),)
     ),
-    "outside": outside.HalfKeys(width=12, num_heads=2, extras=(outside.HeadScale(),)),
-    "outside differential": MyDifferential(
-        width=16, num_heads=4, num_kv_heads=2, value_dim=3, out_width=10, qk_norm=HeadNorm("rms"),
-        extras=(MySoftCap(), MyMixture(top=2)), **CROSS,
+    "outside": outside.GatedDifferential(
+        width=12, num_heads=4, num_kv_heads=2, head_dim=4, value_dim=3, out_width=10, **CROSS,
+        biases=("k", "v"), qk_norm=HeadNorm("rms"), extras=(outside.HeadScale(), Sink()),
     ),
-    "outside soft cap": heads.Standard(width=12, num_heads=3, extras=(MySoftCap(2.0),)),
-    "outside mixture": heads.Standard(width=12, num_heads=4, extras=(MyMixture(), Gate())),
+    "outside extra": heads.Narrow(width=12, num_heads=2, extras=(outside.HeadScale(2.0), Gate())),
 }  # fmt: skip
 # The first case of every class of layouts.
 FIRST = list({type(layout): name for name, layout in reversed(CASES.items())}.values())
@@ -190,11 +185,12 @@ class Head(NamedTuple):
     combine: Callable[..., np.ndarray] = lambda only: only
 
 
-def by_hand(layout, params, x, y, z, *, layer=0, allowed=None):
+def by_hand(layout, params, x, y, z, *, layer=0, allowed=None, rotary=None):
     """The output [B, T, O] in float64.
 
     Args:
       allowed: [T, S], True where a query may attend to a key; None allows all.
+      rotary: angles of queries and of keys; the last `rotary_size` columns of q and k are rotated.
     """
     w = {name: np.asarray(a, np.float64) for name, a in params.items()}
     w |= tied_weights(layout, w)
@@ -203,7 +199,7 @@ def by_hand(layout, params, x, y, z, *, layer=0, allowed=None):
         DEFINITIONS[type(layout)](w, n, x, y, z, layout, layer) for n in range(layout.num_heads)
     ]
     extras = {type(extra): extra for extra in layout.extras}
-    probs = all_probs(layout, w, given, extras, allowed)
+    probs = all_probs(layout, w, given, extras, allowed, rotary)
     total = []
     for n, head in enumerate(given):
         v = head.v
@@ -225,7 +221,7 @@ def tied_weights(layout, w):
     }
 
 
-def all_probs(layout, w, given, extras, allowed):
+def all_probs(layout, w, given, extras, allowed, rotary):
     """Softmax distributions by index."""
     pairs = dict(sorted(item for head in given for item in head.maps.items()))
     scores = {}
@@ -233,6 +229,9 @@ def all_probs(layout, w, given, extras, allowed):
         if getattr(layout, "qk_norm", None) is not None:
             q = norm(q, w["q_norm"], layout.qk_norm.kind) + w.get("q_norm_bias", 0)
             k = norm(k, w["k_norm"], layout.qk_norm.kind) + w.get("k_norm_bias", 0)
+        if rotary is not None:
+            start = q.shape[-1] - layout.rotary_size
+            q, k = (rotated(a, angles, start) for a, angles in zip((q, k), rotary, strict=True))
         if ExtraKeys in extras:
             k = with_rows(k, w["extra_k"][:, index // (len(pairs) // w["extra_k"].shape[1])])
         scale = 1 / math.sqrt(q.shape[-1]) if layout.scale is None else layout.scale
@@ -242,9 +241,6 @@ def all_probs(layout, w, given, extras, allowed):
             scores[index] = cap * np.tanh(scores[index] / cap)
         if "log_soft_cap" in w:
             cap = np.exp(w["log_soft_cap"][index])
-            scores[index] = cap * np.tanh(scores[index] / cap)
-        if "cap" in w:
-            cap = np.log1p(np.exp(w["cap"][index]))
             scores[index] = cap * np.tanh(scores[index] / cap)
     mixed = mix(scores, w.get("mix_scores"))
     probs = {}
@@ -274,11 +270,6 @@ def gates(layout, w, n, x, head, extras):
             head = head / (1 + np.exp(-(x @ g)))
         if isinstance(extra, outside.HeadScale):
             head = head * w["head_scale"][n]
-        if isinstance(extra, MyMixture):
-            groups = 2 * softmax(x @ w["my_groups"])
-            routed = routed_gates(softmax(x @ w["my_router"]), extra.top)
-            gate = groups[..., 0] if n == 0 else groups[..., 1] * routed[..., n - 1]
-            head = head * gate[..., None]
         if isinstance(extra, heads.MixtureOfHeads):
             groups = 2 * softmax(x @ w["router_groups"])
             if n < extra.shared:
@@ -304,6 +295,14 @@ def softmax(a):
 def norm(a, scale, kind="rms", eps=1e-6):
     a = a - a.mean(-1, keepdims=True) if kind == "layer" else a
     return a / np.sqrt((a**2).mean(-1, keepdims=True) + eps) * scale
+
+
+def rotated(a, angles, start):
+    """The columns from `start` as complex numbers (i, i + half), times e^(i angle)."""
+    half = angles.shape[-1]
+    before, one, two, rest = np.split(a, [start, start + half, start + 2 * half], axis=-1)
+    turned = (one + 1j * two) * np.exp(1j * np.asarray(angles))
+    return np.concatenate([before, turned.real, turned.imag, rest], axis=-1)
 
 
 def with_rows(a, rows):
@@ -435,17 +434,13 @@ def differential(w, n, x, y, z, layout, layer):
     return Head(maps, z @ w["v"][:, g] + bias(w, "v", g), w["o"][n], combine)
 
 
-def my_differential(w, n, x, y, z, layout, layer):
-    g = n // (layout.num_heads // w["k"].shape[2])
-    start = 0.8 - 0.6 * np.exp(-0.3 * layer)
-    a, b = w["lambda_q"], w["lambda_k"]
-    factor = np.exp(a[0] @ b[0]) - np.exp(a[1] @ b[1]) + start
-    maps = {i * layout.num_heads + n: (x @ w["q"][:, i, n], y @ w["k"][:, i, g]) for i in (0, 1)}
-
-    def combine(one, two):
-        return (1 - start) * norm(one - factor * two, w["head_norm"], eps=1e-5)
-
-    return Head(maps, z @ w["v"][:, g], w["o"][n], combine)
+def gated_differential(w, n, x, y, z, layout, layer):
+    g = n // (layout.num_heads // w["k"].shape[1])
+    k = y @ w["k"][:, g] + bias(w, "k", g)
+    factor = 1 / (1 + np.exp(-x @ w["lambda"][:, n, None]))
+    maps = {2 * n + i: (x @ w["q"][:, n, i], k) for i in (0, 1)}
+    v = z @ w["v"][:, g] + bias(w, "v", g)
+    return Head(maps, v, w["o"][n], lambda one, two: one - factor * two)
 
 
 DEFINITIONS = {
@@ -464,6 +459,5 @@ DEFINITIONS = {
     heads.TensorProduct: tensor_product,
     heads.GroupedTied: grouped_tied,
     heads.Differential: differential,
-    outside.HalfKeys: standard,
-    MyDifferential: my_differential,
+    outside.GatedDifferential: gated_differential,
 }

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 from conftest import assert_close, deep
 from layout_cases import CASES, make
-from outside_mixture import MyMixture
 
 from attnlab import heads
 from attnlab.heads import HEAD_VALUES, identical_heads, multi_head_attention
 from attnlab.tap import capture
 
 # The gates of a router differ by head whatever its weights are.
-ROUTERS = (heads.MixtureOfHeads, MyMixture)
 NAMES = [
     name for name, layout in CASES.items()
-    if not any(isinstance(extra, ROUTERS) for extra in layout.extras)
+    if not any(isinstance(extra, heads.MixtureOfHeads) for extra in layout.extras)
 ]  # fmt: skip
 SLICED = (heads.Narrow, heads.NarrowTied)
 
@@ -90,14 +88,3 @@ def changed(layout, names):
 )
 def test_only_weights_on_which_the_values_depend_change(name, names, expected):
     assert changed(CASES[name], names) == expected
-
-
-def test_stacked_weights():
-    layout = CASES["collaborative"]
-    params = make(layout)[0]
-    stacked = jax.tree.map(lambda a: np.stack([a, 2 * a]), params)
-    run = jax.jit(lambda p: identical_heads(p, layout, ("heads",)))
-    same = run(stacked)
-    for i in range(2):
-        one = run(jax.tree.map(lambda a, i=i: a[i], stacked))
-        assert_close(jax.tree.map(lambda a, i=i: a[i], same), one)

@@ -1,11 +1,12 @@
-"""Heads against the attention modules of transformers, live; see `-m parity` in the README."""
+"""Heads against modules of transformers and torch, live; see `-m parity` in the README. Latent
+attention and sinks are checked with the models of `tests/pretrained/parity`."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab import heads, multi_head_attention, positions
+from attnlab import heads, multi_head_attention
 
 pytestmark = pytest.mark.parity
 
@@ -31,52 +32,6 @@ def causal():
     import torch
 
     return torch.full((9, 9), float("-inf")).triu(1)[None, None]
-
-
-def split_pairs(a, interleaved):
-    """Pairs (2i, 2i+1) of the last axis -> (i, i + P/2), as attnlab rotates them."""
-    return np.concatenate([a[..., 0::2], a[..., 1::2]], axis=-1) if interleaved else a
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("queries", [None, 8])
-@pytest.mark.parametrize("order", ["factored", "latent_absorbed"])
-def test_latent_attention_of_deepseek_v3(interleaved, queries, order):
-    import torch
-    from transformers import DeepseekV3Config
-    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as peer
-
-    config = DeepseekV3Config(
-        hidden_size=12, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=queries,
-        kv_lora_rank=7, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5,
-        rope_interleave=interleaved, attn_implementation="eager",
-    )  # fmt: skip
-    torch.manual_seed(0)
-    module = peer.DeepseekV3Attention(config, 0).eval()
-    p, x = filled(module), torch.randn(2, 9, 12)
-    angles = peer.DeepseekV3RotaryEmbedding(config)(x, torch.arange(9)[None])
-    expected = module(x, angles, causal())[0]
-    layout = heads.Latent(
-        width=12, num_heads=3, head_dim=6, value_dim=5, latent_dim=7, rotary_dim=4,
-        query_latent_dim=queries,
-    )  # fmt: skip
-
-    def split(a, at):
-        return np.split(a.T.reshape(a.shape[1], 3, -1), [at], axis=-1)
-
-    q, q_rotary = split(p["q_b_proj.weight" if queries else "q_proj.weight"], 6)
-    k, v = split(p["kv_b_proj.weight"], 6)
-    down, k_rotary = np.split(p["kv_a_proj_with_mqa.weight"].T, [7], axis=1)
-    params = {
-        "q": q, "q_rotary": split_pairs(q_rotary, interleaved), "kv_down": down,
-        "kv_down_norm": p["kv_a_layernorm.weight"],
-        "k_rotary": split_pairs(k_rotary, interleaved), "k": k, "v": v,
-        "o": p["o_proj.weight"].T.reshape(3, 5, -1),
-    }  # fmt: skip
-    if queries:
-        params |= {"q_down": p["q_a_proj.weight"].T, "q_down_norm": p["q_a_layernorm.weight"]}
-    rotary = positions.rotary_angles(jnp.arange(9), 4)
-    check(expected, params, x, layout, rotary=rotary, order=order)
 
 
 def test_the_gate_of_qwen3_next():
@@ -105,31 +60,6 @@ def test_the_gate_of_qwen3_next():
         "q_norm": 1 + p["q_norm.weight"], "k_norm": 1 + p["k_norm.weight"],
     }  # fmt: skip
     check(expected, params, x, layout)
-
-
-def test_the_sinks_of_gpt_oss():
-    """Biases and grouped heads."""
-    import torch
-    from transformers import GptOssConfig
-    from transformers.models.gpt_oss import modeling_gpt_oss as peer
-
-    config = GptOssConfig(
-        hidden_size=12, num_attention_heads=6, num_key_value_heads=2, head_dim=4,
-        attn_implementation="eager",
-    )  # fmt: skip
-    torch.manual_seed(0)
-    module = peer.GptOssAttention(config, 0).eval()
-    p, x = filled(module), torch.randn(2, 9, 12)
-    no_positions = torch.ones(1, 9, 2), torch.zeros(1, 9, 2)
-    expected = module(x, no_positions, causal())[0]
-    layout = heads.Standard(
-        width=12, num_heads=6, num_kv_heads=2, head_dim=4, biases=("q", "k", "v", "o"),
-        extras=(heads.Sink(),),
-    )  # fmt: skip
-    params = {n: p[f"{n}_proj.weight"].T.reshape(12, -1, 4) for n in "qkv"}
-    params |= {f"{n}_bias": p[f"{n}_proj.bias"].reshape(-1, 4) for n in "qkv"}
-    params |= {"o": p["o_proj.weight"].T.reshape(6, 4, 12), "o_bias": p["o_proj.bias"]}
-    check(expected, params | {"sink": p["sinks"]}, x, layout)
 
 
 @pytest.mark.parametrize("zero", [False, True])

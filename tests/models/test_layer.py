@@ -21,6 +21,7 @@ from attnlab.models import (
     ModelConfig,
     MultiHeadAttention,
     Norm,
+    Source,
     feed_forward,
     init_layer,
     num_parameters,
@@ -119,7 +120,7 @@ def test_cross_attention_comes_between(position):
     spec = dataclasses.replace(with_norm(position, kind="rms"), cross=cross)
     params, x, source = make(spec), draw(2, 5, 6, seed=9), draw(2, 4, 6, seed=8)
     mask = jnp.asarray(np.arange(4) < 3)[None, None, None]
-    inputs = LayerInputs(source=source, source_mask=mask)
+    inputs = LayerInputs(source=Source(source, mask))
     names = ("probs", "cross.probs")
     steps = {
         "attention": lambda w, y: multi_head_attention(own(w), y, HEADS, is_causal=True),

@@ -121,7 +121,7 @@ class Balanced(heads.Extra):
     def values(self, layout):
         return {"layer_index": "", "balance": ""}
 
-    def after_attention(self, params, x, heads, call):
+    def after_attention(self, params, heads, call):
         gate = params["balance_gate"]
         balance = call.tap("balance", jnp.sum(gate**2))
         call.tap("layer_index", jnp.asarray(call.layer, jnp.float32))
