@@ -137,7 +137,8 @@ def worth_figure(table: pd.DataFrame) -> Figure:
                           alpha=0.15, linewidth=0)  # fmt: skip
     for exponent, label in ((1, "as layers of their own"), (0, "as one layer")):
         axes.plot(repeats, repeats**exponent, color=INK, linewidth=0.8, linestyle=":")
-        axes.annotate(label, (8, 8.0**exponent), textcoords="offset points", xytext=(-4, 4 - 14 * exponent),
+        place = (-4, 4 - 14 * exponent)
+        axes.annotate(label, (8, 8.0**exponent), textcoords="offset points", xytext=place,
                       ha="right", fontsize=8, color=INK)  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

@@ -378,7 +378,8 @@ validation bits.
 
 ![Mean held-out bits per byte over the bytes of the cache, a line for each kind of heads](cache.svg)
 
-GQA: grouped-query, MQA: multi-query, GTA: grouped-tied, MLA: multi-head latent, TPA: tensor product.
+GQA: grouped-query, MQA: multi-query, GTA: grouped-tied, MLA: multi-head latent, TPA: tensor
+product.
 
 {registered_table([*tests, cost, *same], corrected)}
 
