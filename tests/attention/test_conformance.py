@@ -69,6 +69,8 @@ def draw_call(rng):
         if seldom():
             options["local_window_size"] = pick(0, 2, (1, 3), (3, 0), (0, 2), (10**9, 1))
     if name in ("cudnn", "xla") and rng.random() < 0.8:
+        if seldom():
+            options["sink"] = array(*any_of(b, n, t, 1))
         return (
             array(b, t, n, h, dtype=dtype),
             *(array(b, s, k, h, dtype=dtype) for _ in "kv"),
