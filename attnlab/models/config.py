@@ -309,6 +309,13 @@ class ModelConfig(Spec):
         if isinstance(self.positions, Rotary) and self.positions.rotated_size(layout) % 2:
             size, fraction = f"{layout.rotary_axis} {layout.rotary_size}", self.positions.fraction
             raise ValueError(f"rotary positions rotate pairs: {fraction:g} of {size} must be even")
+        if isinstance(self.positions, Rotary) and (self.positions.scaling or "")[:8] == "longrope":
+            count = len(read_scaling(self.positions.scaling or "").numbers) // 2
+            if count != self.positions.rotated_size(layout) // 2:
+                raise ValueError(
+                    f"positions.scaling has {count} short and long factors, longrope needs "
+                    f"{self.positions.rotated_size(layout) // 2} of each, one for each pair"
+                )
         if self.attention.order is not None:
             sizes = CallSizes(1, self.max_len, self.max_len, rotary=rotary)
             choose(layout, sizes, self.attention.order)
@@ -447,7 +454,15 @@ class StackSpec(NamedTuple):
 
 def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -> Cache:
     """The empty cache of the layers of one type."""
-    window = config.attention.window
+    window, rotary = config.attention.window, config.positions
+    if isinstance(rotary, Rotary) and (rotary.scaling or "").startswith("longrope"):
+        trained = read_scaling(rotary.scaling or "").numbers[0]
+        if size > trained:
+            raise ValueError(
+                f"size {size} is more than the {trained:g} tokens up to which longrope has its "
+                "short factors, and cached keys keep the factors of their call; decode at most so "
+                "many, or write 1 in place of that number for the long factors alone"
+            )
     if piece is not None and window is not None:
         size = min(size, window + piece)
     one = init_cache(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Inexact, Int
 
 from attnlab.attention.masks import Edges
 from attnlab.heads import (
@@ -101,7 +101,7 @@ class LayerInputs:
     padding_mask: Bool[Array, "B T"] | None = None
     segments: Int[Array, "B T"] | None = None
     bias: Float[Array, "..."] | None = None
-    rotary: Float[Array, "*B T half"] | None = None
+    rotary: Inexact[Array, "*B T half"] | None = None
     source: Source | None = None
     cache: Cache | None = None
     shared_kv: tuple[Entries, ArrayLike] | None = None
