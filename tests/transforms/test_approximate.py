@@ -121,6 +121,15 @@ def test_what_the_target_can_represent_is_recovered(name):
     assert found.error < 1e-9
 
 
+def test_inputs_that_are_counted_four_times_change_nothing():
+    """Not even the sizes of the weights, on which further training depends."""
+    x = texts()
+    for target in (dataclasses.replace(MHA, num_kv_heads=2), LATENT):
+        one, four = (approximate(PARAMS, MHA, target, np.tile(x, (n, 1, 1))) for n in (1, 4))
+        for name, a in one.params.items():
+            np.testing.assert_allclose(np.abs(four.params[name]), np.abs(a), rtol=1e-6, atol=1e-9)
+
+
 def test_without_inputs_it_is_the_mean_of_the_group():
     params = random_params(MHA)
     found = approximate(params, MHA, dataclasses.replace(MHA, num_kv_heads=2))
