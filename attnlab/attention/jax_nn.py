@@ -66,8 +66,9 @@ def _with_sink(query: Array, key: Array, value: Array, sink: Array) -> list[Arra
     Args:
       sink: of each query, divided by the scale: broadcasts to [B, N, T, 1].
     """
-    info = jnp.finfo(query.dtype)
-    sink = jnp.maximum(sink.astype(jnp.float32), float(info.min) / 4)  # -inf * 0 is NaN
+    info = jnp.finfo(query.dtype)  # type: ignore[no-untyped-call]
+    sink = sink.astype(jnp.promote_types(query.dtype, jnp.float32))
+    sink = jnp.maximum(sink, float(info.min) / 4)  # -inf * 0 is NaN
     rounded = jax.lax.reduce_precision(sink, info.nexp, info.nmant)
     columns = jnp.concatenate([rounded, sink - rounded], -1).swapaxes(1, 2).astype(query.dtype)
     columns = jnp.broadcast_to(columns, (*query.shape[:3], 2))
@@ -184,23 +185,26 @@ def _native_with_sink(options: NativeMask | None, mask: MaskSpec) -> NativeMask 
         return None
     if mask.num_queries > mask.num_keys:
         return None
-    more = lambda lengths: None if lengths is None else lengths + 1
+    query_lengths, key_lengths = (
+        None if a is None else a + 1
+        for a in (options["query_seq_lengths"], options["key_value_seq_lengths"])
+    )
     return {
         "is_causal": True,
-        "query_seq_lengths": more(options["query_seq_lengths"]),
-        "key_value_seq_lengths": more(options["key_value_seq_lengths"]),
+        "query_seq_lengths": query_lengths,
+        "key_value_seq_lengths": key_lengths,
     }
 
 
 def _mask_array(mask: MaskSpec, *, has_sink: bool) -> tuple[NativeMask, tuple[int, int]]:
     """A mask array of multiples of 128, in whose blocks cuDNN reads it, and how many queries and
     keys these are more."""
-    allowed = mask.allowed()
+    found = mask.allowed()
     t, s = mask.num_queries, mask.num_keys
-    allowed = jnp.ones((1, 1, t, s), bool) if allowed is None else allowed
+    allowed = jnp.ones((1, 1, t, s), bool) if found is None else found
     allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], t, s))
     if has_sink:
-        allowed = _before_keys(allowed, s, True)
+        allowed = jnp.pad(allowed, ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=True)
     after = (-t % 128, -(s + has_sink) % 128)
     return {"mask": jnp.pad(allowed, ((0, 0), (0, 0), (0, after[0]), (0, after[1])))}, after
 

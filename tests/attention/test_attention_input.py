@@ -19,7 +19,7 @@ from test_attention import (
     small_blocks,  # noqa: F401 (autouse: blocks of 2 queries and 3 keys here too)
 )
 
-from attnlab import BACKENDS, dot_product_attention, explain, masks
+from attnlab import BACKENDS, dot_product_attention, explain, masks, multi_head_attention
 from attnlab.attention import AttentionOptions, SoftCap, backends, register_backend
 from attnlab.tap import Tap, capture
 
@@ -319,3 +319,10 @@ def test_any_call_is_right_or_refused_by_name(call, seed):
         allowed = allowed & (np.arange(t)[:, None] < lengths)
     expected, _ = by_hand(q, k, v, arrays.get("bias", 0.0), allowed, options["logits_soft_cap"])
     assert_close(got, np.asarray(expected, np.float32).reshape(got.shape))
+
+
+@pytest.mark.parametrize("function", [dot_product_attention, multi_head_attention])
+def test_help_names_array_likes_by_their_name(function):
+    """`help` would print the eight types of a Union for each argument."""
+    assert "ArrayLike" in str(inspect.signature(function))
+    assert "numpy" not in str(inspect.signature(function))
