@@ -9,7 +9,8 @@ with x the query input, y the key input and z the value input. Parameters are a 
 that every method receives. A new layout is one subclass; `register_layout` gives it a name for
 flags. An option that any layout may have is one subclass of `Extra`.
 
-Sizes, weights, costs and other forms follow from the fields. A layout computes each of them once.
+Sizes, weights, costs and other forms follow from the fields. A layout computes them once, when it
+is made with a width.
 
 Axes: B batch, T queries, S keys, N heads, K and Kv key and value heads, H width of a query and key,
 V width of a value, O output width.
@@ -373,13 +374,13 @@ class Layout(Named):
     def __post_init__(self) -> None:
         check_fields(self, least=1)
         self._check_options()
-        if self.width:  # sizes and shapes are checked now, and kept; the rest when it is used
+        if self.width:  # what follows from the fields is computed now, and kept
             if self.num_heads % (heads := self.size("num_kv_heads")):
                 raise ValueError(
                     f"num_heads {self.num_heads} is not divisible by num_kv_heads {heads}"
                 )
             self.check()
-            _ = self.shapes, self.input_widths, self.score_scale
+            _ = self.shapes, self.multiply_adds, self.input_widths, self.score_scale, self.chain
 
     def __getstate__(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
