@@ -34,6 +34,8 @@ class BlockLimits(NamedTuple):
 
 
 DEFAULT_LIMITS = BlockLimits()
+PACKED_LIMITS = BlockLimits(queries=128, head_scores=128**2)
+"""Of packed texts: small blocks, which fewer texts share, are skipped more often."""
 
 
 class Division(NamedTuple):
