@@ -52,9 +52,11 @@ def draw_call(rng, packed=0.2):
         options["bias"] = array(*any_of(b, n, t, s))
     if name == "edges" or rng.random() < 0.05:
         count = int(rng.integers(1, t * s + 1))
-        flat = rng.permutation(t * s)[:count]
-        flat = np.append(flat, flat[:1])  # listed twice, it counts once
-        ends = np.append(flat % s, [s, s]), np.append(flat // s, [t, t])
+        flat = np.stack([rng.permutation(t * s)[:count] for _ in range(b)])
+        flat = np.append(flat, flat[:, :1], 1)  # listed twice, it counts once
+        flat = flat[0] if seldom() else flat  # one graph for all rows, or one for each
+        pad = lambda a, size: np.append(a, np.full((*a.shape[:-1], 2), size), -1)
+        ends = pad(flat % s, s), pad(flat // s, t)
         options["mask"] = masks.Edges(*map(jnp.asarray, ends))
         options["is_causal"] = False
     elif seldom():
