@@ -21,7 +21,12 @@
 # a different, weaker function with 1 / N² of these parameters.** **Today's language models share
 # W_K and W_V among heads on purpose, to store fewer keys and values, and keep a W_Q for each
 # head.**
-#
+
+# %% [markdown]
+# ![What each head can read: in standard heads every head depends on every slice of x, in narrow
+# ones on its own slice, in the tutorial's all heads do the same](data:image/png;base64,)
+
+# %% [markdown]
 # The cells below check each sentence. It takes about a minute and a half on a CPU.
 #
 # 1. One matrix is N matrices, bit for bit.
@@ -34,12 +39,10 @@
 # %%
 # @title Install attnlab where it is missing; JAX and Flax stay as they are
 import importlib.util
-import subprocess
-import sys
 
 if importlib.util.find_spec("attnlab") is None:
-    source = "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", source], check=True)
+    print("Installing attnlab takes about a minute.")
+    # %pip install -q "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
 
 # %%
 import jax
@@ -163,7 +166,7 @@ counts
 # diagonal are equal.
 
 
-# %%
+# %% tags=["answer"]
 def sensitivity(name):
     layout = layouts.make_layout(name, width=D, num_heads=N)
     params = layouts.init(jax.random.key(1), layout)

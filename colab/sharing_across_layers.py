@@ -20,7 +20,11 @@
 # that costs: 81.7 points with shared attention, 80.2 with a shared feed-forward network (FFN) and
 # 80.1 with both shared, against 81.6 with nothing shared.** **Sharing parameters saves memory for
 # parameters, but neither FLOPs nor key/value cache.**
-#
+
+# %% [markdown]
+# ![Which layers share which parameters under each plan, and what it saves](data:image/png;base64,)
+
+# %% [markdown]
 # The cells below check each sentence. It takes about two minutes on a CPU.
 #
 # 1. Count the parameter groups in the arrays.
@@ -32,12 +36,10 @@
 # %%
 # @title Install attnlab where it is missing; JAX and Flax stay as they are
 import importlib.util
-import subprocess
-import sys
 
 if importlib.util.find_spec("attnlab") is None:
-    source = "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", source], check=True)
+    print("Installing attnlab takes about a minute.")
+    # %pip install -q "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
 
 # %%
 import tempfile
@@ -205,7 +207,7 @@ assert (round(100 * kept), separate_albert) == (62, 89_650_176)
 # Right: what the whole model costs, relative to `separate`. Sharing parameters changes neither
 # FLOPs nor cache. Sharing the keys and values themselves saves cache, and some FLOPs.
 
-# %%
+# %% tags=["answer"]
 num_layers = 6
 plans = ["separate", "sandwich", "groups:2", "cycle:2", "attention_only", "ffn_only", "albert"]
 plans.append("cla:3")  # add a plan of your own, such as "attention=0,0,0,1,1,1 ffn=0,1,2,3,4,5"

@@ -21,7 +21,12 @@
 # and GPT every head reads all of x, and only the result is divided among heads.** **Different does
 # not mean needed: after training many heads can be removed one by one at little cost (Michel et al.
 # 2019, Voita et al. 2019).**
-#
+
+# %% [markdown]
+# ![Heads that start equal stay equal; heads that start 1 % apart learn to attend to different
+# tokens](data:image/png;base64,)
+
+# %% [markdown]
 # The cells below check each sentence. It takes about two minutes on a CPU.
 #
 # 1. What heads of three layouts read.
@@ -32,12 +37,10 @@
 # %%
 # @title Install attnlab where it is missing; JAX and Flax stay as they are
 import importlib.util
-import subprocess
-import sys
 
 if importlib.util.find_spec("attnlab") is None:
-    source = "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", source], check=True)
+    print("Installing attnlab takes about a minute.")
+    # %pip install -q "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
 
 # %%
 import jax
@@ -172,7 +175,7 @@ for name, run in runs.items():
     }
 pd.DataFrame(table)
 
-# %%
+# %% tags=["answer"]
 assert (runs["equal"].curve("weights/distance")[1] == 0).all()  # every step, every seed, every bit
 assert np.ptp(runs["equal"].curve("weights/mean of |W_Q|")[1], axis=1).min() > 0.01  # it does move
 for name in ("equal", "one head, 64 wide"):

@@ -21,28 +21,28 @@
 # with the same name: probabilities, computed anew for every text, whose rows sum to 1.** **After
 # training the parameters stay as they are, and the same parameters give other probabilities on
 # another text.**
-#
+
+# %% [markdown]
+# ![W_Q before, during and after training, and the attention probabilities that are computed from
+# it](data:image/png;base64,)
+
+# %% [markdown]
 # The cells below check each sentence. It takes about two minutes on a CPU.
 #
 # 1. The parameters before training, and the name of their initialisation.
 # 2. A head trained in a loop of ten lines, with a figure of it before, during and after.
 # 3. The two meanings of the word.
 # 4. Parameters that are not allowed to learn.
-# 5. Attention probabilities as the edges of a graph.
 
 # %%
 # @title Install attnlab where it is missing; JAX and Flax stay as they are
 import importlib.util
-import subprocess
-import sys
 
 if importlib.util.find_spec("attnlab") is None:
-    source = "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", source], check=True)
+    print("Installing attnlab takes about a minute.")
+    # %pip install -q "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
 
 # %%
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -50,10 +50,8 @@ import numpy as np
 import optax
 import pandas as pd
 
-from attnlab import data, training
-from attnlab.attention import dot_product_attention, masks
 from attnlab.heads import Standard
-from attnlab.models import FFN, Dropout, Init, ModelConfig, NoPositions, OutputHead
+from attnlab.models import FFN, ModelConfig, NoPositions
 
 # %% [markdown]
 # ## 1. Before training: parameters drawn at random
@@ -204,8 +202,8 @@ assert results["after"][0] > 80
 # bottom row is computed from the top row and the texts. (A row without a dark field attends to the
 # last token itself, which is left out.)
 
-# %%
-figure, axes = plt.subplots(2, 3, figsize=(10, 7), layout="constrained")
+# %% tags=["answer"]
+figure, axes = plt.subplots(2, 3, figsize=(10, 5.6), layout="constrained")
 limit = 2.5 * np.std(by_name(history[2])["layers/attention/q"])
 for column, (name, params) in enumerate(stages.items()):
     right, probs = results[name]
@@ -294,123 +292,6 @@ scores
 # | W_Q and W_K stay random | W_V and W_O stay random | attention does not depend on the text |
 # |---|---|---|
 # | 0.035 (0.015 to 0.055) | 0.068 (0.047 to 0.090) | 0.489 (0.479 to 0.499) |
-#
-# ## 5. Attention as a graph
-#
-# Tokens are nodes. If token t attends to token s, there is an edge from s to t, and the attention
-# probability is its weight. Full attention is the *complete* graph; a mask removes edges. So
-# attention computed edge by edge equals attention computed with matrices and a mask.
-
-# %%
-T = 6
-q, k, v = jax.random.normal(jax.random.key(0), (3, T, 1, 4))
-graphs = {
-    "complete": [(s, t) for s in range(T) for t in range(T)],
-    "causal": [(s, t) for s in range(T) for t in range(T) if s <= t],
-    "ring": [(s, (s + step) % T) for s in range(T) for step in (-1, 0, 1)],
-}
-for name, edges in graphs.items():
-    senders, receivers = jnp.array(edges).T
-    by_edges = dot_product_attention(q, k, v, mask=masks.Edges(senders, receivers))
-    by_matrix = dot_product_attention(q, k, v, mask=masks.from_edges(senders, receivers, T))
-    difference = float(jnp.abs(by_edges - by_matrix).max())
-    print(f"{name}: {len(edges)} edges, largest difference {difference:.0e}")
-    assert difference < 1e-2 if jax.default_backend() == "tpu" else difference < 1e-5
-
-# %% [markdown]
-# On a given graph this is a graph attention network (arXiv 1710.10903). A famous small one: the
-# karate club of Zachary (1977), 34 members with an edge between friends. The club broke up around
-# its instructor (member 0) and its administrator (member 33). A model that knows the side of these
-# two alone must predict the side of the other 32. Each member attends to friends and itself. Two
-# controls: everybody attends to everybody, or only to themselves.
-
-# %%
-friends = """
-0-1 0-2 0-3 0-4 0-5 0-6 0-7 0-8 0-10 0-11 0-12 0-13 0-17 0-19 0-21 0-31 1-2 1-3 1-7 1-13 1-17
-1-19 1-21 1-30 2-3 2-7 2-8 2-9 2-13 2-27 2-28 2-32 3-7 3-12 3-13 4-6 4-10 5-6 5-10 5-16 6-16
-8-30 8-32 8-33 9-33 13-33 14-32 14-33 15-32 15-33 18-32 18-33 19-33 20-32 20-33 22-32 22-33
-23-25 23-27 23-29 23-32 23-33 24-25 24-27 24-31 25-31 26-29 26-33 27-33 28-31 28-33 29-32 29-33
-30-32 30-33 31-32 31-33 32-33
-"""
-pairs = jnp.array([[int(member) for member in pair.split("-")] for pair in friends.split()])
-with_instructor = [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 16, 17, 19, 21]
-side = jnp.ones(34, int).at[jnp.array(with_instructor)].set(0)
-members, known = jnp.arange(34), jnp.array([0, 33])
-
-on_graph = ModelConfig(
-    kind="encoder", vocab_size=34, max_len=34, width=16, num_layers=2, heads=Standard(num_heads=2),
-    ffn=FFN(width=0), positions=NoPositions(), init=Init(std=0.02),
-).build()  # fmt: skip
-adam = optax.adam(1e-2)
-
-
-@jax.jit
-@jax.vmap
-def predict(key, mask):
-    """% of the other 32 members that are right after 50 steps."""
-
-    def logits(params):
-        outputs = on_graph.apply({"params": params}, members[None], mask=mask[None, None])
-        return outputs.logits[0, :, :2]
-
-    def loss(params):
-        wrong = optax.softmax_cross_entropy_with_integer_labels(logits(params), side)
-        return wrong[known].mean()
-
-    def step(carry, _):
-        params, state = carry
-        updates, state = adam.update(jax.grad(loss)(params), state)
-        return (optax.apply_updates(params, updates), state), None
-
-    params = on_graph.init(key, members[None], mask=mask[None, None])["params"]
-    (params, _), _ = jax.lax.scan(step, (params, adam.init(params)), None, 50)
-    right = logits(params).argmax(-1) == side
-    return 100 * (right.sum() - right[known].sum()) / 32
-
-
-itself = jnp.eye(34, dtype=bool)
-friendship = itself | masks.from_edges(*pairs.T, 34) | masks.from_edges(*pairs.T[::-1], 34)
-table = {}
-for name, mask in {
-    "friends": friendship,
-    "everybody": itself | True,
-    "only itself": itself,
-}.items():
-    found = predict(jax.random.split(jax.random.key(0), 10), jnp.tile(mask, (10, 1, 1)))
-    table[name] = {"% right, mean of 10 seeds": float(found.mean()), "lowest": float(found.min()),
-                   "highest": float(found.max())}  # fmt: skip
-assert table["friends"]["% right, mean of 10 seeds"] > 75
-assert table["everybody"]["% right, mean of 10 seeds"] < 65
-pd.DataFrame.from_dict(table, orient="index").rename_axis("a member attends to").round(1)
-
-# %% [markdown]
-# The graph gives the answer; without it the model guesses. The usual larger example is Cora: 2,708
-# papers, an edge where one cites the other. The next cell runs where a folder `cora` with its
-# three files ([sources](https://github.com/attnlab/attnlab/blob/main/docs/reference/texts.md)) lies
-# beside the notebook; elsewhere it is skipped. The published network has 83.2 ± 0.7 % over 20 seeds
-# [here](https://github.com/attnlab/attnlab/blob/main/docs/results/cora.md); the plain encoder below
-# has less.
-
-# %%
-if Path("cora").is_dir():
-    source = data.Nodes(path="cora").load(2708)
-    papers = ModelConfig(
-        kind="encoder", vocab_size=1433, max_len=2708, width=64, num_layers=2,
-        heads=Standard(num_heads=8, biases=("q", "k", "v", "o")), ffn=FFN(width=64),
-        positions=NoPositions(), output=OutputHead(kind="none", pooler="each", num_classes=7),
-        dropout=Dropout(rate=0.6, attention=0.6, ffn=0.6),
-    )  # fmt: skip
-    settings = training.TrainConfig(
-        steps=100, length=2708, batch_size=1, seeds=(0,),
-        optimizer=training.OptimizerConfig(learning_rate=5e-3, weight_decay=0.5),
-        schedule=training.ScheduleConfig(warmup_steps=10),
-        evaluation=training.EvaluationConfig(every=1000, batch_size=1, windows=0),
-    )  # fmt: skip
-    objective = training.OBJECTIVES["node_class"]
-    result = training.fit_in_memory(papers.build(), objective, settings, source).result
-    print("% of the test papers:", result.heldout["accuracy"], source.baselines()["accuracy"])
-else:
-    print("There is no folder 'cora' here: this cell is skipped.")
 
 # %% [markdown]
 # ## What to remember
@@ -424,12 +305,9 @@ else:
 # **Where people ask this:** [how are Q, K and V vectors
 # trained?](https://datascience.stackexchange.com/questions/68220/how-are-q-k-and-v-vectors-trained-in-a-transformer-self-attention),
 # [questions about W_Q, W_K and
-# W_V](https://community.deeplearning.ai/t/questions-about-transformer-w-q-w-k-and-w-v/96960),
-# [are attention matrices weighted adjacency
-# matrices?](https://ai.stackexchange.com/questions/32036/is-the-multi-head-attention-in-the-transformer-a-weighted-adjacency-matrix).
+# W_V](https://community.deeplearning.ai/t/questions-about-transformer-w-q-w-k-and-w-v/96960).
 # Papers: [Glorot and Bengio 2010](https://proceedings.mlr.press/v9/glorot10a.html) (Xavier),
-# [He et al. 2015](https://arxiv.org/abs/1502.01852), [graph attention
-# networks](https://arxiv.org/abs/1710.10903).
+# [He et al. 2015](https://arxiv.org/abs/1502.01852).
 #
 # ## Exercises
 #
@@ -451,12 +329,13 @@ else:
 # assert np.allclose(a[:, order], b, atol=1e-3)
 # ```
 #
-# The answer stays, the probabilities move with their cards: in a graph the names of the nodes mean
-# nothing. (The last token attends to all others, so the causal mask does not tell it their places.)
-# To know an order, a model needs positions.
+# The answer stays, the probabilities move with their cards. (The last token attends to all others,
+# so the causal mask does not tell it their places.) To know an order, a model needs positions.
 #
 # ```python
 # from dataclasses import replace
+#
+# from attnlab.models import Init
 #
 # spread = {}
 # for name, init in {"fan-in": Init(), "0.02": Init(std=0.02)}.items():

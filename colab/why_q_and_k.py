@@ -20,7 +20,12 @@
 # place of D², scores of rank H at most, and a key of H numbers to store for each token in place of
 # D.** **Asymmetry is no reason for two matrices: one free matrix is asymmetric too, and only W_Q =
 # W_K forces the scores to be symmetric.**
-#
+
+# %% [markdown]
+# ![Left: training makes few singular values of the score matrix large. Right: bits lost if only the
+# largest r are kept](data:image/png;base64,)
+
+# %% [markdown]
 # The cells below check each sentence. It takes about two minutes on a CPU.
 #
 # 1. Pair and product are one function.
@@ -33,12 +38,10 @@
 # %%
 # @title Install attnlab where it is missing; JAX and Flax stay as they are
 import importlib.util
-import subprocess
-import sys
 
 if importlib.util.find_spec("attnlab") is None:
-    source = "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", source], check=True)
+    print("Installing attnlab takes about a minute.")
+    # %pip install -q "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
 
 # %%
 import jax
@@ -156,6 +159,12 @@ def deal(key, texts=64):
     return tokens, take(number, winner), take(places, winner), take(places, loser)
 
 
+# %% [markdown]
+# The model is one attention layer of one head and nothing else. `constrain` sees its weights in
+# every step, so that a variant can force the scores to be symmetric.
+
+
+# %%
 def train(heads, constrain=lambda weights: weights, steps=500, seeds=3):
     """% right, and % of queries that attend more to the winner than to the loser, per seed."""
     model = ModelConfig(
@@ -192,6 +201,10 @@ def train(heads, constrain=lambda weights: weights, steps=500, seeds=3):
     return jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), seeds))
 
 
+# %% [markdown]
+# Two variants have free matrices, two are forced to give symmetric scores.
+
+# %%
 pair, one = Standard(num_heads=1, head_dim=16), Bilinear(num_heads=1, value_dim=16)
 variants = {
     "pair W_Q, W_K": (pair,),
@@ -291,7 +304,7 @@ print("bits lost at each rank:", {r: round(bits, 3) for r, bits in cost.items()}
 print(f"rank 12 of 48 keeps {100 * (1 - cost[12] / cost[0]):.0f} % of what the scores are worth")
 assert abs(cost[48]) < 1e-3 < cost[12] < cost[0]
 
-# %%
+# %% tags=["answer"]
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
 initial = model.init(jax.random.key(0), heldout[:1, :-1])["params"]
 for label, params in {"one matrix, initial": initial, "one matrix, trained": trained}.items():

@@ -5,6 +5,7 @@ of them are also read elsewhere (GitHub, Colab), so what only the site needs is 
 that leave the folder become links inside the site.
 """
 
+import ast
 import html
 import re
 import shutil
@@ -48,7 +49,7 @@ highlight_language = "none"  # where a block does not say
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-python_maximum_signature_line_length = 80
+python_maximum_signature_line_length = 500  # of classes whose fields have no room in four lines
 python_display_short_literal_types = True
 toc_object_entries_show_parents = "hide"
 
@@ -57,6 +58,7 @@ for notebook in (HERE.parent / "colab").glob("*.ipynb"):
     (HERE / "colab").mkdir(exist_ok=True)
     shutil.copyfile(notebook, HERE / "colab" / notebook.name)
 
+ARRAY_LIKE = "Array | ndarray | bool | number | bool | int | float | complex"
 CODE = f"{REPOSITORY}/blob/main"
 COLAB = "https://colab.research.google.com/github/attnlab/attnlab/blob/main/colab"
 BADGE = r"\[!\[Open In Colab\]\([^)]*\)\]"
@@ -107,8 +109,16 @@ def one_signature(app: Sphinx) -> None:
 
 
 def plain(app: Sphinx, what: str, name: str, of: Any, options: Any, said: str, gives: str) -> Any:
-    """Signatures without what Flax adds to every module."""
-    return said and re.sub(r",\s*parent: .*, name: str \| None = None", "", said), gives
+    """Signatures without what Flax adds to every module. Types stand where they fit in four lines:
+    the descriptions of arguments say them too, as shapes."""
+    said = said and re.sub(r",\s*parent: .*, name: str \| None = None", "", said)
+    said = said and said.replace(ARRAY_LIKE, "ArrayLike").replace("~", "")
+    if said and (what in ("function", "method") or len(said) > 250):
+        tree = ast.parse(re.sub(r"= <.*?>+(?=[,)])", "= ...", f"def f{said}: pass"))
+        for argument in (node for node in ast.walk(tree) if isinstance(node, ast.arg)):
+            argument.annotation = None
+        said = f"({ast.unparse(tree.body[0].args)})"
+    return said, gives
 
 
 def short(app: Sphinx, domain: str, kind: str, content: nodes.Element) -> None:

@@ -1,5 +1,7 @@
 """Every notebook equals its .py pair, shows what it printed, and runs."""
 
+import base64
+import io
 import json
 import os
 import re
@@ -7,9 +9,13 @@ import subprocess
 import sys
 
 import jupytext
+import matplotlib.image
 import nbformat
+import numpy as np
 import pytest
 from conftest import ROOT
+
+from experiments.notebooks import PICTURE, answer
 
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
 QUESTIONS = [path for path in NOTEBOOKS if path.stem != "quickstart"]
@@ -26,11 +32,13 @@ def test_each_script_has_its_notebook_and_quickstart_leads_to_it():
 @every
 def test_pair_is_equal(path):
     notebook, script = jupytext.read(path), jupytext.read(path.with_suffix(".py"))
-    kinds = [[(c.cell_type, c.source) for c in n.cells] for n in (notebook, script)]
-    assert kinds[0] == kinds[1]
+    shown = [(c.cell_type, re.sub(f"(?<={PICTURE})[^)]*", "", c.source)) for c in notebook.cells]
+    assert shown == [(c.cell_type, c.source) for c in script.cells]
     badge = f"colab.research.google.com/github/attnlab/attnlab/blob/main/colab/{path.name}"
     assert badge in notebook.cells[0].source
-    source = "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
+    source = (
+        '%pip install -q "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"'
+    )
     assert path.with_suffix(".py").read_text().count(source) == 1
 
 
@@ -44,7 +52,14 @@ def test_it_shows_one_clean_run(path):
     assert [out["text"] for out in outputs if out.get("name") == "stderr"] == []
     assert [out for out in outputs if re.search(r"/(tmp|home|root|usr)/", json.dumps(out))] == []
     assert any("image/png" in out.get("data", {}) for out in outputs)
-    assert path.stat().st_size < 300_000
+    assert path.stat().st_size < 400_000
+
+
+@every
+def test_the_picture_at_the_top_is_the_one_that_a_cell_makes(path):
+    """Below the sentences, and equal to what the cell with the tag `answer` shows."""
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook.cells[1].source.endswith(f"]({PICTURE}{answer(notebook)})")
 
 
 def solutions(path):
@@ -56,17 +71,25 @@ def solutions(path):
 @pytest.mark.slow
 @every
 def test_it_runs(path, tmp_path):
-    """With its solutions as more cells."""
+    """With its solutions as more cells; the picture at the top is that of a new run."""
     notebook = jupytext.read(path.with_suffix(".py"))
     assert all("assert " in code for code in solutions(path))
     notebook.cells.extend(nbformat.v4.new_code_cell(code) for code in solutions(path))
     jupytext.write(notebook, tmp_path / path.name)
-    words = [sys.executable, "-m", "pytest", "--nbmake", "--nbmake-timeout=600", "-c", "/dev/null"]
+    words = [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", "--nbmake-timeout=600"]
     roots = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "PYTHONPATH": os.pathsep.join(roots),
     }
     options = dict(cwd=tmp_path, env=environment, capture_output=True, text=True)
-    result = subprocess.run([*words, path.name], **options)
+    result = subprocess.run([*words, "-c", "/dev/null", path.name], **options)
     assert result.returncode == 0, result.stdout[-3000:]
+    runs = (tmp_path / path.name, path)
+    new, saved = (pixels(answer(nbformat.read(run, as_version=4))) for run in runs)
+    assert np.abs(new - saved).mean() < 0.02
+
+
+def pixels(image):
+    """[height, width, 4] of an image in base64, from 0 to 1."""
+    return matplotlib.image.imread(io.BytesIO(base64.b64decode(image)), format="png")

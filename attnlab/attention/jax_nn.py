@@ -29,7 +29,10 @@ class NativeMask(TypedDict, total=False):
 def xla(call: AttentionCall) -> AttentionOutput:
     """jax.nn's own composition of XLA operations."""
     query, key, value = call.query, call.key, call.value
-    size = max(query.shape[-1], value.shape[-1])
+    width, sink = value.shape[-1], call.options.sink
+    if sink is not None:
+        query, key, value = _with_sink(query, key, value, sink / call.options.scale)
+    size = max(query.shape[-1], width)
     q, k, v = _pad_widths(size, query, key, value)
     if _is_elementwise_in_bfloat16(call, size):
         q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
@@ -42,19 +45,48 @@ def xla(call: AttentionCall) -> AttentionOutput:
         attending = jnp.any(allowed, axis=3, keepdims=True)
         bias = jnp.where(allowed, bias, jnp.where(attending, -jnp.inf, 0))
         allowed = None
+    if sink is not None:
+        bias, allowed = (_before_keys(a, call.scores_shape[3], fill) for a, fill in
+                         ((bias, 0), (allowed, True)))  # fmt: skip
     scale = cast(float, call.options.scale)  # it may be an array; jax.nn has another annotation
     out = jax.nn.dot_product_attention(q, k, v, bias, allowed, scale=scale, implementation="xla")[
-        ..., : value.shape[-1]
+        ..., :width
     ]
     if attending is not None:
         out = jnp.where(attending.swapaxes(1, 2), out, 0)
     return AttentionOutput(save_for_backward(out.astype(value.dtype)))
 
 
+def _with_sink(query: Array, key: Array, value: Array, sink: Array) -> list[Array]:
+    """Arrays with one more key in front, whose product with a query is the sink and whose value is
+    0, for kernels that have none.
+
+    Two more columns of q hold the sink, rounded, and the rest, so that bfloat16 has 16 bits of it.
+
+    Args:
+      sink: of each query, divided by the scale: broadcasts to [B, N, T, 1].
+    """
+    info = jnp.finfo(query.dtype)
+    sink = jnp.maximum(sink.astype(jnp.float32), float(info.min) / 4)  # -inf * 0 is NaN
+    rounded = jax.lax.reduce_precision(sink, info.nexp, info.nmant)
+    columns = jnp.concatenate([rounded, sink - rounded], -1).swapaxes(1, 2).astype(query.dtype)
+    columns = jnp.broadcast_to(columns, (*query.shape[:3], 2))
+    key = jnp.pad(key, ((0, 0), (1, 0), (0, 0), (0, 2))).at[:, 0, :, -2:].set(1)
+    value = jnp.pad(value, ((0, 0), (1, 0), (0, 0), (0, 0)))
+    return [jnp.concatenate([query, columns], -1), key, value]
+
+
+def _before_keys(array: Array | None, keys: int, fill: object) -> Array | None:
+    """A bias or mask with a column of this value in front of the keys."""
+    if array is None:
+        return None
+    array = jnp.broadcast_to(array, (*array.shape[:3], keys))
+    return jnp.pad(array, ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=fill)
+
+
 def refuse_jax_nn(call: AttentionCall) -> str | None:
     """Why jax.nn cannot run the call."""
-    # Not every version of it has a residual that a sink could be added to.
-    return refuse_options("jax.nn", call)
+    return refuse_options("jax.nn", call, supported=("sink",))
 
 
 def refuse_options(
@@ -64,9 +96,8 @@ def refuse_options(
     options = call.options
     if reason := refuse_dense_only(call):
         return reason
-    if options.sink is not None:
-        return f"{library} has no sink"
     used = {
+        "sink": options.sink is not None,
         "logits_soft_cap": options.logits_soft_cap is not None,
         "score_mods": bool(options.score_mods),
         "dropout_rate": bool(options.dropout_rate),
@@ -119,26 +150,63 @@ def native_mask(mask: MaskSpec) -> NativeMask | None:
 
 
 def cudnn(call: AttentionCall) -> AttentionOutput:
-    """cuDNN's flash attention: widths are padded to one multiple of 8, masks to all T and S."""
+    """cuDNN's flash attention; widths are padded to one multiple of 8."""
     query, key, value, mask = call.query, call.key, call.value, call.mask
-    shape = query.shape[:2]
+    shape, width, sink = query.shape[:3], value.shape[-1], call.options.sink
     if mask.segments is not None:  # of one length: each is a batch row
         length = mask.segments.length
         assert length is not None  # refused otherwise
-        query, key, value = (a.reshape(-1, length, *a.shape[2:]) for a in (query, key, value))
+        each = lambda a: a.reshape(-1, length, *a.shape[2:])
+        query, key, value = map(each, (query, key, value))
+        if sink is not None:
+            sink = jnp.broadcast_to(sink, (shape[0], shape[2], shape[1], 1))
+            sink = each(sink.swapaxes(1, 2)).swapaxes(1, 2)
         mask = MaskSpec(length, length, is_causal=mask.is_causal, window=mask.window)
-    options = native_mask(mask)
+    t, options, before, after = query.shape[1], native_mask(mask), 0, (0, 0)
+    if sink is not None:
+        query, key, value = _with_sink(query, key, value, sink / call.options.scale)
+        options = _native_with_sink(options, mask)
+        if options is not None:  # a row in front keeps the causal rule in place; lengths stay even
+            before, after = 1, (1, 1)
     if options is None:
-        allowed = mask.allowed()
-        assert allowed is not None  # else `native_mask` had something to say
-        every = (*allowed.shape[:2], query.shape[1], key.shape[1])
-        options = {"mask": jnp.broadcast_to(allowed, every)}
-    size = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
-    q, k, v = _pad_widths(size, query, key, value)
+        options, after = _mask_array(mask, has_sink=sink is not None)
+    query = jnp.pad(query, ((0, 0), (before, after[0]), (0, 0), (0, 0)))
+    key, value = (jnp.pad(a, ((0, 0), (0, after[1]), (0, 0), (0, 0))) for a in (key, value))
+    q, k, v = _pad_widths(-(-max(query.shape[-1], width) // 8) * 8, query, key, value)
     scale = cast(float, call.options.scale)
     out = jax.nn.dot_product_attention(q, k, v, implementation="cudnn", scale=scale, **options)
-    out = out[..., : value.shape[-1]]
-    return AttentionOutput(save_for_backward(out.reshape(*shape, *out.shape[2:])))
+    out = out[:, before : before + t, :, :width]
+    return AttentionOutput(save_for_backward(out.reshape(*shape, width)))
+
+
+def _native_with_sink(options: NativeMask | None, mask: MaskSpec) -> NativeMask | None:
+    """The keywords of cuDNN with one more query and key in front, or None if they need an array.
+
+    The causal rule hides one more key behind the others, which makes their number even again.
+    """
+    if options is None or not options["is_causal"] or options["local_window_size"] is not None:
+        return None
+    if mask.num_queries > mask.num_keys:
+        return None
+    more = lambda lengths: None if lengths is None else lengths + 1
+    return {
+        "is_causal": True,
+        "query_seq_lengths": more(options["query_seq_lengths"]),
+        "key_value_seq_lengths": more(options["key_value_seq_lengths"]),
+    }
+
+
+def _mask_array(mask: MaskSpec, *, has_sink: bool) -> tuple[NativeMask, tuple[int, int]]:
+    """A mask array of multiples of 128, in whose blocks cuDNN reads it, and how many queries and
+    keys these are more."""
+    allowed = mask.allowed()
+    t, s = mask.num_queries, mask.num_keys
+    allowed = jnp.ones((1, 1, t, s), bool) if allowed is None else allowed
+    allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], t, s))
+    if has_sink:
+        allowed = _before_keys(allowed, s, True)
+    after = (-t % 128, -(s + has_sink) % 128)
+    return {"mask": jnp.pad(allowed, ((0, 0), (0, 0), (0, after[0]), (0, after[1])))}, after
 
 
 class Device(NamedTuple):
@@ -204,7 +272,8 @@ def refuse_cudnn(call: AttentionCall) -> str | None:
     device, (_, _, t, s) = this_device(), call.scores_shape
     if device.platform != "gpu" or not device.compute_capability:
         return f"cuDNN needs an NVIDIA GPU, this is a {device.platform}"
-    size = max(call.query.shape[-1], call.value.shape[-1])
+    sink = call.options.sink
+    size = max(call.query.shape[-1] + 2 * (sink is not None), call.value.shape[-1])
     most = 256 if device.compute_capability >= 9 else 128
     if call.query.dtype not in (jnp.float16, jnp.bfloat16):
         return f"cuDNN needs float16 or bfloat16, not {call.query.dtype}"
@@ -219,8 +288,8 @@ def refuse_cudnn(call: AttentionCall) -> str | None:
                 "cuDNN takes segments of one length alone, in a NumPy array, which is known when "
                 "JAX traces"
             )
-        if any(a is not None for a in (call.mask.mask, call.mask.edges, *call.mask.lengths)):
-            return "cuDNN takes segments without a mask and without lengths"
+        if any(a is not None for a in (call.mask.mask, call.mask.edges, *call.mask.lengths, sink)):
+            return "cuDNN takes segments without a mask, lengths and a sink"
         t = s = segments.length
     if t % 2 or s % 2:  # jax.nn asks it of every gradient, as if there always were a bias
         return f"the gradient of cuDNN needs even lengths, not T={t} and S={s}"

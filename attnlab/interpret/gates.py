@@ -253,8 +253,8 @@ def remove_closed_heads(
       values: name -> gates, concrete arrays.
 
     Raises:
-      ValueError: where `remove_heads` raises (nothing would be saved, ...), or the encoder and the
-        decoder share their layers.
+      ValueError: where `remove_heads` raises (the model becomes no smaller, ...), or the
+        encoder and the decoder share their layers.
 
     >>> from attnlab.interpret import all_head_gates
     >>> config = ModelConfig(width=8, num_layers=2)

@@ -77,7 +77,7 @@ class InProcess:
         """Runs all. Raises Stopped after a signal."""
         use_threads(read_threads(workdir))
         if work(workdir, self.options) == STOPPED:
-            raise Stopped("stopped; the state is saved; repeat the call to resume")
+            raise Stopped("stopped and saved; to resume, run the same again")
 
     def running(self) -> bool:
         """False: `start` has done all."""

@@ -61,8 +61,8 @@ class RunsProgress:
         if (row := self._rows.get(spec.id)) is not None:
             self._bars.remove_task(row)
         minutes = (time.monotonic() - self._began) / 60
-        ended = f"{self._count - len(self._left)} of {self._count} have ended"
-        self._say(f"[{spec.id}] {status}; {ended} in {minutes:.1f} minutes")
+        ended = f"{self._count - len(self._left)} of {self._count} runs finished"
+        self._say(f"[{spec.id}] {status}; {ended} ({minutes:.1f} minutes)")
 
     def _running(self, spec: RunSpec, folder: Path) -> None:
         if spec.id not in self._rows:

@@ -83,7 +83,7 @@ def sweep(
 ) -> Results:
     """Runs all specs and returns their results; runs that have one are not run again.
 
-    To resume after a stop or a kill, repeat the call: only what is left is computed.
+    To resume after a stop or a kill, call it again: only what is left is computed.
 
     Args:
       specs: what to run.
@@ -243,7 +243,8 @@ def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progres
                 executor.stop()
                 done = len(left) - len(_left(left, workdir))
                 raise Stopped(
-                    f"stopped; {done} of {len(left)} runs are complete; repeat the call to resume"
+                    f"stopped and saved; {done} of {len(left)} runs are complete; to resume, "
+                    "run the same again"
                 )
         except Queued:  # the workers are not this process's to stop
             raise
@@ -260,7 +261,7 @@ def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:
 def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:
     """The last line of what each run left: of its error.txt, or of the log of its worker."""
     full = shutil.disk_usage(workdir).free < 1 << 20
-    unknown = "the disk is full; free some of it and repeat the call" if full else "it ended"
+    unknown = "the disk is full; free some of it and run the same again" if full else "it ended"
     logs = sorted((workdir / LOGS).glob("*.log"), key=lambda log: log.stat().st_mtime)
     lines = [f"{counted(len(failed), 'run')} without a result:"]
     for spec in failed[:SHOWN]:

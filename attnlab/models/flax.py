@@ -35,7 +35,7 @@ from attnlab.models.params import (
     shapes_by_path,
     stack_specs,
 )
-from attnlab.models.specs import FFN, LayerSpec
+from attnlab.models.specs import FFN, Compute, LayerSpec
 from attnlab.models.stack import HeadMask, LayersOfType, StackOutputs, check_values, run_layers
 from attnlab.sharing import Params, Plan, PyTree
 from attnlab.tap import Patches, Tap
@@ -292,7 +292,7 @@ class LayerStack(CheckedModule):
             dropout_key=self.dropout_key() if drops else None,
             capture=names,
             patch=patches,
-            remat=self.remat,
+            compute=Compute(remat=self.remat),
         )
 
 

@@ -426,7 +426,7 @@ def _run_text(
         dropout_key=keys.get(f"{side}layers"),
         capture=tuple(sorted(tap.capture - {EMBEDDINGS})),
         patch={name: f for name, f in tap.patch.items() if name != EMBEDDINGS},
-        remat=config.compute.remat,
+        compute=config.compute,
     )
     x = ran.x
     if config.norm.places.final:

@@ -632,13 +632,16 @@ class Init(Spec, prefix="init."):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Compute(Spec, prefix="compute."):
-    """Precision and memory.
+    """Precision, memory and the loop over layers.
 
     Weights, softmax, statistics of norms, logits and loss are float32 at least.
 
     Attributes:
       dtype: of products and activations. "float16" is refused: nothing scales the loss.
       remat: compute activations again in the backward pass: less memory, no slower on a CPU.
+      unroll: layers, or repetitions of a pattern of layers, in one iteration of the scan: more to
+        fuse on an accelerator, a larger program to compile (the log of a run has the seconds); the
+        same numbers but for rounding.
 
     Raises:
       ValueError: float16, or an unknown dtype.
@@ -651,6 +654,7 @@ class Compute(Spec, prefix="compute."):
 
     dtype: Dtype = "float32"
     remat: bool = True
+    unroll: int = bounded(1, least=1)
 
     def __post_init__(self) -> None:
         if str(self.dtype) == "float16":

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from attnlab.heads import Cache, init_cache
 from attnlab.heads.cache import with_own_lengths
 from attnlab.models.layer import LayerInputs, layer_values, transformer_layer
-from attnlab.models.specs import LayerSpec
+from attnlab.models.specs import Compute, LayerSpec
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan, Stack, run_stacks
 from attnlab.tap import Patch, Patches, Tap
@@ -90,7 +90,7 @@ def run_layers(
     dropout_key: Array | None = None,
     capture: Sequence[str] = (),
     patch: Patches | None = None,
-    remat: bool = True,
+    compute: Compute = Compute(),  # noqa: B008  # frozen
 ) -> StackOutputs:
     """x after all layers.
 
@@ -106,7 +106,8 @@ def run_layers(
       dropout_key: random key; None: no dropout.
       capture: names of values to return, of `stack_values`.
       patch: name -> f(value, layer index), which replaces the value.
-      remat: compute activations again in the backward pass.
+      compute: whether activations are computed again in the backward pass (`remat`), and how many
+        layers an iteration of the scan has (`unroll`).
 
     Raises:
       ValueError: a head mask that does not fit.
@@ -138,7 +139,9 @@ def run_layers(
         state[name], given = initial_state(layers, x)
         block = _block(layers, state[name]["cache"], tuple(capture), patch)
         stacks[name] = Stack(block, layers.params, layers.plan, (own, given))
-    (x, state), made = run_stacks(stacks, order, x, state, remat=remat)
+    (x, state), made = run_stacks(
+        stacks, order, x, state, remat=compute.remat, unroll=compute.unroll
+    )
     caches = {name: final["cache"] for name, final in state.items()}
     captured = {name: values for name, (values, _) in made.items()}
     losses: dict[str, Array] = {}

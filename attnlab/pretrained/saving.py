@@ -194,7 +194,7 @@ def _choose_family(config: ModelConfig, family: str) -> Family:
             return one
         reasons[one.name] = reason
     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    raise ValueError(f"no published format can say this model. {why}")
+    raise ValueError(f"no published format can store this model. {why}")
 
 
 def _difference(family: Family, config: ModelConfig) -> str | None:

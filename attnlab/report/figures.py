@@ -71,12 +71,13 @@ def differences_figure(panels: Sequence[Panel], name: str = "differences") -> li
             rows.append(Row(fill(label, LINE), look, c.difference, c.low, c.high))
     if not rows:
         return []
-    than = "" if several or not baselines else f" less {next(iter(baselines))}"
+    than = "" if several or not baselines else f" minus {next(iter(baselines))}"
     better = "left" if first.sign > 0 else "right"
     label = fill(f"{first.metric.unit}{than}", 44) + f"\n({better} of 0 is better)"
+    averages = " (mean): averaged over the other choices." if averaged else ""
     caption = (
         "Mean paired difference and its 95 % interval, before Holm's correction. An interval that "
-        f"includes zero is inconclusive.{' Mean: over the other tags.' if averaged else ''}"
+        f"includes zero is inconclusive.{averages}"
     )
     figure = interval_plot(rows, label)
     figure.axes[0].axvline(0, color=FOREGROUND, linewidth=1)

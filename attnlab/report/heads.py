@@ -61,7 +61,7 @@ TITLES = {
     "previous_token": "% on previous token",
     "first_token": "% on first token",
     "duplicate_token": "% on same token",
-    "induction": "% behind same token",
+    "induction": "% after same token",
 }
 """Of `attnlab.interpret.statistics.STATISTICS`, those that are shown."""
 MAPS = (
@@ -71,8 +71,8 @@ MAPS = (
 )
 STATISTICS = (
     "Means over held-out rows of one seed; untrained: the same model at step 0. Entropy: of the "
-    "probabilities of a head; 0 is one token alone. Behind same token: on what followed an earlier "
-    "token like this one (induction)."
+    "probabilities of a head; 0 is one token alone. After same token: attention to what followed "
+    "an earlier copy of the token (induction)."
 )
 SAMPLES = (
     "What each model writes (⟶) after the beginning of a held-out row, at temperature "

@@ -46,15 +46,15 @@ def comparison_table(panel: Panel, name: str = "comparisons") -> list[Table]:
     ]
     methods = [METHODS[m] for m in dict.fromkeys(found["method"]) if m in METHODS]
     caption = (
-        f"Variant less baseline in {panel.metric.unit}, paired by seed. Test: "
+        f"Variant minus baseline in {panel.metric.unit}, paired by seed. Test: "
         f"{' and '.join(methods) or 'none of one seed'}. p: two-sided, after Holm's correction."
     )
     if margin:
         caption += f" Equivalent: within {margin:g}, corrected the same way."
     if averaged:
         caption += (
-            " Mean: over all variants with this value, seed by seed; single differences are the "
-            "lowest and the highest that are averaged."
+            " (mean): averaged over the other choices, seed by seed; single differences are the "
+            "lowest and the highest of those that are averaged."
         )
     return [Table(name, caption, _frame(rows), {"difference": digits}, data=found)] if rows else []
 

@@ -138,7 +138,7 @@ def warnings(panel: Panel) -> list[Paragraph]:
     if added := [str(seed) for seed in there if seed not in planned]:
         lines.append(
             f"Seeds {', '.join(added)} were added after scores were seen: pairs are judged by a "
-            "test that allows it, and averages over other tags by the planned seeds alone."
+            "test that allows it, and averages over other choices by the planned seeds alone."
         )
     return [Paragraph(line, panel.title and f"{panel.title}:", "warning") for line in lines]
 

@@ -98,6 +98,7 @@ def run_stack(
     per_layer: PyTree = None,
     state: PyTree = None,
     remat: bool = True,
+    unroll: int = 1,
 ) -> tuple[tuple[PyTree, PyTree], PyTree]:
     """Applies `block` once per layer, with the parameters that the plan gives to that layer.
 
@@ -116,6 +117,7 @@ def run_stack(
       remat: recompute all activations in the backward pass; if False, all but those that the block
         marks with `remat.save_for_backward`. In both cases parameters are sliced again in the
         backward pass: saving them would cost one copy of the parameters per layer.
+      unroll: layers in one iteration of the scan: fewer iterations, a larger program.
 
     Returns:
       ((x, state) after the last layer, captured [L, ...]).
@@ -140,7 +142,9 @@ def run_stack(
     (16.0, [4.0, 49.0, 256.0])
     """
     stacks = {"": Stack(block, stacked, plan, per_layer)}
-    (x, states), captured = run_stacks(stacks, [""] * plan.num_layers, x, {"": state}, remat=remat)
+    (x, states), captured = run_stacks(
+        stacks, [""] * plan.num_layers, x, {"": state}, remat=remat, unroll=unroll
+    )
     return (x, states[""]), captured[""]
 
 
@@ -151,6 +155,7 @@ def run_stacks(
     state: Mapping[str, PyTree],
     *,
     remat: bool = True,
+    unroll: int = 1,
 ) -> tuple[tuple[PyTree, dict[str, PyTree]], dict[str, PyTree]]:
     """Applies layers of several types: `run_stack` for several stacks that alternate.
 
@@ -163,7 +168,7 @@ def run_stacks(
       order: the name of the stack of each layer; a stack has as many layers here as in its plan.
       x: input of the first layer.
       state: name of a stack -> what its layers carry from one to the next.
-      remat: as in `run_stack`.
+      remat, unroll: as in `run_stack`; repetitions of a pattern are unrolled as layers are.
 
     Returns:
       ((x, state), captured) as in `run_stack`, state and captured by the name of the stack.
@@ -183,8 +188,8 @@ def run_stacks(
     (16.0, [1.0, 2.0, 6.0, 7.0], [3.0, 8.0])
     """
     _check(stacks, order)
-    bodies = {name: _body(stack, remat) for name, stack in stacks.items()}
-    steps = {}
+    bodies = {name: _body(stack, remat, prevent_cse=unroll > 1) for name, stack in stacks.items()}
+    scan, steps = functools.partial(lax.scan, unroll=unroll), {}
     for name, (_, _, plan, per_layer) in stacks.items():
         steps[name] = {n: np.asarray(plan.indices(n), np.uint32) for n in plan}, per_layer
     found: dict[str, list[tuple[np.ndarray, PyTree]]] = {name: [] for name in stacks}
@@ -199,19 +204,19 @@ def run_stacks(
             (x, states), captured = carry, []
             is_single_layer = len(runs) == 1 and runs[0][1] == 1
             for (name, _), step in zip(runs, inputs, strict=True):
-                run = bodies[name] if is_single_layer else functools.partial(lax.scan, bodies[name])
+                run = bodies[name] if is_single_layer else functools.partial(scan, bodies[name])
                 (x, state), values = run((x, states[name]), step)
                 states = states | {name: state}
                 captured.append(values)
             return (x, states), captured
 
-        carry, values = lax.scan(pattern, carry, inputs)
+        carry, values = scan(pattern, carry, inputs)
         for (name, _), numbers, value in zip(runs, layers, values, strict=True):
             found[name].append((numbers, value))
     return carry, {name: _by_layer(parts) for name, parts in found.items()}
 
 
-def _body(stack: Stack, remat: bool) -> Callable[[PyTree, PyTree], PyTree]:
+def _body(stack: Stack, remat: bool, prevent_cse: bool) -> Callable[[PyTree, PyTree], PyTree]:
     """One layer as a scan takes it."""
 
     def layer(carry: PyTree, step: PyTree) -> PyTree:
@@ -222,7 +227,7 @@ def _body(stack: Stack, remat: bool) -> Callable[[PyTree, PyTree], PyTree]:
 
     policy = None if remat else jax.checkpoint_policies.save_only_these_names(SAVED)
     body: Callable[[PyTree, PyTree], PyTree] = jax.checkpoint(
-        layer, prevent_cse=False, policy=policy
+        layer, prevent_cse=prevent_cse, policy=policy
     )
     return body
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_check
 import jax
 from jaxtyping import Array
 
+from attnlab.data.dataset import Dataset
 from attnlab.models import ModelConfig, head_distance
 from attnlab.models.head_similarity import smallest_change
 from attnlab.sharing import Params
@@ -24,6 +25,7 @@ class StepInfo(NamedTuple):
       params: after them, on the host.
       initial: at step 0.
       model: what is trained.
+      dataset: what it is trained on.
       log: (name, number): writes it to metrics.jsonl and the loggers.
     """
 
@@ -31,6 +33,7 @@ class StepInfo(NamedTuple):
     params: Params
     initial: Params
     model: Model
+    dataset: Dataset
     log: Callable[[str, jax.typing.ArrayLike], None]
 
 

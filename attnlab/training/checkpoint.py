@@ -42,7 +42,9 @@ class WrongCheckpoint(ValueError):
     """
 
 
-MAY_CHANGE = ("steps", "accumulate", "evaluation", "log_every", "checkpoint_every")
+MAY_CHANGE = (
+    "steps", "accumulate", "loss_tokens", "evaluation", "log_every", "checkpoint_every"
+)  # fmt: skip
 """Fields of a `TrainConfig` with which a run may be resumed that began with others."""
 
 

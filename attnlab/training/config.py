@@ -58,6 +58,10 @@ class TrainConfig(Spec):
       optimizer, schedule, evaluation: records of their own.
       label_smoothing: `smoothing` of `objectives.cross_entropy` in training, in `train/loss` too;
         an evaluation is never smoothed.
+      loss_tokens: tokens whose logits are computed at a time in training: less memory, the same
+        loss and gradient but for rounding, the same time. 0: those of a whole batch (or part of
+        `accumulate`) of up to 2**26 logits, of a larger one as many as have 2**25; an evaluation
+        computes those of `evaluation.batch_size` rows.
       log_every: steps between two lines of the log.
       checkpoint_every: steps between two checkpoints.
 
@@ -78,6 +82,7 @@ class TrainConfig(Spec):
     schedule: ScheduleConfig = ScheduleConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     label_smoothing: float = bounded(0.0, least=0.0, below=1.0)
+    loss_tokens: int = bounded(0, least=0)
     log_every: int = bounded(50, least=1)
     checkpoint_every: int = bounded(400, least=1)
 

@@ -304,7 +304,8 @@ class _Training:
             found.setdefault(name, []).append(float(np.asarray(value)))
 
         for i in range(len(self.config.seeds)):
-            callback(StepInfo(step, _seed(params, i), _seed(self._initial, i), self.model, log))
+            now, initial = _seed(params, i), _seed(self._initial, i)
+            callback(StepInfo(step, now, initial, self.model, self.dataset, log))
         return {name: np.array(values) for name, values in found.items()}
 
     def save(self, step: int) -> None:

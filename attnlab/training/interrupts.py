@@ -22,7 +22,7 @@ class NonFiniteLoss(RuntimeError):
 class Stopped(RuntimeError):
     """The run received a signal to stop; its state is saved.
 
-    To resume, repeat the call. The command lines end with exit code 75, which a scheduler may take
+    To resume, call it again. The command lines end with exit code 75, which a scheduler may take
     as a request to run them again.
     """
 

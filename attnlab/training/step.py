@@ -16,6 +16,7 @@ from attnlab.data.dataset import Batch, BatchShapes, Dataset, DeviceBatch, Devic
 from attnlab.models import ModelConfig
 from attnlab.sharing import Params, PyTree
 from attnlab.training import sharding
+from attnlab.training.chunked_loss import mean_loss
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives.objective import Example, Inputs, Losses, Model, Objective
 from attnlab.training.optimizers import Optimizer
@@ -165,7 +166,7 @@ def train_step(
     seed: jax.typing.ArrayLike,
     *,
     accumulate: int = 1,
-    label_smoothing: float = 0.0,
+    loss_tokens: int = 0,
 ) -> TrainState:
     """One optimizer step of one seed on a batch of a dataset.
 
@@ -182,13 +183,14 @@ def train_step(
 
     Args:
       model: with `apply`.
-      objective: what it is trained to predict, bound to the sizes of the dataset.
+      objective: what it is trained to predict, bound to the sizes of the dataset; with
+        `objective.smoothed(0.1)` the targets are smoothed.
       transform: the optimizer.
       state: of `init_state`, or the one that the last step returned.
       batch: name -> array [B, ...].
       seed: of the run; with `state.step` it decides masks and dropout.
       accumulate: parts of the batch, which must divide B.
-      label_smoothing: share of the target that is spread over all classes, 0 <= share < 1.
+      loss_tokens: `TrainConfig.loss_tokens`: tokens whose logits are computed at a time.
 
     Returns:
       The state after the step; its `window_loss` has grown by the loss.
@@ -202,11 +204,16 @@ def train_step(
     count = jnp.maximum(jnp.sum(example.weights), 1)
 
     def loss(params: Params, part: Example, key: Array) -> tuple[Array, tuple[Array, Losses]]:
-        prediction, auxiliary = objective.predict(
-            model, params, part.inputs, deterministic=False, rngs={"dropout": key}
+        value, auxiliary = mean_loss(
+            objective,
+            model,
+            params,
+            part,
+            count,
+            tokens=loss_tokens,
+            deterministic=False,
+            rngs={"dropout": key},
         )
-        losses = objective.loss(prediction, part.targets, label_smoothing)
-        value = jnp.sum(losses * part.weights) / count
         auxiliary = {name: a / accumulate for name, a in auxiliary.items()}
         return sum(auxiliary.values(), value), (value, auxiliary)
 
@@ -302,10 +309,10 @@ def step_of_seeds(
     one_step = functools.partial(
         train_step,
         model,
-        objective,
+        objective.smoothed(config.label_smoothing),
         optimizer.transform,
         accumulate=config.accumulate,
-        label_smoothing=config.label_smoothing,
+        loss_tokens=config.loss_tokens,
     )
 
     def step(

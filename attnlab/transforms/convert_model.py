@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from attnlab.heads import Layout, weight_shapes
 from attnlab.models.config import ModelConfig
@@ -94,10 +94,15 @@ def convert_model(
             errors[stack, name, g] = found.forward_error, found.gradient_error
         beside = {n: a for n, a in group.items() if n not in names}  # the norm of the sublayer
         made[stack] = made[stack] | {name: beside | _stacked(converted)}
-    tokens = jax.random.randint(key, (ROWS, min(config.max_len, LONGEST)), 0, config.vocab_size)
+    tokens = random_tokens(config, key)
     return ModelConversion(
         to, made, errors, output_difference((config, params), (to, made), tokens)
     )
+
+
+def random_tokens(config: ModelConfig, key: Array) -> Int[Array, "B T"]:
+    """Ids on which two models are compared."""
+    return jax.random.randint(key, (ROWS, min(config.max_len, LONGEST)), 0, config.vocab_size)
 
 
 def _stacked(groups: list[dict[str, Array]]) -> dict[str, Array]:

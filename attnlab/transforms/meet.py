@@ -112,7 +112,7 @@ def resize(w: Weights, source: Layout, target: Layout) -> dict[str, Floats] | No
         if live.sum() > target.num_heads:
             return None
         kept = np.sort(np.argsort(~live, kind="stable")[: target.num_heads])
-        w = _each(w, source, source.head_axes, lambda a, axis, _: np.take(a, kept, axis))
+        w = change_axes(w, source, source.head_axes, lambda a, axis, _: np.take(a, kept, axis))
     weights = between.all_weights
     made = {n: np.full(between.shapes[n], a.constant or 0.0) for n, a in weights.items()}
     for name in made.keys() & w.keys():
@@ -124,7 +124,7 @@ def resize(w: Weights, source: Layout, target: Layout) -> dict[str, Floats] | No
     if between is target:
         return made
     # That the heads of a group were equal shows in the error.
-    return _each(made, target, KV_AXES, lambda a, axis, name: np.take(
+    return change_axes(made, target, KV_AXES, lambda a, axis, name: np.take(
         a, range(0, a.shape[axis], a.shape[axis] // target.size(name)), axis))  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def descend(w: Weights, chain: Sequence[Layout]) -> dict[str, Floats] | None:
 def _with_kv_head_each(w: Weights, layout: Layout) -> dict[str, Floats]:
     """The weights of `_one_kv_head_each`: those of a group are copies."""
     wide = _one_kv_head_each(layout)
-    return _each(w, layout, KV_AXES, lambda a, axis, name: np.repeat(
+    return change_axes(w, layout, KV_AXES, lambda a, axis, name: np.repeat(
         a, wide.size(name) // layout.size(name), axis))  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def _one_kv_head_each(layout: Layout) -> Layout:
     return layout.to(type(layout), num_kv_heads=layout.num_heads)
 
 
-def _each(
+def change_axes(
     w: Weights,
     layout: Layout,
     axes: Sequence[str],

@@ -72,9 +72,9 @@ def remove_heads(
 
     Raises:
       ValueError: a head, group or layer that is no whole number or that the model does not have;
-        nothing would be saved (use `head_mask`); the layout ties a head to a slice of x; or layers
-        would lose different heads that belong together: heads that attend to shared keys, or that
-        have a row in a shared table of relative positions.
+        the model becomes no smaller (use `head_mask`); the layout ties a head to a slice of x; or
+        layers would lose different heads that belong together: heads that attend to shared keys, or
+        that have a row in a shared table of relative positions.
 
     >>> import jax
     >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
@@ -185,9 +185,9 @@ def _kept_counts(layout: Layout, removed: Mapping[str, list[frozenset[int]]]) ->
     per_kv_head = max(1, *(int(a.max(initial=0)) for a in kept))
     if num_kv_heads * per_kv_head == layout.num_heads:
         raise ValueError(
-            "nothing would be saved: every parameter group keeps as many heads as the one that "
-            f"keeps most, which keeps all {layout.num_heads} (of query heads that share keys, the "
-            "largest number counts); remove heads of every group, or use head_mask"
+            "this makes the model no smaller: all parameter groups must keep equally many heads "
+            f"(and query heads of a key head), and one keeps all {layout.num_heads}; remove heads "
+            "of every group, or use head_mask"
         )
     return num_kv_heads, per_kv_head
 

@@ -76,6 +76,8 @@ def draw_call(rng, packed=0.2):
             {"query_seq_lengths": None, "key_value_seq_lengths": None} if name == "cudnn" else {}
         )
     if name in ("cudnn", "xla") and rng.random() < 0.8:
+        if seldom():
+            options["sink"] = array(*any_of(b, n, t, 1))
         return (
             array(b, t, n, h, dtype=dtype),
             *(array(b, s, k, h, dtype=dtype) for _ in "kv"),

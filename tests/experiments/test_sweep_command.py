@@ -93,7 +93,7 @@ def test_a_sweep_from_the_command_line(tmp_path, text):
     result.unlink()
     again = command("experiments.sweep", *flags, "--jobs=1")
     assert again.returncode == 0, again.stderr
-    assert "[mine-separate-seed0] complete; 1 of 1 have ended" in again.stderr
+    assert "[mine-separate-seed0] complete; 1 of 1 runs finished" in again.stderr
     assert json.loads(result.read_text())["scores"]["heldout"] == before
     assert everything(folder / "runs/standard-separate-seed0") == kept
     other = command("experiments.sweep", *flags, "--config.train.steps=21")

@@ -12,7 +12,7 @@ from conftest import assert_close, deep, diagonal
 
 from attnlab import Plan, run_layers, transformer_layer
 from attnlab.heads import Standard, project_kv
-from attnlab.models import FFN, Attention, LayerInputs, LayersOfType, LayerSpec
+from attnlab.models import FFN, Attention, Compute, LayerInputs, LayersOfType, LayerSpec
 from attnlab.models.layer import init_layer
 from attnlab.norms import layer_norm
 from attnlab.sharing.deltas import add_delta
@@ -121,14 +121,14 @@ def unrolled(spec, plan, params, x, seed):
     return x, grads
 
 
-def run(params, plan, x, spec, remat=True):
+def run(params, plan, x, spec, **compute):
     layers = {"layers": LayersOfType(params=params, plan=plan, spec=spec)}
-    return run_layers(layers, ["layers"] * plan.num_layers, x, remat=remat).x
+    return run_layers(layers, ["layers"] * plan.num_layers, x, compute=Compute(**compute)).x
 
 
-def scanned(spec, plan, remat=True):
+def scanned(spec, plan, **compute):
     def loss(params, x, seed):
-        y = run(params, plan, x, spec, remat)
+        y = run(params, plan, x, spec, **compute)
         return jnp.sum(y * seed), y
 
     return jax.jit(jax.grad(loss, has_aux=True))
@@ -138,7 +138,8 @@ def scanned(spec, plan, remat=True):
 def test_one_program_at_every_depth(name, remat):
     def lines(depth):
         plan, params, x = make(name, depth)
-        return len(scanned(layer_of(name), plan, remat).lower(params, x, x).as_text().splitlines())
+        step = scanned(layer_of(name), plan, remat=remat)
+        return len(step.lower(params, x, x).as_text().splitlines())
 
     assert lines(2) == lines(12) == lines(96)
 
@@ -158,14 +159,12 @@ def test_equals_the_unrolled_layers(name, depth, x64):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("compute", [{"remat": False}, {"unroll": 4}, {"unroll": 6}])
 @pytest.mark.parametrize("name", ["cla", "relaxed"])
-def test_without_remat_the_gradients_are_the_same(name, x64):
+def test_remat_and_unroll_change_no_gradient(name, compute, x64):
     plan, params, x = make(name, 6)
     spec = layer_of(name)
-    assert_close(
-        scanned(spec, plan, remat=False)(params, x, x),
-        scanned(spec, plan, remat=True)(params, x, x),
-    )
+    assert_close(scanned(spec, plan, **compute)(params, x, x), scanned(spec, plan)(params, x, x))
 
 
 def saved_for_backward(spec, plan, params, x):

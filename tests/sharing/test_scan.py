@@ -32,13 +32,14 @@ def make(plan):
     return stacked, x, {"gate": gate}
 
 
-@pytest.mark.parametrize(("name", "remat"), diagonal(ALL_PLANS, [True, False]))
-def test_equals_the_unrolled_model(name, remat, x64):
+@pytest.mark.parametrize(("name", "remat", "unroll"), diagonal(ALL_PLANS, [True, False], [1, 2, 5]))
+def test_equals_the_unrolled_model(name, remat, unroll, x64):
     plan = ALL_PLANS[name]
     stacked, x, per_layer = make(plan)
 
     def scanned(stacked):
         options = {"per_layer": per_layer, "state": jnp.zeros(()), "remat": remat}
+        options["unroll"] = unroll
         (y, state), captured = run_stack(block, stacked, plan, x, **options)
         return jnp.sum(jnp.square(y)) + state, (y, captured)
 
@@ -124,7 +125,8 @@ def test_a_block_gets_its_traced_layer_index_and_its_losses_leave_the_scan(x64):
     assert_close(gradient, jnp.asarray(expected, jnp.float64))
 
 
-def test_layer_types_that_alternate_capture_by_their_own_layers():
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_layer_types_that_alternate_capture_by_their_own_layers(unroll):
     """Runs of two, one and a rest: rows of each stack stay in the order of its layers."""
     order = ["a", "a", "b", "a", "a", "b", "a"]
     add = lambda params, x, state, layer: (x + params["w"], state + 1, (layer, x))
@@ -134,9 +136,8 @@ def test_layer_types_that_alternate_capture_by_their_own_layers():
         "b": Stack(double, {"w": jnp.full(1, 2.0)}, Plan(w=(0, 0)), np.arange(2)),
     }
     state = {"a": jnp.zeros(()), "b": jnp.zeros(())}
-    (x, state), captured = jax.jit(lambda x: run_stacks(stacks, order, x, state=state))(
-        jnp.ones(())
-    )
+    run = lambda x: run_stacks(stacks, order, x, state=state, unroll=unroll)
+    (x, state), captured = jax.jit(run)(jnp.ones(()))
     assert (float(x), float(state["a"]), float(state["b"])) == (17.0, 5.0, 20.0)
     np.testing.assert_array_equal(captured["a"][0], range(5))
     np.testing.assert_array_equal(captured["a"][1], [1, 2, 6, 7, 16])

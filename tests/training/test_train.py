@@ -147,9 +147,9 @@ def test_parts_give_the_gradient_of_the_whole_batch(name):
         grown = jax.tree.map(lambda a: 3.0 * a.astype(jnp.float64), state.params)
         state = state._replace(params=grown)
         step = functools.partial(
-            training.train_step, model.build(), objective, optimizer, state, batch, 7
+            training.train_step, model.build(), objective.smoothed(0.1), optimizer, state, batch, 7
         )
-        ends = [step(accumulate=n, label_smoothing=0.1) for n in (1, 3)]
+        ends = [step(accumulate=n) for n in (1, 3)]
         changes = [jax.tree.map(jnp.subtract, end.params, grown) for end in ends]
         return [(ravel_pytree(c)[0], end.window_loss) for c, end in zip(changes, ends, strict=True)]
 

@@ -204,6 +204,10 @@ class Objective(NamedTuple):
         """The objective for data of these sizes."""
         return self._replace(prepare=functools.partial(self.prepare, sizes=sizes))
 
+    def smoothed(self, share: float) -> "Objective":
+        """The objective with this share of a target spread over all classes (label smoothing)."""
+        return self._replace(loss=functools.partial(self.loss, smoothing=share))
+
     def predict(
         self, model: Model, params: Params, inputs: Inputs, **options: PyTree
     ) -> tuple[Array, Losses]:

@@ -1,105 +1,115 @@
-"""The command of the study; README.md of this folder."""
+r"""The third study: heads, positions, copying, caches, shared layers; README.md of this folder.
 
-import argparse
-import functools
-import sys
-import time
-from collections.abc import Sequence
+    python -m experiments.studies.study3 --part=D,E --data=DATA --workdir=WORK
+
+trains the runs of these parts that have no row and adds their rows to later_runs.csv. A stopped
+command resumes. With --status it prints how many runs are done; with --pages it writes the pages of
+the parts from the rows that are there.
+"""
+
 from pathlib import Path
 
-from attnlab.lab.worker import STOPPED
+from absl import flags
+from pandas import DataFrame
+
+from attnlab import lab
+from attnlab.lab.workdir import SHARED, run_folder
 from attnlab.training.provenance import code_commit
+from experiments import app
 from experiments.studies.head_width.texts import check_texts, load_text
 from experiments.studies.study3 import parts
-from experiments.studies.study3.cost import projected_seconds, status
-from experiments.studies.study3.executor import LocalExecutor, WorkerFailed
-from experiments.studies.study3.page import write_pages
-from experiments.studies.study3.rows import Row, WrongRows, append_row, check_origin, read_rows
-from experiments.studies.study3.run import Place, remove_run, run_one
-from experiments.studies.study3.spec import Run
+from experiments.studies.study3.cost import status
+from experiments.studies.study3.rows import (
+    NEW,
+    OLD,
+    PINNED,
+    PUBLISHED,
+    add_rows,
+    check_origin,
+    done_in,
+    new_rows,
+    read_rows,
+)
+from experiments.studies.study3.spec import Run, half_spec, model_config, run_spec
+from experiments.studies.study3.widen import write_start
+
+PART = flags.DEFINE_list("part", None, "Parts in their order, as D,E; tiny: a check of all kinds.",
+                         required=True)  # fmt: skip
+RESULTS = flags.DEFINE_string("results", str(PUBLISHED), "Folder of the rows and the pages.")
+DATA = flags.DEFINE_string("data", "../shared/data", "Folder of the texts.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the runs that are trained.")
+JOBS = flags.DEFINE_integer("jobs", 2, "Runs at a time, of one thread each.", lower_bound=1)
+ACCEPT = flags.DEFINE_list("accept_commit", [], "Other commits whose rows may be in the file.")
+STATUS = flags.DEFINE_bool("status", False, "Only print how far the parts are.")
+PAGES = flags.DEFINE_bool("pages", False, "Only write the pages of the parts and their figures.")
 
 
-def say(line: str) -> None:
-    """A line with the time, on standard error."""
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", file=sys.stderr, flush=True)
+def train(runs: list[Run], workdir: Path, data: Path) -> lab.Results:
+    """Trains runs, after the first halves that some continue."""
+    executor = lab.LocalExecutor(JOBS.value, threads=1)
+    starts: dict[str, Path] = {}
+    if reset := [run for run in runs if run.variant.start != "scratch"]:
+        halves = {run.id: half_spec(run, data) for run in reset}
+        lab.sweep({one.id: one for one in halves.values()}.values(), workdir, executor=executor)
+        for run in reset:
+            starts[run.id] = run_folder(workdir, halves[run.id])
+            if run.variant.start == "converted":
+                wide = workdir / "converted" / run.id
+                write_start(starts[run.id], wide, model_config(run.variant), run.seed)
+                starts[run.id] = wide
+    specs = [run_spec(run, data, starts.get(run.id)) for run in runs]
+    return lab.sweep(specs, workdir, executor=executor)
 
 
-def run_part(part: str, place: Place, path: Path, processes: int) -> bool:
-    """Runs a part until no run is left. Returns False where it was stopped."""
-    with LocalExecutor[Run, Row](functools.partial(run_one, place=place), processes) as executor:
-        while not executor.stopped:
-            rows = read_rows(path)
-            done = {row.spec.id for row in rows}
-            tiny = [run for run in parts.tiny_runs() if run.id not in done]
-            runs = tiny if part == "tiny" else parts.next_runs(part, rows)
-            if not runs:
-                return True
-            for run, row in executor.results(runs):
-                append_row(path, row)
-                remove_run(run, place)
-                say(f"{run.id} {row.scores.heldout_bits:.4f} in {row.origin.cpu_seconds:.0f} CPU s")
-                if part != "tiny":
-                    say(status(part, read_rows(path))[-1])
-    return False
+def run_part(part: str, folder: Path, data: Path, earlier: DataFrame, commit: str) -> None:
+    """Trains the runs of a part that have no row, until none is left."""
+    if not WORKDIR.value:
+        raise ValueError("--workdir is needed: the folder of the runs")
+    workdir, path = Path(WORKDIR.value).resolve(), folder / NEW
+    while runs := parts.next_runs(part, done_in(earlier, read_rows(path))):
+        if part != "tiny":  # which needs the standard library alone
+            check_texts({run.text for run in runs}, data)
+        known = {run.id: run for run in runs}
+        try:
+            results = train(runs, workdir, data)
+        except BaseException:  # a signal, too: the rows of what is complete
+            if (workdir / "specs.json").exists():
+                results = lab.load_results(workdir)
+                add_rows(path, new_rows(known, results, data, workdir / SHARED, commit))
+            raise
+        add_rows(path, new_rows(known, results, data, workdir / SHARED, commit))
 
 
-def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of the command."""
-    parser = argparse.ArgumentParser(prog="experiments.studies.study3", description=__doc__)
-    known = (*parts.PARTS, "tiny")
-    parser.add_argument("--part", required=True, help=f"Parts, as A,B,C; of {', '.join(known)}.")
-    parser.add_argument("--rows", type=Path, required=True, help="CSV file of finished runs.")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="Texts.")
-    parser.add_argument("--workdir", type=Path, help="Folder of unfinished runs.")
-    parser.add_argument("--processes", type=int, default=2, help="Workers of one thread each.")
-    parser.add_argument("--accept-commit", nargs="*", default=[], help="Other commits of rows.")
-    parser.add_argument("--pages", type=Path, help="Only write the pages of the parts to a folder.")
-    parser.add_argument("--status", action="store_true", help="Only print how far the runs are.")
-    given = parser.parse_args(words)
-    given.part = given.part.split(",")
-    if unknown := set(given.part) - set(known):
-        parser.error(f"unknown part {min(unknown)}; parts are {', '.join(known)}")
-    if given.workdir is None and not (given.status or given.pages):
-        parser.error("--workdir is needed: the folder of unfinished runs")
-    if given.processes < 1:
-        parser.error("--processes must be at least 1")
-    return given
+def read_parts() -> list[str]:
+    """--part. Raises ValueError for one that there is not, or that only the pinned commit runs."""
+    known = [*parts.PARTS, "tiny"]
+    if unknown := [one for one in PART.value if one not in known]:
+        raise ValueError(f"--part: no part {unknown[0]}; parts are {', '.join(known)}")
+    only_read = STATUS.value or PAGES.value
+    if pinned := [one for one in PART.value if one in parts.PINNED_PARTS and not only_read]:
+        raise ValueError(f"part {pinned[0]} is run at commit {PINNED} alone; see README.md")
+    return list(PART.value)
 
 
-def main() -> int:
-    """Runs the command; returns the exit code: 75 after a signal, 1 after an error."""
-    try:
-        return run_parts(arguments())
-    except (parts.NotReady, WrongRows, WorkerFailed, FileNotFoundError) as error:
-        say(f"error: {error}")
-        return 1
+def main() -> None:
+    """Trains, or does what the flags ask for instead."""
+    names, folder, data = read_parts(), Path(RESULTS.value), Path(DATA.value).resolve()
+    earlier, later = read_rows(folder / OLD), read_rows(folder / NEW)
+    if STATUS.value:
+        for part in names:
+            print("\n".join(status(part, earlier if part in parts.PINNED_PARTS else later)))
+        return
+    if PAGES.value:
+        from experiments.studies.study3.page import write_pages
 
-
-def run_parts(given: argparse.Namespace) -> int:
-    """Runs the parts in their order, or prints how far they are."""
-    if given.pages:
-        print(*write_pages(given.part, given.rows, given.pages), sep="\n")
-        return 0
-    rows = read_rows(given.rows)
-    if given.status:
-        for part in given.part:
-            print("\n".join(status(part, rows)))
-        return 0
-    if given.part != ["tiny"]:  # which needs the standard library alone
-        check_texts(parts.ALL_TEXTS, given.data)
+        print(*write_pages(names, folder), sep="\n")
+        return
     commit = code_commit(Path(__file__).parents[3])
-    digests = {name: load_text(name, given.data).sha256 for name in {r.spec.text for r in rows}}
-    check_origin(rows, [commit, *given.accept_commit], digests)
-    place = Place(given.data.resolve(), given.workdir, commit)
-    for part in given.part:
-        if part != "tiny":
-            seconds = projected_seconds(part, rows)
-            say(f"part {part}: {seconds / 3600 / given.processes:.1f} hours to go")
-        if not run_part(part, place, given.rows, given.processes):
-            say("stopped; repeat the command to resume")
-            return STOPPED
-    say("done")
-    return 0
+    for rows, commits in ((earlier, [PINNED]), (later, [commit, *ACCEPT.value])):
+        digests = {name: load_text(name, data).sha256 for name in set(rows["text"])}
+        check_origin(rows, commits, digests)
+    for part in names:
+        run_part(part, folder, data, earlier, commit)
 
 
-sys.exit(main())
+app.start(main)

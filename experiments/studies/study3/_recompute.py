@@ -1,4 +1,5 @@
-# Recomputes the registered tests of study 3 from runs.csv with numpy alone. Run beside runs.csv.
+# Recomputes the registered differences of study 3 with numpy alone: of runs.csv beside it, or of
+# the files that are named.
 import csv
 import sys
 
@@ -6,10 +7,13 @@ import numpy as np
 
 T975 = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 6: 2.4469, 7: 2.3646}
 """Degrees of freedom -> the 97.5 % quantile of Student's t."""
-with open(sys.argv[1] if sys.argv[1:] else "runs.csv") as file:
-    ROWS = [row for row in csv.DictReader(file) if row["role"] == "judged"]
-BASE = dict(width="64", length="128", positions="rotary", optimizer="muon", start="scratch",
-            scale="root", bytes_per_parameter="20.0")  # fmt: skip
+LATER = dict(kind="standard", cache="1", budget="", shared="")
+ROWS: list[dict[str, str]] = []
+for path in sys.argv[1:] or ["runs.csv"]:
+    with open(path) as file:
+        ROWS += [LATER | row for row in csv.DictReader(file) if row["role"] == "judged"]
+BASE = LATER | dict(width="64", length="128", positions="rotary", optimizer="muon", scale="root",
+                    start="scratch", bytes_per_parameter="20.0")  # fmt: skip
 
 
 def scores(heads: str, **other: str) -> dict[str, float]:
@@ -47,5 +51,13 @@ for heads in ("16x4", "8x8"):
 converted = 1, scores("4x64", **t5, start="converted")
 estimate("C1", converted, (-1, scores("4x64", **t5, **reset)))
 estimate("C2", converted, (-1, scores("4x16", **t5, **reset)))
+equal = dict(length="256", positions="half", budget="parameters", cache="4")
+gqa = -1, scores("8x8", **equal, kind="gqa")
+for optimizer in ("muon", "muon_per_head"):  # E1 is that with the lower validation bits
+    mla = equal | dict(optimizer=optimizer, positions="rotary", kind="mla")
+    estimate(f"E1 {optimizer}", (1, scores("8x8", **mla)), gqa)
+for name, kind in (("E2", "tied"), ("E3", "cla"), ("E4", "gqa_double")):
+    heads = "8x16" if kind == "gqa_double" else "8x8"
+    estimate(name, (1, scores(heads, **equal, kind=kind)), gqa)
 first = [row for row in ROWS if row["part"] == "D"]
 print("D:", sum(int(row["copy_step"]) >= 0 for row in first), "of", len(first), "runs copied")

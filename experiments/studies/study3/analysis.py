@@ -1,6 +1,6 @@
 """The tests of the plan (docs/results/study3/plan.md), on numbers: differences by text, and steps.
 
-`scores` and `events` read them from `runs.csv`. Every interval is of 95 % and over texts, by
+`scores` and `events` read them from rows. Every interval is of 95 % and over texts, by
 Student's t, unless its function says otherwise.
 """
 
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import optimize
 
 from attnlab.lab.stats import Difference, holm, paired_difference
+from experiments.studies.study3.rows import NEW, OLD, read_rows
 from experiments.studies.study3.spec import Variant
 
 MARGIN = 0.007
@@ -193,9 +194,10 @@ def hazard_interval(events: Events, draws: int = 1000, seed: int = 0) -> tuple[f
     return float(low), float(high)
 
 
-def read_table(path: Path) -> pd.DataFrame:
-    """`runs.csv`, a row a run."""
-    return pd.read_csv(path, dtype={"text_sha256": str, "commit": str})
+def read_table(folder: Path) -> pd.DataFrame:
+    """The rows of both files of a folder."""
+    found = [rows for name in (OLD, NEW) if len(rows := read_rows(folder / name))]
+    return pd.concat(found, ignore_index=True) if found else read_rows(folder / OLD)
 
 
 def rows_of(table: pd.DataFrame, variant: Variant) -> pd.DataFrame:

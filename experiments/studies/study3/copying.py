@@ -5,8 +5,9 @@ model that has learnt to copy can continue them. The definition reads the contex
 the earlier continuation is right.
 """
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from attnlab.sharing import Params
-from attnlab.training.callbacks import Measure
+from attnlab.training.callbacks import StepInfo, callback
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.objectives.objective import (
     Example,
@@ -24,11 +25,14 @@ from attnlab.training.objectives.objective import (
     Sums,
     cross_entropy,
 )
+from experiments.studies.study3.windows import FREQUENT
 
 CONTEXT = 8
-HALF, ROWS, SYMBOLS = 64, 64, 64
-"""The probe: rows of HALF random bytes, then the same again, of the SYMBOLS most frequent bytes."""
+HALF, ROWS = 64, 64
+"""The probe: rows of HALF random bytes, then the same again."""
 PROBE = "probe"
+PROBE_EVERY = 96
+"""Steps between two probes: 5 % of those at D = 64."""
 THRESHOLD = 2.0
 """Bits a byte of the second half below which a model has learnt to copy."""
 
@@ -75,44 +79,47 @@ def copy_objective() -> Objective:
     return causal._replace(metrics=(*causal.metrics, *more))
 
 
-def split_bits(scores: Mapping[str, np.ndarray]) -> tuple[float, float, float, float]:
-    """(all, copy, other) bits per byte of the first seed, and the share of copy bytes.
+COPY = copy_objective()
+
+
+def split_bits(scores: Mapping[str, float]) -> tuple[float, float, float, float]:
+    """(all, copy, other) bits per byte, and the share of copy bytes.
 
     Without copy bytes, or without others, their bits are NaN.
 
-    >>> scores = {"bits_per_byte": [2.0], "copy_part": [0.125], "copy_share": [0.25]}
-    >>> split_bits(scores)
+    >>> split_bits({"bits_per_byte": 2.0, "copy_part": 0.125, "copy_share": 0.25})
     (2.0, 0.5, 2.5, 0.25)
     """
     names = "bits_per_byte", "copy_part", "copy_share"
-    bits, part, share = (float(scores[name][0]) for name in names)
+    bits, part, share = (float(scores[name]) for name in names)
     copy = part / share if share else math.nan
     return bits, copy, (bits - part) / (1 - share) if share < 1 else math.nan, share
 
 
-def probe_tokens(text: np.ndarray) -> np.ndarray:
-    """[ROWS, 2 HALF]: random bytes, then the same again, of the most frequent bytes of a text.
+def probe_tokens(symbols: Sequence[int]) -> np.ndarray:
+    """[ROWS, 2 HALF]: random bytes of `symbols`, then the same again.
 
     Bytes that a text lacks would have untrained embeddings, which a tied LM head cannot tell apart.
     """
-    frequent = np.sort(np.argsort(-np.bincount(text, minlength=256), kind="stable")[:SYMBOLS])
-    rows = frequent[np.random.default_rng(3).integers(len(frequent), size=(ROWS, HALF))]
-    return np.concatenate([rows, rows], axis=1).astype(np.int32)
+    rows = np.random.default_rng(3).integers(len(symbols), size=(ROWS, HALF))
+    return np.asarray(symbols, np.int32)[np.concatenate([rows, rows], axis=1)]
 
 
-def probe_measure(model: Model, text: np.ndarray) -> Measure:
-    """(initial parameters, parameters now) -> bits per byte of the second half of the probe.
+@functools.partial(jax.jit, static_argnums=0)
+def probe_bits(model: Model, params: Params, tokens: Int[Array, "B T"]) -> Array:
+    """Bits per byte of the second half of the probe, without its first byte, which nothing
+    foretells."""
+    logits = model.apply({"params": params}, tokens=tokens[:, :-1]).logits
+    assert logits is not None
+    nats = cross_entropy(logits[:, HALF:], tokens[:, HALF + 1 :])
+    return jnp.mean(nats) / math.log(2)
 
-    Its first byte, which nothing foretells, is left out."""
-    tokens = jnp.asarray(probe_tokens(text))
 
-    def measure(initial: Params, now: Params) -> dict[str, Array]:
-        logits = model.apply({"params": now}, tokens=tokens[:, :-1]).logits
-        assert logits is not None
-        nats = cross_entropy(logits[:, HALF:], tokens[:, HALF + 1 :])
-        return {PROBE: jnp.mean(nats) / math.log(2)}
-
-    return measure
+@callback(every=PROBE_EVERY)
+def probe(info: StepInfo) -> None:
+    """Logs `probe_bits` on the most frequent bytes of the text."""
+    symbols = list(bytes.fromhex(str(info.dataset.facts[FREQUENT])))
+    info.log(PROBE, probe_bits(info.model, info.params, jnp.asarray(probe_tokens(symbols))))
 
 
 def copy_step(curve: Mapping[int, float]) -> int:

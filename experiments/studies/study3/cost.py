@@ -1,10 +1,14 @@
-"""CPU seconds of runs, by measured steps and by rows, and what is left of a part."""
+"""Seconds of runs, by measured steps and by rows, and what is left of a part."""
 
 from collections.abc import Sequence
 
-from experiments.studies.study3.parts import PARTS, Cell, count_runs
-from experiments.studies.study3.rows import Row
-from experiments.studies.study3.spec import Variant, num_steps
+import pandas
+from pandas import DataFrame
+
+from attnlab.models import flops_per_token
+from experiments.studies.study3.parts import PARTS, Group, count_runs
+from experiments.studies.study3.rows import runs_of
+from experiments.studies.study3.spec import BATCH_TOKENS, Run, Variant, model_config, num_steps
 
 OVERHEAD = 12.0
 """CPU seconds of a run besides its steps: to compile, to score and to count n-grams."""
@@ -23,51 +27,60 @@ FACTORS = {"t5": 1.1, "adamw_qk_norm": 1.17}
 """Positions or optimizer -> times as long a step."""
 
 
+FLOPS = 65e9
+"""A second on one core, of models that are not in `STEP`: between 8x8 and 4x16 of it."""
+
+
 def run_seconds(variant: Variant) -> float:
-    """CPU seconds of a run at the speed of `STEP`."""
+    """Seconds of a run at the speed of `STEP`."""
     shape = variant.num_heads, variant.head_dim, variant.width, variant.length
-    milliseconds = STEP[shape] * FACTORS.get(variant.positions, 1.0)
-    milliseconds *= FACTORS.get(variant.optimizer, 1.0)
+    if variant.budget or variant.shared:
+        each = flops_per_token(model_config(variant), variant.length)
+        milliseconds = 3000.0 * each * BATCH_TOKENS / FLOPS
+    else:
+        milliseconds = STEP[shape] * FACTORS.get(variant.positions, 1.0)
+        milliseconds *= FACTORS.get(variant.optimizer, 1.0)
     share = 0.5 if variant.start != "scratch" else 1.0  # the first half is another run's, mostly
     return OVERHEAD + share * num_steps(variant) * milliseconds / 1000
 
 
-def slowness(rows: Sequence[Row]) -> float:
-    """CPU seconds of these rows over those of `run_seconds`; 1 without rows."""
-    rows = [row for row in rows if row.scores.status == "complete"]
-    expected = sum(run_seconds(row.spec.variant) for row in rows)
-    return sum(row.origin.cpu_seconds for row in rows) / expected if expected else 1.0
+def measured_seconds(rows: DataFrame) -> pandas.Series:
+    """CPU seconds of each row; of later rows, each on a core of its own, wall seconds."""
+    return rows["cpu_seconds"].astype(float).fillna(rows["seconds"].astype(float))
 
 
-def _left(cell: Cell, rows: Sequence[Row]) -> float:
-    done = sum(
-        row.spec.variant == cell.variant
-        and (row.spec.role == "tuning" or row.spec.replicate in cell.replicates)
-        for row in rows
-    )
-    return max(0, count_runs(cell) - done) * run_seconds(cell.variant)
+def slowness(rows: DataFrame) -> float:
+    """Seconds of these rows over those of `run_seconds`; 1 without rows."""
+    rows = rows[rows["status"] == "complete"]
+    expected = sum(run_seconds(run.variant) for run in runs_of(rows))
+    return float(measured_seconds(rows).sum()) / expected if expected else 1.0
 
 
-def projected_seconds(part: str, rows: Sequence[Row]) -> float:
-    """CPU seconds of the runs of a part that have no row, at the speed of its rows so far."""
-    rows = [row for row in rows if row.spec.part == part]
-    cells = [cell for group in PARTS.get(part, ()) for cell in group.cells]
-    return slowness(rows) * sum(_left(cell, rows) for cell in cells)
+def _left(part: str, group: Group, runs: Sequence[Run]) -> float:
+    """Seconds of the runs of a group that are left, at the speed of `STEP`."""
+    total = 0.0
+    for cell in group.cells:
+        done = sum(
+            run.variant == cell.variant
+            and (run.role == "tuning" or run.replicate in cell.replicates)
+            for run in runs
+        )
+        total += max(0, count_runs(part, cell) - done) * run_seconds(cell.variant)
+    return total
 
 
-def status(part: str, rows: Sequence[Row]) -> list[str]:
+def status(part: str, rows: DataFrame) -> list[str]:
     """A line for each group of a part, and one for all: runs, core-hours spent and to go."""
-    rows = [row for row in rows if row.spec.part == part]
-    slow, lines = slowness(rows), []
+    rows = rows[rows["part"] == part]
+    runs, slow, lines, left, planned = runs_of(rows), slowness(rows), [], 0.0, 0
     for group in PARTS.get(part, ()):
-        planned = sum(map(count_runs, group.cells))
-        left = slow * sum(_left(cell, rows) for cell in group.cells) / 3600
-        lines.append(f"  {group.title}: {planned} runs planned, {left:.1f} core-hours to go")
-    spent = sum(row.origin.cpu_seconds for row in rows) / 3600
-    planned = sum(count_runs(cell) for group in PARTS.get(part, ()) for cell in group.cells)
-    left = projected_seconds(part, rows) / 3600
-    lines.append(
+        count = sum(count_runs(part, cell) for cell in group.cells)
+        hours = slow * _left(part, group, runs) / 3600
+        lines.append(f"  {group.title}: {count} runs planned, {hours:.1f} core-hours to go")
+        left, planned = left + hours, planned + count
+    spent = float(measured_seconds(rows).sum()) / 3600
+    return [
+        *lines,
         f"part {part}: {len(rows)} of {planned} runs done (more where a grid was extended), "
-        f"core-hours: {spent:.1f} spent, {left:.1f} to go"
-    )
-    return lines
+        f"core-hours: {spent:.1f} spent, {left:.1f} to go",
+    ]

@@ -1,4 +1,5 @@
-"""Figures of study 3 from rows: loss over head_dim by positions, and runs that have copied."""
+"""Figures of study 3 from rows: loss over head_dim by positions, runs that have copied, loss over
+the bytes of a cache, and layers that a shared sublayer is worth."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,8 +9,8 @@ from matplotlib.figure import Figure
 
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
-from experiments.studies.study3 import analysis
-from experiments.studies.study3.spec import Variant
+from experiments.studies.study3 import analysis, parts, worth
+from experiments.studies.study3.spec import KINDS, Variant, cache_numbers
 
 DASHES = ("-", "--", ":", "-.", (0, (8, 3)))
 POSITIONS = {
@@ -65,5 +66,71 @@ def copying_figure(table: pd.DataFrame, variants: Sequence[Variant]) -> Figure:
     axes.set_ylim(-0.03, 1.03)
     axes.set_xlabel("training step")
     axes.set_ylabel("share of runs that have not copied")
+    axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+    return figure
+
+
+NUMBER_BYTES = 4
+"""Of a float32 number in a cache."""
+
+
+def cache_figure(table: pd.DataFrame) -> Figure:
+    """Mean loss over the bytes of the cache, a token and layer; a line for each kind of heads."""
+    figure, [axes] = new_axes(1, 4.2)
+    kinds = [(kind, "muon") for kind in parts.CACHE_KINDS] + [("mla", "muon_per_head")]
+    for i, (kind, optimizer) in enumerate(kinds):
+        variants = [
+            v
+            for cache in (8, 4, 2)
+            for v in parts.at_cache(cache)
+            if (v.kind, v.optimizer) == (kind, optimizer)
+        ]
+        name = KINDS[kind] + (", per-head Muon" if optimizer == "muon_per_head" else "")
+        x = [NUMBER_BYTES * cache_numbers(v) for v in variants]
+        axes.plot(x, [_mean(table, v) for v in variants], MARKERS[i % len(MARKERS)], label=name,
+                  linestyle=DASHES[i // len(COLOURS)], color=COLOURS[i % len(COLOURS)],
+                  markersize=4)  # fmt: skip
+    everything = NUMBER_BYTES * cache_numbers(parts.MHA)
+    axes.plot([everything], [_mean(table, parts.MHA)], "*", color=INK, label="multi-head")
+    axes.set_xscale("log", base=2)
+    ticks = [everything // n for n in (8, 4, 2, 1)]
+    axes.set_xticks(ticks, [str(n) for n in ticks])
+    axes.set_xlabel("bytes of the cache, a token and layer")
+    axes.set_ylabel("held-out bits per byte")
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="center left",
+                bbox_to_anchor=(1.01, 0.5))  # fmt: skip
+    return figure
+
+
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+def _mean(table: pd.DataFrame, variant: Variant) -> float:
+    return float(np.mean([*analysis.scores(table, variant).values()]))
+
+
+def worth_figure(table: pd.DataFrame) -> Figure:
+    """Layers of its own that a sublayer is worth, over the layers that share it, with intervals."""
+    _, losses = worth.losses_of(table)
+    found = worth.estimate(worth.design_of(worth.planned()), losses).found
+    figure, [axes] = new_axes(1, 3.4)
+    repeats = np.array([1, 2, 4, 8])
+    names = {"phi_a": "attention", "phi_f": "FFN", "phi_b": "both"}
+    for i, (key, name) in enumerate(names.items()):
+        one = found[key]
+        axes.plot(repeats, repeats**one.mean, "o", linestyle=DASHES[i], color=COLOURS[i],
+                  markersize=4, label=name)  # fmt: skip
+        axes.fill_between(repeats, repeats**one.low, repeats**one.high, color=COLOURS[i],
+                          alpha=0.15, linewidth=0)  # fmt: skip
+    for exponent, label in ((1, "as layers of their own"), (0, "as one layer")):
+        axes.plot(repeats, repeats**exponent, color=INK, linewidth=0.8, linestyle=":")
+        axes.annotate(label, (8, 8.0**exponent), textcoords="offset points", xytext=(-4, -10),
+                      ha="right", fontsize=8, color=INK)  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(repeats, [str(r) for r in repeats])
+    axes.set_yticks(repeats, [str(r) for r in repeats])
+    axes.set_xlabel("layers that share it")
+    axes.set_ylabel("layers of its own that it is worth")
     axes.legend(frameon=False, fontsize=9, labelcolor=INK)
     return figure

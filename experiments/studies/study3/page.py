@@ -1,4 +1,4 @@
-"""The results pages of parts A to D, from rows alone: a sentence, its table of tests, the means."""
+"""The results pages of the parts, from rows alone: a sentence, its table of tests, the means."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +13,9 @@ from attnlab.atomic import write_atomic
 from attnlab.lab.stats import Difference
 from attnlab.report.page import p_equation, p_value
 from attnlab.report.style import themed_svg
-from experiments.studies.study3 import analysis, figures
+from experiments.studies.study3 import analysis, figures, parts, worth
 from experiments.studies.study3.analysis import ByText
+from experiments.studies.study3.cost import measured_seconds
 from experiments.studies.study3.parts import (
     CONVERTED,
     CONVERTED_OLD,
@@ -27,7 +28,7 @@ from experiments.studies.study3.parts import (
     WIDE_RESET,
     count_runs,
 )
-from experiments.studies.study3.spec import Variant
+from experiments.studies.study3.spec import KINDS, Variant, cache_numbers
 
 Term = tuple[int, Variant]
 CONDITIONS = (
@@ -120,10 +121,15 @@ def means_table(table: pd.DataFrame, variants: Sequence[Variant]) -> str:
                 "bits": f"{np.mean(list(bits.values())):.4f}",
                 "rate": f"{found['learning_rate'].iloc[0]:.4g}",
                 "FLOPs a byte": f"{found['flops_per_token'].iloc[0]:,}",
-                "CPU ms a step": f"{1000 * (found['cpu_seconds'] / found['steps']).median():.0f}",
+                "ms a step": f"{step_milliseconds(found):.0f}",
             }
         )
     return str(pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True))
+
+
+def step_milliseconds(rows: pd.DataFrame) -> float:
+    """Median seconds of a run over its steps, on one core; with compiling and scoring."""
+    return float(1000 * (measured_seconds(rows) / rows["steps"]).median())
 
 
 def _points(*positions: str, length: int = 128) -> list[Variant]:
@@ -310,6 +316,140 @@ of 64 costs on `python` against 4x16, {share:.0%} is on copy bytes (exploratory 
 """
 
 
+def cache_name(variant: Variant) -> str:
+    """The kind of a model of part E for people."""
+    own = {"standard": "MHA, 8 heads of 8", "fewer": "fewer heads of 8"}
+    name = own.get(variant.kind, KINDS[variant.kind])
+    return f"{name}, per-head Muon" if variant.optimizer == "muon_per_head" else name
+
+
+def cache_table(table: pd.DataFrame, variants: Sequence[Variant]) -> str:
+    """Models of part E: what they keep, their bits, FLOPs and seconds."""
+    rows = []
+    for variant in variants:
+        found, bits = analysis.rows_of(table, variant), analysis.scores(table, variant)
+        rows.append(
+            {
+                "heads": cache_name(variant),
+                "numbers kept": cache_numbers(variant),
+                "texts": len(bits),
+                "bits": f"{np.mean(list(bits.values())):.4f}",
+                "rate": f"{found['learning_rate'].iloc[0]:.4g}",
+                "parameters": f"{found['parameters'].iloc[0]:,}",
+                "FLOPs a byte": f"{found['flops_per_token'].iloc[0]:,}",
+                "steps": f"{found['steps'].iloc[0]:,}",
+                "ms a step": f"{step_milliseconds(found):.0f}",
+            }
+        )
+    return str(pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True))
+
+
+def better_mla(table: pd.DataFrame) -> Variant:
+    """MLA at 1/4 with joint or per-head Muon: the lower mean of validation bits."""
+    both = [one for one in parts.at_cache(4) if one.kind == "mla"]
+    bits = [np.mean([*analysis.scores(table, v, "validation_bits").values()]) for v in both]
+    return both[int(np.argmin(bits))]
+
+
+def part_e(table: pd.DataFrame) -> str:
+    """What is worth keeping in a cache."""
+    at = {v.kind: v for v in parts.at_cache(4) if v.optimizer == "muon"}
+    at["mla"] = better_mla(table)
+    names = {"E1": "mla", "E2": "tied", "E3": "cla", "E4": "gqa_double"}
+
+    def less_gqa(name: str, kind: str, change: Callable[[Variant], Variant]) -> Comparison:
+        what = f"{cache_name(at[kind])} less grouped-query"
+        return compare(table, name, what, (1, change(at[kind])), (-1, change(at["gqa"])))
+
+    tests = [less_gqa(name, kind, lambda v: v) for name, kind in names.items()]
+    same = [less_gqa("equal FLOPs", kind, parts.equal_flops) for kind in names.values()]
+    cost = compare(table, "1/4", "grouped-query less MHA", (1, at["gqa"]), (-1, parts.MHA))
+    said = "; ".join(f"{one.what.removesuffix(' less grouped-query')} {interval(one.found)}"
+                     for one in tests)  # fmt: skip
+    others = [v for cache in (2, 8) for v in parts.at_cache(cache)]
+    corrected = analysis.corrected({one.name: one.found.p for one in tests})
+    return f"""# What is worth keeping in a cache
+
+**At a quarter of the cache of multi-head attention and equal parameters, less grouped-query heads
+(bits per byte): {said}.** Grouped-query heads less multi-head attention:
+{interval(cost.found)}. 4 layers, D = 64, T = 256, 216,448 parameters (20 bytes each, counted as
+12 L D²), Muon, {tests[0].found.count} texts, one seed each. MLA has the optimizer with the lower
+validation bits.
+
+![Mean held-out bits per byte over the bytes of the cache, a line for each kind of heads](cache.svg)
+
+{registered_table([*tests, cost, *same], corrected)}
+
+E1 is the primary; Holm over E1 to E4. The rows of equal FLOPs are exploratory: the same models,
+with as many steps as give the FLOPs of a training of multi-head attention.
+
+## Equal parameters, a quarter of the cache
+
+{cache_table(table, [parts.MHA, *parts.at_cache(4)])}
+
+## Equal FLOPs, a quarter of the cache
+
+{cache_table(table, [parts.MHA, *map(parts.equal_flops, parts.at_cache(4))])}
+
+## A half and an eighth
+
+{cache_table(table, others)}
+
+Seconds are of one core and include compiling and scoring. MLA and grouped-tied heads have parts
+without positions, so the others rotate half of each head. Tied heads keep values, from which keys
+are rotated when they are read; attnlab's cache keeps both.
+"""
+
+
+def part_f(table: pd.DataFrame) -> str:
+    """What a shared attention and a shared FFN are worth in layers."""
+    texts, losses = worth.losses_of(table)
+    found = worth.estimate(worth.design_of(worth.planned()), losses, draws=300)
+    names = {
+        "phi_a": "attention", "phi_f": "FFN", "phi_b": "attention and FFN",
+        "F1": "phi_a - phi_f", "F2": "phi_b - phi_a phi_f",
+    }  # fmt: skip
+    rows = [
+        {
+            "": name,
+            "what": what,
+            "estimate (95 % interval)": interval(found.found[name]),
+            "p": p_value(found.found[name].p) if name in ("F1", "F2") else "",
+            "bootstrap": "{:+.3f} to {:+.3f}".format(*found.bootstrap[name]),
+            **{
+                f"r = {r}": f"{r ** found.found[name].mean:.2f} layers" if "phi" in name else ""
+                for r in (2, 4, 8)
+            },
+        }
+        for name, what in names.items()
+    ]
+    first = found.found["F1"]
+    say = {
+        True: "A shared attention keeps more of the worth of layers than a shared FFN.",
+        False: "That they differ is not shown.",
+    }[first.p < analysis.ALPHA and first.mean > 0]
+    if first.p < analysis.ALPHA and first.mean < 0:
+        say = "A shared FFN keeps more of the worth of layers than a shared attention."
+    worths = {n: 4 ** found.found[n].mean for n in ("phi_a", "phi_f")}
+    law = found.law
+    return f"""# What a shared attention and a shared FFN are worth in layers
+
+**An attention that 4 layers share is worth {worths["phi_a"]:.2f} layers of its own, an FFN
+{worths["phi_f"]:.2f}: phi_a - phi_f = {interval(first)}, {p_equation(first.p)}. {say}** 8 layers,
+D = 64, 96 and 128, heads of 16, rotary positions, Muon, outputs of sublayers scaled by 1 / layers,
+{len(texts)} texts, one seed each.
+
+![Layers that a shared sublayer is worth over the layers that share it](worth.svg)
+
+{pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)}
+
+L = E + A (N_once + r^phi_a N_attn + r^phi_f N_ffn)^-alpha + B S^-beta, fitted to the means over
+texts, with an exponent phi_b where both are shared; alpha = {law.alpha:.2f}, beta = {law.beta:.2f}.
+Intervals are of the jackknife over texts; a bootstrap over {len(texts)} texts is too narrow. F1 is
+the primary.
+"""
+
+
 def _median(found: analysis.Events) -> str:
     """The Kaplan-Meier median, which is that of the steps while censoring is at the end alone."""
     steps = np.sort(np.where(found.copied, found.step, math.inf))
@@ -322,6 +462,8 @@ PAGES: dict[str, tuple[str, Callable[[pd.DataFrame], str], tuple[str, ...]]] = {
     "B": ("per_head_muon.md", part_b, ("A", "B")),
     "C": ("wide_heads.md", part_c, ("A", "C")),
     "D": ("copying.md", part_d, ("D",)),
+    "E": ("cache.md", part_e, ("E",)),
+    "F": ("shared_layers.md", part_f, ("F",)),
 }
 """Part -> its page, what writes it, and the parts whose rows it reads."""
 FIGURES: dict[str, tuple[str, Callable[[pd.DataFrame], Figure]]] = {
@@ -330,6 +472,8 @@ FIGURES: dict[str, tuple[str, Callable[[pd.DataFrame], Figure]]] = {
         "copying.svg",
         lambda table: figures.copying_figure(table, _points("rotary", length=256)),
     ),
+    "E": ("cache.svg", figures.cache_figure),
+    "F": ("worth.svg", figures.worth_figure),
 }
 """Part -> the figure of its page, and what draws it."""
 
@@ -339,7 +483,7 @@ def make_page(part: str, table: pd.DataFrame) -> str:
     _, write, needed = PAGES[part]
     if left := _left(part, table):
         planned = sum(
-            count_runs(cell) for one in needed for group in PARTS[one] for cell in group.cells
+            count_runs(one, cell) for one in needed for group in PARTS[one] for cell in group.cells
         )
         return (
             f"# Part {part} of study 3\n\n**Incomplete: {left} judged runs are missing** "
@@ -354,12 +498,12 @@ def _left(part: str, table: pd.DataFrame) -> int:
     return sum(missing(one, table) for one in PAGES[part][2])
 
 
-def write_pages(names: Sequence[str], rows: Path, folder: Path) -> list[Path]:
-    """Writes the pages of parts, and the figures of complete ones, from a file of rows.
+def write_pages(names: Sequence[str], folder: Path) -> list[Path]:
+    """Writes the pages of parts, and the figures of complete ones, from the rows in a folder.
 
     Parts without a page are left out.
     """
-    table, found = analysis.read_table(rows), []
+    table, found = analysis.read_table(folder), []
     for part in names:
         if part in PAGES:
             found.append(folder / PAGES[part][0])

@@ -11,13 +11,25 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.studies.study3 import page, parts
+from experiments.studies.study3 import page, parts, worth
 from experiments.studies.study3.analysis import over_texts
-from experiments.studies.study3.spec import Variant
+from experiments.studies.study3.rows import COLUMNS, LATER_FIELDS, NEW, OLD
+from experiments.studies.study3.spec import Variant, num_steps
+
+WORTH = worth.Law(alpha=0.4, beta=0.8, attention=0.7, ffn=0.2, both=0.3)
 
 
 def made_up_bits(variant: Variant) -> float:
-    """Rotary heads are best at 16 and cost 0.01 (log2 h - 4)^2; with T5's bias at 8, a third."""
+    """Rotary heads are best at 16 and cost 0.01 (log2 h - 4)^2; with T5's bias at 8, a third.
+
+    MLA costs 0.03 less than others of its cache, per-head Muon 0.01 less again; layers obey WORTH.
+    """
+    if variant.shared:
+        terms = worth.basis(worth.design_of([variant]), WORTH)[0]
+        return float(terms @ [1.2, 0.6, 0.2])
+    if variant.budget:
+        mla = 0.03 + 0.01 * (variant.optimizer == "muon_per_head")
+        return 2.0 + 0.05 * math.log2(variant.cache) - mla * (variant.kind == "mla")
     best, curve = (3, 0.003) if variant.positions == "t5" else (4, 0.01)
     gain = 0.02 * (variant.optimizer == "muon_per_head" and variant.num_heads == 16)
     return 2.0 + curve * (math.log2(variant.head_dim) - best) ** 2 - gain
@@ -38,13 +50,23 @@ def made_up_table(*names: str) -> pd.DataFrame:
                     | {"heldout_bits": bits, "heldout_other_bits": bits, "heldout_bytes": 100}
                     | {"heldout_copy_bits": bits - wide, "heldout_copy_bytes": 25, "steps": 1920}
                     | {"copy_step": 960 if wide else -1, "cpu_seconds": 200.0}
+                    | {"validation_bits": bits, "parameters": 216_448, "version": 1}
+                    | {"steps": num_steps(cell.variant), "replicate": replicate}
+                    | {"learning_rate": 0.01, "first_rate": 0.0, "probe_bits": "0:8.0"}
                 )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def write_rows(table: pd.DataFrame, folder: Path) -> None:
+    """The pinned rows and the later ones."""
+    pinned = table["part"].isin(parts.PINNED_PARTS)
+    table[pinned].drop(columns=[*LATER_FIELDS]).to_csv(folder / OLD, index=False)
+    table[~pinned].to_csv(folder / NEW, index=False)
 
 
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:
-    return made_up_table("A", "B", "C", "D")
+    return made_up_table("A", "B", "C", "D", "E", "F")
 
 
 def test_the_page_on_positions_states_the_effects_that_were_put_in(table):
@@ -74,6 +96,24 @@ def test_per_head_muon_is_judged_by_its_own_cells(table):
     assert "different" not in rows[1]  # 8x8: no effect was put in
 
 
+def test_the_page_on_caches_states_the_effects_that_were_put_in(table):
+    """MLA is that with per-head Muon, which has the lower validation bits."""
+    found = page.make_page("E", table)
+    rows = [line for line in found.splitlines() if line.startswith(("| E", "| 1/4"))]
+    means = [float(re.search(r"([-+][0-9.]+) \(", row).group(1)) for row in rows]
+    assert means == pytest.approx([-0.04, 0, 0, 0, 0.1], abs=0.004)
+    assert "per-head Muon less grouped-query" in rows[0]
+    assert "different" in rows[0]
+    assert "1,610" in found.split("## Equal FLOPs")[1]  # steps of MLA
+
+
+def test_the_page_on_shared_layers_states_the_effects_that_were_put_in(table):
+    found = page.make_page("F", table)
+    worths = [float(x) for x in re.findall(r"(?:worth|FFN)\s+([0-9.]+)", found.split("**")[1])]
+    assert worths == pytest.approx([4**0.7, 4**0.2], rel=0.1)
+    assert "A shared attention keeps more" in found
+
+
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
@@ -90,27 +130,28 @@ def test_the_registered_reading_of_the_conversion(first, second, expected):
 
 
 def test_the_figure_of_a_page_is_written_beside_it_when_the_part_is_complete(table, tmp_path):
-    table.to_csv(tmp_path / "runs.csv", index=False)
-    written = page.write_pages(["A", "B", "D"], tmp_path / "runs.csv", tmp_path)
+    write_rows(table, tmp_path)
+    written = page.write_pages(["A", "B", "D", "E", "F"], tmp_path)
     figures = {one.name for one in written if one.suffix == ".svg"}
-    assert figures == {"positions.svg", "copying.svg"}
+    assert figures == {"positions.svg", "copying.svg", "cache.svg", "worth.svg"}
     for one in written:
         for name in re.findall(r"\]\((\w+\.svg)\)", one.read_text()):
             assert (tmp_path / name).read_text().startswith("<svg")
 
 
 def test_the_recomputation_with_numpy_alone_agrees_with_the_page(table, tmp_path):
-    table.to_csv(tmp_path / "runs.csv", index=False)
+    write_rows(table, tmp_path)
     script = Path(page.__file__).with_name("_recompute.py")
-    said = subprocess.run(
-        [sys.executable, script, tmp_path / "runs.csv"], capture_output=True, text=True, check=True
-    ).stdout
-    for line in said.splitlines()[:-1]:
-        name, numbers = line.split(": ")
-        page_of = "A" if name[0] == "A" else "B" if name[0] == "B" else "C"
+    words = [sys.executable, script, tmp_path / OLD, tmp_path / NEW]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    pages = {part: page.make_page(part, table).splitlines() for part in "ABCE"}
+    lines = [line for line in said.splitlines()[:-1] if not line.startswith("E1 muon:")]
+    assert len(lines) == 11
+    for line in lines:
+        name, numbers = line.replace("E1 muon_per_head", "E1").split(": ")
         mean, low, high = (float(x) for x in re.findall(r"[-+][0-9.]+", numbers))
         row = next(
-            line for line in page.make_page(page_of, table).splitlines()
+            line for line in pages[name[0]]
             if line.startswith(f"| {name.replace('B1 ', 'B1, ')} ")
         )  # fmt: skip
         printed = re.search(r"([-+][0-9.]+) \(([-+][0-9.]+) to ([-+][0-9.]+)\)", row)

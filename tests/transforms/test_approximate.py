@@ -1,0 +1,189 @@
+"""Approximate conversion: the stated error is the true one, and what is exact is found."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conversions import float64, random_params
+
+from attnlab.heads import Gate, HeadNorm, Latent, Sink, Standard, Wide, multi_head_attention
+from attnlab.heads.positions import rotary_angles
+from attnlab.models import Attention, ModelConfig, Rotary
+from attnlab.transforms import approximate, approximate_model
+
+MHA = Standard(width=16, num_heads=4)
+LATENT = Latent(width=16, num_heads=4, latent_dim=6, rotary_dim=4, latent_norm=False)
+
+
+def texts(seed=0, rank=16):
+    """[6, 12, 16]: correlated, of this rank."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(6, 12, rank)) @ rng.normal(size=(rank, 16))
+
+
+def output(params, layout, x, *, rotary, is_causal):
+    with float64():
+        rotary = rotary_angles(jnp.arange(x.shape[1]), layout.rotary_size) if rotary else None
+        w = {n: np.asarray(a, np.float64) for n, a in params.items()}
+        return np.asarray(
+            multi_head_attention(w, jnp.asarray(x), layout, rotary=rotary, is_causal=is_causal)
+        )
+
+
+CASES = {
+    "grouped": (MHA, dict(num_kv_heads=2)),
+    "multi-query": (MHA, dict(num_kv_heads=1, scale=0.3)),
+    "wide": (Wide(width=16, num_heads=4), dict(num_kv_heads=2)),
+    "biases": (dataclasses.replace(MHA, biases=("q", "k", "v", "o")), dict(num_kv_heads=2)),
+    "options": (
+        dataclasses.replace(MHA, qk_norm=HeadNorm(), extras=(Gate("element"), Sink())),
+        dict(num_kv_heads=2),
+    ),
+    "fewer heads": (MHA, dict(num_heads=3, head_dim=4)),
+    "fewer of both": (
+        dataclasses.replace(MHA, num_kv_heads=2),
+        dict(num_heads=2, num_kv_heads=1, head_dim=4),
+    ),
+    "latent": (dataclasses.replace(MHA, num_kv_heads=2), LATENT),
+    "latent of queries": (MHA, dataclasses.replace(LATENT, query_latent_dim=9)),
+}
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_the_stated_error_is_measured_and_least_squares_is_never_worse(name, rotary):
+    layout, change = CASES[name]
+    target = change if isinstance(change, Latent) else dataclasses.replace(layout, **change)
+    params = {n: a.astype(np.float32) for n, a in random_params(layout).items()}
+    call = dict(rotary=rotary, is_causal=name != "wide")
+    for x in (texts(), texts(1)[:1]):  # many tokens, and fewer than W_O has rows
+        found = [approximate(params, layout, target, x, fit=fit, **call) for fit in (False, True)]
+        expected = output(params, layout, x, **call)
+        for one in found:
+            assert {a.dtype for a in one.params.values()} == {np.dtype(np.float32)}
+            got = output(one.params, target, x, **call)
+            error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+            np.testing.assert_allclose(one.error, error, rtol=1e-6)
+        assert found[1].error < found[0].error < 3 or found[1].method == "exact"
+
+
+def group_of(params, factors):
+    """Heads n whose keys are those of head 0 of their pair, times a complex factor of each pair."""
+    k = params["k"].copy()
+    k = k[..., :2] + 1j * k[..., 2:]
+    k[:, 1::2] = k[:, ::2] * factors
+    return params | {"k": np.concatenate([k.real, k.imag], axis=-1)}
+
+
+def one_key(params, pairs=(0, 1)):
+    """Keys with numbers in some pairs only."""
+    kept = np.isin(np.arange(4) % 2, pairs)
+    return params | {"k": params["k"] * kept}
+
+
+RNG = np.random.default_rng(2)
+ONE = dataclasses.replace(MHA, num_kv_heads=1)
+PARAMS = random_params(MHA)
+SHARED_VALUES = PARAMS | {"v": np.repeat(PARAMS["v"][:, ::2], 2, 1)}
+KNOWN = {
+    # A group of equal heads, and a latent of full rank: what `convert` finds.
+    "equal heads": (
+        SHARED_VALUES | {"k": np.repeat(PARAMS["k"][:, ::2], 2, 1)},
+        MHA, dataclasses.replace(MHA, num_kv_heads=2), dict(rotary=True), "exact",
+    ),
+    "full latent": (
+        PARAMS, MHA, dataclasses.replace(LATENT, latent_dim=32), {}, "exact",
+    ),
+    # Inputs of rank 3 need keys and values of width 3.
+    "few directions": (PARAMS, MHA, ONE, dict(x=texts(rank=3)), "low rank"),
+    # Keys that differ by a complex factor are one key under rotary positions.
+    "rotated keys": (
+        group_of(SHARED_VALUES, RNG.normal(size=(2, 2)) + 1j * RNG.normal(size=(2, 2))),
+        MHA, dataclasses.replace(MHA, num_kv_heads=2), dict(rotary=True), "low rank",
+    ),
+    # All heads have one key: all of it, or the pairs whose rates the target has, keep positions.
+    "positions apart": (
+        random_params(ONE), ONE,
+        dataclasses.replace(LATENT, latent_dim=4), dict(rotary=True), "svd",
+    ),
+    "half of the pairs": (
+        one_key(random_params(ONE), (0,)), ONE,
+        dataclasses.replace(LATENT, latent_dim=4, rotary_dim=2), dict(rotary=True), "svd",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_the_target_can_represent_is_recovered(name):
+    params, layout, target, options, method = KNOWN[name]
+    x = options.get("x", texts())
+    found = approximate(params, layout, target, x, rotary=options.get("rotary", False))
+    assert found.method.removesuffix(" and W_O fitted") == method
+    assert found.error < 1e-9
+
+
+def test_without_inputs_it_is_the_mean_of_the_group():
+    params = random_params(MHA)
+    found = approximate(params, MHA, dataclasses.replace(MHA, num_kv_heads=2))
+    for name in "kv":
+        mean = (params[name][:, ::2] + params[name][:, 1::2]) / 2
+        np.testing.assert_allclose(found.params[name], mean, rtol=1e-12)
+    np.testing.assert_array_equal(found.params["q"], params["q"])
+    assert found.method == "mean"
+
+
+def test_the_heads_that_write_most_stay():
+    params = random_params(MHA)
+    params["o"][2] *= 1e-3
+    found = approximate(params, MHA, dataclasses.replace(MHA, num_heads=3, head_dim=4), texts())
+    np.testing.assert_allclose(found.params["k"], params["k"][:, [0, 1, 3]])
+    assert found.error < 1e-2
+
+
+@pytest.mark.parametrize("sharing", ["albert", pytest.param("separate", marks=pytest.mark.slow)])
+def test_a_whole_model(sharing):
+    """Errors of each group, and the loss as one computes it; exactly the same where that exists."""
+    config = ModelConfig(
+        vocab_size=11, max_len=16, width=16, num_layers=2, heads=Standard(num_heads=4),
+        sharing=sharing, positions=Rotary(),
+    )  # fmt: skip
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (9, 16)))
+    params = config.build().init(jax.random.key(0), tokens)["params"]
+    fitted, mean, same = (
+        approximate_model(config, params, heads=heads, tokens=tokens, fit=fit)
+        for heads, fit in (
+            (Standard(num_heads=4, num_kv_heads=1), True),
+            (Standard(num_heads=4, num_kv_heads=1), False),
+            (Standard(num_heads=4, value_dim=6), True),
+        )
+    )
+    assert len(fitted.approximations) == config.plan.num_groups["attention"]
+    assert fitted.approximations[0][1] < mean.approximations[0][1]
+    assert [method for method, _ in same.approximations] == ["exact"] * len(same.approximations)
+    assert same.logits_error < 1e-5
+    for config_, weights, loss in (
+        (config, params, fitted.losses[0]), (fitted.config, fitted.params, fitted.losses[1])
+    ):  # fmt: skip
+        probs = jax.nn.softmax(config_.build().apply({"params": weights}, tokens).logits)
+        chosen = np.take_along_axis(np.asarray(probs)[:, :-1], np.asarray(tokens)[:, 1:, None], -1)
+        np.testing.assert_allclose(loss, -np.log(chosen).mean(), rtol=1e-5)
+
+
+def test_what_cannot_be_approximated_says_why():
+    params = random_params(MHA)
+    for target, message in (
+        (Standard(width=16, num_heads=8), "has more heads"),
+        (Standard(width=16, num_heads=4, num_kv_heads=2, head_dim=2), "cannot become"),
+        (dataclasses.replace(LATENT, latent_norm=True), "latent_norm=False"),
+        (dataclasses.replace(LATENT, rotary_dim=8), "divides head_dim 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            approximate(params, MHA, target)
+    with pytest.raises(ValueError, match=r"must be \[batch, length, 16\]"):
+        approximate(params, MHA, MHA, np.ones((3, 16)))
+    config = ModelConfig(width=16, num_layers=1, attention=Attention(window=2))
+    params = config.build().init(jax.random.key(0), jnp.ones((1, 4), int))["params"]
+    with pytest.raises(ValueError, match="one layer type"):
+        approximate_model(config, params, heads=Standard(num_heads=4, num_kv_heads=1))
