@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from attnlab.attention.masks import Indices, MaskSpec
+from attnlab.attention.masks import MaskSpec
+from attnlab.attention.segments import Indices
 
 Tree = TypeVar("Tree")
 Carry = TypeVar("Carry")

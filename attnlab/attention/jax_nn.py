@@ -66,7 +66,7 @@ def _with_sink(query: Array, key: Array, value: Array, sink: Array) -> list[Arra
     Args:
       sink: of each query, divided by the scale: broadcasts to [B, N, T, 1].
     """
-    info = jnp.finfo(query.dtype)
+    info = jnp.finfo(query.dtype)  # type: ignore[no-untyped-call]
     sink = jnp.maximum(sink.astype(jnp.float32), float(info.min) / 4)  # -inf * 0 is NaN
     rounded = jax.lax.reduce_precision(sink, info.nexp, info.nmant)
     columns = jnp.concatenate([rounded, sink - rounded], -1).swapaxes(1, 2).astype(query.dtype)
@@ -156,11 +156,10 @@ def cudnn(call: AttentionCall) -> AttentionOutput:
     if mask.segments is not None:  # of one length: each is a batch row
         length = mask.segments.length
         assert length is not None  # refused otherwise
-        each = lambda a: a.reshape(-1, length, *a.shape[2:])
-        query, key, value = map(each, (query, key, value))
+        query, key, value = (a.reshape(-1, length, *a.shape[2:]) for a in (query, key, value))
         if sink is not None:
-            sink = jnp.broadcast_to(sink, (shape[0], shape[2], shape[1], 1))
-            sink = each(sink.swapaxes(1, 2)).swapaxes(1, 2)
+            sink = jnp.broadcast_to(sink, (shape[0], shape[2], shape[1], 1)).swapaxes(1, 2)
+            sink = sink.reshape(-1, length, shape[2], 1).swapaxes(1, 2)
         mask = MaskSpec(length, length, is_causal=mask.is_causal, window=mask.window)
     t, options, before, after = query.shape[1], native_mask(mask), 0, (0, 0)
     if sink is not None:
@@ -188,11 +187,14 @@ def _native_with_sink(options: NativeMask | None, mask: MaskSpec) -> NativeMask 
         return None
     if mask.num_queries > mask.num_keys:
         return None
-    more = lambda lengths: None if lengths is None else lengths + 1
+    of_queries, of_keys = (
+        None if a is None else a + 1
+        for a in (options["query_seq_lengths"], options["key_value_seq_lengths"])
+    )
     return {
         "is_causal": True,
-        "query_seq_lengths": more(options["query_seq_lengths"]),
-        "key_value_seq_lengths": more(options["key_value_seq_lengths"]),
+        "query_seq_lengths": of_queries,
+        "key_value_seq_lengths": of_keys,
     }
 
 
@@ -201,10 +203,10 @@ def _mask_array(mask: MaskSpec, *, has_sink: bool) -> tuple[NativeMask, tuple[in
     keys these are more."""
     allowed = mask.allowed()
     t, s = mask.num_queries, mask.num_keys
-    allowed = jnp.ones((1, 1, t, s), bool) if allowed is None else allowed
-    allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], t, s))
+    every = jnp.ones((1, 1, t, s), bool)
+    allowed = every if allowed is None else allowed & every
     if has_sink:
-        allowed = _before_keys(allowed, s, True)
+        allowed = jnp.pad(allowed, ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=True)
     after = (-t % 128, -(s + has_sink) % 128)
     return {"mask": jnp.pad(allowed, ((0, 0), (0, 0), (0, after[0]), (0, after[1])))}, after
 
