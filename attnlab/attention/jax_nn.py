@@ -67,7 +67,8 @@ def _with_sink(query: Array, key: Array, value: Array, sink: Array) -> list[Arra
       sink: of each query, divided by the scale: broadcasts to [B, N, T, 1].
     """
     info = jnp.finfo(query.dtype)  # type: ignore[no-untyped-call]
-    sink = jnp.maximum(sink.astype(jnp.float32), float(info.min) / 4)  # -inf * 0 is NaN
+    sink = sink.astype(jnp.promote_types(query.dtype, jnp.float32))
+    sink = jnp.maximum(sink, float(info.min) / 4)  # -inf * 0 is NaN
     rounded = jax.lax.reduce_precision(sink, info.nexp, info.nmant)
     columns = jnp.concatenate([rounded, sink - rounded], -1).swapaxes(1, 2).astype(query.dtype)
     columns = jnp.broadcast_to(columns, (*query.shape[:3], 2))
