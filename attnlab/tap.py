@@ -118,7 +118,7 @@ def capture(
       (what the function returns, name -> value).
 
     Raises:
-      TypeError: `names` is one name and not a collection of names.
+      TypeError: `names` is one name and not a collection of names, or the function takes no `tap`.
       ValueError: the function has no value of one of these names, to return or to patch.
 
     >>> import jax.numpy as jnp
@@ -129,7 +129,15 @@ def capture(
     [0.5, 0.5, 0.0]
     """
     tap = Tap(names, patch)
-    result = function(*args, tap=tap, **kwargs)
+    try:
+        result = function(*args, tap=tap, **kwargs)
+    except TypeError as error:
+        if "unexpected keyword argument 'tap'" not in str(error):
+            raise
+        raise TypeError(
+            f"{getattr(function, '__name__', function)!s} takes no tap; a model returns its values "
+            f"itself: model.apply(variables, tokens, capture={tuple(names)}).captured"
+        ) from None
     for missing, use in (
         (sorted(tap.capture - set(tap.captured)), ""),
         (sorted(set(tap.patch) - tap.patched), " to patch"),

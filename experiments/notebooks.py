@@ -1,27 +1,29 @@
-"""Runs the notebooks of colab/ from their scripts: `python -m experiments.notebooks [NAME ...]`.
+"""Runs notebooks of colab/ from their scripts, all or those that are named.
+
+    python -m experiments.notebooks quickstart
 
 The first image of the cell with the tag `answer` is copied into the picture near the top, so that
 the answer is seen before anything is run. It stands in the text of the cell: Colab does not show
 attachments.
 """
 
-import base64
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "colab"
 PICTURE = "data:image/png;base64,"
 
 
-def answer(notebook: object) -> str:
+def answer(notebook: Any) -> str:
     """The image that the cell with the tag `answer` shows, in base64."""
     [cell] = [c for c in notebook.cells if "answer" in c.metadata.get("tags", ())]
     image = next(
         out.data["image/png"] for out in cell.outputs if "image/png" in out.get("data", {})
     )
-    return base64.b64encode(base64.b64decode(image)).decode()
+    return str(image).replace("\n", "")
 
 
 def run(name: str) -> None:

@@ -75,6 +75,9 @@ def compare(seen, expected, close):
     }
     if "logits" not in seen and "logits" in expected:
         compared["classes"] = (seen["classes"], expected["logits"])
+    if "start_logits" in expected and "classes" in seen:
+        answers = np.stack([expected[f"{end}_logits"] for end in ("start", "end")], axis=-1)
+        compared["classes"] = (seen["classes"], answers)
     if "encoder.hidden" in seen:
         # Of two texts, "last_hidden_state" and "hidden_states" are of the one or the other.
         expected = {name: a for name, a in expected.items() if name != "hidden_states"}

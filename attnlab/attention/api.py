@@ -3,6 +3,8 @@
 They resolve masks before any backend runs, so that all backends mean the same.
 """
 
+from __future__ import annotations  # `help` shows ArrayLike, not all that it stands for
+
 import contextlib
 import contextvars
 import functools

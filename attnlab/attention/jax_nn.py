@@ -188,24 +188,24 @@ def _native_with_sink(options: NativeMask | None, mask: MaskSpec) -> NativeMask 
         return None
     if mask.num_queries > mask.num_keys:
         return None
-    of_queries, of_keys = (
+    query_lengths, key_lengths = (
         None if a is None else a + 1
         for a in (options["query_seq_lengths"], options["key_value_seq_lengths"])
     )
     return {
         "is_causal": True,
-        "query_seq_lengths": of_queries,
-        "key_value_seq_lengths": of_keys,
+        "query_seq_lengths": query_lengths,
+        "key_value_seq_lengths": key_lengths,
     }
 
 
 def _mask_array(mask: MaskSpec, *, has_sink: bool) -> tuple[NativeMask, tuple[int, int]]:
     """A mask array of multiples of 128, in whose blocks cuDNN reads it, and how many queries and
     keys these are more."""
-    allowed = mask.allowed()
+    found = mask.allowed()
     t, s = mask.num_queries, mask.num_keys
-    every = jnp.ones((1, 1, t, s), bool)
-    allowed = every if allowed is None else allowed & every
+    allowed = jnp.ones((1, 1, t, s), bool) if found is None else found
+    allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], t, s))
     if has_sink:
         allowed = jnp.pad(allowed, ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=True)
     after = (-t % 128, -(s + has_sink) % 128)

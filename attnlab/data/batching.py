@@ -72,6 +72,7 @@ def dataset_of_windows(
     length: int,
     where: str,
     token_bytes: Callable[[str, int, np.ndarray], Batch],
+    segments: Callable[[np.ndarray], np.ndarray] | None = None,
     **fields: Any,
 ) -> Dataset:
     """Random windows of a text to train on, evenly spaced ones to score.
@@ -82,6 +83,7 @@ def dataset_of_windows(
       where: the text, for an error.
       token_bytes: (part, count, tokens of its windows) -> {"bytes": for how many bytes each target
         stands}, or nothing where each is one.
+      segments: tokens [W, length + 1] -> the number of each token's document within its window.
       fields: further fields of the `Dataset`.
 
     Raises:
@@ -94,11 +96,14 @@ def dataset_of_windows(
 
     def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
         rows = sample(parts["training"], length, size, seed=seed, step=step, shard=shard)
-        return {"tokens": rows}
+        return {"tokens": rows} | ({"segments": segments(rows)} if segments else {})
 
     def scored(name: str, count: int) -> Batch:
         tokens, valid = windows(parts[name], length, count)
-        return {"tokens": tokens, "valid": valid, **token_bytes(name, count, tokens)}
+        rows = {"tokens": tokens, "valid": valid, **token_bytes(name, count, tokens)}
+        if segments:
+            rows["segments"] = segments(tokens) * np.insert(valid, 0, True, axis=1)
+        return rows
 
     return Dataset(
         row_tokens=length,

@@ -5,15 +5,19 @@ import functools
 import gzip
 import hashlib
 import sysconfig
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from attnlab.data import files
-from attnlab.data.batching import TokenArray, dataset_of_windows, windows
+from attnlab.data.batching import TokenArray, dataset_of_rows, dataset_of_windows, windows
 from attnlab.data.dataset import BYTES, Baselines, Batch, BatchShapes, Dataset, DataSizes
+from attnlab.data.packing import packed_rows
+from attnlab.data.prepare import read_pieces
 from attnlab.data.tokenizer import FILE, Tokenizer, make_tokenizer, num_tokens, read_tokenizer
 from attnlab.fields import Spec, bounded
 
@@ -28,6 +32,7 @@ class Corpus:
       name: for people.
       train, heldout, validation: a number for each byte.
       sha256: of the whole text in its own order, and of the split where that is chosen.
+      ends: where documents end: name of a part -> positions in it; None: they are not known.
     """
 
     name: str
@@ -35,6 +40,7 @@ class Corpus:
     heldout: np.ndarray = dataclasses.field(compare=False)
     sha256: str
     validation: np.ndarray | None = dataclasses.field(default=None, compare=False)
+    ends: dict[str, np.ndarray] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def parts(self) -> dict[str, np.ndarray]:
@@ -53,8 +59,11 @@ class Corpus:
             return self
         end = int(len(self.train) * (1 - share))
         sha256 = hashlib.sha256(f"{self.sha256} {share}".encode()).hexdigest()
-        train, validation = self.train[:end], self.train[end:]
-        return dataclasses.replace(self, sha256=sha256, train=train, validation=validation)
+        train, validation, ends = self.train[:end], self.train[end:], self.ends
+        if ends:
+            names = "training", "validation"
+            ends = ends | dict(zip(names, _cut(ends["training"], end), strict=True))
+        return Corpus(self.name, train, self.heldout, sha256, validation, ends)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,9 +81,15 @@ class Text(Spec, prefix="data."):
         all but bytes need UTF-8, and leave out the rest of a character that the split cuts.
       validation: the share of the training part, at its end, that is scored for learning curves and
         for choosing learning rates, in place of the held-out part; 0: there is none.
+      pack: windows hold whole documents, as many as fit, in place of random pieces of the text;
+        none attends to another (`packing.packed_rows`). A document is a file, or a row of a
+        `.jsonl` or `.parquet` file (its "text"); the split cuts one in two.
+      separator: with `pack`, what ends a document within a file, and is left out, such as
+        "<|endoftext|>".
 
     Raises:
-      ValueError: `validation` is not at least 0 and below 1.
+      ValueError: `validation` is not at least 0 and below 1; or there is a `separator` without
+        `pack`.
 
     >>> dataset = Text().load(64)
     >>> dataset.batches(0, 1, 8, slice(0, 2))["tokens"].shape
@@ -84,6 +99,13 @@ class Text(Spec, prefix="data."):
     path: str = ""
     tokenizer: str = "bytes"
     validation: float = bounded(0.0, least=0.0, below=1.0)
+    pack: bool = False
+    separator: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.separator and not self.pack:
+            raise ValueError(f"data.separator {self.separator!r} needs data.pack=True")
 
     def sizes(self) -> DataSizes:
         """The tokens."""
@@ -92,7 +114,11 @@ class Text(Spec, prefix="data."):
 
     def shapes(self, length: int) -> BatchShapes:
         """Windows of `length` + 1 tokens."""
-        return {"tokens": jax.ShapeDtypeStruct((1, length + 1), np.int32)}
+        names = ("tokens", "segments") if self.pack else ("tokens",)
+        shapes = dict.fromkeys(names, jax.ShapeDtypeStruct((1, length + 1), np.int32))
+        if self.pack and self.tokenizer != "bytes":
+            shapes["bytes"] = jax.ShapeDtypeStruct((1, length), np.float32)
+        return shapes
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
         """Windows of `length` + 1 tokens.
@@ -109,7 +135,12 @@ class Text(Spec, prefix="data."):
           ModuleNotFoundError: a tokenizer other than "bytes" without the package tokenizers.
         """
         self.sizes()
-        corpus = load_corpus(self.path, utf8=self.tokenizer != "bytes")
+        corpus = load_corpus(
+            self.path,
+            utf8=self.tokenizer != "bytes",
+            pack=self.pack,
+            separator=self.separator,
+        )
         corpus = corpus.with_validation(self.validation)
         if self.tokenizer == "bytes":
             return dataset_of_corpus(corpus, length)
@@ -125,21 +156,21 @@ class TokenizedText(NamedTuple):
     tokenizer: Tokenizer
     tokens: dict[str, np.ndarray]
     sizes: dict[str, np.ndarray]
+    ends: dict[str, np.ndarray] | None
     is_exact: bool
     """Does decoding give the held-out part back?"""
 
 
 def dataset_of_corpus(corpus: Corpus, length: int) -> Dataset:
-    """The windows of a text, byte by byte.
+    """The windows of a text, byte by byte; packed ones where it says where documents end.
 
-    Raises ValueError where a part is shorter than one window.
+    Raises ValueError where a part is shorter than one window, or has no document to predict.
     """
-    return dataset_of_windows(
-        {name: TokenArray(part) for name, part in corpus.parts.items()},
+    return _dataset(
+        corpus,
         length,
-        corpus.name,
-        lambda part, count, tokens: {},
-        name=corpus.name,
+        {name: {"tokens": part} for name, part in corpus.parts.items()},
+        corpus.ends,
         digest=corpus.sha256,
         sizes=BYTES,
         decode=make_tokenizer("bytes", []).line,
@@ -151,10 +182,6 @@ def dataset_of_corpus(corpus: Corpus, length: int) -> Dataset:
 def _dataset_of_tokens(corpus: Corpus, length: int, text: TokenizedText) -> Dataset:
     """The windows of a text in tokens."""
 
-    def token_bytes(part: str, count: int, tokens: np.ndarray) -> Batch:
-        sizes, _ = windows(TokenArray(text.sizes[part]), length, count)
-        return {"bytes": sizes[:, 1:].astype(np.float32)}
-
     def baselines() -> Baselines:
         tokens, sizes = text.tokens["held-out"], text.sizes["held-out"]
         entropy = float(unigram_bits(tokens) * len(tokens) / sizes.sum())
@@ -163,12 +190,12 @@ def _dataset_of_tokens(corpus: Corpus, length: int, text: TokenizedText) -> Data
 
     lost = " (it loses some of the text: the bits are those of what it keeps)"
     tokenizer, name = text.tokenizer, text.name if text.is_exact else text.name + lost
-    return dataset_of_windows(
-        {part: TokenArray(tokens) for part, tokens in text.tokens.items()},
+    parts = {part: {"tokens": a, "bytes": text.sizes[part]} for part, a in text.tokens.items()}
+    return _dataset(
+        corpus,
         length,
-        corpus.name,
-        token_bytes,
-        name=corpus.name,
+        parts,
+        text.ends,
         digest=hashlib.sha256(f"{corpus.sha256} {tokenizer.digest}".encode()).hexdigest(),
         sizes=DataSizes(tokenizer.size),
         decode=tokenizer.line,
@@ -177,6 +204,35 @@ def _dataset_of_tokens(corpus: Corpus, length: int, text: TokenizedText) -> Data
         facts=_facts(corpus, text.tokens)
         | {"tokenizer": name, "its sha256": tokenizer.digest[:12]},
     )
+
+
+def _dataset(
+    corpus: Corpus,
+    length: int,
+    parts: dict[str, Batch],
+    ends: dict[str, np.ndarray] | None,
+    **fields: Any,
+) -> Dataset:
+    """Random windows of each part, or all packed ones: of its tokens and perhaps their bytes."""
+    fields["name"] = corpus.name
+    if ends is None:
+
+        def token_bytes(part: str, count: int, tokens: np.ndarray) -> Batch:
+            if (of_tokens := parts[part].get("bytes")) is None:
+                return {}
+            sizes, _ = windows(TokenArray(of_tokens), length, count)
+            return {"bytes": sizes[:, 1:].astype(np.float32)}
+
+        streams = {name: TokenArray(arrays["tokens"]) for name, arrays in parts.items()}
+        return dataset_of_windows(streams, length, corpus.name, token_bytes, **fields)
+    rows = {name: packed_rows(arrays, ends[name], length) for name, arrays in parts.items()}
+    for name, (count, _) in rows.items():
+        if not count:
+            raise ValueError(f"{corpus.name}: no document of the {name} part has 2 tokens")
+        fields["facts"] |= {f"{name} documents": len(ends[name]), f"{name} windows": count}
+    names = {"training": "train", "held-out": "heldout", "validation": "validation"}
+    named = {names[name]: part for name, part in rows.items()}
+    return dataset_of_rows(named, row_tokens=length, **fields)
 
 
 def _facts(corpus: Corpus, parts: dict[str, np.ndarray]) -> dict[str, str | int | float]:
@@ -210,13 +266,21 @@ def _tokenize(corpus: Corpus, name: str, folder: Path | None) -> TokenizedText:
     """With the tokenizer of `folder`, if one is given."""
     path = folder / FILE if folder else Path(name)
     given = path.read_bytes() if path.is_file() else b""
+    ends = corpus.ends or {part: np.array([len(a)]) for part, a in corpus.parts.items()}
 
     def make() -> files.Arrays:
-        pieces = {part: _pieces(content) for part, content in corpus.parts.items()}
+        documents = {
+            part: [_pieces(one) for one in np.split(content, ends[part][:-1])]
+            for part, content in corpus.parts.items()
+        }
+        pieces = {part: list(chain(*each)) for part, each in documents.items()}
         tokenizer = make_tokenizer(name, pieces["training"], folder)
         arrays = {"tokenizer": np.frombuffer(tokenizer.content, np.uint8)}
         for part, texts in pieces.items():
             encoded = tokenizer.encode(texts)
+            counts = np.cumsum([0, *(len(one.tokens) for one in encoded)])
+            if corpus.ends:
+                arrays[f"{part} ends"] = counts[np.cumsum([len(each) for each in documents[part]])]
             for field in ("tokens", "sizes"):
                 found = [np.zeros(0, np.int32), *(getattr(one, field) for one in encoded)]
                 arrays[f"{part} {field}"] = np.concatenate(found)
@@ -228,7 +292,8 @@ def _tokenize(corpus: Corpus, name: str, folder: Path | None) -> TokenizedText:
     tokens, sizes = (
         {part: arrays[f"{part} {field}"] for part in corpus.parts} for field in ("tokens", "sizes")
     )
-    return TokenizedText(name, tokenizer, tokens, sizes, bool(arrays["is exact"]))
+    found = {part: arrays[f"{part} ends"] for part in corpus.parts} if corpus.ends else None
+    return TokenizedText(name, tokenizer, tokens, sizes, found, bool(arrays["is exact"]))
 
 
 def unigram_bits(text: np.ndarray) -> float:
@@ -244,14 +309,21 @@ def gzip_bits(text: np.ndarray) -> float:
     return 8 * len(gzip.compress(data, 9, mtime=0)) / len(data)
 
 
-def load_corpus(path: str = "", *, utf8: bool = False) -> Corpus:
-    """The text at `path`, split as `Text` says; with `utf8` a ValueError unless it is UTF-8."""
+def load_corpus(
+    path: str = "", *, utf8: bool = False, pack: bool = False, separator: str = ""
+) -> Corpus:
+    """The text at `path`, split as `Text` says; with `utf8` a ValueError unless it is UTF-8, with
+    `pack` the ends of its documents."""
     root = Path(path)
     found = {str(p): p for p in files.visible_files(root)} if path else _standard_library()
-    key = "text", path, files.stamp(*found.values()), utf8
-    arrays = files.kept(key, lambda: _read(found, path, utf8))
+    key = "text", path, files.stamp(*found.values()), utf8, *((separator,) if pack else ())
+    read = files.read_bytes if path else Path.read_bytes
+    texts = functools.partial(_documents, read=read, utf8=utf8, pack=pack, separator=separator)
+    arrays = files.kept(key, lambda: _read({n: texts(f) for n, f in found.items()}, path, pack))
     name = root.name or f"Python {sysconfig.get_python_version()} standard library"
-    return Corpus(name, arrays["train"], arrays["heldout"], str(arrays["sha256"]))
+    ends = {"training": arrays["train_ends"], "held-out": arrays["heldout_ends"]} if pack else None
+    train, heldout, sha256 = arrays["train"], arrays["heldout"], str(arrays["sha256"])
+    return Corpus(name, train, heldout, sha256, ends=ends)
 
 
 def _standard_library() -> dict[str, Path]:
@@ -261,21 +333,41 @@ def _standard_library() -> dict[str, Path]:
     return {n: root / n for n in names if not SKIPPED_FOLDERS & set(n.split("/")[:-1])}
 
 
-def _read(found: dict[str, Path], path: str, utf8: bool) -> files.Arrays:
-    read = files.read_bytes if path else Path.read_bytes
-    texts = {name: read(file) for name, file in found.items()}
-    for name, text in texts.items() if utf8 else ():
-        files.split_lines(text, found[name])  # raises ValueError
-    whole = b"".join(texts.values())
-    if not whole:
-        raise ValueError(f"{path} holds no text; give a text file or a folder of them")
+def _documents(
+    file: Path, *, read: Callable[[Path], bytes], utf8: bool, pack: bool, separator: str
+) -> list[bytes]:
+    """The documents of a file, or with `pack` false its content."""
+    if pack and file.name.removesuffix(".gz").endswith((".jsonl", ".parquet")):
+        return [piece.text.encode() for piece in read_pieces(file, file)]
+    text = read(file)
+    if utf8:
+        files.split_lines(text, file)  # raises ValueError
+    return text.split(separator.encode()) if separator else [text]
+
+
+def _read(texts: dict[str, list[bytes]], path: str, pack: bool) -> files.Arrays:
+    """The parts of the documents of each file, and with `pack` where each document ends."""
+    sha256 = hashlib.sha256(b"".join(chain(*texts.values()))).hexdigest()
+    held = {n for n in texts if not path and files.bucket(n, 10) == 0}
+    parts = {
+        "train": list(chain(*(texts[name] for name in texts if name not in held))),
+        "heldout": list(chain(*(texts[name] for name in texts if name in held))),
+    }
+    ends = {name: np.cumsum([0, *map(len, part)])[1:] for name, part in parts.items()}
+    arrays = {n: np.frombuffer(b"".join(a), np.uint8).astype(np.int32) for n, a in parts.items()}
     if path:
+        whole = arrays["train"]
+        if not len(whole):
+            raise ValueError(f"{path} holds no text; give a text file or a folder of them")
         end = int(len(whole) * 0.9)
-        train, heldout = whole[:end], whole[end:]
-    else:
-        held = {name for name in texts if files.bucket(name, 10) == 0}
-        train = b"".join(text for name, text in texts.items() if name not in held)
-        heldout = b"".join(text for name, text in texts.items() if name in held)
-    parts = {"train": train, "heldout": heldout}
-    arrays = {name: np.frombuffer(part, np.uint8).astype(np.int32) for name, part in parts.items()}
-    return arrays | {"sha256": np.array(hashlib.sha256(whole).hexdigest())}
+        arrays = {"train": whole[:end], "heldout": whole[end:]}
+        ends = dict(zip(ends, _cut(ends["train"], end), strict=True))
+    if pack:
+        arrays |= {f"{name}_ends": a for name, a in ends.items()}
+        sha256 = files.digest([sha256.encode(), *(a.tobytes() for a in ends.values())])
+    return arrays | {"sha256": np.array(sha256)}
+
+
+def _cut(ends: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where documents end in the text before and after a cut, which may be inside of one."""
+    return np.append(ends[ends < at], at), ends[ends > at] - at

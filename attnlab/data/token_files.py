@@ -1,6 +1,7 @@
 """Dataset `tokens`: files of token ids that are read from the disk window by window."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import numpy as np
 from attnlab.data.batching import dataset_of_windows
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, join_tokens
 from attnlab.data.files import Arrays, check_path, kept, stamp
+from attnlab.data.packing import segments_until
 from attnlab.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer, token_sizes
 from attnlab.fields import Spec, bounded
 
@@ -154,8 +156,9 @@ class TokenFiles(Spec, prefix="data."):
 
     The windows of a training batch start at random positions, drawn uniformly with replacement from
     (seed, step), as those of `text`: a run reads no position twice in a batch but by chance, and
-    keeps no state. Windows go over the ends of files and documents: tokens of an earlier document
-    are attended to, and the token that ends a document is a target of 0 bytes. Every training
+    keeps no state. Windows go over the ends of files and documents: unless `pack` is true, tokens
+    of an earlier document are attended to. The token that ends a document is a target of 0 bytes.
+    Every training
     window is whole. If all of a part is scored, each token but the first is a target once, and the
     last window is filled with zeros that do not count.
 
@@ -169,6 +172,9 @@ class TokenFiles(Spec, prefix="data."):
       heldout: the share of all tokens, at the end, that is held out where no file is.
       bytes_per_token: mean number of bytes of a token, for bits per byte; with 1 they are bits per
         token. 0: as the index or `tokenizer.json` in the folder says.
+      pack: batches have `segments`, the number of each token's document within its window: no
+        document attends to another or predicts its first token.
+      end_of_document: the token that ends a document, for `pack` of files without an index.
 
     Raises:
       ValueError: another dtype, a negative number, or `heldout` that is not between 0 and 1.
@@ -186,6 +192,8 @@ class TokenFiles(Spec, prefix="data."):
     vocab_size: int = bounded(0, least=0)
     heldout: float = bounded(0.1, above=0.0, below=1.0)
     bytes_per_token: float = bounded(0.0, least=0.0)
+    pack: bool = False
+    end_of_document: int = bounded(-1, least=-1)
 
     def sizes(self) -> DataSizes:
         """The tokens."""
@@ -206,7 +214,8 @@ class TokenFiles(Spec, prefix="data."):
 
     def shapes(self, length: int) -> BatchShapes:
         """Windows of `length` + 1 tokens."""
-        return {"tokens": jax.ShapeDtypeStruct((1, length + 1), np.int32)}
+        names = ("tokens", "segments") if self.pack else ("tokens",)
+        return dict.fromkeys(names, jax.ShapeDtypeStruct((1, length + 1), np.int32))
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
         """Windows of `length` + 1 tokens. `folder` is not used.
@@ -215,13 +224,21 @@ class TokenFiles(Spec, prefix="data."):
           FileNotFoundError: there is nothing at `path`, or not a file that the index names.
           ValueError: there is no `path`, no file of token ids, or no vocabulary size; a part is
             shorter than one window; a file is not as long as its index says; without an index, a
-            token is not below the vocabulary size; it is not known for how many bytes tokens stand.
+            token is not below the vocabulary size, or `pack` has no `end_of_document`; it is not
+            known for how many bytes tokens stand.
           ModuleNotFoundError: a tokenizer.json without the package tokenizers.
         """
         index, size = self._index(), self.sizes().vocab_size
         train, heldout, digest = self._parts(index)
         tokenizer = self._tokenizer(index)
         sizes = self._token_bytes(index, tokenizer, size)
+        segments = None
+        if self.pack:
+            end = index.end_of_document if index else self.end_of_document
+            if end < 0:
+                raise ValueError(f"{self.path} has no index; give data.end_of_document to pack it")
+            segments = functools.partial(segments_until, end=end)
+            digest = hashlib.sha256(f"{digest} packed, {end}".encode()).hexdigest()
 
         def token_bytes(part: str, count: int, tokens: np.ndarray) -> Batch:
             return {"bytes": sizes[tokens[:, 1:]]}
@@ -243,6 +260,7 @@ class TokenFiles(Spec, prefix="data."):
             length,
             self.path,
             token_bytes,
+            segments,
             name=Path(self.path).name,
             digest=digest,
             sizes=DataSizes(size),

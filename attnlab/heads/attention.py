@@ -8,6 +8,8 @@ Layers of a model call the same functions. Named values that a tap can record or
 `HEAD_VALUES` and of the layout and its extras.
 """
 
+from __future__ import annotations  # `help` shows ArrayLike, not all that it stands for
+
 import contextlib
 import contextvars
 from collections.abc import Iterator, Mapping

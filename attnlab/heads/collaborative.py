@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from attnlab.heads.bilinear import stacked_scores
 from attnlab.heads.factors import Floats, Weights, factor
-from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite, Rotate
+from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite
 from attnlab.heads.linear import over_tokens, project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Standard
@@ -71,10 +71,11 @@ class Collaborative(Standard):
         norms = self.qk_norm.weights("head_dim") if self.qk_norm else {}
         return self.with_biases(made) | norms
 
-    def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
-        shared = project_all(params, "q", x)[..., None, :]
-        q = over_tokens(jnp.multiply, shared, params["mixing"])
-        return rotate(self.qk_norm.apply(params, "q", q, self.norm_eps) if self.qk_norm else q)
+    def project(self, params: Params, name: str, x: Array) -> Array:
+        made = project_all(params, name, x)
+        if name != "q":
+            return made
+        return over_tokens(jnp.multiply, made[..., None, :], params["mixing"])
 
     def keys_values(self, params: Params, entries: Entries) -> tuple[Array, Array]:
         return entries["k"][..., None, :], entries["v"]

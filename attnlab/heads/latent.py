@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from attnlab.heads.factors import Floats, Weights, factor
 from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite, Rotate
-from attnlab.heads.linear import concat_shared, normalize, project_all, project_slices
+from attnlab.heads.linear import compress, concat_shared, project_all, project_slices
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Standard
 from attnlab.heads.weights import Params, Weight, without
@@ -97,16 +97,9 @@ class Latent(Layout):
         }
         return self.latent_weights() | up | self.with_biases({"o": OUTPUT})
 
-    def compress(self, params: Params, name: str, x: Array) -> Array:
-        """x -> its latent."""
-        latent = project_all(params, name, x)
-        if not self.latent_norm:
-            return latent
-        return normalize(params, f"{name}_norm", latent, "rms", self.norm_eps)
-
     def query_parts(self, params: Params, x: Array, rotate: Rotate) -> tuple[Array, Array]:
         """Queries without positions, and their part with positions."""
-        u = x if self.query_latent_dim is None else self.compress(params, "q_down", x)
+        u = x if self.query_latent_dim is None else compress(params, "q_down", x, self.norm_eps)
         return project_all(params, "q", u), rotate(project_all(params, "q_rotary", u))
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
@@ -115,10 +108,10 @@ class Latent(Layout):
     def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
         """The latent "c", the key with positions "r"; "y" is the latent of another value input."""
         entries = {
-            "c": self.compress(params, "kv_down", y),
+            "c": compress(params, "kv_down", y, self.norm_eps),
             "r": rotate(project_all(params, "k_rotary", y)),
         }
-        return entries if y is z else entries | {"y": self.compress(params, "kv_down", z)}
+        return entries if y is z else entries | {"y": compress(params, "kv_down", z, self.norm_eps)}
 
     def keys_values(self, params: Params, entries: Entries) -> tuple[Array, Array]:
         values = entries.get("y", entries["c"])

@@ -62,6 +62,13 @@ def normalize(params: Params, name: str, a: Array, kind: str, eps: float) -> Arr
     return normalized
 
 
+def compress(params: Params, name: str, x: Array, eps: float) -> Array:
+    """x -> its latent, with an RMS norm where there is a weight "<name>_norm"."""
+    latent = project_all(params, name, x)
+    named = f"{name}_norm"
+    return normalize(params, named, latent, "rms", eps) if named in params else latent
+
+
 def concat_shared(k: Float[Array, "B S K H"], shared: Float[Array, "B S P"]) -> Array:
     """[k_n ; shared] for every head n: [B, S, K, H+P]."""
     each = jnp.broadcast_to(shared[..., None, :], (*k.shape[:-1], shared.shape[-1]))

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from attnlab.heads.factors import Floats, Weights, factor
-from attnlab.heads.layout import Blocked, Layout, Rewrite, Rotate
-from attnlab.heads.linear import normalize, project_all
+from attnlab.heads.layout import Blocked, Layout, Rewrite
+from attnlab.heads.linear import compress, project_all
 from attnlab.heads.narrow import as_standard
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Standard
@@ -65,12 +65,9 @@ class LowRankQuery(Standard):
         q = Weight("project_q", ("query_latent_dim",), ("num_heads", "head_dim"))
         return self.finished(made | self.head_weights() | {"q": q})
 
-    def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
-        latent = project_all(params, "q_down", x)
-        if self.latent_norm:
-            latent = normalize(params, "q_down_norm", latent, "rms", self.norm_eps)
-        q = project_all(params, "q", latent)
-        return rotate(self.qk_norm.apply(params, "q", q, self.norm_eps) if self.qk_norm else q)
+    def project(self, params: Params, name: str, x: Array) -> Array:
+        x = compress(params, "q_down", x, self.norm_eps) if name == "q" else x
+        return project_all(params, name, x)
 
     def rewritten(self) -> Rewrite | Blocked:
         """Standard, if there is no norm between the two projections of the queries."""

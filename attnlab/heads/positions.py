@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Inexact, Int
 
 from attnlab.attention.score_mods import relative_buckets as relative_buckets
 from attnlab.broadcast import with_rank
@@ -57,6 +57,9 @@ class Scaling(NamedTuple):
     """(rates, *numbers) -> rates"""
     numbers: tuple[str, ...]
     """Their names in a Hugging Face config.json."""
+    by_length: bool = False
+    """After these numbers there are any more, an even number; `run` is given the length of the text
+    before them."""
 
 
 class RotaryScaling(NamedTuple):
@@ -87,8 +90,19 @@ def rotary_angles(
         raise ValueError(f"rotary positions rotate pairs: head_dim {head_dim} must be even")
     if scaling is None:
         return _angles(positions, head_dim, base)
-    run = SCALINGS[scaling.kind].run
-    return _angles(positions, head_dim, base, lambda rates: run(rates, *scaling.numbers))
+    run, numbers = SCALINGS[scaling.kind].run, scaling.numbers
+    length = (jnp.max(positions) + 1,) if SCALINGS[scaling.kind].by_length else ()
+    return _angles(positions, head_dim, base, lambda rates: run(rates, *length, *numbers))
+
+
+def _longrope(rates: Array, length: Array, trained: float, *factors: float) -> Array:
+    """A rate each is divided by a short factor in texts of up to `trained` tokens, by a long one in
+    longer ones. `factors`: the short ones, then the long ones."""
+    half = len(factors) // 2
+    if half != len(rates):
+        raise ValueError(f"longrope: {half} short factors do not fit {len(rates)} rates of a head")
+    short, long = jnp.asarray(factors[:half], rates.dtype), jnp.asarray(factors[half:], rates.dtype)
+    return rates / jnp.where(length > trained, long, short)
 
 
 def _llama3(rates: Array, factor: float, low: float, high: float, length: float) -> Array:
@@ -129,6 +143,8 @@ SCALINGS = {
     "dynamic": Scaling(
         lambda rates, factor, length: rates, ("factor", "original_max_position_embeddings")
     ),
+    # Ding et al. 2024, arXiv 2402.13753.
+    "longrope": Scaling(_longrope, ("original_max_position_embeddings",), by_length=True),
     # Chen et al. 2023, arXiv 2306.15595: every position counts as a fraction of one.
     "linear": Scaling(lambda rates, factor: rates / factor, ("factor",)),
     # Llama 3.1 (Grattafiori et al. 2024, arXiv 2407.21783).
@@ -154,8 +170,11 @@ def read_scaling(scaling: str) -> RotaryScaling:
         numbers = tuple(map(float, text.split(",")))
     except ValueError:
         numbers = ()
-    if len(numbers) != len(entry.numbers) or not all(0 < n < math.inf for n in numbers):
+    more = len(numbers) - len(entry.numbers)
+    fits = more > 0 and more % 2 == 0 if entry.by_length else more == 0
+    if not fits or not all(0 < n < math.inf for n in numbers):
         form = ",".join(n.upper() for n in entry.numbers)
+        form += ",SHORT_FACTOR,...,LONG_FACTOR,..." * entry.by_length
         raise ValueError(f"rotary_scaling {scaling!r}: write {name}:{form}, all of them above 0")
     if name == "llama3" and numbers[1] >= numbers[2]:
         raise ValueError(
@@ -165,20 +184,24 @@ def read_scaling(scaling: str) -> RotaryScaling:
 
 
 def rotate(
-    x: Float[Array, "B T N H"], angles: Float[Array, "*B T half"]
+    x: Float[Array, "B T N H"], angles: Inexact[Array, "*B T half"]
 ) -> Float[Array, "B T N H"]:
     """Rotates the pairs (x_i, x_{i+R/2}) by their angles, so that q.k depends on distance alone.
 
     With R/2 angles the first R numbers of a head are rotated, the others stay. Pairs are taken R/2
     apart, as in GPT-NeoX and Hugging Face. The paper takes adjacent numbers: a fixed permutation of
-    the head, which W_Q and W_K absorb.
+    the head, which W_Q and W_K absorb. Complex angles log(s) + i angle also multiply by s.
 
     >>> quarter = jnp.array([[jnp.pi / 2]])
     >>> float(rotate(jnp.array([[[[1.0, 0.0]]]]), quarter)[0, 0, 0, 1])
     1.0
     """
-    angles = with_rank(angles[..., None, :], x.ndim).astype(jnp.promote_types(x.dtype, jnp.float32))
-    cos, sin, half = jnp.cos(angles), jnp.sin(angles), angles.shape[-1]
+    angles, half = with_rank(angles[..., None, :], x.ndim), angles.shape[-1]
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    scale = jnp.exp(angles.real).astype(wide) if jnp.iscomplexobj(angles) else None
+    angles = (angles if scale is None else angles.imag).astype(wide)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    cos, sin = (cos, sin) if scale is None else (scale * cos, scale * sin)
     a, b, rest = jnp.split(x, [half, 2 * half], axis=-1)
     a, b = a.astype(cos.dtype), b.astype(cos.dtype)
     rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)

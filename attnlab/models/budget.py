@@ -118,14 +118,15 @@ def match_budget(
             f"{name}: at {size} {multiple} it costs more {budget} ({one:,}) than the whole "
             f"reference ({wanted:,}); give the reference a larger {size}"
         )
-    # Most costs are linear and all others grow faster, unless they stop: the line through the
-    # first two points ends high enough.
+    # Most costs are linear. Some grow slower behind the first sizes, as under low-rank deltas.
     high = 1 + max(1, math.ceil((wanted - one) / (two - one)))
-    if cost(high) < wanted:
-        raise ValueError(
-            f"{name}: {budget} stop growing with {size} at {cost(high):,}, below the reference's "
-            f"{wanted:,}; solve for another size"
-        )
+    while cost(high) < wanted:
+        if cost(2 * high) <= cost(high):
+            raise ValueError(
+                f"{name}: {budget} stop growing with {size} at {cost(high):,}, below the "
+                f"reference's {wanted:,}; solve for another size"
+            )
+        high *= 2
     best = _nearest(cost, wanted, high)
     return Match(resized(best), cost(best), wanted - cost(best))
 

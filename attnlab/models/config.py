@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -309,6 +309,13 @@ class ModelConfig(Spec):
         if isinstance(self.positions, Rotary) and self.positions.rotated_size(layout) % 2:
             size, fraction = f"{layout.rotary_axis} {layout.rotary_size}", self.positions.fraction
             raise ValueError(f"rotary positions rotate pairs: {fraction:g} of {size} must be even")
+        if isinstance(self.positions, Rotary) and (self.positions.scaling or "")[:8] == "longrope":
+            count = len(read_scaling(self.positions.scaling or "").numbers) // 2
+            if count != self.positions.rotated_size(layout) // 2:
+                raise ValueError(
+                    f"positions.scaling has {count} short and long factors, longrope needs "
+                    f"{self.positions.rotated_size(layout) // 2} of each, one for each pair"
+                )
         if self.attention.order is not None:
             sizes = CallSizes(1, self.max_len, self.max_len, rotary=rotary)
             choose(layout, sizes, self.attention.order)
@@ -447,7 +454,15 @@ class StackSpec(NamedTuple):
 
 def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -> Cache:
     """The empty cache of the layers of one type."""
-    window = config.attention.window
+    window, rotary = config.attention.window, config.positions
+    if isinstance(rotary, Rotary) and (rotary.scaling or "").startswith("longrope"):
+        trained = read_scaling(rotary.scaling or "").numbers[0]
+        if size > trained:
+            raise ValueError(
+                f"size {size} is more than the {trained:g} tokens up to which longrope has its "
+                "short factors, and cached keys keep the factors of their call; decode at most so "
+                "many, or write 1 in place of that number for the long factors alone"
+            )
     if piece is not None and window is not None:
         size = min(size, window + piece)
     one = init_cache(
@@ -463,21 +478,12 @@ def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -
 
 
 def _layer_type(pair: object, width: int) -> LayerType:
-    """(count, overrides), with overrides as a dict made a record."""
-    try:
-        count, overrides = cast(tuple[int, object], pair)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"layer_types holds pairs (count, LayerOverrides(...)), not {pair!r}"
-        ) from None
-    count = as_count("layer_types: number of layers", count, 1)
-    if isinstance(overrides, Mapping):
-        known = [f.name for f in dataclasses.fields(LayerOverrides)]
-        if odd := sorted(set(overrides) - set(known)):
-            raise ValueError(f"layer_types cannot override {odd[0]!r}; known: {', '.join(known)}")
-        overrides = LayerOverrides(**overrides)
-    if not isinstance(overrides, LayerOverrides):
+    """(count, overrides), checked."""
+    if not (
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], LayerOverrides)
+    ):
         raise ValueError(f"layer_types holds pairs (count, LayerOverrides(...)), not {pair!r}")
+    count, overrides = as_count("layer_types: number of layers", pair[0], 1), pair[1]
     if overrides.heads is not None and overrides.heads.width == width:
         heads = dataclasses.replace(overrides.heads, width=0)
         overrides = dataclasses.replace(overrides, heads=heads)

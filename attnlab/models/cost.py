@@ -10,6 +10,7 @@ softmax is 5 N T L more per token, so it depends on the number of heads. With 4 
 
 import collections
 import functools
+import itertools
 from collections.abc import Mapping
 
 import jax
@@ -67,14 +68,19 @@ def parameters_by_uses(config: ModelConfig) -> dict[int, int]:
     >>> parameters_by_uses(cycle) == {2: layer, 3: layer}
     True
     """
-    uses: collections.Counter[tuple[str, str, int]] = collections.Counter()
+    uses: collections.Counter[tuple[str, str, str, int]] = collections.Counter()
+    sizes: dict[tuple[str, str, str, int], int] = {}
     for stack in config.layer_stacks.values():
-        groups = ((name, g) for name, row in stack.plan.items() for g in row if isinstance(g, int))
-        uses.update((stack.weights, name, group) for name, group in groups)
-    sizes = {name: sublayer_parameters(layer) for name, (layer, _) in stack_specs(config).items()}
+        for sublayer, shapes in sublayer_shapes(stack.layer).items():
+            groups = [g for g in stack.plan[sublayer] if isinstance(g, int)]
+            # Weight by weight: an encoder that shares deltas has none of cross-attention.
+            for (name, weight), group in itertools.product(shapes.items(), groups):
+                key = stack.weights, sublayer, name, group
+                uses[key] += 1
+                sizes[key] = _size(weight)
     found: collections.Counter[int] = collections.Counter()
-    for (stack_name, sublayer, _), count in uses.items():
-        found[count] += sizes[stack_name][sublayer]
+    for key, count in uses.items():
+        found[count] += sizes[key]
     return dict(sorted(found.items()))
 
 

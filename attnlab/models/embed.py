@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Inexact, Int
 
 from attnlab.attention.score_mods import alibi_slopes
 from attnlab.attention.segments import restarted
@@ -250,8 +250,9 @@ def _add_positions(
 
 def rotary_embedding(
     spec: Positions, layout: Layout, positions: Int[Array, "*B T"]
-) -> Float[Array, "*B T half"] | None:
-    """Angles that rotate queries and keys at these positions; None without rotary positions.
+) -> Inexact[Array, "*B T half"] | None:
+    """Angles that rotate queries and keys at these positions; None without rotary positions. They
+    are complex, log(scale) + i angle, where rotated numbers are scaled.
 
     >>> from attnlab.heads import Standard
     >>> rotary_embedding(Rotary(), Standard(width=32, num_heads=2), jnp.arange(5)).shape
@@ -261,7 +262,8 @@ def rotary_embedding(
         return None
     size = spec.rotated_size(layout)
     scaling = None if spec.scaling is None else read_scaling(spec.scaling)
-    return rotary_angles(positions, size, base=spec.base, scaling=scaling)
+    angles = rotary_angles(positions, size, base=spec.base, scaling=scaling)
+    return angles if spec.scale == 1 else jnp.log(spec.scale) + 1j * angles
 
 
 def position_bias(

@@ -23,7 +23,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args,
 
 from attnlab.heads import EXTRAS, LAYOUTS, Extra, Layout
 from attnlab.heads.layout import Bias
-from attnlab.models.config import EncoderConfig, LayerOverrides, LayerType, ModelConfig
+from attnlab.heads.standard import UNTIED
+from attnlab.models.config import EncoderConfig, LayerOverrides, ModelConfig
 from attnlab.models.specs import POSITIONS, Positions
 from attnlab.names import lookup, name_in
 from attnlab.sharing import Plan
@@ -71,7 +72,18 @@ def to_dict(config: ModelConfig, placeholder: Placeholder | None = None) -> Reco
     >>> to_dict(ModelConfig(sharing="albert"))["sharing"]
     'albert'
     """
-    return _Writer(dense=True, placeholder=placeholder or (lambda kind: None)).record(config)
+    unset = _unset(placeholder)
+    made, heads = _record(config, unset), config.heads
+    biases = ALL_BIASES if heads.biases == _all_biases(heads) != () else ",".join(heads.biases)
+    extras = _all_extras(made["heads"]["extras"], unset)
+    made["heads"] |= {"biases": biases, "extras": extras}
+    if config.encoder is not None:
+        # Unset where it has its default, so that a flag can choose a model without encoder.
+        default, written = EncoderConfig(), made["encoder"]
+        for name, kind in field_types(EncoderConfig).items():
+            if getattr(config.encoder, name) == getattr(default, name):
+                written[name] = unset(kind)
+    return made
 
 
 def from_dict(fields: Mapping[str, object]) -> ModelConfig:
@@ -86,7 +98,7 @@ def from_dict(fields: Mapping[str, object]) -> ModelConfig:
     ValueError: the position scheme 'learned' has no base: its fields are pad_token, offset; base \
 is a field of rotary
     """
-    return _read(ModelConfig, fields, "", none_is_unset=True)
+    return _read(ModelConfig, _set_fields(fields), "")
 
 
 def to_json(config: ModelConfig) -> str:
@@ -95,7 +107,9 @@ def to_json(config: ModelConfig) -> str:
     >>> from_json(to_json(ModelConfig(num_layers=2))) == ModelConfig(num_layers=2)
     True
     """
-    fields = _Writer(dense=False, placeholder=lambda kind: None).record(config)
+    fields = _record(config)
+    if not config.metadata:
+        del fields["metadata"]  # so that the JSON, and digests of it, are those of before
     return json.dumps({"version": VERSION, "model": fields}, indent=2, allow_nan=False)
 
 
@@ -118,7 +132,7 @@ def from_json(text: str) -> ModelConfig:
             f"the model config has version {version!r}; this attnlab reads version {VERSION}: "
             "install the release that wrote it"
         )
-    return _read(ModelConfig, found.get("model"), "", none_is_unset=False)
+    return _read(ModelConfig, found.get("model"), "")
 
 
 # Types of fields ----------------------------------------------------------------------------------
@@ -168,107 +182,99 @@ def choose(fields: Mapping[str, Any], name: str, placeholder: Placeholder | None
     """
     choice = next(one for one in _choices() if one.tag in fields)
     cls: type = _registered(choice.classes, name, choice.tag)
-    writer = _Writer(dense=True, placeholder=placeholder or (lambda kind: None))
-    defaults = {f.name: f.default for f in dataclasses.fields(cls)}
+    defaults = _defaults(cls)
     made: Record = {choice.tag: name}
     for field, kind in field_types(cls).items():
-        default = defaults[field]
-        given = fields.get(field, None if default is dataclasses.MISSING else default)
-        made[field] = given if isinstance(given, Mapping) else writer.value(given, kind)
-    if "biases" in made and made["biases"] != ALL_BIASES:
+        given = fields.get(field, defaults[field])
+        made[field] = (
+            given if isinstance(given, Mapping) else _value(given, kind, _unset(placeholder))
+        )
+    if made.get("biases", ALL_BIASES) != ALL_BIASES:
         known = cast(type[Layout], cls).bias_names
-        names = _read_biases(made["biases"], cast(type[Layout], cls), {})
-        made["biases"] = ",".join(name for name in names if name in known)
+        made["biases"] = ",".join(n for n in _bias_names(made["biases"]) if n in known)
     return made
 
 
 # Writing ------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Writer:
-    """`dense`: with all extras, those that are off too, and fields of None as placeholders (flags).
-    Else what there is, with its values (JSON)."""
+Unset: TypeAlias = Callable[[type], object]
+"""Type of a field that is None -> what stands for it."""
 
-    dense: bool
-    placeholder: Placeholder
 
-    def record(self, value: object, skip: Iterable[str] = ()) -> Record:
-        """The fields of a dataclass."""
-        kinds = field_types(type(value)).items()
-        made = {n: self.value(getattr(value, n), kind) for n, kind in kinds if n not in skip}
-        if not self.dense and not made.get("metadata", True):
-            del made["metadata"]  # so that the JSON, and digests of it, are those of before
-        return made
+def _none(kind: type) -> None:
+    """`Unset` of JSON."""
 
-    def value(self, value: object, kind: type) -> object:
-        """One value, of a field of this type."""
-        if isinstance(value, Layout):
-            return self.layout(value)
-        if isinstance(value, Positions):
-            return self.choice(value, _choices()[1])
-        if isinstance(value, LayerOverrides):
-            return self.overrides(value)
-        if isinstance(value, Plan):
-            return repr(value)
-        if isinstance(value, EncoderConfig) and self.dense:
-            # Left out where it is the default, so that a flag can choose a model without encoder.
-            made: Record = {}
-            for field in dataclasses.fields(value):
-                a = getattr(value, field.name)
-                one = field_types(EncoderConfig)[field.name]
-                made[field.name] = self.value(None if a == field.default else a, one)
-            return made
-        if dataclasses.is_dataclass(value):
-            return self.record(value)
-        if value is None and self.dense:
-            return self.unset(kind)
-        if isinstance(value, tuple | list):
-            return tuple(self.value(a, type(a)) for a in value)
-        return value
 
-    def unset(self, kind: type) -> object:
-        """The placeholder of a field without a value; of a record, of all its fields."""
-        if dataclasses.is_dataclass(kind):
-            return {name: self.unset(one) for name, one in field_types(kind).items()}
-        return self.placeholder(kind)
-
-    def choice(self, value: Layout | Positions, choice: Choice) -> Record:
-        """A part that is chosen by name."""
-        name = _registered_name(value, choice.classes, "@register_layout(name)")
-        return {choice.tag: name} | self.record(value, skip=("extras",))
-
-    def layout(self, layout: Layout) -> Record:
-        """Heads: fields of the layout, and its extras by name."""
-        made = self.choice(layout, _choices()[0])
-        if self.dense:
-            biases = layout.biases
-            is_all = biases == _all_biases(type(layout), _given_fields(layout))
-            made["biases"] = ALL_BIASES if is_all and biases else ",".join(biases)
+def _record(value: object, unset: Unset = _none) -> Record:
+    """The fields of a dataclass by name. Heads and positions begin with the name of their class; a
+    layer type has the fields that it overrides; extras are a record by name."""
+    cls = type(value)
+    made: Record = {}
+    for choice in _choices():
+        if isinstance(value, choice.base):
+            made[choice.tag] = _name_of(cls, choice.classes, "@register_layout(name)")
+    defaults = _defaults(cls)
+    for name, kind in field_types(cls).items():
+        field = getattr(value, name)
+        if not isinstance(value, LayerOverrides) or field != defaults[name]:
+            made[name] = _value(field, kind, unset)
+    if isinstance(value, Layout):
+        del made["extras"]
         made["extras"] = {
-            _registered_name(extra, EXTRAS, "@register_extra(name)"): {
-                "on": True, **self.record(extra),
+            _name_of(type(one), EXTRAS, "@register_extra(name)"): {
+                "on": True, **_record(one, unset),
             }
-            for extra in layout.extras
+            for one in value.extras
         }  # fmt: skip
-        for name, cls in EXTRAS.items() if self.dense else ():
-            kinds = field_types(cls)
-            defaults = {f.name: f.default for f in dataclasses.fields(cls)}
-            given = {n: None if a is dataclasses.MISSING else a for n, a in defaults.items()}
-            fields = {n: self.value(a, kinds[n]) for n, a in given.items()}
-            made["extras"].setdefault(name, {"on": False, **fields})
-        return made
-
-    def overrides(self, overrides: LayerOverrides) -> Record:
-        """Of a layer type, the fields that differ from the config; a flag cannot name them."""
-        writer = _Writer(dense=False, placeholder=self.placeholder)
-        defaults = {f.name: f.default for f in dataclasses.fields(overrides)}
-        return {n: a for n, a in writer.record(overrides).items() if a != defaults[n]}
+    return made
 
 
-def _registered_name(value: object, classes: Mapping[str, type], decorator: str) -> str:
+def _value(value: object, kind: type, unset: Unset) -> object:
+    """One value, of a field of this type. Layer types, which flags cannot name, are as in JSON."""
+    if value is None:
+        return unset(kind)
+    if isinstance(value, Plan):
+        return repr(value)
+    if isinstance(value, LayerOverrides):
+        return _record(value)
+    if dataclasses.is_dataclass(value):
+        return _record(value, unset)
+    if isinstance(value, tuple | list):
+        return tuple(_value(one, type(one), unset) for one in value)
+    return value
+
+
+def _unset(placeholder: Placeholder | None) -> Unset:
+    """`Unset` of flags: a placeholder; of a record, those of all its fields."""
+
+    def unset(kind: type) -> object:
+        if dataclasses.is_dataclass(kind):
+            return {name: unset(one) for name, one in field_types(kind).items()}
+        return placeholder(kind) if placeholder else None
+
+    return unset
+
+
+def _all_extras(extras: Mapping[str, object], unset: Unset) -> Record:
+    """A record of every extra: those of the heads, and the others, which are off."""
+    off = {name: _defaults(cls) for name, cls in EXTRAS.items() if name not in extras}
+    return {**extras} | {
+        name: {"on": False}
+        | {n: _value(defaults[n], kind, unset) for n, kind in field_types(EXTRAS[name]).items()}
+        for name, defaults in off.items()
+    }
+
+
+def _defaults(cls: type) -> Record:
+    """Field -> its default; None where it has none."""
+    fields = ((f.name, f.default) for f in dataclasses.fields(cls))
+    return {name: None if a is dataclasses.MISSING else a for name, a in fields}
+
+
+def _name_of(cls: type, classes: Mapping[str, type], decorator: str) -> str:
     try:
-        return name_in(classes, type(value), what="class")
+        return name_in(classes, cls, what="class")
     except ValueError as error:
         raise ValueError(f"{error}; or register it, as with {decorator}") from None
 
@@ -276,36 +282,33 @@ def _registered_name(value: object, classes: Mapping[str, type], decorator: str)
 # Reading ------------------------------------------------------------------------------------------
 
 
-def _read(cls: type[T], fields: object, path: str, *, none_is_unset: bool) -> T:
+def _set_fields(fields: Mapping[str, Any]) -> Record:
+    """Without fields that are None, and records that then are empty."""
+    kept = {n: _set_fields(a) if isinstance(a, Mapping) else a for n, a in fields.items()}
+    return {n: a for n, a in kept.items() if a is not None and a != {}}
+
+
+def _read(cls: type[T], fields: object, path: str) -> T:
     """A record as an instance of `cls`. `path` is that of the record, for errors."""
     if not isinstance(fields, Mapping):
         raise ValueError(f"{path or 'a model config'} must be a dict of fields, not {fields!r}")
     kinds = field_types(cls)
-    for name in fields:
-        if name not in kinds:
-            raise ValueError(
-                f"{path + ' has' if path else 'a model config has'} no field {name!r}: its fields "
-                f"are {', '.join(kinds)}"
-            )
-    given = {}
-    for name, value in fields.items():
-        inner = f"{path}.{name}" if path else name
-        read = _read_value(value, kinds[name], inner, none_is_unset)
-        if read is not None or not none_is_unset:
-            given[name] = read
-    missing = dataclasses.MISSING
+    if unknown := [name for name in fields if name not in kinds]:
+        raise ValueError(
+            f"{path + ' has' if path else 'a model config has'} no field {unknown[0]!r}: its "
+            f"fields are {', '.join(kinds)}"
+        )
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        has_default = (field.default, field.default_factory) != (missing, missing)
-        if not has_default and field.name not in given:
+        has_default = {field.default, field.default_factory} != {dataclasses.MISSING}
+        if not has_default and field.name not in fields:
             raise ValueError(f"{path}.{field.name} is not set; give it a value")
-    return cls(**given)
+    outer = f"{path}." if path else ""
+    return cls(**{n: _read_value(a, kinds[n], f"{outer}{n}") for n, a in fields.items()})
 
 
-def _read_value(value: object, kind: type, path: str, none_is_unset: bool) -> object:
+def _read_value(value: object, kind: type, path: str) -> object:
     if path == "layer_types" and isinstance(value, Iterable):
-        return tuple(_read_layer_type(pair, none_is_unset) for pair in value)
-    if value is None:
-        return None
+        return tuple(map(_read_layer_type, value))
     if isinstance(value, str) and value.startswith("Plan("):
         return _read_plan(value, path)
     if kind is tuple:
@@ -314,40 +317,26 @@ def _read_value(value: object, kind: type, path: str, none_is_unset: bool) -> ob
         return value
     for choice in _choices():
         if issubclass(kind, choice.base):
-            return _read_choice(value, choice, path, none_is_unset)
-    if all(a is None for a in _leaves(value)):
-        return None
-    return _read(kind, value, path, none_is_unset=none_is_unset)
+            return _read_choice(value, choice, path)
+    return _read(kind, value, path)
 
 
-def _read_choice(
-    fields: Mapping[str, Any], choice: Choice, path: str, none_is_unset: bool
-) -> object:
-    """A part that is chosen by name. A set field that the choice does not have is an error."""
-    set_fields = dict(fields)
-    name = set_fields.pop(choice.tag, None)
-    if name is None:
-        if all(a is None for a in _leaves(set_fields)):
-            return None
+def _read_choice(fields: Mapping[str, Any], choice: Choice, path: str) -> object:
+    """A part that is chosen by name."""
+    if fields.get(choice.tag) is None:
         raise ValueError(f"{path}.{choice.tag} is not set; known: {', '.join(choice.classes)}")
     what = "layout" if choice.tag == "layout" else f"{path}.{choice.tag}"
-    cls: type = _registered(choice.classes, name, what)
-    extras = set_fields.pop("extras", None) or {}
-    kinds = field_types(cls)
-    for field, value in set_fields.items():
-        is_set = any(a is not None for a in _leaves(value))
-        if field not in kinds and is_set and not _is_default(choice, field, value):
-            _raise_unknown(choice, name, field)
-    given = {field: value for field, value in set_fields.items() if field in kinds}
+    cls: type = _registered(choice.classes, fields[choice.tag], what)
+    given = {name: value for name, value in fields.items() if name != choice.tag}
+    for field in given:
+        if field not in field_types(cls):
+            _raise_unknown(choice, fields[choice.tag], field)
     if not issubclass(cls, Layout):
-        return _read(cls, given, path, none_is_unset=none_is_unset)
-    biases = given.pop("biases", None)
-    layout = _read(cls, given, path, none_is_unset=none_is_unset)
-    return dataclasses.replace(
-        layout,
-        biases=_read_biases(biases, cls, _given_fields(layout)),
-        extras=_read_extras(extras, f"{path}.extras", none_is_unset),
-    )
+        return _read(cls, given, path)
+    biases, extras = given.pop("biases", ()), given.pop("extras", {})
+    layout = _read(cls, given, path)
+    names = _all_biases(layout) if biases == ALL_BIASES else _bias_names(biases)
+    return dataclasses.replace(layout, biases=names, extras=_read_extras(extras, f"{path}.extras"))
 
 
 def _registered(classes: Mapping[str, type[T]], name: str, what: str) -> type[T]:
@@ -356,8 +345,6 @@ def _registered(classes: Mapping[str, type[T]], name: str, what: str) -> type[T]
     Raises:
       ValueError: an unknown name; the message says how to register a class.
     """
-    if name in classes:
-        return classes[name]
     try:
         return lookup(classes, name, what=what)
     except ValueError as error:
@@ -365,13 +352,6 @@ def _registered(classes: Mapping[str, type[T]], name: str, what: str) -> type[T]
             f"{error}. One of your own is known once the file that registers it is imported; "
             "commands do so with --import=FILE.py"
         ) from None
-
-
-def _is_default(choice: Choice, field: str, value: object) -> bool:
-    """Is it the default in every class with this field? Then a flag leaves it unset."""
-    owners = [cls for cls in choice.classes.values() if field in field_types(cls)]
-    defaults = [f.default for cls in owners for f in dataclasses.fields(cls) if f.name == field]
-    return bool(defaults) and all(value == default for default in defaults)
 
 
 def _raise_unknown(choice: Choice, name: str, field: str) -> None:
@@ -384,60 +364,38 @@ def _raise_unknown(choice: Choice, name: str, field: str) -> None:
     )
 
 
-def _read_extras(fields: object, path: str, none_is_unset: bool) -> tuple[Extra, ...]:
+def _read_extras(fields: object, path: str) -> tuple[Extra, ...]:
     """The extras that are on, in their order."""
     if not isinstance(fields, Mapping):
         raise ValueError(f"{path} must be a dict of extras by name, not {fields!r}")
     made = []
     for name, given in fields.items():
         cls = _registered(EXTRAS, name, "extra")
-        rest = {field: value for field, value in given.items() if field != "on"}
         if given.get("on", True):
-            made.append(_read(cls, rest, f"{path}.{name}", none_is_unset=none_is_unset))
+            own = {field: value for field, value in given.items() if field != "on"}
+            made.append(_read(cls, own, f"{path}.{name}"))
     return tuple(made)
 
 
-def _read_biases(
-    biases: str | Sequence[Bias] | None, cls: type[Layout], fields: Record
-) -> tuple[Bias, ...]:
-    """ "all", names separated by commas, or a sequence of names."""
-    if biases == ALL_BIASES:
-        return _all_biases(cls, fields)
-    if isinstance(biases, str):
-        names = [name.strip() for name in biases.split(",") if name.strip()]
-        return cast(tuple[Bias, ...], tuple(names))  # the layout checks them
-    return tuple(biases or ())
+def _bias_names(biases: str | Sequence[Bias]) -> tuple[Bias, ...]:
+    """Names separated by commas, or a sequence of names; the layout checks them."""
+    names = biases.replace(",", " ").split() if isinstance(biases, str) else biases
+    return cast(tuple[Bias, ...], tuple(names))
 
 
-def _all_biases(cls: type[Layout], fields: Record) -> tuple[Bias, ...]:
-    """The biases that a layout with these fields may have, in the order of its class."""
-
-    # Any number of heads divides it, and the heads have an even width.
-    width = 4 * int(fields["num_heads"])
-
-    def is_allowed(bias: Bias) -> bool:
-        try:
-            cls(**{**fields, "width": width, "biases": (bias,)})
-        except ValueError:
-            return False
-        return True
-
-    return tuple(bias for bias in cls.bias_names if is_allowed(bias))
+def _all_biases(layout: Layout) -> tuple[Bias, ...]:
+    """The biases that a layout with these fields may have."""
+    absent = {*UNTIED[getattr(layout, "tie", "")]}
+    if not layout.output_projection:
+        absent.add("o")
+    return tuple(bias for bias in layout.bias_names if bias not in absent)
 
 
-def _given_fields(layout: Layout) -> Record:
-    """Fields of a layout that decide which biases it may have."""
-    kept = {"num_heads", "tie", "output_projection"}
-    return {f.name: getattr(layout, f.name) for f in dataclasses.fields(layout) if f.name in kept}
-
-
-def _read_layer_type(pair: object, none_is_unset: bool) -> LayerType:
-    """(count, overrides) of a layer type."""
-    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-        raise ValueError(f"layer_types holds pairs (count, overrides), not {pair!r}")
-    count, fields = pair
-    overrides = _read(LayerOverrides, fields, "layer_types", none_is_unset=none_is_unset)
-    return count, overrides
+def _read_layer_type(pair: object) -> object:
+    """(count, overrides) of a layer type; the config refuses what is none."""
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[1], Mapping):
+        return pair
+    return pair[0], _read(LayerOverrides, pair[1], "layer_types")
 
 
 def _read_plan(text: str, path: str) -> Plan:
@@ -455,10 +413,3 @@ def _read_plan(text: str, path: str) -> Plan:
 
 def _as_tuple(value: object) -> object:
     return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
-
-
-def _leaves(value: object) -> list[object]:
-    """Values of a record and of the records in it."""
-    if not isinstance(value, Mapping):
-        return [value]
-    return [leaf for inner in value.values() for leaf in _leaves(inner)]

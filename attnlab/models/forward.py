@@ -27,10 +27,10 @@ from attnlab.models.embed import (
     position_bias,
     rotary_embedding,
 )
-from attnlab.models.head import lm_head, pool
+from attnlab.models.head import classify, lm_head, pool
 from attnlab.models.layer import LayerInputs, Source, layer_values
 from attnlab.models.params import check_params, empty_sublayers
-from attnlab.models.positionwise import dense, dropout, normalize
+from attnlab.models.positionwise import dropout, normalize
 from attnlab.models.specs import Alibi, Learned, Relative, Sinusoidal
 from attnlab.models.stack import (
     HeadMask,
@@ -394,7 +394,7 @@ def _forward(
     logits = None if spec.kind == "none" else lm_head(params, hidden, config)
     if spec.pooler is not None:
         pooled = pool(params, hidden, config, inputs.padding_mask)
-        classes = dense(params, "classifier", pooled) if spec.num_classes else None
+        classes = classify(params, pooled, config) if spec.num_classes else None
     cache: ModelCache | None = None
     if inputs.cache is not None:
         caches = {name: a for name, a in ran.caches.items() if a is not None}

@@ -32,7 +32,9 @@ def output_shapes(config: ModelConfig) -> Shapes:
     if spec.pooler == "first":
         shapes |= {"pooler": (width, width), "pooler_bias": (width,)}
     if spec.num_classes:
-        shapes |= {"classifier": (width, spec.num_classes), "classifier_bias": (spec.num_classes,)}
+        is_last = spec.transform and spec.kind == "none"
+        shapes["classifier"] = (narrow if is_last else width, spec.num_classes)
+        shapes |= {"classifier_bias": (spec.num_classes,)} if spec.classifier_bias else {}
     return shapes
 
 
@@ -47,9 +49,7 @@ def lm_head(
     [4.0, 4.0]
     """
     spec, x = config.output, hidden
-    if spec.transform:
-        x = activation_function(spec.transform)(dense(params, "transform", x))
-        x = normalize(params.get("transform_norm", {}), x, config.norm)
+    x = _transform(params, x, config) if spec.transform else x
     x = x if spec.scale == 1 else x * jnp.asarray(spec.scale, x.dtype)
     kernel: Array = params["lm_head"] if spec.kind == "own" else params["embedding"].T
     logits = wide_einsum(
@@ -61,6 +61,28 @@ def lm_head(
     logits = logits + params["lm_head_bias"][None, None] if spec.bias else logits
     cap = spec.soft_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
+def _transform(params: Params, x: Array, config: ModelConfig) -> Array:
+    """norm(act(x W_t + b_t))."""
+    assert config.output.transform is not None
+    x = activation_function(config.output.transform)(dense(params, "transform", x))
+    return normalize(params.get("transform_norm", {}), x, config.norm)
+
+
+def classify(
+    params: Params, pooled: Float[Array, "B *T D"], config: ModelConfig
+) -> Float[Array, "B *T C"]:
+    """Logits of the classes: p W + b, of the transform of p where no LM head has it.
+
+    >>> from attnlab.models.specs import OutputHead
+    >>> config = ModelConfig(output=OutputHead(kind="none", pooler="each", num_classes=2))
+    >>> classify({"classifier": jnp.ones((3, 2))}, jnp.ones((1, 3)), config).tolist()
+    [[3.0, 3.0]]
+    """
+    spec = config.output
+    is_last = spec.transform and spec.kind == "none"
+    return dense(params, "classifier", _transform(params, pooled, config) if is_last else pooled)
 
 
 def pool(
@@ -89,9 +111,14 @@ def pool(
         padding_mask = jnp.ones((1, hidden.shape[1]), bool)
     is_token = padding_mask[..., None]
     if pooler == "first":
-        return jnp.tanh(dense(params, "pooler", hidden[:, 0]))
+        act = activation_function(config.output.pooler_activation)
+        return act(dense(params, "pooler", hidden[:, 0]))
     if pooler == "first_plain":
         return hidden[:, 0]
+    if pooler == "last":
+        real = jnp.broadcast_to(padding_mask, hidden.shape[:2])
+        last = jnp.argmax(jnp.where(real, jnp.arange(hidden.shape[1]), -1), axis=1)
+        return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
     if pooler == "mean":
         total = jnp.sum(jnp.where(is_token, hidden, 0), axis=1)
         return total / jnp.maximum(jnp.sum(is_token, axis=1), 1)

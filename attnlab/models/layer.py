@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Inexact, Int
 
 from attnlab.attention.masks import Edges
 from attnlab.heads import (
@@ -101,7 +101,7 @@ class LayerInputs:
     padding_mask: Bool[Array, "B T"] | None = None
     segments: Int[Array, "B T"] | None = None
     bias: Float[Array, "..."] | None = None
-    rotary: Float[Array, "*B T half"] | None = None
+    rotary: Inexact[Array, "*B T half"] | None = None
     source: Source | None = None
     cache: Cache | None = None
     shared_kv: tuple[Entries, ArrayLike] | None = None
@@ -249,13 +249,15 @@ def transformer_layer(
     if inputs.dropout_key is not None:
         split = jax.random.split(inputs.dropout_key, len(DROPOUTS))
         keys = dict(zip(DROPOUTS, split, strict=True))
+    output_scales = {"attention": spec.attention.output_scale, "ffn": spec.ffn.output_scale}
     ran: dict[str, Ran] = {}
 
     def function(name: SublayerName, x: Array) -> Array:
         ran[name] = SUBLAYERS[name](params, x, spec, inputs, keys, tap)
+        out, scale = ran[name].output, output_scales.get(name, 1.0)
         place = "ffn" if name == "ffn" else "attention"
         rate = spec.dropout.rate if place in spec.dropout.places else 0.0
-        return dropout(ran[name].output, rate, keys.get(name))
+        return dropout(out if scale == 1 else scale * out, rate, keys.get(name))
 
     sublayers = [
         Sublayer(name, params[name], functools.partial(function, name), scale)
@@ -295,8 +297,7 @@ def self_attention(
         own = functools.partial(project_kv, weights, x, spec.heads, inputs.rotary)
         keywords["kv"] = lax.cond(use, lambda: shared, own)
     out, aux = _attend(weights, x, spec.heads, spec, keywords, keys.get("probs"), tap)
-    out, scale = tap("attention_out", out), spec.attention.output_scale
-    return Ran(out if scale == 1 else scale * out, aux.losses, aux)
+    return Ran(tap("attention_out", out), aux.losses, aux)
 
 
 def cross_attention(
@@ -336,8 +337,7 @@ def ffn(
         token_mask=inputs.padding_mask,
         tap=tap,
     )
-    out, scale = tap("ffn_out", out), spec.ffn.output_scale
-    return Ran(out if scale == 1 else scale * out, losses)
+    return Ran(tap("ffn_out", out), losses)
 
 
 SUBLAYERS: Mapping[SublayerName, Callable[..., Ran]] = {

@@ -24,7 +24,7 @@ NormPosition: TypeAlias = Literal[
     "pre", "post", "post_final", "pre_open", "pre_ffn", "after", "sandwich", "parallel",
     "parallel_one",
 ]  # fmt: skip
-Pooler: TypeAlias = Literal["first", "first_plain", "max", "mean", "each"]
+Pooler: TypeAlias = Literal["first", "first_plain", "last", "max", "mean", "each"]
 DropoutPlace: TypeAlias = Literal["embeddings", "attention", "ffn", "final"]
 SublayerName: TypeAlias = Literal["attention", "cross", "ffn"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float64"]
@@ -375,7 +375,11 @@ class Rotary(Positions):
       base: of the rates base^(-2i/H).
       fraction: share of each head that is rotated, from its start.
       scaling: for longer texts, "linear:4", "llama3:8,1,4,8192" or "yarn:4,32,1,4096", see
-        `positions.rotary_angles`.
+        `positions.rotary_angles`. "longrope:4096,s1,s2,...,l1,l2,..." divides each rate by its
+        factor s in a call whose positions are below 4096, and by l in others. Cached keys keep the
+        factor of their call, so a cache holds at most 4096 tokens.
+      scale: multiplies the rotated numbers of queries and keys (LongRoPE's attention factor, arXiv
+        2402.13753).
 
     Raises:
       ValueError: a scaling that cannot be read.
@@ -390,6 +394,7 @@ class Rotary(Positions):
     base: float = bounded(10000.0, above=0.0)
     fraction: float = bounded(1.0, above=0.0, most=1.0)
     scaling: str | None = None
+    scale: float = bounded(1.0, above=0.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -576,11 +581,14 @@ class OutputHead(Spec, prefix="output."):
       bias: of the logits.
       scale: multiplies what the LM head reads.
       soft_cap: c of logits c tanh(logits / c) (Gemma 2, arXiv 2408.00118); None: no cap.
-      transform: activation of a dense layer and a norm before the LM head (BERT); None: no layer.
+      transform: activation of a dense layer and a norm before the LM head (BERT), or before the
+        classifier head where there is no LM head (ModernBERT); None: no layer.
       transform_bias: the dense layer has a bias.
-      pooler: what the classifier head reads: "first" tanh(x_0 W + b) (BERT), "first_plain" x_0,
-        "max" or "mean" over tokens, "each" token.
+      pooler: what the classifier head reads: "first" act(x_0 W + b) (BERT), "first_plain" x_0,
+        "last" token that is no padding, "max" or "mean" over tokens, "each" token.
+      pooler_activation: act of the pooler "first".
       num_classes: of the classifier head; 0: none.
+      classifier_bias: the classifier head has a bias.
 
     Raises:
       ValueError: fields of an LM head or pooler that the model does not have.
@@ -596,16 +604,19 @@ class OutputHead(Spec, prefix="output."):
     scale: float = 1.0
     transform: Activation | None = None
     pooler: Pooler | None = None
+    pooler_activation: Activation = "tanh"
     num_classes: int = bounded(0, least=0)
+    classifier_bias: bool = True
     soft_cap: float | None = bounded(None, above=0.0)
     transform_bias: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        plain = [name for name in ACTIVATION_NAMES if not name.startswith("gated_")]
         if self.transform is not None:
-            plain = [name for name in ACTIVATION_NAMES if not name.startswith("gated_")]
             check_choice("output.transform", self.transform, plain)
-        if self.kind == "none" and (self.bias or self.transform):
+        check_choice("output.pooler_activation", self.pooler_activation, plain)
+        if self.kind == "none" and (self.bias or (self.transform and not self.num_classes)):
             raise ValueError("output.kind='none' has no logits; leave bias and transform out")
         if self.num_classes and self.pooler is None:
             raise ValueError("output.num_classes are read from the pooler; set pooler='first'")

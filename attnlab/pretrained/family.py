@@ -9,8 +9,9 @@ from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute, bad_value, read_attributes
 from attnlab.pretrained.fields import NO_FOLDER, Field, Source, Values, Words, build_config
-from attnlab.pretrained.metadata import kept_words
+from attnlab.pretrained.metadata import kept_words, metadata_of
 from attnlab.pretrained.name_table import NameTable
+from attnlab.pretrained.tasks import Task, write_labels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class Family:
       base: what no attribute sets.
       fields: how attributes and config become each other.
       table: the names of the weights.
+      tasks: task models with a classifier; `FIELD.name` begins the names of their architectures.
       defaults: attribute -> its default, where it is not that of its field.
     """
 
@@ -29,6 +31,7 @@ class Family:
     base: ModelConfig
     fields: tuple[Field, ...]
     table: NameTable
+    tasks: tuple[Task, ...] = ()
     defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def variant(
@@ -37,6 +40,7 @@ class Family:
         *changes: Field | Mapping[str, object],
         without: str = "",
         table: NameTable | None = None,
+        tasks: tuple[Task, ...] | None = None,
         **base: Any,
     ) -> "Family":
         """A family that differs from this one in some points.
@@ -46,7 +50,7 @@ class Family:
           *changes: fields in the place of those that read one of their attributes, or dicts of
             attribute -> default.
           without: attributes, with the fields that read one of them, that it does not have.
-          table: the names of its weights.
+          table, tasks: as in `Family`; None: those of this one.
           **base: what no attribute sets, fields of `ModelConfig`.
         """
         new = [one for one in changes if isinstance(one, Field)]
@@ -60,13 +64,15 @@ class Family:
             base=dataclasses.replace(self.base, **base),
             fields=(*kept, *new),
             table=table or self.table,
+            tasks=self.tasks if tasks is None else tasks,
             defaults=defaults,
         )
 
     @functools.cached_property
     def attributes(self) -> tuple[Attribute, ...]:
         """All attributes that are read."""
-        of_fields = (one for field in self.fields for one in field.attributes)
+        of_fields = [one for field in self.fields for one in field.attributes]
+        of_fields += [Attribute("id2label", kind=dict)] if self.tasks else []
         new = self.defaults
         return tuple(dataclasses.replace(a, default=new.get(a.name, a.default)) for a in of_fields)
 
@@ -74,6 +80,24 @@ class Family:
     def architectures(self) -> tuple[str, ...]:
         """Those whose output heads are read."""
         return tuple(name for field in self.fields for name in field.architectures)
+
+    @property
+    def task_architectures(self) -> dict[str, Task]:
+        """Name -> task model."""
+        stem = next((name for f in self.fields if (name := getattr(f, "stem", ""))), "")
+        return {stem + task.end: task for task in self.tasks}
+
+    def task(self, source: Source) -> Task | None:
+        """The task model of a folder: its architecture, or the only one whose head is stored."""
+        if source.architecture:
+            return self.task_architectures.get(source.architecture)
+        stored = [task for task in self.tasks if task.is_stored(source.tensors)]
+        return stored[0] if len(stored) == 1 else None
+
+    def table_of(self, source: Source) -> NameTable:
+        """The names of the weights in a folder."""
+        task = self.task(source)
+        return self.table.of_head(task.modules, task.prefix) if task else self.table
 
     @property
     def shares_layers(self) -> bool:
@@ -102,6 +126,7 @@ class Family:
         values: Values = {}
         for field in self.fields:
             values |= field.read(attributes, source)
+        values |= task.read(attributes) if (task := self.task(source)) else {}
         try:
             return attributes, build_config(self.base, values)
         except ValueError as error:
@@ -112,6 +137,11 @@ class Family:
         attributes: JSON = {}
         for field in self.fields:
             attributes |= field.write(config)
+        fit = [name for name, task in self.task_architectures.items() if task.can_write(config)]
+        if fit:
+            loaded = metadata_of(config).get("architectures") or fit
+            first = loaded[0] if loaded[0] in fit else fit[0]
+            attributes |= {"architectures": [first]} | write_labels(config)
         for one in self.attributes:
             if one.compute is not None and one.name not in attributes:
                 attributes[one.name] = one.compute(attributes)

@@ -308,6 +308,11 @@ class CausalHead(Field):
     bare_kind: str = "none"
 
     @property
+    def stem(self) -> str:
+        """How the names of task models begin."""
+        return self.name + ("Text" if self.bare == "TextModel" else "")
+
+    @property
     def attributes(self) -> tuple[Attribute, ...]:
         return (Attribute("tie_word_embeddings", self.tied),)
 

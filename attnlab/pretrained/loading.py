@@ -96,7 +96,7 @@ def load(
     """
     dtype = lookup(PARAM_DTYPES, param_dtype, what="param_dtype")
     found = _read(find_folder(name, revision), ignore)
-    config, table, tensors = found.config, found.family.table, found.tensors
+    config, table, tensors = found.config, found.table, found.tensors
     changed = dataclasses.replace(config, **fields)  # its errors, before anything is read
     entries = table.entries(config, found.attributes)
     _check_all_used(found, {entry.name for entry in entries}, ignore)
@@ -134,21 +134,23 @@ class Folder(NamedTuple):
     tensors: Tensors
     """By the names of the family's table."""
     config: ModelConfig
+    table: NameTable
 
 
 def _check_all_used(found: Folder, known: set[str], ignore: tuple[str, ...]) -> None:
-    family, table, architecture = found.family, found.family.table, found.architecture
+    family, table, architecture = found.family, found.table, found.architecture
     known |= {*table.repeated_in(found.config), *table.copies_in(found.config)}
     patterns = (*table.unread, *ignore)
     unknown = [name for name in found.tensors if name not in known and not matches(name, patterns)]
     if not unknown:
         return
     first = shown(unknown[0])
-    if architecture and architecture not in family.architectures:
+    known_heads = (*family.architectures, *family.task_architectures)
+    if architecture and architecture not in known_heads:
         raise ValueError(
             f"config.json: architectures = [{shown(architecture)}] has a head that is not read "
             f"({len(unknown)} tensors, the first is {first}), only that of "
-            f"{', '.join(family.architectures)}; in transformers, save the model without it: "
+            f"{', '.join(known_heads)}; in transformers, save the model without it: "
             "model.base_model.save_pretrained(FOLDER)"
         )
     raise ValueError(
@@ -234,10 +236,12 @@ def _read(folder: Path, ignore: tuple[str, ...]) -> Folder:
         raise ValueError(f"ignore is a tuple of patterns; write ignore=({ignore!r},)")
     raw = read_json(folder / "config.json")
     family, architecture = _family(raw, folder / "config.json"), _architecture(raw)
-    tensors = _renamed(family.table, open_folder(folder), ignore)
-    attributes, config = family.read(raw, Source(architecture, tensors), ignore)
+    source = Source(architecture)
+    tensors = _renamed(family.table_of(source), open_folder(folder), ignore)
+    source = Source(architecture, tensors)
+    attributes, config = family.read(raw, source, ignore)
     config = dataclasses.replace(config, metadata=read_metadata(raw, folder))
-    return Folder(family, architecture, attributes, tensors, config)
+    return Folder(family, architecture, attributes, tensors, config, family.table_of(source))
 
 
 def _family(raw: JSON, path: Path) -> Family:

@@ -20,6 +20,7 @@ def read_metadata(raw: JSON, folder: Path) -> str:
     """
     words = default_tokens(raw["model_type"]) | {n: a for n, a in raw.items() if n in KEPT}
     found: JSON = {"model_type": raw["model_type"], "config": words}
+    found |= {"architectures": raw["architectures"]} if raw.get("architectures") else {}
     if (folder / GENERATION).is_file():
         found["generation_config"] = read_json(folder / GENERATION)
     # Without what is no JSON, NaN.

@@ -53,7 +53,7 @@ class Module(NamedTuple):
 
     name: str
     """Its name in the file, behind that of the layer; "in_proj_" has the tensor in_proj_weight;
-    "{}" is the number of an expert, each of which has its own module."""
+    "{}" is the number of an expert or a head, each of which has its own module."""
     weights: str | tuple[str, ...]
     """Paths of weights, without stack and layer; several lie side by side in one tensor."""
     kind: Kind = "linear"
@@ -108,7 +108,7 @@ class Module(NamedTuple):
         pairs = self.pairs if place.rotated and place.attributes.get(self.pairs_if, True) else ()
         base = Entry(name + ends.weight, paths, place.group, pairs=pairs, rotated=place.rotated)
         if self.kind in ("table", "vector"):
-            return [base._replace(name=name + ends.table, kind=self.kind)]
+            return _each(base._replace(name=name + ends.table, kind=self.kind), leaf)
         if self.kind in ("plain", "swapped"):
             shape = (1,) * self.axes + leaf.array.shape[place.group is not ... :]
             kind = "table" if self.kind == "plain" else "swapped"
@@ -120,14 +120,19 @@ class Module(NamedTuple):
         kind = ends.linear if self.kind == "linear" else self.kind
         num_in = len(leaf.weight.in_axes) if leaf.weight else 1
         made = base._replace(kind=kind, by_head=self.by_head, num_in=num_in)
-        if "{}" in name:
-            assert isinstance(place.group, int)
-            places = [(place.group, expert) for expert in range(leaf.array.shape[1])]
-            return [made._replace(name=made.name.format(at[1]), at=at) for at in places]
-        if not has_bias:
-            return [made]
+        if "{}" in name or not has_bias:
+            return _each(made, leaf)
         biases = tuple((*path[:-1], f"{path[-1]}_bias") for path in paths)
         return [made, bias._replace(paths=biases, pairs=tuple(f"{one}_bias" for one in pairs))]
+
+
+def _each(entry: Entry, leaf: Leaf) -> list[Entry]:
+    """The entry, or one for each expert or head where its name has a place for the number."""
+    if "{}" not in entry.name:
+        return [entry]
+    assert isinstance(entry.at, int)
+    places = [(entry.at, i) for i in range(leaf.array.shape[1])]
+    return [entry._replace(name=entry.name.format(at[1]), at=at) for at in places]
 
 
 Places = Callable[[ModelConfig, JSON], list[tuple[str, int]]]
@@ -177,6 +182,18 @@ class NameTable(NamedTuple):
     copies: Mapping[str, str] = types.MappingProxyType({})
     """Tensors that transformers stores and never reads where the LM head is not tied: name -> the
     one it copies."""
+
+    def of_head(self, modules: tuple[Module, ...], prefix: str) -> "NameTable":
+        """The names in the files of a task model whose head has these modules; `prefix`: of those
+        of the bare model, "" as here."""
+        new = {module.weights for module in modules}
+        own = (f"{module.name}." for module in modules if not module.name.startswith("pooler"))
+        return self._replace(
+            modules=(*(one for one in self.modules if one.weights not in new), *modules),
+            prefix=prefix or self.prefix,
+            task_modules=tuple(own),
+            copies={},
+        )
 
     def repeated_in(self, config: ModelConfig) -> Mapping[str, str]:
         """Tensor that is not read for this model -> the one whose numbers it must have."""

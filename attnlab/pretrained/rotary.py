@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from attnlab.heads.positions import SCALINGS, read_scaling
 from attnlab.models.config import LayerOverrides, ModelConfig
-from attnlab.models.specs import Positions, Rotary
+from attnlab.models.specs import NoPositions, Positions, Rotary
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import LARGEST_NUMBER, Attribute, bad_value, shown
 from attnlab.pretrained.fields import Field, Source, Values
@@ -28,8 +28,9 @@ class RotaryField(Field):
       required: what config.json must say, in the words of `rope_parameters`, as its default is not
         the same in all versions of transformers.
       scalings: the rope_type that the family may have beside "default".
+      length: an attribute that says original_max_position_embeddings before `rope_parameters`.
       of_part: they are of a part of each query and key, and YaRN's mscale_all_dim scales the scores
-        of all (DeepSeek). Then its factor of queries and keys must be 1, as in published models.
+        of all (DeepSeek).
     """
 
     base: str = "rope_theta"
@@ -38,11 +39,12 @@ class RotaryField(Field):
     default_base: float = 10000.0
     required: tuple[str, ...] = ()
     scalings: tuple[str, ...] = tuple(SCALINGS)
+    length: str = ""
     of_part: bool = False
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        own = [Attribute(name) for name in (self.base, self.fraction) if name]
+        own = [Attribute(name) for name in (self.base, self.fraction, self.length) if name]
         objects = (Attribute(name, kind=dict) for name in ("rope_parameters", "rope_scaling"))
         return (*objects, *own)
 
@@ -53,7 +55,7 @@ class RotaryField(Field):
 
     def rotary(self, attributes: JSON) -> tuple[Rotary, float]:
         """The positions, and what YaRN multiplies scores by: the square of its factor of queries
-        and keys.
+        and keys, where all of these are rotated.
 
         Raises:
           ValueError: names the attribute that is unknown, missing, given twice or no number.
@@ -67,6 +69,10 @@ class RotaryField(Field):
                     "in all versions of transformers; write it"
                 )
         kind = found.pop("rope_type", "default")
+        kind = "longrope" if kind == "su" else kind  # its first name
+        if self.length and kind != "default" and attributes[self.length] is not None:
+            found[LENGTH] = attributes[self.length]
+        factors = _pop_longrope(found, attributes) if kind == "longrope" else []
         yarn = _pop_yarn(found) if kind == "yarn" else {}
         kind = "yarn_smooth" if yarn.pop("truncate", True) is False else kind
         if kind != "default" and (not isinstance(kind, str) or kind not in self.scalings):
@@ -77,7 +83,7 @@ class RotaryField(Field):
             "rope_theta": self.default_base,
             "partial_rotary_factor": self.default_fraction,
         }
-        _check_numbers(found, (*numbers, *names), kind)
+        _check_numbers(found, (*numbers, *names, *("attention_factor",) * bool(factors)), kind)
         numbers |= found
         if LENGTH in names:
             usual = attributes["max_position_embeddings"]
@@ -88,32 +94,27 @@ class RotaryField(Field):
         if not self.fraction and share != 1:
             why = "is not supported in this family, only 1.0"
             raise bad_value("partial_rotary_factor", share, why)
-        scale = self._score_scale(numbers["factor"], yarn) if yarn else 1.0
-        if share != 1 and scale != 1:
-            raise ValueError(
-                "config.json: rope_type 'yarn' with a partial_rotary_factor needs attention_factor "
-                "= 1.0: only all numbers of a head are scaled"
-            )
-        scaling = f"{kind}:{','.join(_short(numbers[name]) for name in names)}" if names else None
-        base = float(numbers["rope_theta"])
-        return Rotary(base=base, fraction=float(share), scaling=scaling), scale
+        scales, rotated = 1.0, float(found.get("attention_factor", 1.0))
+        if yarn:
+            scales, rotated = self._scales(numbers["factor"], yarn, whole=share == 1)
+        scaling = [_short(number) for number in (*(numbers[name] for name in names), *factors)]
+        positions = Rotary(
+            base=float(numbers["rope_theta"]),
+            fraction=float(share),
+            scaling=f"{kind}:{','.join(scaling)}" if names else None,
+            scale=rotated,
+        )
+        return positions, scales
 
-    def _score_scale(self, factor: float, said: JSON) -> float:
-        """Of YaRN, from its words that `Rotary` does not hold."""
+    def _scales(self, factor: float, said: JSON, *, whole: bool) -> tuple[float, float]:
+        """What YaRN multiplies scores by, and rotated numbers; `whole`: all are rotated."""
         weights = [said[name] for name in ("mscale", "mscale_all_dim") if said[name]]
         sizes = [_yarn_size(factor, weight) for weight in weights or (1.0,)]
         usual = sizes[0] / sizes[1] if len(sizes) == 2 else _yarn_size(factor, 1.0)
         own = float(said["attention_factor"] or usual)
         if not self.of_part:
-            return own**2
-        if own != 1:
-            raise bad_value(
-                "mscale",
-                said["mscale"],
-                f"is not supported, only mscale_all_dim = {said['mscale_all_dim']}: rotated and "
-                "other numbers of a head would be scaled differently",
-            )
-        return sizes[-1] ** 2 if said["mscale_all_dim"] else 1.0
+            return (own**2, 1.0) if whole else (1.0, own)
+        return (sizes[-1] ** 2 if said["mscale_all_dim"] else 1.0), own
 
     def write(self, config: ModelConfig) -> JSON:
         scales = config.attention.layer_scales or (1.0,)
@@ -126,17 +127,25 @@ class RotaryField(Field):
         scaled: JSON = {}
         if positions.scaling:
             kind, numbers = read_scaling(positions.scaling)
-            scaled = dict(zip(SCALINGS[kind].numbers, numbers, strict=True))
+            names = SCALINGS[kind].numbers
+            scaled |= zip(names, numbers, strict=not SCALINGS[kind].by_length)
             if LENGTH in scaled:
                 scaled[LENGTH] = int(scaled[LENGTH])
             scaled["rope_type"] = kind.removesuffix("_smooth")
+            if kind == "longrope":
+                half = len(numbers) // 2
+                scaled |= {"short_factor": [*numbers[1 : half + 1]]}
+                scaled |= {"long_factor": [*numbers[half + 1 :]]}
+                scaled["attention_factor"] = positions.scale
             if kind.startswith("yarn"):
                 scaled |= self._write_yarn(scale, scaled["factor"]) | {"truncate": kind == "yarn"}
+                scaled |= {"attention_factor": positions.scale} if positions.scale != 1 else {}
             if kind == "dynamic":
                 del scaled[LENGTH]
         today = {"rope_type": "default"} | scaled | {"rope_theta": positions.base}
         today |= {"partial_rotary_factor": positions.fraction} if self.fraction else {}
-        own = {self.fraction: positions.fraction} if self.fraction else {}
+        own: JSON = {self.fraction: positions.fraction} if self.fraction else {}
+        own |= {self.length: scaled[LENGTH]} if self.length and LENGTH in scaled else {}
         own |= {self.base: positions.base}
         return own | {"rope_scaling": scaled or None, "rope_parameters": today}
 
@@ -198,6 +207,36 @@ def _pop_yarn(found: JSON) -> JSON:
     return yarn
 
 
+def _pop_longrope(found: JSON, attributes: JSON) -> list[float]:
+    """The short and the long factors; leaves the attention factor and the length of training."""
+    factors = []
+    for name in ("short_factor", "long_factor"):
+        own = found.pop(name, None)
+        if not isinstance(own, list) or not all(_is_number(one) for one in own):
+            raise bad_value(
+                name, own, "of rope_type 'longrope' should be a list of numbers above 0"
+            )
+        factors.append(own)
+    if len(factors[0]) != len(factors[1]):
+        why = f"has {len(factors[1])} numbers, short_factor {len(factors[0])}"
+        raise bad_value("long_factor", factors[1], why)
+    longest = attributes["max_position_embeddings"]
+    trained, factor = found.setdefault(LENGTH, longest), found.pop("factor", None)
+    if not all(_is_number(one) for one in (trained, longest if factor is None else factor)):
+        raise bad_value("factor", factor, "of rope_type 'longrope' should be a number above 0")
+    factor = float(longest / trained if factor is None else factor)
+    growth = math.log(max(1.0, factor))
+    if found.get("attention_factor") is None:
+        found["attention_factor"] = math.sqrt(1 + growth / math.log(max(trained, 2)))
+    return [*factors[0], *factors[1]]
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number above 0, of a size that can be computed with."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < value <= LARGEST_NUMBER  # type: ignore[operator]
+
+
 def _check_numbers(found: JSON, known: tuple[str, ...], kind: str) -> None:
     """Raise ValueError unless all are known numbers, finite and above 0."""
     for key, value in found.items():
@@ -206,8 +245,7 @@ def _check_numbers(found: JSON, known: tuple[str, ...], kind: str) -> None:
                 f"config.json: {shown(key)[1:-1]} = {shown(value)} of the rotary positions "
                 f"(rope_type {kind!r}) is unknown here and may change what the model computes"
             )
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value <= LARGEST_NUMBER:
+        if not _is_number(value):
             raise bad_value(key, value, "of the rotary positions must be above 0")
 
 
@@ -230,7 +268,7 @@ def every(pattern: int | str) -> Callable[[JSON], list[str]]:
     def types(attributes: JSON) -> list[str]:
         number = attributes[pattern] if isinstance(pattern, str) else pattern
         layers = range(attributes["num_hidden_layers"])
-        return [SLIDING if (i + 1) % number else FULL for i in layers]
+        return [SLIDING if number and (i + 1) % number else FULL for i in layers]
 
     return types
 
@@ -296,7 +334,7 @@ class LayerTypes(Field):
         default; None: there is none.
     """
 
-    default_window: int = 4096
+    default_window: int | None = 4096
     default_types: Callable[[JSON], list[str]] = _by_window
     more: tuple[Attribute, ...] = ()
     rope: RotaryField = RotaryField()
@@ -310,7 +348,7 @@ class LayerTypes(Field):
     @property
     def window_attribute(self) -> Attribute:
         """The attribute for the width of the window."""
-        return Attribute("sliding_window", self.default_window, nullable=True, least=0)
+        return Attribute("sliding_window", self.default_window, int, nullable=True, least=0)
 
     def window(self, attributes: JSON) -> int:
         """The number of previous tokens that a token with a window attends to."""
@@ -320,8 +358,8 @@ class LayerTypes(Field):
         return int(attributes["sliding_window"]) - 1
 
     def write_window(self, window: int | None) -> JSON:
-        """The inverse; None where no layer has a window."""
-        return {"sliding_window": None if window is None else window + 1}
+        """The inverse; None where no layer has a window: transformers asks for one all the same."""
+        return {"sliding_window": self.default_window if window is None else window + 1}
 
     def types(self, attributes: JSON) -> list[str]:
         """The type of every layer. Raises ValueError for another number of them than of layers."""
@@ -386,6 +424,55 @@ class LayerTypes(Field):
             own[name] = base if own.get(name, base) == base else None
         parameters = {type_: rope["rope_parameters"] for type_, rope in ropes.items()}
         return written | own | {"rope_parameters": parameters}
+
+
+STILL = NoPositions()
+
+
+class StillTypes(LayerTypes):
+    """`LayerTypes` where some layers have no positions: here those without a window."""
+
+    def turns(self, attributes: JSON, types: list[str]) -> list[bool]:
+        """Whether each layer has rotary positions."""
+        return [type_ == SLIDING for type_ in types]
+
+    def write_turns(self, turns: list[bool]) -> JSON:
+        """The inverse, beyond layer_types."""
+        return {}
+
+    def read(self, attributes: JSON, source: Source) -> Values:
+        types = self.types(attributes)
+        turns = self.turns(attributes, types)
+        rotary, scale = self.rope.rotary(attributes)
+        window = self.window(attributes) if SLIDING in types else None
+        layers = [
+            LayerOverrides(
+                window=window if type_ == SLIDING else None, positions=None if turn else STILL
+            )
+            for type_, turn in zip(types, turns, strict=True)
+        ]
+        first, same = layers[0], len(set(layers)) == 1
+        return {
+            "positions": (first.positions if same else None) or rotary,
+            "attention.window": first.window if same else None,
+            **score_scales([scale if turn else 1.0 for turn in turns]),
+            **types_of(layers),
+        }
+
+    def write(self, config: ModelConfig) -> JSON:
+        stacks = [config.stacks[name] for name in config.layer_names]
+        scales = config.attention.layer_scales or (1.0,) * config.num_layers
+        turns = [stack.positions.is_rotary for stack in stacks]
+        first = turns.index(True) if any(turns) else None
+        unused = (Rotary(base=self.rope.default_base), 1.0)
+        rotary = unused if first is None else (stacks[first].positions, scales[first])
+        windows = [stack.attention.window for stack in stacks]
+        return {
+            **self.rope.describe(*rotary),
+            "layer_types": [FULL if window is None else SLIDING for window in windows],
+            **self.write_window(next((w for w in windows if w is not None), None)),
+            **self.write_turns(turns),
+        }
 
 
 def _rotary_of(

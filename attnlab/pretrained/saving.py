@@ -117,10 +117,11 @@ def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool 
 
 def _contents(family: Family, config: ModelConfig, params: Params) -> tuple[JSON, Arrays]:
     """config.json, and name in the file -> tensor."""
-    attributes, table = family.write(config), family.table
+    attributes = family.write(config)
+    architecture = attributes["architectures"][0]
+    table = family.table_of(Source(architecture))
     tensors = unfill(jax.tree.map(np.asarray, params), table.entries(config, attributes))
     tensors |= {name: tensors[other] for name, other in table.copies_in(config).items()}
-    architecture = attributes["architectures"][0]
     if not architecture.endswith("Model") or architecture.endswith(("HeadModel", "MTModel")):
         own = table.task_modules
         tensors = {n if n.startswith(own) else table.prefix + n: a for n, a in tensors.items()}
@@ -201,8 +202,9 @@ def _difference(family: Family, config: ModelConfig) -> str | None:
     """The reason why a config.json of the family cannot describe this model; None if it can."""
     try:
         attributes = family.write(config)
-        names = {entry.name: None for entry in family.table.entries(config, attributes)}
-        source = Source(attributes["architectures"][0], names)
+        source = Source(attributes["architectures"][0])
+        entries = family.table_of(source).entries(config, attributes)
+        source = source._replace(tensors=dict.fromkeys(entry.name for entry in entries))
         _, read = family.read(attributes, source)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         return str(error) or type(error).__name__

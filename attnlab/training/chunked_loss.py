@@ -39,11 +39,10 @@ def mean_loss(
       tokens: `TrainConfig.loss_tokens`.
       options: of the model's call.
     """
-    config, weights = getattr(model, "config", None), example.weights
-    size = 0
+    config, weights, size = getattr(model, "config", None), example.weights, 0
     if isinstance(config, ModelConfig) and objective.output == "logits" and weights.ndim == 2:
-        size = chunk_size(*weights.shape, config.vocab_size, tokens)
-    if not size:
+        size = chunk_size(len(weights), weights.shape[1], config.vocab_size, tokens)
+    if not isinstance(config, ModelConfig) or not size:
         prediction, auxiliary = objective.predict(model, params, example.inputs, **options)
         losses = objective.loss(prediction, example.targets)
         return jnp.sum(losses * weights) / count, auxiliary

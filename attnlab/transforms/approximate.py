@@ -78,9 +78,10 @@ class _Inputs:
 
     @functools.cached_property
     def root(self) -> Floats:
-        """R with R^T R = x^T x, the second moments of the inputs; the identity without a fit."""
+        """R with R^T R = x^T x / tokens, the second moments; the identity without a fit."""
         width = self.x.shape[-1]
         rows = self.x.reshape(-1, width)
+        rows = rows / len(rows) ** 0.5  # so that new weights have the size of those that were
         return np.asarray(np.linalg.qr(rows, mode="r") if self.fit else np.eye(width), np.float64)
 
 

@@ -110,35 +110,23 @@ def _run(
     rotary: bool,
     cap: float | None,
 ) -> tuple[Array, Mapping[str, Array], tuple[Array, ...]]:
-    """The output of a layout, and its gradients in the weights and in the inputs."""
-    output, pull = jax.vjp(
-        lambda params, inputs: _output(params, inputs, mask, mods, layout, rotary, cap),
-        params,
-        inputs,
-    )
-    return output, *pull(cotangent)
-
-
-def _output(
-    params: Mapping[str, Array],
-    inputs: tuple[Array, ...],
-    mask: Array,
-    mods: tuple[ScoreMod, ...],
-    layout: Layout,
-    rotary: bool,
-    cap: float | None,
-) -> Array:
-    """The output of a layout with its weights as they are: no other order of contraction."""
-    x, keys, values = inputs
+    """The output of a layout with its weights as they are, and its gradients in the weights and in
+    the inputs."""
     angles = None
     if rotary and layout.rotary_size is not None:
         size = layout.rotary_size - layout.rotary_size % 2
-        for_q, for_k = (rotary_angles(jnp.arange(a.shape[1]), size) for a in (x, keys))
+        for_q, for_k = (rotary_angles(jnp.arange(a.shape[1]), size) for a in inputs[:2])
         angles = (for_q, for_k)
-    return multi_head_attention(
-        params, x, layout, (keys, values), rotary=angles, order="factored", mask=mask,
-        logits_soft_cap=cap, score_mods=mods, implementation="dense",
-    )  # fmt: skip
+
+    def call(params: Mapping[str, Array], inputs: tuple[Array, ...]) -> Array:
+        x, keys, values = inputs
+        return multi_head_attention(
+            params, x, layout, (keys, values), rotary=angles, order="factored", mask=mask,
+            logits_soft_cap=cap, score_mods=mods, implementation="dense",
+        )  # fmt: skip
+
+    output, pull = jax.vjp(call, params, inputs)
+    return output, *pull(cotangent)
 
 
 def measure(

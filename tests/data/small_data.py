@@ -51,6 +51,21 @@ def tokens(folder):
     return config, 8, "causal_lm"
 
 
+def text_packed(folder):
+    """80 documents of JSON lines, the longest of which are no whole window."""
+    path = folder / "documents.jsonl"
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines(80)))
+    return data.Text(path=str(path), tokenizer="bpe:270", pack=True), 16, "causal_lm"
+
+
+def tokens_packed(folder):
+    """Documents end with token 7."""
+    ids = np.random.default_rng(0).integers(0, 30, 900).astype(np.uint16)
+    ids.tofile(folder / "ids.bin")
+    fields = dict(vocab_size=300, bytes_per_token=2.5, pack=True, end_of_document=7)
+    return data.TokenFiles(path=str(folder), **fields), 8, "masked_lm"
+
+
 def huggingface(folder):
     """60 rows of 5 to 11 token ids."""
     import datasets
@@ -145,5 +160,18 @@ def rows(folder):
 
 DATASETS = {
     f.__name__: f
-    for f in (text, tokens, huggingface, pairs, labelled, recall, endpoints, farthest, graph, rows)
+    for f in (
+        text,
+        text_packed,
+        tokens,
+        tokens_packed,
+        huggingface,
+        pairs,
+        labelled,
+        recall,
+        endpoints,
+        farthest,
+        graph,
+        rows,
+    )
 }

@@ -39,7 +39,9 @@ def tiny(name, folder):
 
 def test_every_row_has_a_config():
     of_byte_lm = {"text", "tokens", "huggingface"}  # byte_lm.py has a word for each
-    assert {*CONFIGS.values()} | of_byte_lm == set(small_data.DATASETS)
+    assert {*CONFIGS.values()} | of_byte_lm == {
+        name for name in small_data.DATASETS if not name.endswith("_packed")
+    }
 
 
 @pytest.mark.slow

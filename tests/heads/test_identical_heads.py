@@ -88,14 +88,3 @@ def changed(layout, names):
 )
 def test_only_weights_on_which_the_values_depend_change(name, names, expected):
     assert changed(CASES[name], names) == expected
-
-
-def test_stacked_weights():
-    layout = CASES["collaborative"]
-    params = make(layout)[0]
-    stacked = jax.tree.map(lambda a: np.stack([a, 2 * a]), params)
-    run = jax.jit(lambda p: identical_heads(p, layout, ("heads",)))
-    same = run(stacked)
-    for i in range(2):
-        one = run(jax.tree.map(lambda a, i=i: a[i], stacked))
-        assert_close(jax.tree.map(lambda a, i=i: a[i], same), one)

@@ -6,8 +6,6 @@ from conftest import assert_close
 from layout_cases import make
 
 from attnlab import heads, multi_head_attention, positions
-from attnlab.heads import decode, init_cache
-from attnlab.tap import Tap
 
 LAYOUTS = {
     "latent": heads.Latent(
@@ -60,15 +58,3 @@ def test_shared_keys_of_another_text_are_attention_to_it(name, x64):
     spoilt = {n: a * jnp.nan if n in unused else a for n, a in params.items()}
     got = multi_head_attention(spoilt, x, layout, kv=entries, order="factored")
     assert_close(got, multi_head_attention(params, x, layout, context, order="factored"))
-
-
-def test_a_cache_of_another_form_says_what_it_cannot_record():
-    layout = heads.Standard(width=12, num_heads=4)
-    params, x, *_ = make(layout)
-    cache = init_cache(layout, 2, 8, order="absorbed")
-    assert set(cache) == {"x", "length"}
-    with pytest.raises(ValueError, match="the cache"):
-        decode(params, x, layout, cache, tap=Tap(("q",)))
-    got, after = decode(params, x, layout, cache)
-    assert set(after) == {"x", "length"}
-    assert_close(got, multi_head_attention(params, x, layout, is_causal=True), loosen=10)

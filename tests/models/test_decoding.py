@@ -4,20 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import TOLERANCE, assert_close, diagonal
-from test_models import POSITIONS, SMALL, TOKENS, change, make, random_params
+from conftest import TOLERANCE, assert_close
+from test_models import SMALL, TOKENS, change, make, random_params
 
-from attnlab import generate, heads, prefill
-from attnlab.heads import LAYOUTS, kv_weight_names
+from attnlab import generate, prefill
+from attnlab.heads import LAYOUTS
 from attnlab.models import (
     Attention,
     Compute,
-    Learned,
-    Relative,
-    Rotary,
     Sampling,
 )
-from attnlab.sharing import plan_names
 
 LONG = change(SMALL, max_len=14)
 EVEN = ("standard", "narrow", "narrow_tied", "alt", "two_stage")
@@ -36,58 +32,6 @@ def in_pieces(config, params, size, pieces=((0, 4), (4, 5), (5, 7)), **inputs):
         cache = outputs.cache
         found.append(outputs.logits)
     return jnp.concatenate(found, axis=1)
-
-
-SOME = {"wide", "narrow", "collaborative", "latent", "tensor_product", "grouped_tied"}
-
-
-@pytest.mark.parametrize(
-    ("layout", "positions", "window"), diagonal(LAYOUTS, range(5), [None, 2], of=SOME)
-)
-def test_decoding_equals_the_whole_text(layout, positions, window):
-    """In turn of all plans; with a window in a cache that is used as a ring."""
-    if layout == "absorbed" and POSITIONS[positions].is_rotary:
-        pytest.skip("refused: keys that are inputs cannot be rotated")
-    turn = 4 * list(LAYOUTS).index(layout) + positions
-    config = change(
-        LONG, heads=layout_of(layout), positions=POSITIONS[positions],
-        sharing=str(np.roll(plan_names(), turn)[int(window is not None)]),
-        attention=Attention(window=window),
-    )  # fmt: skip
-    run, params = make(config)
-    got = jax.jit(lambda p: in_pieces(config, p, 7 if window is None else 6))(params)
-    assert_close(got, run(params, TOKENS).logits, loosen=5)
-
-
-SHARED = ["cla:2", "relaxed:2", "attention=0,0,0 kv=0,0,@0 ffn=0,1,0"]
-
-
-@pytest.mark.parametrize(
-    ("sharing", "positions"),
-    diagonal(SHARED, ["learned", "rotary", "relative"], of={SHARED[-1]}),
-)
-def test_plans_that_share_more(sharing, positions):
-    """Keys that layers share are in the cache once; with a window in one ring."""
-    schemes = {"learned": Learned(), "rotary": Rotary(), "relative": Relative()}
-    for window, size in ((None, 7), (2, 6)):
-        config = change(
-            LONG, heads=layout_of("standard"), sharing=sharing, positions=schemes[positions],
-            attention=Attention(window=window),
-        )  # fmt: skip
-        run, params = make(config)
-        got = jax.jit(lambda p, c=config, s=size: in_pieces(c, p, s))(params)
-        assert_close(got, run(params, TOKENS).logits, loosen=5)
-        count = 3 if sharing == "relaxed:2" else 2
-        assert config.init_cache(2, 7)["k"].shape[0] == count
-
-
-def test_talking_heads_in_the_absorbed_form():
-    layout = heads.Wide(num_heads=3, extras=(heads.TalkingHeads(),))
-    config = change(LONG, heads=layout, attention=Attention(order="absorbed"))
-    run, params = make(config)
-    assert set(config.init_cache(2, 7)) == {"x", "length"}
-    got = jax.jit(lambda p: in_pieces(config, p, 7))(params)
-    assert_close(got, run(params, TOKENS).logits, loosen=5)
 
 
 def test_a_traced_ring_takes_a_text_by_pieces():
@@ -142,66 +86,15 @@ def test_decoding_in_bfloat16(layout):
 
 # Rows of their own lengths ------------------------------------------------------------------------
 
-RNG = np.random.default_rng(3)
-TEXTS = RNG.integers(0, 19, (3, 10))
-MASKS = [np.arange(6) >= [[0], [2], [5]], np.array([[1, 1, 1], [1, 0, 1], [0, 1, 1]]) > 0, None]
-"""Of three calls; the second has padding between tokens, the third none."""
-
-
-def calls():
-    """(tokens, mask, (is a token, its position in its own text)) of each call."""
-    done = np.zeros((3, 1), int)
-    for mask in MASKS:
-        is_token = np.ones((3, 1), bool) if mask is None else mask
-        at = np.maximum(done + is_token.cumsum(1) - 1, 0)
-        other = RNG.integers(0, 19, at.shape)
-        yield np.where(is_token, np.take_along_axis(TEXTS, at, 1), other), mask, (is_token, at)
-        done = done + is_token.sum(1, keepdims=True)
-
-
-CALLS = list(calls())
-PLANS = ["albert", "attention=0,0,1 kv=0,@0,1 ffn=0,1,0"]
-
-
-@pytest.mark.parametrize(
-    ("layout", "sharing", "window"), diagonal(LAYOUTS, PLANS, [None, 2], of={"latent"})
-)
-def test_each_row_is_that_row_alone(layout, sharing, window, x64):
-    """The whole text of the row, which no padding reaches; with a window in a ring that only the
-    longest row fills more than once."""
-    turn = list(LAYOUTS).index(layout) + PLANS.index(sharing) + (window or 0)
-    if not kv_weight_names(LAYOUTS[layout](width=12, num_heads=3)):
-        sharing = "albert"  # layers cannot share keys that are inputs
-    positions = POSITIONS[turn % len(POSITIONS)]
-    if layout == "absorbed" and positions.is_rotary:
-        positions = Relative()
-    config = change(
-        LONG, heads=layout_of(layout), sharing=sharing, positions=positions,
-        attention=Attention(window=window), compute=Compute(dtype="float64"),
-    )  # fmt: skip
-    run, params = make(config)
-    params = jax.tree.map(lambda a: a.astype(jnp.float64), params)
-
-    @jax.jit
-    def both(params):
-        cache, found = config.init_cache(3, 10 if window is None else 8), []
-        for tokens, mask, _ in CALLS:
-            logits, cache = prefill(params, tokens, config, cache, padding_mask=mask)
-            found.append(logits)
-        return found, cache["length"]
-
-    found, length = both(params)
-    alone = np.asarray(run(params, TEXTS).logits)
-    for got, (_, _, (is_token, at)) in zip(found, CALLS, strict=True):
-        expected = np.take_along_axis(alone, at[..., None], 1)
-        assert_close(np.asarray(got)[is_token], expected[is_token], loosen=10)
-    assert (length == jnp.array([10, 7, 4])).all()
+TEXTS = np.random.default_rng(3).integers(0, 19, (3, 10))
+LEFT = np.arange(6) >= [[0], [2], [5]]
+"""The tokens of a prompt that has padding on the left."""
 
 
 def test_generated_rows_are_those_rows_alone():
     """With several ends; padding on either side."""
     run, params = make(LONG)
-    prompt, left, _ = CALLS[0]
+    prompt, left = TEXTS[:, :6], LEFT
     lengths, rows, texts = left.sum(1), np.arange(3), np.zeros((3, 10), int)
     for row, text in enumerate(texts):
         text[: lengths[row]] = prompt[row, left[row]]
@@ -229,13 +122,13 @@ def test_a_full_row_gives_nan_and_the_others_continue():
     run = jax.jit(lambda tokens, cache, mask: model.apply(
         {"params": params}, tokens, cache=cache, padding_mask=mask
     ))  # fmt: skip
-    cache = run(TEXTS[:, :6], LONG.init_cache(3, 6), MASKS[0]).cache
+    cache = run(TEXTS[:, :6], LONG.init_cache(3, 6), LEFT).cache
     outputs = run(TEXTS[:, :6], cache, np.arange(6) >= [[5], [5], [6]])
     assert np.isnan(outputs.logits[0]).all()
     assert np.isfinite(outputs.logits[1:]).all()
     assert outputs.cache["length"].tolist() == 3 * [[6, 5, 1]]
     with pytest.raises(ValueError, match=r"6 tokens behind 6 do not .* size 6; .*=12"):
-        prefill(params, TEXTS[:, :6], LONG, cache, padding_mask=MASKS[0])
+        prefill(params, TEXTS[:, :6], LONG, cache, padding_mask=LEFT)
 
 
 def test_a_mask_over_the_cache():

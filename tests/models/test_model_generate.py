@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import diagonal
-from test_decoding import MASKS, TEXTS
+from test_decoding import LEFT, TEXTS
 from test_models import SMALL, TOKENS, random_params
 
 from attnlab.heads import LAYOUTS
@@ -88,8 +88,8 @@ def test_prefill_in_two_calls_and_overflow(params):
         ({"cache_size": 9.0}, "cache_size"),
         ({"end": 4.7}, "end"),
         ({"end": (3, 19)}, "end 19"),
-        ({"source_padding_mask": MASKS[0]}, "source_padding_mask"),
-        ({"padding_mask": MASKS[1]}, "padding_mask"),
+        ({"source_padding_mask": LEFT}, "source_padding_mask"),
+        ({"padding_mask": LEFT[:, :3]}, "padding_mask"),
         ({"padding_mask": np.arange(7) >= [[0], [7]]}, "padding_mask: row 1"),
         ({"source": TOKENS}, "source"),
         ({"prompt": TOKENS.at[1, 2].set(19)}, r"19 at \[1, 2\]"),

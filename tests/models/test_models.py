@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, deep, diagonal
+from conftest import assert_close, deep
 
 from attnlab import heads, masks
 from attnlab.models import (
@@ -27,7 +27,6 @@ from attnlab.models import (
     param_shapes,
 )
 from attnlab.models.specs import DropoutPlace
-from attnlab.sharing import plan_names
 
 SMALL = ModelConfig(
     vocab_size=19, max_len=9, width=12, num_layers=3,
@@ -70,16 +69,6 @@ def moved(a, b):
 
 
 # Who attends to whom ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("kind", ["decoder", "encoder"])
-def test_a_decoder_attends_to_the_past_alone(kind, positions):
-    run, params = make(change(SMALL, kind=kind, positions=positions))
-    changed = moved(run(params, TOKENS), run(params, TOKENS.at[:, 4].add(1) % 19))
-    assert changed[4:].all()
-    assert changed[:4].all() == (kind == "encoder")
-    assert changed[:4].any() == (kind == "encoder")
 
 
 def test_windows():
@@ -132,25 +121,6 @@ def test_masks_and_token_types():
 
 
 # Sharing ------------------------------------------------------------------------------------------
-
-SOME = {"standard", "wide", "narrow", "latent", "bilinear"}
-
-
-@pytest.mark.parametrize(("layout", "sharing"), diagonal(heads.LAYOUTS, plan_names(), of=SOME))
-def test_sharing_equals_copied_weights(layout, sharing):
-    config = change(
-        SMALL, heads=heads.LAYOUTS[layout](num_heads=3), sharing=sharing,
-        compute=Compute(remat=sharing == "albert"),
-    )  # fmt: skip
-    run, params = make(config)
-    plan, layers = config.plan, params["layers"]
-    if set(plan) != {"attention", "ffn"}:
-        pytest.skip("keys and deltas are compared in tests/sharing")
-    copied = params | {
-        "layers": {p: jax.tree.map(lambda a, p=p: a[np.array(plan[p])], layers[p]) for p in plan}
-    }
-    separate, _ = make(change(config, sharing="separate"))
-    assert_close(separate(copied, TOKENS).logits, run(params, TOKENS).logits)
 
 
 def test_head_masks_act_per_application_of_shared_weights():
@@ -301,20 +271,6 @@ def test_who_attends_to_whom_in_an_encoder_decoder():
     mask = jnp.asarray(np.arange(5) < 3)[None].repeat(2, 0)
     masked = run(params, TOKENS, source=SOURCE, source_padding_mask=mask).logits
     assert_close(masked, run(params, TOKENS, source=SOURCE[:, :3]).logits)
-
-
-def test_a_shared_encoder_equals_copied_weights():
-    config = change(SEQ, encoder=EncoderConfig(shares_decoder=True))
-    run, params = make(config)
-    copied = params | {
-        "encoder_layers": {p: params["layers"][p] for p in ("attention", "ffn")},
-        "encoder_final_norm": params["final_norm"],
-        "encoder_relative_bias": params["relative_bias"],
-    }
-    own, shapes = make(change(config, encoder=EncoderConfig()))
-    assert jax.tree.structure(shapes) == jax.tree.structure(copied)
-    got = own(copied, TOKENS, source=SOURCE).logits
-    assert_close(got, run(params, TOKENS, source=SOURCE).logits)
 
 
 def test_an_encoder_with_another_number_of_heads():

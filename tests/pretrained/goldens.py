@@ -25,7 +25,7 @@ ATTRIBUTES = {
     "gpt2": {"scale_attn_by_inverse_layer_idx": 2},
     "deepseek_v3": {"scoring_func": "softmax", "attention_bias": True, "num_key_value_heads": 2}
     | {"qk_head_dim": 99},
-    "gemma3_text": {"attn_logit_softcapping": 50.0, "use_bidirectional_attention": True}
+    "gemma3_text": {"attn_logit_softcapping": 50.0, "use_bidirectional_attention": "yes"}
     | {"layer_types": [FULL, "chunked_attention"], "rope_parameters": {"rope_theta": 10.0}}
     | {"sliding_window": None},
     "gpt_neox": {"rotary_pct": 0.9, "is_decoder": True},
@@ -34,18 +34,18 @@ ATTRIBUTES = {
     "qwen2": {"layer_types": [SLIDING, "chunked_attention"]},
     "qwen3": {"layer_types": [FULL, SLIDING], "rope_parameters": "llama3"},
     "vit": {"image_size": "large", "patch_size": [4, 2, 3], "pooler_output_size": 7}
-    | {"pooler_act": "relu"},
+    | {"pooler_act": "mish"},
     "mixtral": {"router_jitter_noise": 0.1, "num_local_experts": "two"},
     "qwen2_moe": {"layer_types": [SLIDING] * 2},
     "qwen3_moe": {"decoder_sparse_step": 0},
-    "gpt_oss": {"hidden_act": "gelu", "swiglu_alpha": 1.0, "swiglu_limit": "none"},
+    "gpt_oss": {"swiglu_alpha": 1.0, "swiglu_limit": "none"},
     "xlm-roberta": {"position_embedding_type": "relative_key"},
     "camembert": {"is_decoder": True},
     "electra": {"embedding_size": "small"},
     "gemma": {"hidden_activation": "relu", "use_bidirectional_attention": True},
     "gemma2": {"attn_logit_softcapping": -1.0},
     "starcoder2": {"use_bias": "no", "norm_type": "rms_norm"},
-    "stablelm": {"qk_layernorm": True, "use_parallel_residual": "yes"},
+    "stablelm": {"qk_layernorm": "yes", "use_parallel_residual": "yes"},
     "granite": {"logits_scaling": 0.0},
     "opt": {"word_embed_proj_dim": 3},  # opt-350m's
     "bloom": {"n_embed": 7, "n_head": "two", "apply_residual_connection_post_layernorm": True},
@@ -58,7 +58,14 @@ ATTRIBUTES = {
     "glm4": {"attention_bias": "yes"},
     "gptj": {"rotary_dim": 99},
     "phi": {"qk_layernorm": "yes"},
-    "smollm3": {"no_rope_layers": [1], "use_sliding_window": True},
+    "smollm3": {"no_rope_layers": [1], "layer_types": [SLIDING] * 4},
+    "cohere2": {"layer_types": ["chunked_attention"]},
+    "olmoe": {"clip_qkv": 8.0},
+    "glm4_moe": {"use_qk_norm": "yes"},
+    "ernie4_5": {"use_bias": "no"},
+    "seed_oss": {"attention_out_bias": "no"},
+    "exaone4": {"layer_types": ["chunked_attention"]},
+    "roberta-prelayernorm": {"is_decoder": True},
     "dinov2": {"use_swiglu_ffn": "no", "mlp_ratio": "four"},
     "mt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
     "mpnet": {"relative_attention_num_buckets": 8, "is_decoder": True},

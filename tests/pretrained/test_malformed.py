@@ -264,11 +264,11 @@ def test_rotary_positions(family, outer, tmp_path):
 
 
 HEADS = [
-    ("bert", "BertForSequenceClassification", "classifier.bias", "BertForMaskedLM"),
-    ("llama", "LlamaForSequenceClassification", "score.weight", "LlamaForCausalLM"),
-    ("t5", "T5ForTokenClassification", "classifier.weight", "T5ForConditionalGeneration"),
+    ("bert", "BertForMultipleChoice", "classifier.bias", "BertForMaskedLM"),
+    ("llama", "LlamaForReward", "v_head.weight", "LlamaForCausalLM"),
+    ("t5", "T5ForQuestionAnswering", "qa_outputs.weight", "T5ForConditionalGeneration"),
     ("bart", "BartForSequenceClassification", "classification_head.dense.bias", "BartModel"),
-    ("vit", "ViTForMaskedImageModeling", "decoder.0.bias", "ViTForImageClassification"),
+    ("vit", "ViTForMaskedImageModeling", "classifier.bias", "ViTForImageClassification"),
     ("dinov2", "Dinov2ForImageClassification", "classifier.bias", "Dinov2Model"),
 ]
 

@@ -98,7 +98,7 @@ def old_style(family, config, tensors):
         if family == "olmo3":
             said = said["full_attention"]
         config |= {"rope_scaling": None, "rope_theta": said["rope_theta"], "pretraining_tp": 1}
-        if family in ("stablelm", "glm", "glm4", "phi"):
+        if family in ("stablelm", "glm", "glm4", "glm4_moe", "phi"):
             config["partial_rotary_factor"] = said["partial_rotary_factor"]
         if family == "gpt_oss":  # null is not the same in all versions
             config["rope_scaling"] = {"rope_type": "default"}
@@ -113,7 +113,7 @@ def old_style(family, config, tensors):
             tensors |= {at.format(i) + name: a for i in range(2) for name, a in mask.items()}
         for name in ("mlp_bias",) + ("attention_bias",) * (family == "llama"):
             config.pop(name, None)
-        if family != "ministral":  # which is no older than the word
+        if family not in ("ministral", "cohere2", "exaone4"):  # which are no older than the word
             config.pop("layer_types", None)
         tensors |= {f"{at.format(i)}rotary_emb.inv_freq": rates for i in range(2)}
     if family == "bloom":
@@ -289,7 +289,12 @@ def test_attributes_that_change_the_computation_are_refused_by_name(family, tmp_
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rope_type": "longrope", "factor": 4.0}, "rope_type = 'longrope' is not supported"),
+        ({"rope_type": "su3", "factor": 4.0}, "rope_type = 'su3' is not supported"),
+        ({"rope_type": "longrope", "short_factor": "x"}, "short_factor = 'x' of rope_type"),
+        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 2.0]},
+         "long_factor = [1.0, 2.0] has 2 numbers, short_factor 1"),
+        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+         "longrope needs 2 of each"),
         ({"rope_type": "linear", "factor": "two"}, "factor = 'two' of the rotary positions"),
         ({"rope_type": "linear"}, "rope_type 'linear' needs factor"),
         ({"rope_type": "default", "mscale": 2}, "mscale = 2 of the rotary positions"),
@@ -452,18 +457,19 @@ def test_what_has_no_heads_here_is_refused_with_the_reason(name, reason, tmp_pat
         pretrained.load_config(tmp_path)
 
 
-def test_yarn_of_deepseek_scales_all_numbers_of_a_head_or_none(tmp_path):
+def test_yarn_of_deepseek_scales_scores_and_rotated_numbers(tmp_path):
     config, tensors, _, _ = split(FAMILIES["deepseek_v3"])
     yarn = {"rope_type": "yarn", "factor": 40.0, "rope_theta": 1e4, "mscale": 1.0}
     yarn |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 8}
     folder = write(tmp_path / "folder", config | {"rope_parameters": yarn}, tensors)
     scales = pretrained.load_config(folder).attention.layer_scales
     assert set(scales) == {(0.1 * np.log(40.0) + 1) ** 2}
+    assert pretrained.load_config(folder).positions.scale == 1
     other = config | {"rope_parameters": yarn | {"mscale": 0.7}}
-    with pytest.raises(
-        ValueError, match=r"mscale = 0\.7 is not supported, only mscale_all_dim = 1"
-    ):
-        pretrained.load_config(write(tmp_path / "folder", other, tensors))
+    found = pretrained.load_config(write(tmp_path / "folder", other, tensors))
+    assert found.attention.layer_scales == scales
+    expected = (0.07 * np.log(40.0) + 1) / (0.1 * np.log(40.0) + 1)
+    np.testing.assert_allclose(found.positions.scale, expected)
 
 
 def test_yarn_scales_the_scores_of_layers_with_rotary_positions_alone(tmp_path):

@@ -53,8 +53,6 @@ INSIDE = [
     ("gpt2", "hidden_size", 24),
     ("bert", "is_decoder", True),
     ("mistral", "layer_types", ["full_attention"] * 2),
-    ("opt", "layer_norm_elementwise_affine", False),
-    ("stablelm", "qk_layernorm", True),
     ("falcon", "alibi", True),
 ]
 

@@ -14,7 +14,6 @@ from attnlab.heads import (
     GroupedTied,
     HeadNorm,
     Latent,
-    LatentAbsorbed,
     LowRankQuery,
     Narrow,
     NarrowTied,
@@ -22,7 +21,6 @@ from attnlab.heads import (
     SoftCap,
     Standard,
     TensorProduct,
-    TwoStage,
     Wide,
 )
 from attnlab.transforms import Conversion, NotEquivalent, Undecided, convert
@@ -41,14 +39,11 @@ def refused(layout, target, params=None, **options):
 PROOFS = {
     "a rank of scores": (small(Wide, value_dim=3), small(), "rank"),
     "a rank of scores, folded": (small(head_dim=5, value_dim=3), small(Alt, value_dim=3), "rank"),
-    "of outer matrices": (small(head_dim=5), small(TwoStage, head_dim=4, value_dim=5), "rank"),
     "of tied states": (small(head_dim=5, value_dim=6), small(GroupedTied, head_dim=2), "rank"),
     "of a latent": (small(Wide), small(Latent, latent_norm=False), "rank"),
-    "of an absorbed latent": (small(Bilinear), small(LatentAbsorbed, latent_norm=False), "rank"),
     "of queries": (small(), small(LowRankQuery, latent_norm=False, head_dim=2), "rank"),
     "slices": (small(Bilinear), small(Narrow), "slices"),
     "slices that a gate mixes": (small(Narrow, extras=(Gate(),)), small(Narrow), "slices"),
-    "slices of one projection": (small(Alt), small(NarrowTied), "slices"),
 }
 
 

@@ -4,8 +4,9 @@ from attnlab.models import Dropout
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
+from attnlab.pretrained import tasks as t
 from attnlab.pretrained.attributes import MAX_LAYERS, Attribute, bad_value
-from attnlab.pretrained.families.bert import EMBEDDINGS, QKV, MaskedHead, like_bert
+from attnlab.pretrained.families.bert import BERT, EMBEDDINGS, QKV, MaskedHead, like_bert
 from attnlab.pretrained.name_table import Layers, Module, linears
 from attnlab.sharing.plan import Plan, inner_groups
 
@@ -90,4 +91,5 @@ ALBERT = like_bert(
     ),
     # transformers has no dropout behind the FFN.
     dropout=Dropout(places=("embeddings", "attention")),
+    tasks=(t.pooled("pooler", "classifier"), *BERT.tasks[1:]),
 )

@@ -8,6 +8,7 @@ from attnlab.models import Embedding, Init, Norm, OutputHead
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
+from attnlab.pretrained import tasks as t
 from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
@@ -105,6 +106,11 @@ class MaskedHead(f.Field):
         )
 
     @property
+    def stem(self) -> str:
+        """How the names of task models begin."""
+        return self.name
+
+    @property
     def attributes(self) -> tuple[Attribute, ...]:
         maybe = (self.activation, self.bias, self.transform_bias)
         own = (one for one in maybe if isinstance(one, Attribute))
@@ -177,6 +183,7 @@ BERT = Family(
         BERT_HEAD,
     ),
     table=BERT_HEAD.table(EMBEDDINGS, LAYERS, "bert.", **OLDER),
+    tasks=(t.pooled("pooler.dense", "classifier"), t.per_token("classifier"), t.questions()),
 )
 
 

@@ -1,17 +1,21 @@
 """Decoders beside Llama, in the names of Hugging Face: Phi-3 (Abdin et al. 2024, arXiv 2404.14219),
 StarCoder 2 (Lozhkov et al. 2024, arXiv 2402.19173), StableLM (Bellagamba et al. 2024, arXiv
-2402.17834), Granite (IBM 2024), GLM and GLM-4 (arXiv 2406.12793) and SmolLM3 (2025).
+2402.17834), Granite (IBM 2024), GLM and GLM-4 (arXiv 2406.12793), SmolLM3, Seed-OSS, ERNIE 4.5
+(2025) and EXAONE 4 (arXiv 2507.11407).
 """
 
-from attnlab.models import NoPositions, Norm, Rotary
-from attnlab.models.config import LayerOverrides, ModelConfig
+from attnlab.heads import HeadNorm
+from attnlab.models import Dropout, Norm
+from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute, bad_value
-from attnlab.pretrained.families.llama import LLAMA, PAIRED, decoder_table
+from attnlab.pretrained.families.llama import HEADS, LLAMA, PAIRED, RMS_HEADS, decoder_table
 from attnlab.pretrained.name_table import PACKED, Module, linears
-from attnlab.pretrained.rotary import FULL, RotaryField, Window, score_scales, types_of
+from attnlab.pretrained.rotary import FULL, LENGTH, SLIDING, RotaryField, StillTypes, Window, every
+from attnlab.pretrained.tasks import SCORES
 
+HEAD_NORM = HeadNorm("layer", over="own_head")
 FRACTION = "partial_rotary_factor"
 FUSED_FFN = (
     Module("mlp.gate_up_proj", ("ffn.gate", "ffn.up")),
@@ -24,13 +28,13 @@ PHI3 = LLAMA.variant(
     f.CausalHead("Phi3"),
     *f.numbers(resid_pdrop=0.0, embd_pdrop=0.0),
     Window(None),
-    RotaryField(fraction=FRACTION, scalings=()),
-    f.Words(ignored="original_max_position_embeddings"),
+    RotaryField(fraction=FRACTION, scalings=("longrope",), length=LENGTH),
     without="attention_bias mlp_bias head_dim",
     table=decoder_table(
         attention=(Module("self_attn.qkv_proj", PACKED), Module("self_attn.o_proj", "attention.o")),
         ffn=FUSED_FFN,
     ),
+    tasks=SCORES,
 )
 STARCODER2 = LLAMA.variant(
     "starcoder2",
@@ -50,19 +54,31 @@ STARCODER2 = LLAMA.variant(
     without="rms_norm_eps attention_bias mlp_bias",
     table=decoder_table(ffn=linears("mlp.", "ffn", up="c_fc", down="c_proj")),
     norm=Norm(),
+    tasks=SCORES,
 )
 STABLELM = LLAMA.variant(
     "stablelm",
     dict(vocab_size=50304, hidden_size=2560, intermediate_size=6912, num_key_value_heads=32),
     dict(max_position_embeddings=4096),
     f.CausalHead("StableLm"),
-    *f.numbers(layer_norm_eps=1e-5, hidden_dropout=0.0),
+    *f.numbers(hidden_dropout=0.0),
+    f.value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    f.Choice("qk_layernorm", False, "heads.qk_norm", {True: HEAD_NORM, False: None}),
     f.biases("use_qkv_bias", False, f.BIASES[:3]),
     RotaryField(fraction=FRACTION, default_fraction=0.25),
     f.Choice("use_parallel_residual", False, "norm.position", {True: "parallel_one", False: "pre"}),
-    f.Words(only={"qk_layernorm": False}),
     without="rms_norm_eps attention_bias mlp_bias head_dim",
+    table=decoder_table(
+        (
+            *HEADS[:4],
+            *(
+                Module(f"self_attn.{n}_layernorm.norms.{{}}", f"attention.{n}_norm", "table")
+                for n in "qk"
+            ),
+        )
+    ),
     norm=Norm(),
+    tasks=SCORES,
 )
 
 
@@ -89,6 +105,7 @@ GRANITE = LLAMA.variant(
     f.value("residual_multiplier", 1.0, "attention.output_scale", "ffn.output_scale"),
     _Multipliers(),
     without="head_dim",
+    tasks=(),
 )
 GLM = LLAMA.variant(
     "glm",
@@ -99,6 +116,7 @@ GLM = LLAMA.variant(
     RotaryField(fraction=FRACTION, default_fraction=0.5),
     without="mlp_bias",
     table=decoder_table(PAIRED, FUSED_FFN),
+    tasks=SCORES,
 )
 GLM4 = GLM.variant(
     "glm4",
@@ -115,46 +133,36 @@ GLM4 = GLM.variant(
     ),
     norm=Norm(kind="rms", position="sandwich"),
 )
-STILL = NoPositions()
 
 
-class _PositionLayers(f.Field):
-    """no_rope_layers: 1 where a layer has rotary positions, 0 where it has none."""
+class _SmolTypes(StillTypes):
+    """no_rope_layers: 1 where a layer has rotary positions, 0 where it has none. If
+    use_sliding_window is true, layers of layer_types have a window; by default those without."""
 
-    rope = RotaryField(default_base=2e6)
-    attributes = (
-        Attribute("no_rope_layers", kind=list),
-        Attribute("no_rope_layer_interval", 4),
-        Attribute("layer_types", kind=list),
-        *rope.attributes,
-    )
-
-    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+    def turns(self, attributes: JSON, types: list[str]) -> list[bool]:
         count, every = attributes["num_hidden_layers"], attributes["no_rope_layer_interval"]
-        turns, types = attributes["no_rope_layers"], attributes["layer_types"]
+        turns = attributes["no_rope_layers"]
         turns = [int((i + 1) % every != 0) for i in range(count)] if turns is None else turns
         if len(turns) < count or any(turn not in (0, 1) for turn in turns):
             raise bad_value("no_rope_layers", turns, f"should be {count} numbers 0 or 1")
-        if any(one != FULL for one in types or ()):
-            raise bad_value("layer_types", types, f"is not supported, only {FULL!r}")
-        turns, (rotary, scale) = turns[:count], self.rope.rotary(attributes)
-        still = LayerOverrides(positions=STILL)
-        values = types_of([LayerOverrides() if turn else still for turn in turns])
-        values |= score_scales([scale if turn else 1.0 for turn in turns])
-        return values | {"positions": rotary if any(turns) else STILL}
+        return [bool(turn) for turn in turns[:count]]
+
+    def types(self, attributes: JSON) -> list[str]:
+        slides = attributes["use_sliding_window"] and attributes["sliding_window"] is not None
+        if attributes["layer_types"] is None:
+            turns = self.turns(attributes, [])
+            return [FULL if turn or not slides else SLIDING for turn in turns]
+        types = super().types(attributes)
+        if SLIDING in types and not attributes["use_sliding_window"]:
+            raise bad_value("layer_types", types, "need use_sliding_window = true")
+        return types
+
+    def write_turns(self, turns: list[bool]) -> JSON:
+        return {"no_rope_layer_interval": 4, "no_rope_layers": [int(turn) for turn in turns]}
 
     def write(self, config: ModelConfig) -> JSON:
-        positions = [config.stacks[name].positions for name in config.layer_names]
-        turns = [int(one.is_rotary) for one in positions]
-        scales = config.attention.layer_scales or (1.0,) * config.num_layers
-        first = turns.index(1) if any(turns) else None
-        unused = (Rotary(base=2e6), 1.0)
-        rotary = unused if first is None else (positions[first], scales[first])
-        return self.rope.describe(*rotary) | {
-            "no_rope_layer_interval": 4,
-            "no_rope_layers": turns,
-            "layer_types": [FULL] * config.num_layers,
-        }
+        attributes = super().write(config)
+        return attributes | {"use_sliding_window": SLIDING in attributes["layer_types"]}
 
 
 SMOLLM3 = LLAMA.variant(
@@ -162,9 +170,88 @@ SMOLLM3 = LLAMA.variant(
     dict(vocab_size=128256, hidden_size=2048, num_hidden_layers=36, num_attention_heads=16),
     dict(max_position_embeddings=32768, num_key_value_heads=4),
     f.CausalHead("SmolLM3", tied=True),
-    _PositionLayers(),
-    f.Words(
-        ignored="max_window_layers", only={"use_sliding_window": False, "sliding_window": None}
+    _SmolTypes(
+        default_window=None,
+        more=(
+            Attribute("no_rope_layers", kind=list),
+            Attribute("no_rope_layer_interval", 4),
+            Attribute("use_sliding_window", False),
+        ),
+        rope=RotaryField(default_base=2e6),
     ),
+    f.Words(ignored="max_window_layers"),
     without="head_dim",
+)
+
+
+class _OutBias(f.Field):
+    """Biases of queries, keys and values, and of the output."""
+
+    attributes = (Attribute("attention_bias", True), Attribute("attention_out_bias", False))
+
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        inner, outer = (attributes[one.name] for one in self.attributes)
+        return {"heads.biases": f.BIASES[: 3 * inner] + ("o",) * outer}
+
+    def write(self, config: ModelConfig) -> JSON:
+        there = config.heads.biases
+        return {"attention_bias": "q" in there, "attention_out_bias": "o" in there}
+
+
+SEED_OSS = LLAMA.variant(
+    "seed_oss",
+    dict(vocab_size=155136, intermediate_size=27648, num_hidden_layers=64, head_dim=128),
+    dict(num_attention_heads=80, max_position_embeddings=524288, num_key_value_heads=8),
+    dict(attention_dropout=0.1),
+    f.CausalHead("SeedOss"),
+    *f.numbers(residual_dropout=0.1),
+    _OutBias(),
+    dropout=Dropout(places=("attention", "ffn")),
+)
+ERNIE4_5 = LLAMA.variant(
+    "ernie4_5",
+    dict(vocab_size=103424, hidden_size=1024, intermediate_size=3072, num_hidden_layers=18),
+    dict(num_attention_heads=16, max_position_embeddings=131072, rms_norm_eps=1e-5),
+    dict(num_key_value_heads=2, head_dim=128),
+    f.CausalHead("Ernie4_5", tied=True),
+    f.AllBiases("use_bias", False),
+    RotaryField(default_base=5e5),
+    without="attention_bias mlp_bias attention_dropout",
+    table=decoder_table(PAIRED),
+    tasks=(),
+)
+
+
+class _ExaoneTypes(StillTypes):
+    """Without a sliding_window, all layers have rotary positions."""
+
+    def turns(self, attributes: JSON, types: list[str]) -> list[bool]:
+        alike = attributes["sliding_window"] is None
+        return [alike or turn for turn in super().turns(attributes, types)]
+
+    def write_window(self, window: int | None) -> JSON:
+        return {"sliding_window": None if window is None else window + 1}
+
+    def write_turns(self, turns: list[bool]) -> JSON:
+        return {} if any(turns) else {"sliding_window": self.default_window}
+
+
+EXAONE4 = LLAMA.variant(
+    "exaone4",
+    dict(vocab_size=102400, intermediate_size=16384, num_key_value_heads=32),
+    f.CausalHead("Exaone4"),
+    f.value("rms_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    _ExaoneTypes(
+        default_types=every("sliding_window_pattern"),
+        more=(Attribute("sliding_window_pattern", 4, nullable=True, least=0),),
+    ),
+    without="attention_bias mlp_bias",
+    table=decoder_table(
+        norms={
+            "attention.norm_after": "post_attention_layernorm",
+            "ffn.norm_after": "post_feedforward_layernorm",
+        }
+    ),
+    heads=RMS_HEADS,
+    norm=Norm(kind="rms", position="after"),
 )

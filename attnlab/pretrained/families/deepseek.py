@@ -1,8 +1,10 @@
-"""DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437), in the names of Hugging Face."""
+"""DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437) and GLM-4.5 (2025, arXiv 2508.06471), in the
+names of Hugging Face.
+"""
 
 import dataclasses
 
-from attnlab.heads import Latent
+from attnlab.heads import HeadNorm, Latent
 from attnlab.models import FFN, Experts
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
@@ -12,6 +14,7 @@ from attnlab.pretrained.families.llama import GATED_NAMES, LLAMA, RATES, decoder
 from attnlab.pretrained.families.mixtures import GATED_EXPERTS, routing
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rotary import RotaryField
+from attnlab.pretrained.tasks import SCORES
 
 
 class _Experts(ExpertFields):
@@ -42,6 +45,11 @@ EXPERTS = _Experts(
     Attribute("moe_intermediate_size", 2048),
     constant={"scores": "sigmoid", "balance_bias": True},
     dense=FIRST_DENSE,
+)
+SHARED_FFN = (
+    *GATED_EXPERTS,
+    *linears("mlp.shared_experts.", "ffn.shared", **GATED_NAMES),
+    Module("mlp.gate.e_score_correction_bias", "ffn.balance_bias", "plain"),
 )
 IN_PAIRS = Module("", "", pairs=("q_rotary", "k_rotary"), pairs_if="rope_interleave")
 QUERIES = IN_PAIRS._replace(weights=("attention.q", "attention.q_rotary"), by_head=True)
@@ -83,14 +91,31 @@ DEEPSEEK_V3 = LLAMA.variant(
             Module("self_attn.kv_a_layernorm", "attention.kv_down_norm", "table"),
             Module("self_attn.kv_b_proj", ("attention.k", "attention.v"), by_head=True),
         ),
-        ffn=(
-            *GATED_EXPERTS,
-            *linears("mlp.shared_experts.", "ffn.shared", **GATED_NAMES),
-            Module("mlp.gate.e_score_correction_bias", "ffn.balance_bias", "plain"),
-        ),
+        ffn=SHARED_FFN,
         # The module behind the last layer that predicts one more token.
         unread=(*RATES, "layers.61.*"),
     ),
     # The epsilon of its norms is 1e-6, whatever rms_norm_eps says.
     heads=Latent(num_heads=4, norm_eps=1e-6),
+    tasks=SCORES,
+)
+GLM4_MOE = LLAMA.variant(
+    "glm4_moe",
+    dict(vocab_size=151552, intermediate_size=10944, num_hidden_layers=46, rms_norm_eps=1e-5),
+    dict(num_attention_heads=96, max_position_embeddings=131072, num_key_value_heads=8),
+    dict(num_experts_per_tok=8, n_routed_experts=128, n_group=1, topk_group=1),
+    dict(routed_scaling_factor=1.0, moe_intermediate_size=1408, first_k_dense_replace=1),
+    f.CausalHead("Glm4Moe"),
+    f.value("rms_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    f.biases("attention_bias", False, f.BIASES[:3]),
+    f.Choice("use_qk_norm", False, "heads.qk_norm", {True: HeadNorm("rms"), False: None}),
+    dataclasses.replace(
+        EXPERTS, options={n: one for n, one in EXPERTS.options.items() if n != "balance"}
+    ),
+    RotaryField(fraction="partial_rotary_factor", default_fraction=0.5),
+    f.Words(ignored="output_router_logits num_nextn_predict_layers num_mtp_layers"),
+    without="mlp_bias",
+    # The modules behind the last layer that predict more tokens.
+    table=decoder_table(ffn=SHARED_FFN, unread=(*RATES, "layers.46.*", "layers.92.*")),
+    tasks=(),
 )

@@ -2,8 +2,9 @@
 
 from attnlab.models import Dropout, Norm
 from attnlab.pretrained import fields as f
+from attnlab.pretrained import tasks as t
 from attnlab.pretrained.attributes import Attribute
-from attnlab.pretrained.families.bert import MaskedHead, like_bert
+from attnlab.pretrained.families.bert import BERT, MaskedHead, like_bert
 from attnlab.pretrained.name_table import Layers, Module, linears
 
 DISTILBERT = like_bert(
@@ -37,4 +38,8 @@ DISTILBERT = like_bert(
     ),
     norm=Norm(position="post", eps=1e-12),  # no attribute says it
     dropout=Dropout(places=("embeddings", "ffn")),
+    tasks=(
+        t.pooled("pre_classifier", "classifier", pooler_activation="relu"),
+        *BERT.tasks[1:],
+    ),
 )

@@ -5,8 +5,9 @@ and the masked-LM head of its generator.
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
+from attnlab.pretrained import tasks as t
 from attnlab.pretrained.attributes import Attribute
-from attnlab.pretrained.families.bert import EMBEDDINGS, MaskedHead, like_bert
+from attnlab.pretrained.families.bert import BERT, EMBEDDINGS, MaskedHead, like_bert
 from attnlab.pretrained.name_table import Module
 
 
@@ -35,4 +36,8 @@ ELECTRA = like_bert(
     dict(hidden_size=256, num_attention_heads=4, intermediate_size=1024),
     EmbeddingSize(),
     modules=(*EMBEDDINGS, Module("embeddings_project", "embedding_projection")),
+    tasks=(
+        t.pooled("classifier.dense", "classifier.out_proj", pooler_activation="gelu"),
+        *BERT.tasks[1:],
+    ),
 )

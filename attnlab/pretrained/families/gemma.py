@@ -10,6 +10,7 @@ from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.families.llama import LLAMA, NORMED, decoder_table
 from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, every
+from attnlab.pretrained.tasks import LAST, SCORES
 
 
 class _EmbeddingScale(f.Field):
@@ -85,6 +86,7 @@ GEMMA = LLAMA.variant(
     f.Words(only={"use_bidirectional_attention": None}),
     without="mlp_bias",
     norm=Norm(kind="rms_plus_one"),
+    tasks=SCORES,
 )
 GEMMA2 = LLAMA.variant(
     "gemma2",
@@ -102,13 +104,30 @@ GEMMA2 = LLAMA.variant(
     without="mlp_bias",
     table=decoder_table(norms=SANDWICH),
     norm=Norm(kind="rms_plus_one", position="sandwich"),
+    tasks=SCORES,
 )
+
+
+class _Gemma3Types(LayerTypes):
+    """Where attention is bidirectional (EmbeddingGemma), a window is as wide, half to each side."""
+
+    def window(self, attributes: JSON) -> int:
+        window = super().window(attributes)
+        return (window + 1) // 2 if attributes["use_bidirectional_attention"] else window
+
+    def write(self, config: ModelConfig) -> JSON:
+        attributes = super().write(config)
+        if config.kind == "encoder" and attributes["sliding_window"]:
+            attributes["sliding_window"] = max(1, 2 * attributes["sliding_window"] - 2)
+        return attributes
+
+
 GEMMA3 = GEMMA2.variant(
     "gemma3_text",
     dict(vocab_size=262208, max_position_embeddings=131072),
     f.CausalHead("Gemma3", tied=True, bare="TextModel"),
     NORMED,
-    LayerTypes(
+    _Gemma3Types(
         default_types=every("sliding_window_pattern"),
         more=(
             Attribute("sliding_window_pattern", 6),
@@ -119,8 +138,9 @@ GEMMA3 = GEMMA2.variant(
         bases={FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)},
     ),
     f.Words(
-        only={"final_logit_softcapping": None, "attn_logit_softcapping": None}
-        | {"use_bidirectional_attention": False}
+        only={"final_logit_softcapping": None, "attn_logit_softcapping": None},
     ),
+    f.Choice("use_bidirectional_attention", False, "kind", {False: "decoder", True: "encoder"}),
     heads=Standard(num_heads=4, qk_norm=HeadNorm("rms_plus_one")),
+    tasks=(LAST,),
 )

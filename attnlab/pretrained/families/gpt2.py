@@ -9,6 +9,7 @@ from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.families.llama import decoder_table
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.name_table import PACKED, Module
+from attnlab.pretrained.tasks import OLDER
 
 
 class _LayerScales(f.Field):
@@ -53,4 +54,5 @@ GPT2 = Family(
         # The causal mask, stored as if it were a bias.
         unread=("h.*.attn.bias", "h.*.attn.masked_bias"),
     ),
+    tasks=OLDER,
 )

@@ -5,6 +5,7 @@ from attnlab.pretrained import fields as f
 from attnlab.pretrained.families.llama import LLAMA, decoder_table
 from attnlab.pretrained.name_table import PACKED, Module, linears
 from attnlab.pretrained.rotary import RotaryField
+from attnlab.pretrained.tasks import OLDER
 
 
 def megatron_heads(attention: str) -> tuple[Module, ...]:
@@ -47,4 +48,5 @@ GPT_NEOX = LLAMA.variant(
     ),
     norm=Norm(),
     ffn=FFN(),
+    tasks=OLDER,
 )

@@ -14,6 +14,7 @@ from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
 from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, RotaryField, Window
+from attnlab.pretrained.tasks import GENERIC, QUESTIONS
 
 NORMS = {"attention.norm": "input_layernorm", "ffn.norm": "post_attention_layernorm"}
 QKVO = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
@@ -24,6 +25,8 @@ HEADS = (
 )
 PAIRED = tuple(module._replace(pairs=("q", "k", "q_norm", "k_norm")) for module in HEADS)
 """`HEADS` of families that rotate neighbours."""
+FLAT = tuple(one._replace(kind="vector") if one.kind == "table" else one for one in HEADS)
+"""`HEADS` where the scales of the norm of all heads lie in one vector."""
 GATED_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 GATED_FFN = linears("mlp.", "ffn", **GATED_NAMES)
 OUTSIDE = {"embedding": "embed_tokens", "final_norm": "norm", "lm_head": "lm_head"}
@@ -85,6 +88,7 @@ LLAMA = Family(
         f.CausalHead("Llama"),
     ),
     table=decoder_table(),
+    tasks=GENERIC,
 )
 MISTRAL = LLAMA.variant(
     "mistral",
@@ -92,8 +96,9 @@ MISTRAL = LLAMA.variant(
     f.CausalHead("Mistral"),
     Window(),
     without="attention_bias mlp_bias",
+    tasks=QUESTIONS,
 )
-MINISTRAL = MISTRAL.variant("ministral", f.CausalHead("Ministral"), LayerTypes())
+MINISTRAL = MISTRAL.variant("ministral", f.CausalHead("Ministral"), LayerTypes(), tasks=GENERIC)
 
 
 def _qwen_types(attributes: JSON) -> list[str]:

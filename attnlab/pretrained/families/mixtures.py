@@ -1,18 +1,19 @@
 """Decoders with experts in the names of Hugging Face: Mixtral (Jiang et al. 2024, arXiv
-2401.04088), Qwen2-MoE (arXiv 2407.10671), Qwen3-MoE (arXiv 2505.09388) and gpt-oss (arXiv
-2508.10925).
+2401.04088), Qwen2-MoE (arXiv 2407.10671), Qwen3-MoE (arXiv 2505.09388), gpt-oss (arXiv
+2508.10925) and OLMoE (Muennighoff et al. 2024, arXiv 2409.02060).
 """
 
-from attnlab.heads import Sink, Standard
+from attnlab.heads import HeadNorm, Sink, Standard
 from attnlab.models import FFN
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.experts import SPARSE_STEPS, ExpertFields, expert_modules
 from attnlab.pretrained.families import llama
-from attnlab.pretrained.families.llama import GATED_NAMES, LLAMA, decoder_table
+from attnlab.pretrained.families.llama import FLAT, GATED_NAMES, LLAMA, decoder_table
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, RotaryField, Window, every
+from attnlab.pretrained.tasks import QUESTIONS, SCORES
 
 WIDTH = Attribute("intermediate_size", 11008)
 BALANCE = {"balance": Attribute("router_aux_loss_coef", 0.001)}
@@ -53,6 +54,7 @@ MIXTRAL = LLAMA.variant(
             },
         )
     ),
+    tasks=QUESTIONS,
 )
 
 
@@ -81,6 +83,7 @@ QWEN2_MOE = LLAMA.variant(
     f.Words(ignored=UNUSED),
     without="mlp_bias attention_bias",
     table=decoder_table(ffn=QWEN_FFN),
+    tasks=QUESTIONS,
 )
 QWEN3_MOE = LLAMA.variant(
     "qwen3_moe",
@@ -107,7 +110,6 @@ GPT_OSS = LLAMA.variant(
     dict(num_attention_heads=64, max_position_embeddings=131072, rms_norm_eps=1e-5),
     dict(num_key_value_heads=8, head_dim=64, attention_bias=True),
     f.CausalHead("GptOss"),
-    f.Choice("hidden_act", "silu", "ffn.activation", {"silu": "gated_quick_gelu"}),
     ExpertFields(
         routing("num_local_experts", 128, 4) | BALANCE,
         WIDTH,
@@ -121,7 +123,10 @@ GPT_OSS = LLAMA.variant(
         clip=Attribute("swiglu_limit", 7.0),
     ),
     f.Words(
-        ignored=f"{UNUSED} experts_per_token initial_context_length", only={"swiglu_alpha": 1.702}
+        used=(Attribute("hidden_act", "silu"),),  # whatever it says, it is this one
+        ignored=f"{UNUSED} experts_per_token initial_context_length",
+        only={"swiglu_alpha": 1.702},
+        written={"hidden_act": "silu"},
     ),
     without="mlp_bias",
     table=decoder_table(
@@ -136,5 +141,24 @@ GPT_OSS = LLAMA.variant(
         ),
     ),
     heads=Standard(num_heads=4, extras=(Sink(),)),
-    ffn=FFN(),
+    ffn=FFN(activation="gated_quick_gelu"),
+    tasks=SCORES,
+)
+OLMOE = LLAMA.variant(
+    "olmoe",
+    dict(vocab_size=50304, hidden_size=2048, num_hidden_layers=16, intermediate_size=2048),
+    dict(num_attention_heads=16, max_position_embeddings=4096),
+    f.CausalHead("Olmoe"),
+    f.value("rms_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    ExpertFields(
+        routing("num_experts", 64, 8)
+        | NORMALIZE
+        | {"balance": Attribute("router_aux_loss_coef", 0.01)},
+        WIDTH,
+    ),
+    f.Words(ignored=UNUSED, only={"clip_qkv": None}),
+    without="mlp_bias head_dim",
+    table=decoder_table(FLAT, GATED_EXPERTS),
+    heads=Standard(num_heads=4, qk_norm=HeadNorm("rms", over="all")),
+    tasks=(),
 )

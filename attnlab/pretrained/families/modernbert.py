@@ -11,6 +11,7 @@ from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.families.bert import BERT, MaskedHead
 from attnlab.pretrained.name_table import PACKED, Layers, Module
 from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, overrides_of, types_of
+from attnlab.pretrained.tasks import Task
 
 FIRST: NormPosition = "pre_ffn"
 
@@ -60,6 +61,39 @@ HEAD = MaskedHead(
     bias=Attribute("decoder_bias", True),
     transform_bias=Attribute("classifier_bias", False),
 )
+POOLERS: JSON = {"cls": "first_plain", "mean": "mean"}
+
+
+class _Pooling(f.Field):
+    """What classifies a text: its first token, or the mean of all."""
+
+    attributes = (Attribute("classifier_pooling", "cls"),)
+
+    def write(self, config: ModelConfig) -> JSON:
+        return {"classifier_pooling": "mean" if config.output.pooler == "mean" else "cls"}
+
+
+def _task(end: str, pooler: object, num_classes: int = 0) -> Task:
+    """A classifier behind the transform of the masked-LM head."""
+    modules = (Module(HEAD.transform, "transform"), Module(HEAD.norm, "transform_norm", "norm"))
+    output = {
+        "pooler": pooler,
+        "transform": lambda said: f.ACTIVATIONS[said["classifier_activation"]],
+        "transform_bias": lambda said: said["classifier_bias"],
+    }
+    return Task(
+        end, (*modules, Module("classifier", "classifier")), output, num_classes=num_classes
+    )
+
+
+TASKS = (
+    _task("ForTokenClassification", "each"),
+    _task("ForQuestionAnswering", "each", 2),
+    _task(
+        "ForSequenceClassification",
+        lambda said: f.choose("classifier_pooling", said["classifier_pooling"], POOLERS),
+    ),
+)
 MODULES = (
     Module("embeddings.tok_embeddings", "embedding", "table"),
     Module("embeddings.norm", "embedding_norm", "norm"),
@@ -100,11 +134,12 @@ MODERNBERT = BERT.variant(
     # How it was trained or is run; the rest is of classifiers.
     f.Words(
         ignored="initializer_cutoff_factor deterministic_flash_attn sparse_prediction "
-        "layer_norm_eps sparse_pred_ignore_index reference_compile repad_logits_with_grad "
-        "classifier_pooling"
+        "layer_norm_eps sparse_pred_ignore_index reference_compile repad_logits_with_grad"
     ),
+    _Pooling(),
     without="hidden_act type_vocab_size hidden_dropout_prob attention_probs_dropout_prob",
     table=HEAD.table(MODULES, LAYERS, "model."),
+    tasks=TASKS,
     norm=Norm(bias=False),
     dropout=Dropout(places=("embeddings", "attention")),
 )

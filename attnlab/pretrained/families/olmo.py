@@ -7,15 +7,14 @@ from attnlab.models import Norm
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import bad_value
-from attnlab.pretrained.families.llama import HEADS, LLAMA, decoder_table
+from attnlab.pretrained.families.llama import FLAT, LLAMA, decoder_table
 from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, RotaryField, every
+from attnlab.pretrained.tasks import LAST
 
 AFTER = {
     "attention.norm_after": "post_attention_layernorm",
     "ffn.norm_after": "post_feedforward_layernorm",
 }
-FLAT = tuple(m._replace(kind="vector") if m.kind == "table" else m for m in HEADS)
-"""The scales of the norm of all heads lie in one vector."""
 
 OLMO = LLAMA.variant(
     "olmo",
@@ -24,6 +23,7 @@ OLMO = LLAMA.variant(
     f.Words(only={"clip_qkv": None}),
     without="rms_norm_eps mlp_bias head_dim",
     norm=Norm(scale=False, eps=1e-5),
+    tasks=(LAST,),
 )
 OLMO2 = LLAMA.variant(
     "olmo2",
@@ -34,6 +34,7 @@ OLMO2 = LLAMA.variant(
     table=decoder_table(FLAT, norms=AFTER),
     heads=Standard(num_heads=4, qk_norm=HeadNorm("rms", over="all")),
     norm=Norm(kind="rms", position="after"),
+    tasks=(LAST,),
 )
 
 

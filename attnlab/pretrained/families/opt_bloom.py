@@ -11,6 +11,7 @@ from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.families.gpt_neox import MEGATRON_FFN, megatron_heads
 from attnlab.pretrained.families.llama import LLAMA, QKVO, decoder_table
 from attnlab.pretrained.name_table import linears
+from attnlab.pretrained.tasks import LAST, OLDER, questions
 
 NOT_LLAMA = "intermediate_size rms_norm_eps num_key_value_heads head_dim attention_bias mlp_bias "
 NOT_LLAMA += "hidden_act rope_parameters"
@@ -47,8 +48,9 @@ OPT = LLAMA.variant(
     _TableWidth(),
     f.Words(
         ignored="init_std layerdrop activation_dropout",
-        only={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
+        only={"_remove_final_layer_norm": False},
     ),
+    f.value("layer_norm_elementwise_affine", True, "norm.scale"),
     without=NOT_LLAMA,
     table=decoder_table(
         attention=linears("self_attn.", "attention", **QKVO | {"o": "out_proj"}),
@@ -63,6 +65,7 @@ OPT = LLAMA.variant(
     ),
     norm=Norm(eps=1e-5),
     positions=Learned(offset=2),
+    tasks=(LAST, questions()),
 )
 
 
@@ -119,4 +122,5 @@ BLOOM = LLAMA.variant(
     ffn=FFN(),
     positions=Alibi(),
     embedding=Embedding(norm=True),
+    tasks=OLDER,
 )

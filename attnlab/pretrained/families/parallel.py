@@ -1,6 +1,6 @@
 """Decoders whose attention and FFN read one norm of the same input, in the names of Hugging Face:
-GPT-J (Wang and Komatsuzaki 2021), Phi (Li et al. 2023, arXiv 2309.05463), Cohere (2024) and Falcon
-(Almazrouei et al. 2023, arXiv 2311.16867).
+GPT-J (Wang and Komatsuzaki 2021), Phi (Li et al. 2023, arXiv 2309.05463), Cohere (2024), Cohere 2
+(2025, arXiv 2504.00698) and Falcon (Almazrouei et al. 2023, arXiv 2311.16867).
 """
 
 from attnlab.heads import HeadNorm, Standard
@@ -13,7 +13,8 @@ from attnlab.pretrained.families.gpt2 import GPT2
 from attnlab.pretrained.families.gpt_neox import MEGATRON_FFN, megatron_heads
 from attnlab.pretrained.families.llama import LLAMA, PAIRED, QKVO, RATES, decoder_table
 from attnlab.pretrained.name_table import Module, linears
-from attnlab.pretrained.rotary import RotaryField
+from attnlab.pretrained.rotary import RotaryField, StillTypes, every
+from attnlab.pretrained.tasks import LAST, OLDER, SCORES, questions
 
 PARALLEL = Norm(position="parallel_one")
 ONE_NORM = {"attention.norm": "input_layernorm"}
@@ -32,6 +33,18 @@ COHERE = LLAMA.variant(
     without="rms_norm_eps mlp_bias head_dim",
     table=decoder_table(PAIRED, norms=ONE_NORM),
     norm=Norm(position="parallel_one", bias=False),
+    tasks=(),
+)
+COHERE2 = COHERE.variant(
+    "cohere2",
+    f.CausalHead("Cohere2", tied=True),
+    StillTypes(
+        default_types=every("sliding_window_pattern"),
+        more=(Attribute("sliding_window_pattern", 4),),
+        rope=RotaryField(required=("rope_theta",)),
+    ),
+    f.head_dim(),
+    without="use_qk_norm",
 )
 PHI = LLAMA.variant(
     "phi",
@@ -56,6 +69,7 @@ PHI = LLAMA.variant(
     heads=Standard(num_heads=4, biases=f.BIASES),
     norm=PARALLEL,
     ffn=FFN(),
+    tasks=SCORES,
 )
 
 
@@ -96,6 +110,7 @@ GPTJ = GPT2.variant(
         prefix="transformer.",
         unread=(*RATES, "h.*.attn.bias", "h.*.attn.masked_bias"),
     ),
+    tasks=(LAST, questions()),
 )
 
 
@@ -168,4 +183,5 @@ FALCON = LLAMA.variant(
         prefix="transformer.",
         unread=(*RATES, "h.*.self_attention.rotary_emb.inv_freq"),
     ),
+    tasks=OLDER,
 )

@@ -13,8 +13,10 @@ from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, linears
+from attnlab.pretrained.tasks import per_token
 
 ANY_LENGTH = 2**20
+TOKENS = per_token("classifier", prefix="transformer.")
 # "gated-gelu" means the tanh kind, "gelu" alone the exact one.
 FEED_FORWARD = f.ACTIVATIONS | {f"gated-{theirs}": ours for theirs, ours in f.GATED.items()}
 FEED_FORWARD["gated-gelu"] = f.GATED["gelu_new"]
@@ -64,7 +66,7 @@ class _Stacks(f.Field):
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
         layers = attributes["num_layers"]
-        if source.architecture == f"{self.name}EncoderModel":
+        if source.architecture in (f"{self.name}EncoderModel", f"{self.name}{TOKENS.end}"):
             return {"kind": "encoder", "encoder": None, "num_layers": layers}
         return {"num_layers": attributes["num_decoder_layers"], "encoder.num_layers": layers}
 
@@ -85,6 +87,11 @@ class _Head(f.Field):
     can_scale: bool = True
 
     @property
+    def stem(self) -> str:
+        """How the names of task models begin."""
+        return self.name
+
+    @property
     def attributes(self) -> tuple[Attribute, ...]:
         tied = "tie_word_embeddings"
         same = operator.itemgetter(tied) if self.can_scale else None
@@ -95,7 +102,9 @@ class _Head(f.Field):
         return tuple(self.name + t for t in ("Model", "EncoderModel", "ForConditionalGeneration"))
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
-        if source.architecture in (f"{self.name}EncoderModel", f"{self.name}Model"):
+        if source.architecture in (
+            self.name + end for end in ("EncoderModel", "Model", TOKENS.end)
+        ):
             return {"output.kind": "none"}
         own, table = (source.tensors.get(f"{name}.weight") for name in ("lm_head", "shared"))
         copied = own is not None and table is not None and own.equals(table)
@@ -177,6 +186,7 @@ T5 = Family(
             ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
         ),
     ),
+    tasks=(TOKENS,),
 )
 MT5 = T5.variant(
     "mt5",

@@ -11,8 +11,8 @@ from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.families.bert import BERT, FFN_NAMES, QKV
-from attnlab.pretrained.metadata import metadata_of
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.tasks import Task
 from attnlab.pretrained.weights import Entry
 
 
@@ -108,38 +108,20 @@ def _embeddings(*mask_axes: int) -> Callable[[ModelConfig], list[Entry]]:
 
 
 class _Head(f.Field):
-    """Pooler or classifier: what the architecture needs, or whose tensors are there."""
+    """A pooler, if its tensors are there."""
 
-    attributes = (
-        Attribute("pooler_output_size", kind=int, least=0),
-        Attribute("id2label", kind=dict),
-    )
-    architectures = ("ViTModel", "ViTForImageClassification")
+    stem = "ViT"
+    attributes = (Attribute("pooler_output_size", kind=int, least=0),)
+    architectures = ("ViTModel",)
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
         if attributes["pooler_output_size"] not in (None, 0, attributes["hidden_size"]):
             why = f"is not supported, only hidden_size = {attributes['hidden_size']}"
             raise bad_value("pooler_output_size", attributes["pooler_output_size"], why)
-        if source.architecture.endswith("Classification") or "classifier.weight" in source.tensors:
-            labels = attributes["id2label"]  # 2 without it, as in transformers
-            classes = 2 if labels is None else len(labels)
-            return {"output.pooler": "first_plain", "output.num_classes": classes}
         return {"output.pooler": "first" if "pooler.dense.weight" in source.tensors else None}
 
     def write(self, config: ModelConfig) -> JSON:
-        attributes: JSON = {"pooler_output_size": config.width, "architectures": ["ViTModel"]}
-        if config.output.pooler != "first_plain":
-            return attributes
-        # The names that transformers gives classes without one.
-        labels = {str(i): f"LABEL_{i}" for i in range(config.output.num_classes)}
-        kept = metadata_of(config).get("config", {})
-        if len(kept.get("id2label") or {}) == len(labels):
-            labels = kept["id2label"]
-        return attributes | {
-            "id2label": labels,
-            "label2id": {label: int(i) for i, label in labels.items()},
-            "architectures": ["ViTForImageClassification"],
-        }
+        return {"pooler_output_size": config.width, "architectures": ["ViTModel"]}
 
 
 HEADS = (
@@ -152,13 +134,12 @@ VIT = BERT.variant(
     f.Choice("qkv_bias", True, "heads.biases", {True: f.BIASES, False: ("o",)}),
     _Images(mask_token="embeddings.mask_token"),
     _Head(),
-    f.Words(only={"pooler_act": "tanh"}),
+    f.Choice("pooler_act", "tanh", "output.pooler_activation", f.ACTIVATIONS),
     without="vocab_size max_position_embeddings type_vocab_size tie_word_embeddings",
     table=NameTable(
         modules=(
             Module("layernorm", "final_norm", "norm"),
             Module("pooler.dense", "pooler"),
-            Module("classifier", "classifier"),
         ),
         layers=(
             Layers(
@@ -173,7 +154,13 @@ VIT = BERT.variant(
         ),
         special=_embeddings(1, 1),
         prefix="vit.",
-        task_modules=("classifier.",),
+    ),
+    tasks=(
+        Task(
+            "ForImageClassification",
+            (Module("classifier", "classifier"),),
+            {"pooler": "first_plain"},
+        ),
     ),
     norm=Norm(),
     embedding=Embedding(),
@@ -247,6 +234,7 @@ DINOV2 = VIT.variant(
         special=_embeddings(1),
         prefix="dinov2.",
     ),
+    tasks=(),
     norm=Norm(layer_scale=1.0),
     output=OutputHead(kind="none", pooler="first_plain"),  # the class token
 )

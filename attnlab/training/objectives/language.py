@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from attnlab.data.dataset import BYTES, DataSizes, DeviceBatch
-from attnlab.training.objectives.objective import Example, Objective, bits
+from attnlab.training.objectives.objective import Example, Inputs, Objective, bits
 
 MASK_RATE = 0.15
 """Of masked_lm, whose only special token is the mask."""
@@ -18,20 +18,24 @@ MEAN_SPAN = 3
 def causal_lm(batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES) -> Example:
     """Predict every next token of `tokens` [B, T + 1].
 
+    Of packed texts, the `segments` [B, T + 1] of the batch, the first token of each is not
+    predicted, and none attends to another.
+
     >>> causal_lm({"tokens": jnp.array([[5, 6, 7]])}, jax.random.key(0)).inputs["tokens"].tolist()
     [[5, 6]]
     """
     text, valid = _text(batch)
-    return Example(
-        {"tokens": batch["tokens"][:, :-1]}, text, valid.astype(jnp.float32), batch.get("bytes")
-    )
+    inputs: Inputs = {"tokens": batch["tokens"][:, :-1]}
+    if "segments" in batch:
+        inputs["segments"] = batch["segments"][:, :-1]
+    return Example(inputs, text, valid.astype(jnp.float32), batch.get("bytes"))
 
 
 def masked_lm(batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES) -> Example:
     """Predict 15 % of the tokens: 80 % of them masked, 10 % random, 10 % left as they are.
 
     Devlin et al. 2018, section 3.1, arXiv 1810.04805. The first token of the window is not used,
-    so that all objectives predict the same text.
+    the first of each packed text not predicted, so that all objectives predict the same text.
 
     >>> example = masked_lm({"tokens": jnp.zeros((4, 201), int)}, jax.random.key(0))
     >>> 0.1 < example.weights.mean() < 0.2
@@ -43,9 +47,11 @@ def masked_lm(batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES) -> Ex
     action = jax.random.uniform(action_key, targets.shape)
     random = jax.random.randint(random_key, targets.shape, 0, mask, targets.dtype)
     corrupted = jnp.where(action < 0.8, mask, jnp.where(action < 0.9, random, targets))
-    inputs = jnp.where(is_chosen, corrupted, targets)
+    inputs: Inputs = {"tokens": jnp.where(is_chosen, corrupted, targets)}
+    if "segments" in batch:
+        inputs["segments"] = batch["segments"][:, 1:]
     weights = (is_chosen & valid).astype(jnp.float32)
-    return Example({"tokens": inputs}, targets, weights, batch.get("bytes"))
+    return Example(inputs, targets, weights, batch.get("bytes"))
 
 
 def span_counts(length: int) -> tuple[int, int]:
@@ -93,6 +99,8 @@ def span_corruption(batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES)
     >>> example.targets.tolist(), example.inputs["tokens"].tolist()
     ([[256, 105, 257]], [[356, 256, 105]])
     """
+    if "segments" in batch:
+        raise ValueError("span_corruption cuts windows of one text; set data.pack=False")
     text, valid = _text(batch)
     rows, length = text.shape
     first = sizes.vocab_size
@@ -109,9 +117,16 @@ def span_corruption(batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES)
 
 
 def _text(batch: DeviceBatch) -> tuple[Array, Array]:
-    """The window without its first token, and where it is no padding."""
+    """The window without its first token, and where a token is to be predicted: it is no padding,
+    and the token before it is of the same text."""
     text, valid = batch["tokens"][:, 1:], batch.get("valid")
-    return text, jnp.ones(text.shape, bool) if valid is None else valid
+    if valid is None:
+        valid = jnp.ones(text.shape, bool)
+    elif valid.ndim == 1:
+        valid = jnp.broadcast_to(valid[:, None], text.shape)
+    if (segments := batch.get("segments")) is not None:
+        valid &= (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    return text, valid
 
 
 def _random_spans(key: Array, batch: int, length: int, removed: int, spans: int) -> Array:

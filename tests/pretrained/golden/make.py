@@ -40,7 +40,11 @@ qwen3_moe-every-second gpt_oss-all-see-all electra-bare-one-width phi3-window-pa
 gemma2-no-caps starcoder2-no-biases cohere-normed-heads phi-normed-heads-tied falcon-grouped
 falcon-in-turn stablelm-parallel llama-yarn qwen2-yarn-smooth llama-dynamic olmo3-yarn opt-post
 bloom-3-heads dinov2-gated mpnet-bare modernbert-biases-untied modernbert-bare-one-layer
-deepseek_v3-yarn bart-bare-3-layers bart-scaled
+deepseek_v3-yarn bart-bare-3-layers bart-scaled exaone4-rotary smollm3-window gemma3_text-both-ways
+phi3-longrope phi3-longrope-short phi-yarn deepseek_v3-yarn-two-scales bert-questions albert-classes
+roberta-classes roberta-tokens distilbert-classes electra-classes modernbert-classes modernbert-mean
+stablelm-normed-heads gpt_oss-other-act opt-plain-norms vit-relu-pooler t5-tokens
+modernbert-tokens llama-tokens llama-questions gpt2-classes gpt2-tokens
 """.split()  # noqa: SIM905
 
 

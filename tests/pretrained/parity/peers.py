@@ -74,6 +74,13 @@ PLAIN = dict(rope_type="default", rope_theta=50.0)
 YARN = dict(rope_type="yarn", factor=4.0, rope_theta=50.0, beta_fast=4.0)
 YARN |= dict(original_max_position_embeddings=16)
 
+LONG = dict(rope_type="longrope", rope_theta=50.0, original_max_position_embeddings=8)
+LONG |= dict(short_factor=[1.0, 1.1, 1.2, 1.4], long_factor=[1.5, 2.0, 3.0, 4.0])
+OLMOE = LLAMA | dict(num_experts=5, num_experts_per_tok=2)
+GLM4_MOE = LLAMA | dict(head_dim=12, n_routed_experts=8, n_group=4, topk_group=2)
+GLM4_MOE |= dict(num_experts_per_tok=3, moe_intermediate_size=20, use_qk_norm=True)
+GLM4_MOE |= dict(attention_bias=True, num_mtp_layers=0, routed_scaling_factor=1.7)
+
 OPT = FALCON | dict(ffn_dim=56)
 BLOOM = dict(vocab_size=97, hidden_size=32, n_layer=2, n_head=4, layer_norm_epsilon=1e-5)
 
@@ -256,6 +263,53 @@ PEERS = {
     "mbart": peer(tr.MBartForConditionalGeneration, BART),
     "pegasus": peer(tr.PegasusForConditionalGeneration, MARIAN),
     "t5-encoder": peer(tr.T5EncoderModel, T5, num_layers=3),
+    "cohere2": peer(tr.Cohere2ForCausalLM, OLMO,
+        num_hidden_layers=3, layer_types=[*LOCAL, "full_attention", *LOCAL], sliding_window=4,
+        rope_parameters=PLAIN, logit_scale=0.3),
+    "olmoe": peer(tr.OlmoeForCausalLM, OLMOE),
+    "glm4_moe": peer(tr.Glm4MoeForCausalLM, GLM4_MOE),
+    "ernie4_5": peer(tr.Ernie4_5ForCausalLM, LLAMA, head_dim=10, use_bias=True),
+    "seed_oss": peer(tr.SeedOssForCausalLM, LLAMA, head_dim=10, attention_out_bias=True),
+    "exaone4": peer(tr.Exaone4ForCausalLM, LLAMA,
+        num_hidden_layers=4, sliding_window=4, sliding_window_pattern=2),
+    "exaone4-rotary": peer(tr.Exaone4ForCausalLM, LLAMA,
+        sliding_window=None, layer_types=["full_attention"] * 2),
+    "roberta-prelayernorm": peer(tr.RobertaPreLayerNormForMaskedLM, BERT),
+    "smollm3-window": peer(tr.SmolLM3ForCausalLM, LLAMA,
+        num_hidden_layers=4, pad_token_id=0, use_sliding_window=True, sliding_window=4),
+    "gemma3_text-both-ways": peer(tr.Gemma3TextModel, GEMMA,
+        use_bidirectional_attention=True, sliding_window=40),
+    "phi3-longrope": peer(tr.Phi3ForCausalLM, PHI3,
+        rope_parameters=LONG, original_max_position_embeddings=8),
+    "phi3-longrope-short": peer(tr.Phi3ForCausalLM, PHI3,
+        rope_parameters=LONG | dict(partial_rotary_factor=0.5, short_factor=[1.0, 1.5],
+        long_factor=[2.0, 3.0]), original_max_position_embeddings=32),
+    "phi-yarn": peer(tr.PhiForCausalLM, OLMO,
+        rope_parameters=YARN | dict(partial_rotary_factor=0.5)),
+    "deepseek_v3-yarn-two-scales": peer(tr.DeepseekV3ForCausalLM, DEEPSEEK,
+        rope_parameters=YARN | dict(mscale=0.7, mscale_all_dim=1.0)),
+    "stablelm-normed-heads": peer(tr.StableLmForCausalLM, BERT,
+        num_key_value_heads=2, qk_layernorm=True, layer_norm_eps=0.05),
+    "gpt_oss-other-act": peer(tr.GptOssForCausalLM, GPT_OSS, hidden_act="gelu"),
+    "opt-plain-norms": peer(tr.OPTForCausalLM, OPT, layer_norm_elementwise_affine=False),
+    "vit-relu-pooler": peer(tr.ViTModel, VIT, pooler_act="relu"),
+    "t5-tokens": peer(tr.T5ForTokenClassification, T5, num_labels=3),
+    "bert-classes": peer(tr.BertForSequenceClassification, BERT, num_labels=3),
+    "bert-questions": peer(tr.BertForQuestionAnswering, BERT),
+    "albert-classes": peer(tr.AlbertForSequenceClassification, ALBERT),
+    "roberta-classes": peer(tr.RobertaForSequenceClassification, BERT, num_labels=3),
+    "roberta-tokens": peer(tr.RobertaForTokenClassification, BERT, num_labels=5),
+    "distilbert-classes": peer(tr.DistilBertForSequenceClassification, DISTILBERT),
+    "electra-classes": peer(tr.ElectraForSequenceClassification, ELECTRA),
+    "modernbert-classes": peer(tr.ModernBertForSequenceClassification, MODERNBERT),
+    "modernbert-mean": peer(tr.ModernBertForSequenceClassification, MODERNBERT,
+        classifier_pooling="mean", classifier_bias=True, norm_bias=True, num_labels=4),
+    "modernbert-tokens": peer(tr.ModernBertForTokenClassification, MODERNBERT),
+    "llama-classes": peer(tr.LlamaForSequenceClassification, LLAMA, num_labels=3, pad_token_id=0),
+    "llama-tokens": peer(tr.LlamaForTokenClassification, LLAMA, num_labels=3),
+    "llama-questions": peer(tr.LlamaForQuestionAnswering, LLAMA),
+    "gpt2-classes": peer(tr.GPT2ForSequenceClassification, GPT2, pad_token_id=0),
+    "gpt2-tokens": peer(tr.GPT2ForTokenClassification, GPT2, num_labels=3),
 }  # fmt: skip
 SEQ2SEQ = ("t5", "mt5", "bart", "marian", "mbart", "pegasus")
 OWN_READOUT = ("own-readout", "own-readout-big-eps")
@@ -306,7 +360,7 @@ def inputs(name, length=11, vocab=97):
         given["token_type_ids"] = rng.integers(0, types, ids.shape)
     if name.startswith("opt"):  # else it counts them by the mask, also of padding
         given["position_ids"] = np.broadcast_to(np.arange(length), ids.shape).copy()
-    if name.startswith(SEQ2SEQ) and "encoder" not in name:
+    if name.startswith(SEQ2SEQ) and not name.endswith(("encoder", "tokens")):
         given["decoder_input_ids"] = rng.integers(2, vocab, (3, 7))
     return given
 
@@ -333,6 +387,7 @@ def outputs(model, given):
 
 def _large(key, shape, rng):
     values = rng.normal(size=shape)
+    key = key.removeprefix("roberta_prelayernorm.")
     if "norm" in key.lower() or "ln_" in key:
         return (1 + 0.3 * values) if key.endswith("weight") else 0.3 * values
     if key.endswith("bias"):

@@ -1,0 +1,122 @@
+"""Packed windows hold every document once, and no target is of another document than its token."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from attnlab.data import Text, TokenFiles
+from attnlab.data.packing import packed_rows
+
+LENGTH = 12
+
+
+def targets(rows):
+    """(token, next token) of every target, in the order of the rows."""
+    tokens, segments = rows["tokens"], rows["segments"]
+    counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    return list(zip(tokens[:, :-1][counts].tolist(), tokens[:, 1:][counts].tolist(), strict=True))
+
+
+def texts(rows):
+    """The documents of rows, or their pieces."""
+    return [
+        row[numbers == number].tolist()
+        for row, numbers in zip(rows["tokens"], rows["segments"], strict=True)
+        for number in range(1, numbers.max() + 1)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_token_but_the_first_of_a_document_is_a_target_once(seed):
+    """Of documents of 0 to 40 tokens: 13 are a window."""
+    sizes = np.random.default_rng(seed).integers(0, 40, 30)
+    ends = np.cumsum(sizes)
+    count, select = packed_rows({"tokens": np.arange(ends[-1])}, ends, LENGTH)
+    rows = select(np.random.default_rng(seed).permutation(count))
+    firsts = {0, *ends.tolist()}
+    assert sorted(targets(rows)) == [(i - 1, i) for i in range(ends[-1]) if i not in firsts]
+    numbers = rows["segments"]
+    ordered = np.diff(numbers, axis=1)
+    assert set(numbers[:, 0]) == {1}
+    assert np.all((ordered == 0) | (ordered == 1) | (numbers[:, 1:] == 0))
+
+
+def test_small_documents_leave_hardly_any_padding():
+    sizes = np.random.default_rng(0).integers(5, 200, 2000)
+    count, select = packed_rows({"tokens": np.zeros(sizes.sum(), int)}, np.cumsum(sizes), 1023)
+    assert np.mean(select(np.arange(count))["segments"] == 0) < 0.005
+
+
+DOCUMENTS = ["to be", "or", "not to be; that is the question", "Straße", "x", "whether"] * 10
+
+
+def write(folder, form):
+    """The documents as files, as JSON lines, or with a separator; returns fields of `Text`."""
+    folder.mkdir()
+    if form == "folder":
+        for number, text in enumerate(DOCUMENTS):
+            (folder / f"{number:03d}.txt").write_text(text)
+        return {"path": str(folder)}
+    if form == "lines":
+        with gzip.open(folder / "all.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in DOCUMENTS)
+        return {"path": str(folder)}
+    (folder / "all.txt").write_text("<end>".join(DOCUMENTS))
+    return {"path": str(folder / "all.txt"), "separator": "<end>"}
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:270"])
+def test_every_form_of_documents_gives_the_same_windows(tmp_path, tokenizer):
+    """Whole documents but where one is longer than a window or the held-out part begins."""
+    found = []
+    for form in ("folder", "lines", "separator"):
+        fields = write(tmp_path / form, form) | {"pack": True, "tokenizer": tokenizer}
+        found.append(Text(**fields, validation=0.1).load(LENGTH))
+    for dataset in found:
+        for part in ("train", "validation", "heldout"):
+            rows, first = getattr(dataset, part)(0), getattr(found[0], part)(0)
+            np.testing.assert_array_equal(rows["tokens"], first["tokens"])
+            np.testing.assert_array_equal(rows["segments"], first["segments"])
+    assert found[0].digest == found[1].digest == found[2].digest
+    read = [found[0].decode(text) for text in texts(found[0].train(0))]
+    assert {"to be", "whether"} <= set(read)
+    assert max(map(len, texts(found[0].train(0)))) == LENGTH + 1
+    held = [found[0].decode(text) for text in texts(found[0].heldout(0))]
+    assert held.count("whether") == DOCUMENTS[54:].count("whether")
+
+
+def test_bytes_of_targets_are_those_of_the_documents(tmp_path):
+    """All but those of the first token of each, in whatever window."""
+    fields = write(tmp_path / "all", "lines") | {"pack": True, "tokenizer": "bpe:270"}
+    dataset = Text(**fields).load(LENGTH)
+    rows, whole = dataset.train(0), 0
+    for tokens, numbers, sizes in zip(rows["tokens"], rows["segments"], rows["bytes"], strict=True):
+        for number in range(1, numbers.max() + 1):
+            text = dataset.decode(tokens[numbers == number].tolist())
+            if text in DOCUMENTS and text.isascii():
+                first, *_ = np.flatnonzero(numbers == number)
+                counted = sizes[first : first + np.sum(numbers == number) - 1]
+                assert sum(counted) == len(text) - len(dataset.decode([int(tokens[first])]))
+                whole += 1
+    assert whole >= 10
+
+
+def test_token_files_keep_the_ends_of_documents(tmp_path):
+    ids = np.array([5, 6, 0, 7, 0, 8, 9, 5, 6, 7] * 10, np.uint16)
+    ids.tofile(tmp_path / "ids.bin")
+    config = TokenFiles(path=str(tmp_path), vocab_size=10, bytes_per_token=1.0, pack=True)
+    with pytest.raises(ValueError, match=r"data\.end_of_document"):
+        config.load(7)
+    config = TokenFiles(**{**vars(config), "end_of_document": 0})
+    rows = config.load(7).heldout(0)  # of the last 10
+    assert rows["segments"].tolist() == [[1, 1, 1, 2, 2, 3, 3, 3], [1, 1, 1, 0, 0, 0, 0, 0]]
+    trained = config.load(7).batches(0, 1, 4, slice(None))
+    ends = np.cumsum(trained["tokens"] == 0, axis=1)
+    np.testing.assert_array_equal(trained["segments"][:, 1:], 1 + ends[:, :-1])
+
+
+def test_a_separator_needs_packing():
+    with pytest.raises(ValueError, match=r"data\.pack=True"):
+        Text(separator="<end>")
