@@ -16,6 +16,7 @@ from attnlab import lab
 from attnlab.lab.workdir import SHARED, run_folder
 from attnlab.training.provenance import code_commit
 from experiments import app
+from experiments.studies.head_width.rows import check_origin
 from experiments.studies.head_width.texts import check_texts, load_text
 from experiments.studies.study3 import parts
 from experiments.studies.study3.cost import status
@@ -25,7 +26,6 @@ from experiments.studies.study3.rows import (
     PINNED,
     PUBLISHED,
     add_rows,
-    check_origin,
     done_in,
     new_rows,
     read_rows,

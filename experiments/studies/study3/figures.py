@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
 from experiments.studies.study3 import analysis, parts, worth
-from experiments.studies.study3.spec import KINDS, Variant, cache_numbers
+from experiments.studies.study3.spec import Variant, cache_numbers
 
 DASHES = ("-", "--", ":", "-.", (0, (8, 3)))
 POSITIONS = {
@@ -74,9 +74,23 @@ NUMBER_BYTES = 4
 """Of a float32 number in a cache."""
 
 
+SHORT = {
+    "gqa": "GQA",
+    "gqa_double": "GQA, head_dim x 2",
+    "mqa": "MQA",
+    "fewer": "fewer heads",
+    "tied": "value = key",
+    "grouped_tied": "GTA",
+    "mla": "MLA",
+    "tensor_product": "TPA",
+    "cla": "CLA:2",
+}
+"""Kind -> its name in the legend."""
+
+
 def cache_figure(table: pd.DataFrame) -> Figure:
     """Mean loss over the bytes of the cache, a token and layer; a line for each kind of heads."""
-    figure, [axes] = new_axes(1, 4.2)
+    figure, [axes] = new_axes(1, 4.8)
     kinds = [(kind, "muon") for kind in parts.CACHE_KINDS] + [("mla", "muon_per_head")]
     for i, (kind, optimizer) in enumerate(kinds):
         variants = [
@@ -85,20 +99,19 @@ def cache_figure(table: pd.DataFrame) -> Figure:
             for v in parts.at_cache(cache)
             if (v.kind, v.optimizer) == (kind, optimizer)
         ]
-        name = KINDS[kind] + (", per-head Muon" if optimizer == "muon_per_head" else "")
+        name = SHORT[kind] + (", per-head Muon" if optimizer == "muon_per_head" else "")
         x = [NUMBER_BYTES * cache_numbers(v) for v in variants]
         axes.plot(x, [_mean(table, v) for v in variants], MARKERS[i % len(MARKERS)], label=name,
                   linestyle=DASHES[i // len(COLOURS)], color=COLOURS[i % len(COLOURS)],
                   markersize=4)  # fmt: skip
     everything = NUMBER_BYTES * cache_numbers(parts.MHA)
-    axes.plot([everything], [_mean(table, parts.MHA)], "*", color=INK, label="multi-head")
+    axes.plot([everything], [_mean(table, parts.MHA)], "*", color=INK, label="MHA")
     axes.set_xscale("log", base=2)
     ticks = [everything // n for n in (8, 4, 2, 1)]
     axes.set_xticks(ticks, [str(n) for n in ticks])
     axes.set_xlabel("bytes of the cache, a token and layer")
     axes.set_ylabel("held-out bits per byte")
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="center left",
-                bbox_to_anchor=(1.01, 0.5))  # fmt: skip
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8, labelcolor=INK)
     return figure
 
 
@@ -124,7 +137,8 @@ def worth_figure(table: pd.DataFrame) -> Figure:
                           alpha=0.15, linewidth=0)  # fmt: skip
     for exponent, label in ((1, "as layers of their own"), (0, "as one layer")):
         axes.plot(repeats, repeats**exponent, color=INK, linewidth=0.8, linestyle=":")
-        axes.annotate(label, (8, 8.0**exponent), textcoords="offset points", xytext=(-4, -10),
+        place = (-4, 4 - 14 * exponent)
+        axes.annotate(label, (8, 8.0**exponent), textcoords="offset points", xytext=place,
                       ha="right", fontsize=8, color=INK)  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

@@ -378,6 +378,9 @@ validation bits.
 
 ![Mean held-out bits per byte over the bytes of the cache, a line for each kind of heads](cache.svg)
 
+GQA: grouped-query, MQA: multi-query, GTA: grouped-tied, MLA: multi-head latent, TPA: tensor
+product.
+
 {registered_table([*tests, cost, *same], corrected)}
 
 E1 is the primary; Holm over E1 to E4. The rows of equal FLOPs are exploratory: the same models,

@@ -5,7 +5,7 @@ import functools
 import json
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas
@@ -17,6 +17,7 @@ from attnlab.lab.machine import processor
 from attnlab.models import flops_per_token
 from attnlab.training.loggers import read_metrics
 from experiments.studies.head_width.ngrams import baselines
+from experiments.studies.head_width.rows import GRAMS, append_csv
 from experiments.studies.head_width.texts import load_text, make_dataset
 from experiments.studies.study3.copying import PROBE, copy_step, split_bits
 from experiments.studies.study3.parts import Done
@@ -42,9 +43,6 @@ RUN = ("part", "role", *(f.name for f in dataclasses.fields(Variant)), "text", "
 BITS = ("heldout_bits", "heldout_copy_bits", "heldout_other_bits", "validation_bits",
         "validation_copy_bits", "validation_other_bits", "train_bits")  # fmt: skip
 """Bits per byte, infinite where the run diverged. NaN: no byte of that kind was scored."""
-GRAMS = ("unigram", "ngram3", "ngram4", "ngram5", "gzip")
-"""Bits per byte on the held-out windows: n-grams of the bytes the run was trained on (order n has
-n - 1 bytes of context), and gzip -9 of those windows by themselves."""
 FLOATS = ("bytes_per_parameter", "learning_rate", "first_rate", "training_flops", *BITS, *GRAMS,
           "seconds", "cpu_seconds")  # fmt: skip
 COLUMNS = [
@@ -53,20 +51,16 @@ COLUMNS = [
     "probe_bits", *GRAMS, "text_sha256", "commit", "python", "jax", "numpy", "optax", "flax",
     "machine", "seconds", "cpu_seconds", "version",
 ]  # fmt: skip
-"""`copy_step`: first step with the probe below 2 bits, -1 for never; part D alone, else 0.
-`probe_bits`: step:bits, separated by spaces. `seconds` are of training and scoring, over every
-start of the run, without a first half that other runs use too; on one thread and core. Version 1
-alone has `cpu_seconds`."""
-
-
-class WrongRows(ValueError):
-    """Rows that may not stand beside those of this study."""
+"""`GRAMS`: n-grams of the bytes the run was trained on, and gzip. `copy_step`: first step with the
+probe below 2 bits, -1 for never; part D alone, else 0. `probe_bits`: step:bits, separated by
+spaces. `seconds` are of training and scoring, over every start of the run, without a first half
+that other runs use too; on one thread and core. Version 1 alone has `cpu_seconds`."""
 
 
 def read_rows(path: Path) -> DataFrame:
     """Every row of the file, of either version; empty where there is none.
 
-    Raises WrongRows for other columns, or a run that is there twice.
+    Raises ValueError for other columns, or a run that is there twice.
     """
     if not path.exists():
         return DataFrame(columns=COLUMNS)
@@ -76,13 +70,13 @@ def read_rows(path: Path) -> DataFrame:
     if list(rows.columns) == [name for name in COLUMNS if name not in LATER_FIELDS]:
         rows = rows.assign(**defaults)
     elif list(rows.columns) != COLUMNS:
-        raise WrongRows(f"{path} has other columns than rows of study 3; name another file")
+        raise ValueError(f"{path} has other columns than rows of study 3; name another file")
     rows = rows[COLUMNS].fillna({"budget": "", "shared": "", "probe_bits": ""})
     rows = rows.astype(dict.fromkeys(FLOATS, float))  # of texts, since `read_csv` rounds floats
     ids = [run.id for run in runs_of(rows)]
     if len(set(ids)) != len(ids):
         twice = next(one for one in ids if ids.count(one) > 1)
-        raise WrongRows(f"{path} has the run {twice} twice")
+        raise ValueError(f"{path} has the run {twice} twice")
     return rows
 
 
@@ -104,18 +98,6 @@ def done_in(*tables: DataFrame) -> Done:
     return dict(zip(ids, bits, strict=True))
 
 
-def check_origin(rows: DataFrame, commits: Iterable[str], digests: Mapping[str, str]) -> None:
-    """Raises WrongRows for a row of a commit that is not listed, or of another text."""
-    if other := set(rows["commit"]) - set(commits):
-        raise WrongRows(
-            f"rows are of commit {min(other)}, not {' or '.join(commits)}; name it in "
-            "--accept_commit if the numbers are comparable"
-        )
-    for text, there in rows.groupby("text")["text_sha256"].first().items():
-        if there != digests.get(str(text), there):
-            raise WrongRows(f"rows of {text} are of another text ({there[:12]}); use the same data")
-
-
 def add_rows(path: Path, rows: DataFrame) -> list[str]:
     """Adds those whose run is not there to the file; returns their ids. A kill leaves the old file
     or the new one."""
@@ -123,9 +105,7 @@ def add_rows(path: Path, rows: DataFrame) -> list[str]:
     ids = [run.id for run in runs_of(rows)]
     new = rows[[one not in known for one in ids]]
     if len(new):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        there = path.read_text() if path.exists() else ",".join(COLUMNS) + "\n"
-        write_atomic(path, (there + new.to_csv(index=False, header=False)).encode())
+        append_csv(path, new)
     return [one for one in ids if one not in known]
 
 
