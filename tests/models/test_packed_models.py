@@ -29,7 +29,11 @@ SMALL = {
 }  # fmt: skip
 MODELS = {
     "learned, decoder": {"positions": Learned(), "sharing": "albert"},
-    "learned, padding not counted": {"positions": Learned(pad_token=1), "kind": "encoder"},
+    "learned, padding not counted": {
+        "positions": Learned(pad_token=1),
+        "kind": "encoder",
+        "max_len": 9,
+    },
     "sinusoidal, wide": {"positions": Sinusoidal(), "heads": Wide(num_heads=2)},
     "rotary, windows": {
         "positions": Rotary(),
