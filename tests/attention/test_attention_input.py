@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import assert_close
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from definition import attention
 from test_attention import (
-    RUNNABLE,
-    by_hand,
     make,
     small_blocks,  # noqa: F401 (autouse: blocks of 2 queries and 3 keys here too)
 )
@@ -196,7 +193,7 @@ def test_a_registered_backend_runs_by_name_and_is_never_chosen(monkeypatch):
     monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
     register_backend("mine", run, refuse)
     q, k, v = make()
-    assert_close(dot_product_attention(q, k, v, implementation="mine"), by_hand(q, k, v)[0])
+    assert_close(dot_product_attention(q, k, v, implementation="mine"), attention(q, k, v, {})[0])
     assert calls == [(2, 6, 5, 7)]
     dot_product_attention(q, k, v)
     assert len(calls) == 1

@@ -152,7 +152,7 @@ def check_counts(case):
     options = dataclasses.replace(config.attention, order="factored", implementation="dense")
     types = [(n, dataclasses.replace(one, order="factored")) for n, one in config.layer_types]
     plain = dataclasses.replace(config, attention=options, layer_types=tuple(types))
-    inputs = {"source": TOKENS} if case.inputs else {}
+    inputs = {"source": TOKENS[::-1]} if case.inputs else {}  # another text: equal products are one
     run = lambda p: plain.build().apply({"params": p}, TOKENS, **inputs)
     pooler, width, classes = config.output.pooler, config.width, config.output.num_classes
     once = width * width * (pooler == "first") + width * classes * (pooler not in (None, "each"))
