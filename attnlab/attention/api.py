@@ -30,6 +30,7 @@ from attnlab.attention.options import (
     TalkingHeads,
 )
 from attnlab.attention.score_mods import ScoreMod
+from attnlab.attention.segments import Segments
 from attnlab.remat import save_for_backward
 from attnlab.tap import Tap
 
@@ -195,13 +196,11 @@ def attend(
     else:
         explained.append(backends.explain_choice(call, options.implementation))
         name = "dense"  # the device of the explanation may not be this one
-    call, spoiled = _isolated(call)
-    call, attending = _without_unused(call)
+    call, attending, spoiled = _without_unused(call)
     output, logsumexp = backends.BACKENDS[name].run(call)
     if spoiled is not None:
-        output = jnp.where(spoiled[..., None, None], jnp.nan, output)
-        if logsumexp is not None:
-            logsumexp = jnp.where(spoiled[..., None], jnp.nan, logsumexp)
+        output = jnp.where(spoiled, jnp.nan, output)
+        logsumexp = None if logsumexp is None else jnp.where(spoiled[..., 0], jnp.nan, logsumexp)
     if attending is not None:
         # Kernels of other libraries give a uniform mean in an empty row; ours gives zeros.
         output = jnp.where(attending, output, 0)
@@ -269,8 +268,9 @@ def explaining() -> Iterator[list[dict[str, str]]]:
 
 
 def trace(function: Callable[..., object], **arguments: object) -> None:
-    """Traces function(**arguments); arrays may be shapes alone, the rest is passed as it is."""
-    kinds = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+    """Traces function(**arguments); arrays of JAX may be shapes alone, the rest is passed as it is,
+    NumPy too, whose values a call may know when JAX traces."""
+    kinds = (jax.Array, jax.ShapeDtypeStruct)
     leaves, tree = jax.tree.flatten(arguments)
     arrays = {i: a for i, a in enumerate(leaves) if isinstance(a, kinds)}
 
@@ -280,28 +280,9 @@ def trace(function: Callable[..., object], **arguments: object) -> None:
     jax.eval_shape(run, arrays)
 
 
-def _isolated(call: AttentionCall) -> tuple[AttentionCall, Array | None]:
-    """The call with zeros where packed texts hold NaN or infinities, and which outputs [B, T] are
-    NaN for it: those of queries that attend to them or hold them. None without segments.
-
-    A text that is hidden from a query by a probability of 0 would still reach it: 0 * NaN is NaN.
-    """
-    segments = call.mask.segments
-    if segments is None:
-        return call, None
-    bad_q, bad_k, bad_v = (
-        ~jnp.all(jnp.isfinite(a), axis=(2, 3)) for a in (call.query, call.key, call.value)
-    )
-    bad_k |= bad_v
-    clean = lambda a, bad: jnp.where(bad[..., None, None], 0, a)
-    key = clean(call.key, bad_k)
-    value = key if call.value is call.key else clean(call.value, bad_k)
-    spoiled = segments.any_of_keys(bad_k) | bad_q & (segments.lower < segments.upper)
-    return call._replace(query=clean(call.query, bad_q), key=key, value=value), spoiled
-
-
-def _without_unused(call: AttentionCall) -> tuple[AttentionCall, Booleans | None]:
-    """The call with zeros at unused keys and values, and which outputs attend to a key (None: all).
+def _without_unused(call: AttentionCall) -> tuple[AttentionCall, Booleans | None, Array | None]:
+    """The call with zeros at unused keys and values; which outputs attend to a key (None: all), and
+    which are NaN in spite of zeros (None: none).
 
     Zero times NaN is NaN, in the gradient too, so hidden numbers must not be multiplied at all.
     """
@@ -317,8 +298,25 @@ def _without_unused(call: AttentionCall) -> tuple[AttentionCall, Booleans | None
             attending = jnp.any(attending, axis=1, keepdims=True)  # each head reads the others
         attending = attending.swapaxes(1, 2)[..., None]
         query = jnp.where(attending, query, 0)
+    spoiled = None
+    if call.mask.segments is not None:
+        query, keys, spoiled = _isolated(call.mask.segments, query, keys)
+        assert attending is not None  # as there are segments
+        spoiled = spoiled & attending
     query, keys = save_for_backward((query, keys))
-    return call._replace(query=query, key=keys[0], value=keys[-1]), attending
+    return call._replace(query=query, key=keys[0], value=keys[-1]), attending, spoiled
+
+
+def _isolated(
+    segments: Segments, query: Array, keys: list[Array]
+) -> tuple[Array, list[Array], Array]:
+    """Zeros where packed texts hold NaN or infinities, which must reach no other text; and the
+    queries [B, T, 1, 1] that are spoiled: they hold some, or attend to a key or value that does."""
+    bad, *others = (~jnp.all(jnp.isfinite(a), axis=(2, 3)) for a in (query, *keys))
+    bad_key = functools.reduce(jnp.logical_or, others)
+    spoiled = bad | segments.any_of_keys(bad_key)
+    keys = [jnp.where(bad_key[..., None, None], 0, a) for a in keys]
+    return jnp.where(bad[..., None, None], 0, query), keys, spoiled[..., None, None]
 
 
 def _patches(tap: Tap, batched: bool) -> dict[str, Callable[[Array], Array]]:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from attnlab.attention.masks import Indices, MaskSpec
+from attnlab.attention.masks import MaskSpec
+from attnlab.attention.segments import Indices
 
 Tree = TypeVar("Tree")
 Carry = TypeVar("Carry")
@@ -34,6 +35,8 @@ class BlockLimits(NamedTuple):
 
 
 DEFAULT_LIMITS = BlockLimits()
+PACKED_LIMITS = BlockLimits(queries=128, head_scores=128**2)
+"""Of packed texts: small blocks, which fewer texts share, are skipped more often."""
 
 
 class Division(NamedTuple):

@@ -23,6 +23,7 @@ from jax import Array, lax
 from attnlab.attention import masks
 from attnlab.attention.blocks import (
     DEFAULT_LIMITS,
+    PACKED_LIMITS,
     Block,
     BlockLimits,
     Chunk,
@@ -57,8 +58,10 @@ from attnlab.eager import KEPT, is_eager
 from attnlab.remat import save_for_backward
 
 
-def blockwise(call: AttentionCall, limits: BlockLimits = DEFAULT_LIMITS) -> AttentionOutput:
+def blockwise(call: AttentionCall, limits: BlockLimits | None = None) -> AttentionOutput:
     """Attention without a [T, S] array. No second or forward-mode derivatives: see `dense`."""
+    if limits is None:
+        limits = DEFAULT_LIMITS if call.mask.segments is None else PACKED_LIMITS
     query, scale, options = call.query, call.options.scale, call.options
     if not isinstance(scale, int | float):  # an array: its gradient goes through q
         query = query.astype(jnp.result_type(jnp.float32, query, call.key)) * scale

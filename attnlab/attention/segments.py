@@ -34,13 +34,15 @@ class Segments(NamedTuple):
 
     def any_of_keys(self, marked: Bool[Array, "*B S"], axis: int = 1) -> Bool[Array, "*B T"]:
         """Is one of the keys of a query marked?"""
-        fit = lambda a: jnp.expand_dims(a, tuple(range(1, axis)))
-        before = jnp.cumsum(jnp.take_along_axis(marked, fit(self.order), axis), axis)
-        before = jnp.pad(before, [(0, 0)] * axis + [(1, 0)])
-        upper, lower = (
-            jnp.take_along_axis(before, fit(at), axis) for at in (self.upper, self.lower)
+        order, lower, upper = (
+            jnp.expand_dims(a, tuple(range(1, axis))) for a in (self.order, self.lower, self.upper)
         )
-        return upper > lower
+        before = jnp.cumsum(jnp.take_along_axis(marked, order, axis), axis)
+        before = jnp.pad(before, [(0, 0)] * axis + [(1, 0)])
+        found: Array = jnp.take_along_axis(before, upper, axis) > jnp.take_along_axis(
+            before, lower, axis
+        )
+        return found
 
 
 def find_segments(
@@ -60,7 +62,8 @@ def find_segments(
     ([[0, 0, 2, 4]], [[2, 2, 3, 0]], [[True, True, True, False]])
     """
     bounds = (jnp.broadcast_to(jnp.asarray(a, jnp.int32), queries.shape) for a in (first, end))
-    return Segments(queries, keys, *jax.vmap(_of_one_row)(queries, keys, *bounds))
+    order, lower, upper, first, end, used = jax.vmap(_of_one_row)(queries, keys, *bounds)
+    return Segments(queries, keys, order, lower, upper, first, end, used)
 
 
 def _of_one_row(queries: Array, keys: Array, first: Array, end: Array) -> tuple[Array, ...]:
@@ -82,7 +85,8 @@ def _of_one_row(queries: Array, keys: Array, first: Array, end: Array) -> tuple[
             is_before = (low < high) & (order[middle] < position)
             return jnp.where(is_before, middle + 1, low), jnp.where(is_before, high, middle)
 
-        return lax.fori_loop(0, size.bit_length(), halve, (lower, upper))[0]
+        found: Array = lax.fori_loop(0, size.bit_length(), halve, (lower, upper))[0]
+        return found
 
     lower, upper = before(first), before(end)
     upper = jnp.maximum(lower, upper)

@@ -330,7 +330,9 @@ class Transformer(CheckedModule):
         *,
         padding_mask: Bool[Array, "B T"] | None = None,
         mask: Bool[Array, "..."] | Edges | None = None,
-        segments: Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]] | None = None,
+        segments: Int[Array, "B T"]
+        | tuple[Int[Array, "B T"], Int[Array, "B S"] | None]
+        | None = None,
         positions: Int[Array, "*B T"] | None = None,
         token_types: Int[Array, "B T"] | None = None,
         head_mask: HeadMask | None = None,

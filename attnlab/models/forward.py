@@ -90,7 +90,7 @@ class ModelInputs:
 
     padding_mask: Bool[Array, "B T"] | None = None
     mask: Bool[Array, "..."] | Edges | None = None
-    segments: Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]] | None = None
+    segments: Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"] | None] | None = None
     positions: Int[Array, "*B T"] | None = None
     token_types: Int[Array, "B T"] | None = None
     head_mask: HeadMask | None = None
@@ -300,13 +300,18 @@ def _check_segments(
     return cast(Array, checked[0]), checked[1]
 
 
+def _segments(inputs: ModelInputs) -> tuple[Array | None, Array | None]:
+    """Of tokens and of source, after `_check_segments`."""
+    return cast(tuple[Array | None, Array | None], inputs.segments or (None, None))
+
+
 def _check_positions(
     config: ModelConfig, tokens: Array, inputs: ModelInputs, mask: Array | None
 ) -> Array | None:
     """The positions of a call; None for 0, 1, 2, ..., or those that follow a cache."""
     spec, shape = config.positions, tokens.shape[:2]
     if inputs.positions is None:
-        segments, _ = cast(tuple[Array | None, None], inputs.segments or (None, None))
+        segments, _ = _segments(inputs)
         made = None
         if inputs.cache is None:
             made = default_positions(config, tokens, segments)
@@ -457,7 +462,7 @@ def embed_text(
     positions, token_types = inputs.positions, inputs.token_types
     if side:
         positions, token_types = (
-            packed_positions(config, (inputs.segments or (None, None))[1]),
+            packed_positions(config, _segments(inputs)[1]),
             None,
         )
     if inputs.cache is not None and not side:
@@ -485,11 +490,12 @@ def layers_of_text(
     if inputs.cache is not None and not side:
         caches = cache_by_type(config, inputs.cache)
     table = params.get(f"{_prefix(config, side)}relative_bias")
-    own, of_source = inputs.segments or (None, None)
+    own, of_source = _segments(inputs)
     source_mask, source = inputs.source_padding_mask, None
     if inputs.encoded is not None:
-        hides = source_mask is not None and of_source is None
-        mask = source_mask[:, None, None, :] if hides else None
+        mask = None
+        if source_mask is not None and of_source is None:
+            mask = source_mask[:, None, None, :]
         source = Source(inputs.encoded, mask, of_source)
     common = LayerInputs(
         mask=inputs.mask, padding_mask=inputs.padding_mask, segments=own, source=source

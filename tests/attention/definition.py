@@ -109,6 +109,10 @@ def allowed_in(options, b, t, s):
         allowed &= row < np.reshape(lengths, (b, 1, 1, 1))
     if (lengths := options.get("key_value_seq_lengths")) is not None:
         allowed &= key < np.reshape(lengths, (b, 1, 1, 1))
+    if (segments := options.get("segments")) is not None:
+        of_q, of_k = segments if isinstance(segments, tuple) else (segments, segments)
+        of_q, of_k = np.asarray(of_q)[:, None, :, None], np.asarray(of_k)[:, None, None]
+        allowed &= (of_q == of_k) & (of_q != 0)
     mask = options.get("mask")
     if isinstance(mask, masks.Edges):
         mask = np.asarray(mask.matrix(t, s))

@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import assert_close
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from definition import attention
 from test_attention import (
-    RUNNABLE,
-    by_hand,
     make,
     small_blocks,  # noqa: F401 (autouse: blocks of 2 queries and 3 keys here too)
 )
 
-from attnlab import BACKENDS, dot_product_attention, explain, masks, multi_head_attention
+from attnlab import BACKENDS, dot_product_attention, explain, multi_head_attention
 from attnlab.attention import AttentionOptions, SoftCap, backends, register_backend
 from attnlab.tap import Tap, capture
 
@@ -196,7 +193,7 @@ def test_a_registered_backend_runs_by_name_and_is_never_chosen(monkeypatch):
     monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
     register_backend("mine", run, refuse)
     q, k, v = make()
-    assert_close(dot_product_attention(q, k, v, implementation="mine"), by_hand(q, k, v)[0])
+    assert_close(dot_product_attention(q, k, v, implementation="mine"), attention(q, k, v, {})[0])
     assert calls == [(2, 6, 5, 7)]
     dot_product_attention(q, k, v)
     assert len(calls) == 1
@@ -257,68 +254,6 @@ def test_the_mask_hides_from_patched_scores():
     assert_close((one, of_one), (out[0], {name: a[0] for name, a in values.items()}))
     with pytest.raises(ValueError, match="patch of 'probs' returned shape"):
         capture(dot_product_attention, q, k, v, names=(), patch={"probs": lambda a, layer: a[0]})
-
-
-small = st.integers(1, 3)
-
-
-@st.composite
-def calls(draw):
-    """A call that is right, or wrong in one or two arguments."""
-    b, t, s, k, kv, h, v = (draw(small) for _ in range(7))
-    n = k * kv * draw(st.integers(1, 2))
-    call = {"query": (b, t, n, h), "key": (b, s, k, h), "value": (b, s, kv, v)}
-    for name in draw(st.lists(st.sampled_from(["bias", "mask"]), unique=True)):
-        shape = [draw(st.sampled_from([1, size])) for size in (b, n, t, s)]
-        call[name] = tuple(shape[draw(st.integers(0, 4)) :])
-    if draw(st.booleans()):
-        call["query_seq_lengths"] = (b,)
-    options = {
-        "is_causal": draw(st.booleans()),
-        "local_window_size": draw(st.sampled_from([None, 0, 1, (2, 0), (0, 1), (-1, 2), 1.5])),
-        "logits_soft_cap": draw(st.sampled_from([None, None, 2.0, -1.0])),
-        "implementation": draw(st.sampled_from([None, *RUNNABLE, "dense", "blockwise"])),
-    }
-    for name in draw(st.lists(st.sampled_from(sorted(call)), max_size=2)):
-        if shape := list(call[name]):
-            shape[draw(st.integers(0, len(shape) - 1))] = draw(st.integers(0, 4))
-            call[name] = tuple(shape[draw(st.integers(0, 1)) :])
-    return call, options
-
-
-@settings(max_examples=50, deadline=None, derandomize=True, database=None)
-@given(calls(), st.integers(0, 100))
-def test_any_call_is_right_or_refused_by_name(call, seed):
-    shapes, options = call
-    rng = np.random.default_rng(seed)
-    arrays = {n: np.asarray(rng.normal(size=shape), np.float32) for n, shape in shapes.items()}
-    if "mask" in arrays:
-        arrays["mask"] = arrays["mask"] > 0
-    if "query_seq_lengths" in arrays:
-        arrays["query_seq_lengths"] = rng.integers(0, 4, shapes["query_seq_lengths"])
-    said = None
-    try:
-        got = jax.jit(lambda a: dot_product_attention(**a, **options))(arrays)
-    except (ValueError, TypeError) as error:
-        said = str(error)
-    if said is not None:
-        assert any(n in said for n in (*arrays, *options))
-        return
-    q, k, v = (
-        arrays[n] if arrays[n].ndim == 4 else arrays[n][None] for n in ("query", "key", "value")
-    )
-    t, s = q.shape[1], k.shape[1]
-    allowed = arrays.get("mask", True)
-    if options["is_causal"]:
-        allowed = allowed & np.asarray(masks.causal(t, s))
-    if (window := options["local_window_size"]) is not None:
-        left, right = (window, window) if isinstance(window, int) else window
-        allowed = allowed & np.asarray(masks.window(t, s, left=left, right=right))
-    if "query_seq_lengths" in arrays:
-        lengths = arrays["query_seq_lengths"].reshape(-1, 1, 1, 1)
-        allowed = allowed & (np.arange(t)[:, None] < lengths)
-    expected, _ = by_hand(q, k, v, arrays.get("bias", 0.0), allowed, options["logits_soft_cap"])
-    assert_close(got, np.asarray(expected, np.float32).reshape(got.shape))
 
 
 @pytest.mark.parametrize("function", [dot_product_attention, multi_head_attention])

@@ -2,7 +2,7 @@
 
 A call is right, or refused by a ValueError or TypeError of attnlab that names an argument. Right
 means: output, log sum exp and the gradients of every array, and that what no query may attend to,
-and queries that attend to nothing, may hold NaN or infinities.
+queries that attend to nothing, and one text of those that are packed, may hold NaN or infinities.
 """
 
 import collections
@@ -19,7 +19,6 @@ from definition import SMALL_BLOCKS, SMALL_STRIPS, Mine, allowed_in, attention
 import attnlab.contrib  # noqa: F401
 from attnlab import BACKENDS, dot_product_attention, masks
 from attnlab.attention import ALiBi, AttentionOptions, RelativeBias, SoftCap
-from attnlab.attention.blocks import DEFAULT_LIMITS
 from attnlab.attention.blockwise import blockwise
 from attnlab.attention.jax_nn import assume_device
 
@@ -27,12 +26,12 @@ TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "bfloat16": 3e-2, "float16": 6e-
 OFTEN = ("dense", "blockwise", "blockwise", "xla", "edges", "cudnn", None)
 SELDOM = ("splash",)
 """Interpreted, so slow."""
-LIMITS = (SMALL_BLOCKS, SMALL_BLOCKS, SMALL_STRIPS, DEFAULT_LIMITS)
+LIMITS = (SMALL_BLOCKS, SMALL_BLOCKS, SMALL_STRIPS, None)
 STEP = 1e-30
 """Of a derivative by a complex step: the imaginary part of f(x + i step) is step f'(x)."""
 
 
-def draw_call(rng):
+def draw_call(rng, packed=0.2):
     """(q, k, v, options): shapes of 1 to 8, sometimes above a block; every option now and then."""
     pick = lambda *values: values[rng.integers(len(values))]
     seldom = lambda: rng.random() < 0.2
@@ -53,9 +52,11 @@ def draw_call(rng):
         options["bias"] = array(*any_of(b, n, t, s))
     if name == "edges" or rng.random() < 0.05:
         count = int(rng.integers(1, t * s + 1))
-        flat = rng.permutation(t * s)[:count]
-        flat = np.append(flat, flat[:1])  # listed twice, it counts once
-        ends = np.append(flat % s, [s, s]), np.append(flat // s, [t, t])
+        flat = np.stack([rng.permutation(t * s)[:count] for _ in range(b)])
+        flat = np.append(flat, flat[:, :1], 1)  # listed twice, it counts once
+        flat = flat[0] if seldom() else flat  # one graph for all rows, or one for each
+        pad = lambda a, size: np.append(a, np.full((*a.shape[:-1], 2), size), -1)
+        ends = pad(flat % s, s), pad(flat // s, t)
         options["mask"] = masks.Edges(*map(jnp.asarray, ends))
         options["is_causal"] = False
     elif seldom():
@@ -68,6 +69,12 @@ def draw_call(rng):
                 options[f"{side}_seq_lengths"] = jnp.asarray(rng.integers(0, 12, b))
         if seldom():
             options["local_window_size"] = pick(0, 2, (1, 3), (3, 0), (0, 2), (10**9, 1))
+    if rng.random() < packed:
+        options["segments"] = draw_segments(rng, name, b, t, s)
+        s = t if not isinstance(options["segments"], tuple) else s
+        options |= (
+            {"query_seq_lengths": None, "key_value_seq_lengths": None} if name == "cudnn" else {}
+        )
     if name in ("cudnn", "xla") and rng.random() < 0.8:
         if seldom():
             options["sink"] = array(*any_of(b, n, t, 1))
@@ -90,6 +97,17 @@ def draw_call(rng):
         array(b, s, kv, v, dtype=dtype),
         options,
     )
+
+
+def draw_segments(rng, name, b, t, s):
+    """Numbers of texts, in a row or not; for cuDNN all of one length, known when JAX traces."""
+    if name == "cudnn" and rng.random() < 0.8:
+        return np.repeat(np.arange(1, 1 + t // 2), 2)[None].repeat(b, 0)
+    of_q, of_k = (np.sort(rng.integers(0, 4, (b, size))) for size in (t, s))
+    if rng.random() < 0.3:
+        of_q, of_k = rng.permuted(of_q, axis=1), rng.permuted(of_k, axis=1)
+    own = t == s and rng.random() < 0.8
+    return jnp.asarray(of_q) if own else (jnp.asarray(of_q), jnp.asarray(of_k))
 
 
 def draw_mods(rng, n):
@@ -148,26 +166,36 @@ def surroundings(name, limits):
 
 
 def poisoned(rng, q, k, v, options):
-    """q, k and v with NaN or an infinity where it must reach nothing."""
+    """q, k and v with NaN or an infinity where it must reach nothing or no other text; and which
+    queries and keys are of the text that it is in."""
     (b, t), s = q.shape[:2], k.shape[1]
     allowed = allowed_in(options, b, t, s)
-    hidden = {"q": ~allowed.any((1, 3)), "k": ~allowed.any((1, 2))}
+    hidden = ~allowed.any((1, 3)), ~allowed.any((1, 2))
+    of_text = np.zeros((b, t), bool), np.zeros((b, s), bool)
+    if (segments := options.get("segments")) is not None:
+        pair = segments if isinstance(segments, tuple) else (segments, segments)
+        of_text = tuple(np.asarray(a) == 1 for a in pair)
     value = [np.nan, np.inf, -np.inf][rng.integers(3)]
-    fill = lambda a, where: jnp.where(where[..., None, None], jnp.asarray(value, a.dtype), a)
-    return fill(q, hidden["q"]), fill(k, hidden["k"]), fill(v, hidden["k"])
+    where = [a | b for a, b in zip(hidden, of_text, strict=True)]
+    fill = lambda a, w: jnp.where(w[..., None, None], jnp.asarray(value, a.dtype), a)
+    return (fill(q, where[0]), fill(k, where[1]), fill(v, where[1])), of_text
 
 
-def outcome(seed):
+def outcome(seed, packed=0.2):
     """(backend, what happened) of one random call: "right", "refused", or what went wrong."""
     rng = np.random.default_rng([26, seed])
-    q, k, v, options = call = draw_call(rng)
+    q, k, v, options = call = draw_call(rng, packed)
+    spoiled = None
     name, limits = options["implementation"], LIMITS[rng.integers(len(LIMITS))]
     if bad := rng.random() < 0.1:
         call = spoil(rng, *call)
     elif rng.random() < 0.5:
-        call = *poisoned(rng, *call), options
+        arrays, spoiled = poisoned(rng, *call)
+        call = *arrays, options
     residual = bool(rng.random() < 0.3)
-    weights = rng.normal(size=(*q.shape[:3], v.shape[3])), rng.normal(size=q.shape[:3])
+    weights = [rng.normal(size=(*q.shape[:3], v.shape[3])), rng.normal(size=q.shape[:3])]
+    if spoiled is not None:
+        weights = [np.where(expand(spoiled[0], w), 0, w) for w in weights]
     leaves, tree = jax.tree.flatten(call)
     arrays = {i: a for i, a in enumerate(leaves) if isinstance(a, jax.Array)}
     floats = {i: a for i, a in arrays.items() if jnp.issubdtype(a.dtype, jnp.floating)}
@@ -192,7 +220,11 @@ def outcome(seed):
         return str(name), f"{seed}: bare {type(error).__name__}: {error!s:.300}"
     if bad:
         return str(name), f"{seed}: a bad call ran: {call[3]}"
-    return str(name), judged(seed, (q, k, v, options), made, grads, weights, rng)
+    return str(name), judged(seed, (q, k, v, options), made, grads, weights, rng, spoiled)
+
+
+def expand(of_tokens, a):
+    return of_tokens.reshape(*of_tokens.shape, *(1,) * (a.ndim - 2))
 
 
 def number_of(made, weights, np_or_jnp):
@@ -207,11 +239,18 @@ def number_of(made, weights, np_or_jnp):
     )
 
 
-def judged(seed, call, made, grads, weights, rng):
+def judged(seed, call, made, grads, weights, rng, spoiled):
     """ "right", or how far the results are from the definition."""
     q, k, v, options = call
     out, lse = made
     expected, wanted, largest = attention(q, k, v, options)
+    if spoiled is not None:  # the text itself
+        clean = lambda a: np.where(expand(spoiled[0], a), 0, np.asarray(a, np.float64))
+        rows = spoiled[0] & allowed_in(options, *q.shape[:2], k.shape[1]).any((1, 3))
+        if np.isfinite(np.asarray(out, np.float64)[rows]).all((1, 2)).any():  # in all heads
+            return f"{seed}: NaN went unnoticed"
+        expected, wanted, lse = clean(expected), clean(wanted), None if lse is None else clean(lse)
+        out = jnp.where(expand(spoiled[0], out), 0, out)
     if out.dtype != v.dtype:
         return f"{seed}: the output is {out.dtype}"
     # A score of a thousand is rounded to 1e-4 in float32, and so is its probability. jax.nn takes
@@ -232,6 +271,9 @@ def judged(seed, call, made, grads, weights, rng):
     leaves, tree = jax.tree.flatten(call)
     for i, grad in grads.items():
         grad, along = np.asarray(grad, np.float64), rng.normal(size=grad.shape)
+        if spoiled is not None and i < 3:
+            of_text = expand(spoiled[i > 0], grad)
+            grad, along = np.where(of_text, 0, grad), np.where(of_text, 0, along)
         moved = [
             *leaves[:i],
             np.asarray(leaves[i], np.float64) + STEP * 1j * along,

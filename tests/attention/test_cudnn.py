@@ -1,4 +1,4 @@
-"""cuDNN without a GPU: what it refuses, and what its keywords mean when jax.nn's XLA runs them."""
+"""cuDNN without a GPU: what it refuses; test_conformance.py runs its calls by jax.nn's XLA."""
 
 import types
 
@@ -6,13 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
-from test_attention import CALLS, allowed_of, by_hand, make
+from test_attention import make
 
 from attnlab import dot_product_attention, explain
-from attnlab.attention import AttentionOptions
-from attnlab.attention.checks import check_call
-from attnlab.attention.jax_nn import assume_device, cudnn, native_mask
+from attnlab.attention.jax_nn import assume_device, native_mask
 from attnlab.attention.masks import MaskSpec
 
 REFUSED = [
@@ -27,6 +24,10 @@ REFUSED = [
     ({"bias": jnp.ones((6, 6, 8))}, r"bias has shape \(1, 6, 6, 8\)"),
     ({"wide": 129}, "head widths of at most 128, not 129"),
     ({"return_residual": True}, "jax.nn has no return_residual"),
+    ({"lengths": (8, 8), "segments": np.array([[1, 1, 2, 2, 3, 3, 4, 4]] * 2)}, None),
+    ({"lengths": (8, 8), "segments": jnp.ones((2, 8), int)}, "in a NumPy array, which is known"),
+    ({"lengths": (8, 8), "segments": np.array([[1, 1, 2, 2, 3, 3, 3, 3]] * 2)}, "of one length"),
+    ({"lengths": (6, 6), "segments": np.array([[1, 1, 1, 2, 2, 2]] * 2)}, "even lengths, not T=3"),
 ]
 
 
@@ -56,41 +57,6 @@ def test_a_gpu_without_cudnn(monkeypatch):
     q, k, v = make(jnp.bfloat16, t=6, s=8)
     with pytest.raises(ValueError, match=r"a GPU for which jax.nn raises 'cuDNN is not detected"):
         dot_product_attention(q, k, v, implementation="cudnn")
-
-
-KEYWORDS = [
-    "plain",
-    "causal, fewer queries",
-    "lengths of keys alone",
-    "lengths of queries alone",
-    "causal window",
-    "window",
-    "mask with an empty row",
-]
-
-
-@pytest.mark.parametrize("call", KEYWORDS)
-def test_keywords_of_cudnn_mean_the_same(call, monkeypatch):
-    """Causal, lengths and windows as keywords, widths padded to 8: run by jax.nn's XLA."""
-    plain = jax.nn.dot_product_attention
-
-    def as_xla(q, k, v, *, implementation, **options):
-        assert implementation == "cudnn"
-        assert q.shape[-1] == k.shape[-1] == v.shape[-1] == 8
-        assert "mask" not in options or options["mask"].shape[2:] == (128, 128)
-        for name in ("query_seq_lengths", "key_value_seq_lengths"):  # NaN where one is 0
-            assert options.get(name) is None or (np.asarray(options[name]) > 0).all()
-        return plain(q, k, v, implementation="xla", **options)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", as_xla)
-    q, k, v = make()
-    checked = check_call(q, k, v[..., :7], AttentionOptions(**CALLS[call]))
-    attending, _ = checked.mask.used()
-    got = cudnn(checked).output
-    if attending is not None:
-        got = jnp.where(jnp.asarray(attending).swapaxes(1, 2)[..., None], got, 0)
-    expected, _ = by_hand(q, k, v[..., :7], allowed=allowed_of(CALLS[call]))
-    assert_close(got, jnp.asarray(expected, jnp.float32))
 
 
 def test_lengths_above_the_axis_are_clipped():

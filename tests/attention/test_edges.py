@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, deep
+from conftest import assert_close
 
-from attnlab import ModelConfig, dot_product_attention, explain, masks
+from attnlab import ModelConfig, dot_product_attention, masks
 from attnlab.heads import Standard
 from attnlab.models import FFN, NoPositions
 from attnlab.tap import capture
@@ -53,49 +53,6 @@ def value_and_grads(run, *arrays):
 
 
 BIAS = jnp.asarray(np.random.default_rng(5).normal(size=(6, 5, 7)))
-MASKED = {
-    "plain": {},
-    "scale": {"scale": 0.2},
-    "bias and soft cap": {"bias": BIAS, "logits_soft_cap": 2.0},
-    "bias of keys": {"bias": BIAS[:, :1]},
-    "dropout": {"dropout_rate": 0.4, "dropout_key": jax.random.key(3)},
-    "with a rule besides": {"is_causal": True, "local_window_size": (3, 3)},
-}
-
-
-@pytest.mark.parametrize("own", deep([False, True], True))
-@pytest.mark.parametrize("options", deep(MASKED, "plain", "bias and soft cap", "dropout"))
-def test_equals_the_matrix(options, own, x64):
-    """One graph for all rows or one each, grouped heads, V != H: value, gradient, the same
-    probabilities dropped; the backend is the cheap one where edges say it all."""
-    q, k, v = make()
-    bias = MASKED[options].get("bias", jnp.zeros((1, 7)))
-    rest = {name: a for name, a in MASKED[options].items() if name != "bias"}
-    one, two = graph(), graph(lonely=4)
-    pad = lambda ends, size: np.pad(ends, (0, 30 - len(ends)), constant_values=size)
-    edges = masks.Edges(*one)
-    matrix = masks.from_edges(*one, 5, 7)
-    if own:
-        edges = masks.Edges(
-            np.stack([pad(g[0], 7) for g in (one, two)]),
-            np.stack([pad(g[1], 5) for g in (one, two)]),
-        )
-        matrix = jnp.stack([matrix, masks.from_edges(*two, 5, 7)])[:, None]
-    got, expected = (value_and_grads(by(m, **rest), q, k, v, bias) for m in (edges, matrix))
-    assert_close(got, expected)
-    out, (q_grad, *_) = got
-    assert not np.asarray(out[0, 2]).any()
-    assert not np.asarray(q_grad[0, 2]).any()
-    assert np.asarray(q_grad).any()
-    report = explain(q, k, v, bias=bias, mask=edges, **rest)
-    alone = "is_causal" not in rest
-    assert report["edges" if alone else "dense"].startswith("chosen")
-    assert "nothing else that hides" in report["edges"] or alone
-    assert explain(q, k, v, bias=bias, mask=matrix)["edges"].startswith(
-        "it needs a mask that is masks.Edges"
-    )
-    probs = functools.partial(capture, names=("probs",))
-    assert_close(*(probs(by(m, **rest), q, k, v, bias)[1] for m in (edges, matrix)))
 
 
 @pytest.mark.parametrize("implementation", ["edges", "dense"])
@@ -138,25 +95,6 @@ def test_lists_of_edges_that_do_not_fit():
     edges = masks.Edges(senders, receivers)
     with pytest.raises(ValueError, match="implementation='blockwise' cannot run"):
         dot_product_attention(q, k, v, mask=edges, implementation="blockwise")
-
-
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
-def test_low_precision(dtype):
-    q, k, v = make(dtype)
-    edges = masks.Edges(*graph())
-    out = jax.jit(by(edges, implementation="edges"))(q, k, v)
-    assert out.dtype == dtype
-    assert_close(out, by(edges.matrix(5, 7))(q, k, v))
-
-
-def test_equal_scores_give_the_mean_of_the_neighbours(x64):
-    q, k, v = make(heads=(6, 6, 6))
-    edges = masks.Edges(*graph())
-    mask = np.asarray(edges.matrix(5, 7)[0], float)
-    mean = mask / np.maximum(mask.sum(1, keepdims=True), 1)
-    expected = np.einsum("ts,bsnv->btnv", mean, v)
-    got = jax.jit(by(edges, implementation="edges"))(0 * q, k, v, jnp.full((5, 1), -3.0))
-    assert_close(got, jnp.asarray(expected))
 
 
 def test_capture_changes_no_bit(optimized):

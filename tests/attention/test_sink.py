@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import assert_close
 
-from attnlab import dot_product_attention, explain, masks
+from attnlab import dot_product_attention, explain
 from attnlab.tap import capture
 
 B, T, S, N, K, H, V = 2, 5, 7, 4, 2, 3, 6
@@ -27,35 +27,6 @@ def by_hand(seen):
     probs = weights / total
     out = np.einsum("bnts,bsnv->btnv", probs, each(VALUE))
     return out, probs, np.log(total[..., 0]).swapaxes(1, 2)
-
-
-def attend(mask, implementation, **options):
-    """Output and log sum exp, and the gradients of a sum of both."""
-
-    def loss(q, k, v, sink):
-        out, residual = dot_product_attention(
-            q, k, v, mask=mask, sink=sink, return_residual=True, implementation=implementation,
-            **options,
-        )  # fmt: skip
-        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(residual)), (out, residual)
-
-    run = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True))
-    (_, seen), grads = run(*map(jnp.asarray, (QUERY, KEY, VALUE, SINK)))
-    return seen, grads
-
-
-def test_every_backend_equals_the_definition(x64):
-    """The sink's gradient too; one row sees no key and gives zeros."""
-    ends = RNG.permutation(T * S)[:12]
-    edges = masks.Edges(jnp.asarray(ends % S), jnp.asarray(ends // S))
-    masked = jnp.asarray(SEEN)
-    for name, mask, seen in (
-        ("blockwise", masked, SEEN), ("edges", edges, np.asarray(edges.matrix(T, S)))
-    ):  # fmt: skip
-        out, _, residual = by_hand(seen)
-        expected = attend(mask, "dense")
-        assert_close(expected[0], (jnp.asarray(out), jnp.asarray(residual)))
-        assert_close(attend(mask, name), expected, loosen=10)
 
 
 def test_what_is_captured_patched_and_dropped(x64):
@@ -86,32 +57,11 @@ def test_what_is_captured_patched_and_dropped(x64):
     assert_close(nothing, plain)
 
 
-def test_gradients_of_rows_without_a_key_and_with_a_sink_of_minus_infinity():
-    arrays = (
-        *(jnp.asarray(a, jnp.float32) for a in (QUERY, KEY, VALUE)),
-        jnp.full((N, 1, 1), -jnp.inf),
-    )
-
-    def gradients(name):
-        def loss(q, k, v, sink):
-            out, residual = dot_product_attention(
-                q, k, v, mask=jnp.asarray(SEEN), sink=sink, return_residual=True,
-                implementation=name,
-            )  # fmt: skip
-            return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.where(jnp.isfinite(residual), residual, 0))
-
-        return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*arrays)
-
-    assert_close(gradients("blockwise"), gradients("dense"))
-
-
 def test_what_a_sink_may_be():
     q = jnp.ones((1, 3, 2, 4))
-    assert "has no sink" in explain(q, q, q, sink=0.0)["xla"]
+    assert explain(q, q, q, sink=0.0)["xla"] == "could run"
     with pytest.raises(ValueError, match=r"sink \(3, 1, 1\) must broadcast"):
         dot_product_attention(q, q, q, sink=jnp.zeros((3, 1, 1)))
-    with pytest.raises(ValueError, match=r"jax\.nn has no sink"):
-        dot_product_attention(q, q, q, sink=0.0, implementation="xla")
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])

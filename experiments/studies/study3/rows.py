@@ -131,7 +131,7 @@ def new_rows(
     return DataFrame(found, columns=COLUMNS)
 
 
-def _row(run: Run, result: lab.RunResult, folder: Path, data: Path) -> dict[str, object]:
+def _row(run: Run, result: lab.RunResult, folder: Path | None, data: Path) -> dict[str, object]:
     """What a run left, without its baselines and origin."""
     variant, steps = run.variant, num_steps(run.variant)
     count, sha256 = _scored_bytes(run.text, data, variant.length)
@@ -163,6 +163,7 @@ def _row(run: Run, result: lab.RunResult, folder: Path, data: Path) -> dict[str,
     row |= dict(zip(BITS, (*heldout, *validation, train), strict=True))
     row |= {"heldout_bytes": count, "heldout_copy_bytes": round(share * count)}
     if run.part == "D":
+        assert folder is not None
         log = [line for line in read_metrics(folder / "metrics.jsonl") if PROBE in line]
         curve = {int(line["step"]): float(line[PROBE][0]) for line in log}
         probes = " ".join(f"{step}:{bits:.4f}" for step, bits in curve.items())

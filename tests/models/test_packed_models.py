@@ -1,0 +1,130 @@
+"""Packed texts in whole models: logits and gradients are those of each text in a row of its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close, deep
+
+from attnlab import nnx as attnlab_nnx
+from attnlab.heads import Standard, Wide
+from attnlab.models import (
+    FFN,
+    Alibi,
+    Experts,
+    LayerOverrides,
+    Learned,
+    ModelConfig,
+    NoPositions,
+    OutputHead,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    run_model,
+)
+
+SMALL = {
+    "vocab_size": 11, "max_len": 6, "width": 8, "num_layers": 3, "heads": Standard(num_heads=2),
+    "ffn": FFN(width=8),
+}  # fmt: skip
+MODELS = {
+    "learned, decoder": {"positions": Learned(), "sharing": "albert"},
+    "learned, padding not counted": {
+        "positions": Learned(pad_token=1),
+        "kind": "encoder",
+        "max_len": 9,
+    },
+    "sinusoidal, wide": {"positions": Sinusoidal(), "heads": Wide(num_heads=2)},
+    "rotary, windows": {
+        "positions": Rotary(),
+        "heads": Standard(num_heads=2, num_kv_heads=1),
+        "layer_types": ((2, LayerOverrides(window=2)), (1, LayerOverrides(full_attention=True))),
+    },
+    "relative, both sides": {"positions": Relative(), "kind": "encoder"},
+    "alibi, experts": {
+        "positions": Alibi(),
+        "ffn": FFN(width=8, experts=Experts(num_experts=3, top_k=2)),
+    },
+    "no positions": {"positions": NoPositions()},
+    "encoder and decoder, learned": {"positions": Learned(), "kind": "encoder_decoder"},
+    "encoder and decoder, relative": {"positions": Relative(), "kind": "encoder_decoder"},
+}
+LENGTHS, OF_SOURCE = (4, 1, 6, 3), (2, 6, 1, 4)
+
+
+def packed(lengths, size):
+    """[1, size]: 1, 1, 1, 1, 2, 3, ... and 0 for padding."""
+    ids = np.repeat(np.arange(1, 1 + len(lengths)), lengths)
+    return np.pad(ids, (0, size - len(ids)))[None]
+
+
+def cut(a, lengths):
+    return np.split(a[:, : sum(lengths)], np.cumsum(lengths)[:-1], axis=1)
+
+
+def random_params(config, rng):
+    tokens = jnp.zeros((1, 3), int)
+    more = {"source": tokens} if config.encoder is not None else {}
+    shapes = jax.eval_shape(config.build().init, jax.random.key(0), tokens, **more)["params"]
+    return jax.tree.map(lambda a: jnp.asarray(0.5 * rng.normal(size=a.shape), "float32"), shapes)
+
+
+QUICK = ("learned, decoder", "rotary, windows", "encoder and decoder, relative")
+
+
+@pytest.mark.parametrize("case", deep(MODELS, *QUICK))
+def test_a_packed_text_is_the_text_alone(case):
+    """A row of 17 tokens in a model of texts of at most 6; padding may hold any token."""
+    config = ModelConfig(**SMALL | MODELS[case])
+    rng = np.random.default_rng(0)
+    params = random_params(config, rng)
+    model, tokens, source = config.build(), *rng.integers(0, 11, (2, 1, 17))
+    if case == "learned, padding not counted":
+        tokens[0, [3, 10]] = 1
+    pair = packed(LENGTHS, 17), packed(OF_SOURCE, 17)
+
+    def total(logits):
+        return sum(jnp.sum(jnp.sin(a)) for a in logits)
+
+    def together(params):
+        inputs = {"segments": pair[0]}
+        if config.encoder is not None:
+            inputs = {"segments": pair, "source": source}
+        logits = cut(model.apply({"params": params}, tokens, **inputs).logits, LENGTHS)
+        return total(logits), logits
+
+    def alone(params):
+        sources = [{"source": a} for a in cut(source, OF_SOURCE)]
+        logits = [
+            model.apply({"params": params}, a, **(b if config.encoder is not None else {})).logits
+            for a, b in zip(cut(tokens, LENGTHS), sources, strict=True)
+        ]
+        return total(logits), logits
+
+    (_, got), grads = jax.jit(jax.value_and_grad(together, has_aux=True))(params)
+    (_, expected), expected_grads = jax.jit(jax.value_and_grad(alone, has_aux=True))(params)
+    assert_close(got, expected, loosen=3)
+    assert_close(grads, expected_grads, loosen=10)
+
+
+def test_other_ways_to_call_and_what_is_refused():
+    config = ModelConfig(**SMALL)
+    params = random_params(config, np.random.default_rng(1))
+    tokens, ids = jnp.arange(10)[None], packed((4, 5), 10)
+    expected = config.build().apply({"params": params}, tokens, segments=ids).logits
+    module = attnlab_nnx.Transformer(config, params=params)
+    assert_close(module(tokens, segments=jnp.asarray(ids)).logits, expected)
+    masked = jnp.arange(10)[None] != 3
+    got = module(tokens, segments=np.where(ids, ids, 2), padding_mask=(ids != 0) & masked).logits
+    alone = run_model(params, tokens[:, 4:9], config).logits
+    assert_close(got[:, 4:9], alone, loosen=3)
+    apply = lambda config, **inputs: config.build().apply({"params": params}, tokens, **inputs)
+    for changes, inputs, message in (
+        ({}, {"segments": packed((7, 3), 10)}, "position 6 at .* is out of range"),
+        ({}, {"segments": ids[:, :5]}, r"segments \(1, 5\) must be \[B, T\] = \(1, 10\)"),
+        ({}, {"segments": (ids, ids)}, "segments must be a pair .* else one array"),
+        ({}, {"segments": ids, "cache": config.init_cache(1, 6)}, "a cache holds one text a row"),
+        ({"output": OutputHead(pooler="mean")}, {"segments": ids}, "makes one vector of a row"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            apply(ModelConfig(**SMALL | changes), **inputs)
