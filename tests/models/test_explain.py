@@ -93,8 +93,6 @@ def test_both_stacks_and_cross_attention(monkeypatch):
 @pytest.mark.parametrize(
     ("implementation", "fields", "message"),
     [
-        ("xla", {"heads": heads.Standard(num_heads=4, extras=(heads.Sink(),))}, "has no sink"),
-        ("cudnn", {"heads": heads.Standard(num_heads=4, extras=(heads.Sink(),))}, "has no sink"),
         ("blockwise", {"heads": TALKING}, "talking_heads needs the scores of all heads"),
         ("edges", {"kind": "decoder"}, "it needs a mask that is masks.Edges, and nothing else"),
         ("xla", {"dropout": Dropout(attention=0.1)}, "has no dropout_rate"),
