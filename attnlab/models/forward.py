@@ -246,26 +246,34 @@ def check_inputs(
         inputs = dataclasses.replace(inputs, segments=segments)
         mask, source_mask = (None if a is None else a != 0 for a in segments)
     check_range("token id", tokens, config.vocab_size, mask)
-    types = inputs.token_types
-    if types is not None:
-        types = jnp.asarray(types)
-        if types.shape != tokens.shape[:2]:
-            raise ValueError(
-                f"token_types {types.shape} must be [batch, length] = {tokens.shape[:2]}, one "
-                "number for each token"
-            )
-        count = config.embedding.token_types or config.vocab_size
-        check_range("token type", types, count, mask)
     return tokens, dataclasses.replace(
         inputs,
         padding_mask=mask,
         positions=_check_positions(config, tokens, inputs, mask),
-        token_types=types,
+        token_types=_check_types(config, tokens, inputs.token_types, mask),
         source=source,
         source_padding_mask=source_mask,
         capture=capture,
         patch=patch,
     )
+
+
+def _check_types(
+    config: ModelConfig, tokens: Array, types: ArrayLike | None, padding_mask: Array | None
+) -> Array | None:
+    """Token types as an array."""
+    if types is None:
+        return None
+    types = jnp.asarray(types)
+    if types.shape != tokens.shape[:2]:
+        raise ValueError(
+            f"token_types {types.shape} must be [batch, length] = {tokens.shape[:2]}, one "
+            "number for each token"
+        )
+    check_range(
+        "token type", types, config.embedding.token_types or config.vocab_size, padding_mask
+    )
+    return types
 
 
 def _check_segments(

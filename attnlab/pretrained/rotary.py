@@ -4,6 +4,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import cast
 
 from attnlab.heads.positions import SCALINGS, read_scaling
 from attnlab.models.config import LayerOverrides, ModelConfig
@@ -227,7 +228,7 @@ def _pop_longrope(found: JSON, attributes: JSON) -> list[float]:
     factor = float(longest / trained if factor is None else factor)
     growth = math.log(max(1.0, factor))
     if found.get("attention_factor") is None:
-        found["attention_factor"] = math.sqrt(1 + growth / math.log(max(trained, 2)))
+        found["attention_factor"] = math.sqrt(1 + growth / math.log(max(cast(float, trained), 2)))
     return [*factors[0], *factors[1]]
 
 
