@@ -9,13 +9,14 @@ import functools
 from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 from attnlab.attention.backends import check_implementation
-from attnlab.fields import Spec, bounded, check_choice
+from attnlab.fields import Spec, bounded
 from attnlab.heads import positions
 from attnlab.heads.layout import Layout
 
+PlainActivation: TypeAlias = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh"]
 Activation: TypeAlias = Literal[
-    "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "gated_gelu", "gated_gelu_tanh",
-    "gated_quick_gelu", "gated_relu", "gated_silu", "gated_tanh",
+    PlainActivation, "gated_gelu", "gated_gelu_tanh", "gated_quick_gelu", "gated_relu",
+    "gated_silu", "gated_tanh",
 ]  # fmt: skip
 ACTIVATION_NAMES: tuple[str, ...] = get_args(Activation)
 GLU_NAMES = {"geglu": "gated_gelu", "reglu": "gated_relu", "swiglu": "gated_silu"}
@@ -602,9 +603,9 @@ class OutputHead(Spec, prefix="output."):
     kind: Literal["tied", "own", "none"] = "tied"
     bias: bool = False
     scale: float = 1.0
-    transform: Activation | None = None
+    transform: PlainActivation | None = None
     pooler: Pooler | None = None
-    pooler_activation: Activation = "tanh"
+    pooler_activation: PlainActivation = "tanh"
     num_classes: int = bounded(0, least=0)
     classifier_bias: bool = True
     soft_cap: float | None = bounded(None, above=0.0)
@@ -612,10 +613,6 @@ class OutputHead(Spec, prefix="output."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        plain = [name for name in ACTIVATION_NAMES if not name.startswith("gated_")]
-        if self.transform is not None:
-            check_choice("output.transform", self.transform, plain)
-        check_choice("output.pooler_activation", self.pooler_activation, plain)
         if self.kind == "none" and (self.bias or (self.transform and not self.num_classes)):
             raise ValueError("output.kind='none' has no logits; leave bias and transform out")
         if self.num_classes and self.pooler is None:

@@ -21,6 +21,7 @@ class GatedDifferential(Standard):
 
     equation = "q_n = x [Q1_n ; Q2_n],  k_n = y K_n,  v_n = z V_n"
     can_tie = ""
+    bias_names = ("k", "v", "o")
 
     @property
     def num_score_maps(self):

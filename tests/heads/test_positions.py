@@ -74,7 +74,8 @@ def test_scaled_rates_by_hand(x64):
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
-        ("longrope:4", "unknown rotary_scaling 'longrope'"),
+        ("ntk:4", "unknown rotary_scaling 'ntk'"),
+        ("longrope:4", "write longrope:"),
         ("linear", "write linear:FACTOR"),
         ("linear:0", "write linear:FACTOR, all of them above 0"),
         ("llama3:8,1,4", "write llama3:FACTOR,LOW_FREQ_FACTOR"),

@@ -40,4 +40,5 @@ def test_data():
     ("header", "table"), [("| optimizer |", OPTIMIZERS), ("| schedule |", SCHEDULES)]
 )
 def test_optimizers(header, table):
-    assert list(rows("optimizers.md", header)) == list(table)
+    own = [name for name, entry in table.items() if entry.__module__.startswith("attnlab.")]
+    assert list(rows("optimizers.md", header)) == own

@@ -3,9 +3,11 @@ tanh kind.
 """
 
 import dataclasses
+from typing import cast
 
 from attnlab.models import Dropout, OutputHead
 from attnlab.models.config import ModelConfig
+from attnlab.models.specs import PlainActivation
 from attnlab.nested import JSON
 from attnlab.pretrained.families.albert import ALBERT, GROUPS, AlbertGroups
 from attnlab.pretrained.families.bert import BERT, QKV
@@ -105,7 +107,7 @@ def _build(family: Family, config: JSON, tensors: Arrays, layers: Layers) -> Bui
     output = OutputHead(
         kind="tied" if has_head else "none",
         bias=has_head,
-        transform=activation if has_head else None,
+        transform=cast(PlainActivation, activation) if has_head else None,
         pooler="first" if "bert/pooler/dense/kernel" in tensors else None,
         num_classes=2 if "cls/seq_relationship/output_weights" in tensors else 0,
     )
