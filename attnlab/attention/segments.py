@@ -79,7 +79,7 @@ def _of_one_row(queries: Array, keys: Array, first: Array, end: Array) -> tuple[
     def before(position: Array) -> Array:
         """The index of the first key of the segment from this position on, by bisection."""
 
-        def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        def halve(_: object, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bounds
             middle = (low + high) // 2
             is_before = (low < high) & (order[middle] < position)

@@ -145,8 +145,11 @@ def test_what_config_json_leaves_out(tmp_path):
     import peers
 
     differ = {"cohere", "cohere2", "gpt_oss", "olmo3"}
+    unusable = {"glm4_moe"}  # default sizes of no model: 96 heads in 4,096 numbers
     classes = {config.model_type: config for _, config, _ in peers.PEERS.values()}
     for name, family in pretrained.FAMILIES.items():
+        if name in unusable:
+            continue
         expected = family.read(json.loads(classes[name]().to_json_string()))[1]
         if name not in differ:
             assert family.read({})[1] == expected, name
@@ -160,7 +163,8 @@ STEPPED = [
     n
     for n in NAMES
     if not n.startswith(tuple(NO_STEPS))
-    and n not in ("gpt2-bare-inner-relu", "t5-encoder", "t5-tokens")
+    and not n.endswith(("-classes", "-tokens", "-questions", "-both-ways"))
+    and n not in ("gpt2-bare-inner-relu", "t5-encoder", "phi3-longrope")  # 12 tokens, trained for 8
 ]
 
 
