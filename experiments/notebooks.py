@@ -39,9 +39,10 @@ def run(name: str) -> None:
             notebook, timeout=1200, resources={"metadata": {"path": folder}}
         )
         client.execute()
+    picture = PICTURE + answer(notebook)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
-        cell.source = cell.source.replace(PICTURE, PICTURE + answer(notebook))
+        cell.source = cell.source.replace(PICTURE, picture)
     nbformat.write(notebook, FOLDER / f"{name}.ipynb")
 
 

@@ -46,8 +46,9 @@ def xla(call: AttentionCall) -> AttentionOutput:
         bias = jnp.where(allowed, bias, jnp.where(attending, -jnp.inf, 0))
         allowed = None
     if sink is not None:
-        bias, allowed = (_before_keys(a, call.scores_shape[3], fill) for a, fill in
-                         ((bias, 0), (allowed, True)))  # fmt: skip
+        keys = call.scores_shape[3]
+        bias = None if bias is None else _before_keys(bias, keys, 0)
+        allowed = None if allowed is None else _before_keys(allowed, keys, True)
     scale = cast(float, call.options.scale)  # it may be an array; jax.nn has another annotation
     out = jax.nn.dot_product_attention(q, k, v, bias, allowed, scale=scale, implementation="xla")[
         ..., :width
@@ -77,10 +78,8 @@ def _with_sink(query: Array, key: Array, value: Array, sink: Array) -> list[Arra
     return [jnp.concatenate([query, columns], -1), key, value]
 
 
-def _before_keys(array: Array | None, keys: int, fill: object) -> Array | None:
+def _before_keys(array: Array, keys: int, fill: float) -> Array:
     """A bias or mask with a column of this value in front of the keys."""
-    if array is None:
-        return None
     array = jnp.broadcast_to(array, (*array.shape[:3], keys))
     return jnp.pad(array, ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=fill)
 
@@ -207,7 +206,7 @@ def _mask_array(mask: MaskSpec, *, has_sink: bool) -> tuple[NativeMask, tuple[in
     allowed = jnp.ones((1, 1, t, s), bool) if found is None else found
     allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], t, s))
     if has_sink:
-        allowed = jnp.pad(allowed, ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=True)
+        allowed = _before_keys(allowed, s, True)
     after = (-t % 128, -(s + has_sink) % 128)
     return {"mask": jnp.pad(allowed, ((0, 0), (0, 0), (0, after[0]), (0, after[1])))}, after
 

@@ -319,10 +319,10 @@ def _check_positions(
     """The positions of a call; None for 0, 1, 2, ..., or those that follow a cache."""
     spec, shape = config.positions, tokens.shape[:2]
     if inputs.positions is None:
+        if inputs.cache is not None:
+            return None
         segments, _ = _segments(inputs)
-        made = None
-        if inputs.cache is None:
-            made = default_positions(config, tokens, segments)
+        made = default_positions(config, tokens, segments)
         if made is not None and segments is not None and isinstance(spec, Learned | Sinusoidal):
             check_range("position", made, config.max_len, mask)
         return made
@@ -469,10 +469,7 @@ def embed_text(
     length, after_cache = tokens.shape[1], None
     positions, token_types = inputs.positions, inputs.token_types
     if side:
-        positions, token_types = (
-            packed_positions(config, _segments(inputs)[1]),
-            None,
-        )
+        positions, token_types = packed_positions(config, _segments(inputs)[1]), None
     if inputs.cache is not None and not side:
         cache = next(iter(cache_by_type(config, inputs.cache).values()))
         first = {"length": cache["length"][0]}
