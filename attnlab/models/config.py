@@ -21,7 +21,6 @@ from attnlab.heads import (
 )
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.forms import CallSizes, choose, form
-from attnlab.heads.positions import read_scaling
 from attnlab.models.specs import (
     FFN,
     Attention,
@@ -309,12 +308,12 @@ class ModelConfig(Spec):
         if isinstance(self.positions, Rotary) and self.positions.rotated_size(layout) % 2:
             size, fraction = f"{layout.rotary_axis} {layout.rotary_size}", self.positions.fraction
             raise ValueError(f"rotary positions rotate pairs: {fraction:g} of {size} must be even")
-        if isinstance(self.positions, Rotary) and (self.positions.scaling or "")[:8] == "longrope":
-            count = len(read_scaling(self.positions.scaling or "").numbers) // 2
-            if count != self.positions.rotated_size(layout) // 2:
+        if isinstance(self.positions, Rotary) and (longrope := _scaling(self, "longrope")):
+            count, pairs = len(longrope) // 2, self.positions.rotated_size(layout) // 2
+            if count != pairs:
                 raise ValueError(
                     f"positions.scaling has {count} short and long factors, longrope needs "
-                    f"{self.positions.rotated_size(layout) // 2} of each, one for each pair"
+                    f"{pairs} of each, one for each pair"
                 )
         if self.attention.order is not None:
             sizes = CallSizes(1, self.max_len, self.max_len, rotary=rotary)
@@ -452,17 +451,22 @@ class StackSpec(NamedTuple):
     """Name of their parameters: those of the decoder, for an encoder that shares them."""
 
 
+def _scaling(config: ModelConfig, kind: str) -> tuple[float, ...]:
+    """The numbers of this kind of rotary scaling; () where the model has none of it."""
+    spec = config.positions
+    parsed = spec.parsed_scaling if isinstance(spec, Rotary) else None
+    return parsed.numbers if parsed is not None and parsed.kind == kind else ()
+
+
 def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -> Cache:
     """The empty cache of the layers of one type."""
-    window, rotary = config.attention.window, config.positions
-    if isinstance(rotary, Rotary) and (rotary.scaling or "").startswith("longrope"):
-        trained = read_scaling(rotary.scaling or "").numbers[0]
-        if size > trained:
-            raise ValueError(
-                f"size {size} is more than the {trained:g} tokens up to which longrope has its "
-                "short factors, and cached keys keep the factors of their call; decode at most so "
-                "many, or write 1 in place of that number for the long factors alone"
-            )
+    window = config.attention.window
+    if (longrope := _scaling(config, "longrope")) and size > longrope[0]:
+        raise ValueError(
+            f"size {size} is more than the {longrope[0]:g} tokens up to which longrope has its "
+            "short factors, and cached keys keep the factors of their call; decode at most so "
+            "many, or write 1 in place of that number for the long factors alone"
+        )
     if piece is not None and window is not None:
         size = min(size, window + piece)
     one = init_cache(
@@ -665,11 +669,11 @@ def check_position_scheme(config: ModelConfig) -> None:
     ):
         if token is not None and token >= c.vocab_size:
             raise ValueError(f"{field} {token} is outside of the vocabulary of {c.vocab_size}")
-    scaling = c.positions.scaling if isinstance(c.positions, Rotary) else None
-    if scaling and scaling.startswith("dynamic") and c.max_len > read_scaling(scaling)[1][1]:
+    if (dynamic := _scaling(c, "dynamic")) and c.max_len > dynamic[1]:
         raise ValueError(
-            f"positions.scaling {scaling!r} changes with the length of longer texts, which is not "
-            f"supported: set max_len to at most {read_scaling(scaling)[1][1]:g}, not {c.max_len}"
+            f"positions.scaling {getattr(c.positions, 'scaling', '')!r} changes with the length of "
+            f"longer texts, which is not supported: set max_len to at most {dynamic[1]:g}, not "
+            f"{c.max_len}"
         )
     if pad is not None and c.kind != "encoder":
         raise ValueError(

@@ -11,7 +11,6 @@ from attnlab.attention.segments import restarted
 from attnlab.broadcast import with_rank
 from attnlab.heads import Layout
 from attnlab.heads.positions import (
-    read_scaling,
     relative_buckets,
     rotary_angles,
     sinusoidal,
@@ -261,8 +260,7 @@ def rotary_embedding(
     if not isinstance(spec, Rotary):
         return None
     size = spec.rotated_size(layout)
-    scaling = None if spec.scaling is None else read_scaling(spec.scaling)
-    angles = rotary_angles(positions, size, base=spec.base, scaling=scaling)
+    angles = rotary_angles(positions, size, base=spec.base, scaling=spec.parsed_scaling)
     return angles if spec.scale == 1 else jnp.log(spec.scale) + 1j * angles
 
 

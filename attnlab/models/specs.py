@@ -399,8 +399,12 @@ class Rotary(Positions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scaling is not None:
-            positions.read_scaling(self.scaling)
+        _ = self.parsed_scaling
+
+    @property
+    def parsed_scaling(self) -> positions.RotaryScaling | None:
+        """`scaling` as a record."""
+        return None if self.scaling is None else positions.read_scaling(self.scaling)
 
     def rotated_size(self, layout: Layout) -> int:
         """How many numbers of a query and key are rotated: the first ones."""
