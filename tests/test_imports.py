@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from conftest import ROOT
 
 LAYERS = (
-    "names broadcast products remat eager extras tap atomic nested",
+    "names ops eager extras tap atomic nested",
     "fields",
     "norms attention sharing",
     "heads",
@@ -26,7 +26,7 @@ APART = {
     "lab": "extras fields names nested atomic data models training sharing heads interpret "
     "pretrained load tap transforms",
     "report": "extras atomic nested data models sharing interpret training load lab",
-    "contrib": "extras remat attention",
+    "contrib": "extras ops attention",
 }
 """Packages beside these layers -> what they may import."""
 BELOW = {

@@ -48,14 +48,13 @@ from attnlab.attention.blocks import (
     to_chunks,
     unsplit,
 )
-from attnlab.attention.dense import add_sink, lowest, scaled_scores, softmax_terms, weighted_sum
+from attnlab.attention.call import AttentionCall, AttentionOutput
+from attnlab.attention.dense import add_sink, scaled_scores, softmax_terms, weighted_sum
 from attnlab.attention.dropout import dropout_seed, keep_mask
-from attnlab.attention.jax_nn import refuse_dense_only
 from attnlab.attention.masks import MaskSpec
-from attnlab.attention.options import AttentionCall, AttentionOutput
 from attnlab.attention.score_mods import apply_score_mods
 from attnlab.eager import KEPT, is_eager
-from attnlab.remat import save_for_backward
+from attnlab.ops import save_for_backward
 
 
 def blockwise(call: AttentionCall, limits: BlockLimits | None = None) -> AttentionOutput:
@@ -107,7 +106,7 @@ def refuse_blockwise(call: AttentionCall) -> str | None:
         return "talking_heads needs the scores of all heads at once"
     if call.mask.edges is not None:
         return "edges lie anywhere, not in blocks"
-    return refuse_dense_only(call)
+    return None
 
 
 def _divide(
@@ -290,7 +289,7 @@ def _no_keys(q: Array, k: Array, v: Array) -> _SoftmaxState:
     """Of rows that have met no key yet."""
     zero = jnp.zeros_like(q, jnp.result_type(jnp.float32, q, k))[..., :1]
     output = jnp.broadcast_to(zero, (*zero.shape[:-1], v.shape[-1]))
-    return _SoftmaxState(zero + lowest(zero.dtype), zero, output)
+    return _SoftmaxState(zero + float(np.finfo(zero.dtype).min), zero, output)
 
 
 # Backward

@@ -7,15 +7,15 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from attnlab.attention.dense import add_sink, lowest
+from attnlab.attention.call import AttentionCall, AttentionOptions, AttentionOutput
+from attnlab.attention.dense import add_sink, scaled_scores
 from attnlab.attention.dropout import dropout_seed, keep_at
-from attnlab.attention.jax_nn import refuse_dense_only
 from attnlab.attention.masks import Nodes
-from attnlab.attention.options import AttentionCall, AttentionOptions, AttentionOutput
 from attnlab.attention.score_mods import apply_score_mods
-from attnlab.remat import save_for_backward
+from attnlab.ops import save_for_backward
 
 
 def edges(call: AttentionCall) -> AttentionOutput:
@@ -68,7 +68,7 @@ def refuse_edges(call: AttentionCall) -> str | None:
         return "it needs a mask that is masks.Edges, and nothing else that hides"
     if call.options.talking_heads != (None, None):
         return "talking_heads needs the scores of all pairs"
-    return refuse_dense_only(call)
+    return None
 
 
 def _once(num_nodes: int, num_keys: int, senders: Nodes, receivers: Nodes) -> tuple[Array, Array]:
@@ -94,13 +94,16 @@ def _one_graph(
     kv, num_edges, acc_dtype = v.shape[1], len(senders), jnp.promote_types(q.dtype, jnp.float32)
     # Widened first: the gradient of a gather sums over edges too.
     q, k, v = (_at(a.astype(acc_dtype), e) for a, e in ((q, receivers), (k, senders), (v, senders)))
-    scores = _edge_scores(options, q, k, bias)
+    bias = None if bias is None else bias[..., None, None]  # each edge: one query and one key
+    cap = options.logits_soft_cap
+    scores = scaled_scores(q[:, :, None], k[:, :, None], bias, options.scale, cap)[:, :, 0, 0]
     if options.score_mods:
         real = (receivers < num_nodes)[:, None]  # padding must reach no gradient
         at = jnp.minimum(receivers, num_nodes - 1), jnp.minimum(senders, num_keys - 1)
         scores = jnp.where(real, _modified(options, scores, *at), scores)
     top = jax.ops.segment_max(jax.lax.stop_gradient(scores), receivers, num_nodes)
-    top = jnp.maximum(top, lowest(acc_dtype))  # finite where all edges of a node are -inf
+    # Finite where all edges of a node are -inf.
+    top = jnp.maximum(top, float(np.finfo(acc_dtype).min))
     weights = jnp.exp(scores - _at(top, receivers))
     total = jax.ops.segment_sum(weights, receivers, num_nodes)
     divisor = jnp.where(total > 0, total, 1)
@@ -109,16 +112,6 @@ def _one_graph(
     out = jax.ops.segment_sum(parts.reshape(num_edges, n, v.shape[-1]), receivers, num_nodes)
     logsumexp = jnp.where(total > 0, top + jnp.log(divisor), -jnp.inf)
     return (out / divisor[..., None]).astype(dtype), logsumexp
-
-
-def _edge_scores(options: AttentionOptions, q: Array, k: Array, bias: Array | None) -> Array:
-    """[edges, N], before score modifications."""
-    (num_edges, n, h), kk = q.shape, k.shape[1]
-    scores = jnp.einsum("ekgh,ekh->ekg", q.reshape(num_edges, kk, n // kk, h), k)
-    scores = scores.reshape(num_edges, n) * jnp.asarray(options.scale, q.dtype)
-    scores = scores if bias is None else scores + bias.astype(q.dtype)
-    cap = options.logits_soft_cap
-    return scores if cap is None else cap * jnp.tanh(scores / cap)
 
 
 def _modified(options: AttentionOptions, scores: Array, receivers: Array, senders: Array) -> Array:

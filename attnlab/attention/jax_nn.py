@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from attnlab.attention.call import AttentionCall, AttentionOutput
 from attnlab.attention.masks import MaskSpec
-from attnlab.attention.options import AttentionCall, AttentionOutput
-from attnlab.remat import save_for_backward
+from attnlab.ops import save_for_backward
 
 
 class NativeMask(TypedDict, total=False):
@@ -94,8 +94,6 @@ def refuse_options(
 ) -> str | None:
     """What the kernels of other libraries cannot do, but for the `supported` options."""
     options = call.options
-    if reason := refuse_dense_only(call):
-        return reason
     used = {
         "sink": options.sink is not None,
         "logits_soft_cap": options.logits_soft_cap is not None,
@@ -115,11 +113,6 @@ def refuse_options(
     if query.dtype == jnp.float16 and jax.default_backend() == "cpu":
         return f"{library} has no float16 on a CPU"
     return None
-
-
-def refuse_dense_only(call: AttentionCall) -> str | None:
-    """Why a backend that never holds all scores cannot replace them."""
-    return f"it has no {' and no '.join(call.patch)} to patch" if call.patch else None
 
 
 def native_mask(mask: MaskSpec) -> NativeMask | None:

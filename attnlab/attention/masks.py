@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Int, Integer
 
 from attnlab.attention.segments import Indices, Segments
-from attnlab.broadcast import with_rank
+from attnlab.ops import with_rank
 
 __all__ = [
     "Edges", "MaskSpec", "causal", "check_boolean", "combine",
