@@ -72,31 +72,21 @@ def draw_call(rng, packed=0.2):
     if rng.random() < packed:
         options["segments"] = draw_segments(rng, name, b, t, s)
         s = t if not isinstance(options["segments"], tuple) else s
-        options |= (
-            {"query_seq_lengths": None, "key_value_seq_lengths": None} if name == "cudnn" else {}
-        )
-    if name in ("cudnn", "xla") and rng.random() < 0.8:
-        if seldom():
-            options["sink"] = array(*any_of(b, n, t, 1))
-        return (
-            array(b, t, n, h, dtype=dtype),
-            *(array(b, s, k, h, dtype=dtype) for _ in "kv"),
-            options,
-        )
-    if seldom():
-        options["logits_soft_cap"] = pick(0.7, 3.0)
-    if seldom():
-        options["score_mods"] = draw_mods(rng, n)
+        if name == "cudnn":
+            options |= {"query_seq_lengths": None, "key_value_seq_lengths": None}
     if seldom():
         options["sink"] = array(*any_of(b, n, t, 1))
-    if rng.random() < 0.07:
-        options["talking_heads"] = tuple(array(n, n) for _ in range(2))
-    return (
-        array(b, t, n, h, dtype=dtype),
-        array(b, s, k, h, dtype=dtype),
-        array(b, s, kv, v, dtype=dtype),
-        options,
-    )
+    if name in ("cudnn", "xla") and rng.random() < 0.8:  # no more than they have
+        kv, v = k, h
+    else:
+        if seldom():
+            options["logits_soft_cap"] = pick(0.7, 3.0)
+        if seldom():
+            options["score_mods"] = draw_mods(rng, n)
+        if rng.random() < 0.07:
+            options["talking_heads"] = tuple(array(n, n) for _ in range(2))
+    shapes = (b, t, n, h), (b, s, k, h), (b, s, kv, v)
+    return *(array(*shape, dtype=dtype) for shape in shapes), options
 
 
 def draw_segments(rng, name, b, t, s):
@@ -233,10 +223,8 @@ def number_of(made, weights, np_or_jnp):
     total = np_or_jnp.sum(np_or_jnp.sin(out) * weights[0])
     if lse is None:
         return total
-    some = np_or_jnp.isfinite(lse)
-    return total + np_or_jnp.sum(
-        np_or_jnp.cos(np_or_jnp.where(some, lse, 0)) * np_or_jnp.where(some, weights[1], 0)
-    )
+    finite = np_or_jnp.where(np_or_jnp.isfinite(lse), lse, np.pi / 2)  # where the cosine is 0
+    return total + np_or_jnp.sum(np_or_jnp.cos(finite) * weights[1])
 
 
 def judged(seed, call, made, grads, weights, rng, spoiled):
@@ -274,11 +262,8 @@ def judged(seed, call, made, grads, weights, rng, spoiled):
         if spoiled is not None and i < 3:
             of_text = expand(spoiled[i > 0], grad)
             grad, along = np.where(of_text, 0, grad), np.where(of_text, 0, along)
-        moved = [
-            *leaves[:i],
-            np.asarray(leaves[i], np.float64) + STEP * 1j * along,
-            *leaves[i + 1 :],
-        ]
+        moved = list(leaves)
+        moved[i] = np.asarray(leaves[i], np.float64) + STEP * 1j * along
         result = attention(*tree.unflatten(moved))[:2]
         slope = number_of((result[0], None if lse is None else result[1]), weights, np).imag / STEP
         apart = abs(np.sum(grad * along) - slope)
