@@ -88,10 +88,13 @@ def test_our_weights_in_flax():
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({}, "found nothing; expected key/kernel, out/kernel, query/kernel, value/kernel"),
-        ({"params": {"query": {"kernel": jnp.ones(3)}}}, "found params/query; expected key/kernel"),
+        ({}, "found nothing; expected key.kernel, out.kernel, query.kernel, value.kernel"),
+        (
+            {"params": {"query": {"kernel": jnp.ones(3)}}},
+            "found params.query.kernel; expected key.kernel",
+        ),
         ({"q": jnp.ones(3)}, "found q; expected"),
-        ({"kernel": {"shape": jnp.ones(3), "none": None}}, "found kernel/shape; expected"),
+        ({"kernel": {"shape": jnp.ones(3), "none": None}}, "found kernel.shape; expected"),
     ],
 )
 def test_other_trees_are_refused(tree, message):

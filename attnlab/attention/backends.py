@@ -11,7 +11,7 @@ from attnlab.attention.call import AttentionCall, AttentionOutput
 from attnlab.attention.dense import dense
 from attnlab.attention.edges import edges, refuse_edges
 from attnlab.attention.jax_nn import ASSUMED, cudnn, refuse_cudnn, refuse_jax_nn, xla
-from attnlab.names import nearest
+from attnlab.names import lookup
 
 LOG = logging.getLogger(__name__)
 
@@ -128,10 +128,6 @@ def explain_choice(call: AttentionCall, chosen: Choice) -> dict[str, str]:
 
 def check_implementation(name: str) -> None:
     """Raises ValueError for a name that is not in `BACKENDS`."""
-    if name in BACKENDS:
-        return
-    near = nearest(str(name), BACKENDS)
-    hint = f"did you mean {near!r}? " if near else ""
-    if name in CONTRIB:
-        hint = "it is in attnlab.contrib: import attnlab.contrib; "
-    raise ValueError(f"unknown implementation {name!r}; {hint}known: {', '.join(BACKENDS)}, None")
+    if name in CONTRIB and name not in BACKENDS:
+        raise ValueError(f"implementation {name!r} is in attnlab.contrib; import attnlab.contrib")
+    lookup(BACKENDS, name, what="implementation")

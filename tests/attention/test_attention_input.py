@@ -208,7 +208,7 @@ import attnlab.contrib
 print(attnlab.explain(x, x, x)["splash"])
 """)
     error, after = command(file).stdout.splitlines()
-    assert "'splash'; it is in attnlab.contrib" in error
+    assert "'splash' is in attnlab.contrib" in error
     assert after == "could run"
 
 
