@@ -122,13 +122,6 @@ def test_a_worker_imports_no_statistics_and_no_figures(tmp_path):
     assert out.stdout.split(maxsplit=1) == ["0", "[]\n"]
 
 
-def test_every_public_name_is_documented():
-    import attnlab
-
-    for name in set(dir(attnlab)) - {"__version__"}:
-        assert getattr(attnlab, name).__doc__, name
-
-
 def test_dir_is_what_a_module_offers():
     import attnlab
 

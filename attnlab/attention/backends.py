@@ -1,6 +1,7 @@
 """The backends, what each cannot do, and which one runs."""
 
 import logging
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -25,9 +26,8 @@ class Backend(NamedTuple):
 
     run: Run
     """marks what its own backward pass reads by `save_for_backward`, each array once"""
-    refuse: Refuse | None = None
-    """why it cannot run a call, or None; depends on shapes, dtypes and options only. No function:
-    it runs every call"""
+    refuse: Refuse = lambda call: None
+    """why it cannot run a call, or None; depends on shapes, dtypes and options only"""
 
 
 BACKENDS: dict[str, Backend] = {
@@ -62,7 +62,7 @@ def register_backend(name: str, run: Run, refuse: Refuse | None = None) -> None:
     Traceback (most recent call last):
     ValueError: implementation 'dense' is registered already, with another function
     """
-    backend = Backend(run, refuse)
+    backend = Backend(run) if refuse is None else Backend(run, refuse)
     if BACKENDS.setdefault(name, backend) != backend:
         raise ValueError(f"implementation {name!r} is registered already, with another function")
 
@@ -99,16 +99,19 @@ def choose(call: AttentionCall, implementation: str | None) -> Choice:
     """The requested backend, or the first of `CHOICES` that can run the call."""
     if implementation is not None:
         return Choice(implementation, "requested")
-    b, n, t, s = call.scores_shape
     device = ASSUMED.get()
     platform = jax.default_backend() if device is None else device.platform
     *choices, last = CHOICES.get(platform, CHOICES["tpu"])
+    if call.patch:  # which "dense" alone can do
+        return last
+    is_known = all(isinstance(size, int) for size in call.scores_shape)
+    num_bytes = 4 * math.prod(call.scores_shape) if is_known else math.inf
     for choice in choices if call.mask.edges is None else (EDGES, *choices):
-        # First of all whether it can: sizes may be symbolic, which do not compare.
-        if reason := refusal(choice.backend, call):
+        if num_bytes > choice.min_bytes:
+            reason = BACKENDS[choice.backend].refuse(call)
+            if reason is None:
+                return choice
             LOG.debug("attention does not run on %r: %s", choice.backend, reason)
-        elif 4 * b * n * t * s > choice.min_bytes:
-            return choice
     return last
 
 
@@ -116,8 +119,7 @@ def refusal(name: str, call: AttentionCall) -> str | None:
     """Why a backend cannot run the call, or None."""
     if call.patch and name != "dense":  # the others never hold all values
         return f"it has no {' and no '.join(call.patch)} to patch"
-    refuse = BACKENDS[name].refuse
-    return None if refuse is None else refuse(call)
+    return BACKENDS[name].refuse(call)
 
 
 def explain_choice(call: AttentionCall, chosen: Choice) -> dict[str, str]:
