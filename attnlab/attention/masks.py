@@ -275,11 +275,6 @@ class MaskSpec(NamedTuple):
     segments: Segments | None = None
     """found within the causal rule, the window and the lengths"""
 
-    @property
-    def lengths(self) -> tuple[Array | None, Array | None]:
-        """Of queries and of keys."""
-        return self.query_lengths, self.key_lengths
-
     def ranges(self) -> tuple[Indices, Indices] | None:
         """first and end, [B or 1, T]; S and 0 in an empty row. None if every key is attended to.
 

@@ -1,5 +1,5 @@
-"""What the contract of the backends (test_conformance.py) does not draw: values by hand and by
-jax.nn, capture, patches, dropout, huge scores, the smallest bias, sinks, transforms."""
+"""What the contract of the backends (test_conformance.py) does not draw: values by hand, capture,
+patches, dropout, huge scores, the smallest bias, sinks, transforms."""
 
 import functools
 
@@ -38,15 +38,6 @@ def probs_of(*arrays, **options):
     run = functools.partial(capture, dot_product_attention, names=("probs",), **options)
     result, values = jax.jit(run)(*arrays)
     return result, values["probs"]
-
-
-@pytest.mark.parametrize("implementation", RUNNABLE)
-def test_batch_axis_left_out(implementation):
-    q, k, v = make()
-    call = {"is_causal": True, "implementation": implementation}
-    expected = attend(q[:1], k[:1], v[:1], key_value_seq_lengths=jnp.array([3]), **call)[0]
-    got = attend(q[0], k[0], v[0], key_value_seq_lengths=jnp.array(3), **call)
-    np.testing.assert_array_equal(got, expected)
 
 
 RULES = {
@@ -155,13 +146,6 @@ def test_a_bias_of_the_smallest_number_hides_less_than_a_mask(implementation, li
     assert_close(grads, run("dense", mask)[1])
 
 
-def test_agrees_with_jax_nn_where_both_are_defined():
-    q, k, _ = make()
-    v = make(scale=3.0)[1]
-    for call in ({}, {"is_causal": True}):
-        assert_close(attend(q, k, v, **call), jax.nn.dot_product_attention(q, k, v, **call))
-
-
 def test_two_keys_by_hand():
     """Scores 0 and ln 3 give probabilities 1/4 and 3/4; with a sink of ln 4, 1/8 and 3/8."""
     q = jnp.array([1.0]).reshape(1, 1, 1)
@@ -227,11 +211,12 @@ ROWS, SHARED = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
 
 
 @pytest.mark.parametrize("implementation", RUNNABLE)
-def test_transforms_and_shard_map(implementation):
+def test_vmap_without_a_batch_axis_and_shard_map(implementation):
     q, k, v = make()
-    expected = attend(q, k, v, is_causal=True)
     run = functools.partial(dot_product_attention, is_causal=True, implementation=implementation)
-    assert_close(jax.jit(jax.vmap(run))(q, k, v), expected)  # without a batch axis
+    lengths, expected = jnp.array([3, 7]), attend(q, k, v, is_causal=True)
+    mapped = jax.vmap(lambda *a: run(*a[:3], key_value_seq_lengths=a[3]))(q, k, v, lengths)
+    assert_close(mapped, attend(q, k, v, is_causal=True, key_value_seq_lengths=lengths))
     assert_close(on_two_devices(run, ROWS, ROWS)(q, k, v), expected)
 
 
