@@ -222,12 +222,14 @@ def test_other_batches_are_refused():
 
 
 def test_modules_pass_refused_masks_on():
-    x, additive = draw(2, 5, 6), np.where(np.tri(5, dtype=bool), 0, -1e9)[None, None]
-    for mask in (nn.make_causal_mask(x[..., 0]), jnp.asarray(additive, jnp.float32)):
-        with pytest.raises(TypeError, match="numbers that are added to the scores are a bias"):
-            WIDE(attention_fn=attention_fn).apply({"params": linen_params(WIDE(), 6)}, x, mask=mask)
-        with pytest.raises(TypeError, match="must be boolean"):
-            nnx_module(attention_fn=attention_fn)(x, mask=mask)
+    x, additive = draw(2, 5, 6), jnp.where(np.tri(5, dtype=bool), 0, -1e9)[None, None]
+    linen = functools.partial(
+        WIDE(attention_fn=attention_fn).apply, {"params": linen_params(WIDE(), 6)}
+    )
+    for mask in (nn.make_causal_mask(x[..., 0]), additive):
+        for run in (linen, nnx_module(attention_fn=attention_fn)):
+            with pytest.raises(TypeError, match="numbers that are added to the scores are a bias"):
+                run(x, mask=mask)
 
 
 def test_one_query_takes_zeros_and_ones_alone():
