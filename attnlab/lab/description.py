@@ -92,11 +92,9 @@ class Description:
             raise ValueError(
                 f"the description has version {version!r}; this attnlab reads {VERSION}"
             )
-        fields["pairs"] = tuple((a, b) for a, b in fields["pairs"])
-        fields["planned_seeds"] = tuple(fields["planned_seeds"])
-        fields["notes"] = tuple(fields["notes"])
-        fields["expectations"] = tuple(Expectation(**one) for one in fields["expectations"])
-        return cls(**fields)
+        fields["pairs"] = [(a, b) for a, b in fields["pairs"]]
+        fields["expectations"] = [Expectation(**one) for one in fields["expectations"]]
+        return cls(**{n: tuple(a) if isinstance(a, list) else a for n, a in fields.items()})
 
     def write(self, workdir: Path) -> None:
         """Writes it to the workdir of a sweep."""

@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
@@ -22,7 +22,6 @@ from attnlab.lab.stats import (
     paired_difference,
 )
 from attnlab.lab.sweep import Run, load_results
-from attnlab.load import SPECS
 
 RATE = "learning_rate"
 FIRST_RATE = "train.optimizer.learning_rate"
@@ -360,28 +359,25 @@ def with_known_rates(specs: Sequence[RunSpec], source: Path) -> list[RunSpec]:
       source: the workdir of that sweep, or its results.csv.
 
     Raises:
-      ValueError: a variant has no rate there, or several.
+      ValueError: a variant has no rate there, or several; or the workdir was not tuned.
+      FileNotFoundError: there is no such table.
     """
-    if source.is_dir():
-        if not (source / TUNING / SPECS).exists():
-            raise ValueError(f"{source} has no chosen learning rates; run its sweep with --tune")
-        rates = best_rates(load_results(source / TUNING))
-    elif source.is_file():
-        rates = _rates_of_table(specs, source)
-    else:
-        raise ValueError(f"{source} is neither the workdir of a sweep nor a results.csv")
     variants = dict.fromkeys(tuple(spec.tags.items()) for spec in specs)
+    if source.is_dir():
+        rates = best_rates(load_results(source / TUNING))
+    else:
+        rates = _rates_of_table(variants, source)
     if missing := [variant for variant in variants if variant not in rates]:
         names = "; ".join(", ".join(str(value) for _, value in variant) for variant in missing)
         raise ValueError(f"{source} has no learning rate for {names}")
     return at_rates(specs, rates)
 
 
-def _rates_of_table(specs: Sequence[RunSpec], source: Path) -> dict[Variant, float]:
+def _rates_of_table(variants: Iterable[Variant], source: Path) -> dict[Variant, float]:
     with source.open(newline="", encoding="utf-8-sig") as lines:
         rows = list(csv.DictReader(lines))
     found = {}
-    for variant in dict.fromkeys(tuple(spec.tags.items()) for spec in specs):
+    for variant in variants:
         fits = [r for r in rows if all(r.get(f"{n} (tag)", r.get(n)) == str(v) for n, v in variant)]
         rates = {row["learning_rate"] for row in fits if "learning_rate" in row}
         if len(rates) > 1:

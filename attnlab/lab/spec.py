@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from attnlab.fields import check_field
 from attnlab.heads import LAYOUTS
 from attnlab.lab.experiment import Experiment
 from attnlab.load import IMPORTS
@@ -61,8 +62,7 @@ class RunSpec:
             raise ValueError(
                 f"id {self.id!r} names a folder: letters, digits and . _ = + - only, at most 151"
             )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed must be a whole number of 0 or more, not {self.seed!r}")
+        check_field("seed", self.seed, int, least=0)
 
     @property
     def title(self) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from attnlab.atomic import write_atomic
 from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import LOGS, POLL_SECONDS, Executor, LocalExecutor, Queued
-from attnlab.lab.progress import RunsProgress
+from attnlab.lab.progress import runs_progress
 from attnlab.lab.result import read_result
 from attnlab.lab.results import Results
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
@@ -233,11 +233,11 @@ def _finish(
 
 def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool) -> None:
     """One start of the executor. Raises Stopped after a signal."""
-    with RunsProgress(left, workdir, shown=progress) as bars, stop_signals() as stop_requested:
+    with runs_progress(left, workdir, shown=progress) as look, stop_signals() as stop_requested:
         try:
             executor.start(workdir, len(left))
             while executor.running() and not stop_requested():
-                bars.update()
+                look()
                 time.sleep(POLL_SECONDS)
             if stop_requested():
                 executor.stop()
@@ -251,7 +251,6 @@ def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progres
         except BaseException:
             executor.stop()
             raise
-        bars.update(final=True)
 
 
 def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:
