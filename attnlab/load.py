@@ -46,8 +46,6 @@ TEXTS = ("source", "tokens")
 """The inputs of a model that are tokens."""
 NEW_TOKENS = 20
 """Tokens that `LoadedModel.describe_text` writes."""
-LONGEST = 1024
-"""Tokens of the longest text: a page holds a byte for every pair of them, head by head."""
 MAY_DIFFER = (
     "sharing", "encoder.shares_decoder", "delta_rank", "compute", "attention.order",
     "attention.implementation", "init", "dropout", "metadata",
@@ -223,12 +221,6 @@ class LoadedModel:
                 write_atomic(folder / FILE, path.read_bytes())
 
     @property
-    def data_digest(self) -> str | None:
-        """sha256 of the data that a run was trained on."""
-        found: str | None = self.record.get("source", {}).get("sha256")
-        return found
-
-    @property
     def description(self) -> str:
         """Where the parameters come from."""
         if not self.record:
@@ -272,16 +264,10 @@ class LoadedModel:
         Raises:
           ValueError: the prompt does not fit the model.
         """
-        if any(prompt):
-            found = self._read(prompt)
-        elif self.objective is None:
-            raise ValueError('no text; give --text="..." or --tokens=1,2,3')
-        else:
-            found = self.heldout()[0]
-        _check_length(self.config, {name: len(text) for name, text in found.written.items()})
-        return found
-
-    def _read(self, prompt: Prompt) -> ModelInput:
+        if not any(prompt):
+            if self.objective is None:
+                raise ValueError('no text; give --text="..." or --tokens=1,2,3')
+            return self.heldout()[0]
         both = self.config.kind == "encoder_decoder"
         if both != bool(prompt.source or prompt.source_tokens):
             raise ValueError(
@@ -302,6 +288,11 @@ class LoadedModel:
             if not row:
                 flag = "text" if name == "tokens" else name
                 raise ValueError(f"--{flag} has no token; give at least one word")
+            if len(row) > self.config.max_len:
+                raise ValueError(
+                    f"{name}: {len(row)} tokens are more than max_len {self.config.max_len} of "
+                    "this model; give a shorter text"
+                )
             if wrong := [t for t in row if not 0 <= t < self.config.vocab_size]:
                 raise ValueError(
                     f"{name}: {wrong[0]} is no token of this model, which has 0 to "
@@ -343,9 +334,8 @@ class LoadedModel:
         Raises:
           ValueError: the prompt cannot be read, or leaves no space for a token.
         """
-        tokens, fits, options = self._request(prompt, new_tokens, count, sampling, draw)
+        tokens, fits, options, before = self._request(prompt, new_tokens, count, sampling, draw)
         new = np.asarray(generate(self.params, tokens, self.config, fits, **options))
-        before = self._before(tokens)
         return [self.decode([*before, *until_end(row, self.ends)]) for row in new.tolist()]
 
     def pieces(
@@ -356,10 +346,10 @@ class LoadedModel:
         draw: int = 0,
     ) -> Iterator[str]:
         """The first of `texts`, as it is written: a piece for each token that makes one."""
-        tokens, fits, options = self._request(prompt, new_tokens, 1, sampling, draw)
+        tokens, fits, options, row = self._request(prompt, new_tokens, 1, sampling, draw)
         columns = stream(self.params, tokens, self.config, fits, **options)
         new = until_end((int(column[0]) for column in columns), self.ends)
-        row, written = self._before(tokens), ""
+        written = ""
         for more in itertools.chain([[]], ([token] for token in new)):
             row = [*row, *more]
             text = self.decode(row) if row else ""
@@ -401,16 +391,11 @@ class LoadedModel:
             lines.append(f"continuation: {self.decode([*until_end(new[0].tolist(), end)])!r}")
         return "\n".join(lines)
 
-    def _before(self, prompt: jax.Array) -> list[int]:
-        """What a text begins with: the prompt, unless the model has an encoder."""
-        both = self.config.kind == "encoder_decoder"
-        tokens: list[int] = [] if both else prompt[0].tolist()
-        return tokens
-
     def _request(
         self, prompt: Prompt, new_tokens: int, count: int, sampling: Sampling, draw: int
-    ) -> tuple[jax.Array, int, GenerateOptions]:
-        """Arguments of `generate`: the prompt in `count` rows, how many tokens, and the others."""
+    ) -> tuple[jax.Array, int, GenerateOptions, list[int]]:
+        """Arguments of `generate`: the prompt in `count` rows, how many tokens, and the others;
+        what a text begins with: the prompt, unless the model has an encoder."""
         inputs = self.read(prompt).inputs
         given = {name: jnp.repeat(jnp.asarray(a), count, axis=0) for name, a in inputs.items()}
         tokens, most = given["tokens"], self.config.max_len
@@ -431,7 +416,8 @@ class LoadedModel:
             "sampling": sampling,
             "key": jax.random.key(draw) if sampling.temperature else None,
         }
-        return tokens, fits, options
+        before: list[int] = [] if self.config.encoder else tokens[0].tolist()
+        return tokens, fits, options, before
 
 
 def named_init(name: str, config: ModelConfig) -> InitParams | None:
@@ -693,20 +679,6 @@ def _metric(task: Objective, example: Example, model: Model) -> "AblationMetric"
 
     meaning = f"{unit}that a target of the task costs more when this head writes nothing"
     return AblationMetric("loss without it", meaning, loss, jnp.subtract)
-
-
-def _check_length(config: ModelConfig, lengths: dict[str, int]) -> None:
-    for name, length in lengths.items():
-        if length > config.max_len:
-            raise ValueError(
-                f"{name}: {length} tokens are more than max_len {config.max_len} of this model; "
-                "give a shorter text"
-            )
-        if length > LONGEST:
-            raise ValueError(
-                f"{name}: a page of {length} tokens would be too large to open, {LONGEST} are the "
-                "most; give a shorter text"
-            )
 
 
 def until_end(tokens: Iterable[int], ends: Collection[int]) -> Iterator[int]:

@@ -140,7 +140,6 @@ class TuneLearningRate:
 
     Attributes:
       count: rates that each variant begins with, 3 or more.
-      factor: between two rates.
       most: rates of a variant.
 
     Raises (when it is called):
@@ -154,7 +153,6 @@ class TuneLearningRate:
     """
 
     count: int = 3
-    factor: float = FACTOR
     most: int = MOST_RATES
 
     def __call__(self, specs: Sequence[RunSpec], run: Run) -> list[RunSpec]:
@@ -181,7 +179,7 @@ class TuneLearningRate:
         """Rates that the variants need."""
         specs = {variant_without_rate(run.spec): run.spec for run in reversed(results)}
         rates = {
-            variant: next_rate(tried, self.factor)
+            variant: next_rate(tried)
             for variant, tried in tried_rates(results, results.metric).items()
             if len(tried) < self.most
         }
@@ -202,12 +200,11 @@ def run_proposed(
     return wanted
 
 
-def next_rate(tried: Mapping[float, float], factor: float = FACTOR) -> float | None:
+def next_rate(tried: Mapping[float, float]) -> float | None:
     """The rate to try next so that the best lies between two others; None where it does.
 
     Args:
       tried: rate -> score, lower is better, infinite where the run diverged.
-      factor: how far beyond the end where the best is.
 
     >>> next_rate({0.5: 3.0, 1.0: 2.0}), next_rate({0.5: 3.0, 1.0: 2.0, 2.0: 2.5})
     (2.0, None)
@@ -216,9 +213,9 @@ def next_rate(tried: Mapping[float, float], factor: float = FACTOR) -> float | N
     best = min(rates, key=tried.__getitem__)
     at = rates.index(best)
     if math.isinf(tried[best]) or at == 0:
-        return rates[0] / factor
+        return rates[0] / FACTOR
     if at == len(rates) - 1:
-        return rates[-1] * factor
+        return rates[-1] * FACTOR
     if math.isinf(tried[rates[at + 1]]):
         return math.sqrt(best * rates[at + 1])
     return None
@@ -229,11 +226,6 @@ def tried_rates(results: Results, metric: str) -> dict[Variant, dict[float, floa
     infinite where a run diverged."""
     found: dict[Variant, dict[float, list[float]]] = {}
     for run in results:
-        if run.status == "complete" and not run.scores.validation:
-            raise ValueError(
-                "no validation scores; give the data a validation part (--config.data.validation "
-                "=0.1)"
-            )
         score = results.sign(metric) * run.scores.validation.get(metric, math.nan)
         tried = found.setdefault(variant_without_rate(run.spec), {})
         rate = run.spec.config.train.optimizer.learning_rate

@@ -180,10 +180,9 @@ def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) ->
         if not (workdir / SPECS).exists():
             raise ValueError(f"{workdir} holds no sweep; give the workdir of lab.sweep")
         specs = list(specs_in(workdir).values())
-    folders = [run_folder(workdir, spec) for spec in specs]
-    read = [read_result(folder, spec) for folder, spec in zip(folders, specs, strict=True)]
-    found = [(run, folder) for run, folder in zip(read, folders, strict=True) if run]
-    return Results([run for run, _ in found], [folder for _, folder in found])
+    every = [(run_folder(workdir, spec), spec) for spec in specs]
+    found = {folder: run for folder, spec in every if (run := read_result(folder, spec))}
+    return Results(list(found.values()), list(found))
 
 
 def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:

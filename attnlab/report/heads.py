@@ -242,15 +242,12 @@ def _map(title: str, heads: Heads, name: str) -> Figure:
         _shortened(tokens),
         _shortened(heads.pieces.get("source", tokens)),
     )
+    texts = "; ".join("".join(pieces)[:300] for pieces in heads.pieces.values())
     caption = (
         f"{title}: {len(layers)} of {probs.shape[0]} layers and {len(chosen)} of {probs.shape[1]} "
-        f"heads; the first tokens of the row: {'; '.join(map(_text, heads.pieces.values()))}"
+        f"heads; the first tokens of the row: {texts}"
     )
     return draw(figure, name, f"Attention maps of {title}", caption)
-
-
-def _text(pieces: Sequence[str]) -> str:
-    return "".join(pieces)[:300]
 
 
 def _shortened(pieces: Sequence[str]) -> list[str]:
@@ -304,15 +301,13 @@ def attention_map(
         axes.set_box_aspect(1)
         axes.set(xticks=[], yticks=[])
         if j == 0:
-            axes.set_yticks(range(len(tokens)), tokens, fontsize=SMALL_FONT, color=FOREGROUND)
-            axes.set_ylabel(layers[i], fontsize=FONT_SIZE, color=FOREGROUND)
+            axes.set_yticks(range(len(tokens)), tokens, fontsize=SMALL_FONT)
+            axes.set_ylabel(layers[i])
         if i == rows - 1:
-            axes.set_xticks(
-                range(len(keys)), keys, rotation=90, fontsize=SMALL_FONT, color=FOREGROUND
-            )
+            axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=SMALL_FONT)
         if i == 0:
-            axes.set_title(heads[j], fontsize=FONT_SIZE, color=FOREGROUND)
-    grid[-1][0].set_xlabel("keys →", fontsize=FONT_SIZE, color=FOREGROUND, loc="left")
+            axes.set_title(heads[j], fontsize=FONT_SIZE)
+    grid[-1][0].set_xlabel("keys →", loc="left")
     figure.supylabel("← queries", fontsize=FONT_SIZE, color=FOREGROUND)
     bar = figure.colorbar(
         image, ax=[axes for line in grid for axes in line], location="bottom", aspect=30,

@@ -154,6 +154,5 @@ def _tried(label: str, tried: Mapping[float, float], sign: int) -> Row:
 
 def _frame(rows: Sequence[Row]) -> pandas.DataFrame:
     """Cells stay Python numbers; what is missing is None."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[row.get(name) for name in columns] for row in rows]
-    return pandas.DataFrame(cells, columns=columns, dtype=object)
+    found = pandas.DataFrame(rows, dtype=object)
+    return found.where(found.notna(), None)

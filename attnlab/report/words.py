@@ -67,18 +67,17 @@ def answers(panel: Panel) -> list[Paragraph]:
     every = list(panel.comparisons.itertuples())
     rows = [row for row in every if row.over] or every
     if not panel.scores:
-        lead, text = "Nothing to compare.", "Every run diverged."
+        found = [("Nothing to compare.", "Every run diverged.")]
     elif len(panel.scores) == 1:
         [(variant, scores)] = panel.scores.items()
-        lead = f"{panel.results.labels[variant]}: {number(mean_of(scores), panel.metric.digits)}"
-        lead += f" {panel.metric.unit} held out."
-        text = "There is no other variant to compare it with."
+        score = f"{number(mean_of(scores), panel.metric.digits)} {panel.metric.unit} held out"
+        only = "There is no other variant to compare it with."
+        found = [(f"{panel.results.labels[variant]}: {score}.", only)]
     elif len(rows) > MOST_SHOWN:
-        lead, text = _counted(panel, rows)
+        found = [_counted(panel, rows)]
     else:
         found = [_answer(panel, row) for row in rows]
-        return [Paragraph(text, start + lead, "answer") for lead, text in found]
-    return [Paragraph(text, start + lead, "answer")]
+    return [Paragraph(text, start + lead, "answer") for lead, text in found]
 
 
 def _counted(panel: Panel, rows: Sequence[Any]) -> tuple[str, str]:

@@ -86,7 +86,7 @@ def tried(score, rate):
 
 
 def test_rates_are_added_until_the_best_is_between_two():
-    propose = lab.TuneLearningRate(factor=2.0, most=4).propose
+    propose = lab.TuneLearningRate(most=4).propose
     runs = [tried(3.0, 0.01), tried(2.0, 0.02)]
     (proposed,) = propose(lab.Results(runs))
     assert proposed.config.train.optimizer.learning_rate == 0.04
