@@ -110,11 +110,10 @@ def holder(folder: Path) -> str | None:
 
 def last_process(folder: Path) -> int | None:
     """The process that the lock file names, also one that was killed; None without a file."""
-    try:
-        found: int | None = json.loads((folder / LOCK).read_text())["process"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found
+    with contextlib.suppress(OSError), (folder / LOCK).open() as file:
+        found: int | None = _read(file).get("process")
+        return found
+    return None
 
 
 def _take(path: Path, mode: str) -> IO[str]:

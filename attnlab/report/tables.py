@@ -84,9 +84,8 @@ def scores_table(panel: Panel, name: str = "scores") -> Table:
         })  # fmt: skip
     for baseline, value in first.scores.baselines.get(metric, {}).items():
         rows.append({"variant": f"{baseline} (no model)", f"held-out {unit}": value})
-    caption = (
-        f"Held-out score, best mean first ({panel.better} is better). Standard deviation over runs."
-    )
+    better = f"{panel.metric.better} is better"
+    caption = f"Held-out score, best mean first ({better}). Standard deviation over runs."
     digits = {f"{part} {unit}": panel.metric.digits for part in ("held-out", "train")}
     return Table(name, caption, _frame(rows), digits)
 

@@ -52,7 +52,9 @@ def subject(panels: Sequence[Panel]) -> str:
     """What was run, and what the scores are."""
     runs = [run for panel in panels for run in panel.results]
     names = dict.fromkeys(run.data.name or type(run.spec.config.data).__name__ for run in runs)
-    units = dict.fromkeys(f"{panel.metric.unit} ({panel.better} is better)" for panel in panels)
+    units = dict.fromkeys(
+        f"{panel.metric.unit} ({panel.metric.better} is better)" for panel in panels
+    )
     return (
         f"{counted(max(len(panel.results.variants) for panel in panels), 'variant')}, "
         f"{counted(len({run.spec.seed for run in runs}), 'seed')}, {counted(len(runs), 'run')}, "
