@@ -243,7 +243,7 @@ def best_rates(results: Results) -> dict[Variant, float]:
     best that was tried where there is none between rates that were tried.
 
     Args:
-      results: of runs whose learning rate is the tag "learning_rate", as `with_rates` makes them.
+      results: of runs whose learning rate is the tag "learning_rate", as `with_rate` makes them.
 
         for variant, rate in best_rates(load_results("runs/tuning")).items():
             print(dict(variant), rate)
@@ -317,7 +317,12 @@ def _at_rate(spec: RunSpec, rate: float) -> Experiment:
 
 
 def with_rate(spec: RunSpec, rate: float) -> RunSpec:
-    """The run at another learning rate (4 digits), which is one of its tags and ends its id."""
+    """The run at another learning rate (4 digits), which is its tag "learning_rate" and ends its
+    id; the final one of the schedule is scaled alike.
+
+    >>> with_rate(RunSpec("wide", Experiment()), 0.01).id
+    'wide-rate0.01'
+    """
     rate = float(f"{rate:.4g}")
     stem = spec.id
     if RATE in spec.tags:
@@ -325,22 +330,6 @@ def with_rate(spec: RunSpec, rate: float) -> RunSpec:
     return RunSpec(
         f"{stem}-rate{rate:g}", _at_rate(spec, rate), spec.seed, {**spec.tags, RATE: rate}
     )
-
-
-def with_rates(specs: Sequence[RunSpec], rates: Sequence[float]) -> list[RunSpec]:
-    """Each run at each of the rates.
-
-    Args:
-      specs: runs.
-      rates: learning rates; the final one of the schedule is scaled alike.
-
-    Returns:
-      A spec for each run and rate, with the rate in its id and as the tag "learning_rate".
-
-    >>> [spec.id for spec in with_rates([RunSpec("wide", Experiment())], [0.001, 0.01])]
-    ['wide-rate0.001', 'wide-rate0.01']
-    """
-    return [with_rate(spec, rate) for spec in specs for rate in rates]
 
 
 def with_known_rates(specs: Sequence[RunSpec], source: Path) -> list[RunSpec]:

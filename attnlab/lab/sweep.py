@@ -45,7 +45,7 @@ class Policy(Protocol):
 
         def slower_where_diverged(specs, run):
             diverged = [result.spec for result in run(specs) if result.status == "diverged"]
-            return [*specs, *lab.with_rates(diverged, [1e-4])]
+            return [*specs, *(lab.with_rate(spec, 1e-4) for spec in diverged)]
 
         lab.sweep(specs, "runs/a", policies=[slower_where_diverged])
     """

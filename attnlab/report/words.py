@@ -52,13 +52,12 @@ def subject(panels: Sequence[Panel]) -> str:
     """What was run, and what the scores are."""
     runs = [run for panel in panels for run in panel.results]
     names = dict.fromkeys(run.data.name or type(run.spec.config.data).__name__ for run in runs)
-    units = dict.fromkeys(
-        f"{panel.metric.unit} ({panel.metric.better} is better)" for panel in panels
-    )
+    metrics = dict.fromkeys(panel.metric for panel in panels)
+    scores = " or ".join(f"{one.unit} ({one.better} is better)" for one in metrics)
     return (
         f"{counted(max(len(panel.results.variants) for panel in panels), 'variant')}, "
         f"{counted(len({run.spec.seed for run in runs}), 'seed')}, {counted(len(runs), 'run')}, "
-        f"trained on {' and '.join(names)}. Scores are {' or '.join(units)} on held-out data."
+        f"trained on {' and '.join(names)}. Scores are {scores} on held-out data."
     )
 
 
