@@ -23,32 +23,33 @@ def runs_progress(
       workdir: of the sweep.
       shown: False: nothing is shown.
     """
-    left, rows = {spec.id: spec for spec in specs}, {}
-    began, bars = time.monotonic(), progress_bars(shown=shown)
+    began, left, bars = time.monotonic(), list(specs), progress_bars(shown=shown)
+    begun: set[str] = set()
+    total = bars.add_task(f"runs in {workdir.name}", total=len(specs))
+    rows = {s.id: bars.add_task(s.id, total=s.config.train.steps, visible=False) for s in specs}
 
     def say(line: str) -> None:
         if shown and bars.disable:
             print(line, file=sys.stderr, flush=True)
 
     def look() -> None:
-        for spec in list(left.values()):
+        for spec in list(left):
             folder = run_folder(workdir, spec)
             if result := complete_result(workdir, spec):
-                del left[spec.id]
-                if spec.id in rows:
-                    bars.remove_task(rows[spec.id])
+                left.remove(spec)
+                bars.remove_task(rows[spec.id])
                 done, minutes = len(specs) - len(left), (time.monotonic() - began) / 60
                 ended = f"{done} of {len(specs)} runs finished ({minutes:.1f} minutes)"
                 say(f"[{spec.id}] {result.status}; {ended}")
             elif holder(folder) is not None:
-                if spec.id not in rows:
-                    rows[spec.id] = bars.add_task(spec.id, total=spec.config.train.steps)
+                if spec.id not in begun:
+                    begun.add(spec.id)
                     say(f"[{spec.id}] begun")
-                bars.update(rows[spec.id], completed=last_step(folder / "metrics.jsonl"))
+                step = last_step(folder / "metrics.jsonl")
+                bars.update(rows[spec.id], completed=step, visible=True)
         bars.update(total, completed=len(specs) - len(left))
 
     with bars:
-        total = bars.add_task(f"runs in {workdir.name}", total=len(specs))
         say(f"{len(specs)} runs in {workdir}")
         yield look
         look()
