@@ -386,7 +386,8 @@ class LoadedModel:
             best = [repr(self.decode([t])) for t in np.argmax(seen.logits[0], axis=-1).tolist()]
             lines.append("predictions in their place: " + " ".join(best))
         elif config.kind != "encoder" and config.output.kind != "none" and room > 0:
-            count, end, source = min(NEW_TOKENS, room), self.ends, read.inputs.get("source")
+            count, end = min(NEW_TOKENS, room), self.ends
+            source = jnp.asarray(read.inputs["source"]) if both else None
             new = generate(self.params, prompt, config, count, source=source, end=end or None)
             lines.append(f"continuation: {self.decode([*until_end(new[0].tolist(), end)])!r}")
         return "\n".join(lines)

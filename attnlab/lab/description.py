@@ -94,7 +94,8 @@ class Description:
             )
         fields["pairs"] = [(a, b) for a, b in fields["pairs"]]
         fields["expectations"] = [Expectation(**one) for one in fields["expectations"]]
-        return cls(**{n: tuple(a) if isinstance(a, list) else a for n, a in fields.items()})
+        fields |= {name: tuple(a) for name, a in fields.items() if isinstance(a, list)}
+        return cls(**fields)
 
     def write(self, workdir: Path) -> None:
         """Writes it to the workdir of a sweep."""

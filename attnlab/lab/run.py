@@ -227,13 +227,15 @@ def _result(
 
 def _scored(result: RunResult, fitted: FitResult) -> RunResult:
     """The result with what the training gave."""
-    parts = {name: _of_seed(getattr(fitted, name)) for name in ("heldout", "train", "validation")}
-    seconds, speed = round(fitted.wall_seconds, 3), round(fitted.tokens_per_second, 1)
-    return dataclasses.replace(
-        result,
-        scores=dataclasses.replace(result.scores, **parts),
-        timing=Timing(seconds=seconds, tokens_per_second=speed),
+    scores = dataclasses.replace(
+        result.scores,
+        heldout=_of_seed(fitted.heldout),
+        train=_of_seed(fitted.train),
+        validation=_of_seed(fitted.validation),
     )
+    seconds, speed = round(fitted.wall_seconds, 3), round(fitted.tokens_per_second, 1)
+    timing = Timing(seconds=seconds, tokens_per_second=speed)
+    return dataclasses.replace(result, scores=scores, timing=timing)
 
 
 def _of_seed(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
