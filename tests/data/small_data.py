@@ -114,7 +114,8 @@ def farthest(folder):
 
 
 def graph(folder):
-    """30 nodes of two classes, edges mostly within one; node 30 of a citation has no features."""
+    """For configs/cora.py: 30 nodes of two classes, edges mostly within one; node 30 of a citation
+    has no features."""
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.repeat([0, 1], 15))
     features = (rng.random((30, 6)) < 0.3) | (np.arange(6) % 2 == labels[:, None])
@@ -128,7 +129,7 @@ def graph(folder):
     parts = ["train"] * 8 + ["valid"] * 8 + ["test"] * 10 + ["rest"] * 4
     split = "".join(f"{i}\tn{i}\t{part}\n" for i, part in enumerate(parts))
     (folder / "split.tsv").write_text("number\tid\tpart\n" + split)
-    return data.Nodes(path=str(folder)), 30, "node_class"
+    return data.Rows(make="experiments.configs.cora:rows", path=str(folder)), 30, "node_class"
 
 
 class Doubles:
@@ -171,7 +172,6 @@ DATASETS = {
         recall,
         endpoints,
         farthest,
-        graph,
         rows,
     )
 }

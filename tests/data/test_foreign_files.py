@@ -6,10 +6,8 @@ import zipfile
 
 import numpy as np
 import pytest
-from small_data import graph as small_graph
 
 from attnlab import data
-from attnlab.data.graph import read_graph
 from attnlab.data.prepare import PreparePlan, prepare
 from attnlab.data.text_rows import find_pairs, read_labelled
 from attnlab.data.tokenizer import load_tokenizer, make_tokenizer
@@ -110,16 +108,6 @@ def test_a_byte_order_mark_before_a_tokenizer(tmp_path):
     assert read.content == content
 
 
-def test_a_byte_order_mark_before_a_graph(tmp_path):
-    one, two = folders(tmp_path)
-    for folder, mark in ((one, b""), (two, codecs.BOM_UTF8)):
-        small_graph(folder)
-        for file in folder.iterdir():
-            file.write_bytes(mark + file.read_bytes())
-    for a, b in zip(read_graph(one), read_graph(two), strict=True):
-        np.testing.assert_equal(a, b)
-
-
 @pytest.mark.parametrize("name", [name for name in READERS if name != "lines of classes"])
 def test_hidden_files_and_folders_are_no_data(tmp_path, name):
     """.ipynb_checkpoints is no third class, and what macOS writes beside a file is no text."""
@@ -138,13 +126,7 @@ def test_hidden_files_and_folders_are_no_data(tmp_path, name):
     assert read(one, files) == read(two, files | hidden)
 
 
-def test_hidden_files_of_tokens_and_of_a_graph(tmp_path):
-    for folder, files in (("tokens", {"._a.bin": b"\0"}), ("graph", {"._g.content": b"\0"})):
-        write(tmp_path / folder, files)
-    (tmp_path / "tokens" / "a.bin").write_bytes(np.arange(99, dtype="<u2").tobytes())
-    ids = data.TokenFiles(
-        path=str(tmp_path / "tokens"), dtype="uint16", vocab_size=99, bytes_per_token=1.0
-    )
+def test_hidden_files_of_tokens(tmp_path):
+    write(tmp_path, {"._a.bin": b"\0", "a.bin": np.arange(99, dtype="<u2").tobytes()})
+    ids = data.TokenFiles(path=str(tmp_path), vocab_size=99, bytes_per_token=1.0)
     assert len(ids.load(8).train(0)["tokens"]) == 11  # of 89 tokens, a tenth is held out
-    small_graph(tmp_path / "graph")
-    read_graph(tmp_path / "graph")

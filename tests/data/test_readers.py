@@ -5,10 +5,8 @@ import zipfile
 
 import numpy as np
 import pytest
-from small_data import graph as small_graph
 
 from attnlab.data import files, text_rows
-from attnlab.data import graph as graphs
 from attnlab.data.batching import epoch_indices, evenly_spaced, pad_rows
 
 
@@ -112,48 +110,6 @@ def test_naive_bayes_by_hand():
         ("y", 2 * 1 / 4 * 2 / 4, 2 / 3 * 2 / 3),
     ):
         assert text_rows.naive_bayes(train, [(text, "ab"[a < b])]) == 1.0
-
-
-@pytest.fixture
-def folder(tmp_path):
-    small_graph(tmp_path)
-    return tmp_path
-
-
-def test_a_graph_holds_each_edge_both_ways_and_once(folder):
-    graph = graphs.read_graph(folder)
-    ends = set(zip(graph.senders.tolist(), graph.receivers.tolist(), strict=True))
-    assert len(ends) == len(graph.senders) == 100
-    assert all((j, i) in ends and i != j for i, j in ends)
-    assert graph.left_out == 1
-    assert graph.classes == ("a", "b")
-    assert [int(nodes.sum()) for nodes in graph.parts.values()] == [8, 8, 10]
-
-
-def test_labels_spread_along_edges(folder):
-    """On a path 0 - 1 - 2 - 3 whose ends are known, and node 4 apart."""
-    graph = graphs.read_graph(folder)._replace(
-        labels=np.array([1, 1, 0, 0, 0]),
-        classes=("a", "b"),
-        senders=np.array([0, 1, 1, 2, 2, 3]),
-        receivers=np.array([1, 0, 2, 1, 3, 2]),
-    )
-    known = np.array([True, False, False, True, False])
-    got = graphs.spread_labels(graph, known, 2)
-    assert got.tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0]]
-
-
-def test_cora(shared_data):
-    """README and ANCHORS.md of the data: sizes, and label propagation near 73.0 %."""
-    graph = graphs.read_graph(shared_data / "cora")
-    assert graph.features.shape == (2708, 1433)
-    assert len(graph.senders) == 2 * 5278
-    assert [int(nodes.sum()) for nodes in graph.parts.values()] == [140, 500, 1000]
-    right = graphs.spread_labels(graph, graph.parts["train"], 50)[50] == graph.labels
-    assert abs(right[graph.parts["test"]].mean() - 0.730) < 0.005
-    accuracy, rounds = graphs.label_propagation(graph)
-    assert 0.72 < accuracy < 0.74
-    assert 0 < rounds <= 50
 
 
 def test_every_epoch_holds_every_row_once():

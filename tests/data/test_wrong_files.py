@@ -8,10 +8,8 @@ import zipfile
 
 import numpy as np
 import pytest
-from small_data import graph as small_graph
 
 from attnlab import data
-from attnlab.data.graph import read_graph
 from attnlab.data.prepare import PreparePlan, prepare
 from attnlab.data.text_rows import find_pairs, read_labelled
 from experiments.configs import scan
@@ -19,10 +17,6 @@ from experiments.configs import scan
 TEXT = b"the ball\n" * 60
 IDS = np.arange(5000, dtype="<u2") % 256
 KNOWN = {"vocab_size": 256, "bytes_per_token": 1.0}
-CONTENT = "\n".join(f"n{i}\t{i % 2}\t1\t{'ab'[i % 2]}" for i in range(4))
-SPLIT = "number\tid\tpart\n0\tn0\ttrain\n1\tn1\tvalid\n2\tn2\ttest\n3\tn3\t"
-GRAPH = {"g.content": CONTENT, "g.cites": "n0\tn1\n", "split.tsv": SPLIT + "rest"}
-ROW = "n1\t1\t1\tb"
 
 
 def text(folder, **fields):
@@ -87,16 +81,6 @@ CASES = [
     (read_labelled, {}, {"x.a": "one\n", "x.b": "two\n\n"}, "x.b:2: the text is empty"),
     (read_labelled, {}, {"x.a": "one\n", "y.b": "two\n"}, "x.a, y.b"),
     (read_labelled, {}, {"a/1": "one", "b/2": b"a\n\xc3\n"}, "b/2:2: byte 0xc3"),
-    (read_graph, {}, GRAPH | {"g.content": CONTENT + "\nn4\t1\ta"}, "g.content:5: 3 columns"),
-    (read_graph, {}, GRAPH | {"g.content": f"{CONTENT}\n{ROW}"}, "g.content:2: .*'n1'"),
-    (read_graph, {}, GRAPH | {"g.content": f"{CONTENT}\nn4\tx\t1\ta"}, "g.content:5: a feature"),
-    (read_graph, {}, GRAPH | {"g.content": f"{CONTENT}\nn4\tnan\t1\ta"}, "g.content:5: a feature"),
-    (read_graph, {}, GRAPH | {"g.content": ""}, "g.content is empty"),
-    (read_graph, {}, GRAPH | {"g.cites": "n0\tn1\nn1 n2"}, "g.cites:2: 1 columns"),
-    (read_graph, {}, GRAPH | {"split.tsv": SPLIT + "trian"}, "split.tsv:5: part 'trian'"),
-    (read_graph, {}, GRAPH | {"split.tsv": SPLIT + "rest\n4\tn9\ttest"}, "split.tsv:6: node 'n9'"),
-    (read_graph, {}, GRAPH | {"split.tsv": SPLIT.replace("valid", "test") + "rest"}, "'valid'"),
-    (read_graph, {}, {"g.content": CONTENT}, "cites"),
     (prepared, {"shard_tokens": 0}, {"a.txt": TEXT}, "shard_tokens.* 0"),
     (prepared, {"heldout": 1.0}, {"a.txt": TEXT}, "heldout.* 1.0"),
     (prepared, {"end_of_document": "<eos>"}, {"a.txt": TEXT}, "<eos>"),
@@ -158,7 +142,6 @@ def test_a_zero_byte_far_inside_a_text_is_text(tmp_path):
         (data.Text(path="nowhere"), 8, "nowhere"),
         (data.Pairs(), 8, "data.path"),
         (data.Labelled(), 8, "data.path"),
-        (data.Nodes(), 8, "data.path"),
         (data.TokenFiles(vocab_size=9), 8, "data.path"),
         (data.HuggingFace(vocab_size=9), 8, "data.path"),
         (data.Rows(make="no.module:f"), 8, "data.make"),
@@ -172,9 +155,3 @@ def test_a_zero_byte_far_inside_a_text_is_text(tmp_path):
 def test_data_and_lengths_that_there_are_not(config, length, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         config.load(length)
-
-
-def test_a_row_as_long_as_the_graph(tmp_path):
-    small_graph(tmp_path)
-    with pytest.raises(ValueError, match="30 nodes, not 29"):
-        data.Nodes(path=str(tmp_path)).load(29)
