@@ -41,7 +41,8 @@ def make(task, output, dtype="float32", **fields):
     ],
 )
 def test_the_step_is_that_of_whole_logits(task, head):
-    """Five positions at a time of rows of 13 with padding, in two parts of the batch."""
+    """Five positions at a time of rows of 13 with padding, in two parts of the batch on which the
+    targets fall unevenly."""
     model, objective = make(task, HEADS[head], "float64")
     rng = np.random.default_rng(0)
     tokens, valid = rng.integers(0, 40, (4, 14)), rng.random((4, 13)) < 0.7
