@@ -14,6 +14,14 @@ from attnlab.data.rows import Splits
 WORDS = {"a": "ein", "the": "der", "red": "rote", "old": "alte", "dog": "Hund", "man": "Mann"}
 
 
+def write(folder, files):
+    """A folder with files: name -> text or bytes."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
 def lines(count, seed=0):
     """Sentences of an article, one or two adjectives and a noun, all different."""
     rng, found = np.random.default_rng(seed), {}

@@ -5,17 +5,10 @@ import zipfile
 
 import numpy as np
 import pytest
+from small_data import write
 
 from attnlab.data import files, text_rows
 from attnlab.data.batching import epoch_indices, evenly_spaced, pad_rows
-
-
-def write(folder, texts):
-    for name, text in texts.items():
-        data = text if isinstance(text, bytes) else text.encode()
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    return folder
 
 
 def test_lines_end_where_files_are_aligned():
@@ -28,7 +21,8 @@ def test_lines_end_where_files_are_aligned():
 def test_one_part_is_split_by_the_source_line(tmp_path):
     """Pairs with the same source line stay together."""
     source = [f"line {i // 2}" for i in range(1000)]
-    write(tmp_path, {"a.en": "\n".join(source), "a.de.gz": "\n".join(map(str, range(1000)))})
+    target = gzip.compress("\n".join(map(str, range(1000))).encode())
+    write(tmp_path, {"a.en": "\n".join(source), "a.de.gz": target})
     found = text_rows.find_pairs(tmp_path, ("en", "de"), ("a",))
     sides = {part: {pair.source for pair in some} for part, some in found.items()}
     assert sum(map(len, sides.values())) == 500
@@ -68,7 +62,7 @@ def test_forms_of_labelled_texts(tmp_path, kind, packed):
     path = write(tmp_path / "data", texts)
     path = path / "x.tsv" if kind == "lines" else path
     if packed and kind == "lines":
-        path = write(tmp_path, {"x.tsv.gz": texts["x.tsv"]}) / "x.tsv.gz"
+        path = write(tmp_path, {"x.tsv.gz": gzip.compress(texts["x.tsv"].encode())}) / "x.tsv.gz"
     elif packed:
         path = tmp_path / "data.zip"
         with zipfile.ZipFile(path, "w") as archive:
