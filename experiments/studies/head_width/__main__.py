@@ -29,6 +29,7 @@ from experiments.studies.head_width.rows import (
 from experiments.studies.head_width.spec import StudyRun, run_spec
 from experiments.studies.head_width.texts import TEXTS, check_texts, load_text
 
+ROOT = Path(__file__).parents[3]
 RESULTS = flags.DEFINE_string("results", str(PUBLISHED), "Folder of the rows and the pages.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the runs that are trained.")
 DATA = flags.DEFINE_string("data", "../shared/data", "Folder of the texts.")
@@ -55,9 +56,9 @@ def runs(stage: int) -> list[StudyRun]:
     ]
 
 
-def run_stages(path: Path, data: Path, commit: str) -> None:
+def run_stages(path: Path, data: Path, workdir: str) -> None:
     """Trains the runs of --stages that have no row in the file, and adds their rows."""
-    rows = read_rows(path)
+    rows, commit = read_rows(path), code_commit(ROOT)
     digests = {name: load_text(name, data).sha256 for name in set(rows["text"])}
     check_origin(rows, [commit, *ACCEPT.value], digests)
     executor = lab.LocalExecutor(JOBS.value, threads=1)
@@ -67,18 +68,18 @@ def run_stages(path: Path, data: Path, commit: str) -> None:
         check_texts({run.text for run in left}, data)
         specs = [run_spec(run, data) for run in left]
         if specs:
-            results = lab.sweep(specs, WORKDIR.value, executor=executor)
+            results = lab.sweep(specs, workdir, executor=executor)
             append_csv(path, new_rows(results, data, commit))
 
 
-def run_on_gpu(path: Path, data: Path, commit: str) -> None:
+def run_on_gpu(path: Path, data: Path, workdir: str) -> None:
     """Trains the programs that have no scores in the file, and adds their rows."""
     check_texts(TEXTS, data)
     left = gpu.left(gpu.published_programs(SHARE.value), gpu.read_scores(path.parent))
     specs = [spec for one in left for spec in gpu.run_specs(one, data, SHARE.value)]
     if specs:
-        results = lab.sweep(specs, WORKDIR.value, executor=gpu.SeedsTogether())
-        append_csv(path, gpu.new_scores(results, commit))
+        results = lab.sweep(specs, workdir, executor=gpu.SeedsTogether())
+        append_csv(path, gpu.new_scores(results, code_commit(ROOT)))
 
 
 def print_status(folder: Path) -> None:
@@ -96,7 +97,6 @@ def print_status(folder: Path) -> None:
 def main() -> None:
     """Trains, or does what the flags ask for instead."""
     folder, data = Path(RESULTS.value), Path(DATA.value)
-    commit = code_commit(Path(__file__).parents[3])
     if STATUS.value:
         print_status(folder)
     elif ANALYSIS.value:
@@ -106,9 +106,9 @@ def main() -> None:
     elif not WORKDIR.value:
         raise ValueError("--workdir is needed: the folder of the runs")
     elif GPU.value:
-        run_on_gpu(folder / "gpu_runs.csv", data, commit)
+        run_on_gpu(folder / "gpu_runs.csv", data, WORKDIR.value)
     else:
-        run_stages(folder / "runs.csv", data, commit)
+        run_stages(folder / "runs.csv", data, WORKDIR.value)
 
 
 app.start(main)
