@@ -25,7 +25,7 @@ def config(name, preset="", folder=None):
     found = MODULES[name].get_config(preset)
     if name not in DATA:
         return found
-    data, _, _ = small_data.DATASETS[DATA[name]](folder)
+    data, _, _ = getattr(small_data, DATA[name])(folder)
     if name == "scan":
         found.data.make, found.model.vocab_size = data.make, 7
     else:
