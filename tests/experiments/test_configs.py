@@ -191,8 +191,7 @@ TINY = [name for name in MODULES if name != "pretrained"]
 def test_every_dataset_has_a_config(tmp_path):
     read = {config(name, "tiny", tmp_path).data.source for name in TINY}
     of_byte_lm = {"tokens", "huggingface"}  # its preset data=
-    of_files = {"maxima", "graph"}  # registered by config files
-    assert read - of_files | of_byte_lm == {
+    assert read - {"maxima"} | of_byte_lm == {
         name for name in small_data.DATASETS if not name.endswith("_packed")
     }
 
