@@ -79,7 +79,7 @@ class Results(Sequence[RunResult]):
     def metrics(self) -> dict[str, MetricInfo]:
         """Name -> metric of the task, the main one first, with "loss" last."""
         known: dict[str, MetricInfo] = {}
-        for run in self.runs:  # older results do not have the metrics of their task
+        for run in self.runs:  # one that no run wrote may lack the metrics of its task
             task = run.spec.config.objective
             known |= {m.name: m for m in run.task.metrics or metric_infos(task)}
         return {**known, "loss": MetricInfo(name="loss", unit="loss")}
