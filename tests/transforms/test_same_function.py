@@ -66,8 +66,8 @@ def test_orders_that_are_refused():
     for layout, order, message in (
         (six(), [3, 1, 0, 4, 2, 5], "splits heads that share keys and values; keep each 3"),
         (each, [0, 1, 2, 3, 4, 4], r"each of 0\.\.5 once"),
-        (each, [0, 1, 2, 3, 4, 5.5], "order must be whole numbers from 0, not 5.5"),
-        (each, [0, True, 2, 3, 4, 5], "order must be whole numbers from 0, not True"),
+        (each, [0, 1, 2, 3, 4, 5.5], "order must be a whole number, not 5.5"),
+        (each, [0, True, 2, 3, 4, 5], "order must be a whole number, not True"),
         (six(Narrow), [1, 0, 2, 3, 4, 5], "its slice of x"),
         (six(NarrowTied), [1, 0, 2, 3, 4, 5], "its slice of x"),
         (six(output_projection=False, biases=()), [3, 4, 5, 0, 1, 2], "its slice of the output"),
