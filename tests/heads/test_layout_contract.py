@@ -128,19 +128,9 @@ def decoding_flops(layout):
     return product_flops(jax.make_jaxpr(step)(params, x, heads.init_cache(layout, 2, 9)).jaxpr)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_cache_entries_are_those_that_a_call_makes(name):
-    layout = CASES[name]
-    if name not in SELF:
-        with pytest.raises(ValueError, match="must be equal for a cache"):
-            heads.init_cache(layout, 2, 9)
-        return
-    cache = heads.init_cache(layout, 2, 9)
-    del cache["length"]
-    assert sum(a.nbytes for a in cache.values()) == 2 * 9 * heads.cache_bytes_per_token(layout)
-    arrays = make(layout, length=9)
-    entries = jax.eval_shape(lambda p, x: heads.project_kv(p, x, layout), *arrays[:2])
-    assert {n: a.shape for n, a in entries.items()} == {n: a.shape for n, a in cache.items()}
+def test_a_cache_needs_inputs_of_one_width():
+    with pytest.raises(ValueError, match="must be equal for a cache"):
+        heads.init_cache(CASES["cross"], 2, 9)
 
 
 FORMS = [name for name in CASES if CASES[name].chain[0]]
@@ -270,27 +260,6 @@ def doubled(kind, method):
 
     made = type("Doubled", (kind,), {method: override})
     return dataclasses.dataclass(frozen=True, kw_only=True)(made)
-
-
-WITH_FORMS = [heads.Standard, heads.NarrowTied, heads.TwoStage, heads.Latent]
-
-
-@pytest.mark.parametrize("kind", deep(WITH_FORMS, *WITH_FORMS[:2]))
-def test_what_a_subclass_overrides_is_computed(kind):
-    """Whatever form of its base class is the cheapest."""
-    sizes = dict(width=4, num_heads=2, head_dim=16, value_dim=16)
-    layouts = [doubled(kind, method)(**sizes) for method in STAGES]
-    params, x = make(kind(**sizes))[:2]
-
-    @jax.jit
-    def outputs(params, x):
-        as_it_is = [FACTORED(params, x, layout) for layout in (kind(**sizes), *layouts)]
-        return as_it_is, [multi_head_attention(params, x, layout) for layout in layouts]
-
-    (base, *expected), got = outputs(params, x / 4)
-    for method, a, b in zip(STAGES, got, expected, strict=True):
-        assert_close(a, b)
-        assert np.abs(b - base).max() > 0.1 * np.abs(base).max(), method
 
 
 @pytest.mark.parametrize("kind", LAYOUTS.values(), ids=LAYOUTS)
