@@ -66,12 +66,12 @@ def init(
     for k, (name, weight) in zip(keys, weights.items(), strict=True):
         shape = layout.sizes(weight.axes)
         if weight.identity:
-            made[name] = jnp.eye(*shape, dtype=dtype)
+            made[name] = jnp.eye(shape[0], dtype=dtype)
         elif weight.constant is not None:
             made[name] = jnp.full(shape, weight.constant, dtype)
         else:
-            fan_in = math.prod(layout.sizes(weight.in_axes))
-            fan_in = fan_in / math.prod(layout.sizes(weight.mean_axes))
+            reads, means = layout.sizes(weight.in_axes), layout.sizes(weight.mean_axes)
+            fan_in = math.prod(reads) / math.prod(means)
             scale = weight.std if weight.std is not None else std or fan_in**-0.5
             made[name] = normal(k, shape, dtype) * scale
             if weight.residual:
