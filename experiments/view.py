@@ -23,6 +23,9 @@ from attnlab.interpret import model_panel, view_panels
 from attnlab.load import Prompt, open_folder, open_run
 from experiments import app
 
+LONGEST = 1024
+"""Tokens of the longest text: a page holds a byte for every pair of them, head by head."""
+
 
 def main() -> None:
     """Writes --out."""
@@ -46,6 +49,12 @@ def main() -> None:
     models = [open_run(Path(run), given.seed) for run in runs]
     models += [open_folder(Path(folder)) for folder in folders]
     read = [model.read(asked) for model in models]
+    longest = max(len(text) for one in read for text in one.written.values())
+    if longest > LONGEST:
+        raise ValueError(
+            f"a page of {longest} tokens would be too large to open, {LONGEST} are the most; give "
+            "a shorter text"
+        )
     if given.untrained:
         before, name = models[0].initial(read[0].inputs), f"{models[0].name}, untrained"
         models.append(dataclasses.replace(models[0], name=name, params=before))

@@ -21,7 +21,7 @@ from attnlab.training.interrupts import Stopped, stop_signals
 from attnlab.training.loggers import LOGGERS
 
 LOGS = "logs"
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.5
 T = TypeVar("T")
 
 
@@ -88,14 +88,19 @@ class InProcess:
 
 
 class Resources(NamedTuple):
-    """How many workers run at once, and on what."""
+    """How many workers run at once, and on what.
+
+    Attributes:
+      jobs: workers.
+      threads: of each; None where the CPU does not compute.
+      cores: of all of them.
+      gpus: as `CUDA_VISIBLE_DEVICES` names them.
+    """
 
     jobs: int
     threads: int | None
-    """Of each; None where the CPU does not compute."""
     cores: Sequence[int]
     gpus: Sequence[str]
-    """As `CUDA_VISIBLE_DEVICES` names them."""
 
 
 def divide(
@@ -170,20 +175,10 @@ class LocalExecutor:
         self._stopping = False
 
     def start(self, workdir: Path, count: int) -> None:
-        """Starts at most `count` workers; what they print is in `workdir/logs`.
-
-        Raises ValueError where a TPU, which belongs to one process, is to have several.
-        """
+        """Starts at most `count` workers; what they print is in `workdir/logs`."""
         self._workdir, self._skip, self._stopping = workdir, [], False
-        if _has_tpu():
-            if (self.jobs or 1) > 1:
-                raise ValueError(
-                    f"a TPU can be used by one process only; set jobs=1, not {self.jobs}"
-                )
-            self._resources = Resources(1, None, cores(), [])
-        else:
-            threads = self.threads or read_threads(workdir)
-            self._resources = divide(count, self.jobs, threads, cores(), _gpus())
+        threads = self.threads or read_threads(workdir)
+        self._resources = divide(count, self.jobs, threads, cores(), _accelerators())
         if self._resources.threads:
             write_threads(workdir, self._resources.threads)
         (workdir / LOGS).mkdir(exist_ok=True)
@@ -271,17 +266,14 @@ def worker_command(workdir: Path, options: RunOptions = RunOptions()) -> list[st
     return [sys.executable, "-m", "attnlab.lab", str(workdir), *more]
 
 
-def _gpus() -> list[str]:
-    """The NVIDIA GPUs that this process may use, without starting JAX."""
+def _accelerators() -> list[str]:
+    """What this process may use, without starting JAX: NVIDIA GPUs as `CUDA_VISIBLE_DEVICES` names
+    them; one of TPUs, which belong to one process."""
+    platform = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
+    if platform in ("", "tpu") and any(Path("/dev").glob("accel[0-9]*")):
+        return ["0"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [one for one in visible.split(",") if one]
-    if os.environ.get("JAX_PLATFORMS", "cuda").partition(",")[0] == "cpu":
-        return []
-    return [p.name.removeprefix("nvidia") for p in sorted(Path("/dev").glob("nvidia[0-9]*"))]
-
-
-def _has_tpu() -> bool:
-    return os.environ.get("JAX_PLATFORMS", "tpu").partition(",")[0] == "tpu" and any(
-        Path("/dev").glob("accel[0-9]*")
-    )
+    gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    return [] if platform == "cpu" else [path.name.removeprefix("nvidia") for path in gpus]

@@ -127,7 +127,7 @@ class Provenance:
     Attributes:
       environment: versions of Python and packages, device, machine, threads.
       start: what it started from and how that was changed, in words; "": new parameters.
-      attention: attention sublayer -> how it is computed and why, as JSON.
+      attention: how each attention sublayer is computed and why: `attnlab.explain_model`.
     """
 
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -56,11 +56,6 @@ class Panel:
         """1 where lower is better, -1 where higher is."""
         return self.results.sign(self.metric.name)
 
-    @property
-    def better(self) -> str:
-        """The direction of better scores."""
-        return "lower" if self.sign > 0 else "higher"
-
     @functools.cached_property
     def scores(self) -> dict[Variant, Scores]:
         """Of the variants that have any, best mean first."""

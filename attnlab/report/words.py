@@ -52,11 +52,12 @@ def subject(panels: Sequence[Panel]) -> str:
     """What was run, and what the scores are."""
     runs = [run for panel in panels for run in panel.results]
     names = dict.fromkeys(run.data.name or type(run.spec.config.data).__name__ for run in runs)
-    units = dict.fromkeys(f"{panel.metric.unit} ({panel.better} is better)" for panel in panels)
+    metrics = dict.fromkeys(panel.metric for panel in panels)
+    scores = " or ".join(f"{one.unit} ({one.better} is better)" for one in metrics)
     return (
         f"{counted(max(len(panel.results.variants) for panel in panels), 'variant')}, "
         f"{counted(len({run.spec.seed for run in runs}), 'seed')}, {counted(len(runs), 'run')}, "
-        f"trained on {' and '.join(names)}. Scores are {' or '.join(units)} on held-out data."
+        f"trained on {' and '.join(names)}. Scores are {scores} on held-out data."
     )
 
 
@@ -67,18 +68,17 @@ def answers(panel: Panel) -> list[Paragraph]:
     every = list(panel.comparisons.itertuples())
     rows = [row for row in every if row.over] or every
     if not panel.scores:
-        lead, text = "Nothing to compare.", "Every run diverged."
+        found = [("Nothing to compare.", "Every run diverged.")]
     elif len(panel.scores) == 1:
         [(variant, scores)] = panel.scores.items()
-        lead = f"{panel.results.labels[variant]}: {number(mean_of(scores), panel.metric.digits)}"
-        lead += f" {panel.metric.unit} held out."
-        text = "There is no other variant to compare it with."
+        score = f"{number(mean_of(scores), panel.metric.digits)} {panel.metric.unit} held out"
+        only = "There is no other variant to compare it with."
+        found = [(f"{panel.results.labels[variant]}: {score}.", only)]
     elif len(rows) > MOST_SHOWN:
-        lead, text = _counted(panel, rows)
+        found = [_counted(panel, rows)]
     else:
         found = [_answer(panel, row) for row in rows]
-        return [Paragraph(text, start + lead, "answer") for lead, text in found]
-    return [Paragraph(text, start + lead, "answer")]
+    return [Paragraph(text, start + lead, "answer") for lead, text in found]
 
 
 def _counted(panel: Panel, rows: Sequence[Any]) -> tuple[str, str]:

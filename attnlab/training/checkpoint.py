@@ -65,7 +65,7 @@ def describe_model(model: object) -> JSON:
     written = json.loads(to_json(config))
     plans = {"layers": config.plan}
     if config.encoder is not None:
-        plans["encoder_layers"] = config.encoder_plan
+        plans["encoder_layers"] = config.encoder_model.plan
     groups = {stack: {n: list(g) for n, g in plan.items()} for stack, plan in plans.items()}
     return {**written["model"], "version": written["version"], "plans": groups}
 

@@ -207,28 +207,20 @@ def test_the_longest_word_is_beaten_too():
     assert alone.is_significant
 
 
-def test_sentences_without_predictions_are_refused():
-    with pytest.raises(ValueError, match="0 sentences and 0 predictions"):
-        syntax.count_correct([], [], ["x"])
+def test_what_is_refused():
+    """The bootstrap of one sentence would always draw it, and a gain of any size be certain."""
+    choosing, judging = (by_luck(np.random.default_rng(seed)) for seed in (1, 2))
+    one = {n: a[:1] for n, a in judging._asdict().items() if n != "labels"}
     tree = Tree("a", ("a",), np.array([[0, 1]]), np.array([-1]), ("root",))
-    with pytest.raises(ValueError, match="1 sentences and 0 predictions: give one for each"):
-        syntax.count_correct([tree], [], ["x"])
-
-
-def test_other_labels_are_refused():
-    choosing, judging = (by_luck(np.random.default_rng(seed)) for seed in (1, 2))
-    with pytest.raises(ValueError, match="need the same labels"):
-        syntax.evaluate_heads(choosing, judging._replace(labels=judging.labels[::-1]))
-    with pytest.raises(ValueError, match="each with a word"):
-        syntax.evaluate_heads(choosing, judging._replace(cases=0 * judging.cases))
-
-
-def test_one_sentence_has_no_interval():
-    """Its bootstrap would always draw it, and a gain of any size would be certain."""
-    choosing, judging = (by_luck(np.random.default_rng(seed)) for seed in (1, 2))
-    one = judging._replace(**{n: a[:1] for n, a in judging._asdict().items() if n != "labels"})
-    with pytest.raises(ValueError, match="an interval needs two test sentences or more"):
-        syntax.evaluate_heads(choosing, one._replace(cases=one.cases + 1))
+    for call, message in (
+        (lambda: syntax.count_correct([], [], ["x"]), "0 sentences and 0 predictions"),
+        (lambda: syntax.count_correct([tree], [], ["x"]), "1 sentences and 0 predictions: give"),
+        (judging._replace(labels=judging.labels[::-1]), "need the same labels"),
+        (judging._replace(cases=0 * judging.cases), "each with a word"),
+        (judging._replace(**one | {"cases": 1 + one["cases"]}), "two test sentences or more"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call() if callable(call) else syntax.evaluate_heads(choosing, call)
 
 
 @pytest.mark.slow

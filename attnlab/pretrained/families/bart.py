@@ -45,9 +45,9 @@ class _Stacks(f.Field):
         if config.encoder is None:
             raise ValueError(f"the model is of kind {config.kind!r} and has no encoder beside it")
         return {
-            "encoder_layers": config.encoder_plan.num_layers,
+            "encoder_layers": config.encoder_model.num_layers,
             "decoder_layers": config.num_layers,
-            "encoder_attention_heads": config.encoder_layout.num_heads,
+            "encoder_attention_heads": config.encoder_model.heads.num_heads,
             "decoder_attention_heads": config.heads.num_heads,
             **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), config.ffn.width),
         }
