@@ -21,7 +21,7 @@ def config(name, preset="", folder=None):
     """The config of a file; one that reads files (then with `tiny`) on small data."""
     found = MODULES[name].get_config(preset)
     if name in DATA:
-        found.data.path = small_data.DATASETS[DATA[name]](folder)[0].path
+        found.data.path = getattr(small_data, DATA[name])(folder)[0].path
         # One graph for each device of the tests.
         found.train.batch_size = found.train.evaluation.batch_size = 8
     return found

@@ -26,7 +26,7 @@ DRAWN = ("recall", "endpoints", "farthest")
 def tiny(name, folder):
     """The config at its scale for tests, on the small data."""
     config, source = reference.config_module(name).get_config("tiny"), CONFIGS[name]
-    data, length, _ = small_data.DATASETS[source](folder)
+    data, length, _ = getattr(small_data, source)(folder)
     if source == "rows":
         config.data.make, config.model.vocab_size = data.make, 7
     elif source not in DRAWN:
@@ -39,7 +39,7 @@ def tiny(name, folder):
 
 def test_every_row_has_a_config():
     of_byte_lm = {"text", "tokens", "huggingface"}  # byte_lm.py has a word for each
-    assert {*CONFIGS.values()} | of_byte_lm == {
+    assert {*CONFIGS.values()} - {"graph"} | of_byte_lm == {
         name for name in small_data.DATASETS if not name.endswith("_packed")
     }
 

@@ -43,7 +43,7 @@ from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import make_optimizer
 from attnlab.training.fit import fit
 from attnlab.training.interrupts import NonFiniteLoss
-from attnlab.training.metrics import Recorder
+from attnlab.training.loggers import Recorder
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import Evaluator
 from experiments.studies.head_width import spec
