@@ -10,8 +10,9 @@ Layers of a model call the same functions. Named values that a tap can record or
 
 from __future__ import annotations  # `help` shows ArrayLike, not all that it stands for
 
+import contextlib
 import contextvars
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
@@ -52,8 +53,9 @@ Context = Array | tuple[Array, Array]
 
 Note = dict[str, Any]
 """What `explain_heads` returns."""
-_EXPLAINED: contextvars.ContextVar[Note | None] = contextvars.ContextVar("explained", default=None)
-"""What a call that is explained adds its order to."""
+_EXPLAINED: contextvars.ContextVar[tuple[list[Note], list[dict[str, str]]] | None]
+_EXPLAINED = contextvars.ContextVar("explained", default=None)
+"""(explained calls, what `explaining` says of attention)"""
 
 
 class HeadAux(NamedTuple):
@@ -188,7 +190,11 @@ def multi_head_attention(
     if here is not tap:
         tap.merge(here)
     if (explained := _EXPLAINED.get()) is not None:
-        explained.update(order=contraction_orders(given, sizes), chosen={"order": order})
+        notes, backends = explained
+        orders = contraction_orders(given, sizes)
+        notes.append(
+            {"order": orders, "chosen": {"order": order}, "implementation": dict(backends[-1])}
+        )
     return (output, aux) if return_aux else output
 
 
@@ -421,6 +427,22 @@ def _sizes(x: Array, inputs: _Inputs, options: AttentionOptions) -> CallSizes:
 # Explanations -------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def explaining_heads() -> Iterator[list[Note]]:
+    """Inside, calls of heads are explained while JAX traces them; they run on "dense".
+
+    Yields:
+      What `explain_heads` returns of each call so far.
+    """
+    notes: list[Note] = []
+    with explaining() as backends:
+        before = _EXPLAINED.set((notes, backends))
+        try:
+            yield notes
+        finally:
+            _EXPLAINED.reset(before)
+
+
 def explain_heads(layout: Layout, x: ArrayLike | jax.ShapeDtypeStruct, **keywords: Any) -> Note:
     """How `multi_head_attention` computes a call: the form of the layout and the backend.
 
@@ -445,14 +467,9 @@ def explain_heads(layout: Layout, x: ArrayLike | jax.ShapeDtypeStruct, **keyword
     """
     dtype = getattr(x, "dtype", jnp.float32)
     params = {n: jax.ShapeDtypeStruct(shape, dtype) for n, shape in layout.shapes.items()}
-    note: Note = {}
-    with explaining() as backends:
-        before = _EXPLAINED.set(note)
-        try:
-            trace(multi_head_attention, params=params, x=x, layout=layout, **keywords)
-        finally:
-            _EXPLAINED.reset(before)
-    return note | {"implementation": backends[-1]}
+    with explaining_heads() as notes:
+        trace(multi_head_attention, params=params, x=x, layout=layout, **keywords)
+    return notes[-1]
 
 
 def head_values(layout: Layout) -> dict[str, str]:
