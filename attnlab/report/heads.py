@@ -114,11 +114,11 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
     maps: list[Figure] = []
     for i, (variant, scores) in enumerate(list(panel.scores.items())[:MOST_VARIANTS]):
         run = next(run for run in panel.results.variants[variant] if run.scores.heldout)
-        folder, weakest = panel.results.folder_of(run), panel.weakest_baseline(variant)
-        if folder is None or not (folder / "checkpoints").exists():
+        weakest = panel.weakest_baseline(variant)
+        if run.folder is None or not (run.folder / "checkpoints").exists():
             continue
         title = f"{panel.results.labels[variant]}, seed {run.spec.seed}"
-        heads, sample = look(run, folder)
+        heads, sample = look(run, run.folder)
         if heads is not None:
             maps.append(_map(title, heads, f"map-{i}{end}"))
             found["Head statistics"].append(statistics_table(title, heads, f"heads-{i}{end}"))

@@ -119,8 +119,8 @@ class Panel:
 
     def curve(self, run: RunResult, name: str) -> dict[int, float]:
         """Step -> a number of its metrics; empty where the run left none."""
-        folder = self.results.folder_of(run)
-        rows = _rows(folder / METRICS) if folder and (folder / METRICS).exists() else []
+        path = run.folder and run.folder / METRICS
+        rows = _rows(path) if path and path.exists() else []
         return {int(row["step"]): float(np.ravel(row[name])[0]) for row in rows if name in row}
 
     def named(self, text: str) -> str:

@@ -123,7 +123,7 @@ def test_errors_of_capture_and_patch():
     call = functools.partial(capture, multi_head_attention, *make(layout)[:2], layout)
     for keywords, error, message in (
         ({"names": ("lambda",)}, ValueError, "no value 'lambda'"),
-        ({"names": (), "patch": {"nope": jnp.add}}, ValueError, "no value 'nope' to patch"),
+        ({"names": (), "patch": {"nope": jnp.add}}, ValueError, "no value 'nope'"),
         ({"names": "probs"}, TypeError, r"a tuple of names such as \('probs',\), not 'probs'"),
         ({"names": (), "patch": {"q": lambda a, _: a[0]}}, ValueError, "'q' returned shape"),
         (
