@@ -40,8 +40,7 @@ from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
 from attnlab.training.interrupts import NonFiniteLoss
-from attnlab.training.loggers import LOGGERS
-from attnlab.training.metrics import Recorder
+from attnlab.training.loggers import LOGGERS, Recorder
 from attnlab.training.objectives import Objective, check_output, input_shapes
 from attnlab.training.sharding import StateSharding
 from attnlab.training.step import InitParams
@@ -164,7 +163,7 @@ def run_one(
             if jax.process_index() == 0:
                 result.write(folder)
             sharding.wait_for_all("result")
-    return result
+    return dataclasses.replace(result, folder=folder)
 
 
 def _bound(experiment: Experiment, dataset: Dataset) -> Objective:

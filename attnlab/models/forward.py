@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention.checks import check_array, checked_padding_mask
+from attnlab.attention.call import check_array, checked_padding_mask
 from attnlab.attention.masks import Edges
 from attnlab.eager import KEPT, is_eager
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size

@@ -92,10 +92,6 @@ class Metric(NamedTuple):
     divisor: float = 1.0
     digits: int = 3
 
-    def describe(self) -> dict[str, str | int]:
-        """What a report needs, as JSON."""
-        return {"name": self.name, "unit": self.unit, "better": self.better, "digits": self.digits}
-
 
 def cross_entropy(
     logits: Float[Array, "*B vocab"], targets: Int[Array, "*B"], smoothing: float = 0.0
