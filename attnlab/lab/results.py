@@ -4,7 +4,6 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,8 +38,7 @@ class Results(Sequence[RunResult]):
     other variants: `variants` adds the fields that differ.
 
     Args:
-      runs: the results.
-      folders: of the runs, where their learning curves are; empty: a report has none.
+      runs: the results. A report has learning curves of those with a `folder`.
 
     >>> from attnlab.lab.experiment import Experiment
     >>> from attnlab.lab.result import ModelSizes, Scores as RunScores
@@ -60,37 +58,28 @@ class Results(Sequence[RunResult]):
     {'bits_per_byte': 2.5}
     """
 
-    def __init__(self, runs: Sequence[RunResult], folders: Sequence[Path | None] = ()) -> None:
+    def __init__(self, runs: Iterable[RunResult]) -> None:
         self.runs = tuple(runs)
-        self.folders = tuple(folders) or (None,) * len(self.runs)
 
     def __len__(self) -> int:
         return len(self.runs)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         picked = self.runs[index]
-        return Results(picked, self.folders[index]) if isinstance(index, slice) else picked
+        return Results(picked) if isinstance(index, slice) else picked
 
     def __add__(self, other: "Results") -> "Results":
-        return Results([*self.runs, *other.runs], [*self.folders, *other.folders])
+        return Results([*self.runs, *other.runs])
 
     def filter(self, keep: Callable[[RunResult], bool]) -> "Results":
         """The results for which `keep` is True."""
-        kept = [one for one in zip(self.runs, self.folders, strict=True) if keep(one[0])]
-        return Results([run for run, _ in kept], [folder for _, folder in kept])
-
-    def folder_of(self, run: RunResult) -> Path | None:
-        """The folder of one of these runs. Raises ValueError for another run."""
-        for one, folder in zip(self.runs, self.folders, strict=True):
-            if one is run:
-                return folder
-        raise ValueError(f"{run.spec.id!r} is none of these runs; give one of `runs`")
+        return Results(run for run in self.runs if keep(run))
 
     @property
     def metrics(self) -> dict[str, MetricInfo]:
         """Name -> metric of the task, the main one first, with "loss" last."""
         known: dict[str, MetricInfo] = {}
-        for run in self.runs:  # older results do not have the metrics of their task
+        for run in self.runs:  # one that no run wrote may lack the metrics of its task
             task = run.spec.config.objective
             known |= {m.name: m for m in run.task.metrics or metric_infos(task)}
         return {**known, "loss": MetricInfo(name="loss", unit="loss")}

@@ -163,7 +163,7 @@ def run_one(
             if jax.process_index() == 0:
                 result.write(folder)
             sharding.wait_for_all("result")
-    return result
+    return dataclasses.replace(result, folder=folder)
 
 
 def _bound(experiment: Experiment, dataset: Dataset) -> Objective:

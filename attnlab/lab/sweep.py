@@ -180,9 +180,8 @@ def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) ->
         if not (workdir / SPECS).exists():
             raise ValueError(f"{workdir} holds no sweep; give the workdir of lab.sweep")
         specs = list(specs_in(workdir).values())
-    every = [(run_folder(workdir, spec), spec) for spec in specs]
-    found = {folder: run for folder, spec in every if (run := read_result(folder, spec))}
-    return Results(list(found.values()), list(found))
+    found = (read_result(run_folder(workdir, spec), spec) for spec in specs)
+    return Results(run for run in found if run)
 
 
 def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:

@@ -2,7 +2,7 @@
 
 import io
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnlab.extras import extra
 
@@ -28,38 +28,30 @@ FONT_SIZE = 10
 """Points."""
 
 
-class Style(NamedTuple):
-    """How a series looks; `style` makes one.
-
-    Attributes:
-      colour: "#rrggbb".
-      dashes: line style of matplotlib.
-      marker: marker of matplotlib.
-      hollow: draw the outline of the marker alone.
-    """
-
-    colour: str
-    dashes: str
-    marker: str
-    hollow: bool
+Style: TypeAlias = dict[str, Any]
+"""How a series looks: options of matplotlib for its line and its markers."""
 
 
-def style(colour: int, pattern: int) -> Style:
+def style(colour: int, pattern: int, ink: str = "") -> Style:
     """The style of a series by two numbers; both repeat, and odd patterns have hollow markers.
 
     Args:
       colour: index into `COLOURS`.
       pattern: index into the dashes and into `MARKERS`.
+      ink: a colour in place of that of the index.
 
     >>> style(0, 0) == style(len(COLOURS), len(DASHES) * len(MARKERS))
     True
     """
-    return Style(
-        COLOURS[colour % len(COLOURS)],
-        DASHES[pattern % len(DASHES)],
-        MARKERS[pattern % len(MARKERS)],
-        pattern % 2 == 1,
-    )
+    ink = ink or COLOURS[colour % len(COLOURS)]
+    return {
+        "color": ink,
+        "linestyle": DASHES[pattern % len(DASHES)],
+        "marker": MARKERS[pattern % len(MARKERS)],
+        "markerfacecolor": BACKGROUND if pattern % 2 else ink,
+        "markeredgecolor": ink,
+        "markeredgewidth": 1.4,
+    }
 
 
 def new_figure(
@@ -85,17 +77,6 @@ def new_figure(
         for label in (axes.xaxis.label, axes.yaxis.label, axes.title):
             label.set_color(text)
     return figure, grid.tolist()
-
-
-def marker_options(style: Style, size: float) -> dict[str, Any]:
-    """Arguments that draw the marker of a style."""
-    return {
-        "marker": style.marker,
-        "markersize": size,
-        "markerfacecolor": BACKGROUND if style.hollow else style.colour,
-        "markeredgecolor": style.colour,
-        "markeredgewidth": 1.4,
-    }
 
 
 def add_legend(figure: "Figure") -> None:

@@ -164,11 +164,9 @@ def _other_data(panel: Panel) -> list[str]:
 def _worse_than_baselines(panel: Panel) -> dict[str, list[str]]:
     """The weakest baseline, which has no model -> the variants that it is better than."""
     worse: dict[str, list[str]] = {}
-    for variant, scores in panel.scores.items():
-        if weakest := panel.weakest_baseline(variant):
-            name, value = weakest
-            if panel.sign * (mean_of(scores) - value) > 0:
-                worse.setdefault(name, []).append(panel.results.labels[variant])
+    for variant in panel.scores:
+        if name := panel.worse_than(variant):
+            worse.setdefault(name, []).append(panel.results.labels[variant])
     return worse
 
 
@@ -251,11 +249,11 @@ def _rates(panel: Panel) -> str:
 def making_section(panels: Sequence[Panel]) -> Section:
     """Data, training, model, seeds, versions, command, seconds; each value once."""
     facts: dict[str, dict[str, None]] = {}
-    runs = [(panel, run) for panel in panels for run in panel.results]
-    for panel, run in runs:
-        for name, text in (*_facts(run), *_provenance(panel, run)):
+    runs = [run for panel in panels for run in panel.results]
+    for run in runs:
+        for name, text in (*_facts(run), *_provenance(run)):
             facts.setdefault(name, {})[text] = None
-    seconds = sum(run.timing.seconds for _, run in runs)
+    seconds = sum(run.timing.seconds for run in runs)
     facts["Time"] = {f"{seconds:,.0f} seconds of {counted(len(runs), 'run')} together": None}
     text = (
         "Every value that a run used is in its spec.json. results.csv has one row per run; each "
@@ -290,9 +288,8 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
     yield "Versions", ", ".join(f"{n} {v}" for n, v in run.provenance.environment.items())
 
 
-def _provenance(panel: Panel, run: RunResult) -> Iterator[tuple[str, str]]:
-    folder = panel.results.folder_of(run)
-    if folder is None:
+def _provenance(run: RunResult) -> Iterator[tuple[str, str]]:
+    if (folder := run.folder) is None:
         return
     if (command := folder.parent.parent / COMMAND).exists():
         yield "Command", command.read_text(encoding="utf-8").strip()
