@@ -9,10 +9,10 @@ from attnlab.models import Dropout, Norm
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
+from attnlab.pretrained import rotary as r
 from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.families.llama import HEADS, LLAMA, PAIRED, RMS_HEADS, decoder_table
 from attnlab.pretrained.name_table import PACKED, Module, linears
-from attnlab.pretrained.rotary import FULL, LENGTH, SLIDING, RotaryField, StillTypes, Window, every
 from attnlab.pretrained.tasks import SCORES
 
 HEAD_NORM = HeadNorm("layer", over="own_head")
@@ -27,8 +27,8 @@ PHI3 = LLAMA.variant(
     dict(max_position_embeddings=4096),
     f.CausalHead("Phi3"),
     *f.numbers(resid_pdrop=0.0, embd_pdrop=0.0),
-    Window(None),
-    RotaryField(fraction=FRACTION, scalings=("longrope",), length=LENGTH),
+    r.Window(None),
+    r.RotaryField(fraction=FRACTION, scalings=("longrope",), length=r.LENGTH),
     without="attention_bias mlp_bias head_dim",
     table=decoder_table(
         attention=(Module("self_attn.qkv_proj", PACKED), Module("self_attn.o_proj", "attention.o")),
@@ -43,7 +43,7 @@ STARCODER2 = LLAMA.variant(
     f.CausalHead("Starcoder2", tied=True),
     *f.numbers(norm_epsilon=1e-5, residual_dropout=0.0, embedding_dropout=0.0),
     f.activation("hidden_act", "gelu_pytorch_tanh"),
-    Window(None),
+    r.Window(None),
     f.AllBiases("use_bias", True),
     f.Words(
         # Other names of what hidden_act and norm_epsilon say; transformers reads those alone.
@@ -65,7 +65,7 @@ STABLELM = LLAMA.variant(
     f.value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
     f.Choice("qk_layernorm", False, "heads.qk_norm", {True: HEAD_NORM, False: None}),
     f.biases("use_qkv_bias", False, f.BIASES[:3]),
-    RotaryField(fraction=FRACTION, default_fraction=0.25),
+    r.RotaryField(fraction=FRACTION, default_fraction=0.25),
     f.Choice("use_parallel_residual", False, "norm.position", {True: "parallel_one", False: "pre"}),
     without="rms_norm_eps attention_bias mlp_bias head_dim",
     table=decoder_table(
@@ -113,7 +113,7 @@ GLM = LLAMA.variant(
     dict(max_position_embeddings=131072, rms_norm_eps=1.5625e-7, num_key_value_heads=2),
     f.CausalHead("Glm"),
     f.biases("attention_bias", True, f.BIASES[:3]),
-    RotaryField(fraction=FRACTION, default_fraction=0.5),
+    r.RotaryField(fraction=FRACTION, default_fraction=0.5),
     without="mlp_bias",
     table=decoder_table(PAIRED, FUSED_FFN),
     tasks=SCORES,
@@ -135,34 +135,31 @@ GLM4 = GLM.variant(
 )
 
 
-class _SmolTypes(StillTypes):
+class _SmolTypes(r.LayerTypes):
     """no_rope_layers: 1 where a layer has rotary positions, 0 where it has none. If
     use_sliding_window is true, layers of layer_types have a window; by default those without."""
 
-    def turns(self, attributes: JSON, types: list[str]) -> list[bool]:
-        count, every = attributes["num_hidden_layers"], attributes["no_rope_layer_interval"]
-        turns = attributes["no_rope_layers"]
-        turns = [int((i + 1) % every != 0) for i in range(count)] if turns is None else turns
-        if len(turns) < count or any(turn not in (0, 1) for turn in turns):
-            raise bad_value("no_rope_layers", turns, f"should be {count} numbers 0 or 1")
-        return [bool(turn) for turn in turns[:count]]
-
-    def types(self, attributes: JSON) -> list[str]:
-        slides = attributes["use_sliding_window"] and attributes["sliding_window"] is not None
-        if attributes["layer_types"] is None:
-            turns = self.turns(attributes, [])
-            return [FULL if turn or not slides else SLIDING for turn in turns]
-        types = super().types(attributes)
-        if SLIDING in types and not attributes["use_sliding_window"]:
-            raise bad_value("layer_types", types, "need use_sliding_window = true")
-        return types
-
-    def write_turns(self, turns: list[bool]) -> JSON:
-        return {"no_rope_layer_interval": 4, "no_rope_layers": [int(turn) for turn in turns]}
+    def rotates(self, attributes: JSON, types: list[str]) -> list[bool]:
+        return _smol_rotates(attributes)
 
     def write(self, config: ModelConfig) -> JSON:
-        attributes = super().write(config)
-        return attributes | {"use_sliding_window": SLIDING in attributes["layer_types"]}
+        rotates = [config.stacks[name].positions.is_rotary for name in config.layer_names]
+        words = {"no_rope_layer_interval": 4, "no_rope_layers": [int(one) for one in rotates]}
+        return super().write(config) | words
+
+
+def _smol_rotates(attributes: JSON) -> list[bool]:
+    count, every = attributes["num_hidden_layers"], attributes["no_rope_layer_interval"]
+    said = attributes["no_rope_layers"]
+    said = [int((i + 1) % every != 0) for i in range(count)] if said is None else said
+    if len(said) < count or any(one not in (0, 1) for one in said):
+        raise bad_value("no_rope_layers", said, f"should be {count} numbers 0 or 1")
+    return [bool(one) for one in said[:count]]
+
+
+def _smol_types(attributes: JSON) -> list[str]:
+    slides = attributes["use_sliding_window"] and attributes["sliding_window"] is not None
+    return [r.FULL if one or not slides else r.SLIDING for one in _smol_rotates(attributes)]
 
 
 SMOLLM3 = LLAMA.variant(
@@ -172,12 +169,10 @@ SMOLLM3 = LLAMA.variant(
     f.CausalHead("SmolLM3", tied=True),
     _SmolTypes(
         default_window=None,
-        more=(
-            Attribute("no_rope_layers", kind=list),
-            Attribute("no_rope_layer_interval", 4),
-            Attribute("use_sliding_window", False),
-        ),
-        rope=RotaryField(default_base=2e6),
+        default_types=_smol_types,
+        more=(Attribute("no_rope_layers", kind=list), Attribute("no_rope_layer_interval", 4)),
+        rope=r.RotaryField(default_base=2e6),
+        switch="use_sliding_window",
     ),
     f.Words(ignored="max_window_layers"),
     without="head_dim",
@@ -215,25 +210,24 @@ ERNIE4_5 = LLAMA.variant(
     dict(num_key_value_heads=2, head_dim=128),
     f.CausalHead("Ernie4_5", tied=True),
     f.AllBiases("use_bias", False),
-    RotaryField(default_base=5e5),
+    r.RotaryField(default_base=5e5),
     without="attention_bias mlp_bias attention_dropout",
     table=decoder_table(PAIRED),
     tasks=(),
 )
 
 
-class _ExaoneTypes(StillTypes):
+class _ExaoneTypes(r.StillTypes):
     """Without a sliding_window, all layers have rotary positions."""
 
-    def turns(self, attributes: JSON, types: list[str]) -> list[bool]:
+    def rotates(self, attributes: JSON, types: list[str]) -> list[bool]:
         alike = attributes["sliding_window"] is None
-        return [alike or turn for turn in super().turns(attributes, types)]
+        return [alike or one for one in super().rotates(attributes, types)]
 
-    def write_window(self, window: int | None) -> JSON:
-        return {"sliding_window": None if window is None else window + 1}
-
-    def write_turns(self, turns: list[bool]) -> JSON:
-        return {} if any(turns) else {"sliding_window": self.default_window}
+    def write(self, config: ModelConfig) -> JSON:
+        attributes = super().write(config)
+        alike = r.SLIDING not in attributes["layer_types"] and config.positions.is_rotary
+        return attributes | ({"sliding_window": None} if alike else {})
 
 
 EXAONE4 = LLAMA.variant(
@@ -242,7 +236,7 @@ EXAONE4 = LLAMA.variant(
     f.CausalHead("Exaone4"),
     f.value("rms_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
     _ExaoneTypes(
-        default_types=every("sliding_window_pattern"),
+        default_types=r.every("sliding_window_pattern"),
         more=(Attribute("sliding_window_pattern", 4, nullable=True, least=0),),
     ),
     without="attention_bias mlp_bias",

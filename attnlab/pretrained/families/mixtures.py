@@ -78,7 +78,11 @@ QWEN2_MOE = LLAMA.variant(
         Attribute("moe_intermediate_size", 1408),
         constant={"shared_gate": True},
         dense=SPARSE_STEPS,
-        windows=llama.QwenTypes(default_types=_qwen_types, more=llama.QWEN_WORDS),
+        windows=LayerTypes(
+            default_types=_qwen_types,
+            more=(llama.MAX_WINDOW_LAYERS,),
+            switch="use_sliding_window",
+        ),
     ),
     f.Words(ignored=UNUSED),
     without="mlp_bias attention_bias",
