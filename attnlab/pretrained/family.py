@@ -23,7 +23,8 @@ class Family:
       base: what no attribute sets.
       fields: how attributes and config become each other.
       table: the names of the weights.
-      tasks: task models with a classifier; `FIELD.name` begins the names of their architectures.
+      tasks: task models with a classifier; the `stem` of a field begins the names of their
+        architectures.
       defaults: attribute -> its default, where it is not that of its field.
     """
 

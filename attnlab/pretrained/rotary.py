@@ -21,7 +21,7 @@ OPTIONAL: JSON = {
     "yarn": {**YARN, **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim"))},
     "longrope": dict.fromkeys(("factor", "attention_factor")),
 }
-"""rope_type -> its words that may be missing or null -> the default; None: it follows from others."""
+"""rope_type -> its words that may be missing or null -> their defaults; None: from others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -437,10 +437,10 @@ class LayerTypes(Field):
         """Of the layers of a type; of others where none of these is rotary."""
         positions = [config.stacks[name].positions for name in config.layer_names]
         scales = config.attention.layer_scales or (1.0,) * config.num_layers
-        layers = [layer for layer in zip(positions, scales, types, strict=True) if layer[0].is_rotary]
-        layers.sort(key=lambda layer: layer[2] != type_)
-        unused = Rotary(base=self.rope.default_base), 1.0, type_
-        return self.rope.describe(*(layers or [unused])[0][:2])
+        layers = sorted(zip(types, positions, scales, strict=True), key=lambda one: one[0] != type_)
+        rotary = [one[1:] for one in layers if one[1].is_rotary]
+        unused = Rotary(base=self.rope.default_base), 1.0
+        return self.rope.describe(*(rotary or [unused])[0])
 
 
 class StillTypes(LayerTypes):

@@ -19,7 +19,7 @@ from attnlab.pretrained.folders import write_together
 from attnlab.pretrained.hub import GENERATION
 from attnlab.pretrained.metadata import metadata_of
 from attnlab.pretrained.registry import FAMILIES
-from attnlab.pretrained.tensors import CHUNK, INDEX, ONE_FILE, Arrays, is_floating, write_file
+from attnlab.pretrained.tensors import INDEX, ONE_FILE, Arrays, is_floating, write_file
 from attnlab.pretrained.weights import unfill
 from attnlab.sharing import Params
 from attnlab.transforms import unshare
@@ -102,16 +102,14 @@ def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool 
         name, a = ".".join(key.key for key in path), np.asarray(leaf)
         if not is_floating(a.dtype):
             raise ValueError(f"params: {name} is {a.dtype}, the model expects a floating dtype")
-        flat = a.reshape(-1)
-        for first in range(0, 0 if allow_nonfinite else flat.size, CHUNK):
-            finite = np.isfinite(flat[first : first + CHUNK])
-            if not finite.all():
-                place = first + int(np.argmin(finite))
-                index = ", ".join(str(i) for i in np.unravel_index(place, a.shape))
-                raise ValueError(
-                    f"params: {name} has {float(flat[place])} at {index or 'its only place'}; if "
-                    "it is meant to, pass allow_nonfinite=True"
-                )
+        finite = np.isfinite(a)
+        if not (allow_nonfinite or finite.all()):
+            index = np.unravel_index(np.argmin(finite), a.shape)
+            place = ", ".join(map(str, index)) or "its only place"
+            raise ValueError(
+                f"params: {name} has {float(a[index])} at {place}; if it is meant to, pass "
+                "allow_nonfinite=True"
+            )
     return params
 
 

@@ -16,7 +16,7 @@ from attnlab.models.flax import MultiHeadAttention
 from attnlab.models.params import param_shapes
 from attnlab.names import lookup
 from attnlab.nested import JSON
-from attnlab.pretrained.systems import former, google, summae, t2t, torch
+from attnlab.pretrained.systems import former, google, t2t, torch
 from attnlab.pretrained.systems.arrays import Built
 from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import fill
@@ -30,7 +30,7 @@ SYSTEMS: dict[str, Callable[[JSON, Arrays], Built]] = {
     "t2t": t2t.build,
     "google_bert": google.build_bert,
     "google_albert": google.build_albert,
-    "summae": summae.build,
+    "summae": t2t.build_summae,
 }
 """Name -> (config, variables) -> what the variables belong to, and the name table."""
 

@@ -295,7 +295,7 @@ def test_attributes_that_change_the_computation_are_refused_by_name(family, tmp_
     ("fields", "message"),
     [
         ({"rope_type": "su3", "factor": 4.0}, "rope_type = 'su3' is not supported"),
-        ({"rope_type": "longrope", "short_factor": "x"}, "short_factor = 'x' of rope_type"),
+        ({"rope_type": "longrope", "short_factor": "x"}, "short_factor = 'x' of the rotary"),
         ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 2.0]},
          "long_factor = [1.0, 2.0] has 2 numbers, short_factor 1"),
         ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},

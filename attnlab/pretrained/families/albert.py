@@ -62,7 +62,7 @@ def _places(config: ModelConfig, attributes: JSON) -> list[tuple[str, int]]:
 ALBERT = like_bert(
     "albert",
     MaskedHead(
-        name="Albert",
+        stem="Albert",
         transform="predictions.dense",
         norm="predictions.LayerNorm",
         lm_head="predictions.decoder",

@@ -41,25 +41,31 @@ LAYERS = Layers(
 )
 
 
+NO_LM_HEAD: JSON = {
+    "output.kind": "none",
+    "output.bias": False,
+    "output.transform": None,
+    "output.transform_bias": True,
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedHead(f.Field):
     """The masked-LM head, pooler and classifier of an encoder: those that the architecture needs,
     or whose tensors are there.
 
     Attributes:
-      name: architectures are NAMEModel, NAMEForMaskedLM and maybe NAMEForPreTraining.
+      stem: architectures are STEMModel, STEMForMaskedLM and maybe STEMForPreTraining.
       transform, norm: modules of the transform.
       lm_head: the LM head that is not tied to the embedding.
       lm_head_bias: the module with the bias of a tied LM head; "" : `lm_head`.
       embedding: the module to which it is tied.
       pooler, classifier: modules; "": there is none.
-      activation: attribute that names the activation of the transform, as that of the FFN; an
-        `Attribute`: one that no other field has; "": it is the exact gelu.
-      bias, transform_bias: attribute that says whether the LM head, and the transform, has a bias
-        (with its default); None: it has one.
+      activation: attribute that names the activation of the transform, as that of the FFN; "": it
+        is the exact gelu. None: other fields read it and the biases of LM head and transform.
     """
 
-    name: str
+    stem: str
     transform: str
     norm: str
     lm_head: str
@@ -67,9 +73,7 @@ class MaskedHead(f.Field):
     embedding: str = "embeddings.word_embeddings"
     pooler: str = ""
     classifier: str = ""
-    activation: str | Attribute = "hidden_act"
-    bias: Attribute | None = None
-    transform_bias: Attribute | None = None
+    activation: str | None = "hidden_act"
 
     @property
     def modules(self) -> tuple[Module, ...]:
@@ -106,59 +110,39 @@ class MaskedHead(f.Field):
         )
 
     @property
-    def stem(self) -> str:
-        """How the names of task models begin."""
-        return self.name
-
-    @property
     def attributes(self) -> tuple[Attribute, ...]:
-        maybe = (self.activation, self.bias, self.transform_bias)
-        own = (one for one in maybe if isinstance(one, Attribute))
-        return (Attribute("tie_word_embeddings", True), *own)
+        return (Attribute("tie_word_embeddings", True),)
 
     @property
     def architectures(self) -> tuple[str, ...]:
         tasks = ("Model", "ForMaskedLM", *("ForPreTraining",) * bool(self.classifier))
-        return tuple(self.name + task for task in tasks)
+        return tuple(self.stem + task for task in tasks)
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
         stored = (self.transform, self.pooler, self.classifier)
         has = {name: f"{name}.weight" in source.tensors for name in stored}
-        both = bool(self.classifier) and source.architecture == f"{self.name}ForPreTraining"
-        name = self.activation if isinstance(self.activation, str) else self.activation.name
-        act = f.choose(name, attributes[name], f.ACTIVATIONS) if name else "gelu"
+        both = bool(self.classifier) and source.architecture == f"{self.stem}ForPreTraining"
         values: f.Values = {
             "output.pooler": "first" if both or has[self.pooler] else None,
             "output.num_classes": 2 if both or has[self.classifier] else 0,
-            "output.kind": "none",
         }
-        if both or source.architecture == f"{self.name}ForMaskedLM" or has[self.transform]:
-            values |= {
-                "output.kind": "tied" if attributes["tie_word_embeddings"] else "own",
-                "output.bias": self.bias is None or attributes[self.bias.name],
-                "output.transform": act,
-                "output.transform_bias": self.transform_bias is None
-                or attributes[self.transform_bias.name],
-            }
+        if not (both or source.architecture == f"{self.stem}ForMaskedLM" or has[self.transform]):
+            return values | NO_LM_HEAD
+        values["output.kind"] = "tied" if attributes["tie_word_embeddings"] else "own"
+        if (name := self.activation) is not None:
+            act = f.choose(name, attributes[name], f.ACTIVATIONS) if name else "gelu"
+            values |= {"output.bias": True, "output.transform": act}
         return values
 
     def write(self, config: ModelConfig) -> JSON:
         output = config.output
         task = "ForPreTraining" if output.num_classes and self.classifier else "ForMaskedLM"
-        name = self.name + ("Model" if output.kind == "none" else task)
-        attributes: JSON = {"tie_word_embeddings": output.kind != "own", "architectures": [name]}
-        attributes |= {self.bias.name: output.bias} if self.bias else {}
-        if self.transform_bias:
-            attributes[self.transform_bias.name] = output.transform_bias
-        if isinstance(self.activation, Attribute):
-            field = f.Choice(self.activation.name, "", "output.transform", f.ACTIVATIONS)
-            usual = {self.activation.name: self.activation.default}
-            attributes |= field.write(config) if output.transform else usual
-        return attributes
+        name = self.stem + ("Model" if output.kind == "none" else task)
+        return {"tie_word_embeddings": output.kind != "own", "architectures": [name]}
 
 
 BERT_HEAD = MaskedHead(
-    name="Bert",
+    stem="Bert",
     transform="cls.predictions.transform.dense",
     norm="cls.predictions.transform.LayerNorm",
     lm_head="cls.predictions.decoder",

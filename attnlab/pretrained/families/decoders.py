@@ -44,7 +44,7 @@ STARCODER2 = LLAMA.variant(
     *f.numbers(norm_epsilon=1e-5, residual_dropout=0.0, embedding_dropout=0.0),
     f.activation("hidden_act", "gelu_pytorch_tanh"),
     r.Window(None),
-    f.AllBiases("use_bias", True),
+    *f.all_biases("use_bias", True),
     f.Words(
         # Other names of what hidden_act and norm_epsilon say; transformers reads those alone.
         ignored="activation_function layer_norm_epsilon rms_norm_eps attention_softmax_in_fp32 "
@@ -209,7 +209,7 @@ ERNIE4_5 = LLAMA.variant(
     dict(num_attention_heads=16, max_position_embeddings=131072, rms_norm_eps=1e-5),
     dict(num_key_value_heads=2, head_dim=128),
     f.CausalHead("Ernie4_5", tied=True),
-    f.AllBiases("use_bias", False),
+    *f.all_biases("use_bias", False),
     r.RotaryField(default_base=5e5),
     without="attention_bias mlp_bias attention_dropout",
     table=decoder_table(PAIRED),

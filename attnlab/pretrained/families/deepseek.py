@@ -3,6 +3,7 @@ names of Hugging Face.
 """
 
 import dataclasses
+import operator
 
 from attnlab.heads import HeadNorm, Latent
 from attnlab.models import FFN, Experts
@@ -68,10 +69,10 @@ DEEPSEEK_V3 = LLAMA.variant(
     RotaryField(of_part=True),
     f.Words(
         used=(Attribute("rope_interleave", True),),
-        sums={
-            "num_key_value_heads": "num_attention_heads",
-            "qk_head_dim": "qk_nope_head_dim qk_rope_head_dim",
-            "head_dim": "qk_rope_head_dim",
+        follows={
+            "num_key_value_heads": ("num_attention_heads", int),
+            "qk_head_dim": ("qk_nope_head_dim qk_rope_head_dim", operator.add),
+            "head_dim": ("qk_rope_head_dim", int),
         },
         # They say how it was trained, or what stands behind the last norm.
         ignored="output_router_logits seq_aux ep_size num_nextn_predict_layers",

@@ -10,7 +10,7 @@ from attnlab.pretrained.name_table import Layers, Module, linears
 DISTILBERT = like_bert(
     "distilbert",
     MaskedHead(
-        name="DistilBert",
+        stem="DistilBert",
         transform="vocab_transform",
         norm="vocab_layer_norm",
         lm_head="vocab_projector",

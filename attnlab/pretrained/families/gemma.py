@@ -125,7 +125,7 @@ class _Gemma3Types(LayerTypes):
 GEMMA3 = GEMMA2.variant(
     "gemma3_text",
     dict(vocab_size=262208, max_position_embeddings=131072),
-    f.CausalHead("Gemma3", tied=True, bare="TextModel"),
+    f.CausalHead("Gemma3Text", tied=True, causal="Gemma3ForCausalLM"),
     NORMED,
     _Gemma3Types(
         default_types=every("sliding_window_pattern"),

@@ -39,7 +39,7 @@ GPT2 = Family(
         f.Choice("scale_attn_weights", True, "heads.scale", {True: None, False: 1.0}),
         _LayerScales(),
         # The bare model has the same weights: its LM head is there, tied, for whoever asks.
-        f.CausalHead("GPT2", tied=True, causal="LMHeadModel", bare_kind="tied"),
+        f.CausalHead("GPT2", tied=True, causal="GPT2LMHeadModel", bare_kind="tied"),
     ),
     table=decoder_table(
         attention=(

@@ -127,9 +127,7 @@ QWEN2 = LLAMA.variant(
     dict(vocab_size=151936, intermediate_size=22016, max_position_embeddings=32768),
     dict(num_key_value_heads=32),
     f.CausalHead("Qwen2"),
-    _QwenTypes(
-        default_types=_qwen_types, more=(MAX_WINDOW_LAYERS,), switch="use_sliding_window"
-    ),
+    _QwenTypes(default_types=_qwen_types, more=(MAX_WINDOW_LAYERS,), switch="use_sliding_window"),
     without="attention_bias mlp_bias",
     heads=Standard(num_heads=4, biases=("q", "k", "v")),
 )

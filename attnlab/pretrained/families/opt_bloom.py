@@ -44,7 +44,7 @@ OPT = LLAMA.variant(
     *f.numbers(ffn_dim=3072, dropout=0.1),
     f.activation("activation_function", "relu"),
     f.Choice("do_layer_norm_before", True, "norm.position", {True: "pre", False: "post"}),
-    f.AllBiases("enable_bias", True),
+    *f.all_biases("enable_bias", True),
     _TableWidth(),
     f.Words(
         ignored="init_std layerdrop activation_dropout",
@@ -100,7 +100,7 @@ BLOOM = LLAMA.variant(
     _NumHeads(),
     _FFN(),
     f.Words(
-        sums={"n_embed": "hidden_size"},  # the older name
+        follows={"n_embed": ("hidden_size", int)},  # the older name
         ignored="offset_alibi skip_bias_add skip_bias_add_qkv attention_softmax_in_fp32 "
         "masked_softmax_fusion bias_dropout_fusion slow_but_exact",
         only={"apply_residual_connection_post_layernorm": False, "n_inner": None},

@@ -163,7 +163,7 @@ FALCON = LLAMA.variant(
     f.ffn_width("ffn_hidden_size", "hidden_size"),
     f.activation("activation", "gelu"),
     _Falcon(),
-    f.AllBiases("bias", False),
+    *f.all_biases("bias", False),
     f.Words(only={"alibi": False, "apply_residual_connection_post_layernorm": False}),
     without="intermediate_size rms_norm_eps num_key_value_heads head_dim hidden_act attention_bias "
     "mlp_bias",

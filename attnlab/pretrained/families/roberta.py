@@ -12,7 +12,7 @@ from attnlab.pretrained.tasks import ENCODER
 
 def _head(architecture: str) -> MaskedHead:
     return MaskedHead(
-        name=architecture,
+        stem=architecture,
         transform="lm_head.dense",
         norm="lm_head.layer_norm",
         lm_head="lm_head.decoder",
