@@ -1,21 +1,126 @@
-"""Decoders beside Llama, in the names of Hugging Face: Phi-3 (Abdin et al. 2024, arXiv 2404.14219),
+"""Decoders beside Llama, in the names of Hugging Face: OLMo (Groeneveld et al. 2024, arXiv
+2402.00838), OLMo 2 (arXiv 2501.00656) and OLMo 3 (2025), Phi (Li et al. 2023, arXiv 2309.05463) and
+Phi-3 (Abdin et al. 2024, arXiv 2404.14219), Cohere (2024) and Cohere 2 (2025, arXiv 2504.00698),
 StarCoder 2 (Lozhkov et al. 2024, arXiv 2402.19173), StableLM (Bellagamba et al. 2024, arXiv
 2402.17834), Granite (IBM 2024), GLM and GLM-4 (arXiv 2406.12793), SmolLM3, Seed-OSS, ERNIE 4.5
 (2025) and EXAONE 4 (arXiv 2507.11407).
 """
 
-from attnlab.heads import HeadNorm
+from attnlab.heads import HeadNorm, Standard
 from attnlab.models import Dropout, Norm
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
 from attnlab.pretrained import rotary as r
 from attnlab.pretrained.attributes import Attribute, bad_value
-from attnlab.pretrained.families.llama import HEADS, LLAMA, PAIRED, RMS_HEADS, decoder_table
+from attnlab.pretrained.families.llama import FLAT, HEADS, LLAMA, PAIRED, RMS_HEADS, decoder_table
 from attnlab.pretrained.name_table import PACKED, Module, linears
-from attnlab.pretrained.tasks import SCORES
+from attnlab.pretrained.tasks import LAST, SCORES
 
+AFTER = {
+    "attention.norm_after": "post_attention_layernorm",
+    "ffn.norm_after": "post_feedforward_layernorm",
+}
+
+OLMO = LLAMA.variant(
+    "olmo",
+    dict(vocab_size=50304),
+    f.CausalHead("Olmo"),
+    f.Words(only={"clip_qkv": None}),
+    without="rms_norm_eps mlp_bias head_dim",
+    norm=Norm(scale=False, eps=1e-5),
+    tasks=(LAST,),
+)
+OLMO2 = LLAMA.variant(
+    "olmo2",
+    dict(vocab_size=50304),
+    f.CausalHead("Olmo2"),
+    f.value("rms_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    without="mlp_bias head_dim",
+    table=decoder_table(FLAT, norms=AFTER),
+    heads=Standard(num_heads=4, qk_norm=HeadNorm("rms", over="all")),
+    norm=Norm(kind="rms", position="after"),
+    tasks=(LAST,),
+)
+
+
+class _OlmoTypes(r.LayerTypes):
+    """Some versions of transformers read rope_theta for layers without a window alone, and have
+    500,000 for the others."""
+
+    def of_type(self, attributes: JSON, type_: str) -> JSON:
+        own, theta = (attributes["rope_parameters"] or {}).get(type_), attributes["rope_theta"]
+        if type_ == r.SLIDING and not own and theta not in (None, 5e5):
+            why = "is not supported without rope_parameters of each type of layer"
+            raise bad_value("rope_theta", theta, why)
+        return super().of_type(attributes, type_)
+
+
+OLMO3 = OLMO2.variant(
+    "olmo3",
+    f.CausalHead("Olmo3"),
+    _OlmoTypes(
+        default_types=r.every(4),
+        bases={r.FULL: ("rope_theta", None), r.SLIDING: ("rope_theta", None)},
+        rope=r.RotaryField(required=("rope_theta",)),
+    ),
+)
+ONE_NORM = {"attention.norm": "input_layernorm"}
+EPSILON = f.value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps")
+BIASED_HEAD_NORM = HeadNorm("layer", bias=True)
 HEAD_NORM = HeadNorm("layer", over="own_head")
+PHI = LLAMA.variant(
+    "phi",
+    dict(vocab_size=51200, hidden_size=2048, intermediate_size=8192, num_hidden_layers=24),
+    f.CausalHead("Phi", bias=True),
+    *f.numbers(resid_pdrop=0.0, embd_pdrop=0.0),
+    f.activation("hidden_act", "gelu_new"),
+    EPSILON,
+    f.Choice("qk_layernorm", False, "heads.qk_norm", {True: BIASED_HEAD_NORM, False: None}),
+    r.RotaryField(fraction="partial_rotary_factor", default_fraction=0.5),
+    without="rms_norm_eps attention_bias mlp_bias head_dim",
+    table=decoder_table(
+        attention=(
+            *linears("self_attn.", "attention", **QKVO | {"o": "dense"}),
+            *(Module(f"self_attn.{n}_layernorm", f"attention.{n}_norm", "table") for n in "qk"),
+            *(Module(f"self_attn.{n}_layernorm", f"attention.{n}_norm_bias", "bias") for n in "qk"),
+        ),
+        ffn=linears("mlp.", "ffn", up="fc1", down="fc2"),
+        norms=ONE_NORM,
+        outside={"final_norm": "final_layernorm"},
+    ),
+    heads=Standard(num_heads=4, biases=f.BIASES),
+    norm=Norm(position="parallel_one"),
+    ffn=FFN(),
+    tasks=SCORES,
+)
+
+
+COHERE = LLAMA.variant(
+    "cohere",
+    dict(vocab_size=256000, hidden_size=8192, intermediate_size=22528, num_hidden_layers=40),
+    dict(num_attention_heads=64, max_position_embeddings=8192),
+    f.CausalHead("Cohere", tied=True),
+    EPSILON,
+    f.Choice("use_qk_norm", False, "heads.qk_norm", {True: HEAD_NORM, False: None}),
+    f.value("logit_scale", 0.0625, "output.scale"),
+    r.RotaryField(required=("rope_theta",)),
+    without="rms_norm_eps mlp_bias head_dim",
+    table=decoder_table(PAIRED, norms=ONE_NORM),
+    norm=Norm(position="parallel_one", bias=False),
+    tasks=(),
+)
+COHERE2 = COHERE.variant(
+    "cohere2",
+    f.CausalHead("Cohere2", tied=True),
+    r.StillTypes(
+        default_types=r.every("sliding_window_pattern"),
+        more=(Attribute("sliding_window_pattern", 4),),
+        rope=r.RotaryField(required=("rope_theta",)),
+    ),
+    f.head_dim(),
+    without="use_qk_norm",
+)
 FRACTION = "partial_rotary_factor"
 FUSED_FFN = (
     Module("mlp.gate_up_proj", ("ffn.gate", "ffn.up")),
@@ -240,12 +345,7 @@ EXAONE4 = LLAMA.variant(
         more=(Attribute("sliding_window_pattern", 4, nullable=True, least=0),),
     ),
     without="attention_bias mlp_bias",
-    table=decoder_table(
-        norms={
-            "attention.norm_after": "post_attention_layernorm",
-            "ffn.norm_after": "post_feedforward_layernorm",
-        }
-    ),
+    table=decoder_table(norms=AFTER),
     heads=RMS_HEADS,
     norm=Norm(kind="rms", position="after"),
 )

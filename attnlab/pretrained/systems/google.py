@@ -10,8 +10,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.specs import PlainActivation
 from attnlab.nested import JSON
 from attnlab.pretrained.families.albert import ALBERT, GROUPS, AlbertGroups
-from attnlab.pretrained.families.bert import BERT, EMBEDDINGS, LAYERS, QKV
-from attnlab.pretrained.families.electra import EMBEDDING_SIZE
+from attnlab.pretrained.families.bert import BERT, EMBEDDING_SIZE, EMBEDDINGS, LAYERS, QKV
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Field, Source, Values, Words
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Suffixes, linears
