@@ -14,6 +14,7 @@ from attnlab.nested import JSON
 LARGEST_COUNT = 2**31 - 1
 LARGEST_NUMBER = 1e38
 MAX_LAYERS = 10_000
+"""And experts."""
 
 # Of tokens, classes and generation: what `metadata` keeps.
 KEPT = """
@@ -62,7 +63,7 @@ class Attribute:
         JSON value, which the family checks.
       nullable: null is allowed. It always is where the default is None or computed.
       least: of whole numbers.
-      is_depth: it counts layers.
+      is_depth: it counts layers or experts.
       compute: attributes -> its value where config.json has none or null.
     """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
-from attnlab.pretrained.attributes import Attribute, bad_value, read_attributes
+from attnlab.pretrained.attributes import Attribute, read_attributes
 from attnlab.pretrained.fields import NO_FOLDER, Field, Source, Values, Words, build_config
 from attnlab.pretrained.metadata import kept_words, metadata_of
 from attnlab.pretrained.name_table import NameTable
@@ -100,11 +100,6 @@ class Family:
         task = self.task(source)
         return self.table.of_head(task.modules, task.prefix) if task else self.table
 
-    @property
-    def shares_layers(self) -> bool:
-        """Whether fewer layers are stored than are applied."""
-        return any(layers.places is not None for layers in self.table.layers)
-
     def read(
         self, raw: JSON, source: Source = NO_FOLDER, ignore: tuple[str, ...] = ()
     ) -> tuple[JSON, ModelConfig]:
@@ -119,11 +114,6 @@ class Family:
           ValueError: an attribute is unknown, not supported or does not fit.
         """
         attributes = read_attributes(raw, self.attributes, ignore, self.name)
-        stored = sum(one is not None for one in source.tensors.values())
-        for one in self.attributes if stored and not self.shares_layers else ():
-            if one.is_depth and attributes[one.name] > stored:
-                why = f"is more than the {stored} tensors in the folder"
-                raise bad_value(one.name, attributes[one.name], why)
         values: Values = {}
         for field in self.fields:
             values |= field.read(attributes, source)

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from attnlab.extras import extra
 from attnlab.models.config import FlaxModel, ModelConfig
 from attnlab.models.params import check_params
 from attnlab.names import lookup
@@ -19,7 +20,7 @@ from attnlab.pretrained.folders import write_together
 from attnlab.pretrained.hub import GENERATION
 from attnlab.pretrained.metadata import metadata_of
 from attnlab.pretrained.registry import FAMILIES
-from attnlab.pretrained.tensors import INDEX, ONE_FILE, Arrays, is_floating, write_file
+from attnlab.pretrained.tensors import INDEX, Arrays, is_floating, write_file
 from attnlab.pretrained.weights import unfill
 from attnlab.sharing import Params
 from attnlab.transforms import unshare
@@ -62,7 +63,7 @@ def save(
         are not its weights: names the first that differs, what it is and what the model expects;
         or `folder` is a file.
       OSError: the folder cannot be written.
-      ModuleNotFoundError: safetensors is missing.
+      ModuleNotFoundError: safetensors or huggingface_hub is missing.
 
     >>> import tempfile
     >>> import jax.numpy as jnp
@@ -133,19 +134,21 @@ def _to_json(attributes: JSON) -> str:
 
 
 def _write(folder: str | Path, texts: dict[str, str], tensors: Arrays, max_bytes: int) -> None:
-    shards = split_shards(tensors, max_bytes)
-    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    if len(shards) == 1:
-        names = [ONE_FILE]
-    else:
-        places = {t: name for name, shard in zip(names, shards, strict=True) for t in shard}
-        size = sum(a.nbytes for a in tensors.values())
-        index = {"metadata": {"total_size": size}, "weight_map": places}
+    with extra("pretrained"):
+        from huggingface_hub import split_state_dict_into_shards_factory as split_shards
+    shards = split_shards(
+        tensors,
+        get_storage_size=lambda a: a.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_bytes,
+    )
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         texts[INDEX] = json.dumps(index, indent=2) + "\n"
 
     def write(new: Path) -> None:
-        for name, shard in zip(names, shards, strict=True):
-            write_file(new / name, {tensor: tensors[tensor] for tensor in shard})
+        for name, held in shards.filename_to_tensors.items():
+            write_file(new / name, {tensor: tensors[tensor] for tensor in held})
         for name, text in texts.items():
             (new / name).write_text(text, encoding="utf-8")
 
@@ -162,23 +165,6 @@ def is_weight_file(name: str) -> bool:
     """
     pattern = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
     return re.fullmatch(pattern, name) is not None
-
-
-def split_shards(tensors: Mapping[str, np.ndarray], max_bytes: int) -> list[list[str]]:
-    """Names of the tensors of each file, in order, none of more bytes unless it is one tensor.
-
-    >>> split_shards({"a": np.zeros(4), "b": np.zeros(2), "c": np.zeros(2)}, 40)
-    [['a'], ['b', 'c']]
-    """
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, a in tensors.items():
-        if shards[-1] and size + a.nbytes > max_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += a.nbytes
-    return shards
 
 
 def _choose_family(config: ModelConfig, family: str) -> Family:

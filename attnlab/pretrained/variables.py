@@ -92,11 +92,8 @@ def from_variables(
     if unknown:
         raise ValueError(f"{system} has no place for the variable {unknown[0]!r}")
     if isinstance(built, Layout):
-        shapes = {
-            name: jax.ShapeDtypeStruct(shape, jnp.float32)
-            for name, shape in weight_shapes(built).items()
-        }
-        params = fill({"heads": shapes}, entries, tensors)
-        return MultiHeadAttention(built), jax.tree.map(jnp.asarray, params)
-    params = fill(param_shapes(built), entries, tensors)
-    return built.build(), jax.tree.map(jnp.asarray, params)
+        found = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in weight_shapes(built).items()}
+        model, shapes = MultiHeadAttention(built), {"heads": found}
+    else:
+        model, shapes = built.build(), param_shapes(built)
+    return model, jax.tree.map(jnp.asarray, fill(shapes, entries, tensors))

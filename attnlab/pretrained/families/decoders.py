@@ -7,13 +7,14 @@ StarCoder 2 (Lozhkov et al. 2024, arXiv 2402.19173), StableLM (Bellagamba et al.
 """
 
 from attnlab.heads import HeadNorm, Standard
-from attnlab.models import Dropout, Norm
+from attnlab.models import FFN, Dropout, Norm
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
 from attnlab.pretrained import rotary as r
 from attnlab.pretrained.attributes import Attribute, bad_value
-from attnlab.pretrained.families.llama import FLAT, HEADS, LLAMA, PAIRED, RMS_HEADS, decoder_table
+from attnlab.pretrained.families import llama
+from attnlab.pretrained.families.llama import FLAT, HEADS, LLAMA, PAIRED, decoder_table
 from attnlab.pretrained.name_table import PACKED, Module, linears
 from attnlab.pretrained.tasks import LAST, SCORES
 
@@ -81,7 +82,7 @@ PHI = LLAMA.variant(
     without="rms_norm_eps attention_bias mlp_bias head_dim",
     table=decoder_table(
         attention=(
-            *linears("self_attn.", "attention", **QKVO | {"o": "dense"}),
+            *linears("self_attn.", "attention", **llama.QKVO | {"o": "dense"}),
             *(Module(f"self_attn.{n}_layernorm", f"attention.{n}_norm", "table") for n in "qk"),
             *(Module(f"self_attn.{n}_layernorm", f"attention.{n}_norm_bias", "bias") for n in "qk"),
         ),
@@ -346,6 +347,6 @@ EXAONE4 = LLAMA.variant(
     ),
     without="attention_bias mlp_bias",
     table=decoder_table(norms=AFTER),
-    heads=RMS_HEADS,
+    heads=llama.RMS_HEADS,
     norm=Norm(kind="rms", position="after"),
 )

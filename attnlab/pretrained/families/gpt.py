@@ -109,26 +109,6 @@ NOT_LLAMA = "intermediate_size rms_norm_eps num_key_value_heads head_dim attenti
 NOT_LLAMA += "hidden_act rope_parameters"
 
 
-class _TableWidth(f.Field):
-    """word_embed_proj_dim is hidden_size, or null."""
-
-    attributes = (Attribute("word_embed_proj_dim", kind=int),)
-
-    def read(self, attributes: JSON, source: f.Source) -> f.Values:
-        width = attributes["word_embed_proj_dim"]
-        if width not in (None, attributes["hidden_size"]):
-            raise bad_value(
-                "word_embed_proj_dim",
-                width,
-                f"is not supported, only hidden_size = {attributes['hidden_size']}: the matrices "
-                "project_in and project_out of opt-350m have no place in the model",
-            )
-        return {}
-
-    def write(self, config: ModelConfig) -> JSON:
-        return {"word_embed_proj_dim": config.width}
-
-
 OPT = LLAMA.variant(
     "opt",
     dict(vocab_size=50272, hidden_size=768, num_hidden_layers=12, num_attention_heads=12),
@@ -137,9 +117,10 @@ OPT = LLAMA.variant(
     f.activation("activation_function", "relu"),
     f.Choice("do_layer_norm_before", True, "norm.position", {True: "pre", False: "post"}),
     *f.all_biases("enable_bias", True),
-    _TableWidth(),
     f.Words(
         ignored="init_std layerdrop activation_dropout",
+        # The matrices project_in and project_out of opt-350m have no place in the model.
+        follows={"word_embed_proj_dim": ("hidden_size", int)},
         only={"_remove_final_layer_norm": False},
     ),
     f.value("layer_norm_elementwise_affine", True, "norm.scale"),
@@ -168,19 +149,8 @@ class _BloomFFN(f.Field):
         return {"ffn.width": 4 * attributes["hidden_size"], "ffn.activation": "gelu_tanh"}
 
 
-class _NumHeads(f.Field):
-    """n_head, which published configs also call num_attention_heads."""
-
-    attributes = (Attribute("num_attention_heads", kind=int), Attribute("n_head", kind=int))
-
-    def read(self, attributes: JSON, source: f.Source) -> f.Values:
-        one, other = (attributes[a.name] for a in self.attributes)
-        if None not in (one, other) and one != other:
-            raise bad_value("n_head", other, f"contradicts num_attention_heads = {one}")
-        return {"heads.num_heads": one or other or 8}
-
-    def write(self, config: ModelConfig) -> JSON:
-        return {a.name: config.heads.num_heads for a in self.attributes}
+def _num_heads(attributes: JSON) -> int:
+    return int(attributes["num_attention_heads"] or 8)
 
 
 BLOOM = LLAMA.variant(
@@ -189,10 +159,11 @@ BLOOM = LLAMA.variant(
     f.CausalHead("Bloom", tied=True),
     f.value("hidden_size", None, "width", kind=int, compute=lambda said: said["n_embed"] or 64),
     *f.numbers(n_layer=2, seq_length=2048, hidden_dropout=0.0, layer_norm_epsilon=1e-5),
-    _NumHeads(),
+    f.value("n_head", None, "heads.num_heads", kind=int, compute=_num_heads),
     _BloomFFN(),
     f.Words(
-        follows={"n_embed": ("hidden_size", int)},  # the older name
+        # Other names that published configs have.
+        follows={"n_embed": ("hidden_size", int), "num_attention_heads": ("n_head", int)},
         ignored="offset_alibi skip_bias_add skip_bias_add_qkv attention_softmax_in_fp32 "
         "masked_softmax_fusion bias_dropout_fusion slow_but_exact",
         only={"apply_residual_connection_post_layernorm": False, "n_inner": None},

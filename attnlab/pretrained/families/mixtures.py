@@ -36,7 +36,7 @@ QWEN_FFN = (
 
 def routing(num_experts: str, count: int, top_k: int) -> dict[str, Attribute]:
     """How many experts there are, by this attribute, and how many each token has."""
-    options = {"num_experts": Attribute(num_experts, count)}
+    options = {"num_experts": Attribute(num_experts, count, is_depth=True)}
     return options | {"top_k": Attribute("num_experts_per_tok", top_k)}
 
 
@@ -122,7 +122,6 @@ GPT_OSS = LLAMA.variant(
         routing("num_local_experts", 128, 4) | BALANCE,
         WIDTH,
         constant={"router_bias": True},
-        one_by_one=False,
         windows=LayerTypes(
             default_window=128,
             default_types=every(2),
