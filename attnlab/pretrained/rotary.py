@@ -16,10 +16,10 @@ from attnlab.sharing.scan import repeating_pattern
 SLIDING, FULL = "sliding_attention", "full_attention"
 LENGTH = "original_max_position_embeddings"
 FACTORS = ("short_factor", "long_factor")
-YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
 OPTIONAL: JSON = {
-    "yarn": {**YARN, **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim"))},
-    "longrope": dict.fromkeys(("factor", "attention_factor")),
+    "yarn": dict(beta_fast=32.0, beta_slow=1.0, truncate=True)
+    | dict(attention_factor=None, mscale=None, mscale_all_dim=None),
+    "longrope": dict(factor=None, attention_factor=None),
 }
 """rope_type -> its words that may be missing or null -> their defaults; None: from others."""
 
@@ -89,7 +89,7 @@ class RotaryField(Field):
         scores, rotated, factors = 1.0, 1.0, list[float]()
         if kind == "longrope":
             rotated, factors = said["attention_factor"], said["short_factor"] + said["long_factor"]
-        elif kind != "default" and "truncate" in said:
+        elif kind.startswith("yarn"):
             scores, rotated = self._yarn_scales(said)
         numbers = [_short(number) for number in (*(said[name] for name in names), *factors)]
         positions = Rotary(

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -62,6 +61,7 @@ def save(
       ValueError: no family computes the same as the model, or not the one that is named; `params`
         are not its weights: names the first that differs, what it is and what the model expects;
         or `folder` is a file.
+      TypeError: `params` are no dict.
       OSError: the folder cannot be written.
       ModuleNotFoundError: safetensors or huggingface_hub is missing.
 
@@ -94,10 +94,9 @@ def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool 
     Any floating-point dtype is accepted; each weight may have its own.
 
     Raises:
+      TypeError: params are no dict.
       ValueError: names the first weight that is wrong, what it is and what the model expects.
     """
-    if not isinstance(params, Mapping):
-        raise ValueError(f"params must be a dict of weights by name, not {params!r:.99}")
     params = check_params(config, params)
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name, a = ".".join(key.key for key in path), np.asarray(leaf)
@@ -121,7 +120,7 @@ def _contents(family: Family, config: ModelConfig, params: Params) -> tuple[JSON
     table = family.table_of(Source(architecture))
     tensors = unfill(jax.tree.map(np.asarray, params), table.entries(config, attributes))
     tensors |= {name: tensors[other] for name, other in table.copies_in(config).items()}
-    if not architecture.endswith("Model") or architecture.endswith(("HeadModel", "MTModel")):
+    if architecture != family.architectures[0]:  # the bare model
         own = table.task_modules
         tensors = {n if n.startswith(own) else table.prefix + n: a for n, a in tensors.items()}
     attributes |= {"model_type": family.name}

@@ -91,13 +91,12 @@ def open_folder(folder: Path) -> Tensors:
         raise ValueError(
             f"{folder / INDEX} has weight_map = {shown(places)}; it should map names to files"
         )
-    odd = [file for file in places.values() if not isinstance(file, str)]
-    if odd:
-        raise ValueError(f"{INDEX} names the file {shown(odd[0])}; write a string")
+    for name in places.values():
+        inside = isinstance(name, str) and Path(name).name == name
+        if not inside or not os.path.isfile(folder / name):
+            raise ValueError(f"{INDEX} names the file {shown(name)}, which is not in {folder}")
     tensors: Tensors = {}
     for name in dict.fromkeys(places.values()):
-        if Path(name).name != name or not os.path.isfile(folder / name):
-            raise ValueError(f"{INDEX} names the file {shown(name)}, which is not in {folder}")
         held = open_file(folder / name)
         said = {tensor for tensor, file in places.items() if file == name}
         if said != set(held):

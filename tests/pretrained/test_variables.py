@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import peer_outputs
 import pytest
-from by_hand import RNG, E, N, X, attend, draw, linear
+from by_hand import RNG, E, N, X, attend, draw, layer_norm, linear
 from conftest import assert_close, deep
 from goldens import FAMILIES, split, write
 
@@ -96,9 +96,7 @@ def t2t_by_hand(w, after, source, target):
     def normalise(path, x):
         place = {"da": "layer_prepostprocess", "dan": "layer_postprocess"}[after]
         path = f"{path}/{place}/layer_norm/layer_norm_"
-        x = x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
-        return x * w[f"{path}scale"] + w[f"{path}bias"]
+        return layer_norm(x, w[f"{path}scale"], w[f"{path}bias"], 1e-6)
 
     def step(path, f, x):
         return x + f(normalise(path, x)) if after == "da" else normalise(path, x + f(x))
@@ -178,9 +176,8 @@ def summae_variables():
 
 def summae_by_hand(w, encoder_heads, source, target):
     def normalise(path, x):
-        path, x = f"{path}/preprocess/LayerNorm/", x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12)
-        return x * w[f"{path}gamma"] + w[f"{path}beta"]
+        path = f"{path}/preprocess/LayerNorm/"
+        return layer_norm(x, w[f"{path}gamma"], w[f"{path}beta"], 1e-12)
 
     def heads(path, x, context, hidden):
         count = encoder_heads if path.startswith("encoder") else N
@@ -335,21 +332,30 @@ def test_googles_albert_with_equal_sizes_has_no_map():
 
 NO_OTHERS = dict.fromkeys(f"{n}.weight" for n in ("values", "keys", "queries", "fc_out"))
 NO_OTHERS["fc_out.bias"] = None
-SNIPPET, TORCH = dict(embed_size=E, heads=N), dict(embed_dim=E, num_heads=N)
+LINEAR = {"linear1.weight": draw(10, E)}
+NORMS = {f"{n}ln.{m}": draw(E // N) for n in "kq" for m in ("weight", "bias")}
+SNIPPET, TORCH, LAYERS = dict(embed_size=E, heads=N), dict(embed_dim=E, num_heads=N), dict(nhead=N)
 ATTENTION = dict(module="SelfAttention", emb=E, heads=N)
+ALT = ATTENTION | dict(module="SelfAttentionAlt")
 SHARD = {"symbol_modality_9_12/shared/weights_0": draw(4, E)}
 MISFITS = [
     ("seed_snippet", dict(embed_size=E), {}, "config needs 'heads'"),
     ("seed_snippet", SNIPPET | dict(depth=1), {}, "'depth' is unknown"),
-    ("seed_snippet", SNIPPET, {"fc_out.bias": None}, "'fc_out.bias'"),
+    ("seed_snippet", SNIPPET, {"fc_out.bias": None}, "'fc_out.bias'; the model"),
     ("seed_snippet", SNIPPET, {"more": draw(2)}, "no place for .*'more'"),
     ("seed_snippet", SNIPPET, {"fc_out.weight": draw(2, 3)}, r"'fc_out.weight' has shape \(2, 3\)"),
     ("seed_snipet", {}, {}, "did you mean 'seed_snippet'"),
     ("torch_mha", TORCH | dict(add_bias_kv=True), {}, "bias_k is not there"),
     ("torch_mha", TORCH, NO_OTHERS | {"bias_k": draw(1, 1, E)}, "missing"),
+    ("torch_layers", LAYERS | dict(activation="mish"), LINEAR, "unknown activation 'mish'"),
+    ("torch_layers", dict(nhead=5), LINEAR, "not divisible by num_heads 5"),
+    ("torch_layers", LAYERS, {}, "'linear1.weight' is missing"),
     ("t2t", dict(num_heads=N), SHARD, "have 4 rows, their names say 9"),
     ("former", ATTENTION | dict(module="SelfAttentionRelative"), {}, "unknown module"),
     ("former", ATTENTION | dict(revision="1"), {}, "revision"),
+    ("former", ATTENTION | dict(kqnorm=False), NORMS, "kqnorm is False, and kln.weight is there"),
+    ("former", ATTENTION | dict(module="SelfAttentionWide"), NORMS, "SelfAttention alone"),
+    ("former", ALT | dict(scalefactor=0.5), {}, "scalefactor is of former's SelfAttention alone"),
 ]
 
 
