@@ -190,6 +190,16 @@ def default_tokens(model_type: str) -> JSON:
     return found
 
 
+def default_values(model_type: str) -> JSON:
+    """Attribute -> its value where config.json of a family has none.
+
+    >>> default_values("mistral")["num_key_value_heads"]
+    8
+    """
+    found: JSON = _table()["defaults"].get(model_type, {})
+    return found
+
+
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Is one of these shell patterns that of the name?
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
-from attnlab.pretrained.attributes import Attribute, read_attributes
+from attnlab.pretrained.attributes import Attribute, default_values, read_attributes
 from attnlab.pretrained.fields import NO_FOLDER, Field, Source, Values, Words, build_config
 from attnlab.pretrained.metadata import kept_words, metadata_of
 from attnlab.pretrained.name_table import NameTable
@@ -49,7 +49,7 @@ class Family:
         Args:
           name: its `model_type`.
           *changes: fields in the place of those that read one of their attributes, or dicts of
-            attribute -> default.
+            attribute -> default, where it is not that of transformers.
           without: attributes, with the fields that read one of them, that it does not have.
           table, tasks: as in `Family`; None: those of this one.
           **base: what no attribute sets, fields of `ModelConfig`.
@@ -58,6 +58,7 @@ class Family:
         gone = {*without.split(), *(a.name for field in new for a in field.attributes)}
         kept = [one for one in self.fields if not gone & {a.name for a in one.attributes}]
         defaults = {n: default for n, default in self.defaults.items() if n not in gone}
+        defaults |= default_values(name)
         for one in changes:
             defaults |= {} if isinstance(one, Field) else one
         return Family(

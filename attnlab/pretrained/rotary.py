@@ -288,12 +288,11 @@ class Window(Field):
     """sliding_window of all layers, which counts the token itself; `switch` is the attribute that
     must be true for it."""
 
-    default: int | None = 4096
     switch: str = ""
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        own = Attribute("sliding_window", self.default, int, nullable=True)
+        own = Attribute("sliding_window", kind=int, nullable=True)
         return (own, Attribute(self.switch, False)) if self.switch else (own,)
 
     def read(self, attributes: JSON, source: Source) -> Values:

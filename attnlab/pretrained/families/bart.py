@@ -142,7 +142,6 @@ LAST = f.Words(
 )
 MARIAN = BART.variant(
     "marian",
-    dict(vocab_size=58101),
     _Positions(),
     LAST,
     _Head("Marian", causal="MarianMTModel"),

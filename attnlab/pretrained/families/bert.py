@@ -224,7 +224,6 @@ ROBERTA_PRELAYERNORM = like_bert(
     "roberta-prelayernorm",
     _head("RobertaPreLayerNorm"),
     PAD,
-    dict(vocab_size=50265),
     modules=(*EMBEDDINGS, Module("LayerNorm", "final_norm", "norm")),
     layers=LAYERS._replace(
         modules=(
@@ -246,7 +245,6 @@ MPNET_MODULES = (
 MPNET = like_bert(
     "mpnet",
     _head("MPNet"),
-    dict(vocab_size=30527),
     # transformers computes with 32 buckets, and counts positions without token 1, whatever it says.
     f.Words(only={"relative_attention_num_buckets": 32}),
     without="type_vocab_size",
@@ -304,7 +302,6 @@ ELECTRA = like_bert(
         lm_head="generator_lm_head",
         activation="",  # the exact gelu whatever hidden_act says
     ),
-    dict(hidden_size=256, num_attention_heads=4, intermediate_size=1024),
     EMBEDDING_SIZE,
     modules=(*EMBEDDINGS, Module("embeddings_project", "embedding_projection")),
     tasks=(

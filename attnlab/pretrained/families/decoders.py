@@ -25,7 +25,6 @@ AFTER = {
 
 OLMO = LLAMA.variant(
     "olmo",
-    dict(vocab_size=50304),
     f.CausalHead("Olmo"),
     f.Words(only={"clip_qkv": None}),
     without="rms_norm_eps mlp_bias head_dim",
@@ -34,9 +33,8 @@ OLMO = LLAMA.variant(
 )
 OLMO2 = LLAMA.variant(
     "olmo2",
-    dict(vocab_size=50304),
     f.CausalHead("Olmo2"),
-    f.value("rms_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    llama.NORMED,
     without="mlp_bias head_dim",
     table=decoder_table(FLAT, norms=AFTER),
     heads=Standard(num_heads=4, qk_norm=HeadNorm("rms", over="all")),
@@ -72,7 +70,6 @@ BIASED_HEAD_NORM = HeadNorm("layer", bias=True)
 HEAD_NORM = HeadNorm("layer", over="own_head")
 PHI = LLAMA.variant(
     "phi",
-    dict(vocab_size=51200, hidden_size=2048, intermediate_size=8192, num_hidden_layers=24),
     f.CausalHead("Phi", bias=True),
     *f.numbers(resid_pdrop=0.0, embd_pdrop=0.0),
     f.activation("hidden_act", "gelu_new"),
@@ -99,8 +96,6 @@ PHI = LLAMA.variant(
 
 COHERE = LLAMA.variant(
     "cohere",
-    dict(vocab_size=256000, hidden_size=8192, intermediate_size=22528, num_hidden_layers=40),
-    dict(num_attention_heads=64, max_position_embeddings=8192),
     f.CausalHead("Cohere", tied=True),
     EPSILON,
     f.Choice("use_qk_norm", False, "heads.qk_norm", {True: HEAD_NORM, False: None}),
@@ -129,11 +124,9 @@ FUSED_FFN = (
 )
 PHI3 = LLAMA.variant(
     "phi3",
-    dict(vocab_size=32064, hidden_size=3072, intermediate_size=8192, rms_norm_eps=1e-5),
-    dict(max_position_embeddings=4096),
     f.CausalHead("Phi3"),
     *f.numbers(resid_pdrop=0.0, embd_pdrop=0.0),
-    r.Window(None),
+    r.Window(),
     r.RotaryField(fraction=FRACTION, scalings=("longrope",), length=r.LENGTH),
     without="attention_bias mlp_bias head_dim",
     table=decoder_table(
@@ -144,12 +137,10 @@ PHI3 = LLAMA.variant(
 )
 STARCODER2 = LLAMA.variant(
     "starcoder2",
-    dict(vocab_size=49152, hidden_size=3072, intermediate_size=12288, num_hidden_layers=30),
-    dict(num_attention_heads=24, max_position_embeddings=4096, num_key_value_heads=2),
     f.CausalHead("Starcoder2", tied=True),
     *f.numbers(norm_epsilon=1e-5, residual_dropout=0.0, embedding_dropout=0.0),
     f.activation("hidden_act", "gelu_pytorch_tanh"),
-    r.Window(None),
+    r.Window(),
     *f.all_biases("use_bias", True),
     f.Words(
         # Other names of what hidden_act and norm_epsilon say; transformers reads those alone.
@@ -164,11 +155,9 @@ STARCODER2 = LLAMA.variant(
 )
 STABLELM = LLAMA.variant(
     "stablelm",
-    dict(vocab_size=50304, hidden_size=2560, intermediate_size=6912, num_key_value_heads=32),
-    dict(max_position_embeddings=4096),
     f.CausalHead("StableLm"),
     *f.numbers(hidden_dropout=0.0),
-    f.value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    EPSILON,
     f.Choice("qk_layernorm", False, "heads.qk_norm", {True: HEAD_NORM, False: None}),
     f.biases("use_qkv_bias", False, f.BIASES[:3]),
     r.RotaryField(fraction=FRACTION, default_fraction=0.25),
@@ -215,8 +204,6 @@ GRANITE = LLAMA.variant(
 )
 GLM = LLAMA.variant(
     "glm",
-    dict(vocab_size=151552, intermediate_size=13696, num_hidden_layers=40, head_dim=128),
-    dict(max_position_embeddings=131072, rms_norm_eps=1.5625e-7, num_key_value_heads=2),
     f.CausalHead("Glm"),
     f.biases("attention_bias", True, f.BIASES[:3]),
     r.RotaryField(fraction=FRACTION, default_fraction=0.5),
@@ -270,8 +257,6 @@ def _smol_types(attributes: JSON) -> list[str]:
 
 SMOLLM3 = LLAMA.variant(
     "smollm3",
-    dict(vocab_size=128256, hidden_size=2048, num_hidden_layers=36, num_attention_heads=16),
-    dict(max_position_embeddings=32768, num_key_value_heads=4),
     f.CausalHead("SmolLM3", tied=True),
     _SmolTypes(
         default_window=None,
@@ -301,9 +286,6 @@ class _OutBias(f.Field):
 
 SEED_OSS = LLAMA.variant(
     "seed_oss",
-    dict(vocab_size=155136, intermediate_size=27648, num_hidden_layers=64, head_dim=128),
-    dict(num_attention_heads=80, max_position_embeddings=524288, num_key_value_heads=8),
-    dict(attention_dropout=0.1),
     f.CausalHead("SeedOss"),
     *f.numbers(residual_dropout=0.1),
     _OutBias(),
@@ -311,9 +293,6 @@ SEED_OSS = LLAMA.variant(
 )
 ERNIE4_5 = LLAMA.variant(
     "ernie4_5",
-    dict(vocab_size=103424, hidden_size=1024, intermediate_size=3072, num_hidden_layers=18),
-    dict(num_attention_heads=16, max_position_embeddings=131072, rms_norm_eps=1e-5),
-    dict(num_key_value_heads=2, head_dim=128),
     f.CausalHead("Ernie4_5", tied=True),
     *f.all_biases("use_bias", False),
     r.RotaryField(default_base=5e5),
@@ -338,9 +317,8 @@ class _ExaoneTypes(r.StillTypes):
 
 EXAONE4 = LLAMA.variant(
     "exaone4",
-    dict(vocab_size=102400, intermediate_size=16384, num_key_value_heads=32),
     f.CausalHead("Exaone4"),
-    f.value("rms_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    llama.NORMED,
     _ExaoneTypes(
         default_types=r.every("sliding_window_pattern"),
         more=(Attribute("sliding_window_pattern", 4, nullable=True, least=0),),

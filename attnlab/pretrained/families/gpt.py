@@ -74,8 +74,6 @@ def megatron_heads(attention: str) -> tuple[Module, ...]:
 MEGATRON_FFN = linears("mlp.", "ffn", up="dense_h_to_4h", down="dense_4h_to_h")
 GPT_NEOX = LLAMA.variant(
     "gpt_neox",
-    dict(vocab_size=50432, hidden_size=6144, num_hidden_layers=44, num_attention_heads=64),
-    dict(intermediate_size=24576, attention_bias=True),
     f.CausalHead("GPTNeoX"),
     *f.numbers(layer_norm_eps=1e-5, hidden_dropout=0.0),
     f.activation("hidden_act", "gelu"),
@@ -111,7 +109,6 @@ NOT_LLAMA += "hidden_act rope_parameters"
 
 OPT = LLAMA.variant(
     "opt",
-    dict(vocab_size=50272, hidden_size=768, num_hidden_layers=12, num_attention_heads=12),
     f.CausalHead("OPT", tied=True),
     *f.numbers(ffn_dim=3072, dropout=0.1),
     f.activation("activation_function", "relu"),
@@ -155,7 +152,7 @@ def _num_heads(attributes: JSON) -> int:
 
 BLOOM = LLAMA.variant(
     "bloom",
-    dict(vocab_size=250880),
+    dict(hidden_size=None, n_head=None),  # they may have other names
     f.CausalHead("Bloom", tied=True),
     f.value("hidden_size", None, "width", kind=int, compute=lambda said: said["n_embed"] or 64),
     *f.numbers(n_layer=2, seq_length=2048, hidden_dropout=0.0, layer_norm_epsilon=1e-5),
@@ -211,8 +208,6 @@ class _RotaryDim(f.Field):
 GPTJ_HEADS = linears("attn.", "attention", **QKVO | {"o": "out_proj"})
 GPTJ = GPT2.variant(
     "gptj",
-    dict(vocab_size=50400, n_positions=2048, n_embd=4096, n_layer=28, n_head=16),
-    dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
     f.CausalHead("GPTJ", bias=True),
     _RotaryDim(),
     f.Words(only={"rotary": True, "scale_attn_weights": True}),
@@ -276,7 +271,6 @@ class _Falcon(f.Field):
 
 FALCON = LLAMA.variant(
     "falcon",
-    dict(vocab_size=65024, hidden_size=4544, num_attention_heads=71),
     f.CausalHead("Falcon", tied=True),
     *f.numbers(hidden_dropout=0.0, layer_norm_epsilon=1e-5),
     f.ffn_width("ffn_hidden_size", "hidden_size"),

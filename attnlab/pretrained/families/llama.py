@@ -92,7 +92,6 @@ LLAMA = Family(
 )
 MISTRAL = LLAMA.variant(
     "mistral",
-    dict(intermediate_size=14336, max_position_embeddings=131072, num_key_value_heads=8),
     f.CausalHead("Mistral"),
     Window(),
     without="attention_bias mlp_bias",
@@ -124,8 +123,6 @@ NORMED = f.value("rms_norm_eps", 1e-6, "norm.eps", "heads.norm_eps")
 RMS_HEADS = Standard(num_heads=4, qk_norm=HeadNorm("rms"))
 QWEN2 = LLAMA.variant(
     "qwen2",
-    dict(vocab_size=151936, intermediate_size=22016, max_position_embeddings=32768),
-    dict(num_key_value_heads=32),
     f.CausalHead("Qwen2"),
     _QwenTypes(default_types=_qwen_types, more=(MAX_WINDOW_LAYERS,), switch="use_sliding_window"),
     without="attention_bias mlp_bias",
@@ -133,7 +130,6 @@ QWEN2 = LLAMA.variant(
 )
 QWEN3 = QWEN2.variant(
     "qwen3",
-    dict(head_dim=128),
     f.CausalHead("Qwen3"),
     f.biases("attention_bias", False),
     NORMED,

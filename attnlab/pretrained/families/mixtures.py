@@ -42,11 +42,9 @@ def routing(num_experts: str, count: int, top_k: int) -> dict[str, Attribute]:
 
 MIXTRAL = LLAMA.variant(
     "mixtral",
-    dict(intermediate_size=14336, max_position_embeddings=131072, rms_norm_eps=1e-5),
-    dict(num_key_value_heads=8),
     f.CausalHead("Mixtral"),
     RotaryField(default_base=1e6),
-    ExpertFields(routing("num_local_experts", 8, 2) | BALANCE, WIDTH, windows=Window(None)),
+    ExpertFields(routing("num_local_experts", 8, 2) | BALANCE, WIDTH, windows=Window()),
     f.Words(ignored=UNUSED, only={"router_jitter_noise": 0.0}),
     without="attention_bias mlp_bias",
     table=decoder_table(
@@ -73,8 +71,6 @@ NORMALIZE = {"normalize": Attribute("norm_topk_prob", False)}
 SHARED = {"shared_width": Attribute("shared_expert_intermediate_size", 5632)}
 QWEN2_MOE = LLAMA.variant(
     "qwen2_moe",
-    dict(vocab_size=151936, hidden_size=2048, num_hidden_layers=24, intermediate_size=5632),
-    dict(max_position_embeddings=32768, num_attention_heads=16, num_key_value_heads=16),
     f.CausalHead("Qwen2Moe"),
     f.biases("qkv_bias", True, f.BIASES[:3]),
     ExpertFields(
@@ -95,8 +91,6 @@ QWEN2_MOE = LLAMA.variant(
 )
 QWEN3_MOE = LLAMA.variant(
     "qwen3_moe",
-    dict(vocab_size=151936, hidden_size=2048, num_hidden_layers=24, intermediate_size=6144),
-    dict(max_position_embeddings=32768, num_attention_heads=32, num_key_value_heads=4),
     f.CausalHead("Qwen3Moe"),
     llama.NORMED,
     ExpertFields(
@@ -114,9 +108,6 @@ QWEN3_MOE = LLAMA.variant(
 GATE_UP = "mlp.experts.gate_up_proj"
 GPT_OSS = LLAMA.variant(
     "gpt_oss",
-    dict(vocab_size=201088, hidden_size=2880, num_hidden_layers=36, intermediate_size=2880),
-    dict(num_attention_heads=64, max_position_embeddings=131072, rms_norm_eps=1e-5),
-    dict(num_key_value_heads=8, head_dim=64, attention_bias=True),
     f.CausalHead("GptOss"),
     ExpertFields(
         routing("num_local_experts", 128, 4) | BALANCE,
@@ -153,14 +144,10 @@ GPT_OSS = LLAMA.variant(
 )
 OLMOE = LLAMA.variant(
     "olmoe",
-    dict(vocab_size=50304, hidden_size=2048, num_hidden_layers=16, intermediate_size=2048),
-    dict(num_attention_heads=16, max_position_embeddings=4096),
     f.CausalHead("Olmoe"),
-    f.value("rms_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    llama.NORMED,
     ExpertFields(
-        routing("num_experts", 64, 8)
-        | NORMALIZE
-        | {"balance": Attribute("router_aux_loss_coef", 0.01)},
+        routing("num_experts", 64, 8) | NORMALIZE | BALANCE,
         WIDTH,
     ),
     f.Words(ignored=UNUSED, only={"clip_qkv": None}),
@@ -210,8 +197,6 @@ QUERIES = IN_PAIRS._replace(weights=("attention.q", "attention.q_rotary"), by_he
 KEYS = IN_PAIRS._replace(weights=("attention.kv_down", "attention.k_rotary"))
 DEEPSEEK_V3 = LLAMA.variant(
     "deepseek_v3",
-    dict(vocab_size=129280, hidden_size=7168, intermediate_size=18432, num_hidden_layers=61),
-    dict(num_attention_heads=128, max_position_embeddings=4096),
     f.CausalHead("DeepseekV3"),
     f.value("kv_lora_rank", 512, "heads.latent_dim"),
     f.value("q_lora_rank", 1536, "heads.query_latent_dim", nullable=True),
@@ -255,12 +240,8 @@ DEEPSEEK_V3 = LLAMA.variant(
 )
 GLM4_MOE = LLAMA.variant(
     "glm4_moe",
-    dict(vocab_size=151552, intermediate_size=10944, num_hidden_layers=46, rms_norm_eps=1e-5),
-    dict(num_attention_heads=96, max_position_embeddings=131072, num_key_value_heads=8),
-    dict(num_experts_per_tok=8, n_routed_experts=128, n_group=1, topk_group=1),
-    dict(routed_scaling_factor=1.0, moe_intermediate_size=1408, first_k_dense_replace=1),
     f.CausalHead("Glm4Moe"),
-    f.value("rms_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    llama.NORMED,
     f.biases("attention_bias", False, f.BIASES[:3]),
     f.Choice("use_qk_norm", False, "heads.qk_norm", {True: HeadNorm("rms"), False: None}),
     dataclasses.replace(

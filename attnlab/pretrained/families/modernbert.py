@@ -110,8 +110,6 @@ LAYERS = Layers(
 )
 MODERNBERT = BERT.variant(
     "modernbert",
-    dict(vocab_size=50368, num_hidden_layers=22, intermediate_size=1152),
-    dict(max_position_embeddings=8192),
     f.Choice("classifier_activation", "gelu", "output.transform", f.ACTIVATIONS),
     f.value("classifier_bias", False, "output.transform_bias"),
     f.value("decoder_bias", True, "output.bias"),

@@ -172,7 +172,6 @@ T5 = Family(
 )
 MT5 = T5.variant(
     "mt5",
-    dict(vocab_size=250112, d_ff=1024, num_heads=6, num_layers=8, feed_forward_proj="gated-gelu"),
     _Stacks("MT5"),
     _Head("MT5", can_scale=False),
 )
