@@ -1,6 +1,7 @@
 """Weights under other systems' names, against the definition of each, written out in NumPy."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -231,49 +232,40 @@ def test_summae(encoder_heads):
         pretrained.from_variables("summae", config | dict(num_encoder_heads=5), w)
 
 
-def to_google(name, a, prefix):
-    """A tensor of Hugging Face's file under the name, and in the order, of Google's."""
-    name = name.removeprefix(prefix)
-    if name.startswith("embeddings.") and "LayerNorm" not in name:
-        return "bert/" + name.removesuffix(".weight").replace(".", "/"), a
-    fixed = {
-        "predictions.bias": "cls/predictions/output_bias",
-        "cls.predictions.bias": "cls/predictions/output_bias",
-        "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",
-        "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
-        "sop_classifier.classifier.weight": "cls/seq_relationship/output_weights",
-        "sop_classifier.classifier.bias": "cls/seq_relationship/output_bias",
-    }
-    if name in fixed:
-        return fixed[name], a
-    *path, last = name.split(".")
-    path = "/".join(path)
-    for old, new in (
-        (
-            ("encoder/layer/", "encoder/layer_"),
-            ("albert_layer_groups/", "transformer/group_"),
-            ("/albert_layers/", "/inner_group_"),
-            ("attention/LayerNorm", "LayerNorm"),
-            ("full_layer_layer_norm", "LayerNorm_1"),
-            ("attention/dense", "attention_1/output/dense"),
-            ("ffn_output", "ffn_1/intermediate/output/dense"),
-            ("predictions/LayerNorm", "cls/predictions/transform/LayerNorm"),
-            ("predictions/dense", "cls/predictions/transform/dense"),
-        )
-        if prefix == "albert."
-        else (("encoder/layer/", "encoder/layer_"),)
-    ):
-        path = path.replace(old, new)
-    if prefix == "albert.":
-        for word in ("query", "key", "value"):
-            path = path.replace(f"attention/{word}", f"attention_1/self/{word}")
-        path = path + "/intermediate/dense" if path.endswith("/ffn") else path
-        path = path.replace("/ffn/intermediate", "/ffn_1/intermediate")
-        path = "pooler/dense" if path == "pooler" else path
-    path = path if path.startswith("cls/") else f"bert/{path}"
-    if "LayerNorm" in path:
-        return f"{path}/{'gamma' if last == 'weight' else 'beta'}", a
-    return (f"{path}/kernel", a.T) if last == "weight" else (f"{path}/bias", a)
+TO_GOOGLE = {
+    r"^(cls/)?predictions/bias": "cls/predictions/output_bias",
+    r"^(cls/seq_relationship|sop_classifier/classifier)/": "cls/seq_relationship/output_",
+    "/output_weight$": "/output_weights",
+    "encoder/layer/": "encoder/layer_",
+    "albert_layer_groups/": "transformer/group_",
+    "/albert_layers/": "/inner_group_",
+    "attention/LayerNorm": "LayerNorm",
+    "full_layer_layer_norm": "LayerNorm_1",
+    "attention/dense": "attention_1/output/dense",
+    "attention/(query|key|value)": r"attention_1/self/\1",
+    "/ffn_output": "/ffn_1/intermediate/output/dense",
+    "/ffn/": "/ffn_1/intermediate/dense/",
+    "^predictions/": "cls/predictions/transform/",
+    "^pooler/(weight|bias)": r"pooler/dense/\1",
+    r"(LayerNorm\w*)/weight": r"\1/gamma",
+    r"(LayerNorm\w*)/bias": r"\1/beta",
+    r"^(embeddings/\w+_embeddings)/weight": r"\1",
+    "/weight$": "/kernel",
+}
+"""Pattern in the names of Hugging Face, with slashes -> what Google's have there."""
+
+
+def to_google(tensors, family):
+    """Tensors of Hugging Face's file under the names, and in the order, of Google's."""
+    found = {}
+    for name, a in tensors.items():
+        path = name.removeprefix(f"{family}.").replace(".", "/")
+        for old, new in TO_GOOGLE.items():
+            path = re.sub(old, new, path)
+        path = path if path.startswith("cls/") else f"bert/{path}"
+        found[path] = a.T if path.endswith("/kernel") else a
+    assert len(found) == len(tensors)
+    return found
 
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
@@ -283,8 +275,7 @@ def test_google_names(family, tmp_path):
     folder = write(tmp_path / "folder", config, tensors)
     theirs, expected = pretrained.load(folder)
     config = {n: v for n, v in config.items() if n not in ("model_type", "hidden_act")}
-    w = dict(to_google(name, a, f"{family}.") for name, a in tensors.items())
-    assert len(w) == len(tensors)
+    w = to_google(tensors, family)
     settings = config | {"hidden_act": "gelu"}
     model, params = pretrained.from_variables(f"google_{family}", settings, w)
     jax.tree.map(np.testing.assert_array_equal, params, expected)
@@ -304,7 +295,7 @@ def test_googles_albert_is_saved_where_nothing_drops(tmp_path):
     """transformers drops nothing behind the feed-forward part: with no rate there is no place."""
     config, tensors, given, _ = split(FAMILIES["albert"])
     config = {n: v for n, v in config.items() if n not in ("model_type", "hidden_act")}
-    w = dict(to_google(name, a, "albert.") for name, a in tensors.items())
+    w = to_google(tensors, "albert")
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model, params = pretrained.from_variables("google_albert", config | rates, w)
     pretrained.save(tmp_path / "saved", model, params)
