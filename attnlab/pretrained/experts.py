@@ -46,7 +46,7 @@ class ExpertFields(Field):
         own = [*self.options.values(), *self.dense, *self.windows.attributes]
         own += [] if self.width.name == "intermediate_size" else [self.width]
         own += [self.clip] if self.clip else []
-        own += [Attribute(self.other_name, kind=int)] if self.other_name else []
+        own += [Attribute(self.other_name, kind=int, is_depth=True)] if self.other_name else []
         return tuple(own)
 
     def experts(self, attributes: JSON) -> Experts:
