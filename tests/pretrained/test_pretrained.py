@@ -58,97 +58,96 @@ def test_saved_tensors_are_equal_bit_by_bit(path, tmp_path):
         np.testing.assert_array_equal(saved[name], tensors[name], name)
 
 
-def old_style(family, config, tensors):
-    """The same model as older programs stored it."""
-    some = next(iter(tensors.values()))
-    tensors, config = dict(tensors), dict(config)
-    if family in ("bert", "albert", "roberta", "distilbert"):
-        tensors = {
-            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-                "LayerNorm.bias", "LayerNorm.beta"
-            ): a
-            for name, a in tensors.items()
-        }
-        tensors[f"{family}.embeddings.position_ids"] = np.arange(17)[None]
-        for name in ("architectures", "tie_word_embeddings", "is_decoder", "add_cross_attention"):
-            config.pop(name, None)
-        config["position_embedding_type"] = "absolute"
-    if family == "bert":
-        words = tensors["bert.embeddings.word_embeddings.weight"]
-        tensors["cls.predictions.decoder.weight"] = words
-    if family == "gpt2":  # as the hub has it
-        tensors = {name.removeprefix("transformer."): a for name, a in tensors.items()}
-        for i in range(2):
-            tensors[f"h.{i}.attn.bias"] = np.tril(np.ones((1, 1, 17, 17), np.float32))
-            tensors[f"h.{i}.attn.masked_bias"] = np.float32(-1e4).reshape(())
-        config = {k: v for k, v in config.items() if not k.startswith(("scale_attn", "reorder"))}
-        config |= {"n_ctx": 17, "summary_type": "cls_index"}
-    if family == "modernbert":  # as the hub has it
-        said = config.pop("rope_parameters")
-        config |= {"global_rope_theta": said["full_attention"]["rope_theta"]}
-        config |= {"local_rope_theta": said["sliding_attention"]["rope_theta"]}
-        config |= {"global_attn_every_n_layers": 3, "layer_norm_eps": 1e-5}
-        config.pop("layer_types")
-    if "rope_parameters" in config:  # before transformers 5
-        said = config.pop("rope_parameters")
+BERTS = ("bert", "albert", "roberta", "distilbert")
+NOT_YET = {
+    **dict.fromkeys(BERTS, "architectures tie_word_embeddings is_decoder add_cross_attention"),
+    "gpt2": "scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn",
+    "t5": "scale_decoder_outputs is_gated_act dense_act_fn",
+    "vit": "pooler_act pooler_output_size dtype encoder_stride",
+}
+"""Family -> words of config.json that older programs did not have."""
+OLDER = {
+    **dict.fromkeys(BERTS, {"position_embedding_type": "absolute"}),
+    "bloom": {"bias_dropout_fusion": True},
+    "falcon": {"apply_residual_connection_post_layernorm": False},
+    "gemma3_text": {"sliding_window_pattern": 2, "cache_implementation": "hybrid"},
+    "gpt2": {"n_ctx": 17, "summary_type": "cls_index"},
+    "gpt_neox": {"rotary_pct": 0.5, "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0},
+    "gpt_oss": {"rope_scaling": {"rope_type": "default"}},  # null is not the same in all versions
+    "modernbert": {"global_attn_every_n_layers": 3, "layer_norm_eps": 1e-5},
+    "smollm3": {"max_window_layers": 28},
+    "starcoder2": {"mlp_type": "default", "norm_type": "layer_norm", "rms_norm_eps": 0.5}
+    | {"activation_function": "gelu", "layer_norm_epsilon": 0.5},
+    "t5": {"n_positions": 512, "output_past": True, "task_specific_params": {}},
+    "vit": {"id2label": {str(i): f"a kind of {i}" for i in range(5)}},
+}
+"""Family -> words that they had."""
+
+
+def old_words(family, config):
+    """The same config.json as older programs wrote it."""
+    config = {n: a for n, a in config.items() if n not in NOT_YET.get(family, "").split()}
+    if family == "bloom":
+        config["n_embed"] = config.pop("hidden_size")
+    said = config.pop("rope_parameters", None)  # before transformers 5
+    if said and family == "modernbert":
+        bases = {f"{n}_rope_theta": said[t] for n, t in zip(("global", "local"), said, strict=True)}
+        config |= {name: one["rope_theta"] for name, one in bases.items()}
+    elif said:
         if family == "gemma3_text":
-            config |= {"rope_local_base_freq": said["sliding_attention"]["rope_theta"]}
-            config |= {"sliding_window_pattern": 2, "cache_implementation": "hybrid"}
-            said = said["full_attention"]
-        if family == "olmo3":
-            said = said["full_attention"]
-        config |= {"rope_scaling": None, "rope_theta": said["rope_theta"], "pretraining_tp": 1}
+            config["rope_local_base_freq"] = said["sliding_attention"]["rope_theta"]
+        said = said.get("full_attention", said)
+        base = "rotary_emb_base" if family == "gpt_neox" else "rope_theta"
+        config |= {"rope_scaling": None, base: said["rope_theta"], "pretraining_tp": 1}
         if family in ("stablelm", "glm", "glm4", "glm4_moe", "phi"):
             config["partial_rotary_factor"] = said["partial_rotary_factor"]
-        if family == "gpt_oss":  # null is not the same in all versions
-            config["rope_scaling"] = {"rope_type": "default"}
-        rates, at = np.ones(2, np.float32), "model.layers.{}.self_attn."
-        if family == "falcon":
-            at = "transformer.h.{}.self_attention."
-        if family == "gpt_neox":
-            config |= {"rotary_emb_base": config.pop("rope_theta"), "rotary_pct": 0.5}
-            config |= {"attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0}
-            at = "gpt_neox.layers.{}.attention."
-            mask = {"bias": np.tril(np.ones((1, 1, 17, 17), bool)), "masked_bias": rates[0]}
-            tensors |= {at.format(i) + name: a for i in range(2) for name, a in mask.items()}
-        for name in ("mlp_bias",) + ("attention_bias",) * (family == "llama"):
-            config.pop(name, None)
-        if family not in ("ministral", "cohere2", "exaone4"):  # which are no older than the word
-            config.pop("layer_types", None)
-        tensors |= {f"{at.format(i)}rotary_emb.inv_freq": rates for i in range(2)}
-    if family == "bloom":
-        config |= {"n_embed": config.pop("hidden_size"), "bias_dropout_fusion": True}
-    if family == "falcon":
-        config["apply_residual_connection_post_layernorm"] = False
-    if family == "smollm3":
-        config["max_window_layers"] = 28
-    if family == "starcoder2":
-        config |= {"mlp_type": "default", "norm_type": "layer_norm", "rms_norm_eps": 0.5}
-        config |= {"activation_function": "gelu", "layer_norm_epsilon": 0.5}
-    if family == "vit":
-        for name in ("pooler_act", "pooler_output_size", "dtype", "encoder_stride"):
-            config.pop(name)
-        config |= {"id2label": {str(i): f"a kind of {i}" for i in range(5)}}
-    if family == "t5":
-        for name in (
-            "encoder.embed_tokens.weight",
-            "decoder.embed_tokens.weight",
-            "lm_head.weight",
+        gone = ("mlp_bias", "attention_bias" if family == "llama" else "")
+        config = {name: a for name, a in config.items() if name not in gone}
+    if said and family not in ("ministral", "cohere2", "exaone4"):  # no older than the word
+        config.pop("layer_types", None)
+    return config | OLDER.get(family, {})
+
+
+def old_tensors(family, config, tensors):
+    """The same weights as older programs stored them."""
+    more, mask, one = {}, np.tril(np.ones((1, 1, 17, 17), np.float32)), np.ones(2, np.float32)
+    if family in BERTS:
+        for new, old in (
+            ("LayerNorm.weight", "LayerNorm.gamma"),
+            ("LayerNorm.bias", "LayerNorm.beta"),
         ):
-            tensors[name] = tensors["shared.weight"]
+            tensors = {name.replace(new, old): a for name, a in tensors.items()}
+        more[f"{family}.embeddings.position_ids"] = np.arange(17)[None]
+    if family == "bert":
+        more["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
+    if family == "gpt2":  # as the hub has it
+        tensors = {name.removeprefix("transformer."): a for name, a in tensors.items()}
+        more |= {f"h.{i}.attn.bias": mask for i in range(2)}
+        more |= {f"h.{i}.attn.masked_bias": np.float32(-1e4).reshape(()) for i in range(2)}
+    if family == "gpt_neox":
+        more |= {f"gpt_neox.layers.{i}.attention.bias": mask > 0 for i in range(2)}
+        more |= {f"gpt_neox.layers.{i}.attention.masked_bias": one[0] for i in range(2)}
+    if "rope_parameters" in config and family != "modernbert":
+        places = {
+            "falcon": "transformer.h.{}.self_attention",
+            "gpt_neox": "gpt_neox.layers.{}.attention",
+        }
+        at = places.get(family, "model.layers.{}.self_attn")
+        more |= {f"{at.format(i)}.rotary_emb.inv_freq": one for i in range(2)}
+    if family == "t5":
+        names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+        more |= dict.fromkeys(names, tensors["shared.weight"])
         dead = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-        tensors[dead] = np.ones((8, 4), some.dtype)
-        for name in ("scale_decoder_outputs", "is_gated_act", "dense_act_fn"):
-            config.pop(name)
-        config |= {"n_positions": 512, "output_past": True, "task_specific_params": {}}
-    return config, tensors
+        more[dead] = np.ones((8, 4), np.float32)
+    return tensors | more
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_older_styles_load(family, tmp_path):
     config, tensors, _, _ = split(FAMILIES[family])
     model, params = pretrained.load(write(tmp_path / "new", config, tensors))
-    old, old_params = pretrained.load(write(tmp_path / "old", *old_style(family, config, tensors)))
+    older = old_words(family, config), old_tensors(family, config, tensors)
+    old, old_params = pretrained.load(write(tmp_path / "old", *older))
     assert old.config == model.config
     jax.tree.map(np.testing.assert_array_equal, params, old_params)
 
