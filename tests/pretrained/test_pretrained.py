@@ -67,7 +67,7 @@ NOT_YET = {
 }
 """Family -> words of config.json that older programs did not have."""
 OLDER = {
-    **dict.fromkeys(BERTS, {"position_embedding_type": "absolute"}),
+    **{name: {"position_embedding_type": "absolute"} for name in BERTS},
     "bloom": {"bias_dropout_fusion": True},
     "falcon": {"apply_residual_connection_post_layernorm": False},
     "gemma3_text": {"sliding_window_pattern": 2, "cache_implementation": "hybrid"},
@@ -112,11 +112,9 @@ def old_tensors(family, config, tensors):
     """The same weights as older programs stored them."""
     more, mask, one = {}, np.tril(np.ones((1, 1, 17, 17), np.float32)), np.ones(2, np.float32)
     if family in BERTS:
-        for new, old in (
-            ("LayerNorm.weight", "LayerNorm.gamma"),
-            ("LayerNorm.bias", "LayerNorm.beta"),
-        ):
-            tensors = {name.replace(new, old): a for name, a in tensors.items()}
+        for new, old in (("weight", "gamma"), ("bias", "beta")):
+            end = f"LayerNorm.{new}", f"LayerNorm.{old}"
+            tensors = {name.replace(*end): a for name, a in tensors.items()}
         more[f"{family}.embeddings.position_ids"] = np.arange(17)[None]
     if family == "bert":
         more["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
