@@ -156,7 +156,7 @@ def killed_at(step):
         return wrapped
     for name in ("mkdir", "rename", "replace", "link", "open", "fsync", "close", "unlink", "rmdir"):
         setattr(os, name, wrap(getattr(os, name)))
-    write_together(folder, write)
+    write_together(folder, write, remove=lambda name: False)
     os._exit(0)
 seen = []
 for step in range(1, 100):
