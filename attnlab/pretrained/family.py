@@ -25,7 +25,8 @@ class Family:
       table: the names of the weights.
       tasks: task models with a classifier; the `stem` of a field begins the names of their
         architectures.
-      defaults: attribute -> its default, where it is not that of its field.
+      defaults: attribute -> its default, in place of that of its field; `variant` takes those of
+        transformers.
     """
 
     name: str
