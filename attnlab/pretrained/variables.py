@@ -93,7 +93,8 @@ def from_variables(
         raise ValueError(f"{system} has no place for the variable {unknown[0]!r}")
     if isinstance(built, Layout):
         found = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in weight_shapes(built).items()}
-        model, shapes = MultiHeadAttention(built), {"heads": found}
+        model: MultiHeadAttention | FlaxModel = MultiHeadAttention(built)
+        shapes: Params = {"heads": found}
     else:
         model, shapes = built.build(), param_shapes(built)
     return model, jax.tree.map(jnp.asarray, fill(shapes, entries, tensors))
