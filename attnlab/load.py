@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,31 +27,25 @@ from attnlab.nested import JSON, differences, flatten
 from attnlab.sharing import Params
 from attnlab.tap import Patches
 from attnlab.training.checkpoint import Checkpoints, digest
-from attnlab.training.objectives import (
-    OBJECTIVES,
-    Model,
-    Objective,
-    decode_tokens,
-    special_name,
-)
+from attnlab.training.objectives import OBJECTIVES, Model, Objective, special_name
 from attnlab.training.objectives.objective import Example, Inputs, cross_entropy
 from attnlab.training.step import InitParams, initial_params
 
 if TYPE_CHECKING:
     from attnlab.interpret import AblationMetric
 
+T = TypeVar("T")
+
 SPEC, SPECS, RUNS = "spec.json", "specs.json", "runs"
 """Files of a run and of a sweep, the folder of its runs."""
 IMPORTS = "imports"
 """Field of a stored experiment: the modules outside of attnlab that define its parts."""
 ROWS = 8
-"""Held-out rows of `shown_rows`."""
+"""Held-out rows of `LoadedModel.heldout`."""
 TEXTS = ("source", "tokens")
 """The inputs of a model that are tokens."""
 NEW_TOKENS = 20
 """Tokens that `LoadedModel.describe_text` writes."""
-LONGEST = 1024
-"""Tokens of the longest text: a page holds a byte for every pair of them, head by head."""
 MAY_DIFFER = (
     "sharing", "encoder.shares_decoder", "delta_rank", "compute", "attention.order",
     "attention.implementation", "init", "dropout", "metadata",
@@ -60,25 +54,32 @@ MAY_DIFFER = (
 
 
 class Prompt(NamedTuple):
-    """What a model is to read; "" where it is left open."""
+    """What a model is to read; "" where it is left open.
+
+    Attributes:
+      text: in words.
+      tokens: in place of `text`: their numbers, with commas between.
+      source, source_tokens: what the encoder of an encoder-decoder reads, likewise.
+    """
 
     text: str = ""
     tokens: str = ""
-    """In place of `text`: their numbers, with commas between."""
     source: str = ""
-    """What the encoder of an encoder-decoder reads."""
     source_tokens: str = ""
 
 
 class ModelInput(NamedTuple):
-    """One text as a model reads it."""
+    """One text as a model reads it.
+
+    Attributes:
+      inputs: arguments of the model's call.
+      written: names of those that are texts -> how their tokens are written, without padding.
+      metric: model -> the loss of the task; None where there is no task.
+    """
 
     inputs: Inputs
-    """Arguments of the model's call."""
     written: dict[str, list[str]]
-    """Names of those that are texts -> how their tokens are written, without padding."""
     metric: "Callable[[Model], AblationMetric] | None" = None
-    """Model -> the loss of the task; None where there is no task."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -148,32 +149,28 @@ class LoadedModel:
     @property
     def ends(self) -> tuple[int, ...]:
         """Tokens that end a text."""
-        if self.objective:
-            return self._special("<end>")
-        found = self._setting("eos_token_id")
-        listed = found if isinstance(found, list) else [found]
-        return tuple(t for t in listed if isinstance(t, int) and 0 <= t < self.config.vocab_size)
+        found = self._special("<end>", "eos_token_id")
+        return tuple(token for token in found if 0 <= token < self.config.vocab_size)
 
     @property
     def starts(self) -> tuple[int, ...]:
         """What the decoder of an encoder-decoder reads before its text."""
+        found = self._special("<start>", "decoder_start_token_id")
+        return found if self.record else found or (0,)
+
+    def _special(self, name: str, setting: str) -> tuple[int, ...]:
+        """Special tokens: of a run that of the task, of a published model those that
+        generation_config.json, else config.json, sets."""
         if self.objective:
-            return self._special("<start>")
-        found = self._setting("decoder_start_token_id")
-        return (found if isinstance(found, int) else 0,)
-
-    def _special(self, name: str) -> tuple[int, ...]:
-        """A special token of the task, if it has one of that name."""
-        names = self.objective.special_tokens if self.objective else ()
-        return (self.num_tokens + names.index(name),) if name in names else ()
-
-    def _setting(self, name: str) -> object:
-        """A word of generation_config.json, else of config.json, else None."""
+            names = self.objective.special_tokens
+            return (self.num_tokens + names.index(name),) if name in names else ()
         from attnlab.pretrained.metadata import metadata_of
 
         kept = metadata_of(self.config)
-        found = [(kept.get(file) or {}).get(name) for file in ("generation_config", "config")]
-        return next((value for value in found if value is not None), None)
+        files = [kept.get(file) or {} for file in ("generation_config", "config")]
+        value = next((v for file in files if (v := file.get(setting)) is not None), None)
+        listed = value if isinstance(value, list) else [value]
+        return tuple(token for token in listed if isinstance(token, int))
 
     def initial(self, inputs: Inputs) -> Params:
         """The parameters at step 0; of a published model others drawn alike."""
@@ -224,12 +221,6 @@ class LoadedModel:
                 write_atomic(folder / FILE, path.read_bytes())
 
     @property
-    def data_digest(self) -> str | None:
-        """sha256 of the data that a run was trained on."""
-        found: str | None = self.record.get("source", {}).get("sha256")
-        return found
-
-    @property
     def description(self) -> str:
         """Where the parameters come from."""
         if not self.record:
@@ -243,6 +234,29 @@ class LoadedModel:
         lines = [f"{jax.tree_util.keystr(path)} {digest(leaf)}" for path, leaf in leaves]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
+    def heldout(self) -> list[ModelInput]:
+        """Up to `ROWS` held-out rows of a run as its task presents them, evenly spaced, the longest
+        first."""
+        assert self.objective is not None
+        objective = self.objective.bind(self.dataset.sizes)
+        rows = self.dataset.heldout(ROWS)
+        examples = jax.jit(objective.prepare)(rows, jax.random.key(0))
+        found = []
+        for i in range(len(jax.tree.leaves(rows)[0])):
+            example: Example = jax.tree.map(lambda a, i=i: a[i : i + 1], examples)
+            written = {
+                name: self._written(np.asarray(example.inputs[name])[0, :end])
+                for name, end in _lengths(example).items()
+            }
+            metric = functools.partial(_metric, objective, example)
+            found.append(ModelInput(example.inputs, written, metric))
+        return sorted(found, key=lambda one: -sum(map(len, one.written.values())))
+
+    def _written(self, row: np.ndarray) -> list[str]:
+        """How the tokens of a text are written; features have no words but their positions."""
+        is_text = np.issubdtype(row.dtype, np.integer)
+        return [self.piece(t) if is_text else str(i) for i, t in enumerate(row.tolist())]
+
     def read(self, prompt: Prompt) -> ModelInput:
         """The prompt as the model reads it; without one, a held-out row of a run as its task
         presents it.
@@ -250,13 +264,10 @@ class LoadedModel:
         Raises:
           ValueError: the prompt does not fit the model.
         """
-        if any(prompt):
-            return self._read(prompt)
-        if self.objective is None:
-            raise ValueError('no text; give --text="..." or --tokens=1,2,3')
-        return _heldout(self.config, self.objective.bind(self.dataset.sizes), self.dataset)
-
-    def _read(self, prompt: Prompt) -> ModelInput:
+        if not any(prompt):
+            if self.objective is None:
+                raise ValueError('no text; give --text="..." or --tokens=1,2,3')
+            return self.heldout()[0]
         both = self.config.kind == "encoder_decoder"
         if both != bool(prompt.source or prompt.source_tokens):
             raise ValueError(
@@ -266,23 +277,27 @@ class LoadedModel:
                 else f"a {self.config.kind} reads one text: leave --source and --source_tokens out"
             )
         tokens = self._ids("text", prompt.text, prompt.tokens)
-        if both and not prompt.tokens:
-            # The decoder goes on behind its text, which therefore has no end token.
-            at_end = tokens and not self.record and tokens[-1] in self.ends
-            tokens = [*self.starts, *(tokens[:-1] if at_end else tokens)]
         rows = {"tokens": tokens}
         if both:
             rows["source"] = self._ids("source", prompt.source, prompt.source_tokens)
+            if not prompt.tokens:
+                # The decoder goes on behind its text, which therefore has no end token.
+                at_end = tokens and not self.record and tokens[-1] in self.ends
+                rows["tokens"] = [*self.starts, *(tokens[:-1] if at_end else tokens)]
         for name, row in rows.items():
             if not row:
                 flag = "text" if name == "tokens" else name
                 raise ValueError(f"--{flag} has no token; give at least one word")
+            if len(row) > self.config.max_len:
+                raise ValueError(
+                    f"{name}: {len(row)} tokens are more than max_len {self.config.max_len} of "
+                    "this model; give a shorter text"
+                )
             if wrong := [t for t in row if not 0 <= t < self.config.vocab_size]:
                 raise ValueError(
                     f"{name}: {wrong[0]} is no token of this model, which has 0 to "
                     f"{self.config.vocab_size - 1}"
                 )
-        _check_length(self.config, {name: len(row) for name, row in rows.items()})
         inputs: Inputs = {name: jnp.asarray([row], jnp.int32) for name, row in rows.items()}
         return ModelInput(inputs, {name: list(map(self.piece, row)) for name, row in rows.items()})
 
@@ -319,13 +334,8 @@ class LoadedModel:
         Raises:
           ValueError: the prompt cannot be read, or leaves no space for a token.
         """
-        tokens, fits, options = self._request(prompt, new_tokens, sampling, draw)
-        for name in ("source", "source_padding_mask"):
-            if (a := options.get(name)) is not None:
-                options[name] = jnp.repeat(jnp.asarray(a), count, axis=0)
-        rows = jnp.repeat(tokens, count, axis=0)
-        new = np.asarray(generate(self.params, rows, self.config, fits, **options))
-        before = self._before(tokens)
+        tokens, fits, options, before = self._request(prompt, new_tokens, count, sampling, draw)
+        new = np.asarray(generate(self.params, tokens, self.config, fits, **options))
         return [self.decode([*before, *until_end(row, self.ends)]) for row in new.tolist()]
 
     def pieces(
@@ -336,10 +346,10 @@ class LoadedModel:
         draw: int = 0,
     ) -> Iterator[str]:
         """The first of `texts`, as it is written: a piece for each token that makes one."""
-        tokens, fits, options = self._request(prompt, new_tokens, sampling, draw)
+        tokens, fits, options, row = self._request(prompt, new_tokens, 1, sampling, draw)
         columns = stream(self.params, tokens, self.config, fits, **options)
         new = until_end((int(column[0]) for column in columns), self.ends)
-        row, written = self._before(tokens), ""
+        written = ""
         for more in itertools.chain([[]], ([token] for token in new)):
             row = [*row, *more]
             text = self.decode(row) if row else ""
@@ -357,43 +367,38 @@ class LoadedModel:
         Raises:
           ValueError: there is no tokenizer, or the text has no token or too many.
         """
-        tokens, config = self.split(text)[0], self.config
-        if not 0 < len(tokens) <= config.max_len:
-            raise ValueError(f"--text has {len(tokens)} tokens; give 1 to {config.max_len}")
-        names = [repr(self.piece(t)) for t in tokens.tolist()]
-        rows = [f"{i:<6} {t:<7} {n}" for i, (t, n) in enumerate(zip(tokens, names, strict=True))]
-        both, ids = config.encoder is not None, jnp.asarray(tokens)[None]
-        source, prompt = (ids, jnp.array([self.starts])) if both else (None, ids)
-        probs_of = "encoder.probs" if both else "probs"
+        config, both = self.config, self.config.encoder is not None
+        read = self.read(Prompt(source=text) if both else Prompt(text))
+        of_text, probs_of = ("source", "encoder.probs") if both else ("tokens", "probs")
+        ids, names = np.asarray(read.inputs[of_text])[0], list(map(repr, read.written[of_text]))
+        rows = [f"{i:<6} {t:<7} {n}" for i, (t, n) in enumerate(zip(ids, names, strict=True))]
         call = functools.partial(config.build().apply, capture=(probs_of,))
-        seen = jax.jit(call)({"params": self.params}, prompt, source=source)
+        seen = jax.jit(call)({"params": self.params}, **read.inputs)
         most = [
             f"{layer:<5} {head:<5} {names[int(p.argmax())]} {p.max():.2f}"
             for layer, probs in enumerate(seen.captured[probs_of])
             for head, p in enumerate(np.asarray(probs[0]).mean(axis=1))
         ]
         lines = ["token  id      text", *rows, "", "layer head  what it attends to most", *most, ""]
+        prompt = jnp.asarray(read.inputs["tokens"])
         room = config.max_len - prompt.shape[1]
         if config.kind == "encoder" and seen.logits is not None:
             best = [repr(self.decode([t])) for t in np.argmax(seen.logits[0], axis=-1).tolist()]
             lines.append("predictions in their place: " + " ".join(best))
         elif config.kind != "encoder" and config.output.kind != "none" and room > 0:
             count, end = min(NEW_TOKENS, room), self.ends
+            source = jnp.asarray(read.inputs["source"]) if both else None
             new = generate(self.params, prompt, config, count, source=source, end=end or None)
             lines.append(f"continuation: {self.decode([*until_end(new[0].tolist(), end)])!r}")
         return "\n".join(lines)
 
-    def _before(self, prompt: jax.Array) -> list[int]:
-        """What a text begins with: the prompt, unless the model has an encoder."""
-        both = self.config.kind == "encoder_decoder"
-        tokens: list[int] = [] if both else prompt[0].tolist()
-        return tokens
-
     def _request(
-        self, prompt: Prompt, new_tokens: int, sampling: Sampling, draw: int
-    ) -> tuple[jax.Array, int, GenerateOptions]:
-        """Arguments of `generate`: the prompt, how many tokens, and the others."""
-        given = {name: jnp.asarray(a) for name, a in self.read(prompt).inputs.items()}
+        self, prompt: Prompt, new_tokens: int, count: int, sampling: Sampling, draw: int
+    ) -> tuple[jax.Array, int, GenerateOptions, list[int]]:
+        """Arguments of `generate`: the prompt in `count` rows, how many tokens, and the others;
+        what a text begins with: the prompt, unless the model has an encoder."""
+        inputs = self.read(prompt).inputs
+        given = {name: jnp.repeat(jnp.asarray(a), count, axis=0) for name, a in inputs.items()}
         tokens, most = given["tokens"], self.config.max_len
         length = tokens.shape[1]
         if length >= most:
@@ -412,7 +417,8 @@ class LoadedModel:
             "sampling": sampling,
             "key": jax.random.key(draw) if sampling.temperature else None,
         }
-        return tokens, fits, options
+        before: list[int] = [] if self.config.encoder else tokens[0].tolist()
+        return tokens, fits, options, before
 
 
 def named_init(name: str, config: ModelConfig) -> InitParams | None:
@@ -452,11 +458,7 @@ def open_run(folder: str | Path, seed: int | None = None) -> LoadedModel:
       ValueError: there is no run, no checkpoint, no such seed, or several runs of it.
     """
     folder, record = _record(folder, seed)
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        found = checkpoints.restore()
-    if found is None:
-        raise _no_checkpoint(folder)
-    steps, state, notes = found
+    steps, state, notes = _newest(folder, Checkpoints.restore)
     return LoadedModel(
         name=str(folder),
         folder=folder,
@@ -489,11 +491,7 @@ def load_config(where: str | Path) -> ModelConfig:
 
         return pretrained.load_config(where)
     folder, _ = _record(where)
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        found = checkpoints.notes()
-    if found is None:
-        raise _no_checkpoint(folder)
-    return _config(found[1])
+    return _config(_newest(folder, Checkpoints.notes)[1])
 
 
 def is_run(folder: str | Path) -> bool:
@@ -533,15 +531,20 @@ def _record(where: str | Path, seed: int | None = None) -> tuple[Path, JSON]:
             f"{where} is a sweep of several models; give the folder of one run, as {folder} (its "
             f"runs with seed {seed}: {names})"
         )
-    if not (folder / "checkpoints").is_dir():
-        raise _no_checkpoint(folder)
     record: JSON = json.loads((folder / SPEC).read_text(encoding="utf-8"))
     import_those(record["config"].get(IMPORTS, ()))
     return folder, record
 
 
-def _no_checkpoint(folder: Path) -> ValueError:
-    return ValueError(f"{folder} has no checkpoint yet; let it run until its first")
+def _newest(folder: Path, read: Callable[[Checkpoints], T | None]) -> T:
+    """What `read` returns of the checkpoints of a run. Raises ValueError where there are none."""
+    found = None
+    if (folder / "checkpoints").is_dir():
+        with Checkpoints(folder / "checkpoints") as checkpoints:
+            found = read(checkpoints)
+    if found is None:
+        raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
+    return found
 
 
 def _config(notes: JSON) -> ModelConfig:
@@ -554,12 +557,9 @@ def _params(state: dict[str, Any]) -> dict[str, Any]:
     """The parameters as a tree, from path -> array [1, ...]."""
     params: dict[str, Any] = {}
     for path, a in state.items():
-        *steps, last = path.split(".")
-        if steps[:1] == ["params"]:
-            where = params
-            for step in steps[1:]:
-                where = where.setdefault(step, {})
-            where[last] = a[0]
+        if path.startswith("params."):
+            _, *outer, last = path.split(".")
+            functools.reduce(lambda at, name: at.setdefault(name, {}), outer, params)[last] = a[0]
     return params
 
 
@@ -655,25 +655,8 @@ def with_plan_of(
     return new, f"{', '.join(changes)}: outputs differ by {difference:.3g} of the largest"
 
 
-class Row(NamedTuple):
-    """One held-out row, as an objective presents it."""
-
-    example: Example
-    ends: dict[str, int]
-    """Its texts -> the length of each: what follows is padding."""
-
-
-def shown_rows(objective: Objective, dataset: Dataset) -> list[Row]:
-    """Up to `ROWS` held-out rows, evenly spaced, the longest first: its maps are drawn."""
-    rows = dataset.heldout(ROWS)
-    count = len(jax.tree.leaves(rows)[0])
-    prepared = jax.jit(objective.prepare)(rows, jax.random.key(0))
-    examples = [jax.tree.map(lambda a: a[i : i + 1], prepared) for i in range(count)]  # noqa: B023
-    found = [Row(example, _lengths(example)) for example in examples]
-    return sorted(found, key=lambda row: -sum(row.ends.values()))
-
-
 def _lengths(example: Example) -> dict[str, int]:
+    """Text -> its length; what follows is padding."""
     inputs = example.inputs
     real = {name: np.ones(np.shape(inputs[name])[1], bool) for name in TEXTS if name in inputs}
     for text, mask in (("tokens", "padding_mask"), ("source", "source_padding_mask")):
@@ -682,22 +665,6 @@ def _lengths(example: Example) -> dict[str, int]:
     if "source" in inputs:
         real["tokens"] = np.asarray(example.weights[0] > 0)
     return {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}
-
-
-def _heldout(config: ModelConfig, objective: Objective, dataset: Dataset) -> ModelInput:
-    """A held-out row as the objective presents it."""
-    example, ends = shown_rows(objective, dataset)[0]
-    inputs = example.inputs
-    _check_length(config, ends)
-
-    def write(name: str) -> list[str]:
-        row = np.asarray(inputs[name])[0, : ends[name]]
-        if not np.issubdtype(row.dtype, np.integer):  # features have no words
-            return [str(i) for i in range(len(row))]
-        return [decode_tokens(objective, dataset, [t]) for t in row.tolist()]
-
-    metric = functools.partial(_metric, objective, example)
-    return ModelInput(inputs, {name: write(name) for name in ends}, metric)
 
 
 def _metric(task: Objective, example: Example, model: Model) -> "AblationMetric":
@@ -713,20 +680,6 @@ def _metric(task: Objective, example: Example, model: Model) -> "AblationMetric"
 
     meaning = f"{unit}that a target of the task costs more when this head writes nothing"
     return AblationMetric("loss without it", meaning, loss, jnp.subtract)
-
-
-def _check_length(config: ModelConfig, lengths: dict[str, int]) -> None:
-    for name, length in lengths.items():
-        if length > config.max_len:
-            raise ValueError(
-                f"{name}: {length} tokens are more than max_len {config.max_len} of this model; "
-                "give a shorter text"
-            )
-        if length > LONGEST:
-            raise ValueError(
-                f"{name}: a page of {length} tokens would be too large to open, {LONGEST} are the "
-                "most; give a shorter text"
-            )
 
 
 def until_end(tokens: Iterable[int], ends: Collection[int]) -> Iterator[int]:

@@ -164,7 +164,7 @@ def count_groups(config):
     """(applications of self-attention, groups of its parameters)."""
     plans = [config.plan]
     if config.encoder is not None:
-        plans.append(config.encoder_plan)
+        plans.append(config.encoder_model.plan)
     own = plans[:1] if config.encoder and config.encoder.shares_decoder else plans
     return sum(p.num_layers for p in plans), sum(p.num_groups["attention"] for p in own)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from sphinx.addnodes import desc_annotation
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 
@@ -122,7 +123,9 @@ def plain(app: Sphinx, what: str, name: str, of: Any, options: Any, said: str, g
 
 
 def short(app: Sphinx, domain: str, kind: str, content: nodes.Element) -> None:
-    """Types by the names that the code has."""
+    """Types by the names that the code has; values of constants that fit in a line or two."""
+    for value in [v for v in content.parent.findall(desc_annotation) if len(v.astext()) > 200]:
+        value.parent.remove(value)
     for text in [t for t in content.parent.findall(nodes.Text) if "jaxlib._jax." in t]:
         text.parent.replace(text, nodes.Text(text.replace("jaxlib._jax.", "")))
 

@@ -137,7 +137,7 @@ def numbers() -> str:
         costs = [f"{cost:,}" for cost in (num_parameters(layout), *sizes)]
         rows.append([name, *costs, str(rank(layout))])
     header = ("layout", "parameters", "FLOPs per token", "cache bytes per token", "rank of scores")
-    return table(header, rows).replace("---|---|---|---|---|", "---|--:|--:|--:|--:|", 1)
+    return table(header, rows, ["---", *["--:"] * 4])
 
 
 QIU, TIES = "Qiu et al. 2025, arXiv 2505.06708", "arXiv 2606.04032"
@@ -188,7 +188,7 @@ def options() -> str:
         costs = f"{more:+,}", f"{cache_bytes_per_token(layout):,}"
         rows.append([f"`{code}`", what, *costs, without, link(source)])
     header = ("option", "what it does", "parameters", "cache bytes", "not for", "source")
-    return table(header, rows).replace("---|---|---|---|", "---|---|--:|--:|", 1)
+    return table(header, rows, ["---", "---", "--:", "--:", "---", "---"])
 
 
 def can_have(name: str, fields: dict[str, Any]) -> bool:

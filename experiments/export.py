@@ -21,6 +21,15 @@ from attnlab.models import num_parameters
 from experiments import app
 
 
+def define_flags() -> None:
+    """The flags of the command."""
+    flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
+    flags.DEFINE_string("workdir", "", "The folder of one run.")
+    flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
+    flags.DEFINE_string("plan", "", "Sharing plan to change to.")
+    flags.DEFINE_string("out", None, "The folder to write; it must not exist.", required=True)
+
+
 def main() -> None:
     """Writes --out."""
     given, out = flags.FLAGS, Path(flags.FLAGS.out)
@@ -46,9 +55,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
-    flags.DEFINE_string("workdir", "", "The folder of one run.")
-    flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
-    flags.DEFINE_string("plan", "", "Sharing plan to change to.")
-    flags.DEFINE_string("out", None, "The folder to write; it must not exist.", required=True)
+    define_flags()
     app.start(main)

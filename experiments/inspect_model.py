@@ -23,6 +23,14 @@ from attnlab.training.step import input_names
 from experiments import app, config
 
 
+def define_flags() -> None:
+    """The flags of the command."""
+    app.define_config(required=False)
+    flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
+    flags.DEFINE_string("workdir", "", "The folder of a run.")
+    flags.DEFINE_string("text", "", "A text for the model of --path; needs its tokenizer.json.")
+
+
 def main() -> None:
     """Prints the model of --config, of the folder --path or of the run --workdir."""
     path, workdir = flags.FLAGS.path, flags.FLAGS.workdir
@@ -50,8 +58,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    app.define_config(required=False)
-    flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
-    flags.DEFINE_string("workdir", "", "The folder of a run.")
-    flags.DEFINE_string("text", "", "A text for the model of --path; needs its tokenizer.json.")
+    define_flags()
     app.start(main)

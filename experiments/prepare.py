@@ -16,6 +16,21 @@ from attnlab.data import PreparePlan, prepare
 from experiments import app
 
 
+def define_flags() -> None:
+    """The flags of the command."""
+    flags.DEFINE_multi_string("path", None, "A file or folder of texts.", required=True)
+    flags.DEFINE_string("out", None, "The folder to write.", required=True)
+    flags.DEFINE_string("tokenizer", "bytes", "bytes, bpe:N or the path of a tokenizer.json.")
+    flags.DEFINE_float("heldout", 0.05, "The share of documents that are held out.")
+    flags.DEFINE_string(
+        "end_of_document",
+        "",
+        "The tokenizer's special token for the end of a document; left out: a new token.",
+    )
+    flags.DEFINE_integer("shard_tokens", None, "Largest number of tokens in a file.", lower_bound=1)
+    flags.DEFINE_string("column", "text", "Column or field of the text, in tables and JSON lines.")
+
+
 def main() -> None:
     """Writes --out and prints what it holds."""
     given, default = flags.FLAGS, PreparePlan()
@@ -41,15 +56,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_multi_string("path", None, "A file or folder of texts.", required=True)
-    flags.DEFINE_string("out", None, "The folder to write.", required=True)
-    flags.DEFINE_string("tokenizer", "bytes", "bytes, bpe:N or the path of a tokenizer.json.")
-    flags.DEFINE_float("heldout", 0.05, "The share of documents that are held out.")
-    flags.DEFINE_string(
-        "end_of_document",
-        "",
-        "The tokenizer's special token for the end of a document; left out: a new token.",
-    )
-    flags.DEFINE_integer("shard_tokens", None, "Largest number of tokens in a file.", lower_bound=1)
-    flags.DEFINE_string("column", "text", "Column or field of the text, in tables and JSON lines.")
+    define_flags()
     app.start(main)

@@ -6,7 +6,6 @@ page stand between the marks <!-- made: NAME --> and <!-- end -->; the rest is w
 test fails while a page is not what this makes.
 """
 
-import ast
 import dataclasses
 import importlib
 import inspect
@@ -87,15 +86,9 @@ def commands() -> list[str]:
 
 
 def flags_of(module: types.ModuleType) -> list[flags.Flag]:
-    """The flags of a command: what its `define_flags`, or else its main block, defines."""
+    """The flags of a command, by its `define_flags`."""
     before = set(flags.FLAGS)
-    if hasattr(module, "define_flags"):
-        module.define_flags()
-    else:
-        body = ast.parse(inspect.getsource(module)).body
-        [block] = [n for n in body if isinstance(n, ast.If) and "__main__" in ast.unparse(n.test)]
-        start = ast.Module(block.body[:-1], [])  # without the call of main
-        exec(compile(start, module.__name__, "exec"), vars(module))
+    getattr(module, "define_flags", lambda: None)()
     found = [flags.FLAGS[name] for name in flags.FLAGS if name not in before]
     for flag in found:
         delattr(flags.FLAGS, flag.name)

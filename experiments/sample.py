@@ -16,6 +16,29 @@ from attnlab.models import Sampling
 from experiments import app
 
 
+def define_flags() -> None:
+    """The flags of the command."""
+    flags.DEFINE_string("workdir", None, "The folder of a run.")
+    flags.DEFINE_string("path", None, "A folder of a published model.")
+    flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
+    flags.DEFINE_string("text", "", "The prompt, which the model continues.")
+    flags.DEFINE_string("tokens", "", "The same as numbers: 1,2,3.")
+    flags.DEFINE_string("source", "", "Text of the encoder of an encoder-decoder.")
+    flags.DEFINE_string("source_tokens", "", "The same as numbers.")
+    flags.DEFINE_integer(
+        "new_tokens", 100, "Number of tokens to write, as far as max_len allows.", lower_bound=1
+    )
+    flags.DEFINE_float("temperature", 0.8, "0: always the most probable token.", lower_bound=0.0)
+    flags.DEFINE_integer(
+        "top_k", None, "Sample among so many of the most probable tokens.", lower_bound=1
+    )
+    flags.DEFINE_float(
+        "top_p", None, "Sample among the most probable tokens up to this total probability."
+    )
+    flags.DEFINE_integer("draw", 0, "Random seed of the samples.")
+    flags.DEFINE_integer("count", 1, "Number of texts.", lower_bound=1)
+
+
 def check_draws() -> None:
     """Raises ValueError for flags that have no effect where nothing is drawn."""
     names = ("top_k", "top_p", "draw", "count")
@@ -48,23 +71,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("workdir", None, "The folder of a run.")
-    flags.DEFINE_string("path", None, "A folder of a published model.")
-    flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
-    flags.DEFINE_string("text", "", "The prompt, which the model continues.")
-    flags.DEFINE_string("tokens", "", "The same as numbers: 1,2,3.")
-    flags.DEFINE_string("source", "", "Text of the encoder of an encoder-decoder.")
-    flags.DEFINE_string("source_tokens", "", "The same as numbers.")
-    flags.DEFINE_integer(
-        "new_tokens", 100, "Number of tokens to write, as far as max_len allows.", lower_bound=1
-    )
-    flags.DEFINE_float("temperature", 0.8, "0: always the most probable token.", lower_bound=0.0)
-    flags.DEFINE_integer(
-        "top_k", None, "Sample among so many of the most probable tokens.", lower_bound=1
-    )
-    flags.DEFINE_float(
-        "top_p", None, "Sample among the most probable tokens up to this total probability."
-    )
-    flags.DEFINE_integer("draw", 0, "Random seed of the samples.")
-    flags.DEFINE_integer("count", 1, "Number of texts.", lower_bound=1)
+    define_flags()
     app.start(main)

@@ -23,6 +23,27 @@ from attnlab.interpret import model_panel, view_panels
 from attnlab.load import Prompt, open_folder, open_run
 from experiments import app
 
+LONGEST = 1024
+"""Tokens of the longest text: a page holds a byte for every pair of them, head by head."""
+
+
+def define_flags() -> None:
+    """The flags of the command."""
+    flags.DEFINE_multi_string("workdir", None, "The folder of one run; may be given twice.")
+    flags.DEFINE_multi_string("path", None, "A folder of a published model; may be given twice.")
+    flags.DEFINE_integer("seed", None, "Seed of the runs; the first if left out.")
+    flags.DEFINE_bool("untrained", False, "Also show the same model before training.")
+    flags.DEFINE_string(
+        "text", "", "Text that the model reads; left out: a held-out row of the run."
+    )
+    flags.DEFINE_string("tokens", "", "The same as numbers: 1,2,3.")
+    flags.DEFINE_string("source", "", "Text of the encoder of an encoder-decoder.")
+    flags.DEFINE_string("source_tokens", "", "The same as numbers.")
+    flags.DEFINE_bool("ablation", True, "Also run the model without each head and show the loss.")
+    flags.DEFINE_string("title", "", "The title of the page.")
+    flags.DEFINE_string("out", None, "The file to write.", required=True)
+    flags.DEFINE_bool("overwrite", False, "Replace --out if it exists.")
+
 
 def main() -> None:
     """Writes --out."""
@@ -46,6 +67,12 @@ def main() -> None:
     models = [open_run(Path(run), given.seed) for run in runs]
     models += [open_folder(Path(folder)) for folder in folders]
     read = [model.read(asked) for model in models]
+    longest = max(len(text) for one in read for text in one.written.values())
+    if longest > LONGEST:
+        raise ValueError(
+            f"a page of {longest} tokens would be too large to open, {LONGEST} are the most; give "
+            "a shorter text"
+        )
     if given.untrained:
         before, name = models[0].initial(read[0].inputs), f"{models[0].name}, untrained"
         models.append(dataclasses.replace(models[0], name=name, params=before))
@@ -73,18 +100,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_multi_string("workdir", None, "The folder of one run; may be given twice.")
-    flags.DEFINE_multi_string("path", None, "A folder of a published model; may be given twice.")
-    flags.DEFINE_integer("seed", None, "Seed of the runs; the first if left out.")
-    flags.DEFINE_bool("untrained", False, "Also show the same model before training.")
-    flags.DEFINE_string(
-        "text", "", "Text that the model reads; left out: a held-out row of the run."
-    )
-    flags.DEFINE_string("tokens", "", "The same as numbers: 1,2,3.")
-    flags.DEFINE_string("source", "", "Text of the encoder of an encoder-decoder.")
-    flags.DEFINE_string("source_tokens", "", "The same as numbers.")
-    flags.DEFINE_bool("ablation", True, "Also run the model without each head and show the loss.")
-    flags.DEFINE_string("title", "", "The title of the page.")
-    flags.DEFINE_string("out", None, "The file to write.", required=True)
-    flags.DEFINE_bool("overwrite", False, "Replace --out if it exists.")
+    define_flags()
     app.start(main)

@@ -2,7 +2,6 @@
 
 from attnlab.data.dataset import BYTES, Batch, DataConfig, Dataset, DataSizes, DeviceBatches
 from attnlab.data.files import keep_in
-from attnlab.data.graph import Nodes
 from attnlab.data.prepare import PreparePlan, prepare
 from attnlab.data.rows import HuggingFace, Rows
 from attnlab.data.synthetic import Endpoints, Farthest, Recall
@@ -20,14 +19,13 @@ DATASETS: dict[str, type[DataConfig]] = {
     "recall": Recall,
     "endpoints": Endpoints,
     "farthest": Farthest,
-    "graph": Nodes,
     "rows": Rows,
 }
 """Name -> a dataclass with the fields of a dataset; `load` returns the `Dataset`."""
 
 __all__ = [
     "BYTES", "DATASETS", "Batch", "DataConfig", "DataSizes", "Dataset", "DeviceBatches",
-    "Endpoints", "Farthest", "HuggingFace", "Labelled", "Nodes", "Pairs", "PreparePlan",
+    "Endpoints", "Farthest", "HuggingFace", "Labelled", "Pairs", "PreparePlan",
     "Recall", "Rows", "Text", "TokenFiles", "Tokenizer", "keep_in", "load_tokenizer",
     "make_tokenizer", "prepare",
 ]  # fmt: skip

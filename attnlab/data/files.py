@@ -10,7 +10,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -36,17 +36,8 @@ def visible_files(path: Path, pattern: str = "*") -> list[Path]:
     only one in itself."""
     if path.is_file():
         return [path] if path.match(pattern) else []
-    found = sorted(path.rglob(pattern))
-    return [p for p in found if not is_hidden(p.relative_to(path)) and p.is_file()]
-
-
-def is_hidden(path: PurePath) -> bool:
-    """Whether a part of a path begins with a dot.
-
-    >>> is_hidden(PurePath("neg/.DS_Store")), is_hidden(PurePath("neg/a.txt"))
-    (True, False)
-    """
-    return any(part.startswith(".") for part in path.parts)
+    found = [p for p in sorted(path.rglob(pattern)) if p.is_file()]
+    return [p for p in found if not any(n.startswith(".") for n in p.relative_to(path).parts)]
 
 
 SIGNATURES = (b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"%PDF-")

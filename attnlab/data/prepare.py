@@ -1,14 +1,16 @@
 """`prepare`: texts -> files of token ids that `TokenFiles` reads, with an index and digests."""
 
-import contextlib
+import dataclasses
+import functools
 import gzip
 import hashlib
 import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -17,12 +19,13 @@ from attnlab.data.files import bucket, check_text
 from attnlab.data.token_files import INDEX, Index, Shard
 from attnlab.data.tokenizer import FILE, Tokenizer, make_tokenizer, num_tokens, token_sizes
 from attnlab.extras import extra
+from attnlab.fields import Spec, bounded
 
 PIECE, PIECES = 1 << 16, 256
-"""Bytes of a piece of a text, up to the end of a line, and pieces that are tokenized together."""
+"""Bytes of a piece of a text, up to the end of a line, and pieces (or rows) that are tokenized
+together."""
 LEARN_BYTES = 1 << 26
 """Of training documents that a tokenizer is learnt from, at most."""
-SHARD_TOKENS = 1 << 27
 BUCKETS = 10_000
 
 
@@ -34,7 +37,8 @@ class Piece(NamedTuple):
     is_last: bool
 
 
-class PreparePlan(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class PreparePlan(Spec):
     """What `prepare` makes of its texts.
 
     Attributes:
@@ -45,23 +49,22 @@ class PreparePlan(NamedTuple):
       shard_tokens: tokens of a file, at most.
       column: of a table or of an object of JSON lines that holds the text.
 
+    Raises:
+      ValueError: a share or a number of tokens out of range.
+
     >>> PreparePlan(tokenizer="bpe:4096").shard_tokens  # as uint16 a file of 256 MiB
     134217728
     """
 
     tokenizer: str = "bytes"
-    heldout: float = 0.05
+    heldout: float = bounded(0.05, least=0.0, below=1.0)
     end_of_document: str = ""
-    shard_tokens: int = SHARD_TOKENS
+    shard_tokens: int = bounded(1 << 27, least=1)
     column: str = "text"
 
 
 def prepare(
-    paths: Sequence[Path],
-    out: Path,
-    plan: PreparePlan = PreparePlan(),  # noqa: B008
-    *,
-    progress: bool = False,
+    paths: Sequence[Path], out: Path, plan: PreparePlan = PreparePlan(), *, progress: bool = False
 ) -> Index:
     """Tokenizes texts and writes `index.json`, `tokenizer.json` and shards of token ids to `out`.
 
@@ -83,9 +86,8 @@ def prepare(
 
     Raises:
       FileNotFoundError: there is no such file, or no such tokenizer.json.
-      ValueError: `out` is already prepared; a field of `plan` is out of its range, or names no
-        tokenizer or no special token of it; there is no text; a file cannot be read or has no such
-        column; or a text is not UTF-8.
+      ValueError: `out` is already prepared; `plan` names no tokenizer or no special token of it;
+        there is no text; a file cannot be read or has no such column; or a text is not UTF-8.
       ModuleNotFoundError: a package of the extra `train` (the progress bar) or `data` is missing.
 
     >>> import tempfile
@@ -98,12 +100,9 @@ def prepare(
     """
     if (out / INDEX).exists():
         raise ValueError(f"{out} exists and is prepared already; delete it, or name another folder")
-    if not 0 <= plan.heldout < 1:
-        raise ValueError(f"heldout must be a share below 1, not {plan.heldout}")
-    if plan.shard_tokens < 1:
-        raise ValueError(f"shard_tokens must be at least 1, not {plan.shard_tokens}")
     roots = [(file, root) for root in paths for file in _files(root)]
-    total = sum(_size(file) for file, _ in roots)
+    each = chain(*(file.rglob("*") if file.is_dir() else [file] for file, _ in roots))
+    total = sum(path.stat().st_size for path in each)
 
     def pieces() -> Iterator[Piece]:
         for file, root in roots:
@@ -112,9 +111,14 @@ def prepare(
             except (OSError, EOFError, zlib.error) as error:
                 raise ValueError(f"cannot read {file}: {error}") from error
 
+    with extra("train"):
+        from rich.console import Console
+        from rich.progress import Progress
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = _make_tokenizer(plan, pieces(), total)
-    with _progress(total, shown=progress) as advance:
+    with Progress(disable=not progress, console=Console(stderr=True)) as bar:
+        row = bar.add_task("tokenizing", total=total)
+        advance = functools.partial(bar.advance, row)
         index = _write(pieces(), out, plan, tokenizer, advance)
     if not index.text_bytes:
         raise ValueError(f"{', '.join(map(str, paths))}: no text; give text files")
@@ -134,10 +138,10 @@ def _write(
     """Writes the shards; returns their index."""
     end = tokenizer.special_token(plan.end_of_document) if plan.end_of_document else tokenizer.size
     size = max(tokenizer.size, end + 1)
-    dtype = "uint16" if size <= 1 << 16 else "uint32"
+    dtype = np.dtype("<u2" if size <= 1 << 16 else "<u4")
     parts = [_Part(out, name, dtype, plan.shard_tokens) for name in ("train", "heldout")]
     sizes, exact, text_bytes = token_sizes(tokenizer), True, 0
-    for group in _groups(pieces):
+    while group := list(islice(pieces, PIECES)):
         encoded = tokenizer.ids([piece.text for piece in group])
         count = sum(len(piece.text.encode()) for piece in group)
         exact = exact and sizes is not None and count == sum(sizes[a].sum() for a in encoded)
@@ -150,21 +154,18 @@ def _write(
             part.add(np.concatenate([np.zeros(0, np.int32), *arrays]))
         text_bytes += count
         advance(count)
-    for part in parts:
-        part.end_shard()
-    if not parts[0].shards:  # the only documents are held out
+    if not parts[0].tokens:  # the only documents are held out
         parts.reverse()
     train, heldout = parts
-    total = sum(shard.tokens for shard in train.shards + heldout.shards)
     known = plan.tokenizer == "bytes" or plan.tokenizer.startswith("bpe:")
     return Index(
-        dtype=dtype,
+        dtype=dtype.name,
         vocab_size=size,
         end_of_document=end,
         tokenizer=plan.tokenizer if known else FILE,
-        token_bytes=0.0 if exact else text_bytes / total,
-        train=tuple(train.shards),
-        heldout=tuple(heldout.shards),
+        token_bytes=0.0 if exact else text_bytes / (train.tokens + heldout.tokens),
+        train=train.shards(),
+        heldout=heldout.shards(),
         documents=(train.documents, heldout.documents),
         text_bytes=text_bytes,
     )
@@ -186,9 +187,9 @@ def read_pieces(file: Path, root: Path, column: str = "text") -> Iterator[Piece]
             yield Piece(f"{name}:{number}", text, is_last=True)
         return
     with _open(file) as opened:
-        piece = check_text(_piece(opened), file)
+        piece = check_text(next_piece(opened), file)
         while piece:
-            more = _piece(opened)
+            more = next_piece(opened)
             try:
                 yield Piece(name, piece.decode(), is_last=not more)
             except UnicodeDecodeError as error:
@@ -200,7 +201,8 @@ def _open(file: Path) -> BinaryIO | gzip.GzipFile:
     return gzip.GzipFile(file) if file.suffix == ".gz" else file.open("rb")
 
 
-def _piece(file: BinaryIO | gzip.GzipFile) -> bytes:
+def next_piece(file: BinaryIO | gzip.GzipFile) -> bytes:
+    """The next 64 KiB of a text, up to the end of a line; b"" at its end."""
     data = file.read(PIECE)
     return data + file.readline() if data else b""
 
@@ -250,11 +252,6 @@ def _files(root: Path) -> list[Path]:
     return [file for path in found for file in _files(path)]
 
 
-def _size(file: Path) -> int:
-    files = file.rglob("*") if file.is_dir() else [file]
-    return sum(path.stat().st_size for path in files)
-
-
 def _is_held_out(document: str, share: float) -> bool:
     return bucket(document, BUCKETS) < round(share * BUCKETS)
 
@@ -272,61 +269,36 @@ def _make_tokenizer(plan: PreparePlan, pieces: Iterable[Piece], total: int) -> T
     return make_tokenizer(plan.tokenizer, texts[False] or texts[True])
 
 
-def _groups(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Pieces that are tokenized together."""
-    group: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        group.append(piece)
-        size += len(piece.text)
-        if size >= PIECE * PIECES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
-
-
+@dataclasses.dataclass
 class _Part:
     """Writes the shards of the training or held-out part."""
 
-    def __init__(self, folder: Path, name: str, dtype: str, limit: int) -> None:
-        self._folder, self._name, self._limit = folder, name, limit
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._tokens, self._hash = 0, hashlib.sha256()
-        self.shards: list[Shard] = []
-        self.documents = 0
+    folder: Path
+    name: str
+    dtype: np.dtype[Any]
+    limit: int
+    tokens: int = 0
+    documents: int = 0
 
-    @property
-    def _path(self) -> Path:
-        return self._folder / f"{self._name}_{len(self.shards):05d}.bin"
+    def _path(self, start: int) -> Path:
+        return self.folder / f"{self.name}_{start // self.limit:05d}.bin"
 
     def add(self, tokens: np.ndarray) -> None:
         """Appends tokens; begins a new shard where one is full."""
         while len(tokens):
-            piece, tokens = np.split(tokens, [self._limit - self._tokens])
-            content = piece.astype(self._dtype).tobytes()
-            with self._path.open("ab" if self._tokens else "wb") as file:
-                file.write(content)
+            filled = self.tokens % self.limit
+            piece, tokens = np.split(tokens, [self.limit - filled])
+            with self._path(self.tokens).open("ab" if filled else "wb") as file:
+                file.write(piece.astype(self.dtype).tobytes())
+            self.tokens += len(piece)
+
+    def shards(self) -> tuple[Shard, ...]:
+        """What was written, when it is on the disk."""
+        found = []
+        for start in range(0, self.tokens, self.limit):
+            with self._path(start).open("rb") as file:
                 os.fsync(file.fileno())
-            self._hash.update(content)
-            self._tokens += len(piece)
-            if self._tokens == self._limit:
-                self.end_shard()
-
-    def end_shard(self) -> None:
-        """The next tokens go to another shard, if this one has any."""
-        if self._tokens:
-            shard = Shard(self._path.name, self._tokens, self._hash.hexdigest())
-            self.shards.append(shard)
-            self._tokens, self._hash = 0, hashlib.sha256()
-
-
-@contextlib.contextmanager
-def _progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A bar of bytes. Yields advance(bytes)."""
-    with extra("train"):
-        from rich.console import Console
-        from rich.progress import Progress
-    with Progress(disable=not shown, console=Console(stderr=True)) as bar:
-        row = bar.add_task("tokenizing", total=total)
-        yield lambda count: bar.update(row, advance=count)
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            count = min(self.limit, self.tokens - start)
+            found.append(Shard(self._path(start).name, count, sha256))
+        return tuple(found)

@@ -208,7 +208,11 @@ class HuggingFace(Spec, prefix="data."):
                 "bits per token)"
             )
         files = visible_files(Path(self.path), "*.parquet")
-        train, heldout = (_Table(t, self, length) for t in self._tables(files))
+
+        def items(rows: dict[str, Any]) -> Batch:
+            return _stack([self._item(np.asarray(ids), length) for ids in rows[self.column]])
+
+        train, heldout = (table.with_transform(items) for table in self._tables(files))
         name = Path(self.path).name
         content = self._digest(files or visible_files(Path(self.path), "*.arrow"))
         return dataset_of_splits(Splits(name, train, heldout, sizes, digest=content), length)
@@ -234,7 +238,7 @@ class HuggingFace(Spec, prefix="data."):
             table, held = table.select(range(end)), table.select(range(end, len(table)))
         if not len(table) or not len(held):
             raise ValueError(f"{self.path} has too few rows to hold out a share {self.heldout}")
-        return tuple(t.select_columns([self.column]).with_format("numpy") for t in (table, held))
+        return table.select_columns([self.column]), held.select_columns([self.column])
 
     def _digest(self, files: list[Path]) -> str:
         """Of the files with rows, and of what is made of them."""
@@ -246,7 +250,7 @@ class HuggingFace(Spec, prefix="data."):
 
     def _item(self, ids: np.ndarray, length: int) -> Item:
         """The row of these ids; raises ValueError where they are no token ids."""
-        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        if ids.ndim != 1 or (len(ids) and not np.issubdtype(ids.dtype, np.integer)):
             raise ValueError(
                 f"a row of {self.column!r} has no token ids (dtype {ids.dtype}); tokenize texts "
                 "with experiments.prepare"
@@ -262,19 +266,3 @@ class HuggingFace(Spec, prefix="data."):
             "valid": np.arange(1, length + 1) < len(ids),
             "bytes": np.full(length, self.bytes_per_token, np.float32),
         }
-
-
-@dataclasses.dataclass(frozen=True)
-class _Table:
-    """A table of the package datasets as random access."""
-
-    table: Any
-    config: HuggingFace
-    length: int
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, index: int, /) -> Item:
-        ids = np.asarray(self.table[int(index)][self.config.column])
-        return self.config._item(ids, self.length)

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import gzip
 import hashlib
+import io
 import sysconfig
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +15,17 @@ import numpy as np
 
 from attnlab.data import files
 from attnlab.data.batching import TokenArray, dataset_of_rows, dataset_of_windows, windows
-from attnlab.data.dataset import BYTES, Baselines, Batch, BatchShapes, Dataset, DataSizes
+from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, Fact
 from attnlab.data.packing import packed_rows
-from attnlab.data.prepare import read_pieces
-from attnlab.data.tokenizer import FILE, Tokenizer, make_tokenizer, num_tokens, read_tokenizer
+from attnlab.data.prepare import next_piece, read_pieces
+from attnlab.data.tokenizer import (
+    FILE,
+    ByteTokenizer,
+    Tokenizer,
+    make_tokenizer,
+    num_tokens,
+    read_tokenizer,
+)
 from attnlab.fields import Spec, bounded
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -136,129 +143,95 @@ class Text(Spec, prefix="data."):
         """
         self.sizes()
         corpus = load_corpus(
-            self.path,
-            utf8=self.tokenizer != "bytes",
-            pack=self.pack,
-            separator=self.separator,
+            self.path, utf8=self.tokenizer != "bytes", pack=self.pack, separator=self.separator
         )
         corpus = corpus.with_validation(self.validation)
         if self.tokenizer == "bytes":
             return dataset_of_corpus(corpus, length)
         is_kept = folder is not None and (folder / FILE).exists()
         text = _tokenize(corpus, self.tokenizer, folder if is_kept else None)
-        return _dataset_of_tokens(corpus, length, text)
+        return dataset_of_corpus(corpus, length, text)
 
 
 class TokenizedText(NamedTuple):
-    """The parts of a corpus in tokens, and the bytes that each token stands for."""
+    """A corpus in tokens.
+
+    Attributes:
+      name: of the tokenizer.
+      tokenizer: that made the tokens.
+      parts: name -> "tokens", and in "bytes" for how many bytes each stands.
+      ends: where documents end, as in `Corpus`.
+      is_exact: whether decoding gives the held-out part back.
+    """
 
     name: str
     tokenizer: Tokenizer
-    tokens: dict[str, np.ndarray]
-    sizes: dict[str, np.ndarray]
+    parts: dict[str, Batch]
     ends: dict[str, np.ndarray] | None
     is_exact: bool
-    """Does decoding give the held-out part back?"""
 
 
-def dataset_of_corpus(corpus: Corpus, length: int) -> Dataset:
-    """The windows of a text, byte by byte; packed ones where it says where documents end.
+def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = None) -> Dataset:
+    """The windows of a corpus, in tokens or byte by byte; packed ones where it says where documents
+    end.
 
     Raises ValueError where a part is shorter than one window, or has no document to predict.
     """
-    return _dataset(
-        corpus,
-        length,
-        {name: {"tokens": part} for name, part in corpus.parts.items()},
-        corpus.ends,
-        digest=corpus.sha256,
-        sizes=BYTES,
-        decode=make_tokenizer("bytes", []).line,
-        baselines=lambda: {"bits_per_byte": _byte_baselines(corpus)},
-        facts=_facts(corpus, corpus.parts),
-    )
+    tokenizer = text.tokenizer if text else ByteTokenizer()
+    parts = text.parts if text else {name: {"tokens": a} for name, a in corpus.parts.items()}
+    counts = {f"{name} tokens": len(arrays["tokens"]) for name, arrays in parts.items()}
+    facts: dict[str, Fact] = {"bytes": corpus.num_bytes, "held-out bytes": len(corpus.heldout)}
+    facts, digest = facts | counts, corpus.sha256
+    if text:
+        digest = hashlib.sha256(f"{digest} {tokenizer.digest}".encode()).hexdigest()
+        lost = " (it loses some of the text: the bits are those of what it keeps)"
+        name = text.name if text.is_exact else text.name + lost
+        facts |= {"tokenizer": name, "its sha256": tokenizer.digest[:12]}
 
+    def token_bytes(part: str, count: int, tokens: np.ndarray) -> Batch:
+        if not text:
+            return {}
+        sizes, _ = windows(TokenArray(parts[part]["bytes"]), length, count)
+        return {"bytes": sizes[:, 1:].astype(np.float32)}
 
-def _dataset_of_tokens(corpus: Corpus, length: int, text: TokenizedText) -> Dataset:
-    """The windows of a text in tokens."""
-
-    def baselines() -> Baselines:
-        tokens, sizes = text.tokens["held-out"], text.sizes["held-out"]
-        entropy = float(unigram_bits(tokens) * len(tokens) / sizes.sum())
-        known = {"unigram entropy of the tokens": entropy}
-        return {"bits_per_byte": _byte_baselines(corpus) | known}
-
-    lost = " (it loses some of the text: the bits are those of what it keeps)"
-    tokenizer, name = text.tokenizer, text.name if text.is_exact else text.name + lost
-    parts = {part: {"tokens": a, "bytes": text.sizes[part]} for part, a in text.tokens.items()}
-    return _dataset(
-        corpus,
-        length,
-        parts,
-        text.ends,
-        digest=hashlib.sha256(f"{corpus.sha256} {tokenizer.digest}".encode()).hexdigest(),
-        sizes=DataSizes(tokenizer.size),
-        decode=tokenizer.line,
-        baselines=baselines,
-        files=tokenizer.files,
-        facts=_facts(corpus, text.tokens)
-        | {"tokenizer": name, "its sha256": tokenizer.digest[:12]},
-    )
-
-
-def _dataset(
-    corpus: Corpus,
-    length: int,
-    parts: dict[str, Batch],
-    ends: dict[str, np.ndarray] | None,
-    **fields: Any,
-) -> Dataset:
-    """Random windows of each part, or all packed ones: of its tokens and perhaps their bytes."""
-    fields["name"] = corpus.name
-    if ends is None:
-
-        def token_bytes(part: str, count: int, tokens: np.ndarray) -> Batch:
-            if (of_tokens := parts[part].get("bytes")) is None:
-                return {}
-            sizes, _ = windows(TokenArray(of_tokens), length, count)
-            return {"bytes": sizes[:, 1:].astype(np.float32)}
-
+    fields: dict[str, Any] = {
+        "name": corpus.name,
+        "digest": digest,
+        "sizes": DataSizes(tokenizer.size),
+        "decode": tokenizer.line,
+        "baselines": functools.partial(_baselines, corpus, text),
+        "files": tokenizer.files,
+        "facts": facts,
+    }
+    if (ends := text.ends if text else corpus.ends) is None:
         streams = {name: TokenArray(arrays["tokens"]) for name, arrays in parts.items()}
         return dataset_of_windows(streams, length, corpus.name, token_bytes, **fields)
     rows = {name: packed_rows(arrays, ends[name], length) for name, arrays in parts.items()}
     for name, (count, _) in rows.items():
         if not count:
             raise ValueError(f"{corpus.name}: no document of the {name} part has 2 tokens")
-        fields["facts"] |= {f"{name} documents": len(ends[name]), f"{name} windows": count}
+        facts |= {f"{name} documents": len(ends[name]), f"{name} windows": count}
     names = {"training": "train", "held-out": "heldout", "validation": "validation"}
     named = {names[name]: part for name, part in rows.items()}
     return dataset_of_rows(named, row_tokens=length, **fields)
 
 
-def _facts(corpus: Corpus, parts: dict[str, np.ndarray]) -> dict[str, str | int | float]:
-    counts = {f"{name} tokens": len(tokens) for name, tokens in parts.items()}
-    return {"bytes": corpus.num_bytes, "held-out bytes": len(corpus.heldout), **counts}
-
-
-def _byte_baselines(corpus: Corpus) -> dict[str, float]:
-    text = corpus.heldout
-    return {"unigram entropy": unigram_bits(text), "gzip -9": gzip_bits(text)}
-
-
-PIECE = 1 << 16
-"""Bytes that are tokenised at a time, up to the end of a line: many pieces keep all cores busy."""
+def _baselines(corpus: Corpus, text: TokenizedText | None) -> Baselines:
+    held = corpus.heldout
+    known = {"unigram entropy": unigram_bits(held), "gzip -9": gzip_bits(held)}
+    if text:
+        tokens, sizes = text.parts["held-out"]["tokens"], text.parts["held-out"]["bytes"]
+        bits = float(unigram_bits(tokens) * len(tokens) / sizes.sum())
+        known["unigram entropy of the tokens"] = bits
+    return {"bits_per_byte": known}
 
 
 def _pieces(text: np.ndarray) -> list[str]:
-    """The text without incomplete characters at its ends, cut after line ends."""
+    """The text without incomplete characters at its ends, cut after line ends: many pieces keep all
+    cores busy."""
     data = text.astype(np.uint8).tobytes()
-    whole = data.decode("utf-8", "ignore").encode()  # only the ends can be incomplete
-    pieces, start = [], 0
-    while start < len(whole):
-        end = whole.find(b"\n", start + PIECE) + 1 or len(whole)
-        pieces.append(whole[start:end].decode())
-        start = end
-    return pieces
+    whole = io.BytesIO(data.decode("utf-8", "ignore").encode())  # only the ends can be incomplete
+    return [piece.decode() for piece in iter(lambda: next_piece(whole), b"")]
 
 
 @functools.lru_cache(maxsize=1)  # the runs of a sweep read one text
@@ -279,21 +252,23 @@ def _tokenize(corpus: Corpus, name: str, folder: Path | None) -> TokenizedText:
         for part, texts in pieces.items():
             encoded = tokenizer.encode(texts)
             counts = np.cumsum([0, *(len(one.tokens) for one in encoded)])
-            if corpus.ends:
-                arrays[f"{part} ends"] = counts[np.cumsum([len(each) for each in documents[part]])]
-            for field in ("tokens", "sizes"):
-                found = [np.zeros(0, np.int32), *(getattr(one, field) for one in encoded)]
-                arrays[f"{part} {field}"] = np.concatenate(found)
+            arrays[f"{part} ends"] = counts[np.cumsum([len(each) for each in documents[part]])]
+            for field, found in (
+                ("tokens", [one.tokens for one in encoded]),
+                ("bytes", [one.sizes for one in encoded]),
+            ):
+                arrays[f"{part} {field}"] = np.concatenate([np.zeros(0, np.int32), *found])
         decoded = [tokenizer.decode(one.tokens.tolist()) for one in encoded]
         return arrays | {"is exact": np.array(decoded == texts)}
 
-    arrays = files.kept(("tokens", corpus.sha256, name, given), make)
+    arrays = files.kept(("text in tokens", corpus.sha256, name, given), make)
     tokenizer = read_tokenizer(arrays["tokenizer"].tobytes(), num_tokens(name))
-    tokens, sizes = (
-        {part: arrays[f"{part} {field}"] for part in corpus.parts} for field in ("tokens", "sizes")
-    )
+    parts = {
+        part: {field: arrays[f"{part} {field}"] for field in ("tokens", "bytes")}
+        for part in corpus.parts
+    }
     found = {part: arrays[f"{part} ends"] for part in corpus.parts} if corpus.ends else None
-    return TokenizedText(name, tokenizer, tokens, sizes, found, bool(arrays["is exact"]))
+    return TokenizedText(name, tokenizer, parts, found, bool(arrays["is exact"]))
 
 
 def unigram_bits(text: np.ndarray) -> float:
@@ -317,9 +292,17 @@ def load_corpus(
     root = Path(path)
     found = {str(p): p for p in files.visible_files(root)} if path else _standard_library()
     key = "text", path, files.stamp(*found.values()), utf8, *((separator,) if pack else ())
-    read = files.read_bytes if path else Path.read_bytes
-    texts = functools.partial(_documents, read=read, utf8=utf8, pack=pack, separator=separator)
-    arrays = files.kept(key, lambda: _read({n: texts(f) for n, f in found.items()}, path, pack))
+
+    def documents(file: Path) -> list[bytes]:
+        """The documents of a file, or with `pack` false its content."""
+        if pack and file.name.removesuffix(".gz").endswith((".jsonl", ".parquet")):
+            return [piece.text.encode() for piece in read_pieces(file, file)]
+        text = files.read_bytes(file) if path else file.read_bytes()
+        if utf8:
+            files.split_lines(text, file)  # raises ValueError
+        return text.split(separator.encode()) if separator else [text]
+
+    arrays = files.kept(key, lambda: _read({n: documents(f) for n, f in found.items()}, path, pack))
     name = root.name or f"Python {sysconfig.get_python_version()} standard library"
     ends = {"training": arrays["train_ends"], "held-out": arrays["heldout_ends"]} if pack else None
     train, heldout, sha256 = arrays["train"], arrays["heldout"], str(arrays["sha256"])
@@ -331,18 +314,6 @@ def _standard_library() -> dict[str, Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     return {n: root / n for n in names if not SKIPPED_FOLDERS & set(n.split("/")[:-1])}
-
-
-def _documents(
-    file: Path, *, read: Callable[[Path], bytes], utf8: bool, pack: bool, separator: str
-) -> list[bytes]:
-    """The documents of a file, or with `pack` false its content."""
-    if pack and file.name.removesuffix(".gz").endswith((".jsonl", ".parquet")):
-        return [piece.text.encode() for piece in read_pieces(file, file)]
-    text = read(file)
-    if utf8:
-        files.split_lines(text, file)  # raises ValueError
-    return text.split(separator.encode()) if separator else [text]
 
 
 def _read(texts: dict[str, list[bytes]], path: str, pack: bool) -> files.Arrays:

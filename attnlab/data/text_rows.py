@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import os
 import re
+import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -128,9 +130,10 @@ class LabelledText(NamedTuple):
 
 
 def _class_baselines(train: list[LabelledText], test: list[LabelledText]) -> Baselines:
-    parts = [[text[:2] for text in part] for part in (train, test)]
-    known = {"majority class": majority(*parts), "naive Bayes": naive_bayes(*parts)}
-    return {"accuracy": {name: 100 * share for name, share in known.items()}}
+    commonest = Counter(text.label for text in train).most_common(1)[0][0]
+    majority = sum(text.label == commonest for text in test) / len(test)
+    known = {"majority class": 100 * majority, "naive Bayes": 100 * naive_bayes(train, test)}
+    return {"accuracy": known}
 
 
 def read_labelled(path: Path) -> list[LabelledText]:
@@ -154,8 +157,15 @@ def read_labelled(path: Path) -> list[LabelledText]:
 
 @functools.lru_cache(maxsize=2)  # the variants of a sweep read the same texts
 def _read(path: Path, stamp: files.Stamp) -> list[LabelledText]:
-    whole = path.is_dir() or path.suffix == ".zip"
-    found = _from_tree(_files(path), path) if whole else _from_lines(path)
+    try:
+        if path.suffix == ".zip":
+            with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
+                archive.extractall(folder)
+                found = _from_tree(Path(folder), path)
+        else:
+            found = _from_tree(path, path) if path.is_dir() else _from_lines(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
     if len({text.label for text in found}) < 2:
         raise ValueError(f"{path}: fewer than two classes; give texts of at least two")
     if missing := {*SPLITS} - {text.split for text in found}:
@@ -163,40 +173,28 @@ def _read(path: Path, stamp: files.Stamp) -> list[LabelledText]:
     return found
 
 
-def _files(path: Path) -> dict[str, bytes]:
-    """Name within the folder or zip -> content, the folders that hold all of it left out."""
-    try:
-        if path.is_dir():
-            paths = files.visible_files(path)
-            found = {p.relative_to(path).as_posix(): p.read_bytes() for p in paths}
-        else:
-            with zipfile.ZipFile(path) as archive:
-                names = sorted(i.filename for i in archive.infolist() if not i.is_dir())
-                seen = [name for name in names if not files.is_hidden(PurePosixPath(name))]
-                found = {name: archive.read(name) for name in seen}
-    except (OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
-    while len({name.partition("/")[0] for name in found}) == 1 and "/" in next(iter(found)):
-        found = {name.partition("/")[2]: data for name, data in found.items()}
-    return found
+def _from_tree(folder: Path, path: Path) -> list[LabelledText]:
+    """Of a folder; `path` is for errors."""
+    names = [file.relative_to(folder).as_posix() for file in files.visible_files(folder)]
+    top = f"{os.path.commonpath(names)}/" if len(names) > 1 else ""  # what holds all of them
+    named = {name.removeprefix(top): folder / name for name in names}
 
-
-def _from_tree(contents: dict[str, bytes], path: Path) -> list[LabelledText]:
     def lines(name: str) -> list[str]:
-        return files.split_lines(files.check_text(contents[name], path / name), path / name)
+        data = files.check_text(named[name].read_bytes(), path / name)
+        return files.split_lines(data, path / name)
 
-    if folders := [name for name in contents if name.count("/") == 1]:
+    if folders := [name for name in named if name.count("/") == 1]:
         return [_text("\n".join(lines(n)), n.split("/")[0], path / n) for n in folders]
-    stems = Counter(name.rpartition(".")[0] for name in contents)
+    stems = Counter(name.rpartition(".")[0] for name in named)
     several = [stem for stem, count in stems.items() if count > 1]
     if len(several) != 1:
         raise ValueError(
             f"{path} holds neither a folder a class nor one file a class (NAME.CLASS); it holds "
-            f"{', '.join(list(contents)[:5]) or 'nothing'}"
+            f"{', '.join(list(named)[:5]) or 'nothing'}"
         )
     return [
         _text(line, name.rpartition(".")[2], f"{path / name}:{number}")
-        for name in contents
+        for name in named
         if name.rpartition(".")[0] == several[0]
         for number, line in enumerate(lines(name), 1)
     ]
@@ -220,40 +218,31 @@ def _text(text: str, label: str, where: Path | str) -> LabelledText:
     return LabelledText(text.strip(), label, ("test", "valid", "train")[min(number, 2)])
 
 
-def majority(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -> float:
-    """Accuracy of the commonest label of the training part; a text is a pair (text, label).
-
-    >>> majority([("good", "+"), ("fun", "+"), ("dull", "-")], [("fine", "+"), ("bad", "-")])
-    0.5
-    """
-    commonest = Counter(label for _, label in train).most_common(1)[0][0]
-    return sum(label == commonest for _, label in test) / len(test)
-
-
-def naive_bayes(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -> float:
+def naive_bayes(train: Sequence[LabelledText], test: Sequence[LabelledText]) -> float:
     """Accuracy of Bernoulli naive Bayes on whether a word occurs, both counts one more.
 
     p(class | text) ~ p(class) prod_w p(w in text | class) over all words of the training texts;
     words are what stands between white space.
 
-    >>> naive_bayes([("good fun", "+"), ("dull", "-"), ("fun", "+")], [("fun", "+"), ("dull", "-")])
+    >>> train = [LabelledText(t, c, "") for t, c in (("good fun", "+"), ("dull", "-"))]
+    >>> naive_bayes(train, [LabelledText("fun", "+", ""), LabelledText("dull", "-", "")])
     1.0
     """
-    words = {w: i for i, w in enumerate(sorted({w for text, _ in train for w in text.split()}))}
-    labels = sorted({label for _, label in train})
+    words = {w: i for i, w in enumerate(sorted({w for one in train for w in one.text.split()}))}
+    labels = sorted({one.label for one in train})
     counts = np.ones((len(labels), len(words)))
     sizes = np.zeros(len(labels))
-    for text, label in train:
-        row = labels.index(label)
-        counts[row, [words[w] for w in set(text.split())]] += 1
+    for one in train:
+        row = labels.index(one.label)
+        counts[row, [words[w] for w in set(one.text.split())]] += 1
         sizes[row] += 1
     p = counts / (sizes[:, None] + 2)
     absent, ratio = np.log1p(-p).sum(1), np.log(p) - np.log1p(-p)
     prior = np.log(sizes) + absent
     right = 0
-    for text, label in test:
-        known = [words[w] for w in set(text.split()) if w in words]
-        right += labels[int(np.argmax(prior + ratio[:, known].sum(1)))] == label
+    for one in test:
+        known = [words[w] for w in set(one.text.split()) if w in words]
+        right += labels[int(np.argmax(prior + ratio[:, known].sum(1)))] == one.label
     return right / len(test)
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 
 from attnlab.data.batching import dataset_of_windows
-from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, join_tokens
+from attnlab.data.dataset import Baselines, BatchShapes, Dataset, DataSizes, join_tokens
 from attnlab.data.files import Arrays, check_path, kept, stamp
 from attnlab.data.packing import segments_until
 from attnlab.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer, token_sizes
@@ -52,12 +51,12 @@ class Index:
     dtype: str
     vocab_size: int
     end_of_document: int
-    tokenizer: str
-    token_bytes: float
-    train: tuple[Shard, ...]
-    heldout: tuple[Shard, ...]
-    documents: tuple[int, int]
-    text_bytes: int
+    tokenizer: str = ""
+    token_bytes: float = 0.0
+    train: tuple[Shard, ...] = ()
+    heldout: tuple[Shard, ...] = ()
+    documents: tuple[int, int] = (0, 0)
+    text_bytes: int = 0
     version: int = 1
 
     @classmethod
@@ -88,21 +87,17 @@ class TokenFile(NamedTuple):
 
     def read(self, start: int, count: int) -> np.ndarray:
         """`count` tokens from `start` on."""
-        width = np.dtype(self.dtype).itemsize
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            content = os.pread(handle, count * width, self.offset + start * width)
-        finally:
-            os.close(handle)
-        if len(content) != count * width:
+        first = self.offset + start * np.dtype(self.dtype).itemsize
+        tokens = np.fromfile(self.path, self.dtype, count, offset=first)
+        if len(tokens) != count:
             raise ValueError(f"{self.path} became shorter during the run; restore the whole file")
-        return np.frombuffer(content, self.dtype)
+        return tokens
 
 
 class TokenStream:
     """Tokens of several files, one file after the other; a part [start, end) of them.
 
-    Windows are read by `pread` and not through a memory map, since the pages of a map that were
+    Windows are read from the file and not through a memory map, since the pages of a map that were
     touched, and those that the system maps around them, are memory of the process: random windows
     of a map have soon all of a file resident.
     """
@@ -125,25 +120,18 @@ class TokenStream:
         rows = np.zeros((len(starts), size), np.int32)
         for row, start in zip(rows, starts.tolist(), strict=True):
             at, end = self._start + start, min(self._start + start + size, self._end)
-            number = int(np.searchsorted(self._ends, at, "right"))
             while at < end:
+                number = int(np.searchsorted(self._ends, at, "right"))
                 file, last = self._files[number], int(self._ends[number])
                 count = min(last, end) - at
                 row[:count] = file.read(at - last + file.tokens, count)
-                row, at, number = row[count:], at + count, number + 1
+                row, at = row[count:], at + count
         return rows
 
     def chunks(self) -> Iterator[np.ndarray]:
         """All tokens, a few million at a time."""
         for start in range(0, len(self), CHUNK):
             yield self.read(np.array([start]), min(CHUNK, len(self) - start))[0]
-
-    def count(self, size: int) -> np.ndarray:
-        """How often each token below `size` occurs."""
-        counts = np.zeros(size, np.int64)
-        for chunk in self.chunks():
-            counts += np.bincount(chunk, minlength=size)
-        return counts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,11 +183,18 @@ class TokenFiles(Spec, prefix="data."):
     pack: bool = False
     end_of_document: int = bounded(-1, least=-1)
 
+    @property
+    def index(self) -> Index:
+        """`index.json` of the folder, or for files without one the fields of this config."""
+        folder = Path(self.path)
+        if self.path and (folder / INDEX).exists():
+            return Index.read(folder)
+        return Index(self.dtype, self.vocab_size, self.end_of_document)
+
     def sizes(self) -> DataSizes:
         """The tokens."""
         check_path(self.path, "token files", "give data.path")
-        index = self._index()
-        size = index.vocab_size if index else self.vocab_size
+        size = self.index.vocab_size
         if not size:
             raise ValueError(f"{self.path or 'data.path'} has no index; give data.vocab_size")
         return DataSizes(size)
@@ -207,10 +202,10 @@ class TokenFiles(Spec, prefix="data."):
     @property
     def tokenizer(self) -> str:
         """Its name, as `make_tokenizer` takes it; empty where it is not known."""
-        index, path = self._index(), Path(self.path) / FILE
-        if index is not None and index.tokenizer != FILE:
-            return index.tokenizer
-        return str(path) if path.exists() else ""
+        name, path = self.index.tokenizer, Path(self.path) / FILE
+        if name in ("", FILE):
+            return str(path) if path.exists() else ""
+        return name
 
     def shapes(self, length: int) -> BatchShapes:
         """Windows of `length` + 1 tokens."""
@@ -228,20 +223,19 @@ class TokenFiles(Spec, prefix="data."):
             known for how many bytes tokens stand.
           ModuleNotFoundError: a tokenizer.json without the package tokenizers.
         """
-        index, size = self._index(), self.sizes().vocab_size
+        index, size = self.index, self.sizes().vocab_size
         train, heldout, digest = self._parts(index)
-        tokenizer = self._tokenizer(index)
-        sizes = self._token_bytes(index, tokenizer, size)
+        path, tokenizer = Path(self.path) / FILE, None
+        if path.exists() or index.tokenizer == "bytes":
+            tokenizer = load_tokenizer(path) if path.exists() else ByteTokenizer()
+        sizes = self._token_bytes(index, tokenizer)
         segments = None
         if self.pack:
-            end = index.end_of_document if index else self.end_of_document
+            end = index.end_of_document
             if end < 0:
                 raise ValueError(f"{self.path} has no index; give data.end_of_document to pack it")
             segments = functools.partial(segments_until, end=end)
             digest = hashlib.sha256(f"{digest} packed, {end}".encode()).hexdigest()
-
-        def token_bytes(part: str, count: int, tokens: np.ndarray) -> Batch:
-            return {"bytes": sizes[tokens[:, 1:]]}
 
         def decode(tokens: Sequence[int]) -> str:
             if tokenizer is None:
@@ -249,17 +243,20 @@ class TokenFiles(Spec, prefix="data."):
             return tokenizer.line([t for t in tokens if t < tokenizer.size])
 
         def baselines() -> Baselines:
-            counts = heldout.count(size)
+            parts = [np.bincount(chunk, minlength=size) for chunk in heldout.chunks()]
+            counts = np.sum(parts, axis=0)
             share = counts[counts > 0] / len(heldout)
             bits = -float(np.sum(share * np.log2(share))) * len(heldout)
             known = {"unigram entropy of the tokens": bits / float(counts @ sizes)}
             return {"bits_per_byte": known}
 
+        counts = {"training tokens": len(train), "held-out tokens": len(heldout)}
+        documents = {"documents": sum(index.documents)} if index.train else {}
         return dataset_of_windows(
             {"training": train, "held-out": heldout},
             length,
             self.path,
-            token_bytes,
+            lambda part, count, tokens: {"bytes": sizes[tokens[:, 1:]]},
             segments,
             name=Path(self.path).name,
             digest=digest,
@@ -267,36 +264,26 @@ class TokenFiles(Spec, prefix="data."):
             decode=decode,
             baselines=baselines,
             files=tokenizer.files if tokenizer else {},
-            facts={
-                "training tokens": len(train),
-                "held-out tokens": len(heldout),
-                "tokenizer": index.tokenizer if index else "of the files",
-                **({"documents": sum(index.documents)} if index else {}),
-            },
+            facts={**counts, "tokenizer": index.tokenizer or "of the files", **documents},
         )
 
-    def _index(self) -> Index | None:
-        folder = Path(self.path)
-        return Index.read(folder) if self.path and (folder / INDEX).exists() else None
-
-    def _parts(self, index: Index | None) -> tuple[TokenStream, TokenStream, str]:
+    def _parts(self, index: Index) -> tuple[TokenStream, TokenStream, str]:
         """Training part, held-out part and digest."""
         if not self.path:
             raise ValueError("the dataset tokens needs data.path: a file or folder of token ids")
-        if index is not None:
-            shards = index.train, index.heldout
-            parts = [[_checked(Path(self.path), index, one) for one in part] for part in shards]
-            digests = [shard.sha256 for part in shards for shard in part]
+        if index.train:
+            open_shard = functools.partial(_shard_file, Path(self.path), index.dtype)
+            parts = [list(map(open_shard, part)) for part in (index.train, index.heldout)]
+            digests = [shard.sha256 for shard in (*index.train, *index.heldout)]
         else:
-            parts, limit = self._found(), self.sizes().vocab_size
-            digests = [_digest(file, limit) for part in parts for file in part]
+            parts = self._found()
+            digests = [_digest(file, index.vocab_size) for part in parts for file in part]
         train, heldout = map(TokenStream, parts)
         how = f"{len(parts[0])} files"
         if not parts[1]:
             end, how = int(len(train) * (1 - self.heldout)), f"share {self.heldout}"
             train, heldout = train.part(0, end), train.part(end, len(train))
-        width = index.dtype if index else self.dtype
-        whole = " ".join([width, how, *digests])
+        whole = " ".join([index.dtype, how, *digests])
         return train, heldout, hashlib.sha256(whole.encode()).hexdigest()
 
     def _found(self) -> list[list[TokenFile]]:
@@ -310,27 +297,18 @@ class TokenFiles(Spec, prefix="data."):
         train = [p for p in paths if p not in held]
         return [[_token_file(p, self.dtype) for p in part] for part in (train, held)]
 
-    def _tokenizer(self, index: Index | None) -> Tokenizer | None:
-        path = Path(self.path) / FILE
-        if path.exists():
-            return load_tokenizer(path)
-        return ByteTokenizer() if index and index.tokenizer == "bytes" else None
-
-    def _token_bytes(
-        self, index: Index | None, tokenizer: Tokenizer | None, size: int
-    ) -> np.ndarray:
-        """For how many bytes each token stands [size]."""
-        mean = self.bytes_per_token or (index.token_bytes if index else 0.0)
-        if mean:
-            return np.full(size, mean, np.float32)
+    def _token_bytes(self, index: Index, tokenizer: Tokenizer | None) -> np.ndarray:
+        """For how many bytes each token stands [vocab_size]."""
+        if mean := self.bytes_per_token or index.token_bytes:
+            return np.full(index.vocab_size, mean, np.float32)
         known = token_sizes(tokenizer) if tokenizer else None
         if known is None:
             raise ValueError(
                 f"bits per byte need a tokenizer.json of bytes in {self.path}, or "
                 "data.bytes_per_token: the mean number of bytes of a token (1: bits per token)"
             )
-        sizes = np.zeros(size, np.float32)  # the end of a document stands for none
-        sizes[: len(known)] = known[:size]
+        sizes = np.zeros(index.vocab_size, np.float32)  # the end of a document stands for none
+        sizes[: len(known)] = known[: len(sizes)]
         return sizes
 
 
@@ -350,8 +328,8 @@ def _token_file(path: Path, dtype: str) -> TokenFile:
     return TokenFile(path, dtype, 0, size // width)
 
 
-def _checked(folder: Path, index: Index, shard: Shard) -> TokenFile:
-    file = _token_file(folder / shard.file, index.dtype)
+def _shard_file(folder: Path, dtype: str, shard: Shard) -> TokenFile:
+    file = _token_file(folder / shard.file, dtype)
     if file.tokens != shard.tokens:
         given = f"{file.path} has {file.tokens:,} tokens, {INDEX} says {shard.tokens:,}"
         raise ValueError(f"{given}; prepare the folder again")

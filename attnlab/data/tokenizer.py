@@ -139,12 +139,13 @@ class SubwordTokenizer(Tokenizer):
 
     Args:
       tokenizer: a `tokenizers.Tokenizer`.
-      size: tokens are 0 to size - 1.
+      size: tokens are 0 to size - 1; None: as the vocabulary says.
     """
 
-    def __init__(self, tokenizer: Any, size: int) -> None:
+    def __init__(self, tokenizer: Any, size: int | None = None) -> None:
         self._tokenizer = tokenizer
-        self.size = size
+        # Some ids may be unused.
+        self.size = size or 1 + int(max(tokenizer.get_vocab().values(), default=-1))
         self.content: bytes = tokenizer.to_str(pretty=True).encode()
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
@@ -211,8 +212,7 @@ def num_tokens(name: str) -> int:
                 f"tokenizer {name!r}: write bpe:N with N more than the 256 bytes, or bytes"
             )
         return int(count)
-    ids = _load(Path(name)).get_vocab().values()
-    return 1 + int(max(ids, default=-1))  # some ids may be unused
+    return load_tokenizer(name).size
 
 
 def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) -> Tokenizer:
@@ -243,19 +243,31 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
         return ByteTokenizer()
     size = num_tokens(name)
     if folder is not None and (folder / FILE).exists():
-        if (kept := num_tokens(str(folder / FILE))) > size:
+        if (kept := load_tokenizer(folder / FILE)).size > size:
             raise ValueError(
-                f"{folder / FILE} has {kept} tokens, {name!r} at most {size}; take the tokenizer "
-                "that the folder was made with, or another folder"
+                f"{folder / FILE} has {kept.size} tokens, {name!r} at most {size}; take the "
+                "tokenizer that the folder was made with, or another folder"
             )
-        return SubwordTokenizer(_load(folder / FILE), size)
-    learnt = _learn(size, texts) if name.startswith("bpe:") else _load(Path(name))
-    return SubwordTokenizer(learnt, size)
+        kept.size = size
+        return kept
+    return _learn(size, texts) if name.startswith("bpe:") else load_tokenizer(name)
 
 
-def read_tokenizer(content: bytes, size: int) -> SubwordTokenizer:
-    """The tokenizer of the content of a tokenizer.json, with `size` tokens at most."""
-    return SubwordTokenizer(_parse(content, "the content"), size)
+def read_tokenizer(
+    content: bytes, size: int | None = None, name: object = "the content"
+) -> SubwordTokenizer:
+    """The tokenizer of the content of a tokenizer.json, with `size` tokens at most; `name` is for
+    an error."""
+    with extra("data"):
+        from tokenizers import Tokenizer
+    try:
+        tokenizer = Tokenizer.from_str(content.decode("utf-8-sig"))
+    except Exception as error:  # the library raises no narrower kind
+        raise ValueError(f"{name} is no tokenizer.json: {error}") from None
+    # A file may say that texts are truncated or padded to a length, which would be another text.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return SubwordTokenizer(tokenizer, size)
 
 
 def load_tokenizer(path: str | Path) -> SubwordTokenizer:
@@ -277,7 +289,11 @@ def load_tokenizer(path: str | Path) -> SubwordTokenizer:
     ...     load_tokenizer(path).read("lower").names
     ('low', 'e', 'r')
     """
-    return SubwordTokenizer(_load(Path(path)), num_tokens(str(path)))
+    if not (file := Path(path)).is_file():
+        raise FileNotFoundError(
+            f"no tokenizer {str(path)!r}; write bytes, bpe:N or the path of a tokenizer.json"
+        )
+    return read_tokenizer(file.read_bytes(), name=path)
 
 
 def token_sizes(tokenizer: Tokenizer) -> np.ndarray | None:
@@ -319,7 +335,7 @@ def _encoded(text: str, encoding: Any) -> Encoded:
     return Encoded(np.array(encoding.ids, np.int32), np.diff(ends, prepend=0).astype(np.int32))
 
 
-def _learn(size: int, texts: Sequence[str]) -> Any:
+def _learn(size: int, texts: Sequence[str]) -> SubwordTokenizer:
     with extra("data"):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     learnt = Tokenizer(models.BPE())
@@ -328,25 +344,4 @@ def _learn(size: int, texts: Sequence[str]) -> Any:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     learnt.train_from_iterator(texts, trainer)
-    return learnt
-
-
-def _load(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"no tokenizer {str(path)!r}; write bytes, bpe:N or the path of a tokenizer.json"
-        )
-    return _parse(path.read_bytes(), path)
-
-
-def _parse(content: bytes, name: object) -> Any:
-    with extra("data"):
-        from tokenizers import Tokenizer
-    try:
-        tokenizer = Tokenizer.from_str(content.decode("utf-8-sig"))
-    except Exception as error:  # the library raises no narrower kind
-        raise ValueError(f"{name} is no tokenizer.json: {error}") from None
-    # A file may say that texts are truncated or padded to a length, which would be another text.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+    return SubwordTokenizer(learnt, size)

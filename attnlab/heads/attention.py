@@ -12,6 +12,7 @@ from __future__ import annotations  # `help` shows ArrayLike, not all that it st
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, overload
 
@@ -22,7 +23,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from attnlab.attention import AttentionOptions, explaining, masks, trace
-from attnlab.attention.checks import check_padding_shape, segment_pair, window_sides
+from attnlab.attention.call import check_padding_shape, segment_pair, window_sides
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.forms import FACTORED, CallSizes, choose, contraction_orders
 from attnlab.heads.layout import Entries, HeadCall, Layout, Rotate, check_params
@@ -264,7 +265,7 @@ def _attend(
     kv, cache, fits = inputs.kv, None, None
     if kv is None:
         kv = _project_context(params, x, ready, layout, inputs.context, rotation(for_k))
-    entries, options = kv, options.replace(scale=layout.score_scale)
+    entries, options = kv, dataclasses.replace(options, scale=layout.score_scale)
     if inputs.cache is not None:
         entries, cache, fits, options = _with_cache(kv, x, inputs, options)
     elif inputs.padding_mask is not None and inputs.context is None:
@@ -386,7 +387,7 @@ def _with_cache(
         inputs.cache, new, inputs.padding_mask, is_causal=options.is_causal, window=window
     )
     options = _with_mask(options, extended.allowed)
-    options = options.replace(is_causal=False, local_window_size=None)
+    options = dataclasses.replace(options, is_causal=False, local_window_size=None)
     entries = {name: a.astype(x.dtype) for name, a in extended.entries.items()}
     return entries, extended.cache, extended.fits, options
 
@@ -396,7 +397,7 @@ def _without_padding(options: AttentionOptions, padding_mask: Array) -> Attentio
     if options.segments is None:
         return _with_mask(options, padding_mask[:, None, None, :])
     queries, keys = segment_pair(options.segments)
-    return options.replace(segments=(queries, jnp.where(padding_mask, keys, 0)))
+    return dataclasses.replace(options, segments=(queries, jnp.where(padding_mask, keys, 0)))
 
 
 def _tokens(padding_mask: Array | None, options: AttentionOptions) -> Array | None:
@@ -413,7 +414,7 @@ def _with_mask(options: AttentionOptions, allowed: Array) -> AttentionOptions:
             "masks.Edges do not combine with a cache or padding_mask; pass a boolean mask"
         )
     mask = None if options.mask is None else jnp.asarray(options.mask)
-    return options.replace(mask=masks.combine(mask, allowed))
+    return dataclasses.replace(options, mask=masks.combine(mask, allowed))
 
 
 def _sizes(x: Array, inputs: _Inputs, options: AttentionOptions) -> CallSizes:

@@ -86,9 +86,9 @@ class HeadCall:
             return self.softmax(self, q, k, v)
         return attend(q, k, v, self.options, tap=self.tap).output
 
-    def bind(self, **options: object) -> "HeadCall":
+    def bind(self, **options: Any) -> "HeadCall":
         """The call with other options of attention."""
-        return dataclasses.replace(self, options=self.options.replace(**options))
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, **options))
 
     def with_new(self, **options: object) -> "HeadCall":
         """The call with options that it does not have yet.

@@ -19,24 +19,20 @@ import numpy as np
 from jaxtyping import Array, Complex, Float
 
 from attnlab.fields import check_choice
-from attnlab.heads import Layout
 from attnlab.heads.attention import project_kv, rotation
 from attnlab.interpret.linearize import linearize_at
 from attnlab.interpret.scores import AttentionName, head_params
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import rotary_embedding
 from attnlab.models.layer import LAYER_SCALE
-from attnlab.models.params import check_params
-from attnlab.models.specs import LayerSpec
+from attnlab.models.params import check_params, encoder_params
 from attnlab.norms import STARTS
-from attnlab.sharing import Params, Plan, layer_params
+from attnlab.sharing import Params, layer_params
 from attnlab.transforms.measure import float64
 
 Matrices: TypeAlias = Float[np.ndarray, "..."]
 CircuitName: TypeAlias = Literal["qk", "ov"]
 ReadBy: TypeAlias = Literal["q", "k", "v"]
-IN_RESIDUAL = ("post", "post_final")
-"""Positions of norms that normalize the residual stream, not inputs of sublayers."""
 ONE = {"scale": 1.0}
 """The layer scale of a layer without one."""
 
@@ -158,7 +154,7 @@ def composition_scores(
     check_choice("composition", by, get_args(ReadBy))
     with float64():
         weights = _HeadMatrices(config, params, attention)
-        num_layers, (v, o) = weights.plan.num_layers, weights.ov()
+        num_layers, (v, o) = weights.config.num_layers, weights.ov()
         left, right = (v, o) if by == "v" else weights.qk(distance)
     if by == "k":
         left, right = right.swapaxes(-1, -2), left.swapaxes(-1, -2)
@@ -186,28 +182,22 @@ class _HeadMatrices:
 
     def __init__(self, config: ModelConfig, params: Params, attention: AttentionName) -> None:
         check_choice("attention", attention, get_args(AttentionName))
-        encoder = config.encoder
-        if attention != "self" and encoder is None:
+        if attention != "self" and config.encoder is None:
             raise ValueError(
                 f"a model of kind {config.kind!r} has no attention {attention!r}; use 'self'"
             )
         if config.layer_types:
             raise ValueError("layers of several types (layer_types) have no common matrices")
         check_params(config, params)
-        is_encoder, own = attention == "encoder", "encoder_"
-        if encoder is None or encoder.shares_decoder:
-            own = ""
-        self.config, self.is_cross = config, attention == "cross"
-        self.spec: LayerSpec = config.encoder_layer if is_encoder else config.layer
-        self.layout: Layout = self.spec.heads
-        self.plan: Plan = config.encoder_plan if is_encoder else config.plan
         params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
-        stacked = params[f"{own}layers" if is_encoder else "layers"]
-        self.layers = [layer_params(stacked, self.plan, i) for i in range(self.plan.num_layers)]
-        behind = self.is_cross and self.spec.norm.places.final
-        self.encoder_norm = params.get(f"{own}final_norm", {}) if behind else None
-        each = tuple(range(self.plan.num_layers))
-        self.kv_sources = each if self.is_cross else self.plan.kv_sources
+        self.is_cross, self.encoder_norm = attention == "cross", None
+        if self.is_cross and config.norm.places.final:
+            self.encoder_norm = encoder_params(config, params).get("final_norm", {})
+        if attention == "encoder":
+            params, config = encoder_params(config, params), config.encoder_model
+        self.config, self.layout, each = config, config.layout, range(config.num_layers)
+        self.layers = [layer_params(params["layers"], config.plan, i) for i in each]
+        self.kv_sources = tuple(each) if self.is_cross else config.plan.kv_sources
 
     @property
     def _sublayer(self) -> str:
@@ -237,8 +227,8 @@ class _HeadMatrices:
 
     def after_norms(self, layer: int, written: Matrices) -> Matrices:
         """Outputs [.., D] after the norms of a layer that normalize the residual stream."""
-        if self.spec.norm.position in IN_RESIDUAL:
-            for name in self.spec.sublayers:
+        if self.config.norm.places.after_sum:
+            for name in self.config.layer.sublayers:
                 written = self._normalized(self.layers[layer][name].get("norm", {}), written)
         return written
 
@@ -247,11 +237,11 @@ class _HeadMatrices:
 
     def _scale(self, norm: Params) -> Matrices:
         """The scale of a norm."""
-        start = STARTS[self.spec.norm.kind]
+        start = STARTS[self.config.norm.kind]
         return np.asarray(norm.get("scale", start) + 1 - start)
 
     def _centred(self, a: Matrices) -> Matrices:
-        return a - a.mean(axis=-1, keepdims=True) if self.spec.norm.kind == "layer" else a
+        return a - a.mean(axis=-1, keepdims=True) if self.config.norm.kind == "layer" else a
 
     def _normalized(self, norm: Params, a: Matrices) -> Matrices:
         """x -> centred(x) scale, of rows."""
@@ -265,11 +255,11 @@ class _HeadMatrices:
 
     def _norm_before(self, layer: int) -> Params | None:
         """The norm between the residual stream and the heads of a layer."""
-        position = self.spec.norm.position
-        if position in (*IN_RESIDUAL, "after", "pre_ffn"):
+        places = self.config.norm.places
+        is_own = self._sublayer in places.before
+        if not (is_own or places.parallel):
             return None
-        sublayer = "attention" if position == "parallel_one" else self._sublayer
-        norm: Params = self.layers[layer][sublayer].get("norm", {})
+        norm: Params = self.layers[layer][self._sublayer if is_own else "attention"].get("norm", {})
         return norm
 
     def _matrix(self, f: Callable[[Array], Array], shape: tuple[int, ...], what: str) -> Matrices:
@@ -294,7 +284,7 @@ class _HeadMatrices:
             return self.layout.project_q(params, self.layout.prepare(params, x), rotate)
 
         found = self._matrix(query, (self.config.width,), "query")
-        scales = None if self.is_cross else self.spec.attention.layer_scales
+        scales = None if self.is_cross else self.config.attention.layer_scales
         scale = self.layout.score_scale * (scales[layer] if scales else 1)
         return np.asarray(scale * self._after_norm(self._norm_before(layer), found))
 
@@ -315,9 +305,9 @@ class _HeadMatrices:
     def _output(self, layer: int) -> Matrices:
         params, shape = self._heads(layer), (self.layout.num_heads, self.layout.head_width)
         found = self._matrix(lambda a: self.layout.project_out(params, a), shape, "output")
-        scale = 1.0 if self.is_cross else self.spec.attention.output_scale
+        scale = 1.0 if self.is_cross else self.config.attention.output_scale
         weights = self.layers[layer][self._sublayer]
         written = scale * found.reshape(*shape, -1) * weights.get(LAYER_SCALE, ONE)["scale"]
-        if self.spec.norm.position not in ("after", "sandwich"):
+        if not self.config.norm.places.after:
             return np.asarray(written)
         return self._normalized(weights.get("norm_after", {}), written)

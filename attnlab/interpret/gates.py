@@ -273,7 +273,7 @@ def remove_closed_heads(
     for one in gates:
         name = one.name.removesuffix(".heads")  # as remove_heads calls them
         is_encoder, sublayer = SUBLAYERS[one.name]
-        plan = config.encoder_plan if is_encoder else config.plan
+        plan = config.encoder_model.plan if is_encoder else config.plan
         per_layer[name] = np.asarray(values[one.name])[list(one.rows)]
         groups[name] = np.array(plan.indices(sublayer))
         zero = per_layer[name] == 0

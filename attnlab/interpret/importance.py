@@ -93,12 +93,10 @@ def head_gates(config: ModelConfig, name: HeadsName = "heads", *, by: By = "laye
     lookup({"layer": 1, "group": 1}, by, what="by")
     if name != "heads" and config.encoder is None:
         raise ValueError(f"a model of kind {config.kind!r} has no {name!r}")
-    plan = config.encoder_plan if is_encoder else config.plan
-    rows = plan.indices(sublayer) if by == "group" else tuple(range(plan.num_layers))
-    if config.encoder is None:
-        return HeadGates(name, rows, heads_per_layer(config))
-    layout = config.encoder_layout if is_encoder else config.layout
-    return HeadGates(name, rows, layout.num_heads)
+    stack = config.encoder_model if is_encoder else config
+    rows = stack.plan.indices(sublayer) if by == "group" else tuple(range(stack.num_layers))
+    num_heads = heads_per_layer(config) if config.encoder is None else stack.heads.num_heads
+    return HeadGates(name, rows, num_heads)
 
 
 def all_head_gates(config: ModelConfig, *, by: By = "layer") -> tuple[HeadGates, ...]:

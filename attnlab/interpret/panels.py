@@ -17,7 +17,7 @@ from attnlab.interpret.statistics import STATISTICS, ProbsName, head_statistics
 from attnlab.interpret.viewer import AttentionMaps, Panel
 from attnlab.models.config import ModelConfig, heads_per_layer
 from attnlab.models.forward import ModelInputs, Outputs, run_model
-from attnlab.sharing import Groups, Params, Plan, plan_name
+from attnlab.sharing import Params, plan_name
 from attnlab.tap import Patches
 
 Inputs: TypeAlias = Mapping[str, ArrayLike]
@@ -108,8 +108,8 @@ def model_panel(
     count = len(np.asarray(inputs["tokens"]))
     if count != 1:
         raise ValueError(f"a panel shows one text, not {count}: give inputs of one row")
-    attentions = _attentions(config)
-    probs = _probs(config, params, inputs, attentions)
+    attentions = (DECODER,) if config.encoder is None else (ENCODER, DECODER, CROSS)
+    probs = _call(config, params, inputs, capture=tuple(one.probs for one in attentions)).captured
     effects: dict[HeadsName, dict[str, tuple[str, np.ndarray]]] = {}
     if ablate:
         names = dict.fromkeys(one.heads for one in attentions)
@@ -117,7 +117,7 @@ def model_panel(
     maps = []
     for attention in attentions:
         queries, keys = token_text[attention.query_text], token_text[attention.key_text]
-        p = probs[attention.name][..., : len(queries), : len(keys)]
+        p = probs[attention.probs][..., : len(queries), : len(keys)]
         ids = [
             _ids(inputs[text], len(token_text[text]))
             for text in (attention.query_text, attention.key_text)
@@ -127,38 +127,19 @@ def model_panel(
         about = {n: f"{s.formula} ({s.unit}), mean over queries" for n, s in STATISTICS.items()}
         for label, (description, values) in effects.get(attention.heads, {}).items():
             statistics[label], about[label] = values, description
-        plan = config.encoder_plan if attention is ENCODER else config.plan
+        plan = (config.encoder_model if attention is ENCODER else config).plan
         maps.append(
             AttentionMaps(
                 probs=np.asarray(p[:, 0], np.float32),
                 tokens=queries,
                 keys=None if attention.query_text == attention.key_text else keys,
                 statistics=statistics,
-                plan=_groups(plan, attention.sublayers),
+                plan={name: plan[name] for name in attention.sublayers if name in plan},
                 descriptions=about,
                 name=config.kind if config.encoder is None else attention.name,
             )
         )
     return Panel(tuple(maps), name=name, description=describe_model(config))
-
-
-def _attentions(config: ModelConfig) -> tuple[Attention, ...]:
-    return (DECODER,) if config.encoder is None else (ENCODER, DECODER, CROSS)
-
-
-def _probs(
-    config: ModelConfig, params: Params, inputs: Inputs, attentions: Sequence[Attention]
-) -> dict[str, Array]:
-    """Name of the attention -> probabilities [L, 1, N, T, S]."""
-    names = {one.name: one.probs for one in attentions}
-
-    @jax.jit
-    def run(params: Params, inputs: Inputs) -> dict[str, Array]:
-        captured = _call(config, params, inputs, capture=tuple(set(names.values()))).captured
-        return {name: captured[value] for name, value in names.items()}
-
-    probs: dict[str, Array] = run(params, dict(inputs))
-    return probs
 
 
 def _call(
@@ -173,11 +154,6 @@ def _call(
     return run_model(params, inputs["tokens"], config, call)
 
 
-def _groups(plan: Plan, sublayers: Iterable[str]) -> dict[str, Groups]:
-    """The parameter groups of these sublayers."""
-    return {name: plan[name] for name in sublayers if name in plan}
-
-
 def describe_model(config: ModelConfig) -> str:
     """A model in one line.
 
@@ -188,8 +164,8 @@ def describe_model(config: ModelConfig) -> str:
     layouts = [c.layout for c in config.stacks.values()]
     depth, shared = f"{config.num_layers}", ""
     if config.encoder is not None:
-        layouts = [config.encoder_layout, *layouts]
-        depth = f"{config.encoder.num_layers or config.num_layers} + {depth}"
+        layouts = [config.encoder_model.layout, *layouts]
+        depth = f"{config.encoder_model.num_layers} + {depth}"
         if config.encoder.shares_decoder:
             shared = ", encoder and decoder share parameters"
     types = f", {len(config.stacks)} layer types" if config.layer_types else ""
@@ -201,12 +177,9 @@ def describe_model(config: ModelConfig) -> str:
 
 
 def _describe_heads(layout: Layout) -> str:
-    width, kv_heads = layout.score_width, layout.num_heads
-    fields = {field.name for field in dataclasses.fields(layout)}
-    if "head_dim" in fields:
-        width = layout.size("head_dim")
-    if "num_kv_heads" in fields:
-        kv_heads = layout.size("num_kv_heads")
+    has_head_dim = "head_dim" in {field.name for field in dataclasses.fields(layout)}
+    width = layout.size("head_dim") if has_head_dim else layout.score_width
+    kv_heads = layout.size("num_kv_heads")
     shared = f", {kv_heads} KV heads" if kv_heads != layout.num_heads else ""
     return f"{layout.num_heads} {layout.name} heads of head_dim {width}{shared}"
 

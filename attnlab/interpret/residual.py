@@ -8,7 +8,7 @@ and scaled residual connections are all this one sum.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -21,18 +21,26 @@ from jaxtyping import Array, Float, Int
 from attnlab.interpret.linearize import AffineMap, linearize_at
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import check_tokens, default_positions
-from attnlab.models.forward import EMBEDDINGS, ENCODER, NO_INPUTS, ModelInputs, Outputs, run_model
+from attnlab.models.forward import (
+    EMBEDDINGS,
+    ENCODER,
+    NO_INPUTS,
+    ModelInputs,
+    Outputs,
+    check_inputs,
+    encoder_call,
+    run_model,
+)
 from attnlab.models.head import lm_head
-from attnlab.models.layer import LAYER_SCALE, Sublayer, add_sublayers
+from attnlab.models.layer import CROSS, LAYER_SCALE, add_sublayers
 from attnlab.models.params import check_params
 from attnlab.models.positionwise import normalize
 from attnlab.models.specs import LayerSpec, SublayerName
 from attnlab.names import lookup
-from attnlab.sharing import Params, Plan, layer_params
+from attnlab.sharing import Params, layer_params
 
 Terms: TypeAlias = dict[str, Array]
 """Name -> terms [*X, B, T, D]: X is () for embeddings, (L, N) for heads, else (L,)."""
-CROSS = "cross."
 
 
 class Recording(NamedTuple):
@@ -48,6 +56,61 @@ class Recording(NamedTuple):
     """As given, with the names of the values to capture."""
     outputs: Outputs
     """With `captured`."""
+
+    def of_encoder(self) -> "Recording":
+        """The encoder of an encoder-decoder as a model of its own.
+
+        Raises:
+          ValueError: there is none, or it did not run because the call had `encoded`.
+        """
+        config, captured = self.config, self.outputs.captured
+        if config.encoder is None:
+            raise ValueError(f"a {config.kind} has one stack of layers; leave encoder=True out")
+        if self.inputs.encoded is not None:
+            raise ValueError(
+                "the call had `encoded`, so its encoder did not run; pass source instead"
+            )
+        tokens, inputs = check_inputs(config, self.tokens, self.inputs)
+        own = {n.removeprefix(ENCODER): a for n, a in captured.items() if n.startswith(ENCODER)}
+        params, tokens, config, inputs = encoder_call(self.params, config, inputs)
+        return Recording(config, params, tokens, inputs, self.outputs._replace(captured=own))
+
+    @property
+    def positions(self) -> Array:
+        """The position of each token."""
+        positions = self.inputs.positions
+        if positions is None:
+            positions = default_positions(self.config, self.tokens)
+        return jnp.arange(self.tokens.shape[1]) if positions is None else jnp.asarray(positions)
+
+    def layer_weights(self, layer: int) -> dict[str, Params]:
+        """Sublayer -> the parameters that this layer computes with."""
+        return layer_params(self.params["layers"], self.config.plan, layer)
+
+    def norms(self, layer: int) -> dict[str, Params]:
+        """Sublayer -> the parameters of its norms, and its layer scale, by name."""
+        weights, names = self.layer_weights(layer), ("norm", "norm_after", LAYER_SCALE)
+        sublayers = self.config.layer.sublayers
+        return {s: {n: weights[s][n] for n in names if n in weights[s]} for s in sublayers}
+
+    def run(
+        self,
+        norms: Mapping[str, Params],
+        x: Array,
+        written: tuple[Array, ...],
+        inputs_of: dict[str, Array] | None = None,
+    ) -> Array:
+        """x after a layer whose sublayers add `written`; fills `inputs_of` with the input of each
+        sublayer."""
+        spec = self.config.layer
+        outputs = dict(zip(spec.sublayers, written, strict=True))
+
+        def function(name: SublayerName, read: Array) -> Array:
+            if inputs_of is not None:
+                inputs_of[name] = read
+            return outputs[name]
+
+        return add_sublayers(norms, x, spec, function)
 
 
 def record(
@@ -85,115 +148,20 @@ def record(
     if config.layer_types:
         raise ValueError("layers of several types (layer_types) have no decomposition")
     check_params(config, params)
-    names = [EMBEDDINGS, *_layer_names(config.layer)]
+    names = _value_names(config.layer)
     if config.encoder is not None and inputs.encoded is None:
-        theirs = (EMBEDDINGS, *_layer_names(config.encoder_layer))
-        names += [ENCODER + name for name in theirs]
+        names += [ENCODER + name for name in _value_names(config.encoder_model.layer)]
     inputs = dataclasses.replace(inputs, capture=tuple(names))
     outputs = run_model(params, tokens, config, inputs)
     return Recording(config, params, check_tokens(config, tokens), inputs, outputs)
 
 
-def _layer_names(spec: LayerSpec) -> list[str]:
-    """Values of a layer that a decomposition reads."""
+def _value_names(spec: LayerSpec) -> list[str]:
+    """Values of a model with such layers that a decomposition reads."""
     attention = ["attention_in", "scores", "outputs", "attention_out"]
     cross = [CROSS + name for name in attention] if spec.cross is not None else []
-    return [*attention, *cross, *(["ffn_out"] if spec.ffn.width else []), "residual"]
-
-
-class LayerStack(NamedTuple):
-    """One stack of layers of a recording."""
-
-    recording: Recording
-    is_encoder: bool
-    """The encoder beside a decoder."""
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of the names of its values."""
-        return ENCODER if self.is_encoder else ""
-
-    @property
-    def weights_prefix(self) -> str:
-        """Prefix of the names of its parameters."""
-        encoder = self.recording.config.encoder
-        own = self.is_encoder and encoder is not None and not encoder.shares_decoder
-        return "encoder_" if own else ""
-
-    @property
-    def plan(self) -> Plan:
-        config = self.recording.config
-        return config.encoder_plan if self.is_encoder else config.plan
-
-    @property
-    def spec(self) -> LayerSpec:
-        config = self.recording.config
-        return config.encoder_layer if self.is_encoder else config.layer
-
-    @property
-    def positions(self) -> Array:
-        """The position of each token."""
-        config, inputs = self.recording.config, self.recording.inputs
-        if self.is_encoder:
-            assert inputs.source is not None
-            tokens, positions = check_tokens(config, inputs.source), None
-        else:
-            tokens, positions = self.recording.tokens, inputs.positions
-        positions = default_positions(config, tokens) if positions is None else positions
-        return jnp.arange(tokens.shape[1]) if positions is None else jnp.asarray(positions)
-
-    def captured(self, name: str) -> Array:
-        return self.recording.outputs.captured[self.prefix + name]
-
-    def outer_weight(self, name: str) -> Params | Array | None:
-        """A weight outside of the layers; None where the model has none."""
-        return self.recording.params.get(self.weights_prefix + name)
-
-    def layer_weights(self, layer: int) -> dict[str, Params]:
-        """Sublayer -> the parameters that this layer computes with."""
-        stacked: Params = self.recording.params[f"{self.weights_prefix}layers"]
-        return layer_params(stacked, self.plan, layer)
-
-    def norms(self, layer: int) -> dict[str, Params]:
-        """Sublayer -> the parameters of its norms, and its layer scale, by name."""
-        weights, names = self.layer_weights(layer), ("norm", "norm_after", LAYER_SCALE)
-        return {
-            s: {n: weights[s][n] for n in names if n in weights[s]} for s in self.spec.sublayers
-        }
-
-    def run(
-        self,
-        norms: Mapping[str, Params],
-        x: Array,
-        written: tuple[Array, ...],
-        inputs_of: dict[str, Array] | None = None,
-    ) -> Array:
-        """x after a layer whose sublayers add `written`; fills `inputs_of` with the input of each
-        sublayer."""
-
-        def sublayer(name: str, output: Array) -> Callable[[Array], Array]:
-            def function(read: Array) -> Array:
-                if inputs_of is not None:
-                    inputs_of[name] = read
-                return output
-
-            return function
-
-        sublayers = [
-            Sublayer(name, norms[name], sublayer(name, a), scale)
-            for (name, scale), a in zip(self.spec.sublayers.items(), written, strict=True)
-        ]
-        return add_sublayers(sublayers, x, self.spec.norm)
-
-
-def layer_stack(recording: Recording, *, encoder: bool = False) -> LayerStack:
-    """The layers of the decoder, or of the only stack; with `encoder` those of the encoder."""
-    kind = recording.config.kind
-    if encoder and kind != "encoder_decoder":
-        raise ValueError(f"a {kind} has one stack of layers; leave encoder=True out")
-    if encoder and recording.inputs.encoded is not None:
-        raise ValueError("the call had `encoded`, so its encoder did not run; pass source instead")
-    return LayerStack(recording, encoder)
+    ffn = ["ffn_out"] if spec.ffn.width else []
+    return [EMBEDDINGS, *attention, *cross, *ffn, "residual"]
 
 
 def decompose_residual(
@@ -227,12 +195,13 @@ def decompose_residual(
     >>> terms["heads"].shape, terms["ffn"].shape
     ((2, 4, 2, 4, 8), (2, 2, 4, 8))
     """
-    stack = layer_stack(recording, encoder=encoder)
-    if layer is not None and not 0 <= layer < stack.plan.num_layers:
-        raise ValueError(f"layer is {layer}; the layers are 0 to {stack.plan.num_layers - 1}")
-    count = stack.plan.num_layers if layer is None else layer
-    written = {name: _written(stack, name) for name in stack.spec.sublayers}
-    x = stack.captured(EMBEDDINGS)
+    stack = recording.of_encoder() if encoder else recording
+    num_layers, sublayers = stack.config.num_layers, stack.config.layer.sublayers
+    if layer is not None and not 0 <= layer < num_layers:
+        raise ValueError(f"layer is {layer}; the layers are 0 to {num_layers - 1}")
+    count = num_layers if layer is None else layer
+    written = {name: _written(stack, name) for name in sublayers}
+    x = stack.outputs.captured[EMBEDDINGS]
     terms = {"embedding": x}
     for outputs in written.values():
         terms |= {n: jnp.zeros((count, *a.shape[1:]), x.dtype) for n, a in outputs.items()}
@@ -241,14 +210,14 @@ def decompose_residual(
     if not count:
         return terms
     norms = jax.tree.map(lambda *a: jnp.stack(a), *(stack.norms(i) for i in range(count)))
-    outputs_of = [jax.tree.map(lambda a: a[:count], written[name]) for name in stack.spec.sublayers]
+    outputs_of = [jax.tree.map(lambda a: a[:count], written[name]) for name in sublayers]
     step = functools.partial(_add_layer, stack)
     (_, found), _ = lax.scan(step, (x, terms), (jnp.arange(count), norms, outputs_of))
     return {name: found[name] for name in terms}
 
 
 def _add_layer(
-    stack: LayerStack,
+    stack: Recording,
     carry: tuple[Array, Terms],
     layer: tuple[Array, dict[str, Params], list[Terms]],
 ) -> tuple[tuple[Array, Terms], None]:
@@ -291,10 +260,10 @@ def decompose_input(
     >>> sorted(decompose_input(recording, 1))
     ['attention_bias', 'embedding', 'ffn', 'heads', 'input_norm_bias']
     """
-    stack = layer_stack(recording, encoder=encoder)
-    lookup(dict.fromkeys(stack.spec.sublayers), sublayer, what="sublayer")
-    terms = decompose_residual(recording, encoder=encoder, layer=layer)
-    names = list(stack.spec.sublayers)
+    stack = recording.of_encoder() if encoder else recording
+    lookup(dict.fromkeys(stack.config.layer.sublayers), sublayer, what="sublayer")
+    terms = decompose_residual(stack, layer=layer)
+    names = list(stack.config.layer.sublayers)
     before = names[: names.index(sublayer)]
     outputs = [jax.tree.map(lambda a: a[layer], _written(stack, name)) for name in before]
     x = sum_terms(terms)
@@ -317,26 +286,25 @@ def _with_constant(terms: Terms, name: str, affine: AffineMap) -> Terms:
     return terms if affine.constant is None else terms | {name: affine.constant}
 
 
-def _written(stack: LayerStack, sublayer: SublayerName) -> Terms:
+def _written(stack: Recording, sublayer: SublayerName) -> Terms:
     """Name -> what the sublayer adds in every layer, [L, ...]."""
+    config, captured = stack.config, stack.outputs.captured
     if sublayer == "ffn":
-        return {"ffn": stack.spec.ffn.output_scale * stack.captured("ffn_out")}
+        return {"ffn": config.ffn.output_scale * captured["ffn_out"]}
     is_cross = sublayer == "cross"
-    prefix, scale = (CROSS, 1.0) if is_cross else ("", stack.spec.attention.output_scale)
-    heads = stack.captured(f"{prefix}outputs")
-    bias = stack.captured(f"{prefix}attention_out") - jnp.sum(heads, axis=2)
+    prefix, scale = (CROSS, 1.0) if is_cross else ("", config.attention.output_scale)
+    heads = captured[f"{prefix}outputs"]
+    bias = captured[f"{prefix}attention_out"] - jnp.sum(heads, axis=2)
     return {
         f"{prefix}heads": scale * jnp.moveaxis(heads, 2, 1),
         f"{prefix}attention_bias": scale * bias,
     }
 
 
-def _norms_add_bias(stack: LayerStack, x: Array) -> bool:
+def _norms_add_bias(stack: Recording, x: Array) -> bool:
     """Do norms in the residual stream add a bias?"""
-    norms, ones = stack.norms(0), jnp.ones_like(x)
-    affine = linearize_at(
-        lambda x, *written: stack.run(norms, x, written), ones, *[ones] * len(stack.spec.sublayers)
-    )
+    norms, xs = stack.norms(0), [jnp.ones_like(x)] * (1 + len(stack.config.layer.sublayers))
+    affine = linearize_at(lambda x, *written: stack.run(norms, x, written), *xs)
     return affine.constant is not None
 
 
@@ -374,12 +342,11 @@ def decompose_final(
     >>> sorted(decompose_final(recording))
     ['attention_bias', 'embedding', 'ffn', 'final_norm_bias', 'heads']
     """
-    stack = layer_stack(recording, encoder=encoder)
-    terms, spec = decompose_residual(recording, encoder=encoder), stack.spec.norm
+    stack = recording.of_encoder() if encoder else recording
+    terms, spec = decompose_residual(stack), stack.config.norm
     if not spec.places.final:
         return terms
-    found = stack.outer_weight("final_norm")
-    params = found if isinstance(found, dict) else {}
+    params = stack.params.get("final_norm", {})
     affine = linearize_at(lambda x: normalize(params, x, spec), sum_terms(terms))
     terms = {name: affine.apply(a) for name, a in terms.items()}
     return _with_constant(terms, "final_norm_bias", affine)

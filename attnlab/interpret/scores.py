@@ -17,17 +17,14 @@ from attnlab.heads import Layout
 from attnlab.heads.attention import project_kv, rotation
 from attnlab.interpret.linearize import linearize_at
 from attnlab.interpret.residual import (
-    LayerStack,
     Recording,
     TermName,
     Terms,
     decompose_final,
     decompose_input,
     flatten_terms,
-    layer_stack,
     sum_terms,
 )
-from attnlab.models.config import ModelConfig
 from attnlab.models.embed import position_bias, rotary_embedding
 from attnlab.sharing import Params
 
@@ -88,22 +85,21 @@ def decompose_scores(
     """
     check_choice("attention", attention, get_args(AttentionName))
     check_choice("split", split, get_args(Side))
-    config, is_cross = recording.config, attention == "cross"
-    for_q = layer_stack(recording, encoder=attention == "encoder")
-    for_k = layer_stack(recording, encoder=True) if is_cross else for_q
-    layout = _check(config, for_q, attention, layer, head)
-    source = layer if is_cross else for_q.plan.kv_sources[layer]
+    is_cross = attention == "cross"
+    for_q = recording.of_encoder() if attention == "encoder" else recording
+    for_k = recording.of_encoder() if is_cross else for_q
+    layout = _check(for_q, attention, layer, head)
+    source = layer if is_cross else for_q.config.plan.kv_sources[layer]
     q_params, k_params = (head_params(for_q.layer_weights(i), is_cross) for i in (layer, source))
-    query_terms = decompose_input(
-        recording, layer, "cross" if is_cross else "attention", encoder=attention == "encoder"
-    )
+    query_terms = decompose_input(for_q, layer, "cross" if is_cross else "attention")
     if is_cross:
-        key_terms = decompose_final(recording, encoder=True)
+        key_terms = decompose_final(for_k)
     elif source == layer:
         key_terms = query_terms
     else:
-        key_terms = decompose_input(recording, source, encoder=attention == "encoder")
-    angles = None if is_cross else rotary_embedding(config.positions, layout, for_k.positions)
+        key_terms = decompose_input(for_k, source)
+    scheme = recording.config.positions
+    angles = None if is_cross else rotary_embedding(scheme, layout, for_k.positions)
 
     def query(x: Array) -> Array:
         ready = layout.prepare(q_params, x)
@@ -117,7 +113,7 @@ def decompose_scores(
     label = f"of layout {layout.name!r}"
     queries, q = _project(query, query_terms, f"a query {label}", split != "key")
     keys, k = _project(key, key_terms, f"a key {label}", split != "query")
-    scales = None if is_cross else for_q.spec.attention.layer_scales
+    scales = None if is_cross else for_q.config.attention.layer_scales
     scale = layout.score_scale * (scales[layer] if scales else 1)
     terms = scale * jnp.einsum("mbth,nbsh->mnbts", q, k)
     if split != "both":
@@ -125,18 +121,16 @@ def decompose_scores(
     return ScoreTerms(queries, keys, terms, None if is_cross else _bias(for_q, head))
 
 
-def _check(
-    config: ModelConfig, stack: LayerStack, attention: AttentionName, layer: int, head: int
-) -> Layout:
+def _check(stack: Recording, attention: AttentionName, layer: int, head: int) -> Layout:
     """The heads. Raises ValueError if their scores are not q k^T."""
-    spec = stack.spec
-    layout = spec.cross if attention == "cross" else spec.heads
+    config = stack.config
+    layout = config.layer.cross if attention == "cross" else config.layout
     if layout is None:
         raise ValueError(f"a {config.kind} with these settings has no cross-attention sublayer")
     for extra in layout.extras:
         if extra.name in CHANGES_SCORES:
             raise ValueError(f"extra {extra.name!r}: the scores of a head are not its q k^T")
-    layers, heads = stack.plan.num_layers, layout.num_score_maps
+    layers, heads = config.num_layers, layout.num_score_maps
     if not (0 <= layer < layers and 0 <= head < heads):
         raise ValueError(f"layer {layer}, head {head}: there are {layers} layers of {heads} heads")
     return layout
@@ -161,12 +155,11 @@ def _project(
     return [*names, ("projection_bias",)], jnp.concatenate([rows, affine.constant[None]])
 
 
-def _bias(stack: LayerStack, head: int) -> Array | None:
+def _bias(stack: Recording, head: int) -> Array | None:
     """Bias of relative positions in the scores of this head."""
-    config, found = stack.recording.config, stack.outer_weight("relative_bias")
-    table = None if found is None else jnp.asarray(found)
-    two_sided = stack.is_encoder or config.kind == "encoder"
-    at = stack.positions
-    heads = stack.spec.heads.num_heads
-    bias = position_bias(config.positions, table, heads, at, at, two_sided=two_sided)
+    config, at = stack.config, stack.positions
+    table, two_sided = stack.params.get("relative_bias"), config.kind == "encoder"
+    table = None if table is None else jnp.asarray(table)
+    num_heads = config.heads.num_heads
+    bias = position_bias(config.positions, table, num_heads, at, at, two_sided=two_sided)
     return None if bias is None else bias[..., head, :, :]

@@ -29,7 +29,7 @@ from attnlab.lab.policies import (
     DecideComparisons,
     TuneLearningRate,
     best_rates,
-    with_rates,
+    with_rate,
 )
 from attnlab.lab.result import ModelSizes, Provenance, RunResult, Scores, TaskInfo, Timing
 from attnlab.lab.results import Results
@@ -45,7 +45,7 @@ __all__ = [
     "Results", "RunInUse", "RunOptions", "RunResult", "RunSpec", "Scores", "SlurmExecutor",
     "SweepFailed", "Tag", "TaskInfo", "Timing", "TuneLearningRate", "Variant",
     "best_rates", "grid", "load_results", "product", "read_description", "report", "run_one",
-    "specs_of", "sweep", "with_rates", "with_values",
+    "specs_of", "sweep", "with_rate", "with_values",
 ]  # fmt: skip
 
 

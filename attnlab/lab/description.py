@@ -92,10 +92,9 @@ class Description:
             raise ValueError(
                 f"the description has version {version!r}; this attnlab reads {VERSION}"
             )
-        fields["pairs"] = tuple((a, b) for a, b in fields["pairs"])
-        fields["planned_seeds"] = tuple(fields["planned_seeds"])
-        fields["notes"] = tuple(fields["notes"])
-        fields["expectations"] = tuple(Expectation(**one) for one in fields["expectations"])
+        fields["pairs"] = [(a, b) for a, b in fields["pairs"]]
+        fields["expectations"] = [Expectation(**one) for one in fields["expectations"]]
+        fields |= {name: tuple(a) for name, a in fields.items() if isinstance(a, list)}
         return cls(**fields)
 
     def write(self, workdir: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from attnlab.lab.machine import cores, read_threads, use_threads, write_threads
 from attnlab.lab.run import RunOptions
@@ -21,7 +21,7 @@ from attnlab.training.interrupts import Stopped, stop_signals
 from attnlab.training.loggers import LOGGERS
 
 LOGS = "logs"
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.5
 T = TypeVar("T")
 
 
@@ -87,39 +87,25 @@ class InProcess:
         """Nothing: Ctrl-C ends the run itself."""
 
 
-class Resources(NamedTuple):
-    """How many workers run at once, and on what."""
-
-    jobs: int
-    threads: int | None
-    """Of each; None where the CPU does not compute."""
-    cores: Sequence[int]
-    gpus: Sequence[str]
-    """As `CUDA_VISIBLE_DEVICES` names them."""
-
-
 def divide(
-    runs: int,
-    jobs: int | None,
-    threads: int | None,
-    cores: Sequence[int],
-    gpus: Sequence[str] = (),
-) -> Resources:
-    """Divides a machine among workers. What is given is taken, the rest chosen.
+    runs: int, jobs: int | None, threads: int | None, num_cores: int, num_gpus: int = 0
+) -> tuple[int, int | None]:
+    """How many workers run at once, and threads of each (None where the CPU does not compute). What
+    is given is taken, the rest chosen.
 
     On CPUs each run has cores // runs threads, at least one, whatever `jobs` is, so that no number
     depends on how many run at once; as many run at once as there are cores for their threads. On
     GPUs one run a GPU.
 
-    >>> divide(6, None, None, range(2)).jobs, divide(6, None, None, range(2)).threads
-    (2, 1)
-    >>> divide(3, None, None, range(16)).threads, divide(6, 8, None, range(96), "0123").jobs
-    (5, 8)
+    >>> divide(6, None, None, num_cores=2), divide(3, None, None, num_cores=16)
+    ((2, 1), (3, 5))
+    >>> divide(6, 8, None, num_cores=96, num_gpus=4)
+    (8, None)
     """
-    if gpus:
-        return Resources(jobs or min(runs, len(gpus)), None, cores, gpus)
-    threads = threads or max(1, len(cores) // runs)
-    return Resources(jobs or max(1, min(runs, len(cores) // threads)), threads, cores, gpus)
+    if num_gpus:
+        return jobs or min(runs, num_gpus), None
+    threads = threads or max(1, num_cores // runs)
+    return jobs or max(1, min(runs, num_cores // threads)), threads
 
 
 def share(things: Sequence[T], count: int, index: int) -> Sequence[T]:
@@ -170,38 +156,29 @@ class LocalExecutor:
         self._stopping = False
 
     def start(self, workdir: Path, count: int) -> None:
-        """Starts at most `count` workers; what they print is in `workdir/logs`.
-
-        Raises ValueError where a TPU, which belongs to one process, is to have several.
-        """
+        """Starts at most `count` workers; what they print is in `workdir/logs`."""
         self._workdir, self._skip, self._stopping = workdir, [], False
-        if _has_tpu():
-            if (self.jobs or 1) > 1:
-                raise ValueError(
-                    f"a TPU can be used by one process only; set jobs=1, not {self.jobs}"
-                )
-            self._resources = Resources(1, None, cores(), [])
-        else:
-            threads = self.threads or read_threads(workdir)
-            self._resources = divide(count, self.jobs, threads, cores(), _gpus())
-        if self._resources.threads:
-            write_threads(workdir, self._resources.threads)
+        threads, self._gpus = self.threads or read_threads(workdir), _accelerators()
+        self._divided = divide(count, self.jobs, threads, len(cores()), len(self._gpus))
+        jobs, threads = self._divided
+        if threads:
+            write_threads(workdir, threads)
         (workdir / LOGS).mkdir(exist_ok=True)
-        for index in range(min(self._resources.jobs, count)):
+        for index in range(min(jobs, count)):
             self._start_worker(index)
 
     def _start_worker(self, index: int) -> None:
-        found = self._resources
+        jobs, threads = self._divided
         command = worker_command(self._workdir, self.options)
-        command += [f"--cores={','.join(map(str, share(found.cores, found.jobs, index)))}"]
+        command += [f"--cores={','.join(map(str, share(cores(), jobs, index)))}"]
         command += ["--follow", *(f"--skip={one}" for one in self._skip)]
         environment = {**os.environ, **self.environment}
-        if found.threads:
-            environment["NPROC"] = str(found.threads)  # threads of XLA
-        if found.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(share(found.gpus, found.jobs, index))
-            if found.jobs > len(found.gpus):  # each has its part of the 75 % that JAX takes
-                fraction = 0.75 / math.ceil(found.jobs / len(found.gpus))
+        if threads:
+            environment["NPROC"] = str(threads)  # threads of XLA
+        if self._gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(share(self._gpus, jobs, index))
+            if jobs > len(self._gpus):  # each has its part of the 75 % that JAX takes
+                fraction = 0.75 / math.ceil(jobs / len(self._gpus))
                 environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{fraction:.3f}")
         with (self._workdir / LOGS / f"worker{index}.log").open("ab") as log:
             self._processes[index] = subprocess.Popen(
@@ -271,17 +248,14 @@ def worker_command(workdir: Path, options: RunOptions = RunOptions()) -> list[st
     return [sys.executable, "-m", "attnlab.lab", str(workdir), *more]
 
 
-def _gpus() -> list[str]:
-    """The NVIDIA GPUs that this process may use, without starting JAX."""
+def _accelerators() -> list[str]:
+    """What this process may use, without starting JAX: NVIDIA GPUs as `CUDA_VISIBLE_DEVICES` names
+    them; one of TPUs, which belong to one process."""
+    platform = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
+    if platform in ("", "tpu") and any(Path("/dev").glob("accel[0-9]*")):
+        return ["0"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [one for one in visible.split(",") if one]
-    if os.environ.get("JAX_PLATFORMS", "cuda").partition(",")[0] == "cpu":
-        return []
-    return [p.name.removeprefix("nvidia") for p in sorted(Path("/dev").glob("nvidia[0-9]*"))]
-
-
-def _has_tpu() -> bool:
-    return os.environ.get("JAX_PLATFORMS", "tpu").partition(",")[0] == "tpu" and any(
-        Path("/dev").glob("accel[0-9]*")
-    )
+    gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    return [] if platform == "cpu" else [path.name.removeprefix("nvidia") for path in gpus]

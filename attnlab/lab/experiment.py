@@ -31,6 +31,9 @@ from attnlab.training.objectives.objective import Inputs
 from attnlab.training.optimizers import OPTIMIZERS, frozen_mask
 from attnlab.training.step import InitParams
 
+OPTIONS = ("start", "init", "callbacks", "matched")
+"""Fields of an experiment that are JSON as they are."""
+
 
 @runtime_checkable
 class Init(Protocol):
@@ -152,7 +155,7 @@ class Experiment:
             "model": json.loads(flags.to_json(self.model)),
             "train": self.train.to_dict(),
             "data": {"source": source, **dataclasses.asdict(self.data)},  # type: ignore[call-overload]
-            **{name: getattr(self, name) for name in ("start", "init", "callbacks", "matched")},
+            **{name: getattr(self, name) for name in OPTIONS},
         }
         return found | ({IMPORTS: imports} if (imports := self._imports()) else {})
 
@@ -177,8 +180,7 @@ class Experiment:
           ValueError: an unknown data source or task, or a field that is not known.
         """
         import_those(fields.get(IMPORTS, ()))
-        names = ("task", "start", "init", "callbacks", "matched")
-        more: JSON = {name: fields[name] for name in names if name in fields}
+        more: JSON = {name: fields[name] for name in ("task", *OPTIONS) if name in fields}
         try:
             return cls(
                 model=flags.from_json(json.dumps(fields["model"])),

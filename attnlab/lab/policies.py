@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
@@ -22,7 +22,6 @@ from attnlab.lab.stats import (
     paired_difference,
 )
 from attnlab.lab.sweep import Run, load_results
-from attnlab.load import SPECS
 
 RATE = "learning_rate"
 FIRST_RATE = "train.optimizer.learning_rate"
@@ -141,7 +140,6 @@ class TuneLearningRate:
 
     Attributes:
       count: rates that each variant begins with, 3 or more.
-      factor: between two rates.
       most: rates of a variant.
 
     Raises (when it is called):
@@ -155,7 +153,6 @@ class TuneLearningRate:
     """
 
     count: int = 3
-    factor: float = FACTOR
     most: int = MOST_RATES
 
     def __call__(self, specs: Sequence[RunSpec], run: Run) -> list[RunSpec]:
@@ -182,7 +179,7 @@ class TuneLearningRate:
         """Rates that the variants need."""
         specs = {variant_without_rate(run.spec): run.spec for run in reversed(results)}
         rates = {
-            variant: next_rate(tried, self.factor)
+            variant: next_rate(tried)
             for variant, tried in tried_rates(results, results.metric).items()
             if len(tried) < self.most
         }
@@ -203,12 +200,11 @@ def run_proposed(
     return wanted
 
 
-def next_rate(tried: Mapping[float, float], factor: float = FACTOR) -> float | None:
+def next_rate(tried: Mapping[float, float]) -> float | None:
     """The rate to try next so that the best lies between two others; None where it does.
 
     Args:
       tried: rate -> score, lower is better, infinite where the run diverged.
-      factor: how far beyond the end where the best is.
 
     >>> next_rate({0.5: 3.0, 1.0: 2.0}), next_rate({0.5: 3.0, 1.0: 2.0, 2.0: 2.5})
     (2.0, None)
@@ -217,9 +213,9 @@ def next_rate(tried: Mapping[float, float], factor: float = FACTOR) -> float | N
     best = min(rates, key=tried.__getitem__)
     at = rates.index(best)
     if math.isinf(tried[best]) or at == 0:
-        return rates[0] / factor
+        return rates[0] / FACTOR
     if at == len(rates) - 1:
-        return rates[-1] * factor
+        return rates[-1] * FACTOR
     if math.isinf(tried[rates[at + 1]]):
         return math.sqrt(best * rates[at + 1])
     return None
@@ -230,11 +226,6 @@ def tried_rates(results: Results, metric: str) -> dict[Variant, dict[float, floa
     infinite where a run diverged."""
     found: dict[Variant, dict[float, list[float]]] = {}
     for run in results:
-        if run.status == "complete" and not run.scores.validation:
-            raise ValueError(
-                "no validation scores; give the data a validation part (--config.data.validation "
-                "=0.1)"
-            )
         score = results.sign(metric) * run.scores.validation.get(metric, math.nan)
         tried = found.setdefault(variant_without_rate(run.spec), {})
         rate = run.spec.config.train.optimizer.learning_rate
@@ -252,7 +243,7 @@ def best_rates(results: Results) -> dict[Variant, float]:
     best that was tried where there is none between rates that were tried.
 
     Args:
-      results: of runs whose learning rate is the tag "learning_rate", as `with_rates` makes them.
+      results: of runs whose learning rate is the tag "learning_rate", as `with_rate` makes them.
 
         for variant, rate in best_rates(load_results("runs/tuning")).items():
             print(dict(variant), rate)
@@ -326,7 +317,12 @@ def _at_rate(spec: RunSpec, rate: float) -> Experiment:
 
 
 def with_rate(spec: RunSpec, rate: float) -> RunSpec:
-    """The run at another learning rate (4 digits), which is one of its tags and ends its id."""
+    """The run at another learning rate (4 digits), which is its tag "learning_rate" and ends its
+    id; the final one of the schedule is scaled alike.
+
+    >>> with_rate(RunSpec("wide", Experiment()), 0.01).id
+    'wide-rate0.01'
+    """
     rate = float(f"{rate:.4g}")
     stem = spec.id
     if RATE in spec.tags:
@@ -334,22 +330,6 @@ def with_rate(spec: RunSpec, rate: float) -> RunSpec:
     return RunSpec(
         f"{stem}-rate{rate:g}", _at_rate(spec, rate), spec.seed, {**spec.tags, RATE: rate}
     )
-
-
-def with_rates(specs: Sequence[RunSpec], rates: Sequence[float]) -> list[RunSpec]:
-    """Each run at each of the rates.
-
-    Args:
-      specs: runs.
-      rates: learning rates; the final one of the schedule is scaled alike.
-
-    Returns:
-      A spec for each run and rate, with the rate in its id and as the tag "learning_rate".
-
-    >>> [spec.id for spec in with_rates([RunSpec("wide", Experiment())], [0.001, 0.01])]
-    ['wide-rate0.001', 'wide-rate0.01']
-    """
-    return [with_rate(spec, rate) for spec in specs for rate in rates]
 
 
 def with_known_rates(specs: Sequence[RunSpec], source: Path) -> list[RunSpec]:
@@ -360,28 +340,25 @@ def with_known_rates(specs: Sequence[RunSpec], source: Path) -> list[RunSpec]:
       source: the workdir of that sweep, or its results.csv.
 
     Raises:
-      ValueError: a variant has no rate there, or several.
+      ValueError: a variant has no rate there, or several; or the workdir was not tuned.
+      FileNotFoundError: there is no such table.
     """
-    if source.is_dir():
-        if not (source / TUNING / SPECS).exists():
-            raise ValueError(f"{source} has no chosen learning rates; run its sweep with --tune")
-        rates = best_rates(load_results(source / TUNING))
-    elif source.is_file():
-        rates = _rates_of_table(specs, source)
-    else:
-        raise ValueError(f"{source} is neither the workdir of a sweep nor a results.csv")
     variants = dict.fromkeys(tuple(spec.tags.items()) for spec in specs)
+    if source.is_dir():
+        rates = best_rates(load_results(source / TUNING))
+    else:
+        rates = _rates_of_table(variants, source)
     if missing := [variant for variant in variants if variant not in rates]:
         names = "; ".join(", ".join(str(value) for _, value in variant) for variant in missing)
         raise ValueError(f"{source} has no learning rate for {names}")
     return at_rates(specs, rates)
 
 
-def _rates_of_table(specs: Sequence[RunSpec], source: Path) -> dict[Variant, float]:
+def _rates_of_table(variants: Iterable[Variant], source: Path) -> dict[Variant, float]:
     with source.open(newline="", encoding="utf-8-sig") as lines:
         rows = list(csv.DictReader(lines))
     found = {}
-    for variant in dict.fromkeys(tuple(spec.tags.items()) for spec in specs):
+    for variant in variants:
         fits = [r for r in rows if all(r.get(f"{n} (tag)", r.get(n)) == str(v) for n, v in variant)]
         rates = {row["learning_rate"] for row in fits if "learning_rate" in row}
         if len(rates) > 1:

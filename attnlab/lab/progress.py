@@ -1,82 +1,58 @@
 """How far the runs of a sweep are: bars on a terminal or in a notebook, else lines."""
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnlab.lab.spec import RunSpec
 from attnlab.lab.workdir import complete_result, holder, run_folder
 from attnlab.training.loggers import progress_bars
 
-if TYPE_CHECKING:
-    from rich.progress import TaskID
 
-SECONDS = 0.5
-"""Between two looks at the folders of the runs."""
-
-
-class RunsProgress:
-    """Use as a context manager.
+@contextlib.contextmanager
+def runs_progress(
+    specs: Sequence[RunSpec], workdir: Path, *, shown: bool
+) -> Iterator[Callable[[], None]]:
+    """Bars of the runs that are left. Yields a function that looks at their folders.
 
     Args:
       specs: the runs that are left.
       workdir: of the sweep.
       shown: False: nothing is shown.
     """
+    began, left, bars = time.monotonic(), list(specs), progress_bars(shown=shown)
+    begun: set[str] = set()
+    total = bars.add_task(f"runs in {workdir.name}", total=len(specs))
+    rows = {s.id: bars.add_task(s.id, total=s.config.train.steps, visible=False) for s in specs}
 
-    def __init__(self, specs: Sequence[RunSpec], workdir: Path, *, shown: bool) -> None:
-        self._left = {spec.id: spec for spec in specs}
-        self._workdir, self._count, self._shown = workdir, len(specs), shown
-        self._began, self._last = time.monotonic(), 0.0
-        self._rows: dict[str, TaskID | None] = {}
-
-    def __enter__(self) -> "RunsProgress":
-        self._bars = progress_bars(shown=self._shown)
-        self._bars.start()
-        self._all = self._bars.add_task(f"runs in {self._workdir.name}", total=self._count)
-        self._say(f"{self._count} runs in {self._workdir}")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bars.stop()
-
-    def update(self, *, final: bool = False) -> None:
-        """Looks at the folders, at most every half second; `final`: in any case."""
-        if not final and time.monotonic() < self._last + SECONDS:
-            return
-        self._last = time.monotonic()
-        for spec in list(self._left.values()):
-            folder = run_folder(self._workdir, spec)
-            if result := complete_result(self._workdir, spec):
-                self._ended(spec, result.status)
-            elif holder(folder) is not None:
-                self._running(spec, folder)
-        self._bars.update(self._all, completed=self._count - len(self._left))
-
-    def _ended(self, spec: RunSpec, status: str) -> None:
-        del self._left[spec.id]
-        if (row := self._rows.get(spec.id)) is not None:
-            self._bars.remove_task(row)
-        minutes = (time.monotonic() - self._began) / 60
-        ended = f"{self._count - len(self._left)} of {self._count} runs finished"
-        self._say(f"[{spec.id}] {status}; {ended} ({minutes:.1f} minutes)")
-
-    def _running(self, spec: RunSpec, folder: Path) -> None:
-        if spec.id not in self._rows:
-            self._rows[spec.id] = None
-            if not self._bars.disable:
-                steps = spec.config.train.steps
-                self._rows[spec.id] = self._bars.add_task(spec.id, total=steps)
-            self._say(f"[{spec.id}] begun")
-        if (row := self._rows[spec.id]) is not None:
-            self._bars.update(row, completed=last_step(folder / "metrics.jsonl"))
-
-    def _say(self, line: str) -> None:
-        if self._shown and self._bars.disable:
+    def say(line: str) -> None:
+        if shown and bars.disable:
             print(line, file=sys.stderr, flush=True)
+
+    def look() -> None:
+        for spec in list(left):
+            folder = run_folder(workdir, spec)
+            if result := complete_result(workdir, spec):
+                left.remove(spec)
+                bars.remove_task(rows[spec.id])
+                done, minutes = len(specs) - len(left), (time.monotonic() - began) / 60
+                ended = f"{done} of {len(specs)} runs finished ({minutes:.1f} minutes)"
+                say(f"[{spec.id}] {result.status}; {ended}")
+            elif holder(folder) is not None:
+                if spec.id not in begun:
+                    begun.add(spec.id)
+                    say(f"[{spec.id}] begun")
+                step = last_step(folder / "metrics.jsonl")
+                bars.update(rows[spec.id], completed=step, visible=True)
+        bars.update(total, completed=len(specs) - len(left))
+
+    with bars:
+        say(f"{len(specs)} runs in {workdir}")
+        yield look
+        look()
 
 
 def last_step(metrics: Path) -> int:

@@ -127,7 +127,7 @@ class Provenance:
     Attributes:
       environment: versions of Python and packages, device, machine, threads.
       start: what it started from and how that was changed, in words; "": new parameters.
-      attention: attention sublayer -> how it is computed and why, as JSON.
+      attention: how each attention sublayer is computed and why: `attnlab.explain_model`.
     """
 
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -150,6 +150,7 @@ class RunResult:
       timing: how long it took.
       provenance: what it was computed with.
       version: of this record.
+      folder: of the run, with its metrics and checkpoints; not in the record.
 
     >>> from attnlab.lab.experiment import Experiment
     >>> sizes = ModelSizes(parameters=9, applied_parameters=9, flops_per_token=9, ffn_width=4)
@@ -171,10 +172,11 @@ class RunResult:
     timing: Timing = Timing()
     provenance: Provenance = Provenance()
     version: int = VERSION
+    folder: Path | None = dataclasses.field(default=None, compare=False)
 
     def to_json(self) -> str:
         """The record as JSON."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.compare}
         records = {name: dataclasses.asdict(fields[name]) for name in PARTS}
         spec = {"spec": self.spec.to_dict()}
         return json.dumps(fields | records | spec, indent=1, allow_nan=False)
@@ -224,5 +226,7 @@ PARTS: dict[str, type] = {
 
 def read_result(folder: Path, spec: RunSpec | None = None) -> RunResult | None:
     """The result in the folder of a run (as `from_json`), None where there is none yet."""
-    path = folder / FILE
-    return RunResult.from_json(path.read_text(encoding="utf-8"), spec) if path.exists() else None
+    if not (path := folder / FILE).exists():
+        return None
+    found = RunResult.from_json(path.read_text(encoding="utf-8"), spec)
+    return dataclasses.replace(found, folder=folder)

@@ -1,11 +1,9 @@
 """`Results`: the results of a sweep as tables and comparisons."""
 
 import functools
-import html
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,11 +38,7 @@ class Results(Sequence[RunResult]):
     other variants: `variants` adds the fields that differ.
 
     Args:
-      runs: the results.
-      folders: of the runs, where their learning curves are; empty: a report has none.
-
-    Raises:
-      ValueError: not as many folders as runs.
+      runs: the results. A report has learning curves of those with a `folder`.
 
     >>> from attnlab.lab.experiment import Experiment
     >>> from attnlab.lab.result import ModelSizes, Scores as RunScores
@@ -64,42 +58,28 @@ class Results(Sequence[RunResult]):
     {'bits_per_byte': 2.5}
     """
 
-    def __init__(self, runs: Sequence[RunResult], folders: Sequence[Path | None] = ()) -> None:
+    def __init__(self, runs: Iterable[RunResult]) -> None:
         self.runs = tuple(runs)
-        self.folders = tuple(folders) or (None,) * len(self.runs)
-        if len(self.folders) != len(self.runs):
-            raise ValueError(f"{len(self.folders)} folders for {len(self.runs)} runs; give as many")
 
     def __len__(self) -> int:
         return len(self.runs)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         picked = self.runs[index]
-        return Results(picked, self.folders[index]) if isinstance(index, slice) else picked
-
-    def __iter__(self) -> Iterator[RunResult]:
-        return iter(self.runs)
+        return Results(picked) if isinstance(index, slice) else picked
 
     def __add__(self, other: "Results") -> "Results":
-        return Results([*self.runs, *other.runs], [*self.folders, *other.folders])
+        return Results([*self.runs, *other.runs])
 
     def filter(self, keep: Callable[[RunResult], bool]) -> "Results":
         """The results for which `keep` is True."""
-        kept = [i for i, run in enumerate(self.runs) if keep(run)]
-        return Results([self.runs[i] for i in kept], [self.folders[i] for i in kept])
-
-    def folder_of(self, run: RunResult) -> Path | None:
-        """The folder of one of these runs. Raises ValueError for another run."""
-        for one, folder in zip(self.runs, self.folders, strict=True):
-            if one is run:
-                return folder
-        raise ValueError(f"{run.spec.id!r} is none of these runs; give one of `runs`")
+        return Results(run for run in self.runs if keep(run))
 
     @property
     def metrics(self) -> dict[str, MetricInfo]:
         """Name -> metric of the task, the main one first, with "loss" last."""
         known: dict[str, MetricInfo] = {}
-        for run in self.runs:  # older results do not have the metrics of their task
+        for run in self.runs:  # one that no run wrote may lack the metrics of its task
             task = run.spec.config.objective
             known |= {m.name: m for m in run.task.metrics or metric_infos(task)}
         return {**known, "loss": MetricInfo(name="loss", unit="loss")}
@@ -278,10 +258,11 @@ class Results(Sequence[RunResult]):
             raise ValueError(f"no run has the metric {metric!r}; known: {', '.join(known)}")
         return metric
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         if not any(run.scores.heldout for run in self.runs):
-            return html.escape(repr(self))
-        return _markup(self.table())
+            return None  # notebooks then show the repr
+        shown: str = self.table().round(3).to_html(index=False, na_rep="–")
+        return shown
 
     def __repr__(self) -> str:
         return (
@@ -339,17 +320,15 @@ def _short(value: Tag) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _row(one: Comparison, labels: Mapping[Variant, str]) -> dict[str, object]:
-    """Of `Results.compare`."""
+def _row(one: Comparison, labels: Mapping[Variant, str]) -> tuple[object, ...]:
+    """`COLUMNS` of a comparison."""
     d, name = one.difference, label_of if one.over else labels.__getitem__
-    return {
-        "variant": name(one.variant), "baseline": name(one.baseline),
-        "over": " and ".join(one.over), "difference": d.mean, "low": d.low, "high": d.high,
-        "p_holm": one.p_holm, "conclusion": one.conclusion, "p": d.p,
-        "p_equivalent": one.p_equivalent, "least": min(one.single, default=math.nan),
-        "most": max(one.single, default=math.nan), "pairs": d.count, "texts": one.texts,
-        "df": d.df, "method": d.method,
-    }  # fmt: skip
+    least, most = min(one.single, default=math.nan), max(one.single, default=math.nan)
+    return (
+        name(one.variant), name(one.baseline), " and ".join(one.over), d.mean, d.low, d.high,
+        one.p_holm, one.conclusion, d.p, one.p_equivalent, least, most, d.count, one.texts, d.df,
+        d.method,
+    )  # fmt: skip
 
 
 def _spread(scores: Scores) -> float:
@@ -381,10 +360,3 @@ def _beside(tags: Iterable[tuple[str, Tag]], columns: Mapping[str, Tag]) -> dict
 def _sizes(run: RunResult) -> dict[str, Tag]:
     names = ("parameters", "applied_parameters", "flops_per_token", "ffn_width")
     return {name: getattr(run.sizes, name) for name in names}
-
-
-def _markup(table: "DataFrame") -> str:
-    """An HTML table for notebooks; wide ones scroll in their own box."""
-    shown = table.rename(columns=lambda name: html.escape(str(name).replace("_", " ")))
-    body = shown.to_html(index=False, border=0, float_format=lambda x: f"{x:,.3f}", na_rep="–")
-    return f'<div style="overflow-x:auto">{body}</div>'

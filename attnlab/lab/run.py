@@ -31,18 +31,16 @@ from attnlab.lab.result import (
 from attnlab.lab.spec import RunSpec
 from attnlab.lab.workdir import SHARED, claim, complete_result, held, run_folder, waiting
 from attnlab.load import LoadedModel, load_start, with_plan_of
-from attnlab.models import ModelConfig, matrix_axes
-from attnlab.models.describe import Note
+from attnlab.models import matrix_axes
 from attnlab.names import lookup
 from attnlab.sharing import Params
 from attnlab.training import sharding
-from attnlab.training.callbacks import Profile, parse_steps
+from attnlab.training.callbacks import Callback, Profile, parse_steps
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
 from attnlab.training.interrupts import NonFiniteLoss
-from attnlab.training.loggers import LOGGERS
-from attnlab.training.metrics import Recorder
+from attnlab.training.loggers import LOGGERS, Recorder
 from attnlab.training.objectives import Objective, check_output, input_shapes
 from attnlab.training.sharding import StateSharding
 from attnlab.training.step import InitParams
@@ -128,8 +126,7 @@ def run_one(
         dataset = load_data(experiment, shared, folder, datasets)
         objective = _bound(experiment, dataset)
         start = load_start(experiment.start, spec.seed) if experiment.start else None
-        digest = start.digest if start else None
-        notes = claim(folder, spec, dataset.files, _about(dataset), digest)
+        notes = claim(folder, spec, dataset, start.digest if start else None)
         recorder = Recorder(
             folder,
             config.seeds,
@@ -143,8 +140,11 @@ def run_one(
             params, origin = _initial(experiment, dataset, objective, start)
             for line in [*notes, f"starting from {origin}"] if origin else notes:
                 recorder.say(line)
-            scores = Scores(baselines=load_baselines(dataset, shared))
-            result = _result(spec, dataset, objective, scores, origin)
+            result = _result(spec, dataset, objective, load_baselines(dataset, shared), origin)
+            state_sharding = StateSharding(models.shard_axes(experiment.model), options.shard_state)
+            callbacks: list[Callback | Profile] = [*experiment.calls]
+            if options.profile:
+                callbacks.append(Profile(folder / "profile", *parse_steps(options.profile)))
             try:
                 fitted = fit(
                     experiment.model.build(),
@@ -154,7 +154,7 @@ def run_one(
                     dataset,
                     recorder=recorder,
                     checkpoints=checkpoints,
-                    options=_fit_options(experiment, options, folder, mesh, params),
+                    options=FitOptions(mesh, state_sharding, params, callbacks),
                 )
                 result = _scored(result, fitted)
             except NonFiniteLoss as error:
@@ -163,7 +163,7 @@ def run_one(
             if jax.process_index() == 0:
                 result.write(folder)
             sharding.wait_for_all("result")
-    return result
+    return dataclasses.replace(result, folder=folder)
 
 
 def _bound(experiment: Experiment, dataset: Dataset) -> Objective:
@@ -187,41 +187,21 @@ def _initial(
     rows = jax.tree.map(jnp.asarray, dataset.heldout(1))
     tokens = np.asarray(objective.prepare(rows, jax.random.key(0)).inputs["tokens"])
     params, change = with_plan_of(start.config, start.params, experiment.model, tokens)
-    other = start.data_digest not in (None, dataset.digest)
+    other = start.record and start.record["source"]["sha256"] != dataset.digest
     more = "; it was trained on other data" if other else ""
     return params, f"{start.description}; {change}{more}"
 
 
-def _fit_options(
-    experiment: Experiment,
-    options: RunOptions,
-    folder: Path,
-    mesh: Mesh,
-    params: Params | InitParams | None,
-) -> FitOptions:
-    traced = [Profile(folder / "profile", *parse_steps(options.profile))] if options.profile else []
-    return FitOptions(
-        mesh=mesh,
-        sharding=StateSharding(models.shard_axes(experiment.model), options.shard_state),
-        params=params,
-        callbacks=[*traced, *experiment.calls],
-    )
-
-
 def _result(
-    spec: RunSpec,
-    dataset: Dataset,
-    objective: Objective,
-    scores: Scores,
-    origin: str,
+    spec: RunSpec, dataset: Dataset, objective: Objective, baselines: Baselines, origin: str
 ) -> RunResult:
-    """The result before training; `scores` has the baselines alone."""
+    """The result before training."""
     model, train = spec.config.model, spec.config.train
     inputs = step_inputs(objective, dataset.shapes(), train)
     return RunResult(
         spec=spec,
         status="complete",
-        scores=scores,
+        scores=Scores(baselines=baselines),
         sizes=ModelSizes(
             parameters=models.num_parameters(model),
             applied_parameters=models.applied_parameters(model),
@@ -235,28 +215,25 @@ def _result(
             metrics=metric_infos(objective),
             curves="held-out" if dataset.validation is None else "validation",
         ),
-        data=_about(dataset),
+        data=DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts),
         provenance=Provenance(
             environment=environment(),
             start=origin,
-            attention=attention_reports(model, inputs),
+            attention=models.explain_model(model, inputs, training=True),
         ),
     )
 
 
-def _about(dataset: Dataset) -> DataInfo:
-    return DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts)
-
-
 def _scored(result: RunResult, fitted: FitResult) -> RunResult:
+    """The result with what the training gave."""
     scores = dataclasses.replace(
         result.scores,
         heldout=_of_seed(fitted.heldout),
         train=_of_seed(fitted.train),
         validation=_of_seed(fitted.validation),
     )
-    speed = round(fitted.tokens_per_second, 1)
-    timing = Timing(seconds=round(fitted.wall_seconds, 3), tokens_per_second=speed)
+    seconds, speed = round(fitted.wall_seconds, 3), round(fitted.tokens_per_second, 1)
+    timing = Timing(seconds=seconds, tokens_per_second=speed)
     return dataclasses.replace(result, scores=scores, timing=timing)
 
 
@@ -282,16 +259,6 @@ def step_inputs(
     rows = config.batch_size // config.accumulate
     shapes = {name: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype) for name, a in row.items()}
     return input_shapes(objective, shapes)
-
-
-def attention_reports(model: ModelConfig, inputs: Mapping[str, object]) -> dict[str, Note]:
-    """`models.explain_model` by attention sublayer: "self", "cross" and "encoder"; with layer types
-    one each, by their names."""
-    found: dict[str, Note] = {}
-    names = {"layers": "self", "encoder_layers": "encoder"}
-    for stack, reports in models.explain_model(model, inputs, training=True).items():
-        found |= {names.get(stack, stack) if n == "self" else n: one for n, one in reports.items()}
-    return found
 
 
 def load_data(

@@ -22,7 +22,6 @@ SCRIPT, JOBS = "sweep.sbatch", "slurm_jobs.txt"
 """Files of the workdir: the script, and the ids of the jobs that it was submitted as."""
 MOST_JOBS = 1000
 """Tasks of an array: SLURM numbers them to 1000, where nobody sets MaxArraySize."""
-OURS = {"-a", "--array"}
 
 
 class SlurmExecutor:
@@ -36,9 +35,6 @@ class SlurmExecutor:
       threads: of each run, on CPUs; None: those of the workdir, or the cores of the job.
       mode: "wait" for the workers; "submit" them, so that `start` raises Queued; or "write" the
         script alone, so that `start` raises Queued.
-
-    Raises:
-      ValueError: options that are none, or that this executor sets itself.
 
     Twenty jobs of one GPU each. To read the script before anything is submitted, use mode="write".
 
@@ -59,7 +55,6 @@ class SlurmExecutor:
     ) -> None:
         if not isinstance(options, str):
             options = " ".join(f"--{name}={value}" for name, value in options.items())
-        _check_options(options)
         self.jobs, self.options, self.setup = jobs, options, setup
         self.run_options, self.environment = run_options, dict(environment or {})
         self.threads, self.mode = threads, mode
@@ -152,22 +147,6 @@ class SlurmExecutor:
         """Cancels the workers; their runs save and end."""
         for task in self._queue():
             subprocess.run(["scancel", "--signal=TERM", "--full", task], check=False)
-
-
-def _check_options(options: str) -> None:
-    try:
-        words = shlex.split(options)
-    except ValueError as error:
-        raise ValueError(f"--slurm={options!r}: {error}") from None
-    if "\n" in options or (words and not words[0].startswith("-")):
-        raise ValueError(
-            f"--slurm={options!r} is not a list of options; write it as for sbatch: "
-            '--slurm="--partition=gpu --time=4:00:00"'
-        )
-    if taken := OURS & {word.partition("=")[0] for word in words}:
-        raise ValueError(
-            f"--slurm: {taken.pop()} is set by this command; use --jobs=N for the number of workers"
-        )
 
 
 def _ask(*words: str) -> str:

@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from attnlab.fields import check_field
 from attnlab.heads import LAYOUTS
 from attnlab.lab.experiment import Experiment
 from attnlab.load import IMPORTS
 from attnlab.models import ModelConfig, flags
 from attnlab.models.budget import Budget, match_budget, with_layout
-from attnlab.names import name_in, nearest, reference
+from attnlab.names import lookup, name_in, nearest, reference
 from attnlab.nested import JSON, flatten
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives import Objective
@@ -61,8 +62,7 @@ class RunSpec:
             raise ValueError(
                 f"id {self.id!r} names a folder: letters, digits and . _ = + - only, at most 151"
             )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed must be a whole number of 0 or more, not {self.seed!r}")
+        check_field("seed", self.seed, int, least=0)
 
     @property
     def title(self) -> str:
@@ -287,8 +287,9 @@ def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
     parts: JSON = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
     plain = dict(values)
     for path in sorted(p for p, one in values.items() if dataclasses.is_dataclass(one)):
-        place = "model.heads" if path == LAYOUT else path  # an outer record before its parts
-        parts = _with_record(parts, place.split("."), plain.pop(path))
+        name, *inner = ("model.heads" if path == LAYOUT else path).split(".")
+        outer = lookup(parts, name, what="field")
+        parts[name] = _replaced(outer, inner, plain.pop(path))  # an outer record before its parts
     if LAYOUT in plain or SHARING in plain:
         parts["model"] = _with_names(
             parts["model"], plain.pop(LAYOUT, None), plain.pop(SHARING, None)
@@ -325,16 +326,13 @@ def _with_names(model: ModelConfig, layout: Any, sharing: Any) -> ModelConfig:
     return model
 
 
-def _with_record(parts: JSON, path: Sequence[str], record: object) -> JSON:
-    """`parts` with the record at a path. Raises ValueError for a path that is none."""
-    name, *rest = path
-    if name not in parts:
-        raise ValueError(f"no field {name!r}: known: {', '.join(parts)}")
-    if rest:
-        outer: Any = parts[name]
-        inner = {field.name: getattr(outer, field.name) for field in dataclasses.fields(outer)}
-        record = dataclasses.replace(outer, **_with_record(inner, rest, record))
-    return parts | {name: record}
+def _replaced(record: Any, path: Sequence[str], value: object) -> Any:
+    """`record` with another value at a path of fields."""
+    if not path:
+        return value
+    name, *inner = path
+    value = _replaced(getattr(record, name), inner, value)
+    return dataclasses.replace(record, **{name: value})
 
 
 def _set(fields: JSON, path: str, value: object) -> None:

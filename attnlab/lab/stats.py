@@ -170,9 +170,8 @@ def more_seeds_may_decide(
         return True
     spread, mean = float(d.std(ddof=1)), abs(float(d.mean()))
     about = 2 * spread / math.sqrt(len(d))
-    apart = spread * anytime_half_width(limit, 1 - ALPHA / comparisons)
-    within = margin - spread * anytime_half_width(limit, 1 - ALPHA / comparisons)
-    return bool(mean + about > apart or max(mean - about, 0.0) < within)
+    half = spread * anytime_half_width(limit, 1 - ALPHA / comparisons)
+    return bool(mean + about > half or max(mean - about, 0.0) < margin - half)
 
 
 def fieller(
@@ -218,27 +217,26 @@ class BestRate:
     """Where the parabola through scores over the logarithm of the learning rate is lowest.
 
     Attributes:
-      rate: there; `low`, `high`: its 95 % interval, 0 and infinity where points do not bound it.
-      score: there.
+      rate: there.
+      low, high: its 95 % interval, 0 and infinity where points do not bound it.
     """
 
     rate: float
     low: float
     high: float
-    score: float
 
 
-def best_rate(tried: Mapping[float, float], around: int = 2) -> BestRate | None:
+def best_rate(tried: Mapping[float, float]) -> BestRate | None:
     """The lowest point of the least-squares parabola in ln rate through the best rate that was
-    tried and up to `around` on each side.
+    tried and up to two on each side.
 
     None where the best is at an end, beside a rate that diverged (not finite), or the parabola
     opens downwards. The interval is Fieller's (1954): all x where the slope b + 2 c x is not
     different from zero, with as many degrees of freedom as there are points more than three.
 
     >>> found = best_rate({0.5: 2.0, 1.0: 1.0, 2.0: 2.0})
-    >>> round(found.rate, 6), round(found.score, 6), found.low
-    (1.0, 1.0, 0.0)
+    >>> round(found.rate, 6), found.low
+    (1.0, 0.0)
     """
     every = sorted(tried)
     best = min(every, key=lambda rate: tried[rate] if math.isfinite(tried[rate]) else math.inf)
@@ -248,25 +246,25 @@ def best_rate(tried: Mapping[float, float], around: int = 2) -> BestRate | None:
         return None
     rates = [rate for rate in every if math.isfinite(tried[rate])]
     at = rates.index(best)
-    near = rates[max(at - around, 0) : at + around + 1]
+    near = rates[max(at - 2, 0) : at + 3]
     middle = math.log(best)
     x, y = np.log(near) - middle, np.array([tried[rate] for rate in near])
     powers = np.stack([x**0, x, x**2], axis=1)
-    (a, b, c), *_ = np.linalg.lstsq(powers, y, rcond=None)
+    coefficients, *_ = np.linalg.lstsq(powers, y, rcond=None)
+    _, b, c = coefficients
     if c <= 0:
         return None
     low, high, free = -math.inf, math.inf, len(y) - 3
     if free > 0:
         with extra("lab"):
             from scipy import stats
-        variance = float(np.sum((y - powers @ np.array([a, b, c])) ** 2)) / free
+        variance = float(np.sum((y - powers @ coefficients) ** 2)) / free
         of = variance * np.linalg.inv(powers.T @ powers)
         t2 = float(stats.t.ppf((1 + LEVEL) / 2, free)) ** 2
         covariance = float(of[1, 1]), float(-2 * of[1, 2]), float(4 * of[2, 2])
         low, high = fieller(float(-b), float(2 * c), covariance, t2)
-    top = -b / (2 * c)
-    low, high, rate = (float(np.exp(v + middle)) for v in (low, high, top))
-    return BestRate(rate, low, high, float(a + b * top / 2))
+    rate, low, high = (float(np.exp(v + middle)) for v in (-b / (2 * c), low, high))
+    return BestRate(rate, low, high)
 
 
 Variant: TypeAlias = tuple[tuple[str, Tag], ...]

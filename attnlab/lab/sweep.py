@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from attnlab.atomic import write_atomic
 from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import LOGS, POLL_SECONDS, Executor, LocalExecutor, Queued
-from attnlab.lab.progress import RunsProgress
+from attnlab.lab.progress import runs_progress
 from attnlab.lab.result import read_result
 from attnlab.lab.results import Results
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
@@ -45,7 +45,7 @@ class Policy(Protocol):
 
         def slower_where_diverged(specs, run):
             diverged = [result.spec for result in run(specs) if result.status == "diverged"]
-            return [*specs, *lab.with_rates(diverged, [1e-4])]
+            return [*specs, *(lab.with_rate(spec, 1e-4) for spec in diverged)]
 
         lab.sweep(specs, "runs/a", policies=[slower_where_diverged])
     """
@@ -180,10 +180,8 @@ def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) ->
         if not (workdir / SPECS).exists():
             raise ValueError(f"{workdir} holds no sweep; give the workdir of lab.sweep")
         specs = list(specs_in(workdir).values())
-    folders = [run_folder(workdir, spec) for spec in specs]
-    read = [read_result(folder, spec) for folder, spec in zip(folders, specs, strict=True)]
-    found = [(run, folder) for run, folder in zip(read, folders, strict=True) if run]
-    return Results([run for run, _ in found], [folder for _, folder in found])
+    found = (read_result(run_folder(workdir, spec), spec) for spec in specs)
+    return Results(run for run in found if run)
 
 
 def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
@@ -233,11 +231,11 @@ def _finish(
 
 def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool) -> None:
     """One start of the executor. Raises Stopped after a signal."""
-    with RunsProgress(left, workdir, shown=progress) as bars, stop_signals() as stop_requested:
+    with runs_progress(left, workdir, shown=progress) as look, stop_signals() as stop_requested:
         try:
             executor.start(workdir, len(left))
             while executor.running() and not stop_requested():
-                bars.update()
+                look()
                 time.sleep(POLL_SECONDS)
             if stop_requested():
                 executor.stop()
@@ -251,7 +249,6 @@ def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progres
         except BaseException:
             executor.stop()
             raise
-        bars.update(final=True)
 
 
 def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:

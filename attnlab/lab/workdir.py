@@ -24,7 +24,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import IO
@@ -32,10 +32,11 @@ from typing import IO
 import jax
 
 from attnlab.atomic import is_partial, write_atomic
+from attnlab.data import Dataset
 from attnlab.extras import extra
 from attnlab.lab.machine import environment
 from attnlab.lab.result import FILE as RESULT
-from attnlab.lab.result import DataInfo, RunResult, read_result
+from attnlab.lab.result import RunResult, read_result
 from attnlab.lab.spec import RunSpec, read_specs
 from attnlab.load import IMPORTS, RUNS, SPEC, SPECS
 from attnlab.models import ModelConfig, num_parameters
@@ -109,11 +110,10 @@ def holder(folder: Path) -> str | None:
 
 def last_process(folder: Path) -> int | None:
     """The process that the lock file names, also one that was killed; None without a file."""
-    try:
-        found: int | None = json.loads((folder / LOCK).read_text())["process"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found
+    with contextlib.suppress(OSError), (folder / LOCK).open() as file:
+        found: int | None = _read(file).get("process")
+        return found
+    return None
 
 
 def _take(path: Path, mode: str) -> IO[str]:
@@ -251,9 +251,7 @@ def held(folder: Path) -> Iterator[None]:
     if not (folder / SPEC).exists():
         ours = {LOCK, RESULT, "error.txt", "tokenizer.json"}
         for path in sorted(folder.iterdir()):
-            if is_partial(path):  # of a kill in the first write
-                path.unlink(missing_ok=True)
-            elif path.name not in ours:
+            if path.name not in ours and not is_partial(path):  # of a kill in the first write
                 raise ValueError(
                     f"{folder} is not empty and holds no run of attnlab (it holds {path.name}); "
                     "use an empty or new --workdir"
@@ -272,16 +270,13 @@ def waiting(path: Path) -> Iterator[None]:
         yield
 
 
-def claim(
-    folder: Path, spec: RunSpec, files: Mapping[str, bytes], data: DataInfo, start: str | None
-) -> list[str]:
+def claim(folder: Path, spec: RunSpec, dataset: Dataset, start: str | None) -> list[str]:
     """Writes spec.json, or checks that the one there is the same run, or the first steps of it.
 
     Args:
       folder: of the run, which this process holds.
       spec: the run.
-      files: of the dataset, which the folder keeps.
-      data: on which it trains.
+      dataset: on which it trains; the folder keeps its files.
       start: digest of the parameters that it starts from.
 
     Returns:
@@ -290,13 +285,14 @@ def claim(
     """
     lines = []
     if jax.process_index() == 0:
-        more = {"start": {"digest": start} if start else None, "environment": environment()}
-        record = spec.to_dict() | {"source": dataclasses.asdict(data)} | more
+        source = {"name": dataset.name, "sha256": dataset.digest, "facts": dataset.facts}
+        begun = {"start": {"digest": start} if start else None, "environment": environment()}
+        record = spec.to_dict() | {"source": source} | begun
         record = json.loads(json.dumps(record, allow_nan=False))
         path = folder / SPEC
         if not path.exists():
             _check_disk(folder, spec.config.model)
-            for name, content in files.items():
+            for name, content in dataset.files.items():
                 write_atomic(folder / name, content)
             write_atomic(path, json.dumps(record, indent=1).encode())
         there = json.loads(path.read_text(encoding="utf-8"))

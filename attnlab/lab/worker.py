@@ -8,7 +8,7 @@ or on many.
 import contextlib
 import functools
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from attnlab.data import Dataset
@@ -40,35 +40,28 @@ def work(
       The exit code: 0, 1 where a run failed, 75 after a signal. The traceback of a run that failed
       is in its `error.txt`; the others go on.
     """
-    with stop_signals() as stop_requested:  # from one run to the next, too
-        code = _work(workdir, options, set(skip), stop_requested)
-        return STOPPED if stop_requested() else code
-
-
-def _work(
-    workdir: Path, options: RunOptions, tried: set[str], stop_requested: Callable[[], int]
-) -> int:
-    code, last = 0, None
+    code, last, tried = 0, None, set(skip)
     datasets: dict[str, Dataset] = {}
-    while not stop_requested() and (spec := _next(workdir, tried, last)) is not None:
-        last = spec
-        error = run_folder(workdir, spec) / ERROR
-        try:
-            run_one(spec, workdir, options=options, datasets=datasets)
-            error.unlink(missing_ok=True)
-        except RunInUse:
-            continue  # it began in this moment
-        except (Stopped, KeyboardInterrupt) as stop:
-            print(f"[{spec.id}] {stop}", flush=True)
-            return STOPPED
-        except Exception:
-            tried.add(spec.id)
-            with contextlib.suppress(OSError):  # the disk is full
-                error.parent.mkdir(parents=True, exist_ok=True)
-                error.write_text(traceback.format_exc())
-            print(f"[{spec.id}] failed; see {error}", flush=True)
-            code = 1
-    return code
+    with stop_signals() as stop_requested:  # from one run to the next, too
+        while not stop_requested() and (spec := _next(workdir, tried, last)) is not None:
+            last = spec
+            error = run_folder(workdir, spec) / ERROR
+            try:
+                run_one(spec, workdir, options=options, datasets=datasets)
+                error.unlink(missing_ok=True)
+            except RunInUse:
+                continue  # it began in this moment
+            except (Stopped, KeyboardInterrupt) as stop:
+                print(f"[{spec.id}] {stop}", flush=True)
+                return STOPPED
+            except Exception:
+                code = 1
+                tried.add(spec.id)
+                with contextlib.suppress(OSError):  # the disk is full
+                    error.parent.mkdir(parents=True, exist_ok=True)
+                    error.write_text(traceback.format_exc())
+                print(f"[{spec.id}] failed; see {error}", flush=True)
+        return STOPPED if stop_requested() else code
 
 
 def _next(workdir: Path, tried: Collection[str], last: RunSpec | None) -> RunSpec | None:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -116,8 +116,8 @@ class EncoderConfig(Spec, prefix="encoder."):
       ValueError: `shares_decoder` together with a field that only an encoder of its own has.
 
     >>> config = ModelConfig(kind="encoder_decoder", encoder=EncoderConfig(num_layers=2))
-    >>> config.encoder_plan, config.plan.num_layers
-    (Plan(attention=(0, 1), ffn=(0, 1)), 4)
+    >>> config.encoder_model.num_layers, config.num_layers
+    (2, 4)
     """
 
     num_layers: int | None = bounded(None, least=1)
@@ -220,15 +220,6 @@ class ModelConfig(Spec):
         return made if self.layer_types else made["layers"]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.heads, Layout):
-            raise ValueError(
-                f"heads must be a Layout such as heads.Standard(num_heads=4), not {self.heads!r}"
-            )
-        if not isinstance(self.layer_types, list | tuple):
-            raise ValueError(
-                "layer_types must be a tuple of pairs (count, LayerOverrides(...)), not "
-                f"{self.layer_types!r}"
-            )
         super().__post_init__()
         # One way to write the same thing, so that equal configs are equal.
         if self.heads.width == self.width:
@@ -253,77 +244,18 @@ class ModelConfig(Spec):
         if self.layer_types:
             check_layer_types(self)
             return
-        if self.encoder is not None:
-            check_encoder(self, self.encoder)
-            self._check_sublayers(self.encoder_plan)
-        elif "cross" in self.plan:
+        if self.encoder is None and "cross" in self.plan:
             raise ValueError(
                 f"the plan has the sublayer 'cross', a {self.kind} attends to nothing but itself; "
                 "leave it out or set kind='encoder_decoder'"
             )
-        self._check_sublayers(self.plan)
-        self._check_heads(self.layout)
+        check_sublayers(self)
+        check_heads(self)
+        if self.encoder is not None:
+            check_encoder(self, self.encoder)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
-
-    def _check_sublayers(self, plan: Plan) -> None:
-        """Sublayers that a layer has, and what shared keys and values need."""
-        must, may = {"attention", "ffn"}, {"cross", "kv", "delta"}
-        if not must <= set(plan) <= must | may:
-            raise ValueError(
-                f"a plan has the sublayers {sorted(must)} and may have {sorted(may)}; this one has "
-                f"{sorted(plan)}"
-            )
-        if "kv" in plan and not kv_weight_names(self.layout):
-            raise ValueError(
-                f"layout {self.heads.name!r} has no projections to keys and values of its own, "
-                "which layers could share; use layout 'bilinear' or a plan without 'kv'"
-            )
-        order = self.attention.order
-        if any(plan.reuses_kv) and order is not None:
-            rotary = self.positions.is_rotary
-            held = [
-                cache_shapes(one, rotary=rotary) for one in (form(self.layout, order), self.layout)
-            ]
-            if held[0] != held[1]:
-                raise ValueError(
-                    f"attention.order {order!r} has no keys for layers to share; use 'factored' or "
-                    "None"
-                )
-
-    def _check_heads(self, layout: Layout) -> None:
-        """What a layer needs of its heads."""
-        if layout.size("out_width") != self.width:
-            raise ValueError(
-                f"the heads return width {layout.size('out_width')}, the model has {self.width}; "
-                "set value_dim, or output_projection=True without out_width"
-            )
-        rotary = self.positions.is_rotary
-        if rotary and layout.rotary_size is None:
-            raise ValueError(
-                f"layout {self.heads.name!r} has the inputs for keys, which rotary positions "
-                "cannot rotate; use layout 'bilinear' or other positions"
-            )
-        if isinstance(self.positions, Rotary) and self.positions.rotated_size(layout) % 2:
-            size, fraction = f"{layout.rotary_axis} {layout.rotary_size}", self.positions.fraction
-            raise ValueError(f"rotary positions rotate pairs: {fraction:g} of {size} must be even")
-        if isinstance(self.positions, Rotary) and (longrope := _scaling(self, "longrope")):
-            count, pairs = len(longrope) // 2, self.positions.rotated_size(layout) // 2
-            if count != pairs:
-                raise ValueError(
-                    f"positions.scaling has {count} short and long factors, longrope needs "
-                    f"{pairs} of each, one for each pair"
-                )
-        if self.attention.order is not None:
-            sizes = CallSizes(1, self.max_len, self.max_len, rotary=rotary)
-            choose(layout, sizes, self.attention.order)
-        backend = WITHOUT_DEVICE.get(self.attention.implementation or "")
-        if backend and (reason := _refusal(self, layout, backend)):
-            raise ValueError(
-                f"attention.implementation={self.attention.implementation!r} cannot run this "
-                f"model: {reason}; use implementation='dense' or None"
-            )
 
     # What follows -----------------------------------------------------------------------------
 
@@ -368,33 +300,30 @@ class ModelConfig(Spec):
         )
 
     @functools.cached_property
-    def encoder_plan(self) -> Plan:
-        """The sharing plan of the encoder of an encoder-decoder."""
-        assert self.encoder is not None
-        sharing = self.sharing if self.encoder.sharing is None else self.encoder.sharing
-        plan = as_plan(sharing, self.encoder.num_layers or self.num_layers)
-        return Plan(**{name: groups for name, groups in plan.items() if name != "cross"})
+    def encoder_model(self) -> "ModelConfig":
+        """The encoder of an encoder-decoder as a model of its own; `encoder_params` has its
+        parameters.
 
-    @functools.cached_property
-    def encoder_layout(self) -> Layout:
-        """The heads of the encoder of an encoder-decoder."""
-        assert self.encoder is not None
-        if self.encoder.num_heads is None:
-            return self.layout
-        return dataclasses.replace(self.layout, num_heads=self.encoder.num_heads)
-
-    @functools.cached_property
-    def encoder_layer(self) -> LayerSpec:
-        """One layer of the encoder of an encoder-decoder."""
-        plan = self.encoder_plan
+        >>> config = ModelConfig(kind="encoder_decoder", encoder=EncoderConfig(num_layers=2))
+        >>> config.encoder_model.kind, config.encoder_model.plan
+        ('encoder', Plan(attention=(0, 1), ffn=(0, 1)))
+        """
+        encoder = self.encoder
+        assert encoder is not None
+        num_layers = encoder.num_layers or self.num_layers
+        plan = as_plan(self.sharing if encoder.sharing is None else encoder.sharing, num_layers)
+        heads = self.heads
+        if encoder.num_heads is not None:
+            heads = dataclasses.replace(heads, num_heads=encoder.num_heads)
         return dataclasses.replace(
-            self.layer,
-            heads=self.encoder_layout,
-            cross=None,
+            self,
+            kind="encoder",
+            encoder=None,
+            num_layers=num_layers,
+            heads=heads,
             ffn=dataclasses.replace(self.ffn, residual_scale=1.0),
-            is_causal=False,
-            separate_kv="kv" in plan,
-            delta_rank=self.delta_rank if "delta" in plan else None,
+            sharing=Plan(**{name: groups for name, groups in plan.items() if name != "cross"}),
+            output=OutputHead(kind="none"),
         )
 
     @functools.cached_property
@@ -422,33 +351,19 @@ class ModelConfig(Spec):
         return tuple(turn[i % len(turn)] for i in range(self.num_layers))
 
     @functools.cached_property
-    def layer_stacks(self) -> "Mapping[str, StackSpec]":
+    def layer_stacks(self) -> "Mapping[str, ModelConfig]":
         """All layers that run, by type: the `stacks`, and the encoder of an encoder-decoder.
 
         >>> list(ModelConfig(kind="encoder_decoder").layer_stacks)
         ['layers', 'encoder_layers']
         """
-        made = {n: StackSpec(c.layer, c.plan, c.positions, n) for n, c in self.stacks.items()}
-        if self.encoder is not None:
-            weights = "layers" if self.encoder.shares_decoder else "encoder_layers"
-            made["encoder_layers"] = StackSpec(
-                self.encoder_layer, self.encoder_plan, self.positions, weights
-            )
-        return made
+        if self.encoder is None:
+            return self.stacks
+        return types.MappingProxyType({**self.stacks, "encoder_layers": self.encoder_model})
 
     def __getstate__(self) -> dict[str, Any]:
         """Fields alone are pickled: what follows from them is derived again."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-
-
-class StackSpec(NamedTuple):
-    """Layers of one type."""
-
-    layer: LayerSpec
-    plan: Plan
-    positions: Positions
-    weights: str
-    """Name of their parameters: those of the decoder, for an encoder that shares them."""
 
 
 def _scaling(config: ModelConfig, kind: str) -> tuple[float, ...]:
@@ -492,6 +407,64 @@ def _layer_type(pair: object, width: int) -> LayerType:
         heads = dataclasses.replace(overrides.heads, width=0)
         overrides = dataclasses.replace(overrides, heads=heads)
     return count, overrides
+
+
+def check_sublayers(config: ModelConfig) -> None:
+    """Raises ValueError for sublayers that no layer has, or keys that layers cannot share."""
+    plan, order, heads = config.plan, config.attention.order, config.layout
+    must, may = {"attention", "ffn"}, {"cross", "kv", "delta"}
+    if not must <= set(plan) <= must | may:
+        raise ValueError(
+            f"a plan has the sublayers {sorted(must)} and may have {sorted(may)}; this one has "
+            f"{sorted(plan)}"
+        )
+    if "kv" in plan and not kv_weight_names(heads):
+        raise ValueError(
+            f"layout {heads.name!r} has no projections to keys and values of its own, which layers "
+            "could share; use layout 'bilinear' or a plan without 'kv'"
+        )
+    if any(plan.reuses_kv) and order is not None:
+        rotary = config.positions.is_rotary
+        held = [cache_shapes(one, rotary=rotary) for one in (form(heads, order), heads)]
+        if held[0] != held[1]:
+            raise ValueError(
+                f"attention.order {order!r} has no keys for layers to share; use 'factored' or None"
+            )
+
+
+def check_heads(config: ModelConfig) -> None:
+    """Raises ValueError for heads that do not fit the layers, the positions or the backend."""
+    layout, attention, rotary = config.layout, config.attention, config.positions.is_rotary
+    if layout.size("out_width") != config.width:
+        raise ValueError(
+            f"the heads return width {layout.size('out_width')}, the model has {config.width}; set "
+            "value_dim, or output_projection=True without out_width"
+        )
+    if rotary and layout.rotary_size is None:
+        raise ValueError(
+            f"layout {layout.name!r} has the inputs for keys, which rotary positions cannot "
+            "rotate; use layout 'bilinear' or other positions"
+        )
+    if config.rotary_size % 2:
+        raise ValueError(
+            "rotary positions rotate pairs: positions.fraction of "
+            f"{layout.rotary_axis} {layout.rotary_size} must be even"
+        )
+    longrope = _scaling(config, "longrope")
+    if longrope and len(longrope) // 2 != config.rotary_size // 2:
+        raise ValueError(
+            f"positions.scaling has {len(longrope) // 2} short and long factors, longrope needs "
+            f"{config.rotary_size // 2} of each, one for each pair"
+        )
+    if attention.order is not None:
+        sizes = CallSizes(1, config.max_len, config.max_len, rotary=rotary)
+        choose(layout, sizes, attention.order)
+    backend = WITHOUT_DEVICE.get(attention.implementation or "")
+    if backend and (reason := _refusal(config, layout, backend)):
+        raise ValueError(
+            f"attention.implementation={attention.implementation!r} cannot run this model: "
+            f"{reason}; use implementation='dense' or None"
+        )
 
 
 def _refusal(config: ModelConfig, layout: Layout, backend: str) -> object:
@@ -611,20 +584,14 @@ def check_layer_types(config: ModelConfig) -> None:
 
 def check_encoder(config: ModelConfig, encoder: EncoderConfig) -> None:
     """Raises ValueError if the encoder, or what it shares, does not fit the decoder."""
-    if encoder.num_heads is not None:
-        try:
-            config._check_heads(config.encoder_layout)
-        except ValueError as error:
-            raise ValueError(f"encoder.num_heads={encoder.num_heads}: {error}") from None
-    ours = config.plan.num_groups
-    try:
-        theirs = config.encoder_plan
-    except ValueError as error:
-        own = encoder.sharing is not None
-        what = "encoder.sharing" if own else "encoder (encoder.sharing gives it a plan of its own)"
-        raise ValueError(f"{what}: {error}") from None
     if config.output.pooler:
         raise ValueError("an encoder_decoder has no pooler; leave output.pooler out")
+    try:
+        theirs = config.encoder_model.plan
+    except ValueError as error:
+        raise ValueError(
+            f"encoder (encoder.num_heads and encoder.sharing may be its own): {error}"
+        ) from None
     if not encoder.shares_decoder:
         return
     if ("kv" in theirs) != ("kv" in config.plan):
@@ -632,6 +599,7 @@ def check_encoder(config: ModelConfig, encoder: EncoderConfig) -> None:
             "encoder.shares_decoder: both stacks or neither need the sublayer 'kv'; give "
             "encoder.sharing one like that of sharing"
         )
+    ours = config.plan.num_groups
     for name, count in theirs.num_groups.items():
         if count > ours.get(name, 0):
             raise ValueError(
@@ -679,11 +647,6 @@ def check_position_scheme(config: ModelConfig) -> None:
         raise ValueError(
             "positions.pad_token: positions without padding need the whole text; set kind='encoder'"
         )
-    if pad is not None and pad + 1 >= c.max_len:
-        raise ValueError(
-            f"positions.pad_token {pad}: the first token is at position {pad + 1}, max_len is "
-            f"{c.max_len}; raise max_len"
-        )
 
 
 def check_output(config: ModelConfig) -> None:
@@ -703,9 +666,7 @@ def heads_per_layer(config: ModelConfig) -> int:
     Raises:
       ValueError: layer types or stacks differ in it.
     """
-    counts = {c.heads.num_heads for c in config.stacks.values()}
-    if config.encoder is not None and config.encoder.num_heads is not None:
-        counts.add(config.encoder.num_heads)
+    counts = {c.heads.num_heads for c in config.layer_stacks.values()}
     if len(counts) > 1:
         raise ValueError(
             f"layers have {' or '.join(map(str, sorted(counts)))} heads, and this needs one number "

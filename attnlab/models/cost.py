@@ -17,10 +17,10 @@ import jax
 
 from attnlab import heads
 from attnlab.fields import as_count
-from attnlab.models.config import ModelConfig, StackSpec
+from attnlab.models.config import ModelConfig
 from attnlab.models.ffn import ffn_flops, inactive_parameters
 from attnlab.models.layer import init_layer
-from attnlab.models.params import num_outer_parameters, stack_specs
+from attnlab.models.params import num_outer_parameters, owned_stacks
 from attnlab.models.specs import LayerSpec
 from attnlab.sharing import Params, PyTree
 
@@ -36,9 +36,8 @@ def num_parameters(config: ModelConfig) -> int:
     True
     """
     _check_config("num_parameters", config)
-    owned = stack_specs(config).values()
-    layers = sum(_weighted(layer, plan.num_groups) for layer, plan in owned)
-    return num_outer_parameters(config) + layers
+    owned = owned_stacks(config).values()
+    return num_outer_parameters(config) + sum(_weighted(c.layer, c.plan.num_groups) for c in owned)
 
 
 def applied_parameters(config: ModelConfig) -> int:
@@ -51,10 +50,9 @@ def applied_parameters(config: ModelConfig) -> int:
     True
     """
     total = num_outer_parameters(config)
-    for stack in config.layer_stacks.values():
-        layer, plan = stack.layer, stack.plan
-        total += _weighted(layer, plan.num_applications)
-        total -= inactive_parameters(layer.heads.width, layer.ffn) * plan.num_layers
+    for c in config.layer_stacks.values():
+        total += _weighted(c.layer, c.plan.num_applications)
+        total -= inactive_parameters(c.width, c.ffn) * c.num_layers
     return total
 
 
@@ -70,12 +68,13 @@ def parameters_by_uses(config: ModelConfig) -> dict[int, int]:
     """
     uses: collections.Counter[tuple[str, str, str, int]] = collections.Counter()
     sizes: dict[tuple[str, str, str, int], int] = {}
-    for stack in config.layer_stacks.values():
-        for sublayer, shapes in sublayer_shapes(stack.layer).items():
-            groups = [g for g in stack.plan[sublayer] if isinstance(g, int)]
+    owned = owned_stacks(config)
+    for stack, c in config.layer_stacks.items():
+        for sublayer, shapes in sublayer_shapes(c.layer).items():
+            groups = [g for g in c.plan[sublayer] if isinstance(g, int)]
             # Weight by weight: an encoder that shares deltas has none of cross-attention.
             for (name, weight), group in itertools.product(shapes.items(), groups):
-                key = stack.weights, sublayer, name, group
+                key = stack if stack in owned else "layers", sublayer, name, group
                 uses[key] += 1
                 sizes[key] = _size(weight)
     found: collections.Counter[int] = collections.Counter()
@@ -150,13 +149,13 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     return layers + outer_flops(config)
 
 
-def sublayer_flops(stack: StackSpec, length: int) -> dict[str, int]:
-    """Sublayer -> forward FLOPs per token of all layers of a stack.
+def sublayer_flops(config: ModelConfig, length: int) -> dict[str, int]:
+    """Sublayer -> forward FLOPs per token of all layers of one of the `layer_stacks`.
 
-    >>> sublayer_flops(ModelConfig().layer_stacks["layers"], 64)
+    >>> sublayer_flops(ModelConfig(), 64)
     {'attention': 196608, 'ffn': 262144}
     """
-    layer, plan = stack.layer, stack.plan
+    layer, plan = config.layer, config.plan
 
     def attention(num_new: int) -> int:
         return heads.call_flops(layer.heads, 1, length, length, num_new=num_new)
@@ -199,12 +198,10 @@ def weight_flops(config: ModelConfig) -> int:
     >>> weight_flops(ModelConfig(num_layers=6, width=8, sharing="cycle:3"))
     0
     """
-    total = 0
-    for stack in config.layer_stacks.values():
-        total += (
-            2 * stack.plan.num_layers * _delta_products(sublayer_shapes(stack.layer).get("delta"))
-        )
-    return total
+    return sum(
+        2 * c.num_layers * _delta_products(sublayer_shapes(c.layer).get("delta"))
+        for c in config.layer_stacks.values()
+    )
 
 
 def _delta_products(delta: PyTree) -> int:

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from attnlab.attention import trace
-from attnlab.heads import explain_heads, head_values
+from attnlab.heads.attention import explaining_heads
 from attnlab.models.config import ModelConfig, sharing_name
 from attnlab.models.cost import (
     applied_parameters,
@@ -22,17 +21,14 @@ from attnlab.models.cost import (
     weight_flops,
 )
 from attnlab.models.forward import (
-    ENCODER,
     ModelInputs,
     check_inputs,
-    embed_text,
-    layers_of_text,
+    encoder_call,
+    prepare_text,
 )
-from attnlab.models.layer import CROSS, attention_keywords
-from attnlab.models.params import num_outer_parameters, param_shapes
-from attnlab.models.stack import LayersOfType, initial_state
+from attnlab.models.params import num_outer_parameters, owned_stacks, param_shapes
+from attnlab.models.stack import run_layers
 from attnlab.sharing import Params
-from attnlab.tap import Tap
 
 HEADER = ("layers", "sublayer", "number", "groups", "parameters", "FLOPs per token")
 
@@ -89,8 +85,8 @@ def _summary(config: ModelConfig, length: int) -> list[str]:
 def _groups(config: ModelConfig) -> list[str]:
     """A row for each sublayer, a column for each layer: its parameter group, counted from 0."""
     plans = {"layers": config.plan}
-    if config.kind == "encoder_decoder":
-        plans = {"encoder_layers": config.encoder_plan, "layers": config.plan}
+    if config.encoder is not None:
+        plans = {"encoder_layers": config.encoder_model.plan, "layers": config.plan}
     lines = []
     for stack, plan in plans.items():
         rows = {stack: [str(i) for i in range(plan.num_layers)]}
@@ -110,10 +106,11 @@ def _groups(config: ModelConfig) -> list[str]:
 def _rows(config: ModelConfig, length: int) -> list[tuple[str, ...]]:
     """A line for each sublayer of a stack, one for the weights outside the layers, and the sum."""
     rows: list[tuple[str, ...]] = []
+    owned = owned_stacks(config)
     for name, stack in config.layer_stacks.items():
         sizes, flops = sublayer_parameters(stack.layer), sublayer_flops(stack, length)
         for sublayer, count in stack.plan.num_groups.items():
-            parameters = count * sizes[sublayer] if stack.weights == name else 0
+            parameters = count * sizes[sublayer] if name in owned else 0
             numbers = map(str, (stack.plan.num_layers, count))
             costs = f"{parameters:,}", f"{flops.get(sublayer, 0):,}"
             rows.append((name, sublayer, *numbers, *costs))
@@ -157,44 +154,37 @@ def explain_model(
 
     def call(params: Params, key: Array, given: dict[str, Any]) -> None:
         tokens, inputs_ = check_inputs(config, given.pop("tokens"), ModelInputs(**given))
-        texts = {"": tokens}
         if inputs_.source is not None:
-            source = jnp.asarray(inputs_.source)
-            texts = {ENCODER: source} | texts
-            encoded = jnp.zeros((*source.shape[:2], config.width), config.compute.dtype)
-            inputs_ = dataclasses.replace(inputs_, encoded=encoded)
-        tap = Tap(inputs_.capture, inputs_.patch)
-        for side, one in texts.items():
-            text = embed_text(params, one, config, inputs_, {}, side)
-            for name, layers in layers_of_text(params, config, inputs_, text, side).items():
-                dropout_key = key if training and layers.spec.dropout.is_active else None
-                explained[name] = _explain_layers(layers, text.x, dropout_key, tap, side)
+            source = encoder_call(params, config, inputs_)
+            x = explain_text("encoder_", key, *source)
+            inputs_ = dataclasses.replace(inputs_, encoded=x)
+        explain_text("", key, params, tokens, config, inputs_)
+
+    def explain_text(
+        prefix: str,
+        key: Array,
+        params: Params,
+        tokens: Array,
+        config: ModelConfig,
+        inputs_: ModelInputs,
+    ) -> Array:
+        x, types = prepare_text(params, tokens, config, inputs_, {})
+        for name, layers in types.items():
+            with explaining_heads() as notes:
+                run_layers(
+                    {name: layers},
+                    [name] * layers.plan.num_layers,
+                    x,
+                    dropout_key=key if training and layers.spec.dropout.is_active else None,
+                    capture=tuple(inputs_.capture),
+                    patch=inputs_.patch,
+                )
+            sublayers = ("self",) if layers.spec.cross is None else ("self", "cross")
+            explained[f"{prefix}{name}"] = dict(zip(sublayers, notes, strict=False))
+        return x
 
     trace(call, params=param_shapes(config), key=jax.random.key(0), given=dict(inputs))
     return explained
-
-
-def _explain_layers(
-    layers: LayersOfType, x: Array, dropout_key: Array | None, tap: Tap, side: str
-) -> dict[str, Note]:
-    """The attention sublayers of one layer of a type, for its input x."""
-    spec, (state, _) = layers.spec, initial_state(layers, x)
-    first = {name: a and {n: one[0] for n, one in a.items()} for name, a in state.items()}
-    inputs = dataclasses.replace(layers.inputs, cache=first["cache"])
-    rate = 0.0 if dropout_key is None else spec.dropout.attention
-    found: dict[str, Note] = {}
-    for name, layout in (("self", spec.heads), ("cross", spec.cross)):
-        if layout is None:
-            continue
-        keywords = attention_keywords(spec, inputs, cross=name == "cross")
-        if name == "self" and first["buffers"]:
-            keywords["kv"] = first["buffers"]
-        prefix = side + (CROSS if name == "cross" else "")
-        own = tap.restricted(head_values(layout), prefix)
-        found[name] = explain_heads(
-            layout, x, tap=own, dropout_rate=rate, dropout_key=dropout_key, **keywords
-        )
-    return found
 
 
 def describe_attention(

@@ -8,7 +8,6 @@ from jaxtyping import Array, Float, Inexact, Int
 
 from attnlab.attention.score_mods import alibi_slopes
 from attnlab.attention.segments import restarted
-from attnlab.broadcast import with_rank
 from attnlab.heads import Layout
 from attnlab.heads.positions import (
     relative_buckets,
@@ -19,6 +18,7 @@ from attnlab.heads.positions import (
 from attnlab.models.config import ModelConfig
 from attnlab.models.positionwise import dense, norm_shapes, normalize
 from attnlab.models.specs import Alibi, Images, Learned, Positions, Relative, Rotary, Sinusoidal
+from attnlab.ops import with_rank
 from attnlab.sharing import Params
 
 Shapes = dict[str, tuple[int, ...] | dict[str, tuple[int, ...]]]
@@ -133,33 +133,26 @@ def read_rows(table: Float[Array, "rows D"], ids: Int[Array, "..."]) -> Float[Ar
     return rows
 
 
-def packed_positions(
-    config: ModelConfig, segments: Int[Array, "B T"] | None
-) -> Int[Array, "B T"] | None:
-    """0, 1, 2, ... in each of the packed texts, whose tokens stand in a row; None means in the row.
-
-    Relative positions and ALiBi are distances, which packing does not change.
-
-    >>> packed_positions(ModelConfig(), jnp.array([[1, 1, 2, 2, 2]])).tolist()
-    [[0, 1, 0, 1, 2]]
-    """
-    if segments is None or isinstance(config.positions, Alibi | Relative):
-        return None
-    return restarted(jnp.arange(segments.shape[1]), segments)
-
-
 def default_positions(
     config: ModelConfig, tokens: Array, segments: Int[Array, "B T"] | None = None
 ) -> Int[Array, "B T"] | None:
     """The position of each token of whole texts; None means 0, 1, 2, ...
 
+    Packed texts, whose tokens stand in a row, count from 0 each. Relative positions and ALiBi are
+    distances, which packing does not change.
+
+    >>> ids = jnp.array([[1, 1, 2, 2, 2]])
+    >>> default_positions(ModelConfig(), ids, segments=ids).tolist()
+    [[0, 1, 0, 1, 2]]
     >>> config = ModelConfig(kind="encoder", positions=Learned(pad_token=1))
     >>> default_positions(config, jnp.array([[5, 6, 1]])).tolist()
     [[2, 3, 1]]
     """
     pad_token: int | None = getattr(config.positions, "pad_token", None)
     if pad_token is None:
-        return packed_positions(config, segments)
+        if segments is None or isinstance(config.positions, Alibi | Relative):
+            return None
+        return restarted(jnp.arange(segments.shape[1]), segments)
     if tokens.ndim != 2:
         raise ValueError(
             f"positions.pad_token is not counted, and tokens {tokens.shape} are mixtures; "
@@ -302,53 +295,22 @@ def position_bias(
 # Images -------------------------------------------------------------------------------------------
 
 
-def patches(
-    images: Float[Array, "B H W C"],
-    patch_height: int,
-    patch_width: int,
-    marks: tuple[str, ...] = ("class", "patch"),
-) -> Float[Array, "B T F"]:
-    """Images as rows of features: the class token, then the patches from left to right and from top
-    to bottom (Dosovitskiy et al. 2021). The pixels of a patch are in the order of the axes of the
-    image.
+def image_features(images: Float[Array, "B H W C"], spec: Images | None) -> Float[Array, "B T F"]:
+    """Images as the rows of features that a model with `embedding.images=spec` reads: the class
+    token, then the patches from left to right and from top to bottom (Dosovitskiy et al. 2021). The
+    pixels of a patch are in the order of the axes of the image.
 
     A row is read like any vector of features, by the embedding table. Features after the pixels are
     the kind of the row: (1, 0) for the class token, with zeros for pixels, and (0, 1) for a patch.
     So the table [features, E] holds the projection of the patches, the vector of the class token
     and the bias of the projection. `Images.marks` names these features.
 
-    Args:
-      images: [B, H, W, C].
-      patch_height, patch_width: of a patch.
-      marks: of `Images.marks`; the class token is there if its mark is.
-
-    >>> image = jnp.arange(8.0).reshape(1, 2, 4, 1)
-    >>> patches(image, 2, 2)[0].astype(int).tolist()
-    [[0, 0, 0, 0, 1, 0], [0, 1, 4, 5, 0, 1], [2, 3, 6, 7, 0, 1]]
-    """
-    batch, height, width, channels = images.shape
-    p, q = patch_height, patch_width
-    images = images[:, : height // p * p, : width // q * q]  # the rest fills no patch
-    grid = images.reshape(batch, height // p, p, width // q, q, channels)
-    rows = grid.swapaxes(2, 3).reshape(batch, -1, p * q * channels)
-    first, pixels = int("class" in marks), rows.shape[-1]
-    rows = jnp.pad(rows, [(0, 0), (first, 0), (0, len(marks))])
-    if first:
-        rows = rows.at[:, 0, pixels + marks.index("class")].set(1)
-    if "patch" in marks:
-        rows = rows.at[:, first:, pixels + marks.index("patch")].set(1)
-    return rows
-
-
-def image_features(images: Array, spec: Images | None) -> Float[Array, "B T F"]:
-    """Images [B, H, W, C] as the features that a model with `embedding.images=spec` reads.
-
     Raises:
       ValueError: the model reads no images, or images of another size or dtype.
 
     >>> spec = Images(height=2, width=4, channels=1, patch_height=2, patch_width=2)
-    >>> image_features(jnp.ones((5, 2, 4, 1)), spec).shape
-    (5, 3, 6)
+    >>> image_features(jnp.arange(8.0).reshape(1, 2, 4, 1), spec)[0].astype(int).tolist()
+    [[0, 0, 0, 0, 1, 0], [0, 1, 4, 5, 0, 1], [2, 3, 6, 7, 0, 1]]
     """
     if spec is None:
         raise ValueError(
@@ -365,4 +327,13 @@ def image_features(images: Array, spec: Images | None) -> Float[Array, "B T F"]:
             f"images of dtype {images.dtype} must be floats, scaled as the model was trained; for "
             "ViT mostly images / 127.5 - 1"
         )
-    return patches(images, spec.patch_height, spec.patch_width, spec.marks)
+    (rows, columns), p, q = spec.grid, spec.patch_height, spec.patch_width
+    images = images[:, : rows * p, : columns * q]  # the rest fills no patch
+    grid = images.reshape(-1, rows, p, columns, q, spec.channels).swapaxes(2, 3)
+    patches = grid.reshape(-1, rows * columns, spec.num_pixels)
+    first, marks = int(spec.class_token), spec.marks
+    features = jnp.pad(patches, [(0, 0), (first, 0), (0, len(marks))])
+    for mark, tokens in (("class", slice(first)), ("patch", slice(first, None))):
+        if mark in marks:
+            features = features.at[:, tokens, spec.num_pixels + marks.index(mark)].set(1)
+    return features

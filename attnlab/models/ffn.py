@@ -15,8 +15,7 @@ from attnlab.heads.params import normal
 from attnlab.models import experts as moe
 from attnlab.models.positionwise import dense, dropout
 from attnlab.models.specs import FFN
-from attnlab.names import lookup
-from attnlab.remat import save_for_backward
+from attnlab.ops import save_for_backward
 from attnlab.sharing import Params, PyTree
 from attnlab.tap import Tap
 
@@ -42,7 +41,7 @@ def activation_function(name: str) -> Callable[[Array], Array]:
     >>> activation_function("gated_relu")(jnp.array([-1.0, 2.0])).tolist()
     [0.0, 2.0]
     """
-    return lookup(ACTIVATIONS, name.removeprefix(GATED), what="activation")
+    return ACTIVATIONS[name.removeprefix(GATED)]
 
 
 def is_gated(activation: str) -> bool:

@@ -19,7 +19,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args, get_origin
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 
 from attnlab.heads import EXTRAS, LAYOUTS, Extra, Layout
 from attnlab.heads.layout import Bias
@@ -42,25 +42,23 @@ ALL_BIASES = "all"
 """Every bias that the layout may have, so that another layout can be chosen by one flag."""
 
 
-class Choice(NamedTuple):
-    """A part of the config that is chosen by name."""
-
-    tag: str
-    """The field that names the choice."""
-    base: type
-    classes: Mapping[str, type]
+def _no_placeholder(kind: type) -> None:
+    """`Placeholder` of a dict in which unset fields are None."""
 
 
-def _choices() -> tuple[Choice, Choice]:
-    return Choice("layout", Layout, LAYOUTS), Choice("kind", Positions, POSITIONS)
+def _choice(cls: type) -> tuple[str, Mapping[str, type]] | None:
+    """Of a part that is chosen by name: the field that names it, and the classes by name."""
+    if issubclass(cls, Layout):
+        return "layout", LAYOUTS
+    return ("kind", POSITIONS) if issubclass(cls, Positions) else None
 
 
-def to_dict(config: ModelConfig, placeholder: Placeholder | None = None) -> Record:
+def to_dict(config: ModelConfig, placeholder: Placeholder = _no_placeholder) -> Record:
     """The config as a nested dict with a field for every flag.
 
     Args:
       config: the config.
-      placeholder: makes the placeholder of an unset field of a type; None leaves None. With
+      placeholder: makes the placeholder of an unset field of a type; by default None. With
         `ml_collections.config_dict.placeholder` the result can be given to `ConfigDict`.
 
     Returns:
@@ -72,17 +70,18 @@ def to_dict(config: ModelConfig, placeholder: Placeholder | None = None) -> Reco
     >>> to_dict(ModelConfig(sharing="albert"))["sharing"]
     'albert'
     """
-    unset = _unset(placeholder)
-    made, heads = _record(config, unset), config.heads
+    made, heads = _record(config, placeholder), config.heads
     biases = ALL_BIASES if heads.biases == _all_biases(heads) != () else ",".join(heads.biases)
-    extras = _all_extras(made["heads"]["extras"], unset)
-    made["heads"] |= {"biases": biases, "extras": extras}
+    made["heads"]["biases"] = biases
+    for name, cls in EXTRAS.items():
+        defaults = _fields(cls, _defaults(cls), placeholder)
+        made["heads"]["extras"].setdefault(name, {"on": False, **defaults})
     if config.encoder is not None:
         # Unset where it has its default, so that a flag can choose a model without encoder.
         default, written = EncoderConfig(), made["encoder"]
         for name, kind in field_types(EncoderConfig).items():
             if getattr(config.encoder, name) == getattr(default, name):
-                written[name] = unset(kind)
+                written[name] = _unset(kind, placeholder)
     return made
 
 
@@ -95,8 +94,7 @@ def from_dict(fields: Mapping[str, object]) -> ModelConfig:
 
     >>> from_dict({"positions": {"kind": "learned", "base": 500.0}})
     Traceback (most recent call last):
-    ValueError: the position scheme 'learned' has no base: its fields are pad_token, offset; base \
-is a field of rotary
+    ValueError: positions has no field 'base': the fields of Learned are pad_token, offset
     """
     return _read(ModelConfig, _set_fields(fields), "")
 
@@ -165,7 +163,9 @@ def _plain_type(hint: object) -> type:
     return cast(type, origin or hint)
 
 
-def choose(fields: Mapping[str, Any], name: str, placeholder: Placeholder | None = None) -> Record:
+def choose(
+    fields: Mapping[str, Any], name: str, placeholder: Placeholder = _no_placeholder
+) -> Record:
     """The record of heads or of positions in a dict of `to_dict`, with another choice: fields that
     both choices have keep their values, the others have their defaults.
 
@@ -180,15 +180,9 @@ def choose(fields: Mapping[str, Any], name: str, placeholder: Placeholder | None
     >>> choose({"kind": "learned", "offset": 2, "pad_token": None}, "none")
     {'kind': 'none'}
     """
-    choice = next(one for one in _choices() if one.tag in fields)
-    cls: type = _registered(choice.classes, name, choice.tag)
-    defaults = _defaults(cls)
-    made: Record = {choice.tag: name}
-    for field, kind in field_types(cls).items():
-        given = fields.get(field, defaults[field])
-        made[field] = (
-            given if isinstance(given, Mapping) else _value(given, kind, _unset(placeholder))
-        )
+    tag, classes = ("layout", LAYOUTS) if "layout" in fields else ("kind", POSITIONS)
+    cls: type = _registered(classes, name, tag)
+    made: Record = {tag: name} | _fields(cls, _defaults(cls) | dict(fields), placeholder)
     if made.get("biases", ALL_BIASES) != ALL_BIASES:
         known = cast(type[Layout], cls).bias_names
         made["biases"] = ",".join(n for n in _bias_names(made["biases"]) if n in known)
@@ -198,72 +192,58 @@ def choose(fields: Mapping[str, Any], name: str, placeholder: Placeholder | None
 # Writing ------------------------------------------------------------------------------------------
 
 
-Unset: TypeAlias = Callable[[type], object]
-"""Type of a field that is None -> what stands for it."""
-
-
-def _none(kind: type) -> None:
-    """`Unset` of JSON."""
-
-
-def _record(value: object, unset: Unset = _none) -> Record:
+def _record(value: object, placeholder: Placeholder | None = None) -> Record:
     """The fields of a dataclass by name. Heads and positions begin with the name of their class; a
-    layer type has the fields that it overrides; extras are a record by name."""
+    layer type has the fields that it overrides; extras are a record by name.
+
+    Args:
+      value: the dataclass.
+      placeholder: of unset fields; None leaves them None, as JSON does.
+    """
     cls = type(value)
+    fields: Record = {name: getattr(value, name) for name in field_types(cls)}
     made: Record = {}
-    for choice in _choices():
-        if isinstance(value, choice.base):
-            made[choice.tag] = _name_of(cls, choice.classes, "@register_layout(name)")
-    defaults = _defaults(cls)
-    for name, kind in field_types(cls).items():
-        field = getattr(value, name)
-        if not isinstance(value, LayerOverrides) or field != defaults[name]:
-            made[name] = _value(field, kind, unset)
+    if (choice := _choice(cls)) is not None:
+        made[choice[0]] = _name_of(cls, choice[1], f"@register_{choice[0]}(name)")
+    if isinstance(value, LayerOverrides):
+        defaults = _defaults(cls)
+        fields = {name: a for name, a in fields.items() if a != defaults[name]}
+    made |= _fields(cls, fields, placeholder)
     if isinstance(value, Layout):
         del made["extras"]
-        made["extras"] = {
-            _name_of(type(one), EXTRAS, "@register_extra(name)"): {
-                "on": True, **_record(one, unset),
-            }
-            for one in value.extras
-        }  # fmt: skip
+        made["extras"] = {}  # the last field
+        for extra in value.extras:
+            name = _name_of(type(extra), EXTRAS, "@register_extra(name)")
+            made["extras"][name] = {"on": True, **_record(extra, placeholder)}
     return made
 
 
-def _value(value: object, kind: type, unset: Unset) -> object:
+def _fields(cls: type, values: Record, placeholder: Placeholder | None) -> Record:
+    """Those of the values that are fields of the class, as `_value` writes them."""
+    kinds = field_types(cls)
+    return {n: _value(values[n], kind, placeholder) for n, kind in kinds.items() if n in values}
+
+
+def _value(value: object, kind: type, placeholder: Placeholder | None) -> object:
     """One value, of a field of this type. Layer types, which flags cannot name, are as in JSON."""
     if value is None:
-        return unset(kind)
+        return None if placeholder is None else _unset(kind, placeholder)
     if isinstance(value, Plan):
         return repr(value)
     if isinstance(value, LayerOverrides):
         return _record(value)
     if dataclasses.is_dataclass(value):
-        return _record(value, unset)
+        return _record(value, placeholder)
     if isinstance(value, tuple | list):
-        return tuple(_value(one, type(one), unset) for one in value)
+        return tuple(_value(one, type(one), placeholder) for one in value)
     return value
 
 
-def _unset(placeholder: Placeholder | None) -> Unset:
-    """`Unset` of flags: a placeholder; of a record, those of all its fields."""
-
-    def unset(kind: type) -> object:
-        if dataclasses.is_dataclass(kind):
-            return {name: unset(one) for name, one in field_types(kind).items()}
-        return placeholder(kind) if placeholder else None
-
-    return unset
-
-
-def _all_extras(extras: Mapping[str, object], unset: Unset) -> Record:
-    """A record of every extra: those of the heads, and the others, which are off."""
-    off = {name: _defaults(cls) for name, cls in EXTRAS.items() if name not in extras}
-    return {**extras} | {
-        name: {"on": False}
-        | {n: _value(defaults[n], kind, unset) for n, kind in field_types(EXTRAS[name]).items()}
-        for name, defaults in off.items()
-    }
+def _unset(kind: type, placeholder: Placeholder) -> object:
+    """The placeholder of a type; of a record, those of all its fields."""
+    if dataclasses.is_dataclass(kind):
+        return {name: _unset(one, placeholder) for name, one in field_types(kind).items()}
+    return placeholder(kind)
 
 
 def _defaults(cls: type) -> Record:
@@ -295,8 +275,8 @@ def _read(cls: type[T], fields: object, path: str) -> T:
     kinds = field_types(cls)
     if unknown := [name for name in fields if name not in kinds]:
         raise ValueError(
-            f"{path + ' has' if path else 'a model config has'} no field {unknown[0]!r}: its "
-            f"fields are {', '.join(kinds)}"
+            f"{path or 'a model config'} has no field {unknown[0]!r}: the fields of {cls.__name__} "
+            f"are {', '.join(kinds) or 'none'}"
         )
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         has_default = {field.default, field.default_factory} != {dataclasses.MISSING}
@@ -311,26 +291,14 @@ def _read_value(value: object, kind: type, path: str) -> object:
         return tuple(map(_read_layer_type, value))
     if isinstance(value, str) and value.startswith("Plan("):
         return _read_plan(value, path)
-    if kind is tuple:
-        return _as_tuple(value)
     if not dataclasses.is_dataclass(kind) or not isinstance(value, Mapping):
         return value
-    for choice in _choices():
-        if issubclass(kind, choice.base):
-            return _read_choice(value, choice, path)
-    return _read(kind, value, path)
-
-
-def _read_choice(fields: Mapping[str, Any], choice: Choice, path: str) -> object:
-    """A part that is chosen by name."""
-    if fields.get(choice.tag) is None:
-        raise ValueError(f"{path}.{choice.tag} is not set; known: {', '.join(choice.classes)}")
-    what = "layout" if choice.tag == "layout" else f"{path}.{choice.tag}"
-    cls: type = _registered(choice.classes, fields[choice.tag], what)
-    given = {name: value for name, value in fields.items() if name != choice.tag}
-    for field in given:
-        if field not in field_types(cls):
-            _raise_unknown(choice, fields[choice.tag], field)
+    if (choice := _choice(kind)) is None:
+        return _read(kind, value, path)
+    (tag, classes), given = choice, dict(value)
+    if (name := given.pop(tag, None)) is None:
+        raise ValueError(f"{path}.{tag} is not set; known: {', '.join(classes)}")
+    cls: type = _registered(classes, name, "layout" if tag == "layout" else f"{path}.{tag}")
     if not issubclass(cls, Layout):
         return _read(cls, given, path)
     biases, extras = given.pop("biases", ()), given.pop("extras", {})
@@ -352,16 +320,6 @@ def _registered(classes: Mapping[str, type[T]], name: str, what: str) -> type[T]
             f"{error}. One of your own is known once the file that registers it is imported; "
             "commands do so with --import=FILE.py"
         ) from None
-
-
-def _raise_unknown(choice: Choice, name: str, field: str) -> None:
-    own = sorted(field_types(choice.classes[name]), key=lambda field: field == "extras")
-    owners = [other for other, cls in choice.classes.items() if field in field_types(cls)]
-    hint = f"; {field} is a field of {', '.join(owners)}" if owners else ""
-    what = "layout" if choice.tag == "layout" else "the position scheme"
-    raise ValueError(
-        f"{what} {name!r} has no {field}: its fields are {', '.join(own) or 'none'}{hint}"
-    )
 
 
 def _read_extras(fields: object, path: str) -> tuple[Extra, ...]:
@@ -409,7 +367,3 @@ def _read_plan(text: str, path: str) -> Plan:
             f"{path}: cannot parse {text!r}; write a plan as 'Plan(attention=(0, 0), ffn=(0, 1))'"
         ) from None
     return Plan(**groups)
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value

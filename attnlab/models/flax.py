@@ -13,10 +13,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from attnlab.attention.dropout import is_key
-from attnlab.attention.masks import Edges
 from attnlab.fields import check_field
 from attnlab.heads import Layout, multi_head_attention
 from attnlab.heads import init as init_heads
@@ -24,16 +23,16 @@ from attnlab.heads.attention import Context
 from attnlab.heads.layout import check_params as check_head_params
 from attnlab.models.config import MODULES, ModelConfig
 from attnlab.models.ffn import feed_forward, init_ffn
-from attnlab.models.forward import ModelCache, ModelInputs, Outputs, run_model
+from attnlab.models.forward import ModelInputs, Outputs, run_model
 from attnlab.models.layer import LayerInputs, layer_values
 from attnlab.models.params import (
     describe_mismatch,
     empty_sublayers,
     init_outer,
     init_sublayers,
+    owned_stacks,
     residual_scale,
     shapes_by_path,
-    stack_specs,
 )
 from attnlab.models.specs import FFN, Compute, LayerSpec
 from attnlab.models.stack import HeadMask, LayersOfType, StackOutputs, check_values, run_layers
@@ -324,36 +323,18 @@ class Transformer(CheckedModule):
     config: ModelConfig
 
     @nn.compact
-    def __call__(
-        self,
-        tokens: ArrayLike,
-        *,
-        padding_mask: Bool[Array, "B T"] | None = None,
-        mask: Bool[Array, "..."] | Edges | None = None,
-        segments: Int[Array, "B T"]
-        | tuple[Int[Array, "B T"], Int[Array, "B S"] | None]
-        | None = None,
-        positions: Int[Array, "*B T"] | None = None,
-        token_types: Int[Array, "B T"] | None = None,
-        head_mask: HeadMask | None = None,
-        cache: ModelCache | None = None,
-        source: ArrayLike | None = None,
-        source_padding_mask: Bool[Array, "B S"] | None = None,
-        encoded: Float[Array, "B S D"] | None = None,
-        capture: Iterable[str] = (),
-        patch: Patches | None = None,
-        deterministic: bool = True,
-    ) -> Outputs:
+    def __call__(self, tokens: ArrayLike, *, deterministic: bool = True, **inputs: Any) -> Outputs:
         """tokens -> `Outputs` with logits [B, T, vocab_size] in float32 at least.
 
         Args:
           tokens: ids [B, T]; floats [B, T, vocab_size], which mix tokens; images [B, H, W, C] if
             the config has them.
-          padding_mask, mask, segments, positions, token_types, head_mask, cache, source,
-            source_padding_mask, encoded, capture, patch: as in `ModelInputs`.
           deterministic: no dropout; else pass rngs={"dropout": key}.
+          **inputs: fields of `ModelInputs`, such as `padding_mask`, `segments`, `cache`, `source`,
+            `capture`.
 
         Raises:
+          TypeError: an unknown input.
           ValueError: inputs, names or params that do not fit the model, saying what to change.
         """
         config = self.config
@@ -362,29 +343,15 @@ class Transformer(CheckedModule):
         if self.is_initializing():
             params = {name: self.param(name, init) for name, init in init_outer(config).items()}
             std, scale = config.init.std, residual_scale(config)
-            for name, (spec, plan) in stack_specs(config).items():
-                params[name] = StackedParams(spec, plan, std, scale, name=name)()
-        inputs = ModelInputs(
-            padding_mask=padding_mask,
-            mask=mask,
-            segments=segments,
-            positions=positions,
-            token_types=token_types,
-            head_mask=head_mask,
-            cache=cache,
-            source=source,
-            source_padding_mask=source_padding_mask,
-            encoded=encoded,
-            capture=capture,
-            patch=patch,
-        )
+            for name, c in owned_stacks(config).items():
+                params[name] = StackedParams(c.layer, c.plan, std, scale, name=name)()
+        given = ModelInputs(**inputs)
         next_key = None if deterministic else self.dropout_key
-
-        def run(params: Params) -> Outputs:
-            return run_model(params, tokens, config, inputs, next_key=next_key)
-
-        shapes_only = self.is_initializing() and SHAPES_ONLY.get()
-        return jax.eval_shape(run, params) if shapes_only else run(params)
+        if self.is_initializing() and SHAPES_ONLY.get():
+            run = functools.partial(run_model, config=config, inputs=given, next_key=next_key)
+            outputs: Outputs = jax.eval_shape(lambda params: run(params, tokens), params)
+            return outputs
+        return run_model(params, tokens, config, given, next_key=next_key)
 
 
 class Decoder(Transformer):

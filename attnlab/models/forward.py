@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,25 +11,22 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention.checks import check_array, checked_padding_mask
+from attnlab.attention.call import check_array, checked_padding_mask
 from attnlab.attention.masks import Edges
 from attnlab.eager import KEPT, is_eager
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
-from attnlab.heads.weights import without
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import (
-    OWN_INPUTS,
     check_range,
     check_tokens,
     default_positions,
     embed,
-    packed_positions,
     position_bias,
     rotary_embedding,
 )
 from attnlab.models.head import classify, lm_head, pool
-from attnlab.models.layer import LayerInputs, Source, layer_values
-from attnlab.models.params import check_params, empty_sublayers
+from attnlab.models.layer import LayerInputs, Source
+from attnlab.models.params import check_params, empty_sublayers, encoder_params
 from attnlab.models.positionwise import dropout, normalize
 from attnlab.models.specs import Alibi, Learned, Relative, Sinusoidal
 from attnlab.models.stack import (
@@ -43,6 +40,7 @@ from attnlab.models.stack import (
 from attnlab.sharing import Params
 from attnlab.tap import Patches, Tap
 
+T = TypeVar("T")
 ModelCache = Cache | dict[str, Cache]
 """Arrays [L, B, size, ...] by name; with `layer_types` one such dict for each type."""
 NextKey = Callable[[], Array] | None
@@ -102,6 +100,13 @@ class ModelInputs:
     patch: Patches | None = None
 
 
+NOT_ARRAYS = ("capture", "patch")
+"""Fields of `ModelInputs` that a compiled call depends on."""
+jax.tree_util.register_dataclass(
+    ModelInputs,
+    [f.name for f in dataclasses.fields(ModelInputs) if f.name not in NOT_ARRAYS],
+    NOT_ARRAYS,
+)
 NO_INPUTS = ModelInputs()
 
 
@@ -145,7 +150,7 @@ def model_values(config: ModelConfig, *, with_encoder: bool = True) -> Mapping[s
     """
     values = stack_values([c.layer for c in config.stacks.values()]) | {EMBEDDINGS: "B T D"}
     if config.encoder is not None and with_encoder:
-        theirs = {EMBEDDINGS: "B T D", **layer_values(config.encoder_layer)}
+        theirs = model_values(config.encoder_model)
         values |= {ENCODER + name: axes for name, axes in theirs.items()}
     return values
 
@@ -182,25 +187,17 @@ def run_model(
     params = check_params(config, params)
     tokens, inputs = check_inputs(config, tokens, inputs)
     keys = _dropout_keys(config, inputs, next_key)
-    given = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
-    capture, patch = given.pop("capture"), given.pop("patch")
     # Patches are functions of one call: no program is kept for them.
-    if patch or not is_eager(params, tokens, given, keys):
+    if inputs.patch or not is_eager(params, tokens, inputs, keys):
         return _forward(params, tokens, config, inputs, keys)
-    outputs: Outputs = _program(config, capture)(params, tokens, given, keys)
+    outputs: Outputs = _program(config)(params, tokens, inputs=inputs, keys=keys)
     return outputs
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _program(config: ModelConfig, capture: tuple[str, ...]) -> Callable[..., Outputs]:
-    """The compiled forward pass of calls outside of `jit`; its arguments are arrays alone."""
-
-    def run(
-        params: Params, tokens: Array, given: Mapping[str, Any], keys: Mapping[str, Array]
-    ) -> Outputs:
-        return _forward(params, tokens, config, ModelInputs(**given, capture=capture), keys)
-
-    return jax.jit(run)
+def _program(config: ModelConfig) -> Callable[..., Outputs]:
+    """The compiled forward pass of calls outside of `jit`."""
+    return jax.jit(functools.partial(_forward, config=config))
 
 
 # Checks -------------------------------------------------------------------------------------------
@@ -228,42 +225,60 @@ def check_inputs(
                          "call")  # fmt: skip
     known = model_values(config, with_encoder=inputs.encoded is None)
     capture, patch = check_values(inputs.capture, inputs.patch, known)
-    second = inputs.encoded
-    mask = checked_padding_mask("padding_mask", inputs.padding_mask, tokens)
-    source_mask = checked_padding_mask(
-        "source_padding_mask",
-        inputs.source_padding_mask,
-        inputs.source if second is None else second,
-    )
-    source, packed = None, inputs.segments is not None
-    if second is None and inputs.source is not None:
-        source = check_tokens(config, inputs.source, packed=packed)
-        check_range("token id", source, config.vocab_size, source_mask)
-    tokens = check_tokens(config, tokens, packed=packed)
+    segments, of_source, packed = None, None, inputs.segments is not None
     if packed:
-        of_source = source if second is None else second
-        segments = _check_segments(config, inputs, (tokens, of_source), (mask, source_mask))
-        inputs = dataclasses.replace(inputs, segments=segments)
-        mask, source_mask = (None if a is None else a != 0 for a in segments)
-    check_range("token id", tokens, config.vocab_size, mask)
+        segments, of_source = _check_segments(config, inputs)
+    tokens = check_tokens(config, tokens, packed=packed)
+    mask, segments = _check_text(config, "", tokens, inputs.padding_mask, segments)
+    source, source_mask = None, inputs.source_padding_mask
+    if inputs.encoded is None and inputs.source is not None:
+        source = check_tokens(config, inputs.source, packed=packed)
+    second = source if inputs.encoded is None else inputs.encoded
+    if second is not None:
+        source_mask, of_source = _check_text(config, "source_", second, source_mask, of_source)
+    types = inputs.token_types
+    if types is not None:
+        types = _check_types(config, tokens, types, mask)
     return tokens, dataclasses.replace(
         inputs,
         padding_mask=mask,
-        positions=_check_positions(config, tokens, inputs, mask),
-        token_types=_check_types(config, tokens, inputs.token_types, mask),
+        segments=None if segments is None else (segments, of_source),
+        positions=_check_positions(config, tokens, inputs, mask, segments),
+        token_types=types,
         source=source,
         source_padding_mask=source_mask,
         capture=capture,
-        patch=patch,
+        patch=patch or None,
     )
 
 
+def _check_text(
+    config: ModelConfig,
+    side: str,
+    tokens: Array,
+    mask: ArrayLike | None,
+    segments: Array | None,
+) -> tuple[Array | None, Array | None]:
+    """The padding mask and the segments of a text, each of which hides what the other hides.
+
+    `side` is "source_" for that of an encoder. Ids that are not hidden are in the vocabulary.
+    """
+    mask = checked_padding_mask(f"{side}padding_mask", mask, tokens)
+    if segments is not None:
+        shape, name = tokens.shape[:2], f"{side}segments"
+        array = check_array(name, segments, "an integer", "[B, T]", shape, exact=True)
+        # NumPy stays NumPy: lengths that are known while JAX traces suit cuDNN.
+        array = segments if isinstance(segments, np.ndarray) else array
+        segments = array if mask is None else jnp.where(mask, array, 0)
+        mask = segments != 0
+    check_range("token id", tokens, config.vocab_size, mask)
+    return mask, segments
+
+
 def _check_types(
-    config: ModelConfig, tokens: Array, types: ArrayLike | None, padding_mask: Array | None
-) -> Array | None:
+    config: ModelConfig, tokens: Array, types: ArrayLike, padding_mask: Array | None
+) -> Array:
     """Token types as an array."""
-    if types is None:
-        return None
     types = jnp.asarray(types)
     if types.shape != tokens.shape[:2]:
         raise ValueError(
@@ -276,52 +291,42 @@ def _check_types(
     return types
 
 
-def _check_segments(
-    config: ModelConfig,
-    inputs: ModelInputs,
-    texts: tuple[Array, Array | None],
-    padding_masks: tuple[Array | None, Array | None],
-) -> tuple[Array, Array | None]:
-    """The segments of tokens and of source, 0 where their padding masks say so."""
+def _check_segments(config: ModelConfig, inputs: ModelInputs) -> tuple[Array | None, Array | None]:
+    """The segments of tokens and of source."""
     if inputs.cache is not None:
         raise ValueError("a cache holds one text a row; leave segments out")
     if config.output.pooler is not None and config.output.pooler != "each":
         raise ValueError(
             f"pooler {config.output.pooler!r} makes one vector of a row; leave segments out"
         )
-    given, is_pair = inputs.segments, isinstance(inputs.segments, tuple)
-    if is_pair != (config.encoder is not None):
+    given = inputs.segments
+    is_pair = isinstance(given, tuple) and len(given) == 2 and not any(a is None for a in given)
+    if is_pair if config.encoder is None else not is_pair:
         raise ValueError(
             "segments must be a pair (of tokens [B, T], of source [B, S]) for an encoder_decoder, "
             "else one array [B, T]"
         )
-    pair = given if isinstance(given, tuple) else (given, None)
-    names = ("segments", "segments of source")
-    checked: list[Array | None] = []
-    for name, a, text, mask in zip(names, pair, texts, padding_masks, strict=True):
-        if text is not None:
-            array = check_array(name, a, "an integer", "[B, T]", text.shape[:2], exact=True)
-            # NumPy stays NumPy: lengths that are known while JAX traces suit cuDNN.
-            a = cast(Array, a) if isinstance(a, np.ndarray) else array
-            a = a if mask is None else jnp.where(mask, a, 0)
-        checked.append(a)
-    return cast(Array, checked[0]), checked[1]
+    return _segments(inputs)
 
 
 def _segments(inputs: ModelInputs) -> tuple[Array | None, Array | None]:
-    """Of tokens and of source, after `_check_segments`."""
-    return cast(tuple[Array | None, Array | None], inputs.segments or (None, None))
+    """Of tokens and of source."""
+    given = inputs.segments
+    return given if isinstance(given, tuple) else (given, None)
 
 
 def _check_positions(
-    config: ModelConfig, tokens: Array, inputs: ModelInputs, mask: Array | None
+    config: ModelConfig,
+    tokens: Array,
+    inputs: ModelInputs,
+    mask: Array | None,
+    segments: Array | None,
 ) -> Array | None:
     """The positions of a call; None for 0, 1, 2, ..., or those that follow a cache."""
     spec, shape = config.positions, tokens.shape[:2]
     if inputs.positions is None:
         if inputs.cache is not None:
             return None
-        segments, _ = _segments(inputs)
         made = default_positions(config, tokens, segments)
         if made is not None and segments is not None and isinstance(spec, Learned | Sinusoidal):
             check_range("position", made, config.max_len, mask)
@@ -367,9 +372,8 @@ def _dropout_keys(config: ModelConfig, inputs: ModelInputs, next_key: NextKey) -
     if next_key is None:
         return {}
     spec = config.dropout
-    embedding = spec.rate if spec.embedding is None else spec.embedding
     drops = {
-        "embeddings": bool(embedding) and "embeddings" in spec.places,
+        "embeddings": bool(spec.embedding_rate) and "embeddings" in spec.places,
         "layers": spec.is_active,
         "final": bool(spec.rate) and "final" in spec.places,
     }
@@ -392,12 +396,13 @@ def _forward(
     losses: dict[str, Array] = {}
     encoded = inputs.encoded
     if inputs.source is not None:
-        ran = _run_text(params, cast(Array, inputs.source), config, inputs, keys, ENCODER)
+        text = encoder_call(params, config, inputs)
+        ran = _run_text(*text, _of_encoder(keys))
         encoded = ran.x
         captured |= {ENCODER + name: a for name, a in ran.captured.items()}
         losses |= {ENCODER + name: a for name, a in ran.losses.items()}
         inputs = dataclasses.replace(inputs, encoded=encoded)
-    ran = _run_text(params, tokens, config, inputs, keys, "")
+    ran = _run_text(params, tokens, config, inputs, keys)
     spec, hidden, pooled, classes = config.output, ran.x, None, None
     logits = None if spec.kind == "none" else lm_head(params, hidden, config)
     if spec.pooler is not None:
@@ -413,131 +418,106 @@ def _forward(
     )  # fmt: skip
 
 
+def _of_encoder(values: Mapping[str, T]) -> dict[str, T]:
+    """What belongs to the encoder, by its names in a model of its own."""
+    return {n.removeprefix(ENCODER): a for n, a in values.items() if n.startswith(ENCODER)}
+
+
+def encoder_call(
+    params: Params, config: ModelConfig, inputs: ModelInputs
+) -> tuple[Params, Array, ModelConfig, ModelInputs]:
+    """(params, tokens, config, inputs) of the encoder of an encoder-decoder as a model of its own,
+    for inputs of `check_inputs`."""
+    tokens, (_, segments) = cast(Array, inputs.source), _segments(inputs)
+    own = ModelInputs(
+        padding_mask=inputs.source_padding_mask,
+        segments=segments,
+        positions=default_positions(config, tokens, segments),
+        capture=tuple(_of_encoder(dict.fromkeys(inputs.capture))),
+        patch=_of_encoder(inputs.patch or {}),
+    )
+    return encoder_params(config, params), tokens, config.encoder_model, own
+
+
 def _run_text(
     params: Params,
     tokens: Array,
     config: ModelConfig,
     inputs: ModelInputs,
     keys: Mapping[str, Array],
-    side: str,
 ) -> StackOutputs:
-    """One text through its embedding, its layers and the final norm: the encoder's source where
-    `side` is "encoder.", which is also the prefix of its values; else the tokens of the model."""
-    names = {*inputs.capture, *(inputs.patch or {})}
-    mine = [n.removeprefix(side) for n in names if n.startswith(ENCODER) == bool(side)]
-    tap = Tap(inputs.capture, inputs.patch).restricted(mine, side)
-    text = embed_text(params, tokens, config, inputs, keys, side)
-    layers = layers_of_text(params, config, inputs, text, side)
-    order = config.layer_names
-    if side:
-        order = ("encoder_layers",) * config.encoder_plan.num_layers
+    """One text through its embedding, its layers and the final norm."""
+    tap = Tap(inputs.capture, inputs.patch)
+    x, layers = prepare_text(params, tokens, config, inputs, keys)
     ran = run_layers(
         layers,
-        order,
-        tap(EMBEDDINGS, text.x),
-        head_mask=None if side else inputs.head_mask,
-        dropout_key=keys.get(f"{side}layers"),
-        capture=tuple(sorted(tap.capture - {EMBEDDINGS})),
-        patch={name: f for name, f in tap.patch.items() if name != EMBEDDINGS},
+        config.layer_names,
+        tap(EMBEDDINGS, x),
+        head_mask=inputs.head_mask,
+        dropout_key=keys.get("layers"),
+        capture=tuple(inputs.capture),
+        patch=inputs.patch,
         compute=config.compute,
     )
     x = ran.x
     if config.norm.places.final:
-        x = normalize(params.get(f"{_prefix(config, side)}final_norm", {}), x, config.norm)
-    x = dropout(x, config.dropout.rate, keys.get(f"{side}final"))
+        x = normalize(params.get("final_norm", {}), x, config.norm)
+    x = dropout(x, config.dropout.rate, keys.get("final"))
     return ran._replace(x=x, captured=tap.captured | ran.captured)
 
 
-class Text(NamedTuple):
-    """One text, embedded."""
-
-    x: Float[Array, "B T D"]
-    positions: Int[Array, "*B T"]
-    after_cache: Int[Array, "*B T"] | None
-    """Where a cache puts the tokens; None without one."""
-
-
-def embed_text(
+def prepare_text(
     params: Params,
     tokens: Array,
     config: ModelConfig,
     inputs: ModelInputs,
     keys: Mapping[str, Array],
-    side: str,
-) -> Text:
-    """Tokens, embedded; of the source (`side` is "encoder.") as of the text."""
-    length, after_cache = tokens.shape[1], None
-    positions, token_types = inputs.positions, inputs.token_types
-    if side:
-        positions, token_types = packed_positions(config, _segments(inputs)[1]), None
-    if inputs.cache is not None and not side:
-        cache = next(iter(cache_by_type(config, inputs.cache).values()))
-        first = {"length": cache["length"][0]}
+) -> tuple[Float[Array, "B T D"], dict[str, LayersOfType]]:
+    """What the first layer reads, and the layers that a text passes, by type, with their inputs."""
+    length, positions = tokens.shape[1], inputs.positions
+    caches: dict[str, Cache] = {}
+    after_cache: Array | None = None  # where a cache puts the tokens
+    if inputs.cache is not None:
+        caches = cache_by_type(config, inputs.cache)
+        first = {"length": next(iter(caches.values()))["length"][0]}
         after_cache = next_positions(first, length, inputs.padding_mask)
         positions = after_cache if positions is None else positions
-    if side and config.encoder is not None and config.encoder.own_inputs:
-        own = {name: f"encoder_{name}" for name in OWN_INPUTS if f"encoder_{name}" in params}
-        params = params | {name: params[theirs] for name, theirs in own.items()}
-    x = embed(params, tokens, config, positions=positions, token_types=token_types)
-    rate = config.dropout.embedding
-    rate = config.dropout.rate if rate is None else rate
-    x = dropout(x, rate, keys.get(f"{side}embeddings")).astype(config.compute.dtype)
+    x = embed(params, tokens, config, positions=positions, token_types=inputs.token_types)
+    x = dropout(x, config.dropout.embedding_rate, keys.get("embeddings"))
     if config.positions.is_learned and config.positions.is_relative:
         positions = after_cache  # the table has positions, distances count tokens
-    return Text(x, jnp.arange(length) if positions is None else positions, after_cache)
-
-
-def layers_of_text(
-    params: Params, config: ModelConfig, inputs: ModelInputs, text: Text, side: str
-) -> dict[str, LayersOfType]:
-    """The layers that a text passes, by type, with their inputs."""
-    caches: Mapping[str, Cache] = {}
-    if inputs.cache is not None and not side:
-        caches = cache_by_type(config, inputs.cache)
-    table = params.get(f"{_prefix(config, side)}relative_bias")
-    own, of_source = _segments(inputs)
-    source_mask, source = inputs.source_padding_mask, None
-    if inputs.encoded is not None:
-        mask = None
-        if source_mask is not None and of_source is None:
-            mask = source_mask[:, None, None, :]
-        source = Source(inputs.encoded, mask, of_source)
-    common = LayerInputs(
-        mask=inputs.mask, padding_mask=inputs.padding_mask, segments=own, source=source
-    )
-    if side:
-        common = LayerInputs(padding_mask=source_mask, segments=of_source)
+    positions = jnp.arange(length) if positions is None else positions
+    segments, _ = _segments(inputs)
     made: dict[str, LayersOfType] = {}
-    for name in ("encoder_layers",) if side else config.stacks:
-        layer, plan, positions, weights = config.layer_stacks[name]
-        keys, cache = text.positions, caches.get(name)
-        if cache is not None and text.after_cache is not None:
+    for name, c in config.stacks.items():
+        key_positions, cache = positions, caches.get(name)
+        if cache is not None and after_cache is not None:
             # Entries that are not written yet are masked.
-            keys = held_positions(text.after_cache[..., -1], stacked_size(cache))
-        bias = position_bias(
-            config.positions,
-            table,
-            layer.heads.num_heads,
-            text.positions,
-            keys,
-            two_sided=not layer.is_causal,
+            key_positions = held_positions(after_cache[..., -1], stacked_size(cache))
+        own = LayerInputs(
+            mask=inputs.mask,
+            padding_mask=inputs.padding_mask,
+            segments=segments,
+            source=None if inputs.encoded is None else _source(inputs, inputs.encoded),
+            bias=position_bias(
+                config.positions,
+                params.get("relative_bias"),
+                c.heads.num_heads,
+                positions,
+                key_positions,
+                two_sided=config.kind == "encoder",
+            ),
+            rotary=rotary_embedding(c.positions, c.layout, positions),
+            cache=cache,
         )
-        rotary = rotary_embedding(positions, layer.heads, text.positions)
-        stacked = empty_sublayers(layer) | params[weights]
-        if (
-            side and "delta" in stacked
-        ):  # the decoder's for cross-attention is none of the encoder's
-            stacked["delta"] = without(stacked["delta"], "cross")
-        made[name] = LayersOfType(
-            params=stacked,
-            plan=plan,
-            spec=layer,
-            inputs=dataclasses.replace(common, bias=bias, rotary=rotary, cache=cache),
-        )
-    return made
+        stacked = empty_sublayers(c.layer) | params[name]
+        made[name] = LayersOfType(params=stacked, plan=c.plan, spec=c.layer, inputs=own)
+    return x.astype(config.compute.dtype), made
 
 
-def _prefix(config: ModelConfig, side: str) -> str:
-    """Before the names of the weights outside of the layers that each side has."""
-    is_own = side and config.encoder is not None and not config.encoder.shares_decoder
-    return "encoder_" if is_own else ""
+def _source(inputs: ModelInputs, encoded: Array) -> Source:
+    """The second text of the decoder's layers."""
+    (_, segments), mask = _segments(inputs), inputs.source_padding_mask
+    if segments is not None or mask is None:  # segments have their own padding
+        return Source(encoded, segments=segments)
+    return Source(encoded, mask[:, None, None, :])

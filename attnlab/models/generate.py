@@ -23,13 +23,19 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention.checks import checked_padding_mask
+from attnlab.attention.call import checked_padding_mask
 from attnlab.attention.dropout import is_key
 from attnlab.fields import Spec, as_count, bounded
 from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import check_range, check_tokens
-from attnlab.models.forward import ModelCache, ModelInputs, cache_by_type, run_model
+from attnlab.models.forward import (
+    ModelCache,
+    ModelInputs,
+    cache_by_type,
+    check_inputs,
+    run_model,
+)
 from attnlab.models.params import check_params
 from attnlab.names import check_keywords
 from attnlab.sharing import Params
@@ -318,7 +324,7 @@ class _Request(NamedTuple):
     programs: "_Programs"
     params: Params
     text: dict[str, Array | None]
-    """"prompt" and "padding_mask"; of an encoder_decoder "source" and "source_padding_mask"."""
+    """"prompt", "padding_mask", "source" and "source_padding_mask"."""
     limits: dict[str, Array]
     """"temperature" and "top_p", where tokens are drawn."""
     keys: Array
@@ -341,18 +347,8 @@ def _check(
         )
     num_tokens = as_count("num_tokens", num_tokens, 1)
     sampling, limits, key = _check_sampling(config, options)
-    text = _check_text(config, "prompt", prompt, "padding_mask", options.get("padding_mask"))
-    length = text["prompt"].shape[1]
-    size = _check_length(config, length, num_tokens, options.get("cache_size"))
-    source, mask = options.get("source"), options.get("source_padding_mask")
-    if (config.kind == "encoder_decoder") != (source is not None):
-        raise ValueError(
-            f"source is for kind='encoder_decoder', which needs one; this is a {config.kind}"
-        )
-    if source is not None:
-        text |= _check_text(config, "source", source, "source_padding_mask", mask)
-    elif mask is not None:
-        raise ValueError("source_padding_mask is of a source; for the prompt set padding_mask")
+    text = _check_texts(config, prompt, options)
+    size = _check_length(config, text["prompt"].shape[1], num_tokens, options.get("cache_size"))
     end = options.get("end")
     ends = np.ravel(np.asarray([] if end is None else end))
     if ends.size and not np.issubdtype(ends.dtype, np.integer):
@@ -389,22 +385,24 @@ def _check_sampling(
     return sampling, limits, jax.random.key(0) if key is None else key
 
 
-def _check_text(
-    config: ModelConfig, name: str, tokens: ArrayLike, mask_name: str, mask: ArrayLike | None
+def _check_texts(
+    config: ModelConfig, prompt: ArrayLike, options: GenerateOptions
 ) -> dict[str, Any]:
-    """A text and its mask by name. Only a source may be of mixtures or images."""
-    ids, checked = check_tokens(config, tokens), checked_padding_mask(mask_name, mask, tokens)
-    if ids.ndim != 2 and name == "prompt":
-        raise ValueError(f"tokens {ids.shape} are mixtures of tokens; a text continues from ids")
-    check_range("token id", ids, config.vocab_size, checked)
-    if checked is not None and not isinstance(checked, jax.core.Tracer):
-        rows = np.asarray(checked).any(axis=1)
+    """The prompt, the source and their masks by name. Only a source may be of mixtures."""
+    names = ("padding_mask", "source_padding_mask", "source")
+    given: dict[str, Any] = {name: options.get(name) for name in names}
+    tokens, inputs = check_inputs(config, prompt, ModelInputs(**given))
+    if tokens.ndim != 2:
+        raise ValueError(f"tokens {tokens.shape} are mixtures of tokens; a text continues from ids")
+    for name in names[:2]:
+        mask = getattr(inputs, name)
+        if mask is None or isinstance(mask, jax.core.Tracer):
+            continue
+        rows = np.asarray(mask).any(axis=1)
         if not rows.all():
-            raise ValueError(
-                f"{mask_name}: row {int(np.argmin(rows))} holds no token; give it one, or leave it "
-                "out"
-            )
-    return {name: ids, mask_name: checked}
+            row = int(np.argmin(rows))
+            raise ValueError(f"{name}: row {row} holds no token; give it one, or leave it out")
+    return {"prompt": tokens} | {name: getattr(inputs, name) for name in names}
 
 
 def _check_length(config: ModelConfig, length: int, num_tokens: int, cache_size: int | None) -> int:
@@ -458,7 +456,7 @@ def _programs(
 
     def first(params: Params, text: dict[str, Any], limits: Any, key: Array) -> Any:
         prompt, mask = text["prompt"], text["padding_mask"]
-        source = _encode(params, text, config) if "source" in text else {}
+        source = {} if text["source"] is None else _encode(params, text, config)
         windows = [c.attention.window for c in config.stacks.values()]
         least = min((w for w in windows if w is not None), default=0)
         cache = config.init_cache(prompt.shape[0], cache_size, least + 1)

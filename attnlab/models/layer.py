@@ -31,8 +31,8 @@ from attnlab.heads.layout import Entries
 from attnlab.heads.weights import without
 from attnlab.models.ffn import apply_ffn, ffn_values, init_ffn
 from attnlab.models.positionwise import dropout, init_norm, normalize
-from attnlab.models.specs import LayerSpec, Norm, SublayerName
-from attnlab.remat import save_for_backward
+from attnlab.models.specs import LayerSpec, SublayerName
+from attnlab.ops import save_for_backward
 from attnlab.sharing import Params, PyTree, add_delta, init_delta
 from attnlab.tap import Tap
 
@@ -252,18 +252,14 @@ def transformer_layer(
     output_scales = {"attention": spec.attention.output_scale, "ffn": spec.ffn.output_scale}
     ran: dict[str, Ran] = {}
 
-    def function(name: SublayerName, x: Array) -> Array:
+    def run(name: SublayerName, x: Array) -> Array:
         ran[name] = SUBLAYERS[name](params, x, spec, inputs, keys, tap)
         out, scale = ran[name].output, output_scales.get(name, 1.0)
         place = "ffn" if name == "ffn" else "attention"
         rate = spec.dropout.rate if place in spec.dropout.places else 0.0
         return dropout(out if scale == 1 else scale * out, rate, keys.get(name))
 
-    sublayers = [
-        Sublayer(name, params[name], functools.partial(function, name), scale)
-        for name, scale in spec.sublayers.items()
-    ]
-    x = tap("residual", add_sublayers(sublayers, x, spec.norm))
+    x = tap("residual", add_sublayers(params, x, spec, run))
     heads = ran["attention"].heads
     losses: dict[str, Array] = {}
     for one in ran.values():
@@ -280,43 +276,41 @@ class Ran(NamedTuple):
     heads: HeadAux | None = None
 
 
-def self_attention(
+def attention(
     params: Params,
     x: Array,
     spec: LayerSpec,
     inputs: LayerInputs,
     keys: Mapping[str, Array],
     tap: Tap,
+    *,
+    cross: bool = False,
 ) -> Ran:
-    """Self-attention of its input, which is normalized with pre-norm."""
-    x = tap("attention_in", x)
+    """Self-attention, or cross-attention to the source, of its input x, which is normalized with
+    pre-norm."""
+    layout, prefix = spec.heads, ""
     weights = params["attention"] | params.get("kv", {})
-    keywords = attention_keywords(spec, inputs)
-    if inputs.shared_kv is not None:
+    if cross:
+        if inputs.source is None:
+            raise ValueError("the layer has cross-attention: give LayerInputs.source")
+        assert spec.cross is not None
+        layout, prefix, weights = spec.cross, CROSS, params["cross"]
+    x = tap(f"{prefix}attention_in", x)
+    keywords = attention_keywords(spec, inputs, cross=cross)
+    if not cross and inputs.shared_kv is not None:
         shared, use = inputs.shared_kv
-        own = functools.partial(project_kv, weights, x, spec.heads, inputs.rotary)
+        own = functools.partial(project_kv, weights, x, layout, inputs.rotary)
         keywords["kv"] = lax.cond(use, lambda: shared, own)
-    out, aux = _attend(weights, x, spec.heads, spec, keywords, keys.get("probs"), tap)
-    return Ran(tap("attention_out", out), aux.losses, aux)
-
-
-def cross_attention(
-    params: Params,
-    x: Array,
-    spec: LayerSpec,
-    inputs: LayerInputs,
-    keys: Mapping[str, Array],
-    tap: Tap,
-) -> Ran:
-    """Attention to the second text."""
-    if inputs.source is None:
-        raise ValueError("the layer has cross-attention: give LayerInputs.source")
-    assert spec.cross is not None
-    x = tap(f"{CROSS}attention_in", x)
-    keywords, key = attention_keywords(spec, inputs, cross=True), keys.get("cross_probs")
-    out, aux = _attend(params["cross"], x, spec.cross, spec, keywords, key, tap, CROSS)
-    losses = {CROSS + name: a for name, a in aux.losses.items()}
-    return Ran(tap(f"{CROSS}attention_out", out), losses)
+    key = keys.get("cross_probs" if cross else "probs")
+    rate = 0.0 if key is None else spec.dropout.attention
+    inner = tap.restricted(head_values(layout), prefix)
+    out, aux = multi_head_attention(
+        weights, x, layout, dropout_rate=rate, dropout_key=key, tap=inner, return_aux=True,
+        **keywords,
+    )  # fmt: skip
+    tap.merge(inner, prefix)
+    losses = {prefix + name: a for name, a in aux.losses.items()}
+    return Ran(tap(f"{prefix}attention_out", out), losses, aux)
 
 
 def ffn(
@@ -341,15 +335,13 @@ def ffn(
 
 
 SUBLAYERS: Mapping[SublayerName, Callable[..., Ran]] = {
-    "attention": self_attention,
-    "cross": cross_attention,
+    "attention": attention,
+    "cross": functools.partial(attention, cross=True),
     "ffn": ffn,
 }
 
 
-def attention_keywords(
-    spec: LayerSpec, inputs: LayerInputs, *, cross: bool = False
-) -> dict[str, Any]:
+def attention_keywords(spec: LayerSpec, inputs: LayerInputs, *, cross: bool) -> dict[str, Any]:
     """What self-attention, or cross-attention, of a layer passes to `multi_head_attention`, apart
     from dropout and shared keys and values."""
     keywords: dict[str, Any] = {
@@ -359,9 +351,8 @@ def attention_keywords(
         "order": spec.attention.order,
         "implementation": spec.attention.implementation,
     }
-    if cross:
+    if cross and inputs.source is not None:
         source = inputs.source
-        assert source is not None  # checked by `cross_attention`
         packed = None if inputs.segments is None else (inputs.segments, source.segments)
         return keywords | {"context": source.x, "mask": source.mask, "segments": packed}
     window = spec.attention.window
@@ -379,63 +370,42 @@ def attention_keywords(
     }
 
 
-def _attend(
-    params: Params,
-    x: Array,
-    layout: Layout,
-    spec: LayerSpec,
-    keywords: Mapping[str, Any],
-    key: Array | None,
-    tap: Tap,
-    prefix: str = "",
-) -> tuple[Array, HeadAux]:
-    """The heads of one sublayer."""
-    own = tap.restricted(head_values(layout), prefix)
-    rate = 0.0 if key is None else spec.dropout.attention
-    out, aux = multi_head_attention(
-        params, x, layout, dropout_rate=rate, dropout_key=key, tap=own, return_aux=True, **keywords
-    )
-    tap.merge(own, prefix)
-    return out, aux
-
-
 # Norms and residual connections -------------------------------------------------------------------
 
 
-class Sublayer(NamedTuple):
-    """One sublayer as the norms and residual connections around it see it."""
+def add_sublayers(
+    params: Mapping[str, Params],
+    x: Array,
+    spec: LayerSpec,
+    run: Callable[[SublayerName, Array], Array],
+) -> Array:
+    """x + f(x) for each sublayer in turn, or for all of the same x, with norms at `norm.places`.
 
-    name: SublayerName
-    params: Params
-    """Holds the parameters of its norms by name, if they have any."""
-    function: Callable[[Array], Array]
-    residual_scale: float
-    """Multiplies the residual connection."""
+    Args:
+      params: sublayer -> its parameters, of which the norms and the layer scale are read.
+      x: [B, T, D].
+      spec: the layer.
+      run: (name of a sublayer, its input) -> its output f.
+    """
+    places, scales = spec.norm.places, spec.sublayers
 
-    def normalized(self, name: str, x: Array, norm: Norm) -> Array:
-        """x after the norm of this name."""
-        return normalize(self.params.get(name, {}), x, norm)
+    def normed(name: SublayerName, x: Array, norm: str = "norm") -> Array:
+        return normalize(params[name].get(norm, {}), x, spec.norm)
 
-    def written(self, x: Array) -> Array:
-        """What it adds to the residual stream, for its input."""
-        out, scale = self.function(x), self.params.get(LAYER_SCALE)
+    def written(name: SublayerName, x: Array) -> Array:
+        out, scale = run(name, x), params[name].get(LAYER_SCALE)
         return out if scale is None else out * scale["scale"].astype(out.dtype)
 
-
-def add_sublayers(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
-    """x + f(x) for each sublayer in turn, or for all of the same x, with norms at `norm.places`."""
-    places = norm.places
     if places.parallel:
-        first = sublayers[0].normalized("norm", x, norm)
-        own = {one.name for one in sublayers[1:]} & set(places.before)
-        out = sum(
-            one.written(one.normalized("norm", x, norm) if one.name in own else first)
-            for one in sublayers
-        )
-        return save_for_backward(math.prod(s.residual_scale for s in sublayers) * x + out)
-    for one in sublayers:
-        out = one.written(one.normalized("norm", x, norm) if one.name in places.before else x)
-        out = one.normalized("norm_after", out, norm) if places.after else out
-        x = save_for_backward(one.residual_scale * x + out)
-        x = one.normalized("norm", x, norm) if places.after_sum else x
+        first, *rest = scales
+        inputs = {first: normed(first, x)}
+        for name in rest:
+            inputs[name] = normed(name, x) if name in places.before else inputs[first]
+        out = sum(written(name, a) for name, a in inputs.items())
+        return save_for_backward(math.prod(scales.values()) * x + out)
+    for name, scale in scales.items():
+        out = written(name, normed(name, x) if name in places.before else x)
+        out = normed(name, out, "norm_after") if places.after else out
+        x = save_for_backward(scale * x + out)
+        x = normed(name, x) if places.after_sum else x
     return x

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from attnlab.heads import Layout, Weight
+from attnlab.heads.weights import without
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import Shapes, embedding_shapes
 from attnlab.models.head import output_shapes
@@ -31,21 +32,17 @@ def outer_shapes(config: ModelConfig) -> Shapes:
     ['embedding', 'positions', 'final_norm']
     """
     shapes = embedding_shapes(config)
+    stacks = {"": config}
+    if config.encoder is not None and not config.encoder.shares_decoder:
+        stacks["encoder_"] = config.encoder_model
     if isinstance(config.positions, Relative):
-        for stack, num_heads in _num_heads(config).items():
-            shapes[f"{stack}relative_bias"] = (config.positions.buckets, num_heads)
+        for prefix, stack in stacks.items():
+            shapes[f"{prefix}relative_bias"] = (config.positions.buckets, stack.heads.num_heads)
     if config.norm.places.final:
-        for stack in _num_heads(config):
-            shapes[f"{stack}final_norm"] = norm_shapes(config.width, config.norm)
+        for prefix in stacks:
+            shapes[f"{prefix}final_norm"] = norm_shapes(config.width, config.norm)
     made = shapes | output_shapes(config)
     return {name: shape for name, shape in made.items() if shape != {}}
-
-
-def _num_heads(config: ModelConfig) -> dict[str, int]:
-    """Prefix of the weights of each stack -> its number of heads."""
-    if config.encoder is None or config.encoder.shares_decoder:
-        return {"": config.heads.num_heads}
-    return {"": config.heads.num_heads, "encoder_": config.encoder_layout.num_heads}
 
 
 def init_outer(config: ModelConfig) -> dict[str, Init]:
@@ -65,14 +62,29 @@ def init_outer(config: ModelConfig) -> dict[str, Init]:
     return {name: make(name, shape) for name, shape in outer_shapes(config).items()}
 
 
-def stack_specs(config: ModelConfig) -> dict[str, tuple[LayerSpec, Plan]]:
-    """Name of the parameters of each stack of layers -> one layer and its plan.
+def owned_stacks(config: ModelConfig) -> Mapping[str, ModelConfig]:
+    """Name of the parameters of each stack of layers -> the config of these layers.
 
-    >>> list(stack_specs(ModelConfig(kind="encoder_decoder")))
+    >>> list(owned_stacks(ModelConfig(kind="encoder_decoder")))
     ['layers', 'encoder_layers']
     """
-    stacks = config.layer_stacks.items()
-    return {name: (one.layer, one.plan) for name, one in stacks if one.weights == name}
+    shared = config.encoder is not None and config.encoder.shares_decoder
+    return config.stacks if shared else config.layer_stacks
+
+
+def encoder_params(config: ModelConfig, params: Params) -> Params:
+    """The parameters of the encoder of an encoder-decoder, for `config.encoder_model`.
+
+    >>> config = ModelConfig(kind="encoder_decoder")
+    >>> sorted(set(param_shapes(config)) - set(encoder_params(config, param_shapes(config))))
+    ['encoder_final_norm', 'encoder_layers']
+    """
+    own = {n.removeprefix("encoder_"): a for n, a in params.items() if n.startswith("encoder_")}
+    made = {n: a for n, a in params.items() if not n.startswith("encoder_")} | own
+    layers = made["layers"]
+    if "delta" in layers:  # that of the decoder has cross-attention too
+        layers = layers | {"delta": without(layers["delta"], "cross")}
+    return made | {"layers": layers}
 
 
 def init_sublayers(spec: LayerSpec, plan: Plan, *, std: float | None, residual_scale: float) -> (
@@ -117,9 +129,9 @@ def param_shapes(config: ModelConfig) -> Params:
 
     def init(key: Array) -> Params:
         params: Params = {name: make(key) for name, make in init_outer(config).items()}
-        for stack, (spec, plan) in stack_specs(config).items():
+        for stack, c in owned_stacks(config).items():
             inits = init_sublayers(
-                spec, plan, std=config.init.std, residual_scale=residual_scale(config)
+                c.layer, c.plan, std=config.init.std, residual_scale=residual_scale(config)
             )
             params[stack] = {name: make(key) for name, make in inits.items()}
         return params
@@ -329,10 +341,8 @@ def head_layouts(config: ModelConfig) -> dict[tuple[str, ...], Layout]:
     >>> sorted(head_layouts(ModelConfig(kind="encoder_decoder")))[:2]
     [('encoder_layers', 'attention'), ('encoder_layers', 'cross')]
     """
-    layouts = {name: c.layout for name, c in config.stacks.items()}
-    if config.encoder is not None:
-        layouts["encoder_layers"] = config.encoder_layout
-    return {(stack, name): heads for stack, heads in layouts.items() for name in HEAD_SUBLAYERS}
+    stacks = config.layer_stacks.items()
+    return {(stack, name): c.layout for stack, c in stacks for name in HEAD_SUBLAYERS}
 
 
 def matrix_axes(config: ModelConfig) -> Callable[[PyTree], PyTree]:

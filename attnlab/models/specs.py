@@ -282,6 +282,11 @@ class Dropout(Spec, prefix="dropout."):
     places: tuple[DropoutPlace, ...] = ("embeddings", "attention", "ffn")
 
     @property
+    def embedding_rate(self) -> float:
+        """`embedding`, resolved."""
+        return self.rate if self.embedding is None else self.embedding
+
+    @property
     def is_active(self) -> bool:
         """Do layers drop anything in training?"""
         return any((self.rate, self.attention, self.ffn))

@@ -230,8 +230,8 @@ def _stored_layers(
     plans = {name: stack.plan for name, stack in config.stacks.items()}
     names = config.layer_names
     if layers.stack == "encoder" and config.encoder is not None:
-        plans = {f"{own}layers": config.encoder_plan}
-        names = (f"{own}layers",) * config.encoder_plan.num_layers
+        plans = {f"{own}layers": config.encoder_model.plan}
+        names = (f"{own}layers",) * config.encoder_model.num_layers
     places = [(layers.prefix.format(i), i) for i in range(len(names))]
     places = layers.places(config, attributes) if layers.places else places
     groups = {name: {sub: plan.indices(sub) for sub in plan} for name, plan in plans.items()}

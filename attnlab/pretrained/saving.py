@@ -76,7 +76,7 @@ def save(
     ['config.json', 'model.safetensors']
     """
     config = model.config
-    sublayers = {*config.plan} | ({*config.encoder_plan} if config.encoder else set())
+    sublayers = {*config.plan} | ({*config.encoder_model.plan} if config.encoder else set())
     if {"kv", "delta"} & sublayers:  # no format has these
         params = check_weights(config, params, allow_nonfinite=allow_nonfinite)
         config, params = unshare(config, params)
@@ -225,8 +225,8 @@ def computed_values(config: ModelConfig) -> dict[str, object]:
     values["heads.scale"] = config.layout.score_scale
     values["norm.bias"] = config.norm.has_bias
     if config.encoder is not None:
-        values["encoder.num_layers"] = config.encoder_plan.num_layers
-        values["encoder.num_heads"] = config.encoder_layout.num_heads
+        values["encoder.num_layers"] = config.encoder_model.num_layers
+        values["encoder.num_heads"] = config.encoder_model.heads.num_heads
     dropout = config.dropout
     at = dict.fromkeys(dropout.places, dropout.rate)
     if "embeddings" in at and dropout.embedding is not None:

@@ -11,9 +11,7 @@ figures); templates write it.
 """
 
 import dataclasses
-import functools
 import json
-import operator
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,7 +78,7 @@ def report(
     panels = [_with_added_seeds(panel, planned) for panel in panels]
     path = write_page(make_page(panels, heads=heads), path)
     write_atomic(seeds, json.dumps(planned).encode())
-    every = functools.reduce(operator.add, [panel.results for panel in panels])
+    every = sum((panel.results for panel in panels), Results([]))
     write_atomic(path.parent / "results.csv", every.to_pandas().to_csv(index=False).encode())
     return path
 

@@ -16,7 +16,6 @@ from attnlab.report.style import (
     SIZE,
     Style,
     add_legend,
-    marker_options,
     new_figure,
     style,
 )
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-INK = style(0, 0)._replace(colour=FOREGROUND)
+INK = style(0, 0, FOREGROUND)
 LINE = 26
 """Letters of a label before it breaks."""
 MOST_ROWS = 12
@@ -103,8 +102,8 @@ def interval_plot(rows: Sequence[Row], xlabel: str, digits: int | None = None) -
     lines = sum(max(1.6, row.label.count("\n") + 1) for row in rows)
     figure, [[axes]] = new_figure(SIZE[0], max(1.9, 0.9 + 0.24 * lines))
     for y, row in enumerate(rows):
-        axes.plot([row.low, row.high], [y, y], color=row.style.colour, linewidth=1.6)
-        axes.plot(row.value, y, linestyle="none", **marker_options(row.style, 7.0))
+        axes.plot([row.low, row.high], [y, y], color=row.style["color"], linewidth=1.6)
+        axes.plot(row.value, y, **row.style | {"linestyle": "none"}, markersize=7.0)
         if digits is not None:
             end = row.high if np.isfinite(row.high) else row.value
             axes.annotate(
@@ -114,7 +113,7 @@ def interval_plot(rows: Sequence[Row], xlabel: str, digits: int | None = None) -
             axes.margins(x=0.25)
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
-        label.set_color(row.style.colour)
+        label.set_color(row.style["color"])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
@@ -146,15 +145,13 @@ def over_tag_figures(panel: Panel, name: str = "over") -> list[Figure]:
 def _over(series: dict[Variant, dict[float, list[float]]], xlabel: str, ylabel: str) -> "Drawing":
     figure, [[axes]] = new_figure(*SIZE)
     for i, (rest, points) in enumerate(series.items()):
-        look, at = style(i, i), sorted(points)
+        at = sorted(points)
         mean = np.array([np.mean(points[x]) for x in at])
         # Rounded, the mean of equal values may lie beside them.
         low = np.maximum(mean - [min(points[x]) for x in at], 0)
         high = np.maximum([max(points[x]) for x in at] - mean, 0)
-        axes.errorbar(
-            at, mean, yerr=[low, high], label=label_of(rest), color=look.colour, capsize=2.5,
-            linewidth=1.6, linestyle=look.dashes, **marker_options(look, 6.0),
-        )  # fmt: skip
+        options = style(i, i) | {"markersize": 6.0, "linewidth": 1.6, "capsize": 2.5}
+        axes.errorbar(at, mean, yerr=[low, high], label=label_of(rest), **options)
     axes.set_xscale("log")
     ticks = sorted({x for points in series.values() for x in points})
     axes.set_xticks(ticks, [f"{tick:.10g}" for tick in ticks])
@@ -221,13 +218,10 @@ def learning_curves(series: Sequence[Curve], ylabel: str) -> "Drawing":
     """
     figure, [[axes]] = new_figure(*SIZE)
     for curve in series:
-        look = curve.style
         band = curve.values.min(0), curve.values.max(0)
-        axes.fill_between(curve.steps, *band, color=look.colour, alpha=0.18, linewidth=0)
-        axes.plot(
-            curve.steps, curve.values.mean(0), color=look.colour, linestyle=look.dashes,
-            linewidth=1.6, label=curve.label, **marker_options(look, 4.0),
-        )  # fmt: skip
+        axes.fill_between(curve.steps, *band, color=curve.style["color"], alpha=0.18, linewidth=0)
+        options = curve.style | {"markersize": 4.0, "linewidth": 1.6}
+        axes.plot(curve.steps, curve.values.mean(0), label=curve.label, **options)
     _set_limits(axes, series)
     axes.set(xlabel="training step", ylabel=ylabel)
     axes.locator_params(axis="x", nbins=6, integer=True)

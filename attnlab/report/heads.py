@@ -2,9 +2,8 @@
 checkpoint."""
 
 import dataclasses
-import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from attnlab.data import Dataset
 from attnlab.extras import extra
 from attnlab.interpret.statistics import head_statistics
 from attnlab.lab.result import RunResult
-from attnlab.load import LoadedModel, Prompt, Row, open_run, shown_rows
+from attnlab.load import LoadedModel, ModelInput, Prompt, open_run
 from attnlab.models import ModelConfig, Sampling
 from attnlab.models.config import heads_per_layer
 from attnlab.report.page import Block, Figure, Figures, Paragraph, Section, Table, Text, draw
-from attnlab.report.panel import Panel, mean_of
+from attnlab.report.panel import Panel
 from attnlab.report.style import (
     BACKGROUND,
     COLOURS,
@@ -32,7 +30,6 @@ from attnlab.report.style import (
     new_figure,
 )
 from attnlab.sharing import Params
-from attnlab.training.objectives import Objective, decode_tokens
 from attnlab.training.objectives.objective import Inputs
 
 if TYPE_CHECKING:
@@ -115,19 +112,17 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
     """
     found: dict[str, list[Block]] = {"Attention maps": [], "Head statistics": [], "Samples": []}
     maps: list[Figure] = []
-    for i, (variant, scores) in enumerate(list(panel.scores.items())[:MOST_VARIANTS]):
+    for i, variant in enumerate(list(panel.scores)[:MOST_VARIANTS]):
         run = next(run for run in panel.results.variants[variant] if run.scores.heldout)
-        folder, weakest = panel.results.folder_of(run), panel.weakest_baseline(variant)
-        if folder is None or not (folder / "checkpoints").exists():
+        if run.folder is None or not (run.folder / "checkpoints").exists():
             continue
         title = f"{panel.results.labels[variant]}, seed {run.spec.seed}"
-        heads, sample = look(run, folder)
+        heads, sample = look(run, run.folder)
         if heads is not None:
             maps.append(_map(title, heads, f"map-{i}{end}"))
             found["Head statistics"].append(statistics_table(title, heads, f"heads-{i}{end}"))
         if sample:
-            is_bad = weakest and panel.sign * (mean_of(scores) - weakest[1]) > 0
-            found["Samples"].append(Text(sample, title, folded=bool(is_bad)))
+            found["Samples"].append(Text(sample, title, folded=bool(panel.worse_than(variant))))
     found["Attention maps"] += [Figures(maps)] if maps else []
     texts = zip(found.items(), (MAPS, STATISTICS, SAMPLES), strict=True)
     return [
@@ -146,18 +141,14 @@ def look(run: RunResult, folder: Path) -> tuple[Heads | None, str]:
     Raises:
       ValueError: the checkpoint cannot be read.
     """
-    loaded, experiment = open_run(folder, run.spec.seed), run.spec.config
-    objective = experiment.objective.bind(loaded.dataset.sizes)
-    rows = shown_rows(objective, loaded.dataset)
-    inputs = rows[0].example.inputs
-    tokens = np.asarray(inputs["tokens"])
+    loaded = open_run(folder, run.spec.seed)
+    rows = loaded.heldout()
+    tokens = np.asarray(rows[0].inputs["tokens"])
     if tokens.ndim != 2:  # features
         return None, ""
-    heads = None
-    if tokens.shape[1] <= LONGEST and _same_number_of_heads(loaded.config):
-        params = loaded.params, loaded.initial(inputs)
-        heads = heads_of(loaded.config, objective, loaded.dataset, rows, *params)
-    if experiment.task == "causal_lm" and loaded.tokenizer is not None:
+    fits = tokens.shape[1] <= LONGEST and _same_number_of_heads(loaded.config)
+    heads = heads_of(loaded, rows) if fits else None
+    if run.spec.config.task == "causal_lm" and loaded.tokenizer is not None:
         return heads, _sample(loaded, tokens[0].tolist())
     return heads, ""
 
@@ -181,59 +172,9 @@ def _sample(loaded: LoadedModel, tokens: Sequence[int]) -> str:
     return f"{begin} ⟶ {text.removeprefix(begin)}"
 
 
-def heads_of(
-    config: ModelConfig,
-    objective: Objective,
-    dataset: Dataset,
-    rows: Sequence[Row],
-    params: Params,
-    initial: Params,
-) -> Heads:
-    """Attention on the first row and statistics over all rows.
-
-    Args:
-      config: of the model.
-      objective: of the training.
-      dataset: what decodes tokens.
-      rows: of `attnlab.load.shown_rows`.
-      params: trained parameters.
-      initial: those at step 0.
-    """
-    attention_of = _attention(config)
-
-    def seen(params: Params) -> tuple[np.ndarray, Statistics]:
-        """Of the first row; statistics of the rows that have them, NaN where none has."""
-        found = []
-        for row in rows:
-            length = np.shape(row.example.inputs["tokens"])[1]
-            real = np.arange(length)[None] < row.ends.get("tokens", 0)
-            found.append(jax.tree.map(np.asarray, attention_of(params, row.example.inputs, real)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            means = {n: np.nanmean([one[n] for _, one in found], axis=0) for n in found[0][1]}
-        return np.asarray(found[0][0], np.float32), means
-
-    example, ends = rows[0]
-    sublayer = "cross" if "source" in example.inputs and "cross" in config.plan else "attention"
-    decode = functools.partial(decode_tokens, objective, dataset)
-    probs, trained = seen(params)
-    return Heads(
-        probs[:, :, : ends["tokens"], : ends.get("source", ends["tokens"])],
-        list(config.plan.indices(sublayer)),
-        {
-            name: [decode([t]) for t in np.asarray(example.inputs[name])[0, :end].tolist()]
-            for name, end in ends.items()
-        },
-        trained,
-        seen(initial)[1],
-    )
-
-
-def _attention(
-    config: ModelConfig,
-) -> Callable[[Params, Inputs, ArrayLike], tuple[jax.Array, dict[str, jax.Array]]]:
-    """(params, inputs, True = a query that counts) -> attention of the first text and statistics of
-    all texts."""
+def heads_of(loaded: LoadedModel, rows: Sequence[ModelInput]) -> Heads:
+    """Attention on the first row and statistics over all rows, of `LoadedModel.heldout`."""
+    config, written = loaded.config, rows[0].written
     # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
     attention = dataclasses.replace(config.attention, implementation="dense")
     model = dataclasses.replace(config, attention=attention).build()
@@ -243,12 +184,30 @@ def _attention(
     def attention_of(
         params: Params, inputs: Inputs, real: ArrayLike
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Of the first text; statistics of all texts. real: True = a query that counts."""
         tokens = jnp.asarray(inputs["tokens"])
         probs = model.apply({"params": params}, **inputs, capture=(name,)).captured[name]
         keys = jnp.asarray(inputs.get("source", tokens))
         return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
 
-    return attention_of
+    def seen(params: Params) -> tuple[np.ndarray, Statistics]:
+        """Of the first row; statistics of the rows that have them, NaN where none has."""
+        found = []
+        for row in rows:
+            length = np.shape(row.inputs["tokens"])[1]
+            real = np.arange(length)[None] < len(row.written.get("tokens", ()))
+            found.append(jax.tree.map(np.asarray, attention_of(params, row.inputs, real)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            means = {n: np.nanmean([one[n] for _, one in found], axis=0) for n in found[0][1]}
+        return np.asarray(found[0][0], np.float32), means
+
+    sublayer = "cross" if "source" in rows[0].inputs and "cross" in config.plan else "attention"
+    probs, trained = seen(loaded.params)
+    _, untrained = seen(loaded.initial(rows[0].inputs))
+    queries, keys = len(written["tokens"]), len(written.get("source", written["tokens"]))
+    groups = list(config.plan.indices(sublayer))
+    return Heads(probs[:, :, :queries, :keys], groups, written, trained, untrained)
 
 
 def statistics_table(title: str, heads: Heads, name: str) -> Table:
@@ -281,15 +240,12 @@ def _map(title: str, heads: Heads, name: str) -> Figure:
         _shortened(tokens),
         _shortened(heads.pieces.get("source", tokens)),
     )
+    texts = "; ".join("".join(pieces)[:300] for pieces in heads.pieces.values())
     caption = (
         f"{title}: {len(layers)} of {probs.shape[0]} layers and {len(chosen)} of {probs.shape[1]} "
-        f"heads; the first tokens of the row: {'; '.join(map(_text, heads.pieces.values()))}"
+        f"heads; the first tokens of the row: {texts}"
     )
     return draw(figure, name, f"Attention maps of {title}", caption)
-
-
-def _text(pieces: Sequence[str]) -> str:
-    return "".join(pieces)[:300]
 
 
 def _shortened(pieces: Sequence[str]) -> list[str]:
@@ -343,15 +299,13 @@ def attention_map(
         axes.set_box_aspect(1)
         axes.set(xticks=[], yticks=[])
         if j == 0:
-            axes.set_yticks(range(len(tokens)), tokens, fontsize=SMALL_FONT, color=FOREGROUND)
-            axes.set_ylabel(layers[i], fontsize=FONT_SIZE, color=FOREGROUND)
+            axes.set_yticks(range(len(tokens)), tokens, fontsize=SMALL_FONT)
+            axes.set_ylabel(layers[i])
         if i == rows - 1:
-            axes.set_xticks(
-                range(len(keys)), keys, rotation=90, fontsize=SMALL_FONT, color=FOREGROUND
-            )
+            axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=SMALL_FONT)
         if i == 0:
-            axes.set_title(heads[j], fontsize=FONT_SIZE, color=FOREGROUND)
-    grid[-1][0].set_xlabel("keys →", fontsize=FONT_SIZE, color=FOREGROUND, loc="left")
+            axes.set_title(heads[j], fontsize=FONT_SIZE)
+    grid[-1][0].set_xlabel("keys →", loc="left")
     figure.supylabel("← queries", fontsize=FONT_SIZE, color=FOREGROUND)
     bar = figure.colorbar(
         image, ax=[axes for line in grid for axes in line], location="bottom", aspect=30,

@@ -1,7 +1,6 @@
 """A page as data: sections of paragraphs, tables and figures. Templates write HTML and Markdown."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -196,17 +195,11 @@ def to_markdown(page: Page) -> str:
 def number(value: float, digits: int = 3) -> str:
     """With so many decimals and a true minus.
 
-    >>> number(-1234.5, 1), number(float("nan"))
-    ('−1,234.5', '–')
+    >>> [number(x, 1) for x in (-1234.5, -0.01, float("-inf"), float("nan"))]
+    ['−1,234.5', '0.0', '−∞', '–']
     """
-    if math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return f"{MINUS if value < 0 else ''}∞"
-    text = f"{value:,.{digits}f}"
-    if not any(c in "123456789" for c in text):
-        text = text.lstrip("-")  # no minus zero
-    return text.replace("-", MINUS)
+    text = f"{value:z,.{digits}f}"  # z: no minus zero
+    return text.replace("-", MINUS).replace("inf", "∞").replace("nan", "–")
 
 
 def _format(value: object, digits: int) -> str:
@@ -219,14 +212,13 @@ def _format(value: object, digits: int) -> str:
     return str(value)
 
 
-def render(template: str | Path, package: str = "attnlab.report", **values: object) -> str:
-    """A template with these values: a file, or a name in the folder `templates` of a package."""
+def render(template: str | Path, **values: object) -> str:
+    """A template with these values: an absolute path, or a name in the folder `templates`."""
     with extra("lab"):
         import jinja2
-    path = Path(template)
-    is_file = isinstance(template, Path)
+    path = Path(__file__).parent / "templates" / template
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(path.parent) if is_file else jinja2.PackageLoader(package),
+        loader=jinja2.FileSystemLoader(path.parent),
         autoescape=path.name.endswith(".html.jinja"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

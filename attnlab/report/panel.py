@@ -56,11 +56,6 @@ class Panel:
         """1 where lower is better, -1 where higher is."""
         return self.results.sign(self.metric.name)
 
-    @property
-    def better(self) -> str:
-        """The direction of better scores."""
-        return "lower" if self.sign > 0 else "higher"
-
     @functools.cached_property
     def scores(self) -> dict[Variant, Scores]:
         """Of the variants that have any, best mean first."""
@@ -107,10 +102,11 @@ class Panel:
             for variant, (colour, pattern) in zip(self.results.variants, keys, strict=True)
         }
 
-    def weakest_baseline(self, variant: Variant) -> tuple[str, float] | None:
-        """The worst of the baselines without a model, and its score; None where there is none."""
+    def worse_than(self, variant: Variant) -> str:
+        """The weakest of the baselines without a model, where the variant is worse; else ""."""
         known = self.results.variants[variant][0].scores.baselines.get(self.metric.name, {})
-        return max(known.items(), key=lambda item: self.sign * item[1], default=None)
+        weakest = max(known.items(), key=lambda one: self.sign * one[1], default=("", math.nan))
+        return weakest[0] if self.sign * (mean_of(self.scores[variant]) - weakest[1]) > 0 else ""
 
     def numbers(self, variant: Variant, name: str) -> list[float]:
         """A number of each run: held out, or the last of this name in its metrics; "": the main
@@ -124,8 +120,8 @@ class Panel:
 
     def curve(self, run: RunResult, name: str) -> dict[int, float]:
         """Step -> a number of its metrics; empty where the run left none."""
-        folder = self.results.folder_of(run)
-        rows = _rows(folder / METRICS) if folder and (folder / METRICS).exists() else []
+        path = run.folder and run.folder / METRICS
+        rows = _rows(path) if path and path.exists() else []
         return {int(row["step"]): float(np.ravel(row[name])[0]) for row in rows if name in row}
 
     def named(self, text: str) -> str:

@@ -2,7 +2,7 @@
 
 import io
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnlab.extras import extra
 
@@ -12,8 +12,12 @@ if TYPE_CHECKING:
 
 FOREGROUND, GRID, BACKGROUND = "#222222", "#d8d8d8", "#ffffff"
 """Colours of text, of the lines of the grid, and behind a figure."""
+INK = "#57606a"
+"""Grey that is legible on white and black. SVG text takes `currentColor` instead."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Of series: Okabe and Ito 2008, https://jfly.uni-koeln.de/color, without black and yellow."""
+THEMED_COLOURS = ("#3b8fd4", "#d55e00", "#12a17a", "#cc79a7", "#e69f00")
+"""Legible on both themes."""
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
 """Of series, as matplotlib names them."""
@@ -24,71 +28,55 @@ FONT_SIZE = 10
 """Points."""
 
 
-class Style(NamedTuple):
-    """How a series looks; `style` makes one.
-
-    Attributes:
-      colour: "#rrggbb".
-      dashes: line style of matplotlib.
-      marker: marker of matplotlib.
-      hollow: draw the outline of the marker alone.
-    """
-
-    colour: str
-    dashes: str
-    marker: str
-    hollow: bool
+Style: TypeAlias = dict[str, Any]
+"""How a series looks: options of matplotlib for its line and its markers."""
 
 
-def style(colour: int, pattern: int) -> Style:
+def style(colour: int, pattern: int, ink: str = "") -> Style:
     """The style of a series by two numbers; both repeat, and odd patterns have hollow markers.
 
     Args:
       colour: index into `COLOURS`.
       pattern: index into the dashes and into `MARKERS`.
+      ink: a colour in place of that of the index.
 
     >>> style(0, 0) == style(len(COLOURS), len(DASHES) * len(MARKERS))
     True
     """
-    return Style(
-        COLOURS[colour % len(COLOURS)],
-        DASHES[pattern % len(DASHES)],
-        MARKERS[pattern % len(MARKERS)],
-        pattern % 2 == 1,
-    )
+    ink = ink or COLOURS[colour % len(COLOURS)]
+    return {
+        "color": ink,
+        "linestyle": DASHES[pattern % len(DASHES)],
+        "marker": MARKERS[pattern % len(MARKERS)],
+        "markerfacecolor": BACKGROUND if pattern % 2 else ink,
+        "markeredgecolor": ink,
+        "markeredgewidth": 1.4,
+    }
 
 
 def new_figure(
-    width: float, height: float, rows: int = 1, columns: int = 1
+    width: float, height: float, rows: int = 1, columns: int = 1, *, themed: bool = False
 ) -> tuple["Figure", "list[list[Axes]]"]:
-    """A figure outside of pyplot's global state, and its axes [rows][columns]."""
+    """A figure outside of pyplot's global state, and its axes [rows][columns]; `themed`: for
+    `themed_svg`, transparent and all in `INK`."""
     with extra("plot"):
         from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=BACKGROUND)
+    text, line = (INK, INK) if themed else (FOREGROUND, GRID)
+    background = "none" if themed else BACKGROUND
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=background)
     grid = figure.subplots(rows, columns, squeeze=False)
     axes: Axes
     for axes in grid.flat:
         axes.set_facecolor("none")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(GRID)
-        axes.tick_params(which="both", labelcolor=FOREGROUND, color=GRID, labelsize=FONT_SIZE)
-        axes.grid(color=GRID, linewidth=0.6)
-        axes.set_axisbelow(True)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.label.set(fontsize=FONT_SIZE, color=FOREGROUND)
+        axes.spines[["left", "bottom"]].set_color(line)
+        axes.tick_params(which="both", labelcolor=text, color=line, labelsize=FONT_SIZE)
+        axes.grid(color=line, linewidth=0.6, alpha=0.2 if themed else None)
+        axes.set_axisbelow("line" if themed else True)
+        for label in (axes.xaxis.label, axes.yaxis.label, axes.title):
+            label.set_color(text)
     return figure, grid.tolist()
-
-
-def marker_options(style: Style, size: float) -> dict[str, Any]:
-    """Arguments that draw the marker of a style."""
-    return {
-        "marker": style.marker,
-        "markersize": size,
-        "markerfacecolor": BACKGROUND if style.hollow else style.colour,
-        "markeredgecolor": style.colour,
-        "markeredgewidth": 1.4,
-    }
 
 
 def add_legend(figure: "Figure") -> None:
@@ -129,12 +117,6 @@ def to_svg(figure: "Figure", name: str) -> str:
     return re.sub(r'<g id="[^"]*"', "<g", text)
 
 
-INK = "#57606a"
-"""Grey that is legible on white and black. SVG text takes `currentColor` instead."""
-THEMED_COLOURS = ("#3b8fd4", "#d55e00", "#12a17a", "#cc79a7", "#e69f00")
-"""Legible on both themes."""
-
-
 def new_axes(rows: int, height: float = 3.2) -> tuple["Figure", "list[Axes]"]:
     """A transparent figure as wide as a phone, `rows` panels below each other.
 
@@ -149,21 +131,8 @@ def new_axes(rows: int, height: float = 3.2) -> tuple["Figure", "list[Axes]"]:
     >>> len(axes)
     2
     """
-    with extra("plot"):
-        from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.7, height * rows), layout="constrained", facecolor="none")
-    grid: list[Axes] = list(figure.subplots(rows, 1, squeeze=False)[:, 0])
-    for axes in grid:
-        axes.set_facecolor("none")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(INK)
-        axes.tick_params(which="both", colors=INK)
-        axes.grid(color=INK, alpha=0.2, linewidth=0.6)
-        axes.xaxis.label.set_color(INK)
-        axes.yaxis.label.set_color(INK)
-        axes.title.set_color(INK)
-    return figure, grid
+    figure, grid = new_figure(SIZE[0], height * rows, rows, themed=True)
+    return figure, [axes for [axes] in grid]
 
 
 def themed_svg(figure: "Figure", name: str) -> str:

@@ -84,9 +84,8 @@ def scores_table(panel: Panel, name: str = "scores") -> Table:
         })  # fmt: skip
     for baseline, value in first.scores.baselines.get(metric, {}).items():
         rows.append({"variant": f"{baseline} (no model)", f"held-out {unit}": value})
-    caption = (
-        f"Held-out score, best mean first ({panel.better} is better). Standard deviation over runs."
-    )
+    better = f"{panel.metric.better} is better"
+    caption = f"Held-out score, best mean first ({better}). Standard deviation over runs."
     digits = {f"{part} {unit}": panel.metric.digits for part in ("held-out", "train")}
     return Table(name, caption, _frame(rows), digits)
 
@@ -154,6 +153,5 @@ def _tried(label: str, tried: Mapping[float, float], sign: int) -> Row:
 
 def _frame(rows: Sequence[Row]) -> pandas.DataFrame:
     """Cells stay Python numbers; what is missing is None."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[row.get(name) for name in columns] for row in rows]
-    return pandas.DataFrame(cells, columns=columns, dtype=object)
+    found = pandas.DataFrame(rows, dtype=object)
+    return found.where(found.notna(), None)

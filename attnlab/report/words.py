@@ -52,11 +52,12 @@ def subject(panels: Sequence[Panel]) -> str:
     """What was run, and what the scores are."""
     runs = [run for panel in panels for run in panel.results]
     names = dict.fromkeys(run.data.name or type(run.spec.config.data).__name__ for run in runs)
-    units = dict.fromkeys(f"{panel.metric.unit} ({panel.better} is better)" for panel in panels)
+    metrics = dict.fromkeys(panel.metric for panel in panels)
+    scores = " or ".join(f"{one.unit} ({one.better} is better)" for one in metrics)
     return (
         f"{counted(max(len(panel.results.variants) for panel in panels), 'variant')}, "
         f"{counted(len({run.spec.seed for run in runs}), 'seed')}, {counted(len(runs), 'run')}, "
-        f"trained on {' and '.join(names)}. Scores are {' or '.join(units)} on held-out data."
+        f"trained on {' and '.join(names)}. Scores are {scores} on held-out data."
     )
 
 
@@ -67,18 +68,17 @@ def answers(panel: Panel) -> list[Paragraph]:
     every = list(panel.comparisons.itertuples())
     rows = [row for row in every if row.over] or every
     if not panel.scores:
-        lead, text = "Nothing to compare.", "Every run diverged."
+        found = [("Nothing to compare.", "Every run diverged.")]
     elif len(panel.scores) == 1:
         [(variant, scores)] = panel.scores.items()
-        lead = f"{panel.results.labels[variant]}: {number(mean_of(scores), panel.metric.digits)}"
-        lead += f" {panel.metric.unit} held out."
-        text = "There is no other variant to compare it with."
+        score = f"{number(mean_of(scores), panel.metric.digits)} {panel.metric.unit} held out"
+        only = "There is no other variant to compare it with."
+        found = [(f"{panel.results.labels[variant]}: {score}.", only)]
     elif len(rows) > MOST_SHOWN:
-        lead, text = _counted(panel, rows)
+        found = [_counted(panel, rows)]
     else:
         found = [_answer(panel, row) for row in rows]
-        return [Paragraph(text, start + lead, "answer") for lead, text in found]
-    return [Paragraph(text, start + lead, "answer")]
+    return [Paragraph(text, start + lead, "answer") for lead, text in found]
 
 
 def _counted(panel: Panel, rows: Sequence[Any]) -> tuple[str, str]:
@@ -164,11 +164,9 @@ def _other_data(panel: Panel) -> list[str]:
 def _worse_than_baselines(panel: Panel) -> dict[str, list[str]]:
     """The weakest baseline, which has no model -> the variants that it is better than."""
     worse: dict[str, list[str]] = {}
-    for variant, scores in panel.scores.items():
-        if weakest := panel.weakest_baseline(variant):
-            name, value = weakest
-            if panel.sign * (mean_of(scores) - value) > 0:
-                worse.setdefault(name, []).append(panel.results.labels[variant])
+    for variant in panel.scores:
+        if name := panel.worse_than(variant):
+            worse.setdefault(name, []).append(panel.results.labels[variant])
     return worse
 
 
@@ -251,11 +249,11 @@ def _rates(panel: Panel) -> str:
 def making_section(panels: Sequence[Panel]) -> Section:
     """Data, training, model, seeds, versions, command, seconds; each value once."""
     facts: dict[str, dict[str, None]] = {}
-    runs = [(panel, run) for panel in panels for run in panel.results]
-    for panel, run in runs:
-        for name, text in (*_facts(run), *_provenance(panel, run)):
+    runs = [run for panel in panels for run in panel.results]
+    for run in runs:
+        for name, text in (*_facts(run), *_provenance(run)):
             facts.setdefault(name, {})[text] = None
-    seconds = sum(run.timing.seconds for _, run in runs)
+    seconds = sum(run.timing.seconds for run in runs)
     facts["Time"] = {f"{seconds:,.0f} seconds of {counted(len(runs), 'run')} together": None}
     text = (
         "Every value that a run used is in its spec.json. results.csv has one row per run; each "
@@ -290,9 +288,8 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
     yield "Versions", ", ".join(f"{n} {v}" for n, v in run.provenance.environment.items())
 
 
-def _provenance(panel: Panel, run: RunResult) -> Iterator[tuple[str, str]]:
-    folder = panel.results.folder_of(run)
-    if folder is None:
+def _provenance(run: RunResult) -> Iterator[tuple[str, str]]:
+    if (folder := run.folder) is None:
         return
     if (command := folder.parent.parent / COMMAND).exists():
         yield "Command", command.read_text(encoding="utf-8").strip()

@@ -62,7 +62,8 @@ def add_delta(params: Params, delta: Params) -> Params:
     >>> float(add_delta({"q": jnp.zeros((2, 3)), "k": jnp.ones(4)}, delta)["q"][0, 0])
     1.0
     """
-    if unknown := sorted(set(delta) - set(params)):
+    # An FFN of width 0 has an empty delta and no parameters.
+    if unknown := [n for n in delta if n not in params and jax.tree.leaves(delta[n])]:
         raise ValueError(
             f"the delta has the weight {unknown[0]!r}, the parameters have {', '.join(params)}; "
             "make it with init_delta or fit_delta of these parameters"

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from attnlab.remat import SAVED
+from attnlab.ops import SAVED
 from attnlab.sharing.plan import Plan
 
 PyTree: TypeAlias = Any
@@ -251,17 +251,13 @@ def _by_layer(parts: list[tuple[np.ndarray, PyTree]]) -> PyTree:
 
 def _check(stacks: Mapping[str, Stack], order: Sequence[str]) -> None:
     """Raises ValueError for what does not fit the plans: JAX clamps an index past the end."""
-    if unknown := [name for name in order if name not in stacks]:
+    layers = {name: stack.plan.num_layers for name, stack in stacks.items()}
+    if (named := dict(collections.Counter(order))) != layers:
         raise ValueError(
-            f"order names {unknown[0]!r}, which is none of the stacks {', '.join(stacks)}"
+            f"order names stacks so many times: {named}; their plans have so many layers: {layers}"
         )
     for label, (_, stacked, plan, per_layer) in stacks.items():
         stack = f"stack {label!r}: " if label else ""
-        if (count := list(order).count(label)) != plan.num_layers:
-            raise ValueError(
-                f"{stack}order names it {count} times, its plan has {plan.num_layers} layers; name "
-                "it once per layer"
-            )
         for a in jax.tree.leaves(per_layer):
             if np.shape(a)[:1] != (plan.num_layers,):
                 raise ValueError(

@@ -6,8 +6,7 @@ from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_m
 from attnlab.training.config import EvaluationConfig, TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, InMemoryFit, fit, fit_in_memory
 from attnlab.training.interrupts import NonFiniteLoss, Stopped
-from attnlab.training.loggers import LOGGERS, Logger
-from attnlab.training.metrics import Recorder
+from attnlab.training.loggers import LOGGERS, Logger, Recorder
 from attnlab.training.objectives import OBJECTIVES, Objective
 from attnlab.training.optimizers import OPTIMIZERS, Optimizer, OptimizerConfig, frozen_mask
 from attnlab.training.schedules import SCHEDULES, ScheduleConfig

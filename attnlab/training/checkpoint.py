@@ -65,7 +65,7 @@ def describe_model(model: object) -> JSON:
     written = json.loads(to_json(config))
     plans = {"layers": config.plan}
     if config.encoder is not None:
-        plans["encoder_layers"] = config.encoder_plan
+        plans["encoder_layers"] = config.encoder_model.plan
     groups = {stack: {n: list(g) for n, g in plan.items()} for stack, plan in plans.items()}
     return {**written["model"], "version": written["version"], "plans": groups}
 
@@ -191,7 +191,8 @@ class Checkpoints:
                 raise
             except Exception as error:  # orbax raises many kinds for a damaged step
                 cause = error.__cause__ or error.__context__ or error
-                self._say(f"checkpoint {step} is damaged, trying an older one: {_brief(cause)}")
+                said = (str(cause).strip().splitlines() or [type(cause).__name__])[0][:200]
+                self._say(f"checkpoint {step} is damaged, trying an older one: {said}")
                 damaged.append(step)
                 continue
             if like is not None:  # the run will save these steps again
@@ -248,8 +249,3 @@ def _flat(tree: PyTree) -> dict[str, Array]:
     """Leaves by path, so that the files do not depend on optax's classes."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(p, simple=True, separator="."): leaf for p, leaf in leaves}
-
-
-def _brief(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

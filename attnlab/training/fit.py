@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
-from jaxtyping import Array
 
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.models import ModelConfig
@@ -25,8 +24,7 @@ from attnlab.training.callbacks import Callback, Profile, StepInfo
 from attnlab.training.checkpoint import Checkpoints, check_run, describe_run
 from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
-from attnlab.training.loggers import Row, read_metrics
-from attnlab.training.metrics import Recorder
+from attnlab.training.loggers import Recorder, Row, read_metrics
 from attnlab.training.objectives import objective as objectives
 from attnlab.training.objectives.objective import Model, Objective
 from attnlab.training.optimizers import Optimizer
@@ -195,14 +193,11 @@ class _Training:
         self.identity = describe_run(model, dataset.digest, config)
         self.seeds = sharding.replicate(self.mesh, np.array(config.seeds, np.uint32))
 
-        def init(seed: Array, params: Params | InitParams | None) -> TrainState:
-            transform = self.optimizer.transform
-            return steps.init_state(model, objective, transform, shapes, seed, params)
-
-        params = options.params
+        transform, params = self.optimizer.transform, options.params
         if params is None and self.mesh.size == 1:  # by a program that other runs use too
             zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), inputs)
             params = [steps.new_params(model, seed, zeros) for seed in config.seeds]
+        init = functools.partial(steps.init_state, model, objective, transform, shapes)
         self.state, self.shardings = steps.initial_state(
             init, config.seeds, params, self.mesh, options.sharding
         )

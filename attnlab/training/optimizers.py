@@ -224,15 +224,12 @@ def _decay_and_scale(config: OptimizerConfig, rate: Rate) -> tuple[Transform, Tr
 def hidden_matrix_mask(axes: AxesOf, params: Params) -> PyTree:
     """True for the matrices of attention and FFN; False for embeddings, positions, output heads,
     norms, biases and mixture coefficients."""
-    is_inside = jax.tree_util.tree_map_with_path(
-        lambda path, _: not _last_name(path).endswith(OUTER_PARAMETERS), params
-    )
-    return jax.tree.map(
-        lambda inside, decays, pair: inside and decays and pair[0] > 0,
-        is_inside,
-        weight_decay_mask(params),
-        axes(params),
-    )
+
+    def is_inside(path: tuple[KeyEntry, ...], decays: bool, pair: MatrixAxes) -> bool:
+        return decays and pair[0] > 0 and not _last_name(path).endswith(OUTER_PARAMETERS)
+
+    mask = weight_decay_mask(params)
+    return jax.tree_util.tree_map_with_path(is_inside, mask, axes(params))
 
 
 def fan_in(shape: tuple[int, ...], axes: MatrixAxes) -> int:
@@ -257,19 +254,16 @@ def scale_by_fan_in(base: int, axes: AxesOf) -> Transform:
     relative to their size still grows with D.
     """
 
-    def update(
-        updates: optax.Updates, state: optax.OptState, params: Params | None = None
-    ) -> tuple[optax.Updates, optax.OptState]:
+    def scale(updates: optax.Updates, params: Params | None) -> optax.Updates:
         assert params is not None
-        factors = jax.tree.map(
-            lambda a, pair, hidden: base / fan_in(a.shape, pair) if hidden else 1.0,
-            params,
+        return jax.tree.map(
+            lambda u, pair, hidden: u * (base / fan_in(u.shape, pair)) if hidden else u,
+            updates,
             axes(params),
             hidden_matrix_mask(axes, params),
         )
-        return jax.tree.map(lambda u, factor: u * factor, updates, factors), state
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(scale)
 
 
 def per_matrix(transform: Transform, axes: AxesOf, *, per_head: bool = False) -> Transform:

@@ -49,16 +49,6 @@ def data_mesh(
     return Mesh(grid, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
-    """Every array whole on every device."""
-    return NamedSharding(mesh, P())
-
-
-def shard_rows(mesh: Mesh) -> NamedSharding:
-    """The first axis sharded over "data"."""
-    return NamedSharding(mesh, P("data"))
-
-
 def replicate(mesh: Mesh, tree: PyTree) -> PyTree:
     """Every leaf whole on every device. Each process has the same values."""
     return jax.tree.map(lambda a: _place(mesh, P(), np.asarray(a)), tree)

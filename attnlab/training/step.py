@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from attnlab.data.dataset import Batch, BatchShapes, Dataset, DeviceBatch, DeviceBatches
@@ -322,7 +323,7 @@ def step_of_seeds(
             if isinstance(batches := dataset.batches, DeviceBatches):
                 key = generation_key(seed, state.step)
                 batch = batches.generate(device_arrays, key, config.batch_size)
-                rows = sharding.shard_rows(mesh)
+                rows = NamedSharding(mesh, P("data"))
                 batch = lax.with_sharding_constraint(batch, dict.fromkeys(batch, rows))
             return one_step(state, batch, seed)
 
@@ -367,7 +368,7 @@ class Evaluator:
         self._model, self._objective, self._mesh = model, objective, mesh
         self._batch_size = batch_size
         self._metrics = [m for m in objective.metrics if m.measure is not None]
-        self._sums = jax.jit(self._sums_of_seeds, out_shardings=sharding.replicated(mesh))
+        self._sums = jax.jit(self._sums_of_seeds, out_shardings=NamedSharding(mesh, P()))
 
     def _sums_of_seeds(
         self, params: Params, batch: DeviceBatch, counts: Array, number: Array

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from attnlab.fields import as_count, check_choice
 from attnlab.heads import Layout, TalkingHeads
 from attnlab.models.config import ModelConfig
-from attnlab.models.params import check_params, stack_specs
+from attnlab.models.params import check_params, owned_stacks
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan
 from attnlab.transforms.arguments import check_config, head_numbers
@@ -86,7 +86,7 @@ def remove_heads(
     check_config(config)
     _check_can_remove(config)
     layout = config.layout
-    plans = {name: plan for name, (_, plan) in stack_specs(config).items()}
+    plans = {name: stack.plan for name, stack in owned_stacks(config).items()}
     removed = {
         name: _by_group(name, plans[LOCATIONS[name][0]], requested, by, layout.num_heads)
         for name, requested in _requested(config, heads, cross, encoder).items()

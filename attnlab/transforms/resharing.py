@@ -18,7 +18,7 @@ from attnlab.fields import check_choice
 from attnlab.heads import Layout, kv_weight_names
 from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.embed import OWN_INPUTS
-from attnlab.models.params import check_params, same_bits, stack_specs
+from attnlab.models.params import check_params, owned_stacks, same_bits
 from attnlab.sharing import (
     Params,
     Plan,
@@ -115,13 +115,12 @@ def change_plan(
     check_choice("merge", merge, get_args(Merge))
     after = _with_plan(config, plan)
     check_params(config, params)
-    new = {name: new_plan for name, (_, new_plan) in stack_specs(after).items()}
-    stacked = dict(params)
-    for name, (layer, old_plan) in stack_specs(config).items():
-        change = PlanChange(old_plan, new[name], layer.heads, config.delta_rank, merge)
+    new, stacked = owned_stacks(after), dict(params)
+    for name, old in owned_stacks(config).items():
+        change = PlanChange(old.plan, new[name].plan, old.layout, config.delta_rank, merge)
         stacked[name] = _reshare(params[name], change)
     if config.encoder is not None and config.encoder.shares_decoder:
-        encoders = config.encoder_plan, after.encoder_plan
+        encoders = config.encoder_model.plan, after.encoder_model.plan
         if not all(map(_agree, encoders, (config.plan, after.plan))):
             raise ValueError(
                 "the encoder shares the decoder's parameters under another plan; separate them "
@@ -146,7 +145,7 @@ def _with_plan(config: ModelConfig, plan: str | Plan) -> ModelConfig:
         return dataclasses.replace(config, sharing=plan, layer_types=types)
     encoder = config.encoder
     if encoder is not None:
-        encoder_plan = None if isinstance(plan, str) else config.encoder_plan
+        encoder_plan = None if isinstance(plan, str) else config.encoder_model.plan
         encoder = dataclasses.replace(encoder, sharing=encoder_plan)
     return dataclasses.replace(config, sharing=plan, encoder=encoder)
 
@@ -172,7 +171,7 @@ def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Par
     untied = _with_encoder(config, shares_decoder=False)
     stacked: Params = {
         name: jax.tree.map(lambda a, n=count: a[:n], params["layers"][name])
-        for name, count in config.encoder_plan.num_groups.items()
+        for name, count in config.encoder_model.plan.num_groups.items()
         if name in params["layers"]  # a layer may have no FFN
     }
     if "delta" in stacked:
@@ -207,7 +206,7 @@ def tie_encoder(
     check_config(config)
     check_choice("merge", merge, get_args(Merge))
     tied = _with_encoder(config, shares_decoder=True)
-    plan = config.encoder_plan
+    plan = config.encoder_model.plan
     if not _agree(plan, config.plan) or "delta" in plan:
         raise ValueError("encoder and decoder need the same plan, without deltas; see change_plan")
     check_params(config, params)
@@ -260,7 +259,7 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     if config.encoder is None or config.encoder.shares_decoder:
         named = plan if config.encoder is not None else plan_name(plan)
         return dataclasses.replace(config, sharing=named), params
-    encoder_plan, encoder_layers = _detected(config.encoder_plan, params["encoder_layers"])
+    encoder_plan, encoder_layers = _detected(config.encoder_model.plan, params["encoder_layers"])
     params["encoder_layers"] = encoder_layers
     encoder = dataclasses.replace(config.encoder, sharing=encoder_plan)
     config = dataclasses.replace(config, sharing=plan, encoder=encoder)

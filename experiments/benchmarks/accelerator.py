@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from attnlab import training
-from attnlab.models import Compute, ModelConfig
+from attnlab.models import Compute
 from experiments.benchmarks import decoding, train
 from experiments.benchmarks.attention import Size, function_case, layer_case
 from experiments.benchmarks.measure import Case
@@ -21,74 +21,47 @@ LAYER_PEERS = ("Linen", "jax.nn", "torch sdpa")
 MOST_SECONDS = 6.0
 """Of the rounds of one case."""
 
-SMALL_DECODER = dataclasses.replace(
-    train.SMALL_DECODER, compute=Compute(dtype="bfloat16", remat=False)
+BFLOAT16 = Compute(dtype="bfloat16", remat=False)
+SMALL, SMALL_TRAINS = dataclasses.replace(train.SMALL_DECODER, compute=BFLOAT16), train.TRAINS
+"""Trained from several seeds at once."""
+TINY, TINY_TRAINS = dataclasses.replace(train.TINY_DECODER, compute=BFLOAT16), train.TINY_TRAINS
+DECODER = dataclasses.replace(
+    SMALL,
+    vocab_size=50304,
+    max_len=1024,
+    width=768,
+    num_layers=12,
+    heads=dataclasses.replace(SMALL.heads, num_heads=12),
+    ffn=dataclasses.replace(SMALL.ffn, width=3072),
 )
-TINY_DECODER = dataclasses.replace(
-    train.TINY_DECODER, compute=Compute(dtype="bfloat16", remat=False)
-)
-
-
-class TrainingDesign(NamedTuple):
-    """The trainings that are measured: model and training of each."""
-
-    decoder: tuple[ModelConfig, training.TrainConfig] = (
-        dataclasses.replace(
-            SMALL_DECODER,
-            vocab_size=50304,
-            max_len=1024,
-            width=768,
-            num_layers=12,
-            heads=dataclasses.replace(SMALL_DECODER.heads, num_heads=12),
-            ffn=dataclasses.replace(SMALL_DECODER.ffn, width=3072),
-        ),
-        training.TrainConfig(batch_size=16, length=1024, seeds=(0,)),
-    )
-    small: tuple[ModelConfig, training.TrainConfig] = (SMALL_DECODER, train.TRAINS)
-    """Trained from several seeds at once."""
-    seeds: int = 8
+DECODER_TRAINS = training.TrainConfig(batch_size=16, length=1024, seeds=(0,))
+DTYPES, CAUSAL = ("bfloat16", "float32"), (True, False)
+WORDS, MODES = ("function", "layer"), ("with gradient", "forward")
 
 
 class Design(NamedTuple):
-    """What is measured; of each tuple the first is the centre."""
+    """Sizes of attention; of the settings the first is the centre."""
 
     tokens: int = 16 * 1024
     """B T of every case."""
     lengths: tuple[int, ...] = (4096, 1024, 8192, 2048, 16384)
     head_dims: tuple[int, ...] = (512, 1024, 256, 128, 64)
     """All of them belong to the centre."""
-    modes: tuple[str, ...] = ("with gradient", "forward")
-    words: tuple[str, ...] = ("function", "layer")
-    causal: tuple[bool, ...] = (True, False)
-    dtypes: tuple[str, ...] = ("bfloat16", "float32")
     heads: int = 8
     width: int = 1024
-    """Of the model, in layers and in decoding."""
-    caches: tuple[Size, ...] = decoding.CACHES
-    training: TrainingDesign = TrainingDesign()
+    """Of the model, in layers."""
     most_settings: int = 5
     """In which a case may differ from the centre."""
 
 
 FULL = Design()
-TINY = Design(
-    tokens=32,
-    lengths=(16,),
-    head_dims=(16, 8),
-    heads=2,
-    width=16,
-    caches=decoding.TINY_CACHES,
-    training=TrainingDesign(
-        decoder=(TINY_DECODER, train.TINY_TRAINS), small=(TINY_DECODER, train.TINY_TRAINS), seeds=2
-    ),
-    most_settings=2,
-)
+SMALLEST = Design(32, (16,), (16, 8), heads=2, width=16, most_settings=2)
 """Everything that `FULL` does, in minutes on a CPU: it shows that the suite runs, no more."""
 
 
 def attention_cases(d: Design) -> Iterator[tuple[int, Case]]:
     """(the number of settings in which it differs from the centre, case), from the centre on."""
-    facets = (d.dtypes, d.causal, d.words, d.modes, d.lengths)
+    facets = (DTYPES, CAUSAL, WORDS, MODES, d.lengths)
     differs = lambda point: sum(v != facet[0] for v, facet in zip(point, facets, strict=True))
     for point in sorted(itertools.product(*facets), key=differs):
         if differs(point) > d.most_settings:
@@ -105,11 +78,12 @@ def attention_cases(d: Design) -> Iterator[tuple[int, Case]]:
 
 def cases(tiny: bool) -> Iterator[Case]:
     """The most informative first: the centre, then training and decoding, then the rest."""
-    design = TINY if tiny else FULL
-    attention = list(attention_cases(design))
+    attention = list(attention_cases(SMALLEST if tiny else FULL))
     yield from (case for distance, case in attention if not distance)
-    decoder = train.step_case("training step of the decoder", *design.training.decoder, loop=False)
-    seeds = train.seeds_case(*design.training.small, design.training.seeds)
-    for case in (decoder, seeds, *map(decoding.decode_case, design.caches)):
+    large = (TINY, TINY_TRAINS) if tiny else (DECODER, DECODER_TRAINS)
+    small = (TINY, TINY_TRAINS, 2) if tiny else (SMALL, SMALL_TRAINS, 8)
+    step = train.step_case("training step of the decoder", *large, loop=False)
+    caches = map(decoding.decode_case, decoding.TINY_CACHES if tiny else decoding.CACHES)
+    for case in (step, train.seeds_case(*small), *caches):
         yield case._replace(most_seconds=MOST_SECONDS)
     yield from (case for distance, case in attention if distance)

@@ -17,7 +17,7 @@ from jax import Array
 from attnlab import heads
 from attnlab.attention import dot_product_attention, explain
 from attnlab.sharing import PyTree
-from experiments.benchmarks.measure import Case, Entry, compile_program, refuse
+from experiments.benchmarks.measure import Case, Entry, compile_program, refuse, tried
 from experiments.benchmarks.peers import attention as peers
 from experiments.benchmarks.peers import on_torch
 from experiments.benchmarks.peers.attention import Peer
@@ -169,56 +169,55 @@ def entries(
     """
     out = jax.eval_shape(next(iter(own.values())), *args)
     cotangent = jax.random.normal(quick_key(1), out.shape, out.dtype)
-    makers: list[tuple[str, Callable[[], Peer], bool, bool]] = [
-        (name, functools.partial(Peer, call), True, False) for name, call in own.items()
-    ]
-    for name, make in others.items():
-        makers.append((name, make, False, False))
-        if name == twin:
-            makers.append((f"{name}, again", make, False, True))
+    first: list[PyTree] = []
+
+    def build(name: str, make: Callable[[], Peer]) -> Entry:
+        peer = make()
+        entry, result = run_once(name, peer, args, cotangent, mode)
+        expected = result  # which has to be finite
+        if first:
+            out, grads = first[0]
+            expected = peer.arrange_output(out), peer.arrange(*grads) if grads else ()
+        check_equal(result, expected)
+        first.append(result)
+        return entry
+
     made: list[Entry] = []
-    expected = None
-    for name, make, ours, again in makers:
-        try:
-            entry, expected = _entry(name, make(), args, cotangent, mode, expected)
-        except ImportError as error:
-            print(f"{name} is left out: {error}; pip install attnlab[bench]", flush=True)
-            continue
-        except Exception as error:  # whatever a library raises for what it cannot do
-            entry = refuse(name, error)
-        made.append(entry._replace(ours=ours, again=again))
+    for name, call in own.items():
+        peer = functools.partial(Peer, call)
+        made += tried(name, functools.partial(build, name, peer), ours=True)
+    for name, make in others.items():
+        made += tried(name, functools.partial(build, name, make))
+        if name == twin:
+            made += tried(f"{name}, again", functools.partial(build, name, make), again=True)
     return made
 
 
-def _entry(
-    name: str, peer: Peer, args: tuple, cotangent: Array, mode: str, expected: PyTree
+def run_once(
+    name: str, peer: Peer, args: tuple, cotangent: Array, mode: str
 ) -> tuple[Entry, PyTree]:
-    """The entry, and the results that later ones have to equal: its own if `expected` is None."""
+    """The entry with its peak of memory, and its results."""
     entry = (torch_entry if peer.torch else jax_entry)(name, peer, args, cotangent, mode)
     before = peak_bytes()
     result = entry.run()
-    if (peak := peak_bytes()) is not None and peak > (before or 0) and not peer.torch:
-        entry = entry._replace(numbers={**entry.numbers, "peak_bytes": peak})
     if peer.torch:
-        result = jax.tree.map(on_torch.array, result)
-    if expected is None:
-        check_equal(name, result, result)  # finite
-        return entry, result
-    out, grads = expected
-    check_equal(name, result, (peer.arrange_output(out), peer.arrange(*grads) if grads else ()))
-    return entry, expected
+        return entry, jax.tree.map(on_torch.array, result)
+    if (peak := peak_bytes()) is not None and peak > (before or 0):
+        entry = entry._replace(numbers={**entry.numbers, "peak_bytes": peak})
+    return entry, result
 
 
-def check_equal(name: str, got: PyTree, expected: PyTree) -> None:
+def check_equal(got: PyTree, expected: PyTree) -> None:
     """Raises DifferentResultsError unless all is finite and agrees up to rounding."""
     got, expected = jax.tree.leaves(got), jax.tree.leaves(expected)
     if [a.shape for a in got] != [b.shape for b in expected]:
-        shapes = f"{[a.shape for a in got]}, not {[b.shape for b in expected]}"
-        raise DifferentResultsError(f"{name}: shapes {shapes}")
+        raise DifferentResultsError(
+            f"has shapes {[a.shape for a in got]}, not {[b.shape for b in expected]}"
+        )
     for a, b in zip(got, expected, strict=True):
         worst = float(_worst(jnp.asarray(a), jnp.asarray(b)))
         if not worst <= TOLERANCE[str(b.dtype)]:  # NaN too
-            raise DifferentResultsError(f"{name} computes something else: {worst:.2g} off")
+            raise DifferentResultsError(f"computes something else: {worst:.2g} off")
 
 
 @jax.jit

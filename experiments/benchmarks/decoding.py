@@ -28,7 +28,7 @@ from attnlab.heads import (
 )
 from attnlab.sharing import PyTree
 from experiments.benchmarks.attention import Size, check_equal, quick_key
-from experiments.benchmarks.measure import Case, Entry, compile_program, refuse
+from experiments.benchmarks.measure import Case, Entry, compile_program, tried
 
 STEPS = 16
 """Tokens of one call."""
@@ -80,30 +80,28 @@ def _entries(size: Size, steps: int) -> list[Entry]:
 
     weights, held, tokens = start()
     names = {"x": absorbed.layout, "x and v": bilinear.layout, "k and v": wide}
-    made, expected = [], None
+    made: list[Entry] = []
+    first: list[Array] = []
     for w, (name, layout) in zip(weights, names.items(), strict=False):
         cache = {n: held[n] for n in cache_shapes(layout)}
         make = functools.partial(_ours, layout, w, cache, tokens, past)
-        entry, expected = _tried(f"attnlab, cache of {name}", make, expected)
-        made.append(entry._replace(ours=True))
+        made += tried(
+            f"attnlab, cache of {name}", functools.partial(_checked, make, first), ours=True
+        )
     make = functools.partial(_linen, wide, weights[2], held, tokens, past)
-    made.append(_tried("Linen, decode=True", make, expected)[0])
+    made += tried("Linen, decode=True", functools.partial(_checked, make, first))
     cache = {n: held[f"latent {n}"] for n in cache_shapes(last.layout)}
     make = functools.partial(_ours, last.layout, weights[3], cache, tokens, past)
-    return [*made, _tried("attnlab latent", make, None)[0]._replace(ours=True)]
+    return [*made, *tried("attnlab latent", functools.partial(_checked, make, []), ours=True)]
 
 
-def _tried(
-    name: str, make: Callable[[], Entry], expected: Array | None
-) -> tuple[Entry, Array | None]:
-    """The entry, or a row with the reason why there is none; and what later ones have to equal."""
-    try:
-        entry = make()._replace(name=name)
-        out = entry.run()
-        check_equal(name, out, out if expected is None else expected)
-    except Exception as error:
-        return refuse(name, error), expected
-    return entry, out if expected is None else expected
+def _checked(make: Callable[[], Entry], first: list[Array]) -> Entry:
+    """The entry; raises DifferentResultsError unless its output is that of the first one."""
+    entry = make()
+    out = entry.run()
+    check_equal(out, first[0] if first else out)
+    first.append(out)
+    return entry
 
 
 def _ours(layout: Layout, w: Params, held: dict[str, Array], tokens: Array, past: int) -> Entry:

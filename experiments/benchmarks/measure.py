@@ -80,6 +80,21 @@ def refuse(name: str, reason: str | Exception, ours: bool = False) -> Entry:
     return Entry(name, lambda: None, ours=ours, refusal=text)
 
 
+def tried(
+    name: str, make: Callable[[], Entry], *, ours: bool = False, again: bool = False
+) -> list[Entry]:
+    """The entry, or one with the reason for which it cannot do the work; none where a library is
+    not installed."""
+    try:
+        entry = make()
+    except ImportError as error:
+        print(f"{name} is left out: {error}; pip install attnlab[bench]", flush=True)
+        return []
+    except Exception as error:  # whatever a library raises for what it cannot do
+        entry = refuse(name, error)
+    return [entry._replace(name=name, ours=ours, again=again)]
+
+
 def compile_program(
     call: Callable, *args: PyTree, donate: int | None = None
 ) -> tuple[jax.stages.Compiled, dict[str, float | None]]:

@@ -14,7 +14,7 @@ from attnlab import training
 from attnlab.heads import Standard
 from attnlab.models import FFN, Compute, ModelConfig, OutputHead, flops_per_token
 from attnlab.sharing import Params, PyTree, plan_names
-from experiments.benchmarks.measure import Case, Entry, compile_program, refuse
+from experiments.benchmarks.measure import Case, Entry, compile_program, refuse, tried
 from experiments.benchmarks.peers import decoders
 
 SMALL_DECODER = ModelConfig(
@@ -136,22 +136,18 @@ def _step_entries(config: ModelConfig, trains: training.TrainConfig, loop: bool)
         return Entry(name, run)
 
     makers: dict[str, Callable[[str], Entry]] = {
-        "attnlab": lambda name: _jax_entry(name, ours, params, tokens, 0)._replace(ours=True),
+        "attnlab": lambda name: _jax_entry(name, ours, params, tokens, 0),
         "Linen, nn.scan": functools.partial(of_linen, scan=True),
     }
     if loop:
         makers["Linen, loop"] = functools.partial(of_linen, scan=False)
         makers["Linen, loop, again"] = functools.partial(of_linen, scan=False)
-    entries: list[Entry] = []
-    for name, make in (makers | {"torch, eager": of_torch}).items():
-        try:
-            entry = make(name)
-        except ImportError as error:
-            print(f"torch is left out: {error}; pip install attnlab[bench]", flush=True)
-            continue
-        except Exception as error:
-            entry = refuse(name, error)
-        entries.append(entry._replace(again="again" in name))
+    entries = [
+        entry
+        for name, make in (makers | {"torch, eager": of_torch}).items()
+        for entry in tried(name, functools.partial(make, name), ours=name == "attnlab",
+                           again="again" in name)
+    ]  # fmt: skip
     assert len(set(counts.values())) == 1, f"numbers of parameters differ: {counts}"
     return check_learning(entries, steps=3)
 

@@ -14,8 +14,8 @@ chosen such that it has the budget of standard heads with separate layers), `mat
 (every variant also with scores divided by H, the width of a head, in place of sqrt(H): Yang et al.
 2022, arXiv 2203.03466), `lr` (three learning rates of each variant), `study` (a third plan, and a
 validation part to choose learning rates), `confirm` (only standard and wide heads, so that their
-mean over plans is the single comparison; to be run with new seeds), `scale=gpu` (larger models, for
-a GPU: the docstring of the file), and those of byte_lm.py (`tiny`, `masked`, ...).
+mean over plans is the single comparison; to be run with new seeds), and those of byte_lm.py
+(`tiny`, `masked`, ...).
 
 The study itself is, for each budget and each text,
 
@@ -25,22 +25,6 @@ The study itself is, for each budget and each text,
 
 For another text or budget, `--tune_from=runs/study` in place of --tune uses the rates found there,
 `--tune_from=docs/results/heads_and_sharing.csv` those of the published study.
-
-`scale=gpu` is the same model 2.75 times as wide, with 4 times as long texts: 10.1 million
-parameters per variant under match=parameters, products in bfloat16, 10 seeds, 8.2 million bytes per
-seed. On one GPU, for each of three texts (without `data.path` Python's standard library), each in
-its own folder,
-
-    python -m experiments.sweep --tune=5 --jobs=2 \
-        --config=experiments/configs/heads_and_sharing.py:study,match=parameters,scale=gpu \
-        --config.data.path=TEXT --workdir=runs/gpu
-
-Ctrl-C, a signal or a kill stops it; repeat the command to resume. It was not run yet. The estimate
-is 27.6 minutes (--print_only, which runs nothing): the three texts are 4.9e17 FLOPs, at an assumed
-30 % of the 989 TFLOP/s of an H100 in bfloat16 (dense). It counts 3 forward passes per token and all
-keys, 9 variants of 10 seeds, and one seed at 5 rates each. It leaves out evaluation (4 % more),
-further rates if the best one is at an end, and the time to start processes and to compile. The FFN
-widths of match=parameters are no multiples of 8, which is slower on a GPU.
 """
 
 import itertools
@@ -58,26 +42,10 @@ LAYOUTS = ("standard", "wide", "narrow")
 PLANS = ("separate", "albert")
 STUDY = ("separate", "cycle:2", "albert")
 LEARNING_RATES = (1e-3, 3e-3, 1e-2)
-SCALES = {
-    "gpu": {
-        "model.width": 352,
-        "model.max_len": 256,
-        "model.compute.dtype": "bfloat16",
-        "train.length": 256,
-        "train.batch_size": 32,
-        "train.steps": 1000,
-        "train.schedule.warmup_steps": 100,
-        "train.evaluation.every": 200,
-        "train.checkpoint_every": 500,
-        "train.seeds": tuple(range(10)),
-    }
-}
-"""`scale=` -> fields."""
 QUESTION = "Wide, standard or narrow heads, separate or shared layers: which predicts best?"
 SWITCHES = ("lr", "study", "scores", "confirm")
 KEYS = byte_lm.KEYS | {
     "match": ("", "parameters", "flops", "cache"),
-    "scale": ("", *SCALES),
     **dict.fromkeys(SWITCHES, False),
 }
 
@@ -89,8 +57,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if preset.study:
         found.data.validation = 0.1
     found.match.budget = preset.match
-    config.set_values(found, SCALES.get(preset.scale, {}))
-    if preset.match or preset.scale:
+    if preset.match:
         # Wide heads cost 16 D^2 a layer: the reference needs a wide FFN to have that to give. They
         # score and sum over D numbers a key, too, which no count of parameters knows.
         found.model.ffn.width = (12 if preset.match == "flops" else 8) * found.model.width

@@ -14,6 +14,14 @@ from attnlab.data.rows import Splits
 WORDS = {"a": "ein", "the": "der", "red": "rote", "old": "alte", "dog": "Hund", "man": "Mann"}
 
 
+def write(folder, files):
+    """A folder with files: name -> text or bytes."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
 def lines(count, seed=0):
     """Sentences of an article, one or two adjectives and a noun, all different."""
     rng, found = np.random.default_rng(seed), {}
@@ -114,7 +122,8 @@ def farthest(folder):
 
 
 def graph(folder):
-    """30 nodes of two classes, edges mostly within one; node 30 of a citation has no features."""
+    """For configs/cora.py: 30 nodes of two classes, edges mostly within one; node 30 of a citation
+    has no features."""
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.repeat([0, 1], 15))
     features = (rng.random((30, 6)) < 0.3) | (np.arange(6) % 2 == labels[:, None])
@@ -128,7 +137,7 @@ def graph(folder):
     parts = ["train"] * 8 + ["valid"] * 8 + ["test"] * 10 + ["rest"] * 4
     split = "".join(f"{i}\tn{i}\t{part}\n" for i, part in enumerate(parts))
     (folder / "split.tsv").write_text("number\tid\tpart\n" + split)
-    return data.Nodes(path=str(folder)), 30, "node_class"
+    return data.Rows(make="experiments.configs.cora:rows", path=str(folder)), 30, "node_class"
 
 
 class Doubles:
@@ -171,7 +180,6 @@ DATASETS = {
         recall,
         endpoints,
         farthest,
-        graph,
         rows,
     )
 }

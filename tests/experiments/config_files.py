@@ -13,16 +13,24 @@ MODULES = {
     for name in reference.config_files()
 }  # fmt: skip
 """Name of a config file, or of the study whose study.py it is -> the module."""
-DATA = {"neighbours": "graph", "shared_encoder_decoder": "pairs"}
+DATA = {
+    "cora": "graph", "neighbours": "graph", "reviews": "labelled", "scan": "rows",
+    "shared_encoder_decoder": "pairs", "translation": "pairs",
+}  # fmt: skip
 """Which of small_data those read that read files."""
 
 
 def config(name, preset="", folder=None):
     """The config of a file; one that reads files (then with `tiny`) on small data."""
     found = MODULES[name].get_config(preset)
-    if name in DATA:
-        found.data.path = small_data.DATASETS[DATA[name]](folder)[0].path
-        # One graph for each device of the tests.
+    if name not in DATA:
+        return found
+    data, _, _ = getattr(small_data, DATA[name])(folder)
+    if name == "scan":
+        found.data.make, found.model.vocab_size = data.make, 7
+    else:
+        found.data.path = data.path
+    if DATA[name] == "graph":  # one for each device of the tests
         found.train.batch_size = found.train.evaluation.batch_size = 8
     return found
 

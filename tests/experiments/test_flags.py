@@ -46,6 +46,73 @@ def test_nothing_is_done_before_the_flags_are_read(name):
     assert "nonsense" in wrong.stderr
 
 
+BYTE_LM, SWEEP = (f"--config=experiments/configs/{n}.py" for n in ("byte_lm", "heads_and_sharing"))
+GIVEN = {
+    "sweep": [f"{SWEEP}:tiny", "--workdir=X"],
+    "run": [f"{BYTE_LM}:tiny", "--workdir=X", "--distributed"],
+    "view": ["--out=X"],
+    "export": ["--out=tests"],
+}
+"""Command -> flags of every call in `REFUSED`."""
+REFUSED = [
+    ("sweep", "--config.model.sharing=albert", "--vary=model.sharing=albert"),
+    ("sweep", f"{SWEEP}:tiny,layout=wide", "--vary=model.heads.layout=wide"),
+    ("sweep", f"{BYTE_LM}:tiny", "--vary"),
+    ("sweep", "--slurm=--time=1", "--launcher=slurm"),
+    ("sweep", "--tune=2", "--tune=2"),
+    ("sweep", "--tune=3", "--config.data.validation"),
+    ("sweep", "--tune=3 --tune_from=x", "--tune_from"),
+    ("sweep", "--max_seeds=2", "--max_seeds=2"),
+    ("sweep", "--margin=nan", "--margin=nan"),
+    ("sweep", "--seeds=0-2", "--seeds"),
+    ("sweep", "--loggers=tensorbord", "'tensorboard'"),
+    ("sweep", "--profile=abc", "abc"),
+    ("sweep", "--print_only --max_seeds=9", "--print_only"),
+    ("sweep", "--print_only --tune_from=nowhere.csv", "nowhere.csv"),
+    ("sweep", "--vary=train.steps=1 --vary=train.steps=2", "--vary=train.steps"),
+    ("sweep", "--vary=train.steps", "--vary=train.steps"),
+    ("sweep", "--vary=train.stepz=1,2", "'steps'"),
+    ("sweep", "--vary=model.heads.num_head=1", "'num_heads'"),
+    ("sweep", "--config.train.stepz=3", "'train.steps'"),
+    ("sweep", "--config.train.steps=abc", "--config.train.steps=abc"),
+    ("sweep", "--config.model.width=None", "config.model.width"),
+    ("sweep", "--config.data.path=None", "config.data.path"),
+    ("sweep", "--config.model.num_heads=8", "'model.heads.num_heads'"),
+    ("sweep", "--config.model.heads.latent_dim=8", "'model.heads.latent_dim'"),
+    ("sweep", "--config.model.heads.layout=wde", "'wide'"),
+    ("sweep", "--config.model.positions.kind=rope", "rotary"),
+    ("sweep", "--config.model.heads=wide", "--config.model.heads=wide"),
+    ("sweep", "--num_layers=8", "'config.model.num_layers'"),
+    ("sweep", "--wrkdir=x", "'workdir'"),
+    ("sweep", "more", "'more'"),
+    ("run", "", "--coordinator_address=HOST:PORT"),
+    ("run", "--num_processes=2 --process_id=0", "--coordinator_address missing"),
+    ("run", "--coordinator_address=here --num_processes=2 --process_id=0", "here"),
+    ("view", "", "--workdir"),
+    ("view", "--workdir=a --path=b --untrained", "two models"),
+    ("view", "--path=a --seed=1", "--seed"),
+    ("view", "--path=a --out=tests --overwrite", "--out"),
+    ("view", "--workdir=nothing-here", "nothing-here"),
+    ("sample", "", "--workdir"),
+    ("sample", "--workdir=x", "--text"),
+    ("sample", "--path=x --seed=4", "--seed"),
+    ("sample", "--workdir=x --text=a --temperature=0 --top_k=3 --count=2", "--top_k, --count"),
+    ("export", "--path=x", "--out"),
+    ("inspect_model", "", "--config"),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "named"), REFUSED)
+def test_what_cannot_be_done_is_one_line_before_anything_is_written(tmp_path, name, words, named):
+    flags = [word.replace("=X", f"={tmp_path}/x") for word in GIVEN.get(name, [])]
+    done = command(f"experiments.{name}", *flags, *words.split())
+    assert done.returncode == 1
+    assert named in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not list(tmp_path.rglob("*"))
+
+
 def test_none_the_home_folder_and_repeated_fields(tmp_path, nine_letters):
     """One command: fields that may be None, ~ in paths, of a repeated field the last value, and
     fields that only the chosen layout and positions have."""

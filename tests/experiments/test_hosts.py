@@ -37,22 +37,6 @@ def test_two_hosts_are_one_host(tmp_path, nine_letters, devices, cut):
     np.testing.assert_allclose(got, run(folder, nine_letters), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ([], "--coordinator_address=HOST:PORT"),
-        (["--num_processes=2", "--process_id=0"], "--coordinator_address missing"),
-        (["--coordinator_address=here", "--num_processes=2", "--process_id=0"], "here"),
-    ],
-)
-def test_hosts_that_cannot_be_joined(tmp_path, nine_letters, words, named):
-    words = [*words_of(nine_letters, tmp_path), "--distributed", *words]
-    done = command("experiments.run", *words)
-    assert done.returncode == 1
-    assert named in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def words_of(text, folder):
     config = "--config=experiments/configs/byte_lm.py:tiny"
     return [config, f"--config.data.path={text}", f"--workdir={folder}"]

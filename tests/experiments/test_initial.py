@@ -161,12 +161,3 @@ def test_a_folder_that_cannot_train_is_refused(tmp_path):
     assert {both[stack]["ffn"]["up"].shape[0] for stack in ("layers", "encoder_layers")} == {1}
     with pytest.raises(ValueError, match="FOLDER"):
         config_file.get_config("")
-
-
-def test_export_refuses(tmp_path):
-    folder = write(tmp_path / "albert")
-    done = command("experiments.export", f"--path={folder}", f"--out={folder}")
-    assert done.returncode == 1
-    assert "--out" in done.stderr
-    with pytest.raises(ValueError, match=re.escape(str(folder))):
-        attnlab.load_run(folder)

@@ -54,19 +54,6 @@ def test_a_folder_writes_words_or_numbers(folder, tmp_path):
     assert "".join(opened.pieces(Prompt(tokens="1,2"), 3)) == cut
 
 
-def test_what_is_no_command(run):
-    greedy = [f"--workdir={run[0]}", "--text=a", "--temperature=0"]
-    for words, named in (
-        ([], "--workdir"),
-        ([f"--workdir={run[0]}"], "--text"),
-        ([*greedy, "--top_k=3", "--count=2"], "--top_k, --count"),
-        ([f"--path={run[0]}", "--seed=4"], "--seed"),
-    ):
-        done = command("experiments.sample", *words)
-        assert done.returncode == 1
-        assert named in done.stderr
-
-
 def test_a_text_that_max_len_cuts_is_said(run, capsys):
     opened = open_run(run[0], SEEDS[1])
     opened.texts(Prompt("def"), 100)

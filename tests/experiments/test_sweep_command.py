@@ -167,63 +167,6 @@ def test_a_sweep_that_was_not_tuned_is_not_tuned_later(tmp_path, text):
     assert not (tmp_path / "x/tuning").exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--config.model.sharing=albert"], "--vary=model.sharing=albert"),
-        (["--slurm=--time=1"], "--launcher=slurm"),
-        (["--tune=2"], "--tune=2"),
-        (["--tune=3"], "--config.data.validation"),
-        (["--tune=3", "--tune_from=x"], "--tune_from"),
-        (["--max_seeds=2"], "--max_seeds=2"),
-        (["--margin=nan"], "--margin=nan"),
-        (["--seeds=0-2"], "--seeds"),
-        (["--loggers=tensorbord"], "'tensorboard'"),
-        (["--profile=abc"], "abc"),
-        (["--print_only", "--max_seeds=9"], "--print_only"),
-        (["--print_only", "--tune_from=nowhere.csv"], "nowhere.csv"),
-        (["--vary=train.steps=1", "--vary=train.steps=2"], "--vary=train.steps"),
-        (["--vary=train.steps"], "--vary=train.steps"),
-        (["--vary=train.stepz=1,2"], "'steps'"),
-        (["--vary=model.heads.num_head=1"], "'num_heads'"),
-        (["--config.train.stepz=3"], "'train.steps'"),
-        (["--config.train.steps=abc"], "--config.train.steps=abc"),
-        (["--config.model.width=None"], "config.model.width"),
-        (["--config.data.path=None"], "config.data.path"),
-        (["--config.model.num_heads=8"], "'model.heads.num_heads'"),
-        (["--config.model.heads.latent_dim=8"], "'model.heads.latent_dim'"),
-        (["--config.model.heads.layout=wde"], "'wide'"),
-        (["--config.model.positions.kind=rope"], "rotary"),
-        (["--config.model.heads=wide"], "--config.model.heads=wide"),
-        (["--num_layers=8"], "'config.model.num_layers'"),
-        (["--wrkdir=x"], "'workdir'"),
-        (["more"], "'more'"),
-    ],
-)
-def test_refusals_are_one_line(tmp_path, text, flags, named):
-    done = command(
-        "experiments.sweep", f"--config={SWEEP}:tiny", f"--workdir={tmp_path}/x", text, *flags
-    )
-    assert done.returncode == 1
-    assert named in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "x" / "specs.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
-        (f"{SWEEP}:tiny,layout=wide", "--vary=model.heads.layout=wide"),
-        (f"{BYTE_LM}:tiny", "--vary"),
-    ],
-)
-def test_what_is_varied_is_given_by_vary(tmp_path, text, config, named):
-    """A preset does not choose what the file varies; a sweep of nothing is none."""
-    done = command("experiments.sweep", f"--config={config}", f"--workdir={tmp_path}/x", text)
-    assert done.returncode == 1
-    assert named in done.stderr
-
-
 def test_a_swept_string_is_no_path(tmp_path, nine_letters):
     """A text as a value: the folder of each run lies in the workdir, and has a name of its own."""
     found = parse_variants([f"data.path={nine_letters},", "train.steps=3,4"])

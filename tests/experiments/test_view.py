@@ -259,20 +259,3 @@ def test_what_a_folder_cannot_read(folder, tmp_path):
         assert opened.read(Prompt(tokens="2,4")).written["tokens"] == ["2", "4"]
     finally:
         (tmp_path / "away").rename(tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "--workdir"),
-        (["--workdir=a", "--path=b", "--untrained"], "two models"),
-        (["--path=a", "--seed=1"], "--seed"),
-        (["--path=a", "--out=tests", "--overwrite"], "--out"),
-        (["--workdir=nothing-here"], "nothing-here"),
-    ],
-)
-def test_what_is_no_command(words, said, tmp_path):
-    told = command("experiments.view", f"--out={tmp_path / 'heads.html'}", *words)
-    assert told.returncode == 1
-    assert said in told.stderr
-    assert told.stdout == ""

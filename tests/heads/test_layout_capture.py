@@ -122,7 +122,7 @@ def test_errors_of_capture_and_patch():
     params, x = make(layout)[:2]
     with pytest.raises(ValueError, match="no value 'lambda'"):
         capture(multi_head_attention, params, x, layout, names=("lambda",))
-    with pytest.raises(ValueError, match="no value 'nope' to patch"):
+    with pytest.raises(ValueError, match="no value 'nope'"):
         capture(multi_head_attention, params, x, layout, names=(), patch={"nope": jnp.add})
     with pytest.raises(TypeError, match=r"a tuple of names such as \('probs',\), not 'probs'"):
         capture(multi_head_attention, params, x, layout, names="probs")

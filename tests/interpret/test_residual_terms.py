@@ -21,7 +21,6 @@ from attnlab.interpret import (
     record,
     sum_terms,
 )
-from attnlab.interpret.residual import layer_stack
 from attnlab.models import (
     FFN,
     Attention,
@@ -150,7 +149,7 @@ def test_terms_sum_to_the_logits_and_scores(case, x64):
 def ffn_input(recording):
     """Of layer 1, from captured values."""
     captured, c = recording.outputs.captured, recording.config
-    weights = layer_stack(recording).layer_weights(1)
+    weights = recording.layer_weights(1)
     x = captured["residual"][0]
     written = c.attention.output_scale * captured["attention_out"][1]
     if c.norm.position == "sandwich":

@@ -19,26 +19,18 @@ import tempfile
 import time
 from pathlib import Path
 
+from small_experiment import MODEL, train_config
+
 from attnlab import lab
 from attnlab.data import Text
-from attnlab.heads import Standard
 from attnlab.lab.workdir import holder, last_process
-from attnlab.models import FFN, ModelConfig
-from attnlab.training import EvaluationConfig, TrainConfig
 
 
 def specs(text: Path) -> list[lab.RunSpec]:
     """Two seeds of a tiny model that logs, evaluates and saves often."""
-    model = ModelConfig(
-        width=16, num_layers=2, heads=Standard(num_heads=2), ffn=FFN(width=32), max_len=16
-    )
-    evaluation = EvaluationConfig(every=20, curve_windows=16, windows=32, batch_size=16)
-    train = TrainConfig(
-        steps=400, batch_size=8, length=16, log_every=5, checkpoint_every=20, evaluation=evaluation
-    )
-    return lab.product(
-        lab.Experiment(model=model, train=train, data=Text(path=str(text))), seeds=[0, 1]
-    )
+    train = train_config(400, every=20, windows=32, curve_windows=16, checkpoint_every=20)
+    base = lab.Experiment(model=MODEL, train=train, data=Text(path=str(text)))
+    return lab.product(base, seeds=[0, 1])
 
 
 def work(mode: str, folder: Path, text: Path) -> None:

@@ -18,9 +18,6 @@ class Stop:
         sent.touch()
         os.kill(os.getpid(), signal.Signals[os.environ["STOP_SIGNAL"]])
 
-    def log_figure(self, step, name, figure):
-        pass
-
     def finish(self):
         pass
 

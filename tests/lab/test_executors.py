@@ -49,8 +49,7 @@ def one_device(monkeypatch):
 )
 def test_a_machine_is_divided(runs, jobs, threads, cores, gpus, expected):
     """Threads of a run do not depend on how many run at once."""
-    found = divide(runs, jobs, threads, range(cores), [str(i) for i in range(gpus)])
-    assert (found.jobs, found.threads) == expected
+    assert divide(runs, jobs, threads, cores, gpus) == expected
 
 
 @pytest.mark.slow

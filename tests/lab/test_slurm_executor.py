@@ -69,20 +69,6 @@ def test_a_sweep_leaves_its_workers_in_the_queue(cluster, tmp_path):
     assert asked_of(cluster, "scancel") == []
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("partition=gpu", "is not a list of options"),
-        ("--a='", "No closing quotation"),
-        ("--array=1-4", "--array is set by this command"),
-        ("-a 3", "-a is set by this command"),
-    ],
-)
-def test_options_that_are_none(options, message):
-    with pytest.raises(ValueError, match=message):
-        lab.SlurmExecutor(options=options)
-
-
 def test_no_sbatch_or_one_that_refuses(cluster, tmp_path, monkeypatch):
     (cluster / "sbatch.code").write_text("1")
     with pytest.raises(ValueError, match=r"sbatch .* fails"):

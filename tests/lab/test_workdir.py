@@ -92,9 +92,13 @@ def test_another_host_lives_as_long_as_it_touches_its_file(tmp_path):
         pass
 
 
-def test_another_host_ends_while_we_look_at_its_file(tmp_path, monkeypatch):
-    """It is free then, and no file that is missing."""
-    strange(tmp_path, 30)
+@pytest.mark.parametrize("is_other_host", [False, True])
+def test_an_owner_ends_while_we_look_at_its_file(tmp_path, monkeypatch, is_other_host):
+    """Between our opening of it and our lock: that is then on a file without a name, and none."""
+    if is_other_host:
+        strange(tmp_path, 30)
+    else:
+        (tmp_path / LOCK).touch()
     removals, flock = iter([tmp_path / LOCK]), fcntl.flock
 
     def after_a_removal(*args):
@@ -105,6 +109,8 @@ def test_another_host_ends_while_we_look_at_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", after_a_removal)
     with hold(tmp_path, 0):
         assert f"process {os.getpid()} on" in holder(tmp_path)
+        with pytest.raises(RunInUse), hold(tmp_path, 0):
+            pass
 
 
 def test_a_disk_without_locks(tmp_path, monkeypatch):
@@ -128,21 +134,3 @@ def test_an_owner_touches_its_file(tmp_path, monkeypatch):
         while (tmp_path / LOCK).stat().st_mtime < 1e9:
             assert time.monotonic() < until
             time.sleep(0.01)
-
-
-def test_a_lock_on_a_removed_file_is_none(tmp_path, monkeypatch):
-    """The owner ends between our opening of its file and our lock on it."""
-    (tmp_path / LOCK).touch()
-    flock, calls = fcntl.flock, []
-
-    def after_a_removal(file, how):
-        if not calls:
-            (tmp_path / LOCK).unlink()
-        calls.append(how)
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", after_a_removal)
-    with hold(tmp_path):
-        assert len(calls) == 2
-        with pytest.raises(RunInUse), hold(tmp_path, 0):
-            pass

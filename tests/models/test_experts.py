@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
-from test_train import DATASET
+from small_runs import DATASET
 
 from attnlab import heads, training
 from attnlab.models import (

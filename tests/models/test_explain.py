@@ -90,24 +90,6 @@ def test_both_stacks_and_cross_attention(monkeypatch):
     assert set(calls[-2:]) == {"dense"}
 
 
-@pytest.mark.parametrize(
-    ("implementation", "fields", "message"),
-    [
-        ("blockwise", {"heads": TALKING}, "talking_heads needs the scores of all heads"),
-        ("edges", {"kind": "decoder"}, "it needs a mask that is masks.Edges, and nothing else"),
-        ("xla", {"dropout": Dropout(attention=0.1)}, "has no dropout_rate"),
-    ],
-)
-def test_a_backend_that_cannot_run_the_model_is_refused_with_the_config(
-    implementation, fields, message
-):
-    attention = Attention(implementation=implementation)
-    with pytest.raises(ValueError, match=f"'{implementation}' cannot run this model: .*{message}"):
-        change(attention=attention, **fields)
-    for runs in ({"heads": heads.Wide(num_heads=4)}, {"positions": Rotary()}):
-        change(kind="encoder", attention=attention, **runs)
-
-
 def test_edges_and_a_device_that_cannot_run(monkeypatch):
     config = change(kind="encoder", heads=heads.Standard(num_heads=4))
     inputs = {"tokens": shape(1, 9), "mask": Edges(shape(20), shape(20))}

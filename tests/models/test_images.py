@@ -1,17 +1,14 @@
 """Images in the place of a text."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from conftest import assert_close
 from test_models import random_params
 
 from attnlab import heads
 from attnlab.models import FFN, Embedding, Images, ModelConfig, OutputHead
-from attnlab.models.embed import check_tokens, image_features
+from attnlab.models.embed import image_features
 
 IMAGES = Images(height=6, width=15, channels=2, patch_height=3, patch_width=5)
 VIT = ModelConfig(
@@ -53,37 +50,3 @@ def test_the_first_layer_reads_a_convolution_and_a_class_token():
     classes = outputs.hidden[:, 0] @ params["classifier"] + params["classifier_bias"]
     assert_close(outputs.classes, classes)
     assert outputs.captured["probs"].shape == (2, 2, 3, 7, 7)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: dataclasses.replace(IMAGES, height=7), "7 x 15 does not divide into patches"),
-        (lambda: dataclasses.replace(IMAGES, patch_width=0), r"images\.patch_width.*at least 1"),
-        (lambda: dataclasses.replace(VIT, vocab_size=31), "32 features, .* set vocab_size=32"),
-        (lambda: dataclasses.replace(VIT, max_len=6), "are 7 tokens, .* set max_len=7"),
-        (
-            lambda: dataclasses.replace(VIT, kind="encoder_decoder", output=OutputHead()),
-            "set kind='encoder'",
-        ),
-    ],
-)
-def test_models_that_read_no_such_images(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "message"),
-    [
-        ((2, 15, 6, 2), "float32", r"images \(2, 15, 6, 2\) must be \[batch, 6, 15, 2\]"),
-        ((2, 2, 6, 15), "float32", r"jnp.moveaxis\(images, 1, -1\)"),
-        ((2, 6, 15, 2), "uint8", "uint8 must be float"),
-        ((6, 15, 2), "float32", r"tokens of dtype float32 and shape \(6, 15, 2\)"),
-    ],
-)
-def test_images_that_are_refused(shape, dtype, message):
-    with pytest.raises(ValueError, match=message):
-        check_tokens(VIT, jnp.zeros(shape, dtype))
-    with pytest.raises(ValueError, match="images"):
-        check_tokens(ModelConfig(), jnp.zeros((2, 6, 15, 2)))

@@ -10,18 +10,16 @@ import pytest
 from conftest import assert_close, deep
 from test_models import random_params
 
-from attnlab import capture, heads, layer_norm, prefill
+from attnlab import capture, heads, layer_norm
 from attnlab.heads.positions import rotary_angles
 from attnlab.models import (
     FFN,
-    Attention,
     Compute,
     LayerInputs,
     LayerOverrides,
     LayerSpec,
     ModelConfig,
     NoPositions,
-    Relative,
     Rotary,
     captured_per_layer,
     param_shapes,
@@ -168,75 +166,3 @@ def test_the_program_is_as_long_at_every_depth(name):
 
     depths = (12, 48, 96) if name == "five to one" else (2, 12, 48, 96)
     assert len({lines(depth) for depth in depths}) == 1
-
-
-def test_a_window_needs_a_small_ring(x64):
-    """Token by token, with room for the window alone in the layers that have one."""
-    config = in_float64(CONFIGS["local and global"])
-    params, model = params_of(config), config.build()
-    cache = config.init_cache(2, 9, piece=2)
-    assert cache["layers_0"]["k"].shape == (3, 2, 4, 2, 4)
-    assert cache["layers_1"]["k"].shape == (2, 2, 9, 2, 4)
-
-    @jax.jit
-    def both(params, cache):
-        first, cache = prefill(params, TOKENS[:, :5], config, cache)
-
-        def step(cache, token):
-            outputs = model.apply({"params": params}, token[:, None], cache=cache)
-            return outputs.cache, outputs.logits[:, 0]
-
-        _, rest = jax.lax.scan(step, cache, TOKENS[:, 5:].T)
-        return jnp.concatenate([first, rest.swapaxes(0, 1)], axis=1)
-
-    whole = jax.jit(lambda p: model.apply({"params": p}, TOKENS).logits)(params)
-    assert_close(both(params, cache), whole, loosen=100)
-    with pytest.raises(ValueError, match="do not fit a cache of size 4"):
-        prefill(params, TOKENS, config, config.init_cache(2, 4))
-
-
-@pytest.mark.parametrize(
-    ("types", "message"),
-    [
-        (((2, LayerOverrides(window=3)), 1), r"pairs \(count, LayerOverrides"),
-        (((0, LayerOverrides(window=3)), (1, LayerOverrides())), "number of layers"),
-        (((2, LayerOverrides(window=3)),), "has one type of layer; set its fields in the config"),
-        (((5, LayerOverrides(window=3)), (1, LayerOverrides())), "has 6 layers, num_layers is 5"),
-        (
-            turns(LayerOverrides(heads=heads.Standard(num_heads=2, head_dim=3)), LayerOverrides()),
-            "the 3 layers of type .*rotary positions rotate pairs",
-        ),
-        (turns(LayerOverrides(sharing="cla:9"), LayerOverrides()), "of type .*'cla:9' needs a"),
-        (turns(LayerOverrides(positions=Relative()), LayerOverrides()), "'relative' and 'rot"),
-    ],
-)
-def test_layer_types_that_are_no_model(types, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(SMALL, layer_types=types)
-
-
-def test_what_needs_one_number_of_heads():
-    two = LayerOverrides(heads=heads.Standard(num_heads=2))
-    with pytest.raises(ValueError, match="relative positions are one table for 4 heads"):
-        ModelConfig(positions=Relative(), layer_types=turns(two, LayerOverrides()))
-    config = CONFIGS["one head below, three above"]
-    model, params = config.build(), {"params": random_params(config)}
-    for mask, message in (
-        ([np.ones(3)] * 3, "head_mask"),
-        (np.ones((5, 3)), "layers have 1 or 3 heads"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            model.apply(params, TOKENS, head_mask=mask)
-    with pytest.raises(ValueError, match="another model"):
-        model.apply(params, TOKENS, cache=SMALL.init_cache(2, 9))
-    with pytest.raises(ValueError, match="not for an encoder_decoder"):
-        ModelConfig(
-            kind="encoder_decoder",
-            layer_types=turns(LayerOverrides(window=2), LayerOverrides()),
-        )
-    with pytest.raises(ValueError, match="give window or full_attention=True, not both"):
-        LayerOverrides(window=3, full_attention=True)
-    windows = dataclasses.replace(SMALL, attention=Attention(window=3))
-    types = turns(LayerOverrides(full_attention=True), LayerOverrides())
-    stacks = dataclasses.replace(windows, layer_types=types).stacks
-    assert [c.attention.window for c in stacks.values()] == [None, 3]

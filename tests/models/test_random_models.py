@@ -69,19 +69,22 @@ def check_causality(case, whole):
 
 
 def check_padding(case, whole):
-    """Padding behind the text holds NaN (as a mixture) and changes no token."""
+    """Padding behind the text holds NaN (as a mixture) and changes no token and no class."""
     mask = jnp.asarray(np.arange(LENGTH) < [[LENGTH], [4]])
     words = jnp.where(mask[..., None], jax.nn.one_hot(TOKENS, VOCAB), jnp.nan)
     more = {"padding_mask": mask}
     if case.config.embedding.zero_token is not None:  # is a token, not a mixture
         words = jnp.where(mask, TOKENS, 10**6)
-    got = case.apply(case.params, words, **more).logits
-    assert_near(got[0], whole[0])
+    got = case.apply(case.params, words, **more)
+    assert_near(got.logits[0], whole[0])
     short = {}
     if case.inputs:
         short = {"source": SOURCE[1:], "source_padding_mask": SOURCE_MASK[1:]}
-    alone = case.apply(case.params, TOKENS[1:, :4], **short).logits
-    assert_near(got[1, :4], alone[0])
+    alone = case.apply(case.params, TOKENS[1:, :4], **short)
+    assert_near(got.logits[1, :4], alone.logits[0])
+    if alone.classes is not None:
+        each = case.config.output.pooler == "each"
+        assert_near(got.classes[1, :4] if each else got.classes[1], alone.classes[0])
 
 
 def check_decoding(case, whole):

@@ -1,4 +1,4 @@
-"""What a model promises: padding, captured values, auxiliary losses, layer indices."""
+"""What a model promises: captured values, auxiliary losses, layer indices."""
 
 import dataclasses
 from typing import ClassVar
@@ -7,18 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, deep
+from conftest import assert_close
 from flax.core import freeze
+from test_models import SMALL, TOKENS, random_params
 
 from attnlab import heads, models
-from attnlab.models import FFN, ModelConfig, Norm, OutputHead
 from attnlab.sharing import Plan
 
-SMALL = ModelConfig(
-    vocab_size=19, max_len=9, width=12, num_layers=3, heads=heads.Standard(num_heads=3),
-    ffn=FFN(width=10),
-)  # fmt: skip
-TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (2, 7)))
 PLANS = {
     "separate": "separate",
     "albert": "albert",
@@ -28,34 +23,10 @@ PLANS = {
 }
 
 
-def random_params(config):
-    """Large random parameters, so that attention is not uniform."""
-    rng = np.random.default_rng(1)
-    return jax.tree.map(
-        lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), models.param_shapes(config)
-    )
-
-
 def run(config, tokens=TOKENS, params=None, **inputs):
     params = random_params(config) if params is None else params
     model = config.build()
     return jax.jit(lambda p, tokens: model.apply({"params": p}, tokens, **inputs))(params, tokens)
-
-
-@pytest.mark.parametrize("pooler", deep(["mean", "max", "first"], "max"))
-def test_padding_may_hold_nan(pooler):
-    """Tokens and pooled output are those of the text without padding."""
-    output = OutputHead(pooler=pooler, num_classes=2)
-    config = dataclasses.replace(SMALL, kind="encoder", output=output)
-    words = jax.nn.one_hot(TOKENS, 19)
-    mask = jnp.arange(7) < 5
-    padded = jnp.where(mask[:, None], words, jnp.nan)
-    params = random_params(config)
-
-    got = run(config, padded, params, padding_mask=jnp.stack([mask] * 2))
-    expected = run(config, words[:, :5], params)
-    assert_close(got.logits[:, :5], expected.logits)
-    assert_close(got.classes, expected.classes)
 
 
 def test_init_checks_the_call_and_does_not_compute_it():
@@ -156,65 +127,6 @@ def test_auxiliary_losses_are_summed_over_layers_and_have_gradients(sharing, rem
     uses = 4 / len(gate)
     assert_close(value, uses * jnp.sum(gate**2))
     assert_close(gradient["layers"]["attention"]["balance_gate"], 2 * uses * gate)
-
-
-# Errors -------------------------------------------------------------------------------------------
-
-
-TWO = Plan(attention=(0, 1), ffn=(0, 1))
-
-
-@pytest.mark.parametrize(
-    ("cls", "fields", "message"),
-    [
-        (FFN, dict(width=-1), "ffn.width"),
-        (FFN, dict(activation="swiglu"), "gated_silu"),
-        (FFN, dict(activation="swish"), "ffn.activation"),
-        (Norm, dict(position="between"), "norm.position"),
-        (models.Dropout, dict(rate=1.0), "dropout.rate"),
-        (models.Dropout, dict(places="ffn"), "dropout.places"),
-        (models.Rotary, dict(fraction=2.0), "positions.fraction"),
-        (OutputHead, dict(num_classes=3), "output.num_classes"),
-        (models.Compute, dict(dtype="float16"), "compute.dtype"),
-        (models.Attention, dict(layer_scales=3.0), "layer_scales"),
-        (models.Attention, dict(implementation="flsh"), "implementation"),
-        (ModelConfig, dict(num_heads=8), "num_heads"),
-        (ModelConfig, dict(heads="wide"), "heads"),
-        (ModelConfig, dict(ffn=64), "ffn"),
-        (ModelConfig, dict(positions="rope"), "positions"),
-        (ModelConfig, dict(sharing=(0, 0, 0, 0)), "sharing"),
-        (ModelConfig, dict(sharing="albrt"), "albert"),
-        (ModelConfig, dict(width=65), "width 65"),
-        (ModelConfig, dict(encoder=models.EncoderConfig()), "encoder"),
-        (ModelConfig, dict(attention=models.Attention(layer_scales=(1.0,))), "layer_scales"),
-        (ModelConfig, dict(layer_types=((1, {"init": 1}),)), "init"),
-        (ModelConfig, dict(layer_types=((1, {"full_attention": 3}),)), "full_attention"),
-        (
-            ModelConfig,
-            dict(kind="encoder_decoder", num_layers=2, sharing=TWO,
-                 encoder=models.EncoderConfig(num_layers=3)),
-            "encoder.sharing",
-        ),
-    ],
-)  # fmt: skip
-def test_fields_that_are_no_model(cls, fields, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        cls(**fields)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"source": TOKENS}, "source is for kind='encoder_decoder'"),
-        ({"head_mask": jnp.ones((2, 3))}, r"head_mask \(2, 3\) must be .*\(3, 3\)"),
-        ({"cache": {"k": jnp.ones(3)}}, "config.init_cache"),
-        ({"capture": "probs"}, "capture must be a tuple"),
-        ({"patch": {"probs": 3}}, "patch"),
-    ],
-)  # fmt: skip
-def test_errors_of_inputs(inputs, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        run(SMALL, **inputs)
 
 
 def test_keys_of_an_earlier_layer_are_shared():

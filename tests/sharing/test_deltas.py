@@ -68,7 +68,8 @@ def test_where_a_weight_is_cut(name, shape, expected):
 
 def test_what_the_delta_does_not_name_stays():
     w = {"attention": {"q": jnp.ones((2, 3))}, "ffn": {"up": jnp.ones((2, 3))}}
-    got = add_delta(w, {"ffn": {"up": {"down": jnp.ones((2, 1)), "up": jnp.ones((1, 3))}}})
+    delta = {"up": {"down": jnp.ones((2, 1)), "up": jnp.ones((1, 3))}}
+    got = add_delta(w, {"ffn": delta, "empty": {}})
     assert got["attention"] is w["attention"]
     assert float(got["ffn"]["up"][1, 2]) == 2
 

@@ -158,8 +158,9 @@ def test_equals_the_unrolled_layers(name, depth, x64):
         assert np.abs(a).max() > 1e-9  # nothing here is zero by accident
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("compute", [{"remat": False}, {"unroll": 4}, {"unroll": 6}])
+@pytest.mark.parametrize(
+    "compute", deep([{"remat": False}, {"unroll": 4}, {"unroll": 6}], {"unroll": 4})
+)
 @pytest.mark.parametrize("name", ["cla", "relaxed"])
 def test_remat_and_unroll_change_no_gradient(name, compute, x64):
     plan, params, x = make(name, 6)

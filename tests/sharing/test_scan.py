@@ -4,69 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, diagonal
+from conftest import assert_close
 
-from attnlab import Plan, init_stacked, plan_names, run_stack
-from attnlab.sharing import Stack, parse_plan, run_stacks
-
-ALL_PLANS = {name: parse_plan(name, 5) for name in [*plan_names(), "cycle_rev:2"]} | {
-    "by hand": Plan(attention=(0, 1, 0, 2, 1), ffn=(0, 0, 1, 1, 0)),
-}
-
-
-def block(params, x, state, per_layer):
-    """A small block that uses every input, and captures a value."""
-    h = jnp.tanh(x @ params["attention"]["a"]) * per_layer["gate"]
-    x = x + h + jnp.sin(x @ params["ffn"]["b"]) * 0.7
-    return x, state + jnp.sum(x), jnp.mean(h)
-
-
-def make(plan):
-    rng = np.random.default_rng(0)
-    counts = plan.num_groups
-    stacked = {
-        "attention": {"a": jnp.asarray(rng.normal(size=(counts["attention"], 3, 3)))},
-        "ffn": {"b": jnp.asarray(rng.normal(size=(counts["ffn"], 3, 3)))},
-    }
-    x, gate = jnp.asarray(rng.normal(size=(2, 3))), jnp.asarray(rng.normal(size=5))
-    return stacked, x, {"gate": gate}
-
-
-@pytest.mark.parametrize(("name", "remat", "unroll"), diagonal(ALL_PLANS, [True, False], [1, 2, 5]))
-def test_equals_the_unrolled_model(name, remat, unroll, x64):
-    plan = ALL_PLANS[name]
-    stacked, x, per_layer = make(plan)
-
-    def scanned(stacked):
-        options = {"per_layer": per_layer, "state": jnp.zeros(()), "remat": remat}
-        options["unroll"] = unroll
-        (y, state), captured = run_stack(block, stacked, plan, x, **options)
-        return jnp.sum(jnp.square(y)) + state, (y, captured)
-
-    def unrolled(stacked):
-        y, state, captured = x, jnp.zeros(()), []
-        for i in range(5):
-            w = {p: jax.tree.map(lambda a: a[plan[p][i]], stacked[p]) for p in plan}  # noqa: B023
-            y, state, value = block(w, y, state, {"gate": per_layer["gate"][i]})
-            captured.append(value)
-        return jnp.sum(jnp.square(y)) + state, (y, jnp.stack(captured))
-
-    got = jax.jit(jax.value_and_grad(scanned, has_aux=True))(stacked)
-    assert_close(got, jax.jit(jax.value_and_grad(unrolled, has_aux=True))(stacked))
-
-
-def test_shared_gradient_is_the_sum_of_the_copies(x64):
-    plan = parse_plan("albert", 5)
-    stacked, x, per_layer = make(plan)
-    copies = jax.tree.map(lambda a: jnp.repeat(a, 5, axis=0), stacked)
-
-    def loss(stacked, plan):
-        options = {"per_layer": per_layer, "state": jnp.zeros(())}
-        return jnp.sum(jnp.square(run_stack(block, stacked, plan, x, **options)[0][0]))
-
-    shared = jax.jit(lambda s: jax.grad(loss)(s, plan))(stacked)
-    separate = jax.jit(lambda s: jax.grad(loss)(s, parse_plan("separate", 5)))(copies)
-    assert_close(shared, jax.tree.map(lambda a: a.sum(axis=0, keepdims=True), separate))
+from attnlab import Plan, init_stacked, run_stack
+from attnlab.sharing import Stack, run_stacks
 
 
 def test_every_group_has_its_own_random_key():

@@ -45,7 +45,7 @@ def until(answer, what):
 
 def table(folder):
     """Held-out scores of each run."""
-    return {run.spec.id: dict(run.heldout) for run in lab.load_results(folder)}
+    return {run.spec.id: dict(run.scores.heldout) for run in lab.load_results(folder)}
 
 
 def test_twelve_runs(tmp_path, nine_letters, cluster):
@@ -74,14 +74,14 @@ def test_twelve_runs(tmp_path, nine_letters, cluster):
     # early: starting takes one where the machine is busy.
     on_slurm = ("--launcher=slurm", "--jobs=2", "--slurm=--time=5 --cpus-per-task=1")
     first = sweep(folder, *on_slurm)
-    assert "2 workers submitted as job 1" in first.stderr
+    assert "workers are submitted as job 1" in first.stderr
     until(lambda: trains(KILLED), f"{KILLED} to train")
     holder = json.loads((folder / "runs" / KILLED / "lock.json").read_text())
     os.kill(holder["process"], signal.SIGKILL)
     act("controller")
     until(lambda: len(queue()) < 2, "the end of the killed worker")
     again = sweep(folder, *on_slurm)
-    assert "1 workers submitted as job" in again.stderr
+    assert "workers are in the queue" in again.stderr
     until(lambda: not queue(), "the end")
     last = sweep(folder, *on_slurm)
     assert "submitted" not in last.stderr

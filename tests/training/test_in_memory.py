@@ -1,40 +1,45 @@
-"""Training in memory leaves nothing behind but its numbers."""
+"""Training in memory leaves nothing behind but its numbers; log lines and callbacks."""
 
 import dataclasses
 import tempfile
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_train import CONFIG, DATASET, MODEL, SELDOM, assert_same_bits, evaluated
+from small_runs import SELDOM, assert_same_bits, changed, in_memory
 
 from attnlab import training
 from attnlab.models import FFN, ModelConfig
-from attnlab.training import FitOptions, ScheduleConfig, sharding
-from attnlab.training.objectives import OBJECTIVES
+from attnlab.training import CALLBACKS, ScheduleConfig
 from attnlab.training.step import new_params
+
+SHORT = changed(steps=4, seeds=(0, 5), log_every=2, evaluation={"every": 2}, checkpoint_every=4)
 
 
 def test_it_leaves_no_file_and_prints_nothing(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    model = dataclasses.replace(MODEL, num_layers=1, ffn=FFN(width=0)).build()
-    config = dataclasses.replace(
-        CONFIG, steps=4, seeds=(0, 5), log_every=1, evaluation=evaluated(every=2)
-    )
-    run = training.fit_in_memory(model, OBJECTIVES["causal_lm"], config, DATASET)
+    run = in_memory(SHORT)
     assert "".join(capfd.readouterr()) == ""
     assert list(tmp_path.iterdir()) == []
     steps, bits = run.curve("eval/bits_per_byte")
     assert (steps.tolist(), bits.shape) == ([2, 4], (2, 2))
-    windows = config.evaluation.windows
-    whole = dataclasses.replace(config, evaluation=evaluated(every=2, curve_windows=windows))
-    again = training.fit_in_memory(model, OBJECTIVES["causal_lm"], whole, DATASET)
+    again = in_memory(changed(SHORT, evaluation={"curve_windows": SHORT.evaluation.windows}))
     last = again.curve("eval/bits_per_byte")[1][:, -1]
     np.testing.assert_array_equal(last, run.result.heldout["bits_per_byte"])
-    assert run.curve("train/loss")[0].tolist() == [1, 2, 3, 4]
     with pytest.raises(ValueError, match="seed 2 is not there; 2 seeds are counted from 0"):
         run.params(2)
     assert_same_bits(run.params(1), jax.tree.map(lambda a: a[1], run.result.state.params))
+
+
+def test_a_log_line_is_the_mean_of_the_steps_since_the_last_one():
+    """Also the last one, of fewer steps."""
+    each, third = (in_memory(changed(SHORT, log_every=every)) for every in (1, 3))
+    steps, losses = each.curve("train/loss")
+    assert steps.tolist() == [1, 2, 3, 4]
+    steps, means = third.curve("train/loss")
+    assert steps.tolist() == [3, 4]
+    np.testing.assert_allclose(means, np.stack([losses[:, :3].mean(1), losses[:, 3]], 1), rtol=1e-5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +48,9 @@ class Counted:
 
     config: ModelConfig
     made: list[str] = dataclasses.field(default_factory=list, compare=False)
+
+    def build(self):
+        return self
 
     def init(self, key, tokens):
         self.made.append("init")
@@ -54,15 +62,65 @@ class Counted:
 
 def test_seeds_and_runs_of_one_model_share_the_program_of_its_initial_parameters():
     """On one device."""
-    options = FitOptions(mesh=sharding.data_mesh(jax.devices()[:1]))
-    config = dataclasses.replace(CONFIG, **SELDOM, steps=1, schedule=ScheduleConfig())
+    config = changed(SELDOM, steps=1, schedule=ScheduleConfig())
     models = [Counted(ModelConfig(width=12, num_layers=1, ffn=FFN(width=0))) for _ in range(2)]
     for model, seeds in zip(models, [(0, 5), (3,)], strict=True):
-        changed = dataclasses.replace(config, seeds=seeds)
-        task = OBJECTIVES["causal_lm"]
-        training.fit_in_memory(model, task, changed, DATASET, options=options)
+        in_memory(changed(config, seeds=seeds), model)
     assert [len(model.made) for model in models] == [1, 0]
     tokens = np.zeros((1, 8), np.int32)
     expected = jax.jit(models[0].config.build().init)(jax.random.key(5), tokens)["params"]
     found = new_params(models[1], 5, {"tokens": tokens})
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
+
+
+def test_callbacks_are_called_in_their_period_log_numbers_and_may_fail():
+    @training.callback(every=3)
+    def norm(info):
+        info.log("norm", np.abs(info.params["embedding"]).max())
+
+    @training.callback(every=2)
+    def broken(info):
+        if info.step:
+            raise KeyError("a bug")
+
+    def distance(initial, params):
+        return {"moved": jnp.abs(params["embedding"] - initial["embedding"]).max()}
+
+    moved = training.measured(distance, every=3)
+    with pytest.warns(RuntimeWarning, match="the callback broken failed") as warned:
+        run = in_memory(SHORT, callbacks=[norm, broken, moved])
+    assert len(warned) == 1
+    expected = [np.abs(run.params(i)["embedding"]).max() for i in range(2)]
+    assert run.curve("norm")[1][:, -1].tolist() == expected
+    steps, distances = run.curve("weights/moved")
+    assert steps.tolist() == run.curve("norm")[0].tolist() == [0, 3, 4]
+    assert (distances[:, 0] == 0).all()
+    assert (distances[:, 1:] > 0).all()
+
+
+def test_an_error_in_a_callback_at_step_0_is_raised():
+    """Nothing is lost yet, and the user can correct it."""
+    wrong = training.measured(lambda initial, params: {"moved": params["no such part"]}, every=5)
+    with pytest.raises(KeyError, match="no such part"):
+        in_memory(SHORT, callbacks=[wrong])
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_every_callback_logs_a_number_of_each_seed(name):
+    """At step 0, where the period says so and at the last step; each is finite."""
+    callback = CALLBACKS[name]
+    run = in_memory(SHORT, callbacks=[callback])
+    names = {n for row in run.records for n in row if not n.startswith(("train/", "eval/"))}
+    assert names > {"step"}
+    for one in names - {"step"}:
+        steps, values = run.curve(one)
+        assert steps.tolist() == [s for s in range(5) if s % callback.every == 0 or s == 4]
+        assert values.shape == (2, len(steps))
+        assert np.isfinite(values).all()
+
+
+@pytest.mark.slow
+def test_a_profile_of_some_steps(tmp_path):
+    """A trace that holds the steps."""
+    in_memory(SHORT, callbacks=[training.Profile(tmp_path, 2, 3)])
+    assert [p.suffix for p in tmp_path.rglob("*.xplane.pb")] == [".pb"]

@@ -20,13 +20,6 @@ MASK = FIRST_SENTINEL = BYTES.vocab_size
 START = FIRST_SENTINEL + language.NUM_SENTINELS
 
 
-def test_causal_lm_predicts_the_next_byte():
-    example = objectives.causal_lm(BATCH, jax.random.key(0))
-    np.testing.assert_array_equal(example.inputs["tokens"][:, 1:], example.targets[:, :-1])
-    np.testing.assert_array_equal(example.targets, TOKENS[:, 1:])
-    assert example.weights.all()
-
-
 def test_masked_lm_hides_what_it_asks():
     example = objectives.masked_lm(BATCH, jax.random.key(0))
     np.testing.assert_array_equal(example.targets, TOKENS[:, 1:])

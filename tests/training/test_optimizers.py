@@ -103,25 +103,6 @@ def test_schedules_by_hand(name):
     np.testing.assert_allclose(jax.jit(jax.vmap(made))(jnp.asarray(STEPS)), expected, rtol=1e-5)
 
 
-def test_schedules_of_the_papers():
-    step = np.array([1, 17, 3999, 4000, 4001, 90_000])
-    vaswani = TrainConfig(
-        schedule=ScheduleConfig(name="inverse_sqrt", warmup_steps=3999),
-        optimizer=OptimizerConfig(learning_rate=(512 * 4000) ** -0.5),
-        steps=10**5,
-    )
-    expected = 512**-0.5 * np.minimum(step**-0.5, step * 4000**-1.5)
-    np.testing.assert_allclose(make_optimizer(vaswani).schedule(step - 1), expected, rtol=1e-6)
-    t5 = TrainConfig(
-        schedule=ScheduleConfig(name="flat_inverse_sqrt", warmup_steps=9999),
-        optimizer=OptimizerConfig(learning_rate=0.01),
-        steps=524_288,
-    )
-    step = np.array([1, 10_000, 10_001, 500_000])
-    expected = 1 / np.sqrt(np.maximum(step, 10_000))
-    np.testing.assert_allclose(make_optimizer(t5).schedule(step - 1), expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", deep(OPTIMIZERS, "adafactor", "adamw", "muon"))
 def test_the_logged_rate_is_the_one_that_runs(name):
     """Every update is linear in the rate: beside a constant rate of 1 the schedule is left."""
@@ -187,20 +168,6 @@ def test_per_head_muon_by_hand():
         assert_close(got["layers"]["o"][group].reshape(10, 4), expected, loosen=100)
 
 
-def test_per_head_muon_of_one_head_is_joint_muon():
-    """Bit for bit, over several steps; of two heads it is another update."""
-    for count, same in ((1, True), (2, False)):
-        shapes = {"q": (3, 4, count, 5), "o": (3, count, 5, 4)}
-        of = lambda params: {"q": (1, 2), "o": (2, 1)}
-        grads = [random(seed, shapes) for seed in (1, 2, 3)]
-        joint, apart = (
-            updates(make_optimizer(config("muon", per_head=on), of).transform, grads[0], grads)[-1]
-            for on in (False, True)
-        )
-        assert np.array_equal(joint["q"], apart["q"]) is same
-        assert np.array_equal(joint["o"], apart["o"])
-
-
 @pytest.mark.parametrize("name", deep(OPTIMIZERS, "adafactor", "lamb", "muon"))
 def test_stacked_matrices_are_updated_separately(name):
     """Group by group, and heads as a plain matrix of D x (N H): the same updates."""
@@ -262,25 +229,12 @@ def test_rates_of_short_runs_are_numbers(name):
         ({"optimizer": {"name": "adam"}}, "optimizer.weight_decay"),
         ({"optimizer": {"frozen": "("}}, "optimizer.frozen"),
         ({"optimizer": {"per_head": True}}, "optimizer.per_head"),
-        ({"optimizer": {"name": "muon", "base_fan_in": 16}}, "optimizer.base_fan_in"),
         ({"evaluation": {"rows": 9}}, "rows"),
-        ({"lr": 0.1}, "lr"),
     ],
 )
 def test_impossible_optimizers_name_the_field(fields, named):
     with pytest.raises(ValueError, match=named):
         TrainConfig.from_dict(fields)
-
-
-def test_short_runs_warm_up_over_a_quarter_of_their_steps():
-    """As long as no warm-up is given; 50 steps in longer runs. The steps are those of the run, also
-    where they are changed later."""
-    for steps, warmup in ((1, 0), (3, 0), (20, 5), (200, 50), (10_000, 50)):
-        rate = make_optimizer(dataclasses.replace(TrainConfig(steps=800), steps=steps)).schedule
-        given = ScheduleConfig(warmup_steps=warmup)
-        same = make_optimizer(TrainConfig(steps=steps, schedule=given)).schedule
-        points = np.arange(min(steps, 100))
-        np.testing.assert_array_equal(rate(points), same(points))
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adam"])
@@ -292,10 +246,9 @@ def test_decay_leaves_sinks_alone(name):
     params = {"layers": {"attention": {"q": jnp.ones((1, 8, 2, 4)), "sink": jnp.ones((1, 2))}}}
     optimizer = OptimizerConfig(name=name, weight_decay=0.5, learning_rate=0.1)
     transform = optimizers.make_transform(optimizer, lambda step: 0.1, matrix_axes(config))
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = transform.update(zeros, transform.init(params), params)
-    assert not updates["layers"]["attention"]["sink"].any()
-    assert (updates["layers"]["attention"]["q"] < 0).all()
+    [change] = updates(transform, params, [jax.tree.map(jnp.zeros_like, params)])
+    assert not change["layers"]["attention"]["sink"].any()
+    assert (change["layers"]["attention"]["q"] < 0).all()
 
 
 def test_frozen_weights_stay_to_the_bit_and_all_others_move():
@@ -312,21 +265,21 @@ def test_frozen_weights_stay_to_the_bit_and_all_others_move():
     grads["layers"]["attention"]["q"] *= 1e9
     state, now = transform.init(params), params
     for _ in range(3):
-        updates, state = transform.update(grads, state, now)
-        now = optax.apply_updates(now, updates)
+        change, state = transform.update(grads, state, now)
+        now = optax.apply_updates(now, change)
     moved = {n: bool((a != 1).all()) for n, a in now["layers"]["attention"].items()}
     assert moved == {"q": False, "k_bias": False, "v": True, "q_norm": True}
-    momentum_free = OptimizerConfig(
-        name="sgd", frozen=pattern, beta1=0.0, weight_decay=0.0, clip_norm=1e-3
+    sgd = dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=1e-3)
+    frozen, free = (
+        make_optimizer(dataclasses.replace(config, optimizer=OptimizerConfig(**sgd, frozen=one)))
+        for one in (pattern, "")
     )
-    sgd = make_optimizer(dataclasses.replace(config, optimizer=momentum_free)).transform
-    updates, _ = sgd.update(grads, sgd.init(params), params)
-    unfrozen = dataclasses.replace(momentum_free, frozen="")
-    whole = dataclasses.replace(config, optimizer=unfrozen)
     alone = {"v": jnp.full(3, 1e-4), "q_norm": jnp.full(3, 1e-4)}
-    whole = make_optimizer(whole).transform
-    plain, _ = whole.update(alone, whole.init(alone), alone)
-    assert_close({n: updates["layers"]["attention"][n] for n in plain}, plain)
+    [got], [plain] = (
+        updates(frozen.transform, params, [grads]),
+        updates(free.transform, alone, [alone]),
+    )
+    assert_close({n: got["layers"]["attention"][n] for n in plain}, plain)
 
 
 def test_a_pattern_that_matches_no_parameter_is_refused():

@@ -117,11 +117,6 @@ def test_weights_of_bfloat16_are_trained_in_float32():
     assert kinds == {jnp.dtype("float32"), jnp.dtype("int32")}
 
 
-def test_float16_is_refused_with_the_reason():
-    with pytest.raises(ValueError, match=r"ends at 65,504 and at 6e-8, .* use 'bfloat16'"):
-        Compute(dtype="float16")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_of_long_texts_are_finite(layout):

@@ -7,48 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import assert_close, deep, diagonal
+from conftest import assert_close, diagonal
 from jax.sharding import PartitionSpec as P
+from small_runs import FAST, SELDOM, changed, fit
 
 from attnlab import heads, training
-from attnlab.data import text
 from attnlab.models import FFN, ModelConfig, shard_axes
-from attnlab.training import FitOptions, StateSharding, memory, sharding
-from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.metrics import Recorder
-from attnlab.training.objectives import OBJECTIVES
+from attnlab.training import StateSharding, memory, sharding
 
 MODEL = ModelConfig(
     width=32, num_layers=2, heads=heads.Standard(num_heads=4), ffn=FFN(width=24), max_len=8
 )
-CONFIG = training.TrainConfig(
-    steps=20,
-    batch_size=8,
-    length=8,
-    seeds=(3,),
-    schedule=training.ScheduleConfig(warmup_steps=2),
-    log_every=5,
-    evaluation=training.EvaluationConfig(every=20, batch_size=8, windows=20, curve_windows=8),
-    checkpoint_every=20,
-    optimizer=training.OptimizerConfig(learning_rate=0.01),
-)
-TEXT = np.random.default_rng(0).integers(1, 3, 4000).cumsum() % 9 + 97
-DATASET = text.dataset_of_corpus(text.Corpus("test", TEXT[:3600], TEXT[3600:], ""), CONFIG.length)
-
-
-def fit(folder, model, mesh, state_sharding, optimizer="adamw"):
-    named = dataclasses.replace(CONFIG.optimizer, name=optimizer)
-    config = dataclasses.replace(CONFIG, optimizer=named)
-    folder.mkdir()
-    with (
-        Recorder(folder, config.seeds) as records,
-        Checkpoints(folder / "checkpoints", say=records.say) as checkpoints,
-    ):
-        return training.fit(
-            model.build(), OBJECTIVES["causal_lm"], training.make_optimizer(config), config,
-            DATASET, recorder=records, checkpoints=checkpoints,
-            options=FitOptions(mesh=mesh, sharding=state_sharding),
-        )  # fmt: skip
+CONFIG = changed(SELDOM, seeds=(3,), optimizer=FAST)
+SIZES: dict = {"grouped_tied": {"num_kv_heads": 2}}
+# Other test files register layouts of their own.
+PACKAGE_LAYOUTS = [n for n, cls in heads.LAYOUTS.items() if cls.__module__.startswith("attnlab.")]
 
 
 def two_by_four():
@@ -64,42 +37,31 @@ def held(tree):
     return max(on.values())
 
 
-def compared(tmp_path, capsys, model, over_data, **options):
-    one = fit(
-        tmp_path / "one", model, sharding.data_mesh(jax.devices()[:1]), StateSharding(), **options
-    )
+@pytest.mark.parametrize(
+    ("name", "plan", "optimizer"),
+    [
+        *(pytest.param(*one.values, "adamw", marks=one.marks)
+          for one in diagonal(PACKAGE_LAYOUTS, ("albert", "separate"), of=("standard",))),
+        *(pytest.param("standard", "albert", name, marks=pytest.mark.slow)
+          for name in ("adafactor", "muon", "lamb")),
+    ],
+)  # fmt: skip
+def test_two_by_four_devices_give_the_losses_of_one(tmp_path, capsys, name, plan, optimizer):
+    """Moments are sharded too, with the plan albert also over "data"."""
+    layout = heads.LAYOUTS[name](num_heads=4, **SIZES.get(name, {}))
+    model = dataclasses.replace(MODEL, heads=layout, sharing=plan)
+    config = changed(CONFIG, optimizer=dataclasses.replace(FAST, name=optimizer))
+    one = fit(tmp_path / "one", config, model)
     assert "each device needs" not in capsys.readouterr().err
-    spec, mesh = StateSharding(shard_axes(model), over_data), two_by_four()
-    eight = fit(tmp_path / "eight", model, mesh, spec, **options)
-    for name, value in one.heldout.items():
-        assert_close(np.float32(eight.heldout[name]), np.float32(value))
+    spec = StateSharding(shard_axes(model), plan == "albert")
+    eight = fit(tmp_path / "eight", config, model, mesh=two_by_four(), sharding=spec)
+    for metric, value in one.heldout.items():
+        assert_close(np.float32(eight.heldout[metric]), np.float32(value))
     on_device = held(eight.state)
     assert on_device < held(one.state)
     line = next(s for s in capsys.readouterr().err.splitlines() if "each device needs" in s)
     given = float(line.partition(" for a step, ")[2].split()[0]) * 1e6
     assert abs(given - on_device) < 0.1 * on_device  # the batch is in it
-    return eight
-
-
-# Other test files register layouts of their own.
-PACKAGE_LAYOUTS = [n for n, cls in heads.LAYOUTS.items() if cls.__module__.startswith("attnlab.")]
-
-
-@pytest.mark.parametrize(
-    ("name", "plan"), diagonal(PACKAGE_LAYOUTS, ("albert", "separate"), of=("standard",))
-)
-def test_two_by_four_devices_give_the_losses_of_one(tmp_path, capsys, name, plan):
-    layout = heads.LAYOUTS[name](num_heads=4, **SIZES.get(name, {}))
-    model = dataclasses.replace(MODEL, heads=layout, sharing=plan)
-    compared(tmp_path, capsys, model, over_data=plan == "albert")
-
-
-SIZES: dict = {"grouped_tied": {"num_kv_heads": 2}}
-
-
-@pytest.mark.parametrize("optimizer", deep(["adamw", "adafactor", "muon", "lamb"]))
-def test_every_optimizers_state_is_sharded_too(tmp_path, capsys, optimizer):
-    compared(tmp_path, capsys, MODEL, over_data=True, optimizer=optimizer)
 
 
 def test_where_weights_lie():
@@ -147,3 +109,12 @@ def test_a_run_that_does_not_fit_says_so():
 def test_groups_that_devices_cannot_make():
     with pytest.raises(ValueError, match="model_parallel 3"):
         sharding.data_mesh(model_parallel=3)
+    with pytest.raises(ValueError, match="batch_size 12"):
+        sharding.data_mesh(batch_size=12)
+
+
+def test_a_batch_is_sharded_over_the_devices():
+    mesh = sharding.data_mesh(batch_size=16)
+    batch = sharding.shard_batch(mesh, np.arange(32).reshape(2, 16), axis=1)
+    assert_close(batch.sum(), jnp.asarray(496))
+    assert batch.sharding.shard_shape(batch.shape) == (2, 2)

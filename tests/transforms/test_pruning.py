@@ -56,7 +56,7 @@ def masked(config, params, removed, by):
     made = dict(params)
     for name, lost in removed.items():
         stack, sublayer = LOCATIONS[name]
-        plan = config.encoder_plan if name == "encoder" else config.plan
+        plan = config.encoder_model.plan if name == "encoder" else config.plan
         weights = dict(made[stack][sublayer])
         writes = ("vo", "v_bias") if "vo" in weights else ("o",)
         for index, numbers in lost.items():

@@ -243,7 +243,7 @@ def test_an_encoder_is_taken_apart_and_tied_again(plan):
         jax.tree.map(np.testing.assert_array_equal, again, params)
         found, once = detect_sharing(*unshare(alone, copied))
         assert found.encoder.shares_decoder
-        assert (found.plan, found.encoder_plan) == (config.plan, config.encoder_plan)
+        assert (found.plan, found.encoder_model.plan) == (config.plan, config.encoder_model.plan)
         jax.tree.map(np.testing.assert_array_equal, once, params)
     apart, more = unshare(config, params)
     assert apart.encoder.shares_decoder

@@ -54,7 +54,7 @@ class _Stacks(f.Field):
     def write(self, config: ModelConfig) -> JSON:
         alone = config.encoder is None
         return {
-            "num_layers": config.num_layers if alone else config.encoder_plan.num_layers,
+            "num_layers": config.num_layers if alone else config.encoder_model.num_layers,
             "num_decoder_layers": config.num_layers,
             "is_encoder_decoder": not alone,
         }

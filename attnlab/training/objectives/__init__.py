@@ -12,7 +12,6 @@ from attnlab.training.objectives.objective import (
     check_kind,
     check_output,
     cross_entropy,
-    decode_tokens,
     input_shapes,
     special_name,
     squared_error,
@@ -25,6 +24,6 @@ OBJECTIVES: dict[str, Objective] = {**LANGUAGE, **ANSWERS, **SEQUENCES}
 
 __all__ = [
     "OBJECTIVES", "Example", "Metric", "Model", "Objective", "accuracy", "bits", "causal_lm",
-    "check_kind", "check_output", "cross_entropy", "decode_tokens", "input_shapes", "masked_lm",
+    "check_kind", "check_output", "cross_entropy", "input_shapes", "masked_lm",
     "regression", "span_corruption", "special_name", "squared_error", "unexplained_variance",
 ]  # fmt: skip

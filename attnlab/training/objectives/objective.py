@@ -2,8 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -92,10 +91,6 @@ class Metric(NamedTuple):
     measure: Callable[[Array, Example], Sums] | None = None
     divisor: float = 1.0
     digits: int = 3
-
-    def describe(self) -> dict[str, str | int]:
-        """What a report needs, as JSON."""
-        return {"name": self.name, "unit": self.unit, "better": self.better, "digits": self.digits}
 
 
 def cross_entropy(
@@ -256,22 +251,6 @@ def check_output(task: str, objective: Objective, model: ModelConfig, sizes: Dat
             f"task {task!r} needs model.output.num_classes={sizes.num_classes} (and a "
             f"model.output.pooler), not {model.output.num_classes}"
         )
-
-
-def decode_tokens(objective: Objective, dataset: Dataset, tokens: Sequence[int]) -> str:
-    """Tokens as text: those of the dataset by `decode`, special tokens by their names.
-
-    >>> from attnlab.data import Text
-    >>> from attnlab.training.objectives import OBJECTIVES
-    >>> decode_tokens(OBJECTIVES["masked_lm"], Text().load(8), [*b"a b", 256, *b"c"])
-    'a b[mask]c'
-    """
-    size, pieces = dataset.sizes.vocab_size, []
-    for is_special, run in groupby(map(int, tokens), lambda token: token >= size):
-        ids = list(run)
-        names = [special_name(objective, t, size) for t in ids] if is_special else []
-        pieces += names or [dataset.decode(ids)]
-    return "".join(pieces)
 
 
 def special_name(objective: Objective, token: int, size: int) -> str:

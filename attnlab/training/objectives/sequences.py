@@ -1,7 +1,5 @@
 """Objectives on two sequences: predict the second, given the first."""
 
-from typing import Protocol, runtime_checkable
-
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -61,21 +59,15 @@ def exact_match(of: str) -> Metric:
     return Metric("exact_match", f"% of {of} exact", "higher", _exact, 0.01, digits=2)
 
 
-@runtime_checkable
-class _HasConfig(Protocol):
-    @property
-    def config(self) -> ModelConfig: ...
-
-
 def translate(model: Model, params: Params, dataset: Dataset) -> dict[str, float]:
     """chrF (Popovic 2015) and BLEU, by sacrebleu with its defaults, of the greedy translations of
     all held-out rows. A row ends with the end token, or at twice the length of the longest
     reference."""
     with extra("data"):
         import sacrebleu
-    assert isinstance(model, _HasConfig)
+    config: ModelConfig = model.config  # type: ignore[attr-defined]
     rows, end = dataset.heldout(0), dataset.sizes.vocab_size + 1
-    count = min(2 * rows["target"].shape[1], model.config.max_len - 1)
+    count = min(2 * rows["target"].shape[1], config.max_len - 1)
     generated: list[list[int]] = []
     for part in np.array_split(rows["source"], -(-len(rows["source"]) // GENERATED_ROWS)):
         # All parts have one size, so that one program generates them: the last row is repeated.
@@ -83,7 +75,7 @@ def translate(model: Model, params: Params, dataset: Dataset) -> dict[str, float
         tokens = generate(
             params,
             jnp.full((GENERATED_ROWS, 1), dataset.sizes.vocab_size, jnp.int32),
-            model.config,
+            config,
             count,
             end=end,
             source=jnp.asarray(np.maximum(source, 0)),

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from absl import flags
 
-from attnlab.data.graph import read_graph
 from experiments import app
+from experiments.configs.cora import read_graph
 from experiments.studies.cora import analysis, study
 from experiments.studies.rows import completed, one_by_one, write_page
 

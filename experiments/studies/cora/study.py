@@ -21,7 +21,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from attnlab.data.graph import Graph
+from experiments.configs.cora import Graph
 
 HEADS, HEAD_DIM, RATE, PATIENCE, MOST = 8, 8, 0.005, 100, 2000
 PUBLISHED = (83.0, 0.7)

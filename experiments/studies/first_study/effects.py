@@ -23,7 +23,7 @@ from attnlab.lab.text_table import counted
 from attnlab.report.style import INK, themed_svg
 from experiments.studies.first_study.study import read_table
 from experiments.studies.head_width import hypotheses
-from experiments.studies.head_width.analysis import Pairs, Pooled, over_texts, paired, pool
+from experiments.studies.head_width.analysis import Pairs, over_texts
 from experiments.studies.head_width.design import NARROW
 from experiments.studies.head_width.rows import read_rows
 
@@ -47,28 +47,25 @@ class Effect(NamedTuple):
     high: float
 
 
-def intervals(
-    differences: Mapping[tuple[str, str], Pairs], pooled: Pooled | None = None
-) -> list[Effect]:
-    """(label, budget) -> differences by text; the interval of each, not narrower than `pooled`.
+def intervals(differences: Mapping[tuple[str, str], Pairs]) -> list[Effect]:
+    """(label, budget) -> differences by text; the interval of each.
 
     >>> [one] = intervals({("wide", "flops"): {"a": [0.1], "b": [0.2], "c": [0.3]}})
     >>> f"{one.mean:.3f} ({one.low:.3f} to {one.high:.3f})"
     '0.200 (-0.048 to 0.448)'
     """
-    found = {key: over_texts(pairs, pooled) for key, pairs in differences.items()}
+    found = {key: over_texts(pairs) for key, pairs in differences.items()}
     return [Effect(*key, e.value, e.low, e.high) for key, e in found.items()]
 
 
 def head_widths(study: hypotheses.Study) -> list[Effect]:
     """Effects of the head-width study on N h = D, against 4 heads of 16 in layout `standard`."""
-    standard = hypotheses.from_reference(study)
-    pairs = {f"{counted(64 // h, 'head')} of {h}": standard[h] for h in sorted(standard)}
+    points = {f"{counted(64 // h, 'head')} of {h}": (64 // h, h) for h in (4, 8, 32, 64)}
+    found = {label: hypotheses.difference(study, 64, *point) for label, point in points.items()}
     for heads, width in sorted(NARROW, reverse=True):
-        narrow = study.point(heads, width, layout="narrow")
-        pairs[f"{heads} heads of {width}, narrow"] = paired(study.point(4, 16), narrow)
-    pooled = pool(list(standard.values()))
-    return intervals({(label, "flops"): one for label, one in pairs.items()}, pooled)
+        label = f"{heads} heads of {width}, narrow"
+        found[label] = hypotheses.difference(study, 64, heads, width, "narrow")
+    return [Effect(label, "flops", e.value, e.low, e.high) for label, e in found.items()]
 
 
 def shared_layers(study: hypotheses.Study) -> list[Effect]:

@@ -1,151 +1,114 @@
 r"""The head-width study: which head_dim and how many heads, at equal FLOPs per token?
 
-    python -m experiments.studies.head_width --data=DATA --workdir=WORK
+    python -m experiments.studies.head_width --data=DATA --results=NEW --workdir=WORK
 
-trains what has no row in docs/results/head_width/runs.csv and adds its rows; with --gpu=0.25, in
-gpu_runs.csv, the study at D = 256 on a GPU. A stopped command resumes. With --analysis it writes
-the pages of these rows instead (20 seconds), with --status how many runs are done.
+trains the runs of docs/results/head_width/runs.csv that have no row in NEW/runs.csv and adds their
+rows; with --gpu, those of gpu_runs.csv: the study at D = 256 on a GPU. A stopped command resumes.
+With --analysis it writes the pages of the rows instead (20 seconds), with --status how many runs
+are done.
 """
 
-from collections.abc import Callable
+import dataclasses
 from pathlib import Path
 
 from absl import flags
-from pandas import DataFrame
 
 from attnlab import lab
 from attnlab.training.provenance import code_commit
 from experiments import app
-from experiments.studies.head_width import design, gpu
+from experiments.studies.head_width import gpu
+from experiments.studies.head_width.design import STAGES
 from experiments.studies.head_width.rows import (
-    COLUMNS,
     PUBLISHED,
     append_csv,
     check_origin,
     new_rows,
-    read_csv,
     read_rows,
     runs_of,
 )
-from experiments.studies.head_width.spec import run_spec
+from experiments.studies.head_width.spec import StudyRun, run_spec
 from experiments.studies.head_width.texts import TEXTS, check_texts, load_text
 
+ROOT = Path(__file__).parents[3]
 RESULTS = flags.DEFINE_string("results", str(PUBLISHED), "Folder of the rows and the pages.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the runs that are trained.")
 DATA = flags.DEFINE_string("data", "../shared/data", "Folder of the texts.")
-STAGES = flags.DEFINE_list(
-    "stages", list(map(str, design.ORDER)), "Stages in their order; -1: tiny."
+ONLY = flags.DEFINE_list("stages", list(map(str, STAGES)), "Stages in their order.")
+GPU = flags.DEFINE_bool("gpu", False, "The study on a GPU in place of the stages.")
+SHARE = flags.DEFINE_float(
+    "share", 1.0, "Share of the bytes of each run, below 1 for a check.", 0.0, 1.0
 )
-GPU = flags.DEFINE_float(
-    "gpu", None, "The study on a GPU in place of the stages, on this share of its bytes.",
-    lower_bound=0.0, upper_bound=1.0,
-)  # fmt: skip
 JOBS = flags.DEFINE_integer("jobs", 2, "Runs at a time, of one thread each.", lower_bound=1)
 ACCEPT = flags.DEFINE_list("accept_commit", [], "Other commits whose rows may be in the file.")
 STATUS = flags.DEFINE_bool("status", False, "Only print how many runs are done.")
 ANALYSIS = flags.DEFINE_bool("analysis", False, "Only write the pages and figures of the rows.")
+flags.register_validator(
+    "stages", lambda a: set(a) <= set(map(str, STAGES)), f"stages are {', '.join(map(str, STAGES))}"
+)
 
 
-def extend(
-    path: Path,
-    columns: list[str],
-    wanted: Callable[[DataFrame], list[lab.RunSpec]],
-    rows_of: Callable[[lab.Results], DataFrame],
-    executor: lab.Executor,
-) -> None:
-    """Trains the runs that the rows ask for and adds their rows, until they ask for none.
-
-    Args:
-      path: CSV file of rows.
-      columns: of the file.
-      wanted: rows -> runs that have none.
-      rows_of: results -> their rows.
-      executor: of `lab.sweep`.
-    """
-    if not WORKDIR.value:
-        raise ValueError("--workdir is needed: the folder of the runs")
-    while specs := wanted(read_csv(path, columns)):
-        append_csv(path, rows_of(lab.sweep(specs, WORKDIR.value, executor=executor)))
+def runs(stage: int) -> list[StudyRun]:
+    """The published runs of a stage, on --share of their bytes."""
+    return [
+        dataclasses.replace(run, bytes_per_parameter=SHARE.value * run.bytes_per_parameter)
+        for run in runs_of(read_rows(PUBLISHED / "runs.csv"))
+        if run.stage == stage
+    ]
 
 
-def run_stages(stages: list[int], folder: Path) -> None:
-    """Trains the runs of these stages that have no row."""
-    data, path, commit = (
-        Path(DATA.value),
-        folder / "runs.csv",
-        code_commit(Path(__file__).parents[3]),
-    )
-    rows = read_rows(path)
+def run_stages(path: Path, data: Path, workdir: str) -> None:
+    """Trains the runs of --stages that have no row in the file, and adds their rows."""
+    rows, commit = read_rows(path), code_commit(ROOT)
     digests = {name: load_text(name, data).sha256 for name in set(rows["text"])}
     check_origin(rows, [commit, *ACCEPT.value], digests)
     executor = lab.LocalExecutor(JOBS.value, threads=1)
-    for stage in stages:
+    done = set(runs_of(rows))
+    for stage in map(int, ONLY.value):
+        left = [run for run in runs(stage) if run not in done]
+        check_texts({run.text for run in left}, data)
+        specs = [run_spec(run, data) for run in left]
+        if specs:
+            results = lab.sweep(specs, workdir, executor=executor)
+            append_csv(path, new_rows(results, data, commit))
 
-        def wanted(rows: DataFrame, stage: int = stage) -> list[lab.RunSpec]:
-            done = set(runs_of(rows))
-            left = [run for run in design.stage_runs(stage, rows) if run not in done]
-            check_texts({run.text for run in left}, data)
-            return [run_spec(run, data) for run in left]
 
-        extend(path, COLUMNS, wanted, lambda results: new_rows(results, data, commit), executor)
-
-
-def run_on_gpu(share: float, folder: Path) -> None:
-    """Trains the programs of the study on a GPU that have no scores."""
-    data, commit, formula = (
-        Path(DATA.value),
-        code_commit(Path(__file__).parents[3]),
-        gpu.published_formula(),
-    )
+def run_on_gpu(path: Path, data: Path, workdir: str) -> None:
+    """Trains the programs that have no scores in the file, and adds their rows."""
     check_texts(TEXTS, data)
-    extend(
-        folder / "gpu_runs.csv",
-        gpu.COLUMNS,
-        lambda scores: [
-            spec
-            for program in gpu.next_programs(formula, scores, share)
-            for spec in gpu.run_specs(program, data)
-        ],
-        lambda results: gpu.new_scores(results, commit),
-        gpu.SeedsTogether(),
-    )
+    left = gpu.left(gpu.published_programs(SHARE.value), gpu.read_scores(path.parent))
+    specs = [spec for one in left for spec in gpu.run_specs(one, data, SHARE.value)]
+    if specs:
+        results = lab.sweep(specs, workdir, executor=gpu.SeedsTogether())
+        append_csv(path, gpu.new_scores(results, code_commit(ROOT)))
 
 
-def print_status(stages: list[int], folder: Path) -> None:
+def print_status(folder: Path) -> None:
     """How many runs are done."""
     if GPU.value:
-        scores = read_csv(folder / "gpu_runs.csv", gpu.COLUMNS)
-        left = len(gpu.next_programs(gpu.published_formula(), scores, GPU.value))
-        print(f"{left} programs to go, before any that depend on their scores")
+        left = gpu.left(gpu.published_programs(SHARE.value), gpu.read_scores(folder))
+        print(f"{len(left)} programs to go")
         return
-    rows = read_rows(folder / "runs.csv")
-    for stage in stages:
-        done = int((rows["stage"] == stage).sum())
-        total = done + design.missing(stage, rows)
-        print(f"stage {stage} ({design.TITLES[stage]}): {done} of {total} runs")
-
-
-def read_stages() -> list[int]:
-    """--stages. Raises ValueError for one that there is not."""
-    known = {str(stage): stage for stage in design.TITLES}
-    if unknown := [one for one in STAGES.value if one not in known]:
-        raise ValueError(f"--stages: no stage {unknown[0]}; stages are {', '.join(known)}")
-    return [known[one] for one in STAGES.value]
+    done = set(runs_of(read_rows(folder / "runs.csv")))
+    for stage in map(int, ONLY.value):
+        count = sum(run in done for run in runs(stage))
+        print(f"stage {stage} ({STAGES[stage].title}): {count} of {len(runs(stage))} runs")
 
 
 def main() -> None:
     """Trains, or does what the flags ask for instead."""
-    folder, stages = Path(RESULTS.value), read_stages()
+    folder, data = Path(RESULTS.value), Path(DATA.value)
     if STATUS.value:
-        print_status(stages, folder)
+        print_status(folder)
     elif ANALYSIS.value:
         from experiments.studies.head_width.page import write_pages
 
         print("\n".join(map(str, write_pages(folder))))
+    elif not WORKDIR.value:
+        raise ValueError("--workdir is needed: the folder of the runs")
     elif GPU.value:
-        run_on_gpu(GPU.value, folder)
+        run_on_gpu(folder / "gpu_runs.csv", data, WORKDIR.value)
     else:
-        run_stages(stages, folder)
+        run_stages(folder / "runs.csv", data, WORKDIR.value)
 
 
 app.start(main)

@@ -6,7 +6,7 @@ complete runs. Plan: docs/results/head_width/plan.md.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +25,8 @@ from experiments.studies.head_width.mixed_model import (
 from experiments.studies.head_width.rates import RateFormula
 
 MARGIN = 0.02
-LOOKS = (0.005, 0.048)
-"""Largest p-value that is significant at the looks after stage 3 and stage 7 (O'Brien-Fleming)."""
+FIRST_LOOK = 0.005
+"""Largest p-value that is significant at the first of two looks at P1 (O'Brien-Fleming)."""
 
 ROUNDING = 0.01
 """Differences of ln r up to this are rounding: rates have 4 digits, the formula's 3."""
@@ -135,18 +135,18 @@ def equivalence(found: Estimate, margin: float) -> float:
     return float(stats.t.sf((margin - abs(found.value)) / found.error, found.count - 1))
 
 
-def primary_conclusion(tests: Sequence[Estimate], look: int) -> str:
-    """The registered decision for P1 at look 0 (after stage 3) or 1 (after stage 7).
+def primary_conclusion(tests: Collection[Estimate]) -> str:
+    """The registered decision for P1 after stage 3.
 
     "significant" or "equivalent" only where every one of `tests` (the mixed model and the paired
     t-test) says so, "inconclusive" elsewhere (amendment 1). A difference may be significant and
     smaller than the margin; then both are returned.
 
     >>> same = t_estimate(0.012, 0.002, 8)
-    >>> primary_conclusion((same, same), 0)
+    >>> primary_conclusion((same, same))
     'significant, and equivalent within 0.02'
     """
-    significant = all(one.p < LOOKS[look] for one in tests)
+    significant = all(one.p < FIRST_LOOK for one in tests)
     significant &= len({one.value > 0 for one in tests}) == 1
     equivalent = f"equivalent within {MARGIN:g}"
     within = all(equivalence(one, MARGIN) < 0.05 for one in tests)

@@ -1,20 +1,20 @@
 """The head-width study on one GPU: larger models, all texts mixed, several seeds in one program.
 
-D = 256, 6 layers, T = 256, 94 MB of the eight texts together (each about 1.6 times), in bfloat16.
+D = 256, 6 layers, T = 256, 23.5 MB of the eight texts together, in bfloat16.
 Each program trains the seeds of a variant at one learning rate and scores the held-out part of
 every text.
 
-D = 256 is outside what the formula of stage 1 was fitted on. So 4 heads of 64 are first trained
-at five multiples of its rate for an eighth of the bytes; the multiple that validation chooses is
-used for every variant, halved, doubled and fourfold too. At the best of these factors the five
-variants with N h = D are then trained from four seeds more.
+The programs are those of the published scores. D = 256 is outside what the formula of stage 1 was
+fitted on, so 4 heads of 64 were first trained at five multiples of its rate for an eighth of the
+bytes. The multiple that validation chose was used for every variant, halved, doubled and fourfold
+too. At the best of these factors the five variants with N h = D were then trained from four seeds
+more.
 """
 
 import dataclasses
 import functools
 import hashlib
 import itertools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -43,13 +43,12 @@ from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import make_optimizer
 from attnlab.training.fit import fit
 from attnlab.training.interrupts import NonFiniteLoss
-from attnlab.training.metrics import Recorder
+from attnlab.training.loggers import Recorder
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import Evaluator
 from experiments.studies.head_width import spec
 from experiments.studies.head_width.ngrams import CONTEXTS, target_bits
-from experiments.studies.head_width.rates import RateFormula, fit_rates, parabola_minimum
-from experiments.studies.head_width.rows import PUBLISHED, read_rows
+from experiments.studies.head_width.rows import PUBLISHED, read_csv
 from experiments.studies.head_width.spec import Variant
 from experiments.studies.head_width.texts import (
     HELDOUT_BYTES,
@@ -61,17 +60,14 @@ from experiments.studies.head_width.texts import (
 )
 
 WIDTH, NUM_LAYERS, LENGTH, BATCH = 256, 6, 256, 32
-TRAINING_BYTES = 94e6
 SEEDS = (0, 1)
 FACTORS = (0.5, 1.0, 2.0, 4.0)
-"""Learning rates, in multiples of the tuned one; `factors` has those of a variant."""
+"""Learning rates of the variants with N h = D, in multiples of the tuned one; others lack 0.5."""
 ADDED_SEEDS = (2, 3, 4, 5)
 """Of the variants with N h = D, at the best of `FACTORS`."""
 TUNING_SEEDS = (8,)
-TUNING_FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""In multiples of the rate of the formula."""
-TUNING_SHARE = 0.125
-"""Of the bytes of a program."""
+SCORED = 0.25
+"""Share of `HELDOUT_BYTES` and `VALIDATION_BYTES` that is scored."""
 VARIANTS = (
     *(Variant(WIDTH // h, h, width=WIDTH, length=LENGTH) for h in (16, 32, 64, 128, 256)),
     Variant(6, 64, width=WIDTH, length=LENGTH),
@@ -79,7 +75,8 @@ VARIANTS = (
     Variant(4, 64, width=WIDTH, length=LENGTH, plan="cycle:2"),
 )
 """N h = D at five head widths, N h = 3D/2 at 64, and two sharing plans at 64."""
-TUNED = VARIANTS[2]
+TUNED, WIDEST = VARIANTS[2], VARIANTS[4]
+PROGRAM = ["point", "plan", "learning_rate", "steps"]
 COLUMNS = [
     "point", "plan", "learning_rate", "seed", "text", "heldout_bits", "validation_bits",
     *(f"ngram{k + 1}" for k in CONTEXTS), "ffn_width", "parameters", "flops_per_token", "steps",
@@ -90,27 +87,18 @@ texts together; `seconds` are of the training of all seeds of the program."""
 
 
 class Program(NamedTuple):
-    """One training of several seeds: a variant at a learning rate, on a share of
-    `TRAINING_BYTES`."""
+    """One training of several seeds of a variant; a step reads `BATCH` windows of T bytes."""
 
     variant: Variant
     learning_rate: float
-    share: float = 1.0
+    steps: int
     seeds: tuple[int, ...] = SEEDS
 
     @property
-    def steps(self) -> int:
-        """Steps of `BATCH` windows of T bytes."""
-        return max(2, round(self.share * TRAINING_BYTES / (BATCH * LENGTH)))
-
-    def scored(self, scores: DataFrame) -> DataFrame:
-        """The rows of its seeds."""
-        named = {"point": self.variant.point, "plan": self.variant.plan, "steps": self.steps,
-                 "learning_rate": self.learning_rate}  # fmt: skip
-        mask = scores["seed"].isin(self.seeds)
-        for name, value in named.items():
-            mask &= scores[name] == value
-        return scores[mask]
+    def keys(self) -> set[tuple[object, ...]]:
+        """`PROGRAM` and the seed of each of its rows."""
+        own = self.variant.point, self.variant.plan, self.learning_rate, self.steps
+        return {(*own, seed) for seed in self.seeds}
 
 
 def fills_width(variant: Variant) -> bool:
@@ -118,85 +106,27 @@ def fills_width(variant: Variant) -> bool:
     return variant.num_heads * variant.head_dim == WIDTH and variant.plan == "separate"
 
 
-def factors(variant: Variant) -> tuple[float, ...]:
-    """Those of `FACTORS` at which a variant is trained: the lowest only where N h = D."""
-    return FACTORS if fills_width(variant) else FACTORS[1:]
+def published_programs(share: float = 1.0) -> list[Program]:
+    """The programs of the published scores, on a share of their bytes."""
+    scores, found = read_scores(PUBLISHED), []
+    variants = {(v.point, v.plan): v for v in VARIANTS}
+    for seeds in (TUNING_SEEDS, SEEDS, ADDED_SEEDS):
+        own = scores.loc[scores["seed"].isin(seeds), PROGRAM].drop_duplicates()
+        for point, plan, rate, steps in own.itertuples(index=False):
+            steps = max(2, round(share * steps))
+            found.append(Program(variants[point, plan], rate, steps, seeds))
+    return found
 
 
-def published_formula() -> RateFormula:
-    """The learning rates of the published rows of stage 1."""
-    rows = read_rows(PUBLISHED / "runs.csv")
-    return fit_rates(rows[rows["stage"] == 1])
-
-
-def formula_rate(formula: RateFormula, variant: Variant, share: float) -> float:
-    """The rate of stage 1's formula at the bytes per parameter of this share."""
-    each = share * TRAINING_BYTES / (12 * NUM_LAYERS * WIDTH**2)
-    fields = dataclasses.asdict(variant) | {"bytes_per_parameter": each}
-    return formula.rates(DataFrame([fields]))[0]
+def read_scores(folder: Path) -> DataFrame:
+    """The rows of gpu_runs.csv, none where there is no file."""
+    return read_csv(folder / "gpu_runs.csv", COLUMNS)
 
 
 def left(programs: Sequence[Program], scores: DataFrame) -> list[Program]:
     """The programs of which a seed has no scores yet."""
-    return [one for one in programs if not set(one.seeds) <= set(one.scored(scores)["seed"])]
-
-
-def tuning_programs(formula: RateFormula, share: float = 1.0) -> list[Program]:
-    """4 heads of 64 at `TUNING_FACTORS` times the rate of the formula."""
-    short = TUNING_SHARE * share
-    rates = [formula_rate(formula, TUNED, short) * factor for factor in TUNING_FACTORS]
-    return [Program(TUNED, float(f"{rate:.4g}"), short, TUNING_SEEDS) for rate in rates]
-
-
-def tuned_multiple(formula: RateFormula, scores: DataFrame, share: float = 1.0) -> float:
-    """Best rate over that of the formula: the minimum of the parabola in ln r through the best of
-    the tuning programs and those beside it, by validation bits."""
-    programs = tuning_programs(formula, share)
-    bits = {one.learning_rate: _validation(one, scores) for one in programs}
-    best = math.exp(parabola_minimum(bits).log_rate)
-    return best / formula_rate(formula, TUNED, TUNING_SHARE * share)
-
-
-def programs_at(
-    formula: RateFormula, multiple: float, factor: float, share: float, seeds: tuple[int, ...]
-) -> list[Program]:
-    """The variants that are trained at a factor, those with N h = D first."""
-    return [
-        Program(
-            v, float(f"{formula_rate(formula, v, share) * multiple * factor:.4g}"), share, seeds
-        )
-        for v in VARIANTS
-        if factor in factors(v)
-    ]
-
-
-def best_factor(
-    formula: RateFormula, multiple: float, scores: DataFrame, share: float = 1.0
-) -> float:
-    """Which of `FACTORS` has the lowest validation bits, mean over the variants with N h = D."""
-    bits = {}
-    for factor in FACTORS:
-        programs = programs_at(formula, multiple, factor, share, SEEDS)
-        some = [_validation(one, scores) for one in programs if fills_width(one.variant)]
-        bits[factor] = float(np.mean(some))
-    return min(bits, key=bits.__getitem__)
-
-
-def _validation(program: Program, scores: DataFrame) -> float:
-    return float(program.scored(scores)["validation_bits"].mean())
-
-
-def next_programs(formula: RateFormula, scores: DataFrame, share: float = 1.0) -> list[Program]:
-    """The programs without scores that can be trained now; none when the study is complete."""
-    if undone := left(tuning_programs(formula, share), scores):
-        return undone
-    multiple = tuned_multiple(formula, scores, share)
-    every = [programs_at(formula, multiple, factor, share, SEEDS) for factor in FACTORS]
-    if undone := left(list(itertools.chain(*every)), scores):
-        return undone
-    factor = best_factor(formula, multiple, scores, share)
-    added = programs_at(formula, multiple, factor, share, ADDED_SEEDS)
-    return left([one for one in added if fills_width(one.variant)], scores)
+    there = set(scores[[*PROGRAM, "seed"]].itertuples(index=False, name=None))
+    return [one for one in programs if not one.keys <= there]
 
 
 def model_config(variant: Variant) -> ModelConfig:
@@ -209,9 +139,10 @@ def model_config(variant: Variant) -> ModelConfig:
     return spec.model_config(variant, num_layers=NUM_LAYERS, compute=compute)
 
 
-def run_specs(program: Program, data: Path) -> list[lab.RunSpec]:
-    """A run for each seed, with the optimizer and the schedule of the registered runs."""
-    variant, rate, steps = program.variant, program.learning_rate, program.steps
+def run_specs(program: Program, data: Path, share: float = 1.0) -> list[lab.RunSpec]:
+    """A run for each seed, with the optimizer and the schedule of the registered runs, scored on a
+    share of the published windows."""
+    variant, rate, steps, seeds = program
     train = spec.make_training(
         OptimizerConfig(name="muon", learning_rate=rate),
         steps,
@@ -221,12 +152,11 @@ def run_specs(program: Program, data: Path) -> list[lab.RunSpec]:
         log_every=max(1, steps // 20),
         checkpoint_every=max(1, steps // 4),
     )
-    share = program.share / (TUNING_SHARE if program.seeds == TUNING_SEEDS else 1)
-    mixture = Mixture(folder=str(data), share=share)
+    mixture = Mixture(folder=str(data), share=share * SCORED)
     experiment = lab.Experiment(model=model_config(variant), train=train, data=mixture)
     tags: dict[str, lab.Tag] = {"point": variant.point, "plan": variant.plan, "steps": steps}
-    stem = f"{variant.point}-{variant.plan.replace(':', '')}-{rate:g}-{program.share:g}"
-    return [lab.RunSpec(f"{stem}-seed{s}", experiment, s, tags) for s in program.seeds]
+    stem = f"{variant.point}-{variant.plan.replace(':', '')}-{rate:g}-{steps}"
+    return [lab.RunSpec(f"{stem}-seed{seed}", experiment, seed, tags) for seed in seeds]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,7 +164,7 @@ class Mixture(StudyText):
     """The training parts of all texts, one behind the other, as a dataset.
 
     Attributes:
-      share: of the windows that a study of full size scores.
+      share: of `HELDOUT_BYTES` and `VALIDATION_BYTES` that is scored.
     """
 
     name: str = "mixture"

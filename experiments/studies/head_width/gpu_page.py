@@ -18,7 +18,6 @@ from experiments.studies.head_width.tables import (
     corrected,
     ends,
     judged_table,
-    reading,
     render,
     table,
 )
@@ -43,10 +42,9 @@ class Tuned(NamedTuple):
     parameters: int
 
 
-def longest(scores: DataFrame) -> DataFrame:
-    """The scores of the longest training from `SEEDS` and `ADDED_SEEDS`."""
-    steps = scores["steps"][scores["seed"].isin(gpu.SEEDS)].max()
-    return scores[(scores["steps"] == steps) & scores["seed"].isin((*gpu.SEEDS, *gpu.ADDED_SEEDS))]
+def judged(scores: DataFrame) -> DataFrame:
+    """The scores of `SEEDS` and `ADDED_SEEDS`, without those of tuning."""
+    return scores[scores["seed"].isin((*gpu.SEEDS, *gpu.ADDED_SEEDS))]
 
 
 def of_variant(scores: DataFrame, variant: Variant) -> DataFrame:
@@ -81,32 +79,20 @@ def tuned(scores: DataFrame) -> Tuned:
     return Tuned(validation, math.exp(best.log_rate), best.interior, at_best, bits, parameters)
 
 
-def complete(scores: DataFrame) -> dict[Variant, Tuned]:
-    """The variants that have all their rates, from `SEEDS`."""
-    scores = longest(scores)
-    own = {v: of_variant(scores[scores["seed"].isin(gpu.SEEDS)], v) for v in gpu.VARIANTS}
-    return {
-        variant: tuned(some)
-        for variant, some in own.items()
-        if some["learning_rate"].nunique() >= len(gpu.factors(variant))
-    }
+def at_best_rates(scores: DataFrame) -> dict[Variant, Tuned]:
+    """Every variant, from `SEEDS`."""
+    own = scores[scores["seed"].isin(gpu.SEEDS)]
+    return {variant: tuned(of_variant(own, variant)) for variant in gpu.VARIANTS}
 
 
-def added_seeds(scores: DataFrame) -> dict[Variant, Array] | None:
+def added_seeds(scores: DataFrame) -> dict[Variant, Array]:
     """Bits [texts, seeds] of the variants with N h = D at the rates of `ADDED_SEEDS`, from `SEEDS`
-    and these; None where one lacks a seed on a text."""
-    scores, found = longest(scores), {}
+    and these."""
+    scores, found = judged(scores), {}
     for variant in filter(gpu.fills_width, gpu.VARIANTS):
         own = of_variant(scores, variant)
         rates = own["learning_rate"][own["seed"].isin(gpu.ADDED_SEEDS)]
-        own = own[own["learning_rate"].isin(rates)]
-        bits = bits_of(own)
-        if (
-            bits.shape != (scores["text"].nunique(), len(gpu.SEEDS + gpu.ADDED_SEEDS))
-            or np.isnan(bits).any()
-        ):
-            return None
-        found[variant] = bits
+        found[variant] = bits_of(own[own["learning_rate"].isin(rates)])
     return found
 
 
@@ -194,29 +180,34 @@ def noisiest_text(bits: Mapping[Variant, Array]) -> tuple[int, Array]:
 
 def page(scores: DataFrame) -> str:
     """The Markdown page. Raises ValueError where a program has no scores."""
-    found, seeds = (complete(scores), added_seeds(scores)) if len(scores) else ({}, None)
-    if seeds is None or len(found) < len(gpu.VARIANTS):
+    if gpu.left(gpu.published_programs(), scores):
         raise ValueError("the page needs scores of all programs; train them first (see --status)")
+    found, seeds, kept = at_best_rates(scores), added_seeds(scores), judged(scores)
     bits = {variant: one.bits for variant, one in found.items()}
-    against, kept = compared(bits), longest(scores)
-    first = kept.iloc[0]
+    against, texts, first = compared(bits), list(dict.fromkeys(kept["text"])), kept.iloc[0]
+    later = differences(only(gpu.ADDED_SEEDS, seeds))
     trained = int(first["steps"]) * gpu.BATCH * gpu.LENGTH
     grams = kept.drop_duplicates("text")[list(GRAMS)].mean()
+    parameters = {v.plan: one.parameters / found[gpu.TUNED].parameters for v, one in found.items()}
     return render(
         "gpu",
-        **_headline(bits, against),
-        **_of_seeds(seeds, list(dict.fromkeys(kept["text"]))),
-        shared="; ".join(
-            f"`{v.plan}` is {reading(against[v])}, by {ends(against[v])}, with "
-            f"{100 * one.parameters / found[gpu.TUNED].parameters:.0f} % of the parameters"
-            for v, one in found.items()
-            if v.plan != "separate"
-        ),
-        layers=gpu.NUM_LAYERS,
-        length=gpu.LENGTH,
+        wide=gpu.WIDEST,
+        against=against,
+        later=later,
+        p=dict(zip(against, corrected(list(against.values())), strict=True)),
+        of_plans={v.plan: against[v] for v in against if v.plan != "separate"},
+        parameters=parameters,
+        best=_width(best_head_dim(whole_width(bits))),
+        of_seeds=_seeds_table(seeds),
+        of_texts=_of_texts(seeds, texts),
+        degrees=len(texts) - 1,
+        best_of_seeds=_width(best_head_dim(seeds)),
+        noise=noisiest_text(seeds),
+        without=_without_noise(seeds),
+        texts=texts,
+        gpu=gpu,
         bytes=f"{trained:,}",
         each=f"{trained / first['parameters']:.1f}",
-        seeds=len(gpu.SEEDS),
         device=first["device"],
         commits=" and ".join(dict.fromkeys(scores["commit"])),
         baselines=", ".join(f"{n.removeprefix('ngram')}-gram {b:.3f}" for n, b in grams.items()),
@@ -225,87 +216,48 @@ def page(scores: DataFrame) -> str:
         ),
         by_rate=_by_rate(found),
         tuning=_tuning(scores),
+        ends=ends,
     )
 
 
-def _headline(bits: Mapping[Variant, Array], against: Mapping[Variant, Estimate]) -> dict[str, str]:
-    """The values of the first paragraph."""
-    whole = whole_width(bits)
-    lowest = min(whole, key=lambda v: float(whole[v].mean()))
-    said = {v: d for v, d in against.items() if v in whole}
-    p = {
-        v: one["p, Holm"] for v, one in zip(against, corrected(list(against.values())), strict=True)
-    }
-    clear = [f"{v.point} is {reading(d)}, by {ends(d)} bits per byte (before a correction for "
-             f"{len(against)} comparisons; p = {p[v]} after it)" for v, d in said.items()
-             if reading(d) != "inconclusive"]  # fmt: skip
-    open_ones = [v.point for v, d in said.items() if reading(d) == "inconclusive"]
-    return {
-        "lowest": f"{lowest.head_dim}",
-        "num_widths": f"{len(whole)}",
-        "differences": "; ".join(clear) or "no width is clearly better or worse",
-        "inconclusive": ", ".join(open_ones) if clear else "",
-        "best": _width(best_head_dim(whole)),
-    }
+def _seeds_table(bits: Mapping[Variant, Array]) -> str:
+    """The test on seeds of its own, beside those that chose the rate and all."""
+    some = {_span(seeds): differences(only(seeds, bits)) for seeds in (gpu.SEEDS, gpu.ADDED_SEEDS)}
+    together = differences(bits)
+    return table([
+        {"point": variant.point, **{span: ends(found[variant]) for span, found in some.items()},
+         "p, Holm": p_value(p), "": conclusion, "all seeds": ends(together[variant])}
+        for variant, (p, conclusion) in conclusions(bits).items()
+    ])  # fmt: skip
 
 
-def _of_seeds(bits: Mapping[Variant, Array], texts: Sequence[str]) -> dict[str, str]:
-    """The values of the test on seeds of its own."""
+def _of_texts(bits: Mapping[Variant, Array], texts: Sequence[str]) -> str:
+    """1x256 less 4x64 on single texts by the added seeds, and p with the degrees of freedom of
+    texts."""
     later = only(gpu.ADDED_SEEDS, bits)
-    first, added, together = map(differences, (only(gpu.SEEDS, bits), later, bits))
-    strict = holm([t_estimate(one.value, one.error, len(texts)).p for one in added.values()])
-    p_strict = dict(zip(added, strict.tolist(), strict=True))
-    lines, confirmed, of_texts = [], [], []
-    for variant, (p, conclusion) in conclusions(bits).items():
-        found = ends(added[variant])
-        lines.append({
-            "point": variant.point, _span(gpu.SEEDS): ends(first[variant]),
-            _span(gpu.ADDED_SEEDS): found, "p, Holm": p_value(p), "": conclusion,
-             "all seeds": ends(together[variant]),
-        })  # fmt: skip
-        if conclusion == "confirmed":
-            than = f"{_heads(variant)} is {reading(added[variant])} than {_heads(gpu.TUNED)}"
-            confirmed.append(f"{than}, by {found} bits per byte")
-            each = (later[variant] - later[gpu.TUNED]).mean(1)
-            low, high = (f"{each[i]:+.4f} ({texts[i]})" for i in (each.argmin(), each.argmax()))
-            of_texts.append(f"{variant.point} {low} to {high}, median {np.median(each):+.4f}; "
-                            f"{p_equation(p_strict[variant])}")  # fmt: skip
-    return {
-        "confirmed": "; ".join(confirmed),
-        "of_seeds": table(lines),
-        "of_texts": ". ".join(of_texts),
-        "strict": f"{len(texts) - 1}",
-        "best_of_seeds": _width(best_head_dim(bits)),
-        **_noise(bits, texts),
-    }
+    strict = {v: t_estimate(one.value, one.error, len(texts)).p
+              for v, one in differences(later).items()}  # fmt: skip
+    p = dict(zip(strict, holm(list(strict.values())), strict=True))[gpu.WIDEST]
+    each = (later[gpu.WIDEST] - later[gpu.TUNED]).mean(1)
+    low, high = (f"{each[i]:+.4f} ({texts[i]})" for i in (each.argmin(), each.argmax()))
+    return f"{low} to {high}, median {np.median(each):+.4f}; {p_equation(p)}"
 
 
-def _noise(bits: Mapping[Variant, Array], texts: Sequence[str]) -> dict[str, str]:
-    """The text whose scores vary most between seeds, and all seeds without it."""
-    worst, sd = noisiest_text(bits)
-    rest = np.delete(np.arange(len(sd)), worst)
-    without = {v: one[rest] for v, one in bits.items()}
-    said = []
+def _without_noise(bits: Mapping[Variant, Array]) -> str:
+    """All seeds without the text whose scores vary most between seeds."""
+    worst, _ = noisiest_text(bits)
+    without, said = {v: np.delete(one, worst, axis=0) for v, one in bits.items()}, []
     for variant, one in without.items():
         each = (one - without[gpu.TUNED]).mean(0)
         word = "better" if each.mean() < 0 else "worse"
         same = int((np.sign(each) == np.sign(each.mean())).sum())
         if variant != gpu.TUNED:
             said.append(f"{variant.point} {each.mean():+.4f} ({word} in {same} of {len(each)})")
-    noisy = (
-        f"scores of `{texts[worst]}` vary by {sd[worst]:.3f} between seeds (standard "
-        f"deviation), those of the other texts by {sd[rest].min():.3f} to {sd[rest].max():.3f}"
-    )
-    best = _width(best_head_dim(without))
-    return {"noisy": noisy, "without": f"{', '.join(said)}; the best width is {best}"}
+    return f"{', '.join(said)}; the best width is {_width(best_head_dim(without))}"
 
 
 def _span(seeds: Sequence[int]) -> str:
     return f"seeds {seeds[0]} to {seeds[-1]}"
-
-
-def _heads(variant: Variant) -> str:
-    return f"{variant.num_heads} head{'s' * (variant.num_heads > 1)} of {variant.head_dim}"
 
 
 def _width(best: Estimate) -> str:
@@ -342,21 +294,19 @@ def _by_rate(found: Mapping[Variant, Tuned]) -> str:
 
 
 def _tuning(scores: DataFrame) -> str:
-    found = scores[scores["seed"].isin(gpu.TUNING_SEEDS)].drop_duplicates(
-        ["steps", "learning_rate"]
-    )
+    found = scores[scores["seed"].isin(gpu.TUNING_SEEDS)].drop_duplicates(gpu.PROGRAM)
     return table([
         {"steps": f"{one.steps:,}", "learning rate": f"{one.learning_rate:.4f}",
          "validation bits": f"{one.validation_bits:.4f}"}
         for one in found.sort_values(["steps", "learning_rate"]).itertuples()
-    ] or [{"steps": "", "learning rate": "", "validation bits": ""}])  # fmt: skip
+    ])  # fmt: skip
 
 
 def panel(scores: DataFrame) -> SizePanel:
     """The data of the figure."""
-    bits = whole_width({v: one.bits for v, one in complete(scores).items()})
+    bits = whole_width({v: one.bits for v, one in at_best_rates(scores).items()})
     against = {variant.head_dim: d for variant, d in differences(bits).items()}
     series = around(float(bits[gpu.TUNED].mean()), gpu.TUNED.head_dim, against)
-    first = longest(scores).drop_duplicates("text")
+    first = judged(scores).drop_duplicates("text")
     grams = {name: float(first[name].mean()) for name in GRAMS}
     return SizePanel(gpu.WIDTH, int(first["parameters"].iloc[0]), series, grams)

@@ -10,13 +10,12 @@ import pandas
 from pandas import DataFrame
 
 from attnlab.lab.stats import holm
-from experiments.studies.head_width import analysis, design
+from experiments.studies.head_width import analysis
 from experiments.studies.head_width.analysis import Optimum, Pairs
+from experiments.studies.head_width.design import POINTS, STAGE_OF_WIDTH
 from experiments.studies.head_width.mixed_model import Estimate, MixedModel
 from experiments.studies.head_width.rates import PLANS, fit_rates, minima
-
-STAGE_OF_WIDTH = {32: 2, 64: 3, 96: 4}
-"""Model width -> the stage of its surface."""
+from experiments.studies.head_width.rows import check_complete
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +40,6 @@ class Study:
     tuning_k: float
     rate_sd: float = math.nan
     """Standard deviation that the formula of the learning rates leaves in ln r."""
-    has_second_look: bool = False
-    """Are the runs of stage 7 there?"""
 
     def point(
         self, num_heads: int, head_dim: int, plan: str = "separate", budget: str = "flops",
@@ -60,23 +57,36 @@ class Study:
 def read_study(rows: DataFrame) -> Study:
     """The judged rows and what is fitted to them.
 
-    Raises ValueError unless stages 0 to 6 are complete: nothing is judged before.
+    Raises ValueError unless all runs are there: nothing is judged before.
     """
-    design.check_complete(rows)
-    has_second_look = not design.missing(7, rows)
-    stage = rows["stage"]
-    judged, tuning = rows[(stage >= 2) & (has_second_look | (stage < 7))], rows[stage == 1]
+    check_complete(rows)
+    judged, tuning = rows[rows["stage"] >= 2], rows[rows["stage"] == 1]
     formula = fit_rates(tuning)
     frame = analysis.columns(judged, formula)
     k = analysis.curvature(minima(tuning)).value
     model, slope = analysis.surface_model(frame, k), analysis.loss_slope(frame)
-    return Study(frame, model, slope, k, formula.residual_sd, has_second_look)
+    return Study(frame, model, slope, k, formula.residual_sd)
 
 
 def from_reference(study: Study, width: int = 64) -> dict[int, Pairs]:
     """head_dim -> differences from h = 16 on N h = D."""
-    points = {h: study.point(n, h, width=width) for n, h in design.POINTS[width] if n * h == width}
-    return {h: analysis.paired(points[16], rows) for h, rows in points.items() if h != 16}
+    return {h: against(study, width, n, h) for n, h in POINTS[width] if n * h == width and h != 16}
+
+
+def against(study: Study, width: int, heads: int, head_dim: int, layout: str = "standard") -> Pairs:
+    """Differences of a point from h = 16 on N h = D."""
+    reference = study.point(width // 16, 16, width=width)
+    point = study.point(heads, head_dim, width=width, layout=layout)
+    return analysis.paired(reference, point)
+
+
+def difference(
+    study: Study, width: int, heads: int, head_dim: int, layout: str = "standard"
+) -> Estimate:
+    """Bits by which a point is worse than h = 16 on N h = D. No interval is narrower than that of
+    the variance pooled over the points with N h = D."""
+    pooled = analysis.pool(list(from_reference(study, width).values()))
+    return analysis.over_texts(against(study, width, heads, head_dim, layout), pooled)
 
 
 def sharing(study: Study, plan: str, budget: str = "flops") -> Pairs:
@@ -100,51 +110,32 @@ def across(study: Study, points: Sequence[tuple[int, int]]) -> Pairs:
     return analysis.paired(*(pandas.concat([study.point(*p) for p in some]) for some in sets))
 
 
-class Look(NamedTuple):
-    """P1 at one look: the mixed model and the paired t-test decide together."""
-
-    name: str
-    model: Estimate
-    paired: Estimate
-    pairs: Pairs
-    conclusion: str
-
-
-def looks(study: Study) -> list[Look]:
-    """The looks at P1 there are rows for: the first reads stages 1 and 3 alone, the second stages
-    1, 3 and 7 (amendment 1). No interval is narrower than that of the pooled variance."""
-    found, every = [], (("first look", (3,)), ("second look", (3, 7)))
-    for i, (name, stages) in enumerate(every[: 1 + study.has_second_look]):
-        part = dataclasses.replace(study, frame=study.frame[study.frame["stage"].isin(stages)])
-        pairs = from_reference(part)
-        pooled = analysis.pool(list(pairs.values()))
-        paired = analysis.over_texts(pairs[32], pooled)
-        model = analysis.surface_model(part.frame, study.tuning_k)
-        p1 = model.contrast(analysis.between(16, 32))
-        said = analysis.primary_conclusion((p1, analysis.over_texts(pairs[32])), i)
-        found.append(Look(name, analysis.widened(p1, pooled), paired, pairs[32], said))
-    return found
-
-
 def primary(study: Study) -> list[Result]:
-    """P1 by both tests, at every look there are rows for."""
+    """P1 by both tests, which decide together, from stages 1 and 3 alone (amendment 1). No interval
+    is narrower than that of the pooled variance."""
+    part = dataclasses.replace(study, frame=study.frame[study.frame["stage"] == 3])
+    pairs = from_reference(part)
+    pooled = analysis.pool(list(pairs.values()))
+    model = analysis.surface_model(part.frame, study.tuning_k)
+    tests = {
+        "mixed model": model.contrast(analysis.between(16, 32)),
+        "paired t-test": analysis.over_texts(pairs[32]),
+    }
+    conclusion = analysis.primary_conclusion(tests.values())
     text = "loss(2x32) - loss(4x16), D = 64"
-    lines = []
-    for look in looks(study):
-        for test, found in (("mixed model", look.model), ("paired t-test", look.paired)):
-            name = f"P1 ({test}, {look.name})"
-            lines.append(Result(name, text, found, look.pairs, found.p, look.conclusion))
-    return lines
+    return [
+        Result(f"P1 ({name}, first look)", text, analysis.widened(found, pooled), pairs[32],
+               found.p, conclusion)
+        for name, found in tests.items()
+    ]  # fmt: skip
 
 
 def secondary(study: Study) -> list[Result]:
     """S1 to S5 with Holm's correction."""
     best, costs = analysis.optimum(study.model), sharing_costs(study)
     albert, attention_only = costs["albert"], costs["attention_only"]
-    wide, half = (
-        across(study, ((12, 8), (6, 16), (3, 32))),
-        across(study, ((4, 8), (2, 16), (1, 32))),
-    )
+    wide = across(study, ((12, 8), (6, 16), (3, 32)))
+    half = across(study, ((4, 8), (2, 16), (1, 32)))
     more = analysis.over_texts(wide, analysis.pool([wide, half]))
     same = analysis.equivalence(attention_only, 0.01)
     lines = [  # name, what, estimate, differences, p, the conclusion and whether its interval holds
@@ -201,13 +192,6 @@ def fits(study: Study) -> list[Fit]:
 def best_total(model: MixedModel, best: Optimum) -> Estimate:
     top = {"v": -1.0, "uv": 4 - best.best.value}  # D = 96 alone has N h / D != 1 at u = 0 alone
     return model.ratio({n: w for n, w in top.items() if n in model.names}, {"v2": 2})
-
-
-def against(study: Study, width: int, heads: int, head_dim: int, layout: str) -> Pairs:
-    """Differences of a point from h = 16 on N h = D."""
-    reference = study.point(width // 16, 16, width=width)
-    point = study.point(heads, head_dim, width=width, layout=layout)
-    return analysis.paired(reference, point)
 
 
 def chords(study: Study) -> dict[tuple[int, int], float]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import optimize, stats
 
-from attnlab.extras import extra
 from attnlab.lab.stats import LEVEL, fieller
 
 Array = NDArray[np.float64]
@@ -40,8 +40,6 @@ def t_estimate(value: float, error: float, count: int, level: float = LEVEL) -> 
     """
     if count < 2 or not math.isfinite(error):
         return Estimate(value, math.nan, math.nan, math.nan, math.nan, count)
-    with extra("lab"):
-        from scipy import stats
     half = float(stats.t.ppf((1 + level) / 2, count - 1)) * error
     p = float(2 * stats.t.sf(abs(value) / error, count - 1)) if error else float(value == 0)
     return Estimate(value, error, value - half, value + half, p, count)
@@ -69,8 +67,6 @@ class MixedModel:
 
     def ratio(self, top: dict[str, float], bottom: dict[str, float]) -> Estimate:
         """top / bottom with the interval of `fieller`; `p` is that of top = 0."""
-        with extra("lab"):
-            from scipy import stats
         a, b = self._vector(top), self._vector(bottom)
         x, y = float(a @ self.coefficients), float(b @ self.coefficients)
         xx, xy, yy = (float(v @ self.covariance @ w) for v, w in ((a, a), (a, b), (b, b)))
@@ -130,15 +126,8 @@ def fit_reml(y: Array, fixed: dict[str, Array], random: Sequence[Array], texts: 
     value, beta, information, s2 = solved(theta)
     sd = math.sqrt(s2)
     spread = tuple(float(t * sd) for t in theta)
-    return MixedModel(
-        names,
-        beta,
-        np.asarray(s2 * np.linalg.inv(information), np.float64),
-        spread,
-        sd,
-        value,
-        texts,
-    )
+    covariance = np.asarray(s2 * np.linalg.inv(information), np.float64)
+    return MixedModel(names, beta, covariance, spread, sd, value, texts)
 
 
 def _minimize(criterion: Callable[[Array], float], count: int) -> Array:
@@ -148,12 +137,9 @@ def _minimize(criterion: Callable[[Array], float], count: int) -> Array:
     stepped onto the bound stays. So searches start from several points, and again with each
     component that ended at 0 a little above it, until none is lower.
     """
-    with extra("lab"):
-        from scipy import optimize
-    options = {"ftol": 1e-13, "gtol": 1e-7}
     search = functools.partial(
         optimize.minimize, criterion, bounds=[(0.0, None)] * count, method="L-BFGS-B",
-        options=options,
+        options={"ftol": 1e-13, "gtol": 1e-7},
     )  # fmt: skip
     best = min((search(np.full(count, start)) for start in (1.0, 0.2)), key=lambda one: one.fun)
     for i in range(count):

@@ -1,6 +1,6 @@
 """The pages of the head-width study: tables, figures and text from rows alone, in seconds."""
 
-import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,29 +10,26 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.text_table import counted
 from attnlab.report.style import themed_svg
 from experiments.studies.head_width import analysis, design, gpu, gpu_page, hypotheses
 from experiments.studies.head_width import figures as charts
 from experiments.studies.head_width.analysis import Pairs
-from experiments.studies.head_width.hypotheses import STAGE_OF_WIDTH, Result, Study
+from experiments.studies.head_width.design import STAGE_OF_WIDTH
+from experiments.studies.head_width.hypotheses import Result, Study
 from experiments.studies.head_width.mixed_model import Estimate, MixedModel
 from experiments.studies.head_width.rates import choose, fit_rates, minima
-from experiments.studies.head_width.rows import read_csv, read_rows
+from experiments.studies.head_width.rows import read_rows
 from experiments.studies.head_width.spec import PARAMETRIZATIONS
 from experiments.studies.head_width.tables import (
     Line,
     ends,
     judged_table,
     power,
-    reading,
     render,
     table,
 )
 
 CHECK = Path(__file__).with_name("_recompute.py")
-ESTIMATED_HOURS = {0: 3.9, 1: 2.9, 2: 1.1, 3: 8.4, 4: 9.3, 5: 4.4, 6: 4.5}
-"""Core-hours by stage that the design of the study expected."""
 
 
 def write_pages(folder: Path) -> list[Path]:
@@ -40,7 +37,7 @@ def write_pages(folder: Path) -> list[Path]:
 
     Raises ValueError, before it writes, where a run is missing.
     """
-    rows = read_rows(folder / "runs.csv")
+    rows, scores = read_rows(folder / "runs.csv"), gpu.read_scores(folder)
     study = hypotheses.read_study(rows)
     texts = {
         "stage0.md": stage0_page(rows),
@@ -50,7 +47,6 @@ def write_pages(folder: Path) -> list[Path]:
         "analysis.csv": _csv(hypotheses.primary(study) + hypotheses.secondary(study)),
     }
     drawn = figures(study, rows)
-    scores = read_csv(folder / "gpu_runs.csv", gpu.COLUMNS)
     if len(scores):
         texts["gpu.md"] = gpu_page.page(scores)
         drawn["gpu"] = charts.loss_figure([gpu_page.panel(scores)])
@@ -68,11 +64,6 @@ def multiple(difference: Estimate, study: Study) -> str:
 def counts(pairs: Pairs) -> str:
     """Texts x seeds."""
     return f"{len(pairs)} x {max(map(len, pairs.values()))}"
-
-
-def counts_in_words(pairs: Pairs) -> str:
-    """ "8 texts x 2 seeds"."""
-    return f"{len(pairs)} texts x {counted(max(map(len, pairs.values())), 'seed')}"
 
 
 def points_of(width: int) -> list[tuple[int, int, str]]:
@@ -129,57 +120,34 @@ def stage1_page(rows: DataFrame) -> str:
     of_stage = rows[rows["stage"] == 1]
     formula = fit_rates(of_stage)
     cells = minima(of_stage).assign(residual=formula.residuals)
-    return render(
-        "stage1",
-        done=len(of_stage),
-        expected=len(design.stage1(rows)),
-        inside=cells["interior"].sum(),
-        formula=formula,
-        cells=cells.sort_values(["width", "text"], kind="stable").itertuples(),
-        num_cells=len(cells),
-    )
+    cells = cells.sort_values(["width", "text"], kind="stable")
+    return render("stage1", done=len(of_stage), formula=formula, cells=cells)
 
 
 def cost_page(rows: DataFrame) -> str:
     """Seconds and core-hours per stage, beside what was estimated before the first run."""
     rows = rows.assign(cpu=rows["cpu_seconds"].fillna(rows["seconds"]))
-    stages = {stage: rows[rows["stage"] == stage] for stage in design.ORDER}
-    return render("cost", stages=stages, design=design, estimated=ESTIMATED_HOURS)
+    return render("cost", stages=design.STAGES, rows=dict(list(rows.groupby("stage"))))
 
 
 # The analysis -------------------------------------------------------------------------------------
 
 
 def analysis_page(rows: DataFrame, study: Study) -> str:
-    """The registered results and all that is exploratory."""
-    fitted = hypotheses.fits(study)
-    alone = {w: next(one for one in fitted if one.name.startswith(f"D = {w} alone")
-                     and (w != 32 or "without" in one.name)) for w in STAGE_OF_WIDTH}  # fmt: skip
-    pooled = analysis.pool(list(hypotheses.from_reference(study).values()))
-    half, more = (
-        analysis.over_texts(hypotheses.against(study, 64, *point, "standard"), pooled)
-        for point in ((2, 16), (6, 16))
-    )
+    """The registered results and all that is exploratory. Its words are of the published rows."""
+    fitted = {fit.name: fit for fit in hypotheses.fits(study)}
+    registered = hypotheses.primary(study) + hypotheses.secondary(study)
     return render(
         "analysis",
         study=study,
-        fitted=fitted,
-        alone=alone,
-        half=half,
-        more=more,
-        ends=ends,
-        power=power,
-        reading=reading,
-        margin=analysis.MARGIN,
-        best_widths=_best_widths(study),
+        fitted=list(fitted.values()),
+        alone=[fitted["D = 32 alone, without h = 2"], fitted["D = 64 alone"],
+               fitted["D = 96 alone"]],
+        against=functools.partial(hypotheses.difference, study, 64),
+        sharing_costs=hypotheses.sharing_costs(study),
         at_equal_seconds={w: at_equal_seconds(study, w, w // 32, 32, "standard") for w in (64, 96)},
-        p1=hypotheses.primary(study)[-1],
-        first_look=hypotheses.looks(study)[0].conclusion,
-        blanks=blanks(study),
-        blanks_table=table([{"blank": n, "value": v} for n, v in blanks(study).items()] or [{}]),
-        results=table(
-            list(map(result_line, hypotheses.primary(study) + hypotheses.secondary(study)))
-        ),
+        p1=registered[1].found,
+        results=table(list(map(result_line, registered))),
         points=_point_table(study),
         repeated=_repeated_table(study),
         baselines=_baselines(study),
@@ -192,17 +160,11 @@ def analysis_page(rows: DataFrame, study: Study) -> str:
         check=CHECK.read_text().rstrip(),
         tuning=-study.model.contrast({"tuning": 1}).value / (2 * study.tuning_k),
         lengths_of_training=_training_lengths(study),
-    )
-
-
-def _best_widths(study: Study) -> dict[int, list[int]]:
-    """head_dim -> the widths of the models in which it has the lowest mean loss on N h = D."""
-    best: dict[int, list[int]] = {}
-    for width in STAGE_OF_WIDTH:
-        mean = {h: mean_of_texts(study.point(n, h, width=width))
-                for h, n in whole_width(width).items()}  # fmt: skip
-        best.setdefault(min(mean, key=mean.__getitem__), []).append(width)
-    return best
+        margin=analysis.MARGIN,
+        ends=ends,
+        power=power,
+        multiple=functools.partial(multiple, study=study),
+    )  # fmt: skip
 
 
 def at_equal_seconds(study: Study, width: int, heads: int, head_dim: int, layout: str) -> str:
@@ -213,53 +175,10 @@ def at_equal_seconds(study: Study, width: int, heads: int, head_dim: int, layout
     """
     base, own = base_of(study, width), study.point(heads, head_dim, width=width, layout=layout)
     saved = math.log(own["cpu_seconds"].min() / base["cpu_seconds"].min())
-    difference = analysis.over_texts(analysis.paired(base, own)).value
+    difference = hypotheses.difference(study, width, heads, head_dim, layout).value
     beside = [slope for pair, slope in hypotheses.chords(study).items() if width in pair]
     found, *others = (difference - slope * saved for slope in (study.slope.value, *beside))
     return f"{found:+.4f} ({' and '.join(f'{one:+.4f}' for one in others)})"
-
-
-def blanks(study: Study) -> dict[str, str]:
-    """The blanks of the sentence of the plan, filled; none without a best head_dim."""
-    top = analysis.optimum(study.model)
-    if study.model.contrast({"u2": 1}).value <= 0 or not 2 <= top.best.value <= 6:
-        return {}
-    near = min(whole_width(64), key=lambda h: abs(math.log2(h) - top.best.value))
-    costs = hypotheses.sharing_costs(study)
-    shared = [f"{multiple(costs[plan], study)} [{counts_in_words(hypotheses.sharing(study, plan))}]"
-              for plan in ("albert", "attention_only")]  # fmt: skip
-    return {
-        "best head_dim h\\*": f"{power(top.best)} [{top.best.count} texts x 2 seeds]",
-        "best N h, in D": _best_total(study.model, hypotheses.best_total(study.model, top)),
-        "4 times narrower costs": _step(study, near, near // 4),
-        "4 times wider costs": _step(study, near, near * 4),
-        "sharing all layers: compute multiple": shared[0],
-        "sharing attention alone: compute multiple": shared[1],
-        "change of h\\* per doubling of D": f"by a factor of {power(top.slope, 2)} "
-        f"[{top.slope.count} texts, D = 32, 64, 96]",
-    }
-
-
-def _best_total(model: MixedModel, found: Estimate) -> str:
-    """The best N h / D, where it lies within the points measured."""
-    if model.contrast({"v2": 1}).value <= 0 or not -1 < found.value < math.log2(1.5):
-        return "at an end of 1/2 to 3/2, not determined,"
-    bounds = [2**e if math.isfinite(e) else e for e in (found.low, found.high)]
-    return ends(
-        dataclasses.replace(found, value=2**found.value, low=bounds[0], high=bounds[1]), 2, ""
-    )
-
-
-def _step(study: Study, near: int, other: int) -> str:
-    points = whole_width(64)
-    if other not in points:
-        return f"(h = {other}: not measured)"
-    pairs = analysis.paired(*(study.point(points[h], h) for h in (near, other)))
-    found = analysis.over_texts(
-        pairs, analysis.pool(list(hypotheses.from_reference(study).values()))
-    )
-    where = f"h = {other} against {near}, {counts_in_words(pairs)}"
-    return f"{ends(found)} bits [{where}] (x {multiple(found, study)} compute)"
 
 
 def result_line(r: Result) -> Line:
@@ -281,27 +200,27 @@ def result_line(r: Result) -> Line:
 def _point_table(study: Study) -> str:
     lines: list[tuple[Line, Estimate | None]] = []
     for width in STAGE_OF_WIDTH:
-        pooled = analysis.pool(list(hypotheses.from_reference(study, width).values()))
-        for n, h, layout in points_of(width):
+        for point in points_of(width):
+            n, h, layout = point
             rows = study.point(n, h, width=width, layout=layout)
             line = {
                 "D": width,
-                "point": point_name(n, h, layout),
+                "point": point_name(*point),
                 "N h / D": f"{n * h / width:g}",
                 "FFN width": f"{rows['ffn_width'].iloc[0]:,}",
                 "parameters": f"{rows['parameters'].iloc[0]:,}",
                 "bits": f"{mean_of_texts(rows):.4f}",
                 "difference (95 %)": "reference",
             }
-            if (n, h, layout) == (width // 16, 16, "standard"):
+            if point == (width // 16, 16, "standard"):
                 lines.append((line, None))
                 continue
-            pairs = analysis.paired(base_of(study, width), rows)
-            found = analysis.over_texts(pairs, pooled)
+            pairs = hypotheses.against(study, width, *point)
+            found = hypotheses.difference(study, width, *point)
             lines.append((line | {
                 "difference (95 %)": ends(found),
                 "Tatoeba texts as one": ends(analysis.over_texts(analysis.merged(pairs))),
-                "at equal seconds (this CPU)": at_equal_seconds(study, width, n, h, layout),
+                "at equal seconds (this CPU)": at_equal_seconds(study, width, *point),
                 "texts x seeds": counts(pairs),
             }, found))  # fmt: skip
     return judged_table(lines)
@@ -324,7 +243,7 @@ def _repeated_table(study: Study) -> str:
     """Differences from 6x16 at D = 96 over the texts that are read less than four times."""
     compared = []
     for n, h in design.POINTS[96]:
-        pairs = hypotheses.against(study, 96, n, h, "standard")
+        pairs = hypotheses.against(study, 96, n, h)
         once = {text: d for text, d in pairs.items() if text not in design.REPEATED_TEXTS}
         if (n, h) != (6, 16):
             compared.append(({"point": f"{n}x{h}"}, once))
@@ -448,9 +367,9 @@ def figures(study: Study, rows: DataFrame) -> dict[str, Figure]:
 
 
 def _panel(study: Study, width: int) -> charts.SizePanel:
-    base, pairs = base_of(study, width), hypotheses.from_reference(study, width)
-    pooled = analysis.pool(list(pairs.values()))
-    differences = {h: analysis.over_texts(one, pooled) for h, one in pairs.items()}
+    base = base_of(study, width)
+    differences = {h: hypotheses.difference(study, width, n, h)
+                   for h, n in whole_width(width).items() if h != 16}  # fmt: skip
     series = charts.around(mean_of_texts(base), 16, differences)
     grams = {name: mean_of_texts(base, name) for name in charts.BASELINES}
     return charts.SizePanel(width, int(base["parameters"].iloc[0]), series, grams)

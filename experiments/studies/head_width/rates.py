@@ -1,4 +1,4 @@
-"""Learning rates from rows: the minimum of a grid, the next rate to try, a rate formula."""
+"""Learning rates from rows: the minimum of a grid, the choice of stage 0, a rate formula."""
 
 import dataclasses
 import math
@@ -55,19 +55,6 @@ def parabola_minimum(bits: Mapping[float, float]) -> Minimum:
     k, slope, level = np.polyfit(x[three] - x[best], y[three], 2)
     at = -slope / (2 * k)
     return Minimum(float(x[best] + at), float(level - k * at**2), float(k), True)
-
-
-def next_rate(tried: Mapping[float, float], factor: float) -> float:
-    """The rate that a cell needs beyond its grid: one `factor` outside the end that is best; NaN
-    where the best rate is between two others.
-
-    >>> next_rate({0.01: 2.0, 0.02: 1.9}, 2.0)
-    0.04
-    """
-    best, lowest, highest = min(tried, key=tried.__getitem__), min(tried), max(tried)
-    if lowest < best < highest:
-        return math.nan
-    return float(f"{lowest / factor if best == lowest else highest * factor:.4g}")
 
 
 @dataclasses.dataclass(frozen=True)

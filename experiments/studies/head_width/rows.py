@@ -1,5 +1,6 @@
 """Rows of the study: a CSV file with frozen columns, one line a run, and how results get there."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -18,8 +19,9 @@ PUBLISHED = Path(__file__).parents[3] / "docs/results/head_width"
 BITS = ("heldout_bits", "validation_bits", "train_bits")
 """Bits per byte; infinite where the run diverged."""
 GRAMS = ("unigram", "ngram3", "ngram4", "ngram5", "gzip")
+RUN = list(StudyRun(0, Variant(4, 16), "", "", 0, 0.0).fields)
 COLUMNS = [
-    *StudyRun(0, Variant(4, 16), "", "", 0, 0.0).fields,
+    *RUN,
     "ffn_width", "parameters", "flops_per_token", "steps", "bytes_trained", "status", *BITS, *GRAMS,
     "text_sha256", "commit", "seconds", "cpu_seconds", "machine", "version",
 ]  # fmt: skip
@@ -48,10 +50,9 @@ def append_csv(path: Path, rows: DataFrame) -> None:
 def read_rows(path: Path) -> DataFrame:
     """Every row of the file. Raises ValueError for other columns, or a run that is there twice."""
     rows = read_csv(path, COLUMNS)
-    ids = [run.id for run in runs_of(rows)]
-    if len(set(ids)) != len(ids):
-        twice = next(one for one in ids if ids.count(one) > 1)
-        raise ValueError(f"{path} has the run {twice} twice; remove one of its lines")
+    twice = rows.duplicated(RUN)
+    if twice.any():
+        raise ValueError(f"line {twice.argmax() + 2} of {path} has a run for the second time")
     return rows
 
 
@@ -67,6 +68,15 @@ def runs_of(rows: DataFrame) -> list[StudyRun]:
     ]  # fmt: skip
 
 
+def check_complete(rows: DataFrame) -> None:
+    """Raises ValueError unless all published runs are there."""
+    published = runs_of(read_rows(PUBLISHED / "runs.csv"))
+    missing = Counter(run.stage for run in set(published) - set(runs_of(rows)))
+    if missing:
+        lacking = ", ".join(f"{count} of stage {stage}" for stage, count in sorted(missing.items()))
+        raise ValueError(f"the pages need all runs; {lacking} are missing: run them first")
+
+
 def new_rows(results: lab.Results, data: Path, commit: str) -> DataFrame:
     """Results of `lab.sweep` as rows, with the n-gram baselines of each run."""
     rows = results.to_pandas()
@@ -76,16 +86,17 @@ def new_rows(results: lab.Results, data: Path, commit: str) -> DataFrame:
     runs = runs_of(rows)
     rows["steps"] = list(map(num_steps, runs))
     rows["bytes_trained"] = rows["steps"] * BATCH_TOKENS
-    texts = [load_text(run.text, data) for run in runs]
-    found = [
-        baselines(text, v.length, BATCH_TOKENS // v.length, steps, run.seed)
-        for text, run, v, steps in zip(texts, runs, (r.variant for r in runs), rows["steps"],
-                                       strict=True)
-    ]  # fmt: skip
-    rows[list(GRAMS)] = DataFrame(found)[list(GRAMS)]
-    rows["text_sha256"] = [text.sha256 for text in texts]
+    rows["text_sha256"] = [load_text(run.text, data).sha256 for run in runs]
+    rows[list(GRAMS)] = DataFrame([grams_of(run, data) for run in runs])[list(GRAMS)]
     rows["commit"], rows["machine"], rows["version"] = commit, processor(), 2
     return rows.reindex(columns=COLUMNS)
+
+
+def grams_of(run: StudyRun, data: Path) -> dict[str, float]:
+    """The n-gram baselines of the bytes that a run was trained on."""
+    length = run.variant.length
+    corpus = load_text(run.text, data)
+    return baselines(corpus, length, BATCH_TOKENS // length, num_steps(run), run.seed)
 
 
 def check_origin(rows: DataFrame, commits: Iterable[str], digests: Mapping[str, str]) -> None:

@@ -2,14 +2,13 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from attnlab import lab
 from attnlab.heads import HeadNorm, Standard, make_layout
 from attnlab.heads.layout import Bias
 from attnlab.models import FFN, Compute, ModelConfig, Rotary, match_budget
 from attnlab.models.budget import Budget
-from attnlab.names import lookup
 from attnlab.training import (
     EvaluationConfig,
     OptimizerConfig,
@@ -45,7 +44,7 @@ class Variant:
     width: int = 64
     length: int = 128
     plan: str = "separate"
-    budget: str = "flops"
+    budget: Budget = "flops"
 
     @property
     def point(self) -> str:
@@ -114,7 +113,6 @@ def model_config(
 
     Raises ValueError where the heads alone cost more than the reference.
     """
-    lookup(PARAMETRIZATIONS, parametrization, what="parametrization")
     reference = ModelConfig(
         width=variant.width,
         num_layers=num_layers,
@@ -130,8 +128,7 @@ def model_config(
         variant.layout, num_heads=variant.num_heads, head_dim=variant.head_dim, biases=BIASES
     )
     config = dataclasses.replace(reference, heads=heads, sharing=variant.plan)
-    budget = lookup({name: name for name in get_args(Budget)}, variant.budget, what="budget")
-    solved = match_budget(config, reference, budget, length=variant.length).config
+    solved = match_budget(config, reference, variant.budget, length=variant.length).config
     if parametrization != "qk_norm":
         return solved
     normed = dataclasses.replace(solved.heads, qk_norm=HeadNorm("rms"))  # type: ignore[call-arg]

@@ -30,12 +30,8 @@ def table(lines: Sequence[Line]) -> str:
 
 def ends(found: Estimate, digits: int = 4, plus: str = "+") -> str:
     """ "value (low to high)"."""
-    if not math.isfinite(found.value):
-        return "no estimate"
-    if not math.isfinite(found.low):
-        return f"{found.value:{plus}.{digits}f} (interval unbounded)"
-    ends = f"{found.low:{plus}.{digits}f} to {found.high:{plus}.{digits}f}"
-    return f"{found.value:{plus}.{digits}f} ({ends})"
+    interval = f"{found.low:{plus}.{digits}f} to {found.high:{plus}.{digits}f}"
+    return f"{found.value:{plus}.{digits}f} ({interval})"
 
 
 def power(e: Estimate, digits: int = 1) -> str:

@@ -1,8 +1,7 @@
-"""The stages, their budgets, counts and seeds as in the plan, and the rules for learning rates."""
+"""The published runs, their budgets and seeds, and the rules for learning rates."""
 
 import dataclasses
 import math
-import re
 
 import numpy as np
 import pandas
@@ -10,18 +9,18 @@ import pytest
 from pandas import DataFrame
 
 from attnlab.models import flops_per_token, num_parameters
-from experiments.studies.head_width import design
-from experiments.studies.head_width.rates import choose, fit_rates, minima, next_rate
-from experiments.studies.head_width.rows import COLUMNS, append_csv, read_rows, runs_of
-from experiments.studies.head_width.simulated import (
-    PLAN,
+from experiments.studies.head_width import analysis, design
+from experiments.studies.head_width.rates import choose, fit_rates, minima
+from experiments.studies.head_width.rows import (
     PUBLISHED,
-    bits_of,
-    complete,
-    rows_of,
-    study_rows,
+    append_csv,
+    check_complete,
+    read_rows,
+    runs_of,
 )
+from experiments.studies.head_width.simulated import ROWS, rows_of
 from experiments.studies.head_width.spec import (
+    PARAMETRIZATIONS,
     StudyRun,
     Variant,
     model_config,
@@ -29,95 +28,59 @@ from experiments.studies.head_width.spec import (
     train_config,
 )
 
-EMPTY = DataFrame(columns=COLUMNS)
+RUN = StudyRun(0, Variant(4, 16), "one_rate", "python", 7, 0.005)
 GRID = (0.0025, 0.005, 0.01, 0.02)
 
 
-def test_models_have_the_sizes_of_the_plan_and_equal_flops():
-    table = re.findall(r"^\| (32|64|96) \| ([^|]+) \| [^|]+ \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$",
-                       PLAN, re.MULTILINE)  # fmt: skip
-    found = {}
-    for d, points, *numbers in table:
-        columns = [[int(n.replace(",", "")) for n in cell.split(", ")] for cell in numbers]
-        for i, name in enumerate(re.findall(r"\d+x\d+(?: narrow)?", points)):
-            values = tuple(column[min(i, len(column) - 1)] for column in columns)
-            found[int(d), name.replace(" ", "-")] = values
-    variants = [Variant(n, h, width=d) for d, points in design.POINTS.items() for n, h in points]
-    variants += [Variant(n, h, "narrow") for n, h in design.NARROW]
-    assert len(found) == len(variants)
-    for v in variants:
-        model = model_config(v)
-        got = model.ffn.width, num_parameters(model), flops_per_token(model, 128)
-        assert found[v.width, v.point] == got
-        assert got[2] == flops_per_token(
-            model_config(Variant(v.width // 16, 16, width=v.width)), 128
-        )
+def test_models_have_the_sizes_of_their_rows_and_equal_flops():
+    rows = ROWS.drop_duplicates(["num_heads", "head_dim", "layout", "width", "length", "plan",
+                                 "budget", "parametrization"])  # fmt: skip
+    for row, run in zip(rows.itertuples(), runs_of(rows), strict=True):
+        v = run.variant
+        model = model_config(v, run.parametrization)
+        got = model.ffn.width, num_parameters(model), flops_per_token(model, v.length)
+        assert (row.ffn_width, row.parameters, row.flops_per_token) == got
+        if v.budget == "flops" and run.parametrization != "qk_norm":
+            reference = Variant(v.width // 16, 16, width=v.width, length=v.length)
+            assert got[2] == flops_per_token(model_config(reference), v.length)
 
 
-def test_counts_and_seeds_of_the_plan():
-    counts = {s: design.count_runs(s) for s in (*design.ORDER, 7)}
-    assert counts == {0: 96, 1: 205, 2: 176, 3: 208, 4: 56, 5: 64, 6: 28, 7: 32}
-    judged = {run.seed for stage in range(2, 8) for run in design.planned(stage)}
-    tuning = {design.tuning_seed(s, text, d)
-              for s in (0, 1) for text in design.ALL_TEXTS for d in (32, 64)}  # fmt: skip
-    assert len(tuning) == 32
-    assert not judged & tuning
-    third, seventh = (
-        {(r.variant, r.text, r.seed) for r in design.planned(stage)} for stage in (3, 7)
-    )
-    assert not third & seventh
-    of_text = {(text, seed) for _, text, seed in third}
-    assert len(of_text) == len({seed for _, seed in of_text}) == 16
+def test_seeds_are_the_same_for_every_variant_and_not_those_of_tuning():
+    counts = ROWS.groupby("stage").size().to_dict()
+    assert counts == {0: 97, 1: 247, 2: 176, 3: 208, 4: 56, 5: 64, 6: 28}
+    assert all(counts[stage] >= one.planned for stage, one in design.STAGES.items())
+    judged, tuning = ROWS[ROWS["stage"] >= 2], ROWS[ROWS["stage"] < 2]
+    assert not set(judged["seed"]) & set(tuning["seed"])
+    assert set(judged.groupby("seed")[["width", "text"]].nunique().to_numpy().ravel()) == {1}
+    third = ROWS[ROWS["stage"] == 3].groupby(["num_heads", "head_dim", "layout", "text"])["seed"]
+    assert set(third.nunique()) == {2}
 
 
-def test_the_published_rows_are_those_of_the_design():
-    """The same runs, learning rates and seeds follow from the rows of stages 0 and 1."""
-    rows = read_rows(PUBLISHED / "runs.csv")
-    design.check_complete(rows)
-    wanted = [run for stage in design.ORDER for run in design.stage_runs(stage, rows)]
-    assert set(wanted) == set(runs_of(rows))
+def test_runs_are_judged_beside_the_rates_of_the_formula():
+    """By the parametrization that stage 0 chooses, at 0.8 or 1.25 times the rate, half of each."""
+    rows = ROWS[ROWS["stage"] >= 1]
+    [name] = set(rows["parametrization"])
+    stage0 = ROWS[ROWS["stage"] == 0]
+    assert choose(stage0, list(PARAMETRIZATIONS), design.TOLERANCE)[0] == name
+    frame = analysis.columns(rows[rows["stage"] >= 2], fit_rates(rows[rows["stage"] == 1]))
+    sides = frame["tuning"].abs() - math.log(1.25)
+    assert sides.abs().max() < analysis.ROUNDING
+    assert (frame["tuning"][frame["stage"] == 3] < 0).mean() == 0.5
 
 
 def test_the_training_of_a_run():
-    run = design.stage0(EMPTY)[0]
-    config, spec = train_config(run), run_spec(run, "data")
+    config, spec = train_config(RUN), run_spec(RUN, "data")
     assert (config.steps, config.batch_size, config.schedule.warmup_steps) == (1920, 16, 96)
-    assert config.schedule.final_learning_rate == run.learning_rate / 10
-    assert (spec.id, spec.seed) == (run.id, run.seed)
-    assert {**spec.tags, "seed": spec.seed} == run.fields
-
-
-def test_stages_follow_from_rows():
-    with pytest.raises(design.NotReady):
-        design.stage_runs(1, EMPTY)
-    rows = complete(0, EMPTY)
-    assert design.chosen_parametrization(rows) == "fan_in"
-    with pytest.raises(design.NotReady):
-        design.stage_runs(3, rows)
-    rows = complete(1, rows)
-    first = rows[rows["stage"] == 1]
-    assert set(first["parametrization"]) == {"fan_in"}
-    sides = {}
-    for run in design.stage_runs(3, rows):
-        assert round(run.learning_rate, 5) in (0.0064, 0.01)
-        sides.setdefault(run.variant, []).append(run.learning_rate < 0.008)
-    assert all(sum(low) == len(low) / 2 for low in sides.values())
+    assert config.schedule.final_learning_rate == RUN.learning_rate / 10
+    assert (spec.id, spec.seed) == (RUN.id, RUN.seed)
+    assert {**spec.tags, "seed": spec.seed} == RUN.fields
 
 
 def test_nothing_is_judged_before_the_stages_are_complete():
-    rows = study_rows((2, 3, 5, 6))
-    last = rows[rows["stage"] == 3].index[-1]
+    last = ROWS[ROWS["stage"] == 3].index[-1]
+    check_complete(ROWS)
     with pytest.raises(ValueError, match="1 of stage 3, 56 of stage 4"):
-        design.check_complete(rows.drop(index=last))
-
-
-def test_a_cell_gets_two_more_rates_at_most():
-    """Where lower is always better."""
-    low = lambda run: run.parametrization == "one_rate" and run.text == "python"
-    rows = complete(0, EMPTY, lambda run: run.learning_rate if low(run) else bits_of(run))
-    rates = sorted(run.learning_rate for run in runs_of(rows)
-                   if low(run) and run.variant == Variant(4, 16))  # fmt: skip
-    assert rates == [0.000625, 0.00125, 0.0025, 0.005, 0.01, 0.02]
+        check_complete(ROWS[ROWS["stage"] != 4].drop(index=last))
 
 
 def parabola(best, level=2.0, k=0.05, grid=GRID, variant=Variant(4, 16), name="one_rate",  # noqa: B008
@@ -132,13 +95,6 @@ def test_the_minimum_of_a_parabola_is_found():
         [math.exp(found.log_rate), found.bits, found.curvature], [0.007, 2, 0.05], rtol=1e-9
     )
     assert found.interior
-
-
-def test_a_grid_that_does_not_bracket_gets_one_more_rate():
-    bits = lambda best: minima(parabola(best))["tried"][0]
-    assert math.isnan(next_rate(bits(0.007), 2))
-    assert next_rate(bits(0.001), 2) == 0.00125
-    assert next_rate(bits(0.1), 2) == 0.04
     [low] = minima(parabola(0.001)).itertuples()
     assert (low.log_rate, low.interior) == (math.log(0.0025), False)
 
@@ -148,7 +104,6 @@ def test_diverged_runs_are_worst():
     rows["validation_bits"] = [*rows["validation_bits"][:3], math.inf]
     [found] = minima(rows).itertuples()
     assert (found.interior, found.bits) == (True, rows["validation_bits"][2])
-    assert math.isnan(next_rate(found.tried, 2))
 
 
 def test_the_choice_of_stage_0():
@@ -181,21 +136,20 @@ def test_the_rate_formula_is_found_again():
     assert formula.residual_sd < 1e-9
     assert formula.coefficients["ln_head_dim"] == pytest.approx(-0.3)
     assert formula.coefficients["albert"] == pytest.approx(0, abs=1e-9)
-    [rate] = formula.rates(DataFrame([StudyRun(0, Variant(4, 16), "", "", 0, 0.0).fields]))
+    [rate] = formula.rates(DataFrame([RUN.fields]))
     assert rate == pytest.approx(0.02 * 16**-0.3 * 4**-0.2, rel=0.005)
 
 
 def test_rows_come_back_the_same_and_once(tmp_path):
     path = tmp_path / "results/runs.csv"
-    run = design.tiny_runs()[0]
-    runs = [dataclasses.replace(run, learning_rate=rate) for rate in (0.1 + 0.2, 1e-3)]
+    runs = [dataclasses.replace(RUN, learning_rate=rate) for rate in (0.1 + 0.2, 1e-3)]
     rows = rows_of(runs, [1.7, math.inf])
     append_csv(path, rows[:1])
     append_csv(path, rows[1:])
     assert read_rows(path).equals(rows)
     assert runs_of(read_rows(path)) == runs
     append_csv(path, rows[:1])
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match=r"line 4 .* second time"):
         read_rows(path)
     path.write_text(path.read_text().replace("ngram3", "trigram"))
     with pytest.raises(ValueError, match="other columns"):
@@ -203,5 +157,4 @@ def test_rows_come_back_the_same_and_once(tmp_path):
 
 
 def test_a_published_file_is_read_and_written_byte_by_byte():
-    path = PUBLISHED / "runs.csv"
-    assert read_rows(path).to_csv(index=False) == path.read_text()
+    assert ROWS.to_csv(index=False) == (PUBLISHED / "runs.csv").read_text()

@@ -11,27 +11,14 @@ from scipy import stats
 from attnlab import lab
 from attnlab.models import flops_per_token
 from experiments.studies.head_width import gpu, gpu_page
-from experiments.studies.head_width.rates import RateFormula, rate_terms
-from experiments.studies.head_width.rows import read_csv
-from experiments.studies.head_width.simulated import PUBLISHED
-from experiments.studies.head_width.spec import StudyRun, Variant
+from experiments.studies.head_width.rows import PUBLISHED
+from experiments.studies.head_width.spec import Variant
 
-NO_RUN = DataFrame([StudyRun(0, Variant(4, 16), "", "", 0, 0.0).fields])
-FORMULA = RateFormula(dict.fromkeys(rate_terms(NO_RUN), 0.0), 0.0, [])
-"""All coefficients 0: the rate of the formula is exp(0) = 1."""
-WHOLE, TUNED = gpu.VARIANTS[:5], gpu.TUNED
+WHOLE, TUNED, STEPS = gpu.VARIANTS[:5], gpu.TUNED, 2869
 TEXTS = {"web": 0.3, "novels": -0.1, "python": 0.0}
-EMPTY = DataFrame(columns=gpu.COLUMNS)
-
-
-def programs(multiple=1.0, share=0.25):
-    return [p for factor in gpu.FACTORS
-            for p in gpu.programs_at(FORMULA, multiple, factor, share, gpu.SEEDS)]  # fmt: skip
-
-
-def added(factor=2.0, share=0.25):
-    some = gpu.programs_at(FORMULA, 1.0, factor, share, gpu.ADDED_SEEDS)
-    return [p for p in some if p.variant in WHOLE]
+SCORES = gpu.read_scores(PUBLISHED)
+PROGRAMS = [gpu.Program(v, rate, STEPS) for rate in gpu.FACTORS for v in WHOLE]
+ADDED = [gpu.Program(v, 2.0, STEPS, gpu.ADDED_SEEDS) for v in WHOLE]
 
 
 def scores_of(some, heldout, validation=None):
@@ -47,7 +34,7 @@ def scores_of(some, heldout, validation=None):
     return DataFrame(lines, columns=gpu.COLUMNS)
 
 
-def made(best_log_rate=0.2, best_log_h=5.3, variants=WHOLE, some=None):
+def made(best_log_rate=0.2, best_log_h=5.3):
     """Scores without noise: a parabola in ln r for each variant, and one in log2 h."""
 
     def bits(program, text="python", seed=0):
@@ -55,8 +42,11 @@ def made(best_log_rate=0.2, best_log_h=5.3, variants=WHOLE, some=None):
         level = 1.7 + 0.01 * (math.log2(program.variant.head_dim) - best_log_h) ** 2
         return level + away + TEXTS[text] + 0.01 * seed
 
-    some = [p for p in some or programs() if p.variant in variants]
-    return scores_of(some, bits, lambda program, text, seed: bits(program))
+    return scores_of(PROGRAMS, bits, lambda program, text, seed: bits(program))
+
+
+def at_best_rate(scores, variant=WHOLE[1]):
+    return gpu_page.tuned(gpu_page.of_variant(scores, variant))
 
 
 # The programs -------------------------------------------------------------------------------------
@@ -68,60 +58,31 @@ def test_every_variant_has_the_same_flops():
     assert {flops_per_token(gpu.model_config(v), 256) for v in gpu.VARIANTS} == {expected}
 
 
-def test_rates_surround_the_tuned_one_and_follow_the_bytes_that_are_trained():
-    every = programs(3.0, 1.0)
-    assert len(every) == 5 * 4 + 3 * 3
-    whole, others = (sorted(p.learning_rate for p in every if (p.variant in WHOLE) == inside)
-                     for inside in (True, False))  # fmt: skip
-    assert (whole, others) == (sorted(5 * [1.5, 3, 6, 12]), sorted(3 * [3, 6, 12]))
-    assert {p.steps for p in every} == {round(94e6 / 8192)}
-    formula = RateFormula(FORMULA.coefficients | {"ln_bytes": -1.0}, 0.0, [])
-    quarter, one = (gpu.formula_rate(formula, TUNED, share) for share in (0.25, 1.0))
-    assert quarter == pytest.approx(4 * one, rel=0.02)
+def test_the_published_programs():
+    """29 of two seeds, 5 of four seeds more; one that lacks a seed is trained again."""
+    programs = gpu.published_programs()
+    of_seeds = lambda seeds: [p for p in programs if p.seeds == seeds]
+    assert len(of_seeds(gpu.SEEDS)) == 5 * 4 + 3 * 3
+    assert {p.variant for p in of_seeds(gpu.ADDED_SEEDS)} == set(WHOLE)
+    for seeds in (gpu.SEEDS, gpu.ADDED_SEEDS):
+        assert {p.steps for p in of_seeds(seeds)} == {STEPS}
+    assert {p.variant for p in of_seeds(gpu.TUNING_SEEDS)} == {TUNED}
+    assert gpu.left(programs, SCORES) == []
+    [lost] = gpu.left(programs, SCORES[~((SCORES["plan"] == "albert") & (SCORES["seed"] == 1)
+                                         & (SCORES["learning_rate"] > 0.009))])  # fmt: skip
+    assert (lost.variant.plan, lost.seeds) == ("albert", gpu.SEEDS)
+    assert {p.steps for p in gpu.published_programs(0.01)} <= {*range(2, 30)}
 
 
-def test_the_programs_follow_from_the_scores():
-    """Bits (log2 r - 2.3)^2 tune to 2^2.3; then one variant is best at 1/2, four at 2; 6x64 and the
-    sharing plans do not count. A program that lacks a seed is trained again."""
-
-    def bits(program, text, seed):
-        if program.seeds == gpu.TUNING_SEEDS:
-            return 2 + (math.log2(program.learning_rate) - 2.3) ** 2
-        best = 2**2.3 * (0.5 if program.variant == WHOLE[0] else 2.0)
-        level = 2.0 if gpu.fills_width(program.variant) else -100 * program.learning_rate
-        return level + math.log(program.learning_rate / best) ** 2
-
-    tuning = gpu.next_programs(FORMULA, EMPTY, 0.5)
-    assert [p.learning_rate for p in tuning] == [1, 2, 4, 8, 16]
-    assert {p.steps for p in tuning} == {round(94e6 / 8192 / 16)}
-    scores = scores_of(tuning, bits)
-    assert gpu.next_programs(FORMULA, scores[3:], 0.5) == tuning[:1]
-    assert gpu.tuned_multiple(FORMULA, scores, 0.5) == pytest.approx(2**2.3, rel=1e-6)
-    every = gpu.next_programs(FORMULA, scores, 0.5)
-    assert len(every) == 29
-    rest = scores_of(every, bits)
-    lost = rest[(rest["point"] != "6x64") | (rest["seed"] != 1)]
-    scores = DataFrame([*scores.to_dict("records"), *lost.to_dict("records")])
-    assert {p.variant for p in gpu.next_programs(FORMULA, scores, 0.5)} == {gpu.VARIANTS[5]}
-    scores = DataFrame([*scores.to_dict("records"), *rest.to_dict("records")])
-    last = gpu.next_programs(FORMULA, scores, 0.5)
-    assert [p.variant for p in last] == list(WHOLE)
-    assert {p.seeds for p in last} == {gpu.ADDED_SEEDS}
-    assert {p.learning_rate for p in last} == {float(f"{2**2.3 * 2:.4g}")}
-
-
-def test_the_published_scores_are_those_of_the_programs():
-    """The same learning rates follow from the published rows, and nothing is left to train."""
-    scores = read_csv(PUBLISHED / "gpu_runs.csv", gpu.COLUMNS)
-    assert gpu.next_programs(gpu.published_formula(), scores, 0.25) == []
-    assert scores.to_csv(index=False) == (PUBLISHED / "gpu_runs.csv").read_text()
+def test_the_published_file_is_read_and_written_byte_by_byte():
+    assert SCORES.to_csv(index=False) == (PUBLISHED / "gpu_runs.csv").read_text()
 
 
 @pytest.mark.slow
 def test_seeds_are_trained_in_one_program_and_become_rows(shared_data, tmp_path):
     """A tiny model: both seeds have scores of their own on every text, all in one folder."""
-    program = gpu.Program(Variant(1, 16, width=16, length=gpu.LENGTH), 0.01, share=1e-6)
-    specs = gpu.run_specs(program, shared_data)
+    program = gpu.Program(Variant(1, 16, width=16, length=gpu.LENGTH), 0.01, 2)
+    specs = gpu.run_specs(program, shared_data, 1e-6)
     results = lab.sweep(specs, tmp_path, executor=gpu.SeedsTogether())
     scores = gpu.new_scores(results, "abc")
     assert list(scores) == gpu.COLUMNS
@@ -137,7 +98,7 @@ def test_seeds_are_trained_in_one_program_and_become_rows(shared_data, tmp_path)
 
 
 def test_a_variant_is_scored_at_its_best_rate():
-    [found] = gpu_page.complete(made(variants=[WHOLE[1]])).values()
+    found = at_best_rate(made())
     assert found.interior
     assert found.rate == pytest.approx(math.exp(0.2), rel=1e-6)
     level = 1.7 + 0.01 * (5 - 5.3) ** 2
@@ -147,23 +108,22 @@ def test_a_variant_is_scored_at_its_best_rate():
 
 @pytest.mark.parametrize(("best_log_rate", "away"), [(0.2, 4.0), (0.6, 0.5)])
 def test_a_rate_that_is_not_beside_the_best_one_does_not_count(best_log_rate, away):
-    scores = made(best_log_rate, variants=[WHOLE[1]])
+    scores = made(best_log_rate)
     wrong = scores.copy()
     wrong.loc[wrong["learning_rate"] == away, ["heldout_bits", "validation_bits"]] = 9.0
-    [expected], [found] = (gpu_page.complete(some).values() for some in (scores, wrong))
+    expected, found = map(at_best_rate, (scores, wrong))
     assert (found.rate, found.bits.tolist()) == (expected.rate, expected.bits.tolist())
 
 
 def test_a_best_rate_at_an_end_is_taken_as_it_is():
-    [found] = gpu_page.complete(made(best_log_rate=2.0, variants=[WHOLE[1]])).values()
+    found = at_best_rate(made(best_log_rate=2.0))
     assert (found.interior, found.rate) == (False, pytest.approx(4.0))
     away = 0.02 * (math.log(4) - 2) ** 2
     assert found.bits[0, 0] == pytest.approx(1.7 + 0.01 * 0.3**2 + away + 0.3)
 
 
 def test_the_best_width_is_the_minimum_of_the_parabola():
-    bits = {v: one.bits for v, one in gpu_page.complete(made()).items()}
-    best = gpu_page.best_head_dim(bits)
+    best = gpu_page.best_head_dim({v: at_best_rate(made(), v).bits for v in WHOLE})
     np.testing.assert_allclose((best.value, best.low, best.high), 5.3, rtol=1e-6)
 
 
@@ -181,9 +141,9 @@ def test_the_variance_of_a_difference_is_that_of_texts_and_of_seeds():
 
 def with_added_seeds(differences_of_seeds):
     """Scores without noise between texts: 1x256 differs from 4x64 by these bits in seeds 0 to 5."""
-    first = [p for p in programs() if p.learning_rate == 2.0 and p.variant in WHOLE]
+    first = [p for p in PROGRAMS if p.learning_rate == 2.0]
     of_seed = lambda p, seed: differences_of_seeds[seed] if p.variant == WHOLE[4] else 0.0
-    return scores_of([*first, *added()], lambda p, text, seed: 2.0 + of_seed(p, seed))
+    return scores_of([*first, *ADDED], lambda p, text, seed: 2.0 + of_seed(p, seed))
 
 
 @pytest.mark.parametrize(
@@ -215,13 +175,8 @@ def test_the_text_that_varies_most_between_seeds_is_found():
 
 
 def test_nothing_is_judged_before_every_program_has_scores():
-    """The scores of tuning are not judged."""
-    every = made(variants=gpu.VARIANTS, some=[*programs(), *added()])
-    tuning = every[:1].assign(seed=8, steps=9999)
-    text = gpu_page.page(DataFrame([*every.to_dict("records"), *tuning.to_dict("records")]))
-    assert "heads of 32 have the lowest loss" in text
-    lost = every[(every["plan"] != "albert") | (every["learning_rate"] != 2.0)]
-    without_seed = every[(every["point"] != "2x128") | (every["seed"] != 4)]
-    for some in (lost, without_seed, made(variants=gpu.VARIANTS), EMPTY):
+    lost = SCORES[(SCORES["plan"] != "albert") | (SCORES["learning_rate"] < 0.009)]
+    without_seed = SCORES[(SCORES["point"] != "2x128") | (SCORES["seed"] != 4)]
+    for some in (lost, without_seed, SCORES[:0]):
         with pytest.raises(ValueError, match="all programs"):
             gpu_page.page(some)

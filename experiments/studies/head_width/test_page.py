@@ -5,78 +5,68 @@ import os
 import runpy
 
 import numpy as np
-import pandas
 import pytest
 from matplotlib.text import Text
 
-from experiments.studies.head_width import analysis, design, gpu_page, hypotheses, page
-from experiments.studies.head_width.gpu import COLUMNS
-from experiments.studies.head_width.rows import append_csv, read_csv, read_rows
-from experiments.studies.head_width.simulated import PUBLISHED, Simulation, check_page, study_rows
+from experiments.studies.head_width import analysis, design, gpu, gpu_page, hypotheses, page
+from experiments.studies.head_width.rows import PUBLISHED, append_csv
+from experiments.studies.head_width.simulated import ROWS, check_page
+from experiments.studies.head_width.tables import reading
 
 
 @pytest.fixture(scope="module")
 def published():
-    return hypotheses.read_study(read_rows(PUBLISHED / "runs.csv"))
-
-
-@pytest.fixture(scope="module")
-def simulated():
-    rows = study_rows((2, 3, 4, 5, 6))
-    drawn = Simulation(rows).drawn_rows(np.random.default_rng(4))
-    return pandas.concat([rows[rows["stage"] < 2], drawn], ignore_index=True)
-
-
-def worse(rows, which):
-    """The rows with 1 bit more where `which` is true."""
-    return rows.assign(heldout_bits=rows["heldout_bits"] + which)
+    return hypotheses.read_study(ROWS)
 
 
 def test_the_pages_are_those_of_the_published_rows(published):
-    """P1 was decided at the first look; two of twenty points are not worse after correction."""
-    rows = read_rows(PUBLISHED / "runs.csv")
-    check_page(page.analysis_page(rows, published), "analysis.md")
+    check_page(page.analysis_page(ROWS, published), "analysis.md")
     for name, made in (("stage0", page.stage0_page), ("stage1", page.stage1_page),
                        ("cost", page.cost_page)):  # fmt: skip
-        assert made(rows) == (PUBLISHED / f"{name}.md").read_text()
-    check_page(gpu_page.page(read_csv(PUBLISHED / "gpu_runs.csv", COLUMNS)), "gpu.md")
+        assert made(ROWS) == (PUBLISHED / f"{name}.md").read_text()
+    check_page(gpu_page.page(gpu.read_scores(PUBLISHED)), "gpu.md")
 
 
-def test_a_complete_study_fills_every_blank(simulated, tmp_path):
-    append_csv(tmp_path / "runs.csv", simulated)
+def test_what_the_words_of_the_page_say(published):
+    """Of the template: heads of 16 have the lowest mean loss at every size, P1 is significant and
+    equivalent, half the width is inconclusive and 3/2 worse, the trends contradict each other."""
+    for width in design.STAGE_OF_WIDTH:
+        rows = {h: published.point(n, h, width=width) for h, n in page.whole_width(width).items()}
+        assert min(rows, key=lambda h: page.mean_of_texts(rows[h])) == 16
+    assert {one.conclusion for one in hypotheses.primary(published)} == {
+        "significant, and equivalent within 0.02"
+    }
+    found = [hypotheses.difference(published, 64, *point) for point in ((2, 16), (6, 16))]
+    assert list(map(reading, found)) == ["inconclusive", "worse"]
+    fits = {fit.name: fit for fit in hypotheses.fits(published)}
+    first, last = fits["D = 32 alone, without h = 2"], fits["D = 96 alone"]
+    trend = analysis.optimum(published.model).slope.value
+    assert trend < 0 < last.optimum.best.value - first.optimum.best.value
+
+
+def test_the_files_of_a_complete_study(tmp_path):
+    append_csv(tmp_path / "runs.csv", ROWS)
     paths = page.write_pages(tmp_path)
+    assert {path.name for path in paths} == {path.name for path in tmp_path.glob("[!r]*")}
     drawings = [path for path in paths if path.suffix == ".svg"]
     assert [path.stem for path in drawings] == [f"figure{i}" for i in (1, 2, 3, 4)]
-    text = (tmp_path / "analysis.md").read_text()
-    assert "Stage 7 (the second look at P1), since the first look is inconclusive." in text
-    # albert is 0.12 worse, 2x32 and 4x16 are equal
-    results = {r.name: r for r in hypotheses.secondary(hypotheses.read_study(simulated))}
-    assert results["S4"].found.low < 0.12 < results["S4"].found.high
-    assert results["S4"].conclusion == "significant"
     for path in drawings:
         assert "prefers-color-scheme:dark" in path.read_text()
         assert "#000000" not in path.read_text()
 
 
 @pytest.mark.slow
-def test_numpy_alone_gives_the_same_numbers(simulated, tmp_path, monkeypatch):
-    append_csv(tmp_path / "runs.csv", simulated)
-    monkeypatch.chdir(tmp_path)
-    study = hypotheses.read_study(simulated)
-    text = page.analysis_page(simulated, study)
-    (tmp_path / "check.py").write_text(text.split("```python\n")[1].split("```")[0])
-    made = runpy.run_path(os.fspath(tmp_path / "check.py"))
+def test_numpy_alone_gives_the_same_numbers(published, monkeypatch):
+    monkeypatch.chdir(PUBLISHED)
+    made = runpy.run_path(os.fspath(page.CHECK))
     found = made["RESULTS"]
-    alone = next(fit for fit in hypotheses.fits(study) if fit.name == "D = 64 alone")
+    alone = next(fit for fit in hypotheses.fits(published) if fit.name == "D = 64 alone")
     assert made["BEST"] + 4 == pytest.approx(alone.optimum.best.value, abs=1e-3)
-    ours = {r.name: r.found for r in hypotheses.secondary(study) if r.pairs}
-    for n, h in design.POINTS[64]:
-        if (n, h) != (4, 16):
-            pairs = hypotheses.against(study, 64, n, h, "standard")
-            ours[f"{n}x{h}"] = analysis.over_texts(pairs)
-    narrow = {f"{n}x{h} narrow": (n, h) for n, h in design.NARROW}
-    for name, point in narrow.items():
-        ours[name] = analysis.over_texts(hypotheses.against(study, 64, *point, "narrow"))
+    ours = {r.name: r.found for r in hypotheses.secondary(published) if r.pairs}
+    for n, h, layout in page.points_of(64):
+        if (n, h, layout) != (4, 16, "standard"):
+            pairs = hypotheses.against(published, 64, n, h, layout)
+            ours[page.point_name(n, h, layout)] = analysis.over_texts(pairs)
     assert set(found) == set(ours)
     for name, one in ours.items():
         mean, error, count = found[name]
@@ -84,16 +74,14 @@ def test_numpy_alone_gives_the_same_numbers(simulated, tmp_path, monkeypatch):
             pytest.approx(mean, abs=1e-12), pytest.approx(error, abs=1e-12), count)  # fmt: skip
 
 
-def test_the_first_look_reads_stages_1_and_3_alone(simulated):
-    [look] = hypotheses.looks(hypotheses.read_study(simulated))
-    others = worse(simulated, simulated["stage"].isin((2, 4, 5, 6)))
-    assert hypotheses.looks(hypotheses.read_study(others)) == [look]
-    assert look.name == "first look"
+def test_the_first_look_reads_stages_1_and_3_alone(published):
+    worse = published.frame["bits"] + published.frame["stage"].isin((2, 4, 5, 6))
+    others = dataclasses.replace(published, frame=published.frame.assign(bits=worse))
+    assert hypotheses.primary(others) == hypotheses.primary(published)
 
 
 def test_texts_of_figures_are_inside_their_figures(published):
-    rows = read_rows(PUBLISHED / "runs.csv")
-    for name, figure in page.figures(published, rows).items():
+    for name, figure in page.figures(published, ROWS).items():
         figure.canvas.draw()
         for text in (t for axes in figure.axes for t in axes.get_children() if isinstance(t, Text)):
             assert text.get_window_extent().x1 <= figure.bbox.x1, (name, text.get_text())
@@ -110,7 +98,7 @@ def test_the_error_of_a_rate_is_that_of_the_parabola(published):
 
 def test_a_difference_at_equal_seconds_counts_the_seconds_that_are_saved(published):
     """Half the seconds are worth ln 2 times the slope of the loss; equal ones nothing."""
-    by_flops = analysis.over_texts(hypotheses.against(published, 64, 2, 32, "standard")).value
+    by_flops = analysis.over_texts(hypotheses.against(published, 64, 2, 32)).value
     for ratio in (1.0, 0.5):
         frame = published.frame.assign(cpu_seconds=1.0)
         frame.loc[published.point(2, 32).index, "cpu_seconds"] = ratio

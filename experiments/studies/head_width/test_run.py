@@ -7,7 +7,6 @@ import pytest
 from commands import command
 
 from attnlab import lab
-from experiments.studies.head_width import design
 from experiments.studies.head_width.rows import (
     append_csv,
     check_origin,
@@ -15,18 +14,18 @@ from experiments.studies.head_width.rows import (
     read_rows,
     runs_of,
 )
-from experiments.studies.head_width.simulated import rows_of
-from experiments.studies.head_width.spec import run_spec
+from experiments.studies.head_width.simulated import ROWS
+from experiments.studies.head_width.spec import StudyRun, Variant, run_spec
 from experiments.studies.head_width.texts import load_text
 
+TINY = StudyRun(0, Variant(1, 16, width=16, length=16), "fan_in", "python", 5, 0.003, 2.0)
 STUDY = "experiments.studies.head_width"
 
 
 @pytest.mark.slow
 def test_runs_become_rows(tmp_path):
     """One that learns and one that diverges. Both have the n-grams of their own batches."""
-    runs = design.tiny_runs()[:2]
-    runs[1] = dataclasses.replace(runs[1], learning_rate=1e38)
+    runs = [TINY, dataclasses.replace(TINY, learning_rate=1e38)]
     specs = [run_spec(run, tmp_path) for run in runs]
     results = lab.sweep(specs, tmp_path / "work", executor=lab.InProcess())
     append_csv(tmp_path / "runs.csv", new_rows(results, tmp_path, "abc"))
@@ -41,7 +40,7 @@ def test_runs_become_rows(tmp_path):
 
 
 def test_rows_of_another_commit_or_text_are_refused():
-    rows = rows_of(design.tiny_runs()[:1], [2.0])
+    rows = ROWS.assign(commit="abc", text_sha256="d1")[:1]
     check_origin(rows, ["new", "abc"], {"python": "d1"})
     with pytest.raises(ValueError, match="commit abc"):
         check_origin(rows, ["new"], {"python": "d1"})
@@ -52,11 +51,11 @@ def test_rows_of_another_commit_or_text_are_refused():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--analysis"], "96 of stage 0"),
-        (["--stages=9"], "no stage 9"),
-        (["--stages=-1"], "--workdir is needed"),
+        (["--analysis"], "97 of stage 0"),
+        (["--stages=9"], "stages are 0, 1"),
+        (["--gpu", "--workdir=x", "--data=."], "no file wikitext2/train.txt.gz"),
         (["--stages=0", "--workdir=x", "--data=."], "no file wikitext2/train.txt.gz"),
-        (["--gpu=0.1", "--workdir=x", "--data=."], "no file wikitext2/train.txt.gz"),
+        (["--stages=0"], "--workdir is needed"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_training(tmp_path, flags, said):
@@ -68,9 +67,9 @@ def test_what_cannot_be_done_is_refused_before_training(tmp_path, flags, said):
 
 
 def test_status_counts_runs(tmp_path):
-    append_csv(tmp_path / "runs.csv", rows_of(design.tiny_runs()[:1], [2.0]))
-    done = command(STUDY, f"--results={tmp_path}", "--status", "--stages=-1,3")
+    append_csv(tmp_path / "runs.csv", ROWS[ROWS["stage"] == 3][:5])
+    done = command(STUDY, f"--results={tmp_path}", "--status", "--stages=3,4")
     assert done.stdout.splitlines() == [
-        "stage -1 (tiny, for tests): 1 of 8 runs",
-        "stage 3 (surface, D = 64): 0 of 208 runs",
+        "stage 3 (surface, D = 64): 5 of 208 runs",
+        "stage 4 (surface, D = 96): 0 of 56 runs",
     ]

@@ -10,14 +10,18 @@ import pytest
 from attnlab.data.batching import TokenArray, sample, windows
 from attnlab.data.text import load_corpus
 from experiments.studies.head_width.ngrams import target_bits, witten_bell
-from experiments.studies.head_width.simulated import PLAN
+from experiments.studies.head_width.rows import PUBLISHED
 from experiments.studies.head_width.texts import TEXTS, StudyText, load_text
 
 
 @pytest.mark.parametrize("name", sorted(set(TEXTS) - {"python"}))
 def test_sizes_and_digests_are_those_of_the_plan(shared_data, name):
     corpus = load_text(name, shared_data)
-    row = next(line for line in PLAN.splitlines() if re.match(rf"\| {name}\b", line))
+    row = next(
+        line
+        for line in (PUBLISHED / "plan.md").read_text().splitlines()
+        if re.match(rf"\| {name}\b", line)
+    )
     parts = corpus.train, corpus.validation, corpus.heldout
     assert [cell.strip() for cell in row.split("|")[2:5]] == [f"{len(part):,}" for part in parts]
     assert f"`{corpus.sha256[:16]}`" in row

@@ -24,8 +24,6 @@ flags.DEFINE_enum(
     "One gate per head and layer, or per head of a parameter group.",
 )
 flags.DEFINE_integer("steps", 400, "Steps of each training.", lower_bound=1)
-flags.DEFINE_bool("frozen", False, "Train the gates and keep the weights.")
-flags.DEFINE_bool("untrained", False, "Start from initial weights.")
 flags.DEFINE_float(
     "learning_rate", None, "Learning rate of the weights; the run's last one if left out."
 )
@@ -58,14 +56,7 @@ def main() -> None:
     pressures = numbers("pressures", given.pressures)
     [gate_rate] = numbers("gate_rate", [str(given.gate_rate)])
     keep_compiled()
-    study = pruning.begin(
-        Path(given.workdir),
-        given.seed,
-        given.steps,
-        frozen=given.frozen,
-        untrained=given.untrained,
-        learning_rate=given.learning_rate,
-    )
+    study = pruning.begin(Path(given.workdir), given.seed, given.steps, given.learning_rate)
     most = len(study.source.heldout(0)["valid"])
     if given["rows"].present and given.rows > most:
         raise ValueError(f"--rows={given.rows} is more than the {most} held-out rows of the data")

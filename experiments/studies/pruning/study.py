@@ -4,12 +4,11 @@
 
 Runs one training for each value of --pressures: the penalty if all heads are open, in the unit of
 the loss. Gates and weights continue from the run's newest checkpoint with its task, data and
-optimizer, at the learning rate that it ended with. --frozen trains the gates alone, --untrained
-starts from initial weights. With --by=layer a head has one gate per layer, with --by=group one gate
-for all layers that share its parameters. For comparison the same number of heads is chosen in other
-ways: by the gradients of the gates (Michel et al. 2019), by ablation of each head alone, and at
-random; both before and after the same training without these heads. Heads are chosen on rows of the
-training part and scored on held-out rows.
+optimizer, at the learning rate that it ended with. With --by=layer a head has one gate per layer,
+with --by=group one gate for all layers that share its parameters. For comparison the same number of
+heads is chosen in other ways: by the gradients of the gates (Michel et al. 2019), by ablation of
+each head alone, and at random; both before and after the same training without these heads. Heads
+are chosen on rows of the training part and scored on held-out rows.
 """
 
 import dataclasses
@@ -32,7 +31,6 @@ from attnlab.models import ModelConfig, matrix_axes, num_parameters
 from attnlab.sharing import Params
 from attnlab.tap import Patches
 from attnlab.training.objectives import Model, Objective
-from attnlab.training.objectives.objective import Inputs
 from attnlab.training.schedules import make_schedule
 
 Values: TypeAlias = Mapping[str, np.ndarray]
@@ -43,8 +41,6 @@ DRAWS = 10
 """Random choices in the original model."""
 SURE = 20.0
 """log_alpha of a gate that every draw leaves open, or -SURE: closed."""
-ALL = "."
-"""What is frozen where the gates alone train."""
 Row: TypeAlias = dict[str, Any]
 """What one pressure leads to: the pressure, heads `kept`, of these those `between` 0 and 1, `loss`,
 losses `before` and `after` training of other choices of as many heads, `gates`; and of the model
@@ -56,47 +52,29 @@ class Study(NamedTuple):
     """What is pruned, and how it is trained."""
 
     config: ModelConfig
-    params: Params | None
-    """None: new ones"""
+    params: Params
     task: Objective
     source: Dataset
     trains: training.TrainConfig
 
 
-def begin(
-    folder: Path,
-    seed: int | None,
-    steps: int,
-    *,
-    frozen: bool = False,
-    untrained: bool = False,
-    learning_rate: float | None = None,
-) -> Study:
-    """A run as it is, and `steps` more; raises ValueError for what cannot be trained."""
-    if frozen and (untrained or learning_rate):
-        raise ValueError("--frozen trains no weights; leave out --untrained and --learning_rate")
+def begin(folder: Path, seed: int | None, steps: int, learning_rate: float | None = None) -> Study:
+    """A run as it is, and `steps` more at a constant learning rate, by default the one it ended
+    with. Raises ValueError where that is 0."""
     found = load.open_run(folder, seed)
-    seed, params = found.seed, found.params
     experiment = Experiment.from_dict(found.record["config"])
-    was, schedule = experiment.train, experiment.train.schedule
-    rate = was.optimizer.learning_rate
-    if not untrained:
-        last = float(make_schedule(schedule, rate, was.steps)(was.steps - 1))
-        if not (learning_rate or last or frozen):
-            raise ValueError(f"{folder} ended at a learning rate of 0; give --learning_rate")
-        rate, schedule = last or 1.0, dataclasses.replace(schedule, name="constant")
-    optimizer = dataclasses.replace(
-        was.optimizer,
-        learning_rate=rate if learning_rate is None else learning_rate,
-        frozen=ALL if frozen else was.optimizer.frozen,
-    )
-    warmup = min(schedule.warmup(was.steps), steps // 10)
+    was = experiment.train
+    last = make_schedule(was.schedule, was.optimizer.learning_rate, was.steps)(was.steps - 1)
+    rate = float(last) if learning_rate is None else learning_rate
+    if not rate:
+        raise ValueError(f"{folder} ended at a learning rate of 0; give --learning_rate")
+    warmup = min(was.schedule.warmup(was.steps), steps // 10)
     trains = dataclasses.replace(
         was,
         steps=steps,
-        seeds=(seed,),
-        optimizer=optimizer,
-        schedule=dataclasses.replace(schedule, warmup_steps=warmup),
+        seeds=(found.seed,),
+        optimizer=dataclasses.replace(was.optimizer, learning_rate=rate),
+        schedule=dataclasses.replace(was.schedule, name="constant", warmup_steps=warmup),
         # Scored here, on more rows.
         evaluation=dataclasses.replace(was.evaluation, every=steps, windows=1, curve_windows=1),
         log_every=max(1, steps // 10),
@@ -104,7 +82,7 @@ def begin(
     )
     task = experiment.objective._replace(final_metrics=None)
     source = experiment.data.load(trains.length, found.folder)
-    return Study(found.config, None if untrained else params, task, source, trains)
+    return Study(found.config, found.params, task, source, trains)
 
 
 def at_pressures(
@@ -114,8 +92,8 @@ def at_pressures(
     by: Literal["layer", "group"],
     rate: float,
     rows: int,
-) -> tuple[float | None, list[Row]]:
-    """The loss of the original model (None: it is new), and what every pressure leads to."""
+) -> tuple[float, list[Row]]:
+    """The loss of the original model, and what every pressure leads to."""
     gates = interpret.all_head_gates(study.config, by=by)
     gated = interpret.GatedModel(study.config.build(), gates)
     choose, judge = (loss_on(study, of(rows)) for of in (study.source.train, study.source.heldout))
@@ -131,22 +109,18 @@ def at_pressures(
         line = f"pressure {pressure:g}: {kept} of {flat.size} heads, loss {loss:.4f}"
         print(line, file=sys.stderr, flush=True)
         shut = {n: [_without(gated, o[: flat.size - kept]) for o in of] for n, of in orders.items()}
-        before, after = {}, {}
-        if study.params is not None:
-            alone = {"gates": [{name: (a > 0).astype(np.float32) for name, a in values.items()}]}
-            for name, some in (alone | shut).items():
-                before[name] = float(np.mean([score(study.params, one) for one in some]))
-        if study.trains.optimizer.frozen != ALL:
-            for name, (one, *_) in shut.items():
-                fixed = {n: np.where(a > 0, SURE, -SURE) for n, a in one.items()}
-                other = _train(study, gated, fixed, pressure=0.0, rate=0.0)
-                after[name] = float(score(other["model"], one))
+        alone = {"gates": [{name: (a > 0).astype(np.float32) for name, a in values.items()}]}
+        before = {name: float(np.mean([score(study.params, one) for one in some]))
+                  for name, some in (alone | shut).items()}  # fmt: skip
+        after = {}
+        for name, (one, *_) in shut.items():
+            fixed = {n: np.where(a > 0, SURE, -SURE) for n, a in one.items()}
+            other = _train(study, gated, fixed, pressure=0.0, rate=0.0)
+            after[name] = float(score(other["model"], one))
         row: Row = dict(pressure=pressure, kept=kept, between=int(((flat > 0) & (flat < 1)).sum()))
         row |= dict(loss=loss, before=before, after=after)
         row["gates"] = {name: a.tolist() for name, a in values.items()}
         found.append(row | _smaller(study, params["model"], gated, values, judge))
-    if study.params is None:
-        return None, found
     return float(score(study.params, _without(gated, np.array([], int)))), found
 
 
@@ -167,15 +141,13 @@ def loss_on(study: Study, rows: Batch) -> Loss:
 def _orders(study: Study, gated: interpret.GatedModel, choose: Loss) -> dict[str, list[np.ndarray]]:
     """Way to choose -> orders of all heads, the least important first."""
     orders: dict[str, list[np.ndarray]] = {}
-    if study.params is not None:
-        loss = functools.partial(choose, gated.model, study.params)
-        ways = {"gradient": interpret.head_importance, "ablation": interpret.ablation_effects}
-        for name, way in ways.items():
-            found = [jax.jit(functools.partial(way, loss, one))() for one in gated.gates]
-            flat = np.concatenate([np.ravel(a) for a in found])
-            orders[name] = [np.argsort(flat, kind="stable")]
-    size = sum(np.prod(one.shape) for one in gated.gates)
+    loss = functools.partial(choose, gated.model, study.params)
+    ways = {"gradient": interpret.head_importance, "ablation": interpret.ablation_effects}
+    for name, way in ways.items():
+        found = [jax.jit(functools.partial(way, loss, one))() for one in gated.gates]
+        orders[name] = [np.argsort(np.concatenate([np.ravel(a) for a in found]), kind="stable")]
     draw = np.random.default_rng(study.trains.seeds[0])
+    size = sum(np.prod(one.shape) for one in gated.gates)
     return orders | {"chance": [draw.permutation(size) for _ in range(DRAWS)]}
 
 
@@ -195,13 +167,7 @@ def _train(
     made = training.make_optimizer(study.trains, matrix_axes(study.config))
     transform = interpret.gated_optimizer(made.transform, penalty=pressure, learning_rate=rate)
 
-    def start(params: Params) -> Params:
-        return gated.with_gates(params) | {"gates": alphas}
-
-    def new(key: jax.Array, inputs: Inputs) -> Params:
-        return start(gated.model.init(key, **inputs)["params"])
-
-    first = new if study.params is None else start(study.params)
+    start = gated.with_gates(study.params) | {"gates": alphas}
     try:
         done = training.fit_in_memory(
             gated,
@@ -209,7 +175,7 @@ def _train(
             study.trains,
             study.source,
             optimizer=made._replace(transform=transform),
-            options=training.FitOptions(params=first),
+            options=training.FitOptions(params=start),
         )
     except training.NonFiniteLoss:
         raise ValueError(
@@ -236,7 +202,7 @@ def _smaller(
     )
 
 
-def table(config: ModelConfig, whole: float | None, rows: Sequence[Row], *, by: str) -> str:
+def table(config: ModelConfig, whole: float, rows: Sequence[Row], *, by: str) -> str:
     """A line a pressure; numbers are losses of held-out rows."""
     first = rows[0]
     heading = ["pressure", "heads", "between", "loss", "parameters"]
@@ -247,12 +213,12 @@ def table(config: ModelConfig, whole: float | None, rows: Sequence[Row], *, by: 
         losses = [f"{loss:.4f}" for when in ("before", "after") for loss in row[when].values()]
         line = [f"{row['pressure']:g}", f"{row['kept']}", f"{row['between']}"]
         lines.append([*line, f"{row['loss']:.4f}", saved, *losses])
-    was = "" if whole is None else f" The original model has all of them and loss {whole:.4f}."
     size = sum(len(head) for of in first["gates"].values() for head in of)
     each = {"layer": "each layer", "group": "a parameter group"}[by]
     reasons = "; ".join(dict.fromkeys(row["why"] for row in rows if row["why"]))
     note = (
-        f"Kept of {size} gates, one for each head of {each}; between: neither 0 nor 1.{was}\n"
+        f"Kept of {size} gates, one for each head of {each}; between: neither 0 nor 1. The "
+        f"original model has all of them and loss {whole:.4f}.\n"
         f"All heads: {num_parameters(config):,} parameters."
         + (f" –: no smaller model, since {reasons}\n" if reasons else "\n")
         + "before: the original model with these heads, or as many chosen in another way;\n"

@@ -122,10 +122,10 @@ def new_rows(
       commit: of the code.
     """
     found = [
-        _row(runs[result.spec.id], result, folder, data)
+        _row(runs[result.spec.id], result, result.folder, data)
         | _baselines(runs[result.spec.id], data, shared)
         | {"commit": commit, "machine": processor(), "version": VERSION, "cpu_seconds": math.nan}
-        for result, folder in zip(results.runs, results.folders, strict=True)
+        for result in results
         if result.spec.id in runs
     ]
     return DataFrame(found, columns=COLUMNS)

@@ -398,7 +398,7 @@ def rows_by_lab(run, work, data, stop=None):
             start = work / "converted"
     spec = run_spec(run, data, start)
     result = finished(spec, work, stop)
-    results = lab.Results([result], [run_folder(work, spec)])
+    results = lab.Results([result])
     return new_rows({run.id: run}, results, data, work / "shared", "c")
 
 

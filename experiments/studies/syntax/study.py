@@ -24,11 +24,13 @@ import pandas
 from attnlab.atomic import check_new_file, write_atomic
 from attnlab.interpret import SyntaxScore, Tree, read_trees, syntax, treebank_parts
 from attnlab.lab.text_table import columns
-from attnlab.load import LONGEST, LoadedModel, open_run, seeds_of
+from attnlab.load import LoadedModel, open_run, seeds_of
 from attnlab.sharing import Params
 from attnlab.training.step import smallest_inputs
 
 TRAIN, CHOOSING, JUDGING = "train", "dev", "test"
+LONGEST = 1024
+"""Tokens of the longest sentence."""
 
 
 class Study(NamedTuple):

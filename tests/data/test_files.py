@@ -1,32 +1,35 @@
-"""Files that cannot be used are refused by their name and line; of values the name is said."""
+"""Files and folders of texts: what other programs leave in them, and what cannot be used."""
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
+import shutil
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
-from small_data import graph as small_graph
+from small_data import write
 
 from attnlab import data
-from attnlab.data.graph import read_graph
 from attnlab.data.prepare import PreparePlan, prepare
 from attnlab.data.text_rows import find_pairs, read_labelled
+from attnlab.data.tokenizer import load_tokenizer, make_tokenizer
+from attnlab.interpret import read_trees, treebank_parts
 from experiments.configs import scan
 
 TEXT = b"the ball\n" * 60
+LINES = [f"der Ball {i} rollt" for i in range(60)]
+SEVERAL = "\n".join(LINES).encode()
+TREE = b"1\tSee\t_\t_\t_\t_\t0\troot\t_\t_\n\n"
 IDS = np.arange(5000, dtype="<u2") % 256
 KNOWN = {"vocab_size": 256, "bytes_per_token": 1.0}
-CONTENT = "\n".join(f"n{i}\t{i % 2}\t1\t{'ab'[i % 2]}" for i in range(4))
-SPLIT = "number\tid\tpart\n0\tn0\ttrain\n1\tn1\tvalid\n2\tn2\ttest\n3\tn3\t"
-GRAPH = {"g.content": CONTENT, "g.cites": "n0\tn1\n", "split.tsv": SPLIT + "rest"}
-ROW = "n1\t1\t1\tb"
 
 
 def text(folder, **fields):
-    return data.Text(path=str(folder), **fields).load(8)
+    return data.Text(path=str(folder), **fields).load(8).digest
 
 
 def tokens(folder, **fields):
@@ -41,6 +44,18 @@ def prepared(folder, **fields):
     return prepare([folder], folder.parent / "out", PreparePlan(**fields))
 
 
+def zip_of_classes(folder):
+    return read_labelled(Path(shutil.make_archive(folder.parent / "texts", "zip", folder)))
+
+
+def lines_of_classes(folder):
+    return read_labelled(folder / "all.tsv")
+
+
+def trees(folder):
+    return {part: read_trees(path)[0].text for part, path in treebank_parts(folder).items()}
+
+
 def zipped(content):
     with zipfile.ZipFile(buffer := io.BytesIO(), "w") as archive:
         archive.writestr("a.txt", content)
@@ -50,6 +65,80 @@ def zipped(content):
 def saved(array):
     np.save(buffer := io.BytesIO(), array)
     return buffer.getvalue()
+
+
+READERS = {
+    "text": (text, {"a.txt": SEVERAL, "sub/b.txt": SEVERAL}),
+    "pairs": (pairs, {"a.en": SEVERAL, "a.de": SEVERAL.upper()}),
+    "folder of classes": (
+        read_labelled,
+        {f"{c}/{i}.txt": f"{c} {i}".encode() for c in ("neg", "pos") for i in range(60)},
+    ),
+    "file of a class": (read_labelled, {"rt.neg": SEVERAL, "rt.pos": SEVERAL.upper()}),
+    "zip of classes": (zip_of_classes, {"rt.neg": SEVERAL, "rt.pos": SEVERAL.upper()}),
+    "lines of classes": (
+        lines_of_classes,
+        {"all.tsv": "\n".join(f"{i % 2}\t{line}" for i, line in enumerate(LINES)).encode()},
+    ),
+    "prepare": (prepared, {"a.txt": SEVERAL, "sub/b.txt": SEVERAL}),
+    "prepare JSON lines": (prepared, {"a.jsonl": b'{"text": "der Ball"}\n{"text": "rollt"}\n'}),
+    "treebank": (trees, {"en-ud-dev.conllu": TREE, "en-ud-test.conllu": TREE}),
+}  # fmt: skip
+
+
+def folders(tmp_path):
+    """Two empty folders of one name, which is in some values."""
+    made = [tmp_path / "1" / "data", tmp_path / "2" / "data"]
+    for folder in made:
+        folder.mkdir(parents=True)
+    return made
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("name", READERS)
+def test_a_byte_order_mark_is_no_text(tmp_path, name, packed):
+    read, files = READERS[name]
+    if packed and name not in ("text", "pairs", "prepare", "prepare JSON lines", "treebank"):
+        pytest.skip("not read compressed")
+    found = []
+    for folder, mark in zip(folders(tmp_path), (b"", codecs.BOM_UTF8), strict=True):
+        marked = {file + packed: mark + content for file, content in files.items()}
+        if packed:
+            marked = {file: gzip.compress(content) for file, content in marked.items()}
+        found.append(read(write(folder, marked)))
+    assert found[0] == found[1]
+
+
+def test_a_byte_order_mark_before_a_tokenizer(tmp_path):
+    pytest.importorskip("tokenizers")
+    content = make_tokenizer("bpe:270", LINES).content
+    write(tmp_path, {"tokenizer.json": codecs.BOM_UTF8 + content})
+    read = load_tokenizer(tmp_path / "tokenizer.json")
+    assert read.content == content
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name != "lines of classes"])
+def test_hidden_files_and_folders_are_no_data(tmp_path, name):
+    """.ipynb_checkpoints is no third class, and what macOS writes beside a file is no text."""
+    read, files = READERS[name]
+    file, content = next(iter(files.items()))
+    *parents, last = file.split("/")
+    hidden = {
+        "/".join([*parents, f"._{last}"]): b"\0\xff" + content,
+        f".ipynb_checkpoints/{last}": content,
+        f"__MACOSX/.{last}": content,
+        ".git/objects/ab/cd": b"\0\xff",
+        ".DS_Store": b"\0\xff",
+        f"{file.rpartition('/')[0] or 'sub'}/.DS_Store": b"\0\xff",
+    }
+    one, two = folders(tmp_path)
+    assert read(write(one, files)) == read(write(two, files | hidden))
+
+
+def test_hidden_files_of_tokens(tmp_path):
+    ids = write(tmp_path, {"._a.bin": b"\0", "a.bin": np.arange(99, dtype="<u2").tobytes()})
+    dataset = tokens(ids, vocab_size=99, bytes_per_token=1.0)
+    assert len(dataset.train(0)["tokens"]) == 11  # of 89 tokens, a tenth is held out
 
 
 CASES = [
@@ -63,7 +152,7 @@ CASES = [
     (text, {"tokenizer": "bpe:200"}, {"a.txt": TEXT}, "bpe:200"),
     (text, {"tokenizer": "bpe:many"}, {"a.txt": TEXT}, "bpe:many"),
     (text, {"tokenizer": "byte"}, {"a.txt": TEXT}, "byte"),
-    (text, {"tokenizer": __file__}, {"a.txt": TEXT}, "test_wrong_files.py"),
+    (text, {"tokenizer": __file__}, {"a.txt": TEXT}, "test_files.py"),
     (tokens, KNOWN | {"dtype": "uint32"}, {"a.bin": IDS[:4999].tobytes()}, "4"),
     (tokens, KNOWN | {"vocab_size": 200}, {"a.bin": IDS.tobytes()}, "token 255.*vocab_size is 200"),
     (tokens, {"vocab_size": 256}, {"a.bin": IDS.tobytes()}, "bytes_per_token"),
@@ -87,16 +176,6 @@ CASES = [
     (read_labelled, {}, {"x.a": "one\n", "x.b": "two\n\n"}, "x.b:2: the text is empty"),
     (read_labelled, {}, {"x.a": "one\n", "y.b": "two\n"}, "x.a, y.b"),
     (read_labelled, {}, {"a/1": "one", "b/2": b"a\n\xc3\n"}, "b/2:2: byte 0xc3"),
-    (read_graph, {}, GRAPH | {"g.content": CONTENT + "\nn4\t1\ta"}, "g.content:5: 3 columns"),
-    (read_graph, {}, GRAPH | {"g.content": f"{CONTENT}\n{ROW}"}, "g.content:2: .*'n1'"),
-    (read_graph, {}, GRAPH | {"g.content": f"{CONTENT}\nn4\tx\t1\ta"}, "g.content:5: a feature"),
-    (read_graph, {}, GRAPH | {"g.content": f"{CONTENT}\nn4\tnan\t1\ta"}, "g.content:5: a feature"),
-    (read_graph, {}, GRAPH | {"g.content": ""}, "g.content is empty"),
-    (read_graph, {}, GRAPH | {"g.cites": "n0\tn1\nn1 n2"}, "g.cites:2: 1 columns"),
-    (read_graph, {}, GRAPH | {"split.tsv": SPLIT + "trian"}, "split.tsv:5: part 'trian'"),
-    (read_graph, {}, GRAPH | {"split.tsv": SPLIT + "rest\n4\tn9\ttest"}, "split.tsv:6: node 'n9'"),
-    (read_graph, {}, GRAPH | {"split.tsv": SPLIT.replace("valid", "test") + "rest"}, "'valid'"),
-    (read_graph, {}, {"g.content": CONTENT}, "cites"),
     (prepared, {"shard_tokens": 0}, {"a.txt": TEXT}, "shard_tokens.* 0"),
     (prepared, {"heldout": 1.0}, {"a.txt": TEXT}, "heldout.* 1.0"),
     (prepared, {"end_of_document": "<eos>"}, {"a.txt": TEXT}, "<eos>"),
@@ -113,12 +192,7 @@ CASES = [
 
 @pytest.mark.parametrize(("read", "fields", "files", "message"), CASES)
 def test_files_that_cannot_be_used_are_named(tmp_path, read, fields, files, message):
-    folder = tmp_path / "data"
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        content = content if isinstance(content, bytes) else content.encode()
-        (folder / name).write_bytes(content)
-    name = next(iter(files))
+    folder, name = write(tmp_path / "data", files), next(iter(files))
     path = folder / name if name.startswith("data.") else folder
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         read(path, **fields)
@@ -139,17 +213,13 @@ BINARY = {
 @pytest.mark.parametrize("read", [text, pairs, prepared])
 def test_packed_and_binary_files_are_refused(tmp_path, read, kind):
     """Beside texts, before they are trained on byte by byte."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "a.en").write_bytes(TEXT)
-    (folder / "a.de").write_bytes(BINARY[kind])
+    folder = write(tmp_path / "data", {"a.en": TEXT, "a.de": BINARY[kind]})
     with pytest.raises(ValueError, match=r"a\.de.*(not text|not UTF-8)"):
         read(folder)
 
 
 def test_a_zero_byte_far_inside_a_text_is_text(tmp_path):
-    (tmp_path / "a.txt").write_bytes(TEXT * 20 + b"\0")
-    text(tmp_path)
+    text(write(tmp_path, {"a.txt": TEXT * 20 + b"\0"}))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +228,6 @@ def test_a_zero_byte_far_inside_a_text_is_text(tmp_path):
         (data.Text(path="nowhere"), 8, "nowhere"),
         (data.Pairs(), 8, "data.path"),
         (data.Labelled(), 8, "data.path"),
-        (data.Nodes(), 8, "data.path"),
         (data.TokenFiles(vocab_size=9), 8, "data.path"),
         (data.HuggingFace(vocab_size=9), 8, "data.path"),
         (data.Rows(make="no.module:f"), 8, "data.make"),
@@ -172,9 +241,3 @@ def test_a_zero_byte_far_inside_a_text_is_text(tmp_path):
 def test_data_and_lengths_that_there_are_not(config, length, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         config.load(length)
-
-
-def test_a_row_as_long_as_the_graph(tmp_path):
-    small_graph(tmp_path)
-    with pytest.raises(ValueError, match="30 nodes, not 29"):
-        data.Nodes(path=str(tmp_path)).load(29)

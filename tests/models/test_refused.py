@@ -1,0 +1,343 @@
+"""What is no model, no call of a model, or no text to write: one error that names it and what is
+allowed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_models import SMALL, SOURCE, TOKENS, change, random_params
+
+from attnlab import heads
+from attnlab.models import (
+    FFN,
+    Attention,
+    Compute,
+    Dropout,
+    Embedding,
+    EncoderConfig,
+    Experts,
+    Images,
+    LayerOverrides,
+    ModelConfig,
+    Norm,
+    OutputHead,
+    Relative,
+    Rotary,
+    Sampling,
+    from_dict,
+    from_json,
+    generate,
+    prefill,
+    run_model,
+    stream,
+)
+from attnlab.sharing import Plan
+
+BOTH = (TypeError, ValueError)
+ENCODER_DECODER = change(SMALL, kind="encoder_decoder")
+TALKING = heads.Standard(num_heads=4, extras=(heads.TalkingHeads(),))
+IMAGES = Images(height=6, width=15, channels=2, patch_height=3, patch_width=5)
+TWO = Plan(attention=(0, 1), ffn=(0, 1))
+ROTARY = heads.Standard(num_heads=2, head_dim=3)
+
+
+def windows(*pairs):
+    """A model with a type of layers for each (count, fields)."""
+    return ModelConfig(
+        num_layers=5, layer_types=[(count, LayerOverrides(**fields)) for count, fields in pairs]
+    )
+
+
+def backend(name, **fields):
+    return ModelConfig(attention=Attention(implementation=name), **fields)
+
+
+def images(**fields):
+    base = {"kind": "encoder", "vocab_size": 32, "max_len": 7}
+    return ModelConfig(embedding=Embedding(images=IMAGES), **base | fields)
+
+
+def layout(name="wide", **fields):
+    return {"heads": {"layout": name, "num_heads": 2, **fields}}
+
+
+CONFIGS = [
+    (lambda: FFN(activation="swiglu"), "gated_silu"),
+    (lambda: FFN(activation="swish"), r"ffn\.activation"),
+    (lambda: FFN(experts=Experts(num_experts=2, top_k=3)), "top_k 3 of 2 experts; lower top_k"),
+    (lambda: Norm(position="between"), r"norm\.position"),
+    (lambda: OutputHead(num_classes=3), r"output\.num_classes"),
+    (lambda: Compute(dtype="float16"), r"compute\.dtype"),
+    (lambda: Attention(implementation="flsh"), "implementation"),
+    (lambda: ModelConfig(heads="wide"), "heads"),
+    (lambda: ModelConfig(ffn=64), "ffn must be of type FFN, not 64"),
+    (lambda: ModelConfig(positions="rope"), "positions"),
+    (lambda: ModelConfig(sharing=(0, 0, 0, 0)), "sharing"),
+    (lambda: ModelConfig(sharing="albrt"), "albert"),
+    (lambda: ModelConfig(width=65), "width 65"),
+    (lambda: ModelConfig(attention=Attention(layer_scales=(1.0,))), "layer_scales"),
+    (
+        lambda: ModelConfig(positions=Rotary(scaling="dynamic:2,64"), max_len=65),
+        "set max_len to at most 64",
+    ),
+    # Encoders.
+    (lambda: ModelConfig(encoder=EncoderConfig()), "encoder"),
+    (lambda: EncoderConfig(num_heads=4, shares_decoder=True), "both stacks have the same heads"),
+    (
+        lambda: ModelConfig(
+            kind="encoder_decoder", num_layers=2, sharing=TWO, encoder=EncoderConfig(num_layers=3)
+        ),
+        r"encoder\.sharing",
+    ),
+    # Layer types.
+    (lambda: ModelConfig(layer_types=((1, LayerOverrides(window=3)), 1)), "LayerOverrides"),
+    (lambda: windows((0, {"window": 3}), (1, {})), "number of layers"),
+    (lambda: windows((2, {"window": 3})), "has one type of layer; set its fields in the config"),
+    (lambda: windows((5, {"window": 3}), (1, {})), "has 6 layers, num_layers is 5"),
+    (
+        lambda: windows((1, {"heads": ROTARY, "positions": Rotary()}), (1, {})),
+        "the 3 layers of type .*rotary positions rotate pairs",
+    ),
+    (lambda: windows((1, {"sharing": "cla:9"}), (1, {})), "of type .*'cla:9' needs a"),
+    (lambda: windows((1, {"positions": Relative()}), (1, {})), "'relative' and 'learned'"),
+    (
+        lambda: change(
+            windows((1, {"heads": ROTARY}), (1, {})), positions=Relative()
+        ),
+        "relative positions are one table for 4 heads",
+    ),
+    (
+        lambda: change(windows((1, {"window": 2}), (1, {})), kind="encoder_decoder"),
+        "not for an encoder_decoder",
+    ),
+    (lambda: LayerOverrides(window=3, full_attention=True), "give window or full_attention=True"),
+    # Backends.
+    (
+        lambda: backend("blockwise", heads=TALKING),
+        "'blockwise' cannot run this model: .*talking_heads needs the scores of all heads",
+    ),
+    (lambda: backend("edges"), "'edges' cannot run this model: .*needs a mask that is masks.Edges"),
+    (
+        lambda: backend("xla", dropout=Dropout(attention=0.1)),
+        "'xla' cannot run this model: .*has no dropout_rate",
+    ),
+    # Images.
+    (lambda: change(IMAGES, height=7), "7 x 15 does not divide into patches"),
+    (lambda: images(vocab_size=31), "32 features, .* set vocab_size=32"),
+    (lambda: images(max_len=6), "are 7 tokens, .* set max_len=7"),
+    (lambda: images(kind="encoder_decoder"), "set kind='encoder'"),
+    # Nested dicts and JSON.
+    (lambda: from_dict(layout(latent_dim=8)), "heads has no field 'latent_dim': .* of Wide"),
+    (lambda: from_dict(layout("wde")), "unknown layout 'wde'"),
+    (lambda: from_dict(layout(None)), "heads.layout is not set; known: bilinear, "),
+    (lambda: from_dict({"heads": {"layout": "wide"}}), "heads.num_heads is not set"),
+    (lambda: from_dict(layout(extras={"gates": {"on": True}})), "unknown extra 'gates'"),
+    (
+        lambda: from_dict(layout(extras={"gate": {"per": "head"}})),
+        "heads.extras.gate has no field 'per': the fields of Gate are by",
+    ),
+    (
+        lambda: from_dict({"positions": {"kind": "learned", "base": 5.0}}),
+        "positions has no field 'base': the fields of Learned are pad_token, offset",
+    ),
+    (lambda: from_dict({"ffn": {"widht": 3}}), "ffn has no field 'widht': .* are width, "),
+    (lambda: from_dict({"widht": 3}), "a model config has no field 'widht': .* are kind, "),
+    (lambda: from_dict({"sharing": "Plan(attention=0"}), "sharing: cannot parse 'Plan"),
+    (lambda: from_dict({"layer_types": [3]}), r"layer_types holds pairs \(count, .* not 3"),
+    (
+        lambda: from_dict({"layer_types": [[1, {"dropout": {}}]]}),
+        "layer_types has no field 'dropout'",
+    ),
+    (lambda: from_json("{"), "no JSON of a model config"),
+    (lambda: from_json("[" * 100_000), "no JSON of a model config"),
+    (lambda: from_json("[]"), "version None"),
+    (lambda: from_json('{"version": 2, "model": {}}'), "version 2; this attnlab reads version 1"),
+    (lambda: from_json('{"version": 1}'), "a model config must be a dict of fields, not None"),
+    (lambda: Sampling(temperature=float("nan")), "temperature"),
+    (lambda: Sampling(top_k=0), "top_k"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "message"), CONFIGS)
+def test_fields(make, message):
+    with pytest.raises(BOTH, match=message):
+        make()
+
+
+# Calls --------------------------------------------------------------------------------------------
+
+TYPED = change(SMALL, embedding=Embedding(token_types=2))
+TYPES = change(SMALL, layer_types=((1, LayerOverrides(heads=heads.Narrow(num_heads=2))),
+                                   (1, LayerOverrides())))  # fmt: skip
+POOLED = change(SMALL, output=OutputHead(pooler="mean"))
+IDS = np.ones((2, 7), int)
+ADDED = jnp.array([[0.0] * 6 + [-1e9]] * 2)
+ENCODER_TEXT = {"source": SOURCE}
+CALLS = [
+    (SMALL, {"tokens": TOKENS.at[1, 2].set(19)}, r"19 at \[1, 2\]"),
+    (SMALL, {"tokens": jnp.zeros((1, 10), int)}, "10 tokens are longer than max_len 9"),
+    (SMALL, {"mask": jnp.ones(3, bool)}, "mask"),
+    (SMALL, {"padding_mask": jnp.ones(7, bool)}, "padding_mask"),
+    (SMALL, {"padding_mask": ADDED}, "^padding_mask must be boolean .* not float32"),
+    (SMALL, {"padding_mask": 2 * IDS}, "^padding_mask must hold 0"),
+    (SMALL, {"positions": jnp.ones((3, 7), int)}, "positions"),
+    (SMALL, {"positions": jnp.ones(7)}, "positions"),
+    (SMALL, {"positions": jnp.arange(7) + 3}, "position 9 at .* is out of range"),
+    (TYPED, {"token_types": jnp.zeros((3, 7), int)}, "token_types"),
+    (TYPED, {"token_types": 2 * IDS}, r"token type 2 at \[0, 0\].* 0 to 1"),
+    (SMALL, {"head_mask": jnp.ones((2, 3))}, r"head_mask \(2, 3\) must be .*\(3, 3\)"),
+    (TYPES, {"head_mask": [np.ones(3)] * 2}, "head_mask has 2 arrays for 3 layers"),
+    (TYPES, {"head_mask": np.ones((3, 3))}, "layers have 2 or 3 heads"),
+    (SMALL, {"capture": "probs"}, "capture must be a tuple"),
+    (SMALL, {"capture": ("porbs",)}, r"did you mean 'probs'\? known: .*scores"),
+    (SMALL, {"patch": {"probs": 3}}, "patch"),
+    (SMALL, {"patch": {"probs": lambda a, layer: a[..., 1:]}}, "patch of 'probs' returned shape"),
+    (SMALL, {"training": True}, "training"),
+    # Caches.
+    (SMALL, {"cache": 8}, "init_cache"),
+    (SMALL, {"cache": {"k": jnp.ones(3)}}, "init_cache"),
+    (SMALL, {"cache": change(SMALL, num_layers=2).init_cache(2, 9)}, "init_cache"),
+    # Packed texts.
+    (SMALL, {"segments": IDS[:, :5]}, r"segments \(2, 5\) must be \[B, T\] = \(2, 7\)"),
+    (SMALL, {"segments": (IDS, IDS)}, "segments must be a pair .* else one array"),
+    (SMALL, {"segments": IDS, "cache": SMALL.init_cache(2, 9)}, "a cache holds one text a row"),
+    (POOLED, {"segments": IDS}, "makes one vector of a row"),
+    # Of an encoder and its source.
+    (SMALL, ENCODER_TEXT, "source is for kind='encoder_decoder'"),
+    (ENCODER_DECODER, {}, "needs source"),
+    (ENCODER_DECODER, ENCODER_TEXT | {"segments": IDS}, "segments must be a pair"),
+    (ENCODER_DECODER, {"source": SOURCE - 20}, r"token id -\d+ at \[0, 0\]"),
+    (
+        ENCODER_DECODER, ENCODER_TEXT | {"source_padding_mask": ADDED[:, 2:]},
+        "^source_padding_mask must be boolean .* not float32",
+    ),
+    (
+        ENCODER_DECODER, ENCODER_TEXT | {"source_padding_mask": 2 * IDS[:, 2:]},
+        "^source_padding_mask must hold 0",
+    ),
+    # Images.
+    (images(), {"tokens": jnp.zeros((2, 15, 6, 2))}, r"images \(2, 15, 6, 2\) must be \[batch, 6"),
+    (images(), {"tokens": jnp.zeros((2, 2, 6, 15))}, r"jnp.moveaxis\(images, 1, -1\)"),
+    (images(), {"tokens": jnp.zeros((2, 6, 15, 2), "uint8")}, "uint8 must be float"),
+    (images(), {"tokens": jnp.zeros((6, 15, 2))}, r"float32 and shape \(6, 15, 2\)"),
+    (SMALL, {"tokens": jnp.zeros((2, 6, 15, 2))}, "images"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "inputs", "message"), CALLS)
+def test_calls(config, inputs, message):
+    """Before anything is compiled."""
+    params = random_params(config)
+    with pytest.raises(BOTH, match=message):
+        config.build().apply({"params": params}, **{"tokens": TOKENS} | inputs)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [0, TOKENS, {"params": 0}, jax.random.split(jax.random.key(0))],
+)  # fmt: skip
+def test_what_is_no_random_key(key):
+    with pytest.raises(ValueError, match=r"random key first, as of jax\.random\.key\(0\)"):
+        SMALL.build().init(key, TOKENS)
+
+
+# Generated text -----------------------------------------------------------------------------------
+
+LONG = change(SMALL, max_len=14)
+TEXTS = [
+    ({"num_tokens": 8}, "max_len"),
+    ({"num_tokens": 0}, "num_tokens"),
+    ({"num_tokens": 1.5}, "num_tokens"),
+    ({"sampling": Sampling(temperature=0.5)}, "key"),
+    ({"sampling": Sampling(top_k=20)}, "top_k"),
+    ({"sampling": Sampling(temperature=1), "key": 0}, "key"),
+    ({"cache_size": 8}, "cache_size"),
+    ({"cache_size": 9.0}, "cache_size"),
+    ({"end": 4.7}, "end"),
+    ({"end": (3, 19)}, "end 19"),
+    ({"source_padding_mask": IDS}, "source_padding_mask"),
+    ({"padding_mask": IDS[:, :3]}, "padding_mask"),
+    ({"padding_mask": np.arange(7) >= [[0], [7]]}, "padding_mask: row 1"),
+    ({"padding_mask": ADDED}, "padding_mask must be boolean"),
+    ({"source": TOKENS}, "source"),
+    ({"prompt": TOKENS.at[0, 2].set(-1)}, r"-1 at \[0, 2\]"),
+    ({"prompt": "text"}, "text"),
+    ({"prompt": TOKENS[:, :0]}, "no tokens"),
+    ({"prompt": jax.nn.one_hot(TOKENS, 19)}, "mixtures"),
+    ({"params": {}}, "params"),
+    ({"temperature": 1.0}, "temperature"),
+    ({"config": change(LONG, kind="encoder")}, "encoder"),
+    ({"config": change(LONG, output=OutputHead(kind="none"))}, "none"),
+    ({"config": change(LONG, kind="encoder_decoder")}, "source"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), TEXTS)
+def test_texts(changes, message):
+    """Before anything is compiled; `stream` at the call, not with its first token."""
+    given = {"prompt": TOKENS, "config": LONG, "num_tokens": 2} | changes
+    given.setdefault("params", random_params(given["config"]))
+    for write in (generate, stream):
+        with pytest.raises(BOTH, match=message):
+            write(**given)
+
+
+def test_prefilled_caches():
+    params, windowed = random_params(LONG), change(LONG, attention=Attention(window=3))
+    mask = jnp.ones((2, 6), bool)
+    half = prefill(params, TOKENS, LONG, LONG.init_cache(2, 20)).cache
+    full = prefill(params, TOKENS, LONG, half).cache
+    for message, config, tokens, cache, options in (
+        (r"cache of size 6; .*=7", LONG, TOKENS, LONG.init_cache(2, 6), {}),
+        ("max_len 14", LONG, TOKENS[:, :1], full, {}),
+        ("window", windowed, TOKENS, windowed.init_cache(2, 3), {}),
+        ("padding_mask", LONG, TOKENS, LONG.init_cache(2, 7), {"padding_mask": mask}),
+        ("no token", LONG, TOKENS[:, :0], LONG.init_cache(2, 6), {}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            prefill(params, tokens, config, cache, **options)
+
+
+# Weights of another model -------------------------------------------------------------------------
+
+OTHERS = {
+    # fields of the other model -> the weight, and its shape there (or "missing")
+    "plan": (dict(sharing="albert"), "layers/attention/k.*change_plan"),
+    "delta": (dict(sharing="relaxed:3"), "layers/delta/attention/k"),
+    "kv": (dict(sharing="cla:2"), "layers/attention/k' is missing"),
+    "wide": (dict(heads=heads.Wide(num_heads=3)), r"layers/attention/k.*\(3, 12, 3, 12\)"),
+    "LM head": (dict(output=OutputHead(kind="own")), "lm_head' .* no such weight"),
+    "encoder": (dict(kind="encoder_decoder"), "encoder_final_norm"),
+    "types": (
+        dict(layer_types=((2, LayerOverrides(window=2)), (1, LayerOverrides()))),
+        "layers/attention/k' is missing",
+    ),
+    "vocabulary": (dict(vocab_size=13), r"'embedding' has shape \(13, 12\).*\(19, 12\)"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_weights_of_another_model(name):
+    fields, message = OTHERS[name]
+    params = random_params(change(SMALL, **fields))
+    for call in (run_model, lambda *a: jax.eval_shape(lambda p: run_model(p, *a[1:]), a[0])):
+        with pytest.raises(ValueError, match=message):
+            call(params, TOKENS, SMALL)
+
+
+def test_what_is_no_tree_of_weights():
+    model, params = SMALL.build(), random_params(SMALL)
+    for variables in (params, {"params": {"params": params}}, TOKENS, {"params": TOKENS}):
+        with pytest.raises(ValueError, match="'params': params"):
+            model.apply(variables, TOKENS)
+    shared = change(ENCODER_DECODER, encoder=EncoderConfig(shares_decoder=True))
+    for given, message in (
+        (params | {"layers": "x"}, "'layers'"),
+        ({"transformer.h.0.attn.c_attn.weight": jnp.ones(3)}, r"pretrained\.load"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run_model(given, TOKENS, SMALL)
+    with pytest.raises(ValueError, match="encoder_"):
+        ENCODER_DECODER.build().apply({"params": random_params(shared)}, TOKENS, source=SOURCE)
+    with pytest.raises(TypeError, match="params the dict of"):
+        run_model(SMALL, TOKENS, params)
