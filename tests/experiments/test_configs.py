@@ -24,9 +24,10 @@ from experiments.run import run_config
 
 # config file -> presets whose variants are looked at; other files have no variants
 PRESETS = {name: ["tiny"] for name, module in MODULES.items() if hasattr(module, "variants")} | {
-    "heads_and_sharing": ["tiny", "study", "scores,tiny", "confirm,study", "match=parameters"],
+    "heads_and_sharing": ["tiny", "study", "confirm,study", "match=parameters"],
     "chunks": ["", "tuned"],
     "which_matrices_learn": ["", "text,tiny"],
+    "scan": ["tiny", "jump,tiny"],
 }
 TEXT_MODELS = [name for name in PUBLISHED if not published_config(name).embedding.images]
 
@@ -151,21 +152,6 @@ def test_every_variant_of_the_study_has_an_ffn_left(words):
     assert len(widths) == 9
     assert {f"match={one.matched}" for one in found} == {words}
     assert min(widths) > heads_and_sharing.get_config(preset).model.ffn.width / 8
-
-
-def test_scores_divided_by_the_width_of_a_head_are_variants_of_their_own():
-    specs = planned("heads_and_sharing", "scores,lr").specs([0])
-    assert len(specs) == 3 * 2 * 2 * 3
-    for spec in specs:
-        layout = spec.config.model.layout
-        width = layout.size("head_dim")
-        by_width = spec.tags["scores"] == "H"
-        assert layout.score_scale == (1 / width if by_width else width**-0.5)
-    named = [tags for pair in planned("heads_and_sharing", "scores").description.pairs
-             for tags in pair if tags["scores"] == "H"]  # fmt: skip
-    assert {tuple(tags.values())[:2] for tags in named} == {
-        (layout, plan) for layout in heads_and_sharing.LAYOUTS for plan in heads_and_sharing.PLANS
-    }
 
 
 def test_at_equal_cache_one_wide_head_stands_for_four():
