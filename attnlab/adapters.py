@@ -15,18 +15,19 @@ from jaxtyping import Array, Float
 from attnlab.attention import dot_product_attention
 from attnlab.heads import HeadNorm, Params, Standard, weight_shapes
 from attnlab.heads.layout import Bias
+from attnlab.nested import flatten
 from attnlab.tap import Tap
 
 __all__ = ["attention_fn", "heads_from_linen", "heads_from_nnx", "heads_to_linen"]
 
 PROJECTIONS: dict[str, Bias] = {"query": "q", "key": "k", "value": "v", "out": "o"}
 PATHS = {
-    **{(name, "kernel"): weight for name, weight in PROJECTIONS.items()},
-    **{(name, "bias"): f"{weight}_bias" for name, weight in PROJECTIONS.items()},
-    ("query_ln", "scale"): "q_norm",
-    ("key_ln", "scale"): "k_norm",
+    **{f"{name}.kernel": weight for name, weight in PROJECTIONS.items()},
+    **{f"{name}.bias": f"{weight}_bias" for name, weight in PROJECTIONS.items()},
+    "query_ln.scale": "q_norm",
+    "key_ln.scale": "k_norm",
 }
-"""(submodule, parameter) of Flax's modules -> weight of a layout."""
+"""submodule.parameter of Flax's modules -> weight of a layout."""
 FLAX_EPS = 1e-6
 """Of these norms."""
 
@@ -102,11 +103,13 @@ def attention_fn(
     >>> attention_fn(x, x, x, mask=jnp.tri(3, dtype=bool)).shape
     (1, 3, 2, 4)
     """
-    _check_refused(
-        qk_attn_weights_einsum=qk_attn_weights_einsum,
-        attn_weights_value_einsum=attn_weights_value_einsum,
-        input_positions=input_positions,
-    )
+    if qk_attn_weights_einsum is not None or attn_weights_value_einsum is not None:
+        raise ValueError("attention_fn takes no einsum; build the module without einsum classes")
+    if input_positions is not None:
+        raise ValueError(
+            "attention_fn takes no input_positions; rotate q and k with "
+            "multi_head_attention(rotary=...)"
+        )
     if is_causal and mask is not None and query.shape[-3] == 1 < key.shape[-3]:
         raise ValueError(
             f"is_causal with one query and a mask of {key.shape[-3]} keys hides all keys but the "
@@ -114,22 +117,19 @@ def attention_fn(
             "written yet"
         )
     drops = dropout_rate > 0 and not deterministic
-    if drops and dropout_rng is None:
-        raise ValueError(f"dropout_rate={dropout_rate} needs a dropout_rng or deterministic=True")
     dtype = dtype or jnp.result_type(query, key, value)
     batch, *batches = (a.shape[:-3] for a in (query, key, value))
     if batches != [batch, batch]:
         raise ValueError(f"query, key and value have batch axes {batch}, {batches}; make them one")
     query, key, value = (a.astype(dtype).reshape(-1, *a.shape[-3:]) for a in (query, key, value))
-    bool_mask, is_valid = _boolean(None if mask is None else jnp.asarray(mask), query.shape[1])
-
+    bool_mask, is_valid = _boolean(mask, query.shape[1])
     tap = None if module is None else Tap(("probs",))
     with _at_precision(precision):
         out = dot_product_attention(
             query,
             key,
             value,
-            _one_batch(None if bias is None else jnp.asarray(bias), batch),
+            _one_batch(bias, batch),
             _one_batch(bool_mask, batch),
             scale=scale,
             is_causal=is_causal,
@@ -145,18 +145,6 @@ def attention_fn(
         module.sow("intermediates", "attention_weights", probs.reshape(*batch, *probs.shape[1:]))
     out = out if is_valid is True else jnp.where(is_valid, out, jnp.nan)
     return out.reshape(*batch, *out.shape[1:])
-
-
-def _check_refused(**options: object) -> None:
-    """Raises ValueError for keywords of Flax without an equivalent in attnlab."""
-    alternatives = {
-        "qk_attn_weights_einsum": "build the module without einsum classes",
-        "attn_weights_value_einsum": "build the module without einsum classes",
-        "input_positions": "rotate q and k with multi_head_attention(rotary=...)",
-    }
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(f"attention_fn takes no {name}; {alternatives[name]}")
 
 
 def heads_from_linen(params: Tree) -> tuple[dict[str, Array], Standard]:
@@ -241,7 +229,8 @@ def heads_to_linen(params: Params, layout: Standard) -> dict[str, dict[str, Arra
     """
     _check_linen_has(layout)
     tree: dict[str, dict[str, Array]] = {}
-    for (part, leaf), name in PATHS.items():
+    for path, name in PATHS.items():
+        part, leaf = path.split(".")
         if name in params:
             tree.setdefault(part, {})[leaf] = jnp.asarray(params[name])
         elif leaf == "bias" and layout.biases:
@@ -282,27 +271,24 @@ def _weights_of(tree: Tree) -> dict[str, Array]:
             f"not the parameters of one attention module of Flax: a {type(tree).__name__}; give "
             "the module's own tree {query, key, value, out}"
         )
-    found: dict[tuple[str, str], list[Array]] = {}
-    for part, leaves in tree.items():
-        for leaf, box in leaves.items() if isinstance(leaves, Mapping) else [("", leaves)]:
-            if arrays := jax.tree.leaves(box):
-                found[part, leaf] = arrays
-    needed = {(part, "kernel") for part in PROJECTIONS}
+    found = {path: jax.tree.leaves(box) for path, box in flatten(tree).items()}
+    found = {path: arrays for path, arrays in found.items() if arrays}
+    needed = {f"{part}.kernel" for part in PROJECTIONS}
     if not needed <= found.keys() <= PATHS.keys() or any(len(a) > 1 for a in found.values()):
-        words, expected = (
-            ", ".join(sorted("/".join(path).rstrip("/") for path in paths)) or "nothing"
-            for paths in (found, needed)
-        )
         raise ValueError(
-            f"not the parameters of one attention module of Flax: found {words}; expected "
-            f"{expected}, and maybe biases, query_ln/scale and key_ln/scale"
+            "not the parameters of one attention module of Flax: found "
+            f"{', '.join(sorted(found)) or 'nothing'}; expected {', '.join(sorted(needed))}, and "
+            "maybe biases, query_ln.scale and key_ln.scale"
         )
     return {name: found[path][0] for path, name in PATHS.items() if path in found}
 
 
-def _boolean(mask: Array | None, num_queries: int) -> tuple[Array | None, Array | bool]:
+def _boolean(mask: ArrayLike | None, num_queries: int) -> tuple[Array | None, Array | bool]:
     """(boolean mask, was it one of zeros and ones?)."""
-    if mask is None or mask.dtype == jnp.bool_:
+    if mask is None:
+        return None, True
+    mask = jnp.asarray(mask)
+    if mask.dtype == jnp.bool_:
         return mask, True
     error = TypeError(
         f"mask must be boolean (True = may attend), not {mask.dtype}, which is the default of "
@@ -316,10 +302,11 @@ def _boolean(mask: Array | None, num_queries: int) -> tuple[Array | None, Array 
     return mask == 1, is_valid
 
 
-def _one_batch(a: Array | None, batch: tuple[int, ...]) -> Array | None:
+def _one_batch(a: ArrayLike | None, batch: tuple[int, ...]) -> ArrayLike | None:
     """A mask or bias for [*batch] as one for [B]; without batch axes of its own as it is."""
-    if a is None or a.ndim <= 3:
+    if a is None or jnp.ndim(a) <= 3:
         return a
+    a = jnp.asarray(a)
     return jnp.broadcast_to(a, (*batch, *a.shape[-3:])).reshape(-1, *a.shape[-3:])
 
 

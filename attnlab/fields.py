@@ -8,7 +8,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
@@ -71,7 +71,6 @@ def check_fields(
     *,
     prefix: str = "",
     least: int | float = -math.inf,
-    without: Collection[str] = (),
 ) -> None:
     """Raises ValueError unless each field of a dataclass has its type, and numbers their bounds.
 
@@ -89,12 +88,9 @@ def check_fields(
       record: the dataclass.
       prefix: before the name of each field, for the error.
       least: bound of integers whose field has no bound "least".
-      without: names of fields that are not checked.
     """
     kind: type = type(record)
     for field, hint in _hints(kind):
-        if field.name in without:
-            continue
         is_count = hint in (int, int | None) and least > -math.inf
         bounds = {"least": least, **field.metadata} if is_count else field.metadata
         value = check_field(f"{prefix}{field.name}", getattr(record, field.name), hint, **bounds)

@@ -41,10 +41,19 @@ def lookup(table: Mapping[str, T], name: str, *, what: str) -> T:
         found: T = load(name)
         table[name] = found
         return found
-    near = nearest(str(name), table)
+    raise ValueError(f"unknown {what} {name!r}: {known_names(str(name), table)}")
+
+
+def known_names(name: str, known: Iterable[str]) -> str:
+    """What an error says of an unknown name: the one that it is near to, and all known ones.
+
+    >>> known_names("wid", ["standard", "wide"])
+    "did you mean 'wide'? known: standard, wide"
+    """
+    known = list(known)
+    near = nearest(name, known)
     hint = f"did you mean {near!r}? " if near else ""
-    known = ", ".join(one or repr(one) for one in table)
-    raise ValueError(f"unknown {what} {name!r}: {hint}known: {known}")
+    return f"{hint}known: {', '.join(one or repr(one) for one in known)}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -169,8 +178,5 @@ def check_keywords(function: str, names: Iterable[str], known: Iterable[str]) ->
     known = tuple(known)
     for name in names:
         if name not in known:
-            near = nearest(name, known)
-            hint = f": did you mean {near!r}?" if near else ";"
-            raise TypeError(
-                f"{function}() got an unknown keyword {name!r}{hint} known: {', '.join(known)}"
-            )
+            words = known_names(name, known)
+            raise TypeError(f"{function}() got an unknown keyword {name!r}: {words}")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attnlab.broadcast import with_rank
+from attnlab.ops import with_rank
 
 Params: TypeAlias = Mapping[str, Array]
 

@@ -138,13 +138,10 @@ def capture(
             f"{getattr(function, '__name__', function)!s} takes no tap; a model returns its values "
             f"itself: model.apply(variables, tokens, capture={tuple(names)}).captured"
         ) from None
-    for missing, use in (
-        (sorted(tap.capture - set(tap.captured)), ""),
-        (sorted(set(tap.patch) - tap.patched), " to patch"),
-    ):
-        if missing:
-            raise ValueError(
-                f"{getattr(function, '__name__', function)!s} has no value {missing[0]!r}{use}; it "
-                "has those that its documentation lists"
-            )
+    missing = sorted(tap.capture - tap.captured.keys()) + sorted(tap.patch.keys() - tap.patched)
+    if missing:
+        raise ValueError(
+            f"{getattr(function, '__name__', function)!s} has no value {missing[0]!r} to return or "
+            "to patch; it has those that its documentation lists"
+        )
     return result, tap.captured

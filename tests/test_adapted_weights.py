@@ -88,10 +88,13 @@ def test_our_weights_in_flax():
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({}, "found nothing; expected key/kernel, out/kernel, query/kernel, value/kernel"),
-        ({"params": {"query": {"kernel": jnp.ones(3)}}}, "found params/query; expected key/kernel"),
+        ({}, "found nothing; expected key.kernel, out.kernel, query.kernel, value.kernel"),
+        (
+            {"params": {"query": {"kernel": jnp.ones(3)}}},
+            "found params.query.kernel; expected key.kernel",
+        ),
         ({"q": jnp.ones(3)}, "found q; expected"),
-        ({"kernel": {"shape": jnp.ones(3), "none": None}}, "found kernel/shape; expected"),
+        ({"kernel": {"shape": jnp.ones(3), "none": None}}, "found kernel.shape; expected"),
     ],
 )
 def test_other_trees_are_refused(tree, message):
@@ -137,21 +140,16 @@ def test_what_flax_cannot_be(layout, message):
 
 
 def test_our_linen_module_in_nnx():
-    """`nnx.bridge.ToNNX`: the same output and gradient, and dropout from its random streams."""
+    """`nnx.bridge.ToNNX`: the same output, and dropout from its random streams."""
     layout = heads.Narrow(width=6, num_heads=3, biases=("q", "o"))
     linen, x = attnlab.MultiHeadAttention(layout, dropout_rate=0.5), draw(2, 5, 6)
     module = nnx.bridge.ToNNX(linen, rngs=nnx.Rngs(params=0, dropout=1))
     nnx.bridge.lazy_init(module, x)
     nnx.update(module, random_like(nnx.state(module, nnx.Param)))
     pure = jax.tree.map(jnp.asarray, nnx.to_pure_dict(nnx.state(module, nnx.Param)))
-    run = lambda module, x: jnp.sum(jnp.sin(module(x)))
-    got = nnx.jit(nnx.value_and_grad(run, argnums=(0, 1)))(module, x)
-    run = lambda params, x: jnp.sum(jnp.sin(linen.apply({"params": params}, x)))
-    expected = jax.jit(jax.value_and_grad(run, (0, 1)))(pure, x)
-    assert_close(jax.tree.leaves(got), jax.tree.leaves(expected))
+    assert_close(module(x), linen.apply({"params": pure}, x))
     loud = [np.asarray(module(x, deterministic=False)) for _ in range(2)]
     assert not np.array_equal(*loud)
-    np.testing.assert_array_equal(module(x), module(x))
 
 
 PAGE = (ROOT / "docs" / "howto" / "coming_from.md").read_text()

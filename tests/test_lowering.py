@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import re
 from itertools import product
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,41 +79,31 @@ def lowered(platform, f, *args):
     return export.export(jax.jit(f), platforms=[platform])(*args).mlir_module()
 
 
-class Call(NamedTuple):
-    """Of `dot_product_attention`."""
-
-    arrays: dict[str, Any] = {}  # noqa: RUF012
-    options: dict[str, Any] = {}  # noqa: RUF012
-    heads: tuple[int, int, int] = (4, 2, 2)
-    lengths: tuple[int, int] = (6, 10)
-    widths: tuple[int, int] = (16, 24)
-
-
+SIZES = {"heads": (4, 2, 2), "lengths": (6, 10), "widths": (16, 24)}
+"""N, K, Kv; T, S; H, V of a call of `dot_product_attention` that says nothing else."""
 CALLS = {
-    "causal": Call(options={"is_causal": True}),
-    "plain, one head of keys": Call(heads=(4, 1, 1), widths=(5, 5)),
-    "other value heads": Call(heads=(4, 2, 1)),
-    "heads of 200": Call(widths=(200, 200)),
-    "heads of 320": Call(widths=(320, 320)),
-    "heads of 192 and 128": Call(options={"is_causal": True}, widths=(192, 128)),
-    "heads of 1024": Call({"bias": shape(4, 1, 10)}, heads=(4, 1, 1), widths=(1024, 576)),
-    "mask": Call({"mask": shape(2, 1, 6, 10, dtype="bool")}),
-    "an odd number of queries": Call(lengths=(5, 10)),
-    "an odd number of keys": Call({"mask": shape(1, 7, dtype="bool")}, lengths=(6, 7)),
-    "bias": Call({"bias": shape(4, 6, 10)}),
-    "lengths": Call(
-        {f"{side}_seq_lengths": shape(2, dtype="int32") for side in ("query", "key_value")}
-    ),
-    "window": Call(options={"local_window_size": (2, 1)}),
-    "causal window": Call(options={"local_window_size": 3, "is_causal": True}),
-    "soft cap": Call(options={"logits_soft_cap": 5.0}),
-    "residual": Call(options={"return_residual": True}),
-    "dropout": Call({"dropout_key": shape(2, dtype="uint32")}, {"dropout_rate": 0.2}),
-    "sink": Call({"sink": shape(4, 1, 1)}),
-    "talking heads": Call({"talking_heads": (shape(4, 4), shape(4, 4))}),
-    "edges": Call({"mask": masks.Edges(shape(9, dtype="int32"), shape(9, dtype="int32"))}),
-    "blocks": Call(options={"is_causal": True}, lengths=(1100, 1300)),
-}  # fmt: skip
+    "causal": {"is_causal": True},
+    "plain, one head of keys": {"heads": (4, 1, 1), "widths": (5, 5)},
+    "other value heads": {"heads": (4, 2, 1)},
+    "heads of 200": {"widths": (200, 200)},
+    "heads of 320": {"widths": (320, 320)},
+    "heads of 192 and 128": {"is_causal": True, "widths": (192, 128)},
+    "heads of 1024": {"bias": shape(4, 1, 10), "heads": (4, 1, 1), "widths": (1024, 576)},
+    "mask": {"mask": shape(2, 1, 6, 10, dtype="bool")},
+    "an odd number of queries": {"lengths": (5, 10)},
+    "an odd number of keys": {"mask": shape(1, 7, dtype="bool"), "lengths": (6, 7)},
+    "bias": {"bias": shape(4, 6, 10)},
+    "lengths": {f"{of}_seq_lengths": shape(2, dtype="int32") for of in ("query", "key_value")},
+    "window": {"local_window_size": (2, 1)},
+    "causal window": {"local_window_size": 3, "is_causal": True},
+    "soft cap": {"logits_soft_cap": 5.0},
+    "residual": {"return_residual": True},
+    "dropout": {"dropout_key": shape(2, dtype="uint32"), "dropout_rate": 0.2},
+    "sink": {"sink": shape(4, 1, 1)},
+    "talking heads": {"talking_heads": (shape(4, 4), shape(4, 4))},
+    "edges": {"mask": masks.Edges(shape(9, dtype="int32"), shape(9, dtype="int32"))},
+    "blocks": {"is_causal": True, "lengths": (1100, 1300)},
+}
 
 
 @pytest.mark.parametrize(
@@ -127,26 +116,28 @@ CALLS = {
 )
 def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
     """Forward and backward; what says that it could run is not refused by the compiler."""
-    platform = seen_from(device)
-    (n, k, kv), (t, s), (h, v) = (case := CALLS[call]).heads, case.lengths, case.widths
+    platform, options = seen_from(device), SIZES | CALLS[call]
+    (n, k, kv), (t, s), (h, v) = (options.pop(name) for name in SIZES)
     qkv = [shape(2, *a, dtype=dtype) for a in ((t, n, h), (s, k, h), (s, kv, v))]
+    is_shape = lambda a: isinstance(a, jax.ShapeDtypeStruct)
+    arrays = {name: a for name, a in options.items() if all(map(is_shape, jax.tree.leaves(a)))}
 
     def gradient(name, qkv, arrays):
         def loss(qkv):
-            out = dot_product_attention(*qkv, **arrays, **case.options, implementation=name)
+            out = dot_product_attention(*qkv, **(options | arrays), implementation=name)
             return sum(jnp.sum(a.astype(jnp.float32)) for a in jax.tree.leaves(out))
 
         return jax.value_and_grad(loss)(qkv)
 
-    reasons = explain(*qkv, **case.arrays, **case.options)
+    reasons = explain(*qkv, **options)
     can = [name for name in BACKENDS if reasons[name].startswith(("chosen", "could run"))]
-    text = lowered(platform, lambda *a: [gradient(name, *a) for name in can], qkv, case.arrays)
+    text = lowered(platform, lambda *a: [gradient(name, *a) for name in can], qkv, arrays)
     assert ("tpu_custom_call" in text) == ("splash" in can)
     assert "cudnn" not in can
     assert can[0] == "dense"
     for name in set(BACKENDS) - set(can):
         with pytest.raises(ValueError, match=re.escape(reasons[name])):
-            jax.eval_shape(functools.partial(gradient, name), qkv, case.arrays)
+            jax.eval_shape(functools.partial(gradient, name), qkv, arrays)
 
 
 @pytest.mark.parametrize(

@@ -18,20 +18,20 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from attnlab.attention import backends
-from attnlab.attention.checks import check_call
-from attnlab.attention.dense import scores_and_probs
-from attnlab.attention.masks import Booleans, Edges
-from attnlab.attention.options import (
+from attnlab.attention.call import (
     DEFAULT_OPTIONS,
     AttentionCall,
     AttentionOptions,
     AttentionOutput,
     Implementation,
     TalkingHeads,
+    check_call,
 )
+from attnlab.attention.dense import scores_and_probs
+from attnlab.attention.masks import Booleans, Edges
 from attnlab.attention.score_mods import ScoreMod
 from attnlab.attention.segments import Segments
-from attnlab.remat import save_for_backward
+from attnlab.ops import save_for_backward
 from attnlab.tap import Tap
 
 TAPPED = ("scores", "probs")
@@ -191,11 +191,19 @@ def attend(
     batched = np.ndim(query) == 4
     patch = _patches(tap, batched) if tap is not None and tap.patch else None
     call = check_call(query, key, value, options, return_residual, patch)
-    if (explained := _EXPLAINED.get()) is None:
-        name = backends.choose(call, options.implementation).backend
-    else:
-        explained.append(backends.explain_choice(call, options.implementation))
+    if options.implementation is not None:
+        backends.check_implementation(options.implementation)
+    choice = backends.choose(call, options.implementation)
+    name = choice.backend
+    if (explained := _EXPLAINED.get()) is not None:
+        explained.append(backends.explain_choice(call, choice))
         name = "dense"  # the device of the explanation may not be this one
+    elif options.implementation is not None and (reason := backends.refusal(name, call)):
+        shapes = f"query {call.query.shape}, key {call.key.shape}, value {call.value.shape}"
+        raise ValueError(
+            f"implementation={name!r} cannot run {shapes}: {reason}; use implementation='dense' or "
+            "None"
+        )
     call, attending, spoiled = _without_unused(call)
     output, logsumexp = backends.BACKENDS[name].run(call)
     if spoiled is not None:
@@ -237,7 +245,6 @@ def explain(
     >>> explain(q, q, v)["xla"]
     'it needs as many key heads (2) as value heads (1)'
     """
-    AttentionOptions.from_keywords("explain", options, "tap", "return_residual")
     # Recorded values do not matter: no backend may depend on what is recorded.
     patches = None if tap is None else Tap(patch=tap.patch, layer=tap.layer)
     call = functools.partial(dot_product_attention, tap=patches, return_residual=return_residual)

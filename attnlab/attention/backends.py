@@ -1,37 +1,37 @@
 """The backends, what each cannot do, and which one runs."""
 
 import logging
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 
 from attnlab.attention.blockwise import blockwise, refuse_blockwise
+from attnlab.attention.call import AttentionCall, AttentionOutput
 from attnlab.attention.dense import dense
 from attnlab.attention.edges import edges, refuse_edges
 from attnlab.attention.jax_nn import ASSUMED, cudnn, refuse_cudnn, refuse_jax_nn, xla
-from attnlab.attention.options import AttentionCall, AttentionOutput
-from attnlab.names import nearest
+from attnlab.names import lookup
 
 LOG = logging.getLogger(__name__)
+
+
+Run: TypeAlias = Callable[[AttentionCall], AttentionOutput]
+Refuse: TypeAlias = Callable[[AttentionCall], str | None]
 
 
 class Backend(NamedTuple):
     """One way to compute attention."""
 
-    run: Callable[[AttentionCall], AttentionOutput]
+    run: Run
     """marks what its own backward pass reads by `save_for_backward`, each array once"""
-    refuse: Callable[[AttentionCall], str | None]
+    refuse: Refuse = lambda call: None
     """why it cannot run a call, or None; depends on shapes, dtypes and options only"""
 
 
-def never_refuses(call: AttentionCall) -> None:
-    """The `refuse` of a backend that can run every call."""
-    del call
-
-
 BACKENDS: dict[str, Backend] = {
-    "dense": Backend(dense, never_refuses),
+    "dense": Backend(dense),
     "blockwise": Backend(blockwise, refuse_blockwise),
     "xla": Backend(xla, refuse_jax_nn),
     "cudnn": Backend(cudnn, refuse_cudnn),
@@ -43,11 +43,7 @@ CONTRIB = ("splash",)
 """The names that `import attnlab.contrib` registers."""
 
 
-def register_backend(
-    name: str,
-    run: Callable[[AttentionCall], AttentionOutput],
-    refuse: Callable[[AttentionCall], str | None] = never_refuses,
-) -> None:
+def register_backend(name: str, run: Run, refuse: Refuse | None = None) -> None:
     """Makes a backend available as `implementation=name`. `implementation=None` never chooses it.
 
     Args:
@@ -55,17 +51,18 @@ def register_backend(
       run: computes a call that `refuse` accepts. Queries, keys and values that the mask hides from
         everyone are zero in the call, and the output of queries that attend to nothing is set to
         zero afterwards.
-      refuse: call -> why the backend cannot run it, or None.
+      refuse: call -> why the backend cannot run it, or None. Calls in which a tap replaces values
+        are refused already: only "dense" can.
 
     Raises:
       ValueError: another backend has this name.
 
-    >>> register_backend("dense", dense, never_refuses)
+    >>> register_backend("dense", dense)
     >>> register_backend("dense", cudnn)
     Traceback (most recent call last):
     ValueError: implementation 'dense' is registered already, with another function
     """
-    backend = Backend(run, refuse)
+    backend = Backend(run) if refuse is None else Backend(run, refuse)
     if BACKENDS.setdefault(name, backend) != backend:
         raise ValueError(f"implementation {name!r} is registered already, with another function")
 
@@ -99,53 +96,40 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
 
 
 def choose(call: AttentionCall, implementation: str | None) -> Choice:
-    """The requested backend, or the first of `CHOICES` that can run the call.
-
-    Raises:
-      ValueError: an unknown name, or a requested backend that cannot run the call.
-    """
+    """The requested backend, or the first of `CHOICES` that can run the call."""
     if implementation is not None:
-        check_implementation(implementation)
-        if reason := BACKENDS[implementation].refuse(call):
-            shapes = f"query {call.query.shape}, key {call.key.shape}, value {call.value.shape}"
-            raise ValueError(
-                f"implementation={implementation!r} cannot run {shapes}: {reason}; use "
-                "implementation='dense' or None"
-            )
         return Choice(implementation, "requested")
-    b, n, t, s = call.scores_shape
     device = ASSUMED.get()
     platform = jax.default_backend() if device is None else device.platform
     *choices, last = CHOICES.get(platform, CHOICES["tpu"])
+    if call.patch:  # which "dense" alone can do
+        return last
+    is_known = all(isinstance(size, int) for size in call.scores_shape)
+    num_bytes = 4 * math.prod(call.scores_shape) if is_known else math.inf
     for choice in choices if call.mask.edges is None else (EDGES, *choices):
-        # First of all whether it can: sizes may be symbolic, which do not compare.
-        if reason := BACKENDS[choice.backend].refuse(call):
+        if num_bytes > choice.min_bytes:
+            reason = BACKENDS[choice.backend].refuse(call)
+            if reason is None:
+                return choice
             LOG.debug("attention does not run on %r: %s", choice.backend, reason)
-        elif 4 * b * n * t * s > choice.min_bytes:
-            return choice
     return last
 
 
-def explain_choice(call: AttentionCall, implementation: str | None) -> dict[str, str]:
+def refusal(name: str, call: AttentionCall) -> str | None:
+    """Why a backend cannot run the call, or None."""
+    if call.patch and name != "dense":  # the others never hold all values
+        return f"it has no {' and no '.join(call.patch)} to patch"
+    return BACKENDS[name].refuse(call)
+
+
+def explain_choice(call: AttentionCall, chosen: Choice) -> dict[str, str]:
     """Backend -> "chosen: " and why, "could run", or the reason why it could not."""
-    if implementation is None:
-        chosen = choose(call, None)
-    else:
-        check_implementation(implementation)
-        chosen = Choice(implementation, "requested")
     words = {chosen.backend: f"chosen: {chosen.source}"}
-    return {
-        name: backend.refuse(call) or words.get(name, "could run")
-        for name, backend in BACKENDS.items()
-    }
+    return {name: refusal(name, call) or words.get(name, "could run") for name in BACKENDS}
 
 
 def check_implementation(name: str) -> None:
     """Raises ValueError for a name that is not in `BACKENDS`."""
-    if isinstance(name, str) and name in BACKENDS:
-        return
-    near = nearest(str(name), BACKENDS)
-    hint = f"did you mean {near!r}? " if near else ""
-    if name in CONTRIB:
-        hint = "it is in attnlab.contrib: import attnlab.contrib; "
-    raise ValueError(f"unknown implementation {name!r}; {hint}known: {', '.join(BACKENDS)}, None")
+    if name in CONTRIB and name not in BACKENDS:
+        raise ValueError(f"implementation {name!r} is in attnlab.contrib; import attnlab.contrib")
+    lookup(BACKENDS, name, what="implementation")

@@ -1,7 +1,7 @@
 """The division of a call into chunks of batch rows and heads, and blocks of queries and keys."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ Tree = TypeVar("Tree")
 Carry = TypeVar("Carry")
 """What a loop passes on: arrays in tuples."""
 Index: TypeAlias = Array | int
-Starts: TypeAlias = tuple[Index, ...]
+Kept: TypeAlias = tuple[Array, ...]
+"""What a chunk keeps for the backward pass."""
 
 
 class BlockLimits(NamedTuple):
@@ -55,10 +56,10 @@ class Division(NamedTuple):
     dropout_rate: float
     rule: MaskSpec
     """the causal rule and the window alone"""
-    mods: jax.tree_util.PyTreeDef | None = None
+    mods: jax.tree_util.PyTreeDef | None
     """the structure of the score modifications"""
-    limits: BlockLimits = DEFAULT_LIMITS
-    precision: str | None = None
+    limits: BlockLimits
+    precision: str | None
     """of the products, for the backward pass, which JAX may trace in another context"""
 
     @property
@@ -83,34 +84,27 @@ class ScoreInputs(NamedTuple):
     mask: Array | None
     first: Array | None
     end: Array | None
+    query_segments: Array | None
+    key_segments: Array | None
     seed: Array | None
-    query_segments: Array | None = None
-    key_segments: Array | None = None
-    mods: tuple[Array, ...] = ()
-
-
-class Chunk(NamedTuple):
-    """Some batch rows and heads of a call."""
-
-    division: Division
-    inputs: ScoreInputs
-    starts: Starts
-    """of its batch rows and heads"""
-    transposed: bool = False
-    """Are scores kept as [S, T]?"""
+    mods: tuple[Array, ...]
 
 
 class Block(NamedTuple):
-    """A part of the scores [B, N, T, S], and which of its keys each query may attend to at most."""
+    """A part of the scores [B, N, T, S]: a chunk (batch rows and heads), or a block of one."""
 
-    chunk: Chunk
-    starts: Starts
+    division: Division
+    inputs: ScoreInputs
+    starts: tuple[Index, ...]
     sizes: tuple[int, ...]
+    transposed: bool
+    """Are its scores kept as [S, T]?"""
     head: int = 0
     """where its heads start in the chunk"""
-    first: Array | Indices | None = None
-    end: Array | Indices | None = None
-    """query t attends to keys first[b, 0, t, 0] <= s < end[b, 0, t, 0]; None hides nothing"""
+    first: Array | None = None
+    end: Array | None = None
+    """query t attends at most to the keys from first[b, 0, t, 0] on and before end[b, 0, t, 0], in
+    the order of axes of the scores; None hides nothing"""
 
 
 def block_sizes(
@@ -151,32 +145,28 @@ def _most_heads(heads: int, group: int, scores: int, area: int) -> int:
 
 
 def over_chunks(
-    division: Division,
-    body: Callable[
-        [Carry, Starts, list[Array], tuple[Array, ...]],
-        tuple[Carry, list[Array], tuple[Array, ...]],
-    ],
+    whole: Block,
+    body: Callable[[Block, Carry, list[Array], Kept], tuple[Carry, list[Array], Kept]],
     carry: Carry,
     arrays: tuple[Array, ...],
-    kept: tuple[Array, ...] = (),
+    kept: Kept = (),
     reuse: bool = False,
-) -> tuple[Carry, list[Array], tuple[Array, ...]]:
-    """body(carry, starts, arrays, kept) -> (carry, made, kept) of a chunk, over all chunks.
+) -> tuple[Carry, list[Array], Kept]:
+    """body(chunk, carry, arrays, kept) -> (carry, made, kept), over all chunks.
 
     Arrays and what is made of them are [B, T, N, H] here and [b, n, T, H] there, transposed while
     they are in the cache. What is kept [chunks, b, n, T, 1] comes back as it was in a later call.
     `reuse`: what is made first takes the place of the first array, chunk by chunk.
     """
+    division = whole.division
     (rows, heads, _, _), across = division.sizes, division.counts[1]
 
-    def step(
-        state: tuple[Carry, list[Array]], xs: tuple[Array, list[Array], tuple[Array, ...]]
-    ) -> tuple[tuple[Carry, list[Array]], tuple[list[Array], tuple[Array, ...]]]:
+    def step(state: Any, xs: Any) -> Any:
         (carry, reused), (i, others, kept) = state, xs
         own = [lax.dynamic_index_in_dim(a, i, keepdims=False) for a in reused]
-        starts = (i // across * rows, i % across * heads)
+        chunk = whole._replace(starts=(i // across * rows, i % across * heads, 0, 0))
         transposed = [a.swapaxes(1, 2) for a in (*own, *others)]
-        carry, made, kept = body(carry, starts, transposed, kept)
+        carry, made, kept = body(chunk, carry, transposed, kept)
         made = [a.swapaxes(1, 2) for a in made]
         reused = [
             lax.dynamic_update_index_in_dim(a, new, i, 0)
@@ -191,35 +181,33 @@ def over_chunks(
 
 
 def over_keys(
-    chunk: Chunk, query: Index, step: Callable[[Array, Block, Carry], Carry], carry: Carry
+    chunk: Block, query: Index, step: Callable[[Array, Block, Carry], Carry], carry: Carry
 ) -> Carry:
     """carry = step(index, block, carry) over the blocks of keys that the queries of a block, from
     `query` on, attend to."""
-    division, inputs, starts = chunk.division, chunk.inputs, (*chunk.starts, query)
-    rows = Block(chunk, (*starts, 0), division.sizes)
-    first, end = take(inputs.first, rows), take(inputs.end, rows)
-    size = division.sizes[3]
+    size, starts = chunk.division.sizes[3], (*chunk.starts[:2], query)
+    rows = chunk._replace(starts=(*starts, 0))
+    first, end = part(chunk.inputs.first, rows), part(chunk.inputs.end, rows)
     lower: Index = 0
-    upper: Index = division.counts[3]
+    upper: Index = chunk.division.counts[3]
     if first is not None and end is not None and upper > 1:
         lower, upper = jnp.min(first) // size, -(-jnp.max(end) // size)
 
     def body(j: Array, carry: Carry) -> Carry:
-        block = Block(chunk, (*starts, j * size), division.sizes, first=first, end=end)
-        return step(j, block, carry)
+        return step(j, rows._replace(starts=(*starts, j * size), first=first, end=end), carry)
 
     last: Carry = lax.fori_loop(lower, upper, body, carry)
     return last
 
 
-def small_blocks(chunk: Chunk) -> list[list[Block]]:
+def small_blocks(chunk: Block) -> list[list[Block]]:
     """The one block of a chunk, divided: rows of small blocks for some heads at a time.
 
-    A small block has only the keys that the causal rule and the window leave to its queries. XLA's
-    products of many small matrices run on one core of a CPU, so heads are divided too: each core
-    works on scores that stay in its cache.
+    A small block has only the keys that the causal rule and the window leave to its queries, and at
+    least one. XLA's products of many small matrices run on one core of a CPU, so heads are divided
+    too: each core works on scores that stay in its cache.
     """
-    division, inputs, (b, n), _ = chunk
+    division, inputs, (b, n, _, _) = chunk.division, chunk.inputs, chunk.starts
     (rows, heads, t, s), rule, limits = division.sizes, division.rule.ranges(), division.limits
     size = t if rule is None else max(-(-t // limits.small_rows), min(limits.small_queries, t))
     some = heads
@@ -233,14 +221,19 @@ def small_blocks(chunk: Chunk) -> list[list[Block]]:
             lower, upper, first, end = 0, s, None, None
             if rule is not None:
                 first, end = (a[:, None, start : start + count, None] for a in rule)
-                lower, upper = int(first.min()), max(int(end.max()), int(first.min()))
+                lower = min(int(first.min()), s - 1)
+                upper = max(int(end.max()), lower + 1)
                 first = first if first.max() > lower else None
                 end = end if end.min() < upper else None
-            starts, sizes = (b, n + head, start, lower), (rows, some, count, upper - lower)
-            block = Block(chunk, starts, sizes, head, first, end)
+            block = chunk._replace(
+                starts=(b, n + head, start, lower), sizes=(rows, some, count, upper - lower),
+                head=head,
+            )  # fmt: skip
             if inputs.first is not None:  # lengths too
-                block = block._replace(first=take(inputs.first, block), end=take(inputs.end, block))
-            row.append(block)
+                first, end = part(inputs.first, block), part(inputs.end, block)
+            else:
+                first, end = as_kept(first, block), as_kept(end, block)
+            row.append(block._replace(first=first, end=end))
         made.append(row)
     return made
 
@@ -280,31 +273,54 @@ def join(parts: list[list[Array]]) -> Array:
 
 
 def pad(a: Array | Indices | None, t: int, s: int) -> Array | None:
-    """Zeros at the end of the last two axes, where these are not 1."""
+    """An array that broadcasts to the scores, or [B or 1, T] of the queries, with zeros at the end
+    of the last two axes, where these are not 1."""
     if a is None:
         return None
+    a = a[:, None, :, None] if a.ndim == 2 else a
     last = [(0, p if d > 1 else 0) for d, p in zip(a.shape[2:], (t, s), strict=True)]
     return jnp.pad(a, [(0, 0), (0, 0), *last])
 
 
-def _corner(a: Array, starts: Starts) -> tuple[Array, ...]:
-    """`starts`, 0 on the axes where `a` has size 1."""
+def _corner(a: Array, block: Block) -> tuple[Array, ...]:
+    """Where the block starts in `a`: 0 on the axes where `a` has size 1."""
     return tuple(
-        jnp.asarray(0 if d == 1 else i, jnp.int32) for d, i in zip(a.shape, starts, strict=True)
+        jnp.asarray(0 if d == 1 else i, jnp.int32)
+        for d, i in zip(a.shape, block.starts, strict=True)
     )
 
 
-def take(a: Array | None, block: Block) -> Array | None:
-    """The block of an array that broadcasts to the scores; axes of size 1 stay."""
+def part(a: Array | None, block: Block) -> Array | None:
+    """The block of an array that broadcasts to the scores, in their order of axes; axes of size 1
+    stay."""
     if a is None:
         return None
-    sizes = tuple(min(d, size) for d, size in zip(a.shape, block.sizes, strict=True))
-    return lax.dynamic_slice(a, _corner(a, block.starts), sizes)
+    sizes = tuple(map(min, a.shape, block.sizes))
+    found: Array = as_kept(lax.dynamic_slice(a, _corner(a, block), sizes), block)
+    return found
+
+
+def as_kept(a: Any, block: Block) -> Any:
+    """[b, n, t, s] in the order of axes of the scores of the block, or back; None stays None."""
+    if a is None:
+        return None
+    return jnp.swapaxes(a, 2, 3) if block.transposed else jnp.asarray(a)
+
+
+def add_block(total: Array | None, block: Block, scores: Array) -> Array | None:
+    """Adds a block of a [B, N, T, S] array, summed over the axes where `total` has size 1."""
+    if total is None:
+        return None
+    axes = tuple(i for i, d in enumerate(total.shape) if d == 1)
+    new = jnp.sum(as_kept(scores, block), axis=axes, keepdims=True)
+    corner = _corner(total, block)
+    old = lax.dynamic_slice(total, corner, new.shape)
+    return lax.dynamic_update_slice(total, old + new, corner)
 
 
 def keys_of(a: Array, block: Block) -> Array:
     """The keys (or values) of a small block."""
-    per_head = block.chunk.division.sizes[1] // a.shape[1]
+    per_head = block.division.sizes[1] // a.shape[1]
     heads = slice(block.head // per_head, (block.head + block.sizes[1]) // per_head)
     return a[:, heads, block.starts[3] : block.starts[3] + block.sizes[3]]
 
@@ -318,29 +334,8 @@ def queries_of(a: Array, block: Block) -> Array:
 def among_all_keys(a: Array, block: Block) -> Array:
     """The gradient of a small block's keys among zeros for the others."""
     before = block.starts[3]
-    after = block.chunk.division.sizes[3] - before - block.sizes[3]
+    after = block.division.sizes[3] - before - block.sizes[3]
     return jnp.pad(a, ((0, 0), (0, 0), (before, after), (0, 0)))
-
-
-def as_kept(a: Array | Indices | None, block: Block) -> Array | None:
-    """[b, n, t, s] in the order of axes in which the scores of the chunk are kept, or back."""
-    if a is None:
-        return None
-    a = jnp.asarray(a)
-    return a.swapaxes(2, 3) if block.chunk.transposed else a
-
-
-def add_block(total: Array | None, block: Block, scores: Array) -> Array | None:
-    """Adds a block of a [B, N, T, S] array, summed over the axes where `total` has size 1."""
-    if total is None:
-        return None
-    axes = tuple(i for i, d in enumerate(total.shape) if d == 1)
-    new = as_kept(scores, block)
-    assert new is not None
-    new = jnp.sum(new, axis=axes, keepdims=True)
-    old = take(total, block._replace(sizes=new.shape))
-    assert old is not None
-    return lax.dynamic_update_slice(total, old + new, _corner(total, block.starts))
 
 
 def same_varying_axes(arrays: Tree) -> Tree:
@@ -353,6 +348,5 @@ def same_varying_axes(arrays: Tree) -> Tree:
     false = jnp.zeros((), bool)
     for a in jax.tree.leaves(arrays):
         false |= jnp.zeros_like(a, bool)[(0,) * a.ndim]
-    leaves, tree = jax.tree.flatten(arrays)
-    result: Tree = jax.tree.unflatten(tree, [jnp.where(false, a, a) for a in leaves])
-    return result
+    same: Tree = jax.tree.map(lambda a: jnp.where(false, a, a), arrays)
+    return same

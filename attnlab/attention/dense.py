@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
-from attnlab.attention.dropout import dropout_seed, keep_mask
-from attnlab.attention.options import AttentionCall, AttentionOutput
+from attnlab.attention.call import AttentionCall, AttentionOutput
+from attnlab.attention.dropout import drop
 from attnlab.attention.score_mods import apply_score_mods
-from attnlab.products import wide_einsum
-from attnlab.remat import save_for_backward
+from attnlab.ops import save_for_backward, wide_einsum
 
 
 def dense(call: AttentionCall) -> AttentionOutput:
@@ -29,11 +28,8 @@ def dense(call: AttentionCall) -> AttentionOutput:
     logsumexp = jnp.where(total > 0, top + jnp.log(divisor), -math.inf)
     if options.talking_heads[1] is not None or "probs" in call.patch:
         weights, divisor = _probs(weights, total, call), jnp.ones((), total.dtype)
-    if rate := options.dropout_rate:
-        seed = dropout_seed(rate, options.dropout_key)
-        assert seed is not None  # checked: dropout has a key
-        kept = keep_mask(seed, rate, (0,) * 4, *(weights.shape,) * 2)
-        weights = jnp.where(kept, weights / (1 - rate), 0)
+    if options.dropout_rate:
+        weights = drop(weights, options.dropout_rate, options.dropout_key)
     # Divided after the product with v: a pass over [T, V] in place of one over [T, S].
     output = (weighted_sum(weights, value) / divisor).swapaxes(1, 2).astype(value.dtype)
     output = save_for_backward(output)
@@ -112,7 +108,7 @@ def softmax_terms(
       sink: broadcasts to [B, N, T, 1]: one more score of each row, which counts in its sum.
     """
     x = scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
-    top = jnp.maximum(jnp.max(x, axis=-1, keepdims=True), lowest(x.dtype))
+    top = jnp.maximum(jnp.max(x, axis=-1, keepdims=True), float(np.finfo(x.dtype).min))
     top = jax.lax.stop_gradient(top)
     if sink is not None:
         sink = sink.astype(x.dtype)
@@ -120,11 +116,6 @@ def softmax_terms(
     weights = jnp.exp(x - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     return weights, total if sink is None else total + jnp.exp(sink - top), top
-
-
-def lowest(dtype: DTypeLike) -> float:
-    """The smallest finite score."""
-    return float(np.finfo(np.dtype(dtype)).min)
 
 
 def weighted_sum(weights: Array, value: Array) -> Array:

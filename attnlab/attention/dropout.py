@@ -19,6 +19,20 @@ def is_key(key: object) -> bool:
     return key.dtype == jnp.uint32 and key.ndim == 1
 
 
+def drop(probs: Array, rate: float, key: Array | None, first_key: int = 0) -> Array:
+    """Probabilities [B, N, T, S], 0 where they are dropped, else divided by 1 - rate.
+
+    Args:
+      probs: of the keys from `first_key` on.
+      rate, key: of the dropout.
+    """
+    seed = dropout_seed(rate, key)
+    if seed is None:
+        return probs
+    kept = keep_mask(seed, rate, (0, 0, 0, first_key), *(probs.shape,) * 2)
+    return jnp.where(kept, probs / (1 - rate), 0)
+
+
 def dropout_seed(rate: float, key: Array | None) -> Array | None:
     """Two words from a key of any kind; None without dropout."""
     if not rate or key is None:

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from attnlab.attention.call import AttentionCall, AttentionOutput
 from attnlab.attention.masks import MaskSpec
-from attnlab.attention.options import AttentionCall, AttentionOutput
-from attnlab.remat import save_for_backward
+from attnlab.ops import save_for_backward
 
 
 class NativeMask(TypedDict, total=False):
@@ -94,8 +94,6 @@ def refuse_options(
 ) -> str | None:
     """What the kernels of other libraries cannot do, but for the `supported` options."""
     options = call.options
-    if reason := refuse_dense_only(call):
-        return reason
     used = {
         "sink": options.sink is not None,
         "logits_soft_cap": options.logits_soft_cap is not None,
@@ -117,18 +115,13 @@ def refuse_options(
     return None
 
 
-def refuse_dense_only(call: AttentionCall) -> str | None:
-    """Why a backend that never holds all scores cannot replace them."""
-    return f"it has no {' and no '.join(call.patch)} to patch" if call.patch else None
-
-
 def native_mask(mask: MaskSpec) -> NativeMask | None:
     """Causal rule, window and lengths as keywords of cuDNN, or None if they need a mask array.
 
     cuDNN has a left window only with the causal rule, and gives NaN in an empty row: so lengths are
     at least 1 (what is hidden is zero by then, and empty rows are set to zero afterwards).
     """
-    window, lengths = mask.window, mask.lengths
+    window, lengths = mask.window, (mask.query_lengths, mask.key_lengths)
     causal = mask.is_causal or (window is not None and window[1] == 0)
     if mask.mask is not None or mask.edges is not None or mask.segments is not None:
         return None
@@ -157,9 +150,6 @@ def cudnn(call: AttentionCall) -> AttentionOutput:
         length = mask.segments.length
         assert length is not None  # refused otherwise
         query, key, value = (a.reshape(-1, length, *a.shape[2:]) for a in (query, key, value))
-        if sink is not None:
-            sink = jnp.broadcast_to(sink, (shape[0], shape[2], shape[1], 1)).swapaxes(1, 2)
-            sink = sink.reshape(-1, length, shape[2], 1).swapaxes(1, 2)
         mask = MaskSpec(length, length, is_causal=mask.is_causal, window=mask.window)
     t, options, before, after = query.shape[1], native_mask(mask), 0, (0, 0)
     if sink is not None:
@@ -274,7 +264,7 @@ def refuse_cudnn(call: AttentionCall) -> str | None:
     device, (_, _, t, s) = this_device(), call.scores_shape
     if device.platform != "gpu" or not device.compute_capability:
         return f"cuDNN needs an NVIDIA GPU, this is a {device.platform}"
-    sink = call.options.sink
+    sink, mask = call.options.sink, call.mask
     size = max(call.query.shape[-1] + 2 * (sink is not None), call.value.shape[-1])
     most = 256 if device.compute_capability >= 9 else 128
     if call.query.dtype not in (jnp.float16, jnp.bfloat16):
@@ -284,13 +274,14 @@ def refuse_cudnn(call: AttentionCall) -> str | None:
     if call.options.bias is not None:
         shape = call.options.bias.shape
         return f"cuDNN has a bias gradient for batch 1 alone, bias has shape {shape}"
-    if (segments := call.mask.segments) is not None:
+    if (segments := mask.segments) is not None:
         if segments.length is None:
             return (
                 "cuDNN takes segments of one length alone, in a NumPy array, which is known when "
                 "JAX traces"
             )
-        if any(a is not None for a in (call.mask.mask, call.mask.edges, *call.mask.lengths, sink)):
+        others = (mask.mask, mask.edges, mask.query_lengths, mask.key_lengths, sink)
+        if any(a is not None for a in others):
             return "cuDNN takes segments without a mask, lengths and a sink"
         t = s = segments.length
     if t % 2 or s % 2:  # jax.nn asks it of every gradient, as if there always were a bias

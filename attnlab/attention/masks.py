@@ -15,14 +15,14 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Int, Integer
 
 from attnlab.attention.segments import Indices, Segments
-from attnlab.broadcast import with_rank
+from attnlab.ops import with_rank
 
 __all__ = [
     "Edges", "MaskSpec", "causal", "check_boolean", "combine",
     "edge_ends", "from_edges", "padding", "segments", "window",
 ]  # fmt: skip
 
-Nodes = Integer[Array | np.ndarray, " edges"]
+Nodes = Integer[Array | np.ndarray, "*graphs edges"]
 """One end of each edge."""
 Booleans: TypeAlias = Array | np.ndarray
 
@@ -55,19 +55,14 @@ class Edges(NamedTuple):
 
     def checked(self, batch: int, num_nodes: int, num_keys: int) -> "Edges":
         """[B or 1, edges] each, as `edge_ends` returns them; raises what that raises."""
-        shapes = {jnp.shape(self.senders), jnp.shape(self.receivers)}
-        leading = {shape[:-1] for shape in shapes}
-        if () in shapes or not leading <= {(), (1,), (batch,)}:
-            raise ValueError(
-                f"edges {sorted(shapes)} must be [edges], or [B, edges] with B = {batch}"
-            )
         # NumPy stays NumPy: indices that are known while JAX traces can be checked.
-        senders, receivers = (
-            jnp.ravel(a) if isinstance(a, jax.Array) else np.ravel(a) for a in self
-        )
+        senders, receivers = (a if isinstance(a, jax.Array) else np.asarray(a) for a in self)
+        if senders.ndim not in (1, 2) or senders.shape[:-1] not in ((), (1,), (batch,)):
+            raise ValueError(
+                f"edges {senders.shape} must be [edges], or [B, edges] with B = {batch}"
+            )
         ends = edge_ends(senders, receivers, num_nodes, num_keys)
-        rows = 1 if jnp.ndim(self.senders) == 1 else jnp.shape(self.senders)[0]
-        return Edges(*(a.reshape(rows, -1) for a in ends))
+        return Edges(*map(jnp.atleast_2d, ends))
 
 
 def causal(num_queries: int, num_keys: int | None = None, *, offset: int = 0) -> Bool[Array, "T S"]:
@@ -170,6 +165,8 @@ def from_edges(
     >>> from_edges(jnp.array([1, 2, 2]), jnp.array([0, 0, 1]), 3).astype(int).tolist()
     [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
     """
+    if senders.ndim != 1:
+        raise ValueError(f"edges {senders.shape} of several graphs make no one mask: use jax.vmap")
     num_keys = num_nodes if num_keys is None else num_keys
     senders, receivers = edge_ends(senders, receivers, num_nodes, num_keys)
     return jnp.zeros((num_nodes, num_keys), bool).at[receivers, senders].set(True, mode="drop")
@@ -177,7 +174,7 @@ def from_edges(
 
 def edge_ends(
     senders: Nodes, receivers: Nodes, num_nodes: int, num_keys: int
-) -> tuple[Integer[Array, " edges"], Integer[Array, " edges"]]:
+) -> tuple[Integer[Array, "*graphs edges"], Integer[Array, "*graphs edges"]]:
     """(senders, receivers) with both ends one past the last node on edges that do not count.
 
     Pad an edge list to a fixed length with senders = num_keys and receivers = num_nodes: such an
@@ -192,7 +189,7 @@ def edge_ends(
     for name, (index, size) in ends.items():
         if not jnp.issubdtype(index.dtype, jnp.integer):
             raise TypeError(f"{name} must be integers, not {index.dtype}")
-        if index.ndim != 1 or senders.shape != receivers.shape:
+        if senders.shape != receivers.shape:
             raise ValueError(
                 "senders and receivers must be two lists of one length, not of shapes "
                 f"{senders.shape} and {receivers.shape}"
@@ -278,11 +275,6 @@ class MaskSpec(NamedTuple):
     segments: Segments | None = None
     """found within the causal rule, the window and the lengths"""
 
-    @property
-    def lengths(self) -> tuple[Array | None, Array | None]:
-        """Of queries and of keys."""
-        return self.query_lengths, self.key_lengths
-
     def ranges(self) -> tuple[Indices, Indices] | None:
         """first and end, [B or 1, T]; S and 0 in an empty row. None if every key is attended to.
 
@@ -337,12 +329,9 @@ class MaskSpec(NamedTuple):
         O(T + S), except for a mask that differs from query to query.
         """
         ranges, mask = self.ranges(), self.mask
-        if self.edges is not None and self.only_edges is not None:
-            senders, receivers = self.only_edges
-            return (
-                _reached(receivers, self.num_queries)[:, None],
-                _reached(senders, self.num_keys),
-            )
+        if (only := self.only_edges) is not None:
+            attending = _reached(only.receivers, self.num_queries)[:, None]
+            return attending, _reached(only.senders, self.num_keys)
         if self.edges is not None or (mask is not None and (ranges is None or mask.shape[2] > 1)):
             allowed = cast(Array, self.allowed())
             return jnp.any(allowed, axis=3), jnp.any(allowed, axis=(1, 2))
@@ -355,12 +344,9 @@ class MaskSpec(NamedTuple):
             keys = self.segments.used
         if mask is not None:
             return self._used_with_key_mask(mask, first, end, keys)
-        if isinstance(queries, np.ndarray):
-            return (
-                None if queries.all() else queries,
-                None if isinstance(keys, np.ndarray) and keys.all() else keys,
-            )
-        return queries, keys
+        all_attend = isinstance(queries, np.ndarray) and queries.all()
+        all_used = isinstance(keys, np.ndarray) and keys.all()
+        return None if all_attend else queries, None if all_used else keys
 
     def _used_with_key_mask(
         self, mask: Array, first: Indices, end: Indices, keys: Booleans

@@ -15,7 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
-from attnlab.broadcast import with_rank
+from attnlab.ops import with_rank
 
 
 class ScoreMod(abc.ABC):

@@ -46,7 +46,10 @@ class Segments(NamedTuple):
 
 
 def find_segments(
-    queries: Int[Array, "B T"], keys: Int[Array, "B S"], first: Indices, end: Indices
+    queries: Int[Array, "B T"],
+    keys: Int[Array, "B S"],
+    first: Indices | int,
+    end: Indices | int,
 ) -> Segments:
     """The `Segments` of these numbers; query t attends at most to the keys from first to end.
 
@@ -54,10 +57,10 @@ def find_segments(
 
     Args:
       queries, keys: the number of the text of each; 0 for padding.
-      first, end: [B or 1, T].
+      first, end: [B or 1, T], or one number.
 
-    >>> packed, every = jnp.array([[1, 1, 2, 0]]), jnp.zeros((1, 4), int)
-    >>> found = find_segments(packed, packed, every, every + 4)
+    >>> packed = jnp.array([[1, 1, 2, 0]])
+    >>> found = find_segments(packed, packed, 0, 4)
     >>> found.first.tolist(), found.end.tolist(), found.used.tolist()
     ([[0, 0, 2, 4]], [[2, 2, 3, 0]], [[True, True, True, False]])
     """

@@ -9,7 +9,7 @@ from jax import Array
 
 from attnlab.attention import AttentionCall, AttentionOutput
 from attnlab.attention.jax_nn import refuse_options
-from attnlab.remat import save_for_backward
+from attnlab.ops import save_for_backward
 
 BLOCK = 128
 """Queries and keys come in blocks of this size: lengths are padded to a multiple."""

@@ -11,13 +11,13 @@ from jaxtyping import Array, Float
 
 from attnlab.attention import attend, score_mods
 from attnlab.attention.dense import scaled_scores, weighted_sum
-from attnlab.attention.dropout import dropout_seed, keep_mask
-from attnlab.broadcast import with_rank
+from attnlab.attention.dropout import drop
 from attnlab.fields import bounded
 from attnlab.heads.layout import Extra, HeadCall, Layout
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_extra
 from attnlab.heads.weights import Params, Weight
+from attnlab.ops import with_rank
 
 
 @register_extra("gate")
@@ -39,6 +39,11 @@ class Gate(Extra):
     def between(self) -> Literal["", "vo"]:  # type: ignore[override]  # it depends on a field
         return "vo" if self.by == "element" else ""
 
+    @property
+    def weight(self) -> str:
+        """Name of its weight."""
+        return "head_gate" if self.by == "head" else "gate"
+
     def check(self, layout: Layout) -> None:
         if self.by == "element" and layout.merges_values:
             raise ValueError(
@@ -47,10 +52,8 @@ class Gate(Extra):
             )
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
-        if self.by == "head":
-            return {"head_gate": Weight("attend", ("width",), ("num_heads",), changes=("heads",))}
-        makes = ("num_heads", "head_width")
-        return {"gate": Weight("attend", ("width",), makes, changes=("heads",))}
+        makes = ("num_heads",) if self.by == "head" else ("num_heads", "head_width")
+        return {self.weight: Weight("attend", ("width",), makes, changes=("heads",))}
 
     def values(self, layout: Layout) -> dict[str, str]:
         return {"gate": "B T N 1" if self.by == "head" else "B T N V"}
@@ -58,10 +61,8 @@ class Gate(Extra):
     def after_attention(
         self, params: Params, heads: Float[Array, "B T N V"], call: HeadCall
     ) -> tuple[Float[Array, "B T N V"], dict[str, Array]]:
-        if self.by == "head":
-            gate = project_all(params, "head_gate", call.x)[..., None]
-        else:
-            gate = project_all(params, "gate", call.x)
+        gate = project_all(params, self.weight, call.x)
+        gate = gate[..., None] if self.by == "head" else gate
         return heads * call.tap("gate", jax.nn.sigmoid(gate)), {}
 
 
@@ -308,16 +309,11 @@ def attend_with_extra_keys(params: Params, call: HeadCall, q: Array, k: Array, v
     if options.sink is not None:
         sink = with_rank(jnp.asarray(options.sink, total.dtype), total.ndim)
         total = jnp.logaddexp(total, sink)
-    options = options.replace(sink=total)
+    options = dataclasses.replace(options, sink=total)
     heads, logsumexp = attend(q, k, v, options, tap=call.tap, return_residual=True)
     assert logsumexp is not None
     probs = jnp.exp(extra - logsumexp.swapaxes(1, 2)[..., None])
-    if rate := options.dropout_rate:
-        # As if they stood behind the other keys.
-        seed = dropout_seed(rate, options.dropout_key)
-        shape = (*extra.shape[:3], k.shape[1])
-        assert seed is not None
-        kept = keep_mask(seed, rate, (0, 0, 0, k.shape[1]), extra.shape, shape)
-        probs = jnp.where(kept, probs / (1 - rate), 0)
+    # As if they stood behind the other keys.
+    probs = drop(probs, options.dropout_rate, options.dropout_key, first_key=k.shape[1])
     values = weighted_sum(probs, per_row("extra_v").astype(probs.dtype)).swapaxes(1, 2)
     return heads + values.astype(heads.dtype)

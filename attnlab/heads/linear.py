@@ -5,10 +5,9 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attnlab.broadcast import with_rank
 from attnlab.heads.weights import Params
 from attnlab.norms import NORM_KINDS
-from attnlab.remat import save_for_backward
+from attnlab.ops import save_for_backward, with_rank
 
 
 def project_all(params: Params, name: str, x: Float[Array, "*B D"]) -> Array:

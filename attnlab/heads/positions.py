@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int
 
 from attnlab.attention.score_mods import relative_buckets as relative_buckets
-from attnlab.broadcast import with_rank
 from attnlab.names import lookup
+from attnlab.ops import with_rank
 
 __all__ = [
     "SCALINGS", "RotaryScaling", "Scaling", "read_scaling", "relative_buckets", "rotary_angles",

@@ -8,7 +8,6 @@ from jaxtyping import Array, Float, Inexact, Int
 
 from attnlab.attention.score_mods import alibi_slopes
 from attnlab.attention.segments import restarted
-from attnlab.broadcast import with_rank
 from attnlab.heads import Layout
 from attnlab.heads.positions import (
     relative_buckets,
@@ -19,6 +18,7 @@ from attnlab.heads.positions import (
 from attnlab.models.config import ModelConfig
 from attnlab.models.positionwise import dense, norm_shapes, normalize
 from attnlab.models.specs import Alibi, Images, Learned, Positions, Relative, Rotary, Sinusoidal
+from attnlab.ops import with_rank
 from attnlab.sharing import Params
 
 Shapes = dict[str, tuple[int, ...] | dict[str, tuple[int, ...]]]

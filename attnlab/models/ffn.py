@@ -15,7 +15,7 @@ from attnlab.heads.params import normal
 from attnlab.models import experts as moe
 from attnlab.models.positionwise import dense, dropout
 from attnlab.models.specs import FFN
-from attnlab.remat import save_for_backward
+from attnlab.ops import save_for_backward
 from attnlab.sharing import Params, PyTree
 from attnlab.tap import Tap
 

@@ -23,7 +23,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention.checks import checked_padding_mask
+from attnlab.attention.call import checked_padding_mask
 from attnlab.attention.dropout import is_key
 from attnlab.fields import Spec, as_count, bounded
 from attnlab.heads.cache import stacked_size

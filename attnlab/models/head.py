@@ -7,7 +7,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.embed import Shapes
 from attnlab.models.ffn import activation_function
 from attnlab.models.positionwise import dense, norm_shapes, normalize
-from attnlab.products import wide_einsum
+from attnlab.ops import wide_einsum
 from attnlab.sharing import Params
 
 

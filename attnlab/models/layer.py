@@ -32,7 +32,7 @@ from attnlab.heads.weights import without
 from attnlab.models.ffn import apply_ffn, ffn_values, init_ffn
 from attnlab.models.positionwise import dropout, init_norm, normalize
 from attnlab.models.specs import LayerSpec, SublayerName
-from attnlab.remat import save_for_backward
+from attnlab.ops import save_for_backward
 from attnlab.sharing import Params, PyTree, add_delta, init_delta
 from attnlab.tap import Tap
 

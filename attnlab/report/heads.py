@@ -19,7 +19,7 @@ from attnlab.load import LoadedModel, ModelInput, Prompt, open_run
 from attnlab.models import ModelConfig, Sampling
 from attnlab.models.config import heads_per_layer
 from attnlab.report.page import Block, Figure, Figures, Paragraph, Section, Table, Text, draw
-from attnlab.report.panel import Panel, mean_of
+from attnlab.report.panel import Panel
 from attnlab.report.style import (
     BACKGROUND,
     COLOURS,
@@ -112,9 +112,8 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
     """
     found: dict[str, list[Block]] = {"Attention maps": [], "Head statistics": [], "Samples": []}
     maps: list[Figure] = []
-    for i, (variant, scores) in enumerate(list(panel.scores.items())[:MOST_VARIANTS]):
+    for i, variant in enumerate(list(panel.scores)[:MOST_VARIANTS]):
         run = next(run for run in panel.results.variants[variant] if run.scores.heldout)
-        weakest = panel.weakest_baseline(variant)
         if run.folder is None or not (run.folder / "checkpoints").exists():
             continue
         title = f"{panel.results.labels[variant]}, seed {run.spec.seed}"
@@ -123,8 +122,7 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
             maps.append(_map(title, heads, f"map-{i}{end}"))
             found["Head statistics"].append(statistics_table(title, heads, f"heads-{i}{end}"))
         if sample:
-            is_bad = weakest and panel.sign * (mean_of(scores) - weakest[1]) > 0
-            found["Samples"].append(Text(sample, title, folded=bool(is_bad)))
+            found["Samples"].append(Text(sample, title, folded=bool(panel.worse_than(variant))))
     found["Attention maps"] += [Figures(maps)] if maps else []
     texts = zip(found.items(), (MAPS, STATISTICS, SAMPLES), strict=True)
     return [

@@ -102,10 +102,11 @@ class Panel:
             for variant, (colour, pattern) in zip(self.results.variants, keys, strict=True)
         }
 
-    def weakest_baseline(self, variant: Variant) -> tuple[str, float] | None:
-        """The worst of the baselines without a model, and its score; None where there is none."""
+    def worse_than(self, variant: Variant) -> str:
+        """The weakest of the baselines without a model, where the variant is worse; else ""."""
         known = self.results.variants[variant][0].scores.baselines.get(self.metric.name, {})
-        return max(known.items(), key=lambda item: self.sign * item[1], default=None)
+        weakest = max(known.items(), key=lambda one: self.sign * one[1], default=("", math.nan))
+        return weakest[0] if self.sign * (mean_of(self.scores[variant]) - weakest[1]) > 0 else ""
 
     def numbers(self, variant: Variant, name: str) -> list[float]:
         """A number of each run: held out, or the last of this name in its metrics; "": the main

@@ -164,11 +164,9 @@ def _other_data(panel: Panel) -> list[str]:
 def _worse_than_baselines(panel: Panel) -> dict[str, list[str]]:
     """The weakest baseline, which has no model -> the variants that it is better than."""
     worse: dict[str, list[str]] = {}
-    for variant, scores in panel.scores.items():
-        if weakest := panel.weakest_baseline(variant):
-            name, value = weakest
-            if panel.sign * (mean_of(scores) - value) > 0:
-                worse.setdefault(name, []).append(panel.results.labels[variant])
+    for variant in panel.scores:
+        if name := panel.worse_than(variant):
+            worse.setdefault(name, []).append(panel.results.labels[variant])
     return worse
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from attnlab.remat import SAVED
+from attnlab.ops import SAVED
 from attnlab.sharing.plan import Plan
 
 PyTree: TypeAlias = Any

@@ -1,4 +1,4 @@
-"""Attention written out in NumPy: what every backend must agree with, and blocks of a few rows."""
+"""Attention written out in NumPy: what every backend must agree with; inputs, and small blocks."""
 
 import dataclasses
 import functools
@@ -16,6 +16,25 @@ SMALL_BLOCKS = BlockLimits(queries=2, head_scores=6, block_scores=1)
 """2 queries and 3 keys of one group of heads."""
 SMALL_STRIPS = BlockLimits(small_queries=2, small_scores=1)
 """All queries and keys in one block, in strips of 2 queries and pieces of one group of heads."""
+
+
+def make(dtype=jnp.float32, heads=(6, 3, 3), t=5, s=7, scale=2.0):
+    """q [2, t, N, 4], k [2, s, K, 4] and v [2, s, Kv, 8] by NumPy: JAX would compile each draw."""
+    rng, (n, k, kv) = np.random.default_rng(3), heads
+    shapes = (2, t, n, 4), (2, s, k, 4), (2, s, kv, 8)
+    return tuple(jnp.asarray(scale * rng.normal(size=shape), dtype) for shape in shapes)
+
+
+def value_and_grads(run, *arrays):
+    """Output of run(*arrays), and the gradients of a loss that weighs every entry differently."""
+
+    def loss(*arrays):
+        out = run(*arrays)
+        return jnp.sum(jnp.sin(out.astype(jnp.promote_types(out.dtype, jnp.float32)))), out
+
+    numbers = tuple(range(len(arrays)))
+    (_, out), grads = jax.jit(jax.value_and_grad(loss, numbers, has_aux=True))(*arrays)
+    return out, grads
 
 
 def divide(monkeypatch, limits):

@@ -1,5 +1,5 @@
-"""What the contract of the backends (test_conformance.py) does not draw: values by hand and by
-jax.nn, capture, dropout, huge scores, transforms."""
+"""What the contract of the backends (test_conformance.py) does not draw: values by hand, capture,
+patches, dropout, huge scores, the smallest bias, sinks, transforms."""
 
 import functools
 
@@ -8,28 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
-from definition import SMALL_BLOCKS, attention, divide
+from definition import SMALL_BLOCKS, SMALL_STRIPS, attention, divide, make, value_and_grads
 
-from attnlab import dot_product_attention, masks
-from attnlab.tap import capture
+from attnlab import dot_product_attention, explain, masks
+from attnlab.attention import ALiBi, alibi_slopes
+from attnlab.tap import Tap, capture
 
 # B=2 T=5 S=7 N=6 K=3 H=4 V=8
 # edges: test_edges.py; cudnn: test_cudnn.py; attnlab.contrib: tests/contrib
 RUNNABLE = ["dense", "blockwise", "xla"]
 OURS = ["dense", "blockwise"]
+EDGES = masks.Edges(jnp.tile(jnp.arange(7), 5), jnp.repeat(jnp.arange(5), 7))
+"""All pairs."""
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks of 2 queries and 3 keys: several, part-filled and skipped ones at tiny sizes."""
     divide(monkeypatch, SMALL_BLOCKS)
-
-
-def make(dtype=jnp.float32, heads=(6, 3, 3), t=5, s=7, scale=2.0):
-    """q, k, v by NumPy: JAX would compile each draw."""
-    rng, (n, k, kv) = np.random.default_rng(3), heads
-    shapes = (2, t, n, 4), (2, s, k, 4), (2, s, kv, 8)
-    return tuple(jnp.asarray(scale * rng.normal(size=shape), dtype) for shape in shapes)
 
 
 def attend(*arrays, **options):
@@ -44,31 +40,26 @@ def probs_of(*arrays, **options):
     return result, values["probs"]
 
 
-@pytest.mark.parametrize("implementation", RUNNABLE)
-def test_batch_axis_left_out(implementation):
-    q, k, v = make()
-    call = {"is_causal": True, "implementation": implementation}
-    expected = attend(q[:1], k[:1], v[:1], key_value_seq_lengths=jnp.array([3]), **call)[0]
-    got = attend(q[0], k[0], v[0], key_value_seq_lengths=jnp.array(3), **call)
-    np.testing.assert_array_equal(got, expected)
+RULES = {
+    "mask": jnp.asarray(np.random.default_rng(9).random((2, 1, 5, 7)) < 0.6),
+    "bias": jnp.linspace(-2, 2, 6 * 7).reshape(6, 1, 7),
+    "is_causal": True,
+    "local_window_size": (3, 4),
+    "key_value_seq_lengths": jnp.array([6, 2]),
+    "query_seq_lengths": jnp.array([4, 5]),
+    "segments": (
+        jnp.array([[1, 1, 2, 2, 2], [0, 1, 1, 1, 3]]),
+        jnp.array([[1, 1, 2, 2, 2, 2, 0]] * 2),
+    ),
+}
 
 
-@pytest.mark.parametrize("implementation", RUNNABLE)
+@pytest.mark.parametrize("implementation", [*RUNNABLE, "edges"])
 @pytest.mark.parametrize("dtype", deep([jnp.float32, jnp.bfloat16], jnp.bfloat16))
 def test_capture_changes_no_bit(implementation, dtype, optimized):
     """Also where q and k come out of other operations that could be fused anew."""
-    options = {
-        "mask": jnp.asarray(np.random.default_rng(9).random((2, 1, 5, 7)) < 0.6),
-        "bias": jnp.linspace(-2, 2, 6 * 7).reshape(6, 1, 7),
-        "is_causal": True,
-        "local_window_size": (3, 4),
-        "key_value_seq_lengths": jnp.array([6, 2]),
-        "query_seq_lengths": jnp.array([4, 5]),
-        "segments": (
-            jnp.array([[1, 1, 2, 2, 2], [0, 1, 1, 1, 3]]),
-            jnp.array([[1, 1, 2, 2, 2, 2, 0]] * 2),
-        ),
-    }
+    options = {"mask": masks.Edges(*(e[::2] for e in EDGES))}
+    options = options if implementation == "edges" else RULES
 
     def run(names, q, k, v):
         q, k = q * jnp.cos(q) + q[..., ::-1] * jnp.sin(q), k * 1.1 + jnp.sin(k)
@@ -85,6 +76,38 @@ def test_capture_changes_no_bit(implementation, dtype, optimized):
     assert_close(values["probs"], expected.astype("float32"), loosen=loosen)
 
 
+def test_patched_values_reach_the_output_or_are_refused():
+    q, k, v = make(heads=(6, 6, 6))
+    uniform = {"probs": lambda probs, layer: jnp.full_like(probs, 1 / 7)}
+    for name in ("dense", None):
+        got, _ = capture(
+            dot_product_attention, q, k, v, names=(), patch=uniform, implementation=name
+        )
+        assert_close(got, jnp.broadcast_to(v.mean(1, keepdims=True), got.shape))
+    long = jax.ShapeDtypeStruct((64, 2048, 4, 8), "float32")
+    assert explain(long, long, long, tap=Tap(("probs",)))["blockwise"].startswith("chosen")
+    reasons = explain(long, long, long, tap=Tap(patch=uniform))
+    assert reasons["dense"].startswith("chosen")
+    assert {reasons[name] for name in ("blockwise", "xla", "edges")} == {"it has no probs to patch"}
+
+
+def test_the_mask_hides_from_patched_scores():
+    """And a call without a batch axis has values without one."""
+    q, k, v = make(heads=(6, 6, 6), s=5)
+    patch = {"scores": lambda scores, layer: scores.at[..., 4].set(50.0)}
+    run = functools.partial(
+        capture, dot_product_attention, names=("scores", "probs"), patch=patch, is_causal=True
+    )
+    out, values = run(q, k, v)
+    assert not np.triu(values["probs"], 1).any()
+    assert (values["scores"][..., 4] == 50).all()
+    assert_close(out[:, 4], v[:, 4])
+    one, of_one = run(q[0], k[0], v[0])
+    assert_close((one, of_one), (out[0], {name: a[0] for name, a in values.items()}))
+    with pytest.raises(ValueError, match="patch of 'probs' returned shape"):
+        capture(dot_product_attention, q, k, v, names=(), patch={"probs": lambda a, layer: a[0]})
+
+
 @pytest.mark.parametrize("implementation", RUNNABLE)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("sign", [1, -1])
@@ -93,22 +116,38 @@ def test_huge_scores_never_beat_a_mask(implementation, dtype, sign):
     q = jnp.full((1, 2, 1, 4), 200, dtype)
     k = jnp.full((1, 2, 1, 4), 250 * sign, dtype)
     v = jnp.array([1.0, 3.0], dtype).reshape(1, 2, 1, 1)
-    run = functools.partial(attend, is_causal=True, implementation=implementation)
     if implementation in OURS or dtype != jnp.float16:
-        out = run(q, k, v)[0, :, 0, 0]
+        out = attend(q, k, v, is_causal=True, implementation=implementation)[0, :, 0, 0]
         np.testing.assert_array_equal(np.asarray(out, np.float32), [1, 2])
 
 
-def test_agrees_with_jax_nn_where_both_are_defined():
-    q, k, _ = make()
-    v = make(scale=3.0)[1]
-    for call in ({}, {"is_causal": True}):
-        expected = jax.nn.dot_product_attention(q, k, v, **call)
-        assert_close(attend(q, k, v, **call), expected)
+LOWEST = float(np.finfo("float32").min)
+
+
+@pytest.mark.parametrize("limits", [SMALL_BLOCKS, SMALL_STRIPS])
+@pytest.mark.parametrize("implementation", [*RUNNABLE, "edges"])
+def test_a_bias_of_the_smallest_number_hides_less_than_a_mask(implementation, limits, monkeypatch):
+    """A row of it is the mean of the values that the mask leaves; with -inf on all of them, 0."""
+    divide(monkeypatch, limits)
+    q, k, v = make(heads=(3, 3, 3))
+    bias, mask = np.zeros((5, 7), "float32"), np.random.default_rng(0).random((5, 7)) < 0.6
+    mask[1] = [False, True, True, False, False, True, False]
+    mask[4] = True
+    bias[1], bias[3], bias[4, :6] = LOWEST, -np.inf, LOWEST
+    given = masks.Edges(*(e[mask.ravel()] for e in EDGES)) if implementation == "edges" else mask
+    run = lambda name, mask: value_and_grads(
+        functools.partial(dot_product_attention, mask=mask, implementation=name), q, k, v, bias
+    )
+    out, grads = run(implementation, given)
+    assert_close(out[:, 1], v[:, mask[1]].mean(1))
+    assert_close(out[:, 4], v[:, 6])
+    assert not out[:, 3].any()
+    assert all(np.isfinite(a).all() for a in grads)
+    assert_close(grads, run("dense", mask)[1])
 
 
 def test_two_keys_by_hand():
-    """Scores 0 and ln 3 give probabilities 1/4 and 3/4."""
+    """Scores 0 and ln 3 give probabilities 1/4 and 3/4; with a sink of ln 4, 1/8 and 3/8."""
     q = jnp.array([1.0]).reshape(1, 1, 1)
     k = jnp.array([0.0, np.log(3.0)]).reshape(2, 1, 1)
     v = jnp.array([[4.0, 0.0], [8.0, 4.0]]).reshape(2, 1, 2)
@@ -116,18 +155,29 @@ def test_two_keys_by_hand():
     assert_close(out, jnp.array([[[7.0, 3.0]]]))
     assert_close(probs, jnp.array([[[0.25, 0.75]]]))
     assert_close(residual, jnp.log(jnp.array([[4.0]])))
+    (out, residual), probs = probs_of(q, k, v, return_residual=True, sink=np.log(4.0))
+    assert_close(out, jnp.array([[[3.5, 1.5]]]))
+    assert_close(probs, jnp.array([[[0.125, 0.375]]]))
+    assert_close(residual, jnp.log(jnp.array([[8.0]])))
 
 
-def test_dropout_falls_on_probabilities():
-    """One key: the output is v / keep or zero, per head and query, and right on average."""
-    q, k, v = jnp.ones((1, 4000, 2, 4)), jnp.ones((1, 1, 2, 4)), jnp.ones((1, 1, 2, 3))
-    out = attend(q, k, v, dropout_rate=0.25, dropout_key=jax.random.key(0))
-    assert set(np.unique(np.round(np.asarray(out), 5))) == {0.0, np.float32(1.33333)}
-    np.testing.assert_allclose(np.mean(out), 1, atol=0.02)
-    again = attend(q, k, v, dropout_rate=0.25, dropout_key=jax.random.key(0))
-    np.testing.assert_array_equal(out, again)
-    other = attend(q, k, v, dropout_rate=0.25, dropout_key=jax.random.key(1))
-    assert np.mean(out == other) < 0.8  # 10/16 agree by chance
+def test_sinks_of_heads_that_mix_and_of_minus_infinity():
+    """The heads change places before the softmax and back after: each meets another's sink."""
+    q, k, v = make(heads=(6, 6, 6))
+    sink, swap = jnp.linspace(-1, 1, 6).reshape(6, 1, 1), jnp.eye(6)[::-1]
+    mixed = attend(q, k, v, sink=sink, talking_heads=(swap, swap))
+    assert_close(mixed, attend(q, k, v, sink=sink[::-1]))
+    assert_close(attend(q, k, v, sink=-jnp.inf), attend(q, k, v))
+
+
+@pytest.mark.parametrize("implementation", OURS)
+def test_the_gradient_of_a_small_sink_keeps_its_digits(implementation):
+    """-share times the output, where the share of the sink is 2e-6."""
+    q, v = np.ones((1, 1, 1, 3), "float32"), np.full((1, 1, 1, 2), 3.0, "float32")
+    sink = np.float32(np.sqrt(3) - 13)
+    call = lambda s: jnp.sum(dot_product_attention(q, q, v, sink=s, implementation=implementation))
+    share = 1 / (1 + np.exp(np.sqrt(3) - sink))
+    assert_close(jax.grad(call)(sink), jnp.float32(-6 * share * (1 - share)))
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
@@ -140,6 +190,7 @@ def test_one_key_drops_the_same_in_every_backend(kind, x64):
     assert_close(probs_of(q, k, eye, **call, implementation="blockwise"), (out, probs))
     edges = masks.Edges(jnp.tile(jnp.arange(70), 50), jnp.repeat(jnp.arange(50), 70))
     assert_close(attend(q, k, eye, **call, mask=edges, implementation="edges"), out)
+    assert not np.array_equal(attend(q, k, eye, **call | {"dropout_key": jax.random.key(1)}), out)
     kept = np.asarray(out.swapaxes(1, 2)) > 0
     assert_close(out.swapaxes(1, 2), jnp.where(kept, probs / 0.7, 0))
     assert len(np.unique(kept.reshape(600, 70), axis=0)) == 600
@@ -150,17 +201,57 @@ def test_one_key_drops_the_same_in_every_backend(kind, x64):
         assert abs(moved) < 4.5 / np.sqrt(bits.size)
 
 
+def on_two_devices(function, in_specs, out_specs):
+    auto = jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(auto,), devices=jax.devices()[:2])
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
+
+
+ROWS, SHARED = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+
+
 @pytest.mark.parametrize("implementation", RUNNABLE)
-def test_transforms_and_shard_map(implementation):
+def test_vmap_without_a_batch_axis_and_shard_map(implementation):
     q, k, v = make()
-    expected = attend(q, k, v, is_causal=True)
     run = functools.partial(dot_product_attention, is_causal=True, implementation=implementation)
-    assert_close(jax.jit(jax.vmap(run))(q, k, v), expected)  # without a batch axis
-    auto, devices = jax.sharding.AxisType.Auto, jax.devices()[:2]
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(auto,), devices=devices)
-    spec = jax.sharding.PartitionSpec("data")
-    shared = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)
-    assert_close(jax.jit(shared)(q, k, v), expected)
+    lengths, expected = jnp.array([3, 7]), attend(q, k, v, is_causal=True)
+    mapped = jax.vmap(lambda *a: run(*a[:3], key_value_seq_lengths=a[3]))(q, k, v, lengths)
+    assert_close(mapped, attend(q, k, v, is_causal=True, key_value_seq_lengths=lengths))
+    assert_close(on_two_devices(run, ROWS, ROWS)(q, k, v), expected)
+
+
+@pytest.mark.parametrize("limits", deep([SMALL_BLOCKS, SMALL_STRIPS], SMALL_BLOCKS))
+def test_transforms_of_the_gradient_of_blocks(limits, monkeypatch):
+    """vmap with lengths of its own, remat in a scan, and shard_map with a bias and slopes that
+    devices share."""
+    divide(monkeypatch, limits)
+    q, k, v = make()
+    bias, slopes = jnp.linspace(-2, 2, 6 * 5 * 7).reshape(6, 5, 7), jnp.linspace(-1, 1, 6)
+    arrays = (q, k, v, bias, slopes, jnp.array([3, 7]))
+
+    def total(name, q, k, v, bias, slopes, lengths):
+        call = {"key_value_seq_lengths": lengths, "score_mods": [ALiBi(slopes)]}
+        return jnp.sum(jnp.sin(dot_product_attention(q, k, v, bias, implementation=name, **call)))
+
+    of = lambda name: functools.partial(total, name)
+    gradient = lambda run: jax.jit(jax.grad(run, tuple(range(5))))
+    expected = gradient(of("dense"))(*arrays)
+    mapped = jax.vmap(gradient(of("blockwise")), (0, 0, 0, None, None, 0))(*arrays)
+    assert_close((*mapped[:3], *(jnp.sum(a, axis=0) for a in mapped[3:])), expected, loosen=3)
+
+    def scanned(q, k, v, bias, slopes, lengths):
+        body = jax.checkpoint(
+            lambda c, x: (c + total("blockwise", *x[:3], bias, slopes, x[3]), None)
+        )
+        return jax.lax.scan(body, 0.0, tuple(a[:, None] for a in (q, k, v, lengths)))[0]
+
+    assert_close(gradient(scanned)(*arrays), expected, loosen=3)
+    shared = on_two_devices(
+        lambda *a: jax.lax.psum(total("blockwise", *a), "data"),
+        (ROWS, ROWS, ROWS, SHARED, SHARED, ROWS),
+        SHARED,
+    )
+    assert_close(gradient(shared)(*arrays), expected, loosen=3)
 
 
 @pytest.mark.parametrize("implementation", RUNNABLE)
@@ -170,8 +261,35 @@ def test_bfloat16_with_axes_of_size_one(implementation, shape):
     (b, t, s, h), rng = shape, np.random.default_rng(0)
     shapes = (b, t, 2, h), (b, s, 1, h), (b, s, 1, h)
     q, k, v = (jnp.asarray(rng.normal(size=a), jnp.bfloat16) for a in shapes)
-    run = lambda *a: dot_product_attention(*a, implementation=implementation).astype(jnp.float32)
-    loss = lambda *a: (jnp.sum(jnp.sin(run(*a))), run(*a))
-    (_, out), grads = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(q, k, v)
+    run = functools.partial(dot_product_attention, implementation=implementation)
+    out, grads = value_and_grads(run, q, k, v)
     assert_close(out, jnp.asarray(attention(q, k, v, {})[0], jnp.bfloat16))
     assert all(np.isfinite(g).all() for g in grads)
+
+
+def test_bfloat16_and_a_leaf_of_its_own_dtype():
+    arrays, slopes = make(jnp.bfloat16), jnp.linspace(-2, 2, 6, dtype=jnp.bfloat16)
+
+    def gradient(name):
+        def loss(slopes):
+            out = dot_product_attention(*arrays, score_mods=[ALiBi(slopes)], implementation=name)
+            return jnp.sum(out.astype(jnp.float32) ** 2)
+
+        return jax.jit(jax.grad(loss))(slopes)
+
+    assert gradient("blockwise").dtype == jnp.bfloat16
+    assert_close(gradient("blockwise"), gradient("dense"), loosen=2)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "expected"),
+    [
+        (8, [2.0**-i for i in range(1, 9)]),
+        (2, [1 / 16, 1 / 256]),
+        (1, [1 / 256]),
+        (12, [2.0**-i for i in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
+    ],
+)
+def test_alibi_slopes_as_published(num_heads, expected):
+    """The numbers of get_slopes in github.com/ofirpress/attention_with_linear_biases."""
+    np.testing.assert_allclose(alibi_slopes(num_heads), expected, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Blocks: every gradient, what is skipped, and that no [T, S] array exists."""
+"""Blocks: exact gradients, what is skipped, and that no [T, S] array exists."""
 
 import dataclasses
 import functools
@@ -8,31 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
-from definition import SMALL_BLOCKS, divide
+from definition import SMALL_BLOCKS, divide, make
 
 from attnlab import dot_product_attention
-from attnlab.attention import ScoreMod
+from attnlab.attention import ALiBi, RelativeBias, ScoreMod, SoftCap
 from attnlab.attention.blocks import BlockLimits, block_sizes
 
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of 2 queries and 3 keys."""
-    divide(monkeypatch, SMALL_BLOCKS)
+blockwise = functools.partial(dot_product_attention, implementation="blockwise")
 
 
-def make(shapes, scale=2.0):
-    rng = np.random.default_rng(5)
-    return [jnp.asarray(scale * rng.normal(size=shape)) for shape in shapes]
-
-
-# B=2 T=5 S=7 N=12 K=2 Kv=3 H=4 V=8: heads come in groups of lcm(6, 4) = 12 query heads.
-QKV = [(2, 5, 12, 4), (2, 7, 2, 4), (2, 7, 3, 8)]
-
-
-def test_huge_scores_keep_exact_gradients(small_blocks):
+def test_huge_scores_keep_exact_gradients(monkeypatch):
     """A log sum exp of 1e5 is rounded to 0.008: top and sum are kept apart."""
-    q, k, v = (a.astype(jnp.float32) for a in make(QKV))
+    divide(monkeypatch, SMALL_BLOCKS)
+    q, k, v = make(heads=(12, 2, 3))  # heads come in groups of lcm(6, 4) = 12 query heads
     k = jnp.ones_like(k) * 200 + k * 1e-3
     q = jnp.ones_like(q) * 250
 
@@ -58,8 +46,9 @@ def test_huge_scores_keep_exact_gradients(small_blocks):
         ({"segments": np.array([[1] * 4 + [2] * 4]), "is_causal": True}, 1 + 2 + 1 + 2),
     ],
 )
-def test_blocks_that_no_query_attends_to_are_skipped(call, visited, small_blocks):
+def test_blocks_that_no_query_attends_to_are_skipped(call, visited, monkeypatch):
     """Counted as they run, forward and backward: T = S = 8 in blocks of 2 queries, 3 keys."""
+    divide(monkeypatch, SMALL_BLOCKS)
     count = []
 
     @jax.tree_util.register_dataclass
@@ -71,86 +60,72 @@ def test_blocks_that_no_query_attends_to_are_skipped(call, visited, small_blocks
             jax.debug.callback(lambda: count.append(1))
             return self.factor * scores
 
-    q, k, v = (a.astype(jnp.float32) for a in make([(1, 8, 1, 4)] * 3))
-    call = {"implementation": "blockwise", "score_mods": [Counted(jnp.float32(1))], **call}
-    run = functools.partial(dot_product_attention, **call)
-    jax.block_until_ready(jax.jit(run)(q, k, v))
+    arrays = [jnp.ones((1, 8, 1, 4))] * 3
+    run = functools.partial(blockwise, score_mods=[Counted(jnp.float32(1))], **call)
+    jax.block_until_ready(jax.jit(run)(*arrays))
     jax.effects_barrier()
     assert len(count) == visited
-    grad = jax.grad(lambda q, k, v: jnp.sum(run(q, k, v)), (0, 1, 2))
-    jax.block_until_ready(jax.jit(grad)(q, k, v))
+    grad = jax.grad(lambda *qkv: jnp.sum(run(*qkv)), (0, 1, 2))
+    jax.block_until_ready(jax.jit(grad)(*arrays))
     jax.effects_barrier()
     assert len(count) == 3 * visited  # forward again, and once more for the gradient
 
 
-def dots(jaxpr):
-    """Shapes that the matrix products of a program make, loops counted once."""
-    made = [e.outvars[0].aval.shape for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+def equations(jaxpr):
+    """Those of a program and of all its loops."""
     for equation in jaxpr.eqns:
+        yield equation
         for leaf in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
             leaf = getattr(leaf, "jaxpr", leaf)
-            made += dots(leaf) if hasattr(leaf, "eqns") else []
-    return made
+            if hasattr(leaf, "eqns"):
+                yield from equations(leaf)
+
+
+def scores_of(x, **call):
+    """Shapes of the scores that a forward pass makes, loops counted once."""
+    jaxpr = jax.make_jaxpr(functools.partial(blockwise, **call))(x, x, x).jaxpr
+    products = [e for e in equations(jaxpr) if e.primitive.name == "dot_general"]
+    shapes = [e.outvars[0].aval.shape for e in products]
+    return [shape for shape in shapes if shape[-1] != x.shape[-1]]
 
 
 def test_a_strip_reads_only_the_keys_that_its_queries_may_see(monkeypatch):
     """Known before any array is: T = 10 in strips of 3, 3, 3 and 1."""
     divide(monkeypatch, BlockLimits(small_queries=1))
-    x = jax.ShapeDtypeStruct((2, 10, 1, 4), jnp.float32)
-
-    def scores_of(**call):
-        run = functools.partial(dot_product_attention, implementation="blockwise", **call)
-        jaxpr = jax.make_jaxpr(run)(x, x, x).jaxpr
-        return [shape[2:] for shape in dots(jaxpr) if shape[-1] != 4]
-
-    assert scores_of(is_causal=True) == [(3, 3), (3, 6), (3, 9), (1, 10)]
-    assert scores_of(local_window_size=(2, 0)) == [(3, 3), (3, 5), (3, 5), (1, 3)]
+    strips = lambda **call: [
+        shape[2:] for shape in scores_of(jax.ShapeDtypeStruct((2, 10, 1, 4), "float32"), **call)
+    ]
+    assert strips(is_causal=True) == [(3, 3), (3, 6), (3, 9), (1, 10)]
+    assert strips(local_window_size=(2, 0)) == [(3, 3), (3, 5), (3, 5), (1, 3)]
     lengths = {"key_value_seq_lengths": np.array([3, 10]), "is_causal": True}
-    assert scores_of(**lengths) == [(3, 3), (3, 6), (3, 9), (1, 10)]
-    assert scores_of() == [(10, 10)]
+    assert strips(**lengths) == [(3, 3), (3, 6), (3, 9), (1, 10)]
+    assert strips() == [(10, 10)]
 
 
 def test_a_piece_has_few_heads():
     """8 heads of 256 tokens: one at a time, or four where a rule cuts them into strips."""
-    x = jax.ShapeDtypeStruct((1, 256, 8, 32), jnp.float32)
-
-    def scores_of(**call):
-        run = functools.partial(dot_product_attention, implementation="blockwise", **call)
-        return [shape for shape in dots(jax.make_jaxpr(run)(x, x, x).jaxpr) if shape[-1] != 32]
-
-    assert scores_of() == 8 * [(1, 1, 256, 256)]
-    assert scores_of(is_causal=True) == 2 * [(1, 4, 64, s) for s in (64, 128, 192, 256)]
+    x = jax.ShapeDtypeStruct((1, 256, 8, 32), "float32")
+    assert scores_of(x) == 8 * [(1, 1, 256, 256)]
+    assert scores_of(x, is_causal=True) == 2 * [(1, 4, 64, s) for s in (64, 128, 192, 256)]
 
 
-def largest(jaxpr):
-    """Entries of the largest array that a program makes."""
-    sizes = [v.aval.size for e in jaxpr.eqns for v in e.outvars]
-    inner = []
-    for equation in jaxpr.eqns:
-        for leaf in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
-            leaf = getattr(leaf, "jaxpr", leaf)
-            if hasattr(leaf, "eqns"):
-                inner.append(largest(leaf))
-    return max([*sizes, *inner], default=0)
+MODS = [SoftCap(np.ones(2)), ALiBi(np.ones(2)), RelativeBias(np.ones((2, 32)))]
+NO_SCORES = {
+    "causal window": {"is_causal": True, "local_window_size": 99},
+    "lengths": {"key_value_seq_lengths": np.array([9000, 0]), "is_causal": True},
+    "segments": {"segments": np.repeat(np.arange(16), 1024)[None].repeat(2, 0)},
+    "padding mask": {"mask": np.arange(16384)[None] < 9000, "is_causal": True},
+    "score modifications": {"is_causal": True, "score_mods": MODS},
+}
 
 
-@pytest.mark.parametrize("feature", ["causal window", "lengths", "padding mask", "segments"])
+@pytest.mark.parametrize("feature", NO_SCORES)
 def test_no_array_of_all_scores_exists(feature):
     """T = S = 16384, forward and backward: the largest array is q, or the scores of one block."""
-    length = 16384
-    call = {
-        "causal window": {"is_causal": True, "local_window_size": 99},
-        "lengths": {"key_value_seq_lengths": jnp.array([9000, 0]), "is_causal": True},
-        "segments": {"segments": np.repeat(np.arange(16), 1024)[None].repeat(2, 0)},
-        "padding mask": {"mask": np.arange(length)[None] < 9000, "is_causal": True},
-    }[feature]
-    x = jax.ShapeDtypeStruct((2, length, 2, 64), jnp.float32)
-
-    def run(*qkv):
-        return jnp.sum(dot_product_attention(*qkv, implementation="blockwise", **call))
-
-    jaxpr = jax.make_jaxpr(jax.grad(run, (0, 1, 2)))(x, x, x)
-    assert 0 < largest(jaxpr.jaxpr) <= 2 * length * 2 * 64
+    x = jax.ShapeDtypeStruct((2, 16384, 2, 64), jnp.float32)
+    run = lambda *qkv: jnp.sum(blockwise(*qkv, **NO_SCORES[feature]))
+    jaxpr = jax.make_jaxpr(jax.grad(run, (0, 1, 2)))(x, x, x).jaxpr
+    assert max(v.aval.size for e in equations(jaxpr) for v in e.outvars) <= 2 * 16384 * 2 * 64
 
 
 def test_blocks_cover_everything_with_little_padding():
@@ -165,44 +140,8 @@ def test_blocks_cover_everything_with_little_padding():
     assert block_sizes((1, 8, 1, 9000), 1)[3] == 9000  # one query: few, long blocks
 
 
-@pytest.mark.slow
-def test_transforms_of_the_gradient(small_blocks):
-    """vmap with lengths of its own, scan, remat and shard_map with a bias that devices share."""
-    q, k, v, bias = (a.astype(jnp.float32) for a in make([*QKV, (12, 5, 7)]))
-    lengths = jnp.array([3, 7])
-
-    def total(name, q, k, v, bias, lengths):
-        call = {"key_value_seq_lengths": lengths, "implementation": name}
-        return jnp.sum(jnp.sin(dot_product_attention(q, k, v, bias, **call)))
-
-    gradient = jax.grad(functools.partial(total, "blockwise"), (0, 1, 2, 3))
-    expected = jax.jit(jax.grad(functools.partial(total, "dense"), (0, 1, 2, 3)))(
-        q, k, v, bias, lengths
-    )
-    *mapped, mapped_bias = jax.jit(jax.vmap(gradient, (0, 0, 0, None, 0)))(q, k, v, bias, lengths)
-    assert_close((*mapped, jnp.sum(mapped_bias, axis=0)), expected)
-
-    def scanned(q, k, v, bias, lengths):
-        body = jax.checkpoint(lambda c, x: (c + total("blockwise", *x[:3], bias, x[3]), None))
-        xs = (q[:, None], k[:, None], v[:, None], lengths[:, None])
-        return jax.lax.scan(body, 0.0, xs)[0]
-
-    assert_close(jax.jit(jax.grad(scanned, (0, 1, 2, 3)))(q, k, v, bias, lengths), expected)
-    auto, devices = jax.sharding.AxisType.Auto, jax.devices()[:2]
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(auto,), devices=devices)
-    rows, shared = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
-    split = jax.shard_map(
-        lambda *a: jax.lax.psum(total("blockwise", *a), "data"),
-        mesh=mesh,
-        in_specs=(rows, rows, rows, shared, rows),
-        out_specs=shared,
-    )
-    assert_close(jax.jit(jax.grad(split, (0, 1, 2, 3)))(q, k, v, bias, lengths), expected)
-
-
-def test_second_derivatives_are_for_dense(small_blocks):
-    q, k, v = (a.astype(jnp.float32) for a in make(QKV))
-    run = dot_product_attention
+def test_second_derivatives_are_for_dense():
+    q, k, v = make()
     with pytest.raises(TypeError, match="custom_vjp"):
-        jax.jvp(lambda q: run(q, k, v, implementation="blockwise"), (q,), (q,))
-    jax.eval_shape(lambda q: jax.jvp(lambda q: run(q, k, v), (q,), (q,)), q)
+        jax.jvp(lambda q: blockwise(q, k, v), (q,), (q,))
+    jax.eval_shape(lambda q: jax.jvp(lambda q: dot_product_attention(q, k, v), (q,), (q,)), q)

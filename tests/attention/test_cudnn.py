@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_attention import make
+from definition import make
 
 from attnlab import dot_product_attention, explain
 from attnlab.attention.jax_nn import assume_device, native_mask

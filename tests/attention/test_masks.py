@@ -1,21 +1,22 @@
-"""Literal small matrices."""
+"""Literal small masks; what they mean together is the matrix written out."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from definition import allowed_in
 
 from attnlab import masks
+from attnlab.attention.masks import MaskSpec
 
 
 def test_masks_are_what_they_say():
+    """Beside the examples of their docstrings."""
     np.testing.assert_array_equal(masks.causal(3, 4, offset=1), np.tri(3, 4, 1, dtype=bool))
     band = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1]]
     np.testing.assert_array_equal(masks.window(3, 4, left=1, right=1), np.array(band, bool))
-    padding = masks.padding(jnp.array([2, 0]), 3)
-    np.testing.assert_array_equal(padding[:, 0, 0], np.array([[1, 1, 0], [0, 0, 0]], bool))
-    packed = masks.segments(jnp.array([[0, 0, 1]]))
-    np.testing.assert_array_equal(packed[0, 0], np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], bool))
     assert masks.combine(None, None) is None
     with pytest.raises(ValueError, match="at least 0"):
         masks.window(3, left=-1, right=0)
@@ -25,6 +26,56 @@ def test_masks_are_what_they_say():
 def test_a_mask_of_numbers_is_refused():
     with pytest.raises(TypeError, match=r"boolean .* as bias"):  # 0 is no "hidden" there
         masks.combine(masks.causal(3), jnp.zeros((3, 3)))
+
+
+def equals_the_matrix(spec, options):
+    """`allowed` and `used` of a spec of 4 batch rows, where None is all."""
+    expected = allowed_in(options, 4, spec.num_queries, spec.num_keys)
+    heads = expected.shape[1]
+    axes = (4, heads, *expected.shape[2:])
+    full = lambda a, *shape: np.broadcast_to(True if a is None else np.asarray(a), shape)
+    np.testing.assert_array_equal(full(spec.allowed(), *axes), expected)
+    attending, used = spec.used()
+    np.testing.assert_array_equal(full(attending, *axes[:3]), expected.any(3))
+    np.testing.assert_array_equal(full(used, 4, axes[3]), expected.any((1, 2)))
+
+
+@pytest.mark.parametrize(("t", "s"), [(5, 7), (7, 5), (1, 6), (6, 1)])
+def test_what_is_allowed_and_used_equals_the_matrix(t, s):
+    """Every causal rule, window and pair of lengths, those of 0 and beyond the end too."""
+    lengths = jnp.array([0, 1, 3, 9])
+    windows = (None, (0, 0), (2, 1), (1, 9), (2**31, 0))
+    for causal, window, of_queries, of_keys in itertools.product(
+        (False, True), windows, (None, lengths), (None, lengths[::-1])
+    ):
+        spec = MaskSpec(t, s, None, causal, window, of_queries, of_keys)
+        options = {"is_causal": causal, "local_window_size": window}
+        options |= {"query_seq_lengths": of_queries, "key_value_seq_lengths": of_keys}
+        equals_the_matrix(spec, options)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 1, 7), (1, 3, 1, 7), (4, 1, 5, 7), (4, 1, 1, 1)])
+def test_a_mask_is_combined_with_the_ranges(shape):
+    mask, lengths = np.random.default_rng(2).random(shape) < 0.3, jnp.array([4, 7, 0, 2])
+    assert mask.any()
+    spec = MaskSpec(5, 7, jnp.asarray(mask), True, (2, 0), None, lengths)
+    options = {"mask": mask, "is_causal": True, "local_window_size": (2, 0)}
+    equals_the_matrix(spec, options | {"key_value_seq_lengths": lengths})
+
+
+def test_where_all_is_seen_nothing_is_computed():
+    assert MaskSpec(5, 5).ranges() is None
+    assert MaskSpec(5, 5, window=(4, 4)).ranges() is None
+    assert MaskSpec(5, 5, is_causal=True).used() == (None, None)
+    assert MaskSpec(7, 5, is_causal=True).used() == (None, None)
+
+
+def test_long_texts_cost_no_matrix():
+    """T = S = 2**20: a [T, S] array would be a terabyte."""
+    spec = lambda lengths: MaskSpec(2**20, 2**20, None, True, (9, 0), lengths, lengths)
+    sees, used = jax.jit(lambda lengths: spec(lengths).used())(jnp.array([3, 2**20]))
+    np.testing.assert_array_equal(np.asarray(sees).sum(-1)[:, 0], [3, 2**20])
+    np.testing.assert_array_equal(np.asarray(used).sum(-1), [3, 2**20])
 
 
 def test_neighbourhoods_from_edges():
@@ -58,13 +109,12 @@ def test_padding_edges_are_dropped(dtype):
         ([0.0], [0], TypeError, "senders must be integers, not float"),
         ([0], [True], TypeError, "receivers must be integers, not bool"),
         ([0, 1], [0], ValueError, r"shapes \(2,\) and \(1,\)"),
-        ([[0]], [[0]], ValueError, "two lists of one length"),
+        ([[0]], [[0]], ValueError, "of several graphs"),
         ([0, -1], [0, 1], ValueError, "senders holds -1, which is no index of 3 nodes"),
         ([0, 1], [0, 5], ValueError, "receivers holds 5, .* pads the list has index 4"),
     ],
 )
+@pytest.mark.unchecked
 def test_bad_edges(senders, receivers, error, message):
-    """Asked of the function itself: in the tests jaxtyping refuses wrong types even earlier."""
-    ends = getattr(masks.edge_ends, "__wrapped__", masks.edge_ends)
     with pytest.raises(error, match=message):
-        ends(np.array(senders), np.array(receivers), 4, 3)
+        masks.from_edges(np.array(senders), np.array(receivers), 4, 3)

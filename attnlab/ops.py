@@ -1,11 +1,42 @@
-"""Matrix products of narrow arrays, summed in a wider dtype, whose gradients are as narrow."""
+"""Operations on arrays that every package uses."""
 
 import functools
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
+
+T = TypeVar("T")
+
+SAVED = "saved_for_backward"
+"""The name by which a policy of `jax.checkpoint` knows a value of `save_for_backward`."""
+
+
+def with_rank(a: Array, rank: int) -> Array:
+    """`a` with leading axes of size 1, `rank` axes in all; as it is where it has as many.
+
+    Broadcasting written out also runs under `jax.numpy_rank_promotion("raise")`.
+
+    >>> with_rank(jnp.ones((2, 3)), 4).shape
+    (1, 1, 2, 3)
+    """
+    return a.reshape((1,) * (rank - a.ndim) + a.shape)
+
+
+def save_for_backward(x: T) -> T:
+    """`x` itself; `run_stack(..., remat=False)` saves it, if the backward pass reads it.
+
+    For values that are expensive to compute twice: products of tokens. Not for values computed from
+    weights alone (a matrix and its delta): that would be one copy of the weights per layer.
+
+    >>> save_for_backward(jnp.ones(2)).tolist()
+    [1.0, 1.0]
+    """
+    saved: T = checkpoint_name(x, SAVED)
+    return saved
 
 
 def wide_einsum(subscripts: str, x: Array, y: Array, dtype: DTypeLike) -> Array:
