@@ -273,9 +273,11 @@ def join(parts: list[list[Array]]) -> Array:
 
 
 def pad(a: Array | Indices | None, t: int, s: int) -> Array | None:
-    """Zeros at the end of the last two axes, where these are not 1."""
+    """An array that broadcasts to the scores, or [B or 1, T] of the queries, with zeros at the end
+    of the last two axes, where these are not 1."""
     if a is None:
         return None
+    a = a[:, None, :, None] if a.ndim == 2 else a
     last = [(0, p if d > 1 else 0) for d, p in zip(a.shape[2:], (t, s), strict=True)]
     return jnp.pad(a, [(0, 0), (0, 0), *last])
 
@@ -294,7 +296,8 @@ def part(a: Array | None, block: Block) -> Array | None:
     if a is None:
         return None
     sizes = tuple(map(min, a.shape, block.sizes))
-    return as_kept(lax.dynamic_slice(a, _corner(a, block), sizes), block)
+    found: Array = as_kept(lax.dynamic_slice(a, _corner(a, block), sizes), block)
+    return found
 
 
 def as_kept(a: Any, block: Block) -> Any:

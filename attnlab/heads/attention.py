@@ -30,6 +30,7 @@ from attnlab.heads.cost import FACTORED, CallSizes, choose, contraction_orders
 from attnlab.heads.layout import Entries, HeadCall, Layout, check_params
 from attnlab.heads.positions import rotate
 from attnlab.heads.weights import Params
+from attnlab.names import check_keywords
 from attnlab.tap import Tap
 
 HEAD_VALUES = {
@@ -159,8 +160,11 @@ def multi_head_attention(
     (1, 5, 6)
     """
     inputs = _Inputs(context, kv, cache, rotary, padding_mask, head_mask, query_scale, layer)
-    others = (*_Inputs._fields, "order", "tap", "return_aux")
-    attention = AttentionOptions.from_keywords("multi_head_attention", options, *others)
+    fields = AttentionOptions.__dataclass_fields__
+    if not options.keys() <= fields.keys():
+        known = (*_Inputs._fields, "order", "tap", "return_aux", *fields)
+        check_keywords("multi_head_attention", options, known)
+    attention = AttentionOptions(**options)
     _check(params, x, layout, inputs, attention)
     tap = tap or Tap()
     tap.layer = layer
