@@ -38,6 +38,12 @@ MODULES = (
     Module("kln", "attention.k_norm_bias", "bias"),
     Module("unifyheads", "attention.o"),
 )
+OUTSIDE = (
+    Module("token_embedding", "embedding", "table"),
+    Module("pos_embedding", "positions", "table"),
+    Module("toprobs", "lm_head"),
+    Module("toprobs", "classifier"),
+)
 PROJECTIONS = ("toqueries", "tokeys", "tovalues")
 
 
@@ -130,27 +136,17 @@ def _build_model(config: JSON, tensors: Arrays) -> Built:
         norm=Norm(position="post"),
         output=output,
     )
-    table = NameTable(
-        modules=(
-            Module("token_embedding", "embedding", "table"),
-            Module("pos_embedding", "positions", "table"),
-            Module("toprobs", "lm_head"),
-            Module("toprobs", "classifier"),
-        ),
-        layers=(
-            Layers(
-                "tblocks.{}.",
-                (
-                    *(one._replace(name=f"attention.{one.name}") for one in _modules(layout)),
-                    Module("norm1", "attention.norm", "norm"),
-                    Module("ff.0", "ffn.up"),
-                    Module("ff.2", "ffn.down"),
-                    Module("norm2", "ffn.norm", "norm"),
-                ),
-            ),
+    layers = Layers(
+        "tblocks.{}.",
+        (
+            *(one._replace(name=f"attention.{one.name}") for one in _modules(layout)),
+            Module("norm1", "attention.norm", "norm"),
+            Module("ff.0", "ffn.up"),
+            Module("ff.2", "ffn.down"),
+            Module("norm2", "ffn.norm", "norm"),
         ),
     )
-    return model, table.entries(model)
+    return model, NameTable(OUTSIDE, (layers,)).entries(model)
 
 
 def build_tutorial(config: JSON, tensors: Arrays) -> Built:
