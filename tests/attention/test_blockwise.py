@@ -30,7 +30,8 @@ def test_huge_scores_keep_exact_gradients(monkeypatch):
 
     # The gradients of v are column sums of probabilities: 5 rows times 4 query heads in all.
     assert_close(jnp.sum(gradient("blockwise"), axis=1), jnp.full((2, 3, 8), 20.0))
-    assert_close(gradient("blockwise"), gradient("dense"), loosen=500)
+    # Scores of 2e5 are rounded to 0.016, the probabilities to as many parts.
+    assert_close(gradient("blockwise"), gradient("dense"), loosen=800)
 
 
 @pytest.mark.parametrize(
