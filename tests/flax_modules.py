@@ -27,7 +27,8 @@ def random_like(tree, seed=1):
 @functools.cache
 def linen_params(module, *widths):
     shapes = jax.eval_shape(
-        lambda key: module.init(key, *(jnp.ones((1, 3, w)) for w in widths)), jax.random.key(0)
+        lambda key: module.init(key, *(jnp.ones((1, 3, w)) for w in widths), deterministic=True),
+        jax.random.key(0),
     )
     return random_like(shapes["params"])
 

@@ -13,7 +13,6 @@ from flax import nnx
 from flax_modules import (
     CAUSAL,
     HAS,
-    LINEN,
     TAKES_CAUSAL,
     WIDE,
     draw,
@@ -26,48 +25,52 @@ from flax_modules import (
 import attnlab
 from attnlab.adapters import attention_fn
 
+THEIRS = {"linen": nn.dot_product_attention, "nnx": nnx.dot_product_attention}
+both = pytest.mark.parametrize("kind", THEIRS)
+
+
+def build(kind, fn, *widths, **options):
+    """(params, run) of Flax's module with this attention_fn: run(params, *inputs, **call)."""
+    if kind == "linen":
+        module = WIDE(attention_fn=fn, **options)
+        params = linen_params(module, *widths)
+        return params, lambda p, *x, **call: module.apply({"params": p}, *x, **call)
+    graph, state = nnx.split(nnx_module(attention_fn=fn, **options))
+    return state, lambda s, *x, **call: nnx.merge(graph, s)(*x, **call)
+
+
+MASK = {"mask": jnp.asarray(CAUSAL)}
 CALLS = {
-    "self": (functools.partial(LINEN, 3), [(2, 5, 6)], {}),
-    "causal": (WIDE, [(2, 5, 6)], {"mask": jnp.asarray(CAUSAL)}),
-    "cross": (WIDE, [(2, 5, 6), (2, 7, 10), (2, 7, 9)], {"mask": padding_mask()}),
-    "two batch axes": (WIDE, [(3, 2, 5, 6), (3, 2, 7, 10)], {"mask": padding_mask()[None]}),
-    "no batch axis": (WIDE, [(5, 6)], {"mask": np.tri(5, dtype=bool)[None]}),
-    "normalised": (functools.partial(WIDE, normalize_qk=True), [(2, 5, 6)], {}),
-    "bfloat16": (functools.partial(WIDE, dtype=jnp.bfloat16), [(2, 5, 6)], {}),
+    # kind of module, its options, shapes of the inputs, options of the call
+    "self": ("linen", {}, [(2, 5, 6)], {}),
+    "causal": ("linen", {}, [(2, 5, 6)], MASK),
+    "cross": ("linen", {}, [(2, 5, 6), (2, 7, 10), (2, 7, 9)], {"mask": padding_mask()}),
+    "two batch axes": ("linen", {}, [(3, 2, 5, 6), (3, 2, 7, 10)], {"mask": padding_mask()[None]}),
+    "no batch axis": ("linen", {}, [(5, 6)], {"mask": np.tri(5, dtype=bool)[None]}),
+    "normalised": ("linen", {"normalize_qk": True}, [(2, 5, 6)], {}),
+    "bfloat16": ("linen", {"dtype": jnp.bfloat16}, [(2, 5, 6)], {}),
+    "nnx mask": ("nnx", {}, [(2, 5, 6)], MASK),
+    "nnx cross": ("nnx", {"in_kv_features": 10}, [(2, 5, 6), (2, 7, 10)], {"mask": padding_mask()}),
+    "nnx grouped": ("nnx", {"num_kv_heads": 2}, [(2, 5, 6)], MASK),
+    "nnx is_causal": ("nnx", {}, [(2, 5, 6)], {"is_causal": True}),
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_linen_takes_our_attention(call):
-    """The same output and gradient, for weights and inputs, as with its own attention."""
-    build, shapes, options = CALLS[call]
-    inputs = [draw(*shape) for shape in shapes]
-    theirs, ours = build(), build(attention_fn=attention_fn)
-    params = linen_params(theirs, *(shape[-1] for shape in shapes))
-    got, expected = (
-        value_and_grads(lambda p, *x, m=m: m.apply({"params": p}, *x, **options), params, *inputs)
-        for m in (ours, theirs)
-    )
-    out_dtype = jnp.bfloat16 if call == "bfloat16" else jnp.float32
-    assert got[0].dtype == out_dtype
-    assert_close(got, expected, loosen=5 if out_dtype == jnp.float32 else 2)
-
-
-@pytest.mark.parametrize("call", ["mask", "cross", "grouped", "causal"])
-def test_nnx_takes_our_attention(call):
-    if (call == "grouped" and "num_kv_heads" not in HAS) or (call == "causal" and not TAKES_CAUSAL):
-        pytest.skip(f"this Flax has no {call} attention in NNX")
-    options = {"num_kv_heads": 2} if call == "grouped" else {}
-    options |= {"in_kv_features": 10} if call == "cross" else {}
-    inputs = [draw(2, 5, 6), draw(2, 7, 10)][: 1 + (call == "cross")]
-    mask = padding_mask() if call == "cross" else jnp.asarray(CAUSAL)
-    asked = {"is_causal": True} if call == "causal" else {"mask": jnp.asarray(mask)}
-    results = []
-    for fn in (attention_fn, nnx.dot_product_attention):
-        graph, state = nnx.split(nnx_module(attention_fn=fn, **options))
-        run = lambda s, *x, g=graph: nnx.merge(g, s)(*x, **asked)
-        results.append(value_and_grads(run, state, *inputs))
-    assert_close(*results, loosen=5)
+@pytest.mark.parametrize("case", CALLS)
+def test_modules_take_our_attention(case):
+    """The same output and gradient, for weights and inputs, as with their own attention."""
+    kind, options, shapes, call = CALLS[case]
+    if ("num_kv_heads" in options and "num_kv_heads" not in HAS) or (
+        "is_causal" in call and not TAKES_CAUSAL
+    ):
+        pytest.skip("not in this Flax")
+    inputs, results = [draw(*shape) for shape in shapes], []
+    for fn in (attention_fn, THEIRS[kind]):
+        params, run = build(kind, fn, *(shape[-1] for shape in shapes), **options)
+        results.append(value_and_grads(functools.partial(run, **call), params, *inputs))
+    dtype = options.get("dtype", jnp.float32)
+    assert results[0][0].dtype == dtype
+    assert_close(*results, loosen=5 if dtype == jnp.float32 else 2)
 
 
 @pytest.mark.parametrize("use_mask", [False, True])
@@ -119,20 +122,17 @@ def test_every_row_and_head_has_a_dropout_of_its_own(broadcast):
     np.testing.assert_array_equal(still, attnlab.dot_product_attention(q, k, v))
 
 
-def test_modules_drop_and_keep_what_they_should():
+@both
+def test_modules_drop_and_keep_what_they_should(kind):
     """Linen leaves out every keyword that a plug does not name, dropout among them: not here."""
-    x, mask = draw(2, 5, 6), jnp.asarray(CAUSAL)
-    model = WIDE(attention_fn=attention_fn, dropout_rate=0.5)
-    params = {"params": linen_params(WIDE(), 6)}
-    run = functools.partial(model.apply, params, x, mask=mask)
-    loud = run(deterministic=False, rngs={"dropout": jax.random.key(0)})
-    still = run(deterministic=True)
-    assert_close(still, WIDE().apply(params, x, mask=mask))
+    x = draw(2, 5, 6)
+    params, run = build(kind, attention_fn, 6, dropout_rate=0.5)
+    noise = {"rngs": {"dropout": jax.random.key(0)}} if kind == "linen" else {}
+    loud = run(params, x, **MASK, deterministic=False, **noise)
+    still = run(params, x, **MASK, deterministic=True)
+    params, run = build(kind, THEIRS[kind], 6)
+    assert_close(still, run(params, x, **MASK))
     assert np.abs(loud - still).max() > 0.1
-    module = nnx_module(attention_fn=attention_fn, dropout_rate=0.5)
-    calls = [np.asarray(module(x, deterministic=flag)) for flag in (False, False, True, True)]
-    assert not np.array_equal(calls[0], calls[1])
-    np.testing.assert_array_equal(calls[2], calls[3])
 
 
 def test_sown_probabilities_change_no_bit(optimized):
@@ -221,15 +221,13 @@ def test_other_batches_are_refused():
         plain(a, a.reshape(3, 2, 5, 4, 3), a.reshape(3, 2, 5, 4, 3))
 
 
-def test_modules_pass_refused_masks_on():
+@both
+def test_modules_pass_refused_masks_on(kind):
     x, additive = draw(2, 5, 6), jnp.where(np.tri(5, dtype=bool), 0, -1e9)[None, None]
-    linen = functools.partial(
-        WIDE(attention_fn=attention_fn).apply, {"params": linen_params(WIDE(), 6)}
-    )
+    params, run = build(kind, attention_fn, 6)
     for mask in (nn.make_causal_mask(x[..., 0]), additive):
-        for run in (linen, nnx_module(attention_fn=attention_fn)):
-            with pytest.raises(TypeError, match="numbers that are added to the scores are a bias"):
-                run(x, mask=mask)
+        with pytest.raises(TypeError, match="numbers that are added to the scores are a bias"):
+            run(params, x, mask=mask)
 
 
 def test_one_query_takes_zeros_and_ones_alone():

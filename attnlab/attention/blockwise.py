@@ -43,19 +43,20 @@ def blockwise(call: AttentionCall, limits: BlockLimits | None = None) -> Attenti
     division = _divide(call, query.dtype, float(scale), limits)
     t, s = call.scores_shape[2:]
     more_t, more_s = -t % division.sizes[2], -s % division.sizes[3]
-    first, end = call.mask.ranges() or (None, None)
-    if first is None and more_s:
-        first, end = np.zeros((1, 1), np.int32), np.full((1, 1), s, np.int32)
-    if division.is_one_block and isinstance(first, np.ndarray):
-        first = end = None  # small blocks know the rule
-    of_queries, of_keys = (None, None) if segments is None else (segments.queries, segments.keys)
-    first, end, of_queries = (
-        None if a is None else a[:, None, :, None] for a in (first, end, of_queries)
-    )
-    of_keys = None if of_keys is None else of_keys[:, None, None]
-    of_scores = (options.bias, call.mask.mask, first, end, of_queries, of_keys)
+    ranges = call.mask.ranges()
+    if ranges is None and more_s:
+        ranges = np.zeros((1, 1), np.int32), np.full((1, 1), s, np.int32)
+    if ranges is not None and division.is_one_block and isinstance(ranges[0], np.ndarray):
+        ranges = None  # small blocks know the rule
+    first, end = ranges or (None, None)
+    pad = functools.partial(blocks.pad, t=more_t, s=more_s)
     inputs = ScoreInputs(
-        *(blocks.pad(a, more_t, more_s) for a in of_scores),
+        bias=pad(options.bias),
+        mask=pad(call.mask.mask),
+        first=pad(first),
+        end=pad(end),
+        query_segments=None if segments is None else pad(segments.queries),
+        key_segments=None if segments is None else pad(segments.keys[:, None, None]),
         seed=dropout_seed(options.dropout_rate, options.dropout_key),
         mods=tuple(jax.tree.leaves(options.score_mods)),
     )

@@ -150,9 +150,6 @@ def cudnn(call: AttentionCall) -> AttentionOutput:
         length = mask.segments.length
         assert length is not None  # refused otherwise
         query, key, value = (a.reshape(-1, length, *a.shape[2:]) for a in (query, key, value))
-        if sink is not None:
-            sink = jnp.broadcast_to(sink, (shape[0], shape[2], shape[1], 1)).swapaxes(1, 2)
-            sink = sink.reshape(-1, length, shape[2], 1).swapaxes(1, 2)
         mask = MaskSpec(length, length, is_causal=mask.is_causal, window=mask.window)
     t, options, before, after = query.shape[1], native_mask(mask), 0, (0, 0)
     if sink is not None:

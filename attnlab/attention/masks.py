@@ -329,12 +329,9 @@ class MaskSpec(NamedTuple):
         O(T + S), except for a mask that differs from query to query.
         """
         ranges, mask = self.ranges(), self.mask
-        if self.edges is not None and self.only_edges is not None:
-            senders, receivers = self.only_edges
-            return (
-                _reached(receivers, self.num_queries)[:, None],
-                _reached(senders, self.num_keys),
-            )
+        if self.edges is not None and (only := self.only_edges) is not None:
+            attending = _reached(only.receivers, self.num_queries)[:, None]
+            return attending, _reached(only.senders, self.num_keys)
         if self.edges is not None or (mask is not None and (ranges is None or mask.shape[2] > 1)):
             allowed = cast(Array, self.allowed())
             return jnp.any(allowed, axis=3), jnp.any(allowed, axis=(1, 2))
@@ -347,12 +344,9 @@ class MaskSpec(NamedTuple):
             keys = self.segments.used
         if mask is not None:
             return self._used_with_key_mask(mask, first, end, keys)
-        if isinstance(queries, np.ndarray):
-            return (
-                None if queries.all() else queries,
-                None if isinstance(keys, np.ndarray) and keys.all() else keys,
-            )
-        return queries, keys
+        all_attend = isinstance(queries, np.ndarray) and queries.all()
+        all_used = isinstance(keys, np.ndarray) and keys.all()
+        return None if all_attend else queries, None if all_used else keys
 
     def _used_with_key_mask(
         self, mask: Array, first: Indices, end: Indices, keys: Booleans

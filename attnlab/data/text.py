@@ -180,8 +180,9 @@ def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = 
     tokenizer = text.tokenizer if text else ByteTokenizer()
     parts = text.parts if text else {name: {"tokens": a} for name, a in corpus.parts.items()}
     counts = {f"{name} tokens": len(arrays["tokens"]) for name, arrays in parts.items()}
-    facts: dict[str, Fact] = {"bytes": corpus.num_bytes, "held-out bytes": len(corpus.heldout)}
-    facts, digest = facts | counts, corpus.sha256
+    sizes = {"bytes": corpus.num_bytes, "held-out bytes": len(corpus.heldout)}
+    facts: dict[str, Fact] = {**sizes, **counts}
+    digest = corpus.sha256
     if text:
         digest = hashlib.sha256(f"{digest} {tokenizer.digest}".encode()).hexdigest()
         lost = " (it loses some of the text: the bits are those of what it keeps)"

@@ -27,9 +27,11 @@ from attnlab.heads.bilinear import Absorbed, Bilinear
 from attnlab.heads.cache import Cache, init_cache
 from attnlab.heads.collaborative import Collaborative
 from attnlab.heads.cost import (
+    CallSizes,
     cache_bytes_per_token,
     cache_shapes,
     call_flops,
+    contraction_orders,
     flops_per_token,
     num_parameters,
 )
@@ -43,19 +45,17 @@ from attnlab.heads.extras import (
     SoftCap,
     TalkingHeads,
 )
-from attnlab.heads.forms import CallSizes, contraction_orders
 from attnlab.heads.grouped_tied import GroupedTied
 from attnlab.heads.head_norm import HeadNorm
 from attnlab.heads.identical import identical_heads
 from attnlab.heads.latent import Latent, LatentAbsorbed
 from attnlab.heads.layout import Blocked, Extra, HeadCall, Layout, Rewrite
-from attnlab.heads.low_rank import LowRankQuery
 from attnlab.heads.narrow import Alt, Narrow, NarrowTied
 from attnlab.heads.params import init, kv_weight_names, loss_names, weight_shapes
 from attnlab.heads.registry import EXTRAS, LAYOUTS, make_layout, register_extra, register_layout
 from attnlab.heads.standard import Standard, Wide
 from attnlab.heads.tensor_product import TensorProduct
-from attnlab.heads.two_stage import TwoStage
+from attnlab.heads.two_stage import LowRankQuery, TwoStage
 from attnlab.heads.weights import Params, Weight
 
 __all__ = [

@@ -13,6 +13,7 @@ from __future__ import annotations  # `help` shows ArrayLike, not all that it st
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, overload
 
@@ -25,10 +26,11 @@ from jaxtyping import Array, Bool, Float
 from attnlab.attention import AttentionOptions, explaining, masks, trace
 from attnlab.attention.call import check_padding_shape, segment_pair, window_sides
 from attnlab.heads.cache import Cache, extend
-from attnlab.heads.forms import FACTORED, CallSizes, choose, contraction_orders
-from attnlab.heads.layout import Entries, HeadCall, Layout, Rotate, check_params
+from attnlab.heads.cost import FACTORED, CallSizes, choose, contraction_orders
+from attnlab.heads.layout import Entries, HeadCall, Layout, check_params
 from attnlab.heads.positions import rotate
 from attnlab.heads.weights import Params
+from attnlab.names import check_keywords
 from attnlab.tap import Tap
 
 HEAD_VALUES = {
@@ -158,8 +160,11 @@ def multi_head_attention(
     (1, 5, 6)
     """
     inputs = _Inputs(context, kv, cache, rotary, padding_mask, head_mask, query_scale, layer)
-    others = (*_Inputs._fields, "order", "tap", "return_aux")
-    attention = AttentionOptions.from_keywords("multi_head_attention", options, *others)
+    fields = AttentionOptions.__dataclass_fields__
+    if not options.keys() <= fields.keys():
+        known = (*_Inputs._fields, "order", "tap", "return_aux", *fields)
+        check_keywords("multi_head_attention", options, known)
+    attention = AttentionOptions(**options)
     _check(params, x, layout, inputs, attention)
     tap = tap or Tap()
     tap.layer = layer
@@ -256,15 +261,14 @@ def _attend(
     options: AttentionOptions,
 ) -> tuple[Array, HeadAux]:
     """x -> q, k, v -> heads -> output, with the weights as they are."""
-    pair = inputs.rotary if isinstance(inputs.rotary, tuple) else (inputs.rotary, inputs.rotary)
-    for_q, for_k = pair
-    ready = layout.prepare(params, x)
-    q = layout.project_q(params, ready, rotation(for_q))
+    for_q, for_k = _pair(inputs.rotary)
+    ready, y, z = _prepared(params, layout, x, *_pair(inputs.context, x))
+    q = layout.project_q(params, ready, functools.partial(rotated, for_q))
     if inputs.query_scale is not None:
         q = q * jnp.asarray(inputs.query_scale, q.dtype)
     kv, cache, fits = inputs.kv, None, None
     if kv is None:
-        kv = _project_context(params, x, ready, layout, inputs.context, rotation(for_k))
+        kv = layout.project_kv(params, y, z, functools.partial(rotated, for_k))
     entries, options = kv, dataclasses.replace(options, scale=layout.score_scale)
     if inputs.cache is not None:
         entries, cache, fits, options = _with_cache(kv, x, inputs, options)
@@ -272,7 +276,10 @@ def _attend(
         options = _without_padding(options, inputs.padding_mask)
     k, v = layout.keys_values(params, entries)
 
-    call = HeadCall(x, options, tap, inputs.layer, _tokens(inputs.padding_mask, options))
+    real = inputs.padding_mask
+    if real is None and options.segments is not None:
+        real = jnp.asarray(segment_pair(options.segments)[0]) != 0
+    call = HeadCall(x, options, tap, inputs.layer, real)
     inner = call
     for extra in layout.extras:
         inner = extra.before_attention(params, inner)
@@ -293,12 +300,11 @@ def _attend(
             )
         heads, losses = heads.astype(v.dtype), losses | more
 
-    if inputs.head_mask is not None:
-        heads = tap.replace("heads", heads)
-        heads = heads * inputs.head_mask[..., None, :, None].astype(heads.dtype)
-        heads = tap.record("heads", heads)
-    else:
+    if inputs.head_mask is None:
         heads = tap("heads", heads)
+    else:
+        kept = inputs.head_mask[..., None, :, None].astype(heads.dtype)
+        heads = tap.record("heads", tap.replace("heads", heads) * kept)
     output = _output(params, layout, heads, tap)
     if fits is not None:
         output = jnp.where(fits[..., None, None], output, jnp.nan)
@@ -325,36 +331,30 @@ def project_kv(
     >>> {n: a.shape for n, a in project_kv(params, jnp.ones((1, 5, 6)), layout).items()}
     {'k': (1, 5, 1, 3), 'v': (1, 5, 1, 3)}
     """
-    y, z = context if isinstance(context, tuple) else (context, context)
-    keys = layout.prepare(params, y)
-    values = keys if z is y else layout.prepare(params, z)
-    return layout.project_kv(params, keys, values, rotation(rotary))
+    y, z = _prepared(params, layout, *_pair(context))
+    return layout.project_kv(params, y, z, functools.partial(rotated, rotary))
 
 
-def _project_context(
-    params: Params,
-    x: Array,
-    ready: Array,
-    layout: Layout,
-    context: Context | None,
-    rotate_k: Rotate,
-) -> Entries:
-    """`project_kv`, where `ready` is x, prepared. One input stays one array."""
-    y, z = context if isinstance(context, tuple) else (context, context)
-    keys = ready if y is None or y is x else layout.prepare(params, y)
-    values = keys if z is None or z is y else ready if z is x else layout.prepare(params, z)
-    return layout.project_kv(params, keys, values, rotate_k)
+def _pair(value: Any, default: Any = None) -> tuple[Any, Any]:
+    """A pair, or the value twice; the default where it is None."""
+    value = default if value is None else value
+    return value if isinstance(value, tuple) else (value, value)
 
 
-def rotation(angles: Array | None) -> Rotate:
-    """Rotates [B, T, ..., H] by the angles of its positions; None rotates nothing."""
+def _prepared(params: Params, layout: Layout, *inputs: Array) -> list[Array]:
+    """Each input after `prepare`; one array stays one."""
+    ready: dict[int, Array] = {}
+    for a in inputs:
+        if id(a) not in ready:
+            ready[id(a)] = layout.prepare(params, a)
+    return [ready[id(a)] for a in inputs]
 
-    def rotated(a: Array) -> Array:
-        if angles is None:
-            return a
-        return rotate(a.reshape(*a.shape[:2], -1, a.shape[-1]), angles).reshape(a.shape)
 
-    return rotated
+def rotated(angles: Array | None, a: Array) -> Array:
+    """[B, T, ..., H] rotated by the angles of its positions; None rotates nothing."""
+    if angles is None:
+        return a
+    return rotate(a.reshape(*a.shape[:2], -1, a.shape[-1]), angles).reshape(a.shape)
 
 
 def _output(params: Params, layout: Layout, heads: Array, tap: Tap) -> Array:
@@ -400,20 +400,11 @@ def _without_padding(options: AttentionOptions, padding_mask: Array) -> Attentio
     return dataclasses.replace(options, segments=(queries, jnp.where(padding_mask, keys, 0)))
 
 
-def _tokens(padding_mask: Array | None, options: AttentionOptions) -> Array | None:
-    """[B, T], True = a token; None: all are."""
-    if padding_mask is None and options.segments is not None:
-        padding_mask = jnp.asarray(segment_pair(options.segments)[0]) != 0
-    return padding_mask
-
-
 def _with_mask(options: AttentionOptions, allowed: Array) -> AttentionOptions:
     """The options with one more boolean mask."""
-    if isinstance(options.mask, masks.Edges):
-        raise TypeError(
-            "masks.Edges do not combine with a cache or padding_mask; pass a boolean mask"
-        )
-    mask = None if options.mask is None else jnp.asarray(options.mask)
+    mask = options.mask
+    if not (mask is None or isinstance(mask, masks.Edges)):
+        mask = jnp.asarray(mask)
     return dataclasses.replace(options, mask=masks.combine(mask, allowed))
 
 
@@ -421,12 +412,10 @@ def _sizes(x: Array, inputs: _Inputs, options: AttentionOptions) -> CallSizes:
     """The sizes by which the form of a call is chosen."""
     held = inputs.cache if inputs.cache is not None else inputs.kv
     entries = {n: a for n, a in (held or {}).items() if n != "length"}
-    context = x if inputs.context is None else inputs.context
-    keys = context[0] if isinstance(context, tuple) else context
     return CallSizes(
         batch=x.shape[0],
         num_queries=x.shape[1],
-        num_keys=max(a.shape[1] for a in entries.values()) if entries else keys.shape[1],
+        num_keys=max(a.shape[1] for a in tuple(entries.values()) or _pair(inputs.context, x)),
         cross=inputs.context is not None,
         num_new=None if not entries else 0 if inputs.kv is not None else x.shape[1],
         rotary=inputs.rotary is not None,
@@ -516,17 +505,16 @@ def _check(
             "scale is a field of the layout: use dataclasses.replace(layout, scale="
             f"{options.scale!r})"
         )
-    context = inputs.context
-    if isinstance(context, tuple) and len(context) != 2:
+    if isinstance(inputs.context, tuple) and len(inputs.context) != 2:
         raise ValueError(
             "context must be an array or a pair (key input, value input), not "
-            f"{len(context)} arrays"
+            f"{len(inputs.context)} arrays"
         )
-    y, z = context if isinstance(context, tuple) else (context, context)
-    keys = x if y is None else y
-    values = keys if z is None else z
-    names = ("x", "context", "value context")
-    for name, a, width in zip(names, (x, keys, values), layout.input_widths, strict=True):
+    keys, values = _pair(inputs.context, x)
+    read = {"x": x}
+    if inputs.kv is None:
+        read |= {"context": keys, "value context": values}
+    for (name, a), width in zip(read.items(), layout.input_widths, strict=False):
         if not jnp.issubdtype(getattr(a, "dtype", int), jnp.floating):
             kind = f"{a.dtype} {a.shape}" if hasattr(a, "shape") else type(a).__name__
             raise TypeError(f"{name} must be a float array [batch, length, {width}], not {kind}")
@@ -564,8 +552,7 @@ def _check_rotary(rotary: Rotary, layout: Layout, lengths: tuple[int, int]) -> N
             f"rotary positions cannot be applied to the keys of layout {layout.name!r}, which are "
             "its inputs; use layout 'bilinear' or positions that are added to x"
         )
-    pair = rotary if isinstance(rotary, tuple) else (rotary, rotary)
-    for angles, length in zip(pair, lengths, strict=True):
+    for angles, length in zip(_pair(rotary), lengths, strict=True):
         shape = np.shape(angles)
         if len(shape) < 2 or shape[-2] not in (1, length) or 2 * shape[-1] > size:
             raise ValueError(

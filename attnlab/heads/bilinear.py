@@ -12,6 +12,9 @@ from attnlab.heads.linear import add_bias, combine_heads, project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.weights import Params, Weight, without
 
+SCORES = Weight("project_q", ("width",), ("num_heads", "key_width"))
+"""A_n of all heads."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InputKeys(Layout):
@@ -24,15 +27,6 @@ class InputKeys(Layout):
     rank = "width, key_width"
     key_width: int | None = None
     value_width: int | None = None
-
-    def query_weights(self) -> dict[str, Weight]:
-        """The score matrix of each head."""
-        return {"qk": Weight("project_q", ("width",), ("num_heads", "key_width"))}
-
-    def query_bias(self) -> dict[str, Weight]:
-        """A vector per head, if "q" is in `biases`."""
-        bias = Weight("project_q", out_axes=("num_heads", "key_width"), constant=0.0)
-        return {"q_bias": bias} if "q" in self.biases else {}
 
     @property
     def score_width(self) -> int:
@@ -83,9 +77,8 @@ class Bilinear(InputKeys):
 
     def weights(self) -> dict[str, Weight]:
         v = Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",))
-        values = {"v": v} | ({"o": OUTPUT} if self.output_projection else {})
-        biases = self.with_biases({"v": v, "o": OUTPUT})
-        return self.query_weights() | values | self.query_bias() | biases
+        made = self.with_biases({"q": SCORES, "v": v, "o": OUTPUT})
+        return {"qk": made.pop("q"), **made}
 
     def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
         return {"x": rotate(y), "v": project_all(params, "v", z)}
@@ -179,10 +172,9 @@ class Absorbed(InputKeys):
         value = Weight("project_out", ("num_heads", "value_width"), ("out_width",), residual=True)
         # It multiplies the mass of each row of probabilities, so it is a matrix [N, O].
         v_bias = Weight("project_out", ("num_heads",), ("out_width",), constant=0.0)
-        o_bias = Weight("project_out", out_axes=("out_width",), constant=0.0)
-        made = self.query_weights() | {"vo": value} | self.query_bias()
-        made |= {"v_bias": v_bias} if "v" in self.biases else {}
-        return made | ({"o_bias": o_bias} if "o" in self.biases else {})
+        biases = {"q": SCORES.bias(), "v": v_bias, "o": OUTPUT.bias()}
+        made = {"qk": SCORES, "vo": value}
+        return made | {f"{n}_bias": bias for n, bias in biases.items() if n in self.biases}
 
     def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
         return {"x": y} if y is z else {"x": y, "y": z}

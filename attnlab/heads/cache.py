@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int
 
-from attnlab.heads.cost import cache_shapes
-from attnlab.heads.forms import form
+from attnlab.heads.cost import cache_shapes, form
 from attnlab.heads.layout import Layout
 
 Cache = dict[str, Array]
@@ -93,12 +92,6 @@ def extend(
     """
     start, (batch, t) = cache["length"], next(iter(new.values())).shape[:2]
     for name, a in new.items():
-        if name not in cache:
-            names = ", ".join(n for n in cache if n != "length")
-            raise ValueError(
-                f"the cache holds {names}; this form of the layout needs {name}; make the cache "
-                "with init_cache(layout, ..., order=...) of the same order"
-            )
         if cache[name].shape[0] != batch or cache[name].shape[2:] != a.shape[2:]:
             raise ValueError(
                 f"the cache holds {name} of shape {cache[name].shape}, the new tokens have "

@@ -68,8 +68,7 @@ class Collaborative(Standard):
         }
         if self.qk_norm is not None and self.qk_norm.over != "head":
             raise ValueError(f"{self._label} has one key head; use HeadNorm(over='head')")
-        norms = self.qk_norm.weights("head_dim") if self.qk_norm else {}
-        return self.with_biases(made) | norms
+        return self.finished(made)
 
     def project(self, params: Params, name: str, x: Array) -> Array:
         made = project_all(params, name, x)

@@ -68,15 +68,14 @@ class Differential(Standard):
         """N / K."""
         return self.num_heads // self.size("num_kv_heads")
 
-    def weights(self) -> dict[str, Weight]:
+    def head_weights(self) -> dict[str, Weight]:
         pair = ("num_kv_heads", 2)
         q = Weight("project_q", ("width",), (*pair, "queries_per_key", "head_dim"))
         k = Weight("project_kv", ("key_width",), (*pair, "head_dim"), changes=("k",))
-        replaced = super().weights() | {"q": q, "k": k}
-        biases = {f"{n}_bias": replaced[n].bias() for n in "qk" if n in self.biases}
-        return {
-            **replaced,
-            **biases,
+        return super().head_weights() | {"q": q, "k": k}
+
+    def weights(self) -> dict[str, Weight]:
+        return super().weights() | {
             "lambda_q": Weight("attend", out_axes=(2, "head_dim"), std=0.1),
             "lambda_k": Weight("attend", out_axes=(2, "head_dim"), std=0.1),
             "head_norm": Weight("attend", out_axes=("value_dim",), constant=1.0),

@@ -39,6 +39,11 @@ class Gate(Extra):
     def between(self) -> Literal["", "vo"]:  # type: ignore[override]  # it depends on a field
         return "vo" if self.by == "element" else ""
 
+    @property
+    def weight(self) -> str:
+        """Name of its weight."""
+        return "head_gate" if self.by == "head" else "gate"
+
     def check(self, layout: Layout) -> None:
         if self.by == "element" and layout.merges_values:
             raise ValueError(
@@ -47,10 +52,8 @@ class Gate(Extra):
             )
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
-        if self.by == "head":
-            return {"head_gate": Weight("attend", ("width",), ("num_heads",), changes=("heads",))}
-        makes = ("num_heads", "head_width")
-        return {"gate": Weight("attend", ("width",), makes, changes=("heads",))}
+        makes = ("num_heads",) if self.by == "head" else ("num_heads", "head_width")
+        return {self.weight: Weight("attend", ("width",), makes, changes=("heads",))}
 
     def values(self, layout: Layout) -> dict[str, str]:
         return {"gate": "B T N 1" if self.by == "head" else "B T N V"}
@@ -58,10 +61,8 @@ class Gate(Extra):
     def after_attention(
         self, params: Params, heads: Float[Array, "B T N V"], call: HeadCall
     ) -> tuple[Float[Array, "B T N V"], dict[str, Array]]:
-        if self.by == "head":
-            gate = project_all(params, "head_gate", call.x)[..., None]
-        else:
-            gate = project_all(params, "gate", call.x)
+        gate = project_all(params, self.weight, call.x)
+        gate = gate[..., None] if self.by == "head" else gate
         return heads * call.tap("gate", jax.nn.sigmoid(gate)), {}
 
 

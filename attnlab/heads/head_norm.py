@@ -37,15 +37,15 @@ class HeadNorm(Spec, prefix="qk_norm."):
                 f"a norm of kind {self.kind!r} has no bias; use kind='layer' or bias=False"
             )
 
-    def weights(self, axis: str, key_heads: str = "num_heads") -> dict[str, Weight]:
-        """Scales, then biases, of the norms of queries and keys of this width."""
+    def weights(self) -> dict[str, Weight]:
+        """Scales, then biases, of the norms of queries and keys."""
         parts: tuple[tuple[HeadValue, Stage, str], ...] = (
             ("q", "project_q", "num_heads"),
-            ("k", "project_kv", key_heads),
+            ("k", "project_kv", "num_kv_heads"),
         )
         made = {}
         for name, method, heads in parts:
-            axes = (axis,) if self.over == "head" else (heads, axis)
+            axes = ("head_dim",) if self.over == "head" else (heads, "head_dim")
             scale = Weight(method, out_axes=axes, constant=STARTS[self.kind], changes=(name,))
             made[f"{name}_norm"] = scale
             if self.bias:

@@ -8,13 +8,16 @@ from jaxtyping import Array
 
 from attnlab.heads.layout import Layout
 from attnlab.heads.params import check_stacked_params
-from attnlab.heads.weights import HeadValue, Params, Weight
+from attnlab.heads.weights import Params, Weight
+from attnlab.names import lookup
 
-COMPUTED_FROM: Mapping[str, tuple[HeadValue, ...]] = {
-    "q": (), "k": (), "v": (), "scores": ("q", "k"), "probs": ("scores",),
-    "heads": ("probs", "v"), "outputs": ("heads",),
+OF_SCORES = {"q", "k", "scores"}
+OF_HEADS = OF_SCORES | {"probs", "v", "heads"}
+COMPUTED_FROM: Mapping[str, set[str]] = {
+    "q": {"q"}, "k": {"k"}, "v": {"v"}, "scores": OF_SCORES, "probs": OF_SCORES | {"probs"},
+    "heads": OF_HEADS, "outputs": OF_HEADS | {"outputs"},
 }  # fmt: skip
-"""Value of `HEAD_VALUES` -> the values that it is computed from."""
+"""Value of `HEAD_VALUES` -> it, and the values that it is computed from."""
 
 
 def identical_heads(
@@ -47,27 +50,11 @@ def identical_heads(
     """
     weights = layout.all_weights
     check_stacked_params(params, layout)
-    values = computed_from(names)
+    values = set().union(*(lookup(COMPUTED_FROM, name, what="value of heads") for name in names))
     return {
         name: _first_head(a, layout, weights[name]) if values & set(weights[name].changed) else a
         for name, a in params.items()
     }
-
-
-def computed_from(names: Iterable[str]) -> set[str]:
-    """These values and all that they are computed from.
-
-    >>> sorted(computed_from(("v", "scores")))
-    ['k', 'q', 'scores', 'v']
-    """
-    made: set[str] = set()
-    for name in names:
-        if name not in COMPUTED_FROM:
-            raise ValueError(
-                f"heads have no value {name!r} to make equal; known: {', '.join(COMPUTED_FROM)}"
-            )
-        made |= {name} | computed_from(COMPUTED_FROM[name])
-    return made
 
 
 def _first_head(a: Array, layout: Layout, weight: Weight) -> Array:

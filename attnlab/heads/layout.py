@@ -148,46 +148,6 @@ class Blocked(NamedTuple):
     reason: str
 
 
-class MultiplyAdds(NamedTuple):
-    """Multiply-adds of a call, by what they are counted for.
-
-    >>> from attnlab.heads import Standard
-    >>> Standard(width=512, num_heads=8).multiply_adds.of_query == 2 * 512**2
-    True
-    """
-
-    of_input: int
-    """Of each token of each input, before projections."""
-    of_query: int
-    of_new_key: int
-    """Of each key that is projected in this call."""
-    of_key: int
-    of_both: int
-    """Of a token that is a query and a new key, counted in both of them: the compiler makes one
-    product of the two."""
-    of_score: int
-    """Of each pair of a query and a key."""
-    more_keys: int
-    """Keys that extras add."""
-
-    def flops(
-        self,
-        batch: int,
-        num_queries: int,
-        num_keys: int,
-        *,
-        cross: bool = False,
-        num_new: int | None = None,
-    ) -> int:
-        """FLOPs of the call; arguments as of `call_flops`."""
-        new = num_keys if num_new is None else num_new
-        total = num_queries * (self.of_input + self.of_query)
-        total += new * self.of_new_key + num_keys * self.of_key
-        total += new * self.of_input if cross else -min(num_queries, new) * self.of_both
-        total += num_queries * (num_keys + self.more_keys) * self.of_score
-        return 2 * batch * total
-
-
 def overridden(kind: type, method: str) -> list[str]:
     """What a class or its bases override after the class that defines `method`, which therefore
     cannot know of it: methods and properties, but not checks and default sizes."""
@@ -373,7 +333,15 @@ class Layout(Named):
 
     def __post_init__(self) -> None:
         check_fields(self, least=1)
-        self._check_options()
+        for bias in self.biases:
+            if bias not in self.bias_names:
+                known = ", ".join(map(repr, self.bias_names))
+                raise ValueError(f"{self._label} has no bias {bias!r}; use some of {known}")
+        if not self.output_projection and self.out_width is not None:
+            raise ValueError(
+                "without an output projection the output is the concatenated heads, so out_width "
+                f"{self.out_width} cannot be set; leave it out"
+            )
         if self.width:  # what follows from the fields is computed now, and kept
             if self.num_heads % (heads := self.size("num_kv_heads")):
                 raise ValueError(
@@ -394,9 +362,15 @@ class Layout(Named):
     def all_weights(self) -> dict[str, Weight]:
         """Weights of the layout and of its extras, by name."""
         with jax.ensure_compile_time_eval():  # initial values may be computed with JAX, under jit
-            made = dict(self.weights())
-            self._check_extras()
+            made, names = dict(self.weights()), [extra.name for extra in self.extras]
             for extra in self.extras:
+                if names.count(extra.name) > 1:
+                    raise ValueError(f"{self._label}: extra {extra.name!r} is given twice; use one")
+                if others := sorted(set(extra.excludes) & set(names)):
+                    raise ValueError(
+                        f"extra {extra.name!r} does not combine with {others[0]!r}; leave one out"
+                    )
+                extra.check(self)
                 more = extra.weights(self)
                 if twice := sorted(made.keys() & more.keys()):
                     raise ValueError(
@@ -409,45 +383,30 @@ class Layout(Named):
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every weight by name."""
-        for name, weight in self.all_weights.items():
+        for weight in self.all_weights.values():
             for axis in (*weight.axes, *weight.tied_axes, *weight.mean_axes):
-                try:
-                    size = self.size(axis)
-                except AttributeError as error:
-                    raise ValueError(
-                        f"{self._label}: weight {name!r} has the axis {axis!r}, which must be a "
-                        f"field or property of the layout, or a size: {error}"
-                    ) from None
-                if size < 1:
+                if (size := self.size(axis)) < 1:
                     raise ValueError(f"{self._label}: {axis} must be at least 1, not {size}")
         return {name: self.sizes(weight.axes) for name, weight in self.all_weights.items()}
 
     @functools.cached_property
-    def multiply_adds(self) -> MultiplyAdds:
-        """What a call costs."""
-        of: dict[Stage, int] = dict.fromkeys(get_args(Stage), 0)
+    def multiply_adds(self) -> dict[str, int]:
+        """Stage -> multiply-adds of a token; "score" -> of a pair of a query and a key; "q and kv"
+        -> of the weights that make both, which count in both of these stages.
+
+        >>> from attnlab.heads import Standard
+        >>> Standard(width=512, num_heads=8).multiply_adds["project_q"] == 512**2
+        True
+        """
         maps, width, value_width = self.sizes(("num_score_maps", "score_width", "head_width"))
-        scores, both = maps * (width + value_width), 0
-        for weight in self.all_weights.values():
-            axes = weight.axes + weight.tied_axes
-            count = math.prod(self.sizes(axes)) if weight.in_axes else 0
-            if weight.per_score:
-                scores += count
-                continue
-            for stage in weight.stages:
-                of[stage] += count
-            both += count if {"project_q", "project_kv"} <= set(weight.stages) else 0
-        for stage, count in self.extra_multiply_adds().items():
-            of[stage] += count
-        return MultiplyAdds(
-            of_input=of["prepare"],
-            of_query=of["project_q"] + of["attend"] + of["project_out"],
-            of_new_key=of["project_kv"],
-            of_key=of["keys_values"],
-            of_both=both,
-            of_score=scores,
-            more_keys=sum(extra.num_keys for extra in self.extras),
-        )
+        counts = dict.fromkeys(get_args(Stage), 0) | self.extra_multiply_adds()
+        counts |= {"score": maps * (width + value_width), "q and kv": 0}
+        for weight in (weight for weight in self.all_weights.values() if weight.in_axes):
+            stages: tuple[str, ...] = ("score",) if weight.per_score else weight.stages
+            stages += ("q and kv",) * ({"project_q", "project_kv"} <= set(stages))
+            for stage in stages:
+                counts[stage] += math.prod(self.sizes(weight.axes + weight.tied_axes))
+        return counts
 
     @functools.cached_property
     def chain(self) -> tuple[tuple[Rewrite, ...], Blocked]:
@@ -672,7 +631,7 @@ class Layout(Named):
             weights = {n: w for n, w in weights.items() if n != "o"}
         return weights | biases
 
-    def extra_multiply_adds(self) -> dict[Stage, int]:
+    def extra_multiply_adds(self) -> dict[str, int]:
         """Stage -> multiply-adds per token of products that involve no weight."""
         return {}
 
@@ -695,35 +654,8 @@ class Layout(Named):
     def _label(self) -> str:
         return f"layout {self.name!r}"
 
-    # Checks ---------------------------------------------------------------------------------------
 
-    def _check_options(self) -> None:
-        for bias in self.biases:
-            if bias not in self.bias_names:
-                known = ", ".join(map(repr, self.bias_names))
-                raise ValueError(f"{self._label} has no bias {bias!r}; use some of {known}")
-        if not self.output_projection and self.out_width is not None:
-            raise ValueError(
-                "without an output projection the output is the concatenated heads, so out_width "
-                f"{self.out_width} cannot be set; leave it out"
-            )
-
-    def _check_extras(self) -> None:
-        for extra in self.extras:
-            check_fields(extra, prefix=f"{extra.name}.")  # it may have its own __post_init__
-        names = [extra.name for extra in self.extras]
-        for extra in self.extras:
-            if names.count(extra.name) > 1:
-                raise ValueError(f"{self._label}: extra {extra.name!r} is given twice; use one")
-            for other in names:
-                if other in extra.excludes:
-                    raise ValueError(
-                        f"extra {extra.name!r} does not combine with {other!r}; leave one out"
-                    )
-            extra.check(self)
-
-
-# Helpers ------------------------------------------------------------------------------------------
+# Parameters ---------------------------------------------------------------------------------------
 
 
 def check_params(params: Params, layout: Layout) -> None:
@@ -732,7 +664,7 @@ def check_params(params: Params, layout: Layout) -> None:
     Nested dicts in `params`, such as adapters, are not checked.
 
     Raises:
-      TypeError: `params` is not a dict.
+      TypeError: `params` is not a dict of arrays.
       ValueError: a weight is missing, superfluous or of another shape.
     """
     if not isinstance(params, Mapping):
@@ -740,21 +672,15 @@ def check_params(params: Params, layout: Layout) -> None:
             "params must be a dict of weights, as init(key, layout) returns, not "
             f"{type(params).__name__}; the order of arguments is (params, x, layout)"
         )
+    for name, a in params.items():
+        if not isinstance(a, Mapping) and not hasattr(a, "shape"):
+            raise TypeError(f"weight {name!r} must be an array, not a {type(a).__name__}")
     shapes = layout.shapes
-    missing = [name for name in shapes if name not in params]
-    unknown = [n for n, a in params.items() if n not in shapes and not isinstance(a, Mapping)]
-    if missing or unknown:
-        problem = f"have no {missing[0]!r}" if missing else f"also have {unknown[0]!r}"
+    given = {name: a.shape for name, a in params.items() if not isinstance(a, Mapping)}
+    for name in (name for name in shapes | given if given.get(name) != shapes.get(name)):
+        has = f"has shape {given[name]}" if name in given else "is missing"
+        needs = f"needs {shapes[name]}" if name in shapes else f"has no such weight: {shapes}"
         raise ValueError(
-            f"{layout} has the weights {', '.join(shapes)}; params {problem}; make them with "
-            "init(key, layout), or convert them with attnlab.convert"
+            f"weight {name!r} {has}; {layout} {needs}; make params with init(key, layout), or "
+            "convert them with attnlab.convert"
         )
-    for name, shape in shapes.items():
-        if getattr(params[name], "shape", None) != shape:
-            if not hasattr(params[name], "shape"):
-                kind = type(params[name]).__name__
-                raise TypeError(f"weight {name!r} must be an array, not a {kind}")
-            raise ValueError(
-                f"weight {name!r} has shape {params[name].shape}; {layout} needs {shape}; make "
-                "params with init(key, layout), or convert them with attnlab.convert"
-            )

@@ -68,7 +68,7 @@ class Narrow(Separate):
         def params(weights: Params) -> Params:
             return {n: block_diagonal(a) if n in "qkv" else a for n, a in weights.items()}
 
-        return Rewrite(as_standard(self), params)
+        return Rewrite(self.to(Standard), params)
 
     def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
         """The blocks of the diagonal."""
@@ -170,7 +170,7 @@ class Alt(Narrow):
             return without(weights, "mix") | folded
 
         width = 2 * self.size("head_dim") + self.size("value_dim")
-        return Rewrite(as_standard(self), params, 2 * self.width**2 * width)
+        return Rewrite(self.to(Standard), params, 2 * self.width**2 * width)
 
     def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats] | None:
         """[Q_n K_n V_n] of rank D / N, whose left factor is the part of M of head n."""
@@ -180,11 +180,6 @@ class Alt(Narrow):
         h = self.size("head_dim")
         parts = np.split(found[1], [h, 2 * h], axis=-1)
         return dict(zip("qkv", parts, strict=True)) | {"mix": found[0].transpose(1, 0, 2)}
-
-
-def as_standard(layout: Separate) -> Standard:
-    """The standard layout with the sizes of this one."""
-    return layout.to(Standard, head_dim=layout.size("head_dim"), value_dim=layout.size("value_dim"))
 
 
 def block_diagonal(kernel: Array) -> Array:

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from attnlab.heads.layout import Layout, check_params
-from attnlab.heads.weights import Params, Weight
+from attnlab.heads.weights import Params
 
 LARGE = 2**16
 """Numbers of an array that `normal` draws in its own shape."""
@@ -61,38 +61,22 @@ def init(
             f"init(key, layout): layout must be a Layout such as Wide(width=64, num_heads=4), not "
             f"{type(layout).__name__}"
         )
-    weights = layout.all_weights
-    try:
-        keys = jax.random.split(key, len(weights))
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"init(key, layout): key must be a random key such as jax.random.key(0), not {key!r}: "
-            f"{error}"
-        ) from None
-    return {
-        name: _initial(k, weight, layout, std, residual_scale, dtype)
-        for k, (name, weight) in zip(keys, weights.items(), strict=True)
-    }
-
-
-def _initial(
-    key: Array,
-    weight: Weight,
-    layout: Layout,
-    std: float | None,
-    residual_scale: float,
-    dtype: DTypeLike,
-) -> Array:
-    shape = layout.sizes(weight.axes)
-    if weight.identity:
-        rows, columns = shape
-        return jnp.eye(rows, columns, dtype=dtype)
-    if weight.constant is not None:
-        return jnp.full(shape, weight.constant, dtype)
-    fan_in = math.prod(layout.sizes(weight.in_axes)) / math.prod(layout.sizes(weight.mean_axes))
-    scale = weight.std if weight.std is not None else std or fan_in**-0.5
-    sample = normal(key, shape, dtype) * scale
-    return sample * residual_scale if weight.residual else sample
+    weights, made = layout.all_weights, {}
+    keys = jax.random.split(key, len(weights))
+    for k, (name, weight) in zip(keys, weights.items(), strict=True):
+        shape = layout.sizes(weight.axes)
+        if weight.identity:
+            made[name] = jnp.eye(shape[0], dtype=dtype)
+        elif weight.constant is not None:
+            made[name] = jnp.full(shape, weight.constant, dtype)
+        else:
+            reads, means = layout.sizes(weight.in_axes), layout.sizes(weight.mean_axes)
+            fan_in = math.prod(reads) / math.prod(means)
+            scale = weight.std if weight.std is not None else std or fan_in**-0.5
+            made[name] = normal(k, shape, dtype) * scale
+            if weight.residual:
+                made[name] = made[name] * residual_scale
+    return made
 
 
 def normal(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:

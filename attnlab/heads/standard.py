@@ -98,7 +98,7 @@ class Separate(Layout):
                 f"heads, so a norm over {self.qk_norm.over!r} does not fit; use "
                 "HeadNorm(over='head')"
             )
-        norms = self.qk_norm.weights("head_dim", "num_kv_heads") if self.qk_norm else {}
+        norms = self.qk_norm.weights() if self.qk_norm else {}
         return weights | norms
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
@@ -155,7 +155,6 @@ class Separate(Layout):
             Bilinear,
             scale=self.score_scale,
             biases=tuple(b for b in self.biases if b != "k"),
-            value_dim=self.size("value_dim"),
         )
         flops = 2 * self.width * self.num_heads * self.size("key_width") * self.size("head_dim")
         rotary = "rotary positions are applied between W_Q and W_K"

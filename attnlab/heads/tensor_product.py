@@ -84,7 +84,7 @@ class TensorProduct(Layout):
         k = mean_of_products(entries["k_heads"], entries["k"])
         return k, mean_of_products(entries["v_heads"], entries["v"])
 
-    def extra_multiply_adds(self) -> dict[Stage, int]:
+    def extra_multiply_adds(self) -> dict[str, int]:
         keys = self.key_rank * self.num_heads * self.size("head_dim")
         values = self.value_rank * self.num_heads * self.size("value_dim")
         queries = self.query_rank * self.num_heads * self.size("head_dim")

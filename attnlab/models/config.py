@@ -19,8 +19,7 @@ from attnlab.heads import (
     init_cache,
     kv_weight_names,
 )
-from attnlab.heads.cost import cache_shapes
-from attnlab.heads.forms import CallSizes, choose, form
+from attnlab.heads.cost import CallSizes, cache_shapes, choose, form
 from attnlab.models.specs import (
     FFN,
     Attention,

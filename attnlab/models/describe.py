@@ -23,9 +23,8 @@ from attnlab.models.cost import (
 from attnlab.models.forward import (
     ModelInputs,
     check_inputs,
-    embed_text,
     encoder_call,
-    layers_of_text,
+    prepare_text,
 )
 from attnlab.models.params import num_outer_parameters, owned_stacks, param_shapes
 from attnlab.models.stack import run_layers
@@ -169,20 +168,20 @@ def explain_model(
         config: ModelConfig,
         inputs_: ModelInputs,
     ) -> Array:
-        text = embed_text(params, tokens, config, inputs_, {})
-        for name, layers in layers_of_text(params, config, inputs_, text).items():
+        x, types = prepare_text(params, tokens, config, inputs_, {})
+        for name, layers in types.items():
             with explaining_heads() as notes:
                 run_layers(
                     {name: layers},
                     [name] * layers.plan.num_layers,
-                    text.x,
+                    x,
                     dropout_key=key if training and layers.spec.dropout.is_active else None,
                     capture=tuple(inputs_.capture),
                     patch=inputs_.patch,
                 )
             sublayers = ("self",) if layers.spec.cross is None else ("self", "cross")
             explained[f"{prefix}{name}"] = dict(zip(sublayers, notes, strict=False))
-        return text.x
+        return x
 
     trace(call, params=param_shapes(config), key=jax.random.key(0), given=dict(inputs))
     return explained

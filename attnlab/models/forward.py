@@ -448,11 +448,11 @@ def _run_text(
 ) -> StackOutputs:
     """One text through its embedding, its layers and the final norm."""
     tap = Tap(inputs.capture, inputs.patch)
-    text = embed_text(params, tokens, config, inputs, keys)
+    x, layers = prepare_text(params, tokens, config, inputs, keys)
     ran = run_layers(
-        layers_of_text(params, config, inputs, text),
+        layers,
         config.layer_names,
-        tap(EMBEDDINGS, text.x),
+        tap(EMBEDDINGS, x),
         head_mask=inputs.head_mask,
         dropout_key=keys.get("layers"),
         capture=tuple(inputs.capture),
@@ -466,27 +466,20 @@ def _run_text(
     return ran._replace(x=x, captured=tap.captured | ran.captured)
 
 
-class Text(NamedTuple):
-    """One text, embedded."""
-
-    x: Float[Array, "B T D"]
-    positions: Int[Array, "*B T"]
-    after_cache: Int[Array, "*B T"] | None
-    """Where a cache puts the tokens; None without one."""
-
-
-def embed_text(
+def prepare_text(
     params: Params,
     tokens: Array,
     config: ModelConfig,
     inputs: ModelInputs,
     keys: Mapping[str, Array],
-) -> Text:
-    """Tokens, embedded."""
-    length, positions, after_cache = tokens.shape[1], inputs.positions, None
+) -> tuple[Float[Array, "B T D"], dict[str, LayersOfType]]:
+    """What the first layer reads, and the layers that a text passes, by type, with their inputs."""
+    length, positions = tokens.shape[1], inputs.positions
+    caches: dict[str, Cache] = {}
+    after_cache: Array | None = None  # where a cache puts the tokens
     if inputs.cache is not None:
-        cache = next(iter(cache_by_type(config, inputs.cache).values()))
-        first = {"length": cache["length"][0]}
+        caches = cache_by_type(config, inputs.cache)
+        first = {"length": next(iter(caches.values()))["length"][0]}
         after_cache = next_positions(first, length, inputs.padding_mask)
         positions = after_cache if positions is None else positions
     x = embed(params, tokens, config, positions=positions, token_types=inputs.token_types)
@@ -494,43 +487,37 @@ def embed_text(
     if config.positions.is_learned and config.positions.is_relative:
         positions = after_cache  # the table has positions, distances count tokens
     positions = jnp.arange(length) if positions is None else positions
-    return Text(x.astype(config.compute.dtype), positions, after_cache)
-
-
-def layers_of_text(
-    params: Params, config: ModelConfig, inputs: ModelInputs, text: Text
-) -> dict[str, LayersOfType]:
-    """The layers that a text passes, by type, with their inputs."""
-    caches = {} if inputs.cache is None else cache_by_type(config, inputs.cache)
-    (own, of_source), source_mask, source = _segments(inputs), inputs.source_padding_mask, None
-    if inputs.encoded is not None:
-        mask = None
-        if source_mask is not None and of_source is None:
-            mask = source_mask[:, None, None, :]
-        source = Source(inputs.encoded, mask, of_source)
+    segments, _ = _segments(inputs)
     made: dict[str, LayersOfType] = {}
     for name, c in config.stacks.items():
-        keys, cache = text.positions, caches.get(name)
-        if cache is not None and text.after_cache is not None:
+        key_positions, cache = positions, caches.get(name)
+        if cache is not None and after_cache is not None:
             # Entries that are not written yet are masked.
-            keys = held_positions(text.after_cache[..., -1], stacked_size(cache))
-        bias = position_bias(
-            config.positions,
-            params.get("relative_bias"),
-            c.heads.num_heads,
-            text.positions,
-            keys,
-            two_sided=config.kind == "encoder",
-        )
-        inputs_of_layer = LayerInputs(
+            key_positions = held_positions(after_cache[..., -1], stacked_size(cache))
+        own = LayerInputs(
             mask=inputs.mask,
             padding_mask=inputs.padding_mask,
-            segments=own,
-            source=source,
-            bias=bias,
-            rotary=rotary_embedding(c.positions, c.layout, text.positions),
+            segments=segments,
+            source=None if inputs.encoded is None else _source(inputs, inputs.encoded),
+            bias=position_bias(
+                config.positions,
+                params.get("relative_bias"),
+                c.heads.num_heads,
+                positions,
+                key_positions,
+                two_sided=config.kind == "encoder",
+            ),
+            rotary=rotary_embedding(c.positions, c.layout, positions),
             cache=cache,
         )
         stacked = empty_sublayers(c.layer) | params[name]
-        made[name] = LayersOfType(params=stacked, plan=c.plan, spec=c.layer, inputs=inputs_of_layer)
-    return made
+        made[name] = LayersOfType(params=stacked, plan=c.plan, spec=c.layer, inputs=own)
+    return x.astype(config.compute.dtype), made
+
+
+def _source(inputs: ModelInputs, encoded: Array) -> Source:
+    """The second text of the decoder's layers."""
+    (_, segments), mask = _segments(inputs), inputs.source_padding_mask
+    if segments is not None or mask is None:  # segments have their own padding
+        return Source(encoded, segments=segments)
+    return Source(encoded, mask[:, None, None, :])

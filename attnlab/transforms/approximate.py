@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
-from attnlab.heads import Latent, Layout, Params, Standard, multi_head_attention, weight_shapes
+from attnlab.heads import Latent, Layout, Params, Standard, multi_head_attention
 from attnlab.heads.factors import Floats, Weights
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import rotary_embedding
@@ -22,11 +22,9 @@ from attnlab.models.params import check_params
 from attnlab.models.specs import NoPositions, Positions, Rotary
 from attnlab.sharing import PyTree
 from attnlab.tap import capture
-from attnlab.transforms.arguments import check_config
 from attnlab.transforms.convert import Conversion, convert
-from attnlab.transforms.convert_model import random_tokens
-from attnlab.transforms.dtypes import in_float64
-from attnlab.transforms.measure import float64, generator
+from attnlab.transforms.convert_model import random_tokens, with_heads
+from attnlab.transforms.measure import float64, generator, in_float64
 from attnlab.transforms.meet import KV_AXES, change_axes, rescale
 from attnlab.transforms.permute import check_head_order, take_heads
 from attnlab.transforms.resharing import output_difference
@@ -408,7 +406,6 @@ def approximate_model(
     >>> found.params["layers"]["attention"]["k"].shape, len(found.losses)
     ((1, 8, 1, 2), 2)
     """
-    check_config(config)
     check_params(config, params)
     alone = config.positions.is_rotary or config.positions.name not in ("relative", "alibi")
     one_stack = not (config.layer_types or config.encoder or {"kv", "delta"} & set(config.plan))
@@ -420,7 +417,7 @@ def approximate_model(
         )
     key = jax.random.key(0) if key is None else key
     to = dataclasses.replace(config, heads=heads)
-    group, names = params["layers"]["attention"], list(weight_shapes(config.layout))
+    group, names = params["layers"]["attention"], list(config.layout.shapes)
     ids = jnp.asarray(random_tokens(config, key) if tokens is None else tokens)
     inputs = config.build().apply({"params": params}, ids, capture=("attention_in",))
     inputs = np.asarray(inputs.captured["attention_in"], np.float64)
@@ -435,20 +432,18 @@ def approximate_model(
                 is_causal=config.kind == "decoder", fit=fit, key=key,
             )
         )  # fmt: skip
-    beside = {n: a for n, a in group.items() if n not in names}
-    stacked = {n: jnp.stack([one.params[n] for one in found]) for n in found[0].params}
-    made = {**params, "layers": {**params["layers"], "attention": beside | stacked}}
+    attention = with_heads(group, config.layout, [one.params for one in found])
+    made = {**params, "layers": {**params["layers"], "attention": attention}}
+
+    def loss(config: ModelConfig, params: PyTree) -> float:
+        logits = config.build().apply({"params": params}, ids).logits[:, :-1]
+        logs = jax.nn.log_softmax(logits.astype(jnp.float32))
+        return float(-jnp.mean(jnp.take_along_axis(logs, ids[:, 1:, None], axis=-1)))
+
     losses = None
     if tokens is not None and config.kind == "decoder":
-        losses = next_token_loss(config, params, ids), next_token_loss(to, made, ids)
+        losses = loss(config, params), loss(to, made)
     error = output_difference((config, params), (to, made), ids)
     return ModelApproximation(
         to, made, tuple((one.method, one.error) for one in found), losses, error
     )
-
-
-def next_token_loss(config: ModelConfig, params: PyTree, tokens: Int[Array, "B T"]) -> float:
-    """Mean cross-entropy of tokens 1..T-1 in nats."""
-    logits = config.build().apply({"params": params}, tokens).logits[:, :-1]
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    return float(-jnp.mean(jnp.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1)))

@@ -4,6 +4,7 @@ there is none."""
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import get_args
 
 import jax
 import numpy as np
@@ -13,13 +14,15 @@ from attnlab.attention import ScoreMod
 from attnlab.heads import Layout, Params, init
 from attnlab.heads.factors import Floats, Weights
 from attnlab.heads.weights import Stage
-from attnlab.transforms.dtypes import common_dtype, eps, in_float64
 from attnlab.transforms.measure import (
     CallOptions,
     Errors,
+    common_dtype,
     compare,
+    eps,
     float64,
     generator,
+    in_float64,
     weight_gradients,
 )
 from attnlab.transforms.meet import Candidate, candidates
@@ -31,10 +34,6 @@ ROUNDED = 32
 """Largest relative error of the weights as returned, in units of eps of their dtype; at least
 `EXACT`. float32: 4e-6; bfloat16: 0.25; float16: 0.03."""
 
-STAGES: tuple[Stage, ...] = (
-    "prepare", "project_q", "project_kv", "keys_values", "attend", "project_out",
-)  # fmt: skip
-"""In the order in which a layout calls them."""
 __all__ = ["EXACT", "ROUNDED", "Conversion", "NotEquivalent", "Undecided", "convert", "error_bound"]
 
 
@@ -135,7 +134,7 @@ def convert(
       `Conversion`; `NotEquivalent` with a proof; or `Undecided`.
 
     Raises:
-      TypeError: weights that are not of a float dtype, or arguments in another order.
+      TypeError: weights that are not of a float dtype.
       ValueError: weights that are not those of `layout` or not finite; layouts whose inputs or
         outputs differ in width.
 
@@ -204,8 +203,8 @@ def learnable(
     Weights are taken in the order in which a call uses them: of a pair such as q and k, or v and
     o, the first becomes random, and then the other has a gradient.
     """
-    weights = layout.all_weights
-    order = sorted(weights, key=lambda name: STAGES.index(weights[name].stages[0]))
+    weights, stages = layout.all_weights, get_args(Stage)
+    order = sorted(weights, key=lambda name: stages.index(weights[name].stages[0]))
     for name in (n for n in order if weights[n].constant is None):
         first = len(weights[name].batch_axes)
         reads = tuple(range(first, first + len(weights[name].in_axes)))
@@ -220,13 +219,7 @@ def learnable(
 
 
 def _check_widths(layout: Layout, target: Layout) -> None:
-    """Both must be layouts that read the same inputs and write outputs of one width."""
-    for name, value in (("layout", layout), ("target", target)):
-        if not isinstance(value, Layout):
-            raise TypeError(
-                f"convert(params, layout, target): {name} must be a Layout such as "
-                f"Wide(width=64, num_heads=4), not {type(value).__name__}"
-            )
+    """Both must read inputs and write outputs of the same widths."""
     one, two = ((*a.input_widths, a.size("out_width")) for a in (layout, target))
     names = "width", "key_width", "value_width", "out_width"
     for name, ours, theirs in zip(names, one, two, strict=True):

@@ -1,17 +1,17 @@
 """`convert_model`: a whole model with other heads, every parameter group converted and measured."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from attnlab.heads import Layout, weight_shapes
+from attnlab.heads import Layout, Params
+from attnlab.heads.weights import without
 from attnlab.models.config import ModelConfig
 from attnlab.models.params import check_params, head_layouts
 from attnlab.sharing import PyTree
-from attnlab.transforms.arguments import check_config
 from attnlab.transforms.convert import Conversion, NotEquivalent, Undecided, convert
 from attnlab.transforms.resharing import output_difference
 
@@ -65,7 +65,6 @@ def convert_model(
     >>> found.params["layers"]["attention"]["q"].shape, found.logits_error < 1e-5
     ((2, 8, 2, 8), True)
     """
-    check_config(config)
     check_params(config, params)
     key = jax.random.key(0) if key is None else key
     to = dataclasses.replace(config, heads=heads)
@@ -74,7 +73,7 @@ def convert_model(
         target = new[stack, name]
         if name not in params.get(stack, ()) or layout == target:
             continue
-        group, names = params[stack][name], list(weight_shapes(layout))
+        group, names = params[stack][name], list(layout.shapes)
         if name == "kv" or not set(names) <= set(group) or "delta" in params[stack]:
             raise ValueError(
                 f"{stack} shares keys and values or has low-rank deltas, whose heads are not "
@@ -92,8 +91,7 @@ def convert_model(
                 )
             converted.append(found.params)
             errors[stack, name, g] = found.forward_error, found.gradient_error
-        beside = {n: a for n, a in group.items() if n not in names}  # the norm of the sublayer
-        made[stack] = made[stack] | {name: beside | _stacked(converted)}
+        made[stack] = made[stack] | {name: with_heads(group, layout, converted)}
     tokens = random_tokens(config, key)
     return ModelConversion(
         to, made, errors, output_difference((config, params), (to, made), tokens)
@@ -105,5 +103,8 @@ def random_tokens(config: ModelConfig, key: Array) -> Int[Array, "B T"]:
     return jax.random.randint(key, (ROWS, min(config.max_len, LONGEST)), 0, config.vocab_size)
 
 
-def _stacked(groups: list[dict[str, Array]]) -> dict[str, Array]:
-    return {name: jnp.stack([group[name] for group in groups]) for name in groups[0]}
+def with_heads(sublayer: PyTree, layout: Layout, groups: Sequence[Params]) -> PyTree:
+    """The stacked parameters of a sublayer with other heads in place of those of `layout`; its norm
+    stays."""
+    stacked = {name: jnp.stack([group[name] for group in groups]) for name in groups[0]}
+    return without(sublayer, *layout.shapes) | stacked

@@ -1,4 +1,4 @@
-"""Outputs of heads in float64 on random inputs, for conversion errors and proofs.
+"""Heads in float64: parameters as NumPy arrays, and outputs on random inputs for errors and proofs.
 
 Layouts are called as black boxes, through `multi_head_attention` alone.
 """
@@ -6,7 +6,7 @@ Layouts are called as black boxes, through `multi_head_attention` alone.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,15 +20,21 @@ from numpy.typing import NDArray
 from attnlab.attention import ScoreMod
 from attnlab.heads.attention import multi_head_attention
 from attnlab.heads.factors import Floats, Weights
-from attnlab.heads.layout import Layout
+from attnlab.heads.layout import Layout, check_params
 from attnlab.heads.positions import rotary_angles
+from attnlab.heads.weights import Params
 
+Restore = Callable[[Weights], dict[str, Array]]
 NUM_QUERIES, NUM_KEYS = 5, 7
 SCALES = (1.0, 0.1, 4.0)
 """Standard deviations of random inputs. An error that large scores or a norm hide in one of them
 shows in another; each has three masks."""
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["score_mods"], meta_fields=["rotary", "logits_soft_cap"],
+)  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class CallOptions:
     """Options of the calls in which two layouts are to compute the same function.
@@ -77,6 +83,53 @@ def float64() -> Iterator[None]:
         yield
 
 
+def in_float64(params: Params, layout: Layout) -> tuple[dict[str, Floats], Restore]:
+    """Parameters in NumPy float64, and a function that casts others back.
+
+    The function returns arrays of the dtype that holds all of `params`: NumPy arrays if all of them
+    are, else JAX arrays.
+
+    Raises:
+      ValueError: params that are not those of the layout, NaN or inf among them.
+      TypeError: params that are not of a float dtype, which could not hold the result.
+    """
+    check_params(params, layout)
+    for name, a in params.items():
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            raise TypeError(
+                f"weight {name!r} has dtype {a.dtype}, which cannot hold the result; convert "
+                "params to a float dtype first"
+            )
+    w = {name: np.asarray(a).astype(np.float64) for name, a in params.items()}
+    for name, wide in w.items():
+        if not np.all(np.isfinite(wide)):
+            raise ValueError(f"weight {name!r} holds NaN or inf; conversion needs finite weights")
+    numpy = all(isinstance(a, np.ndarray) for a in params.values())
+    dtype = common_dtype(params)
+
+    def restore(made: Mapping[str, Floats]) -> dict[str, Array]:
+        with np.errstate(over="ignore"):
+            cast = {name: a.astype(dtype) for name, a in made.items()}
+        if numpy:
+            return cast  # type: ignore[return-value]  # NumPy arrays in, NumPy arrays out
+        with float64(), jax.default_device(None):  # not on the CPU, where they were computed
+            return {name: jnp.asarray(a) for name, a in cast.items()}
+
+    return w, restore
+
+
+def common_dtype(params: Params) -> np.dtype[np.floating]:
+    """The dtype that holds all of them."""
+    with float64():
+        found: np.dtype[np.floating] = jnp.result_type(*params.values())
+    return found
+
+
+def eps(dtype: np.dtype[np.floating]) -> float:
+    """The distance from 1 to the next number of this dtype."""
+    return float(jnp.finfo(dtype).eps)  # type: ignore[no-untyped-call]
+
+
 def generator(key: Array | None) -> np.random.Generator:
     """NumPy's generator of random numbers; None is a fixed one."""
     seed = 0 if key is None else int(jax.random.randint(key, (), 0, 2**31 - 1))
@@ -99,34 +152,27 @@ def standard_masks() -> NDArray[np.bool_]:
     return np.tile(masks, (len(SCALES), 1, 1, 1))
 
 
-@functools.partial(jax.jit, static_argnames=("layout", "rotary", "cap"))
+@functools.partial(jax.jit, static_argnames="layout")
 def _run(
-    params: Mapping[str, Array],
-    inputs: tuple[Array, ...],
-    mask: Array,
-    cotangent: Array,
-    mods: tuple[ScoreMod, ...],
-    layout: Layout,
-    rotary: bool,
-    cap: float | None,
-) -> tuple[Array, Mapping[str, Array], tuple[Array, ...]]:
+    params: Params, inputs: Inputs, mask: Array, cotangent: Array, call: CallOptions, layout: Layout
+) -> tuple[Array, Params, Inputs]:
     """The output of a layout with its weights as they are, and its gradients in the weights and in
     the inputs."""
     angles = None
-    if rotary and layout.rotary_size is not None:
+    if call.rotary and layout.rotary_size is not None:
         size = layout.rotary_size - layout.rotary_size % 2
         for_q, for_k = (rotary_angles(jnp.arange(a.shape[1]), size) for a in inputs[:2])
         angles = (for_q, for_k)
 
-    def call(params: Mapping[str, Array], inputs: tuple[Array, ...]) -> Array:
-        x, keys, values = inputs
+    def output(params: Params, inputs: Any) -> Array:
         return multi_head_attention(
-            params, x, layout, (keys, values), rotary=angles, order="factored", mask=mask,
-            logits_soft_cap=cap, score_mods=mods, implementation="dense",
+            params, inputs.x, layout, (inputs.keys, inputs.values), rotary=angles, mask=mask,
+            order="factored", logits_soft_cap=call.logits_soft_cap, score_mods=call.score_mods,
+            implementation="dense",
         )  # fmt: skip
 
-    output, pull = jax.vjp(call, params, inputs)
-    return output, *pull(cotangent)
+    made, pull = jax.vjp(output, params, inputs)
+    return made, *pull(cotangent)
 
 
 def measure(
@@ -144,12 +190,8 @@ def measure(
     if cotangent is None:
         cotangent = np.zeros((batch, NUM_QUERIES, layout.size("out_width")))
     wide = {name: np.asarray(a, np.float64) for name, a in params.items()}
-    output, of_weights, of_inputs = _run(
-        wide, tuple(inputs), mask, cotangent, tuple(call.score_mods), layout, call.rotary,
-        call.logits_soft_cap,
-    )  # fmt: skip
-    weights = {name: np.asarray(a) for name, a in of_weights.items()}
-    return Measured(np.asarray(output), weights, Inputs(*map(np.asarray, of_inputs)))
+    found = _run(wide, inputs, mask, cotangent, call, layout)
+    return Measured(*jax.tree.map(np.asarray, found))
 
 
 def weight_gradients(params: Weights, layout: Layout, call: CallOptions) -> Weights:
@@ -171,21 +213,16 @@ class Errors(NamedTuple):
         return self.forward < bound and self.gradient < bound  # NaN is below nothing
 
 
-def errors(got: Measured, expected: Measured) -> Errors:
-    """The worst errors over the scales of `SCALES`, each relative to its own largest value."""
+def _error(got: tuple[Floats, ...], expected: tuple[Floats, ...]) -> float:
+    """The worst error over the scales of `SCALES`, each relative to its own largest value."""
 
-    def error(got: tuple[Floats, ...], expected: tuple[Floats, ...]) -> float:
-        worst = 0.0
-        for i in range(len(SCALES)):
-            part = slice(3 * i, 3 * i + 3)
-            apart = np.max([np.max(np.abs(a[part] - b[part]), initial=0)
-                            for a, b in zip(got, expected, strict=True)])  # fmt: skip
-            largest = np.max([np.max(np.abs(b[part]), initial=0) for b in expected])
-            worst = float(np.maximum(worst, apart / np.maximum(largest, 1e-300)))
-        return worst
+    def largest(arrays: Iterable[Floats]) -> Floats:
+        each = [np.max(np.abs(a).reshape(len(SCALES), -1), axis=1, initial=0) for a in arrays]
+        return np.asarray(np.max(each, axis=0), np.float64)
 
     with np.errstate(all="ignore"):
-        return Errors(error((got.output,), (expected.output,)), error(got.inputs, expected.inputs))
+        apart = largest(a - b for a, b in zip(got, expected, strict=True))
+        return float(np.max(apart / np.maximum(largest(expected), 1e-300)))
 
 
 def compare(
@@ -206,4 +243,4 @@ def compare(
         measure(a, which, call, inputs, standard_masks(), cotangent)
         for a, which in ((params, layout), (expected_params, expected_layout))
     )
-    return errors(one, two)
+    return Errors(_error((one.output,), (two.output,)), _error(one.inputs, two.inputs))

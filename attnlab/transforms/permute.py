@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
 
+from attnlab.fields import as_count
 from attnlab.heads import Alt, Layout, Params
 from attnlab.heads.layout import check_params
-from attnlab.transforms.arguments import head_numbers
 
 ArrayT = TypeVar("ArrayT", Array, NDArray[np.float64])
 
@@ -82,7 +82,7 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
     True
     """
     check_params(params, layout)
-    order, heads = head_numbers("order", order), layout.num_heads
+    order, heads = [as_count("order", n) for n in order], layout.num_heads
     if sorted(order) != list(range(heads)):
         raise ValueError(f"order must hold each of 0..{heads - 1} once, not {order}")
     check_head_order(layout)

@@ -21,8 +21,7 @@ from attnlab.heads import Alt, GroupedTied, Latent, Layout, Narrow, TensorProduc
 from attnlab.heads.bilinear import stacked_scores
 from attnlab.heads.factors import Floats, Weights
 from attnlab.heads.standard import Separate
-from attnlab.transforms.dtypes import eps
-from attnlab.transforms.measure import CallOptions, Inputs, measure, random_inputs
+from attnlab.transforms.measure import CallOptions, Inputs, eps, measure, random_inputs
 from attnlab.transforms.meet import absorbed
 
 FAR, NOISE = 1e-6, 100.0

@@ -14,7 +14,6 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.params import check_params, owned_stacks
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan
-from attnlab.transforms.arguments import check_config, head_numbers
 from attnlab.transforms.permute import check_head_order, take_heads
 
 Removed: TypeAlias = Mapping[int, Iterable[int]]
@@ -83,7 +82,6 @@ def remove_heads(
     >>> small.heads.num_heads, weights["layers"]["attention"]["q"].shape, zeroed
     (2, (1, 8, 2, 2), {})
     """
-    check_config(config)
     _check_can_remove(config)
     layout = config.layout
     plans = {name: stack.plan for name, stack in owned_stacks(config).items()}
@@ -97,10 +95,13 @@ def remove_heads(
     for name, groups in removed.items():
         kept = [_kept(lost, layout, *counts) for lost in groups]
         stack, sublayer = LOCATIONS[name]
-        made[stack] = _sliced_layers(made[stack], sublayer, kept, plans[stack], layout)
-        table = f"{stack.removesuffix('layers')}relative_bias"
-        if sublayer == "attention" and table in made:
-            made[table] = _sliced_table(made[table], kept)
+        layers = {**made[stack], sublayer: _sliced(made[stack][sublayer], layout, kept)}
+        if sublayer == "attention":
+            if "kv" in layers:
+                layers["kv"] = _sliced(layers["kv"], layout, _kept_in_kv(plans[stack], kept))
+            if (table := f"{stack.removesuffix('layers')}relative_bias") in made:
+                made[table] = _sliced_table(made[table], kept)
+        made[stack] = layers
         if filled := {group: one.zeroed for group, one in enumerate(kept) if one.zeroed}:
             zeroed[name] = filled
     return _smaller(config, *counts), made, zeroed
@@ -131,7 +132,6 @@ def scale_heads(
     >>> bool((after == before / 2).all())
     True
     """
-    check_config(config)
     if not isinstance(gate, Mapping):
         raise ValueError(f'gate must be a dict such as {{"heads": factors}}, not {gate!r}')
     if not config.layout.output_projection:
@@ -143,8 +143,7 @@ def scale_heads(
     made = dict(params)
     for name, factors in gate.items():
         stack, sublayer = lookup(LOCATIONS, name, what="heads")
-        layers = dict(made[stack])
-        stacked = dict(layers[sublayer])
+        stacked = dict(made[stack][sublayer])
         for weight in output_weights(config.layout):
             a = stacked[weight]  # [G, N, ...]
             if np.shape(factors) != a.shape[:2]:
@@ -154,7 +153,7 @@ def scale_heads(
                 )
             shaped = jnp.expand_dims(jnp.asarray(factors), range(2, a.ndim))
             stacked[weight] = a * shaped.astype(a.dtype)
-        made[stack] = {**layers, sublayer: stacked}
+        made[stack] = {**made[stack], sublayer: stacked}
     return made
 
 
@@ -214,32 +213,31 @@ def _check_can_remove(config: ModelConfig) -> None:
             "layers of several types have no heads in common; use head_mask, or convert the model "
             "to one layer type"
         )
-    layout = config.layout
+    layout, encoder, norm = config.layout, config.encoder, config.layout.qk_norm
     check_head_order(layout)
-    if config.encoder is not None and config.encoder.num_heads is not None:
-        raise ValueError(
-            f"the encoder has {config.encoder.num_heads} heads, the decoder {layout.num_heads}, "
-            "and both would have to keep as many; use head_mask"
-        )
-    if any("slice_width" in weight.axes for weight in layout.all_weights.values()):
-        raise ValueError(
-            f"layout {layout.name!r}: each head reads its own slice of x, so none can be "
-            "removed; convert it to 'standard' first"
-        )
-    if not layout.output_projection:
-        raise ValueError(
-            "output_projection is False: each head is a part of the output, so none can be removed"
-        )
-    if any(isinstance(extra, TalkingHeads) for extra in layout.extras):
-        raise ValueError(
-            "talking_heads mixes the heads: one uses the scores of the others, so none can be "
-            "removed"
-        )
-    if config.positions.name == "alibi":
-        raise ValueError("positions 'alibi': slopes depend on the number of heads; use scale_heads")
-    norm = layout.qk_norm
-    if norm is not None and norm.over == "all":
-        raise ValueError("qk_norm over 'all' heads: each depends on the others; use scale_heads")
+    reasons = {
+        "the encoder has another number of heads than the decoder; use head_mask": (
+            encoder is not None and encoder.num_heads is not None
+        ),
+        "each head reads its own slice of x; convert the layout to 'standard' first": any(
+            "slice_width" in weight.axes for weight in layout.all_weights.values()
+        ),
+        "output_projection is False, so each head is a part of the output": (
+            not layout.output_projection
+        ),
+        "talking_heads mixes the heads: one uses the scores of the others": any(
+            isinstance(extra, TalkingHeads) for extra in layout.extras
+        ),
+        "positions 'alibi': slopes depend on the number of heads; use scale_heads": (
+            config.positions.name == "alibi"
+        ),
+        "qk_norm over 'all' heads: each depends on the others; use scale_heads": (
+            norm is not None and norm.over == "all"
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ValueError(f"heads cannot be removed: {reason}")
     _check_plain_groups(config)
 
 
@@ -258,31 +256,29 @@ def _by_group(
     """The heads to remove, of every parameter group."""
     check_choice("by", by, get_args(By))
     sublayer = LOCATIONS[name][1]
-    groups, num_groups = plan.indices(sublayer), plan.num_groups[sublayer]
-    count = plan.num_layers if by == "layer" else num_groups
+    groups = plan.indices(sublayer) if by == "layer" else range(plan.num_groups[sublayer])
     if not isinstance(removed, Mapping):
         raise ValueError(
             f"{name} must be a dict from {by} to head numbers, such as {{0: [1, 3]}}, not "
             f"{removed!r}"
         )
-    sets: dict[int, frozenset[int]] = dict.fromkeys(range(count), frozenset())
+    sets: dict[int, frozenset[int]] = dict.fromkeys(range(len(groups)), frozenset())
     for key, lost in removed.items():
         n = as_count(f"{name}: a {by}", key)
         if n not in sets:
-            raise ValueError(f"{name}: no {by} {n}; there are {count}")
-        sets[n] |= {*head_numbers(f"{name}: heads of {by} {n}", lost)}
+            raise ValueError(f"{name}: no {by} {n}; there are {len(groups)}")
+        sets[n] |= {as_count(f"{name}: heads of {by} {n}", head) for head in lost}
         if unknown := sorted(sets[n] - set(range(num_heads))):
             raise ValueError(f"{name}: {by} {n} has no head {unknown[0]}; it has {num_heads}")
-    if by == "group":
-        return [sets[group] for group in range(count)]
-    for group in range(num_groups):
-        members = [layer for layer, one in enumerate(groups) if one == group]
-        if len({sets[layer] for layer in members}) > 1:
+    found: dict[int, frozenset[int]] = {}
+    for key, group in enumerate(groups):
+        if found.setdefault(group, sets[key]) != sets[key]:
+            layers = [str(layer) for layer, one in enumerate(groups) if one == group]
             raise ValueError(
-                f"{name}: layers {', '.join(map(str, members))} share group {group} and would lose "
-                "different heads; name the same for each, or unshare the model first"
+                f"{name}: layers {', '.join(layers)} share group {group} and would lose different "
+                "heads; name the same for each, or unshare the model first"
             )
-    return [sets[groups.index(group)] for group in range(num_groups)]
+    return [found[group] for group in range(len(found))]
 
 
 def _kept(removed: frozenset[int], layout: Layout, num_kv_heads: int, per_kv_head: int) -> Kept:
@@ -298,17 +294,6 @@ def _kept(removed: frozenset[int], layout: Layout, num_kv_heads: int, per_kv_hea
         kept_first = sorted(heads_of[k], key=lambda n: (n in removed, n))
         heads += sorted(kept_first[:per_kv_head])
     return Kept(tuple(chosen), tuple(heads), tuple(n for n in heads if n in removed))
-
-
-def _sliced_layers(
-    layers: Params, sublayer: str, kept: Sequence[Kept], plan: Plan, layout: Layout
-) -> Params:
-    """The stacked parameters of one stack with fewer heads in one of its attentions."""
-    made = dict(layers)
-    made[sublayer] = _sliced(made[sublayer], layout, kept)
-    if sublayer == "attention" and "kv" in made:
-        made["kv"] = _sliced(made["kv"], layout, _kept_in_kv(plan, kept))
-    return made
 
 
 def _sliced_table(table: Array, kept: Sequence[Kept]) -> Array:

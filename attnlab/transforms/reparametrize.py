@@ -16,7 +16,7 @@ from attnlab.heads import (
     TensorProduct,
 )
 from attnlab.heads.factors import Floats, Weights
-from attnlab.transforms.dtypes import in_float64
+from attnlab.transforms.measure import in_float64
 
 HEAD_AXES = ("num_heads", "num_kv_heads", "num_key_heads", "num_value_heads")
 NO_BASIS_OF_QK = (Collaborative, GroupedTied, Latent, TensorProduct)

@@ -5,9 +5,8 @@ one; `share` measures by how much this changes the outputs.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,6 @@ from attnlab.sharing import (
     plan_name,
     separate,
 )
-from attnlab.transforms.arguments import check_config
 
 Merge: TypeAlias = Literal["mean", "first"]
 
@@ -111,14 +109,14 @@ def change_plan(
     >>> changed.sharing, merged["layers"]["ffn"]["up"].shape[0]
     ('cycle:2', 2)
     """
-    check_config(config)
     check_choice("merge", merge, get_args(Merge))
     after = _with_plan(config, plan)
     check_params(config, params)
     new, stacked = owned_stacks(after), dict(params)
     for name, old in owned_stacks(config).items():
-        change = PlanChange(old.plan, new[name].plan, old.layout, config.delta_rank, merge)
-        stacked[name] = _reshare(params[name], change)
+        stacked[name] = _reshare(
+            params[name], old.plan, new[name].plan, old.layout, config.delta_rank, merge
+        )
     if config.encoder is not None and config.encoder.shares_decoder:
         encoders = config.encoder_model.plan, after.encoder_model.plan
         if not all(map(_agree, encoders, (config.plan, after.plan))):
@@ -162,7 +160,6 @@ def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Par
     >>> sorted(set(untie_encoder(config, params)[1]) - set(params))
     ['encoder_final_norm', 'encoder_layers']
     """
-    check_config(config)
     if config.encoder is None or not config.encoder.shares_decoder:
         raise ValueError(
             "encoder.shares_decoder is False: the encoder has its own parameters already"
@@ -203,7 +200,6 @@ def tie_encoder(
     >>> tied.encoder, sorted(set(params) - set(merged))
     (EncoderConfig(shares_decoder=True), ['encoder_final_norm', 'encoder_layers'])
     """
-    check_config(config)
     check_choice("merge", merge, get_args(Merge))
     tied = _with_encoder(config, shares_decoder=True)
     plan = config.encoder_model.plan
@@ -212,11 +208,7 @@ def tie_encoder(
     check_params(config, params)
     layers = dict(params["layers"])
     for name in (name for name in plan if name in layers):
-        groups = []
-        for group in range(plan.num_groups[name]):
-            pair = [_select(params[s][name], group) for s in ("layers", "encoder_layers")]
-            groups.append(_merged(pair, merge))
-        layers[name] = _stack(groups)
+        layers[name] = _merged([layers[name], params["encoder_layers"][name]], merge)
     rest = {name: a for name, a in params.items() if not name.startswith("encoder_")}
     for name in (*PER_STACK, *OWN_INPUTS):
         if f"encoder_{name}" in params:
@@ -250,7 +242,6 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     >>> detect_sharing(*unshare(config, params))[0].sharing
     'ffn_only'
     """
-    check_config(config)
     if config.layer_types:
         raise ValueError("detect_sharing needs a model with one layer type; this one has several")
     check_params(config, params)
@@ -294,25 +285,13 @@ def output_difference(
     >>> output_difference((config, params), (config, params), tokens)
     0.0
     """
+    source = {} if before[0].encoder is None else {"source": tokens}
     expected, got = (
-        np.asarray(_logits(config)(params, tokens), np.float64)
+        np.asarray(config.build().apply({"params": params}, tokens, **source).logits, np.float64)
         for config, params in (before, after)
     )
     largest = np.max(np.abs(expected), initial=0)
     return float(np.max(np.abs(got - expected), initial=0) / max(largest, 1e-300))
-
-
-@functools.lru_cache(maxsize=4)
-def _logits(config: ModelConfig) -> Callable[[Params, Int[Array | np.ndarray, "B T"]], Array]:
-    """Compiled once for all parameters."""
-    model = config.build()
-
-    def logits(params: Params, tokens: Array) -> Array:
-        source = {} if config.encoder is None else {"source": tokens}
-        found: Array = model.apply({"params": params}, tokens, **source).logits
-        return found
-
-    return jax.jit(logits)
 
 
 def _merged(layers: Sequence[PyTree], merge: Merge) -> PyTree:
@@ -323,42 +302,10 @@ def _merged(layers: Sequence[PyTree], merge: Merge) -> PyTree:
     return jax.tree.map(lambda *a: jnp.mean(jnp.stack(a), axis=0), *layers)
 
 
-class PlanChange(NamedTuple):
-    """The change of plan of one stack."""
-
-    old: Plan
-    new: Plan
-    heads: Layout
-    delta_rank: int
-    merge: Merge
-
-
-def _reshare(stacked: Params, change: PlanChange) -> Params:
+def _reshare(
+    stacked: Params, old: Plan, new: Plan, heads: Layout, delta_rank: int, merge: Merge
+) -> Params:
     """The stacked parameters of one stack under another plan."""
-    _check_reachable(change)
-    new = change.new
-    used = [layer_params(stacked, change.old, i) for i in range(new.num_layers)]
-    targets: list[Params] = [{} for _ in used]
-    layers: Params = {}
-    known = {"kv", *used[0]}
-    for name in (name for name in new if name in known):
-        groups = []
-        for group in range(new.num_groups[name]):
-            members = [i for i, g in enumerate(new.indices(name)) if g == group]
-            before = [_sublayer(used[i], name, new, change.heads) for i in members]
-            groups.append(_merged(before, change.merge))
-            for i, params in zip(members, before, strict=True):
-                targets[i][name] = params
-        layers[name] = _stack(groups)
-    if "delta" in new:
-        have = [layer_params(layers, new, i) for i in range(new.num_layers)]
-        pairs = zip(targets, have, strict=True)
-        layers["delta"] = _stack([fit_delta(a, b, change.delta_rank) for a, b in pairs])
-    return layers
-
-
-def _check_reachable(change: PlanChange) -> None:
-    old, new = change.old, change.new
     if any(old.reuses_kv) and old.kv_sources != new.kv_sources:
         raise ValueError(
             "layers that attend to the keys and values of an earlier layer have no projections of "
@@ -366,6 +313,24 @@ def _check_reachable(change: PlanChange) -> None:
         )
     if "delta" in new and new["delta"] != separate(new.num_layers):
         raise ValueError(f"every layer needs its own delta, in order; got {new['delta']}")
+    used = [layer_params(stacked, old, i) for i in range(new.num_layers)]
+    targets: list[Params] = [{} for _ in used]
+    layers: Params = {}
+    known = {"kv", *used[0]}
+    for name in (name for name in new if name in known):
+        groups = []
+        for group in range(new.num_groups[name]):
+            members = [i for i, g in enumerate(new.indices(name)) if g == group]
+            before = [_sublayer(used[i], name, new, heads) for i in members]
+            groups.append(_merged(before, merge))
+            for i, params in zip(members, before, strict=True):
+                targets[i][name] = params
+        layers[name] = _stack(groups)
+    if "delta" in new:
+        have = [layer_params(layers, new, i) for i in range(new.num_layers)]
+        pairs = zip(targets, have, strict=True)
+        layers["delta"] = _stack([fit_delta(a, b, delta_rank) for a, b in pairs])
+    return layers
 
 
 def _sublayer(params: Params, name: str, plan: Plan, heads: Layout) -> Params:

@@ -10,12 +10,10 @@ To train only some of them: `--vary=model.heads.layout=standard,wide --vary=mode
 
 Presets after the colon: `match=parameters` or `match=flops` (the ffn.width of every variant is
 chosen such that it has the budget of standard heads with separate layers), `match=cache`
-(the number of heads is chosen for an equal decoding cache: one wide head for four others), `scores`
-(every variant also with scores divided by H, the width of a head, in place of sqrt(H): Yang et al.
-2022, arXiv 2203.03466), `lr` (three learning rates of each variant), `study` (a third plan, and a
-validation part to choose learning rates), `confirm` (only standard and wide heads, so that their
-mean over plans is the single comparison; to be run with new seeds), and those of byte_lm.py
-(`tiny`, `masked`, ...).
+(the number of heads is chosen for an equal decoding cache: one wide head for four others), `study`
+(a third plan, and a validation part to choose learning rates), `confirm` (only standard and wide
+heads, so that their mean over plans is the single comparison; to be run with new seeds), and those
+of byte_lm.py (`tiny`, `masked`, ...).
 
 The study itself is, for each budget and each text,
 
@@ -27,26 +25,22 @@ For another text or budget, `--tune_from=runs/study` in place of --tune uses the
 `--tune_from=docs/results/heads_and_sharing.csv` those of the published study.
 """
 
-import itertools
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from attnlab import lab
-from attnlab.lab.policies import FINAL_RATE, FIRST_RATE
-from attnlab.models import with_layout
 from experiments import config
 from experiments.configs import byte_lm
 
 LAYOUTS = ("standard", "wide", "narrow")
 PLANS = ("separate", "albert")
 STUDY = ("separate", "cycle:2", "albert")
-LEARNING_RATES = (1e-3, 3e-3, 1e-2)
 QUESTION = "Wide, standard or narrow heads, separate or shared layers: which predicts best?"
-SWITCHES = ("lr", "study", "scores", "confirm")
 KEYS = byte_lm.KEYS | {
     "match": ("", "parameters", "flops", "cache"),
-    **dict.fromkeys(SWITCHES, False),
+    "study": False,
+    "confirm": False,
 }
 
 
@@ -68,52 +62,26 @@ def describe(arg: str = "") -> lab.Description:
     """Layouts under each plan against standard heads; each layout's plans against its first,
     unless the question is of layouts alone."""
     preset = config.parse(arg, KEYS)
-    if preset.lr:
-        return lab.Description(question=QUESTION)  # a pair of tags names one rate only
     first, *others = _plans(preset)
-    layouts = [
+    pairs = [
         ({"layout": layout, "sharing": plan}, {"layout": "standard", "sharing": plan})
         for plan in _plans(preset)
         for layout in _layouts(preset)
         if layout != "standard"
     ]
-    plans = [
-        ({"layout": layout, "sharing": other}, {"layout": layout, "sharing": first})
-        for other in others
-        for layout in LAYOUTS
-    ]
-    pairs = layouts if preset.confirm else layouts + plans
-    if preset.scores:
-        plain, scaled = {"scores": "sqrt(H)"}, {"scores": "H"}
-        pairs = [({**a, **plain}, {**b, **plain}) for a, b in pairs]
-        pairs += [({**a, **scaled}, {**b, **scaled}) for a, b in layouts]
-        every = itertools.product(LAYOUTS, _plans(preset))
-        both = [{"layout": layout, "sharing": plan} for layout, plan in every]
-        pairs += [({**one, **scaled}, {**one, **plain}) for one in both]
+    if not preset.confirm:
+        pairs += [
+            ({"layout": layout, "sharing": other}, {"layout": layout, "sharing": first})
+            for other in others
+            for layout in LAYOUTS
+        ]
     return lab.Description(question=QUESTION, pairs=tuple(pairs))
 
 
 def variants(base: lab.Experiment, arg: str) -> list[lab.Variant]:
     """Each layout under each plan."""
     preset = config.parse(arg, KEYS)
-    rates = LEARNING_RATES if preset.lr else (None,)
-    scores = ("sqrt(H)", "H") if preset.scores else ("",)
-    found = []
-    for layout, plan, rate, score in itertools.product(
-        _layouts(preset), _plans(preset), rates, scores
-    ):
-        values: dict[str, object] = {"model.heads.layout": layout, "model.sharing": plan}
-        tags: dict[str, lab.Tag] = {"layout": layout, "sharing": plan}
-        if score == "H":
-            head = with_layout(base.model, layout, plan).layout.size("head_dim")
-            values["model.heads.scale"] = 1 / head
-        if score:
-            tags["scores"] = score
-        if rate:
-            values |= {FIRST_RATE: rate, FINAL_RATE: rate / 10}
-            tags["learning_rate"] = rate
-        found.append(lab.Variant(values, tags=tags))
-    return found
+    return lab.grid(layout=_layouts(preset), sharing=_plans(preset))
 
 
 def _plans(preset: Any) -> tuple[str, ...]:

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
+from attnlab import lab
 from attnlab.data.batching import pad_rows
 from attnlab.data.dataset import DataSizes
 from attnlab.data.files import bucket, read_lines
 from attnlab.data.rows import Splits
 from experiments import config
-from experiments.configs import heads_and_sharing
 
 LONGEST = 9, 48
 """Words of a command and of its actions."""
@@ -122,5 +122,5 @@ PRESETS: dict[str, config.Values] = {
 
 get_config = config.other_data("transduction", "rows", VALUES, PRESETS)
 
-variants = heads_and_sharing.variants
+variants = lab.grid(layout=("standard", "wide", "narrow"), sharing=("separate", "albert"))
 """Each layout, with layers apart and shared."""

@@ -13,8 +13,8 @@ Presets after the colon: `layout=`, `sharing=`, `reverse` (German to English), `
 rows of up to 256), `tiny`. `--config.task=transduction` leaves out the metrics that need sacrebleu.
 """
 
+from attnlab import lab
 from experiments import config
-from experiments.configs import heads_and_sharing
 
 VALUES = {
     "data.parts": "train,val,test_2016_flickr",
@@ -63,5 +63,5 @@ PRESETS: dict[str, config.Values] = {
 
 get_config = config.other_data("translation", "pairs", VALUES, PRESETS)
 
-variants = heads_and_sharing.variants
+variants = lab.grid(layout=("standard", "wide", "narrow"), sharing=("separate", "albert"))
 """Each layout, with layers apart and shared."""

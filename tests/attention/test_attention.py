@@ -11,7 +11,7 @@ from conftest import assert_close, deep
 from definition import SMALL_BLOCKS, SMALL_STRIPS, attention, divide, make, value_and_grads
 
 from attnlab import dot_product_attention, explain, masks
-from attnlab.attention import ALiBi
+from attnlab.attention import ALiBi, alibi_slopes
 from attnlab.tap import Tap, capture
 
 # B=2 T=5 S=7 N=6 K=3 H=4 V=8
@@ -265,3 +265,31 @@ def test_bfloat16_with_axes_of_size_one(implementation, shape):
     out, grads = value_and_grads(run, q, k, v)
     assert_close(out, jnp.asarray(attention(q, k, v, {})[0], jnp.bfloat16))
     assert all(np.isfinite(g).all() for g in grads)
+
+
+def test_bfloat16_and_a_leaf_of_its_own_dtype():
+    arrays, slopes = make(jnp.bfloat16), jnp.linspace(-2, 2, 6, dtype=jnp.bfloat16)
+
+    def gradient(name):
+        def loss(slopes):
+            out = dot_product_attention(*arrays, score_mods=[ALiBi(slopes)], implementation=name)
+            return jnp.sum(out.astype(jnp.float32) ** 2)
+
+        return jax.jit(jax.grad(loss))(slopes)
+
+    assert gradient("blockwise").dtype == jnp.bfloat16
+    assert_close(gradient("blockwise"), gradient("dense"), loosen=2)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "expected"),
+    [
+        (8, [2.0**-i for i in range(1, 9)]),
+        (2, [1 / 16, 1 / 256]),
+        (1, [1 / 256]),
+        (12, [2.0**-i for i in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
+    ],
+)
+def test_alibi_slopes_as_published(num_heads, expected):
+    """The numbers of get_slopes in github.com/ofirpress/attention_with_linear_biases."""
+    np.testing.assert_allclose(alibi_slopes(num_heads), expected, rtol=1e-6)

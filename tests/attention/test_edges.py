@@ -40,7 +40,7 @@ def test_through_a_model():
     assert np.flatnonzero(moved).tolist() == [9, 10, 11]
     text = jax.jit(lambda m: run(tokens, m)).lower(line).as_text()
     assert "64x64" not in text
-    with pytest.raises(TypeError, match="Edges do not combine"):
+    with pytest.raises(TypeError, match="Edges cannot be combined"):
         model.apply({"params": params}, tokens, mask=line, padding_mask=jnp.ones((1, 64), bool))
 
 

@@ -160,19 +160,21 @@ def test_long_documents_are_read_in_pieces(tmp_path):
 
 
 def test_tables_and_json_lines(tmp_path):
-    """The same documents from a folder of datasets, Parquet and JSON lines."""
+    """The same 400 documents, of which 256 are tokenized together, from a folder of datasets,
+    Parquet and JSON lines."""
     import datasets
 
-    rows = [{"text": text} for text in TEXTS.values()]
+    texts = list(TEXTS.values()) * 20
+    rows = [{"text": text} for text in texts]
     table = datasets.Dataset.from_list(rows)
     table.save_to_disk(tmp_path / "arrow")
     table.to_parquet(tmp_path / "rows.parquet")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("arrow", "rows.parquet", "rows.jsonl"):
         index = prepare([tmp_path / name], tmp_path / f"out {name}", PreparePlan(heldout=0.0))
-        assert index.documents == (20, 0)
+        assert index.documents == (400, 0)
         ids = np.fromfile(tmp_path / f"out {name}" / "train_00000.bin", "<u2")
-        expected = b"".join(text.encode() + b"\0" for text in TEXTS.values())
+        expected = b"".join(text.encode() + b"\0" for text in texts)
         assert np.where(ids == 256, 0, ids).astype(np.uint8).tobytes() == expected
 
 

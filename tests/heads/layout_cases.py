@@ -185,10 +185,11 @@ class Head(NamedTuple):
     combine: Callable[..., np.ndarray] = lambda only: only
 
 
-def by_hand(layout, params, x, y, z, *, layer=0, allowed=None, rotary=None):
+def by_hand(layout, params, x, y, z, *, layer=0, allowed=None, rotary=None, bias=0):
     """The output [B, T, O] in float64.
 
     Args:
+      bias: [N, T, S], added to the scores of each head.
       allowed: [T, S], True where a query may attend to a key; None allows all.
       rotary: angles of queries and of keys; the last `rotary_size` columns of q and k are rotated.
     """
@@ -196,10 +197,10 @@ def by_hand(layout, params, x, y, z, *, layer=0, allowed=None, rotary=None):
     w |= tied_weights(layout, w)
     x, y, z = (np.asarray(a, np.float64) for a in (x, y, z))
     given = [
-        DEFINITIONS[type(layout)](w, n, x, y, z, layout, layer) for n in range(layout.num_heads)
+        DEFINITIONS[layout.name](w, n, x, y, z, layout, layer) for n in range(layout.num_heads)
     ]
     extras = {type(extra): extra for extra in layout.extras}
-    probs = all_probs(layout, w, given, extras, allowed, rotary)
+    probs = all_probs(layout, w, given, extras, allowed, rotary, bias)
     total = []
     for n, head in enumerate(given):
         v = head.v
@@ -221,11 +222,12 @@ def tied_weights(layout, w):
     }
 
 
-def all_probs(layout, w, given, extras, allowed, rotary):
+def all_probs(layout, w, given, extras, allowed, rotary, bias):
     """Softmax distributions by index."""
-    pairs = dict(sorted(item for head in given for item in head.maps.items()))
+    bias = np.broadcast_to(bias, (len(given), *np.shape(bias)[1:]))
+    pairs = {i: (*pair, bias[n]) for n, head in enumerate(given) for i, pair in head.maps.items()}
     scores = {}
-    for index, (q, k) in pairs.items():
+    for index, (q, k, added) in sorted(pairs.items()):
         if getattr(layout, "qk_norm", None) is not None:
             q = norm(q, w["q_norm"], layout.qk_norm.kind) + w.get("q_norm_bias", 0)
             k = norm(k, w["k_norm"], layout.qk_norm.kind) + w.get("k_norm_bias", 0)
@@ -242,6 +244,7 @@ def all_probs(layout, w, given, extras, allowed, rotary):
         if "log_soft_cap" in w:
             cap = np.exp(w["log_soft_cap"][index])
             scores[index] = cap * np.tanh(scores[index] / cap)
+        scores[index] = scores[index] + added
     mixed = mix(scores, w.get("mix_scores"))
     probs = {}
     for index, s in mixed.items():
@@ -444,20 +447,11 @@ def gated_differential(w, n, x, y, z, layout, layer):
 
 
 DEFINITIONS = {
-    heads.Standard: standard,
-    heads.Wide: standard,
-    heads.Narrow: narrow,
-    heads.NarrowTied: narrow_tied,
-    heads.Alt: alt,
-    heads.TwoStage: two_stage,
-    heads.Collaborative: collaborative,
-    heads.Bilinear: bilinear,
-    heads.Absorbed: absorbed,
-    heads.Latent: latent,
-    heads.LatentAbsorbed: latent_absorbed,
-    heads.LowRankQuery: low_rank_query,
-    heads.TensorProduct: tensor_product,
-    heads.GroupedTied: grouped_tied,
-    heads.Differential: differential,
-    outside.GatedDifferential: gated_differential,
-}
+    define.__name__: define
+    for define in (
+        standard, narrow, narrow_tied, alt, two_stage, collaborative, bilinear, absorbed, latent,
+        latent_absorbed, low_rank_query, tensor_product, grouped_tied, differential,
+        gated_differential,
+    )
+}  # fmt: skip
+DEFINITIONS["wide"] = standard

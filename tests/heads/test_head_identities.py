@@ -1,4 +1,4 @@
-"""Identities between layouts, published sizes and counts, initial values."""
+"""Identities of heads, published sizes and counts, and which form costs least."""
 
 import dataclasses
 import functools
@@ -8,64 +8,104 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
-from layout_cases import make
+from layout_cases import make, routed_gates, softmax
 
-from attnlab import heads, multi_head_attention
-from attnlab.heads import cache_bytes_per_token, num_parameters
-from attnlab.models import ModelConfig
-from attnlab.models import num_parameters as num_model_parameters
+from attnlab import heads, models, multi_head_attention
+from attnlab.heads import Gate, Standard, num_parameters
 
 QKVO = ("q", "k", "v", "o")
-
-
-def outputs(params, x, layout, **options):
-    return jax.jit(functools.partial(multi_head_attention, layout=layout, **options))(params, x)
 
 
 # Identities ---------------------------------------------------------------------------------------
 
 
-def test_a_head_mask_of_zero_removes_a_head(x64):
-    layout = heads.Standard(width=12, num_heads=4, biases=QKVO)
-    params, x, *_ = make(layout, jnp.float64)
-    without = params | {"o": params["o"].at[1].set(0)}
-    mask = jnp.array([1.0, 0.0, 1.0, 1.0])
-
-    def run(params, mask):
-        return multi_head_attention(params, x, layout, head_mask=mask)
-
-    masks = mask, jnp.stack([mask, jnp.ones(4)]), None
-    all_of_them = jax.jit(lambda p, q: (*(run(p, m) for m in masks), run(q, None)))
-    got, mixed, plain, removed = all_of_them(params, without)
-    assert_close(got, removed)
-    assert_close(mixed[1], plain[1])
-    assert_close(mixed[0], got[0])
-
-
 def test_it_is_what_flax_calls_attention():
     nn = pytest.importorskip("flax.linen")
-    layout = heads.Standard(width=12, num_heads=3, biases=QKVO)
+    layout = Standard(width=12, num_heads=3, biases=QKVO)
     params, x, *_ = make(layout)
     names = {"q": "query", "k": "key", "v": "value", "o": "out"}
     flax = {f: {"kernel": params[n], "bias": params[f"{n}_bias"]} for n, f in names.items()}
     module = nn.MultiHeadDotProductAttention(num_heads=3)
     theirs = jax.jit(lambda p: module.apply(p, x, mask=np.tri(7, dtype=bool)[None, None]))
-    assert_close(outputs(params, x, layout, is_causal=True), theirs({"params": flax}))
+    ours = jax.jit(functools.partial(multi_head_attention, layout=layout, is_causal=True))
+    assert_close(ours(params, x), theirs({"params": flax}))
+
+
+def test_the_balance_of_a_mixture_of_heads_counts_no_padding():
+    """By hand on the first 4 tokens, in self- and in cross-attention; the others hold NaN."""
+    extra = heads.MixtureOfHeads(top=2, shared=1, balance=0.5)
+    layout = Standard(width=12, num_heads=6, extras=(extra,))
+    params, x, *_ = make(layout)
+    real = np.arange(7) < 4
+    probs = softmax(np.asarray(x[:, :4] @ params["router"])).reshape(-1, 5)
+    expected = 0.5 * 5 * np.sum(probs.mean(0) * (routed_gates(probs, 2) > 0).mean(0))
+    spec = models.LayerSpec(
+        heads=layout, cross=layout, ffn=models.FFN(width=0), norm=models.Norm(scale=False)
+    )
+
+    @jax.jit
+    def losses(x, mask):
+        _, aux = multi_head_attention(params, x, layout, padding_mask=mask, return_aux=True)
+        inputs = models.LayerInputs(padding_mask=mask, source=models.Source(x[:, :3]))
+        both = {"attention": params, "cross": params}
+        return aux.losses["head_balance"], models.transformer_layer(both, x, spec, inputs).losses
+
+    mask = jnp.broadcast_to(real, x.shape[:2])
+    padded = losses(jnp.where(real[:, None], x, jnp.nan), mask)
+    np.testing.assert_allclose(padded[0], expected, rtol=1e-5)
+    assert_close(padded, losses(x[:, :4], None))
 
 
 # Published numbers --------------------------------------------------------------------------------
 
 SIZED = functools.partial(dict, width=512, num_heads=8)
+DEEPSEEK = functools.partial(
+    heads.Latent, head_dim=128, value_dim=128, latent_dim=512, rotary_dim=64
+)
+V3 = DEEPSEEK(width=7168, num_heads=128, query_latent_dim=1536)
+MFA = heads.LowRankQuery(**SIZED(head_dim=96, query_latent_dim=160))
+COUNTS = [
+    (heads.Alt(**SIZED(biases=("o",))), 623_104),
+    (Standard(**SIZED(head_dim=16, value_dim=64)), 512 * 8 * (2 * 16 + 2 * 64)),
+    (heads.Collaborative(**SIZED(head_dim=256)), 2 * 512 * 256 + 8 * 256 + 2 * 512**2),
+    # TPA: D (R_Q + R_K + R_V) (N + H) and the output projection
+    (heads.TensorProduct(width=768, num_heads=12), 768 * 10 * 76 + 768**2),
+    # MFA: D Q + Q N H + D 2 H + N H D, and a norm of Q
+    (MFA, 512 * 160 + 160 * 768 + 512 * 192 + 768 * 512 + 160),
+    # GTA: D N 2 H + D (K V + P) + N V D
+    (heads.GroupedTied(**SIZED(num_kv_heads=2)), 2 * 512**2 + 512 * (2 * 64 + 32)),
+    # DeepSeek-V2 Lite, V2 and V3, a layer, with the norms of both latents
+    (DEEPSEEK(width=2048, num_heads=16), 13_763_072),
+    (DEEPSEEK(width=5120, num_heads=128, query_latent_dim=1536), 149_227_520),
+    (V3, 187_107_328),
+    # pbloem/former, a bias on the output projection alone
+    *(
+        (kind(width=width, num_heads=8, biases=("o",)), count)
+        for width, counts in (
+            (128, (524_416, 65_664, 39_040, 22_656, 17_280)),
+            (256, (2_097_408, 262_400, 155_904, 90_368, 68_864)),
+        )
+        for kind, count in zip(
+            (heads.Wide, Standard, heads.Alt, heads.Narrow, heads.NarrowTied), counts, strict=True
+        )
+    ),
+    (heads.NarrowTied(**SIZED(output_projection=False)), 12_288),
+]
+
+
+@pytest.mark.parametrize(("layout", "count"), COUNTS, ids=str)
+def test_published_parameters(layout, count):
+    assert num_parameters(layout) == count
 
 
 @pytest.mark.parametrize(
     ("layout", "flops", "parameters"),
     [  # D = 512, N = 8, T = 512
-        (heads.Standard(**SIZED()), 3_145_728, 1_048_576),
+        (Standard(**SIZED()), 3_145_728, 1_048_576),
         (heads.Wide(**SIZED()), 25_165_824, 8_388_608),
         (heads.Narrow(**SIZED()), 1_769_472, 360_448),
         (heads.NarrowTied(**SIZED()), 1_769_472, 274_432),
-        (heads.Standard(**SIZED(num_kv_heads=1)), 2_228_224, 589_824),
+        (Standard(**SIZED(num_kv_heads=1)), 2_228_224, 589_824),
         (heads.Bilinear(**SIZED()), 9_961_472, 2_621_440),
     ],
 )
@@ -73,112 +113,35 @@ def test_published_flops_and_parameters(layout, flops, parameters):
     assert (heads.flops_per_token(layout, 512), num_parameters(layout)) == (flops, parameters)
 
 
-@pytest.mark.parametrize(
-    ("layout", "count"),
-    [  # `former` at HEAD and of 2019, the tutorial code, the variants of papers
-        (heads.Standard(**SIZED(biases=("o",))), 1_048_576 + 512),
-        (heads.Wide(**SIZED(biases=("o",))), 8_389_120),
-        (heads.NarrowTied(**SIZED(output_projection=False)), 12_288),
-        (heads.NarrowTied(**SIZED(biases=("o",))), 274_944),
-        (heads.Alt(**SIZED(biases=("o",))), 623_104),
-        (heads.Standard(**SIZED(head_dim=16, value_dim=64)), 512 * 8 * (2 * 16 + 2 * 64)),
-        (heads.Collaborative(**SIZED(head_dim=256)), 2 * 512 * 256 + 8 * 256 + 2 * 512**2),
-    ],
-)
-def test_parameters_of_one_attention(layout, count):
-    assert num_parameters(layout) == count
-
-
-@pytest.mark.parametrize(
-    ("width", "counts"),
-    [  # pbloem/former, attention of one layer with 8 heads, bias on the output projection alone
-        (128, (524_416, 65_664, 39_040, 22_656, 17_280)),
-        (256, (2_097_408, 262_400, 155_904, 90_368, 68_864)),
-    ],
-)
-def test_parameters_of_former(width, counts):
-    kinds = heads.Wide, heads.Standard, heads.Alt, heads.Narrow, heads.NarrowTied
-    layouts = [kind(width=width, num_heads=8, biases=("o",)) for kind in kinds]
-    assert tuple(map(num_parameters, layouts)) == counts
-
-
-DEEPSEEK = functools.partial(
-    heads.Latent, head_dim=128, value_dim=128, latent_dim=512, rotary_dim=64
-)
-V3 = DEEPSEEK(width=7168, num_heads=128, query_latent_dim=1536)
-
-
-@pytest.mark.parametrize(
-    ("layout", "count"),
-    [
-        (DEEPSEEK(width=2048, num_heads=16), 13_763_072),
-        (DEEPSEEK(width=5120, num_heads=128, query_latent_dim=1536), 149_227_520),
-        (V3, 187_107_328),
-    ],
-)
-def test_published_latent_attention(layout, count):
-    """Of one layer, the norms of both latents included; 512 + 64 numbers a token in the cache."""
-    assert num_parameters(layout) == count
-    assert cache_bytes_per_token(layout, bytes_per_number=1) == 576
-    assert 61 * num_parameters(V3) == 11_413_547_008
-
-
 def test_published_caches():
     """TPA: 304 numbers a token for 1536 (12 heads of 64, ranks 2). GTA: K V + P for 2 K V. MFA: one
-    key and value of 256 for 24 of 128."""
+    key and value of 256 for 24 of 128. DeepSeek: 512 + 64."""
     expected = {
         heads.TensorProduct(width=768, num_heads=12): (2 + 2) * (12 + 64),
-        heads.Standard(width=768, num_heads=12): 1536,
+        Standard(width=768, num_heads=12): 1536,
         heads.GroupedTied(width=3072, num_heads=24, num_kv_heads=6): 6 * 128 + 64,
-        heads.Standard(width=3072, num_heads=24, num_kv_heads=6): 2 * 6 * 128,
+        Standard(width=3072, num_heads=24, num_kv_heads=6): 2 * 6 * 128,
         heads.LowRankQuery(width=3072, num_heads=24): 2 * 256,
+        V3: 576,
     }
-    assert {a: cache_bytes_per_token(a, bytes_per_number=1) for a in expected} == expected
+    assert {a: heads.cache_bytes_per_token(a, bytes_per_number=1) for a in expected} == expected
 
 
-def test_parameters_of_the_papers():
-    """TPA: D (R_Q + R_K + R_V) (N + H) and the output projection. MFA: D Q + Q N H + D 2 H + N H D.
-    GTA: D N 2 H + D (K V + P) + N V D. Gates: D N or D N V a layer (arXiv 2505.06708)."""
-    assert num_parameters(heads.TensorProduct(width=768, num_heads=12)) == 768 * 10 * 76 + 768**2
-    mfa = heads.LowRankQuery(width=512, num_heads=8, head_dim=96, query_latent_dim=160)
-    assert num_parameters(mfa) - 160 == 512 * 160 + 160 * 768 + 512 * 192 + 768 * 512
-    gta = heads.GroupedTied(width=512, num_heads=8, num_kv_heads=2)
-    assert num_parameters(gta) == 2 * 512**2 + 512 * (2 * 64 + 32)
-    plain = heads.Standard(num_heads=32, head_dim=128)
+def test_parameters_of_gates():
+    """D N or D N V a layer (arXiv 2505.06708)."""
+    plain = Standard(width=2048, num_heads=32, head_dim=128)
     for by, more in (("head", 2048 * 32), ("element", 2048 * 32 * 128)):
-        gated = dataclasses.replace(plain, extras=(heads.Gate(by),))
-        counts = [
-            num_model_parameters(ModelConfig(width=2048, num_layers=3, heads=layout))
-            for layout in (gated, plain)
-        ]
-        assert counts[0] - counts[1] == 3 * more
+        gated = dataclasses.replace(plain, extras=(Gate(by),))
+        assert num_parameters(gated) - num_parameters(plain) == more
 
 
-def test_cost_chooses_the_form_of_latent_attention():
-    """DeepSeek-V3: keys and values of a text are made once, of a cache at every token."""
-    text = heads.contraction_orders(V3, heads.CallSizes(1, 4096, 4096))
-    token = heads.contraction_orders(
-        V3, heads.CallSizes(1, 1, 4096, num_new=1, entries=frozenset({"c", "r"}))
-    )
-    n, h, p, m, v = 128, 128, 64, 512, 128
-    expand, scores, over_latent = m * n * (h + v), n * (h + p + v), n * (m + p + m)
-    each = num_parameters(V3) - 1536 - 512  # norms are no products
-    assert text["factored"] == 2 * 4096 * (each + 4096 * scores)
-    assert text["latent_absorbed"] == 2 * 4096 * (each + 4096 * over_latent)
-    assert token["factored"] == 2 * (each - expand + 4096 * (expand + scores))
-    assert token["latent_absorbed"] == 2 * (each + 4096 * over_latent)
-    assert min(text, key=text.get) == "factored"
-    assert min(token, key=token.get) == "latent_absorbed"
+# Forms --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [heads.Latent, heads.Bilinear, heads.Standard])
+@pytest.mark.parametrize("kind", [heads.Latent, heads.Bilinear, Standard])
 def test_no_form_multiplies_out_what_extra_keys_are_added_to(kind):
     """Their keys and values stand beside W_K x and W_V x, which the other forms do not make. One
     query and many keys are where those forms cost least."""
     layout = kind(width=8, num_heads=2, extras=(heads.ExtraKeys(3),))
-    params, x = make(layout)[0], jnp.ones((1, 1, 8))
-    context = jnp.asarray(np.random.default_rng(0).normal(size=(1, 256, 8)), jnp.float32)
-    run = functools.partial(multi_head_attention, x=x, layout=layout, context=context)
-    assert_close(*jax.jit(lambda p: (run(p), run(p, order="factored")))(params))
     orders = heads.contraction_orders(layout, heads.CallSizes(1, 1, 256))
     assert [name for name, flops in orders.items() if isinstance(flops, int)] == ["factored"]

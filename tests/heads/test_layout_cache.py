@@ -140,5 +140,3 @@ def test_a_cache_that_does_not_fit_is_refused():
     cache = heads.init_cache(layout, 2, 9)
     with pytest.raises(ValueError, match="leave context out"):
         heads.multi_head_attention(params, x, layout, x, cache=cache)
-    with pytest.raises(ValueError, match=r"padding_mask \(2, 6\) must be .* \(2, 7\)"):
-        heads.decode(params, x, layout, cache, padding_mask=jnp.ones((2, 6), bool))

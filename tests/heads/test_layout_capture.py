@@ -87,7 +87,8 @@ def test_patches_replace_values(name, x64):
         patched = run({"heads": lambda a, layer: a * mask[:, None]})
         zeros = run({"outputs": lambda a, layer: 0 * a})
         layers = run({"q": lambda a, layer: a * (layer - 4)})
-        return run(), same, patched, run(head_mask=mask), zeros, layers, run(query_scale=-1.0)
+        masked = run(head_mask=jnp.stack([mask, mask]))  # of each text
+        return run(), same, patched, masked, zeros, layers, run(query_scale=-1.0)
 
     plain, same, patched, masked, zeros, layers, scaled = results()
     assert_close(same, plain, loosen=100)
@@ -119,16 +120,16 @@ def test_capture_under_transformations():
 
 def test_errors_of_capture_and_patch():
     layout = heads.Wide(width=6, num_heads=2)
-    params, x = make(layout)[:2]
-    with pytest.raises(ValueError, match="no value 'lambda'"):
-        capture(multi_head_attention, params, x, layout, names=("lambda",))
-    with pytest.raises(ValueError, match="no value 'nope'"):
-        capture(multi_head_attention, params, x, layout, names=(), patch={"nope": jnp.add})
-    with pytest.raises(TypeError, match=r"a tuple of names such as \('probs',\), not 'probs'"):
-        capture(multi_head_attention, params, x, layout, names="probs")
-    with pytest.raises(ValueError, match="patch of 'q' returned shape"):
-        multi_head_attention(params, x, layout, tap=Tap(patch={"q": lambda a, layer: a[0]}))
-    with pytest.raises(ValueError, match="a patch of 'q' means"):
-        multi_head_attention(
-            params, x, layout, order="bilinear", tap=Tap(patch={"q": lambda a, layer: a})
-        )
+    call = functools.partial(capture, multi_head_attention, *make(layout)[:2], layout)
+    for keywords, error, message in (
+        ({"names": ("lambda",)}, ValueError, "no value 'lambda'"),
+        ({"names": (), "patch": {"nope": jnp.add}}, ValueError, "no value 'nope'"),
+        ({"names": "probs"}, TypeError, r"a tuple of names such as \('probs',\), not 'probs'"),
+        ({"names": (), "patch": {"q": lambda a, _: a[0]}}, ValueError, "'q' returned shape"),
+        (
+            {"names": (), "patch": {"q": lambda a, _: a}, "order": "bilinear"},
+            ValueError, "a patch of 'q' means",
+        ),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call(**keywords)

@@ -15,22 +15,17 @@ from attnlab.models import ModelConfig, OutputHead, Relative, Rotary, param_shap
 
 OURS = deep([name for name in CASES if not name.startswith("outside")], "standard", "extra keys")
 BATCH = export.symbolic_shape("b")[0]
-EDGES = masks.Edges(np.array([0, 1, 4]), np.array([2, 2, 3]))
-CALLS = {
-    "causal": {"is_causal": True},
-    "window and padding": {
-        "local_window_size": (2, 1), "mask": np.array([[[[True] * 6 + [False]]]]),
-    },
-    "lengths": {"key_value_seq_lengths": np.array([3, 7])},
-    "bias": {"bias": np.ones((5, 7), "float32"), "sink": np.ones((4, 1, 1), "float32")},
-    "score modifications": {
-        "score_mods": (
-            ALiBi(np.ones(4, "float32")), RelativeBias(np.ones((4, 6), "float32")),
-            SoftCap(np.ones(4, "float32")),
-        )
-    },
-    "edges": {"mask": EDGES, "score_mods": (ALiBi(np.ones(4, "float32")),)},
+EVERY = {
+    "is_causal": True, "local_window_size": (2, 1), "bias": np.ones((5, 7), "float32"),
+    "mask": np.array([[[[True] * 6 + [False]]]]), "key_value_seq_lengths": np.array([3, 7]),
+    "sink": np.ones((4, 1, 1), "float32"),
+    "score_mods": (
+        ALiBi(np.ones(4, "float32")), RelativeBias(np.ones((4, 6), "float32")),
+        SoftCap(np.ones(4, "float32")),
+    ),
 }  # fmt: skip
+EDGES = masks.Edges(np.array([0, 1, 4]), np.array([2, 2, 3]))
+ON_EDGES = {"mask": EDGES, "score_mods": (ALiBi(np.ones(4, "float32")),)}
 MODELS = {
     "decoder": ModelConfig(width=16, num_layers=2, positions=Rotary()),
     "encoder": ModelConfig(
@@ -50,19 +45,18 @@ def draw(*sizes):
     return np.random.default_rng(0).normal(size=sizes).astype("float32")
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_attention_promotes_no_ranks(name):
-    """Forward and backward, on every backend that can run the call."""
-    options = CALLS[name]
-    q, k = shape(2, 5, 4, 3), shape(2, 7, 2, 3)
-    backends = {"edges": ("dense", "edges"), "bias": ("dense", "blockwise")}
-    for implementation in backends.get(name, ("dense", "blockwise")):
+@pytest.mark.parametrize(
+    ("implementation", "options"),
+    [("dense", EVERY), ("blockwise", EVERY), ("dense", ON_EDGES), ("edges", ON_EDGES)],
+)
+def test_attention_promotes_no_ranks(implementation, options):
+    """Forward and backward."""
 
-        def loss(q, k, implementation=implementation):
-            return dot_product_attention(q, k, k, implementation=implementation, **options).sum()
+    def loss(q, k):
+        return dot_product_attention(q, k, k, implementation=implementation, **options).sum()
 
-        with jax.numpy_rank_promotion("raise"):
-            jax.eval_shape(jax.grad(loss, (0, 1)), q, k)
+    with jax.numpy_rank_promotion("raise"):
+        jax.eval_shape(jax.grad(loss, (0, 1)), shape(2, 5, 4, 3), shape(2, 7, 2, 3))
 
 
 @pytest.mark.unchecked

@@ -121,6 +121,14 @@ def test_circuits_of_an_encoder_and_of_cross_attention():
     assert_close(circuit(config, params, "qk", attention="cross").norms, 2 * norms)
 
 
+def test_the_norm_before_cross_attention_belongs_to_its_queries():
+    config = config_of(kind="encoder_decoder", norm=Norm(position="pre_ffn"))
+    params = random_params(config)
+    norms = circuit(config, params, "qk", attention="cross").norms
+    params["layers"]["cross"]["norm"]["scale"] *= 2
+    assert_close(circuit(config, params, "qk", attention="cross").norms, 2 * norms)
+
+
 def in_other_bases(config, params, seed=1):
     """The same heads: W_Q G, W_K G^-T, W_V A, A^-1 W_O."""
     rng, layout = np.random.default_rng(seed), config.layout

@@ -8,12 +8,11 @@ import pytest
 from conftest import assert_close
 from interpreted_models import config_of, random_params
 
-from attnlab import heads as layouts
 from attnlab.data.tokenizer import make_tokenizer
 from attnlab.interpret import syntax
 from attnlab.interpret.syntax import ALL, DIRECTIONS, OFFSETS, CorrectCounts
 from attnlab.interpret.treebank import Tree, read_trees, treebank_parts
-from attnlab.models import EncoderConfig, ModelConfig, ModelInputs, run_model
+from attnlab.models import EncoderConfig, ModelInputs, run_model
 
 
 def read_by(tokenizer, trees):
@@ -244,32 +243,3 @@ def test_fixed_offsets_of_a_real_treebank(shared_data):
     assert found["punct"] == (3061, -1, 20.3)
     assert found["conj"] == (916, -2, 26.6)
     assert found["flat"] == (281, -1, 75.8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bytes", "bpe:600"])
-def test_no_fresh_head_beats_what_needs_no_grammar_in_a_real_treebank(shared_data, name):
-    parts = treebank_parts(shared_data / "ud_english_ewt")
-    trees = [read_trees(parts[part])[:500] for part in ("dev", "test")]
-    tokenizer = make_tokenizer(name, [tree.text for tree in trees[0]])
-    texts = [read_by(tokenizer, some) for some in trees]
-    kept = [[i for i, (tokens, _) in enumerate(some) if len(tokens) <= 64] for some in texts]
-    trees, texts = (
-        [[a[i] for i in k] for a, k in zip(b, kept, strict=True)] for b in (trees, texts)
-    )
-    labels = syntax.frequent_labels(*trees)
-    config = ModelConfig(
-        kind="encoder",
-        vocab_size=tokenizer.size,
-        max_len=64,
-        width=32,
-        num_layers=2,
-        heads=layouts.Standard(num_heads=4),
-    )
-    for seed in range(4):
-        params = jax.jit(config.build().init)(jax.random.key(seed), np.zeros((1, 4), np.int32))
-        picks = [syntax.head_predictions(config, params["params"], some) for some in texts]
-        found = syntax.evaluate_heads(
-            *(syntax.count_correct(t, p, labels) for t, p in zip(trees, picks, strict=True))
-        )
-        assert [one.label for one in found if one.is_significant] == []

@@ -159,14 +159,14 @@ def test_packed_documents_give_the_loss_and_gradient_of_padded_ones(positions):
 def test_targets_of_packed_texts():
     """By hand: none is the first token of a text, none is padding, and no text sees another."""
     batch = {
-        "tokens": jnp.array([[5, 6, 7, 8, 9, 0]]),
-        "segments": jnp.array([[1, 1, 2, 2, 3, 0]]),
+        "tokens": jnp.array([[5, 6, 7, 8, 9, 0, 0]]),
+        "segments": jnp.array([[1, 1, 2, 2, 3, 0, 0]]),
     }
     causal = OBJECTIVES["causal_lm"].prepare(batch, jax.random.key(0))
-    assert causal.weights.tolist() == [[1, 0, 1, 0, 0]]
-    assert causal.inputs["segments"].tolist() == [[1, 1, 2, 2, 3]]
+    assert causal.weights.tolist() == [[1, 0, 1, 0, 0, 0]]
+    assert causal.inputs["segments"].tolist() == [[1, 1, 2, 2, 3, 0]]
     masked = [OBJECTIVES["masked_lm"].prepare(batch, jax.random.key(i)) for i in range(60)]
-    assert jnp.max(jnp.stack([m.weights for m in masked]), axis=0).tolist() == [[1, 0, 1, 0, 0]]
-    assert masked[0].inputs["segments"].tolist() == [[1, 2, 2, 3, 0]]
+    assert jnp.max(jnp.stack([m.weights for m in masked]), axis=0).tolist() == [[1, 0, 1, 0, 0, 0]]
+    assert masked[0].inputs["segments"].tolist() == [[1, 2, 2, 3, 0, 0]]
     with pytest.raises(ValueError, match="span_corruption"):
         OBJECTIVES["span_corruption"].prepare(batch, jax.random.key(0))

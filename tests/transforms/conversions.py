@@ -3,24 +3,18 @@
 Nothing of `attnlab.transforms` computes what these compare.
 """
 
-import contextlib
+import dataclasses
 import functools
 
 import jax
-import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 
 from attnlab import heads
 from attnlab.heads import positions
+from attnlab.transforms.measure import float64
 
 RNG = np.random.default_rng(11)
-
-
-@contextlib.contextmanager
-def float64():
-    with (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64(True):
-        yield
 
 
 def random_params(layout, seed=0, size=2.0):
@@ -115,8 +109,6 @@ def each_head(params, layout):
     made = {
         name: np.repeat(a, times, axis=-2) if name[0] in "kv" else a for name, a in params.items()
     }
-    import dataclasses
-
     return made, dataclasses.replace(layout, num_kv_heads=layout.num_heads)
 
 

@@ -19,13 +19,10 @@ from attnlab.heads import (
     Collaborative,
     ExtraKeys,
     Gate,
-    HeadNorm,
     Narrow,
     NarrowTied,
     Sink,
-    SoftCap,
     Standard,
-    TalkingHeads,
 )
 from attnlab.transforms import Conversion, NotEquivalent, convert
 
@@ -45,20 +42,6 @@ def without_effect(params, rng, noise):
     params = {name: a.copy() for name, a in params.items()}
     params["o"][rng.integers(len(params["o"]))] *= noise
     return params
-
-
-def value_biases(rng):
-    """The same total of value biases, spread over the heads in another way."""
-    params, each, target = grouped(rng)
-    if "v_bias" not in params:
-        return params, each, target
-    rows = params["o"].reshape(-1, 8)
-    null = np.linalg.svd(rows.T)[2][8:]  # biases of which nothing reaches the output
-    shift = rng.normal(size=len(null)) @ null
-    params["v_bias"] = params["v_bias"] + shift.reshape(params["v_bias"].shape) * rng.choice(
-        [1, 1e6]
-    )
-    return params, each, target
 
 
 def cancelling_biases(rng):
@@ -134,18 +117,6 @@ def tied_with_dead_head(rng):
     return params, Narrow(width=8, num_heads=4), target
 
 
-def parallel_components(rng):
-    """Collaborative heads two of whose components are nearly parallel."""
-    target = Collaborative(width=6, num_heads=3, head_dim=int(rng.integers(2, 7)), value_dim=3)
-    w = random_params(target, int(rng.integers(1e6)))
-    near = rng.choice([0.0, 1e-12, 1e-8, 1e-4])
-    for name in ("q", "k", "mixing"):
-        w[name][..., 1] = w[name][..., 0] + near * rng.normal(size=w[name][..., 1].shape)
-    qk = np.einsum("dr,nr,er->dne", w["q"], w["mixing"], w["k"])
-    source = Bilinear(width=6, num_heads=3, value_dim=3, scale=target.size("head_dim") ** -0.5)
-    return {"qk": qk, "v": w["v"], "o": w["o"]}, source, target
-
-
 def small_scores(rng):
     """Scores of 1e-9: what no softmax shows has any rank."""
     target = Standard(width=6, num_heads=2, head_dim=2)
@@ -179,30 +150,9 @@ def rounded_products(rng):
     return params, Bilinear(width=6, num_heads=2, value_dim=2, scale=2**-0.5), target
 
 
-def options(rng):
-    """Options that say nothing: a gate of 1/2, identity mixing, sinks and keys of 0."""
-    extras = [(), (Gate(),), (Gate("element"),), (TalkingHeads(),), (SoftCap(5.0),),
-              (SoftCap(5.0), Sink(learnt=False)), (HeadNorm("layer"),)]  # fmt: skip
-    extra = extras[rng.integers(len(extras))]
-    norm = extra[0] if extra and isinstance(extra[0], HeadNorm) else None
-    extra = () if norm else extra
-    source = Standard(width=6, num_heads=2, extras=extra, qk_norm=norm)
-    target = dataclasses.replace(
-        source, biases=("q", "v"), scale=0.3,
-        qk_norm=HeadNorm("layer", bias=True) if norm else None,
-        extras=(Gate("element"), *(e for e in extra if not isinstance(e, Gate))),
-    )  # fmt: skip
-    params = random_params(source, int(rng.integers(1e6)))
-    for name in ("mix_scores", "mix_probs"):
-        if name in params:
-            params[name] = np.eye(2)
-    return params, source, target
-
-
 MADE_FROM_TARGET = (
-    grouped, value_biases, cancelling_biases, opposite_heads, equal_heads, swapped_slices,
-    tied_with_dead_head, parallel_components, small_scores, tied_projections, rounded_products,
-    options,
+    grouped, cancelling_biases, opposite_heads, equal_heads, swapped_slices, tied_with_dead_head,
+    small_scores, tied_projections, rounded_products,
 )  # fmt: skip
 
 

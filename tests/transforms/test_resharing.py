@@ -79,25 +79,6 @@ def test_sharing_is_found_beside_pointers_to_keys():
     assert output_difference((config, params), (found, once), TOKENS) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("plan", deep(SHARING, "cycle:2"))
-def test_the_gradient_of_a_group_is_the_sum_over_its_layers(plan, x64):
-    config = dataclasses.replace(DEEP, sharing=plan, compute=FLOAT64)
-    params = draw(config, jnp.float64)
-    alone, copied = unshare(config, params)
-
-    def grad(config, params):
-        loss = lambda p: jnp.sum(config.build().apply({"params": p}, TOKENS).logits ** 2)
-        return jax.jit(jax.grad(loss))(params)
-
-    shared, separate = grad(config, params), grad(alone, copied)
-    for part, groups in parse_plan(plan, 4).items():
-        for group in set(groups):
-            uses = [i for i, g in enumerate(groups) if g == group]
-            total = jax.tree.map(lambda a, u=uses: a[np.array(u)].sum(0), separate["layers"][part])
-            assert_close(jax.tree.map(lambda a, g=group: a[g], shared["layers"][part]), total)
-
-
 def test_sharing_takes_the_mean_and_says_what_it_changed():
     params = draw(DEEP)
     config, shared = change_plan(DEEP, params, "cycle:2")

@@ -2,12 +2,10 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from conversions import difference, float64, random_params
+from conversions import difference, random_params
 
-from attnlab import heads
 from attnlab.heads import (
     Absorbed,
     Alt,
@@ -25,7 +23,7 @@ from attnlab.heads import (
     TalkingHeads,
     TwoStage,
 )
-from attnlab.transforms import NotEquivalent, convert, permute_heads, reparametrize
+from attnlab.transforms import permute_heads, reparametrize
 
 RNG = np.random.default_rng(8)
 
@@ -66,8 +64,8 @@ def test_orders_that_are_refused():
     for layout, order, message in (
         (six(), [3, 1, 0, 4, 2, 5], "splits heads that share keys and values; keep each 3"),
         (each, [0, 1, 2, 3, 4, 4], r"each of 0\.\.5 once"),
-        (each, [0, 1, 2, 3, 4, 5.5], "order must be whole numbers from 0, not 5.5"),
-        (each, [0, True, 2, 3, 4, 5], "order must be whole numbers from 0, not True"),
+        (each, [0, 1, 2, 3, 4, 5.5], "order must be a whole number, not 5.5"),
+        (each, [0, True, 2, 3, 4, 5], "order must be a whole number, not True"),
         (six(Narrow), [1, 0, 2, 3, 4, 5], "its slice of x"),
         (six(NarrowTied), [1, 0, 2, 3, 4, 5], "its slice of x"),
         (six(output_projection=False, biases=()), [3, 4, 5, 0, 1, 2], "its slice of the output"),
@@ -120,25 +118,3 @@ def test_bases_that_commute_with_rotary_positions():
 def test_bases_that_are_refused(layout, bases, message):
     with pytest.raises(ValueError, match=message):
         reparametrize(random_params(layout), layout, **bases)
-
-
-def test_standard_heads_alone_absorb_a_rotation_of_the_residual_stream():
-    """R^T q, R^T k, R^T v and o R for x R; heads that read slices depend on the basis."""
-    layout = Standard(width=12, num_heads=4)
-    params = random_params(layout)
-    turn = np.linalg.qr(RNG.normal(size=(12, 12)))[0]
-
-    def rotated(params):
-        made = {n: np.einsum("ij,jNH->iNH", turn.T, params[n]) for n in "qkv"}
-        return made | {"o": params["o"] @ turn}
-
-    with float64():
-        x = jnp.asarray(RNG.normal(size=(2, 5, 12)))
-        expected = heads.multi_head_attention(params, x, layout) @ turn
-        got = heads.multi_head_attention(rotated(params), x @ turn, layout)
-        np.testing.assert_allclose(got, expected, atol=1e-11)
-    narrow = Narrow(width=12, num_heads=4)
-    found = convert(random_params(narrow), narrow, layout)
-    back = convert(rotated(found.params), layout, narrow)
-    assert isinstance(back, NotEquivalent)
-    assert back.kind == "slices"

@@ -22,6 +22,7 @@ from attnlab import FFN, ModelConfig
 from attnlab.data import Text
 from attnlab.data.dataset import Dataset
 from attnlab.heads import Latent, Standard, cache_bytes_per_token
+from attnlab.interpret import token_loss
 from attnlab.lab.stats import Difference, paired_difference
 from attnlab.models import Rotary
 from attnlab.report.page import render, table
@@ -34,7 +35,6 @@ from attnlab.training import (
     fit_in_memory,
 )
 from attnlab.transforms import approximate_model
-from attnlab.transforms.approximate import next_token_loss
 
 MODEL = ModelConfig(
     width=64, num_layers=2, heads=Standard(num_heads=8), ffn=FFN(width=128), positions=Rotary(),
@@ -73,7 +73,8 @@ def run(train: TrainConfig = TRAIN, more: TrainConfig = MORE) -> Iterator[dict[s
     heldout, rows = (jnp.asarray(a["tokens"]) for a in (data.heldout(256), data.train(64)))
 
     def bits(config: ModelConfig, params: Any) -> float:
-        return next_token_loss(config, params, heldout) / math.log(2)
+        loss = token_loss(config, params, heldout[:, :-1], targets=heldout[:, 1:])
+        return float(loss({}).mean()) / math.log(2)
 
     before = trained(MODEL, train, data)
     variants = [(UNCHANGED, MODEL.heads, "")]
