@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from attnlab.attention.masks import MaskSpec
@@ -210,6 +211,7 @@ def small_blocks(chunk: Block) -> list[list[Block]]:
     division, inputs, (b, n, _, _) = chunk.division, chunk.inputs, chunk.starts
     (rows, heads, t, s), rule, limits = division.sizes, division.rule.ranges(), division.limits
     size = t if rule is None else max(-(-t // limits.small_rows), min(limits.small_queries, t))
+    rule = rule or (np.zeros((1, t), np.int32), np.full((1, t), s, np.int32))
     some = heads
     if jax.default_backend() == "cpu":
         some = _most_heads(heads, division.group, rows * size * s, limits.small_scores)
@@ -218,13 +220,9 @@ def small_blocks(chunk: Block) -> list[list[Block]]:
         row = []
         for start in range(0, t, size):
             count = min(size, t - start)
-            lower, upper, first, end = 0, s, None, None
-            if rule is not None:
-                first, end = (a[:, None, start : start + count, None] for a in rule)
-                lower = min(int(first.min()), s - 1)
-                upper = max(int(end.max()), lower + 1)
-                first = first if first.max() > lower else None
-                end = end if end.min() < upper else None
+            low, high = (a[:, None, start : start + count, None] for a in rule)
+            lower = min(int(low.min()), s - 1)
+            upper = max(int(high.max()), lower + 1)
             block = chunk._replace(
                 starts=(b, n + head, start, lower), sizes=(rows, some, count, upper - lower),
                 head=head,
@@ -232,7 +230,8 @@ def small_blocks(chunk: Block) -> list[list[Block]]:
             if inputs.first is not None:  # lengths too
                 first, end = part(inputs.first, block), part(inputs.end, block)
             else:
-                first, end = as_kept(first, block), as_kept(end, block)
+                first = as_kept(low if low.max() > lower else None, block)
+                end = as_kept(high if high.min() < upper else None, block)
             row.append(block._replace(first=first, end=end))
         made.append(row)
     return made

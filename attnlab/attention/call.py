@@ -17,7 +17,6 @@ from attnlab.attention.dropout import is_key
 from attnlab.attention.masks import Edges, MaskSpec, check_boolean
 from attnlab.attention.score_mods import ScoreMod, validate_score_mods
 from attnlab.attention.segments import equal_length, find_segments
-from attnlab.names import check_keywords
 
 Implementation: TypeAlias = Literal["dense", "blockwise", "xla", "cudnn", "edges"] | str
 """A key of `BACKENDS`."""
@@ -52,27 +51,6 @@ class AttentionOptions:
     talking_heads: Any = None
     sink: Any = None
     implementation: Implementation | None = None
-
-    @classmethod
-    def from_keywords(
-        cls, function: str, keywords: Mapping[str, Any], *others: str
-    ) -> "AttentionOptions":
-        """The record of the `**keywords` of a function.
-
-        Raises:
-          TypeError: a keyword that is none; the message has the name of the function, and with
-            those of the options the names of its `others`.
-
-        >>> AttentionOptions.from_keywords("decode", {"scal": 2}, "cache")
-        Traceback (most recent call last):
-        TypeError: decode() got an unknown keyword 'scal': did you mean 'scale'? known: cache, \
-bias, mask, scale, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size, \
-segments, logits_soft_cap, score_mods, dropout_rate, dropout_key, talking_heads, sink, \
-implementation
-        """
-        if not keywords.keys() <= cls.__annotations__.keys():
-            check_keywords(function, keywords, (*others, *cls.__annotations__))
-        return cls(**keywords)
 
 
 class AttentionOutput(NamedTuple):

@@ -329,7 +329,7 @@ class MaskSpec(NamedTuple):
         O(T + S), except for a mask that differs from query to query.
         """
         ranges, mask = self.ranges(), self.mask
-        if (only := self.only_edges) is not None:
+        if self.edges is not None and (only := self.only_edges) is not None:
             attending = _reached(only.receivers, self.num_queries)[:, None]
             return attending, _reached(only.senders, self.num_keys)
         if self.edges is not None or (mask is not None and (ranges is None or mask.shape[2] > 1)):

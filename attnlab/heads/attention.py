@@ -13,6 +13,7 @@ from __future__ import annotations  # `help` shows ArrayLike, not all that it st
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, overload
 
@@ -26,9 +27,10 @@ from attnlab.attention import AttentionOptions, explaining, masks, trace
 from attnlab.attention.call import check_padding_shape, segment_pair, window_sides
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.cost import FACTORED, CallSizes, choose, contraction_orders
-from attnlab.heads.layout import Entries, HeadCall, Layout, Rotate, check_params
+from attnlab.heads.layout import Entries, HeadCall, Layout, check_params
 from attnlab.heads.positions import rotate
 from attnlab.heads.weights import Params
+from attnlab.names import check_keywords
 from attnlab.tap import Tap
 
 HEAD_VALUES = {
@@ -158,8 +160,11 @@ def multi_head_attention(
     (1, 5, 6)
     """
     inputs = _Inputs(context, kv, cache, rotary, padding_mask, head_mask, query_scale, layer)
-    others = (*_Inputs._fields, "order", "tap", "return_aux")
-    attention = AttentionOptions.from_keywords("multi_head_attention", options, *others)
+    fields = AttentionOptions.__dataclass_fields__
+    if not options.keys() <= fields.keys():
+        known = (*_Inputs._fields, "order", "tap", "return_aux", *fields)
+        check_keywords("multi_head_attention", options, known)
+    attention = AttentionOptions(**options)
     _check(params, x, layout, inputs, attention)
     tap = tap or Tap()
     tap.layer = layer
@@ -258,12 +263,12 @@ def _attend(
     """x -> q, k, v -> heads -> output, with the weights as they are."""
     for_q, for_k = _pair(inputs.rotary)
     ready, y, z = _prepared(params, layout, x, *_pair(inputs.context, x))
-    q = layout.project_q(params, ready, rotation(for_q))
+    q = layout.project_q(params, ready, functools.partial(rotated, for_q))
     if inputs.query_scale is not None:
         q = q * jnp.asarray(inputs.query_scale, q.dtype)
     kv, cache, fits = inputs.kv, None, None
     if kv is None:
-        kv = layout.project_kv(params, y, z, rotation(for_k))
+        kv = layout.project_kv(params, y, z, functools.partial(rotated, for_k))
     entries, options = kv, dataclasses.replace(options, scale=layout.score_scale)
     if inputs.cache is not None:
         entries, cache, fits, options = _with_cache(kv, x, inputs, options)
@@ -327,7 +332,7 @@ def project_kv(
     {'k': (1, 5, 1, 3), 'v': (1, 5, 1, 3)}
     """
     y, z = _prepared(params, layout, *_pair(context))
-    return layout.project_kv(params, y, z, rotation(rotary))
+    return layout.project_kv(params, y, z, functools.partial(rotated, rotary))
 
 
 def _pair(value: Any, default: Any = None) -> tuple[Any, Any]:
@@ -345,15 +350,11 @@ def _prepared(params: Params, layout: Layout, *inputs: Array) -> list[Array]:
     return [ready[id(a)] for a in inputs]
 
 
-def rotation(angles: Array | None) -> Rotate:
-    """Rotates [B, T, ..., H] by the angles of its positions; None rotates nothing."""
-
-    def rotated(a: Array) -> Array:
-        if angles is None:
-            return a
-        return rotate(a.reshape(*a.shape[:2], -1, a.shape[-1]), angles).reshape(a.shape)
-
-    return rotated
+def rotated(angles: Array | None, a: Array) -> Array:
+    """[B, T, ..., H] rotated by the angles of its positions; None rotates nothing."""
+    if angles is None:
+        return a
+    return rotate(a.reshape(*a.shape[:2], -1, a.shape[-1]), angles).reshape(a.shape)
 
 
 def _output(params: Params, layout: Layout, heads: Array, tap: Tap) -> Array:

@@ -10,6 +10,7 @@ the products; the divisor of a norm depends on the text and does not. Biases are
 NumPy in float64.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -19,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Complex, Float
 
 from attnlab.fields import check_choice
-from attnlab.heads.attention import project_kv, rotation
+from attnlab.heads.attention import project_kv, rotated
 from attnlab.interpret.linearize import linearize_at
 from attnlab.interpret.scores import AttentionName, head_params
 from attnlab.models.config import ModelConfig
@@ -278,7 +279,7 @@ class _HeadMatrices:
         return rotary_embedding(self.config.positions, self.layout, positions)
 
     def _query(self, layer: int, distance: int) -> Matrices:
-        params, rotate = self._heads(layer), rotation(self._angles(distance))
+        params, rotate = self._heads(layer), functools.partial(rotated, self._angles(distance))
 
         def query(x: Array) -> Array:
             return self.layout.project_q(params, self.layout.prepare(params, x), rotate)

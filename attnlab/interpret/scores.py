@@ -6,6 +6,7 @@ Q and K are linear in the residual stream once the statistics of the norms on th
 of a latent, of queries and keys) are held at their own values.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -14,7 +15,7 @@ from jaxtyping import Array, Float
 
 from attnlab.fields import check_choice
 from attnlab.heads import Layout
-from attnlab.heads.attention import project_kv, rotation
+from attnlab.heads.attention import project_kv, rotated
 from attnlab.interpret.linearize import linearize_at
 from attnlab.interpret.residual import (
     Recording,
@@ -103,7 +104,7 @@ def decompose_scores(
 
     def query(x: Array) -> Array:
         ready = layout.prepare(q_params, x)
-        return layout.project_q(q_params, ready, rotation(angles))[:, :, head]
+        return layout.project_q(q_params, ready, functools.partial(rotated, angles))[:, :, head]
 
     def key(x: Array) -> Array:
         entries = project_kv(k_params, x, layout, angles)

@@ -14,6 +14,7 @@ from attnlab.nested import JSON
 LARGEST_COUNT = 2**31 - 1
 LARGEST_NUMBER = 1e38
 MAX_LAYERS = 10_000
+"""And experts."""
 
 # Of tokens, classes and generation: what `metadata` keeps.
 KEPT = """
@@ -62,7 +63,7 @@ class Attribute:
         JSON value, which the family checks.
       nullable: null is allowed. It always is where the default is None or computed.
       least: of whole numbers.
-      is_depth: it counts layers.
+      is_depth: it counts layers or experts.
       compute: attributes -> its value where config.json has none or null.
     """
 
@@ -186,6 +187,16 @@ def default_tokens(model_type: str) -> JSON:
     {'bos_token_id': 1, 'eos_token_id': 2}
     """
     found: JSON = _table()["tokens"].get(model_type, {})
+    return found
+
+
+def default_values(model_type: str) -> JSON:
+    """Attribute -> its value where config.json of a family has none.
+
+    >>> default_values("mistral")["num_key_value_heads"]
+    8
+    """
+    found: JSON = _table()["defaults"].get(model_type, {})
     return found
 
 

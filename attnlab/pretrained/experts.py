@@ -31,7 +31,6 @@ class ExpertFields(Field):
         intermediate_size; (): none.
       windows: the field that says which layers have a window.
       clip: the attribute that sets `FFN.clip`.
-      one_by_one: each expert has tensors of its own, so there are no more than tensors.
     """
 
     options: Mapping[str, Attribute]
@@ -41,14 +40,13 @@ class ExpertFields(Field):
     dense: tuple[Attribute, ...] = ()
     windows: Field = Field()
     clip: Attribute | None = None
-    one_by_one: bool = True
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
         own = [*self.options.values(), *self.dense, *self.windows.attributes]
         own += [] if self.width.name == "intermediate_size" else [self.width]
         own += [self.clip] if self.clip else []
-        own += [Attribute(self.other_name, kind=int)] if self.other_name else []
+        own += [Attribute(self.other_name, kind=int, is_depth=True)] if self.other_name else []
         return tuple(own)
 
     def experts(self, attributes: JSON) -> Experts:
@@ -72,12 +70,6 @@ class ExpertFields(Field):
         dense = [i < first or i in only or (i + 1) % step != 0 for i in layers]
         if all(dense):
             return values
-        experts, stored = self.experts(attributes), len(source.tensors)
-        if self.one_by_one and 0 < stored < experts.num_experts:
-            raise ValueError(
-                f"config.json: {self.options['num_experts'].name} = {experts.num_experts} is more "
-                f"than the {stored} tensors in the folder"
-            )
         activation = choose("hidden_act", attributes["hidden_act"], GATED)
         wide = FFN(width=attributes["intermediate_size"], activation=activation, bias=False)
         values |= types_of(
@@ -87,7 +79,10 @@ class ExpertFields(Field):
             ]
         )
         values |= {"ffn.clip": attributes[self.clip.name]} if self.clip else {}
-        return values | {"ffn.experts": experts, "ffn.width": attributes[self.width.name]}
+        return values | {
+            "ffn.experts": self.experts(attributes),
+            "ffn.width": attributes[self.width.name],
+        }
 
     def write(self, config: ModelConfig) -> JSON:
         ffns = [config.stacks[name].ffn for name in config.layer_names]

@@ -7,7 +7,7 @@ from typing import Any
 
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
-from attnlab.pretrained.attributes import Attribute, bad_value, read_attributes
+from attnlab.pretrained.attributes import Attribute, default_values, read_attributes
 from attnlab.pretrained.fields import NO_FOLDER, Field, Source, Values, Words, build_config
 from attnlab.pretrained.metadata import kept_words, metadata_of
 from attnlab.pretrained.name_table import NameTable
@@ -23,8 +23,10 @@ class Family:
       base: what no attribute sets.
       fields: how attributes and config become each other.
       table: the names of the weights.
-      tasks: task models with a classifier; `FIELD.name` begins the names of their architectures.
-      defaults: attribute -> its default, where it is not that of its field.
+      tasks: task models with a classifier; the `stem` of a field begins the names of their
+        architectures.
+      defaults: attribute -> its default, in place of that of its field; `variant` takes those of
+        transformers.
     """
 
     name: str
@@ -48,7 +50,7 @@ class Family:
         Args:
           name: its `model_type`.
           *changes: fields in the place of those that read one of their attributes, or dicts of
-            attribute -> default.
+            attribute -> default, where it is not that of transformers.
           without: attributes, with the fields that read one of them, that it does not have.
           table, tasks: as in `Family`; None: those of this one.
           **base: what no attribute sets, fields of `ModelConfig`.
@@ -57,6 +59,7 @@ class Family:
         gone = {*without.split(), *(a.name for field in new for a in field.attributes)}
         kept = [one for one in self.fields if not gone & {a.name for a in one.attributes}]
         defaults = {n: default for n, default in self.defaults.items() if n not in gone}
+        defaults |= default_values(name)
         for one in changes:
             defaults |= {} if isinstance(one, Field) else one
         return Family(
@@ -99,11 +102,6 @@ class Family:
         task = self.task(source)
         return self.table.of_head(task.modules, task.prefix) if task else self.table
 
-    @property
-    def shares_layers(self) -> bool:
-        """Whether fewer layers are stored than are applied."""
-        return any(layers.places is not None for layers in self.table.layers)
-
     def read(
         self, raw: JSON, source: Source = NO_FOLDER, ignore: tuple[str, ...] = ()
     ) -> tuple[JSON, ModelConfig]:
@@ -118,11 +116,6 @@ class Family:
           ValueError: an attribute is unknown, not supported or does not fit.
         """
         attributes = read_attributes(raw, self.attributes, ignore, self.name)
-        stored = sum(one is not None for one in source.tensors.values())
-        for one in self.attributes if stored and not self.shares_layers else ():
-            if one.is_depth and attributes[one.name] > stored:
-                why = f"is more than the {stored} tensors in the folder"
-                raise bad_value(one.name, attributes[one.name], why)
         values: Values = {}
         for field in self.fields:
             values |= field.read(attributes, source)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import operator
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 from attnlab.heads import Layout
@@ -27,10 +27,10 @@ NUMBERS: dict[str, str] = {
     "vocab_size": "vocab_size",
     "max_len": "max_position_embeddings n_positions seq_length",
     "width": "hidden_size n_embd d_model dim",
-    "num_layers": "num_hidden_layers n_layer n_layers",
-    "heads.num_heads": "num_attention_heads n_head n_heads num_heads",
+    "num_layers": "num_hidden_layers n_layer n_layers decoder_layers",
+    "heads.num_heads": "num_attention_heads n_head n_heads num_heads decoder_attention_heads",
     "heads.head_dim": "d_kv",
-    "ffn.width": "intermediate_size ffn_dim d_ff hidden_dim",
+    "ffn.width": "intermediate_size ffn_dim d_ff hidden_dim decoder_ffn_dim",
     "norm.eps": "layer_norm_eps layer_norm_epsilon rms_norm_eps norm_epsilon norm_eps",
     "dropout.rate": "dropout resid_pdrop hidden_dropout hidden_dropout_prob residual_dropout",
     "dropout.embedding": "embd_pdrop embedding_dropout",
@@ -102,14 +102,16 @@ class Words(Field):
       ignored: names of those that change nothing that a model computes.
       only: name -> the one value that is supported.
       used: attributes from which others are read or computed.
-      sums: name -> names of those whose sum it must be, or null.
+      follows: name -> (names of others, function of their values that it must be, or null).
       written: name -> the value that is written.
     """
 
     ignored: str = ""
     only: Mapping[str, object] = dataclasses.field(default_factory=dict)
     used: tuple[Attribute, ...] = ()
-    sums: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    follows: Mapping[str, tuple[str, Callable[..., object]]] = dataclasses.field(
+        default_factory=dict
+    )
     written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -118,35 +120,30 @@ class Words(Field):
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        sums = [
-            Attribute(name, kind=int, compute=functools.partial(_total, names))
-            for name, names in self.sums.items()
+        follows = [
+            Attribute(name, compute=functools.partial(self._computed, name))
+            for name in self.follows
         ]
         only = [Attribute(name, value, least=0) for name, value in self.only.items()]
-        return (*self.used, *sums, *only, *map(Attribute, self.ignored.split()))
+        return (*self.used, *follows, *only, *map(Attribute, self.ignored.split()))
+
+    def _computed(self, name: str, attributes: JSON) -> object:
+        names, function = self.follows[name]
+        return function(*(attributes[other] for other in names.split()))
 
     def read(self, attributes: JSON, source: Source) -> Values:
         for name, value in self.only.items():
             if attributes[name] != value:
                 raise bad_value(name, attributes[name], f"is not supported, only {value!r}")
-        for name, names in self.sums.items():
-            check_follows(name, _total(names, attributes), names, attributes)
+        for name, (names, _) in self.follows.items():
+            if attributes[name] != (value := self._computed(name, attributes)):
+                others = " and ".join(f"{other} = {attributes[other]!r}" for other in names.split())
+                why = f"contradicts {others}, from which follows {value!r}"
+                raise bad_value(name, attributes[name], why)
         return {}
 
     def write(self, config: ModelConfig) -> JSON:
         return dict(self.written)
-
-
-def _total(names: str, attributes: JSON) -> int:
-    return sum(attributes[name] for name in names.split())
-
-
-def check_follows(name: str, value: object, names: str, attributes: JSON) -> None:
-    """Raises ValueError where an attribute is not the value that follows from others."""
-    if attributes[name] != value:
-        others = " and ".join(f"{other} = {attributes[other]!r}" for other in names.split())
-        why = f"contradicts {others}, from which follows {value!r}"
-        raise bad_value(name, attributes[name], why)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,18 +154,22 @@ class Value(Field):
       attribute: of config.json.
       paths: of the fields; the first is written.
       default_path: the field that stands for the first where that is None.
+      same_as: the attribute of that field; None is read where both are equal.
     """
 
     attribute: Attribute
     paths: tuple[str, ...]
     default_path: str = ""
+    same_as: str = ""
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
         return (self.attribute,)
 
     def read(self, attributes: JSON, source: Source) -> Values:
-        return dict.fromkeys(self.paths, attributes[self.attribute.name])
+        found = attributes[self.attribute.name]
+        same = self.same_as and attributes[self.same_as] == found
+        return dict.fromkeys(self.paths, None if same else found)
 
     def write(self, config: ModelConfig) -> JSON:
         found = config_value(config, self.paths[0])
@@ -177,13 +178,20 @@ class Value(Field):
         return {self.attribute.name: found}
 
 
-def value(name: str, default: object, *paths: str, default_path: str = "", **options: Any) -> Value:
+def value(
+    name: str,
+    default: object,
+    *paths: str,
+    default_path: str = "",
+    same_as: str = "",
+    **options: Any,
+) -> Value:
     """A `Value`; `options` are those of `Attribute`.
 
     >>> value("n_embd", 768, "width").read({"n_embd": 12}, Source())
     {'width': 12}
     """
-    return Value(Attribute(name, default, **options), paths, default_path)
+    return Value(Attribute(name, default, **options), paths, default_path, same_as)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +201,8 @@ class Choice(Field):
     Attributes:
       name, default: of the attribute.
       path: of the field.
-      values: of the attribute -> of the field; the first that fits is written.
+      values: of the attribute -> of the field; the first that fits is written, the default for a
+        None that none of them is.
     """
 
     name: str
@@ -213,6 +222,8 @@ class Choice(Field):
         for theirs, one in self.values.items():
             if one == ours:
                 return {self.name: theirs}
+        if ours is None:
+            return {self.name: self.default}
         known = ", ".join(repr(one) for one in self.values.values())
         raise ValueError(f"{self.path} must be one of {known}, not {ours!r}")
 
@@ -269,23 +280,9 @@ def head_dim() -> Field:
     return value("head_dim", None, "heads.head_dim", compute=own, kind=int)
 
 
-@dataclasses.dataclass(frozen=True)
-class AllBiases(Field):
+def all_biases(name: str, default: bool) -> tuple[Field, ...]:
     """One attribute for the biases of all matrices."""
-
-    name: str
-    default: bool
-
-    @property
-    def attributes(self) -> tuple[Attribute, ...]:
-        return (Attribute(self.name, self.default),)
-
-    def read(self, attributes: JSON, source: Source) -> Values:
-        there = attributes[self.name]
-        return {"heads.biases": BIASES if there else (), "ffn.bias": there}
-
-    def write(self, config: ModelConfig) -> JSON:
-        return {self.name: config.ffn.bias}
+    return biases(name, default), value(name, default, "ffn.bias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,24 +290,19 @@ class CausalHead(Field):
     """The LM head of a decoder.
 
     Attributes:
-      name: how the names of its architectures begin.
+      stem: how the names of its architectures begin; STEMModel has no LM head.
       tied: the default of tie_word_embeddings.
       bias: the LM head has one.
-      bare, causal: how the names of the architectures without and with an LM head end.
+      causal: the name of the architecture with an LM head; one that begins with "For" comes behind
+        the stem.
       bare_kind: the LM head of the bare architecture where it is not tied.
     """
 
-    name: str
+    stem: str
     tied: bool = False
     bias: bool = False
-    bare: str = "Model"
     causal: str = "ForCausalLM"
     bare_kind: str = "none"
-
-    @property
-    def stem(self) -> str:
-        """How the names of task models begin."""
-        return self.name + ("Text" if self.bare == "TextModel" else "")
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
@@ -318,10 +310,11 @@ class CausalHead(Field):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return (self.name + self.bare, self.name + self.causal)
+        causal = self.stem + self.causal if self.causal.startswith("For") else self.causal
+        return (f"{self.stem}Model", causal)
 
     def read(self, attributes: JSON, source: Source) -> Values:
-        is_bare = source.architecture == self.name + self.bare
+        is_bare = source.architecture == self.architectures[0]
         # The bare architecture has a tied LM head too, but not its bias.
         if attributes["tie_word_embeddings"] and not (is_bare and self.bias):
             kind = "tied"
@@ -331,7 +324,7 @@ class CausalHead(Field):
 
     def write(self, config: ModelConfig) -> JSON:
         kind = config.output.kind
-        name = self.name + (self.bare if kind == "none" else self.causal)
+        name = self.architectures[kind != "none"]
         return {"tie_word_embeddings": kind == "tied", "architectures": [name]}
 
 

@@ -15,7 +15,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
 def write_together(
-    folder: Path, write: Callable[[Path], None], *, remove: Callable[[str], bool] | None = None
+    folder: Path, write: Callable[[Path], None], *, remove: Callable[[str], bool]
 ) -> None:
     """Add the files that `write` makes to `folder`, replacing those of the same names.
 
@@ -48,8 +48,8 @@ def write_together(
     try:
         write(new)
         names = sorted(os.listdir(new))
-        present = os.listdir(target) if remove and target.exists() else []
-        stale = [name for name in present if remove and remove(name) and name not in names]
+        present = os.listdir(target) if target.exists() else []
+        stale = [name for name in present if remove(name) and name not in names]
         for path in (*(new / name for name in names), new):
             _flush(path)
         if not target.exists():

@@ -72,7 +72,9 @@ def _fetch(name: str, revision: str | None) -> Path:
         ) from error
     if not any(path.name in WEIGHTS[:2] for path in folder.iterdir()):
         raise ValueError(
-            f"{what} on the Hugging Face Hub has no model.safetensors{_pickles(name, revision)}"
+            f"{what} on the Hugging Face Hub has no model.safetensors; a pickle can run code and "
+            "is never opened: look for a revision with safetensors (often refs/pr/1), or save it "
+            "as safetensors where you trust it"
         )
     return folder
 
@@ -80,20 +82,3 @@ def _fetch(name: str, revision: str | None) -> Path:
 def _first_line(error: Exception) -> str:
     lines = str(error.__cause__ or error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
-
-
-def _pickles(name: str, revision: str | None) -> str:
-    """Message about weights that are pickles; "" if there are none or it is unknown."""
-    from huggingface_hub import HfApi
-
-    try:
-        files = HfApi().list_repo_files(name, revision=revision)
-    except (OSError, ValueError):  # offline
-        return ""
-    found = next((f for f in files if f.endswith((".bin", ".pt", ".pth", ".ckpt"))), None)
-    if found is None:
-        return ""
-    return (
-        f"; {found} is a pickle, which can run code and is never opened: look for a revision with "
-        "safetensors (often refs/pr/1), or save it as safetensors where you trust it"
-    )

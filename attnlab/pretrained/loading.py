@@ -1,10 +1,7 @@
 """Read a published folder as (model, params)."""
 
-import contextlib
 import dataclasses
-import functools
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +21,8 @@ from attnlab.pretrained.metadata import read_metadata
 from attnlab.pretrained.name_table import NameTable
 from attnlab.pretrained.registry import FAMILIES, REFUSED
 from attnlab.pretrained.tensors import Tensors, open_folder, read_json
-from attnlab.pretrained.weights import fill
-from attnlab.sharing import Params, PyTree
+from attnlab.pretrained.weights import fill, leaves_by_path
+from attnlab.sharing import Params
 from attnlab.transforms import resharing
 
 Sharding = jax.sharding.Sharding
@@ -138,25 +135,17 @@ class Folder(NamedTuple):
 
 
 def _check_all_used(found: Folder, known: set[str], ignore: tuple[str, ...]) -> None:
-    family, table, architecture = found.family, found.table, found.architecture
+    family, table = found.family, found.table
     known |= {*table.repeated_in(found.config), *table.copies_in(found.config)}
     patterns = (*table.unread, *ignore)
     unknown = [name for name in found.tensors if name not in known and not matches(name, patterns)]
-    if not unknown:
-        return
-    first = shown(unknown[0])
-    known_heads = (*family.architectures, *family.task_architectures)
-    if architecture and architecture not in known_heads:
+    if unknown:
+        first, heads = shown(unknown[0]), (*family.architectures, *family.task_architectures)
         raise ValueError(
-            f"config.json: architectures = [{shown(architecture)}] has a head that is not read "
-            f"({len(unknown)} tensors, the first is {first}), only that of "
-            f"{', '.join(known_heads)}; in transformers, save the model without it: "
-            "model.base_model.save_pretrained(FOLDER)"
+            f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
+            f"the first is {first}; architectures = [{shown(found.architecture)}], those that are "
+            f"read are {', '.join(heads)}; if the tensors do not matter, pass ignore=({first},)"
         )
-    raise ValueError(
-        f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
-        f"the first is {first}; if they do not matter, pass ignore=({first},)"
-    )
 
 
 def _placement(
@@ -165,16 +154,12 @@ def _placement(
     """Where a tree puts each weight. Raises ValueError where it has nothing for one."""
     if sharding is None:
         return lambda path, shape: None
-    places: dict[WeightPath, PyTree] = {}
-    for keys, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]:
-        path = tuple(key.key for key in keys)
-        with contextlib.suppress(KeyError, TypeError):
-            places[path] = functools.reduce(operator.getitem, path, sharding)
-        if isinstance(places.get(path), Mapping | None):
-            raise ValueError(
-                f"sharding has nothing at {'.'.join(path)}; pass a tree with a sharding for every "
-                "weight, or a function of (path, shape)"
-            )
+    places = leaves_by_path(sharding)
+    if missing := [path for path in leaves_by_path(shapes) if path not in places]:
+        raise ValueError(
+            f"sharding has nothing at {'.'.join(missing[0])}; pass a tree with a sharding for "
+            "every weight, or a function of (path, shape)"
+        )
     return lambda path, shape: places[path]
 
 
@@ -235,7 +220,7 @@ def _read(folder: Path, ignore: tuple[str, ...]) -> Folder:
     if isinstance(ignore, str):  # its characters would be patterns, such as *
         raise ValueError(f"ignore is a tuple of patterns; write ignore=({ignore!r},)")
     raw = read_json(folder / "config.json")
-    family, architecture = _family(raw, folder / "config.json"), _architecture(raw)
+    family, architecture = _family(raw), _architecture(raw)
     source = Source(architecture)
     tensors = _renamed(family.table_of(source), open_folder(folder), ignore)
     source = Source(architecture, tensors)
@@ -244,10 +229,8 @@ def _read(folder: Path, ignore: tuple[str, ...]) -> Folder:
     return Folder(family, architecture, attributes, tensors, config, family.table_of(source))
 
 
-def _family(raw: JSON, path: Path) -> Family:
-    if "model_type" not in raw:
-        raise ValueError(f"{path} has no model_type; known: {', '.join(FAMILIES)}")
-    name = raw["model_type"]
+def _family(raw: JSON) -> Family:
+    name = raw.get("model_type")
     if not isinstance(name, str) or len(name) > 100:
         raise bad_value("model_type", name, f"is not supported; known: {', '.join(FAMILIES)}")
     if name in REFUSED:

@@ -26,24 +26,6 @@ class Suffixes(NamedTuple):
     """How a "linear" is stored."""
 
 
-class Place(NamedTuple):
-    """Where the weights of a module are."""
-
-    prefix: str = ""
-    """How the names of its tensors begin."""
-    stack: str = ""
-    """The stack of layers, or "" outside."""
-    group: int | EllipsisType = ...
-    """Of weights that are stacked [G, ...], or ... for all."""
-    rotated: int = 0
-    """How many numbers of a head are rotated."""
-    leaves: Mapping[Path, Leaf] = types.MappingProxyType({})
-    """The weights of the whole model."""
-    ends: Suffixes = Suffixes()
-    attributes: Mapping[str, object] = types.MappingProxyType({})
-    """Of config.json."""
-
-
 class Module(NamedTuple):
     """A module of a file, and the weights that it holds.
 
@@ -78,51 +60,63 @@ class Module(NamedTuple):
     in_turn: bool = False
     """Several weights lie column by column: the first of each, then the second of each."""
 
-    def paths(self, stack: str = "") -> tuple[Path, ...]:
+    @property
+    def paths(self) -> tuple[Path, ...]:
         """Paths in the tree of params."""
         names = (self.weights,) if isinstance(self.weights, str) else self.weights
-        return tuple((*stack.split(), *name.split(".")) for name in names)
+        return tuple(tuple(name.split(".")) for name in names)
 
-    def entries(self, place: Place) -> list[Entry]:
-        """Its tensors; none if the model lacks its weights."""
-        paths = self.paths(place.stack)
+    def inside(self, prefix: str, stack: str, *, in_pairs: bool) -> "Module":
+        """The module of a layer: with the start of its name, and of the paths of its weights."""
+        weights = tuple(f"{stack}.{'.'.join(path)}" for path in self.paths)
+        pairs = self.pairs if in_pairs else ()
+        return self._replace(name=prefix + self.name, weights=weights, pairs=pairs)
+
+    def entries(
+        self,
+        held: Mapping[Path, Leaf],
+        ends: Suffixes,
+        group: int | EllipsisType = ...,
+        rotated: int = 0,
+    ) -> list[Entry]:
+        """Its tensors; none if the model lacks its weights.
+
+        Args:
+          held: the weights of the whole model.
+          ends: how names of tensors end.
+          group: of weights that are stacked [G, ...], or ... for all.
+          rotated: how many numbers of a head are rotated.
+        """
+        first = self.paths[0]
         if self.kind == "norm":
-            stored = {(*paths[0], "scale"): place.ends.scale}
-            stored[*paths[0], "bias"] = place.ends.norm_bias
-            name = place.prefix + self.name
-            return [
-                Entry(name + end, (path,), place.group)
-                for path, end in stored.items()
-                if path in place.leaves
-            ]
-        beside = {path[-1] for path in place.leaves if path[:-1] == paths[0][:-1]}
-        needed = {*(path[-1] for path in paths), *self.only_with.split()}
+            stored = {(*first, "scale"): ends.scale, (*first, "bias"): ends.norm_bias}
+            found = {path: end for path, end in stored.items() if path in held}
+            return [Entry(self.name + end, (path,), group) for path, end in found.items()]
+        beside = {path[-1] for path in held if path[:-1] == first[:-1]}
+        needed = {*(path[-1] for path in self.paths), *self.only_with.split()}
         if not needed <= beside or self.only_without in beside:
             return []
-        return self._stored(place, paths, {f"{path[-1]}_bias" for path in paths} <= beside)
-
-    def _stored(self, place: Place, paths: tuple[Path, ...], has_bias: bool) -> list[Entry]:
-        leaf, name, ends = place.leaves[paths[0]], place.prefix + self.name, place.ends
+        leaf, name = held[first], self.name
         if name.endswith("_"):
             ends = ends._replace(weight="weight", bias="bias")
-        pairs = self.pairs if place.rotated and place.attributes.get(self.pairs_if, True) else ()
-        base = Entry(name + ends.weight, paths, place.group, pairs=pairs, rotated=place.rotated)
+        pairs = self.pairs if rotated else ()
+        base = Entry(name + ends.weight, self.paths, group, pairs=pairs, rotated=rotated)
         if self.kind in ("table", "vector"):
             return _each(base._replace(name=name + ends.table, kind=self.kind), leaf)
         if self.kind in ("plain", "swapped"):
-            shape = (1,) * self.axes + leaf.array.shape[place.group is not ... :]
+            shape = (1,) * self.axes + leaf.array.shape[group is not ... :]
             kind = "table" if self.kind == "plain" else "swapped"
-            stored = shape if self.axes else ()
-            return [base._replace(name=name, kind=kind, stored=stored, in_turn=self.in_turn)]
+            stored_as = shape if self.axes else ()
+            return [base._replace(name=name, kind=kind, stored=stored_as, in_turn=self.in_turn)]
         bias = base._replace(name=name + ends.bias, kind="vector", by_head=self.by_head)
         if self.kind == "bias":
             return [bias]
         kind = ends.linear if self.kind == "linear" else self.kind
         num_in = len(leaf.weight.in_axes) if leaf.weight else 1
         made = base._replace(kind=kind, by_head=self.by_head, num_in=num_in)
-        if "{}" in name or not has_bias:
+        biases = tuple((*path[:-1], f"{path[-1]}_bias") for path in self.paths)
+        if "{}" in name or not {path[-1] for path in biases} <= beside:
             return _each(made, leaf)
-        biases = tuple((*path[:-1], f"{path[-1]}_bias") for path in paths)
         return [made, bias._replace(paths=biases, pairs=tuple(f"{one}_bias" for one in pairs))]
 
 
@@ -205,41 +199,28 @@ class NameTable(NamedTuple):
 
     def entries(self, config: ModelConfig, attributes: JSON | None = None) -> list[Entry]:
         """The tensors of a file with the weights of this model."""
-        found = {leaf.path: leaf for leaf in leaves(config, param_shapes(config))}
+        held = {leaf.path: leaf for leaf in leaves(config, param_shapes(config))}
+        said, position = attributes or {}, config.norm.position
         made = self.special(config) if self.special else []
-        whole = Place(leaves=found, ends=self.suffixes, attributes=attributes or {})
-        for module, place in self._places(config, whole):
-            made += module.entries(place)
-        return made
-
-    def _places(self, config: ModelConfig, whole: Place) -> Iterator[tuple[Module, Place]]:
-        """Every module that a model of this kind may have, and where."""
         for module in self.modules:
-            yield module, whole
+            made += module.entries(held, self.suffixes)
         for layers in self.layers:
             if layers.stack == "decoder" and config.kind == "encoder":
                 continue
-            own = "encoder_" if layers.stack == "encoder" and _has_own_encoder(config) else ""
+            apart = config.encoder is not None and not config.encoder.shares_decoder
+            own = "encoder_" if layers.stack == "encoder" and apart else ""
             for module in layers.outer:
-                yield module._replace(weights=f"{own}{module.weights}"), whole
-            for prefix, stack, groups in _stored_layers(
-                layers, config, own, dict(whole.attributes)
-            ):
+                whole = module._replace(weights=f"{own}{module.weights}")
+                made += whole.entries(held, self.suffixes)
+            for prefix, stack, groups in _stored_layers(layers, config, own, said):
                 size = config.stacks[stack].rotary_size if stack in config.stacks else 0
                 for module in layers.modules:
-                    position, sublayer = config.norm.position, module.paths()[0][0]
+                    sublayer = module.paths[0][0]
                     if sublayer in groups and position in (module.only_norms or (position,)):
-                        yield (
-                            module,
-                            whole._replace(
-                                prefix=prefix, stack=stack, group=groups[sublayer], rotated=size
-                            ),
-                        )
-
-
-def _has_own_encoder(config: ModelConfig) -> bool:
-    """Whether an encoder beside the decoder has weights of its own."""
-    return config.encoder is not None and not config.encoder.shares_decoder
+                        in_pairs = bool(said.get(module.pairs_if, True))
+                        one = module.inside(prefix, stack, in_pairs=in_pairs)
+                        made += one.entries(held, self.suffixes, groups[sublayer], size)
+        return made
 
 
 def _stored_layers(

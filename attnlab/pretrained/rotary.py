@@ -4,7 +4,6 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import cast
 
 from attnlab.heads.positions import SCALINGS, read_scaling
 from attnlab.models.config import LayerOverrides, ModelConfig
@@ -16,6 +15,13 @@ from attnlab.sharing.scan import repeating_pattern
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 LENGTH = "original_max_position_embeddings"
+FACTORS = ("short_factor", "long_factor")
+OPTIONAL: JSON = {
+    "yarn": dict(beta_fast=32.0, beta_slow=1.0, truncate=True)
+    | dict(attention_factor=None, mscale=None, mscale_all_dim=None),
+    "longrope": dict(factor=None, attention_factor=None),
+}
+"""rope_type -> its words that may be missing or null -> their defaults; None: from others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,51 +77,70 @@ class RotaryField(Field):
                 )
         kind = found.pop("rope_type", "default")
         kind = "longrope" if kind == "su" else kind  # its first name
-        if self.length and kind != "default" and attributes[self.length] is not None:
-            found[LENGTH] = attributes[self.length]
-        factors = _pop_longrope(found, attributes) if kind == "longrope" else []
-        yarn = _pop_yarn(found) if kind == "yarn" else {}
-        kind = "yarn_smooth" if yarn.pop("truncate", True) is False else kind
         if kind != "default" and (not isinstance(kind, str) or kind not in self.scalings):
             why = f"is not supported; known: {', '.join(('default', *self.scalings))}"
             raise bad_value("rope_type", kind, why)
+        if self.length and kind != "default" and attributes[self.length] is not None:
+            found[LENGTH] = attributes[self.length]
         names = () if kind == "default" else SCALINGS[kind].numbers
-        numbers: JSON = {
+        said = self._words(found, kind, names, attributes["max_position_embeddings"])
+        if kind == "yarn" and not said["truncate"]:
+            kind = "yarn_smooth"
+        scores, rotated, factors = 1.0, 1.0, list[float]()
+        if kind == "longrope":
+            rotated, factors = said["attention_factor"], said["short_factor"] + said["long_factor"]
+        elif kind.startswith("yarn"):
+            scores, rotated = self._yarn_scales(said)
+        numbers = [_short(number) for number in (*(said[name] for name in names), *factors)]
+        positions = Rotary(
+            base=float(said["rope_theta"]),
+            fraction=float(said["partial_rotary_factor"]),
+            scaling=f"{kind}:{','.join(numbers)}" if names else None,
+            scale=float(rotated),
+        )
+        return positions, scores
+
+    def _words(self, found: JSON, kind: str, names: tuple[str, ...], usual: int) -> JSON:
+        """Every word of a `rope_type`, with its default; `usual` is max_position_embeddings."""
+        optional = OPTIONAL.get(kind, {})
+        found = {n: a for n, a in found.items() if a is not None or n not in optional}
+        said: JSON = {
             "rope_theta": self.default_base,
             "partial_rotary_factor": self.default_fraction,
+            **optional,
         }
-        _check_numbers(found, (*numbers, *names, *("attention_factor",) * bool(factors)), kind)
-        numbers |= found
+        factors = FACTORS if kind == "longrope" else ()
+        _check_words(found, (*said, *names, *factors), kind)
+        said |= found
         if LENGTH in names:
-            usual = attributes["max_position_embeddings"]
-            numbers[LENGTH] = usual if kind == "dynamic" else numbers.get(LENGTH, usual)
-        if missing := [n for n in names if n not in numbers]:
-            raise ValueError(f"config.json: rope_type {kind!r} needs {missing[0]}")
-        share = numbers["partial_rotary_factor"]
-        if not self.fraction and share != 1:
+            said[LENGTH] = usual if kind == "dynamic" else said.get(LENGTH, usual)
+        for name in (*names, *factors):
+            if name not in said:
+                raise ValueError(f"config.json: rope_type {kind!r} needs {name}")
+        if not self.fraction and said["partial_rotary_factor"] != 1:
             why = "is not supported in this family, only 1.0"
-            raise bad_value("partial_rotary_factor", share, why)
-        scales, rotated = 1.0, float(found.get("attention_factor", 1.0))
-        if yarn:
-            scales, rotated = self._scales(numbers["factor"], yarn, whole=share == 1)
-        scaling = [_short(number) for number in (*(numbers[name] for name in names), *factors)]
-        positions = Rotary(
-            base=float(numbers["rope_theta"]),
-            fraction=float(share),
-            scaling=f"{kind}:{','.join(scaling)}" if names else None,
-            scale=rotated,
-        )
-        return positions, scales
+            raise bad_value("partial_rotary_factor", said["partial_rotary_factor"], why)
+        if factors:
+            short, long = (len(said[name]) for name in factors)
+            if short != long:
+                why = f"has {long} numbers, short_factor {short}"
+                raise bad_value("long_factor", said["long_factor"], why)
+            growth = math.log(max(1.0, said["factor"] or usual / said[LENGTH]))
+            said["attention_factor"] = said["attention_factor"] or math.sqrt(
+                1 + growth / math.log(max(said[LENGTH], 2))
+            )
+        return said
 
-    def _scales(self, factor: float, said: JSON, *, whole: bool) -> tuple[float, float]:
-        """What YaRN multiplies scores by, and rotated numbers; `whole`: all are rotated."""
+    def _yarn_scales(self, said: JSON) -> tuple[float, float]:
+        """What YaRN multiplies scores by, and rotated numbers."""
+        factor = said["factor"]
         weights = [said[name] for name in ("mscale", "mscale_all_dim") if said[name]]
         sizes = [_yarn_size(factor, weight) for weight in weights or (1.0,)]
         usual = sizes[0] / sizes[1] if len(sizes) == 2 else _yarn_size(factor, 1.0)
         own = float(said["attention_factor"] or usual)
-        if not self.of_part:
-            return (own**2, 1.0) if whole else (1.0, own)
-        return (sizes[-1] ** 2 if said["mscale_all_dim"] else 1.0), own
+        if self.of_part:
+            return (sizes[-1] ** 2 if said["mscale_all_dim"] else 1.0), own
+        return (own * own, 1.0) if said["partial_rotary_factor"] == 1 else (1.0, own)
 
     def write(self, config: ModelConfig) -> JSON:
         scales = config.attention.layer_scales or (1.0,)
@@ -129,20 +154,20 @@ class RotaryField(Field):
         if positions.scaling:
             kind, numbers = read_scaling(positions.scaling)
             names = SCALINGS[kind].numbers
+            scaled = {"rope_type": kind.removesuffix("_smooth")}
             scaled |= zip(names, numbers, strict=not SCALINGS[kind].by_length)
             if LENGTH in scaled:
                 scaled[LENGTH] = int(scaled[LENGTH])
-            scaled["rope_type"] = kind.removesuffix("_smooth")
             if kind == "longrope":
                 half = len(numbers) // 2
                 scaled |= {"short_factor": [*numbers[1 : half + 1]]}
                 scaled |= {"long_factor": [*numbers[half + 1 :]]}
-                scaled["attention_factor"] = positions.scale
-            if kind.startswith("yarn"):
-                scaled |= self._write_yarn(scale, scaled["factor"]) | {"truncate": kind == "yarn"}
-                scaled |= {"attention_factor": positions.scale} if positions.scale != 1 else {}
-            if kind == "dynamic":
+                scaled |= {"attention_factor": positions.scale}
+            elif kind == "dynamic":
                 del scaled[LENGTH]
+            elif scaled["rope_type"] == "yarn":
+                scaled |= self._write_scales(scaled["factor"], scale, positions.scale)
+                scaled |= {"truncate": kind == "yarn"}
         today = {"rope_type": "default"} | scaled | {"rope_theta": positions.base}
         today |= {"partial_rotary_factor": positions.fraction} if self.fraction else {}
         own: JSON = {self.fraction: positions.fraction} if self.fraction else {}
@@ -150,26 +175,22 @@ class RotaryField(Field):
         own |= {self.base: positions.base}
         return own | {"rope_scaling": scaled or None, "rope_parameters": today}
 
-    def _write_yarn(self, scale: float, factor: float) -> JSON:
-        """The attributes from which `_score_scale` reads this."""
+    def _write_scales(self, factor: float, scale: float, rotated: float) -> JSON:
+        """The words from which `_yarn_scales` reads these."""
         root = math.sqrt(scale)
         if not self.of_part or scale == 1:
-            roots = [one for one in _near(root) if one**2 == scale]
-            return {"attention_factor": (roots or [root])[0]}
+            return {"attention_factor": root if rotated == 1 else rotated}
         weight = (root - 1) / (0.1 * math.log(factor))
-        near = (round(weight, 9), *_near(weight))
+        # As somebody may have written it, or one of the numbers that rounding leaves.
+        near = round(weight, 9), weight, math.nextafter(weight, 0), math.nextafter(weight, math.inf)
         exact = (one for one in near if _yarn_size(factor, one) ** 2 == scale)
-        return dict.fromkeys(("mscale", "mscale_all_dim"), next(exact, weight))
+        words = dict.fromkeys(("mscale", "mscale_all_dim"), next(exact, weight))
+        return words | ({} if rotated == 1 else {"attention_factor": rotated})
 
 
 def _yarn_size(factor: float, weight: float) -> float:
     """1 + 0.1 weight log(factor) (Peng et al. 2023, arXiv 2309.00071, section 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-
-def _near(number: float) -> tuple[float, float, float]:
-    """A number and the next ones, one of which may be exact where it is rounded."""
-    return number, math.nextafter(number, 0), math.nextafter(number, math.inf)
 
 
 def score_scales(scales: list[float]) -> Values:
@@ -194,60 +215,29 @@ def _collect(attributes: JSON, own: dict[str, str]) -> JSON:
     return found
 
 
-def _pop_yarn(found: JSON) -> JSON:
-    """The words of YaRN that `Rotary` does not hold; leaves the others with their defaults."""
-    yarn = {n: found.pop(n, None) for n in ("attention_factor", "mscale", "mscale_all_dim")}
-    for name, number in yarn.items():
-        if number is not None and (not isinstance(number, int | float) or number <= 0):
-            raise bad_value(name, number, "must be above 0")
-    for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
-        found[name] = found.get(name) or default
-    yarn["truncate"] = found.pop("truncate", True)
-    if not isinstance(yarn["truncate"], bool):
-        raise bad_value("truncate", yarn["truncate"], "should be true or false")
-    return yarn
-
-
-def _pop_longrope(found: JSON, attributes: JSON) -> list[float]:
-    """The short and the long factors; leaves the attention factor and the length of training."""
-    factors = []
-    for name in ("short_factor", "long_factor"):
-        own = found.pop(name, None)
-        if not isinstance(own, list) or not all(_is_number(one) for one in own):
-            raise bad_value(
-                name, own, "of rope_type 'longrope' should be a list of numbers above 0"
-            )
-        factors.append(own)
-    if len(factors[0]) != len(factors[1]):
-        why = f"has {len(factors[1])} numbers, short_factor {len(factors[0])}"
-        raise bad_value("long_factor", factors[1], why)
-    longest = attributes["max_position_embeddings"]
-    trained, factor = found.setdefault(LENGTH, longest), found.pop("factor", None)
-    if not all(_is_number(one) for one in (trained, longest if factor is None else factor)):
-        raise bad_value("factor", factor, "of rope_type 'longrope' should be a number above 0")
-    factor = float(longest / trained if factor is None else factor)
-    growth = math.log(max(1.0, factor))
-    if found.get("attention_factor") is None:
-        found["attention_factor"] = math.sqrt(1 + growth / math.log(max(cast(float, trained), 2)))
-    return [*factors[0], *factors[1]]
-
-
 def _is_number(value: object) -> bool:
     """Whether a value is a number above 0, of a size that can be computed with."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0 < value <= LARGEST_NUMBER  # type: ignore[operator]
 
 
-def _check_numbers(found: JSON, known: tuple[str, ...], kind: str) -> None:
-    """Raise ValueError unless all are known numbers, finite and above 0."""
+def _check_words(found: JSON, known: tuple[str, ...], kind: str) -> None:
+    """Raise ValueError unless all are known, and numbers are finite and above 0."""
     for key, value in found.items():
         if key not in known:
             raise ValueError(
                 f"config.json: {shown(key)[1:-1]} = {shown(value)} of the rotary positions "
                 f"(rope_type {kind!r}) is unknown here and may change what the model computes"
             )
-        if not _is_number(value):
-            raise bad_value(key, value, "of the rotary positions must be above 0")
+        if key == "truncate":
+            fits, allowed = isinstance(value, bool), "true or false"
+        elif key in FACTORS:
+            fits = isinstance(value, list) and all(map(_is_number, value))
+            allowed = "a list of numbers above 0"
+        else:
+            fits, allowed = _is_number(value), "a number above 0"
+        if not fits:
+            raise bad_value(key, value, f"of the rotary positions must be {allowed}")
 
 
 def _short(number: int | float) -> str:
@@ -298,12 +288,11 @@ class Window(Field):
     """sliding_window of all layers, which counts the token itself; `switch` is the attribute that
     must be true for it."""
 
-    default: int | None = 4096
     switch: str = ""
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        own = Attribute("sliding_window", self.default, int, nullable=True)
+        own = Attribute("sliding_window", kind=int, nullable=True)
         return (own, Attribute(self.switch, False)) if self.switch else (own,)
 
     def read(self, attributes: JSON, source: Source) -> Values:
@@ -333,6 +322,7 @@ class LayerTypes(Field):
       bases: where layers with a window have rotary positions of their own, and rope_scaling is of
         the others: type of a layer -> what configs before transformers 5 call its base, and its
         default; None: there is none.
+      switch: the attribute that must be true for any window.
     """
 
     default_window: int | None = 4096
@@ -340,11 +330,13 @@ class LayerTypes(Field):
     more: tuple[Attribute, ...] = ()
     rope: RotaryField = RotaryField()
     bases: Mapping[str, tuple[str, float | None]] = dataclasses.field(default_factory=dict)
+    switch: str = ""
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
+        switch = (Attribute(self.switch, False),) if self.switch else ()
         types = Attribute("layer_types", kind=list)
-        return (types, self.window_attribute, *self.more, *self.rope.attributes)
+        return (types, self.window_attribute, *switch, *self.more, *self.rope.attributes)
 
     @property
     def window_attribute(self) -> Attribute:
@@ -372,7 +364,13 @@ class LayerTypes(Field):
         if len(types) != attributes["num_hidden_layers"]:
             why = f"are {len(types)}, num_hidden_layers is {attributes['num_hidden_layers']}"
             raise bad_value("layer_types", types, why)
+        if SLIDING in types and not attributes.get(self.switch, True):
+            raise bad_value("layer_types", types, f"need {self.switch} = true")
         return list(types)
+
+    def rotates(self, attributes: JSON, types: list[str]) -> list[bool]:
+        """Whether each layer has rotary positions; those without have none."""
+        return [True] * len(types)
 
     def of_type(self, attributes: JSON, type_: str) -> JSON:
         """The attributes of rotary positions, for the layers of one type alone."""
@@ -397,25 +395,33 @@ class LayerTypes(Field):
     def read(self, attributes: JSON, source: Source) -> Values:
         types = self.types(attributes)
         ropes = {t: self.rope.rotary(self.of_type(attributes, t)) for t in (FULL, SLIDING)}
-        window = self.window(attributes) if SLIDING in types else None
-        base = FULL if FULL in types else SLIDING
-        values: Values = {
-            "positions": ropes[base][0],
-            "attention.window": None if base == FULL else window,
+        window, usual = self.window(attributes) if SLIDING in types else None, ropes[FULL][0]
+        scales, layers = list[float](), list[LayerOverrides]()
+        for type_, rotates in zip(types, self.rotates(attributes, types), strict=True):
+            positions, scale = ropes[type_] if rotates else (NoPositions(), 1.0)
+            scales.append(scale)
+            layers.append(
+                LayerOverrides(
+                    window=window if type_ == SLIDING else None,
+                    positions=None if positions == usual else positions,
+                )
+            )
+        same, several = layers[0], types_of(layers)
+        return {
+            "positions": usual if several else same.positions or usual,
+            "attention.window": None if several else same.window,
+            **score_scales(scales),
+            **several,
         }
-        own = ropes[SLIDING][0] if ropes[SLIDING][0] != ropes[FULL][0] else None
-        slides = LayerOverrides(window=window, positions=own)
-        values |= score_scales([ropes[type_][1] for type_ in types])
-        return values | types_of([slides if t == SLIDING else LayerOverrides() for t in types])
 
     def write(self, config: ModelConfig) -> JSON:
         """Windows of several sizes are written as one of them."""
         windows = [config.stacks[name].attention.window for name in config.layer_names]
-        ropes = {t: self.rope.describe(*_rotary_of(config, windows, t)) for t in (FULL, SLIDING)}
-        written = ropes[FULL] | {
-            "layer_types": [FULL if window is None else SLIDING for window in windows],
-            **self.write_window(next((w for w in windows if w is not None), None)),
-        }
+        types = [FULL if window is None else SLIDING for window in windows]
+        ropes = {type_: self._write_rope(config, types, type_) for type_ in (FULL, SLIDING)}
+        written = ropes[FULL] | {"layer_types": types}
+        written |= self.write_window(next((w for w in windows if w is not None), None))
+        written |= {self.switch: SLIDING in types} if self.switch else {}
         if not self.bases:
             return written
         own: JSON = {}
@@ -426,62 +432,18 @@ class LayerTypes(Field):
         parameters = {type_: rope["rope_parameters"] for type_, rope in ropes.items()}
         return written | own | {"rope_parameters": parameters}
 
-
-STILL = NoPositions()
+    def _write_rope(self, config: ModelConfig, types: list[str], type_: str) -> JSON:
+        """Of the layers of a type; of others where none of these is rotary."""
+        positions = [config.stacks[name].positions for name in config.layer_names]
+        scales = config.attention.layer_scales or (1.0,) * config.num_layers
+        layers = sorted(zip(types, positions, scales, strict=True), key=lambda one: one[0] != type_)
+        rotary = [one[1:] for one in layers if one[1].is_rotary]
+        unused = Rotary(base=self.rope.default_base), 1.0
+        return self.rope.describe(*(rotary or [unused])[0])
 
 
 class StillTypes(LayerTypes):
-    """`LayerTypes` where some layers have no positions: here those without a window."""
+    """`LayerTypes` where layers without a window have no positions."""
 
-    def turns(self, attributes: JSON, types: list[str]) -> list[bool]:
-        """Whether each layer has rotary positions."""
+    def rotates(self, attributes: JSON, types: list[str]) -> list[bool]:
         return [type_ == SLIDING for type_ in types]
-
-    def write_turns(self, turns: list[bool]) -> JSON:
-        """The inverse, beyond layer_types."""
-        return {}
-
-    def read(self, attributes: JSON, source: Source) -> Values:
-        types = self.types(attributes)
-        turns = self.turns(attributes, types)
-        rotary, scale = self.rope.rotary(attributes)
-        window = self.window(attributes) if SLIDING in types else None
-        layers = [
-            LayerOverrides(
-                window=window if type_ == SLIDING else None, positions=None if turn else STILL
-            )
-            for type_, turn in zip(types, turns, strict=True)
-        ]
-        first, same = layers[0], len(set(layers)) == 1
-        return {
-            "positions": (first.positions if same else None) or rotary,
-            "attention.window": first.window if same else None,
-            **score_scales([scale if turn else 1.0 for turn in turns]),
-            **types_of(layers),
-        }
-
-    def write(self, config: ModelConfig) -> JSON:
-        stacks = [config.stacks[name] for name in config.layer_names]
-        scales = config.attention.layer_scales or (1.0,) * config.num_layers
-        turns = [stack.positions.is_rotary for stack in stacks]
-        first = turns.index(True) if any(turns) else None
-        unused = (Rotary(base=self.rope.default_base), 1.0)
-        rotary = unused if first is None else (stacks[first].positions, scales[first])
-        windows = [stack.attention.window for stack in stacks]
-        return {
-            **self.rope.describe(*rotary),
-            "layer_types": [FULL if window is None else SLIDING for window in windows],
-            **self.write_window(next((w for w in windows if w is not None), None)),
-            **self.write_turns(turns),
-        }
-
-
-def _rotary_of(
-    config: ModelConfig, windows: list[int | None], type_: str
-) -> tuple[Positions, float]:
-    """The positions, and the factor of scores, of the layers of a type; of others if there are
-    none."""
-    scales = config.attention.layer_scales or (1.0,) * config.num_layers
-    layers = list(zip(config.layer_names, scales, windows, strict=True))
-    layers.sort(key=lambda layer: (layer[2] is None) != (type_ == FULL))
-    return config.stacks[layers[0][0]].positions, layers[0][1]

@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from attnlab.extras import extra
 from attnlab.models.config import FlaxModel, ModelConfig
 from attnlab.models.params import check_params
 from attnlab.names import lookup
@@ -19,7 +19,7 @@ from attnlab.pretrained.folders import write_together
 from attnlab.pretrained.hub import GENERATION
 from attnlab.pretrained.metadata import metadata_of
 from attnlab.pretrained.registry import FAMILIES
-from attnlab.pretrained.tensors import CHUNK, INDEX, ONE_FILE, Arrays, is_floating, write_file
+from attnlab.pretrained.tensors import INDEX, Arrays, is_floating, write_file
 from attnlab.pretrained.weights import unfill
 from attnlab.sharing import Params
 from attnlab.transforms import unshare
@@ -61,8 +61,9 @@ def save(
       ValueError: no family computes the same as the model, or not the one that is named; `params`
         are not its weights: names the first that differs, what it is and what the model expects;
         or `folder` is a file.
+      TypeError: `params` are no dict.
       OSError: the folder cannot be written.
-      ModuleNotFoundError: safetensors is missing.
+      ModuleNotFoundError: safetensors or huggingface_hub is missing.
 
     >>> import tempfile
     >>> import jax.numpy as jnp
@@ -93,25 +94,22 @@ def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool 
     Any floating-point dtype is accepted; each weight may have its own.
 
     Raises:
+      TypeError: params are no dict.
       ValueError: names the first weight that is wrong, what it is and what the model expects.
     """
-    if not isinstance(params, Mapping):
-        raise ValueError(f"params must be a dict of weights by name, not {params!r:.99}")
     params = check_params(config, params)
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name, a = ".".join(key.key for key in path), np.asarray(leaf)
         if not is_floating(a.dtype):
             raise ValueError(f"params: {name} is {a.dtype}, the model expects a floating dtype")
-        flat = a.reshape(-1)
-        for first in range(0, 0 if allow_nonfinite else flat.size, CHUNK):
-            finite = np.isfinite(flat[first : first + CHUNK])
-            if not finite.all():
-                place = first + int(np.argmin(finite))
-                index = ", ".join(str(i) for i in np.unravel_index(place, a.shape))
-                raise ValueError(
-                    f"params: {name} has {float(flat[place])} at {index or 'its only place'}; if "
-                    "it is meant to, pass allow_nonfinite=True"
-                )
+        finite = np.isfinite(a)
+        if not (allow_nonfinite or finite.all()):
+            index = np.unravel_index(np.argmin(finite), a.shape)
+            place = ", ".join(map(str, index)) or "its only place"
+            raise ValueError(
+                f"params: {name} has {float(a[index])} at {place}; if it is meant to, pass "
+                "allow_nonfinite=True"
+            )
     return params
 
 
@@ -122,7 +120,7 @@ def _contents(family: Family, config: ModelConfig, params: Params) -> tuple[JSON
     table = family.table_of(Source(architecture))
     tensors = unfill(jax.tree.map(np.asarray, params), table.entries(config, attributes))
     tensors |= {name: tensors[other] for name, other in table.copies_in(config).items()}
-    if not architecture.endswith("Model") or architecture.endswith(("HeadModel", "MTModel")):
+    if architecture != family.architectures[0]:  # the bare model
         own = table.task_modules
         tensors = {n if n.startswith(own) else table.prefix + n: a for n, a in tensors.items()}
     attributes |= {"model_type": family.name}
@@ -135,19 +133,21 @@ def _to_json(attributes: JSON) -> str:
 
 
 def _write(folder: str | Path, texts: dict[str, str], tensors: Arrays, max_bytes: int) -> None:
-    shards = split_shards(tensors, max_bytes)
-    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    if len(shards) == 1:
-        names = [ONE_FILE]
-    else:
-        places = {t: name for name, shard in zip(names, shards, strict=True) for t in shard}
-        size = sum(a.nbytes for a in tensors.values())
-        index = {"metadata": {"total_size": size}, "weight_map": places}
+    with extra("pretrained"):
+        from huggingface_hub import split_state_dict_into_shards_factory as split_shards
+    shards = split_shards(
+        tensors,
+        get_storage_size=lambda a: a.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_bytes,
+    )
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         texts[INDEX] = json.dumps(index, indent=2) + "\n"
 
     def write(new: Path) -> None:
-        for name, shard in zip(names, shards, strict=True):
-            write_file(new / name, {tensor: tensors[tensor] for tensor in shard})
+        for name, held in shards.filename_to_tensors.items():
+            write_file(new / name, {tensor: tensors[tensor] for tensor in held})
         for name, text in texts.items():
             (new / name).write_text(text, encoding="utf-8")
 
@@ -164,23 +164,6 @@ def is_weight_file(name: str) -> bool:
     """
     pattern = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
     return re.fullmatch(pattern, name) is not None
-
-
-def split_shards(tensors: Mapping[str, np.ndarray], max_bytes: int) -> list[list[str]]:
-    """Names of the tensors of each file, in order, none of more bytes unless it is one tensor.
-
-    >>> split_shards({"a": np.zeros(4), "b": np.zeros(2), "c": np.zeros(2)}, 40)
-    [['a'], ['b', 'c']]
-    """
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, a in tensors.items():
-        if shards[-1] and size + a.nbytes > max_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += a.nbytes
-    return shards
 
 
 def _choose_family(config: ModelConfig, family: str) -> Family:

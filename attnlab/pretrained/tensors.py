@@ -24,7 +24,7 @@ DTYPES: dict[str, DTypeLike] = {
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
     "BOOL": np.bool_,
 }  # fmt: skip
-PICKLES = (b"PK", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
+PICKLE = "a pickle (.bin, .pt) can run code and is never opened: save the model as safetensors"
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 Arrays = dict[str, np.ndarray]
 """Name of a tensor -> the tensor."""
@@ -85,19 +85,18 @@ def open_folder(folder: Path) -> Tensors:
     if os.path.lexists(folder / ONE_FILE):
         return open_file(folder / ONE_FILE)
     if not os.path.lexists(folder / INDEX):
-        raise ValueError(f"{folder} holds no {ONE_FILE} and no {INDEX}{_found_pickle(folder)}")
+        raise ValueError(f"{folder} holds no {ONE_FILE} and no {INDEX}; {PICKLE}")
     places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ValueError(
             f"{folder / INDEX} has weight_map = {shown(places)}; it should map names to files"
         )
-    odd = [file for file in places.values() if not isinstance(file, str)]
-    if odd:
-        raise ValueError(f"{INDEX} names the file {shown(odd[0])}; write a string")
+    for name in places.values():
+        inside = isinstance(name, str) and Path(name).name == name
+        if not inside or not os.path.isfile(folder / name):
+            raise ValueError(f"{INDEX} names the file {shown(name)}, which is not in {folder}")
     tensors: Tensors = {}
     for name in dict.fromkeys(places.values()):
-        if Path(name).name != name or not _is_file(folder / name):
-            raise ValueError(f"{INDEX} names the file {shown(name)}, which is not in {folder}")
         held = open_file(folder / name)
         said = {tensor for tensor, file in places.items() if file == name}
         if said != set(held):
@@ -107,47 +106,24 @@ def open_folder(folder: Path) -> Tensors:
     return tensors
 
 
-def _found_pickle(folder: Path) -> str:
-    """What to do where the weights are pickles; "" where there are none."""
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".bin", ".pt", ".pth"):
-            return (
-                f"; {path.name} is a pickle, which can run code and is never opened: load it where "
-                "you trust it and save it as safetensors"
-            )
-    return ""
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long
-        return False
-
-
 def read_file(path: Path) -> Arrays:
     """Every tensor of one file, read. Raises as `open_file`."""
     return {name: tensor[...] for name, tensor in open_file(path).items()}
 
 
 def open_file(path: Path) -> Tensors:
-    """Every tensor of one file. Raises ValueError for a pickle, and what is damaged or empty."""
+    """Every tensor of one file. Raises ValueError for what is damaged, a pickle or empty."""
     with extra("pretrained"):
         from safetensors import SafetensorError, safe_open
-    if not _is_file(path):
+    if not os.path.isfile(path):
         raise ValueError(f"{path} is no file")
-    with path.open("rb") as file:
-        start, brace = file.read(8), file.read(1)
-    # A header of 640 bytes begins as a pickle does: the brace tells them apart.
-    if brace != b"{" and start[:2] in PICKLES:
-        raise ValueError(
-            f"{path} is a pickle with another name; pickles can run code and are never opened: "
-            "save the model as safetensors"
-        )
     try:
         mapped = safe_open(path, framework="np")
     except SafetensorError as error:
-        raise ValueError(f"{path} is no whole safetensors file ({error}); copy it again") from None
+        raise ValueError(
+            f"{path} is no whole safetensors file ({error}); copy it again, or where it is a "
+            f"pickle: {PICKLE}"
+        ) from None
     with path.open("rb") as file:  # the library has checked all of it
         length = int.from_bytes(file.read(8), "little")
         header = _parse_object(file.read(length).decode(), path)
@@ -178,7 +154,7 @@ def write_file(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 def read_json(path: Path) -> JSON:
     """A JSON object. Raises ValueError, naming the file."""
-    if not _is_file(path):
+    if not os.path.isfile(path):
         raise ValueError(
             f"{shown(str(path), 400)[1:-1]} is missing; a folder needs config.json and {ONE_FILE}"
         )
@@ -191,14 +167,12 @@ def read_json(path: Path) -> JSON:
 
 def _parse_object(text: str, path: Path) -> JSON:
     """A JSON object, in which none has a key twice."""
-    twice: list[str] = []
 
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice.append(next(name for name in names if names.count(name) > 1))
-        return found
+    def unique(pairs: list[tuple[str, object]]) -> JSON:
+        names = [name for name, _ in pairs]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"it has the key {shown(twice[0])} twice; keep one")
+        return dict(pairs)
 
     try:
         value = json.loads(text, object_pairs_hook=unique)
@@ -206,8 +180,6 @@ def _parse_object(text: str, path: Path) -> JSON:
         raise ValueError(f"{path} is nested too deep to be read") from None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    if twice:
-        raise ValueError(f"{path} has the key {shown(twice[0])} twice; keep one")
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")
     return value

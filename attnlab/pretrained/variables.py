@@ -16,7 +16,7 @@ from attnlab.models.flax import MultiHeadAttention
 from attnlab.models.params import param_shapes
 from attnlab.names import lookup
 from attnlab.nested import JSON
-from attnlab.pretrained.systems import former, google, summae, t2t, torch
+from attnlab.pretrained.systems import former, google, t2t, torch
 from attnlab.pretrained.systems.arrays import Built
 from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import fill
@@ -30,7 +30,7 @@ SYSTEMS: dict[str, Callable[[JSON, Arrays], Built]] = {
     "t2t": t2t.build,
     "google_bert": google.build_bert,
     "google_albert": google.build_albert,
-    "summae": summae.build,
+    "summae": t2t.build_summae,
 }
 """Name -> (config, variables) -> what the variables belong to, and the name table."""
 
@@ -92,11 +92,9 @@ def from_variables(
     if unknown:
         raise ValueError(f"{system} has no place for the variable {unknown[0]!r}")
     if isinstance(built, Layout):
-        shapes = {
-            name: jax.ShapeDtypeStruct(shape, jnp.float32)
-            for name, shape in weight_shapes(built).items()
-        }
-        params = fill({"heads": shapes}, entries, tensors)
-        return MultiHeadAttention(built), jax.tree.map(jnp.asarray, params)
-    params = fill(param_shapes(built), entries, tensors)
-    return built.build(), jax.tree.map(jnp.asarray, params)
+        found = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in weight_shapes(built).items()}
+        model: MultiHeadAttention | FlaxModel = MultiHeadAttention(built)
+        shapes: Params = {"heads": found}
+    else:
+        model, shapes = built.build(), param_shapes(built)
+    return model, jax.tree.map(jnp.asarray, fill(shapes, entries, tensors))

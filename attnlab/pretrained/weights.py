@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import EllipsisType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ def fill(
     or infinity without `allow_nonfinite`.
     """
     entries = list(entries)
-    leaves: Shapes = {path: leaf.shape for path, leaf in _leaves(shapes).items()}
+    leaves: Shapes = {path: leaf.shape for path, leaf in leaves_by_path(shapes).items()}
     parts = _parts(entries, tensors, leaves)
     made = {}
     for path in sorted(leaves, key=lambda path: -math.prod(leaves[path])):
@@ -82,8 +82,8 @@ def fill(
     return filled
 
 
-def _leaves(params: Params) -> dict[Path, np.ndarray]:
-    """Path of a weight -> the weight."""
+def leaves_by_path(params: Params) -> dict[Path, Any]:
+    """Path of a weight -> the weight, or what a tree has in its place."""
     found = jax.tree_util.tree_flatten_with_path(params)[0]
     return {tuple(key.key for key in keys): leaf for keys, leaf in found}
 
@@ -132,7 +132,7 @@ def _is_covered(indices: list[Index], shape: tuple[int, ...]) -> bool:
 
 def unfill(params: Params, entries: Iterable[Entry]) -> Arrays:
     """The inverse of `fill`: name -> tensor."""
-    leaves = {path: np.asarray(leaf) for path, leaf in _leaves(params).items()}
+    leaves = {path: np.asarray(leaf) for path, leaf in leaves_by_path(params).items()}
     shapes: Shapes = {path: a.shape for path, a in leaves.items()}
     tensors = {}
     for entry in entries:

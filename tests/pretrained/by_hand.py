@@ -27,6 +27,11 @@ def attend(q, k, v, scale, hidden=None):
     return heads.reshape(*heads.shape[:2], -1)
 
 
+def layer_norm(x, scale, bias, eps=1e-5):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * scale + bias
+
+
 def linear(w, name, x):
     return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 

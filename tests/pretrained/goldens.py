@@ -22,14 +22,16 @@ ATTRIBUTES = {
     "bert": {"is_decoder": True, "position_embedding_type": "relative_key"},
     "albert": {"gap_size": 2, "num_hidden_groups": 10**4},
     "roberta": {"add_cross_attention": True},
-    "gpt2": {"scale_attn_by_inverse_layer_idx": 2},
+    "gpt2": {"scale_attn_by_inverse_layer_idx": 2, "hidden_size": 24},
     "deepseek_v3": {"scoring_func": "softmax", "attention_bias": True, "num_key_value_heads": 2}
     | {"qk_head_dim": 99},
     "gemma3_text": {"attn_logit_softcapping": 50.0, "use_bidirectional_attention": "yes"}
     | {"layer_types": [FULL, "chunked_attention"], "rope_parameters": {"rope_theta": 10.0}}
     | {"sliding_window": None},
     "gpt_neox": {"rotary_pct": 0.9, "is_decoder": True},
-    "llama": {"partial_rotary_factor": 0.5, "rope_theta": 77.0},
+    "llama": {"partial_rotary_factor": 0.5, "rope_theta": 77.0, "is_causal": False}
+    | {"sliding_window": 4},
+    "mistral": {"layer_types": [FULL] * 2},
     "ministral": {"layer_types": [FULL], "sliding_window": None},
     "qwen2": {"layer_types": [SLIDING, "chunked_attention"]},
     "qwen3": {"layer_types": [FULL, SLIDING], "rope_parameters": "llama3"},

@@ -32,20 +32,14 @@ def test_equal_bits_are_shared(value):
     )
 
 
-def test_zeros_of_different_sign_are_not_shared():
-    params = alike(0.0)
-    attention = params["layers"]["attention"]
-    attention["q"] = attention["q"].at[1, 0, 0, 0].set(-0.0)
-    config, once = detect_sharing(CONFIG, params)
-    assert config.plan["attention"] == (0, 1, 0)
-    assert config.plan["ffn"] == (0, 0, 0)
-    signs = np.signbit(np.asarray(once["layers"]["attention"]["q"])[:, 0, 0, 0])
-    assert signs.tolist() == [False, True]
-
-
-def test_nans_of_different_bits_are_not_shared():
+@pytest.mark.parametrize("bits", [[0, 1 << 31, 0], [0x7FC00000, 0x7FC00001, 0x7FC00000]])
+def test_other_bits_are_not_shared(bits):
+    """Zeros of different sign, and NaNs of different bits."""
     params = alike(0.0)
     q = np.array(params["layers"]["attention"]["q"])
-    q.view(np.uint32)[:, 0, 0, 0] = [0x7FC00000, 0x7FC00001, 0x7FC00000]
+    q.view(np.uint32)[:, 0, 0, 0] = bits
     params["layers"]["attention"]["q"] = jnp.asarray(q)
-    assert detect_sharing(CONFIG, params)[0].plan["attention"] == (0, 1, 0)
+    config, once = detect_sharing(CONFIG, params)
+    assert (config.plan["attention"], config.plan["ffn"]) == ((0, 1, 0), (0, 0, 0))
+    found = np.asarray(once["layers"]["attention"]["q"]).view(np.uint32)
+    assert found[:, 0, 0, 0].tolist() == bits[:2]

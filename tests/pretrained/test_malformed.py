@@ -37,6 +37,7 @@ def gpt2(tmp_path, changes=None, tensors=None):
 
 
 ATTRIBUTES = [
+    ("num_hidden_layers", 10**5, "100000"),  # of layers that share their weights, too
     ("model_type", ["gpt2"], "['gpt2']"),
     ("model_type", None, "None"),
     ("model_type", "g" * 5000, "ggg"),
@@ -55,15 +56,10 @@ ATTRIBUTES = [
 
 @pytest.mark.parametrize(("name", "value", "part"), ATTRIBUTES, ids=str)
 def test_an_attribute(name, value, part, tmp_path):
-    folder = gpt2(tmp_path, {name: value})
+    config, tensors, _, _ = split(FAMILIES["albert" if name.startswith("num_") else "gpt2"])
+    folder = write(tmp_path / "folder", config | {name: value}, tensors)
     for load in (pretrained.load, pretrained.load_config):
         refused(functools.partial(load, folder), "config.json", name[:10], part)
-
-
-def test_layers_that_share_their_weights_are_bounded_too(tmp_path):
-    config, tensors, _, _ = split(FAMILIES["albert"])
-    folder = write(tmp_path / "folder", config | {"num_hidden_layers": 10**5}, tensors)
-    refused(lambda: pretrained.load(folder), "config.json", "num_hidden_layers", "100000")
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
@@ -265,10 +261,7 @@ def test_rotary_positions(family, outer, tmp_path):
 
 HEADS = [
     ("bert", "BertForMultipleChoice", "classifier.bias", "BertForMaskedLM"),
-    ("llama", "LlamaForReward", "v_head.weight", "LlamaForCausalLM"),
     ("t5", "T5ForQuestionAnswering", "qa_outputs.weight", "T5ForConditionalGeneration"),
-    ("bart", "BartForSequenceClassification", "classification_head.dense.bias", "BartModel"),
-    ("vit", "ViTForMaskedImageModeling", "classifier.bias", "ViTForImageClassification"),
     ("dinov2", "Dinov2ForImageClassification", "classifier.bias", "Dinov2Model"),
 ]
 
@@ -278,5 +271,4 @@ def test_a_task_head(family, architecture, tensor, known, tmp_path):
     config, held, _, _ = split(FAMILIES[family])
     config |= {"architectures": [architecture]}
     folder = write(tmp_path / "folder", config, held | {tensor: np.ones(2, np.float32)})
-    message = refused(lambda: pretrained.load(folder), architecture, known, tensor, "base_model")
-    assert "ignore" not in message
+    refused(lambda: pretrained.load(folder), architecture, known, tensor, "ignore")

@@ -29,17 +29,19 @@ def saved(family, words, tmp_path, change=lambda config: config, **options):
     return tmp_path / "ours"
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "bert", "mbart", "marian", "phi3"])
-def test_ids_of_special_tokens(family, tmp_path):
-    found = said(saved(family, TOKENS, tmp_path))
-    assert {name: found[name] for name in TOKENS} == TOKENS
+NAMES = {str(i): f"a kind of {i}" for i in range(5)}
+LABELS = {"id2label": NAMES, "label2id": {name: int(i) for i, name in NAMES.items()}}
+# Positions are counted by an id that is that of the model.
+PADDED = {"pad_token_id": 4, "eos_token_id": 6}
+KEPT = dict.fromkeys(("llama", "mistral", "bert", "mbart", "marian", "phi3"), TOKENS)
+
+
+@pytest.mark.parametrize(("family", "words"), (KEPT | dict(roberta=PADDED, vit=LABELS)).items())
+def test_words_are_kept(family, words, tmp_path):
+    """Ids of special tokens and names of classes."""
+    found = said(saved(family, words, tmp_path))
+    assert {name: found[name] for name in words} == words
     assert found["model_type"] == family
-
-
-def test_an_id_that_positions_are_counted_by_is_that_of_the_model(tmp_path):
-    words = {"pad_token_id": 4, "eos_token_id": 6}
-    found = said(saved("roberta", words, tmp_path))
-    assert (found["pad_token_id"], found["eos_token_id"]) == (4, 6)
 
 
 def test_ids_without_a_word_in_config_json(tmp_path):
@@ -78,13 +80,6 @@ def test_generation_config(tmp_path):
     (theirs / "generation_config.json").write_text("[")
     with pytest.raises(ValueError, match=r"generation_config\.json is not JSON"):
         pretrained.load(theirs)
-
-
-def test_names_of_classes(tmp_path):
-    names = {str(i): f"a kind of {i}" for i in range(5)}
-    words = {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
-    found = said(saved("vit", words, tmp_path))
-    assert {name: found[name] for name in words} == words
 
 
 def test_another_model_type_where_the_first_cannot_write_the_model(tmp_path):

@@ -1,16 +1,14 @@
-"""Parameter counts of published models, to the integer: by formula and by the tree of weights.
+"""Parameter counts of published models, to the integer: by formula.
 
 The numbers are those of transformers 5.23 with tied tensors counted once.
 """
 
 import dataclasses
 
-import jax
 import pytest
-from conftest import deep
 
 from attnlab.models import EncoderConfig, num_parameters
-from attnlab.pretrained import FAMILIES, PUBLISHED, param_shapes, published_config
+from attnlab.pretrained import FAMILIES, PUBLISHED, published_config
 from attnlab.pretrained.fields import Source
 
 BERT_POOLER, POOLER, LM_HEAD = "pooler.dense.weight", "pooler.weight", "lm_head.weight"
@@ -96,12 +94,6 @@ def config_of(family, head, attributes, fields):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[1]}-{row[0]}")
 def test_published_count(row):
     assert num_parameters(config_of(*row[1:])) == row[0]
-
-
-@pytest.mark.parametrize("row", deep(ROWS, *ROWS[::6]), ids=lambda row: f"{row[1]}-{row[0]}")
-def test_a_model_has_as_many_weights(row):
-    config = config_of(*row[1:])
-    assert sum(a.size for a in jax.tree.leaves(param_shapes(config))) == row[0]
 
 
 NAMED = {

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from by_hand import E, N, X, attend, draw, linear, run
+from by_hand import E, N, X, attend, draw, layer_norm, linear, run
 from conftest import assert_close
 
 from attnlab import pretrained
@@ -26,9 +26,7 @@ def layer(at=""):
 
 
 def norm(w, name, x):
-    y = x - x.mean(-1, keepdims=True)
-    y = y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-5)
-    return y * w[f"{name}.weight"] + w[f"{name}.bias"]
+    return layer_norm(x, w[f"{name}.weight"], w[f"{name}.bias"])
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -94,22 +92,3 @@ def test_a_decoder_by_hand():
         )
     )(params, *texts)
     assert_close(got.hidden, x.astype(np.float32), loosen=10)
-
-
-@pytest.mark.parametrize(
-    ("config", "change", "message"),
-    [
-        (dict(), {}, "config needs 'nhead'"),
-        (dict(nhead=N, heads=2), {}, "'heads' is unknown"),
-        (dict(nhead=N, activation="mish"), {}, "unknown activation 'mish'"),
-        (dict(nhead=5), {}, "not divisible by num_heads 5"),
-        (dict(nhead=N), {"linear1.weight": None}, "'linear1.weight' is missing"),
-        (dict(nhead=N), {"norm2.bias": None}, "is 'norm2.bias'; the model of the config needs"),
-        (dict(nhead=N), {"norm4.bias": draw(E)}, "no place for the variable 'norm4.bias'"),
-        (dict(nhead=N), {"linear2.bias": draw(E + 1)}, r"has shape \(13,\), the config asks"),
-    ],
-)
-def test_what_does_not_fit_is_named(config, change, message):
-    w = {name: a for name, a in (layer() | change).items() if a is not None}
-    with pytest.raises(ValueError, match=message):
-        pretrained.from_variables("torch_layers", config, w)

@@ -1,13 +1,14 @@
 """Weights under other systems' names, against the definition of each, written out in NumPy."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import peer_outputs
 import pytest
-from by_hand import RNG, E, N, X, attend, draw, linear
+from by_hand import RNG, E, N, X, attend, draw, layer_norm, linear
 from conftest import assert_close, deep
 from goldens import FAMILIES, split, write
 
@@ -96,9 +97,7 @@ def t2t_by_hand(w, after, source, target):
     def normalise(path, x):
         place = {"da": "layer_prepostprocess", "dan": "layer_postprocess"}[after]
         path = f"{path}/{place}/layer_norm/layer_norm_"
-        x = x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
-        return x * w[f"{path}scale"] + w[f"{path}bias"]
+        return layer_norm(x, w[f"{path}scale"], w[f"{path}bias"], 1e-6)
 
     def step(path, f, x):
         return x + f(normalise(path, x)) if after == "da" else normalise(path, x + f(x))
@@ -178,9 +177,8 @@ def summae_variables():
 
 def summae_by_hand(w, encoder_heads, source, target):
     def normalise(path, x):
-        path, x = f"{path}/preprocess/LayerNorm/", x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12)
-        return x * w[f"{path}gamma"] + w[f"{path}beta"]
+        path = f"{path}/preprocess/LayerNorm/"
+        return layer_norm(x, w[f"{path}gamma"], w[f"{path}beta"], 1e-12)
 
     def heads(path, x, context, hidden):
         count = encoder_heads if path.startswith("encoder") else N
@@ -230,53 +228,44 @@ def test_summae(encoder_heads):
     encoded, last = summae_by_hand(w, encoder_heads, source, target)
     assert_close(seen.encoded, jnp.asarray(encoded, jnp.float32), loosen=10)
     assert_close(seen.hidden, jnp.asarray(last, jnp.float32), loosen=10)
-    with pytest.raises(ValueError, match=r"encoder\.num_heads=5: .*not divisible by num_heads 5"):
+    with pytest.raises(ValueError, match=r"encoder.num_heads .*not divisible by num_heads 5"):
         pretrained.from_variables("summae", config | dict(num_encoder_heads=5), w)
 
 
-def to_google(name, a, prefix):
-    """A tensor of Hugging Face's file under the name, and in the order, of Google's."""
-    name = name.removeprefix(prefix)
-    if name.startswith("embeddings.") and "LayerNorm" not in name:
-        return "bert/" + name.removesuffix(".weight").replace(".", "/"), a
-    fixed = {
-        "predictions.bias": "cls/predictions/output_bias",
-        "cls.predictions.bias": "cls/predictions/output_bias",
-        "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",
-        "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
-        "sop_classifier.classifier.weight": "cls/seq_relationship/output_weights",
-        "sop_classifier.classifier.bias": "cls/seq_relationship/output_bias",
-    }
-    if name in fixed:
-        return fixed[name], a
-    *path, last = name.split(".")
-    path = "/".join(path)
-    for old, new in (
-        (
-            ("encoder/layer/", "encoder/layer_"),
-            ("albert_layer_groups/", "transformer/group_"),
-            ("/albert_layers/", "/inner_group_"),
-            ("attention/LayerNorm", "LayerNorm"),
-            ("full_layer_layer_norm", "LayerNorm_1"),
-            ("attention/dense", "attention_1/output/dense"),
-            ("ffn_output", "ffn_1/intermediate/output/dense"),
-            ("predictions/LayerNorm", "cls/predictions/transform/LayerNorm"),
-            ("predictions/dense", "cls/predictions/transform/dense"),
-        )
-        if prefix == "albert."
-        else (("encoder/layer/", "encoder/layer_"),)
-    ):
-        path = path.replace(old, new)
-    if prefix == "albert.":
-        for word in ("query", "key", "value"):
-            path = path.replace(f"attention/{word}", f"attention_1/self/{word}")
-        path = path + "/intermediate/dense" if path.endswith("/ffn") else path
-        path = path.replace("/ffn/intermediate", "/ffn_1/intermediate")
-        path = "pooler/dense" if path == "pooler" else path
-    path = path if path.startswith("cls/") else f"bert/{path}"
-    if "LayerNorm" in path:
-        return f"{path}/{'gamma' if last == 'weight' else 'beta'}", a
-    return (f"{path}/kernel", a.T) if last == "weight" else (f"{path}/bias", a)
+TO_GOOGLE = {
+    r"^(cls/)?predictions/bias": "cls/predictions/output_bias",
+    r"^(cls/seq_relationship|sop_classifier/classifier)/": "cls/seq_relationship/output_",
+    "/output_weight$": "/output_weights",
+    "encoder/layer/": "encoder/layer_",
+    "albert_layer_groups/": "transformer/group_",
+    "/albert_layers/": "/inner_group_",
+    "attention/LayerNorm": "LayerNorm",
+    "full_layer_layer_norm": "LayerNorm_1",
+    "attention/dense": "attention_1/output/dense",
+    "attention/(query|key|value)": r"attention_1/self/\1",
+    "/ffn_output": "/ffn_1/intermediate/output/dense",
+    "/ffn/": "/ffn_1/intermediate/dense/",
+    "^predictions/": "cls/predictions/transform/",
+    "^pooler/(weight|bias)": r"pooler/dense/\1",
+    r"(LayerNorm\w*)/weight": r"\1/gamma",
+    r"(LayerNorm\w*)/bias": r"\1/beta",
+    r"^(embeddings/\w+_embeddings)/weight": r"\1",
+    "/weight$": "/kernel",
+}
+"""Pattern in the names of Hugging Face, with slashes -> what Google's have there."""
+
+
+def to_google(tensors, family):
+    """Tensors of Hugging Face's file under the names, and in the order, of Google's."""
+    found = {}
+    for name, a in tensors.items():
+        path = name.removeprefix(f"{family}.").replace(".", "/")
+        for old, new in TO_GOOGLE.items():
+            path = re.sub(old, new, path)
+        path = path if path.startswith("cls/") else f"bert/{path}"
+        found[path] = a.T if path.endswith("/kernel") else a
+    assert len(found) == len(tensors)
+    return found
 
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
@@ -286,8 +275,7 @@ def test_google_names(family, tmp_path):
     folder = write(tmp_path / "folder", config, tensors)
     theirs, expected = pretrained.load(folder)
     config = {n: v for n, v in config.items() if n not in ("model_type", "hidden_act")}
-    w = dict(to_google(name, a, f"{family}.") for name, a in tensors.items())
-    assert len(w) == len(tensors)
+    w = to_google(tensors, family)
     settings = config | {"hidden_act": "gelu"}
     model, params = pretrained.from_variables(f"google_{family}", settings, w)
     jax.tree.map(np.testing.assert_array_equal, params, expected)
@@ -307,7 +295,7 @@ def test_googles_albert_is_saved_where_nothing_drops(tmp_path):
     """transformers drops nothing behind the feed-forward part: with no rate there is no place."""
     config, tensors, given, _ = split(FAMILIES["albert"])
     config = {n: v for n, v in config.items() if n not in ("model_type", "hidden_act")}
-    w = dict(to_google(name, a, "albert.") for name, a in tensors.items())
+    w = to_google(tensors, "albert")
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model, params = pretrained.from_variables("google_albert", config | rates, w)
     pretrained.save(tmp_path / "saved", model, params)
@@ -335,21 +323,30 @@ def test_googles_albert_with_equal_sizes_has_no_map():
 
 NO_OTHERS = dict.fromkeys(f"{n}.weight" for n in ("values", "keys", "queries", "fc_out"))
 NO_OTHERS["fc_out.bias"] = None
-SNIPPET, TORCH = dict(embed_size=E, heads=N), dict(embed_dim=E, num_heads=N)
+LINEAR = {"linear1.weight": draw(10, E)}
+NORMS = {f"{n}ln.{m}": draw(E // N) for n in "kq" for m in ("weight", "bias")}
+SNIPPET, TORCH, LAYERS = dict(embed_size=E, heads=N), dict(embed_dim=E, num_heads=N), dict(nhead=N)
 ATTENTION = dict(module="SelfAttention", emb=E, heads=N)
+ALT = ATTENTION | dict(module="SelfAttentionAlt")
 SHARD = {"symbol_modality_9_12/shared/weights_0": draw(4, E)}
 MISFITS = [
     ("seed_snippet", dict(embed_size=E), {}, "config needs 'heads'"),
     ("seed_snippet", SNIPPET | dict(depth=1), {}, "'depth' is unknown"),
-    ("seed_snippet", SNIPPET, {"fc_out.bias": None}, "'fc_out.bias'"),
+    ("seed_snippet", SNIPPET, {"fc_out.bias": None}, "'fc_out.bias'; the model"),
     ("seed_snippet", SNIPPET, {"more": draw(2)}, "no place for .*'more'"),
     ("seed_snippet", SNIPPET, {"fc_out.weight": draw(2, 3)}, r"'fc_out.weight' has shape \(2, 3\)"),
     ("seed_snipet", {}, {}, "did you mean 'seed_snippet'"),
     ("torch_mha", TORCH | dict(add_bias_kv=True), {}, "bias_k is not there"),
     ("torch_mha", TORCH, NO_OTHERS | {"bias_k": draw(1, 1, E)}, "missing"),
+    ("torch_layers", LAYERS | dict(activation="mish"), LINEAR, "unknown activation 'mish'"),
+    ("torch_layers", dict(nhead=5), LINEAR, "not divisible by num_heads 5"),
+    ("torch_layers", LAYERS, {}, "'linear1.weight' is missing"),
     ("t2t", dict(num_heads=N), SHARD, "have 4 rows, their names say 9"),
     ("former", ATTENTION | dict(module="SelfAttentionRelative"), {}, "unknown module"),
     ("former", ATTENTION | dict(revision="1"), {}, "revision"),
+    ("former", ATTENTION | dict(kqnorm=False), NORMS, "kqnorm is False, and kln.weight is there"),
+    ("former", ATTENTION | dict(module="SelfAttentionWide"), NORMS, "SelfAttention alone"),
+    ("former", ALT | dict(scalefactor=0.5), {}, "scalefactor is of former's SelfAttention alone"),
 ]
 
 

@@ -46,23 +46,6 @@ def test_a_word_that_is_off_passes_silently(value, tmp_path):
     pretrained.load_config(folder_of("phi3", {"attention_bias": value, "my_note": value}, tmp_path))
 
 
-INSIDE = [
-    ("llama", "is_causal", False),
-    ("llama", "sliding_window", 4),
-    ("llama", "per_layer_config", {"0": {"hidden_act": "relu"}}),
-    ("gpt2", "hidden_size", 24),
-    ("bert", "is_decoder", True),
-    ("mistral", "layer_types", ["full_attention"] * 2),
-    ("falcon", "alibi", True),
-]
-
-
-@pytest.mark.parametrize(("family", "name", "value"), INSIDE)
-def test_a_word_that_is_read_is_refused(family, name, value, tmp_path):
-    with pytest.raises(ValueError, match=name):
-        pretrained.load_config(folder_of(family, {name: value}, tmp_path))
-
-
 def test_a_long_name_is_cut(tmp_path):
     folder = folder_of("gpt2", {"n" * 5000: 1} | {f"word_{i}": i for i in range(100)}, tmp_path)
     with warned() as messages:

@@ -62,7 +62,7 @@ def _places(config: ModelConfig, attributes: JSON) -> list[tuple[str, int]]:
 ALBERT = like_bert(
     "albert",
     MaskedHead(
-        name="Albert",
+        stem="Albert",
         transform="predictions.dense",
         norm="predictions.LayerNorm",
         lm_head="predictions.decoder",
@@ -70,8 +70,6 @@ ALBERT = like_bert(
         pooler="pooler",
         classifier="sop_classifier.classifier",
     ),
-    dict(vocab_size=30000, hidden_size=4096, num_attention_heads=64, intermediate_size=16384),
-    dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, hidden_act="gelu_new"),
     f.value("embedding_size", 128, "embedding.width"),
     AlbertGroups(),
     f.Words(

@@ -18,41 +18,6 @@ from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, line
 STACKS = ("encoder", "decoder")
 
 
-class _Stacks(f.Field):
-    """Depth, heads and FFN of encoder and decoder; the FFNs are equally wide."""
-
-    attributes = tuple(
-        Attribute(f"{stack}_{name}", default, is_depth=name == "layers")
-        for stack in STACKS
-        for name, default in {"layers": 12, "attention_heads": 16, "ffn_dim": 4096}.items()
-    )
-
-    def read(self, attributes: JSON, source: f.Source) -> f.Values:
-        widths = [attributes[f"{stack}_ffn_dim"] for stack in STACKS]
-        if widths[0] != widths[1]:
-            why = f"is not supported, only decoder_ffn_dim = {widths[1]}"
-            raise bad_value("encoder_ffn_dim", widths[0], why)
-        ours, theirs = (attributes[f"{stack}_attention_heads"] for stack in reversed(STACKS))
-        return {
-            "num_layers": attributes["decoder_layers"],
-            "encoder.num_layers": attributes["encoder_layers"],
-            "heads.num_heads": ours,
-            "encoder.num_heads": None if theirs == ours else theirs,
-            "ffn.width": widths[0],
-        }
-
-    def write(self, config: ModelConfig) -> JSON:
-        if config.encoder is None:
-            raise ValueError(f"the model is of kind {config.kind!r} and has no encoder beside it")
-        return {
-            "encoder_layers": config.encoder_model.num_layers,
-            "decoder_layers": config.num_layers,
-            "encoder_attention_heads": config.encoder_model.heads.num_heads,
-            "decoder_attention_heads": config.heads.num_heads,
-            **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), config.ffn.width),
-        }
-
-
 class _EmbeddingScale(f.Field):
     """Embeddings are multiplied by the root of the width, or not."""
 
@@ -125,7 +90,17 @@ BART = Family(
     fields=(
         *f.numbers(vocab_size=50265, max_position_embeddings=1024, d_model=1024),
         *f.numbers(dropout=0.1, attention_dropout=0.0, activation_dropout=0.0),
-        _Stacks(),
+        *f.numbers(decoder_layers=12, decoder_attention_heads=16, decoder_ffn_dim=4096),
+        f.value(
+            "encoder_layers", 12, "encoder.num_layers", default_path="num_layers", is_depth=True
+        ),
+        f.value(
+            "encoder_attention_heads",
+            16,
+            "encoder.num_heads",
+            default_path="heads.num_heads",
+            same_as="decoder_attention_heads",
+        ),
         f.activation("activation_function", "gelu"),
         _EmbeddingScale(),
         f.Words(
@@ -136,6 +111,7 @@ BART = Family(
             "static_position_embeddings extra_pos_embeddings force_bos_token_to_be_generated "
             "save_step classif_dropout output_past",
             only={"is_encoder_decoder": True},
+            follows={"encoder_ffn_dim": ("decoder_ffn_dim", int)},
             written={"is_encoder_decoder": True},
         ),
         _Head("Bart"),
@@ -152,6 +128,7 @@ BART = Family(
         repeated={f"{stack}.embed_tokens.weight": "shared.weight" for stack in STACKS},
         if_tied={"lm_head.weight": "shared.weight"},
     ),
+    defaults={"encoder_ffn_dim": 4096},
 )
 MBART = BART.variant("mbart", _Head("MBart"), norm=Norm())
 LAST = f.Words(
@@ -160,15 +137,14 @@ LAST = f.Words(
         Attribute(name, kind=int, least=0, compute=lambda said: said["vocab_size"] - 1)
         for name in ("pad_token_id", "decoder_start_token_id")
     ),
-    sums={"decoder_vocab_size": "vocab_size"},
+    follows={"decoder_vocab_size": ("vocab_size", int)},
     only={"share_encoder_decoder_embeddings": True},
 )
 MARIAN = BART.variant(
     "marian",
-    dict(vocab_size=58101),
     _Positions(),
     LAST,
-    _Head("Marian", causal="MTModel"),
+    _Head("Marian", causal="MarianMTModel"),
     positions=Learned(),
     embedding=Embedding(),
 )

@@ -1,10 +1,15 @@
-"""BERT (Devlin et al. 2018), in the names of Hugging Face, and `like_bert` for encoders like it."""
+"""BERT (Devlin et al. 2018) and encoders like it, in the names of Hugging Face: RoBERTa (Liu et al.
+2019), XLM-R (Conneau et al. 2019, arXiv 1911.02116), CamemBERT (Martin et al. 2019, arXiv
+1911.03894), RoBERTa-PreLayerNorm (Ott et al. 2019, arXiv 1904.01038), MPNet (Song et al. 2020,
+arXiv 2004.09297), DistilBERT (Sanh et al. 2019) and ELECTRA (Clark et al. 2020, arXiv 2003.10555):
+of ELECTRA the bare model and the masked-LM head of its generator.
+"""
 
 import dataclasses
 from typing import Any
 
 from attnlab.heads import Standard
-from attnlab.models import Embedding, Init, Norm, OutputHead
+from attnlab.models import Dropout, Embedding, Init, Learned, Norm, OutputHead, Relative
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
@@ -41,25 +46,31 @@ LAYERS = Layers(
 )
 
 
+NO_LM_HEAD: JSON = {
+    "output.kind": "none",
+    "output.bias": False,
+    "output.transform": None,
+    "output.transform_bias": True,
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedHead(f.Field):
     """The masked-LM head, pooler and classifier of an encoder: those that the architecture needs,
     or whose tensors are there.
 
     Attributes:
-      name: architectures are NAMEModel, NAMEForMaskedLM and maybe NAMEForPreTraining.
+      stem: architectures are STEMModel, STEMForMaskedLM and maybe STEMForPreTraining.
       transform, norm: modules of the transform.
       lm_head: the LM head that is not tied to the embedding.
       lm_head_bias: the module with the bias of a tied LM head; "" : `lm_head`.
       embedding: the module to which it is tied.
       pooler, classifier: modules; "": there is none.
-      activation: attribute that names the activation of the transform, as that of the FFN; an
-        `Attribute`: one that no other field has; "": it is the exact gelu.
-      bias, transform_bias: attribute that says whether the LM head, and the transform, has a bias
-        (with its default); None: it has one.
+      activation: attribute that names the activation of the transform, as that of the FFN; "": it
+        is the exact gelu. None: other fields read it and the biases of LM head and transform.
     """
 
-    name: str
+    stem: str
     transform: str
     norm: str
     lm_head: str
@@ -67,9 +78,7 @@ class MaskedHead(f.Field):
     embedding: str = "embeddings.word_embeddings"
     pooler: str = ""
     classifier: str = ""
-    activation: str | Attribute = "hidden_act"
-    bias: Attribute | None = None
-    transform_bias: Attribute | None = None
+    activation: str | None = "hidden_act"
 
     @property
     def modules(self) -> tuple[Module, ...]:
@@ -106,59 +115,39 @@ class MaskedHead(f.Field):
         )
 
     @property
-    def stem(self) -> str:
-        """How the names of task models begin."""
-        return self.name
-
-    @property
     def attributes(self) -> tuple[Attribute, ...]:
-        maybe = (self.activation, self.bias, self.transform_bias)
-        own = (one for one in maybe if isinstance(one, Attribute))
-        return (Attribute("tie_word_embeddings", True), *own)
+        return (Attribute("tie_word_embeddings", True),)
 
     @property
     def architectures(self) -> tuple[str, ...]:
         tasks = ("Model", "ForMaskedLM", *("ForPreTraining",) * bool(self.classifier))
-        return tuple(self.name + task for task in tasks)
+        return tuple(self.stem + task for task in tasks)
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
         stored = (self.transform, self.pooler, self.classifier)
         has = {name: f"{name}.weight" in source.tensors for name in stored}
-        both = bool(self.classifier) and source.architecture == f"{self.name}ForPreTraining"
-        name = self.activation if isinstance(self.activation, str) else self.activation.name
-        act = f.choose(name, attributes[name], f.ACTIVATIONS) if name else "gelu"
+        both = bool(self.classifier) and source.architecture == f"{self.stem}ForPreTraining"
         values: f.Values = {
             "output.pooler": "first" if both or has[self.pooler] else None,
             "output.num_classes": 2 if both or has[self.classifier] else 0,
-            "output.kind": "none",
         }
-        if both or source.architecture == f"{self.name}ForMaskedLM" or has[self.transform]:
-            values |= {
-                "output.kind": "tied" if attributes["tie_word_embeddings"] else "own",
-                "output.bias": self.bias is None or attributes[self.bias.name],
-                "output.transform": act,
-                "output.transform_bias": self.transform_bias is None
-                or attributes[self.transform_bias.name],
-            }
+        if not (both or source.architecture == f"{self.stem}ForMaskedLM" or has[self.transform]):
+            return values | NO_LM_HEAD
+        values["output.kind"] = "tied" if attributes["tie_word_embeddings"] else "own"
+        if (name := self.activation) is not None:
+            act = f.choose(name, attributes[name], f.ACTIVATIONS) if name else "gelu"
+            values |= {"output.bias": True, "output.transform": act}
         return values
 
     def write(self, config: ModelConfig) -> JSON:
         output = config.output
         task = "ForPreTraining" if output.num_classes and self.classifier else "ForMaskedLM"
-        name = self.name + ("Model" if output.kind == "none" else task)
-        attributes: JSON = {"tie_word_embeddings": output.kind != "own", "architectures": [name]}
-        attributes |= {self.bias.name: output.bias} if self.bias else {}
-        if self.transform_bias:
-            attributes[self.transform_bias.name] = output.transform_bias
-        if isinstance(self.activation, Attribute):
-            field = f.Choice(self.activation.name, "", "output.transform", f.ACTIVATIONS)
-            usual = {self.activation.name: self.activation.default}
-            attributes |= field.write(config) if output.transform else usual
-        return attributes
+        name = self.stem + ("Model" if output.kind == "none" else task)
+        return {"tie_word_embeddings": output.kind != "own", "architectures": [name]}
 
 
 BERT_HEAD = MaskedHead(
-    name="Bert",
+    stem="Bert",
     transform="cls.predictions.transform.dense",
     norm="cls.predictions.transform.LayerNorm",
     lm_head="cls.predictions.decoder",
@@ -208,3 +197,115 @@ def like_bert(
     """
     table = head.table(modules, layers, prefix or f"{name}.", **OLDER)
     return BERT.variant(name, head, *changes, table=table, **options)
+
+
+def _head(architecture: str) -> MaskedHead:
+    return MaskedHead(
+        stem=architecture,
+        transform="lm_head.dense",
+        norm="lm_head.layer_norm",
+        lm_head="lm_head.decoder",
+        lm_head_bias="lm_head",
+        pooler="pooler.dense",
+        activation="",  # the exact gelu whatever hidden_act says
+    )
+
+
+PAD = f.value("pad_token_id", 1, "positions.pad_token", least=0)
+PADDED = Learned(pad_token=1)
+ROBERTA = like_bert(
+    "roberta", _head("Roberta"), PAD, dict(vocab_size=50265), positions=PADDED, tasks=t.ENCODER
+)
+XLM_ROBERTA, CAMEMBERT = (
+    like_bert(name, _head(architecture), PAD, prefix="roberta.", positions=PADDED, tasks=t.ENCODER)
+    for name, architecture in {"xlm-roberta": "XLMRoberta", "camembert": "Camembert"}.items()
+)
+ROBERTA_PRELAYERNORM = like_bert(
+    "roberta-prelayernorm",
+    _head("RobertaPreLayerNorm"),
+    PAD,
+    modules=(*EMBEDDINGS, Module("LayerNorm", "final_norm", "norm")),
+    layers=LAYERS._replace(
+        modules=(
+            *(module for module in LAYERS.modules if module.kind != "norm"),
+            Module("attention.LayerNorm", "attention.norm", "norm"),
+            Module("intermediate.LayerNorm", "ffn.norm", "norm"),
+        )
+    ),
+    prefix="roberta_prelayernorm.",
+    norm=Norm(),
+    positions=PADDED,
+    tasks=t.ENCODER,
+)
+MPNET_MODULES = (
+    *linears("attention.attn.", "attention", q="q", k="k", v="v", o="o"),
+    Module("attention.LayerNorm", "attention.norm", "norm"),
+    *(module for module in LAYERS.modules if module.weights in ("ffn.up", "ffn.down", "ffn.norm")),
+)
+MPNET = like_bert(
+    "mpnet",
+    _head("MPNet"),
+    # transformers computes with 32 buckets, and counts positions without token 1, whatever it says.
+    f.Words(only={"relative_attention_num_buckets": 32}),
+    without="type_vocab_size",
+    modules=(*EMBEDDINGS, Module("encoder.relative_attention_bias", "relative_bias", "table")),
+    layers=LAYERS._replace(modules=MPNET_MODULES),
+    positions=Relative(table=True, pad_token=1),
+    tasks=t.ENCODER,
+)
+DISTILBERT = like_bert(
+    "distilbert",
+    MaskedHead(
+        stem="DistilBert",
+        transform="vocab_transform",
+        norm="vocab_layer_norm",
+        lm_head="vocab_projector",
+        activation="activation",
+    ),
+    *f.numbers(n_layers=6, n_heads=12, dim=768, hidden_dim=3072),
+    *f.numbers(dropout=0.1, attention_dropout=0.1),
+    f.activation("activation", "gelu"),
+    f.Words(
+        used=(Attribute("sinusoidal_pos_embds", False),),
+        only={"tie_weights_": True},
+        # The table of sinusoids is stored as a weight: only how it was made differs.
+        written={"sinusoidal_pos_embds": False},
+    ),
+    without="hidden_size num_hidden_layers num_attention_heads intermediate_size layer_norm_eps "
+    "hidden_dropout_prob attention_probs_dropout_prob hidden_act type_vocab_size",
+    layers=Layers(
+        "transformer.layer.{}.",
+        (
+            *linears("attention.", "attention", q="q_lin", k="k_lin", v="v_lin", o="out_lin"),
+            Module("sa_layer_norm", "attention.norm", "norm"),
+            *linears("ffn.", "ffn", up="lin1", down="lin2"),
+            Module("output_layer_norm", "ffn.norm", "norm"),
+        ),
+    ),
+    norm=Norm(position="post", eps=1e-12),  # no attribute says it
+    dropout=Dropout(places=("embeddings", "ffn")),
+    tasks=(
+        t.pooled("pre_classifier", "classifier", pooler_activation="relu"),
+        *BERT.tasks[1:],
+    ),
+)
+# Embeddings as wide as the model have no projection.
+EMBEDDING_SIZE = f.value(
+    "embedding_size", 128, "embedding.width", default_path="width", same_as="hidden_size"
+)
+ELECTRA = like_bert(
+    "electra",
+    MaskedHead(
+        stem="Electra",
+        transform="generator_predictions.dense",
+        norm="generator_predictions.LayerNorm",
+        lm_head="generator_lm_head",
+        activation="",  # the exact gelu whatever hidden_act says
+    ),
+    EMBEDDING_SIZE,
+    modules=(*EMBEDDINGS, Module("embeddings_project", "embedding_projection")),
+    tasks=(
+        t.pooled("classifier.dense", "classifier.out_proj", pooler_activation="gelu"),
+        *BERT.tasks[1:],
+    ),
+)

@@ -1,21 +1,122 @@
-"""Decoders beside Llama, in the names of Hugging Face: Phi-3 (Abdin et al. 2024, arXiv 2404.14219),
+"""Decoders beside Llama, in the names of Hugging Face: OLMo (Groeneveld et al. 2024, arXiv
+2402.00838), OLMo 2 (arXiv 2501.00656) and OLMo 3 (2025), Phi (Li et al. 2023, arXiv 2309.05463) and
+Phi-3 (Abdin et al. 2024, arXiv 2404.14219), Cohere (2024) and Cohere 2 (2025, arXiv 2504.00698),
 StarCoder 2 (Lozhkov et al. 2024, arXiv 2402.19173), StableLM (Bellagamba et al. 2024, arXiv
 2402.17834), Granite (IBM 2024), GLM and GLM-4 (arXiv 2406.12793), SmolLM3, Seed-OSS, ERNIE 4.5
 (2025) and EXAONE 4 (arXiv 2507.11407).
 """
 
-from attnlab.heads import HeadNorm
-from attnlab.models import Dropout, Norm
+from attnlab.heads import HeadNorm, Standard
+from attnlab.models import FFN, Dropout, Norm
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
+from attnlab.pretrained import rotary as r
 from attnlab.pretrained.attributes import Attribute, bad_value
-from attnlab.pretrained.families.llama import HEADS, LLAMA, PAIRED, RMS_HEADS, decoder_table
+from attnlab.pretrained.families import llama
+from attnlab.pretrained.families.llama import FLAT, HEADS, LLAMA, PAIRED, decoder_table
 from attnlab.pretrained.name_table import PACKED, Module, linears
-from attnlab.pretrained.rotary import FULL, LENGTH, SLIDING, RotaryField, StillTypes, Window, every
-from attnlab.pretrained.tasks import SCORES
+from attnlab.pretrained.tasks import LAST, SCORES
 
+AFTER = {
+    "attention.norm_after": "post_attention_layernorm",
+    "ffn.norm_after": "post_feedforward_layernorm",
+}
+
+OLMO = LLAMA.variant(
+    "olmo",
+    f.CausalHead("Olmo"),
+    f.Words(only={"clip_qkv": None}),
+    without="rms_norm_eps mlp_bias head_dim",
+    norm=Norm(scale=False, eps=1e-5),
+    tasks=(LAST,),
+)
+OLMO2 = LLAMA.variant(
+    "olmo2",
+    f.CausalHead("Olmo2"),
+    llama.NORMED,
+    without="mlp_bias head_dim",
+    table=decoder_table(FLAT, norms=AFTER),
+    heads=Standard(num_heads=4, qk_norm=HeadNorm("rms", over="all")),
+    norm=Norm(kind="rms", position="after"),
+    tasks=(LAST,),
+)
+
+
+class _OlmoTypes(r.LayerTypes):
+    """Some versions of transformers read rope_theta for layers without a window alone, and have
+    500,000 for the others."""
+
+    def of_type(self, attributes: JSON, type_: str) -> JSON:
+        own, theta = (attributes["rope_parameters"] or {}).get(type_), attributes["rope_theta"]
+        if type_ == r.SLIDING and not own and theta not in (None, 5e5):
+            why = "is not supported without rope_parameters of each type of layer"
+            raise bad_value("rope_theta", theta, why)
+        return super().of_type(attributes, type_)
+
+
+OLMO3 = OLMO2.variant(
+    "olmo3",
+    f.CausalHead("Olmo3"),
+    _OlmoTypes(
+        default_types=r.every(4),
+        bases={r.FULL: ("rope_theta", None), r.SLIDING: ("rope_theta", None)},
+        rope=r.RotaryField(required=("rope_theta",)),
+    ),
+)
+ONE_NORM = {"attention.norm": "input_layernorm"}
+EPSILON = f.value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps")
+BIASED_HEAD_NORM = HeadNorm("layer", bias=True)
 HEAD_NORM = HeadNorm("layer", over="own_head")
+PHI = LLAMA.variant(
+    "phi",
+    f.CausalHead("Phi", bias=True),
+    *f.numbers(resid_pdrop=0.0, embd_pdrop=0.0),
+    f.activation("hidden_act", "gelu_new"),
+    EPSILON,
+    f.Choice("qk_layernorm", False, "heads.qk_norm", {True: BIASED_HEAD_NORM, False: None}),
+    r.RotaryField(fraction="partial_rotary_factor", default_fraction=0.5),
+    without="rms_norm_eps attention_bias mlp_bias head_dim",
+    table=decoder_table(
+        attention=(
+            *linears("self_attn.", "attention", **llama.QKVO | {"o": "dense"}),
+            *(Module(f"self_attn.{n}_layernorm", f"attention.{n}_norm", "table") for n in "qk"),
+            *(Module(f"self_attn.{n}_layernorm", f"attention.{n}_norm_bias", "bias") for n in "qk"),
+        ),
+        ffn=linears("mlp.", "ffn", up="fc1", down="fc2"),
+        norms=ONE_NORM,
+        outside={"final_norm": "final_layernorm"},
+    ),
+    heads=Standard(num_heads=4, biases=f.BIASES),
+    norm=Norm(position="parallel_one"),
+    ffn=FFN(),
+    tasks=SCORES,
+)
+
+
+COHERE = LLAMA.variant(
+    "cohere",
+    f.CausalHead("Cohere", tied=True),
+    EPSILON,
+    f.Choice("use_qk_norm", False, "heads.qk_norm", {True: HEAD_NORM, False: None}),
+    f.value("logit_scale", 0.0625, "output.scale"),
+    r.RotaryField(required=("rope_theta",)),
+    without="rms_norm_eps mlp_bias head_dim",
+    table=decoder_table(PAIRED, norms=ONE_NORM),
+    norm=Norm(position="parallel_one", bias=False),
+    tasks=(),
+)
+COHERE2 = COHERE.variant(
+    "cohere2",
+    f.CausalHead("Cohere2", tied=True),
+    r.StillTypes(
+        default_types=r.every("sliding_window_pattern"),
+        more=(Attribute("sliding_window_pattern", 4),),
+        rope=r.RotaryField(required=("rope_theta",)),
+    ),
+    f.head_dim(),
+    without="use_qk_norm",
+)
 FRACTION = "partial_rotary_factor"
 FUSED_FFN = (
     Module("mlp.gate_up_proj", ("ffn.gate", "ffn.up")),
@@ -23,12 +124,10 @@ FUSED_FFN = (
 )
 PHI3 = LLAMA.variant(
     "phi3",
-    dict(vocab_size=32064, hidden_size=3072, intermediate_size=8192, rms_norm_eps=1e-5),
-    dict(max_position_embeddings=4096),
     f.CausalHead("Phi3"),
     *f.numbers(resid_pdrop=0.0, embd_pdrop=0.0),
-    Window(None),
-    RotaryField(fraction=FRACTION, scalings=("longrope",), length=LENGTH),
+    r.Window(),
+    r.RotaryField(fraction=FRACTION, scalings=("longrope",), length=r.LENGTH),
     without="attention_bias mlp_bias head_dim",
     table=decoder_table(
         attention=(Module("self_attn.qkv_proj", PACKED), Module("self_attn.o_proj", "attention.o")),
@@ -38,13 +137,11 @@ PHI3 = LLAMA.variant(
 )
 STARCODER2 = LLAMA.variant(
     "starcoder2",
-    dict(vocab_size=49152, hidden_size=3072, intermediate_size=12288, num_hidden_layers=30),
-    dict(num_attention_heads=24, max_position_embeddings=4096, num_key_value_heads=2),
     f.CausalHead("Starcoder2", tied=True),
     *f.numbers(norm_epsilon=1e-5, residual_dropout=0.0, embedding_dropout=0.0),
     f.activation("hidden_act", "gelu_pytorch_tanh"),
-    Window(None),
-    f.AllBiases("use_bias", True),
+    r.Window(),
+    *f.all_biases("use_bias", True),
     f.Words(
         # Other names of what hidden_act and norm_epsilon say; transformers reads those alone.
         ignored="activation_function layer_norm_epsilon rms_norm_eps attention_softmax_in_fp32 "
@@ -58,14 +155,12 @@ STARCODER2 = LLAMA.variant(
 )
 STABLELM = LLAMA.variant(
     "stablelm",
-    dict(vocab_size=50304, hidden_size=2560, intermediate_size=6912, num_key_value_heads=32),
-    dict(max_position_embeddings=4096),
     f.CausalHead("StableLm"),
     *f.numbers(hidden_dropout=0.0),
-    f.value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    EPSILON,
     f.Choice("qk_layernorm", False, "heads.qk_norm", {True: HEAD_NORM, False: None}),
     f.biases("use_qkv_bias", False, f.BIASES[:3]),
-    RotaryField(fraction=FRACTION, default_fraction=0.25),
+    r.RotaryField(fraction=FRACTION, default_fraction=0.25),
     f.Choice("use_parallel_residual", False, "norm.position", {True: "parallel_one", False: "pre"}),
     without="rms_norm_eps attention_bias mlp_bias head_dim",
     table=decoder_table(
@@ -109,11 +204,9 @@ GRANITE = LLAMA.variant(
 )
 GLM = LLAMA.variant(
     "glm",
-    dict(vocab_size=151552, intermediate_size=13696, num_hidden_layers=40, head_dim=128),
-    dict(max_position_embeddings=131072, rms_norm_eps=1.5625e-7, num_key_value_heads=2),
     f.CausalHead("Glm"),
     f.biases("attention_bias", True, f.BIASES[:3]),
-    RotaryField(fraction=FRACTION, default_fraction=0.5),
+    r.RotaryField(fraction=FRACTION, default_fraction=0.5),
     without="mlp_bias",
     table=decoder_table(PAIRED, FUSED_FFN),
     tasks=SCORES,
@@ -135,49 +228,42 @@ GLM4 = GLM.variant(
 )
 
 
-class _SmolTypes(StillTypes):
+class _SmolTypes(r.LayerTypes):
     """no_rope_layers: 1 where a layer has rotary positions, 0 where it has none. If
     use_sliding_window is true, layers of layer_types have a window; by default those without."""
 
-    def turns(self, attributes: JSON, types: list[str]) -> list[bool]:
-        count, every = attributes["num_hidden_layers"], attributes["no_rope_layer_interval"]
-        turns = attributes["no_rope_layers"]
-        turns = [int((i + 1) % every != 0) for i in range(count)] if turns is None else turns
-        if len(turns) < count or any(turn not in (0, 1) for turn in turns):
-            raise bad_value("no_rope_layers", turns, f"should be {count} numbers 0 or 1")
-        return [bool(turn) for turn in turns[:count]]
-
-    def types(self, attributes: JSON) -> list[str]:
-        slides = attributes["use_sliding_window"] and attributes["sliding_window"] is not None
-        if attributes["layer_types"] is None:
-            turns = self.turns(attributes, [])
-            return [FULL if turn or not slides else SLIDING for turn in turns]
-        types = super().types(attributes)
-        if SLIDING in types and not attributes["use_sliding_window"]:
-            raise bad_value("layer_types", types, "need use_sliding_window = true")
-        return types
-
-    def write_turns(self, turns: list[bool]) -> JSON:
-        return {"no_rope_layer_interval": 4, "no_rope_layers": [int(turn) for turn in turns]}
+    def rotates(self, attributes: JSON, types: list[str]) -> list[bool]:
+        return _smol_rotates(attributes)
 
     def write(self, config: ModelConfig) -> JSON:
-        attributes = super().write(config)
-        return attributes | {"use_sliding_window": SLIDING in attributes["layer_types"]}
+        rotates = [config.stacks[name].positions.is_rotary for name in config.layer_names]
+        words = {"no_rope_layer_interval": 4, "no_rope_layers": [int(one) for one in rotates]}
+        return super().write(config) | words
+
+
+def _smol_rotates(attributes: JSON) -> list[bool]:
+    count, every = attributes["num_hidden_layers"], attributes["no_rope_layer_interval"]
+    said = attributes["no_rope_layers"]
+    said = [int((i + 1) % every != 0) for i in range(count)] if said is None else said
+    if len(said) < count or any(one not in (0, 1) for one in said):
+        raise bad_value("no_rope_layers", said, f"should be {count} numbers 0 or 1")
+    return [bool(one) for one in said[:count]]
+
+
+def _smol_types(attributes: JSON) -> list[str]:
+    slides = attributes["use_sliding_window"] and attributes["sliding_window"] is not None
+    return [r.FULL if one or not slides else r.SLIDING for one in _smol_rotates(attributes)]
 
 
 SMOLLM3 = LLAMA.variant(
     "smollm3",
-    dict(vocab_size=128256, hidden_size=2048, num_hidden_layers=36, num_attention_heads=16),
-    dict(max_position_embeddings=32768, num_key_value_heads=4),
     f.CausalHead("SmolLM3", tied=True),
     _SmolTypes(
         default_window=None,
-        more=(
-            Attribute("no_rope_layers", kind=list),
-            Attribute("no_rope_layer_interval", 4),
-            Attribute("use_sliding_window", False),
-        ),
-        rope=RotaryField(default_base=2e6),
+        default_types=_smol_types,
+        more=(Attribute("no_rope_layers", kind=list), Attribute("no_rope_layer_interval", 4)),
+        rope=r.RotaryField(default_base=2e6),
+        switch="use_sliding_window",
     ),
     f.Words(ignored="max_window_layers"),
     without="head_dim",
@@ -200,9 +286,6 @@ class _OutBias(f.Field):
 
 SEED_OSS = LLAMA.variant(
     "seed_oss",
-    dict(vocab_size=155136, intermediate_size=27648, num_hidden_layers=64, head_dim=128),
-    dict(num_attention_heads=80, max_position_embeddings=524288, num_key_value_heads=8),
-    dict(attention_dropout=0.1),
     f.CausalHead("SeedOss"),
     *f.numbers(residual_dropout=0.1),
     _OutBias(),
@@ -210,48 +293,38 @@ SEED_OSS = LLAMA.variant(
 )
 ERNIE4_5 = LLAMA.variant(
     "ernie4_5",
-    dict(vocab_size=103424, hidden_size=1024, intermediate_size=3072, num_hidden_layers=18),
-    dict(num_attention_heads=16, max_position_embeddings=131072, rms_norm_eps=1e-5),
-    dict(num_key_value_heads=2, head_dim=128),
     f.CausalHead("Ernie4_5", tied=True),
-    f.AllBiases("use_bias", False),
-    RotaryField(default_base=5e5),
+    *f.all_biases("use_bias", False),
+    r.RotaryField(default_base=5e5),
     without="attention_bias mlp_bias attention_dropout",
     table=decoder_table(PAIRED),
     tasks=(),
 )
 
 
-class _ExaoneTypes(StillTypes):
+class _ExaoneTypes(r.StillTypes):
     """Without a sliding_window, all layers have rotary positions."""
 
-    def turns(self, attributes: JSON, types: list[str]) -> list[bool]:
+    def rotates(self, attributes: JSON, types: list[str]) -> list[bool]:
         alike = attributes["sliding_window"] is None
-        return [alike or turn for turn in super().turns(attributes, types)]
+        return [alike or one for one in super().rotates(attributes, types)]
 
-    def write_window(self, window: int | None) -> JSON:
-        return {"sliding_window": None if window is None else window + 1}
-
-    def write_turns(self, turns: list[bool]) -> JSON:
-        return {} if any(turns) else {"sliding_window": self.default_window}
+    def write(self, config: ModelConfig) -> JSON:
+        attributes = super().write(config)
+        alike = r.SLIDING not in attributes["layer_types"] and config.positions.is_rotary
+        return attributes | ({"sliding_window": None} if alike else {})
 
 
 EXAONE4 = LLAMA.variant(
     "exaone4",
-    dict(vocab_size=102400, intermediate_size=16384, num_key_value_heads=32),
     f.CausalHead("Exaone4"),
-    f.value("rms_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    llama.NORMED,
     _ExaoneTypes(
-        default_types=every("sliding_window_pattern"),
+        default_types=r.every("sliding_window_pattern"),
         more=(Attribute("sliding_window_pattern", 4, nullable=True, least=0),),
     ),
     without="attention_bias mlp_bias",
-    table=decoder_table(
-        norms={
-            "attention.norm_after": "post_attention_layernorm",
-            "ffn.norm_after": "post_feedforward_layernorm",
-        }
-    ),
-    heads=RMS_HEADS,
+    table=decoder_table(norms=AFTER),
+    heads=llama.RMS_HEADS,
     norm=Norm(kind="rms", position="after"),
 )

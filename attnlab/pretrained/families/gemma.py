@@ -77,9 +77,6 @@ SANDWICH = {
 }
 GEMMA = LLAMA.variant(
     "gemma",
-    dict(vocab_size=256000, hidden_size=3072, intermediate_size=24576, num_hidden_layers=28),
-    dict(num_attention_heads=16, max_position_embeddings=8192),
-    dict(num_key_value_heads=16, head_dim=256),
     f.CausalHead("Gemma", tied=True),
     _Activation("hidden_act", "gelu_pytorch_tanh", "ffn.activation", TANH_KIND),
     _EmbeddingScale(),
@@ -90,9 +87,6 @@ GEMMA = LLAMA.variant(
 )
 GEMMA2 = LLAMA.variant(
     "gemma2",
-    dict(vocab_size=256000, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26),
-    dict(num_attention_heads=8, max_position_embeddings=8192),
-    dict(num_key_value_heads=4, head_dim=256),
     f.CausalHead("Gemma2", tied=True),
     f.activation("hidden_activation", "gelu_pytorch_tanh", gated=True),
     _EmbeddingScale(),
@@ -124,8 +118,7 @@ class _Gemma3Types(LayerTypes):
 
 GEMMA3 = GEMMA2.variant(
     "gemma3_text",
-    dict(vocab_size=262208, max_position_embeddings=131072),
-    f.CausalHead("Gemma3", tied=True, bare="TextModel"),
+    f.CausalHead("Gemma3Text", tied=True, causal="Gemma3ForCausalLM"),
     NORMED,
     _Gemma3Types(
         default_types=every("sliding_window_pattern"),

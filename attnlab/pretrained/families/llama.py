@@ -10,7 +10,7 @@ from attnlab.models import FFN, Init, Norm
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
-from attnlab.pretrained.attributes import Attribute, bad_value
+from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
 from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, RotaryField, Window
@@ -92,7 +92,6 @@ LLAMA = Family(
 )
 MISTRAL = LLAMA.variant(
     "mistral",
-    dict(intermediate_size=14336, max_position_embeddings=131072, num_key_value_heads=8),
     f.CausalHead("Mistral"),
     Window(),
     without="attention_bias mlp_bias",
@@ -108,21 +107,9 @@ def _qwen_types(attributes: JSON) -> list[str]:
     return [FULL if i < first else SLIDING for i in range(count)]
 
 
-class QwenTypes(LayerTypes):
-    """layer_types, or windows of some layers; where use_sliding_window is true."""
+class _QwenTypes(LayerTypes):
+    """Layers from max_window_layers on have a window."""
 
-    def types(self, attributes: JSON) -> list[str]:
-        types = super().types(attributes)
-        if SLIDING in types and not attributes["use_sliding_window"]:
-            raise bad_value("layer_types", types, "need use_sliding_window = true")
-        return types
-
-    def write(self, config: ModelConfig) -> JSON:
-        attributes = super().write(config)
-        return attributes | {"use_sliding_window": SLIDING in attributes["layer_types"]}
-
-
-class _DenseTypes(QwenTypes):
     def write(self, config: ModelConfig) -> JSON:
         attributes = super().write(config)
         types = attributes["layer_types"]
@@ -130,22 +117,19 @@ class _DenseTypes(QwenTypes):
         return attributes | {"max_window_layers": first}
 
 
-QWEN_WORDS = (Attribute("use_sliding_window", False), Attribute("max_window_layers", 28, least=0))
+MAX_WINDOW_LAYERS = Attribute("max_window_layers", 28, least=0)
 NORMED = f.value("rms_norm_eps", 1e-6, "norm.eps", "heads.norm_eps")
 """The epsilon of norms, also of those of queries and keys."""
 RMS_HEADS = Standard(num_heads=4, qk_norm=HeadNorm("rms"))
 QWEN2 = LLAMA.variant(
     "qwen2",
-    dict(vocab_size=151936, intermediate_size=22016, max_position_embeddings=32768),
-    dict(num_key_value_heads=32),
     f.CausalHead("Qwen2"),
-    _DenseTypes(default_types=_qwen_types, more=QWEN_WORDS),
+    _QwenTypes(default_types=_qwen_types, more=(MAX_WINDOW_LAYERS,), switch="use_sliding_window"),
     without="attention_bias mlp_bias",
     heads=Standard(num_heads=4, biases=("q", "k", "v")),
 )
 QWEN3 = QWEN2.variant(
     "qwen3",
-    dict(head_dim=128),
     f.CausalHead("Qwen3"),
     f.biases("attention_bias", False),
     NORMED,

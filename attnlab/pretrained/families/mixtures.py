@@ -1,16 +1,20 @@
 """Decoders with experts in the names of Hugging Face: Mixtral (Jiang et al. 2024, arXiv
 2401.04088), Qwen2-MoE (arXiv 2407.10671), Qwen3-MoE (arXiv 2505.09388), gpt-oss (arXiv
-2508.10925) and OLMoE (Muennighoff et al. 2024, arXiv 2409.02060).
+2508.10925), OLMoE (Muennighoff et al. 2024, arXiv 2409.02060), DeepSeek-V3 (DeepSeek-AI 2024, arXiv
+2412.19437) and GLM-4.5 (2025, arXiv 2508.06471).
 """
 
-from attnlab.heads import HeadNorm, Sink, Standard
-from attnlab.models import FFN
+import dataclasses
+import operator
+
+from attnlab.heads import HeadNorm, Latent, Sink, Standard
+from attnlab.models import FFN, Experts
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
 from attnlab.pretrained.attributes import Attribute
-from attnlab.pretrained.experts import SPARSE_STEPS, ExpertFields, expert_modules
+from attnlab.pretrained.experts import FIRST_DENSE, SPARSE_STEPS, ExpertFields, expert_modules
 from attnlab.pretrained.families import llama
-from attnlab.pretrained.families.llama import FLAT, GATED_NAMES, LLAMA, decoder_table
+from attnlab.pretrained.families.llama import FLAT, GATED_NAMES, LLAMA, RATES, decoder_table
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, RotaryField, Window, every
 from attnlab.pretrained.tasks import QUESTIONS, SCORES
@@ -32,17 +36,15 @@ QWEN_FFN = (
 
 def routing(num_experts: str, count: int, top_k: int) -> dict[str, Attribute]:
     """How many experts there are, by this attribute, and how many each token has."""
-    options = {"num_experts": Attribute(num_experts, count)}
+    options = {"num_experts": Attribute(num_experts, count, is_depth=True)}
     return options | {"top_k": Attribute("num_experts_per_tok", top_k)}
 
 
 MIXTRAL = LLAMA.variant(
     "mixtral",
-    dict(intermediate_size=14336, max_position_embeddings=131072, rms_norm_eps=1e-5),
-    dict(num_key_value_heads=8),
     f.CausalHead("Mixtral"),
     RotaryField(default_base=1e6),
-    ExpertFields(routing("num_local_experts", 8, 2) | BALANCE, WIDTH, windows=Window(None)),
+    ExpertFields(routing("num_local_experts", 8, 2) | BALANCE, WIDTH, windows=Window()),
     f.Words(ignored=UNUSED, only={"router_jitter_noise": 0.0}),
     without="attention_bias mlp_bias",
     table=decoder_table(
@@ -69,8 +71,6 @@ NORMALIZE = {"normalize": Attribute("norm_topk_prob", False)}
 SHARED = {"shared_width": Attribute("shared_expert_intermediate_size", 5632)}
 QWEN2_MOE = LLAMA.variant(
     "qwen2_moe",
-    dict(vocab_size=151936, hidden_size=2048, num_hidden_layers=24, intermediate_size=5632),
-    dict(max_position_embeddings=32768, num_attention_heads=16, num_key_value_heads=16),
     f.CausalHead("Qwen2Moe"),
     f.biases("qkv_bias", True, f.BIASES[:3]),
     ExpertFields(
@@ -78,7 +78,11 @@ QWEN2_MOE = LLAMA.variant(
         Attribute("moe_intermediate_size", 1408),
         constant={"shared_gate": True},
         dense=SPARSE_STEPS,
-        windows=llama.QwenTypes(default_types=_qwen_types, more=llama.QWEN_WORDS),
+        windows=LayerTypes(
+            default_types=_qwen_types,
+            more=(llama.MAX_WINDOW_LAYERS,),
+            switch="use_sliding_window",
+        ),
     ),
     f.Words(ignored=UNUSED),
     without="mlp_bias attention_bias",
@@ -87,8 +91,6 @@ QWEN2_MOE = LLAMA.variant(
 )
 QWEN3_MOE = LLAMA.variant(
     "qwen3_moe",
-    dict(vocab_size=151936, hidden_size=2048, num_hidden_layers=24, intermediate_size=6144),
-    dict(max_position_embeddings=32768, num_attention_heads=32, num_key_value_heads=4),
     f.CausalHead("Qwen3Moe"),
     llama.NORMED,
     ExpertFields(
@@ -106,15 +108,11 @@ QWEN3_MOE = LLAMA.variant(
 GATE_UP = "mlp.experts.gate_up_proj"
 GPT_OSS = LLAMA.variant(
     "gpt_oss",
-    dict(vocab_size=201088, hidden_size=2880, num_hidden_layers=36, intermediate_size=2880),
-    dict(num_attention_heads=64, max_position_embeddings=131072, rms_norm_eps=1e-5),
-    dict(num_key_value_heads=8, head_dim=64, attention_bias=True),
     f.CausalHead("GptOss"),
     ExpertFields(
         routing("num_local_experts", 128, 4) | BALANCE,
         WIDTH,
         constant={"router_bias": True},
-        one_by_one=False,
         windows=LayerTypes(
             default_window=128,
             default_types=every(2),
@@ -146,19 +144,113 @@ GPT_OSS = LLAMA.variant(
 )
 OLMOE = LLAMA.variant(
     "olmoe",
-    dict(vocab_size=50304, hidden_size=2048, num_hidden_layers=16, intermediate_size=2048),
-    dict(num_attention_heads=16, max_position_embeddings=4096),
     f.CausalHead("Olmoe"),
-    f.value("rms_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
+    llama.NORMED,
     ExpertFields(
-        routing("num_experts", 64, 8)
-        | NORMALIZE
-        | {"balance": Attribute("router_aux_loss_coef", 0.01)},
+        routing("num_experts", 64, 8) | NORMALIZE | BALANCE,
         WIDTH,
     ),
     f.Words(ignored=UNUSED, only={"clip_qkv": None}),
     without="mlp_bias head_dim",
     table=decoder_table(FLAT, GATED_EXPERTS),
     heads=Standard(num_heads=4, qk_norm=HeadNorm("rms", over="all")),
+    tasks=(),
+)
+
+
+class _Experts(ExpertFields):
+    """n_shared_experts are one that is as wide as all together."""
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (*super().attributes, Attribute("n_shared_experts", 1, least=0))
+
+    def experts(self, attributes: JSON) -> Experts:
+        width = attributes["n_shared_experts"] * attributes["moe_intermediate_size"]
+        return dataclasses.replace(super().experts(attributes), shared_width=width)
+
+    def write_experts(self, ffn: FFN) -> JSON:
+        count = ffn.experts.shared_width // ffn.width if ffn.experts else 0
+        return super().write_experts(ffn) | {"n_shared_experts": count}
+
+
+EXPERTS = _Experts(
+    {
+        **routing("n_routed_experts", 256, 8),
+        "num_groups": Attribute("n_group", 8),
+        "top_groups": Attribute("topk_group", 4),
+        "normalize": Attribute("norm_topk_prob", True),
+        "scale": Attribute("routed_scaling_factor", 2.5),
+        "balance": Attribute("aux_loss_alpha", 0.001),
+    },
+    Attribute("moe_intermediate_size", 2048),
+    constant={"scores": "sigmoid", "balance_bias": True},
+    dense=FIRST_DENSE,
+)
+SHARED_FFN = (
+    *GATED_EXPERTS,
+    *linears("mlp.shared_experts.", "ffn.shared", **GATED_NAMES),
+    Module("mlp.gate.e_score_correction_bias", "ffn.balance_bias", "plain"),
+)
+IN_PAIRS = Module("", "", pairs=("q_rotary", "k_rotary"), pairs_if="rope_interleave")
+QUERIES = IN_PAIRS._replace(weights=("attention.q", "attention.q_rotary"), by_head=True)
+KEYS = IN_PAIRS._replace(weights=("attention.kv_down", "attention.k_rotary"))
+DEEPSEEK_V3 = LLAMA.variant(
+    "deepseek_v3",
+    f.CausalHead("DeepseekV3"),
+    f.value("kv_lora_rank", 512, "heads.latent_dim"),
+    f.value("q_lora_rank", 1536, "heads.query_latent_dim", nullable=True),
+    f.value("qk_rope_head_dim", 64, "heads.rotary_dim"),
+    f.value("qk_nope_head_dim", 128, "heads.head_dim"),
+    f.value("v_head_dim", 128, "heads.value_dim"),
+    EXPERTS,
+    RotaryField(of_part=True),
+    f.Words(
+        used=(Attribute("rope_interleave", True),),
+        follows={
+            "num_key_value_heads": ("num_attention_heads", int),
+            "qk_head_dim": ("qk_nope_head_dim qk_rope_head_dim", operator.add),
+            "head_dim": ("qk_rope_head_dim", int),
+        },
+        # They say how it was trained, or what stands behind the last norm.
+        ignored="output_router_logits seq_aux ep_size num_nextn_predict_layers",
+        only={"attention_bias": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+        | {"moe_layer_freq": 1},
+        # As in all that are published.
+        written={"rope_interleave": True, "num_nextn_predict_layers": 0},
+    ),
+    without="mlp_bias",
+    table=decoder_table(
+        attention=(
+            QUERIES._replace(name="self_attn.q_proj", only_without="q_down"),
+            QUERIES._replace(name="self_attn.q_b_proj", only_with="q_down"),
+            *linears("self_attn.", "attention", q_down="q_a_proj", o="o_proj"),
+            Module("self_attn.q_a_layernorm", "attention.q_down_norm", "table"),
+            KEYS._replace(name="self_attn.kv_a_proj_with_mqa"),
+            Module("self_attn.kv_a_layernorm", "attention.kv_down_norm", "table"),
+            Module("self_attn.kv_b_proj", ("attention.k", "attention.v"), by_head=True),
+        ),
+        ffn=SHARED_FFN,
+        # The module behind the last layer that predicts one more token.
+        unread=(*RATES, "layers.61.*"),
+    ),
+    # The epsilon of its norms is 1e-6, whatever rms_norm_eps says.
+    heads=Latent(num_heads=4, norm_eps=1e-6),
+    tasks=SCORES,
+)
+GLM4_MOE = LLAMA.variant(
+    "glm4_moe",
+    f.CausalHead("Glm4Moe"),
+    llama.NORMED,
+    f.biases("attention_bias", False, f.BIASES[:3]),
+    f.Choice("use_qk_norm", False, "heads.qk_norm", {True: HeadNorm("rms"), False: None}),
+    dataclasses.replace(
+        EXPERTS, options={n: one for n, one in EXPERTS.options.items() if n != "balance"}
+    ),
+    RotaryField(fraction="partial_rotary_factor", default_fraction=0.5),
+    f.Words(ignored="output_router_logits num_nextn_predict_layers num_mtp_layers"),
+    without="mlp_bias",
+    # The modules behind the last layer that predict more tokens.
+    table=decoder_table(ffn=SHARED_FFN, unread=(*RATES, "layers.46.*", "layers.92.*")),
     tasks=(),
 )

@@ -52,14 +52,12 @@ def _types(attributes: JSON) -> list[str]:
 
 
 HEAD = MaskedHead(
-    name="ModernBert",
+    stem="ModernBert",
     transform="head.dense",
     norm="head.norm",
     lm_head="decoder",
     embedding="embeddings.tok_embeddings",
-    activation=Attribute("classifier_activation", "gelu"),
-    bias=Attribute("decoder_bias", True),
-    transform_bias=Attribute("classifier_bias", False),
+    activation=None,
 )
 POOLERS: JSON = {"cls": "first_plain", "mean": "mean"}
 
@@ -112,8 +110,9 @@ LAYERS = Layers(
 )
 MODERNBERT = BERT.variant(
     "modernbert",
-    dict(vocab_size=50368, num_hidden_layers=22, intermediate_size=1152),
-    dict(max_position_embeddings=8192),
+    f.Choice("classifier_activation", "gelu", "output.transform", f.ACTIVATIONS),
+    f.value("classifier_bias", False, "output.transform_bias"),
+    f.value("decoder_bias", True, "output.bias"),
     HEAD,
     *f.numbers(norm_eps=1e-5, embedding_dropout=0.0, mlp_dropout=0.0),
     f.value("attention_dropout", 0.0, "dropout.rate", "dropout.attention"),

@@ -22,38 +22,19 @@ FEED_FORWARD = f.ACTIVATIONS | {f"gated-{theirs}": ours for theirs, ours in f.GA
 FEED_FORWARD["gated-gelu"] = f.GATED["gelu_new"]
 
 
-def _is_gated(attributes: JSON) -> bool:
-    return str(attributes["feed_forward_proj"]).startswith("gated-")
+def _is_gated(name: str) -> bool:
+    return name.startswith("gated-")
 
 
-def _activation(attributes: JSON) -> str:
-    name = str(attributes["feed_forward_proj"])
+def _activation(name: str) -> str:
     return "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
-
-
-class _FeedForward(f.Choice):
-    """feed_forward_proj, and two words that follow from it."""
-
-    @property
-    def attributes(self) -> tuple[Attribute, ...]:
-        gated = Attribute("is_gated_act", kind=bool, compute=_is_gated)
-        return (
-            *super().attributes,
-            gated,
-            Attribute("dense_act_fn", kind=str, compute=_activation),
-        )
-
-    def read(self, attributes: JSON, source: f.Source) -> f.Values:
-        f.check_follows("is_gated_act", _is_gated(attributes), self.name, attributes)
-        f.check_follows("dense_act_fn", _activation(attributes), self.name, attributes)
-        return super().read(attributes, source)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stacks(f.Field):
-    """Which stacks there are, and their depth; `name` begins the names of architectures."""
+    """Which stacks there are, and their depth; `stem` begins the names of architectures."""
 
-    name: str = "T5"
+    stem: str = "T5"
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
@@ -66,7 +47,7 @@ class _Stacks(f.Field):
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
         layers = attributes["num_layers"]
-        if source.architecture in (f"{self.name}EncoderModel", f"{self.name}{TOKENS.end}"):
+        if source.architecture in (f"{self.stem}EncoderModel", f"{self.stem}{TOKENS.end}"):
             return {"kind": "encoder", "encoder": None, "num_layers": layers}
         return {"num_layers": attributes["num_decoder_layers"], "encoder.num_layers": layers}
 
@@ -83,13 +64,8 @@ class _Stacks(f.Field):
 class _Head(f.Field):
     """The LM head. The file decides: one that differs from the table is used, a copy is not."""
 
-    name: str = "T5"
+    stem: str = "T5"
     can_scale: bool = True
-
-    @property
-    def stem(self) -> str:
-        """How the names of task models begin."""
-        return self.name
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
@@ -99,11 +75,11 @@ class _Head(f.Field):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return tuple(self.name + t for t in ("Model", "EncoderModel", "ForConditionalGeneration"))
+        return tuple(self.stem + t for t in ("Model", "EncoderModel", "ForConditionalGeneration"))
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
         if source.architecture in (
-            self.name + end for end in ("EncoderModel", "Model", TOKENS.end)
+            self.stem + end for end in ("EncoderModel", "Model", TOKENS.end)
         ):
             return {"output.kind": "none"}
         own, table = (source.tensors.get(f"{name}.weight") for name in ("lm_head", "shared"))
@@ -118,7 +94,7 @@ class _Head(f.Field):
     def write(self, config: ModelConfig) -> JSON:
         bare = config.output.kind == "none"
         bare_name = "EncoderModel" if config.kind == "encoder" else "Model"
-        name = self.name + (bare_name if bare else "ForConditionalGeneration")
+        name = self.stem + (bare_name if bare else "ForConditionalGeneration")
         if not self.can_scale:
             return {"tie_word_embeddings": True, "architectures": [name]}
         # What a reader before version 5 takes for "scaled", and for "tied".
@@ -169,9 +145,15 @@ T5 = Family(
         f.value("relative_attention_num_buckets", 32, "positions.buckets"),
         f.value("relative_attention_max_distance", 128, "positions.max_distance"),
         f.value("dropout_rate", 0.1, "dropout.rate", "dropout.attention", "dropout.ffn"),
-        _FeedForward("feed_forward_proj", "relu", "ffn.activation", FEED_FORWARD),
-        # n_positions is of the training data; relative positions go on.
-        f.Words(ignored="n_positions", written={"decoder_start_token_id": 0}),
+        f.Choice("feed_forward_proj", "relu", "ffn.activation", FEED_FORWARD),
+        f.Words(
+            ignored="n_positions",  # of the training data; relative positions go on
+            follows={
+                "is_gated_act": ("feed_forward_proj", _is_gated),
+                "dense_act_fn": ("feed_forward_proj", _activation),
+            },
+            written={"decoder_start_token_id": 0},
+        ),
         _Head(),
     ),
     table=NameTable(
@@ -190,7 +172,6 @@ T5 = Family(
 )
 MT5 = T5.variant(
     "mt5",
-    dict(vocab_size=250112, d_ff=1024, num_heads=6, num_layers=8, feed_forward_proj="gated-gelu"),
     _Stacks("MT5"),
     _Head("MT5", can_scale=False),
 )

@@ -130,7 +130,6 @@ HEADS = (
 )
 VIT = BERT.variant(
     "vit",
-    dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
     f.Choice("qkv_bias", True, "heads.biases", {True: f.BIASES, False: ("o",)}),
     _Images(mask_token="embeddings.mask_token"),
     _Head(),
@@ -200,7 +199,6 @@ class _FFN(f.Field):
 
 DINOV2 = VIT.variant(
     "dinov2",
-    dict(layer_norm_eps=1e-6),
     f.value("layerscale_value", 1.0, "norm.layer_scale"),
     _FFN(),
     _Images(patch_size=14, has_mask="use_mask_token"),

@@ -6,7 +6,7 @@ import numpy as np
 
 from attnlab.heads import Alt, HeadNorm, Layout, NarrowTied, Standard, Wide
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import FFN, Norm, OutputHead
+from attnlab.models.specs import FFN, Norm, OutputHead, Pooler
 from attnlab.names import lookup
 from attnlab.nested import JSON
 from attnlab.pretrained.name_table import Layers, Module, NameTable
@@ -25,6 +25,8 @@ LAYOUTS: dict[str, type[Layout]] = {
     "alt": Alt,
 }
 """Class, and attention_type of a model -> layout."""
+SCALED_BY = {"HEAD": "head_width", "2019": "width"}
+"""Revision -> the width by whose root scores are divided."""
 MODULES = (
     Module("toqueries", "attention.q"),
     Module("tokeys", "attention.k"),
@@ -35,6 +37,12 @@ MODULES = (
     Module("kln", "attention.k_norm", "table"),
     Module("kln", "attention.k_norm_bias", "bias"),
     Module("unifyheads", "attention.o"),
+)
+OUTSIDE = (
+    Module("token_embedding", "embedding", "table"),
+    Module("pos_embedding", "positions", "table"),
+    Module("toprobs", "lm_head"),
+    Module("toprobs", "classifier"),
 )
 PROJECTIONS = ("toqueries", "tokeys", "tovalues")
 
@@ -50,18 +58,18 @@ def _layout(
     name: str, width: int, num_heads: int, prefix: str, config: JSON, tensors: Arrays
 ) -> Layout:
     """The layout of an attention whose names begin with `prefix`."""
-    revision, kqnorm, factor = (config.get(n) for n in ("revision", "kqnorm", "scalefactor"))
+    kqnorm, factor = config.get("kqnorm"), config.get("scalefactor")
     kind = lookup(LAYOUTS, name, what="module of former")
     has_norms = f"{prefix}kln.weight" in tensors
     if kqnorm is not None and bool(kqnorm) != has_norms:
         found = "" if has_norms else "not "
         raise ValueError(f"kqnorm is {kqnorm}, and kln.weight is {found}there")
-    for option in ("kqnorm",) * has_norms + ("scalefactor",) * (factor is not None):
-        if kind is not Standard:
-            raise ValueError(
-                f"{option} is of former's SelfAttention alone, not of layout {kind.name!r}"
-            )
-    lookup({"HEAD": 0, "2019": 0}, revision or "HEAD", what="revision of former")
+    if kind is not Standard and (has_norms or factor is not None):
+        option = "kqnorm" if has_norms else "scalefactor"
+        raise ValueError(
+            f"{option} is of former's SelfAttention alone, not of layout {kind.name!r}"
+        )
+    scaled_by = lookup(SCALED_BY, config.get("revision", "HEAD"), what="revision of former")
     # Narrow attention lost its output projection after 2019.
     has_output = kind is not NarrowTied or f"{prefix}unifyheads.weight" in tensors
     layout = kind(
@@ -74,7 +82,7 @@ def _layout(
     if has_norms:
         assert isinstance(layout, Standard)
         layout = dataclasses.replace(layout, qk_norm=HeadNorm("layer", bias=True))
-    scale = (width if revision == "2019" else layout.head_width) ** -0.5
+    scale = getattr(layout, scaled_by) ** -0.5
     return dataclasses.replace(layout, scale=scale if factor is None else factor)
 
 
@@ -113,8 +121,8 @@ def _build_model(config: JSON, tensors: Arrays) -> Built:
     output = OutputHead(kind="own", bias=True)
     if not decodes:
         classes = np.shape(tensors["toprobs.weight"])[0]
-        pooler = "max" if max_pool else "mean"
-        output = OutputHead(kind="none", pooler=pooler, num_classes=classes)  # type: ignore[arg-type]
+        pooler: Pooler = "max" if max_pool else "mean"
+        output = OutputHead(kind="none", pooler=pooler, num_classes=classes)
     model = ModelConfig(
         kind="decoder" if decodes else "encoder",
         vocab_size=vocab,
@@ -128,27 +136,17 @@ def _build_model(config: JSON, tensors: Arrays) -> Built:
         norm=Norm(position="post"),
         output=output,
     )
-    table = NameTable(
-        modules=(
-            Module("token_embedding", "embedding", "table"),
-            Module("pos_embedding", "positions", "table"),
-            Module("toprobs", "lm_head"),
-            Module("toprobs", "classifier"),
-        ),
-        layers=(
-            Layers(
-                "tblocks.{}.",
-                (
-                    *(one._replace(name=f"attention.{one.name}") for one in _modules(layout)),
-                    Module("norm1", "attention.norm", "norm"),
-                    Module("ff.0", "ffn.up"),
-                    Module("ff.2", "ffn.down"),
-                    Module("norm2", "ffn.norm", "norm"),
-                ),
-            ),
+    layers = Layers(
+        "tblocks.{}.",
+        (
+            *(one._replace(name=f"attention.{one.name}") for one in _modules(layout)),
+            Module("norm1", "attention.norm", "norm"),
+            Module("ff.0", "ffn.up"),
+            Module("ff.2", "ffn.down"),
+            Module("norm2", "ffn.norm", "norm"),
         ),
     )
-    return model, table.entries(model)
+    return model, NameTable(OUTSIDE, (layers,)).entries(model)
 
 
 def build_tutorial(config: JSON, tensors: Arrays) -> Built:

@@ -10,57 +10,38 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.specs import PlainActivation
 from attnlab.nested import JSON
 from attnlab.pretrained.families.albert import ALBERT, GROUPS, AlbertGroups
-from attnlab.pretrained.families.bert import BERT, QKV
-from attnlab.pretrained.families.electra import EmbeddingSize
+from attnlab.pretrained.families.bert import BERT, EMBEDDING_SIZE, EMBEDDINGS, LAYERS, QKV
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Field, Source, Values, Words
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Suffixes, linears
 from attnlab.pretrained.systems.arrays import Built
 from attnlab.pretrained.tensors import Arrays
-from attnlab.pretrained.weights import Entry
 from attnlab.sharing.plan import GROUP_RULES, Plan
 
 
-def _classifier(config: ModelConfig) -> list[Entry]:
-    if not config.output.num_classes:
-        return []
-    at = "cls/seq_relationship/output_"
-    return [
-        Entry(f"{at}weights", (("classifier",),), ..., "linear"),
-        Entry(f"{at}bias", (("classifier_bias",),), ..., "vector"),
-    ]
+def _named(prefix: str, modules: tuple[Module, ...]) -> tuple[Module, ...]:
+    """Modules of Hugging Face's files, with the names of a graph."""
+    return tuple(one._replace(name=prefix + one.name.replace(".", "/")) for one in modules)
 
 
 def _table(layers: Layers) -> NameTable:
-    at = "bert/embeddings/"
     return NameTable(
         modules=(
-            Module(f"{at}word_embeddings", "embedding", "table"),
-            Module(f"{at}position_embeddings", "positions", "table"),
-            Module(f"{at}token_type_embeddings", "token_types", "table"),
-            Module(f"{at}LayerNorm", "embedding_norm", "norm"),
+            *_named("bert/", EMBEDDINGS),
             Module("bert/encoder/embedding_hidden_mapping_in", "embedding_projection"),
             Module("bert/pooler/dense", "pooler"),
             Module("cls/predictions/transform/dense", "transform"),
             Module("cls/predictions/transform/LayerNorm", "transform_norm", "norm"),
             Module("cls/predictions/output_bias", "lm_head_bias", "vector"),
+            Module("cls/seq_relationship/output_weights", "classifier", "swapped"),
+            Module("cls/seq_relationship/output_bias", "classifier_bias", "vector"),
         ),
         layers=(layers,),
         suffixes=Suffixes("/kernel", "/bias", "/gamma", "/beta", table="", linear="conv1d"),
-        special=_classifier,
     )
 
 
-BERT_LAYERS = Layers(
-    "bert/encoder/layer_{}/",
-    (
-        *linears("attention/self/", "attention", **QKV),
-        Module("attention/output/dense", "attention.o"),
-        Module("attention/output/LayerNorm", "attention.norm", "norm"),
-        *linears("", "ffn", up="intermediate/dense", down="output/dense"),
-        Module("output/LayerNorm", "ffn.norm", "norm"),
-    ),
-)
+BERT_LAYERS = Layers("bert/encoder/layer_{}/", _named("", LAYERS.modules))
 ALBERT_MODULES = (
     *linears("attention_1/self/", "attention", **QKV),
     Module("attention_1/output/dense", "attention.o"),
@@ -94,7 +75,7 @@ def _groups(attributes: JSON) -> tuple[list[int], tuple[int, ...]]:
 
 BERT_WORDS = BERT.variant("google_bert", WITHOUT_HEAD)
 ALBERT_WORDS = ALBERT.variant(
-    "google_albert", WITHOUT_HEAD, _Groups(), EmbeddingSize(), dropout=Dropout()
+    "google_albert", WITHOUT_HEAD, _Groups(), EMBEDDING_SIZE, dropout=Dropout()
 )
 
 

@@ -1,4 +1,6 @@
-"""The Transformer of tensor2tensor (Vaswani et al. 2017), in the names of its graph."""
+"""Transformers in the names of their graphs: tensor2tensor's (Vaswani et al. 2017), and SummAE's
+(Liu et al. 2019, arXiv 1910.00998; google-research/summae).
+"""
 
 import re
 
@@ -6,10 +8,10 @@ import numpy as np
 
 from attnlab.heads import Standard
 from attnlab.models.config import EncoderConfig, ModelConfig
-from attnlab.models.specs import FFN, Embedding, Norm, NormPosition, Sinusoidal
+from attnlab.models.specs import FFN, Embedding, Norm, NormPosition, OutputHead, Sinusoidal
 from attnlab.names import lookup
 from attnlab.nested import JSON
-from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, Suffixes, linears
+from attnlab.pretrained.name_table import Kind, Layers, Module, NameTable, Stack, Suffixes, linears
 from attnlab.pretrained.systems.arrays import Built, depth, require, take
 from attnlab.pretrained.tensors import Arrays
 
@@ -20,21 +22,30 @@ NORMS: dict[str, tuple[NormPosition, str]] = {
 """layer_postprocess_sequence -> (position of norms, where their variables are)."""
 
 
-def _stack(stack: Stack, place: str, three: bool) -> Layers:
-    """`three`: projections have three axes; `place`: where the norms are named."""
-    norm, modules = f"{place}/layer_norm/layer_norm", list[Module]()
+def _stack(
+    at: str, stack: Stack, norm: str, heads: dict[str, str], ffn: dict[str, str], kind: Kind
+) -> Layers:
+    """The layers of a stack.
+
+    Args:
+      at: how all names begin.
+      stack: "encoder" or "decoder".
+      norm: the name of a norm, behind that of its sublayer.
+      heads, ffn: weight -> its name, behind that of its sublayer.
+      kind: of the projections of heads.
+    """
+    modules = list[Module]()
     for sublayer, name in {"attention": "self_attention", "cross": "encdec_attention"}.items():
-        at = f"{name}/multihead_attention/"
-        output = "o" if three else "output_transform"
-        projections = linears(at, sublayer, q="q", k="k", v="v", o=output)
-        modules += [one._replace(kind="table" if three else "linear") for one in projections]
+        modules += (Module(f"{name}/{heads[n]}", f"{sublayer}.{n}", kind) for n in heads)
         modules.append(Module(f"{name}/{norm}", f"{sublayer}.norm", "norm"))
-    modules += linears("ffn/", "ffn", up="conv1", down="conv2")
+    modules += linears("ffn/", "ffn", **ffn)
     modules.append(Module(f"ffn/{norm}", "ffn.norm", "norm"))
-    outer = (Module(f"body/{stack}/{norm}", "final_norm", "norm"),)
-    return Layers(f"body/{stack}/layer_{{}}/", tuple(modules), stack, outer)
+    outer = (Module(f"{at}{stack}/{norm}", "final_norm", "norm"),)
+    return Layers(f"{at}{stack}/layer_{{}}/", tuple(modules), stack, outer)
 
 
+STACKS: tuple[Stack, ...] = ("encoder", "decoder")
+EMBEDDING = (Module("embedding", "embedding", "table"),)
 SUFFIXES = Suffixes("/kernel", "/bias", "_scale", "_bias", table="", linear="conv1d")
 
 
@@ -91,6 +102,45 @@ def build(config: JSON, tensors: Arrays) -> Built:
         embedding=Embedding(scale=width**0.5, zero_token=0),
         encoder=EncoderConfig(num_layers=depth(tensors, r"body/encoder/layer_(\d+)/")),
     )
-    stacks = (_stack("encoder", place, three), _stack("decoder", place, three))
-    table = NameTable((Module("embedding", "embedding", "table"),), stacks, SUFFIXES)
-    return model, table.entries(model)
+    names = {n: f"multihead_attention/{n}" for n in ("q", "k", "v", "o")}
+    if not three:
+        names["o"] = "multihead_attention/output_transform"
+    norm, ffn = f"{place}/layer_norm/layer_norm", {"up": "conv1", "down": "conv2"}
+    kind: Kind = "table" if three else "linear"
+    stacks = tuple(_stack("body/", stack, norm, names, ffn, kind) for stack in STACKS)
+    return model, NameTable(EMBEDDING, stacks, SUFFIXES).entries(model)
+
+
+def build_summae(config: JSON, tensors: Arrays) -> Built:
+    """SummAE. Its decoder adds the input of the FFN twice, 2 x + f(norm(x)): the residual is added
+    once by the sublayer's post-processing and once more by the layer.
+
+    Widths and depths are those of the arrays.
+    """
+    encoder_heads, num_heads, max_len = take(
+        config, "num_encoder_heads", "num_decoder_heads", max_length=256
+    )
+    kernel = "encoder/layer_0/ffn/ffn/dense/kernel"
+    require(tensors, "embedding", kernel)
+    vocab, width = tensors["embedding"].shape
+    model = ModelConfig(
+        kind="encoder_decoder",
+        vocab_size=vocab,
+        max_len=max_len,
+        width=width,
+        num_layers=depth(tensors, r"decoder/layer_(\d+)/"),
+        heads=Standard(num_heads=num_heads),
+        ffn=FFN(width=tensors[kernel].shape[1], activation="relu", residual_scale=2.0),
+        norm=Norm(eps=1e-12),
+        positions=Sinusoidal(halves=True),
+        embedding=Embedding(zero_token=0),
+        output=OutputHead(kind="none"),
+        encoder=EncoderConfig(
+            num_layers=depth(tensors, r"encoder/layer_(\d+)/"), num_heads=encoder_heads
+        ),
+    )
+    names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "output_proj"}
+    ffn = {"up": "ffn/dense", "down": "ffn/dense_1"}
+    stacks = tuple(_stack("", s, "preprocess/LayerNorm", names, ffn, "linear") for s in STACKS)
+    suffixes = SUFFIXES._replace(scale="/gamma", norm_bias="/beta")
+    return model, NameTable(EMBEDDING, stacks, suffixes).entries(model)

@@ -19,6 +19,9 @@ import peers
 import transformers
 
 from attnlab.nested import JSON
+from attnlab.pretrained import FAMILIES
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.fields import Words
 
 FILE = Path(peers.__file__).parents[3] / "attnlab" / "pretrained" / "words.json"
 SHARED = (
@@ -37,7 +40,9 @@ def main() -> None:
 
 def table() -> JSON:
     """{"transformers": version, "all": words, "families": {model_type: further words},
-    "tokens": {model_type: {word: id where config.json has none}}}."""
+    "tokens": {model_type: {word: id where config.json has none}},
+    "defaults": {model_type: {attribute that the family reads: value where config.json has none}}}.
+    """
     common = {name for module in SHARED for name in _names(f"transformers.{module}")}
     common |= _arguments(transformers.PreTrainedConfig)
     families: dict[str, set[str]] = {}
@@ -48,12 +53,15 @@ def table() -> JSON:
                 found |= _names(cls.__module__)
         families[config.model_type] = found | families.get(config.model_type, set())
     lines = {name: " ".join(sorted(found - common)) for name, found in sorted(families.items())}
-    tokens = {config.model_type: _tokens(config()) for _, config, _ in peers.PEERS.values()}
+    configs = {config.model_type: config for _, config, _ in peers.PEERS.values()}
+    tokens = {name: _tokens(config()) for name, config in configs.items()}
+    defaults = {name: _defaults(FAMILIES[name], config) for name, config in configs.items()}
     return {
         "transformers": transformers.__version__,
         "all": " ".join(sorted(common)),
         "families": lines,
         "tokens": dict(sorted(tokens.items())),
+        "defaults": dict(sorted(defaults.items())),
     }
 
 
@@ -61,6 +69,14 @@ def _tokens(config: transformers.PreTrainedConfig) -> dict[str, object]:
     """The ids of special tokens that a config class fills in."""
     fields = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
     return {n: token for n, token in fields if n.endswith("_token_id") and token is not None}
+
+
+def _defaults(family: Family, config: type) -> dict[str, object]:
+    """Those of a config class, for attributes that have a type and are read into the model."""
+    theirs = {field.name: field.default for field in dataclasses.fields(config)}
+    fields = (field for field in family.fields if not isinstance(field, Words))
+    ours = [a for field in fields for a in field.attributes if a.kind or a.default is not None]
+    return {a.name: theirs[a.name] for a in ours if theirs.get(a.name) is not None}
 
 
 def _arguments(cls: type) -> set[str]:
