@@ -40,8 +40,10 @@ def fits(tags, variant):
     ("name", "preset"), [(name, preset) for name in PRESETS for preset in PRESETS[name]]
 )
 def test_a_description_is_of_variants_that_the_sweep_has(name, preset, tmp_path):
-    """Each set of tags in a pair, a baseline or an expected result names one variant."""
+    """Each set of tags in a pair, a baseline or an expected result names one variant; every variant
+    is an experiment."""
     setup = planned(name, preset, tmp_path)
+    assert len(setup.specs([0])) == len(setup.variants)
     about, words = setup.description, {"mean": 1.0, "min": 1.0, "max": 1.0, "ratio": 1.0}
     named = [tags for pair in about.pairs for tags in pair]
     named += [about.baseline] if about.baseline else []

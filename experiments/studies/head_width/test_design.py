@@ -148,7 +148,7 @@ def test_rows_come_back_the_same_and_once(tmp_path):
     append_csv(path, rows[1:])
     assert read_rows(path).equals(rows)
     assert runs_of(read_rows(path)) == runs
-    append_csv(path, rows[:1])
+    append_csv(path, rows[:1].assign(heldout_bits=9.0))
     with pytest.raises(ValueError, match=r"line 4 .* second time"):
         read_rows(path)
     path.write_text(path.read_text().replace("ngram3", "trigram"))
