@@ -646,6 +646,11 @@ def check_position_scheme(config: ModelConfig) -> None:
         raise ValueError(
             "positions.pad_token: positions without padding need the whole text; set kind='encoder'"
         )
+    if pad is not None and pad + 1 >= c.max_len:
+        raise ValueError(
+            f"positions.pad_token {pad}: the first token is at position {pad + 1}, max_len is "
+            f"{c.max_len}; raise max_len"
+        )
 
 
 def check_output(config: ModelConfig) -> None:

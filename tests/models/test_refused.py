@@ -18,6 +18,7 @@ from attnlab.models import (
     Experts,
     Images,
     LayerOverrides,
+    Learned,
     ModelConfig,
     Norm,
     OutputHead,
@@ -79,6 +80,10 @@ CONFIGS = [
     (
         lambda: ModelConfig(positions=Rotary(scaling="dynamic:2,64"), max_len=65),
         "set max_len to at most 64",
+    ),
+    (
+        lambda: ModelConfig(kind="encoder", positions=Learned(pad_token=3), max_len=4),
+        "the first token is at position 4",
     ),
     # Encoders.
     (lambda: ModelConfig(encoder=EncoderConfig()), "encoder"),
