@@ -16,8 +16,8 @@ BASE = LATER | dict(width="64", length="128", positions="rotary", optimizer="muo
                     start="scratch", bytes_per_parameter="20.0")  # fmt: skip
 
 
-def scores(heads: str, seeds: tuple[str, ...] = ("0",), **other: str) -> dict[str, float]:
-    """Text -> held-out bits, the mean over seeds (their numbers on a text), of heads "Nxh"."""
+def scores(heads: str, seeds: str = "0", **other: str) -> dict[str, float]:
+    """Text -> held-out bits of heads "Nxh", the mean over seeds, whose digits `seeds` has."""
     num_heads, head_dim = heads.split("x")
     wanted = (BASE | other | dict(num_heads=num_heads, head_dim=head_dim)).items()
     found: dict[str, list[float]] = {}
@@ -44,8 +44,7 @@ def estimate(name: str, *signed: tuple[int, dict[str, float]]) -> None:
 t5, half, reset = dict(positions="t5"), dict(positions="half"), dict(start="reset")
 rotary_cost = (1, scores("16x4")), (-1, scores("4x16"))
 estimate("A1", *rotary_cost, (-1, scores("16x4", **t5)), (1, scores("4x16", **t5)))
-both = "0", "1"
-estimate("A3", (1, scores("8x8", both, **t5)), (-1, scores("4x16", both, **t5)))
+estimate("A3", (1, scores("8x8", "01", **t5)), (-1, scores("4x16", "01", **t5)))
 estimate("A4", *rotary_cost, (-1, scores("16x4", **half)), (1, scores("4x16", **half)))
 for heads in ("16x4", "8x8"):
     estimate(f"B1 {heads}", (1, scores(heads, optimizer="muon_per_head")), (-1, scores(heads)))
