@@ -98,6 +98,7 @@ def test_bad_calls_say_what_to_do(changes, error, message):
             function(**(good | changes))
 
 
+@pytest.mark.unchecked
 def test_is_causal_is_not_traced():
     q, k, v = make()
     with pytest.raises(TypeError, match="is_causal must be True or False, which jit keeps static"):
