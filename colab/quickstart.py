@@ -16,8 +16,9 @@
 # # Wide or narrow heads? attnlab in two minutes
 #
 # **Neither: in small language models with rotary positions and the optimizer Muon heads of 16 are
-# best of the widths tried, while with T5's relative bias in place of rotary heads of 4 to 8 were
-# not worse (a pilot, one seed a text).** **Wide heads (each as wide as the model) and narrow ones
+# best of the widths tried. The cost of heads of 4 against heads of 16 is
+# +0.027 (+0.021 to +0.033) bits per byte there, and -0.004 (-0.008 to -0.000) with
+# T5's relative bias.** **Wide heads (each as wide as the model) and narrow ones
 # (each reads only its own slice of x) are both worse than standard heads at an equal budget.**
 # **One set of parameters for all layers, as in ALBERT, is worse than separate layers where the
 # FFN takes up the parameters.**
@@ -195,9 +196,9 @@ _ = axis.set(xlabel="bits per byte lost (left is better)")
 # (0.35 million parameters, 3 texts, learned positions, AdamW), the others are from
 # [the head-width study](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/analysis.md)
 # (0.22 million parameters, 8 texts; 4 for shared layers; rotary positions, Muon). After correction
-# for the number of comparisons heads of 8 against 16 have p = 0.13. The
-# [pilot](https://github.com/attnlab/attnlab/blob/main/docs/results/index.md#other-positions-a-pilot)
-# with T5's bias is exploratory. Whether larger models need wider heads is not settled: in a model
+# for the number of comparisons heads of 8 against 16 have p = 0.13. T5's
+# bias is compared in [study 3](https://github.com/attnlab/attnlab/blob/main/docs/results/study3/positions.md)
+# (8 texts, registered). Whether larger models need wider heads is not settled: in a model
 # [256 wide](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/gpu.md) heads of
 # 32 have the lowest loss, but 16, 32 and 128 are inconclusive against 64 because of one text; one
 # head of 256 is worse.
@@ -217,7 +218,7 @@ _ = axis.set(xlabel="bits per byte lost (left is better)")
 # - "Better" needs a budget: equal width, equal parameters and equal FLOPs give different winners.
 # - Neither wide nor narrow heads beat standard ones at an equal budget here. With rotary positions
 #   and Muon heads of 16 are best of the widths tried in these small models, and heads of 8 or 32
-#   are nearly as good; with T5's relative bias heads of 4 to 8 were not worse (a pilot).
+#   are nearly as good; what heads of 4 cost depends on the positions.
 #
 # **Where people ask this:** [What is the difference between wide and narrow
 # attention?](https://github.com/pbloem/former/issues/8),
