@@ -117,6 +117,8 @@ def attention_fn(
             "written yet"
         )
     drops = dropout_rate > 0 and not deterministic
+    if drops and dropout_rng is None:
+        raise ValueError(f"dropout_rate={dropout_rate} needs a dropout_rng or deterministic=True")
     dtype = dtype or jnp.result_type(query, key, value)
     batch, *batches = (a.shape[:-3] for a in (query, key, value))
     if batches != [batch, batch]:

@@ -203,7 +203,7 @@ def test_precision_reaches_every_product_of(implementation, precision):
         ({"attn_weights_value_einsum": jnp.einsum}, ValueError, "without einsum classes"),
         ({"input_positions": np.arange(5)}, ValueError, "multi_head_attention.rotary"),
         ({"precision": ("highest", "default")}, ValueError, "one precision for all products"),
-        ({"dropout_rate": 0.1}, ValueError, "needs a dropout_key"),
+        ({"dropout_rate": 0.1}, ValueError, "needs a dropout_rng or deterministic=True"),
         ({"mask": jnp.ones((5, 5), jnp.int32)}, TypeError, "must be boolean"),
         ({"mask": nn.make_causal_mask(jnp.ones(5))}, TypeError, r"make_causal_mask\(x, dtype=bool"),
         ({"implementation": "flash"}, ValueError, "known: dense"),

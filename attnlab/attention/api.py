@@ -191,8 +191,6 @@ def attend(
     batched = np.ndim(query) == 4
     patch = _patches(tap, batched) if tap is not None and tap.patch else None
     call = check_call(query, key, value, options, return_residual, patch)
-    if options.implementation is not None:
-        backends.check_implementation(options.implementation)
     choice = backends.choose(call, options.implementation)
     name = choice.backend
     if (explained := _EXPLAINED.get()) is not None:

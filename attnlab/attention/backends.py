@@ -2,6 +2,7 @@
 
 import logging
 import math
+import types
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -96,19 +97,21 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
 
 
 def choose(call: AttentionCall, implementation: str | None) -> Choice:
-    """The requested backend, or the first of `CHOICES` that can run the call."""
+    """The requested backend, or the first of `CHOICES` that can run the call.
+
+    Raises ValueError for a name that is not in `BACKENDS`.
+    """
     if implementation is not None:
+        check_implementation(implementation)
         return Choice(implementation, "requested")
     device = ASSUMED.get()
     platform = jax.default_backend() if device is None else device.platform
     *choices, last = CHOICES.get(platform, CHOICES["tpu"])
-    if call.patch:  # which "dense" alone can do
-        return last
     is_known = all(isinstance(size, int) for size in call.scores_shape)
     num_bytes = 4 * math.prod(call.scores_shape) if is_known else math.inf
     for choice in choices if call.mask.edges is None else (EDGES, *choices):
         if num_bytes > choice.min_bytes:
-            reason = BACKENDS[choice.backend].refuse(call)
+            reason = refusal(choice.backend, call)
             if reason is None:
                 return choice
             LOG.debug("attention does not run on %r: %s", choice.backend, reason)
@@ -132,4 +135,5 @@ def check_implementation(name: str) -> None:
     """Raises ValueError for a name that is not in `BACKENDS`."""
     if name in CONTRIB and name not in BACKENDS:
         raise ValueError(f"implementation {name!r} is in attnlab.contrib; import attnlab.contrib")
-    lookup(BACKENDS, name, what="implementation")
+    # A view, in which `lookup` does not register what a reference names.
+    lookup(types.MappingProxyType(BACKENDS), name, what="implementation")

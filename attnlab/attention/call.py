@@ -265,7 +265,9 @@ def window_sides(window: object) -> tuple[int, int]:
     ((2, 2), (3, 0))
     """
     pair = window if isinstance(window, tuple | list) else (window, window)
-    if len(pair) != 2 or not all(isinstance(w, int | np.integer) for w in pair):
+    if len(pair) != 2 or any(
+        isinstance(w, bool) or not isinstance(w, int | np.integer) for w in pair
+    ):
         raise TypeError(f"local_window_size must be an int or (left, right), not {window!r}")
     if min(pair) < 0:
         raise ValueError(f"local_window_size must be at least 0 on both sides, not {window}")
@@ -295,7 +297,9 @@ def _check_numbers(options: AttentionOptions) -> None:
         is_real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
         if np.ndim(scale) or not is_real:
             raise TypeError(f"scale must be one real number, not {scale!r:.80}")
-    if cap is not None and not (isinstance(cap, Real) and 0 < cap < math.inf):
+    if cap is not None and (
+        isinstance(cap, bool) or not (isinstance(cap, Real) and 0 < cap < math.inf)
+    ):
         raise ValueError(f"logits_soft_cap must be above 0 and finite, or None, not {cap!r:.80}")
     if not (isinstance(rate, Real) and 0 <= rate < 1):
         raise ValueError(f"dropout_rate must be at least 0 and below 1, not {rate!r:.80}")

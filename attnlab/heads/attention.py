@@ -510,6 +510,8 @@ def _check(
             "context must be an array or a pair (key input, value input), not "
             f"{len(inputs.context)} arrays"
         )
+    if inputs.context is not None and (inputs.kv is not None or inputs.cache is not None):
+        raise ValueError("kv and cache hold the keys and values; leave context out")
     keys, values = _pair(inputs.context, x)
     read = {"x": x}
     if inputs.kv is None:
@@ -525,8 +527,6 @@ def _check(
             )
     if values.shape[1] != keys.shape[1]:
         raise ValueError(f"value context {values.shape} must be as long as context {keys.shape}")
-    if inputs.context is not None and (inputs.kv is not None or inputs.cache is not None):
-        raise ValueError("kv and cache hold the keys and values; leave context out")
     if inputs.cache is not None and options.segments is not None:
         raise ValueError("a cache holds one text a row: leave segments out, and decode each text "
                          "in a row of its own")  # fmt: skip

@@ -459,21 +459,21 @@ def check_heads(config: ModelConfig) -> None:
         sizes = CallSizes(1, config.max_len, config.max_len, rotary=rotary)
         choose(layout, sizes, attention.order)
     backend = WITHOUT_DEVICE.get(attention.implementation or "")
-    if backend and (reason := _refusal(config, layout, backend)):
+    if backend and (reason := _refusal(config, backend)):
         raise ValueError(
             f"attention.implementation={attention.implementation!r} cannot run this model: "
             f"{reason}; use implementation='dense' or None"
         )
 
 
-def _refusal(config: ModelConfig, layout: Layout, backend: str) -> object:
+def _refusal(config: ModelConfig, backend: str) -> object:
     """Why a backend cannot run the heads in any form, in training too, or None."""
     x = jax.ShapeDtypeStruct((1, config.max_len, config.width), "float32")
     nodes, rate = jnp.zeros(1, int), config.dropout.attention
     reasons: list[object] = []
     for order in {config.attention.order, config.attention.order or "factored"}:
         report = explain_heads(
-            layout,
+            config.layout,
             x,
             order=order,
             implementation=backend,

@@ -236,6 +236,8 @@ def check_inputs(
     second = source if inputs.encoded is None else inputs.encoded
     if second is not None:
         source_mask, of_source = _check_text(config, "source_", second, source_mask, of_source)
+    if source is not None:
+        _check_positions(config.encoder_model, source, NO_INPUTS, source_mask, of_source)
     types = inputs.token_types
     if types is not None:
         types = _check_types(config, tokens, types, mask)
@@ -301,7 +303,7 @@ def _check_segments(config: ModelConfig, inputs: ModelInputs) -> tuple[Array | N
         )
     given = inputs.segments
     is_pair = isinstance(given, tuple) and len(given) == 2 and not any(a is None for a in given)
-    if is_pair if config.encoder is None else not is_pair:
+    if isinstance(given, tuple) != is_pair or is_pair == (config.encoder is None):
         raise ValueError(
             "segments must be a pair (of tokens [B, T], of source [B, S]) for an encoder_decoder, "
             "else one array [B, T]"

@@ -351,8 +351,9 @@ def attention_keywords(spec: LayerSpec, inputs: LayerInputs, *, cross: bool) -> 
         "order": spec.attention.order,
         "implementation": spec.attention.implementation,
     }
-    if cross and inputs.source is not None:
+    if cross:
         source = inputs.source
+        assert source is not None  # `attention` raises
         packed = None if inputs.segments is None else (inputs.segments, source.segments)
         return keywords | {"context": source.x, "mask": source.mask, "segments": packed}
     window = spec.attention.window

@@ -174,9 +174,9 @@ model has (256, 64)
     """
     if not isinstance(params, Mapping) or not isinstance(config, ModelConfig):
         raise TypeError(
-            "the arguments are (params, tokens, config): params the dict of model.init, config a "
-            f"ModelConfig (of a module, module.config), not {type(params).__name__} and "
-            f"{type(config).__name__}"
+            "the arguments are (params, tokens, config), in transforms (config, params): params "
+            "the dict of model.init, config a ModelConfig (of a module, module.config), not "
+            f"{type(params).__name__} and {type(config).__name__}"
         )
     found = _as_dicts(cast(Params, params["params"]) if set(params) == {"params"} else params)
     if problem := describe_mismatch(_model_shapes(config), found):

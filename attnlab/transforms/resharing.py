@@ -17,7 +17,7 @@ from attnlab.fields import check_choice
 from attnlab.heads import Layout, kv_weight_names
 from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.embed import OWN_INPUTS
-from attnlab.models.params import check_params, owned_stacks, same_bits
+from attnlab.models.params import check_params, encoder_params, owned_stacks, same_bits
 from attnlab.sharing import (
     Params,
     Plan,
@@ -166,13 +166,12 @@ def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Par
         )
     check_params(config, params)
     untied = _with_encoder(config, shares_decoder=False)
+    layers = encoder_params(config, params)["layers"]
     stacked: Params = {
-        name: jax.tree.map(lambda a, n=count: a[:n], params["layers"][name])
+        name: jax.tree.map(lambda a, n=count: a[:n], layers[name])
         for name, count in config.encoder_model.plan.num_groups.items()
-        if name in params["layers"]  # a layer may have no FFN
+        if name in layers  # a layer may have no FFN
     }
-    if "delta" in stacked:
-        stacked["delta"] = {name: a for name, a in stacked["delta"].items() if name != "cross"}
     outside = {f"encoder_{name}": params[name] for name in PER_STACK if name in params}
     return untied, params | outside | {"encoder_layers": stacked}
 

@@ -67,10 +67,12 @@ BAD = [
     ({"local_window_size": (1, -1)}, ValueError, "local_window_size must be at least 0"),
     ({"local_window_size": (1, 2, 3)}, TypeError, "must be an int or"),
     ({"local_window_size": 1.5}, TypeError, "local_window_size must be an int"),
+    ({"local_window_size": True}, TypeError, "local_window_size must be an int"),
     ({"is_causal": "False"}, TypeError, "is_causal must be True or False"),
     ({"scale": ONES(2)}, TypeError, "scale must be one real number"),
     ({"scale": "large"}, TypeError, "scale must be one real number"),
     ({"logits_soft_cap": 0.0}, ValueError, "logits_soft_cap must be above 0"),
+    ({"logits_soft_cap": True}, ValueError, "logits_soft_cap must be above 0"),
     ({"dropout_rate": 1.0}, ValueError, "dropout_rate must be at least 0 and below 1"),
     ({"dropout_rate": 0.1}, ValueError, "needs a dropout_key"),
     ({"dropout_rate": 0.1, "dropout_key": 3}, ValueError, "such as jax.random.key"),
@@ -86,6 +88,7 @@ BAD = [
     ({"score_mods": [RelativeBias(ONES(6, 32), 8)]}, ValueError, "max_distance 8 must be above 8"),
     ({"biass": 0}, TypeError, r"keyword .*'biass'"),
     ({"implementation": "flash"}, ValueError, "known: dense, blockwise, xla, cudnn"),
+    ({"implementation": "attnlab.attention.dense:dense"}, ValueError, "known: dense, blockwise"),
     ({"implementation": "densse"}, ValueError, "did you mean 'dense'"),
 ]
 

@@ -206,11 +206,17 @@ CALLS = [
     (SMALL, {"segments": IDS[:, :5]}, r"segments \(2, 5\) must be \[B, T\] = \(2, 7\)"),
     (SMALL, {"segments": (IDS, IDS)}, "segments must be a pair .* else one array"),
     (SMALL, {"segments": IDS, "cache": SMALL.init_cache(2, 9)}, "a cache holds one text a row"),
+    (SMALL, {"segments": (IDS, IDS, IDS)}, "segments must be a pair .* else one array"),
     (POOLED, {"segments": IDS}, "makes one vector of a row"),
     # Of an encoder and its source.
     (SMALL, ENCODER_TEXT, "source is for kind='encoder_decoder'"),
     (ENCODER_DECODER, {}, "needs source"),
     (ENCODER_DECODER, ENCODER_TEXT | {"segments": IDS}, "segments must be a pair"),
+    (
+        change(ENCODER_DECODER, positions=Learned()),
+        {"source": np.ones((2, 10), int), "segments": (IDS, np.ones((2, 10), int))},
+        "position 9",
+    ),
     (ENCODER_DECODER, {"source": SOURCE - 20}, r"token id -\d+ at \[0, 0\]"),
     (
         ENCODER_DECODER, ENCODER_TEXT | {"source_padding_mask": ADDED[:, 2:]},
