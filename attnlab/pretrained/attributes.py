@@ -147,6 +147,7 @@ def read_attributes(
     for name, one in known.items():
         if one.compute is not None and found[name] is None:
             found[name] = one.compute(found)
+            one.check(found[name])
     return found
 
 

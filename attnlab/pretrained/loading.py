@@ -135,17 +135,23 @@ class Folder(NamedTuple):
 
 
 def _check_all_used(found: Folder, known: set[str], ignore: tuple[str, ...]) -> None:
-    family, table = found.family, found.table
+    family, table, architecture = found.family, found.table, found.architecture
     known |= {*table.repeated_in(found.config), *table.copies_in(found.config)}
     patterns = (*table.unread, *ignore)
     unknown = [name for name in found.tensors if name not in known and not matches(name, patterns)]
-    if unknown:
-        first, heads = shown(unknown[0]), (*family.architectures, *family.task_architectures)
+    if not unknown:
+        return
+    first, heads = shown(unknown[0]), (*family.architectures, *family.task_architectures)
+    if architecture and architecture not in heads:
         raise ValueError(
-            f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
-            f"the first is {first}; architectures = [{shown(found.architecture)}], those that are "
-            f"read are {', '.join(heads)}; if the tensors do not matter, pass ignore=({first},)"
+            f"config.json: architectures = [{shown(architecture)}] has a head that is not read "
+            f"({len(unknown)} tensors, the first is {first}), only that of {', '.join(heads)}; in "
+            "transformers, save the model without it: model.base_model.save_pretrained(FOLDER)"
         )
+    raise ValueError(
+        f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
+        f"the first is {first}; if they do not matter, pass ignore=({first},)"
+    )
 
 
 def _placement(

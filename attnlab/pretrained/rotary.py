@@ -45,7 +45,7 @@ class RotaryField(Field):
     default_fraction: float = 1.0
     default_base: float = 10000.0
     required: tuple[str, ...] = ()
-    scalings: tuple[str, ...] = tuple(SCALINGS)
+    scalings: tuple[str, ...] = tuple(kind for kind in SCALINGS if kind != "yarn_smooth")
     length: str = ""
     of_part: bool = False
 

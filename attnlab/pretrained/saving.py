@@ -102,8 +102,7 @@ def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool 
         name, a = ".".join(key.key for key in path), np.asarray(leaf)
         if not is_floating(a.dtype):
             raise ValueError(f"params: {name} is {a.dtype}, the model expects a floating dtype")
-        finite = np.isfinite(a)
-        if not (allow_nonfinite or finite.all()):
+        if not allow_nonfinite and not (finite := np.isfinite(a)).all():
             index = np.unravel_index(np.argmin(finite), a.shape)
             place = ", ".join(map(str, index)) or "its only place"
             raise ValueError(

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import EllipsisType
@@ -91,12 +92,13 @@ def open_folder(folder: Path) -> Tensors:
         raise ValueError(
             f"{folder / INDEX} has weight_map = {shown(places)}; it should map names to files"
         )
-    for name in places.values():
-        inside = isinstance(name, str) and Path(name).name == name
+    files = {name if isinstance(name, str) else shown(name): name for name in places.values()}
+    for text, name in files.items():
+        inside = text is name and Path(name).name == name
         if not inside or not os.path.isfile(folder / name):
             raise ValueError(f"{INDEX} names the file {shown(name)}, which is not in {folder}")
     tensors: Tensors = {}
-    for name in dict.fromkeys(places.values()):
+    for name in files:
         held = open_file(folder / name)
         said = {tensor for tensor, file in places.items() if file == name}
         if said != set(held):
@@ -169,10 +171,11 @@ def _parse_object(text: str, path: Path) -> JSON:
     """A JSON object, in which none has a key twice."""
 
     def unique(pairs: list[tuple[str, object]]) -> JSON:
-        names = [name for name, _ in pairs]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"it has the key {shown(twice[0])} twice; keep one")
-        return dict(pairs)
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+            raise ValueError(f"it has the key {shown(twice)} twice; keep one")
+        return found
 
     try:
         value = json.loads(text, object_pairs_hook=unique)

@@ -85,7 +85,7 @@ def fill(
 def leaves_by_path(params: Params) -> dict[Path, Any]:
     """Path of a weight -> the weight, or what a tree has in its place."""
     found = jax.tree_util.tree_flatten_with_path(params)[0]
-    return {tuple(key.key for key in keys): leaf for keys, leaf in found}
+    return {tuple(getattr(key, "key", key) for key in keys): leaf for keys, leaf in found}
 
 
 def _parts(

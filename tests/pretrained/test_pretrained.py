@@ -289,6 +289,8 @@ NO_ROPE = {"rope_parameters": None}
     ("family", "changes", "message"),
     [
         ("llama", rope("su3", factor=4.0), "rope_type = 'su3' is not supported"),
+        ("llama", rope("yarn_smooth", factor=2.0, beta_fast=32, beta_slow=1),
+         "rope_type = 'yarn_smooth' is not supported"),
         ("llama", rope("longrope", short_factor="x"), "short_factor = 'x' of the rotary"),
         ("llama", rope("longrope", short_factor=[1.0]), "rope_type 'longrope' needs long_factor"),
         ("llama", rope("longrope", short_factor=[1.0], long_factor=[1.0, 2.0]),

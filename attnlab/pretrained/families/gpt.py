@@ -146,17 +146,19 @@ class _BloomFFN(f.Field):
         return {"ffn.width": 4 * attributes["hidden_size"], "ffn.activation": "gelu_tanh"}
 
 
-def _num_heads(attributes: JSON) -> int:
-    return int(attributes["num_attention_heads"] or 8)
-
-
 BLOOM = LLAMA.variant(
     "bloom",
     dict(hidden_size=None, n_head=None),  # they may have other names
     f.CausalHead("Bloom", tied=True),
     f.value("hidden_size", None, "width", kind=int, compute=lambda said: said["n_embed"] or 64),
     *f.numbers(n_layer=2, seq_length=2048, hidden_dropout=0.0, layer_norm_epsilon=1e-5),
-    f.value("n_head", None, "heads.num_heads", kind=int, compute=_num_heads),
+    f.value(
+        "n_head",
+        None,
+        "heads.num_heads",
+        kind=int,
+        compute=lambda said: said["num_attention_heads"] or 8,
+    ),
     _BloomFFN(),
     f.Words(
         # Other names that published configs have.
