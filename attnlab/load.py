@@ -178,7 +178,7 @@ class LoadedModel:
             start = load_start(folder, self.seed)
             tokens = np.asarray(inputs["tokens"])
             return with_plan_of(start.config, start.params, self.config, tokens)[0]
-        make = named_init(self.experiment.get("init", ""), self.config) if self.record else None
+        make = named_init(self.experiment["init"], self.config) if self.record else None
         return initial_params(self.config.build(), make, self.seed, inputs)
 
     def split(self, text: str) -> tuple[np.ndarray, np.ndarray]:

@@ -36,8 +36,9 @@ def visible_files(path: Path, pattern: str = "*") -> list[Path]:
     only one in itself."""
     if path.is_file():
         return [path] if path.match(pattern) else []
-    found = [p for p in sorted(path.rglob(pattern)) if p.is_file()]
-    return [p for p in found if not any(n.startswith(".") for n in p.relative_to(path).parts)]
+    found = sorted(path.rglob(pattern))
+    seen = [p for p in found if not any(n.startswith(".") for n in p.relative_to(path).parts)]
+    return [p for p in seen if p.is_file()]
 
 
 SIGNATURES = (b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"%PDF-")

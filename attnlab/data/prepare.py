@@ -8,7 +8,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,7 +22,7 @@ from attnlab.extras import extra
 from attnlab.fields import Spec, bounded
 
 PIECE, PIECES = 1 << 16, 256
-"""Bytes of a piece of a text, up to the end of a line, and pieces (or rows) that are tokenized
+"""Bytes of a piece of a text, up to the end of a line, and pieces of this size that are tokenized
 together."""
 LEARN_BYTES = 1 << 26
 """Of training documents that a tokenizer is learnt from, at most."""
@@ -141,7 +141,7 @@ def _write(
     dtype = np.dtype("<u2" if size <= 1 << 16 else "<u4")
     parts = [_Part(out, name, dtype, plan.shard_tokens) for name in ("train", "heldout")]
     sizes, exact, text_bytes = token_sizes(tokenizer), True, 0
-    while group := list(islice(pieces, PIECES)):
+    for group in _groups(pieces):
         encoded = tokenizer.ids([piece.text for piece in group])
         count = sum(len(piece.text.encode()) for piece in group)
         exact = exact and sizes is not None and count == sum(sizes[a].sum() for a in encoded)
@@ -250,6 +250,20 @@ def _files(root: Path) -> list[Path]:
         return [root]
     found = [path for path in sorted(root.iterdir()) if not path.name.startswith(".")]
     return [file for path in found for file in _files(path)]
+
+
+def _groups(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Pieces that are tokenized together: rows of a table may be of any length."""
+    group: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        group.append(piece)
+        size += len(piece.text)
+        if size >= PIECE * PIECES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _is_held_out(document: str, share: float) -> bool:

@@ -243,8 +243,8 @@ class TokenFiles(Spec, prefix="data."):
             return tokenizer.line([t for t in tokens if t < tokenizer.size])
 
         def baselines() -> Baselines:
-            parts = [np.bincount(chunk, minlength=size) for chunk in heldout.chunks()]
-            counts = np.sum(parts, axis=0)
+            each = (np.bincount(chunk, minlength=size) for chunk in heldout.chunks())
+            counts = functools.reduce(np.add, each)
             share = counts[counts > 0] / len(heldout)
             bits = -float(np.sum(share * np.log2(share))) * len(heldout)
             known = {"unigram entropy of the tokens": bits / float(counts @ sizes)}

@@ -156,7 +156,12 @@ class LocalExecutor:
         self._stopping = False
 
     def start(self, workdir: Path, count: int) -> None:
-        """Starts at most `count` workers; what they print is in `workdir/logs`."""
+        """Starts at most `count` workers; what they print is in `workdir/logs`.
+
+        Raises ValueError where a TPU, which belongs to one process, is to have several.
+        """
+        if self.jobs not in (None, 1) and _has_tpu():
+            raise ValueError(f"a TPU can be used by one process only; set jobs=1, not {self.jobs}")
         self._workdir, self._skip, self._stopping = workdir, [], False
         threads, self._gpus = self.threads or read_threads(workdir), _accelerators()
         self._divided = divide(count, self.jobs, threads, len(cores()), len(self._gpus))
@@ -248,14 +253,19 @@ def worker_command(workdir: Path, options: RunOptions = RunOptions()) -> list[st
     return [sys.executable, "-m", "attnlab.lab", str(workdir), *more]
 
 
+def _has_tpu() -> bool:
+    platform = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
+    return platform in ("", "tpu") and any(Path("/dev").glob("accel[0-9]*"))
+
+
 def _accelerators() -> list[str]:
     """What this process may use, without starting JAX: NVIDIA GPUs as `CUDA_VISIBLE_DEVICES` names
     them; one of TPUs, which belong to one process."""
-    platform = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
-    if platform in ("", "tpu") and any(Path("/dev").glob("accel[0-9]*")):
+    if _has_tpu():
         return ["0"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [one for one in visible.split(",") if one]
     gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
-    return [] if platform == "cpu" else [path.name.removeprefix("nvidia") for path in gpus]
+    is_cpu = os.environ.get("JAX_PLATFORMS", "").partition(",")[0] == "cpu"
+    return [] if is_cpu else [path.name.removeprefix("nvidia") for path in gpus]

@@ -226,6 +226,11 @@ def tried_rates(results: Results, metric: str) -> dict[Variant, dict[float, floa
     infinite where a run diverged."""
     found: dict[Variant, dict[float, list[float]]] = {}
     for run in results:
+        if run.status == "complete" and not run.scores.validation:
+            raise ValueError(
+                f"{run.spec.id} has no validation scores; rates are chosen by them: give the data "
+                "a validation part (--config.data.validation=0.1)"
+            )
         score = results.sign(metric) * run.scores.validation.get(metric, math.nan)
         tried = found.setdefault(variant_without_rate(run.spec), {})
         rate = run.spec.config.train.optimizer.learning_rate

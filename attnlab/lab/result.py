@@ -176,7 +176,8 @@ class RunResult:
 
     def to_json(self) -> str:
         """The record as JSON."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.compare}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        del fields["folder"]
         records = {name: dataclasses.asdict(fields[name]) for name in PARTS}
         spec = {"spec": self.spec.to_dict()}
         return json.dumps(fields | records | spec, indent=1, allow_nan=False)

@@ -62,7 +62,7 @@ class RunSpec:
             raise ValueError(
                 f"id {self.id!r} names a folder: letters, digits and . _ = + - only, at most 151"
             )
-        check_field("seed", self.seed, int, least=0)
+        object.__setattr__(self, "seed", check_field("seed", self.seed, int, least=0))
 
     @property
     def title(self) -> str:
@@ -331,7 +331,8 @@ def _replaced(record: Any, path: Sequence[str], value: object) -> Any:
     if not path:
         return value
     name, *inner = path
-    value = _replaced(getattr(record, name), inner, value)
+    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.init}
+    value = _replaced(lookup(fields, name, what="field"), inner, value)
     return dataclasses.replace(record, **{name: value})
 
 

@@ -155,7 +155,6 @@ def make_optimizer(config: TrainConfig, axes: AxesOf = axes_by_shape) -> Optimiz
     return Optimizer(make_transform(config.optimizer, rate, axes), rate)
 
 
-@functools.cache
 def common_steps(config: TrainConfig, steps: int) -> int:
     """How many first steps have the same rates in a training of `steps` steps.
 
@@ -166,9 +165,15 @@ def common_steps(config: TrainConfig, steps: int) -> int:
     warmup_stable_decay 641
     constant 800
     """
-    one, other = (_schedule(dataclasses.replace(config, steps=n)) for n in (config.steps, steps))
-    same = jax.jit(lambda step: jnp.broadcast_to(one(step) == other(step), step.shape))
-    return int(np.argmin(np.append(same(np.arange(min(config.steps, steps))), False)))
+    peak, lengths = config.optimizer.learning_rate, (config.steps, steps)
+    return _common_steps(config.schedule, peak, *sorted(lengths))
+
+
+@functools.cache
+def _common_steps(schedule: ScheduleConfig, peak: float, shorter: int, longer: int) -> int:
+    rates = [make_schedule(schedule, peak, steps) for steps in (shorter, longer)]
+    same = jax.jit(lambda step: jnp.broadcast_to(rates[0](step) == rates[1](step), step.shape))
+    return int(np.argmin(np.append(same(np.arange(shorter)), False)))
 
 
 def _schedule(config: TrainConfig) -> Rate:

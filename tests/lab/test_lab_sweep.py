@@ -18,7 +18,7 @@ from attnlab.lab.result import VERSION
 from attnlab.lab.spec import specs_of
 from attnlab.lab.sweep import add_specs
 from attnlab.lab.workdir import specs_in
-from attnlab.models import ModelConfig, num_parameters
+from attnlab.models import FFN, ModelConfig, num_parameters
 
 TRAIN = train_config(6, every=3, curve_windows=4)
 
@@ -96,6 +96,9 @@ def test_rates_are_added_until_the_best_is_between_two():
     assert rate == pytest.approx(0.02245, abs=1e-5)  # of the parabola through all three
     steep = [tried(-rate, rate) for rate in (0.01, 0.02, 0.04, 0.08)]
     assert propose(lab.Results(steep)) == []
+    unknown = dataclasses.replace(runs[0], scores=lab.Scores(heldout=runs[0].scores.heldout))
+    with pytest.raises(ValueError, match="has no validation scores"):
+        propose(lab.Results([unknown]))
 
 
 def test_seeds_are_added_while_an_interval_is_wide():
@@ -176,6 +179,7 @@ def test_other_layouts_have_the_biases_of_the_base(biases, expected):
         (lambda b: lab.Experiment(model={"width": 8}), "ModelConfig"),
         (lambda b: lab.sweep([b], "nowhere"), "RunSpecs"),
         (lambda b: lab.RunSpec("a/b", b), "folder"),
+        (lambda b: lab.with_values(b, {"model.fnn": FFN()}), "'fnn'.* ffn"),
         (lambda b: lab.with_values(b, {"task": "masked_lm"}), r"model\.kind"),
     ],
 )

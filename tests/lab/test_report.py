@@ -447,7 +447,7 @@ def test_what_cannot_be_reported(tmp_path):
     page = tmp_path / "page.html"
     for given, path, baseline, message in (
         (results, tmp_path / "page.md", {}, "page.md"),
-        (results, page, {"layout": "narrow"}, "narrow"),
+        (results, page, {"layout": "narrow"}, "narrow.* names 0 variants"),
         (lab.Results([]), page, {}, "no results"),
         (tmp_path / "nowhere", page, {}, "holds no sweep"),
         ([workdir, tmp_path / "w" / ".." / "w"], page, {}, "twice"),

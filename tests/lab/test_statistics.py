@@ -1,5 +1,6 @@
 """Statistics of comparisons: values by hand, as scipy has them, and what simulations promise."""
 
+import itertools
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from scipy import stats
 from attnlab.lab.stats import (
     LOOKS,
     anytime_difference,
+    anytime_half_width,
     average_effects,
     best_rate,
     compare_pairs,
@@ -88,6 +90,21 @@ def test_the_anytime_interval_ends_where_the_evidence_does():
     assert got.low + got.high == pytest.approx(2 * got.mean)
     assert got.low < got.high
     assert anytime_difference(d[:4]).high == math.inf
+
+
+def test_false_alarms_of_whoever_looks_after_every_seed():
+    """10,000 experiments without a difference, looked at from the third to the tenth seed."""
+    draws = np.random.default_rng(0).normal(size=(10_000, 10))
+    n = np.arange(3, 11)
+    mean = (draws.cumsum(1) / np.arange(1, 11))[:, 2:]
+    spread = np.stack([draws[:, :i].std(axis=1, ddof=1) for i in n], axis=1)
+    # The function itself on some of them; then the same rule on all.
+    for i, (j, count) in itertools.product(range(40), enumerate(n)):
+        significant = anytime_difference(draws[i, :count]).p < 0.05
+        assert significant == (abs(mean[i, j]) > spread[i, j] * anytime_half_width(count))
+    half = np.array([anytime_half_width(count) for count in n])
+    alarms = np.mean((abs(mean) > spread * half).any(axis=1))
+    assert 0.005 < alarms < 0.02  # promised: at most 0.05
 
 
 def test_seeds_are_added_only_where_they_may_decide():
