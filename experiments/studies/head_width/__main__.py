@@ -23,6 +23,7 @@ from experiments.studies.head_width.rows import (
     append_csv,
     check_origin,
     new_rows,
+    published_runs,
     read_rows,
     runs_of,
 )
@@ -51,7 +52,7 @@ def runs(stage: int) -> list[StudyRun]:
     """The published runs of a stage, on --share of their bytes."""
     return [
         dataclasses.replace(run, bytes_per_parameter=SHARE.value * run.bytes_per_parameter)
-        for run in runs_of(read_rows(PUBLISHED / "runs.csv"))
+        for run in published_runs()
         if run.stage == stage
     ]
 
@@ -90,8 +91,9 @@ def print_status(folder: Path) -> None:
         return
     done = set(runs_of(read_rows(folder / "runs.csv")))
     for stage in map(int, ONLY.value):
-        count = sum(run in done for run in runs(stage))
-        print(f"stage {stage} ({STAGES[stage].title}): {count} of {len(runs(stage))} runs")
+        wanted = runs(stage)
+        count = sum(run in done for run in wanted)
+        print(f"stage {stage} ({STAGES[stage].title}): {count} of {len(wanted)} runs")
 
 
 def main() -> None:
@@ -105,6 +107,8 @@ def main() -> None:
         print("\n".join(map(str, write_pages(folder))))
     elif not WORKDIR.value:
         raise ValueError("--workdir is needed: the folder of the runs")
+    elif SHARE.value < 1 and folder.resolve() == PUBLISHED.resolve():
+        raise ValueError("--share is a check; name another folder for its rows with --results")
     elif GPU.value:
         run_on_gpu(folder / "gpu_runs.csv", data, WORKDIR.value)
     else:

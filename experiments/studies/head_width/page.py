@@ -175,7 +175,7 @@ def at_equal_seconds(study: Study, width: int, heads: int, head_dim: int, layout
     """
     base, own = base_of(study, width), study.point(heads, head_dim, width=width, layout=layout)
     saved = math.log(own["cpu_seconds"].min() / base["cpu_seconds"].min())
-    difference = hypotheses.difference(study, width, heads, head_dim, layout).value
+    difference = analysis.over_texts(analysis.paired(base, own)).value
     beside = [slope for pair, slope in hypotheses.chords(study).items() if width in pair]
     found, *others = (difference - slope * saved for slope in (study.slope.value, *beside))
     return f"{found:+.4f} ({' and '.join(f'{one:+.4f}' for one in others)})"

@@ -1,5 +1,6 @@
 """Rows of the study: a CSV file with frozen columns, one line a run, and how results get there."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -68,10 +69,15 @@ def runs_of(rows: DataFrame) -> list[StudyRun]:
     ]  # fmt: skip
 
 
+@functools.cache
+def published_runs() -> tuple[StudyRun, ...]:
+    """The runs of the published rows."""
+    return tuple(runs_of(read_rows(PUBLISHED / "runs.csv")))
+
+
 def check_complete(rows: DataFrame) -> None:
     """Raises ValueError unless all published runs are there."""
-    published = runs_of(read_rows(PUBLISHED / "runs.csv"))
-    missing = Counter(run.stage for run in set(published) - set(runs_of(rows)))
+    missing = Counter(run.stage for run in set(published_runs()) - set(runs_of(rows)))
     if missing:
         lacking = ", ".join(f"{count} of stage {stage}" for stage, count in sorted(missing.items()))
         raise ValueError(f"the pages need all runs; {lacking} are missing: run them first")

@@ -9,7 +9,7 @@ import pytest
 from experiments.studies.head_width import analysis, hypotheses
 from experiments.studies.head_width.simulated import EFFECTS, NOTHING, Simulation
 
-DRAWS = [4, pytest.param(500, marks=pytest.mark.slow)]
+DRAWS = [8, pytest.param(500, marks=pytest.mark.slow)]
 
 
 def simulate(effects, count, seed=1):
@@ -81,4 +81,4 @@ def test_effects_are_found_and_covered(count):
     }
     print(covered, found)
     assert min(covered.values()) >= (0.92 if count >= 500 else 0.6), covered
-    assert found["S4"] > (0.7 if count >= 500 else 0)
+    assert found["S4"] >= (0.7 if count >= 500 else 0.5)

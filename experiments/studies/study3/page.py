@@ -102,7 +102,9 @@ def registered_table(tests: Sequence[Comparison], corrected: Mapping[str, float]
         }
         for test in tests
     ]
-    return str(pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True))
+    table = pd.DataFrame(rows)
+    table = table if corrected else table.drop(columns="Holm")
+    return str(table.to_markdown(index=False, disable_numparse=True))
 
 
 def means_table(table: pd.DataFrame, variants: Sequence[Variant]) -> str:
@@ -152,9 +154,10 @@ class FirstTest(NamedTuple):
 
 
 def first_test(table: pd.DataFrame) -> FirstTest:
-    """A1, by text and seed: the first seeds alone."""
+    """A1 and its two costs, from rows of first seeds."""
     cost = {
-        p: compare(table, "", f"(h 4 less h 16), {p}", *_cost_of_four(p)) for p in ("rotary", "t5")
+        p: compare(table, "", f"(h 4 less h 16), {name}", *_cost_of_four(p))
+        for p, name in (("rotary", "rotary"), ("t5", "T5"))
     }
     difference = compare(
         table, "A1", "(h 4 less h 16), rotary less T5",
@@ -173,12 +176,12 @@ def first_seeds(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["replicate"] == 0]
 
 
-def page_a1(table: pd.DataFrame) -> str:
-    """A1 before the rest of part A is there, as amendment 2 says."""
-    left = missing(PARTS["A"], table)
+def page_a1(table: pd.DataFrame, left: int) -> str:
+    """A1 while `left` other runs of part A are missing, as amendment 2 says."""
     table = first_seeds(table)
     cost, first, said = first_test(table)
-    bits = pd.DataFrame({v: analysis.scores(table, v) for v in _ends()}).reindex(parts.ALL_TEXTS)
+    variants = [cell.variant for cell in PARTS["A"][0].cells]
+    bits = pd.DataFrame({v: analysis.scores(table, v) for v in variants}).reindex(parts.ALL_TEXTS)
     texts = pd.DataFrame(
         {
             name: (bits[Variant(16, 4, positions=p)] - bits[Variant(4, 16, positions=p)]).round(3)
@@ -201,12 +204,8 @@ Heads of 4 less heads of 16, bits per byte of each text:
 
 {texts.to_markdown(floatfmt="+.3f")}
 
-{means_table(table, _ends())}
+{means_table(table, variants)}
 """
-
-
-def _ends() -> list[Variant]:
-    return [Variant(n, h, positions=p) for p in ("rotary", "t5") for n, h in parts.ENDS]
 
 
 def part_a(table: pd.DataFrame) -> str:
@@ -533,7 +532,10 @@ PAGES: dict[str, tuple[str, Callable[[pd.DataFrame], str], tuple[str, ...]]] = {
 }
 """Part -> its page, what writes it, and the parts whose rows it reads."""
 FIGURES: dict[str, tuple[str, Callable[[pd.DataFrame], Figure]]] = {
-    "A": ("positions.svg", lambda table: figures.positions_figure(table, {64: POINTS[64]})),
+    "A": (
+        "positions.svg",
+        lambda table: figures.positions_figure(first_seeds(table), {64: POINTS[64]}),
+    ),
     "D": (
         "copying.svg",
         lambda table: figures.copying_figure(table, _points("rotary", length=256)),
@@ -549,7 +551,7 @@ def make_page(part: str, table: pd.DataFrame) -> str:
     _, write, needed = PAGES[part]
     if left := _left(part, table):
         if part == "A" and not missing(PARTS["A"][:1], table):
-            return page_a1(table)
+            return page_a1(table, left)
         planned = sum(
             count_runs(one, cell) for one in needed for group in PARTS[one] for cell in group.cells
         )
