@@ -93,8 +93,8 @@ def open_folder(folder: Path) -> Tensors:
             f"{folder / INDEX} has weight_map = {shown(places)}; it should map names to files"
         )
     files = {name if isinstance(name, str) else shown(name): name for name in places.values()}
-    for text, name in files.items():
-        inside = text is name and Path(name).name == name
+    for name in files.values():
+        inside = isinstance(name, str) and Path(name).name == name
         if not inside or not os.path.isfile(folder / name):
             raise ValueError(f"{INDEX} names the file {shown(name)}, which is not in {folder}")
     tensors: Tensors = {}
