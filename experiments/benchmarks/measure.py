@@ -274,7 +274,7 @@ def frame(records: Iterable[JSON], about: JSON) -> pandas.DataFrame:
     lines = []
     for record in records:
         sizes = {"case": record["name"], "tokens": record["tokens"], **record["about"]}
-        flops, dtype = sizes.get("flops"), sizes.get("dtype")
+        flops, dtype = sizes.get("flops"), sizes.get("dtype", "")
         if not record["rows"]:
             lines.append(sizes | {"trouble": record["trouble"]})
         for one in record["rows"]:
