@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from attnlab.extras import extra
 from attnlab.interpret.statistics import head_statistics
 from attnlab.lab.result import RunResult
-from attnlab.load import LoadedModel, ModelInput, Prompt, open_run
+from attnlab.load import LoadedModel, ModelInput, open_run
 from attnlab.models import ModelConfig, Sampling
 from attnlab.models.config import heads_per_layer
 from attnlab.report.page import Block, Figure, Figures, Paragraph, Section, Table, Text, draw
@@ -166,8 +166,7 @@ def _sample(loaded: LoadedModel, tokens: Sequence[int]) -> str:
     0."""
     prompt = tokens[: min(PROMPT, loaded.config.max_len // 2)]
     new = min(LENGTH, loaded.config.max_len - len(prompt))
-    given = Prompt(tokens=",".join(map(str, prompt)))
-    [text] = loaded.texts(given, new, sampling=Sampling(temperature=TEMPERATURE))
+    text = "".join(loaded.write(prompt, new, Sampling(temperature=TEMPERATURE)))
     begin = loaded.decode(prompt)
     return f"{begin} ⟶ {text.removeprefix(begin)}"
 
