@@ -18,7 +18,7 @@ from absl import app, flags, logging
 from attnlab.lab.sweep import SweepFailed
 from attnlab.lab.workdir import RunInUse
 from attnlab.lab.worker import STOPPED
-from attnlab.load import LoadedModel, Prompt, open_folder, open_run
+from attnlab.load import LoadedModel, open_folder, open_run
 from attnlab.names import import_module
 from attnlab.training.interrupts import Stopped
 from experiments import config
@@ -60,6 +60,29 @@ def define_run() -> None:
     flags.DEFINE_string("profile", "", "FIRST:LAST steps of each run to profile.")
 
 
+def define_prompt(text: str) -> None:
+    """The flags of what a model reads; `text` is the help of --text."""
+    flags.DEFINE_string("text", "", text)
+    flags.DEFINE_string("tokens", "", "The same as numbers: 1,2,3.")
+    flags.DEFINE_string("source", "", "Text of the encoder of an encoder-decoder.")
+    flags.DEFINE_string("source_tokens", "", "The same as numbers.")
+
+
+def given_prompt() -> list[str | list[int]]:
+    """The text and the source of those flags, each a text or the ids of its tokens; "" where it is
+    left out. Raises ValueError."""
+    found: list[str | list[int]] = []
+    for name, ids in (("text", "tokens"), ("source", "source_tokens")):
+        text, numbers = str(flags.FLAGS[name].value), flags.FLAGS[ids].value
+        if text and numbers:
+            raise ValueError(f"give --{name} or --{ids}, not both")
+        try:
+            found.append([int(number) for number in numbers.split(",")] if numbers else text)
+        except ValueError:
+            raise ValueError(f"--{ids}={numbers} must be numbers such as 1,2,3") from None
+    return found
+
+
 def _is_folder(name: str) -> bool:
     """May there be a folder of this name? "" is the value of --workdir=$UNSET."""
     path = Path(name or os.devnull)
@@ -84,20 +107,6 @@ def define_model() -> None:
     flags.DEFINE_string("workdir", None, "The folder of a run.")
     flags.DEFINE_string("path", None, "A folder of a published model.")
     flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
-
-
-def define_prompt(text: str) -> None:
-    """The flags of what a model reads; `text`: what is said of --text."""
-    flags.DEFINE_string("text", "", text)
-    flags.DEFINE_string("tokens", "", "The same as numbers: 1,2,3.")
-    flags.DEFINE_string("source", "", "Text of the encoder of an encoder-decoder.")
-    flags.DEFINE_string("source_tokens", "", "The same as numbers.")
-
-
-def given_prompt() -> Prompt:
-    """What the flags of `define_prompt` say."""
-    given = flags.FLAGS
-    return Prompt(given.text, given.tokens, given.source, given.source_tokens)
 
 
 def check_one_model() -> None:

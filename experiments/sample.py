@@ -27,7 +27,7 @@ def define_flags() -> None:
     flags.DEFINE_float(
         "top_p", None, "Sample among the most probable tokens up to this total probability."
     )
-    flags.DEFINE_integer("draw", 0, "Random seed of the samples.")
+    flags.DEFINE_integer("draw", 0, "Random seed of the first text; the others have the next ones.")
     flags.DEFINE_integer("count", 1, "Number of texts.", lower_bound=1)
 
 
@@ -41,18 +41,15 @@ def main() -> None:
             "--temperature=0 always takes the most probable token; leave out "
             f"--{', --'.join(of_draws)} or give a temperature above 0"
         )
-    prompt = app.given_prompt()
-    if not any(prompt):
+    text, source = app.given_prompt()
+    if not text and not source:
         raise ValueError('no text to continue; give --text="..." or --tokens=1,2,3')
     opened = app.given_model()
     sampling = Sampling(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p)
-    if given.count > 1:
-        many = opened.texts(prompt, given.new_tokens, given.count, sampling, given.draw)
-        print("\n".join(many))
-        return
-    for piece in opened.pieces(prompt, given.new_tokens, sampling, given.draw):
-        print(piece, end="", flush=True)
-    print()
+    for draw in range(given.draw, given.draw + given.count):
+        for piece in opened.write(text, given.new_tokens, sampling, source=source, draw=draw):
+            print(piece, end="", flush=True)
+        print()
 
 
 if __name__ == "__main__":

@@ -53,9 +53,10 @@ def main() -> None:
     app.check_seed()
     if not (given.overwrite and out.is_file()):
         check_new_file(out, "out")
+    texts = app.given_prompt()
     models = [open_run(run, given.seed) for run in runs]
     models += [open_folder(folder) for folder in folders]
-    read = [model.read(app.given_prompt()) for model in models]
+    read = [model.read(*texts) for model in models]
     longest = max(len(text) for one in read for text in one.written.values())
     if longest > LONGEST:
         raise ValueError(
