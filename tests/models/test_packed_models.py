@@ -47,7 +47,10 @@ MODELS = {
     },
     "no positions": {"positions": NoPositions()},
     "encoder and decoder, learned": {"positions": Learned(), "kind": "encoder_decoder"},
-    "encoder and decoder, relative": {"positions": Relative(), "kind": "encoder_decoder"},
+    "encoder and decoder, relative": {
+        "positions": Relative(per_layer=True),
+        "kind": "encoder_decoder",
+    },
 }
 LENGTHS, OF_SOURCE = (4, 1, 6, 3), (2, 6, 1, 4)
 
