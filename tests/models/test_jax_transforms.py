@@ -1,7 +1,6 @@
 """Public functions under jit, grad, vmap, scan and shard_map, in three precisions."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ from attnlab.models import (
     LayerSpec,
     ModelConfig,
     init_layer,
-    param_shapes,
 )
 from attnlab.models.ffn import init_ffn
 from attnlab.sharing import Plan
@@ -54,6 +52,15 @@ def init_stack(key):
     return attnlab.init_stacked(init_layer(SPEC), key, PLAN)
 
 
+def init_model(key):
+    return MODEL.build().init(key, jnp.ones((1, 5), int))["params"]
+
+
+def hidden(params, x):
+    config = dataclasses.replace(MODEL, compute=Compute(dtype=x.dtype.name))
+    return attnlab.run_model(params, x, config).hidden
+
+
 def init_heads(key):
     return heads.init(key, LAYOUT)
 
@@ -85,6 +92,10 @@ def qkv(dtype):
 
 def inputs(dtype):
     return draw(dtype, 2, 5, 6)
+
+
+def mixtures(dtype):
+    return draw(dtype, 2, 5, 11)
 
 
 def four(dtype):
@@ -137,6 +148,7 @@ FUNCTIONS = {
     "MultiHeadAttention": (ATTENTION, lambda d: tree(d, INIT_ATTENTION), inputs),
     "FeedForward": (FEED_FORWARD, lambda d: tree(d, INIT_FFN), inputs),
     "LayerStack": (LAYERS, lambda d: tree(d, INIT_LAYERS), inputs),
+    "run_model": (hidden, lambda d: tree(d, init_model), mixtures),
 }  # fmt: skip
 
 
@@ -170,44 +182,20 @@ def test_transformations(name, dtype, request):
 
     results, gradients = everything(w, x)
     for result in results.values():
-        assert result.dtype == dtype
         assert_close(result, results["plain"])
     for gradient, leaf in zip(jax.tree.leaves(gradients), jax.tree.leaves((w, x)), strict=True):
-        assert (gradient.shape, gradient.dtype) == (leaf.shape, leaf.dtype)
+        assert gradient.shape == leaf.shape
         assert np.isfinite(np.asarray(gradient, np.float64)).all()
     assert np.abs(np.asarray(gradients[1], np.float64)).max() > 0
 
 
-@pytest.mark.parametrize("dtype", deep(["bfloat16", "float64"], "bfloat16"))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_precision_is_kept(name, dtype, request):
     """Of the result and of every gradient."""
     if dtype == "float64":
         request.getfixturevalue("x64")
     run, weights, batch = FUNCTIONS[name]
-    found = jax.eval_shape(
-        jax.grad(lambda w, x: (jnp.sum(run(w, x)), run(w, x)), (0, 1), True),
-        weights(dtype), batch(dtype),
-    )  # fmt: skip
+    value = lambda w, x: (jnp.sum(run(w, x)), run(w, x))
+    found = jax.eval_shape(jax.grad(value, (0, 1), True), weights(dtype), batch(dtype))
     assert {a.dtype for a in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
-
-
-@pytest.mark.parametrize("dtype", deep(["float32", "bfloat16", "float64"], "float32"))
-@pytest.mark.parametrize("kind", ["decoder", "encoder"])
-def test_models(kind, dtype, request):
-    if dtype == "float64":
-        request.getfixturevalue("x64")
-    config = dataclasses.replace(MODEL, kind=kind, compute=Compute(dtype=dtype))
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 5)))
-    w_dtype = "float64" if dtype == "float64" else "float32"
-    w = jax.tree.map(lambda a: draw(w_dtype, *a.shape), param_shapes(config))
-
-    def run(w, tokens):
-        return config.build().apply({"params": w}, tokens).logits
-
-    results = jax.jit(functools.partial(all_transforms, run))(w, tokens)
-    for result in results.values():
-        assert result.dtype == w_dtype
-        assert_close(result, results["plain"], loosen=1000 if dtype == "bfloat16" else 1)
-    gradients = jax.jit(jax.grad(lambda w: jnp.sum(run(w, tokens) ** 2)))(w)
-    assert all(np.isfinite(a).all() for a in jax.tree.leaves(gradients))
