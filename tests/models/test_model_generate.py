@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import diagonal
+from random_models import random_params
 from test_decoding import TEXTS
-from test_models import SMALL, TOKENS, random_params
+from test_models import SMALL, TOKENS
 
 from attnlab.heads import LAYOUTS
 from attnlab.models import specs

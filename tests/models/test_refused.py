@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_models import SMALL, SOURCE, TOKENS, change, random_params
+from random_models import random_params
+from test_models import SMALL, SOURCE, TOKENS, change
 
 from attnlab import heads
 from attnlab.models import (

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_models import random_params
+from random_models import random_params
 
 from attnlab import generate, heads
 from attnlab.models import FFN, Embedding, ModelConfig, NoPositions, OutputHead

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep, diagonal
+from random_models import random_params
 
 from attnlab import Plan, capture, layer_norm, run_layers, transformer_layer
 from attnlab.heads import Standard
@@ -35,8 +36,8 @@ SMALL = ModelConfig(
     width=6, vocab_size=11, max_len=9, ffn=FFN(width=5), positions=Rotary(), delta_rank=2,
     heads=Standard(num_heads=3, num_kv_heads=1, head_dim=4, biases=QVO),
 )  # fmt: skip
-NAMES = [*PLANS, "inner_groups", "pointers"]
-FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers")
+NAMES = [*PLANS, "inner_groups", "pointers", "scaled"]
+FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers", "scaled")
 LOCAL = LayerOverrides(
     window=2, positions=Rotary(base=50.0),
     heads=Standard(num_heads=4, num_kv_heads=2, head_dim=4, biases=QVO, scale=0.3),
@@ -62,6 +63,8 @@ def plan_of(name, depth):
     if name == "inner_groups":
         groups = inner_groups(depth // 2, 1, 2)
         return Plan(attention=groups, ffn=groups)
+    if name == "scaled":
+        name = "cycle"
     if PLANS[name].takes_count:
         name += f":{depth // 2}" if name == "cla" else ":2"  # neighbours share keys, two by two
     return parse_plan(name, depth)
@@ -70,12 +73,9 @@ def plan_of(name, depth):
 def config_of(name, depth, **compute):
     own = {"sharing": plan_of(name, depth)} if name in NAMES else {}
     own |= {"layer_types": PATTERNS[name](depth)} if name in PATTERNS else {}
+    if name == "scaled":  # the scores of each layer
+        own["attention"] = Attention(layer_scales=(1 + np.arange(depth) / depth).tolist())
     return dataclasses.replace(SMALL, num_layers=depth, compute=Compute(**compute), **own)
-
-
-def random_params(config):
-    rng = np.random.default_rng(3)
-    return jax.tree.map(lambda a: jnp.asarray(0.5 * rng.normal(size=a.shape)), param_shapes(config))
 
 
 def loop(config, params, head_masks):
@@ -95,7 +95,10 @@ def loop(config, params, head_masks):
             layer=i, head_mask=head_masks[i], rotary=angles,
             shared_kv=(made[name, source], True) if source != number else None,
         )  # fmt: skip
-        spec = dataclasses.replace(c.layer, separate_kv=False, delta_rank=None)
+        if (scales := c.attention.layer_scales) is not None:
+            w["attention"] |= {q: scales[number] * w["attention"][q] for q in ("q", "q_bias")}
+        options = dataclasses.replace(c.attention, layer_scales=None)
+        spec = dataclasses.replace(c.layer, separate_kv=False, delta_rank=None, attention=options)
         outputs, values = capture(transformer_layer, w, x, spec, inputs, names=("probs",))
         x, made[name, number] = outputs.x, outputs.kv
         probs.append(values["probs"])
@@ -109,7 +112,7 @@ def test_equals_a_loop_over_the_layers(name, depth, x64):
     if name in PATTERNS and depth == 2:
         pytest.skip("a pattern of more layers")
     config, rng = config_of(name, depth, dtype="float64"), np.random.default_rng(2)
-    params, seed = random_params(config), rng.normal(size=(2, 9, 11))
+    params, seed = random_params(config, scale=0.5), rng.normal(size=(2, 9, 11))
     heads = [config.stacks[stack].heads.num_heads for stack in config.layer_names]
     head_masks = [jnp.asarray(rng.normal(size=n)) for n in heads]
     model = config.build()
@@ -170,13 +173,13 @@ def test_remat_and_unroll_change_no_gradient(name, compute, x64):
         run = lambda params: config.build().apply({"params": params}, TOKENS).logits
         return jax.jit(jax.grad(lambda params: jnp.sum(jnp.sin(run(params)))))(params)
 
-    params = random_params(config_of(name, 6))
+    params = random_params(config_of(name, 6, dtype="float64"))
     assert_close(gradients(**compute), gradients())
 
 
 def saved_for_backward(config):
     """How often which shape is kept for the backward pass, beside the params themselves."""
-    params = random_params(config)["layers"]
+    params = random_params(config, scale=0.5)["layers"]
     compute = Compute(remat=False)
 
     def forward(params, x):
