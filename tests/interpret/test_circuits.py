@@ -147,7 +147,7 @@ def in_other_bases(config, params, seed=1):
     return params | {"layers": layers | {"attention": moved}}
 
 
-LINEAR = [name for name in heads.LAYOUTS if name != "tensor_product"]
+LINEAR = [name for name in heads.LAYOUTS if name not in ("tensor_product", "differential")]
 
 
 @pytest.mark.parametrize("layout", deep(LINEAR, "standard"))
@@ -184,6 +184,7 @@ REFUSED = [
     ({"extras": (heads.Gate("element"),)}, "ov", "'gate' per element"),
     ({"extras": (heads.TalkingHeads(),)}, "qk", "talking heads mix"),
     ({"layout": "differential"}, "qk", "has 6 softmax distributions for 3 heads"),
+    ({"layout": "differential"}, "ov", "has 6 softmax distributions for 3 heads"),
 ]
 
 

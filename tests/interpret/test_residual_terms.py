@@ -34,7 +34,7 @@ from attnlab.models import (
     Relative,
     Rotary,
 )
-from attnlab.models.positionwise import normalize
+from attnlab.models.ffn import normalize
 
 NO_BIAS = {"biases": (), "norm": Norm(kind="rms")}
 FAMILIES = {

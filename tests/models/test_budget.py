@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from attnlab import heads
@@ -135,10 +134,3 @@ LAYOUTS = [
 def test_with_layout_keeps_what_both_layouts_have(layout, other):
     made = with_layout(dataclasses.replace(SMALL, heads=layout), other.name, "albert")
     assert (made.heads, made.sharing) == (other, "albert")
-
-
-def test_with_layout_takes_names():
-    """And prints no arrays where it is given parameters."""
-    with pytest.raises(TypeError, match="layout") as caught:
-        with_layout(ModelConfig(), {"q": np.ones((99, 99))}, "wide")
-    assert len(str(caught.value)) < 200

@@ -11,13 +11,13 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import attnlab
-from attnlab import heads, masks, positions
+from attnlab import heads, masks
 from attnlab.models import (
     FFN,
     Compute,
-    LayersOfType,
     LayerSpec,
     ModelConfig,
+    Rotary,
     init_layer,
 )
 from attnlab.models.ffn import init_ffn
@@ -29,8 +29,8 @@ LAYOUT = heads.Standard(
 SPEC = LayerSpec(heads=LAYOUT, ffn=FFN(width=5))
 PLAN = Plan(attention=(0, 1, 0), ffn=(0, 0, 1))
 MODEL = ModelConfig(
-    vocab_size=11, max_len=5, width=6, num_layers=2, heads=heads.Standard(num_heads=3),
-    ffn=FFN(width=7), sharing="albert",
+    vocab_size=11, max_len=5, width=6, num_layers=2, heads=heads.Standard(num_heads=3, head_dim=4),
+    ffn=FFN(width=7), sharing="albert", positions=Rotary(),
 )  # fmt: skip
 
 
@@ -48,10 +48,6 @@ def init_sublayers(key):
     return {name: init(key) for name, init in init_layer(SPEC).items()}
 
 
-def init_stack(key):
-    return attnlab.init_stacked(init_layer(SPEC), key, PLAN)
-
-
 def init_model(key):
     return MODEL.build().init(key, jnp.ones((1, 5), int))["params"]
 
@@ -63,18 +59,6 @@ def hidden(params, x):
 
 def init_heads(key):
     return heads.init(key, LAYOUT)
-
-
-def stack(params, x):
-    def block(params, x, state, own):
-        return attnlab.transformer_layer(params, x, SPEC).x, state, None
-
-    return attnlab.run_stack(block, params, PLAN, x)[0][0]
-
-
-def layers(params, x):
-    of_type = LayersOfType(params=params, plan=PLAN, spec=SPEC)
-    return attnlab.run_layers({"layers": of_type}, ["layers"] * 3, x).x
 
 
 def module(built, output=lambda made: made):
@@ -108,10 +92,6 @@ LAYERS, INIT_LAYERS = module(attnlab.LayerStack(SPEC, PLAN), lambda made: made.x
 EDGES = attnlab.masks.Edges(jnp.array([0, 1, 2, 4, 0]), jnp.array([1, 1, 0, 3, 4]))
 
 
-def norm_weights(dtype, *names):
-    return {name: draw(dtype, 6) for name in names}
-
-
 # name -> (function of (weights, batch), weights of a dtype, batch of a dtype)
 FUNCTIONS = {
     "dot_product_attention": (
@@ -123,12 +103,6 @@ FUNCTIONS = {
     "attention_fn": (
         lambda w, x: attnlab.adapters.attention_fn(x, x, x * w, mask=masks.causal(5)), four, qkv
     ),
-    "rotate": (
-        lambda w, x: positions.rotate(x * w, positions.rotary_angles(jnp.arange(5), 4)), four, qkv
-    ),
-    "project_kv": (
-        lambda w, x: heads.project_kv(w, x, LAYOUT)["k"], lambda d: tree(d, init_heads), inputs
-    ),
     "multi_head_attention": (
         lambda w, x: attnlab.multi_head_attention(w, x, LAYOUT),
         lambda d: tree(d, init_heads), inputs,
@@ -137,10 +111,6 @@ FUNCTIONS = {
         lambda w, x: attnlab.feed_forward(w, x, FFN(width=5)),
         lambda d: tree(d, lambda key: init_ffn(key, 6, FFN(width=5))), inputs,
     ),
-    "rms_norm": (attnlab.rms_norm, lambda d: norm_weights(d, "scale"), inputs),
-    "layer_norm": (attnlab.layer_norm, lambda d: norm_weights(d, "scale", "bias"), inputs),
-    "run_layers": (layers, lambda d: tree(d, init_stack), inputs),
-    "run_stack": (stack, lambda d: tree(d, init_stack), inputs),
     "transformer_layer": (
         lambda w, x: attnlab.transformer_layer(w, x, SPEC).x,
         lambda d: tree(d, init_sublayers), inputs,

@@ -29,8 +29,7 @@ from attnlab.models import (
     run_layers,
     transformer_layer,
 )
-from attnlab.models.ffn import ffn_shapes
-from attnlab.models.positionwise import dropout
+from attnlab.models.ffn import dropout, ffn_shapes
 from attnlab.models.specs import Activation, NormPosition
 
 HEADS = heads.Standard(width=6, num_heads=2)
@@ -239,5 +238,3 @@ def test_modules_refuse_weights_of_another_and_what_is_no_weights(name):
     if name != "heads":
         with pytest.raises(TypeError, match="training"):
             module.apply(variables, x, training=True)
-    with pytest.raises(ValueError, match=r"jax.random.key\(0\), not 0"):
-        module.init(0, x)
