@@ -57,6 +57,29 @@ def define_run() -> None:
     flags.DEFINE_string("profile", "", "FIRST:LAST steps of each run to profile.")
 
 
+def define_prompt(text: str) -> None:
+    """The flags of what a model reads; `text` is the help of --text."""
+    flags.DEFINE_string("text", "", text)
+    flags.DEFINE_string("tokens", "", "The same as numbers: 1,2,3.")
+    flags.DEFINE_string("source", "", "Text of the encoder of an encoder-decoder.")
+    flags.DEFINE_string("source_tokens", "", "The same as numbers.")
+
+
+def given_prompt() -> list[str | list[int]]:
+    """The text and the source of those flags, each a text or the ids of its tokens; "" where it is
+    left out. Raises ValueError."""
+    found: list[str | list[int]] = []
+    for name, ids in (("text", "tokens"), ("source", "source_tokens")):
+        text, numbers = str(flags.FLAGS[name].value), flags.FLAGS[ids].value
+        if text and numbers:
+            raise ValueError(f"give --{name} or --{ids}, not both")
+        try:
+            found.append([int(number) for number in numbers.split(",")] if numbers else text)
+        except ValueError:
+            raise ValueError(f"--{ids}={numbers} must be numbers such as 1,2,3") from None
+    return found
+
+
 def _is_folder(name: str) -> bool:
     """May there be a folder of this name? "" is the value of --workdir=$UNSET."""
     path = Path(name or os.devnull)

@@ -16,6 +16,8 @@ import numpy as np
 from absl import flags
 
 from attnlab import pretrained
+from attnlab.atomic import write_atomic
+from attnlab.data.tokenizer import FILE as TOKENIZER
 from attnlab.load import open_folder, open_run, with_plan_of
 from attnlab.models import num_parameters
 from experiments import app
@@ -46,7 +48,8 @@ def main() -> None:
         params, change = with_plan_of(found.config, found.params, config, tokens)
         print(change)
     pretrained.save(out, config.build(), jax.tree.map(np.asarray, params))
-    found.save_tokenizer(out)
+    if (found.folder / TOKENIZER).is_file():
+        write_atomic(out / TOKENIZER, (found.folder / TOKENIZER).read_bytes())
     written = pretrained.load_config(out)
     print(
         f"{out}: {num_parameters(written):,} parameters"

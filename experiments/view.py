@@ -20,7 +20,7 @@ from absl import flags
 from jax.typing import ArrayLike
 
 from attnlab.interpret import model_panel, view_panels
-from attnlab.load import Prompt, open_folder, open_run
+from attnlab.load import open_folder, open_run
 from experiments import app
 
 LONGEST = 1024
@@ -33,12 +33,7 @@ def define_flags() -> None:
     flags.DEFINE_multi_string("path", None, "A folder of a published model; may be given twice.")
     flags.DEFINE_integer("seed", None, "Seed of the runs; the first if left out.")
     flags.DEFINE_bool("untrained", False, "Also show the same model before training.")
-    flags.DEFINE_string(
-        "text", "", "Text that the model reads; left out: a held-out row of the run."
-    )
-    flags.DEFINE_string("tokens", "", "The same as numbers: 1,2,3.")
-    flags.DEFINE_string("source", "", "Text of the encoder of an encoder-decoder.")
-    flags.DEFINE_string("source_tokens", "", "The same as numbers.")
+    app.define_prompt("Text that the model reads; left out: a held-out row of the run.")
     flags.DEFINE_bool("ablation", True, "Also run the model without each head and show the loss.")
     flags.DEFINE_string("title", "", "The title of the page.")
     flags.DEFINE_string("out", None, "The file to write.", required=True)
@@ -63,10 +58,10 @@ def main() -> None:
         raise ValueError(f"{out} exists already; add --overwrite, or name another file with --out")
     if not out.parent.is_dir():
         raise ValueError(f"no folder {out.parent} for --out")
-    asked = Prompt(given.text, given.tokens, given.source, given.source_tokens)
+    texts = app.given_prompt()
     models = [open_run(Path(run), given.seed) for run in runs]
     models += [open_folder(Path(folder)) for folder in folders]
-    read = [model.read(asked) for model in models]
+    read = [model.read(*texts) for model in models]
     longest = max(len(text) for one in read for text in one.written.values())
     if longest > LONGEST:
         raise ValueError(

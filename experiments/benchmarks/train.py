@@ -92,9 +92,9 @@ def _step_of(config: ModelConfig, trains: training.TrainConfig) -> tuple[Callabl
         return training.init_state(model, objective, optimizer, {"tokens": tokens}, seed)
 
     def step(state, tokens, seed):
-        state = state._replace(window_loss=jnp.zeros(()))
+        state = state._replace(window={"loss": jnp.zeros(())})
         state = training.train_step(model, objective, optimizer, state, {"tokens": tokens}, seed)
-        return state, state.window_loss
+        return state, state.window["loss"]
 
     return start, step
 

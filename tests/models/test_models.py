@@ -110,6 +110,26 @@ def test_masks_and_token_types():
     assert np.abs(plain - run(params, TOKENS, token_types=types + 1).logits).max() > 1e-3
 
 
+def test_position_scale_is_a_factor_of_the_queries_of_a_position(x64):
+    """At positions of the call, of the caller and of a cache; beside scales of layers."""
+    plain = change(SMALL, num_layers=1, positions=NoPositions(), compute=Compute(dtype="float64"))
+    both = Attention(position_scale=(0.7, 2.0), layer_scales=(3.0,))
+    config = change(plain, attention=both)
+    run, params = make(plain, capture=("scores",))
+    positions = jnp.array([0, 1, 2, 5, 9])
+    expected = run(params, TOKENS[:, :5]).captured["scores"]
+    run, _ = make(config, capture=("scores",))
+    got = run(params, TOKENS[:, :5], positions=positions).captured["scores"]
+    factor = 3 * (1 + 0.7 * np.log([1, 1, 2, 3, 5]))
+    assert_close(got, expected * factor[:, None], loosen=100)
+    whole = run(params, TOKENS).logits
+    cache, found = config.init_cache(2, TOKENS.shape[1]), []
+    for token in TOKENS.T:
+        step = run(params, token[:, None], cache=cache)
+        cache, found = step.cache, [*found, step.logits]
+    assert_close(jnp.concatenate(found, axis=1), whole, loosen=100)
+
+
 # Dropout ------------------------------------------------------------------------------------------
 
 
