@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from conversions import difference, random_params
+from conftest import deep
+from conversions import difference, random_params, small
 
 from attnlab.heads import (
     Alt,
@@ -24,10 +25,6 @@ from attnlab.heads import (
     Wide,
 )
 from attnlab.transforms import Conversion, NotEquivalent, Undecided, convert
-
-
-def small(kind=Standard, **fields):
-    return kind(**dict(width=12, num_heads=4) | fields)
 
 
 def refused(layout, target, params=None, **options):
@@ -121,26 +118,14 @@ def test_rounding_of_float32_proves_nothing():
     assert isinstance(convert(found.params, target, layout), Undecided)
 
 
-JOINED = (HeadNorm(over="all"), HeadNorm("layer", bias=True, over="all"))
+JOINED = [HeadNorm(over="all"), HeadNorm("layer", bias=True, over="all")]
 EXTRAS = ((), (Gate(),), (Sink(),), (ExtraKeys(2), SoftCap(2.0)))
-OPTIONS = [
-    small(kind, biases=kind.bias_names, **fields)
-    for kind in (Narrow, NarrowTied)
-    for fields in (
-        *({"extras": extras} for extras in EXTRAS),
-        *({"qk_norm": norm} for norm in (HeadNorm(over="own_head"), *JOINED)),
-    )
-]
+FIELDS = [{"qk_norm": norm} for norm in (*JOINED, HeadNorm(over="own_head"))]
+FIELDS += [{"extras": extras} for extras in EXTRAS]
+TARGETS = [small(a, biases=a.bias_names, **f) for a in (Narrow, NarrowTied) for f in FIELDS]
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        *(small(Narrow, qk_norm=norm) for norm in JOINED),
-        *(pytest.param(target, marks=pytest.mark.slow) for target in OPTIONS),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("target", deep(TARGETS, *TARGETS[:2]), ids=repr)
 def test_a_target_is_never_denied_what_it_computes(target):
     """The source is a black box: a class from outside with the weights of the target."""
     own = type("Own", (type(target),), {"weights": lambda self: type(target).weights(self)})

@@ -1,10 +1,8 @@
 """Heads in another order and in other bases."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from conversions import difference, random_params
+from conversions import difference, random_params, sized
 
 from attnlab.heads import (
     Absorbed,
@@ -30,11 +28,7 @@ RNG = np.random.default_rng(8)
 
 def six(kind=Standard, **fields):
     """Six heads of sizes that differ."""
-    sizes = dict(num_kv_heads=2, head_dim=4, value_dim=5, key_width=10, value_width=9)
-    known = {f.name for f in dataclasses.fields(kind)}
-    sizes = {n: size for n, size in sizes.items() if n in known}
-    biases = ("q", "v", "o") if issubclass(kind, Bilinear | Absorbed) else ("q", "k", "v", "o")
-    return kind(**dict(width=12, num_heads=6, biases=biases) | sizes | fields)
+    return sized(kind, **{"out_width": None} | fields)
 
 
 @pytest.mark.parametrize(
