@@ -11,24 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import heads, models
-from attnlab.heads import Collaborative, Standard, positions
+from attnlab.heads import positions
 from attnlab.transforms import reparametrize
 from attnlab.transforms.measure import float64
 
 
-def small(kind=Standard, **fields):
-    return kind(**{"width": 12, "num_heads": 4} | fields)
+def small(name="standard", **fields):
+    return heads.make_layout(name, **{"width": 12, "num_heads": 4} | fields)
 
 
-def sized(kind=Standard, **fields):
+def sized(name="standard", **fields):
     """Every axis of another size; even head_dim, for rotary positions."""
+    kind = heads.LAYOUTS[name]
     sizes = dict(num_kv_heads=2, head_dim=4, value_dim=5, key_width=10, value_width=9, out_width=11,
                  latent_dim=7, query_latent_dim=3, rotary_dim=2, query_rank=5, key_rank=2,
                  value_rank=3)  # fmt: skip
+    sizes |= {"head_dim": 8} if name == "collaborative" else {}
     known = {f.name for f in dataclasses.fields(kind)}
     sizes = {n: size for n, size in sizes.items() if n in known}
-    if kind is Collaborative:
-        sizes["head_dim"] = 8
     biases = tuple(b for b in ("q", "k", "v", "o", "factors") if b in kind.bias_names)
     return kind(**dict(width=12, num_heads=6, biases=biases) | sizes | fields)
 

@@ -11,24 +11,13 @@ from conversions import difference, random_params, sized, small
 
 from attnlab.attention import ALiBi
 from attnlab.heads import (
-    Absorbed,
-    Alt,
-    Bilinear,
-    Collaborative,
+    LAYOUTS,
     ExtraKeys,
     Gate,
     HeadNorm,
-    Latent,
-    LatentAbsorbed,
-    LowRankQuery,
-    Narrow,
-    NarrowTied,
     Sink,
     SoftCap,
-    Standard,
     TalkingHeads,
-    TwoStage,
-    Wide,
     init,
     multi_head_attention,
     weight_shapes,
@@ -37,11 +26,11 @@ from attnlab.transforms import Conversion, NotEquivalent, Undecided, convert
 from attnlab.transforms.convert import error_bound
 
 
-def plain(kind, **fields):
+def plain(name, **fields):
     """Inputs of one width, and no bias but that of the output."""
-    known = {f.name for f in dataclasses.fields(kind)}
+    known = {f.name for f in dataclasses.fields(LAYOUTS[name])}
     widths = {n: None for n in ("key_width", "value_width") if n in known}
-    return sized(kind, **dict(biases=("o",)) | widths | fields)
+    return sized(name, **dict(biases=("o",)) | widths | fields)
 
 
 def checked(params, layout, target, key=None, **options):
@@ -56,42 +45,42 @@ def checked(params, layout, target, key=None, **options):
 
 
 EACH = dict(num_kv_heads=6)
-plain_keys = sized(Standard, **EACH, head_dim=10, biases=("q", "v", "o"))
+plain_keys = sized(**EACH, head_dim=10, biases=("q", "v", "o"))
 LATENT = dict(latent_norm=False, query_latent_dim=None)
 CASES = {
-    "tied": (Standard(width=12, num_heads=3, tie="kv"), Standard(width=12, num_heads=3)),
-    "wider heads": (sized(Standard, scale=0.5), sized(Standard, head_dim=6, value_dim=8)),
-    "a key head each": (sized(Standard), sized(Standard, **EACH)),
-    "outer matrices": (sized(Standard), sized(TwoStage)),
-    "a shared matrix": (sized(Narrow), sized(Alt)),
+    "tied": (small(num_heads=3, tie="kv"), small(num_heads=3)),
+    "wider heads": (sized(scale=0.5), sized(head_dim=6, value_dim=8)),
+    "a key head each": (sized(), sized(**EACH)),
+    "outer matrices": (sized(), sized("two_stage")),
+    "a shared matrix": (sized("narrow"), sized("alt")),
     "an output projection": (
-        sized(Standard, output_projection=False, out_width=None, biases=("q", "v")),
-        sized(Standard, out_width=30, biases=("q", "v")),
+        sized(output_projection=False, out_width=None, biases=("q", "v")),
+        sized(out_width=30, biases=("q", "v")),
     ),
-    "keys of the input": (sized(Bilinear), plain_keys),
-    "values of the input": (sized(Absorbed), sized(Bilinear, **EACH, value_dim=10)),
-    "shared dimensions": (sized(Collaborative), sized(Standard, head_dim=8)),
-    "dimensions of one head": (sized(Standard, **EACH), sized(Collaborative, **EACH, head_dim=24)),
+    "keys of the input": (sized("bilinear"), plain_keys),
+    "values of the input": (sized("absorbed"), sized("bilinear", **EACH, value_dim=10)),
+    "shared dimensions": (sized("collaborative"), sized(head_dim=8)),
+    "dimensions of one head": (sized(**EACH), sized("collaborative", **EACH, head_dim=24)),
     "an absorbed latent": (
-        sized(LatentAbsorbed, scale=0.3, query_latent_dim=None),
-        sized(Latent, scale=0.3, query_latent_dim=None),
+        sized("latent_absorbed", scale=0.3, query_latent_dim=None),
+        sized("latent", scale=0.3, query_latent_dim=None),
     ),
     "a latent multiplied": (
-        sized(Latent, latent_norm=False),
-        plain(Standard, head_dim=6, value_dim=5, **EACH),
+        sized("latent", latent_norm=False),
+        plain("standard", head_dim=6, value_dim=5, **EACH),
     ),
-    "a latent": (plain(Standard), sized(Latent, latent_dim=18, **LATENT)),
-    "few queries": (sized(LowRankQuery, latent_norm=False), sized(Standard)),
-    "score matrices": (sized(Standard, biases=("v",)), sized(Bilinear, biases=("v",))),
-    "value matrices": (sized(Bilinear, **EACH), sized(Absorbed)),
-    "slices": (sized(Narrow), plain(Standard, **EACH, biases=("q", "k", "v", "o"))),
-    "equal heads": (sized(NarrowTied), sized(Narrow)),
-    "a key bias": (sized(Standard), sized(Standard, biases=("q", "v", "o"))),
-    "a bias of zeros": (sized(Standard, biases=("k",)), sized(Standard)),
-    "another scale": (sized(Standard), sized(Standard, scale=0.3)),
+    "a latent": (plain("standard"), sized("latent", latent_dim=18, **LATENT)),
+    "few queries": (sized("low_rank_query", latent_norm=False), sized()),
+    "score matrices": (sized(biases=("v",)), sized("bilinear", biases=("v",))),
+    "value matrices": (sized("bilinear", **EACH), sized("absorbed")),
+    "slices": (sized("narrow"), plain("standard", **EACH, biases=("q", "k", "v", "o"))),
+    "equal heads": (sized("narrow_tied"), sized("narrow")),
+    "a key bias": (sized(), sized(biases=("q", "v", "o"))),
+    "a bias of zeros": (sized(biases=("k",)), sized()),
+    "another scale": (sized(), sized(scale=0.3)),
     "ties": (
-        Narrow(width=12, num_heads=3, tie="qk", biases=("q",)),
-        Narrow(width=12, num_heads=3, biases=("q", "k")),
+        small("narrow", num_heads=3, tie="qk", biases=("q",)),
+        small("narrow", num_heads=3, biases=("q", "k")),
     ),
 }  # fmt: skip
 
@@ -150,9 +139,9 @@ def test_steps_are_exact_whatever_stands_beside_them(situation):
 
 def test_rotary_positions_see_head_dim():
     two, four = (
-        Standard(width=4, num_heads=2, head_dim=h, value_dim=3, biases=("q", "k")) for h in (2, 4)
+        small(width=4, num_heads=2, head_dim=h, value_dim=3, biases=("q", "k")) for h in (2, 4)
     )
-    for target in (four, Bilinear(width=4, num_heads=2, biases=("q",), value_dim=3)):
+    for target in (four, small("bilinear", width=4, num_heads=2, biases=("q",), value_dim=3)):
         assert isinstance(convert(random_params(two), two, target, rotary=True), Undecided)
     wider = dataclasses.replace(two, value_dim=5)
     assert checked(random_params(two), two, wider, rotary=True)[1] == ("resize",)
@@ -190,15 +179,17 @@ def gradients(params, layout, steps):
 
 # (layout, target, weights whose new columns have no gradient in the first step).
 GROWN = {
-    "wide": (small(), small(Wide), {"q", "v"}),
+    "wide": (small(), small("wide"), {"q", "v"}),
     "heads": (small(num_heads=3), small(num_heads=5, head_dim=4), {"q", "k", "v"}),
-    "slices": (small(Narrow), small(Narrow, head_dim=5), {"q", "v"}),
+    "slices": (small("narrow"), small("narrow", head_dim=5), {"q", "v"}),
     "grouped": (small(num_kv_heads=2), small(num_kv_heads=2, head_dim=5), {"q", "v"}),
-    "absorbed": (small(num_heads=3), small(Absorbed, num_heads=5), {"qk"}),
-    "a latent": (small(), small(Latent, latent_dim=30, latent_norm=False), {"kv_down", "q_rotary"}),
+    "absorbed": (small(num_heads=3), small("absorbed", num_heads=5), {"qk"}),
+    "a latent": (
+        small(), small("latent", latent_dim=30, latent_norm=False), {"kv_down", "q_rotary"},
+    ),
     "few queries": (
         small(),
-        small(LowRankQuery, num_kv_heads=4, query_latent_dim=14, head_dim=3, latent_norm=False),
+        small("low_rank_query", num_kv_heads=4, query_latent_dim=14, head_dim=3, latent_norm=False),
         {"q_down"},
     ),
     "extra keys": (
@@ -251,7 +242,7 @@ def test_projections_that_differ_are_not_tied():
 def test_score_modifications_are_part_of_the_call():
     """What sees a constant added to the scores of a query sees a key bias."""
     mods = (ALiBi(jnp.array([0.5, 0.25, 0.125, 0.1])),)
-    target, params = small(Bilinear), random_params(small())
+    target, params = small("bilinear"), random_params(small())
     found = convert(params, small(), target, score_mods=mods)
     assert isinstance(found, Conversion)
     assert difference(found.params, target, params, small(), score_mods=mods) < 1e-12
@@ -264,7 +255,7 @@ def test_score_modifications_are_part_of_the_call():
 def test_huge_weights_are_not_exact(size):
     """An error of NaN is not exact."""
     params = {n: a * size for n, a in random_params(small()).items()}
-    for target in (small(head_dim=5), small(Bilinear)):
+    for target in (small(head_dim=5), small("bilinear")):
         found = convert(params, small(), target)
         assert not isinstance(found, NotEquivalent)
         if isinstance(found, Conversion):
@@ -293,7 +284,7 @@ def test_weights_as_returned_are_finite_and_measured(dtype):
     params = {n: jnp.asarray(a, dtype) for n, a in random_params(small(), size=1.0).items()}
     found = convert(params, small(), small(scale=1e-6))
     assert isinstance(found, Undecided if dtype == np.float16 else Conversion)
-    found = convert(params, small(), small(Bilinear), key=jax.random.key(3))
+    found = convert(params, small(), small("bilinear"), key=jax.random.key(3))
     assert isinstance(found, Conversion)
     assert {a.dtype for a in found.params.values()} == {jnp.dtype(dtype)}
     assert 1e-9 < found.forward_error < error_bound(dtype)
@@ -308,7 +299,7 @@ def test_layouts_of_other_inputs(name):
 
 
 def test_numpy_arrays_stay_numpy_arrays():
-    found = convert(random_params(small()), small(), small(Bilinear))
+    found = convert(random_params(small()), small(), small("bilinear"))
     assert isinstance(found, Conversion)
     assert all(isinstance(a, np.ndarray) and a.dtype == np.float64 for a in found.params.values())
     params = init(jax.random.key(0), small())

@@ -184,7 +184,7 @@ def test_keys_of_neighbours_become_one():
     assert output_difference((DEEP, params), pairs, TOKENS) > 0.1
     albert = change_plan(*pairs, "attention=0,0,0,0 kv=0,@0,0,@2 ffn=0,0,0,0")
     assert albert[0].plan.kv_indices == (0, 0, 1, 1)
-    with pytest.raises(ValueError, match=r"needs the same sublayer kv, .0, None, 1, None."):
+    with pytest.raises(ValueError, match=r"needs the same sublayer kv, .0, '@0', 1, '@2'."):
         unshare(*pairs)
 
 
