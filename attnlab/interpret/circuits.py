@@ -22,7 +22,7 @@ from jaxtyping import Array, Complex, Float
 from attnlab.fields import check_choice
 from attnlab.heads.attention import project_kv, rotated
 from attnlab.interpret.linearize import linearize_at
-from attnlab.interpret.scores import AttentionName, head_params
+from attnlab.interpret.scores import AttentionName, head_params, query_scale
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import rotary_embedding
 from attnlab.models.layer import LAYER_SCALE
@@ -285,9 +285,10 @@ class _HeadMatrices:
             return self.layout.project_q(params, self.layout.prepare(params, x), rotate)
 
         found = self._matrix(query, (self.config.width,), "query")
-        scales = None if self.is_cross else self.config.attention.layer_scales
-        scale = self.layout.score_scale * (scales[layer] if scales else 1)
-        return np.asarray(scale * self._after_norm(self._norm_before(layer), found))
+        attention = self.config.attention
+        scale = 1.0 if self.is_cross else query_scale(attention, layer, jnp.array([distance]))
+        matrices = self._after_norm(self._norm_before(layer), found)
+        return np.asarray(self.layout.score_scale * scale * matrices)
 
     def _key_value(self, layer: int, which: int) -> Matrices:
         """[N, E, r] of the keys (0) or values (1) that a layer attends to."""

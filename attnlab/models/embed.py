@@ -17,7 +17,16 @@ from attnlab.heads.positions import (
 )
 from attnlab.models.config import ModelConfig
 from attnlab.models.positionwise import dense, norm_shapes, normalize
-from attnlab.models.specs import Alibi, Images, Learned, Positions, Relative, Rotary, Sinusoidal
+from attnlab.models.specs import (
+    Alibi,
+    Attention,
+    Images,
+    Learned,
+    Positions,
+    Relative,
+    Rotary,
+    Sinusoidal,
+)
 from attnlab.ops import with_rank
 from attnlab.sharing import Params
 
@@ -255,6 +264,20 @@ def rotary_embedding(
     size = spec.rotated_size(layout)
     angles = rotary_angles(positions, size, base=spec.base, scaling=spec.parsed_scaling)
     return angles if spec.scale == 1 else jnp.log(spec.scale) + 1j * angles
+
+
+def position_scale(
+    attention: Attention, positions: Int[Array, "*B T"]
+) -> Float[Array, "*B T 1 1"] | None:
+    """What multiplies queries at these positions: see `Attention.position_scale`.
+
+    >>> position_scale(Attention(position_scale=(0.5, 2)), jnp.arange(5))[:, 0, 0].round(2).tolist()
+    [1.0, 1.0, 1.350000023841858, 1.350000023841858, 1.5499999523162842]
+    """
+    if attention.position_scale is None:
+        return None
+    growth, length = attention.position_scale
+    return (1 + growth * jnp.log1p(positions // length))[..., None, None]
 
 
 def position_bias(

@@ -22,6 +22,7 @@ from attnlab.models.embed import (
     default_positions,
     embed,
     position_bias,
+    position_scale,
     rotary_embedding,
 )
 from attnlab.models.head import classify, lm_head, pool
@@ -510,6 +511,7 @@ def prepare_text(
                 two_sided=config.kind == "encoder",
             ),
             rotary=rotary_embedding(c.positions, c.layout, positions),
+            query_scale=position_scale(c.attention, positions),
             cache=cache,
         )
         stacked = empty_sublayers(c.layer) | params[name]

@@ -237,6 +237,8 @@ class Attention(Spec, prefix="attention."):
       order: form of the heads to compute with, see `attnlab.multi_head_attention`; None chooses.
       implementation: backend, see `attnlab.explain`; None chooses.
       layer_scales: a number per layer that multiplies its scores (GPT-2's reordered attention).
+      position_scale: (a, m) multiplies the scores of a query at position p by
+        1 + a log(1 + floor(p / m)) (Llama 4, Ministral 3).
       output_scale: multiplies what self-attention adds to the residual stream.
 
     Raises:
@@ -252,6 +254,7 @@ class Attention(Spec, prefix="attention."):
     order: str | None = None
     implementation: str | None = None
     layer_scales: tuple[float, ...] | None = bounded(None, above=0.0)
+    position_scale: tuple[float, float] | None = bounded(None, above=0.0)
     output_scale: float = 1.0
 
     def __post_init__(self) -> None:

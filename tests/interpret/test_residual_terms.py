@@ -69,7 +69,7 @@ FAMILIES = {
     "gemma": {
         "norm": Norm(position="sandwich", kind="rms_plus_one"),
         "positions": Rotary(),
-        "attention": Attention(layer_scales=(0.5, 1.0, 2.0)),
+        "attention": Attention(layer_scales=(0.5, 1.0, 2.0), position_scale=(0.7, 2.0)),
     },
 }
 KV_SHARED = "attention=0,1,2 kv=0,1,@0 ffn=0,0,1"

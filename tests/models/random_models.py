@@ -133,6 +133,7 @@ def _draw_config(rng: _Draws, layouts: Sequence[str]) -> ModelConfig:
             order=rng.one(None, None, None, "factored", "absorbed"),
             implementation=None if mixes else rng.one(None, None, "dense", "blockwise"),
             layer_scales=scales,
+            position_scale=rng.one(None, None, None, (0.5, 2.0)),
             output_scale=rng.one(1.0, 1.0, 0.7),
         ),
         ffn=_draw_ffn(rng),

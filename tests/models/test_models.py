@@ -171,6 +171,28 @@ def test_layer_scales_are_factors_of_the_queries(order, x64):
     assert_close(cached, expected.logits[:, :5], loosen=100)
 
 
+def test_position_scale_is_a_factor_of_the_queries_of_a_position(x64):
+    """At positions of the call, of the caller and of a cache; beside scales of layers."""
+    plain = change(SMALL, num_layers=1, positions=NoPositions(), compute=Compute(dtype="float64"))
+    both = Attention(position_scale=(0.7, 2.0), layer_scales=(3.0,))
+    config = change(plain, attention=both)
+    params = jax.tree.map(lambda a: a.astype(jnp.float64), random_params(plain))
+    positions = jnp.array([0, 1, 2, 5, 9])
+    expected = run_captured(plain, params, "scores").captured["scores"][..., :5, :5]
+    model = config.build()
+    got = model.apply(
+        {"params": params}, TOKENS[:, :5], positions=positions, capture=("scores",)
+    ).captured["scores"]
+    factor = 3 * (1 + 0.7 * np.log([1, 1, 2, 3, 5]))
+    assert_close(got, expected * factor[:, None], loosen=100)
+    whole = model.apply({"params": params}, TOKENS).logits
+    cache, found = config.init_cache(2, TOKENS.shape[1]), []
+    for token in TOKENS.T:
+        step = model.apply({"params": params}, token[:, None], cache=cache)
+        cache, found = step.cache, [*found, step.logits]
+    assert_close(jnp.concatenate(found, axis=1), whole, loosen=100)
+
+
 def run_captured(config, params, *names):
     model = config.build()
     return jax.jit(lambda p: model.apply({"params": p}, TOKENS, capture=names))(params)

@@ -33,6 +33,7 @@ ATTRIBUTES = {
     | {"sliding_window": 4},
     "mistral": {"layer_types": [FULL] * 2},
     "ministral": {"layer_types": [FULL], "sliding_window": None},
+    "ministral3": {"sliding_window": 0.5},
     "qwen2": {"layer_types": [SLIDING, "chunked_attention"]},
     "qwen3": {"layer_types": [FULL, SLIDING], "rope_parameters": "llama3"},
     "vit": {"image_size": "large", "patch_size": [4, 2, 3], "pooler_output_size": 7}

@@ -89,6 +89,8 @@ def old_words(family, config):
     config = {n: a for n, a in config.items() if n not in NOT_YET.get(family, "").split()}
     if family == "bloom":
         config["n_embed"] = config.pop("hidden_size")
+    if family == "ministral3":  # no older than transformers 5
+        return config
     said = config.pop("rope_parameters", None)  # before transformers 5
     if said and family == "modernbert":
         bases = {f"{n}_rope_theta": said[t] for n, t in zip(("global", "local"), said, strict=True)}
