@@ -25,10 +25,10 @@ from attnlab.models.embed import (
     position_scale,
     rotary_embedding,
 )
+from attnlab.models.ffn import dropout, normalize
 from attnlab.models.head import classify, lm_head, pool
 from attnlab.models.layer import LayerInputs, Source
 from attnlab.models.params import check_params, empty_sublayers, encoder_params
-from attnlab.models.positionwise import dropout, normalize
 from attnlab.models.specs import Alibi, Learned, Relative, Sinusoidal
 from attnlab.models.stack import (
     HeadMask,
@@ -241,7 +241,9 @@ def check_inputs(
         _check_positions(config.encoder_model, source, NO_INPUTS, source_mask, of_source)
     types = inputs.token_types
     if types is not None:
-        types = _check_types(config, tokens, types, mask)
+        shape, count = tokens.shape[:2], config.embedding.token_types or config.vocab_size
+        types = check_array("token_types", types, "an integer", "[B, T]", shape, exact=True)
+        check_range("token type", types, count, mask)
     return tokens, dataclasses.replace(
         inputs,
         padding_mask=mask,
@@ -276,22 +278,6 @@ def _check_text(
         mask = segments != 0
     check_range("token id", tokens, config.vocab_size, mask)
     return mask, segments
-
-
-def _check_types(
-    config: ModelConfig, tokens: Array, types: ArrayLike, padding_mask: Array | None
-) -> Array:
-    """Token types as an array."""
-    types = jnp.asarray(types)
-    if types.shape != tokens.shape[:2]:
-        raise ValueError(
-            f"token_types {types.shape} must be [batch, length] = {tokens.shape[:2]}, one "
-            "number for each token"
-        )
-    check_range(
-        "token type", types, config.embedding.token_types or config.vocab_size, padding_mask
-    )
-    return types
 
 
 def _check_segments(config: ModelConfig, inputs: ModelInputs) -> tuple[Array | None, Array | None]:

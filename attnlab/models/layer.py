@@ -29,8 +29,7 @@ from attnlab.heads import (
 from attnlab.heads import init as init_heads
 from attnlab.heads.layout import Entries
 from attnlab.heads.weights import without
-from attnlab.models.ffn import apply_ffn, ffn_values, init_ffn
-from attnlab.models.positionwise import dropout, init_norm, normalize
+from attnlab.models.ffn import apply_ffn, dropout, ffn_values, init_ffn, init_norm, normalize
 from attnlab.models.specs import LayerSpec, SublayerName
 from attnlab.ops import save_for_backward
 from attnlab.sharing import Params, PyTree, add_delta, init_delta

@@ -14,9 +14,9 @@ from attnlab.heads import Layout, Weight
 from attnlab.heads.weights import without
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import Shapes, embedding_shapes
+from attnlab.models.ffn import init_norm, norm_shapes
 from attnlab.models.head import output_shapes
 from attnlab.models.layer import Init, init_layer
-from attnlab.models.positionwise import init_norm, norm_shapes
 from attnlab.models.specs import LayerSpec, Relative
 from attnlab.sharing import Params, Plan, PyTree, init_sublayer
 
