@@ -45,18 +45,9 @@ FAMILIES = {
         "ffn": FFN(width=10, residual_scale=2.0), "attention": Attention(output_scale=0.3),
     },
     "t5": {
-<<<<<<< HEAD
-        "kind": "encoder_decoder",
-        "encoder": EncoderConfig(num_layers=2, sharing="albert"),
-        "positions": Relative(buckets=8, per_layer=True),
-        "scale": 1.0,
-        "ffn": FFN(width=10, bias=False, activation="gated_gelu"),
-        **NO_BIAS,
-=======
         "kind": "encoder_decoder", "encoder": EncoderConfig(num_layers=2, sharing="albert"),
-        "positions": Relative(buckets=8), "scale": 1.0,
+        "positions": Relative(buckets=8, per_layer=True), "scale": 1.0,
         "ffn": FFN(width=10, bias=False, activation="gated_gelu"), **NO_BIAS,
->>>>>>> main
     },
     "llama": {
         "positions": Rotary(), "output": OutputHead(kind="own"),

@@ -131,7 +131,6 @@ def test_position_scale_is_a_factor_of_the_queries_of_a_position(x64):
     assert_close(jnp.concatenate(found, axis=1), whole, loosen=100)
 
 
-<<<<<<< HEAD
 def test_relative_positions_per_layer_are_one_table_each(x64):
     """Also where layers share their attention; it adds nothing to x here, so scores are apart."""
     config = change(
@@ -142,23 +141,17 @@ def test_relative_positions_per_layer_are_one_table_each(x64):
     tables, attention = params["relative_bias"], params["layers"]["attention"]
     assert tables.shape == (3, 8, 3)
     attention["o"] = 0 * attention["o"]
-    got = run_captured(config, params, "scores").captured["scores"]
-    plain = run_captured(config, params | {"relative_bias": 0 * tables}, "scores")
+    run, _ = make(config, capture=("scores",))
+    got = run(params, TOKENS).captured["scores"]
+    plain = run(params | {"relative_bias": 0 * tables}, TOKENS).captured["scores"]
     ahead = np.arange(7)[None, :] - np.arange(7)[:, None]
     buckets = relative_buckets(ahead, num_buckets=8, max_distance=6, two_sided=False)
     expected = jnp.moveaxis(tables[:, buckets], -1, 1)[:, None]
     seen = np.tril(np.ones((7, 7), bool))
-    difference = (got - plain.captured["scores"])[..., seen]
+    difference = (got - plain)[..., seen]
     assert_close(difference, jnp.broadcast_to(expected[..., seen], difference.shape), loosen=100)
 
 
-def run_captured(config, params, *names):
-    model = config.build()
-    return jax.jit(lambda p: model.apply({"params": p}, TOKENS, capture=names))(params)
-
-
-=======
->>>>>>> main
 # Dropout ------------------------------------------------------------------------------------------
 
 
