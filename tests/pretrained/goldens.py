@@ -70,6 +70,7 @@ ATTRIBUTES = {
     "exaone4": {"layer_types": ["chunked_attention"]},
     "roberta-prelayernorm": {"is_decoder": True},
     "dinov2": {"use_swiglu_ffn": "no", "mlp_ratio": "four"},
+    "umt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
     "mt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
     "mpnet": {"relative_attention_num_buckets": 8, "is_decoder": True},
     "modernbert": {"layer_types": ["chunked"], "norm_bias": "no"}

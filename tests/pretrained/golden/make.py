@@ -45,7 +45,7 @@ phi3-longrope phi3-longrope-short phi-yarn deepseek_v3-yarn-two-scales bert-ques
 roberta-classes roberta-tokens distilbert-classes electra-classes modernbert-classes modernbert-mean
 stablelm-normed-heads gpt_oss-other-act opt-plain-norms vit-relu-pooler t5-tokens
 modernbert-tokens llama-tokens llama-questions gpt2-classes gpt2-tokens
-ministral3-window-untied
+ministral3-window-untied umt5-unscaled-gelu umt5-tokens
 """.split()  # noqa: SIM905
 
 

@@ -251,6 +251,10 @@ PEERS = {
     "dinov2": peer(tr.Dinov2Model, SQUARE),
     "dinov2-gated": peer(tr.Dinov2Model, SQUARE,
         use_swiglu_ffn=True, qkv_bias=False, mlp_ratio=3, use_mask_token=False),
+    "umt5": peer(tr.UMT5ForConditionalGeneration, T5, num_decoder_layers=3),
+    "umt5-unscaled-gelu": peer(tr.UMT5ForConditionalGeneration, T5,
+        tie_word_embeddings=False, feed_forward_proj="gelu", layer_norm_epsilon=0.05),
+    "umt5-tokens": peer(tr.UMT5ForTokenClassification, T5, num_labels=3),
     "mt5": peer(tr.MT5ForConditionalGeneration, T5,
         feed_forward_proj="gated-gelu", num_decoder_layers=3),
     "mpnet": peer(tr.MPNetForMaskedLM, BERT),
@@ -318,7 +322,7 @@ PEERS = {
     "gpt2-classes": peer(tr.GPT2ForSequenceClassification, GPT2, pad_token_id=0),
     "gpt2-tokens": peer(tr.GPT2ForTokenClassification, GPT2, num_labels=3),
 }  # fmt: skip
-SEQ2SEQ = ("t5", "mt5", "bart", "marian", "mbart", "pegasus")
+SEQ2SEQ = ("t5", "mt5", "umt5", "bart", "marian", "mbart", "pegasus")
 OWN_READOUT = ("own-readout", "own-readout-big-eps")
 
 
