@@ -92,6 +92,8 @@ REFUSED = [
     ("sample", "", "--workdir"),
     ("sample", "--workdir=x", "--text"),
     ("sample", "--path=x --seed=4", "--seed"),
+    ("sample", "--workdir=x --tokens=3;4", "--tokens"),
+    ("sample", "--workdir=x --text=a --tokens=3", "--tokens"),
     ("sample", "--workdir=x --text=a --temperature=0 --top_k=3 --count=2", "--top_k, --count"),
     ("export", "--path=x", "--out"),
     ("inspect_model", "", "--config"),
