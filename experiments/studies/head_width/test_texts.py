@@ -67,9 +67,9 @@ def letters(seed, shape):
 
 def test_as_counted_by_hand():
     """Also where a context begins with zero bytes, and so is as a number the shorter one."""
-    sizes = (0, 1, 2, 3, 4, 7)
     zeros = np.array([[0, 0, 5, 1], [5, 2, 5, 2]], np.uint8)
-    for train, scored in ((letters(0, (30, 9)), letters(1, (20, 12))), (zeros, zeros)):
+    many = letters(0, (30, 9)), letters(1, (20, 12)), (0, 1, 2, 3, 4, 7)
+    for train, scored, sizes in (many, (zeros, zeros, (2,))):
         found = target_bits(train, scored, sizes)
         for size in sizes:
             np.testing.assert_allclose(found[size], by_hand(train, scored, size), rtol=1e-12)
