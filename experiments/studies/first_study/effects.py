@@ -94,29 +94,30 @@ def draw(widths: list[Effect], sharing: list[Effect], first: list[Effect]) -> st
     for axes, effects, title in zip(panels, (widths, sharing, first), TITLES, strict=True):
         forest(axes, effects)
         axes.set_title(title, fontsize=10, color=INK, loc="left", x=-0.3)
-    return finished(panels[2], "difference in bits per byte (left is better)", "effects")
+    return finished(figure, panels[2], "difference in bits per byte (left is better)", "effects")
 
 
 def draw_summary(widths: list[Effect], sharing: list[Effect]) -> str:
     """Head widths and shared layers of the head-width study, in one scale, as SVG."""
-    axes = Figure(figsize=(4.9, 4.2), layout="constrained", facecolor="none").subplots()
+    figure = Figure(figsize=(4.9, 4.2), layout="constrained", facecolor="none")
+    axes = figure.subplots()
     forest(axes, [effect for effect in widths if "narrow" not in effect.label] + sharing)
     label = "bits per byte more than 4 heads of 16, or than separate layers"
-    return finished(axes, label, "summary")
+    return finished(figure, axes, label, "summary")
 
 
-def finished(axes: Axes, label: str, name: str) -> str:
-    """The figure of the lowest axes with a legend of what is equal, as SVG: the same bytes each
+def finished(figure: Figure, axes: Axes, label: str, name: str) -> str:
+    """The figure with a legend of what is equal below its lowest axes, as SVG: the same bytes each
     time, in the font of the reader."""
     axes.set_xlabel(label, x=0.3)
     handles, labels = axes.get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
-    axes.figure.legend(
+    figure.legend(
         named.values(), [f"equal {name.replace('flops', 'FLOPs')}" for name in named],
         frameon=False, fontsize=9.5, labelcolor=INK, loc="outside lower center", ncols=3,
         columnspacing=1, handletextpad=0.2,
     )  # fmt: skip
-    text = themed_svg(axes.figure, name)
+    text = themed_svg(figure, name)
     text = re.sub(r"font-family: [^;\"]*", "font-family: system-ui, sans-serif", text)
     return re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
 

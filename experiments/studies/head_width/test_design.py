@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import numpy as np
+import pandas
 import pytest
 
 from attnlab.models import flops_per_token, num_parameters
@@ -82,9 +83,9 @@ def test_nothing_is_judged_before_the_stages_are_complete():
         check_complete(ROWS[ROWS["stage"] != 4].drop(index=last))
 
 
-def parabola(best):
-    runs = [dataclasses.replace(RUN, learning_rate=rate) for rate in GRID]
-    return rows_of(runs, [2 + 0.05 * math.log(rate / best) ** 2 for rate in GRID])
+def parabola(best, level=2.0, **changes):
+    runs = [dataclasses.replace(RUN, learning_rate=rate, **changes) for rate in GRID]
+    return rows_of(runs, [level + 0.05 * math.log(rate / best) ** 2 for rate in GRID])
 
 
 def test_the_minimum_of_a_parabola_is_found():
@@ -102,6 +103,23 @@ def test_diverged_runs_are_worst():
     rows["validation_bits"] = [*rows["validation_bits"][:3], math.inf]
     [found] = minima(rows).itertuples()
     assert (found.interior, found.bits) == (True, rows["validation_bits"][2])
+
+
+def test_the_choice_of_stage_0():
+    """The smallest range of rates among those within the tolerance of the lowest score; held-out
+    scores choose nothing."""
+    best = {"one_rate": (2.000, 0.010, 0.005), "fan_in": (2.009, 0.010, 0.008),
+            "qk_norm": (2.012, 0.010, 0.010)}  # fmt: skip
+    rows = pandas.concat([
+        parabola(rate, level, head_dim=h, parametrization=name)
+        for name, (level, *rates) in best.items()
+        for h, rate in zip((16, 64), rates, strict=True)
+    ]).assign(heldout_bits=9.0)  # fmt: skip
+    chosen, found = choose(rows, list(best), 0.010)
+    assert chosen == "fan_in"
+    assert found["one_rate"] == pytest.approx((2.0, math.log(2)))
+    assert choose(rows, list(best), 0.020)[0] == "qk_norm"
+    assert choose(rows, list(best), 0.001)[0] == "one_rate"
 
 
 def test_rows_come_back_the_same_and_once(tmp_path):
