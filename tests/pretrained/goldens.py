@@ -2,12 +2,15 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 from conftest import ROOT
 
 from attnlab import pretrained
 from attnlab.pretrained.tensors import write_file
+from attnlab.tap import Tap
 
+TORCH = sorted((ROOT / "tests" / "pretrained" / "golden" / "torch").glob("*.npz"))
 GOLDEN = sorted((ROOT / "tests" / "pretrained" / "golden").glob("*.npz"))
 # The plainest of each family.
 FAMILIES = {
@@ -88,7 +91,7 @@ def split(path):
             if key != "config":
                 kind, name = key.split(" ", 1)
                 found[kind][name] = file[key]
-    given = {name: a.astype(np.int32) for name, a in found["input"].items()}
+    given = {n: a.astype(np.int32) if a.dtype == np.int8 else a for n, a in found["input"].items()}
     return config, found["tensor"], given, found["output"]
 
 
@@ -99,5 +102,25 @@ def write(folder, config, tensors):
     return folder
 
 
+def golden_folder(folder, family, words=(), tensors=()):
+    """The folder of a family with these words in its config.json, and these tensors."""
+    config, held, _, _ = split(FAMILIES[family])
+    return write(folder, config | dict(words), held | dict(tensors))
+
+
 def close(got, expected):
     np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
+
+
+def check_torch(config, tensors, given, expected):
+    """Output, and the probabilities of each head, of a module of torch.nn."""
+    model, params = pretrained.from_variables(config.pop("system"), config, tensors)
+    given = {name: jnp.asarray(a) for name, a in given.items()}
+    x, tap = given.pop("x"), Tap(("probs",))
+    if "key" in given:
+        given |= {"context": (given.pop("key"), given.pop("value")), "tap": tap}
+    got = model.apply({"params": params}, x, **given)
+    valid = expected.get("valid", ...)
+    close(np.asarray(getattr(got, "hidden", got))[valid], expected["output"][valid])
+    if "probs" in expected:
+        close(tap.captured["probs"], expected["probs"])

@@ -6,11 +6,14 @@ Names behind it make these alone. With them `test_pretrained.py` holds parity wh
 nor transformers is.
 """
 
+import json
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+
+from attnlab.nested import JSON
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "parity")]
@@ -29,7 +32,7 @@ SIZES = {
     "embedding_size": 6,
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 8),
 }
-# The rest, in `tests/pretrained/parity` alone, would take the files over 3 MB.
+# The rest, in `tests/pretrained/parity` alone, would take the files over 4 MB.
 LEFT_OUT = """
 albert-square-map albert-one-call-two-blocks roberta-untied t5-bare-gelu llama-bare-linear
 qwen3-sliding-biases gpt_neox-bare gpt_neox-in-turn-tied qwen3-mixed qwen2-bare-all-see-all
@@ -60,16 +63,25 @@ def main() -> None:
             sizes["intermediate_size"] = 8  # grouped products of torch need a multiple of 4
         model = peers.make(name, **sizes)
         given = peers.inputs(name, length=8 + name.count("-"), vocab=VOCAB)
-        found = {f"output {key}": a for key, a in peers.outputs(model, given).items()}
-        found |= {f"input {key}": a.astype(np.int8) for key, a in given.items()}
+        expected = peers.outputs(model, given)
+        small = {key: a.astype(np.int8) for key, a in given.items()}
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
-            config = (Path(folder) / "config.json").read_bytes()
-            found["config"] = np.frombuffer(config, np.uint8)
-            stored = load_file(Path(folder) / "model.safetensors")
-            found |= {f"tensor {key}": a for key, a in stored.items()}
-        np.savez_compressed(HERE / f"{name}.npz", **found)
-        print(name, (HERE / f"{name}.npz").stat().st_size)
+            config = json.loads((Path(folder) / "config.json").read_text())
+            tensors = load_file(Path(folder) / "model.safetensors")
+        store(HERE / f"{name}.npz", config, tensors, small, expected)
+    for name in peers.TORCH if not sys.argv[1:] else ():
+        store(HERE / "torch" / f"{name}.npz", *peers.torch_case(name))
+
+
+def store(path: Path, config: JSON, *parts: dict[str, np.ndarray]) -> None:
+    """The inverse of `goldens.split`."""
+    found = {"config": np.frombuffer(json.dumps(config).encode(), np.uint8)}
+    for kind, arrays in zip(("tensor", "input", "output"), parts, strict=True):
+        found |= {f"{kind} {name}": a for name, a in arrays.items()}
+    path.parent.mkdir(exist_ok=True)
+    np.savez_compressed(path, **found)
+    print(path.stem, path.stat().st_size)
 
 
 if __name__ == "__main__":

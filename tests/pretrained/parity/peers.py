@@ -1,6 +1,7 @@
 """Tiny random models of transformers and what they give, for parity tests and golden files."""
 
 import os
+import warnings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -383,6 +384,96 @@ def outputs(model, given):
             found["last_hidden_state"] = model.vit.layernorm(last).detach().numpy()
         found["hidden_states"][-1] = found["last_hidden_state"]
     return found
+
+
+TORCH = {
+    "attention": ("MultiheadAttention", {}),
+    "attention-no-bias": ("MultiheadAttention", dict(bias=False)),
+    "attention-widths": ("MultiheadAttention", dict(kdim=5, vdim=7)),
+    "attention-widths-no-bias": ("MultiheadAttention", dict(kdim=5, vdim=7, bias=False)),
+    "attention-more-keys": ("MultiheadAttention", dict(add_bias_kv=True, add_zero_attn=True)),
+    "encoder-layer": ("TransformerEncoderLayer", {}),
+    "encoder-layer-first": ("TransformerEncoderLayer", dict(norm_first=True, bias=False)),
+    "encoder": ("TransformerEncoder", dict(layer_norm_eps=0.05)),
+    "encoder-first": ("TransformerEncoder", dict(norm_first=True, norm=True)),
+    "encoder-norm": ("TransformerEncoder", dict(norm=True)),
+    "decoder-layer": ("TransformerDecoderLayer", {}),
+    "decoder-layer-gelu": ("TransformerDecoderLayer",
+        dict(norm_first=True, activation="gelu", bias=False)),
+    "decoder-first": ("TransformerDecoder", dict(norm_first=True, norm=True)),
+    "transformer": ("Transformer", {}),
+    "transformer-first": ("Transformer", dict(norm_first=True, activation="gelu")),
+}  # fmt: skip
+"""Name -> class of torch.nn, and its arguments; `norm` is of a stack."""
+
+
+def torch_case(name):
+    """What `goldens.split` gives, of a module of torch.nn with large weights: with padding in what
+    is read, and a causal target."""
+    kind, options = TORCH[name]
+    torch.manual_seed(0)
+    is_attention = kind == "MultiheadAttention"
+    module = torch_attention(options) if is_attention else torch_layers(kind, options)
+    with torch.no_grad():
+        for key, p in module.eval().named_parameters():
+            std = 1.0 if is_attention else 0.4
+            p.normal_(std=std).add_(1.0 if "norm" in key and key.endswith("weight") else 0.0)
+    run = attention_outputs if is_attention else layer_outputs
+    given, expected = run(module, kind)
+    tensors = {key: p.detach().numpy() for key, p in module.named_parameters()}
+    heads = dict(embed_dim=12, num_heads=3) if is_attention else dict(nhead=3)
+    config = heads | {n: a for n, a in options.items() if n not in ("norm", "bias")}
+    system = "torch_mha" if is_attention else "torch_layers"
+    return config | {"system": system}, tensors, given, expected
+
+
+def torch_attention(options):
+    return torch.nn.MultiheadAttention(12, 3, batch_first=True, **options)
+
+
+def attention_outputs(module, kind):
+    rng = np.random.default_rng(0)
+    sizes = {"x": (2, 5, 12), "key": (2, 4, module.kdim), "value": (2, 4, module.vdim)}
+    given = {n: rng.normal(size=size).astype(np.float32) for n, size in sizes.items()}
+    # A text with nothing to attend to is a number where there are keys that no input has.
+    hidden = np.arange(4) >= np.array([[4], [0 if module.add_zero_attn else 2]])
+    with torch.no_grad():
+        said, probs = module(
+            *map(torch.from_numpy, given.values()),
+            key_padding_mask=torch.from_numpy(hidden),
+            average_attn_weights=False,
+        )
+    expected = {"output": said.numpy(), "probs": probs.numpy()[..., :4]}
+    return given | {"mask": ~hidden[:, None, None]}, expected
+
+
+def torch_layers(kind, options):
+    given = dict(batch_first=True, dropout=0.0) | {n: a for n, a in options.items() if n != "norm"}
+    if kind == "Transformer":
+        with warnings.catch_warnings(action="ignore"):  # of a fast path that it cannot take
+            return torch.nn.Transformer(12, 3, 1, 2, 10, **given)
+    layer = getattr(torch.nn, f"{kind.removesuffix('Layer')}Layer")(12, 3, 10, **given)
+    final = torch.nn.LayerNorm(12) if options.get("norm") else None
+    if kind == "TransformerEncoder":
+        return torch.nn.TransformerEncoder(layer, 2, final, enable_nested_tensor=False)
+    return torch.nn.TransformerDecoder(layer, 2, final) if kind == "TransformerDecoder" else layer
+
+
+def layer_outputs(module, kind):
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=size).astype(np.float32) for size in ((2, 6, 12), (2, 4, 12)))
+    real = np.arange(6) < np.array([[6], [4]])
+    hidden = torch.from_numpy(~real)
+    texts, padding = [torch.from_numpy(a) for a in (x, y)], {"src_key_padding_mask": hidden}
+    if "Encoder" in kind:
+        out = module(texts[0], **padding).detach().numpy()
+        return {"x": x, "padding_mask": real}, {"output": out, "valid": real}
+    causal = torch.nn.Transformer.generate_square_subsequent_mask(4)
+    options = dict(memory_key_padding_mask=hidden, tgt_is_causal=True, tgt_mask=causal)
+    alone = "Decoder" in kind
+    said = module(*texts[::-1], **options) if alone else module(*texts, **options, **padding)
+    source = {"encoded" if alone else "source": x}
+    return {"x": y, "source_padding_mask": real} | source, {"output": said.detach().numpy()}
 
 
 def _large(key, shape, rng):
