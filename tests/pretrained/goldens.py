@@ -18,7 +18,6 @@ FAMILIES = {
 }
 SOME_FAMILIES = list(FAMILIES)[::4]
 """Those that the default run tests where a test of all takes long."""
-ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Family -> attributes that change what is computed, as they are not supported.
 ATTRIBUTES = {
