@@ -11,18 +11,11 @@ import transformers as tr
 
 torch.set_num_threads(1)  # more of them wait for each other at these sizes
 
-BERT = dict(
-    vocab_size=97,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=56,
-    max_position_embeddings=40,
-)
+BERT = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+BERT |= dict(intermediate_size=56, max_position_embeddings=40)
 ALBERT = BERT | dict(embedding_size=16)
-DISTILBERT = dict(
-    vocab_size=97, dim=32, n_layers=2, n_heads=4, hidden_dim=56, max_position_embeddings=40
-)
+DISTILBERT = dict(vocab_size=97, dim=32, n_layers=2, n_heads=4, hidden_dim=56)
+DISTILBERT |= dict(max_position_embeddings=40)
 GPT2 = dict(vocab_size=97, n_positions=40, n_embd=32, n_layer=2, n_head=4)
 GPT2 |= dict(bos_token_id=1, eos_token_id=2)
 VIT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=56)
@@ -64,7 +57,6 @@ MARIAN = BART | dict(scale_embedding=True, activation_function="swish")
 MODERNBERT = BERT | dict(num_hidden_layers=4, local_attention=6, pad_token_id=0, cls_token_id=1)
 MODERNBERT |= dict(sep_token_id=2, bos_token_id=1, eos_token_id=2)
 
-ELECTRA = BERT | dict(embedding_size=16)
 PHI3 = LLAMA | dict(pad_token_id=0)
 
 OLMO = {name: a for name, a in LLAMA.items() if name != "rms_norm_eps"}
@@ -185,7 +177,7 @@ PEERS = {
         layer_types=["full_attention"] * 3, num_experts_per_tok=5, swiglu_limit=7.0),
     "xlm-roberta": peer(tr.XLMRobertaForMaskedLM, BERT),
     "camembert": peer(tr.CamembertForMaskedLM, BERT),
-    "electra": peer(tr.ElectraForMaskedLM, ELECTRA),
+    "electra": peer(tr.ElectraForMaskedLM, ALBERT),
     "electra-bare-one-width": peer(tr.ElectraModel, BERT, embedding_size=32),
     "phi3": peer(tr.Phi3ForCausalLM, PHI3),
     "phi3-window-partial": peer(tr.Phi3ForCausalLM, PHI3,
@@ -301,7 +293,7 @@ PEERS = {
     "roberta-classes": peer(tr.RobertaForSequenceClassification, BERT, num_labels=3),
     "roberta-tokens": peer(tr.RobertaForTokenClassification, BERT, num_labels=5),
     "distilbert-classes": peer(tr.DistilBertForSequenceClassification, DISTILBERT),
-    "electra-classes": peer(tr.ElectraForSequenceClassification, ELECTRA),
+    "electra-classes": peer(tr.ElectraForSequenceClassification, ALBERT),
     "modernbert-classes": peer(tr.ModernBertForSequenceClassification, MODERNBERT),
     "modernbert-mean": peer(tr.ModernBertForSequenceClassification, MODERNBERT,
         classifier_pooling="mean", classifier_bias=True, norm_bias=True, num_labels=4),
