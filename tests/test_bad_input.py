@@ -150,7 +150,10 @@ CALLS = [
     (lambda v: generate(v, TOKENS, CONFIG, 2, sampling="greedy"), r"temperature=0\), not 'greedy'"),
     (lambda v: flops_per_token(CONFIG, 0), "length must be a whole number of at least 1, not 0"),
     (lambda v: flops_per_token(STANDARD, 5), "takes a ModelConfig.* attnlab.heads.flops_per_token"),
-    (lambda v: models.num_parameters(STANDARD), "takes a ModelConfig.* heads.num_parameters"),
+    (
+        lambda v: models.num_parameters(STANDARD),
+        "takes a ModelConfig.*attnlab.heads.num_parameters",
+    ),
     (lambda v: heads.flops_per_token(CONFIG, 5), "takes a head layout.* attnlab.flops_per_token"),
     (lambda v: heads.num_parameters(CONFIG), "takes a head layout.* attnlab.num_parameters"),
     (lambda v: heads.init_cache(STANDARD, 2, -1), "batch 2 and size -1: both must be at least 1"),

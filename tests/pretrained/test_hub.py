@@ -101,14 +101,3 @@ def test_what_the_hub_does_not_have(hub, tmp_path):
         [(kind, message)] = load_all([["org/good", {}]], HF_HOME=str(tmp_path / "new"), **nowhere)
         assert (kind, "\n" in message) == ("ConnectionError", False)
         assert "no folder 'org/good'" in message
-
-
-def test_the_cache_of_other_libraries(hub, tmp_path):
-    """A cache in the layout of huggingface_hub, as transformers fills it, is read offline."""
-    _, root, total = hub
-    model = tmp_path / "hub" / "models--org--mine"
-    snapshot = model / "snapshots" / hub_server.COMMIT
-    (model / "refs").mkdir(parents=True)
-    (model / "refs" / "main").write_text(hub_server.COMMIT)
-    shutil.copytree(root / "good", snapshot)
-    assert load_all([["org/mine", {}]], HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1") == [total]
