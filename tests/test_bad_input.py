@@ -102,6 +102,7 @@ IDS = [
     ([[3.0, 1.0]], r"float32 and shape \(1, 2\): ids are integers"),
     ([[True, False]], r"tokens of dtype bool and shape \(1, 2\): ids are integers"),
     (jnp.ones((1, 2, 18)), r"float32 and shape \(1, 2, 18\)"),
+    (jnp.ones((1, 2, 19)), "mixtures"),
 ]
 ORDER = r"the arguments are \(params, tokens, config\)"
 
@@ -122,22 +123,27 @@ def types(plan):
     return tuple((1, LayerOverrides(window=window, sharing=plan)) for window in (2, 3))
 
 
+def prefill_cache(variables, num_layers):
+    """The last layer of the cache would be that of every later one."""
+    return prefill(variables, TOKENS, CONFIG, other(num_layers=num_layers).init_cache(1, 5))
+
+
+def deeper(plan):
+    """Parameters and FLOPs would be those of layers that do not run."""
+    return other(num_layers=4, sharing=plan)
+
+
+ANOTHER_MODEL = "that of another model: it needs 2 layers"
+THREE_LAYERS = "plan is one for 3 layers, not for 4"
+NO_CACHE = r"must be that of init_cache\(layout, batch, size\)"
+A_CONFIG = "takes a ModelConfig.*attnlab.heads."
+A_LAYOUT = "takes a head layout.* attnlab."
 CALLS = [
-    *((lambda v, t=tokens: generate(v, t, CONFIG, 2), message) for tokens, message in IDS),
-    (lambda v: generate(v, jnp.ones((1, 2, 19)), CONFIG, 2), "mixtures"),
-    # The last layer of the cache would be that of every later one.
-    *(
-        (lambda v, n=n: prefill(v, TOKENS, CONFIG, other(num_layers=n).init_cache(1, 5)), message)
-        for n, message in dict.fromkeys((1, 3), "that of another model: it needs 2 layers").items()
-    ),
-    # Parameters and FLOPs would be those of layers that do not run.
-    *(
-        (
-            lambda v, plan=plan: other(num_layers=4, sharing=plan),
-            "plan is one for 3 layers, not for 4",
-        )
-        for plan in ("attention=0,0,0 ffn=0,1,2", "0,1,1", Plan(attention=(0, 1, 0), ffn=(0, 1, 0)))
-    ),
+    (lambda v: prefill_cache(v, 1), ANOTHER_MODEL),
+    (lambda v: prefill_cache(v, 3), ANOTHER_MODEL),
+    (lambda v: deeper("attention=0,0,0 ffn=0,1,2"), THREE_LAYERS),
+    (lambda v: deeper("0,1,1"), THREE_LAYERS),
+    (lambda v: deeper(Plan(attention=(0, 1, 0), ffn=(0, 1, 0))), THREE_LAYERS),
     (lambda v: other(num_layers=10, layer_types=types("0,1,1")), "for 3 layers, not for 5"),
     # A negative one would be counted from the end of the table.
     (lambda v: at(models.Learned(), [0, -1]), r"position -1 at \[1\] is out of range: .* 0 to 6"),
@@ -149,21 +155,13 @@ CALLS = [
     (lambda v: generate(v, [[3, 1]], CONFIG.build(), 2), ORDER),
     (lambda v: generate(v, TOKENS, CONFIG, 2, sampling="greedy"), r"temperature=0\), not 'greedy'"),
     (lambda v: flops_per_token(CONFIG, 0), "length must be a whole number of at least 1, not 0"),
-    (lambda v: flops_per_token(STANDARD, 5), "takes a ModelConfig.* attnlab.heads.flops_per_token"),
-    (
-        lambda v: models.num_parameters(STANDARD),
-        "takes a ModelConfig.*attnlab.heads.num_parameters",
-    ),
-    (lambda v: heads.flops_per_token(CONFIG, 5), "takes a head layout.* attnlab.flops_per_token"),
-    (lambda v: heads.num_parameters(CONFIG), "takes a head layout.* attnlab.num_parameters"),
+    (lambda v: flops_per_token(STANDARD, 5), f"{A_CONFIG}flops_per_token"),
+    (lambda v: models.num_parameters(STANDARD), f"{A_CONFIG}num_parameters"),
+    (lambda v: heads.flops_per_token(CONFIG, 5), f"{A_LAYOUT}flops_per_token"),
+    (lambda v: heads.num_parameters(CONFIG), f"{A_LAYOUT}num_parameters"),
     (lambda v: heads.init_cache(STANDARD, 2, -1), "batch 2 and size -1: both must be at least 1"),
-    *(
-        (
-            lambda v, cache=cache: heads.decode(v, X, STANDARD, cache),
-            r"of init_cache\(layout, batch",
-        )
-        for cache in (None, CACHE)
-    ),
+    (lambda v: heads.decode(v, X, STANDARD, None), NO_CACHE),
+    (lambda v: heads.decode(v, X, STANDARD, CACHE), NO_CACHE),
 ]
 
 
@@ -176,6 +174,12 @@ def variables():
 def test_calls_that_do_not_fit(call, message, variables):
     with pytest.raises((ValueError, TypeError), match=message):
         call(variables)
+
+
+@pytest.mark.parametrize(("tokens", "message"), IDS)
+def test_tokens_that_are_no_ids(tokens, message, variables):
+    with pytest.raises((ValueError, TypeError), match=message):
+        generate(variables, tokens, CONFIG, 2)
 
 
 def test_params_may_stand_in_variables(variables):
