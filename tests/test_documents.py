@@ -131,8 +131,8 @@ def test_every_field_of_a_config_is_on_its_page():
 def test_the_tutorial_on_gpt2_runs(tmp_path):
     """On a small GPT-2 with random weights in the place of the one of the hub."""
     config = ModelConfig(
-        width=16, num_layers=2, vocab_size=300, max_len=256, heads=Standard(num_heads=2),
-        ffn=FFN(activation="gelu_tanh"),
+        width=16, num_layers=2, vocab_size=300, max_len=256, ffn=FFN(activation="gelu_tanh"),
+        heads=Standard(num_heads=2, biases=("q", "k", "v", "o")),
     )  # fmt: skip
     params = jax.jit(config.build().init)(jax.random.key(0), np.zeros((1, 4), int))["params"]
     pretrained.save(tmp_path, config.build(), params)
