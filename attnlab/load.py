@@ -15,21 +15,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.atomic import write_atomic
+from attnlab import transforms
 from attnlab.data import DATASETS, DataConfig, Dataset
 from attnlab.data.tokenizer import FILE, Tokenizer, load_tokenizer, make_tokenizer
-from attnlab.models import ModelConfig, Sampling, from_json, generate, stream, to_json
+from attnlab.models import ModelConfig, Sampling, from_json, stream, to_json
 from attnlab.models.config import FlaxModel, sharing_name
-from attnlab.models.generate import GenerateOptions
+from attnlab.models.embed import check_range
 from attnlab.names import import_those, lookup
 from attnlab.names import load as load_object
-from attnlab.nested import JSON, differences, flatten
+from attnlab.nested import JSON, differences
 from attnlab.sharing import Params
 from attnlab.tap import Patches
 from attnlab.training.checkpoint import Checkpoints, digest
 from attnlab.training.objectives import OBJECTIVES, Model, Objective, special_name
 from attnlab.training.objectives.objective import Example, Inputs, cross_entropy
-from attnlab.training.step import InitParams, initial_params
+from attnlab.training.step import InitParams, new_params
 
 if TYPE_CHECKING:
     from attnlab.interpret import AblationMetric
@@ -53,21 +53,6 @@ MAY_DIFFER = (
 """What a run may choose: how parameters are shared, computed with and dropped."""
 
 
-class Prompt(NamedTuple):
-    """What a model is to read; "" where it is left open.
-
-    Attributes:
-      text: in words.
-      tokens: in place of `text`: their numbers, with commas between.
-      source, source_tokens: what the encoder of an encoder-decoder reads, likewise.
-    """
-
-    text: str = ""
-    tokens: str = ""
-    source: str = ""
-    source_tokens: str = ""
-
-
 class ModelInput(NamedTuple):
     """One text as a model reads it.
 
@@ -82,7 +67,7 @@ class ModelInput(NamedTuple):
     metric: "Callable[[Model], AblationMetric] | None" = None
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class LoadedModel:
     """A stored model: one seed of a run at its newest checkpoint, or a published model.
 
@@ -95,7 +80,7 @@ class LoadedModel:
       seed, steps: of the run, and the steps taken.
 
         model = open_run(Path("runs/one"))
-        print(model.texts(Prompt("def main("), new_tokens=100)[0])
+        print("".join(model.write("def main(", new_tokens=100)))
     """
 
     name: str
@@ -106,40 +91,31 @@ class LoadedModel:
     seed: int = 0
     steps: int = 0
 
-    @property
-    def experiment(self) -> Mapping[str, Any]:
-        """The fields of the experiment of a run."""
-        found: Mapping[str, Any] = self.record["config"]
-        return found
-
     @functools.cached_property
     def objective(self) -> Objective | None:
         """What a run was trained on; None for a published model."""
         if not self.record:
             return None
-        return lookup(OBJECTIVES, self.experiment["task"], what="task")
+        return lookup(OBJECTIVES, self.record["config"]["task"], what="task")
 
     @functools.cached_property
     def data(self) -> DataConfig | None:
         """The data of a run."""
-        return stored_data(self.experiment["data"]) if self.record else None
+        return stored_data(self.record["config"]["data"]) if self.record else None
 
     @functools.cached_property
     def dataset(self) -> Dataset:
         """`data`, loaded."""
         assert self.data is not None
-        return self.data.load(self.experiment["train"]["length"], self.folder)
+        return self.data.load(self.record["config"]["train"]["length"], self.folder)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer | None:
         """None where there is none, or where one that was learnt from the data is lost."""
-        kept = (self.folder / FILE).is_file()
-        if self.data is None:
-            return load_tokenizer(self.folder / FILE) if kept else None
+        if (self.folder / FILE).is_file():
+            return load_tokenizer(self.folder / FILE)
         name: str = getattr(self.data, "tokenizer", "")
-        if not name or (name.startswith("bpe:") and not kept):
-            return None
-        return make_tokenizer(name, [], self.folder)
+        return make_tokenizer(name, []) if name and not name.startswith("bpe:") else None
 
     @property
     def num_tokens(self) -> int:
@@ -147,39 +123,40 @@ class LoadedModel:
         return self.data.sizes().vocab_size if self.data else self.config.vocab_size
 
     @property
-    def ends(self) -> tuple[int, ...]:
+    def ends(self) -> list[int]:
         """Tokens that end a text."""
         found = self._special("<end>", "eos_token_id")
-        return tuple(token for token in found if 0 <= token < self.config.vocab_size)
+        return [token for token in found if token in range(self.config.vocab_size)]
 
     @property
-    def starts(self) -> tuple[int, ...]:
+    def starts(self) -> list[int]:
         """What the decoder of an encoder-decoder reads before its text."""
         found = self._special("<start>", "decoder_start_token_id")
-        return found if self.record else found or (0,)
+        return found if found or self.record else [0]
 
-    def _special(self, name: str, setting: str) -> tuple[int, ...]:
+    def _special(self, name: str, setting: str) -> list[int]:
         """Special tokens: of a run that of the task, of a published model those that
         generation_config.json, else config.json, sets."""
         if self.objective:
             names = self.objective.special_tokens
-            return (self.num_tokens + names.index(name),) if name in names else ()
+            return [self.num_tokens + names.index(name)] if name in names else []
         from attnlab.pretrained.metadata import metadata_of
 
         kept = metadata_of(self.config)
         files = [kept.get(file) or {} for file in ("generation_config", "config")]
-        value = next((v for file in files if (v := file.get(setting)) is not None), None)
-        listed = value if isinstance(value, list) else [value]
-        return tuple(token for token in listed if isinstance(token, int))
+        value: Any = next((v for file in files if (v := file.get(setting)) is not None), [])
+        return list(np.ravel(value).tolist())
 
     def initial(self, inputs: Inputs) -> Params:
         """The parameters at step 0; of a published model others drawn alike."""
-        if self.record and (folder := self.experiment["start"]):
-            start = load_start(folder, self.seed)
+        begun = self.record["config"] if self.record else {"start": "", "init": ""}
+        if begun["start"]:
+            start = load_start(begun["start"], self.seed)
             tokens = np.asarray(inputs["tokens"])
             return with_plan_of(start.config, start.params, self.config, tokens)[0]
-        make = named_init(self.experiment["init"], self.config) if self.record else None
-        return initial_params(self.config.build(), make, self.seed, inputs)
+        if make := named_init(begun["init"], self.config):
+            return make(jax.random.key(self.seed), inputs)
+        return new_params(self.config.build(), self.seed, inputs)
 
     def split(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a text [T] as the model reads them, a published one with special tokens,
@@ -188,14 +165,9 @@ class LoadedModel:
         Raises:
           ValueError: there is no tokenizer.
         """
-        if self.tokenizer is None and not self.record:
-            from attnlab import pretrained
-
-            pretrained.tokenizer_path(self.folder)  # raises
         if self.tokenizer is None:
             raise ValueError(
-                f"{self.name} reads no text: its data are none, or its {FILE} is lost; give "
-                "--tokens=1,2,3"
+                f"{self.name} has no {FILE}, which holds a tokenizer whole; give --tokens=1,2,3"
             )
         read = self.tokenizer.read(text, special_tokens=not self.record)
         return read.tokens, read.spans
@@ -213,12 +185,6 @@ class LoadedModel:
         if self.tokenizer is not None:
             return self.tokenizer.piece(token)
         return self.dataset.decode([token]) if self.data else str(token)
-
-    def save_tokenizer(self, folder: Path) -> None:
-        """Writes tokenizer.json to a folder, where there is one."""
-        for path in (Path(getattr(self.data, "tokenizer", "")), self.folder / FILE):
-            if path.is_file():
-                write_atomic(folder / FILE, path.read_bytes())
 
     @property
     def description(self) -> str:
@@ -257,108 +223,92 @@ class LoadedModel:
         is_text = np.issubdtype(row.dtype, np.integer)
         return [self.piece(t) if is_text else str(i) for i, t in enumerate(row.tolist())]
 
-    def read(self, prompt: Prompt) -> ModelInput:
-        """The prompt as the model reads it; without one, a held-out row of a run as its task
-        presents it.
+    def read(self, text: str | Sequence[int] = "", source: str | Sequence[int] = "") -> ModelInput:
+        """A text as the model reads it; without one, a held-out row of a run as its task presents
+        it.
+
+        Args:
+          text: what a decoder continues or an encoder reads, or the ids of its tokens.
+          source: the same for the encoder of an encoder-decoder.
 
         Raises:
-          ValueError: the prompt does not fit the model.
+          ValueError: the text does not fit the model.
         """
-        if not any(prompt):
+        if not text and not source:
             if self.objective is None:
                 raise ValueError('no text; give --text="..." or --tokens=1,2,3')
             return self.heldout()[0]
         both = self.config.kind == "encoder_decoder"
-        if both != bool(prompt.source or prompt.source_tokens):
-            raise ValueError(
-                "an encoder-decoder reads two texts: give --source for the encoder and --text for "
-                "the decoder (or --source_tokens and --tokens)"
-                if both
-                else f"a {self.config.kind} reads one text: leave --source and --source_tokens out"
-            )
-        tokens = self._ids("text", prompt.text, prompt.tokens)
-        rows = {"tokens": tokens}
-        if both:
-            rows["source"] = self._ids("source", prompt.source, prompt.source_tokens)
-            if not prompt.tokens:
-                # The decoder goes on behind its text, which therefore has no end token.
-                at_end = tokens and not self.record and tokens[-1] in self.ends
-                rows["tokens"] = [*self.starts, *(tokens[:-1] if at_end else tokens)]
+        if both != bool(source):
+            needs = "two texts: give --source too" if both else "one text: leave --source out"
+            raise ValueError(f"a model of kind {self.config.kind} reads {needs}")
+        given = {"tokens": text, "source": source} if both else {"tokens": text}
+        rows = {name: self._ids(one) for name, one in given.items()}
+        if both and isinstance(text, str):
+            # The decoder goes on behind its text, which therefore has no end token.
+            rows["tokens"] = [*self.starts, *until_end(rows["tokens"], self.ends)]
         for name, row in rows.items():
-            if not row:
-                flag = "text" if name == "tokens" else name
-                raise ValueError(f"--{flag} has no token; give at least one word")
-            if len(row) > self.config.max_len:
+            if not 0 < len(row) <= self.config.max_len:
                 raise ValueError(
-                    f"{name}: {len(row)} tokens are more than max_len {self.config.max_len} of "
-                    "this model; give a shorter text"
+                    f"{name}: {len(row)} tokens, where this model reads 1 to max_len "
+                    f"{self.config.max_len}; give another text"
                 )
-            if wrong := [t for t in row if not 0 <= t < self.config.vocab_size]:
-                raise ValueError(
-                    f"{name}: {wrong[0]} is no token of this model, which has 0 to "
-                    f"{self.config.vocab_size - 1}"
-                )
+            check_range(name, np.array(row), self.config.vocab_size)
         inputs: Inputs = {name: jnp.asarray([row], jnp.int32) for name, row in rows.items()}
         return ModelInput(inputs, {name: list(map(self.piece, row)) for name, row in rows.items()})
 
-    def _ids(self, name: str, text: str, numbers: str) -> list[int]:
-        """The tokens of a text or of their numbers."""
-        number_name = "tokens" if name == "text" else "source_tokens"
-        if text and numbers:
-            raise ValueError(f"give --{name} or --{number_name}, not both")
-        if text:
-            tokens: list[int] = self.split(text)[0].tolist()
-            return tokens
-        try:
-            return [int(t) for t in numbers.split(",")] if numbers else []
-        except ValueError:
-            raise ValueError(f"--{number_name}={numbers} must be numbers such as 1,2,3") from None
+    def _ids(self, text: str | Sequence[int]) -> list[int]:
+        return self.split(text)[0].tolist() if text and isinstance(text, str) else [*map(int, text)]
 
-    def texts(
+    def write(
         self,
-        prompt: Prompt,
+        text: str | Sequence[int],
         new_tokens: int,
-        count: int = 1,
         sampling: Sampling = Sampling(),  # noqa: B008
+        *,
+        source: str | Sequence[int] = "",
         draw: int = 0,
-    ) -> list[str]:
-        """`count` texts; one of a model without an encoder begins with its prompt.
+    ) -> Iterator[str]:
+        """A text piece by piece, as its tokens come. That of a model without an encoder begins with
+        the text that it continues.
 
         Args:
-          prompt: what the model continues.
-          new_tokens: of each text, as many as fit.
-          count: texts.
+          text, source: as in `read`.
+          new_tokens: at most, and no more than max_len allows.
           sampling: how tokens are chosen; temperature 0: the likeliest.
           draw: of the random key.
 
         Raises:
-          ValueError: the prompt cannot be read, or leaves no space for a token.
+          ValueError: the text cannot be read, or leaves no space for a token.
         """
-        tokens, fits, options, before = self._request(prompt, new_tokens, count, sampling, draw)
-        new = np.asarray(generate(self.params, tokens, self.config, fits, **options))
-        return [self.decode([*before, *until_end(row, self.ends)]) for row in new.tolist()]
-
-    def pieces(
-        self,
-        prompt: Prompt,
-        new_tokens: int,
-        sampling: Sampling = Sampling(),  # noqa: B008
-        draw: int = 0,
-    ) -> Iterator[str]:
-        """The first of `texts`, as it is written: a piece for each token that makes one."""
-        tokens, fits, options, row = self._request(prompt, new_tokens, 1, sampling, draw)
-        columns = stream(self.params, tokens, self.config, fits, **options)
+        inputs: dict[str, Any] = dict(self.read(text, source).inputs)
+        tokens = np.asarray(inputs["tokens"])
+        space = self.config.max_len - tokens.shape[1]
+        if space < new_tokens:
+            print(f"only {space} of {new_tokens} new tokens fit max_len", file=sys.stderr)
+        columns = stream(
+            self.params,
+            tokens,
+            self.config,
+            max(1, min(new_tokens, space)),
+            source=inputs.get("source"),
+            source_padding_mask=inputs.get("source_padding_mask"),
+            end=self.ends or None,
+            sampling=sampling,
+            key=jax.random.key(draw),
+        )
+        row: list[int] = [] if self.config.encoder else tokens[0].tolist()
         new = until_end((int(column[0]) for column in columns), self.ends)
         written = ""
         for more in itertools.chain([[]], ([token] for token in new)):
             row = [*row, *more]
-            text = self.decode(row) if row else ""
+            whole = self.decode(row) if row else ""
             # The last character may be a part of one, which the next token completes.
-            if text.startswith(written) and not text.endswith("\ufffd"):
-                yield text[len(written) :]
-                written = text
-        text = self.decode(row)
-        yield text[len(written) :] if text.startswith(written) else f"\n{text}"
+            if whole.startswith(written) and not whole.endswith("\ufffd"):
+                yield whole[len(written) :]
+                written = whole
+        whole = self.decode(row)
+        yield whole[len(written) :] if whole.startswith(written) else f"\n{whole}"
 
     def describe_text(self, text: str) -> str:
         """What the model does with a text, for people: its tokens, the token that each head attends
@@ -368,7 +318,8 @@ class LoadedModel:
           ValueError: there is no tokenizer, or the text has no token or too many.
         """
         config, both = self.config, self.config.encoder is not None
-        read = self.read(Prompt(source=text) if both else Prompt(text))
+        texts = ("", text) if both else (text, "")
+        read = self.read(*texts)
         of_text, probs_of = ("source", "encoder.probs") if both else ("tokens", "probs")
         ids, names = np.asarray(read.inputs[of_text])[0], list(map(repr, read.written[of_text]))
         rows = [f"{i:<6} {t:<7} {n}" for i, (t, n) in enumerate(zip(ids, names, strict=True))]
@@ -380,45 +331,15 @@ class LoadedModel:
             for head, p in enumerate(np.asarray(probs[0]).mean(axis=1))
         ]
         lines = ["token  id      text", *rows, "", "layer head  what it attends to most", *most, ""]
-        prompt = jnp.asarray(read.inputs["tokens"])
-        room = config.max_len - prompt.shape[1]
+        space = config.max_len - np.shape(read.inputs["tokens"])[1]
         if config.kind == "encoder" and seen.logits is not None:
             best = [repr(self.decode([t])) for t in np.argmax(seen.logits[0], axis=-1).tolist()]
             lines.append("predictions in their place: " + " ".join(best))
-        elif config.kind != "encoder" and config.output.kind != "none" and room > 0:
-            count, end = min(NEW_TOKENS, room), self.ends
-            source = jnp.asarray(read.inputs["source"]) if both else None
-            new = generate(self.params, prompt, config, count, source=source, end=end or None)
-            lines.append(f"continuation: {self.decode([*until_end(new[0].tolist(), end)])!r}")
+        elif seen.logits is not None and space:
+            whole = "".join(self.write(texts[0], min(NEW_TOKENS, space), source=texts[1]))
+            begin = "" if both else self.decode(ids.tolist())
+            lines.append(f"continuation: {whole.removeprefix(begin)!r}")
         return "\n".join(lines)
-
-    def _request(
-        self, prompt: Prompt, new_tokens: int, count: int, sampling: Sampling, draw: int
-    ) -> tuple[jax.Array, int, GenerateOptions, list[int]]:
-        """Arguments of `generate`: the prompt in `count` rows, how many tokens, and the others;
-        what a text begins with: the prompt, unless the model has an encoder."""
-        inputs = self.read(prompt).inputs
-        given = {name: jnp.repeat(jnp.asarray(a), count, axis=0) for name, a in inputs.items()}
-        tokens, most = given["tokens"], self.config.max_len
-        length = tokens.shape[1]
-        if length >= most:
-            raise ValueError(f"the text fills all {most} tokens of the model; give a shorter one")
-        fits = min(new_tokens, most - length)
-        if fits < new_tokens:
-            print(
-                f"only {fits} of --new_tokens={new_tokens} fit: the model reads {most} tokens, its "
-                f"max_len, and the text has {length}",
-                file=sys.stderr,
-            )
-        options: GenerateOptions = {
-            "source": given.get("source"),
-            "source_padding_mask": given.get("source_padding_mask"),
-            "end": self.ends or None,
-            "sampling": sampling,
-            "key": jax.random.key(draw) if sampling.temperature else None,
-        }
-        before: list[int] = [] if self.config.encoder else tokens[0].tolist()
-        return tokens, fits, options, before
 
 
 def named_init(name: str, config: ModelConfig) -> InitParams | None:
@@ -442,7 +363,7 @@ def open_folder(name: str | Path) -> LoadedModel:
     from attnlab.pretrained.hub import find_folder
 
     model, params = pretrained.load(name)
-    return LoadedModel(name=str(name), folder=find_folder(name), config=model.config, params=params)
+    return LoadedModel(str(name), find_folder(name), model.config, params)
 
 
 def open_run(folder: str | Path, seed: int | None = None) -> LoadedModel:
@@ -459,15 +380,8 @@ def open_run(folder: str | Path, seed: int | None = None) -> LoadedModel:
     """
     folder, record = _record(folder, seed)
     steps, state, notes = _newest(folder, Checkpoints.restore)
-    return LoadedModel(
-        name=str(folder),
-        folder=folder,
-        config=_config(notes),
-        params=_params(state),
-        record=record,
-        seed=record["seed"],
-        steps=steps,
-    )
+    config, params, seed = _config(notes), _params(state), record["seed"]
+    return LoadedModel(str(folder), folder, config, params, record, seed, steps)
 
 
 def load_run(folder: str | Path, seed: int | None = None) -> tuple[FlaxModel, dict[str, Any]]:
@@ -503,37 +417,37 @@ def is_run(folder: str | Path) -> bool:
 
 def seeds_of(folder: str | Path) -> list[int]:
     """The seeds of a run, or of the only model of a sweep, in their order. Raises ValueError."""
-    return list(_runs_by_seed(Path(folder)))
+    return list(dict.fromkeys(seed for seed, _ in _runs(Path(folder))))
 
 
-def _runs_by_seed(folder: Path) -> dict[int, list[Path]]:
-    """Seed -> the folders of its runs, of a sweep or of a run. Raises ValueError."""
+def _runs(folder: Path) -> list[tuple[int, Path]]:
+    """(seed, folder) of the runs of a sweep, or of one run. Raises ValueError."""
     if not is_run(folder):
         raise ValueError(f"{folder} holds no run with checkpoints; give the folder of one run")
     if not (folder / SPECS).is_file():
-        return {json.loads((folder / SPEC).read_text(encoding="utf-8"))["seed"]: [folder]}
-    found: dict[int, list[Path]] = {}
-    for spec in json.loads((folder / SPECS).read_text(encoding="utf-8")):
-        found.setdefault(spec["seed"], []).append(folder / RUNS / spec["id"])
-    return found
+        return [(_read(folder / SPEC)["seed"], folder)]
+    return [(spec["seed"], folder / RUNS / spec["id"]) for spec in _read(folder / SPECS)]
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _record(where: str | Path, seed: int | None = None) -> tuple[Path, JSON]:
     """The folder of the run of a seed and its spec.json. Raises ValueError as `open_run`."""
-    runs = _runs_by_seed(Path(where))
-    seed = next(iter(runs)) if seed is None else seed
-    if seed not in runs:
-        raise ValueError(f"{where} has no seed {seed}, only {', '.join(map(str, runs))}")
-    folder, *others = runs[seed]
-    if others:
-        names = ", ".join(run.name for run in runs[seed])
+    runs = _runs(Path(where))
+    seed = runs[0][0] if seed is None else seed
+    folders = [folder for one, folder in runs if one == seed]
+    if not folders:
+        raise ValueError(f"{where} has no seed {seed}, only {', '.join(str(s) for s, _ in runs)}")
+    if len(folders) > 1:
         raise ValueError(
-            f"{where} is a sweep of several models; give the folder of one run, as {folder} (its "
-            f"runs with seed {seed}: {names})"
+            f"{where} is a sweep of several models; give the folder of one run: "
+            f"{', '.join(map(str, folders))}"
         )
-    record: JSON = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+    record: JSON = _read(folders[0] / SPEC)
     import_those(record["config"].get(IMPORTS, ()))
-    return folder, record
+    return folders[0], record
 
 
 def _newest(folder: Path, read: Callable[[Checkpoints], T | None]) -> T:
@@ -564,17 +478,10 @@ def _params(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def stored_data(fields: Mapping[str, Any]) -> DataConfig:
-    """The data of a spec.json: "source", a name of `DATASETS`, and its fields.
-
-    Raises:
-      ValueError: an unknown name or field.
-    """
-    kind = lookup(DATASETS, fields["source"], what="data source")
+    """The data of a spec.json: "source", a name of `DATASETS`, and its fields. Raises ValueError
+    for an unknown name, TypeError for an unknown field."""
     more = {n: tuple(v) if isinstance(v, list) else v for n, v in fields.items() if n != "source"}
-    try:
-        return kind(**more)
-    except TypeError as error:
-        raise ValueError(f"not data of this version of attnlab: {error}") from None
+    return lookup(DATASETS, fields["source"], what="data source")(**more)
 
 
 def check_start(model: ModelConfig, folder: str) -> None:
@@ -584,23 +491,17 @@ def check_start(model: ModelConfig, folder: str) -> None:
     """
     before, seed, after = folder.partition("{seed}")
     if seed:
-        outer = Path(before).parent
-        found = sorted(outer.glob(f"{Path(before).name}*{after}")) if outer.is_dir() else []
+        found = sorted(Path(before).parent.glob(f"{Path(before).name}*{after}"))
         if not found:
             raise ValueError(f"no folder {folder} of any seed")
         folder = str(found[0])
-    changed = differences(_fixed_fields(model), _fixed_fields(load_config(folder)))
-    if wrong := [f"model.{path}={ours!r} (there {theirs!r})" for path, ours, theirs in changed]:
+    theirs, ours = (json.loads(to_json(c))["model"] for c in (load_config(folder), model))
+    changed = [one for one in differences(theirs, ours) if not one[0].startswith(MAY_DIFFER)]
+    if wrong := [f"model.{path}={ours!r} (there {theirs!r})" for path, theirs, ours in changed]:
         raise ValueError(
             f"the parameters of {folder} make another model than {', '.join(wrong)}; leave these "
             "fields as the folder has them, or start=''"
         )
-
-
-def _fixed_fields(config: ModelConfig) -> dict[str, object]:
-    """Path -> value of every field that makes other parameters or computes otherwise."""
-    fields = flatten(json.loads(to_json(config))["model"])
-    return {path: value for path, value in fields.items() if not path.startswith(MAY_DIFFER)}
 
 
 def load_start(folder: str, seed: int) -> LoadedModel:
@@ -610,13 +511,7 @@ def load_start(folder: str, seed: int) -> LoadedModel:
     Raises:
       ValueError: there are no parameters, or the run has no such seed.
     """
-    folder = folder.replace("{seed}", str(seed))
-    try:
-        return open_model(folder, seed)
-    except ValueError as error:
-        if not is_run(folder):
-            raise
-        raise ValueError(f"seed n starts from seed n of {folder}: {error}") from None
+    return open_model(folder.replace("{seed}", str(seed)), seed)
 
 
 def with_plan_of(
@@ -633,8 +528,6 @@ def with_plan_of(
     Returns:
       The parameters, and in words what was changed and what that does to the outputs.
     """
-    from attnlab import transforms  # most runs start from new parameters
-
     changed, new, changes = config, params, []
     shared, wanted = (c.encoder is not None and c.encoder.shares_decoder for c in (config, model))
     if shared and not wanted:

@@ -10,6 +10,7 @@ attnlab is "not slower" than another library if the interval of the ratio of tim
 begins at 1.00 or below and its median is at most 1.10; see `experiments.benchmarks.measure`.
 """
 
+import importlib.metadata
 import math
 import os
 import re
@@ -26,7 +27,6 @@ from attnlab.training.provenance import code_commit
 from experiments import app
 from experiments.benchmarks import accelerator, attention, decoding, train
 from experiments.benchmarks.measure import FEWEST_ROUNDS, Case, Records, measure_cases, write
-from experiments.benchmarks.pitfalls import installed
 
 SUITES: dict[str, Callable[[bool], Iterator[Case]]] = {
     "attention": attention.cases,
@@ -36,10 +36,18 @@ SUITES: dict[str, Callable[[bool], Iterator[Case]]] = {
 }
 
 
+def installed(package: str) -> str:
+    """Its version, or "missing"."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
 def machine() -> JSON:
     """What the numbers depend on."""
     peers = ("torch", "equinox", "dm-haiku", "tokamax")
-    versions = {name: installed(name) or "missing" for name in peers}
+    versions = {name: installed(name) for name in peers}
     commit = code_commit(Path(__file__).parents[1])
     return environment() | versions | {"commit": commit, "backends": ", ".join(BACKENDS)}
 

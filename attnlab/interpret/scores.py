@@ -26,7 +26,8 @@ from attnlab.interpret.residual import (
     flatten_terms,
     sum_terms,
 )
-from attnlab.models.embed import position_bias, rotary_embedding
+from attnlab.models.embed import position_bias, position_scale, rotary_embedding
+from attnlab.models.specs import Attention
 from attnlab.sharing import Params
 
 AttentionName: TypeAlias = Literal["self", "encoder", "cross"]
@@ -114,12 +115,18 @@ def decompose_scores(
     label = f"of layout {layout.name!r}"
     queries, q = _project(query, query_terms, f"a query {label}", split != "key")
     keys, k = _project(key, key_terms, f"a key {label}", split != "query")
-    scales = None if is_cross else for_q.config.attention.layer_scales
-    scale = layout.score_scale * (scales[layer] if scales else 1)
-    terms = scale * jnp.einsum("mbth,nbsh->mnbts", q, k)
+    scale = 1.0 if is_cross else query_scale(for_q.config.attention, layer, for_q.positions)
+    terms = layout.score_scale * scale * jnp.einsum("mbth,nbsh->mnbts", q, k)
     if split != "both":
         terms = terms[:, 0] if split == "query" else terms[0]
-    return ScoreTerms(queries, keys, terms, None if is_cross else _bias(for_q, head))
+    return ScoreTerms(queries, keys, terms, None if is_cross else _bias(for_q, layer, head))
+
+
+def query_scale(attention: Attention, layer: int, positions: Array) -> Array | float:
+    """What multiplies the scores of self-attention in a layer: a number, or [..., T, 1]."""
+    by_layer = attention.layer_scales[layer] if attention.layer_scales else 1.0
+    by_position = position_scale(attention, positions)
+    return by_layer if by_position is None else by_layer * by_position[..., 0]
 
 
 def _check(stack: Recording, attention: AttentionName, layer: int, head: int) -> Layout:
@@ -156,11 +163,13 @@ def _project(
     return [*names, ("projection_bias",)], jnp.concatenate([rows, affine.constant[None]])
 
 
-def _bias(stack: Recording, head: int) -> Array | None:
+def _bias(stack: Recording, layer: int, head: int) -> Array | None:
     """Bias of relative positions in the scores of this head."""
     config, at = stack.config, stack.positions
     table, two_sided = stack.params.get("relative_bias"), config.kind == "encoder"
     table = None if table is None else jnp.asarray(table)
     num_heads = config.heads.num_heads
-    bias = position_bias(config.positions, table, num_heads, at, at, two_sided=two_sided)
+    bias = position_bias(
+        config.positions, table, num_heads, at, at, two_sided=two_sided, layer=layer
+    )
     return None if bias is None else bias[..., head, :, :]

@@ -15,7 +15,7 @@ from attnlab.lab.result import RunResult
 from attnlab.lab.results import Results, data_of
 from attnlab.lab.spec import RunSpec, Tag, with_values
 from attnlab.lab.stats import (
-    Variant,
+    VariantKey,
     best_rate,
     compare_pairs,
     more_seeds_may_decide,
@@ -108,7 +108,7 @@ class DecideComparisons:
         new = [_further_seeds(runs, n) for runs, n in zip(chosen, counts, strict=True)]
         return list({spec.id: spec for specs in new for spec in specs}.values())
 
-    def _undecided(self, results: Results) -> list[Variant]:
+    def _undecided(self, results: Results) -> list[VariantKey]:
         """The variants of comparisons that more seeds may decide."""
         scores = results.scores()
         whole = [v for v, runs in results.variants.items() if len(scores[v]) == len(runs)]
@@ -116,7 +116,7 @@ class DecideComparisons:
         pairs = given or [(a, b) for b, a in itertools.combinations(whole, 2)]
         pairs = [(a, b) for a, b in pairs if a in whole and b in whole]
         found = compare_pairs(scores, pairs, margin=self.margin, seeds_added=True)
-        open_: list[Variant] = []
+        open_: list[VariantKey] = []
         for one in found:
             a, b = scores[one.variant], scores[one.baseline]
             gaps, most = [a[key] - b[key] for key in a if key in b], self.most * max(one.texts, 1)
@@ -221,10 +221,10 @@ def next_rate(tried: Mapping[float, float]) -> float | None:
     return None
 
 
-def tried_rates(results: Results, metric: str) -> dict[Variant, dict[float, float]]:
+def tried_rates(results: Results, metric: str) -> dict[VariantKey, dict[float, float]]:
     """Variant (its tags without the rate) -> rate -> mean validation score, the lower the better;
     infinite where a run diverged."""
-    found: dict[Variant, dict[float, list[float]]] = {}
+    found: dict[VariantKey, dict[float, list[float]]] = {}
     for run in results:
         if run.status == "complete" and not run.scores.validation:
             raise ValueError(
@@ -241,7 +241,7 @@ def tried_rates(results: Results, metric: str) -> dict[Variant, dict[float, floa
     }
 
 
-def best_rates(results: Results) -> dict[Variant, float]:
+def best_rates(results: Results) -> dict[VariantKey, float]:
     """Variant (its tags without the rate) -> its best learning rate, where one was found.
 
     That is the lowest point of a parabola through the best rates (`statistics.best_rate`), or the
@@ -287,7 +287,7 @@ def tuning_specs(specs: Sequence[RunSpec], count: int) -> list[RunSpec]:
     if count < 3:
         raise ValueError(f"--tune={count}: give at least 3 learning rates, which a parabola needs")
     seed = tuning_seed([spec.seed for spec in specs])
-    first: dict[Variant, RunSpec] = {}
+    first: dict[VariantKey, RunSpec] = {}
     for spec in specs:
         one = first.setdefault(tuple(spec.tags.items()), spec)
         if _with_seed(one, 0).digest != _with_seed(spec, 0).digest:
@@ -303,7 +303,7 @@ def tuning_specs(specs: Sequence[RunSpec], count: int) -> list[RunSpec]:
     ]
 
 
-def at_rates(specs: Sequence[RunSpec], rates: Mapping[Variant, float]) -> list[RunSpec]:
+def at_rates(specs: Sequence[RunSpec], rates: Mapping[VariantKey, float]) -> list[RunSpec]:
     """The specs, each at the learning rate of its variant; those of variants without one are left
     out."""
     return [
@@ -359,7 +359,7 @@ def with_known_rates(specs: Sequence[RunSpec], source: Path) -> list[RunSpec]:
     return at_rates(specs, rates)
 
 
-def _rates_of_table(variants: Iterable[Variant], source: Path) -> dict[Variant, float]:
+def _rates_of_table(variants: Iterable[VariantKey], source: Path) -> dict[VariantKey, float]:
     with source.open(newline="", encoding="utf-8-sig") as lines:
         rows = list(csv.DictReader(lines))
     found = {}
@@ -393,6 +393,6 @@ def _with_seed(spec: RunSpec, seed: int) -> RunSpec:
     return dataclasses.replace(spec, id=f"{stem}-seed{seed}" if stem else f"seed{seed}", seed=seed)
 
 
-def variant_without_rate(spec: RunSpec) -> Variant:
+def variant_without_rate(spec: RunSpec) -> VariantKey:
     """The tags of a run but its learning rate."""
     return tuple((name, value) for name, value in spec.tags.items() if name != RATE)

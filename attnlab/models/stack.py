@@ -135,7 +135,12 @@ def run_layers(
         own: dict[str, Any] = {"layer": numbers[name]}
         own |= {n: _of_layers(a, numbers[name], len(order)) for n, a in per_layer.items()}
         if (scales := layers.spec.attention.layer_scales) is not None:
-            own["query_scale"] = np.array(scales)
+            by_position = layers.inputs.query_scale
+            own["query_scale"] = (
+                np.array(scales)
+                if by_position is None
+                else jnp.stack([scale * by_position for scale in scales])
+            )
         state[name], given = initial_state(layers, x)
         block = _block(layers, state[name]["cache"], tuple(capture), patch)
         stacks[name] = Stack(block, layers.params, layers.plan, (own, given))

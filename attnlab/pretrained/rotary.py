@@ -35,7 +35,8 @@ class RotaryField(Field):
       required: what config.json must say, in the words of `rope_parameters`, as its default is not
         the same in all versions of transformers.
       scalings: the rope_type that the family may have beside "default".
-      length: an attribute that says original_max_position_embeddings before `rope_parameters`.
+      outside: original_max_position_embeddings is written beside `rope_parameters` too. Where a
+        file has it there, that one counts, in every family.
       of_part: they are of a part of each query and key, and YaRN's mscale_all_dim scales the scores
         of all (DeepSeek).
     """
@@ -46,12 +47,12 @@ class RotaryField(Field):
     default_base: float = 10000.0
     required: tuple[str, ...] = ()
     scalings: tuple[str, ...] = tuple(kind for kind in SCALINGS if kind != "yarn_smooth")
-    length: str = ""
+    outside: bool = False
     of_part: bool = False
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        own = [Attribute(name) for name in (self.base, self.fraction, self.length) if name]
+        own = [Attribute(name) for name in (self.base, self.fraction, LENGTH) if name]
         objects = (Attribute(name, kind=dict) for name in ("rope_parameters", "rope_scaling"))
         return (*objects, *own)
 
@@ -80,8 +81,8 @@ class RotaryField(Field):
         if kind != "default" and (not isinstance(kind, str) or kind not in self.scalings):
             why = f"is not supported; known: {', '.join(('default', *self.scalings))}"
             raise bad_value("rope_type", kind, why)
-        if self.length and kind != "default" and attributes[self.length] is not None:
-            found[LENGTH] = attributes[self.length]
+        if kind in ("llama3", "longrope", "yarn") and attributes[LENGTH] is not None:
+            found[LENGTH] = attributes[LENGTH]
         names = () if kind == "default" else SCALINGS[kind].numbers
         said = self._words(found, kind, names, attributes["max_position_embeddings"])
         if kind == "yarn" and not said["truncate"]:
@@ -171,7 +172,7 @@ class RotaryField(Field):
         today = {"rope_type": "default"} | scaled | {"rope_theta": positions.base}
         today |= {"partial_rotary_factor": positions.fraction} if self.fraction else {}
         own: JSON = {self.fraction: positions.fraction} if self.fraction else {}
-        own |= {self.length: scaled[LENGTH]} if self.length and LENGTH in scaled else {}
+        own |= {LENGTH: scaled[LENGTH]} if self.outside and LENGTH in scaled else {}
         own |= {self.base: positions.base}
         return own | {"rope_scaling": scaled or None, "rope_parameters": today}
 
@@ -215,7 +216,7 @@ def _collect(attributes: JSON, own: dict[str, str]) -> JSON:
     return found
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     """Whether a value is a number above 0, of a size that can be computed with."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0 < value <= LARGEST_NUMBER  # type: ignore[operator]
@@ -232,10 +233,10 @@ def _check_words(found: JSON, known: tuple[str, ...], kind: str) -> None:
         if key == "truncate":
             fits, allowed = isinstance(value, bool), "true or false"
         elif key in FACTORS:
-            fits = isinstance(value, list) and all(map(_is_number, value))
+            fits = isinstance(value, list) and all(map(is_number, value))
             allowed = "a list of numbers above 0"
         else:
-            fits, allowed = _is_number(value), "a number above 0"
+            fits, allowed = is_number(value), "a number above 0"
         if not fits:
             raise bad_value(key, value, f"of the rotary positions must be {allowed}")
 
@@ -390,6 +391,7 @@ class LayerTypes(Field):
             "rope_parameters": own,
             "rope_scaling": attributes["rope_scaling"] if type_ == FULL else None,
             "rope_theta": base if missing else attributes[name],
+            LENGTH: None,
         }
 
     def read(self, attributes: JSON, source: Source) -> Values:

@@ -81,7 +81,7 @@ def attention(q, k, v, options):
         sink = np.broadcast_to(wide(sink), top.shape)
         top = np.maximum(top, sink.real)
     top = np.where(np.isfinite(top), top, 0)
-    weights = np.where(allowed, np.exp(np.where(allowed, scores, 0) - top), 0)
+    weights = np.where(allowed, np.exp(np.where(allowed, scores, top) - top), 0)
     total = weights.sum(-1, keepdims=True) + (0 if sink is None else np.exp(sink - top))
     largest = np.abs(np.where(allowed, scores, 0)).max()
     with np.errstate(divide="ignore"):

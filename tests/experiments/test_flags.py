@@ -86,7 +86,7 @@ REFUSED = [
     ("sweep", "--wrkdir=x", "'workdir'"),
     ("sweep", "more", "'more'"),
     ("run", "", "--coordinator_address=HOST:PORT"),
-    ("run", "--num_processes=2 --process_id=0", "--coordinator_address missing"),
+    ("run", "--num_processes=2 --process_id=0", "--coordinator_address"),
     ("run", "--coordinator_address=here --num_processes=2 --process_id=0", "here"),
     ("view", "", "--workdir"),
     ("view", "--workdir=a --path=b --untrained", "two models"),

@@ -12,7 +12,6 @@ from written_page import Parsed
 
 from attnlab import data, lab, load, pretrained, training
 from attnlab.heads import Standard
-from attnlab.load import Prompt
 from attnlab.models import FFN, ModelConfig, Norm, OutputHead, Relative
 from attnlab.training.checkpoint import Checkpoints
 from experiments.config import experiment_of
@@ -120,7 +119,7 @@ def test_a_run_beside_a_folder(run, folder, tmp_path):
         assert np.abs(page.probs(i) - probs).max() < 1 / 500
     again = command("experiments.view", *words)
     assert again.returncode == 1
-    assert "--overwrite" in again.stderr
+    assert "exists already" in again.stderr
 
 
 @pytest.mark.slow
@@ -142,7 +141,7 @@ def test_a_run_beside_its_fresh_start(run, tmp_path):
 
 def test_without_a_text_a_run_shows_what_it_is_scored_on(run):
     opened = load.open_run(run[0], seed=9)
-    read = opened.read(Prompt())
+    read = opened.read()
     row = np.asarray(read.inputs["tokens"])
     assert row.shape == (1, 20)
     assert "".join(read.written["tokens"]) == bytes(row[0].tolist()).decode()
@@ -177,29 +176,33 @@ def test_two_texts_for_an_encoder_decoder(run, tmp_path):
     config.model.update(MODEL | dict(vocab_size=258, encoder=dict(num_layers=1), sharing="albert"))
     config.data.update(path="", tokenizer="bytes")
     opened = load.open_run(write_run(tmp_path, config)[0])
-    read = opened.read(Prompt(text="ab", source="c\u00e9"))
+    read = opened.read("ab", "c\u00e9")
     assert read.inputs["tokens"].tolist() == [[256, 97, 98]]
     assert read.written == {"tokens": ["<start>", "a", "b"], "source": ["c", "\\xc3", "\\xa9"]}
     with pytest.raises(ValueError, match="two texts: give --source"):
-        opened.read(Prompt(text="ab"))
+        opened.read("ab")
     with pytest.raises(ValueError, match="leave --source"):
-        load.open_run(run[0]).read(Prompt(text="ab", source="c"))
+        load.open_run(run[0]).read("ab", "c")
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Prompt(text="a" * 25), "max_len 24"),
-        (Prompt(tokens="3,256"), "256"),
-        (Prompt(tokens="3,-1"), "-1"),
-        (Prompt(tokens="3;4"), "numbers"),
-        (Prompt(text="a", tokens="3"), "--tokens"),
-        (Prompt(source="a"), "one text"),
+        (["a" * 25], "max_len 24"),
+        ([[3, 256]], "256"),
+        ([[3, -1]], "-1"),
+        (["", "a"], "one text"),
     ],
 )
 def test_what_a_run_cannot_read(run, asked, said):
     with pytest.raises(ValueError, match=said):
-        load.open_run(run[0]).read(asked)
+        load.open_run(run[0]).read(*asked)
+
+
+@pytest.mark.parametrize("flags", [["--tokens=3;4"], ["--text=a", "--tokens=3"]])
+def test_texts_and_ids_that_are_none(run, flags):
+    told = command("experiments.sample", f"--workdir={run[0]}", *flags)
+    assert (told.returncode, "--tokens" in told.stderr) == (1, True)
 
 
 def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
@@ -213,7 +216,7 @@ def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
     )  # fmt: skip
     pretrained.save(path, config.build(), weights(config))
     opened = load.open_folder(path)
-    read = opened.read(Prompt(source_tokens="3,4"))
+    read = opened.read(source=[3, 4])
     assert read.inputs["tokens"].tolist() == [[0]]
     assert read.written == {"tokens": ["0"], "source": ["3", "4"]}
     words = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "the": 2, "cat": 3}, "</s>"))
@@ -221,17 +224,17 @@ def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
     words.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
     words.save(str(path / "tokenizer.json"))
     opened = load.open_folder(path)
-    read = opened.read(Prompt(source="the cat", text="cat"))
+    read = opened.read("cat", "the cat")
     assert {name: a.tolist() for name, a in read.inputs.items()} == {
         "tokens": [[0, 3]], "source": [[2, 3, 1]],
     }  # fmt: skip
-    assert opened.read(Prompt(source="the cat")).inputs["tokens"].tolist() == [[0]]
-    assert opened.read(Prompt(source="cat", tokens="3,1")).inputs["tokens"].tolist() == [[3, 1]]
+    assert opened.read(source="the cat").inputs["tokens"].tolist() == [[0]]
+    assert opened.read([3, 1], "cat").inputs["tokens"].tolist() == [[3, 1]]
     settings = json.loads((path / "config.json").read_text()) | {"decoder_start_token_id": 2}
     (path / "config.json").write_text(json.dumps(settings))
     opened = load.open_folder(path)
-    assert opened.read(Prompt(source="cat")).inputs["tokens"].tolist() == [[2]]
-    [written] = opened.texts(Prompt(source="the cat"), 20)
+    assert opened.read(source="cat").inputs["tokens"].tolist() == [[2]]
+    written = "".join(opened.write("", 20, source="the cat"))
     assert opened.describe_text("the cat").endswith(f"continuation: {written!r}")
 
 
@@ -240,22 +243,22 @@ def test_tokens_that_neither_data_nor_task_have_are_written_as_numbers(nine_lett
     config.model.update(MODEL | dict(vocab_size=300))
     config.data.path = str(nine_letters)
     opened = load.open_run(write_run(tmp_path, config)[0])
-    written = opened.read(Prompt(tokens="97,256,257,299")).written
+    written = opened.read([97, 256, 257, 299]).written
     assert written == {"tokens": ["a", "[mask]", "<257>", "<299>"]}
 
 
 def test_what_a_folder_cannot_read(folder, tmp_path):
     opened = load.open_folder(folder[0])
     with pytest.raises(ValueError, match="no text; give --text="):
-        opened.read(Prompt())
-    assert opened.read(Prompt(tokens="2,4")).written["tokens"] == ["cat", "<4>"]
-    assert opened.read(Prompt(text="the cat")).inputs["tokens"].tolist() == [[1, 2]]
+        opened.read()
+    assert opened.read([2, 4]).written["tokens"] == ["cat", "<4>"]
+    assert opened.read("the cat").inputs["tokens"].tolist() == [[1, 2]]
     tokenizer = folder[0] / "tokenizer.json"
     tokenizer.rename(tmp_path / "away")
     try:
         opened = load.open_folder(folder[0])
         with pytest.raises(ValueError, match=r"has no tokenizer\.json, which holds"):
-            opened.read(Prompt(text="the cat"))
-        assert opened.read(Prompt(tokens="2,4")).written["tokens"] == ["2", "4"]
+            opened.read("the cat")
+        assert opened.read([2, 4]).written["tokens"] == ["2", "4"]
     finally:
         (tmp_path / "away").rename(tokenizer)

@@ -1,7 +1,9 @@
 """Contract of every head layout and extra, of the package and of `outside_layouts.py`."""
 
+import contextlib
 import dataclasses
 import functools
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +11,14 @@ import layout_cases
 import numpy as np
 import pytest
 from conftest import assert_close, deep, product_flops
-from layout_cases import CASES, DEFINITIONS, SELF, by_hand, make
+from head_definitions import DEFINITIONS, by_hand
+from layout_cases import CASES, SELF, make
 
 from attnlab import heads
-from attnlab.heads import EXTRAS, LAYOUTS, Gate, multi_head_attention, positions
+from attnlab.heads import EXTRAS, HEAD_VALUES, LAYOUTS, Gate, multi_head_attention, positions
 from attnlab.heads.params import normal
+from attnlab.heads.weights import Stage
+from attnlab.tap import capture
 
 FACTORED = functools.partial(multi_head_attention, order="factored")
 
@@ -93,8 +98,8 @@ def test_keys_and_values_that_were_made_before(name, x64):
 def test_the_output_has_the_dtype_of_x(name, dtype):
     layout = CASES[name]
     arrays = make(layout)
-    cast = jax.tree.map(lambda a: a.astype(dtype), arrays._replace(params={}))
-    out = jax.eval_shape(lambda x, y, z: FACTORED(arrays.params, x, layout, (y, z)), *cast[1:])
+    inputs = (a.astype(dtype) for a in arrays[1:])
+    out = jax.eval_shape(lambda x, y, z: FACTORED(arrays.params, x, layout, (y, z)), *inputs)
     assert (out.dtype, out.shape) == (dtype, (2, 7, layout.size("out_width")))
 
 
@@ -128,17 +133,13 @@ def decoding_flops(layout):
     return product_flops(jax.make_jaxpr(step)(params, x, heads.init_cache(layout, 2, 9)).jaxpr)
 
 
-def test_a_cache_needs_inputs_of_one_width():
-    with pytest.raises(ValueError, match="must be equal for a cache"):
-        heads.init_cache(CASES["cross"], 2, 9)
-
-
 FORMS = [name for name in CASES if CASES[name].chain[0]]
 
 
 @pytest.mark.parametrize("name", deep(FORMS, *FORMS[::2]))
 def test_every_form_is_the_same_function(name, x64):
-    """With the same gradients in the weights of the layout; those of latents with positions."""
+    """With the same values of heads, and gradients in the weights of the layout; those of latents
+    with positions."""
     layout, rotary = CASES[name], None
     arrays = make(layout, jnp.float64)
     if layout.name == "latent":
@@ -157,6 +158,11 @@ def test_every_form_is_the_same_function(name, x64):
 
         return [jax.grad(loss, has_aux=True)(params, order) for order in names]
 
+    @functools.partial(jax.jit, static_argnames="order")
+    def values(params, x, *context, order):
+        call = {"layout": layout, "context": context, "order": order, "names": tuple(HEAD_VALUES)}
+        return capture(multi_head_attention, params, x, **call)[1]
+
     (grad, out), *others = all_forms(*arrays)
     assert_close(out, by_hand(layout, *arrays, allowed=np.tri(7, 8) > 0, rotary=rotary))
     for other_grad, other_out in others:
@@ -165,17 +171,8 @@ def test_every_form_is_the_same_function(name, x64):
         largest = max(np.abs(a).max() for a in grad.values())
         for weight, a in grad.items():
             assert np.abs(a - other_grad[weight]).max() <= 1e-9 * largest, weight
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_forms_convert_weights_to_the_shapes_of_their_layout(name):
-    """What else a layer keeps beside its heads, such as its norm, stays as it is."""
-    layout, params = CASES[name], make(CASES[name]).params | {"norm": {"scale": jnp.ones(12)}}
-    for step in layout.chain[0]:
-        params = jax.eval_shape(step.params, params)
-        assert params["norm"]["scale"].shape == (12,)
-        shapes = {n: a.shape for n, a in params.items() if n != "norm"}
-        assert shapes == heads.weight_shapes(step.layout)
+    of_form, of_layout = (values(*arrays, order=order) for order in (names[-1], "factored"))
+    assert_close(of_form, of_layout, loosen=100)
 
 
 @pytest.mark.unchecked
@@ -185,62 +182,58 @@ def test_forms_convert_weights_to_the_shapes_of_their_layout(name):
 )
 def test_the_cheapest_form_is_chosen(batch, num_queries, num_keys, order):
     layout = heads.Wide(width=64, num_heads=4)
-    sizes = heads.CallSizes(batch, num_queries, num_keys, cross=True)
-    costs = {o: c for o, c in heads.contraction_orders(layout, sizes).items() if type(c) is int}
+    params, x, *_ = make(layout, batch=batch, length=num_queries)
+    y = jnp.ones((batch, num_keys, 64))
+    found = heads.explain_heads(layout, x, context=y)
+    costs = {name: cost for name, cost in found["order"].items() if type(cost) is int}
+    assert found["chosen"] == {"order": order}
     assert min(costs, key=costs.get) == order
-    x, y = (jax.ShapeDtypeStruct((batch, t, 64), "float32") for t in (num_queries, num_keys))
-    chosen = heads.explain_heads(layout, x, context=y)["chosen"]
-    assert chosen == {"order": order}
-    params, x, y, _ = make(layout, batch=batch, length=num_queries)
-    y = y[:, :1].repeat(num_keys, axis=1)
-    traced = jax.make_jaxpr(
-        lambda *a: multi_head_attention(*a[:2], layout, a[2], implementation="dense")
-    )(params, x, y)
-    assert product_flops(traced.jaxpr) == costs[order]
+    call = functools.partial(multi_head_attention, layout=layout, implementation="dense")
+    assert product_flops(jax.make_jaxpr(call)(params, x, context=y).jaxpr) == costs[order]
 
 
-def test_what_keeps_a_form_from_running_is_named():
-    layout = heads.Standard(width=8, num_heads=2, biases=("k",))
-    reasons = {
-        "qk_norm": dataclasses.replace(layout, qk_norm=heads.HeadNorm()).chain,
-        "extra_keys": dataclasses.replace(layout, extras=(heads.ExtraKeys(),)).chain,
-        "sink": dataclasses.replace(layout, extras=(heads.Sink(),)).chain,
-        "gate": dataclasses.replace(layout, biases=(), extras=(heads.Gate("element"),)).chain,
-    }
-    for what, (_, blocked) in reasons.items():
-        assert what in blocked.reason, what
-    step = layout.chain[0][0]
-    assert "rotary" in step.blocked(rotary=True, shift_invariant=True)
-    assert "soft cap" in step.blocked(rotary=False, shift_invariant=False)
-    params, x = make(layout)[:2]
-    with pytest.raises(ValueError, match=r"'bilinear' cannot run: .*soft cap"):
-        multi_head_attention(params, x, layout, order="bilinear", logits_soft_cap=2.0)
+BIASED = heads.Standard(width=8, num_heads=2, biases=("k",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"qk_norm": heads.HeadNorm()}, "qk_norm"),
+        ({"extras": (heads.ExtraKeys(),)}, "extra_keys"),
+        ({"extras": (heads.Sink(),)}, "sink"),
+        ({"biases": (), "extras": (Gate("element"),)}, "gate"),
+    ],
+)
+def test_what_keeps_a_form_from_running_is_named(changes, reason):
+    assert reason in dataclasses.replace(BIASED, **changes).chain[1].reason
+
+
+def test_options_of_a_call_that_keep_a_form_from_running():
+    params, x = make(BIASED)[:2]
+    rotary = positions.rotary_angles(jnp.arange(7), 4)
+    for options, reason in (({"logits_soft_cap": 2.0}, "soft cap"), ({"rotary": rotary}, "rotary")):
+        with pytest.raises(ValueError, match=f"'bilinear' cannot run: .*{reason}"):
+            multi_head_attention(params, x, BIASED, order="bilinear", **options)
 
 
 def accepted(kind, extras, **fields):
     """The layout with each of these extras that construction accepts beside the others."""
     layout = kind(width=12, num_heads=6, **fields)
     for extra in extras:
-        try:
+        with contextlib.suppress(ValueError):
             layout = dataclasses.replace(layout, extras=(*layout.extras, extra))
-        except ValueError:
-            continue
     return layout
 
 
 @pytest.mark.parametrize("kind", LAYOUTS.values(), ids=LAYOUTS)
 def test_what_construction_accepts_can_be_called(kind):
-    """Norms of q and k over every set of numbers, all extras beside each other."""
+    """All extras beside each other, and norms of q and k over every set of numbers."""
     extras = [extra() for extra in EXTRAS.values()] + [Gate("element")]
-    fields = [{}, {}]
-    if "qk_norm" in {field.name for field in dataclasses.fields(kind)}:
-        overs = ("head", "own_head", "all")
-        fields += [{"qk_norm": heads.HeadNorm("layer", bias=True, over=over)} for over in overs]
-    for some, order in zip(fields, (extras, extras[::-1], (), (), ()), strict=False):
-        try:
-            layout = accepted(kind, order, **some)
-        except ValueError:
-            continue
+    layouts = [accepted(kind, order) for order in (extras, extras[::-1])]
+    for over in ("head", "own_head", "all"):
+        with contextlib.suppress(TypeError, ValueError):
+            layouts.append(accepted(kind, (), qk_norm=heads.HeadNorm("layer", True, over)))
+    for layout in layouts:
         params = jax.eval_shape(functools.partial(heads.init, layout=layout), jax.random.key(0))
         x = jax.ShapeDtypeStruct((2, 5, 12), "float32")
         call = functools.partial(multi_head_attention, layout=layout)
@@ -249,72 +242,32 @@ def test_what_construction_accepts_can_be_called(kind):
 
 # Subclasses ---------------------------------------------------------------------------------------
 
-STAGES = ("prepare", "project_q", "project_kv", "keys_values", "attend", "project_out")
 
-
-def doubled(kind, method):
-    """A layout from outside that doubles what one method returns."""
-
-    def override(self, *args):
-        return jax.tree.map(lambda a: 2 * a, getattr(super(made, self), method)(*args))
-
-    made = type("Doubled", (kind,), {method: override})
-    return dataclasses.dataclass(frozen=True, kw_only=True)(made)
+def overriding(kind, method):
+    """A subclass with a method of its own, which does the same."""
+    return type("Own", (kind,), {method: lambda *args: getattr(kind, method)(*args)})
 
 
 @pytest.mark.parametrize("kind", LAYOUTS.values(), ids=LAYOUTS)
 def test_only_default_sizes_leave_a_subclass_its_forms(kind):
-    class Mixin:
-        def project_out(self, params, x):
-            return super().project_out(params, x) / 2
-
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Sized(kind):
-        @property
-        def default_head_dim(self):
-            return 3
-
-    mixed = type("Mixed", (Mixin, kind), {})
-    own = type("Own", (kind,), {"weights": lambda self: kind.weights(self)})
-    for other in (mixed, own, *(doubled(kind, name) for name in STAGES)):
+    mixin = type("Mixin", (), {"project_out": lambda *args: kind.project_out(*args) / 2})
+    mixed = type("Mixed", (mixin, kind), {})
+    for other in (mixed, *(overriding(kind, name) for name in (*get_args(Stage), "weights"))):
         assert not other(width=12, num_heads=2).chain[0]
-    layout = Sized(width=12, num_heads=2, extras=(heads.Sink(),))
-    steps = layout.chain[0]
-    assert len(steps) == len(kind(width=12, num_heads=2, extras=layout.extras).chain[0])
-    params = make(layout).params
-    for step in steps:
+    sized = type("Sized", (kind,), {"default_head_dim": property(lambda self: 3)})
+    layout, plain = (a(width=12, num_heads=2, extras=(heads.Sink(),)) for a in (sized, kind))
+    assert len(layout.chain[0]) == len(plain.chain[0])
+    params = make(layout).params | {"norm": {"scale": jnp.ones(12)}}  # what else a layer keeps
+    for step in layout.chain[0]:
         params = jax.eval_shape(step.params, params)
-        assert {n: a.shape for n, a in params.items()} == heads.weight_shapes(step.layout)
+        shapes = jax.tree.map(jnp.shape, params, is_leaf=lambda a: hasattr(a, "shape"))
+        assert shapes == heads.weight_shapes(step.layout) | {"norm": {"scale": (12,)}}
 
 
-@dataclasses.dataclass(frozen=True)
-class ValueNorm(heads.Extra):
-    """A norm of each head, which must not see W_V W_O multiplied out."""
-
-    def after_attention(self, params, heads, call):
-        return heads / jnp.linalg.norm(heads, axis=-1, keepdims=True), {}
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyNorm(heads.Sink):
-    """Scores of q and k / |k|; what it inherits of `Sink` does not hold."""
-
-    def before_attention(self, params, call):
-        call = super().before_attention(params, call)
-
-        def softmax(given, q, k, v):
-            inner = dataclasses.replace(given, softmax=call.softmax)
-            return inner.attention(q, k / jnp.linalg.norm(k, axis=-1, keepdims=True), v)
-
-        return dataclasses.replace(call, softmax=softmax)
-
-
-@pytest.mark.parametrize("extra", [ValueNorm(), KeyNorm()], ids=repr)
-def test_an_extra_that_does_not_state_where_it_acts_keeps_the_form(extra):
-    layout = heads.Standard(width=4, num_heads=2, head_dim=16, extras=(extra,))
-    params, x = make(layout)[:2]
-    run = jax.jit(lambda *a: (FACTORED(*a, layout), multi_head_attention(*a, layout)))
-    assert_close(*run(params, x))
+@pytest.mark.parametrize("kind", [heads.Extra, *EXTRAS.values()])
+def test_an_extra_that_does_not_state_where_it_acts_keeps_the_form(kind):
+    extra = overriding(kind, "after_attention")()
+    assert not heads.Standard(width=4, num_heads=4, head_dim=16, extras=(extra,)).chain[0]
 
 
 # Initial values -----------------------------------------------------------------------------------
@@ -390,12 +343,9 @@ def test_replace_resolves_default_sizes_again(name):
     assert repr(large) == f"{type(large).__name__}(width=32, num_heads=2)"
 
 
-@pytest.mark.parametrize("shape", [(3, 2, 4), (5,), (), (2, 300, 128)])
-def test_initial_values_are_the_bits_of_jax_random_normal(shape):
+@pytest.mark.parametrize("shape", [(3, 2, 4), (), (2, 300, 128)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_initial_values_are_the_bits_of_jax_random_normal(shape, dtype):
     keys = jax.random.split(jax.random.key(1), 2)
-    for dtype in (jnp.float32, jnp.bfloat16):
-        found, expected = (
-            jax.jit(jax.vmap(lambda key, draw=draw: draw(key, shape, dtype)))(keys)  # noqa: B023
-            for draw in (normal, jax.random.normal)
-        )
-        np.testing.assert_array_equal(found, expected)
+    of = lambda draw: jax.jit(jax.vmap(lambda key: draw(key, shape, dtype)))(keys)
+    np.testing.assert_array_equal(of(normal), of(jax.random.normal))

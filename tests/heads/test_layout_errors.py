@@ -23,6 +23,7 @@ from attnlab.heads import (
     init,
     multi_head_attention,
 )
+from attnlab.tap import capture
 
 small = functools.partial(Standard, width=8, num_heads=2)
 
@@ -58,8 +59,14 @@ def call(layout=LAYOUT, **changes):
     return multi_head_attention(**{"params": make(layout)[0], "x": X, "layout": layout} | changes)
 
 
-def ragged(mask):
-    return decode(PARAMS, X, LAYOUT, heads.init_cache(LAYOUT, 2, 9), padding_mask=mask)
+def step(layout=LAYOUT, batch=2, size=9, order="factored", **keywords):
+    cache = heads.init_cache(layout, batch, size, order=order)
+    return decode(PARAMS, X, layout, cache, **keywords)
+
+
+def patched(names=(), order=None, **patch):
+    run = functools.partial(multi_head_attention, order=order)
+    return capture(run, PARAMS, X, LAYOUT, names=names, patch=patch)
 
 
 CALLS = [
@@ -81,8 +88,22 @@ CALLS = [
         lambda: call(head_mask=jnp.ones(7)),
         r"head_mask \(7,\) must be \[heads\] = \(2,\) or \[batch, heads\] = \(2, 2\)",
     ),
-    (lambda: ragged(np.full((2, 7), 2)), "padding_mask must be a boolean array"),
-    (lambda: ragged(np.ones((2, 6), bool)), r"padding_mask \(2, 6\) must be .* \(2, 7\)"),
+    (lambda: call(context=X, cache={"length": 0}), "leave context out"),
+    (lambda: step(padding_mask=np.full((2, 7), 2)), "padding_mask must be a boolean array"),
+    (
+        lambda: step(padding_mask=np.ones((2, 6), bool)),
+        r"padding_mask \(2, 6\) must be .* \(2, 7\)",
+    ),
+    (lambda: step(local_window_size="2"), r"local_window_size must be an int or \(left, right\)"),
+    (lambda: step(size=4), "7 tokens do not fit a cache of size 4"),
+    (lambda: step(batch=3), "batch=2"),
+    (lambda: step(order="absorbed", rotary=jnp.zeros((7, 2))), "the cache holds x"),
+    (lambda: step(CASES["cross"]), "must be equal for a cache"),
+    (lambda: patched(("lambda",)), "no value 'lambda'"),
+    (lambda: patched(nope=jnp.add), "no value 'nope'"),
+    (lambda: patched("probs"), r"a tuple of names such as \('probs',\), not 'probs'"),
+    (lambda: patched(q=lambda a, layer: a[0]), "'q' returned shape"),
+    (lambda: patched(order="bilinear", q=lambda a, layer: a), "a patch of 'q' means"),
 ]
 
 

@@ -125,7 +125,7 @@ def test_a_run_starts_from_another_under_another_plan(first, base, tmp_path):
     result = run(base, tmp_path, 3, start=folder, train__steps=2, model__sharing="albert")
     began = result.provenance.start
     assert f"seed 3 of {folder} after 6 steps; plan separate -> albert: outputs" in began
-    with pytest.raises(ValueError, match=r"seed n starts from seed n of .*no seed 4, only 3"):
+    with pytest.raises(ValueError, match="no seed 4, only 3"):
         run(base, tmp_path / "b", 4, start=folder)
     wider = lab.with_values(base, {"start": folder, "model.ffn.width": 40})
     with pytest.raises(ValueError, match=r"model\.ffn\.width=40 \(there 12\)"):

@@ -35,6 +35,7 @@ ATTRIBUTES = {
     | {"sliding_window": 4},
     "mistral": {"layer_types": [FULL] * 2},
     "ministral": {"layer_types": [FULL], "sliding_window": None},
+    "ministral3": {"sliding_window": 0.5},
     "qwen2": {"layer_types": [SLIDING, "chunked_attention"]},
     "qwen3": {"layer_types": [FULL, SLIDING], "rope_parameters": "llama3"},
     "vit": {"image_size": "large", "patch_size": [4, 2, 3], "pooler_output_size": 7}
@@ -60,6 +61,7 @@ ATTRIBUTES = {
     "olmoe": {"clip_qkv": 8.0},
     "exaone4": {"layer_types": ["chunked_attention"]},
     "roberta-prelayernorm": {"is_decoder": True},
+    "umt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
     "mt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
     "mpnet": {"relative_attention_num_buckets": 8, "is_decoder": True},
     "modernbert": {"layer_types": ["chunked"]}

@@ -87,6 +87,8 @@ def old_words(family, config):
     """The same config.json as older programs wrote it."""
     gone = NOT_YET.get(family, "").split() + ["hidden_size"] * (family == "bloom")
     rope = config.get("rope_parameters")  # of transformers 5
+    if family == "ministral3":  # no older than that
+        return config
     if rope and family not in ("ministral", "cohere2", "exaone4"):  # no older than the word
         gone.append("layer_types")
     config = {n: a for n, a in config.items() if n not in (*gone, "rope_parameters")}

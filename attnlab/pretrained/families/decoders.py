@@ -127,7 +127,7 @@ PHI3 = LLAMA.variant(
     f.CausalHead("Phi3"),
     *f.numbers("resid_pdrop embd_pdrop"),
     r.Window(),
-    r.RotaryField(fraction=FRACTION, scalings=("longrope",), length=r.LENGTH),
+    r.RotaryField(fraction=FRACTION, scalings=("longrope",), outside=True),
     without="attention_bias mlp_bias head_dim",
     table=decoder_table(
         attention=(Module("self_attn.qkv_proj", PACKED), Module("self_attn.o_proj", "attention.o")),

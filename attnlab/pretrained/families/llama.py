@@ -1,7 +1,8 @@
-"""Llama (Touvron et al. 2023), Mistral (Jiang et al. 2023), Ministral, Qwen2 (Qwen Team 2024) and
-Qwen3 (2025), in the names of Hugging Face.
+"""Llama (Touvron et al. 2023), Mistral (Jiang et al. 2023), Ministral, Ministral 3, Qwen2 (Qwen
+Team 2024) and Qwen3 (2025), in the names of Hugging Face.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +11,18 @@ from attnlab.models import FFN, Init, Norm
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
-from attnlab.pretrained.attributes import Attribute
+from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
-from attnlab.pretrained.rotary import FULL, SLIDING, LayerTypes, RotaryField, Window
+from attnlab.pretrained.rotary import (
+    FULL,
+    LENGTH,
+    SLIDING,
+    LayerTypes,
+    RotaryField,
+    Window,
+    is_number,
+)
 from attnlab.pretrained.tasks import GENERIC, QUESTIONS
 
 NORMS = {"attention.norm": "input_layernorm", "ffn.norm": "post_attention_layernorm"}
@@ -97,6 +106,40 @@ MISTRAL = LLAMA.variant(
     tasks=QUESTIONS,
 )
 MINISTRAL = MISTRAL.variant("ministral", f.CausalHead("Ministral"), LayerTypes(), tasks=GENERIC)
+
+GROWTH = "llama_4_scaling_beta"
+YARN: JSON = dict(
+    rope_type="yarn", rope_theta=1e6, factor=16.0, original_max_position_embeddings=16384
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _GrowingQueries(RotaryField):
+    """Rotary positions that also say how queries grow with their position."""
+
+    def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        said = dict(attributes["rope_parameters"] or YARN | {GROWTH: 0.1})
+        said.pop("max_position_embeddings", None)
+        growth = said.pop(GROWTH, 0)
+        if growth != 0 and not is_number(growth):
+            raise bad_value(GROWTH, growth, "must be a number of at least 0")
+        length = said.get(LENGTH, attributes["max_position_embeddings"])
+        if said.get("rope_type", said.get("type", "default")) == "default":
+            said.pop(LENGTH, None)  # of the growth alone
+        elif attributes[LENGTH] is not None:
+            length = attributes[LENGTH]
+        values = super().read(attributes | {"rope_parameters": said}, source)
+        grows = {"attention.position_scale": (growth, length)} if growth else {}
+        return values | grows
+
+    def write(self, config: ModelConfig) -> JSON:
+        attributes = super().write(config)
+        growth, length = config.attention.position_scale or (0.0, config.max_len)
+        rotary = {GROWTH: growth, LENGTH: int(length)} | attributes["rope_parameters"]
+        return attributes | {"rope_scaling": None, "rope_parameters": rotary}
+
+
+MINISTRAL3 = MISTRAL.variant("ministral3", f.CausalHead("Ministral3"), _GrowingQueries(), Window())
 
 
 def _qwen_types(attributes: JSON) -> list[str]:

@@ -139,6 +139,13 @@ PEERS = {
         num_key_value_heads=4, rms_norm_eps=0.05, hidden_act="gelu_new"),
     "ministral": peer(tr.MinistralForCausalLM, LLAMA,
         head_dim=10, sliding_window=4, layer_types=["full_attention", *LOCAL]),
+    "ministral3": peer(tr.Ministral3ForCausalLM, LLAMA,
+        head_dim=10, rope_parameters=YARN | dict(llama_4_scaling_beta=0.7, mscale=1.0,
+            mscale_all_dim=1.0, original_max_position_embeddings=3)),
+    "ministral3-window-untied": peer(tr.Ministral3ForCausalLM, LLAMA,
+        num_key_value_heads=4, sliding_window=4, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="default", rope_theta=50.0, llama_4_scaling_beta=0.2,
+            original_max_position_embeddings=4)),
     "gemma3_text": peer(tr.Gemma3ForCausalLM, GEMMA),
     "gemma3_text-untied-linear-biases": peer(tr.Gemma3ForCausalLM, GEMMA,
         num_hidden_layers=7, layer_types=[*LOCAL, *LOCAL, "full_attention"] * 2 + LOCAL,
@@ -237,6 +244,10 @@ PEERS = {
     "dinov2": peer(tr.Dinov2Model, SQUARE),
     "dinov2-gated": peer(tr.Dinov2Model, SQUARE,
         use_swiglu_ffn=True, qkv_bias=False, mlp_ratio=3, use_mask_token=False),
+    "umt5": peer(tr.UMT5ForConditionalGeneration, T5, num_decoder_layers=3),
+    "umt5-unscaled-gelu": peer(tr.UMT5ForConditionalGeneration, T5,
+        tie_word_embeddings=False, feed_forward_proj="gelu", layer_norm_epsilon=0.05),
+    "umt5-tokens": peer(tr.UMT5ForTokenClassification, T5, num_labels=3),
     "mt5": peer(tr.MT5ForConditionalGeneration, T5,
         feed_forward_proj="gated-gelu", num_decoder_layers=3),
     "mpnet": peer(tr.MPNetForMaskedLM, BERT),
@@ -304,7 +315,7 @@ PEERS = {
     "gpt2-classes": peer(tr.GPT2ForSequenceClassification, GPT2, pad_token_id=0),
     "gpt2-tokens": peer(tr.GPT2ForTokenClassification, GPT2, num_labels=3),
 }  # fmt: skip
-SEQ2SEQ = ("t5", "mt5", "bart", "marian", "mbart", "pegasus")
+SEQ2SEQ = ("t5", "mt5", "umt5", "bart", "marian", "mbart", "pegasus")
 OWN_READOUT = ("own-readout", "own-readout-big-eps")
 
 

@@ -11,6 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.parity
 
+from goldens import close  # noqa: E402
 from hub_words import HUB, PASSED  # noqa: E402
 
 from attnlab import pretrained  # noqa: E402
@@ -73,7 +74,6 @@ def test_config_of_the_hub(name, tmp_path):
         tmp_path, attn_implementation="eager", dtype=torch.float32
     ).eval()
     given = peers.inputs(family)
-    close = lambda a, b: np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-4)
     seen = peer_outputs.run(model, params, given)
     compared = peer_outputs.compare(seen, peers.outputs(loaded, given), close)
     assert {"logits", "hidden", "probs"} <= set(compared)
@@ -109,3 +109,23 @@ def test_words_outside_the_table_change_nothing(family, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert len(caught) == 1
     assert found == pretrained.load_config(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "ministral3"])
+def test_length_of_training_beside_the_rotary_words_counts(family, tmp_path):
+    """As Phi-3 writes it; the other families of transformers read it there too."""
+    import peer_outputs
+    import peers
+
+    rope = peers.YARN | ({"llama_4_scaling_beta": 0.7} if family == "ministral3" else {})
+    theirs = peers.make(family, rope_parameters=rope)
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["original_max_position_embeddings"] = 64
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = type(theirs).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    given = peers.inputs(family)
+    expected = peers.outputs(loaded, given)
+    assert np.abs(expected["logits"] - peers.outputs(theirs, given)["logits"]).max() > 1e-3
+    seen = peer_outputs.run(*pretrained.load(tmp_path), given)
+    peer_outputs.compare(seen, expected, close)
