@@ -350,10 +350,11 @@ def test_googles_albert_is_saved_where_nothing_drops(tmp_path):
 
 def test_googles_albert_with_equal_sizes_has_no_map():
     sizes = dict(hidden_size=12, num_attention_heads=3, intermediate_size=10, vocab_size=7)
-    for width, mapped in ((12, False), (6, True)):
-        config, rows = pretrained.SYSTEMS["google_albert"](sizes | {"embedding_size": width}, {})
+    for width, mapped in ((12, False), (6, True), (None, True)):
+        own = {} if width is None else {"embedding_size": width}  # 128
+        config, rows = pretrained.SYSTEMS["google_albert"](sizes | own, {})
         assert any("embedding_hidden_mapping_in" in row.name for row in rows) == mapped
-        assert (config.embedding.width is not None) == mapped
+        assert config.embedding.width == ((width or 128) if mapped else None)
     many = sizes | dict(num_hidden_layers=22, num_hidden_groups=22)
     config, rows = pretrained.SYSTEMS["google_albert"](many, {})
     assert config.plan["ffn"][14:17] == (14, 14, 15)  # group 15 never comes to exist
