@@ -155,7 +155,6 @@ STACKS = {
     "encoder": ("self_attention", "ffn"),
     "decoder": ("self_attention", "encdec_attention", "ffn"),
 }
-KERNELS = ("kernel", "bias")
 
 
 def graph_variables(names, sizes, has_final):
@@ -164,9 +163,10 @@ def graph_variables(names, sizes, has_final):
     `names`: of the parts of a sublayer, behind that of the sublayer; `sizes`: of q, k, v and o."""
     norm = {names[n]: (E,) for n in ("scale", "bias")}
     heads = {names[n]: size for n, size in sizes.items()}
-    ffn = {f"{names['up']}/{n}": size for n, size in zip(KERNELS, ((E, 10), (10,)), strict=True)}
-    ffn |= {f"{names['down']}/{n}": size for n, size in zip(KERNELS, ((10, E), (E,)), strict=True)}
-    shapes = dict[str, tuple[int, ...]]()
+    up, down = names["up"], names["down"]
+    ffn = {f"{up}/kernel": (E, 10), f"{up}/bias": (10,)}
+    ffn |= {f"{down}/kernel": (10, E), f"{down}/bias": (E,)}
+    shapes = {}
     for stack, depth in (("encoder", 2), ("decoder", 1)):
         shapes |= {f"{stack}/{n}": size for n, size in norm.items() if has_final}
         for i in range(depth):
