@@ -176,9 +176,10 @@ def graph_variables(names, sizes, has_final):
     return {name: draw(*size) for name, size in shapes.items()}
 
 
-def graph_by_hand(w, names, source, x, y, *, eps, encoder_heads=N, scale=None, post=False, times=1):
-    """What encoder and decoder make of embedded texts; the decoder adds the input of its FFN
-    `times`."""
+def graph_by_hand(w, names, texts, *, eps, encoder_heads=N, scale=None, post=False, times=1):
+    """What encoder and decoder make of (tokens of the source, it embedded, the target embedded);
+    the decoder adds the input of its FFN `times`."""
+    source, x, y = texts
 
     def norm(path, a):
         return layer_norm(a, w[f"{path}/{names['scale']}"], w[f"{path}/{names['bias']}"], eps)
@@ -240,7 +241,7 @@ def test_tensor2tensor(after, three):
     target, table = np.array([[0, 7, 8, 2], [0, 8, 1, 10]]), np.concatenate(pieces)
     x, y = (timed(table[ids] * E**0.5 * (ids != 0)[..., None]) for ids in (SOURCE, target))
     options = dict(eps=1e-6, post=after == "dan", scale=1 if three else None)
-    _, last = graph_by_hand(w, names, SOURCE, x, y, **options)
+    _, last = graph_by_hand(w, names, (SOURCE, x, y), **options)
     theirs = {f"transformer/body/{name}": a for name, a in w.items()}
     at = "transformer/symbol_modality_11_12/shared/weights"
     theirs |= {f"{at}_{i}": piece for i, piece in enumerate(pieces)}
@@ -261,7 +262,7 @@ def test_summae(encoder_heads):
     x = timed(table[SOURCE] * (SOURCE != 0)[..., None])
     y = timed(np.concatenate([np.zeros((2, 1, E)), table[target]], axis=1))
     options = dict(eps=1e-12, encoder_heads=encoder_heads, times=2)
-    encoded, last = graph_by_hand(w, names, SOURCE, x, y, **options)
+    encoded, last = graph_by_hand(w, names, (SOURCE, x, y), **options)
     config = dict(num_encoder_heads=encoder_heads, num_decoder_heads=N, max_length=16)
     shifted = np.pad(target, ((0, 0), (1, 0)))
     seen = run("summae", config, w | {"embedding": table}, shifted, **READS)
