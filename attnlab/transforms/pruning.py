@@ -82,15 +82,14 @@ def remove_heads(
     >>> small.heads.num_heads, weights["layers"]["attention"]["q"].shape, zeroed
     (2, (1, 8, 2, 2), {})
     """
+    params, layout = check_params(config, params), config.layout
     _check_can_remove(config)
-    layout = config.layout
     plans = {name: stack.plan for name, stack in owned_stacks(config).items()}
     removed = {
         name: _by_group(name, plans[LOCATIONS[name][0]], requested, by, layout.num_heads)
         for name, requested in _requested(config, heads, cross, encoder).items()
     }
     counts = _kept_counts(layout, removed)
-    check_params(config, params)
     made, zeroed = dict(params), {}
     for name, groups in removed.items():
         kept = [_kept(lost, layout, *counts) for lost in groups]
@@ -132,6 +131,7 @@ def scale_heads(
     >>> bool((after == before / 2).all())
     True
     """
+    params = check_params(config, params)
     if not isinstance(gate, Mapping):
         raise ValueError(f'gate must be a dict such as {{"heads": factors}}, not {gate!r}')
     if not config.layout.output_projection:
@@ -139,7 +139,6 @@ def scale_heads(
             "output_projection is False: each head is a part of the output; use head_mask"
         )
     _check_plain_groups(config)
-    check_params(config, params)
     made = dict(params)
     for name, factors in gate.items():
         stack, sublayer = lookup(LOCATIONS, name, what="heads")
@@ -297,13 +296,13 @@ def _kept(removed: frozenset[int], layout: Layout, num_kv_heads: int, per_kv_hea
 
 
 def _sliced_table(table: Array, kept: Sequence[Kept]) -> Array:
-    """A table of relative positions [buckets, N]."""
+    """A table of relative positions [..., buckets, N]."""
     if len({one.heads for one in kept}) > 1:
         raise ValueError(
             "relative positions have one row for head n of all layers; remove the same heads of "
             "every group"
         )
-    return table[:, np.array(kept[0].heads)]
+    return table[..., np.array(kept[0].heads)]
 
 
 def _kept_in_kv(plan: Plan, kept: Sequence[Kept]) -> list[Kept]:
