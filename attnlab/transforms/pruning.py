@@ -288,13 +288,13 @@ def _kept(removed: frozenset[int], layout: Layout, num_kv_heads: int, per_kv_hea
 
 
 def _sliced_table(table: Array, kept: Sequence[Kept]) -> Array:
-    """A table of relative positions [buckets, N]."""
+    """A table of relative positions [..., buckets, N]."""
     if len({one.heads for one in kept}) > 1:
         raise ValueError(
             "relative positions have one row for head n of all layers; remove the same heads of "
             "every group"
         )
-    return table[:, np.array(kept[0].heads)]
+    return table[..., np.array(kept[0].heads)]
 
 
 def _kept_in_kv(plan: Plan, kept: Sequence[Kept]) -> list[Kept]:
