@@ -1,6 +1,7 @@
 """Loss and gradient of one step: auxiliary losses, logits in chunks, parts, packed documents."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from attnlab.models import (
     Rotary,
 )
 from attnlab.training import OBJECTIVES, Evaluator, init_state, sharding, train_step
+from attnlab.training.objectives import Example, Objective
 
 
 def make(task="causal_lm", dtype="float64", **fields):
@@ -167,3 +169,27 @@ def test_targets_of_packed_texts():
     assert masked[0].inputs["segments"].tolist() == [[1, 2, 2, 3, 0, 0]]
     with pytest.raises(ValueError, match="span_corruption"):
         OBJECTIVES["span_corruption"].prepare(batch, jax.random.key(0))
+
+
+class Noise:
+    """Its prediction for row i is w_i times the noise of a dropout key."""
+
+    def init(self, key, rows):
+        return {"params": {"w": jnp.ones(4)}}
+
+    def apply(self, variables, rows, *, deterministic=True, rngs=None):
+        noise = jax.random.normal(rngs["dropout"]) if rngs else 1.0
+        return types.SimpleNamespace(logits=variables["params"]["w"][rows] * noise, losses={})
+
+
+def test_parts_of_an_accumulated_step_have_dropout_of_their_own():
+    """A step of SGD moves w_i by the noise of the part that row i is in."""
+    objective = Objective(
+        lambda batch, key, /, sizes=None: Example(batch, batch["rows"], jnp.ones(4)),
+        "noise", ("encoder",), (), ("rows",), loss=lambda found, targets, smoothing=0.0: found,
+    )  # fmt: skip
+    batch, sgd = {"rows": jnp.arange(4)}, optax.sgd(1.0)
+    state = init_state(Noise(), objective, sgd, batch, 0)
+    for parts in (1, 2, 4):
+        moved = train_step(Noise(), objective, sgd, state, batch, 0, accumulate=parts)
+        assert len(np.unique(moved.params["w"])) == parts
