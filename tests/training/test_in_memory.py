@@ -124,5 +124,5 @@ def test_every_callback_logs_a_number_of_each_seed(name):
 @pytest.mark.slow
 def test_a_profile_of_some_steps(tmp_path):
     """A trace that holds the steps."""
-    in_memory(SHORT, callbacks=[training.Profile(tmp_path, 2, 3)])
+    in_memory(SHORT, profile=training.Profile(tmp_path, 2, 3))
     assert [p.suffix for p in tmp_path.rglob("*.xplane.pb")] == [".pb"]
