@@ -10,17 +10,10 @@ import pytest
 from conftest import assert_close, deep
 from optax import contrib
 
-from attnlab import heads
-from attnlab.models import FFN, ModelConfig, OutputHead, matrix_axes, param_shapes
-from attnlab.training import (
-    OPTIMIZERS,
-    SCHEDULES,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-    make_optimizer,
-    optimizers,
-)
+from attnlab import heads, models
+from attnlab.training import OPTIMIZERS, SCHEDULES, OptimizerConfig, ScheduleConfig, TrainConfig
+from attnlab.training.config import make_optimizer
+from attnlab.training.optimizers import axes_by_shape
 
 OPTIMIZER = OptimizerConfig(learning_rate=0.5, clip_norm=0.0)
 SCHEDULE = ScheduleConfig(final_learning_rate=0.1, warmup_steps=3)
@@ -163,7 +156,7 @@ def test_stacked_matrices_are_updated_separately(name):
             "q_bias": a["q_bias"][group].ravel(),  # noqa: B023
             "scale": a["norm"]["scale"][group],  # noqa: B023
         }
-        apart = made(name, axes=optimizers.axes_by_shape)
+        apart = made(name, axes=axes_by_shape)
         one = [flat(g["layers"]) for g in grads]
         expected = updates(apart, flat(random(0)["layers"]), one)[-1]
         assert_close(flat(got), expected, loosen=5)
@@ -181,12 +174,17 @@ def test_first_update_is_the_rate_times_base_over_fan_in(layout):
     """The first Adam update is the sign of the gradient times the learning rate; tables and output
     heads keep it. The decay of a matrix is learning rate x weight decay x weight, whatever the
     fan-in."""
-    output = OutputHead(kind="own", pooler="each", num_classes=3)
-    model = ModelConfig(
-        width=8, heads=layout, ffn=FFN(width=20), num_layers=2, sharing="albert", output=output
+    output = models.OutputHead(kind="own", pooler="each", num_classes=3)
+    model = models.ModelConfig(
+        width=8,
+        heads=layout,
+        ffn=models.FFN(width=20),
+        num_layers=2,
+        sharing="albert",
+        output=output,
     )
-    params = jax.tree.map(lambda a: jnp.full(a.shape, 2.0), param_shapes(model))
-    optimizer = made("adamw", CONSTANT, matrix_axes(model), base_fan_in=16)
+    params = jax.tree.map(lambda a: jnp.full(a.shape, 2.0), models.param_shapes(model))
+    optimizer = made("adamw", CONSTANT, models.matrix_axes(model), base_fan_in=16)
     [found] = updates(optimizer, params, [jax.tree.map(jnp.ones_like, params)])
     fan_in, seen = FAN_IN[layout] | {"up": 8, "down": 20}, set()
     for path, update in jax.tree_util.tree_leaves_with_path(found):
@@ -210,11 +208,11 @@ def test_clipping_is_by_the_norm_of_all():
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adam"])
 def test_decay_leaves_sinks_alone(name):
     """Without a gradient a matrix shrinks, the logits of sinks stay, of shared layers too."""
-    config = ModelConfig(
+    config = models.ModelConfig(
         width=8, num_layers=1, heads=heads.Standard(num_heads=2, extras=(heads.Sink(),))
     )
     params = {"layers": {"attention": {"q": jnp.ones((1, 8, 2, 4)), "sink": jnp.ones((1, 2))}}}
-    optimizer = made(name, CONSTANT, matrix_axes(config), weight_decay=0.5)
+    optimizer = made(name, CONSTANT, models.matrix_axes(config), weight_decay=0.5)
     [change] = updates(optimizer, params, [jax.tree.map(jnp.zeros_like, params)])
     assert not change["layers"]["attention"]["sink"].any()
     assert (change["layers"]["attention"]["q"] < 0).all()
