@@ -201,11 +201,8 @@ class TokenFiles(Spec, prefix="data."):
 
     @property
     def tokenizer(self) -> str:
-        """Its name, as `make_tokenizer` takes it; empty where it is not known."""
-        name, path = self.index.tokenizer, Path(self.path) / FILE
-        if name in ("", FILE):
-            return str(path) if path.exists() else ""
-        return name
+        """ "bytes", or empty: a run keeps the tokenizer.json of any other."""
+        return "bytes" if self.index.tokenizer == "bytes" else ""
 
     def shapes(self, length: int) -> BatchShapes:
         """Windows of `length` + 1 tokens."""
@@ -253,7 +250,7 @@ class TokenFiles(Spec, prefix="data."):
         counts = {"training tokens": len(train), "held-out tokens": len(heldout)}
         documents = {"documents": sum(index.documents)} if index.train else {}
         return dataset_of_windows(
-            {"training": train, "held-out": heldout},
+            {"train": train, "heldout": heldout},
             length,
             self.path,
             lambda part, count, tokens: {"bytes": sizes[tokens[:, 1:]]},
