@@ -45,8 +45,8 @@ def windows(stream: Stream, length: int, count: int) -> tuple[np.ndarray, np.nda
     the first is a target exactly once; the last window is filled up with zeros that do not count.
 
     >>> ten = TokenArray(np.arange(10))
-    >>> windows(ten, 3, 2)[0].tolist(), windows(ten, 6, 0)[0].tolist()
-    ([[0, 1, 2, 3], [6, 7, 8, 9]], [[0, 1, 2, 3, 4, 5, 6], [6, 7, 8, 9, 0, 0, 0]])
+    >>> windows(ten, 3, 2)[0].tolist(), windows(ten, 3, 0)[0].tolist()
+    ([[0, 1, 2, 3], [6, 7, 8, 9]], [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]])
     """
     total = len(stream)
     starts = np.arange(0, total - 1, length)

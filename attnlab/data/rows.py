@@ -53,7 +53,8 @@ class Rows(Spec, prefix="data."):
     The rows are shuffled anew in every epoch (`batching.epoch_indices`).
 
     Attributes:
-      make: "package.module:function"; the function is called with `path` and returns `Splits`.
+      make: "package.module:function" or "file.py:function"; the function is called with `path` and
+        returns `Splits`.
       path: for the function.
 
         def read(path: str) -> Splits:  # in my_data.py

@@ -13,14 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attnlab.data import files
-from attnlab.data.batching import (
-    WORDS,
-    TokenArray,
-    dataset_of_rows,
-    dataset_of_windows,
-    windows,
-)
+from attnlab.data import batching, files
+from attnlab.data.batching import WORDS
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, Fact
 from attnlab.data.packing import packed_rows
 from attnlab.data.prepare import next_piece, read_pieces
@@ -154,7 +148,7 @@ class Text(Spec, prefix="data."):
         if self.tokenizer == "bytes":
             return dataset_of_corpus(corpus, length)
         is_kept = folder is not None and (folder / FILE).exists()
-        text = tokenize(corpus, self.tokenizer, folder if is_kept else None)
+        text = _tokenize(corpus, self.tokenizer, folder if is_kept else None)
         return dataset_of_corpus(corpus, length, text)
 
 
@@ -205,16 +199,16 @@ def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = 
                 part = WORDS[name]
                 raise ValueError(f"{corpus.name}: no document of the {part} part has 2 tokens")
             facts |= {f"{WORDS[name]} documents": len(ends[name]), f"{WORDS[name]} windows": count}
-        return dataset_of_rows(rows, row_tokens=length, **fields)
+        return batching.dataset_of_rows(rows, row_tokens=length, **fields)
 
     def token_bytes(part: str, count: int, tokens: np.ndarray) -> Batch:
         if not text:
             return {}
-        sizes, _ = windows(TokenArray(parts[part]["bytes"]), length, count)
+        sizes, _ = batching.windows(batching.TokenArray(parts[part]["bytes"]), length, count)
         return {"bytes": sizes[:, 1:].astype(np.float32)}
 
-    streams = {name: TokenArray(arrays["tokens"]) for name, arrays in parts.items()}
-    return dataset_of_windows(streams, length, corpus.name, token_bytes, **fields)
+    streams = {name: batching.TokenArray(arrays["tokens"]) for name, arrays in parts.items()}
+    return batching.dataset_of_windows(streams, length, corpus.name, token_bytes, **fields)
 
 
 def _baselines(corpus: Corpus, text: TokenizedText | None) -> Baselines:
@@ -228,7 +222,7 @@ def _baselines(corpus: Corpus, text: TokenizedText | None) -> Baselines:
 
 
 @functools.lru_cache(maxsize=1)  # the runs of a sweep read one text
-def tokenize(corpus: Corpus, name: str, folder: Path | None = None) -> TokenizedText:
+def _tokenize(corpus: Corpus, name: str, folder: Path | None = None) -> TokenizedText:
     """A corpus in the tokens of `make_tokenizer(name, its training part, folder)`."""
     path = folder / FILE if folder else Path(name)
     given = path.read_bytes() if path.is_file() else b""
@@ -323,7 +317,8 @@ def _read(texts: dict[str, list[bytes]], path: str, pack: bool) -> files.Arrays:
     """The parts of the documents of each file, and with `pack` where each document ends."""
     sha256 = hashlib.sha256(b"".join(chain(*texts.values()))).hexdigest()
     held = {n for n in texts if not path and files.bucket(n, 10) == 0}
-    arrays, ends = {}, {}
+    arrays: files.Arrays = {}
+    ends: files.Arrays = {}
     for part, of in (("train", texts.keys() - held), ("heldout", held)):
         documents = list(chain(*(texts[name] for name in texts if name in of)))
         arrays[part] = np.frombuffer(b"".join(documents), np.uint8).astype(np.int32)
