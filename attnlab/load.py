@@ -29,7 +29,7 @@ from attnlab.tap import Patches
 from attnlab.training.checkpoint import Checkpoints, digest
 from attnlab.training.objectives import OBJECTIVES, Model, Objective, special_name
 from attnlab.training.objectives.objective import Example, Inputs, cross_entropy
-from attnlab.training.step import InitParams, initial_params
+from attnlab.training.step import InitParams, new_params
 
 if TYPE_CHECKING:
     from attnlab.interpret import AblationMetric
@@ -154,8 +154,9 @@ class LoadedModel:
             start = load_start(begun["start"], self.seed)
             tokens = np.asarray(inputs["tokens"])
             return with_plan_of(start.config, start.params, self.config, tokens)[0]
-        make = named_init(begun["init"], self.config)
-        return initial_params(self.config.build(), make, self.seed, inputs)
+        if make := named_init(begun["init"], self.config):
+            return make(jax.random.key(self.seed), inputs)
+        return new_params(self.config.build(), self.seed, inputs)
 
     def split(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a text [T] as the model reads them, a published one with special tokens,

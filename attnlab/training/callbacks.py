@@ -4,7 +4,7 @@ profile."""
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import jax
 from jaxtyping import Array
@@ -46,10 +46,7 @@ class Callback(Protocol):
     def __call__(self, info: StepInfo, /) -> None: ...
 
 
-CallT = TypeVar("CallT", bound=Callable[[StepInfo], None])
-
-
-def callback(*, every: int) -> Callable[[CallT], CallT]:
+def callback(*, every: int) -> Callable[[Callable[[StepInfo], None]], Callback]:
     """Decorator: calls a function with a `StepInfo` at step 0, then every so many steps and at the
     last one, for each seed.
 
@@ -67,9 +64,10 @@ def callback(*, every: int) -> Callable[[CallT], CallT]:
     if every < 1:
         raise ValueError(f"callback(every={every}): give 1 or more steps")
 
-    def mark(function: CallT) -> CallT:
-        cast(Callback, function).every = every
-        return function
+    def mark(function: Callable[[StepInfo], None]) -> Callback:
+        marked = cast(Callback, function)
+        marked.every = every
+        return marked
 
     return mark
 
@@ -95,7 +93,7 @@ def measured(measure: Measure, every: int) -> Callback:
         for name, value in numbers(info.initial, info.params).items():
             info.log(f"weights/{name}", value)
 
-    return cast(Callback, log_numbers)
+    return log_numbers
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -113,7 +111,7 @@ def heads(info: StepInfo) -> None:
     info.log("weights/least_moved", moved)
 
 
-CALLBACKS: dict[str, Callback] = {"heads": cast(Callback, heads)}
+CALLBACKS: dict[str, Callback] = {"heads": heads}
 """Name -> a callback, for `lab.Experiment.callbacks`."""
 
 

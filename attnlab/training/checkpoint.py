@@ -6,11 +6,9 @@ on load.
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,14 +139,11 @@ class Checkpoints:
 
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        policies = orbax.training.preservation_policies
         self._directory, self._say = directory, say
-        self._open = functools.partial(
-            orbax.training.Checkpointer,
-            directory.resolve(),
-            preservation_policy=policies.LatestN(2),
+        newest = orbax.training.preservation_policies.LatestN(2)
+        self._checkpointer = orbax.training.Checkpointer(
+            directory.resolve(), preservation_policy=newest
         )
-        self._checkpointer = self._open()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -158,14 +153,13 @@ class Checkpoints:
             self._checkpointer.close()
 
     def save(self, step: int, state: PyTree, notes: JSON) -> None:
-        """Starts to write `state`; a step that exists is kept. `notes` are JSON."""
-        if any(c.step == step for c in self._checkpointer.checkpoints):
-            return
+        """Starts to write `state`, in place of a damaged one. `notes` are JSON."""
         flat = _flat(state)
         digests = {name: digest(leaf) for name, leaf in flat.items()}
+        about = {"digests": digests, "notes": notes}
         with naming_full_disk(self._directory):  # of the last save, too
             self._checkpointer.save_async(
-                step, flat, force=True, custom_metadata={"digests": digests, "notes": notes}
+                step, flat, force=True, overwrite=True, custom_metadata=about
             )
 
     def restore(
@@ -177,30 +171,25 @@ class Checkpoints:
 
         Args:
           like: a state with the tree, shapes, dtypes and shardings; without it the state is a dict
-            of path -> array on the first device, and nothing on the disk changes.
+            of path -> array on the first device.
           check: called with the notes before the state is read; may raise WrongCheckpoint.
 
         Raises:
           ValueError: steps exist but none can be loaded.
         """
-        damaged = []
-        for step in sorted((c.step for c in self._checkpointer.checkpoints), reverse=True):
+        steps = sorted((c.step for c in self._checkpointer.checkpoints), reverse=True)
+        for step in steps:
             try:
-                state, notes = self._load(step, like, check)
+                return step, *self._load(step, like, check)
             except WrongCheckpoint:
                 raise
             except Exception as error:  # orbax raises many kinds for a damaged step
                 cause = error.__cause__ or error.__context__ or error
                 said = (str(cause).strip().splitlines() or [type(cause).__name__])[0][:200]
                 self._say(f"checkpoint {step} is damaged, trying an older one: {said}")
-                damaged.append(step)
-                continue
-            if like is not None:  # the run will save these steps again
-                self._remove(damaged)
-            return step, state, notes
-        if damaged:
+        if steps:
             raise ValueError(
-                f"no checkpoint in {self._directory} could be read (tried {damaged}); "
+                f"no checkpoint in {self._directory} could be read (tried {steps}); "
                 "move the folder away to start again"
             )
         return None
@@ -212,15 +201,6 @@ class Checkpoints:
             return None
         return step, self._checkpointer.metadata(step).custom_metadata["notes"]
 
-    def _remove(self, steps: list[int]) -> None:
-        if not steps:
-            return
-        if jax.process_index() == 0:
-            for step in steps:
-                shutil.rmtree(self._directory / str(step))
-        self._checkpointer.close()
-        self._checkpointer = self._open()
-
     def _load(
         self, step: int, like: PyTree, check: Callable[[JSON], None] | None
     ) -> tuple[PyTree, JSON]:
@@ -229,20 +209,17 @@ class Checkpoints:
         if check is not None:
             check(notes)
         one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        flat_like = stored.metadata if like is None else _flat(like)
-        abstract = {
+        wanted = {
             n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=one if like is None else a.sharding)
-            for n, a in flat_like.items()
+            for n, a in (stored.metadata if like is None else _flat(like)).items()
         }
-        flat = self._checkpointer.load(step, abstract)
+        flat = self._checkpointer.load(step, wanted)
         for name, leaf in flat.items():
             if digest(leaf) != digests[name]:
                 raise ValueError(f"the digest of {name} does not match")
-        if like is None:
-            return flat, notes
         # Orbax returns the names sorted, not in the tree's order.
-        leaves = [flat[name] for name in flat_like]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves), notes
+        leaves = [flat[name] for name in wanted]
+        return flat if like is None else jax.tree.unflatten(jax.tree.structure(like), leaves), notes
 
 
 def _flat(tree: PyTree) -> dict[str, Array]:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from attnlab.models.head import lm_head, output_shapes
 from attnlab.sharing import Params, PyTree
 from attnlab.training.objectives.objective import Example, Losses, Model, Objective
 
+LossOfHead: TypeAlias = Callable[[Params, Array, Array], Array]
+"""(parameters of the LM head, hidden states, targets) -> one number per target."""
 WHOLE_LOGITS, CHUNK_LOGITS = 1 << 26, 1 << 25
 """Logits (tokens x vocabulary) that are computed at once, and those of a chunk where a batch has
 more: 256 and 128 MiB in float32."""
@@ -55,7 +58,7 @@ def mean_loss(
     names = {*output_shapes(config)} | ({"embedding"} if config.output.kind == "tied" else set())
     head = {name: params[name] for name in sorted(names) if name in params}
     share = weights.astype(jnp.promote_types(weights.dtype, outputs.hidden.dtype)) / count
-    value = _chunked_sum(loss, size, head, outputs.hidden, example.targets, share)
+    value = _chunked_sum(loss, size, example.targets, share, head, outputs.hidden)
     return value, dict(outputs.losses)
 
 
@@ -74,31 +77,21 @@ def chunk_size(rows: int, length: int, vocab_size: int, tokens: int = 0) -> int:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _chunked_sum(
-    loss: Callable[[Params, Array, Array], Array],
-    size: int,
-    head: Params,
-    hidden: Array,
-    targets: Array,
-    weights: Array,
+    loss: LossOfHead, size: int, targets: Array, weights: Array, head: Params, hidden: Array
 ) -> Array:
     """sum(weights * loss(head, hidden, targets)) over [B, T], `size` positions at a time.
 
-    The gradient is computed beside the value, so logits are computed once: a chunk's are gone
-    before the next one's are there.
+    The gradients of head and hidden are computed beside the value, so logits are computed once: a
+    chunk's are gone before the next one's are there. Targets and weights have none.
     """
-    value: Array = _with_gradient(loss, size, head, hidden, targets, weights)[0]
+    value: Array = _with_gradient(loss, size, targets, weights, head, hidden)[0]
     return value
 
 
 def _with_gradient(
-    loss: Callable[[Params, Array, Array], Array],
-    size: int,
-    head: Params,
-    hidden: Array,
-    targets: Array,
-    weights: Array,
-) -> tuple[Array, tuple[Params, Array, Array]]:
-    """The sum, and its gradients for head, hidden and weights."""
+    loss: LossOfHead, size: int, targets: Array, weights: Array, head: Params, hidden: Array
+) -> tuple[Array, tuple[Params, Array]]:
+    """The sum, and its gradients for head and hidden."""
     rows, length = weights.shape
     count = -(-length // size)
 
@@ -108,37 +101,28 @@ def _with_gradient(
         padded: Array = jnp.pad(a, filled, mode=mode)
         return padded.reshape(rows, count, size, *a.shape[2:]).swapaxes(0, 1)
 
-    def join(a: Array) -> Array:
-        return a.swapaxes(0, 1).reshape(rows, count * size, *a.shape[3:])[:, :length]
+    @functools.partial(jax.value_and_grad, argnums=(0, 1))
+    def chunk(head: Params, hidden: Array, targets: Array, weights: Array) -> Array:
+        return jnp.sum(loss(head, hidden, targets) * weights)
 
-    def total(head: Params, hidden: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
-        losses = loss(head, hidden, targets)
-        return jnp.sum(losses * weights), losses
-
-    def chunk(part: tuple[Array, Array, Array]) -> tuple[PyTree, PyTree]:
-        grad = jax.value_and_grad(total, (0, 1), has_aux=True)
-        (value, losses), (to_head, to_hidden) = grad(head, *part)
-        return (value, to_head), (to_hidden, losses)
-
-    def add(sums: PyTree, part: tuple[Array, Array, Array]) -> tuple[PyTree, PyTree]:
-        more, each = chunk(part)
-        return jax.tree.map(jnp.add, sums, more), each
+    def add(sums: PyTree, part: tuple[Array, Array, Array]) -> tuple[PyTree, Array]:
+        value, (to_head, to_hidden) = chunk(head, *part)
+        return jax.tree.map(jnp.add, sums, (value, to_head)), to_hidden
 
     # What fills the last chunk are copies of the last position, of weight 0.
     parts = split(hidden, "edge"), split(targets, "edge"), split(weights, "constant")
-    shapes, _ = jax.eval_shape(chunk, jax.tree.map(lambda a: a[0], parts))
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-    (value, to_head), (to_hidden, losses) = lax.scan(add, zeros, parts)
-    return value, (to_head, join(to_hidden), join(losses))
+    value, _ = jax.eval_shape(chunk, head, *jax.tree.map(lambda a: a[0], parts))
+    zeros = jnp.zeros((), value.dtype), jax.tree.map(jnp.zeros_like, head)
+    (total, to_head), to_hidden = lax.scan(add, zeros, parts)
+    to_hidden = to_hidden.swapaxes(0, 1).reshape(rows, count * size, -1)[:, :length]
+    return total, (to_head, to_hidden)
 
 
 def _backward(
-    loss: object, size: int, gradients: PyTree, cotangent: Array
-) -> tuple[Params, Array, None, Array]:
-    to_head, to_hidden, to_weights = jax.tree.map(
-        lambda a: (a * cotangent).astype(a.dtype), gradients
-    )
-    return to_head, to_hidden, None, to_weights
+    loss: LossOfHead, size: int, gradients: PyTree, cotangent: Array
+) -> tuple[None, None, Params, Array]:
+    to_head, to_hidden = jax.tree.map(lambda a: (a * cotangent).astype(a.dtype), gradients)
+    return None, None, to_head, to_hidden
 
 
 _chunked_sum.defvjp(_with_gradient, _backward)

@@ -101,7 +101,7 @@ class TrainConfig(Spec):
             raise ValueError(
                 f"schedule.warmup_steps {warmup} must be below steps {self.steps}; lower it"
             )
-        _schedule(self)  # raises where it cannot be made of these fields
+        _schedule(self, self.steps)  # raises where it cannot be made of these fields
 
     def to_dict(self) -> JSON:
         """Nested dicts; `from_dict` reads them as the same config."""
@@ -151,10 +151,11 @@ def make_optimizer(config: TrainConfig, axes: AxesOf = axes_by_shape) -> Optimiz
     >>> [round(float(rate(step)), 5) for step in (0, 50, 125, 200)]
     [6e-05, 0.003, 0.00165, 0.0003]
     """
-    rate = _schedule(config)
+    rate = _schedule(config, config.steps)
     return Optimizer(make_transform(config.optimizer, rate, axes), rate)
 
 
+@functools.cache
 def common_steps(config: TrainConfig, steps: int) -> int:
     """How many first steps have the same rates in a training of `steps` steps.
 
@@ -165,16 +166,11 @@ def common_steps(config: TrainConfig, steps: int) -> int:
     warmup_stable_decay 641
     constant 800
     """
-    peak, lengths = config.optimizer.learning_rate, (config.steps, steps)
-    return _common_steps(config.schedule, peak, *sorted(lengths))
-
-
-@functools.cache
-def _common_steps(schedule: ScheduleConfig, peak: float, shorter: int, longer: int) -> int:
-    rates = [make_schedule(schedule, peak, steps) for steps in (shorter, longer)]
-    same = jax.jit(lambda step: jnp.broadcast_to(rates[0](step) == rates[1](step), step.shape))
+    shorter, longer = sorted((config.steps, steps))
+    one, other = (_schedule(config, length) for length in (shorter, longer))
+    same = jax.jit(lambda step: jnp.broadcast_to(one(step) == other(step), step.shape))
     return int(np.argmin(np.append(same(np.arange(shorter)), False)))
 
 
-def _schedule(config: TrainConfig) -> Rate:
-    return make_schedule(config.schedule, config.optimizer.learning_rate, config.steps)
+def _schedule(config: TrainConfig, steps: int) -> Rate:
+    return make_schedule(config.schedule, config.optimizer.learning_rate, steps)

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.models import ModelConfig
-from attnlab.sharing import Params
+from attnlab.sharing import Params, PyTree
 from attnlab.sharing.plan import plan_name
 from attnlab.training import memory, sharding
 from attnlab.training import step as steps
@@ -25,8 +25,7 @@ from attnlab.training.checkpoint import Checkpoints, check_run, describe_run
 from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
 from attnlab.training.loggers import Recorder, Row, read_metrics
-from attnlab.training.objectives import objective as objectives
-from attnlab.training.objectives.objective import Model, Objective
+from attnlab.training.objectives.objective import Model, Objective, check_kind, check_output
 from attnlab.training.optimizers import Optimizer
 from attnlab.training.sharding import StateSharding
 from attnlab.training.step import InitParams, TrainState
@@ -136,33 +135,33 @@ def fit(
     training = _Training(
         model, objective, optimizer, config, dataset, recorder, checkpoints, options
     )
-    first = training.restore()
+    first, last = training.restore(), config.steps
     with stop_signals() as stop_requested, contextlib.ExitStack() as at_end:
         for profile in training.profiles:  # a trace that is still active, also after an error
             at_end.callback(profile.finish)
         if sharding.any_process(bool(stop_requested())):  # while the data were loaded
-            raise Stopped(f"stopped at step {first} of {config.steps}")
-        if first < config.steps:
+            raise Stopped(f"stopped at step {first} of {last}")
+        if first < last:
             training.compile(first)
         if not first:
             training.call_back(0)
-        advance = at_end.enter_context(recorder.progress(config.steps, first))
-        for step in range(first + 1, config.steps + 1):
+        advance = at_end.enter_context(recorder.progress(last, first))
+        for step in range(first + 1, last + 1):
             training.take_step(step)
-            is_last, logs = step == config.steps, step % config.log_every == 0
+            is_last, logs = step == last, step % config.log_every == 0
             if logs or is_last:
                 training.log(step)
                 advance(step, training.tokens_per_step)
-            if step % config.evaluation.every == 0 and not is_last:
+            if step % config.evaluation.every == 0 or is_last:
                 training.evaluate(step)
             training.call_back(step)
             # Hosts agree on the step to stop at, now and then: it costs them a message.
             agrees = logs or jax.process_count() == 1
             stops = agrees and sharding.any_process(bool(stop_requested()))
             if step % config.checkpoint_every == 0 or is_last or stops:
-                training.save(step)
+                training.save(step)  # after all that is recorded of this step
             if stops:
-                raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
+                raise Stopped(f"stopped at step {step} of {last}; the state is saved")
             training.clock.start(step)  # hence not before the first step, which compiles
     return training.result()
 
@@ -183,35 +182,29 @@ class _Training:
     def __post_init__(self) -> None:
         self.began, self.earlier_seconds, self.clock = time.perf_counter(), 0.0, Clock()
         model, config, dataset, options = self.model, self.config, self.dataset, self.options
-        about, objective, shapes = getattr(model, "config", None), self.objective, dataset.shapes()
-        if isinstance(about, ModelConfig):
-            objectives.check_kind(objective.description, objective, about)
-            objectives.check_output(objective.description, objective, about, dataset.sizes)
-        inputs = objectives.input_shapes(objective, shapes)
+        if isinstance(about := getattr(model, "config", None), ModelConfig):
+            what = self.objective.description
+            check_kind(what, self.objective, about)
+            check_output(what, self.objective, about, dataset.sizes)
         self.mesh = options.mesh or sharding.data_mesh(batch_size=config.batch_size)
-        self.objective = objective = objective.bind(dataset.sizes)
+        self.objective = self.objective.bind(dataset.sizes)
         self.identity = describe_run(model, dataset.digest, config)
-        self.seeds = sharding.replicate(self.mesh, np.array(config.seeds, np.uint32))
-
-        transform, params = self.optimizer.transform, options.params
-        if params is None and self.mesh.size == 1:  # by a program that other runs use too
-            zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), inputs)
-            params = [steps.new_params(model, seed, zeros) for seed in config.seeds]
-        init = functools.partial(steps.init_state, model, objective, transform, shapes)
         self.state, self.shardings = steps.initial_state(
-            init, config.seeds, params, self.mesh, options.sharding
-        )
-        self.device_arrays = sharding.replicate(self.mesh, dataset.device_arrays)
-        self._score = steps.Evaluator(model, objective, self.mesh, config.evaluation.batch_size)
+            model, self.objective, self.optimizer.transform, dataset.shapes(), config.seeds,
+            options.params, self.mesh, options.sharding,
+        )  # fmt: skip
+        seeds = np.array(config.seeds, np.uint32)
+        self.constants = sharding.replicate(self.mesh, (seeds, dataset.device_arrays))
+        evaluation = config.evaluation.batch_size
+        self._score = steps.Evaluator(model, self.objective, self.mesh, evaluation)
         self._rate = jax.jit(self.optimizer.schedule)
         self.profiles = [one for one in options.callbacks if isinstance(one, Profile)]
         self.callbacks = [one for one in options.callbacks if not isinstance(one, Profile)]
-        self._initial: Params = sharding.gather(self.state.params) if self.callbacks else {}
+        self._initial: list[Params] = self._params_of_seeds() if self.callbacks else []
 
     def restore(self) -> int:
         """Loads the newest checkpoint; returns its step, 0 without one."""
-        first = 0
-        check = functools.partial(check_run, self.config, self.identity)
+        first, check = 0, functools.partial(check_run, self.config, self.identity)
         if restored := self.checkpoints.restore(self.state, check):
             first, self.state, notes = restored
             self.earlier_seconds = notes["wall_seconds"]
@@ -222,13 +215,12 @@ class _Training:
 
     def compile(self, first: int) -> None:
         """Compiles the step; raises ValueError where it does not fit the memory of a device."""
-        began = time.perf_counter()
+        began, device = time.perf_counter(), self.mesh.local_devices[0]
         one_step = steps.step_of_seeds(
             self.model, self.objective, self.optimizer, self.config, self.dataset, self.mesh
         )
         jitted = jax.jit(one_step, donate_argnums=0, out_shardings=self.shardings)
         self._step = jitted.lower(*self._arguments(first + 1)).compile()
-        device = self.mesh.local_devices[0]
         self.recorder.say(
             f"{self._describe()}; {self.mesh.size} x {device.device_kind}; compiled in "
             f"{time.perf_counter() - began:.1f} s"
@@ -239,7 +231,7 @@ class _Training:
 
     def _arguments(self, step: int) -> tuple[object, ...]:
         batch = steps.host_batch(self.dataset, self.config, self.mesh, step)
-        return self.state, batch, self.seeds, self.device_arrays
+        return self.state, batch, *self.constants
 
     def take_step(self, step: int) -> None:
         """Starts one step of all seeds."""
@@ -248,18 +240,15 @@ class _Training:
     def log(self, step: int) -> None:
         """Records the mean losses since the last log line."""
         self.clock.stop(self.state.step, step)
-        state, every = self.state, self.config.log_every
-        sums = {"loss": state.window_loss, **state.window_auxiliary}
-        means = {name: np.asarray(a) / ((step - 1) % every + 1) for name, a in sums.items()}
+        window, every = self.state.window, self.config.log_every
+        means = {n: np.asarray(a) / ((step - 1) % every + 1) for n, a in window.items()}
         for losses in means.values():
             check_finite(self.config.seeds, step, losses)
         if step % every == 0:  # a longer training goes on in the middle of a window
-            windows = state.window_loss, state.window_auxiliary
-            zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), windows)
-            loss, auxiliary = sharding.replicate(self.mesh, zeros)
-            self.state = state._replace(window_loss=loss, window_auxiliary=auxiliary)
-        rate = float(self._rate(np.int32(step - 1)))
+            zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), window)
+            self.state = self.state._replace(window=sharding.replicate(self.mesh, zeros))
         numbers = {f"train/{name}": losses for name, losses in means.items()}
+        rate = float(self._rate(np.int32(step - 1)))
         self.recorder.log_scalars(step, {**numbers, "train/learning_rate": rate})
         if self.clock.seconds:
             self.recorder.show(step, {"train/tokens_per_second": self.tokens_per_second})
@@ -267,10 +256,8 @@ class _Training:
     def evaluate(self, step: int) -> None:
         """Records the scores on the rows of learning curves."""
         self.clock.stop(self.state.step, step)
-        rows = (self.dataset.validation or self.dataset.heldout)(
-            self.config.evaluation.curve_windows
-        )
-        scores = self.score(step, rows)
+        rows = self.dataset.validation or self.dataset.heldout
+        scores = self.score(step, rows(self.config.evaluation.curve_windows))
         self.recorder.log_scalars(step, {f"eval/{name}": a for name, a in scores.items()})
 
     def call_back(self, step: int) -> None:
@@ -281,7 +268,7 @@ class _Training:
             self.recorder.attempt("the profile", end)
         is_last = step == self.config.steps
         due = [one for one in self.callbacks if step % one.every == 0 or is_last]
-        params: Params = sharding.gather(self.state.params) if due else {}
+        params = self._params_of_seeds() if due else []
         for one in due:
             call = functools.partial(self._logged_by, one, step, params)
             name = f"the callback {getattr(one, '__name__', type(one).__name__)}"
@@ -291,22 +278,21 @@ class _Training:
             elif numbers:
                 self.recorder.log_scalars(step, numbers)
 
-    def _logged_by(self, callback: Callback, step: int, params: Params) -> Scores:
+    def _logged_by(self, callback: Callback, step: int, params: list[Params]) -> Scores:
         """What a callback logs, of each seed."""
         found: dict[str, list[float]] = {}
 
         def log(name: str, value: ArrayLike) -> None:
             found.setdefault(name, []).append(float(np.asarray(value)))
 
-        for i in range(len(self.config.seeds)):
-            now, initial = _seed(params, i), _seed(self._initial, i)
+        for now, initial in zip(params, self._initial, strict=True):
             callback(StepInfo(step, now, initial, self.model, self.dataset, log))
         return {name: np.array(values) for name, values in found.items()}
 
     def save(self, step: int) -> None:
         """Starts to write a checkpoint, after the metrics up to it are on the disk."""
         self.clock.stop(self.state.step, step)
-        check_finite(self.config.seeds, step, self.state.window_loss)
+        check_finite(self.config.seeds, step, self.state.window["loss"])
         self.recorder.sync()
         seconds = {"wall_seconds": self.wall_seconds, "busy_seconds": self.clock.seconds}
         counts = {"busy_steps": self.clock.steps, "step": step, "of": self.config.steps}
@@ -324,7 +310,6 @@ class _Training:
         heldout = self.score(last, dataset.heldout(counts.windows))
         train = self.score(last, dataset.train(counts.windows or counts.curve_windows))
         heldout |= self.recorder.attempt("the final metrics", self._final_metrics) or {}
-        self.evaluate(last)
         validation = dataset.validation and self.score(last, dataset.validation(0))
         seconds, speed = self.wall_seconds, self.tokens_per_second
         self.recorder.say(
@@ -336,8 +321,7 @@ class _Training:
 
     def _describe(self) -> str:
         """Model, parameters of a seed and data, in words."""
-        config = getattr(self.model, "config", None)
-        about = type(self.model).__name__
+        config, about = getattr(self.model, "config", None), type(self.model).__name__
         if isinstance(config, ModelConfig):
             about = (
                 f"{config.kind} of {config.num_layers} layers, width {config.width}, "
@@ -352,9 +336,14 @@ class _Training:
         """What needs generated texts, of each seed."""
         if (final_metrics := self.objective.final_metrics) is None:
             return {}
-        params, seeds = sharding.gather(self.state.params), range(len(self.config.seeds))
-        final = [final_metrics(self.model, _seed(params, i), self.dataset) for i in seeds]
+        of_seeds = self._params_of_seeds()
+        final = [final_metrics(self.model, params, self.dataset) for params in of_seeds]
         return {name: np.array([one[name] for one in final]) for name in final[0]}
+
+    def _params_of_seeds(self) -> list[Params]:
+        """On the host."""
+        params = sharding.gather(self.state.params)
+        return [seed_of(params, i) for i in range(len(self.config.seeds))]
 
     @property
     def wall_seconds(self) -> float:
@@ -369,9 +358,9 @@ class _Training:
         return self.clock.steps * self.tokens_per_step / max(self.clock.seconds, 1e-9)
 
 
-def _seed(params: Params, i: int) -> Params:
-    one: Params = jax.tree.map(lambda a: a[i], params)
-    return one
+def seed_of(tree: PyTree, i: int) -> PyTree:
+    """The leaves of one seed."""
+    return jax.tree.map(lambda a: a[i], tree)
 
 
 class InMemoryFit(NamedTuple):
@@ -411,7 +400,8 @@ class InMemoryFit(NamedTuple):
         count = len(self.result.state.step)
         if not 0 <= seed < count:  # JAX would take the last one
             raise ValueError(f"seed {seed} is not there; {count} seeds are counted from 0")
-        return _seed(self.result.state.params, seed)
+        params: Params = seed_of(self.result.state.params, seed)
+        return params
 
 
 def fit_in_memory(

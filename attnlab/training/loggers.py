@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from attnlab.atomic import naming_full_disk, write_atomic
 from attnlab.extras import extra
 from attnlab.names import lookup
-from attnlab.training.provenance import CHANGES, PROVENANCE, describe_process
+from attnlab.training.provenance import write_provenance
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -68,43 +68,6 @@ class RunInfo(NamedTuple):
     first: int
 
 
-class JsonLines:
-    """`metrics.jsonl`: a JSON object per write, with the step and the values.
-
-    Opening it removes the rows after the step `first`. A value that a row of `first` already has is
-    not written again: a run that is killed between its last checkpoint and its result, and resumed,
-    records each value once.
-    """
-
-    def __init__(self, path: Path, first: int) -> None:
-        kept = [row for row in read_metrics(path) if row["step"] <= first]
-        write_atomic(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
-        self._first = first
-        self._known = {name for row in kept if row["step"] == first for name in row}
-        self._path = path
-        self._file = path.open("a")
-
-    def log_scalars(self, step: int, values: Scalars) -> Scalars:
-        """Appends a row of the values that are not yet recorded for this step, and returns them."""
-        known = self._known if step == self._first else set()
-        new = {n: np.asarray(value).tolist() for n, value in values.items() if n not in known}
-        if new:
-            with naming_full_disk(self._path):
-                self._file.write(json.dumps({"step": step, **new}) + "\n")
-                self._file.flush()
-        return new
-
-    def sync(self) -> None:
-        """Returns when the rows are on the disk."""
-        with naming_full_disk(self._path):
-            os.fsync(self._file.fileno())
-
-    def finish(self) -> None:
-        """Closes the file."""
-        with naming_full_disk(self._path):  # of rows that could not be written before
-            self._file.close()
-
-
 def progress_bars(text: str = "", *, shown: bool) -> "Progress":
     """Bars on standard error, of a terminal or a notebook: name, steps, `text`, time left."""
     with extra("train"):
@@ -130,10 +93,11 @@ class TensorBoard:
         with extra("train"):
             writer = summary_writer()
         folder = info.folder / "tensorboard"
-        resumes = folder.exists()  # then events after `first` are hidden
-        hidden = {"purge_step": info.first + 1 if resumes else None}
-        self._writers = [writer(str(folder / f"seed_{seed}"), **hidden) for seed in info.seeds]
-        if info.hyperparameters and not resumes:
+        # Events from this step on, of a process that was killed, are hidden.
+        begin = info.first + 1 if info.first else 0
+        paths = [str(folder / f"seed_{seed}") for seed in info.seeds]
+        self._writers = [writer(path, purge_step=begin) for path in paths]
+        if info.hyperparameters and not info.first:
             text = json.dumps(dict(info.hyperparameters), indent=4)
             self._writers[0].add_text("hyperparameters", f"```\n{text}\n```")
 
@@ -162,20 +126,15 @@ class WandB:
         with extra("wandb"):
             import wandb
         file = info.folder / "wandb_id.txt"
-        resumes = file.exists()
-        if not resumes:
+        resumes = file.exists() and os.environ.get("WANDB_MODE") != "offline"
+        if not file.exists():
             write_atomic(file, secrets.token_hex(4).encode())
-        offline = os.environ.get("WANDB_MODE") == "offline"
         self._seeds = info.seeds
         self._run = wandb.init(
-            dir=str(info.folder),
-            id=file.read_text(),
-            resume="allow" if resumes and not offline else None,
-            name=info.name or info.folder.name,
-            config=dict(info.hyperparameters),
-            reinit="create_new",
-            settings=wandb.Settings(silent=True, console="off"),
-        )
+            dir=str(info.folder), id=file.read_text(), resume="allow" if resumes else None,
+            name=info.name or info.folder.name, config=dict(info.hyperparameters),
+            reinit="create_new", settings=wandb.Settings(silent=True, console="off"),
+        )  # fmt: skip
 
     def log_scalars(self, step: int, values: Scalars) -> None:
         """Means over seeds, and each seed."""
@@ -264,9 +223,8 @@ class Recorder:
             import rich  # noqa: F401
         self._factories = {logger: lookup(LOGGERS, logger, what="logger") for logger in loggers}
         self.folder, self.name, self._seeds = folder, name, seeds
+        self._metrics, self._hyperparameters = folder / "metrics.jsonl", hyperparameters
         self._writes, self._speaks = writes, writes and speaks
-        self._hyperparameters = hyperparameters
-        self._lines: JsonLines | None = None
         self._others: dict[str, Logger] = {}
 
     def __enter__(self) -> "Recorder":
@@ -282,17 +240,19 @@ class Recorder:
                 print(f"[{self.name}] {line}" if self.name else line, file=sys.stderr, flush=True)
 
     def rewind(self, step: int) -> None:
-        """Opens the loggers and removes what was written after `step`.
+        """Opens the loggers and removes what was written after `step`; all of it where that is 0.
 
         Raises:
           ModuleNotFoundError: the package of a logger is missing.
         """
         if not self._writes:
             return
-        self._lines = JsonLines(self.folder / "metrics.jsonl", step)
+        kept = [row for row in read_metrics(self._metrics) if 0 < step >= row["step"]]
+        write_atomic(self._metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
         given = self._hyperparameters
-        if given is not None and not (self.folder / PROVENANCE).exists():
-            self.attempt("the provenance", self._write_provenance)
+        if given is not None:
+            write = functools.partial(write_provenance, self.folder, given)
+            self.attempt("the provenance", write)
         info = RunInfo(self.folder, self._seeds, self.name, given or {}, step)
         for name, make in self._factories.items():
             open_logger = functools.partial(make, info)
@@ -301,11 +261,14 @@ class Recorder:
 
     def log_scalars(self, step: int, values: Scalars) -> None:
         """Each value is one number or an array with one per seed."""
-        if self._lines is None or not (new := self._lines.log_scalars(step, values)):
+        if not self._writes:
             return
-        texts = (f"{n} {' '.join(f'{v:.4g}' for v in np.ravel(a))}" for n, a in new.items())
+        row = {"step": step, **{name: np.asarray(a).tolist() for name, a in values.items()}}
+        with naming_full_disk(self._metrics), self._metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        texts = (f"{n} {' '.join(f'{v:.4g}' for v in np.ravel(a))}" for n, a in values.items())
         self.say(f"step {step:>6}  {'  '.join(texts)}")
-        self.show(step, new)
+        self.show(step, values)
 
     def show(self, step: int, values: Scalars) -> None:
         """To the optional loggers alone: what depends on the machine, such as tokens/s."""
@@ -313,16 +276,14 @@ class Recorder:
 
     def sync(self) -> None:
         """Returns when metrics.jsonl is on the disk: before a checkpoint of the same step is."""
-        if self._lines is not None:
-            self._lines.sync()
+        if self._writes:
+            with naming_full_disk(self._metrics), self._metrics.open("a") as file:
+                os.fsync(file.fileno())
 
     def finish(self) -> None:
         """Closes the loggers."""
         self._each(lambda logger: logger.finish())
         self._others = {}
-        if self._lines is not None:
-            self._lines.finish()
-            self._lines = None
 
     def attempt(
         self, what: str, call: Callable[[], T], fatal: type[Exception] | tuple[()] = ()
@@ -360,11 +321,3 @@ class Recorder:
             done = self.attempt(f"the logger {name}", lambda: (call(logger),))  # noqa: B023
             if done is None:
                 del self._others[name]
-
-    def _write_provenance(self) -> None:
-        about, changes = describe_process()
-        about = {"hyperparameters": dict(self._hyperparameters or {}), **about}
-        if changes:
-            write_atomic(self.folder / CHANGES, changes)
-        content = json.dumps(about, indent=1, default=str) + "\n"
-        write_atomic(self.folder / PROVENANCE, content.encode())

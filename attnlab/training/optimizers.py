@@ -277,32 +277,29 @@ def per_matrix(transform: Transform, axes: AxesOf, *, per_head: bool = False) ->
     """
     separate = functools.partial(_separate, per_head=per_head)
 
-    def init(params: Params) -> PyTree:
-        return jax.tree.map(
-            lambda a, pair: jax.vmap(transform.init)(separate(a, pair)), params, axes(params)
-        )
+    def init_one(a: jax.Array, axes: MatrixAxes) -> PyTree:
+        return jax.vmap(transform.init)(separate(a, axes))
+
+    def update_one(g: jax.Array, state: PyTree, w: jax.Array, axes: MatrixAxes) -> PyTree:
+        apart = functools.partial(separate, axes=axes)
+        update, state = jax.vmap(transform.update)(apart(g), state, apart(w))
+        # `apart` moves numbers only: its transpose moves them back.
+        return jax.linear_transpose(apart, g)(update)[0], state
 
     def update(
         updates: optax.Updates, state: PyTree, params: Params | None = None
     ) -> tuple[optax.Updates, PyTree]:
         assert params is not None
-        tree: PyTree = jax.tree.structure(updates)
-        leaves = tree.flatten_up_to(updates)
-        state, params, pairs = (tree.flatten_up_to(t) for t in (state, params, axes(params)))
-        updated = [
-            jax.vmap(transform.update)(separate(g, pair), s, separate(w, pair))
-            for g, s, w, pair in zip(leaves, state, params, pairs, strict=True)
-        ]
-        new = [
-            _join(u, g.shape, pair, per_head=per_head)
-            for (u, _), g, pair in zip(updated, leaves, pairs, strict=True)
-        ]
-        return tree.unflatten(new), tree.unflatten([s for _, s in updated])
+        pairs = jax.tree.map(update_one, updates, state, params, axes(params))
+        new = jax.tree.map(lambda _, pair: pair[0], updates, pairs)
+        return new, jax.tree.map(lambda _, pair: pair[1], updates, pairs)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(
+        lambda params: jax.tree.map(init_one, params, axes(params)), update
+    )
 
 
-def _separate(a: jax.Array, axes: MatrixAxes, *, per_head: bool = False) -> jax.Array:
+def _separate(a: jax.Array, axes: MatrixAxes, *, per_head: bool) -> jax.Array:
     """[matrices, rows, columns], or [vectors, size]."""
     summed, outputs = axes
     if per_head and summed and outputs > 1:
@@ -310,16 +307,6 @@ def _separate(a: jax.Array, axes: MatrixAxes, *, per_head: bool = False) -> jax.
     apart, end = a.ndim - summed - outputs, a.ndim - outputs
     rows = [math.prod(a.shape[apart:end])] if summed else []
     return a.reshape(math.prod(a.shape[:apart]), *rows, math.prod(a.shape[end:]))
-
-
-def _join(a: jax.Array, shape: tuple[int, ...], axes: MatrixAxes, *, per_head: bool) -> jax.Array:
-    """The array of this shape whose matrices `_separate` returned."""
-    summed, outputs = axes
-    if not (per_head and summed and outputs > 1):
-        return a.reshape(shape)
-    head, front = len(shape) - outputs, len(shape) - outputs - summed
-    moved = (*shape[:front], shape[head], *shape[front:head], *shape[head + 1 :])
-    return jnp.moveaxis(a.reshape(moved), front, head)
 
 
 def _last_name(path: tuple[KeyEntry, ...]) -> str:

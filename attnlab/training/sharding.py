@@ -59,6 +59,12 @@ def shard_batch(mesh: Mesh, rows: np.ndarray, axis: int) -> jax.Array:
     return _place(mesh, P(*(None,) * axis, "data"), rows)
 
 
+def rows_of_process(batch_size: int) -> slice:
+    """The rows of a batch that this process reads."""
+    rows = batch_size // jax.process_count()
+    return slice(jax.process_index() * rows, (jax.process_index() + 1) * rows)
+
+
 class StateSharding(NamedTuple):
     """How the state of a training is sharded over a mesh.
 

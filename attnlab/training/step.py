@@ -19,7 +19,14 @@ from attnlab.sharing import Params, PyTree
 from attnlab.training import sharding
 from attnlab.training.chunked_loss import mean_loss
 from attnlab.training.config import TrainConfig
-from attnlab.training.objectives.objective import Example, Inputs, Losses, Model, Objective
+from attnlab.training.objectives.objective import (
+    Example,
+    Inputs,
+    Losses,
+    Model,
+    Objective,
+    input_shapes,
+)  # fmt: skip
 from attnlab.training.optimizers import Optimizer
 from attnlab.training.sharding import StateSharding
 
@@ -35,16 +42,14 @@ class TrainState(NamedTuple):
 
     Attributes:
       params, opt_state, step: after so many steps.
-      window_loss: sum of the losses since the last log line, so that the log of a resumed run is
-        the same.
-      window_auxiliary: the same of each auxiliary loss of the model, by name.
+      window: sums since the last log line, so that the log of a resumed run is the same: of the
+        "loss", and of each auxiliary loss of the model by its name.
     """
 
     params: Params
     opt_state: optax.OptState
     step: jax.Array
-    window_loss: jax.Array
-    window_auxiliary: Losses = {}  # noqa: RUF012
+    window: Losses
 
 
 def map_over_seeds(step: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -79,10 +84,10 @@ def new_params(model: Model, seed: int, inputs: Inputs) -> Params:
     try:
         hash(model)
     except TypeError:  # of a module with a list, say
-        alone: Params = jax.jit(functools.partial(_init, model))(np.uint32(seed), inputs)
-        return alone
-    shared: Params = _shared_init(model, np.uint32(seed), inputs)
-    return shared
+        init: Callable[..., Params] = jax.jit(functools.partial(_init, model))
+    else:
+        init = functools.partial(_shared_init, model)
+    return init(np.uint32(seed), inputs)
 
 
 def _init(model: Model, seed: np.uint32, inputs: Inputs) -> Params:
@@ -91,15 +96,6 @@ def _init(model: Model, seed: np.uint32, inputs: Inputs) -> Params:
 
 
 _shared_init = jax.jit(_init, static_argnums=0)
-
-
-def initial_params(
-    model: Model, params: Params | InitParams | None, seed: int, inputs: Inputs
-) -> Params:
-    """The parameters of a seed at step 0, as `fit` makes them of `FitOptions.params`."""
-    if isinstance(params, dict):
-        return params
-    return params(jax.random.key(seed), inputs) if params else new_params(model, seed, inputs)
 
 
 def input_names(model: ModelConfig) -> tuple[str, ...]:
@@ -153,9 +149,9 @@ def init_state(
     made: Params = params(key, inputs) if callable(params) else params
     made = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), made)
     _, losses = jax.eval_shape(lambda p, i: objective.predict(model, p, i), made, inputs)
-    auxiliary = {name: jnp.zeros(a.shape, a.dtype) for name, a in losses.items()}
-    step = jnp.zeros((), jnp.int32)
-    return TrainState(made, transform.init(made), step, jnp.zeros(()), auxiliary)
+    window = {name: jnp.zeros(a.shape, a.dtype) for name, a in losses.items()}
+    window["loss"] = jnp.zeros(())
+    return TrainState(made, transform.init(made), jnp.zeros((), jnp.int32), window)
 
 
 def train_step(
@@ -180,7 +176,7 @@ def train_step(
     The auxiliary losses of the model (`Outputs.losses`) are added, each with weight 1. With
     `accumulate` > 1 the model computes them on each part and their mean over the parts is added. If
     such a loss is no mean over rows (a product of means, say), this is another number than that of
-    the whole batch. `window_loss` is without them.
+    the whole batch. `window["loss"]` is without them.
 
     Args:
       model: with `apply`.
@@ -194,7 +190,7 @@ def train_step(
       loss_tokens: `TrainConfig.loss_tokens`: tokens whose logits are computed at a time.
 
     Returns:
-      The state after the step; its `window_loss` has grown by the loss.
+      The state after the step; its `window["loss"]` has grown by the loss.
 
         step = jax.jit(functools.partial(train_step, model, objective, optax.adam(1e-3)))
         state = init_state(model, objective, optax.adam(1e-3), batch, seed=0)
@@ -204,29 +200,23 @@ def train_step(
     example = objective.prepare(batch, prepare_key)
     count = jnp.maximum(jnp.sum(example.weights), 1)
 
-    def loss(params: Params, part: Example, key: Array) -> tuple[Array, tuple[Array, Losses]]:
+    def loss(params: Params, part: Example, key: Array) -> tuple[Array, Losses]:
         value, auxiliary = mean_loss(
-            objective,
-            model,
-            params,
-            part,
-            count,
-            tokens=loss_tokens,
-            deterministic=False,
-            rngs={"dropout": key},
-        )
+            objective, model, params, part, count, tokens=loss_tokens,
+            deterministic=False, rngs={"dropout": key},
+        )  # fmt: skip
         auxiliary = {name: a / accumulate for name, a in auxiliary.items()}
-        return sum(auxiliary.values(), value), (value, auxiliary)
+        return sum(auxiliary.values(), value), {**auxiliary, "loss": value}
 
     grad = functools.partial(jax.grad(loss, has_aux=True), state.params)
     if accumulate == 1:
-        grads, (value, auxiliary) = grad(example, dropout_key)
+        grads, losses = grad(example, dropout_key)
     else:
-        grads, (value, auxiliary) = _sum_over_parts(grad, example, dropout_key, accumulate)
+        grads, losses = _sum_over_parts(grad, example, dropout_key, accumulate)
     updates, opt_state = transform.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    sums = jax.tree.map(jnp.add, state.window_auxiliary, auxiliary)
-    return TrainState(params, opt_state, state.step + 1, state.window_loss + value, sums)
+    window = jax.tree.map(jnp.add, state.window, losses)
+    return TrainState(params, opt_state, state.step + 1, window)
 
 
 def step_key(seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike) -> Array:
@@ -256,35 +246,38 @@ def _sum_over_parts(
 
 
 def initial_state(
-    init: Callable[[Array, Params | InitParams | None], TrainState],
-    seeds: Sequence[int],
-    params: Params | list[Params] | InitParams | None,
-    mesh: Mesh,
-    spec: StateSharding,
-) -> tuple[TrainState, PyTree]:
+    model: Model, objective: Objective, transform: optax.GradientTransformation,
+    shapes: BatchShapes, seeds: Sequence[int], params: Params | list[Params] | InitParams | None,
+    mesh: Mesh, spec: StateSharding,
+) -> tuple[TrainState, PyTree]:  # fmt: skip
     """The state of all seeds at step 0, and its shardings.
 
     Args:
-      init: (seed, parameters to start from) -> the state of one seed.
+      model, objective, transform: as of `init_state`.
+      shapes: of a batch.
       seeds: of the run.
       params: `FitOptions.params`.
       mesh: of devices.
       spec: how the state is sharded.
     """
-
-    @functools.partial(jax.jit, static_argnames="params" if callable(params) else ())
-    def make(seed: Array, params: Params | InitParams | None) -> PyTree:
-        state = init(seed, params)
-        where = sharding.state_shardings(mesh, spec, state)
-        return lax.with_sharding_constraint(state, where)
-
+    inputs = input_shapes(objective, shapes)
+    if params is None and mesh.size == 1:  # by a program that other runs use too
+        zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), inputs)
+        params = [new_params(model, seed, zeros) for seed in seeds]
     per_seed = params if isinstance(params, list) else [params] * len(seeds)
-    if not callable(params):  # they may be on one device, and the mesh has several
-        per_seed = [sharding.gather(one) for one in per_seed]
     if len(per_seed) != len(seeds):
         raise ValueError(
             f"FitOptions.params has {len(per_seed)} trees for {len(seeds)} seeds; give one for each"
         )
+
+    @functools.partial(jax.jit, static_argnames="params" if callable(params) else ())
+    def make(seed: Array, params: Params | InitParams | None) -> PyTree:
+        state = init_state(model, objective, transform, shapes, seed, params)
+        where = sharding.state_shardings(mesh, spec, state)
+        return lax.with_sharding_constraint(state, where)
+
+    if not callable(params):  # they may be on one device, and the mesh has several
+        per_seed = [sharding.gather(one) for one in per_seed]
     pairs = zip(seeds, per_seed, strict=True)
     states = [sharding.gather(make(np.uint32(seed), params=p)) for seed, p in pairs]
     shardings = sharding.with_seed_axis(sharding.state_shardings(mesh, spec, states[0]))
@@ -293,13 +286,9 @@ def initial_state(
 
 
 def step_of_seeds(
-    model: Model,
-    objective: Objective,
-    optimizer: Optimizer,
-    config: TrainConfig,
-    dataset: Dataset,
-    mesh: Mesh,
-) -> Callable[..., TrainState]:
+    model: Model, objective: Objective, optimizer: Optimizer, config: TrainConfig,
+    dataset: Dataset, mesh: Mesh,
+) -> Callable[..., TrainState]:  # fmt: skip
     """(state, batch [S, B, ...], seeds, device arrays) -> state: one step of all seeds.
 
     A batch that the dataset generates on the device is made inside the step.
@@ -307,27 +296,22 @@ def step_of_seeds(
         step = jax.jit(step_of_seeds(model, objective, optimizer, config, dataset, mesh))
         state = step(state, host_batch(dataset, config, mesh, 0), seeds, device_arrays)
     """
-    one_step = functools.partial(
-        train_step,
-        model,
-        objective.smoothed(config.label_smoothing),
-        optimizer.transform,
-        accumulate=config.accumulate,
-        loss_tokens=config.loss_tokens,
-    )
+    smoothed = objective.smoothed(config.label_smoothing)
 
     def step(
         state: TrainState, batch: DeviceBatch, seeds: Array, device_arrays: DeviceBatch
     ) -> TrainState:
-        def one_seed(state: TrainState, batch: DeviceBatch, seed: Array) -> TrainState:
+        def of_seed(state: TrainState, batch: DeviceBatch, seed: Array) -> TrainState:
             if isinstance(batches := dataset.batches, DeviceBatches):
                 key = generation_key(seed, state.step)
                 batch = batches.generate(device_arrays, key, config.batch_size)
-                rows = NamedSharding(mesh, P("data"))
-                batch = lax.with_sharding_constraint(batch, dict.fromkeys(batch, rows))
-            return one_step(state, batch, seed)
+                batch = lax.with_sharding_constraint(batch, NamedSharding(mesh, P("data")))
+            return train_step(
+                model, smoothed, optimizer.transform, state, batch, seed,
+                accumulate=config.accumulate, loss_tokens=config.loss_tokens,
+            )  # fmt: skip
 
-        new: TrainState = map_over_seeds(one_seed)(state, batch, seeds)
+        new: TrainState = map_over_seeds(of_seed)(state, batch, seeds)
         return new
 
     return step
@@ -338,13 +322,10 @@ def host_batch(dataset: Dataset, config: TrainConfig, mesh: Mesh, step: int) -> 
     generates them."""
     if isinstance(dataset.batches, DeviceBatches):
         return {}
-    rows = config.batch_size // jax.process_count()
-    part = slice(jax.process_index() * rows, (jax.process_index() + 1) * rows)
+    part = sharding.rows_of_process(config.batch_size)
     batches = [dataset.batches(seed, step, config.batch_size, part) for seed in config.seeds]
-    return {
-        name: sharding.shard_batch(mesh, np.stack([batch[name] for batch in batches]), axis=1)
-        for name in batches[0]
-    }
+    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *batches)
+    return {name: sharding.shard_batch(mesh, a, axis=1) for name, a in stacked.items()}
 
 
 class Evaluator:
@@ -370,6 +351,24 @@ class Evaluator:
         self._metrics = [m for m in objective.metrics if m.measure is not None]
         self._sums = jax.jit(self._sums_of_seeds, out_shardings=NamedSharding(mesh, P()))
 
+    def __call__(self, params: Params, rows: Batch) -> dict[str, np.ndarray]:
+        totals, count = np.zeros(()), len(next(iter(rows.values())))
+        groups = self._mesh.shape["data"]
+        size = min(self._batch_size, -(-count // groups) * groups)
+        for number, start in enumerate(range(0, count, size)):
+            batch = {name: self._place(a[start : start + size], size) for name, a in rows.items()}
+            counts = self._place(np.ones(min(size, count - start), bool), size)
+            sums = self._sums(params, batch, counts, np.uint32(number))
+            totals = totals + np.asarray(sums, np.float64)
+        means = totals[..., 0] / totals[..., 1] / [1.0, *(m.divisor for m in self._metrics)]
+        names = ["loss", *(m.name for m in self._metrics)]
+        return dict(zip(names, means.T, strict=True))
+
+    def _place(self, rows: np.ndarray, size: int) -> Array:
+        """A batch of `size` rows on the devices; those at the end are zeros."""
+        padded = np.pad(rows, [(0, size - len(rows))] + [(0, 0)] * (rows.ndim - 1))
+        return sharding.shard_batch(self._mesh, padded[sharding.rows_of_process(size)], axis=0)
+
     def _sums_of_seeds(
         self, params: Params, batch: DeviceBatch, counts: Array, number: Array
     ) -> Array:
@@ -377,6 +376,7 @@ class Evaluator:
         fill the batch."""
         # The same masks for every model: the key depends on the number of the batch alone.
         key = jax.random.fold_in(jax.random.key(0), number)
+        example = self._objective.prepare(batch, key)
         if "valid" in batch:
             counts = counts & jnp.any(batch["valid"].reshape(len(counts), -1), axis=1)
 
@@ -387,7 +387,6 @@ class Evaluator:
             return jnp.array([[jnp.sum(a), jnp.sum(n)] for a, n in pairs])
 
         def of_seed(params: Params) -> Array:
-            example = self._objective.prepare(batch, key)
             prediction, _ = self._objective.predict(self._model, params, example.inputs)
             losses = self._objective.loss(prediction, example.targets, 0.0)
             sums = jax.vmap(of_row)((prediction, losses, example))
@@ -395,25 +394,3 @@ class Evaluator:
 
         sums: Array = map_over_seeds(of_seed)(params)
         return sums
-
-    def __call__(self, params: Params, rows: Batch) -> dict[str, np.ndarray]:
-        totals, count = np.zeros(()), len(next(iter(rows.values())))
-        groups, processes, process = (
-            self._mesh.shape["data"], jax.process_count(), jax.process_index()
-        )  # fmt: skip
-        size = min(self._batch_size, -(-count // groups) * groups)
-        mine = slice(process * size // processes, (process + 1) * size // processes)
-
-        def place(a: np.ndarray, start: int) -> Array:  # with rows of zeros at the end
-            part = a[start : start + size]
-            padded = np.pad(part, [(0, size - len(part))] + [(0, 0)] * (a.ndim - 1))
-            return sharding.shard_batch(self._mesh, padded[mine], axis=0)
-
-        for number, start in enumerate(range(0, count, size)):
-            batch = {name: place(a, start) for name, a in rows.items()}
-            counts = place(np.ones(count, bool), start)
-            sums = self._sums(params, batch, counts, np.uint32(number))
-            totals = totals + np.asarray(sums, np.float64)
-        means = totals[..., 0] / totals[..., 1] / [1.0, *(m.divisor for m in self._metrics)]
-        names = ["loss", *(m.name for m in self._metrics)]
-        return dict(zip(names, means.T, strict=True))

@@ -187,7 +187,7 @@ def losses_of(dtype, case):
     def train(params, batch):
         def step(state, _):
             new = train_step(model, task, transform, state, batch, 7, accumulate=2)
-            return new, new.window_loss - state.window_loss
+            return new, new.window["loss"] - state.window["loss"]
 
         state = init_state(model, task, transform, batch, 0, params)
         return jax.lax.scan(step, state, length=4)[1]

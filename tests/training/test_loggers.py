@@ -67,16 +67,6 @@ def test_a_resumed_run_writes_no_step_twice(tmp_path):
     assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [10, 20, 30, 40]
 
 
-def test_a_value_of_the_step_that_a_run_resumes_at_is_recorded_once(tmp_path):
-    for first, rows in ((0, {10: {"a": 1}, 20: {"b": 2}}), (20, {20: {"a": 3, "b": 4}})):
-        with Recorder(tmp_path, (0,)) as recorder:
-            recorder.rewind(first)
-            for step, numbers in rows.items():
-                recorder.log_scalars(step, numbers)
-    rows = read_metrics(tmp_path / "metrics.jsonl")
-    assert rows == [{"step": 10, "a": 1}, {"step": 20, "b": 2}, {"step": 20, "a": 3}]
-
-
 def test_other_processes_write_nothing(tmp_path, capsys):
     write(tmp_path, 0, [10], writes=False)
     assert list(tmp_path.iterdir()) == []
@@ -175,15 +165,20 @@ def test_the_first_start_records_what_the_run_was_started_with(tmp_path):
     assert (tmp_path / "provenance.json").stat().st_mtime <= (tmp_path / "mark").stat().st_mtime
 
 
-def test_commit_and_changes_of_a_repository(tmp_path):
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+def test_commit_and_changes_of_a_repository(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    provenance.write_provenance(tmp_path / "run", {})
+    assert json.loads((tmp_path / "run/provenance.json").read_text())["git"] is None
+    (tmp_path / "run/provenance.json").unlink()
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], check=True)
     (tmp_path / "a.py").write_text("x = 1\n")
     subprocess.run([*git, "add", "a.py"], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)
-    (tmp_path / "a.py").write_text("x = 2\n")
-    about, changes = provenance.describe_process(tmp_path)
+    (tmp_path / "a.py").write_bytes(b"x = 2\xff\r\n")
+    provenance.write_provenance(tmp_path / "run", {})
+    about = json.loads((tmp_path / "run/provenance.json").read_text())
     assert re.fullmatch("[0-9a-f]{40}", about["git"]["commit"])
     assert about["git"]["changed"] == [" M a.py"]
-    assert b"-x = 1\n+x = 2\n" in changes
-    assert provenance.describe_process(tmp_path.parent)[0]["git"] is None
+    assert b"-x = 1\n+x = 2\xff\r\n" in (tmp_path / "run/changes.diff").read_bytes()

@@ -77,7 +77,7 @@ def test_where_weights_lie():
 
     def specs(over_data):
         spec = StateSharding(axes, over_data)
-        state = training.TrainState(params, moments, None, None)
+        state = training.TrainState(params, moments, None, {})
         return jax.tree.map(lambda place: place.spec, sharding.state_shardings(mesh, spec, state))
 
     assert params["layers"]["attention"]["k"].shape == (2, 24, 3, 2)

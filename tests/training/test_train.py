@@ -79,7 +79,7 @@ def test_a_run_in_float64(tmp_path):
     """Over several log lines."""
     model = dataclasses.replace(MODEL, compute=FLOAT64)
     result = fit(tmp_path, changed(seeds=(0,)), model)
-    assert result.state.window_loss.dtype == np.float64
+    assert result.state.window["loss"].dtype == np.float64
 
 
 @pytest.mark.slow
