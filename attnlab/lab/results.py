@@ -1,5 +1,6 @@
 """`Results`: the results of a sweep as tables and comparisons."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -11,14 +12,14 @@ import numpy as np
 from attnlab.extras import extra
 from attnlab.lab.result import MetricInfo, RunResult, metric_infos
 from attnlab.lab.spec import Tag, as_tag
-from attnlab.lab.stats import Comparison, Scores, Variant, average_effects, compare_pairs
+from attnlab.lab.stats import Comparison, SeedScores, VariantKey, average_effects, compare_pairs
 from attnlab.lab.text_table import counted
 from attnlab.nested import differing, field_path, flatten
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Results", "Variant", "label_of"]
+__all__ = ["Results", "VariantKey", "label_of"]
 
 COLUMNS = (
     "variant", "baseline", "over", "difference", "low", "high", "p_holm", "conclusion", "p",
@@ -41,13 +42,13 @@ class Results(Sequence[RunResult]):
       runs: the results. A report has learning curves of those with a `folder`.
 
     >>> from attnlab.lab.experiment import Experiment
-    >>> from attnlab.lab.result import ModelSizes, Scores as RunScores
+    >>> from attnlab.lab.result import ModelSizes, Scores
     >>> from attnlab.lab.spec import product
     >>> sizes = ModelSizes(parameters=9, applied_parameters=9, flops_per_token=9, ffn_width=4)
     >>> runs = [
     ...     RunResult(
     ...         spec=spec, status="complete", sizes=sizes,
-    ...         scores=RunScores(heldout={"bits_per_byte": 2.5 + spec.seed}),
+    ...         scores=Scores(heldout={"bits_per_byte": 2.5 + spec.seed}),
     ...     )
     ...     for spec in product(layout=["standard", "wide"], seeds=[0, 1])
     ... ]
@@ -92,45 +93,45 @@ class Results(Sequence[RunResult]):
 
     def sign(self, metric: str) -> int:
         """1 where lower is better, -1 where higher is."""
-        return -1 if metric in self.metrics and self.metrics[metric].better == "higher" else 1
+        known = self.metrics.get(metric)
+        return -1 if known and known.better == "higher" else 1
 
     @functools.cached_property
-    def variants(self) -> dict[Variant, list[RunResult]]:
+    def variants(self) -> dict[VariantKey, list[RunResult]]:
         """Variant -> its runs, in the order of the sweep."""
-        tagged: dict[Variant, list[RunResult]] = {}
+        tagged: dict[VariantKey, list[RunResult]] = {}
         for run in self.runs:
             tags = tuple((n, v) for n, v in run.spec.tags.items() if n not in TEXT_TAGS)
             tagged.setdefault(tags, []).append(run)
-        found: dict[Variant, list[RunResult]] = {}
+        found: dict[VariantKey, list[RunResult]] = {}
         for tags, runs in tagged.items():
             for more, run in zip(_distinguish(runs), runs, strict=True):
                 found.setdefault((*tags, *more), []).append(run)
         return found
 
     @functools.cached_property
-    def labels(self) -> dict[Variant, str]:
+    def labels(self) -> dict[VariantKey, str]:
         """Variant -> its name for people: the values of the tags that differ. Never read back."""
         varied = differing([dict(v) for v in self.variants])
         return {v: label_of([t for t in v if t[0] in varied] or v) for v in self.variants}
 
-    def scores(self, metric: str | None = None) -> dict[Variant, Scores]:
+    def scores(self, metric: str | None = None) -> dict[VariantKey, SeedScores]:
         """Variant -> (text, seed) -> held-out score.
 
         Raises:
           ValueError: two runs of one variant, text and seed.
         """
         metric = self.known_metric(metric)
-        found: dict[Variant, Scores] = {}
+        found: dict[VariantKey, SeedScores] = {}
         for variant, runs in self.variants.items():
             of: dict[tuple[str, int], RunResult] = {}
             for run in (run for run in runs if metric in run.scores.heldout):
-                key = (self.text_of(run), run.spec.seed)
-                if key in of:
+                other = of.setdefault((self.text_of(run), run.spec.seed), run)
+                if other is not run:
                     raise ValueError(
-                        f"{of[key].spec.id!r} and {run.spec.id!r} are the same variant and seed, "
+                        f"{other.spec.id!r} and {run.spec.id!r} are the same variant and seed, "
                         "which would count twice; leave one of them out (`filter`)"
                     )
-                of[key] = run
             found[variant] = {key: run.scores.heldout[metric] for key, run in of.items()}
         return found
 
@@ -181,7 +182,7 @@ class Results(Sequence[RunResult]):
         """Which of `texts` a run was trained on."""
         return data_of(run) if len(self.texts) > 1 else ""
 
-    def variant(self, tags: Mapping[str, Tag]) -> Variant:
+    def variant(self, tags: Mapping[str, Tag]) -> VariantKey:
         """The one variant that has these tags. Raises ValueError where none or several do."""
         fits = [v for v in self.variants if all(dict(v).get(k) == w for k, w in tags.items())]
         if len(fits) != 1:
@@ -234,8 +235,12 @@ class Results(Sequence[RunResult]):
         chosen = [(a, b) for a, b in chosen if a in scores and b in scores]
         sign, found = self.sign(metric), []
         if len(scores) == len(self.variants):  # averages need every combination
+            planned = {
+                variant: {key: x for key, x in some.items() if key[1] in planned_seeds}
+                for variant, some in scores.items()
+            }
             found = average_effects(
-                _of_seeds(scores, planned_seeds) if planned_seeds else scores,
+                planned if planned_seeds else scores,
                 reference=dict(first) | dict(baseline or {}),
                 tags=[tag for a, b in pairs for tag in a if a[tag] != b.get(tag, a[tag])] or None,
                 margin=margin,
@@ -297,14 +302,14 @@ def config_fields(run: RunResult) -> dict[str, Tag]:
     return {field_path(path): as_tag(value) for path, value in flatten(fields).items()}
 
 
-def _distinguish(runs: Sequence[RunResult]) -> list[Variant]:
+def _distinguish(runs: Sequence[RunResult]) -> list[VariantKey]:
     """For each run of equal tags, the config fields that tell it from others on the same text."""
     configs, texts = [config_fields(run) for run in runs], [data_of(run) for run in runs]
     varied: dict[str, None] = {}
     for text in dict.fromkeys(texts):
         same = [config for config, other in zip(configs, texts, strict=True) if other == text]
         varied |= dict.fromkeys(differing(same))
-    found: list[Variant] = [() for _ in runs]
+    found: list[VariantKey] = [() for _ in runs]
     for name in varied:
         more = [(*old, (name, one.get(name))) for old, one in zip(found, configs, strict=True)]
         if len(set(map(repr, more))) > len(set(map(repr, found))):  # it splits further
@@ -312,15 +317,11 @@ def _distinguish(runs: Sequence[RunResult]) -> list[Variant]:
     return found
 
 
-def _of_seeds(scores: Mapping[Variant, Scores], seeds: Sequence[int]) -> dict[Variant, Scores]:
-    return {v: {k: x for k, x in some.items() if k[1] in seeds} for v, some in scores.items()}
-
-
 def _short(value: Tag) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _row(one: Comparison, labels: Mapping[Variant, str]) -> tuple[object, ...]:
+def _row(one: Comparison, labels: Mapping[VariantKey, str]) -> tuple[object, ...]:
     """`COLUMNS` of a comparison."""
     d, name = one.difference, label_of if one.over else labels.__getitem__
     least, most = min(one.single, default=math.nan), max(one.single, default=math.nan)
@@ -331,25 +332,25 @@ def _row(one: Comparison, labels: Mapping[Variant, str]) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _spread(scores: Scores) -> float:
+def _spread(scores: SeedScores) -> float:
     """Standard deviation over seeds: within texts, where there are several."""
     texts: dict[str, list[float]] = {}
     for (text, _), score in scores.items():
         texts.setdefault(text, []).append(score)
-    df = len(scores) - len(texts)
     squares = sum(float(np.var(some)) * len(some) for some in texts.values())
-    return math.sqrt(squares / df) if df > 0 else math.nan
+    return math.sqrt(squares / df) if (df := len(scores) - len(texts)) else math.nan
 
 
 def _flat(run: RunResult) -> dict[str, Tag]:
-    parts = ("heldout", "train", "validation")
-    scores = {f"{p}_{name}": v for p in parts for name, v in getattr(run.scores, p).items()}
+    found: dict[str, Tag] = {
+        f"{part}_{name}": value
+        for part in ("heldout", "train", "validation")
+        for name, value in getattr(run.scores, part).items()
+    }
+    found |= _sizes(run) | dataclasses.asdict(run.timing)
     head: dict[str, Tag] = {"id": run.spec.id, "seed": run.spec.seed, "status": run.status}
     rate = {"learning_rate": run.spec.config.train.optimizer.learning_rate}
-    speed = {"seconds": run.timing.seconds, "tokens_per_second": run.timing.tokens_per_second}
-    last: dict[str, Tag] = {**scores, **_sizes(run), **speed}
-    tags = {n: v for n, v in _beside(run.spec.tags.items(), head | last).items() if n not in head}
-    return {**head, **rate, **tags, **last}
+    return head | rate | _beside(run.spec.tags.items(), head | found)
 
 
 def _beside(tags: Iterable[tuple[str, Tag]], columns: Mapping[str, Tag]) -> dict[str, Tag]:

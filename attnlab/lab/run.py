@@ -19,13 +19,13 @@ from attnlab.data.dataset import Baselines
 from attnlab.lab.experiment import Experiment, check_lengths
 from attnlab.lab.machine import environment
 from attnlab.lab.result import (
-    DataInfo,
     ModelSizes,
     Provenance,
     RunResult,
     Scores,
     TaskInfo,
     Timing,
+    data_info,
     metric_infos,
 )
 from attnlab.lab.spec import RunSpec
@@ -215,7 +215,7 @@ def _result(
             metrics=metric_infos(objective),
             curves="held-out" if dataset.validation is None else "validation",
         ),
-        data=DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts),
+        data=data_info(dataset),
         provenance=Provenance(
             environment=environment(),
             start=origin,

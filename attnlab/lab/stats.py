@@ -267,9 +267,9 @@ def best_rate(tried: Mapping[float, float]) -> BestRate | None:
     return BestRate(rate, low, high)
 
 
-Variant: TypeAlias = tuple[tuple[str, Tag], ...]
+VariantKey: TypeAlias = tuple[tuple[str, Tag], ...]
 """The tags of runs that differ in their seed (and text) only."""
-Scores: TypeAlias = Mapping[tuple[str, int], float]
+SeedScores: TypeAlias = Mapping[tuple[str, int], float]
 """(text, seed) -> the score of a run."""
 Conclusion: TypeAlias = Literal["better", "worse", "equivalent", "inconclusive"]
 
@@ -290,8 +290,8 @@ class Comparison:
       single: then the same difference for each combination of them.
     """
 
-    variant: Variant
-    baseline: Variant
+    variant: VariantKey
+    baseline: VariantKey
     difference: Difference
     p_holm: float
     p_equivalent: float
@@ -302,8 +302,8 @@ class Comparison:
 
 
 def compare_pairs(
-    scores: Mapping[Variant, Scores],
-    pairs: Sequence[tuple[Variant, Variant]],
+    scores: Mapping[VariantKey, SeedScores],
+    pairs: Sequence[tuple[VariantKey, VariantKey]],
     *,
     margin: float = 0.0,
     seeds_added: bool = False,
@@ -352,7 +352,7 @@ def _conclusion(worse_by: float, p_holm: float, p_equivalent: float) -> Conclusi
 
 
 def average_effects(
-    scores: Mapping[Variant, Scores],
+    scores: Mapping[VariantKey, SeedScores],
     *,
     reference: Mapping[str, Tag] | None = None,
     tags: Sequence[str] | None = None,
@@ -373,7 +373,7 @@ def average_effects(
       margin, seeds_added, sign: as of `compare_pairs`.
     """
     values = _crossed(list(scores))
-    means: dict[Variant, Scores] = {}
+    means: dict[VariantKey, SeedScores] = {}
     pairs, about = [], []
     for tag in (tag for tag in values if tags is None or tag in tags):
         base = (reference or {}).get(tag)
@@ -393,7 +393,7 @@ def average_effects(
     ]
 
 
-def _crossed(variants: Sequence[Variant]) -> dict[str, list[Tag]]:
+def _crossed(variants: Sequence[VariantKey]) -> dict[str, list[Tag]]:
     """Tag -> values, of tags that vary, if there are two or more and all combinations; else {}."""
     names = list(dict.fromkeys(name for variant in variants for name, _ in variant))
     if any([name for name, _ in variant] != names for variant in variants):
@@ -404,15 +404,15 @@ def _crossed(variants: Sequence[Variant]) -> dict[str, list[Tag]]:
     return values if len(values) > 1 and whole else {}
 
 
-def _mean(many: Sequence[Scores]) -> dict[tuple[str, int], float]:
+def _mean(many: Sequence[SeedScores]) -> dict[tuple[str, int], float]:
     keys = set.intersection(*(set(scores) for scores in many))
     return {key: float(np.mean([scores[key] for scores in many])) for key in sorted(keys)}
 
 
-def _mean_gap(a: Scores, b: Scores) -> float:
+def _mean_gap(a: SeedScores, b: SeedScores) -> float:
     keys = set(a) & set(b)
     return float(np.mean([a[key] - b[key] for key in keys])) if keys else math.nan
 
 
-def _replace(variant: Variant, tag: str, value: Tag) -> Variant:
+def _replace(variant: VariantKey, tag: str, value: Tag) -> VariantKey:
     return tuple((name, value if name == tag else old) for name, old in variant)

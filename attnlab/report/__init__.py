@@ -19,7 +19,7 @@ from attnlab.atomic import write_atomic
 from attnlab.lab.description import Description
 from attnlab.lab.results import Results
 from attnlab.report import figures, tables
-from attnlab.report.page import Block, Figures, Page, Paragraph, Section, write_page
+from attnlab.report.page import Block, Figure, Figures, Page, Paragraph, Section, write_page
 from attnlab.report.panel import Panel, read_panels
 from attnlab.report.words import (
     answers,
@@ -95,23 +95,18 @@ def _with_added_seeds(panel: Panel, planned: dict[str, list[int]]) -> Panel:
 
 
 def make_page(panels: Sequence[Panel], *, heads: bool = False) -> Page:
-    """The report as data: question, warnings, conclusions, one figure; tables of comparisons,
-    scores and budgets; learning curves and rates; limits; how it was made."""
+    """The report as data: question, warnings, conclusions, figures of differences; tables of
+    comparisons, scores and budgets; learning curves and rates; limits; how it was made."""
     head: list[Block] = [Paragraph(subject(panels))]
-    for panel in panels:
+    differences: list[Figure] = []
+    sections: list[Section] = []
+    for i, panel in enumerate(panels, start=1):
+        end = f"-{i}" if len(panels) > 1 else ""
         head += [*warnings(panel), *(expectations(panel) or answers(panel))]
-    main = [
-        figure
-        for i, some in enumerate(figures.by_unit(panels), start=1)
-        for figure in figures.differences_figure(some, f"differences{'' if i == 1 else f'-{i}'}")
-    ]
-    if main := main or figures.scores_figure(panels[0]):
-        head.append(Figures(main))
-    sections = [
-        section
-        for i, panel in enumerate(panels, start=1)
-        for section in _sections(panel, f"-{i}" if len(panels) > 1 else "", heads)
-    ]
+        differences += figures.differences_figure(panel, f"differences{end}")
+        sections += _sections(panel, end, heads)
+    if differences:
+        head.append(Figures(differences))
     lines = dict.fromkeys(line for panel in panels for line in limits(panel))
     sections.append(Section("Limits", [Paragraph(line) for line in lines]))
     sections.append(making_section(panels))

@@ -2,6 +2,7 @@
 checkpoint."""
 
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,19 +17,10 @@ from attnlab.extras import extra
 from attnlab.interpret.statistics import head_statistics
 from attnlab.lab.result import RunResult
 from attnlab.load import LoadedModel, ModelInput, open_run
-from attnlab.models import ModelConfig, Sampling
-from attnlab.models.config import heads_per_layer
+from attnlab.models import Sampling
 from attnlab.report.page import Block, Figure, Figures, Paragraph, Section, Table, Text, draw
 from attnlab.report.panel import Panel
-from attnlab.report.style import (
-    BACKGROUND,
-    COLOURS,
-    FONT_SIZE,
-    FOREGROUND,
-    GRID,
-    SIZE,
-    new_figure,
-)
+from attnlab.report.style import FONT_SIZE, FOREGROUND, GRID, SIZE, new_figure
 from attnlab.sharing import Params
 from attnlab.training.objectives.objective import Inputs
 
@@ -63,8 +55,8 @@ TITLES = {
 """Of `attnlab.interpret.statistics.STATISTICS`, those that are shown."""
 MAPS = (
     "What each head attends to on one held-out row. Row: the query position; column: the key "
-    "position. Layers and heads count from 0; layers of one group have the same parameters. One "
-    "seed, one row: an example."
+    "position. Layers and heads count from 0; at most 3 of each are drawn. Layers of one group "
+    "have the same parameters. One seed, one row: an example."
 )
 STATISTICS = (
     "Means over held-out rows of one seed; untrained: the same model at step 0. Entropy: of the "
@@ -87,22 +79,16 @@ class Heads:
     Attributes:
       probs: attention probabilities of one row [L, N, T, S]; of a decoder with an encoder those to
         the source.
-      groups: the parameter group of each layer.
+      layers: their names, with their parameter group where some share it.
       pieces: "tokens" and, where it is another text, "source" -> token by token.
       trained, untrained: statistics over several rows, at the end and at step 0.
     """
 
     probs: np.ndarray
-    groups: Sequence[int]
+    layers: Sequence[str]
     pieces: Mapping[str, Sequence[str]]
     trained: Statistics
     untrained: Statistics
-
-    @property
-    def layers(self) -> list[str]:
-        """Their names, with their parameter group where some share it."""
-        shared = len(set(self.groups)) < len(self.groups)
-        return [f"layer {i}{f', group {g}' if shared else ''}" for i, g in enumerate(self.groups)]
 
 
 def heads_sections(panel: Panel, end: str = "") -> list[Section]:
@@ -110,8 +96,9 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
 
     A variant whose runs left no checkpoint, or have no maps, has none here.
     """
-    found: dict[str, list[Block]] = {"Attention maps": [], "Head statistics": [], "Samples": []}
     maps: list[Figure] = []
+    tables: list[Block] = []
+    samples: list[Block] = []
     for i, variant in enumerate(list(panel.scores)[:MOST_VARIANTS]):
         run = next(run for run in panel.results.variants[variant] if run.scores.heldout)
         if run.folder is None or not (run.folder / "checkpoints").exists():
@@ -119,15 +106,20 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
         title = f"{panel.results.labels[variant]}, seed {run.spec.seed}"
         heads, sample = look(run, run.folder)
         if heads is not None:
-            maps.append(_map(title, heads, f"map-{i}{end}"))
-            found["Head statistics"].append(statistics_table(title, heads, f"heads-{i}{end}"))
+            texts = "; ".join("".join(pieces)[:300] for pieces in heads.pieces.values())
+            caption, alt = f"{title}; the row begins: {texts}", f"Attention maps of {title}"
+            maps.append(draw(attention_map(heads), f"map-{i}{end}", alt, caption))
+            tables.append(statistics_table(title, heads, f"heads-{i}{end}"))
         if sample:
-            found["Samples"].append(Text(sample, title, folded=bool(panel.worse_than(variant))))
-    found["Attention maps"] += [Figures(maps)] if maps else []
-    texts = zip(found.items(), (MAPS, STATISTICS, SAMPLES), strict=True)
+            samples.append(Text(sample, title, folded=bool(panel.worse_than(variant))))
+    found: list[tuple[str, str, list[Block]]] = [
+        ("Attention maps", MAPS, [Figures(maps)] if maps else []),
+        ("Head statistics", STATISTICS, tables),
+        ("Samples", SAMPLES, samples),
+    ]
     return [
         Section(panel.named(title), [Paragraph(text), *blocks])
-        for (title, blocks), text in texts
+        for title, text, blocks in found
         if blocks
     ]
 
@@ -146,19 +138,10 @@ def look(run: RunResult, folder: Path) -> tuple[Heads | None, str]:
     tokens = np.asarray(rows[0].inputs["tokens"])
     if tokens.ndim != 2:  # features
         return None, ""
-    fits = tokens.shape[1] <= LONGEST and _same_number_of_heads(loaded.config)
-    heads = heads_of(loaded, rows) if fits else None
-    if run.spec.config.task == "causal_lm" and loaded.tokenizer is not None:
-        return heads, _sample(loaded, tokens[0].tolist())
-    return heads, ""
-
-
-def _same_number_of_heads(model: ModelConfig) -> bool:
-    try:
-        heads_per_layer(model)
-    except ValueError:
-        return False
-    return True
+    counts = {config.heads.num_heads for config in loaded.config.layer_stacks.values()}
+    heads = heads_of(loaded, rows) if tokens.shape[1] <= LONGEST and len(counts) == 1 else None
+    is_lm = run.spec.config.task == "causal_lm" and loaded.tokenizer is not None
+    return heads, _sample(loaded, tokens[0].tolist()) if is_lm else ""
 
 
 def _sample(loaded: LoadedModel, tokens: Sequence[int]) -> str:
@@ -202,108 +185,63 @@ def heads_of(loaded: LoadedModel, rows: Sequence[ModelInput]) -> Heads:
         return np.asarray(found[0][0], np.float32), means
 
     sublayer = "cross" if "source" in rows[0].inputs and "cross" in config.plan else "attention"
+    groups = config.plan.indices(sublayer)
+    shares = len(set(groups)) < len(groups)
+    layers = [f"layer {i}{f', group {g}' if shares else ''}" for i, g in enumerate(groups)]
     probs, trained = seen(loaded.params)
     _, untrained = seen(loaded.initial(rows[0].inputs))
     queries, keys = len(written["tokens"]), len(written.get("source", written["tokens"]))
-    groups = list(config.plan.indices(sublayer))
-    return Heads(probs[:, :, :queries, :keys], groups, written, trained, untrained)
+    return Heads(probs[:, :, :queries, :keys], layers, written, trained, untrained)
 
 
 def statistics_table(title: str, heads: Heads, name: str) -> Table:
     """A row for each head, or for each layer where there are many; the means before."""
-    shown = [n for n in TITLES if n in heads.trained and not np.isnan(heads.trained[n]).all()]
-    count = heads.trained[shown[0]].size
-    rows = {"mean": [np.nanmean(heads.trained[n]) for n in shown]}
-    rows["mean, untrained"] = [np.nanmean(heads.untrained[n]) for n in shown]
-    for i, layer in enumerate(heads.layers):
-        if count > MOST_HEADS:
-            rows[layer] = [heads.trained[n][i].mean() for n in shown]
+    num_layers, num_heads = heads.probs.shape[:2]
+    by_layer = num_layers * num_heads > MOST_HEADS
+    names = [f"{layer}, head {j}" for layer in heads.layers for j in range(num_heads)]
+    rows = ["mean", "mean, untrained", *(heads.layers if by_layer else names)]
+    columns: dict[str, list[float]] = {}
+    for statistic, text in TITLES.items():
+        after = heads.trained.get(statistic, np.array(np.nan))
+        if np.isnan(after).all():
             continue
-        for j in range(heads.probs.shape[1]):
-            rows[f"{layer}, head {j}"] = [heads.trained[n][i, j] for n in shown]
-    scale = [100 if TITLES[n].startswith("%") else 1 for n in shown]
-    cells = [[row, *map(float, np.multiply(values, scale))] for row, values in rows.items()]
-    columns = [TITLES[n] for n in shown]
-    frame = pandas.DataFrame(cells, columns=["head", *columns], dtype=object)
+        means = np.nanmean(after), np.nanmean(heads.untrained[statistic])
+        values = np.array([*means, *(after.mean(axis=1) if by_layer else after.ravel())])
+        columns[text] = (100 * values if text.startswith("%") else values).tolist()
+    frame = pandas.DataFrame({"head": rows, **columns}, dtype=object)
     return Table(name, f"{title}.", frame, dict.fromkeys(columns, 1))
 
 
-def _map(title: str, heads: Heads, name: str) -> Figure:
-    tokens = heads.pieces["tokens"]
-    probs = heads.probs[:, :, :WORDS, :WORDS]
-    layers, chosen = (evenly_spaced(n, most) for n, most in zip(probs.shape, MOST, strict=False))
-    figure = attention_map(
-        probs[np.ix_(layers, chosen)],
-        [heads.layers[i] for i in layers],
-        [f"head {i}" for i in chosen],
-        _shortened(tokens),
-        _shortened(heads.pieces.get("source", tokens)),
-    )
-    texts = "; ".join("".join(pieces)[:300] for pieces in heads.pieces.values())
-    caption = (
-        f"{title}: {len(layers)} of {probs.shape[0]} layers and {len(chosen)} of {probs.shape[1]} "
-        f"heads; the first tokens of the row: {texts}"
-    )
-    return draw(figure, name, f"Attention maps of {title}", caption)
-
-
-def _shortened(pieces: Sequence[str]) -> list[str]:
-    """With spaces that can be seen."""
-    seen = [piece.replace(" ", "·") for piece in pieces[:WORDS]]
-    return [t if len(t) <= LETTERS else f"{t[: LETTERS - 1]}…" for t in seen]
-
-
-def evenly_spaced(count: int, most: int) -> list[int]:
-    """At most `most` of range(count), evenly spaced, the first and the last among them.
-
-    >>> evenly_spaced(12, 4), evenly_spaced(3, 4)
-    ([0, 4, 7, 11], [0, 1, 2])
-    """
-    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
-
-
-def attention_map(
-    probs: np.ndarray,
-    layers: Sequence[str],
-    heads: Sequence[str],
-    tokens: Sequence[str],
-    keys: Sequence[str],
-) -> "Drawing":
+def attention_map(heads: Heads) -> "Drawing":
     """A grid of attention maps, one row per layer and one column per head, with a scale below.
 
     The colour goes with the square root of the probability, so that small probabilities show.
-
-    Args:
-      probs: attention probabilities [L, N, T, S].
-      layers, heads: their names.
-      tokens, keys: query and key tokens, written at the left and below the grid.
     """
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.colors import PowerNorm
 
-    rows, columns, *lengths = probs.shape
-    cell = max(min(1.0, max(4.0 / columns, 0.62)), TOKEN_HEIGHT * max(lengths) + 0.1)
+    every = heads.pieces["tokens"]
+    tokens, keys = _shortened(every), _shortened(heads.pieces.get("source", every))
+    layers, chosen = (
+        _evenly_spaced(n, most) for n, most in zip(heads.probs.shape, MOST, strict=False)
+    )
+    cell = max(0.7, TOKEN_HEIGHT * max(len(tokens), len(keys)) + 0.1)
     margin = 0.6 * SMALL_FONT / 72 * max(map(len, [*tokens, *keys]))
-    size = columns * cell + 0.7 + margin, rows * cell + 1.5 + margin
-    figure, grid = new_figure(*size, rows, columns)
-    colours = LinearSegmentedColormap.from_list("shares", [BACKGROUND, COLOURS[0]])
-    # A dollar would start a formula.
-    tokens, keys = ([word.replace("$", r"\$") for word in some] for some in (tokens, keys))
-    for i, j in np.ndindex(rows, columns):
-        axes = grid[i][j]
-        norm = PowerNorm(0.5, 0, 1)
-        image = axes.imshow(probs[i, j], colours, norm=norm, interpolation="none", aspect="auto")
-        axes.tick_params(length=0)
+    size = len(chosen) * cell + 0.7 + margin, len(layers) * cell + 1.5 + margin
+    figure, grid = new_figure(*size, len(layers), len(chosen))
+    for (i, layer), (j, head) in itertools.product(enumerate(layers), enumerate(chosen)):
+        axes, probs = grid[i][j], heads.probs[layer, head, : len(tokens), : len(keys)]
+        image = axes.imshow(probs, "Blues", norm=PowerNorm(0.5, 0, 1), interpolation="none")
         axes.grid(visible=False)
+        axes.tick_params(length=0)
         axes.spines[:].set(visible=True, color=GRID)
         axes.set_box_aspect(1)
-        axes.set(xticks=[], yticks=[])
+        axes.set(xticks=[], yticks=[], aspect="auto")
+        axes.set_title(f"head {head}" if i == 0 else "", fontsize=FONT_SIZE)
         if j == 0:
             axes.set_yticks(range(len(tokens)), tokens, fontsize=SMALL_FONT)
-            axes.set_ylabel(layers[i])
-        if i == rows - 1:
+            axes.set_ylabel(heads.layers[layer])
+        if i == len(layers) - 1:
             axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=SMALL_FONT)
-        if i == 0:
-            axes.set_title(heads[j], fontsize=FONT_SIZE)
     grid[-1][0].set_xlabel("keys →", loc="left")
     figure.supylabel("← queries", fontsize=FONT_SIZE, color=FOREGROUND)
     bar = figure.colorbar(
@@ -311,6 +249,17 @@ def attention_map(
         shrink=min(0.6, SIZE[0] / figure.get_figwidth()), ticks=[0, 0.1, 0.5, 1],
     )  # fmt: skip
     bar.ax.tick_params(labelcolor=FOREGROUND, color=GRID, labelsize=FONT_SIZE)
-    bar.outline.set_edgecolor(GRID)
     bar.set_label("attention probability", fontsize=FONT_SIZE, color=FOREGROUND)
     return figure
+
+
+def _shortened(pieces: Sequence[str]) -> list[str]:
+    """With spaces that can be seen, and dollars that start no formula."""
+    seen = [piece.replace(" ", "·") for piece in pieces[:WORDS]]
+    short = [t if len(t) <= LETTERS else f"{t[: LETTERS - 1]}…" for t in seen]
+    return [t.replace("$", r"\$") for t in short]
+
+
+def _evenly_spaced(count: int, most: int) -> list[int]:
+    """At most `most` of range(count), the first and the last among them."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})

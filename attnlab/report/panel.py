@@ -14,7 +14,7 @@ from attnlab.lab.policies import FINAL_RATE, FIRST_RATE, TUNING
 from attnlab.lab.result import MetricInfo, RunResult
 from attnlab.lab.results import COLUMNS, Results, config_fields
 from attnlab.lab.spec import RunSpec
-from attnlab.lab.stats import Scores, Variant
+from attnlab.lab.stats import SeedScores, VariantKey
 from attnlab.lab.sweep import load_results
 from attnlab.lab.workdir import specs_in
 from attnlab.load import SPECS
@@ -57,14 +57,14 @@ class Panel:
         return self.results.sign(self.metric.name)
 
     @functools.cached_property
-    def scores(self) -> dict[Variant, Scores]:
+    def scores(self) -> dict[VariantKey, SeedScores]:
         """Of the variants that have any, best mean first."""
         if not any(run.scores.heldout for run in self.results):
             return {}
         found = {v: s for v, s in self.results.scores().items() if s}
         return dict(sorted(found.items(), key=lambda item: self.sign * mean_of(item[1])))
 
-    def find(self, tags: Tags) -> Variant | None:
+    def find(self, tags: Tags) -> VariantKey | None:
         """The variant that has these tags; None where there is none."""
         try:
             return self.results.variant(tags)
@@ -91,24 +91,22 @@ class Panel:
     def styles(self) -> dict[str, Style]:
         """Label of a variant -> its style. The first tag that varies gives the colour, the others
         dashes and marker."""
-        first, *others = differing([dict(v) for v in self.results.variants]) or [""]
-        keys = [
-            (dict(v).get(first), repr([dict(v).get(n) for n in others]))
-            for v in self.results.variants
-        ]
-        colours, patterns = (list(dict.fromkeys(some)) for some in zip(*keys, strict=True))
+        tags = [dict(variant) for variant in self.results.variants]
+        first, *others = differing(tags) or [""]
+        looks = [(one.get(first), tuple(one.get(name) for name in others)) for one in tags]
+        colours, patterns = (list(dict.fromkeys(some)) for some in zip(*looks, strict=True))
         return {
-            self.results.labels[variant]: style(colours.index(colour), patterns.index(pattern))
-            for variant, (colour, pattern) in zip(self.results.variants, keys, strict=True)
+            label: style(colours.index(colour), patterns.index(pattern))
+            for label, (colour, pattern) in zip(self.results.labels.values(), looks, strict=True)
         }
 
-    def worse_than(self, variant: Variant) -> str:
+    def worse_than(self, variant: VariantKey) -> str:
         """The weakest of the baselines without a model, where the variant is worse; else ""."""
         known = self.results.variants[variant][0].scores.baselines.get(self.metric.name, {})
         weakest = max(known.items(), key=lambda one: self.sign * one[1], default=("", math.nan))
         return weakest[0] if self.sign * (mean_of(self.scores[variant]) - weakest[1]) > 0 else ""
 
-    def numbers(self, variant: Variant, name: str) -> list[float]:
+    def numbers(self, variant: VariantKey, name: str) -> list[float]:
         """A number of each run: held out, or the last of this name in its metrics; "": the main
         metric."""
         name, found = name or self.metric.name, []
@@ -129,7 +127,7 @@ class Panel:
         return f"{text}: {self.title}" if self.title else text
 
 
-def mean_of(scores: Scores) -> float:
+def mean_of(scores: SeedScores) -> float:
     """Mean over texts and seeds."""
     return float(np.mean(list(scores.values()))) if scores else math.nan
 
@@ -142,8 +140,8 @@ def _rows(path: Path) -> list[JSON]:
 def read_panels(
     given: Sequence[Results | str | Path], description: Description | None = None
 ) -> list[Panel]:
-    """One panel for each workdir, or results. Those with the same variants and configs but for the
-    data (and the learning rates) are one panel: their texts are a source of variation.
+    """One panel for each workdir, or results. Those with the same variants and configs are one
+    panel, whatever their data (texts are a source of variation) and learning rates.
 
     Raises:
       ValueError: a workdir holds no sweep, none of its runs has a result, or it is given twice.
@@ -152,27 +150,19 @@ def read_panels(
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError(f"{', '.join(map(str, folders))}: the same workdir twice; leave one out")
     names = [folder.name for folder in folders]
-    panels: list[Panel] = []
+    groups: dict[str, list[Panel]] = {}
     for i, one in enumerate(given, start=1):
         if isinstance(one, Results):
             panel = Panel(one, description or Description(), title=f"results {i}")
         else:
-            folder = Path(one)
-            alone = names.count(folder.name) == 1
-            unique = folder.name if alone else f"{folder.resolve().parent.name}/{folder.name}"
-            panel = _read(folder, unique, description)
-        configs, data = _configs(panel.results), _data(panel)
-        for k, other in enumerate(panels):
-            if _configs(other.results) == configs and _data(other) != data:
-                panels[k] = _together(other, panel)
-                break
-        else:
-            panels.append(panel)
+            panel = _read(Path(one), description, unique=names.count(Path(one).name) == 1)
+        groups.setdefault(_configs(panel.results), []).append(panel)
+    panels = [functools.reduce(_together, some) for some in groups.values()]
     return [dataclasses.replace(panels[0], title="")] if len(panels) == 1 else panels
 
 
 def _together(one: Panel, other: Panel) -> Panel:
-    """The same variants on other texts."""
+    """The same variants on other texts, or with other seeds."""
     return dataclasses.replace(
         one,
         results=one.results + other.results,
@@ -182,7 +172,8 @@ def _together(one: Panel, other: Panel) -> Panel:
     )
 
 
-def _read(workdir: Path, title: str, description: Description | None) -> Panel:
+def _read(workdir: Path, description: Description | None, *, unique: bool) -> Panel:
+    """Of a workdir; `unique`: no other one has its name."""
     results, tuning = load_results(workdir), workdir / TUNING
     if not len(results):
         raise ValueError(f"no run in {workdir} has a result yet; let the sweep finish one")
@@ -190,7 +181,7 @@ def _read(workdir: Path, title: str, description: Description | None) -> Panel:
     return Panel(
         results,
         description or read_description(workdir),
-        title=title,
+        title="/".join(workdir.resolve().parts[-1 if unique else -2 :]),
         unfinished=[spec for name, spec in specs_in(workdir).items() if name not in done],
         tuning=load_results(tuning) if (tuning / SPECS).exists() else None,
     )
@@ -203,7 +194,3 @@ def _configs(results: Results) -> str:
     for fields in configs.values():
         del fields[FIRST_RATE], fields[FINAL_RATE]
     return repr(sorted(configs.items(), key=repr))
-
-
-def _data(panel: Panel) -> set[str]:
-    return {repr(run.spec.config.data) + run.data.sha256 for run in panel.results}

@@ -68,24 +68,24 @@ def scores_table(panel: Panel, name: str = "scores") -> Table:
     unit, metric, first = panel.metric.unit, panel.metric.name, panel.results[0]
     known = panel.results.metrics
     others = {m: known[m].unit if m in known else m for m in first.scores.heldout if m != metric}
-    diverged = any(run.status == "diverged" for run in panel.results)
     rows: list[Row] = []
     for variant in dict.fromkeys([*panel.scores, *panel.results.variants]):
         scores, runs = list(panel.scores.get(variant, {}).values()), panel.results.variants[variant]
-        gone = sum(run.status == "diverged" for run in runs)
         rows.append({
             "variant": panel.results.labels[variant],
             f"held-out {unit}": float(np.mean(scores)) if scores else None,
             "standard deviation": float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
             "runs": len(scores),
-            **({"diverged": gone} if diverged else {}),
+            "diverged": sum(run.status == "diverged" for run in runs),
             f"train {unit}": _mean(runs, "train", metric),
             **{f"held-out {text}": _mean(runs, "heldout", m) for m, text in others.items()},
         })  # fmt: skip
-    for baseline, value in first.scores.baselines.get(metric, {}).items():
-        rows.append({"variant": f"{baseline} (no model)", f"held-out {unit}": value})
-    better = f"{panel.metric.better} is better"
-    caption = f"Held-out score, best mean first ({better}). Standard deviation over runs."
+    baselines = first.scores.baselines.get(metric, {})
+    rows += [{"variant": f"{b} (no model)", f"held-out {unit}": x} for b, x in baselines.items()]
+    caption = (
+        f"Held-out score, best mean first ({panel.metric.better} is better). Standard deviation "
+        "over runs."
+    )
     digits = {f"{part} {unit}": panel.metric.digits for part in ("held-out", "train")}
     return Table(name, caption, _frame(rows), digits)
 

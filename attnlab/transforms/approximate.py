@@ -406,7 +406,7 @@ def approximate_model(
     >>> found.params["layers"]["attention"]["k"].shape, len(found.losses)
     ((1, 8, 1, 2), 2)
     """
-    check_params(config, params)
+    params = check_params(config, params)
     alone = config.positions.is_rotary or config.positions.name not in ("relative", "alibi")
     one_stack = not (config.layer_types or config.encoder or {"kv", "delta"} & set(config.plan))
     if not (alone and one_stack) or config.attention.window is not None:

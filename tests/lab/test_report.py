@@ -21,7 +21,7 @@ from attnlab.report.heads import Heads, attention_map, statistics_table
 from attnlab.report.page import Facts, Figures, Paragraph, Table, to_markdown
 from attnlab.report.style import style
 from attnlab.report.tables import budget_table, comparison_table, rates_table, scores_table
-from attnlab.report.words import answers, expectations, limits, question, warnings
+from attnlab.report.words import answers, expectations, limits, warnings
 
 CROSSED = {
     (("layout", layout), ("sharing", plan)): mean
@@ -48,6 +48,8 @@ def texts(blocks):
 
 
 def on_text(run, path):
+    if not path.exists():
+        path.write_bytes(b"some text " * 500)
     config = lab.with_values(run.spec.config, {"data.path": str(path)})
     return dataclasses.replace(run, spec=dataclasses.replace(run.spec, config=config))
 
@@ -86,19 +88,14 @@ def test_one_frame_has_averages_first_then_pairs_best_first():
     ]
 
 
-def test_another_baseline_turns_the_conclusion_round():
+def test_baselines_units_and_variants_that_diverged():
     runs = noisy(TWO, range(5))
     assert conclusions(runs) == {("wide", "standard", ""): "better"}
     assert conclusions(runs, baseline={"layout": "wide"}) == {("standard", "wide", ""): "worse"}
     assert conclusions(in_percent(runs)) == {("wide", "standard", ""): "worse"}
-    first = {(("layout", "x"),): 2.6, **TWO}
-    assert ("wide", "x", "") in conclusions(noisy(first, range(3)))
-
-
-def test_a_baseline_that_diverged_is_compared_with_nothing():
-    runs = [*noisy(TWO, [0, 1]), made({"layout": "x"}, 0, None)]
-    assert conclusions(runs, baseline={"layout": "x"}) == {}
-    assert "Every run diverged" in texts(answers(panel([made({"layout": "x"}, 0, None)])))
+    gone = made({"layout": "x"}, 0, None)
+    assert conclusions([*runs, gone], baseline={"layout": "x"}) == {}
+    assert "Every run diverged" in texts(answers(panel([gone])))
     crossed = [*noisy(CROSSED, [0, 1])[:-2], made(dict(list(CROSSED)[-1]), 0, None)]
     assert all(over == "" for *_, over in conclusions(crossed))  # not every combination
 
@@ -123,11 +120,8 @@ def test_the_answer_has_the_numbers_of_its_row():
     np.testing.assert_allclose(found, [row[n] for n in ("difference", "low", "high")], atol=6e-4)
     wide = noisy({**TWO, (("layout", "narrow"),): 2.7}, [0, 1, 2], spread=1.0)
     assert {a.lead.split(":")[0] for a in answers(panel(wide))} == {"Inconclusive"}
-
-
-def test_many_comparisons_are_counted():
     means = {(("v", f"v{i}"),): 2.0 + 0.2 * (i > 3) - 0.2 * (i == 1) for i in range(8)}
-    [answer] = answers(panel(noisy(means, range(6))))
+    [answer] = answers(panel(noisy(means, range(6))))  # many are counted
     counts = re.findall(r"(\d+) (better|worse|inconclusive)", answer.lead)
     assert counts == [("1", "better"), ("4", "worse"), ("2", "inconclusive")]
 
@@ -146,34 +140,31 @@ def test_a_sign_that_depends_on_another_tag_is_in_the_conclusion():
     assert table.frame["single differences"].notna().tolist() == [True, True, False, False, False]
 
 
-def test_warnings_stand_above_the_conclusion():
+def test_warnings_stand_above_the_conclusion(tmp_path):
     bad = {tags: mean + 3 for tags, mean in CROSSED.items()}  # unigram has 4.7
     page = make_page([panel(noisy(bad, range(5)))])
     kinds = [b.kind if isinstance(b, Paragraph) else "figure" for b in page.head]
     assert kinds == ["", "warning", "answer", "answer", "figure"]
-    runs = [*noisy(TWO, [0, 1]), made({"layout": "wide"}, 2, None), made({"layout": "x"}, 0, 5.0)]
-    text = texts(warnings(panel(runs)))
-    assert "wide diverged with seed 2" in text
-    assert "(unigram): x." in text
-    assert warnings(panel(noisy(TWO, [0, 1]))) == []
-    assert warnings(panel(in_percent(noisy(TWO, [0, 1])))) == []
-
-
-def test_data_that_no_tag_names_are_reported(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"some text " * 500)
     runs = noisy(TWO, [0, 1])
-    other = [on_text(run, path) if run.spec.tags["layout"] == "wide" else run for run in runs]
-    assert "path differ" in texts(warnings(panel(other)))
+    found = [*runs, made({"layout": "wide"}, 2, None), made({"layout": "x"}, 0, 5.0)]
+    elsewhere = [on_text(r, tmp_path / "a") if r.spec.tags["layout"] == "wide" else r for r in runs]
     digests = [dataclasses.replace(r, data=lab.result.DataInfo(sha256=str(i)))
                for i, r in enumerate(runs)]  # fmt: skip
-    assert "digests differ" in texts(warnings(panel(digests)))
+    python = dataclasses.replace(runs[0].provenance, environment={"python": "3.12", "jax": "0"})
+    for some, word in (
+        (found, "wide diverged with seed 2"),
+        (found, "(unigram): x."),
+        (elsewhere, "path differ"),
+        (digests, "digests differ"),
+        ([dataclasses.replace(runs[0], provenance=python), *runs[1:]], "python is 3.12 or 3.11"),
+    ):
+        assert word in texts(warnings(panel(some)))
+    assert warnings(panel(runs)) == warnings(panel(in_percent(runs))) == []
 
 
 def test_texts_and_seeds_are_both_sources_of_variation(tmp_path):
     runs = []
     for i, path in enumerate(tmp_path / f"{name}.txt" for name in "abc"):
-        path.write_bytes(b"some text " * 500)
         shifted = {tags: mean + 0.1 * i * (tags[0][1] == "wide") for tags, mean in TWO.items()}
         runs += [on_text(run, path) for run in noisy(shifted, range(3), key=i)]
     results = lab.Results(runs)
@@ -182,10 +173,13 @@ def test_texts_and_seeds_are_both_sources_of_variation(tmp_path):
     assert row["conclusion"] == "inconclusive"  # over seeds alone it would be clear
     assert results.table()["texts"].tolist() == [3, 3]
     assert any("texts (3) and seeds" in line for line in limits(Panel(results)))
+    wide = [run.scores.heldout["loss"] for run in runs if run.spec.tags["layout"] == "wide"]
+    spread = np.sqrt(np.reshape(wide, (3, 3)).var(axis=1, ddof=1).mean())  # within texts
+    assert results.table()["sd"].to_list()[0] == pytest.approx(spread)
 
 
-def test_equal_tags_with_another_config_are_two_variants():
-    """adamw and lion without a tag of their own: never one row."""
+def test_variants_are_tags_and_the_fields_that_tell_equal_tags_apart():
+    """adamw and lion without a tag of their own: never one row. A tag named as a column stays."""
     runs = [
         made({"layout": "standard"}, seed, score, values={"train.optimizer.name": name})
         for name, score in (("adamw", 2.7), ("lion", 2.4))
@@ -198,55 +192,42 @@ def test_equal_tags_with_another_config_are_two_variants():
     rates = {"train.optimizer.learning_rate": 0.01, "train.schedule.final_learning_rate": 0.001}
     found = lab.Results([made({"a": 1}, 0, 2.0), made({"a": 1}, 0, 2.1, values=rates)]).labels
     assert sorted(found.values()) == ["learning_rate=0.003", "learning_rate=0.01"]
-
-
-def test_a_seed_that_would_count_twice_is_refused():
-    runs = [made({"layout": "wide"}, 0, 2.0), made({"layout": "wide"}, 0, 2.0)]
-    runs[1] = dataclasses.replace(runs[1], spec=dataclasses.replace(runs[1].spec, id="again"))
-    with pytest.raises(ValueError, match="'again'"):
-        lab.Results(runs).table()
-
-
-def test_tags_named_like_a_column_keep_their_values():
-    runs = [made({"p": p, "seeds": "few"}, s, p + 0.1 * s * p) for p in (1, 2) for s in range(3)]
-    table = lab.Results(runs).table()
+    named = [made({"p": p, "seeds": "few"}, s, p + 0.1 * s * p) for p in (1, 2) for s in range(3)]
+    table = lab.Results(named).table()
     assert table[["p", "seeds (tag)", "seeds"]].values.tolist() == [[1, "few", 3], [2, "few", 3]]
+    again = dataclasses.replace(runs[0], spec=dataclasses.replace(runs[0].spec, id="again"))
+    with pytest.raises(ValueError, match="'again'"):  # it would count twice
+        lab.Results([*runs, again]).table()
 
 
 def test_tables_have_the_scores_and_the_baselines():
     runs = [*noisy(TWO, [0, 1, 2]), made({"layout": "wide"}, 3, None)]
-    one = panel(runs)
-    rows = {row["variant"]: row for row in scores_table(one).frame.to_dict("records")}
+    rows = {row["variant"]: row for row in scores_table(panel(runs)).frame.to_dict("records")}
     assert list(rows) == ["wide", "standard", "unigram (no model)", "5-gram (no model)"]
     wide = [run.scores.heldout["loss"] for run in runs[3:6]]
-    assert rows["wide"]["held-out bits per byte"] == pytest.approx(np.mean(wide))
-    assert rows["wide"]["standard deviation"] == pytest.approx(np.std(wide, ddof=1))
-    assert (rows["wide"]["runs"], rows["wide"]["diverged"]) == (3, 1)
+    expected = [np.mean(wide), np.std(wide, ddof=1), 3, 1]
+    names = ("held-out bits per byte", "standard deviation", "runs", "diverged")
+    assert [rows["wide"][name] for name in names] == pytest.approx(expected)
     assert rows["5-gram (no model)"]["held-out bits per byte"] == 2.9
     results = lab.Results(runs)
-    best = results.table().iloc[0]
-    found = best[["mean", "sd", "seeds", "diverged"]].tolist()
-    assert found == pytest.approx([np.mean(wide), np.std(wide, ddof=1), 3, 1])
+    found = results.table().iloc[0][["mean", "sd", "seeds", "diverged"]].tolist()
+    assert found == pytest.approx(expected)
     assert f"{np.mean(wide):.3f}" in results._repr_html_()
     alone = make_page([panel(runs[:1])])
     assert alone.blocks(Figures) == []
-    assert "no other variant" in texts(alone.head)
+    assert "Nothing to compare. standard: " in texts(alone.head)
 
 
 def test_budgets_have_measured_seconds_beside_flops():
     """1,000 tokens a second, 8 x 16 tokens a step; 40 steps of 3 forward passes."""
-    row = budget_table(panel(noisy(TWO, [0]))).frame.iloc[1]
+    runs = noisy(TWO, [0])
+    row = budget_table(panel(runs)).frame.iloc[1]
     assert (row["parameters"], row["FLOPs per token"]) == (1300, 5200)
     assert float(row["seconds per step"]) == 0.128
     assert float(row["training FLOPs"]) == pytest.approx(3 * 5200 * 40 * 8 * 16, rel=5e-3)
-
-
-def test_variants_of_other_sizes_are_not_at_an_equal_budget():
-    """The range of their parameters, unless a budget was made equal."""
-    runs = [made({"layout": name}, 0, 2.0, parameters=n) for name, n in (("a", 70), ("b", 1500))]
-    for budget, count in (("", 1), ("parameters", 0)):
+    for budget, count in (("", 1), ("parameters", 0)):  # were they made equal?
         lines = limits(panel(runs, matched=budget))
-        assert sum("70 to 1,500" in line for line in lines) == count
+        assert sum("1,000 to 1,300" in line for line in lines) == count
 
 
 def test_equivalence_needs_a_margin():
@@ -296,12 +277,14 @@ def test_curves_have_all_points_of_all_seeds(tmp_path):
     assert "16 held-out rows" in figure.caption
 
 
-def test_diverged_curves_do_not_set_the_range():
-    look, steps = style(0, 0), np.array([1, 100])
-    sound = Curve("a", look, steps, np.array([[3.0, 2.0]]), False)
-    broken = Curve("b", look, steps, np.array([[3.0, 1e9]]), True)
-    assert learning_curves([sound, broken], "bits").axes[0].get_ylim()[1] < 10
-    late = Curve("a", look, np.array([1, 2, 50, 100]), np.array([[90.0, 40.0, 2.1, 2.0]]), False)
+def test_curves_that_diverged_and_first_steps_do_not_set_the_range():
+    look = style(0, 0)
+    sound = Curve("a", look, [1, 100], [[3.0, 3.2], [2.0, 2.4]])
+    broken = Curve("b", look, [1, 100], [[3.0], [1e9]], diverged=True)
+    axes = learning_curves([sound, broken], "bits").axes[0]
+    assert axes.get_ylim()[1] < 10
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([3.1, 2.2])
+    late = Curve("a", look, [1, 2, 50, 100], [[90.0], [40.0], [2.1], [2.0]])
     low, high = learning_curves([late], "bits").axes[0].get_ylim()
     assert 1.9 < low < high < 2.2  # the range of the last three quarters
 
@@ -350,19 +333,6 @@ def test_a_number_that_varies_is_an_axis():
     assert over_tag_figures(panel(noisy(CROSSED, [0]))) == []
 
 
-def test_scores_of_different_units_have_figures_of_their_own():
-    runs = noisy(TWO, range(3))
-    one = dataclasses.replace(panel(runs), title="bytes")
-    other = dataclasses.replace(panel(in_percent(runs)), title="texts")
-    figures = {f.name: f.svg for some in make_page([one, other]).blocks(Figures)
-               for f in some.figures}  # fmt: skip
-    assert "bits per byte" in figures["differences"]
-    assert "% right" in figures["differences-2"]
-    assert {table.name for table in make_page([one, other]).blocks(Table)} >= {
-        "comparisons-1", "comparisons-2", "budgets-2",
-    }  # fmt: skip
-
-
 def test_every_figure_and_table_is_a_file(tmp_path):
     runs = noisy(CROSSED, [0, 1, 2])
     results = with_curves(runs, tmp_path / "w")
@@ -395,9 +365,8 @@ def test_names_are_shown_as_they_are(tmp_path):
 
 
 def test_several_workdirs(tmp_path):
-    """On other texts: one panel with both. With other configs: a panel each."""
+    """Of the same variants: one panel, with both texts or all seeds. Others: a panel each."""
     runs = noisy(TWO, [0, 1])
-    (tmp_path / "other.txt").write_bytes(b"some text " * 500)
     first = store(runs, tmp_path / "first")
     second = store([on_text(run, tmp_path / "other.txt") for run in runs], tmp_path / "second")
     values = {"model.ffn.width": 16}
@@ -405,12 +374,15 @@ def test_several_workdirs(tmp_path):
     matched = store(wider, tmp_path / "matched")
     [both] = read_panels([first, second])
     assert len(both.results.texts) == 2
-    assert [p.title for p in read_panels([first, matched])] == ["first", "matched"]
+    [seeds] = read_panels([first, lab.Results(noisy(TWO, [2]))])
+    assert len(seeds.results.scores()[seeds.results.variant({"layout": "wide"})]) == 3
     again = store(wider, tmp_path / "other" / "first")
     titles = [f"{tmp_path.name}/first", "other/first"]
     assert [p.title for p in read_panels([first, again])] == titles
-    path = lab.report([first, matched], tmp_path / "both" / "report.html")
-    assert "Scores: matched" in path.read_text()
+    page = make_page(read_panels([first, matched]))
+    assert "Scores: matched" in {section.title for section in page.sections}
+    names = {table.name for table in page.blocks(Table)}
+    assert names >= {"comparisons-1", "comparisons-2", "budgets-2"}
     run_folder(first, runs[0].spec).joinpath("result.json").unlink()
     [one] = read_panels([first])
     assert list(one.unfinished) == [runs[0].spec]
@@ -427,9 +399,8 @@ def test_the_description_and_the_command_come_from_the_workdir(tmp_path):
     about.write(workdir)
     assert lab.read_description(workdir) == about
     (workdir / "command.txt").write_text("python -m experiments.sweep --seeds=0,1\n")
-    [one] = read_panels([workdir])
-    page = make_page([one])
-    assert page.title == question([one]) == "Which?"
+    page = make_page(read_panels([workdir]))
+    assert page.title == "Which?"
     [facts] = page.blocks(Facts)
     assert dict(facts.items)["Command"] == "python -m experiments.sweep --seeds=0,1"
     assert dict(facts.items)["Seeds"] == "0; 1"
@@ -475,13 +446,14 @@ def test_heads_are_those_of_the_checkpoint(tmp_path):
 
 def test_maps_and_tables_of_heads_show_their_numbers():
     probs = np.tril(np.ones((2, 2, 3, 3)))
-    names = ["layer 0", "layer 1"], ["head 0", "head 1"]
-    axes = attention_map(probs, *names, ["$a", "b", "c"], ["x", "y", "z"]).axes
+    values = np.array([[0.5, np.nan], [1.0, 3.0]])
+    names = ["layer 0, group 0", "layer 1, group 0"]
+    pieces = {"tokens": ["$a", "b", "c"], "source": ["x", "y", "z"]}
+    seen = Heads(probs, names, pieces, {"first_token": values}, {"first_token": values / 3})
+    axes = attention_map(seen).axes
     np.testing.assert_array_equal(axes[3].images[0].get_array(), probs[1, 1])
     assert [t.get_text() for t in axes[2].get_xticklabels()] == ["x", "y", "z"]
-    assert [axes[i].get_title() for i in range(2)] == names[1]
-    values = np.array([[0.5, np.nan], [1.0, 3.0]])
-    seen = Heads(probs, [0, 0], {}, {"first_token": values}, {"first_token": values / 3})
+    assert [axes[i].get_title() for i in range(2)] == ["head 0", "head 1"]
     table = statistics_table("a", seen, "heads").frame.set_index("head")["% on first token"]
     assert table.to_list()[:3] == pytest.approx([150, 50, 50])
     assert table["layer 1, group 0, head 1"] == 300

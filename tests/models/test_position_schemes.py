@@ -6,7 +6,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_models import random_params
+from random_models import random_params
 
 from attnlab import heads
 from attnlab.heads.positions import read_scaling, rotary_angles, rotate

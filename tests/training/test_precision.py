@@ -13,7 +13,7 @@ from attnlab import heads
 from attnlab.data import DataSizes
 from attnlab.heads.linear import over_tokens
 from attnlab.models import FFN, Attention, Compute, ModelConfig, OutputHead
-from attnlab.models.positionwise import dense
+from attnlab.models.ffn import dense
 from attnlab.training import OptimizerConfig, TrainConfig, make_optimizer
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import init_state, train_step

@@ -85,14 +85,8 @@ EVEN_PAIRS["k"] = EVEN_PAIRS["k"] * (np.arange(8) % 2 == 0)
 PARAMS = random_params(MHA)
 SHARED_VALUES = PARAMS | {"v": np.repeat(PARAMS["v"][:, ::2], 2, 1)}
 KNOWN = {
-    # A group of equal heads, and a latent of full rank: what `convert` finds.
-    "equal heads": (
-        SHARED_VALUES | {"k": np.repeat(PARAMS["k"][:, ::2], 2, 1)},
-        MHA, dataclasses.replace(MHA, num_kv_heads=2), dict(rotary=True), "exact",
-    ),
-    "full latent": (
-        PARAMS, MHA, dataclasses.replace(LATENT, latent_dim=32), {}, "exact",
-    ),
+    # What `convert` finds.
+    "full latent": (PARAMS, MHA, dataclasses.replace(LATENT, latent_dim=32), {}, "exact"),
     # Inputs of rank 3 need keys and values of width 3.
     "few directions": (PARAMS, MHA, ONE, dict(x=texts(rank=3)), "low rank"),
     # Keys that differ by a complex factor are one key under rotary positions.
@@ -100,11 +94,7 @@ KNOWN = {
         rotated_keys(SHARED_VALUES, 2),
         MHA, dataclasses.replace(MHA, num_kv_heads=2), dict(rotary=True), "low rank",
     ),
-    # So all heads have one key: all of it, or the pairs whose rates the target has, keep positions.
-    "positions apart": (
-        rotated_keys(PARAMS | {"v": np.repeat(PARAMS["v"][:, :1], 4, 1)}, 4), MHA,
-        dataclasses.replace(LATENT, latent_dim=4), dict(rotary=True), "svd",
-    ),
+    # The pairs whose rates the target has keep their positions.
     "half of the pairs": (
         EVEN_PAIRS, TWO,
         dataclasses.replace(LATENT, num_heads=2, latent_dim=8), dict(rotary=True), "svd",

@@ -31,11 +31,3 @@ class QueryNorm(Standard):
 
     def project_q(self, params, x, rotate):
         return rms(super().project_q(params, x, rotate))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Negated(Standard):
-    """Every head times -1."""
-
-    def project_out(self, params, heads):
-        return super().project_out(params, -heads)

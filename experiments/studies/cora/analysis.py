@@ -7,31 +7,18 @@ import pandas
 from matplotlib.figure import Figure
 
 from attnlab.lab.stats import paired_difference
-from attnlab.report.page import render, table
+from attnlab.report.page import render
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
 from experiments.studies.cora.study import MAIN, PUBLISHED, VARIANTS
 from experiments.studies.rows import conclusions
 
-COMMAND = "python -m experiments.studies.cora --data=PATH/cora --out=docs/results"
 
-
-def page(rows: pandas.DataFrame, command: str = COMMAND) -> str:
-    """The Markdown page of cora.csv; `command` wrote it."""
+def page(rows: pandas.DataFrame) -> str:
+    """The Markdown page of cora.csv."""
     of = {name: rows[rows.variant == name].set_index("seed") for name in VARIANTS}
-    tests = {name: some.test for name, some in of.items()}
-    said, lines = conclusions(tests, digits=2), []
-    for name, test in tests.items():
-        found = paired_difference(test)
-        lines.append([
-            name, str(len(test)), f"{found.mean:.2f} ± {test.std():.2f}",
-            f"{found.low:.2f} to {found.high:.2f}",
-            *(f"{of[name][column].mean():.1f}" for column in ("valid", "epochs", "seconds")),
-            said.get(name, ("",))[0],
-        ])  # fmt: skip
-    header = ("variant", "seeds", "test accuracy, %, mean ± standard deviation", "95 % interval",
-              "validation, %", "epochs", "seconds a run", "difference (95 %)")  # fmt: skip
-    main, found = tests[MAIN], paired_difference(tests[MAIN])
+    said = conclusions({name: some.test for name, some in of.items()}, digits=2)
+    main, found = of[MAIN].test, paired_difference(of[MAIN].test)
     text = render(
         Path(__file__).with_name("page.md.jinja"),
         score=f"{found.mean:.1f} ± {main.std():.1f}",
@@ -39,10 +26,11 @@ def page(rows: pandas.DataFrame, command: str = COMMAND) -> str:
         interval=f"{found.low:.2f} to {found.high:.2f}",
         published=f"{PUBLISHED[0]} ± {PUBLISHED[1]}",
         says="agrees" if found.low <= PUBLISHED[0] <= found.high else "does not agree",
-        command=command,
         minutes=f"{rows.seconds.sum() / 60:.0f}",
         num_compared=len(said),
-        variants=table(header, lines),
+        variants=of,
+        interval_of=paired_difference,
+        said=said,
     )
     return f"{text}\n"
 

@@ -51,6 +51,11 @@ VARIANTS = {
 }
 EPOCHS = 300
 """Of the variant without early stopping."""
+RUNS = [
+    {"variant": name, "seed": seed}
+    for name in VARIANTS
+    for seed in range(20 if name == MAIN else 5)
+]
 
 
 class Edges(NamedTuple):
@@ -98,67 +103,64 @@ def init(key: Array, features: int, classes: int, residual: bool = False) -> Par
     return params
 
 
-def dropout(key: Array, x: Array, rate: float) -> Array:
-    """Zeros with probability `rate`, the rest divided by 1 - rate."""
-    if not rate:
+def dropout(key: Array | None, x: Array, rate: float) -> Array:
+    """Zeros with probability `rate`, the rest divided by 1 - rate; without a key x as it is."""
+    if key is None or not rate:
         return x
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
 
 
+Keys = tuple[Array | None, Array | None, Array | None]
+"""Of the dropout of a layer: attention weights, projected features, inputs."""
+NO_DROPOUT: Keys = (None, None, None)
+
+
 def attend(
     projected: Float[Array, "n N H"], weights: Params, layer: int, edges: Edges,
-    scores: str = "additive", keys: Array | None = None, rate: float = 0.0,
+    variant: Variant = VARIANTS[MAIN], keys: Keys = NO_DROPOUT,
 ) -> Float[Array, "n N H"]:  # fmt: skip
     """One layer of attention over edges, per head: softmax over the edges to a node, dropout of
     the weights and of the projected features, sum, bias."""
     n, senders, receivers = len(projected), edges.senders, edges.receivers
-    if scores == "additive":
-        bias = weights[f"score_bias{layer}"]
-        first = jnp.einsum("nth,th->nt", projected, weights[f"a{layer}"]) + bias[0]
-        second = jnp.einsum("nth,th->nt", projected, weights[f"b{layer}"]) + bias[1]
+    a, b = weights[f"a{layer}"], weights[f"b{layer}"]
+    if variant.scores == "additive":
+        biases = weights[f"score_bias{layer}"]
+        first = jnp.einsum("nth,th->nt", projected, a) + biases[0]
+        second = jnp.einsum("nth,th->nt", projected, b) + biases[1]
         score = jax.nn.leaky_relu(first[receivers] + second[senders], 0.2)
-    elif scores == "dot":
-        # a and b scale the features per dimension: q = a * h, k = b * h
-        q, k = projected * weights[f"a{layer}"], projected * weights[f"b{layer}"]
+    elif variant.scores == "dot":  # a and b scale the features per dimension: q = a * h, k = b * h
+        q, k = projected * a, projected * b
         score = jnp.sum(q[receivers] * k[senders], -1) / projected.shape[-1] ** 0.5
     else:
         score = jnp.zeros((len(senders), projected.shape[1]))
-    top = jax.ops.segment_max(score, receivers, n)
-    weight = jnp.exp(score - top[receivers])
+    weight = jnp.exp(score - jax.ops.segment_max(score, receivers, n)[receivers])
     p = weight / jax.ops.segment_sum(weight, receivers, n)[receivers]
-    if keys is not None:
-        p, projected = dropout(keys[0], p, rate), dropout(keys[1], projected, rate)
-    return (
-        jax.ops.segment_sum(p[..., None] * projected[senders], receivers, n)
-        + weights[f"bias{layer}"]
-    )
+    p = dropout(keys[0], p, variant.dropout)
+    projected = dropout(keys[1], projected, variant.dropout)
+    mixed = jax.ops.segment_sum(p[..., None] * projected[senders], receivers, n)
+    return mixed + weights[f"bias{layer}"]
 
 
 def logits(
     params: Params, edges: Edges, variant: Variant, key: Array | None = None
 ) -> Float[Array, "n C"]:
     """Class scores of all nodes; dropout with a key."""
-    keys: list[Array | None] = [None, None]
+    first = second = NO_DROPOUT
     if key is not None:
-        keys = [jax.random.split(jax.random.fold_in(key, i), 3) for i in (0, 1)]
-    rate, n = variant.dropout, len(edges.labels)
-    w = params["w0"]
+        first, second = (tuple(jax.random.split(jax.random.fold_in(key, i), 3)) for i in (0, 1))
+    rate, n, w = variant.dropout, len(edges.labels), params["w0"]
     # x W for sparse x; each head has a dropout of its own, as in the published code.
     entries = jnp.broadcast_to(edges.values[:, None], (len(edges.values), len(w)))
-    if keys[0] is not None:
-        entries = dropout(keys[0][2], entries, rate)
+    entries = dropout(first[2], entries, rate)
     terms = entries[..., None] * w.transpose(1, 0, 2)[edges.columns]
     projected = jax.ops.segment_sum(terms, edges.rows, n)
-    x = attend(projected, params, 0, edges, variant.scores, keys[0], rate).reshape(n, -1)
+    x = attend(projected, params, 0, edges, variant, first).reshape(n, -1)
     if variant.residual:
-        x += jax.ops.segment_sum(
-            edges.values[:, None] * params["skip"][edges.columns], edges.rows, n
-        )
-    x = jax.nn.elu(x)
-    if keys[1] is not None:
-        x = dropout(keys[1][2], x, rate)
+        kept = edges.values[:, None] * params["skip"][edges.columns]
+        x += jax.ops.segment_sum(kept, edges.rows, n)
+    x = dropout(second[2], jax.nn.elu(x), rate)
     projected = jnp.einsum("nd,tdh->nth", x, params["w1"])
-    return attend(projected, params, 1, edges, variant.scores, keys[1], rate)[:, 0]
+    return attend(projected, params, 1, edges, variant, second)[:, 0]
 
 
 def loss_and_accuracy(scores: Array, labels: Array, mask: Array) -> tuple[Array, Array]:
@@ -189,9 +191,8 @@ def train(
     optimizer = optax.adam(RATE)
 
     def objective(params: Params, key: Array) -> Array:
-        loss, _ = loss_and_accuracy(
-            logits(params, edges, variant, key), edges.labels, masks["train"]
-        )
+        scores = logits(params, edges, variant, key)
+        loss, _ = loss_and_accuracy(scores, edges.labels, masks["train"])
         return loss + variant.l2 * sum(jnp.sum(w**2) for w in params.values()) / 2
 
     def step(state: State) -> State:
@@ -199,9 +200,8 @@ def train(
         grads = jax.grad(objective)(state.params, jax.random.fold_in(key, epoch))
         updates, moments = optimizer.update(grads, state.moments)
         new = optax.apply_updates(state.params, updates)
-        loss, accuracy = loss_and_accuracy(
-            logits(new, edges, variant), edges.labels, masks["valid"]
-        )
+        scores = logits(new, edges, variant)
+        loss, accuracy = loss_and_accuracy(scores, edges.labels, masks["valid"])
         lower, higher = loss <= state.best_loss, accuracy >= state.best_accuracy
         keep = lower & higher if variant.early_stopping else jnp.array(True)
         kept = jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, state.kept)

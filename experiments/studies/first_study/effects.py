@@ -17,14 +17,13 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from attnlab.lab.text_table import counted
 from attnlab.report.style import INK, themed_svg
 from experiments.studies.first_study.study import read_table
 from experiments.studies.head_width import hypotheses
-from experiments.studies.head_width.analysis import Pairs, over_texts
-from experiments.studies.head_width.design import NARROW
+from experiments.studies.head_width.analysis import over_texts
 from experiments.studies.head_width.rows import read_rows
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
@@ -47,7 +46,7 @@ class Effect(NamedTuple):
     high: float
 
 
-def intervals(differences: Mapping[tuple[str, str], Pairs]) -> list[Effect]:
+def intervals(differences: Mapping[tuple[str, str], Series]) -> list[Effect]:
     """(label, budget) -> differences by text; the interval of each.
 
     >>> [one] = intervals({("wide", "flops"): {"a": [0.1], "b": [0.2], "c": [0.3]}})
@@ -60,11 +59,9 @@ def intervals(differences: Mapping[tuple[str, str], Pairs]) -> list[Effect]:
 
 def head_widths(study: hypotheses.Study) -> list[Effect]:
     """Effects of the head-width study on N h = D, against 4 heads of 16 in layout `standard`."""
-    points = {f"{counted(64 // h, 'head')} of {h}": (64 // h, h) for h in (4, 8, 32, 64)}
-    found = {label: hypotheses.difference(study, 64, *point) for label, point in points.items()}
-    for heads, width in sorted(NARROW, reverse=True):
-        label = f"{heads} heads of {width}, narrow"
-        found[label] = hypotheses.difference(study, 64, heads, width, "narrow")
+    points = {f"{counted(64 // h, 'head')} of {h}": f"{64 // h}x{h}" for h in (4, 8, 32, 64)}
+    points |= {f"{64 // h} heads of {h}, narrow": f"{64 // h}x{h} narrow" for h in (8, 16)}
+    found = {label: hypotheses.difference(study, 64, point) for label, point in points.items()}
     return [Effect(label, "flops", e.value, e.low, e.high) for label, e in found.items()]
 
 
@@ -87,12 +84,12 @@ def budgets(rows: DataFrame) -> list[Effect]:
         SHARED["albert"]: ("sharing", "albert", "separate"),
         SHARED["cycle:2"]: ("sharing", "cycle:2", "separate"),
     }
-    found: dict[tuple[str, str], Pairs] = {}
+    found: dict[tuple[str, str], Series] = {}
     for label, (column, one, other) in compared.items():
         for budget in BUDGETS:
             of_budget = rows[rows["match"] == budget]
             mean = of_budget.groupby([column, "text"])["heldout_bits_per_byte"].mean()
-            found[label, budget] = {text: [d] for text, d in (mean[one] - mean[other]).items()}
+            found[label, budget] = mean[one] - mean[other]
     return intervals(found)
 
 

@@ -73,14 +73,11 @@ def run_stages(path: Path, data: Path, workdir: str) -> None:
             append_csv(path, new_rows(results, data, commit))
 
 
-def run_on_gpu(path: Path, data: Path, workdir: str) -> None:
+def run_on_gpu(path: Path, data: Path) -> None:
     """Trains the programs that have no scores in the file, and adds their rows."""
     check_texts(TEXTS, data)
-    left = gpu.left(gpu.published_programs(SHARE.value), gpu.read_scores(path.parent))
-    specs = [spec for one in left for spec in gpu.run_specs(one, data, SHARE.value)]
-    if specs:
-        results = lab.sweep(specs, workdir, executor=gpu.SeedsTogether())
-        append_csv(path, gpu.new_scores(results, code_commit(ROOT)))
+    for program in gpu.left(gpu.published_programs(SHARE.value), gpu.read_scores(path.parent)):
+        append_csv(path, gpu.train(program, data, code_commit(ROOT), SHARE.value))
 
 
 def print_status(folder: Path) -> None:
@@ -105,12 +102,12 @@ def main() -> None:
         from experiments.studies.head_width.page import write_pages
 
         print("\n".join(map(str, write_pages(folder))))
-    elif not WORKDIR.value:
-        raise ValueError("--workdir is needed: the folder of the runs")
     elif SHARE.value < 1 and folder.resolve() == PUBLISHED.resolve():
         raise ValueError("--share is a check; name another folder for its rows with --results")
     elif GPU.value:
-        run_on_gpu(folder / "gpu_runs.csv", data, WORKDIR.value)
+        run_on_gpu(folder / "gpu_runs.csv", data)
+    elif not WORKDIR.value:
+        raise ValueError("--workdir is needed: the folder of the runs")
     else:
         run_stages(folder / "runs.csv", data, WORKDIR.value)
 

@@ -1,7 +1,7 @@
 """The registered analysis of the head-width study: rows -> estimates, with texts random.
 
 A frame has the judged rows with the columns of `columns`. Scores are held-out bits per byte of
-complete runs. Plan: docs/results/head_width/plan.md.
+complete runs. Differences are a Series by (text, seed). Plan: docs/results/head_width/plan.md.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ from scipy import stats
 
 from experiments.studies.head_width.mixed_model import (
     LEVEL,
-    Array,
     Estimate,
     MixedModel,
     fit_reml,
@@ -30,14 +29,19 @@ FIRST_LOOK = 0.005
 
 ROUNDING = 0.01
 """Differences of ln r up to this are rounding: rates have 4 digits, the formula's 3."""
+TATOEBA = dict.fromkeys(("tatoeba_fr", "tatoeba_en"), "tatoeba")
+"""Translations of each other, as one text."""
 
 
 def columns(rows: DataFrame, formula: RateFormula) -> DataFrame:
-    """Rows with `bits` (held out), u = log2 h, v = log2(N h / D), and `tuning` = ln r - ln r*.
-    Those without CPU seconds have their seconds there."""
+    """Rows with `bits` (held out), `point` as "4x16" or "4x16 narrow", u = log2 h,
+    v = log2(N h / D), and `tuning` = ln r - ln r*. Those without CPU seconds have their seconds
+    there."""
+    narrow = np.where(rows["layout"] == "narrow", " narrow", "")
     return rows.assign(
         cpu_seconds=rows["cpu_seconds"].fillna(rows["seconds"]),
         bits=rows["heldout_bits"],
+        point=rows["num_heads"].astype(str) + "x" + rows["head_dim"].astype(str) + narrow,
         u=np.log2(rows["head_dim"]),
         v=np.log2(rows["num_heads"] * rows["head_dim"] / rows["width"]),
         tuning=np.log(rows["learning_rate"] / formula.rates(rows)),
@@ -51,29 +55,21 @@ def where(frame: DataFrame, **values: str | float) -> DataFrame:
     return frame
 
 
-Pairs = dict[str, list[float]]
-"""Text -> one difference per seed."""
-
-
-def paired(a: DataFrame, b: DataFrame) -> Pairs:
-    """bits(b) - bits(a) of the runs that have the same text and seed.
+def paired(a: DataFrame, b: DataFrame) -> Series:
+    """bits(b) - bits(a) of the runs that have the same text and seed, by both.
 
     A text on which a run of `a` or `b` diverged has no estimate and is left out.
     """
-    first, second = (one.groupby(["text", "seed"])["bits"].mean() for one in (a, b))
-    gaps = (second - first).dropna()
-    both = pandas.concat([a, b]).sort_index().groupby("text", sort=False)["bits"]
-    finite = [text for text, bits in both if np.isfinite(bits).all()]
-    return {text: gaps[text].tolist() for text in finite if text in gaps.index}
+    first, second = (one.groupby(["text", "seed"], sort=False)["bits"].mean() for one in (a, b))
+    gaps = (second - first.reindex(second.index)).dropna()
+    both = pandas.concat([a, b])
+    diverged = both.loc[~np.isfinite(both["bits"]), "text"]
+    return gaps[~gaps.index.isin(diverged, level="text")]
 
 
-def merged(pairs: Pairs) -> Pairs:
-    """`pairs` with both Tatoeba texts as one: they are translations of each other."""
-    there = [name for name in ("tatoeba_fr", "tatoeba_en") if name in pairs]
-    if len(there) < 2:
-        return pairs
-    rest = {name: values for name, values in pairs.items() if name not in there}
-    return rest | {"+".join(there): [float(np.mean([np.mean(pairs[name]) for name in there]))]}
+def means_of_texts(values: Series) -> Series:
+    """Of differences, or scores, by text."""
+    return values.groupby(level="text", sort=False).mean()
 
 
 class Pooled(NamedTuple):
@@ -83,16 +79,13 @@ class Pooled(NamedTuple):
     freedom: int
 
 
-def over_texts(pairs: Pairs, pooled: Pooled | None = None) -> Estimate:
+def over_texts(pairs: Series, pooled: Pooled | None = None) -> Estimate:
     """Student's t over the means of texts: mean, standard error sd / sqrt(texts), texts - 1
     degrees of freedom. With `pooled` the interval is not narrower than that of the pooled
     variance; the p-value stays."""
-    means = np.array([np.mean(values) for values in pairs.values()])
-    if not len(means):
-        return t_estimate(math.nan, math.nan, 0)
-    sd = float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
-    own = t_estimate(float(means.mean()), sd / math.sqrt(len(means)), len(means))
-    return widened(own, pooled)
+    means = means_of_texts(pairs)
+    error = float(means.std(ddof=1)) / math.sqrt(max(len(means), 1))
+    return widened(t_estimate(float(means.mean()), error, len(means)), pooled)
 
 
 def widened(found: Estimate, pooled: Pooled | None) -> Estimate:
@@ -104,23 +97,20 @@ def widened(found: Estimate, pooled: Pooled | None) -> Estimate:
     return dataclasses.replace(found, low=found.value - half, high=found.value + half)
 
 
-def pool(many: Sequence[Pairs]) -> Pooled | None:
-    """Standard deviation over texts of a difference, its variance pooled over pairs of variants;
-    None where no pair has two texts."""
-    spread = [np.array([np.mean(v) for v in pairs.values()]) for pairs in many if len(pairs) > 1]
-    if not spread:
-        return None
-    total = sum(float(((one - one.mean()) ** 2).sum()) for one in spread)
+def pool(many: Collection[Series]) -> Pooled:
+    """Standard deviation over texts of a difference, its variance pooled over pairs of variants."""
+    spread = [means.to_numpy() - means.mean() for means in map(means_of_texts, many)]
     freedom = sum(len(one) - 1 for one in spread)
-    return Pooled(math.sqrt(total / freedom), freedom)
+    return Pooled(math.sqrt(sum(float(one @ one) for one in spread) / freedom), freedom)
 
 
-def bootstrap(pairs: Pairs, draws: int = 2000) -> tuple[float, float]:
+def bootstrap(pairs: Series, draws: int = 2000) -> tuple[float, float]:
     """The percentile interval of the mean: texts are drawn with replacement, then seeds of each
     drawn text (Davison and Hinkley 1997, section 3.8). NaN for fewer than two texts."""
-    if len(pairs) < 2:
+    random = np.random.default_rng(0)
+    values = [one.to_numpy() for _, one in pairs.groupby(level="text", sort=False)]
+    if len(values) < 2:
         return math.nan, math.nan
-    random, values = np.random.default_rng(0), list(map(np.array, pairs.values()))
     means = np.empty(draws)
     for i in range(draws):
         texts = random.integers(len(values), size=len(values))
@@ -135,7 +125,7 @@ def equivalence(found: Estimate, margin: float) -> float:
     return float(stats.t.sf((margin - abs(found.value)) / found.error, found.count - 1))
 
 
-def primary_conclusion(tests: Collection[Estimate]) -> str:
+def primary_conclusion(tests: Sequence[Estimate]) -> str:
     """The registered decision for P1 after stage 3.
 
     "significant" or "equivalent" only where every one of `tests` (the mixed model and the paired
@@ -146,13 +136,12 @@ def primary_conclusion(tests: Collection[Estimate]) -> str:
     >>> primary_conclusion((same, same))
     'significant, and equivalent within 0.02'
     """
-    significant = all(one.p < FIRST_LOOK for one in tests)
-    significant &= len({one.value > 0 for one in tests}) == 1
-    equivalent = f"equivalent within {MARGIN:g}"
-    within = all(equivalence(one, MARGIN) < 0.05 for one in tests)
-    if significant:
-        return f"significant, and {equivalent}" if within else "significant"
-    return equivalent if within else "inconclusive"
+    same_sign = len({one.value > 0 for one in tests}) == 1
+    found = {
+        "significant": same_sign and all(one.p < FIRST_LOOK for one in tests),
+        f"equivalent within {MARGIN:g}": all(equivalence(one, MARGIN) < 0.05 for one in tests),
+    }
+    return ", and ".join(word for word, holds in found.items() if holds) or "inconclusive"
 
 
 def loss_slope(frame: DataFrame) -> Estimate:
@@ -161,13 +150,15 @@ def loss_slope(frame: DataFrame) -> Estimate:
     part = where(frame, head_dim=16, v=0, plan="separate", layout="standard", length=128,
                  bytes_per_parameter=20.0)  # fmt: skip
     part = part[np.isfinite(part["bits"])]
-    compute = np.log(part["flops_per_token"].astype(float) * part["bytes_trained"])
-    slopes: Pairs = {}
-    for text, bits in part["bits"].groupby(part["text"], sort=False):
-        mean = bits.groupby(compute).mean()
-        if len(mean) > 1:
-            slopes[text] = [float(np.polyfit(mean.index, mean, 1)[0])]
-    return over_texts(slopes)
+    part = part.assign(
+        compute=np.log(part["flops_per_token"].astype(float) * part["bytes_trained"])
+    )
+    slopes = {}
+    for text, rows in part.groupby("text", sort=False):
+        means = rows.groupby("compute")["bits"].mean()
+        if len(means) > 1:
+            slopes[text] = np.polyfit(means.index, means, 1)[0]
+    return over_texts(Series(slopes).rename_axis("text"))
 
 
 def compute_multiple(difference: Estimate, slope: Estimate) -> Estimate:
@@ -181,12 +172,6 @@ def compute_multiple(difference: Estimate, slope: Estimate) -> Estimate:
     found = t_estimate(log, error, count)
     bounds = (math.exp(min(found.low, 700)), math.exp(min(found.high, 700)))
     return Estimate(math.exp(log), math.exp(log) * error, *bounds, difference.p, count)
-
-
-def curvature(minima: DataFrame) -> Estimate:
-    """k of bits + k (ln r - ln r*)^2: mean and error over the cells with an interior minimum."""
-    found = minima["curvature"][minima["interior"] & (minima["curvature"] > 0)]
-    return over_texts({str(i): [k] for i, k in enumerate(found)})
 
 
 def surface_model(frame: DataFrame, k: float) -> MixedModel:
@@ -212,16 +197,10 @@ def surface_model(frame: DataFrame, k: float) -> MixedModel:
     }  # fmt: skip
     if part["tuning"].groupby(levels).agg(np.ptp).max() <= ROUNDING:
         del fixed["tuning"]
-    texts = _indicators(part["text"])
-    random = [texts * u.to_numpy()[:, None], texts * v.to_numpy()[:, None],
-              _indicators(part["seed"])]  # fmt: skip
-    y = (part["bits"] - k * part["tuning"] ** 2).to_numpy()
-    columns_of = {name: column.to_numpy(np.float64) for name, column in fixed.items()}
-    return fit_reml(y, columns_of, random, texts.shape[1])
-
-
-def _indicators(values: Series) -> Array:
-    return pandas.get_dummies(values).to_numpy(np.float64)
+    texts, seeds = (pandas.get_dummies(part[name]).astype(float) for name in ("text", "seed"))
+    random = [texts.mul(u, axis=0), texts.mul(v, axis=0), seeds]
+    y = part["bits"] - k * part["tuning"] ** 2
+    return fit_reml(y, DataFrame(fixed).astype(float), random, texts.shape[1])
 
 
 def between(h_a: float, h_b: float) -> dict[str, float]:
@@ -232,13 +211,18 @@ def between(h_a: float, h_b: float) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """u* = log2 of the best head_dim on N h = D at D = 64, and its slope on log2 D."""
+    """The best head_dim and N h / D of a `surface_model`."""
 
     best: Estimate
+    """u* = log2 of the best head_dim on N h = D at D = 64."""
     p_interior: float
     """Largest p-value of: the slope at h = 4 is negative, the slope at h = 64 is positive."""
     interior: bool
     slope: Estimate
+    """Of u* on log2 D."""
+    total: Estimate
+    """log2 of the best N h / D at the best head_dim."""
+    residual_sd: float
 
 
 def optimum(model: MixedModel) -> Optimum:
@@ -253,7 +237,9 @@ def optimum(model: MixedModel) -> Optimum:
     right = model.contrast({"u": 1, "u2": 4})
     ends = [e.p if e.value > 0 else 2 - e.p for e in (left, right)]
     inside = best.low > 2 and best.high < 6 and model.contrast({"u2": 1}).value > 0
-    slope = model.contrast({"size_u": 1}) if "size_u" in model.names else None
-    nothing = t_estimate(math.nan, math.nan, 0)
-    trend = model.ratio({"size_u": -1}, {"u2": 2}) if slope else nothing
-    return Optimum(best, min(1.0, max(ends)), inside, trend)
+    slope = t_estimate(math.nan, math.nan, 0)
+    if "size_u" in model.names:
+        slope = model.ratio({"size_u": -1}, {"u2": 2})
+    top = {"v": -1.0, "uv": -found.value}  # D = 96 alone has N h / D != 1 at u = 0 alone
+    total = model.ratio({name: w for name, w in top.items() if name in model.names}, {"v2": 2})
+    return Optimum(best, min(1.0, max(ends)), inside, slope, total, model.residual_sd)

@@ -6,8 +6,6 @@ the rates of a stage from the rows of earlier ones is that of commit c7dea740715
 
 from typing import NamedTuple
 
-from experiments.studies.head_width.texts import TEXTS
-
 
 class Stage(NamedTuple):
     """A stage of the plan."""
@@ -31,16 +29,16 @@ STAGES = {
 """In the order in which they ran. Stage 7, a second look at P1, was not needed."""
 STAGE_OF_WIDTH = {32: 2, 64: 3, 96: 4}
 """Model width -> the stage of its surface."""
+HEAD_DIMS = {32: (2, 4, 8, 16, 32), 64: (4, 8, 16, 32, 64), 96: (4, 8, 16, 32, 96)}
+FULL = {w: {h: f"{w // h}x{h}" for h in dims} for w, dims in HEAD_DIMS.items()}
+"""Model width -> head_dim -> the point with N h = D."""
 POINTS = {
-    32: ((16, 2), (8, 4), (4, 8), (2, 16), (1, 32), (4, 4), (2, 8), (1, 16),
-         (12, 4), (6, 8), (3, 16)),
-    64: ((16, 4), (8, 8), (4, 16), (2, 32), (1, 64), (4, 8), (2, 16), (1, 32),
-         (12, 8), (6, 16), (3, 32)),
-    96: ((24, 4), (12, 8), (6, 16), (3, 32), (1, 96), (3, 16), (9, 16)),
+    32: (*FULL[32].values(), "4x4", "2x8", "1x16", "12x4", "6x8", "3x16"),
+    64: (*FULL[64].values(), "4x8", "2x16", "1x32", "12x8", "6x16", "3x32",
+         "4x16 narrow", "8x8 narrow"),
+    96: (*FULL[96].values(), "3x16", "9x16"),
 }  # fmt: skip
-"""Model width -> (num_heads, head_dim); N h / D is 1, 1/2 and 3/2."""
-NARROW = ((4, 16), (8, 8))
-ALL_TEXTS = tuple(TEXTS)
+"""Model width -> num_heads x head_dim; N h / D is 1, 1/2 and 3/2."""
 STAGE0_TEXTS = ("python", "wikitext2")
 TOLERANCE = 0.010
 """Bits above the lowest mean of stage 0 that a candidate may have."""

@@ -1,6 +1,5 @@
 """Figures of the head-width study as SVG that is legible on light and dark pages."""
 
-import dataclasses
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -20,8 +19,6 @@ BASELINES = {"unigram": "unigram", "ngram3": "3-gram", "ngram4": "4-gram", "ngra
 DASHES = {"unigram": "-", "ngram3": ":", "ngram4": "--", "ngram5": "-.", "gzip": (0, (8, 3))}
 TITLE_CHARACTERS = 68
 """Of a line of a title, as wide as its panel."""
-Series = Mapping[int, Estimate]
-"""head_dim -> value with its interval."""
 
 
 class SizePanel(NamedTuple):
@@ -29,18 +26,13 @@ class SizePanel(NamedTuple):
 
     width: int
     parameters: int
-    loss: Series
+    reference: int
+    """The head_dim with which the others are compared."""
+    level: float
+    """Its loss, without an interval."""
+    differences: Mapping[int, Estimate]
+    """head_dim -> the difference from it."""
     baselines: Mapping[str, float]
-
-
-def around(level: float, reference: int, differences: Mapping[int, Estimate]) -> Series:
-    """Differences from a reference as levels; the reference itself has no interval."""
-    unknown = math.nan
-    found = {reference: Estimate(level, unknown, unknown, unknown, unknown, 0)}
-    return found | {
-        h: dataclasses.replace(d, value=level + d.value, low=level + d.low, high=level + d.high)
-        for h, d in differences.items()
-    }
 
 
 def _head_dims(axes: Axes, values: Sequence[int]) -> None:
@@ -49,23 +41,29 @@ def _head_dims(axes: Axes, values: Sequence[int]) -> None:
     axes.set_xlabel("head_dim")
 
 
-def _errors(axes: Axes, series: Series, colour: str, label: str) -> None:
-    x = sorted(series)
-    y = [series[h].value for h in x]
-    axes.plot(x, y, color=colour, linewidth=1.2, label=label)
+def _ticks(values: Sequence[float], low: float, high: float) -> tuple[list[float], list[str]]:
+    """Those between the ends of an axis, and their labels."""
+    inside = [value for value in values if low <= value <= high]
+    return inside, [f"{value:g}" for value in inside]
+
+
+def _losses(axes: Axes, panel: SizePanel) -> None:
+    level, differences = panel.level, panel.differences
+    values = {panel.reference: level} | {h: level + d.value for h, d in differences.items()}
+    x, colour = sorted(values), COLOURS[0]
+    axes.plot(x, [values[h] for h in x], color=colour, linewidth=1.2, label="models")
     for h in x:
-        low, high = series[h].low, series[h].high
-        axes.plot([h], [series[h].value], "o", color=colour, markersize=5)
-        if low == low and high == high:
-            axes.plot([h, h], [low, high], color=colour, linewidth=1.6)
+        axes.plot([h], [values[h]], "o", color=colour, markersize=5)
+        if d := differences.get(h):
+            axes.plot([h, h], [level + d.low, level + d.high], color=colour, linewidth=1.6)
+    _head_dims(axes, x)
 
 
 def loss_figure(panels: Sequence[SizePanel]) -> Figure:
     """Figure 1: loss over head_dim on N h = D, a panel per model size, baselines as lines."""
     figure, grid = new_axes(len(panels), 3.4)
     for axes, panel in zip(grid, panels, strict=True):
-        _errors(axes, panel.loss, COLOURS[0], "models")
-        _head_dims(axes, list(panel.loss))
+        _losses(axes, panel)
         low, high = axes.get_ylim()
         near = [y for y in panel.baselines.values() if low - 0.15 < y < high + 0.15]
         axes.set_ylim(min([low, *near]) - 0.01, max([high, *near]) + 0.02)
@@ -84,17 +82,15 @@ def loss_figure(panels: Sequence[SizePanel]) -> Figure:
     return figure
 
 
-def surface_figure(
-    u: Array, v: Array, bits: Array, points: Sequence[tuple[float, float]]
-) -> Figure:
+def surface_figure(u: Array, v: Array, bits: Array, points: Sequence[tuple[int, float]]) -> Figure:
     """Figure 2: the fitted surface at D = 64 in (h, N h / D), measured points marked."""
     figure, [axes] = new_axes(1)
     levels = np.arange(math.floor(bits.min() * 100), math.ceil(bits.max() * 100) + 1) / 100
     lines = axes.contour(2.0**u, 2.0**v, bits, levels, colors=COLOURS[0], linewidths=1.2)
     axes.clabel(lines, levels[:6], fmt="%.2f", fontsize=8)
-    axes.plot([p[0] for p in points], [p[1] for p in points], "o", color=COLOURS[1], markersize=5,
-              clip_on=False)  # fmt: skip
-    _head_dims(axes, [int(p[0]) for p in points])
+    h, total = zip(*points, strict=True)
+    axes.plot(h, total, "o", color=COLOURS[1], markersize=5, clip_on=False)
+    _head_dims(axes, h)
     axes.set_yscale("log", base=2)
     axes.set_yticks([0.5, 1, 1.5], ["1/2", "1", "3/2"])
     axes.minorticks_off()
@@ -106,19 +102,17 @@ def sharing_figure(multiples: Mapping[str, Estimate]) -> Figure:
     """Figure 3: the compute multiple of each sharing plan."""
     figure, [axes] = new_axes(1, 1.0 + 0.4 * len(multiples))
     for i, found in enumerate(list(multiples.values())[::-1]):
-        if found.low == found.low:
-            axes.plot([found.low, found.high], [i, i], color=COLOURS[0], linewidth=1.8)
+        axes.plot([found.low, found.high], [i, i], color=COLOURS[0], linewidth=1.8)
         axes.plot([found.value], [i], "o", color=COLOURS[0])
         axes.text(found.value, i + 0.18, f"{found.value:.2f}", color=INK, fontsize=9, ha="center")
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_yticks(range(len(multiples)), list(multiples)[::-1])
     axes.set_ylim(-0.6, len(multiples) - 0.3)
     axes.set_xscale("log")
-    ends = [e for f in multiples.values() for e in (f.low, f.value, f.high) if e == e]
-    low, high = min(0.8, *ends) * 0.95, max(1.25, *ends) * 1.05
+    low = min(0.8, *(found.low for found in multiples.values())) * 0.95
+    high = max(1.25, *(found.high for found in multiples.values())) * 1.05
     axes.set_xlim(low, high)
-    ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low <= t <= high]
-    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    axes.set_xticks(*_ticks((0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100), low, high))
     axes.minorticks_off()
     axes.set_xlabel("compute multiple at equal loss")
     return figure
@@ -133,9 +127,8 @@ def rate_figure(series: Mapping[str, Mapping[int, float]]) -> Figure:
     _head_dims(axes, [h for values in series.values() for h in values])
     axes.set_yscale("log")
     rates = [r for values in series.values() for r in values.values()]
-    ticks = [t for t in (0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05)
-             if min(rates) * 0.7 <= t <= max(rates) * 1.4]  # fmt: skip
-    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    ticks = (0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05)
+    axes.set_yticks(*_ticks(ticks, min(rates) * 0.7, max(rates) * 1.4))
     axes.set_ylim(min(rates) * 0.6, max(rates) * 1.5)
     axes.minorticks_off()
     axes.set_ylabel("best learning rate (Muon)")

@@ -13,48 +13,37 @@ more.
 
 import dataclasses
 import functools
-import hashlib
-import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
-import pandas
 from pandas import DataFrame
 
-from attnlab import lab
 from attnlab.data import Batch, Dataset
+from attnlab.data.batching import evenly_spaced, select_rows
 from attnlab.data.text import Corpus, dataset_of_corpus
-from attnlab.lab.executors import InProcess
-from attnlab.lab.result import ModelSizes, RunResult, Scores, Timing
-from attnlab.lab.workdir import complete_result, run_folder, specs_in
-from attnlab.models import (
-    Compute,
-    ModelConfig,
-    applied_parameters,
-    flops_per_token,
-    matrix_axes,
-    num_parameters,
+from attnlab.models import Compute, ModelConfig, flops_per_token, matrix_axes, num_parameters
+from attnlab.training import (
+    OBJECTIVES,
+    EvaluationConfig,
+    NonFiniteLoss,
+    OptimizerConfig,
+    fit_in_memory,
+    make_optimizer,
+    sharding,
 )
-from attnlab.training import EvaluationConfig, OptimizerConfig, sharding
-from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.config import make_optimizer
-from attnlab.training.fit import fit
-from attnlab.training.interrupts import NonFiniteLoss
-from attnlab.training.loggers import Recorder
-from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import Evaluator
 from experiments.studies.head_width import spec
-from experiments.studies.head_width.ngrams import CONTEXTS, target_bits
+from experiments.studies.head_width.ngrams import NAMES, target_bits
 from experiments.studies.head_width.rows import PUBLISHED, read_csv
 from experiments.studies.head_width.spec import Variant
 from experiments.studies.head_width.texts import (
     HELDOUT_BYTES,
     TEXTS,
     VALIDATION_BYTES,
-    StudyText,
     load_text,
     scored_windows,
 )
@@ -66,8 +55,8 @@ FACTORS = (0.5, 1.0, 2.0, 4.0)
 ADDED_SEEDS = (2, 3, 4, 5)
 """Of the variants with N h = D, at the best of `FACTORS`."""
 TUNING_SEEDS = (8,)
-SCORED = 0.25
-"""Share of `HELDOUT_BYTES` and `VALIDATION_BYTES` that is scored."""
+SCORED = {"validation": VALIDATION_BYTES // 4, "heldout": HELDOUT_BYTES // 4}
+"""Bytes of each text that are scored, at most."""
 VARIANTS = (
     *(Variant(WIDTH // h, h, width=WIDTH, length=LENGTH) for h in (16, 32, 64, 128, 256)),
     Variant(6, 64, width=WIDTH, length=LENGTH),
@@ -79,8 +68,7 @@ TUNED, WIDEST = VARIANTS[2], VARIANTS[4]
 PROGRAM = ["point", "plan", "learning_rate", "steps"]
 COLUMNS = [
     "point", "plan", "learning_rate", "seed", "text", "heldout_bits", "validation_bits",
-    *(f"ngram{k + 1}" for k in CONTEXTS), "ffn_width", "parameters", "flops_per_token", "steps",
-    "seconds", "device", "commit",
+    *NAMES, "ffn_width", "parameters", "flops_per_token", "steps", "seconds", "device", "commit",
 ]  # fmt: skip
 """A row is one seed of a program on one text. `validation_bits` are of the validation parts of all
 texts together; `seconds` are of the training of all seeds of the program."""
@@ -93,12 +81,6 @@ class Program(NamedTuple):
     learning_rate: float
     steps: int
     seeds: tuple[int, ...] = SEEDS
-
-    @property
-    def keys(self) -> set[tuple[object, ...]]:
-        """`PROGRAM` and the seed of each of its rows."""
-        own = self.variant.point, self.variant.plan, self.learning_rate, self.steps
-        return {(*own, seed) for seed in self.seeds}
 
 
 def fills_width(variant: Variant) -> bool:
@@ -126,7 +108,11 @@ def read_scores(folder: Path) -> DataFrame:
 def left(programs: Sequence[Program], scores: DataFrame) -> list[Program]:
     """The programs of which a seed has no scores yet."""
     there = set(scores[[*PROGRAM, "seed"]].itertuples(index=False, name=None))
-    return [one for one in programs if not one.keys <= there]
+    return [
+        one for one in programs
+        if any((one.variant.point, one.variant.plan, one.learning_rate, one.steps, seed)
+               not in there for seed in one.seeds)
+    ]  # fmt: skip
 
 
 def model_config(variant: Variant) -> ModelConfig:
@@ -139,161 +125,81 @@ def model_config(variant: Variant) -> ModelConfig:
     return spec.model_config(variant, num_layers=NUM_LAYERS, compute=compute)
 
 
-def run_specs(program: Program, data: Path, share: float = 1.0) -> list[lab.RunSpec]:
-    """A run for each seed, with the optimizer and the schedule of the registered runs, scored on a
-    share of the published windows."""
+@functools.cache
+def windows(data: Path, part: str, share: float) -> dict[str, Batch]:
+    """The scored windows of a part of each text, "validation" or "heldout"."""
+    most = max(4 * LENGTH, round(share * SCORED[part]))
+    return {
+        name: scored_windows(getattr(load_text(name, data), part), LENGTH, most) for name in TEXTS
+    }
+
+
+@functools.cache
+def mixture(data: Path, share: float) -> Dataset:
+    """Random windows of the training parts of all texts, one behind the other, and the validation
+    windows of all texts."""
+    train = np.concatenate([load_text(name, data).train for name in TEXTS])
+    kept = windows(data, "validation", share).values()
+    rows = {name: np.concatenate([one[name] for one in kept]) for name in ("tokens", "valid")}
+    total = len(rows["tokens"])
+    return dataclasses.replace(
+        dataset_of_corpus(Corpus("mixture", train, load_text("web", data).heldout, ""), LENGTH),
+        validation=lambda count: select_rows(rows, evenly_spaced(total, count)),
+    )
+
+
+@functools.cache
+def ngrams(data: Path, share: float, steps: int) -> DataFrame:
+    """Bits per byte of n-grams of the bytes that the first seed is trained on; a row a text."""
+    train, rows = mixture(data, share).batches, windows(data, "heldout", share)
+    assert callable(train)
+    batches = [train(SEEDS[0], step, BATCH, slice(None))["tokens"] for step in range(1, steps + 1)]
+    tokens = np.concatenate([one["tokens"] for one in rows.values()])
+    # All texts at once, since counting takes the time.
+    bits = target_bits(np.concatenate(batches).astype(np.uint8), tokens.astype(np.uint8))
+    valid = np.concatenate([one["valid"] for one in rows.values()])
+    texts = np.repeat(list(rows), [one["valid"].sum() for one in rows.values()])
+    found = DataFrame(dict(zip(NAMES, (each[valid] for each in bits.values()), strict=True)))
+    return found.groupby(texts).mean()
+
+
+def train(program: Program, data: Path, commit: str, share: float = 1.0) -> DataFrame:
+    """The rows of a program: trains its seeds together, with the optimizer and the schedule of the
+    registered runs, and scores them on a share of the published windows of every text."""
     variant, rate, steps, seeds = program
-    train = spec.make_training(
+    model, dataset, objective = model_config(variant), mixture(data, share), OBJECTIVES["causal_lm"]
+    module = model.build()
+    config = spec.make_training(
         OptimizerConfig(name="muon", learning_rate=rate),
         steps,
         batch_size=BATCH,
         length=LENGTH,
+        seeds=seeds,
         evaluation=EvaluationConfig(every=steps, batch_size=BATCH, windows=1, curve_windows=64),
-        log_every=max(1, steps // 20),
-        checkpoint_every=max(1, steps // 4),
+        checkpoint_every=steps,
     )
-    mixture = Mixture(folder=str(data), share=share * SCORED)
-    experiment = lab.Experiment(model=model_config(variant), train=train, data=mixture)
-    tags: dict[str, lab.Tag] = {"point": variant.point, "plan": variant.plan, "steps": steps}
-    stem = f"{variant.point}-{variant.plan.replace(':', '')}-{rate:g}-{steps}"
-    return [lab.RunSpec(f"{stem}-seed{seed}", experiment, seed, tags) for seed in seeds]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixture(StudyText):
-    """The training parts of all texts, one behind the other, as a dataset.
-
-    Attributes:
-      share: of `HELDOUT_BYTES` and `VALIDATION_BYTES` that is scored.
-    """
-
-    name: str = "mixture"
-    share: float = 1.0
-
-    def load(self, length: int, folder: Path | None = None) -> Dataset:
-        """Random training windows; the validation windows of all texts."""
-        texts = {name: load_text(name, Path(self.folder)) for name in TEXTS}
-        together = hashlib.sha256("".join(t.sha256 for t in texts.values()).encode()).hexdigest()
-        train = np.concatenate([text.train for text in texts.values()])
-        corpus = Corpus("mixture", train, texts["web"].heldout, together)
-        kept = self.windows("validation", VALIDATION_BYTES).values()
-        rows = {name: np.concatenate([one[name] for one in kept]) for name in ("tokens", "valid")}
-        dataset = dataset_of_corpus(corpus, length)
-        return dataclasses.replace(
-            dataset, validation=functools.partial(_evenly, rows), baselines=dict
-        )
-
-    def windows(self, part: str, most: int) -> dict[str, Batch]:
-        """The scored windows of the validation or the held-out part of each text."""
-        most = max(4 * LENGTH, round(self.share * most))
-        texts = {name: getattr(load_text(name, Path(self.folder)), part) for name in TEXTS}
-        return {name: scored_windows(text, LENGTH, most) for name, text in texts.items()}
-
-    def heldout(self) -> dict[str, Batch]:
-        """The held-out windows of each text."""
-        return self.windows("heldout", HELDOUT_BYTES)
-
-
-def _evenly(rows: Batch, count: int) -> Batch:
-    """`count` of the rows, evenly spaced; 0: all."""
-    total = len(rows["tokens"])
-    places = np.linspace(0, total - 1, min(count or total, total)).round().astype(int)
-    return {name: a[places] for name, a in rows.items()}
-
-
-@functools.cache
-def ngrams(data: Mixture, steps: int) -> DataFrame:
-    """Bits per byte of n-grams of the bytes that the first seed is trained on; a row a text."""
-    train = data.load(LENGTH).batches
-    assert callable(train)
-    batches = [train(SEEDS[0], step, BATCH, slice(None))["tokens"] for step in range(1, steps + 1)]
-    rows = data.heldout()
-    tokens = np.concatenate([one["tokens"] for one in rows.values()])
-    # All texts at once, since counting takes the time.
-    bits = target_bits(np.concatenate(batches).astype(np.uint8), tokens.astype(np.uint8))
-    ends = np.cumsum([len(one["tokens"]) for one in rows.values()])[:-1]
-    found = {
-        f"ngram{k + 1}": [
-            float(part[one["valid"]].mean())
-            for part, one in zip(np.split(every, ends), rows.values(), strict=True)
-        ]
-        for k, every in bits.items()
-    }
-    return DataFrame(found, index=list(rows))
-
-
-class SeedsTogether(InProcess):
-    """An executor for `lab.sweep`: runs that differ in their seed alone are one program."""
-
-    def start(self, workdir: Path, count: int) -> None:
-        """Trains what has no result, from the newest checkpoint of each program if any."""
-        specs = specs_in(workdir).values()
-        undone = [one for one in specs if not complete_result(workdir, one)]
-        for _, same in itertools.groupby(undone, key=lambda one: one.config.to_json()):
-            for result in train_together(list(same), workdir):
-                folder = run_folder(workdir, result.spec)
-                folder.mkdir(parents=True, exist_ok=True)
-                result.write(folder)
-
-
-def train_together(specs: Sequence[lab.RunSpec], workdir: Path) -> list[RunResult]:
-    """Trains runs that differ in their seed alone, and scores each on the held-out part of every
-    text."""
-    experiment = specs[0].config
-    model, data = experiment.model, experiment.data
-    assert isinstance(data, Mixture)
-    config = dataclasses.replace(experiment.train, seeds=tuple(one.seed for one in specs))
-    dataset, module, objective = data.load(config.length), model.build(), OBJECTIVES["causal_lm"]
-    folder = workdir / "programs" / specs[0].id
-    folder.mkdir(parents=True, exist_ok=True)
-    sizes = ModelSizes(
-        parameters=num_parameters(model),
-        applied_parameters=applied_parameters(model),
-        flops_per_token=flops_per_token(model, config.length),
-        ffn_width=model.ffn.width,
-    )
-    diverged = [RunResult(spec=one, status="diverged", scores=Scores(), sizes=sizes)
-                for one in specs]  # fmt: skip
-    with (
-        Recorder(folder, config.seeds) as recorder,
-        Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints,
-    ):
+    heldout = dict.fromkeys(TEXTS, np.full(len(seeds), np.inf))
+    validation, seconds = np.full(len(seeds), np.inf), math.nan
+    try:
         optimizer = make_optimizer(config, matrix_axes(model))
-        try:
-            fitted = fit(module, objective, optimizer, config, dataset, recorder=recorder,
-                         checkpoints=checkpoints)  # fmt: skip
-        except NonFiniteLoss:
-            return diverged
-    mesh = sharding.data_mesh(batch_size=BATCH)
-    evaluate = Evaluator(module, objective.bind(dataset.sizes), mesh, BATCH)
-    heldout = {text: evaluate(fitted.state.params, rows)["bits_per_byte"]
-               for text, rows in data.heldout().items()}  # fmt: skip
-    validation, seconds = fitted.validation["bits_per_byte"], round(fitted.wall_seconds, 1)
-    return [
-        dataclasses.replace(
-            one,
-            status="complete",
-            scores=Scores(
-                heldout={text: float(bits[i]) for text, bits in heldout.items()},
-                validation={"bits_per_byte": float(validation[i])},
-            ),
-            timing=Timing(seconds=seconds),
-        )
-        for i, one in enumerate(diverged)
-    ]
-
-
-def new_scores(results: lab.Results, commit: str) -> DataFrame:
-    """Results of `lab.sweep` as rows, with the n-gram baselines of each text."""
-    data = results.runs[0].spec.config.data
-    assert isinstance(data, Mixture)
-    runs = results.to_pandas().rename(columns={"validation_bits_per_byte": "validation_bits"})
-    runs = runs.reindex(columns=[*COLUMNS, *(f"heldout_{text}" for text in TEXTS)])
-    runs["device"], runs["commit"] = jax.local_devices()[0].device_kind, commit
-    found = []
-    for text in TEXTS:
-        grams = [ngrams(data, steps).loc[text] for steps in runs["steps"]]
-        more = {"text": text, "heldout_bits": runs[f"heldout_{text}"]}
-        more |= {name: [one[name] for one in grams] for name in grams[0].index}
-        found.append(runs.assign(**more))
-    return pandas.concat(found, ignore_index=True)[COLUMNS].fillna(np.inf)
+        found = fit_in_memory(module, objective, config, dataset, optimizer=optimizer).result
+        mesh = sharding.data_mesh(batch_size=BATCH)
+        evaluate = Evaluator(module, objective.bind(dataset.sizes), mesh, BATCH)
+        for text, rows in windows(data, "heldout", share).items():
+            heldout[text] = evaluate(found.state.params, rows)["bits_per_byte"]
+        validation, seconds = found.validation["bits_per_byte"], round(found.wall_seconds, 1)
+    except NonFiniteLoss:
+        print(f"{variant.point} {variant.plan} diverged at {rate:g}")
+    same = {
+        "point": variant.point, "plan": variant.plan, "learning_rate": rate, "steps": steps,
+        "ffn_width": model.ffn.width, "parameters": num_parameters(model),
+        "flops_per_token": flops_per_token(model, LENGTH), "seconds": seconds,
+        "device": jax.local_devices()[0].device_kind, "commit": commit,
+    }  # fmt: skip
+    grams = ngrams(data, share, steps)
+    lines = [
+        same | {"seed": seed, "text": text, "heldout_bits": float(heldout[text][i]),
+                "validation_bits": float(validation[i]), **grams.loc[text]}
+        for text in TEXTS for i, seed in enumerate(seeds)
+    ]  # fmt: skip
+    return DataFrame(lines, columns=COLUMNS)

@@ -1,29 +1,27 @@
-"""The page of the head-width study at D = 256, from its scores alone (plan.md, amendments 2, 3)."""
+"""The page of the head-width study at D = 256, from its scores alone (plan.md, amendments 2, 3).
+
+The bits of a variant are a table [texts, seeds].
+"""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from attnlab.lab.stats import holm
 from attnlab.report.page import p_equation, p_value
 from experiments.studies.head_width import gpu
-from experiments.studies.head_width.figures import SizePanel, around
-from experiments.studies.head_width.mixed_model import Array, Estimate, t_estimate
-from experiments.studies.head_width.rates import parabola_minimum
+from experiments.studies.head_width.figures import SizePanel
+from experiments.studies.head_width.mixed_model import Estimate, t_estimate
+from experiments.studies.head_width.ngrams import NAMES
+from experiments.studies.head_width.rates import Minimum, parabola_minimum
 from experiments.studies.head_width.spec import Variant
-from experiments.studies.head_width.tables import (
-    corrected,
-    ends,
-    judged_table,
-    render,
-    table,
-)
+from experiments.studies.head_width.tables import corrected, ends, judged_table, render, table
 
 DRAWS = 2000
-GRAMS = ("ngram3", "ngram4", "ngram5")
+Bits: TypeAlias = Mapping[Variant, DataFrame]
 Value = TypeVar("Value")
 
 
@@ -32,14 +30,17 @@ class Tuned(NamedTuple):
 
     validation: Mapping[float, float]
     """Learning rate -> bits per byte, mean over the seeds."""
-    rate: float
-    interior: bool
-    """Is the best rate between two others?"""
-    bits: Array
+    best: Minimum
+    bits: DataFrame
     """[texts, seeds]: held-out bits per byte at the best rate."""
-    bits_of_rates: Array
-    """[rates, texts, seeds]."""
+    of_rates: Sequence[DataFrame]
+    """The same at each rate."""
     parameters: int
+
+    @property
+    def rate(self) -> float:
+        """The best one."""
+        return math.exp(self.best.log_rate)
 
 
 def judged(scores: DataFrame) -> DataFrame:
@@ -52,10 +53,10 @@ def of_variant(scores: DataFrame, variant: Variant) -> DataFrame:
     return scores[(scores["point"] == variant.point) & (scores["plan"] == variant.plan)]
 
 
-def bits_of(scores: DataFrame) -> Array:
+def bits_of(scores: DataFrame) -> DataFrame:
     """Held-out bits [texts, seeds] of one variant at one rate, texts in the order of the file."""
     bits = scores.pivot(index="text", columns="seed", values="heldout_bits")
-    return bits.loc[list(dict.fromkeys(scores["text"]))].to_numpy()
+    return bits.loc[scores["text"].unique()]
 
 
 def tuned(scores: DataFrame) -> Tuned:
@@ -66,17 +67,18 @@ def tuned(scores: DataFrame) -> Tuned:
     Where the best rate is at an end, it is the best rate itself.
     """
     by_rate = scores.groupby("learning_rate")
-    validation = by_rate["validation_bits"].mean().to_dict()
-    bits = np.stack([bits_of(one) for _, one in by_rate])
-    best = parabola_minimum(validation)
-    lowest = int(np.argmin(list(validation.values())))
-    at_best = bits[lowest]
+    validation = by_rate["validation_bits"].mean()
+    of_rates = [bits_of(one) for _, one in by_rate]
+    best, lowest = parabola_minimum(validation.to_dict()), int(validation.argmin())
+    bits = of_rates[lowest]
     if best.interior:
         three = slice(lowest - 1, lowest + 2)
-        x = np.log(list(validation)[three]) - best.log_rate
-        at_best = np.polyfit(x, bits[three].reshape(3, -1), 2)[-1].reshape(bits.shape[1:])
+        x = np.log(validation.index[three]) - best.log_rate
+        y = np.stack([one.to_numpy().ravel() for one in of_rates[three]])
+        at_best = np.polyfit(x, y, 2)[-1].reshape(bits.shape)
+        bits = DataFrame(at_best, bits.index, bits.columns)
     parameters = int(scores["parameters"].iloc[0])
-    return Tuned(validation, math.exp(best.log_rate), best.interior, at_best, bits, parameters)
+    return Tuned(validation.to_dict(), best, bits, of_rates, parameters)
 
 
 def at_best_rates(scores: DataFrame) -> dict[Variant, Tuned]:
@@ -85,9 +87,8 @@ def at_best_rates(scores: DataFrame) -> dict[Variant, Tuned]:
     return {variant: tuned(of_variant(own, variant)) for variant in gpu.VARIANTS}
 
 
-def added_seeds(scores: DataFrame) -> dict[Variant, Array]:
-    """Bits [texts, seeds] of the variants with N h = D at the rates of `ADDED_SEEDS`, from `SEEDS`
-    and these."""
+def added_seeds(scores: DataFrame) -> dict[Variant, DataFrame]:
+    """Bits of the variants with N h = D at the rates of `ADDED_SEEDS`, from `SEEDS` and these."""
     scores, found = judged(scores), {}
     for variant in filter(gpu.fills_width, gpu.VARIANTS):
         own = of_variant(scores, variant)
@@ -96,36 +97,31 @@ def added_seeds(scores: DataFrame) -> dict[Variant, Array]:
     return found
 
 
-def only(seeds: Sequence[int], bits: Mapping[Variant, Array]) -> dict[Variant, Array]:
-    """The columns of some seeds of `added_seeds`."""
-    columns = [(gpu.SEEDS + gpu.ADDED_SEEDS).index(seed) for seed in seeds]
-    return {variant: one[:, columns] for variant, one in bits.items()}
+def only(seeds: Sequence[int], bits: Bits) -> dict[Variant, DataFrame]:
+    """The columns of some seeds."""
+    return {variant: one[list(seeds)] for variant, one in bits.items()}
 
 
-def conclusions(bits: Mapping[Variant, Array]) -> dict[Variant, tuple[float, str]]:
+def conclusions(bits: Bits) -> dict[Variant, tuple[float, str]]:
     """p of the difference from `TUNED` on `ADDED_SEEDS` alone, corrected by Holm, and what it says
     of the sign in `SEEDS`, which chose the rate: confirmed, refuted or inconclusive."""
     foretold, found = differences(only(gpu.SEEDS, bits)), differences(only(gpu.ADDED_SEEDS, bits))
-    p_values = holm([one.p for one in found.values()]).tolist()
     concluded = {}
-    for (variant, one), p in zip(found.items(), p_values, strict=True):
-        same = one.value * foretold[variant].value > 0
+    for variant, p in zip(found, holm([one.p for one in found.values()]).tolist(), strict=True):
+        same = found[variant].value * foretold[variant].value > 0
         said = "inconclusive" if p >= 0.05 else "confirmed" if same else "refuted"
         concluded[variant] = (p, said)
     return concluded
 
 
-def differences(bits: Mapping[Variant, Array]) -> dict[Variant, Estimate]:
+def differences(bits: Bits) -> dict[Variant, Estimate]:
     """Bits of each variant less those of `TUNED`, paired by text and seed.
 
     The variance is the sum of that over texts (of means over seeds) and that over seeds (of means
     over texts, pooled over the variants), each over its number; Student's t with as many degrees of
     freedom as the seeds of all variants leave.
-
-    Args:
-      bits: [texts, seeds] of each variant.
     """
-    pairs = {v: one - bits[gpu.TUNED] for v, one in bits.items() if v != gpu.TUNED}
+    pairs = {v: (one - bits[gpu.TUNED]).to_numpy() for v, one in bits.items() if v != gpu.TUNED}
     of_seeds = np.array([one.mean(0) for one in pairs.values()])
     freedom = of_seeds.shape[0] * (of_seeds.shape[1] - 1)
     seed_variance = ((of_seeds - of_seeds.mean(1, keepdims=True)) ** 2).sum() / freedom
@@ -137,23 +133,18 @@ def differences(bits: Mapping[Variant, Array]) -> dict[Variant, Estimate]:
     return found
 
 
-def compared(bits: Mapping[Variant, Array]) -> dict[Variant, Estimate]:
-    """`differences`; those of the five widths have the degrees of freedom planned for them."""
-    return differences(bits) | differences(whole_width(bits))
-
-
 def whole_width(found: Mapping[Variant, Value]) -> dict[Variant, Value]:
     """The variants with N h = D that share nothing."""
     return {v: one for v, one in found.items() if gpu.fills_width(v)}
 
 
-def best_head_dim(bits: Mapping[Variant, Array]) -> Estimate:
+def best_head_dim(bits: Bits) -> Estimate:
     """log2 h at the minimum of the parabola in log2 h through the mean bits of the variants.
 
     95 % interval: bootstrap over texts, then over seeds; NaN where a parabola opens downwards.
     """
     x = [math.log2(variant.head_dim) for variant in bits]
-    values = np.array(list(bits.values()))  # [variants, texts, seeds]
+    values = np.array([one.to_numpy() for one in bits.values()])  # [variants, texts, seeds]
     random = np.random.default_rng(0)
     draws = []
     for _ in range(DRAWS):
@@ -164,15 +155,15 @@ def best_head_dim(bits: Mapping[Variant, Array]) -> Estimate:
     return Estimate(at, float(np.std(draws)), low, high, math.nan, values.shape[1])
 
 
-def _vertex(x: Sequence[float], y: Array) -> float:
+def _vertex(x: Sequence[float], y: np.ndarray) -> float:
     k, slope, _ = np.polyfit(x, y, 2)
     return float(-slope / (2 * k)) if k > 0 else math.nan
 
 
-def noisiest_text(bits: Mapping[Variant, Array]) -> tuple[int, Array]:
-    """Which text's scores vary most between seeds, and the standard deviations of all."""
-    sd = np.sqrt(np.mean([one.var(axis=1, ddof=1) for one in bits.values()], axis=0))
-    return int(sd.argmax()), sd
+def seed_deviations(bits: Bits) -> Series:
+    """Of each text: the standard deviation of its scores between seeds, the noisiest text last."""
+    variances = [one.var(axis=1) for one in bits.values()]
+    return np.sqrt(sum(variances) / len(variances)).sort_values()
 
 
 # The page -----------------------------------------------------------------------------------------
@@ -183,122 +174,107 @@ def page(scores: DataFrame) -> str:
     if gpu.left(gpu.published_programs(), scores):
         raise ValueError("the page needs scores of all programs; train them first (see --status)")
     found, seeds, kept = at_best_rates(scores), added_seeds(scores), judged(scores)
-    bits = {variant: one.bits for variant, one in found.items()}
-    against, texts, first = compared(bits), list(dict.fromkeys(kept["text"])), kept.iloc[0]
-    later = differences(only(gpu.ADDED_SEEDS, seeds))
+    bits, first = {variant: one.bits for variant, one in found.items()}, kept.iloc[0]
+    # Those of the five widths have the degrees of freedom planned for them.
+    against = differences(bits) | differences(whole_width(bits))
     trained = int(first["steps"]) * gpu.BATCH * gpu.LENGTH
-    grams = kept.drop_duplicates("text")[list(GRAMS)].mean()
+    grams = kept.drop_duplicates("text")[NAMES].mean()
     parameters = {v.plan: one.parameters / found[gpu.TUNED].parameters for v, one in found.items()}
     return render(
         "gpu",
         wide=gpu.WIDEST,
         against=against,
-        later=later,
+        later=differences(only(gpu.ADDED_SEEDS, seeds)),
         p=dict(zip(against, corrected(list(against.values())), strict=True)),
         of_plans={v.plan: against[v] for v in against if v.plan != "separate"},
         parameters=parameters,
-        best=_width(best_head_dim(whole_width(bits))),
+        best=_width(whole_width(bits)),
         of_seeds=_seeds_table(seeds),
-        of_texts=_of_texts(seeds, texts),
-        degrees=len(texts) - 1,
-        best_of_seeds=_width(best_head_dim(seeds)),
-        noise=noisiest_text(seeds),
+        of_texts=_of_texts(seeds),
+        degrees=kept["text"].nunique() - 1,
+        best_of_seeds=_width(seeds),
+        deviations=seed_deviations(seeds),
         without=_without_noise(seeds),
-        texts=texts,
         gpu=gpu,
         bytes=f"{trained:,}",
         each=f"{trained / first['parameters']:.1f}",
         device=first["device"],
-        commits=" and ".join(dict.fromkeys(scores["commit"])),
+        commits=" and ".join(scores["commit"].unique()),
         baselines=", ".join(f"{n.removeprefix('ngram')}-gram {b:.3f}" for n, b in grams.items()),
-        variants=judged_table(
-            [(_line(v, found[v], against.get(v)), against.get(v)) for v in found]
-        ),
-        by_rate=_by_rate(found),
-        tuning=_tuning(scores),
-        ends=ends,
+        variants=_variants_table(found, against),
+        by_rate=_by_rate({v: one.of_rates for v, one in whole_width(found).items()}),
+        tuning=scores[scores["seed"].isin(gpu.TUNING_SEEDS)]
+        .drop_duplicates(gpu.PROGRAM)
+        .sort_values(["steps", "learning_rate"]),
     )
 
 
-def _seeds_table(bits: Mapping[Variant, Array]) -> str:
+def _seeds_table(bits: Bits) -> str:
     """The test on seeds of its own, beside those that chose the rate and all."""
-    some = {_span(seeds): differences(only(seeds, bits)) for seeds in (gpu.SEEDS, gpu.ADDED_SEEDS)}
+    some = {f"seeds {seeds[0]} to {seeds[-1]}": differences(only(seeds, bits))
+            for seeds in (gpu.SEEDS, gpu.ADDED_SEEDS)}  # fmt: skip
     together = differences(bits)
     return table([
-        {"point": variant.point, **{span: ends(found[variant]) for span, found in some.items()},
-         "p, Holm": p_value(p), "": conclusion, "all seeds": ends(together[variant])}
+        {"point": variant.point, **{span: found[variant] for span, found in some.items()},
+         "p, Holm": p_value(p), "": conclusion, "all seeds": together[variant]}
         for variant, (p, conclusion) in conclusions(bits).items()
     ])  # fmt: skip
 
 
-def _of_texts(bits: Mapping[Variant, Array], texts: Sequence[str]) -> str:
+def _of_texts(bits: Bits) -> str:
     """1x256 less 4x64 on single texts by the added seeds, and p with the degrees of freedom of
     texts."""
     later = only(gpu.ADDED_SEEDS, bits)
-    strict = {v: t_estimate(one.value, one.error, len(texts)).p
+    each = (later[gpu.WIDEST] - later[gpu.TUNED]).mean(axis=1)
+    strict = {v: t_estimate(one.value, one.error, len(each)).p
               for v, one in differences(later).items()}  # fmt: skip
     p = dict(zip(strict, holm(list(strict.values())), strict=True))[gpu.WIDEST]
-    each = (later[gpu.WIDEST] - later[gpu.TUNED]).mean(1)
-    low, high = (f"{each[i]:+.4f} ({texts[i]})" for i in (each.argmin(), each.argmax()))
-    return f"{low} to {high}, median {np.median(each):+.4f}; {p_equation(p)}"
+    low, high = (f"{each[text]:+.4f} ({text})" for text in (each.idxmin(), each.idxmax()))
+    return f"{low} to {high}, median {each.median():+.4f}; {p_equation(p)}"
 
 
-def _without_noise(bits: Mapping[Variant, Array]) -> str:
+def _without_noise(bits: Bits) -> str:
     """All seeds without the text whose scores vary most between seeds."""
-    worst, _ = noisiest_text(bits)
-    without, said = {v: np.delete(one, worst, axis=0) for v, one in bits.items()}, []
+    worst, said = seed_deviations(bits).index[-1], []
+    without = {variant: one.drop(index=worst) for variant, one in bits.items()}
     for variant, one in without.items():
-        each = (one - without[gpu.TUNED]).mean(0)
+        each = (one - without[gpu.TUNED]).mean()
         word = "better" if each.mean() < 0 else "worse"
-        same = int((np.sign(each) == np.sign(each.mean())).sum())
+        same = (np.sign(each) == np.sign(each.mean())).sum()
         if variant != gpu.TUNED:
             said.append(f"{variant.point} {each.mean():+.4f} ({word} in {same} of {len(each)})")
-    return f"{', '.join(said)}; the best width is {_width(best_head_dim(without))}"
+    return f"{', '.join(said)}; the best width is {_width(without)}"
 
 
-def _span(seeds: Sequence[int]) -> str:
-    return f"seeds {seeds[0]} to {seeds[-1]}"
-
-
-def _width(best: Estimate) -> str:
+def _width(bits: Bits) -> str:
+    best = best_head_dim(bits)
     return f"h = {2**best.value:.0f} ({2**best.low:.0f} to {2**best.high:.0f})"
 
 
-def _line(variant: Variant, one: Tuned, difference: Estimate | None) -> dict[str, str]:
-    return {
-        "point": variant.point,
-        "plan": variant.plan,
-        "parameters": f"{one.parameters:,}",
-        "learning rates": ", ".join(f"{rate:.4f}" for rate in one.validation),
-        "validation bits at each": ", ".join(f"{bits:.4f}" for bits in one.validation.values()),
-        "best rate": f"{one.rate:.4f}" + ("" if one.interior else " (end)"),
-        "held-out bits": f"{one.bits.mean():.4f}",
-        "less 4x64 (95 %)": ends(difference) if difference else "reference",
-    }
+def _variants_table(found: Mapping[Variant, Tuned], against: Mapping[Variant, Estimate]) -> str:
+    heading = "less 4x64 (95 %)"
+    return judged_table([
+        {"point": v.point, "plan": v.plan, "parameters": f"{one.parameters:,}",
+         "learning rates": ", ".join(f"{rate:.4f}" for rate in one.validation),
+         "validation bits at each": ", ".join(f"{b:.4f}" for b in one.validation.values()),
+         "best rate": f"{one.rate:.4f}" + ("" if one.best.interior else " (end)"),
+         "held-out bits": f"{one.bits.to_numpy().mean():.4f}",
+         heading: against.get(v, "reference")}
+        for v, one in found.items()
+    ], heading)  # fmt: skip
 
 
-def _by_rate(found: Mapping[Variant, Tuned]) -> str:
+def _by_rate(of_rates: Mapping[Variant, Sequence[DataFrame]]) -> str:
     """The differences of the five widths, all at the same multiple of their rate."""
-    whole = whole_width(found)
-    every = [{v: one.bits_of_rates[i] for v, one in whole.items()} for i in range(len(gpu.FACTORS))]
-    found_at = [differences(bits) for bits in every]
-    said = iter(corrected([one for at in found_at for one in at.values()]))
-    lines = []
-    for factor, bits, at in zip(gpu.FACTORS, every, found_at, strict=True):
-        cells = {v: f"{ends(d)}, p {next(said)['p, Holm']}" for v, d in at.items()}
-        lines.append({
-            "multiple": f"{factor:g}", **{v.point: cells.get(v, "reference") for v in whole},
-            "best width": _width(best_head_dim(bits)),
-        })  # fmt: skip
-    return table(lines)
-
-
-def _tuning(scores: DataFrame) -> str:
-    found = scores[scores["seed"].isin(gpu.TUNING_SEEDS)].drop_duplicates(gpu.PROGRAM)
+    every = [{v: bits[i] for v, bits in of_rates.items()} for i in range(len(gpu.FACTORS))]
+    found = [differences(bits) for bits in every]
+    said = iter(corrected([one for at in found for one in at.values()]))
     return table([
-        {"steps": f"{one.steps:,}", "learning rate": f"{one.learning_rate:.4f}",
-         "validation bits": f"{one.validation_bits:.4f}"}
-        for one in found.sort_values(["steps", "learning_rate"]).itertuples()
+        {"multiple": f"{factor:g}",
+         **{v.point: f"{ends(at[v])}, p {next(said)['p, Holm']}" if v in at else "reference"
+            for v in bits},
+         "best width": _width(bits)}
+        for factor, bits, at in zip(gpu.FACTORS, every, found, strict=True)
     ])  # fmt: skip
 
 
@@ -306,7 +282,7 @@ def panel(scores: DataFrame) -> SizePanel:
     """The data of the figure."""
     bits = whole_width({v: one.bits for v, one in at_best_rates(scores).items()})
     against = {variant.head_dim: d for variant, d in differences(bits).items()}
-    series = around(float(bits[gpu.TUNED].mean()), gpu.TUNED.head_dim, against)
-    first = judged(scores).drop_duplicates("text")
-    grams = {name: float(first[name].mean()) for name in GRAMS}
-    return SizePanel(gpu.WIDTH, int(first["parameters"].iloc[0]), series, grams)
+    first, tuned = judged(scores).drop_duplicates("text"), gpu.TUNED
+    level, grams = float(bits[tuned].to_numpy().mean()), first[NAMES].mean().to_dict()
+    parameters = int(first["parameters"].iloc[0])
+    return SizePanel(gpu.WIDTH, parameters, tuned.head_dim, level, against, grams)

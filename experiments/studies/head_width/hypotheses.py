@@ -1,57 +1,64 @@
 """The hypotheses of the head-width study, from rows alone; see plan.md there."""
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import pandas
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from attnlab.lab.stats import holm
 from experiments.studies.head_width import analysis
-from experiments.studies.head_width.analysis import Optimum, Pairs
-from experiments.studies.head_width.design import POINTS, STAGE_OF_WIDTH
+from experiments.studies.head_width.analysis import Optimum
+from experiments.studies.head_width.design import FULL, STAGE_OF_WIDTH
 from experiments.studies.head_width.mixed_model import Estimate, MixedModel
-from experiments.studies.head_width.rates import PLANS, fit_rates, minima
+from experiments.studies.head_width.rates import PLANS, curvature, fit_rates, minima
 from experiments.studies.head_width.rows import check_complete
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A row of the table of results."""
 
     name: str
     text: str
     found: Estimate
-    pairs: Pairs | None
+    pairs: Series | None
     corrected: float
     conclusion: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What the page is made of: the judged rows and the fits."""
+    """What the page is made of: the judged rows, and k of the learning rates."""
 
     frame: DataFrame
-    model: MixedModel
-    slope: Estimate
     tuning_k: float
     rate_sd: float = math.nan
     """Standard deviation that the formula of the learning rates leaves in ln r."""
 
-    def point(
-        self, num_heads: int, head_dim: int, plan: str = "separate", budget: str = "flops",
-        **other: str | float,
-    ) -> DataFrame:  # fmt: skip
-        """The rows of a variant; D = 64, T = 128, 20 bytes per parameter, standard heads unless
-        `other` says otherwise."""
-        values: dict[str, str | float] = {
-            "width": 64, "layout": "standard", "length": 128, "bytes_per_parameter": 20.0,
-            "num_heads": num_heads, "head_dim": head_dim, "plan": plan, "budget": budget,
-        }  # fmt: skip
-        return analysis.where(self.frame, **(values | other))
+    @functools.cached_property
+    def model(self) -> MixedModel:
+        """The registered model."""
+        return analysis.surface_model(self.frame, self.tuning_k)
+
+    @functools.cached_property
+    def slope(self) -> Estimate:
+        """Of the loss on ln compute."""
+        return analysis.loss_slope(self.frame)
+
+    def only(self, frame: DataFrame) -> "Study":
+        """The same of fewer rows."""
+        return dataclasses.replace(self, frame=frame)
+
+    def points(
+        self, *points: str, plan: str = "separate", budget: str = "flops", **other: float
+    ) -> DataFrame:
+        """The rows of variants, as "4x16" and "4x16 narrow"; D = 64, T = 128, 20 bytes per
+        parameter unless `other` says otherwise."""
+        values = {"width": 64, "length": 128, "bytes_per_parameter": 20.0} | other
+        rows = analysis.where(self.frame, **values, plan=plan, budget=budget)
+        return rows[rows["point"].isin(points)]
 
 
 def read_study(rows: DataFrame) -> Study:
@@ -60,68 +67,60 @@ def read_study(rows: DataFrame) -> Study:
     Raises ValueError unless all runs are there: nothing is judged before.
     """
     check_complete(rows)
-    judged, tuning = rows[rows["stage"] >= 2], rows[rows["stage"] == 1]
+    tuning = rows[rows["stage"] == 1]
     formula = fit_rates(tuning)
-    frame = analysis.columns(judged, formula)
-    k = analysis.curvature(minima(tuning)).value
-    model, slope = analysis.surface_model(frame, k), analysis.loss_slope(frame)
-    return Study(frame, model, slope, k, formula.residual_sd)
+    frame = analysis.columns(rows[rows["stage"] >= 2], formula)
+    return Study(frame, curvature(minima(tuning)), formula.residual_sd)
 
 
-def from_reference(study: Study, width: int = 64) -> dict[int, Pairs]:
-    """head_dim -> differences from h = 16 on N h = D."""
-    return {h: against(study, width, n, h) for n, h in POINTS[width] if n * h == width and h != 16}
-
-
-def against(study: Study, width: int, heads: int, head_dim: int, layout: str = "standard") -> Pairs:
+def against(study: Study, width: int, point: str) -> Series:
     """Differences of a point from h = 16 on N h = D."""
-    reference = study.point(width // 16, 16, width=width)
-    point = study.point(heads, head_dim, width=width, layout=layout)
-    return analysis.paired(reference, point)
+    return analysis.paired(*(study.points(one, width=width) for one in (FULL[width][16], point)))
 
 
-def difference(
-    study: Study, width: int, heads: int, head_dim: int, layout: str = "standard"
-) -> Estimate:
+def from_reference(study: Study, width: int = 64) -> dict[int, Series]:
+    """head_dim -> differences from h = 16 on N h = D."""
+    return {h: against(study, width, point) for h, point in FULL[width].items() if h != 16}
+
+
+def difference(study: Study, width: int, point: str) -> Estimate:
     """Bits by which a point is worse than h = 16 on N h = D. No interval is narrower than that of
     the variance pooled over the points with N h = D."""
-    pooled = analysis.pool(list(from_reference(study, width).values()))
-    return analysis.over_texts(against(study, width, heads, head_dim, layout), pooled)
+    pooled = analysis.pool(from_reference(study, width).values())
+    return analysis.over_texts(against(study, width, point), pooled)
 
 
-def sharing(study: Study, plan: str, budget: str = "flops") -> Pairs:
+def sharing(study: Study, plan: str, budget: str = "flops") -> Series:
     """Differences of a sharing plan from separate layers, over 4x16 and 2x32."""
-    points = ((4, 16), (2, 32))
-    separate = pandas.concat([study.point(*p) for p in points])
-    return analysis.paired(separate, pandas.concat([study.point(*p, plan, budget) for p in points]))
+    points = ("4x16", "2x32")
+    shared = study.points(*points, plan=plan, budget=budget)
+    return analysis.paired(study.points(*points), shared)
 
 
 def sharing_costs(study: Study, budget: str = "flops") -> dict[str, Estimate]:
     """Sharing plan -> bits worse than separate layers. No interval is narrower than that of the
     variance pooled over the plans."""
     pairs = {plan: sharing(study, plan, budget) for plan in PLANS}
-    pooled = analysis.pool(list(pairs.values()))
+    pooled = analysis.pool(pairs.values())
     return {plan: analysis.over_texts(one, pooled) for plan, one in pairs.items()}
 
 
-def across(study: Study, points: Sequence[tuple[int, int]]) -> Pairs:
+def across(study: Study, *points: str) -> Series:
     """Differences of three points with h = 8, 16, 32 from N h = D."""
-    sets = (((8, 8), (4, 16), (2, 32)), points)
-    return analysis.paired(*(pandas.concat([study.point(*p) for p in some]) for some in sets))
+    return analysis.paired(study.points("8x8", "4x16", "2x32"), study.points(*points))
 
 
 def primary(study: Study) -> list[Result]:
     """P1 by both tests, which decide together, from stages 1 and 3 alone (amendment 1). No interval
     is narrower than that of the pooled variance."""
-    part = dataclasses.replace(study, frame=study.frame[study.frame["stage"] == 3])
+    part = study.only(study.frame[study.frame["stage"] == 3])
     pairs = from_reference(part)
-    pooled = analysis.pool(list(pairs.values()))
-    model = analysis.surface_model(part.frame, study.tuning_k)
+    pooled = analysis.pool(pairs.values())
     tests = {
-        "mixed model": model.contrast(analysis.between(16, 32)),
+        "mixed model": part.model.contrast(analysis.between(16, 32)),
         "paired t-test": analysis.over_texts(pairs[32]),
     }
-    conclusion = analysis.primary_conclusion(tests.values())
+    conclusion = analysis.primary_conclusion(list(tests.values()))
     text = "loss(2x32) - loss(4x16), D = 64"
     return [
         Result(f"P1 ({name}, first look)", text, analysis.widened(found, pooled), pairs[32],
@@ -134,8 +133,7 @@ def secondary(study: Study) -> list[Result]:
     """S1 to S5 with Holm's correction."""
     best, costs = analysis.optimum(study.model), sharing_costs(study)
     albert, attention_only = costs["albert"], costs["attention_only"]
-    wide = across(study, ((12, 8), (6, 16), (3, 32)))
-    half = across(study, ((4, 8), (2, 16), (1, 32)))
+    wide, half = across(study, "12x8", "6x16", "3x32"), across(study, "4x8", "2x16", "1x32")
     more = analysis.over_texts(wide, analysis.pool([wide, half]))
     same = analysis.equivalence(attention_only, 0.01)
     lines = [  # name, what, estimate, differences, p, the conclusion and whether its interval holds
@@ -160,43 +158,22 @@ def secondary(study: Study) -> list[Result]:
     return found
 
 
-class Fit(NamedTuple):
-    """The best head_dim and N h / D by `analysis.surface_model` on some of the rows."""
-
-    name: str
-    optimum: Optimum
-    total: Estimate
-    """log2 of the best N h / D at the best head_dim."""
-    residual_sd: float
-
-
-def fits(study: Study) -> list[Fit]:
+def fits(study: Study) -> dict[str, Optimum]:
     """The registered model, and the same model on fewer rows (exploratory).
 
     The parabola in log2 h has the same curvature at every D, which h = 2 at D = 32 does not obey.
     """
     frame = study.frame
-    parts = {f"D = {w} alone": frame[frame["stage"] == s] for w, s in STAGE_OF_WIDTH.items()}
+    parts = {"all complete stages (the registered model)": frame}
+    parts |= {f"D = {w} alone": frame[frame["stage"] == s] for w, s in STAGE_OF_WIDTH.items()}
     parts["D = 32 alone, without h = 2"] = parts["D = 32 alone"].query("head_dim > 2")
-    parts["all complete stages, without h = 2"] = frame[frame["head_dim"] > 2]
-    models = {"all complete stages (the registered model)": study.model} | {
-        name: analysis.surface_model(part, study.tuning_k) for name, part in parts.items()
-    }
-    found = []
-    for name, model in models.items():
-        best = analysis.optimum(model)
-        found.append(Fit(name, best, best_total(model, best), model.residual_sd))
-    return found
-
-
-def best_total(model: MixedModel, best: Optimum) -> Estimate:
-    top = {"v": -1.0, "uv": 4 - best.best.value}  # D = 96 alone has N h / D != 1 at u = 0 alone
-    return model.ratio({n: w for n, w in top.items() if n in model.names}, {"v2": 2})
+    parts["all complete stages, without h = 2"] = frame.query("head_dim > 2")
+    return {name: analysis.optimum(study.only(part).model) for name, part in parts.items()}
 
 
 def chords(study: Study) -> dict[tuple[int, int], float]:
     """Two widths -> dL / d ln C between them. The loss curves, so `Study.slope` is their mean."""
     return {
-        pair: analysis.loss_slope(study.frame[study.frame["width"].isin(pair)]).value
+        pair: study.only(study.frame[study.frame["width"].isin(pair)]).slope.value
         for pair in itertools.pairwise(STAGE_OF_WIDTH)
     }

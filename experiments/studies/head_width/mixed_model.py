@@ -3,10 +3,11 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from pandas import DataFrame, Series
 from scipy import optimize, stats
 
 from attnlab.lab.stats import LEVEL, fieller
@@ -32,15 +33,15 @@ class Estimate:
         return self.low * self.high > 0
 
 
-def t_estimate(value: float, error: float, count: int, level: float = LEVEL) -> Estimate:
-    """The interval of Student's t with count - 1 degrees of freedom.
+def t_estimate(value: float, error: float, count: int) -> Estimate:
+    """The 95 % interval of Student's t with count - 1 degrees of freedom.
 
     >>> round(t_estimate(1.0, 0.5, 8).low, 3)
     -0.182
     """
     if count < 2 or not math.isfinite(error):
         return Estimate(value, math.nan, math.nan, math.nan, math.nan, count)
-    half = float(stats.t.ppf((1 + level) / 2, count - 1)) * error
+    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) * error
     p = float(2 * stats.t.sf(abs(value) / error, count - 1)) if error else float(value == 0)
     return Estimate(value, error, value - half, value + half, p, count)
 
@@ -49,65 +50,63 @@ def t_estimate(value: float, error: float, count: int, level: float = LEVEL) -> 
 class MixedModel:
     """A fitted model: y = X beta + sum_i Z_i b_i + e, b_i ~ N(0, sd_i^2 I), e ~ N(0, sd^2 I)."""
 
-    names: tuple[str, ...]
-    coefficients: Array
-    covariance: Array
+    coefficients: Series
+    """By name."""
+    covariance: DataFrame
     component_sd: tuple[float, ...]
     residual_sd: float
     criterion: float
     """-2 log restricted likelihood."""
     texts: int
 
-    def contrast(self, weights: dict[str, float]) -> Estimate:
+    @property
+    def names(self) -> list[str]:
+        """Of the coefficients."""
+        return list(self.coefficients.index)
+
+    def contrast(self, weights: Mapping[str, float]) -> Estimate:
         """A sum of weight x coefficient. The t distribution has texts - 1 degrees of freedom, for
         the normal distribution of a Wald test is too narrow for a few texts."""
-        w = self._vector(weights)
-        error = math.sqrt(max(0.0, float(w @ self.covariance @ w)))
-        return t_estimate(float(w @ self.coefficients), error, self.texts)
+        value, variance = self._sum(weights), self._covariance(weights, weights)
+        return t_estimate(value, math.sqrt(max(0.0, variance)), self.texts)
 
-    def ratio(self, top: dict[str, float], bottom: dict[str, float]) -> Estimate:
+    def ratio(self, top: Mapping[str, float], bottom: Mapping[str, float]) -> Estimate:
         """top / bottom with the interval of `fieller`; `p` is that of top = 0."""
-        a, b = self._vector(top), self._vector(bottom)
-        x, y = float(a @ self.coefficients), float(b @ self.coefficients)
-        xx, xy, yy = (float(v @ self.covariance @ w) for v, w in ((a, a), (a, b), (b, b)))
+        x, y = self._sum(top), self._sum(bottom)
+        xx, xy, yy = (self._covariance(*two) for two in ((top, top), (top, bottom), (bottom,) * 2))
         q = float(stats.t.ppf((1 + LEVEL) / 2, self.texts - 1)) ** 2
         low, high = fieller(x, y, (xx, xy, yy), q)
         m = x / y
         error = math.sqrt(max(0.0, xx - 2 * m * xy + m**2 * yy)) / abs(y)
         return Estimate(m, error, low, high, self.contrast(top).p, self.texts)
 
-    def _vector(self, weights: dict[str, float]) -> Array:
-        if unknown := set(weights) - set(self.names):
-            raise ValueError(f"unknown coefficient {min(unknown)}; this model has {self.names}")
-        return np.array([weights.get(name, 0.0) for name in self.names])
+    def _sum(self, weights: Mapping[str, float]) -> float:
+        return float(sum(weight * self.coefficients[name] for name, weight in weights.items()))
+
+    def _covariance(self, a: Mapping[str, float], b: Mapping[str, float]) -> float:
+        return float(Series(a) @ self.covariance.loc[list(a), list(b)] @ Series(b))
 
 
-def fit_reml(y: Array, fixed: dict[str, Array], random: Sequence[Array], texts: int) -> MixedModel:
+def fit_reml(y: Series, fixed: DataFrame, random: Sequence[DataFrame], texts: int) -> MixedModel:
     """Restricted maximum likelihood (Patterson and Thompson 1971, doi:10.1093/biomet/58.3.545).
 
     With V = I + sum_i theta_i^2 Z_i Z_i' and the residual variance profiled out, minimizes
 
         (n - p) (1 + log(2 pi s2)) + log|V| + log|X' V^-1 X|,   s2 = r' V^-1 r / (n - p)
 
-    over theta_i >= 0 (Bates et al. 2015, doi:10.18637/jss.v067.i01). A column of `fixed` that the
-    others determine is dropped.
+    over theta_i >= 0 (Bates et al. 2015, doi:10.18637/jss.v067.i01).
 
     Args:
         y: [n].
-        fixed: name -> column [n].
+        fixed: [n, p]; a column that those before it determine is dropped.
         random: a matrix Z_i [n, q_i] per variance component.
         texts: independent units, for the degrees of freedom of intervals.
-
-    Returns:
-        The fitted model. Raises ValueError where there are no more rows than coefficients.
     """
-    names, x = _independent(fixed)
-    n, p = x.shape
-    if n <= p:
-        raise ValueError(f"{n} rows cannot fit {p} coefficients")
-    z = np.hstack([np.zeros((n, 0)), *random])
-    component = np.repeat(np.arange(len(random)), [m.shape[1] for m in random])
-    xy = np.column_stack([x, y])
+    fixed = _independent(fixed)
+    n, p = fixed.shape
+    z = np.hstack([one.to_numpy(float) for one in random])
+    component = np.repeat(np.arange(len(random)), [one.shape[1] for one in random])
+    xy = np.column_stack([fixed.to_numpy(float), y])
     zz, zxy, xyxy = z.T @ z, z.T @ xy, xy.T @ xy
 
     def solved(theta: Array) -> tuple[float, Array, Array, float]:
@@ -115,19 +114,19 @@ def fit_reml(y: Array, fixed: dict[str, Array], random: Sequence[Array], texts: 
         m = np.linalg.cholesky(np.eye(len(scale)) + scale[:, None] * zz * scale)
         w = np.linalg.solve(m, scale[:, None] * zxy)
         inner = xyxy - w.T @ w  # [x y]' V^-1 [x y]
-        beta: Array = np.asarray(np.linalg.solve(inner[:p, :p], inner[:p, p]), np.float64)
+        beta: Array = np.linalg.solve(inner[:p, :p], inner[:p, p])
         s2 = float(inner[p, p] - inner[:p, p] @ beta) / (n - p)
         log_v = 2 * float(np.log(np.diag(m)).sum())
         log_x = float(np.linalg.slogdet(inner[:p, :p])[1])
         value = (n - p) * (1 + math.log(2 * math.pi * s2)) + log_v + log_x
-        return float(value), beta, np.asarray(inner[:p, :p], np.float64), s2
+        return value, beta, inner[:p, :p], s2
 
     theta = _minimize(lambda t: solved(t)[0], len(random))
     value, beta, information, s2 = solved(theta)
-    sd = math.sqrt(s2)
+    sd, names = math.sqrt(s2), fixed.columns
+    covariance = DataFrame(s2 * np.linalg.inv(information), names, names)
     spread = tuple(float(t * sd) for t in theta)
-    covariance = np.asarray(s2 * np.linalg.inv(information), np.float64)
-    return MixedModel(names, beta, covariance, spread, sd, value, texts)
+    return MixedModel(Series(beta, names), covariance, spread, sd, value, texts)
 
 
 def _minimize(criterion: Callable[[Array], float], count: int) -> Array:
@@ -153,11 +152,10 @@ def _minimize(criterion: Callable[[Array], float], count: int) -> Array:
     return np.asarray(best.x, np.float64)
 
 
-def _independent(fixed: dict[str, Array]) -> tuple[tuple[str, ...], Array]:
+def _independent(fixed: DataFrame) -> DataFrame:
     """The columns that those before them do not determine."""
     names: list[str] = []
     for name in fixed:
-        columns = np.column_stack([fixed[one] for one in [*names, name]])
-        if np.linalg.matrix_rank(columns) > len(names):
+        if np.linalg.matrix_rank(fixed[[*names, name]].to_numpy(float)) > len(names):
             names.append(name)
-    return tuple(names), np.column_stack([fixed[name] for name in names])
+    return fixed[names]

@@ -25,6 +25,7 @@ Keys = npt.NDArray[np.uint64]
 
 CONTEXTS = (2, 3, 4)
 """Bytes of context of orders 3, 4 and 5."""
+NAMES = [f"ngram{k + 1}" for k in CONTEXTS]
 
 
 @functools.cache
@@ -43,9 +44,9 @@ def baselines(corpus: Corpus, length: int, size: int, steps: int, seed: int) -> 
     train = np.concatenate([draw(step=step) for step in range(1, steps + 1)])
     rows = make_dataset(corpus, length).heldout(0)
     tokens = rows["tokens"].astype(np.uint8)
-    bits = witten_bell(train.astype(np.uint8), tokens, rows["valid"], (0, 2, 3, 4))
-    grams = {f"ngram{k + 1}": bits[k] for k in CONTEXTS}
-    return {"unigram": bits[0], **grams, "gzip": gzip_bits(tokens[:, 1:])}
+    bits = witten_bell(train.astype(np.uint8), tokens, rows["valid"], (0, *CONTEXTS))
+    grams = dict(zip(("unigram", *NAMES), bits.values(), strict=True))
+    return grams | {"gzip": gzip_bits(tokens[:, 1:])}
 
 
 def _contexts(windows: Bytes, size: int) -> tuple[Keys, npt.NDArray[np.bool_]]:

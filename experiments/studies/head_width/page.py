@@ -7,29 +7,24 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from attnlab.atomic import write_atomic
 from attnlab.report.style import themed_svg
 from experiments.studies.head_width import analysis, design, gpu, gpu_page, hypotheses
 from experiments.studies.head_width import figures as charts
-from experiments.studies.head_width.analysis import Pairs
-from experiments.studies.head_width.design import STAGE_OF_WIDTH
+from experiments.studies.head_width.design import FULL, STAGE_OF_WIDTH
 from experiments.studies.head_width.hypotheses import Result, Study
-from experiments.studies.head_width.mixed_model import Estimate, MixedModel
+from experiments.studies.head_width.mixed_model import Estimate
 from experiments.studies.head_width.rates import choose, fit_rates, minima
 from experiments.studies.head_width.rows import read_rows
 from experiments.studies.head_width.spec import PARAMETRIZATIONS
-from experiments.studies.head_width.tables import (
-    Line,
-    ends,
-    judged_table,
-    power,
-    render,
-    table,
-)
+from experiments.studies.head_width.tables import Line, ends, judged_table, render, table
+from experiments.studies.head_width.texts import TEXTS
 
 CHECK = Path(__file__).with_name("_recompute.py")
+DIFFERENCE = "difference (95 %)"
+COUNT = "texts x seeds"
 
 
 def write_pages(folder: Path) -> list[Path]:
@@ -56,40 +51,15 @@ def write_pages(folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def multiple(difference: Estimate, study: Study) -> str:
-    """A compute multiple with its interval."""
-    return ends(analysis.compute_multiple(difference, study.slope), 2, "")
-
-
-def counts(pairs: Pairs) -> str:
+def counts(pairs: Series) -> str:
     """Texts x seeds."""
-    return f"{len(pairs)} x {max(map(len, pairs.values()))}"
-
-
-def points_of(width: int) -> list[tuple[int, int, str]]:
-    """(num_heads, head_dim, layout) of the points of a model size."""
-    points = [(n, h, "standard") for n, h in design.POINTS[width]]
-    return points + [(n, h, "narrow") for n, h in design.NARROW if width == 64]
-
-
-def point_name(num_heads: int, head_dim: int, layout: str) -> str:
-    """As in the tables."""
-    return f"{num_heads}x{head_dim}" + (" narrow" if layout == "narrow" else "")
-
-
-def whole_width(width: int) -> dict[int, int]:
-    """head_dim -> num_heads of the points with N h = D."""
-    return {h: n for n, h in design.POINTS[width] if n * h == width}
+    seeds = pairs.groupby(level="text").size()
+    return f"{len(seeds)} x {seeds.max()}"
 
 
 def base_of(study: Study, width: int) -> DataFrame:
     """The rows of h = 16 on N h = D."""
-    return study.point(width // 16, 16, width=width)
-
-
-def mean_of_texts(rows: DataFrame, column: str = "bits") -> float:
-    """Mean over texts of the mean of a column on each."""
-    return float(rows.groupby("text")[column].mean().mean())
+    return study.points(FULL[width][16], width=width)
 
 
 # Stages 0 and 1, cost -----------------------------------------------------------------------------
@@ -135,45 +105,50 @@ def cost_page(rows: DataFrame) -> str:
 
 def analysis_page(rows: DataFrame, study: Study) -> str:
     """The registered results and all that is exploratory. Its words are of the published rows."""
-    fitted = {fit.name: fit for fit in hypotheses.fits(study)}
+    fitted = hypotheses.fits(study)
     registered = hypotheses.primary(study) + hypotheses.secondary(study)
+    names = [*charts.BASELINES, "bits"]
     return render(
         "analysis",
         study=study,
-        fitted=list(fitted.values()),
+        fitted=fitted,
         alone=[fitted["D = 32 alone, without h = 2"], fitted["D = 64 alone"],
                fitted["D = 96 alone"]],
         against=functools.partial(hypotheses.difference, study, 64),
         sharing_costs=hypotheses.sharing_costs(study),
-        at_equal_seconds={w: at_equal_seconds(study, w, w // 32, 32, "standard") for w in (64, 96)},
+        at_equal_seconds={w: at_equal_seconds(study, w, FULL[w][32]) for w in (64, 96)},
         p1=registered[1].found,
         results=table(list(map(result_line, registered))),
         points=_point_table(study),
         repeated=_repeated_table(study),
-        baselines=_baselines(study),
+        baselines={w: base_of(study, w).groupby("text")[names].mean().loc[list(TEXTS)]
+                   for w in STAGE_OF_WIDTH},
         baseline_titles=charts.BASELINES.values(),
         sharing=_sharing_table(study),
         lengths=_length_table(study),
         optimizers=_optimizer_gaps(rows),
-        stage0_texts=design.STAGE0_TEXTS,
-        rate_errors=_rate_errors(study),
+        rate_errors=[(w, point, rate_error(study, study.points(point, width=w)))
+                     for w in (32, 64) for point in design.POINTS[w]],
         check=CHECK.read_text().rstrip(),
         tuning=-study.model.contrast({"tuning": 1}).value / (2 * study.tuning_k),
-        lengths_of_training=_training_lengths(study),
+        lengths_of_training=[_of_one_head(study, each) for each in (20.0, 80.0)],
         margin=analysis.MARGIN,
-        ends=ends,
-        power=power,
-        multiple=functools.partial(multiple, study=study),
+        multiple=functools.partial(multiple, study),
     )  # fmt: skip
 
 
-def at_equal_seconds(study: Study, width: int, heads: int, head_dim: int, layout: str) -> str:
+def multiple(study: Study, difference: Estimate) -> str:
+    """A compute multiple with its interval."""
+    return ends(analysis.compute_multiple(difference, study.slope), 2, "")
+
+
+def at_equal_seconds(study: Study, width: int, point: str) -> str:
     """The difference of a point from h = 16 on N h = D at equal CPU seconds, by the slope of the
     loss over all sizes; behind it by the slopes between this size and those beside it.
 
     Seconds are the least of the runs of a point.
     """
-    base, own = base_of(study, width), study.point(heads, head_dim, width=width, layout=layout)
+    base, own = base_of(study, width), study.points(point, width=width)
     saved = math.log(own["cpu_seconds"].min() / base["cpu_seconds"].min())
     difference = analysis.over_texts(analysis.paired(base, own)).value
     beside = [slope for pair, slope in hypotheses.chords(study).items() if width in pair]
@@ -183,81 +158,61 @@ def at_equal_seconds(study: Study, width: int, heads: int, head_dim: int, layout
 
 def result_line(r: Result) -> Line:
     """A line of the registered results: estimate, checks, p-value, conclusion."""
-    boot = units = p = "–"
-    number = f"{r.found.count}"
-    if r.pairs:
+    line: dict[str, object] = {"name": r.name, "what": r.text, "estimate (95 % interval)": r.found}
+    checks = dict.fromkeys(("bootstrap interval", "Tatoeba texts as one"), "–")
+    if r.pairs is None:
+        line |= {COUNT: r.found.count, **checks}
+    else:
         low, high = analysis.bootstrap(r.pairs)
-        boot = f"{low:+.4f} to {high:+.4f}"
-        units = ends(analysis.over_texts(analysis.merged(r.pairs)))
-        number = counts(r.pairs)
-    if math.isfinite(r.corrected):
-        p = f"{r.corrected:.4f}" if r.corrected >= 1e-4 else "< 0.0001"
-    return {"name": r.name, "what": r.text, "estimate (95 % interval)": ends(r.found),
-            "texts x seeds": number, "bootstrap interval": boot, "Tatoeba texts as one": units,
-            "p (Holm for S1 to S5)": p, "conclusion": r.conclusion}  # fmt: skip
+        line |= {COUNT: counts(r.pairs), "bootstrap interval": f"{low:+.4f} to {high:+.4f}",
+                 "Tatoeba texts as one": _with_tatoeba_as_one(r.pairs)}  # fmt: skip
+    p = f"{r.corrected:.4f}" if r.corrected >= 1e-4 else "< 0.0001"
+    return line | {"p (Holm for S1 to S5)": p, "conclusion": r.conclusion}
+
+
+def _with_tatoeba_as_one(pairs: Series) -> Estimate:
+    return analysis.over_texts(pairs.rename(analysis.TATOEBA, level="text"))
 
 
 def _point_table(study: Study) -> str:
-    lines: list[tuple[Line, Estimate | None]] = []
-    for width in STAGE_OF_WIDTH:
-        for point in points_of(width):
-            n, h, layout = point
-            rows = study.point(n, h, width=width, layout=layout)
+    lines: list[Line] = []
+    for width, points in design.POINTS.items():
+        for point in points:
+            rows = study.points(point, width=width)
             line = {
                 "D": width,
-                "point": point_name(*point),
-                "N h / D": f"{n * h / width:g}",
+                "point": point,
+                "N h / D": f"{2 ** rows['v'].iloc[0]:g}",
                 "FFN width": f"{rows['ffn_width'].iloc[0]:,}",
                 "parameters": f"{rows['parameters'].iloc[0]:,}",
                 "bits": f"{mean_of_texts(rows):.4f}",
-                "difference (95 %)": "reference",
+                DIFFERENCE: "reference",
             }
-            if point == (width // 16, 16, "standard"):
-                lines.append((line, None))
-                continue
-            pairs = hypotheses.against(study, width, *point)
-            found = hypotheses.difference(study, width, *point)
-            lines.append((line | {
-                "difference (95 %)": ends(found),
-                "Tatoeba texts as one": ends(analysis.over_texts(analysis.merged(pairs))),
-                "at equal seconds (this CPU)": at_equal_seconds(study, width, *point),
-                "texts x seeds": counts(pairs),
-            }, found))  # fmt: skip
-    return judged_table(lines)
+            if point != FULL[width][16]:
+                pairs = hypotheses.against(study, width, point)
+                line |= {
+                    DIFFERENCE: hypotheses.difference(study, width, point),
+                    "Tatoeba texts as one": _with_tatoeba_as_one(pairs),
+                    "at equal seconds (this CPU)": at_equal_seconds(study, width, point),
+                    COUNT: counts(pairs),
+                }
+            lines.append(line)
+    return judged_table(lines, DIFFERENCE)
 
 
-Compared = Sequence[tuple[Line, Pairs]]
-"""What a line says first, and its differences."""
-
-
-def _differences(
-    compared: Compared, heading: str, pooled: analysis.Pooled | None
-) -> list[tuple[Line, Estimate]]:
-    """Lines of differences, their intervals in a column of this heading."""
-    found = [(line, pairs, analysis.over_texts(pairs, pooled)) for line, pairs in compared]
-    return [({**line, heading: ends(one), "texts x seeds": counts(pairs)}, one)
-            for line, pairs, one in found]  # fmt: skip
+def mean_of_texts(rows: DataFrame, column: str = "bits") -> float:
+    """Mean over texts of the mean of a column on each."""
+    return float(rows.groupby("text")[column].mean().mean())
 
 
 def _repeated_table(study: Study) -> str:
     """Differences from 6x16 at D = 96 over the texts that are read less than four times."""
-    compared = []
-    for n, h in design.POINTS[96]:
-        pairs = hypotheses.against(study, 96, n, h)
-        once = {text: d for text, d in pairs.items() if text not in design.REPEATED_TEXTS}
-        if (n, h) != (6, 16):
-            compared.append(({"point": f"{n}x{h}"}, once))
-    whole = {f"{n}x{h}" for h, n in whole_width(96).items()}
-    pooled = analysis.pool([pairs for line, pairs in compared if line["point"] in whole])
-    return judged_table(_differences(compared, "difference (95 %)", pooled))
-
-
-def _baselines(study: Study) -> list[tuple[int, str, list[float]]]:
-    """(D, text, baselines and bits of the model with h = 16 on N h = D)."""
-    names = [*charts.BASELINES, "bits"]
-    means = {w: base_of(study, w).groupby("text")[names].mean() for w in STAGE_OF_WIDTH}
-    return [(w, text, one.loc[text].tolist())
-            for w, one in means.items() for text in design.ALL_TEXTS]  # fmt: skip
+    once = study.only(study.frame[~study.frame["text"].isin(design.REPEATED_TEXTS)])
+    return judged_table([
+        {"point": point, DIFFERENCE: hypotheses.difference(once, 96, point),
+         COUNT: counts(hypotheses.against(once, 96, point))}
+        for point in design.POINTS[96] if point != FULL[96][16]
+    ], DIFFERENCE)  # fmt: skip
 
 
 def _length_table(study: Study) -> str:
@@ -265,57 +220,46 @@ def _length_table(study: Study) -> str:
     stage 3 on the same texts."""
     settings: list[tuple[int, float, Sequence[str]]] = [
         *((128, each, design.LENGTH_TEXTS) for each in (20.0, 80.0)),
-        *((length, 20.0, design.CONTEXT_TEXTS) for length in (64, 128, 256)),
+        *((length, 20.0, design.STAGE0_TEXTS) for length in (64, 128, 256)),
     ]
-    lines = []
+    lines, heading = [], "bits worse than 4x16 (95 %)"
     for length, each, texts in settings:
         first = {"T": length, "bytes per parameter": f"{each:g}", "texts": ", ".join(texts)}
-        at = {f"{n}x{h}": study.point(n, h, length=length, bytes_per_parameter=each)
-              for n, h in ((4, 16), (16, 4), (8, 8), (2, 32), (1, 64))}  # fmt: skip
-        base, *others = ((name, rows[rows["text"].isin(texts)]) for name, rows in at.items())
-        compared = [({**first, "point": name}, pairs) for name, rows in others
-                    if (pairs := analysis.paired(base[1], rows))]  # fmt: skip
-        pooled = analysis.pool([pairs for _, pairs in compared])
-        lines += _differences(compared, "bits worse than 4x16 (95 %)", pooled)
-    return judged_table(lines)
+        of_texts = study.only(study.frame[study.frame["text"].isin(texts)])
+        base, *others = (of_texts.points(point, length=length, bytes_per_parameter=each)
+                         for point in ("4x16", "16x4", "8x8", "2x32", "1x64"))  # fmt: skip
+        pairs = {rows["point"].iloc[0]: analysis.paired(base, rows) for rows in others if len(rows)}
+        pooled = analysis.pool(pairs.values())
+        lines += [
+            {**first, "point": point, heading: analysis.over_texts(one, pooled), COUNT: counts(one)}
+            for point, one in pairs.items()
+        ]
+    return judged_table(lines, heading)
 
 
 def _sharing_table(study: Study) -> str:
-    slopes = hypotheses.chords(study)
+    slopes, heading = hypotheses.chords(study), "bits worse than separate (95 %)"
     beside = f"by the slope of D = {' and '.join(f'{a} to {b}' for a, b in slopes)}"
     lines = []
     for budget in ("flops", "parameters"):
         for plan, found in hypotheses.sharing_costs(study, budget).items():
-            times, by_chords = "–", "–"
+            times = by_chords = "–"
             if budget == "flops":
-                times = multiple(found, study)
+                times = multiple(study, found)
                 each = (math.exp(found.value / abs(slope)) for slope in slopes.values())
                 by_chords = " and ".join(f"{one:.2f}" for one in each)
-            lines.append(({
-                "plan": plan, "equal": budget, "bits worse than separate (95 %)": ends(found),
-                "compute multiple": times, beside: by_chords,
-                "texts x seeds": counts(hypotheses.sharing(study, plan, budget)),
-            }, found))  # fmt: skip
-    return judged_table(lines)
+            lines.append({
+                "plan": plan, "equal": budget, heading: found, "compute multiple": times,
+                beside: by_chords, COUNT: counts(hypotheses.sharing(study, plan, budget)),
+            })  # fmt: skip
+    return judged_table(lines, heading)
 
 
-def _optimizer_gaps(rows: DataFrame) -> dict[str, list[float]]:
-    """Stage 0: minimum of 1x64 less minimum of 4x16, by parametrization, for each text."""
+def _optimizer_gaps(rows: DataFrame) -> DataFrame:
+    """Stage 0: minimum of 1x64 less minimum of 4x16, by parametrization and text."""
     cells = minima(rows[rows["stage"] == 0])
-    bits = cells.set_index(["parametrization", "text", "head_dim"])["bits"]
-    return {
-        name: [bits[name, text, 64] - bits[name, text, 16] for text in design.STAGE0_TEXTS]
-        for name in dict.fromkeys(cells["parametrization"])
-    }
-
-
-def _rate_errors(study: Study) -> list[tuple[int, str, float]]:
-    """How far the learning rate of each point was off, by the two rates of its texts."""
-    return [
-        (w, point_name(n, h, layout), rate_error(study, study.point(n, h, width=w, layout=layout)))
-        for w in (32, 64)
-        for n, h, layout in points_of(w)
-    ]
+    bits = cells.set_index(["parametrization", "text", "head_dim"])["bits"].unstack()
+    return (bits[64] - bits[16]).unstack().loc[cells["parametrization"].unique()]
 
 
 def rate_error(study: Study, rows: DataFrame) -> float:
@@ -328,23 +272,17 @@ def rate_error(study: Study, rows: DataFrame) -> float:
     return float(slopes.mean() / (2 * study.tuning_k) - middle.mean())
 
 
-def _training_lengths(study: Study) -> list[str]:
-    """What 1x64 costs against 4x16 at 20 and 80 bytes per parameter, on the same texts."""
-    found = []
-    for each in (20.0, 80.0):
-        points = [study.point(*p, bytes_per_parameter=each) for p in ((4, 16), (1, 64))]
-        pairs = analysis.paired(*(p[p["text"].isin(design.LENGTH_TEXTS)] for p in points))
-        found.append(ends(analysis.over_texts(pairs)))
-    return found
+def _of_one_head(study: Study, each: float) -> Estimate:
+    """What 1x64 costs against 4x16 at so many bytes per parameter, on the texts of stage 6."""
+    frame = study.frame[study.frame["text"].isin(design.LENGTH_TEXTS)]
+    points = (study.only(frame).points(p, bytes_per_parameter=each) for p in ("4x16", "1x64"))
+    return analysis.over_texts(analysis.paired(*points))
 
 
 def _csv(results: Sequence[Result]) -> str:
     names = ("name", "what", "value", "error", "low", "high", "texts", "p", "conclusion")
-    lines = []
-    for r in results:
-        f = r.found
-        numbers = (f.value, f.error, f.low, f.high, f.count, r.corrected)
-        lines.append((r.name, r.text, *numbers, r.conclusion))
+    lines = [(r.name, r.text, r.found.value, r.found.error, r.found.low, r.found.high,
+              r.found.count, r.corrected, r.conclusion) for r in results]  # fmt: skip
     return DataFrame(lines, columns=names).to_csv(index=False)
 
 
@@ -353,12 +291,11 @@ def _csv(results: Sequence[Result]) -> str:
 
 def figures(study: Study, rows: DataFrame) -> dict[str, Figure]:
     """Figure name -> figure."""
-    alone = study.frame[study.frame["stage"] == STAGE_OF_WIDTH[64]]
-    model = analysis.surface_model(alone, study.tuning_k)
+    alone = study.only(study.frame[study.frame["stage"] == STAGE_OF_WIDTH[64]])
     costs = hypotheses.sharing_costs(study).items()
     return {
         "figure1": charts.loss_figure([_panel(study, width) for width in STAGE_OF_WIDTH]),
-        "figure2": _surface(model),
+        "figure2": _surface(alone),
         "figure3": charts.sharing_figure(
             {plan: analysis.compute_multiple(cost, study.slope) for plan, cost in costs}
         ),
@@ -368,21 +305,20 @@ def figures(study: Study, rows: DataFrame) -> dict[str, Figure]:
 
 def _panel(study: Study, width: int) -> charts.SizePanel:
     base = base_of(study, width)
-    differences = {h: hypotheses.difference(study, width, n, h)
-                   for h, n in whole_width(width).items() if h != 16}  # fmt: skip
-    series = charts.around(mean_of_texts(base), 16, differences)
+    differences = {h: hypotheses.difference(study, width, point)
+                   for h, point in FULL[width].items() if h != 16}  # fmt: skip
     grams = {name: mean_of_texts(base, name) for name in charts.BASELINES}
-    return charts.SizePanel(width, int(base["parameters"].iloc[0]), series, grams)
+    parameters = int(base["parameters"].iloc[0])
+    return charts.SizePanel(width, parameters, 16, mean_of_texts(base), differences, grams)
 
 
-def _surface(model: MixedModel) -> Figure:
+def _surface(study: Study) -> Figure:
     u, v = np.meshgrid(np.linspace(2, 6, 60), np.linspace(-1, math.log2(1.5), 40))
-    b = dict(zip(model.names, model.coefficients, strict=True))
-    x = u - 4
-    level = np.mean([b[name] for name in b if name.startswith("a[") and name.endswith("-64]")])
+    b, x = study.model.coefficients, u - 4
+    level = np.mean([b[name] for name in b.index if name.startswith("a[")])
     bits = level + b["u"] * x + b["u2"] * x**2 + b["v"] * v + b["v2"] * v**2 + b["uv"] * x * v
-    points = [(float(h), n * h / 64) for n, h in design.POINTS[64]]
-    return charts.surface_figure(u, v, bits, points)
+    dims = [map(int, point.split("x")) for point in design.POINTS[64] if "narrow" not in point]
+    return charts.surface_figure(u, v, bits, [(h, n * h / 64) for n, h in dims])
 
 
 def _rates(rows: DataFrame) -> dict[str, dict[int, float]]:

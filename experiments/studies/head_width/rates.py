@@ -36,6 +36,11 @@ def minima(rows: DataFrame) -> DataFrame:
     return DataFrame(found, columns=[*CELL, *Minimum._fields, "tried"])
 
 
+def curvature(cells: DataFrame) -> float:
+    """k of bits + k (ln r - ln r*)^2: the mean over the cells with an interior minimum."""
+    return float(cells["curvature"][cells["interior"] & (cells["curvature"] > 0)].mean())
+
+
 def parabola_minimum(bits: Mapping[float, float]) -> Minimum:
     """The minimum of the parabola in ln r through the best rate and the two beside it.
 

@@ -1,5 +1,6 @@
 """Rows of the study: a CSV file with frozen columns, one line a run, and how results get there."""
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,15 +13,15 @@ from pandas import DataFrame
 from attnlab import lab
 from attnlab.atomic import write_atomic
 from attnlab.lab.machine import processor
-from experiments.studies.head_width.ngrams import baselines
-from experiments.studies.head_width.spec import BATCH_TOKENS, StudyRun, Variant, num_steps
+from experiments.studies.head_width.ngrams import NAMES, baselines
+from experiments.studies.head_width.spec import BATCH_TOKENS, StudyRun, num_steps
 from experiments.studies.head_width.texts import load_text
 
 PUBLISHED = Path(__file__).parents[3] / "docs/results/head_width"
 BITS = ("heldout_bits", "validation_bits", "train_bits")
 """Bits per byte; infinite where the run diverged."""
-GRAMS = ("unigram", "ngram3", "ngram4", "ngram5", "gzip")
-RUN = list(StudyRun(0, Variant(4, 16), "", "", 0, 0.0).fields)
+GRAMS = ("unigram", *NAMES, "gzip")
+RUN = ["stage", *(f.name for f in dataclasses.fields(StudyRun) if f.name != "stage")]
 COLUMNS = [
     *RUN,
     "ffn_width", "parameters", "flops_per_token", "steps", "bytes_trained", "status", *BITS, *GRAMS,
@@ -59,14 +60,7 @@ def read_rows(path: Path) -> DataFrame:
 
 def runs_of(rows: DataFrame) -> list[StudyRun]:
     """The run of each row, by its columns."""
-    return [
-        StudyRun(
-            r.stage,
-            Variant(r.num_heads, r.head_dim, r.layout, r.width, r.length, r.plan, r.budget),
-            r.parametrization, r.text, r.seed, r.learning_rate, r.bytes_per_parameter,
-        )
-        for r in rows.itertuples()
-    ]  # fmt: skip
+    return [StudyRun(**record) for record in rows[RUN].to_dict("records")]
 
 
 @functools.cache
@@ -100,9 +94,8 @@ def new_rows(results: lab.Results, data: Path, commit: str) -> DataFrame:
 
 def grams_of(run: StudyRun, data: Path) -> dict[str, float]:
     """The n-gram baselines of the bytes that a run was trained on."""
-    length = run.variant.length
-    corpus = load_text(run.text, data)
-    return baselines(corpus, length, BATCH_TOKENS // length, num_steps(run), run.seed)
+    corpus, size = load_text(run.text, data), BATCH_TOKENS // run.length
+    return baselines(corpus, run.length, size, num_steps(run), run.seed)
 
 
 def check_origin(rows: DataFrame, commits: Iterable[str], digests: Mapping[str, str]) -> None:

@@ -1,5 +1,6 @@
 """The published rows with other scores, whose effects are known, for tests."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -30,7 +31,7 @@ def rows_of(runs, bits):
     """Rows of runs with these validation bits, infinite where they diverged."""
     [first] = ROWS[:1].to_dict("records")
     scores = [{"validation_bits": one, "heldout_bits": one + 0.1} for one in bits]
-    lines = [first | run.fields | one for run, one in zip(runs, scores, strict=True)]
+    lines = [first | dataclasses.asdict(run) | one for run, one in zip(runs, scores, strict=True)]
     return DataFrame(lines, columns=COLUMNS)
 
 

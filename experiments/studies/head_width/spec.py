@@ -53,12 +53,11 @@ class Variant:
         return name if self.layout == "standard" else f"{name}-{self.layout}"
 
 
-@dataclasses.dataclass(frozen=True)
-class StudyRun:
-    """One run. Its `id` names its folder and its row."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyRun(Variant):
+    """One run of a variant. Its `id` names its folder and its row."""
 
     stage: int
-    variant: Variant
     parametrization: str
     text: str
     seed: int
@@ -66,21 +65,15 @@ class StudyRun:
     bytes_per_parameter: float = 20.0
 
     @property
-    def fields(self) -> dict[str, lab.Tag]:
-        """Every field, those of the variant too: the first columns of a row."""
-        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        del own["variant"]
-        return {"stage": self.stage, **dataclasses.asdict(self.variant), **own}
-
-    @property
     def id(self) -> str:
         """Every field, for the name of a folder.
 
-        >>> StudyRun(0, Variant(4, 16), "one_rate", "python", 7, 0.005).id
+        >>> StudyRun(4, 16, stage=0, parametrization="one_rate", text="python", seed=7,
+        ...          learning_rate=0.005).id
         's0-4x16-D64-T128-separate-flops-one_rate-python-7-0.005-20'
         """
-        v = self.variant
-        shape = f"{v.point}-D{v.width}-T{v.length}-{v.plan.replace(':', '')}-{v.budget}"
+        plan = self.plan.replace(":", "")
+        shape = f"{self.point}-D{self.width}-T{self.length}-{plan}-{self.budget}"
         run = f"{self.parametrization}-{self.text}-{self.seed}-{self.learning_rate:.6g}"
         return f"s{self.stage}-{shape}-{run}-{self.bytes_per_parameter:g}"
 
@@ -94,9 +87,9 @@ def reference_parameters(width: int) -> int:
     return 12 * NUM_LAYERS * width**2
 
 
-def num_steps(spec: StudyRun) -> int:
+def num_steps(run: StudyRun) -> int:
     """Steps of `BATCH_TOKENS` that read bytes_per_parameter x `reference_parameters` bytes."""
-    total = spec.bytes_per_parameter * reference_parameters(spec.variant.width)
+    total = run.bytes_per_parameter * reference_parameters(run.width)
     return max(2, round(total / BATCH_TOKENS))
 
 
@@ -145,7 +138,7 @@ def make_training(optimizer: OptimizerConfig, steps: int, **fields: Any) -> Trai
 
 def train_config(run: StudyRun) -> TrainConfig:
     """The training of a run."""
-    steps, length = num_steps(run), run.variant.length
+    steps, length = num_steps(run), run.length
     optimizer = OptimizerConfig(
         name="muon" if run.parametrization == "muon" else "adamw",
         learning_rate=run.learning_rate,
@@ -166,9 +159,10 @@ def train_config(run: StudyRun) -> TrainConfig:
 def run_spec(run: StudyRun, data: Path) -> lab.RunSpec:
     """A run for `lab.sweep`; `data` is the folder of the texts. Its tags are its fields."""
     experiment = lab.Experiment(
-        model=model_config(run.variant, run.parametrization),
+        model=model_config(run, run.parametrization),
         train=train_config(run),
         data=StudyText(name=run.text, folder=str(data)),
     )
-    tags = {name: value for name, value in run.fields.items() if name != "seed"}
+    tags = dataclasses.asdict(run)
+    del tags["seed"]
     return lab.RunSpec(run.id, experiment, run.seed, tags)

@@ -18,14 +18,30 @@ Line = Mapping[str, object]
 def render(name: str, **values: Any) -> str:
     """A template of this folder."""
     path = Path(__file__).with_name(f"{name}.md.jinja")
-    text = pages.render(path, exp=math.exp, isfinite=math.isfinite, **values)
+    text = pages.render(
+        path, exp=math.exp, isfinite=math.isfinite, ends=ends, power=power, **values
+    )
     return text.rstrip("\n") + "\n"
 
 
 def table(lines: Sequence[Line]) -> str:
-    """A Markdown table. The first line names the columns; cells that another lacks are empty."""
-    header = list(lines[0])
-    return pages.table(header, [[str(line.get(name, "")) for name in header] for line in lines])
+    """A Markdown table. The columns are those of the longest line; cells that another lacks are
+    empty, an estimate has its interval."""
+    header = max(map(list, lines), key=len)
+    cells = [[line.get(name, "") for name in header] for line in lines]
+    text = lambda cell: ends(cell) if isinstance(cell, Estimate) else str(cell)
+    return pages.table(header, [list(map(text, line)) for line in cells])
+
+
+def judged_table(lines: Sequence[Line], column: str) -> str:
+    """A table each of whose lines ends with what `corrected` says of the estimate in a column, if
+    it has one, among all of them."""
+    found = [line[column] for line in lines]
+    said = iter(corrected([one for one in found if isinstance(one, Estimate)]))
+    return table([
+        {**line, **(next(said) if isinstance(one, Estimate) else {})}
+        for line, one in zip(lines, found, strict=True)
+    ])  # fmt: skip
 
 
 def ends(found: Estimate, digits: int = 4, plus: str = "+") -> str:
@@ -57,10 +73,3 @@ def corrected(found: Sequence[Estimate]) -> list[Line]:
         word = f"inconclusive (uncorrected: {word})" if lost else word
         said.append({"p, Holm": p_value(p), "": word})
     return said
-
-
-def judged_table(lines: Sequence[tuple[Line, Estimate | None]]) -> str:
-    """A table of differences, each ended by what `corrected` says of it among all of them."""
-    said = iter(corrected([found for _, found in lines if found]))
-    empty = {"p, Holm": "", "": ""}
-    return table([{**line, **(next(said) if found else empty)} for line, found in lines])

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from experiments.studies.head_width import analysis
 from experiments.studies.head_width.mixed_model import fit_reml, t_estimate
@@ -17,9 +17,15 @@ DYESTUFF = np.array([
 ])  # fmt: skip
 
 
+def pairs_of(values):
+    """Text -> differences, as the analysis has them."""
+    every = {(text, seed): one for text, many in values.items() for seed, one in enumerate(many)}
+    return Series(every).rename_axis(["text", "seed"])
+
+
 def test_reml_gives_what_lme4_prints():
-    batches = np.repeat(np.eye(6), 5, axis=0)
-    model = fit_reml(DYESTUFF, {"one": np.ones(30)}, [batches], 6)
+    batches = DataFrame(np.repeat(np.eye(6), 5, axis=0))
+    model = fit_reml(Series(DYESTUFF), DataFrame({"one": np.ones(30)}), [batches], 6)
     assert model.criterion == pytest.approx(319.6543, abs=1e-3)
     assert model.component_sd[0] == pytest.approx(42.00, abs=0.05)
     assert model.residual_sd == pytest.approx(49.51, abs=0.01)
@@ -33,20 +39,13 @@ def test_differences_pair_texts_and_seeds_and_leave_out_diverged_texts():
         "text": ["a", "a", "b", "a", "a", "b"],
         "seed": [1, 2, 3, 1, 2, 3],
     })  # fmt: skip
-    assert analysis.paired(frame[:3], frame[3:]) == {"a": pytest.approx([0.5, 0.7])}
-
-
-def test_translations_count_as_one_text():
-    pairs = {"python": [0.1], "tatoeba_fr": [0.2, 0.4], "tatoeba_en": [0.1]}
-    assert analysis.merged(pairs) == {
-        "python": [0.1],
-        "tatoeba_fr+tatoeba_en": [pytest.approx(0.2)],
-    }
+    found = analysis.paired(frame[:3], frame[3:])
+    assert found.to_dict() == pytest.approx({("a", 1): 0.5, ("a", 2): 0.7})
 
 
 def test_no_interval_is_narrower_than_the_pooled_one():
-    close = {"a": [0.100], "b": [0.101], "c": [0.099]}
-    wide = {"a": [0.0], "b": [0.1], "c": [0.2]}
+    close = pairs_of({"a": [0.100], "b": [0.101], "c": [0.099]})
+    wide = pairs_of({"a": [0.0], "b": [0.1], "c": [0.2]})
     pooled = analysis.pool([close, wide])
     assert pooled.sd == pytest.approx(math.sqrt((1e-6 + 0.01) / 2))
     found = analysis.over_texts(close, pooled)
@@ -57,12 +56,12 @@ def test_no_interval_is_narrower_than_the_pooled_one():
 
 def test_the_bootstrap_covers_the_spread_of_texts():
     random = np.random.default_rng(0)
-    pairs = {str(i): list(0.1 * i + random.normal(size=2) * 0.01) for i in range(8)}
+    pairs = pairs_of({str(i): 0.1 * i + random.normal(size=2) * 0.01 for i in range(8)})
     low, high = analysis.bootstrap(pairs)
     found = analysis.over_texts(pairs)
     assert found.low < low < 0.25
     assert 0.45 < high < found.high
-    assert math.isnan(analysis.bootstrap({"a": [0.1]})[0])
+    assert math.isnan(analysis.bootstrap(pairs[:1])[0])
 
 
 @pytest.mark.parametrize(
@@ -105,8 +104,3 @@ def test_the_slope_of_the_loss_comes_from_all_sizes():
     frame["bits"] = 2 - 0.05 * np.log(frame["flops_per_token"] * frame["bytes_trained"])
     assert analysis.loss_slope(frame).value == pytest.approx(-0.05)
     assert analysis.loss_slope(frame).count == 8
-
-
-def test_k_is_the_mean_curvature_of_interior_cells():
-    cells = DataFrame({"curvature": [0.04, 0.06, 0.0], "interior": [True, True, False]})
-    assert analysis.curvature(cells).value == pytest.approx(0.05)

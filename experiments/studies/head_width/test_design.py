@@ -28,7 +28,9 @@ from experiments.studies.head_width.spec import (
     train_config,
 )
 
-RUN = StudyRun(0, Variant(4, 16), "one_rate", "python", 7, 0.005)
+RUN = StudyRun(
+    4, 16, stage=0, parametrization="one_rate", text="python", seed=7, learning_rate=0.005
+)
 GRID = (0.0025, 0.005, 0.01, 0.02)
 
 
@@ -36,13 +38,12 @@ def test_models_have_the_sizes_of_their_rows_and_equal_flops():
     rows = ROWS.drop_duplicates(["num_heads", "head_dim", "layout", "width", "length", "plan",
                                  "budget", "parametrization"])  # fmt: skip
     for row, run in zip(rows.itertuples(), runs_of(rows), strict=True):
-        v = run.variant
-        model = model_config(v, run.parametrization)
-        got = model.ffn.width, num_parameters(model), flops_per_token(model, v.length)
+        model = model_config(run, run.parametrization)
+        got = model.ffn.width, num_parameters(model), flops_per_token(model, run.length)
         assert (row.ffn_width, row.parameters, row.flops_per_token) == got
-        if v.budget == "flops" and run.parametrization != "qk_norm":
-            reference = Variant(v.width // 16, 16, width=v.width, length=v.length)
-            assert got[2] == flops_per_token(model_config(reference), v.length)
+        if run.budget == "flops" and run.parametrization != "qk_norm":
+            reference = Variant(run.width // 16, 16, width=run.width, length=run.length)
+            assert got[2] == flops_per_token(model_config(reference), run.length)
 
 
 def test_seeds_are_the_same_for_every_variant_and_not_those_of_tuning():
@@ -73,7 +74,7 @@ def test_the_training_of_a_run():
     assert (config.steps, config.batch_size, config.schedule.warmup_steps) == (1920, 16, 96)
     assert config.schedule.final_learning_rate == RUN.learning_rate / 10
     assert (spec.id, spec.seed) == (RUN.id, RUN.seed)
-    assert {**spec.tags, "seed": spec.seed} == RUN.fields
+    assert {**spec.tags, "seed": spec.seed} == dataclasses.asdict(RUN)
 
 
 def test_nothing_is_judged_before_the_stages_are_complete():
@@ -83,9 +84,8 @@ def test_nothing_is_judged_before_the_stages_are_complete():
         check_complete(ROWS[ROWS["stage"] != 4].drop(index=last))
 
 
-def parabola(best, level=2.0, k=0.05, grid=GRID, variant=Variant(4, 16), name="one_rate",  # noqa: B008
-             text="python"):  # fmt: skip
-    runs = [StudyRun(0, variant, name, text, 1, rate) for rate in grid]
+def parabola(best, level=2.0, k=0.05, grid=GRID, **changes):
+    runs = [dataclasses.replace(RUN, learning_rate=rate, **changes) for rate in grid]
     return rows_of(runs, [level + k * math.log(rate / best) ** 2 for rate in grid])
 
 
@@ -112,10 +112,10 @@ def test_the_choice_of_stage_0():
     best = {"one_rate": (2.000, 0.010, 0.005), "fan_in": (2.009, 0.010, 0.008),
             "qk_norm": (2.012, 0.010, 0.010)}  # fmt: skip
     rows = pandas.concat([
-        parabola(rate, level, variant=variant, name=name, text=text)
+        parabola(rate, level, num_heads=n, head_dim=h, parametrization=name, text=text)
         for name, (level, *rates) in best.items()
         for text in ("python", "wikitext2")
-        for variant, rate in zip((Variant(4, 16), Variant(1, 64)), rates, strict=True)
+        for (n, h), rate in zip(((4, 16), (1, 64)), rates, strict=True)
     ]).assign(heldout_bits=9.0)  # fmt: skip
     chosen, found = choose(rows, list(best), 0.010)
     assert chosen == "fan_in"
@@ -131,12 +131,12 @@ def test_the_rate_formula_is_found_again():
         for n, h in points:
             best = 0.02 * h**-0.3 * n**-0.2 * (width / 64) ** -0.5
             grid = best * np.array([0.5, 1, 2])
-            every.append(parabola(best, grid=grid, variant=Variant(n, h, width=width)))
+            every.append(parabola(best, grid=grid, num_heads=n, head_dim=h, width=width))
     formula = fit_rates(pandas.concat(every))
     assert formula.residual_sd < 1e-9
     assert formula.coefficients["ln_head_dim"] == pytest.approx(-0.3)
     assert formula.coefficients["albert"] == pytest.approx(0, abs=1e-9)
-    [rate] = formula.rates(DataFrame([RUN.fields]))
+    [rate] = formula.rates(DataFrame([dataclasses.asdict(RUN)]))
     assert rate == pytest.approx(0.02 * 16**-0.3 * 4**-0.2, rel=0.005)
 
 

@@ -1,6 +1,5 @@
 """The pages, from rows of a simulated study and from those that are published."""
 
-import dataclasses
 import os
 import runpy
 
@@ -31,17 +30,17 @@ def test_what_the_words_of_the_page_say(published):
     """Of the template: heads of 16 have the lowest mean loss at every size, P1 is significant and
     equivalent, half the width is inconclusive and 3/2 worse, the trends contradict each other."""
     for width in design.STAGE_OF_WIDTH:
-        rows = {h: published.point(n, h, width=width) for h, n in page.whole_width(width).items()}
+        rows = {h: published.points(p, width=width) for h, p in design.FULL[width].items()}
         assert min(rows, key=lambda h: page.mean_of_texts(rows[h])) == 16
     assert {one.conclusion for one in hypotheses.primary(published)} == {
         "significant, and equivalent within 0.02"
     }
-    found = [hypotheses.difference(published, 64, *point) for point in ((2, 16), (6, 16))]
+    found = [hypotheses.difference(published, 64, point) for point in ("2x16", "6x16")]
     assert list(map(reading, found)) == ["inconclusive", "worse"]
-    fits = {fit.name: fit for fit in hypotheses.fits(published)}
+    fits = hypotheses.fits(published)
     first, last = fits["D = 32 alone, without h = 2"], fits["D = 96 alone"]
     trend = analysis.optimum(published.model).slope.value
-    assert trend < 0 < last.optimum.best.value - first.optimum.best.value
+    assert trend < 0 < last.best.value - first.best.value
 
 
 def test_the_files_of_a_complete_study(tmp_path):
@@ -60,13 +59,11 @@ def test_numpy_alone_gives_the_same_numbers(published, monkeypatch):
     monkeypatch.chdir(PUBLISHED)
     made = runpy.run_path(os.fspath(page.CHECK))
     found = made["RESULTS"]
-    alone = next(fit for fit in hypotheses.fits(published) if fit.name == "D = 64 alone")
-    assert made["BEST"] + 4 == pytest.approx(alone.optimum.best.value, abs=1e-3)
-    ours = {r.name: r.found for r in hypotheses.secondary(published) if r.pairs}
-    for n, h, layout in page.points_of(64):
-        if (n, h, layout) != (4, 16, "standard"):
-            pairs = hypotheses.against(published, 64, n, h, layout)
-            ours[page.point_name(n, h, layout)] = analysis.over_texts(pairs)
+    alone = hypotheses.fits(published)["D = 64 alone"]
+    assert made["BEST"] + 4 == pytest.approx(alone.best.value, abs=1e-3)
+    ours = {r.name: r.found for r in hypotheses.secondary(published) if r.pairs is not None}
+    for point in set(design.POINTS[64]) - {"4x16"}:
+        ours[point] = analysis.over_texts(hypotheses.against(published, 64, point))
     assert set(found) == set(ours)
     for name, one in ours.items():
         mean, error, count = found[name]
@@ -76,8 +73,9 @@ def test_numpy_alone_gives_the_same_numbers(published, monkeypatch):
 
 def test_the_first_look_reads_stages_1_and_3_alone(published):
     worse = published.frame["bits"] + published.frame["stage"].isin((2, 4, 5, 6))
-    others = dataclasses.replace(published, frame=published.frame.assign(bits=worse))
-    assert hypotheses.primary(others) == hypotheses.primary(published)
+    others = published.only(published.frame.assign(bits=worse))
+    found = [[r.found for r in hypotheses.primary(one)] for one in (others, published)]
+    assert found[0] == found[1]
 
 
 def test_texts_of_figures_are_inside_their_figures(published):
@@ -91,18 +89,16 @@ def test_the_error_of_a_rate_is_that_of_the_parabola(published):
     """Scores k (x + 0.3)^2 at the two rates of each text: the best rate is 0.3 below in ln r."""
     x = published.frame["tuning"]
     bits = published.tuning_k * (x + 0.3) ** 2 + 0.1
-    study = dataclasses.replace(published, frame=published.frame.assign(bits=bits))
-    assert page.rate_error(study, study.point(8, 8)) == pytest.approx(0.3)
-    assert page.rate_error(published, published.point(1, 64)) == pytest.approx(-0.18, abs=0.005)
+    study = published.only(published.frame.assign(bits=bits))
+    assert page.rate_error(study, study.points("8x8")) == pytest.approx(0.3)
 
 
 def test_a_difference_at_equal_seconds_counts_the_seconds_that_are_saved(published):
     """Half the seconds are worth ln 2 times the slope of the loss; equal ones nothing."""
-    by_flops = analysis.over_texts(hypotheses.against(published, 64, 2, 32)).value
+    by_flops = analysis.over_texts(hypotheses.against(published, 64, "2x32")).value
     for ratio in (1.0, 0.5):
         frame = published.frame.assign(cpu_seconds=1.0)
-        frame.loc[published.point(2, 32).index, "cpu_seconds"] = ratio
-        study = dataclasses.replace(published, frame=frame)
-        found = float(page.at_equal_seconds(study, 64, 2, 32, "standard").split()[0])
+        frame.loc[published.points("2x32").index, "cpu_seconds"] = ratio
+        found = float(page.at_equal_seconds(published.only(frame), 64, "2x32").split()[0])
         saved = published.slope.value * np.log(ratio)
         assert found == pytest.approx(by_flops - saved, abs=6e-5)

@@ -15,10 +15,13 @@ from experiments.studies.head_width.rows import (
     runs_of,
 )
 from experiments.studies.head_width.simulated import ROWS
-from experiments.studies.head_width.spec import StudyRun, Variant, run_spec
+from experiments.studies.head_width.spec import StudyRun, run_spec
 from experiments.studies.head_width.texts import load_text
 
-TINY = StudyRun(0, Variant(1, 16, width=16, length=16), "fan_in", "python", 5, 0.003, 2.0)
+TINY = StudyRun(
+    1, 16, width=16, length=16, stage=0, parametrization="fan_in", text="python", seed=5,
+    learning_rate=0.003, bytes_per_parameter=2.0,
+)  # fmt: skip
 STUDY = "experiments.studies.head_width"
 
 
@@ -53,7 +56,7 @@ def test_rows_of_another_commit_or_text_are_refused():
     [
         (["--analysis"], "97 of stage 0"),
         (["--stages=9"], "stages are 0, 1"),
-        (["--gpu", "--workdir=x", "--data=."], "no file wikitext2/train.txt.gz"),
+        (["--gpu", "--data=."], "no file wikitext2/train.txt.gz"),
         (["--stages=0", "--workdir=x", "--data=."], "no file wikitext2/train.txt.gz"),
         (["--stages=0"], "--workdir is needed"),
     ],

@@ -18,8 +18,7 @@ def simulate(effects, count, seed=1):
     columns, random = analysis.columns(sim.rows, sim.formula), np.random.default_rng(seed)
     for _ in range(count):
         frame = columns.assign(bits=sim.bits(random))
-        model, slope = analysis.surface_model(frame, effects["k"]), analysis.loss_slope(frame)
-        study = hypotheses.Study(frame, model, slope, effects["k"])
+        study = hypotheses.Study(frame, effects["k"])
         found = {r.name: r for r in hypotheses.secondary(study)}
         yield hypotheses.primary(study), found
 

@@ -107,35 +107,44 @@ def _gz(path: Path) -> bytes:
         return file.read()
 
 
+def _joined(pieces: Iterable[tuple[int, bytes]], between: bytes = b"") -> Parts:
+    """(number of a part, piece) -> the pieces of each part, one behind the other."""
+    parts: tuple[list[bytes], ...] = ([], [], [])
+    for part, piece in pieces:
+        parts[part].append(piece)
+    train, validation, heldout = map(between.join, parts)
+    return train, validation, heldout
+
+
+def _bucket(name: bytes, count: int) -> int:
+    return int(hashlib.sha256(name).hexdigest(), 16) % count
+
+
 def _python(files: Sequence[Path]) -> Parts:
     """By file: sha256 of the relative path modulo 10 is 0 for held-out files, 1 for validation."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    parts: tuple[list[bytes], ...] = ([], [], [])
-    modules = {p.relative_to(root).as_posix(): p for p in root.rglob("*.py")}
-    for name, path in sorted(modules.items()):
-        if not SKIPPED_FOLDERS & set(Path(name).parts[:-1]):
-            bucket = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 10
-            parts[{0: 2, 1: 1}.get(bucket, 0)].append(path.read_bytes())
-    train, validation, heldout = (b"".join(part) for part in parts)
-    return train, validation, heldout
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    return _joined(
+        ({0: 2, 1: 1}.get(_bucket(name.encode(), 10), 0), (root / name).read_bytes())
+        for name in names
+        if not SKIPPED_FOLDERS & set(Path(name).parts[:-1])
+    )
 
 
 def _as_stored(files: Sequence[Path]) -> Parts:
     """By the official split, or by book: a file for each part. Any more are held out too."""
-    train, validation, *heldout = map(_gz, files)
-    return train, validation, b"".join(heldout)
+    return _joined((min(i, 2), _gz(path)) for i, path in enumerate(files))
 
 
 def _movie_reviews(files: Sequence[Path]) -> Parts:
     """By review: the authors' folds 0 to 7, 8 and 9."""
-    parts: tuple[list[bytes], ...] = ([], [], [])
     with zipfile.ZipFile(files[0]) as archive:
         names = [n for n in archive.namelist() if n.endswith(".txt") and "/cv" in n]
-        for name in sorted(names, key=lambda n: (n.rsplit("/", 1)[1], n)):
-            fold = int(name.rsplit("/cv", 1)[1][0])
-            parts[max(0, fold - 7)].append(archive.read(name))
-    train, validation, heldout = (b"".join(part) for part in parts)
-    return train, validation, heldout
+        names.sort(key=lambda n: (n.rsplit("/", 1)[1], n))
+        folds = [int(name.rsplit("/cv", 1)[1][0]) for name in names]
+        return _joined(
+            (max(0, fold - 7), archive.read(name)) for fold, name in zip(folds, names, strict=True)
+        )
 
 
 def _tatoeba(side: int, files: Sequence[Path]) -> Parts:
@@ -147,7 +156,7 @@ def _tatoeba(side: int, files: Sequence[Path]) -> Parts:
     parts: tuple[set[bytes], ...] = (set(), set(), set())
     for line in _gz(files[0]).splitlines():
         sides = line.split(b"\t")
-        bucket = int(hashlib.sha256(sides[0]).hexdigest(), 16) % 100
+        bucket = _bucket(sides[0], 100)
         parts[2 if bucket < 4 else 1 if bucket < 6 else 0].add(sides[side])
     train, validation, heldout = parts
     return _lines(train), _lines(validation - train), _lines(heldout - validation - train)
@@ -161,12 +170,9 @@ def _lines(lines: Iterable[bytes]) -> bytes:
 def _web(files: Sequence[Path]) -> Parts:
     """EWT, the official split, then pages of enwik8: the first 80 % of bytes, 10 %, 10 %."""
     pages = _gz(files[0]).split(b"  <page>")
-    total, done = sum(map(len, pages)), 0
-    parts: tuple[list[bytes], ...] = ([], [], [])
-    for page in pages:
-        parts[0 if done < 0.8 * total else 1 if done < 0.9 * total else 2].append(page)
-        done += len(page)
-    wiki = [b"  <page>".join(part) for part in parts]
+    before = np.cumsum([0, *map(len, pages)])
+    numbers = np.searchsorted(before[-1] * np.array([0.8, 0.9]), before[:-1], side="right")
+    wiki = _joined(zip(numbers, pages, strict=True), b"  <page>")
     train, validation, heldout = (
         _ewt(path) + text for path, text in zip(files[1:], wiki, strict=True)
     )

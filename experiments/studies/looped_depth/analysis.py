@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 
 from attnlab import flops_per_token, num_parameters
 from attnlab.lab.stats import paired_difference
-from attnlab.report.page import render, table
+from attnlab.report.page import render
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
 from experiments.studies.looped_depth import study
-from experiments.studies.looped_depth.study import COLUMNS, HOPS, NODES, SEPARATE, VARIANTS
+from experiments.studies.looped_depth.study import COLUMNS, HOPS, NODES, VARIANTS
 from experiments.studies.rows import conclusions
 
 
@@ -21,44 +21,34 @@ def accuracy(rows: pandas.DataFrame) -> pandas.Series:
     return rows[COLUMNS].mean(axis=1)
 
 
-def best_rate(rows: pandas.DataFrame, variant: str) -> float:
-    """The learning rate with the best mean accuracy over the tuning seeds."""
-    tuning = rows[(rows.variant == variant) & rows.seed.isin(study.TUNING_SEEDS)]
-    return float(accuracy(tuning).groupby(tuning.rate).mean().idxmax())
+def best_rates(rows: pandas.DataFrame) -> dict[str, float]:
+    """Of each variant the learning rate with the best mean accuracy over the tuning seeds."""
+    tuning = rows[rows.seed.isin(study.TUNING_SEEDS)]
+    means = accuracy(tuning).groupby([tuning.variant, tuning.rate]).mean().unstack()
+    return {name: float(means.loc[name].idxmax()) for name in VARIANTS}
 
 
-def judged(rows: pandas.DataFrame, variant: str) -> pandas.DataFrame:
-    """The rows of a variant at its best rate that are not of tuning, by seed."""
-    chosen = (rows.variant == variant) & (rows.rate == best_rate(rows, variant))
-    return rows[chosen & ~rows.seed.isin(study.TUNING_SEEDS)].set_index("seed").sort_index()
+def judged(rows: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
+    """The rows of each variant at its best rate that are not of tuning, by seed."""
+    own = rows[~rows.seed.isin(study.TUNING_SEEDS)].set_index("seed").sort_index()
+    rates = best_rates(rows).items()
+    return {name: own[(own.variant == name) & (own.rate == rate)] for name, rate in rates}
 
 
-COMMAND = "python -m experiments.studies.looped_depth --out=docs/results"
-
-
-def page(rows: pandas.DataFrame, command: str = COMMAND) -> str:
-    """The Markdown page of looped_depth.csv; `command` wrote it."""
-    of = {name: judged(rows, name) for name in VARIANTS}
-    said, lines = conclusions({name: accuracy(some) for name, some in of.items()}, digits=1), []
-    for name, config in VARIANTS.items():
-        cells = [name, f"{num_parameters(config):,}", f"{flops_per_token(config, NODES):,}"]
-        cells += [str(of[name].rate.iloc[0]), *(f"{of[name][k].mean():.1f}" for k in COLUMNS)]
-        found = paired_difference(accuracy(of[name]))
-        interval = f"{found.low:.1f} to {min(found.high, 100):.1f}"
-        lines.append([*cells, f"{found.mean:.1f} ({interval})"])
-    header = ("variant", "parameters", "FLOPs per token", "learning rate",
-              *(f"k = {k + 1}" for k in range(HOPS)), "mean over hops (95 %)")  # fmt: skip
-    differences = [(name, text) for name, (text, _) in said.items()]
+def page(rows: pandas.DataFrame) -> str:
+    """The Markdown page of looped_depth.csv."""
+    of = judged(rows)
+    said = conclusions({name: accuracy(some) for name, some in of.items()}, digits=1)
     text = render(
         Path(__file__).with_name("page.md.jinja"),
-        words={name: word for name, (_, word) in said.items()},
-        differences=table(("variant", "percentage points (95 %)"), differences),
-        command=command,
+        study=study,
+        said=said,
         minutes=f"{rows.seconds.sum() / 60:.0f}",
         runs=len(rows),
-        seeds=len(of[SEPARATE]),
-        steps=of[SEPARATE].steps.iloc[0],
-        variants=table(header, lines),
+        variants=of,
+        mean_of=lambda some: paired_difference(accuracy(some)),
+        parameters={name: num_parameters(config) for name, config in VARIANTS.items()},
+        flops={name: flops_per_token(config, NODES) for name, config in VARIANTS.items()},
     )
     return f"{text}\n"
 
@@ -67,8 +57,8 @@ def figure(rows: pandas.DataFrame) -> Figure:
     """Percent right over hops, a line per variant."""
     drawn, [axes] = new_axes(1, 3.4)
     x = np.arange(1, HOPS + 1)
-    for i, name in enumerate(VARIANTS):
-        y = judged(rows, name)[COLUMNS].to_numpy()
+    for i, (name, some) in enumerate(judged(rows).items()):
+        y = some[COLUMNS].to_numpy()
         shifted = x + 0.06 * (i - 1.5)
         axes.plot(shifted, y.T, "o", color=COLOURS[i], alpha=0.35, markersize=3)
         axes.plot(shifted, y.mean(0), color=COLOURS[i], marker="os^D"[i], label=name)

@@ -20,7 +20,7 @@ Writes looped_depth.csv, looped_depth.md and looped_depth.svg. A stopped command
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,6 +37,7 @@ from attnlab.training.objectives.objective import Example, Metric, Objective, Su
 NODES, HOPS, LAYERS, WIDTH, ROWS = 16, 4, 4, 64, 32
 COLUMNS = [f"hops{k + 1}" for k in range(HOPS)]
 RATES, TUNING_SEEDS = (1e-3, 3e-3, 6e-3, 12e-3), (100, 101)
+STEPS, SEEDS = 1000, 10
 REFERENCE = ModelConfig(
     kind="encoder",
     vocab_size=2 * NODES + HOPS,
@@ -128,7 +129,7 @@ TASK = Objective(
 )
 
 
-def spec(variant: str, rate: float, seed: int, steps: int) -> lab.RunSpec:
+def spec(variant: str, rate: float, seed: int, steps: int = STEPS) -> lab.RunSpec:
     """The run of a variant, a learning rate, a seed and a number of steps."""
     train = TrainConfig(
         steps=steps,
@@ -144,6 +145,24 @@ def spec(variant: str, rate: float, seed: int, steps: int) -> lab.RunSpec:
     tags: dict[str, lab.Tag] = {"variant": variant, "rate": rate, "seed": seed, "steps": steps}
     name = variant.replace(",", "").replace(" ", "_")
     return lab.RunSpec(f"{name}-rate{rate:g}-steps{steps}-seed{seed}", experiment, seed, tags)
+
+
+TUNING = [
+    {"variant": name, "rate": rate, "seed": seed, "steps": STEPS}
+    for name in VARIANTS for rate in RATES for seed in TUNING_SEEDS
+]  # fmt: skip
+
+
+def runs(rates: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The runs of every variant at a learning rate."""
+    return [{"variant": name, "rate": rate, "seed": seed, "steps": STEPS}
+            for name, rate in rates.items() for seed in range(SEEDS)]  # fmt: skip
+
+
+def trained(missing: Sequence[Mapping[str, Any]], workdir: str) -> list[dict[str, Any]]:
+    """The rows of runs, of `lab.sweep`."""
+    specs = [spec(**run) for run in missing]
+    return [row(run) for run in lab.sweep(specs, workdir)] if specs else []
 
 
 def row(run: lab.RunResult) -> dict[str, Any]:

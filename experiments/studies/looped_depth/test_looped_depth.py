@@ -42,12 +42,12 @@ def test_the_page_is_that_of_its_rows():
 
 
 def test_the_rate_is_chosen_on_tuning_seeds_alone():
-    worse, chosen = ROWS.copy(), analysis.best_rate(ROWS, "separate")
+    worse, chosen = ROWS.copy(), analysis.best_rates(ROWS)["separate"]
     assert chosen == 0.006
     worse.loc[~worse.seed.isin(study.TUNING_SEEDS), study.COLUMNS] = 0
-    assert analysis.best_rate(worse, "separate") == chosen
+    assert analysis.best_rates(worse)["separate"] == chosen
     worse.loc[worse.rate == chosen, study.COLUMNS] = 0
-    assert analysis.best_rate(worse, "separate") != chosen
+    assert analysis.best_rates(worse)["separate"] != chosen
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """The page of recall.csv, and the logistic curve of its fractions."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,11 @@ from matplotlib.figure import Figure
 from scipy import optimize
 
 from attnlab.lab.stats import paired_difference
-from attnlab.report.page import render, table
+from attnlab.report.page import render
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
-from experiments.studies.recall.study import FIXED_DIM, FIXED_TOTAL, LONGER, LONGER_SEEDS, PAIRS
+from experiments.studies.recall import study
+from experiments.studies.recall.study import FIXED_TOTAL, LONGER, PAIRS, STEPS
 
 
 def fitted(pairs: np.ndarray, dims: np.ndarray, count: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -53,8 +53,7 @@ def fit_curve(rows: pandas.DataFrame, draws: int = 300) -> dict[str, tuple[float
 
 def recalled(rows: pandas.DataFrame, shape: tuple[int, int], pairs: int) -> pandas.Series:
     """Fractions recalled by the seeds of a (num_heads, head_dim)."""
-    n, h = shape
-    chosen = (rows.num_heads == n) & (rows.head_dim == h) & (rows.pairs == pairs)
+    chosen = (rows.num_heads == shape[0]) & (rows.head_dim == shape[1]) & (rows.pairs == pairs)
     return rows.recalled[chosen]
 
 
@@ -67,57 +66,27 @@ def percent(rows: pandas.DataFrame, shape: tuple[int, int], pairs: int = PAIRS[-
     return f"{found.mean:.1f} ({max(found.low, 0):.1f} to {min(found.high, 100):.1f})"
 
 
-def points_table(rows: pandas.DataFrame, shapes: Sequence[tuple[int, int]]) -> str:
-    """Percent recalled by shape and pairs."""
-    lines = [[*map(str, shape), *(percent(rows, shape, p) for p in PAIRS)] for shape in shapes]
-    return table(("num_heads", "head_dim", *(f"{p} pairs" for p in PAIRS)), lines)
-
-
-COMMAND = "python -m experiments.studies.recall --out=docs/results"
-
-
-def page(rows: pandas.DataFrame, command: str = COMMAND) -> str:
-    """The Markdown page of recall.csv; `command` wrote it."""
-    steps = rows.steps[rows.steps != LONGER].max()
-    main, longer = rows[rows.steps == steps], rows[rows.steps == LONGER]
-    fit = fit_curve(main)
-    answer = [[f"{n} of width {h}", percent(main, (n, h)), percent(longer, (n, h))]
-              for n, h in FIXED_TOTAL]  # fmt: skip
-    names = {"ratio": "ln pairs + ln h", "half": "pairs / h at half, 16x2"}
-    estimates = [
-        [names.get(k, k), f"{a:+.2f}", f"{b:+.2f} to {c:+.2f}"] for k, (a, b, c) in fit.items()
-    ]
+def page(rows: pandas.DataFrame) -> str:
+    """The Markdown page of recall.csv."""
+    main, longer = rows[rows.steps == STEPS], rows[rows.steps == LONGER]
     text = render(
         Path(__file__).with_name("page.md.jinja"),
-        answer=table(("heads", f"after {steps} steps", f"after {LONGER} steps"), answer),
-        steps=steps,
-        longer=LONGER,
-        longer_seeds=LONGER_SEEDS,
-        half=interval_text(fit["half"]),
-        command=command,
+        study=study,
+        main=main,
+        longer=longer,
+        percent=percent,
         minutes=f"{rows.seconds.sum() / 60:.0f}",
         runs=len(rows),
-        seeds=main.seed.nunique(),
-        fixed_total=points_table(main, FIXED_TOTAL),
-        fixed_dim=points_table(main, FIXED_DIM),
-        estimates=table(("coefficient", "estimate", "95 % interval"), estimates),
-        ratio=interval_text(fit["ratio"]),
-        said="inconclusive: the interval holds 0"
-        if fit["ratio"][1] * fit["ratio"][2] <= 0
-        else "so pairs / h alone does not describe the fractions",
+        fit=fit_curve(main),
+        names={"ratio": "ln pairs + ln h", "half": "pairs / h at half, 16x2"},
     )
     return f"{text}\n"
-
-
-def interval_text(found: tuple[float, float, float]) -> str:
-    """ "value (low to high)"."""
-    return f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
 
 
 def figure(rows: pandas.DataFrame) -> Figure:
     """Fraction recalled over pairs / head_dim, a line per head_dim."""
     drawn, [axes] = new_axes(1, 3.4)
-    main = rows[rows.steps != LONGER]
+    main = rows[rows.steps == STEPS]
     for i, (n, h) in enumerate(FIXED_TOTAL):
         y = [recalled(main, (n, h), pairs).mean() for pairs in PAIRS]
         axes.plot([p / h for p in PAIRS], y, color=COLOURS[i], marker="os^Dv"[i], label=f"{n}x{h}")

@@ -33,6 +33,7 @@ FIXED_TOTAL = ((32, 1), (16, 2), (8, 4), (4, 8), (2, 16))
 """(num_heads, head_dim) with N h = 32."""
 FIXED_DIM = ((4, 2), (8, 2), (16, 2), (32, 2))
 """h = 2."""
+STEPS, SEEDS = 400, 10
 LONGER, LONGER_SEEDS = 1600, 3
 """Steps of the check whether the limit is capacity or training: three points at 32 pairs."""
 State = tuple[Params, optax.OptState]
@@ -46,10 +47,10 @@ class Point(NamedTuple):
     pairs: int
     steps: int
 
-
-def layout(point: Point) -> heads.Layout:
-    """Standard heads."""
-    return heads.Standard(width=WIDTH, num_heads=point.num_heads, head_dim=point.head_dim)
+    @property
+    def heads(self) -> heads.Layout:
+        """Standard heads."""
+        return heads.Standard(width=WIDTH, num_heads=self.num_heads, head_dim=self.head_dim)
 
 
 def init(key: Array, point: Point) -> Params:
@@ -58,7 +59,7 @@ def init(key: Array, point: Point) -> Params:
     return {
         "this": jax.random.normal(keys[0], (VOCABULARY, WIDTH)),
         "last": jax.random.normal(keys[1], (VOCABULARY, WIDTH)),
-        "heads": heads.init(keys[2], layout(point)),
+        "heads": heads.init(keys[2], point.heads),
         "out": jax.random.normal(keys[3], (WIDTH, VOCABULARY)) * WIDTH**-0.5,
     }
 
@@ -69,7 +70,7 @@ def logits(params: Params, tokens: Int[Array, "B T"], point: Point) -> Float[Arr
     before = jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
     x = this[tokens] + last[before].at[:, 0].set(0.0)
     x = x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
-    found = multi_head_attention(params["heads"], x, layout(point), is_causal=True)
+    found = multi_head_attention(params["heads"], x, point.heads, is_causal=True)
     return found @ jnp.asarray(params["out"])
 
 
@@ -110,11 +111,11 @@ def run_one(seed: int, **point: int) -> dict[str, float]:
     return {"loss": float(loss), "recalled": float(recalled)}
 
 
-def runs(seeds: int, steps: int) -> list[dict[str, Any]]:
+def runs() -> list[dict[str, Any]]:
     """Every run: both families, then the longer ones."""
     shapes = dict.fromkeys((*FIXED_TOTAL, *FIXED_DIM))
-    main = [(*shape, pairs, seed, steps)
-            for shape in shapes for pairs in PAIRS for seed in range(seeds)]  # fmt: skip
+    main = [(*shape, pairs, seed, STEPS)
+            for shape in shapes for pairs in PAIRS for seed in range(SEEDS)]  # fmt: skip
     longer = [(*shape, PAIRS[-1], seed, LONGER)
               for shape in FIXED_TOTAL[:3] for seed in range(LONGER_SEEDS)]  # fmt: skip
     names = ("num_heads", "head_dim", "pairs", "seed", "steps")

@@ -26,10 +26,3 @@ def test_the_logistic_curve_is_recovered():
 
 def test_the_page_is_that_of_its_rows():
     assert analysis.page(ROWS) == (ROOT / "docs/results/recall.md").read_text()
-
-
-def test_the_page_names_its_steps():
-    short = ROWS.replace({"steps": {400: 200}})
-    page = analysis.page(short)
-    assert "after 200 steps" in page
-    assert "after 400" not in page
