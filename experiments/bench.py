@@ -14,7 +14,7 @@ import importlib.metadata
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -52,21 +52,6 @@ def machine() -> JSON:
     return environment() | versions | {"commit": commit, "backends": ", ".join(BACKENDS)}
 
 
-def chosen(cases: Iterable[Case], pattern: str) -> list[Case]:
-    """The cases whose name matches the pattern. Raises ValueError if none does."""
-    known = list(cases)
-    try:
-        found = [case for case in known if re.search(pattern, case.name)]
-    except re.error as error:
-        raise ValueError(f"--cases={pattern} is no regular expression: {error}") from None
-    if not found:
-        names = "\n  ".join(case.name for case in known)
-        raise ValueError(
-            f"no case of this suite matches --cases={pattern}; its cases are\n  {names}"
-        )
-    return found
-
-
 def main() -> None:
     """Measures the cases of a suite and prints their tables."""
     # Torch's waiting threads spin by default, which makes it 2 to 4 times slower where others
@@ -79,7 +64,13 @@ def main() -> None:
     given = flags.FLAGS
     if given.tiny:  # nobody reads its times
         jax.config.update("jax_disable_most_optimizations", True)
-    cases = chosen(SUITES[given.suite](given.tiny), given.cases)
+    known = list(SUITES[given.suite](given.tiny))
+    cases = [case for case in known if re.search(given.cases, case.name)]
+    if not cases:
+        names = "\n  ".join(case.name for case in known)
+        raise ValueError(
+            f"no case matches --cases={given.cases}; those of this suite are\n  {names}"
+        )
     about = machine() | {"suite": given.suite, "tiny": given.tiny}
     folder = Path(given.out) if given.out else None
     records = Records(folder, about | {"load": round(os.getloadavg()[0], 1)})

@@ -46,6 +46,8 @@ SHORTEST = {
     "train.seeds": (0, 1),
 }
 """A training of seconds, for tests."""
+TINY = {"model.width": 16, "model.heads.num_heads": 2, "model.ffn.width": 32, **SHORTEST}
+"""The same with a small model."""
 
 # Presets ------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from attnlab.models.specs import (
     Norm,
     OutputHead,
     Positions,
+    Relative,
     Rotary,
 )
 from attnlab.sharing.plan import Plan, as_plan, plan_name
@@ -560,6 +561,11 @@ def check_encoder(config: ModelConfig, encoder: EncoderConfig) -> None:
         ) from None
     if not encoder.shares_decoder:
         return
+    if isinstance(config.positions, Relative) and config.positions.per_layer:
+        raise ValueError(
+            "encoder.shares_decoder: relative positions per layer are of one stack; leave "
+            "positions.per_layer or shares_decoder out"
+        )
     if ("kv" in theirs) != ("kv" in config.plan):
         raise ValueError(
             "encoder.shares_decoder: both stacks or neither need the sublayer 'kv'; give "

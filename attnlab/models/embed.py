@@ -282,15 +282,18 @@ def position_bias(
     keys: Int[Array, "*B S"],
     *,
     two_sided: bool,
+    layer: ArrayLike = 0,
 ) -> Float[Array, "*B N T S"] | None:
     """What positions add to the scores; None where they add nothing.
 
     Args:
       spec: the position scheme.
-      table: of relative positions, one number for each bucket of distances and head.
+      table: of relative positions, a number for each bucket of distances and head, [buckets, N], or
+        [L, buckets, N] with `Relative.per_layer`.
       num_heads: N.
       queries, keys: their positions.
       two_sided: keys ahead of a query have buckets of their own; else all are in bucket 0.
+      layer: index of the layer; may be traced.
 
     >>> position_bias(Alibi(), None, 1, jnp.array([2]), jnp.arange(3), two_sided=False).tolist()
     [[[-0.0078125, -0.00390625, -0.0]]]
@@ -302,7 +305,8 @@ def position_bias(
             max_distance=spec.max_distance,
             two_sided=two_sided,
         )
-        return jnp.moveaxis(table[buckets], -1, -3)
+        own = table[layer] if spec.per_layer else table
+        return jnp.moveaxis(own[buckets], -1, -3)
     if not isinstance(spec, Alibi):
         return None
     distances = jnp.abs(keys[..., None, None, :] - queries[..., None, :, None])

@@ -483,19 +483,22 @@ def prepare_text(
         if cache is not None and after_cache is not None:
             # Entries that are not written yet are masked.
             key_positions = held_positions(after_cache[..., -1], stacked_size(cache))
+        bias = functools.partial(
+            position_bias,
+            config.positions,
+            params.get("relative_bias"),
+            c.heads.num_heads,
+            positions,
+            key_positions,
+            two_sided=config.kind == "encoder",
+        )
+        by_layer = isinstance(config.positions, Relative) and config.positions.per_layer
         own = LayerInputs(
             mask=inputs.mask,
             padding_mask=inputs.padding_mask,
             segments=segments,
             source=None if inputs.encoded is None else _source(inputs, inputs.encoded),
-            bias=position_bias(
-                config.positions,
-                params.get("relative_bias"),
-                c.heads.num_heads,
-                positions,
-                key_positions,
-                two_sided=config.kind == "encoder",
-            ),
+            bias=bias if by_layer else bias(),
             rotary=rotary_embedding(c.positions, c.layout, positions),
             query_scale=position_scale(c.attention, positions),
             cache=cache,

@@ -424,6 +424,8 @@ class Relative(Positions):
       table: a trained table is added to the embedding too, as by `Learned` (MPNet, arXiv
         2004.09297). Then distances count all tokens of the text, also if positions are given.
       pad_token: of the table, as in `Learned`.
+      per_layer: each layer has numbers of its own, also where it shares its attention (UMT5, arXiv
+        2304.09151).
 
     Raises:
       ValueError: buckets and distances that do not fit, or `pad_token` without a table.
@@ -439,6 +441,7 @@ class Relative(Positions):
     max_distance: int = bounded(128, least=1)
     table: bool = False
     pad_token: int | None = bounded(None, least=0)
+    per_layer: bool = False
 
     @property
     def is_learned(self) -> bool:

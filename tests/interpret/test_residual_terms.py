@@ -46,7 +46,7 @@ FAMILIES = {
     },
     "t5": {
         "kind": "encoder_decoder", "encoder": EncoderConfig(num_layers=2, sharing="albert"),
-        "positions": Relative(buckets=8), "scale": 1.0,
+        "positions": Relative(buckets=8, per_layer=True), "scale": 1.0,
         "ffn": FFN(width=10, bias=False, activation="gated_gelu"), **NO_BIAS,
     },
     "llama": {

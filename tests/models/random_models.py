@@ -90,7 +90,8 @@ def _draw_positions(rng: _Draws) -> models.specs.Positions:
     return rng.one(
         models.Learned(), models.Sinusoidal(halves=rng.sometimes(0.5)),
         models.Rotary(base=100.0), models.Rotary(fraction=0.5), models.Rotary(scaling="linear:2"),
-        models.Relative(buckets=8, max_distance=20), models.NoPositions(), models.Alibi(),
+        models.Relative(buckets=8, max_distance=20, per_layer=rng.sometimes(0.5)),
+        models.NoPositions(), models.Alibi(),
     )  # fmt: skip
 
 
@@ -126,12 +127,12 @@ def _draw_config(rng: _Draws, layouts: Sequence[str]) -> ModelConfig:
     mixes = any(isinstance(extra, heads.TalkingHeads) for extra in layout.extras)
     num_layers = rng.one(3, 4)
     norm_kind = rng.one("layer", "rms", "rms_plus_one")
-    encoder = None
+    encoder, positions = None, _draw_positions(rng)
     if kind == "encoder_decoder":
         encoder = models.EncoderConfig(
             num_layers=rng.one(None, None, 2),
             sharing=rng.one(None, None, "albert"),
-            shares_decoder=rng.sometimes(0.3),
+            shares_decoder=rng.sometimes(0.3) and not getattr(positions, "per_layer", False),
         )
     pooler = rng.one(None, "first", "mean", "max", "each") if kind != "encoder_decoder" else None
     scales = tuple(1 / (i + 1) for i in range(num_layers)) if rng.sometimes(0.15) else None
@@ -153,7 +154,7 @@ def _draw_config(rng: _Draws, layouts: Sequence[str]) -> ModelConfig:
             bias=rng.one(None, False),
             layer_scale=rng.one(None, None, 0.5),
         ),
-        positions=_draw_positions(rng),
+        positions=positions,
         embedding=models.Embedding(
             width=rng.one(None, None, None, 5, WIDTH),
             scale=rng.one(1.0, 2.0),

@@ -10,6 +10,7 @@ from conftest import assert_close, deep
 from random_models import random_params
 
 from attnlab import heads, masks
+from attnlab.heads.positions import relative_buckets
 from attnlab.models import (
     FFN,
     Attention,
@@ -128,6 +129,27 @@ def test_position_scale_is_a_factor_of_the_queries_of_a_position(x64):
         step = run(params, token[:, None], cache=cache)
         cache, found = step.cache, [*found, step.logits]
     assert_close(jnp.concatenate(found, axis=1), whole, loosen=100)
+
+
+def test_relative_positions_per_layer_are_one_table_each(x64):
+    """Also where layers share their attention; it adds nothing to x here, so scores are apart."""
+    config = change(
+        SMALL, positions=Relative(buckets=8, max_distance=6, per_layer=True), sharing="0,1,0",
+        compute=Compute(dtype="float64"),
+    )  # fmt: skip
+    params = jax.tree.map(lambda a: a.astype(jnp.float64), random_params(config))
+    tables, attention = params["relative_bias"], params["layers"]["attention"]
+    assert tables.shape == (3, 8, 3)
+    attention["o"] = 0 * attention["o"]
+    run, _ = make(config, capture=("scores",))
+    got = run(params, TOKENS).captured["scores"]
+    plain = run(params | {"relative_bias": 0 * tables}, TOKENS).captured["scores"]
+    ahead = np.arange(7)[None, :] - np.arange(7)[:, None]
+    buckets = relative_buckets(ahead, num_buckets=8, max_distance=6, two_sided=False)
+    expected = jnp.moveaxis(tables[:, buckets], -1, 1)[:, None]
+    seen = np.tril(np.ones((7, 7), bool))
+    difference = (got - plain)[..., seen]
+    assert_close(difference, jnp.broadcast_to(expected[..., seen], difference.shape), loosen=100)
 
 
 # Dropout ------------------------------------------------------------------------------------------

@@ -44,7 +44,8 @@ MODELS = {
     },
     "no positions": {"positions": NoPositions()},
     "encoder and decoder, learned": {"positions": Learned(), "kind": "encoder_decoder"},
-    "encoder and decoder, relative": {"positions": Relative(), "kind": "encoder_decoder"},
+    "encoder and decoder, relative":
+        {"positions": Relative(per_layer=True), "kind": "encoder_decoder"},
 }  # fmt: skip
 LENGTHS, OF_SOURCE = (4, 1, 6, 3), (2, 6, 1, 4)
 

@@ -140,7 +140,7 @@ def test_both_stacks_and_cross_attention():
     config = changed(
         num_layers=2, ffn=FFN(width=0), sharing="albert", heads=heads.Standard(num_heads=3),
         kind="encoder_decoder", encoder=EncoderConfig(sharing="separate"),
-        positions=Relative(buckets=8),
+        positions=Relative(buckets=8, per_layer=True),
     )  # fmt: skip
     lost = dict(cross={0: [0]}, encoder={0: [1], 1: [1]})
     with pytest.raises(ValueError, match="remove the same heads of every group"):
