@@ -8,9 +8,9 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 from absl import app, flags, logging
@@ -18,6 +18,7 @@ from absl import app, flags, logging
 from attnlab.lab.sweep import SweepFailed
 from attnlab.lab.workdir import RunInUse
 from attnlab.lab.worker import STOPPED
+from attnlab.load import LoadedModel, open_folder, open_run
 from attnlab.names import import_module
 from attnlab.training.interrupts import Stopped
 from experiments import config
@@ -26,6 +27,8 @@ T = TypeVar("T")
 LOG = "error.log"
 TEXT_FLAGS = ("text", "source", "title", "end_of_document")
 """Flags whose values are texts, in which ~ stays."""
+FIELD = re.compile(r"--?(?P<no>no)?config\.(?P<name>[\w.]+)(=(?P<text>.*))?", re.DOTALL)
+"""A flag of a config field; one without a value is on, or with "no" off."""
 _DEBUG = flags.DEFINE_bool("debug", False, "Print the traceback of an error.")
 _IMPORT = flags.DEFINE_multi_string(
     "import", [], "A Python file to run first, such as one that registers a head layout."
@@ -99,6 +102,13 @@ def given_command() -> str:
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
+def define_model() -> None:
+    """The flags that name a model."""
+    flags.DEFINE_string("workdir", None, "The folder of a run.")
+    flags.DEFINE_string("path", None, "A folder of a published model.")
+    flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
+
+
 def check_one_model() -> None:
     """Raises ValueError unless one of --workdir and --path names a model."""
     if bool(flags.FLAGS.workdir) == bool(flags.FLAGS.path):
@@ -115,9 +125,17 @@ def check_seed() -> None:
         )
 
 
+def given_model() -> LoadedModel:
+    """The model that the flags of `define_model` name."""
+    check_one_model()
+    if flags.FLAGS.path:
+        return open_folder(flags.FLAGS.path)
+    return open_run(flags.FLAGS.workdir, flags.FLAGS.seed)
+
+
 def start(main: Callable[..., None], *, takes_words: bool = False) -> NoReturn:
-    """Parses the flags and calls `main`, with `takes_words` on a list of the words that are no
-    flags.
+    """Parses the flags and calls `main`: of a command with --config on the `ConfigFile`, with
+    `takes_words` on a list of the words that are no flags.
 
     An error that the user can correct is one line and exit code 1; 75 after a signal, and where
     another process holds the workdir. With --debug it has its traceback, and any other error has
@@ -126,32 +144,50 @@ def start(main: Callable[..., None], *, takes_words: bool = False) -> NoReturn:
     logging.set_verbosity(logging.WARNING)
     jax.config.config_with_absl()
     app.run(
-        lambda argv: _or_exit(lambda: main(argv[1:]) if takes_words else main()),
+        lambda given: _or_exit(lambda: main(*given)),
         flags_parser=lambda argv: _or_exit(lambda: _parse(argv, takes_words)),
     )
     raise AssertionError("app.run does not return")
 
 
-def _parse(argv: list[str], takes_words: bool) -> list[str]:
-    argv = [_with_home(word) for word in argv]
-    imports, files = config.words_of(argv, _IMPORT.name, "config")
+def _parse(argv: list[str], takes_words: bool) -> list[Any]:
+    """What `main` is called with."""
+    has_config, fields, words = "config" in flags.FLAGS, dict[str, str](), []
+    for word in map(_with_home, argv):
+        if has_config and (field := FIELD.fullmatch(word)):
+            fields[field["name"]] = str(not field["no"]) if field["text"] is None else field["text"]
+        else:
+            words.append(word)
+    imports, files = _values_of(words, _IMPORT.name, "config")
     for path in imports:  # they register what a config or a stored run has
         if not path.endswith(".py") or not Path(path).is_file():
             raise ValueError(f"no Python file {path!r}; --import is path.py")
         import_module(path)
-    fields = config.define_fields(argv) if "config" in flags.FLAGS and files else {}
-    if {"--help", "-h", "-help", "--helpshort"} & set(argv):
-        _print_help(fields)
+    file = config.read(files[-1], fields) if has_config and files else None
+    if {"--help", "-h", "-help", "--helpshort"} & set(words):
+        _print_help(file)
         sys.exit(0)
     try:
-        rest: list[str] = flags.FLAGS(argv)
+        rest: list[str] = flags.FLAGS(words)
     except flags.UnrecognizedFlagError as error:
-        known = [*flags.FLAGS, *(f"config.{path}" for path in fields)]
+        known = [*flags.FLAGS, *(f"config.{path}" for path in (file.fields() if file else ()))]
         near = config.hint(error.flagname, known)
         raise ValueError(f"unknown flag --{error.flagname}; {near}") from None
-    if len(rest) > 1 and not takes_words:
+    if takes_words:
+        return [rest[1:]]
+    if len(rest) > 1:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
-    return rest
+    return [file] if has_config else []
+
+
+def _values_of(words: list[str], *names: str) -> list[list[str]]:
+    """The values that some flags are given, whatever other flags there are."""
+    first = flags.FlagValues()
+    first.set_gnu_getopt(True)
+    for name in names:
+        flags.DEFINE_multi_string(name, [], "", flag_values=first)
+    first(words, known_only=True)
+    return [list(first[name].value or ()) for name in names]
 
 
 def _with_home(word: str) -> str:
@@ -163,16 +199,16 @@ def _with_home(word: str) -> str:
     return re.sub(r"(?<=[=,:])~[\w-]*(?=[/,]|$)", home, word)
 
 
-def _print_help(fields: Mapping[str, object]) -> None:
+def _print_help(file: config.ConfigFile | None) -> None:
     """The docstring of the command, its flags, and the fields of --config with their values."""
     print(sys.modules["__main__"].__doc__)
     own = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
     for flag in [*own, *flags.FLAGS.get_key_flags_for_module(__name__)]:
         print(textwrap.fill(f"--{flag.name}: {flag.help}", 96, subsequent_indent="    "))
-    if fields:
-        print(f"\n{config.load(config.words_of(sys.argv, 'config')[0][-1]).module.__doc__}")
-    for path, value in fields.items():
-        print(f"--config.{path}={value!r}")
+    if file:
+        print(f"\n{file.module.__doc__}")
+        for path, value in file.fields().items():
+            print(f"--config.{path}={value!r}")
 
 
 def _or_exit(call: Callable[[], T]) -> T:

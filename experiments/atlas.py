@@ -141,47 +141,36 @@ def numbers() -> str:
 
 
 QIU, TIES = "Qiu et al. 2025, arXiv 2505.06708", "arXiv 2606.04032"
-SOFT_CAP = "`SoftCap` of Gemma 2, arXiv 2408.00118, as a parameter"
-OPTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "Gate()": ({"extras": (Gate(),)}, "each head times sigmoid(x g_n), one number", QIU),
-    'Gate("element")': (
-        {"extras": (Gate("element"),)}, "each head times sigmoid(x G_n), V numbers", QIU,
-    ),
-    "Sink()": (
-        {"extras": (Sink(),)}, "exp(s_n) in the sum of each softmax", "gpt-oss, arXiv 2508.10925",
-    ),
-    "Sink(learnt=False)": (
-        {"extras": (Sink(learnt=False),)}, "1 in the sum of each softmax",
-        "torch's `add_zero_attn`",
-    ),
-    "ExtraKeys(1)": (
-        {"extras": (ExtraKeys(1),)}, "a learnt key and value per key head, which no input has",
-        "torch's `bias_k`, `bias_v`",
-    ),
-    "LearntSoftCap()": (
-        {"extras": (LearntSoftCap(),)}, "c_n tanh(scores / c_n) with a learnt c_n", SOFT_CAP,
-    ),
-    "MixtureOfHeads()": (
-        {"extras": (MixtureOfHeads(),)},
-        "a router gives each token 1 shared and 2 chosen heads, with a balance loss",
-        "Jin et al. 2024, arXiv 2410.11842",
-    ),
-    'tie="kv"': ({"tie": "kv"}, "W_V is W_K", TIES),
-    'tie="qk"': ({"tie": "qk"}, "W_K is W_Q", TIES),
-    'tie="qkv"': ({"tie": "qkv"}, "one projection", TIES),
-    'qk_norm=HeadNorm("layer")': (
-        {"qk_norm": HeadNorm("layer")},
-        "a norm of each head's q and k, with `bias=True` a bias too",
-        "Dehghani et al. 2023, arXiv 2302.05442",
-    ),
-}  # fmt: skip
-"""An option that most layouts have -> its fields, what it does, its source."""
+OPTIONS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+    ("Gate()", {"extras": (Gate(),)}, "each head times sigmoid(x g_n), one number", QIU),
+    ('Gate("element")', {"extras": (Gate("element"),)},
+     "each head times sigmoid(x G_n), V numbers", QIU),
+    ("Sink()", {"extras": (Sink(),)},
+     "exp(s_n) in the sum of each softmax", "gpt-oss, arXiv 2508.10925"),
+    ("Sink(learnt=False)", {"extras": (Sink(learnt=False),)},
+     "1 in the sum of each softmax", "torch's `add_zero_attn`"),
+    ("ExtraKeys(1)", {"extras": (ExtraKeys(1),)},
+     "a learnt key and value per key head, which no input has", "torch's `bias_k`, `bias_v`"),
+    ("LearntSoftCap()", {"extras": (LearntSoftCap(),)},
+     "c_n tanh(scores / c_n) with a learnt c_n",
+     "`SoftCap` of Gemma 2, arXiv 2408.00118, as a parameter"),
+    ("MixtureOfHeads()", {"extras": (MixtureOfHeads(),)},
+     "a router gives each token 1 shared and 2 chosen heads, with a balance loss",
+     "Jin et al. 2024, arXiv 2410.11842"),
+    ('tie="kv"', {"tie": "kv"}, "W_V is W_K", TIES),
+    ('tie="qk"', {"tie": "qk"}, "W_K is W_Q", TIES),
+    ('tie="qkv"', {"tie": "qkv"}, "one projection", TIES),
+    ('qk_norm=HeadNorm("layer")', {"qk_norm": HeadNorm("layer")},
+     "a norm of each head's q and k, with `bias=True` a bias too",
+     "Dehghani et al. 2023, arXiv 2302.05442"),
+)  # fmt: skip
+"""An option that most layouts have, its fields, what it does, its source."""
 
 
 def options() -> str:
     """The cost of each option in `standard`, and which layouts cannot have it."""
     rows, plain = [], EXAMPLES["standard"]
-    for code, (fields, what, source) in OPTIONS.items():
+    for code, fields, what, source in OPTIONS:
         layout = LAYOUTS["standard"](width=512, num_heads=8, **fields)
         more = num_parameters(layout) - num_parameters(plain)
         without = ", ".join(name for name in NAMES if not can_have(name, fields)) or "–"
@@ -210,19 +199,20 @@ def backends() -> str:
 
 
 def can_run(layout: Layout, backend: str) -> str:
-    """ "yes", or the backend's own reason, whatever this machine is."""
-    dtype = jnp.bfloat16 if backend == "cudnn" else jnp.float32
+    """ "yes", or the backend's own reason, whatever this machine is; of cuDNN by the capability of
+    the GPU where that decides."""
+    dtype, capabilities = (
+        (jnp.bfloat16, (8.0, 9.0)) if backend == "cudnn" else (jnp.float32, (0.0,))
+    )
     heads = layout.num_score_maps, layout.num_key_heads, layout.num_value_heads
     widths = layout.score_width, layout.score_width, layout.head_width
-    q, k, v = (
-        jax.ShapeDtypeStruct((1, TOKENS, *shape), dtype)
-        for shape in zip(heads, widths, strict=True)
-    )
+    shapes = [(1, TOKENS, *shape) for shape in zip(heads, widths, strict=True)]
     answers = {}
-    for capability in ("8.0", "9.0") if backend == "cudnn" else ("",):
-        with assume_device("gpu", float(capability or 0)):
-            answer = explain(q, k, v, implementation="dense")[backend]  # traced, so one that runs
+    for capability in capabilities:
+        with assume_device("gpu", capability):
+            qkv = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+            answer = explain(*qkv, implementation="dense")[backend]  # traced, so one that runs
         answers[capability] = "yes" if answer.startswith(("chosen", "could run")) else answer
     if len(set(answers.values())) == 1:
-        return next(iter(answers.values()))
-    return "; ".join(f"{c}: {a}" for c, a in answers.items())
+        return answers[capabilities[0]]
+    return "; ".join(f"{capability}: {answer}" for capability, answer in answers.items())

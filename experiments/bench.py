@@ -10,10 +10,11 @@ attnlab is "not slower" than another library if the interval of the ratio of tim
 begins at 1.00 or below and its median is at most 1.10; see `experiments.benchmarks.measure`.
 """
 
+import importlib.metadata
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -26,7 +27,6 @@ from attnlab.training.provenance import code_commit
 from experiments import app
 from experiments.benchmarks import accelerator, attention, decoding, train
 from experiments.benchmarks.measure import FEWEST_ROUNDS, Case, Records, measure_cases, write
-from experiments.benchmarks.pitfalls import installed
 
 SUITES: dict[str, Callable[[bool], Iterator[Case]]] = {
     "attention": attention.cases,
@@ -36,27 +36,20 @@ SUITES: dict[str, Callable[[bool], Iterator[Case]]] = {
 }
 
 
+def installed(package: str) -> str:
+    """Its version, or "missing"."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
 def machine() -> JSON:
     """What the numbers depend on."""
     peers = ("torch", "equinox", "dm-haiku", "tokamax")
-    versions = {name: installed(name) or "missing" for name in peers}
+    versions = {name: installed(name) for name in peers}
     commit = code_commit(Path(__file__).parents[1])
     return environment() | versions | {"commit": commit, "backends": ", ".join(BACKENDS)}
-
-
-def chosen(cases: Iterable[Case], pattern: str) -> list[Case]:
-    """The cases whose name matches the pattern. Raises ValueError if none does."""
-    known = list(cases)
-    try:
-        found = [case for case in known if re.search(pattern, case.name)]
-    except re.error as error:
-        raise ValueError(f"--cases={pattern} is no regular expression: {error}") from None
-    if not found:
-        names = "\n  ".join(case.name for case in known)
-        raise ValueError(
-            f"no case of this suite matches --cases={pattern}; its cases are\n  {names}"
-        )
-    return found
 
 
 def main() -> None:
@@ -71,7 +64,13 @@ def main() -> None:
     given = flags.FLAGS
     if given.tiny:  # nobody reads its times
         jax.config.update("jax_disable_most_optimizations", True)
-    cases = chosen(SUITES[given.suite](given.tiny), given.cases)
+    known = list(SUITES[given.suite](given.tiny))
+    cases = [case for case in known if re.search(given.cases, case.name)]
+    if not cases:
+        names = "\n  ".join(case.name for case in known)
+        raise ValueError(
+            f"no case matches --cases={given.cases}; those of this suite are\n  {names}"
+        )
     about = machine() | {"suite": given.suite, "tiny": given.tiny}
     folder = Path(given.out) if given.out else None
     records = Records(folder, about | {"load": round(os.getloadavg()[0], 1)})

@@ -8,24 +8,21 @@ function of the base experiment and the preset) and `description` (or `describe(
 import ast
 import dataclasses
 import functools
-import os
-import re
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias, cast, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 from absl import flags
 from ml_collections import ConfigDict, config_dict
 from ml_collections.config_flags.tuple_parser import TupleParser
 
 from attnlab import lab, models
-from attnlab.data import DATASETS, DataConfig, Text
+from attnlab.data import DATASETS, Text
 from attnlab.lab.spec import LAYOUT, POSITIONS, SHARING, specs_of
 from attnlab.models import ModelConfig
 from attnlab.models.budget import Budget
-from attnlab.models.flags import choose
+from attnlab.models.flags import choose, field_types
 from attnlab.names import import_module, lookup, nearest
 from attnlab.nested import flatten
 from attnlab.sharing.plan import plan_name
@@ -37,8 +34,6 @@ Values: TypeAlias = Mapping[str, object]
 SOURCE = "data.source"
 CHOICES = (LAYOUT, POSITIONS, SOURCE)
 """Fields that decide which fields there are beside them."""
-PATHS = ("path", "tokenizer")
-"""Fields of datasets that are paths, or may be one."""
 SHORTEST = {
     "train.batch_size": 8,
     "train.steps": 20,
@@ -51,6 +46,8 @@ SHORTEST = {
     "train.seeds": (0, 1),
 }
 """A training of seconds, for tests."""
+TINY = {"model.width": 16, "model.heads.num_heads": 2, "model.ffn.width": 32, **SHORTEST}
+"""The same with a small model."""
 
 # Presets ------------------------------------------------------------------------------------------
 
@@ -142,16 +139,14 @@ def base() -> ConfigDict:
 
 
 def fields(example: Any) -> dict[str, object]:
-    """Every field of a dataclass, and of those in it; one that is None gets the first type of its
-    hint, since a flag needs one to be read."""
-    hints = typing.get_type_hints(type(example))
+    """Every field of a dataclass, and of those in it; one that is None as a placeholder of its
+    type, since a flag needs one to be read."""
     found: dict[str, object] = {}
-    for field in dataclasses.fields(example):
-        value = getattr(example, field.name)
+    for name, kind in field_types(type(example)).items():
+        value = getattr(example, name)
+        found[name] = fields(value) if dataclasses.is_dataclass(value) else value
         if value is None:
-            first = typing.get_args(hints[field.name])[0]
-            value = config_dict.placeholder(typing.get_origin(first) or first)  # tuple[...]: tuple
-        found[field.name] = fields(value) if dataclasses.is_dataclass(value) else value
+            found[name] = config_dict.placeholder(kind)
     return found
 
 
@@ -190,20 +185,6 @@ def set_values(config: ConfigDict, values: Values) -> None:
 
 # Flags --------------------------------------------------------------------------------------------
 
-
-class _OrNone(flags.ArgumentParser):  # type: ignore[misc]
-    """A parser of a config field that also reads None."""
-
-    def __init__(self, parser: Any) -> None:
-        self.parser, self.syntactic_help = parser, parser.syntactic_help
-
-    def parse(self, argument: object) -> object:
-        return None if argument in (None, "None") else self.parser.parse(argument)
-
-    def flag_type(self) -> str:
-        return str(self.parser.flag_type())
-
-
 PARSERS: dict[type, Any] = {
     int: flags.IntegerParser(),
     float: flags.FloatParser(),
@@ -223,8 +204,11 @@ class ConfigFile(NamedTuple):
     overrides: Values = {}  # noqa: RUF012
     """Fields that flags set."""
 
+    def fields(self) -> dict[str, object]:
+        """Field -> value; none of an experiment, whose fields are no flags."""
+        return flatten(self.config.to_dict()) if isinstance(self.config, ConfigDict) else {}
 
-@functools.cache
+
 def load(name: str) -> ConfigFile:
     """The file of a --config=FILE.py:PRESET.
 
@@ -241,78 +225,52 @@ def load(name: str) -> ConfigFile:
     return ConfigFile(path, preset, module, config)
 
 
-def define_fields(argv: Sequence[str]) -> dict[str, object]:
-    """Makes the fields that `argv` sets flags of their own: first those that choose a layout, ...,
-    then those that there are with this choice.
+def read(name: str, texts: Mapping[str, str]) -> ConfigFile:
+    """A config file with fields that flags set: first those that choose a layout, ..., then those
+    that there are with this choice.
 
-    Returns:
-      Field -> value of the whole config, before flags.
+    Args:
+      name: as of `load`.
+      texts: field -> value, or "None"; of a record, which is given by its fields, "None" alone.
 
     Raises:
-      ValueError: no config file, or a field that is not there.
+      ValueError: as `load`; a field that is not there, or no value of its type.
     """
-    files, *chosen = words_of(argv, "config", *(f"config.{path}" for path in CHOICES))
-    config = load(files[-1]).config
-    named = [m[1] for word in argv if (m := re.match(r"--?(?:no)?config\.([\w.]+)", word))]
+    file = load(name)
+    config = file.config
     if not isinstance(config, ConfigDict):
-        if named:
+        for field in texts:
             raise ValueError(
-                f"{files[-1]} returns an Experiment, whose fields are no flags; leave out "
-                f"--config.{named[0]}, or write --vary={named[0]}=VALUE"
+                f"{name} returns an Experiment, whose fields are no flags; leave out "
+                f"--config.{field}, or write --vary={field}=VALUE"
             )
-        return {}
-    set_values(config, {path: a[-1] for path, a in zip(CHOICES, chosen, strict=True) if a})
-    known = flatten(config.to_dict())
-    records = {path.rpartition(".")[0] for path in known}
-    for path in dict.fromkeys(named):
-        if path not in {*known, *records}:
-            raise ValueError(f"no config field {path!r}; {hint(path, known)}")
-        *outer, last = path.split(".")
-        record = functools.reduce(lambda at, name: at[name], outer, config)
-        kind = record.get_type(last)
-        parser = _NoneOnly() if path in records else _OrNone(PARSERS[kind])
-        flag = flags.Flag(parser, flags.ArgumentSerializer(), f"config.{path}", None, "A field.")
-        flag.boolean = kind is bool
-        flags.DEFINE_flag(flag)
-    return known
+        return file
+    set_values(config, {field: texts[field] for field in CHOICES if field in texts})
+    known, overrides = file.fields(), dict[str, object]()
+    for field, text in texts.items():
+        within = [one for one in known if one == field or one.startswith(f"{field}.")]
+        if not within:
+            raise ValueError(f"no config field {field!r}; {hint(field, known)}")
+        if text == "None":
+            overrides |= dict.fromkeys(within)
+        elif within == [field]:
+            *outer, last = field.split(".")
+            record = functools.reduce(lambda at, part: at[part], outer, config)
+            try:
+                overrides[field] = PARSERS[record.get_type(last)].parse(text)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"--config.{field}={text}: {error}") from None
+        else:
+            raise ValueError(f"--config.{field}={text}: it is no value; set its fields, or None")
+    config.update_from_flattened_dict(overrides)
+    return file._replace(overrides=overrides)
 
 
-class _NoneOnly(flags.ArgumentParser):  # type: ignore[misc]
-    """A parser of a record, which is None or given by its fields."""
-
-    def parse(self, argument: object) -> None:
-        if argument not in (None, "None"):
-            raise ValueError("it is no value; set its fields, or None")
-
-
-def words_of(argv: Sequence[str], *names: str) -> list[list[str]]:
-    """The values that some flags are given, whatever other flags there are."""
-    first = flags.FlagValues()
-    first.set_gnu_getopt(True)
-    for name in names:
-        flags.DEFINE_multi_string(name, [], "", flag_values=first)
-    first(list(argv), known_only=True)
-    return [list(first[name].value or ()) for name in names]
-
-
-def hint(name: str, known: Sequence[str] | Mapping[str, object]) -> str:
+def hint(name: str, known: Iterable[str]) -> str:
     """The known name that ends in `name`, or is nearest to it, as a question."""
     ends = [one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2]]
     near = min(ends, key=len, default=None) or nearest(name, known)
     return f"did you mean {near!r}?" if near else "--help lists those there are"
-
-
-def given() -> ConfigFile:
-    """The file of --config with the fields that flags set."""
-    file, found = load(flags.FLAGS.config), flags.FLAGS
-    if not isinstance(file.config, ConfigDict):
-        return file
-    values = {n.removeprefix("config."): found[n].value for n in found if n.startswith("config.")}
-    leaves = flatten(file.config.to_dict())
-    unset = [leaf for path in values for leaf in leaves if leaf.startswith(f"{path}.")]
-    overrides = dict.fromkeys(unset) | {n: a for n, a in values.items() if n in leaves}
-    file.config.update_from_flattened_dict(overrides)
-    return file._replace(overrides=overrides)
 
 
 def parse_variants(lines: Sequence[str]) -> list[lab.Variant]:
@@ -378,15 +336,31 @@ def setup_of(file: ConfigFile, variants: Sequence[lab.Variant] | None = None) ->
         if hasattr(module, "describe"):
             described = module.describe(file.preset)
         described = getattr(module, "description", described)
-    if isinstance(file.config, ConfigDict):
-        _check_varied(file, file.config, variants)
+    _check_varied(file, variants)
     return one._replace(variants=list(variants), description=described)
+
+
+def _check_varied(file: ConfigFile, variants: Sequence[lab.Variant]) -> None:
+    """Raises ValueError where a flag or a preset sets what all variants set."""
+    varied = set.intersection(*(set(one.values) for one in variants)) if variants else set()
+    if not varied:
+        return
+    chosen, default = file.fields(), file._replace(config=file.module.get_config()).fields()
+    by_preset = [name for name in (LAYOUT, SHARING) if chosen.get(name) != default.get(name)]
+    for field in (*file.overrides, *by_preset):
+        if field in varied:
+            raise ValueError(
+                f"{field}={chosen[field]} is set, and this sweep varies it; leave it out, or "
+                f"choose by --vary={field}={chosen[field]}"
+            )
 
 
 def one_model(config: ConfigDict | lab.Experiment) -> Setup:
     """A config without variants. Raises ValueError."""
-    found = experiment_of(config)
-    match = match_of(config) if isinstance(config, ConfigDict) else None
+    found, match = experiment_of(config), None
+    if isinstance(config, ConfigDict) and (budget := config.match.budget):
+        lookup(dict.fromkeys(get_args(Budget)), budget, what="match.budget")
+        match = lab.Match(**config.match)
     return Setup(found, found.train.seeds, match, [], lab.Description())
 
 
@@ -397,56 +371,25 @@ def experiment_of(config: ConfigDict | lab.Experiment) -> lab.Experiment:
     default = base()
     missing = [name for name in default if name not in config]
     if missing or not isinstance(config, ConfigDict):
-        what = f"a config without {', '.join(missing)}" if missing else "no ConfigDict"
         raise ValueError(
-            f"get_config() of the config file returns {what}; begin with "
-            "experiments.config.base() and change its fields, or return an attnlab.lab.Experiment"
+            f"get_config() of the config file returns a {type(config).__name__} without "
+            f"{', '.join(missing)}; return the ConfigDict of experiments.config.base() with other "
+            "values, or an attnlab.lab.Experiment"
         )
     leaves = flatten(config.to_dict())
     set_values(default, {path: leaves[path] for path in CHOICES})
     optional = {path for path, value in flatten(default.to_dict()).items() if value is None}
     if unset := [p for p, value in leaves.items() if value is None and p not in optional]:
         raise ValueError(f"config.{unset[0]} is None; it needs a value")
+    values = config.data.to_dict()
     found = lab.Experiment(
         model=models.from_dict(config.model.to_dict()),
         train=TrainConfig.from_dict(config.train.to_dict()),
-        data=_data_of(config.data),
+        data=lookup(DATASETS, values.pop("source"), what="data source")(**values),
         task=config.task,
-        start=os.path.expanduser(config.start),
+        start=config.start,
         init=config.init,
         callbacks=tuple(config.callbacks),
     )
     found.check_start()
     return found
-
-
-def _data_of(record: ConfigDict) -> DataConfig:
-    """`config.data` as an entry of `DATASETS` with its fields."""
-    values = {
-        name: os.path.expanduser(a) if name in PATHS and isinstance(a, str) else a
-        for name, a in record.items()
-    }
-    made: Callable[..., DataConfig] = lookup(DATASETS, values.pop("source"), what="data source")
-    return made(**values)
-
-
-def match_of(config: ConfigDict) -> lab.Match | None:
-    """What `config.match` asks for. Raises ValueError."""
-    if not (budget := config.match.budget):
-        return None
-    lookup(dict.fromkeys(get_args(Budget)), budget, what="match.budget")
-    return lab.Match(cast(Budget, budget), config.match.layout, config.match.sharing)
-
-
-def _check_varied(file: ConfigFile, config: ConfigDict, variants: Sequence[lab.Variant]) -> None:
-    """Raises ValueError where a flag or a preset sets what all variants set."""
-    varied = set.intersection(*(set(one.values) for one in variants)) if variants else set()
-    chosen = flatten(config.to_dict())
-    default = flatten(file.module.get_config().to_dict()) if varied else {}
-    by_preset = [f for f in (LAYOUT, SHARING) if chosen[f] != default.get(f, chosen[f])]
-    for field in (*file.overrides, *by_preset):
-        if field in varied:
-            raise ValueError(
-                f"{field}={chosen[field]} is set, and this sweep varies it; leave it out, or "
-                f"choose by --vary={field}={chosen[field]}"
-            )

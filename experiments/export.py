@@ -18,16 +18,14 @@ from absl import flags
 from attnlab import pretrained
 from attnlab.atomic import write_atomic
 from attnlab.data.tokenizer import FILE as TOKENIZER
-from attnlab.load import open_folder, open_run, with_plan_of
+from attnlab.load import with_plan_of
 from attnlab.models import num_parameters
 from experiments import app
 
 
 def define_flags() -> None:
     """The flags of the command."""
-    flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
-    flags.DEFINE_string("workdir", "", "The folder of one run.")
-    flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
+    app.define_model()
     flags.DEFINE_string("plan", "", "Sharing plan to change to.")
     flags.DEFINE_string("out", None, "The folder to write; it must not exist.", required=True)
 
@@ -35,11 +33,9 @@ def define_flags() -> None:
 def main() -> None:
     """Writes --out."""
     given, out = flags.FLAGS, Path(flags.FLAGS.out)
-    app.check_one_model()
     if out.exists():
         raise ValueError(f"{out} exists already; name a new folder with --out")
-    found = open_folder(Path(given.path)) if given.path else None
-    found = found or open_run(Path(given.workdir), given.seed)
+    found = app.given_model()
     config, params = found.config, found.params
     if given.plan:
         size = (2, min(config.max_len, 64))

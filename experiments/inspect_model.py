@@ -31,17 +31,17 @@ def define_flags() -> None:
     flags.DEFINE_string("text", "", "A text for the model of --path; needs its tokenizer.json.")
 
 
-def main() -> None:
+def main(file: config.ConfigFile | None) -> None:
     """Prints the model of --config, of the folder --path or of the run --workdir."""
     path, workdir = flags.FLAGS.path, flags.FLAGS.workdir
-    if bool(path) + bool(workdir) + bool(flags.FLAGS.config) != 1:
+    if bool(path) + bool(workdir) + bool(file) != 1:
         raise ValueError("give exactly one of --config=FILE, --path=FOLDER and --workdir=RUN")
     if flags.FLAGS.text and not path:
         raise ValueError(
             "--text needs the tokenizer of a folder; give --path=FOLDER, not --config or --workdir"
         )
-    if flags.FLAGS.config:
-        [spec] = config.one_model(config.given().config).specs([0])
+    if file:
+        [spec] = config.one_model(file.config).specs([0])
         experiment = spec.config
         task = experiment.objective.bind(experiment.data.sizes())
         train, model = experiment.train, experiment.model

@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import flags
@@ -38,36 +39,25 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer("num_processes", None, "Number of processes on all hosts.", lower_bound=1)
     flags.DEFINE_integer("process_id", None, "Index of this process, from 0.", lower_bound=0)
-    flags.DEFINE_integer(
-        "model_parallel",
-        1,
-        "Devices that compute one model together: each a share of heads and FFN units.",
-        lower_bound=1,
-    )
+    parts = "Devices that compute one model together: each a share of heads and FFN units."
+    flags.DEFINE_integer("model_parallel", 1, parts, lower_bound=1)
     flags.DEFINE_bool("shard_state", False, "Shard parameters and optimizer state over devices.")
 
 
 def join_hosts() -> None:
-    """Joins the other processes of --distributed. Raises ValueError."""
-    given = {name: _FLAGS[name].value for name in HOSTS}
-    missing = [f"--{name}" for name, value in given.items() if value is None]
-    flags_of_all = "--coordinator_address=HOST:PORT, --num_processes=N and --process_id=0 to N - 1"
-    if not _FLAGS.distributed:
-        if len(missing) < len(HOSTS):
-            raise ValueError(
-                "--coordinator_address, --num_processes, --process_id need --distributed"
-            )
+    """Joins the other processes, if flags ask for that. Raises ValueError."""
+    given: dict[str, Any] = {name: _FLAGS[name].value for name in HOSTS}
+    if not _FLAGS.distributed and set(given.values()) == {None}:
         return
-    if 0 < len(missing) < len(HOSTS):
-        raise ValueError(f"{' and '.join(missing)} missing; give {flags_of_all}, or none of them")
     if (address := given["coordinator_address"]) and not re.fullmatch(r".+:\d+", address):
         raise ValueError(f"--coordinator_address={address} is not HOST:PORT, as host0:8476")
     try:
-        jax.distributed.initialize(address, _FLAGS.num_processes, _FLAGS.process_id)
+        jax.distributed.initialize(**given)
     except ValueError as error:
         raise ValueError(
             f"--distributed: {str(error).rstrip('.')}; under srun of SLURM, mpirun of Open MPI, "
-            f"Kubernetes and on Cloud TPUs it needs no other flag; elsewhere give {flags_of_all}"
+            "Kubernetes and on Cloud TPUs it needs no other flag; elsewhere give "
+            "--coordinator_address=HOST:PORT, --num_processes=N and --process_id=0 to N - 1"
         ) from None
 
 
@@ -102,10 +92,10 @@ def run_config(
     return results
 
 
-def main() -> None:
+def main(file: config.ConfigFile) -> None:
     """Runs all seeds and prints their held-out scores."""
     join_hosts()
-    folder, given = Path(_FLAGS.workdir), config.given().config
+    folder = Path(_FLAGS.workdir)
     use_threads(_FLAGS.threads or read_threads(folder))
     keep_compiled()
     options = lab.RunOptions(
@@ -114,7 +104,7 @@ def main() -> None:
         loggers=tuple(_FLAGS.loggers),
         profile=_FLAGS.profile,
     )
-    results = run_config(given, folder, options)
+    results = run_config(file.config, folder, options)
     (folder / COMMAND).write_text(app.given_command(), encoding="utf-8")
     for result in results:
         if result.status == "diverged":

@@ -7,20 +7,15 @@ an encoder-decoder writes the target of --source. It writes token by token until
 the most probable ones.
 """
 
-from pathlib import Path
-
 from absl import flags
 
-from attnlab.load import open_folder, open_run
 from attnlab.models import Sampling
 from experiments import app
 
 
 def define_flags() -> None:
     """The flags of the command."""
-    flags.DEFINE_string("workdir", None, "The folder of a run.")
-    flags.DEFINE_string("path", None, "A folder of a published model.")
-    flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
+    app.define_model()
     app.define_prompt("The prompt, which the model continues.")
     flags.DEFINE_integer(
         "new_tokens", 100, "Number of tokens to write, as far as max_len allows.", lower_bound=1
@@ -36,27 +31,20 @@ def define_flags() -> None:
     flags.DEFINE_integer("count", 1, "Number of texts.", lower_bound=1)
 
 
-def check_draws() -> None:
-    """Raises ValueError for flags that have no effect where nothing is drawn."""
-    names = ("top_k", "top_p", "draw", "count")
-    found = [f"--{name}" for name in names if flags.FLAGS[name].present]
-    if found and not flags.FLAGS.temperature:
-        raise ValueError(
-            f"--temperature=0 always takes the most probable token; leave out {', '.join(found)} "
-            "or give a temperature above 0"
-        )
-
-
 def main() -> None:
     """Prints the prompt with what follows it, once or --count times."""
     given = flags.FLAGS
     app.check_one_model()
-    check_draws()
+    of_draws = [name for name in ("top_k", "top_p", "draw", "count") if given[name].present]
+    if of_draws and not given.temperature:
+        raise ValueError(
+            "--temperature=0 always takes the most probable token; leave out "
+            f"--{', --'.join(of_draws)} or give a temperature above 0"
+        )
     text, source = app.given_prompt()
     if not text and not source:
         raise ValueError('no text to continue; give --text="..." or --tokens=1,2,3')
-    opened = open_run(Path(given.workdir), given.seed) if given.workdir else None
-    opened = opened or open_folder(Path(given.path))
+    opened = app.given_model()
     sampling = Sampling(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p)
     for draw in range(given.draw, given.draw + given.count):
         for piece in opened.write(text, given.new_tokens, sampling, source=source, draw=draw):

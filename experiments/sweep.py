@@ -59,26 +59,17 @@ def define_flags() -> None:
         "seeds", [], "Seeds of each variant, as 0,1,2; left out: train.seeds of the config."
     )
     flags.DEFINE_integer(
-        "jobs",
-        None,
-        "Number of processes; left out: as many as cores or GPUs allow.",
-        lower_bound=1,
+        "jobs", None, "Number of processes; left out: as many as cores or GPUs allow.", 1
     )
     flags.DEFINE_enum(
-        "busy",
-        "wait",
-        ["wait", "skip"],
-        "Wait for runs that another process computes, or skip them.",
+        "busy", "wait", ["wait", "skip"], "Wait for runs that another process computes, or skip."
     )
     flags.DEFINE_integer(
-        "max_seeds",
-        0,
-        "Add seeds to undecided comparisons, up to so many per variant.",
-        lower_bound=0,
+        "max_seeds", 0, "Add seeds to undecided comparisons, up to so many per variant.", 0
     )
     flags.DEFINE_float("margin", 0.0, "Equivalence margin, in the unit of the scores.", 0.0)
     flags.DEFINE_integer(
-        "tune", 0, "Number of learning rates to try for each variant; 0: no tuning.", lower_bound=0
+        "tune", 0, "Number of learning rates to try for each variant; 0: no tuning.", 0
     )
     flags.DEFINE_string(
         "tune_from", "", "A tuned sweep or a CSV table to take learning rates from."
@@ -90,30 +81,15 @@ def define_flags() -> None:
         "seeds", lambda a: all(map(str.isdigit, a)), "write whole numbers with commas, as 0,1,2"
     )
     flags.register_validator("margin", math.isfinite, "give a number of the unit of the scores")
-    flags.register_multi_flags_validator(
-        ["launcher", "slurm"],
-        lambda a: a["launcher"] == "slurm" or not a["slurm"],
-        "--slurm are options of sbatch; add --launcher=slurm",
-    )
-    flags.register_multi_flags_validator(
-        ["tune", "tune_from"],
-        lambda a: not (a["tune"] and a["tune_from"]),
-        "--tune chooses learning rates and --tune_from reads chosen ones; leave one out",
-    )
 
 
-def main() -> None:
+def main(file: config.ConfigFile) -> None:
     """Runs the sweep."""
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the runs
     folder = Path(_FLAGS.workdir)
-    specs, about = planned()
-    policies = policies_of(about, len({spec.seed for spec in specs}))
+    specs, about = planned(file)
+    policies = policies_of(specs, about)
     if _FLAGS.print_only and _FLAGS.launcher == "local":
-        if policies:
-            raise ValueError(
-                "--print_only runs nothing, but --tune and --max_seeds need results; leave them "
-                "out (--tune_from takes learning rates that are known), or add --launcher=slurm"
-            )
         print_workers(specs, about, folder)
         return
     print(header(specs, folder), file=sys.stderr, flush=True)
@@ -137,9 +113,8 @@ def main() -> None:
         sys.exit(f"error: {problem}")
 
 
-def planned() -> tuple[list[lab.RunSpec], lab.Description]:
-    """The runs that the flags describe, and what they are to decide. Raises ValueError."""
-    file = config.given()
+def planned(file: config.ConfigFile) -> tuple[list[lab.RunSpec], lab.Description]:
+    """The runs that file and flags describe, and what they are to decide. Raises ValueError."""
     setup = config.setup_of(file, config.parse_variants(_FLAGS.vary) if _FLAGS.vary else None)
     if not setup.variants:
         raise ValueError(
@@ -148,22 +123,28 @@ def planned() -> tuple[list[lab.RunSpec], lab.Description]:
         )
     specs = setup.specs([int(seed) for seed in _FLAGS.seeds])
     if _FLAGS.tune_from:
+        if _FLAGS.tune:
+            raise ValueError("--tune chooses learning rates, --tune_from reads them; leave one out")
         specs = with_known_rates(specs, Path(_FLAGS.tune_from))
     margin = _FLAGS.margin or setup.description.margin
     return specs, dataclasses.replace(setup.description, margin=margin)
 
 
-def policies_of(about: lab.Description, seeds: int) -> list[lab.Policy]:
-    """What --tune and --max_seeds ask for. Raises ValueError."""
-    policies: list[lab.Policy] = []
-    if _FLAGS.tune:
-        policies.append(lab.TuneLearningRate(_FLAGS.tune))
-    if most := _FLAGS.max_seeds:
-        if most <= seeds:
-            raise ValueError(
-                f"--max_seeds={most} adds no seed to the {seeds} that each variant has; give more, "
-                "or leave it out"
-            )
+def policies_of(specs: Sequence[lab.RunSpec], about: lab.Description) -> list[lab.Policy]:
+    """What --tune and --max_seeds ask for. Raises ValueError for flags without an effect."""
+    local, tune, most = _FLAGS.launcher == "local", _FLAGS.tune, _FLAGS.max_seeds
+    seeds = len({spec.seed for spec in specs})
+    if local and _FLAGS.slurm:
+        raise ValueError("--slurm are options of sbatch; add --launcher=slurm")
+    if 0 < most <= seeds:
+        raise ValueError(f"--max_seeds={most} adds no seed to the {seeds} of each variant")
+    if local and _FLAGS.print_only and (tune or most):
+        raise ValueError(
+            "--print_only runs nothing, but --tune and --max_seeds need results; leave them out "
+            "(--tune_from takes learning rates that are known), or add --launcher=slurm"
+        )
+    policies: list[lab.Policy] = [lab.TuneLearningRate(tune)] if tune else []
+    if most:
         policies.append(lab.DecideComparisons(about.pairs, most, about.margin))
     return policies
 

@@ -19,6 +19,7 @@ import numpy as np
 from absl import flags
 from jax.typing import ArrayLike
 
+from attnlab.atomic import check_new_file
 from attnlab.interpret import model_panel, view_panels
 from attnlab.load import open_folder, open_run
 from experiments import app
@@ -44,23 +45,17 @@ def main() -> None:
     """Writes --out."""
     given, out = flags.FLAGS, Path(flags.FLAGS.out)
     runs, folders = given.workdir or [], given.path or []
-    if not runs and not folders:
+    if not (runs or folders) or len(runs) + len(folders) + given.untrained > 2:
         raise ValueError(
-            "no model; give --workdir=RUN, or --path=FOLDER of a published model (two of them are "
-            "shown side by side)"
+            "give one or two models by --workdir=RUN or --path=FOLDER of a published model; "
+            "--untrained adds one"
         )
-    if len(runs) + len(folders) + given.untrained > 2:
-        raise ValueError("at most two models can be shown; leave one out, or leave out --untrained")
     app.check_seed()
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder; name a file with --out, as {out / 'heads.html'}")
-    if out.exists() and not given.overwrite:
-        raise ValueError(f"{out} exists already; add --overwrite, or name another file with --out")
-    if not out.parent.is_dir():
-        raise ValueError(f"no folder {out.parent} for --out")
+    if not (given.overwrite and out.is_file()):
+        check_new_file(out, "out")
     texts = app.given_prompt()
-    models = [open_run(Path(run), given.seed) for run in runs]
-    models += [open_folder(Path(folder)) for folder in folders]
+    models = [open_run(run, given.seed) for run in runs]
+    models += [open_folder(folder) for folder in folders]
     read = [model.read(*texts) for model in models]
     longest = max(len(text) for one in read for text in one.written.values())
     if longest > LONGEST:
@@ -77,17 +72,15 @@ def main() -> None:
         # Gated heads are those of the factored order, which gives the same values as any other.
         attention = dataclasses.replace(opened.config.attention, order=None)
         config = dataclasses.replace(opened.config, attention=attention)
+        inputs = cast(Mapping[str, ArrayLike], one.inputs)
+        metric = one.metric and one.metric(config.build())
+        name = opened.name if len(models) > 1 else ""
         panels.append(
             model_panel(
-                config,
-                opened.params,
-                cast(Mapping[str, ArrayLike], one.inputs),
-                one.written,
-                metric=one.metric and one.metric(config.build()),
-                ablate=given.ablation,
-                name=opened.name if len(models) > 1 else "",
+                config, opened.params, inputs, one.written,
+                metric=metric, ablate=given.ablation, name=name,
             )
-        )
+        )  # fmt: skip
     page = view_panels(panels, title=given.title or f"Attention heads of {models[0].name}")
     page.save(out, overwrite=given.overwrite)
     heads = sum(math.prod(np.shape(maps.probs)[:2]) for panel in panels for maps in panel.maps)

@@ -100,7 +100,7 @@ LONG = {
     "test_importance", "test_inspect_model", "test_models",
     "test_notebooks", "test_model_capture", "test_optimizers", "test_plans",
     "test_pruning", "test_rank_bound", "test_resharing", "test_panels", "test_residual_terms",
-    "test_objectives", "test_train", "test_jax_transforms", "test_pitfalls",
+    "test_objectives", "test_train", "test_jax_transforms",
     "test_random_calls_are_right_or_refused_by_name",
 }  # fmt: skip
 

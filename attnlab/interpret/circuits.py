@@ -95,8 +95,8 @@ def circuit(
     Raises:
       ValueError: params of another model, an unknown name, an attention that the model does not
         have, or layers of several types; queries, keys or values are not linear in the input (a
-        norm of a latent or of queries and keys, layout `tensor_product`); for "qk" talking heads or
-        several softmax distributions in a head, for "ov" a gate per element.
+        norm of a latent or of queries and keys, layout `tensor_product`); several softmax
+        distributions in a head; for "qk" talking heads, for "ov" a gate per element.
 
     >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
     >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.zeros((1, 2), int))["params"]
@@ -197,6 +197,12 @@ class _HeadMatrices:
         if attention == "encoder":
             params, config = encoder_params(config, params), config.encoder_model
         self.config, self.layout, each = config, config.layout, range(config.num_layers)
+        maps, heads = self.layout.num_score_maps, self.layout.num_heads
+        if maps != heads:  # with a norm between W_V and W_O
+            raise ValueError(
+                f"layout {self.layout.name!r} has {maps} softmax distributions for {heads} heads: "
+                "no head has one QK and one OV matrix"
+            )
         self.layers = [layer_params(params["layers"], config.plan, i) for i in each]
         self.kv_sources = tuple(each) if self.is_cross else config.plan.kv_sources
 
@@ -208,12 +214,6 @@ class _HeadMatrices:
         """scale W_Q [L, N, D, r], W_K^T [L, N, r, E]."""
         if any(extra.name == "talking_heads" for extra in self.layout.extras):
             raise ValueError("talking heads mix the scores of heads: no head has a QK matrix")
-        maps, heads = self.layout.num_score_maps, self.layout.num_heads
-        if maps != heads:
-            raise ValueError(
-                f"layout {self.layout.name!r} has {maps} softmax distributions for {heads} heads: "
-                "no head has one QK matrix"
-            )
         layers = range(len(self.layers))
         queries = np.stack([self._query(i, distance) for i in layers])
         return queries, np.stack([self._key_value(i, 0) for i in layers]).swapaxes(-1, -2)
@@ -230,29 +230,20 @@ class _HeadMatrices:
         """Outputs [.., D] after the norms of a layer that normalize the residual stream."""
         if self.config.norm.places.after_sum:
             for name in self.config.layer.sublayers:
-                written = self._normalized(self.layers[layer][name].get("norm", {}), written)
+                written = written @ self._norm(self.layers[layer][name].get("norm", {}))
         return written
 
     def _heads(self, layer: int) -> Params:
         return head_params(self.layers[layer], self.is_cross)
 
-    def _scale(self, norm: Params) -> Matrices:
-        """The scale of a norm."""
-        start = STARTS[self.config.norm.kind]
-        return np.asarray(norm.get("scale", start) + 1 - start)
-
-    def _centred(self, a: Matrices) -> Matrices:
-        return a - a.mean(axis=-1, keepdims=True) if self.config.norm.kind == "layer" else a
-
-    def _normalized(self, norm: Params, a: Matrices) -> Matrices:
-        """x -> centred(x) scale, of rows."""
-        return np.asarray(self._centred(a) * self._scale(norm))
-
-    def _after_norm(self, norm: Params | None, a: Matrices) -> Matrices:
-        """The matrix [N, D, r] after a norm: centred diag(scale) a."""
+    def _norm(self, norm: Params | None) -> Matrices:
+        """A norm without its divisor as a matrix [D, D], centring diag(scale); None: no norm."""
+        eye = np.eye(self.config.width)
         if norm is None:
-            return a
-        return self._centred(a.swapaxes(-1, -2) * self._scale(norm)).swapaxes(-1, -2)
+            return eye
+        kind = self.config.norm.kind
+        centred = eye - 1 / len(eye) if kind == "layer" else eye
+        return np.asarray(centred * (norm.get("scale", STARTS[kind]) + 1 - STARTS[kind]))
 
     def _norm_before(self, layer: int) -> Params | None:
         """The norm between the residual stream and the heads of a layer."""
@@ -287,7 +278,7 @@ class _HeadMatrices:
         found = self._matrix(query, (self.config.width,), "query")
         attention = self.config.attention
         scale = 1.0 if self.is_cross else query_scale(attention, layer, jnp.array([distance]))
-        matrices = self._after_norm(self._norm_before(layer), found)
+        matrices = self._norm(self._norm_before(layer)) @ found
         return np.asarray(self.layout.score_scale * scale * matrices)
 
     def _key_value(self, layer: int, which: int) -> Matrices:
@@ -301,7 +292,7 @@ class _HeadMatrices:
 
         norm = self.encoder_norm if self.is_cross else self._norm_before(layer)
         found = self._matrix(project, (self.config.width,), ("key", "value")[which])
-        found = self._after_norm(norm, found)
+        found = self._norm(norm) @ found
         return np.repeat(found, self.layout.num_heads // len(found), axis=0)
 
     def _output(self, layer: int) -> Matrices:
@@ -310,6 +301,5 @@ class _HeadMatrices:
         scale = 1.0 if self.is_cross else self.config.attention.output_scale
         weights = self.layers[layer][self._sublayer]
         written = scale * found.reshape(*shape, -1) * weights.get(LAYER_SCALE, ONE)["scale"]
-        if not self.config.norm.places.after:
-            return np.asarray(written)
-        return self._normalized(weights.get("norm_after", {}), written)
+        after = weights.get("norm_after", {}) if self.config.norm.places.after else None
+        return np.asarray(written @ self._norm(after))

@@ -290,11 +290,10 @@ def remove_closed_heads(
     )
     absorbed: dict[str, Array] = {}
     patch: Patches = {}
-    for name, removed in closed.items():
+    for one, (name, removed) in zip(gates, closed.items(), strict=True):
         filled = zeroed.get(name, {})
-        num_heads = per_layer[name].shape[1]
         kept = {
-            group: sorted(set(range(num_heads)) - set(lost) | set(filled.get(group, ())))
+            group: sorted(set(range(one.num_heads)) - set(lost) | set(filled.get(group, ())))
             for group, lost in removed.items()
         }
         rows = zip(per_layer[name], groups[name], strict=True)
@@ -302,8 +301,7 @@ def remove_closed_heads(
         first = left[np.array([list(groups[name]).index(group) for group in removed])]
         if (left == first[groups[name]]).all():
             absorbed[name] = first
-            continue
-        full = next(one.name for one in gates if one.name.removesuffix(".heads") == name)
-        remaining = HeadGates(full, tuple(range(len(left))), left.shape[1])
-        patch = {**patch, **remaining.patch(left)}
+        else:
+            remaining = HeadGates(one.name, tuple(range(len(left))), left.shape[1])
+            patch = {**patch, **remaining.patch(left)}
     return PrunedModel(smaller, scale_heads(smaller, params, absorbed), patch, zeroed)

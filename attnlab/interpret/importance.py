@@ -264,11 +264,10 @@ def resampled_heads(heads: Float[Array, "L B T N V"], shift: int = 1) -> Float[A
     >>> resampled_heads(jnp.arange(4.0).reshape(1, 2, 2, 1, 1))[0, :, :, 0, 0].tolist()
     [[2.0, 3.0], [0.0, 1.0]]
     """
-    if heads.shape[1] < 2:
-        raise ValueError("resampling needs the heads of another text: a batch of two or more")
     if shift % heads.shape[1] == 0:
         raise ValueError(
-            f"shift {shift} takes each of {heads.shape[1]} texts for its own replacement; use 1"
+            f"shift {shift} takes each of {heads.shape[1]} texts for its own replacement; use 1 of "
+            "two texts or more"
         )
     return jnp.roll(heads, shift, axis=1)
 

@@ -115,9 +115,6 @@ def _run(
         operands = [read(v) for v in equation.invars]
         name, params = equation.primitive.name, equation.params
         inner = next((p for p in params.values() if _is_jaxpr(p)), None)
-        varies = any(kind != CONSTANT for _, kind in operands)
-        if inner is not None and name not in CALLS and varies:
-            raise ValueError(f"{name!r} cannot be read as a linear map: write it without")
         if inner is not None and name in CALLS:
             closed = hasattr(inner, "consts")
             found = _run(

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 from attnlab.interpret.linearize import AffineMap, linearize_at
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import check_tokens, default_positions
+from attnlab.models.ffn import normalize
 from attnlab.models.forward import (
     EMBEDDINGS,
     ENCODER,
@@ -34,7 +35,6 @@ from attnlab.models.forward import (
 from attnlab.models.head import lm_head
 from attnlab.models.layer import CROSS, LAYER_SCALE, add_sublayers
 from attnlab.models.params import check_params
-from attnlab.models.positionwise import normalize
 from attnlab.models.specs import LayerSpec, SublayerName
 from attnlab.names import lookup
 from attnlab.sharing import Params, layer_params

@@ -119,7 +119,7 @@ def decompose_scores(
     terms = layout.score_scale * scale * jnp.einsum("mbth,nbsh->mnbts", q, k)
     if split != "both":
         terms = terms[:, 0] if split == "query" else terms[0]
-    return ScoreTerms(queries, keys, terms, None if is_cross else _bias(for_q, head))
+    return ScoreTerms(queries, keys, terms, None if is_cross else _bias(for_q, layer, head))
 
 
 def query_scale(attention: Attention, layer: int, positions: Array) -> Array | float:
@@ -163,11 +163,13 @@ def _project(
     return [*names, ("projection_bias",)], jnp.concatenate([rows, affine.constant[None]])
 
 
-def _bias(stack: Recording, head: int) -> Array | None:
+def _bias(stack: Recording, layer: int, head: int) -> Array | None:
     """Bias of relative positions in the scores of this head."""
     config, at = stack.config, stack.positions
     table, two_sided = stack.params.get("relative_bias"), config.kind == "encoder"
     table = None if table is None else jnp.asarray(table)
     num_heads = config.heads.num_heads
-    bias = position_bias(config.positions, table, num_heads, at, at, two_sided=two_sided)
+    bias = position_bias(
+        config.positions, table, num_heads, at, at, two_sided=two_sided, layer=layer
+    )
     return None if bias is None else bias[..., head, :, :]

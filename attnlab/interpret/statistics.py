@@ -24,8 +24,8 @@ class Rows(NamedTuple):
 
     visible: Bool[Array, "B T S"]
     """True where no mask hides the key."""
-    tokens: Int[Array, "B T"] | None
-    key_tokens: Int[Array, "B S"] | None
+    tokens: Int[Array, "B T"]
+    key_tokens: Int[Array, "B S"]
 
     @property
     def offsets(self) -> Int[Array, "T S"]:
@@ -69,14 +69,10 @@ def _mass(target: Callable[[Rows], Array]) -> Value:
 
 
 def _duplicate(rows: Rows) -> Array:
-    assert rows.tokens is not None
-    assert rows.key_tokens is not None
     return (rows.key_tokens[:, None, :] == rows.tokens[:, :, None]) & (rows.offsets != 0)
 
 
 def _induction(rows: Rows) -> Array:
-    assert rows.tokens is not None
-    assert rows.key_tokens is not None
     before = jnp.roll(rows.key_tokens, 1, axis=1)[:, None, :]
     is_target = (before == rows.tokens[:, :, None]) & (jnp.arange(before.shape[2]) > 0)
     return is_target & (rows.offsets != 1)
@@ -139,25 +135,25 @@ def head_statistics(
     if probs.ndim != 5:
         raise ValueError(f"probs {probs.shape} must be [L, B, N, T, S], as `capture` returns them")
     batch, queries, keys = probs.shape[1], *probs.shape[3:]
-    tokens, mask, key_tokens = (
-        _checked(name, a, (batch, size), probs.shape)
-        for name, a, size in (
-            ("tokens", tokens, queries),
-            ("mask", mask, queries),
-            ("key_tokens", key_tokens, keys),
-        )
-    )
+    given = ("tokens", tokens, queries), ("mask", mask, queries), ("key_tokens", key_tokens, keys)
+    for name, a, size in given:
+        if a is not None and jnp.shape(a) != (batch, size):
+            raise ValueError(
+                f"{name} {jnp.shape(a)} must be {(batch, size)}, as probs {probs.shape}"
+            )
     key_tokens = tokens if key_tokens is None else key_tokens
     known = {""} | ({"square"} if queries == keys else set())
-    if tokens is not None and key_tokens is not None and key_tokens.shape[1] == keys:
+    if tokens is not None and key_tokens is not None and jnp.shape(key_tokens)[1] == keys:
         known |= {"tokens"}
     probs = probs.astype(jnp.promote_types(probs.dtype, jnp.float32))
-    mask = None if mask is None else mask.astype(bool)
     if visible is None:
         visible = jnp.any(probs != 0, axis=(0, 2))
-    rows = Rows(jnp.broadcast_to(visible, (batch, queries, keys)), tokens, key_tokens)
+    ids = (
+        jnp.zeros((batch, 1), int) if a is None else jnp.asarray(a) for a in (tokens, key_tokens)
+    )
+    rows = Rows(jnp.broadcast_to(visible, (batch, queries, keys)), *ids)
     counted = jnp.sum(rows.visible, axis=-1) > 1
-    counted = counted if mask is None else counted & mask
+    counted = counted if mask is None else counted & jnp.asarray(mask).astype(bool)
 
     def mean(statistic: Statistic) -> Array:
         value, has = statistic.value(probs, rows)
@@ -165,16 +161,6 @@ def head_statistics(
         return jnp.sum(jnp.where(used, value, 0), axis=(1, 3)) / jnp.sum(used)
 
     return {name: mean(one) for name, one in STATISTICS.items() if one.needs in known}
-
-
-def _checked(
-    name: str, a: ArrayLike | None, shape: tuple[int, int], probs: tuple[int, ...]
-) -> Array | None:
-    if a is None:
-        return None
-    if jnp.shape(a) != shape:
-        raise ValueError(f"{name} {jnp.shape(a)} must be {shape}, as probs {probs}")
-    return jnp.asarray(a)
 
 
 def uniform_attention(probs: Float[Array, "L B N T S"]) -> Float[Array, "L B N T S"]:

@@ -36,8 +36,8 @@ def read_trees(path: Path | str) -> list[Tree]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file cannot be read, is not UTF-8, has no sentence, or is not of the format,
-        with its name and the line.
+      ValueError: the file is not UTF-8 or gzip, has no sentence, or is not of the format, with its
+        name and the line.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -47,20 +47,12 @@ def read_trees(path: Path | str) -> list[Tree]:
     See
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no treebank at {path}; give a .conllu or .conllu.gz file")
+    data = path.read_bytes()
     try:
-        data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
-    try:
         text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; convert the file"
-        ) from None
+    except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
     trees = list(parse_trees(io.StringIO(text, newline=None), str(path)))
     if not trees:
         raise ValueError(f"{path} holds no sentence")
@@ -84,10 +76,10 @@ def treebank_parts(folder: Path | str) -> dict[str, Path]:
     """
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"no folder {folder} of a treebank")
-    files = [p for pattern in ("*.conllu", "*.conllu.gz") for p in Path(folder).glob(pattern)]
-    files = [path for path in files if not path.name.startswith(".")]
     found: dict[str, Path] = {}
-    for path in sorted(files):
+    for path in sorted(Path(folder).glob("[!.]*.conllu*")):
+        if not path.name.endswith((".conllu", ".conllu.gz")):
+            continue
         part = path.name.partition(".conllu")[0].rpartition("-")[2]
         if part in found:
             raise ValueError(

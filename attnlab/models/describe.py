@@ -154,34 +154,28 @@ def explain_model(
 
     def call(params: Params, key: Array, given: dict[str, Any]) -> None:
         tokens, inputs_ = check_inputs(config, given.pop("tokens"), ModelInputs(**given))
+        texts = {}
         if inputs_.source is not None:
-            source = encoder_call(params, config, inputs_)
-            x = explain_text("encoder_", key, *source)
-            inputs_ = dataclasses.replace(inputs_, encoded=x)
-        explain_text("", key, params, tokens, config, inputs_)
-
-    def explain_text(
-        prefix: str,
-        key: Array,
-        params: Params,
-        tokens: Array,
-        config: ModelConfig,
-        inputs_: ModelInputs,
-    ) -> Array:
-        x, types = prepare_text(params, tokens, config, inputs_, {})
-        for name, layers in types.items():
-            with explaining_heads() as notes:
-                run_layers(
-                    {name: layers},
-                    [name] * layers.plan.num_layers,
-                    x,
-                    dropout_key=key if training and layers.spec.dropout.is_active else None,
-                    capture=tuple(inputs_.capture),
-                    patch=inputs_.patch,
-                )
-            sublayers = ("self",) if layers.spec.cross is None else ("self", "cross")
-            explained[f"{prefix}{name}"] = dict(zip(sublayers, notes, strict=False))
-        return x
+            texts["encoder_"] = encoder_call(params, config, inputs_)
+            # As wide as what the encoder returns.
+            encoded, _ = prepare_text(*texts["encoder_"], {})
+            inputs_ = dataclasses.replace(inputs_, encoded=encoded)
+        texts[""] = params, tokens, config, inputs_
+        for prefix, text in texts.items():
+            x, types = prepare_text(*text, {})
+            own = text[-1]
+            for name, layers in types.items():
+                with explaining_heads() as notes:
+                    run_layers(
+                        {name: layers},
+                        [name] * layers.plan.num_layers,
+                        x,
+                        dropout_key=key if training and layers.spec.dropout.is_active else None,
+                        capture=tuple(own.capture),
+                        patch=own.patch,
+                    )
+                sublayers = ("self",) if layers.spec.cross is None else ("self", "cross")
+                explained[f"{prefix}{name}"] = dict(zip(sublayers, notes, strict=False))
 
     trace(call, params=param_shapes(config), key=jax.random.key(0), given=dict(inputs))
     return explained

@@ -16,7 +16,7 @@ from attnlab.heads.positions import (
     sinusoidal_halves,
 )
 from attnlab.models.config import ModelConfig
-from attnlab.models.positionwise import dense, norm_shapes, normalize
+from attnlab.models.ffn import dense, norm_shapes, normalize
 from attnlab.models.specs import (
     Alibi,
     Attention,
@@ -66,19 +66,13 @@ def check_tokens(config: ModelConfig, tokens: ArrayLike, *, packed: bool = False
     """Tokens as an array: ids [B, T], or floats [B, T, vocab_size], to which images are converted.
 
     Raises:
-      ValueError: text, another number of axes, or more tokens than `max_len` unless they are
+      TypeError: text.
+      ValueError: another number of axes, or more tokens than `max_len` unless they are
         `packed`.
 
     >>> check_tokens(ModelConfig(), [[1, 2, 3]]).shape
     (1, 3)
     """
-    is_list = isinstance(tokens, str | bytes | list | tuple)
-    first = [*np.ravel(np.asarray(tokens, object))[:1]] if is_list else []
-    if any(isinstance(token, str | bytes) for token in first):
-        raise ValueError(
-            f"tokens are ids, not the text {str(first[0])[:30]!r}; encode it, for a model of bytes "
-            "with jnp.array([list(text.encode())])"
-        )
     tokens = jnp.asarray(tokens)
     if tokens.ndim == 4:
         tokens = image_features(tokens, config.embedding.images)
@@ -288,15 +282,18 @@ def position_bias(
     keys: Int[Array, "*B S"],
     *,
     two_sided: bool,
+    layer: ArrayLike = 0,
 ) -> Float[Array, "*B N T S"] | None:
     """What positions add to the scores; None where they add nothing.
 
     Args:
       spec: the position scheme.
-      table: of relative positions, one number for each bucket of distances and head.
+      table: of relative positions, a number for each bucket of distances and head, [buckets, N], or
+        [L, buckets, N] with `Relative.per_layer`.
       num_heads: N.
       queries, keys: their positions.
       two_sided: keys ahead of a query have buckets of their own; else all are in bucket 0.
+      layer: index of the layer; may be traced.
 
     >>> position_bias(Alibi(), None, 1, jnp.array([2]), jnp.arange(3), two_sided=False).tolist()
     [[[-0.0078125, -0.00390625, -0.0]]]
@@ -308,7 +305,8 @@ def position_bias(
             max_distance=spec.max_distance,
             two_sided=two_sided,
         )
-        return jnp.moveaxis(table[buckets], -1, -3)
+        own = table[layer] if spec.per_layer else table
+        return jnp.moveaxis(own[buckets], -1, -3)
     if not isinstance(spec, Alibi):
         return None
     distances = jnp.abs(keys[..., None, None, :] - queries[..., None, :, None])

@@ -1,4 +1,5 @@
-"""The position-wise feed-forward network (FFN), alone or as a mixture of experts."""
+"""Functions of each position alone: norms, dropout, dense layers, and the feed-forward network
+(FFN), alone or as a mixture of experts."""
 
 import dataclasses
 import functools
@@ -13,8 +14,8 @@ from jaxtyping import Array, Bool, Float
 from attnlab.heads.linear import add_bias
 from attnlab.heads.params import normal
 from attnlab.models import experts as moe
-from attnlab.models.positionwise import dense, dropout
-from attnlab.models.specs import FFN
+from attnlab.models.specs import FFN, Norm
+from attnlab.norms import NORM_KINDS, STARTS
 from attnlab.ops import save_for_backward
 from attnlab.sharing import Params, PyTree
 from attnlab.tap import Tap
@@ -22,6 +23,54 @@ from attnlab.tap import Tap
 Shapes: TypeAlias = dict[str, "tuple[int, ...] | Shapes"]
 GATED = "gated_"
 
+
+def dense(
+    params: Mapping[str, Array], name: str, x: Float[Array, "... I"]
+) -> Float[Array, "... O"]:
+    """x W + b with W = params[name]; b = params[name_bias], if there is one.
+
+    >>> dense({"up": jnp.ones((2, 1)), "up_bias": jnp.ones(1)}, "up", jnp.array([3.0, 4.0]))
+    Array([8.], dtype=float32)
+    """
+    return add_bias(params, name, x @ params[name].astype(x.dtype))
+
+
+def dropout(x: Array, rate: float, key: Array | None) -> Array:
+    """0 with probability `rate`, else x / (1 - rate). Without a key, x.
+
+    >>> dropout(jnp.ones(2), 0.5, None).tolist()
+    [1.0, 1.0]
+    """
+    if not rate or key is None:
+        return x
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
+def normalize(params: Params, x: Float[Array, "... D"], norm: Norm) -> Float[Array, "... D"]:
+    """The norm of kind `norm.kind` of x, times a scale and plus a bias.
+
+    >>> params = {"scale": jnp.ones(2), "bias": jnp.zeros(2)}
+    >>> normalize(params, jnp.array([1.0, 3.0]), Norm(eps=0.0)).tolist()
+    [-1.0, 1.0]
+    """
+    return NORM_KINDS[norm.kind](params, x, eps=norm.eps)
+
+
+def norm_shapes(width: int, norm: Norm) -> dict[str, tuple[int, ...]]:
+    """Shape of every weight of one norm by name; none without a scale."""
+    names = ("scale", "bias") if norm.has_bias else ("scale",)
+    return dict.fromkeys(names if norm.scale else (), (width,))
+
+
+def init_norm(width: int, norm: Norm) -> dict[str, Array]:
+    """Initial parameters: a neutral scale, and a zero bias if the norm has one."""
+    starts = {"scale": STARTS[norm.kind], "bias": 0.0}
+    # With a dtype: JAX calls an array of a Python number weakly typed, and so compiles anew for the
+    # parameters of the second step.
+    return {n: jnp.full(shape, starts[n], float) for n, shape in norm_shapes(width, norm).items()}
+
+
+# The FFN ------------------------------------------------------------------------------------------
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     # Hendrycks and Gimpel 2016: x Phi(x), exact, and approximated by tanh (GPT-2) or a sigmoid.

@@ -25,10 +25,10 @@ from attnlab.models.embed import (
     position_scale,
     rotary_embedding,
 )
+from attnlab.models.ffn import dropout, normalize
 from attnlab.models.head import classify, lm_head, pool
 from attnlab.models.layer import LayerInputs, Source
 from attnlab.models.params import check_params, empty_sublayers, encoder_params
-from attnlab.models.positionwise import dropout, normalize
 from attnlab.models.specs import Alibi, Learned, Relative, Sinusoidal
 from attnlab.models.stack import (
     HeadMask,
@@ -241,7 +241,9 @@ def check_inputs(
         _check_positions(config.encoder_model, source, NO_INPUTS, source_mask, of_source)
     types = inputs.token_types
     if types is not None:
-        types = _check_types(config, tokens, types, mask)
+        shape, count = tokens.shape[:2], config.embedding.token_types or config.vocab_size
+        types = check_array("token_types", types, "an integer", "[B, T]", shape, exact=True)
+        check_range("token type", types, count, mask)
     return tokens, dataclasses.replace(
         inputs,
         padding_mask=mask,
@@ -276,22 +278,6 @@ def _check_text(
         mask = segments != 0
     check_range("token id", tokens, config.vocab_size, mask)
     return mask, segments
-
-
-def _check_types(
-    config: ModelConfig, tokens: Array, types: ArrayLike, padding_mask: Array | None
-) -> Array:
-    """Token types as an array."""
-    types = jnp.asarray(types)
-    if types.shape != tokens.shape[:2]:
-        raise ValueError(
-            f"token_types {types.shape} must be [batch, length] = {tokens.shape[:2]}, one "
-            "number for each token"
-        )
-    check_range(
-        "token type", types, config.embedding.token_types or config.vocab_size, padding_mask
-    )
-    return types
 
 
 def _check_segments(config: ModelConfig, inputs: ModelInputs) -> tuple[Array | None, Array | None]:
@@ -497,19 +483,22 @@ def prepare_text(
         if cache is not None and after_cache is not None:
             # Entries that are not written yet are masked.
             key_positions = held_positions(after_cache[..., -1], stacked_size(cache))
+        bias = functools.partial(
+            position_bias,
+            config.positions,
+            params.get("relative_bias"),
+            c.heads.num_heads,
+            positions,
+            key_positions,
+            two_sided=config.kind == "encoder",
+        )
+        by_layer = isinstance(config.positions, Relative) and config.positions.per_layer
         own = LayerInputs(
             mask=inputs.mask,
             padding_mask=inputs.padding_mask,
             segments=segments,
             source=None if inputs.encoded is None else _source(inputs, inputs.encoded),
-            bias=position_bias(
-                config.positions,
-                params.get("relative_bias"),
-                c.heads.num_heads,
-                positions,
-                key_positions,
-                two_sided=config.kind == "encoder",
-            ),
+            bias=bias if by_layer else bias(),
             rotary=rotary_embedding(c.positions, c.layout, positions),
             query_scale=position_scale(c.attention, positions),
             cache=cache,

@@ -24,7 +24,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.attention.call import checked_padding_mask
-from attnlab.attention.dropout import is_key
 from attnlab.fields import Spec, as_count, bounded
 from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig
@@ -95,8 +94,6 @@ def limit_logits(
     """
     logits = logits / jnp.maximum(temperature, SMALLEST)
     if top_k is not None:
-        if top_k > logits.shape[-1]:
-            raise ValueError(f"top_k must be from 1 to vocab_size {logits.shape[-1]}, not {top_k}")
         least = jax.lax.top_k(logits, top_k)[0][..., -1:]
         logits = jnp.where(logits >= least, logits, -jnp.inf)
     if top_p is not None:
@@ -269,8 +266,8 @@ def generate(
     >>> generate(params, [[1, 2, 3]], config, 4).shape
     (1, 4)
     """
-    request = _check(params, prompt, config, num_tokens, options)
-    tokens: Array = request.programs.whole(*request[1:])
+    programs, *given = _check(params, prompt, config, num_tokens, options)
+    tokens: Array = programs.whole(*given)
     return tokens
 
 
@@ -300,16 +297,15 @@ def stream(
     >>> tokens == generate(params, [[1, 2, 3]], config, 4)[0].tolist()
     True
     """
-    request = _check(params, prompt, config, num_tokens, options)
+    programs, weights, text, limits, keys = _check(params, prompt, config, num_tokens, options)
 
     def tokens() -> Iterator[Array]:
-        programs, params, text, limits, keys = request
-        state, cache, source = programs.first(params, text, limits, keys[0])
+        state, cache, source = programs.first(weights, text, limits, keys[0])
         yield state.token
         for key in keys[1:]:
             if bool(jnp.all(state.ended)):
                 return
-            state, cache = programs.next(cache, params, state, source, limits, key)
+            state, cache = programs.next(cache, weights, state, source, limits, key)
             yield state.token
 
     return tokens()
@@ -318,26 +314,15 @@ def stream(
 # Checks -------------------------------------------------------------------------------------------
 
 
-class _Request(NamedTuple):
-    """A text to write, checked: the programs and their arguments."""
-
-    programs: "_Programs"
-    params: Params
-    text: dict[str, Array | None]
-    """"prompt", "padding_mask", "source" and "source_padding_mask"."""
-    limits: dict[str, Array]
-    """"temperature" and "top_p", where tokens are drawn."""
-    keys: Array
-    """One for each token."""
-
-
 def _check(
     params: Params,
     prompt: ArrayLike,
     config: ModelConfig,
     num_tokens: int,
     options: GenerateOptions,
-) -> _Request:
+) -> "tuple[_Programs, Params, dict[str, Any], dict[str, Array], Array]":
+    """The programs that write a text, and their arguments: params, texts and masks by name,
+    "temperature" and "top_p" where tokens are drawn, and a key for each token."""
     check_keywords("generate", options, GenerateOptions.__annotations__)
     params = check_params(config, params)
     if config.kind == "encoder" or config.output.kind == "none":
@@ -355,7 +340,7 @@ def _check(
         raise ValueError(f"end must be one or several token ids, not {end!r}")
     check_range("end", ends, config.vocab_size)
     programs = _programs(config, size, sampling.top_k, tuple(map(int, ends)))
-    return _Request(programs, params, text, limits, jax.random.split(key, num_tokens))
+    return programs, params, text, limits, jax.random.split(key, num_tokens)
 
 
 def _check_sampling(
@@ -375,8 +360,6 @@ def _check_sampling(
         raise ValueError(
             f"temperature={sampling.temperature} draws at random; pass key=jax.random.key(seed)"
         )
-    if key is not None and not is_key(key):
-        raise ValueError(f"key must be one key such as jax.random.key(0), not {key!r}")
     limits: dict[str, Array] = {}
     if sampling.temperature:
         limits["temperature"] = jnp.asarray(sampling.temperature)

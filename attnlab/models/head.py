@@ -5,8 +5,7 @@ from jaxtyping import Array, Bool, Float
 
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import Shapes
-from attnlab.models.ffn import activation_function
-from attnlab.models.positionwise import dense, norm_shapes, normalize
+from attnlab.models.ffn import activation_function, dense, norm_shapes, normalize
 from attnlab.ops import wide_einsum
 from attnlab.sharing import Params
 

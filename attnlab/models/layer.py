@@ -29,8 +29,7 @@ from attnlab.heads import (
 from attnlab.heads import init as init_heads
 from attnlab.heads.layout import Entries
 from attnlab.heads.weights import without
-from attnlab.models.ffn import apply_ffn, ffn_values, init_ffn
-from attnlab.models.positionwise import dropout, init_norm, normalize
+from attnlab.models.ffn import apply_ffn, dropout, ffn_values, init_ffn, init_norm, normalize
 from attnlab.models.specs import LayerSpec, SublayerName
 from attnlab.ops import save_for_backward
 from attnlab.sharing import Params, PyTree, add_delta, init_delta
@@ -74,7 +73,8 @@ class LayerInputs:
       padding_mask: [B, T], True = a token. Padding is attended to by none and is not kept in a
         cache.
       segments: numbers of packed texts [B, T], 0 = padding; then `padding_mask` hides no key.
-      bias: added to the scores; broadcasts to [B, N, T, S].
+      bias: added to the scores; broadcasts to [B, N, T, S]. Or a function that returns
+        such a bias for the keyword `layer`, an index.
       rotary: angles of `positions.rotary_angles`.
       source: the second text, for cross-attention.
       cache: of self-attention; x are the next tokens.
@@ -100,7 +100,7 @@ class LayerInputs:
     mask: Bool[Array, "..."] | Edges | None = None
     padding_mask: Bool[Array, "B T"] | None = None
     segments: Int[Array, "B T"] | None = None
-    bias: Float[Array, "..."] | None = None
+    bias: Float[Array, "..."] | Callable[..., Array | None] | None = None
     rotary: Inexact[Array, "*B T half"] | None = None
     source: Source | None = None
     cache: Cache | None = None
@@ -364,7 +364,7 @@ def attention_keywords(spec: LayerSpec, inputs: LayerInputs, *, cross: bool) -> 
         "query_scale": inputs.query_scale,
         "mask": inputs.mask,
         "segments": inputs.segments,
-        "bias": inputs.bias,
+        "bias": inputs.bias(layer=inputs.layer) if callable(inputs.bias) else inputs.bias,
         "is_causal": spec.is_causal,
         # So many tokens back, and as many ahead where the layer is not causal.
         "local_window_size": None if window is None else (window, window * (not spec.is_causal)),

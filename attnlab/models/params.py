@@ -14,9 +14,9 @@ from attnlab.heads import Layout, Weight
 from attnlab.heads.weights import without
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import Shapes, embedding_shapes
+from attnlab.models.ffn import init_norm, norm_shapes
 from attnlab.models.head import output_shapes
 from attnlab.models.layer import Init, init_layer
-from attnlab.models.positionwise import init_norm, norm_shapes
 from attnlab.models.specs import LayerSpec, Relative
 from attnlab.sharing import Params, Plan, PyTree, init_sublayer
 
@@ -37,7 +37,9 @@ def outer_shapes(config: ModelConfig) -> Shapes:
         stacks["encoder_"] = config.encoder_model
     if isinstance(config.positions, Relative):
         for prefix, stack in stacks.items():
-            shapes[f"{prefix}relative_bias"] = (config.positions.buckets, stack.heads.num_heads)
+            layers = (stack.num_layers,) if config.positions.per_layer else ()
+            shape = (*layers, config.positions.buckets, stack.heads.num_heads)
+            shapes[f"{prefix}relative_bias"] = shape
     if config.norm.places.final:
         for prefix in stacks:
             shapes[f"{prefix}final_norm"] = norm_shapes(config.width, config.norm)
@@ -56,7 +58,7 @@ def init_outer(config: ModelConfig) -> dict[str, Init]:
             return lambda key: init_norm(shape["scale"][0], config.norm)
         if len(shape) == 1:
             return lambda key: jnp.zeros(shape)
-        std = config.init.std or shape[1 if name in TABLES else 0] ** -0.5
+        std = config.init.std or shape[-1 if name in TABLES else 0] ** -0.5
         return lambda key: jax.random.normal(key, shape) * std
 
     return {name: make(name, shape) for name, shape in outer_shapes(config).items()}

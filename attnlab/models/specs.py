@@ -6,7 +6,7 @@ composes them.
 
 import dataclasses
 import functools
-from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 from attnlab.attention.backends import check_implementation
 from attnlab.fields import Spec, bounded
@@ -18,9 +18,6 @@ Activation: TypeAlias = Literal[
     PlainActivation, "gated_gelu", "gated_gelu_tanh", "gated_quick_gelu", "gated_relu",
     "gated_silu", "gated_tanh",
 ]  # fmt: skip
-ACTIVATION_NAMES: tuple[str, ...] = get_args(Activation)
-GLU_NAMES = {"geglu": "gated_gelu", "reglu": "gated_relu", "swiglu": "gated_silu"}
-"""Names of Shazeer 2020 -> ours; near those of activations without a gate."""
 NormPosition: TypeAlias = Literal[
     "pre", "post", "post_final", "pre_open", "pre_ffn", "after", "sandwich", "parallel",
     "parallel_one",
@@ -122,8 +119,6 @@ class FFN(Spec, prefix="ffn."):
     experts: Experts | None = None
 
     def __post_init__(self) -> None:
-        if gated := GLU_NAMES.get(str(self.activation)):
-            raise ValueError(f"unknown ffn.activation {self.activation!r}: write {gated!r}")
         super().__post_init__()
         if self.clip is not None and not self.activation.startswith("gated_"):
             raise ValueError("ffn.clip needs a gated activation, such as 'gated_silu'")
@@ -429,6 +424,8 @@ class Relative(Positions):
       table: a trained table is added to the embedding too, as by `Learned` (MPNet, arXiv
         2004.09297). Then distances count all tokens of the text, also if positions are given.
       pad_token: of the table, as in `Learned`.
+      per_layer: each layer has numbers of its own, also where it shares its attention (UMT5, arXiv
+        2304.09151).
 
     Raises:
       ValueError: buckets and distances that do not fit, or `pad_token` without a table.
@@ -444,6 +441,7 @@ class Relative(Positions):
     max_distance: int = bounded(128, least=1)
     table: bool = False
     pad_token: int | None = bounded(None, least=0)
+    per_layer: bool = False
 
     @property
     def is_learned(self) -> bool:
@@ -657,14 +655,14 @@ class Compute(Spec, prefix="compute."):
     Weights, softmax, statistics of norms, logits and loss are float32 at least.
 
     Attributes:
-      dtype: of products and activations. "float16" is refused: nothing scales the loss.
+      dtype: of products and activations. There is no "float16": nothing scales the loss.
       remat: compute activations again in the backward pass: less memory, no slower on a CPU.
       unroll: layers, or repetitions of a pattern of layers, in one iteration of the scan: more to
         fuse on an accelerator, a larger program to compile (the log of a run has the seconds); the
         same numbers but for rounding.
 
     Raises:
-      ValueError: float16, or an unknown dtype.
+      ValueError: an unknown dtype.
 
     >>> from attnlab.models import ModelConfig, param_shapes
     >>> config = ModelConfig(compute=Compute(dtype="bfloat16"))
@@ -675,14 +673,6 @@ class Compute(Spec, prefix="compute."):
     dtype: Dtype = "float32"
     remat: bool = True
     unroll: int = bounded(1, least=1)
-
-    def __post_init__(self) -> None:
-        if str(self.dtype) == "float16":
-            raise ValueError(
-                "compute.dtype 'float16' ends at 65,504 and at 6e-8, and no loss is scaled here to "
-                "keep gradients between; use 'bfloat16', which has the range of float32"
-            )
-        super().__post_init__()
 
 
 # Layers -------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def convert_model(
     >>> found.params["layers"]["attention"]["q"].shape, found.logits_error < 1e-5
     ((2, 8, 2, 8), True)
     """
-    check_params(config, params)
+    params = check_params(config, params)
     key = jax.random.key(0) if key is None else key
     to = dataclasses.replace(config, heads=heads)
     new, made, errors = head_layouts(to), dict(params), {}

@@ -1,7 +1,7 @@
 """Change the sharing plan of a model that has its parameters already.
 
 `params` are those of `config.build()`. A plan with fewer groups averages the parameters that become
-one; `share` measures by how much this changes the outputs.
+one; `output_difference` measures by how much this changes the outputs.
 """
 
 import dataclasses
@@ -46,36 +46,6 @@ def unshare(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     return change_plan(config, params, "separate")
 
 
-def share(
-    config: ModelConfig,
-    params: Params,
-    plan: str | Plan,
-    tokens: Int[Array | np.ndarray, "B T"],
-    *,
-    merge: Merge = "mean",
-) -> tuple[ModelConfig, Params, float]:
-    """`change_plan`, and the `output_difference` that it causes on `tokens`.
-
-    Args:
-      config, params, plan, merge: as in `change_plan`.
-      tokens: ids [B, T], to measure on.
-
-    Returns:
-      (config, params, difference).
-
-    Raises:
-      ValueError: as `change_plan`.
-
-    >>> config, tokens = ModelConfig(width=8, num_layers=3), jnp.ones((1, 2), int)
-    >>> params = config.build().init(jax.random.key(0), tokens)["params"]
-    >>> shared, _, difference = share(config, params, "albert", tokens)
-    >>> shared.sharing, difference > 0.01
-    ('albert', True)
-    """
-    after = change_plan(config, params, plan, merge=merge)
-    return *after, output_difference((config, params), after, tokens)
-
-
 def change_plan(
     config: ModelConfig, params: Params, plan: str | Plan, *, merge: Merge = "mean"
 ) -> tuple[ModelConfig, Params]:
@@ -110,8 +80,8 @@ def change_plan(
     ('cycle:2', 2)
     """
     check_choice("merge", merge, get_args(Merge))
+    params = check_params(config, params)
     after = _with_plan(config, plan)
-    check_params(config, params)
     new, stacked = owned_stacks(after), dict(params)
     for name, old in owned_stacks(config).items():
         stacked[name] = _reshare(
@@ -160,11 +130,11 @@ def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Par
     >>> sorted(set(untie_encoder(config, params)[1]) - set(params))
     ['encoder_final_norm', 'encoder_layers']
     """
+    params = check_params(config, params)
     if config.encoder is None or not config.encoder.shares_decoder:
         raise ValueError(
             "encoder.shares_decoder is False: the encoder has its own parameters already"
         )
-    check_params(config, params)
     untied = _with_encoder(config, shares_decoder=False)
     layers = encoder_params(config, params)["layers"]
     stacked: Params = {
@@ -200,11 +170,11 @@ def tie_encoder(
     (EncoderConfig(shares_decoder=True), ['encoder_final_norm', 'encoder_layers'])
     """
     check_choice("merge", merge, get_args(Merge))
+    params = check_params(config, params)
     tied = _with_encoder(config, shares_decoder=True)
     plan = config.encoder_model.plan
     if not _agree(plan, config.plan) or "delta" in plan:
         raise ValueError("encoder and decoder need the same plan, without deltas; see change_plan")
-    check_params(config, params)
     layers = dict(params["layers"])
     for name in (name for name in plan if name in layers):
         layers[name] = _merged([layers[name], params["encoder_layers"][name]], merge)
@@ -241,9 +211,9 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     >>> detect_sharing(*unshare(config, params))[0].sharing
     'ffn_only'
     """
+    params = check_params(config, params)
     if config.layer_types:
         raise ValueError("detect_sharing needs a model with one layer type; this one has several")
-    check_params(config, params)
     plan, layers = _detected(config.plan, params["layers"])
     params = params | {"layers": layers}
     if config.encoder is None or config.encoder.shares_decoder:

@@ -6,7 +6,6 @@ q, k and v) for one random cotangent, and come with the output, as in a training
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -25,8 +24,6 @@ from experiments.benchmarks.peers.attention import Peer
 OURS = "attnlab"
 # Largest difference allowed, relative to the largest value: sums of 4096 terms in another order.
 TOLERANCE = {"float32": 5e-4, "bfloat16": 5e-2}
-SHARE_OF_MEMORY = 0.7
-"""The part of the free memory that one entry may use; the others hold their arrays too."""
 MODES = ("forward", "with gradient")
 
 
@@ -83,12 +80,8 @@ def layer_case(size: Size, mode: str, names: Iterable[str], twin: str = "") -> C
     layout = heads.Standard(width=size.D, num_heads=size.N, head_dim=size.H)
 
     def build() -> list[Entry]:
-        @jax.jit
-        def start() -> tuple[heads.Params, Array]:
-            w = heads.init(quick_key(0), layout, dtype=size.dtype)
-            return w, jax.random.normal(quick_key(1), (size.B, size.T, size.D), size.dtype)
-
-        w, x = start()
+        w = heads.init(quick_key(0), layout, dtype=size.dtype)
+        x = jax.random.normal(quick_key(1), (size.B, size.T, size.D), size.dtype)
         call = functools.partial(
             heads.multi_head_attention, layout=layout, is_causal=size.is_causal
         )
@@ -109,9 +102,8 @@ def function_case(size: Size, mode: str, names: Iterable[str], twin: str = "") -
     """q, k, v -> output: `dot_product_attention` with each of its backends, and peers."""
 
     def build() -> list[Entry]:
-        shape = (size.B, size.T, size.N, size.H)
-        normal = lambda key: jax.random.normal(key, shape, size.dtype)
-        q, k, v = jax.jit(lambda: tuple(map(normal, jax.random.split(quick_key(0), 3))))()
+        shape = (3, size.B, size.T, size.N, size.H)
+        q, k, v = jax.random.normal(quick_key(0), shape, size.dtype)
         call = functools.partial(dot_product_attention, is_causal=size.is_causal)
         own, refused = by_backend(explain(q, k, v, is_causal=size.is_causal), call, OURS)
         others = {n: functools.partial(peers.FUNCTIONS[n], size.is_causal) for n in names}
@@ -130,29 +122,27 @@ def _case(word: str, size: Size, mode: str, build: Callable[[], list[Entry]]) ->
 def attention_flops(size: Size, mode: str) -> float:
     """Of scores and values alone, as FlashAttention counts (Dao 2023, arXiv 2307.08691, section
     4.1): a causal mask halves them, a backward pass takes 2.5 times the forward one."""
-    forward = 4.0 * size.B * size.N * size.T**2 * size.H / (2 if size.is_causal else 1)
+    forward = 4.0 * size.B * size.N * size.T**2 * size.H / (1 + size.is_causal)
     return forward * (3.5 if mode == "with gradient" else 1.0)
 
 
 def by_backend(
-    would: Mapping[str, object], call: Callable, title: str
+    would: Mapping[str, str], call: Callable, title: str
 ) -> tuple[dict[str, Callable], list[Entry]]:
     """What `explain` returns -> our calls by name, the chosen one first, and those that refuse."""
-    able = [n for n, word in would.items() if str(word).startswith(("chosen", "could run"))]
-    able.sort(key=lambda name: not str(would[name]).startswith("chosen"))
-    own: dict[str, Callable] = {
-        f"{title} {n}": functools.partial(call, implementation=n) for n in able
-    }
-    return own, [refuse(f"{title} {n}", str(would[n]), ours=True) for n in would if n not in able]
+    own: dict[str, Callable] = {}
+    refused = []
+    for name, answer in sorted(would.items(), key=lambda item: not item[1].startswith("chosen")):
+        if answer.startswith(("chosen", "could run")):
+            own[f"{title} {name}"] = functools.partial(call, implementation=name)
+        else:
+            refused.append(refuse(f"{title} {name}", answer, ours=True))
+    return own, refused
 
 
 def quick_key(seed: int) -> Array:
     """A key of the device's own generator, whose programs compile in no time."""
     return jax.random.key(seed, impl="rbg")
-
-
-class DifferentResultsError(AssertionError):
-    """Two entries of a case do not compute the same, so their times mean nothing."""
 
 
 def entries(
@@ -164,20 +154,19 @@ def entries(
 ) -> list[Entry]:
     """Ours and the peers, compiled, run once and found equal to the first of ours that runs.
 
-    `twin` is entered twice. An entry that raises or computes something else is a row with the
-    reason; a peer whose library is not installed is left out.
+    `twin` is entered twice. An entry that raises, needs too much memory or computes something else
+    is a row with the reason; a peer whose library is not installed is left out.
     """
     out = jax.eval_shape(next(iter(own.values())), *args)
     cotangent = jax.random.normal(quick_key(1), out.shape, out.dtype)
     first: list[PyTree] = []
 
-    def build(name: str, make: Callable[[], Peer]) -> Entry:
+    def build(make: Callable[[], Peer]) -> Entry:
         peer = make()
-        entry, result = run_once(name, peer, args, cotangent, mode)
-        expected = result  # which has to be finite
-        if first:
-            out, grads = first[0]
-            expected = peer.arrange_output(out), peer.arrange(*grads) if grads else ()
+        entry = (torch_entry if peer.torch else jax_entry)(peer, args, cotangent, mode)
+        result = jax.tree.map(on_torch.array, entry.run()) if peer.torch else entry.run()
+        out, grads = first[0] if first else result
+        expected = peer.arrange_output(out), peer.arrange(*grads) if grads else ()
         check_equal(result, expected)
         if not first:  # others need not stay on the device
             first.append(result)
@@ -186,39 +175,23 @@ def entries(
     made: list[Entry] = []
     for name, call in own.items():
         peer = functools.partial(Peer, call)
-        made += tried(name, functools.partial(build, name, peer), ours=True)
+        made += tried(name, functools.partial(build, peer), ours=True)
     for name, make in others.items():
-        made += tried(name, functools.partial(build, name, make))
+        made += tried(name, functools.partial(build, make))
         if name == twin:
-            made += tried(f"{name}, again", functools.partial(build, name, make), again=True)
+            made += tried(f"{name}, again", functools.partial(build, make), again=True)
     return made
 
 
-def run_once(
-    name: str, peer: Peer, args: tuple, cotangent: Array, mode: str
-) -> tuple[Entry, PyTree]:
-    """The entry with its peak of memory, and its results."""
-    entry = (torch_entry if peer.torch else jax_entry)(name, peer, args, cotangent, mode)
-    before = peak_bytes()
-    result = entry.run()
-    if peer.torch:
-        return entry, jax.tree.map(on_torch.array, result)
-    if (peak := peak_bytes()) is not None and peak > (before or 0):
-        entry = entry._replace(numbers={**entry.numbers, "peak_bytes": peak})
-    return entry, result
-
-
 def check_equal(got: PyTree, expected: PyTree) -> None:
-    """Raises DifferentResultsError unless all is finite and agrees up to rounding."""
+    """Raises AssertionError unless all is finite and agrees up to rounding: the times of entries
+    that do not compute the same mean nothing."""
     got, expected = jax.tree.leaves(got), jax.tree.leaves(expected)
-    if [a.shape for a in got] != [b.shape for b in expected]:
-        raise DifferentResultsError(
-            f"has shapes {[a.shape for a in got]}, not {[b.shape for b in expected]}"
-        )
+    shapes = [[a.shape for a in arrays] for arrays in (got, expected)]
+    assert shapes[0] == shapes[1], f"has shapes {shapes[0]}, not {shapes[1]}"
     for a, b in zip(got, expected, strict=True):
         worst = float(_worst(jnp.asarray(a), jnp.asarray(b)))
-        if not worst <= TOLERANCE[str(b.dtype)]:  # NaN too
-            raise DifferentResultsError(f"computes something else: {worst:.2g} off")
+        assert worst <= TOLERANCE[str(b.dtype)], f"computes something else: {worst:.2g} off"
 
 
 @jax.jit
@@ -228,8 +201,8 @@ def _worst(a: Array, b: Array) -> Array:
     return jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))
 
 
-def jax_entry(name: str, peer: Peer, args: tuple, cotangent: Array, mode: str) -> Entry:
-    """Compiled for these arguments. Raises MemoryError for what would not fit in memory."""
+def jax_entry(peer: Peer, args: tuple, cotangent: Array, mode: str) -> Entry:
+    """Compiled for these arguments."""
 
     def work(args, cotangent):
         if mode == "forward":
@@ -239,14 +212,10 @@ def jax_entry(name: str, peer: Peer, args: tuple, cotangent: Array, mode: str) -
 
     given = peer.arrange(*args), peer.arrange_output(cotangent)
     program, numbers = compile_program(work, *given)
-    memory = program.memory_analysis()
-    need = memory.temp_size_in_bytes + memory.output_size_in_bytes if memory else 0
-    if need > SHARE_OF_MEMORY * (free := free_bytes()):
-        raise MemoryError(f"needs {need / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
-    return Entry(name, lambda: jax.block_until_ready(program(*given)), numbers=numbers)
+    return Entry("", lambda: jax.block_until_ready(program(*given)), numbers=numbers)
 
 
-def torch_entry(name: str, peer: Peer, args: tuple, cotangent: Array, mode: str) -> Entry:
+def torch_entry(peer: Peer, args: tuple, cotangent: Array, mode: str) -> Entry:
     """Eager, in tensors of its own."""
     torch = on_torch.load()
     given = [on_torch.tensor(a).requires_grad_() for a in peer.arrange(*args)]
@@ -262,16 +231,4 @@ def torch_entry(name: str, peer: Peer, args: tuple, cotangent: Array, mode: str)
         on_torch.wait()
         return result
 
-    return Entry(name, run)
-
-
-def peak_bytes() -> int | None:
-    """The most that JAX's device has held in this process; None if it does not report that."""
-    stats = jax.devices()[0].memory_stats() or {}
-    return stats.get("peak_bytes_in_use")
-
-
-def free_bytes() -> float:
-    """Memory that a program may still use on JAX's device; infinite if it is not reported."""
-    stats = jax.devices()[0].memory_stats()
-    return stats["bytes_limit"] - stats["bytes_in_use"] if stats else math.inf
+    return Entry("", run)

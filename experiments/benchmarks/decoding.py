@@ -49,9 +49,8 @@ def decode_case(size: Size) -> Case:
     """`size.T` is how many tokens the cache holds at the end of a call of `STEPS`."""
     steps = min(STEPS, size.T // 2)
     build = functools.partial(_entries, size, steps)
-    sizes = f"B{size.B} T{size.T}, {size.dtype}"
     about = size._asdict() | {"word": "decoding"}
-    return Case(f"decoding {sizes}", size.B * steps, build, about)
+    return Case(f"decoding B{size.B} T{size.T}, {size.dtype}", size.B * steps, build, about)
 
 
 def _entries(size: Size, steps: int) -> list[Entry]:
@@ -62,47 +61,41 @@ def _entries(size: Size, steps: int) -> list[Entry]:
     latent = Latent(**sizes, latent_dim=size.D // 2, rotary_dim=size.D // 8)
     bilinear, absorbed = wide.chain[0]
     ((last,), _) = latent.chain
+    keys = jax.random.split(quick_key(0), 4)
+    w = init(keys[0], wide, dtype=size.dtype)
+    of_x = dict(bilinear.params(w))
+    of_latent = last.params(init(keys[2], latent, dtype=size.dtype))
+    x = jax.random.normal(keys[1], (size.B, size.T, size.D), size.dtype)
+    old, tokens = x.at[:, past:].set(0), x[:, past:]
+    read = lambda name: jnp.einsum("BSD,DNH->BSNH", old, w[name])
+    held = {"k": read("k"), "v": read("v"), "x": old}
+    compressed = {
+        name: jax.random.normal(keys[3], (*x.shape[:2], *shape), x.dtype)
+        for name, shape in cache_shapes(last.layout).items()
+    }
 
-    @jax.jit  # one program, where each product would be one
-    def start() -> tuple[list[Params], dict[str, Array], Array]:
-        keys = jax.random.split(quick_key(0), 4)
-        w = init(keys[0], wide, dtype=size.dtype)
-        of_x = dict(bilinear.params(w))
-        of_latent = last.params(init(keys[2], latent, dtype=size.dtype))
-        weights = [absorbed.params(of_x), of_x, w, of_latent]
-        x = jax.random.normal(keys[1], (size.B, size.T, size.D), size.dtype)
-        old = x.at[:, past:].set(0)
-        read = lambda name: jnp.einsum("BSD,DNH->BSNH", old, w[name])
-        held = {"k": read("k"), "v": read("v"), "x": old}
-        for name, shape in cache_shapes(last.layout).items():
-            held |= {f"latent {name}": jax.random.normal(keys[3], (*x.shape[:2], *shape), x.dtype)}
-        return weights, held, x[:, past:]
-
-    weights, held, tokens = start()
-    names = {"x": absorbed.layout, "x and v": bilinear.layout, "k and v": wide}
-    made: list[Entry] = []
     first: list[Array] = []
-    for w, (name, layout) in zip(weights, names.items(), strict=False):
-        cache = {n: held[n] for n in cache_shapes(layout)}
-        make = functools.partial(_ours, layout, w, cache, tokens, past)
-        made += tried(
-            f"attnlab, cache of {name}", functools.partial(_checked, make, first), ours=True
-        )
-    make = functools.partial(_linen, wide, weights[2], held, tokens, past)
-    made += tried("Linen, decode=True", functools.partial(_checked, make, first))
-    cache = {n: held[f"latent {n}"] for n in cache_shapes(last.layout)}
-    make = functools.partial(_ours, last.layout, weights[3], cache, tokens, past)
-    return [*made, *tried("attnlab latent", functools.partial(_checked, make, []), ours=True)]
 
-
-def _checked(make: Callable[[], Entry], first: list[Array]) -> Entry:
-    """The entry; raises DifferentResultsError unless its output is that of the first one."""
-    entry = make()
-    out = entry.run()
-    check_equal(out, first[0] if first else out)
-    if not first:
+    def equal(make: Callable[[], Entry]) -> Entry:
+        entry = make()
+        out = entry.run()
+        check_equal(out, first[0] if first else out)
         first.append(out)
-    return entry
+        return entry
+
+    ours = [
+        ("x", absorbed.layout, absorbed.params(of_x)),
+        ("x and v", bilinear.layout, of_x),
+        ("k and v", wide, w),
+    ]
+    made: list[Entry] = []
+    for name, layout, weights in ours:
+        make = functools.partial(_ours, layout, weights, held, tokens, past)
+        made += tried(f"attnlab, cache of {name}", functools.partial(equal, make), ours=True)
+    make = functools.partial(_linen, wide, w, held, tokens, past)
+    made += tried("Linen, decode=True", functools.partial(equal, make))
+    make = functools.partial(_ours, last.layout, of_latent, compressed, tokens, past)
+    return [*made, *tried("attnlab latent", make, ours=True)]
 
 
 def _ours(layout: Layout, w: Params, held: dict[str, Array], tokens: Array, past: int) -> Entry:
@@ -111,8 +104,9 @@ def _ours(layout: Layout, w: Params, held: dict[str, Array], tokens: Array, past
 
     begin = {"length": jnp.asarray(past)}
     cache = init_cache(layout, tokens.shape[0], past + tokens.shape[1], tokens.dtype)
+    cache |= {name: held[name] for name in cache_shapes(layout)}
     bytes_ = cache_bytes_per_token(layout, tokens.dtype.itemsize)
-    return _entry(step, w, cache | held, begin, tokens, bytes_)
+    return _entry(step, w, cache, begin, tokens, bytes_)
 
 
 def _linen(layout: Layout, w: Params, held: dict[str, Array], tokens: Array, past: int) -> Entry:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,10 @@ FREE = ("machine", "threads", "load")
 """What may differ when a run is continued: a lent GPU is not always in the same machine."""
 MOST_TRIES = 2
 """A case that ended the process so often is not tried again."""
+SIZES = ("word", "mode", "dtype", "is_causal", "B", "T", "N", "H", "D", "L", "tokens")
+COLUMNS = ("ratio", "low", "high", "milliseconds", "best_milliseconds", "tokens_per_second",
+           "of_peak", "compile_seconds", "lowered_lines", "temp_bytes", "cache_bytes",
+           "verdict", "trouble")  # fmt: skip
 
 
 class Entry(NamedTuple):
@@ -48,7 +52,7 @@ class Entry(NamedTuple):
     again: bool = False
     """The second entry of a peer, right after the first."""
     numbers: Mapping[str, float | None] = MappingProxyType({})
-    """What is known without timing: what `compile_program` returns, "peak_bytes", "cache_bytes"."""
+    """What is known without timing: what `compile_program` returns, "cache_bytes"."""
     refusal: str = ""
     """Why it cannot do this work; then `run` is never called."""
 
@@ -67,10 +71,6 @@ class Case(NamedTuple):
     """Of all rounds; if they would take longer there are fewer, but at least `FEWEST_ROUNDS`."""
     warm: bool = True
     """Run every entry before the first round; False where the first call is what is timed."""
-
-
-class DeviceLostError(RuntimeError):
-    """The device does not answer any more, so every later case would fail."""
 
 
 def refuse(name: str, reason: str | Exception, ours: bool = False) -> Entry:
@@ -153,32 +153,23 @@ def row(entries: Sequence[Entry], i: int, seconds: np.ndarray, rng: np.random.Ge
       "ratio", "low", "high": the time of the first entry / that of this one (A/A: this one / the
       one before), median and 95 % interval; "seconds" of each round, none if it refuses.
     """
-    entry, own = entries[i], seconds[:, i]
-    above, below = (i, i - 1) if entry.again else (0, i)
-    known = not any(entries[j].refusal for j in (above, below, i))
-    ratio = interval(seconds[:, above] / seconds[:, below], rng) if known else (None, None, None)
+    entry, times = entries[i], 1e3 * seconds[:, i]
+    found: JSON = {"name": entry.name, "ours": entry.ours, "again": entry.again, "seconds": []}
     if entry.refusal:
-        verdict = f"refuses: {entry.refusal}"
-    elif entry.again:
+        return found | {"verdict": f"refuses: {entry.refusal}"}
+    found |= {"seconds": seconds[:, i].tolist(), **entry.numbers}
+    found |= {"milliseconds": float(np.median(times)), "best_milliseconds": float(times.min())}
+    above, below = (i, i - 1) if entry.again else (0, i)
+    if entries[above].refusal or entries[below].refusal:
+        return found | {"verdict": "ours refuses"}
+    ratio, low, high = interval(seconds[:, above] / seconds[:, below], rng)
+    if entry.again:
         verdict = "A/A, the noise"
     elif entry.ours:
         verdict = "ours, as another row" if i else "ours"
-    elif ratio[0] is None or ratio[1] is None:
-        verdict = "ours refuses"
     else:
-        verdict = "not slower" if ratio[1] <= 1.0 and ratio[0] <= NOT_SLOWER else "SLOWER"
-    able = not entry.refusal
-    times = [1e3 * float(f(own)) if able else None for f in (np.median, np.min)]
-    return {
-        "name": entry.name,
-        "ours": entry.ours,
-        "again": entry.again,
-        "seconds": own.tolist() if able else [],
-        **dict(zip(("ratio", "low", "high"), ratio, strict=True)),
-        **dict(zip(("milliseconds", "best_milliseconds"), times, strict=True)),
-        **entry.numbers,
-        "verdict": verdict,
-    }
+        verdict = "not slower" if low <= 1.0 and ratio <= NOT_SLOWER else "SLOWER"
+    return found | {"ratio": ratio, "low": low, "high": high, "verdict": verdict}
 
 
 def interval(ratios: np.ndarray, rng: np.random.Generator) -> tuple[float, float, float]:
@@ -193,19 +184,23 @@ def interval(ratios: np.ndarray, rng: np.random.Generator) -> tuple[float, float
 
 class Records:
     """The results of cases: a line of JSON each, written when it is measured, so that a run may be
-    stopped or killed at any moment and continues with the next case."""
+    stopped or killed at any moment and continues with the next case.
+
+    Attributes:
+      lines: what the numbers depend on, then "begins" and results of cases.
+    """
 
     def __init__(self, folder: Path | None, about: JSON):
         """`about`: device, versions, commit: what the numbers depend on. Without a folder nothing
         is written. Raises ValueError if the folder has numbers of something else."""
-        self._path, self._lines = folder / RECORDS if folder else None, []
+        self._path = folder / RECORDS if folder else None
+        self.lines: list[JSON] = []
         if self._path and self._path.exists():
-            text = self._path.read_text()
-            whole = text[: text.rfind("\n") + 1]  # killed while it wrote
-            self._path.write_text(whole)
-            self._lines = [json.loads(line) for line in whole.splitlines()]
-        if not self._lines:
-            self._append({"about": about})
+            whole, newline, _ = self._path.read_text().rpartition("\n")  # killed while it wrote
+            self._path.write_text(whole + newline)
+            self.lines = [json.loads(line) for line in whole.splitlines()]
+        if not self.lines:
+            self.append({"about": about})
         old = self.about
         if differ := [n for n in old | about if old.get(n) != about.get(n) and n not in FREE]:
             text = "; ".join(f"{n} was {old.get(n)}, is {about.get(n)}" for n in differ)
@@ -214,33 +209,21 @@ class Records:
     @property
     def about(self) -> JSON:
         """What the numbers depend on."""
-        return self._lines[0]["about"]
+        return self.lines[0]["about"]
 
     @property
     def cases(self) -> list[JSON]:
         """The measured cases, in the order in which they were."""
-        return [line for line in self._lines if "rows" in line]
+        return [line for line in self.lines if "rows" in line]
 
-    def begin(self, case: Case) -> bool:
-        """False if the case ended the process `MOST_TRIES` times; then that is its result."""
-        tries = sum(line.get("begins") == case.name for line in self._lines)
-        if tries >= MOST_TRIES:
-            self.add(case, {"rows": [], "trouble": f"the process ended in it, {tries} times"})
-            return False
-        self._append({"begins": case.name})
-        return True
-
-    def add(self, case: Case, result: JSON) -> None:
-        """Keeps the "rows" of a case, and its "trouble" if there are none."""
-        about = dict(case.about)
-        self._append({"name": case.name, "about": about, "tokens": case.tokens} | result)
-
-    def _append(self, line: JSON) -> None:
-        self._lines.append(json.loads(json.dumps(line)))
+    def append(self, line: JSON) -> None:
+        """Keeps a line, in the file too."""
+        text = json.dumps(line)
+        self.lines.append(json.loads(text))
         if self._path:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(text + "\n")
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -251,81 +234,57 @@ def measure_cases(
     """Measures every case that has no result; returns how many are left when time is up.
 
     None begins that would end too late if it took as long as the longest so far. A case that raises
-    is a result with its reason. Raises DeviceLostError.
+    is a result with its reason.
     """
     began, longest = time.monotonic(), 0.0
     done = {record["name"] for record in records.cases}
     left = [case for case in cases if case.name not in done]
     while left and time.monotonic() - began + longest < 60 * minutes:
         case, now = left.pop(0), time.monotonic()
-        if not records.begin(case):
+        result: JSON = {"name": case.name, "about": dict(case.about), "tokens": case.tokens}
+        tries = sum(line.get("begins") == case.name for line in records.lines)
+        if tries >= MOST_TRIES:
+            trouble = f"the process ended in it, {tries} times"
+            records.append(result | {"rows": [], "trouble": trouble})
             continue
+        records.append({"begins": case.name})
         try:
             entries, most = case.build(), case.most_seconds
-            result: JSON = {"rows": measure(entries, rounds, warm=case.warm, most_seconds=most)}
+            result["rows"] = measure(entries, rounds, warm=case.warm, most_seconds=most)
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            result = {"rows": [], "trouble": reason[:300]}
+            result |= {"rows": [], "trouble": reason[:300]}
         gc.collect()  # the arrays of a case are many GiB
-        _check_device()
-        seconds = time.monotonic() - now
-        records.add(case, {"seconds": seconds} | result)
-        longest = max(longest, seconds)
-        print(f"\n{table(records.cases[-1], records.about)}\n{seconds:.0f} s", flush=True)
-    return len(left)
-
-
-def _check_device() -> None:
-    """A kernel that reads outside of its arrays leaves a GPU on which every call fails."""
-    try:
+        # A kernel that reads outside of its arrays leaves a GPU on which every call fails: that
+        # ends the process here, before the next case has this as its result.
         jax.block_until_ready(jnp.zeros(8) + 1)
-    except Exception as error:
-        raise DeviceLostError(
-            f"the device does not answer ({error}); repeat the command to continue"
-        ) from error
+        seconds = time.monotonic() - now
+        records.append(result | {"seconds": seconds})
+        longest = max(longest, seconds)
+        print(f"\n{case_table(records.cases[-1], records.about)}\n{seconds:.0f} s", flush=True)
+    return len(left)
 
 
 # ---------------------------------------------------------------- tables
 
-SIZES = ("word", "mode", "dtype", "is_causal", "B", "T", "N", "H", "D", "L")
-NUMBERS = ("ratio", "low", "high", "milliseconds", "best_milliseconds", "compile_seconds",
-           "lowered_lines", "temp_bytes", "peak_bytes", "cache_bytes")  # fmt: skip
-FORMATS = {
-    "ms": ".4g",
-    "best": ".4g",
-    "tokens/s": ",.0f",
-    "lowered lines": ",.0f",
-    "XLA temp MiB": ",.1f",
-    "cache bytes a token": ",.0f",
-}
-"""Heading -> format; the others have three decimals."""
 
-
-def table(record: JSON, about: JSON) -> str:
-    """The rows of one case, in Markdown."""
-    heading = f"### {record['name']}\n\n"
-    if not record["rows"]:
-        return heading + record["trouble"]
-    rows = pandas.DataFrame(record["rows"]).reindex(columns=["name", "verdict", *NUMBERS])
-    rows = rows.astype(dict.fromkeys(NUMBERS, float))
-    shown = {
-        "row": rows["name"],
-        "ms": rows["milliseconds"],
-        "best": rows["best_milliseconds"],
-        "tokens/s": record["tokens"] / rows["milliseconds"] * 1e3,
-        "time, ours / this": rows["ratio"],
-        "from": rows["low"],
-        "to": rows["high"],
-        "ours is": rows["verdict"],
-        "trace + compile s": rows["compile_seconds"],
-        "lowered lines": rows["lowered_lines"],
-        "XLA temp MiB": rows["temp_bytes"] / 2**20,
-        "cache bytes a token": rows["cache_bytes"],
-    }
-    if flops := record["about"].get("flops"):
-        kind, dtype = about["device"].partition(" x ")[2], record["about"]["dtype"]
-        shown["of peak"] = [fraction_of_peak(flops, t / 1e3, kind, dtype) for t in shown["ms"]]
-    return heading + to_markdown(pandas.DataFrame(shown))
+def frame(records: Iterable[JSON], about: JSON) -> pandas.DataFrame:
+    """A line for each row of each case, with every number."""
+    device = about["device"].partition(" x ")[2]
+    lines = []
+    for record in records:
+        sizes = {"case": record["name"], "tokens": record["tokens"], **record["about"]}
+        flops, dtype = sizes.get("flops"), sizes.get("dtype", "")
+        if not record["rows"]:
+            lines.append(sizes | {"trouble": record["trouble"]})
+        for one in record["rows"]:
+            line = sizes | one | {"row": one["name"]}
+            if one["seconds"]:
+                seconds = one["milliseconds"] / 1e3
+                line["tokens_per_second"] = record["tokens"] / seconds
+                line["of_peak"] = flops and fraction_of_peak(flops, seconds, device, dtype)
+            lines.append(line)
+    return pandas.DataFrame(lines, columns=["case", *SIZES, "row", *COLUMNS], dtype=object)
 
 
 def summary(records: Iterable[JSON]) -> pandas.DataFrame:
@@ -334,45 +293,44 @@ def summary(records: Iterable[JSON]) -> pandas.DataFrame:
     for record in records:
         able = [one for one in record["rows"] if one["seconds"] and not one["again"]]
         able.sort(key=lambda one: one["milliseconds"])
-        own = next((one for one in able if one["ours"]), None)
-        peer = next((one for one in able if not one["ours"]), None)
+        own, peer = (next((a for a in able if a["ours"] is ours), None) for ours in (True, False))
         found: JSON = {"case": record["name"]}
         if own:
-            found |= {"fastest of ours": own["name"], "chosen / it": own["ratio"]}
+            found |= {"fastest of ours": own["name"], "chosen / it": own.get("ratio")}
         if peer:
             found |= {"fastest of others": peer["name"]}
         if own and peer:
             ratios = np.divide(own["seconds"], peer["seconds"])
             ends = interval(ratios, np.random.default_rng(0))
-            found |= dict(zip(("time, ours / theirs", "from", "to"), ends, strict=True))
+            found |= dict(zip(("time, ours / theirs", "low", "high"), ends, strict=True))
         rows.append(found)
     return pandas.DataFrame(rows)
 
 
-def to_markdown(frame: pandas.DataFrame) -> str:
-    """A table without its empty columns."""
-    frame = frame.dropna(axis=1, how="all")
+def to_markdown(shown: pandas.DataFrame) -> str:
+    """A table without its empty columns; large numbers whole, the others with four digits."""
 
-    def cell(name: str, value: object) -> str:
-        if isinstance(value, float):
-            return "" if math.isnan(value) else format(value, FORMATS.get(name, ".3f"))
-        return str(value)
+    def cell(value: Any) -> str:
+        if pandas.isna(value):
+            return ""
+        if isinstance(value, str):
+            return value
+        return format(value, ",.0f" if value >= 1e4 else ".4g")
 
-    rows = frame.itertuples(index=False)
-    return markdown_table(list(frame), [list(map(cell, frame, values)) for values in rows])
+    shown = shown.dropna(axis=1, how="all")
+    return markdown_table(list(shown), [list(map(cell, one)) for one in shown.to_numpy(object)])
+
+
+def case_table(record: JSON, about: JSON) -> str:
+    """One case, in Markdown."""
+    shown = frame([record], about)[["row", *COLUMNS]]
+    return f"### {record['name']}\n\n{to_markdown(shown)}"
 
 
 def write(folder: Path, records: Records) -> None:
     """cases.md with the summary and the table of every case, cases.csv with every number."""
     about = ", ".join(f"{name} {value}" for name, value in records.about.items())
-    tables = [table(record, records.about) for record in records.cases]
+    tables = [case_table(record, records.about) for record in records.cases]
     texts = [about, to_markdown(summary(records.cases)), *tables]
     (folder / "cases.md").write_text("\n\n".join(texts) + "\n")
-    lines = []
-    for record in records.cases:
-        case = {"case": record["name"], "tokens": record["tokens"], **record["about"]}
-        for one in record["rows"] or [{"name": "", "trouble": record["trouble"]}]:
-            lines.append(case | one | {"row": one["name"]})
-    columns = ["case", *SIZES, "tokens", "row", *NUMBERS, "verdict", "trouble"]
-    frame = pandas.DataFrame(lines, columns=columns, dtype=object)
-    frame.to_csv(folder / "cases.csv", index=False)
+    frame(records.cases, records.about).to_csv(folder / "cases.csv", index=False)

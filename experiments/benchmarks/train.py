@@ -14,7 +14,7 @@ from attnlab import training
 from attnlab.heads import Standard
 from attnlab.models import FFN, Compute, ModelConfig, OutputHead, flops_per_token
 from attnlab.sharing import Params, PyTree, plan_names
-from experiments.benchmarks.measure import Case, Entry, compile_program, refuse, tried
+from experiments.benchmarks.measure import Case, Entry, compile_program, tried
 from experiments.benchmarks.peers import decoders
 
 SMALL_DECODER = ModelConfig(
@@ -103,60 +103,74 @@ def _seeds_entries(config: ModelConfig, trains: training.TrainConfig, count: int
     start, step = _step_of(config, trains)
     tokens, seeds = _tokens(config, trains, count), jnp.arange(count)
     states = jax.jit(jax.vmap(functools.partial(start, tokens[0])))(seeds)
-    together = training.map_over_seeds(step)
-    many = _jax_entry(f"{count} seeds in one program", together, states, tokens, seeds)
+    many = _jax_entry(training.map_over_seeds(step), states, tokens, seeds)
     first = jax.tree.map(lambda a: a[0], states)
-    alone = _jax_entry(f"1 seed, {count} times", step, first, tokens[0], seeds[0])
-
-    def in_turn() -> float:
-        for _ in range(count):
-            loss = alone.run()
-        return loss
-
+    alone = _jax_entry(step, first, tokens[0], seeds[0])
     # Seed 0 has the same weights and tokens in both.
     np.testing.assert_allclose(many.run()[0], alone.run(), rtol=1e-3)
-    return [many._replace(ours=True), alone._replace(run=in_turn, ours=True)]
+    in_turn = lambda: [alone.run() for _ in range(count)][-1]
+    return [
+        many._replace(name=f"{count} seeds in one program", ours=True),
+        alone._replace(name=f"1 seed, {count} times", run=in_turn, ours=True),
+    ]
 
 
 def _step_entries(config: ModelConfig, trains: training.TrainConfig, loop: bool) -> list[Entry]:
     start, ours = _step_of(config, trains)
     tokens, optimizer = _tokens(config, trains), training.make_optimizer(trains).transform
-    params = jax.jit(start)(tokens, 0)
-    counts = {"attnlab": _count(params.params)}
+    state = jax.jit(start)(tokens, 0)
 
-    def of_linen(name: str, scan: bool) -> Entry:
+    def of_linen(scan: bool) -> Entry:
         peer = decoders.LinenDecoder(config, scan=scan)
-        weights = decoders.linen_params(params.params, peer)
-        counts[name] = _count(weights)
+        weights = decoders.linen_params(state.params, peer)
+        assert _count(weights) == _count(state.params), "the numbers of parameters differ"
         step = functools.partial(decoders.linen_step, peer, optimizer)
-        return _jax_entry(name, step, (weights, optimizer.init(weights)), tokens)
+        return _jax_entry(step, (weights, optimizer.init(weights)), tokens)
 
-    def of_torch(name: str) -> Entry:
-        run, counts[name] = decoders.torch_step(config, trains, params.params, tokens)
-        return Entry(name, run)
+    def of_torch() -> Entry:
+        run, count = decoders.torch_step(config, trains, state.params, tokens)
+        assert count == _count(state.params), "the numbers of parameters differ"
+        return Entry("", run)
 
-    makers: dict[str, Callable[[str], Entry]] = {
-        "attnlab": lambda name: _jax_entry(name, ours, params, tokens, 0),
-        "Linen, nn.scan": functools.partial(of_linen, scan=True),
+    makers: dict[str, Callable[[], Entry]] = {
+        "attnlab": lambda: _jax_entry(ours, state, tokens, 0),
+        "Linen, nn.scan": lambda: of_linen(scan=True),
     }
     if loop:
-        makers["Linen, loop"] = functools.partial(of_linen, scan=False)
-        makers["Linen, loop, again"] = functools.partial(of_linen, scan=False)
-    entries = [
-        entry
-        for name, make in (makers | {"torch, eager": of_torch}).items()
-        for entry in tried(name, functools.partial(make, name), ours=name == "attnlab",
-                           again="again" in name)
-    ]  # fmt: skip
-    assert len(set(counts.values())) == 1, f"numbers of parameters differ: {counts}"
-    return check_learning(entries, steps=3)
+        makers["Linen, loop"] = makers["Linen, loop, again"] = lambda: of_linen(scan=False)
+    made: list[Entry] = []
+    first: list[float] = []
+    for name, make in (makers | {"torch, eager": of_torch}).items():
+        learns = functools.partial(learning, make, first)
+        made += tried(name, learns, ours=name == "attnlab", again="again" in name)
+    return made
+
+
+def learning(make: Callable[[], Entry], first: list[float], steps: int = 3) -> Entry:
+    """The entry, if its losses fall, and as those of the entry before it.
+
+    The losses also depend on gradients, optimizer, schedule and clipping.
+
+    Args:
+      first: losses of the first entry that runs; if there are none, those of this one are added.
+
+    Raises:
+      AssertionError: other losses, or losses that do not fall.
+    """
+    entry = make()
+    losses = [float(entry.run()) for _ in range(steps)]
+    if not first:
+        first.extend(losses)
+    np.testing.assert_allclose(losses, first, 1e-3)
+    assert losses[-1] < losses[0], f"the loss does not fall: {losses}"
+    return entry
 
 
 def _count(params: Params) -> int:
     return sum(a.size for a in jax.tree.leaves(params))
 
 
-def _jax_entry(name: str, step: Callable, state: PyTree, *given: ArrayLike) -> Entry:
+def _jax_entry(step: Callable, state: PyTree, *given: ArrayLike) -> Entry:
     """`step` (state, *given) -> (state, loss), compiled, with its state given back to it."""
     # A copy, because the compiled step overwrites what it is given.
     state, given = jax.tree.map(jnp.array, state), jax.tree.map(jnp.asarray, given)
@@ -167,27 +181,7 @@ def _jax_entry(name: str, step: Callable, state: PyTree, *given: ArrayLike) -> E
         state, loss = program(state, *given)
         return np.asarray(jax.block_until_ready((state, loss))[1])
 
-    return Entry(name, run, numbers=numbers)
-
-
-def check_learning(entries: list[Entry], steps: int) -> list[Entry]:
-    """The entries, those refused whose first losses are not those of the first entry.
-
-    The losses also depend on gradients, optimizer, schedule and clipping. Raises AssertionError
-    if the loss of the first entry does not fall.
-    """
-    checked: list[Entry] = []
-    first: list[float] = []
-    for entry in entries:
-        try:
-            losses = [] if entry.refusal else [float(entry.run()) for _ in range(steps)]
-            first = first or losses
-            np.testing.assert_allclose(losses, first if losses else [], 1e-3)
-        except Exception as error:
-            entry = refuse(entry.name, error, entry.ours)._replace(again=entry.again)
-        checked.append(entry)
-    assert first[-1] < first[0], f"the loss does not fall: {first}"
-    return checked
+    return Entry("", run, numbers=numbers)
 
 
 def compile_case(config: ModelConfig, plan: str, depths: tuple[int, ...]) -> Case:
@@ -207,8 +201,7 @@ def compile_case(config: ModelConfig, plan: str, depths: tuple[int, ...]) -> Cas
             return Entry(name, lambda: anew()[0], ours="attnlab" in name, numbers=anew()[1])
 
         def sized(depth: int, remat: bool = False) -> ModelConfig:
-            base, colon, _ = plan.partition(":")
-            sharing = f"{base}:{min(GROUPS, depth)}" if colon else plan
+            sharing = plan.replace(f":{GROUPS}", f":{min(GROUPS, depth)}")
             compute = Compute(remat=remat)
             return dataclasses.replace(config, num_layers=depth, sharing=sharing, compute=compute)
 

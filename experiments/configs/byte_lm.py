@@ -54,12 +54,9 @@ PRESETS: dict[str, config.Values] = {
         "train.evaluation.windows": 0,
     },
     "tiny": {
-        "model.width": 16,
         "model.num_layers": 2,
-        "model.heads.num_heads": 2,
-        "model.ffn.width": 32,
         "model.max_len": 16,
-        **config.SHORTEST,
+        **config.TINY,
         "train.length": 16,
         "train.evaluation.windows": 32,
     },

@@ -54,10 +54,8 @@ PRESETS: dict[str, config.Values] = {
         "data.pairs": 2,
         "data.heldout_rows": 64,
         "model.vocab_size": 32,
-        "model.width": 16,
-        "model.ffn.width": 32,
         "model.max_len": 16,
-        **config.SHORTEST,
+        **config.TINY,
         "train.length": 16,
     },
 }

@@ -41,11 +41,8 @@ PRESETS: dict[str, config.Values] = {
     "tiny": {
         "data.tokenizer": "bpe:280",
         "model.vocab_size": 280,
-        "model.width": 16,
-        "model.heads.num_heads": 2,
-        "model.ffn.width": 32,
         "model.max_len": 16,
-        **config.SHORTEST,
+        **config.TINY,
         "train.length": 16,
     },
 }

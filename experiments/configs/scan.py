@@ -112,10 +112,7 @@ PRESETS: dict[str, config.Values] = {
     "length": {"data.make": "experiments.configs.scan:length"},
     "jump": {"data.make": "experiments.configs.scan:jump"},
     "tiny": {
-        "model.width": 16,
-        "model.heads.num_heads": 2,
-        "model.ffn.width": 32,
-        **config.SHORTEST,
+        **config.TINY,
         "train.evaluation.windows": 32,
     },
 }

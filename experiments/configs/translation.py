@@ -53,10 +53,7 @@ PRESETS: dict[str, config.Values] = {
         "data.tokenizer": "bpe:280",
         "model.vocab_size": 282,
         "model.max_len": 32,
-        "model.width": 16,
-        "model.heads.num_heads": 2,
-        "model.ffn.width": 32,
-        **config.SHORTEST,
+        **config.TINY,
         "train.length": 12,
     },
 }

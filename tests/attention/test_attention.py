@@ -108,19 +108,6 @@ def test_the_mask_hides_from_patched_scores():
         capture(dot_product_attention, q, k, v, names=(), patch={"probs": lambda a, layer: a[0]})
 
 
-@pytest.mark.parametrize("implementation", RUNNABLE)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_huge_scores_never_beat_a_mask(implementation, dtype, sign):
-    """Scores of 1e5 of either sign: an additive mask of -1e5 would let forbidden keys through."""
-    q = jnp.full((1, 2, 1, 4), 200, dtype)
-    k = jnp.full((1, 2, 1, 4), 250 * sign, dtype)
-    v = jnp.array([1.0, 3.0], dtype).reshape(1, 2, 1, 1)
-    if implementation in OURS or dtype != jnp.float16:
-        out = attend(q, k, v, is_causal=True, implementation=implementation)[0, :, 0, 0]
-        np.testing.assert_array_equal(np.asarray(out, np.float32), [1, 2])
-
-
 LOWEST = float(np.finfo("float32").min)
 
 
@@ -144,21 +131,6 @@ def test_a_bias_of_the_smallest_number_hides_less_than_a_mask(implementation, li
     assert not out[:, 3].any()
     assert all(np.isfinite(a).all() for a in grads)
     assert_close(grads, run("dense", mask)[1])
-
-
-def test_two_keys_by_hand():
-    """Scores 0 and ln 3 give probabilities 1/4 and 3/4; with a sink of ln 4, 1/8 and 3/8."""
-    q = jnp.array([1.0]).reshape(1, 1, 1)
-    k = jnp.array([0.0, np.log(3.0)]).reshape(2, 1, 1)
-    v = jnp.array([[4.0, 0.0], [8.0, 4.0]]).reshape(2, 1, 2)
-    (out, residual), probs = probs_of(q, k, v, return_residual=True)
-    assert_close(out, jnp.array([[[7.0, 3.0]]]))
-    assert_close(probs, jnp.array([[[0.25, 0.75]]]))
-    assert_close(residual, jnp.log(jnp.array([[4.0]])))
-    (out, residual), probs = probs_of(q, k, v, return_residual=True, sink=np.log(4.0))
-    assert_close(out, jnp.array([[[3.5, 1.5]]]))
-    assert_close(probs, jnp.array([[[0.125, 0.375]]]))
-    assert_close(residual, jnp.log(jnp.array([[8.0]])))
 
 
 def test_sinks_of_heads_that_mix_and_of_minus_infinity():
@@ -267,29 +239,9 @@ def test_bfloat16_with_axes_of_size_one(implementation, shape):
     assert all(np.isfinite(g).all() for g in grads)
 
 
-def test_bfloat16_and_a_leaf_of_its_own_dtype():
-    arrays, slopes = make(jnp.bfloat16), jnp.linspace(-2, 2, 6, dtype=jnp.bfloat16)
-
-    def gradient(name):
-        def loss(slopes):
-            out = dot_product_attention(*arrays, score_mods=[ALiBi(slopes)], implementation=name)
-            return jnp.sum(out.astype(jnp.float32) ** 2)
-
-        return jax.jit(jax.grad(loss))(slopes)
-
-    assert gradient("blockwise").dtype == jnp.bfloat16
-    assert_close(gradient("blockwise"), gradient("dense"), loosen=2)
-
-
-@pytest.mark.parametrize(
-    ("num_heads", "expected"),
-    [
-        (8, [2.0**-i for i in range(1, 9)]),
-        (2, [1 / 16, 1 / 256]),
-        (1, [1 / 256]),
-        (12, [2.0**-i for i in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
-    ],
-)
-def test_alibi_slopes_as_published(num_heads, expected):
+def test_alibi_slopes_as_published():
     """The numbers of get_slopes in github.com/ofirpress/attention_with_linear_biases."""
-    np.testing.assert_allclose(alibi_slopes(num_heads), expected, rtol=1e-6)
+    of_eight = [2.0**-i for i in range(1, 9)]
+    np.testing.assert_allclose(alibi_slopes(8), of_eight, rtol=1e-6)
+    expected = [*of_eight, 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
+    np.testing.assert_allclose(alibi_slopes(12), expected, rtol=1e-6)

@@ -1,7 +1,6 @@
 """A mask that is a list of edges, apart from the contract of the backends, which draws it too."""
 
 import functools
-import gzip
 import re
 
 import jax
@@ -81,29 +80,6 @@ def test_no_array_of_all_pairs():
     text = jax.jit(grad).lower(q, k, v, jnp.zeros((2, 1, 600))).as_text()
     shapes = re.findall(r"tensor<((?:\d+x)+)", text)
     assert max(np.prod([int(n) for n in shape.split("x")[:-1]]) for shape in shapes) == 600 * 2 * 8
-
-
-def test_cora(shared_data):
-    """The citation graph: mean aggregation, and on a corner of it dense attention with its mask."""
-    folder = shared_data / "cora"
-    read = lambda name: gzip.decompress((folder / name).read_bytes()).decode().splitlines()
-    ids = {line.split("\t", 1)[0]: i for i, line in enumerate(read("cora.content.gz"))}
-    links = {tuple(ids[p] for p in line.split()) for line in read("cora.cites.gz")}
-    links |= {(b, a) for a, b in links}
-    senders, receivers = np.array(sorted(links)).T
-    assert (len(ids), len(links)) == (2708, 2 * 5278)
-    q, k, v = (a[0] for a in make(heads=(2, 2, 1), t=2708, s=2708))
-    mean = jax.jit(by(masks.Edges(senders, receivers)))(0 * q, k, v)
-    sums, degree = np.zeros((2708, 8)), np.zeros((2708, 1))
-    np.add.at(sums, receivers, np.asarray(v[:, 0])[senders])
-    np.add.at(degree, receivers, 1)
-    assert_close(mean[:, 1], jnp.asarray(sums / degree, np.float32))
-    few = (senders < 400) & (receivers < 400)  # a corner of it, where many papers are alone
-    edges = masks.Edges(senders[few], receivers[few])
-    mask = edges.matrix(400)[0]
-    assert 0 < np.sum(~np.any(mask, axis=1)) < 400
-    corner = [a[:400] for a in (q, k, v)]
-    assert_close(value_and_grads(by(edges), *corner), value_and_grads(by(mask), *corner))
 
 
 @pytest.mark.parametrize("implementation", ["edges", "dense"])

@@ -18,7 +18,15 @@ from attnlab.lab.workdir import specs_in
 from attnlab.models import cache_bytes_per_token
 from attnlab.pretrained import PUBLISHED, published_config
 from experiments import report
-from experiments.config import experiment_of, load, parse, set_values
+from experiments.config import (
+    experiment_of,
+    load,
+    parse,
+    parse_variants,
+    read,
+    set_values,
+    setup_of,
+)
 from experiments.configs import byte_lm, heads_and_sharing
 from experiments.run import run_config
 
@@ -85,7 +93,6 @@ def test_a_layout_brings_its_fields():
 
 EXPERIMENT = """
 from __future__ import annotations
-import dataclasses
 from attnlab import lab
 from attnlab.heads import Wide
 from attnlab.models import ModelConfig
@@ -95,11 +102,7 @@ def get_config(arg=""):
     model = ModelConfig(width=16, heads=Wide(num_heads=2))
     return lab.Experiment(model=model, train=TrainConfig(steps=int(arg or 70)))
 
-@dataclasses.dataclass
-class Mine:
-    layers: tuple[int, ...] = (1, 2)
-
-variants = lab.grid(model__num_layers=Mine().layers)
+variants = lab.grid(model__num_layers=(1, 2))
 description = lab.Description(question="How deep?")
 """
 
@@ -107,20 +110,17 @@ description = lab.Description(question="How deep?")
 def test_a_config_file_may_return_an_experiment(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(EXPERIMENT)
-    words = [f"--config={file}:60", "--print_only", "--seeds=3"]
-    done = command("experiments.sweep", *words, f"--workdir={tmp_path}/x")
+    words = [f"--config={file}:60", "--print_only", "--seeds=3", f"--workdir={tmp_path}/x"]
+    done = command("experiments.sweep", *words)
     assert done.returncode == 0, done.stderr
     specs = specs_in(tmp_path / "x").values()
     assert [(s.config.model.num_layers, s.seed) for s in specs] == [(1, 3), (2, 3)]
     assert {spec.config.train.steps for spec in specs} == {60}
     assert read_description(tmp_path / "x").question == "How deep?"
-    words.append(f"--workdir={tmp_path}/y")
-    done = command("experiments.sweep", *words, "--vary=model.ffn.width=8,9")
-    widths = [spec.config.model.ffn.width for spec in specs_in(tmp_path / "y").values()]
-    assert widths == [8, 9], done.stderr
-    done = command("experiments.sweep", *words, "--config.train.steps=3")
-    assert done.returncode == 1
-    assert "--vary=train.steps" in done.stderr
+    [varied] = setup_of(load(str(file)), parse_variants(["model.ffn.width=8"])).specs([3])
+    assert varied.config.model.ffn.width == 8
+    with pytest.raises(ValueError, match="--vary=train"):
+        read(str(file), {"train.steps": "3"})
 
 
 def test_a_config_file_without_get_config(tmp_path):

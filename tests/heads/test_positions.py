@@ -45,23 +45,16 @@ def test_scaled_rates_by_hand(x64):
     """Llama 3.1's, wave by wave: short ones kept, long ones stretched, a line between them."""
     scaling = positions.read_scaling("llama3:8,1,4,64")
     rates = 100.0 ** (-np.arange(12) / 12)
-    expected = []
-    for rate in rates:
-        wave = 2 * np.pi / rate
-        if wave < 64 / 4:
-            expected.append(rate)
-        elif wave > 64:
-            expected.append(rate / 8)
-        else:
-            kept = (64 / wave - 1) / 3
-            expected.append((1 - kept) * rate / 8 + kept * rate)
+    wave = 2 * np.pi / rates
+    kept = (64 / wave - 1) / 3
+    between = (1 - kept) * rates / 8 + kept * rates
+    expected = np.where(wave < 64 / 4, rates, np.where(wave > 64, rates / 8, between))
     got = positions.rotary_angles(jnp.array([1]), 24, base=100.0, scaling=scaling)[0]
     np.testing.assert_allclose(got, expected, rtol=1e-12)
-    assert len({round(g / r, 6) for g, r in zip(got.tolist(), rates, strict=True)}) > 4
-    linear = positions.rotary_angles(
-        jnp.array([5]), 24, base=100.0, scaling=positions.read_scaling("linear:2.5")
-    )[0]
-    np.testing.assert_allclose(linear, 2 * rates, rtol=1e-12)
+    assert len(np.unique(np.round(expected / rates, 6))) > 4
+    linear = positions.read_scaling("linear:2.5")
+    got = positions.rotary_angles(jnp.array([5]), 24, base=100.0, scaling=linear)[0]
+    np.testing.assert_allclose(got, 2 * rates, rtol=1e-12)
 
 
 def test_mistakes():
@@ -89,16 +82,13 @@ def test_sinusoidal_halves_by_hand():
 
 @pytest.mark.parametrize("two_sided", [True, False])
 def test_relative_buckets_by_hand(two_sided):
-    """The definition, distance by distance, in float64 away from the edges."""
+    """The definition, in float64 away from the edges."""
     distances = np.arange(-300, 301)
     got = positions.relative_buckets(
         jnp.asarray(distances), num_buckets=32, max_distance=128, two_sided=two_sided
     )
     n = 16 if two_sided else 32
-    for distance, bucket in zip(distances, np.asarray(got), strict=True):
-        far = abs(distance) if two_sided else max(-distance, 0)
-        e = n // 2
-        expected = far
-        if far >= e:
-            expected = min(e + int(np.log(far / e) / np.log(128 / e) * (n - e) + 1e-6), n - 1)
-        assert bucket == expected + (n if two_sided and distance > 0 else 0), distance
+    far, exact = np.abs(distances) if two_sided else np.maximum(-distances, 0), n // 2
+    grown = np.log(np.maximum(far, 1) / exact) / np.log(128 / exact) * (n - exact) + 1e-6
+    expected = np.where(far < exact, far, np.minimum(exact + grown.astype(int), n - 1))
+    np.testing.assert_array_equal(got, expected + n * (two_sided & (distances > 0)))

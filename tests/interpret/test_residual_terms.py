@@ -34,44 +34,34 @@ from attnlab.models import (
     Relative,
     Rotary,
 )
-from attnlab.models.positionwise import normalize
+from attnlab.models.ffn import normalize
 
 NO_BIAS = {"biases": (), "norm": Norm(kind="rms")}
 FAMILIES = {
     "gpt2": {"output": OutputHead(bias=True, scale=0.7)},
     "bert": {
-        "kind": "encoder",
-        "norm": Norm(position="post"),
+        "kind": "encoder", "norm": Norm(position="post"), "output": OutputHead(kind="own"),
         "embedding": Embedding(norm=True, width=5, token_types=2),
-        "output": OutputHead(kind="own"),
-        "ffn": FFN(width=10, residual_scale=2.0),
-        "attention": Attention(output_scale=0.3),
+        "ffn": FFN(width=10, residual_scale=2.0), "attention": Attention(output_scale=0.3),
     },
     "t5": {
-        "kind": "encoder_decoder",
-        "encoder": EncoderConfig(num_layers=2, sharing="albert"),
-        "positions": Relative(buckets=8),
-        "scale": 1.0,
-        "ffn": FFN(width=10, bias=False, activation="gated_gelu"),
-        **NO_BIAS,
+        "kind": "encoder_decoder", "encoder": EncoderConfig(num_layers=2, sharing="albert"),
+        "positions": Relative(buckets=8, per_layer=True), "scale": 1.0,
+        "ffn": FFN(width=10, bias=False, activation="gated_gelu"), **NO_BIAS,
     },
     "llama": {
-        "positions": Rotary(),
-        "output": OutputHead(kind="own"),
-        "ffn": FFN(width=10, bias=False, activation="gated_silu"),
-        **NO_BIAS,
+        "positions": Rotary(), "output": OutputHead(kind="own"),
+        "ffn": FFN(width=10, bias=False, activation="gated_silu"), **NO_BIAS,
     },
     "gptj": {
-        "norm": Norm(position="parallel"),
-        "positions": Rotary(scaling="linear:4"),
+        "norm": Norm(position="parallel"), "positions": Rotary(scaling="linear:4"),
         "attention": Attention(window=2),
     },
     "gemma": {
-        "norm": Norm(position="sandwich", kind="rms_plus_one"),
-        "positions": Rotary(),
+        "norm": Norm(position="sandwich", kind="rms_plus_one"), "positions": Rotary(),
         "attention": Attention(layer_scales=(0.5, 1.0, 2.0), position_scale=(0.7, 2.0)),
     },
-}
+}  # fmt: skip
 KV_SHARED = "attention=0,1,2 kv=0,1,@0 ffn=0,0,1"
 PRODUCTS = ("tensor_product",)
 """Layouts whose queries are products of two functions of the input."""
@@ -162,99 +152,51 @@ def ffn_input(recording):
     return normalize(weights["ffn"]["norm"], x, c.norm)
 
 
-def normed(w, x, at=None):
-    """A layer norm without its bias, divided by the standard deviation of `at`."""
-    at = x if at is None else at
-    x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt(at.var(-1, keepdims=True) + 1e-5) * w["scale"]
+def silent(params, sublayer, layer, *names):
+    """Params in which these weights of a layer are zeros."""
+    own = params["layers"][sublayer]
+    own = own | {name: own[name].at[layer].set(0) for name in names}
+    return params | {"layers": params["layers"] | {sublayer: own}}
 
 
-def run_recorded(config, params, f, **inputs):
-    """(f(recording), captured values), as one program."""
-
-    def run(params):
-        recording = record(config, params, TOKENS, ModelInputs(**inputs))
-        return f(recording), recording.outputs.captured
-
-    return jax.tree.map(np.asarray, jax.jit(run)(params))
+PARAMS = random_params(config_of(num_layers=2))
+NOTHING = {"embeddings": lambda x, layer: 0 * x}
+SILENT = {
+    # what writes nothing -> (params, inputs) with which it does
+    ("heads", 0, 2): (PARAMS, {"head_mask": jnp.ones((2, 3)).at[0, 2].set(0)}),
+    ("heads", 1, 0): (PARAMS, {"head_mask": jnp.ones((2, 3)).at[1, 0].set(0)}),
+    ("attention_bias", 1): (silent(PARAMS, "attention", 1, "o_bias"), {}),
+    ("ffn", 0): (silent(PARAMS, "ffn", 0, "down", "down_bias"), {}),
+    ("embedding",): (PARAMS, {"patch": NOTHING}),
+    ("projection_bias",): (silent(PARAMS, "attention", 1, "q_bias", "k_bias"), {}),
+}
 
 
 @pytest.mark.parametrize("position", ["pre", "post"])
-def test_single_terms_by_hand(position):
-    """What head 2 of layer 0 and the attention bias of layer 1 add to every logit."""
-    config = config_of(
-        num_layers=2, norm=Norm(position=position), ffn=FFN(width=10, residual_scale=2.0),
-        attention=Attention(output_scale=0.5), sharing="ffn_only",
-    )  # fmt: skip
-    params = random_params(config)
-    got, out = run_recorded(config, params, direct_logit_attribution)
-    x, w = out["embeddings"], jax.tree.map(np.asarray, params)
-    head = 0.5 * out["outputs"][0][:, 2]
-    bias = np.broadcast_to(0.5 * w["layers"]["attention"]["o_bias"][1], (2, 6, 12))
-    if position == "pre":
-        x, last = out["residual"][1], w["final_norm"]
-        head, bias = 4 * normed(last, head, x), 2 * normed(last, bias, x)
-        added = np.broadcast_to(last["bias"], x.shape)
-    else:
-        attention, ffn = (w["layers"][p]["norm"] for p in ("attention", "ffn"))
-        first = jax.tree.map(lambda a: a[0], ffn)
-        for i in range(2):
-            own = jax.tree.map(lambda a, i=i: a[i], attention)
-            x = x + 0.5 * out["attention_out"][i]
-            head = normed(own, head, x)
-            bias = normed(own, bias, x) if i else bias
-            x = normed(own, x) + own["bias"]
-            before = x = 2 * x + out["ffn_out"][i]
-            head = normed(first, 2 * head, x)
-            bias = normed(first, 2 * bias, x) if i else bias
-            x = normed(first, x) + first["bias"]
-        added = normed(first, 2 * np.broadcast_to(own["bias"], x.shape), before) + first["bias"]
-    table = w["embedding"].T
-    assert_close(got["heads"][0, 2], head @ table)
-    assert_close(got["attention_bias"][1], bias @ table)
-    assert_close(
-        got["final_norm_bias"] if position == "pre" else got["norm_bias"][1], added @ table
-    )
-    assert ("norm_bias" in got) == (position == "post")
+@pytest.mark.parametrize("name", SILENT, ids=str)
+def test_what_writes_nothing_has_zero_terms(name, position):
+    """And nothing else has: with their sum, each term is then that of its source."""
+    config, (params, inputs) = config_of(num_layers=2, norm=Norm(position=position)), SILENT[name]
+    params = {n: a for n, a in params.items() if n != "final_norm" or position == "pre"}
+    names = {}
 
-
-def test_pairs_of_score_terms_by_hand():
-    config = config_of(ffn=FFN(width=0), num_layers=2)
-    params = random_params(config)
-    names = []
-
-    def f(recording):
-        both = decompose_scores(recording, 1, 2)
+    @jax.jit
+    def run(params):
+        recording = record(config, params, TOKENS, ModelInputs(**inputs))
+        names["logits"], logits = flatten_terms(direct_logit_attribution(recording))
+        scores = decompose_scores(recording, 1, 2)
+        names["queries"], names["keys"] = scores.queries, scores.keys
         by_key = decompose_scores(recording, 1, 2, split="key")
-        names[:] = both.queries, both.keys, by_key.queries
-        return both.terms, by_key.terms
+        names["by key"] = by_key.keys
+        return {
+            "logits": logits, "queries": scores.terms, "keys": scores.terms.swapaxes(0, 1),
+            "by key": by_key.terms,
+        }  # fmt: skip
 
-    (terms, by_key), out = run_recorded(config, params, f)
-    queries, keys, whole = names
-    w = jax.tree.map(np.asarray, params)
-    own = jax.tree.map(lambda a: a[1], w["layers"]["attention"])
-    x, head = out["residual"][0], out["outputs"][0][:, 1]
-    q = normed(own["norm"], head, x) @ own["q"][:, 2]
-    k = normed(own["norm"], out["embeddings"], x) @ own["k"][:, 2]
-    at = queries.index(("heads", 0, 1)), keys.index(("embedding",))
-    assert_close(terms[at], q @ k.swapaxes(1, 2) / 2)
-    at = queries.index(("input_norm_bias",)), keys.index(("projection_bias",))
-    one = (own["norm"]["bias"] @ own["q"][:, 2]) @ own["k_bias"][2] / 2
-    assert_close(terms[at], np.full((2, 6, 6), one))
-    assert whole == []
-    assert_close(by_key, terms.sum(0))
-
-
-def test_masked_heads_have_zero_terms():
-    config = config_of(sharing="albert")
-    mask = jnp.ones((3, 3)).at[1, 2].set(0)
-    params = random_params(config)
-    terms, captured = run_recorded(config, params, decompose_residual, head_mask=mask)
-    names, rows = flatten_terms(terms)
-    assert ("embedding",) in names
-    assert not np.any(rows[names.index(("heads", 1, 2))])
-    assert np.any(rows[names.index(("heads", 0, 2))])
-    assert_close(jnp.sum(rows, axis=0), captured["residual"][-1])
+    for what, rows in jax.tree.map(np.asarray, run(params)).items():
+        sizes = np.abs(rows).reshape(len(rows), -1).max(1)
+        is_zero = dict(zip(names[what], sizes < 1e-6 * sizes.max(), strict=True))
+        assert [n for n in is_zero if is_zero[n]] == [name] * (name in is_zero)
 
 
 def with_extra(extra):
@@ -262,36 +204,25 @@ def with_extra(extra):
     return dataclasses.replace(config, heads=dataclasses.replace(config.heads, extras=(extra,)))
 
 
+def scores_of(head):
+    return lambda recording: decompose_scores(recording, 0, head)
+
+
 ONE = {"num_layers": 1, "ffn": FFN(width=0)}
-REFUSED = {
-    "a transform": (
-        config_of(output=OutputHead(transform="gelu"), **ONE), direct_logit_attribution,
-        "decompose_final",
-    ),
-    "no logits": (
-        config_of(output=OutputHead(kind="none"), **ONE), direct_logit_attribution, "no logits",
-    ),
-    "products": (
-        config_of("tensor_product", biases=(), **ONE), lambda r: decompose_scores(r, 0, 0),
-        "'tensor_product' is not linear",
-    ),
-    "mixed": (
-        with_extra(heads.TalkingHeads()), lambda r: decompose_scores(r, 0, 0), "talking_heads",
-    ),
-    "capped": (with_extra(heads.SoftCap(5.0)), lambda r: decompose_scores(r, 0, 0), "soft_cap"),
-    "no encoder": (config_of(**ONE), lambda r: decompose_residual(r, encoder=True), "one stack"),
-    "no such layer": (
-        config_of(**ONE), lambda r: decompose_residual(r, layer=1), "layers are 0 to 0",
-    ),
-    "no such head": (
-        config_of(**ONE), lambda r: decompose_scores(r, 0, 3), "1 layers of 3 heads",
-    ),
-}  # fmt: skip
+REFUSED = [
+    (config_of(output=OutputHead(transform="gelu"), **ONE), direct_logit_attribution, "decompose_"),
+    (config_of(output=OutputHead(kind="none"), **ONE), direct_logit_attribution, "no logits"),
+    (config_of("tensor_product", biases=(), **ONE), scores_of(0), "'tensor_product' is not linear"),
+    (with_extra(heads.TalkingHeads()), scores_of(0), "talking_heads"),
+    (with_extra(heads.SoftCap(5.0)), scores_of(0), "soft_cap"),
+    (config_of(**ONE), lambda r: decompose_residual(r, encoder=True), "one stack"),
+    (config_of(**ONE), lambda r: decompose_residual(r, layer=1), "layers are 0 to 0"),
+    (config_of(**ONE), scores_of(3), "1 layers of 3 heads"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_a_sum_raises(case):
-    config, f, message = REFUSED[case]
+@pytest.mark.parametrize(("config", "f", "message"), REFUSED)
+def test_what_is_not_a_sum_raises(config, f, message):
     params = random_params(config)
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: f(record(config, params, TOKENS)))

@@ -73,19 +73,18 @@ def test_files_are_found_by_their_part(tmp_path):
         treebank_parts(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no folder .+ of a treebank"):
         treebank_parts(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="no treebank at"):
+    with pytest.raises(FileNotFoundError, match=r"none\.conllu"):
         read_trees(tmp_path / "none.conllu")
-    (tmp_path / "other.conllu").write_bytes(b"# fine\n# caf\xe9\n")
-    with pytest.raises(ValueError, match=r"other\.conllu:2: byte 0xe9 is not UTF-8; convert"):
-        read_trees(tmp_path / "other.conllu")
-    (tmp_path / "cut.conllu.gz").write_bytes(gzip.compress(text.encode())[:-9])
-    with pytest.raises(ValueError, match=r"cannot read .*cut\.conllu\.gz: Compressed file ended"):
-        read_trees(tmp_path / "cut.conllu.gz")
     (tmp_path / "mark.conllu").write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert len(read_trees(tmp_path / "mark.conllu")) == 2
-    (tmp_path / "empty.conllu").write_text("\n# nothing\n")
-    with pytest.raises(ValueError, match="holds no sentence"):
-        read_trees(tmp_path / "empty.conllu")
+    for name, data, message in (
+        ("other.conllu", b"# fine\n# caf\xe9\n", r"cannot read .*other\.conllu: .*0xe9"),
+        ("cut.conllu.gz", gzip.compress(text.encode())[:-9], r"cannot read .*cut\.conllu\.gz"),
+        ("empty.conllu", b"\n# nothing\n", "holds no sentence"),
+    ):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=message):
+            read_trees(tmp_path / name)
 
 
 def test_a_real_treebank(shared_data):

@@ -1,9 +1,12 @@
-"""The hypothesis strategy of whole models: layouts x sharing plans x options."""
+"""The hypothesis strategy of whole models, layouts x sharing plans x options, and random params."""
 
 import contextlib
 import dataclasses
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from hypothesis import strategies as st
 
 from attnlab import heads, models
@@ -18,6 +21,17 @@ EXTRAS = (
     heads.Gate(), heads.Gate("element"), heads.Sink(), heads.Sink(learnt=False),
     heads.SoftCap(3.0), heads.ExtraKeys(2), heads.TalkingHeads(),
 )  # fmt: skip
+
+
+def random_params(config, seed=1, scale=1.0):
+    """Large random parameters, so that attention is not uniform, in the precision of the config."""
+    rng = np.random.default_rng(seed)
+
+    def draw(a):
+        dtype = jnp.promote_types(a.dtype, config.compute.dtype)
+        return jnp.asarray(scale * rng.normal(size=a.shape), dtype)
+
+    return jax.tree.map(draw, models.param_shapes(config))
 
 
 @st.composite
@@ -76,7 +90,8 @@ def _draw_positions(rng: _Draws) -> models.specs.Positions:
     return rng.one(
         models.Learned(), models.Sinusoidal(halves=rng.sometimes(0.5)),
         models.Rotary(base=100.0), models.Rotary(fraction=0.5), models.Rotary(scaling="linear:2"),
-        models.Relative(buckets=8, max_distance=20), models.NoPositions(), models.Alibi(),
+        models.Relative(buckets=8, max_distance=20, per_layer=rng.sometimes(0.5)),
+        models.NoPositions(), models.Alibi(),
     )  # fmt: skip
 
 
@@ -112,22 +127,18 @@ def _draw_config(rng: _Draws, layouts: Sequence[str]) -> ModelConfig:
     mixes = any(isinstance(extra, heads.TalkingHeads) for extra in layout.extras)
     num_layers = rng.one(3, 4)
     norm_kind = rng.one("layer", "rms", "rms_plus_one")
-    encoder = None
+    encoder, positions = None, _draw_positions(rng)
     if kind == "encoder_decoder":
         encoder = models.EncoderConfig(
             num_layers=rng.one(None, None, 2),
             sharing=rng.one(None, None, "albert"),
-            shares_decoder=rng.sometimes(0.3),
+            shares_decoder=rng.sometimes(0.3) and not getattr(positions, "per_layer", False),
         )
     pooler = rng.one(None, "first", "mean", "max", "each") if kind != "encoder_decoder" else None
     scales = tuple(1 / (i + 1) for i in range(num_layers)) if rng.sometimes(0.15) else None
     return ModelConfig(
-        kind=kind,
-        vocab_size=VOCAB,
-        max_len=LENGTH,
-        width=WIDTH,
-        num_layers=num_layers,
-        heads=layout,
+        kind=kind, vocab_size=VOCAB, max_len=LENGTH, width=WIDTH, num_layers=num_layers,
+        heads=layout, sharing=rng.one(*PLANS), delta_rank=2, encoder=encoder,
         attention=models.Attention(
             window=rng.one(None, None, None, 2),
             order=rng.one(None, None, None, "factored", "absorbed"),
@@ -139,22 +150,11 @@ def _draw_config(rng: _Draws, layouts: Sequence[str]) -> ModelConfig:
         ffn=_draw_ffn(rng),
         norm=models.Norm(
             kind=norm_kind,
-            position=rng.one(
-                "pre",
-                "pre",
-                "post",
-                "post_final",
-                "pre_open",
-                "pre_ffn",
-                "after",
-                "sandwich",
-                "parallel",
-                "parallel_one",
-            ),
+            position=rng.one("pre", *models.specs.NORM_PLACES),
             bias=rng.one(None, False),
             layer_scale=rng.one(None, None, 0.5),
         ),
-        positions=_draw_positions(rng),
+        positions=positions,
         embedding=models.Embedding(
             width=rng.one(None, None, None, 5, WIDTH),
             scale=rng.one(1.0, 2.0),
@@ -172,10 +172,7 @@ def _draw_config(rng: _Draws, layouts: Sequence[str]) -> ModelConfig:
             pooler=pooler,
             num_classes=3 if pooler else 0,
         ),
-        sharing=rng.one(*PLANS),
-        delta_rank=2,
         layer_types=_draw_layer_types(rng, layout),
-        encoder=encoder,
         init=models.Init(residual=rng.one("plain", "depth")),
         compute=models.Compute(remat=rng.sometimes(0.5)),
-    )
+    )  # fmt: skip

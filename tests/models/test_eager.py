@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 from conftest import assert_close
-from jax.extend import backend
+from random_models import random_params
 
 from attnlab import FFN, ModelConfig, capture, dot_product_attention, generate
 from attnlab.heads import Standard, init, multi_head_attention
-from attnlab.models import Compute, Dropout, Learned, param_shapes
+from attnlab.models import Dropout, Learned
 from attnlab.models.generate import prefill
 
 CONFIG = ModelConfig(
@@ -22,13 +22,11 @@ CONFIG = ModelConfig(
 TOKENS = np.arange(10).reshape(2, 5)
 
 
-def weights(config, dtype="float32"):
-    random = np.random.default_rng(0)
-    return jax.tree.map(lambda a: random.normal(size=a.shape).astype(dtype), param_shapes(config))
+DROPS = {"deterministic": False, "rngs": {"dropout": jax.random.key(2)}}
 
 
-def apply(config=CONFIG, tokens=TOKENS, *, dtype="float32", **inputs):
-    return config.build().apply({"params": weights(config, dtype)}, tokens, **inputs)
+def apply(config=CONFIG, tokens=TOKENS, **inputs):
+    return config.build().apply({"params": random_params(config)}, tokens, **inputs)
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def compiled(caplog):
 
 def decode():
     cache = CONFIG.init_cache(2, 7)
-    cache = prefill(weights(CONFIG), TOKENS, CONFIG, cache).cache
+    cache = prefill(random_params(CONFIG), TOKENS, CONFIG, cache).cache
     return apply(tokens=TOKENS[:, :1], cache=cache)
 
 
@@ -61,9 +59,9 @@ CALLS = {
     "a padding mask": lambda: apply(padding_mask=[[1, 1, 1, 1, 0], [1] * 5]),
     "dropout": lambda: apply(
         dataclasses.replace(CONFIG, dropout=Dropout(rate=0.3)),
-        deterministic=False, rngs={"dropout": jax.random.key(2)},
+        **DROPS,
     ),
-    "generate": lambda: generate(weights(CONFIG), TOKENS, CONFIG, 3),
+    "generate": lambda: generate(random_params(CONFIG), TOKENS, CONFIG, 3),
     "prefill and decode": decode,
     "heads": lambda: capture(
         multi_head_attention, init(jax.random.key(0), Standard(width=8, num_heads=2)),
@@ -79,40 +77,6 @@ def test_the_second_call_compiles_nothing(name, compiled):
     assert not compiled(CALLS[name])
 
 
-SAME_BITS = {
-    "capture": (CONFIG, {"capture": ("probs", "embeddings")}),
-    "dropout": (
-        dataclasses.replace(
-            CONFIG, dropout=Dropout(rate=0.3, places=("embeddings", "attention", "final"))
-        ),
-        {"deterministic": False, "rngs": {"dropout": jax.random.key(2)}},
-    ),
-    "bfloat16": (dataclasses.replace(CONFIG, compute=Compute(dtype="bfloat16")), {}),
-    "encoder_decoder": (
-        dataclasses.replace(CONFIG, kind="encoder_decoder", dropout=Dropout(rate=0.3)),
-        {
-            "source": np.arange(14).reshape(2, 7), "capture": ("cross.probs", "encoder.probs"),
-            "deterministic": False, "rngs": {"dropout": jax.random.key(2)},
-        },
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAME_BITS)
-def test_the_bits_of_the_jitted_call(name):
-    config, options = SAME_BITS[name]
-    names = {n: options[n] for n in ("capture", "deterministic") if n in options}
-    arrays = {n: a for n, a in options.items() if n not in names}
-    model = config.build()
-    expected = jax.jit(lambda p, t, a: model.apply({"params": p}, t, **a, **names))(
-        weights(config), TOKENS, arrays
-    )
-    got = apply(config, **options)
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    for ours, theirs in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
 def test_values_are_checked_before_a_kept_program_runs():
     apply()
     with pytest.raises(ValueError, match="19"):
@@ -121,7 +85,9 @@ def test_values_are_checked_before_a_kept_program_runs():
     with pytest.raises(ValueError, match="12"):
         apply(positions=positions)
     with pytest.raises(ValueError, match="embedding"):
-        CONFIG.build().apply({"params": weights(dataclasses.replace(CONFIG, vocab_size=9))}, TOKENS)
+        CONFIG.build().apply(
+            {"params": random_params(dataclasses.replace(CONFIG, vocab_size=9))}, TOKENS
+        )
 
 
 def test_a_patch_is_called_every_time_and_not_kept():
@@ -146,13 +112,3 @@ def test_traced_calls_are_part_of_the_callers_program():
     """Also where nothing that they are given is traced: its scan is not inside a call."""
     program = jax.make_jaxpr(lambda: apply().logits)()
     assert "scan" in {equation.primitive.name for equation in program.eqns}
-
-
-@pytest.mark.slow
-def test_programs_of_many_configs_are_dropped():
-    q, before = np.ones((1, 3, 2, 4), "float32"), len(backend.get_backend().live_executables())
-    for number in range(80):
-        apply(dataclasses.replace(CONFIG, max_len=12 + number, num_layers=1))
-        dot_product_attention(q, q, q, scale=0.1 + number, implementation="blockwise")
-    gc.collect()
-    assert len(backend.get_backend().live_executables()) - before < 150

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
-from small_runs import DATASET
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
-from attnlab import heads, training
+from attnlab import heads
 from attnlab.models import (
     FFN,
     Experts,
@@ -24,7 +25,6 @@ from attnlab.models import experts as moe
 from attnlab.models.ffn import apply_ffn, feed_forward, ffn_shapes, init_ffn
 from attnlab.pretrained.published import Published
 from attnlab.tap import capture
-from attnlab.training.objectives import OBJECTIVES
 
 GATED = dict(width=6, activation="gated_silu")
 CASES = {
@@ -107,53 +107,41 @@ def test_each_token_uses_its_experts(name, x64):
     assert_close(jax.jit(lambda w, x: feed_forward(w, x, ffn))(params, x), by_hand(ffn, params, x))
 
 
-@pytest.mark.parametrize("block", [0, 8])
-@pytest.mark.parametrize("batched", [False, True])
-def test_grouped_products_and_gradients(block, batched, x64):
-    """Against every row with every expert; one expert has no row, one more than a block."""
-    experts = jnp.array([[2, 0]] * 9 + [[0, 3]] * 4)
-    rng = np.random.default_rng(0)
-    w, x, cotangent = (rng.normal(size=n) for n in ((4, 3, 5), (2, 13, 3), (13, 2, 5)))
-
-    def grouped(w, x):
-        groups = moe.group_rows(experts, 4, block)
-        rows = moe.grouped_dense({"up": w}, "up", moe.to_rows(x, groups), groups, block)
-        return moe.from_rows(rows, groups)
-
-    def every(w, x):
-        return jnp.einsum("md,mkdf->mkf", x, w[experts])
-
-    def with_gradients(f):
-        def run(x):
-            out, pull = jax.vjp(f, w, x)
-            return out, pull(cotangent)
-
-        return jax.jit(jax.vmap(run))(x) if batched else jax.jit(run)(x[0])
-
-    assert_close(with_gradients(grouped), with_gradients(every), loosen=10)
+def grouped(w, x, experts, block):
+    groups = moe.group_rows(experts, len(w), block)
+    rows = moe.grouped_dense({"up": w}, "up", moe.to_rows(x, groups), groups, block)
+    return moe.from_rows(rows, groups)
 
 
-@pytest.mark.parametrize("block", [0, 8])
-def test_grouped_products_where_devices_share_the_weights(block):
-    mesh = jax.make_mesh(
-        (2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2]
-    )
-    w, x = jax.random.normal(jax.random.key(0), (3, 4, 5)), jnp.arange(24.0).reshape(6, 4)
-    spec = jax.sharding.PartitionSpec("data")
-
+def with_gradients(f, cotangent):
     def run(w, x):
-        groups = moe.group_rows((x[:, :2] % 3).astype(int), 3, block)
-        rows = moe.grouped_dense({"up": w}, "up", moe.to_rows(x, groups), groups, block)
-        return moe.from_rows(rows, groups)
+        out, pull = jax.vjp(f, w, x)
+        return out, pull(cotangent)
 
+    return run
+
+
+@pytest.mark.parametrize("block", [0, 8])
+def test_grouped_products_and_gradients(block, x64):
+    """Alone, under `vmap` and where devices share the weights, against every row with every expert;
+    one expert has no row, one more than a block."""
+    experts = jnp.array([[2, 0]] * 10 + [[0, 3]] * 4)
+    rng = np.random.default_rng(0)
+    w, x, cotangent = (rng.normal(size=n) for n in ((4, 3, 5), (2, 14, 3), (14, 2, 5)))
+    devices = jax.devices()[:2]
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=devices)
     split = jax.shard_map(
-        run, mesh=mesh, in_specs=(jax.sharding.PartitionSpec(), spec), out_specs=spec
-    )
-
-    def with_gradient(f):
-        return jax.value_and_grad(lambda w: jnp.sum(jnp.sin(f(w, x))))
-
-    assert_close(jax.jit(with_gradient(split))(w), jax.jit(with_gradient(run))(w))
+        functools.partial(grouped, block=block), mesh=mesh, in_specs=(P(), P("d"), P("d")),
+        out_specs=P("d"),
+    )  # fmt: skip
+    every = with_gradients(lambda w, x: jnp.einsum("md,mkdf->mkf", x, w[experts]), cotangent)
+    ours = with_gradients(lambda w, x: grouped(w, x, experts, block), cotangent)
+    shared = with_gradients(lambda w, x: split(w, x, experts), cotangent)
+    expected = jax.jit(jax.vmap(every, (None, 0)))(w, x)
+    assert_close(jax.jit(jax.vmap(ours, (None, 0)))(w, x), expected, loosen=10)
+    first = jax.tree.map(lambda a: a[0], expected)
+    for run in (ours, shared):
+        assert_close(jax.jit(run)(w, x[0]), first, loosen=10)
 
 
 def test_balance_loss_by_hand():
@@ -226,55 +214,3 @@ def test_published_active_parameters(family):
     rope = {"rope_theta": 150000.0, "rope_scaling": {"rope_type": "default"}}
     config = Published(name, architecture, rope if name == "gpt_oss" else {}).config
     assert applied_parameters(config) == pytest.approx(ACTIVE[family], rel=5e-3)
-
-
-@pytest.mark.slow
-def test_the_balance_loss_falls_in_training():
-    """From a router that prefers some experts towards its least value, 1 in each layer."""
-    model = dataclasses.replace(SMALL, sharing="ffn_only").build()
-    config = training.TrainConfig(
-        steps=40,
-        batch_size=8,
-        length=8,
-        seeds=(0,),
-        schedule=training.ScheduleConfig(warmup_steps=2),
-        log_every=5,
-        evaluation=training.EvaluationConfig(every=40, batch_size=8, windows=8, curve_windows=8),
-        checkpoint_every=40,
-        optimizer=training.OptimizerConfig(learning_rate=0.02),
-    )
-
-    def preferring(key, inputs):
-        params = model.init(key, **inputs)["params"]
-        params["layers"]["ffn"]["router"] *= 10
-        return params
-
-    options = training.FitOptions(params=preferring)
-    run = training.fit_in_memory(model, OBJECTIVES["causal_lm"], config, DATASET, options=options)
-    _, balance = run.curve("train/expert_balance")
-    assert balance[0, 0] > 2.2
-    assert balance[0, -1] - 2 < 0.5 * (balance[0, 0] - 2)
-    assert run.curve("train/loss")[1][0, -1] < np.log(256)
-
-
-def test_gradient_descent_on_the_balance_bias_balances_the_choice():
-    """Plain gradient descent with rate 10 is the rule of DeepSeek-V3 with a speed of 0.01."""
-    spec = Experts(num_experts=4, top_k=1, scores="sigmoid", balance=0.0, balance_bias=True)
-    logits = np.random.default_rng(0).normal([0.0, 0.0, 0.5, 1.5], size=(1000, 4))
-    logits = logits.astype(np.float32)
-
-    @jax.jit
-    @jax.value_and_grad
-    def loss(bias):
-        params = {"balance_bias": bias}
-        return moe.balance_loss(params, moe.route(params, logits, spec), spec)
-
-    chosen = jax.jit(lambda bias: moe.route({"balance_bias": bias}, logits, spec).experts[:, 0])
-    share = lambda bias: np.bincount(chosen(bias), minlength=4) / 1000
-
-    bias = np.zeros(4, np.float32)
-    assert share(bias).max() > 0.5
-    for _ in range(60):
-        bias = bias - 10 * np.asarray(loss(bias)[1])
-    np.testing.assert_allclose(share(bias), 0.25, atol=0.03)
-    assert float(loss(bias)[0]) == 0

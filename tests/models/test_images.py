@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from conftest import assert_close
-from test_models import random_params
+from random_models import random_params
 
 from attnlab import heads
 from attnlab.models import FFN, Embedding, Images, ModelConfig, OutputHead

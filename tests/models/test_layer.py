@@ -15,6 +15,7 @@ from attnlab.models import (
     Attention,
     FeedForward,
     LayerInputs,
+    LayersOfType,
     LayerSpec,
     LayerStack,
     ModelConfig,
@@ -25,15 +26,15 @@ from attnlab.models import (
     init_layer,
     num_parameters,
     param_shapes,
+    run_layers,
     transformer_layer,
 )
-from attnlab.models.ffn import init_ffn
-from attnlab.models.positionwise import dropout
-from attnlab.models.specs import ACTIVATION_NAMES, NormPosition
+from attnlab.models.ffn import dropout, ffn_shapes
+from attnlab.models.specs import Activation, NormPosition
 
-POSITIONS = NormPosition.__args__
 HEADS = heads.Standard(width=6, num_heads=2)
 SPEC = LayerSpec(heads=HEADS, ffn=FFN(width=10), is_causal=True)
+PLAN = Plan(attention=(0, 1), ffn=(0, 1))
 
 
 def draw(*shape, seed=0):
@@ -45,10 +46,6 @@ def make(spec):
     shapes = jax.eval_shape(lambda key: {p: f(key) for p, f in inits.items()}, jax.random.key(0))
     leaves, tree = jax.tree.flatten(shapes)
     return jax.tree.unflatten(tree, [draw(*a.shape, seed=i) for i, a in enumerate(leaves)])
-
-
-def with_norm(position, **fields):
-    return dataclasses.replace(SPEC, norm=Norm(position=position, **fields))
 
 
 def own(params):
@@ -76,10 +73,10 @@ def test_a_layer_of_attention_alone():
     assert sum(a.size for a in jax.tree.leaves(shapes)) == num_parameters(config)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", NormPosition.__args__)
 def test_cross_attention_comes_between(position):
     cross = heads.Standard(width=6, num_heads=3)
-    spec = dataclasses.replace(with_norm(position, kind="rms"), cross=cross)
+    spec = dataclasses.replace(SPEC, norm=Norm(position=position, kind="rms"), cross=cross)
     params, x, source = make(spec), draw(2, 5, 6, seed=9), draw(2, 4, 6, seed=8)
     mask = jnp.asarray(np.arange(4) < 3)[None, None, None]
     inputs = LayerInputs(source=Source(source, mask))
@@ -129,7 +126,7 @@ def test_initial_scales():
     np.testing.assert_array_equal(params["ffn"]["norm"]["scale"], np.ones(64))
 
 
-# Norms, FFN, dropout ------------------------------------------------------------------------------
+# FFN, dropout, modules ----------------------------------------------------------------------------
 
 
 ACTIVATIONS = {
@@ -143,11 +140,11 @@ ACTIVATIONS = {
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("activation", ACTIVATION_NAMES)
+@pytest.mark.parametrize("activation", Activation.__args__)
 def test_ffn_by_hand(activation, bias):
     spec = FFN(width=5, activation=activation, bias=bias)
-    shapes = jax.eval_shape(lambda key: init_ffn(key, 3, spec), jax.random.key(0))
-    params = {name: draw(*a.shape, seed=i) for i, (name, a) in enumerate(shapes.items())}
+    shapes = ffn_shapes(3, spec).items()
+    params = {name: draw(*shape, seed=i) for i, (name, shape) in enumerate(shapes)}
     x = draw(2, 4, 3, seed=9)
     got = jax.jit(lambda w, x: feed_forward(w, x, spec))(params, x)
     w = {name: np.asarray(a) for name, a in params.items()}
@@ -197,9 +194,13 @@ def test_modules_own_parameters_and_call_the_functions():
     with pytest.raises(TypeError, match="num_heads"):
         MultiHeadAttention(num_heads=4)
     assert_close(module.apply({"params": params}, x), feed_forward(params["ffn"], x, FFN(width=7)))
+    module, x = LayerStack(SPEC, PLAN), draw(2, 5, 6)
+    params, names = module.init(jax.random.key(0), x)["params"], ("probs", "residual")
+    layers = {"layers": LayersOfType(params=params, plan=PLAN, spec=SPEC)}
+    got = module.apply({"params": params}, x, capture=names)
+    assert_close(got, run_layers(layers, ["layers"] * 2, x, capture=names))
 
 
-PLAN = Plan(attention=(0, 1), ffn=(0, 1))
 ALBERT = Plan(attention=(0, 0), ffn=(0, 0))
 OTHERS = {
     "heads": (
@@ -237,5 +238,3 @@ def test_modules_refuse_weights_of_another_and_what_is_no_weights(name):
     if name != "heads":
         with pytest.raises(TypeError, match="training"):
             module.apply(variables, x, training=True)
-    with pytest.raises(ValueError, match=r"jax.random.key\(0\), not 0"):
-        module.init(0, x)

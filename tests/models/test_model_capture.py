@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
-from test_models import random_params
+from random_models import random_params
 
 from attnlab import capture, heads, run_model
 from attnlab.models import (
@@ -17,10 +17,8 @@ from attnlab.models import (
     Compute,
     Dropout,
     EncoderConfig,
-    LayerStack,
     ModelConfig,
     Norm,
-    layer_values,
     model_values,
 )
 
@@ -41,9 +39,7 @@ def make(config):
     """(run, params) with run(params, **inputs) on the texts of its kind."""
     model = config.build()
     given = {} if config.encoder is None else {"source": SOURCE}
-    params = jax.tree.map(lambda a: a * 0.5, random_params(config))
-    if config.compute.dtype == "float64":
-        params = jax.tree.map(lambda a: a.astype(jnp.float64), params)
+    params = random_params(config, scale=0.5)
     return lambda p, **inputs: model.apply({"params": p}, TOKENS, **(given | inputs)), params
 
 
@@ -136,22 +132,13 @@ def test_capture_names_the_way_of_a_model():
             capture(call, *given, names=("probs",))
 
 
-def test_every_level_has_the_names_of_its_values():
-    for kind in ("decoder", "encoder"):
-        config = dataclasses.replace(DECODER, kind=kind)
-        assert set(model_values(config)) == {*layer_values(config.layer), "embeddings"}
-    module = LayerStack(DECODER.layer, DECODER.plan)
-    run = lambda key, x: module.init_with_output(key, x, capture=("residual", "probs"))[0].captured
-    captured = jax.eval_shape(run, jax.random.key(0), jnp.ones((2, 5, 12)))
-    assert captured["probs"].shape == (3, 2, 4, 5, 5)
-
-
 WIDE = dataclasses.replace(DECODER, heads=heads.Wide(num_heads=4), width=32)
 
 
 @pytest.mark.parametrize("implementation", deep([None, "blockwise"], "blockwise"))
 def test_capturing_changes_no_bit(implementation, optimized):
-    """With dropout, in bfloat16, in another form of the heads; see also the random models."""
+    """With dropout, in bfloat16, in another form of the heads; see also the random models. A call
+    outside of `jit` gives the same bits."""
     config = dataclasses.replace(
         WIDE, compute=Compute(dtype="bfloat16"), attention=Attention(implementation=implementation),
         dropout=Dropout(rate=0.2, attention=0.2, ffn=0.2),
@@ -161,6 +148,7 @@ def test_capturing_changes_no_bit(implementation, optimized):
     plain = jax.jit(lambda p: run(p).logits)(params)
     outputs = jax.jit(functools.partial(run, capture=tuple(model_values(config))))(params)
     np.testing.assert_array_equal(plain, outputs.logits)
+    np.testing.assert_array_equal(plain, run(params).logits)
 
 
 PLANS = (
@@ -170,39 +158,24 @@ PLANS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharing", deep(PLANS, "relaxed:2"))
-def test_patches_under_transformations(sharing, x64):
-    """Every value times a number a of its layer: its gradient, and the same under remat and vmap.
-
-    Scores are bilinear in q and k, outputs in probs and v: so some gradients are equal.
-    """
+@pytest.mark.parametrize("sharing", PLANS)
+def test_patched_values_have_gradients(sharing, x64):
+    """Every value times a number a of its layer, at a = 1. Scores are bilinear in q and k, outputs
+    in probs and v: so some gradients are equal."""
     config = dataclasses.replace(
-        CONFIG, sharing=sharing, num_layers=4, max_len=7, encoder=EncoderConfig(),
+        CONFIG, sharing=sharing, num_layers=4, encoder=EncoderConfig(),
         compute=Compute(dtype="float64"),
     )  # fmt: skip
     seed = np.random.default_rng(2).normal(size=(2, 7, 11))
     names = [name for name in model_values(config) if "embeddings" not in name]
+    run, params = make(config)
 
-    def loss(a, remat):
-        compute = Compute(dtype="float64", remat=remat)
-        run, params = make(dataclasses.replace(config, compute=compute))
+    def loss(a):
         patch = {name: lambda value, layer, name=name: value * a[name][layer] for name in names}
         return jnp.sum(run(params, patch=patch).logits * seed)
 
-    rng = np.random.default_rng(3)
-    rows = {name: np.stack([np.ones(4), rng.normal(size=4)]) for name in names}
-    run, params = make(config)
-
-    @jax.jit
-    def several(rows):
-        one = jax.tree.map(lambda a: a[0], rows)
-        mapped = jax.vmap(jax.value_and_grad(lambda a: loss(a, True)))(rows)
-        return mapped, jax.value_and_grad(lambda a: loss(a, False))(one), run(params).logits
-
-    mapped, (value, gradients), plain = several(rows)
-    assert_close(jax.tree.map(lambda a: a[0], mapped), (value, gradients), loosen=100)
-    assert_close(value, jnp.sum(plain * seed), loosen=100)
-    assert np.abs(mapped[0][1] - value) > 0.01
+    value, gradients = jax.jit(jax.value_and_grad(loss))({name: jnp.ones(4) for name in names})
+    assert_close(value, jnp.sum(run(params).logits * seed), loosen=100)
     for prefix in ("", "cross.", "encoder."):
         for equal in (("q", "k", "scores"), ("v", "probs", "heads", "outputs")):
             first, *rest = (gradients[prefix + name] for name in equal)
@@ -213,11 +186,8 @@ def test_patches_under_transformations(sharing, x64):
 
 @pytest.mark.parametrize(
     ("kind", "sharing"),
-    [
-        ("decoder", "separate"), ("decoder", "cla:2"), ("encoder", "albert"),
-        ("encoder_decoder", "relaxed:2"),
-    ],
-)  # fmt: skip
+    [("decoder", "cla:2"), ("encoder", "albert"), ("encoder_decoder", "relaxed:2")],
+)
 def test_the_program_with_captures_is_as_long_at_every_depth(kind, sharing):
     def lines(depth):
         config = dataclasses.replace(DECODER, kind=kind, num_layers=depth, sharing=sharing)

@@ -1,4 +1,4 @@
-"""Whole models: causality, positions, sharing, dropout, padding, poolers, encoder and decoder."""
+"""Whole models: masks, positions, dropout, poolers, an encoder with heads of its own."""
 
 import dataclasses
 
@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
+from random_models import random_params
 
 from attnlab import heads, masks
+from attnlab.heads.positions import relative_buckets
 from attnlab.models import (
     FFN,
     Attention,
@@ -24,7 +26,6 @@ from attnlab.models import (
     Relative,
     Rotary,
     Sinusoidal,
-    param_shapes,
 )
 from attnlab.models.specs import DropoutPlace
 
@@ -34,50 +35,34 @@ SMALL = ModelConfig(
 )  # fmt: skip
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (2, 7)))
 SOURCE = jnp.asarray(np.random.default_rng(5).integers(0, 19, (2, 5)))
-POSITIONS = [Learned(), Sinusoidal(), Rotary(), Relative(), NoPositions()]
 
 
 def change(config, **fields):
     return dataclasses.replace(config, **fields)
 
 
-def random_params(config, seed=1, scale=1.0):
-    """Large random parameters, so that attention is not uniform."""
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda a: jnp.asarray(scale * rng.normal(size=a.shape), a.dtype), param_shapes(config)
-    )
-
-
-def make(config=SMALL):
+def make(config=SMALL, **names):
     """(jitted call that returns `Outputs`, large random parameters)."""
     model = config.build()
 
     @jax.jit
     def run(params, tokens, seed=None, **inputs):
-        if seed is None:
-            return model.apply({"params": params}, tokens, **inputs)
-        rngs = {"dropout": jax.random.key(seed)}
-        return model.apply({"params": params}, tokens, deterministic=False, rngs=rngs, **inputs)
+        if seed is not None:
+            inputs |= {"deterministic": False, "rngs": {"dropout": jax.random.key(seed)}}
+        return model.apply({"params": params}, tokens, **inputs, **names)
 
     return run, random_params(config)
 
 
-def moved(a, b):
-    """Positions whose logits differ."""
-    return np.abs(a.logits - b.logits).max((0, 2)) > 0
+# Masks and positions ------------------------------------------------------------------------------
 
 
-# Who attends to whom ------------------------------------------------------------------------------
-
-
-def test_windows():
+@pytest.mark.parametrize(("kind", "first"), [("decoder", 1), ("encoder", 0)])
+def test_windows(kind, first):
     """A token reaches so many tokens back per layer, in an encoder also ahead."""
-    for kind, first in (("decoder", 1), ("encoder", 0)):
-        config = change(SMALL, kind=kind, num_layers=1, attention=Attention(window=1))
-        run, params = make(config)
-        changed = moved(run(params, TOKENS), run(params, TOKENS.at[:, 1].add(1) % 19))
-        assert changed.tolist() == [first == 0, True, True, False, False, False, False]
+    run, params = make(change(SMALL, kind=kind, num_layers=1, attention=Attention(window=1)))
+    changed = run(params, TOKENS.at[:, 1].add(1) % 19).logits - run(params, TOKENS).logits
+    assert np.flatnonzero(jnp.any(changed != 0, (0, 2))).tolist() == list(range(first, 3))
 
 
 def test_without_positions_an_encoder_cannot_tell_the_order():
@@ -98,77 +83,32 @@ def test_rotary_positions_count_from_anywhere(sharing):
 
 
 def test_positions_that_skip_padding():
-    """A left-padded text is the text, when padding is masked too."""
-    run, params = make(change(SMALL, kind="encoder", positions=Learned(pad_token=1)))
-    text = TOKENS[:, :4].at[:].max(2)
-    padded = jnp.concatenate([jnp.ones((2, 2), text.dtype), text], axis=1)
+    """A left-padded text is the text, when padding is masked too. RoBERTa counts from 1
+    more than pad_token, so that max_len 9 has room for 7 tokens."""
+    config = change(SMALL, kind="encoder", positions=Learned(pad_token=1))
+    run, params = make(config)
+    text = jnp.maximum(TOKENS, 2)
+    padded = jnp.pad(text, [(0, 0), (2, 0)], constant_values=1)
     got = run(params, padded, padding_mask=padded != 1).logits
     assert_close(got[:, 2:], run(params, text).logits)
     with pytest.raises(ValueError, match="mixtures"):
         run(params, jax.nn.one_hot(text, 19))
-
-
-def test_positions_beyond_those_of_padding():
-    """RoBERTa counts from pad_token + 1, so that max_len 9 has room for 7 tokens."""
-    model = change(SMALL, kind="encoder", positions=Learned(pad_token=1)).build()
-    variables, run = {"params": random_params(model.config)}, jax.jit(model.apply)
-    tokens = 2 + np.arange(9)[None]
-    assert np.isfinite(run(variables, tokens[:, :7]).logits).all()
-    padded = np.where(tokens < 4, 1, tokens)
-    assert np.isfinite(run(variables, padded).logits).all()
     with pytest.raises(ValueError, match="may have 7 tokens, not 9; raise max_len"):
-        model.apply(variables, tokens)
-    assert np.isnan(run(variables, tokens).logits).any()
+        config.build().apply({"params": params}, jnp.maximum(padded, 2))
+    assert np.isnan(run(params, jnp.maximum(padded, 2)).logits).any()
 
 
 def test_masks_and_token_types():
-    config = change(SMALL, kind="encoder", embedding=Embedding(token_types=2, norm=True))
-    run, params = make(config)
-    mask = masks.padding(jnp.array([7, 4]), 7)
-    got = run(params, TOKENS, mask=mask).logits
-    changed = run(params, TOKENS.at[1, 5].add(1) % 19, mask=mask).logits
+    run, params = make(change(SMALL, kind="encoder", embedding=Embedding(token_types=2, norm=True)))
+    mask, plain = masks.padding(jnp.array([7, 4]), 7), run(params, TOKENS).logits
+    got, changed = (
+        run(params, tokens, mask=mask).logits for tokens in (TOKENS, TOKENS.at[1, 5].add(1) % 19)
+    )
     np.testing.assert_array_equal(got[1, :4], changed[1, :4])
-    types, plain = jnp.zeros_like(TOKENS), run(params, TOKENS).logits
+    assert np.abs(got[1, :4] - plain[1, :4]).max() > 1e-3
+    types = jnp.zeros_like(TOKENS)
     np.testing.assert_array_equal(plain, run(params, TOKENS, token_types=types).logits)
     assert np.abs(plain - run(params, TOKENS, token_types=types + 1).logits).max() > 1e-3
-
-
-# Sharing ------------------------------------------------------------------------------------------
-
-
-def test_head_masks_act_per_application_of_shared_weights():
-    run, params = make(change(SMALL, sharing="albert"))
-    mask = jnp.ones((3, 3))
-    assert_close(run(params, TOKENS, head_mask=mask).logits, run(params, TOKENS).logits)
-    first, last = (run(params, TOKENS, head_mask=mask.at[i, 1].set(0)).logits for i in (0, 2))
-    assert np.abs(first - last).max() > 1e-3
-
-
-SCALES = (1.0, 0.5, 2.0)
-
-
-@pytest.mark.parametrize("order", ["factored", None])
-def test_layer_scales_are_factors_of_the_queries(order, x64):
-    """Of each application, not of a group: layers 0 and 2 share their weights here."""
-    compute = Compute(dtype="float64")
-    shared = change(
-        SMALL, sharing="0,1,0", compute=compute, positions=NoPositions(),
-        attention=Attention(layer_scales=SCALES, order=order),
-    )  # fmt: skip
-    separate = change(shared, sharing="separate", attention=Attention(order=order))
-    params = jax.tree.map(lambda a: a.astype(jnp.float64), random_params(shared))
-    layers = jax.tree.map(lambda a: a[jnp.array([0, 1, 0])], params["layers"])
-    factor = jnp.array(SCALES)
-    for name in ("q", "q_bias"):
-        a = layers["attention"][name]
-        layers["attention"][name] = a * factor.reshape(3, *(1,) * (a.ndim - 1))
-    expected = run_captured(separate, params | {"layers": layers}, "scores")
-    got = run_captured(shared, params, "scores")
-    assert_close(got.logits, expected.logits, loosen=100)
-    assert_close(got.captured["scores"], expected.captured["scores"], loosen=100)
-    cache = shared.init_cache(2, 9)
-    cached = shared.build().apply({"params": params}, TOKENS[:, :5], cache=cache).logits
-    assert_close(cached, expected.logits[:, :5], loosen=100)
 
 
 def test_position_scale_is_a_factor_of_the_queries_of_a_position(x64):
@@ -176,26 +116,40 @@ def test_position_scale_is_a_factor_of_the_queries_of_a_position(x64):
     plain = change(SMALL, num_layers=1, positions=NoPositions(), compute=Compute(dtype="float64"))
     both = Attention(position_scale=(0.7, 2.0), layer_scales=(3.0,))
     config = change(plain, attention=both)
-    params = jax.tree.map(lambda a: a.astype(jnp.float64), random_params(plain))
+    run, params = make(plain, capture=("scores",))
     positions = jnp.array([0, 1, 2, 5, 9])
-    expected = run_captured(plain, params, "scores").captured["scores"][..., :5, :5]
-    model = config.build()
-    got = model.apply(
-        {"params": params}, TOKENS[:, :5], positions=positions, capture=("scores",)
-    ).captured["scores"]
+    expected = run(params, TOKENS[:, :5]).captured["scores"]
+    run, _ = make(config, capture=("scores",))
+    got = run(params, TOKENS[:, :5], positions=positions).captured["scores"]
     factor = 3 * (1 + 0.7 * np.log([1, 1, 2, 3, 5]))
     assert_close(got, expected * factor[:, None], loosen=100)
-    whole = model.apply({"params": params}, TOKENS).logits
+    whole = run(params, TOKENS).logits
     cache, found = config.init_cache(2, TOKENS.shape[1]), []
     for token in TOKENS.T:
-        step = model.apply({"params": params}, token[:, None], cache=cache)
+        step = run(params, token[:, None], cache=cache)
         cache, found = step.cache, [*found, step.logits]
     assert_close(jnp.concatenate(found, axis=1), whole, loosen=100)
 
 
-def run_captured(config, params, *names):
-    model = config.build()
-    return jax.jit(lambda p: model.apply({"params": p}, TOKENS, capture=names))(params)
+def test_relative_positions_per_layer_are_one_table_each(x64):
+    """Also where layers share their attention; it adds nothing to x here, so scores are apart."""
+    config = change(
+        SMALL, positions=Relative(buckets=8, max_distance=6, per_layer=True), sharing="0,1,0",
+        compute=Compute(dtype="float64"),
+    )  # fmt: skip
+    params = jax.tree.map(lambda a: a.astype(jnp.float64), random_params(config))
+    tables, attention = params["relative_bias"], params["layers"]["attention"]
+    assert tables.shape == (3, 8, 3)
+    attention["o"] = 0 * attention["o"]
+    run, _ = make(config, capture=("scores",))
+    got = run(params, TOKENS).captured["scores"]
+    plain = run(params | {"relative_bias": 0 * tables}, TOKENS).captured["scores"]
+    ahead = np.arange(7)[None, :] - np.arange(7)[:, None]
+    buckets = relative_buckets(ahead, num_buckets=8, max_distance=6, two_sided=False)
+    expected = jnp.moveaxis(tables[:, buckets], -1, 1)[:, None]
+    seen = np.tril(np.ones((7, 7), bool))
+    difference = (got - plain)[..., seen]
+    assert_close(difference, jnp.broadcast_to(expected[..., seen], difference.shape), loosen=100)
 
 
 # Dropout ------------------------------------------------------------------------------------------
@@ -210,17 +164,19 @@ def run_captured(config, params, *names):
 )  # fmt: skip
 def test_each_dropout_acts_alone(dropout):
     run, params = make(change(SMALL, dropout=dropout))
-    same, other = run(params, TOKENS, 0).logits, run(params, TOKENS, 1).logits
-    np.testing.assert_array_equal(same, run(params, TOKENS, 0).logits)
-    assert np.abs(same - other).max() > 1e-3
-    assert np.abs(same - run(params, TOKENS).logits).max() > 1e-3
+    same, again, other = (run(params, TOKENS, seed).logits for seed in (0, 0, 1))
+    np.testing.assert_array_equal(same, again)
+    for a in (other, run(params, TOKENS).logits):
+        assert np.abs(same - a).max() > 1e-3
 
 
 def test_embeddings_can_have_a_rate_of_their_own():
-    run, params = make(change(SMALL, dropout=Dropout(rate=0.5, embedding=0.0)))
-    only, _ = make(change(SMALL, dropout=Dropout(rate=0.5, places=("attention", "ffn"))))
-    got, expected = run(params, TOKENS, 0).logits, only(params, TOKENS, 0).logits
-    np.testing.assert_array_equal(got, expected)
+    spec = {"rate": 0.5, "embedding": 0.0}, {"rate": 0.5, "places": ("attention", "ffn")}
+    logits = []
+    for fields in spec:
+        run, params = make(change(SMALL, dropout=Dropout(**fields)))
+        logits.append(run(params, TOKENS, 0).logits)
+    np.testing.assert_array_equal(*logits)
 
 
 # Outputs ------------------------------------------------------------------------------------------
@@ -230,8 +186,7 @@ def test_embeddings_can_have_a_rate_of_their_own():
 def test_a_row_of_padding_is_pooled_to_zeros(pooler):
     run, params = make(change(SMALL, kind="encoder", output=OutputHead(pooler=pooler)))
     pooled = run(params, TOKENS, padding_mask=jnp.zeros((2, 7), bool).at[1].set(True)).pooled
-    assert not pooled[0].any()
-    assert pooled[1].any()
+    assert np.any(pooled, axis=1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("pooler", deep(["max", "mean", "each"], "max"))
@@ -252,49 +207,25 @@ def test_poolers_have_finite_gradients(pooler):
 
 def test_a_token_is_a_row_of_features():
     """A single 1 in the vocabulary is the token; half of two tokens is the mean of both."""
-    run, params = make(change(SMALL, kind="encoder", positions=NoPositions()))
-    words = jax.nn.one_hot(TOKENS, 19)
+    config = change(SMALL, kind="encoder", positions=NoPositions())
+    run, params = make(config, capture=("embeddings",))
+    words, table = jax.nn.one_hot(TOKENS, 19), params["embedding"]
     assert_close(run(params, words).logits, run(params, TOKENS).logits, loosen=10)
-    halves = run_captured_words(params, (words + words[:, ::-1]) / 2)
-    table = params["embedding"]
+    halves = run(params, (words + words[:, ::-1]) / 2).captured["embeddings"]
     assert_close(halves, (table[TOKENS] + table[TOKENS[:, ::-1]]) / 2)
 
 
-def run_captured_words(params, words):
-    config = change(SMALL, kind="encoder", positions=NoPositions())
-    model = config.build()
-    outputs = model.apply({"params": params}, words, capture=("embeddings",))
-    return outputs.captured["embeddings"]
-
-
 # Encoder and decoder ------------------------------------------------------------------------------
-
-SEQ = change(
-    SMALL, kind="encoder_decoder", encoder=EncoderConfig(num_layers=2), norm=Norm(kind="rms"),
-    positions=Relative(buckets=8, max_distance=6),
-    ffn=FFN(width=10, activation="gated_gelu"),
-)  # fmt: skip
-
-
-def test_who_attends_to_whom_in_an_encoder_decoder():
-    """A token of the source changes all logits, one of the target those from it on."""
-    run, params = make(SEQ)
-    plain = run(params, TOKENS, source=SOURCE)
-    assert moved(plain, run(params, TOKENS, source=SOURCE.at[:, 3].add(1) % 19)).all()
-    changed = moved(plain, run(params, TOKENS.at[:, 4].add(1) % 19, source=SOURCE))
-    assert changed[4:].all()
-    assert not changed[:4].any()
-    mask = jnp.asarray(np.arange(5) < 3)[None].repeat(2, 0)
-    masked = run(params, TOKENS, source=SOURCE, source_padding_mask=mask).logits
-    assert_close(masked, run(params, TOKENS, source=SOURCE[:, :3]).logits)
 
 
 def test_an_encoder_with_another_number_of_heads():
     """It computes what it computes alone."""
     layout = heads.Standard(num_heads=3, head_dim=6)
     config = change(
-        SEQ, num_layers=1, heads=layout, encoder=EncoderConfig(num_layers=2, num_heads=4)
-    )
+        SMALL, kind="encoder_decoder", num_layers=1, heads=layout, norm=Norm(kind="rms"),
+        encoder=EncoderConfig(num_layers=2, num_heads=4),
+        positions=Relative(buckets=8, max_distance=6),
+    )  # fmt: skip
     run, params = make(config)
     assert params["layers"]["cross"]["q"].shape == (1, 12, 3, 6)
     assert params["encoder_layers"]["attention"]["q"].shape == (2, 12, 4, 6)
@@ -306,13 +237,3 @@ def test_an_encoder_with_another_number_of_heads():
     own["embedding"] = params["embedding"]
     encoded = run(params, TOKENS, source=SOURCE).encoded
     assert_close(encoded, make(alone)[0](own, SOURCE).hidden)
-
-
-def test_padding_masks_are_booleans_or_zeros_and_ones():
-    run, params = make(SEQ)
-    logits = []
-    for kind in (bool, int):
-        mask = np.array([[1, 1, 0, 0, 1]] * 2).astype(kind)
-        masks = {"padding_mask": mask, "source_padding_mask": mask}
-        logits.append(run(params, TOKENS[:, :5], source=SOURCE, **masks).logits)
-    np.testing.assert_array_equal(*logits)

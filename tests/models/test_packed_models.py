@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
+from random_models import random_params
 
 from attnlab import nnx as attnlab_nnx
 from attnlab.heads import Standard, Wide
@@ -30,25 +31,22 @@ SMALL = {
 MODELS = {
     "learned, decoder": {"positions": Learned(), "sharing": "albert"},
     "learned, padding not counted": {
-        "positions": Learned(pad_token=1),
-        "kind": "encoder",
-        "max_len": 9,
+        "positions": Learned(pad_token=1), "kind": "encoder", "max_len": 9
     },
     "sinusoidal, wide": {"positions": Sinusoidal(), "heads": Wide(num_heads=2)},
     "rotary, windows": {
-        "positions": Rotary(),
-        "heads": Standard(num_heads=2, num_kv_heads=1),
+        "positions": Rotary(), "heads": Standard(num_heads=2, num_kv_heads=1),
         "layer_types": ((2, LayerOverrides(window=2)), (1, LayerOverrides(full_attention=True))),
     },
     "relative, both sides": {"positions": Relative(), "kind": "encoder"},
     "alibi, experts": {
-        "positions": Alibi(),
-        "ffn": FFN(width=8, experts=Experts(num_experts=3, top_k=2)),
+        "positions": Alibi(), "ffn": FFN(width=8, experts=Experts(num_experts=3, top_k=2))
     },
     "no positions": {"positions": NoPositions()},
     "encoder and decoder, learned": {"positions": Learned(), "kind": "encoder_decoder"},
-    "encoder and decoder, relative": {"positions": Relative(), "kind": "encoder_decoder"},
-}
+    "encoder and decoder, relative":
+        {"positions": Relative(per_layer=True), "kind": "encoder_decoder"},
+}  # fmt: skip
 LENGTHS, OF_SOURCE = (4, 1, 6, 3), (2, 6, 1, 4)
 
 
@@ -62,13 +60,6 @@ def cut(a, lengths):
     return np.split(a[:, : sum(lengths)], np.cumsum(lengths)[:-1], axis=1)
 
 
-def random_params(config, rng):
-    tokens = jnp.zeros((1, 3), int)
-    more = {"source": tokens} if config.encoder is not None else {}
-    shapes = jax.eval_shape(config.build().init, jax.random.key(0), tokens, **more)["params"]
-    return jax.tree.map(lambda a: jnp.asarray(0.5 * rng.normal(size=a.shape), "float32"), shapes)
-
-
 QUICK = ("learned, decoder", "rotary, windows", "encoder and decoder, relative")
 
 
@@ -77,7 +68,7 @@ def test_a_packed_text_is_the_text_alone(case):
     """A row of 17 tokens in a model of texts of at most 6; padding may hold any token."""
     config = ModelConfig(**SMALL | MODELS[case])
     rng = np.random.default_rng(0)
-    params = random_params(config, rng)
+    params = random_params(config, scale=0.5)
     model, tokens, source = config.build(), *rng.integers(0, 11, (2, 1, 17))
     if case == "learned, padding not counted":
         tokens[0, [3, 10]] = 1
@@ -109,7 +100,7 @@ def test_a_packed_text_is_the_text_alone(case):
 
 def test_other_ways_to_call():
     config = ModelConfig(**SMALL)
-    params = random_params(config, np.random.default_rng(1))
+    params = random_params(config, scale=0.5)
     tokens, ids = jnp.arange(10)[None], packed((4, 5), 10)
     expected = config.build().apply({"params": params}, tokens, segments=ids).logits
     module = attnlab_nnx.Transformer(config, params=params)

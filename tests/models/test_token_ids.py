@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_models import random_params
+from random_models import random_params
 
 from attnlab import generate, heads
 from attnlab.models import FFN, Embedding, ModelConfig, NoPositions, OutputHead
@@ -32,17 +32,12 @@ def model_of(config):
 
 
 @pytest.mark.parametrize("bad", OUTSIDE)
-def test_a_concrete_id_is_refused(bad):
-    model, _, variables = model_of(CONFIG)
+def test_an_id_outside_of_the_table(bad):
+    """Is refused; within `jit` it gives NaN in its text, and in no other text of the batch."""
+    model, run, variables = model_of(CONFIG)
     for array in (np.array, jnp.array):
         with pytest.raises(ValueError, match=rf"token id {bad} at \[0, 2\].* 0 to 6"):
             model.apply(variables, array([[1, 2, bad, 3]]))
-
-
-@pytest.mark.parametrize("bad", OUTSIDE)
-def test_an_id_within_jit_gives_nan(bad):
-    """In its text, and in no other text of the batch."""
-    _, run, variables = model_of(CONFIG)
     logits = run(variables, jnp.array([[1, 2, bad, 3], [1, 2, 6, 0]])).logits
     assert np.isnan(logits[0, 2:]).all()
     assert np.isfinite(logits[1]).all()
@@ -60,13 +55,10 @@ def test_padding_may_hold_any_id(kind):
 
 
 def test_token_types_too():
-    model, _, variables = model_of(TYPED)
+    _, run, variables = model_of(TYPED)
     tokens, types = jnp.array([[1, 2, 3]]), jnp.array([[0, 1, 2]])
-    with pytest.raises(ValueError, match=r"token type 2 at \[0, 2\].* 0 to 1"):
-        model.apply(variables, tokens, token_types=types)
-    call = jax.jit(lambda v, types: model.apply(v, tokens, token_types=types).logits)
-    assert np.isnan(call(variables, types)).any()
-    assert np.isfinite(call(variables, types - 1 + jnp.array([[1, 0, 0]]))).all()
+    assert np.isnan(run(variables, tokens, token_types=types).logits).any()
+    assert np.isfinite(run(variables, tokens, token_types=types % 2).logits).all()
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int16, jnp.uint32])

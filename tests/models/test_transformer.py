@@ -1,4 +1,4 @@
-"""What a model promises: captured values, auxiliary losses, layer indices."""
+"""What a model promises: its init, values, auxiliary losses, layer indices, encoded sources."""
 
 import dataclasses
 from typing import ClassVar
@@ -9,24 +9,10 @@ import numpy as np
 import pytest
 from conftest import assert_close
 from flax.core import freeze
-from test_models import SMALL, TOKENS, random_params
+from test_models import SMALL, SOURCE, TOKENS, change, make
 
-from attnlab import heads, models
-from attnlab.sharing import Plan
-
-PLANS = {
-    "separate": "separate",
-    "albert": "albert",
-    "cycle": "cycle:2",
-    "cla": "cla:2",
-    "relaxed": "relaxed:2",
-}
-
-
-def run(config, tokens=TOKENS, params=None, **inputs):
-    params = random_params(config) if params is None else params
-    model = config.build()
-    return jax.jit(lambda p, tokens: model.apply({"params": p}, tokens, **inputs))(params, tokens)
+from attnlab import heads
+from attnlab.models import Compute
 
 
 def test_init_checks_the_call_and_does_not_compute_it():
@@ -46,38 +32,40 @@ def test_init_checks_the_call_and_does_not_compute_it():
     jax.effects_barrier()
     assert len(computed) == 1
     assert jax.tree.all(jax.tree.map(np.array_equal, variables, same))
-    assert_close(outputs.logits, model.apply(variables, TOKENS).logits)
-    frozen = model.apply(freeze(variables), TOKENS).logits
-    assert_close(outputs.logits, frozen)
+    for given in (variables, freeze(variables)):
+        assert_close(outputs.logits, model.apply(given, TOKENS).logits)
 
 
-# Captured values ----------------------------------------------------------------------------------
-
-
-def test_values_of_a_model_with_an_encoder_have_prefixes():
-    config = dataclasses.replace(SMALL, kind="encoder_decoder")
-    names = ("probs", "cross.probs", "encoder.probs", "encoder.residual")
-    outputs = run(config, source=TOKENS[:, :5], capture=names)
-    assert {n: a.shape[-2:] for n, a in outputs.captured.items()} == {
-        "probs": (7, 7), "cross.probs": (7, 5), "encoder.probs": (5, 5),
-        "encoder.residual": (5, 12),
-    }  # fmt: skip
-    encoded = run(config, encoded=outputs.encoded, capture=("cross.probs",))
-    assert_close(encoded.logits, outputs.logits)
+def test_inputs_of_an_encoder_decoder():
+    """Padding masks are booleans, or zeros and ones; `encoded` stands for the source."""
+    run, params = make(change(SMALL, kind="encoder_decoder"), capture=("cross.probs",))
+    mask = np.array([[1, 1, 0, 0, 1]] * 2)
+    ones, booleans = (
+        run(params, SOURCE, source=SOURCE, padding_mask=mask, source_padding_mask=mask)
+        for mask in (mask, mask == 1)
+    )
+    np.testing.assert_array_equal(ones.logits, booleans.logits)
+    given = {"encoded": ones.encoded, "source_padding_mask": mask == 1}
+    got = run(params, SOURCE, padding_mask=mask == 1, **given)
+    assert_close((got.logits, got.captured), (ones.logits, ones.captured))
+    run, _ = make(change(SMALL, kind="encoder_decoder"), capture=("encoder.probs",))
     with pytest.raises(ValueError, match=r"unknown value 'encoder.probs'.*known: .*cross.probs"):
-        run(config, encoded=outputs.encoded, capture=("encoder.probs",))
+        run(params, SOURCE, **given)
 
 
 def test_a_patch_replaces_a_value_of_one_layer():
-    """Heads of layer 1 set to zero are the heads that a head mask removes."""
-    mask = jnp.ones((3, 3)).at[1].set(0)
-    patch = {"heads": lambda value, layer: jnp.where(layer == 1, 0, value)}
-    assert_close(run(SMALL, patch=patch).logits, run(SMALL, head_mask=mask).logits)
-    with pytest.raises(ValueError, match="unknown value 'head'"):
-        run(SMALL, patch={"head": lambda value, layer: value})
-
-
-# Extras from outside ------------------------------------------------------------------------------
+    """Heads of layer 1 set to zero are the heads that a head mask removes, and what the FFN of
+    layer 2 returns is what it returns without weights."""
+    patch = {
+        "heads": lambda value, layer: jnp.where(layer == 1, 0, value),
+        "ffn_out": lambda value, layer: jnp.where(layer == 2, 0, value),
+    }
+    run, params = make()
+    got = make(patch=patch)[0](params, TOKENS).logits
+    ffn = params["layers"]["ffn"]
+    ffn |= {name: ffn[name].at[2].set(0) for name in ("down", "down_bias")}
+    expected = run(params, TOKENS, head_mask=jnp.ones((3, 3)).at[1].set(0)).logits
+    assert_close(got, expected)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,39 +87,17 @@ class Balanced(heads.Extra):
         return heads * gate[:, None].astype(heads.dtype), {"balance": balance}
 
 
-BALANCED = dataclasses.replace(
-    SMALL, num_layers=4, heads=heads.Standard(num_heads=3, extras=(Balanced(),))
-)
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_the_layer_index_reaches_the_heads_under_every_plan(plan):
-    config = dataclasses.replace(BALANCED, sharing=PLANS[plan])
-    assert run(config, capture=("layer_index",)).captured["layer_index"].tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("remat", [True, False])
-@pytest.mark.parametrize("sharing", ["separate", "albert"])
-def test_auxiliary_losses_are_summed_over_layers_and_have_gradients(sharing, remat):
-    compute = models.Compute(remat=remat)
-    config = dataclasses.replace(BALANCED, sharing=sharing, compute=compute)
-    params = random_params(config)
-
-    @jax.jit
-    @jax.value_and_grad
-    def loss(params):
-        return config.build().apply({"params": params}, TOKENS).losses["balance"]
-
-    value, gradient = loss(params)
+@pytest.mark.parametrize("sharing", ["separate", "albert", "cla:2"])
+def test_losses_of_an_extra_are_summed_over_layers_and_have_gradients(sharing, remat):
+    """The layer index reaches the heads under every plan."""
+    layout, compute = heads.Standard(num_heads=3, extras=(Balanced(),)), Compute(remat=remat)
+    config = change(SMALL, num_layers=4, heads=layout, sharing=sharing, compute=compute)
+    run, params = make(config, capture=("layer_index",))
+    loss = lambda params: (run(params, TOKENS).losses["balance"], run(params, TOKENS).captured)
+    (value, captured), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     gate = params["layers"]["attention"]["balance_gate"]
     uses = 4 / len(gate)
     assert_close(value, uses * jnp.sum(gate**2))
     assert_close(gradient["layers"]["attention"]["balance_gate"], 2 * uses * gate)
-
-
-def test_keys_of_an_earlier_layer_are_shared():
-    """A layer under cross-layer attention captures the keys of the layer that made them."""
-    plan = Plan(attention=(0, 1, 2), ffn=(0, 1, 2), kv=(0, "@0", 1))
-    k = run(dataclasses.replace(SMALL, sharing=plan), capture=("k",)).captured["k"]
-    assert (k[0] == k[1]).all()
-    assert not (k[1] == k[2]).all()
+    assert captured["layer_index"].tolist() == [0, 1, 2, 3]

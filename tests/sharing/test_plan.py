@@ -4,15 +4,9 @@ import numpy as np
 import pytest
 
 from attnlab import (
-    ModelConfig,
     Plan,
-    applied_parameters,
-    flops_per_token,
-    num_parameters,
     plan_names,
 )
-from attnlab.heads import Standard
-from attnlab.models import FFN
 from attnlab.sharing.plan import (
     GROUP_RULES,
     cycled,
@@ -23,33 +17,33 @@ from attnlab.sharing.plan import (
     plan_name,
 )
 
+ONE, EACH = (0,) * 6, (0, 1, 2, 3, 4, 5)
+NAMED = {
+    "separate": (EACH, EACH),
+    "albert": (ONE, ONE),
+    "attention_only": (ONE, EACH),
+    "ffn_only": (EACH, ONE),
+    # Takase and Kiyono 2021, figure 2, and Subformer, of 6 layers
+    "groups:3": ((0, 0, 1, 1, 2, 2),) * 2,
+    "cycle:3": ((0, 1, 2, 0, 1, 2),) * 2,
+    "cycle_rev:3": ((0, 1, 2, 2, 1, 0),) * 2,
+    "cycle_rev:2": ((0, 1, 0, 1, 1, 0),) * 2,
+    "sandwich": ((0, 1, 1, 1, 1, 2),) * 2,
+    "groups:4": ((0, 0, 1, 2, 2, 3),) * 2,
+    "cycle:6": (EACH, EACH),
+    "groups:1": (ONE, ONE),
+    # the layers in the middle are repeated
+    "0,1,2,1..3": ((0, 1, 2, 1, 2, 3),) * 2,
+    "1/(2)x2/1": ((0, 1, 2, 1, 2, 3),) * 2,
+    "attention=0,1,0,1,0,1 ffn=0..2,0..2": ((0, 1, 0, 1, 0, 1), (0, 1, 2, 0, 1, 2)),
+}
 
-def test_named_plans():
-    literal = {
-        "separate": Plan(attention=(0, 1, 2), ffn=(0, 1, 2)),
-        "albert": Plan(attention=(0, 0, 0), ffn=(0, 0, 0)),
-        "attention_only": Plan(attention=(0, 0, 0), ffn=(0, 1, 2)),
-        "ffn_only": Plan(attention=(0, 1, 2), ffn=(0, 0, 0)),
-        "sandwich": Plan(attention=(0, 1, 2), ffn=(0, 1, 2)),
-    }
-    assert {name: parse_plan(name, 3) for name in plan_names()} == literal
 
-
-@pytest.mark.parametrize(
-    ("name", "groups"),
-    [  # Takase and Kiyono 2021, figure 2, and Subformer, of 6 layers
-        ("groups:3", (0, 0, 1, 1, 2, 2)),
-        ("cycle:3", (0, 1, 2, 0, 1, 2)),
-        ("cycle_rev:3", (0, 1, 2, 2, 1, 0)),
-        ("sandwich", (0, 1, 1, 1, 1, 2)),
-        ("groups:4", (0, 0, 1, 2, 2, 3)),
-        ("cycle:6", (0, 1, 2, 3, 4, 5)),
-        ("groups:1", (0, 0, 0, 0, 0, 0)),
-        ("attention=0,1,0,1,0,1 ffn=0,1,0,1,0,1", (0, 1, 0, 1, 0, 1)),
-    ],
-)
-def test_plans_with_a_number_of_groups(name, groups):
-    assert parse_plan(name, 6) == Plan(attention=groups, ffn=groups)
+@pytest.mark.parametrize("name", NAMED)
+def test_named_plans(name):
+    attention, ffn = NAMED[name]
+    assert parse_plan(name, 6) == Plan(attention=attention, ffn=ffn)
+    assert plan_names() == ["separate", "albert", "attention_only", "ffn_only", "sandwich"]
 
 
 def test_keys_and_values_of_earlier_layers():
@@ -73,23 +67,6 @@ def test_cross_layer_attention():
     assert parse_plan("cla:3", 9)["kv"] == (0, "@0", "@0", 1, "@3", "@3", 2, "@6", "@6")
     plan = parse_plan("attention=0..8 kv=0,1,2,@2,@2,@2,@2,@2,3 ffn=0..8", 9)
     assert plan.kv_sources == (0, 1, 2, 2, 2, 2, 2, 2, 8)
-
-
-@pytest.mark.parametrize("text", ["0,1,2,3,4,5,4,5,6..10", "4/(2)x2/5"])
-def test_repeated_middle_layers(text):
-    """11 layers' parameters, 13 layers' FLOPs."""
-    plan = parse_plan(text, 13)
-    assert plan["attention"] == plan["ffn"] == (0, 1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9, 10)
-    sizes = dict(width=6, heads=Standard(num_heads=3), ffn=FFN(width=5), vocab_size=7)
-    loop = ModelConfig(num_layers=13, sharing=text, **sizes)
-    eleven, thirteen = (ModelConfig(num_layers=n, **sizes) for n in (11, 13))
-    assert num_parameters(loop) == num_parameters(eleven)
-    assert applied_parameters(loop) == num_parameters(thirteen)
-    assert flops_per_token(loop, 8) == flops_per_token(thirteen, 8)
-
-
-def test_only_the_last_cycle_is_reversed():
-    assert parse_plan("cycle_rev:3", 9)["ffn"] == (0, 1, 2, 0, 1, 2, 2, 1, 0)
 
 
 def test_the_three_rules_for_groups_differ_where_floats_do():

@@ -1,25 +1,59 @@
-"""Every plan, at every depth: one program, the outputs and gradients of the unrolled layers."""
+"""Every plan and every pattern of layer types, at every depth: one program, the outputs and
+gradients of a loop over the layers."""
 
 import collections
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep, diagonal
+from random_models import random_params
 
-from attnlab import Plan, run_layers, transformer_layer
-from attnlab.heads import Standard, project_kv
-from attnlab.models import FFN, Attention, Compute, LayerInputs, LayersOfType, LayerSpec
-from attnlab.models.layer import init_layer
-from attnlab.norms import layer_norm
-from attnlab.sharing.deltas import add_delta
+from attnlab import Plan, capture, layer_norm, run_layers, transformer_layer
+from attnlab.heads import Standard
+from attnlab.heads.positions import rotary_angles
+from attnlab.models import (
+    FFN,
+    Attention,
+    Compute,
+    LayerInputs,
+    LayerOverrides,
+    LayersOfType,
+    LayerSpec,
+    ModelConfig,
+    NoPositions,
+    Rotary,
+    captured_per_layer,
+    param_shapes,
+)
+from attnlab.sharing import layer_params
 from attnlab.sharing.plan import PLANS, all_shared, inner_groups, parse_plan, separate
 
-NAMES = [*PLANS, "inner_groups", "pointers"]
-FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers")
+QVO = ("q", "v", "o")  # without a bias of keys, whose gradient is zero
+SMALL = ModelConfig(
+    width=6, vocab_size=11, max_len=9, ffn=FFN(width=5), positions=Rotary(), delta_rank=2,
+    heads=Standard(num_heads=3, num_kv_heads=1, head_dim=4, biases=QVO),
+)  # fmt: skip
+NAMES = [*PLANS, "inner_groups", "pointers", "scaled"]
+FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers", "scaled")
+LOCAL = LayerOverrides(
+    window=2, positions=Rotary(base=50.0),
+    heads=Standard(num_heads=4, num_kv_heads=2, head_dim=4, biases=QVO, scale=0.3),
+)  # fmt: skip
+BELOW = LayerOverrides(
+    heads=Standard(num_heads=1, head_dim=6, biases=QVO), ffn=FFN(width=7), positions=NoPositions()
+)
+ABOVE = LayerOverrides(sharing="cla:3")
+PATTERNS = {  # depth -> layer types
+    "in turn": lambda n: ((1, LOCAL), (1, LayerOverrides(sharing="albert"))),
+    "one behind the other": lambda n: (
+        (n // 2, BELOW), (n // 2, dataclasses.replace(ABOVE, sharing=f"cla:{n // 2 - 1}"))
+    ),
+    "five to one": lambda n: ((5, LayerOverrides(window=2)), (1, LayerOverrides())),
+}  # fmt: skip
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 9)))
 
 
 def plan_of(name, depth):
@@ -29,133 +63,104 @@ def plan_of(name, depth):
     if name == "inner_groups":
         groups = inner_groups(depth // 2, 1, 2)
         return Plan(attention=groups, ffn=groups)
+    if name == "scaled":
+        name = "cycle"
     if PLANS[name].takes_count:
         name += f":{depth // 2}" if name == "cla" else ":2"  # neighbours share keys, two by two
     return parse_plan(name, depth)
 
 
-@functools.cache
-def layer_of(name, order=None):
-    plan = plan_of(name, 2)
-    return LayerSpec(
-        heads=Standard(width=6, num_heads=3, num_kv_heads=1, head_dim=4, biases=("q", "v")),
-        ffn=FFN(width=5),
-        attention=Attention(order=order),
+def config_of(name, depth, **compute):
+    own = {"sharing": plan_of(name, depth)} if name in NAMES else {}
+    own |= {"layer_types": PATTERNS[name](depth)} if name in PATTERNS else {}
+    if name == "scaled":  # the scores of each layer
+        own["attention"] = Attention(layer_scales=(1 + np.arange(depth) / depth).tolist())
+    return dataclasses.replace(SMALL, num_layers=depth, compute=Compute(**compute), **own)
+
+
+def loop(config, params, head_masks):
+    """Logits and probabilities, layer after layer, of weights that are taken out by hand."""
+    x, probs, made, seen = params["embedding"][TOKENS], [], {}, collections.Counter()
+    for i, name in enumerate(config.layer_names):
+        c, number = config.stacks[name], seen[name]
+        seen[name] += 1
+        w = layer_params(params[name], c.plan, number)
+        w["attention"] |= w.pop("kv", {})
+        positions, source = c.positions, c.plan.kv_sources[number]
+        angles = None
+        if isinstance(positions, Rotary):
+            size = c.layout.size("head_dim")
+            angles = rotary_angles(jnp.arange(9), size, base=positions.base)
+        inputs = LayerInputs(
+            layer=i, head_mask=head_masks[i], rotary=angles,
+            shared_kv=(made[name, source], True) if source != number else None,
+        )  # fmt: skip
+        if (scales := c.attention.layer_scales) is not None:
+            w["attention"] |= {q: scales[number] * w["attention"][q] for q in ("q", "q_bias")}
+        options = dataclasses.replace(c.attention, layer_scales=None)
+        spec = dataclasses.replace(c.layer, separate_kv=False, delta_rank=None, attention=options)
+        outputs, values = capture(transformer_layer, w, x, spec, inputs, names=("probs",))
+        x, made[name, number] = outputs.x, outputs.kv
+        probs.append(values["probs"])
+    return layer_norm(params["final_norm"], x) @ params["embedding"].T, probs
+
+
+@pytest.mark.parametrize("depth", deep([2, 6, 12], 6))
+@pytest.mark.parametrize("name", deep([*NAMES, *PATTERNS], *FEW, "in turn", "one behind the other"))
+def test_equals_a_loop_over_the_layers(name, depth, x64):
+    """Logits, probabilities and gradients, with head masks."""
+    if name in PATTERNS and depth == 2:
+        pytest.skip("a pattern of more layers")
+    config, rng = config_of(name, depth, dtype="float64"), np.random.default_rng(2)
+    params, seed = random_params(config, scale=0.5), rng.normal(size=(2, 9, 11))
+    heads = [config.stacks[stack].heads.num_heads for stack in config.layer_names]
+    head_masks = [jnp.asarray(rng.normal(size=n)) for n in heads]
+    model = config.build()
+
+    def ours(params):
+        outputs = model.apply({"params": params}, TOKENS, head_mask=head_masks, capture=("probs",))
+        probs = captured_per_layer(outputs.captured, "probs", config.layer_names)
+        return jnp.sum(outputs.logits * seed), (outputs.logits, probs)
+
+    def theirs(params):
+        logits, probs = loop(config, params, head_masks)
+        return jnp.sum(logits * seed), (logits, probs)
+
+    both = jax.jit(lambda params: [jax.grad(f, has_aux=True)(params) for f in (ours, theirs)])
+    got, expected = both(params)
+    assert_close(got, expected, loosen=100)
+    for a in jax.tree.leaves(expected[0]):
+        assert np.abs(a).max() > 1e-9  # nothing here is zero by accident
+
+
+def test_layer_types_are_configs_of_their_own():
+    config = config_of("in turn", 5)
+    assert config.layer_names == ("layers_0", "layers_1") * 2 + ("layers_0",)
+    local, everywhere = config.stacks.values()
+    assert local.layer == LayerSpec(
+        heads=LOCAL.heads.with_width(6), ffn=SMALL.ffn, attention=Attention(window=2),
         is_causal=True,
-        separate_kv="kv" in plan,
-        delta_rank=2 if "delta" in plan else None,
-    )
+    )  # fmt: skip
+    assert everywhere.layer == dataclasses.replace(SMALL.layer, is_causal=True)
+    assert (local.positions, everywhere.positions) == (LOCAL.positions, SMALL.positions)
+    assert (local.plan["ffn"], everywhere.plan["ffn"]) == ((0, 1, 2), (0, 0))
+    assert config.plan["attention"] == config.plan["ffn"] == (0, 3, 1, 3, 2)
+    config = config_of("one behind the other", 6)
+    assert config.plan["kv"] == (0, 1, 2, 3, "@3", 4)
 
 
-def make(name, depth):
-    """Random parameters of all groups, and a text."""
-    plan, rng = plan_of(name, depth), np.random.default_rng(depth)
-    inits = init_layer(layer_of(name))
-    shapes = {p: jax.eval_shape(inits[p], jax.random.key(0)) for p in plan}
-    params = {
-        sublayer: jax.tree.map(
-            lambda a, p=sublayer: rng.normal(size=(plan.num_groups[p], *a.shape)) * 0.5, tree
-        )
-        for sublayer, tree in shapes.items()
-    }
-    return plan, params, rng.normal(size=(2, 4, 6))
-
-
-@functools.lru_cache(maxsize=1)
-def layer_and_gradient(spec):
-    """One layer and its gradient, compiled once for all depths: the unrolled reference."""
-
-    def layer(w, x, shared_kv):
-        """By hand: the delta is added first, keys come from `shared_kv` where it is given."""
-        if "delta" in w:
-            w = add_delta({p: a for p, a in w.items() if p != "delta"}, w["delta"])
-        heads = w["attention"] | w.get("kv", {})
-        whole = {"attention": heads, "ffn": w["ffn"]}
-        plain = dataclasses.replace(spec, separate_kv=False, delta_rank=None)
-        own = project_kv(heads, layer_norm(heads["norm"], x), spec.heads)
-        shared_kv = own if shared_kv is None else shared_kv
-        inputs = LayerInputs(shared_kv=(shared_kv, True))
-        return transformer_layer(whole, x, plain, inputs).x, shared_kv
-
-    forward = jax.jit(layer)
-
-    @jax.jit
-    def backward(w, x, shared_kv, outs):
-        return jax.vjp(layer, w, x, shared_kv)[1](outs)
-
-    return forward, backward
-
-
-def params_of_layer(params, plan, i):
-    """What layer i computes with."""
-    return {p: jax.tree.map(lambda a, p=p: a[plan.indices(p)[i]], params[p]) for p in plan}
-
-
-def add_gradients(grads, params, plan, i, dw):
-    """Those of what layer i read, to where it came from."""
-    for sublayer in dw:
-        group = plan.indices(sublayer)[i]
-        for total, more in zip(
-            jax.tree.leaves(grads[sublayer]), jax.tree.leaves(dw[sublayer]), strict=True
-        ):
-            total[group] += more
-
-
-def unrolled(spec, plan, params, x, seed):
-    """Output, and the gradients of sum(output * seed), by a Python loop over the layers."""
-    forward, backward = layer_and_gradient(spec)
-    taken, made = [], []
-    for i, source in enumerate(plan.kv_sources):
-        shared_kv = made[source] if plan.reuses_kv[i] else None
-        taken.append((params_of_layer(params, plan, i), x, shared_kv))
-        x, entries = forward(*taken[-1])
-        made.append(entries)
-    dx, dmade = seed, [jax.tree.map(np.zeros_like, entries) for entries in made]
-    grads = jax.tree.map(np.zeros_like, params)
-    for i, source in reversed(list(enumerate(plan.kv_sources))):
-        w, before, shared_kv = taken[i]
-        dw, dx, into = backward(w, before, shared_kv, (dx, dmade[i]))
-        if plan.reuses_kv[i]:
-            dmade[source] = jax.tree.map(np.add, dmade[source], into)
-        add_gradients(grads, params, plan, i, dw)
-    return x, grads
-
-
-def run(params, plan, x, spec, **compute):
-    layers = {"layers": LayersOfType(params=params, plan=plan, spec=spec)}
-    return run_layers(layers, ["layers"] * plan.num_layers, x, compute=Compute(**compute)).x
-
-
-def scanned(spec, plan, **compute):
-    def loss(params, x, seed):
-        y = run(params, plan, x, spec, **compute)
-        return jnp.sum(y * seed), y
-
-    return jax.jit(jax.grad(loss, has_aux=True))
-
-
-@pytest.mark.parametrize(("name", "remat"), diagonal(FEW, [True, False]))
+@pytest.mark.parametrize(("name", "remat"), diagonal([*FEW, *PATTERNS], [True, False]))
 def test_one_program_at_every_depth(name, remat):
     def lines(depth):
-        plan, params, x = make(name, depth)
-        step = scanned(layer_of(name), plan, remat=remat)
-        return len(step.lower(params, x, x).as_text().splitlines())
+        config = config_of(name, depth, remat=remat)
 
-    assert lines(2) == lines(12) == lines(96)
+        def loss(params):
+            return jnp.sum(config.build().apply({"params": params}, TOKENS).logits)
 
+        return jax.jit(jax.grad(loss)).lower(param_shapes(config)).as_text().count("\n")
 
-@pytest.mark.parametrize("depth", deep([2, 12, 48, 96], 12))
-@pytest.mark.parametrize("name", deep(NAMES, *FEW))
-def test_equals_the_unrolled_layers(name, depth, x64):
-    """To 1e-10 of the largest number, after up to 96 layers."""
-    plan, params, x = make(name, depth)
-    spec, seed = layer_of(name), np.random.default_rng(1).normal(size=x.shape)
-    grads, y = scanned(spec, plan)(params, x, seed)
-    expected, expected_grads = unrolled(spec, plan, params, x, seed)
-    assert_close(y, np.asarray(expected), loosen=100)
-    assert_close(grads, expected_grads, loosen=100)
-    for a in jax.tree.leaves(expected_grads):
-        assert np.abs(a).max() > 1e-9  # nothing here is zero by accident
+    depths = (12, 48, 96) if name in PATTERNS else (2, 12, 96)
+    assert len({lines(depth) for depth in depths}) == 1
 
 
 @pytest.mark.parametrize(
@@ -163,17 +168,27 @@ def test_equals_the_unrolled_layers(name, depth, x64):
 )
 @pytest.mark.parametrize("name", ["cla", "relaxed"])
 def test_remat_and_unroll_change_no_gradient(name, compute, x64):
-    plan, params, x = make(name, 6)
-    spec = layer_of(name)
-    assert_close(scanned(spec, plan, **compute)(params, x, x), scanned(spec, plan)(params, x, x))
+    def gradients(**compute):
+        config = config_of(name, 6, dtype="float64", **compute)
+        run = lambda params: config.build().apply({"params": params}, TOKENS).logits
+        return jax.jit(jax.grad(lambda params: jnp.sum(jnp.sin(run(params)))))(params)
+
+    params = random_params(config_of(name, 6, dtype="float64"))
+    assert_close(gradients(**compute), gradients())
 
 
-def saved_for_backward(spec, plan, params, x):
-    """How often which shape is kept for the backward pass, beside the params itself."""
-    forward = lambda params, x: run(params, plan, x, spec, remat=False)
-    saved = [a for a in jax.tree.leaves(jax.vjp(forward, params, x)[1]) if a.dtype == jnp.float32]
+def saved_for_backward(config):
+    """How often which shape is kept for the backward pass, beside the params themselves."""
+    params = random_params(config, scale=0.5)["layers"]
+    compute = Compute(remat=False)
+
+    def forward(params, x):
+        layers = {"layers": LayersOfType(params=params, plan=config.plan, spec=config.layer)}
+        return run_layers(layers, config.layer_names, x, compute=compute).x
+
+    saved = jax.tree.leaves(jax.vjp(forward, params, jnp.ones((2, 4, 6)))[1])
     shapes = lambda leaves: collections.Counter(np.shape(a) for a in leaves)
-    return shapes(saved) - shapes(jax.tree.leaves(params))
+    return shapes(a for a in saved if a.dtype == jnp.float32) - shapes(jax.tree.leaves(params))
 
 
 @pytest.mark.parametrize("precision", [None, "highest"])
@@ -181,7 +196,7 @@ def saved_for_backward(spec, plan, params, x):
 def test_no_layer_keeps_a_copy_of_its_weights(name, precision):
     """Without remat the products of tokens are saved, once, and none that makes weights."""
     with jax.default_matmul_precision(precision):
-        saved = saved_for_backward(layer_of(name), *make(name, 6))
+        saved = saved_for_backward(config_of(name, 6))
     assert saved == {
         (6, 2, 4, 6): 2,  # what attention and the FFN of the 6 layers read
         (6, 2, 4, 3, 4): 2,  # q and heads
@@ -192,6 +207,6 @@ def test_no_layer_keeps_a_copy_of_its_weights(name, precision):
 
 
 def test_no_layer_keeps_weights_that_it_multiplied_out():
-    spec = layer_of("albert", order="absorbed")
-    saved = saved_for_backward(spec, *make("albert", 6))
-    assert all(shape[:2] in ((6, 2), (6, 8)) for shape in saved)
+    config = dataclasses.replace(config_of("albert", 6), positions=NoPositions())
+    config = dataclasses.replace(config, attention=Attention(order="absorbed"))
+    assert all(shape[:2] in ((6, 2), (6, 8)) for shape in saved_for_backward(config))

@@ -1,6 +1,6 @@
-"""Heads with random weights, and whether two sets of heads are one function on fresh inputs.
+"""Heads and models with random weights, and whether two of them are one function on fresh inputs.
 
-Nothing of `attnlab.transforms` computes what these compare.
+Nothing of `attnlab.transforms` compares them.
 """
 
 import dataclasses
@@ -10,11 +10,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab import heads
+from attnlab import heads, models
 from attnlab.heads import positions
+from attnlab.transforms import reparametrize
 from attnlab.transforms.measure import float64
 
-RNG = np.random.default_rng(11)
+
+def small(name="standard", **fields):
+    return heads.make_layout(name, **{"width": 12, "num_heads": 4} | fields)
+
+
+def sized(name="standard", **fields):
+    """Every axis of another size; even head_dim, for rotary positions."""
+    kind = heads.LAYOUTS[name]
+    sizes = dict(num_kv_heads=2, head_dim=4, value_dim=5, key_width=10, value_width=9, out_width=11,
+                 latent_dim=7, query_latent_dim=3, rotary_dim=2, query_rank=5, key_rank=2,
+                 value_rank=3)  # fmt: skip
+    sizes |= {"head_dim": 8} if name == "collaborative" else {}
+    known = {f.name for f in dataclasses.fields(kind)}
+    sizes = {n: size for n, size in sizes.items() if n in known}
+    biases = tuple(b for b in ("q", "k", "v", "o", "factors") if b in kind.bias_names)
+    return kind(**dict(width=12, num_heads=6, biases=biases) | sizes | fields)
 
 
 def random_params(layout, seed=0, size=2.0):
@@ -83,24 +99,11 @@ def bases(shape, seed=0):
 
 
 def hidden(params, layout, seed=0):
-    """Standard or bilinear heads in other bases of q and k, and of v and o: the same function."""
-    params = dict(params)
-    n, k = layout.num_heads, layout.size("num_kv_heads")
-    if "q" in params:
-        a = bases((k, layout.size("head_dim"), layout.size("head_dim")), seed)
-        each = np.repeat(a, n // k, axis=0)
-        back = np.linalg.inv(a).swapaxes(-1, -2)
-        params["q"] = np.einsum("dnh,nhi->dni", params["q"], each)
-        params["k"] = np.einsum("dnh,nhi->dni", params["k"], back)
-        for name, by in (("q_bias", each), ("k_bias", back)):
-            if name in params:
-                params[name] = np.einsum("nh,nhi->ni", params[name], by)
-    b = bases((k, layout.size("value_dim"), layout.size("value_dim")), seed + 1)
-    params["v"] = np.einsum("dnh,nhi->dni", params["v"], b)
-    if "v_bias" in params:
-        params["v_bias"] = np.einsum("nh,nhi->ni", params["v_bias"], b)
-    params["o"] = np.linalg.inv(np.repeat(b, n // k, axis=0)) @ params["o"]
-    return params
+    """Heads in other bases of q and k, and of v and o: the same function."""
+    keys, h, v = layout.sizes(("num_kv_heads", "head_dim", "value_dim"))
+    return reparametrize(
+        params, layout, qk=bases((keys, h, h), seed), vo=bases((keys, v, v), seed + 1)
+    )
 
 
 def each_head(params, layout):
@@ -112,7 +115,15 @@ def each_head(params, layout):
     return made, dataclasses.replace(layout, num_kv_heads=layout.num_heads)
 
 
-def reordered(params, order):
-    """Standard heads, one key head each, in another order."""
-    axis = {"q": 1, "k": 1, "v": 1, "o": 0, "q_bias": 0, "k_bias": 0, "v_bias": 0}
-    return {n: np.take(a, order, axis[n]) if n in axis else a for n, a in params.items()}
+def random_model(config, dtype=jnp.float32, size=1.0):
+    """Normal parameters of this standard deviation; norms and biases too."""
+    rng = np.random.default_rng(1)
+    draw = lambda a: jnp.asarray(size * rng.normal(size=a.shape), dtype)
+    return jax.tree.map(draw, models.param_shapes(config))
+
+
+def logits(config, params, tokens, **options):
+    """Of a model, which reads the first five tokens if it has an encoder."""
+    options |= {} if config.encoder is None else {"source": tokens[:, :5]}
+    model = config.build()
+    return jax.jit(lambda p: model.apply({"params": p}, tokens, **options).logits)(params)

@@ -7,33 +7,23 @@ the target is an error.
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import deep
-from conversions import difference, each_head, hidden, random_params, reordered
-from transforms_outside import OutputNorm, QueryNorm
+from conversions import difference, each_head, hidden, random_params, small
 
-from attnlab.heads import (
-    Absorbed,
-    Bilinear,
-    Collaborative,
-    ExtraKeys,
-    Gate,
-    Narrow,
-    NarrowTied,
-    Sink,
-    Standard,
-)
-from attnlab.transforms import Conversion, NotEquivalent, convert
+from attnlab.heads import Gate, Sink, Standard, Weight
+from attnlab.transforms import Conversion, NotEquivalent, convert, permute_heads
 
 
-def grouped(rng, **fields):
+def grouped(rng):
     """Grouped heads, ungrouped, in another order and other bases."""
     biases = tuple(b for b in "qkvo" if rng.random() < 0.5)
-    target = Standard(width=8, num_heads=4, num_kv_heads=int(rng.choice([1, 2])), head_dim=3,
-                      biases=biases, **fields)  # fmt: skip
-    params, each = each_head(random_params(target, int(rng.integers(1e6))), target)
-    params = reordered(hidden(params, each, int(rng.integers(1e6))), rng.permutation(4))
+    target = small(width=8, num_kv_heads=int(rng.choice([1, 2])), head_dim=3, biases=biases)
+    params, each = each_head(random_params(target, rng), target)
+    params = hidden(params, each, int(rng.integers(1e6)))
+    params = permute_heads(params, each, rng.permutation(4))
     return params, each, target
 
 
@@ -46,9 +36,9 @@ def without_effect(params, rng, noise):
 
 def cancelling_biases(rng):
     """Value biases of heads that add up to 0, or to rounding."""
-    target = Standard(width=6, num_heads=2, head_dim=4, biases=("q",))
-    w = random_params(target, int(rng.integers(1e6)))
-    source = Absorbed(width=6, num_heads=2, scale=0.5, biases=("q", "v"))
+    target = small(width=6, num_heads=2, head_dim=4, biases=("q",))
+    w = random_params(target, rng)
+    source = small("absorbed", width=6, num_heads=2, scale=0.5, biases=("q", "v"))
     bias = rng.normal(size=6) * rng.choice([1.0, 1e8])
     params = {
         "qk": np.einsum("dnh,enh->dne", w["q"], w["k"]),
@@ -59,101 +49,98 @@ def cancelling_biases(rng):
     return params, source, target
 
 
-def opposite_heads(rng):
-    """Two heads that cancel; the target is a head without an effect and some option."""
-    extra = [Sink(), Sink(learnt=False), Gate(), ExtraKeys(1)][rng.integers(4)]
-    source = Standard(width=6, num_heads=2)
-    target = Standard(width=6, num_heads=2, extras=(extra,))
-    params = random_params(source, int(rng.integers(1e6)))
-    for name in "qkv":
-        params[name][:, 1] = params[name][:, 0]
-    params["o"][1] = -params["o"][0]
-    pair = [(source, target), (dataclasses.replace(target), source)][rng.integers(2)]
-    params |= {n: a for n, a in random_params(pair[0], 3).items() if n not in params}
-    for name in ("head_gate", "sink", "extra_k", "extra_v"):
-        if name in params:
-            params[name] = 0 * params[name]
-    return params, *pair
-
-
 def equal_heads(rng):
     """Heads that attend alike, their values shared out among them; the target has fewer."""
-    target = Standard(width=6, num_heads=2, head_dim=3)
-    w = random_params(target, int(rng.integers(1e6)))
+    target = small(width=6, num_heads=2, head_dim=3)
+    w = random_params(target, rng)
     share = rng.normal()
     params = {n: np.concatenate([w[n], w[n][:, :1]], axis=1) for n in "qkv"}
     params["o"] = np.stack([share * w["o"][0], w["o"][1], (1 - share) * w["o"][0]])
-    return params, Standard(width=6, num_heads=3, head_dim=3), target
+    return params, small(width=6, num_heads=3, head_dim=3), target
 
 
 def swapped_slices(rng):
     """Narrow heads in another order, as standard heads in other bases."""
-    kind = [Narrow, NarrowTied][rng.integers(2)]
-    target = kind(
-        width=12, num_heads=3, head_dim=3, biases=tuple(b for b in "qkvo" if rng.random() < 0.4)
-    )
-    w = random_params(target, int(rng.integers(1e6)))
-    source, params = Standard(width=12, num_heads=3, head_dim=3, biases=target.biases), {}
+    name, biases = rng.choice(["narrow", "narrow_tied"]), (b for b in "qkvo" if rng.random() < 0.4)
+    target = small(name, num_heads=3, head_dim=3, biases=tuple(biases))
+    w = random_params(target, rng)
+    source, params = small(num_heads=3, head_dim=3, biases=target.biases), {}
+    is_tied = target.name == "narrow_tied"
     for name, a in w.items():
-        tied = kind is NarrowTied and name[0] in "qkv"
+        tied = is_tied and name[0] in "qkv"
         a = np.broadcast_to(a, (3, *a.shape)) if tied else a
         params[name] = a
         if name in "qkv":
             params[name] = np.zeros((12, 3, a.shape[-1]))
             for n in range(3):
                 params[name][4 * n : 4 * n + 4, n] = a[n]
-    params = reordered(params, rng.permutation(3))
+    params = permute_heads(params, source, rng.permutation(3))
     return (hidden(params, source) if rng.random() < 0.5 else params), source, target
 
 
 def tied_with_dead_head(rng):
     """Narrow heads of one projection; one has another, and an effect of 1e-17."""
-    target = NarrowTied(width=8, num_heads=4)
-    w, n = random_params(target, int(rng.integers(1e6))), int(rng.integers(4))
+    target = small("narrow_tied", width=8, num_heads=4)
+    w, n = random_params(target, rng), int(rng.integers(4))
     params = {name: np.repeat(w[name][None], 4, axis=0) for name in "qkv"} | {"o": w["o"].copy()}
     for name in "qk":
         params[name][n] = rng.normal(size=params[name][n].shape)
     params["o"][n] = rng.normal(size=params["o"][n].shape) * rng.choice([0, 1e-17])
-    return params, Narrow(width=8, num_heads=4), target
-
-
-def small_scores(rng):
-    """Scores of 1e-9: what no softmax shows has any rank."""
-    target = Standard(width=6, num_heads=2, head_dim=2)
-    w = random_params(target, int(rng.integers(1e6)))
-    qk = np.einsum("dnh,enh->dne", w["q"], w["k"]) * 1e-9
-    qk += rng.normal(size=qk.shape) * rng.choice([1e-14, 1e-11])
-    source = Bilinear(width=6, num_heads=2, value_dim=2, scale=2**-0.5)
-    return {"qk": qk, "v": w["v"], "o": w["o"]}, source, target
+    return params, small("narrow", width=8, num_heads=4), target
 
 
 def tied_projections(rng):
     """One projection for two of q, k and v, as separate ones in other bases."""
     tie = ["kv", "qk", "qkv"][rng.integers(3)]
-    target = Standard(width=8, num_heads=2, tie=tie)
-    w = random_params(target, int(rng.integers(1e6)))
+    target = small(width=8, num_heads=2, tie=tie)
+    w = random_params(target, rng)
     by = {"kv": "qkk", "qk": "qqv", "qkv": "qqq"}[tie]
-    source = Standard(width=8, num_heads=2)
+    source = small(width=8, num_heads=2)
     params = {name: w[of] for name, of in zip("qkv", by, strict=True)} | {"o": w["o"]}
     return hidden(params, source, int(rng.integers(1e6))), source, target
 
 
-def rounded_products(rng):
-    """A product that was multiplied out in the precision of float32 or with rounding of 1e-13."""
-    target = Standard(width=6, num_heads=2, head_dim=2)
-    w = random_params(target, int(rng.integers(1e6)))
-    qk = np.einsum("dnh,enh->dne", w["q"], w["k"])
-    qk = qk * (1 + rng.choice([1e-15, 1e-13]) * rng.normal(size=qk.shape))
-    params = {"qk": qk, "v": w["v"], "o": w["o"]}
-    if rng.random() < 0.5:
-        params = {n: a.astype(np.float32) for n, a in params.items()}
-    return params, Bilinear(width=6, num_heads=2, value_dim=2, scale=2**-0.5), target
+def products(rng):
+    """W_Q W_K^T with rounding of 1e-15 to 1e-11, of float32, or of 1e-9, which no softmax shows."""
+    target = small(width=6, num_heads=2, head_dim=2)
+    w = random_params(target, rng)
+    qk = np.einsum("dnh,enh->dne", w["q"], w["k"]) * rng.choice([1, 1e-9])
+    qk += rng.choice([1e-15, 1e-13, 1e-11]) * rng.normal(size=qk.shape)
+    dtype = rng.choice([np.float32, np.float64])
+    params = {n: a.astype(dtype) for n, a in (w | {"qk": qk}).items() if n not in ("q", "k")}
+    return params, small("bilinear", width=6, num_heads=2, value_dim=2, scale=2**-0.5), target
 
 
 MADE_FROM_TARGET = (
-    grouped, cancelling_biases, opposite_heads, equal_heads, swapped_slices, tied_with_dead_head,
-    small_scores, tied_projections, rounded_products,
+    grouped, cancelling_biases, equal_heads, swapped_slices, tied_with_dead_head,
+    tied_projections, products,
 )  # fmt: skip
+
+
+def rms(a):
+    return a / jnp.sqrt(jnp.mean(a * a, axis=-1, keepdims=True) + 1e-6)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputNorm(Standard):
+    """An RMS norm of each head before the output projection."""
+
+    def weights(self):
+        return {
+            **super().weights(),
+            "head_norm": Weight("attend", out_axes=("value_dim",), constant=1.0),
+        }
+
+    def project_out(self, params, heads):
+        return super().project_out(params, rms(heads) * params["head_norm"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueryNorm(Standard):
+    """An RMS norm of the query of each head, without a weight."""
+
+    def project_q(self, params, x, rotate):
+        return rms(super().project_q(params, x, rotate))
 
 
 def outside(rng):
@@ -164,16 +151,16 @@ def outside(rng):
                dict(num_heads=3), dict(biases=("v",)), dict(extras=(Sink(),))]  # fmt: skip
     target = dataclasses.replace(source, **changes[rng.integers(7)])
     if rng.random() < 0.3:
-        target = Standard(width=6, num_heads=2, value_dim=4)
+        target = small(width=6, num_heads=2, value_dim=4)
     if rng.random() < 0.2:
         source, target = target, source
-    return random_params(source, int(rng.integers(1e6))), source, target
+    return random_params(source, rng), source, target
 
 
 def other_functions(rng):
     """Two layouts that have nothing in common but their sizes."""
-    kinds = Standard, Narrow, NarrowTied, Bilinear, Absorbed, Collaborative
-    one, two = (kinds[i](width=6, num_heads=2) for i in rng.integers(len(kinds), size=2))
+    names = ["standard", "narrow", "narrow_tied", "bilinear", "absorbed", "collaborative"]
+    one, two = (small(name, width=6, num_heads=2) for name in rng.choice(names, size=2))
     return random_params(one, int(rng.integers(1e6))), one, two
 
 

@@ -2,32 +2,17 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conversions import random_params
+from conftest import deep
+from conversions import logits, random_model, random_params
 
 from attnlab import ModelConfig
 from attnlab.heads import Blocked, Narrow, NarrowTied, Rewrite, Standard, Wide, weight_shapes
-from attnlab.models.params import param_shapes
 from attnlab.models.specs import Rotary
 from attnlab.sharing import Plan
 from attnlab.transforms import Conversion, ModelConversion, Undecided, convert, convert_model
-
-
-def random_model(config):
-    rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda a: jnp.asarray(rng.normal(size=a.shape) * a.shape[-1] ** -0.5, jnp.float32),
-        param_shapes(config),
-    )
-
-
-def logits(config, params, tokens):
-    source = {} if config.encoder is None else {"source": tokens[:, ::-1]}
-    return config.build().apply({"params": params}, tokens, **source).logits
-
 
 CASES = {
     "separate": (Standard(num_heads=3), Wide(num_heads=3), dict(num_layers=2), 2),
@@ -43,13 +28,11 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "shared" else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
-)
+@pytest.mark.parametrize("name", deep(CASES, "shared"))
 def test_a_whole_model_there_and_back(name):
     one, two, options, groups = CASES[name]
     config = ModelConfig(width=12, heads=one, vocab_size=17, max_len=9, **options)
-    params = random_model(config)
+    params = random_model(config, size=0.3)
     found = convert_model(config, params, heads=two)
     assert isinstance(found, ModelConversion), found
     assert found.config == dataclasses.replace(config, heads=two)
@@ -66,7 +49,7 @@ def test_a_whole_model_there_and_back(name):
 
 def test_the_group_that_is_not_converted_is_named():
     config = ModelConfig(width=12, heads=Wide(num_heads=3), num_layers=2, positions=Rotary())
-    found = convert_model(config, random_model(config), heads=Standard(num_heads=3))
+    found = convert_model(config, random_model(config, size=0.3), heads=Standard(num_heads=3))
     assert isinstance(found, Undecided)
     assert found.reason.startswith("layers/attention, group 0")
 
@@ -75,7 +58,7 @@ def test_shared_keys_and_values_are_refused():
     plan = Plan(attention=(0, 1), ffn=(0, 1), kv=(0, 0))
     config = ModelConfig(width=12, heads=Standard(num_heads=3), num_layers=2, sharing=plan)
     with pytest.raises(ValueError, match="change_plan"):
-        convert_model(config, random_model(config), heads=Wide(num_heads=3))
+        convert_model(config, random_model(config, size=0.3), heads=Wide(num_heads=3))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

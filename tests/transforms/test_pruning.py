@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
+from conversions import logits, random_model
 
 from attnlab import heads, models
 from attnlab.models import FFN, Compute, ModelConfig, Relative
@@ -20,7 +21,6 @@ BASE = ModelConfig(
     vocab_size=11, max_len=8, width=12, num_layers=3, heads=heads.Standard(num_heads=6),
     ffn=FFN(width=10), compute=Compute(dtype="float64"),
 )  # fmt: skip
-SOURCE = jnp.asarray([[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]])
 TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8]])
 REMOVABLE = [
     name
@@ -34,21 +34,9 @@ def changed(**fields):
     return dataclasses.replace(BASE, **fields)
 
 
-def source_of(config):
-    return {} if config.encoder is None else {"source": SOURCE}
-
-
 @functools.cache
 def draw(config):
-    rng = np.random.default_rng(0)
-    shapes = models.param_shapes(config)
-    return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) * 0.5), shapes)
-
-
-def logits(config, params, **options):
-    model = config.build()
-    run = lambda p: model.apply({"params": p}, TOKENS, **source_of(config), **options).logits
-    return jax.jit(run)(params)
+    return random_model(config, jnp.float64, 0.5)
 
 
 def masked(config, params, removed, by):
@@ -71,17 +59,15 @@ def check(config, lost, *, left, by="group", idle=None, **others):
     """Both models give the same logits to 1e-12; returns the config of the small one."""
     params = draw(config)
     small, weights, filled = remove_heads(config, params, lost, by=by, **others)
-    expected = logits(config, masked(config, params, {"heads": lost, **others}, by))
-    got = logits(small, weights)
+    expected = logits(config, masked(config, params, {"heads": lost, **others}, by), TOKENS)
+    got = logits(small, weights, TOKENS)
     assert got.dtype == expected.dtype == np.float64
     assert_close(got, expected)
-    assert np.abs(got - logits(config, params)).max() > 1e-3
+    assert np.abs(got - logits(config, params, TOKENS)).max() > 1e-3
     assert small.heads.num_heads == left
     assert filled == (idle or {})
-    sizes = [sum(a.size for a in jax.tree.leaves(tree)) for tree in (weights, params)]
-    assert sizes[0] < sizes[1]
-    shapes = jax.tree.map(lambda a: a.shape, models.param_shapes(small))
-    assert jax.tree.map(jnp.shape, weights) == shapes
+    assert models.num_parameters(small) < models.num_parameters(config)
+    models.check_params(small, weights)
     return small
 
 
@@ -89,9 +75,8 @@ def check(config, lost, *, left, by="group", idle=None, **others):
 def test_the_same_function_in_every_layout(name):
     fields = {"num_kv_heads": KV_HEADS[name]} if name in KV_HEADS else {}
     config = changed(heads=heads.LAYOUTS[name](num_heads=6, **fields), sharing="albert")
-    layout = config.layout
-    groups = layout.size("num_kv_heads") if hasattr(layout, "num_kv_heads") else 6
-    lost = {1: [0, 4], 2: [2, 3], 3: [0, 1, 2], 6: [1, 5]}[6 // groups]
+    per_group = 6 // config.layout.size("num_kv_heads")
+    lost = {1: [0, 4], 2: [2, 3], 3: [0, 1, 2], 6: [1, 5]}[per_group]
     check(config, {0: lost}, left=6 - len(lost))
 
 
@@ -122,7 +107,9 @@ def test_a_head_mask_of_zero_is_a_removed_head():
     config = changed(sharing="albert")
     small, weights, _ = remove_heads(config, draw(config), {0: [1, 4]})
     mask = jnp.ones((3, 6)).at[:, jnp.array([1, 4])].set(0)
-    assert_close(logits(small, weights), logits(config, draw(config), head_mask=mask))
+    assert_close(
+        logits(small, weights, TOKENS), logits(config, draw(config), TOKENS, head_mask=mask)
+    )
 
 
 @pytest.mark.parametrize("name", ["standard", "latent_absorbed"])
@@ -132,7 +119,9 @@ def test_factors_go_into_output_projections(name):
     factors = jnp.asarray(np.random.default_rng(2).normal(size=(2, 6)))
     scaled = scale_heads(config, draw(config), {"heads": factors})
     mask = factors[np.array([0, 1, 0])]
-    assert_close(logits(config, scaled), logits(config, draw(config), head_mask=mask))
+    assert_close(
+        logits(config, scaled, TOKENS), logits(config, draw(config), TOKENS, head_mask=mask)
+    )
 
 
 def test_heads_that_share_keys():
@@ -151,7 +140,7 @@ def test_both_stacks_and_cross_attention():
     config = changed(
         num_layers=2, ffn=FFN(width=0), sharing="albert", heads=heads.Standard(num_heads=3),
         kind="encoder_decoder", encoder=EncoderConfig(sharing="separate"),
-        positions=Relative(buckets=8),
+        positions=Relative(buckets=8, per_layer=True),
     )  # fmt: skip
     lost = dict(cross={0: [0]}, encoder={0: [1], 1: [1]})
     with pytest.raises(ValueError, match="remove the same heads of every group"):
@@ -193,4 +182,4 @@ REFUSED = {
 def test_heads_that_cannot_be_removed(case):
     fields, lost, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
-        remove_heads(changed(**fields), {}, lost)
+        remove_heads(changed(**fields), draw(changed(**fields)), lost)

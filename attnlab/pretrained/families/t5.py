@@ -1,5 +1,5 @@
-"""T5, versions 1.0 and 1.1 (Raffel et al. 2020; Shazeer 2020), and mT5 (Xue et al. 2021, arXiv
-2010.11934), in the names of Hugging Face.
+"""T5, versions 1.0 and 1.1 (Raffel et al. 2020; Shazeer 2020), mT5 (Xue et al. 2021, arXiv
+2010.11934) and UMT5 (Chung et al. 2023, arXiv 2304.09151), in the names of Hugging Face.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, linears
 from attnlab.pretrained.tasks import per_token
+from attnlab.pretrained.weights import Entry
 
 ANY_LENGTH = 2**20
 TOKENS = per_token("classifier", prefix="transformer.")
@@ -103,8 +104,9 @@ class _Head(f.Field):
         return dict.fromkeys(names, scaled) | {"architectures": [name]}
 
 
-def _stack(stack: Stack) -> Layers:
-    """The FFN is the last sublayer of a layer."""
+def _stack(stack: Stack, *, one_table: bool = True) -> Layers:
+    """The FFN is the last sublayer of a layer; all have `one_table` of relative positions, or each
+    its own."""
     sublayers = {"SelfAttention": "attention"}
     sublayers |= {"EncDecAttention": "cross"} if stack == "decoder" else {}
     modules = list[Module]()
@@ -121,7 +123,7 @@ def _stack(stack: Stack) -> Layers:
     )
     bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
     outer = (
-        Module(bias, "relative_bias", "table"),
+        *((Module(bias, "relative_bias", "table"),) if one_table else ()),
         Module(f"{stack}.final_layer_norm", "final_norm", "norm"),
     )
     return Layers(f"{stack}.block.{{}}.", tuple(modules), stack, outer)
@@ -139,13 +141,12 @@ T5 = Family(
         dropout=Dropout(places=("embeddings", "attention", "ffn", "final")),
     ),
     fields=(
-        *f.numbers(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_heads=8),
-        *f.numbers(layer_norm_epsilon=1e-6),
+        *f.numbers("vocab_size d_model d_kv d_ff num_heads layer_norm_epsilon"),
         _Stacks(),
-        f.value("relative_attention_num_buckets", 32, "positions.buckets"),
-        f.value("relative_attention_max_distance", 128, "positions.max_distance"),
-        f.value("dropout_rate", 0.1, "dropout.rate", "dropout.attention", "dropout.ffn"),
-        f.Choice("feed_forward_proj", "relu", "ffn.activation", FEED_FORWARD),
+        f.value("relative_attention_num_buckets", int, "positions.buckets"),
+        f.value("relative_attention_max_distance", int, "positions.max_distance"),
+        f.value("dropout_rate", float, "dropout.rate", "dropout.attention", "dropout.ffn"),
+        f.Choice("feed_forward_proj", "ffn.activation", FEED_FORWARD),
         f.Words(
             ignored="n_positions",  # of the training data; relative positions go on
             follows={
@@ -170,8 +171,36 @@ T5 = Family(
     ),
     tasks=(TOKENS,),
 )
+
+
+def _layer_tables(config: ModelConfig) -> list[Entry]:
+    """The relative positions of every layer of both stacks."""
+    stacks = {"encoder": (config, "")} if config.kind == "encoder" else {"decoder": (config, "")}
+    if config.encoder is not None:
+        stacks["encoder"] = config.encoder_model, "encoder_"
+    return [
+        Entry(
+            f"{name}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight",
+            ((f"{prefix}relative_bias",),),
+            i,
+        )
+        for name, (stack, prefix) in stacks.items()
+        for i in range(stack.num_layers)
+    ]
+
+
 MT5 = T5.variant(
     "mt5",
     _Stacks("MT5"),
     _Head("MT5", can_scale=False),
+)
+UMT5 = T5.variant(
+    "umt5",
+    _Stacks("UMT5"),
+    _Head("UMT5"),
+    table=T5.table._replace(
+        layers=tuple(_stack(name, one_table=False) for name in ("encoder", "decoder")),
+        special=_layer_tables,
+    ),
+    positions=Relative(per_layer=True),
 )

@@ -148,33 +148,22 @@ def _torch_weights(w: Params, x: Any) -> tuple:
 
 def jax_nn_function(implementation: Any, is_causal: bool) -> Peer:
     """`jax.nn.dot_product_attention`."""
-
-    def call(q, k, v):
-        return jax.nn.dot_product_attention(
-            q, k, v, is_causal=is_causal, implementation=implementation
-        )
-
-    return Peer(call)
+    options = {"implementation": implementation, "is_causal": is_causal}
+    return Peer(functools.partial(jax.nn.dot_product_attention, **options))
 
 
 def tokamax_function(implementation: Any, is_causal: bool) -> Peer:
     """`tokamax.dot_product_attention`; of its own implementations None takes the first that can."""
     import tokamax
 
-    def call(q, k, v):
-        return tokamax.dot_product_attention(
-            q, k, v, is_causal=is_causal, implementation=implementation
-        )
-
-    return Peer(call)
+    options = {"implementation": implementation, "is_causal": is_causal}
+    return Peer(functools.partial(tokamax.dot_product_attention, **options))
 
 
 def torch_function(is_causal: bool) -> Peer:
     """`torch.nn.functional.scaled_dot_product_attention`, heads before positions as it likes."""
     attention = on_torch.load().nn.functional.scaled_dot_product_attention
-
-    def call(q, k, v):
-        return attention(q, k, v, is_causal=is_causal)
+    call = functools.partial(attention, is_causal=is_causal)
 
     def swap(*arrays):
         return tuple(jnp.swapaxes(a, 1, 2) for a in arrays)

@@ -150,9 +150,8 @@ def torch_step(config: ModelConfig, trains: training.TrainConfig, ours: Any, tok
         {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, 1.0, (trained.beta1, trained.beta2), fused=True)
-    schedule = training.make_optimizer(trains).schedule
-    rates = np.asarray(schedule(jnp.arange(trains.steps + 1))).tolist()
-    rate = lambda step: rates[min(step, trains.steps)]
+    rates = np.asarray(training.make_optimizer(trains).schedule(jnp.arange(trains.steps + 1)))
+    rate = lambda step: float(rates[min(step, trains.steps)])
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     rows = on_torch.tensor(np.asarray(tokens, np.int64))
     narrow = config.compute.dtype == "bfloat16"
