@@ -1,7 +1,5 @@
 """Runs a model on a peer's inputs and compares it with the peer's outputs."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +17,9 @@ OUTPUTS = {
     "cross_attentions": "cross.probs",
     "encoder_attentions": "encoder.probs",
     "encoder_last_hidden_state": "encoded",
+    "hidden_states": "hidden",
+    "decoder_hidden_states": "hidden",
+    "encoder_hidden_states": "encoder.hidden",
 }
 NAMES = ("embeddings", "residual", "probs")
 
@@ -47,27 +48,24 @@ def run(model, params, given):
         return model.apply({"params": params}, tokens, capture=names, **options)
 
     outputs = apply(params)
-    found: dict[str, Any] = {
-        name: getattr(outputs, name)
-        for name in ("logits", "pooled", "classes", "encoded")
-        if getattr(outputs, name) is not None
-    }
+    names = ("logits", "pooled", "classes", "encoded")
+    found = {name: a for name in names if (a := getattr(outputs, name)) is not None}
     seen = outputs.captured
     found["last"] = outputs.hidden
     for at, last in (("", outputs.hidden), ("encoder.", outputs.encoded)):
         if f"{at}residual" in seen:
             # Where there is a final norm, the peer shows its output in the last layer's place.
-            layers = (
-                np.ravel(seen[f"{at}embeddings"]).reshape(1, *last.shape),
-                seen[f"{at}residual"],
-            )
-            found[f"{at}hidden"] = np.concatenate([*layers])
+            first = np.reshape(seen[f"{at}embeddings"], (1, *last.shape))
+            found[f"{at}hidden"] = np.concatenate([first, seen[f"{at}residual"]])
             found[f"{at}hidden"][-1] = last
     return found | {name: a for name, a in seen.items() if name.endswith("probs")}
 
 
 def compare(seen, expected, close):
     """Checks what both have and returns its names (ours)."""
+    if "encoder.hidden" in seen:
+        # Of two texts, "last_hidden_state" and "hidden_states" are of the one or the other.
+        expected = {name: a for name, a in expected.items() if name != "hidden_states"}
     compared = {
         ours: (seen[ours], expected[theirs])
         for theirs, ours in OUTPUTS.items()
@@ -78,16 +76,6 @@ def compare(seen, expected, close):
     if "start_logits" in expected and "classes" in seen:
         answers = np.stack([expected[f"{end}_logits"] for end in ("start", "end")], axis=-1)
         compared["classes"] = (seen["classes"], answers)
-    if "encoder.hidden" in seen:
-        # Of two texts, "last_hidden_state" and "hidden_states" are of the one or the other.
-        expected = {name: a for name, a in expected.items() if name != "hidden_states"}
-    for theirs, ours in (
-        ("hidden_states", "hidden"),
-        ("decoder_hidden_states", "hidden"),
-        ("encoder_hidden_states", "encoder.hidden"),
-    ):
-        if theirs in expected and ours in seen:
-            compared[ours] = (seen[ours], expected[theirs])
     for got, wanted in compared.values():
         assert got.shape == wanted.shape
         close(got, wanted)

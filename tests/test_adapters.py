@@ -136,6 +136,14 @@ def test_modules_drop_and_keep_what_they_should(kind):
     assert np.abs(loud - still).max() > 0.1
 
 
+def nnx_sown(module, x):
+    """What the module sows, which older versions of Flax leave in it."""
+    if hasattr(nnx, "capture"):
+        return nnx.capture(module, nnx.Intermediate)(x, sow_weights=True)[1]
+    module(x, sow_weights=True)
+    return nnx.pop(module, nnx.Intermediate)
+
+
 def test_sown_probabilities_change_no_bit(optimized):
     x, mask = draw(2, 5, 6), jnp.asarray(CAUSAL)
     model, params = WIDE(attention_fn=attention_fn), {"params": linen_params(WIDE(), 6)}
@@ -146,6 +154,8 @@ def test_sown_probabilities_change_no_bit(optimized):
     (probs,) = seen["intermediates"]["attention_weights"]
     theirs = WIDE().apply(params, x, mask=mask, sow_weights=True, mutable=["intermediates"])
     assert_close(probs, theirs[1]["intermediates"]["attention_weights"][0])
+    modules = [nnx_module(attention_fn=fn) for fn in (attention_fn, nnx.dot_product_attention)]
+    assert_close(*(jax.tree.leaves(nnx_sown(module, x))[0] for module in modules))
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
@@ -158,21 +168,6 @@ def test_options_reach_the_function(implementation):
     assert jax.eval_shape(small, q, k, v).dtype == jnp.bfloat16
     assert_close(jax.jit(small)(q, k, v), expected)
     assert jax.eval_shape(attention_fn, q, k, v.astype(jnp.bfloat16)).dtype == jnp.float32
-
-
-def nnx_sown(module, x):
-    """What the module sows, which older versions of Flax leave in it."""
-    if hasattr(nnx, "capture"):
-        return nnx.capture(module, nnx.Intermediate)(x, sow_weights=True)[1]
-    module(x, sow_weights=True)
-    return nnx.pop(module, nnx.Intermediate)
-
-
-def test_nnx_sows_probabilities():
-    sown = []
-    for fn in (attention_fn, nnx.dot_product_attention):
-        sown.append(jax.tree.leaves(nnx_sown(nnx_module(attention_fn=fn), draw(2, 5, 6)))[0])
-    assert_close(*sown)
 
 
 @pytest.mark.parametrize("implementation", ["dense", "xla", "blockwise"])
@@ -196,39 +191,28 @@ def test_precision_reaches_every_product_of(implementation, precision):
         assert len(re.findall(asked, text)) == products
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"qk_attn_weights_einsum": jnp.einsum}, ValueError, "without einsum classes"),
-        ({"attn_weights_value_einsum": jnp.einsum}, ValueError, "without einsum classes"),
-        ({"input_positions": np.arange(5)}, ValueError, "multi_head_attention.rotary"),
-        ({"precision": ("highest", "default")}, ValueError, "one precision for all products"),
-        ({"dropout_rate": 0.1}, ValueError, "needs a dropout_rng or deterministic=True"),
-        ({"mask": jnp.ones((5, 5), jnp.int32)}, TypeError, "must be boolean"),
-        ({"mask": nn.make_causal_mask(jnp.ones(5))}, TypeError, r"make_causal_mask\(x, dtype=bool"),
-        ({"implementation": "flash"}, ValueError, "known: dense"),
-    ],
-)
+A = draw(2, 5, 4, 3)
+ADDITIVE = jnp.where(np.tri(5, dtype=bool), 0, -1e9)
+REFUSED = [
+    ({"qk_attn_weights_einsum": jnp.einsum}, ValueError, "without einsum classes"),
+    ({"attn_weights_value_einsum": jnp.einsum}, ValueError, "without einsum classes"),
+    ({"input_positions": np.arange(5)}, ValueError, "multi_head_attention.rotary"),
+    ({"precision": ("highest", "default")}, ValueError, "one precision for all products"),
+    ({"dropout_rate": 0.1}, ValueError, "needs a dropout_rng or deterministic=True"),
+    ({"mask": jnp.ones((5, 5), jnp.int32)}, TypeError, "must be boolean"),
+    ({"mask": nn.make_causal_mask(jnp.ones(5))}, TypeError, r"make_causal_mask\(x, dtype=bool"),
+    ({"mask": ADDITIVE}, TypeError, "numbers that are added to the scores are a bias"),
+    ({"implementation": "flash"}, ValueError, "known: dense"),
+    ({"query": A[None]}, ValueError, r"batch axes \(1, 2\), \[\(2,\), \(2,\)\]"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), REFUSED)
 def test_refused(options, error, message):
-    a = draw(2, 5, 4, 3)
+    """Asked without jaxtyping, which says some of it first in the tests."""
+    plain = getattr(attention_fn, "__wrapped__", attention_fn)
     with pytest.raises(error, match=message):
-        attention_fn(a, a, a, **options)
-
-
-def test_other_batches_are_refused():
-    """Asked without jaxtyping, which says so first in the tests."""
-    a, plain = draw(2, 3, 5, 4, 3), getattr(attention_fn, "__wrapped__", attention_fn)
-    with pytest.raises(ValueError, match=r"batch axes \(2, 3\), \[\(3, 2\), \(3, 2\)\]"):
-        plain(a, a.reshape(3, 2, 5, 4, 3), a.reshape(3, 2, 5, 4, 3))
-
-
-@both
-def test_modules_pass_refused_masks_on(kind):
-    x, additive = draw(2, 5, 6), jnp.where(np.tri(5, dtype=bool), 0, -1e9)[None, None]
-    params, run = build(kind, attention_fn, 6)
-    for mask in (nn.make_causal_mask(x[..., 0]), additive):
-        with pytest.raises(TypeError, match="numbers that are added to the scores are a bias"):
-            run(params, x, mask=mask)
+        plain(**{"query": A, "key": A, "value": A} | options)
 
 
 def test_one_query_takes_zeros_and_ones_alone():

@@ -89,18 +89,79 @@ def test_arrays_that_do_not_fit(changes, error, message):
         multi_head_attention(weights, inputs.pop("x"), STANDARD, **inputs)
 
 
-def test_caches_that_are_none():
-    params = heads.init(jax.random.key(0), STANDARD)
-    cache = heads.init_cache(STANDARD, 2, 7)
-    for wrong in (None, {name: a for name, a in cache.items() if name != "length"}):
-        with pytest.raises(ValueError, match=r"must be that of init_cache\(layout, batch, size\)"):
-            heads.decode(params, X, STANDARD, wrong)
-    with pytest.raises(ValueError, match="batch 2 and size -1: both must be at least 1"):
-        heads.init_cache(STANDARD, 2, -1)
-
-
 CONFIG = ModelConfig(vocab_size=19, width=12, num_layers=2, heads=heads.Standard(num_heads=3))
 TOKENS = jnp.array([[3, 1]])
+CACHE = {name: a for name, a in heads.init_cache(STANDARD, 2, 7).items() if name != "length"}
+IDS = [
+    # tokens that are no ids
+    ("To be", "To be"),
+    (["To", "be"], "not a valid JAX array type"),
+    ([3, 1, 4], r"tokens \(3,\) must be \[batch, length\]"),
+    (jnp.ones((2, 3, 4), int), r"tokens \(2, 3, 4\) must be \[batch, length\]"),
+    ([[3.0, 1.0]], r"float32 and shape \(1, 2\): ids are integers"),
+    ([[True, False]], r"tokens of dtype bool and shape \(1, 2\): ids are integers"),
+    (jnp.ones((1, 2, 18)), r"float32 and shape \(1, 2, 18\)"),
+    (jnp.ones((1, 2, 19)), "mixtures"),
+]
+ORDER = r"the arguments are \(params, tokens, config\)"
+
+
+def other(**fields):
+    return dataclasses.replace(CONFIG, **fields)
+
+
+def at(positions, place, **inputs):
+    """Runs a model whose tokens are at this place; in a cache if `inputs` says so."""
+    config = other(positions=positions, max_len=7)
+    params = jax.tree.map(lambda a: jnp.ones(a.shape), models.param_shapes(config))
+    cache = config.init_cache(1, 4) if inputs else None
+    return run_model(params, TOKENS, config, ModelInputs(positions=jnp.array(place), cache=cache))
+
+
+def types(plan):
+    return tuple((1, LayerOverrides(window=window, sharing=plan)) for window in (2, 3))
+
+
+def prefill_cache(variables, num_layers):
+    """The last layer of the cache would be that of every later one."""
+    return prefill(variables, TOKENS, CONFIG, other(num_layers=num_layers).init_cache(1, 5))
+
+
+def deeper(plan):
+    """Parameters and FLOPs would be those of layers that do not run."""
+    return other(num_layers=4, sharing=plan)
+
+
+ANOTHER_MODEL = "that of another model: it needs 2 layers"
+THREE_LAYERS = "plan is one for 3 layers, not for 4"
+NO_CACHE = r"must be that of init_cache\(layout, batch, size\)"
+A_CONFIG = "takes a ModelConfig.*attnlab.heads."
+A_LAYOUT = "takes a head layout.* attnlab."
+CALLS = [
+    (lambda v: prefill_cache(v, 1), ANOTHER_MODEL),
+    (lambda v: prefill_cache(v, 3), ANOTHER_MODEL),
+    (lambda v: deeper("attention=0,0,0 ffn=0,1,2"), THREE_LAYERS),
+    (lambda v: deeper("0,1,1"), THREE_LAYERS),
+    (lambda v: deeper(Plan(attention=(0, 1, 0), ffn=(0, 1, 0))), THREE_LAYERS),
+    (lambda v: other(num_layers=10, layer_types=types("0,1,1")), "for 3 layers, not for 5"),
+    # A negative one would be counted from the end of the table.
+    (lambda v: at(models.Learned(), [0, -1]), r"position -1 at \[1\] is out of range: .* 0 to 6"),
+    (lambda v: at(models.Sinusoidal(), [[7, 0]]), r"position 7 at \[0, 0\] is out of range"),
+    (lambda v: at(models.Relative(), [0, 1], cache=True), r"tokens of the cache.* leave pos"),
+    (lambda v: at(models.specs.Alibi(), [0, 1], cache=True), r"tokens of the cache.* leave pos"),
+    (lambda v: run_model([[3, 1]], v, CONFIG), ORDER),
+    (lambda v: generate([[3, 1]], v, CONFIG, 2), ORDER),
+    (lambda v: generate(v, [[3, 1]], CONFIG.build(), 2), ORDER),
+    (lambda v: generate(v, TOKENS, CONFIG, 2, sampling="greedy"), r"temperature=0\), not 'greedy'"),
+    (lambda v: flops_per_token(CONFIG, 0), "length must be a whole number of at least 1, not 0"),
+    (lambda v: flops_per_token(STANDARD, 5), f"{A_CONFIG}flops_per_token"),
+    (lambda v: models.num_parameters(STANDARD), f"{A_CONFIG}num_parameters"),
+    (lambda v: heads.flops_per_token(CONFIG, 5), f"{A_LAYOUT}flops_per_token"),
+    (lambda v: heads.num_parameters(CONFIG), f"{A_LAYOUT}num_parameters"),
+    (lambda v: heads.init_cache(STANDARD, 2, -1), "batch 2 and size -1: both must be at least 1"),
+    (lambda v: heads.decode(v, X, STANDARD, None), NO_CACHE),
+    (lambda v: heads.decode(v, X, STANDARD, CACHE), NO_CACHE),
+]
 
 
 @pytest.fixture(scope="module")
@@ -108,25 +169,16 @@ def variables():
     return CONFIG.build().init(jax.random.key(0), TOKENS)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        ("To be", "To be"),
-        (["To", "be"], "not a valid JAX array type"),
-        ([3, 1, 4], r"tokens \(3,\) must be \[batch, length\]"),
-        (jnp.ones((2, 3, 4), int), r"tokens \(2, 3, 4\) must be \[batch, length\]"),
-        ([[3.0, 1.0]], r"float32 and shape \(1, 2\): ids are integers"),
-        ([[True, False]], r"tokens of dtype bool and shape \(1, 2\): ids are integers"),
-        (jnp.ones((1, 2, 18)), r"float32 and shape \(1, 2, 18\)"),
-        (jnp.ones((1, 2, 19)), "mixtures"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), CALLS)
+def test_calls_that_do_not_fit(call, message, variables):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(variables)
+
+
+@pytest.mark.parametrize(("tokens", "message"), IDS)
 def test_tokens_that_are_no_ids(tokens, message, variables):
     with pytest.raises((ValueError, TypeError), match=message):
         generate(variables, tokens, CONFIG, 2)
-    if isinstance(tokens, jax.Array) and message != "mixtures":
-        with pytest.raises(ValueError, match=message):
-            CONFIG.build().apply(variables, tokens)
 
 
 def test_params_may_stand_in_variables(variables):
@@ -134,72 +186,3 @@ def test_params_may_stand_in_variables(variables):
     texts = [generate(p, TOKENS, CONFIG, 2).tolist() for p in both]
     assert texts[0] == texts[1]
     assert jnp.array_equal(*(run_model(p, TOKENS, CONFIG).logits for p in both))
-
-
-@pytest.mark.parametrize(
-    "plan", ["attention=0,0,0 ffn=0,1,2", "0,1,1", Plan(attention=(0, 1), ffn=(0, 1))]
-)
-def test_a_plan_for_another_number_of_layers(plan):
-    """Its parameters and FLOPs would be those of layers that do not run."""
-    with pytest.raises(ValueError, match=r"plan is one for \d layers, not for 4"):
-        dataclasses.replace(CONFIG, num_layers=4, sharing=plan)
-    types = tuple((1, LayerOverrides(window=w, sharing=plan)) for w in (2, 3))
-    with pytest.raises(ValueError, match=r"plan is one for \d layers, not for 5"):
-        dataclasses.replace(CONFIG, num_layers=10, layer_types=types)
-
-
-@pytest.mark.parametrize("num_layers", [1, 3])
-def test_a_cache_of_another_number_of_layers(num_layers, variables):
-    """JAX takes the last layer of the cache for every later one."""
-    cache = dataclasses.replace(CONFIG, num_layers=num_layers).init_cache(1, 5)
-    for call in (CONFIG.build().apply, lambda p, t, cache: prefill(p, t, CONFIG, cache)):
-        with pytest.raises(ValueError, match="that of another model: it needs 2 layers"):
-            call(variables, TOKENS, cache=cache)
-
-
-def test_parameters_of_another_plan(variables):
-    shared = dataclasses.replace(CONFIG, sharing="albert")
-    with pytest.raises(ValueError, match="params are not those of this model"):
-        run_model(variables["params"], TOKENS, shared)
-
-
-@pytest.mark.parametrize("positions", [models.Learned(), models.Sinusoidal()])
-def test_positions_outside_the_table(positions):
-    """A negative one would be counted from the end of the table."""
-    config = dataclasses.replace(CONFIG, positions=positions, max_len=7)
-    variables = config.build().init(jax.random.key(0), TOKENS)
-    for wrong, words in (([0, -1], r"-1 at \[1\]"), ([[7, 0]], r"7 at \[0, 0\]")):
-        with pytest.raises(ValueError, match=f"position {words} is out of range: .* 0 to 6"):
-            run_model(variables, TOKENS, config, ModelInputs(positions=jnp.array(wrong)))
-
-
-@pytest.mark.parametrize("positions", [models.Relative(), models.specs.Alibi()])
-def test_positions_of_tokens_in_a_cache_are_not_known(positions):
-    config = dataclasses.replace(CONFIG, positions=positions, max_len=7)
-    inputs = ModelInputs(positions=jnp.arange(2), cache=config.init_cache(1, 4))
-    shapes = models.param_shapes(config)
-    with pytest.raises(ValueError, match=r"distances from the tokens of the cache.* leave pos"):
-        jax.eval_shape(lambda params: run_model(params, TOKENS, config, inputs), shapes)
-
-
-def test_arguments_in_another_order(variables):
-    for call in (
-        lambda: run_model([[3, 1]], variables, CONFIG),
-        lambda: generate([[3, 1]], variables, CONFIG, 2),
-        lambda: generate(variables, [[3, 1]], CONFIG.build(), 2),
-    ):
-        with pytest.raises(TypeError, match=r"the arguments are \(params, tokens, config\)"):
-            call()
-    with pytest.raises(TypeError, match=r"Sampling\(temperature=0\), not 'greedy'"):
-        generate(variables, TOKENS, CONFIG, 2, sampling="greedy")
-    with pytest.raises(ValueError, match="length must be a whole number of at least 1, not 0"):
-        flops_per_token(CONFIG, 0)
-
-
-@pytest.mark.parametrize("name", ["num_parameters", "flops_per_token"])
-def test_costs_of_heads_and_of_models(name):
-    lengths = (5,) * (name == "flops_per_token")
-    with pytest.raises(TypeError, match=f"takes a ModelConfig.* attnlab.heads.{name}"):
-        getattr(models, name)(STANDARD, *lengths)
-    with pytest.raises(TypeError, match=f"takes a head layout.* attnlab.{name}"):
-        getattr(heads, name)(CONFIG, *lengths)

@@ -95,15 +95,19 @@ def test_no_two_files_import_each_other_in_a_circle():
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 
+def printed(code):
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
 def test_import_is_light_and_lazy_packages_load_on_first_use():
     heavy = ("orbax", "matplotlib", "tensorboardX", "rich.progress", "absl.app", "ml_collections")
-    code = (
+    loaded, lazy = printed(
         f"import sys, attnlab; print([m for m in {heavy} if m in sys.modules]); "
         "before = 'attnlab.interpret' in sys.modules; "
         "print(before, attnlab.interpret.head_statistics.__name__, hasattr(attnlab, 'interpreted'))"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded, lazy = out.stdout.splitlines()
     # Flax itself loads orbax where it finds it; nothing of ours does.
     assert set(ast.literal_eval(loaded)) <= {"orbax"}
     assert lazy.split() == ["False", "head_statistics", "False"]
@@ -113,13 +117,12 @@ def test_a_worker_imports_no_statistics_and_no_figures(tmp_path):
     """Of a sweep without runs. Checkpoints import orbax, and a report the others."""
     heavy = ("scipy.stats", "scipy.optimize", "matplotlib", "pandas", "orbax", "jinja2")
     (tmp_path / "specs.json").write_text("[]")
-    code = (
+    lines = printed(
         "import sys, flax.linen; before = set(sys.modules); import attnlab.lab.__main__ as worker; "
         f"code = worker.main([{str(tmp_path)!r}]); "
         f"print(code, [m for m in {heavy} if m in set(sys.modules) - before])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.split(maxsplit=1) == ["0", "[]\n"]
+    assert lines == ["0 []"]
 
 
 def test_dir_is_what_a_module_offers():

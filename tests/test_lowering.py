@@ -11,30 +11,11 @@ import jax.numpy as jnp
 import pytest
 from jax import export
 
-import attnlab.contrib  # noqa: F401
-from attnlab import (
-    BACKENDS,
-    FFN,
-    LAYOUTS,
-    ModelConfig,
-    Sampling,
-    dot_product_attention,
-    explain,
-    generate,
-    masks,
-    multi_head_attention,
-    plan_names,
-)
+import attnlab
+import attnlab.contrib
+from attnlab import BACKENDS, FFN, LAYOUTS, ModelConfig, heads, masks
 from attnlab.attention.jax_nn import assume_device
 from attnlab.data import DataSizes
-from attnlab.heads import (
-    CallSizes,
-    Standard,
-    contraction_orders,
-    decode,
-    init_cache,
-    weight_shapes,
-)
 from attnlab.models import Attention, Compute
 from attnlab.training import TrainConfig, make_optimizer
 from attnlab.training.objectives import OBJECTIVES
@@ -124,12 +105,12 @@ def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
 
     def gradient(name, qkv, arrays):
         def loss(qkv):
-            out = dot_product_attention(*qkv, **(options | arrays), implementation=name)
+            out = attnlab.dot_product_attention(*qkv, **(options | arrays), implementation=name)
             return sum(jnp.sum(a.astype(jnp.float32)) for a in jax.tree.leaves(out))
 
         return jax.value_and_grad(loss)(qkv)
 
-    reasons = explain(*qkv, **options)
+    reasons = attnlab.explain(*qkv, **options)
     can = [name for name in BACKENDS if reasons[name].startswith(("chosen", "could run"))]
     text = lowered(platform, lambda *a: [gradient(name, *a) for name in can], qkv, arrays)
     assert ("tpu_custom_call" in text) == ("splash" in can)
@@ -152,7 +133,7 @@ def test_an_order_lowers_or_says_why(layout, rotary, device, seen_from):
     platform = seen_from(device)
     made = LAYOUTS[layout](width=24, num_heads=3, biases=LAYOUTS[layout].bias_names)
     x, new = shape(2, 8, 24, dtype="bfloat16"), shape(2, 1, 24, dtype="bfloat16")
-    w = {name: shape(*sizes) for name, sizes in weight_shapes(made).items()}
+    w = {name: shape(*sizes) for name, sizes in heads.weight_shapes(made).items()}
 
     def angles(a):
         return jnp.ones((a.shape[1], (made.rotary_size or 0) // 2)) if rotary else None
@@ -160,16 +141,16 @@ def test_an_order_lowers_or_says_why(layout, rotary, device, seen_from):
     def gradient(order, w, x):
         def loss(w, x):
             options = dict(order=order, rotary=angles(x), is_causal=True)
-            return jnp.sum(multi_head_attention(w, x, made, **options).astype(jnp.float32))
+            return jnp.sum(attnlab.multi_head_attention(w, x, made, **options).astype(jnp.float32))
 
         return jax.value_and_grad(loss, (0, 1))(w, x)
 
     def step(order, w, x):
-        cache = init_cache(made, 2, 6, jnp.bfloat16, order=order)
-        return decode(w, x, made, cache, rotary=angles(x), order=order)[0]
+        cache = heads.init_cache(made, 2, 6, jnp.bfloat16, order=order)
+        return heads.decode(w, x, made, cache, rotary=angles(x), order=order)[0]
 
-    sizes = CallSizes(batch=2, num_queries=8, num_keys=8, rotary=rotary)
-    orders = contraction_orders(made, sizes)
+    sizes = heads.CallSizes(batch=2, num_queries=8, num_keys=8, rotary=rotary)
+    orders = heads.contraction_orders(made, sizes)
     can = [order for order, cost in orders.items() if isinstance(cost, int)]
     if not (rotary and made.rotary_size is None):
         assert can[0] == "factored"
@@ -185,7 +166,7 @@ MODEL = ModelConfig(
     max_len=12,
     width=16,
     num_layers=4,
-    heads=Standard(num_heads=2),
+    heads=heads.Standard(num_heads=2),
     ffn=FFN(width=20),
     compute=Compute(dtype="bfloat16"),
 )
@@ -197,7 +178,7 @@ KINDS = {
 
 
 STEPS = [  # every plan, with kinds and devices in turn
-    (plan, list(KINDS)[i % 3], list(DEVICES)[i % 2]) for i, plan in enumerate(plan_names(2))
+    (plan, list(KINDS)[i % 3], list(DEVICES)[i % 2]) for i, plan in enumerate(attnlab.plan_names(2))
 ]
 
 
@@ -225,11 +206,11 @@ def test_decoding_lowers(layout, device, seen_from):
     layers = dict(heads=LAYOUTS[layout](num_heads=2), attention=Attention(window=3))
     config, prompt = dataclasses.replace(MODEL, **layers), shape(2, 5, dtype="int32")
     params = jax.eval_shape(config.build().init, jax.random.key(0), prompt)["params"]
-    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9)
+    sampling = attnlab.Sampling(temperature=0.7, top_k=5, top_p=0.9)
 
     def write(params, prompt, real, key):
         key = jax.random.wrap_key_data(key)
-        return generate(
+        return attnlab.generate(
             params, prompt, config, 4, key=key, sampling=sampling, end=3, padding_mask=real
         )
 

@@ -1,10 +1,13 @@
 """NNX modules compute what the functions and the Linen modules compute."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import assert_close
 from flax import nnx
 
 import attnlab
@@ -64,9 +67,8 @@ def test_a_step_of_nnx_is_a_step_of_optax():
     step(module, optimizer)
     grads = jax.grad(lambda p: jnp.mean(attnlab.run_model(p, TOKENS, config).logits ** 2))(before)
     expected = jax.tree.map(lambda p, g: p - 0.5 * g, before, grads)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), modules.arrays(module), expected
-    )
+    near = functools.partial(np.testing.assert_allclose, atol=1e-6)
+    jax.tree.map(near, modules.arrays(module), expected)
 
 
 def test_seeds_are_mapped_and_each_is_its_own_model():
@@ -80,9 +82,7 @@ def test_seeds_are_mapped_and_each_is_its_own_model():
     both = make(nnx.Rngs(0))
     logits = nnx.vmap(lambda module: module(TOKENS).logits)(both)
     params = jax.tree.map(lambda a: a[1], modules.arrays(both))
-    np.testing.assert_allclose(
-        logits[1], attnlab.run_model(params, TOKENS, config).logits, atol=1e-5
-    )
+    assert_close(logits[1], attnlab.run_model(params, TOKENS, config).logits)
     assert not np.allclose(logits[0], logits[1])
 
 
@@ -94,7 +94,7 @@ def test_dropout_and_decoding_with_a_cache():
     cache = config.init_cache(batch=2, size=5)
     first = module(TOKENS[:, :3], cache=cache)
     second = module(TOKENS[:, 3:], cache=first.cache)
-    np.testing.assert_allclose(second.logits, module(TOKENS).logits[:, 3:], atol=1e-5)
+    assert_close(second.logits, module(TOKENS).logits[:, 3:])
     with pytest.raises(ValueError, match="rngs"):
         modules.Transformer(config)
     with pytest.raises(ValueError, match="rngs"):

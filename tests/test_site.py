@@ -63,10 +63,12 @@ def inside(path, link):
     return (path.parent / unquote(address)).resolve() if address else path, unquote(anchor)
 
 
-def test_no_link_inside_is_dead(pages):
+def test_no_link_inside_is_dead_and_nothing_is_loaded_from_elsewhere(pages):
     dead, count = [], 0
     for path, page in pages.items():
-        for link in filter(None, page.links):
+        loads = [load.partition("?")[0] for load in page.loads if not load.startswith("data:")]
+        assert [load for load in loads if "://" in load] == []
+        for link in (*filter(None, page.links), *loads):
             if target := inside(path, link):
                 file, anchor = target
                 known = pages[file].anchors if file in pages else set()
@@ -75,17 +77,6 @@ def test_no_link_inside_is_dead(pages):
                     dead.append((path.name, link))
     assert count > 1000
     assert dead == []
-
-
-def test_nothing_is_loaded_from_elsewhere(pages):
-    loads = {(path.name, load) for path, page in pages.items() for load in page.loads}
-    missing = [
-        (name, load) for name, load in loads if not load.startswith("data:") and "://" in load
-    ]
-    assert missing == []
-    for path, page in pages.items():
-        here = [inside(path, load.partition("?")[0]) for load in page.loads]
-        assert [file for file, _ in filter(None, here) if not file.is_file()] == []
 
 
 def test_every_page_is_one_click_from_the_first_and_found_by_the_search(site, pages):

@@ -207,8 +207,8 @@ class LocalExecutor:
 
     def _note_killed(self, process: int, code: int) -> bool:
         """Writes error.txt of the run of a process that was killed; False where it had none."""
-        name = signal.Signals(-code).name
-        reason = f"killed by {name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
+        reason = f"killed by {signal.Signals(-code).name}"
+        reason += " (out of memory?)" if code == -signal.SIGKILL else ""
         for folder in (self._workdir / RUNS).iterdir():
             if last_process(folder) == process and folder.name not in self._skip:
                 (folder / ERROR).write_text(f"{reason}\n")
@@ -225,12 +225,9 @@ class LocalExecutor:
                 while alive := [p for p in self._processes.values() if p.poll() is None]:
                     if requests() - before >= asked:
                         asked += 1
-                        print(
-                            f"waiting for {counted(len(alive), 'worker')} to save and stop; Ctrl-C "
-                            "asks again, once more ends them at once",
-                            file=sys.stderr,
-                            flush=True,
-                        )
+                        workers = counted(len(alive), "worker")
+                        more = "Ctrl-C asks again, once more ends them at once"
+                        print(f"waiting for {workers} to save and stop; {more}", file=sys.stderr)
                         for process in alive:
                             process.send_signal(signal.SIGTERM)
                     time.sleep(POLL_SECONDS)
@@ -245,17 +242,21 @@ class LocalExecutor:
 def worker_command(workdir: Path, options: RunOptions = RunOptions()) -> list[str]:  # noqa: B008
     """The command of a worker. It imports the modules of loggers; those of the runs are in their
     specs."""
-    loggers = [sys.modules[LOGGERS[name].__module__] for name in options.loggers]
-    own = [one for one in loggers if not one.__name__.startswith("attnlab.")]
-    more = [f"--import={module_reference(one)}" for one in own]
-    more += [f"--loggers={','.join(options.loggers)}"] if options.loggers else []
-    more += [f"--profile={options.profile}"] if options.profile else []
-    return [sys.executable, "-m", "attnlab.lab", str(workdir), *more]
+    command = [sys.executable, "-m", "attnlab.lab", str(workdir)]
+    for name in options.loggers:
+        module = sys.modules[LOGGERS[name].__module__]
+        if not module.__name__.startswith("attnlab."):
+            command.append(f"--import={module_reference(module)}")
+    command += [f"--loggers={','.join(options.loggers)}"] if options.loggers else []
+    return command + ([f"--profile={options.profile}"] if options.profile else [])
+
+
+def _platform() -> str:
+    return os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
 
 
 def _has_tpu() -> bool:
-    platform = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
-    return platform in ("", "tpu") and any(Path("/dev").glob("accel[0-9]*"))
+    return _platform() in ("", "tpu") and any(Path("/dev").glob("accel[0-9]*"))
 
 
 def _accelerators() -> list[str]:
@@ -263,9 +264,7 @@ def _accelerators() -> list[str]:
     them; one of TPUs, which belong to one process."""
     if _has_tpu():
         return ["0"]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [one for one in visible.split(",") if one]
-    gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
-    is_cpu = os.environ.get("JAX_PLATFORMS", "").partition(",")[0] == "cpu"
-    return [] if is_cpu else [path.name.removeprefix("nvidia") for path in gpus]
+    gpus = sorted(Path("/dev").glob("nvidia[0-9]*")) if _platform() != "cpu" else []
+    return [path.name.removeprefix("nvidia") for path in gpus]

@@ -44,10 +44,8 @@ def use_threads(count: int | None) -> None:
 def read_threads(workdir: Path) -> int | None:
     """The threads that the runs of a workdir have; None where that is open."""
     path = workdir / RESOURCES
-    if not path.exists():
-        return None
-    found: int = json.loads(path.read_text())["threads"]
-    return found
+    found: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+    return found.get("threads")
 
 
 def write_threads(workdir: Path, count: int) -> None:

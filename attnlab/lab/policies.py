@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
@@ -60,14 +60,13 @@ class AddSeeds:
 
     def propose(self, results: Results) -> list[RunSpec]:
         """A further seed of each variant, none when all are known well enough."""
-        some = [runs for runs in results.variants.values() if _num_seeds(runs) < self.most]
-        if all(self._is_known([r.scores.heldout for r in runs], results.metric) for runs in some):
+        few = [runs for runs in results.variants.values() if _num_seeds(runs) < self.most]
+        scores = [[run.scores.heldout for run in runs] for runs in few]
+        found = [paired_difference([one[results.metric] for one in s if one]) for s in scores]
+        # The width is NaN of one score.
+        if all(one.high - one.mean <= self.half_width for one in found):
             return []
-        return [spec for runs in some for spec in _further_seeds(runs, 1)]
-
-    def _is_known(self, scores: Sequence[Mapping[str, float]], metric: str) -> bool:
-        found = paired_difference([one[metric] for one in scores if one])
-        return found.high - found.mean <= self.half_width  # False for NaN of one score, too
+        return [spec for runs in few for spec in _further_seeds(runs, 1)]
 
 
 Pairs: TypeAlias = Sequence[tuple[Mapping[str, Tag], Mapping[str, Tag]]]
@@ -102,11 +101,12 @@ class DecideComparisons:
 
     def propose(self, results: Results) -> list[RunSpec]:
         """Further seeds of the variants of undecided comparisons."""
-        variants = results.variants
-        chosen = [variants[variant] for variant in self._undecided(results)]
-        counts = [min(self.step, self.most - _num_seeds(runs)) for runs in chosen]
-        new = [_further_seeds(runs, n) for runs, n in zip(chosen, counts, strict=True)]
-        return list({spec.id: spec for specs in new for spec in specs}.values())
+        new: dict[str, RunSpec] = {}
+        for variant in self._undecided(results):
+            runs = results.variants[variant]
+            count = min(self.step, self.most - _num_seeds(runs))
+            new |= {spec.id: spec for spec in _further_seeds(runs, count)}
+        return list(new.values())
 
     def _undecided(self, results: Results) -> list[VariantKey]:
         """The variants of comparisons that more seeds may decide."""
@@ -116,15 +116,15 @@ class DecideComparisons:
         pairs = given or [(a, b) for b, a in itertools.combinations(whole, 2)]
         pairs = [(a, b) for a, b in pairs if a in whole and b in whole]
         found = compare_pairs(scores, pairs, margin=self.margin, seeds_added=True)
-        open_: list[VariantKey] = []
+        undecided: list[VariantKey] = []
         for one in found:
             a, b = scores[one.variant], scores[one.baseline]
             gaps, most = [a[key] - b[key] for key in a if key in b], self.most * max(one.texts, 1)
             if one.conclusion == "inconclusive" and more_seeds_may_decide(
                 gaps, most, self.margin, len(found)
             ):
-                open_ += [one.variant, one.baseline]
-        return list(dict.fromkeys(open_))
+                undecided += [one.variant, one.baseline]
+        return list(dict.fromkeys(undecided))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,20 +169,17 @@ class TuneLearningRate:
             complete = {result.spec.id for result in results}
             failed = {variant_without_rate(s) for s in tried if s.id not in complete}
             tried = [spec for spec in tried if variant_without_rate(spec) not in failed]
-            if not failed:
-                if not (further := self.propose(results)):
-                    return at_rates(specs, best_rates(results))
-                tried += further
+            further = [] if failed else self.propose(results)
+            if not failed and not further:
+                return at_rates(specs, best_rates(results))
+            tried += further
         return []
 
     def propose(self, results: Results) -> list[RunSpec]:
         """Rates that the variants need."""
         specs = {variant_without_rate(run.spec): run.spec for run in reversed(results)}
-        rates = {
-            variant: next_rate(tried)
-            for variant, tried in tried_rates(results, results.metric).items()
-            if len(tried) < self.most
-        }
+        tried = tried_rates(results, results.metric)
+        rates = {v: next_rate(some) for v, some in tried.items() if len(some) < self.most}
         return [with_rate(specs[v], rate) for v, rate in rates.items() if rate is not None]
 
 
@@ -348,33 +345,28 @@ def with_known_rates(specs: Sequence[RunSpec], source: Path) -> list[RunSpec]:
       ValueError: a variant has no rate there, or several; or the workdir was not tuned.
       FileNotFoundError: there is no such table.
     """
-    variants = dict.fromkeys(tuple(spec.tags.items()) for spec in specs)
-    if source.is_dir():
-        rates = best_rates(load_results(source / TUNING))
-    else:
-        rates = _rates_of_table(variants, source)
-    if missing := [variant for variant in variants if variant not in rates]:
-        names = "; ".join(", ".join(str(value) for _, value in variant) for variant in missing)
-        raise ValueError(f"{source} has no learning rate for {names}")
+    known = best_rates(load_results(source / TUNING)) if source.is_dir() else {}
+    text = "" if source.is_dir() else source.read_text(encoding="utf-8-sig")
+    table = list(csv.DictReader(text.splitlines()))
+    rates = {}
+    for variant in dict.fromkeys(tuple(spec.tags.items()) for spec in specs):
+        found = {known[variant]} if variant in known else _rates_in(table, variant)
+        if len(found) != 1:
+            name = ", ".join(str(value) for _, value in variant)
+            listed = ", ".join(map(str, sorted(found))) or "none"
+            raise ValueError(f"{source} must have one learning rate for {name}, and has {listed}")
+        rates[variant] = found.pop()
     return at_rates(specs, rates)
 
 
-def _rates_of_table(variants: Iterable[VariantKey], source: Path) -> dict[VariantKey, float]:
-    with source.open(newline="", encoding="utf-8-sig") as lines:
-        rows = list(csv.DictReader(lines))
-    found = {}
-    for variant in variants:
-        fits = [r for r in rows if all(r.get(f"{n} (tag)", r.get(n)) == str(v) for n, v in variant)]
-        rates = {row["learning_rate"] for row in fits if "learning_rate" in row}
-        if len(rates) > 1:
-            name = ", ".join(str(value) for _, value in variant)
-            raise ValueError(
-                f"{source} has several learning rates for {name}: {', '.join(sorted(rates))}; "
-                "keep the rows of one"
-            )
-        if rates:
-            found[variant] = float(rates.pop())
-    return found
+def _rates_in(table: Sequence[Mapping[str, str]], variant: VariantKey) -> set[float]:
+    """Of the rows that have the tags of a variant."""
+    return {
+        float(row[RATE])
+        for row in table
+        if RATE in row
+        and all(row.get(f"{name} (tag)", row.get(name)) == str(value) for name, value in variant)
+    }
 
 
 def _further_seeds(runs: Sequence[RunResult], count: int) -> list[RunSpec]:

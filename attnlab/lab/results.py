@@ -1,5 +1,6 @@
 """`Results`: the results of a sweep as tables and comparisons."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -92,7 +93,8 @@ class Results(Sequence[RunResult]):
 
     def sign(self, metric: str) -> int:
         """1 where lower is better, -1 where higher is."""
-        return -1 if metric in self.metrics and self.metrics[metric].better == "higher" else 1
+        known = self.metrics.get(metric)
+        return -1 if known and known.better == "higher" else 1
 
     @functools.cached_property
     def variants(self) -> dict[VariantKey, list[RunResult]]:
@@ -124,13 +126,12 @@ class Results(Sequence[RunResult]):
         for variant, runs in self.variants.items():
             of: dict[tuple[str, int], RunResult] = {}
             for run in (run for run in runs if metric in run.scores.heldout):
-                key = (self.text_of(run), run.spec.seed)
-                if key in of:
+                other = of.setdefault((self.text_of(run), run.spec.seed), run)
+                if other is not run:
                     raise ValueError(
-                        f"{of[key].spec.id!r} and {run.spec.id!r} are the same variant and seed, "
+                        f"{other.spec.id!r} and {run.spec.id!r} are the same variant and seed, "
                         "which would count twice; leave one of them out (`filter`)"
                     )
-                of[key] = run
             found[variant] = {key: run.scores.heldout[metric] for key, run in of.items()}
         return found
 
@@ -336,20 +337,20 @@ def _spread(scores: SeedScores) -> float:
     texts: dict[str, list[float]] = {}
     for (text, _), score in scores.items():
         texts.setdefault(text, []).append(score)
-    df = len(scores) - len(texts)
     squares = sum(float(np.var(some)) * len(some) for some in texts.values())
-    return math.sqrt(squares / df) if df > 0 else math.nan
+    return math.sqrt(squares / df) if (df := len(scores) - len(texts)) else math.nan
 
 
 def _flat(run: RunResult) -> dict[str, Tag]:
-    parts = ("heldout", "train", "validation")
-    scores = {f"{p}_{name}": v for p in parts for name, v in getattr(run.scores, p).items()}
+    found: dict[str, Tag] = {
+        f"{part}_{name}": value
+        for part in ("heldout", "train", "validation")
+        for name, value in getattr(run.scores, part).items()
+    }
+    found |= _sizes(run) | dataclasses.asdict(run.timing)
     head: dict[str, Tag] = {"id": run.spec.id, "seed": run.spec.seed, "status": run.status}
     rate = {"learning_rate": run.spec.config.train.optimizer.learning_rate}
-    speed = {"seconds": run.timing.seconds, "tokens_per_second": run.timing.tokens_per_second}
-    last: dict[str, Tag] = {**scores, **_sizes(run), **speed}
-    tags = {n: v for n, v in _beside(run.spec.tags.items(), head | last).items() if n not in head}
-    return {**head, **rate, **tags, **last}
+    return head | rate | _beside(run.spec.tags.items(), head | found)
 
 
 def _beside(tags: Iterable[tuple[str, Tag]], columns: Mapping[str, Tag]) -> dict[str, Tag]:

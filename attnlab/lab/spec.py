@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from attnlab.fields import check_field
-from attnlab.heads import LAYOUTS
 from attnlab.lab.experiment import Experiment
 from attnlab.load import IMPORTS
 from attnlab.models import ModelConfig, flags
 from attnlab.models.budget import Budget, match_budget, with_layout
-from attnlab.names import lookup, name_in, nearest, reference
+from attnlab.names import lookup, nearest, reference
 from attnlab.nested import JSON, flatten
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives import Objective
@@ -206,12 +205,14 @@ def specs_of(
     _check_list("seeds", seeds)
     specs = []
     for variant in variants:
-        config, stem = with_values(base, variant.values), variant.id
-        config = _matched(config, match) if match else config
-        specs += [
-            RunSpec(f"{stem}-seed{seed}" if stem else f"seed{seed}", config, seed, variant.all_tags)
-            for seed in seeds
-        ]
+        config, stem = with_values(base, variant.values), variant.id and f"{variant.id}-"
+        if isinstance(match, Match):
+            reference = with_layout(config.model, match.layout, match.sharing)
+            config = _matched(config, match.budget, reference)
+        elif match:
+            config = _matched(config, *match)
+        tags = variant.all_tags
+        specs += [RunSpec(f"{stem}seed{seed}", config, seed, tags) for seed in seeds]
     check_unique(specs)
     return specs
 
@@ -244,11 +245,8 @@ def product(
     return specs_of(base, grid(**values), seeds, (match, base.model) if match else None)
 
 
-def _matched(config: Experiment, match: Match | tuple[Budget, ModelConfig]) -> Experiment:
+def _matched(config: Experiment, budget: Budget, reference: ModelConfig) -> Experiment:
     """With the size that gives it the budget of a reference. Raises ValueError."""
-    if isinstance(match, Match):
-        match = match.budget, with_layout(config.model, match.layout, match.sharing)
-    budget, reference = match
     found = match_budget(config.model, reference, budget, length=config.train.length)
     return dataclasses.replace(config, model=found.config, matched=budget)
 
@@ -290,40 +288,22 @@ def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
         name, *inner = ("model.heads" if path == LAYOUT else path).split(".")
         outer = lookup(parts, name, what="field")
         parts[name] = _replaced(outer, inner, plain.pop(path))  # an outer record before its parts
-    if LAYOUT in plain or SHARING in plain:
-        parts["model"] = _with_names(
-            parts["model"], plain.pop(LAYOUT, None), plain.pop(SHARING, None)
-        )
-    model, train, data = (parts[name] for name in ("model", "train", "data"))
-    fields = parts | {
-        "model": flags.to_dict(model),
-        "train": train.to_dict(),
-        "data": {f.name: getattr(data, f.name) for f in dataclasses.fields(data)},
-    }
-    if POSITIONS in plain:
-        positions = flags.choose(fields["model"]["positions"], str(plain[POSITIONS]))
-        fields["model"]["positions"] = positions
+    model, train, data = flags.to_dict(parts["model"]), parts["train"].to_dict(), parts["data"]
+    given = {f.name: getattr(data, f.name) for f in dataclasses.fields(data)}
+    for path, part in ((LAYOUT, "heads"), (POSITIONS, "positions")):
+        if path in plain:
+            model[part] = flags.choose(model[part], str(plain[path]))
+    fields = parts | {"model": model, "train": train, "data": given}
     for path, value in plain.items():
         _set(fields, path, value)
-    fields |= {
-        "model": flags.from_dict(fields["model"]),
-        "train": TrainConfig.from_dict(fields["train"]),
-        "data": dataclasses.replace(data, **fields["data"]),
-    }
-    return Experiment(**fields)
-
-
-def _with_names(model: ModelConfig, layout: Any, sharing: Any) -> ModelConfig:
-    """Under another layout and plan; None: that of the model. All biases stay all biases."""
-    heads = model.heads
-    has_all = set(heads.biases) == set(type(heads).bias_names)
-    layout = name_in(LAYOUTS, type(heads), what="layout") if layout is None else layout
-    plan: Any = model.sharing if sharing is None else sharing
-    model = with_layout(model, layout, plan)
-    if has_all:
-        heads = dataclasses.replace(model.heads, biases=type(model.heads).bias_names)
-        model = dataclasses.replace(model, heads=heads)
-    return model
+    return Experiment(
+        **fields
+        | {
+            "model": flags.from_dict(fields["model"]),
+            "train": TrainConfig.from_dict(fields["train"]),
+            "data": dataclasses.replace(data, **fields["data"]),
+        }
+    )
 
 
 def _replaced(record: Any, path: Sequence[str], value: object) -> Any:
@@ -338,18 +318,19 @@ def _replaced(record: Any, path: Sequence[str], value: object) -> Any:
 
 def _set(fields: JSON, path: str, value: object) -> None:
     *outer, last = path.split(".")
-    place: JSON | None = fields
+    place: Any = fields
     for name in outer:
         place = place.get(name) if isinstance(place, dict) else None
-    if not isinstance(place, dict) or last not in place:
-        known = list(place if isinstance(place, dict) else fields)
-        known += [] if outer else ["layout", "sharing"]
-        near = nearest(last, known)
-        hint = f"did you mean {near!r}? " if near else ""
-        if found := [one for one in flatten(fields) if one.endswith(f".{path}")]:
-            hint = f"write {' or '.join(found)}; "
-        raise ValueError(f"no field {path!r}: {hint}known: {', '.join(known)}")
-    place[last] = value
+    if isinstance(place, dict) and last in place:
+        place[last] = value
+        return
+    known = list(place) if isinstance(place, dict) else list(fields)
+    known += [] if outer else ["layout", "sharing"]
+    near = nearest(last, known)
+    hint = f"did you mean {near!r}? " if near else ""
+    if found := [one for one in flatten(fields) if one.endswith(f".{path}")]:
+        hint = f"write {' or '.join(found)}; "
+    raise ValueError(f"no field {path!r}: {hint}known: {', '.join(known)}")
 
 
 def write_specs(specs: Sequence[RunSpec]) -> str:

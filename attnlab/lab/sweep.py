@@ -13,7 +13,7 @@ from attnlab.lab.executors import LOGS, POLL_SECONDS, Executor, LocalExecutor, Q
 from attnlab.lab.progress import runs_progress
 from attnlab.lab.result import read_result
 from attnlab.lab.results import Results
-from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
+from attnlab.lab.spec import RunSpec, check_unique, write_specs
 from attnlab.lab.text_table import counted
 from attnlab.lab.workdir import check_goes_on, complete_result, holder, run_folder, specs_in
 from attnlab.lab.worker import ERROR
@@ -153,8 +153,7 @@ def described(about: Description, specs: Sequence[RunSpec]) -> Description:
 
 def _check_before(folder: str, wanted: Sequence[RunSpec], workdir: Path) -> None:
     """Raises ValueError where runs of `wanted` exist that a policy did not choose in `folder`."""
-    there = specs_in(workdir)
-    again = [spec.id for spec in wanted if spec.id in there]
+    again = [spec.id for spec in wanted if spec.id in specs_in(workdir)]
     if again and not (workdir / folder / SPECS).exists():
         raise ValueError(
             f"{workdir} has runs that were not chosen by runs in {folder!r}, such as {again[0]!r}; "
@@ -188,8 +187,7 @@ def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
     """Writes the specs to the workdir, behind those that are there.
 
     Raises:
-      ValueError: the workdir has another run of an id that has begun, and cannot be made longer; or
-        a spec that other processes cannot read.
+      ValueError: the workdir has another run of an id that has begun, and cannot be made longer.
     """
     check_unique(specs)
     there = specs_in(workdir)
@@ -200,9 +198,7 @@ def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     merged = there | {spec.id: spec for spec in specs}
     if list(merged.values()) != list(there.values()):
-        text = write_specs(list(merged.values()))
-        read_specs(text)
-        write_atomic(workdir / SPECS, text.encode())
+        write_atomic(workdir / SPECS, write_specs(list(merged.values())).encode())
 
 
 def _finish(

@@ -36,7 +36,7 @@ from attnlab.data import Dataset
 from attnlab.extras import extra
 from attnlab.lab.machine import environment
 from attnlab.lab.result import FILE as RESULT
-from attnlab.lab.result import RunResult, read_result
+from attnlab.lab.result import RunResult, data_info, read_result
 from attnlab.lab.spec import RunSpec, read_specs
 from attnlab.load import IMPORTS, RUNS, SPEC, SPECS
 from attnlab.models import ModelConfig, num_parameters
@@ -76,14 +76,10 @@ def hold(folder: Path, patience: float = 0.3) -> Iterator[None]:
       RunInUse: another process, or another `hold` of this one, has it for `patience` seconds.
     """
     path, until = folder / LOCK, time.monotonic() + patience
-    while True:
-        try:
-            file = _take(path, "a+")
-            break
-        except RunInUse:  # which may be no more than a call of `holder`
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.02)
+    while isinstance(file := _take(path, "a+"), str):
+        if time.monotonic() > until:  # else it may be no more than a call of `holder`
+            raise RunInUse(folder, file)
+        time.sleep(0.02)
     with file:
         file.truncate(0)
         file.write(json.dumps(_ourselves()) + "\n")
@@ -100,11 +96,12 @@ def hold(folder: Path, patience: float = 0.3) -> Iterator[None]:
 def holder(folder: Path) -> str | None:
     """Who holds `folder`, in words, or None."""
     try:
-        _take(folder / LOCK, "r+").close()
+        found = _take(folder / LOCK, "r+")
     except FileNotFoundError:
-        pass
-    except RunInUse as error:
-        return error.holder
+        return None
+    if isinstance(found, str):
+        return found
+    found.close()
     return None
 
 
@@ -116,22 +113,23 @@ def last_process(folder: Path) -> int | None:
     return None
 
 
-def _take(path: Path, mode: str) -> IO[str]:
-    """The lock file, open and locked. Raises RunInUse."""
+def _take(path: Path, mode: str) -> IO[str] | str:
+    """The lock file, open and locked; or in words who has it."""
     while True:
         with contextlib.ExitStack() as closes:
             file = closes.enter_context(path.open(mode))
             found, locked = _read(file), True
+            name = "process {process} on {host} since {since}".format_map(found) if found else ""
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RunInUse(path.parent, _in_words(found)) from None
+                return name or "another process"  # which has not written yet
             except OSError:  # a file system without locks
                 locked = False
             certain = locked and found.get("kernel") == _ourselves()["kernel"]
             with contextlib.suppress(FileNotFoundError):
                 if found and not certain and _age(path) < DEAD_SECONDS:
-                    raise RunInUse(path.parent, _in_words(found))
+                    return name
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     closes.pop_all()
                     return file
@@ -147,12 +145,6 @@ def _ourselves() -> JSON:
         kernel = host
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     return {"host": host, "process": os.getpid(), "since": now, "kernel": kernel}
-
-
-def _in_words(found: JSON) -> str:
-    if not found:  # it has not written yet
-        return "another process"
-    return f"process {found['process']} on {found['host']} since {found['since']}"
 
 
 def _read(file: IO[str]) -> JSON:
@@ -207,21 +199,21 @@ def check_goes_on(folder: Path, there: JSON, here: JSON) -> int:
     # The run has its own seed, and a module may move.
     free = ("environment", "tags", "config.train.seeds", f"config.{IMPORTS}")
     changed = [row for row in differences(there, here) if not row[0].startswith(free)]
+    if not changed:
+        return 0
     before = there["config"]["train"]["steps"]
     train = TrainConfig.from_dict(here["config"]["train"])
     if [row[0] for row in changed] == ["config.train.steps"] and before < train.steps:
         _check_continues(folder, before, train)
         return int(before)
-    if changed:
-        changed.sort(key=lambda row: row[0].startswith("source.facts"))  # they follow from the rest
-        rows = [f"  {field_path(name)}: there {a!r}, here {b!r}" for name, a, b in changed]
-        more = f"and {len(rows) - SHOWN} more; " if len(rows) > SHOWN else ""
-        listed = "\n".join(rows[:SHOWN])
-        raise ValueError(
-            f"{folder} holds another run of this id:\n{listed}\n"
-            f"{more}use another --workdir or id, or give the same config"
-        )
-    return 0
+    changed.sort(key=lambda row: row[0].startswith("source.facts"))  # they follow from the rest
+    rows = [f"  {field_path(name)}: there {a!r}, here {b!r}" for name, a, b in changed[:SHOWN]]
+    more = f"and {len(changed) - SHOWN} more; " if len(changed) > SHOWN else ""
+    listed = "\n".join(rows)
+    raise ValueError(
+        f"{folder} holds another run of this id:\n{listed}\n"
+        f"{more}use another --workdir or id, or give the same config"
+    )
 
 
 def _check_continues(folder: Path, before: int, config: TrainConfig) -> None:
@@ -285,9 +277,8 @@ def claim(folder: Path, spec: RunSpec, dataset: Dataset, start: str | None) -> l
     """
     lines = []
     if jax.process_index() == 0:
-        source = {"name": dataset.name, "sha256": dataset.digest, "facts": dataset.facts}
         begun = {"start": {"digest": start} if start else None, "environment": environment()}
-        record = spec.to_dict() | {"source": source} | begun
+        record = spec.to_dict() | {"source": dataclasses.asdict(data_info(dataset))} | begun
         record = json.loads(json.dumps(record, allow_nan=False))
         path = folder / SPEC
         if not path.exists():

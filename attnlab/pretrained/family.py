@@ -25,8 +25,7 @@ class Family:
       table: the names of the weights.
       tasks: task models with a classifier; the `stem` of a field begins the names of their
         architectures.
-      defaults: attribute -> its default, in place of that of its field; `variant` takes those of
-        transformers.
+      defaults: attribute -> its default, where it is not that of transformers.
     """
 
     name: str
@@ -35,6 +34,10 @@ class Family:
     table: NameTable
     tasks: tuple[Task, ...] = ()
     defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = default_values(self.name) | dict(self.defaults)
+        object.__setattr__(self, "defaults", known)
 
     def variant(
         self,

@@ -179,19 +179,14 @@ class Value(Field):
 
 
 def value(
-    name: str,
-    default: object,
-    *paths: str,
-    default_path: str = "",
-    same_as: str = "",
-    **options: Any,
+    name: str, kind: type, *paths: str, default_path: str = "", same_as: str = "", **options: Any
 ) -> Value:
     """A `Value`; `options` are those of `Attribute`.
 
-    >>> value("n_embd", 768, "width").read({"n_embd": 12}, Source())
+    >>> value("n_embd", int, "width").read({"n_embd": 12}, Source())
     {'width': 12}
     """
-    return Value(Attribute(name, default, **options), paths, default_path, same_as)
+    return Value(Attribute(name, kind=kind, **options), paths, default_path, same_as)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,20 +194,19 @@ class Choice(Field):
     """An attribute whose values are mapped to values of a field of the config.
 
     Attributes:
-      name, default: of the attribute.
+      name: of the attribute.
       path: of the field.
-      values: of the attribute -> of the field; the first that fits is written, the default for a
-        None that none of them is.
+      values: of the attribute -> of the field; the first that fits is written, the first of all for
+        a None that none of them is.
     """
 
     name: str
-    default: str | bool
     path: str
     values: Mapping[Any, object]
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        return (Attribute(self.name, self.default),)
+        return (Attribute(self.name, kind=type(next(iter(self.values)))),)
 
     def read(self, attributes: JSON, source: Source) -> Values:
         return {self.path: choose(self.name, attributes[self.name], self.values)}
@@ -223,7 +217,7 @@ class Choice(Field):
             if one == ours:
                 return {self.name: theirs}
         if ours is None:
-            return {self.name: self.default}
+            return {self.name: next(iter(self.values))}
         known = ", ".join(repr(one) for one in self.values.values())
         raise ValueError(f"{self.path} must be one of {known}, not {ours!r}")
 
@@ -235,39 +229,41 @@ def choose(name: str, value: object, known: Mapping[Any, T]) -> T:
     return known[value]
 
 
-def numbers(**defaults: int | float) -> tuple[Field, ...]:
-    """The attributes of `NUMBERS` with these defaults.
+def numbers(names: str) -> tuple[Field, ...]:
+    """Attributes of `NUMBERS`; their defaults are those of transformers.
 
-    >>> numbers(hidden_size=768)[0].write(ModelConfig())
+    >>> numbers("hidden_size")[0].write(ModelConfig())
     {'hidden_size': 64}
     """
-    second = {"dropout.embedding": "dropout.rate"}
-    paths = {name: PATHS[name] for name in defaults}
-    return tuple(
-        value(n, defaults[n], p, default_path=second.get(p, ""), is_depth=p == "num_layers")
-        for n, p in paths.items()
-    )
+    return tuple(_number(name, PATHS[name]) for name in names.split())
 
 
-def activation(name: str, default: str, *, gated: bool = False) -> Choice:
+def _number(name: str, path: str) -> Value:
+    kind = float if path.startswith(("norm.", "dropout.")) else int
+    second = "dropout.rate" if path == "dropout.embedding" else ""
+    is_depth = path == "num_layers"
+    return value(name, kind, path, default_path=second, is_depth=is_depth)
+
+
+def activation(name: str, *, gated: bool = False) -> Choice:
     """The activation of the FFN."""
-    return Choice(name, default, "ffn.activation", GATED if gated else ACTIVATIONS)
+    return Choice(name, "ffn.activation", GATED if gated else ACTIVATIONS)
 
 
 def ffn_width(name: str, width: str) -> Field:
     """The hidden width of the FFN; null is four times the attribute `width`."""
-    return value(name, None, "ffn.width", kind=int, compute=lambda said: 4 * said[width])
+    return value(name, int, "ffn.width", compute=lambda said: 4 * said[width])
 
 
-def biases(name: str, default: bool, which: tuple[Bias, ...] = BIASES) -> Choice:
+def biases(name: str, which: tuple[Bias, ...] = BIASES) -> Choice:
     """Whether projections have biases, and which."""
-    return Choice(name, default, "heads.biases", {True: which, False: ()})
+    return Choice(name, "heads.biases", {True: which, False: ()})
 
 
 def kv_heads() -> Field:
     """num_key_value_heads; null is a key head for each head."""
     own = operator.itemgetter("num_attention_heads")
-    return value("num_key_value_heads", None, "heads.num_kv_heads", compute=own, kind=int)
+    return value("num_key_value_heads", int, "heads.num_kv_heads", compute=own)
 
 
 def head_dim() -> Field:
@@ -277,12 +273,12 @@ def head_dim() -> Field:
         width, heads = attributes["hidden_size"], attributes["num_attention_heads"]
         return None if width % heads else int(width // heads)
 
-    return value("head_dim", None, "heads.head_dim", compute=own, kind=int)
+    return value("head_dim", int, "heads.head_dim", compute=own)
 
 
-def all_biases(name: str, default: bool) -> tuple[Field, ...]:
+def all_biases(name: str) -> tuple[Field, ...]:
     """One attribute for the biases of all matrices."""
-    return biases(name, default), value(name, default, "ffn.bias")
+    return biases(name), value(name, bool, "ffn.bias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,7 +287,6 @@ class CausalHead(Field):
 
     Attributes:
       stem: how the names of its architectures begin; STEMModel has no LM head.
-      tied: the default of tie_word_embeddings.
       bias: the LM head has one.
       causal: the name of the architecture with an LM head; one that begins with "For" comes behind
         the stem.
@@ -299,14 +294,13 @@ class CausalHead(Field):
     """
 
     stem: str
-    tied: bool = False
     bias: bool = False
     causal: str = "ForCausalLM"
     bare_kind: str = "none"
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        return (Attribute("tie_word_embeddings", self.tied),)
+        return (Attribute("tie_word_embeddings", kind=bool),)
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -2,12 +2,15 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 from conftest import ROOT
 
 from attnlab import pretrained
 from attnlab.pretrained.tensors import write_file
+from attnlab.tap import Tap
 
+TORCH = sorted((ROOT / "tests" / "pretrained" / "golden" / "torch").glob("*.npz"))
 GOLDEN = sorted((ROOT / "tests" / "pretrained" / "golden").glob("*.npz"))
 # The plainest of each family.
 FAMILIES = {
@@ -15,14 +18,13 @@ FAMILIES = {
 }
 SOME_FAMILIES = list(FAMILIES)[::4]
 """Those that the default run tests where a test of all takes long."""
-ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Family -> attributes that change what is computed, as they are not supported.
 ATTRIBUTES = {
     "bert": {"is_decoder": True, "position_embedding_type": "relative_key"},
-    "albert": {"gap_size": 2, "num_hidden_groups": 10**4},
+    "albert": {"gap_size": 2, "num_hidden_groups": 10**4, "num_hidden_layers": 10**5},
     "roberta": {"add_cross_attention": True},
-    "gpt2": {"scale_attn_by_inverse_layer_idx": 2, "hidden_size": 24},
+    "gpt2": {"scale_attn_by_inverse_layer_idx": 2, "hidden_size": 24, "n_layer": 10**5},
     "deepseek_v3": {"scoring_func": "softmax", "attention_bias": True, "num_key_value_heads": 2}
     | {"qk_head_dim": 99},
     "gemma3_text": {"attn_logit_softcapping": 50.0, "use_bidirectional_attention": "yes"}
@@ -38,42 +40,31 @@ ATTRIBUTES = {
     "qwen3": {"layer_types": [FULL, SLIDING], "rope_parameters": "llama3"},
     "vit": {"image_size": "large", "patch_size": [4, 2, 3], "pooler_output_size": 7}
     | {"pooler_act": "mish"},
-    "mixtral": {"router_jitter_noise": 0.1, "num_local_experts": "two"},
+    "mixtral": {"router_jitter_noise": 0.1},
     "qwen2_moe": {"layer_types": [SLIDING] * 2},
-    "qwen3_moe": {"decoder_sparse_step": 0},
-    "gpt_oss": {"swiglu_alpha": 1.0, "swiglu_limit": "none"},
+    "gpt_oss": {"swiglu_alpha": 1.0},
     "xlm-roberta": {"position_embedding_type": "relative_key"},
     "camembert": {"is_decoder": True},
-    "electra": {"embedding_size": "small"},
     "gemma": {"hidden_activation": "relu", "use_bidirectional_attention": True},
     "gemma2": {"attn_logit_softcapping": -1.0},
-    "starcoder2": {"use_bias": "no", "norm_type": "rms_norm"},
-    "stablelm": {"qk_layernorm": "yes", "use_parallel_residual": "yes"},
+    "starcoder2": {"norm_type": "rms_norm"},
     "granite": {"logits_scaling": 0.0},
     "opt": {"word_embed_proj_dim": 3},  # opt-350m's
-    "bloom": {"n_embed": 7, "n_head": "two", "apply_residual_connection_post_layernorm": True},
+    "bloom": {"n_embed": 7, "apply_residual_connection_post_layernorm": True},
     "olmo": {"clip_qkv": 8.0},
-    "olmo2": {"num_key_value_heads": "two"},
     "olmo3": {"layer_types": ["chunked_attention"]},
-    "cohere": {"use_qk_norm": "yes"},
     "falcon": {"alibi": True, "num_ln_in_parallel_attn": 2},
     "glm": {"partial_rotary_factor": 2.0},
-    "glm4": {"attention_bias": "yes"},
     "gptj": {"rotary_dim": 99},
-    "phi": {"qk_layernorm": "yes"},
     "smollm3": {"no_rope_layers": [1], "layer_types": [SLIDING] * 4},
     "cohere2": {"layer_types": ["chunked_attention"]},
     "olmoe": {"clip_qkv": 8.0},
-    "glm4_moe": {"use_qk_norm": "yes"},
-    "ernie4_5": {"use_bias": "no"},
-    "seed_oss": {"attention_out_bias": "no"},
     "exaone4": {"layer_types": ["chunked_attention"]},
     "roberta-prelayernorm": {"is_decoder": True},
-    "dinov2": {"use_swiglu_ffn": "no", "mlp_ratio": "four"},
     "umt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
     "mt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
     "mpnet": {"relative_attention_num_buckets": 8, "is_decoder": True},
-    "modernbert": {"layer_types": ["chunked"], "norm_bias": "no"}
+    "modernbert": {"layer_types": ["chunked"]}
     | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "bart": {"encoder_ffn_dim": 7, "tie_word_embeddings": False},
     "marian": {"share_encoder_decoder_embeddings": False},
@@ -90,7 +81,7 @@ def split(path):
             if key != "config":
                 kind, name = key.split(" ", 1)
                 found[kind][name] = file[key]
-    given = {name: a.astype(np.int32) for name, a in found["input"].items()}
+    given = {n: a.astype(np.int32) if a.dtype == np.int8 else a for n, a in found["input"].items()}
     return config, found["tensor"], given, found["output"]
 
 
@@ -101,5 +92,25 @@ def write(folder, config, tensors):
     return folder
 
 
+def golden_folder(folder, family, words=(), tensors=()):
+    """The folder of a family with these words in its config.json, and these tensors."""
+    config, held, _, _ = split(FAMILIES[family])
+    return write(folder, config | dict(words), held | dict(tensors))
+
+
 def close(got, expected):
     np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
+
+
+def check_torch(config, tensors, given, expected):
+    """Output, and the probabilities of each head, of a module of torch.nn."""
+    model, params = pretrained.from_variables(config.pop("system"), config, tensors)
+    given = {name: jnp.asarray(a) for name, a in given.items()}
+    x, tap = given.pop("x"), Tap(("probs",))
+    if "key" in given:
+        given |= {"context": (given.pop("key"), given.pop("value")), "tap": tap}
+    got = model.apply({"params": params}, x, **given)
+    valid = expected.get("valid", ...)
+    close(np.asarray(getattr(got, "hidden", got))[valid], expected["output"][valid])
+    if "probs" in expected:
+        close(tap.captured["probs"], expected["probs"])

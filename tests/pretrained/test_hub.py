@@ -34,6 +34,9 @@ print(json.dumps(results))
 """
 
 
+NO_NETWORK = ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"})
+
+
 def load_all(cases, **environment):
     """What `pretrained.load` gives in a fresh process: the sum of |weights|, or the error."""
     done = subprocess.run(
@@ -75,42 +78,26 @@ def test_models_by_name(hub, tmp_path):
     assert load_all(cases, HF_ENDPOINT=address, HF_HOME=home) == [total] * 4
     cached = Path(home).rglob("snapshots/*/*")
     assert {path.name for path in cached} == {"config.json", "model.safetensors"}
-    for offline in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
-        assert load_all([["org/good", {}]], HF_HOME=home, **offline) == [total]
+    for nowhere in NO_NETWORK:
+        assert load_all([["org/good", {}]], HF_HOME=home, **nowhere) == [total]
 
 
 def test_what_the_hub_does_not_have(hub, tmp_path):
     address, root, _ = hub
-    cases = {
-        "revision": (["org/good", {"revision": "nope"}], "ValueError", "'nope'"),
-        "name": (["org/none", {}], "ValueError", "no folder 'org/none'"),
-        "gated": (["org/gated", {}], "ValueError", "HF_TOKEN"),
-        "pickle": (["org/pickled", {}], "ValueError", "a pickle can run code"),
-        "broken": (["org/broken", {}], "ValueError", "no whole safetensors file"),
-        "path": (["./nowhere/at/all", {}], "ValueError", "no folder"),
-        "folder": ([str(root / "good"), {"revision": "main"}], "ValueError", "revision"),
-    }
-    asked = [case for case, _, _ in cases.values()]
-    found = load_all(asked, HF_ENDPOINT=address, HF_HOME=str(tmp_path))
-    for (case, kind, text), result in zip(cases.values(), found, strict=True):
-        assert (result[0], "\n" in result[1]) == (kind, False), case
-        assert text in result[1], case
-
-
-def test_no_network(tmp_path):
-    for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
-        [result] = load_all([["org/good", {}]], HF_HOME=str(tmp_path), **environment)
-        assert result[0] == "ConnectionError"
-        assert "no folder 'org/good'" in result[1]
-        assert "\n" not in result[1]
-
-
-def test_the_cache_of_other_libraries(hub, tmp_path):
-    """A cache in the layout of huggingface_hub, as transformers fills it, is read offline."""
-    _, root, total = hub
-    model = tmp_path / "hub" / "models--org--mine"
-    snapshot = model / "snapshots" / hub_server.COMMIT
-    (model / "refs").mkdir(parents=True)
-    (model / "refs" / "main").write_text(hub_server.COMMIT)
-    shutil.copytree(root / "good", snapshot)
-    assert load_all([["org/mine", {}]], HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1") == [total]
+    cases = [
+        ("org/good", {"revision": "nope"}, "'nope'"),
+        ("org/none", {}, "no folder 'org/none'"),
+        ("org/gated", {}, "HF_TOKEN"),
+        ("org/pickled", {}, "a pickle can run code"),
+        ("org/broken", {}, "no whole safetensors file"),
+        ("./nowhere/at/all", {}, "no folder"),
+        (str(root / "good"), {"revision": "main"}, "revision"),
+    ]
+    asked = [case[:2] for case in cases]
+    found = load_all(asked, HF_ENDPOINT=address, HF_HOME=str(tmp_path / "home"))
+    for (*case, text), (kind, message) in zip(cases, found, strict=True):
+        assert (kind, "\n" in message, text in message) == ("ValueError", False, True), case
+    for nowhere in NO_NETWORK:
+        [(kind, message)] = load_all([["org/good", {}]], HF_HOME=str(tmp_path / "new"), **nowhere)
+        assert (kind, "\n" in message) == ("ConnectionError", False)
+        assert "no folder 'org/good'" in message

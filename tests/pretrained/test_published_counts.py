@@ -11,7 +11,7 @@ from attnlab.models import EncoderConfig, num_parameters
 from attnlab.pretrained import FAMILIES, PUBLISHED, published_config
 from attnlab.pretrained.fields import Source
 
-BERT_POOLER, POOLER, LM_HEAD = "pooler.dense.weight", "pooler.weight", "lm_head.weight"
+BERT_POOLER, POOLER = "pooler.dense.weight", "pooler.weight"
 TIED = EncoderConfig(shares_decoder=True)
 
 
@@ -22,14 +22,9 @@ def sizes(width, layers, heads, ffn_width, kv_heads=None):
     return kv | sizes | dict(intermediate_size=ffn_width)
 
 
-def t5(width, layers, heads, ffn_width, **attributes):
-    return dict(d_model=width, num_layers=layers, num_heads=heads, d_ff=ffn_width) | attributes
-
-
-BASE, LARGE = sizes(768, 12, 12, 3072), sizes(1024, 24, 16, 4096)
-XLARGE = sizes(2048, 24, 16, 8192)
-T5_BASE, T5_LARGE = t5(768, 12, 12, 3072), t5(1024, 24, 16, 4096)
-V1_1 = dict(feed_forward_proj="gated-gelu")
+BASE, XLARGE = sizes(768, 12, 12, 3072), sizes(2048, 24, 16, 8192)
+T5_BASE = dict(d_model=768, num_layers=12, num_heads=12, d_ff=3072)
+T5_LARGE = dict(d_model=1024, num_layers=24, num_heads=16, d_ff=4096)
 ROBERTA = dict(type_vocab_size=1, max_position_embeddings=514)
 YARN = dict(rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False)
 YARN = dict(rope_theta=150000.0, rope_scaling=YARN)
@@ -42,35 +37,23 @@ ROWS = [
     (57_518_592, "bert", BERT_POOLER, {}, dict(sharing="ffn_only")),
     (31_515_648, "bert", BERT_POOLER, {}, dict(sharing="albert")),
     (109_514_298, "bert", "BertForMaskedLM", {}, {}),
-    (110_106_428, "bert", "BertForPreTraining", {}, {}),
-    (335_141_888, "bert", BERT_POOLER, LARGE, {}),
     (11_683_584, "albert", POOLER, BASE, {}),
-    (17_683_968, "albert", POOLER, LARGE, {}),
     (58_724_864, "albert", POOLER, XLARGE, {}),
     (222_595_584, "albert", POOLER, dict(num_hidden_layers=12), {}),
     (11_221_680, "albert", "AlbertForMaskedLM", BASE, {}),
-    (206_368_944, "albert", "AlbertForMaskedLM", dict(num_hidden_layers=12), {}),
-    (223_158_450, "albert", "AlbertForPreTraining", dict(num_hidden_layers=12), {}),
     (63_647_232, "albert", POOLER, BASE, dict(sharing="attention_only")),
     (1_216_965_120, "albert", POOLER, XLARGE | dict(num_hidden_groups=24), {}),
     (31_705_344, "albert", POOLER, BASE | dict(embedding_size=768), {}),
     (60_506_624, "t5", "", {}, {}),
-    (222_903_552, "t5", "", T5_BASE, {}),
-    (737_668_096, "t5", "", T5_LARGE, {}),
     (137_949_312, "t5", "", T5_BASE, dict(encoder=TIED)),
     (334_939_648, "t5", "T5EncoderModel", T5_LARGE, {}),
-    (76_961_152, "t5", LM_HEAD, t5(512, 8, 6, 1024) | V1_1, {}),
-    (247_577_856, "t5", LM_HEAD, t5(768, 12, 12, 2048) | V1_1, {}),
-    (124_439_808, "gpt2", "GPT2Model", {}, {}),
     (124_645_632, "roberta", BERT_POOLER, ROBERTA, {}),
     (124_697_433, "roberta", "RobertaForMaskedLM", ROBERTA, {}),
     (66_362_880, "distilbert", "", {}, {}),
-    (3_603_815_424, "deepseek_v3", "", dict(num_hidden_layers=3), {}),
     (671_026_419_200, "deepseek_v3", "", {}, {}),
     (46_702_792_704, "mixtral", "", {}, {}),
     (14_315_784_192, "qwen2_moe", "", {}, {}),
     (30_532_122_624, "qwen3_moe", "", dict(num_hidden_layers=48, head_dim=128), {}),
-    (20_914_757_184, "gpt_oss", "", YARN | dict(num_hidden_layers=24, num_local_experts=32), {}),
     (116_829_156_672, "gpt_oss", "", YARN, {}),
     (86_389_248, "vit", BERT_POOLER, {}, {}),
     (632_045_800, "vit", "ViTForImageClassification", HUGE, {}),
@@ -79,7 +62,6 @@ ROWS = [
     (7_615_616_512, "qwen2", "", sizes(3584, 28, 28, 18944, 4) | dict(vocab_size=152064), {}),
     (8_190_735_360, "qwen3", "", sizes(4096, 36, 32, 12288, 8), {}),
     (999_885_952, "gemma3_text", "", GEMMA, {}),
-    (1_414_647_808, "gpt_neox", "", sizes(2048, 24, 16, 8192) | dict(vocab_size=50304), {}),
     (20_554_567_680, "gpt_neox", "", {}, {}),
 ]
 

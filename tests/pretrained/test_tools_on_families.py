@@ -1,5 +1,5 @@
 """What works on one model works on published ones of every form: capture, patch, heads removed,
-layers shared and fine-tuned, the residual stream as a sum, a prompt in pieces, the viewer."""
+layers shared and fine-tuned, the residual stream as a sum."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from goldens import FAMILIES, split, write
 
 from attnlab import pretrained
 from attnlab.interpret import decompose_residual, record, sum_terms
-from attnlab.models import ModelInputs, model_values, prefill
+from attnlab.models import ModelInputs, model_values
 from attnlab.transforms import change_plan, remove_heads
 
 # A decoder with grouped heads, one with windows and soft caps, experts; encoders of text and
@@ -87,15 +87,3 @@ def test_the_residual_stream_is_a_sum(loaded):
     expected = recording.outputs.captured["residual"][-1]
     scale = np.abs(expected).max()
     np.testing.assert_allclose(total / scale, expected / scale, atol=1e-5)
-
-
-def test_a_prompt_in_pieces(loaded):
-    config, params, tokens, _ = loaded
-    if config.kind != "decoder" or config.output.kind == "none":
-        pytest.skip("it writes no text")
-    whole = config.build().apply({"params": params}, tokens).logits
-    cache = config.init_cache(*tokens.shape)
-    for at in range(0, tokens.shape[1], 3):
-        found = prefill(params, tokens[:, at : at + 3], config, cache)
-        cache = found.cache
-    np.testing.assert_allclose(found.logits[:, -1], whole[:, -1], rtol=1e-4, atol=1e-4)

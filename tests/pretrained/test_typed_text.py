@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conftest import SHARED
-from goldens import FAMILIES, split, write
+from goldens import FAMILIES, golden_folder, split
 from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
 from tokenizers import pre_tokenizers as pre
 
@@ -21,30 +21,26 @@ LINES = [
 ]
 
 
-def load(folder):
-    return load_tokenizer(pretrained.tokenizer_path(folder))
-
-
 def bpe():
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    alphabet = pre.ByteLevel.alphabet()
-    return made, trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, show_progress=False)
+    return (
+        made,
+        trainers.BpeTrainer,
+        dict(vocab_size=290, initial_alphabet=pre.ByteLevel.alphabet()),
+    )
 
 
 def word_piece():
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
-    made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    return made, trainers.WordPieceTrainer(
-        vocab_size=90, special_tokens=special, show_progress=False
-    )
+    ends = dict(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    made.post_processor = processors.TemplateProcessing(**ends)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    return made, trainers.WordPieceTrainer, dict(vocab_size=90, special_tokens=special)
 
 
 def unigram():
@@ -52,28 +48,19 @@ def unigram():
     made.normalizer = normalizers.NFKC()
     made.pre_tokenizer = pre.Metaspace()
     made.decoder = decoders.Metaspace()
-    made.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 1)]
-    )
-    return made, trainers.UnigramTrainer(
-        vocab_size=60, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>",
-        show_progress=False,
-    )  # fmt: skip
+    ends = dict(single="$A </s>", special_tokens=[("</s>", 1)])
+    made.post_processor = processors.TemplateProcessing(**ends)
+    special = ["<pad>", "</s>", "<unk>"]
+    options = dict(vocab_size=60, special_tokens=special, unk_token="<unk>")
+    return made, trainers.UnigramTrainer, options
 
 
 KINDS = {"bpe": bpe, "word_piece": word_piece, "unigram": unigram}
 
 
-def texts():
-    """Lines of a real text where it is at hand."""
-    files = sorted((SHARED / "tinyshakespeare").rglob("*.txt"))
-    more = files[0].read_text(encoding="utf-8").splitlines()[:1000] if files else []
-    return LINES + [line for line in more if line]
-
-
 def learn(kind, folder):
-    made, trainer = KINDS[kind]()
-    made.train_from_iterator(LINES, trainer)
+    made, trainer, options = KINDS[kind]()
+    made.train_from_iterator(LINES, trainer(**options, show_progress=False))
     if kind == "word_piece":  # as published files may have it; a text is neither cut nor filled
         made.enable_truncation(6)
         made.enable_padding(length=6)
@@ -86,9 +73,12 @@ def learn(kind, folder):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_and_places_are_those_of_the_library(kind, tmp_path):
-    library, ours = learn(kind, tmp_path), load(tmp_path)
+    library = learn(kind, tmp_path)
+    ours = load_tokenizer(pretrained.tokenizer_path(tmp_path))
     assert ours.size == library.get_vocab_size()
-    for text in texts():
+    files = sorted((SHARED / "tinyshakespeare").rglob("*.txt"))  # a real text where it is at hand
+    more = files[0].read_text(encoding="utf-8").splitlines()[:1000] if files else []
+    for text in LINES + [line for line in more if line]:
         read, expected = ours.read(text), library.encode(text)
         assert read.tokens.tolist() == expected.ids
         assert read.spans.tolist() == [list(span) for span in expected.offsets]
@@ -106,12 +96,13 @@ def test_ids_and_places_are_those_of_the_library(kind, tmp_path):
 
 def folder_of(family, kind, tmp_path):
     """A golden model whose vocabulary has room for the tokenizer."""
-    config, tensors, _, _ = split(FAMILIES[family])
-    rng, count = np.random.default_rng(0), 300
-    for name, a in tensors.items():
-        if a.shape[0] == 23:
-            tensors[name] = rng.normal(size=(count, *a.shape[1:])).astype(np.float32)
-    folder = write(tmp_path / family, config | {"vocab_size": count}, tensors)
+    rng, count, tensors = np.random.default_rng(0), 300, split(FAMILIES[family])[1]
+    more = {
+        name: rng.normal(size=(count, *a.shape[1:])).astype(np.float32)
+        for name, a in tensors.items()
+        if a.shape[0] == 23
+    }
+    folder = golden_folder(tmp_path / family, family, {"vocab_size": count}, more)
     return folder, learn(kind, folder)
 
 
@@ -142,7 +133,6 @@ def test_the_config_trains_on_the_tokens_of_the_folder(tmp_path):
     assert library.get_vocab_size() == 290
     (folder / "tokenizer.json").unlink()
     assert config_file.get_config(str(folder)).data.tokenizer == "bytes"
-    config, tensors, _, _ = split(FAMILIES["bert"])
-    full = write(tmp_path / "full", config, tensors)
+    full = golden_folder(tmp_path / "full", "bert")
     learn("word_piece", full)
     assert config_file.get_config(str(full)).data.tokenizer == "bytes"

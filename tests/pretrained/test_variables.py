@@ -1,4 +1,5 @@
-"""Weights under other systems' names, against the definition of each, written out in NumPy."""
+"""Weights under other systems' names, against the definition of each, written out in NumPy, or
+what torch computes."""
 
 import dataclasses
 import re
@@ -8,228 +9,269 @@ import jax.numpy as jnp
 import numpy as np
 import peer_outputs
 import pytest
-from by_hand import RNG, E, N, X, attend, draw, layer_norm, linear
 from conftest import assert_close, deep
-from goldens import FAMILIES, split, write
+from goldens import FAMILIES, TORCH, check_torch, golden_folder, split
 
 from attnlab import pretrained
 
-
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-def test_torch_attention_by_hand(apart, bias):
-    """Packed [q; k; v], or apart where keys and values have widths of their own; one bias."""
-    widths = (E, 5, 7) if apart else (E, E, E)
-    parts = [draw(E, width) for width in widths]
-    names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-    w = dict(zip(names, parts, strict=True)) if apart else {"in_proj_weight": np.concatenate(parts)}
-    packed = draw(3 * E) * bias
-    w |= {"out_proj.weight": draw(E, E)} | (
-        {"in_proj_bias": packed, "out_proj.bias": draw(E)} if bias else {}
-    )
-    config = dict(embed_dim=E, num_heads=N) | (dict(kdim=5, vdim=7) if apart else {})
-    model, params = pretrained.from_variables("torch_mha", config, w)
-    texts = [X, RNG.normal(size=(2, 4, 5)), RNG.normal(size=(2, 4, 7))] if apart else [X] * 3
-    q, k, v = (
-        (x @ part.T + packed[i * E : (i + 1) * E]).reshape(2, -1, N, E // N)
-        for i, (x, part) in enumerate(zip(texts, parts, strict=True))
-    )
-    expected = linear(w, "out_proj", attend(q, k, v, (E // N) ** -0.5))
-    x, key, value = (jnp.asarray(a, jnp.float32) for a in texts)
-    got = jax.jit(lambda p: model.apply({"params": p}, x, (key, value)))(params)
-    assert_close(got, jnp.asarray(expected, jnp.float32), loosen=5)
+RNG = np.random.default_rng(0)
+E, N = 12, 3
+X = RNG.normal(size=(2, 5, E))
 
 
-def test_torch_keys_that_no_input_has():
-    """bias_k and bias_v come behind the keys, then zeros; nothing hides them."""
-    w = {"in_proj_weight": draw(3 * E, E), "in_proj_bias": draw(3 * E)}
-    w |= {"out_proj.weight": draw(E, E), "out_proj.bias": draw(E)}
-    w |= {"bias_k": draw(1, 1, E), "bias_v": draw(1, 1, E)}
-    config = dict(embed_dim=E, num_heads=N, add_bias_kv=True, add_zero_attn=True)
-    model, params = pretrained.from_variables("torch_mha", config, w)
-    keep = np.arange(5) < np.array([[4], [0]])  # one text with nothing to see
-    read = [X @ a.T + b for a, b in zip(np.split(w["in_proj_weight"], 3),
-                                        np.split(w["in_proj_bias"], 3), strict=True)]  # fmt: skip
-    for i, name in ((1, "bias_k"), (2, "bias_v")):
-        more = np.concatenate([np.broadcast_to(w[name], (2, 1, E)), np.zeros((2, 1, E))], axis=1)
-        read[i] = np.concatenate([read[i], more], axis=1)
-    q, k, v = (a.reshape(2, -1, N, E // N) for a in read)
-    hidden = np.pad(~keep, [(0, 0), (0, 2)])[:, None, None]
-    expected = linear(w, "out_proj", attend(q, k, v, (E // N) ** -0.5, hidden))
-    x, mask = jnp.asarray(X, jnp.float32), jnp.asarray(keep)[:, None, None]
-    got = jax.jit(lambda p: model.apply({"params": p}, x, mask=mask))(params)
-    assert_close(got, jnp.asarray(expected, jnp.float32), loosen=5)
+def draw(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
 
 
-def t2t_variables(after, three):
-    """Two encoder layers, one decoder layer, keys and values of widths of their own."""
-    place = {"da": "layer_prepostprocess", "dan": "layer_postprocess"}[after]
-    h, k, v, f = N, 2, 5, 10
-    w = {f"symbol_modality_11_12/shared/weights_{i}": draw(n, E) for i, n in enumerate((4, 4, 3))}
-
-    def normed(path):
-        return {f"{path}/{place}/layer_norm/layer_norm_{n}": draw(E) for n in ("scale", "bias")}
-
-    for stack, depth in (("encoder", 2), ("decoder", 1)):
-        for i in range(depth):
-            at = f"body/{stack}/layer_{i}/"
-            for word in ("self_attention", "encdec_attention")[: 1 + (stack == "decoder")]:
-                heads = f"{at}{word}/multihead_attention/"
-                if three:
-                    w |= {f"{heads}{n}": draw(E, h, d) for n, d in (("q", k), ("k", k), ("v", v))}
-                    w[f"{heads}o"] = draw(h, v, E)
-                else:
-                    sizes = {"q": k, "k": k, "v": v}
-                    w |= {f"{heads}{n}/kernel": draw(E, h * d) for n, d in sizes.items()}
-                    w[f"{heads}output_transform/kernel"] = draw(h * v, E)
-                w |= normed(at + word)
-            w |= {f"{at}ffn/conv1/kernel": draw(E, f), f"{at}ffn/conv1/bias": draw(f)}
-            w |= {f"{at}ffn/conv2/kernel": draw(f, E), f"{at}ffn/conv2/bias": draw(E)}
-            w |= normed(f"{at}ffn")
-        w |= normed(f"body/{stack}") if after == "da" else {}
-    return {f"transformer/{name}": a for name, a in w.items()}
+def attend(q, k, v, scale, hidden=None):
+    """[B, T, N, H] each -> the heads side by side."""
+    scores = np.einsum("btnh,bsnh->bnts", q, k) * scale
+    scores = scores if hidden is None else np.where(hidden, -np.inf, scores)
+    probs = np.exp(scores - scores.max(-1, keepdims=True))
+    probs = probs / probs.sum(-1, keepdims=True)
+    heads = np.einsum("bnts,bsnv->btnv", probs, v)
+    return heads.reshape(*heads.shape[:2], -1)
 
 
-def t2t_by_hand(w, after, source, target):
-    w = {name.removeprefix("transformer/"): a for name, a in w.items()}
-    table = np.concatenate([w[f"symbol_modality_11_12/shared/weights_{i}"] for i in range(3)])
+def layer_norm(x, scale, bias, eps=1e-5):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * scale + bias
 
-    def normalise(path, x):
-        place = {"da": "layer_prepostprocess", "dan": "layer_postprocess"}[after]
-        path = f"{path}/{place}/layer_norm/layer_norm_"
-        return layer_norm(x, w[f"{path}scale"], w[f"{path}bias"], 1e-6)
 
-    def step(path, f, x):
-        return x + f(normalise(path, x)) if after == "da" else normalise(path, x + f(x))
+def linear(w, name, x):
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
-    def heads(path, x, context, hidden):
-        maps = {}
-        for n in "qkv":
-            a = w.get(f"{path}/multihead_attention/{n}")
-            three = a is not None
-            a = a if three else w[f"{path}/multihead_attention/{n}/kernel"].reshape(E, N, -1)
-            maps[n] = np.einsum("btd,dnh->btnh", x if n == "q" else context, a)
-        scale = 1 if three else maps["q"].shape[-1] ** -0.5
-        side = attend(maps["q"], maps["k"], maps["v"], scale, hidden)
-        o = "o" if three else "output_transform/kernel"
-        return side @ w[f"{path}/multihead_attention/{o}"].reshape(-1, E)
 
-    def ffn(path, x):
-        x = np.maximum(x @ w[f"{path}/conv1/kernel"] + w[f"{path}/conv1/bias"], 0)
-        return x @ w[f"{path}/conv2/kernel"] + w[f"{path}/conv2/bias"]
+def check(got, expected, loosen=10):
+    assert_close(got, jnp.asarray(expected, jnp.float32), loosen=loosen)
 
-    def embedded(ids):
-        n = E // 2
-        angles = np.arange(ids.shape[1])[:, None] * 1e4 ** (-np.arange(n) / (n - 1))
-        words = table[ids] * E**0.5 * (ids != 0)[..., None]
-        return words + np.concatenate([np.sin(angles), np.cos(angles)], -1)
 
-    padding = (source == 0)[:, None, None]
-    x = embedded(source)
+def run(system, config, w, x, **options):
+    model, params = pretrained.from_variables(system, config, w)
+    x = jnp.asarray(x, jnp.int32 if x.dtype.kind == "i" else jnp.float32)
+    return jax.jit(lambda p, x: model.apply({"params": p}, x, **options))(params, x)
+
+
+@pytest.mark.parametrize("path", TORCH, ids=lambda path: path.stem)
+def test_modules_of_torch(path):
+    check_torch(*split(path))
+
+
+def former(kind, output=True, at=""):
+    """The variables of one attention of `former`."""
+    c = E // N
+    shape = {"Wide": (N * E, E), "Narrow": (c, c)}.get(kind, (E, E))
+    names = ("tokeys", "toqueries", "tovalues")
+    if kind == "Alt":
+        w = {name: draw(N, c, c) for name in names} | {"downproj.weight": draw(E, E)}
+    else:
+        w = {f"{name}.weight": draw(*shape) for name in names}
+    if output:
+        w["unifyheads.weight"] = draw(E, N * E if kind == "Wide" else E)
+        w["unifyheads.bias"] = draw(E)
+    return {at + name: a for name, a in w.items()}
+
+
+def former_attention(kind, w, x, scale=None, hidden=None):
+    """By its definition: what each head reads, and how scores are scaled."""
+    split_up = lambda a: a.reshape(*a.shape[:2], N, -1)
+    names = ("toqueries", "tokeys", "tovalues")
+    if kind == "Alt":
+        chunks = split_up(linear(w, "downproj", x))
+        q, k, v = (np.einsum("btnk,nik->btni", chunks, w[name]) for name in names)
+    elif kind == "Narrow":
+        q, k, v = (linear(w, name, split_up(x)) for name in names)
+    else:
+        q, k, v = (split_up(linear(w, name, x)) for name in names)
+    if "qln.weight" in w:
+        q, k = (
+            layer_norm(a, w[f"{n}ln.weight"], w[f"{n}ln.bias"]) for n, a in (("q", q), ("k", k))
+        )
+    heads = attend(q, k, v, scale or q.shape[-1] ** -0.5, hidden)
+    return linear(w, "unifyheads", heads) if "unifyheads.weight" in w else heads
+
+
+NORMS = {f"{n}ln.{m}": draw(E // N) for n in "kq" for m in ("weight", "bias")}
+FORMS = [
+    # kind, has it an output projection, more words, the scale, more variables
+    ("", True, {}, None, {}),
+    ("", True, {"revision": "2019"}, E**-0.5, {}),
+    ("", True, {"kqnorm": True, "scalefactor": 0.3}, 0.3, NORMS),
+    ("Wide", True, {}, None, {}),
+    ("Narrow", False, {}, None, {}),
+    ("Narrow", True, {"revision": "2019"}, E**-0.5, {}),
+    ("Alt", True, {}, None, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "output", "words", "scale", "more"), FORMS)
+def test_former_attention(kind, output, words, scale, more):
+    w = former(kind, output) | more
+    config = dict(module=f"SelfAttention{kind}", emb=E, heads=N) | words
+    check(run("former", config, w, X), former_attention(kind, w, X, scale), loosen=5)
+
+
+def test_the_tutorial_code():
+    """One chunk projection for all heads, scores over sqrt(embed_size), 0 in the mask = hidden."""
+    names = {"toqueries": "queries", "tokeys": "keys", "tovalues": "values", "unifyheads": "fc_out"}
+    w = former("Narrow")
+    keep = np.arange(5) < np.array([[5], [3]])
+    expected = former_attention("Narrow", w, X, E**-0.5, ~keep[:, None, None])
+    theirs = {f"{names[n.partition('.')[0]]}.{n.partition('.')[2]}": a for n, a in w.items()}
+    config, mask = dict(embed_size=E, heads=N), jnp.asarray(keep)[:, None, None]
+    check(run("seed_snippet", config, theirs, X, mask=mask), expected, loosen=5)
+
+
+@pytest.mark.parametrize("module", ["GTransformer", "CTransformer-max", "CTransformer-mean"])
+@pytest.mark.parametrize("kind", ["", "Wide", "Narrow", "Alt"])
+def test_former_models(kind, module):
+    module, _, pooling = module.partition("-")
+    outputs = 7 if pooling else 11
+    w = {"token_embedding.weight": draw(11, E), "pos_embedding.weight": draw(6, E)}
+    w |= {"toprobs.weight": draw(outputs, E), "toprobs.bias": draw(outputs)}
+    tokens = RNG.integers(0, 11, (2, 5))
+    x = w["token_embedding.weight"][tokens] + w["pos_embedding.weight"][:5]
+    hidden = None if pooling else np.triu(np.ones((5, 5), bool), 1)
     for i in range(2):
-        at = f"body/encoder/layer_{i}/self_attention"
-        x = step(at, lambda y, at=at: heads(at, y, y, padding), x)
-        at = f"body/encoder/layer_{i}/ffn"
-        x = step(at, lambda y, at=at: ffn(at, y), x)
-    encoded = normalise("body/encoder", x) if after == "da" else x
-    ahead = np.triu(np.ones((target.shape[1],) * 2, bool), 1)
-    x, at = embedded(target), "body/decoder/layer_0/"
-    x = step(f"{at}self_attention", lambda y: heads(f"{at}self_attention", y, y, ahead), x)
-    x = step(
-        f"{at}encdec_attention", lambda y: heads(f"{at}encdec_attention", y, encoded, padding), x
-    )
-    x = step(f"{at}ffn", lambda y: ffn(f"{at}ffn", y), x)
-    return (normalise("body/decoder", x) if after == "da" else x) @ table.T
+        own = {f"norm{j}.{n}": draw(E) for j in (1, 2) for n in ("weight", "bias")}
+        own |= {"ff.0.weight": draw(10, E), "ff.0.bias": draw(10)}
+        own |= {"ff.2.weight": draw(E, 10), "ff.2.bias": draw(E)}
+        heads = former(kind, kind != "Narrow")
+        x = x + former_attention(kind, heads, x, hidden=hidden)
+        x = layer_norm(x, own["norm1.weight"], own["norm1.bias"])
+        x = x + linear(own, "ff.2", np.maximum(linear(own, "ff.0", x), 0))
+        x = layer_norm(x, own["norm2.weight"], own["norm2.bias"])
+        own |= {f"attention.{name}": a for name, a in heads.items()}
+        w |= {f"tblocks.{i}.{name}": a for name, a in own.items()}
+    config = dict(module=module, heads=N, attention_type=kind.lower() or "default")
+    if pooling:
+        x = x.max(1) if pooling == "max" else x.mean(1)
+        config["max_pool"] = pooling == "max"
+    seen = run("former", config, w, tokens)
+    check(seen.classes if pooling else seen.logits, linear(w, "toprobs", x))
+
+
+STACKS = {
+    "encoder": ("self_attention", "ffn"),
+    "decoder": ("self_attention", "encdec_attention", "ffn"),
+}
+
+
+def graph_variables(names, sizes, has_final):
+    """Two encoder layers and one decoder layer in the names of a graph.
+
+    `names`: of the parts of a sublayer, behind that of the sublayer; `sizes`: of q, k, v and o."""
+    norm = {names[n]: (E,) for n in ("scale", "bias")}
+    heads = {names[n]: size for n, size in sizes.items()}
+    up, down = names["up"], names["down"]
+    ffn = {f"{up}/kernel": (E, 10), f"{up}/bias": (10,)}
+    ffn |= {f"{down}/kernel": (10, E), f"{down}/bias": (E,)}
+    shapes = {}
+    for stack, depth in (("encoder", 2), ("decoder", 1)):
+        shapes |= {f"{stack}/{n}": size for n, size in norm.items() if has_final}
+        for i in range(depth):
+            for sublayer in STACKS[stack]:
+                own = norm | (ffn if sublayer == "ffn" else heads)
+                shapes |= {f"{stack}/layer_{i}/{sublayer}/{n}": size for n, size in own.items()}
+    return {name: draw(*size) for name, size in shapes.items()}
+
+
+def graph_by_hand(w, names, texts, *, eps, encoder_heads=N, scale=None, post=False, times=1):
+    """What encoder and decoder make of (tokens of the source, it embedded, the target embedded);
+    the decoder adds the input of its FFN `times`."""
+    source, x, y = texts
+
+    def norm(path, a):
+        return layer_norm(a, w[f"{path}/{names['scale']}"], w[f"{path}/{names['bias']}"], eps)
+
+    def heads(path, a, context, hidden):
+        count, read = encoder_heads if path.startswith("encoder") else N, (a, context, context)
+        q, k, v = (
+            np.einsum("btd,dnh->btnh", one, w[f"{path}/{names[n]}"].reshape(E, count, -1))
+            for n, one in zip("qkv", read, strict=True)
+        )
+        side = attend(q, k, v, scale or q.shape[-1] ** -0.5, hidden)
+        return side @ w[f"{path}/{names['o']}"].reshape(-1, E)
+
+    def ffn(path, a):
+        up, down = (f"{path}/{names[n]}" for n in ("up", "down"))
+        a = np.maximum(a @ w[f"{up}/kernel"] + w[f"{up}/bias"], 0)
+        return a @ w[f"{down}/kernel"] + w[f"{down}/bias"]
+
+    def step(path, f, a, times=1):
+        return norm(path, a + f(path, a)) if post else times * a + f(path, norm(path, a))
+
+    final = (lambda path, a: a) if post else norm
+    padding = (source == 0)[:, None, None]
+    ahead = np.triu(np.ones((y.shape[1],) * 2, bool), 1)
+    for i in range(2):
+        x = step(f"encoder/layer_{i}/self_attention", lambda p, a: heads(p, a, a, padding), x)
+        x = step(f"encoder/layer_{i}/ffn", ffn, x)
+    x = final("encoder", x)
+    y = step("decoder/layer_0/self_attention", lambda p, a: heads(p, a, a, ahead), y)
+    y = step("decoder/layer_0/encdec_attention", lambda p, a: heads(p, a, x, padding), y)
+    return x, final("decoder", step("decoder/layer_0/ffn", ffn, y, times))
+
+
+def timed(x):
+    """With sinusoids: all sines, then all cosines."""
+    angles = np.arange(x.shape[1])[:, None] * 1e4 ** (-np.arange(E // 2) / (E // 2 - 1))
+    return x + np.concatenate([np.sin(angles), np.cos(angles)], -1)
+
+
+SOURCE = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
+READS = dict(source=jnp.asarray(SOURCE), source_padding_mask=jnp.asarray(SOURCE != 0))
 
 
 @pytest.mark.parametrize("three", [False, True])
 @pytest.mark.parametrize("after", ["da", "dan"])
 def test_tensor2tensor(after, three):
-    w = t2t_variables(after, three)
-    source = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
-    target = np.array([[0, 7, 8, 2], [0, 8, 1, 10]])
-    expected = t2t_by_hand(w, after, source, target)
+    """Widths of keys and values of their own; a table in three pieces."""
+    place = {"da": "layer_prepostprocess", "dan": "layer_postprocess"}[after]
+    names = {n: f"{place}/layer_norm/layer_norm_{n}" for n in ("scale", "bias")}
+    names |= {"up": "conv1", "down": "conv2"}
+    if three:
+        names |= {n: f"multihead_attention/{n}" for n in "qkvo"}
+        sizes = {"q": (E, N, 2), "k": (E, N, 2), "v": (E, N, 5), "o": (N, 5, E)}
+    else:
+        ours = {"q": "q", "k": "k", "v": "v", "o": "output_transform"}
+        names |= {n: f"multihead_attention/{name}/kernel" for n, name in ours.items()}
+        sizes = {"q": (E, N * 2), "k": (E, N * 2), "v": (E, N * 5), "o": (N * 5, E)}
+    w, pieces = graph_variables(names, sizes, after == "da"), [draw(n, E) for n in (4, 4, 3)]
+    target, table = np.array([[0, 7, 8, 2], [0, 8, 1, 10]]), np.concatenate(pieces)
+    x, y = (timed(table[ids] * E**0.5 * (ids != 0)[..., None]) for ids in (SOURCE, target))
+    options = dict(eps=1e-6, post=after == "dan", scale=1 if three else None)
+    _, last = graph_by_hand(w, names, (SOURCE, x, y), **options)
+    theirs = {f"transformer/body/{name}": a for name, a in w.items()}
+    at = "transformer/symbol_modality_11_12/shared/weights"
+    theirs |= {f"{at}_{i}": piece for i, piece in enumerate(pieces)}
     config = dict(num_heads=N, layer_postprocess_sequence=after, max_length=16)
-    model, params = pretrained.from_variables("t2t", config, w)
-    texts = jnp.asarray(source), jnp.asarray(target)
-    options = dict(source=texts[0], source_padding_mask=texts[0] != 0)
-    got = jax.jit(lambda p: model.apply({"params": p}, texts[1], **options))(params)
-    assert_close(got.logits, jnp.asarray(expected, jnp.float32), loosen=10)
-
-
-def summae_variables():
-    """Two encoder layers, one decoder layer: 12 each and 18, 4 of the last norms, and the table."""
-    w = {"embedding": draw(11, E)}
-    normed = lambda path: {f"{path}/preprocess/LayerNorm/{n}": draw(E) for n in ("gamma", "beta")}
-    for stack, depth in (("encoder", 2), ("decoder", 1)):
-        w |= normed(stack)
-        for i in range(depth):
-            at = f"{stack}/layer_{i}/"
-            for word in ("self_attention", "encdec_attention")[: 1 + (stack == "decoder")]:
-                maps = ("q_proj", "k_proj", "v_proj", "output_proj")
-                w |= {f"{at}{word}/{n}/kernel": draw(E, E) for n in maps} | normed(at + word)
-            w |= {f"{at}ffn/ffn/dense/kernel": draw(E, 10), f"{at}ffn/ffn/dense/bias": draw(10)}
-            w |= {f"{at}ffn/ffn/dense_1/kernel": draw(10, E), f"{at}ffn/ffn/dense_1/bias": draw(E)}
-            w |= normed(f"{at}ffn")
-    assert len(w) == 2 * 12 + 18 + 4 + 1
-    return w
-
-
-def summae_by_hand(w, encoder_heads, source, target):
-    def normalise(path, x):
-        path = f"{path}/preprocess/LayerNorm/"
-        return layer_norm(x, w[f"{path}gamma"], w[f"{path}beta"], 1e-12)
-
-    def heads(path, x, context, hidden):
-        count = encoder_heads if path.startswith("encoder") else N
-        read = lambda n, x: (x @ w[f"{path}/{n}_proj/kernel"]).reshape(*x.shape[:2], count, -1)
-        q, k, v = read("q", x), read("k", context), read("v", context)
-        return attend(q, k, v, q.shape[-1] ** -0.5, hidden) @ w[f"{path}/output_proj/kernel"]
-
-    def ffn(path, x):
-        x = np.maximum(x @ w[f"{path}/ffn/dense/kernel"] + w[f"{path}/ffn/dense/bias"], 0)
-        return x @ w[f"{path}/ffn/dense_1/kernel"] + w[f"{path}/ffn/dense_1/bias"]
-
-    def timed(x):
-        angles = np.arange(x.shape[1])[:, None] * 1e4 ** (-np.arange(E // 2) / (E // 2 - 1))
-        return x + np.concatenate([np.sin(angles), np.cos(angles)], -1)
-
-    padding = (source == 0)[:, None, None]
-    x = timed(w["embedding"][source] * (source != 0)[..., None])
-    for i in range(2):
-        at = f"encoder/layer_{i}/self_attention"
-        y = normalise(at, x)
-        x = x + heads(at, y, y, padding)
-        at = f"encoder/layer_{i}/ffn"
-        x = x + ffn(at, normalise(at, x))
-    encoded = normalise("encoder", x)
-    # Their decoder is given the targets and pads a zero vector before them.
-    x = w["embedding"][target][:, :-1]
-    x = timed(np.concatenate([np.zeros((len(x), 1, E)), x], axis=1))
-    ahead = np.triu(np.ones((x.shape[1],) * 2, bool), 1)
-    y = normalise("decoder/layer_0/self_attention", x)
-    x = x + heads("decoder/layer_0/self_attention", y, y, ahead)
-    y = normalise("decoder/layer_0/encdec_attention", x)
-    x = x + heads("decoder/layer_0/encdec_attention", y, encoded, padding)
-    x = 2 * x + ffn("decoder/layer_0/ffn", normalise("decoder/layer_0/ffn", x))
-    return encoded, normalise("decoder", x)
+    check(run("t2t", config, theirs, target, **READS).logits, last @ table.T)
 
 
 @pytest.mark.parametrize("encoder_heads", deep([N, 2], 2))
 def test_summae(encoder_heads):
-    w = summae_variables()
-    source = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
-    target = np.array([[7, 8, 2, 4], [8, 1, 10, 3]])
+    """Their decoder is given the targets and pads a zero vector before them."""
+    names = {"scale": "preprocess/LayerNorm/gamma", "bias": "preprocess/LayerNorm/beta"}
+    ours = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "output_proj"}
+    names |= {n: f"{name}/kernel" for n, name in ours.items()}
+    names |= {"up": "ffn/dense", "down": "ffn/dense_1"}
+    w = graph_variables(names, dict.fromkeys("qkvo", (E, E)), True)
+    assert len(w) == 2 * 12 + 18 + 4
+    table, target = draw(11, E), np.array([[7, 8, 2], [8, 1, 10]])
+    x = timed(table[SOURCE] * (SOURCE != 0)[..., None])
+    y = timed(np.concatenate([np.zeros((2, 1, E)), table[target]], axis=1))
+    options = dict(eps=1e-12, encoder_heads=encoder_heads, times=2)
+    encoded, last = graph_by_hand(w, names, (SOURCE, x, y), **options)
     config = dict(num_encoder_heads=encoder_heads, num_decoder_heads=N, max_length=16)
-    model, params = pretrained.from_variables("summae", config, w)
-    texts = jnp.asarray(source), jnp.asarray(np.pad(target, ((0, 0), (1, 0)))[:, :-1])
-    options = dict(source=texts[0], source_padding_mask=texts[0] != 0)
-    seen = jax.jit(lambda p: model.apply({"params": p}, texts[1], **options))(params)
-    encoded, last = summae_by_hand(w, encoder_heads, source, target)
-    assert_close(seen.encoded, jnp.asarray(encoded, jnp.float32), loosen=10)
-    assert_close(seen.hidden, jnp.asarray(last, jnp.float32), loosen=10)
+    shifted = np.pad(target, ((0, 0), (1, 0)))
+    seen = run("summae", config, w | {"embedding": table}, shifted, **READS)
+    check(seen.encoded, encoded)
+    check(seen.hidden, last)
     with pytest.raises(ValueError, match=r"encoder.num_heads .*not divisible by num_heads 5"):
-        pretrained.from_variables("summae", config | dict(num_encoder_heads=5), w)
+        pretrained.from_variables(
+            "summae", config | dict(num_encoder_heads=5), w | {"embedding": table}
+        )
 
 
 TO_GOOGLE = {
@@ -272,8 +314,7 @@ def to_google(tensors, family):
 def test_google_names(family, tmp_path):
     """The same weights under Hugging Face's names give the same, with the tanh gelu."""
     config, tensors, _, _ = split(FAMILIES[family])
-    folder = write(tmp_path / "folder", config, tensors)
-    theirs, expected = pretrained.load(folder)
+    theirs, expected = pretrained.load(golden_folder(tmp_path / "folder", family))
     config = {n: v for n, v in config.items() if n not in ("model_type", "hidden_act")}
     w = to_google(tensors, family)
     settings = config | {"hidden_act": "gelu"}
@@ -310,10 +351,11 @@ def test_googles_albert_is_saved_where_nothing_drops(tmp_path):
 
 def test_googles_albert_with_equal_sizes_has_no_map():
     sizes = dict(hidden_size=12, num_attention_heads=3, intermediate_size=10, vocab_size=7)
-    for width, mapped in ((12, False), (6, True)):
-        config, rows = pretrained.SYSTEMS["google_albert"](sizes | {"embedding_size": width}, {})
+    for width, mapped in ((12, False), (6, True), (None, True)):
+        own = {} if width is None else {"embedding_size": width}  # 128
+        config, rows = pretrained.SYSTEMS["google_albert"](sizes | own, {})
         assert any("embedding_hidden_mapping_in" in row.name for row in rows) == mapped
-        assert (config.embedding.width is not None) == mapped
+        assert config.embedding.width == ((width or 128) if mapped else None)
     many = sizes | dict(num_hidden_layers=22, num_hidden_groups=22)
     config, rows = pretrained.SYSTEMS["google_albert"](many, {})
     assert config.plan["ffn"][14:17] == (14, 14, 15)  # group 15 never comes to exist
@@ -324,7 +366,6 @@ def test_googles_albert_with_equal_sizes_has_no_map():
 NO_OTHERS = dict.fromkeys(f"{n}.weight" for n in ("values", "keys", "queries", "fc_out"))
 NO_OTHERS["fc_out.bias"] = None
 LINEAR = {"linear1.weight": draw(10, E)}
-NORMS = {f"{n}ln.{m}": draw(E // N) for n in "kq" for m in ("weight", "bias")}
 SNIPPET, TORCH, LAYERS = dict(embed_size=E, heads=N), dict(embed_dim=E, num_heads=N), dict(nhead=N)
 ATTENTION = dict(module="SelfAttention", emb=E, heads=N)
 ALT = ATTENTION | dict(module="SelfAttentionAlt")

@@ -70,7 +70,7 @@ ALBERT = like_bert(
         pooler="pooler",
         classifier="sop_classifier.classifier",
     ),
-    f.value("embedding_size", 128, "embedding.width"),
+    f.value("embedding_size", int, "embedding.width"),
     AlbertGroups(),
     f.Words(
         only={"embedding_hidden_mapping_in": None, "net_structure_type": 0, "gap_size": 0}

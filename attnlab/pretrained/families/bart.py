@@ -44,7 +44,6 @@ class _Positions(f.Field):
 class _Head(f.CausalHead):
     """The LM head and the tables of both stacks are one table."""
 
-    tied: bool = True
     bias: bool = True
     causal: str = "ForConditionalGeneration"
 
@@ -88,20 +87,19 @@ BART = Family(
         init=Init(std=0.02),
     ),
     fields=(
-        *f.numbers(vocab_size=50265, max_position_embeddings=1024, d_model=1024),
-        *f.numbers(dropout=0.1, attention_dropout=0.0, activation_dropout=0.0),
-        *f.numbers(decoder_layers=12, decoder_attention_heads=16, decoder_ffn_dim=4096),
+        *f.numbers("vocab_size max_position_embeddings d_model dropout attention_dropout"),
+        *f.numbers("activation_dropout decoder_layers decoder_attention_heads decoder_ffn_dim"),
         f.value(
-            "encoder_layers", 12, "encoder.num_layers", default_path="num_layers", is_depth=True
+            "encoder_layers", int, "encoder.num_layers", default_path="num_layers", is_depth=True
         ),
         f.value(
             "encoder_attention_heads",
-            16,
+            int,
             "encoder.num_heads",
             default_path="heads.num_heads",
             same_as="decoder_attention_heads",
         ),
-        f.activation("activation_function", "gelu"),
+        f.activation("activation_function"),
         _EmbeddingScale(),
         f.Words(
             # Of training, or of a library before transformers, which computes the same whatever

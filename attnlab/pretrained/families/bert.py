@@ -164,11 +164,11 @@ BERT = Family(
     name="bert",
     base=BASE,
     fields=(
-        *f.numbers(vocab_size=30522, hidden_size=768, num_hidden_layers=12),
-        *f.numbers(num_attention_heads=12, intermediate_size=3072, max_position_embeddings=512),
-        *f.numbers(layer_norm_eps=1e-12, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1),
-        f.activation("hidden_act", "gelu"),
-        f.value("type_vocab_size", 2, "embedding.token_types", least=0),
+        *f.numbers("vocab_size hidden_size num_hidden_layers num_attention_heads"),
+        *f.numbers("intermediate_size max_position_embeddings layer_norm_eps"),
+        *f.numbers("hidden_dropout_prob attention_probs_dropout_prob"),
+        f.activation("hidden_act"),
+        f.value("type_vocab_size", int, "embedding.token_types", least=0),
         BERT_HEAD,
     ),
     table=BERT_HEAD.table(EMBEDDINGS, LAYERS, "bert.", **OLDER),
@@ -211,14 +211,12 @@ def _head(architecture: str) -> MaskedHead:
     )
 
 
-PAD = f.value("pad_token_id", 1, "positions.pad_token", least=0)
+PAD = f.value("pad_token_id", int, "positions.pad_token", least=0)
 PADDED = Learned(pad_token=1)
-ROBERTA = like_bert(
-    "roberta", _head("Roberta"), PAD, dict(vocab_size=50265), positions=PADDED, tasks=t.ENCODER
-)
-XLM_ROBERTA, CAMEMBERT = (
-    like_bert(name, _head(architecture), PAD, prefix="roberta.", positions=PADDED, tasks=t.ENCODER)
-    for name, architecture in {"xlm-roberta": "XLMRoberta", "camembert": "Camembert"}.items()
+STEMS = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
+ROBERTA, XLM_ROBERTA, CAMEMBERT = (
+    like_bert(name, _head(stem), PAD, prefix="roberta.", positions=PADDED, tasks=t.ENCODER)
+    for name, stem in STEMS.items()
 )
 ROBERTA_PRELAYERNORM = like_bert(
     "roberta-prelayernorm",
@@ -262,9 +260,8 @@ DISTILBERT = like_bert(
         lm_head="vocab_projector",
         activation="activation",
     ),
-    *f.numbers(n_layers=6, n_heads=12, dim=768, hidden_dim=3072),
-    *f.numbers(dropout=0.1, attention_dropout=0.1),
-    f.activation("activation", "gelu"),
+    *f.numbers("n_layers n_heads dim hidden_dim dropout attention_dropout"),
+    f.activation("activation"),
     f.Words(
         used=(Attribute("sinusoidal_pos_embds", False),),
         only={"tie_weights_": True},
@@ -291,7 +288,7 @@ DISTILBERT = like_bert(
 )
 # Embeddings as wide as the model have no projection.
 EMBEDDING_SIZE = f.value(
-    "embedding_size", 128, "embedding.width", default_path="width", same_as="hidden_size"
+    "embedding_size", int, "embedding.width", default_path="width", same_as="hidden_size"
 )
 ELECTRA = like_bert(
     "electra",

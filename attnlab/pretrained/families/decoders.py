@@ -65,16 +65,16 @@ OLMO3 = OLMO2.variant(
     ),
 )
 ONE_NORM = {"attention.norm": "input_layernorm"}
-EPSILON = f.value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps")
+EPSILON = f.value("layer_norm_eps", float, "norm.eps", "heads.norm_eps")
 BIASED_HEAD_NORM = HeadNorm("layer", bias=True)
 HEAD_NORM = HeadNorm("layer", over="own_head")
 PHI = LLAMA.variant(
     "phi",
     f.CausalHead("Phi", bias=True),
-    *f.numbers(resid_pdrop=0.0, embd_pdrop=0.0),
-    f.activation("hidden_act", "gelu_new"),
+    *f.numbers("resid_pdrop embd_pdrop"),
+    f.activation("hidden_act"),
     EPSILON,
-    f.Choice("qk_layernorm", False, "heads.qk_norm", {True: BIASED_HEAD_NORM, False: None}),
+    f.Choice("qk_layernorm", "heads.qk_norm", {True: BIASED_HEAD_NORM, False: None}),
     r.RotaryField(fraction="partial_rotary_factor", default_fraction=0.5),
     without="rms_norm_eps attention_bias mlp_bias head_dim",
     table=decoder_table(
@@ -96,10 +96,10 @@ PHI = LLAMA.variant(
 
 COHERE = LLAMA.variant(
     "cohere",
-    f.CausalHead("Cohere", tied=True),
+    f.CausalHead("Cohere"),
     EPSILON,
-    f.Choice("use_qk_norm", False, "heads.qk_norm", {True: HEAD_NORM, False: None}),
-    f.value("logit_scale", 0.0625, "output.scale"),
+    f.Choice("use_qk_norm", "heads.qk_norm", {True: HEAD_NORM, False: None}),
+    f.value("logit_scale", float, "output.scale"),
     r.RotaryField(required=("rope_theta",)),
     without="rms_norm_eps mlp_bias head_dim",
     table=decoder_table(PAIRED, norms=ONE_NORM),
@@ -108,7 +108,7 @@ COHERE = LLAMA.variant(
 )
 COHERE2 = COHERE.variant(
     "cohere2",
-    f.CausalHead("Cohere2", tied=True),
+    f.CausalHead("Cohere2"),
     r.StillTypes(
         default_types=r.every("sliding_window_pattern"),
         more=(Attribute("sliding_window_pattern", 4),),
@@ -125,7 +125,7 @@ FUSED_FFN = (
 PHI3 = LLAMA.variant(
     "phi3",
     f.CausalHead("Phi3"),
-    *f.numbers(resid_pdrop=0.0, embd_pdrop=0.0),
+    *f.numbers("resid_pdrop embd_pdrop"),
     r.Window(),
     r.RotaryField(fraction=FRACTION, scalings=("longrope",), outside=True),
     without="attention_bias mlp_bias head_dim",
@@ -137,11 +137,11 @@ PHI3 = LLAMA.variant(
 )
 STARCODER2 = LLAMA.variant(
     "starcoder2",
-    f.CausalHead("Starcoder2", tied=True),
-    *f.numbers(norm_epsilon=1e-5, residual_dropout=0.0, embedding_dropout=0.0),
-    f.activation("hidden_act", "gelu_pytorch_tanh"),
+    f.CausalHead("Starcoder2"),
+    *f.numbers("norm_epsilon residual_dropout embedding_dropout"),
+    f.activation("hidden_act"),
     r.Window(),
-    *f.all_biases("use_bias", True),
+    *f.all_biases("use_bias"),
     f.Words(
         # Other names of what hidden_act and norm_epsilon say; transformers reads those alone.
         ignored="activation_function layer_norm_epsilon rms_norm_eps attention_softmax_in_fp32 "
@@ -156,12 +156,12 @@ STARCODER2 = LLAMA.variant(
 STABLELM = LLAMA.variant(
     "stablelm",
     f.CausalHead("StableLm"),
-    *f.numbers(hidden_dropout=0.0),
+    *f.numbers("hidden_dropout"),
     EPSILON,
-    f.Choice("qk_layernorm", False, "heads.qk_norm", {True: HEAD_NORM, False: None}),
-    f.biases("use_qkv_bias", False, f.BIASES[:3]),
+    f.Choice("qk_layernorm", "heads.qk_norm", {True: HEAD_NORM, False: None}),
+    f.biases("use_qkv_bias", f.BIASES[:3]),
     r.RotaryField(fraction=FRACTION, default_fraction=0.25),
-    f.Choice("use_parallel_residual", False, "norm.position", {True: "parallel_one", False: "pre"}),
+    f.Choice("use_parallel_residual", "norm.position", {True: "parallel_one", False: "pre"}),
     without="rms_norm_eps attention_bias mlp_bias head_dim",
     table=decoder_table(
         (
@@ -196,8 +196,8 @@ class _Multipliers(f.Field):
 GRANITE = LLAMA.variant(
     "granite",
     f.CausalHead("Granite"),
-    f.value("embedding_multiplier", 1.0, "embedding.scale"),
-    f.value("residual_multiplier", 1.0, "attention.output_scale", "ffn.output_scale"),
+    f.value("embedding_multiplier", float, "embedding.scale"),
+    f.value("residual_multiplier", float, "attention.output_scale", "ffn.output_scale"),
     _Multipliers(),
     without="head_dim",
     tasks=(),
@@ -205,7 +205,7 @@ GRANITE = LLAMA.variant(
 GLM = LLAMA.variant(
     "glm",
     f.CausalHead("Glm"),
-    f.biases("attention_bias", True, f.BIASES[:3]),
+    f.biases("attention_bias", f.BIASES[:3]),
     r.RotaryField(fraction=FRACTION, default_fraction=0.5),
     without="mlp_bias",
     table=decoder_table(PAIRED, FUSED_FFN),
@@ -257,7 +257,7 @@ def _smol_types(attributes: JSON) -> list[str]:
 
 SMOLLM3 = LLAMA.variant(
     "smollm3",
-    f.CausalHead("SmolLM3", tied=True),
+    f.CausalHead("SmolLM3"),
     _SmolTypes(
         default_window=None,
         default_types=_smol_types,
@@ -287,14 +287,14 @@ class _OutBias(f.Field):
 SEED_OSS = LLAMA.variant(
     "seed_oss",
     f.CausalHead("SeedOss"),
-    *f.numbers(residual_dropout=0.1),
+    *f.numbers("residual_dropout"),
     _OutBias(),
     dropout=Dropout(places=("attention", "ffn")),
 )
 ERNIE4_5 = LLAMA.variant(
     "ernie4_5",
-    f.CausalHead("Ernie4_5", tied=True),
-    *f.all_biases("use_bias", False),
+    f.CausalHead("Ernie4_5"),
+    *f.all_biases("use_bias"),
     r.RotaryField(default_base=5e5),
     without="attention_bias mlp_bias attention_dropout",
     table=decoder_table(PAIRED),

@@ -77,8 +77,8 @@ SANDWICH = {
 }
 GEMMA = LLAMA.variant(
     "gemma",
-    f.CausalHead("Gemma", tied=True),
-    _Activation("hidden_act", "gelu_pytorch_tanh", "ffn.activation", TANH_KIND),
+    f.CausalHead("Gemma"),
+    _Activation("hidden_act", "ffn.activation", TANH_KIND),
     _EmbeddingScale(),
     f.Words(only={"use_bidirectional_attention": None}),
     without="mlp_bias",
@@ -87,12 +87,12 @@ GEMMA = LLAMA.variant(
 )
 GEMMA2 = LLAMA.variant(
     "gemma2",
-    f.CausalHead("Gemma2", tied=True),
-    f.activation("hidden_activation", "gelu_pytorch_tanh", gated=True),
+    f.CausalHead("Gemma2"),
+    f.activation("hidden_activation", gated=True),
     _EmbeddingScale(),
     _ScoreScale(),
     _SoftCap(),
-    f.value("final_logit_softcapping", 30.0, "output.soft_cap", nullable=True),
+    f.value("final_logit_softcapping", float, "output.soft_cap", nullable=True),
     LayerTypes(default_types=every(2)),
     f.Words(ignored="hidden_act cache_implementation", only={"use_bidirectional_attention": None}),
     without="mlp_bias",
@@ -118,7 +118,7 @@ class _Gemma3Types(LayerTypes):
 
 GEMMA3 = GEMMA2.variant(
     "gemma3_text",
-    f.CausalHead("Gemma3Text", tied=True, causal="Gemma3ForCausalLM"),
+    f.CausalHead("Gemma3Text", causal="Gemma3ForCausalLM"),
     NORMED,
     _Gemma3Types(
         default_types=every("sliding_window_pattern"),
@@ -133,7 +133,7 @@ GEMMA3 = GEMMA2.variant(
     f.Words(
         only={"final_logit_softcapping": None, "attn_logit_softcapping": None},
     ),
-    f.Choice("use_bidirectional_attention", False, "kind", {False: "decoder", True: "encoder"}),
+    f.Choice("use_bidirectional_attention", "kind", {False: "decoder", True: "encoder"}),
     heads=Standard(num_heads=4, qk_norm=HeadNorm("rms_plus_one")),
     tasks=(LAST,),
 )

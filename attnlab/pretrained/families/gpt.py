@@ -37,14 +37,14 @@ GPT2 = Family(
         heads=Standard(num_heads=4, biases=f.BIASES), init=Init(std=0.02, residual="depth")
     ),
     fields=(
-        *f.numbers(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12),
-        *f.numbers(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, layer_norm_epsilon=1e-5),
+        *f.numbers("vocab_size n_positions n_embd n_layer n_head"),
+        *f.numbers("resid_pdrop embd_pdrop attn_pdrop layer_norm_epsilon"),
         f.ffn_width("n_inner", "n_embd"),
-        f.activation("activation_function", "gelu_new"),
-        f.Choice("scale_attn_weights", True, "heads.scale", {True: None, False: 1.0}),
+        f.activation("activation_function"),
+        f.Choice("scale_attn_weights", "heads.scale", {True: None, False: 1.0}),
         _LayerScales(),
         # The bare model has the same weights: its LM head is there, tied, for whoever asks.
-        f.CausalHead("GPT2", tied=True, causal="GPT2LMHeadModel", bare_kind="tied"),
+        f.CausalHead("GPT2", causal="GPT2LMHeadModel", bare_kind="tied"),
     ),
     table=decoder_table(
         attention=(
@@ -75,9 +75,9 @@ MEGATRON_FFN = linears("mlp.", "ffn", up="dense_h_to_4h", down="dense_4h_to_h")
 GPT_NEOX = LLAMA.variant(
     "gpt_neox",
     f.CausalHead("GPTNeoX"),
-    *f.numbers(layer_norm_eps=1e-5, hidden_dropout=0.0),
-    f.activation("hidden_act", "gelu"),
-    f.Choice("use_parallel_residual", True, "norm.position", {True: "parallel", False: "pre"}),
+    *f.numbers("layer_norm_eps hidden_dropout"),
+    f.activation("hidden_act"),
+    f.Choice("use_parallel_residual", "norm.position", {True: "parallel", False: "pre"}),
     RotaryField("rotary_emb_base", "rotary_pct", 0.25),
     # Of training; what transformers reads are attention_dropout and hidden_dropout.
     f.Words(ignored="attention_probs_dropout_prob hidden_dropout_prob"),
@@ -104,24 +104,24 @@ GPT_NEOX = LLAMA.variant(
     tasks=OLDER,
 )
 NOT_LLAMA = "intermediate_size rms_norm_eps num_key_value_heads head_dim attention_bias mlp_bias "
-NOT_LLAMA += "hidden_act rope_parameters"
+NOT_LLAMA += "hidden_act"
 
 
 OPT = LLAMA.variant(
     "opt",
-    f.CausalHead("OPT", tied=True),
-    *f.numbers(ffn_dim=3072, dropout=0.1),
-    f.activation("activation_function", "relu"),
-    f.Choice("do_layer_norm_before", True, "norm.position", {True: "pre", False: "post"}),
-    *f.all_biases("enable_bias", True),
+    f.CausalHead("OPT"),
+    *f.numbers("ffn_dim dropout"),
+    f.activation("activation_function"),
+    f.Choice("do_layer_norm_before", "norm.position", {True: "pre", False: "post"}),
+    *f.all_biases("enable_bias"),
     f.Words(
         ignored="init_std layerdrop activation_dropout",
         # The matrices project_in and project_out of opt-350m have no place in the model.
         follows={"word_embed_proj_dim": ("hidden_size", int)},
         only={"_remove_final_layer_norm": False},
     ),
-    f.value("layer_norm_elementwise_affine", True, "norm.scale"),
-    without=NOT_LLAMA,
+    f.value("layer_norm_elementwise_affine", bool, "norm.scale"),
+    without=f"{NOT_LLAMA} rope_parameters",
     table=decoder_table(
         attention=linears("self_attn.", "attention", **QKVO | {"o": "out_proj"}),
         ffn=linears("", "ffn", up="fc1", down="fc2"),
@@ -148,16 +148,12 @@ class _BloomFFN(f.Field):
 
 BLOOM = LLAMA.variant(
     "bloom",
-    dict(hidden_size=None, n_head=None),  # they may have other names
-    f.CausalHead("Bloom", tied=True),
-    f.value("hidden_size", None, "width", kind=int, compute=lambda said: said["n_embed"] or 64),
-    *f.numbers(n_layer=2, seq_length=2048, hidden_dropout=0.0, layer_norm_epsilon=1e-5),
+    dict(hidden_size=None, n_head=None, seq_length=2048),  # the first may have other names
+    f.CausalHead("Bloom"),
+    f.value("hidden_size", int, "width", compute=lambda said: said["n_embed"] or 64),
+    *f.numbers("n_layer seq_length hidden_dropout layer_norm_epsilon"),
     f.value(
-        "n_head",
-        None,
-        "heads.num_heads",
-        kind=int,
-        compute=lambda said: said["num_attention_heads"] or 8,
+        "n_head", int, "heads.num_heads", compute=lambda said: said["num_attention_heads"] or 8
     ),
     _BloomFFN(),
     f.Words(
@@ -167,7 +163,7 @@ BLOOM = LLAMA.variant(
         "masked_softmax_fusion bias_dropout_fusion slow_but_exact",
         only={"apply_residual_connection_post_layernorm": False, "n_inner": None},
     ),
-    without=f"{NOT_LLAMA} num_hidden_layers max_position_embeddings",
+    without=f"{NOT_LLAMA} rope_parameters num_hidden_layers max_position_embeddings",
     table=decoder_table(
         attention=megatron_heads("self_attention"),
         ffn=MEGATRON_FFN,
@@ -273,15 +269,14 @@ class _Falcon(f.Field):
 
 FALCON = LLAMA.variant(
     "falcon",
-    f.CausalHead("Falcon", tied=True),
-    *f.numbers(hidden_dropout=0.0, layer_norm_epsilon=1e-5),
+    f.CausalHead("Falcon"),
+    *f.numbers("hidden_dropout layer_norm_epsilon"),
     f.ffn_width("ffn_hidden_size", "hidden_size"),
-    f.activation("activation", "gelu"),
+    f.activation("activation"),
     _Falcon(),
-    *f.all_biases("bias", False),
+    *f.all_biases("bias"),
     f.Words(only={"alibi": False, "apply_residual_connection_post_layernorm": False}),
-    without="intermediate_size rms_norm_eps num_key_value_heads head_dim hidden_act attention_bias "
-    "mlp_bias",
+    without=NOT_LLAMA,
     norm=PARALLEL,
     table=decoder_table(
         attention=(

@@ -85,14 +85,13 @@ LLAMA = Family(
         heads=Standard(num_heads=4), norm=Norm(kind="rms"), ffn=FFN(bias=False), init=Init(std=0.02)
     ),
     fields=(
-        *f.numbers(vocab_size=32000, hidden_size=4096, num_hidden_layers=32),
-        *f.numbers(num_attention_heads=32, intermediate_size=11008, attention_dropout=0.0),
-        *f.numbers(max_position_embeddings=2048, rms_norm_eps=1e-6),
+        *f.numbers("vocab_size hidden_size num_hidden_layers num_attention_heads"),
+        *f.numbers("intermediate_size attention_dropout max_position_embeddings rms_norm_eps"),
         f.kv_heads(),
         f.head_dim(),
-        f.activation("hidden_act", "silu", gated=True),
-        f.biases("attention_bias", False),
-        f.value("mlp_bias", False, "ffn.bias"),
+        f.activation("hidden_act", gated=True),
+        f.biases("attention_bias"),
+        f.value("mlp_bias", bool, "ffn.bias"),
         RotaryField(),
         f.CausalHead("Llama"),
     ),
@@ -109,9 +108,8 @@ MISTRAL = LLAMA.variant(
 MINISTRAL = MISTRAL.variant("ministral", f.CausalHead("Ministral"), LayerTypes(), tasks=GENERIC)
 
 GROWTH = "llama_4_scaling_beta"
-YARN: JSON = dict(
-    rope_type="yarn", rope_theta=1e6, factor=16.0, original_max_position_embeddings=16384
-)
+YARN: JSON = dict(rope_type="yarn", rope_theta=1e6, factor=16.0, mscale=1.0, mscale_all_dim=1.0)
+YARN |= dict(original_max_position_embeddings=16384)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +159,7 @@ class _QwenTypes(LayerTypes):
 
 
 MAX_WINDOW_LAYERS = Attribute("max_window_layers", 28, least=0)
-NORMED = f.value("rms_norm_eps", 1e-6, "norm.eps", "heads.norm_eps")
+NORMED = f.value("rms_norm_eps", float, "norm.eps", "heads.norm_eps")
 """The epsilon of norms, also of those of queries and keys."""
 RMS_HEADS = Standard(num_heads=4, qk_norm=HeadNorm("rms"))
 QWEN2 = LLAMA.variant(
@@ -174,7 +172,7 @@ QWEN2 = LLAMA.variant(
 QWEN3 = QWEN2.variant(
     "qwen3",
     f.CausalHead("Qwen3"),
-    f.biases("attention_bias", False),
+    f.biases("attention_bias"),
     NORMED,
     heads=RMS_HEADS,
 )

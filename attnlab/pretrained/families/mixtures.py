@@ -34,17 +34,17 @@ QWEN_FFN = (
 )
 
 
-def routing(num_experts: str, count: int, top_k: int) -> dict[str, Attribute]:
+def routing(num_experts: str) -> dict[str, Attribute]:
     """How many experts there are, by this attribute, and how many each token has."""
-    options = {"num_experts": Attribute(num_experts, count, is_depth=True)}
-    return options | {"top_k": Attribute("num_experts_per_tok", top_k)}
+    options = {"num_experts": Attribute(num_experts, kind=int, is_depth=True)}
+    return options | {"top_k": Attribute("num_experts_per_tok", kind=int)}
 
 
 MIXTRAL = LLAMA.variant(
     "mixtral",
     f.CausalHead("Mixtral"),
     RotaryField(default_base=1e6),
-    ExpertFields(routing("num_local_experts", 8, 2) | BALANCE, WIDTH, windows=Window()),
+    ExpertFields(routing("num_local_experts") | BALANCE, WIDTH, windows=Window()),
     f.Words(ignored=UNUSED, only={"router_jitter_noise": 0.0}),
     without="attention_bias mlp_bias",
     table=decoder_table(
@@ -72,9 +72,9 @@ SHARED = {"shared_width": Attribute("shared_expert_intermediate_size", 5632)}
 QWEN2_MOE = LLAMA.variant(
     "qwen2_moe",
     f.CausalHead("Qwen2Moe"),
-    f.biases("qkv_bias", True, f.BIASES[:3]),
+    f.biases("qkv_bias", f.BIASES[:3]),
     ExpertFields(
-        routing("num_experts", 60, 4) | NORMALIZE | SHARED | BALANCE,
+        routing("num_experts") | NORMALIZE | SHARED | BALANCE,
         Attribute("moe_intermediate_size", 1408),
         constant={"shared_gate": True},
         dense=SPARSE_STEPS,
@@ -94,7 +94,7 @@ QWEN3_MOE = LLAMA.variant(
     f.CausalHead("Qwen3Moe"),
     llama.NORMED,
     ExpertFields(
-        routing("num_experts", 128, 8) | NORMALIZE | BALANCE,
+        routing("num_experts") | NORMALIZE | BALANCE,
         Attribute("moe_intermediate_size", 768),
         other_name="num_local_experts",
         dense=SPARSE_STEPS,
@@ -110,7 +110,7 @@ GPT_OSS = LLAMA.variant(
     "gpt_oss",
     f.CausalHead("GptOss"),
     ExpertFields(
-        routing("num_local_experts", 128, 4) | BALANCE,
+        routing("num_local_experts") | BALANCE,
         WIDTH,
         constant={"router_bias": True},
         windows=LayerTypes(
@@ -147,7 +147,7 @@ OLMOE = LLAMA.variant(
     f.CausalHead("Olmoe"),
     llama.NORMED,
     ExpertFields(
-        routing("num_experts", 64, 8) | NORMALIZE | BALANCE,
+        routing("num_experts") | NORMALIZE | BALANCE,
         WIDTH,
     ),
     f.Words(ignored=UNUSED, only={"clip_qkv": None}),
@@ -176,7 +176,7 @@ class _Experts(ExpertFields):
 
 EXPERTS = _Experts(
     {
-        **routing("n_routed_experts", 256, 8),
+        **routing("n_routed_experts"),
         "num_groups": Attribute("n_group", 8),
         "top_groups": Attribute("topk_group", 4),
         "normalize": Attribute("norm_topk_prob", True),
@@ -198,11 +198,11 @@ KEYS = IN_PAIRS._replace(weights=("attention.kv_down", "attention.k_rotary"))
 DEEPSEEK_V3 = LLAMA.variant(
     "deepseek_v3",
     f.CausalHead("DeepseekV3"),
-    f.value("kv_lora_rank", 512, "heads.latent_dim"),
-    f.value("q_lora_rank", 1536, "heads.query_latent_dim", nullable=True),
-    f.value("qk_rope_head_dim", 64, "heads.rotary_dim"),
-    f.value("qk_nope_head_dim", 128, "heads.head_dim"),
-    f.value("v_head_dim", 128, "heads.value_dim"),
+    f.value("kv_lora_rank", int, "heads.latent_dim"),
+    f.value("q_lora_rank", int, "heads.query_latent_dim", nullable=True),
+    f.value("qk_rope_head_dim", int, "heads.rotary_dim"),
+    f.value("qk_nope_head_dim", int, "heads.head_dim"),
+    f.value("v_head_dim", int, "heads.value_dim"),
     EXPERTS,
     RotaryField(of_part=True),
     f.Words(
@@ -242,8 +242,8 @@ GLM4_MOE = LLAMA.variant(
     "glm4_moe",
     f.CausalHead("Glm4Moe"),
     llama.NORMED,
-    f.biases("attention_bias", False, f.BIASES[:3]),
-    f.Choice("use_qk_norm", False, "heads.qk_norm", {True: HeadNorm("rms"), False: None}),
+    f.biases("attention_bias", f.BIASES[:3]),
+    f.Choice("use_qk_norm", "heads.qk_norm", {True: HeadNorm("rms"), False: None}),
     dataclasses.replace(
         EXPERTS, options={n: one for n, one in EXPERTS.options.items() if n != "balance"}
     ),

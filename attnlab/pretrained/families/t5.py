@@ -141,13 +141,12 @@ T5 = Family(
         dropout=Dropout(places=("embeddings", "attention", "ffn", "final")),
     ),
     fields=(
-        *f.numbers(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_heads=8),
-        *f.numbers(layer_norm_epsilon=1e-6),
+        *f.numbers("vocab_size d_model d_kv d_ff num_heads layer_norm_epsilon"),
         _Stacks(),
-        f.value("relative_attention_num_buckets", 32, "positions.buckets"),
-        f.value("relative_attention_max_distance", 128, "positions.max_distance"),
-        f.value("dropout_rate", 0.1, "dropout.rate", "dropout.attention", "dropout.ffn"),
-        f.Choice("feed_forward_proj", "relu", "ffn.activation", FEED_FORWARD),
+        f.value("relative_attention_num_buckets", int, "positions.buckets"),
+        f.value("relative_attention_max_distance", int, "positions.max_distance"),
+        f.value("dropout_rate", float, "dropout.rate", "dropout.attention", "dropout.ffn"),
+        f.Choice("feed_forward_proj", "ffn.activation", FEED_FORWARD),
         f.Words(
             ignored="n_positions",  # of the training data; relative positions go on
             follows={

@@ -130,10 +130,10 @@ HEADS = (
 )
 VIT = BERT.variant(
     "vit",
-    f.Choice("qkv_bias", True, "heads.biases", {True: f.BIASES, False: ("o",)}),
+    f.Choice("qkv_bias", "heads.biases", {True: f.BIASES, False: ("o",)}),
     _Images(mask_token="embeddings.mask_token"),
     _Head(),
-    f.Choice("pooler_act", "tanh", "output.pooler_activation", f.ACTIVATIONS),
+    f.Choice("pooler_act", "output.pooler_activation", f.ACTIVATIONS),
     without="vocab_size max_position_embeddings type_vocab_size tie_word_embeddings",
     table=NameTable(
         modules=(
@@ -185,7 +185,7 @@ class _FFN(f.Field):
 
     def write(self, config: ModelConfig) -> JSON:
         width, gated = config.ffn.width, config.ffn.activation == "gated_silu"
-        act = {"hidden_act": "gelu"} if gated else f.activation("hidden_act", "").write(config)
+        act = {"hidden_act": "gelu"} if gated else f.activation("hidden_act").write(config)
         for ratio in (width / config.width, 1.5 * width / config.width, 4):
             attributes = act | {
                 "hidden_size": config.width,
@@ -199,7 +199,7 @@ class _FFN(f.Field):
 
 DINOV2 = VIT.variant(
     "dinov2",
-    f.value("layerscale_value", 1.0, "norm.layer_scale"),
+    f.value("layerscale_value", float, "norm.layer_scale"),
     _FFN(),
     _Images(patch_size=14, has_mask="use_mask_token"),
     f.Words(

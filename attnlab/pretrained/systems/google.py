@@ -75,7 +75,12 @@ def _groups(attributes: JSON) -> tuple[list[int], tuple[int, ...]]:
 
 BERT_WORDS = BERT.variant("google_bert", WITHOUT_HEAD)
 ALBERT_WORDS = ALBERT.variant(
-    "google_albert", WITHOUT_HEAD, _Groups(), EMBEDDING_SIZE, dropout=Dropout()
+    "google_albert",
+    dict(embedding_size=128),
+    WITHOUT_HEAD,
+    _Groups(),
+    EMBEDDING_SIZE,
+    dropout=Dropout(),
 )
 
 

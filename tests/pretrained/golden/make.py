@@ -6,11 +6,15 @@ Names behind it make these alone. With them `test_pretrained.py` holds parity wh
 nor transformers is.
 """
 
+import json
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+
+from attnlab.nested import JSON
+from attnlab.pretrained import FAMILIES
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "parity")]
@@ -29,28 +33,16 @@ SIZES = {
     "embedding_size": 6,
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 8),
 }
-# The rest, in `tests/pretrained/parity` alone, would take the files over 3 MB.
-LEFT_OUT = """
-albert-square-map albert-one-call-two-blocks roberta-untied t5-bare-gelu llama-bare-linear
-qwen3-sliding-biases gpt_neox-bare gpt_neox-in-turn-tied qwen3-mixed qwen2-bare-all-see-all
-vit-bare-square-no-biases gpt2-scores-by-layer t5-scaled-own-readout-big-eps
-gemma3_text-untied-linear-biases gemma3_text-bare-all-local deepseek_v3-plain-queries
-deepseek_v3-halves deepseek_v3-experts-2-shared mixtral-window-bare qwen2_moe-dense-and-window
-qwen3_moe-every-second gpt_oss-all-see-all electra-bare-one-width phi3-window-partial
-gemma2-no-caps starcoder2-no-biases cohere-normed-heads phi-normed-heads-tied falcon-grouped
-falcon-in-turn stablelm-parallel llama-yarn qwen2-yarn-smooth llama-dynamic olmo3-yarn opt-post
-bloom-3-heads dinov2-gated mpnet-bare modernbert-biases-untied modernbert-bare-one-layer
-deepseek_v3-yarn bart-bare-3-layers bart-scaled exaone4-rotary smollm3-window gemma3_text-both-ways
-phi3-longrope phi3-longrope-short phi-yarn deepseek_v3-yarn-two-scales bert-questions albert-classes
-roberta-classes roberta-tokens distilbert-classes electra-classes modernbert-classes modernbert-mean
-stablelm-normed-heads gpt_oss-other-act opt-plain-norms vit-relu-pooler t5-tokens
-modernbert-tokens llama-tokens llama-questions gpt2-classes gpt2-tokens
-ministral3-window-untied umt5-unscaled-gelu umt5-tokens
+# Beside the plainest model of each family; all of `parity` would take the files over 6 MB.
+MORE = """
+albert-groups-inner bert-bare-3-heads-big-eps bert-classes bert-untied-gelu_new
+deepseek_v3-experts distilbert-bare-sinusoids gpt2-bare-inner-relu gpt2-unscaled-untied
+llama-classes llama-llama3-biases-tied roberta-bare-pad-4 t5-1.1-own-readout t5-encoder
 """.split()  # noqa: SIM905
 
 
 def main() -> None:
-    for name in sys.argv[1:] or [name for name in peers.PEERS if name not in LEFT_OUT]:
+    for name in sys.argv[1:] or (*FAMILIES, *MORE):
         attributes = peers.PEERS[name][2]
         sizes = {key: value for key, value in SIZES.items() if key in attributes}
         if {"num_key_value_heads", "rotary_pct", "local_attention"} & set(attributes):
@@ -61,16 +53,25 @@ def main() -> None:
             sizes["intermediate_size"] = 8  # grouped products of torch need a multiple of 4
         model = peers.make(name, **sizes)
         given = peers.inputs(name, length=8 + name.count("-"), vocab=VOCAB)
-        found = {f"output {key}": a for key, a in peers.outputs(model, given).items()}
-        found |= {f"input {key}": a.astype(np.int8) for key, a in given.items()}
+        expected = peers.outputs(model, given)
+        small = {key: a.astype(np.int8) for key, a in given.items()}
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
-            config = (Path(folder) / "config.json").read_bytes()
-            found["config"] = np.frombuffer(config, np.uint8)
-            stored = load_file(Path(folder) / "model.safetensors")
-            found |= {f"tensor {key}": a for key, a in stored.items()}
-        np.savez_compressed(HERE / f"{name}.npz", **found)
-        print(name, (HERE / f"{name}.npz").stat().st_size)
+            config = json.loads((Path(folder) / "config.json").read_text())
+            tensors = load_file(Path(folder) / "model.safetensors")
+        store(HERE / f"{name}.npz", config, tensors, small, expected)
+    for name in peers.TORCH if not sys.argv[1:] else ():
+        store(HERE / "torch" / f"{name}.npz", *peers.torch_case(name))
+
+
+def store(path: Path, config: JSON, *parts: dict[str, np.ndarray]) -> None:
+    """The inverse of `goldens.split`."""
+    found = {"config": np.frombuffer(json.dumps(config).encode(), np.uint8)}
+    for kind, arrays in zip(("tensor", "input", "output"), parts, strict=True):
+        found |= {f"{kind} {name}": a for name, a in arrays.items()}
+    path.parent.mkdir(exist_ok=True)
+    np.savez_compressed(path, **found)
+    print(path.stem, path.stat().st_size)
 
 
 if __name__ == "__main__":

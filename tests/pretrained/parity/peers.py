@@ -1,6 +1,7 @@
 """Tiny random models of transformers and what they give, for parity tests and golden files."""
 
 import os
+import warnings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -10,18 +11,11 @@ import transformers as tr
 
 torch.set_num_threads(1)  # more of them wait for each other at these sizes
 
-BERT = dict(
-    vocab_size=97,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=56,
-    max_position_embeddings=40,
-)
+BERT = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+BERT |= dict(intermediate_size=56, max_position_embeddings=40)
 ALBERT = BERT | dict(embedding_size=16)
-DISTILBERT = dict(
-    vocab_size=97, dim=32, n_layers=2, n_heads=4, hidden_dim=56, max_position_embeddings=40
-)
+DISTILBERT = dict(vocab_size=97, dim=32, n_layers=2, n_heads=4, hidden_dim=56)
+DISTILBERT |= dict(max_position_embeddings=40)
 GPT2 = dict(vocab_size=97, n_positions=40, n_embd=32, n_layer=2, n_head=4)
 GPT2 |= dict(bos_token_id=1, eos_token_id=2)
 VIT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=56)
@@ -63,7 +57,6 @@ MARIAN = BART | dict(scale_embedding=True, activation_function="swish")
 MODERNBERT = BERT | dict(num_hidden_layers=4, local_attention=6, pad_token_id=0, cls_token_id=1)
 MODERNBERT |= dict(sep_token_id=2, bos_token_id=1, eos_token_id=2)
 
-ELECTRA = BERT | dict(embedding_size=16)
 PHI3 = LLAMA | dict(pad_token_id=0)
 
 OLMO = {name: a for name, a in LLAMA.items() if name != "rms_norm_eps"}
@@ -191,7 +184,7 @@ PEERS = {
         layer_types=["full_attention"] * 3, num_experts_per_tok=5, swiglu_limit=7.0),
     "xlm-roberta": peer(tr.XLMRobertaForMaskedLM, BERT),
     "camembert": peer(tr.CamembertForMaskedLM, BERT),
-    "electra": peer(tr.ElectraForMaskedLM, ELECTRA),
+    "electra": peer(tr.ElectraForMaskedLM, ALBERT),
     "electra-bare-one-width": peer(tr.ElectraModel, BERT, embedding_size=32),
     "phi3": peer(tr.Phi3ForCausalLM, PHI3),
     "phi3-window-partial": peer(tr.Phi3ForCausalLM, PHI3,
@@ -311,7 +304,7 @@ PEERS = {
     "roberta-classes": peer(tr.RobertaForSequenceClassification, BERT, num_labels=3),
     "roberta-tokens": peer(tr.RobertaForTokenClassification, BERT, num_labels=5),
     "distilbert-classes": peer(tr.DistilBertForSequenceClassification, DISTILBERT),
-    "electra-classes": peer(tr.ElectraForSequenceClassification, ELECTRA),
+    "electra-classes": peer(tr.ElectraForSequenceClassification, ALBERT),
     "modernbert-classes": peer(tr.ModernBertForSequenceClassification, MODERNBERT),
     "modernbert-mean": peer(tr.ModernBertForSequenceClassification, MODERNBERT,
         classifier_pooling="mean", classifier_bias=True, norm_bias=True, num_labels=4),
@@ -394,6 +387,96 @@ def outputs(model, given):
             found["last_hidden_state"] = model.vit.layernorm(last).detach().numpy()
         found["hidden_states"][-1] = found["last_hidden_state"]
     return found
+
+
+TORCH = {
+    "attention": ("MultiheadAttention", {}),
+    "attention-no-bias": ("MultiheadAttention", dict(bias=False)),
+    "attention-widths": ("MultiheadAttention", dict(kdim=5, vdim=7)),
+    "attention-widths-no-bias": ("MultiheadAttention", dict(kdim=5, vdim=7, bias=False)),
+    "attention-more-keys": ("MultiheadAttention", dict(add_bias_kv=True, add_zero_attn=True)),
+    "encoder-layer": ("TransformerEncoderLayer", {}),
+    "encoder-layer-first": ("TransformerEncoderLayer", dict(norm_first=True, bias=False)),
+    "encoder": ("TransformerEncoder", dict(layer_norm_eps=0.05)),
+    "encoder-first": ("TransformerEncoder", dict(norm_first=True, norm=True)),
+    "encoder-norm": ("TransformerEncoder", dict(norm=True)),
+    "decoder-layer": ("TransformerDecoderLayer", {}),
+    "decoder-layer-gelu": ("TransformerDecoderLayer",
+        dict(norm_first=True, activation="gelu", bias=False)),
+    "decoder-first": ("TransformerDecoder", dict(norm_first=True, norm=True)),
+    "transformer": ("Transformer", {}),
+    "transformer-first": ("Transformer", dict(norm_first=True, activation="gelu")),
+}  # fmt: skip
+"""Name -> class of torch.nn, and its arguments; `norm` is of a stack."""
+
+
+def torch_case(name):
+    """What `goldens.split` gives, of a module of torch.nn with large weights: with padding in what
+    is read, and a causal target."""
+    kind, options = TORCH[name]
+    torch.manual_seed(0)
+    is_attention = kind == "MultiheadAttention"
+    module = torch_attention(options) if is_attention else torch_layers(kind, options)
+    with torch.no_grad():
+        for key, p in module.eval().named_parameters():
+            std = 1.0 if is_attention else 0.4
+            p.normal_(std=std).add_(1.0 if "norm" in key and key.endswith("weight") else 0.0)
+    run = attention_outputs if is_attention else layer_outputs
+    given, expected = run(module, kind)
+    tensors = {key: p.detach().numpy() for key, p in module.named_parameters()}
+    heads = dict(embed_dim=12, num_heads=3) if is_attention else dict(nhead=3)
+    config = heads | {n: a for n, a in options.items() if n not in ("norm", "bias")}
+    system = "torch_mha" if is_attention else "torch_layers"
+    return config | {"system": system}, tensors, given, expected
+
+
+def torch_attention(options):
+    return torch.nn.MultiheadAttention(12, 3, batch_first=True, **options)
+
+
+def attention_outputs(module, kind):
+    rng = np.random.default_rng(0)
+    sizes = {"x": (2, 5, 12), "key": (2, 4, module.kdim), "value": (2, 4, module.vdim)}
+    given = {n: rng.normal(size=size).astype(np.float32) for n, size in sizes.items()}
+    # A text with nothing to attend to is a number where there are keys that no input has.
+    hidden = np.arange(4) >= np.array([[4], [0 if module.add_zero_attn else 2]])
+    with torch.no_grad():
+        said, probs = module(
+            *map(torch.from_numpy, given.values()),
+            key_padding_mask=torch.from_numpy(hidden),
+            average_attn_weights=False,
+        )
+    expected = {"output": said.numpy(), "probs": probs.numpy()[..., :4]}
+    return given | {"mask": ~hidden[:, None, None]}, expected
+
+
+def torch_layers(kind, options):
+    given = dict(batch_first=True, dropout=0.0) | {n: a for n, a in options.items() if n != "norm"}
+    if kind == "Transformer":
+        with warnings.catch_warnings(action="ignore"):  # of a fast path that it cannot take
+            return torch.nn.Transformer(12, 3, 1, 2, 10, **given)
+    layer = getattr(torch.nn, f"{kind.removesuffix('Layer')}Layer")(12, 3, 10, **given)
+    final = torch.nn.LayerNorm(12) if options.get("norm") else None
+    if kind == "TransformerEncoder":
+        return torch.nn.TransformerEncoder(layer, 2, final, enable_nested_tensor=False)
+    return torch.nn.TransformerDecoder(layer, 2, final) if kind == "TransformerDecoder" else layer
+
+
+def layer_outputs(module, kind):
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=size).astype(np.float32) for size in ((2, 6, 12), (2, 4, 12)))
+    real = np.arange(6) < np.array([[6], [4]])
+    hidden = torch.from_numpy(~real)
+    texts, padding = [torch.from_numpy(a) for a in (x, y)], {"src_key_padding_mask": hidden}
+    if "Encoder" in kind:
+        out = module(texts[0], **padding).detach().numpy()
+        return {"x": x, "padding_mask": real}, {"output": out, "valid": real}
+    causal = torch.nn.Transformer.generate_square_subsequent_mask(4)
+    options = dict(memory_key_padding_mask=hidden, tgt_is_causal=True, tgt_mask=causal)
+    alone = "Decoder" in kind
+    said = module(*texts[::-1], **options) if alone else module(*texts, **options, **padding)
+    source = {"encoded" if alone else "source": x}
+    return {"x": y, "source_padding_mask": real} | source, {"output": said.detach().numpy()}
 
 
 def _large(key, shape, rng):

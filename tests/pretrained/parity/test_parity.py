@@ -5,7 +5,6 @@ pip install -e ".[test,parity]" && pytest -m parity tests/pretrained/parity
 
 import json
 import re
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +12,12 @@ import pytest
 
 pytestmark = pytest.mark.parity
 
+from goldens import check_torch, close  # noqa: E402
+
 from attnlab import pretrained  # noqa: E402
 from attnlab.pretrained import tensors as files  # noqa: E402
-from attnlab.tap import Tap  # noqa: E402
 
 NAMES = re.findall(r'^    "(.+?)": peer\(', Path(__file__).with_name("peers.py").read_text(), re.M)
-
-
-def close(got, expected):
-    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture(params=NAMES, scope="module")
@@ -206,97 +202,12 @@ def test_shards(peer, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, whole, parts)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("widths", [{}, dict(kdim=5, vdim=7)])
-def test_torch_attention(widths, bias):
-    """torch's module itself: output and the probabilities of each head, with hidden keys."""
-    import jax.numpy as jnp
-    import torch
-
-    torch.manual_seed(0)
-    theirs = torch.nn.MultiheadAttention(12, 3, bias=bias, batch_first=True, **widths).eval()
-    with torch.no_grad():
-        for p in theirs.parameters():
-            p.normal_()
-    rng = np.random.default_rng(0)
-    x, key, value = (
-        rng.normal(size=size).astype(np.float32)
-        for size in ((2, 5, 12), (2, 4, widths.get("kdim", 12)), (2, 4, widths.get("vdim", 12)))
-    )
-    hidden = np.arange(4) >= np.array([[4], [2]])
-    with torch.no_grad():
-        expected, probs = theirs(
-            *map(torch.from_numpy, (x, key, value)),
-            key_padding_mask=torch.from_numpy(hidden),
-            average_attn_weights=False,
-        )
-    variables = {name: p.detach().numpy() for name, p in theirs.named_parameters()}
-    config = dict(embed_dim=12, num_heads=3, **widths)
-    model, params = pretrained.from_variables("torch_mha", config, variables)
-    x, key, value = map(jnp.asarray, (x, key, value))
-    tap = Tap(("probs",))
-    mask = jnp.asarray(~hidden)[:, None, None]
-    got = model.apply({"params": params}, x, (key, value), mask=mask, tap=tap)
-    close(got, expected)
-    close(tap.captured["probs"], probs)
+TORCH = re.findall(r'^    "(.+?)": \("', Path(__file__).with_name("peers.py").read_text(), re.M)
 
 
-@pytest.mark.parametrize(
-    ("module", "options"),
-    [
-        ("TransformerEncoderLayer", {}),
-        ("TransformerEncoderLayer", dict(norm_first=True, activation="gelu", bias=False)),
-        ("TransformerEncoder", dict(layer_norm_eps=0.05)),
-        ("TransformerEncoder", dict(norm_first=True, norm=True)),
-        ("TransformerDecoderLayer", {}),
-        ("TransformerDecoderLayer", dict(norm_first=True, activation="gelu", bias=False)),
-        ("TransformerDecoder", dict(norm_first=True, norm=True)),
-        ("Transformer", {}),
-        ("Transformer", dict(norm_first=True, activation="gelu")),
-    ],
-)
-def test_torch_layers(module, options):
-    """Vectors in, vectors out, with padding in the source and a causal target."""
-    import jax.numpy as jnp
-    import torch
+@pytest.mark.parametrize("name", TORCH)
+def test_modules_of_torch(name):
+    import peers
 
-    torch.manual_seed(0)
-    given = dict(batch_first=True, dropout=0.0) | {n: a for n, a in options.items() if n != "norm"}
-    if module == "Transformer":
-        with warnings.catch_warnings(action="ignore"):  # of a fast path that it cannot take
-            theirs = torch.nn.Transformer(12, 3, 2, 3, 10, **given)
-    else:
-        layer = module if module.endswith("Layer") else f"{module}Layer"
-        theirs = getattr(torch.nn, layer)(12, 3, 10, **given)
-        final = torch.nn.LayerNorm(12) if options.get("norm") else None
-        if module == "TransformerEncoder":
-            theirs = torch.nn.TransformerEncoder(theirs, 2, final, enable_nested_tensor=False)
-        if module == "TransformerDecoder":
-            theirs = torch.nn.TransformerDecoder(theirs, 2, final)
-    theirs.eval()
-    with torch.no_grad():
-        for name, p in theirs.named_parameters():
-            p.normal_(std=0.4).add_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
-    rng = np.random.default_rng(0)
-    x, y = (rng.normal(size=size).astype(np.float32) for size in ((2, 6, 12), (2, 4, 12)))
-    real = np.arange(6) < np.array([[6], [4]])
-    hidden = torch.from_numpy(~real)
-    config = dict(nhead=3) | {n: a for n, a in options.items() if n not in ("norm", "bias")}
-    variables = {name: p.detach().numpy() for name, p in theirs.named_parameters()}
-    model, params = pretrained.from_variables("torch_layers", config, variables)
-    decodes = "Encoder" not in module
-    texts = [torch.from_numpy(x), torch.from_numpy(y)][: 1 + decodes]
-    masks: dict = {} if "Decoder" in module else dict(src_key_padding_mask=hidden)
-    if decodes:
-        masks |= dict(memory_key_padding_mask=hidden, tgt_is_causal=True)
-        masks |= dict(tgt_mask=torch.nn.Transformer.generate_square_subsequent_mask(4))
-    alone = "Decoder" in module
-    expected = theirs(*(texts[::-1] if alone else texts), **masks).detach().numpy()
-    ours = [jnp.asarray(t.numpy()) for t in texts]
-    options = dict(padding_mask=jnp.asarray(real))
-    if decodes:
-        options = dict(source_padding_mask=jnp.asarray(real))
-        options |= {"encoded" if alone else "source": ours[0]}
-    got = model.apply({"params": params}, ours[-1], **options).hidden
-    valid = np.ones((2, 4), bool) if decodes else real
-    close(np.asarray(got)[valid], expected[valid])
+    assert set(TORCH) == set(peers.TORCH)
+    check_torch(*peers.torch_case(name))

@@ -11,6 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.parity
 
+from goldens import close  # noqa: E402
 from hub_words import HUB, PASSED  # noqa: E402
 
 from attnlab import pretrained  # noqa: E402
@@ -24,10 +25,6 @@ from attnlab.pretrained.attributes import (  # noqa: E402
 
 VALUES = (True, 2, 0.3, "none", [1, 0], {"factor": 2.0}, "sliding_attention")
 OWN = ("my_note", "unsloth_fixed", "use_mrope", "auto_map", "model_max_length", "transformers.js")
-
-
-def close(got, expected):
-    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_table_is_that_of_this_version():
