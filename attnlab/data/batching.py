@@ -9,6 +9,9 @@ import numpy as np
 
 from attnlab.data.dataset import Batch, Dataset
 
+WORDS = {"train": "training", "heldout": "held-out", "validation": "validation"}
+"""Part of a dataset -> its name for people."""
+
 
 @runtime_checkable
 class Stream(Protocol):
@@ -40,22 +43,17 @@ def windows(stream: Stream, length: int, count: int) -> tuple[np.ndarray, np.nda
 
     The second array [W, length] is True where a target counts. In the whole text every token but
     the first is a target exactly once; the last window is filled up with zeros that do not count.
+
+    >>> ten = TokenArray(np.arange(10))
+    >>> windows(ten, 3, 2)[0].tolist(), windows(ten, 3, 0)[0].tolist()
+    ([[0, 1, 2, 3], [6, 7, 8, 9]], [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]])
     """
-    starts = window_starts(len(stream), length, count)
-    valid = starts[:, None] + np.arange(1, length + 1) < len(stream)
-    return stream.read(starts, length + 1), valid
-
-
-def window_starts(total: int, length: int, count: int) -> np.ndarray:
-    """Where windows of `length` + 1 of `total` tokens start: `count` evenly spaced ones, or with
-    count 0 those of which each token but the first is a target once.
-
-    >>> window_starts(10, 3, 2).tolist(), window_starts(10, 4, 0).tolist()
-    ([0, 6], [0, 4, 8])
-    """
+    total = len(stream)
+    starts = np.arange(0, total - 1, length)
     if count:
-        return np.linspace(0, total - length - 1, count).astype(np.int64)
-    return np.arange(0, total - 1, length)
+        starts = np.linspace(0, total - length - 1, count).astype(np.int64)
+    valid = starts[:, None] + np.arange(1, length + 1) < total
+    return stream.read(starts, length + 1), valid
 
 
 def sample(
@@ -78,7 +76,7 @@ def dataset_of_windows(
     """Random windows of a text to train on, evenly spaced ones to score.
 
     Args:
-      parts: "training", "held-out" and perhaps "validation" -> tokens.
+      parts: "train", "heldout" and perhaps "validation" -> tokens.
       length: targets of a window.
       where: the text, for an error.
       token_bytes: (part, count, tokens of its windows) -> {"bytes": for how many bytes each target
@@ -91,11 +89,11 @@ def dataset_of_windows(
     """
     for name, part in parts.items():
         if len(part) <= length:
-            few = f"the {name} part has {len(part)} tokens; a window needs {length} + 1"
+            few = f"the {WORDS[name]} part has {len(part)} tokens; a window needs {length} + 1"
             raise ValueError(f"{where}: {few}; give a longer text or a smaller length")
 
     def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
-        rows = sample(parts["training"], length, size, seed=seed, step=step, shard=shard)
+        rows = sample(parts["train"], length, size, seed=seed, step=step, shard=shard)
         return {"tokens": rows} | ({"segments": segments(rows)} if segments else {})
 
     def scored(name: str, count: int) -> Batch:
@@ -105,14 +103,8 @@ def dataset_of_windows(
             rows["segments"] = segments(tokens) * np.insert(valid, 0, True, axis=1)
         return rows
 
-    return Dataset(
-        row_tokens=length,
-        batches=batch,
-        heldout=functools.partial(scored, "held-out"),
-        train=functools.partial(scored, "training"),
-        validation=functools.partial(scored, "validation") if "validation" in parts else None,
-        **fields,
-    )
+    fields |= {name: functools.partial(scored, name) for name in parts}
+    return Dataset(row_tokens=length, batches=batch, **fields)
 
 
 Rows: TypeAlias = tuple[int, Callable[[np.ndarray], Batch]]

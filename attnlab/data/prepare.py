@@ -20,6 +20,7 @@ from attnlab.data.token_files import INDEX, Index, Shard
 from attnlab.data.tokenizer import FILE, Tokenizer, make_tokenizer, num_tokens, token_sizes
 from attnlab.extras import extra
 from attnlab.fields import Spec, bounded
+from attnlab.names import lookup
 
 PIECE, PIECES = 1 << 16, 256
 """Bytes of a piece of a text, up to the end of a line, and pieces of this size that are tokenized
@@ -105,11 +106,7 @@ def prepare(
     total = sum(path.stat().st_size for path in each)
 
     def pieces() -> Iterator[Piece]:
-        for file, root in roots:
-            try:
-                yield from read_pieces(file, root, plan.column)
-            except (OSError, EOFError, zlib.error) as error:
-                raise ValueError(f"cannot read {file}: {error}") from error
+        return chain.from_iterable(read_pieces(file, root, plan.column) for file, root in roots)
 
     with extra("train"):
         from rich.console import Console
@@ -154,18 +151,19 @@ def _write(
             part.add(np.concatenate([np.zeros(0, np.int32), *arrays]))
         text_bytes += count
         advance(count)
-    if not parts[0].tokens:  # the only documents are held out
+    if not parts[0].shards:  # the only documents are held out
         parts.reverse()
     train, heldout = parts
+    total = sum(shard.tokens for shard in train.shards + heldout.shards)
     known = plan.tokenizer == "bytes" or plan.tokenizer.startswith("bpe:")
     return Index(
         dtype=dtype.name,
         vocab_size=size,
         end_of_document=end,
         tokenizer=plan.tokenizer if known else FILE,
-        token_bytes=0.0 if exact else text_bytes / (train.tokens + heldout.tokens),
-        train=train.shards(),
-        heldout=heldout.shards(),
+        token_bytes=0.0 if exact else text_bytes / total,
+        train=tuple(train.shards),
+        heldout=tuple(heldout.shards),
         documents=(train.documents, heldout.documents),
         text_bytes=text_bytes,
     )
@@ -175,30 +173,37 @@ def read_pieces(file: Path, root: Path, column: str = "text") -> Iterator[Piece]
     """The documents of a file in pieces; their names are relative to `root`.
 
     Raises:
-      ValueError: a text is not UTF-8, a line no JSON, or the column is missing.
+      ValueError: the file cannot be read, a text is not UTF-8, a line no JSON, or the column is
+        missing.
     """
     name = file.relative_to(root).as_posix() if file != root else file.name
     kind = file.name.removesuffix(".gz").rpartition(".")[2]
-    if file.is_dir() or kind in ("parquet", "jsonl"):
+    try:
+        if not file.is_dir() and kind not in ("parquet", "jsonl"):
+            yield from _pieces_of_text(file, name)
+            return
         rows = _json_rows(file, column) if kind == "jsonl" else _table_rows(file, column)
         for number, text in enumerate(rows):
             if not isinstance(text, str):
                 raise ValueError(f"{file}: {column!r} is {type(text).__name__}, not a text")
             yield Piece(f"{name}:{number}", text, is_last=True)
-        return
-    with _open(file) as opened:
-        piece = check_text(next_piece(opened), file)
-        while piece:
-            more = next_piece(opened)
-            try:
-                yield Piece(name, piece.decode(), is_last=not more)
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{file} is not UTF-8 ({error}); convert the file") from None
-            piece = more
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"cannot read {file}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 ({error}); convert the file") from None
 
 
 def _open(file: Path) -> BinaryIO | gzip.GzipFile:
     return gzip.GzipFile(file) if file.suffix == ".gz" else file.open("rb")
+
+
+def _pieces_of_text(file: Path, name: str) -> Iterator[Piece]:
+    with _open(file) as opened:
+        piece = check_text(next_piece(opened), file)
+        while piece:
+            more = next_piece(opened)
+            yield Piece(name, piece.decode(), is_last=not more)
+            piece = more
 
 
 def next_piece(file: BinaryIO | gzip.GzipFile) -> bytes:
@@ -229,16 +234,13 @@ def _table_rows(path: Path, column: str) -> Iterator[object]:
         table = datasets.load_from_disk(str(path))
         if not isinstance(table, datasets.Dataset):
             raise ValueError(f"{path} holds splits {list(table)}; give the folder of one split")
-        batches = (rows.column(column) for rows in table.with_format("arrow").iter(1024))
-        names = table.column_names
+        known, batches = table.column_names, table.with_format("arrow").iter(1024)
     else:
         file = pyarrow.parquet.ParquetFile(path)
-        batches = (rows.column(column) for rows in file.iter_batches(1024, columns=[column]))
-        names = file.schema_arrow.names
-    if column not in names:
-        raise ValueError(f"{path} has no column {column!r}; columns {names}")
+        known, batches = file.schema_arrow.names, file.iter_batches(1024, columns=[column])
+    lookup(dict.fromkeys(known), column, what=f"column of {path}")
     for batch in batches:
-        yield from batch.to_pylist()
+        yield from batch.column(column).to_pylist()
 
 
 def _files(root: Path) -> list[Path]:
@@ -291,28 +293,22 @@ class _Part:
     name: str
     dtype: np.dtype[Any]
     limit: int
-    tokens: int = 0
     documents: int = 0
-
-    def _path(self, start: int) -> Path:
-        return self.folder / f"{self.name}_{start // self.limit:05d}.bin"
+    shards: list[Shard] = dataclasses.field(default_factory=list)
 
     def add(self, tokens: np.ndarray) -> None:
-        """Appends tokens; begins a new shard where one is full."""
+        """Appends tokens, which are then on the disk; begins a new shard where one is full."""
         while len(tokens):
-            filled = self.tokens % self.limit
-            piece, tokens = np.split(tokens, [self.limit - filled])
-            with self._path(self.tokens).open("ab" if filled else "wb") as file:
-                file.write(piece.astype(self.dtype).tobytes())
-            self.tokens += len(piece)
-
-    def shards(self) -> tuple[Shard, ...]:
-        """What was written, when it is on the disk."""
-        found = []
-        for start in range(0, self.tokens, self.limit):
-            with self._path(start).open("rb") as file:
+            if not self.shards or self.shards[-1].tokens == self.limit:
+                self.shards.append(Shard(f"{self.name}_{len(self.shards):05d}.bin", 0, ""))
+                self.sha256 = hashlib.sha256()
+            last = self.shards[-1]
+            piece, tokens = np.split(tokens, [self.limit - last.tokens])
+            content = piece.astype(self.dtype).tobytes()
+            self.sha256.update(content)
+            with (self.folder / last.file).open("ab" if last.tokens else "wb") as file:
+                file.write(content)
+                file.flush()
                 os.fsync(file.fileno())
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            count = min(self.limit, self.tokens - start)
-            found.append(Shard(self._path(start).name, count, sha256))
-        return tuple(found)
+            size = last.tokens + len(piece)
+            self.shards[-1] = Shard(last.file, size, self.sha256.hexdigest())

@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import hashlib
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from attnlab import names
 from attnlab.data import batching, dataset
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
 from attnlab.data.files import check_path, digest, visible_files
@@ -53,7 +53,8 @@ class Rows(Spec, prefix="data."):
     The rows are shuffled anew in every epoch (`batching.epoch_indices`).
 
     Attributes:
-      make: "package.module:function"; the function is called with `path` and returns `Splits`.
+      make: "package.module:function" or "file.py:function"; the function is called with `path` and
+        returns `Splits`.
       path: for the function.
 
         def read(path: str) -> Splits:  # in my_data.py
@@ -69,14 +70,7 @@ class Rows(Spec, prefix="data."):
     @property
     def splits(self) -> Splits:
         """What `make` returns; raises ValueError where there is no such function."""
-        module, _, name = self.make.partition(":")
-        try:
-            function = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(
-                f"data.make {self.make!r} must be package.module:function ({error})"
-            ) from error
-        return _splits(function, self.path)
+        return _splits(names.load(self.make), self.path)
 
     def sizes(self) -> DataSizes:
         """Those of the splits."""
@@ -102,8 +96,10 @@ def _splits(function: Callable[[str], Splits], path: str) -> Splits:
     return function(path)
 
 
-def dataset_of_splits(splits: Splits, row_tokens: int) -> Dataset:
-    """The dataset of splits that are already loaded."""
+def dataset_of_splits(
+    splits: Splits, row_tokens: int, convert: Callable[[Any], Item] = dict
+) -> Dataset:
+    """The dataset of splits that are already loaded; `convert` makes the item of a row."""
     parts = {"train": splits.train, "heldout": splits.heldout}
     if splits.validation:
         parts["validation"] = splits.validation
@@ -111,7 +107,7 @@ def dataset_of_splits(splits: Splits, row_tokens: int) -> Dataset:
     content = splits.digest or digest(_contents(order))
 
     def rows(items: RandomAccess) -> batching.Rows:
-        return len(items), lambda index: _stack([items[i] for i in index.tolist()])
+        return len(items), lambda index: _stack([convert(items[i]) for i in index.tolist()])
 
     return batching.dataset_of_rows(
         {name: rows(items) for name, items in parts.items()},
@@ -126,11 +122,11 @@ def dataset_of_splits(splits: Splits, row_tokens: int) -> Dataset:
 
 
 def _stack(items: Sequence[Item]) -> Batch:
-    names = items[0].keys()
+    arrays = items[0].keys()
     try:
-        if any(item.keys() != names for item in items):
-            raise ValueError(f"one has {', '.join(names)}, another has not")
-        return {name: np.stack([item[name] for item in items]) for name in names}
+        if any(item.keys() != arrays for item in items):
+            raise ValueError(f"one has {', '.join(arrays)}, another has not")
+        return {name: np.stack([item[name] for item in items]) for name in arrays}
     except ValueError as error:
         raise ValueError(f"items of one dataset must have the same arrays: {error}") from error
 
@@ -208,14 +204,10 @@ class HuggingFace(Spec, prefix="data."):
                 "bits per token)"
             )
         files = visible_files(Path(self.path), "*.parquet")
-
-        def items(rows: dict[str, Any]) -> Batch:
-            return _stack([self._item(np.asarray(ids), length) for ids in rows[self.column]])
-
-        train, heldout = (table.with_transform(items) for table in self._tables(files))
-        name = Path(self.path).name
+        train, heldout = self._tables(files)
         content = self._digest(files or visible_files(Path(self.path), "*.arrow"))
-        return dataset_of_splits(Splits(name, train, heldout, sizes, digest=content), length)
+        splits = Splits(Path(self.path).name, train, heldout, sizes, digest=content)
+        return dataset_of_splits(splits, length, lambda row: self._item(row[self.column], length))
 
     def _tables(self, parquet: list[Path]) -> tuple[Any, Any]:
         """Training and held-out rows, of the package datasets."""
@@ -227,18 +219,17 @@ class HuggingFace(Spec, prefix="data."):
             table = datasets.load_from_disk(self.path)
         held = None
         if isinstance(table, datasets.DatasetDict):
-            if "train" not in table:
-                raise ValueError(f"{self.path} has the splits {list(table)}, none is 'train'")
             held = next((table[name] for name in HELDOUT_SPLITS if name in table), None)
-            table = table["train"]
-        if self.column not in table.column_names:
-            raise ValueError(f"{self.path} has no column {self.column!r}; {table.column_names}")
+            table = names.lookup(table, "train", what=f"split of {self.path}")
+        columns = dict.fromkeys(table.column_names)
+        names.lookup(columns, self.column, what=f"column of {self.path}")
         if held is None:
             end = int(len(table) * (1 - self.heldout))
             table, held = table.select(range(end)), table.select(range(end, len(table)))
         if not len(table) or not len(held):
             raise ValueError(f"{self.path} has too few rows to hold out a share {self.heldout}")
-        return table.select_columns([self.column]), held.select_columns([self.column])
+        arrays = {"type": "numpy", "columns": [self.column]}
+        return table.with_format(**arrays), held.with_format(**arrays)
 
     def _digest(self, files: list[Path]) -> str:
         """Of the files with rows, and of what is made of them."""

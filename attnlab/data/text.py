@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attnlab.data import files
-from attnlab.data.batching import TokenArray, dataset_of_rows, dataset_of_windows, windows
+from attnlab.data import batching, files
+from attnlab.data.batching import WORDS
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, Fact
 from attnlab.data.packing import packed_rows
 from attnlab.data.prepare import next_piece, read_pieces
@@ -53,7 +53,7 @@ class Corpus:
     def parts(self) -> dict[str, np.ndarray]:
         """Name -> the bytes of each part that there is."""
         middle = {} if self.validation is None else {"validation": self.validation}
-        return {"training": self.train, **middle, "held-out": self.heldout}
+        return {"train": self.train, **middle, "heldout": self.heldout}
 
     @property
     def num_bytes(self) -> int:
@@ -68,8 +68,7 @@ class Corpus:
         sha256 = hashlib.sha256(f"{self.sha256} {share}".encode()).hexdigest()
         train, validation, ends = self.train[:end], self.train[end:], self.ends
         if ends:
-            names = "training", "validation"
-            ends = ends | dict(zip(names, _cut(ends["training"], end), strict=True))
+            ends = ends | dict(zip(("train", "validation"), _cut(ends["train"], end), strict=True))
         return Corpus(self.name, train, self.heldout, sha256, validation, ends)
 
 
@@ -157,18 +156,16 @@ class TokenizedText(NamedTuple):
     """A corpus in tokens.
 
     Attributes:
-      name: of the tokenizer.
       tokenizer: that made the tokens.
+      description: its name, and whether decoding gives the held-out part back.
       parts: name -> "tokens", and in "bytes" for how many bytes each stands.
       ends: where documents end, as in `Corpus`.
-      is_exact: whether decoding gives the held-out part back.
     """
 
-    name: str
     tokenizer: Tokenizer
+    description: str
     parts: dict[str, Batch]
     ends: dict[str, np.ndarray] | None
-    is_exact: bool
 
 
 def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = None) -> Dataset:
@@ -177,24 +174,15 @@ def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = 
 
     Raises ValueError where a part is shorter than one window, or has no document to predict.
     """
-    tokenizer = text.tokenizer if text else ByteTokenizer()
+    tokenizer: Tokenizer = ByteTokenizer()
+    digest, ends = corpus.sha256, corpus.ends
     parts = text.parts if text else {name: {"tokens": a} for name, a in corpus.parts.items()}
-    counts = {f"{name} tokens": len(arrays["tokens"]) for name, arrays in parts.items()}
-    sizes = {"bytes": corpus.num_bytes, "held-out bytes": len(corpus.heldout)}
-    facts: dict[str, Fact] = {**sizes, **counts}
-    digest = corpus.sha256
+    facts: dict[str, Fact] = {"bytes": corpus.num_bytes, "held-out bytes": len(corpus.heldout)}
+    facts |= {f"{WORDS[name]} tokens": len(arrays["tokens"]) for name, arrays in parts.items()}
     if text:
+        tokenizer, ends = text.tokenizer, text.ends
         digest = hashlib.sha256(f"{digest} {tokenizer.digest}".encode()).hexdigest()
-        lost = " (it loses some of the text: the bits are those of what it keeps)"
-        name = text.name if text.is_exact else text.name + lost
-        facts |= {"tokenizer": name, "its sha256": tokenizer.digest[:12]}
-
-    def token_bytes(part: str, count: int, tokens: np.ndarray) -> Batch:
-        if not text:
-            return {}
-        sizes, _ = windows(TokenArray(parts[part]["bytes"]), length, count)
-        return {"bytes": sizes[:, 1:].astype(np.float32)}
-
+        facts |= {"tokenizer": text.description, "its sha256": tokenizer.digest[:12]}
     fields: dict[str, Any] = {
         "name": corpus.name,
         "digest": digest,
@@ -204,27 +192,73 @@ def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = 
         "files": tokenizer.files,
         "facts": facts,
     }
-    if (ends := text.ends if text else corpus.ends) is None:
-        streams = {name: TokenArray(arrays["tokens"]) for name, arrays in parts.items()}
-        return dataset_of_windows(streams, length, corpus.name, token_bytes, **fields)
-    rows = {name: packed_rows(arrays, ends[name], length) for name, arrays in parts.items()}
-    for name, (count, _) in rows.items():
-        if not count:
-            raise ValueError(f"{corpus.name}: no document of the {name} part has 2 tokens")
-        facts |= {f"{name} documents": len(ends[name]), f"{name} windows": count}
-    names = {"training": "train", "held-out": "heldout", "validation": "validation"}
-    named = {names[name]: part for name, part in rows.items()}
-    return dataset_of_rows(named, row_tokens=length, **fields)
+    if ends is not None:
+        rows = {name: packed_rows(arrays, ends[name], length) for name, arrays in parts.items()}
+        for name, (count, _) in rows.items():
+            if not count:
+                part = WORDS[name]
+                raise ValueError(f"{corpus.name}: no document of the {part} part has 2 tokens")
+            facts |= {f"{WORDS[name]} documents": len(ends[name]), f"{WORDS[name]} windows": count}
+        return batching.dataset_of_rows(rows, row_tokens=length, **fields)
+
+    def token_bytes(part: str, count: int, tokens: np.ndarray) -> Batch:
+        if not text:
+            return {}
+        sizes, _ = batching.windows(batching.TokenArray(parts[part]["bytes"]), length, count)
+        return {"bytes": sizes[:, 1:].astype(np.float32)}
+
+    streams = {name: batching.TokenArray(arrays["tokens"]) for name, arrays in parts.items()}
+    return batching.dataset_of_windows(streams, length, corpus.name, token_bytes, **fields)
 
 
 def _baselines(corpus: Corpus, text: TokenizedText | None) -> Baselines:
     held = corpus.heldout
     known = {"unigram entropy": unigram_bits(held), "gzip -9": gzip_bits(held)}
     if text:
-        tokens, sizes = text.parts["held-out"]["tokens"], text.parts["held-out"]["bytes"]
+        tokens, sizes = text.parts["heldout"]["tokens"], text.parts["heldout"]["bytes"]
         bits = float(unigram_bits(tokens) * len(tokens) / sizes.sum())
         known["unigram entropy of the tokens"] = bits
     return {"bits_per_byte": known}
+
+
+@functools.lru_cache(maxsize=1)  # the runs of a sweep read one text
+def _tokenize(corpus: Corpus, name: str, folder: Path | None = None) -> TokenizedText:
+    """A corpus in the tokens of `make_tokenizer(name, its training part, folder)`."""
+    path = folder / FILE if folder else Path(name)
+    given = path.read_bytes() if path.is_file() else b""
+    key = "text in tokens", corpus.sha256, name, given
+    arrays = files.kept(key, lambda: _encode(corpus, name, folder))
+    names = "tokens", "bytes"
+    parts = {part: {n: arrays[f"{part} {n}"] for n in names} for part in corpus.parts}
+    ends = {part: arrays[f"{part} ends"] for part in corpus.parts} if corpus.ends else None
+    lost = " (it loses some of the text: the bits are those of what it keeps)"
+    return TokenizedText(
+        read_tokenizer(arrays["tokenizer"].tobytes(), num_tokens(name)),
+        name if arrays["is exact"] else name + lost,
+        parts,
+        ends,
+    )
+
+
+def _encode(corpus: Corpus, name: str, folder: Path | None) -> files.Arrays:
+    """The tokenizer, and of each part its tokens, their bytes and where documents end."""
+    ends = corpus.ends or {part: np.array([len(a)]) for part, a in corpus.parts.items()}
+    documents = {
+        part: [_pieces(one) for one in np.split(content, ends[part][:-1])]
+        for part, content in corpus.parts.items()
+    }
+    pieces = {part: list(chain(*each)) for part, each in documents.items()}
+    tokenizer = make_tokenizer(name, pieces["train"], folder)
+    arrays = {"tokenizer": np.frombuffer(tokenizer.content, np.uint8)}
+    for part, texts in pieces.items():
+        encoded = tokenizer.encode(texts)
+        tokens, sizes = zip(*encoded, strict=True) if encoded else ((), ())
+        counts = np.cumsum([0, *map(len, tokens)])
+        arrays[f"{part} ends"] = counts[np.cumsum([len(each) for each in documents[part]])]
+        arrays[f"{part} tokens"] = np.concatenate([np.zeros(0, np.int32), *tokens])
+        arrays[f"{part} bytes"] = np.concatenate([np.zeros(0, np.int32), *sizes])
+    decoded = [tokenizer.decode(one.tokens.tolist()) for one in encoded]  # of the held-out part
+    return arrays | {"is exact": np.array(decoded == texts)}
 
 
 def _pieces(text: np.ndarray) -> list[str]:
@@ -233,43 +267,6 @@ def _pieces(text: np.ndarray) -> list[str]:
     data = text.astype(np.uint8).tobytes()
     whole = io.BytesIO(data.decode("utf-8", "ignore").encode())  # only the ends can be incomplete
     return [piece.decode() for piece in iter(lambda: next_piece(whole), b"")]
-
-
-@functools.lru_cache(maxsize=1)  # the runs of a sweep read one text
-def _tokenize(corpus: Corpus, name: str, folder: Path | None) -> TokenizedText:
-    """With the tokenizer of `folder`, if one is given."""
-    path = folder / FILE if folder else Path(name)
-    given = path.read_bytes() if path.is_file() else b""
-    ends = corpus.ends or {part: np.array([len(a)]) for part, a in corpus.parts.items()}
-
-    def make() -> files.Arrays:
-        documents = {
-            part: [_pieces(one) for one in np.split(content, ends[part][:-1])]
-            for part, content in corpus.parts.items()
-        }
-        pieces = {part: list(chain(*each)) for part, each in documents.items()}
-        tokenizer = make_tokenizer(name, pieces["training"], folder)
-        arrays = {"tokenizer": np.frombuffer(tokenizer.content, np.uint8)}
-        for part, texts in pieces.items():
-            encoded = tokenizer.encode(texts)
-            counts = np.cumsum([0, *(len(one.tokens) for one in encoded)])
-            arrays[f"{part} ends"] = counts[np.cumsum([len(each) for each in documents[part]])]
-            for field, found in (
-                ("tokens", [one.tokens for one in encoded]),
-                ("bytes", [one.sizes for one in encoded]),
-            ):
-                arrays[f"{part} {field}"] = np.concatenate([np.zeros(0, np.int32), *found])
-        decoded = [tokenizer.decode(one.tokens.tolist()) for one in encoded]
-        return arrays | {"is exact": np.array(decoded == texts)}
-
-    arrays = files.kept(("text in tokens", corpus.sha256, name, given), make)
-    tokenizer = read_tokenizer(arrays["tokenizer"].tobytes(), num_tokens(name))
-    parts = {
-        part: {field: arrays[f"{part} {field}"] for field in ("tokens", "bytes")}
-        for part in corpus.parts
-    }
-    found = {part: arrays[f"{part} ends"] for part in corpus.parts} if corpus.ends else None
-    return TokenizedText(name, tokenizer, parts, found, bool(arrays["is exact"]))
 
 
 def unigram_bits(text: np.ndarray) -> float:
@@ -292,7 +289,6 @@ def load_corpus(
     `pack` the ends of its documents."""
     root = Path(path)
     found = {str(p): p for p in files.visible_files(root)} if path else _standard_library()
-    key = "text", path, files.stamp(*found.values()), utf8, *((separator,) if pack else ())
 
     def documents(file: Path) -> list[bytes]:
         """The documents of a file, or with `pack` false its content."""
@@ -303,11 +299,11 @@ def load_corpus(
             files.split_lines(text, file)  # raises ValueError
         return text.split(separator.encode()) if separator else [text]
 
+    key = "text", path, files.stamp(*found.values()), utf8, pack, separator
     arrays = files.kept(key, lambda: _read({n: documents(f) for n, f in found.items()}, path, pack))
     name = root.name or f"Python {sysconfig.get_python_version()} standard library"
-    ends = {"training": arrays["train_ends"], "held-out": arrays["heldout_ends"]} if pack else None
-    train, heldout, sha256 = arrays["train"], arrays["heldout"], str(arrays["sha256"])
-    return Corpus(name, train, heldout, sha256, ends=ends)
+    ends = {part: arrays[f"{part} ends"] for part in ("train", "heldout")} if pack else None
+    return Corpus(name, arrays["train"], arrays["heldout"], str(arrays["sha256"]), ends=ends)
 
 
 def _standard_library() -> dict[str, Path]:
@@ -321,12 +317,12 @@ def _read(texts: dict[str, list[bytes]], path: str, pack: bool) -> files.Arrays:
     """The parts of the documents of each file, and with `pack` where each document ends."""
     sha256 = hashlib.sha256(b"".join(chain(*texts.values()))).hexdigest()
     held = {n for n in texts if not path and files.bucket(n, 10) == 0}
-    parts = {
-        "train": list(chain(*(texts[name] for name in texts if name not in held))),
-        "heldout": list(chain(*(texts[name] for name in texts if name in held))),
-    }
-    ends = {name: np.cumsum([0, *map(len, part)])[1:] for name, part in parts.items()}
-    arrays = {n: np.frombuffer(b"".join(a), np.uint8).astype(np.int32) for n, a in parts.items()}
+    arrays: files.Arrays = {}
+    ends: files.Arrays = {}
+    for part, of in (("train", texts.keys() - held), ("heldout", held)):
+        documents = list(chain(*(texts[name] for name in texts if name in of)))
+        arrays[part] = np.frombuffer(b"".join(documents), np.uint8).astype(np.int32)
+        ends[part] = np.cumsum(list(map(len, documents)), dtype=np.int64)
     if path:
         whole = arrays["train"]
         if not len(whole):
@@ -335,7 +331,7 @@ def _read(texts: dict[str, list[bytes]], path: str, pack: bool) -> files.Arrays:
         arrays = {"train": whole[:end], "heldout": whole[end:]}
         ends = dict(zip(ends, _cut(ends["train"], end), strict=True))
     if pack:
-        arrays |= {f"{name}_ends": a for name, a in ends.items()}
+        arrays |= {f"{part} ends": a for part, a in ends.items()}
         sha256 = files.digest([sha256.encode(), *(a.tobytes() for a in ends.values())])
     return arrays | {"sha256": np.array(sha256)}
 

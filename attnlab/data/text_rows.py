@@ -4,10 +4,9 @@ import dataclasses
 import functools
 import os
 import re
-import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,17 +22,17 @@ from attnlab.data.tokenizer import Tokenizer, make_tokenizer, num_tokens
 from attnlab.fields import Spec
 
 SPLITS = ("train", "valid", "test")
-FOLD = re.compile(r"cv(\d)\d\d")
+FOLD = re.compile(r".*/cv(\d)\d\d[^/:]*")
+"""A file that is one text; its first digit is the fold."""
 
 
 def _dataset(
-    rows: dict[str, Batch], tokenizer: Tokenizer, texts: Iterable[str], length: int, **fields: Any
+    rows: Sequence[Batch], tokenizer: Tokenizer, texts: Iterable[str], length: int, **fields: Any
 ) -> Dataset:
-    """That of the rows of each of `SPLITS`, which were made of `texts`."""
-    names = zip(("train", "validation", "heldout"), SPLITS, strict=True)
+    """That of the rows of `SPLITS`, which were made of `texts`."""
     contents = (text.encode() for text in texts)
     return dataset_of_rows(
-        {name: rows_of(rows[split]) for name, split in names},
+        dict(zip(("train", "validation", "heldout"), map(rows_of, rows), strict=True)),
         digest=files.digest([*contents, tokenizer.content, b"%d" % length]),
         decode=tokenizer.decode,
         files=tokenizer.files,
@@ -66,16 +65,10 @@ class Labelled(Spec, prefix="data."):
     path: str = ""
     tokenizer: str = "bytes"
 
-    @property
-    def texts(self) -> list["LabelledText"]:
-        """The texts of the path."""
-        if not self.path:
-            raise ValueError("set data.path to labelled texts")
-        return read_labelled(Path(self.path))
-
     def sizes(self) -> DataSizes:
         """Tokens and classes."""
-        return DataSizes(num_tokens(self.tokenizer), len({text.label for text in self.texts}))
+        labels = {text.label for text in read_labelled(self.path)}
+        return DataSizes(num_tokens(self.tokenizer), len(labels))
 
     def shapes(self, length: int) -> BatchShapes:
         """The tokens and the class of a text."""
@@ -96,18 +89,19 @@ class Labelled(Spec, prefix="data."):
           ValueError: no `path`; or `read_labelled` or `make_tokenizer` raises it.
           ModuleNotFoundError: a tokenizer other than "bytes" without the package tokenizers.
         """
-        texts = self.texts
-        splits = {split: [text for text in texts if text.split == split] for split in SPLITS}
-        tokenizer = make_tokenizer(self.tokenizer, [t.text for t in splits["train"]], folder)
+        texts = read_labelled(self.path)
+        splits = [[text for text in texts if text.split == split] for split in SPLITS]
+        train, _, test = splits
+        tokenizer = make_tokenizer(self.tokenizer, [text.text for text in train], folder)
         classes = sorted({text.label for text in texts})
-        rows: dict[str, Batch] = {}
+        rows: list[Batch] = []
         truncated = 0
-        for split, some in splits.items():
-            encoded = [e.tokens for e in tokenizer.encode([text.text for text in some])]
-            truncated += sum(len(tokens) > length for tokens in encoded)
+        for some in splits:
+            tokens = tokenizer.ids([text.text for text in some])
+            truncated += sum(len(one) > length for one in tokens)
             labels = np.array([classes.index(text.label) for text in some], np.int32)
-            rows[split] = {"tokens": pad_rows(encoded, length), "labels": labels}
-        counts = {f"{split} texts": len(some) for split, some in splits.items()}
+            rows.append({"tokens": pad_rows(tokens, length), "labels": labels})
+        counts = {f"{n} texts": len(some) for n, some in zip(SPLITS, splits, strict=True)}
         return _dataset(
             rows,
             tokenizer,
@@ -116,7 +110,7 @@ class Labelled(Spec, prefix="data."):
             name=f"{Path(self.path).stem}, {', '.join(classes)}",
             sizes=self.sizes(),
             row_tokens=length,
-            baselines=functools.partial(_class_baselines, splits["train"], splits["test"]),
+            baselines=functools.partial(_class_baselines, train, test),
             facts={**counts, "texts cut": truncated, "tokenizer": self.tokenizer},
         )
 
@@ -136,7 +130,7 @@ def _class_baselines(train: list[LabelledText], test: list[LabelledText]) -> Bas
     return {"accuracy": known}
 
 
-def read_labelled(path: Path) -> list[LabelledText]:
+def read_labelled(path: str | Path) -> list[LabelledText]:
     r"""The examples of a folder, of a zip of one, or of one file; hidden files are left out.
 
     - Folders beside each other: each is a class, each of its files a text.
@@ -151,21 +145,23 @@ def read_labelled(path: Path) -> list[LabelledText]:
     Raises ValueError, naming file and line, for an empty text, a line without class and a byte that
     is not UTF-8, and where there are fewer than two classes or a part has no text.
     """
+    if not path:
+        raise ValueError("set data.path to labelled texts")
     check_path(str(path), "text", "set data.path to labelled texts")
-    return _read(path, files.stamp(path))
+    return _read(Path(path), files.stamp(Path(path)))
 
 
 @functools.lru_cache(maxsize=2)  # the variants of a sweep read the same texts
 def _read(path: Path, stamp: files.Stamp) -> list[LabelledText]:
-    try:
-        if path.suffix == ".zip":
-            with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
-                archive.extractall(folder)
-                found = _from_tree(Path(folder), path)
-        else:
-            found = _from_tree(path, path) if path.is_dir() else _from_lines(path)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
+    found = []
+    for where, label, text in _examples(path):
+        if not label:
+            raise ValueError(f"{where}: no class before a tab; write class<TAB>text")
+        if not text.strip():
+            raise ValueError(f"{where}: the text is empty; remove the line")
+        fold = FOLD.fullmatch(where)
+        number = 9 - int(fold[1]) if fold else bucket(text, 10)
+        found.append(LabelledText(text.strip(), label, ("test", "valid", "train")[min(number, 2)]))
     if len({text.label for text in found}) < 2:
         raise ValueError(f"{path}: fewer than two classes; give texts of at least two")
     if missing := {*SPLITS} - {text.split for text in found}:
@@ -173,49 +169,46 @@ def _read(path: Path, stamp: files.Stamp) -> list[LabelledText]:
     return found
 
 
-def _from_tree(folder: Path, path: Path) -> list[LabelledText]:
-    """Of a folder; `path` is for errors."""
-    names = [file.relative_to(folder).as_posix() for file in files.visible_files(folder)]
-    top = f"{os.path.commonpath(names)}/" if len(names) > 1 else ""  # what holds all of them
-    named = {name.removeprefix(top): folder / name for name in names}
-
-    def lines(name: str) -> list[str]:
-        data = files.check_text(named[name].read_bytes(), path / name)
-        return files.split_lines(data, path / name)
-
-    if folders := [name for name in named if name.count("/") == 1]:
-        return [_text("\n".join(lines(n)), n.split("/")[0], path / n) for n in folders]
+def _examples(path: Path) -> Iterator[tuple[str, str, str]]:
+    """(file or file:line, class, text) of every example."""
+    if path.is_file() and path.suffix != ".zip":
+        for number, line in enumerate(files.read_lines(path), 1):
+            label, tab, text = line.partition("\t")
+            yield f"{path}:{number}", label.strip() if tab else "", text
+        return
+    contents = _contents(path)
+    top = f"{os.path.commonpath(contents)}/" if len(contents) > 1 else ""  # what holds all of them
+    named = {name.removeprefix(top): content for name, content in contents.items()}
+    folders = [name for name in named if name.count("/") == 1]
     stems = Counter(name.rpartition(".")[0] for name in named)
     several = [stem for stem, count in stems.items() if count > 1]
-    if len(several) != 1:
+    if not folders and len(several) != 1:
         raise ValueError(
             f"{path} holds neither a folder a class nor one file a class (NAME.CLASS); it holds "
             f"{', '.join(list(named)[:5]) or 'nothing'}"
         )
-    return [
-        _text(line, name.rpartition(".")[2], f"{path / name}:{number}")
-        for name in named
-        if name.rpartition(".")[0] == several[0]
-        for number, line in enumerate(lines(name), 1)
-    ]
+    for name in folders or [name for name in named if name.rpartition(".")[0] == several[0]]:
+        where = f"{path / name}"
+        lines = files.split_lines(files.check_text(named[name], where), where)
+        if folders:
+            yield where, name.split("/")[0], "\n".join(lines)
+            continue
+        for number, line in enumerate(lines, 1):
+            yield f"{where}:{number}", name.rpartition(".")[2], line
 
 
-def _from_lines(path: Path) -> list[LabelledText]:
-    found = []
-    for number, line in enumerate(files.read_lines(path), 1):
-        label, tab, text = line.partition("\t")
-        if not (label.strip() and tab):
-            raise ValueError(f"{path}:{number}: no class before a tab; write class<TAB>text")
-        found.append(_text(text, label.strip(), f"{path}:{number}"))
-    return found
-
-
-def _text(text: str, label: str, where: Path | str) -> LabelledText:
-    if not text.strip():
-        raise ValueError(f"{where}: the text is empty; remove the line")
-    fold = FOLD.match(where.name) if isinstance(where, Path) else None
-    number = 9 - int(fold[1]) if fold else bucket(text, 10)
-    return LabelledText(text.strip(), label, ("test", "valid", "train")[min(number, 2)])
+def _contents(path: Path) -> dict[str, bytes]:
+    """Name -> content of each visible file in a folder or zip, sorted."""
+    if path.is_dir():
+        found = files.visible_files(path)
+        return {file.relative_to(path).as_posix(): file.read_bytes() for file in found}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = sorted(archive.namelist(), key=lambda name: name.split("/"))
+            seen = [n for n in names if not n.endswith("/") and "/." not in f"/{n}"]
+            return {name: archive.read(name) for name in seen}
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
 
 
 def naive_bayes(train: Sequence[LabelledText], test: Sequence[LabelledText]) -> float:
@@ -304,13 +297,10 @@ class Pairs(Spec, prefix="data."):
         if not self.path:
             raise ValueError("set data.path to a folder of aligned files")
         pairs = find_pairs(Path(self.path), self.languages.split("-"), self.parts.split(","))
-        lines = {split: [line for pair in some for line in pair] for split, some in pairs.items()}
-        tokenizer = make_tokenizer(self.tokenizer, lines["train"], folder)
-        rows = {
-            split: _rows(some, tokenizer, length if split == "train" else None)
-            for split, some in pairs.items()
-        }
-        left_out = len(pairs["train"]) - len(rows["train"]["source"])
+        lines = [line for some in pairs.values() for pair in some for line in pair]
+        tokenizer = make_tokenizer(self.tokenizer, lines[: 2 * len(pairs["train"])], folder)
+        rows = [_rows(pairs[n], tokenizer, length if n == "train" else None) for n in SPLITS]
+        left_out = len(pairs["train"]) - len(rows[0]["source"])
         if left_out == len(pairs["train"]):
             raise ValueError(f"every training pair is longer than {length}; raise train.length")
         counts = {f"{split} pairs": len(some) for split, some in pairs.items()}
@@ -318,7 +308,7 @@ class Pairs(Spec, prefix="data."):
         return _dataset(
             rows,
             tokenizer,
-            (line for some in lines.values() for line in some),
+            lines,
             length,
             name=f"{Path(self.path).name} {self.languages}",
             sizes=self.sizes(),
@@ -330,15 +320,16 @@ class Pairs(Spec, prefix="data."):
 
 def _rows(pairs: list["Pair"], tokenizer: Tokenizer, length: int | None) -> Batch:
     """Both sides of the pairs with at most `length` tokens; None: of all pairs."""
-    sides = [tokenizer.encode(side) for side in zip(*pairs, strict=True)]
-    longest = np.array([max(len(e.tokens) for e in both) for both in zip(*sides, strict=True)])
+    source, target = (tokenizer.encode(side) for side in zip(*pairs, strict=True))
+    sides = zip(source, target, strict=True)
+    longest = np.array([max(len(a.tokens), len(b.tokens)) for a, b in sides])
     length = int(longest.max()) if length is None else length
-    source, target = ([side[i] for i in np.flatnonzero(longest <= length)] for side in sides)
+    kept = np.flatnonzero(longest <= length)
     # The end of a row stands for the end of the line, which is a byte too.
-    sizes = pad_rows([np.append(e.sizes, 1) for e in target], length + 1)
+    sizes = pad_rows([np.append(target[i].sizes, 1) for i in kept], length + 1)
     return {
-        "source": pad_rows([e.tokens for e in source], length),
-        "target": pad_rows([e.tokens for e in target], length),
+        "source": pad_rows([source[i].tokens for i in kept], length),
+        "target": pad_rows([target[i].tokens for i in kept], length),
         "bytes": np.maximum(sizes, 0).astype(np.float32),
     }
 

@@ -201,11 +201,8 @@ class TokenFiles(Spec, prefix="data."):
 
     @property
     def tokenizer(self) -> str:
-        """Its name, as `make_tokenizer` takes it; empty where it is not known."""
-        name, path = self.index.tokenizer, Path(self.path) / FILE
-        if name in ("", FILE):
-            return str(path) if path.exists() else ""
-        return name
+        """`bytes`, or empty: a run keeps the tokenizer.json of any other."""
+        return "bytes" if self.index.tokenizer == "bytes" else ""
 
     def shapes(self, length: int) -> BatchShapes:
         """Windows of `length` + 1 tokens."""
@@ -225,9 +222,10 @@ class TokenFiles(Spec, prefix="data."):
         """
         index, size = self.index, self.sizes().vocab_size
         train, heldout, digest = self._parts(index)
-        path, tokenizer = Path(self.path) / FILE, None
-        if path.exists() or index.tokenizer == "bytes":
-            tokenizer = load_tokenizer(path) if path.exists() else ByteTokenizer()
+        path = Path(self.path) / FILE
+        tokenizer: Tokenizer | None = ByteTokenizer() if index.tokenizer == "bytes" else None
+        if path.exists():
+            tokenizer = load_tokenizer(path)
         sizes = self._token_bytes(index, tokenizer)
         segments = None
         if self.pack:
@@ -253,7 +251,7 @@ class TokenFiles(Spec, prefix="data."):
         counts = {"training tokens": len(train), "held-out tokens": len(heldout)}
         documents = {"documents": sum(index.documents)} if index.train else {}
         return dataset_of_windows(
-            {"training": train, "held-out": heldout},
+            {"train": train, "heldout": heldout},
             length,
             self.path,
             lambda part, count, tokens: {"bytes": sizes[tokens[:, 1:]]},
@@ -272,8 +270,11 @@ class TokenFiles(Spec, prefix="data."):
         if not self.path:
             raise ValueError("the dataset tokens needs data.path: a file or folder of token ids")
         if index.train:
-            open_shard = functools.partial(_shard_file, Path(self.path), index.dtype)
-            parts = [list(map(open_shard, part)) for part in (index.train, index.heldout)]
+            folder = Path(self.path)
+            parts = [
+                [_token_file(folder / shard.file, index.dtype, shard.tokens) for shard in part]
+                for part in (index.train, index.heldout)
+            ]
             digests = [shard.sha256 for shard in (*index.train, *index.heldout)]
         else:
             parts = self._found()
@@ -312,7 +313,8 @@ class TokenFiles(Spec, prefix="data."):
         return sizes
 
 
-def _token_file(path: Path, dtype: str) -> TokenFile:
+def _token_file(path: Path, dtype: str, tokens: int | None = None) -> TokenFile:
+    """The file, which must have so many tokens if they are known."""
     if path.suffix == ".npy":
         try:
             array = np.load(path, mmap_mode="r")
@@ -325,15 +327,10 @@ def _token_file(path: Path, dtype: str) -> TokenFile:
     size, width = path.stat().st_size, np.dtype(dtype).itemsize
     if size % width:
         raise ValueError(f"{path} has {size} bytes, no multiple of {width}: it is not {dtype}")
-    return TokenFile(path, dtype, 0, size // width)
-
-
-def _shard_file(folder: Path, dtype: str, shard: Shard) -> TokenFile:
-    file = _token_file(folder / shard.file, dtype)
-    if file.tokens != shard.tokens:
-        given = f"{file.path} has {file.tokens:,} tokens, {INDEX} says {shard.tokens:,}"
+    if tokens not in (None, size // width):
+        given = f"{path} has {size // width:,} tokens, {INDEX} says {tokens:,}"
         raise ValueError(f"{given}; prepare the folder again")
-    return file
+    return TokenFile(path, dtype, 0, size // width)
 
 
 def _digest(file: TokenFile, limit: int) -> str:

@@ -1,6 +1,5 @@
 """Text -> tokens: its bytes, byte pairs learnt from the training part, or a tokenizer.json."""
 
-import abc
 import hashlib
 import json
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnlab.extras import extra
+from attnlab.names import lookup
 
 FILE = "tokenizer.json"
 
@@ -40,11 +40,15 @@ class ModelText(NamedTuple):
     names: tuple[str, ...]
 
 
-class Tokenizer(abc.ABC):
-    """Encodes and decodes text.
+class Tokenizer:
+    """A tokenizer of the package tokenizers, whatever its kind; `ByteTokenizer` needs no package.
+
+    Args:
+      tokenizer: a `tokenizers.Tokenizer`.
+      size: tokens are 0 to size - 1; None: as the vocabulary says.
 
     Attributes:
-      size: tokens are 0 to size - 1.
+      size: of the vocabulary.
       content: the tokenizer.json that holds all of it; empty for bytes.
 
     >>> tokenizer = make_tokenizer("bytes", [])
@@ -52,30 +56,43 @@ class Tokenizer(abc.ABC):
     (256, ['p', '\\\\xc3', '\\\\xa9'])
     """
 
-    size: int
-    content: bytes
+    def __init__(self, tokenizer: Any, size: int | None = None) -> None:
+        self._tokenizer = tokenizer
+        # Some ids may be unused.
+        self.size = size or 1 + int(max(tokenizer.get_vocab().values(), default=-1))
+        self.content: bytes = tokenizer.to_str(pretty=True).encode()
 
-    @abc.abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Texts to train on, without special tokens."""
+        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [_encoded(text, encoding) for text, encoding in zip(texts, found, strict=True)]
 
     def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The tokens of `encode` alone."""
-        return [one.tokens for one in self.encode(texts)]
+        """The tokens of `encode` alone, faster and on all cores."""
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(e.ids, np.int32) for e in found]
 
-    @abc.abstractmethod
     def read(self, text: str, *, special_tokens: bool = True) -> ModelText:
         """One text for a model, with the special tokens that the tokenizer adds or without."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=special_tokens)
+        spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+        pairs = zip(encoding.offsets, encoding.tokens, strict=True)
+        names = tuple(text[start:end] or name for (start, end), name in pairs)
+        return ModelText(np.array(encoding.ids, np.int32), spans, names)
 
-    @abc.abstractmethod
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Tokens as text.
 
         Args:
-          tokens: without padding (-1).
+          tokens: without padding (-1), for which it raises ValueError.
           skip_special_tokens: leave out special tokens, as the package tokenizers does by default;
             the default here is that of transformers.
         """
+        ids = [int(t) for t in tokens]
+        if ids and min(ids) < 0:
+            raise ValueError(f"{min(ids)} is no token; leave out padding")
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
 
     def line(self, tokens: Sequence[int]) -> str:
         r"""Tokens as text on one line.
@@ -85,14 +102,21 @@ class Tokenizer(abc.ABC):
         """
         return repr(self.decode(tokens))[1:-1]
 
-    @abc.abstractmethod
     def piece(self, token: int) -> str:
         """One token for people: with the blank before a word. A part of a character is "\\xe2", or
         what the file calls it."""
+        name: str | None = self._tokenizer.id_to_token(int(token))
+        if name is None:
+            return f"<{token}>"
+        if "▁" in name:  # of SentencePiece, which decodes no blank at the start of a text
+            return name.replace("▁", " ")
+        text = self.decode([token])
+        return name if not text or "\ufffd" in text else text
 
     def special_token(self, name: str) -> int:
         """The id of a special token; raises ValueError where there is none of this name."""
-        raise ValueError(f"a tokenizer of bytes has no special token {name!r}")
+        known = {t.content: i for i, t in self._tokenizer.get_added_tokens_decoder().items()}
+        return int(lookup(known, name, what="special token of the tokenizer"))
 
     @property
     def digest(self) -> str:
@@ -106,90 +130,39 @@ class Tokenizer(abc.ABC):
 
 
 class ByteTokenizer(Tokenizer):
-    """The bytes of a text in UTF-8."""
+    """The bytes of a text in UTF-8; a byte that is no letter of ASCII is "\\xe2" for people."""
 
-    size = 256
-    content = b""
+    def __init__(self) -> None:
+        self.size, self.content = 256, b""
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """A token for each byte."""
-        tokens = map(_bytes_of, texts)
-        return [Encoded(t, np.ones(len(t), np.int32)) for t in tokens]
+        return [Encoded(t, np.ones(len(t), np.int32)) for t in self.ids(texts)]
+
+    def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The bytes."""
+        return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
 
     def read(self, text: str, *, special_tokens: bool = True) -> ModelText:
         """A token for each byte, with the span of its character."""
         starts = np.repeat(np.arange(len(text)), [len(c.encode()) for c in text])
         spans = np.stack([starts, starts + 1], axis=1).astype(np.int32)
-        return ModelText(_bytes_of(text), spans, tuple(text[start] for start in starts))
+        return ModelText(self.ids([text])[0], spans, tuple(text[start] for start in starts))
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Invalid UTF-8 becomes U+FFFD. Raises ValueError for what is no byte."""
-        ids = [int(token) for token in tokens]
-        if wrong := [token for token in ids if not 0 <= token < 256]:
-            raise ValueError(f"{wrong[0]} is no byte; leave out padding and special tokens")
-        return bytes(ids).decode("utf-8", "replace")
+        try:
+            return bytes(list(tokens)).decode("utf-8", "replace")
+        except ValueError:
+            raise ValueError(f"no bytes: {tokens}; leave out padding and special tokens") from None
 
     def piece(self, token: int) -> str:
         """The character, or the byte as "\\xe2"."""
         return chr(token) if token < 128 else f"\\x{token:02x}"
 
-
-class SubwordTokenizer(Tokenizer):
-    """A tokenizer of the package tokenizers.
-
-    Args:
-      tokenizer: a `tokenizers.Tokenizer`.
-      size: tokens are 0 to size - 1; None: as the vocabulary says.
-    """
-
-    def __init__(self, tokenizer: Any, size: int | None = None) -> None:
-        self._tokenizer = tokenizer
-        # Some ids may be unused.
-        self.size = size or 1 + int(max(tokenizer.get_vocab().values(), default=-1))
-        self.content: bytes = tokenizer.to_str(pretty=True).encode()
-
-    def encode(self, texts: Sequence[str]) -> list[Encoded]:
-        """Without special tokens."""
-        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [_encoded(text, encoding) for text, encoding in zip(texts, found, strict=True)]
-
-    def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Faster than `encode`, on all cores."""
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(e.ids, np.int32) for e in found]
-
-    def read(self, text: str, *, special_tokens: bool = True) -> ModelText:
-        """As the package tokenizers encodes it."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=special_tokens)
-        spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-        pairs = zip(encoding.offsets, encoding.tokens, strict=True)
-        names = tuple(text[start:end] or name for (start, end), name in pairs)
-        return ModelText(np.array(encoding.ids, np.int32), spans, names)
-
     def special_token(self, name: str) -> int:
-        """Its id."""
-        known = {t.content: i for i, t in self._tokenizer.get_added_tokens_decoder().items()}
-        if name not in known:
-            raise ValueError(f"the tokenizer has no special token {name!r}; it has {sorted(known)}")
-        return int(known[name])
-
-    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Tokens as text, with special tokens or without. Raises ValueError for padding (-1)."""
-        ids = [int(t) for t in tokens]
-        if ids and min(ids) < 0:
-            raise ValueError(f"{min(ids)} is no token; leave out padding")
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
-
-    def piece(self, token: int) -> str:
-        """One token for people."""
-        name: str | None = self._tokenizer.id_to_token(int(token))
-        if name is None:
-            return f"<{token}>"
-        if "▁" in name:  # of SentencePiece, which decodes no blank at the start of a text
-            return name.replace("▁", " ")
-        text = self.decode([token])
-        return name if not text or "\ufffd" in text else text
+        """Raises ValueError: there are none."""
+        raise ValueError(f"a tokenizer of bytes has no special token {name!r}")
 
 
 def num_tokens(name: str) -> int:
@@ -255,22 +228,22 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
 
 def read_tokenizer(
     content: bytes, size: int | None = None, name: object = "the content"
-) -> SubwordTokenizer:
+) -> Tokenizer:
     """The tokenizer of the content of a tokenizer.json, with `size` tokens at most; `name` is for
     an error."""
     with extra("data"):
-        from tokenizers import Tokenizer
+        import tokenizers
     try:
-        tokenizer = Tokenizer.from_str(content.decode("utf-8-sig"))
+        tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8-sig"))
     except Exception as error:  # the library raises no narrower kind
         raise ValueError(f"{name} is no tokenizer.json: {error}") from None
     # A file may say that texts are truncated or padded to a length, which would be another text.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return SubwordTokenizer(tokenizer, size)
+    return Tokenizer(tokenizer, size)
 
 
-def load_tokenizer(path: str | Path) -> SubwordTokenizer:
+def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a tokenizer.json, such as `pretrained.tokenizer_path` finds. `read(text)`
     gives the ids that the package tokenizers gives, special tokens too, and where each stands in
     the text; `decode` is the way back.
@@ -319,10 +292,6 @@ def token_sizes(tokenizer: Tokenizer) -> np.ndarray | None:
     return sizes
 
 
-def _bytes_of(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-
-
 def _encoded(text: str, encoding: Any) -> Encoded:
     # The end of a token in the text is known in characters; what lies between the ends of two
     # tokens belongs to the second, so that nothing is counted twice or not at all.
@@ -335,13 +304,14 @@ def _encoded(text: str, encoding: Any) -> Encoded:
     return Encoded(np.array(encoding.ids, np.int32), np.diff(ends, prepend=0).astype(np.int32))
 
 
-def _learn(size: int, texts: Sequence[str]) -> SubwordTokenizer:
+def _learn(size: int, texts: Sequence[str]) -> Tokenizer:
     with extra("data"):
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    learnt = Tokenizer(models.BPE())
+        import tokenizers
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+    learnt = tokenizers.Tokenizer(models.BPE())
     learnt.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learnt.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     learnt.train_from_iterator(texts, trainer)
-    return SubwordTokenizer(learnt, size)
+    return Tokenizer(learnt, size)

@@ -35,7 +35,7 @@ from attnlab.models import matrix_axes
 from attnlab.names import lookup
 from attnlab.sharing import Params
 from attnlab.training import sharding
-from attnlab.training.callbacks import Callback, Profile, parse_steps
+from attnlab.training.callbacks import Profile, parse_steps
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.fit import FitOptions, FitResult, fit
@@ -142,9 +142,9 @@ def run_one(
                 recorder.say(line)
             result = _result(spec, dataset, objective, load_baselines(dataset, shared), origin)
             state_sharding = StateSharding(models.shard_axes(experiment.model), options.shard_state)
-            callbacks: list[Callback | Profile] = [*experiment.calls]
+            profile = None
             if options.profile:
-                callbacks.append(Profile(folder / "profile", *parse_steps(options.profile)))
+                profile = Profile(folder / "profile", *parse_steps(options.profile))
             try:
                 fitted = fit(
                     experiment.model.build(),
@@ -154,7 +154,7 @@ def run_one(
                     dataset,
                     recorder=recorder,
                     checkpoints=checkpoints,
-                    options=FitOptions(mesh, state_sharding, params, callbacks),
+                    options=FitOptions(mesh, state_sharding, params, experiment.calls, profile),
                 )
                 result = _scored(result, fitted)
             except NonFiniteLoss as error:

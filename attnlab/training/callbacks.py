@@ -1,5 +1,4 @@
-"""What `fit` calls while it trains: functions with a period, and the callback that writes a
-profile."""
+"""What `fit` calls while it trains: functions with a period, and what writes a profile."""
 
 import functools
 from collections.abc import Callable
@@ -129,7 +128,7 @@ class Profile:
     Raises:
       ValueError: not 1 <= `first` <= `last`.
 
-        options = FitOptions(callbacks=[Profile(Path("run/profile"), 10, 12)])
+        options = FitOptions(profile=Profile(Path("run/profile"), 10, 12))
     """
 
     def __init__(self, folder: Path, first: int, last: int) -> None:

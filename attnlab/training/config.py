@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -119,11 +118,8 @@ class TrainConfig(Spec):
         """
         given = dict(fields)
         try:
-            for name, kind in PARTS.items():
-                if isinstance(part := given.get(name), Mapping):
-                    given[name] = kind(**part)
-            if "seeds" in given:
-                given["seeds"] = tuple(given["seeds"])
+            for name in PARTS.keys() & fields.keys():
+                given[name] = PARTS[name](**fields[name])
             return cls(**given)
         except TypeError as error:  # of an unknown field
             raise ValueError(str(error)) from None

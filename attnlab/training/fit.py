@@ -44,12 +44,14 @@ class FitOptions(NamedTuple):
         batches and dropout alone; a list with the tree of each seed; or a function (key, inputs) ->
         tree.
       callbacks: functions with a period (`callbacks.callback`).
+      profile: writes a trace of some steps.
     """
 
     mesh: Mesh | None = None
     sharding: StateSharding = StateSharding()
     params: Params | list[Params] | InitParams | None = None
-    callbacks: Sequence[Callback | Profile] = ()
+    callbacks: Sequence[Callback] = ()
+    profile: Profile | None = None
 
 
 class FitResult(NamedTuple):
@@ -137,8 +139,8 @@ def fit(
     )
     first, last = training.restore(), config.steps
     with stop_signals() as stop_requested, contextlib.ExitStack() as at_end:
-        for profile in training.profiles:  # a trace that is still active, also after an error
-            at_end.callback(profile.finish)
+        if options.profile:  # a trace that is still active, also after an error
+            at_end.callback(options.profile.finish)
         if sharding.any_process(bool(stop_requested())):  # while the data were loaded
             raise Stopped(f"stopped at step {first} of {last}")
         if first < last:
@@ -198,8 +200,7 @@ class _Training:
         evaluation = config.evaluation.batch_size
         self._score = steps.Evaluator(model, self.objective, self.mesh, evaluation)
         self._rate = jax.jit(self.optimizer.schedule)
-        self.profiles = [one for one in options.callbacks if isinstance(one, Profile)]
-        self.callbacks = [one for one in options.callbacks if not isinstance(one, Profile)]
+        self.callbacks = [*options.callbacks]
         self._initial: list[Params] = self._params_of_seeds() if self.callbacks else []
 
     def restore(self) -> int:
@@ -263,9 +264,9 @@ class _Training:
     def call_back(self, step: int) -> None:
         """Calls the callbacks that are due and records what they log; one that fails later than at
         step 0 is not called again."""
-        for profile in self.profiles:
-            end = functools.partial(profile.after_step, step, self.state)
-            self.recorder.attempt("the profile", end)
+        if profile := self.options.profile:
+            trace = functools.partial(profile.after_step, step, self.state)
+            self.recorder.attempt("the profile", trace)
         is_last = step == self.config.steps
         due = [one for one in self.callbacks if step % one.every == 0 or is_last]
         params = self._params_of_seeds() if due else []

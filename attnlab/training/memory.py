@@ -7,13 +7,11 @@ import jax
 
 def device_memory(device: jax.Device) -> int | None:
     """Bytes that a device has, used or not; the devices of a CPU share its memory evenly."""
-    stats = device.memory_stats() or {}
-    if "bytes_limit" in stats:
-        return int(stats["bytes_limit"])
-    if device.platform == "cpu" and hasattr(os, "sysconf"):
+    limit: int | None = (device.memory_stats() or {}).get("bytes_limit")
+    if limit is None and device.platform == "cpu" and hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return memory // jax.local_device_count("cpu")
-    return None
+        limit = memory // jax.local_device_count("cpu")
+    return limit
 
 
 def check_memory(step: jax.stages.Compiled, available: int | None) -> str:

@@ -6,7 +6,7 @@
 | `approximate`, `approximate_model` | heads, or config and params, and other heads | nearly the same function with fewer keys, fewer heads or a latent, and its error |
 | `convert_model` | config, params, other heads | the model with these heads, each group's error |
 | `reparametrize`, `permute_heads` | weights of a layout | the same function in other bases, or with its heads in another order |
-| `change_plan`, `share`, `unshare`, `detect_sharing`, `tie_encoder`, `untie_encoder` | config, params | config, params under another sharing plan |
+| `change_plan`, `unshare`, `detect_sharing`, `tie_encoder`, `untie_encoder` | config, params | config, params under another sharing plan |
 | `remove_heads`, `scale_heads` | config, params | a model with fewer heads, or with scaled ones |
 | `output_difference` | two models | how far their outputs differ |
 """  # noqa: E501
@@ -26,7 +26,6 @@ from attnlab.transforms.resharing import (
     change_plan,
     detect_sharing,
     output_difference,
-    share,
     tie_encoder,
     unshare,
     untie_encoder,
@@ -36,5 +35,5 @@ __all__ = [
     "Approximation", "Conversion", "ModelApproximation", "ModelConversion", "NotEquivalent",
     "Undecided", "approximate", "approximate_model", "change_plan", "convert", "convert_model",
     "detect_sharing", "output_difference", "permute_heads", "remove_heads", "reparametrize",
-    "scale_heads", "share", "tie_encoder", "unshare", "untie_encoder",
+    "scale_heads", "tie_encoder", "unshare", "untie_encoder",
 ]  # fmt: skip

@@ -173,14 +173,11 @@ def _requested(
 
 def _kept_counts(layout: Layout, removed: Mapping[str, list[frozenset[int]]]) -> tuple[int, int]:
     """(key/value heads that every group keeps, query heads of each)."""
-    size = layout.num_heads // layout.size("num_kv_heads")
-    kept = [
-        np.bincount([n // size for n in range(layout.num_heads) if n not in lost], minlength=1)
-        for groups in removed.values()
-        for lost in groups
-    ]
-    num_kv_heads = max(1, *(int(np.count_nonzero(a)) for a in kept))
-    per_kv_head = max(1, *(int(a.max(initial=0)) for a in kept))
+    lost = [one for groups in removed.values() for one in groups]
+    kept = np.array([[n not in one for n in range(layout.num_heads)] for one in lost])
+    counts = kept.reshape(len(lost), layout.size("num_kv_heads"), -1).sum(2)
+    num_kv_heads = max(1, int(np.count_nonzero(counts, axis=1).max()))
+    per_kv_head = max(1, int(counts.max()))
     if num_kv_heads * per_kv_head == layout.num_heads:
         raise ValueError(
             "this makes the model no smaller: all parameter groups must keep equally many heads "
@@ -214,27 +211,19 @@ def _check_can_remove(config: ModelConfig) -> None:
         )
     layout, encoder, norm = config.layout, config.encoder, config.layout.qk_norm
     check_head_order(layout)
-    reasons = {
-        "the encoder has another number of heads than the decoder; use head_mask": (
-            encoder is not None and encoder.num_heads is not None
-        ),
-        "each head reads its own slice of x; convert the layout to 'standard' first": any(
-            "slice_width" in weight.axes for weight in layout.all_weights.values()
-        ),
-        "output_projection is False, so each head is a part of the output": (
-            not layout.output_projection
-        ),
-        "talking_heads mixes the heads: one uses the scores of the others": any(
-            isinstance(extra, TalkingHeads) for extra in layout.extras
-        ),
-        "positions 'alibi': slopes depend on the number of heads; use scale_heads": (
-            config.positions.name == "alibi"
-        ),
-        "qk_norm over 'all' heads: each depends on the others; use scale_heads": (
-            norm is not None and norm.over == "all"
-        ),
-    }
-    for reason, holds in reasons.items():
+    own_number = encoder is not None and encoder.num_heads is not None
+    sliced = any("slice_width" in weight.axes for weight in layout.all_weights.values())
+    talking = any(isinstance(extra, TalkingHeads) for extra in layout.extras)
+    over_all = norm is not None and norm.over == "all"
+    alibi = config.positions.name == "alibi"
+    for holds, reason in (
+        (own_number, "the encoder has another number of heads than the decoder; use head_mask"),
+        (sliced, "each head reads its own slice of x; convert the layout to 'standard' first"),
+        (not layout.output_projection, "without output_projection each is a part of the output"),
+        (talking, "talking_heads mixes the heads: one uses the scores of the others"),
+        (alibi, "positions 'alibi': slopes depend on the number of heads; use scale_heads"),
+        (over_all, "qk_norm over 'all' heads: each depends on the others; use scale_heads"),
+    ):
         if holds:
             raise ValueError(f"heads cannot be removed: {reason}")
     _check_plain_groups(config)

@@ -1,7 +1,7 @@
 """Change the sharing plan of a model that has its parameters already.
 
 `params` are those of `config.build()`. A plan with fewer groups averages the parameters that become
-one; `share` measures by how much this changes the outputs.
+one; `output_difference` measures by how much this changes the outputs.
 """
 
 import dataclasses
@@ -44,36 +44,6 @@ def unshare(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     ('separate', 3)
     """
     return change_plan(config, params, "separate")
-
-
-def share(
-    config: ModelConfig,
-    params: Params,
-    plan: str | Plan,
-    tokens: Int[Array | np.ndarray, "B T"],
-    *,
-    merge: Merge = "mean",
-) -> tuple[ModelConfig, Params, float]:
-    """`change_plan`, and the `output_difference` that it causes on `tokens`.
-
-    Args:
-      config, params, plan, merge: as in `change_plan`.
-      tokens: ids [B, T], to measure on.
-
-    Returns:
-      (config, params, difference).
-
-    Raises:
-      ValueError: as `change_plan`.
-
-    >>> config, tokens = ModelConfig(width=8, num_layers=3), jnp.ones((1, 2), int)
-    >>> params = config.build().init(jax.random.key(0), tokens)["params"]
-    >>> shared, _, difference = share(config, params, "albert", tokens)
-    >>> shared.sharing, difference > 0.01
-    ('albert', True)
-    """
-    after = change_plan(config, params, plan, merge=merge)
-    return *after, output_difference((config, params), after, tokens)
 
 
 def change_plan(

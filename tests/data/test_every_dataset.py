@@ -1,6 +1,7 @@
 """What every entry of `DATASETS` guarantees, and every objective that it is made for."""
 
 import dataclasses
+import hashlib
 import os
 
 import jax
@@ -81,6 +82,34 @@ def content(dataset):
     return draw(dataset, 0, 1, 8), rows
 
 
+ROWS = {
+    "text": "fead9ad9334c", "text_packed": "1717ca14c96b", "tokens": "8814841b9e06",
+    "tokens_packed": "4ef7a6e2a93a", "huggingface": "858fcffd72b5", "pairs": "25f306a6668e",
+    "labelled": "3efefd32f174", "rows": "d80d55b80081", "recall": "0e6f1b9e8254",
+    "endpoints": "f6feb63ef55e", "farthest": "5788606db2c2",
+}  # fmt: skip
+"""Dataset -> sha256 of its batches, scored rows and baselines, with the fields of `OTHER` too; of
+rows that JAX draws: of the baselines."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_stay_what_they_were(name, tmp_path):
+    """Stored runs go on with them, and are compared with those of other versions."""
+    config, length, _ = SMALL[name](tmp_path)
+    whole = hashlib.sha256()
+    for fields in ({}, OTHER[name]):
+        dataset, rows = dataclasses.replace(config, **fields).load(length), []
+        if not isinstance(dataset.batches, data.DeviceBatches):
+            parts = dataset.heldout, dataset.train, dataset.validation
+            rows = [draw(dataset, 3, 5, 8), *(part(n) for part in parts if part for n in (0, 3))]
+        for path, a in jax.tree.leaves_with_path(rows):
+            whole.update(f"{jax.tree_util.keystr(path)} {a.dtype} {a.shape}".encode() + a.tobytes())
+        for metric, known in dataset.baselines().items():
+            found = {n: f"{value:.5g}" for n, value in known.items() if n != "gzip -9"}
+            whole.update(f"{metric} {found}".encode())
+    assert whole.hexdigest()[:12] == ROWS[name]
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_the_digest_changes_with_every_field_that_changes_the_rows(name, tmp_path):
     config, length, _ = SMALL[name](tmp_path)
@@ -92,22 +121,27 @@ def test_the_digest_changes_with_every_field_that_changes_the_rows(name, tmp_pat
 
 
 def test_the_digest_is_of_the_rows_of_every_split(tmp_path):
-    """Own rows, the validation rows too, and rows of the package datasets in either form."""
+    """Own rows, the validation rows too; rows of the package datasets in either form; token ids."""
     import datasets
 
     items = lambda n: [{"tokens": np.arange(3) + n}]
     own = Splits("own", items(0), items(1), data.DataSizes(9), items(2))
     others = [own._replace(**{part: items(5)}) for part in ("train", "heldout", "validation")]
     assert len({dataset_of_splits(one, 3).digest for one in [own, *others]}) == 4
-    for form in ("rows", "rows.parquet"):
+    for kind, form in (
+        (data.HuggingFace, "rows"),
+        (data.HuggingFace, "rows.parquet"),
+        (data.TokenFiles, "val.npy"),
+    ):
         digests = set()
         for number in (4, 5):
             path = tmp_path / str(number) / form
             path.parent.mkdir(exist_ok=True)
             table = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [number, 7]]})
             table.to_parquet(path) if path.suffix else table.save_to_disk(path)
+            np.save(path.with_suffix(".npy"), np.array([1, 2, 3, number, 7, 8], np.uint16))
             fields = dict(vocab_size=9, heldout=0.5, bytes_per_token=1.0)
-            digests.add(data.HuggingFace(path=str(path), **fields).load(2).digest)
+            digests.add(kind(path=str(path), **fields).load(2).digest)
         assert len(digests) == 2
 
 
@@ -142,13 +176,11 @@ def test_what_is_kept_is_read_once_and_a_changed_file_is_seen(tmp_path, tokenize
 def test_sizes_and_shapes_are_known_before_loading(case):
     config, length, objective, dataset = case
     assert config.sizes() == dataset.sizes
-    known, loaded = config.shapes(length), dataset.shapes()
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), known) == jax.tree.map(
-        lambda a: (a.shape, a.dtype), loaded
-    )
+    loaded = dataset.shapes()
+    assert config.shapes(length) == loaded
     batch = draw(dataset, 0, 1, 2)
-    assert {n: (2, *a.shape[1:]) for n, a in loaded.items()} == {
-        n: a.shape for n, a in batch.items()
+    assert {n: a.shape for n, a in batch.items()} == {
+        n: (2, *a.shape[1:]) for n, a in loaded.items()
     }
     input_shapes(objective.bind(dataset.sizes), loaded)
     type(config)()  # every field has a default: it is a flag
@@ -156,25 +188,19 @@ def test_sizes_and_shapes_are_known_before_loading(case):
 
 
 def test_rows_that_are_scored(case):
-    """All of them, or some, evenly spaced; other rows than are trained on."""
-    *_, dataset = case
-    parts = [dataset.heldout, dataset.train, *([dataset.validation] if dataset.validation else [])]
-    for part in parts:
-        whole = part(0)
-        count = len(whole["valid"])
-        assert all(len(a) == count for a in jax.tree.leaves(whole))
-        assert same(part(count), whole) or "tokens" in whole  # windows of a text are cut anew
-        some = part(min(3, count))
-        assert len(some["valid"]) == min(3, count)
-    if isinstance(case[0], data.Text):
-        return  # short windows come again
-    if isinstance(case[0], data.Endpoints):
-        return  # every case is scored, those of training too
-    arrays = lambda rows: [a for name, a in sorted(rows.items()) if name != "valid"]
+    """All of them, or some; other rows than are trained on."""
+    config, *_, dataset = case
+    for part in filter(None, (dataset.heldout, dataset.train, dataset.validation)):
+        for count in (0, min(3, len(part(0)["valid"]))):
+            rows = part(count)
+            assert {len(a) for a in rows.values()} == {count or len(rows["valid"])}
+    if isinstance(config, data.Text | data.Endpoints):
+        return  # short windows come again; every case is scored, those of training too
     held, trained = (
-        {b"".join(a[i].tobytes() for a in arrays(rows)) for i in range(len(rows["valid"]))}
+        {b"".join(rows[name][i].tobytes() for name in sorted(rows) if name != "valid")
+         for i in range(len(rows["valid"]))}
         for rows in (dataset.heldout(0), dataset.train(0))
-    )
+    )  # fmt: skip
     assert not held & trained
 
 

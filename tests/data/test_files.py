@@ -1,13 +1,9 @@
 """Files and folders of texts: what other programs leave in them, and what cannot be used."""
 
-import bz2
 import codecs
 import gzip
 import io
-import lzma
 import shutil
-import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +12,6 @@ from small_data import write
 from attnlab import data
 from attnlab.data.prepare import PreparePlan, prepare
 from attnlab.data.text_rows import find_pairs, read_labelled
-from attnlab.data.tokenizer import load_tokenizer, make_tokenizer
 from attnlab.interpret import read_trees, treebank_parts
 from experiments.configs import scan
 
@@ -44,22 +39,16 @@ def prepared(folder, **fields):
     return prepare([folder], folder.parent / "out", PreparePlan(**fields))
 
 
-def zip_of_classes(folder):
-    return read_labelled(Path(shutil.make_archive(folder.parent / "texts", "zip", folder)))
-
-
-def lines_of_classes(folder):
-    return read_labelled(folder / "all.tsv")
+def classes(folder):
+    """Of a folder, the zip of it, and of one file."""
+    packed = shutil.make_archive(folder.parent / "texts", "zip", folder)
+    found = [read_labelled(path) for path in (folder, packed)]
+    assert found[0] == found[1]
+    return found
 
 
 def trees(folder):
     return {part: read_trees(path)[0].text for part, path in treebank_parts(folder).items()}
-
-
-def zipped(content):
-    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as archive:
-        archive.writestr("a.txt", content)
-    return buffer.getvalue()
 
 
 def saved(array):
@@ -69,58 +58,27 @@ def saved(array):
 
 READERS = {
     "text": (text, {"a.txt": SEVERAL, "sub/b.txt": SEVERAL}),
+    "tokens": (lambda folder: tokens(folder, **KNOWN).digest, {"a.bin": IDS.tobytes()}),
     "pairs": (pairs, {"a.en": SEVERAL, "a.de": SEVERAL.upper()}),
     "folder of classes": (
-        read_labelled,
+        classes,
         {f"{c}/{i}.txt": f"{c} {i}".encode() for c in ("neg", "pos") for i in range(60)},
     ),
-    "file of a class": (read_labelled, {"rt.neg": SEVERAL, "rt.pos": SEVERAL.upper()}),
-    "zip of classes": (zip_of_classes, {"rt.neg": SEVERAL, "rt.pos": SEVERAL.upper()}),
-    "lines of classes": (
-        lines_of_classes,
-        {"all.tsv": "\n".join(f"{i % 2}\t{line}" for i, line in enumerate(LINES)).encode()},
-    ),
+    "file of a class": (classes, {"rt.neg": SEVERAL, "rt.pos": SEVERAL.upper()}),
     "prepare": (prepared, {"a.txt": SEVERAL, "sub/b.txt": SEVERAL}),
     "prepare JSON lines": (prepared, {"a.jsonl": b'{"text": "der Ball"}\n{"text": "rollt"}\n'}),
     "treebank": (trees, {"en-ud-dev.conllu": TREE, "en-ud-test.conllu": TREE}),
 }  # fmt: skip
 
 
-def folders(tmp_path):
-    """Two empty folders of one name, which is in some values."""
-    made = [tmp_path / "1" / "data", tmp_path / "2" / "data"]
-    for folder in made:
-        folder.mkdir(parents=True)
-    return made
-
-
 @pytest.mark.parametrize("packed", ["", ".gz"])
 @pytest.mark.parametrize("name", READERS)
-def test_a_byte_order_mark_is_no_text(tmp_path, name, packed):
-    read, files = READERS[name]
-    if packed and name not in ("text", "pairs", "prepare", "prepare JSON lines", "treebank"):
-        pytest.skip("not read compressed")
-    found = []
-    for folder, mark in zip(folders(tmp_path), (b"", codecs.BOM_UTF8), strict=True):
-        marked = {file + packed: mark + content for file, content in files.items()}
-        if packed:
-            marked = {file: gzip.compress(content) for file, content in marked.items()}
-        found.append(read(write(folder, marked)))
-    assert found[0] == found[1]
-
-
-def test_a_byte_order_mark_before_a_tokenizer(tmp_path):
-    pytest.importorskip("tokenizers")
-    content = make_tokenizer("bpe:270", LINES).content
-    write(tmp_path, {"tokenizer.json": codecs.BOM_UTF8 + content})
-    read = load_tokenizer(tmp_path / "tokenizer.json")
-    assert read.content == content
-
-
-@pytest.mark.parametrize("name", [name for name in READERS if name != "lines of classes"])
-def test_hidden_files_and_folders_are_no_data(tmp_path, name):
+def test_a_byte_order_mark_and_hidden_files_are_no_data(tmp_path, name, packed):
     """.ipynb_checkpoints is no third class, and what macOS writes beside a file is no text."""
     read, files = READERS[name]
+    if packed and read in (classes, READERS["tokens"][0]):
+        pytest.skip("not read compressed")
+    marked = files if name == "tokens" else {n: codecs.BOM_UTF8 + a for n, a in files.items()}
     file, content = next(iter(files.items()))
     *parents, last = file.split("/")
     hidden = {
@@ -129,28 +87,22 @@ def test_hidden_files_and_folders_are_no_data(tmp_path, name):
         f"__MACOSX/.{last}": content,
         ".git/objects/ab/cd": b"\0\xff",
         ".DS_Store": b"\0\xff",
-        f"{file.rpartition('/')[0] or 'sub'}/.DS_Store": b"\0\xff",
     }
-    one, two = folders(tmp_path)
-    assert read(write(one, files)) == read(write(two, files | hidden))
-
-
-def test_hidden_files_of_tokens(tmp_path):
-    ids = write(tmp_path, {"._a.bin": b"\0", "a.bin": np.arange(99, dtype="<u2").tobytes()})
-    dataset = tokens(ids, vocab_size=99, bytes_per_token=1.0)
-    assert len(dataset.train(0)["tokens"]) == 11  # of 89 tokens, a tenth is held out
+    found = []
+    for number, some in enumerate((files, marked)):
+        some = {n + packed: gzip.compress(a) if packed else a for n, a in some.items()}
+        folder = tmp_path / str(number) / "data"  # some values have its name
+        found.append(read(write(folder, some | (hidden if number else {}))))
+    assert found[0] == found[1]
 
 
 CASES = [
     (text, {}, {"a.txt": b""}, "holds no text"),
     (text, {}, {"a.txt": b"x" * 40}, "4 tokens"),
-    (text, {}, {"a.txt": b"x" * 80}, "8 tokens"),
     (text, {"validation": 0.001}, {"a.txt": b"x" * 4000}, "validation part has 4 tokens"),
     (text, {}, {"a.gz": gzip.compress(b"x" * 10_000)[:-9]}, "a.gz"),
-    (text, {}, {"a.gz": b"\x1f\x8b" + b"\xff" * 30}, "a.gz"),
     (text, {"tokenizer": "bpe:300"}, {"a.txt": b"one\ntwo\n\xff\n" * 100}, "a.txt:3: byte 0xff"),
     (text, {"tokenizer": "bpe:200"}, {"a.txt": TEXT}, "bpe:200"),
-    (text, {"tokenizer": "bpe:many"}, {"a.txt": TEXT}, "bpe:many"),
     (text, {"tokenizer": "byte"}, {"a.txt": TEXT}, "byte"),
     (text, {"tokenizer": __file__}, {"a.txt": TEXT}, "test_files.py"),
     (tokens, KNOWN | {"dtype": "uint32"}, {"a.bin": IDS[:4999].tobytes()}, "4"),
@@ -169,15 +121,12 @@ CASES = [
     (pairs, {"parts": ("a",)}, {"a.en": "one\n", "a.de": "eins\n"}, "the part"),
     (read_labelled, {}, {"data.tsv": "a\tone\nb two\n"}, "data.tsv:2: no class"),
     (read_labelled, {}, {"data.tsv": "a\tone\nb\t \n"}, "data.tsv:2: the text is empty"),
-    (read_labelled, {}, {"data.tsv": b"a\tone\nb\t\xff\n"}, "data.tsv:2: byte 0xff at column 3"),
     (read_labelled, {}, {"data.tsv": "a\tone\na\ttwo\n"}, "two classes"),
     (read_labelled, {}, {"data.tsv": "a\tone\nb\ttwo\n"}, "the split"),
     (read_labelled, {}, {"data.zip": b"PK"}, "data.zip"),
     (read_labelled, {}, {"x.a": "one\n", "x.b": "two\n\n"}, "x.b:2: the text is empty"),
     (read_labelled, {}, {"x.a": "one\n", "y.b": "two\n"}, "x.a, y.b"),
     (read_labelled, {}, {"a/1": "one", "b/2": b"a\n\xc3\n"}, "b/2:2: byte 0xc3"),
-    (prepared, {"shard_tokens": 0}, {"a.txt": TEXT}, "shard_tokens.* 0"),
-    (prepared, {"heldout": 1.0}, {"a.txt": TEXT}, "heldout.* 1.0"),
     (prepared, {"end_of_document": "<eos>"}, {"a.txt": TEXT}, "<eos>"),
     (prepared, {"tokenizer": "bpe:300", "end_of_document": "<eos>"}, {"a.txt": TEXT}, "<eos>"),
     (prepared, {}, {"a.gz": gzip.compress(b"a" * 99)[:-9]}, "a.gz"),
@@ -198,23 +147,16 @@ def test_files_that_cannot_be_used_are_named(tmp_path, read, fields, files, mess
         read(path, **fields)
 
 
-BINARY = {
-    "zip": zipped(TEXT),
-    "bz2": bz2.compress(TEXT),
-    "xz": lzma.compress(TEXT),
-    "gzip of another name": gzip.compress(TEXT),
-    "pdf": b"%PDF-1.7\n" + TEXT,
-    "numbers": np.arange(300).tobytes(),
-    "UTF-16": TEXT.decode().encode("utf-16"),
-}
+BINARY = [b"PK\3\4", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"%PDF-", b"a\0"]
+"""How zip, gzip, bzip2, xz, Zstandard, PDF, and numbers or UTF-16 begin."""
 
 
-@pytest.mark.parametrize("kind", BINARY)
+@pytest.mark.parametrize("begin", BINARY)
 @pytest.mark.parametrize("read", [text, pairs, prepared])
-def test_packed_and_binary_files_are_refused(tmp_path, read, kind):
+def test_packed_and_binary_files_are_refused(tmp_path, read, begin):
     """Beside texts, before they are trained on byte by byte."""
-    folder = write(tmp_path / "data", {"a.en": TEXT, "a.de": BINARY[kind]})
-    with pytest.raises(ValueError, match=r"a\.de.*(not text|not UTF-8)"):
+    folder = write(tmp_path / "data", {"a.en": TEXT, "a.de": begin + TEXT})
+    with pytest.raises(ValueError, match=r"a\.de.*not text"):
         read(folder)
 
 
@@ -230,8 +172,7 @@ def test_a_zero_byte_far_inside_a_text_is_text(tmp_path):
         (data.Labelled(), 8, "data.path"),
         (data.TokenFiles(vocab_size=9), 8, "data.path"),
         (data.HuggingFace(vocab_size=9), 8, "data.path"),
-        (data.Rows(make="no.module:f"), 8, "data.make"),
-        (data.Rows(make="math:nothing"), 8, "data.make"),
+        (data.Rows(make="math:nothing"), 8, "math:nothing"),
         (data.Endpoints(), 5, "not 5"),
         (data.Farthest(), 2, "not 2"),
         (data.Recall(pairs=2), 9, "not 9"),

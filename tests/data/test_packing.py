@@ -87,22 +87,6 @@ def test_every_form_of_documents_gives_the_same_windows(tmp_path, tokenizer):
     assert held.count("whether") == DOCUMENTS[54:].count("whether")
 
 
-def test_bytes_of_targets_are_those_of_the_documents(tmp_path):
-    """All but those of the first token of each, in whatever window."""
-    fields = write(tmp_path / "all", "lines") | {"pack": True, "tokenizer": "bpe:270"}
-    dataset = Text(**fields).load(LENGTH)
-    rows, whole = dataset.train(0), 0
-    for tokens, numbers, sizes in zip(rows["tokens"], rows["segments"], rows["bytes"], strict=True):
-        for number in range(1, numbers.max() + 1):
-            text = dataset.decode(tokens[numbers == number].tolist())
-            if text in DOCUMENTS and text.isascii():
-                first, *_ = np.flatnonzero(numbers == number)
-                counted = sizes[first : first + np.sum(numbers == number) - 1]
-                assert sum(counted) == len(text) - len(dataset.decode([int(tokens[first])]))
-                whole += 1
-    assert whole >= 10
-
-
 def test_token_files_keep_the_ends_of_documents(tmp_path):
     ids = np.array([5, 6, 0, 7, 0, 8, 9, 5, 6, 7] * 10, np.uint16)
     ids.tofile(tmp_path / "ids.bin")
@@ -115,8 +99,3 @@ def test_token_files_keep_the_ends_of_documents(tmp_path):
     trained = config.load(7).batches(0, 1, 4, slice(None))
     ends = np.cumsum(trained["tokens"] == 0, axis=1)
     np.testing.assert_array_equal(trained["segments"][:, 1:], 1 + ends[:, :-1])
-
-
-def test_a_separator_needs_packing():
-    with pytest.raises(ValueError, match=r"data\.pack=True"):
-        Text(separator="<end>")

@@ -44,15 +44,3 @@ def test_every_key_is_stated_and_asked_once():
         assert dict(zip(tokens[asked].tolist(), values[asked].tolist(), strict=True)) == stated
         assert (tokens < 8).sum() == 6
         assert all(value >= 8 for value in stated.values())
-
-
-def test_baselines_of_synthetic_data():
-    """By hand: a guess of two ends, 3 of the 4 cases of a pair, one of 4 values, one of 16."""
-    arcs = {graph: data.Endpoints(vertices=4, graph=graph) for graph in ("complete", "acyclic")}
-    assert arcs["complete"].load(4).baselines()["accuracy"] == {
-        "a guess": 50.0, "one head at most": 75.0
-    }  # fmt: skip
-    assert arcs["acyclic"].load(4).baselines() == {"accuracy": {"a guess": 50.0}}
-    recall = data.Recall(vocab_size=32, pairs=4, heldout_rows=2).load(16)
-    guesses = {"one of the values said": 25.0, "any value": 6.25}
-    assert recall.baselines() == {"accuracy": guesses}

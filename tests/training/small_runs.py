@@ -65,10 +65,10 @@ def fit(
         )
 
 
-def in_memory(config, model=MODEL, dataset=DATASET, mesh=None, **options):
-    options = FitOptions(mesh=mesh or one_device(), **options)
-    task = OBJECTIVES["causal_lm"]
-    return training.fit_in_memory(model.build(), task, config, dataset, options=options)
+def in_memory(config=CONFIG, model=MODEL, objective="causal_lm", **options):
+    options = FitOptions(mesh=one_device(), **options)
+    task = OBJECTIVES[objective]
+    return training.fit_in_memory(model.build(), task, config, DATASET, options=options)
 
 
 def assert_same_bits(a, b):

@@ -20,29 +20,10 @@ import jax
 import numpy as np
 import pytest
 
-from attnlab import heads
+from attnlab import heads, models, training
 from attnlab.data import DataSizes
-from attnlab.models import (
-    FFN,
-    Compute,
-    Dropout,
-    EncoderConfig,
-    ModelConfig,
-    OutputHead,
-    matrix_axes,
-    param_shapes,
-)
 from attnlab.sharing import parse_plan, plan_names
-from attnlab.training import (
-    OBJECTIVES,
-    OPTIMIZERS,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-    init_state,
-    make_optimizer,
-    train_step,
-)
+from attnlab.training import OBJECTIVES, OPTIMIZERS
 
 FILE = Path(__file__).with_name("golden_steps.json")
 # Largest relative difference of a loss.
@@ -129,24 +110,24 @@ def batch_of(objective):
 def model_of(case, dtype):
     objective = OBJECTIVES[case.objective]
     kind = objective.model_kinds[0]
-    output = OutputHead()
+    output = models.OutputHead()
     if objective.output == "classes":
         pooler = "mean" if case.objective == "text_class" else "each"
-        output = OutputHead(kind="none", num_classes=3, pooler=pooler)
-    return ModelConfig(
+        output = models.OutputHead(kind="none", num_classes=3, pooler=pooler)
+    return models.ModelConfig(
         kind=kind,
         vocab_size=11 + len(objective.special_tokens),
         max_len=16,
         width=12,
         num_layers=NUM_LAYERS,
         heads=LAYOUTS[case.layout],
-        ffn=FFN(width=20),
-        dropout=Dropout(rate=0.1, attention=0.2),
+        ffn=models.FFN(width=20),
+        dropout=models.Dropout(rate=0.1, attention=0.2),
         sharing=case.plan,
         delta_rank=3,
-        encoder=EncoderConfig() if kind == "encoder_decoder" else None,
+        encoder=models.EncoderConfig() if kind == "encoder_decoder" else None,
         output=output,
-        compute=Compute(dtype=dtype),
+        compute=models.Compute(dtype=dtype),
     ).build()
 
 
@@ -158,7 +139,7 @@ def params_of(config):
         normal = np.random.RandomState(zlib.crc32(name.encode())).normal(size=shape.shape)
         return (0.3 * normal + name.endswith("scale")).astype(np.float32)
 
-    return jax.tree_util.tree_map_with_path(draw, param_shapes(config))
+    return jax.tree_util.tree_map_with_path(draw, models.param_shapes(config))
 
 
 def losses_of(dtype, case):
@@ -168,28 +149,28 @@ def losses_of(dtype, case):
         for name, a in batch_of(case.objective).items()
     }
     rate = {"sgd": 0.5, "adafactor": 0.1}.get(case.optimizer, 0.03)
-    config = TrainConfig(
+    config = training.TrainConfig(
         steps=5,
         batch_size=4,
         accumulate=2,
-        optimizer=OptimizerConfig(
+        optimizer=training.OptimizerConfig(
             name=case.optimizer,
             learning_rate=rate,
             weight_decay=0.0 if case.optimizer == "adam" else 0.5,
         ),
-        schedule=ScheduleConfig(warmup_steps=2, final_learning_rate=rate / 10),
+        schedule=training.ScheduleConfig(warmup_steps=2, final_learning_rate=rate / 10),
     )
     task = OBJECTIVES[case.objective].bind(DataSizes(11, 3))
     model = model_of(case, dtype)
-    transform = make_optimizer(config, matrix_axes(model.config)).transform
+    transform = training.make_optimizer(config, models.matrix_axes(model.config)).transform
 
     @jax.jit
     def train(params, batch):
         def step(state, _):
-            new = train_step(model, task, transform, state, batch, 7, accumulate=2)
+            new = training.train_step(model, task, transform, state, batch, 7, accumulate=2)
             return new, new.window["loss"] - state.window["loss"]
 
-        state = init_state(model, task, transform, batch, 0, params)
+        state = training.init_state(model, task, transform, batch, 0, params)
         return jax.lax.scan(step, state, length=4)[1]
 
     return np.asarray(train(params_of(model.config), batch))

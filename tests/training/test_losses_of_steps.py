@@ -1,6 +1,7 @@
 """Loss and gradient of one step: auxiliary losses, logits in chunks, parts, packed documents."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,32 +10,24 @@ import optax
 import pytest
 from conftest import assert_close, deep
 
-from attnlab import heads
+from attnlab import heads, models, training
 from attnlab.data import DataSizes
 from attnlab.data.packing import packed_rows
-from attnlab.heads import Standard
-from attnlab.models import (
-    FFN,
-    Alibi,
-    Compute,
-    EncoderConfig,
-    Learned,
-    ModelConfig,
-    OutputHead,
-    Relative,
-    Rotary,
-)
-from attnlab.training import OBJECTIVES, Evaluator, init_state, sharding, train_step
+from attnlab.models import Alibi, Learned, OutputHead, Relative, Rotary
+from attnlab.training import OBJECTIVES, init_state, sharding, train_step
+from attnlab.training.objectives import Example, Objective
 
 
 def make(task="causal_lm", dtype="float64", **fields):
     """A model with 40 tokens and more, and the objective."""
     objective = OBJECTIVES[task]
     kind = objective.model_kinds[0]
-    sizes = dict(vocab_size=150, max_len=20, width=8, num_layers=1, heads=Standard(num_heads=2))
-    model = ModelConfig(
-        kind=kind, ffn=FFN(width=12), compute=Compute(dtype=dtype),
-        encoder=EncoderConfig() if kind == "encoder_decoder" else None, **sizes | fields,
+    sizes = dict(
+        vocab_size=150, max_len=20, width=8, num_layers=1, heads=heads.Standard(num_heads=2)
+    )
+    model = models.ModelConfig(
+        kind=kind, ffn=models.FFN(width=12), compute=models.Compute(dtype=dtype),
+        encoder=models.EncoderConfig() if kind == "encoder_decoder" else None, **sizes | fields,
     )  # fmt: skip
     return model.build(), objective.bind(DataSizes(40))
 
@@ -61,7 +54,7 @@ def step(model, objective, batch, **options):
 @pytest.mark.parametrize("accumulate", deep([1, 2], 2))
 def test_auxiliary_losses_by_hand(accumulate):
     """Cross-entropy of the whole batch, plus the mean over the parts of the loss of each part."""
-    balanced = Standard(num_heads=4, extras=(heads.MixtureOfHeads(balance=1.0),))
+    balanced = heads.Standard(num_heads=4, extras=(heads.MixtureOfHeads(balance=1.0),))
     model, objective = make(heads=balanced, num_layers=2)
     tokens = np.random.default_rng(0).integers(0, 40, (4, 9))
 
@@ -146,7 +139,9 @@ def test_packed_documents_give_the_loss_and_gradient_of_padded_ones(positions):
     model, objective = make(positions=positions)
     alone, together = (step(model, objective, rows) for rows in (padded(), packed()))
     assert_close(together, alone, loosen=1000)
-    evaluate = Evaluator(model, objective, sharding.data_mesh(jax.devices()[:1]), batch_size=4)
+    evaluate = training.Evaluator(
+        model, objective, sharding.data_mesh(jax.devices()[:1]), batch_size=4
+    )
     params = jax.tree.map(lambda a: a[None], alone[-1])
     for rows in (padded(), packed()):
         rows = {"valid": np.ones(len(rows["tokens"]), bool)} | rows
@@ -167,3 +162,27 @@ def test_targets_of_packed_texts():
     assert masked[0].inputs["segments"].tolist() == [[1, 2, 2, 3, 0, 0]]
     with pytest.raises(ValueError, match="span_corruption"):
         OBJECTIVES["span_corruption"].prepare(batch, jax.random.key(0))
+
+
+class Noise:
+    """Its prediction for row i is w_i times the noise of a dropout key."""
+
+    def init(self, key, rows):
+        return {"params": {"w": jnp.ones(4)}}
+
+    def apply(self, variables, rows, *, deterministic=True, rngs=None):
+        noise = jax.random.normal(rngs["dropout"]) if rngs else 1.0
+        return types.SimpleNamespace(logits=variables["params"]["w"][rows] * noise, losses={})
+
+
+def test_parts_of_an_accumulated_step_have_dropout_of_their_own():
+    """A step of SGD moves w_i by the noise of the part that row i is in."""
+    objective = Objective(
+        lambda batch, key, /, sizes=None: Example(batch, batch["rows"], jnp.ones(4)),
+        "noise", ("encoder",), (), ("rows",), loss=lambda found, targets, smoothing=0.0: found,
+    )  # fmt: skip
+    batch, sgd = {"rows": jnp.arange(4)}, optax.sgd(1.0)
+    state = init_state(Noise(), objective, sgd, batch, 0)
+    for parts in (1, 2, 4):
+        moved = train_step(Noise(), objective, sgd, state, batch, 0, accumulate=parts)
+        assert len(np.unique(moved.params["w"])) == parts

@@ -9,7 +9,7 @@ import pytest
 import small_data
 from conftest import assert_close
 
-from attnlab.data import BYTES, DataSizes, Text
+from attnlab.data import BYTES, DataSizes
 from attnlab.models import ModelConfig, Norm, OutputHead, param_shapes
 from attnlab.training import objectives
 from attnlab.training.objectives import OBJECTIVES, language, sequences
@@ -141,12 +141,6 @@ def test_padding_never_counts(objective):
     np.testing.assert_array_equal(part.weights[row, column], expected)
     assert not part.weights[0].any()
     assert 0 < part.weights.sum() < whole.weights.sum()
-
-
-@pytest.mark.parametrize("length", [1, 1991])
-def test_a_length_that_cannot_be_cut_is_refused(length):
-    with pytest.raises(ValueError, match=str(length)):
-        objectives.input_shapes(OBJECTIVES["span_corruption"], Text().shapes(length))
 
 
 def test_cross_entropy_by_hand():

@@ -1,4 +1,4 @@
-"""Each optimizer against optax and against numbers by hand; the logged rate is the one used."""
+"""Optimizers against optax and numbers by hand: rates, decay, clipping, frozen weights."""
 
 import dataclasses
 
@@ -10,74 +10,58 @@ import pytest
 from conftest import assert_close, deep
 from optax import contrib
 
-from attnlab import heads
-from attnlab.models import ModelConfig, OutputHead, matrix_axes
-from attnlab.training import (
-    OPTIMIZERS,
-    SCHEDULES,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-    make_optimizer,
-    optimizers,
-)
+from attnlab import heads, models
+from attnlab.training import OPTIMIZERS, SCHEDULES, OptimizerConfig, ScheduleConfig, TrainConfig
+from attnlab.training.config import make_optimizer
+from attnlab.training.optimizers import axes_by_shape
 
 OPTIMIZER = OptimizerConfig(learning_rate=0.5, clip_norm=0.0)
 SCHEDULE = ScheduleConfig(final_learning_rate=0.1, warmup_steps=3)
 LINEAR = dataclasses.replace(SCHEDULE, name="linear")
-# Three groups of projections with heads, one plain matrix, a table, biases and scales.
-SHAPES = {
+CONSTANT = ScheduleConfig(name="constant", warmup_steps=0)
+# Three groups of projections with heads, one plain matrix, a table, biases and scales: their shapes
+# and the axes of their matrices.
+WEIGHTS = {
     "layers": {
-        "q": (3, 4, 2, 5),
-        "o": (3, 2, 5, 4),
-        "chunks": (3, 2, 4, 6),
-        "q_bias": (3, 2, 5),
-        "norm": {"scale": (3, 4)},
+        "q": ((3, 4, 2, 5), (1, 2)),
+        "o": ((3, 2, 5, 4), (2, 1)),
+        "chunks": ((3, 2, 4, 6), (1, 1)),
+        "q_bias": ((3, 2, 5), (0, 2)),
+        "norm": {"scale": ((3, 4), (0, 1))},
     },
-    "pooler": (4, 6),
-    "embedding": (7, 4),
+    "pooler": ((4, 6), (1, 1)),
+    "embedding": ((7, 4), (1, 1)),
 }
-AXES = {
-    "layers": {
-        "q": (1, 2),
-        "o": (2, 1),
-        "chunks": (1, 1),
-        "q_bias": (0, 2),
-        "norm": {"scale": (0, 1)},
-    },
-    "pooler": (1, 1),
-    "embedding": (1, 1),
-}
-is_shape = lambda a: isinstance(a, tuple)
+is_weight = lambda a: isinstance(a, tuple)
 
 
-def random(seed, shapes=SHAPES):
+def random(seed, weights=WEIGHTS):
     rng = np.random.default_rng(seed)
-    draw = lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-    return jax.tree.map(draw, shapes, is_leaf=is_shape)
+    draw = lambda pair: jnp.asarray(rng.normal(size=pair[0]), jnp.float32)
+    return jax.tree.map(draw, weights, is_leaf=is_weight)
 
 
 def axes(params):
-    """AXES, with holes where `params` has them."""
-    flat = dict(jax.tree_util.tree_flatten_with_path(AXES, is_leaf=is_shape)[0])
-    return jax.tree_util.tree_map_with_path(lambda path, _: flat[path], params)
+    """Those of WEIGHTS, with holes where `params` has them."""
+    flat = dict(jax.tree_util.tree_flatten_with_path(WEIGHTS, is_leaf=is_weight)[0])
+    return jax.tree_util.tree_map_with_path(lambda path, _: flat[path][1], params)
+
+
+def made(name, schedule=SCHEDULE, axes=axes, **fields):
+    if name == "adam":
+        fields = {"weight_decay": 0.0} | fields
+    optimizer = dataclasses.replace(OPTIMIZER, name=name, **fields)
+    return make_optimizer(TrainConfig(steps=10, optimizer=optimizer, schedule=schedule), axes)
 
 
 def updates(optimizer, params, grads):
     """What the transform makes of a list of gradients, the weights as they are."""
-    state, found = optimizer.init(params), []
-    step = jax.jit(lambda g, state: optimizer.update(g, state, params))
+    state, found = optimizer.transform.init(params), []
+    step = jax.jit(lambda g, state: optimizer.transform.update(g, state, params))
     for g in grads:
         update, state = step(g, state)
         found.append(update)
     return found
-
-
-def config(name, schedule=SCHEDULE, steps=10, **fields):
-    if name == "adam":
-        fields = {"weight_decay": 0.0} | fields
-    optimizer = dataclasses.replace(OPTIMIZER, name=name, **fields)
-    return TrainConfig(steps=steps, optimizer=optimizer, schedule=schedule)
 
 
 STEPS = np.arange(10)
@@ -92,29 +76,22 @@ POINTS = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_by_hand(name):
-    schedule = dataclasses.replace(SCHEDULE, name=name, decay_share=0.4)
-    made = make_optimizer(config("adamw", schedule)).schedule
-    got = [float(made(step)) for step in STEPS]
+    rate = made("adamw", dataclasses.replace(SCHEDULE, name=name, decay_share=0.4)).schedule
     if name == "flat_inverse_sqrt":
         expected = 0.5 * (4 / np.maximum(STEPS + 1, 4)) ** 0.5
     else:
         expected = np.where(STEPS < 3, 0.5 * (STEPS + 1) / 4, POINTS[name](STEPS))
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
-    np.testing.assert_allclose(jax.jit(jax.vmap(made))(jnp.asarray(STEPS)), expected, rtol=1e-5)
+    np.testing.assert_allclose([float(rate(step)) for step in STEPS], expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.vmap(rate))(jnp.asarray(STEPS)), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", deep(OPTIMIZERS, "adafactor", "adamw", "muon"))
-def test_the_logged_rate_is_the_one_that_runs(name):
-    """Every update is linear in the rate: beside a constant rate of 1 the schedule is left."""
-    grads = [random(seed) for seed in range(1, 8)]
-    made = make_optimizer(config(name, LINEAR), axes)
-    one = OPTIMIZERS[name](config(name).optimizer, lambda step: 1.0, axes)
-    pairs = zip(
-        updates(made.transform, random(0), grads), updates(one, random(0), grads), strict=True
-    )
-    for step, (got, unit) in enumerate(pairs):
-        rate = make_optimizer(config(name, LINEAR)).schedule(step)
-        assert_close(got, jax.tree.map(lambda u: rate * u, unit))  # noqa: B023
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_rates_of_short_runs_are_numbers(name):
+    """Also where a decay has no step of its own."""
+    for steps, warmup, share in ((1, 0, 0.01), (1, 0, 1.0), (3, 2, 0.2), (2, 0, 1e-9)):
+        schedule = ScheduleConfig(name=name, warmup_steps=warmup, decay_share=share)
+        rate = make_optimizer(TrainConfig(steps=steps, schedule=schedule)).schedule
+        assert all(0 <= float(rate(step)) <= 3.001e-3 for step in range(steps))
 
 
 # One step of a plain matrix, by optax alone.
@@ -131,14 +108,15 @@ OF_OPTAX = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_is_optax_on_a_plain_matrix(name):
-    plain = {"w": (130, 140)}  # large enough for Adafactor to factor
-    grads = [random(seed, plain) for seed in range(1, 4)]
+    """At the rates that are logged: warm-up, largest, decay."""
+    plain = {"pooler": ((130, 140), ())}  # large enough for Adafactor to factor
+    grads = [random(seed, plain) for seed in range(1, 7)]
     decay = 0.0 if name in ("adam", "adafactor", "sgd") else 0.1
-    made = make_optimizer(
-        config(name, weight_decay=decay, schedule=dataclasses.replace(SCHEDULE, name="constant"))
-    )
-    expected = updates(OF_OPTAX[name](made.schedule), random(0, plain), grads)
-    assert_close(updates(made.transform, random(0, plain), grads), expected)
+    ours = made(name, LINEAR, weight_decay=decay)
+    assert len({float(ours.schedule(step)) for step in range(len(grads))}) == 6
+    peer = OF_OPTAX[name](ours.schedule)
+    expected = updates(ours._replace(transform=peer), random(0, plain), grads)
+    assert_close(updates(ours, random(0, plain), grads), expected)
 
 
 def newton_schulz(g):
@@ -153,27 +131,23 @@ def newton_schulz(g):
 
 def test_per_head_muon_by_hand():
     """Each head of q is a matrix [4, 5]; o [2 heads, 5, 4] stays one matrix of 10 x 4."""
-    fields = dict(weight_decay=0.0, schedule=dataclasses.replace(SCHEDULE, name="constant"))
-    transform = make_optimizer(config("muon", per_head=True, **fields), axes).transform
     grads = random(1)
-    [got] = updates(transform, random(0), [grads])
-    rate = 0.5 / 4  # of the first of three steps of warm-up
+    optimizer = made("muon", CONSTANT, per_head=True, weight_decay=0.0)
+    got = updates(optimizer, random(0), [grads])[0]["layers"]
+    of = lambda g: -0.5 * 0.2 * max(g.shape) ** 0.5 * newton_schulz(g)
     for group in range(3):
         for head in range(2):
-            g = np.asarray(grads["layers"]["q"][group, :, head])
-            expected = -rate * 0.2 * 5**0.5 * newton_schulz(g)
-            assert_close(got["layers"]["q"][group, :, head], expected, loosen=100)
-        whole = np.asarray(grads["layers"]["o"][group]).reshape(10, 4)
-        expected = -rate * 0.2 * 10**0.5 * newton_schulz(whole)
-        assert_close(got["layers"]["o"][group].reshape(10, 4), expected, loosen=100)
+            expected = of(grads["layers"]["q"][group, :, head])
+            assert_close(got["q"][group, :, head], expected, loosen=100)
+        expected = of(grads["layers"]["o"][group].reshape(10, 4))
+        assert_close(got["o"][group].reshape(10, 4), expected, loosen=100)
 
 
 @pytest.mark.parametrize("name", deep(OPTIMIZERS, "adafactor", "lamb", "muon"))
 def test_stacked_matrices_are_updated_separately(name):
     """Group by group, and heads as a plain matrix of D x (N H): the same updates."""
-    made = make_optimizer(config(name), axes)
     grads = [random(seed) for seed in range(1, 4)]
-    got = updates(made.transform, random(0), grads)[-1]["layers"]
+    got = updates(made(name), random(0), grads)[-1]["layers"]
     for group in range(3):
         flat = lambda a: {
             "q": a["q"][group].reshape(4, 10),  # noqa: B023
@@ -182,106 +156,78 @@ def test_stacked_matrices_are_updated_separately(name):
             "q_bias": a["q_bias"][group].ravel(),  # noqa: B023
             "scale": a["norm"]["scale"][group],  # noqa: B023
         }
-        apart = make_optimizer(config(name))  # knows plain matrices
+        apart = made(name, axes=axes_by_shape)
         one = [flat(g["layers"]) for g in grads]
-        expected = updates(apart.transform, flat(random(0)["layers"]), one)[-1]
+        expected = updates(apart, flat(random(0)["layers"]), one)[-1]
         assert_close(flat(got), expected, loosen=5)
 
 
-def test_output_heads_are_no_hidden_matrices():
-    """Muon gives them to Adam, and their learning rate is not scaled by fan-in."""
-    config = ModelConfig(
-        width=8, num_layers=1, output=OutputHead(kind="own", pooler="each", num_classes=3)
+# Layout -> weight -> its fan-in: q, k and v read D = 8 or a head's slice of x, o reads N V.
+FAN_IN = {
+    heads.Standard(num_heads=3, head_dim=4): {"q": 8, "k": 8, "v": 8, "o": 12},
+    heads.Narrow(num_heads=2): {"q": 4, "k": 4, "v": 4, "o": 8},
+}
+
+
+@pytest.mark.parametrize("layout", deep(FAN_IN, next(iter(FAN_IN))))
+def test_first_update_is_the_rate_times_base_over_fan_in(layout):
+    """The first Adam update is the sign of the gradient times the learning rate; tables and output
+    heads keep it. The decay of a matrix is learning rate x weight decay x weight, whatever the
+    fan-in."""
+    output = models.OutputHead(kind="own", pooler="each", num_classes=3)
+    model = models.ModelConfig(
+        width=8,
+        heads=layout,
+        ffn=models.FFN(width=20),
+        num_layers=2,
+        sharing="albert",
+        output=output,
     )
-    shapes = jax.eval_shape(
-        lambda: config.build().init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
-    )
-    mask = optimizers.hidden_matrix_mask(matrix_axes(config), shapes)
-    flat = jax.tree_util.tree_flatten_with_path(mask)[0]
-    inside = {jax.tree_util.keystr(path[-1:], simple=True) for path, on in flat if on}
-    assert inside == {"q", "k", "v", "o", "up", "down"}
-    assert {"lm_head", "classifier"} <= shapes.keys()
+    params = jax.tree.map(lambda a: jnp.full(a.shape, 2.0), models.param_shapes(model))
+    optimizer = made("adamw", CONSTANT, models.matrix_axes(model), base_fan_in=16)
+    [found] = updates(optimizer, params, [jax.tree.map(jnp.ones_like, params)])
+    fan_in, seen = FAN_IN[layout] | {"up": 8, "down": 20}, set()
+    for path, update in jax.tree_util.tree_leaves_with_path(found):
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        decay = 0 if name.endswith(("bias", "scale", "norm")) else 0.5 * 0.1 * 2
+        np.testing.assert_allclose(update, -0.5 * 16 / fan_in.get(name, 16) - decay, rtol=2e-5)
+        seen.add(name)
+    assert seen > {*fan_in, "embedding", "positions", "scale", "lm_head", "classifier"}
 
 
 def test_clipping_is_by_the_norm_of_all():
     grads = random(1)
     norm = float(optax.tree.norm(grads))
-    clipped = make_optimizer(config("sgd", weight_decay=0.0, clip_norm=0.5 * norm))
-    plain = make_optimizer(config("sgd", weight_decay=0.0))
-    got, whole = (updates(o.transform, random(0), [grads])[0] for o in (clipped, plain))
+    got, whole = (
+        updates(made("sgd", weight_decay=0.0, clip_norm=clip), random(0), [grads])[0]
+        for clip in (0.5 * norm, 0.0)
+    )
     assert_close(got, jax.tree.map(lambda u: 0.5 * u, whole))
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_rates_of_short_runs_are_numbers(name):
-    """Also where a decay has no step of its own."""
-    for steps, warmup, share in ((1, 0, 0.01), (1, 0, 1.0), (3, 2, 0.2), (2, 0, 1e-9)):
-        schedule = ScheduleConfig(name=name, warmup_steps=warmup, decay_share=share)
-        rate = make_optimizer(TrainConfig(steps=steps, schedule=schedule)).schedule
-        assert all(0 <= float(rate(step)) <= 3.001e-3 for step in range(steps))
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"optimizer": {"name": "adamm"}}, "adamm"),
-        ({"schedule": {"name": "cosin"}}, "cosin"),
-        ({"optimizer": {"name": "adam"}}, "optimizer.weight_decay"),
-        ({"optimizer": {"frozen": "("}}, "optimizer.frozen"),
-        ({"optimizer": {"per_head": True}}, "optimizer.per_head"),
-        ({"evaluation": {"rows": 9}}, "rows"),
-    ],
-)
-def test_impossible_optimizers_name_the_field(fields, named):
-    with pytest.raises(ValueError, match=named):
-        TrainConfig.from_dict(fields)
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adam"])
 def test_decay_leaves_sinks_alone(name):
     """Without a gradient a matrix shrinks, the logits of sinks stay, of shared layers too."""
-    config = ModelConfig(
+    config = models.ModelConfig(
         width=8, num_layers=1, heads=heads.Standard(num_heads=2, extras=(heads.Sink(),))
     )
     params = {"layers": {"attention": {"q": jnp.ones((1, 8, 2, 4)), "sink": jnp.ones((1, 2))}}}
-    optimizer = OptimizerConfig(name=name, weight_decay=0.5, learning_rate=0.1)
-    transform = optimizers.make_transform(optimizer, lambda step: 0.1, matrix_axes(config))
-    [change] = updates(transform, params, [jax.tree.map(jnp.zeros_like, params)])
+    optimizer = made(name, CONSTANT, models.matrix_axes(config), weight_decay=0.5)
+    [change] = updates(optimizer, params, [jax.tree.map(jnp.zeros_like, params)])
     assert not change["layers"]["attention"]["sink"].any()
     assert (change["layers"]["attention"]["q"] < 0).all()
 
 
 def test_frozen_weights_stay_to_the_bit_and_all_others_move():
-    """Under clipping and decay too; the frozen do not count in the norm that is clipped."""
-    pattern = r"attention\.[qk](_bias)?$"
-    config = TrainConfig(
-        steps=9,
-        schedule=ScheduleConfig(warmup_steps=1),
-        optimizer=OptimizerConfig(frozen=pattern, weight_decay=0.5, clip_norm=1e-3),
-    )
-    params = {"layers": {"attention": {n: jnp.ones(3) for n in ("q", "k_bias", "v", "q_norm")}}}
-    transform = make_optimizer(config).transform
+    """Under decay too, and the frozen do not count in the norm that is clipped."""
+    params = {"attention": {n: jnp.ones(3) for n in ("q", "k_bias", "v", "q_norm")}}
     grads = jax.tree.map(lambda a: 1e-4 * a, params)
-    grads["layers"]["attention"]["q"] *= 1e9
-    state, now = transform.init(params), params
-    for _ in range(3):
-        change, state = transform.update(grads, state, now)
-        now = optax.apply_updates(now, change)
-    moved = {n: bool((a != 1).all()) for n, a in now["layers"]["attention"].items()}
-    assert moved == {"q": False, "k_bias": False, "v": True, "q_norm": True}
-    sgd = dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=1e-3)
-    frozen, free = (
-        make_optimizer(dataclasses.replace(config, optimizer=OptimizerConfig(**sgd, frozen=one)))
-        for one in (pattern, "")
-    )
-    alone = {"v": jnp.full(3, 1e-4), "q_norm": jnp.full(3, 1e-4)}
-    [got], [plain] = (
-        updates(frozen.transform, params, [grads]),
-        updates(free.transform, alone, [alone]),
-    )
-    assert_close({n: got["layers"]["attention"][n] for n in plain}, plain)
-
-
-def test_a_pattern_that_matches_no_parameter_is_refused():
-    with pytest.raises(ValueError, match=r"attention\.w"):
-        optimizers.frozen_mask("attention.w", {"embedding": jnp.ones(3)})
+    grads["attention"]["q"] *= 1e9
+    fields = {"weight_decay": 0.5, "clip_norm": 1e-3}
+    frozen = made("sgd", frozen=r"attention\.[qk](_bias)?$", **fields)
+    change = updates(frozen, params, [grads] * 3)[-1]["attention"]
+    assert not np.stack([change["q"], change["k_bias"]]).any()
+    moving = {"attention": {n: params["attention"][n] for n in ("v", "q_norm")}}
+    alone = updates(made("sgd", **fields), moving, [jax.tree.map(lambda a: 1e-4 * a, moving)] * 3)
+    assert_close({n: change[n] for n in moving["attention"]}, alone[-1]["attention"])
+    assert all(u.all() for u in jax.tree.leaves(alone[-1]))

@@ -1,62 +1,17 @@
 """What a run records and returns, also after a kill or an error behind its last step."""
 
-import contextlib
 import dataclasses
-import types
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from small_runs import CONFIG, DATASET, TEXT, Killed, assert_same_bits, changed, fit
+from small_runs import CONFIG, DATASET, TEXT, changed, fit
 
 from attnlab.data import text
-from attnlab.training import (
-    Checkpoints,
-    OptimizerConfig,
-    Recorder,
-    init_state,
-    measured,
-    train_step,
-)
+from attnlab.training import Checkpoints, OptimizerConfig
 from attnlab.training.loggers import read_metrics
-from attnlab.training.objectives import OBJECTIVES, Example, Objective
+from attnlab.training.objectives import OBJECTIVES
 
 SHORT = changed(steps=10, seeds=(0, 5), evaluation={"every": 5})
-
-
-def killed_after(step, name):
-    """A Recorder that dies when it has written this value."""
-
-    class KilledRecorder(Recorder):
-        def log_scalars(self, at, values):
-            super().log_scalars(at, values)
-            if at == step and name in values:
-                raise Killed
-
-    return KilledRecorder
-
-
-@pytest.mark.slow
-def test_each_metric_is_recorded_once_whenever_the_run_is_killed(tmp_path):
-    """Before the first checkpoint, and between the last one and the result."""
-
-    def distance(initial, params):
-        return {"moved": jnp.abs(params["embedding"] - initial["embedding"]).max()}
-
-    calls = [measured(distance, every=5)]
-    whole = fit(tmp_path / "whole", SHORT, callbacks=calls)
-    for step, name in ((0, "weights/moved"), (10, "eval/loss"), (10, "weights/moved")):
-        with contextlib.suppress(Killed):
-            killed = killed_after(step, name)
-            fit(tmp_path / "killed", SHORT, recorder=killed, callbacks=calls)
-    again = fit(tmp_path / "killed", SHORT, callbacks=calls)
-    assert_same_bits(again.state, whole.state)
-    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "killed")]
-    assert rows[0] == rows[1]
-    pairs = [(row["step"], name) for row in rows[1] for name in row if name != "step"]
-    assert len(pairs) == len(set(pairs))
 
 
 def test_all_points_of_a_curve_are_of_the_same_rows(tmp_path):
@@ -113,27 +68,3 @@ def test_seconds_of_a_resumed_run_are_those_of_all_starts(tmp_path):
     tokens = (step - 1) * 8 * DATASET.row_tokens
     assert resumed.tokens_per_second == pytest.approx(tokens / 5e5, rel=1e-3)
     np.testing.assert_array_equal(resumed.heldout["loss"], whole.heldout["loss"])
-
-
-class Noise:
-    """Its prediction for row i is w_i times the noise of a dropout key."""
-
-    def init(self, key, rows):
-        return {"params": {"w": jnp.ones(4)}}
-
-    def apply(self, variables, rows, *, deterministic=True, rngs=None):
-        noise = jax.random.normal(rngs["dropout"]) if rngs else 1.0
-        return types.SimpleNamespace(logits=variables["params"]["w"][rows] * noise, losses={})
-
-
-def test_parts_of_an_accumulated_step_have_dropout_of_their_own():
-    """A step of SGD moves w_i by the noise of the part that row i is in."""
-    objective = Objective(
-        lambda batch, key, /, sizes=None: Example(batch, batch["rows"], jnp.ones(4)),
-        "noise", ("encoder",), (), ("rows",), loss=lambda found, targets, smoothing=0.0: found,
-    )  # fmt: skip
-    batch, sgd = {"rows": jnp.arange(4)}, optax.sgd(1.0)
-    state = init_state(Noise(), objective, sgd, batch, 0)
-    for parts in (1, 2, 4):
-        moved = train_step(Noise(), objective, sgd, state, batch, 0, accumulate=parts)
-        assert len(np.unique(moved.params["w"])) == parts

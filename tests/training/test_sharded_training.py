@@ -104,17 +104,3 @@ def test_a_run_that_does_not_fit_says_so():
     assert memory.check_memory(step, 2 * 10**6).endswith("it has 2.00 MB")
     with pytest.raises(ValueError, match=r"train\.accumulate"):
         memory.check_memory(step, 10**6)
-
-
-def test_groups_that_devices_cannot_make():
-    with pytest.raises(ValueError, match="model_parallel 3"):
-        sharding.data_mesh(model_parallel=3)
-    with pytest.raises(ValueError, match="batch_size 12"):
-        sharding.data_mesh(batch_size=12)
-
-
-def test_a_batch_is_sharded_over_the_devices():
-    mesh = sharding.data_mesh(batch_size=16)
-    batch = sharding.shard_batch(mesh, np.arange(32).reshape(2, 16), axis=1)
-    assert_close(batch.sum(), jnp.asarray(496))
-    assert batch.sharding.shard_shape(batch.shape) == (2, 2)

@@ -19,7 +19,6 @@ from attnlab.transforms import (
     output_difference,
     remove_heads,
     scale_heads,
-    share,
     tie_encoder,
     unshare,
     untie_encoder,
@@ -78,10 +77,10 @@ def test_sharing_is_found_beside_pointers_to_keys():
 
 def test_a_group_is_the_mean_of_its_layers_or_the_first():
     params = random_model(DEEP)
-    config, shared, difference = share(DEEP, params, "cycle:2", TOKENS)
+    config, shared = change_plan(DEEP, params, "cycle:2")
     up = params["layers"]["ffn"]["up"]
     assert_close(shared["layers"]["ffn"]["up"], (up[:2] + up[2:]) / 2)
-    assert difference == output_difference((DEEP, params), (config, shared), TOKENS) > 0.1
+    assert output_difference((DEEP, params), (config, shared), TOKENS) > 0.1
     kept = change_plan(DEEP, params, "cycle:2", merge="first")[1]["layers"]
     equal(kept, jax.tree.map(lambda a: a[:2], params["layers"]))
     by_hand = Plan(attention=(0, 0, 1, 1), ffn=(0, 1, 1, 2))
