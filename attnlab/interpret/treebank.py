@@ -76,10 +76,10 @@ def treebank_parts(folder: Path | str) -> dict[str, Path]:
     """
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"no folder {folder} of a treebank")
-    files = [p for pattern in ("*.conllu", "*.conllu.gz") for p in Path(folder).glob(pattern)]
-    files = [path for path in files if not path.name.startswith(".")]
     found: dict[str, Path] = {}
-    for path in sorted(files):
+    for path in sorted(Path(folder).glob("[!.]*.conllu*")):
+        if not path.name.endswith((".conllu", ".conllu.gz")):
+            continue
         part = path.name.partition(".conllu")[0].rpartition("-")[2]
         if part in found:
             raise ValueError(

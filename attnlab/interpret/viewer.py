@@ -146,8 +146,8 @@ def view_panels(panels: Sequence[Panel], *, title: str = "Attention heads") -> P
                     name = f"v{i}-{j}-{layer}-{head}"
                     values.append(f'<script type="text/plain" id="{name}">{kept}</script>')
         contents.append({"name": panel.name, "description": panel.description, "maps": parts})
-    # In ASCII and without "<" it can stand inside a script.
-    page = json.dumps({"panels": contents}, allow_nan=False).replace("<", "\\u003c")
+    # In ASCII and without "<" it can stand inside a script; groups may be integers of NumPy.
+    page = json.dumps({"panels": contents}, allow_nan=False, default=int).replace("<", "\\u003c")
     pieces = {
         "title": html.escape(title),
         "style": _read("viewer.css"),
@@ -233,13 +233,9 @@ def _describe(
         "tokens": list(map(str, attention.tokens)),
         "keys": list(map(str, _keys(attention))),
         "statistics": {name: list(_rows(a)) for name, a in attention.statistics.items()},
-        "plan": {sublayer: _groups(groups) for sublayer, groups in attention.plan.items()},
+        "plan": {sublayer: list(groups) for sublayer, groups in attention.plan.items()},
         "descriptions": dict(attention.descriptions),
     }
-
-
-def _groups(groups: Sequence[Group]) -> list[int | str]:
-    return [group if isinstance(group, str) else int(group) for group in groups]
 
 
 def _rows(values: ArrayLike) -> Iterator[list[float | None]]:

@@ -181,7 +181,7 @@ def choose(
     {'kind': 'none'}
     """
     tag, classes = ("layout", LAYOUTS) if "layout" in fields else ("kind", POSITIONS)
-    cls: type = _registered(classes, name, tag)
+    cls: type = lookup(classes, name, what=tag)
     made: Record = {tag: name} | _fields(cls, _defaults(cls) | dict(fields), placeholder)
     if made.get("biases", ALL_BIASES) != ALL_BIASES:
         known = cast(type[Layout], cls).bias_names
@@ -204,7 +204,7 @@ def _record(value: object, placeholder: Placeholder | None = None) -> Record:
     fields: Record = {name: getattr(value, name) for name in field_types(cls)}
     made: Record = {}
     if (choice := _choice(cls)) is not None:
-        made[choice[0]] = _name_of(cls, choice[1], f"@register_{choice[0]}(name)")
+        made[choice[0]] = name_in(choice[1], cls, what="class")
     if isinstance(value, LayerOverrides):
         defaults = _defaults(cls)
         fields = {name: a for name, a in fields.items() if a != defaults[name]}
@@ -213,7 +213,7 @@ def _record(value: object, placeholder: Placeholder | None = None) -> Record:
         del made["extras"]
         made["extras"] = {}  # the last field
         for extra in value.extras:
-            name = _name_of(type(extra), EXTRAS, "@register_extra(name)")
+            name = name_in(EXTRAS, type(extra), what="class")
             made["extras"][name] = {"on": True, **_record(extra, placeholder)}
     return made
 
@@ -250,13 +250,6 @@ def _defaults(cls: type) -> Record:
     """Field -> its default; None where it has none."""
     fields = ((f.name, f.default) for f in dataclasses.fields(cls))
     return {name: None if a is dataclasses.MISSING else a for name, a in fields}
-
-
-def _name_of(cls: type, classes: Mapping[str, type], decorator: str) -> str:
-    try:
-        return name_in(classes, cls, what="class")
-    except ValueError as error:
-        raise ValueError(f"{error}; or register it, as with {decorator}") from None
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -298,7 +291,7 @@ def _read_value(value: object, kind: type, path: str) -> object:
     (tag, classes), given = choice, dict(value)
     if (name := given.pop(tag, None)) is None:
         raise ValueError(f"{path}.{tag} is not set; known: {', '.join(classes)}")
-    cls: type = _registered(classes, name, "layout" if tag == "layout" else f"{path}.{tag}")
+    cls: type = lookup(classes, name, what="layout" if tag == "layout" else f"{path}.{tag}")
     if not issubclass(cls, Layout):
         return _read(cls, given, path)
     biases, extras = given.pop("biases", ()), given.pop("extras", {})
@@ -307,28 +300,13 @@ def _read_value(value: object, kind: type, path: str) -> object:
     return dataclasses.replace(layout, biases=names, extras=_read_extras(extras, f"{path}.extras"))
 
 
-def _registered(classes: Mapping[str, type[T]], name: str, what: str) -> type[T]:
-    """The class of a name.
-
-    Raises:
-      ValueError: an unknown name; the message says how to register a class.
-    """
-    try:
-        return lookup(classes, name, what=what)
-    except ValueError as error:
-        raise ValueError(
-            f"{error}. One of your own is known once the file that registers it is imported; "
-            "commands do so with --import=FILE.py"
-        ) from None
-
-
 def _read_extras(fields: object, path: str) -> tuple[Extra, ...]:
     """The extras that are on, in their order."""
     if not isinstance(fields, Mapping):
         raise ValueError(f"{path} must be a dict of extras by name, not {fields!r}")
     made = []
     for name, given in fields.items():
-        cls = _registered(EXTRAS, name, "extra")
+        cls = lookup(EXTRAS, name, what="extra")
         if given.get("on", True):
             own = {field: value for field, value in given.items() if field != "on"}
             made.append(_read(cls, own, f"{path}.{name}"))

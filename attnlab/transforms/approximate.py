@@ -269,17 +269,22 @@ def _as_real(a: NDArray[np.complex128]) -> Floats:
     return np.concatenate([a.real, a.imag], axis=-1)
 
 
-def _shared_pair(
+def _shared_pairs(
     q: NDArray[np.complex128], k: NDArray[np.complex128], root: Floats
 ) -> tuple[NDArray[np.complex128], NDArray[np.complex128]]:
-    """The key [E] of a pair and factors [n] with k[:, n] near key factors[n], for q, k [E, n].
+    """Of every pair p of numbers the key [E, P] and the factors [n, P] with k[:, n, p] near
+    key[:, p] factors[n, p], for q, k [E, n, P].
 
     The score of a pair is Re(q conj(k)) after both are rotated, so heads whose keys differ by a
     complex factor may share one key; a head counts by the size of its queries.
     """
-    sizes = np.linalg.norm(root @ q, axis=0)
-    left, right = _best(k * sizes, 1, root)
-    return left[:, 0], (right @ k)[0]
+    keys, factors = [], []
+    for p in range(k.shape[2]):
+        sizes = np.linalg.norm(root @ q[..., p], axis=0)
+        left, right = _best(k[..., p] * sizes, 1, root)
+        keys.append(left[:, 0])
+        factors.append((right @ k[..., p])[0])
+    return np.stack(keys, 1), np.stack(factors, 1)
 
 
 def _low_rank(w: Weights, groups: int, root: Floats, rotated: bool) -> dict[str, Floats]:
@@ -291,11 +296,9 @@ def _low_rank(w: Weights, groups: int, root: Floats, rotated: bool) -> dict[str,
         values.append(left)
         o[heads] = [right @ v[:, n] @ o[n] for n in heads]
         if rotated:
-            pairs, queries = _as_complex(k[:, heads]), _as_complex(q[:, heads])
-            found = [_shared_pair(queries[..., i], pairs[..., i], root)
-                     for i in range(pairs.shape[2])]  # fmt: skip
-            keys.append(_as_real(np.stack([key for key, _ in found], 1)))
-            factors = np.stack([factor for _, factor in found], 1)
+            queries = _as_complex(q[:, heads])
+            shared, factors = _shared_pairs(queries, _as_complex(k[:, heads]), root)
+            keys.append(_as_real(shared))
             q[:, heads] = _as_real(queries * factors.conj())
         else:
             scores = np.concatenate([k[:, n] @ q[:, n].T @ root.T for n in heads], 1)
@@ -309,10 +312,8 @@ def _latent(w: Weights, each: Standard, target: Latent, root: Floats) -> dict[st
     """Keys and values of rank M, and the pairs whose positions stay."""
     m, half = target.size("latent_dim"), target.size("rotary_dim") // 2
     q, k = _as_complex(w["q"]), _as_complex(w["k"])
-    kept = range(0, k.shape[2], k.shape[2] // half)  # of these rates the target has its pairs
-    found = [_shared_pair(q[..., i], k[..., i], root) for i in kept]
-    shared = np.stack([key for key, _ in found], 1)
-    factors = np.stack([factor for _, factor in found], 1)
+    kept = slice(0, None, k.shape[2] // half)  # of these rates the target has its pairs
+    shared, factors = _shared_pairs(q[..., kept], k[..., kept], root)
     k[..., kept] -= shared[:, None] * factors
     keys, values = _as_real(k), w["v"]
     # What is left of the keys counts as it would in all of them.

@@ -173,14 +173,11 @@ def _requested(
 
 def _kept_counts(layout: Layout, removed: Mapping[str, list[frozenset[int]]]) -> tuple[int, int]:
     """(key/value heads that every group keeps, query heads of each)."""
-    size = layout.num_heads // layout.size("num_kv_heads")
-    kept = [
-        np.bincount([n // size for n in range(layout.num_heads) if n not in lost], minlength=1)
-        for groups in removed.values()
-        for lost in groups
-    ]
-    num_kv_heads = max(1, *(int(np.count_nonzero(a)) for a in kept))
-    per_kv_head = max(1, *(int(a.max(initial=0)) for a in kept))
+    lost = [one for groups in removed.values() for one in groups]
+    kept = np.array([[n not in one for n in range(layout.num_heads)] for one in lost])
+    counts = kept.reshape(len(lost), layout.size("num_kv_heads"), -1).sum(2)
+    num_kv_heads = max(1, int(np.count_nonzero(counts, axis=1).max()))
+    per_kv_head = max(1, int(counts.max()))
     if num_kv_heads * per_kv_head == layout.num_heads:
         raise ValueError(
             "this makes the model no smaller: all parameter groups must keep equally many heads "

@@ -12,15 +12,7 @@ from conftest import assert_close
 from definition import attention, make
 
 from attnlab import BACKENDS, dot_product_attention, explain, masks, multi_head_attention
-from attnlab.attention import (
-    ALiBi,
-    AttentionOptions,
-    RelativeBias,
-    ScoreMod,
-    SoftCap,
-    backends,
-    register_backend,
-)
+from attnlab.attention import ALiBi, AttentionOptions, RelativeBias, ScoreMod, SoftCap, backends
 from attnlab.tap import Tap
 
 
@@ -182,7 +174,7 @@ def test_a_registered_backend_runs_by_name_and_is_never_chosen(monkeypatch):
         return "it has no bias" if call.options.bias is not None else None
 
     monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
-    register_backend("mine", run, refuse)
+    backends.register_backend("mine", run, refuse)
     q, k, v = make()
     assert_close(dot_product_attention(q, k, v, implementation="mine"), attention(q, k, v, {})[0])
     assert calls == [(2, 6, 5, 7)]
@@ -194,7 +186,7 @@ def test_a_registered_backend_runs_by_name_and_is_never_chosen(monkeypatch):
     with pytest.raises(ValueError, match="it has no probs to patch"):  # of any but dense
         dot_product_attention(q, k, v, implementation="mine", tap=tap)
     with pytest.raises(ValueError, match="'dense' is registered already"):
-        register_backend("dense", run)
+        backends.register_backend("dense", run)
 
 
 def test_backends_of_contrib_need_an_import(tmp_path):

@@ -233,6 +233,8 @@ def judged(seed, call, made, grads, weights, rng, spoiled):
             return f"{seed}: log sum exp differs by {apart:.2g}"
     leaves, tree = jax.tree.flatten(call)
     for i, grad in grads.items():
+        if grad.dtype != leaves[i].dtype:
+            return f"{seed}: the gradient of leaf {i} is {grad.dtype}"
         grad, along = np.asarray(grad, np.float64), rng.normal(size=grad.shape)
         if spoiled is not None and i < 3:
             of_text = expand(spoiled[i > 0], grad)

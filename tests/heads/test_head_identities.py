@@ -57,6 +57,7 @@ COUNTS = [
     (MFA, 512 * 160 + 160 * 768 + 512 * 192 + 768 * 512 + 160),
     # GTA: D N 2 H + D (K V + P) + N V D
     (heads.GroupedTied(**SIZED(num_kv_heads=2)), 2 * 512**2 + 512 * (2 * 64 + 32)),
+    (heads.GroupedTied(width=12, num_heads=2), 12 * (2 * (3 + 4) + 2 * 6 + 4 + 2 * 6)),
     # DeepSeek-V2 Lite, V2 and V3, a layer, with the norms of both latents
     (DEEPSEEK(width=2048, num_heads=16), 13_763_072),
     (DEEPSEEK(width=5120, num_heads=128, query_latent_dim=1536), 149_227_520),

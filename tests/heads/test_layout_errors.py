@@ -10,19 +10,7 @@ import pytest
 from layout_cases import CASES, make
 
 from attnlab import heads
-from attnlab.heads import (
-    Absorbed,
-    Differential,
-    ExtraKeys,
-    MixtureOfHeads,
-    Narrow,
-    Sink,
-    Standard,
-    TalkingHeads,
-    decode,
-    init,
-    multi_head_attention,
-)
+from attnlab.heads import Absorbed, ExtraKeys, Sink, Standard, TalkingHeads, multi_head_attention
 from attnlab.tap import capture
 
 small = functools.partial(Standard, width=8, num_heads=2)
@@ -38,11 +26,11 @@ CONSTRUCTION = [
     (lambda: small(extras=(Sink(), Sink())), "'sink' is given twice"),
     (lambda: small(extras=(Sink(), SecondSink())), "second weight 'sink'"),
     (lambda: small(extras=(TalkingHeads(), ExtraKeys())), "does not combine with 'extra_keys'"),
-    (lambda: small(extras=(MixtureOfHeads(top=2),)), "top 2 must be from 1 to"),
-    (lambda: Differential(width=8, num_heads=2, tie="kv"), "must be one of '', not"),
+    (lambda: small(extras=(heads.MixtureOfHeads(top=2),)), "top 2 must be from 1 to"),
+    (lambda: heads.Differential(width=8, num_heads=2, tie="kv"), "must be one of '', not"),
     (lambda: small(tie="kv", value_dim=3), "v and k one projection, but they differ"),
     (
-        lambda: Narrow(width=8, num_heads=2, output_projection=False, out_width=8),
+        lambda: heads.Narrow(width=8, num_heads=2, output_projection=False, out_width=8),
         "out_width 8 cannot be set",
     ),
     (lambda: Absorbed(width=8, num_heads=2, output_projection=False), "needs output_projection"),
@@ -61,7 +49,7 @@ def call(layout=LAYOUT, **changes):
 
 def step(layout=LAYOUT, batch=2, size=9, order="factored", **keywords):
     cache = heads.init_cache(layout, batch, size, order=order)
-    return decode(PARAMS, X, layout, cache, **keywords)
+    return heads.decode(PARAMS, X, layout, cache, **keywords)
 
 
 def patched(names=(), order=None, **patch):
@@ -70,7 +58,7 @@ def patched(names=(), order=None, **patch):
 
 
 CALLS = [
-    (lambda: init(LAYOUT, jax.random.key(0)), "layout must be a Layout"),
+    (lambda: heads.init(LAYOUT, jax.random.key(0)), "layout must be a Layout"),
     (lambda: multi_head_attention(X, PARAMS, LAYOUT), r"\(params, x, layout\)"),
     (lambda: call(x=jnp.ones((2, 7, 8), int)), "x must be a float array .*int32"),
     (lambda: call(scale=0.5), r"scale is a field of the layout.*scale=0.5\)"),

@@ -199,21 +199,6 @@ def test_three_attentions_of_one_model(opened):
     assert "·mat 8 attends to y 1: 0.250" in readout(tab)
 
 
-def background(tab):
-    return tab.evaluate("getComputedStyle(document.body).backgroundColor")
-
-
-def test_dark_by_the_system_and_by_hand(opened):
-    page = view(PROBS, TOKENS)
-    tab = opened(page, color_scheme="dark")
-    pixel = "[...panels[0].canvas.getContext('2d').getImageData(2, 2, 1, 1).data]"
-    assert background(tab) == "rgb(20, 23, 27)"
-    assert tab.evaluate(pixel) == [20, 23, 27, 255]
-    tab.locator("#theme").click()
-    assert background(tab) == "rgb(255, 255, 255)"
-    assert tab.evaluate(pixel) == [255, 255, 255, 255]
-
-
 @pytest.mark.parametrize("view_key", ["m", "e", "t"])
 @pytest.mark.parametrize("width", [390, 1200])
 def test_nothing_is_wider_than_the_screen(opened, width, view_key):

@@ -186,7 +186,12 @@ def test_what_writes_nothing_has_zero_terms(name, position):
         names["logits"], logits = flatten_terms(direct_logit_attribution(recording))
         scores = decompose_scores(recording, 1, 2)
         names["queries"], names["keys"] = scores.queries, scores.keys
-        return {"logits": logits, "queries": scores.terms, "keys": scores.terms.swapaxes(0, 1)}
+        by_key = decompose_scores(recording, 1, 2, split="key")
+        names["by key"] = by_key.keys
+        return {
+            "logits": logits, "queries": scores.terms, "keys": scores.terms.swapaxes(0, 1),
+            "by key": by_key.terms,
+        }  # fmt: skip
 
     for what, rows in jax.tree.map(np.asarray, run(params)).items():
         sizes = np.abs(rows).reshape(len(rows), -1).max(1)

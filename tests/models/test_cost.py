@@ -56,19 +56,6 @@ def test_flops_equal_the_traced_products(layout):
     assert traced_flops(config) == 2 * 7 * cost.flops_per_token(config, 7)
 
 
-def test_classes_of_every_token_count():
-    """Pooler "each" multiplies every token with the classes; others once a text, not counted."""
-    config = ModelConfig(kind="encoder")
-    classes, first = (
-        dataclasses.replace(config, output=OutputHead(pooler=pooler, num_classes=5))
-        for pooler in ("each", "first_plain")
-    )
-    for other in (config, first):
-        more = cost.flops_per_token(classes, 8) - cost.flops_per_token(other, 8)
-        assert more == 2 * config.width * 5
-    assert traced_flops(classes) == 2 * 7 * cost.flops_per_token(classes, 7)
-
-
 # Published counts ----------------------------------------
 
 

@@ -54,11 +54,18 @@ def test_inputs_of_an_encoder_decoder():
 
 
 def test_a_patch_replaces_a_value_of_one_layer():
-    """Heads of layer 1 set to zero are the heads that a head mask removes."""
-    patch = {"heads": lambda value, layer: jnp.where(layer == 1, 0, value)}
+    """Heads of layer 1 set to zero are the heads that a head mask removes, and what the FFN of
+    layer 2 returns is what it returns without weights."""
+    patch = {
+        "heads": lambda value, layer: jnp.where(layer == 1, 0, value),
+        "ffn_out": lambda value, layer: jnp.where(layer == 2, 0, value),
+    }
     run, params = make()
+    got = make(patch=patch)[0](params, TOKENS).logits
+    ffn = params["layers"]["ffn"]
+    ffn |= {name: ffn[name].at[2].set(0) for name in ("down", "down_bias")}
     expected = run(params, TOKENS, head_mask=jnp.ones((3, 3)).at[1].set(0)).logits
-    assert_close(make(patch=patch)[0](params, TOKENS).logits, expected)
+    assert_close(got, expected)
 
 
 @dataclasses.dataclass(frozen=True)

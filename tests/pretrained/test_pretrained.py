@@ -166,6 +166,18 @@ def test_gelu_of_gemma_is_the_tanh_kind(tmp_path):
         assert pretrained.load_config(tmp_path / "two") == changed.config
 
 
+def test_a_bare_modernbert_says_the_usual_activation_of_a_head(tmp_path):
+    """That of a head which somebody adds to it in transformers."""
+    config, tensors, _, _ = split(FAMILIES["modernbert"])
+    bare = {name: a for name, a in tensors.items() if name.startswith("model.")}
+    words = {"architectures": ["ModernBertModel"], "classifier_activation": "relu"}
+    model, params = pretrained.load(write(tmp_path / "theirs", config | words, bare))
+    assert model.config.output.transform is None
+    pretrained.save(tmp_path / "ours", model, params)
+    saved = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert saved["classifier_activation"] == "gelu"
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
 def test_weights_may_stay_bfloat16(family, tmp_path):
     """The outputs are those of the same numbers in float32, bit by bit: products are in float32."""

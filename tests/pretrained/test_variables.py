@@ -155,7 +155,6 @@ STACKS = {
     "encoder": ("self_attention", "ffn"),
     "decoder": ("self_attention", "encdec_attention", "ffn"),
 }
-KERNELS = ("kernel", "bias")
 
 
 def graph_variables(names, sizes, has_final):
@@ -164,9 +163,10 @@ def graph_variables(names, sizes, has_final):
     `names`: of the parts of a sublayer, behind that of the sublayer; `sizes`: of q, k, v and o."""
     norm = {names[n]: (E,) for n in ("scale", "bias")}
     heads = {names[n]: size for n, size in sizes.items()}
-    ffn = {f"{names['up']}/{n}": size for n, size in zip(KERNELS, ((E, 10), (10,)), strict=True)}
-    ffn |= {f"{names['down']}/{n}": size for n, size in zip(KERNELS, ((10, E), (E,)), strict=True)}
-    shapes = dict[str, tuple[int, ...]]()
+    up, down = names["up"], names["down"]
+    ffn = {f"{up}/kernel": (E, 10), f"{up}/bias": (10,)}
+    ffn |= {f"{down}/kernel": (10, E), f"{down}/bias": (E,)}
+    shapes = {}
     for stack, depth in (("encoder", 2), ("decoder", 1)):
         shapes |= {f"{stack}/{n}": size for n, size in norm.items() if has_final}
         for i in range(depth):
@@ -176,9 +176,10 @@ def graph_variables(names, sizes, has_final):
     return {name: draw(*size) for name, size in shapes.items()}
 
 
-def graph_by_hand(w, names, source, x, y, *, eps, encoder_heads=N, scale=None, post=False, times=1):
-    """What encoder and decoder make of embedded texts; the decoder adds the input of its FFN
-    `times`."""
+def graph_by_hand(w, names, texts, *, eps, encoder_heads=N, scale=None, post=False, times=1):
+    """What encoder and decoder make of (tokens of the source, it embedded, the target embedded);
+    the decoder adds the input of its FFN `times`."""
+    source, x, y = texts
 
     def norm(path, a):
         return layer_norm(a, w[f"{path}/{names['scale']}"], w[f"{path}/{names['bias']}"], eps)
@@ -240,7 +241,7 @@ def test_tensor2tensor(after, three):
     target, table = np.array([[0, 7, 8, 2], [0, 8, 1, 10]]), np.concatenate(pieces)
     x, y = (timed(table[ids] * E**0.5 * (ids != 0)[..., None]) for ids in (SOURCE, target))
     options = dict(eps=1e-6, post=after == "dan", scale=1 if three else None)
-    _, last = graph_by_hand(w, names, SOURCE, x, y, **options)
+    _, last = graph_by_hand(w, names, (SOURCE, x, y), **options)
     theirs = {f"transformer/body/{name}": a for name, a in w.items()}
     at = "transformer/symbol_modality_11_12/shared/weights"
     theirs |= {f"{at}_{i}": piece for i, piece in enumerate(pieces)}
@@ -261,7 +262,7 @@ def test_summae(encoder_heads):
     x = timed(table[SOURCE] * (SOURCE != 0)[..., None])
     y = timed(np.concatenate([np.zeros((2, 1, E)), table[target]], axis=1))
     options = dict(eps=1e-12, encoder_heads=encoder_heads, times=2)
-    encoded, last = graph_by_hand(w, names, SOURCE, x, y, **options)
+    encoded, last = graph_by_hand(w, names, (SOURCE, x, y), **options)
     config = dict(num_encoder_heads=encoder_heads, num_decoder_heads=N, max_length=16)
     shifted = np.pad(target, ((0, 0), (1, 0)))
     seen = run("summae", config, w | {"embedding": table}, shifted, **READS)
@@ -350,10 +351,11 @@ def test_googles_albert_is_saved_where_nothing_drops(tmp_path):
 
 def test_googles_albert_with_equal_sizes_has_no_map():
     sizes = dict(hidden_size=12, num_attention_heads=3, intermediate_size=10, vocab_size=7)
-    for width, mapped in ((12, False), (6, True)):
-        config, rows = pretrained.SYSTEMS["google_albert"](sizes | {"embedding_size": width}, {})
+    for width, mapped in ((12, False), (6, True), (None, True)):
+        own = {} if width is None else {"embedding_size": width}  # 128
+        config, rows = pretrained.SYSTEMS["google_albert"](sizes | own, {})
         assert any("embedding_hidden_mapping_in" in row.name for row in rows) == mapped
-        assert (config.embedding.width is not None) == mapped
+        assert config.embedding.width == ((width or 128) if mapped else None)
     many = sizes | dict(num_hidden_layers=22, num_hidden_groups=22)
     config, rows = pretrained.SYSTEMS["google_albert"](many, {})
     assert config.plan["ffn"][14:17] == (14, 14, 15)  # group 15 never comes to exist

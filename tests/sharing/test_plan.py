@@ -4,15 +4,9 @@ import numpy as np
 import pytest
 
 from attnlab import (
-    ModelConfig,
     Plan,
-    applied_parameters,
-    flops_per_token,
-    num_parameters,
     plan_names,
 )
-from attnlab.heads import Standard
-from attnlab.models import FFN
 from attnlab.sharing.plan import (
     GROUP_RULES,
     cycled,
@@ -38,6 +32,9 @@ NAMED = {
     "groups:4": ((0, 0, 1, 2, 2, 3),) * 2,
     "cycle:6": (EACH, EACH),
     "groups:1": (ONE, ONE),
+    # the layers in the middle are repeated
+    "0,1,2,1..3": ((0, 1, 2, 1, 2, 3),) * 2,
+    "1/(2)x2/1": ((0, 1, 2, 1, 2, 3),) * 2,
     "attention=0,1,0,1,0,1 ffn=0..2,0..2": ((0, 1, 0, 1, 0, 1), (0, 1, 2, 0, 1, 2)),
 }
 
@@ -70,19 +67,6 @@ def test_cross_layer_attention():
     assert parse_plan("cla:3", 9)["kv"] == (0, "@0", "@0", 1, "@3", "@3", 2, "@6", "@6")
     plan = parse_plan("attention=0..8 kv=0,1,2,@2,@2,@2,@2,@2,3 ffn=0..8", 9)
     assert plan.kv_sources == (0, 1, 2, 2, 2, 2, 2, 2, 8)
-
-
-@pytest.mark.parametrize("text", ["0,1,2,3,4,5,4,5,6..10", "4/(2)x2/5"])
-def test_repeated_middle_layers(text):
-    """11 layers' parameters, 13 layers' FLOPs."""
-    plan = parse_plan(text, 13)
-    assert plan["attention"] == plan["ffn"] == (0, 1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9, 10)
-    sizes = dict(width=6, heads=Standard(num_heads=3), ffn=FFN(width=5), vocab_size=7)
-    loop = ModelConfig(num_layers=13, sharing=text, **sizes)
-    eleven, thirteen = (ModelConfig(num_layers=n, **sizes) for n in (11, 13))
-    assert num_parameters(loop) == num_parameters(eleven)
-    assert applied_parameters(loop) == num_parameters(thirteen)
-    assert flops_per_token(loop, 8) == flops_per_token(thirteen, 8)
 
 
 def test_the_three_rules_for_groups_differ_where_floats_do():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conversions import float64, random_params
+from conversions import float64, random_model, random_params
 
 from attnlab.heads import Gate, HeadNorm, Latent, Sink, Standard, Wide, multi_head_attention
 from attnlab.heads.positions import rotary_angles
@@ -121,12 +121,11 @@ def test_inputs_that_are_counted_four_times_change_nothing():
 
 
 def test_without_inputs_it_is_the_mean_of_the_group():
-    params = random_params(MHA)
-    found = approximate(params, MHA, dataclasses.replace(MHA, num_kv_heads=2))
+    found = approximate(PARAMS, MHA, dataclasses.replace(MHA, num_kv_heads=2))
     for name in "kv":
-        mean = (params[name][:, ::2] + params[name][:, 1::2]) / 2
+        mean = (PARAMS[name][:, ::2] + PARAMS[name][:, 1::2]) / 2
         np.testing.assert_allclose(found.params[name], mean, rtol=1e-12)
-    np.testing.assert_array_equal(found.params["q"], params["q"])
+    np.testing.assert_array_equal(found.params["q"], PARAMS["q"])
     assert found.method == "mean"
 
 
@@ -168,7 +167,6 @@ def test_a_whole_model(sharing):
 
 
 def test_what_cannot_be_approximated_says_why():
-    params = random_params(MHA)
     for target, message in (
         (Standard(width=16, num_heads=8), "has more heads"),
         (Standard(width=16, num_heads=4, num_kv_heads=2, head_dim=2), "cannot become"),
@@ -176,10 +174,9 @@ def test_what_cannot_be_approximated_says_why():
         (dataclasses.replace(LATENT, rotary_dim=8), "divides head_dim 4"),
     ):
         with pytest.raises(ValueError, match=message):
-            approximate(params, MHA, target)
+            approximate(PARAMS, MHA, target)
     with pytest.raises(ValueError, match=r"must be \[batch, length, 16\]"):
-        approximate(params, MHA, MHA, np.ones((3, 16)))
+        approximate(PARAMS, MHA, MHA, np.ones((3, 16)))
     config = ModelConfig(width=16, num_layers=1, attention=Attention(window=2))
-    params = config.build().init(jax.random.key(0), jnp.ones((1, 4), int))["params"]
     with pytest.raises(ValueError, match="one layer type"):
-        approximate_model(config, params, heads=Standard(num_heads=4, num_kv_heads=1))
+        approximate_model(config, random_model(config), heads=Standard(num_heads=4))

@@ -7,13 +7,13 @@ the target is an error.
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import deep
 from conversions import difference, each_head, hidden, random_params, small
-from transforms_outside import OutputNorm, QueryNorm
 
-from attnlab.heads import Gate, Sink
+from attnlab.heads import Gate, Sink, Standard, Weight
 from attnlab.transforms import Conversion, NotEquivalent, convert, permute_heads
 
 
@@ -115,6 +115,32 @@ MADE_FROM_TARGET = (
     grouped, cancelling_biases, equal_heads, swapped_slices, tied_with_dead_head,
     tied_projections, products,
 )  # fmt: skip
+
+
+def rms(a):
+    return a / jnp.sqrt(jnp.mean(a * a, axis=-1, keepdims=True) + 1e-6)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputNorm(Standard):
+    """An RMS norm of each head before the output projection."""
+
+    def weights(self):
+        return {
+            **super().weights(),
+            "head_norm": Weight("attend", out_axes=("value_dim",), constant=1.0),
+        }
+
+    def project_out(self, params, heads):
+        return super().project_out(params, rms(heads) * params["head_norm"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueryNorm(Standard):
+    """An RMS norm of the query of each head, without a weight."""
+
+    def project_q(self, params, x, rotate):
+        return rms(super().project_q(params, x, rotate))
 
 
 def outside(rng):

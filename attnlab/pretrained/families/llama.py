@@ -108,9 +108,8 @@ MISTRAL = LLAMA.variant(
 MINISTRAL = MISTRAL.variant("ministral", f.CausalHead("Ministral"), LayerTypes(), tasks=GENERIC)
 
 GROWTH = "llama_4_scaling_beta"
-YARN: JSON = dict(
-    rope_type="yarn", rope_theta=1e6, factor=16.0, original_max_position_embeddings=16384
-)
+YARN: JSON = dict(rope_type="yarn", rope_theta=1e6, factor=16.0, mscale=1.0, mscale_all_dim=1.0)
+YARN |= dict(original_max_position_embeddings=16384)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,22 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 import pandas
 
-from attnlab import FFN, ModelConfig
+from attnlab import FFN, ModelConfig, training
 from attnlab.data import Text
 from attnlab.data.dataset import Dataset
 from attnlab.heads import Latent, Standard, cache_bytes_per_token
 from attnlab.interpret import token_loss
-from attnlab.lab.stats import Difference, paired_difference
+from attnlab.lab.stats import paired_difference
 from attnlab.models import Rotary
 from attnlab.report.page import render, table
-from attnlab.training import (
-    OBJECTIVES,
-    EvaluationConfig,
-    FitOptions,
-    OptimizerConfig,
-    TrainConfig,
-    fit_in_memory,
-)
+from attnlab.training import EvaluationConfig, OptimizerConfig, TrainConfig
 from attnlab.transforms import approximate_model
 
 MODEL = ModelConfig(
@@ -46,7 +39,10 @@ TRAIN = TrainConfig(
     evaluation=EvaluationConfig(every=1000, windows=64, curve_windows=1),
 )  # fmt: skip
 MORE = dataclasses.replace(
-    TRAIN, steps=200, optimizer=OptimizerConfig(learning_rate=0.001), seeds=(10, 11, 12, 13, 14)
+    TRAIN,
+    steps=200,
+    optimizer=OptimizerConfig(learning_rate=0.001),
+    seeds=(10, 11, 12, 13, 14),
 )
 HEADS = {
     "GQA, 2 key heads": Standard(num_heads=8, num_kv_heads=2),
@@ -60,10 +56,9 @@ UNCHANGED = "8 key heads, unchanged"
 
 def trained(config: ModelConfig, train: TrainConfig, data: Dataset, start: Any = None) -> list[Any]:
     """Parameters of every seed."""
-    objective = OBJECTIVES["causal_lm"]
-    found = fit_in_memory(
-        config.build(), objective, train, data, options=FitOptions(params=start)
-    )  # fmt: skip
+    objective = training.OBJECTIVES["causal_lm"]
+    options = training.FitOptions(params=start)
+    found = training.fit_in_memory(config.build(), objective, train, data, options=options)
     return [found.params(i) for i in range(len(train.seeds))]
 
 
@@ -104,17 +99,9 @@ def run(train: TrainConfig = TRAIN, more: TrainConfig = MORE) -> Iterator[dict[s
 METHODS = {"": "", "weights": "from the weights", "inputs": "least squares"}
 
 
-def difference(rows: pandas.DataFrame, one: tuple[str, str, str], two: tuple[str, str, str]) -> Any:
-    """Of two (heads, method, column), paired by seed."""
-    a, b = (
-        rows[(rows.heads == heads) & (rows.method == method)].set_index("seed")[column]
-        for heads, method, column in (one, two)
-    )
-    return paired_difference((a - b).to_numpy())
-
-
-def words(found: Difference) -> str:
-    """Mean and interval; "inconclusive" where the interval holds zero."""
+def words(differences: pandas.Series) -> str:
+    """Mean and interval over seeds; "inconclusive" where the interval holds zero."""
+    found = paired_difference(differences)
     text = f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
     return text + ", inconclusive" * (found.low <= 0 <= found.high)
 
@@ -122,25 +109,26 @@ def words(found: Difference) -> str:
 def page(rows: pandas.DataFrame) -> str:
     """The Markdown page of the rows."""
     rows = rows.fillna({"method": ""})
-    lines, fitted = [], []
-    for (name, method), some in rows.groupby(["heads", "method"], sort=False):
-        unchanged = (UNCHANGED, "", "trained")
-        lost = words(difference(rows, (name, method, "trained"), unchanged)) if method else ""
+    of = {
+        key: some.set_index("seed") for key, some in rows.groupby(["heads", "method"], sort=False)
+    }
+    unchanged, lines, fitted = of[UNCHANGED, ""].trained, [], []
+    for (name, method), some in of.items():
+        lost = words(some.trained - unchanged) if method else ""
         numbers = (f"{some[n].mean():.3f}" for n in ("error", "before", "converted", "trained"))
         lines.append((name, METHODS[method], str(some.cache.iloc[0]), *numbers, lost))
         if method == "inputs":
-            pairs = [difference(rows, (name, "inputs", column), (name, "weights", column))
-                     for column in ("converted", "trained")]  # fmt: skip
-            fitted.append((name, *map(words, pairs)))
-    latent, grouped = "latent of 24, 8 rotated", "GQA, 2 key heads"
-    equal = difference(rows, (latent, "inputs", "trained"), (grouped, "inputs", "trained"))
+            from_weights = of[name, "weights"]
+            fitted.append((name, words(some.converted - from_weights.converted),
+                           words(some.trained - from_weights.trained)))  # fmt: skip
+    latent, grouped = of["latent of 24, 8 rotated", "inputs"], of["GQA, 2 key heads", "inputs"]
     header = ("heads", "converted", "cache", "error", "before", "after", "200 steps later",
               "above the unchanged model")  # fmt: skip
     text = render(
         Path(__file__).with_name("page.md.jinja"),
         variants=table(header, lines),
         fitted=table(("heads", "at once", "200 steps later"), fitted),
-        latent=words(equal),
+        latent=words(latent.trained - grouped.trained),
         seeds=rows.seed.nunique(),
     )
     return f"{text}\n"

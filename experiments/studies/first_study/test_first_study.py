@@ -10,6 +10,7 @@ from attnlab.models import flops_per_token, num_parameters
 from experiments.studies.first_study import effects, study
 from experiments.studies.head_width import hypotheses
 from experiments.studies.head_width.rows import read_rows
+from experiments.studies.head_width.tables import ends
 
 
 def test_the_runs_have_the_sizes_of_the_table():
@@ -31,12 +32,12 @@ def test_the_figure_has_the_numbers_of_the_pages():
     [albert] = [e for e in sharing if (e.label, e.budget) == ("all layers shared", "flops")]
     page = (effects.RESULTS / "head_width/analysis.md").read_text()
     for effect in (one, albert):
-        assert f"{effect.mean:+.4f} ({effect.low:+.4f} to {effect.high:+.4f})" in page
+        assert ends(effect.found) in page
     page = (effects.RESULTS / "heads_and_sharing.md").read_text()
     first = effects.budgets(study.read_table())
     assert len(first) == 12
-    for effect in first:
-        assert f"| {effect.mean:.3f} | ({effect.low:.3f} to {effect.high:.3f}) |" in page
+    for _, _, found in first:
+        assert f"| {found.value:.3f} | ({found.low:.3f} to {found.high:.3f}) |" in page
     drawn = effects.draw(widths, sharing, first)
     assert labels(drawn) == labels((effects.RESULTS / "effects.svg").read_text())
     drawn = effects.draw_summary(widths, sharing)

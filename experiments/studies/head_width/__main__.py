@@ -4,8 +4,7 @@ r"""The head-width study: which head_dim and how many heads, at equal FLOPs per 
 
 trains the runs of docs/results/head_width/runs.csv that have no row in NEW/runs.csv and adds their
 rows; with --gpu, those of gpu_runs.csv: the study at D = 256 on a GPU. A stopped command resumes.
-With --analysis it writes the pages of the rows instead (20 seconds), with --status how many runs
-are done.
+With --analysis it writes the pages of the rows instead (20 seconds).
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ from experiments.studies.head_width.rows import (
     read_rows,
     runs_of,
 )
-from experiments.studies.head_width.spec import StudyRun, run_spec
+from experiments.studies.head_width.spec import run_spec
 from experiments.studies.head_width.texts import TEXTS, check_texts, load_text
 
 ROOT = Path(__file__).parents[3]
@@ -41,20 +40,10 @@ SHARE = flags.DEFINE_float(
 )
 JOBS = flags.DEFINE_integer("jobs", 2, "Runs at a time, of one thread each.", lower_bound=1)
 ACCEPT = flags.DEFINE_list("accept_commit", [], "Other commits whose rows may be in the file.")
-STATUS = flags.DEFINE_bool("status", False, "Only print how many runs are done.")
 ANALYSIS = flags.DEFINE_bool("analysis", False, "Only write the pages and figures of the rows.")
 flags.register_validator(
     "stages", lambda a: set(a) <= set(map(str, STAGES)), f"stages are {', '.join(map(str, STAGES))}"
 )
-
-
-def runs(stage: int) -> list[StudyRun]:
-    """The published runs of a stage, on --share of their bytes."""
-    return [
-        dataclasses.replace(run, bytes_per_parameter=SHARE.value * run.bytes_per_parameter)
-        for run in published_runs()
-        if run.stage == stage
-    ]
 
 
 def run_stages(path: Path, data: Path, workdir: str) -> None:
@@ -63,42 +52,32 @@ def run_stages(path: Path, data: Path, workdir: str) -> None:
     digests = {name: load_text(name, data).sha256 for name in set(rows["text"])}
     check_origin(rows, [commit, *ACCEPT.value], digests)
     executor = lab.LocalExecutor(JOBS.value, threads=1)
-    done = set(runs_of(rows))
+    runs = [
+        dataclasses.replace(run, bytes_per_parameter=SHARE.value * run.bytes_per_parameter)
+        for run in published_runs()
+    ]
+    left = [run for run in runs if run not in set(runs_of(rows))]
     for stage in map(int, ONLY.value):
-        left = [run for run in runs(stage) if run not in done]
-        check_texts({run.text for run in left}, data)
-        specs = [run_spec(run, data) for run in left]
-        if specs:
+        of_stage = [run for run in left if run.stage == stage]
+        check_texts({run.text for run in of_stage}, data)
+        if of_stage:
+            specs = [run_spec(run, data) for run in of_stage]
             results = lab.sweep(specs, workdir, executor=executor)
             append_csv(path, new_rows(results, data, commit))
+            print(f"stage {stage} ({STAGES[stage].title}): {len(specs)} runs")
 
 
 def run_on_gpu(path: Path, data: Path) -> None:
     """Trains the programs that have no scores in the file, and adds their rows."""
     check_texts(TEXTS, data)
-    for program in gpu.left(gpu.published_programs(SHARE.value), gpu.read_scores(path.parent)):
+    for program in gpu.missing(gpu.read_scores(path.parent), SHARE.value):
         append_csv(path, gpu.train(program, data, code_commit(ROOT), SHARE.value))
-
-
-def print_status(folder: Path) -> None:
-    """How many runs are done."""
-    if GPU.value:
-        left = gpu.left(gpu.published_programs(SHARE.value), gpu.read_scores(folder))
-        print(f"{len(left)} programs to go")
-        return
-    done = set(runs_of(read_rows(folder / "runs.csv")))
-    for stage in map(int, ONLY.value):
-        wanted = runs(stage)
-        count = sum(run in done for run in wanted)
-        print(f"stage {stage} ({STAGES[stage].title}): {count} of {len(wanted)} runs")
 
 
 def main() -> None:
     """Trains, or does what the flags ask for instead."""
     folder, data = Path(RESULTS.value), Path(DATA.value)
-    if STATUS.value:
-        print_status(folder)
-    elif ANALYSIS.value:
+    if ANALYSIS.value:
         from experiments.studies.head_width.page import write_pages
 
         print("\n".join(map(str, write_pages(folder))))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
@@ -118,18 +119,19 @@ def sharing_figure(multiples: Mapping[str, Estimate]) -> Figure:
     return figure
 
 
-def rate_figure(series: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Figure 4: the best learning rate over head_dim on N h = D."""
+def rate_figure(cells: DataFrame) -> Figure:
+    """Figure 4: the best learning rate over head_dim on N h = D, a line per model size and text."""
     figure, [axes] = new_axes(1)
-    for i, (name, values) in enumerate(series.items()):
-        x = sorted(values)
-        axes.plot(x, [values[h] for h in x], color=COLOURS[i], marker="os^D"[i % 4], label=name)
-    _head_dims(axes, [h for values in series.values() for h in values])
+    rates = np.exp(cells["log_rate"])
+    for i, ((width, text), some) in enumerate(cells.groupby(["width", "text"], sort=False)):
+        x = some["head_dim"].sort_values()
+        label = f"D = {width}, {text}"
+        axes.plot(x, rates[x.index], color=COLOURS[i], marker="os^D"[i % 4], label=label)
+    _head_dims(axes, cells["head_dim"])
     axes.set_yscale("log")
-    rates = [r for values in series.values() for r in values.values()]
     ticks = (0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05)
-    axes.set_yticks(*_ticks(ticks, min(rates) * 0.7, max(rates) * 1.4))
-    axes.set_ylim(min(rates) * 0.6, max(rates) * 1.5)
+    axes.set_yticks(*_ticks(ticks, rates.min() * 0.7, rates.max() * 1.4))
+    axes.set_ylim(rates.min() * 0.6, rates.max() * 1.5)
     axes.minorticks_off()
     axes.set_ylabel("best learning rate (Muon)")
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)

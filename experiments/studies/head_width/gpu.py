@@ -14,7 +14,6 @@ more.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,31 +21,16 @@ import jax
 import numpy as np
 from pandas import DataFrame
 
+from attnlab import training
 from attnlab.data import Batch, Dataset
 from attnlab.data.batching import evenly_spaced, select_rows
 from attnlab.data.text import Corpus, dataset_of_corpus
 from attnlab.models import Compute, ModelConfig, flops_per_token, matrix_axes, num_parameters
-from attnlab.training import (
-    OBJECTIVES,
-    EvaluationConfig,
-    NonFiniteLoss,
-    OptimizerConfig,
-    fit_in_memory,
-    make_optimizer,
-    sharding,
-)
 from attnlab.training.step import Evaluator
-from experiments.studies.head_width import spec
+from experiments.studies.head_width import spec, texts
 from experiments.studies.head_width.ngrams import NAMES, target_bits
 from experiments.studies.head_width.rows import PUBLISHED, read_csv
 from experiments.studies.head_width.spec import Variant
-from experiments.studies.head_width.texts import (
-    HELDOUT_BYTES,
-    TEXTS,
-    VALIDATION_BYTES,
-    load_text,
-    scored_windows,
-)
 
 WIDTH, NUM_LAYERS, LENGTH, BATCH = 256, 6, 256, 32
 SEEDS = (0, 1)
@@ -55,7 +39,7 @@ FACTORS = (0.5, 1.0, 2.0, 4.0)
 ADDED_SEEDS = (2, 3, 4, 5)
 """Of the variants with N h = D, at the best of `FACTORS`."""
 TUNING_SEEDS = (8,)
-SCORED = {"validation": VALIDATION_BYTES // 4, "heldout": HELDOUT_BYTES // 4}
+SCORED = {"validation": texts.VALIDATION_BYTES // 4, "heldout": texts.HELDOUT_BYTES // 4}
 """Bytes of each text that are scored, at most."""
 VARIANTS = (
     *(Variant(WIDTH // h, h, width=WIDTH, length=LENGTH) for h in (16, 32, 64, 128, 256)),
@@ -80,7 +64,7 @@ class Program(NamedTuple):
     variant: Variant
     learning_rate: float
     steps: int
-    seeds: tuple[int, ...] = SEEDS
+    seeds: tuple[int, ...]
 
 
 def fills_width(variant: Variant) -> bool:
@@ -88,31 +72,25 @@ def fills_width(variant: Variant) -> bool:
     return variant.num_heads * variant.head_dim == WIDTH and variant.plan == "separate"
 
 
-def published_programs(share: float = 1.0) -> list[Program]:
-    """The programs of the published scores, on a share of their bytes."""
-    scores, found = read_scores(PUBLISHED), []
-    variants = {(v.point, v.plan): v for v in VARIANTS}
-    for seeds in (TUNING_SEEDS, SEEDS, ADDED_SEEDS):
-        own = scores.loc[scores["seed"].isin(seeds), PROGRAM].drop_duplicates()
-        for point, plan, rate, steps in own.itertuples(index=False):
-            steps = max(2, round(share * steps))
-            found.append(Program(variants[point, plan], rate, steps, seeds))
-    return found
-
-
 def read_scores(folder: Path) -> DataFrame:
     """The rows of gpu_runs.csv, none where there is no file."""
     return read_csv(folder / "gpu_runs.csv", COLUMNS)
 
 
-def left(programs: Sequence[Program], scores: DataFrame) -> list[Program]:
-    """The programs of which a seed has no scores yet."""
+def missing(scores: DataFrame, share: float = 1.0) -> list[Program]:
+    """The programs of the published scores, on a share of their bytes, with the seeds that have no
+    scores here."""
+    wanted = read_scores(PUBLISHED)[[*PROGRAM, "seed"]].drop_duplicates()
+    wanted["steps"] = (share * wanted["steps"]).round().clip(lower=2).astype(int)
     there = set(scores[[*PROGRAM, "seed"]].itertuples(index=False, name=None))
-    return [
-        one for one in programs
-        if any((one.variant.point, one.variant.plan, one.learning_rate, one.steps, seed)
-               not in there for seed in one.seeds)
-    ]  # fmt: skip
+    variants = {(v.point, v.plan): v for v in VARIANTS}
+    seeds: dict[tuple[Variant, float, int], tuple[int, ...]] = {}
+    for row in wanted.itertuples(index=False, name=None):
+        if row not in there:
+            point, plan, rate, steps, seed = row
+            program = variants[point, plan], rate, steps
+            seeds[program] = (*seeds.get(program, ()), seed)
+    return [Program(*program, of) for program, of in seeds.items()]
 
 
 def model_config(variant: Variant) -> ModelConfig:
@@ -130,7 +108,8 @@ def windows(data: Path, part: str, share: float) -> dict[str, Batch]:
     """The scored windows of a part of each text, "validation" or "heldout"."""
     most = max(4 * LENGTH, round(share * SCORED[part]))
     return {
-        name: scored_windows(getattr(load_text(name, data), part), LENGTH, most) for name in TEXTS
+        name: texts.scored_windows(getattr(texts.load_text(name, data), part), LENGTH, most)
+        for name in texts.TEXTS
     }
 
 
@@ -138,12 +117,13 @@ def windows(data: Path, part: str, share: float) -> dict[str, Batch]:
 def mixture(data: Path, share: float) -> Dataset:
     """Random windows of the training parts of all texts, one behind the other, and the validation
     windows of all texts."""
-    train = np.concatenate([load_text(name, data).train for name in TEXTS])
+    train = np.concatenate([texts.load_text(name, data).train for name in texts.TEXTS])
     kept = windows(data, "validation", share).values()
     rows = {name: np.concatenate([one[name] for one in kept]) for name in ("tokens", "valid")}
     total = len(rows["tokens"])
+    corpus = Corpus("mixture", train, texts.load_text("web", data).heldout, "")
     return dataclasses.replace(
-        dataset_of_corpus(Corpus("mixture", train, load_text("web", data).heldout, ""), LENGTH),
+        dataset_of_corpus(corpus, LENGTH),
         validation=lambda count: select_rows(rows, evenly_spaced(total, count)),
     )
 
@@ -158,37 +138,40 @@ def ngrams(data: Path, share: float, steps: int) -> DataFrame:
     # All texts at once, since counting takes the time.
     bits = target_bits(np.concatenate(batches).astype(np.uint8), tokens.astype(np.uint8))
     valid = np.concatenate([one["valid"] for one in rows.values()])
-    texts = np.repeat(list(rows), [one["valid"].sum() for one in rows.values()])
+    names = np.repeat(list(rows), [one["valid"].sum() for one in rows.values()])
     found = DataFrame(dict(zip(NAMES, (each[valid] for each in bits.values()), strict=True)))
-    return found.groupby(texts).mean()
+    return found.groupby(names).mean()
 
 
 def train(program: Program, data: Path, commit: str, share: float = 1.0) -> DataFrame:
     """The rows of a program: trains its seeds together, with the optimizer and the schedule of the
     registered runs, and scores them on a share of the published windows of every text."""
     variant, rate, steps, seeds = program
-    model, dataset, objective = model_config(variant), mixture(data, share), OBJECTIVES["causal_lm"]
-    module = model.build()
+    model, dataset = model_config(variant), mixture(data, share)
+    module, objective = model.build(), training.OBJECTIVES["causal_lm"]
     config = spec.make_training(
-        OptimizerConfig(name="muon", learning_rate=rate),
+        training.OptimizerConfig(name="muon", learning_rate=rate),
         steps,
         batch_size=BATCH,
         length=LENGTH,
         seeds=seeds,
-        evaluation=EvaluationConfig(every=steps, batch_size=BATCH, windows=1, curve_windows=64),
+        evaluation=training.EvaluationConfig(
+            every=steps, batch_size=BATCH, windows=1, curve_windows=64
+        ),
         checkpoint_every=steps,
     )
-    heldout = dict.fromkeys(TEXTS, np.full(len(seeds), np.inf))
+    heldout = dict.fromkeys(texts.TEXTS, np.full(len(seeds), np.inf))
     validation, seconds = np.full(len(seeds), np.inf), math.nan
     try:
-        optimizer = make_optimizer(config, matrix_axes(model))
-        found = fit_in_memory(module, objective, config, dataset, optimizer=optimizer).result
-        mesh = sharding.data_mesh(batch_size=BATCH)
+        optimizer = training.make_optimizer(config, matrix_axes(model))
+        made = training.fit_in_memory(module, objective, config, dataset, optimizer=optimizer)
+        found = made.result
+        mesh = training.sharding.data_mesh(batch_size=BATCH)
         evaluate = Evaluator(module, objective.bind(dataset.sizes), mesh, BATCH)
         for text, rows in windows(data, "heldout", share).items():
             heldout[text] = evaluate(found.state.params, rows)["bits_per_byte"]
         validation, seconds = found.validation["bits_per_byte"], round(found.wall_seconds, 1)
-    except NonFiniteLoss:
+    except training.NonFiniteLoss:
         print(f"{variant.point} {variant.plan} diverged at {rate:g}")
     same = {
         "point": variant.point, "plan": variant.plan, "learning_rate": rate, "steps": steps,
@@ -200,6 +183,6 @@ def train(program: Program, data: Path, commit: str, share: float = 1.0) -> Data
     lines = [
         same | {"seed": seed, "text": text, "heldout_bits": float(heldout[text][i]),
                 "validation_bits": float(validation[i]), **grams.loc[text]}
-        for text in TEXTS for i, seed in enumerate(seeds)
+        for text in texts.TEXTS for i, seed in enumerate(seeds)
     ]  # fmt: skip
     return DataFrame(lines, columns=COLUMNS)

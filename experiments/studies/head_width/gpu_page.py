@@ -171,8 +171,8 @@ def seed_deviations(bits: Bits) -> Series:
 
 def page(scores: DataFrame) -> str:
     """The Markdown page. Raises ValueError where a program has no scores."""
-    if gpu.left(gpu.published_programs(), scores):
-        raise ValueError("the page needs scores of all programs; train them first (see --status)")
+    if gpu.missing(scores):
+        raise ValueError("the page needs scores of all programs; train them first (--gpu)")
     found, seeds, kept = at_best_rates(scores), added_seeds(scores), judged(scores)
     bits, first = {variant: one.bits for variant, one in found.items()}, kept.iloc[0]
     # Those of the five widths have the degrees of freedom planned for them.

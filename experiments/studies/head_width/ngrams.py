@@ -44,8 +44,9 @@ def baselines(corpus: Corpus, length: int, size: int, steps: int, seed: int) -> 
     train = np.concatenate([draw(step=step) for step in range(1, steps + 1)])
     rows = make_dataset(corpus, length).heldout(0)
     tokens = rows["tokens"].astype(np.uint8)
-    bits = witten_bell(train.astype(np.uint8), tokens, rows["valid"], (0, *CONTEXTS))
-    grams = dict(zip(("unigram", *NAMES), bits.values(), strict=True))
+    bits = target_bits(train.astype(np.uint8), tokens, (0, *CONTEXTS))
+    means = (float(each[rows["valid"]].mean()) for each in bits.values())
+    grams = dict(zip(("unigram", *NAMES), means, strict=True))
     return grams | {"gzip": gzip_bits(tokens[:, 1:])}
 
 
@@ -89,38 +90,25 @@ def _refine(
     return np.where(total > 0, (seen + kinds * lower) / np.maximum(total + kinds, 1), lower)
 
 
-def witten_bell(
-    train: Bytes,
-    scored: Bytes,
-    valid: npt.NDArray[np.bool_] | None = None,
-    contexts: Sequence[int] = CONTEXTS,
-) -> dict[int, float]:
-    """Bits per byte of interpolated Witten-Bell n-grams, by bytes of context.
+def target_bits(
+    train: Bytes, scored: Bytes, contexts: Sequence[int] = CONTEXTS
+) -> dict[int, npt.NDArray[np.float64]]:
+    """Bits of every target under interpolated Witten-Bell n-grams, by bytes of context.
 
     Args:
       train: [windows, T + 1] bytes, every batch of a run one below the other. A window that was
         drawn twice counts twice. Each window has T targets, as for the run.
       scored: [windows, T' + 1] bytes. A target sees the bytes of its own window only, as the model
         does: the first one has one byte of context.
-      valid: [windows, T'], True where a target counts; None counts all.
       contexts: numbers of bytes of context, at most 7.
 
     Returns:
-      Bytes of context -> mean of -log2 p over the targets that count.
+      Bytes of context -> -log2 p of the targets [windows, T'].
 
     >>> text = np.frombuffer(b"abababab", np.uint8)[None]
-    >>> {k: round(v, 3) for k, v in witten_bell(text, text, contexts=(0, 1)).items()}
+    >>> {k: round(float(b.mean()), 3) for k, b in target_bits(text, text, (0, 1)).items()}
     {0: 1.345, 1: 0.21}
     """
-    bits = target_bits(train, scored, contexts)
-    return {k: float((b if valid is None else b[valid]).mean()) for k, b in bits.items()}
-
-
-def target_bits(
-    train: Bytes, scored: Bytes, contexts: Sequence[int] = CONTEXTS
-) -> dict[int, npt.NDArray[np.float64]]:
-    """Bits of every target of `scored` [windows, T'], by bytes of context: `witten_bell` before its
-    mean."""
     if max(contexts) > 7:
         raise ValueError(f"contexts {tuple(contexts)} have more than 7 bytes; use 7 or fewer")
     target = scored[:, 1:].astype(np.uint64)

@@ -321,14 +321,9 @@ def _surface(study: Study) -> Figure:
     return charts.surface_figure(u, v, bits, [(h, n * h / 64) for n, h in dims])
 
 
-def _rates(rows: DataFrame) -> dict[str, dict[int, float]]:
-    """The best learning rates on N h = D: model size and text -> head_dim -> rate."""
-    cells = minima(rows[rows["stage"] == 1]).query(
+def _rates(rows: DataFrame) -> DataFrame:
+    """The cells with the best learning rates on N h = D."""
+    return minima(rows[rows["stage"] == 1]).query(
         "plan == 'separate' and layout == 'standard' and length == 128 and interior"
         " and bytes_per_parameter == 20 and num_heads * head_dim == width"
     )
-    found: dict[str, dict[int, float]] = {}
-    for cell in cells.itertuples():
-        of_size = found.setdefault(f"D = {cell.width}, {cell.text}", {})
-        of_size[cell.head_dim] = math.exp(cell.log_rate)
-    return found

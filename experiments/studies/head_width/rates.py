@@ -1,12 +1,10 @@
 """Learning rates from rows: the minimum of a grid, the choice of stage 0, a rate formula."""
 
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 CELL = ["num_heads", "head_dim", "layout", "width", "length", "plan", "budget", "parametrization",
         "text", "seed", "bytes_per_parameter"]  # fmt: skip
@@ -62,53 +60,43 @@ def parabola_minimum(bits: Mapping[float, float]) -> Minimum:
     return Minimum(float(x[best] + at), float(level - k * at**2), float(k), True)
 
 
-@dataclasses.dataclass(frozen=True)
-class RateFormula:
+class RateFormula(NamedTuple):
     """ln r* as a sum of coefficient x term, with the standard deviation of its residuals."""
 
-    coefficients: dict[str, float]
+    coefficients: Series
     residual_sd: float
-    residuals: list[float]
+    residuals: np.ndarray
     """Observed less fitted ln r* of each cell."""
 
     def rates(self, runs: DataFrame) -> list[float]:
         """r* of runs by their columns, 3 significant digits."""
-        terms = rate_terms(runs)
-        total = np.zeros(len(runs))
-        for name, term in terms.items():
-            total = total + self.coefficients[name] * term
-        return [float(f"{math.exp(one):.3g}") for one in total]
+        return [float(f"{rate:.3g}") for rate in np.exp(rate_terms(runs) @ self.coefficients)]
 
 
-def rate_terms(runs: DataFrame) -> dict[str, np.ndarray]:
+def rate_terms(runs: DataFrame) -> DataFrame:
     """The terms of the rate formula: ln h, ln N, ln D; ln of bytes per parameter over 20; ln T over
     128; 1 for narrow heads; 1 for each sharing plan."""
-
-    def log(name: str, unit: float = 1.0) -> np.ndarray:
-        return np.array([math.log(value / unit) for value in runs[name]])
-
-    return {
-        "constant": np.ones(len(runs)),
-        "ln_head_dim": log("head_dim"),
-        "ln_num_heads": log("num_heads"),
-        "ln_width": log("width", 64),
-        "ln_bytes": log("bytes_per_parameter", 20),
-        "ln_length": log("length", 128),
-        "narrow": (runs["layout"] == "narrow").to_numpy(float),
-        **{plan: (runs["plan"] == plan).to_numpy(float) for plan in PLANS},
+    terms = {
+        "constant": 1.0,
+        "ln_head_dim": np.log(runs["head_dim"]),
+        "ln_num_heads": np.log(runs["num_heads"]),
+        "ln_width": np.log(runs["width"] / 64),
+        "ln_bytes": np.log(runs["bytes_per_parameter"] / 20),
+        "ln_length": np.log(runs["length"] / 128),
+        "narrow": runs["layout"] == "narrow",
+        **{plan: runs["plan"] == plan for plan in PLANS},
     }
+    return DataFrame(terms, runs.index).astype(float)
 
 
 def fit_rates(rows: DataFrame) -> RateFormula:
     """Least squares of ln r* of every cell on `rate_terms`; a term that no cell has gets 0."""
     cells = minima(rows)
-    terms = rate_terms(cells)
-    design, best = np.column_stack(list(terms.values())), cells["log_rate"].to_numpy()
-    solution = np.linalg.lstsq(design, best, rcond=1e-10)[0]
-    left = best - design @ solution
-    free = max(1, len(best) - int(np.linalg.matrix_rank(design)))
-    coefficients = dict(zip(terms, map(float, solution), strict=True))
-    return RateFormula(coefficients, float(np.sqrt(np.sum(left**2) / free)), left.tolist())
+    terms, best = rate_terms(cells), cells["log_rate"].to_numpy()
+    solution, _, rank, _ = np.linalg.lstsq(terms.to_numpy(), best, rcond=1e-10)
+    left = best - terms.to_numpy() @ solution
+    sd = float(np.sqrt(np.sum(left**2) / max(1, len(best) - rank)))
+    return RateFormula(Series(solution, terms.columns), sd, left)
 
 
 def choose(

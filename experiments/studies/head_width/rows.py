@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -71,10 +70,8 @@ def published_runs() -> tuple[StudyRun, ...]:
 
 def check_complete(rows: DataFrame) -> None:
     """Raises ValueError unless all published runs are there."""
-    missing = Counter(run.stage for run in set(published_runs()) - set(runs_of(rows)))
-    if missing:
-        lacking = ", ".join(f"{count} of stage {stage}" for stage, count in sorted(missing.items()))
-        raise ValueError(f"the pages need all runs; {lacking} are missing: run them first")
+    if missing := len(set(published_runs()) - set(runs_of(rows))):
+        raise ValueError(f"the pages need all runs; {missing} are missing: run them first")
 
 
 def new_rows(results: lab.Results, data: Path, commit: str) -> DataFrame:

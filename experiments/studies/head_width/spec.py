@@ -9,12 +9,7 @@ from attnlab.heads import HeadNorm, Standard, make_layout
 from attnlab.heads.layout import Bias
 from attnlab.models import FFN, Compute, ModelConfig, Rotary, match_budget
 from attnlab.models.budget import Budget
-from attnlab.training import (
-    EvaluationConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+from attnlab.training import EvaluationConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from experiments.studies.head_width.texts import StudyText
 
 NUM_LAYERS = 4

@@ -16,7 +16,7 @@ from experiments.studies.head_width.spec import Variant
 WHOLE, TUNED, STEPS = gpu.VARIANTS[:5], gpu.TUNED, 2869
 TEXTS = {"web": 0.3, "novels": -0.1, "python": 0.0}
 SCORES = gpu.read_scores(PUBLISHED)
-PROGRAMS = [gpu.Program(v, rate, STEPS) for rate in gpu.FACTORS for v in WHOLE]
+PROGRAMS = [gpu.Program(v, rate, STEPS, gpu.SEEDS) for rate in gpu.FACTORS for v in WHOLE]
 ADDED = [gpu.Program(v, 2.0, STEPS, gpu.ADDED_SEEDS) for v in WHOLE]
 
 
@@ -58,19 +58,21 @@ def test_every_variant_has_the_same_flops():
 
 
 def test_the_published_programs():
-    """29 of two seeds, 5 of four seeds more; one that lacks a seed is trained again."""
-    programs = gpu.published_programs()
-    of_seeds = lambda seeds: [p for p in programs if p.seeds == seeds]
-    assert len(of_seeds(gpu.SEEDS)) == 5 * 4 + 3 * 3
-    assert {p.variant for p in of_seeds(gpu.ADDED_SEEDS)} == set(WHOLE)
-    for seeds in (gpu.SEEDS, gpu.ADDED_SEEDS):
-        assert {p.steps for p in of_seeds(seeds)} == {STEPS}
-    assert {p.variant for p in of_seeds(gpu.TUNING_SEEDS)} == {TUNED}
-    assert gpu.left(programs, SCORES) == []
-    [lost] = gpu.left(programs, SCORES[~((SCORES["plan"] == "albert") & (SCORES["seed"] == 1)
-                                         & (SCORES["learning_rate"] > 0.009))])  # fmt: skip
-    assert (lost.variant.plan, lost.seeds) == ("albert", gpu.SEEDS)
-    assert {p.steps for p in gpu.published_programs(0.01)} <= {*range(2, 30)}
+    """29 of two seeds, those of the five widths at one rate of four more; a seed that is lacking is
+    trained again."""
+    programs = gpu.missing(SCORES[:0])
+    judged = [p for p in programs if p.seeds != gpu.TUNING_SEEDS]
+    assert len(judged) == 5 * 4 + 3 * 3
+    assert {p.steps for p in judged} == {STEPS}
+    six = [p for p in judged if p.seeds == (*gpu.SEEDS, *gpu.ADDED_SEEDS)]
+    assert [p.variant for p in six] == list(WHOLE)
+    assert {p.seeds for p in judged if p not in six} == {gpu.SEEDS}
+    assert {p.variant for p in programs if p not in judged} == {TUNED}
+    assert gpu.missing(SCORES) == []
+    [lost] = gpu.missing(SCORES[~((SCORES["plan"] == "albert") & (SCORES["seed"] == 1)
+                                  & (SCORES["learning_rate"] > 0.009))])  # fmt: skip
+    assert (lost.variant.plan, lost.seeds) == ("albert", (1,))
+    assert {p.steps for p in gpu.missing(SCORES[:0], 0.01)} <= {*range(2, 30)}
 
 
 def test_the_published_file_is_read_and_written_byte_by_byte():
@@ -81,13 +83,12 @@ def test_the_published_file_is_read_and_written_byte_by_byte():
 def test_seeds_are_trained_in_one_program_and_become_rows(shared_data):
     """A tiny model: both seeds have scores of their own on every text; infinite ones at a rate at
     which it diverges."""
-    program = gpu.Program(Variant(1, 16, width=16, length=gpu.LENGTH), 0.01, 2)
+    program = gpu.Program(Variant(1, 16, width=16, length=gpu.LENGTH), 0.01, 2, (0, 1))
     scores = gpu.train(program, shared_data, "abc", 1e-6)
     assert [len(set(scores[name])) for name in ("seed", "text")] == [2, 8]
     assert scores["heldout_bits"].between(5, 9).all()
     assert scores["heldout_bits"].nunique() == 16
     assert scores["ngram3"].nunique() == 8
-    assert gpu.left([program], scores) == []
     diverged = gpu.train(program._replace(learning_rate=1e38), shared_data, "abc", 1e-6)
     assert set(diverged["heldout_bits"]) == set(diverged["validation_bits"]) == {math.inf}
 

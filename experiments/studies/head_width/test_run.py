@@ -54,7 +54,7 @@ def test_rows_of_another_commit_or_text_are_refused():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--analysis"], "97 of stage 0"),
+        (["--analysis"], "876 are missing"),
         (["--stages=9"], "stages are 0, 1"),
         (["--gpu", "--data=."], "no file wikitext2/train.txt.gz"),
         (["--stages=0", "--workdir=x", "--data=."], "no file wikitext2/train.txt.gz"),
@@ -67,12 +67,3 @@ def test_what_cannot_be_done_is_refused_before_training(tmp_path, flags, said):
     [line] = done.stderr.splitlines()
     assert said in line
     assert list(tmp_path.iterdir()) == []
-
-
-def test_status_counts_runs(tmp_path):
-    append_csv(tmp_path / "runs.csv", ROWS[ROWS["stage"] == 3][:5])
-    done = command(STUDY, f"--results={tmp_path}", "--status", "--stages=3,4")
-    assert done.stdout.splitlines() == [
-        "stage 3 (surface, D = 64): 5 of 208 runs",
-        "stage 4 (surface, D = 96): 0 of 56 runs",
-    ]

@@ -9,7 +9,7 @@ import pytest
 
 from attnlab.data.batching import TokenArray, sample, windows
 from attnlab.data.text import load_corpus
-from experiments.studies.head_width.ngrams import target_bits, witten_bell
+from experiments.studies.head_width.ngrams import target_bits
 from experiments.studies.head_width.rows import PUBLISHED
 from experiments.studies.head_width.texts import TEXTS, StudyText, load_text
 
@@ -66,29 +66,15 @@ def letters(seed, shape):
 
 
 def test_as_counted_by_hand():
-    train, scored = letters(0, (30, 9)), letters(1, (20, 12))
-    valid = np.random.default_rng(2).random((20, 11)) < 0.8
-    sizes = (0, 1, 2, 3, 4, 7)
-    found = witten_bell(train, scored, contexts=sizes)
-    each = target_bits(train, scored, contexts=sizes)
-    masked = witten_bell(train, scored, valid, contexts=sizes)
-    for size in sizes:
-        bits = by_hand(train, scored, size)
-        np.testing.assert_allclose(each[size], bits, rtol=1e-12)
-        np.testing.assert_allclose(found[size], bits.mean(), rtol=1e-12)
-        np.testing.assert_allclose(masked[size], bits[valid].mean(), rtol=1e-12)
-
-
-def test_a_context_that_begins_with_zero_bytes_is_not_a_shorter_one():
-    train = np.array([[0, 0, 5, 1], [5, 2, 5, 2]], np.uint8)
-    np.testing.assert_allclose(
-        witten_bell(train, train, contexts=(2,))[2], by_hand(train, train, 2).mean()
-    )
-
-
-def test_more_than_seven_bytes_are_refused():
+    """Also where a context begins with zero bytes, and so is as a number the shorter one."""
+    zeros = np.array([[0, 0, 5, 1], [5, 2, 5, 2]], np.uint8)
+    many = letters(0, (30, 9)), letters(1, (20, 12)), (0, 1, 2, 3, 4, 7)
+    for train, scored, sizes in (many, (zeros, zeros, (2,))):
+        found = target_bits(train, scored, sizes)
+        for size in sizes:
+            np.testing.assert_allclose(found[size], by_hand(train, scored, size), rtol=1e-12)
     with pytest.raises(ValueError, match="more than 7 bytes"):
-        witten_bell(letters(0, (2, 9)), letters(1, (2, 9)), contexts=(8,))
+        target_bits(zeros, zeros, (8,))
 
 
 # Bytes of context -> bits per byte: an independent recomputation on the first study's batches.
@@ -108,5 +94,6 @@ def test_the_first_study_s_batches(shared_data, file, expected):
     ]
     tokens, valid = windows(TokenArray(corpus.heldout), 64, 2048)
     train = np.concatenate(batches).astype(np.uint8)
-    found = witten_bell(train, tokens.astype(np.uint8), valid, contexts=(3, 4))
+    bits = target_bits(train, tokens.astype(np.uint8), (3, 4))
+    found = {size: float(each[valid].mean()) for size, each in bits.items()}
     assert found == pytest.approx(expected, abs=0.0006)

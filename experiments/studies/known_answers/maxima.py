@@ -13,30 +13,15 @@ from attnlab.data.synthetic import Generated
 from attnlab.fields import bounded
 
 
-def generate_maxima(key: Array, size: int, *, directions: Array, tokens: int) -> DeviceBatch:
-    """D-retrieval (Yu et al., ICLR 2026, arXiv 2510.06662): y = sum_i max_t a_i . x_t.
-
-    `directions` are a_i [D, d]. features [size, tokens + 1, d + 2]: `tokens` vectors x_t of
-    standard normal numbers, then a query of zeros; the last two features are 1, 0 of x_t and 0, 1
-    of the query, so that the length of x_t can be recovered after a norm. answers
-    [size, tokens + 1, 1] is y at the query, which alone is scored [size, tokens + 1].
-    """
-    x = jax.random.normal(key, (size, tokens, directions.shape[1]))
-    y = jnp.sum(jnp.max(jnp.einsum("btd,id->bti", x, directions), axis=1), axis=-1)
-    is_query = jnp.arange(tokens + 1) == tokens
-    features = jnp.pad(x, [(0, 0), (0, 1), (0, 2)])
-    features = features.at[..., -2].set(~is_query).at[..., -1].set(is_query)
-    answers = jnp.zeros((size, tokens + 1, 1)).at[:, -1, 0].set(y)
-    scored = jnp.broadcast_to(is_query, (size, tokens + 1))
-    return {"features": features, "answers": answers, "scored": scored}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Maxima(Generated):
-    """`generate_maxima`: the sum of the largest values along `directions` directions, which are
-    drawn once, orthonormal, for all seeds. Answers are shifted and scaled to mean 0 and variance 1,
-    so that the mean leaves 100 % of the variance unexplained. `train.length` is the number of
-    vectors plus 1 for the query.
+    """D-retrieval (Yu et al., ICLR 2026, arXiv 2510.06662): y = sum_i max_t a_i . x_t.
+
+    a_i are `directions` directions, drawn once, orthonormal, for all seeds; x_t vectors of standard
+    normal numbers, at the end a query of zeros, which alone is scored: `train.length` is their
+    number plus 1. Two more features are 1, 0 of x_t and 0, 1 of the query, so that the length of
+    x_t can be recovered after a norm. Answers are shifted and scaled to mean 0 and variance 1, so
+    that the mean leaves 100 % of the variance unexplained.
 
     Attributes:
       dimensions: numbers of a vector, d; a token has two more features.
@@ -68,24 +53,26 @@ class Maxima(Generated):
         return f"the largest of {length - 1} numbers along {self.directions} directions"
 
     def generator(self, length: int) -> Callable[[Array, int], DeviceBatch]:
-        """Of `length` - 1 vectors and the query; raises ValueError for fewer than 2 vectors."""
-        if length < 3:
-            raise ValueError(
-                f"train.length {length} leaves fewer than 2 vectors to choose from; raise it"
-            )
+        """(key, size) -> features [size, length, d + 2], answers [size, length, 1], scored."""
         square = np.random.default_rng(0).normal(size=(self.dimensions, self.dimensions))
         directions = jnp.asarray(np.linalg.qr(square)[0][: self.directions], jnp.float32)
+        is_query = jnp.arange(length) == length - 1
 
-        def raw(key: Array, size: int) -> DeviceBatch:
-            return generate_maxima(key, size, directions=directions, tokens=length - 1)
+        def vectors(key: Array, size: int) -> tuple[Array, Array]:
+            x = jax.random.normal(key, (size, length - 1, self.dimensions))
+            largest = jnp.max(jnp.einsum("btd,id->bti", x, directions), axis=1)
+            return x, jnp.sum(largest, axis=-1)
 
-        sample = jax.jit(lambda: raw(jax.random.key(2), MOMENT_ROWS)["answers"][:, -1, 0])()
+        sample = jax.jit(lambda: vectors(jax.random.key(2), MOMENT_ROWS)[1])()
         mean, deviation = float(np.mean(sample)), float(np.std(sample))
 
         def generate(key: Array, size: int) -> DeviceBatch:
-            rows = raw(key, size)
-            scaled = (rows["answers"] - mean) / deviation
-            return rows | {"answers": jnp.where(rows["scored"][..., None], scaled, 0)}
+            x, y = vectors(key, size)
+            features = jnp.pad(x, [(0, 0), (0, 1), (0, 2)])
+            features = features.at[..., -2].set(~is_query).at[..., -1].set(is_query)
+            answers = jnp.zeros((size, length, 1)).at[:, -1, 0].set((y - mean) / deviation)
+            scored = jnp.broadcast_to(is_query, (size, length))
+            return {"features": features, "answers": answers, "scored": scored}
 
         return generate
 

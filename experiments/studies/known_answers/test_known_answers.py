@@ -11,7 +11,7 @@ from conftest import assert_close
 
 from attnlab import data
 from attnlab.data.synthetic import examples
-from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
+from attnlab.models import Compute, head_distance, num_parameters, to_dict
 from attnlab.models.head_similarity import smallest_change
 from attnlab.names import load
 from attnlab.nested import flatten
@@ -72,30 +72,6 @@ def test_one_head_keeps_the_bound_whatever_its_weights():
     heads = dataclasses.replace(one.heads, head_dim=6)
     one = dataclasses.replace(one, vocab_size=5, width=4, heads=heads)
     assert right(one, at_random(one, 4000), examples(2, "complete")).max() == 0.75
-
-
-def test_what_one_head_writes_is_a_sum_over_arc_and_selector():
-    """The step of the proof that a second head, or a feed-forward part, takes away: the residual at
-    # times Z, which is 1 / (share of # itself) but for a factor, is A(u, v) + s_i."""
-    found = experiments("two_heads_beat_one", "tiny")
-    one = found["one head"].model
-    rows = jnp.asarray(examples(4, "complete")["tokens"])
-
-    def apart(model):
-        params = jax.tree.map(lambda a: jnp.asarray(a[0] / 4), at_random(model, 1))
-        shown = (
-            model.build().apply({"params": params}, rows, capture=("probs", "residual")).captured
-        )
-        scaled = shown["residual"][0, :, -1] / shown["probs"][0, :, 0, -1, -1:]
-        first, second = np.split(np.asarray(scaled), 2)  # by the selector
-        return first - second
-
-    found = apart(one)
-    assert_close(found, np.broadcast_to(found[:1], found.shape))
-    two = dataclasses.replace(one, heads=dataclasses.replace(one.heads, num_heads=2))
-    for other in (two, dataclasses.replace(one, ffn=FFN(width=8))):
-        found = apart(other)
-        assert np.ptp(found, axis=0).max() > 0.1 * np.abs(found).max()
 
 
 def test_two_narrow_heads_are_right_in_every_case():

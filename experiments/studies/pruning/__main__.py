@@ -1,7 +1,6 @@
 """The command of the study: python -m experiments.studies.pruning"""
 
 import json
-import math
 from pathlib import Path
 
 from absl import flags
@@ -14,15 +13,8 @@ from experiments.studies.pruning import study as pruning
 __doc__ = pruning.__doc__
 flags.DEFINE_string("workdir", None, "The folder of a run.", required=True)
 flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
-flags.DEFINE_list(
-    "pressures", ["0.1", "0.3", "1"], "Penalties on open gates: what all heads together cost."
-)
-flags.DEFINE_enum(
-    "by",
-    "layer",
-    ["layer", "group"],
-    "One gate per head and layer, or per head of a parameter group.",
-)
+flags.DEFINE_list("pressures", "0.1,0.3,1", "Penalties on open gates: what all heads cost.")
+flags.DEFINE_enum("by", "layer", ["layer", "group"], "What a head has one gate for.")
 flags.DEFINE_integer("steps", 400, "Steps of each training.", lower_bound=1)
 flags.DEFINE_float(
     "learning_rate", None, "Learning rate of the weights; the run's last one if left out."
@@ -34,34 +26,20 @@ flags.DEFINE_integer(
 flags.DEFINE_string("out", "", "JSON file for all numbers and gates.")
 
 
-def numbers(name: str, texts: list[str]) -> list[float]:
-    """The numbers of a flag. Raises ValueError unless they are finite and at least 0."""
-    try:
-        found = [float(text) for text in texts]
-    except ValueError:
-        found = []
-    if not found or not all(0 <= x < math.inf for x in found):
-        raise ValueError(
-            f"--{name}={','.join(texts)} must be finite numbers of at least 0, with commas between"
-        )
-    return found
-
-
 def main() -> None:
     """Prints the table, and writes --out."""
     given = flags.FLAGS
     out = Path(given.out) if given.out else None
     if out:
         check_new_file(out, "out")
-    pressures = numbers("pressures", given.pressures)
-    [gate_rate] = numbers("gate_rate", [str(given.gate_rate)])
     keep_compiled()
     study = pruning.begin(Path(given.workdir), given.seed, given.steps, given.learning_rate)
     most = len(study.source.heldout(0)["valid"])
     if given["rows"].present and given.rows > most:
         raise ValueError(f"--rows={given.rows} is more than the {most} held-out rows of the data")
+    pressures = [float(text) for text in given.pressures]
     whole, rows = pruning.at_pressures(
-        study, pressures, by=given.by, rate=gate_rate, rows=given.rows
+        study, pressures, by=given.by, rate=given.gate_rate, rows=given.rows
     )
     print(pruning.table(study.config, whole, rows, by=given.by))
     if out:

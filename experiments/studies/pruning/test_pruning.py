@@ -21,8 +21,8 @@ __all__ = ["run"]
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--pressures=1,nan"], "--pressures=1,nan"),
-        (["--gate_rate=nan"], "--gate_rate=nan"),
+        (["--pressures=nan"], "not nan"),
+        (["--pressures=a"], "'a'"),
         (["--learning_rate=1e9", "--steps=12", "--pressures=0.5"], "pressure 0.5"),
         (["--rows=100000000"], "--rows=100000000"),
     ],

@@ -51,33 +51,27 @@ def evaluate(
     first = next(iter(models.values()))
     kept = [readable(first, trees) for trees in splits]
     trees = [[tree for tree, _ in part] for part in kept]
+    sizes = (len(trees[0]), len(trees[1]))
     labels = syntax.frequent_labels(*trees, least=least)
-    if not labels:
+    if not labels or sizes[1] < 2:
         raise ValueError(
-            f"no relation has {least} words in both parts; of {len(splits[0])} and "
-            f"{len(splits[1])} sentences the model can read {len(trees[0])} and {len(trees[1])}, "
-            "others are too long: raise --sentences, lower --least or take a model of a larger "
-            "max_len"
+            f"no relation has {least} words in both parts, or only one sentence is left to judge "
+            f"by; of {len(splits[0])} and {len(splits[1])} sentences the model can read {sizes[0]} "
+            f"and {sizes[1]}, others are too long: raise --sentences, lower --least or take a "
+            "model of a larger max_len"
         )
-    if len(trees[1]) < 2:
-        raise ValueError("the model can read 1 sentence to judge by; an interval needs two or more")
 
     def study(opened: LoadedModel, params: Params) -> list[SyntaxScore]:
-        tallies = [
-            syntax.count_correct(
-                some,
-                syntax.head_predictions(opened.config, params, [text for _, text in part]),
-                labels,
-            )
-            for some, part in zip(trees, kept, strict=True)
-        ]
+        tallies = []
+        for some, part in zip(trees, kept, strict=True):
+            found = syntax.head_predictions(opened.config, params, [text for _, text in part])
+            tallies.append(syntax.count_correct(some, found, labels))
         return syntax.evaluate_heads(*tallies)
 
     found = {name: study(one, one.params) for name, one in models.items()}
     if untrained:
         one = smallest_inputs(first.config)
         found |= {f"{name}, untrained": study(m, m.initial(one)) for name, m in models.items()}
-    sizes = (len(trees[0]), len(trees[1]))
     return Study(found, sizes, sum(map(len, splits)) - sum(sizes))
 
 
@@ -96,11 +90,8 @@ def readable(
 
 def open_seeds(folder: Path, seed: int | None) -> dict[str, LoadedModel]:
     """Every seed of a run by its name, or the one that is asked for."""
-    first = open_run(folder, seed)
-    seeds = seeds_of(folder)
-    if seed is not None:
-        return {f"seed {seed}": first}
-    return {f"seed {s}": first if s == seeds[0] else open_run(folder, s) for s in seeds}
+    seeds = seeds_of(folder) if seed is None else [seed]
+    return {f"seed {one}": open_run(folder, one) for one in seeds}
 
 
 def read_parts(path: Path) -> list[list[Tree]]:
@@ -108,16 +99,14 @@ def read_parts(path: Path) -> list[list[Tree]]:
     if path.is_file():
         trees = read_trees(path)
         return [trees[::2], trees[1::2]]
-    if not path.is_dir():
-        raise FileNotFoundError(f"no treebank {path}; give a folder or a .conllu file")
     return [read_trees(_part(path, name)) for name in (CHOOSING, JUDGING)]
 
 
 def _part(path: Path, name: str) -> Path:
     parts = treebank_parts(path)
     if name not in parts:
-        raise ValueError(
-            f"{path} holds no file *-{name}.conllu (or .conllu.gz); give a folder as Universal "
+        raise FileNotFoundError(
+            f"no file {path}/*-{name}.conllu (or .conllu.gz); give a folder as Universal "
             "Dependencies publishes it, or one .conllu file"
         )
     return parts[name]

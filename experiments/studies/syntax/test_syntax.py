@@ -37,7 +37,7 @@ def test_parts_of_a_folder_and_of_a_file(treebank):
     halves = syntax.read_parts(treebank / "xx-ud-dev.conllu")
     assert texts(one for pair in zip(*halves, strict=True) for one in pair) == texts(choosing)
     (treebank / "xx-ud-test.conllu.gz").unlink()
-    with pytest.raises(ValueError, match=r"-test\.conllu"):
+    with pytest.raises(FileNotFoundError, match=r"-test\.conllu"):
         syntax.read_parts(treebank)
 
 

@@ -64,24 +64,11 @@ LARGE: Values = {
 SHORT: Values = {
     "model.max_len": 64,
     STEPS: 200,
-    "train.batch_size": 16,
-    "train.accumulate": 1,
-    "train.length": 64,
-    "train.optimizer.name": "adamw",
-    "train.schedule.name": "cosine",
-    RATE: 3e-3,
-    "train.schedule.final_learning_rate": 3e-4,
     "train.schedule.warmup_steps": 50,
-    "train.optimizer.beta2": 0.99,
-    "train.optimizer.epsilon": 1e-8,
-    "train.optimizer.weight_decay": 0.1,
-    "train.optimizer.clip_norm": 1.0,
-    "train.log_every": 50,
     "train.evaluation.windows": 512,
-    "train.evaluation.every": 100,
     "train.checkpoint_every": 200,
 }
-"""A short training for a CPU."""
+"""What a short training for a CPU changes in the defaults."""
 
 
 class Table(NamedTuple):
@@ -99,7 +86,7 @@ class Table(NamedTuple):
     depths: int
     """What `tiny` divides numbers of layers, and of groups in a plan, by."""
     tiny: Values
-    """Of the base of `tiny`."""
+    """Of the base of `tiny`, beside `SHORT`."""
     tiny_rows: Values = {}  # noqa: RUF012
     """Of the rows of `tiny` that change the field."""
 
@@ -160,8 +147,8 @@ TABLES = {
         NOAM,
         widths=8,
         depths=2,
-        tiny=SHORT | {"model.vocab_size": 357},
-        tiny_rows={field: SHORT[field] for field in (STEPS, RATE)},
+        tiny={"model.vocab_size": 357, SMOOTHING: 0.1},
+        tiny_rows={STEPS: 200, RATE: 3e-3},
     ),
     "albert": Table(
         "Which part of a layer can all layers share?",
@@ -185,8 +172,7 @@ TABLES = {
         },
         widths=16,
         depths=1,
-        tiny=SHORT
-        | {"model.vocab_size": 257, HEADS: 4, "model.norm.position": "pre", "model.max_len": 32}
+        tiny={"model.vocab_size": 257, HEADS: 4, "model.norm.position": "pre", "model.max_len": 32}
         | {"train.length": 32, STEPS: 600, "train.evaluation.windows": 1024},
         tiny_rows={EMBEDDING_WIDTH: 24},
     ),
@@ -211,7 +197,7 @@ TABLES = {
         },
         widths=8,
         depths=3,
-        tiny=SHORT | {"model.vocab_size": 357, STEPS: 300, "train.evaluation.windows": 1024},
+        tiny={"model.vocab_size": 357, STEPS: 300, "train.evaluation.windows": 1024},
     ),
     "takase": Table(
         "In which order should more layers share weights?",
@@ -224,7 +210,7 @@ TABLES = {
         NOAM,
         widths=8,
         depths=3,
-        tiny=SHORT | {"model.vocab_size": 357, "model.norm.position": "pre"},
+        tiny={"model.vocab_size": 357, "model.norm.position": "pre", SMOOTHING: 0.1},
     ),
 }  # fmt: skip
 TABLES["t5_language_model"] = TABLES["t5"]._replace(
@@ -240,9 +226,8 @@ def get_config(arg: str = "") -> ConfigDict:
     preset, found = config.parse(arg, KEYS), config.base()
     table = TABLES[preset.table]
     config.set_model(found, table.model)
-    config.set_values(found, LARGE | table.train)
-    if preset.tiny:
-        config.set_values(found, table.divided(flatten(found.to_dict())) | table.tiny)
+    small = table.divided(flatten(found.to_dict())) | SHORT | table.tiny
+    config.set_values(found, small if preset.tiny else LARGE | table.train)
     return found
 
 
