@@ -1,6 +1,7 @@
 """`sweep`: runs a list of `RunSpec`s, and what policies make of it after reading results."""
 
 import dataclasses
+import re
 import shutil
 import time
 from collections.abc import Iterable, Sequence
@@ -252,7 +253,7 @@ def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:
 
 
 def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:
-    """The last line of what each run left: of its error.txt, or of the log of its worker."""
+    """The error of each run, in its error.txt, or the last line of the log of its worker."""
     full = shutil.disk_usage(workdir).free < 1 << 20
     unknown = "the disk is full; free some of it and run the same again" if full else "it ended"
     logs = sorted((workdir / LOGS).glob("*.log"), key=lambda log: log.stat().st_mtime)
@@ -261,5 +262,8 @@ def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:
         places = [run_folder(workdir, spec) / ERROR, *logs[-1:]]
         path = next(filter(Path.exists, places), workdir)
         text = path.read_text().strip() if path.is_file() else ""
-        lines.append(f"  {spec.id}: {text.splitlines()[-1] if text else unknown} (see {path})")
+        # Notes follow the line of an error, such as those of JAX on its tracebacks.
+        errors = re.findall(r"^[\w.]+(?:Error|Exception|Exit): .*", text, re.MULTILINE)
+        why = (errors or text.splitlines() or [unknown])[-1]
+        lines.append(f"  {spec.id}: {why} (see {path})")
     return "\n".join(lines + (["  ..."] if len(failed) > SHOWN else []))

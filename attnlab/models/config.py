@@ -6,13 +6,16 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 
+from attnlab.attention.masks import Edges
 from attnlab.fields import Spec, as_count, bounded
 from attnlab.heads import (
     Cache,
     Layout,
     Standard,
+    explain_heads,
     init_cache,
     kv_weight_names,
 )
@@ -53,6 +56,9 @@ class FlaxModel(Protocol):
 
 MODULES: "dict[Kind, Callable[[ModelConfig], FlaxModel]]" = {}
 """Kind of model -> its Flax module; `attnlab.models.flax` fills it."""
+
+WITHOUT_DEVICE = {"blockwise": "blockwise", "xla": "xla", "cudnn": "xla", "edges": "edges"}
+"""Backend -> the one whose limits do not depend on the device, and are limits of it too."""
 
 __all__ = ["EncoderConfig", "LayerOverrides", "LayerSpec", "LayerType", "ModelConfig"]
 
@@ -427,7 +433,7 @@ def check_sublayers(config: ModelConfig) -> None:
 
 
 def check_heads(config: ModelConfig) -> None:
-    """Raises ValueError for heads that do not fit the layers or the positions."""
+    """Raises ValueError for heads that do not fit the layers, the positions or the backend."""
     layout, attention, rotary = config.layout, config.attention, config.positions.is_rotary
     if layout.size("out_width") != config.width:
         raise ValueError(
@@ -453,6 +459,33 @@ def check_heads(config: ModelConfig) -> None:
     if attention.order is not None:
         sizes = CallSizes(1, config.max_len, config.max_len, rotary=rotary)
         choose(layout, sizes, attention.order)
+    backend = WITHOUT_DEVICE.get(attention.implementation or "")
+    if backend and (reason := _refusal(config, backend)):
+        raise ValueError(
+            f"attention.implementation={attention.implementation!r} cannot run this model: "
+            f"{reason}; use implementation='dense' or None"
+        )
+
+
+def _refusal(config: ModelConfig, backend: str) -> object:
+    """Why a backend cannot run the heads in any form, in training too, or None."""
+    x = jax.ShapeDtypeStruct((1, config.max_len, config.width), "float32")
+    nodes, rate = jnp.zeros(1, int), config.dropout.attention
+    reasons: list[object] = []
+    for order in {config.attention.order, config.attention.order or "factored"}:
+        report = explain_heads(
+            config.layout,
+            x,
+            order=order,
+            implementation=backend,
+            is_causal=config.kind != "encoder",
+            local_window_size=config.attention.window,
+            mask=Edges(nodes, nodes) if backend == "edges" else None,
+            dropout_rate=rate,
+            dropout_key=jax.random.key(0) if rate else None,
+        )
+        reasons.append(report["implementation"][backend])
+    return None if "chosen: requested" in reasons else reasons[-1]
 
 
 # Layer types --------------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ def _check_vo(layout: Layout) -> None:
         raise ValueError("values of layout 'grouped_tied' are its keys; leave vo out")
     if "v" not in names or "o" not in names or isinstance(layout, Latent | TensorProduct):
         raise ValueError(f"{layout} has no v and o per head; leave vo out")
+    if layout.num_score_maps != layout.num_heads:
+        raise ValueError(f"the heads of {layout} are normalized in the basis of v; leave vo out")
     if any(isinstance(extra, Gate) and extra.by == "element" for extra in layout.extras):
         raise ValueError("a gate per element depends on the basis of v; leave vo out")
 

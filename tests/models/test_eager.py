@@ -8,11 +8,12 @@ import jax
 import numpy as np
 import pytest
 from conftest import assert_close
+from jax.extend import backend
 from random_models import random_params
 
 from attnlab import FFN, ModelConfig, capture, dot_product_attention, generate
 from attnlab.heads import Standard, init, multi_head_attention
-from attnlab.models import Dropout, Learned
+from attnlab.models import Dropout, Learned, param_shapes
 from attnlab.models.generate import prefill
 
 CONFIG = ModelConfig(
@@ -112,3 +113,15 @@ def test_traced_calls_are_part_of_the_callers_program():
     """Also where nothing that they are given is traced: its scan is not inside a call."""
     program = jax.make_jaxpr(lambda: apply().logits)()
     assert "scan" in {equation.primitive.name for equation in program.eqns}
+
+
+@pytest.mark.slow
+def test_programs_of_many_configs_are_dropped():
+    q, before = np.ones((1, 3, 2, 4), "float32"), len(backend.get_backend().live_executables())
+    for number in range(80):
+        config = dataclasses.replace(CONFIG, max_len=12 + number, num_layers=1)
+        params = jax.tree.map(lambda a: np.ones(a.shape, "float32"), param_shapes(config))
+        config.build().apply({"params": params}, TOKENS)
+        dot_product_attention(q, q, q, scale=0.1 + number, implementation="blockwise")
+    gc.collect()
+    assert len(backend.get_backend().live_executables()) - before < 150

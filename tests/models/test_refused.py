@@ -13,6 +13,7 @@ from attnlab.models import (
     FFN,
     Attention,
     Compute,
+    Dropout,
     Embedding,
     EncoderConfig,
     Experts,
@@ -35,10 +36,7 @@ from attnlab.sharing import Plan
 
 BOTH = (TypeError, ValueError)
 ENCODER_DECODER = change(SMALL, kind="encoder_decoder")
-BLOCKWISE = change(
-    SMALL, attention=Attention(implementation="blockwise"),
-    heads=heads.Standard(num_heads=3, extras=(heads.TalkingHeads(),)),
-)  # fmt: skip
+TALKING = heads.Standard(num_heads=4, extras=(heads.TalkingHeads(),))
 IMAGES = Images(height=6, width=15, channels=2, patch_height=3, patch_width=5)
 TWO = Plan(attention=(0, 1), ffn=(0, 1))
 ROTARY = heads.Standard(num_heads=2, head_dim=3)
@@ -63,6 +61,10 @@ def with_encoder(**fields):
     return ModelConfig(
         kind="encoder_decoder", num_layers=2, sharing=TWO, encoder=EncoderConfig(**fields)
     )
+
+
+def backend(name, **fields):
+    return ModelConfig(attention=Attention(implementation=name), **fields)
 
 
 CONFIGS = [
@@ -98,6 +100,10 @@ CONFIGS = [
     (lambda: types((1, {"heads": ROTARY}), (1, {}), positions=Relative()), "table for 4 heads"),
     (lambda: types((1, {"window": 2}), (1, {}), kind="encoder_decoder"), "an encoder_decoder"),
     (lambda: LayerOverrides(window=3, full_attention=True), "give window or full_attention=True"),
+    # Backends that cannot run the heads.
+    (lambda: backend("blockwise", heads=TALKING), "'blockwise' .*talking_heads"),
+    (lambda: backend("edges"), r"'edges' .*masks\.Edges"),
+    (lambda: backend("xla", dropout=Dropout(attention=0.1)), "'xla' .*has no dropout_rate"),
     # Images.
     (lambda: change(IMAGES, height=7), "7 x 15"),
     (lambda: images(vocab_size=31), "set vocab_size=32"),
@@ -159,7 +165,6 @@ CALLS = [
     (SMALL, {"patch": {"probs": 3}}, "patch"),
     (SMALL, {"patch": {"probs": lambda a, layer: a[..., 1:]}}, "patch of 'probs' returned shape"),
     (SMALL, {"training": True}, "training"),
-    (BLOCKWISE, {}, "'blockwise' .*talking_heads needs the scores of all heads"),
     # Caches.
     (SMALL, {"cache": 8}, "init_cache"),
     (SMALL, {"cache": {"k": jnp.ones(3)}}, "init_cache"),

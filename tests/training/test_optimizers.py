@@ -195,6 +195,54 @@ def test_first_update_is_the_rate_times_base_over_fan_in(layout):
     assert seen > {*fan_in, "embedding", "positions", "scale", "lm_head", "classifier"}
 
 
+def residual_changes(width, base, steps):
+    """Root mean square change of the residual stream of the last layer after each of `steps`."""
+    config = models.ModelConfig(
+        width=width, heads=heads.Standard(num_heads=width // 16), ffn=models.FFN(width=4 * width),
+        num_layers=1, max_len=16, compute=models.Compute(remat=False),
+    )  # fmt: skip
+    model, tokens = config.build(), jax.random.randint(jax.random.key(1), (4, 17), 0, 256)
+    options = dict(learning_rate=0.0003, base_fan_in=base, clip_norm=0.0, weight_decay=0.0)
+    transform = made("adamw", CONSTANT, models.matrix_axes(config), **options).transform
+    params = model.init(jax.random.key(0), tokens[:, :-1])["params"]
+    for table in ("embedding", "positions"):  # coordinates of 1 at every width
+        params[table] = params[table] * width**0.5
+
+    def loss(params):
+        logits = jax.nn.log_softmax(model.apply({"params": params}, tokens[:, :-1]).logits)
+        return -jnp.mean(jnp.take_along_axis(logits, tokens[:, 1:, None], -1))
+
+    @jax.jit
+    def step(params, state):
+        updates, state = transform.update(jax.grad(loss)(params), state, params)
+        return jax.tree.map(jnp.add, params, updates), state
+
+    def residual(params):
+        return model.apply({"params": params}, tokens[:, :-1], capture=("residual",)).captured
+
+    first, state, found = residual(params)["residual"][-1], transform.init(params), []
+    for i in range(1, max(steps) + 1):
+        params, state = step(params, state)
+        if i in steps:
+            found.append(jnp.sqrt(jnp.mean((residual(params)["residual"][-1] - first) ** 2)))
+    return np.array(found)
+
+
+@pytest.mark.slow
+def test_coordinate_check():
+    """With 1/fan-in the residual stream changes no more in a wider model; without, it does.
+
+    The embeddings have coordinates of variance 1 here, as in muP. With attnlab's initial scale of
+    1/sqrt(D) the change with the option grows by a factor of 1.6 from D = 32 to 512.
+    """
+    widths, steps = (32, 64, 128, 256, 512), (1, 5, 10)
+    scaled = np.array([residual_changes(d, 32, steps) for d in widths])
+    plain = np.array([residual_changes(d, None, steps) for d in widths])
+    slope = lambda changes: np.polyfit(np.log(widths), np.log(changes), 1)[0]
+    assert np.all(np.abs(slope(scaled)) < 0.05)
+    assert np.all(slope(plain) > 0.8)
+
+
 def test_clipping_is_by_the_norm_of_all():
     grads = random(1)
     norm = float(optax.tree.norm(grads))

@@ -88,6 +88,7 @@ def test_bases_that_commute_with_rotary_positions():
         (six(qk_norm=HeadNorm()), dict(qk=np.eye(4)), "qk_norm depends on the basis"),
         (six(extras=(Gate("element"),)), dict(vo=np.eye(5)), "a gate per element depends"),
         (six("absorbed"), dict(vo=np.eye(3)), "no v and o per head"),
+        (six("differential", num_kv_heads=6), dict(vo=np.eye(5)), "leave vo out"),
         (small("grouped_tied", width=6, num_heads=2), dict(vo=np.eye(3)), "are its keys"),
         (small(width=6, num_heads=2, tie="kv"), dict(qk=np.eye(3)), "leave qk out"),
         (small(width=6, num_heads=2, tie="qkv"), dict(vo=np.eye(3)), "leave vo out"),
