@@ -28,6 +28,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import jax
 from absl import flags
@@ -95,14 +96,8 @@ def main(file: config.ConfigFile) -> None:
     print(header(specs, folder), file=sys.stderr, flush=True)
     problem = ""
     try:
-        lab.sweep(
-            specs,
-            folder,
-            executor=executor(),
-            policies=policies,
-            description=about,
-            waits=_FLAGS.busy == "wait",
-        )
+        waits, where = _FLAGS.busy == "wait", executor()
+        lab.sweep(specs, folder, executor=where, policies=policies, description=about, waits=waits)
     except lab.Queued as queued:
         print(queued, file=sys.stderr)
     except lab.SweepFailed as failed:
@@ -151,16 +146,13 @@ def policies_of(specs: Sequence[lab.RunSpec], about: lab.Description) -> list[la
 
 def executor() -> lab.Executor:
     """Where the flags want the runs to be computed."""
-    options = _run_options()
+    jobs, threads, options = _FLAGS.jobs, _FLAGS.threads, _run_options()
+    variables = app.jax_flags()
     if _FLAGS.launcher == "local":
-        return lab.LocalExecutor(_FLAGS.jobs, _FLAGS.threads, options, app.jax_flags())
+        return lab.LocalExecutor(jobs, threads, options, variables)
+    mode: Literal["submit", "write"] = "write" if _FLAGS.print_only else "submit"
     return lab.SlurmExecutor(
-        _FLAGS.jobs,
-        _FLAGS.slurm,
-        run_options=options,
-        environment=app.jax_flags(),
-        threads=_FLAGS.threads,
-        mode="write" if _FLAGS.print_only else "submit",
+        jobs, _FLAGS.slurm, run_options=options, environment=variables, threads=threads, mode=mode
     )
 
 

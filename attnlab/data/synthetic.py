@@ -50,9 +50,7 @@ class Generated(Spec, abc.ABC, prefix="data."):
     def shapes(self, length: int) -> dataset.BatchShapes:
         """Those of a generated row."""
         generate = self.generator(length)
-        one = lambda key: generate(key, 1)
-        shapes: dataset.BatchShapes = jax.eval_shape(one, jax.random.key(0))
-        return shapes
+        return dict(jax.eval_shape(lambda key: generate(key, 1), jax.random.key(0)))
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
         """Rows of `length` tokens; `folder` is not used. Raises ValueError as `generator` does."""

@@ -201,7 +201,7 @@ class TokenFiles(Spec, prefix="data."):
 
     @property
     def tokenizer(self) -> str:
-        """ "bytes", or empty: a run keeps the tokenizer.json of any other."""
+        """`bytes`, or empty: a run keeps the tokenizer.json of any other."""
         return "bytes" if self.index.tokenizer == "bytes" else ""
 
     def shapes(self, length: int) -> BatchShapes:

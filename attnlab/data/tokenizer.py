@@ -56,14 +56,11 @@ class Tokenizer:
     (256, ['p', '\\\\xc3', '\\\\xa9'])
     """
 
-    size: int
-    content: bytes
-
     def __init__(self, tokenizer: Any, size: int | None = None) -> None:
         self._tokenizer = tokenizer
         # Some ids may be unused.
         self.size = size or 1 + int(max(tokenizer.get_vocab().values(), default=-1))
-        self.content = tokenizer.to_str(pretty=True).encode()
+        self.content: bytes = tokenizer.to_str(pretty=True).encode()
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Texts to train on, without special tokens."""

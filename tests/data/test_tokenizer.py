@@ -1,5 +1,6 @@
 """Every text comes back as it was, and its tokens stand for its bytes."""
 
+import codecs
 import json
 
 import numpy as np
@@ -32,7 +33,7 @@ def test_a_file_is_read(tmp_path):
     """One that was kept in the run's folder, or anybody's: here one that knows words alone."""
     learnt = make_tokenizer("bpe:270", ["low low low"])
     assert make_tokenizer("bpe:270", ["new new new"]).digest != learnt.digest
-    (tmp_path / FILE).write_bytes(learnt.content)
+    (tmp_path / FILE).write_bytes(codecs.BOM_UTF8 + learnt.content)
     kept = make_tokenizer("bpe:270", ["other texts"], tmp_path)
     assert kept.digest == learnt.digest
     path = word_tokenizer(tmp_path / "words.json", {"?": 0, "the": 1, "sea": 2})

@@ -53,6 +53,9 @@ def test_a_ratio_is_ours_over_theirs(clock):
     [best] = measure.summary([{"name": "a case", "rows": rows}]).to_dict("records")
     assert (best["fastest of ours"], best["fastest of others"]) == ("ours", "quick")
     assert best["time, ours / theirs"] == pytest.approx(1.25)
+    alone = measure.measure([measure.refuse("ours", "too long", True), entries[1]], 2)
+    assert [r["verdict"] for r in alone] == ["refuses: too long", "ours refuses"]
+    assert alone[1]["milliseconds"] == pytest.approx(4000)
     record = {"name": "a case", "tokens": 1000, "about": {}, "rows": rows}
     line = "| theirs | 0.5 | 0.5 | 0.5 | 4000 | 4000 | 250 | not slower |"
     assert line in measure.case_table(record, ABOUT)
@@ -71,12 +74,6 @@ def test_interval_holds_the_median_of_noisy_rounds():
     median, low, high = measure.interval(ratios, np.random.default_rng(0))
     assert median == np.median(ratios)
     assert np.sort(ratios)[4] <= low < 0.8 < high <= np.sort(ratios)[16]
-
-
-def test_ours_refusing_leaves_times_of_peers(clock):
-    rows = measure.measure([measure.refuse("ours", "too long", True), Entry("b", clock(1.0))], 2)
-    assert [r["verdict"] for r in rows] == ["refuses: too long", "ours refuses"]
-    assert rows[1]["milliseconds"] == pytest.approx(1000)
 
 
 def test_rounds_stop_in_time(clock):
@@ -141,7 +138,10 @@ WRONG = {
     "key and value swapped": (lambda q, k, v: plain(q, v, k), "forward"),
     "another shape": (lambda q, k, v: plain(q, k, v)[:, :4], "forward"),
     "not a number": (lambda q, k, v: jnp.nan * q, "forward"),
-    "no gradient of k": (lambda q, k, v: plain(q, jax.lax.stop_gradient(k), v), "with gradient"),
+    "twice the gradient of k": (
+        lambda q, k, v: plain(q, 2 * k - jax.lax.stop_gradient(k), v),
+        "with gradient",
+    ),
 }
 
 

@@ -26,7 +26,7 @@ from experiments.config import (
     read,
     set_values,
     setup_of,
-)
+)  # fmt: skip
 from experiments.configs import byte_lm, heads_and_sharing
 from experiments.run import run_config
 

@@ -92,6 +92,8 @@ REFUSED = [
     ("sample", "", "--workdir"),
     ("sample", "--workdir=x", "--text"),
     ("sample", "--path=x --seed=4", "--seed"),
+    ("sample", "--workdir=x --tokens=3;4", "--tokens"),
+    ("sample", "--workdir=x --text=a --tokens=3", "--tokens"),
     ("sample", "--workdir=x --text=a --temperature=0 --top_k=3 --count=2", "--top_k, --count"),
     ("export", "--path=x", "--out"),
     ("inspect_model", "", "--config"),
@@ -124,6 +126,7 @@ def test_none_the_home_folder_and_repeated_fields(tmp_path, nine_letters):
         "--config.train.seeds=3,4", "--vary=model.embedding.width=None,16",
         "--config.model.heads.latent_dim=6", "--config.model.positions.kind=relative",
         "--config.model.positions.buckets=8", "--config.model.heads.layout=latent",
+        "--noconfig.model.ffn.bias", "--config.model.heads.extras.sink.on",
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "experiments.sweep", *words],
@@ -138,6 +141,7 @@ def test_none_the_home_folder_and_repeated_fields(tmp_path, nine_letters):
     attention = model.attention
     assert [attention.window, attention.implementation, attention.layer_scales] == [None] * 3
     assert [model.norm.bias, model.output.soft_cap] == [None, 3.5]
+    assert (model.ffn.bias, len(model.heads.extras)) == (False, 1)
     assert data.path == str(tmp_path / "text.txt")
     assert (model.heads.name, model.heads.latent_dim) == ("latent", 6)
     assert model.positions == Relative(buckets=8)

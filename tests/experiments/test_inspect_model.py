@@ -3,20 +3,13 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from commands import command
 
-from attnlab import pretrained
-from attnlab.heads import Standard, TalkingHeads, Wide
-from attnlab.models import FFN, ModelConfig, describe, describe_attention, num_parameters
+from attnlab.heads import TalkingHeads, Wide
+from attnlab.models import ModelConfig, describe, describe_attention
 
 WIDE = Wide(num_heads=3, biases=("q", "k", "v", "o"))
 CONFIG = ModelConfig(width=12, num_layers=10, heads=WIDE, sharing="cycle_rev:4")
-
-# What GPT-2's config.json can say.
-STANDARD = Standard(num_heads=3, biases=("q", "k", "v", "o"))
-PUBLISHED = ModelConfig(width=12, heads=STANDARD, ffn=FFN(activation="gelu_tanh"))
 
 
 def test_the_plan_as_a_picture():
@@ -26,19 +19,6 @@ def test_the_plan_as_a_picture():
     assert picture[0] == "layers       0 1 2 3 4 5 6 7 8 9"
     assert picture[1] == "  attention  0 1 2 3 0 1 2 3 3 2"
     assert picture[2] == "  ffn        0 1 2 3 0 1 2 3 3 2"
-
-
-def test_a_published_folder(tmp_path):
-    config = dataclasses.replace(PUBLISHED, num_layers=4)
-    tokens = jnp.zeros((1, 3), jnp.int32)
-    params = jax.eval_shape(config.build().init, jax.random.key(0), tokens)["params"]
-    params = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), params)
-    pretrained.save(tmp_path / "model", config.build(), params)
-    told = command("experiments.inspect_model", f"--path={tmp_path / 'model'}")
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.startswith("decoder of width 12: layout standard, 3 heads")
-    assert f"{num_parameters(config):,}" in told.stdout
-    assert f"texts of {config.max_len} tokens" in told.stdout
 
 
 def attention(config, batch=8, length=16):

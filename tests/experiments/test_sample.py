@@ -9,7 +9,7 @@ from commands import command
 from test_view import SEEDS, folder, run
 
 from attnlab.load import open_folder, open_run
-from attnlab.models import Sampling, generate
+from attnlab.models import Sampling, generate, num_parameters
 
 __all__ = ["folder", "run"]
 
@@ -62,7 +62,11 @@ def test_a_stored_tokenizer_is_exported(folder, tmp_path):
     assert (out / "tokenizer.json").read_bytes() == (folder[0] / "tokenizer.json").read_bytes()
 
 
-def test_a_run_is_inspected(run):
-    done = command("experiments.inspect_model", f"--workdir={run[0]}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("decoder of width 12: layout standard, 2 heads, sharing cycle:2")
+def test_a_run_and_a_folder_are_inspected(run, folder):
+    whole = ("--workdir", *run[:2], "2 heads, sharing cycle:2"), ("--path", *folder[:2], "3 heads")
+    for flag, path, config, title in whole:
+        done = command("experiments.inspect_model", f"{flag}={path}")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"decoder of width 12: layout standard, {title}")
+        assert f"{num_parameters(config):,}" in done.stdout
+        assert f"texts of {config.max_len} tokens" in done.stdout

@@ -18,13 +18,9 @@ from experiments.config import experiment_of
 from experiments.configs import byte_lm, translation
 
 MODEL = dict(
-    width=12,
-    num_layers=3,
-    heads=dict(num_heads=2),
-    ffn=dict(width=8),
-    max_len=24,
+    width=12, num_layers=3, heads=dict(num_heads=2), ffn=dict(width=8), max_len=24,
     sharing="cycle:2",
-)
+)  # fmt: skip
 SEEDS = (4, 9)
 TEXT = "na\u00efve </script>"
 
@@ -75,13 +71,9 @@ def folder(tmp_path_factory):
     """A published folder with a tokenizer of words."""
     path = tmp_path_factory.mktemp("published") / "gpt2"
     config = ModelConfig(
-        width=12,
-        num_layers=2,
-        heads=Standard(num_heads=3, biases=("q", "k", "v", "o")),
-        ffn=FFN(activation="gelu_tanh"),
-        vocab_size=5,
-        max_len=16,
-    )
+        width=12, num_layers=2, heads=Standard(num_heads=3, biases=("q", "k", "v", "o")),
+        ffn=FFN(activation="gelu_tanh"), vocab_size=5, max_len=16,
+    )  # fmt: skip
     params = weights(config)
     pretrained.save(path, config.build(), params)
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1, "cat": 2}, unk_token="[UNK]"))
@@ -197,12 +189,6 @@ def test_two_texts_for_an_encoder_decoder(run, tmp_path):
 def test_what_a_run_cannot_read(run, asked, said):
     with pytest.raises(ValueError, match=said):
         load.open_run(run[0]).read(*asked)
-
-
-@pytest.mark.parametrize("flags", [["--tokens=3;4"], ["--text=a", "--tokens=3"]])
-def test_texts_and_ids_that_are_none(run, flags):
-    told = command("experiments.sample", f"--workdir={run[0]}", *flags)
-    assert (told.returncode, "--tokens" in told.stderr) == (1, True)
 
 
 def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):

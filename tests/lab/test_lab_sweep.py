@@ -13,7 +13,7 @@ from small_experiment import MODEL, experiment, train_config
 
 from attnlab import lab
 from attnlab.heads import LAYOUTS, Standard
-from attnlab.lab.policies import tuning_specs
+from attnlab.lab.policies import tuning_specs, with_known_rates
 from attnlab.lab.result import VERSION
 from attnlab.lab.spec import specs_of
 from attnlab.lab.sweep import add_specs
@@ -101,6 +101,18 @@ def test_rates_are_added_until_the_best_is_between_two():
         propose(lab.Results([unknown]))
 
 
+def test_rates_of_a_table_are_those_of_the_rows_with_the_tags(base, tmp_path):
+    specs = lab.product(base, layout=["standard", "wide"], seeds=[0, 1])
+    table, head = tmp_path / "rates.csv", "layout,learning_rate,loss\nstandard,0.5,1\n"
+    table.write_text(f"{head}wide,0.25,1\nwide,0.25,2\n")
+    rates = [s.config.train.optimizer.learning_rate for s in with_known_rates(specs, table)]
+    assert rates == [0.5, 0.5, 0.25, 0.25]
+    for rows, message in (("", "wide, and has none"), ("wide,1,1\nwide,2,1\n", "1.0, 2.0")):
+        table.write_text(head + rows)
+        with pytest.raises(ValueError, match=message):
+            with_known_rates(specs, table)
+
+
 def test_seeds_are_added_while_an_interval_is_wide():
     results = lab.Results([made({"name": "a"}, seed, 2.0 + seed) for seed in (0, 1)])
     proposed = lab.AddSeeds(half_width=0.1).propose(results)
@@ -181,6 +193,10 @@ def test_other_layouts_have_the_biases_of_the_base(biases, expected):
         (lambda b: lab.RunSpec("a/b", b), "folder"),
         (lambda b: lab.with_values(b, {"model.fnn": FFN()}), "'fnn'.* ffn"),
         (lambda b: lab.with_values(b, {"task": "masked_lm"}), r"model\.kind"),
+        (lambda b: lab.with_values(b, {"init": "no_such_module:make"}), "no_such_module"),
+        (lambda b: lab.with_values(b, {"init": "attnlab.names:lokup"}), "lokup"),
+        (lambda b: lab.with_values(b, {"callbacks": ("head",)}), "'heads'"),
+        (lambda b: lab.with_values(b, {"train.optimizer.frozen": "nothing"}), "nothing"),
     ],
 )
 def test_bad_input_is_refused_before_any_run(base, call, message):

@@ -368,7 +368,10 @@ def test_several_workdirs(tmp_path):
     """Of the same variants: one panel, with both texts or all seeds. Others: a panel each."""
     runs = noisy(TWO, [0, 1])
     first = store(runs, tmp_path / "first")
-    second = store([on_text(run, tmp_path / "other.txt") for run in runs], tmp_path / "second")
+    tuned = {"train.optimizer.learning_rate": 0.01}  # on the other text
+    elsewhere = [made(dict(r.spec.tags), r.spec.seed, 2.0, values=tuned) for r in runs]
+    elsewhere = [on_text(run, tmp_path / "other.txt") for run in elsewhere]
+    second = store(elsewhere, tmp_path / "second")
     values = {"model.ffn.width": 16}
     wider = [made(dict(r.spec.tags), r.spec.seed, 2.0, values=values) for r in runs]
     matched = store(wider, tmp_path / "matched")
@@ -445,13 +448,13 @@ def test_heads_are_those_of_the_checkpoint(tmp_path):
 
 
 def test_maps_and_tables_of_heads_show_their_numbers():
-    probs = np.tril(np.ones((2, 2, 3, 3)))
+    probs = np.tril(np.random.default_rng(0).uniform(size=(2, 2, 3, 3)))
     values = np.array([[0.5, np.nan], [1.0, 3.0]])
     names = ["layer 0, group 0", "layer 1, group 0"]
     pieces = {"tokens": ["$a", "b", "c"], "source": ["x", "y", "z"]}
     seen = Heads(probs, names, pieces, {"first_token": values}, {"first_token": values / 3})
     axes = attention_map(seen).axes
-    np.testing.assert_array_equal(axes[3].images[0].get_array(), probs[1, 1])
+    np.testing.assert_array_equal(axes[2].images[0].get_array(), probs[1, 0])
     assert [t.get_text() for t in axes[2].get_xticklabels()] == ["x", "y", "z"]
     assert [axes[i].get_title() for i in range(2)] == ["head 0", "head 1"]
     table = statistics_table("a", seen, "heads").frame.set_index("head")["% on first token"]

@@ -2,25 +2,23 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import small_experiment
 import stopping
-from commands import user_environment
 from conftest import ROOT
 
 from attnlab import lab
+from attnlab.lab.__main__ import main
 from attnlab.lab.spec import write_specs
 from attnlab.lab.worker import STOPPED
 from attnlab.training import Stopped
 from attnlab.training.loggers import LOGGERS
 
 QUIET = lab.RunOptions(speaks=False)
-del LOGGERS["stop"]  # a worker has it from its import; here each test registers it
+del LOGGERS["stop"]  # each test registers it
 
 
 @pytest.fixture(scope="module")
@@ -44,43 +42,23 @@ def scores(results):
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_in_process(specs, expected, tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("where", ["sweep", "worker"])
+def test_a_signal_ends_it_and_the_repeated_call_has_the_same_numbers(
+    specs, expected, tmp_path, monkeypatch, name, where
+):
+    """Also a worker, whose exit code then is 75."""
     monkeypatch.setenv("STOP_SIGNAL", name)
     monkeypatch.setitem(LOGGERS, "stop", stopping.Stop)
     stops = lab.RunOptions(loggers=("stop",), speaks=False)
-    with pytest.raises(Stopped):
-        in_process(specs, tmp_path, stops)
+    if where == "worker":
+        (tmp_path / "specs.json").write_text(write_specs(specs))
+        assert main([str(tmp_path), "--loggers=stop"]) == STOPPED
+    else:
+        with pytest.raises(Stopped):
+            in_process(specs, tmp_path, stops)
     assert (tmp_path / "sent").exists()
     assert not (tmp_path / "runs" / specs[1].id).exists()
     assert scores(in_process(specs, tmp_path, stops)) == expected
-
-
-def work(folder, specs, **environment):
-    """The exit code of a worker on a workdir."""
-    folder.mkdir(exist_ok=True)
-    (folder / "specs.json").write_text(write_specs(specs))
-    words = ["-m", "attnlab.lab", str(folder), f"--import={stopping.__file__}", "--loggers=stop"]
-    environment = user_environment() | {"PYTHONPATH": str(ROOT), "NPROC": "1"} | environment
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=False)
-    return done.returncode
-
-
-@pytest.fixture(scope="module")
-def worked(specs, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("worked")
-    (folder / "sent").touch()  # as if it had been: no signal
-    assert work(folder, specs) == 0
-    return scores(lab.load_results(folder))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_in_a_worker(specs, worked, tmp_path, name):
-    assert work(tmp_path, specs, STOP_SIGNAL=name) == STOPPED
-    assert (tmp_path / "sent").exists()
-    assert not (tmp_path / "runs" / specs[1].id).exists()
-    assert work(tmp_path, specs) == 0
-    assert scores(lab.load_results(tmp_path)) == worked
 
 
 HANGS = """

@@ -104,3 +104,10 @@ def test_a_run_that_does_not_fit_says_so():
     assert memory.check_memory(step, 2 * 10**6).endswith("it has 2.00 MB")
     with pytest.raises(ValueError, match=r"train\.accumulate"):
         memory.check_memory(step, 10**6)
+
+
+def test_a_batch_is_sharded_over_the_devices():
+    mesh = sharding.data_mesh(batch_size=16)
+    batch = sharding.shard_batch(mesh, np.arange(32).reshape(2, 16), axis=1)
+    assert_close(batch.sum(), jnp.asarray(496))
+    assert batch.sharding.shard_shape(batch.shape) == (2, 2)

@@ -67,7 +67,14 @@ class LinenDecoder(nn.Module):
 
 def linen_params(ours: Any, model: LinenDecoder) -> Any:
     """The weights of our decoder in the tree of `model`."""
-    layers = linen_layers(ours["layers"])
+    heads, ffn = ours["layers"]["attention"], ours["layers"]["ffn"]
+    names = zip(("query", "key", "value", "out"), "qkvo", strict=True)
+    layers = {
+        "attention_norm": heads["norm"],
+        "attention": {n: {"kernel": heads[m], "bias": heads[f"{m}_bias"]} for n, m in names},
+        "ffn_norm": ffn["norm"],
+        **{n: {"kernel": ffn[n], "bias": ffn[f"{n}_bias"]} for n in ("up", "down")},
+    }
     rows = range(model.config.num_layers)
     loop = {f"layer_{i}": jax.tree.map(lambda a, i=i: a[i], layers) for i in rows}
     return ({"layers": layers} if model.scan else loop) | {
@@ -75,18 +82,6 @@ def linen_params(ours: Any, model: LinenDecoder) -> Any:
         "positions": {"embedding": ours["positions"]},
         "final_norm": ours["final_norm"],
         "readout": {"kernel": ours["lm_head"]},
-    }
-
-
-def linen_layers(ours: Any) -> Any:
-    """The weights of our layers, stacked, in the tree of `LinenBlock`."""
-    heads, ffn = ours["attention"], ours["ffn"]
-    names = zip(("query", "key", "value", "out"), "qkvo", strict=True)
-    return {
-        "attention_norm": heads["norm"],
-        "attention": {n: {"kernel": heads[m], "bias": heads[f"{m}_bias"]} for n, m in names},
-        "ffn_norm": ffn["norm"],
-        **{n: {"kernel": ffn[n], "bias": ffn[f"{n}_bias"]} for n in ("up", "down")},
     }
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 from pathlib import Path
-from typing import cast
 
 from attnlab import lab
 from attnlab.heads import GroupedTied, HeadNorm, Latent, Layout, Standard, TensorProduct
@@ -16,7 +15,6 @@ from attnlab.training import (
     ScheduleConfig,
     TrainConfig,
 )
-from attnlab.training.callbacks import Callback
 from experiments.studies.head_width.spec import (
     BATCH_TOKENS,
     BIASES,
@@ -333,7 +331,7 @@ def run_spec(run: Run, data: Path, start: Path | None = None) -> lab.RunSpec:
         data=StudyWindows(name=run.text, folder=str(data), skipped=skipped),
         task=COPY,
         start=str(start) if start else "",
-        callbacks=(cast(Callback, probe),) if run.part == "D" else (),
+        callbacks=(probe,) if run.part == "D" else (),
     )
     return lab.RunSpec(run.id, experiment, run.seed, {"part": run.part, "role": run.role})
 
