@@ -14,7 +14,7 @@ from attnlab.lab.executors import LOGS, POLL_SECONDS, Executor, LocalExecutor, Q
 from attnlab.lab.progress import runs_progress
 from attnlab.lab.result import read_result
 from attnlab.lab.results import Results
-from attnlab.lab.spec import RunSpec, check_unique, write_specs
+from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
 from attnlab.lab.text_table import counted
 from attnlab.lab.workdir import check_goes_on, complete_result, holder, run_folder, specs_in
 from attnlab.lab.worker import ERROR
@@ -188,7 +188,8 @@ def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
     """Writes the specs to the workdir, behind those that are there.
 
     Raises:
-      ValueError: the workdir has another run of an id that has begun, and cannot be made longer.
+      ValueError: the workdir has another run of an id that has begun, and cannot be made longer; or
+        a spec that other processes cannot read.
     """
     check_unique(specs)
     there = specs_in(workdir)
@@ -199,7 +200,9 @@ def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     merged = there | {spec.id: spec for spec in specs}
     if list(merged.values()) != list(there.values()):
-        write_atomic(workdir / SPECS, write_specs(list(merged.values())).encode())
+        text = write_specs(list(merged.values()))
+        read_specs(text)
+        write_atomic(workdir / SPECS, text.encode())
 
 
 def _finish(
