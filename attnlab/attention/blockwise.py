@@ -303,7 +303,7 @@ def _backward(
     if d_bias is not None and inputs.bias is not None:
         none = none._replace(bias=d_bias.astype(inputs.bias.dtype))
     of_mods = (
-        new if jnp.issubdtype(a.dtype, jnp.floating) else None
+        new.astype(a.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else None
         for a, new in zip(inputs.mods, d_mods, strict=True)
     )
     return *grads, none._replace(mods=tuple(of_mods))
