@@ -51,7 +51,7 @@ def refuse_splash(call: AttentionCall) -> str | None:
     """Why splash attention cannot run the call."""
     if (platform := jax.default_backend()) not in ("tpu", "cpu"):
         return f"splash attention is for TPUs, and a CPU interprets it; this is a {platform}"
-    if jax.config.jax_enable_x64:
+    if jnp.result_type(int) == jnp.int64:
         return "splash attention counts in 32 bits: turn jax_enable_x64 off"
     if call.query.dtype not in (jnp.float32, jnp.bfloat16):
         return f"splash attention needs float32 or bfloat16, not {call.query.dtype}"
