@@ -67,21 +67,22 @@ def main() -> None:
         before, name = models[0].initial(read[0].inputs), f"{models[0].name}, untrained"
         models.append(dataclasses.replace(models[0], name=name, params=before))
         read.append(read[0])
+    short = [Path(opened.name).name for opened in models]
+    names = short if len(set(short)) == len(short) else [opened.name for opened in models]
     panels = []
-    for opened, one in zip(models, read, strict=True):
+    for opened, one, name in zip(models, read, names, strict=True):
         # Gated heads are those of the factored order, which gives the same values as any other.
         attention = dataclasses.replace(opened.config.attention, order=None)
         config = dataclasses.replace(opened.config, attention=attention)
         inputs = cast(Mapping[str, ArrayLike], one.inputs)
         metric = one.metric and one.metric(config.build())
-        name = opened.name if len(models) > 1 else ""
         panels.append(
             model_panel(
                 config, opened.params, inputs, one.written,
-                metric=metric, ablate=given.ablation, name=name,
+                metric=metric, ablate=given.ablation, name=name if len(models) > 1 else "",
             )
         )  # fmt: skip
-    page = view_panels(panels, title=given.title or f"Attention heads of {models[0].name}")
+    page = view_panels(panels, title=given.title or f"Attention heads of {names[0]}")
     page.save(out, overwrite=given.overwrite)
     heads = sum(math.prod(np.shape(maps.probs)[:2]) for panel in panels for maps in panel.maps)
     print(f"{out}: {heads} heads, {out.stat().st_size / 2**20:.1f} MiB")
