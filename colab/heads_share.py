@@ -18,7 +18,7 @@
 # **No: in the Transformer, BERT, GPT and every large library each head has its own W_Q, W_K and
 # W_V; they are stored side by side in one big matrix, which is why it looks like one.** **One
 # much-copied tutorial does share: a single small matrix serves the slices of all heads, and that is
-# a different, weaker function with 1 / N² of these parameters.** **Today's language models share
+# a different, weaker function with 1 / N² of these parameters, for N heads.** **Today's language models share
 # W_K and W_V among heads on purpose, to store fewer keys and values, and keep a W_Q for each
 # head.**
 
@@ -27,6 +27,9 @@
 # ones on its own slice, in the tutorial's all heads do the same](data:image/png;base64,)
 
 # %% [markdown]
+# The figure is of new weights; what a head cannot read it cannot learn to read. How models are built
+# does not say what is best: section 5 measures that, on one text.
+#
 # The cells below check each sentence. It takes about a minute and a half on a CPU.
 #
 # 1. One matrix is N matrices, bit for bit.

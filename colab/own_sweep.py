@@ -17,8 +17,8 @@
 #
 # **A comparison needs variants, an equal budget and several seeds; `attnlab.lab` takes these three
 # and returns differences with 95 % intervals.** **Differences are paired by seed, and p-values are
-# corrected for the number of comparisons.** **A small sweep says what holds for this text, this
-# size and this learning rate, and often no more than "inconclusive".**
+# corrected for the number of comparisons.** **The conclusion of a small sweep is for this text,
+# this size and this learning rate alone, and is often "inconclusive".**
 
 # %% [markdown]
 # ![Held-out bits per byte of each variant, each seed and the mean](data:image/png;base64,)

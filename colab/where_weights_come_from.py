@@ -27,6 +27,8 @@
 # it](data:image/png;base64,)
 
 # %% [markdown]
+# The figure is of one head on a tiny task: what it shows holds for every model, its numbers do not.
+#
 # The cells below check each sentence. It takes about two minutes on a CPU.
 #
 # 1. The parameters before training, and the name of their initialisation.

@@ -15,10 +15,11 @@
 #
 # # Why W_Q and W_K, and not one matrix?
 #
-# **The scores of a head depend only on the product W_Q W_Kᵀ, so one D x D matrix can express all
-# that the pair can, and more.** **The pair is a low-rank form of that matrix: 2 D H numbers in
-# place of D², scores of rank H at most, and a key of H numbers to store for each token in place of
-# D.** **Asymmetry is no reason for two matrices: one free matrix is asymmetric too, and only W_Q =
+# **The scores of a head depend only on the product W_Q W_Kᵀ (with rotary positions: on one such
+# product for each distance), so one D x D matrix can express all that the pair can, and more.**
+# **The pair is a low-rank form of that matrix: for a model of width D and a head of width H it has
+# 2 D H numbers in place of D², scores of rank H at most, and a key of H numbers to store for each
+# token in place of D.** **Asymmetry is no reason for two matrices: one free matrix is asymmetric too, and only W_Q =
 # W_K forces the scores to be symmetric.**
 
 # %% [markdown]
@@ -26,6 +27,8 @@
 # largest r are kept](data:image/png;base64,)
 
 # %% [markdown]
+# The figure is of one small model without rotary positions and one text.
+#
 # The cells below check each sentence. It takes about two minutes on a CPU.
 #
 # 1. Pair and product are one function.

@@ -32,7 +32,8 @@ from experiments.studies.study3.spec import KINDS, Variant, cache_numbers
 
 Term = tuple[int, Variant]
 CONDITIONS = (
-    "4 layers, D = 64, 216,448 parameters (20 bytes each, counted as 12 L D²), equal FLOPs, "
+    "4 layers, D = 64, 216,448 parameters, 20 training bytes for each of the 12 L D² of the "
+    "layers, equal FLOPs, "
 )
 TABLES = {"all": "heldout_bits", "other": "heldout_other_bits"}
 """Bytes that are scored -> column."""
@@ -165,8 +166,8 @@ def first_test(table: pd.DataFrame) -> FirstTest:
     )  # fmt: skip
     found = difference.found
     said = {
-        True: "So positions decide a large part of what narrow heads cost.",
-        False: "That positions decide what narrow heads cost is not shown.",
+        True: "So positions decide a large part of what a small head_dim costs.",
+        False: "That positions decide what a small head_dim costs is not shown.",
     }[found.p < analysis.ALPHA and found.mean > 0]
     return FirstTest(cost, difference, said)
 
@@ -190,8 +191,8 @@ def page_a1(table: pd.DataFrame, left: int) -> str:
     )
     return f"""# What heads of 4 cost, by positions
 
-**Heads of 4 less heads of 16: {interval(cost["rotary"].found)} bits per byte with rotary positions,
-{interval(cost["t5"].found)} with T5's bias; rotary less T5 {interval(first.found)},
+**Heads of 4 minus heads of 16: {interval(cost["rotary"].found)} bits per byte with rotary
+positions, {interval(cost["t5"].found)} with T5's bias; rotary less T5 {interval(first.found)},
 {p_equation(first.found.p)}. {said}** {CONDITIONS}Muon, {first.found.count} texts, one seed each.
 
 {registered_table([first, *cost.values()], {})}
@@ -200,7 +201,7 @@ A1 is the primary test of part A. A2, A3 and A4 are not run: {left} of the part'
 missing ([plan](plan.md), amendment 2). T5's bias also gives each head a prior of distance, and 32
 numbers a head.
 
-Heads of 4 less heads of 16, bits per byte of each text:
+Heads of 4 minus heads of 16, bits per byte of each text:
 
 {texts.to_markdown(floatfmt="+.3f")}
 
@@ -233,8 +234,8 @@ def part_a(table: pd.DataFrame) -> str:
     p_values["A3"] = analysis.p_equivalence(others[1].found)
     return f"""# How the best width of a head depends on positions
 
-**Heads of 4 less heads of 16: {interval(cost["rotary"].found)} bits per byte with rotary positions,
-{interval(cost["t5"].found)} with T5's bias, {interval(half)} with rotary on half a head; rotary
+**Heads of 4 minus heads of 16: {interval(cost["rotary"].found)} bits per byte with rotary
+positions, {interval(cost["t5"].found)} with T5's bias, {interval(half)} with rotary on half a head; rotary
 less T5 {interval(first.found)}, {p_equation(first.found.p)}. {said}** The best width is h =
 {best["rotary"]:.1f} with rotary positions and {best["t5"]:.1f} with T5's bias. {CONDITIONS}Muon,
 {first.found.count} texts, one seed each.
@@ -434,9 +435,9 @@ def part_e(table: pd.DataFrame) -> str:
 
 **At a quarter of the cache of multi-head attention and equal parameters, less grouped-query heads
 (bits per byte): {said}.** Grouped-query heads less multi-head attention:
-{interval(cost.found)}. 4 layers, D = 64, T = 256, 216,448 parameters (20 bytes each, counted as
-12 L D²), Muon, {tests[0].found.count} texts, one seed each. MLA has the optimizer with the lower
-validation bits.
+{interval(cost.found)}. 4 layers, D = 64, T = 256, 216,448 parameters, 20 training bytes for
+each of the 12 L D² of the layers, Muon, {tests[0].found.count} texts, one seed each. MLA has the
+optimizer with the lower validation bits.
 
 ![Mean held-out bits per byte over the bytes of the cache, a line for each kind of heads](cache.svg)
 
