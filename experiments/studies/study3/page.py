@@ -235,8 +235,8 @@ def part_a(table: pd.DataFrame) -> str:
     return f"""# How the best width of a head depends on positions
 
 **Heads of 4 minus heads of 16: {interval(cost["rotary"].found)} bits per byte with rotary
-positions, {interval(cost["t5"].found)} with T5's bias, {interval(half)} with rotary on half a head; rotary
-less T5 {interval(first.found)}, {p_equation(first.found.p)}. {said}** The best width is h =
+positions, {interval(cost["t5"].found)} with T5's bias, {interval(half)} with rotary on half a head;
+rotary less T5 {interval(first.found)}, {p_equation(first.found.p)}. {said}** The best width is h =
 {best["rotary"]:.1f} with rotary positions and {best["t5"]:.1f} with T5's bias. {CONDITIONS}Muon,
 {first.found.count} texts, one seed each.
 
