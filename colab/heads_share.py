@@ -18,9 +18,9 @@
 # **No: in the Transformer, BERT, GPT and every large library each head has its own W_Q, W_K and
 # W_V; they are stored side by side in one big matrix, which is why it looks like one.** **One
 # much-copied tutorial does share: a single small matrix serves the slices of all heads, and that is
-# a different, weaker function with 1 / N² of these parameters, for N heads.** **Today's language models share
-# W_K and W_V among heads on purpose, to store fewer keys and values, and keep a W_Q for each
-# head.**
+# a different, weaker function with 1 / N² of these parameters, for N heads.** **Today's language
+# models share W_K and W_V among heads on purpose, to store fewer keys and values, and keep a W_Q
+# for each head.**
 
 # %% [markdown]
 # ![What each head can read: in standard heads every head depends on every slice of x, in narrow

@@ -16,12 +16,11 @@
 # # Wide or narrow heads? attnlab in two minutes
 #
 # **Neither: in small language models with rotary positions and the optimizer Muon heads of 16 are
-# best of the widths tried. The cost of heads of 4 against heads of 16 is
-# +0.027 (+0.021 to +0.033) bits per byte there, and -0.004 (-0.008 to -0.000) with
-# T5's relative bias.** **Wide heads (each as wide as the model) and narrow ones
-# (each reads only its own slice of x) are both worse than standard heads at an equal budget.**
-# **One parameter group for all layers, as in ALBERT, is worse than separate layers, also where a
-# wider FFN makes the parameters equal.**
+# best of the widths tried. The cost of heads of 4 against heads of 16 is +0.027 (+0.021 to +0.033)
+# bits per byte there, and -0.004 (-0.008 to -0.000) with T5's relative bias.** **Wide heads (each
+# as wide as the model) and narrow ones (each reads only its own slice of x) are both worse than
+# standard heads at an equal budget.** **One parameter group for all layers, as in ALBERT, is worse
+# than separate layers, also where a wider FFN makes the parameters equal.**
 
 # %% [markdown]
 # ![Bits per byte that each choice loses, with 95 % intervals: other head widths at most 0.02, wide

@@ -19,8 +19,8 @@
 # product for each distance), so one D x D matrix can express all that the pair can, and more.**
 # **The pair is a low-rank form of that matrix: for a model of width D and a head of width H it has
 # 2 D H numbers in place of D², scores of rank H at most, and a key of H numbers to store for each
-# token in place of D.** **Asymmetry is no reason for two matrices: one free matrix is asymmetric too, and only W_Q =
-# W_K forces the scores to be symmetric.**
+# token in place of D.** **Asymmetry is no reason for two matrices: one free matrix is asymmetric
+# too, and only W_Q = W_K forces the scores to be symmetric.**
 
 # %% [markdown]
 # ![Left: training makes few singular values of the score matrix large. Right: bits lost if only the
