@@ -27,8 +27,8 @@
 # ones on its own slice, in the tutorial's all heads do the same](data:image/png;base64,)
 
 # %% [markdown]
-# The figure is of new weights; what a head cannot read it cannot learn to read. How models are built
-# does not say what is best: section 5 measures that, on one text.
+# The figure is of new weights; what a head cannot read it cannot learn to read. How models are
+# built does not say what is best: section 5 measures that, on one text.
 #
 # The cells below check each sentence. It takes about a minute and a half on a CPU.
 #
