@@ -17,14 +17,17 @@
 #
 # **No: in the Transformer, BERT, GPT-2 and T5 every layer has its own W_Q, W_K, W_V and W_O.**
 # **ALBERT shares them on purpose over all twelve layers, and its own table shows which sublayer
-# that costs: 81.7 points with shared attention, 80.2 with a shared feed-forward network (FFN) and
-# 80.1 with both shared, against 81.6 with nothing shared.** **Sharing parameters saves memory for
-# parameters, but neither FLOPs nor key/value cache.**
+# that costs: 81.7 points (the mean of five tasks) with shared attention, 80.2 with a shared
+# feed-forward network (FFN) and 80.1 with both shared, against 81.6 with nothing shared.**
+# **Sharing parameters saves memory for parameters, but neither FLOPs nor key/value cache.**
 
 # %% [markdown]
 # ![Which layers share which parameters under each plan, and what it saves](data:image/png;base64,)
 
 # %% [markdown]
+# `cla:3` shares more than parameters: layers attend to the keys and values of an earlier layer, so
+# it saves cache.
+#
 # The cells below check each sentence. It takes about two minutes on a CPU.
 #
 # 1. Count the parameter groups in the arrays.
