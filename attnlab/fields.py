@@ -131,7 +131,12 @@ def check_field(name: str, value: Any, hint: Any, **bounds: int | float) -> Any:
         element, *rest = get_args(kind)
         if rest == [...] and get_origin(element) is not tuple:
             return tuple(check_field(name, one, element, **bounds) for one in value)
-        return tuple(one.item() if isinstance(one, np.generic) else one for one in value)
+        if rest == [...]:
+            return tuple(one.item() if isinstance(one, np.generic) else one for one in value)
+        if len(value) != 1 + len(rest):
+            raise ValueError(f"{name} must be a tuple of {1 + len(rest)}{none}, not {value!r}")
+        pairs = zip(value, (element, *rest), strict=True)
+        return tuple(check_field(name, one, own, **bounds) for one, own in pairs)
     return value
 
 

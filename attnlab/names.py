@@ -110,10 +110,12 @@ def load(reference: str) -> Any:
     Raises:
       ValueError: there is no such module or file, or it has no such object.
     """
-    module, _, name = reference.rpartition(":")
+    module, colon, name = reference.rpartition(":")
+    if not (module and colon and name):
+        raise ValueError(f"{reference!r} must be package.module:name or file.py:name")
     try:
         found = _attribute(import_module(module), name)
-    except (ModuleNotFoundError, FileNotFoundError) as error:
+    except (ImportError, FileNotFoundError) as error:
         raise ValueError(f"cannot import {reference!r}: {error}") from None
     if found is None:
         raise ValueError(f"cannot import {reference!r}: {module} has no {name}")

@@ -306,10 +306,10 @@ def attend_with_extra_keys(params: Params, call: HeadCall, q: Array, k: Array, v
         q.swapaxes(1, 2), per_row("extra_k"), None, options.scale, options.logits_soft_cap
     )
     total = jax.nn.logsumexp(extra, axis=-1, keepdims=True)
+    total = jnp.where(jnp.isfinite(total), total, 0)  # NaN of one packed text stays in it
     if options.sink is not None:
         sink = with_rank(jnp.asarray(options.sink, total.dtype), total.ndim)
         total = jnp.logaddexp(total, sink)
-    total = jnp.where(jnp.isfinite(total), total, 0)  # NaN of one packed text stays in it
     options = dataclasses.replace(options, sink=total)
     heads, logsumexp = attend(q, k, v, options, tap=call.tap, return_residual=True)
     assert logsumexp is not None

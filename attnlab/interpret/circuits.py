@@ -89,7 +89,8 @@ def circuit(
     Args:
       config, params: of the model.
       name: "qk" (with the scale of the scores) or "ov".
-      distance: with rotary positions "qk" is that of a key so many tokens before the query.
+      distance: with rotary positions "qk" is that of a key so many tokens before the query; the
+        key is at position 0 (`Attention.position_scale`).
       attention: which attention.
 
     Raises:
@@ -277,7 +278,9 @@ class _HeadMatrices:
 
         found = self._matrix(query, (self.config.width,), "query")
         attention = self.config.attention
-        scale = 1.0 if self.is_cross else query_scale(attention, layer, jnp.array([distance]))
+        scale = (
+            1.0 if self.is_cross else query_scale(attention, layer, jnp.array([max(distance, 0)]))
+        )
         matrices = self._norm(self._norm_before(layer)) @ found
         return np.asarray(self.layout.score_scale * scale * matrices)
 

@@ -36,8 +36,8 @@ def read_trees(path: Path | str) -> list[Tree]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is not UTF-8 or gzip, has no sentence, or is not of the format, with its
-        name and the line.
+      ValueError: the file cannot be read, is not UTF-8, has no sentence, or is not of the format,
+        with its name and the line.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -47,12 +47,20 @@ def read_trees(path: Path | str) -> list[Tree]:
     See
     """
     path = Path(path)
-    data = path.read_bytes()
+    if not path.is_file():
+        raise FileNotFoundError(f"no treebank at {path}; give a .conllu or .conllu.gz file")
     try:
+        data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
-        text = data.decode("utf-8-sig")
-    except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; convert the file"
+        ) from None
     trees = list(parse_trees(io.StringIO(text, newline=None), str(path)))
     if not trees:
         raise ValueError(f"{path} holds no sentence")

@@ -169,8 +169,14 @@ def with_layout(config: ModelConfig, layout: str, sharing: str) -> ModelConfig:
     ModelConfig(heads=Standard(num_heads=4), sharing='albert')
 
     Raises:
+      TypeError: the layout is no name.
       ValueError: an unknown layout or plan, or the layout refuses an extra of the present one.
     """
+    if not isinstance(layout, str):
+        raise TypeError(
+            f"layout must be a name such as 'wide', not a {type(layout).__name__}; the arguments "
+            "are (config, layout, sharing)"
+        )
     kind: type[Layout] = lookup(LAYOUTS, layout, what="layout")
     biases = tuple(name for name in config.heads.biases if name in kind.bias_names)
     heads = config.heads.to(kind, biases=biases)

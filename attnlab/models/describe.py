@@ -156,14 +156,12 @@ def explain_model(
         tokens, inputs_ = check_inputs(config, given.pop("tokens"), ModelInputs(**given))
         texts = {}
         if inputs_.source is not None:
-            texts["encoder_"] = encoder_call(params, config, inputs_)
+            text = encoder_call(params, config, inputs_)
+            texts["encoder_"] = *prepare_text(*text, {}), text[-1]
             # As wide as what the encoder returns.
-            encoded, _ = prepare_text(*texts["encoder_"], {})
-            inputs_ = dataclasses.replace(inputs_, encoded=encoded)
-        texts[""] = params, tokens, config, inputs_
-        for prefix, text in texts.items():
-            x, types = prepare_text(*text, {})
-            own = text[-1]
+            inputs_ = dataclasses.replace(inputs_, encoded=texts["encoder_"][0])
+        texts[""] = *prepare_text(params, tokens, config, inputs_, {}), inputs_
+        for prefix, (x, types, own) in texts.items():
             for name, layers in types.items():
                 with explaining_heads() as notes:
                     run_layers(

@@ -66,13 +66,19 @@ def check_tokens(config: ModelConfig, tokens: ArrayLike, *, packed: bool = False
     """Tokens as an array: ids [B, T], or floats [B, T, vocab_size], to which images are converted.
 
     Raises:
-      TypeError: text.
-      ValueError: another number of axes, or more tokens than `max_len` unless they are
+      ValueError: text, another number of axes, or more tokens than `max_len` unless they are
         `packed`.
 
     >>> check_tokens(ModelConfig(), [[1, 2, 3]]).shape
     (1, 3)
     """
+    is_list = isinstance(tokens, str | bytes | list | tuple)
+    first = [*np.ravel(np.asarray(tokens, object))[:1]] if is_list else []
+    if any(isinstance(token, str | bytes) for token in first):
+        raise ValueError(
+            f"tokens are ids, not the text {str(first[0])[:30]!r}; encode it, for a model of bytes "
+            "with jnp.array([list(text.encode())])"
+        )
     tokens = jnp.asarray(tokens)
     if tokens.ndim == 4:
         tokens = image_features(tokens, config.embedding.images)

@@ -181,7 +181,7 @@ def choose(
     {'kind': 'none'}
     """
     tag, classes = ("layout", LAYOUTS) if "layout" in fields else ("kind", POSITIONS)
-    cls: type = lookup(classes, name, what=tag)
+    cls: type = _registered(classes, name, tag)
     made: Record = {tag: name} | _fields(cls, _defaults(cls) | dict(fields), placeholder)
     if made.get("biases", ALL_BIASES) != ALL_BIASES:
         known = cast(type[Layout], cls).bias_names
@@ -291,7 +291,7 @@ def _read_value(value: object, kind: type, path: str) -> object:
     (tag, classes), given = choice, dict(value)
     if (name := given.pop(tag, None)) is None:
         raise ValueError(f"{path}.{tag} is not set; known: {', '.join(classes)}")
-    cls: type = lookup(classes, name, what="layout" if tag == "layout" else f"{path}.{tag}")
+    cls: type = _registered(classes, name, "layout" if tag == "layout" else f"{path}.{tag}")
     if not issubclass(cls, Layout):
         return _read(cls, given, path)
     biases, extras = given.pop("biases", ()), given.pop("extras", {})
@@ -300,13 +300,28 @@ def _read_value(value: object, kind: type, path: str) -> object:
     return dataclasses.replace(layout, biases=names, extras=_read_extras(extras, f"{path}.extras"))
 
 
+def _registered(classes: Mapping[str, type[T]], name: str, what: str) -> type[T]:
+    """The class of a name.
+
+    Raises:
+      ValueError: an unknown name; the message says how to register a class.
+    """
+    try:
+        return lookup(classes, name, what=what)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. One of your own is known once the file that registers it is imported; "
+            "commands do so with --import=FILE.py"
+        ) from None
+
+
 def _read_extras(fields: object, path: str) -> tuple[Extra, ...]:
     """The extras that are on, in their order."""
     if not isinstance(fields, Mapping):
         raise ValueError(f"{path} must be a dict of extras by name, not {fields!r}")
     made = []
     for name, given in fields.items():
-        cls = lookup(EXTRAS, name, what="extra")
+        cls = _registered(EXTRAS, name, "extra")
         if given.get("on", True):
             own = {field: value for field, value in given.items() if field != "on"}
             made.append(_read(cls, own, f"{path}.{name}"))

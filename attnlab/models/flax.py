@@ -15,6 +15,7 @@ import jax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from attnlab.attention.dropout import is_key
 from attnlab.fields import check_field
 from attnlab.heads import Layout, multi_head_attention
 from attnlab.heads import init as init_heads
@@ -43,12 +44,22 @@ SHAPES_ONLY = contextvars.ContextVar("SHAPES_ONLY", default=False)
 
 
 class CheckedModule(nn.Module):
-    """Checks the arguments of `apply` before Flax, whose messages name no weight."""
+    """Checks the arguments of `init` and `apply` before Flax, whose messages name no weight."""
 
     @nn.nowrap
     def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
         """`flax.linen.Module.init`: {"params": initial parameters} for a random key and the
-        arguments of a call."""
+        arguments of a call.
+
+        Raises:
+          ValueError: `rngs` is neither a random key nor a dict of random keys.
+        """
+        keys = rngs.values() if isinstance(rngs, Mapping) else [rngs]
+        if not all(map(is_key, keys)):
+            raise ValueError(
+                f"init takes a random key first, as of jax.random.key(0), not {rngs!r:.80}; the "
+                "order is (key, inputs)"
+            )
         token = SHAPES_ONLY.set(True)
         try:
             return super().init(rngs, *args, **kwargs)

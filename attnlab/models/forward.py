@@ -242,7 +242,12 @@ def check_inputs(
     types = inputs.token_types
     if types is not None:
         shape, count = tokens.shape[:2], config.embedding.token_types or config.vocab_size
-        types = check_array("token_types", types, "an integer", "[B, T]", shape, exact=True)
+        types = check_array("token_types", types, "an integer")
+        if types.shape != shape:
+            raise ValueError(
+                f"token_types {types.shape} must be [batch, length] = {shape}, one number for each "
+                "token"
+            )
         check_range("token type", types, count, mask)
     return tokens, dataclasses.replace(
         inputs,

@@ -24,6 +24,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.attention.call import checked_padding_mask
+from attnlab.attention.dropout import is_key
 from attnlab.fields import Spec, as_count, bounded
 from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig
@@ -94,6 +95,8 @@ def limit_logits(
     """
     logits = logits / jnp.maximum(temperature, SMALLEST)
     if top_k is not None:
+        if top_k > logits.shape[-1]:
+            raise ValueError(f"top_k must be from 1 to vocab_size {logits.shape[-1]}, not {top_k}")
         least = jax.lax.top_k(logits, top_k)[0][..., -1:]
         logits = jnp.where(logits >= least, logits, -jnp.inf)
     if top_p is not None:
@@ -360,6 +363,8 @@ def _check_sampling(
         raise ValueError(
             f"temperature={sampling.temperature} draws at random; pass key=jax.random.key(seed)"
         )
+    if key is not None and not is_key(key):
+        raise ValueError(f"key must be one key such as jax.random.key(0), not {key!r}")
     limits: dict[str, Array] = {}
     if sampling.temperature:
         limits["temperature"] = jnp.asarray(sampling.temperature)

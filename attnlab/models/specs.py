@@ -14,6 +14,8 @@ from attnlab.heads import positions
 from attnlab.heads.layout import Layout
 
 PlainActivation: TypeAlias = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh"]
+GLU_NAMES = {"geglu": "gated_gelu", "reglu": "gated_relu", "swiglu": "gated_silu"}
+"""Names of Shazeer 2020 -> ours; near those of activations without a gate."""
 Activation: TypeAlias = Literal[
     PlainActivation, "gated_gelu", "gated_gelu_tanh", "gated_quick_gelu", "gated_relu",
     "gated_silu", "gated_tanh",
@@ -119,6 +121,8 @@ class FFN(Spec, prefix="ffn."):
     experts: Experts | None = None
 
     def __post_init__(self) -> None:
+        if gated := GLU_NAMES.get(str(self.activation)):
+            raise ValueError(f"unknown ffn.activation {self.activation!r}: write {gated!r}")
         super().__post_init__()
         if self.clip is not None and not self.activation.startswith("gated_"):
             raise ValueError("ffn.clip needs a gated activation, such as 'gated_silu'")

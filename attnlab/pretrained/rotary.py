@@ -16,6 +16,8 @@ from attnlab.sharing.scan import repeating_pattern
 SLIDING, FULL = "sliding_attention", "full_attention"
 LENGTH = "original_max_position_embeddings"
 FACTORS = ("short_factor", "long_factor")
+BY_LENGTH = ("llama3", "longrope", "yarn")
+"""The kinds that read it, also where it stands beside `rope_parameters`."""
 OPTIONAL: JSON = {
     "yarn": dict(beta_fast=32.0, beta_slow=1.0, truncate=True)
     | dict(attention_factor=None, mscale=None, mscale_all_dim=None),
@@ -81,7 +83,7 @@ class RotaryField(Field):
         if kind != "default" and (not isinstance(kind, str) or kind not in self.scalings):
             why = f"is not supported; known: {', '.join(('default', *self.scalings))}"
             raise bad_value("rope_type", kind, why)
-        if kind in ("llama3", "longrope", "yarn") and attributes[LENGTH] is not None:
+        if kind in BY_LENGTH and attributes[LENGTH] is not None:
             found[LENGTH] = attributes[LENGTH]
         names = () if kind == "default" else SCALINGS[kind].numbers
         said = self._words(found, kind, names, attributes["max_position_embeddings"])

@@ -288,7 +288,7 @@ def _sliced_table(table: Array, kept: Sequence[Kept]) -> Array:
     """A table of relative positions [..., buckets, N]."""
     if len({one.heads for one in kept}) > 1:
         raise ValueError(
-            "relative positions have one row for head n of all layers; remove the same heads of "
+            "relative positions have one table for head n of all groups; remove the same heads of "
             "every group"
         )
     return table[..., np.array(kept[0].heads)]

@@ -15,6 +15,7 @@ from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
 from attnlab.pretrained.rotary import (
+    BY_LENGTH,
     FULL,
     LENGTH,
     SLIDING,
@@ -117,17 +118,19 @@ class _GrowingQueries(RotaryField):
     """Rotary positions that also say how queries grow with their position."""
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
-        said = dict(attributes["rope_parameters"] or YARN | {GROWTH: 0.1})
+        today, before = attributes["rope_parameters"], attributes["rope_scaling"]
+        said = dict(today or before or YARN | {GROWTH: 0.1})
         said.pop("max_position_embeddings", None)
         growth = said.pop(GROWTH, 0)
         if growth != 0 and not is_number(growth):
             raise bad_value(GROWTH, growth, "must be a number of at least 0")
         length = said.get(LENGTH, attributes["max_position_embeddings"])
-        if said.get("rope_type", said.get("type", "default")) == "default":
+        if said.get("rope_type", said.get("type")) not in BY_LENGTH:
             said.pop(LENGTH, None)  # of the growth alone
         elif attributes[LENGTH] is not None:
             length = attributes[LENGTH]
-        values = super().read(attributes | {"rope_parameters": said}, source)
+        own = {"rope_parameters": said, "rope_scaling": before if today else None}
+        values = super().read(attributes | own, source)
         grows = {"attention.position_scale": (growth, length)} if growth else {}
         return values | grows
 
