@@ -246,7 +246,9 @@ class LoadedModel:
         rows = {name: self._ids(one) for name, one in given.items()}
         if both and isinstance(text, str):
             # The decoder goes on behind its text, which therefore has no end token.
-            rows["tokens"] = [*self.starts, *until_end(rows["tokens"], self.ends)]
+            row = rows["tokens"]
+            at_end = row and not self.record and row[-1] in self.ends
+            rows["tokens"] = [*self.starts, *(row[:-1] if at_end else row)]
         for name, row in rows.items():
             if not 0 < len(row) <= self.config.max_len:
                 raise ValueError(
@@ -284,13 +286,17 @@ class LoadedModel:
         inputs: dict[str, Any] = dict(self.read(text, source).inputs)
         tokens = np.asarray(inputs["tokens"])
         space = self.config.max_len - tokens.shape[1]
+        if space < 1:
+            raise ValueError(
+                f"the text fills all {self.config.max_len} tokens of the model; give a shorter one"
+            )
         if space < new_tokens:
             print(f"only {space} of {new_tokens} new tokens fit max_len", file=sys.stderr)
         columns = stream(
             self.params,
             tokens,
             self.config,
-            max(1, min(new_tokens, space)),
+            min(new_tokens, space),
             source=inputs.get("source"),
             source_padding_mask=inputs.get("source_padding_mask"),
             end=self.ends or None,
@@ -479,9 +485,13 @@ def _params(state: dict[str, Any]) -> dict[str, Any]:
 
 def stored_data(fields: Mapping[str, Any]) -> DataConfig:
     """The data of a spec.json: "source", a name of `DATASETS`, and its fields. Raises ValueError
-    for an unknown name, TypeError for an unknown field."""
+    for an unknown name or field."""
+    kind = lookup(DATASETS, fields["source"], what="data source")
     more = {n: tuple(v) if isinstance(v, list) else v for n, v in fields.items() if n != "source"}
-    return lookup(DATASETS, fields["source"], what="data source")(**more)
+    try:
+        return kind(**more)
+    except TypeError as error:
+        raise ValueError(f"not data of this version of attnlab: {error}") from None
 
 
 def check_start(model: ModelConfig, folder: str) -> None:

@@ -261,7 +261,7 @@ def _groups(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
     for piece in pieces:
         group.append(piece)
         size += len(piece.text)
-        if size >= PIECE * PIECES:
+        if size >= PIECE * PIECES or len(group) >= PIECE:  # rows may be short, too
             yield group
             group, size = [], 0
     if group:

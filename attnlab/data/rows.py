@@ -70,7 +70,14 @@ class Rows(Spec, prefix="data."):
     @property
     def splits(self) -> Splits:
         """What `make` returns; raises ValueError where there is no such function."""
-        return _splits(names.load(self.make), self.path)
+        try:
+            function = names.load(self.make)
+        except ValueError as error:
+            raise ValueError(
+                f"data.make {self.make!r} must be package.module:function or file.py:function "
+                f"({error})"
+            ) from error
+        return _splits(function, self.path)
 
     def sizes(self) -> DataSizes:
         """Those of the splits."""

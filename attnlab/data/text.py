@@ -226,7 +226,7 @@ def _tokenize(corpus: Corpus, name: str, folder: Path | None = None) -> Tokenize
     """A corpus in the tokens of `make_tokenizer(name, its training part, folder)`."""
     path = folder / FILE if folder else Path(name)
     given = path.read_bytes() if path.is_file() else b""
-    key = "text in tokens", corpus.sha256, name, given
+    key = "parts in tokens", corpus.sha256, name, given
     arrays = files.kept(key, lambda: _encode(corpus, name, folder))
     names = "tokens", "bytes"
     parts = {part: {n: arrays[f"{part} {n}"] for n in names} for part in corpus.parts}

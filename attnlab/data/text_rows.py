@@ -199,10 +199,10 @@ def _examples(path: Path) -> Iterator[tuple[str, str, str]]:
 
 def _contents(path: Path) -> dict[str, bytes]:
     """Name -> content of each visible file in a folder or zip, sorted."""
-    if path.is_dir():
-        found = files.visible_files(path)
-        return {file.relative_to(path).as_posix(): file.read_bytes() for file in found}
     try:
+        if path.is_dir():
+            found = files.visible_files(path)
+            return {file.relative_to(path).as_posix(): file.read_bytes() for file in found}
         with zipfile.ZipFile(path) as archive:
             names = sorted(archive.namelist(), key=lambda name: name.split("/"))
             seen = [n for n in names if not n.endswith("/") and "/." not in f"/{n}"]

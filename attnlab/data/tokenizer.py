@@ -151,10 +151,10 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Invalid UTF-8 becomes U+FFFD. Raises ValueError for what is no byte."""
-        try:
-            return bytes(list(tokens)).decode("utf-8", "replace")
-        except ValueError:
-            raise ValueError(f"no bytes: {tokens}; leave out padding and special tokens") from None
+        ids = [int(token) for token in tokens]
+        if wrong := [token for token in ids if not 0 <= token < 256]:
+            raise ValueError(f"{wrong[0]} is no byte; leave out padding and special tokens")
+        return bytes(ids).decode("utf-8", "replace")
 
     def piece(self, token: int) -> str:
         """The character, or the byte as "\\xe2"."""

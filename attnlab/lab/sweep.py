@@ -265,8 +265,11 @@ def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:
         places = [run_folder(workdir, spec) / ERROR, *logs[-1:]]
         path = next(filter(Path.exists, places), workdir)
         text = path.read_text().strip() if path.is_file() else ""
-        # Notes follow the line of an error, such as those of JAX on its tracebacks.
-        errors = re.findall(r"^[\w.]+(?:Error|Exception|Exit): .*", text, re.MULTILINE)
-        why = (errors or text.splitlines() or [unknown])[-1]
+        # The error stands behind its traceback; notes may follow, such as those of JAX.
+        *_, last = text.rpartition("Traceback (most recent call last):\n")
+        errors = (
+            re.findall(r"^\S.*", last, re.MULTILINE) if last != text else text.splitlines()[-1:]
+        )
+        why = next(iter(errors), unknown)
         lines.append(f"  {spec.id}: {why} (see {path})")
     return "\n".join(lines + (["  ..."] if len(failed) > SHOWN else []))

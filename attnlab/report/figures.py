@@ -26,9 +26,9 @@ def differences_figure(panel: Panel, name: str = "differences") -> list[Figure]:
     """Mean differences with their intervals, averages first; none without comparisons."""
     frame = panel.comparisons
     averages = frame[frame.over != ""]
-    baselines = list(dict.fromkeys(frame[frame.over == ""]["baseline"]))
     if len(averages) and len(frame) > MOST_ROWS:
         frame = averages
+    baselines = list(dict.fromkeys(frame[frame.over == ""]["baseline"]))
     if not len(frame):
         return []
     figure, [[axes]] = new_figure(SIZE[0], SIZE[1])
@@ -53,9 +53,10 @@ def differences_figure(panel: Panel, name: str = "differences") -> list[Figure]:
     than = f" minus {baselines[0]}" if len(baselines) == 1 else ""
     better = "left" if panel.sign > 0 else "right"
     axes.set_xlabel(fill(f"{panel.metric.unit}{than}", 44) + f"\n({better} of 0 is better)")
+    of = f"{panel.title}. " if panel.title else ""
     caption = (
-        "Mean paired difference and its 95 % interval, before Holm's correction. An interval that "
-        "includes zero is inconclusive."
+        f"{of}Mean paired difference and its 95 % interval, before Holm's correction. An interval "
+        "that includes zero is inconclusive."
         f"{' (mean): averaged over the other choices.' if len(averages) else ''}"
     )
     alt = panel.named("Differences between variants with their intervals")

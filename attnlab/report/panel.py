@@ -141,7 +141,8 @@ def read_panels(
     given: Sequence[Results | str | Path], description: Description | None = None
 ) -> list[Panel]:
     """One panel for each workdir, or results. Those with the same variants and configs are one
-    panel, whatever their data (texts are a source of variation) and learning rates.
+    panel, whatever their data (texts are a source of variation) and learning rates, unless they
+    have a text and seed in common, as the same sweep on another machine has.
 
     Raises:
       ValueError: a workdir holds no sweep, none of its runs has a result, or it is given twice.
@@ -150,14 +151,19 @@ def read_panels(
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError(f"{', '.join(map(str, folders))}: the same workdir twice; leave one out")
     names = [folder.name for folder in folders]
-    groups: dict[str, list[Panel]] = {}
+    panels: list[Panel] = []
     for i, one in enumerate(given, start=1):
         if isinstance(one, Results):
             panel = Panel(one, description or Description(), title=f"results {i}")
         else:
             panel = _read(Path(one), description, unique=names.count(Path(one).name) == 1)
-        groups.setdefault(_configs(panel.results), []).append(panel)
-    panels = [functools.reduce(_together, some) for some in groups.values()]
+        configs, pairs = _configs(panel.results), _texts_and_seeds(panel.results)
+        for k, other in enumerate(panels):
+            if _configs(other.results) == configs and not pairs & _texts_and_seeds(other.results):
+                panels[k] = _together(other, panel)
+                break
+        else:
+            panels.append(panel)
     return [dataclasses.replace(panels[0], title="")] if len(panels) == 1 else panels
 
 
@@ -170,6 +176,10 @@ def _together(one: Panel, other: Panel) -> Panel:
         unfinished=[*one.unfinished, *other.unfinished],
         tuning=one.tuning and other.tuning and one.tuning + other.tuning,
     )
+
+
+def _texts_and_seeds(results: Results) -> set[tuple[str, int]]:
+    return {(f"{run.spec.config.data!r} {run.data.sha256}", run.spec.seed) for run in results}
 
 
 def _read(workdir: Path, description: Description | None, *, unique: bool) -> Panel:

@@ -174,12 +174,11 @@ def _judge(panel: Panel, expected: Expectation) -> tuple[str, str]:
         for variant in (panel.find(expected.tags), panel.find(expected.over or expected.tags))
     )
     if not len(values) or not len(others):
-        return "No result:", ", ".join(
-            map(str, {**expected.tags, **(expected.over or {})}.values())
-        )
-    numbers = {"mean": values.mean(), "min": values.min(), "max": values.max()}
-    numbers["ratio"] = values.mean() / others.mean()
-    judged = numbers["ratio"] if expected.over else values
+        missing = expected.over if expected.over and len(values) else expected.tags
+        return "No result:", ", ".join(map(str, missing.values()))
+    numbers, judged = {"mean": values.mean(), "min": values.min(), "max": values.max()}, values
+    if expected.over:
+        judged = numbers["ratio"] = values.mean() / others.mean()
     held = np.all(RELATIONS[expected.relation](judged, expected.value))
     wanted = f"expected: {expected.relation} {expected.value:g}"
     return (

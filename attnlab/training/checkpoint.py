@@ -208,6 +208,11 @@ class Checkpoints:
         digests, notes = (stored.custom_metadata[name] for name in ("digests", "notes"))
         if check is not None:
             check(notes)
+        if like is not None and stored.metadata.keys() != _flat(like).keys():
+            raise WrongCheckpoint(
+                f"the state of checkpoint {step} in {self._directory} is of another version of "
+                "attnlab; give the run another folder"
+            )
         one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         wanted = {
             n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=one if like is None else a.sharding)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +120,8 @@ class TrainConfig(Spec):
         given = dict(fields)
         try:
             for name in PARTS.keys() & fields.keys():
-                given[name] = PARTS[name](**fields[name])
+                if isinstance(fields[name], Mapping):
+                    given[name] = PARTS[name](**fields[name])
             return cls(**given)
         except TypeError as error:  # of an unknown field
             raise ValueError(str(error)) from None

@@ -284,7 +284,8 @@ def per_matrix(transform: Transform, axes: AxesOf, *, per_head: bool = False) ->
         apart = functools.partial(separate, axes=axes)
         update, state = jax.vmap(transform.update)(apart(g), state, apart(w))
         # `apart` moves numbers only: its transpose moves them back.
-        return jax.linear_transpose(apart, g)(update)[0], state
+        whole = jax.ShapeDtypeStruct(g.shape, update.dtype)
+        return jax.linear_transpose(apart, whole)(update)[0], state
 
     def update(
         updates: optax.Updates, state: PyTree, params: Params | None = None
