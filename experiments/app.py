@@ -152,10 +152,10 @@ def start(main: Callable[..., None], *, takes_words: bool = False) -> NoReturn:
 
 def _parse(argv: list[str], takes_words: bool) -> list[Any]:
     """What `main` is called with."""
-    has_config, fields, words = "config" in flags.FLAGS, dict[str, str](), []
+    has_config, fields, words = "config" in flags.FLAGS, dict[str, str | None](), []
     for word in map(_with_home, argv):
         if has_config and (field := FIELD.fullmatch(word)):
-            fields[field["name"]] = str(not field["no"]) if field["text"] is None else field["text"]
+            fields[field["name"]] = "False" if field["no"] else field["text"]
         else:
             words.append(word)
     imports, files = _values_of(words, _IMPORT.name, "config")
@@ -163,6 +163,8 @@ def _parse(argv: list[str], takes_words: bool) -> list[Any]:
         if not path.endswith(".py") or not Path(path).is_file():
             raise ValueError(f"no Python file {path!r}; --import is path.py")
         import_module(path)
+    if fields and not files:
+        raise ValueError(f"--config.{next(iter(fields))} is a field of a file; give --config=FILE")
     file = config.read(files[-1], fields) if has_config and files else None
     if {"--help", "-h", "-help", "--helpshort"} & set(words):
         _print_help(file)

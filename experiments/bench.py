@@ -65,7 +65,10 @@ def main() -> None:
     if given.tiny:  # nobody reads its times
         jax.config.update("jax_disable_most_optimizations", True)
     known = list(SUITES[given.suite](given.tiny))
-    cases = [case for case in known if re.search(given.cases, case.name)]
+    try:
+        cases = [case for case in known if re.search(given.cases, case.name)]
+    except re.error as error:
+        raise ValueError(f"--cases={given.cases} is no regular expression: {error}") from None
     if not cases:
         names = "\n  ".join(case.name for case in known)
         raise ValueError(

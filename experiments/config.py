@@ -8,6 +8,7 @@ function of the base experiment and the preset) and `description` (or `describe(
 import ast
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -34,6 +35,8 @@ Values: TypeAlias = Mapping[str, object]
 SOURCE = "data.source"
 CHOICES = (LAYOUT, POSITIONS, SOURCE)
 """Fields that decide which fields there are beside them."""
+PATHS = ("path", "tokenizer")
+"""Fields of datasets that are paths, or may be one."""
 SHORTEST = {
     "train.batch_size": 8,
     "train.steps": 20,
@@ -225,13 +228,14 @@ def load(name: str) -> ConfigFile:
     return ConfigFile(path, preset, module, config)
 
 
-def read(name: str, texts: Mapping[str, str]) -> ConfigFile:
+def read(name: str, texts: Mapping[str, str | None]) -> ConfigFile:
     """A config file with fields that flags set: first those that choose a layout, ..., then those
     that there are with this choice.
 
     Args:
       name: as of `load`.
       texts: field -> value, or "None"; of a record, which is given by its fields, "None" alone.
+        None: the field alone was written, as is enough for a boolean.
 
     Raises:
       ValueError: as `load`; a field that is not there, or no value of its type.
@@ -256,8 +260,11 @@ def read(name: str, texts: Mapping[str, str]) -> ConfigFile:
         elif within == [field]:
             *outer, last = field.split(".")
             record = functools.reduce(lambda at, part: at[part], outer, config)
+            kind = record.get_type(last)
+            if text is None and kind is not bool:
+                raise ValueError(f"--config.{field} has no value; write --config.{field}=VALUE")
             try:
-                overrides[field] = PARSERS[record.get_type(last)].parse(text)
+                overrides[field] = text is None or PARSERS[kind].parse(text)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"--config.{field}={text}: {error}") from None
         else:
@@ -343,7 +350,7 @@ def setup_of(file: ConfigFile, variants: Sequence[lab.Variant] | None = None) ->
 def _check_varied(file: ConfigFile, variants: Sequence[lab.Variant]) -> None:
     """Raises ValueError where a flag or a preset sets what all variants set."""
     varied = set.intersection(*(set(one.values) for one in variants)) if variants else set()
-    if not varied:
+    if not varied or not isinstance(file.config, ConfigDict):
         return
     chosen, default = file.fields(), file._replace(config=file.module.get_config()).fields()
     by_preset = [name for name in (LAYOUT, SHARING) if chosen.get(name) != default.get(name)]
@@ -381,13 +388,14 @@ def experiment_of(config: ConfigDict | lab.Experiment) -> lab.Experiment:
     optional = {path for path, value in flatten(default.to_dict()).items() if value is None}
     if unset := [p for p, value in leaves.items() if value is None and p not in optional]:
         raise ValueError(f"config.{unset[0]} is None; it needs a value")
-    values = config.data.to_dict()
+    home = lambda a: os.path.expanduser(a) if isinstance(a, str) else a
+    values = {n: home(a) if n in PATHS else a for n, a in config.data.to_dict().items()}
     found = lab.Experiment(
         model=models.from_dict(config.model.to_dict()),
         train=TrainConfig.from_dict(config.train.to_dict()),
         data=lookup(DATASETS, values.pop("source"), what="data source")(**values),
         task=config.task,
-        start=config.start,
+        start=os.path.expanduser(config.start),
         init=config.init,
         callbacks=tuple(config.callbacks),
     )

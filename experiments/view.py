@@ -51,7 +51,9 @@ def main() -> None:
             "--untrained adds one"
         )
     app.check_seed()
-    if not (given.overwrite and out.is_file()):
+    if out.is_file() and not given.overwrite:
+        raise ValueError(f"{out} exists already; add --overwrite, or name another file with --out")
+    if not out.is_file():
         check_new_file(out, "out")
     texts = app.given_prompt()
     models = [open_run(run, given.seed) for run in runs]

@@ -76,7 +76,7 @@ def _entries(size: Size, steps: int) -> list[Entry]:
 
     first: list[Array] = []
 
-    def equal(make: Callable[[], Entry]) -> Entry:
+    def equal(make: Callable[[], Entry], first: list[Array]) -> Entry:
         entry = make()
         out = entry.run()
         check_equal(out, first[0] if first else out)
@@ -91,11 +91,11 @@ def _entries(size: Size, steps: int) -> list[Entry]:
     made: list[Entry] = []
     for name, layout, weights in ours:
         make = functools.partial(_ours, layout, weights, held, tokens, past)
-        made += tried(f"attnlab, cache of {name}", functools.partial(equal, make), ours=True)
+        made += tried(f"attnlab, cache of {name}", functools.partial(equal, make, first), ours=True)
     make = functools.partial(_linen, wide, w, held, tokens, past)
-    made += tried("Linen, decode=True", functools.partial(equal, make))
+    made += tried("Linen, decode=True", functools.partial(equal, make, first))
     make = functools.partial(_ours, last.layout, of_latent, compressed, tokens, past)
-    return [*made, *tried("attnlab latent", make, ours=True)]
+    return [*made, *tried("attnlab latent", functools.partial(equal, make, []), ours=True)]
 
 
 def _ours(layout: Layout, w: Params, held: dict[str, Array], tokens: Array, past: int) -> Entry:

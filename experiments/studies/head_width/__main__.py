@@ -56,7 +56,8 @@ def run_stages(path: Path, data: Path, workdir: str) -> None:
         dataclasses.replace(run, bytes_per_parameter=SHARE.value * run.bytes_per_parameter)
         for run in published_runs()
     ]
-    left = [run for run in runs if run not in set(runs_of(rows))]
+    done = set(runs_of(rows))
+    left = [run for run in runs if run not in done]
     for stage in map(int, ONLY.value):
         of_stage = [run for run in left if run.stage == stage]
         check_texts({run.text for run in of_stage}, data)

@@ -164,11 +164,12 @@ def fits(study: Study) -> dict[str, Optimum]:
     The parabola in log2 h has the same curvature at every D, which h = 2 at D = 32 does not obey.
     """
     frame = study.frame
-    parts = {"all complete stages (the registered model)": frame}
-    parts |= {f"D = {w} alone": frame[frame["stage"] == s] for w, s in STAGE_OF_WIDTH.items()}
+    parts = {f"D = {w} alone": frame[frame["stage"] == s] for w, s in STAGE_OF_WIDTH.items()}
     parts["D = 32 alone, without h = 2"] = parts["D = 32 alone"].query("head_dim > 2")
     parts["all complete stages, without h = 2"] = frame.query("head_dim > 2")
-    return {name: analysis.optimum(study.only(part).model) for name, part in parts.items()}
+    models = {"all complete stages (the registered model)": study.model}
+    models |= {name: study.only(part).model for name, part in parts.items()}
+    return {name: analysis.optimum(model) for name, model in models.items()}
 
 
 def chords(study: Study) -> dict[tuple[int, int], float]:

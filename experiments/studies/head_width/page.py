@@ -166,7 +166,8 @@ def result_line(r: Result) -> Line:
         low, high = analysis.bootstrap(r.pairs)
         line |= {COUNT: counts(r.pairs), "bootstrap interval": f"{low:+.4f} to {high:+.4f}",
                  "Tatoeba texts as one": _with_tatoeba_as_one(r.pairs)}  # fmt: skip
-    p = f"{r.corrected:.4f}" if r.corrected >= 1e-4 else "< 0.0001"
+    known = "< 0.0001" if r.corrected < 1e-4 else f"{r.corrected:.4f}"
+    p = "–" if math.isnan(r.corrected) else known
     return line | {"p (Holm for S1 to S5)": p, "conclusion": r.conclusion}
 
 
@@ -220,7 +221,7 @@ def _length_table(study: Study) -> str:
     stage 3 on the same texts."""
     settings: list[tuple[int, float, Sequence[str]]] = [
         *((128, each, design.LENGTH_TEXTS) for each in (20.0, 80.0)),
-        *((length, 20.0, design.STAGE0_TEXTS) for length in (64, 128, 256)),
+        *((length, 20.0, design.CONTEXT_TEXTS) for length in (64, 128, 256)),
     ]
     lines, heading = [], "bits worse than 4x16 (95 %)"
     for length, each, texts in settings:

@@ -53,7 +53,12 @@ class Maxima(Generated):
         return f"the largest of {length - 1} numbers along {self.directions} directions"
 
     def generator(self, length: int) -> Callable[[Array, int], DeviceBatch]:
-        """(key, size) -> features [size, length, d + 2], answers [size, length, 1], scored."""
+        """(key, size) -> features [size, length, d + 2], answers [size, length, 1], scored. Raises
+        ValueError for fewer than 2 vectors."""
+        if length < 3:
+            raise ValueError(
+                f"train.length {length} leaves fewer than 2 vectors to choose from; raise it"
+            )
         square = np.random.default_rng(0).normal(size=(self.dimensions, self.dimensions))
         directions = jnp.asarray(np.linalg.qr(square)[0][: self.directions], jnp.float32)
         is_query = jnp.arange(length) == length - 1

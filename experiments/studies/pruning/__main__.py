@@ -1,6 +1,7 @@
 """The command of the study: python -m experiments.studies.pruning"""
 
 import json
+import math
 from pathlib import Path
 
 from absl import flags
@@ -26,20 +27,34 @@ flags.DEFINE_integer(
 flags.DEFINE_string("out", "", "JSON file for all numbers and gates.")
 
 
+def numbers(name: str, texts: list[str]) -> list[float]:
+    """The numbers of a flag. Raises ValueError unless they are finite and at least 0."""
+    try:
+        found = [float(text) for text in texts]
+    except ValueError:
+        found = []
+    if not found or not all(0 <= x < math.inf for x in found):
+        raise ValueError(
+            f"--{name}={','.join(texts)} must be finite numbers of at least 0, with commas between"
+        )
+    return found
+
+
 def main() -> None:
     """Prints the table, and writes --out."""
     given = flags.FLAGS
     out = Path(given.out) if given.out else None
     if out:
         check_new_file(out, "out")
+    pressures = numbers("pressures", given.pressures)
+    [gate_rate] = numbers("gate_rate", [str(given.gate_rate)])
     keep_compiled()
     study = pruning.begin(Path(given.workdir), given.seed, given.steps, given.learning_rate)
     most = len(study.source.heldout(0)["valid"])
     if given["rows"].present and given.rows > most:
         raise ValueError(f"--rows={given.rows} is more than the {most} held-out rows of the data")
-    pressures = [float(text) for text in given.pressures]
     whole, rows = pruning.at_pressures(
-        study, pressures, by=given.by, rate=given.gate_rate, rows=given.rows
+        study, pressures, by=given.by, rate=gate_rate, rows=given.rows
     )
     print(pruning.table(study.config, whole, rows, by=given.by))
     if out:
