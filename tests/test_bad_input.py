@@ -94,8 +94,9 @@ TOKENS = jnp.array([[3, 1]])
 CACHE = {name: a for name, a in heads.init_cache(STANDARD, 2, 7).items() if name != "length"}
 IDS = [
     # tokens that are no ids
-    ("To be", "To be"),
-    (["To", "be"], "not a valid JAX array type"),
+    ("To be", "ids, not the text 'To be'"),
+    (["To", "be"], "ids, not the text 'To'"),
+    (b"To be", "ids, not the text"),
     ([3, 1, 4], r"tokens \(3,\) must be \[batch, length\]"),
     (jnp.ones((2, 3, 4), int), r"tokens \(2, 3, 4\) must be \[batch, length\]"),
     ([[3.0, 1.0]], r"float32 and shape \(1, 2\): ids are integers"),

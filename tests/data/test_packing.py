@@ -99,3 +99,8 @@ def test_token_files_keep_the_ends_of_documents(tmp_path):
     trained = config.load(7).batches(0, 1, 4, slice(None))
     ends = np.cumsum(trained["tokens"] == 0, axis=1)
     np.testing.assert_array_equal(trained["segments"][:, 1:], 1 + ends[:, :-1])
+
+
+def test_a_separator_needs_packing():
+    with pytest.raises(ValueError, match=r"data\.pack=True"):
+        Text(separator="<end>")

@@ -64,6 +64,20 @@ def test_where_files_end_changes_nothing(tmp_path):
     assert (tokens[:, 1:][~valid] == 0).all()
 
 
+def test_files_named_val_are_held_out_and_the_digest_is_of_the_tokens(tmp_path):
+    BYTES[:4000].astype(np.uint16).tofile(tmp_path / "train.bin")
+    config = TokenFiles(path=str(tmp_path), vocab_size=256, bytes_per_token=1.0)
+    digests = []
+    for flip in (0, 1):
+        (BYTES[4000:] ^ flip).astype(np.uint16).tofile(tmp_path / "val.bin")
+        dataset = config.load(LENGTH)
+        assert dataset.facts["training tokens"] == 4000
+        rows = dataset.heldout(0)
+        np.testing.assert_array_equal(rows["tokens"][:, 1:][rows["valid"]], BYTES[4001:] ^ flip)
+        digests.append(dataset.digest)
+    assert digests[0] != digests[1]
+
+
 TEXTS = {f"{i}.txt": f"Œuvre {i}: " + "the rose is a rose, naïve.\n" * (i + 1) for i in range(20)}
 
 

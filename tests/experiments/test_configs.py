@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import optax
 import pytest
 import small_data
 from commands import command
@@ -17,6 +18,8 @@ from attnlab.lab.spec import specs_of
 from attnlab.lab.workdir import specs_in
 from attnlab.models import cache_bytes_per_token
 from attnlab.pretrained import PUBLISHED, published_config
+from attnlab.training import OPTIMIZERS, SCHEDULES
+from attnlab.training.loggers import read_metrics
 from experiments import report
 from experiments.config import (
     experiment_of,
@@ -208,3 +211,25 @@ def test_the_tiny_run_of_a_config_trains_and_is_reported(name, tmp_path, nine_le
     assert main.unit in page
     for baseline in result.scores.baselines.get(main.name, {}):
         assert baseline in page
+
+
+@pytest.mark.slow
+def test_an_optimizer_and_a_schedule_of_a_user_train_by_name(tmp_path, nine_letters, monkeypatch):
+    seen = []
+
+    def sign_descent(config, rate, axes):
+        seen.append(config.beta1)
+        return optax.chain(optax.sign_sgd(1.0), optax.scale_by_schedule(rate))
+
+    monkeypatch.setitem(OPTIMIZERS, "signs", sign_descent)
+    monkeypatch.setitem(SCHEDULES, "halves", lambda *given: lambda step: 0.01 * 0.5 ** (step // 50))
+    config = byte_lm.get_config("tiny")
+    config.data.path = str(nine_letters)
+    config.train.update(steps=100, log_every=100, seeds=(0,))
+    config.train.optimizer.update(name="signs", beta1=0.7)
+    config.train.schedule.name = "halves"
+    [result] = run_config(config, tmp_path / "run")
+    assert set(seen) == {0.7}
+    assert result.scores.heldout["loss"] < np.log(256) - 1
+    rows = read_metrics(tmp_path / "run/runs/seed0/metrics.jsonl")
+    assert rows[-1]["train/learning_rate"] == pytest.approx(0.005)  # of the 100th step

@@ -18,6 +18,12 @@ def run(folder, text, steps, schedule):
     return dataclasses.replace(result, timing=lab.Timing())
 
 
+def everything(folder):
+    """Every file with its bytes, but who had the folder last."""
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name != "lock.json")
+    return {p.relative_to(folder): p.read_bytes() for p in files}
+
+
 # 18 and 27 end between two log lines.
 @pytest.mark.slow
 def test_it_ends_as_if_it_had_always_been_so_long(tmp_path, nine_letters, capsys):
@@ -38,8 +44,10 @@ def test_it_ends_as_if_it_had_always_been_so_long(tmp_path, nine_letters, capsys
 @pytest.mark.slow
 def test_a_schedule_that_ends_with_its_steps_cannot(schedule, common, tmp_path, nine_letters):
     first = run(tmp_path / "run", nine_letters, 20, schedule)
+    before = everything(tmp_path / "run")
     with pytest.raises(ValueError, match=rf"{schedule}.* step {common}\b"):
         run(tmp_path / "run", nine_letters, 30, schedule)
     with pytest.raises(ValueError, match=r"train\.steps"):
         run(tmp_path / "run", nine_letters, 10, schedule)
+    assert everything(tmp_path / "run") == before
     assert run(tmp_path / "run", nine_letters, 20, schedule) == first

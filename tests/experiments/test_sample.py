@@ -32,7 +32,7 @@ def test_a_run_goes_on_with_a_text(run, capsys):
     drawn = [text_of(opened, "a", 9, hot, draw=draw) for draw in (0, 1, 2, 0)]
     assert len(set(drawn)) == 3
     assert drawn[0] == drawn[3]
-    with pytest.raises(ValueError, match="24 tokens and 1 new ones are longer than max_len 24"):
+    with pytest.raises(ValueError, match="the text fills all 24 tokens of the model"):
         text_of(opened, "a" * 24, 9)
 
 

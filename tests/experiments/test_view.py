@@ -111,7 +111,7 @@ def test_a_run_beside_a_folder(run, folder, tmp_path):
         assert np.abs(page.probs(i) - probs).max() < 1 / 500
     again = command("experiments.view", *words)
     assert again.returncode == 1
-    assert "exists already" in again.stderr
+    assert "--overwrite" in again.stderr
 
 
 @pytest.mark.slow

@@ -106,3 +106,11 @@ def test_no_form_multiplies_out_what_extra_keys_are_added_to(kind):
     layout = kind(width=8, num_heads=2, extras=(heads.ExtraKeys(3),))
     orders = heads.contraction_orders(layout, heads.CallSizes(1, 1, 256))
     assert [name for name, flops in orders.items() if isinstance(flops, int)] == ["factored"]
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
+def test_a_sink_that_is_no_number_shows_beside_extra_keys(value):
+    layout = Standard(width=8, num_heads=2, extras=(heads.Sink(), heads.ExtraKeys(count=1)))
+    params = heads.init(jax.random.key(0), layout)
+    broken = params | {"sink": jnp.full(2, value)}
+    assert np.isnan(multi_head_attention(broken, jnp.ones((1, 3, 8)), layout)).all()

@@ -1,11 +1,11 @@
 """Models with large random parameters, for tests that compare numbers."""
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+import functools
+
+import random_models
 
 from attnlab import heads
-from attnlab.models import FFN, ModelConfig, param_shapes
+from attnlab.models import FFN, ModelConfig
 
 
 def config_of(layout="standard", *, num_heads=3, biases=("q", "k", "v", "o"), **fields):
@@ -18,9 +18,4 @@ def config_of(layout="standard", *, num_heads=3, biases=("q", "k", "v", "o"), **
     return ModelConfig(heads=kind(num_heads=num_heads, biases=biases, **own), **base | fields)
 
 
-def random_params(config, seed=0, scale=0.5):
-    rng = np.random.default_rng(seed)
-    dtype = jnp.float64 if config.compute.dtype == "float64" else jnp.float32
-    return jax.tree.map(
-        lambda a: jnp.asarray(rng.normal(size=a.shape) * scale, dtype), param_shapes(config)
-    )
+random_params = functools.partial(random_models.random_params, seed=0, scale=0.5)

@@ -234,11 +234,15 @@ class CannotBegin(lab.InProcess):
 
     def start(self, workdir, count):
         (workdir / "logs").mkdir(exist_ok=True)
-        (workdir / "logs/worker0.log").write_text("Traceback:\nValueError: unknown layout 'mine'\n")
+        (workdir / "logs/worker0.log").write_text(
+            "Traceback (most recent call last):\n  File 'a'\nKeyError: 'a'\n\nDuring handling of "
+            "this, another exception occurred:\n\nTraceback (most recent call last):\n"
+            "  File 'b'\nmine.Unknown: unknown layout 'mine'\n-----\nFor simplicity, a note\n"
+        )
 
 
 def test_the_reason_of_a_worker_that_cannot_begin_is_in_the_error(base, tmp_path):
-    with pytest.raises(lab.SweepFailed, match=r"unknown layout 'mine' .*worker0.log"):
+    with pytest.raises(lab.SweepFailed, match=r"mine.Unknown: unknown layout 'mine' .*worker0.log"):
         lab.sweep(lab.product(base, seeds=[0]), tmp_path, executor=CannotBegin(), progress=False)
 
 

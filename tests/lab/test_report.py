@@ -382,6 +382,8 @@ def test_several_workdirs(tmp_path):
     again = store(wider, tmp_path / "other" / "first")
     titles = [f"{tmp_path.name}/first", "other/first"]
     assert [p.title for p in read_panels([first, again])] == titles
+    repeated = store(runs, tmp_path / "elsewhere" / "again")  # the same sweep on another machine
+    assert len(read_panels([first, repeated])) == 2
     page = make_page(read_panels([first, matched]))
     assert "Scores: matched" in {section.title for section in page.sections}
     names = {table.name for table in page.blocks(Table)}

@@ -74,6 +74,11 @@ def test_numbers_of_numpy_are_numbers(params):
     assert got.shape == (2, 2)
 
 
+def test_more_logits_than_there_are_cannot_be_kept():
+    with pytest.raises(ValueError, match="top_k must be from 1 to vocab_size 3, not 5"):
+        limit_logits(jnp.zeros((1, 3)), top_k=5)
+
+
 def test_limits_equal_their_definition_in_float64():
     logits = np.random.default_rng(0).normal(size=(50, 17)) * 3
     for temperature, top_k, top_p in ((1.0, None, 0.6), (2.0, 5, 0.8), (0.3, 9, 0.95)):

@@ -21,6 +21,7 @@ from attnlab.models import (
     LayerOverrides,
     Learned,
     ModelConfig,
+    Norm,
     OutputHead,
     Relative,
     Rotary,
@@ -68,6 +69,15 @@ def backend(name, **fields):
 
 
 CONFIGS = [
+    (lambda: FFN(activation="swiglu"), "gated_silu"),
+    (lambda: Norm(position="between"), r"norm\.position"),
+    (lambda: ModelConfig(heads="wide"), "heads"),
+    (lambda: ModelConfig(positions="rope"), "positions"),
+    (lambda: Sampling(temperature=float("nan")), "temperature"),
+    (lambda: Sampling(top_k=0), "top_k"),
+    (lambda: Attention(position_scale=(0.1,)), "position_scale must be a tuple of 2"),
+    (lambda: Attention(position_scale=(0.1, 0)), "position_scale must be a finite number"),
+    (lambda: SMALL.build().init(0, TOKENS), r"random key first, as of jax\.random\.key\(0\)"),
     (lambda: FFN(experts=Experts(num_experts=2, top_k=3)), "lower top_k"),
     (lambda: OutputHead(num_classes=3), r"output\.num_classes"),
     (lambda: Compute(dtype="float16"), r"compute\.dtype"),

@@ -366,7 +366,7 @@ def test_googles_albert_with_equal_sizes_has_no_map():
 NO_OTHERS = dict.fromkeys(f"{n}.weight" for n in ("values", "keys", "queries", "fc_out"))
 NO_OTHERS["fc_out.bias"] = None
 LINEAR = {"linear1.weight": draw(10, E)}
-SNIPPET, TORCH, LAYERS = dict(embed_size=E, heads=N), dict(embed_dim=E, num_heads=N), dict(nhead=N)
+SNIPPET, MODULE, LAYERS = dict(embed_size=E, heads=N), dict(embed_dim=E, num_heads=N), dict(nhead=N)
 ATTENTION = dict(module="SelfAttention", emb=E, heads=N)
 ALT = ATTENTION | dict(module="SelfAttentionAlt")
 SHARD = {"symbol_modality_9_12/shared/weights_0": draw(4, E)}
@@ -377,8 +377,8 @@ MISFITS = [
     ("seed_snippet", SNIPPET, {"more": draw(2)}, "no place for .*'more'"),
     ("seed_snippet", SNIPPET, {"fc_out.weight": draw(2, 3)}, r"'fc_out.weight' has shape \(2, 3\)"),
     ("seed_snipet", {}, {}, "did you mean 'seed_snippet'"),
-    ("torch_mha", TORCH | dict(add_bias_kv=True), {}, "bias_k is not there"),
-    ("torch_mha", TORCH, NO_OTHERS | {"bias_k": draw(1, 1, E)}, "missing"),
+    ("torch_mha", MODULE | dict(add_bias_kv=True), {}, "bias_k is not there"),
+    ("torch_mha", MODULE, NO_OTHERS | {"bias_k": draw(1, 1, E)}, "missing"),
     ("torch_layers", LAYERS | dict(activation="mish"), LINEAR, "unknown activation 'mish'"),
     ("torch_layers", dict(nhead=5), LINEAR, "not divisible by num_heads 5"),
     ("torch_layers", LAYERS, {}, "'linear1.weight' is missing"),

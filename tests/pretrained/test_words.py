@@ -43,3 +43,17 @@ def test_a_word_that_is_off_passes_silently(value, tmp_path):
 def test_a_long_name_is_cut(tmp_path):
     [message] = warned(golden_folder(tmp_path / "folder", "gpt2", LONG))[1]
     assert len(message) < 1000
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn", "default"])
+def test_queries_that_grow_beside_any_rotary_words(kind, tmp_path):
+    """In the words of transformers before 5, too; what is written says the same."""
+    words = {"rope_type": kind, "llama_4_scaling_beta": 0.5, "rope_theta": 50.0}
+    words |= {"original_max_position_embeddings": 8}
+    words |= {} if kind == "default" else {"factor": 4.0}
+    read = lambda **given: pretrained.load_config(golden_folder(tmp_path, "ministral3", given))
+    today = read(rope_parameters=words)
+    assert today.attention.position_scale == (0.5, 8)
+    assert read(rope_parameters=None, rope_scaling=words) == today
+    written = pretrained.FAMILIES["ministral3"].write(today)
+    assert read(rope_parameters=written["rope_parameters"]) == today

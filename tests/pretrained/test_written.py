@@ -10,6 +10,7 @@ import peer_outputs
 import pytest
 from conftest import deep
 from goldens import FAMILIES, close, golden_folder, split
+from random_models import random_params
 
 from attnlab import pretrained
 from attnlab.heads import Standard, Wide
@@ -24,11 +25,6 @@ SMALL = ModelConfig(
     heads=Standard(num_heads=3, biases=("q", "k", "v", "o")),
     ffn=FFN(width=7, activation="gelu_tanh"),
 )
-
-
-def random_params(config):
-    rng, shapes = np.random.default_rng(0), pretrained.param_shapes(config)
-    return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), shapes)
 
 
 def check_written(model, params, given, folder):
@@ -79,7 +75,7 @@ BITS = [
 @pytest.mark.parametrize(("bits", "groups"), BITS)
 def test_layers_of_equal_bits_are_shared_and_no_others(bits, groups):
     config = dataclasses.replace(SMALL, num_layers=3)
-    params = random_params(config)
+    params = random_params(config, seed=0)
     params["layers"] = jax.tree.map(lambda a: np.stack([a[0]] * 3), params["layers"])
     params["layers"]["attention"]["q"].view(np.uint32)[:, 0, 0, 0] = bits
     found, once = detect_sharing(config, params)
@@ -89,14 +85,14 @@ def test_layers_of_equal_bits_are_shared_and_no_others(bits, groups):
 
 
 def test_a_model_of_ours_is_written_where_a_format_can_say_it(tmp_path):
-    params = random_params(SMALL)
+    params = random_params(SMALL, seed=0)
     pretrained.save(tmp_path / "folder", SMALL.build(), params)
     assert json.loads((tmp_path / "folder" / "config.json").read_text())["model_type"] == "gpt2"
     jax.tree.map(np.testing.assert_array_equal, params, pretrained.load(tmp_path / "folder")[1])
     for fields in (dict(heads=Wide(num_heads=3)), dict(attention=Attention(window=2))):
         other = dataclasses.replace(SMALL, **fields)
         with pytest.raises(ValueError, match=r"can store this model.*gpt2: "):
-            pretrained.save(tmp_path / "other", other.build(), random_params(other))
+            pretrained.save(tmp_path / "other", other.build(), random_params(other, seed=0))
 
 
 @pytest.mark.slow
@@ -104,7 +100,7 @@ def test_a_model_of_ours_is_written_where_a_format_can_say_it(tmp_path):
 def test_parts_that_no_format_knows_are_added_up(plan, tmp_path):
     """Deltas are not lost without a word; keys that layers reuse are refused."""
     config = dataclasses.replace(SMALL, sharing=plan, delta_rank=2)
-    model, params, tokens = config.build(), random_params(config), jnp.asarray([[3, 1, 4]])
+    model, params, tokens = config.build(), random_params(config, seed=0), jnp.asarray([[3, 1, 4]])
     pretrained.save(tmp_path / "model", model, params)
     again, read = pretrained.load(tmp_path / "model")
     got, expected = again.apply({"params": read}, tokens), model.apply({"params": params}, tokens)
@@ -112,7 +108,7 @@ def test_parts_that_no_format_knows_are_added_up(plan, tmp_path):
     reuses = dataclasses.replace(config, sharing="cla:1")
     for wrong, message in (
         (params, "params are not those of this model"),
-        (random_params(reuses), "have no projections of their own"),
+        (random_params(reuses, seed=0), "have no projections of their own"),
     ):
         with pytest.raises(ValueError, match=message):
             pretrained.save(tmp_path / "other", reuses.build(), wrong)

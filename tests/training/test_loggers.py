@@ -132,6 +132,29 @@ def test_what_depends_on_the_machine_is_in_no_file_of_the_run(tmp_path):
     assert [path.read_text() for path in tmp_path.iterdir()] == [""]
 
 
+class Keeping:
+    """Keeps what it is given."""
+
+    written: list = []  # noqa: RUF012
+
+    def __init__(self, info):
+        self.written.clear()
+
+    def log_scalars(self, step, values):
+        self.written.append((step, values))
+
+    def finish(self):
+        pass
+
+
+def test_loggers_get_what_depends_on_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setitem(LOGGERS, "mine", Keeping)
+    with Recorder(tmp_path, (0,), loggers=["mine"]) as recorder:
+        recorder.rewind(0)
+        recorder.show(25, {"speed": 2.0})
+    assert Keeping.written == [(25, {"speed": 2.0})]
+
+
 def test_other_processes_write_nothing(tmp_path, capsys):
     write(tmp_path, 0, [10], writes=False)
     assert list(tmp_path.iterdir()) == []

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import deep
+from conftest import assert_close, deep
 
-from attnlab import heads
+from attnlab import dot_product_attention, heads
 from attnlab.data import DataSizes
 from attnlab.heads.linear import over_tokens
 from attnlab.models import FFN, Attention, Compute, ModelConfig, OutputHead
@@ -139,3 +139,28 @@ def test_gradients_of_long_texts_are_finite(layout):
         assert np.isfinite(grad).all(), path
         # A key bias adds the same to all scores of a row: the softmax cannot see it.
         assert np.any(grad) or "k_bias" in str(path), path
+
+
+def test_derivatives_of_every_kind_in_bfloat16():
+    """Forward-mode, reverse-mode and second ones, beside those of float32."""
+    q, k, v = (np.random.default_rng(i).normal(size=(2, 5, 3, 4)) for i in range(3))
+
+    def loss(q, k, v):
+        out = dot_product_attention(q, k, v, is_causal=True, implementation="dense")
+        return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+    def all_of(q, k, v):
+        ones = tuple(map(jnp.ones_like, (q, k, v)))
+        slope = lambda *a: jnp.sum(jax.grad(loss)(*a).astype(jnp.float32))
+        return (
+            jax.grad(loss, (0, 1, 2))(q, k, v),
+            jax.jvp(loss, (q, k, v), ones)[1],
+            jax.grad(slope)(q, k, v),
+        )
+
+    narrow, wide = (
+        jax.jit(all_of)(*(jnp.asarray(a, jnp.bfloat16).astype(dtype) for a in (q, k, v)))
+        for dtype in ("bfloat16", "float32")
+    )
+    rounded = lambda tree: jax.tree.map(lambda a: a.astype(jnp.bfloat16), tree)
+    assert_close(rounded(narrow), rounded(wide))

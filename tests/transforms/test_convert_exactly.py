@@ -15,6 +15,7 @@ from attnlab.heads import (
     ExtraKeys,
     Gate,
     HeadNorm,
+    Sink,
     init,
     multi_head_attention,
     weight_shapes,
@@ -203,6 +204,15 @@ def test_options_of_the_call_see_a_key_bias(options):
     assert isinstance(convert(random_params(biased), biased, small("bilinear")), Conversion)
     found = convert(random_params(biased), biased, small("bilinear"), **options)
     assert isinstance(found, Undecided)
+
+
+def test_a_sink_sees_the_key_bias():
+    """With a sink, the product of q and k is another function than with a key bias."""
+    sink = (Sink(learnt=False),)
+    target = small("bilinear", biases=("q",), extras=sink)
+    biased = small(biases=("k",), extras=sink)
+    assert not isinstance(convert(random_params(biased), biased, target), Conversion)
+    checked(random_params(small(extras=sink)), small(extras=sink), target)
 
 
 @pytest.mark.parametrize("size", [1e160, 1e200])
