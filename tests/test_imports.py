@@ -102,7 +102,7 @@ def printed(code):
 
 
 def test_import_is_light_and_lazy_packages_load_on_first_use():
-    heavy = ("orbax", "matplotlib", "tensorboardX", "rich.progress", "absl.app", "ml_collections")
+    heavy = ("orbax", "matplotlib", "tensorboardX", "absl.app", "ml_collections")
     loaded, lazy = printed(
         f"import sys, attnlab; print([m for m in {heavy} if m in sys.modules]); "
         "before = 'attnlab.interpret' in sys.modules; "

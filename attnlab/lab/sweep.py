@@ -93,7 +93,7 @@ def sweep(
       executor: where to run; None: `LocalExecutor()`.
       policies: choose learning rates, add seeds: each gets the specs that the one before returned.
       description: question, comparisons and margin, for the report; None: that of the workdir.
-      progress: show bars, in a terminal or a notebook; elsewhere a line for each run that ends.
+      progress: a line on standard error for each run that begins or ends.
       waits: wait for runs that another process has; False: leave them to it.
 
     Raises:

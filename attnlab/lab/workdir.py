@@ -34,7 +34,7 @@ import jax
 from attnlab.atomic import is_partial, write_atomic
 from attnlab.data import Dataset
 from attnlab.extras import extra
-from attnlab.lab.machine import environment
+from attnlab.lab.machine import PROVENANCE, environment, write_provenance
 from attnlab.lab.result import FILE as RESULT
 from attnlab.lab.result import RunResult, data_info, read_result
 from attnlab.lab.spec import RunSpec, read_specs
@@ -241,7 +241,7 @@ def held(folder: Path) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / SPEC).exists():
-        ours = {LOCK, RESULT, "error.txt", "tokenizer.json"}
+        ours = {LOCK, RESULT, PROVENANCE, "changes.diff", "error.txt", "tokenizer.json"}
         for path in sorted(folder.iterdir()):
             if path.name not in ours and not is_partial(path):  # of a kill in the first write
                 raise ValueError(
@@ -285,6 +285,7 @@ def claim(folder: Path, spec: RunSpec, dataset: Dataset, start: str | None) -> l
             _check_disk(folder, spec.config.model)
             for name, content in dataset.files.items():
                 write_atomic(folder / name, content)
+            write_provenance(folder)
             write_atomic(path, json.dumps(record, indent=1).encode())
         there = json.loads(path.read_text(encoding="utf-8"))
         if before := check_goes_on(folder, there, record):

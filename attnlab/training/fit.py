@@ -147,13 +147,11 @@ def fit(
             training.compile(first)
         if not first:
             training.call_back(0)
-        advance = at_end.enter_context(recorder.progress(last, first))
         for step in range(first + 1, last + 1):
             training.take_step(step)
             is_last, logs = step == last, step % config.log_every == 0
             if logs or is_last:
                 training.log(step)
-                advance(step, training.tokens_per_step)
             if step % config.evaluation.every == 0 or is_last:
                 training.evaluate(step)
             training.call_back(step)
@@ -252,7 +250,10 @@ class _Training:
         rate = float(self._rate(np.int32(step - 1)))
         self.recorder.log_scalars(step, {**numbers, "train/learning_rate": rate})
         if self.clock.seconds:
-            self.recorder.show(step, {"train/tokens_per_second": self.tokens_per_second})
+            speed, last = self.tokens_per_second, self.config.steps
+            self.recorder.show(step, {"train/tokens_per_second": speed})
+            minutes = (last - step) * self.clock.seconds / self.clock.steps / 60
+            self.recorder.say(f"{speed:,.0f} tokens/s; {minutes:.1f} minutes to step {last}")
 
     def evaluate(self, step: int) -> None:
         """Records the scores on the rows of learning curves."""
