@@ -17,7 +17,7 @@ from attnlab.training.optimizers import (
     axes_by_shape,
     make_transform,
 )
-from attnlab.training.schedules import Rate, ScheduleConfig, make_schedule
+from attnlab.training.schedules import ScheduleConfig, make_schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -101,7 +101,6 @@ class TrainConfig(Spec):
             raise ValueError(
                 f"schedule.warmup_steps {warmup} must be below steps {self.steps}; lower it"
             )
-        _schedule(self, self.steps)  # raises where it cannot be made of these fields
 
     def to_dict(self) -> JSON:
         """Nested dicts; `from_dict` reads them as the same config."""
@@ -149,7 +148,7 @@ def make_optimizer(config: TrainConfig, axes: AxesOf = axes_by_shape) -> Optimiz
     >>> [round(float(rate(step)), 5) for step in (0, 50, 125, 200)]
     [6e-05, 0.003, 0.00165, 0.0003]
     """
-    rate = _schedule(config, config.steps)
+    rate = make_schedule(config.schedule, config.optimizer.learning_rate, config.steps)
     return Optimizer(make_transform(config.optimizer, rate, axes), rate)
 
 
@@ -165,10 +164,7 @@ def common_steps(config: TrainConfig, steps: int) -> int:
     constant 800
     """
     shorter, longer = sorted((config.steps, steps))
-    one, other = (_schedule(config, length) for length in (shorter, longer))
+    schedule, peak = config.schedule, config.optimizer.learning_rate
+    one, other = (make_schedule(schedule, peak, length) for length in (shorter, longer))
     same = jax.jit(lambda step: jnp.broadcast_to(one(step) == other(step), step.shape))
     return int(np.argmin(np.append(same(np.arange(shorter)), False)))
-
-
-def _schedule(config: TrainConfig, steps: int) -> Rate:
-    return make_schedule(config.schedule, config.optimizer.learning_rate, steps)

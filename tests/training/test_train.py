@@ -148,7 +148,7 @@ def test_another_run_does_not_go_on(tmp_path):
         ({"model": dataclasses.replace(model, norm=Norm(position="post"))}, "model.norm.position"),
         ({"config": changed(config, optimizer=FAST)}, "optimizer.learning_rate"),
         ({"config": changed(config, seeds=(0, 1))}, "training.seeds"),
-        ({"config": changed(config, steps=7)}, "up to step 3"),
+        ({"config": changed(config, steps=7)}, "after step 3"),
         ({"dataset": dataclasses.replace(DATASET, digest="of another text")}, "source"),
     ):
         with pytest.raises(WrongCheckpoint, match=field):
