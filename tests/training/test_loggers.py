@@ -126,13 +126,6 @@ def test_every_logger_gets_every_metric_once(tmp_path, name):
     assert read(tmp_path) == expected | {(n, one): stays[one] for n in steps for one in stays}
 
 
-def test_what_depends_on_the_machine_is_in_no_file_of_the_run(tmp_path):
-    with Recorder(tmp_path, (0,)) as recorder:
-        recorder.rewind(0)
-        recorder.show(25, {"speed": 2.0})
-    assert [path.read_text() for path in tmp_path.iterdir()] == [""]
-
-
 class Keeping:
     """Keeps what it is given."""
 
@@ -148,12 +141,15 @@ class Keeping:
         pass
 
 
-def test_loggers_get_what_depends_on_the_machine(tmp_path, monkeypatch):
+def test_what_depends_on_the_machine_is_for_loggers_and_in_no_file_of_the_run(
+    tmp_path, monkeypatch
+):
     monkeypatch.setitem(LOGGERS, "mine", Keeping)
     with Recorder(tmp_path, (0,), loggers=["mine"]) as recorder:
         recorder.rewind(0)
         recorder.show(25, {"speed": 2.0})
     assert Keeping.written == [(25, {"speed": 2.0})]
+    assert [path.read_text() for path in tmp_path.iterdir()] == [""]
 
 
 def test_other_processes_write_nothing(tmp_path, capsys):
