@@ -77,22 +77,20 @@ def environment() -> dict[str, str]:
     return found | ({"threads": str(threads())} if device.platform == "cpu" else {})
 
 
-def keep_compiled() -> Path | None:
+def keep_compiled() -> None:
     """Keeps compiled programs in the user's cache folder, for the next process to load.
 
     A program belongs to a CPU with all its features, to versions of jax and jaxlib and to a number
     of threads: each has a folder of its own, so a home on many machines is safe. JAX's own keys
     know programs and flags, not CPUs. Options of JAX win: --jax_compilation_cache_dir is another
-    place, --jax_enable_compilation_cache=false none.
-
-    Returns:
-      The folder. None where programs are not kept: there, without the package filelock (which
-      bounds the folder to 2 GiB and lets processes share it), where it cannot be written, and on
-      systems other than Linux, where loading was seen to crash.
+    place, --jax_enable_compilation_cache=false none. None are kept either without the package
+    filelock (which bounds the folder to 2 GiB and lets processes share it), where the folder cannot
+    be written, and on systems other than Linux, where loading was seen to crash.
     """
     options = jax.config.values
-    if options["jax_compilation_cache_dir"] or not options["jax_enable_compilation_cache"]:
-        return None
+    is_set = options["jax_compilation_cache_dir"] or not options["jax_enable_compilation_cache"]
+    if is_set or sys.platform != "linux":
+        return
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     versions = [metadata.version(name) for name in ("jax", "jaxlib")]
     key = [platform.machine(), _processor(), *versions, threads()]
@@ -102,15 +100,14 @@ def keep_compiled() -> Path | None:
 
         folder.mkdir(parents=True, exist_ok=True)
     except (ImportError, OSError):
-        return None
-    if sys.platform != "linux" or not os.access(folder, os.W_OK):
-        return None
+        return
+    if not os.access(folder, os.W_OK):
+        return
     # A process that waits too long for the lock of the folder compiles by itself: only slower.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_compilation_cache_max_size", CACHE_SIZE)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    return folder
 
 
 def _processor() -> dict[str, str]:
