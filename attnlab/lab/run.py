@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -227,7 +228,7 @@ def _scored(result: RunResult, fitted: FitResult) -> RunResult:
     """The result with what the training gave."""
     of_parts = {part: getattr(fitted, part) for part in ("heldout", "train", "validation")}
     # What is no number (of generated texts, of no rows) is left out: JSON has none.
-    numbers = {
+    numbers: dict[str, Any] = {
         part: {name: float(a[0]) for name, a in scores.items() if math.isfinite(a[0])}
         for part, scores in of_parts.items()
     }
