@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -116,12 +115,9 @@ class TrainConfig(Spec):
         >>> TrainConfig.from_dict({"steps": 200, "optimizer": {"learning_rate": 0.01}})
         TrainConfig(steps=200, optimizer=OptimizerConfig(learning_rate=0.01))
         """
-        given = dict(fields)
         try:
-            for name in PARTS.keys() & fields.keys():
-                if isinstance(fields[name], Mapping):
-                    given[name] = PARTS[name](**fields[name])
-            return cls(**given)
+            parts = {name: kind(**fields[name]) for name, kind in PARTS.items() if name in fields}
+            return cls(**fields | parts)
         except TypeError as error:  # of an unknown field
             raise ValueError(str(error)) from None
 
