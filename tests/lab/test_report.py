@@ -432,7 +432,7 @@ def test_what_cannot_be_reported(tmp_path):
             lab.report(given, path, Description(baseline=baseline))
 
 
-def test_heads_are_those_of_the_checkpoint(tmp_path):
+def test_heads_are_those_of_the_checkpoint(tmp_path, capsys):
     """One run of a tiny language model: its maps, statistics before and after, and a text."""
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat and the dog ran. " * 100)
@@ -441,6 +441,7 @@ def test_heads_are_those_of_the_checkpoint(tmp_path):
     )
     spec = lab.RunSpec("tiny", experiment, 0, {"layout": "standard"})
     results = lab.sweep([spec], tmp_path / "w", executor=lab.InProcess())
+    assert "[tiny] complete; 1 of 1 runs finished" in capsys.readouterr().err
     path = lab.report(results, tmp_path / "report.html", heads=True)
     assert (tmp_path / "figures/map-0.svg").exists()
     assert "untrained" in (tmp_path / "tables/heads-0.csv").read_text()
