@@ -121,12 +121,12 @@ def test_a_run_beside_its_fresh_start(run, tmp_path):
     flags = [f"--workdir={run[0]}", "--untrained", f"--out={out}", "--overwrite", "--title=<both>"]
     told = command("experiments.view", *flags)
     assert told.returncode == 0, told.stderr
-    page, first = Parsed(out.read_text(encoding="utf-8")), str(run[0] / "runs" / "seed4")
+    page, first = Parsed(out.read_text(encoding="utf-8")), f"{run[0].name}, seed4"
     assert [side["name"] for side in page.panels] == [first, f"{first}, untrained"]
     trained, fresh = (side["maps"][0] for side in page.panels)
     assert trained["tokens"] == fresh["tokens"]
     assert np.abs(page.probs(0) - page.probs(1)).max() > 0.1
-    lost = [maps["statistics"]["loss without it"] for maps in (trained, fresh)]
+    lost = [maps["statistics"]["loss increase"] for maps in (trained, fresh)]
     assert np.abs(np.subtract(*lost)).min() > 0
     assert "loss without it (group)" in trained["statistics"]
 
