@@ -126,7 +126,7 @@ def test_a_run_beside_its_fresh_start(run, tmp_path):
     trained, fresh = (side["maps"][0] for side in page.panels)
     assert trained["tokens"] == fresh["tokens"]
     assert np.abs(page.probs(0) - page.probs(1)).max() > 0.1
-    lost = [maps["statistics"]["loss increase"] for maps in (trained, fresh)]
+    lost = [maps["statistics"]["loss without it"] for maps in (trained, fresh)]
     assert np.abs(np.subtract(*lost)).min() > 0
     assert "loss without it (group)" in trained["statistics"]
 
