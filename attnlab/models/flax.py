@@ -57,8 +57,7 @@ class CheckedModule(nn.Module):
         keys = rngs.values() if isinstance(rngs, Mapping) else [rngs]
         if not all(map(is_key, keys)):
             raise ValueError(
-                f"init takes a random key first, as of jax.random.key(0), not {rngs!r:.80}; the "
-                "order is (key, inputs)"
+                f"init takes a random key first, as of jax.random.key(0), not {rngs!r:.80}"
             )
         token = SHAPES_ONLY.set(True)
         try:
@@ -90,9 +89,7 @@ class CheckedModule(nn.Module):
           ValueError: the call has none.
         """
         if not (self.has_rng("dropout") or self.has_rng("params")):  # Flax takes either
-            raise ValueError(
-                "dropout needs a random key: pass rngs={'dropout': key}, or deterministic=True"
-            )
+            raise ValueError("dropout needs rngs={'dropout': key}, or deterministic=True")
         return self.make_rng("dropout")
 
     @nn.nowrap
