@@ -235,7 +235,7 @@ class ModelConfig(Spec):
         scales, layers = self.attention.layer_scales, self.num_layers * (self.encoder is None)
         if scales is not None and len(scales) != layers:
             raise ValueError(
-                f"attention.layer_scales: give {self.num_layers} for a single stack, not {len(scales)}"
+                f"attention.layer_scales: give {self.num_layers} for one stack, not {len(scales)}"
             )
         if self.layer_types:
             check_layer_types(self)
