@@ -290,16 +290,14 @@ class Layout(Named):
         what to change.
     """
 
-    name: ClassVar[str] = ""
+    name = ""
     """Name for flags, set by `register_layout`; else the name of the class."""
-    equation: ClassVar[str] = ""
+    equation = ""
     """q_n, k_n and v_n; x_n, y_n, z_n are slices n of the inputs."""
-    rank: ClassVar[str] = ""
+    rank = ""
     """Sizes; the smallest of them bounds the rank of the score matrix of a head."""
-    source: ClassVar[str] = ""
+    source = ""
     """Where the layout was published."""
-    example: ClassVar[str] = "Standard(num_heads=4)"
-    """For errors."""
     rotary_axis: ClassVar[str | None] = "head_dim"
     """The axis that rotary embedding rotates; None where keys cannot be rotated."""
     bias_names: ClassVar[tuple[Bias, ...]] = ("q", "k", "v", "o")
@@ -310,7 +308,7 @@ class Layout(Named):
         "num_heads", "num_kv_heads", "num_score_maps", "num_key_heads", "num_value_heads",
     )  # fmt: skip
     """Axes of weights that number heads."""
-    merges_values: ClassVar[bool] = False
+    merges_values = False
     """Are W_V and W_O multiplied out, so that nothing per element can be applied between them?"""
 
     width: int = bounded(0, least=0)

@@ -604,7 +604,7 @@ def check_position_scheme(config: ModelConfig) -> None:
     if pad is not None and c.kind != "encoder":
         raise ValueError("positions.pad_token needs the whole text: set kind='encoder'")
     if pad is not None and pad + 1 >= c.max_len:
-        raise ValueError(f"raise max_len: the first token is at position {pad + 1}, after padding")
+        raise ValueError(f"raise max_len: the first token is at position {pad + 1}, by pad_token")
 
 
 def check_output(config: ModelConfig) -> None:

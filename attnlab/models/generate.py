@@ -350,7 +350,7 @@ def _check_sampling(
         raise ValueError(f"top_k {sampling.top_k} must be at most vocab_size {config.vocab_size}")
     if key is None and not sampling.temperature:
         key = jax.random.key(0)  # not used
-    if not is_key(key):
+    if key is None or not is_key(key):
         raise ValueError(f"to draw tokens, key must be such as jax.random.key(0), not {key!r}")
     limits: dict[str, Array] = {}
     if sampling.temperature:

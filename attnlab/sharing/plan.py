@@ -4,7 +4,7 @@ plans by name, as in a config or flag ("cycle:3")."""
 import functools
 import re
 from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator
-from typing import ClassVar, Literal, NamedTuple, SupportsIndex
+from typing import Literal, NamedTuple, SupportsIndex
 
 from attnlab.fields import as_count
 from attnlab.names import nearest
@@ -46,9 +46,6 @@ class Plan:
       >>> Plan(attention=(0, 1, 2), kv=(0, "@0", "@1"))
       Plan(attention=(0, 1, 2), kv=(0, '@0', '@0'))
     """
-
-    example: ClassVar[str] = "'albert' or Plan(attention=(0, 0, 1), ffn=(0, 1, 2))"
-    """For errors."""
 
     def __init__(self, **sublayers: Iterable[SupportsIndex | str]):
         for name, groups in sublayers.items():
