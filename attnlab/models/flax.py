@@ -20,7 +20,6 @@ from attnlab.fields import check_field
 from attnlab.heads import Layout, multi_head_attention
 from attnlab.heads import init as init_heads
 from attnlab.heads.attention import Context
-from attnlab.heads.layout import check_params as check_head_params
 from attnlab.models.config import MODULES, ModelConfig
 from attnlab.models.ffn import feed_forward, init_ffn
 from attnlab.models.forward import ModelInputs, Outputs, run_model
@@ -146,12 +145,8 @@ class MultiHeadAttention(CheckedModule):
           TypeError, ValueError: inputs or options that do not fit, as in `multi_head_attention`.
         """
         if not self.is_mutable_collection("params"):
-            if "heads" not in (given := self.variables.get("params", {})):
-                raise ValueError(
-                    f"'heads' is missing in params, which have {', '.join(given) or 'nothing'}; "
-                    "pass {'params': {'heads': weights}}"
-                )
-            check_head_params(given["heads"], self.layout)
+            expected = {f"heads/{name}": shape for name, shape in self.layout.shapes.items()}
+            self.check(self.variables.get("params", {}), expected)
         params = self.param("heads", lambda key: init_heads(key, self.layout, std=self.init_std))
         if self.dropout_rate > 0 and not deterministic:
             options.setdefault("dropout_rate", self.dropout_rate)
