@@ -199,7 +199,8 @@ def attend(
     elif options.implementation is not None and (reason := backends.refusal(name, call)):
         shapes = f"query {call.query.shape}, key {call.key.shape}, value {call.value.shape}"
         raise ValueError(
-            f"implementation={name!r} cannot run {shapes}: {reason}; use implementation='dense'"
+            f"implementation={name!r} cannot run {shapes}: {reason}; use implementation='dense' or "
+            "None"
         )
     call, attending, spoiled = _without_unused(call)
     output, logsumexp = backends.BACKENDS[name].run(call)

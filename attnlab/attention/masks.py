@@ -187,7 +187,9 @@ def edge_ends(
     """
     ends = {"senders": (senders, num_keys), "receivers": (receivers, num_nodes)}
     if senders.shape != receivers.shape:
-        raise ValueError(f"senders {senders.shape} and receivers {receivers.shape} must be equal")
+        raise ValueError(
+            f"senders and receivers have the shapes {senders.shape} and {receivers.shape}, not one"
+        )
     for name, (index, size) in ends.items():
         if not jnp.issubdtype(index.dtype, jnp.integer):
             raise TypeError(f"{name} must be integers, not {index.dtype}")
@@ -195,7 +197,8 @@ def edge_ends(
             bad = np.asarray(index)[(np.asarray(index) < 0) | (np.asarray(index) > size)]
             if bad.size:
                 raise ValueError(
-                    f"{name} holds {bad[0]}, no index of {size} nodes, nor {size} for padding"
+                    f"{name} holds {bad[0]}, which is no index of {size} nodes; "
+                    f"an edge that pads the list has index {size}"
                 )
     # As JAX's own integers: int8 could not hold num_keys itself.
     senders, receivers = (jnp.asarray(a).astype(jnp.result_type(int)) for a in (senders, receivers))

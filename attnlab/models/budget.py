@@ -123,7 +123,7 @@ def match_budget(
     while cost(high) < wanted:
         if cost(2 * high) <= cost(high):
             raise ValueError(
-                f"{name}: {budget} grow to {cost(high):,}, not {wanted:,}; solve for another size"
+                f"{name}: {budget} stop growing with {size} at {cost(high):,}; take another size"
             )
         high *= 2
     best = _nearest(cost, wanted, high)
@@ -147,8 +147,8 @@ def with_size(config: ModelConfig, size: Size, value: int) -> ModelConfig:
     known = [f.name for f in dataclasses.fields(config.heads)]
     if field not in known:
         raise ValueError(
-            f"layout {config.heads.name!r} has no {field}: solve for 'ffn.width' or "
-            "'heads.num_heads'"
+            f"layout {config.heads.name!r} has no {field}: its fields are {', '.join(known)}; "
+            "solve for 'ffn.width' or 'heads.num_heads'"
         )
     heads = dataclasses.replace(config.heads, **{field: value})  # type: ignore[arg-type]
     return dataclasses.replace(config, heads=heads)

@@ -403,7 +403,9 @@ def check_sublayers(config: ModelConfig) -> None:
     """Raises ValueError for sublayers that no layer has, or keys that layers cannot share."""
     plan, order, heads = config.plan, config.attention.order, config.layout
     if not {"attention", "ffn"} <= set(plan) <= {"attention", "ffn", "cross", "kv", "delta"}:
-        raise ValueError(f"a plan has attention, ffn and maybe cross, kv, delta, not {[*plan]}")
+        raise ValueError(
+            f"a plan has the sublayers attention, ffn, maybe cross, kv, delta, not {[*plan]}"
+        )
     if "kv" in plan and not kv_weight_names(heads):
         raise ValueError(f"layout {heads.name!r} has no weights for a sublayer 'kv'; leave it out")
     if any(plan.reuses_kv) and order is not None:
@@ -626,7 +628,8 @@ def heads_per_layer(config: ModelConfig) -> int:
     """
     counts = {c.heads.num_heads for c in config.layer_stacks.values()}
     if len(counts) > 1:
-        raise ValueError(f"layers have {sorted(counts)} heads, and this needs one number for all")
+        numbers = " or ".join(map(str, sorted(counts)))
+        raise ValueError(f"layers have {numbers} heads, and this needs one number for all")
     return counts.pop()
 
 

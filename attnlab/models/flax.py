@@ -88,7 +88,7 @@ class CheckedModule(nn.Module):
           ValueError: the call has none.
         """
         if not (self.has_rng("dropout") or self.has_rng("params")):  # Flax takes either
-            raise ValueError("dropout needs rngs={'dropout': key}, or deterministic=True")
+            raise ValueError("dropout: pass rngs={'dropout': key}, or deterministic=True")
         return self.make_rng("dropout")
 
     @nn.nowrap

@@ -64,7 +64,9 @@ def add_delta(params: Params, delta: Params) -> Params:
     """
     # An FFN of width 0 has an empty delta and no parameters.
     if unknown := [n for n in delta if n not in params and jax.tree.leaves(delta[n])]:
-        raise ValueError(f"the delta has {unknown[0]!r}, the parameters have {', '.join(params)}")
+        raise ValueError(
+            f"the delta has the weight {unknown[0]!r}, the parameters have {', '.join(params)}"
+        )
     return {n: _add(n, a, delta[n]) if n in delta else a for n, a in params.items()}
 
 

@@ -86,5 +86,7 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
         raise ValueError(f"head n of {layout} is tied to {owned}; convert it first")
     size = heads // layout.size("num_kv_heads")
     if any(order[n] // size != order[n - n % size] // size for n in range(heads)):
-        raise ValueError(f"order {order} must keep together each {size} heads that share keys")
+        raise ValueError(
+            f"order {order} splits heads that share keys and values; keep each {size} together"
+        )
     return take_heads(params, layout, order, [n // size for n in order[::size]])

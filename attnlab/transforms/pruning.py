@@ -208,7 +208,7 @@ def _check_can_remove(config: ModelConfig) -> None:
     over_all = norm is not None and norm.over == "all"
     alibi = config.positions.name == "alibi"
     for holds, reason in (
-        (config.layer_types, "layers of several types have none in common; use head_mask"),
+        (config.layer_types, "layers of several types have no heads in common; use head_mask"),
         (own_number, "the encoder has another number of heads than the decoder; use head_mask"),
         (sliced, "each head reads its own slice of x; convert the layout to 'standard' first"),
         (not layout.output_projection, "without output_projection each is a part of the output"),
@@ -224,7 +224,7 @@ def _check_can_remove(config: ModelConfig) -> None:
 def _check_plain_groups(config: ModelConfig) -> None:
     """Raises ValueError if layers of one group have different parameters."""
     if "delta" in config.plan:
-        raise ValueError("the plan has a delta: use change_plan to a plan without one first")
+        raise ValueError("the plan has a delta: use change_plan to one without a delta first")
 
 
 def _by_group(
@@ -247,7 +247,7 @@ def _by_group(
     found: dict[int, frozenset[int]] = {}
     for key, group in enumerate(groups):
         if found.setdefault(group, sets[key]) != sets[key]:
-            layers = [layer for layer, one in enumerate(groups) if one == group]
+            layers = ", ".join(str(i) for i, one in enumerate(groups) if one == group)
             raise ValueError(
                 f"{name}: layers {layers} share group {group} and would lose different heads; name "
                 "the same for each, or unshare the model first"
@@ -273,7 +273,7 @@ def _kept(removed: frozenset[int], layout: Layout, num_kv_heads: int, per_kv_hea
 def _sliced_table(table: Array, kept: Sequence[Kept]) -> Array:
     """A table of relative positions [..., buckets, N]."""
     if len({one.heads for one in kept}) > 1:
-        raise ValueError("relative positions have one table: remove the same heads of all groups")
+        raise ValueError("relative positions have one table: remove the same heads of every group")
     return table[..., np.array(kept[0].heads)]
 
 

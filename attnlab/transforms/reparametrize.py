@@ -55,7 +55,7 @@ def reparametrize(
         _check_qk(layout)
         a = bases("qk", qk, layout, "k")
         if rotary and layout.rotary_axis == "head_dim" and not commutes(a):
-            raise ValueError("qk must be [[a, -b], [b, a]] on the pairs of rotary positions")
+            raise ValueError("qk does not commute with rotary positions; use [[a, -b], [b, a]]")
         inverse: Floats = np.asarray(np.linalg.inv(a).swapaxes(-1, -2), np.float64)
         w = changed_basis(w, layout, {"q": a, "q_bias": a})
         w = changed_basis(w, layout, dict.fromkeys(("k", "k_bias", "extra_k"), inverse))
@@ -104,7 +104,9 @@ def bases(argument: Literal["qk", "vo"], value: ArrayLike, layout: Layout, weigh
             raise ValueError(f"{argument} must be the same for all heads of one {weight} head")
         a = parts[:, 0]
     if a.shape not in (shape, (heads, *shape)):
-        raise ValueError(f"{argument} {a.shape} must be {shape} or {(heads, *shape)}")
+        raise ValueError(
+            f"{argument} has shape {a.shape}; {layout} takes {shape} or {(heads, *shape)}"
+        )
     a = a.reshape(-1, *shape)
     if not np.all(np.isfinite(a)) or np.linalg.cond(a).max() > 1e15:
         raise ValueError(f"{argument} must hold invertible matrices of finite numbers")

@@ -124,7 +124,7 @@ def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Par
     """
     params = check_params(config, params)
     if config.encoder is None or not config.encoder.shares_decoder:
-        raise ValueError("encoder.shares_decoder is False: it has parameters of its own")
+        raise ValueError("encoder.shares_decoder is False: it has its own parameters already")
     untied = _with_encoder(config, shares_decoder=False)
     layers = encoder_params(config, params)["layers"]
     stacked: Params = {
@@ -267,7 +267,7 @@ def _reshare(
     """The stacked parameters of one stack under another plan."""
     if any(old.reuses_kv) and old.kv_sources != new.kv_sources:
         raise ValueError(
-            f"layers that attend to earlier keys have none of their own: the plan needs {old['kv']}"
+            f"layers attend to earlier keys: the plan needs the same sublayer kv, {old['kv']}"
         )
     if "delta" in new and new["delta"] != separate(new.num_layers):
         raise ValueError(f"every layer needs its own delta, in order; got {new['delta']}")
