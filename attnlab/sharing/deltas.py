@@ -158,8 +158,8 @@ def _add(name: str, a: PyTree, delta: PyTree) -> PyTree:
         return a + delta
     rows, columns = delta["down"].shape[0], delta["up"].shape[-1]
     if (rows, columns) not in _splits(a.shape):
-        factors = delta["down"].shape, delta["up"].shape
-        raise ValueError(f"the delta of {name!r} has the factors {factors}, the weight {a.shape}")
+        one, two = delta["down"].shape, delta["up"].shape
+        raise ValueError(f"the delta of {name!r} is {one} times {two}; the weight has {a.shape}")
     # Highest precision: the product is part of a weight, not an activation.
     product = jnp.matmul(delta["down"], delta["up"], precision=lax.Precision.HIGHEST)
     return a + product.reshape(a.shape)
