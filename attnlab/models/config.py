@@ -433,7 +433,7 @@ def check_heads(config: ModelConfig) -> None:
     longrope = _scaling(config, "longrope")
     if longrope and len(longrope) // 2 != size // 2:
         raise ValueError(
-            f"positions.scaling: longrope needs {size // 2} short and {size // 2} long factors"
+            f"longrope needs {size // 2} of each, short and long factors, not {len(longrope) // 2}"
         )
     if attention.order is not None:
         sizes = CallSizes(1, config.max_len, config.max_len, rotary=rotary)
@@ -563,7 +563,7 @@ def check_encoder(config: ModelConfig, encoder: EncoderConfig) -> None:
     try:
         theirs = config.encoder_model.plan
     except ValueError as error:
-        raise ValueError(f"encoder (see encoder.num_heads, encoder.sharing): {error}") from None
+        raise ValueError(f"encoder: see encoder.num_heads and encoder.sharing: {error}") from None
     if not encoder.shares_decoder:
         return
     if isinstance(config.positions, Relative) and config.positions.per_layer:
