@@ -6,6 +6,7 @@ import ctypes
 import gc
 import itertools
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -168,6 +169,26 @@ def optimized():
     yield
     jax.config.update("jax_disable_most_optimizations", True)
     jax.clear_caches()
+
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+OFFLINE = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium: that of the environment, or the first on the PATH; skips without one."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs .[browser]")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    if path is None:
+        pytest.skip("no Chromium on the PATH; set CHROMIUM to one")
+    with playwright.sync_playwright() as play:
+        running = play.chromium.launch(executable_path=path, args=OFFLINE)
+        yield running
+        running.close()
 
 
 @pytest.fixture(scope="session")
