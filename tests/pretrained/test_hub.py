@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import ROOT
+from goldens import SMALL
 
 from attnlab import pretrained
-from attnlab.models import FFN, ModelConfig
 
 pytest.importorskip("huggingface_hub")
 
@@ -54,7 +54,7 @@ def load_all(cases, **environment):
 def hub(tmp_path_factory):
     """(address, folders of its models, sum of |weights| of the good one)."""
     root = tmp_path_factory.mktemp("hub")
-    model = ModelConfig(width=8, num_layers=2, ffn=FFN(activation="gelu_tanh")).build()
+    model = SMALL.build()
     params = model.init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
     pretrained.save(root / "good", model, params)
     (root / "good" / "modeling.py").write_text("raise SystemExit('code was run')")
