@@ -39,9 +39,8 @@ def flags_of(module):
         own = reference.flags_of(importlib.import_module(module))
         return {"debug", "import", *(flag.name for flag in own)}
     folder = ROOT / module.replace(".", "/")
-    text = "".join(path.read_text() for path in folder.glob("*.py"))
-    defined = re.findall(r'(?:DEFINE_\w+|add_argument)\(\s*"(?:--)?([\w-]+)"', text)
-    return {*defined, *(["config"] if "DEFINE_config_file" in text else [])}
+    files = [*folder.glob("*.py"), folder.parent / "rows.py"]
+    return {*re.findall(r'DEFINE_\w+\(\s*"(\w+)"', "".join(p.read_text() for p in files))}
 
 
 STUDIES = sorted(path.parent for path in (ROOT / "experiments/studies").glob("*/__main__.py"))
