@@ -228,6 +228,9 @@ def test_budgets_have_measured_seconds_beside_flops():
     for budget, count in (("", 1), ("parameters", 0)):  # were they made equal?
         lines = limits(panel(runs, matched=budget))
         assert sum("1,000 to 1,300" in line for line in lines) == count
+    values = {"matched": "flops"}  # as `lab.product(..., match="flops")` leaves it in every run
+    runs = [made({"layout": name}, 0, 2.5, values=values) for name in ("standard", "wide")]
+    assert read_panels([lab.Results(runs)])[0].about.matched == "flops"
 
 
 def test_equivalence_needs_a_margin():
