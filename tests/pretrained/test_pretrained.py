@@ -247,14 +247,6 @@ def test_yarn_scales_the_scores_of_layers_with_rotary_positions_alone(tmp_path):
     assert pretrained.load_config(tmp_path / "saved") == model.config
 
 
-def test_granite_says_the_usual_scale_of_scores():
-    """Null would be no number to transformers."""
-    granite = pretrained.FAMILIES["granite"]
-    ffn = dataclasses.replace(granite.base.ffn, activation="gated_silu")
-    written = granite.write(dataclasses.replace(granite.base, ffn=ffn))
-    assert written["attention_multiplier"] == 0.25  # heads as wide as 16
-
-
 def test_the_token_that_positions_do_not_count(tmp_path):
     """transformers has no choice of it for MPNet."""
     for family, pad, expected in (("roberta", 0, 0), ("roberta", 4, 4), ("mpnet", 4, 1)):
