@@ -79,6 +79,7 @@ WORDS = [
     ("llama", rope("yarn", factor=2.0, truncate=1), "truncate = 1 of the rotary"),
     ("llama", rope("yarn", factor=2.0, mscale=0), "mscale = 0 of the rotary"),
     ("llama", rope("linear", factor="two"), "factor = 'two' of the rotary positions"),
+    ("llama", rope("linear", factor=True), "factor = True of the rotary positions"),
     ("llama", rope("linear"), "rope_type 'linear' needs factor"),
     ("llama", NO_ROPE | {"rope_scaling": {"type": "linear"}}, "rope_type 'linear' needs"),
     ("llama", rope("default", mscale=2), "mscale = 2 of the rotary positions"),
