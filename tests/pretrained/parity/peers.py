@@ -95,6 +95,8 @@ PEERS = {
         num_hidden_layers=6, num_hidden_groups=3, inner_group_num=2, layer_norm_eps=0.05),
     "albert-square-map": peer(tr.AlbertForMaskedLM, ALBERT,
         embedding_size=32, num_hidden_layers=3, num_hidden_groups=2, hidden_act="relu"),
+    "albert-one-call-two-blocks": peer(tr.AlbertForMaskedLM, ALBERT,
+        num_hidden_layers=1, inner_group_num=2, tie_word_embeddings=False),
     "roberta": peer(tr.RobertaForMaskedLM, BERT, hidden_act="relu"),
     "roberta-bare-pad-4": peer(tr.RobertaModel, BERT,
         pad_token_id=4, type_vocab_size=1, layer_norm_eps=0.05, num_attention_heads=2),
