@@ -38,11 +38,12 @@ def start(
         path = Path(flags.FLAGS.out) / f"{name}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         found = rows(path)
-        write_atomic(path.with_suffix(".md"), analysis.page(found).encode())
+        text = analysis.page(found)
+        write_atomic(path.with_suffix(".md"), text.encode())
         if hasattr(analysis, "figure"):
             svg = themed_svg(analysis.figure(found), name)
             write_atomic(path.with_suffix(".svg"), svg.encode())
-        print(f"wrote {name}.csv and its page to {path.parent}")
+        print(f"{text}\nwrote {name}.csv and its page to {path.parent}")
 
     app.start(main)
 

@@ -122,7 +122,7 @@ def test_a_config_file_may_return_an_experiment(tmp_path):
     assert read_description(tmp_path / "x").question == "How deep?"
     [varied] = setup_of(load(str(file)), parse_variants(["model.ffn.width=8"])).specs([3])
     assert varied.config.model.ffn.width == 8
-    with pytest.raises(ValueError, match="--vary=train"):
+    with pytest.raises(ValueError, match="--vary"):
         read(str(file), {"train.steps": "3"})
 
 
@@ -135,11 +135,9 @@ def test_a_config_file_without_get_config(tmp_path):
 
 def test_a_config_that_lacks_fields():
     fields = byte_lm.get_config("tiny").to_dict()
-    with pytest.raises(ValueError, match="ConfigDict"):
-        experiment_of(fields)
-    del fields["start"], fields["data"]
-    with pytest.raises(ValueError, match="data, start"):
-        experiment_of(ConfigDict(fields))
+    for wrong in (fields, ConfigDict({"task": "causal_lm"})):
+        with pytest.raises(ValueError, match="ConfigDict"):
+            experiment_of(wrong)
 
 
 def test_two_variants_of_one_name():

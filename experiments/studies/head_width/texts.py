@@ -133,8 +133,8 @@ def _movie_reviews(files: Sequence[Path]) -> Parts:
     with zipfile.ZipFile(files[0]) as archive:
         names = [n for n in archive.namelist() if n.endswith(".txt") and "/cv" in n]
         names.sort(key=lambda n: (n.rsplit("/", 1)[1], n))
-        folds = (int(name.rsplit("/cv", 1)[1][0]) for name in names)
-        return _joined(zip((max(0, fold - 7) for fold in folds), map(archive.read, names)))
+        fold = lambda name: int(name.rsplit("/cv", 1)[1][0])
+        return _joined((max(0, fold(name) - 7), archive.read(name)) for name in names)
 
 
 def _tatoeba(side: int, files: Sequence[Path]) -> Parts:
