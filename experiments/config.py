@@ -307,7 +307,6 @@ class Setup(NamedTuple):
 
     base: lab.Experiment
     """Before a budget is made equal."""
-    seeds: tuple[int, ...]
     match: lab.Match | None
     variants: list[lab.Variant]
     """Empty where the file has none."""
@@ -315,9 +314,8 @@ class Setup(NamedTuple):
 
     def specs(self, seeds: Sequence[int] = ()) -> list[lab.RunSpec]:
         """A run of each variant with each seed; of the base where there are no variants."""
-        return specs_of(
-            self.base, self.variants or [lab.Variant({})], seeds or self.seeds, self.match
-        )
+        seeds = seeds or self.base.train.seeds
+        return specs_of(self.base, self.variants or [lab.Variant({})], seeds, self.match)
 
 
 def setup_of(file: ConfigFile, variants: Sequence[lab.Variant] | None = None) -> Setup:
@@ -362,7 +360,7 @@ def one_model(config: ConfigDict | lab.Experiment) -> Setup:
     if isinstance(config, ConfigDict) and (budget := config.match.budget):
         lookup(dict.fromkeys(get_args(Budget)), budget, what="match.budget")
         match = lab.Match(**config.match)
-    return Setup(found, found.train.seeds, match, [], lab.Description())
+    return Setup(found, match, [], lab.Description())
 
 
 def experiment_of(config: ConfigDict | lab.Experiment) -> lab.Experiment:

@@ -87,13 +87,6 @@ def test_presets_are_typed():
             parse(wrong, known)
 
 
-def test_a_layout_brings_its_fields():
-    config = byte_lm.get_config("tiny,layout=latent")
-    config.model.heads.latent_dim = 3
-    assert (config.model.heads.num_heads, "tie" in config.model.heads) == (2, False)
-    assert experiment_of(config).model.heads.latent_dim == 3
-
-
 EXPERIMENT = """
 from __future__ import annotations
 from attnlab import lab

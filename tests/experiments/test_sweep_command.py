@@ -6,6 +6,7 @@ import re
 
 import pytest
 from commands import command
+from config_files import everything
 
 from attnlab import lab
 from attnlab.lab.machine import read_threads
@@ -35,11 +36,6 @@ def scores(result):
     """The printed held-out scores, one per seed."""
     assert result.returncode == 0, result.stderr
     return re.findall(r"seed \d+: held-out ([\d.]+) bits", result.stdout)
-
-
-def everything(folder):
-    """Every file of a folder with its bytes."""
-    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_one_run_and_again(tmp_path, text):
