@@ -17,4 +17,4 @@ def rows(path: Path) -> pandas.DataFrame:
     return found
 
 
-start(study, study, rows)
+start(study, rows, study.page)
