@@ -180,13 +180,16 @@ def test_every_dataset_has_a_config(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TINY)
-def test_the_tiny_run_of_a_config_trains_and_is_reported(name, tmp_path, nine_letters):
-    """Its last variant, with another text where it reads one."""
-    one = config(name, "tiny", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [*((name, "tiny") for name in TINY), ("byte_lm", "masked,tiny"), ("byte_lm", "seq2seq,tiny")],
+)
+def test_the_tiny_run_of_a_config_trains_and_is_reported(name, preset, tmp_path, nine_letters):
+    """Its last variant, with another text where it reads one; heads of other tasks too."""
+    one = config(name, preset, tmp_path)
     if one.data.source == "text":
         one.data.path = str(nine_letters)
-    variants = planned(name, "tiny", tmp_path).variants or [lab.Variant({})]
+    variants = planned(name, preset, tmp_path).variants or [lab.Variant({})]
     short = {"train.steps": 20, "train.schedule.warmup_steps": 2, "train.log_every": 5}
     few = {"train.evaluation.windows": 16, "train.seeds": (0,)}
     set_values(one, {**variants[-1].values, **short, **few})
@@ -197,7 +200,8 @@ def test_the_tiny_run_of_a_config_trains_and_is_reported(name, tmp_path, nine_le
     losses = [np.mean(row["train/loss"]) for row in rows if "train/loss" in row]
     assert losses[-1] < losses[0]
     assert all(np.isfinite(result.scores.heldout[metric.name]) for metric in result.task.metrics)
-    report.write([tmp_path / "run"])
+    report.write([tmp_path / "run"], heads=preset != "tiny")
+    assert (tmp_path / "run/figures/map-0.svg").exists() == (preset != "tiny")
     page, main = (tmp_path / "run/report.md").read_text(), result.task.metrics[0]
     assert main.unit in page
     for baseline in result.scores.baselines.get(main.name, {}):

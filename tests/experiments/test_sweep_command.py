@@ -13,8 +13,6 @@ from attnlab.lab.machine import read_threads
 from attnlab.lab.workdir import hold, specs_in
 from attnlab.lab.worker import STOPPED
 from experiments.config import parse_variants
-from experiments.configs import byte_lm
-from experiments.run import run_config
 
 BYTE_LM = "experiments/configs/byte_lm.py"
 SWEEP = "experiments/configs/heads_and_sharing.py"
@@ -174,14 +172,3 @@ def test_help_lists_fields_and_exits_with_0():
     steps, seeds = "\n--config.train.steps=20\n", "\n--config.train.seeds=(0, 1)\n"
     for part in ("How well does one head layout", "`masked`", steps, seeds, "\n--workdir: "):
         assert part in done.stdout
-
-
-@pytest.mark.parametrize("preset", ["masked,tiny", "seq2seq,tiny"])
-@pytest.mark.slow
-def test_other_tasks_train(tmp_path, nine_letters, preset):
-    config = byte_lm.get_config(preset)
-    config.data.path, config.train.seeds = str(nine_letters), (0,)
-    (result,) = run_config(config, tmp_path)
-    assert result.status == "complete"
-    lab.report(tmp_path, tmp_path / "report.html", heads=True)
-    assert (tmp_path / "figures/map-0.svg").exists()
