@@ -136,7 +136,7 @@ def differences(bits: Bits) -> dict[Variant, Estimate]:
 
 def whole_width(found: Mapping[Variant, Value]) -> dict[Variant, Value]:
     """The variants with N h = D that share nothing."""
-    return {v: one for v, one in found.items() if gpu.fillsbest_width(v)}
+    return {v: one for v, one in found.items() if gpu.fills_width(v)}
 
 
 def best_head_dim(bits: Bits) -> Estimate:
