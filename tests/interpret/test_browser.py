@@ -120,6 +120,23 @@ def test_pointing_tells_who_looks_where(one):
     assert "Point at a token" in readout(one)
 
 
+def test_the_colour_scale_says_which_probability_a_colour_is(one):
+    """The ends of the scale are the colours of cells with p = 1 and, at the paper, p = 0."""
+    pixel = "(c, x, y) => c.getContext('2d').getImageData(x, y, 1, 1).data.join()"
+    scale = "document.querySelector('.legend canvas')"
+    ends = one.evaluate(f"[0, 159].map((x) => ({pixel})({scale}, x, 0))")
+    box = one.locator(".stage canvas").bounding_box()
+    x, y = cell(one, 0, 0)  # the first token attends to itself alone
+    at = f"{x - box['x']}, {y - box['y']}"
+    assert one.evaluate(f"({pixel})(document.querySelector('.stage canvas'), {at})") == ends[1]
+    assert ends[0] == "255,255,255,255"
+    ticks = lambda: [float(tick) for tick in one.locator(".legend i").all_text_contents()]
+    assert ticks() == [0, 0.06, 0.25, 0.56, 1]  # by the square root
+    assert "attention probability" in one.locator(".legend").text_content()
+    one.locator("#scale").select_option("plain")
+    assert ticks() == [0, 0.25, 0.5, 0.75, 1]
+
+
 def test_heads_are_chosen_by_mouse_and_keys(one):
     assert title(one) == "Layer 0, head 0"
     thumb(one, 1, 2).click()
