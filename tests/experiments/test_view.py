@@ -120,7 +120,7 @@ def test_a_run_beside_its_fresh_start(run, tmp_path):
     flags = [f"--workdir={run[0]}", "--untrained", f"--out={out}", "--overwrite", "--title=<both>"]
     told = command("experiments.view", *flags)
     assert told.returncode == 0, told.stderr
-    page, first = Parsed(out.read_text(encoding="utf-8")), str(run[0] / "runs" / "seed4")
+    page, first = Parsed(out.read_text(encoding="utf-8")), f"{run[0].name}, seed4"
     assert [side["name"] for side in page.panels] == [first, f"{first}, untrained"]
     trained, fresh = (side["maps"][0] for side in page.panels)
     assert trained["tokens"] == fresh["tokens"]

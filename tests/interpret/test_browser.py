@@ -1,10 +1,7 @@
 """The page of heads in a real browser: `pytest -m browser`, with playwright and a Chromium.
 
-CHROMIUM names the browser where it is not found on the PATH.
+CHROMIUM names the browser where it is not found on the PATH (see `browser` in conftest.py).
 """
-
-import os
-import shutil
 
 import numpy as np
 import pytest
@@ -13,11 +10,6 @@ from attnlab.interpret import AttentionMaps, Panel, view, view_panels
 
 pytestmark = pytest.mark.browser
 
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 LAYERS, HEADS, LENGTH = 3, 4, 9
 TOKENS = ["The", " cat", " sat", "</script>", "שלום", "\n", " on", " the", " mat"]
 
@@ -31,18 +23,6 @@ def softmax(*shape, seed=0):
 
 PROBS, OTHER = softmax(LAYERS, HEADS, LENGTH, LENGTH), softmax(2, HEADS, LENGTH, LENGTH, seed=1)
 FIRST = PROBS[..., 0].mean(-1)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs .[browser]")
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if path is None:
-        pytest.skip("no Chromium on the PATH; set CHROMIUM to one")
-    with playwright.sync_playwright() as play:
-        running = play.chromium.launch(executable_path=path, args=FLAGS)
-        yield running
-        running.close()
 
 
 @pytest.fixture

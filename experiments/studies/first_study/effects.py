@@ -116,7 +116,7 @@ def finished(figure: Figure, axes: Axes, label: str, name: str) -> str:
     named = dict(zip(labels, handles, strict=True))
     figure.legend(
         named.values(), [f"equal {name.replace('flops', 'FLOPs')}" for name in named],
-        frameon=False, fontsize=FONT_SIZE, labelcolor=INK, loc="outside lower center", ncols=3,
+        frameon=False, fontsize=FONT_SIZE, labelcolor=INK, loc="outside lower center", ncols=2,
         columnspacing=1, handletextpad=0.2,
     )  # fmt: skip
     text = themed_svg(figure, name)
@@ -127,9 +127,9 @@ def finished(figure: Figure, axes: Axes, label: str, name: str) -> str:
 def forest(axes: Axes, effects: list[Effect]) -> None:
     """One line per label from the top, one marker per budget."""
     labels = list(dict.fromkeys(effect.label for effect in effects))
-    shown = list(dict.fromkeys(effect.budget for effect in effects))
     for label, budget, found in effects:
         marker, colour = BUDGETS[budget]
+        shown = [effect.budget for effect in effects if effect.label == label]
         y = labels.index(label) + 0.22 * (shown.index(budget) - (len(shown) - 1) / 2)
         axes.plot([found.low, found.high], [y, y], color=colour, linewidth=1.6)
         axes.plot(found.value, y, marker, color=colour, markersize=5.5, label=budget)

@@ -13,7 +13,7 @@ from pathlib import Path
 from absl import flags
 
 from attnlab import lab
-from attnlab.training.provenance import code_commit
+from attnlab.lab.machine import code_commit
 from experiments import app
 from experiments.studies.head_width import gpu, rows, texts
 from experiments.studies.head_width.design import STAGES
