@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -27,7 +27,7 @@ from attnlab.nested import JSON, differences
 from attnlab.sharing import Params
 from attnlab.tap import Patches
 from attnlab.training.checkpoint import Checkpoints, digest
-from attnlab.training.objectives import OBJECTIVES, Model, Objective, special_name
+from attnlab.training.objectives import OBJECTIVES, Model, Objective
 from attnlab.training.objectives.objective import Example, Inputs, cross_entropy
 from attnlab.training.step import InitParams, new_params
 
@@ -181,7 +181,9 @@ class LoadedModel:
     def piece(self, token: int) -> str:
         """One token for people."""
         if self.objective and token >= self.num_tokens:
-            return special_name(self.objective, token, self.num_tokens)
+            # A vocabulary may be larger than those of the data and the task.
+            more = self.objective.special_tokens[token - self.num_tokens :]
+            return more[0] if more else f"<{token}>"
         if self.tokenizer is not None:
             return self.tokenizer.piece(token)
         return self.dataset.decode([token]) if self.data else str(token)
@@ -304,7 +306,7 @@ class LoadedModel:
             key=jax.random.key(draw),
         )
         row: list[int] = [] if self.config.encoder else tokens[0].tolist()
-        new = until_end((int(column[0]) for column in columns), self.ends)
+        new = itertools.takewhile(lambda t: t not in self.ends, (int(c[0]) for c in columns))
         written = ""
         for more in itertools.chain([[]], ([token] for token in new)):
             row = [*row, *more]
@@ -583,12 +585,3 @@ def _metric(task: Objective, example: Example, model: Model) -> "AblationMetric"
 
     meaning = f"{unit}that a target of the task costs more when this head writes nothing"
     return AblationMetric("loss without it", meaning, loss, jnp.subtract)
-
-
-def until_end(tokens: Iterable[int], ends: Collection[int]) -> Iterator[int]:
-    """The tokens before the first end token.
-
-    >>> list(until_end([5, 3, 0, 5], ends=(0,)))
-    [5, 3]
-    """
-    return itertools.takewhile(lambda token: token not in ends, tokens)

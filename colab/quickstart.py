@@ -15,20 +15,23 @@
 #
 # # Wide or narrow heads? attnlab in two minutes
 #
-# **Neither: in small language models with rotary positions and the optimizer Muon heads of 16 are
-# best of the widths tried. The cost of heads of 4 against heads of 16 is +0.027 (+0.021 to +0.033)
-# bits per byte there, and -0.004 (-0.008 to -0.000) with T5's relative bias.** **Wide heads (each
-# as wide as the model) and narrow ones (each reads only its own slice of x) are both worse than
-# standard heads at an equal budget.** **One parameter group for all layers, as in ALBERT, is worse
-# than separate layers, also where a wider FFN makes the parameters equal.**
+# **Neither: in small language models with rotary positions and the optimizer Muon, heads of 16
+# (head_dim 16) are best of the widths tried.** **Wide heads (each as wide as the model) and narrow
+# ones (each reads only its own slice of x) are both worse than standard heads at an equal budget.**
+# **One parameter group for all layers, as in ALBERT, is worse than separate layers, also where a
+# wider FFN makes the parameters equal.**
 
 # %% [markdown]
 # ![Bits per byte that each choice loses, with 95 % intervals: other head widths at most 0.02, wide
 # heads 0.06, shared layers 0.05 and 0.18](data:image/png;base64,)
 
 # %% [markdown]
-# How much each choice loses in a model 64 wide (section 4). Below you count what a layout and a
-# sharing plan cost, and train three layouts yourself. It takes about a minute on a CPU.
+# How much each choice loses in a model 64 wide (section 4). The best width depends on the
+# positions: heads of 4 against heads of 16 cost +0.027 (+0.021 to +0.033) bits per byte with rotary
+# positions and -0.004 (-0.008 to -0.000) with T5's relative bias.
+#
+# Below you count what a layout and a sharing plan cost, and train three layouts yourself. It takes
+# about a minute on a CPU.
 #
 # The other notebooks answer one question each:
 #
@@ -180,10 +183,10 @@ found = [
     ["one layer's parameters for all", "separate layers", "FLOPs", 0.183, 0.142, 0.224],
 ]
 found = pd.DataFrame(found, columns=columns)
-figure, axis = plt.subplots(figsize=(10, 3), layout="constrained")
+figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
 reach = [found.difference - found.low, found.high - found.difference]
 axis.errorbar(found.difference, found.index, xerr=reach, fmt="o", capsize=3)
-labels = found["variant"] + " against " + found["compared with"] + ", equal " + found["equal"]
+labels = found["variant"] + "\nagainst " + found["compared with"] + ",\nequal " + found["equal"]
 axis.set_yticks(found.index, labels)
 axis.invert_yaxis()
 axis.axvline(0, color="grey", linestyle=":")

@@ -25,6 +25,10 @@
 # ![Which layers share which parameters under each plan, and what it saves](data:image/png;base64,)
 
 # %% [markdown]
+# A row of the figure is a sharing plan for six layers, a number the parameter group that a layer
+# uses; the right panel is what the model costs. The scores above are of one size, ALBERT base: what
+# sharing costs elsewhere depends on size, text and budget.
+#
 # `cla:3` shares more than parameters: layers attend to the keys and values of an earlier layer, so
 # it saves cache.
 #

@@ -27,6 +27,10 @@
 # tokens](data:image/png;base64,)
 
 # %% [markdown]
+# The figure is of two heads on a small task that needs two, with four seeds: heads that start equal
+# (green) stay equal, heads that start 1 % apart (orange) move apart. It does not show how many
+# heads a larger model needs.
+#
 # The cells below check each sentence. It takes about two minutes on a CPU.
 #
 # 1. What heads of three layouts read.

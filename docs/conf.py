@@ -82,7 +82,8 @@ def stay_inside(app: Sphinx, page: str, source: list[str]) -> None:
 
 def finish(app: Sphinx, page: nodes.document, name: str) -> None:
     """A drawing becomes a part of its page, whose colour of ink it takes, light or dark; cells of
-    tables that hold a sentence, and tables whose last column explains the row, are marked."""
+    tables that hold a sentence or a word, and tables whose last column explains the row, are
+    marked."""
     for image in [i for i in page.findall(nodes.image) if i["uri"].endswith(".svg")]:
         text = (HERE / image["uri"]).read_text()
         if "currentColor" in text:
@@ -93,7 +94,8 @@ def finish(app: Sphinx, page: nodes.document, name: str) -> None:
                 text = text.replace("<svg ", f"<svg {about} ", 1)
             image.replace_self(nodes.raw("", text, format="html"))
     for cell in page.findall(nodes.entry):
-        cell["classes"] += ["long"] if len(cell.astext()) > 30 else []
+        size = len(cell.astext())
+        cell["classes"] += ["long"] if size > 30 else ["short"] if size <= 12 else []
     for head in page.findall(nodes.thead):
         last = head.children[0].children[-1]  # explains the row, so it has no name
         head.parent.parent["classes"] += [] if last.astext() else ["fields"]

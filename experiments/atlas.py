@@ -4,28 +4,19 @@ Everything in them is computed: formulas from the axes of the weights, backends 
 refusals.
 """
 
+import inspect
 import math
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from attnlab import heads
 from attnlab.attention import BACKENDS, explain
 from attnlab.attention.jax_nn import assume_device
-from attnlab.heads import (
-    LAYOUTS,
-    ExtraKeys,
-    Gate,
-    HeadNorm,
-    Layout,
-    LearntSoftCap,
-    MixtureOfHeads,
-    Sink,
-    cache_bytes_per_token,
-    cache_shapes,
-    num_parameters,
-)
+from attnlab.heads import LAYOUTS, Layout, cache_bytes_per_token, cache_shapes, num_parameters
 from attnlab.heads.cost import flops_per_token
 from attnlab.heads.weights import Axes
 from attnlab.report.page import table
@@ -44,12 +35,16 @@ LETTERS = {
     "key_rank": "Y", "value_rank": "Z", "num_score_maps": "N", "queries_per_key": "G",
 }  # fmt: skip
 """Field or property of a layout -> its letter."""
-URLS = {
-    r"arXiv (\d+\.\d+)": "https://arxiv.org/abs/{}",
-    r"(pbloem/former)": "https://github.com/{}",
-    r"(peterbloem\.nl/blog/transformers)": "https://{}",
-    "(Transformer Circuits)": "https://transformer-circuits.pub/2021/framework/index.html",
-}
+EXTRAS = (
+    heads.Gate(), heads.Gate("element"), heads.Sink(), heads.Sink(learnt=False),
+    heads.ExtraKeys(), heads.LearntSoftCap(), heads.MixtureOfHeads(),
+)  # fmt: skip
+OPTIONS: tuple[dict[str, Any], ...] = (
+    *({"extras": (extra,)} for extra in EXTRAS),
+    *({"tie": tie} for tie in ("kv", "qk", "qkv")),
+    {"qk_norm": heads.HeadNorm("layer")},
+)
+"""Fields that most layouts have."""
 
 
 def parts() -> dict[str, str]:
@@ -74,39 +69,34 @@ def letters(axes: Axes) -> str:
 def section(layout: Layout) -> str:
     """One layout: equation, weights, formulas, source."""
     forms = [layout.name, *(step.layout.name for step in layout.chain[0])]
-    weights = {name: weight.axes for name, weight in layout.all_weights.items()}
-    listed = ", ".join(f"`{n}` [{letters(axes).replace(' ', ', ')}]" for n, axes in weights.items())
+    weights = {name: letters(weight.axes) for name, weight in layout.all_weights.items()}
     scores = f"{layout.num_score_maps} T ({layout.score_width} + {layout.head_width})"
     cache = sum(map(math.prod, cache_shapes(layout).values()))
     lines = [
         ("equation", f"`{layout.equation}`"),
-        ("weights", listed),
-        ("parameters", f"{total(list(weights.values()))} = {num_parameters(layout):,}"),
-        (
-            "FLOPs per token",
-            f"2 ({products(layout)} + {scores}) = {flops_per_token(layout, TOKENS):,}",
-        ),
+        ("weights", ", ".join(f"`{n}` [{axes.replace(' ', ', ')}]" for n, axes in weights.items())),
+        ("parameters", f"{total(weights.values())} = {num_parameters(layout):,}"),
+        ("FLOPs per token",
+         f"2 ({products(layout)} + {scores}) = {flops_per_token(layout, TOKENS):,}"),
         ("rank of a head's scores", f"at most min({layout.rank}) = {rank(layout)}"),
         ("cache", f"{cache} numbers = {cache_bytes_per_token(layout):,} bytes a token (float32)"),
         ("same function as", " → ".join(forms) if len(forms) > 1 else "end of the chain"),
         ("source", link(layout.source)),
-    ]
+    ]  # fmt: skip
     drawn = f"![{layout.name}: what each head reads](../drawings/layout_{layout.name}.svg)"
-    rows = "\n".join(f"| {a} | {b} |" for a, b in lines)
-    return f"## {layout.name}\n\n{drawn}\n\n| | |\n|---|---|\n{rows}"
+    return f"## {layout.name}\n\n{drawn}\n\n" + table(("", ""), lines)
 
 
-def total(terms: list[Axes]) -> str:
-    """Products of axes as text: DNH + DNH -> 2 D N H."""
-    texts = [letters(axes) for axes in terms]
-    counts = {text: texts.count(text) for text in texts}
+def total(terms: Iterable[str]) -> str:
+    """The sum of products: DNH, DNH -> 2 DNH."""
+    counts = Counter(terms)
     return " + ".join(f"{count} {text}" if count > 1 else text for text, count in counts.items())
 
 
 def products(layout: Layout) -> str:
     """Multiply-adds per token of the weights, and of products that involve none."""
     applied = [
-        weight.axes + weight.tied_axes
+        letters(weight.axes + weight.tied_axes)
         for weight in layout.all_weights.values()
         if weight.in_axes
         for _ in weight.stages
@@ -122,11 +112,9 @@ def rank(layout: Layout) -> int:
 
 
 def link(source: str) -> str:
-    """A source with the address that it names."""
-    for pattern, url in URLS.items():
-        if found := re.search(pattern, source):
-            return f"[{source}]({url.format(found[1])})"
-    return source
+    """A source with the address of the paper that it names."""
+    found = re.search(r"arXiv (\d+\.\d+)", source)
+    return f"[{source}](https://arxiv.org/abs/{found[1]})" if found else source
 
 
 def numbers() -> str:
@@ -140,44 +128,20 @@ def numbers() -> str:
     return table(header, rows, ["---", *["--:"] * 4])
 
 
-QIU, TIES = "Qiu et al. 2025, arXiv 2505.06708", "arXiv 2606.04032"
-OPTIONS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
-    ("Gate()", {"extras": (Gate(),)}, "each head times sigmoid(x g_n), one number", QIU),
-    ('Gate("element")', {"extras": (Gate("element"),)},
-     "each head times sigmoid(x G_n), V numbers", QIU),
-    ("Sink()", {"extras": (Sink(),)},
-     "exp(s_n) in the sum of each softmax", "gpt-oss, arXiv 2508.10925"),
-    ("Sink(learnt=False)", {"extras": (Sink(learnt=False),)},
-     "1 in the sum of each softmax", "torch's `add_zero_attn`"),
-    ("ExtraKeys(1)", {"extras": (ExtraKeys(1),)},
-     "a learnt key and value per key head, which no input has", "torch's `bias_k`, `bias_v`"),
-    ("LearntSoftCap()", {"extras": (LearntSoftCap(),)},
-     "c_n tanh(scores / c_n) with a learnt c_n",
-     "`SoftCap` of Gemma 2, arXiv 2408.00118, as a parameter"),
-    ("MixtureOfHeads()", {"extras": (MixtureOfHeads(),)},
-     "a router gives each token 1 shared and 2 chosen heads, with a balance loss",
-     "Jin et al. 2024, arXiv 2410.11842"),
-    ('tie="kv"', {"tie": "kv"}, "W_V is W_K", TIES),
-    ('tie="qk"', {"tie": "qk"}, "W_K is W_Q", TIES),
-    ('tie="qkv"', {"tie": "qkv"}, "one projection", TIES),
-    ('qk_norm=HeadNorm("layer")', {"qk_norm": HeadNorm("layer")},
-     "a norm of each head's q and k, with `bias=True` a bias too",
-     "Dehghani et al. 2023, arXiv 2302.05442"),
-)  # fmt: skip
-"""An option that most layouts have, its fields, what it does, its source."""
-
-
 def options() -> str:
     """The cost of each option in `standard`, and which layouts cannot have it."""
     rows, plain = [], EXAMPLES["standard"]
-    for code, fields, what, source in OPTIONS:
+    for fields in OPTIONS:
+        [(field, value)] = fields.items()
+        [shown] = value if isinstance(value, tuple) else [value]
+        what = "" if isinstance(shown, str) else (inspect.getdoc(shown) or "").partition("\n")[0]
         layout = LAYOUTS["standard"](width=512, num_heads=8, **fields)
         more = num_parameters(layout) - num_parameters(plain)
         without = ", ".join(name for name in NAMES if not can_have(name, fields)) or "–"
         costs = f"{more:+,}", f"{cache_bytes_per_token(layout):,}"
-        rows.append([f"`{code}`", what, *costs, without, link(source)])
-    header = ("option", "what it does", "parameters", "cache bytes", "not for", "source")
-    return table(header, rows, ["---", "---", "--:", "--:", "---", "---"])
+        rows.append([f"`{field}={value!r}`", what, *costs, without])
+    header = ("option", "what it does", "parameters", "cache bytes", "not for")
+    return table(header, rows, ["---", "---", "--:", "--:", "---"])
 
 
 def can_have(name: str, fields: dict[str, Any]) -> bool:
@@ -199,20 +163,12 @@ def backends() -> str:
 
 
 def can_run(layout: Layout, backend: str) -> str:
-    """ "yes", or the backend's own reason, whatever this machine is; of cuDNN by the capability of
-    the GPU where that decides."""
-    dtype, capabilities = (
-        (jnp.bfloat16, (8.0, 9.0)) if backend == "cudnn" else (jnp.float32, (0.0,))
-    )
-    heads = layout.num_score_maps, layout.num_key_heads, layout.num_value_heads
+    """ "yes", or the backend's own reason on a GPU of compute capability 9.0."""
+    dtype = "bfloat16" if backend == "cudnn" else "float32"
+    counts = layout.num_score_maps, layout.num_key_heads, layout.num_value_heads
     widths = layout.score_width, layout.score_width, layout.head_width
-    shapes = [(1, TOKENS, *shape) for shape in zip(heads, widths, strict=True)]
-    answers = {}
-    for capability in capabilities:
-        with assume_device("gpu", capability):
-            qkv = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
-            answer = explain(*qkv, implementation="dense")[backend]  # traced, so one that runs
-        answers[capability] = "yes" if answer.startswith(("chosen", "could run")) else answer
-    if len(set(answers.values())) == 1:
-        return answers[capabilities[0]]
-    return "; ".join(f"{capability}: {answer}" for capability, answer in answers.items())
+    shapes = [(1, TOKENS, *shape) for shape in zip(counts, widths, strict=True)]
+    with assume_device("gpu", 9.0):
+        qkv = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+        answer = explain(*qkv, implementation="dense")[backend]  # traced, so one that runs
+    return "yes" if answer.startswith(("chosen", "could run")) else answer

@@ -21,9 +21,8 @@ import jax
 from absl import flags
 
 from attnlab.attention import BACKENDS
-from attnlab.lab.machine import environment
+from attnlab.lab.machine import code_commit, environment
 from attnlab.nested import JSON
-from attnlab.training.provenance import code_commit
 from experiments import app
 from experiments.benchmarks import accelerator, attention, decoding, train
 from experiments.benchmarks.measure import FEWEST_ROUNDS, Case, Records, measure_cases, write

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import re
 import types
+import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from absl import flags
 
 from attnlab import heads
 from attnlab.data import DATASETS
-from attnlab.lab import Experiment, Match
-from attnlab.models import EncoderConfig, ModelConfig, specs
-from attnlab.models import config as model_config
+from attnlab.lab import Experiment
+from attnlab.models import ModelConfig
+from attnlab.models.config import LayerOverrides
+from attnlab.models.flags import field_types
+from attnlab.models.specs import POSITIONS, Positions
 from attnlab.report.page import table
-from attnlab.training.config import PARTS, TrainConfig
+from attnlab.training.config import TrainConfig
 from attnlab.training.objectives import OBJECTIVES
 from experiments import app, atlas
 
@@ -57,24 +60,14 @@ def filled(text: str, parts: Mapping[str, str]) -> str:
     return text
 
 
-def escape(text: str) -> str:
-    """Text whose bars and whatever would begin a tag are escaped."""
+def line(text: str) -> str:
+    """Text in one line, for a cell of a table: bars and whatever would begin a tag are escaped."""
     # Within `code` a backslash would be shown.
-    whole = text.replace("|", r"\|")
+    whole = " ".join(text.split()).replace("|", r"\|")
     return re.sub("`[^`]*`|<", lambda m: r"\<" if m[0] == "<" else m[0], whole)
 
 
-def line(text: str) -> str:
-    """The same in one line, for a cell of a table."""
-    return escape(" ".join(text.split()))
-
-
 # ---------------------------------------------------------------- commands
-
-KINDS = {
-    "string": "text", "int": "integer", "float": "number", "bool": "on or off",
-    "comma separated list of strings": "list, by commas", "multi string": "text, repeatable",
-}  # fmt: skip
 
 
 def commands() -> list[str]:
@@ -103,22 +96,16 @@ def command(name: str) -> str:
     lines = [f"## {name}", summary + "." * (summary[-1:] not in ".?!")]
     usage = re.search(r"^    (python -m .*)", rest.replace("\\\n", ""), re.MULTILINE)
     lines += [f"    {line(usage[1])}"] if usage else []
-    rows = [(f"`--{f.name}`", _kind(f), _default(f), _help(f)) for f in flags_of(module)]
-    lines += [table(("flag", "value", "default", ""), rows)] if rows else []
+    rows = [(f"`--{flag.name}`", _default(flag), _help(flag)) for flag in flags_of(module)]
+    lines += [table(("flag", "default", ""), rows)] if rows else []
     return "\n\n".join(lines)
 
 
 def _help(flag: flags.Flag) -> str:
-    """Without what absl adds for choices and for flags that may be repeated."""
-    return line(re.sub(r"^<.*?>: |;\s+repeat this option .*", "", flag.help or "", flags=re.DOTALL))
-
-
-def _kind(flag: flags.Flag) -> str:
-    if flag.name == "config":
-        return "config file"
-    if choices := getattr(flag.parser, "enum_values", None):
-        return "one of " + ", ".join(f"`{choice}`" for choice in choices)
-    return KINDS[flag.flag_type()]
+    """Choices as `a`, `b`; without what absl adds for flags that may be repeated."""
+    text = re.sub(r";\s+repeat this option .*", " May be repeated.", flag.help, flags=re.DOTALL)
+    choices = lambda m: ", ".join(f"`{choice}`" for choice in m[1].split("|")) + ": "
+    return line(re.sub(r"^<(.*?)>: ", choices, text))
 
 
 def _default(flag: flags.Flag) -> str:
@@ -129,56 +116,32 @@ def _default(flag: flags.Flag) -> str:
 
 # ---------------------------------------------------------------- config fields
 
-MODEL = {
-    "attention": "Attention", "ffn": "FFN", "ffn.experts": "Experts", "norm": "Norm",
-    "dropout": "Dropout", "embedding": "Embedding", "embedding.images": "Images",
-    "output": "OutputHead", "init": "Init", "compute": "Compute",
-}  # fmt: skip
-"""Field of the model -> its record."""
-
 
 def config_parts() -> dict[str, str]:
     """Every field of an experiment: its task, model, training and dataset."""
     layouts = _ours(heads.LAYOUTS)
-    common = [field.name for field in dataclasses.fields(layouts["standard"])]
-    records = [c for c in vars(specs).values() if inspect.isclass(c)]
-    positions = [c for c in records if issubclass(c, specs.Positions) and c is not specs.Positions]
-    other = {field.name for field in dataclasses.fields(Experiment)}
-    other -= {"task", "start", "init", "callbacks"}
-    tasks = ", ".join(f"`{name}`" for name in OBJECTIVES)
-    parts: dict[str, list[str]] = {
+    common = tuple(field_types(layouts["standard"]))
+    parts = {
         "experiment": [
-            _fields("", Experiment, "", *other),
-            f"Tasks: {tasks}.",
-            _section("match.", Match),
+            _fields("", Experiment, "model", "train", "data", "matched"),
+            f"Tasks: {', '.join(f'`{name}`' for name in OBJECTIVES)}.",
         ],
-        "model": [
-            _fields("model.", ModelConfig),
-            *(_section(f"model.{path}.", vars(specs)[name]) for path, name in MODEL.items()),
-            _section("model.encoder.", EncoderConfig),
-        ],
-        "positions": [_fields("model.positions.", p, p.__name__) for p in positions],
-        "layer types": [_fields(None, model_config.LayerOverrides)],
+        "model": _tree("model.", ModelConfig),
+        "positions": [_fields("model.positions.", c, title=f"`{n}`") for n, c in POSITIONS.items()],
+        "layer types": [_fields(None, LayerOverrides)],
         "layouts": [
-            _fields("model.heads.", c, f"`{n}`", "width", "extras", *common * (n != "standard"))
+            _fields("model.heads.", c, "extras", *common * (n != "standard"), title=f"`{n}`")
             for n, c in layouts.items()
         ],
         "qk_norm": [_fields("model.heads.qk_norm.", heads.HeadNorm)],
         "extras": [
-            _fields(f"model.heads.extras.{n}.", c, f"`{n}`") for n, c in _ours(heads.EXTRAS).items()
+            _fields(f"model.heads.extras.{n}.", c, title=f"`{n}`")
+            for n, c in _ours(heads.EXTRAS).items()
         ],
-        "training": [
-            _fields("train.", TrainConfig, "", *PARTS),
-            _prose(TrainConfig),
-            *(_section(f"train.{name}.", part) for name, part in PARTS.items()),
-        ],
-        "datasets": [
-            text
-            for n, c in _ours(DATASETS).items()
-            for text in (_fields("data.", c, f"`{n}`"), _prose(c))
-        ],
+        "training": _tree("train.", TrainConfig),
+        "datasets": [_fields("data.", c, title=f"`{n}`") for n, c in _ours(DATASETS).items()],
     }
-    return {name: "\n\n".join(filter(None, some)) for name, some in parts.items()}
+    return {name: "\n\n".join(some) for name, some in parts.items()}
 
 
 def _ours(registry: Mapping[str, type]) -> dict[str, type]:
@@ -186,32 +149,39 @@ def _ours(registry: Mapping[str, type]) -> dict[str, type]:
     return {n: entry for n, entry in registry.items() if entry.__module__.startswith("attnlab.")}
 
 
-def _section(prefix: str, made: type) -> str:
-    return f"### {made.__name__}\n\n" + _fields(prefix, made)
+def _tree(prefix: str, made: type) -> list[str]:
+    """The fields of a dataclass, then a section for each dataclass in it. Heads and positions, of
+    which a config chooses one by name, have sections of their own."""
+    found = [_fields(prefix, made)]
+    for name, kind in field_types(made).items():
+        if dataclasses.is_dataclass(kind) and kind not in (heads.Layout, Positions):
+            found += [f"### {kind.__name__}", *_tree(f"{prefix}{name}.", kind)]
+    return found
 
 
-def _fields(prefix: str | None, made: Any, title: str = "", *without: str) -> str:
-    """The summary of a record and a table of its fields, with what its docstring says of each.
+def _fields(prefix: str | None, made: Any, *without: str, title: str = "") -> str:
+    """The docstring of a dataclass and a table of its fields, with what the docstring says of each.
 
     Args:
-      prefix: path of the record in a config; None if it is in none.
-      title: stands before the summary.
+      prefix: path of the dataclass in a config; None if it is in none.
+      made: the dataclass.
       without: fields that are not shown.
+      title: stands before the docstring.
     """
-    said = attributes(made)
+    said, hints = attributes(made), typing.get_type_hints(made)
     at = "" if prefix is None else f"config.{prefix}"
+    skipped = {"width", *without} if issubclass(made, heads.Layout) else {*without}
     rows = [
-        [f"`{at}{name}`", _type(one.annotation), _value(made, one), said.get(name, "")]
-        for name, one in inspect.signature(made).parameters.items()
-        if name not in without and "InitVar" not in str(one.annotation)
+        (f"`{at}{one.name}`", _type(hints[one.name]), _value(one), said.get(one.name, ""))
+        for one in dataclasses.fields(made)
+        if one.name not in skipped
     ]
-    count = 4 if any(row[-1] for row in rows) else 3
-    shown = table(("field", "type", "default", "")[:count], [row[:count] for row in rows])
-    summary = line((inspect.getdoc(made) or "").split("\n\n")[0])
-    if summary.startswith(f"{made.__name__}("):  # made by dataclass
-        summary = ""
-    head = f"**{title}.** {summary}" if title else summary
-    return "\n\n".join(filter(None, [head.strip(), shown if rows else ""]))
+    summary, *paragraphs = (inspect.getdoc(made) or "").split("\n\n")
+    kept = [p for p in paragraphs if not p.startswith(("Attributes:", "Raises:", ">>>"))]
+    parts = [f"**{title}.** {line(summary)}" if title else line(summary)]
+    parts += [table(("field", "type", "default", ""), rows)] if rows else []
+    parts += [p if p.startswith("    ") else line(p) for p in kept]
+    return "\n\n".join(parts)
 
 
 def attributes(made: Any) -> dict[str, str]:
@@ -225,32 +195,18 @@ def attributes(made: Any) -> dict[str, str]:
     return found
 
 
-def _type(annotation: Any) -> str:
-    named = vars(specs) | vars(model_config)
-    if isinstance(annotation, str) and not inspect.isclass(named.get(annotation, str)):
-        annotation = named[annotation]
-    text = inspect.formatannotation(annotation).strip("'")
-    text = re.sub(r"(?:typing|attnlab|collections)[\w.]*\.(\w+)", r"\1", text)
-    if choices := re.fullmatch(r"Literal\[(.*)\]", text):
-        return "one of " + re.sub("""['"]""", "`", choices[1])
-    return f"`{text}`".replace("|", "or")
+def _type(hint: Any) -> str:
+    """As in "`int or None`", or the choices: "one of `a`, `b`"."""
+    if typing.get_origin(hint) is typing.Literal:
+        return "one of " + ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
+    name = re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(hint))
+    return f"`{name}`".replace("|", "or")
 
 
-def _value(made: Any, parameter: inspect.Parameter) -> str:
-    if parameter.default is inspect.Parameter.empty:
-        return "required"
-    value = parameter.default
-    if "factory" in repr(value):
-        makes = {field.name: field.default_factory for field in dataclasses.fields(made)}
-        value = makes[parameter.name]()  # type: ignore[operator]
-    return f"`{value!r}`".replace("|", "or")
-
-
-def _prose(made: Any) -> str:
-    """The paragraphs of a docstring behind the first, without attributes and examples."""
-    paragraphs = (inspect.getdoc(made) or "").split("\n\n")[1:]
-    kept = [p for p in paragraphs if not p.startswith(("Attributes:", "Raises:", ">>>", "    "))]
-    return "\n\n".join(map(escape, kept))
+def _value(field: dataclasses.Field[Any]) -> str:
+    made = field.default_factory
+    value = field.default if made is dataclasses.MISSING else made()
+    return "required" if value is dataclasses.MISSING else f"`{value!r}`".replace("|", "or")
 
 
 # ---------------------------------------------------------------- presets
@@ -273,9 +229,8 @@ def presets(name: str) -> str:
     """A config file: its question and its presets."""
     module = config_module(name)
     first, *rest = (module.__doc__ or "").split("\n\n")
-    parts = [f"## {name}", line(first)]
     named = [p for p in rest if p.strip().startswith("Presets after the colon")]
-    parts += [re.sub(",$", ".", line(p)) for p in named]
+    parts = [f"## {name}", line(first), *(re.sub(",$", ".", line(p)) for p in named)]
     known = getattr(module, "PRESETS", {})
     rows = [(f"`{preset}`", _sets(values or {})) for preset, values in known.items()]
     return "\n\n".join([*parts, table(("preset", "sets"), rows)] if rows else parts)

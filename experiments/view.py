@@ -69,7 +69,12 @@ def main() -> None:
         before, name = models[0].initial(read[0].inputs), f"{models[0].name}, untrained"
         models.append(dataclasses.replace(models[0], name=name, params=before))
         read.append(read[0])
-    short = [Path(opened.name).name for opened in models]
+    # Of a run WORKDIR/runs/ID both names; of another model that of its folder.
+    paths = [Path(opened.name).resolve() for opened in models]
+    short = [
+        f"{path.parents[1].name}, {path.name}" if opened.record else path.name
+        for path, opened in zip(paths, models, strict=True)
+    ]
     names = short if len(set(short)) == len(short) else [opened.name for opened in models]
     panels = []
     for opened, one, name in zip(models, read, names, strict=True):

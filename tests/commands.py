@@ -21,10 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT = 600
-LIBRARIES = (
-    "attnlab.lab", "attnlab.report", "matplotlib.pyplot", "orbax.checkpoint",
-    "rich.progress",
-)  # fmt: skip
+LIBRARIES = ("attnlab.lab", "attnlab.report", "matplotlib.pyplot", "orbax.checkpoint")
 
 
 def user_environment():

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import itertools
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -21,6 +22,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -48,6 +50,18 @@ def assert_close(got, expected, *, loosen=1.0):
         a, b = (np.asarray(x, np.float64) for x in (a, b))
         scale = max(np.max(np.abs(b), initial=0), 1e-30)
         assert np.max(np.abs(a - b), initial=0) <= tolerance * scale
+
+
+def value_and_grads(run, *arrays):
+    """Output, and all gradients as one vector: that of a key bias is zero but for rounding."""
+
+    def loss(*arrays):
+        out = run(*arrays)
+        return jnp.sum(jnp.sin(out.astype(jnp.float32))), out
+
+    numbers = tuple(range(len(arrays)))
+    (_, out), grads = jax.jit(jax.value_and_grad(loss, numbers, has_aux=True))(*arrays)
+    return out, jnp.concatenate([jnp.ravel(g) for g in jax.tree.leaves(grads)]).astype(out.dtype)
 
 
 def deep(values, *kept):
@@ -95,7 +109,7 @@ def product_flops(jaxpr):
 HEAVY = {"tmp_path", "tmp_path_factory", "optimized", "shared_data"}
 # Files of whole models, programs and pages, and tests of many draws: seconds each, too.
 LONG = {
-    "test_adapted_weights", "test_adapters", "test_atlas", "test_bad_input", "test_bench",
+    "test_adapters", "test_atlas", "test_bad_input", "test_bench",
     "test_circuits", "test_decoding", "test_documents", "test_extras", "test_flags",
     "test_importance", "test_inspect_model", "test_models",
     "test_notebooks", "test_model_capture", "test_optimizers", "test_plans",
@@ -168,6 +182,26 @@ def optimized():
     yield
     jax.config.update("jax_disable_most_optimizations", True)
     jax.clear_caches()
+
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+OFFLINE = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium: that of the environment, or the first on the PATH; skips without one."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs .[browser]")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    if path is None:
+        pytest.skip("no Chromium on the PATH; set CHROMIUM to one")
+    with playwright.sync_playwright() as play:
+        running = play.chromium.launch(executable_path=path, args=OFFLINE)
+        yield running
+        running.close()
 
 
 @pytest.fixture(scope="session")

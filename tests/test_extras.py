@@ -10,7 +10,7 @@ from conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Of the extras, what Flax brings with it anyway.
-OF_FLAX = {"optax", "orbax-checkpoint", "rich", "scipy", "absl-py"}
+OF_FLAX = {"optax", "orbax-checkpoint", "scipy", "absl-py"}
 MODULES = {"absl-py": "absl"}
 
 

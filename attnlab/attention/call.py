@@ -136,9 +136,7 @@ def check_call(
     if b != k.shape[0] or k.shape[:2] != v.shape[:2] or h != k.shape[3]:
         raise ValueError(f"{shapes} do not fit together: they must be {axes}")
     if n % of_keys or n % of_values:
-        raise ValueError(
-            f"{shapes}: {of_keys} key heads and {of_values} value heads must divide {n} query heads"
-        )
+        raise ValueError(f"{shapes}: K {of_keys} and Kv {of_values} must divide {n} query heads")
     mixing: tuple[Array | None, ...] = (None, None)
     inner = n
     if options.talking_heads is not None:
@@ -189,9 +187,8 @@ def check_array(
     if len(full) != len(shape) or any(
         size != wanted and (exact or size != 1) for size, wanted in zip(full, shape, strict=True)
     ):
-        allowed = f"{axes} = {shape}"
-        allowed = f"be {allowed}" if exact else f"broadcast to {allowed}: each axis is 1 or as long"
-        raise ValueError(f"{name} {array.shape} must {allowed}")
+        verb, rule = ("be", "") if exact else ("broadcast to", ": each axis is 1 or as long")
+        raise ValueError(f"{name} {array.shape} must {verb} {axes} = {shape}{rule}")
     return array.reshape(full)
 
 
@@ -209,13 +206,10 @@ def _mask_spec(
         if len(shape) < 2 or (shape == (b, s) and t not in (1, b)):
             raise ValueError(
                 f"mask {shape} must be [T, S], [N, T, S] or [B, N, T, S] and broadcast to {scores};"
-                " write mask[None] for one of keys, mask[:, None] for one of queries, and "
-                "mask[:, None, None] or masks.padding for padding of keys [B, S]"
+                " write mask[None] for keys [S], mask[:, None, None] or masks.padding for padding"
             )
         if inner != n and len(shape) > 2 and shape[-3] != 1:
-            raise ValueError(
-                f"mask {shape} must be the same for all {inner} heads of talking_heads"
-            )
+            raise ValueError(f"mask {shape} must be one for all {inner} heads of talking_heads")
         mask = check_array("mask", mask, "a boolean", SCORES, scores)
     query_lengths, key_lengths = (
         None
@@ -251,10 +245,7 @@ def segment_pair(segments: Any) -> tuple[Any, Any]:
     """
     pair = segments if isinstance(segments, tuple) else (segments, segments)
     if len(pair) != 2:
-        raise ValueError(
-            f"segments must be an array [B, T] or a pair (of queries, of keys), not {len(pair)} "
-            "arrays"
-        )
+        raise ValueError(f"segments: an array or a pair (queries, keys), not {len(pair)} arrays")
     return pair
 
 
@@ -265,9 +256,7 @@ def window_sides(window: object) -> tuple[int, int]:
     ((2, 2), (3, 0))
     """
     pair = window if isinstance(window, tuple | list) else (window, window)
-    if len(pair) != 2 or any(
-        isinstance(w, bool) or not isinstance(w, int | np.integer) for w in pair
-    ):
+    if len(pair) != 2 or not all(type(w) is int or isinstance(w, np.integer) for w in pair):
         raise TypeError(f"local_window_size must be an int or (left, right), not {window!r}")
     if min(pair) < 0:
         raise ValueError(f"local_window_size must be at least 0 on both sides, not {window}")
@@ -291,22 +280,20 @@ def _talking_heads(mixing: Any, heads: int) -> tuple[tuple[Array | None, ...], i
 
 def _check_numbers(options: AttentionOptions) -> None:
     """Raises TypeError or ValueError for scale, logits_soft_cap and dropout."""
-    scale, cap, rate = options.scale, options.logits_soft_cap, options.dropout_rate
+    scale, cap = options.scale, options.logits_soft_cap
+    rate, key = options.dropout_rate, options.dropout_key
     if scale is not None:
         dtype = getattr(scale, "dtype", type(scale))
         is_real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
         if np.ndim(scale) or not is_real:
             raise TypeError(f"scale must be one real number, not {scale!r:.80}")
-    if cap is not None and (
-        isinstance(cap, bool) or not (isinstance(cap, Real) and 0 < cap < math.inf)
-    ):
+    if cap is not None and not (isinstance(cap, Real) and cap is not True and 0 < cap < math.inf):
         raise ValueError(f"logits_soft_cap must be above 0 and finite, or None, not {cap!r:.80}")
     if not (isinstance(rate, Real) and 0 <= rate < 1):
         raise ValueError(f"dropout_rate must be at least 0 and below 1, not {rate!r:.80}")
-    if rate and not is_key(options.dropout_key):
+    if rate and not is_key(key):
         raise ValueError(
-            f"dropout_rate={rate} needs a dropout_key, one such as jax.random.key(0), not "
-            f"{options.dropout_key!r:.80}"
+            f"dropout_rate {rate} needs a dropout_key such as jax.random.key(0), not {key!r:.80}"
         )
 
 
@@ -332,21 +319,14 @@ def checked_padding_mask(
     assert tokens is not None
     array = mask if isinstance(mask, jax.Array) else np.asarray(mask)
     check_padding_shape(name, array, np.shape(tokens)[:2])
-    if jnp.issubdtype(array.dtype, jnp.integer):
-        if not isinstance(array, jax.core.Tracer) and not np.isin(np.asarray(array), (0, 1)).all():
-            raise ValueError(f"{name} must hold 0 (padding) and 1 (a token) only")
-    elif array.dtype != jnp.bool_:
-        raise TypeError(
-            f"{name} must be boolean (True = a token), not {array.dtype}; write mask > 0.5 for one "
-            "of zeros and ones, mask == 0 for one that is added to the scores"
-        )
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        check_boolean(name, array)
+    elif not isinstance(array, jax.core.Tracer) and not np.isin(np.asarray(array), (0, 1)).all():
+        raise ValueError(f"{name} must hold 0 (padding) and 1 (a token) only")
     return jnp.asarray(array, bool)
 
 
 def check_padding_shape(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> None:
     """Raises ValueError for a padding mask that does not have one element for each token."""
     if np.shape(mask) != shape:
-        raise ValueError(
-            f"{name} {np.shape(mask)} must be [batch, length] = {shape}, True where there is a "
-            "token"
-        )
+        raise ValueError(f"{name} {np.shape(mask)} must be [batch, length] = {shape}")

@@ -18,7 +18,7 @@ from attnlab.ops import save_for_backward, wide_einsum
 
 
 def dense(call: AttentionCall) -> AttentionOutput:
-    """Supports every option and every derivative; needs O(T S) memory."""
+    """softmax(scale q k^T + bias) v, with every option and every derivative; O(T S) memory."""
     options = call.options
     query, key, value = (a.swapaxes(1, 2) for a in (call.query, call.key, call.value))
     scores = _scores(query, key, call)  # scale q k^T + bias, soft cap, modifications

@@ -276,10 +276,7 @@ def refuse_cudnn(call: AttentionCall) -> str | None:
         return f"cuDNN has a bias gradient for batch 1 alone, bias has shape {shape}"
     if (segments := mask.segments) is not None:
         if segments.length is None:
-            return (
-                "cuDNN takes segments of one length alone, in a NumPy array, which is known when "
-                "JAX traces"
-            )
+            return "cuDNN takes segments of one length in a NumPy array, which is known to JAX"
         others = (mask.mask, mask.edges, mask.query_lengths, mask.key_lengths, sink)
         if any(a is not None for a in others):
             return "cuDNN takes segments without a mask, lengths and a sink"

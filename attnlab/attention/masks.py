@@ -59,7 +59,7 @@ class Edges(NamedTuple):
         senders, receivers = (a if isinstance(a, jax.Array) else np.asarray(a) for a in self)
         if senders.ndim not in (1, 2) or senders.shape[:-1] not in ((), (1,), (batch,)):
             raise ValueError(
-                f"edges {senders.shape} must be [edges], or [B, edges] with B = {batch}"
+                f"edges {senders.shape} must be [edges] or [B, edges] with B = {batch}"
             )
         ends = edge_ends(senders, receivers, num_nodes, num_keys)
         return Edges(*map(jnp.atleast_2d, ends))
@@ -186,14 +186,13 @@ def edge_ends(
       ValueError: two lists of different lengths, or indices outside the nodes.
     """
     ends = {"senders": (senders, num_keys), "receivers": (receivers, num_nodes)}
+    if senders.shape != receivers.shape:
+        raise ValueError(
+            f"senders and receivers have the shapes {senders.shape} and {receivers.shape}, not one"
+        )
     for name, (index, size) in ends.items():
         if not jnp.issubdtype(index.dtype, jnp.integer):
             raise TypeError(f"{name} must be integers, not {index.dtype}")
-        if senders.shape != receivers.shape:
-            raise ValueError(
-                "senders and receivers must be two lists of one length, not of shapes "
-                f"{senders.shape} and {receivers.shape}"
-            )
         if not isinstance(index, jax.core.Tracer):
             bad = np.asarray(index)[(np.asarray(index) < 0) | (np.asarray(index) > size)]
             if bad.size:
@@ -243,13 +242,13 @@ def check_boolean(name: str, mask: ArrayLike) -> None:
 
     >>> check_boolean("mask", jnp.zeros((2, 2)))
     Traceback (most recent call last):
-    TypeError: mask must be boolean (True = may attend), not float32; write mask > 0.5 for one of \
-zeros and ones, pass numbers that are added to the scores as bias
+    TypeError: mask must be boolean (True = may attend), not float32; write mask > 0.5 for zeros \
+and ones, mask == 0 for zeros and -inf, pass other numbers that are added as bias
     """
     if (dtype := jnp.result_type(mask)) != jnp.bool_:
         raise TypeError(
-            f"{name} must be boolean (True = may attend), not {dtype}; write {name} > 0.5 for one "
-            "of zeros and ones, pass numbers that are added to the scores as bias"
+            f"{name} must be boolean (True = may attend), not {dtype}; write {name} > 0.5 for zeros"
+            f" and ones, {name} == 0 for zeros and -inf, pass other numbers that are added as bias"
         )
 
 

@@ -180,8 +180,7 @@ class RelativeBias(ScoreMod):
         exact = shape[1] // least
         if self.max_distance <= exact:
             raise ValueError(
-                f"RelativeBias.max_distance {self.max_distance} must be above {exact}: so many "
-                f"distances have a bucket of their own in a table {shape}"
+                f"RelativeBias.max_distance {self.max_distance} must be above {exact} for {shape}"
             )
 
 
@@ -227,10 +226,8 @@ def apply_score_mods(
     for mod in mods:
         new = mod.apply(scores, head=head, query=query, key=key)
         if new.shape != scores.shape:
-            raise ValueError(
-                f"{type(mod).__name__}.apply returned shape {new.shape}; the scores have "
-                f"{scores.shape}"
-            )
+            name = type(mod).__name__
+            raise ValueError(f"{name}.apply returned shape {new.shape} for scores {scores.shape}")
         scores = new.astype(scores.dtype)
     return scores
 
@@ -245,8 +242,7 @@ def validate_score_mods(mods: Sequence[ScoreMod], num_heads: int) -> tuple[Score
             raise TypeError(f"{name} must be an instance of a subclass of ScoreMod")
         if jax.tree_util.all_leaves([mod]):
             raise TypeError(
-                f"{name} is no pytree; decorate its class with jax.tree_util.register_dataclass "
-                "and dataclasses.dataclass(frozen=True)"
+                f"{name} is no pytree; decorate it with jax.tree_util.register_dataclass"
             )
         mod.validate(num_heads)
     return tuple(jax.tree.map(jnp.asarray, mod) for mod in mods)

@@ -1,13 +1,13 @@
 """`prepare`: texts -> files of token ids that `TokenFiles` reads, with an index and digests."""
 
 import dataclasses
-import functools
 import gzip
 import hashlib
 import json
 import os
+import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -81,7 +81,7 @@ def prepare(
       paths: files, and folders that are read with all folders in them, in the order of their names.
       out: a new folder. What a killed call leaves there is overwritten; an index is not.
       plan: tokenizer, split and sizes.
-      progress: show a progress bar on standard error.
+      progress: print on standard error how far it is.
 
     Returns the index, which is written last.
 
@@ -89,7 +89,7 @@ def prepare(
       FileNotFoundError: there is no such file, or no such tokenizer.json.
       ValueError: `out` is already prepared; `plan` names no tokenizer or no special token of it;
         there is no text; a file cannot be read or has no such column; or a text is not UTF-8.
-      ModuleNotFoundError: a package of the extra `train` (the progress bar) or `data` is missing.
+      ModuleNotFoundError: a package of the extra `data` is missing.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -108,15 +108,9 @@ def prepare(
     def pieces() -> Iterator[Piece]:
         return chain.from_iterable(read_pieces(file, root, plan.column) for file, root in roots)
 
-    with extra("train"):
-        from rich.console import Console
-        from rich.progress import Progress
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = _make_tokenizer(plan, pieces(), total)
-    with Progress(disable=not progress, console=Console(stderr=True)) as bar:
-        row = bar.add_task("tokenizing", total=total)
-        advance = functools.partial(bar.advance, row)
-        index = _write(pieces(), out, plan, tokenizer, advance)
+    index = _write(pieces(), out, plan, tokenizer, total if progress else 0)
     if not index.text_bytes:
         raise ValueError(f"{', '.join(map(str, paths))}: no text; give text files")
     for name, content in tokenizer.files.items():
@@ -126,13 +120,9 @@ def prepare(
 
 
 def _write(
-    pieces: Iterator[Piece],
-    out: Path,
-    plan: PreparePlan,
-    tokenizer: Tokenizer,
-    advance: Callable[[int], None],
+    pieces: Iterator[Piece], out: Path, plan: PreparePlan, tokenizer: Tokenizer, total_bytes: int
 ) -> Index:
-    """Writes the shards; returns their index."""
+    """Writes the shards; returns their index. Prints how many of `total_bytes` are done; 0: not."""
     end = tokenizer.special_token(plan.end_of_document) if plan.end_of_document else tokenizer.size
     size = max(tokenizer.size, end + 1)
     dtype = np.dtype("<u2" if size <= 1 << 16 else "<u4")
@@ -150,7 +140,8 @@ def _write(
         for part, arrays in zip(parts, added, strict=True):
             part.add(np.concatenate([np.zeros(0, np.int32), *arrays]))
         text_bytes += count
-        advance(count)
+        if total_bytes:
+            print(f"{text_bytes / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB", file=sys.stderr)
     if not parts[0].shards:  # the only documents are held out
         parts.reverse()
     train, heldout = parts

@@ -70,14 +70,7 @@ class Rows(Spec, prefix="data."):
     @property
     def splits(self) -> Splits:
         """What `make` returns; raises ValueError where there is no such function."""
-        try:
-            function = names.load(self.make)
-        except ValueError as error:
-            raise ValueError(
-                f"data.make {self.make!r} must be package.module:function or file.py:function "
-                f"({error})"
-            ) from error
-        return _splits(function, self.path)
+        return _splits(names.load(self.make), self.path)
 
     def sizes(self) -> DataSizes:
         """Those of the splits."""
@@ -224,13 +217,11 @@ class HuggingFace(Spec, prefix="data."):
             table: Any = datasets.Dataset.from_parquet([str(file) for file in parquet])
         else:
             table = datasets.load_from_disk(self.path)
-        held = None
-        if isinstance(table, datasets.DatasetDict):
-            held = next((table[name] for name in HELDOUT_SPLITS if name in table), None)
-            table = names.lookup(table, "train", what=f"split of {self.path}")
+        splits = table if isinstance(table, datasets.DatasetDict) else {"train": table}
+        table = names.lookup(splits, "train", what=f"split of {self.path}")
         columns = dict.fromkeys(table.column_names)
         names.lookup(columns, self.column, what=f"column of {self.path}")
-        if held is None:
+        if (held := next((splits[n] for n in HELDOUT_SPLITS if n in splits), None)) is None:
             end = int(len(table) * (1 - self.heldout))
             table, held = table.select(range(end)), table.select(range(end, len(table)))
         if not len(table) or not len(held):

@@ -8,7 +8,7 @@ import io
 import sysconfig
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -152,43 +152,30 @@ class Text(Spec, prefix="data."):
         return dataset_of_corpus(corpus, length, text)
 
 
-class TokenizedText(NamedTuple):
-    """A corpus in tokens.
-
-    Attributes:
-      tokenizer: that made the tokens.
-      description: its name, and whether decoding gives the held-out part back.
-      parts: name -> "tokens", and in "bytes" for how many bytes each stands.
-      ends: where documents end, as in `Corpus`.
-    """
-
-    tokenizer: Tokenizer
-    description: str
-    parts: dict[str, Batch]
-    ends: dict[str, np.ndarray] | None
-
-
-def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = None) -> Dataset:
-    """The windows of a corpus, in tokens or byte by byte; packed ones where it says where documents
-    end.
+def dataset_of_corpus(corpus: Corpus, length: int, tokens: files.Arrays | None = None) -> Dataset:
+    """The windows of a corpus, in the tokens of `_tokenize` or byte by byte; packed ones where it
+    says where documents end.
 
     Raises ValueError where a part is shorter than one window, or has no document to predict.
     """
     tokenizer: Tokenizer = ByteTokenizer()
     digest, ends = corpus.sha256, corpus.ends
-    parts = text.parts if text else {name: {"tokens": a} for name, a in corpus.parts.items()}
+    parts = {name: {"tokens": a} for name, a in corpus.parts.items()}
+    if tokens:
+        tokenizer = read_tokenizer(tokens["tokenizer"].tobytes(), int(tokens["size"]))
+        digest = hashlib.sha256(f"{digest} {tokenizer.digest}".encode()).hexdigest()
+        parts = {part: {n: tokens[f"{part} {n}"] for n in ("tokens", "bytes")} for part in parts}
+        ends = ends and {part: tokens[f"{part} ends"] for part in parts}
     facts: dict[str, Fact] = {"bytes": corpus.num_bytes, "held-out bytes": len(corpus.heldout)}
     facts |= {f"{WORDS[name]} tokens": len(arrays["tokens"]) for name, arrays in parts.items()}
-    if text:
-        tokenizer, ends = text.tokenizer, text.ends
-        digest = hashlib.sha256(f"{digest} {tokenizer.digest}".encode()).hexdigest()
-        facts |= {"tokenizer": text.description, "its sha256": tokenizer.digest[:12]}
+    if tokens:
+        facts |= {"tokenizer": str(tokens["name"]), "its sha256": tokenizer.digest[:12]}
     fields: dict[str, Any] = {
         "name": corpus.name,
         "digest": digest,
         "sizes": DataSizes(tokenizer.size),
         "decode": tokenizer.line,
-        "baselines": functools.partial(_baselines, corpus, text),
+        "baselines": functools.partial(_baselines, corpus.heldout, parts["heldout"]),
         "files": tokenizer.files,
         "facts": facts,
     }
@@ -201,8 +188,8 @@ def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = 
             facts |= {f"{WORDS[name]} documents": len(ends[name]), f"{WORDS[name]} windows": count}
         return batching.dataset_of_rows(rows, row_tokens=length, **fields)
 
-    def token_bytes(part: str, count: int, tokens: np.ndarray) -> Batch:
-        if not text:
+    def token_bytes(part: str, count: int, rows: np.ndarray) -> Batch:
+        if not tokens:
             return {}
         sizes, _ = batching.windows(batching.TokenArray(parts[part]["bytes"]), length, count)
         return {"bytes": sizes[:, 1:].astype(np.float32)}
@@ -211,37 +198,28 @@ def dataset_of_corpus(corpus: Corpus, length: int, text: TokenizedText | None = 
     return batching.dataset_of_windows(streams, length, corpus.name, token_bytes, **fields)
 
 
-def _baselines(corpus: Corpus, text: TokenizedText | None) -> Baselines:
-    held = corpus.heldout
-    known = {"unigram entropy": unigram_bits(held), "gzip -9": gzip_bits(held)}
-    if text:
-        tokens, sizes = text.parts["heldout"]["tokens"], text.parts["heldout"]["bytes"]
+def _baselines(heldout: np.ndarray, part: Batch) -> Baselines:
+    """Of the held-out bytes and their tokens."""
+    known = {"unigram entropy": unigram_bits(heldout), "gzip -9": gzip_bits(heldout)}
+    if "bytes" in part:
+        tokens, sizes = part["tokens"], part["bytes"]
         bits = float(unigram_bits(tokens) * len(tokens) / sizes.sum())
         known["unigram entropy of the tokens"] = bits
     return {"bits_per_byte": known}
 
 
 @functools.lru_cache(maxsize=1)  # the runs of a sweep read one text
-def _tokenize(corpus: Corpus, name: str, folder: Path | None = None) -> TokenizedText:
-    """A corpus in the tokens of `make_tokenizer(name, its training part, folder)`."""
+def _tokenize(corpus: Corpus, name: str, folder: Path | None = None) -> files.Arrays:
+    """A corpus in the tokens of `make_tokenizer(name, its training part, folder)`: of each part its
+    tokens, for how many bytes each stands, and where documents end."""
     path = folder / FILE if folder else Path(name)
     given = path.read_bytes() if path.is_file() else b""
-    key = "parts in tokens", corpus.sha256, name, given
-    arrays = files.kept(key, lambda: _encode(corpus, name, folder))
-    names = "tokens", "bytes"
-    parts = {part: {n: arrays[f"{part} {n}"] for n in names} for part in corpus.parts}
-    ends = {part: arrays[f"{part} ends"] for part in corpus.parts} if corpus.ends else None
-    lost = " (it loses some of the text: the bits are those of what it keeps)"
-    return TokenizedText(
-        read_tokenizer(arrays["tokenizer"].tobytes(), num_tokens(name)),
-        name if arrays["is exact"] else name + lost,
-        parts,
-        ends,
+    return files.kept(
+        ("tokens of parts", corpus.sha256, name, given), lambda: _encode(corpus, name, folder)
     )
 
 
 def _encode(corpus: Corpus, name: str, folder: Path | None) -> files.Arrays:
-    """The tokenizer, and of each part its tokens, their bytes and where documents end."""
     ends = corpus.ends or {part: np.array([len(a)]) for part, a in corpus.parts.items()}
     documents = {
         part: [_pieces(one) for one in np.split(content, ends[part][:-1])]
@@ -249,7 +227,10 @@ def _encode(corpus: Corpus, name: str, folder: Path | None) -> files.Arrays:
     }
     pieces = {part: list(chain(*each)) for part, each in documents.items()}
     tokenizer = make_tokenizer(name, pieces["train"], folder)
-    arrays = {"tokenizer": np.frombuffer(tokenizer.content, np.uint8)}
+    arrays = {
+        "tokenizer": np.frombuffer(tokenizer.content, np.uint8),
+        "size": np.array(num_tokens(name)),
+    }
     for part, texts in pieces.items():
         encoded = tokenizer.encode(texts)
         tokens, sizes = zip(*encoded, strict=True) if encoded else ((), ())
@@ -258,7 +239,8 @@ def _encode(corpus: Corpus, name: str, folder: Path | None) -> files.Arrays:
         arrays[f"{part} tokens"] = np.concatenate([np.zeros(0, np.int32), *tokens])
         arrays[f"{part} bytes"] = np.concatenate([np.zeros(0, np.int32), *sizes])
     decoded = [tokenizer.decode(one.tokens.tolist()) for one in encoded]  # of the held-out part
-    return arrays | {"is exact": np.array(decoded == texts)}
+    lost = " (it loses some of the text: the bits are those of what it keeps)"
+    return arrays | {"name": np.array(name if decoded == texts else name + lost)}
 
 
 def _pieces(text: np.ndarray) -> list[str]:

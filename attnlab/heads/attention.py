@@ -495,21 +495,16 @@ def _check(
 ) -> None:
     """Raises TypeError or ValueError naming the array, its shape and what is needed."""
     if not isinstance(layout, Layout):
-        raise TypeError(
-            f"layout is of type {type(layout).__name__}; the order is (params, x, layout), with a "
-            "layout such as attnlab.heads.Standard(width=64, num_heads=4)"
-        )
+        name = type(layout).__name__
+        raise TypeError(f"the arguments are (params, x, layout): {name} is no attnlab.heads.Layout")
     check_params(params, layout)
     if options.scale is not None:
         raise ValueError(
-            "scale is a field of the layout: use dataclasses.replace(layout, scale="
-            f"{options.scale!r})"
+            f"scale is a field of the layout: dataclasses.replace(layout, scale={options.scale!r})"
         )
     if isinstance(inputs.context, tuple) and len(inputs.context) != 2:
-        raise ValueError(
-            "context must be an array or a pair (key input, value input), not "
-            f"{len(inputs.context)} arrays"
-        )
+        count = len(inputs.context)
+        raise ValueError(f"context must be an array or a pair (keys, values), not {count} arrays")
     if inputs.context is not None and (inputs.kv is not None or inputs.cache is not None):
         raise ValueError("kv and cache hold the keys and values; leave context out")
     keys, values = _pair(inputs.context, x)
@@ -522,24 +517,23 @@ def _check(
             raise TypeError(f"{name} must be a float array [batch, length, {width}], not {kind}")
         if len(a.shape) != 3 or a.shape[2] != width or a.shape[0] != x.shape[0] or 0 in a.shape:
             raise ValueError(
-                f"{name} {a.shape} must be [batch, length, {width}], with the width of the layout, "
-                f"the batch size of x {x.shape} and no axis of size 0"
+                f"{name} {a.shape} must be [batch, length, {width}] with the batch size of x "
+                f"{x.shape} and no axis of size 0"
             )
     if values.shape[1] != keys.shape[1]:
         raise ValueError(f"value context {values.shape} must be as long as context {keys.shape}")
     if inputs.cache is not None and options.segments is not None:
-        raise ValueError("a cache holds one text a row: leave segments out, and decode each text "
-                         "in a row of its own")  # fmt: skip
+        raise ValueError("a cache holds one text a row: leave segments out")
     if inputs.padding_mask is not None:
         check_padding_shape("padding_mask", inputs.padding_mask, x.shape[:2])
         if getattr(inputs.padding_mask, "dtype", None) != np.bool_:
             raise TypeError("padding_mask must be a boolean array, True where there is a token")
     if inputs.head_mask is not None:
-        shape, heads = np.shape(inputs.head_mask), layout.num_heads
-        if shape not in ((heads,), (1, heads), (x.shape[0], heads)):
+        shape, one = np.shape(inputs.head_mask), (layout.num_heads,)
+        each = (x.shape[0], *one)
+        if shape not in (one, (1, *one), each):
             raise ValueError(
-                f"head_mask {shape} must be [heads] = {(heads,)} or [batch, heads] = "
-                f"{(x.shape[0], heads)}"
+                f"head_mask {shape} must be [heads] = {one} or [batch, heads] = {each}"
             )
     if inputs.rotary is not None:
         _check_rotary(inputs.rotary, layout, (x.shape[1], keys.shape[1]))
@@ -549,14 +543,12 @@ def _check_rotary(rotary: Rotary, layout: Layout, lengths: tuple[int, int]) -> N
     size = layout.rotary_size
     if size is None:
         raise ValueError(
-            f"rotary positions cannot be applied to the keys of layout {layout.name!r}, which are "
-            "its inputs; use layout 'bilinear' or positions that are added to x"
+            f"rotary cannot be applied to the keys of layout {layout.name!r}; use layout 'bilinear'"
         )
     for angles, length in zip(_pair(rotary), lengths, strict=True):
         shape = np.shape(angles)
         if len(shape) < 2 or shape[-2] not in (1, length) or 2 * shape[-1] > size:
             raise ValueError(
-                f"rotary {shape} must be angles [length, n] of the {length} tokens with 2 n of at "
-                f"most {size}, {layout.rotary_axis} of {layout}; use "
-                f"rotary_angles(positions, {size - size % 2}), or a pair (for queries, for keys)"
+                f"rotary {shape} must be angles [length, n] of the {length} tokens with n of at "
+                f"most {size // 2}, as of rotary_angles, or a pair (for queries, for keys)"
             )

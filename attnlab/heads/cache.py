@@ -64,10 +64,7 @@ def init_cache(
     layout = form(layout, order)
     widths = layout.input_widths
     if len(set(widths)) > 1:
-        raise ValueError(
-            f"width {widths[0]}, key_width {widths[1]} and value_width {widths[2]} must be equal "
-            "for a cache: queries, keys and values are of one text"
-        )
+        raise ValueError(f"width, key_width, value_width {widths} must be equal for a cache")
     shapes = cache_shapes(layout, rotary=rotary)
     arrays = {name: jnp.zeros((batch, size, *shape), dtype) for name, shape in shapes.items()}
     return arrays | {"length": jnp.zeros((), jnp.int32)}
@@ -94,8 +91,8 @@ def extend(
     for name, a in new.items():
         if cache[name].shape[0] != batch or cache[name].shape[2:] != a.shape[2:]:
             raise ValueError(
-                f"the cache holds {name} of shape {cache[name].shape}, the new tokens have "
-                f"{a.shape}; make it with init_cache(layout, batch={batch}, size=...)"
+                f"the cache holds {name} {cache[name].shape}, the new tokens have {a.shape}; "
+                f"make it with init_cache(layout, batch={batch}, size=...)"
             )
     size = cache[next(iter(new))].shape[1]
     if t > size:

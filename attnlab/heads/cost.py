@@ -143,10 +143,8 @@ def cache_bytes_per_token(
 def _check_layout(function: str, layout: object) -> None:
     """Raises TypeError for the config of a model, which a function of the same name takes."""
     if not isinstance(layout, Layout):
-        raise TypeError(
-            f"attnlab.heads.{function} takes a head layout, not {type(layout).__name__}; that of a "
-            f"ModelConfig is attnlab.{function}"
-        )
+        name = type(layout).__name__
+        raise TypeError(f"heads.{function} takes a head layout, not {name}: see attnlab.{function}")
 
 
 # Forms --------------------------------------------------------------------------------------------

@@ -46,10 +46,7 @@ class Gate(Extra):
 
     def check(self, layout: Layout) -> None:
         if self.by == "element" and layout.merges_values:
-            raise ValueError(
-                f"layout {layout.name!r} multiplies W_V and W_O out, so it cannot have a gate per "
-                "element between them; use Gate(by='head')"
-            )
+            raise ValueError(f"layout {layout.name!r} merges W_V and W_O; use Gate(by='head')")
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         makes = ("num_heads",) if self.by == "head" else ("num_heads", "head_width")
@@ -185,11 +182,9 @@ class MixtureOfHeads(Extra):
     balance: float = bounded(0.01, least=0.0)
 
     def check(self, layout: Layout) -> None:
-        if not 1 <= self.top <= layout.num_heads - self.shared:
-            raise ValueError(
-                f"mixture_of_heads.top {self.top} must be from 1 to num_heads - shared, "
-                f"{layout.num_heads - self.shared}"
-            )
+        most = layout.num_heads - self.shared
+        if not 1 <= self.top <= most:
+            raise ValueError(f"mixture_of_heads.top {self.top} must be from 1 to {most} heads")
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         return {
@@ -293,10 +288,7 @@ def attend_with_extra_keys(params: Params, call: HeadCall, q: Array, k: Array, v
     """
     options = call.options
     if options.talking_heads is not None or options.score_mods:
-        raise ValueError(
-            "extra_keys are computed apart from the other keys, so they do not combine with "
-            "talking_heads and score_mods; leave one out"
-        )
+        raise ValueError("extra_keys do not combine with talking_heads or score_mods; drop one")
 
     def per_row(name: str) -> Array:
         a = params[name].astype(q.dtype if name == "extra_k" else v.dtype).swapaxes(0, 1)

@@ -69,11 +69,9 @@ class GroupedTied(Layout):
         return self.size("head_dim") + self.size("rotary_dim")
 
     def check(self) -> None:
-        if self.size("head_dim") > self.size("value_dim"):
-            raise ValueError(
-                f"{self._label}: the key is the first head_dim numbers of the value, so head_dim "
-                f"{self.size('head_dim')} must be at most value_dim {self.size('value_dim')}"
-            )
+        head_dim, value_dim = self.sizes(("head_dim", "value_dim"))
+        if head_dim > value_dim:
+            raise ValueError(f"head_dim {head_dim}, of the value, is at most value_dim {value_dim}")
 
     def weights(self) -> dict[str, Weight]:
         return {

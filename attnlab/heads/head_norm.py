@@ -33,9 +33,7 @@ class HeadNorm(Spec, prefix="qk_norm."):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bias and self.kind != "layer":
-            raise ValueError(
-                f"a norm of kind {self.kind!r} has no bias; use kind='layer' or bias=False"
-            )
+            raise ValueError(f"qk_norm: an {self.kind} norm has no bias; leave bias out")
 
     def weights(self) -> dict[str, Weight]:
         """Scales, then biases, of the norms of queries and keys."""

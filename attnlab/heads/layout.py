@@ -98,10 +98,7 @@ class HeadCall:
         """
         for name in options:
             if getattr(self.options, name) is not None:
-                raise ValueError(
-                    f"{name} is set twice, as an option of the call and by an extra of the layout; "
-                    "leave one out"
-                )
+                raise ValueError(f"{name} is set twice, in the call and by an extra; leave one out")
         return self.bind(**options)
 
 
@@ -293,16 +290,14 @@ class Layout(Named):
         what to change.
     """
 
-    name: ClassVar[str] = ""
+    name = ""
     """Name for flags, set by `register_layout`; else the name of the class."""
-    equation: ClassVar[str] = ""
+    equation = ""
     """q_n, k_n and v_n; x_n, y_n, z_n are slices n of the inputs."""
-    rank: ClassVar[str] = ""
+    rank = ""
     """Sizes; the smallest of them bounds the rank of the score matrix of a head."""
-    source: ClassVar[str] = ""
+    source = ""
     """Where the layout was published."""
-    example: ClassVar[str] = "Standard(num_heads=4)"
-    """For errors."""
     rotary_axis: ClassVar[str | None] = "head_dim"
     """The axis that rotary embedding rotates; None where keys cannot be rotated."""
     bias_names: ClassVar[tuple[Bias, ...]] = ("q", "k", "v", "o")
@@ -313,7 +308,7 @@ class Layout(Named):
         "num_heads", "num_kv_heads", "num_score_maps", "num_key_heads", "num_value_heads",
     )  # fmt: skip
     """Axes of weights that number heads."""
-    merges_values: ClassVar[bool] = False
+    merges_values = False
     """Are W_V and W_O multiplied out, so that nothing per element can be applied between them?"""
 
     width: int = bounded(0, least=0)
@@ -338,15 +333,10 @@ class Layout(Named):
                 known = ", ".join(map(repr, self.bias_names))
                 raise ValueError(f"{self._label} has no bias {bias!r}; use some of {known}")
         if not self.output_projection and self.out_width is not None:
-            raise ValueError(
-                "without an output projection the output is the concatenated heads, so out_width "
-                f"{self.out_width} cannot be set; leave it out"
-            )
+            raise ValueError(f"out_width {self.out_width} cannot be set without output_projection")
         if self.width:  # what follows from the fields is computed now, and kept
             if self.num_heads % (heads := self.size("num_kv_heads")):
-                raise ValueError(
-                    f"num_heads {self.num_heads} is not divisible by num_kv_heads {heads}"
-                )
+                raise ValueError(f"num_kv_heads {heads} must divide num_heads {self.num_heads}")
             self.check()
             _ = self.shapes, self.multiply_adds, self.input_widths, self.score_scale, self.chain
 
@@ -367,16 +357,11 @@ class Layout(Named):
                 if names.count(extra.name) > 1:
                     raise ValueError(f"{self._label}: extra {extra.name!r} is given twice; use one")
                 if others := sorted(set(extra.excludes) & set(names)):
-                    raise ValueError(
-                        f"extra {extra.name!r} does not combine with {others[0]!r}; leave one out"
-                    )
+                    raise ValueError(f"extra {extra.name!r} does not combine with {others[0]!r}")
                 extra.check(self)
                 more = extra.weights(self)
                 if twice := sorted(made.keys() & more.keys()):
-                    raise ValueError(
-                        f"extra {extra.name!r} adds a second weight {twice[0]!r}; choose another "
-                        "name"
-                    )
+                    raise ValueError(f"extra {extra.name!r} adds a second weight {twice[0]!r}")
                 made |= more
         return made
 
@@ -460,10 +445,7 @@ class Layout(Named):
           ValueError: it has another width already.
         """
         if self.width not in (0, width):
-            raise ValueError(
-                f"{self._label} has width {self.width}, the model has {width}; leave width out of "
-                "the layout"
-            )
+            raise ValueError(f"{self._label} has width {self.width}, not {width}; leave it out")
         return dataclasses.replace(self, width=width)
 
     @property
@@ -471,9 +453,8 @@ class Layout(Named):
         """D / N, the width of the slice of x that belongs to a head."""
         if self.width % self.num_heads:
             raise ValueError(
-                f"{self._label}: width {self.width} is not divisible by num_heads "
-                f"{self.num_heads}; change one of them, or set the size that defaults to width / "
-                "num_heads, such as head_dim"
+                f"{self._label}: width {self.width} is not divisible by num_heads {self.num_heads};"
+                " change one of them, or set what is width / num_heads by default, such as head_dim"
             )
         return self.width // self.num_heads
 
@@ -668,10 +649,8 @@ def check_params(params: Params, layout: Layout) -> None:
       ValueError: a weight is missing, superfluous or of another shape.
     """
     if not isinstance(params, Mapping):
-        raise TypeError(
-            "params must be a dict of weights, as init(key, layout) returns, not "
-            f"{type(params).__name__}; the order of arguments is (params, x, layout)"
-        )
+        name = type(params).__name__
+        raise TypeError(f"the arguments are (params, x, layout): params must be a dict, not {name}")
     for name, a in params.items():
         if not isinstance(a, Mapping) and not hasattr(a, "shape"):
             raise TypeError(f"weight {name!r} must be an array, not a {type(a).__name__}")
@@ -680,7 +659,4 @@ def check_params(params: Params, layout: Layout) -> None:
     for name in (name for name in shapes | given if given.get(name) != shapes.get(name)):
         has = f"has shape {given[name]}" if name in given else "is missing"
         needs = f"needs {shapes[name]}" if name in shapes else f"has no such weight: {shapes}"
-        raise ValueError(
-            f"weight {name!r} {has}; {layout} {needs}; make params with init(key, layout), or "
-            "convert them with attnlab.convert"
-        )
+        raise ValueError(f"weight {name!r} {has}; {layout} {needs}; see attnlab.convert")

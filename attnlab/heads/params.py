@@ -57,10 +57,8 @@ def init(
     (4, 2, 4)
     """
     if not isinstance(layout, Layout):
-        raise TypeError(
-            f"init(key, layout): layout must be a Layout such as Wide(width=64, num_heads=4), not "
-            f"{type(layout).__name__}"
-        )
+        name = type(layout).__name__
+        raise TypeError(f"the arguments are (key, layout): layout must be a Layout, not {name}")
     weights, made = layout.all_weights, {}
     keys = jax.random.split(key, len(weights))
     for k, (name, weight) in zip(keys, weights.items(), strict=True):

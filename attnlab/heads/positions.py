@@ -177,9 +177,7 @@ def read_scaling(scaling: str) -> RotaryScaling:
         form += ",SHORT_FACTOR,...,LONG_FACTOR,..." * entry.by_length
         raise ValueError(f"rotary_scaling {scaling!r}: write {name}:{form}, all of them above 0")
     if name == "llama3" and numbers[1] >= numbers[2]:
-        raise ValueError(
-            f"rotary_scaling {scaling!r}: low_freq_factor must be less than high_freq_factor"
-        )
+        raise ValueError(f"{scaling!r}: low_freq_factor must be less than high_freq_factor")
     return RotaryScaling(name, numbers)
 
 

@@ -52,16 +52,11 @@ class Separate(Layout):
             raise ValueError(
                 f"{self._label}: tie must be one of {', '.join(map(repr, known))}, not {self.tie!r}"
             )
-        for bias in self.biases:
-            if bias in UNTIED[self.tie]:
-                raise ValueError(
-                    f"{self._label}: with tie={self.tie!r} {bias!r} uses the projection of "
-                    f"{UNTIED[self.tie][bias]!r} and its bias; leave {bias!r} out of biases"
-                )
         widths = dict(zip("qkv", self.input_widths, strict=True))
         for ours, theirs in UNTIED[self.tie].items():
-            one = (widths[ours], *self.head_shape(ours))
-            two = (widths[theirs], *self.head_shape(theirs))
+            if ours in self.biases:
+                raise ValueError(f"tie={self.tie!r}: leave {ours!r} out of biases")
+            one, two = ((widths[name], *self.head_shape(name)) for name in (ours, theirs))
             if one != two:
                 raise ValueError(
                     f"tie={self.tie!r} makes {ours} and {theirs} one projection, but they differ: "
@@ -93,11 +88,7 @@ class Separate(Layout):
         """The weights with ties, an optional output projection, biases and norms."""
         weights = self.with_biases(self.tied(weights))
         if self.qk_norm and self.qk_norm.over != "head" and self.num_score_maps != self.num_heads:
-            raise ValueError(
-                f"{self._label} has {self.num_score_maps} queries per token for {self.num_heads} "
-                f"heads, so a norm over {self.qk_norm.over!r} does not fit; use "
-                "HeadNorm(over='head')"
-            )
+            raise ValueError(f"{self._label} has two queries a head; use HeadNorm(over='head')")
         norms = self.qk_norm.weights() if self.qk_norm else {}
         return weights | norms
 

@@ -197,35 +197,31 @@ class _HeadMatrices:
             self.encoder_norm = encoder_params(config, params).get("final_norm", {})
         if attention == "encoder":
             params, config = encoder_params(config, params), config.encoder_model
-        self.config, self.layout, each = config, config.layout, range(config.num_layers)
+        self.config, self.layout, self.each = config, config.layout, range(config.num_layers)
         maps, heads = self.layout.num_score_maps, self.layout.num_heads
         if maps != heads:  # with a norm between W_V and W_O
             raise ValueError(
                 f"layout {self.layout.name!r} has {maps} softmax distributions for {heads} heads: "
                 "no head has one QK and one OV matrix"
             )
-        self.layers = [layer_params(params["layers"], config.plan, i) for i in each]
-        self.kv_sources = tuple(each) if self.is_cross else config.plan.kv_sources
-
-    @property
-    def _sublayer(self) -> str:
-        return "cross" if self.is_cross else "attention"
+        self.layers = [layer_params(params["layers"], config.plan, i) for i in self.each]
+        self.heads = [head_params(weights, self.is_cross) for weights in self.layers]
+        self.kv_sources = tuple(self.each) if self.is_cross else config.plan.kv_sources
+        self.sublayer = "cross" if self.is_cross else "attention"
 
     def qk(self, distance: int) -> tuple[Matrices, Matrices]:
         """scale W_Q [L, N, D, r], W_K^T [L, N, r, E]."""
         if any(extra.name == "talking_heads" for extra in self.layout.extras):
             raise ValueError("talking heads mix the scores of heads: no head has a QK matrix")
-        layers = range(len(self.layers))
-        queries = np.stack([self._query(i, distance) for i in layers])
-        return queries, np.stack([self._key_value(i, 0) for i in layers]).swapaxes(-1, -2)
+        queries = np.stack([self._query(i, distance) for i in self.each])
+        return queries, np.stack([self._key_value(i, 0) for i in self.each]).swapaxes(-1, -2)
 
     def ov(self) -> tuple[Matrices, Matrices]:
         """W_V [L, N, D, r], scale W_O [L, N, r, D]."""
         if extra := self.layout.blocks("vo"):
             raise ValueError(f"extra {extra!r} per element acts between W_V and W_O: no OV matrix")
-        layers = range(len(self.layers))
-        values = np.stack([self._key_value(i, 1) for i in layers])
-        return values, np.stack([self._output(i) for i in layers])
+        values = np.stack([self._key_value(i, 1) for i in self.each])
+        return values, np.stack([self._output(i) for i in self.each])
 
     def after_norms(self, layer: int, written: Matrices) -> Matrices:
         """Outputs [.., D] after the norms of a layer that normalize the residual stream."""
@@ -233,9 +229,6 @@ class _HeadMatrices:
             for name in self.config.layer.sublayers:
                 written = written @ self._norm(self.layers[layer][name].get("norm", {}))
         return written
-
-    def _heads(self, layer: int) -> Params:
-        return head_params(self.layers[layer], self.is_cross)
 
     def _norm(self, norm: Params | None) -> Matrices:
         """A norm without its divisor as a matrix [D, D], centring diag(scale); None: no norm."""
@@ -249,10 +242,10 @@ class _HeadMatrices:
     def _norm_before(self, layer: int) -> Params | None:
         """The norm between the residual stream and the heads of a layer."""
         places = self.config.norm.places
-        is_own = self._sublayer in places.before
+        is_own = self.sublayer in places.before
         if not (is_own or places.parallel):
             return None
-        norm: Params = self.layers[layer][self._sublayer if is_own else "attention"].get("norm", {})
+        norm: Params = self.layers[layer][self.sublayer if is_own else "attention"].get("norm", {})
         return norm
 
     def _matrix(self, f: Callable[[Array], Array], shape: tuple[int, ...], what: str) -> Matrices:
@@ -271,23 +264,22 @@ class _HeadMatrices:
         return rotary_embedding(self.config.positions, self.layout, positions)
 
     def _query(self, layer: int, distance: int) -> Matrices:
-        params, rotate = self._heads(layer), functools.partial(rotated, self._angles(distance))
+        params, rotate = self.heads[layer], functools.partial(rotated, self._angles(distance))
 
         def query(x: Array) -> Array:
             return self.layout.project_q(params, self.layout.prepare(params, x), rotate)
 
         found = self._matrix(query, (self.config.width,), "query")
-        attention = self.config.attention
-        scale = (
-            1.0 if self.is_cross else query_scale(attention, layer, jnp.array([max(distance, 0)]))
-        )
-        matrices = self._norm(self._norm_before(layer)) @ found
-        return np.asarray(self.layout.score_scale * scale * matrices)
+        matrices = self.layout.score_scale * self._norm(self._norm_before(layer)) @ found
+        if self.is_cross:
+            return np.asarray(matrices)
+        position = jnp.array([max(distance, 0)])
+        return np.asarray(query_scale(self.config.attention, layer, position) * matrices)
 
     def _key_value(self, layer: int, which: int) -> Matrices:
         """[N, E, r] of the keys (0) or values (1) that a layer attends to."""
         layer = self.kv_sources[layer]
-        params, angles = self._heads(layer), self._angles(0)
+        params, angles = self.heads[layer], self._angles(0)
 
         def project(x: Array) -> Array:
             entries = project_kv(params, x, self.layout, angles)
@@ -299,10 +291,10 @@ class _HeadMatrices:
         return np.repeat(found, self.layout.num_heads // len(found), axis=0)
 
     def _output(self, layer: int) -> Matrices:
-        params, shape = self._heads(layer), (self.layout.num_heads, self.layout.head_width)
+        params, shape = self.heads[layer], (self.layout.num_heads, self.layout.head_width)
         found = self._matrix(lambda a: self.layout.project_out(params, a), shape, "output")
         scale = 1.0 if self.is_cross else self.config.attention.output_scale
-        weights = self.layers[layer][self._sublayer]
+        weights = self.layers[layer][self.sublayer]
         written = scale * found.reshape(*shape, -1) * weights.get(LAYER_SCALE, ONE)["scale"]
         after = weights.get("norm_after", {}) if self.config.norm.places.after else None
         return np.asarray(written @ self._norm(after))

@@ -19,25 +19,25 @@ function clear(context, paint, box) {
   context.fillRect(0, 0, box.width, box.height);
 }
 
-// A matrix, with query tokens at its left and key tokens above it. Where cells are too
-// small for letters, the places are numbered instead.
+// A matrix, with query tokens at its left and key tokens above it; its corner names both. Where
+// cells are too small for letters, the places are numbered instead.
 class Matrix {
   constructor(context, map, space, paint) {
     letters(context, paint);
     const widest = (tokens) =>
-      Math.min(112, Math.max(...tokens.map((t) => context.measureText(short(t)).width))) + 14;
+      Math.min(112, Math.max(34, ...tokens.map((t) => context.measureText(short(t)).width))) + 14;
     const left = widest(map.tokens), top = widest(map.keys);
     const fit = (left, top) => Math.min(44, (space.width - left - 6) / map.columns,
       (space.height - top - 6) / map.rows);
-    const least = fit(44, 24);
+    const least = fit(48, 30);
     let cell = fit(left, top);
     // A short text is worth scrolling for: its tokens can be read.
     if (cell < LEAST) cell = map.rows <= 64 ? LEAST + 2 : least;
     if (space.zoom) cell = Math.max(Math.min(least, cell), Math.min(60, cell * space.zoom));
     this.words = cell >= LEAST;
     this.flat = !this.words || top - 11 <= cell; // upright, with a pixel or two between
-    this.left = this.words ? left : 44;
-    this.top = this.flat ? 24 : top;
+    this.left = this.words ? left : 48;
+    this.top = this.flat ? 30 : top;
     this.cell = cell;
     this.map = map;
     this.width = this.left + cell * map.columns + 6;
@@ -91,7 +91,12 @@ class Matrix {
     if (at.t !== null) context.strokeRect(x(0), y(at.t), width, Math.max(cell, 2));
     if (at.s !== null) context.strokeRect(x(at.s), y(0), Math.max(cell, 2), height);
     context.restore();
+    letters(context, paint);
     context.textAlign = "right";
+    context.font = "10px system-ui, sans-serif";
+    context.fillStyle = paint.css("soft");
+    context.fillText("key →", left - 7, top - 22);
+    context.fillText("query ↓", left - 7, top - 11);
     this.label(context, paint, map.tokens, rows, at.t, (text, t) => {
       if (y(t) + cell / 2 > top) context.fillText(text, left - 7, y(t) + cell / 2);
     });

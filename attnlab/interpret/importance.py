@@ -112,10 +112,8 @@ def all_head_gates(config: ModelConfig, *, by: By = "layer") -> tuple[HeadGates,
     >>> len(all_head_gates(ModelConfig())), len(all_head_gates(ModelConfig(kind="encoder_decoder")))
     (1, 3)
     """
-    names: list[HeadsName] = ["heads"]
-    if config.encoder is not None:
-        names += ["cross.heads"] if "cross" in config.plan else []
-        names += ["encoder.heads"]
+    sublayers = {"cross.heads": "cross" in config.plan, "encoder.heads": config.encoder is not None}
+    names = [name for name in SUBLAYERS if sublayers.get(name, True)]
     return tuple(head_gates(config, name, by=by) for name in names)
 
 

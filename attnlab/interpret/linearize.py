@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias, cast
 import jax
 import jax.extend.core
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 Jaxpr = jax.extend.core.Jaxpr
@@ -138,11 +139,7 @@ def _is_jaxpr(value: object) -> bool:
 
 def _is_zero(atom: Atom) -> bool:
     """Is it the constant 0 with which a sum begins?"""
-    return (
-        isinstance(atom, jax.extend.core.Literal)
-        and jnp.ndim(atom.val) == 0
-        and bool(atom.val == 0)
-    )
+    return isinstance(atom, jax.extend.core.Literal) and not np.any(atom.val)
 
 
 def _kind(name: str, operands: list[Kind]) -> Kind:

@@ -54,7 +54,7 @@ class Panel {
       make("div", { class: "heads" }, this.grid),
       make("div", { class: "head" },
         make("div", { class: "headline" }, this.title, this.zooms),
-        this.shares, this.stage, this.words, this.legend, this.readout),
+        this.shares, this.legend, this.stage, this.words, this.readout),
       this.facts,
     );
   }
@@ -372,7 +372,8 @@ class Panel {
       const left = 100 * (signed ? (x + 1) / 2 : x);
       return make("i", { style: `left:${left}%` }, `${+p.toFixed(2)}`.replace("-", "−"));
     });
-    const unit = state.scale === "row" ? "relative to the largest p of the row" : "p";
+    const row = state.scale === "row" ? ", divided by the largest of its row" : "";
+    const unit = `attention probability p${row}`;
     this.legend.replaceChildren(make("div", {}, bar, ...ticks), unit, this.ahead);
   }
 }

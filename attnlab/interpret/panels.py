@@ -118,11 +118,9 @@ def model_panel(
     for attention in attentions:
         queries, keys = token_text[attention.query_text], token_text[attention.key_text]
         p = probs[attention.probs][..., : len(queries), : len(keys)]
-        ids = [
-            _ids(inputs[text], len(token_text[text]))
-            for text in (attention.query_text, attention.key_text)
-        ]
-        found = head_statistics(p, ids[0], key_tokens=ids[1])
+        ids = _ids(inputs[attention.query_text], len(queries))
+        key_ids = _ids(inputs[attention.key_text], len(keys))
+        found = head_statistics(p, ids, key_tokens=key_ids)
         statistics = {n: np.asarray(a) for n, a in found.items()}
         about = {n: f"{s.formula} ({s.unit}), mean over queries" for n, s in STATISTICS.items()}
         for label, (description, values) in effects.get(attention.heads, {}).items():

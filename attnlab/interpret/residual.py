@@ -18,7 +18,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from attnlab.interpret.linearize import AffineMap, linearize_at
+from attnlab.interpret.linearize import linearize_at
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import check_tokens, default_positions
 from attnlab.models.ffn import normalize
@@ -279,11 +279,7 @@ def decompose_input(
     for argument, made in enumerate(outputs, 1):
         for name, a in made.items():
             terms[name] = jnp.concatenate([terms[name], affine.apply(a, argument)[None]])
-    return _with_constant(terms, "input_norm_bias", affine)
-
-
-def _with_constant(terms: Terms, name: str, affine: AffineMap) -> Terms:
-    return terms if affine.constant is None else terms | {name: affine.constant}
+    return terms if affine.constant is None else terms | {"input_norm_bias": affine.constant}
 
 
 def _written(stack: Recording, sublayer: SublayerName) -> Terms:
@@ -349,7 +345,7 @@ def decompose_final(
     params = stack.params.get("final_norm", {})
     affine = linearize_at(lambda x: normalize(params, x, spec), sum_terms(terms))
     terms = {name: affine.apply(a) for name, a in terms.items()}
-    return _with_constant(terms, "final_norm_bias", affine)
+    return terms if affine.constant is None else terms | {"final_norm_bias": affine.constant}
 
 
 def direct_logit_attribution(

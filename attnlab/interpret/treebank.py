@@ -6,7 +6,7 @@ import io
 import itertools
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -142,10 +142,7 @@ def _tree(rows: list[list[str]], where: str) -> Tree:
     """One sentence; `where` it ends."""
     text, gap = "", ""
     until, inside = 0, (0, 0)  # the last word of the token that we are in, and where it stands
-    words: list[str] = []
-    spans: list[tuple[int, int]] = []
-    heads: list[str] = []
-    labels: list[str] = []
+    found: list[tuple[str, tuple[int, int], str, str]] = []
     for number, form, *_, head, label, _, misc in rows:
         first, _, last = number.partition("-")
         if "." in number:
@@ -155,27 +152,25 @@ def _tree(rows: list[list[str]], where: str) -> Tree:
             gap = "" if "SpaceAfter=No" in misc.split("|") else " "
             until, inside = int(last or first), (start, len(text))
         if not last:
-            words.append(form)
-            spans.append(inside)
-            heads.append(head)
-            labels.append(label)
+            found.append((form, inside, head, label))
     counted = [int(row[0]) for row in rows if row[0].isdecimal()]
-    if not counted or counted != list(range(1, len(words) + 1)):
+    if not counted or counted != list(range(1, len(found) + 1)):
         shown = ", ".join(map(str, counted[:9])) + ", ..." * (len(counted) > 9)
         raise ValueError(
             f"the sentence before {where}: the numbers of its words are [{shown}], not 1, 2, 3, "
             "...; an empty line ends a sentence"
         )
+    words, spans, heads, labels = zip(*found, strict=True)
     if not all(head.isdecimal() and int(head) <= len(words) for head in heads):
         raise ValueError(
             f"the sentence before {where}: a word depends on one that is not there; heads are 0 "
             "(the root) to the number of words"
         )
     apart = _letters(words, spans, text)
-    return Tree(text, tuple(words), apart, np.array(heads, np.int32) - 1, tuple(labels))
+    return Tree(text, words, apart, np.array(heads, np.int32) - 1, labels)
 
 
-def _letters(words: list[str], spans: list[tuple[int, int]], text: str) -> np.ndarray:
+def _letters(words: Sequence[str], spans: Sequence[tuple[int, int]], text: str) -> np.ndarray:
     """[W, 2]: words that share a token have its letters to themselves where they are its parts."""
     found: list[tuple[int, int]] = []
     for (start, end), token in itertools.groupby(zip(spans, words, strict=True), lambda w: w[0]):

@@ -140,9 +140,7 @@ class Results(Sequence[RunResult]):
 
         A tag with the name of a column, here and in other tables, is the column "name (tag)".
         """
-        with extra("lab"):
-            import pandas
-        return pandas.DataFrame([_flat(run) for run in self.runs])
+        return _frame([_flat(run) for run in self.runs])
 
     def table(self, metric: str | None = None) -> "DataFrame":
         """One row a variant, best mean first: mean, standard deviation over seeds and number of
@@ -151,8 +149,6 @@ class Results(Sequence[RunResult]):
         Raises:
           ValueError: no run has the metric.
         """
-        with extra("lab"):
-            import pandas
         metric = self.known_metric(metric)
         rows = []
         for variant, scores in self.scores(metric).items():
@@ -166,7 +162,7 @@ class Results(Sequence[RunResult]):
                 **_sizes(runs[0]),
                 "seconds": float(np.mean([run.timing.seconds for run in runs])),
             }))  # fmt: skip
-        return pandas.DataFrame(rows).sort_values(
+        return _frame(rows).sort_values(
             "mean", ascending=self.sign(metric) > 0, ignore_index=True, kind="stable"
         )
 
@@ -225,8 +221,6 @@ class Results(Sequence[RunResult]):
         Raises:
           ValueError: `baseline` names no variant, or several.
         """
-        with extra("lab"):
-            import pandas
         metric = self.known_metric(metric)
         scores = {variant: some for variant, some in self.scores(metric).items() if some}
         first = self.variant(baseline) if baseline else next(iter(scores))
@@ -248,7 +242,7 @@ class Results(Sequence[RunResult]):
                 sign=sign,
             )
         found += compare_pairs(scores, chosen, margin=margin, seeds_added=seeds_added, sign=sign)
-        return pandas.DataFrame([_row(one, self.labels) for one in found], columns=list(COLUMNS))
+        return _frame([_row(one, self.labels) for one in found], columns=list(COLUMNS))
 
     def known_metric(self, metric: str | None) -> str:
         """The metric, or the main one for None. Raises ValueError where no run has it."""
@@ -315,6 +309,12 @@ def _distinguish(runs: Sequence[RunResult]) -> list[VariantKey]:
         if len(set(map(repr, more))) > len(set(map(repr, found))):  # it splits further
             found = more
     return found
+
+
+def _frame(rows: Sequence[object], **options: list[str]) -> "DataFrame":
+    with extra("lab"):
+        import pandas
+    return pandas.DataFrame(rows, **options)
 
 
 def _short(value: Tag) -> str:

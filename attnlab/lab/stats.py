@@ -384,7 +384,10 @@ def average_effects(
             means[((tag, value),)] = _mean([scores[variant] for variant in side])
             if value != base:
                 pairs.append((((tag, value),), ((tag, base),)))
-                single = [_mean_gap(scores[v], scores[_replace(v, tag, base)]) for v in side]
+                others = [tuple((n, base if n == tag else x) for n, x in v) for v in side]
+                single = [
+                    _mean_gap(scores[v], scores[w]) for v, w in zip(side, others, strict=True)
+                ]
                 about.append((over, tuple(single)))
     found = compare_pairs(means, pairs, margin=margin, seeds_added=seeds_added, sign=sign)
     return [
@@ -412,7 +415,3 @@ def _mean(many: Sequence[SeedScores]) -> dict[tuple[str, int], float]:
 def _mean_gap(a: SeedScores, b: SeedScores) -> float:
     keys = set(a) & set(b)
     return float(np.mean([a[key] - b[key] for key in keys])) if keys else math.nan
-
-
-def _replace(variant: VariantKey, tag: str, value: Tag) -> VariantKey:
-    return tuple((name, value if name == tag else old) for name, old in variant)

@@ -3,15 +3,15 @@
 import dataclasses
 import re
 import shutil
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from attnlab.atomic import write_atomic
 from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import LOGS, POLL_SECONDS, Executor, LocalExecutor, Queued
-from attnlab.lab.progress import runs_progress
 from attnlab.lab.result import read_result
 from attnlab.lab.results import Results
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
@@ -93,7 +93,7 @@ def sweep(
       executor: where to run; None: `LocalExecutor()`.
       policies: choose learning rates, add seeds: each gets the specs that the one before returned.
       description: question, comparisons and margin, for the report; None: that of the workdir.
-      progress: show bars, in a terminal or a notebook; elsewhere a line for each run that ends.
+      progress: a line on standard error for each run that begins or ends.
       waits: wait for runs that another process has; False: leave them to it.
 
     Raises:
@@ -231,7 +231,8 @@ def _finish(
 
 def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool) -> None:
     """One start of the executor. Raises Stopped after a signal."""
-    with runs_progress(left, workdir, shown=progress) as look, stop_signals() as stop_requested:
+    look = _watch(left, workdir) if progress else lambda: None
+    with stop_signals() as stop_requested:
         try:
             executor.start(workdir, len(left))
             while executor.running() and not stop_requested():
@@ -249,6 +250,29 @@ def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progres
         except BaseException:
             executor.stop()
             raise
+    look()
+
+
+def _watch(specs: Sequence[RunSpec], workdir: Path) -> Callable[[], None]:
+    """Returns a function that looks at the folders of the runs and prints on standard error which
+    have begun and ended."""
+    began, left, begun = time.monotonic(), {spec.id: spec for spec in specs}, set[str]()
+    print(f"{len(specs)} runs in {workdir}", file=sys.stderr, flush=True)
+
+    def look() -> None:
+        for name, spec in list(left.items()):
+            if result := complete_result(workdir, spec):
+                del left[name]
+                done, minutes = len(specs) - len(left), (time.monotonic() - began) / 60
+                line = f"{result.status}; {done} of {len(specs)} runs finished ({minutes:.1f} min)"
+            elif name not in begun and holder(run_folder(workdir, spec)):
+                begun.add(name)
+                line = "begun"
+            else:
+                continue
+            print(f"[{name}] {line}", file=sys.stderr, flush=True)
+
+    return look
 
 
 def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:

@@ -15,7 +15,6 @@ and of two that start in the same moment both may get it.
 """
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
@@ -34,15 +33,16 @@ import jax
 from attnlab.atomic import is_partial, write_atomic
 from attnlab.data import Dataset
 from attnlab.extras import extra
-from attnlab.lab.machine import environment
+from attnlab.lab.machine import PROVENANCE, environment, write_provenance
 from attnlab.lab.result import FILE as RESULT
-from attnlab.lab.result import RunResult, data_info, read_result
+from attnlab.lab.result import RunResult, read_result
 from attnlab.lab.spec import RunSpec, read_specs
 from attnlab.load import IMPORTS, RUNS, SPEC, SPECS
 from attnlab.models import ModelConfig, num_parameters
 from attnlab.nested import JSON, SHOWN, differences, field_path
 from attnlab.training import sharding
-from attnlab.training.config import TrainConfig, common_steps
+from attnlab.training.checkpoint import check_longer
+from attnlab.training.config import TrainConfig
 
 LOCK = "lock.json"
 SHARED = "shared"
@@ -204,7 +204,8 @@ def check_goes_on(folder: Path, there: JSON, here: JSON) -> int:
     before = there["config"]["train"]["steps"]
     train = TrainConfig.from_dict(here["config"]["train"])
     if [row[0] for row in changed] == ["config.train.steps"] and before < train.steps:
-        _check_continues(folder, before, train)
+        steps = [int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
+        check_longer(folder, before, train, max(steps, default=0))
         return int(before)
     changed.sort(key=lambda row: row[0].startswith("source.facts"))  # they follow from the rest
     rows = [f"  {field_path(name)}: there {a!r}, here {b!r}" for name, a, b in changed[:SHOWN]]
@@ -214,18 +215,6 @@ def check_goes_on(folder: Path, there: JSON, here: JSON) -> int:
         f"{folder} holds another run of this id:\n{listed}\n"
         f"{more}use another --workdir or id, or give the same config"
     )
-
-
-def _check_continues(folder: Path, before: int, config: TrainConfig) -> None:
-    common = common_steps(dataclasses.replace(config, steps=before), config.steps)
-    steps = [int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
-    if max(steps, default=0) > common:
-        raise ValueError(
-            f"{folder} cannot be continued from {before} to {config.steps} steps: its newest "
-            f"checkpoint is at {max(steps)}, and with train.schedule.name={config.schedule.name!r} "
-            f"the learning rates of the two differ after step {common}; use another --workdir "
-            "(the schedule constant can be continued)"
-        )
 
 
 @contextlib.contextmanager
@@ -241,7 +230,7 @@ def held(folder: Path) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / SPEC).exists():
-        ours = {LOCK, RESULT, "error.txt", "tokenizer.json"}
+        ours = {LOCK, RESULT, PROVENANCE, "changes.diff", "error.txt", "tokenizer.json"}
         for path in sorted(folder.iterdir()):
             if path.name not in ours and not is_partial(path):  # of a kill in the first write
                 raise ValueError(
@@ -278,13 +267,15 @@ def claim(folder: Path, spec: RunSpec, dataset: Dataset, start: str | None) -> l
     lines = []
     if jax.process_index() == 0:
         begun = {"start": {"digest": start} if start else None, "environment": environment()}
-        record = spec.to_dict() | {"source": dataclasses.asdict(data_info(dataset))} | begun
+        source = {"name": dataset.name, "sha256": dataset.digest, "facts": dataset.facts}
+        record = spec.to_dict() | {"source": source} | begun
         record = json.loads(json.dumps(record, allow_nan=False))
         path = folder / SPEC
         if not path.exists():
             _check_disk(folder, spec.config.model)
             for name, content in dataset.files.items():
                 write_atomic(folder / name, content)
+            write_provenance(folder)
             write_atomic(path, json.dumps(record, indent=1).encode())
         there = json.loads(path.read_text(encoding="utf-8"))
         if before := check_goes_on(folder, there, record):

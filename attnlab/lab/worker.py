@@ -5,18 +5,25 @@ leaves out those that another worker has. So any number of workers share a workd
 or on many.
 """
 
+import argparse
 import contextlib
+import ctypes
 import functools
+import os
+import signal
+import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from attnlab.data import Dataset
 from attnlab.lab.experiment import Experiment
+from attnlab.lab.machine import keep_compiled
 from attnlab.lab.run import RunOptions, run_one
 from attnlab.lab.spec import RunSpec
 from attnlab.lab.workdir import RunInUse, complete_result, holder, run_folder, specs_in
 from attnlab.models import flops_per_token
+from attnlab.names import import_module
 from attnlab.training.interrupts import Stopped, stop_signals
 
 ERROR = "error.txt"
@@ -91,3 +98,28 @@ def forward_flops(config: Experiment) -> int:
     train = config.train
     tokens = train.steps * train.batch_size * train.length
     return _flops_per_token(config.model, train.length) * tokens
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `python -m attnlab.lab WORKDIR`."""
+    about = "Runs what is left of a sweep, as one of its workers."
+    parser = argparse.ArgumentParser(prog="python -m attnlab.lab", description=about)
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("--cores", default="", help="the cores that it may use: 0,1")
+    registers = "a module or file.py that registers a logger; repeatable"
+    parser.add_argument("--import", dest="modules", default=[], action="append", help=registers)
+    parser.add_argument("--skip", default=[], action="append", help="a run that is left out")
+    parser.add_argument("--loggers", default="", help="further loggers: tensorboard,wandb")
+    parser.add_argument("--profile", default="", help="steps of each run to trace: 10:20")
+    parser.add_argument("--follow", action="store_true", help="stop when the parent process ends")
+    args = parser.parse_args(argv)
+    if args.follow and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if args.cores and sys.platform == "linux":
+        os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
+    for module in args.modules:
+        import_module(module)
+    keep_compiled()
+    loggers = tuple(filter(None, args.loggers.split(",")))
+    options = RunOptions(loggers=loggers, profile=args.profile)
+    return work(args.workdir, options, args.skip)

@@ -115,16 +115,15 @@ def match_budget(
         raise ValueError(f"{name}: {budget} do not depend on {size}; solve for another size")
     if one - wanted > (two - one) / 2:
         raise ValueError(
-            f"{name}: at {size} {multiple} it costs more {budget} ({one:,}) than the whole "
-            f"reference ({wanted:,}); give the reference a larger {size}"
+            f"{name}: at {size} {multiple} it costs more {budget} ({one:,}) than the reference "
+            f"({wanted:,}); give that a larger {size}"
         )
     # Most costs are linear. Some grow slower behind the first sizes, as under low-rank deltas.
     high = 1 + max(1, math.ceil((wanted - one) / (two - one)))
     while cost(high) < wanted:
         if cost(2 * high) <= cost(high):
             raise ValueError(
-                f"{name}: {budget} stop growing with {size} at {cost(high):,}, below the "
-                f"reference's {wanted:,}; solve for another size"
+                f"{name}: {budget} stop growing with {size} at {cost(high):,}; take another size"
             )
         high *= 2
     best = _nearest(cost, wanted, high)
@@ -173,9 +172,9 @@ def with_layout(config: ModelConfig, layout: str, sharing: str) -> ModelConfig:
       ValueError: an unknown layout or plan, or the layout refuses an extra of the present one.
     """
     if not isinstance(layout, str):
+        name = type(layout).__name__
         raise TypeError(
-            f"layout must be a name such as 'wide', not a {type(layout).__name__}; the arguments "
-            "are (config, layout, sharing)"
+            f"the arguments are (config, layout, sharing): layout is a name, not a {name}"
         )
     kind: type[Layout] = lookup(LAYOUTS, layout, what="layout")
     biases = tuple(name for name in config.heads.biases if name in kind.bias_names)

@@ -128,11 +128,10 @@ class EncoderConfig(Spec, prefix="encoder."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.shares_decoder and self.own_inputs:
-            raise ValueError("encoder.shares_decoder: leave own_inputs out")
-        if self.shares_decoder and self.num_heads is not None:
+        if self.shares_decoder and (self.own_inputs or self.num_heads is not None):
             raise ValueError(
-                "encoder.shares_decoder: both stacks have the same heads; leave num_heads out"
+                "encoder.shares_decoder: both stacks have the same heads and inputs; leave "
+                "num_heads and own_inputs out"
             )
 
 
@@ -233,22 +232,16 @@ class ModelConfig(Spec):
             check_images(self, self.embedding.images)
         check_position_scheme(self)
         check_output(self)
-        scales = self.attention.layer_scales
-        if scales is not None and (
-            self.kind == "encoder_decoder" or len(scales) != self.num_layers
-        ):
+        scales, layers = self.attention.layer_scales, self.num_layers * (self.encoder is None)
+        if scales is not None and len(scales) != layers:
             raise ValueError(
-                f"attention.layer_scales has {len(scales)} numbers; it needs one for each of the "
-                f"{self.num_layers} layers of one stack"
+                f"attention.layer_scales: give {self.num_layers} for one stack, not {len(scales)}"
             )
         if self.layer_types:
             check_layer_types(self)
             return
         if self.encoder is None and "cross" in self.plan:
-            raise ValueError(
-                f"the plan has the sublayer 'cross', a {self.kind} attends to nothing but itself; "
-                "leave it out or set kind='encoder_decoder'"
-            )
+            raise ValueError("the sublayer 'cross' needs kind='encoder_decoder'; leave it out")
         check_sublayers(self)
         check_heads(self)
         if self.encoder is not None:
@@ -378,9 +371,8 @@ def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -
     window = config.attention.window
     if (longrope := _scaling(config, "longrope")) and size > longrope[0]:
         raise ValueError(
-            f"size {size} is more than the {longrope[0]:g} tokens up to which longrope has its "
-            "short factors, and cached keys keep the factors of their call; decode at most so "
-            "many, or write 1 in place of that number for the long factors alone"
+            f"size {size} is above the {longrope[0]:g} tokens of longrope's short factors, which "
+            "cached keys keep; decode fewer, or write 1 there for the long factors alone"
         )
     if piece is not None and window is not None:
         size = min(size, window + piece)
@@ -398,9 +390,7 @@ def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -
 
 def _layer_type(pair: object, width: int) -> LayerType:
     """(count, overrides), checked."""
-    if not (
-        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], LayerOverrides)
-    ):
+    if not isinstance(pair, list | tuple) or [*map(type, pair[1:])] != [LayerOverrides]:
         raise ValueError(f"layer_types holds pairs (count, LayerOverrides(...)), not {pair!r}")
     count, overrides = as_count("layer_types: number of layers", pair[0], 1), pair[1]
     if overrides.heads is not None and overrides.heads.width == width:
@@ -412,24 +402,17 @@ def _layer_type(pair: object, width: int) -> LayerType:
 def check_sublayers(config: ModelConfig) -> None:
     """Raises ValueError for sublayers that no layer has, or keys that layers cannot share."""
     plan, order, heads = config.plan, config.attention.order, config.layout
-    must, may = {"attention", "ffn"}, {"cross", "kv", "delta"}
-    if not must <= set(plan) <= must | may:
+    if not {"attention", "ffn"} <= set(plan) <= {"attention", "ffn", "cross", "kv", "delta"}:
         raise ValueError(
-            f"a plan has the sublayers {sorted(must)} and may have {sorted(may)}; this one has "
-            f"{sorted(plan)}"
+            f"a plan has the sublayers attention, ffn, maybe cross, kv, delta, not {[*plan]}"
         )
     if "kv" in plan and not kv_weight_names(heads):
-        raise ValueError(
-            f"layout {heads.name!r} has no projections to keys and values of its own, which layers "
-            "could share; use layout 'bilinear' or a plan without 'kv'"
-        )
+        raise ValueError(f"layout {heads.name!r} has no weights for a sublayer 'kv'; leave it out")
     if any(plan.reuses_kv) and order is not None:
         rotary = config.positions.is_rotary
         held = [cache_shapes(one, rotary=rotary) for one in (form(heads, order), heads)]
         if held[0] != held[1]:
-            raise ValueError(
-                f"attention.order {order!r} has no keys for layers to share; use 'factored' or None"
-            )
+            raise ValueError(f"attention.order {order!r} has no keys to share; use 'factored'")
 
 
 def check_heads(config: ModelConfig) -> None:
@@ -441,29 +424,25 @@ def check_heads(config: ModelConfig) -> None:
             "value_dim, or output_projection=True without out_width"
         )
     if rotary and layout.rotary_size is None:
+        raise ValueError(f"rotary positions cannot rotate keys of {layout.name!r}; use 'bilinear'")
+    size = config.rotary_size
+    if size % 2:
         raise ValueError(
-            f"layout {layout.name!r} has the inputs for keys, which rotary positions cannot "
-            "rotate; use layout 'bilinear' or other positions"
-        )
-    if config.rotary_size % 2:
-        raise ValueError(
-            "rotary positions rotate pairs: positions.fraction of "
-            f"{layout.rotary_axis} {layout.rotary_size} must be even"
+            f"rotary positions rotate pairs: fraction of {layout.rotary_axis}, {size}, must be even"
         )
     longrope = _scaling(config, "longrope")
-    if longrope and len(longrope) // 2 != config.rotary_size // 2:
+    if longrope and len(longrope) // 2 != size // 2:
         raise ValueError(
-            f"positions.scaling has {len(longrope) // 2} short and long factors, longrope needs "
-            f"{config.rotary_size // 2} of each, one for each pair"
+            f"longrope needs {size // 2} of each, short and long factors, not {len(longrope) // 2}"
         )
     if attention.order is not None:
         sizes = CallSizes(1, config.max_len, config.max_len, rotary=rotary)
         choose(layout, sizes, attention.order)
-    backend = WITHOUT_DEVICE.get(attention.implementation or "")
+    name = attention.implementation or ""
+    backend = WITHOUT_DEVICE.get(name)
     if backend and (reason := _refusal(config, backend)):
         raise ValueError(
-            f"attention.implementation={attention.implementation!r} cannot run this model: "
-            f"{reason}; use implementation='dense' or None"
+            f"attention.implementation {name!r} cannot run: {reason}; use 'dense' or None"
         )
 
 
@@ -559,23 +538,18 @@ def check_layer_types(config: ModelConfig) -> None:
     if len(_types(config)) < 2:
         raise ValueError("layer_types has one type of layer; set its fields in the config")
     if (count := sum(n for n, _ in config.layer_types)) > config.num_layers:
-        raise ValueError(
-            f"layer_types has {count} layers, num_layers is {config.num_layers}; it is the pattern "
-            "that is repeated until there are num_layers"
-        )
+        raise ValueError(f"layer_types has {count} layers, num_layers is {config.num_layers}")
     ours = config.positions
     for c in config.stacks.values():
-        theirs = c.positions
-        mixable = {"rotary", "none"}
-        if type(theirs) is not type(ours) and not {theirs.name, ours.name} <= mixable:
+        theirs, heads = c.positions, config.heads.num_heads
+        if type(theirs) is not type(ours) and not {theirs.name, ours.name} <= {"rotary", "none"}:
             raise ValueError(
-                f"layer_types: positions are rotary in some layers and none in others, not "
-                f"{theirs.name!r} and {ours.name!r}: the others are added once, for all layers"
+                f"layer_types: only 'rotary' and 'none' mix, not {theirs.name!r} and {ours.name!r}"
             )
-        if ours.is_relative and c.heads.num_heads != config.heads.num_heads:
+        if ours.is_relative and c.heads.num_heads != heads:
             raise ValueError(
-                f"layer_types: relative positions are one table for {config.heads.num_heads} heads "
-                f"of every layer, not for {c.heads.num_heads}; use rotary positions"
+                f"layer_types: relative positions have one table for {heads} heads of every layer, "
+                f"not for {c.heads.num_heads}; use rotary positions"
             )
 
 
@@ -589,28 +563,17 @@ def check_encoder(config: ModelConfig, encoder: EncoderConfig) -> None:
     try:
         theirs = config.encoder_model.plan
     except ValueError as error:
-        raise ValueError(
-            f"encoder (encoder.num_heads and encoder.sharing may be its own): {error}"
-        ) from None
+        raise ValueError(f"encoder: see encoder.num_heads and encoder.sharing: {error}") from None
     if not encoder.shares_decoder:
         return
     if isinstance(config.positions, Relative) and config.positions.per_layer:
+        raise ValueError("encoder.shares_decoder and positions.per_layer: leave one out")
+    uses, has = theirs.num_groups, config.plan.num_groups
+    if ("kv" in uses) != ("kv" in has) or any(uses[name] > has.get(name, 0) for name in uses):
         raise ValueError(
-            "encoder.shares_decoder: relative positions per layer are of one stack; leave "
-            "positions.per_layer or shares_decoder out"
+            f"encoder.shares_decoder: the encoder uses the groups {uses}, the decoder has {has}; "
+            "give both as many layers, or encoder.sharing that fits"
         )
-    if ("kv" in theirs) != ("kv" in config.plan):
-        raise ValueError(
-            "encoder.shares_decoder: both stacks or neither need the sublayer 'kv'; give "
-            "encoder.sharing one like that of sharing"
-        )
-    ours = config.plan.num_groups
-    for name, count in theirs.num_groups.items():
-        if count > ours.get(name, 0):
-            raise ValueError(
-                f"encoder.shares_decoder: the encoder uses {count} groups of {name!r}, the decoder "
-                f"has {ours.get(name, 0)}; give both as many layers, or encoder.sharing that fits"
-            )
 
 
 def check_images(config: ModelConfig, images: Images) -> None:
@@ -620,16 +583,9 @@ def check_images(config: ModelConfig, images: Images) -> None:
     if config.embedding.token_types:
         raise ValueError("embedding.images have no token types; leave token_types out")
     if config.vocab_size != images.num_features:
-        raise ValueError(
-            f"embedding.images are rows of {images.num_features} features, those of a patch "
-            f"and {len(images.marks)}: set vocab_size={images.num_features}"
-        )
+        raise ValueError(f"embedding.images are features: set vocab_size={images.num_features}")
     if config.max_len < images.num_tokens:
-        raise ValueError(
-            f"embedding.images are {images.num_tokens} tokens, the patches "
-            f"{'behind a class token' if images.class_token else 'alone'}: set "
-            f"max_len={images.num_tokens}"
-        )
+        raise ValueError(f"embedding.images have so many tokens: set max_len={images.num_tokens}")
 
 
 def check_position_scheme(config: ModelConfig) -> None:
@@ -644,19 +600,13 @@ def check_position_scheme(config: ModelConfig) -> None:
             raise ValueError(f"{field} {token} is outside of the vocabulary of {c.vocab_size}")
     if (dynamic := _scaling(c, "dynamic")) and c.max_len > dynamic[1]:
         raise ValueError(
-            f"positions.scaling {getattr(c.positions, 'scaling', '')!r} changes with the length of "
-            f"longer texts, which is not supported: set max_len to at most {dynamic[1]:g}, not "
-            f"{c.max_len}"
+            f"positions.scaling 'dynamic' is not supported for longer texts: set max_len "
+            f"{c.max_len} to at most {dynamic[1]:g}"
         )
     if pad is not None and c.kind != "encoder":
-        raise ValueError(
-            "positions.pad_token: positions without padding need the whole text; set kind='encoder'"
-        )
+        raise ValueError("positions.pad_token needs the whole text: set kind='encoder'")
     if pad is not None and pad + 1 >= c.max_len:
-        raise ValueError(
-            f"positions.pad_token {pad}: the first token is at position {pad + 1}, max_len is "
-            f"{c.max_len}; raise max_len"
-        )
+        raise ValueError(f"raise max_len: the first token is at position {pad + 1}, by pad_token")
 
 
 def check_output(config: ModelConfig) -> None:
@@ -678,10 +628,8 @@ def heads_per_layer(config: ModelConfig) -> int:
     """
     counts = {c.heads.num_heads for c in config.layer_stacks.values()}
     if len(counts) > 1:
-        raise ValueError(
-            f"layers have {' or '.join(map(str, sorted(counts)))} heads, and this needs one number "
-            "for all: use one layer type, or values by capture and patch"
-        )
+        numbers = " or ".join(map(str, sorted(counts)))
+        raise ValueError(f"layers have {numbers} heads, and this needs one number for all")
     return counts.pop()
 
 

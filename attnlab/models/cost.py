@@ -107,10 +107,8 @@ def sublayer_shapes(layer: LayerSpec) -> Params:
 def _check_config(function: str, config: object) -> None:
     """Raises TypeError for a head layout, which a function of the same name takes."""
     if not isinstance(config, ModelConfig):
-        raise TypeError(
-            f"attnlab.{function} takes a ModelConfig, not {type(config).__name__}; that of a head "
-            f"layout is attnlab.heads.{function}"
-        )
+        name = type(config).__name__
+        raise TypeError(f"{function} takes a ModelConfig, not {name}; see attnlab.heads.{function}")
 
 
 def _size(shapes: PyTree) -> int:

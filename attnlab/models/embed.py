@@ -1,5 +1,7 @@
 """Inputs of a model: token ids, embeddings and positions."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,12 +74,13 @@ def check_tokens(config: ModelConfig, tokens: ArrayLike, *, packed: bool = False
     >>> check_tokens(ModelConfig(), [[1, 2, 3]]).shape
     (1, 3)
     """
-    is_list = isinstance(tokens, str | bytes | list | tuple)
-    first = [*np.ravel(np.asarray(tokens, object))[:1]] if is_list else []
-    if any(isinstance(token, str | bytes) for token in first):
+    first: Any = tokens
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    if isinstance(first, str | bytes):
         raise ValueError(
-            f"tokens are ids, not the text {str(first[0])[:30]!r}; encode it, for a model of bytes "
-            "with jnp.array([list(text.encode())])"
+            f"tokens are ids, not the text {first[:30]!r}; encode it, for a model of bytes with "
+            "jnp.array([list(text.encode())])"
         )
     tokens = jnp.asarray(tokens)
     if tokens.ndim == 4:
@@ -92,9 +95,7 @@ def check_tokens(config: ModelConfig, tokens: ArrayLike, *, packed: bool = False
             f"length], mixtures of tokens are floats [batch, length, {config.vocab_size}]"
         )
     if tokens.shape[1] > config.max_len and not packed:
-        raise ValueError(
-            f"{tokens.shape[1]} tokens are longer than max_len {config.max_len}; raise max_len"
-        )
+        raise ValueError(f"{tokens.shape[1]} tokens are longer than max_len {config.max_len}")
     return tokens
 
 
@@ -163,10 +164,7 @@ def default_positions(
             return None
         return restarted(jnp.arange(segments.shape[1]), segments)
     if tokens.ndim != 2:
-        raise ValueError(
-            f"positions.pad_token is not counted, and tokens {tokens.shape} are mixtures; "
-            "pass positions"
-        )
+        raise ValueError(f"pad_token is not counted in mixtures {tokens.shape}; pass positions")
     is_token = (tokens != pad_token).astype(jnp.int32)
     count = jnp.cumsum(is_token, axis=1)
     if segments is not None:
@@ -174,8 +172,7 @@ def default_positions(
     positions = count * is_token + pad_token
     if not isinstance(positions, jax.core.Tracer) and jnp.max(positions) >= config.max_len:
         raise ValueError(
-            f"positions.pad_token {pad_token}: positions count the other tokens from "
-            f"{pad_token + 1}, so that a text without padding may have "
+            f"positions.pad_token {pad_token}: a text without padding may have "
             f"{config.max_len - pad_token - 1} tokens, not {tokens.shape[1]}; raise max_len"
         )
     return positions
@@ -340,9 +337,7 @@ def image_features(images: Float[Array, "B H W C"], spec: Images | None) -> Floa
     [[0, 0, 0, 0, 1, 0], [0, 1, 4, 5, 0, 1], [2, 3, 6, 7, 0, 1]]
     """
     if spec is None:
-        raise ValueError(
-            f"tokens {images.shape} are images, and this model reads none; set embedding.images"
-        )
+        raise ValueError(f"tokens {images.shape} are images: this model has no embedding.images")
     expected = spec.height, spec.width, spec.channels
     if images.shape[1:] != expected:
         torch = images.shape[1:] == (spec.channels, spec.height, spec.width)
@@ -350,10 +345,7 @@ def image_features(images: Float[Array, "B H W C"], spec: Images | None) -> Floa
         sizes = ", ".join(map(str, expected))
         raise ValueError(f"images {images.shape} must be [batch, {sizes}]{hint}")
     if not jnp.issubdtype(images.dtype, jnp.floating):
-        raise ValueError(
-            f"images of dtype {images.dtype} must be floats, scaled as the model was trained; for "
-            "ViT mostly images / 127.5 - 1"
-        )
+        raise ValueError(f"images of {images.dtype} must be floats, for ViT images / 127.5 - 1")
     (rows, columns), p, q = spec.grid, spec.patch_height, spec.patch_width
     images = images[:, : rows * p, : columns * q]  # the rest fills no patch
     grid = images.reshape(-1, rows, p, columns, q, spec.channels).swapaxes(2, 3)

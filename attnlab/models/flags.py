@@ -126,10 +126,7 @@ def from_json(text: str) -> ModelConfig:
         raise ValueError(f"no JSON of a model config: {error}") from None
     version = found.get("version") if isinstance(found, dict) else None
     if version != VERSION:
-        raise ValueError(
-            f"the model config has version {version!r}; this attnlab reads version {VERSION}: "
-            "install the release that wrote it"
-        )
+        raise ValueError(f"a config of version {version!r}; this attnlab reads version {VERSION}")
     return _read(ModelConfig, found.get("model"), "")
 
 
@@ -310,8 +307,7 @@ def _registered(classes: Mapping[str, type[T]], name: str, what: str) -> type[T]
         return lookup(classes, name, what=what)
     except ValueError as error:
         raise ValueError(
-            f"{error}. One of your own is known once the file that registers it is imported; "
-            "commands do so with --import=FILE.py"
+            f"{error}. Your own is known once its file is imported, as by --import=FILE.py"
         ) from None
 
 

@@ -20,7 +20,6 @@ from attnlab.fields import check_field
 from attnlab.heads import Layout, multi_head_attention
 from attnlab.heads import init as init_heads
 from attnlab.heads.attention import Context
-from attnlab.heads.layout import check_params as check_head_params
 from attnlab.models.config import MODULES, ModelConfig
 from attnlab.models.ffn import feed_forward, init_ffn
 from attnlab.models.forward import ModelInputs, Outputs, run_model
@@ -57,8 +56,7 @@ class CheckedModule(nn.Module):
         keys = rngs.values() if isinstance(rngs, Mapping) else [rngs]
         if not all(map(is_key, keys)):
             raise ValueError(
-                f"init takes a random key first, as of jax.random.key(0), not {rngs!r:.80}; the "
-                "order is (key, inputs)"
+                f"init takes a random key first, as of jax.random.key(0), not {rngs!r:.80}"
             )
         token = SHAPES_ONLY.set(True)
         try:
@@ -90,9 +88,7 @@ class CheckedModule(nn.Module):
           ValueError: the call has none.
         """
         if not (self.has_rng("dropout") or self.has_rng("params")):  # Flax takes either
-            raise ValueError(
-                "dropout needs a random key: pass rngs={'dropout': key}, or deterministic=True"
-            )
+            raise ValueError("dropout: pass rngs={'dropout': key}, or deterministic=True")
         return self.make_rng("dropout")
 
     @nn.nowrap
@@ -149,12 +145,8 @@ class MultiHeadAttention(CheckedModule):
           TypeError, ValueError: inputs or options that do not fit, as in `multi_head_attention`.
         """
         if not self.is_mutable_collection("params"):
-            if "heads" not in (given := self.variables.get("params", {})):
-                raise ValueError(
-                    f"'heads' is missing in params, which have {', '.join(given) or 'nothing'}; "
-                    "pass {'params': {'heads': weights}}"
-                )
-            check_head_params(given["heads"], self.layout)
+            expected = {f"heads/{name}": shape for name, shape in self.layout.shapes.items()}
+            self.check(self.variables.get("params", {}), expected)
         params = self.param("heads", lambda key: init_heads(key, self.layout, std=self.init_std))
         if self.dropout_rate > 0 and not deterministic:
             options.setdefault("dropout_rate", self.dropout_rate)

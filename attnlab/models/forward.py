@@ -222,8 +222,7 @@ def check_inputs(
         if not has_encoder and getattr(inputs, name) is not None:
             raise ValueError(f"{name} is for kind='encoder_decoder'; this is a {config.kind}")
     if has_encoder and inputs.source is None and inputs.encoded is None:
-        raise ValueError("an encoder_decoder needs source=tokens [B, S], or encoded of an earlier "
-                         "call")  # fmt: skip
+        raise ValueError("an encoder_decoder needs source=tokens [B, S], or encoded")
     known = model_values(config, with_encoder=inputs.encoded is None)
     capture, patch = check_values(inputs.capture, inputs.patch, known)
     segments, of_source, packed = None, None, inputs.segments is not None
@@ -242,12 +241,7 @@ def check_inputs(
     types = inputs.token_types
     if types is not None:
         shape, count = tokens.shape[:2], config.embedding.token_types or config.vocab_size
-        types = check_array("token_types", types, "an integer")
-        if types.shape != shape:
-            raise ValueError(
-                f"token_types {types.shape} must be [batch, length] = {shape}, one number for each "
-                "token"
-            )
+        types = check_array("token_types", types, "an integer", "[B, T]", shape, exact=True)
         check_range("token type", types, count, mask)
     return tokens, dataclasses.replace(
         inputs,
@@ -289,16 +283,13 @@ def _check_segments(config: ModelConfig, inputs: ModelInputs) -> tuple[Array | N
     """The segments of tokens and of source."""
     if inputs.cache is not None:
         raise ValueError("a cache holds one text a row; leave segments out")
-    if config.output.pooler is not None and config.output.pooler != "each":
-        raise ValueError(
-            f"pooler {config.output.pooler!r} makes one vector of a row; leave segments out"
-        )
+    if (pooler := config.output.pooler) not in (None, "each"):
+        raise ValueError(f"pooler {pooler!r} makes one vector of a row; leave segments out")
     given = inputs.segments
     is_pair = isinstance(given, tuple) and len(given) == 2 and not any(a is None for a in given)
     if isinstance(given, tuple) != is_pair or is_pair == (config.encoder is None):
         raise ValueError(
-            "segments must be a pair (of tokens [B, T], of source [B, S]) for an encoder_decoder, "
-            "else one array [B, T]"
+            "segments must be a pair (of tokens, of source) for an encoder_decoder, else one array"
         )
     return _segments(inputs)
 
@@ -325,17 +316,14 @@ def _check_positions(
         if made is not None and segments is not None and isinstance(spec, Learned | Sinusoidal):
             check_range("position", made, config.max_len, mask)
         return made
-    positions = jnp.asarray(inputs.positions)
-    is_integer = jnp.issubdtype(positions.dtype, jnp.integer)
-    if not is_integer or positions.shape not in {shape, shape[1:]}:
+    positions = check_array("positions", inputs.positions, "an integer")
+    if positions.shape not in {shape, shape[1:]}:
         raise ValueError(
-            f"positions {positions.shape} of dtype {positions.dtype} must be integers [length] = "
-            f"{shape[1:]} or [batch, length] = {shape}"
+            f"positions {positions.shape} must be [T] = {shape[1:]} or [B, T] = {shape}"
         )
     if inputs.cache is not None and isinstance(spec, Alibi | Relative) and not spec.is_learned:
         raise ValueError(
-            f"positions {spec.name!r} are distances from the tokens of the cache, whose positions "
-            "it does not hold; leave positions out"
+            f"positions {spec.name!r} are distances from tokens of the cache; leave positions out"
         )
     if isinstance(spec, Learned | Sinusoidal):
         check_range("position", positions, config.max_len, mask)

@@ -230,14 +230,11 @@ def _piece_length(config: ModelConfig, cache: ModelCache, length: int, mask: Arr
         is_ring = window is not None and window < size
         if total > size and not is_ring:
             raise ValueError(
-                f"{total} tokens do not fit a cache of size {size}; make it with "
-                f"config.init_cache(batch, size={total}), or give the model a window smaller than "
-                "the cache"
+                f"{total} tokens do not fit a cache of size {size}; make it with size={total}, or "
+                "give the model a window smaller than the cache"
             )
         if total > config.max_len:
-            raise ValueError(
-                f"{total} tokens are longer than max_len {config.max_len}; raise max_len"
-            )
+            raise ValueError(f"{total} tokens are longer than max_len {config.max_len}; raise it")
         fits = total <= size and not (is_traced and is_ring)
         piece = min(piece, size if fits else size - (window or 0))
     return piece
@@ -329,20 +326,16 @@ def _check(
     check_keywords("generate", options, GenerateOptions.__annotations__)
     params = check_params(config, params)
     if config.kind == "encoder" or config.output.kind == "none":
-        raise ValueError(
-            "only a decoder with logits generates text; this model has kind "
-            f"{config.kind!r} and output.kind {config.output.kind!r}"
-        )
+        kinds = f"kind {config.kind!r} and output.kind {config.output.kind!r}"
+        raise ValueError(f"only a decoder with logits generates text; this model has {kinds}")
     num_tokens = as_count("num_tokens", num_tokens, 1)
     sampling, limits, key = _check_sampling(config, options)
     text = _check_texts(config, prompt, options)
     size = _check_length(config, text["prompt"].shape[1], num_tokens, options.get("cache_size"))
     end = options.get("end")
-    ends = np.ravel(np.asarray([] if end is None else end))
-    if ends.size and not np.issubdtype(ends.dtype, np.integer):
-        raise ValueError(f"end must be one or several token ids, not {end!r}")
-    check_range("end", ends, config.vocab_size)
-    programs = _programs(config, size, sampling.top_k, tuple(map(int, ends)))
+    ends = tuple(as_count("end", one) for one in np.ravel([] if end is None else end))
+    check_range("end", np.array(ends, int), config.vocab_size)
+    programs = _programs(config, size, sampling.top_k, ends)
     return programs, params, text, limits, jax.random.split(key, num_tokens)
 
 
@@ -352,25 +345,19 @@ def _check_sampling(
     """How tokens are drawn: the options, those that are arguments of programs, and the key."""
     sampling, key = options.get("sampling", Sampling()), options.get("key")
     if not isinstance(sampling, Sampling):
-        raise TypeError(
-            f"sampling must be a Sampling such as Sampling(temperature=0), not {sampling!r}"
-        )
+        raise TypeError(f"sampling must be such as Sampling(temperature=0), not {sampling!r}")
     if sampling.top_k is not None and sampling.top_k > config.vocab_size:
-        raise ValueError(
-            f"top_k must be at most vocab_size {config.vocab_size}, not {sampling.top_k}"
-        )
-    if key is None and sampling.temperature:
-        raise ValueError(
-            f"temperature={sampling.temperature} draws at random; pass key=jax.random.key(seed)"
-        )
-    if key is not None and not is_key(key):
-        raise ValueError(f"key must be one key such as jax.random.key(0), not {key!r}")
+        raise ValueError(f"top_k {sampling.top_k} must be at most vocab_size {config.vocab_size}")
+    if key is None and not sampling.temperature:
+        key = jax.random.key(0)  # not used
+    if key is None or not is_key(key):
+        raise ValueError(f"to draw tokens, key must be such as jax.random.key(0), not {key!r}")
     limits: dict[str, Array] = {}
     if sampling.temperature:
         limits["temperature"] = jnp.asarray(sampling.temperature)
         if sampling.top_p not in (None, 1):
             limits["top_p"] = jnp.asarray(sampling.top_p)
-    return sampling, limits, jax.random.key(0) if key is None else key
+    return sampling, limits, key
 
 
 def _check_texts(
@@ -384,12 +371,9 @@ def _check_texts(
         raise ValueError(f"tokens {tokens.shape} are mixtures of tokens; a text continues from ids")
     for name in names[:2]:
         mask = getattr(inputs, name)
-        if mask is None or isinstance(mask, jax.core.Tracer):
-            continue
-        rows = np.asarray(mask).any(axis=1)
-        if not rows.all():
-            row = int(np.argmin(rows))
-            raise ValueError(f"{name}: row {row} holds no token; give it one, or leave it out")
+        known = mask is not None and not isinstance(mask, jax.core.Tracer)
+        if known and (empty := np.flatnonzero(~np.asarray(mask).any(axis=1))).size:
+            raise ValueError(f"{name}: row {empty[0]} holds no token; give it one, or leave it out")
     return {"prompt": tokens} | {name: getattr(inputs, name) for name in names}
 
 
@@ -399,10 +383,7 @@ def _check_length(config: ModelConfig, length: int, num_tokens: int, cache_size:
         raise ValueError("the prompt has no tokens; it needs at least 1")
     total = length + num_tokens
     if total > config.max_len:
-        raise ValueError(
-            f"{length} tokens and {num_tokens} new ones are longer than max_len {config.max_len}; "
-            "raise max_len"
-        )
+        raise ValueError(f"{length} + {num_tokens} tokens are longer than max_len {config.max_len}")
     size = total if cache_size is None else as_count("cache_size", cache_size, 1)
     windows = [stack.attention.window for stack in config.stacks.values()]
     if size < total and any(window is None or size <= window for window in windows):

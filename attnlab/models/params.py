@@ -99,10 +99,7 @@ def init_sublayers(spec: LayerSpec, plan: Plan, *, std: float | None, residual_s
     """
     inits = init_layer(spec, std=std, residual_scale=residual_scale)
     if set(plan) != set(inits):
-        raise ValueError(
-            f"the layer has the sublayers {', '.join(inits)}; the plan has {', '.join(plan)}; give "
-            "the plan those of the layer"
-        )
+        raise ValueError(f"the plan has {', '.join(plan)}, the layer has {', '.join(inits)}")
 
     def stacked(name: str, key: Array) -> PyTree:
         return init_sublayer(inits[name], jax.random.split(key, 1)[0], plan, name)
@@ -176,8 +173,8 @@ model has (256, 64)
     """
     if not isinstance(params, Mapping) or not isinstance(config, ModelConfig):
         raise TypeError(
-            "the arguments are (params, tokens, config), in transforms (config, params): params "
-            "the dict of model.init, config a ModelConfig (of a module, module.config), not "
+            "the arguments are (params, tokens, config), in transforms (config, params): params the"
+            " dict of model.init, config a ModelConfig such as model.config, not "
             f"{type(params).__name__} and {type(config).__name__}"
         )
     found = _as_dicts(cast(Params, params["params"]) if set(params) == {"params"} else params)

@@ -83,9 +83,7 @@ class Experts(Spec, prefix="ffn.experts."):
             )
         allowed = self.top_groups * (self.num_experts // self.num_groups)
         if self.top_k > allowed:
-            raise ValueError(
-                f"ffn.experts: a token chooses top_k {self.top_k} of {allowed} experts; lower top_k"
-            )
+            raise ValueError(f"ffn.experts: top_k {self.top_k} of {allowed} experts; lower top_k")
         if self.shared_gate and not self.shared_width:
             raise ValueError("ffn.experts.shared_gate needs a shared expert; set shared_width")
 
@@ -172,10 +170,8 @@ class Norm(Spec, prefix="norm."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bias and self.kind != "layer":
-            raise ValueError(f"norm.bias: an {self.kind} norm has no bias; leave bias out")
-        if self.bias and not self.scale:
-            raise ValueError("norm.bias: a norm without a scale has no bias; leave bias out")
+        if self.bias and not (self.kind == "layer" and self.scale):
+            raise ValueError("norm.bias is of a layer norm with a scale; leave bias out")
         if self.bias == (self.kind == "layer" and self.scale):
             object.__setattr__(self, "bias", None)  # one way to write the same thing
 

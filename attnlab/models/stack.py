@@ -224,22 +224,17 @@ def _check_head_mask(
 ) -> None:
     heads = sorted({layers.spec.heads.num_heads for layers in layer_types.values()})
     if isinstance(head_mask, list | tuple):
-        if len(head_mask) != num_layers:
-            raise ValueError(
-                f"head_mask has {len(head_mask)} arrays for {num_layers} layers; give one for each"
-            )
+        if (count := len(head_mask)) != num_layers:
+            raise ValueError(f"head_mask has {count} arrays for {num_layers} layers")
         return
     shape = jnp.asarray(head_mask).shape
-    allowed = [(num_layers, heads[0]), *((num_layers, b, heads[0]) for b in (1, batch))]
+    one, each = (num_layers, heads[0]), (num_layers, batch, heads[0])
     if len(heads) > 1:
+        numbers = " or ".join(map(str, heads))
+        raise ValueError(f"layers have {numbers} heads: give head_mask as {num_layers} arrays")
+    if shape not in (one, each, (num_layers, 1, heads[0])):
         raise ValueError(
-            f"layers have {' or '.join(map(str, heads))} heads: give head_mask as {num_layers} "
-            "arrays, one for each layer"
-        )
-    if shape not in allowed:
-        raise ValueError(
-            f"head_mask {shape} must be [layers, heads] = {allowed[0]} or [layers, batch, heads] = "
-            f"{allowed[2]}"
+            f"head_mask {shape} must be [layers, heads] = {one} or [layers, batch, heads] = {each}"
         )
 
 

@@ -1,6 +1,8 @@
 """Read a published folder as (model, params)."""
 
 import dataclasses
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +30,7 @@ from attnlab.transforms import resharing
 Sharding = jax.sharding.Sharding
 WeightPath = tuple[str, ...]
 """Path of a weight in the tree."""
-WRAPPERS = ("_orig_mod.", "module.")
+WRAPPERS = r"(_orig_mod\.|module\.)+"
 """What torch.compile and DistributedDataParallel put before all names of a module."""
 PARAM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -256,9 +258,9 @@ def _architecture(raw: JSON) -> str:
 
 def _renamed(table: NameTable, tensors: Tensors, ignore: tuple[str, ...]) -> Tensors:
     """The tensors under the names of the name table: no prefix, today's endings."""
-    found, wrapper = Tensors(), ""
-    while more := next((w for w in WRAPPERS if _all_begin(tensors, wrapper + w)), ""):
-        wrapper += more
+    start = re.match(WRAPPERS, os.path.commonprefix([*tensors]))  # noqa: RUF071 (of characters)
+    found = Tensors()
+    wrapper = start[0] if start else ""
     for name, tensor in tensors.items():
         if matches(name, ignore):
             continue
@@ -269,7 +271,3 @@ def _renamed(table: NameTable, tensors: Tensors, ignore: tuple[str, ...]) -> Ten
             raise ValueError(f"the tensor {shown(name)} is there twice, under another name as well")
         found[short] = tensor
     return found
-
-
-def _all_begin(tensors: Tensors, prefix: str) -> bool:
-    return all(name.startswith(prefix) for name in tensors)

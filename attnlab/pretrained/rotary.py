@@ -220,8 +220,7 @@ def _collect(attributes: JSON, own: dict[str, str]) -> JSON:
 
 def is_number(value: object) -> bool:
     """Whether a value is a number above 0, of a size that can be computed with."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 < value <= LARGEST_NUMBER  # type: ignore[operator]
+    return isinstance(value, int | float) and value is not True and 0 < value <= LARGEST_NUMBER
 
 
 def _check_words(found: JSON, known: tuple[str, ...], kind: str) -> None:
@@ -359,13 +358,10 @@ class LayerTypes(Field):
 
     def types(self, attributes: JSON) -> list[str]:
         """The type of every layer. Raises ValueError for another number of them than of layers."""
-        types = attributes["layer_types"]
+        types, count = attributes["layer_types"], attributes["num_hidden_layers"]
         types = self.default_types(attributes) if types is None else types
-        if not types or any(t not in (SLIDING, FULL) for t in types):
-            why = f"is not supported, only a list of {SLIDING!r} and {FULL!r}"
-            raise bad_value("layer_types", types, why)
-        if len(types) != attributes["num_hidden_layers"]:
-            why = f"are {len(types)}, num_hidden_layers is {attributes['num_hidden_layers']}"
+        if len(types) != count or any(t not in (SLIDING, FULL) for t in types):
+            why = f"is not supported, only {SLIDING!r} or {FULL!r} for each of {count} layers"
             raise bad_value("layer_types", types, why)
         if SLIDING in types and not attributes.get(self.switch, True):
             raise bad_value("layer_types", types, f"need {self.switch} = true")

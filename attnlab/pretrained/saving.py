@@ -24,6 +24,9 @@ from attnlab.pretrained.weights import unfill
 from attnlab.sharing import Params
 from attnlab.transforms import unshare
 
+WEIGHT_FILE = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+"""Names of files that `load` would read as weights, or as their index."""
+
 
 def save(
     folder: str | Path,
@@ -84,7 +87,11 @@ def save(
     params = check_weights(config, params, allow_nonfinite=allow_nonfinite)
     attributes, tensors = _contents(chosen, config, params)
     texts = {"config.json": attributes, GENERATION: metadata_of(config).get("generation_config")}
-    written = {name: _to_json(one) for name, one in texts.items() if one is not None}
+    written = {
+        name: json.dumps(one, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        for name, one in texts.items()
+        if one is not None
+    }
     _write(folder, written, tensors, max_shard_bytes)
 
 
@@ -127,10 +134,6 @@ def _contents(family: Family, config: ModelConfig, params: Params) -> tuple[JSON
     return attributes | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}), tensors
 
 
-def _to_json(attributes: JSON) -> str:
-    return json.dumps(attributes, indent=2, sort_keys=True, allow_nan=False) + "\n"
-
-
 def _write(folder: str | Path, texts: dict[str, str], tensors: Arrays, max_bytes: int) -> None:
     with extra("pretrained"):
         from huggingface_hub import split_state_dict_into_shards_factory as split_shards
@@ -151,18 +154,8 @@ def _write(folder: str | Path, texts: dict[str, str], tensors: Arrays, max_bytes
             (new / name).write_text(text, encoding="utf-8")
 
     # What a save before has left would be read in place of these.
-    stale = lambda name: is_weight_file(name) or name == GENERATION
+    stale = lambda name: name == GENERATION or WEIGHT_FILE.fullmatch(name) is not None
     write_together(Path(folder), write, remove=stale)
-
-
-def is_weight_file(name: str) -> bool:
-    """Whether `load` would read a file of this name as weights, or as their index.
-
-    >>> is_weight_file("model-00001-of-00002.safetensors"), is_weight_file("tokenizer.json")
-    (True, False)
-    """
-    pattern = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
-    return re.fullmatch(pattern, name) is not None
 
 
 def _choose_family(config: ModelConfig, family: str) -> Family:

@@ -117,18 +117,16 @@ def open_file(path: Path) -> Tensors:
     """Every tensor of one file. Raises ValueError for what is damaged, a pickle or empty."""
     with extra("pretrained"):
         from safetensors import SafetensorError, safe_open
-    if not os.path.isfile(path):
-        raise ValueError(f"{path} is no file")
     try:
         mapped = safe_open(path, framework="np")
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{path} is no whole safetensors file ({error}); copy it again, or where it is a "
             f"pickle: {PICKLE}"
         ) from None
     with path.open("rb") as file:  # the library has checked all of it
         length = int.from_bytes(file.read(8), "little")
-        header = _parse_object(file.read(length).decode(), path)
+        header = _parse_object(file.read(length), path)
     found: Tensors = {}
     for name in mapped.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118
         said = header[name]
@@ -160,14 +158,10 @@ def read_json(path: Path) -> JSON:
         raise ValueError(
             f"{shown(str(path), 400)[1:-1]} is missing; a folder needs config.json and {ONE_FILE}"
         )
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    return _parse_object(text, path)
+    return _parse_object(path.read_bytes(), path)
 
 
-def _parse_object(text: str, path: Path) -> JSON:
+def _parse_object(text: bytes, path: Path) -> JSON:
     """A JSON object, in which none has a key twice."""
 
     def unique(pairs: list[tuple[str, object]]) -> JSON:
@@ -178,7 +172,7 @@ def _parse_object(text: str, path: Path) -> JSON:
         return found
 
     try:
-        value = json.loads(text, object_pairs_hook=unique)
+        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=unique)
     except RecursionError:
         raise ValueError(f"{path} is nested too deep to be read") from None
     except ValueError as error:

@@ -15,7 +15,7 @@ from attnlab.lab.result import MetricInfo, RunResult
 from attnlab.lab.results import COLUMNS, Results, config_fields
 from attnlab.lab.spec import RunSpec
 from attnlab.lab.stats import SeedScores, VariantKey
-from attnlab.lab.sweep import load_results
+from attnlab.lab.sweep import described, load_results
 from attnlab.lab.workdir import specs_in
 from attnlab.load import SPECS
 from attnlab.nested import JSON, differing
@@ -154,7 +154,8 @@ def read_panels(
     panels: list[Panel] = []
     for i, one in enumerate(given, start=1):
         if isinstance(one, Results):
-            panel = Panel(one, description or Description(), title=f"results {i}")
+            about = described(description or Description(), [run.spec for run in one])
+            panel = Panel(one, about, title=f"results {i}")
         else:
             panel = _read(Path(one), description, unique=names.count(Path(one).name) == 1)
         configs, pairs = _configs(panel.results), _texts_and_seeds(panel.results)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.lab.description import Expectation
+from attnlab.lab.machine import PROVENANCE
 from attnlab.lab.result import RunResult
 from attnlab.lab.results import data_of
 from attnlab.lab.sweep import COMMAND
@@ -16,7 +17,6 @@ from attnlab.lab.text_table import counted
 from attnlab.nested import differing, flatten
 from attnlab.report.page import Facts, Paragraph, Section, number, p_equation
 from attnlab.report.panel import Panel, mean_of
-from attnlab.training.provenance import PROVENANCE
 
 SENTENCES = {
     "better": "{variant} is better than {baseline}{over}.",

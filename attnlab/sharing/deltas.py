@@ -65,8 +65,7 @@ def add_delta(params: Params, delta: Params) -> Params:
     # An FFN of width 0 has an empty delta and no parameters.
     if unknown := [n for n in delta if n not in params and jax.tree.leaves(delta[n])]:
         raise ValueError(
-            f"the delta has the weight {unknown[0]!r}, the parameters have {', '.join(params)}; "
-            "make it with init_delta or fit_delta of these parameters"
+            f"the delta has the weight {unknown[0]!r}, the parameters have {', '.join(params)}"
         )
     return {n: _add(n, a, delta[n]) if n in delta else a for n, a in params.items()}
 
@@ -159,10 +158,8 @@ def _add(name: str, a: PyTree, delta: PyTree) -> PyTree:
         return a + delta
     rows, columns = delta["down"].shape[0], delta["up"].shape[-1]
     if (rows, columns) not in _splits(a.shape):
-        raise ValueError(
-            f"the delta of {name!r} has the factors {delta['down'].shape} and {delta['up'].shape}; "
-            f"their product is no matrix of a weight {a.shape}"
-        )
+        one, two = delta["down"].shape, delta["up"].shape
+        raise ValueError(f"the delta of {name!r} is {one} times {two}; the weight has {a.shape}")
     # Highest precision: the product is part of a weight, not an activation.
     product = jnp.matmul(delta["down"], delta["up"], precision=lax.Precision.HIGHEST)
     return a + product.reshape(a.shape)

@@ -4,7 +4,7 @@ plans by name, as in a config or flag ("cycle:3")."""
 import functools
 import re
 from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator
-from typing import ClassVar, Literal, NamedTuple, SupportsIndex
+from typing import Literal, NamedTuple, SupportsIndex
 
 from attnlab.fields import as_count
 from attnlab.names import nearest
@@ -47,9 +47,6 @@ class Plan:
       Plan(attention=(0, 1, 2), kv=(0, '@0', '@0'))
     """
 
-    example: ClassVar[str] = "'albert' or Plan(attention=(0, 0, 1), ffn=(0, 1, 2))"
-    """For errors."""
-
     def __init__(self, **sublayers: Iterable[SupportsIndex | str]):
         for name, groups in sublayers.items():
             if not isinstance(groups, Iterable):
@@ -63,9 +60,7 @@ class Plan:
         }
         lengths = {name: len(groups) for name, groups in self.items()}
         if len(set(lengths.values())) != 1 or 0 in lengths.values():
-            raise ValueError(
-                f"every sublayer of a plan needs one parameter group per layer; got {lengths}"
-            )
+            raise ValueError(f"every sublayer needs one parameter group per layer; got {lengths}")
         self.num_layers: int = next(iter(lengths.values()))
         self.kv_sources: tuple[int, ...] = _kv_sources(self._groups.get("kv", (0,)))
         """For each layer, the layer whose keys and values it attends to: itself, or an earlier
@@ -183,10 +178,7 @@ def _kv_sources(groups: Groups) -> tuple[int, ...]:
             continue
         number = group.removeprefix("@")
         if not group.startswith("@") or not number.isdecimal() or int(number) >= i:
-            raise ValueError(
-                f"kv: layer {i} takes a group, or '@j' for the keys and values of a layer j < {i}, "
-                f"not {group!r}"
-            )
+            raise ValueError(f"kv: layer {i} takes a group or '@j' with j < {i}, not {group!r}")
         sources.append(sources[int(number)])
     return tuple(sources)
 
@@ -437,8 +429,7 @@ def parse_plan(text: str, num_layers: int) -> Plan:
         raise ValueError(f"unknown plan {text!r}: {hint}known: {known}")
     if entry.takes_count and not (count.isdigit() and 1 <= int(count) <= num_layers):
         raise ValueError(
-            f"plan {text!r} needs a number of groups from 1 to the {num_layers} layers, as in "
-            f"'{name}:{min(2, num_layers)}'"
+            f"plan {text!r} needs a number from 1 to the {num_layers} layers, as in '{name}:1'"
         )
     return entry.build(num_layers, int(count or 0))
 
@@ -454,10 +445,7 @@ def as_plan(plan: str | Plan, num_layers: int) -> Plan:
     """
     made = plan if isinstance(plan, Plan) else parse_plan(plan, num_layers)
     if made.num_layers != num_layers:
-        raise ValueError(
-            f"the sharing plan is one for {made.num_layers} layers, not for {num_layers}; give one "
-            "for as many layers, or change num_layers"
-        )
+        raise ValueError(f"the plan is one for {made.num_layers} layers, not for {num_layers}")
     return made
 
 
@@ -492,8 +480,7 @@ def _parse_groups(text: str) -> Plan:
         sublayers = {sublayer: _groups(groups) for sublayer, groups in pairs}
     except ValueError as error:
         raise ValueError(
-            f"cannot parse the plan {text!r}: {error}; write it as 'attention=0,0,1 ffn=0,1,2', "
-            "'0,1,1,2' or '1/(2)x3/1'"
+            f"cannot parse the plan {text!r}: {error}; write '0,1,1' or 'attention=0,0 ffn=0,1'"
         ) from None
     return Plan(**sublayers)
 

@@ -253,28 +253,16 @@ def _check(stacks: Mapping[str, Stack], order: Sequence[str]) -> None:
     """Raises ValueError for what does not fit the plans: JAX clamps an index past the end."""
     layers = {name: stack.plan.num_layers for name, stack in stacks.items()}
     if (named := dict(collections.Counter(order))) != layers:
-        raise ValueError(
-            f"order names stacks so many times: {named}; their plans have so many layers: {layers}"
-        )
+        raise ValueError(f"order has the stacks {named}, their plans have the layers {layers}")
     for label, (_, stacked, plan, per_layer) in stacks.items():
         stack = f"stack {label!r}: " if label else ""
         for a in jax.tree.leaves(per_layer):
             if np.shape(a)[:1] != (plan.num_layers,):
-                raise ValueError(
-                    f"{stack}per_layer has the shape {np.shape(a)}; give one row for each of the "
-                    f"{plan.num_layers} layers"
-                )
+                raise ValueError(f"{stack}per_layer {np.shape(a)} must have {plan.num_layers} rows")
         for name, count in plan.num_groups.items():
-            if name not in stacked:
-                raise ValueError(
-                    f"{stack}the plan has the sublayer {name!r}, the stacked parameters have "
-                    f"{', '.join(sorted(stacked))}; initialise them with this plan"
-                )
-            if any(a.shape[0] < count for a in jax.tree.leaves(stacked[name])):
-                raise ValueError(
-                    f"{stack}sublayer {name!r}: the stacked parameters have fewer than the {count} "
-                    "groups that the plan uses; initialise them with this plan"
-                )
+            leaves = jax.tree.leaves(stacked.get(name, np.zeros(0)))
+            if any(a.shape[0] < count for a in leaves):
+                raise ValueError(f"{stack}{name!r} has fewer than the {count} groups of the plan")
 
 
 # Patterns of layers -------------------------------------------------------------------------------

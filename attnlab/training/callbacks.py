@@ -1,4 +1,4 @@
-"""What `fit` calls while it trains: functions with a period, and what writes a profile."""
+"""What `fit` calls while it trains: functions with a period; and which steps it traces."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,6 @@ from attnlab.models import ModelConfig, head_distance
 from attnlab.models.head_similarity import smallest_change
 from attnlab.sharing import Params
 from attnlab.training.objectives.objective import Model
-from attnlab.training.step import TrainState
 
 
 class StepInfo(NamedTuple):
@@ -114,55 +113,32 @@ CALLBACKS: dict[str, Callback] = {"heads": heads}
 """Name -> a callback, for `lab.Experiment.callbacks`."""
 
 
-class Profile:
-    """Writes a trace of the steps `first` to `last` into `folder`, by `jax.profiler`.
+class Profile(NamedTuple):
+    """Writes a trace of some steps by `jax.profiler`, to view with XProf (`tensorboard
+    --logdir=FOLDER`) or Perfetto. A run that resumes after `first` traces from its second step.
 
-    View it with XProf (`tensorboard --logdir=FOLDER`) or Perfetto. A run that resumes after `first`
-    traces from the second step that it takes.
-
-    Args:
+    Attributes:
       folder: made if it is missing.
-      first: the first step that is traced; 1 is the first of a run.
-      last: the last one.
-
-    Raises:
-      ValueError: not 1 <= `first` <= `last`.
+      first, last: the steps that are traced; 1 is the first of a run.
 
         options = FitOptions(profile=Profile(Path("run/profile"), 10, 12))
     """
 
-    def __init__(self, folder: Path, first: int, last: int) -> None:
-        if not 1 <= first <= last:
-            raise ValueError(f"profile steps {first} to {last}; use 1 <= first <= last")
-        self._folder, self._first, self._last = folder, first, last
-        self._active = False
-
-    def after_step(self, step: int, state: TrainState) -> None:
-        """Starts the trace before the step `first`, and ends it when the last one has ended."""
-        if self._active and step >= self._last:
-            jax.block_until_ready(state.step)
-            self.finish()
-        elif not self._active and self._first <= step + 1 <= self._last:
-            jax.profiler.start_trace(str(self._folder))
-            self._active = True
-
-    def finish(self) -> None:
-        """Ends a trace that is still active."""
-        if self._active:
-            self._active = False
-            jax.profiler.stop_trace()
+    folder: Path
+    first: int
+    last: int
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """The steps of "first:last".
+    """The first and last step of "first:last".
 
     >>> parse_steps("10:20")
     (10, 20)
 
     Raises:
-      ValueError: it is something else.
+      ValueError: it is something else, or not 1 <= first <= last.
     """
     first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal()):
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
         raise ValueError(f"profile={text!r} is not FIRST:LAST; write for example 10:20")
     return int(first), int(last)

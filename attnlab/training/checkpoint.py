@@ -76,6 +76,21 @@ def describe_run(model: object, source: str, config: TrainConfig) -> JSON:
     return {"model": describe_model(model), "source": source, "training": training}
 
 
+def check_longer(run: object, before: int, config: TrainConfig, step: int) -> None:
+    """Raises WrongCheckpoint where a run of `before` steps, with a checkpoint at `step`, cannot
+    become one of `config.steps`: their learning rates differ up to there."""
+    if before == config.steps:
+        return
+    common = common_steps(dataclasses.replace(config, steps=before), config.steps)
+    if step > common:
+        raise WrongCheckpoint(
+            f"{run} cannot be continued from {before} to {config.steps} steps: its newest "
+            f"checkpoint is at {step}, and with train.schedule.name={config.schedule.name!r} the "
+            f"learning rates of the two differ after step {common}; use another folder (the "
+            "schedule constant can be continued)"
+        )
+
+
 def check_run(config: TrainConfig, identity: JSON, notes: JSON) -> None:
     """Compares the notes of a checkpoint with a run. Equal shapes do not say that two models are
     the same: plans, norms and masks leave no trace in them.
@@ -97,14 +112,7 @@ def check_run(config: TrainConfig, identity: JSON, notes: JSON) -> None:
     ...     print(str(error).partition(";")[0])
     the checkpoint is of another run: model.norm.kind is 'layer' there and 'rms' here
     """
-    step, steps = notes.get("step", 0), notes.get("of", config.steps)
-    before = dataclasses.replace(config, steps=steps)
-    if steps != config.steps and step > (common := common_steps(before, config.steps)):
-        raise WrongCheckpoint(
-            f"the checkpoint is step {step} of {steps}; with the schedule {config.schedule.name!r} "
-            f"a run of {config.steps} steps has the same learning rates only up to step {common}; "
-            "give the run another folder (the schedule constant can be continued)"
-        )
+    check_longer("the run", notes.get("of", config.steps), config, notes.get("step", 0))
     theirs = {name: notes.get(name) for name in identity}
     # The names of plans may differ: "plans" are the plans themselves.
     found = [one for one in differences(theirs, identity) if not one[0].endswith("sharing")]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from attnlab.training.optimizers import (
     axes_by_shape,
     make_transform,
 )
-from attnlab.training.schedules import Rate, ScheduleConfig, make_schedule
+from attnlab.training.schedules import ScheduleConfig, make_schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -101,7 +100,6 @@ class TrainConfig(Spec):
             raise ValueError(
                 f"schedule.warmup_steps {warmup} must be below steps {self.steps}; lower it"
             )
-        _schedule(self, self.steps)  # raises where it cannot be made of these fields
 
     def to_dict(self) -> JSON:
         """Nested dicts; `from_dict` reads them as the same config."""
@@ -117,12 +115,9 @@ class TrainConfig(Spec):
         >>> TrainConfig.from_dict({"steps": 200, "optimizer": {"learning_rate": 0.01}})
         TrainConfig(steps=200, optimizer=OptimizerConfig(learning_rate=0.01))
         """
-        given = dict(fields)
         try:
-            for name in PARTS.keys() & fields.keys():
-                if isinstance(fields[name], Mapping):
-                    given[name] = PARTS[name](**fields[name])
-            return cls(**given)
+            parts = {name: kind(**fields[name]) for name, kind in PARTS.items() if name in fields}
+            return cls(**fields | parts)
         except TypeError as error:  # of an unknown field
             raise ValueError(str(error)) from None
 
@@ -149,7 +144,7 @@ def make_optimizer(config: TrainConfig, axes: AxesOf = axes_by_shape) -> Optimiz
     >>> [round(float(rate(step)), 5) for step in (0, 50, 125, 200)]
     [6e-05, 0.003, 0.00165, 0.0003]
     """
-    rate = _schedule(config, config.steps)
+    rate = make_schedule(config.schedule, config.optimizer.learning_rate, config.steps)
     return Optimizer(make_transform(config.optimizer, rate, axes), rate)
 
 
@@ -165,10 +160,7 @@ def common_steps(config: TrainConfig, steps: int) -> int:
     constant 800
     """
     shorter, longer = sorted((config.steps, steps))
-    one, other = (_schedule(config, length) for length in (shorter, longer))
+    schedule, peak = config.schedule, config.optimizer.learning_rate
+    one, other = (make_schedule(schedule, peak, length) for length in (shorter, longer))
     same = jax.jit(lambda step: jnp.broadcast_to(one(step) == other(step), step.shape))
     return int(np.argmin(np.append(same(np.arange(shorter)), False)))
-
-
-def _schedule(config: TrainConfig, steps: int) -> Rate:
-    return make_schedule(config.schedule, config.optimizer.learning_rate, steps)

@@ -137,23 +137,25 @@ def fit(
     training = _Training(
         model, objective, optimizer, config, dataset, recorder, checkpoints, options
     )
-    first, last = training.restore(), config.steps
-    with stop_signals() as stop_requested, contextlib.ExitStack() as at_end:
-        if options.profile:  # a trace that is still active, also after an error
-            at_end.callback(options.profile.finish)
+    first, last, profile = training.restore(), config.steps, options.profile
+    with stop_signals() as stop_requested, contextlib.ExitStack() as tracing:
         if sharding.any_process(bool(stop_requested())):  # while the data were loaded
             raise Stopped(f"stopped at step {first} of {last}")
         if first < last:
             training.compile(first)
         if not first:
             training.call_back(0)
-        advance = at_end.enter_context(recorder.progress(last, first))
         for step in range(first + 1, last + 1):
+            if profile and step == max(profile.first, first and first + 2) <= profile.last:
+                trace = jax.profiler.trace(profile.folder)
+                recorder.attempt("the profile", functools.partial(tracing.enter_context, trace))
             training.take_step(step)
+            if profile and step == profile.last:
+                jax.block_until_ready(training.state.step)
+                tracing.close()
             is_last, logs = step == last, step % config.log_every == 0
             if logs or is_last:
                 training.log(step)
-                advance(step, training.tokens_per_step)
             if step % config.evaluation.every == 0 or is_last:
                 training.evaluate(step)
             training.call_back(step)
@@ -252,7 +254,10 @@ class _Training:
         rate = float(self._rate(np.int32(step - 1)))
         self.recorder.log_scalars(step, {**numbers, "train/learning_rate": rate})
         if self.clock.seconds:
-            self.recorder.show(step, {"train/tokens_per_second": self.tokens_per_second})
+            speed, last = self.tokens_per_second, self.config.steps
+            self.recorder.show(step, {"train/tokens_per_second": speed})
+            minutes = (last - step) * self.clock.seconds / self.clock.steps / 60
+            self.recorder.say(f"{speed:,.0f} tokens/s; {minutes:.1f} minutes to step {last}")
 
     def evaluate(self, step: int) -> None:
         """Records the scores on the rows of learning curves."""
@@ -264,9 +269,6 @@ class _Training:
     def call_back(self, step: int) -> None:
         """Calls the callbacks that are due and records what they log; one that fails later than at
         step 0 is not called again."""
-        if profile := self.options.profile:
-            trace = functools.partial(profile.after_step, step, self.state)
-            self.recorder.attempt("the profile", trace)
         is_last = step == self.config.steps
         due = [one for one in self.callbacks if step % one.every == 0 or is_last]
         params = self._params_of_seeds() if due else []
@@ -351,12 +353,9 @@ class _Training:
         return self.earlier_seconds + time.perf_counter() - self.began
 
     @property
-    def tokens_per_step(self) -> int:
-        return len(self.config.seeds) * self.config.batch_size * self.dataset.row_tokens
-
-    @property
     def tokens_per_second(self) -> float:
-        return self.clock.steps * self.tokens_per_step / max(self.clock.seconds, 1e-9)
+        rows = self.clock.steps * len(self.config.seeds) * self.config.batch_size
+        return rows * self.dataset.row_tokens / max(self.clock.seconds, 1e-9)
 
 
 def seed_of(tree: PyTree, i: int) -> PyTree:

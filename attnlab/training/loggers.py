@@ -1,4 +1,4 @@
-"""Where the metrics of a run go: JSON lines, a progress bar, TensorBoard, Weights & Biases.
+"""Where the metrics of a run go: JSON lines, the terminal, TensorBoard, Weights & Biases.
 
 `Recorder` writes them to all loggers of a run, and survives errors in them.
 """
@@ -11,9 +11,9 @@ import secrets
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -21,10 +21,6 @@ from jax.typing import ArrayLike
 from attnlab.atomic import naming_full_disk, write_atomic
 from attnlab.extras import extra
 from attnlab.names import lookup
-from attnlab.training.provenance import write_provenance
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 T = TypeVar("T")
 Scalars: TypeAlias = Mapping[str, ArrayLike]
@@ -66,24 +62,6 @@ class RunInfo(NamedTuple):
     name: str
     hyperparameters: Mapping[str, object]
     first: int
-
-
-def progress_bars(text: str = "", *, shown: bool) -> "Progress":
-    """Bars on standard error, of a terminal or a notebook: name, steps, `text`, time left."""
-    with extra("train"):
-        from rich import progress
-        from rich.console import Console
-
-    console = Console(stderr=True)
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        *([progress.TextColumn(text)] if text else []),
-        progress.TimeRemainingColumn(),
-    )
-    disable = not (shown and (console.is_terminal or console.is_jupyter))
-    return progress.Progress(*columns, transient=True, console=console, disable=disable)
 
 
 class TensorBoard:
@@ -156,14 +134,13 @@ LOGGERS: dict[str, Callable[[RunInfo], Logger]] = {"tensorboard": TensorBoard, "
 
 def summary_writer() -> Any:
     """TensorBoard's writer. It would import torch, which takes two seconds and half a gigabyte."""
-    hidden = "torch" not in sys.modules
-    if hidden:
-        sys.modules["torch"] = None  # type: ignore[assignment]
+    modules: dict[str, Any] = sys.modules
+    hidden = modules.setdefault("torch", None) is None
     try:
         from tensorboardX import SummaryWriter
     finally:
         if hidden:
-            del sys.modules["torch"]
+            del modules["torch"]
     return SummaryWriter
 
 
@@ -190,14 +167,12 @@ class Recorder:
       seeds: of the run.
       name: for people, before each line.
       loggers: names of `LOGGERS`.
-      hyperparameters: as JSON, for the loggers. With them the first start also writes
-        `provenance.json` (command line, git commit, packages) and `changes.diff` (of `git diff`).
+      hyperparameters: as JSON, for the loggers.
       writes: False in every process but the first: it does nothing.
       speaks: False: it prints nothing.
 
     Raises:
       ValueError: an unknown logger.
-      ModuleNotFoundError: a package of the extra `train` is missing.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -219,11 +194,9 @@ class Recorder:
         writes: bool = True,
         speaks: bool = True,
     ) -> None:
-        with extra("train"):  # now, not after the first step has compiled
-            import rich  # noqa: F401
         self._factories = {logger: lookup(LOGGERS, logger, what="logger") for logger in loggers}
         self.folder, self.name, self._seeds = folder, name, seeds
-        self._metrics, self._hyperparameters = folder / "metrics.jsonl", hyperparameters
+        self._metrics, self._hyperparameters = folder / "metrics.jsonl", hyperparameters or {}
         self._writes, self._speaks = writes, writes and speaks
         self._others: dict[str, Logger] = {}
 
@@ -249,11 +222,7 @@ class Recorder:
             return
         kept = [row for row in read_metrics(self._metrics) if 0 < step >= row["step"]]
         write_atomic(self._metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
-        given = self._hyperparameters
-        if given is not None:
-            write = functools.partial(write_provenance, self.folder, given)
-            self.attempt("the provenance", write)
-        info = RunInfo(self.folder, self._seeds, self.name, given or {}, step)
+        info = RunInfo(self.folder, self._seeds, self.name, self._hyperparameters, step)
         for name, make in self._factories.items():
             open_logger = functools.partial(make, info)
             made = self.attempt(f"the logger {name}", open_logger, fatal=ModuleNotFoundError)
@@ -301,20 +270,6 @@ class Recorder:
             else:
                 warnings.warn(line, RuntimeWarning, stacklevel=3)
             return None
-
-    @contextlib.contextmanager
-    def progress(self, total: int, first: int) -> Iterator[Callable[[int, int], None]]:
-        """On a terminal: a bar, tokens/s, time left. Yields advance(step, tokens_per_step)."""
-        shown = self._speaks and sys.stderr.isatty()
-        with progress_bars("{task.fields[rate]}", shown=shown) as bars:
-            row = bars.add_task(self.name, total=total, completed=first, rate="")
-
-            def advance(step: int, tokens_per_step: int) -> None:
-                speed = bars.tasks[0].speed
-                rate = f"{speed * tokens_per_step:,.0f} tokens/s" if speed else ""
-                bars.update(row, completed=step, rate=rate)
-
-            yield advance
 
     def _each(self, call: Callable[[Logger], object]) -> None:
         for name, logger in list(self._others.items()):

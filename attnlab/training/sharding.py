@@ -112,11 +112,6 @@ def _spec(mesh: Mesh, spec: StateSharding, shape: tuple[int, ...], model_axis: i
     return P(*axes)
 
 
-def with_seed_axis(shardings: PyTree) -> PyTree:
-    """The shardings of arrays that have another, leading axis of seeds, which is not sharded."""
-    return jax.tree.map(lambda one: NamedSharding(one.mesh, P(None, *one.spec)), shardings)
-
-
 def place(shardings: PyTree, tree: PyTree) -> PyTree:
     """NumPy arrays, the same in each process -> sharded arrays."""
 

@@ -220,13 +220,8 @@ def train_step(
 
 
 def step_key(seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike) -> Array:
-    """The key of a step. `train_step` splits it in two; `generation_key` is a third."""
+    """The key of a step. `train_step` splits it in two; a generated batch has a third."""
     return jax.random.fold_in(jax.random.key(seed), step)
-
-
-def generation_key(seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike) -> Array:
-    """The key of a batch that is generated on the device."""
-    return jax.random.fold_in(step_key(seed, step), 2)
 
 
 def _sum_over_parts(
@@ -280,7 +275,8 @@ def initial_state(
         per_seed = [sharding.gather(one) for one in per_seed]
     pairs = zip(seeds, per_seed, strict=True)
     states = [sharding.gather(make(np.uint32(seed), params=p)) for seed, p in pairs]
-    shardings = sharding.with_seed_axis(sharding.state_shardings(mesh, spec, states[0]))
+    of_one = sharding.state_shardings(mesh, spec, states[0])
+    shardings = jax.tree.map(lambda one: NamedSharding(mesh, P(None, *one.spec)), of_one)
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
     return sharding.place(shardings, stacked), shardings
 
@@ -303,7 +299,7 @@ def step_of_seeds(
     ) -> TrainState:
         def of_seed(state: TrainState, batch: DeviceBatch, seed: Array) -> TrainState:
             if isinstance(batches := dataset.batches, DeviceBatches):
-                key = generation_key(seed, state.step)
+                key = jax.random.fold_in(step_key(seed, state.step), 2)
                 batch = batches.generate(device_arrays, key, config.batch_size)
                 batch = lax.with_sharding_constraint(batch, NamedSharding(mesh, P("data")))
             return train_step(

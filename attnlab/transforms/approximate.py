@@ -173,10 +173,7 @@ def approximate(
         each = _with_kv_head_each(layout, target)
         found = convert(w, layout, each, rotary=bool(rotary), key=key)  # type: ignore[arg-type]
         if not isinstance(found, Conversion):
-            raise ValueError(
-                f"{layout} cannot become {each}, of which the heads of {target} would be made: "
-                f"{found.reason}"
-            )
+            raise ValueError(f"{layout} cannot become {each}: {found.reason}")
         made = []
         for method, one in _candidates({**found.params}, each, target, call):  # type: ignore[dict-item]
             made.append(measured(restore(one), method))
@@ -412,9 +409,8 @@ def approximate_model(
     one_stack = not (config.layer_types or config.encoder or {"kv", "delta"} & set(config.plan))
     if not (alone and one_stack) or config.attention.window is not None:
         raise ValueError(
-            "approximate_model takes models of one layer type whose attention is that of the heads "
-            "alone, without an encoder beside a decoder, shared keys and values, deltas, a window "
-            "or relative positions"
+            "approximate_model takes models of one layer type and one stack, without shared keys, "
+            "deltas, a window or relative positions"
         )
     key = jax.random.key(0) if key is None else key
     to = dataclasses.replace(config, heads=heads)

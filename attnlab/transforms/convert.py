@@ -224,7 +224,4 @@ def _check_widths(layout: Layout, target: Layout) -> None:
     names = "width", "key_width", "value_width", "out_width"
     for name, ours, theirs in zip(names, one, two, strict=True):
         if ours != theirs:
-            raise ValueError(
-                f"layout has {name} {ours}, target {theirs}: they cannot be the same function; "
-                "give both the same widths"
-            )
+            raise ValueError(f"layout has {name} {ours}, target {theirs}; give both the same")

@@ -75,10 +75,7 @@ def convert_model(
             continue
         group, names = params[stack][name], list(layout.shapes)
         if name == "kv" or not set(names) <= set(group) or "delta" in params[stack]:
-            raise ValueError(
-                f"{stack} shares keys and values or has low-rank deltas, whose heads are not "
-                "converted; change the sharing plan first with change_plan"
-            )
+            raise ValueError(f"{stack} has the sublayer 'kv' or 'delta': first use change_plan")
         converted = []
         for g in range(len(group[names[0]])):
             found = convert(

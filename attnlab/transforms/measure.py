@@ -96,10 +96,7 @@ def in_float64(params: Params, layout: Layout) -> tuple[dict[str, Floats], Resto
     check_params(params, layout)
     for name, a in params.items():
         if not jnp.issubdtype(a.dtype, jnp.floating):
-            raise TypeError(
-                f"weight {name!r} has dtype {a.dtype}, which cannot hold the result; convert "
-                "params to a float dtype first"
-            )
+            raise TypeError(f"weight {name!r} has dtype {a.dtype}: convert params to a float")
     w = {name: np.asarray(a).astype(np.float64) for name, a in params.items()}
     for name, wide in w.items():
         if not np.all(np.isfinite(wide)):

@@ -18,10 +18,7 @@ def check_head_order(layout: Layout) -> None:
     """Raises ValueError where an extra does not treat all heads alike."""
     for extra in layout.extras:
         if extra.depends_on_head_order:
-            raise ValueError(
-                f"{extra.name} depends on the order of the heads, so they can be neither permuted "
-                "nor removed; use a head mask"
-            )
+            raise ValueError(f"{extra.name} depends on the order of the heads; use a head mask")
 
 
 def take_heads(
@@ -31,10 +28,7 @@ def take_heads(
     heads, kv_heads = np.array(order, int), np.array(kv_order, int)
     size, pair = layout.num_heads // layout.size("num_kv_heads"), "queries_per_key"
     if layout.num_score_maps != layout.num_heads and pair not in layout.head_axes:
-        raise ValueError(
-            f"{layout} has {layout.num_score_maps} softmax distributions for {layout.num_heads} "
-            "heads; their order is not known here"
-        )
+        raise ValueError(f"{layout}: the order of its softmax distributions is not known")
     # Softmax distributions are ordered [key head, first or second, query head of this key head].
     per_head = layout.num_score_maps // layout.num_heads
     queries = heads.reshape(len(kv_heads), 1, -1) - size * kv_heads[:, None, None]
@@ -93,7 +87,6 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
     size = heads // layout.size("num_kv_heads")
     if any(order[n] // size != order[n - n % size] // size for n in range(heads)):
         raise ValueError(
-            f"order {order} splits heads that share keys and values; keep each {size} "
-            "consecutive heads together, or convert to num_kv_heads=num_heads first"
+            f"order {order} splits heads that share keys and values; keep each {size} together"
         )
     return take_heads(params, layout, order, [n // size for n in order[::size]])

@@ -135,9 +135,7 @@ def scale_heads(
     if not isinstance(gate, Mapping):
         raise ValueError(f'gate must be a dict such as {{"heads": factors}}, not {gate!r}')
     if not config.layout.output_projection:
-        raise ValueError(
-            "output_projection is False: each head is a part of the output; use head_mask"
-        )
+        raise ValueError("output_projection is False: heads are the output; use head_mask")
     _check_plain_groups(config)
     made = dict(params)
     for name, factors in gate.items():
@@ -147,8 +145,7 @@ def scale_heads(
             a = stacked[weight]  # [G, N, ...]
             if np.shape(factors) != a.shape[:2]:
                 raise ValueError(
-                    f"gate {name!r} has shape {np.shape(factors)}; it needs a factor for each "
-                    f"parameter group and head, {a.shape[:2]}"
+                    f"gate {name!r} {np.shape(factors)} must be [groups, heads] = {a.shape[:2]}"
                 )
             shaped = jnp.expand_dims(jnp.asarray(factors), range(2, a.ndim))
             stacked[weight] = a * shaped.astype(a.dtype)
@@ -180,9 +177,8 @@ def _kept_counts(layout: Layout, removed: Mapping[str, list[frozenset[int]]]) ->
     per_kv_head = max(1, int(counts.max()))
     if num_kv_heads * per_kv_head == layout.num_heads:
         raise ValueError(
-            "this makes the model no smaller: all parameter groups must keep equally many heads "
-            f"(and query heads of a key head), and one keeps all {layout.num_heads}; remove heads "
-            "of every group, or use head_mask"
+            "this makes the model no smaller: all groups keep as many heads as the one that keeps "
+            f"most, {layout.num_heads}; remove heads of every group, or use head_mask"
         )
     return num_kv_heads, per_kv_head
 
@@ -204,11 +200,6 @@ def output_weights(layout: Layout) -> list[str]:
 
 def _check_can_remove(config: ModelConfig) -> None:
     """Raises ValueError unless every head is computed apart from the others."""
-    if config.layer_types:
-        raise ValueError(
-            "layers of several types have no heads in common; use head_mask, or convert the model "
-            "to one layer type"
-        )
     layout, encoder, norm = config.layout, config.encoder, config.layout.qk_norm
     check_head_order(layout)
     own_number = encoder is not None and encoder.num_heads is not None
@@ -217,6 +208,7 @@ def _check_can_remove(config: ModelConfig) -> None:
     over_all = norm is not None and norm.over == "all"
     alibi = config.positions.name == "alibi"
     for holds, reason in (
+        (config.layer_types, "layers of several types have no heads in common; use head_mask"),
         (own_number, "the encoder has another number of heads than the decoder; use head_mask"),
         (sliced, "each head reads its own slice of x; convert the layout to 'standard' first"),
         (not layout.output_projection, "without output_projection each is a part of the output"),
@@ -232,10 +224,7 @@ def _check_can_remove(config: ModelConfig) -> None:
 def _check_plain_groups(config: ModelConfig) -> None:
     """Raises ValueError if layers of one group have different parameters."""
     if "delta" in config.plan:
-        raise ValueError(
-            "the plan has a delta, so layers of one group have different parameters; use "
-            "change_plan to a plan without a delta first"
-        )
+        raise ValueError("the plan has a delta: use change_plan to one without a delta first")
 
 
 def _by_group(
@@ -246,10 +235,7 @@ def _by_group(
     sublayer = LOCATIONS[name][1]
     groups = plan.indices(sublayer) if by == "layer" else range(plan.num_groups[sublayer])
     if not isinstance(removed, Mapping):
-        raise ValueError(
-            f"{name} must be a dict from {by} to head numbers, such as {{0: [1, 3]}}, not "
-            f"{removed!r}"
-        )
+        raise ValueError(f"{name} must be a dict such as {{0: [1, 3]}}, not {removed!r}")
     sets: dict[int, frozenset[int]] = dict.fromkeys(range(len(groups)), frozenset())
     for key, lost in removed.items():
         n = as_count(f"{name}: a {by}", key)
@@ -261,10 +247,10 @@ def _by_group(
     found: dict[int, frozenset[int]] = {}
     for key, group in enumerate(groups):
         if found.setdefault(group, sets[key]) != sets[key]:
-            layers = [str(layer) for layer, one in enumerate(groups) if one == group]
+            layers = ", ".join(str(i) for i, one in enumerate(groups) if one == group)
             raise ValueError(
-                f"{name}: layers {', '.join(layers)} share group {group} and would lose different "
-                "heads; name the same for each, or unshare the model first"
+                f"{name}: layers {layers} share group {group} and would lose different heads; name "
+                "the same for each, or unshare the model first"
             )
     return [found[group] for group in range(len(found))]
 
@@ -287,10 +273,7 @@ def _kept(removed: frozenset[int], layout: Layout, num_kv_heads: int, per_kv_hea
 def _sliced_table(table: Array, kept: Sequence[Kept]) -> Array:
     """A table of relative positions [..., buckets, N]."""
     if len({one.heads for one in kept}) > 1:
-        raise ValueError(
-            "relative positions have one table for head n of all groups; remove the same heads of "
-            "every group"
-        )
+        raise ValueError("relative positions have one table: remove the same heads of every group")
     return table[..., np.array(kept[0].heads)]
 
 
@@ -299,10 +282,7 @@ def _kept_in_kv(plan: Plan, kept: Sequence[Kept]) -> list[Kept]:
     found: dict[int, Kept] = {}
     for group, attention in zip(plan.indices("kv"), plan.indices("attention"), strict=True):
         if found.setdefault(group, kept[attention]).kv_heads != kept[attention].kv_heads:
-            raise ValueError(
-                "layers that attend to the same keys would keep different heads; remove the same "
-                "heads of all of them"
-            )
+            raise ValueError("remove the same heads of all layers that attend to the same keys")
     return [found[group] for group in range(len(found))]
 
 

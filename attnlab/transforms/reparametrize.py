@@ -55,8 +55,7 @@ def reparametrize(
         _check_qk(layout)
         a = bases("qk", qk, layout, "k")
         if rotary and layout.rotary_axis == "head_dim" and not commutes(a):
-            raise ValueError("qk does not commute with rotary positions: only [[a, -b], [b, a]] on "
-                             "the pairs (i, i + H/2) does")  # fmt: skip
+            raise ValueError("qk does not commute with rotary positions; use [[a, -b], [b, a]]")
         inverse: Floats = np.asarray(np.linalg.inv(a).swapaxes(-1, -2), np.float64)
         w = changed_basis(w, layout, {"q": a, "q_bias": a})
         w = changed_basis(w, layout, dict.fromkeys(("k", "k_bias", "extra_k"), inverse))

@@ -90,10 +90,7 @@ def change_plan(
     if config.encoder is not None and config.encoder.shares_decoder:
         encoders = config.encoder_model.plan, after.encoder_model.plan
         if not all(map(_agree, encoders, (config.plan, after.plan))):
-            raise ValueError(
-                "the encoder shares the decoder's parameters under another plan; separate them "
-                "with untie_encoder first"
-            )
+            raise ValueError("encoder.shares_decoder has another plan: use untie_encoder first")
     return after, stacked
 
 
@@ -101,15 +98,10 @@ def _with_plan(config: ModelConfig, plan: str | Plan) -> ModelConfig:
     """The config under another sharing plan."""
     if config.layer_types:
         if not isinstance(plan, str):
-            raise ValueError(
-                "a Plan counts all layers, and layers of several types share none; give the name "
-                "of a plan"
-            )
+            raise ValueError("layers of several types share none: give the name of a plan")
         types = tuple((n, dataclasses.replace(o, sharing=None)) for n, o in config.layer_types)
         if len({o for _, o in types}) < len({o for _, o in config.layer_types}):
-            raise ValueError(
-                "some layer_types differ only in their plans; under one plan they would be one"
-            )
+            raise ValueError("some layer_types differ only in their plans, so they would be one")
         return dataclasses.replace(config, sharing=plan, layer_types=types)
     encoder = config.encoder
     if encoder is not None:
@@ -132,9 +124,7 @@ def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Par
     """
     params = check_params(config, params)
     if config.encoder is None or not config.encoder.shares_decoder:
-        raise ValueError(
-            "encoder.shares_decoder is False: the encoder has its own parameters already"
-        )
+        raise ValueError("encoder.shares_decoder is False: it has its own parameters already")
     untied = _with_encoder(config, shares_decoder=False)
     layers = encoder_params(config, params)["layers"]
     stacked: Params = {
@@ -277,8 +267,7 @@ def _reshare(
     """The stacked parameters of one stack under another plan."""
     if any(old.reuses_kv) and old.kv_sources != new.kv_sources:
         raise ValueError(
-            "layers that attend to the keys and values of an earlier layer have no projections of "
-            f"their own; the new plan needs the same sublayer kv, {old['kv']}"
+            f"layers attend to earlier keys: the plan needs the same sublayer kv, {old['kv']}"
         )
     if "delta" in new and new["delta"] != separate(new.num_layers):
         raise ValueError(f"every layer needs its own delta, in order; got {new['delta']}")

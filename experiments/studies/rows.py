@@ -1,18 +1,56 @@
-"""Rows of small trainings: a CSV file of them, comparisons, and the page."""
+"""The command of a study of small trainings: a CSV file of rows, comparisons, and the page."""
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import ModuleType
+from typing import Any, NoReturn, TypeAlias
 
 import pandas
+from absl import flags
+from matplotlib.figure import Figure
 
 from attnlab.atomic import write_atomic
 from attnlab.lab.stats import holm, paired_difference
-from attnlab.report.page import p_equation
+from attnlab.report import page as report
 from attnlab.report.style import themed_svg
+from experiments import app
 
 Row: TypeAlias = dict[str, Any]
+
+
+def start(
+    study: ModuleType,
+    rows: Callable[[Path], pandas.DataFrame],
+    page: Callable[[pandas.DataFrame], str],
+    figure: Callable[[pandas.DataFrame], Figure] | None = None,
+) -> NoReturn:
+    """The command of a study: writes NAME.csv, NAME.md and NAME.svg to --out.
+
+    Args:
+      study: its docstring is that of the command, its package is NAME.
+      rows: path of the CSV file -> its rows, after what is missing was trained.
+      page: rows -> the Markdown page.
+      figure: rows -> the figure of the page, if it has one.
+    """
+    name = study.__name__.split(".")[-2]
+    sys.modules["__main__"].__doc__ = study.__doc__
+    flags.DEFINE_string("out", "docs/results", "Folder of the page, its rows and its figure.")
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["out"])  # for --help
+
+    def main() -> None:
+        path = Path(flags.FLAGS.out) / f"{name}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = rows(path)
+        text = page(found)
+        write_atomic(path.with_suffix(".md"), text.encode())
+        if figure:
+            svg = themed_svg(figure(found), name)
+            write_atomic(path.with_suffix(".svg"), svg.encode())
+        print(f"{text}\nwrote {name}.csv and its page to {path.parent}")
+
+    app.start(main)
 
 
 def completed(
@@ -25,7 +63,6 @@ def completed(
       runs: column -> value of each run.
       train: runs that have no row -> their rows, each of which is appended when it is there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     columns = list(runs[0])
     rows = pandas.read_csv(path) if path.exists() else pandas.DataFrame(columns=columns)
     there = set(rows[columns].itertuples(index=False, name=None))
@@ -69,12 +106,10 @@ def conclusions(scores: Mapping[str, pandas.Series], digits: int) -> dict[str, t
     for name, one, p in zip(others, found, holm([one.p for one in found]), strict=True):
         word = "inconclusive" if p >= 0.05 else "better" if one.mean > 0 else "worse"
         mean, low, high = (f"{value:+.{digits}f}" for value in (one.mean, one.low, one.high))
-        words[name] = f"{mean} ({low} to {high}; {p_equation(p)}): {word}", word
+        words[name] = f"{mean} ({low} to {high}; {report.p_equation(p)}): {word}", word
     return words
 
 
-def write_page(folder: Path, name: str, page: str, figure: Any) -> None:
-    """Writes NAME.md and NAME.svg beside NAME.csv."""
-    write_atomic(folder / f"{name}.md", page.encode())
-    write_atomic(folder / f"{name}.svg", themed_svg(figure, name).encode())
-    print(f"wrote {folder}/{name}.md, {name}.csv and {name}.svg")
+def render(file: str, **values: object) -> str:
+    """The template page.md.jinja beside a file."""
+    return report.render(Path(file).with_name("page.md.jinja"), **values) + "\n"

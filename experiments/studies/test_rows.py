@@ -4,7 +4,7 @@ from experiments.studies.rows import completed, one_by_one
 
 
 def test_a_second_call_trains_only_what_is_missing(tmp_path):
-    path, calls = tmp_path / "new" / "a.csv", []
+    path, calls = tmp_path / "a.csv", []
 
     def train(name, seed):
         calls.append((name, seed))

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, value_and_grads
 from definition import make
-from flax_modules import value_and_grads
 
 import attnlab.contrib  # noqa: F401
 from attnlab import dot_product_attention, explain

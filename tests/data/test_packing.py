@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from attnlab.data import Text, TokenFiles
+from attnlab.data import Text
 from attnlab.data.packing import packed_rows
 
 LENGTH = 12
@@ -85,22 +85,3 @@ def test_every_form_of_documents_gives_the_same_windows(tmp_path, tokenizer):
     assert max(map(len, texts(found[0].train(0)))) == LENGTH + 1
     held = [found[0].decode(text) for text in texts(found[0].heldout(0))]
     assert held.count("whether") == DOCUMENTS[54:].count("whether")
-
-
-def test_token_files_keep_the_ends_of_documents(tmp_path):
-    ids = np.array([5, 6, 0, 7, 0, 8, 9, 5, 6, 7] * 10, np.uint16)
-    ids.tofile(tmp_path / "ids.bin")
-    config = TokenFiles(path=str(tmp_path), vocab_size=10, bytes_per_token=1.0, pack=True)
-    with pytest.raises(ValueError, match=r"data\.end_of_document"):
-        config.load(7)
-    config = TokenFiles(**{**vars(config), "end_of_document": 0})
-    rows = config.load(7).heldout(0)  # of the last 10
-    assert rows["segments"].tolist() == [[1, 1, 1, 2, 2, 3, 3, 3], [1, 1, 1, 0, 0, 0, 0, 0]]
-    trained = config.load(7).batches(0, 1, 4, slice(None))
-    ends = np.cumsum(trained["tokens"] == 0, axis=1)
-    np.testing.assert_array_equal(trained["segments"][:, 1:], 1 + ends[:, :-1])
-
-
-def test_a_separator_needs_packing():
-    with pytest.raises(ValueError, match=r"data\.pack=True"):
-        Text(separator="<end>")

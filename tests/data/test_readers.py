@@ -83,15 +83,3 @@ def test_reviews(shared_data):
         assert tuple(map(len, parts.values())) == counts
         if name == "sentence_polarity":
             assert abs(text_rows.naive_bayes(parts["train"], parts["test"]) - 0.781) < 0.01
-
-
-def test_naive_bayes_by_hand():
-    """p(w | class) = (texts with w + 1) / (texts + 2); "new" is no word of the training texts."""
-    one = lambda text, label: text_rows.LabelledText(text, label, "")
-    train = [one("x y", "a"), one("x", "a"), one("y", "b")]
-    # a: 2 [x 3/4] [1 - y 1 - 2/4] against b: 1 [x 1/3] [1 - y 1 - 2/3], and so on.
-    for text, a, b in (
-        ("x new", 2 * 3 / 4 * 2 / 4, 1 / 3 * 1 / 3),
-        ("y", 2 * 1 / 4 * 2 / 4, 2 / 3 * 2 / 3),
-    ):
-        assert text_rows.naive_bayes(train, [one(text, "ab"[a < b])]) == 1.0

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import itertools
 import json
 
 import numpy as np
@@ -12,9 +11,8 @@ from small_data import word_tokenizer
 from test_every_dataset import same
 
 from attnlab.data import HuggingFace, PreparePlan, Text, TokenFiles, prepare
-from attnlab.data.batching import windows
 from attnlab.data.prepare import read_pieces
-from attnlab.data.token_files import Index, TokenFile, TokenStream
+from attnlab.data.token_files import Index
 from attnlab.data.tokenizer import load_tokenizer, token_sizes
 
 BYTES = np.random.default_rng(0).integers(1, 256, 5000).astype(np.uint8)
@@ -42,40 +40,6 @@ def test_a_file_gives_the_batches_of_the_text_in_memory(tmp_path, dtype):
             assert same({n: ours[n] for n in theirs}, theirs)
     entropy = files.baselines()["bits_per_byte"]["unigram entropy of the tokens"]
     assert entropy == pytest.approx(text.baselines()["bits_per_byte"]["unigram entropy"])
-
-
-def test_where_files_end_changes_nothing(tmp_path):
-    """Windows over the ends of files of 1, 2, 3, ... tokens, one of them empty."""
-    ends = [0, 0, *np.cumsum(np.arange(1, 20)).tolist()]
-    files = []
-    for i, (start, end) in enumerate(itertools.pairwise(ends)):
-        path = tmp_path / f"{i}.bin"
-        BYTES[start:end].astype(np.uint16).tofile(path)
-        files.append(TokenFile(path, "uint16", 0, end - start))
-    stream, size = TokenStream(files), ends[-1]
-    assert len(stream) == size
-    starts = np.arange(size)
-    padded = np.concatenate([BYTES[:size], np.zeros(30, np.uint8)])
-    np.testing.assert_array_equal(
-        stream.read(starts, 30), padded[starts[:, None] + np.arange(30)], strict=False
-    )
-    tokens, valid = windows(stream.part(50, 100), 9, 0)
-    np.testing.assert_array_equal(tokens[:, 1:][valid], BYTES[51:100])
-    assert (tokens[:, 1:][~valid] == 0).all()
-
-
-def test_files_named_val_are_held_out_and_the_digest_is_of_the_tokens(tmp_path):
-    BYTES[:4000].astype(np.uint16).tofile(tmp_path / "train.bin")
-    config = TokenFiles(path=str(tmp_path), vocab_size=256, bytes_per_token=1.0)
-    digests = []
-    for flip in (0, 1):
-        (BYTES[4000:] ^ flip).astype(np.uint16).tofile(tmp_path / "val.bin")
-        dataset = config.load(LENGTH)
-        assert dataset.facts["training tokens"] == 4000
-        rows = dataset.heldout(0)
-        np.testing.assert_array_equal(rows["tokens"][:, 1:][rows["valid"]], BYTES[4001:] ^ flip)
-        digests.append(dataset.digest)
-    assert digests[0] != digests[1]
 
 
 TEXTS = {f"{i}.txt": f"Œuvre {i}: " + "the rose is a rose, naïve.\n" * (i + 1) for i in range(20)}

@@ -1,10 +1,7 @@
 """The page of heads in a real browser: `pytest -m browser`, with playwright and a Chromium.
 
-CHROMIUM names the browser where it is not found on the PATH.
+CHROMIUM names the browser where it is not found on the PATH (see `browser` in conftest.py).
 """
-
-import os
-import shutil
 
 import numpy as np
 import pytest
@@ -13,11 +10,6 @@ from attnlab.interpret import AttentionMaps, Panel, view, view_panels
 
 pytestmark = pytest.mark.browser
 
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 LAYERS, HEADS, LENGTH = 3, 4, 9
 TOKENS = ["The", " cat", " sat", "</script>", "שלום", "\n", " on", " the", " mat"]
 
@@ -31,18 +23,6 @@ def softmax(*shape, seed=0):
 
 PROBS, OTHER = softmax(LAYERS, HEADS, LENGTH, LENGTH), softmax(2, HEADS, LENGTH, LENGTH, seed=1)
 FIRST = PROBS[..., 0].mean(-1)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs .[browser]")
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if path is None:
-        pytest.skip("no Chromium on the PATH; set CHROMIUM to one")
-    with playwright.sync_playwright() as play:
-        running = play.chromium.launch(executable_path=path, args=FLAGS)
-        yield running
-        running.close()
 
 
 @pytest.fixture
@@ -118,6 +98,23 @@ def test_pointing_tells_who_looks_where(one):
     one.keyboard.press("Escape")
     one.mouse.move(5, 5)
     assert "Point at a token" in readout(one)
+
+
+def test_the_colour_scale_says_which_probability_a_colour_is(one):
+    """The ends of the scale are the colours of cells with p = 1 and, at the paper, p = 0."""
+    pixel = "(c, x, y) => c.getContext('2d').getImageData(x, y, 1, 1).data.join()"
+    scale = "document.querySelector('.legend canvas')"
+    ends = one.evaluate(f"[0, 159].map((x) => ({pixel})({scale}, x, 0))")
+    box = one.locator(".stage canvas").bounding_box()
+    x, y = cell(one, 0, 0)  # the first token attends to itself alone
+    at = f"{x - box['x']}, {y - box['y']}"
+    assert one.evaluate(f"({pixel})(document.querySelector('.stage canvas'), {at})") == ends[1]
+    assert ends[0] == "255,255,255,255"
+    ticks = lambda: [float(tick) for tick in one.locator(".legend i").all_text_contents()]
+    assert ticks() == [0, 0.06, 0.25, 0.56, 1]  # by the square root
+    assert "attention probability" in one.locator(".legend").text_content()
+    one.locator("#scale").select_option("plain")
+    assert ticks() == [0, 0.25, 0.5, 0.75, 1]
 
 
 def test_heads_are_chosen_by_mouse_and_keys(one):

@@ -1,6 +1,7 @@
 """Circuits and composition scores: against NumPy, and independent of the basis of a head."""
 
 import contextlib
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,7 @@ def by_hand(w, norm, kind):
     return q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]), v @ w["o"]
 
 
+SCALES = (0.5, 1.0, 2.0)
 ORDERS = [("pre", "layer"), ("pre", "rms"), ("sandwich", "rms"), ("post", "layer")]
 
 
@@ -45,27 +47,23 @@ def test_matrices_and_how_they_fit_are_those_of_elhage(order):
     norm, kind = order
     config = config_of(
         norm=Norm(position=norm, kind=kind), sharing="attention_only", num_kv_heads=1,
-        attention=Attention(output_scale=0.5),
+        attention=Attention(output_scale=0.5, layer_scales=SCALES),
     )  # fmt: skip
     params = jax.tree.map(np.asarray, random_params(config))
     layers = [layer_params(params["layers"], config.plan, i) for i in range(3)]
-    pairs = [
-        by_hand(w["attention"], None if norm == "post" else w["attention"]["norm"], kind)
-        for w in layers
-    ]
-    if norm == "sandwich":  # what a head writes is scaled again
-        pairs = [
-            (a, b * w["attention"]["norm_after"]["scale"])
-            for (a, b), w in zip(pairs, layers, strict=True)
-        ]
+    pairs = []
+    for w, scale in zip((layer["attention"] for layer in layers), SCALES, strict=True):
+        a, b = by_hand(w, None if norm == "post" else w["norm"], kind)
+        after = w["norm_after"]["scale"] if norm == "sandwich" else 1
+        pairs.append((scale * a, 0.5 * b * after))
     found = {name: circuit(config, params, name) for name in ("qk", "ov")}
     for i, (a, b) in enumerate(pairs):
         for n in range(3):
             assert_close(found["qk"].matrix(i, n), a[n].astype(np.float64))
-            np.testing.assert_allclose(found["ov"].matrix(i, n), b[n] / 2, rtol=1e-4, atol=1e-5)
-        sizes = np.linalg.svd(b / 2, compute_uv=False)[:, :4]
+            np.testing.assert_allclose(found["ov"].matrix(i, n), b[n], rtol=1e-4, atol=1e-5)
+        sizes = np.linalg.svd(b, compute_uv=False)[:, :4]
         np.testing.assert_allclose(found["ov"].singular_values[i], sizes, rtol=1e-5)
-        eigenvalues = np.linalg.eigvals(b / 2)
+        eigenvalues = np.linalg.eigvals(b)
         np.testing.assert_allclose(
             np.sum(abs(found["ov"].eigenvalues[i]), -1), np.sum(abs(eigenvalues), -1), rtol=1e-4
         )
@@ -111,21 +109,19 @@ def test_keys_of_an_earlier_layer_and_of_another_text():
     )
 
 
-def test_circuits_of_an_encoder_and_of_cross_attention():
-    encoder = EncoderConfig(num_layers=2, shares_decoder=True)
-    config = config_of(kind="encoder_decoder", encoder=encoder)
-    params = random_params(config)
-    assert circuit(config, params, "ov", attention="encoder").singular_values.shape == (2, 3, 4)
+@pytest.mark.parametrize("position", ["pre", "pre_ffn"])
+def test_circuits_of_an_encoder_and_of_cross_attention(position):
+    """Its keys are behind the final norm of the encoder, its queries behind their own norm."""
+    encoder = EncoderConfig(num_layers=2, shares_decoder=position == "pre")
+    if position == "pre_ffn":
+        encoder = dataclasses.replace(encoder, num_heads=4)
+    config = config_of(kind="encoder_decoder", encoder=encoder, norm=Norm(position=position))
+    params, count = random_params(config), config.encoder_model.heads.num_heads
+    found = circuit(config, params, "ov", attention="encoder")
+    assert found.singular_values.shape == (2, count, 12 // count)
     norms = circuit(config, params, "qk", attention="cross").norms
-    params["final_norm"] |= {"scale": 2 * params["final_norm"]["scale"]}
-    assert_close(circuit(config, params, "qk", attention="cross").norms, 2 * norms)
-
-
-def test_the_norm_before_cross_attention_belongs_to_its_queries():
-    config = config_of(kind="encoder_decoder", norm=Norm(position="pre_ffn"))
-    params = random_params(config)
-    norms = circuit(config, params, "qk", attention="cross").norms
-    params["layers"]["cross"]["norm"]["scale"] *= 2
+    before = params["final_norm"] if position == "pre" else params["layers"]["cross"]["norm"]
+    before["scale"] *= 2
     assert_close(circuit(config, params, "qk", attention="cross").norms, 2 * norms)
 
 

@@ -10,8 +10,15 @@ from conftest import assert_close
 from interpreted_models import config_of, random_params
 
 from attnlab.attention.masks import Edges
-from attnlab.interpret import default_metric, head_statistics, model_panel
-from attnlab.models import FFN, EncoderConfig, OutputHead
+from attnlab.heads import Standard
+from attnlab.interpret import (
+    default_metric,
+    head_gates,
+    head_predictions,
+    head_statistics,
+    model_panel,
+)
+from attnlab.models import FFN, EncoderConfig, LayerOverrides, OutputHead
 
 DECODER = config_of(num_heads=2, head_dim=5, sharing="attention=0,1,1 ffn=0,1,0")
 TOKENS = np.array([[3, 1, 4, 3, 1, 5]], np.int32)
@@ -163,8 +170,29 @@ def test_an_encoder_decoder_has_three_attentions():
         assert abs(maps.statistics["loss increase"][last, 1] - worth) < 1e-4
 
 
-def test_one_text_at_a_time():
-    params = random_params(DECODER)
-    two = {"tokens": np.concatenate([TOKENS, TOKENS])}
-    with pytest.raises(ValueError, match="one text, not 2"):
-        model_panel(DECODER, params, two, {"tokens": list("abcdef")}, ablate=False)
+@pytest.mark.slow
+def test_layer_types_with_equal_heads_have_a_panel():
+    types = ((1, LayerOverrides(window=2)), (1, LayerOverrides(sharing="albert")))
+    config = config_of(num_layers=5, layer_types=types, num_heads=4, num_kv_heads=2)
+    panel = model_panel(config, random_params(config), {"tokens": TOKENS}, {"tokens": "abcdef"})
+    assert panel.maps[0].probs.shape == (5, 4, 6, 6)
+    groups = panel.maps[0].plan["attention"]
+    assert groups[1] == groups[3]
+    assert len(set(groups)) == 4
+    assert "2 layer types" in panel.description
+
+
+def test_one_text_and_equal_heads_at_a_time():
+    types = ((1, LayerOverrides(heads=Standard(num_heads=1))), (1, LayerOverrides()))
+    mixed, encoder = config_of(layer_types=types), EncoderConfig(num_heads=4)
+    apart = config_of(kind="encoder_decoder", encoder=encoder)
+    texts, two = {"tokens": TOKENS}, {"tokens": np.concatenate([TOKENS, TOKENS])}
+    for call, message in (
+        (lambda: model_panel(DECODER, {}, two, texts), "one text, not 2"),
+        (lambda: model_panel(apart, {}, texts, texts), "layers have 3 or 4 heads"),
+        (lambda: model_panel(mixed, {}, texts, texts), "layers have 1 or 3 heads"),
+        (lambda: head_predictions(mixed, {}, []), "layers have 1 or 3 heads"),
+        (lambda: head_gates(mixed), "layers have 1 or 3 heads"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

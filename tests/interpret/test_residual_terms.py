@@ -33,20 +33,20 @@ from attnlab.models import (
     OutputHead,
     Relative,
     Rotary,
+    run_model,
 )
-from attnlab.models.ffn import normalize
 
 NO_BIAS = {"biases": (), "norm": Norm(kind="rms")}
 FAMILIES = {
-    "gpt2": {"output": OutputHead(bias=True, scale=0.7)},
+    "gpt2": {"output": OutputHead(bias=True, scale=0.7), "norm": Norm(layer_scale=0.5)},
     "bert": {
         "kind": "encoder", "norm": Norm(position="post"), "output": OutputHead(kind="own"),
         "embedding": Embedding(norm=True, width=5, token_types=2),
         "ffn": FFN(width=10, residual_scale=2.0), "attention": Attention(output_scale=0.3),
     },
     "t5": {
-        "kind": "encoder_decoder", "encoder": EncoderConfig(num_layers=2, sharing="albert"),
-        "positions": Relative(buckets=8, per_layer=True), "scale": 1.0,
+        "kind": "encoder_decoder", "positions": Relative(buckets=8, per_layer=True), "scale": 1.0,
+        "encoder": EncoderConfig(num_layers=2, num_heads=4, sharing="albert"),
         "ffn": FFN(width=10, bias=False, activation="gated_gelu"), **NO_BIAS,
     },
     "llama": {
@@ -73,6 +73,7 @@ KEPT = [
     ("bert", "latent", "cla:2"),
     ("t5", "two_stage", "albert"),
     ("llama", "standard", "relaxed:2"),
+    ("gpt2", "wide", "albert"),
     ("gemma", "standard", "albert"),
 ]
 SOURCE = jnp.asarray([[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]])
@@ -106,11 +107,13 @@ def test_terms_sum_to_the_logits_and_scores(case, x64):
     inputs = ModelInputs(source=SOURCE, source_padding_mask=IS_TOKEN) if is_t5 else ModelInputs()
     splits = {"self": "query", "cross": "key", "encoder": "both"} if is_t5 else {"self": "both"}
     splits = {} if layout in PRODUCTS else splits
+    beside = dataclasses.replace(inputs, capture=("ffn_in",))
 
     @jax.jit
     def run(params):
         recording = record(config, params, TOKENS, inputs)
         outputs, chosen = recording.outputs, TOKENS[:, ::-1]
+        ffn_in = run_model(params, TOKENS, config, beside).captured["ffn_in"]
         one = sum_terms(direct_logit_attribution(recording, chosen), 2)
         pairs = [
             (sum_terms(direct_logit_attribution(recording)), outputs.logits),
@@ -118,7 +121,7 @@ def test_terms_sum_to_the_logits_and_scores(case, x64):
             (sum_terms(decompose_residual(recording)), outputs.captured["residual"][-1]),
             (sum_terms(decompose_residual(recording, layer=2)), outputs.captured["residual"][1]),
             (sum_terms(decompose_input(recording, 1)), outputs.captured["attention_in"][1]),
-            (sum_terms(decompose_input(recording, 1, "ffn")), ffn_input(recording)),
+            (sum_terms(decompose_input(recording, 1, "ffn")), ffn_in[1]),
         ]
         if is_t5:
             pairs += [(sum_terms(decompose_final(recording, encoder=True)), outputs.encoded)]
@@ -134,22 +137,6 @@ def test_terms_sum_to_the_logits_and_scores(case, x64):
     for got, expected in run(random_params(config)):
         assert expected.dtype == np.float64
         assert_close(got, expected, loosen=10)
-
-
-def ffn_input(recording):
-    """Of layer 1, from captured values."""
-    captured, c = recording.outputs.captured, recording.config
-    weights = recording.layer_weights(1)
-    x = captured["residual"][0]
-    written = c.attention.output_scale * captured["attention_out"][1]
-    if c.norm.position == "sandwich":
-        written = normalize(weights["attention"]["norm_after"], written, c.norm)
-    if c.norm.position != "parallel":
-        x = x + written
-    if c.norm.position == "post":
-        return normalize(weights["attention"]["norm"], x, c.norm)
-    x = x + captured["cross.attention_out"][1] if "cross.attention_out" in captured else x
-    return normalize(weights["ffn"]["norm"], x, c.norm)
 
 
 def silent(params, sublayer, layer, *names):
@@ -199,11 +186,6 @@ def test_what_writes_nothing_has_zero_terms(name, position):
         assert [n for n in is_zero if is_zero[n]] == [name] * (name in is_zero)
 
 
-def with_extra(extra):
-    config = config_of(num_layers=1, ffn=FFN(width=0))
-    return dataclasses.replace(config, heads=dataclasses.replace(config.heads, extras=(extra,)))
-
-
 def scores_of(head):
     return lambda recording: decompose_scores(recording, 0, head)
 
@@ -213,8 +195,8 @@ REFUSED = [
     (config_of(output=OutputHead(transform="gelu"), **ONE), direct_logit_attribution, "decompose_"),
     (config_of(output=OutputHead(kind="none"), **ONE), direct_logit_attribution, "no logits"),
     (config_of("tensor_product", biases=(), **ONE), scores_of(0), "'tensor_product' is not linear"),
-    (with_extra(heads.TalkingHeads()), scores_of(0), "talking_heads"),
-    (with_extra(heads.SoftCap(5.0)), scores_of(0), "soft_cap"),
+    (config_of(extras=(heads.TalkingHeads(),), **ONE), scores_of(0), "talking_heads"),
+    (config_of(extras=(heads.SoftCap(5.0),), **ONE), scores_of(0), "soft_cap"),
     (config_of(**ONE), lambda r: decompose_residual(r, encoder=True), "one stack"),
     (config_of(**ONE), lambda r: decompose_residual(r, layer=1), "layers are 0 to 0"),
     (config_of(**ONE), scores_of(3), "1 layers of 3 heads"),
@@ -229,16 +211,15 @@ def test_what_is_not_a_sum_raises(config, f, message):
 
 
 def test_calls_that_cannot_be_recorded():
-    config, tokens = config_of(), TOKENS
-    params = random_params(config)
+    config, types = config_of(), ((1, LayerOverrides(window=2)), (1, LayerOverrides()))
     patched = ModelInputs(patch={"residual": lambda x, layer: x})
-    with pytest.raises(ValueError, match="'residual' would break the sum"):
-        record(config, params, tokens, patched)
-    with pytest.raises(ValueError, match="cache"):
-        record(config, params, tokens, ModelInputs(cache=config.init_cache(2, 8)))
-    types = ((1, LayerOverrides(window=2)), (1, LayerOverrides()))
-    with pytest.raises(ValueError, match="layer_types"):
-        record(config_of(layer_types=types), params, tokens)
+    for given, inputs, message in (
+        (config, patched, "'residual' would break the sum"),
+        (config, ModelInputs(cache=config.init_cache(2, 8)), "cache"),
+        (config_of(layer_types=types), ModelInputs(), "layer_types"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            record(given, random_params(config), TOKENS, inputs)
 
 
 def test_linearize_at():

@@ -228,6 +228,9 @@ def test_budgets_have_measured_seconds_beside_flops():
     for budget, count in (("", 1), ("parameters", 0)):  # were they made equal?
         lines = limits(panel(runs, matched=budget))
         assert sum("1,000 to 1,300" in line for line in lines) == count
+    values = {"matched": "flops"}  # as `lab.product(..., match="flops")` leaves it in every run
+    runs = [made({"layout": name}, 0, 2.5, values=values) for name in ("standard", "wide")]
+    assert read_panels([lab.Results(runs)])[0].about.matched == "flops"
 
 
 def test_equivalence_needs_a_margin():
@@ -432,7 +435,7 @@ def test_what_cannot_be_reported(tmp_path):
             lab.report(given, path, Description(baseline=baseline))
 
 
-def test_heads_are_those_of_the_checkpoint(tmp_path):
+def test_heads_are_those_of_the_checkpoint(tmp_path, capsys):
     """One run of a tiny language model: its maps, statistics before and after, and a text."""
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat and the dog ran. " * 100)
@@ -441,6 +444,7 @@ def test_heads_are_those_of_the_checkpoint(tmp_path):
     )
     spec = lab.RunSpec("tiny", experiment, 0, {"layout": "standard"})
     results = lab.sweep([spec], tmp_path / "w", executor=lab.InProcess())
+    assert "[tiny] complete; 1 of 1 runs finished" in capsys.readouterr().err
     path = lab.report(results, tmp_path / "report.html", heads=True)
     assert (tmp_path / "figures/map-0.svg").exists()
     assert "untrained" in (tmp_path / "tables/heads-0.csv").read_text()

@@ -1,8 +1,5 @@
 """A report in a real browser: `pytest -m browser`, with playwright and a Chromium."""
 
-import os
-import shutil
-
 import pytest
 from made_results import noisy, with_curves
 
@@ -10,25 +7,11 @@ from attnlab import lab
 
 pytestmark = pytest.mark.browser
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 MEANS = {
     (("layout", layout), ("sharing", plan)): 2.7 + 0.1 * i + 0.2 * j
     for i, layout in enumerate(("standard", "wide", "narrow"))
     for j, plan in enumerate(("separate", "albert"))
 }
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs .[browser]")
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if path is None:
-        pytest.skip("no Chromium on the PATH; set CHROMIUM to one")
-    with playwright.sync_playwright() as play:
-        running = play.chromium.launch(executable_path=path, args=FLAGS)
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

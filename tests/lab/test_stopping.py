@@ -11,9 +11,8 @@ import stopping
 from conftest import ROOT
 
 from attnlab import lab
-from attnlab.lab.__main__ import main
 from attnlab.lab.spec import write_specs
-from attnlab.lab.worker import STOPPED
+from attnlab.lab.worker import STOPPED, main
 from attnlab.training import Stopped
 from attnlab.training.loggers import LOGGERS
 

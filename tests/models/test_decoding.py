@@ -92,7 +92,7 @@ def test_a_full_row_gives_nan_and_the_others_continue():
     assert np.isnan(outputs.logits[0]).all()
     assert np.isfinite(outputs.logits[1:]).all()
     assert outputs.cache["length"].tolist() == 3 * [[6, 5, 1]]
-    with pytest.raises(ValueError, match=r"6 tokens behind 6 do not .* size 6; .*=12"):
+    with pytest.raises(ValueError, match=r"12 tokens do not .* size 6; .*=12"):
         prefill(params, TEXTS[:, :6], LONG, cache, padding_mask=LEFT)
 
 

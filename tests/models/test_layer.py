@@ -205,7 +205,7 @@ ALBERT = Plan(attention=(0, 0), ffn=(0, 0))
 OTHERS = {
     "heads": (
         MultiHeadAttention(heads.Wide(width=6, num_heads=2)), MultiHeadAttention(HEADS),
-        r"weight 'q' has shape \(6, 2, 3\); Wide",
+        r"'heads/k' has shape \(6, 2, 3\)",
     ),
     "FFN": (FeedForward(FFN(width=7)), FeedForward(FFN(width=8)), r"'ffn/down' has shape \(8, 6\)"),
     "plan": (LayerStack(SPEC, ALBERT), LayerStack(SPEC, PLAN), "change_plan"),

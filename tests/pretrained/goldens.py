@@ -7,6 +7,8 @@ import numpy as np
 from conftest import ROOT
 
 from attnlab import pretrained
+from attnlab.heads import Standard
+from attnlab.models import FFN, ModelConfig
 from attnlab.pretrained.tensors import write_file
 from attnlab.tap import Tap
 
@@ -18,6 +20,12 @@ FAMILIES = {
 }
 SOME_FAMILIES = list(FAMILIES)[::4]
 """Those that the default run tests where a test of all takes long."""
+SMALL = ModelConfig(
+    vocab_size=11, max_len=9, width=12, num_layers=2,
+    heads=Standard(num_heads=3, biases=("q", "k", "v", "o")),
+    ffn=FFN(width=7, activation="gelu_tanh"),
+)  # fmt: skip
+"""A model of ours that GPT-2's format can say."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Family -> attributes that change what is computed, as they are not supported.
 ATTRIBUTES = {

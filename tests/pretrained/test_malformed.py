@@ -103,12 +103,9 @@ OTHERS = {bool: ["yes"], int: ["two"], float: ["two"], str: [7], list: [3], dict
 def wrong_values(attribute, config):
     """Of another type, too small, or no activation."""
     kind = attribute.kind or type(attribute.default)
-    values = list(OTHERS.get(kind, []))
-    if kind is int:
-        values.append(attribute.least - 1)
-    if kind is str and "act" in attribute.name and attribute.name in config:
-        values.append("mish")
-    return values
+    names_activation = kind is str and "act" in attribute.name and attribute.name in config
+    values = OTHERS.get(kind, []) + ["mish"] * names_activation
+    return [*values, attribute.least - 1] if kind is int else values
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -263,6 +260,13 @@ def test_tensors_that_are_no_weights(tmp_path):
         refused_folder(folder, *parts, allow_nonfinite=True)
         if "unknown dtype" not in parts[0] and not {NAME} & set(tensors):
             pretrained.load(folder, ignore=tuple(tensors))
+    # float64 is rounded to float32; float32 beyond the range of bfloat16 is refused there.
+    folder = golden_folder(tmp_path / "wide", "gpt2", tensors={NAME: np.full(12, 0.1)})
+    params = pretrained.load(folder)[1]
+    assert params["layers"]["attention"]["norm"]["bias"][0, 0] == np.float32(0.1)
+    folder = golden_folder(tmp_path / "large", "gpt2", tensors=weight(np.float32, 3.4e38))
+    pretrained.load(folder)
+    refused_folder(folder, "h.0.ln_1.bias", "bfloat16", param_dtype="bfloat16")
 
 
 def test_weights_that_are_not_finite(tmp_path):
@@ -281,17 +285,6 @@ def test_weights_that_are_not_finite(tmp_path):
         if NAME in tensors:
             got = params["layers"]["attention"]["norm"]["bias"][0]
             np.testing.assert_array_equal(got, tensors[NAME].astype(np.float32))
-
-
-def test_rounding_and_range(tmp_path):
-    """float64 is rounded to float32; float32 beyond the range of bfloat16 is refused there."""
-    folder = golden_folder(tmp_path / "one", "gpt2", tensors={NAME: np.full(12, 0.1)})
-    params = pretrained.load(folder)[1]
-    assert params["layers"]["attention"]["norm"]["bias"][0, 0] == np.float32(0.1)
-    large = {NAME: np.full(12, 3.4e38, np.float32)}
-    folder = golden_folder(tmp_path / "two", "gpt2", tensors=large)
-    pretrained.load(folder)
-    refused_folder(folder, "h.0.ln_1.bias", "bfloat16", param_dtype="bfloat16")
 
 
 def test_damaged_files(tmp_path):
@@ -340,35 +333,29 @@ def test_fields_that_change_the_shapes_of_weights(fields, tmp_path):
     refused_folder(golden_folder(tmp_path / "a", "gpt2"), *fields, "shapes of weights", **fields)
 
 
+ROPE_WORDS = "rope_type type rope_theta factor partial_rotary_factor full_attention".split()  # noqa: SIM905
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
 @pytest.mark.parametrize("family", deep(FAMILIES, *SOME_FAMILIES))
-def test_no_attribute_ends_in_another_error(family, tmp_path):
+def test_no_value_ends_in_another_error(family, tmp_path):
     """Each attribute, each odd value: a ValueError, or the same shapes as the file."""
     config, tensors, _, _ = split(FAMILIES[family])
-    names = [one.name for one in pretrained.FAMILIES[family].attributes]
     folder = write(tmp_path / "folder", config, tensors)
     pretrained.load(folder)
-    for name in {*names, "rope_theta", "rope_scaling", "rope_parameters", "is_decoder"}:
-        for value in ODD:
-            (folder / "config.json").write_text(json.dumps(config | {name: value}))
-            try:
-                with contextlib.suppress(ValueError):
-                    pretrained.load(folder)
-            except Exception as error:
-                raise AssertionError(f"{name} = {value!r}: {error!r}") from error
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox"])
-@pytest.mark.parametrize("outer", ["rope_parameters", "rope_scaling"])
-def test_no_rotary_positions_end_in_another_error(family, outer, tmp_path):
-    config, tensors, _, _ = split(FAMILIES[family])
-    folder = write(tmp_path / "folder", config, tensors)
-    linear = {"rope_type": "linear", "factor": 2.0}
-    names = ["rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", "full_attention"]
-    for name, value, given in itertools.product(names, [*ODD, 10**400], [{}, linear]):
-        text = json.dumps(config | {outer: given | {name: value}})
-        (folder / "config.json").write_text(text)
-        with contextlib.suppress(ValueError):
-            pretrained.load_config(folder)
+    outer = {"rope_scaling", "rope_parameters"}
+    names = {one.name for one in pretrained.FAMILIES[family].attributes}
+    changes = itertools.product(names | outer | {"rope_theta", "is_decoder"}, ODD)
+    rotary = itertools.product(outer & names, [{}, LINEAR], ROPE_WORDS, [*ODD, 10**400])
+    inner = [(name, given | {word: value}) for name, given, word, value in rotary]
+    calls = {pretrained.load: changes, pretrained.load_config: inner}
+    for call, name, value in ((f, *change) for f, own in calls.items() for change in own):
+        (folder / "config.json").write_text(json.dumps(config | {name: value}))
+        try:
+            with contextlib.suppress(ValueError):
+                call(folder)
+        except Exception as error:
+            raise AssertionError(f"{name} = {value!r}: {error!r}") from error
 
 
 HEADS = [

@@ -21,45 +21,37 @@ LINES = [
 ]
 
 
-def bpe():
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return (
-        made,
-        trainers.BpeTrainer,
-        dict(vocab_size=290, initial_alphabet=pre.ByteLevel.alphabet()),
-    )
+def ends(single, **special):
+    return processors.TemplateProcessing(single=single, special_tokens=[*special.items()])
 
 
-def word_piece():
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
-    ends = dict(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    made.post_processor = processors.TemplateProcessing(**ends)
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    return made, trainers.WordPieceTrainer, dict(vocab_size=90, special_tokens=special)
-
-
-def unigram():
-    made = Tokenizer(models.Unigram())
-    made.normalizer = normalizers.NFKC()
-    made.pre_tokenizer = pre.Metaspace()
-    made.decoder = decoders.Metaspace()
-    ends = dict(single="$A </s>", special_tokens=[("</s>", 1)])
-    made.post_processor = processors.TemplateProcessing(**ends)
-    special = ["<pad>", "</s>", "<unk>"]
-    options = dict(vocab_size=60, special_tokens=special, unk_token="<unk>")
-    return made, trainers.UnigramTrainer, options
-
-
-KINDS = {"bpe": bpe, "word_piece": word_piece, "unigram": unigram}
+KINDS = {
+    # its model, normalizer, pre-tokenizer, decoder and post-processor, and how it learns
+    "bpe": (
+        models.BPE, None, pre.ByteLevel(add_prefix_space=False), decoders.ByteLevel(), None,
+        trainers.BpeTrainer, dict(vocab_size=290, initial_alphabet=pre.ByteLevel.alphabet()),
+    ),
+    "word_piece": (
+        lambda: models.WordPiece(unk_token="[UNK]"), normalizers.BertNormalizer(),
+        pre.BertPreTokenizer(), decoders.WordPiece(),
+        ends("[CLS] $A [SEP]", **{"[CLS]": 2, "[SEP]": 3}), trainers.WordPieceTrainer,
+        dict(vocab_size=90, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]),
+    ),
+    "unigram": (
+        models.Unigram, normalizers.NFKC(), pre.Metaspace(), decoders.Metaspace(),
+        ends("$A </s>", **{"</s>": 1}), trainers.UnigramTrainer,
+        dict(vocab_size=60, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>"),
+    ),
+}  # fmt: skip
+PARTS = ("normalizer", "pre_tokenizer", "decoder", "post_processor")
 
 
 def learn(kind, folder):
-    made, trainer, options = KINDS[kind]()
+    model, *parts, trainer, options = KINDS[kind]
+    made = Tokenizer(model())
+    for name, part in zip(PARTS, parts, strict=True):
+        if part is not None:
+            setattr(made, name, part)
     made.train_from_iterator(LINES, trainer(**options, show_progress=False))
     if kind == "word_piece":  # as published files may have it; a text is neither cut nor filled
         made.enable_truncation(6)

@@ -268,10 +268,6 @@ def test_summae(encoder_heads):
     seen = run("summae", config, w | {"embedding": table}, shifted, **READS)
     check(seen.encoded, encoded)
     check(seen.hidden, last)
-    with pytest.raises(ValueError, match=r"encoder.num_heads .*not divisible by num_heads 5"):
-        pretrained.from_variables(
-            "summae", config | dict(num_encoder_heads=5), w | {"embedding": table}
-        )
 
 
 TO_GOOGLE = {
@@ -297,8 +293,10 @@ TO_GOOGLE = {
 """Pattern in the names of Hugging Face, with slashes -> what Google's have there."""
 
 
-def to_google(tensors, family):
-    """Tensors of Hugging Face's file under the names, and in the order, of Google's."""
+def google_case(family):
+    """(config, tensors, inputs) of a golden file with the names, and in the order, of Google's."""
+    config, tensors, given, _ = split(FAMILIES[family])
+    config = {n: v for n, v in config.items() if n not in ("model_type", "hidden_act")}
     found = {}
     for name, a in tensors.items():
         path = name.removeprefix(f"{family}.").replace(".", "/")
@@ -307,16 +305,14 @@ def to_google(tensors, family):
         path = path if path.startswith("cls/") else f"bert/{path}"
         found[path] = a.T if path.endswith("/kernel") else a
     assert len(found) == len(tensors)
-    return found
+    return config, found, given
 
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_google_names(family, tmp_path):
     """The same weights under Hugging Face's names give the same, with the tanh gelu."""
-    config, tensors, _, _ = split(FAMILIES[family])
+    config, w, _ = google_case(family)
     theirs, expected = pretrained.load(golden_folder(tmp_path / "folder", family))
-    config = {n: v for n, v in config.items() if n not in ("model_type", "hidden_act")}
-    w = to_google(tensors, family)
     settings = config | {"hidden_act": "gelu"}
     model, params = pretrained.from_variables(f"google_{family}", settings, w)
     jax.tree.map(np.testing.assert_array_equal, params, expected)
@@ -334,9 +330,7 @@ def test_google_names(family, tmp_path):
 
 def test_googles_albert_is_saved_where_nothing_drops(tmp_path):
     """transformers drops nothing behind the feed-forward part: with no rate there is no place."""
-    config, tensors, given, _ = split(FAMILIES["albert"])
-    config = {n: v for n, v in config.items() if n not in ("model_type", "hidden_act")}
-    w = to_google(tensors, "albert")
+    config, w, given = google_case("albert")
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model, params = pretrained.from_variables("google_albert", config | rates, w)
     pretrained.save(tmp_path / "saved", model, params)
@@ -351,11 +345,10 @@ def test_googles_albert_is_saved_where_nothing_drops(tmp_path):
 
 def test_googles_albert_with_equal_sizes_has_no_map():
     sizes = dict(hidden_size=12, num_attention_heads=3, intermediate_size=10, vocab_size=7)
-    for width, mapped in ((12, False), (6, True), (None, True)):
-        own = {} if width is None else {"embedding_size": width}  # 128
+    for own, width in (({"embedding_size": 12}, None), ({"embedding_size": 6}, 6), ({}, 128)):
         config, rows = pretrained.SYSTEMS["google_albert"](sizes | own, {})
-        assert any("embedding_hidden_mapping_in" in row.name for row in rows) == mapped
-        assert config.embedding.width == ((width or 128) if mapped else None)
+        assert config.embedding.width == width
+        assert any("embedding_hidden_mapping_in" in row.name for row in rows) == bool(width)
     many = sizes | dict(num_hidden_layers=22, num_hidden_groups=22)
     config, rows = pretrained.SYSTEMS["google_albert"](many, {})
     assert config.plan["ffn"][14:17] == (14, 14, 15)  # group 15 never comes to exist
@@ -369,6 +362,8 @@ LINEAR = {"linear1.weight": draw(10, E)}
 SNIPPET, MODULE, LAYERS = dict(embed_size=E, heads=N), dict(embed_dim=E, num_heads=N), dict(nhead=N)
 ATTENTION = dict(module="SelfAttention", emb=E, heads=N)
 ALT = ATTENTION | dict(module="SelfAttentionAlt")
+SUMMAE = {"encoder/layer_0/ffn/ffn/dense/kernel": draw(E, 10), "embedding": draw(11, E)}
+SUMMAE |= {f"{stack}/layer_0/x": draw(1) for stack in ("encoder", "decoder")}
 SHARD = {"symbol_modality_9_12/shared/weights_0": draw(4, E)}
 MISFITS = [
     ("seed_snippet", dict(embed_size=E), {}, "config needs 'heads'"),
@@ -383,6 +378,7 @@ MISFITS = [
     ("torch_layers", dict(nhead=5), LINEAR, "not divisible by num_heads 5"),
     ("torch_layers", LAYERS, {}, "'linear1.weight' is missing"),
     ("t2t", dict(num_heads=N), SHARD, "have 4 rows, their names say 9"),
+    ("summae", dict(num_encoder_heads=5, num_decoder_heads=N), SUMMAE, "by num_heads 5"),
     ("former", ATTENTION | dict(module="SelfAttentionRelative"), {}, "unknown module"),
     ("former", ATTENTION | dict(revision="1"), {}, "revision"),
     ("former", ATTENTION | dict(kqnorm=False), NORMS, "kqnorm is False, and kln.weight is there"),

@@ -3,12 +3,28 @@
 import warnings
 
 import pytest
-from goldens import FAMILIES, golden_folder, split
-from hub_words import HUB, PASSED
+from goldens import golden_folder
 
 from attnlab import pretrained
 
-LONG = {"n" * 5000: 1} | {f"word_{i}": i for i in range(100)}
+CODE = dict(AutoConfig="configuration_x.XConfig", AutoModelForCausalLM="modeling_x.XForCausalLM")
+HUB = {
+    # family: (words of folders on the hub which transformers passes over, those it reads)
+    "llama": (
+        {"is_llama_config": True, "transformers.js_config": {"kv_cache_dtype": {"fp16": "x"}}},
+        dict(pretraining_tp=1, rope_interleaved=False, rope_scaling=None, torch_dtype="bfloat16"),
+    ),
+    "qwen2": (dict(model_max_length=16384, unsloth_fixed=True), dict(use_mrope=False)),
+    "phi3": (
+        dict(auto_map=CODE),
+        dict(_name_or_path="Phi-3-mini-4k-instruct", attention_bias=False, use_cache=True),
+    ),
+    "falcon": (
+        dict(auto_map=CODE, use_flash_attn=True),
+        dict(apply_residual_connection_post_layernorm=False, torch_dtype="bfloat16"),
+    ),
+    "gpt2": ({"n" * 5000: 1} | {f"word_{i}": [i] for i in range(100)}, {}),
+}
 
 
 def warned(folder):
@@ -19,30 +35,23 @@ def warned(folder):
     return config, [str(one.message) for one in caught]
 
 
-@pytest.mark.parametrize("name", HUB)
-def test_a_config_of_the_hub(name, tmp_path):
-    """One warning, which names every word that changes nothing here."""
-    family = HUB[name]["model_type"]
-    config = split(FAMILIES[family])[0]
-    words = {n: a for n, a in HUB[name].items() if n not in config and n != "rope_theta"}
-    found, messages = warned(golden_folder(tmp_path / family, family, words))
-    assert found == pretrained.load_config(golden_folder(tmp_path / "plain", family))
-    assert len(messages) == bool(PASSED[name])
-    assert all(word in messages[0] for word in PASSED[name])
-    assert "auto_map" not in PASSED[name] or "not run" in messages[0]
-
-
-@pytest.mark.parametrize("value", [None, False])
-def test_a_word_that_is_off_passes_silently(value, tmp_path):
-    for family, name in (("phi3", "attention_bias"), ("phi3", "my_note")):
-        assert warned(golden_folder(tmp_path / "a", family, {name: value}))[1] == []
-    for name in ("quantization_config", "compression_config"):
-        assert warned(golden_folder(tmp_path / "a", "llama", {name: None}))[1] == []
-
-
-def test_a_long_name_is_cut(tmp_path):
-    [message] = warned(golden_folder(tmp_path / "folder", "gpt2", LONG))[1]
+@pytest.mark.parametrize("family", HUB)
+def test_words_of_the_hub(family, tmp_path):
+    """One short warning, which names the words that change nothing here, and no other word; none
+    for those that are off."""
+    passed, read = HUB[family]
+    plain = pretrained.load_config(golden_folder(tmp_path / "plain", family))
+    found, [message] = warned(golden_folder(tmp_path / "a", family, passed | read))
+    assert found == plain
+    assert all(word[:16] in message for word in list(passed)[:8])
+    assert not any(word in message for word in read)
+    assert ("not run" in message) == ("auto_map" in passed)
     assert len(message) < 1000
+    for off in (None, False):
+        given = dict.fromkeys(passed, off) | read
+        assert warned(golden_folder(tmp_path / "b", family, given)) == (plain, [])
+    quantized = dict.fromkeys(("quantization_config", "compression_config"))
+    assert warned(golden_folder(tmp_path / "c", family, quantized)) == (plain, [])
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn", "default"])

@@ -9,22 +9,13 @@ import numpy as np
 import peer_outputs
 import pytest
 from conftest import deep
-from goldens import FAMILIES, close, golden_folder, split
+from goldens import FAMILIES, SMALL, close, golden_folder, split
 from random_models import random_params
 
 from attnlab import pretrained
-from attnlab.heads import Standard, Wide
-from attnlab.models import FFN, Attention, Compute, EncoderConfig, ModelConfig
+from attnlab.heads import Wide
+from attnlab.models import Attention, Compute, EncoderConfig
 from attnlab.transforms import detect_sharing
-
-SMALL = ModelConfig(
-    vocab_size=11,
-    max_len=9,
-    width=12,
-    num_layers=2,
-    heads=Standard(num_heads=3, biases=("q", "k", "v", "o")),
-    ffn=FFN(width=7, activation="gelu_tanh"),
-)
 
 
 def check_written(model, params, given, folder):

@@ -9,7 +9,6 @@ from small_runs import MODEL, changed, in_memory
 
 from attnlab.data import DataSizes, Text
 from attnlab.training import (
-    Profile,
     Recorder,
     TrainConfig,
     callback,
@@ -52,7 +51,7 @@ REFUSED = [
     (r"attention\.w", lambda: frozen_mask("attention.w", {"embedding": jnp.ones(3)})),
     ("tensorboard", lambda: Recorder(Path("none"), (0,), loggers=["tensorbord"])),
     ("every=0", lambda: callback(every=0)),
-    ("profile steps 3 to 2", lambda: Profile(Path("none"), 3, 2)),
+    ("profile='3:2'", lambda: callbacks.parse_steps("3:2")),
     ("profile='3'", lambda: callbacks.parse_steps("3")),
     ("model_parallel 3", lambda: sharding.data_mesh(model_parallel=3)),
     ("batch_size 12", lambda: sharding.data_mesh(batch_size=12)),

@@ -177,20 +177,19 @@ STABLELM = LLAMA.variant(
 )
 
 
-class _Multipliers(f.Field):
-    """Scores are multiplied by attention_multiplier, logits are divided by logits_scaling."""
+class _LogitsScaling(f.Field):
+    """Logits are divided by logits_scaling."""
 
-    attributes = (Attribute("attention_multiplier", 1.0), Attribute("logits_scaling", 1.0))
+    attributes = (Attribute("logits_scaling", 1.0),)
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
         scale = float(attributes["logits_scaling"])
         if scale <= 0:
             raise bad_value("logits_scaling", scale, "must be above 0")
-        return {"heads.scale": attributes["attention_multiplier"], "output.scale": 1 / scale}
+        return {"output.scale": 1 / scale}
 
     def write(self, config: ModelConfig) -> JSON:
-        scores = config.layout.score_scale
-        return {"attention_multiplier": scores, "logits_scaling": 1 / config.output.scale}
+        return {"logits_scaling": 1 / config.output.scale}
 
 
 GRANITE = LLAMA.variant(
@@ -198,7 +197,8 @@ GRANITE = LLAMA.variant(
     f.CausalHead("Granite"),
     f.value("embedding_multiplier", float, "embedding.scale"),
     f.value("residual_multiplier", float, "attention.output_scale", "ffn.output_scale"),
-    _Multipliers(),
+    f.value("attention_multiplier", float, "heads.scale", default_path="layout.score_scale"),
+    _LogitsScaling(),
     without="head_dim",
     tasks=(),
 )

@@ -13,7 +13,6 @@ from attnlab.training.objectives.objective import (
     check_output,
     cross_entropy,
     input_shapes,
-    special_name,
     squared_error,
     unexplained_variance,
 )
@@ -25,5 +24,5 @@ OBJECTIVES: dict[str, Objective] = {**LANGUAGE, **ANSWERS, **SEQUENCES}
 __all__ = [
     "OBJECTIVES", "Example", "Metric", "Model", "Objective", "accuracy", "bits", "causal_lm",
     "check_kind", "check_output", "cross_entropy", "input_shapes", "masked_lm",
-    "regression", "span_corruption", "special_name", "squared_error", "unexplained_variance",
+    "regression", "span_corruption", "squared_error", "unexplained_variance",
 ]  # fmt: skip

@@ -251,15 +251,3 @@ def check_output(task: str, objective: Objective, model: ModelConfig, sizes: Dat
             f"task {task!r} needs model.output.num_classes={sizes.num_classes} (and a "
             f"model.output.pooler), not {model.output.num_classes}"
         )
-
-
-def special_name(objective: Objective, token: int, size: int) -> str:
-    """A token that is none of the `size` tokens of the data, for people: a vocabulary may also be
-    larger than those of the data and the task.
-
-    >>> from attnlab.training.objectives import OBJECTIVES
-    >>> [special_name(OBJECTIVES["masked_lm"], t, 256) for t in (256, 257)]
-    ['[mask]', '<257>']
-    """
-    names = objective.special_tokens
-    return names[token - size] if token - size < len(names) else f"<{token}>"

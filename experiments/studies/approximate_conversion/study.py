@@ -25,9 +25,10 @@ from attnlab.heads import Latent, Standard, cache_bytes_per_token
 from attnlab.interpret import token_loss
 from attnlab.lab.stats import paired_difference
 from attnlab.models import Rotary
-from attnlab.report.page import render, table
+from attnlab.report.page import table
 from attnlab.training import EvaluationConfig, OptimizerConfig, TrainConfig
 from attnlab.transforms import approximate_model
+from experiments.studies.rows import render
 
 MODEL = ModelConfig(
     width=64, num_layers=2, heads=Standard(num_heads=8), ffn=FFN(width=128), positions=Rotary(),
@@ -96,6 +97,12 @@ def run(train: TrainConfig = TRAIN, more: TrainConfig = MORE) -> Iterator[dict[s
             }  # fmt: skip
 
 
+def write_rows(path: Path) -> pandas.DataFrame:
+    """All rows anew, as they are read from the file."""
+    pandas.DataFrame(run()).to_csv(path, index=False)
+    return pandas.read_csv(path)
+
+
 METHODS = {"": "", "weights": "from the weights", "inputs": "least squares"}
 
 
@@ -124,11 +131,10 @@ def page(rows: pandas.DataFrame) -> str:
     latent, grouped = of["latent of 24, 8 rotated", "inputs"], of["GQA, 2 key heads", "inputs"]
     header = ("heads", "converted", "cache", "error", "before", "after", "200 steps later",
               "above the unchanged model")  # fmt: skip
-    text = render(
-        Path(__file__).with_name("page.md.jinja"),
+    return render(
+        __file__,
         variants=table(header, lines),
         fitted=table(("heads", "at once", "200 steps later"), fitted),
         latent=words(latent.trained - grouped.trained),
         seeds=rows.seed.nunique(),
     )
-    return f"{text}\n"

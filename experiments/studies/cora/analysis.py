@@ -1,17 +1,14 @@
 """The page of cora.csv."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
 from attnlab.lab.stats import paired_difference
-from attnlab.report.page import render
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
 from experiments.studies.cora.study import MAIN, PUBLISHED, VARIANTS
-from experiments.studies.rows import conclusions
+from experiments.studies.rows import conclusions, render
 
 
 def page(rows: pandas.DataFrame) -> str:
@@ -19,8 +16,8 @@ def page(rows: pandas.DataFrame) -> str:
     of = {name: rows[rows.variant == name].set_index("seed") for name in VARIANTS}
     said = conclusions({name: some.test for name, some in of.items()}, digits=2)
     main, found = of[MAIN].test, paired_difference(of[MAIN].test)
-    text = render(
-        Path(__file__).with_name("page.md.jinja"),
+    return render(
+        __file__,
         score=f"{found.mean:.1f} ± {main.std():.1f}",
         seeds=len(main),
         interval=f"{found.low:.2f} to {found.high:.2f}",
@@ -32,7 +29,6 @@ def page(rows: pandas.DataFrame) -> str:
         interval_of=paired_difference,
         said=said,
     )
-    return f"{text}\n"
 
 
 def figure(rows: pandas.DataFrame) -> Figure:

@@ -30,6 +30,8 @@ from experiments.studies.head_width.tables import ends
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 BUDGETS = {"parameters": ("o", "#3b8fd4"), "flops": ("s", "#d55e00"), "seconds": ("^", "#12a17a")}
 """What is equal -> marker and colour."""
+FONT_SIZE = 12
+"""Points: a phone shows a figure at three quarters of its size."""
 SHARED = {
     "albert": "all layers shared", "cycle:2": "two sets in turn",
     "attention_only": "attention shared", "ffn_only": "FFN shared",
@@ -89,32 +91,32 @@ def draw(widths: list[Effect], sharing: list[Effect], first: list[Effect]) -> st
     """The three panels as SVG; its ink follows the theme of the reader."""
     rows = [len({e.label for e in effects}) for effects in (widths, sharing, first)]
     heights = [rows[0] + 1, 1.4 * rows[1] + 1, 1.4 * rows[2] + 1]
-    figure = Figure(figsize=(4.9, 8.4), layout="constrained", facecolor="none")
+    figure = Figure(figsize=(4.9, 9.4), layout="constrained", facecolor="none")
     panels = figure.subplots(3, 1, height_ratios=heights)
     for axes, effects, title in zip(panels, (widths, sharing, first), TITLES, strict=True):
         forest(axes, effects)
-        axes.set_title(title, fontsize=10, color=INK, loc="left", x=-0.3)
-    return finished(figure, panels[2], "difference in bits per byte (left is better)", "effects")
+        axes.set_title(title, fontsize=FONT_SIZE, color=INK, loc="left", x=-0.48)
+    return finished(figure, panels[2], "difference in bits per byte\n(left is better)", "effects")
 
 
 def draw_summary(widths: list[Effect], sharing: list[Effect]) -> str:
     """Head widths and shared layers of the head-width study, in one scale, as SVG."""
-    figure = Figure(figsize=(4.9, 4.2), layout="constrained", facecolor="none")
+    figure = Figure(figsize=(4.9, 4.6), layout="constrained", facecolor="none")
     axes = figure.subplots()
     forest(axes, [effect for effect in widths if "narrow" not in effect.label] + sharing)
-    label = "bits per byte more than 4 heads of 16, or than separate layers"
+    label = "bits per byte more than 4 heads of 16,\nor than separate layers"
     return finished(figure, axes, label, "summary")
 
 
 def finished(figure: Figure, axes: Axes, label: str, name: str) -> str:
     """The figure with a legend of what is equal below its lowest axes, as SVG: the same bytes each
     time, in the font of the reader."""
-    axes.set_xlabel(label, x=0.3)
+    axes.set_xlabel(label, x=0.3, fontsize=FONT_SIZE)
     handles, labels = axes.get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
     figure.legend(
         named.values(), [f"equal {name.replace('flops', 'FLOPs')}" for name in named],
-        frameon=False, fontsize=9.5, labelcolor=INK, loc="outside lower center", ncols=3,
+        frameon=False, fontsize=FONT_SIZE, labelcolor=INK, loc="outside lower center", ncols=2,
         columnspacing=1, handletextpad=0.2,
     )  # fmt: skip
     text = themed_svg(figure, name)
@@ -125,9 +127,9 @@ def finished(figure: Figure, axes: Axes, label: str, name: str) -> str:
 def forest(axes: Axes, effects: list[Effect]) -> None:
     """One line per label from the top, one marker per budget."""
     labels = list(dict.fromkeys(effect.label for effect in effects))
-    shown = list(dict.fromkeys(effect.budget for effect in effects))
     for label, budget, found in effects:
         marker, colour = BUDGETS[budget]
+        shown = [effect.budget for effect in effects if effect.label == label]
         y = labels.index(label) + 0.22 * (shown.index(budget) - (len(shown) - 1) / 2)
         axes.plot([found.low, found.high], [y, y], color=colour, linewidth=1.6)
         axes.plot(found.value, y, marker, color=colour, markersize=5.5, label=budget)
@@ -137,7 +139,7 @@ def forest(axes: Axes, effects: list[Effect]) -> None:
     axes.set_facecolor("none")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(INK)
-    axes.tick_params(colors=INK, labelsize=9.5)
+    axes.tick_params(colors=INK, labelsize=FONT_SIZE)
     axes.tick_params(axis="y", length=0)
     axes.locator_params(axis="x", nbins=5)
     axes.grid(axis="x", color=INK, alpha=0.2, linewidth=0.6)

@@ -1,19 +1,16 @@
 """The page of looped_depth.csv, and the learning rates that its tuning seeds choose."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
 from attnlab import flops_per_token, num_parameters
 from attnlab.lab.stats import paired_difference
-from attnlab.report.page import render
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
 from experiments.studies.looped_depth import study
 from experiments.studies.looped_depth.study import COLUMNS, HOPS, NODES, VARIANTS
-from experiments.studies.rows import conclusions
+from experiments.studies.rows import conclusions, render
 
 
 def accuracy(rows: pandas.DataFrame) -> pandas.Series:
@@ -39,8 +36,8 @@ def page(rows: pandas.DataFrame) -> str:
     """The Markdown page of looped_depth.csv."""
     of = judged(rows)
     said = conclusions({name: accuracy(some) for name, some in of.items()}, digits=1)
-    text = render(
-        Path(__file__).with_name("page.md.jinja"),
+    return render(
+        __file__,
         study=study,
         said=said,
         minutes=f"{rows.seconds.sum() / 60:.0f}",
@@ -50,7 +47,6 @@ def page(rows: pandas.DataFrame) -> str:
         parameters={name: num_parameters(config) for name, config in VARIANTS.items()},
         flops={name: flops_per_token(config, NODES) for name, config in VARIANTS.items()},
     )
-    return f"{text}\n"
 
 
 def figure(rows: pandas.DataFrame) -> Figure:

@@ -1,7 +1,6 @@
 """The page of recall.csv, and the logistic curve of its fractions."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -9,11 +8,11 @@ from matplotlib.figure import Figure
 from scipy import optimize
 
 from attnlab.lab.stats import paired_difference
-from attnlab.report.page import render
 from attnlab.report.style import INK, new_axes
 from attnlab.report.style import THEMED_COLOURS as COLOURS
 from experiments.studies.recall import study
 from experiments.studies.recall.study import FIXED_TOTAL, LONGER, PAIRS, STEPS
+from experiments.studies.rows import render
 
 
 def fitted(pairs: np.ndarray, dims: np.ndarray, count: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -69,8 +68,8 @@ def percent(rows: pandas.DataFrame, shape: tuple[int, int], pairs: int = PAIRS[-
 def page(rows: pandas.DataFrame) -> str:
     """The Markdown page of recall.csv."""
     main, longer = rows[rows.steps == STEPS], rows[rows.steps == LONGER]
-    text = render(
-        Path(__file__).with_name("page.md.jinja"),
+    return render(
+        __file__,
         study=study,
         main=main,
         longer=longer,
@@ -80,7 +79,6 @@ def page(rows: pandas.DataFrame) -> str:
         fit=fit_curve(main),
         names={"ratio": "ln pairs + ln h", "half": "pairs / h at half, 16x2"},
     )
-    return f"{text}\n"
 
 
 def figure(rows: pandas.DataFrame) -> Figure:

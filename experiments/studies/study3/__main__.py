@@ -13,8 +13,8 @@ from absl import flags
 from pandas import DataFrame
 
 from attnlab import lab
+from attnlab.lab.machine import code_commit
 from attnlab.lab.workdir import SHARED, run_folder
-from attnlab.training.provenance import code_commit
 from experiments import app
 from experiments.studies.head_width.rows import check_origin
 from experiments.studies.head_width.texts import check_texts, load_text

@@ -89,27 +89,41 @@ def interval(found: Difference | None, digits: int = 3) -> str:
 
 
 def registered_table(tests: Sequence[Comparison], corrected: Mapping[str, float]) -> str:
-    """The registered comparisons; `corrected` has Holm's p-values of those that have some."""
+    """The registered comparisons, and below them the same numbers on other bytes and on 7 units;
+    `corrected` has Holm's p-values of those that have some."""
     rows = [
         {
             "": test.name,
-            "bits per byte": test.what,
+            "difference": test.what,
             "mean (95 % interval)": interval(test.found),
             "p": p_value(test.found.p),
             "Holm": p_value(corrected[test.name]) if test.name in corrected else "",
             "conclusion": analysis.conclusion(test.found),
+        }
+        for test in tests
+    ]
+    again = [
+        {
+            "difference": test.what,
             "other bytes": interval(test.other),
             "7 units": interval(test.units),
         }
         for test in tests
+        if test.other
     ]
     table = pd.DataFrame(rows)
     table = table if corrected else table.drop(columns="Holm")
-    return str(table.to_markdown(index=False, disable_numparse=True))
+    return f"""{table.to_markdown(index=False, disable_numparse=True)}
+
+The same without the bytes whose context stands earlier in the window (other bytes), and with the
+two Tatoeba texts averaged (7 units):
+
+{pd.DataFrame(again).to_markdown(index=False, disable_numparse=True)}"""
 
 
 def means_table(table: pd.DataFrame, variants: Sequence[Variant]) -> str:
-    """Held-out bits of each variant over texts, its rate, its FLOPs and measured seconds."""
+    """Held-out bits of each variant over texts, its rate, its FLOPs and measured seconds; settings
+    that all variants have are left out."""
     rows = []
     for variant in variants:
         found = analysis.rows_of(table, variant)
@@ -128,7 +142,10 @@ def means_table(table: pd.DataFrame, variants: Sequence[Variant]) -> str:
                 "ms a step": f"{step_milliseconds(found):.0f}",
             }
         )
-    return str(pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True))
+    means = pd.DataFrame(rows)
+    settings = ("positions", "optimizer", "start", "scale", "texts")
+    same = [name for name in settings if means[name].nunique() == 1]
+    return str(means.drop(columns=same).to_markdown(index=False, disable_numparse=True))
 
 
 def step_milliseconds(rows: pd.DataFrame) -> float:
@@ -157,11 +174,11 @@ class FirstTest(NamedTuple):
 def first_test(table: pd.DataFrame) -> FirstTest:
     """A1 and its two costs, from rows of first seeds."""
     cost = {
-        p: compare(table, "", f"(h 4 less h 16), {name}", *_cost_of_four(p))
+        p: compare(table, "", f"16x4 less 4x16: {name}", *_cost_of_four(p))
         for p, name in (("rotary", "rotary"), ("t5", "T5"))
     }
     difference = compare(
-        table, "A1", "(h 4 less h 16), rotary less T5",
+        table, "A1", "16x4 less 4x16: rotary less T5",
         *_cost_of_four("rotary"), *_cost_of_four("t5", -1),
     )  # fmt: skip
     found = difference.found
@@ -195,6 +212,8 @@ def page_a1(table: pd.DataFrame, left: int) -> str:
 positions, {interval(cost["t5"].found)} with T5's bias; rotary less T5 {interval(first.found)},
 {p_equation(first.found.p)}. {said}** {CONDITIONS}Muon, {first.found.count} texts, one seed each.
 
+Differences in bits per byte; 16x4 is 16 heads of 4, and above 0 these are worse:
+
 {registered_table([first, *cost.values()], {})}
 
 A1 is the primary test of part A. A2, A3 and A4 are not run: {left} of the part's judged runs are
@@ -204,6 +223,8 @@ numbers a head.
 Heads of 4 minus heads of 16, bits per byte of each text:
 
 {texts.to_markdown(floatfmt="+.3f")}
+
+Mean held-out bits per byte of each variant:
 
 {means_table(table, variants)}
 """
@@ -226,7 +247,7 @@ def part_a(table: pd.DataFrame) -> str:
              analysis.width_shift(bits["rotary"], bits["t5"])),
         compare(both_seeds, "A3", "8x8 less 4x16, T5, two seeds",
                 (1, Variant(8, 8, positions="t5")), (-1, Variant(4, 16, positions="t5"))),
-        compare(table, "A4", "(h 4 less h 16), rotary less half",
+        compare(table, "A4", "16x4 less 4x16: rotary less half",
                 *_cost_of_four("rotary"), *_cost_of_four("half", -1)),
     ]  # fmt: skip
     p_values = {test.name: test.found.p for test in others}

@@ -4,7 +4,6 @@ pip install -e ".[test,parity]" && pytest -m parity tests/pretrained/parity
 """
 
 import json
-import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import pytest
 pytestmark = pytest.mark.parity
 
 from goldens import close  # noqa: E402
-from hub_words import HUB, PASSED  # noqa: E402
 
 from attnlab import pretrained  # noqa: E402
 from attnlab.pretrained.attributes import (  # noqa: E402
@@ -35,48 +33,6 @@ def test_the_table_is_that_of_this_version():
     if transformers.__version__ != written["transformers"]:
         pytest.skip(f"the table is of transformers {written['transformers']}")
     assert words.table() == written
-
-
-def test_config_classes_fill_in_the_ids_of_the_table():
-    import peers
-    import words
-
-    classes = {config.model_type: config for _, config, _ in peers.PEERS.values()}
-    for name in pretrained.FAMILIES:
-        assert words._tokens(classes[name]()) == json.loads(words.FILE.read_text())["tokens"][name]
-
-
-@pytest.mark.parametrize("name", HUB)
-def test_config_of_the_hub(name, tmp_path):
-    """Loads with its own words, and computes the same."""
-    import peer_outputs
-    import peers
-    import torch
-    import transformers as tr
-
-    family = HUB[name]["model_type"]
-    model_class, config_class, _ = peers.PEERS[family]
-    torch.manual_seed(0)
-    config = config_class.from_dict(dict(HUB[name]))
-    config._attn_implementation, config.dtype = "eager", torch.float32
-    theirs = model_class(config).eval()
-    rng = np.random.default_rng(1)
-    with torch.no_grad():
-        for key, p in sorted(theirs.named_parameters()):
-            p.copy_(torch.from_numpy(peers._large(key, tuple(p.shape), rng).astype(np.float32)))
-    theirs.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(HUB[name]))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model, params = pretrained.load(tmp_path)
-    assert len(caught) == bool(PASSED[name])
-    loaded = tr.AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation="eager", dtype=torch.float32
-    ).eval()
-    given = peers.inputs(family)
-    seen = peer_outputs.run(model, params, given)
-    compared = peer_outputs.compare(seen, peers.outputs(loaded, given), close)
-    assert {"logits", "hidden", "probs"} <= set(compared)
 
 
 @pytest.mark.parametrize("family", pretrained.FAMILIES)
