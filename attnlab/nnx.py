@@ -73,7 +73,8 @@ class MultiHeadAttention(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """A decoder, an encoder or both: `attnlab.run_model` with parameters of its own.
+    """A decoder, an encoder (of texts or images) or both: `attnlab.run_model` with parameters of
+    its own.
 
     Args:
       config: everything that makes the model.
@@ -100,7 +101,7 @@ class Transformer(nnx.Module):
         """tokens -> `Outputs`.
 
         Args:
-          tokens: as in `run_model`.
+          tokens: ids [B, T], or images [B, H, W, C] if the model reads images; see `run_model`.
           deterministic: no dropout.
           **inputs: fields of `ModelInputs`, such as `padding_mask`, `segments`, `cache`.
 

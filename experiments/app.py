@@ -48,7 +48,7 @@ def define_run() -> None:
     flags.DEFINE_string(
         "workdir", None, "Folder of everything that the command writes.", required=True
     )
-    flags.register_validator("workdir", _is_folder, "name a folder; a file is there, or no name")
+    flags.register_validator("workdir", lambda name: name != "", "name a folder")  # of $UNSET
     flags.DEFINE_integer(
         "threads",
         None,
@@ -81,12 +81,6 @@ def given_prompt() -> list[str | list[int]]:
         except ValueError:
             raise ValueError(f"--{ids}={numbers} must be numbers such as 1,2,3") from None
     return found
-
-
-def _is_folder(name: str) -> bool:
-    """May there be a folder of this name? "" is the value of --workdir=$UNSET."""
-    path = Path(name or os.devnull)
-    return not any(one.exists() and not one.is_dir() for one in (path, *path.parents))
 
 
 def jax_flags() -> dict[str, str]:

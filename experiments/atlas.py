@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 
@@ -38,7 +39,7 @@ EXTRAS = (
     heads.Gate(), heads.Gate("element"), heads.Sink(), heads.Sink(learnt=False),
     heads.ExtraKeys(), heads.LearntSoftCap(), heads.MixtureOfHeads(),
 )  # fmt: skip
-OPTIONS: tuple[dict[str, object], ...] = (
+OPTIONS: tuple[dict[str, Any], ...] = (
     *({"extras": (extra,)} for extra in EXTRAS),
     *({"tie": tie} for tie in ("kv", "qk", "qkv")),
     {"qk_norm": heads.HeadNorm("layer")},
@@ -143,7 +144,7 @@ def options() -> str:
     return table(header, rows, ["---", "---", "--:", "--:", "---"])
 
 
-def can_have(name: str, fields: dict[str, object]) -> bool:
+def can_have(name: str, fields: dict[str, Any]) -> bool:
     """Can the layout of this name have these fields?"""
     try:
         LAYOUTS[name](width=512, num_heads=8, **fields)

@@ -159,8 +159,7 @@ def model_fields(model: ModelConfig) -> dict[str, object]:
     Raises ValueError for extras that are not in alphabetical order, which a config cannot keep.
     """
     named = dataclasses.replace(model, sharing=plan_name(model.sharing))
-    names = [extra.name for extra in model.heads.extras]
-    if names != sorted(names):
+    if (names := [extra.name for extra in model.heads.extras]) != sorted(names):
         raise ValueError(f"heads.extras={names}: a config sorts them; give them sorted by name")
     return models.to_dict(named, config_dict.placeholder)
 
@@ -173,13 +172,11 @@ def set_model(config: ConfigDict, model: ModelConfig) -> None:
 
 def set_values(config: ConfigDict, values: Values) -> None:
     """Sets fields by their paths. A layout, position scheme or dataset brings its own fields."""
-    for path in CHOICES:
-        if (name := values.get(path)) is None:
-            continue
-        if path == SOURCE:
-            made = lookup(DATASETS, str(name), what="data source")()
-            config.data = ConfigDict({"source": name, **fields(made)})
-        else:
+    if source := values.get(SOURCE):
+        made = lookup(DATASETS, str(source), what="data source")()
+        config.data = ConfigDict({"source": source, **fields(made)})
+    for path in (LAYOUT, POSITIONS):
+        if name := values.get(path):
             part = path.split(".")[1]
             record = choose(config.model[part].to_dict(), str(name), config_dict.placeholder)
             config.model[part] = ConfigDict(record)
@@ -243,11 +240,8 @@ def read(name: str, texts: Mapping[str, str | None]) -> ConfigFile:
     file = load(name)
     config = file.config
     if not isinstance(config, ConfigDict):
-        for field in texts:
-            raise ValueError(
-                f"{name} returns an Experiment, whose fields are no flags; leave out "
-                f"--config.{field}, or write --vary={field}=VALUE"
-            )
+        if texts:
+            raise ValueError(f"{name} returns an Experiment; set its fields by --vary=FIELD=VALUE")
         return file
     set_values(config, {field: texts[field] for field in CHOICES if field in texts})
     known, overrides = file.fields(), dict[str, object]()
@@ -313,7 +307,6 @@ class Setup(NamedTuple):
 
     base: lab.Experiment
     """Before a budget is made equal."""
-    seeds: tuple[int, ...]
     match: lab.Match | None
     variants: list[lab.Variant]
     """Empty where the file has none."""
@@ -321,9 +314,8 @@ class Setup(NamedTuple):
 
     def specs(self, seeds: Sequence[int] = ()) -> list[lab.RunSpec]:
         """A run of each variant with each seed; of the base where there are no variants."""
-        return specs_of(
-            self.base, self.variants or [lab.Variant({})], seeds or self.seeds, self.match
-        )
+        seeds = seeds or self.base.train.seeds
+        return specs_of(self.base, self.variants or [lab.Variant({})], seeds, self.match)
 
 
 def setup_of(file: ConfigFile, variants: Sequence[lab.Variant] | None = None) -> Setup:
@@ -368,7 +360,7 @@ def one_model(config: ConfigDict | lab.Experiment) -> Setup:
     if isinstance(config, ConfigDict) and (budget := config.match.budget):
         lookup(dict.fromkeys(get_args(Budget)), budget, what="match.budget")
         match = lab.Match(**config.match)
-    return Setup(found, found.train.seeds, match, [], lab.Description())
+    return Setup(found, match, [], lab.Description())
 
 
 def experiment_of(config: ConfigDict | lab.Experiment) -> lab.Experiment:
@@ -376,12 +368,10 @@ def experiment_of(config: ConfigDict | lab.Experiment) -> lab.Experiment:
     if isinstance(config, lab.Experiment):
         return config
     default = base()
-    missing = [name for name in default if name not in config]
-    if missing or not isinstance(config, ConfigDict):
+    if not isinstance(config, ConfigDict) or set(default) - set(config):
         raise ValueError(
-            f"get_config() of the config file returns a {type(config).__name__} without "
-            f"{', '.join(missing)}; return the ConfigDict of experiments.config.base() with other "
-            "values, or an attnlab.lab.Experiment"
+            f"get_config() of the config file returns a {type(config).__name__}; return the "
+            "ConfigDict of experiments.config.base(), or an attnlab.lab.Experiment"
         )
     leaves = flatten(config.to_dict())
     set_values(default, {path: leaves[path] for path in CHOICES})

@@ -11,9 +11,8 @@ The variants are those of the config file (`variants`), or all combinations of -
 Repeat the command to resume: complete runs are skipped, the others continue, and the report is
 written again. Runs are computed in parallel, in --jobs processes; left out, as many as the cores
 (or GPUs) allow. --launcher=slurm submits them as an array of SLURM jobs with the options of
---slurm="--time=4:00:00". --print_only writes the specs and prints an estimate for an H100 and the
-command of a worker, which you may start on other machines as often as you like. See
-docs/howto/running.md.
+--slurm="--time=4:00:00". --print_only writes the specs and prints the command of a worker, which
+you may start on other machines as often as you like. See docs/howto/running.md.
 
 --max_seeds=20 adds seeds to undecided comparisons, until they are decided or more seeds could not
 decide them. --margin=0.01 is the equivalence margin. --tune=7 first tries seven learning rates for
@@ -41,11 +40,8 @@ from attnlab.lab.sweep import COMMAND, add_specs, described
 from attnlab.lab.worker import forward_flops
 from attnlab.models import num_parameters
 from experiments import app, config, report
-from experiments.benchmarks.peaks import PEAKS
 
 _FLAGS = flags.FLAGS
-EXAMPLE, SHARE = "NVIDIA H100 80GB HBM3", 0.3
-"""A device, and the share of its peak that is assumed."""
 PASSES = 3
 """Forward passes that a training step costs."""
 
@@ -160,16 +156,11 @@ def _run_options() -> lab.RunOptions:
     return lab.RunOptions(loggers=tuple(_FLAGS.loggers), profile=_FLAGS.profile)
 
 
-def training_flops(specs: Sequence[lab.RunSpec]) -> int:
-    """Of all runs: three forward passes of each token."""
-    return sum(PASSES * forward_flops(spec.config) for spec in specs)
-
-
 def header(specs: Sequence[lab.RunSpec], folder: Path) -> str:
     """What is about to run: a line for each variant."""
     variants = {spec.title: num_parameters(spec.config.model) for spec in specs}
     lines = [f"  {title}: {count:,} parameters" for title, count in variants.items()]
-    flops = training_flops(specs)
+    flops = sum(PASSES * forward_flops(spec.config) for spec in specs)
     title = f"{len(specs)} runs of {len(variants)} variants, {flops:.2e} FLOPs, in {folder}"
     if _FLAGS.tune:
         first = _FLAGS.tune * len(variants)
@@ -180,7 +171,7 @@ def header(specs: Sequence[lab.RunSpec], folder: Path) -> str:
 
 
 def print_workers(specs: Sequence[lab.RunSpec], about: lab.Description, folder: Path) -> None:
-    """Writes the specs and prints what runs them, and an estimate."""
+    """Writes the specs and prints what runs them."""
     command = worker_command(folder.absolute(), _run_options())
     add_specs(specs, folder)
     described(about, specs).write(folder)
@@ -188,14 +179,9 @@ def print_workers(specs: Sequence[lab.RunSpec], about: lab.Description, folder: 
         write_threads(folder, _FLAGS.threads)
     variables = [f"{name}={value}" for name, value in app.jax_flags().items()]
     print(shlex.join([*(["env"] if variables else []), *variables, "python", *command[1:]]))
-    flops = training_flops(specs)
-    peak = PEAKS[EXAMPLE].flops["bfloat16"]
     print(
-        f"{len(specs)} runs are written to {folder}; start that command as often as you like, "
-        "on any machine that has the folder, then this one again without --print_only.\n"
-        f"{flops:.2e} FLOPs: {flops / (SHARE * peak) / 60:.3g} minutes at {SHARE:.0%} of the "
-        f"{peak / 1e12:.0f} TFLOP/s of an H100 in bfloat16, without evaluation, starting and "
-        "compiling",
+        f"{header(specs, folder)}\nStart that command as often as you like, on any machine that "
+        "has the folder, then this one again without --print_only.",
         file=sys.stderr,
     )
 

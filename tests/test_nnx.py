@@ -15,10 +15,28 @@ from attnlab import ModelConfig, heads, models
 from attnlab import nnx as modules
 
 TOKENS = jax.random.randint(jax.random.key(3), (2, 5), 0, 13)
+IMAGES = models.Images(height=6, width=9, channels=2, patch_height=3, patch_width=3)
+SMALL = {"vocab_size": 13, "width": 12, "num_layers": 2}
 CONFIGS = {
-    "decoder": ModelConfig(vocab_size=13, width=12, num_layers=3, sharing="cycle:2"),
-    "encoder_decoder": ModelConfig(kind="encoder_decoder", vocab_size=13, width=12, num_layers=2),
-}
+    "decoder": ModelConfig(**SMALL | {"num_layers": 3}, sharing="cycle:2"),
+    "encoder_decoder": ModelConfig(**SMALL, kind="encoder_decoder"),
+    "images": ModelConfig(
+        **SMALL | {"vocab_size": IMAGES.num_features}, kind="encoder", max_len=IMAGES.num_tokens,
+        embedding=models.Embedding(images=IMAGES),
+        output=models.OutputHead(kind="none", pooler="first", num_classes=3),
+    ),
+}  # fmt: skip
+
+
+def inputs_of(config):
+    """The first input of a model, and the others."""
+    if config.embedding.images is not None:
+        return jax.random.normal(jax.random.key(4), (2, 6, 9, 2)), {}
+    return TOKENS, {"source": TOKENS[:, ::-1]} if config.encoder else {}
+
+
+def loss_of(outputs):
+    return jnp.mean((outputs.classes if outputs.logits is None else outputs.logits) ** 2)
 
 
 def equal(a, b):
@@ -28,14 +46,13 @@ def equal(a, b):
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_model_has_the_parameters_and_outputs_of_linen(kind):
     config = CONFIGS[kind]
-    inputs = {"source": TOKENS[:, ::-1]} if config.encoder else {}
+    tokens, inputs = inputs_of(config)
     module = modules.Transformer(config, rngs=nnx.Rngs(params=0))
     linen = config.build()
-    params = linen.init(nnx.Rngs(params=0).params(), TOKENS, **inputs)["params"]
+    params = linen.init(nnx.Rngs(params=0).params(), tokens, **inputs)["params"]
     equal(modules.arrays(module), params)
-    theirs = linen.apply({"params": params}, TOKENS, capture=("probs",), **inputs)
-    ours = module(TOKENS, capture=("probs",), **inputs)
-    equal((ours.logits, ours.captured), (theirs.logits, theirs.captured))
+    theirs = linen.apply({"params": params}, tokens, capture=("probs",), **inputs)
+    equal(module(tokens, capture=("probs",), **inputs), theirs)
     back = modules.Transformer(config, params=params)
     equal(modules.arrays(back), params)
     assert set(nnx.state(module, nnx.Param)["params"]) == set(params)
@@ -49,8 +66,10 @@ def test_heads_are_the_function():
     np.testing.assert_array_equal(module(x, is_causal=True), expected)
 
 
-def test_a_step_of_nnx_is_a_step_of_optax():
-    config = CONFIGS["decoder"]
+@pytest.mark.parametrize("kind", ["decoder", "images"])
+def test_a_step_of_nnx_is_a_step_of_optax(kind):
+    config = CONFIGS[kind]
+    tokens, _ = inputs_of(config)
     module = modules.Transformer(config, rngs=nnx.Rngs(0))
     before = modules.arrays(module)
     optimizer = nnx.Optimizer(module, optax.sgd(0.5), wrt=nnx.Param)
@@ -58,14 +77,14 @@ def test_a_step_of_nnx_is_a_step_of_optax():
     @nnx.jit
     def step(module, optimizer):
         def loss(module):
-            return jnp.mean(module(TOKENS).logits ** 2)
+            return loss_of(module(tokens))
 
         value, grads = nnx.value_and_grad(loss)(module)
         optimizer.update(module, grads)
         return value
 
     step(module, optimizer)
-    grads = jax.grad(lambda p: jnp.mean(attnlab.run_model(p, TOKENS, config).logits ** 2))(before)
+    grads = jax.grad(lambda params: loss_of(attnlab.run_model(params, tokens, config)))(before)
     expected = jax.tree.map(lambda p, g: p - 0.5 * g, before, grads)
     near = functools.partial(np.testing.assert_allclose, atol=1e-6)
     jax.tree.map(near, modules.arrays(module), expected)

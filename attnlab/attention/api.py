@@ -235,6 +235,8 @@ def explain(
     Returns:
       Backend -> "chosen: " and why, "could run", or the reason why it could not. A choice is
       "requested", "measured on ..." or "not measured" on devices like this one (`CHOICES`).
+      Behind it stands what a bias, a soft cap and score modifications cost, and which backends
+      could run without each.
 
     Raises:
       What that call would raise, except for a requested backend that cannot run.

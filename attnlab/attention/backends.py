@@ -1,5 +1,6 @@
 """The backends, what each cannot do, and which one runs."""
 
+import dataclasses
 import logging
 import math
 import types
@@ -9,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 
 from attnlab.attention.blockwise import blockwise, refuse_blockwise
-from attnlab.attention.call import AttentionCall, AttentionOutput
+from attnlab.attention.call import DEFAULT_OPTIONS, AttentionCall, AttentionOutput
 from attnlab.attention.dense import dense
 from attnlab.attention.edges import edges, refuse_edges
 from attnlab.attention.jax_nn import ASSUMED, cudnn, refuse_cudnn, refuse_jax_nn, xla
@@ -127,8 +128,29 @@ def refusal(name: str, call: AttentionCall) -> str | None:
 
 def explain_choice(call: AttentionCall, chosen: Choice) -> dict[str, str]:
     """Backend -> "chosen: " and why, "could run", or the reason why it could not."""
-    words = {chosen.backend: f"chosen: {chosen.source}"}
+    words = {chosen.backend: "; ".join([f"chosen: {chosen.source}", *_prices(call)])}
     return {name: refusal(name, call) or words.get(name, "could run") for name in BACKENDS}
+
+
+def _prices(call: AttentionCall) -> list[str]:
+    """What a bias, a soft cap and score modifications cost, and which backends they exclude."""
+    options, bias = call.options, call.options.bias
+    costs = {
+        "logits_soft_cap": "a tanh of each score",
+        "score_mods": "computed for each score, and again in the backward pass",
+    }
+    if bias is not None:
+        size = bias.size * bias.dtype.itemsize
+        costs["bias"] = f"{size:,} bytes to read, and as many numbers in its gradient"
+    prices = []
+    for name, cost in costs.items():
+        default = getattr(DEFAULT_OPTIONS, name)
+        if getattr(options, name) is not default:
+            without = call._replace(options=dataclasses.replace(options, **{name: default}))
+            freed = [b for b in BACKENDS if refusal(b, call) and not refusal(b, without)]
+            excluded = f" (without it {' and '.join(freed)} could run)" if freed else ""
+            prices.append(f"{name}: {cost}{excluded}")
+    return prices
 
 
 def check_implementation(name: str) -> None:

@@ -37,8 +37,9 @@ class BlockLimits(NamedTuple):
 
 
 DEFAULT_LIMITS = BlockLimits()
-PACKED_LIMITS = BlockLimits(queries=128, head_scores=128**2)
-"""Of packed texts: small blocks, which fewer texts share, are skipped more often."""
+PACKED_LIMITS = BlockLimits(queries=64, head_scores=64**2, block_scores=2**14)
+"""Of packed texts: small blocks, which fewer texts share, are skipped more often; and blocks of one
+batch row, as each row has its own texts."""
 
 
 class Division(NamedTuple):

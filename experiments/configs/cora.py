@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     import pandas
 
 
+PARTS = ("train", "valid", "test")
+
+
 class Graph(NamedTuple):
     """Nodes in the order of the file of features; every edge in both directions, each once.
 
@@ -62,28 +65,23 @@ def read_graph(folder: Path) -> Graph:
     number, a part of another name, a split of a node without features, and an empty part.
     """
     content, cites, split = (_table(folder, n) for n in ("*.content*", "*.cites*", "*split*"))
-    names, labels = content[0].tolist(), content.iloc[:, -1].astype(str)
-    nodes, classes = {name: i for i, name in enumerate(names)}, sorted(set(labels))
-    if len(nodes) < len(names):
+    nodes, labels = content.set_index(0).index, content.iloc[:, -1].astype("category").cat
+    if not nodes.is_unique:
         raise ValueError(f"{folder}: a node stands twice in the file of features")
-    features = content.iloc[:, 1:-1].to_numpy(np.float32)
-    pairs = [[nodes[a], nodes[b]] for a, b in cites.to_numpy() if a in nodes and b in nodes]
-    ends = np.array(pairs, np.int64).reshape(-1, 2)
-    both = np.unique(np.concatenate([ends, ends[:, ::-1]]), axis=0)
-    senders, receivers = both[both[:, 0] != both[:, 1]].astype(np.int32).T
-    parts = {part: np.zeros(len(nodes), bool) for part in ("train", "valid", "test", "rest")}
-    for _, name, part in split.to_numpy()[1:]:
-        if name not in nodes or part not in parts:
-            raise ValueError(
-                f"{folder}: the split has node {name!r} in part {part!r}; it needs features, and "
-                f"the parts are {', '.join(parts)}"
-            )
-        parts[part][nodes[name]] = True
-    del parts["rest"]
+    ends = np.stack([nodes.get_indexer(cites[column]) for column in (0, 1)], axis=1)
+    ends = ends[(ends >= 0).all(1) & (ends[:, 0] != ends[:, 1])]
+    senders, receivers = np.unique(np.concatenate([ends, ends[:, ::-1]]), axis=0).astype(np.int32).T
+    split = split[1:]
+    if len(wrong := split[~(split[1].isin(nodes) & split[2].isin([*PARTS, "rest"]))]):
+        raise ValueError(
+            f"{folder}: the split has node {wrong.iloc[0, 1]!r} in part {wrong.iloc[0, 2]!r}; it "
+            f"needs features, and the parts are {', '.join(PARTS)} and rest"
+        )
+    parts = {part: nodes.isin(split[1][split[2] == part]) for part in PARTS}
     if empty := [part for part, members in parts.items() if not members.any()]:
         raise ValueError(f"{folder}: no node is in the part {empty[0]!r} of the split")
-    numbers = np.array([classes.index(label) for label in labels], np.int32)
-    return Graph(features, numbers, tuple(classes), senders, receivers, parts)
+    features, numbers = content.iloc[:, 1:-1].to_numpy(np.float32), labels.codes.to_numpy(np.int32)
+    return Graph(features, numbers, tuple(labels.categories), senders, receivers, parts)
 
 
 def _table(folder: Path, pattern: str) -> "pandas.DataFrame":
@@ -151,7 +149,7 @@ def rows(path: str) -> Splits:
         "senders": np.concatenate([graph.senders, loops]),
         "receivers": np.concatenate([graph.receivers, loops]),
     }
-    train, valid, test = ([row | {"valid": graph.parts[n]}] for n in ("train", "valid", "test"))
+    train, valid, test = ([row | {"valid": graph.parts[n]}] for n in PARTS)
     return Splits(
         name=f"{Path(path).name}, {len(loops):,} nodes, {len(graph.senders) // 2:,} edges",
         train=train,

@@ -9,10 +9,11 @@ from typing import Any, NoReturn, TypeAlias
 
 import pandas
 from absl import flags
+from matplotlib.figure import Figure
 
 from attnlab.atomic import write_atomic
 from attnlab.lab.stats import holm, paired_difference
-from attnlab.report import page
+from attnlab.report import page as report
 from attnlab.report.style import themed_svg
 from experiments import app
 
@@ -20,14 +21,18 @@ Row: TypeAlias = dict[str, Any]
 
 
 def start(
-    study: ModuleType, analysis: ModuleType, rows: Callable[[Path], pandas.DataFrame]
+    study: ModuleType,
+    rows: Callable[[Path], pandas.DataFrame],
+    page: Callable[[pandas.DataFrame], str],
+    figure: Callable[[pandas.DataFrame], Figure] | None = None,
 ) -> NoReturn:
     """The command of a study: writes NAME.csv, NAME.md and NAME.svg to --out.
 
     Args:
       study: its docstring is that of the command, its package is NAME.
-      analysis: has `page(rows)`, and `figure(rows)` where there is a figure.
       rows: path of the CSV file -> its rows, after what is missing was trained.
+      page: rows -> the Markdown page.
+      figure: rows -> the figure of the page, if it has one.
     """
     name = study.__name__.split(".")[-2]
     sys.modules["__main__"].__doc__ = study.__doc__
@@ -38,11 +43,12 @@ def start(
         path = Path(flags.FLAGS.out) / f"{name}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         found = rows(path)
-        write_atomic(path.with_suffix(".md"), analysis.page(found).encode())
-        if hasattr(analysis, "figure"):
-            svg = themed_svg(analysis.figure(found), name)
+        text = page(found)
+        write_atomic(path.with_suffix(".md"), text.encode())
+        if figure:
+            svg = themed_svg(figure(found), name)
             write_atomic(path.with_suffix(".svg"), svg.encode())
-        print(f"wrote {name}.csv and its page to {path.parent}")
+        print(f"{text}\nwrote {name}.csv and its page to {path.parent}")
 
     app.start(main)
 
@@ -100,10 +106,10 @@ def conclusions(scores: Mapping[str, pandas.Series], digits: int) -> dict[str, t
     for name, one, p in zip(others, found, holm([one.p for one in found]), strict=True):
         word = "inconclusive" if p >= 0.05 else "better" if one.mean > 0 else "worse"
         mean, low, high = (f"{value:+.{digits}f}" for value in (one.mean, one.low, one.high))
-        words[name] = f"{mean} ({low} to {high}; {page.p_equation(p)}): {word}", word
+        words[name] = f"{mean} ({low} to {high}; {report.p_equation(p)}): {word}", word
     return words
 
 
 def render(file: str, **values: object) -> str:
     """The template page.md.jinja beside a file."""
-    return page.render(Path(file).with_name("page.md.jinja"), **values) + "\n"
+    return report.render(Path(file).with_name("page.md.jinja"), **values) + "\n"

@@ -13,6 +13,7 @@ from definition import attention, make
 
 from attnlab import BACKENDS, dot_product_attention, explain, masks, multi_head_attention
 from attnlab.attention import ALiBi, AttentionOptions, RelativeBias, ScoreMod, SoftCap, backends
+from attnlab.attention.jax_nn import assume_device
 from attnlab.tap import Tap
 
 
@@ -151,6 +152,21 @@ def test_explain_names_the_choice():
     assert explain(shape, shape, shape, **call)["blockwise"].startswith("chosen: measured on")
     matrices = (jax.ShapeDtypeStruct((8, 8), jnp.float32), None)
     assert explain(shape, shape, shape, talking_heads=matrices)["dense"].startswith("chosen")
+
+
+def test_explain_says_the_price_of_what_changes_scores():
+    """The bytes of a bias as it is stored, and the backends that this option alone excludes."""
+    bias, x = jax.ShapeDtypeStruct((8, 64, 32), "bfloat16"), jnp.ones((2, 64, 8, 16), "bfloat16")
+    cap, mods = {"logits_soft_cap": 2.0}, {"score_mods": [SoftCap(2.0)]}
+    with assume_device("gpu", 9.0):
+        biased = explain(x, x[:, :32], x[:, :32], bias=bias)["xla"]
+        capped = explain(x, x, x, bias=jnp.ones((64, 64)), **cap)["dense"]
+        modified = explain(x, x, x, **cap, **mods)["dense"]
+    assert "bias: 32,768 bytes" in biased
+    assert biased.endswith("(without it cudnn could run)")
+    assert "soft_cap: a tanh of each score (without it xla could run); bias: 16,384 b" in capped
+    assert "score_mods: computed for each score" in modified
+    assert "without it" not in capped.split("bias")[1] + modified
 
 
 def test_explain_says_where_the_choice_was_measured(monkeypatch):

@@ -12,7 +12,7 @@ from definition import SMALL_BLOCKS, divide, make
 
 from attnlab import dot_product_attention
 from attnlab.attention import ALiBi, RelativeBias, ScoreMod, SoftCap
-from attnlab.attention.blocks import BlockLimits, block_sizes
+from attnlab.attention.blocks import PACKED_LIMITS, BlockLimits, block_sizes
 
 blockwise = functools.partial(dot_product_attention, implementation="blockwise")
 
@@ -139,6 +139,8 @@ def test_blocks_cover_everything_with_little_padding():
             assert -length % block < -(-length // block)  # less than one per block
     assert block_sizes((2, 12, 4096, 4096), 12)[1] == 12  # a group is never cut
     assert block_sizes((1, 8, 1, 9000), 1)[3] == 9000  # one query: few, long blocks
+    packed = block_sizes((8, 4, 1024, 1024), 1, PACKED_LIMITS)
+    assert packed == (1, 4, 64, 64)  # a block of two rows would read the keys of both
 
 
 def test_second_derivatives_are_for_dense():

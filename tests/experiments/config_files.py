@@ -20,6 +20,12 @@ DATA = {
 """Which of small_data those read that read files."""
 
 
+def everything(folder):
+    """Every file of a folder with its bytes, but who had it last."""
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name != "lock.json")
+    return {p.relative_to(folder): p.read_bytes() for p in files}
+
+
 def config(name, preset="", folder=None):
     """The config of a file; one that reads files (then with `tiny`) on small data."""
     found = MODULES[name].get_config(preset)

@@ -9,6 +9,7 @@ import shlex
 import pytest
 from conftest import ROOT
 
+from attnlab.nested import flatten
 from experiments import reference
 
 DOCS = [p for p in sorted((ROOT / "docs").rglob("*.md")) if not {"_build", "colab"} & set(p.parts)]
@@ -59,7 +60,7 @@ def test_commands_can_be_pasted(name):
         assert all(given), flags
         values = {m[1]: m[2] for m in given}
         file, _, words = values.pop("config", "").partition(":")
-        fields = set()
+        fields = []
         if file:
             assert file == "my_config.py" or (ROOT / file).is_file(), file
             if (
@@ -67,10 +68,10 @@ def test_commands_can_be_pasted(name):
             ):  # behind it is something of the reader's
                 file, words = "experiments/configs/byte_lm.py", ""
             config = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-            fields = flat(config.get_config(words).to_dict(), "config")
-        own = flags_of(module) | OF_JAX
+            fields = [f"config.{field}" for field in flatten(config.get_config(words).to_dict())]
+        own = [*flags_of(module), *OF_JAX, *fields]
         for flag in values:
-            assert flag.removeprefix("no") in own or flag in fields | own, f"{module}: --{flag}"
+            assert {flag, flag.removeprefix("no")} & {*own}, f"{module}: --{flag}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -81,9 +82,3 @@ def test_flags_in_prose_exist(page):
     known = set().union(*map(flags_of, [*reference.commands(), *studies]))
     named = re.findall(r"`--([\w-]+)(?![\w.-])", page.read_text())
     assert [n for n in named if n.removeprefix("no") not in known | OF_JAX | of_others] == []
-
-
-def flat(tree, path):
-    if not isinstance(tree, dict):
-        return {path}
-    return {path}.union(*(flat(value, f"{path}.{name}") for name, value in tree.items()))

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-from commands import command
 
 from attnlab.heads import TalkingHeads, Wide
 from attnlab.models import ModelConfig, describe, describe_attention
@@ -44,10 +43,3 @@ def test_what_is_told_of_attention_is_what_runs():
     assert sections == [
         "self-attention of encoder_layers", "self-attention of layers", "cross-attention of layers",
     ]  # fmt: skip
-
-
-def test_from_the_command_line():
-    config = "--config=experiments/configs/byte_lm.py:tiny,sharing=sandwich"
-    result = command("experiments.inspect_model", config, "--config.model.num_layers=3")
-    assert result.returncode == 0, result.stderr
-    assert "  attention  0 1 2" in result.stdout

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from config_files import everything
 
 from attnlab import lab
 from attnlab.training.loggers import read_metrics
@@ -16,12 +17,6 @@ def run(folder, text, steps, schedule):
     config.train.schedule.update(name=schedule, decay_share=0.4)
     [result] = run_config(config, folder)
     return dataclasses.replace(result, timing=lab.Timing())
-
-
-def everything(folder):
-    """Every file with its bytes, but who had the folder last."""
-    files = (p for p in folder.rglob("*") if p.is_file() and p.name != "lock.json")
-    return {p.relative_to(folder): p.read_bytes() for p in files}
 
 
 # 18 and 27 end between two log lines.

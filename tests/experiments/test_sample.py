@@ -1,6 +1,7 @@
 """`python -m experiments.sample`: text from a run and from a folder."""
 
 import json
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -42,17 +43,14 @@ def test_a_folder_writes_words_or_numbers(folder, tmp_path):
     assert (tokens.tolist(), spans.tolist()) == ([1, 2], [[0, 3], [4, 7]])
     assert text_of(opened, "the cat", 3).split()[:2] == ["the", "cat"]
     assert text_of(opened, [1, 2], 5) == text_of(opened, "the cat", 5)
-    (tmp_path / "bare").mkdir()
-    for file in ("config.json", "model.safetensors"):
-        (tmp_path / "bare" / file).write_bytes((folder[0] / file).read_bytes())
-    numbers = text_of(open_folder(tmp_path / "bare"), [1, 2], 3)
-    assert numbers.startswith("1,2,")
-    assert numbers.count(",") == 4
-    row = list(map(int, numbers.split(",")))
+    bare = shutil.copytree(folder[0], tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    row = list(map(int, text_of(open_folder(bare), [1, 2], 3).split(",")))
+    assert (row[:2], len(row)) == ([1, 2], 5)
     told = json.dumps({"eos_token_id": [row[3], 99]})  # 99 is no token of this model
-    (tmp_path / "bare" / "generation_config.json").write_text(told)
+    (bare / "generation_config.json").write_text(told)
     cut = ",".join(map(str, row[: row.index(row[3], 2)]))
-    assert text_of(open_folder(tmp_path / "bare"), [1, 2], 3) == cut
+    assert text_of(open_folder(bare), [1, 2], 3) == cut
 
 
 def test_a_stored_tokenizer_is_exported(folder, tmp_path):
@@ -62,11 +60,17 @@ def test_a_stored_tokenizer_is_exported(folder, tmp_path):
     assert (out / "tokenizer.json").read_bytes() == (folder[0] / "tokenizer.json").read_bytes()
 
 
-def test_a_run_and_a_folder_are_inspected(run, folder):
-    whole = ("--workdir", *run[:2], "2 heads, sharing cycle:2"), ("--path", *folder[:2], "3 heads")
-    for flag, path, config, title in whole:
-        done = command("experiments.inspect_model", f"{flag}={path}")
+def test_a_run_a_folder_and_a_config_are_inspected(run, folder):
+    file = "--config=experiments/configs/byte_lm.py:tiny,sharing=sandwich"
+    for words, title, model in (
+        ([f"--workdir={run[0]}"], "12: layout standard, 2 heads, sharing cycle:2", run[1]),
+        ([f"--path={folder[0]}"], "12: layout standard, 3 heads", folder[1]),
+        ([file, "--config.model.num_layers=3"], "16: layout standard, 2 heads", None),
+    ):
+        done = command("experiments.inspect_model", *words)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(f"decoder of width 12: layout standard, {title}")
-        assert f"{num_parameters(config):,}" in done.stdout
-        assert f"texts of {config.max_len} tokens" in done.stdout
+        assert done.stdout.startswith(f"decoder of width {title}")
+        if model:
+            assert f"{num_parameters(model):,}" in done.stdout
+            assert f"texts of {model.max_len} tokens" in done.stdout
+    assert "  attention  0 1 2" in done.stdout

@@ -1,7 +1,9 @@
 """`python -m experiments.view`: of a run, of a folder, of two side by side."""
 
+import functools
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -82,10 +84,6 @@ def folder(tmp_path_factory):
     return path, config, params
 
 
-def first_seed(run):
-    return jax.tree.map(lambda a: a[0], run[2])
-
-
 @pytest.mark.slow
 def test_a_run_beside_a_folder(run, folder, tmp_path):
     out = tmp_path / "heads.html"
@@ -101,13 +99,14 @@ def test_a_run_beside_a_folder(run, folder, tmp_path):
     assert "entropy" in ours["statistics"]
     assert "loss without it" not in ours["statistics"]
     ids = np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32)[None]
-    for i, (config, params, tokens) in enumerate(
-        [(run[1], first_seed(run), ids), (*folder[1:], np.zeros((1, 4), np.int32))]
-    ):
-        apply = jax.jit(
-            lambda p, t, c=config: c.build().apply({"params": p}, t, capture=("probs",))
+    first = jax.tree.map(lambda a: a[0], run[2])
+    sides = (run[1], first, ids), (*folder[1:], np.zeros((1, 4), np.int32))
+    for i, (config, params, tokens) in enumerate(sides):
+        model = config.build()
+        found = jax.jit(functools.partial(model.apply, capture=("probs",)))(
+            {"params": params}, tokens
         )
-        probs = np.asarray(apply(params, tokens).captured["probs"][:, 0])
+        probs = np.asarray(found.captured["probs"][:, 0])
         assert np.abs(page.probs(i) - probs).max() < 1 / 500
     again = command("experiments.view", *words)
     assert again.returncode == 1
@@ -143,15 +142,12 @@ def test_without_a_text_a_run_shows_what_it_is_scored_on(run):
     ninth = jax.tree.map(lambda a: a[1], run[2])
     logits = jax.jit(model.apply)({"params": ninth}, row).logits[0]
     picked = np.asarray(jax.nn.log_softmax(logits))[np.arange(19), row[0, 1:]]
-    source = data.Text(path=str(byte_path(run))).load(20)
+    spec = json.loads((run[0] / "specs.json").read_text())[0]
+    source = data.Text(path=spec["config"]["data"]["path"]).load(20)
     held = np.asarray(source.heldout(8)["tokens"])
     [following] = held[(held[:, :-1] == row).all(axis=1), -1]
     last = float(jax.nn.log_softmax(logits[-1])[following])
     assert abs(loss + (picked.sum() + last) / 20 / math.log(2)) < 1e-4
-
-
-def byte_path(run):
-    return json.loads((run[0] / "specs.json").read_text())[0]["config"]["data"]["path"]
 
 
 def test_a_fresh_start_is_that_of_the_seed(run):
@@ -239,12 +235,9 @@ def test_what_a_folder_cannot_read(folder, tmp_path):
         opened.read()
     assert opened.read([2, 4]).written["tokens"] == ["cat", "<4>"]
     assert opened.read("the cat").inputs["tokens"].tolist() == [[1, 2]]
-    tokenizer = folder[0] / "tokenizer.json"
-    tokenizer.rename(tmp_path / "away")
-    try:
-        opened = load.open_folder(folder[0])
-        with pytest.raises(ValueError, match=r"has no tokenizer\.json, which holds"):
-            opened.read("the cat")
-        assert opened.read([2, 4]).written["tokens"] == ["2", "4"]
-    finally:
-        (tmp_path / "away").rename(tokenizer)
+    bare = shutil.copytree(folder[0], tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    opened = load.open_folder(bare)
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json, which holds"):
+        opened.read("the cat")
+    assert opened.read([2, 4]).written["tokens"] == ["2", "4"]

@@ -5,40 +5,48 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
+from definition import SMALL_BLOCKS, divide
 from head_definitions import by_hand
 from layout_cases import CASES, make
 
 from attnlab import decode, heads, multi_head_attention
 
 QUICK = ("standard", "grouped", "wide", "two stages", "latent", "extra keys")
-OF_QUERIES = np.array([[1, 1, 2, 2, 2, 3, 3]] * 2)
-OF_KEYS = np.array([[1, 1, 1, 2, 2, 3, 3, 3]] * 2)
+LENGTHS = 7, 8
 
 
 @pytest.mark.parametrize("case", deep(CASES, *QUICK))
-def test_a_packed_text_is_the_text_alone(case, x64):
-    """By the definition with a mask; NaN in text 2 reaches no other, in no gradient."""
-    layout = CASES[case]
+def test_a_packed_text_is_the_text_alone(case, x64, monkeypatch):
+    """By the definition with a mask; NaN in text 2 reaches no other, in no gradient. Each layout
+    has texts of other lengths (some without keys), padding first, and blocks that texts share."""
+    divide(monkeypatch, SMALL_BLOCKS)
+    layout, rng = CASES[case], np.random.default_rng(list(CASES).index(case))
     params, *inputs = make(layout, jnp.float64)
+    of_q, of_k = (np.sort(rng.integers(0, 4, size))[None].repeat(2, 0) for size in LENGTHS)
+    mixes_heads = heads.TalkingHeads in map(type, layout.extras)
+    options = {
+        "segments": (of_q, of_k), "layer": 1, "is_causal": bool(rng.integers(2)),
+        "implementation": "dense" if mixes_heads else "blockwise",
+    }  # fmt: skip
 
     @jax.jit
     def run(x, y, z):
         def output(x, y, z):
-            segments = OF_QUERIES, OF_KEYS
-            return multi_head_attention(params, x, layout, (y, z), segments=segments, layer=1)
+            return multi_head_attention(params, x, layout, (y, z), **options)
 
         out, pull = jax.vjp(output, x, y, z)
-        others = jnp.asarray(OF_QUERIES != 2)[..., None]
+        others = jnp.asarray(of_q != 2)[..., None]
         return out, pull(jnp.where(others, jnp.cos(jnp.arange(out.size).reshape(out.shape)), 0))
 
     out, gradients = run(*inputs)
-    allowed = OF_QUERIES[0][:, None] == OF_KEYS[0]
+    allowed = (of_q[0][:, None] == of_k[0]) & (of_q[0] > 0)[:, None]
+    allowed &= np.tri(*LENGTHS, dtype=bool) | (not options["is_causal"])
     assert_close(out, by_hand(layout, params, *inputs, layer=1, allowed=allowed), loosen=100)
-    ids = [OF_QUERIES, OF_KEYS, OF_KEYS]
+    ids = [of_q, of_k, of_k]
     spoiled = [jnp.where((n == 2)[..., None], jnp.nan, a) for n, a in zip(ids, inputs, strict=True)]
     got, got_gradients = run(*spoiled)
-    assert np.isnan(got[OF_QUERIES == 2]).all()
-    assert_close(got[OF_QUERIES != 2], out[OF_QUERIES != 2], loosen=100)
+    assert np.isnan(got[(of_q == 2) & allowed.any(1)]).all()
+    assert_close(got[of_q != 2], out[of_q != 2], loosen=100)
     for n, a, expected in zip(ids, got_gradients, gradients, strict=True):
         assert_close(a[n != 2], expected[n != 2], loosen=100)
 

@@ -3,4 +3,4 @@
 from experiments.studies.approximate_conversion import study
 from experiments.studies.rows import start
 
-start(study, study, study.write_rows)
+start(study, study.write_rows, study.page)

@@ -19,4 +19,4 @@ def rows(path: Path) -> pandas.DataFrame:
     return completed(path, study.RUNS, train)
 
 
-start(study, analysis, rows)
+start(study, rows, analysis.page, analysis.figure)

@@ -29,13 +29,8 @@ def main() -> None:
         effects.write(Path(OUT.value))
         return
     specs = study.run_specs(study.read_table(TEXTS.value, BUDGETS.value), Path(DATA.value))
-    if not specs:
-        raise ValueError(
-            f"no run of --texts={','.join(TEXTS.value)} and --budgets={','.join(BUDGETS.value)}; "
-            f"texts are {', '.join(study.TEXTS)}, budgets {', '.join(study.BUDGETS)}"
-        )
-    executor = lab.LocalExecutor(jobs=JOBS.value)
-    print(lab.sweep(specs, WORKDIR.value, executor=executor).table().to_string())
+    results = lab.sweep(specs, WORKDIR.value, executor=lab.LocalExecutor(jobs=JOBS.value))
+    print(results.table().to_string())
 
 
 app.start(main)

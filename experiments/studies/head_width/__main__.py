@@ -15,22 +15,12 @@ from absl import flags
 from attnlab import lab
 from attnlab.lab.machine import code_commit
 from experiments import app
-from experiments.studies.head_width import gpu
+from experiments.studies.head_width import gpu, rows, texts
 from experiments.studies.head_width.design import STAGES
-from experiments.studies.head_width.rows import (
-    PUBLISHED,
-    append_csv,
-    check_origin,
-    new_rows,
-    published_runs,
-    read_rows,
-    runs_of,
-)
 from experiments.studies.head_width.spec import run_spec
-from experiments.studies.head_width.texts import TEXTS, check_texts, load_text
 
 ROOT = Path(__file__).parents[3]
-RESULTS = flags.DEFINE_string("results", str(PUBLISHED), "Folder of the rows and the pages.")
+RESULTS = flags.DEFINE_string("results", str(rows.PUBLISHED), "Folder of the rows and the pages.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the runs that are trained.")
 DATA = flags.DEFINE_string("data", "../shared/data", "Folder of the texts.")
 ONLY = flags.DEFINE_list("stages", list(map(str, STAGES)), "Stages in their order.")
@@ -48,31 +38,30 @@ flags.register_validator(
 
 def run_stages(path: Path, data: Path, workdir: str) -> None:
     """Trains the runs of --stages that have no row in the file, and adds their rows."""
-    rows, commit = read_rows(path), code_commit(ROOT)
-    digests = {name: load_text(name, data).sha256 for name in set(rows["text"])}
-    check_origin(rows, [commit, *ACCEPT.value], digests)
-    executor = lab.LocalExecutor(JOBS.value, threads=1)
-    runs = [
-        dataclasses.replace(run, bytes_per_parameter=SHARE.value * run.bytes_per_parameter)
-        for run in published_runs()
-    ]
-    done = set(runs_of(rows))
-    left = [run for run in runs if run not in done]
+    there, commit = rows.read_rows(path), code_commit(ROOT)
+    digests = {name: texts.load_text(name, data).sha256 for name in set(there["text"])}
+    rows.check_origin(there, [commit, *ACCEPT.value], digests)
+    executor, done = lab.LocalExecutor(JOBS.value, threads=1), set(rows.runs_of(there))
     for stage in map(int, ONLY.value):
-        of_stage = [run for run in left if run.stage == stage]
-        check_texts({run.text for run in of_stage}, data)
-        if of_stage:
-            specs = [run_spec(run, data) for run in of_stage]
+        wanted = [
+            dataclasses.replace(run, bytes_per_parameter=SHARE.value * run.bytes_per_parameter)
+            for run in rows.published_runs()
+            if run.stage == stage
+        ]
+        left = [run for run in wanted if run not in done]
+        texts.check_texts({run.text for run in left}, data)
+        if left:
+            specs = [run_spec(run, data) for run in left]
             results = lab.sweep(specs, workdir, executor=executor)
-            append_csv(path, new_rows(results, data, commit))
+            rows.append_csv(path, rows.new_rows(results, data, commit))
             print(f"stage {stage} ({STAGES[stage].title}): {len(specs)} runs")
 
 
 def run_on_gpu(path: Path, data: Path) -> None:
     """Trains the programs that have no scores in the file, and adds their rows."""
-    check_texts(TEXTS, data)
+    texts.check_texts(texts.TEXTS, data)
     for program in gpu.missing(gpu.read_scores(path.parent), SHARE.value):
-        append_csv(path, gpu.train(program, data, code_commit(ROOT), SHARE.value))
+        rows.append_csv(path, gpu.train(program, data, code_commit(ROOT), SHARE.value))
 
 
 def main() -> None:
@@ -82,7 +71,7 @@ def main() -> None:
         from experiments.studies.head_width.page import write_pages
 
         print("\n".join(map(str, write_pages(folder))))
-    elif SHARE.value < 1 and folder.resolve() == PUBLISHED.resolve():
+    elif SHARE.value < 1 and folder.resolve() == rows.PUBLISHED.resolve():
         raise ValueError("--share is a check; name another folder for its rows with --results")
     elif GPU.value:
         run_on_gpu(folder / "gpu_runs.csv", data)

@@ -203,12 +203,6 @@ def surface_model(frame: DataFrame, k: float) -> MixedModel:
     return fit_reml(y, DataFrame(fixed).astype(float), random, texts.shape[1])
 
 
-def between(h_a: float, h_b: float) -> dict[str, float]:
-    """Weights of loss(h_b) - loss(h_a) at D = 64 on N h = D in `surface_model`."""
-    a, b = math.log2(h_a / 16), math.log2(h_b / 16)
-    return {"u": b - a, "u2": b**2 - a**2}
-
-
 @dataclasses.dataclass(frozen=True)
 class Optimum:
     """The best head_dim and N h / D of a `surface_model`."""

@@ -39,7 +39,6 @@ POINTS = {
     96: (*FULL[96].values(), "3x16", "9x16"),
 }  # fmt: skip
 """Model width -> num_heads x head_dim; N h / D is 1, 1/2 and 3/2."""
-STAGE0_TEXTS = ("python", "wikitext2")
 TOLERANCE = 0.010
 """Bits above the lowest mean of stage 0 that a candidate may have."""
 LENGTH_TEXTS = ("python", "wikitext2", "novels", "movie_reviews")

@@ -4,6 +4,7 @@ The bits of a variant are a table [texts, seeds].
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -177,39 +178,27 @@ def page(scores: DataFrame) -> str:
     bits, first = {variant: one.bits for variant, one in found.items()}, kept.iloc[0]
     # Those of the five widths have the degrees of freedom planned for them.
     against = differences(bits) | differences(whole_width(bits))
-    trained = int(first["steps"]) * gpu.BATCH * gpu.LENGTH
-    grams = kept.drop_duplicates("text")[NAMES].mean()
-    parameters = {v.plan: one.parameters / found[gpu.TUNED].parameters for v, one in found.items()}
+    tuning = scores[scores["seed"].isin(gpu.TUNING_SEEDS)].drop_duplicates(gpu.PROGRAM)
     return render(
         "gpu",
-        wide=gpu.WIDEST,
+        page=sys.modules[__name__],
+        gpu=gpu,
+        found=found,
+        seeds=seeds,
         against=against,
         later=differences(only(gpu.ADDED_SEEDS, seeds)),
         p=dict(zip(against, corrected(list(against.values())), strict=True)),
-        of_plans={v.plan: against[v] for v in against if v.plan != "separate"},
-        parameters=parameters,
-        best=_width(whole_width(bits)),
-        of_seeds=_seeds_table(seeds),
-        of_texts=_of_texts(seeds),
-        degrees=kept["text"].nunique() - 1,
-        best_of_seeds=_width(seeds),
-        deviations=seed_deviations(seeds),
-        without=_without_noise(seeds),
-        gpu=gpu,
-        bytes=f"{trained:,}",
-        each=f"{trained / first['parameters']:.1f}",
-        device=first["device"],
-        commits=" and ".join(scores["commit"].unique()),
-        baselines=", ".join(f"{n.removeprefix('ngram')}-gram {b:.3f}" for n, b in grams.items()),
-        variants=_variants_table(found, against),
-        by_rate=_by_rate({v: one.of_rates for v, one in whole_width(found).items()}),
-        tuning=scores[scores["seed"].isin(gpu.TUNING_SEEDS)]
-        .drop_duplicates(gpu.PROGRAM)
-        .sort_values(["steps", "learning_rate"]),
+        bits=whole_width(bits),
+        trained=int(first["steps"]) * gpu.BATCH * gpu.LENGTH,
+        first=first,
+        commits=scores["commit"].unique(),
+        grams=kept.drop_duplicates("text")[NAMES].mean(),
+        of_rates={v: one.of_rates for v, one in whole_width(found).items()},
+        tuning=tuning.sort_values(["steps", "learning_rate"]),
     )
 
 
-def _seeds_table(bits: Bits) -> str:
+def seeds_table(bits: Bits) -> str:
     """The test on seeds of its own, beside those that chose the rate and all."""
     some = {f"seeds {seeds[0]} to {seeds[-1]}": differences(only(seeds, bits))
             for seeds in (gpu.SEEDS, gpu.ADDED_SEEDS)}  # fmt: skip
@@ -221,7 +210,7 @@ def _seeds_table(bits: Bits) -> str:
     ])  # fmt: skip
 
 
-def _of_texts(bits: Bits) -> str:
+def of_texts(bits: Bits) -> str:
     """1x256 less 4x64 on single texts by the added seeds, and p with the degrees of freedom of
     texts."""
     later = only(gpu.ADDED_SEEDS, bits)
@@ -233,7 +222,7 @@ def _of_texts(bits: Bits) -> str:
     return f"{low} to {high}, median {each.median():+.4f}; {p_equation(p)}"
 
 
-def _without_noise(bits: Bits) -> str:
+def without_noise(bits: Bits) -> str:
     """All seeds without the text whose scores vary most between seeds."""
     worst, said = seed_deviations(bits).index[-1], []
     without = {variant: one.drop(index=worst) for variant, one in bits.items()}
@@ -243,15 +232,17 @@ def _without_noise(bits: Bits) -> str:
         same = (np.sign(each) == np.sign(each.mean())).sum()
         if variant != gpu.TUNED:
             said.append(f"{variant.point} {each.mean():+.4f} ({word} in {same} of {len(each)})")
-    return f"{', '.join(said)}; the best width is {_width(without)}"
+    return f"{', '.join(said)}; the best width is {best_width(without)}"
 
 
-def _width(bits: Bits) -> str:
+def best_width(bits: Bits) -> str:
+    """`best_head_dim` with its interval, as text."""
     best = best_head_dim(bits)
     return f"h = {2**best.value:.0f} ({2**best.low:.0f} to {2**best.high:.0f})"
 
 
-def _variants_table(found: Mapping[Variant, Tuned], against: Mapping[Variant, Estimate]) -> str:
+def variants_table(found: Mapping[Variant, Tuned], against: Mapping[Variant, Estimate]) -> str:
+    """Every variant at its best learning rate."""
     heading = "less 4x64 (95 %)"
     return judged_table([
         {"point": v.point, "plan": v.plan, "parameters": f"{one.parameters:,}",
@@ -264,7 +255,7 @@ def _variants_table(found: Mapping[Variant, Tuned], against: Mapping[Variant, Es
     ], heading)  # fmt: skip
 
 
-def _by_rate(of_rates: Mapping[Variant, Sequence[DataFrame]]) -> str:
+def by_rate(of_rates: Mapping[Variant, Sequence[DataFrame]]) -> str:
     """The differences of the five widths, all at the same multiple of their rate."""
     every = [{v: bits[i] for v, bits in of_rates.items()} for i in range(len(gpu.FACTORS))]
     found = [differences(bits) for bits in every]
@@ -273,7 +264,7 @@ def _by_rate(of_rates: Mapping[Variant, Sequence[DataFrame]]) -> str:
         {"multiple": f"{factor:g}",
          **{v.point: f"{ends(at[v])}, p {next(said)['p, Holm']}" if v in at else "reference"
             for v in bits},
-         "best width": _width(bits)}
+         "best width": best_width(bits)}
         for factor, bits, at in zip(gpu.FACTORS, every, found, strict=True)
     ])  # fmt: skip
 

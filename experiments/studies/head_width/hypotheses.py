@@ -117,7 +117,7 @@ def primary(study: Study) -> list[Result]:
     pairs = from_reference(part)
     pooled = analysis.pool(pairs.values())
     tests = {
-        "mixed model": part.model.contrast(analysis.between(16, 32)),
+        "mixed model": part.model.contrast({"u": 1, "u2": 1}),  # u is 0 at h = 16, 1 at h = 32
         "paired t-test": analysis.over_texts(pairs[32]),
     }
     conclusion = analysis.primary_conclusion(list(tests.values()))

@@ -1,9 +1,8 @@
 """A linear mixed model with independent variance components, fitted by REML with SciPy."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +93,8 @@ def fit_reml(y: Series, fixed: DataFrame, random: Sequence[DataFrame], texts: in
 
         (n - p) (1 + log(2 pi s2)) + log|V| + log|X' V^-1 X|,   s2 = r' V^-1 r / (n - p)
 
-    over theta_i >= 0 (Bates et al. 2015, doi:10.18637/jss.v067.i01).
+    over theta_i >= 0 (Bates et al. 2015, doi:10.18637/jss.v067.i01), along one theta_i at a time: a
+    gradient is 0 at theta_i = 0, where a search by it would stay.
 
     Args:
         y: [n].
@@ -121,35 +121,15 @@ def fit_reml(y: Series, fixed: DataFrame, random: Sequence[DataFrame], texts: in
         value = (n - p) * (1 + math.log(2 * math.pi * s2)) + log_v + log_x
         return value, beta, inner[:p, :p], s2
 
-    theta = _minimize(lambda t: solved(t)[0], len(random))
-    value, beta, information, s2 = solved(theta)
+    found = optimize.minimize(
+        lambda theta: solved(theta)[0], np.ones(len(random)), method="Powell",
+        bounds=[(0.0, None)] * len(random), options={"xtol": 1e-10, "ftol": 1e-14},
+    )  # fmt: skip
+    value, beta, information, s2 = solved(found.x)
     sd, names = math.sqrt(s2), fixed.columns
     covariance = DataFrame(s2 * np.linalg.inv(information), names, names)
-    spread = tuple(float(t * sd) for t in theta)
+    spread = tuple(float(theta * sd) for theta in found.x)
     return MixedModel(Series(beta, names), covariance, spread, sd, value, texts)
-
-
-def _minimize(criterion: Callable[[Array], float], count: int) -> Array:
-    """theta >= 0 of the lowest criterion.
-
-    The criterion depends on theta^2, so its gradient is 0 at theta_i = 0, where a search that has
-    stepped onto the bound stays. So searches start from several points, and again with each
-    component that ended at 0 a little above it, until none is lower.
-    """
-    search = functools.partial(
-        optimize.minimize, criterion, bounds=[(0.0, None)] * count, method="L-BFGS-B",
-        options={"ftol": 1e-13, "gtol": 1e-7},
-    )  # fmt: skip
-    best = min((search(np.full(count, start)) for start in (1.0, 0.2)), key=lambda one: one.fun)
-    for i in range(count):
-        for _ in range(2):
-            start = best.x.copy()
-            start[i] = 0.1 if start[i] < 1e-3 else start[i] * 1.1
-            found = search(start)
-            if found.fun > best.fun - 1e-6:
-                break
-            best = found
-    return np.asarray(best.x, np.float64)
 
 
 def _independent(fixed: DataFrame) -> DataFrame:

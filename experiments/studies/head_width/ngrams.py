@@ -22,10 +22,13 @@ from experiments.studies.head_width.texts import make_dataset
 
 Bytes = npt.NDArray[np.uint8]
 Keys = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.float64]
 
 CONTEXTS = (2, 3, 4)
 """Bytes of context of orders 3, 4 and 5."""
 NAMES = [f"ngram{k + 1}" for k in CONTEXTS]
+BYTE = np.uint64(8)
+"""Bits."""
 
 
 @functools.cache
@@ -55,44 +58,28 @@ def _contexts(windows: Bytes, size: int) -> tuple[Keys, npt.NDArray[np.bool_]]:
     count, length = windows.shape[0], windows.shape[1] - 1
     keys = np.zeros((count, length), np.uint64)
     for back in range(size):
-        part = windows[:, : length - back].astype(np.uint64) << np.uint64(8 * back)
-        keys[:, back:] |= part
-    inside = np.broadcast_to(np.arange(length) + 1 >= size, (count, length))
-    return keys, inside
+        keys[:, back:] |= windows[:, : length - back].astype(np.uint64) << np.uint64(8 * back)
+    return keys, np.broadcast_to(np.arange(length) + 1 >= size, (count, length))
 
 
-def _runs(keys: Keys) -> tuple[Keys, npt.NDArray[np.int64]]:
-    """Sorted keys -> different keys and how often each occurs."""
-    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-    return keys[starts], np.diff(np.append(starts, len(keys)))
-
-
-def _lookup(known: Keys, values: npt.NDArray[np.int64], queries: Keys) -> npt.NDArray[np.float64]:
-    """The value of each key that is asked for, 0 where it is not known."""
-    if not len(known):
-        return np.zeros(queries.shape)
-    place = np.minimum(np.searchsorted(known, queries), len(known) - 1)
-    return np.where(known[place] == queries, values[place], 0).astype(np.float64)
-
-
-def _refine(
-    lower: npt.NDArray[np.float64], train: Keys, context: Keys, target: Keys
-) -> npt.NDArray[np.float64]:
-    """p_k of the scored targets from p_{k-1}; `train` are sorted (context, target) keys."""
-    pairs, counts = _runs(train)
-    owners = pairs >> np.uint64(8)
-    starts = np.flatnonzero(np.concatenate([[True], owners[1:] != owners[:-1]]))
+def _refine(lower: Numbers, train: Keys, context: Keys, target: Keys) -> Numbers:
+    """p_k of the scored targets from p_{k-1}; `train` are (context, target) keys."""
+    pairs, counts = np.unique(train, return_counts=True)
+    known, starts, types = np.unique(pairs >> BYTE, return_index=True, return_counts=True)
     totals = np.add.reduceat(counts, starts)
-    types = np.diff(np.append(starts, len(owners)))
-    known = owners[starts]
-    seen = _lookup(pairs, counts, (context << np.uint64(8)) | target)
-    total, kinds = (_lookup(known, v, context) for v in (totals, types))
+
+    def lookup(keys: Keys, values: npt.NDArray[np.int64], queries: Keys) -> Numbers:
+        place = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
+        return np.where(keys[place] == queries, values[place], 0).astype(np.float64)
+
+    seen = lookup(pairs, counts, (context << BYTE) | target)
+    total, kinds = (lookup(known, values, context) for values in (totals, types))
     return np.where(total > 0, (seen + kinds * lower) / np.maximum(total + kinds, 1), lower)
 
 
 def target_bits(
     train: Bytes, scored: Bytes, contexts: Sequence[int] = CONTEXTS
-) -> dict[int, npt.NDArray[np.float64]]:
+) -> dict[int, Numbers]:
     """Bits of every target under interpolated Witten-Bell n-grams, by bytes of context.
 
     Args:
@@ -111,15 +98,15 @@ def target_bits(
     """
     if max(contexts) > 7:
         raise ValueError(f"contexts {tuple(contexts)} have more than 7 bytes; use 7 or fewer")
-    target = scored[:, 1:].astype(np.uint64)
-    learnt = train[:, 1:].astype(np.uint64)
+    target, learnt = scored[:, 1:].astype(np.uint64), train[:, 1:].astype(np.uint64)
     p = np.full(target.shape, 1 / 256)
-    bits: dict[int, npt.NDArray[np.float64]] = {}
+    bits: dict[int, Numbers] = {}
     for size in range(max(contexts) + 1):
         keys, inside = _contexts(train, size)
-        sorted_keys = np.sort(((keys << np.uint64(8)) | learnt)[inside])
         queries, fits = _contexts(scored, size)
-        p[fits] = _refine(p[fits], sorted_keys, queries[fits], target[fits])
+        if inside.any():
+            pairs = (keys << BYTE | learnt)[inside]
+            p[fits] = _refine(p[fits], pairs, queries[fits], target[fits])
         if size in contexts:
             bits[size] = -np.log2(p)
     return bits

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,22 +68,14 @@ def base_of(study: Study, width: int) -> DataFrame:
 
 def stage0_page(rows: DataFrame) -> str:
     """Stage 0: the choice by the rule of the plan, and every cell."""
-    rows = rows[rows["stage"] == 0]
-    names = list(PARAMETRIZATIONS)
+    rows, names = rows[rows["stage"] == 0], list(PARAMETRIZATIONS)
     chosen, found = choose(rows, names, design.TOLERANCE)
     order = lambda cell: (names.index(cell.parametrization), cell.head_dim, cell.text)
+    cells = sorted(minima(rows).itertuples(), key=order)
     return render(
-        "stage0",
-        done=len(rows),
-        tolerance=design.TOLERANCE,
-        titles=PARAMETRIZATIONS,
-        chosen=chosen,
-        found=found,
-        lowest=min(mean for mean, _ in found.values()),
-        cells=sorted(minima(rows).itertuples(), key=order),
-        texts=rows.groupby("text", sort=False),
-        baselines=charts.BASELINES,
-    )
+        "stage0", rows=rows, cells=cells, chosen=chosen, found=found, titles=PARAMETRIZATIONS,
+        tolerance=design.TOLERANCE, baselines=charts.BASELINES,
+    )  # fmt: skip
 
 
 def stage1_page(rows: DataFrame) -> str:
@@ -105,34 +98,19 @@ def cost_page(rows: DataFrame) -> str:
 
 def analysis_page(rows: DataFrame, study: Study) -> str:
     """The registered results and all that is exploratory. Its words are of the published rows."""
-    fitted = hypotheses.fits(study)
     registered = hypotheses.primary(study) + hypotheses.secondary(study)
     names = [*charts.BASELINES, "bits"]
     return render(
         "analysis",
+        page=sys.modules[__name__],
         study=study,
-        fitted=fitted,
-        alone=[fitted["D = 32 alone, without h = 2"], fitted["D = 64 alone"],
-               fitted["D = 96 alone"]],
-        against=functools.partial(hypotheses.difference, study, 64),
-        sharing_costs=hypotheses.sharing_costs(study),
-        at_equal_seconds={w: at_equal_seconds(study, w, FULL[w][32]) for w in (64, 96)},
         p1=registered[1].found,
         results=table(list(map(result_line, registered))),
-        points=_point_table(study),
-        repeated=_repeated_table(study),
         baselines={w: base_of(study, w).groupby("text")[names].mean().loc[list(TEXTS)]
                    for w in STAGE_OF_WIDTH},
-        baseline_titles=charts.BASELINES.values(),
-        sharing=_sharing_table(study),
-        lengths=_length_table(study),
-        optimizers=_optimizer_gaps(rows),
-        rate_errors=[(w, point, rate_error(study, study.points(point, width=w)))
-                     for w in (32, 64) for point in design.POINTS[w]],
-        check=CHECK.read_text().rstrip(),
+        optimizers=optimizer_gaps(rows),
         tuning=-study.model.contrast({"tuning": 1}).value / (2 * study.tuning_k),
-        lengths_of_training=[_of_one_head(study, each) for each in (20.0, 80.0)],
-        margin=analysis.MARGIN,
+        against=functools.partial(hypotheses.difference, study, 64),
         multiple=functools.partial(multiple, study),
     )  # fmt: skip
 
@@ -175,7 +153,8 @@ def _with_tatoeba_as_one(pairs: Series) -> Estimate:
     return analysis.over_texts(pairs.rename(analysis.TATOEBA, level="text"))
 
 
-def _point_table(study: Study) -> str:
+def point_table(study: Study) -> str:
+    """Every point with its sizes and its difference from h = 16 on N h = D."""
     lines: list[Line] = []
     for width, points in design.POINTS.items():
         for point in points:
@@ -206,7 +185,7 @@ def mean_of_texts(rows: DataFrame, column: str = "bits") -> float:
     return float(rows.groupby("text")[column].mean().mean())
 
 
-def _repeated_table(study: Study) -> str:
+def repeated_table(study: Study) -> str:
     """Differences from 6x16 at D = 96 over the texts that are read less than four times."""
     once = study.only(study.frame[~study.frame["text"].isin(design.REPEATED_TEXTS)])
     return judged_table([
@@ -216,7 +195,7 @@ def _repeated_table(study: Study) -> str:
     ], DIFFERENCE)  # fmt: skip
 
 
-def _length_table(study: Study) -> str:
+def length_table(study: Study) -> str:
     """Differences from 4x16 at 80 bytes per parameter and at T = 64 and 256, beside those of
     stage 3 on the same texts."""
     settings: list[tuple[int, float, Sequence[str]]] = [
@@ -238,7 +217,8 @@ def _length_table(study: Study) -> str:
     return judged_table(lines, heading)
 
 
-def _sharing_table(study: Study) -> str:
+def sharing_table(study: Study) -> str:
+    """Every plan and budget with its difference from separate layers."""
     slopes, heading = hypotheses.chords(study), "bits worse than separate (95 %)"
     beside = f"by the slope of D = {' and '.join(f'{a} to {b}' for a, b in slopes)}"
     lines = []
@@ -256,7 +236,7 @@ def _sharing_table(study: Study) -> str:
     return judged_table(lines, heading)
 
 
-def _optimizer_gaps(rows: DataFrame) -> DataFrame:
+def optimizer_gaps(rows: DataFrame) -> DataFrame:
     """Stage 0: minimum of 1x64 less minimum of 4x16, by parametrization and text."""
     cells = minima(rows[rows["stage"] == 0])
     bits = cells.set_index(["parametrization", "text", "head_dim"])["bits"].unstack()
@@ -273,7 +253,7 @@ def rate_error(study: Study, rows: DataFrame) -> float:
     return float(slopes.mean() / (2 * study.tuning_k) - middle.mean())
 
 
-def _of_one_head(study: Study, each: float) -> Estimate:
+def of_one_head(study: Study, each: float) -> Estimate:
     """What 1x64 costs against 4x16 at so many bytes per parameter, on the texts of stage 6."""
     frame = study.frame[study.frame["text"].isin(design.LENGTH_TEXTS)]
     points = (study.only(frame).points(p, bytes_per_parameter=each) for p in ("4x16", "1x64"))

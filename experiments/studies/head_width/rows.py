@@ -84,15 +84,13 @@ def new_rows(results: lab.Results, data: Path, commit: str) -> DataFrame:
     rows["steps"] = list(map(num_steps, runs))
     rows["bytes_trained"] = rows["steps"] * BATCH_TOKENS
     rows["text_sha256"] = [load_text(run.text, data).sha256 for run in runs]
-    rows[list(GRAMS)] = DataFrame([grams_of(run, data) for run in runs])[list(GRAMS)]
+    rows[list(GRAMS)] = DataFrame([
+        baselines(load_text(run.text, data), run.length, BATCH_TOKENS // run.length,
+                  num_steps(run), run.seed)
+        for run in runs
+    ])[list(GRAMS)]  # fmt: skip
     rows["commit"], rows["machine"], rows["version"] = commit, processor(), 2
     return rows.reindex(columns=COLUMNS)
-
-
-def grams_of(run: StudyRun, data: Path) -> dict[str, float]:
-    """The n-gram baselines of the bytes that a run was trained on."""
-    corpus, size = load_text(run.text, data), BATCH_TOKENS // run.length
-    return baselines(corpus, run.length, size, num_steps(run), run.seed)
 
 
 def check_origin(rows: DataFrame, commits: Iterable[str], digests: Mapping[str, str]) -> None:

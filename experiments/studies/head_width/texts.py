@@ -8,11 +8,11 @@ import dataclasses
 import functools
 import gzip
 import hashlib
+import re
 import sysconfig
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from attnlab.data import BYTES, Batch, Dataset, DataSizes
 from attnlab.data.batching import TokenArray, windows
 from attnlab.data.dataset import BatchShapes
+from attnlab.data.files import bucket
 from attnlab.data.text import SKIPPED_FOLDERS, Corpus, dataset_of_corpus
 from attnlab.names import lookup
 
@@ -74,19 +75,15 @@ def scored_windows(text: np.ndarray, length: int, most: int) -> Batch:
     return {"tokens": tokens, "valid": valid}
 
 
+@functools.lru_cache(maxsize=2)
 def load_text(name: str, data: Path) -> Corpus:
     """One of `TEXTS`, from the folder `data` (the standard library needs none).
 
     `sha256` is that of the three parts with their lengths. Raises FileNotFoundError where a file
     is missing.
     """
-    return _load(name, data.resolve())
-
-
-@functools.lru_cache(maxsize=2)
-def _load(name: str, data: Path) -> Corpus:
-    text = lookup(TEXTS, name, what="text")
-    parts = text.read([data / file for file in text.files])
+    read, files = lookup(TEXTS, name, what="text")
+    parts = read([data / file for file in files])
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{len(part)} ".encode() + part)
@@ -97,14 +94,13 @@ def _load(name: str, data: Path) -> Corpus:
 def check_texts(names: Iterable[str], data: Path) -> None:
     """Raises FileNotFoundError where a file of one of these texts is missing; reads none."""
     for name in names:
-        for file in lookup(TEXTS, name, what="text").files:
+        for file in lookup(TEXTS, name, what="text")[1]:
             if not (data / file).is_file():
                 raise FileNotFoundError(f"no file {data / file} of the text {name}; see --data")
 
 
 def _gz(path: Path) -> bytes:
-    with gzip.open(path, "rb") as file:
-        return file.read()
+    return gzip.decompress(path.read_bytes())
 
 
 def _joined(pieces: Iterable[tuple[int, bytes]], between: bytes = b"") -> Parts:
@@ -116,16 +112,12 @@ def _joined(pieces: Iterable[tuple[int, bytes]], between: bytes = b"") -> Parts:
     return train, validation, heldout
 
 
-def _bucket(name: bytes, count: int) -> int:
-    return int(hashlib.sha256(name).hexdigest(), 16) % count
-
-
 def _python(files: Sequence[Path]) -> Parts:
     """By file: sha256 of the relative path modulo 10 is 0 for held-out files, 1 for validation."""
     root = Path(sysconfig.get_paths()["stdlib"])
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     return _joined(
-        ({0: 2, 1: 1}.get(_bucket(name.encode(), 10), 0), (root / name).read_bytes())
+        ({0: 2, 1: 1}.get(bucket(name, 10), 0), (root / name).read_bytes())
         for name in names
         if not SKIPPED_FOLDERS & set(Path(name).parts[:-1])
     )
@@ -141,10 +133,8 @@ def _movie_reviews(files: Sequence[Path]) -> Parts:
     with zipfile.ZipFile(files[0]) as archive:
         names = [n for n in archive.namelist() if n.endswith(".txt") and "/cv" in n]
         names.sort(key=lambda n: (n.rsplit("/", 1)[1], n))
-        folds = [int(name.rsplit("/cv", 1)[1][0]) for name in names]
-        return _joined(
-            (max(0, fold - 7), archive.read(name)) for fold, name in zip(folds, names, strict=True)
-        )
+        fold = lambda name: int(name.rsplit("/cv", 1)[1][0])
+        return _joined((max(0, fold(name) - 7), archive.read(name)) for name in names)
 
 
 def _tatoeba(side: int, files: Sequence[Path]) -> Parts:
@@ -156,8 +146,8 @@ def _tatoeba(side: int, files: Sequence[Path]) -> Parts:
     parts: tuple[set[bytes], ...] = (set(), set(), set())
     for line in _gz(files[0]).splitlines():
         sides = line.split(b"\t")
-        bucket = _bucket(sides[0], 100)
-        parts[2 if bucket < 4 else 1 if bucket < 6 else 0].add(sides[side])
+        number = bucket(sides[0], 100)
+        parts[2 if number < 4 else 1 if number < 6 else 0].add(sides[side])
     train, validation, heldout = parts
     return _lines(train), _lines(validation - train), _lines(heldout - validation - train)
 
@@ -173,41 +163,26 @@ def _web(files: Sequence[Path]) -> Parts:
     before = np.cumsum([0, *map(len, pages)])
     numbers = np.searchsorted(before[-1] * np.array([0.8, 0.9]), before[:-1], side="right")
     wiki = _joined(zip(numbers, pages, strict=True), b"  <page>")
-    train, validation, heldout = (
-        _ewt(path) + text for path, text in zip(files[1:], wiki, strict=True)
-    )
+    train, validation, heldout = map(bytes.__add__, map(_ewt, files[1:]), wiki)
     return train, validation, heldout
 
 
 def _ewt(path: Path) -> bytes:
-    start = b"# text = "
-    lines = _gz(path).splitlines()
-    return b"".join(line[len(start) :] + b"\n" for line in lines if line.startswith(start))
-
-
-class Text(NamedTuple):
-    """The files of a text below the data folder, and how they are read."""
-
-    read: Callable[[Sequence[Path]], Parts]
-    files: tuple[str, ...] = ()
-
-
-def _files(pattern: str, *names: str) -> tuple[str, ...]:
-    return tuple(pattern.format(name) for name in names)
+    texts = re.findall(rb"^# text = (.*)", _gz(path), re.MULTILINE)
+    return b"".join(text + b"\n" for text in texts)
 
 
 TATOEBA = ("tatoeba_fra_eng/fra.txt.gz",)
-EWT = _files("ud_english_ewt/en_ewt-ud-{}.conllu.gz", "train", "dev", "test")
-TEXTS = {
-    "python": Text(_python),
-    "wikitext2": Text(_as_stored, _files("wikitext2/{}.txt.gz", "train", "valid", "test")),
-    "novels": Text(_as_stored, _files("novels/{}.txt.gz", "train-a", "valid", "test")),
-    "movie_reviews": Text(_movie_reviews, ("movie_reviews/movie_reviews.zip",)),
-    "tatoeba_fr": Text(functools.partial(_tatoeba, 1), TATOEBA),
-    "tatoeba_en": Text(functools.partial(_tatoeba, 0), TATOEBA),
-    "multi30k_de": Text(
-        _as_stored,
-        _files("multi30k/{}.de.gz", "train", "val", "test_2016_flickr", "test_2017_flickr"),
-    ),
-    "web": Text(_web, ("enwik8_head/enwik8-1m-chars.gz", *EWT)),
-}
+MULTI30K = ("train", "val", "test_2016_flickr", "test_2017_flickr")
+TEXTS: dict[str, tuple[Callable[[Sequence[Path]], Parts], Sequence[str]]] = {
+    "python": (_python, ()),
+    "wikitext2": (_as_stored, [f"wikitext2/{n}.txt.gz" for n in ("train", "valid", "test")]),
+    "novels": (_as_stored, [f"novels/{n}.txt.gz" for n in ("train-a", "valid", "test")]),
+    "movie_reviews": (_movie_reviews, ("movie_reviews/movie_reviews.zip",)),
+    "tatoeba_fr": (functools.partial(_tatoeba, 1), TATOEBA),
+    "tatoeba_en": (functools.partial(_tatoeba, 0), TATOEBA),
+    "multi30k_de": (_as_stored, [f"multi30k/{n}.de.gz" for n in MULTI30K]),
+    "web": (_web, ("enwik8_head/enwik8-1m-chars.gz", *(
+        f"ud_english_ewt/en_ewt-ud-{n}.conllu.gz" for n in ("train", "dev", "test")))),
+}  # fmt: skip
+"""Name -> how its files are read, and the files below the data folder."""

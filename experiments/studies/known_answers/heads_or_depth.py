@@ -17,18 +17,13 @@ Presets after the colon: `paper` (T = 128), `tiny`.
 from attnlab.data import DATASETS
 from attnlab.lab.text_table import counted
 from experiments import config
-from experiments.studies.known_answers.common import (
-    OF_VECTORS,
-    TRAINING,
-    described,
-    expect,
-    named,
-)
+from experiments.studies.known_answers import common
+from experiments.studies.known_answers.common import described, expect, named
 from experiments.studies.known_answers.maxima import Maxima
 
 VALUES: config.Values = {
-    **TRAINING,
-    **OF_VECTORS,
+    **common.TRAINING,
+    **common.OF_VECTORS,
     "data.dimensions": 4,
     "data.directions": 4,
     "model.vocab_size": 6,
@@ -46,16 +41,12 @@ PRESETS: dict[str, config.Values] = {
 }
 DATASETS["maxima"] = Maxima
 get_config = config.other_data("regression", "maxima", VALUES, PRESETS)
-variants = named(
-    {
-        f"{words}, {counted(heads, 'head')}": {
-            "model.num_layers": layers,
-            "model.heads.num_heads": heads,
-        }
-        for words, layers, most in (("one layer", 1, 5), ("two layers", 2, 2))
-        for heads in range(1, most + 1)
-    }
-)
+variants = named({
+    f"{words}, {counted(heads, 'head')}": {
+        "model.num_layers": layers, "model.heads.num_heads": heads}
+    for words, layers, most in (("one layer", 1, 5), ("two layers", 2, 2))
+    for heads in range(1, most + 1)
+})  # fmt: skip
 description = described(
     "How many heads does a sum of four maxima need, and can depth stand in for them?",
     "Yu et al., ICLR 2026 (arXiv 2510.06662): bounds, and its figure 1",

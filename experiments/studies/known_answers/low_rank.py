@@ -23,14 +23,13 @@ from ml_collections import ConfigDict
 from experiments.configs import byte_lm
 from experiments.studies.known_answers.common import described, expect, named
 
+HEADS = {n: {"model.heads.num_heads": n} for n in (2, 8, 32)}
 WIDE = {"model.heads.head_dim": 16}
+SMALLER = {"model.width": 48, "model.ffn.width": 192}
 variants = named(
-    {f"H = D/N, {n} heads": {"model.heads.num_heads": n} for n in (2, 8, 32)}
-    | {f"H = 16, {n} heads": WIDE | {"model.heads.num_heads": n} for n in (2, 8, 32)}
-    | {
-        "D = 48 and H = 16, 8 heads": WIDE
-        | {"model.heads.num_heads": 8, "model.width": 48, "model.ffn.width": 192}
-    }
+    {f"H = D/N, {n} heads": heads for n, heads in HEADS.items()}
+    | {f"H = 16, {n} heads": WIDE | heads for n, heads in HEADS.items()}
+    | {"D = 48 and H = 16, 8 heads": WIDE | HEADS[8] | SMALLER}
 )
 description = described(
     "Do more heads help, or does the rank of each head's scores become too small?",

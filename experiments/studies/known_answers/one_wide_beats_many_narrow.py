@@ -19,13 +19,8 @@ parameters: for a GPU), `tiny`.
 
 from attnlab import lab
 from experiments import config
-from experiments.studies.known_answers.common import (
-    OF_VECTORS,
-    TRAINING,
-    described,
-    expect,
-    named,
-)
+from experiments.studies.known_answers import common
+from experiments.studies.known_answers.common import described, expect, named
 
 SIZES = {"": (8, 2, 16), "paper": (64, 4, 64), "tiny": (8, 2, 2)}
 """Preset -> dimensions of the points, width of a small head, and how many times the parameters of
@@ -39,8 +34,8 @@ def sized(dimensions: int) -> dict[str, int]:
 
 
 VALUES: config.Values = {
-    **TRAINING,
-    **OF_VECTORS,
+    **common.TRAINING,
+    **common.OF_VECTORS,
     **sized(8),
     "model.max_len": 16,
     "model.heads.num_heads": 1,
@@ -72,12 +67,10 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     presets = [name for name in preset.split(",") if name in SIZES]
     dimensions, small, times = SIZES[presets[-1] if presets else ""]
     heads = 2 * dimensions // small
-    one = {"model.heads.head_dim": small}
-    equal = one | {"model.heads.num_heads": heads}
-    changes: dict[str, config.Values] = {
+    equal = {"model.heads.head_dim": small, "model.heads.num_heads": heads}
+    return named({
         FULL: {},
         "small heads, equal parameters": equal,
-        "many more small heads": one | {"model.heads.num_heads": times * heads},
+        "many more small heads": equal | {"model.heads.num_heads": times * heads},
         "small heads, FFN": equal | {"model.ffn.width": 16 * dimensions},
-    }
-    return named(changes)
+    })  # fmt: skip

@@ -31,10 +31,8 @@ KEYS = byte_lm.KEYS | config.keys(recall.PRESETS) | {"text": False}
 VALUES: config.Values = {
     **recall.VALUES,
     "data.vocab_size": 32,
-    "data.pairs": 4,
     "model.vocab_size": 32,
     "train.steps": 800,
-    "train.evaluation.every": 100,
     "train.checkpoint_every": 800,
 }
 ALL, QK, VO, FIXED = "all learn", "Q and K frozen", "V and O frozen", "fixed random pattern"

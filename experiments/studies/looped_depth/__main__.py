@@ -20,4 +20,4 @@ def rows(path: Path) -> pandas.DataFrame:
     return completed(path, study.runs(analysis.best_rates(tuning)), train)
 
 
-start(study, analysis, rows)
+start(study, rows, analysis.page, analysis.figure)

@@ -1,7 +1,6 @@
 """The command of the study: python -m experiments.studies.pruning"""
 
 import json
-import math
 from pathlib import Path
 
 from absl import flags
@@ -20,24 +19,11 @@ flags.DEFINE_integer("steps", 400, "Steps of each training.", lower_bound=1)
 flags.DEFINE_float(
     "learning_rate", None, "Learning rate of the weights; the run's last one if left out."
 )
-flags.DEFINE_float("gate_rate", 0.05, "Learning rate of the gates.")
+flags.DEFINE_float("gate_rate", 0.05, "Learning rate of the gates.", lower_bound=0)
 flags.DEFINE_integer(
     "rows", 256, "Rows to choose heads by, and as many held-out rows to score.", lower_bound=1
 )
 flags.DEFINE_string("out", "", "JSON file for all numbers and gates.")
-
-
-def numbers(name: str, texts: list[str]) -> list[float]:
-    """The numbers of a flag. Raises ValueError unless they are finite and at least 0."""
-    try:
-        found = [float(text) for text in texts]
-    except ValueError:
-        found = []
-    if not found or not all(0 <= x < math.inf for x in found):
-        raise ValueError(
-            f"--{name}={','.join(texts)} must be finite numbers of at least 0, with commas between"
-        )
-    return found
 
 
 def main() -> None:
@@ -46,15 +32,14 @@ def main() -> None:
     out = Path(given.out) if given.out else None
     if out:
         check_new_file(out, "out")
-    pressures = numbers("pressures", given.pressures)
-    [gate_rate] = numbers("gate_rate", [str(given.gate_rate)])
+    pressures = [float(text) for text in given.pressures]
     keep_compiled()
     study = pruning.begin(Path(given.workdir), given.seed, given.steps, given.learning_rate)
     most = len(study.source.heldout(0)["valid"])
     if given["rows"].present and given.rows > most:
         raise ValueError(f"--rows={given.rows} is more than the {most} held-out rows of the data")
     whole, rows = pruning.at_pressures(
-        study, pressures, by=given.by, rate=gate_rate, rows=given.rows
+        study, pressures, by=given.by, rate=given.gate_rate, rows=given.rows
     )
     print(pruning.table(study.config, whole, rows, by=given.by))
     if out:

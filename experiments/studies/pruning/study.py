@@ -21,12 +21,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pandas import DataFrame
 
 from attnlab import interpret, load, training
 from attnlab.data import Dataset
 from attnlab.data.dataset import Batch
 from attnlab.lab.experiment import Experiment
-from attnlab.lab.text_table import columns
 from attnlab.models import ModelConfig, matrix_axes, num_parameters
 from attnlab.sharing import Params
 from attnlab.tap import Patches
@@ -166,16 +166,12 @@ def _train(
     """Weights and gates after as many steps; `alphas` are the first log_alpha."""
     made = training.make_optimizer(study.trains, matrix_axes(study.config))
     transform = interpret.gated_optimizer(made.transform, penalty=pressure, learning_rate=rate)
-
-    start = gated.with_gates(study.params) | {"gates": alphas}
+    optimizer = made._replace(transform=transform)
+    start = training.FitOptions(params=gated.with_gates(study.params) | {"gates": alphas})
+    trains, source = study.trains, study.source
     try:
         done = training.fit_in_memory(
-            gated,
-            study.task,
-            study.trains,
-            study.source,
-            optimizer=made._replace(transform=transform),
-            options=training.FitOptions(params=start),
+            gated, study.task, trains, source, optimizer=optimizer, options=start
         )
     except training.NonFiniteLoss:
         raise ValueError(
@@ -194,35 +190,28 @@ def _smaller(
     except ValueError as error:
         return dict(heads=None, parameters=None, small_loss=None, why=str(error))
     of = jax.jit(lambda w: jnp.mean(judge(small.config.build(), w, small.patch)))
-    return dict(
-        heads=small.config.heads.num_heads,
-        parameters=num_parameters(small.config),
-        small_loss=float(of(small.params)),
-        why="",
-    )
+    size, loss = num_parameters(small.config), float(of(small.params))
+    return dict(heads=small.config.heads.num_heads, parameters=size, small_loss=loss, why="")
 
 
 def table(config: ModelConfig, whole: float, rows: Sequence[Row], *, by: str) -> str:
-    """A line a pressure; numbers are losses of held-out rows."""
-    first = rows[0]
-    heading = ["pressure", "heads", "between", "loss", "parameters"]
-    heading += [f"{name} {when}" for when in ("before", "after") for name in first[when]]
-    lines = [heading]
+    """A line a pressure; numbers are losses of held-out rows. –: no smaller model, and why."""
+    lines = []
     for row in rows:
-        saved = "–" if row["parameters"] is None else f"{row['parameters']:,}"
-        losses = [f"{loss:.4f}" for when in ("before", "after") for loss in row[when].values()]
-        line = [f"{row['pressure']:g}", f"{row['kept']}", f"{row['between']}"]
-        lines.append([*line, f"{row['loss']:.4f}", saved, *losses])
-    size = sum(len(head) for of in first["gates"].values() for head in of)
+        losses = {"loss": row["loss"]}
+        for when in ("before", "after"):
+            losses |= {f"{name} {when}": loss for name, loss in row[when].items()}
+        line = {"pressure": f"{row['pressure']:g}", "heads": row["kept"], "between": row["between"]}
+        line |= {name: f"{loss:.4f}" for name, loss in losses.items()}
+        line["parameters"] = "–" if row["why"] else f"{row['parameters']:,}"
+        lines.append(line)
+    size = sum(len(head) for of in rows[0]["gates"].values() for head in of)
     each = {"layer": "each layer", "group": "a parameter group"}[by]
     reasons = "; ".join(dict.fromkeys(row["why"] for row in rows if row["why"]))
-    note = (
-        f"Kept of {size} gates, one for each head of {each}; between: neither 0 nor 1. The "
-        f"original model has all of them and loss {whole:.4f}.\n"
-        f"All heads: {num_parameters(config):,} parameters."
-        + (f" –: no smaller model, since {reasons}\n" if reasons else "\n")
-        + "before: the original model with these heads, or as many chosen in another way;\n"
-        "after: the same heads after the same training. chance: chosen at random, the mean of "
-        f"{DRAWS} draws before, one after."
-    )
-    return "\n\n".join([columns(lines), note])
+    note = f"""
+Heads: of {size} gates, one for each head of {each}; between: neither 0 nor 1.
+All heads: loss {whole:.4f}, {num_parameters(config):,} parameters.
+before: the original model with these heads, or as many chosen in another way;
+after: the same heads after the same training. chance: the mean of {DRAWS} draws before, one after.
+"""
+    return DataFrame(lines).to_string(index=False) + "\n" + note + f"–: {reasons}" * bool(reasons)

@@ -77,11 +77,7 @@ def test_a_row_by_hand(run):
     np.testing.assert_allclose(row["before"]["ablation"], expected, rtol=1e-5)
     assert row["after"]["ablation"] == pytest.approx(row["before"]["ablation"], rel=1e-5)
     told = pruning.table(study.config, whole, [row | {"why": "reason"}], by="layer")
-    assert told.splitlines()[1].split()[:4] == [
-        "0.05",
-        str(row["kept"]),
-        str(row["between"]),
-        f"{row['loss']:.4f}",
-    ]
+    shown = ["0.05", str(row["kept"]), str(row["between"]), f"{row['loss']:.4f}"]
+    assert told.splitlines()[1].split()[:4] == shown
     assert f"{num_parameters(study.config):,} parameters" in told
     assert "reason" in told

@@ -22,7 +22,7 @@ import pandas
 from jaxtyping import Float
 
 from attnlab import dot_product_attention
-from attnlab.report import page
+from attnlab.report import page as report
 from attnlab.tap import capture
 
 SIZES, MATRICES, STEPS = (16, 32), 5, 10_000
@@ -159,4 +159,9 @@ def table(rows: pandas.DataFrame) -> str:
         values = [some[name] for name in ("constructed", "fitted", "kl")]
         texts = [f"{v.median():.1e} ({v.min():.0e} to {v.max():.0e})" for v in values]
         lines.append([str(n), f"{head_dim}{mark}", *texts])
-    return page.table(header, lines)
+    return report.table(header, lines)
+
+
+def page(rows: pandas.DataFrame) -> str:
+    """How the rows were made, and their table."""
+    return f"{MADE}\n\n{table(rows)}\n"

@@ -3,4 +3,5 @@
 from experiments.studies.recall import analysis, study
 from experiments.studies.rows import completed, one_by_one, start
 
-start(study, analysis, lambda path: completed(path, study.runs(), one_by_one(study.run_one)))
+rows = lambda path: completed(path, study.runs(), one_by_one(study.run_one))
+start(study, rows, analysis.page, analysis.figure)

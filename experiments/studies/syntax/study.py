@@ -124,18 +124,17 @@ def write_raw(treebank: Path, out: Path) -> None:
 def table(study: Study) -> str:
     """The first model in full, the others with what their own best heads find, and what follows."""
     first, *others = study.found
-    heading = ["relation", "words", "offset", "right", "longest", "head", "right", "gain"]
-    rows = [heading + others]
-    for i, one in enumerate(study.found[first]):
-        row = [one.label, f"{one.cases:,}", f"{one.offset:+d}", _percent(one.by_offset)]
-        row += [_percent(one.by_longest), f"{one.layer}.{one.head} {one.direction}", _right(one)]
-        gain, low, high = (_percent(share, "+") for share in (one.gain, one.low, one.high))
-        row.append(f"{gain} ({low} to {high})")
-        rows.append(row + [_right(study.found[name][i]) for name in others])
-    left = f"; {study.left_out} more cannot be read whole" if study.left_out else ""
+    rows = [["relation", "words", "offset", "right", "longest", "head", "right", "gain", *others]]
+    for one, *same in zip(*study.found.values(), strict=True):
+        head, gain = f"{one.layer}.{one.head} {one.direction}", f"{100 * one.gain:+.1f}"
+        rows.append([
+            one.label, f"{one.cases:,}", f"{one.offset:+d}", f"{100 * one.by_offset:.1f}",
+            f"{100 * one.by_longest:.1f}", head, _right(one),
+            f"{gain} ({100 * one.low:+.1f} to {100 * one.high:+.1f})", *map(_right, same),
+        ])  # fmt: skip
     note = (
-        f"Chosen in {study.sentences[0]:,} sentences, judged in {study.sentences[1]:,} others"
-        f"{left}.\n"
+        f"Chosen in {study.sentences[0]:,} sentences, judged in {study.sentences[1]:,} others; "
+        f"{study.left_out} more cannot be read whole.\n"
         "right: percent; longest: right by the longest word; head: layer.head, counted from 0;\n"
         "gain: over the better of both, with its 95 % interval, of all rows at once; *: above 0."
     )
@@ -152,11 +151,7 @@ def _conclusion(name: str, found: Sequence[SyntaxScore]) -> str:
 
 
 def _right(one: SyntaxScore) -> str:
-    return _percent(one.by_head) + ("*" if one.is_significant else " ")
-
-
-def _percent(share: float, sign: str = "") -> str:
-    return f"{100 * share:{sign}.1f}"
+    return f"{100 * one.by_head:.1f}" + ("*" if one.is_significant else " ")
 
 
 def as_frame(study: Study) -> pandas.DataFrame:
