@@ -80,6 +80,7 @@ CONFIGS = [
     (lambda: SMALL.build().init(0, TOKENS), r"random key first, as of jax\.random\.key\(0\)"),
     (lambda: FFN(experts=Experts(num_experts=2, top_k=3)), "lower top_k"),
     (lambda: OutputHead(num_classes=3), r"output\.num_classes"),
+    (lambda: OutputHead(kind="none", bias=True), "leave bias and transform out"),
     (lambda: Compute(dtype="float16"), r"compute\.dtype"),
     (lambda: Attention(implementation="flsh"), "implementation"),
     (lambda: ModelConfig(ffn=64), "of type FFN, not 64"),

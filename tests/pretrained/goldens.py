@@ -54,7 +54,7 @@ ATTRIBUTES = {
     "xlm-roberta": {"position_embedding_type": "relative_key"},
     "camembert": {"is_decoder": True},
     "gemma": {"hidden_activation": "relu", "use_bidirectional_attention": True},
-    "gemma2": {"attn_logit_softcapping": -1.0},
+    "gemma2": {"attn_logit_softcapping": 0.0},
     "starcoder2": {"norm_type": "rms_norm"},
     "granite": {"logits_scaling": 0.0},
     "opt": {"word_embed_proj_dim": 3},  # opt-350m's
