@@ -163,7 +163,7 @@ def test_explain_says_the_price_of_what_changes_scores():
         capped = explain(x, x, x, bias=jnp.ones((64, 64)), **cap)["dense"]
         modified = explain(x, x, x, **cap, **mods)["dense"]
     assert "bias: 32,768 bytes" in biased
-    assert biased.endswith("(without it cudnn could run)")
+    assert "(without it cudnn" in biased  # and splash, once that is registered
     assert "soft_cap: a tanh of each score (without it xla could run); bias: 16,384 b" in capped
     assert "score_mods: computed for each score" in modified
     assert "without it" not in capped.split("bias")[1] + modified
