@@ -85,7 +85,10 @@ CASES = {
 
 ONE_WAY = ("shared dimensions",)
 """Back they would have to be found among all heads."""
-QUICK = ("a key head each", "wider heads", "score matrices", "ties")
+QUICK = (
+    "a key head each", "wider heads", "score matrices", "ties", "outer matrices", "slices",
+    "dimensions of one head", "an absorbed latent", "values of the input", "equal heads",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", deep(CASES, *QUICK))
