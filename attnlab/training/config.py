@@ -116,7 +116,8 @@ class TrainConfig(Spec):
         TrainConfig(steps=200, optimizer=OptimizerConfig(learning_rate=0.01))
         """
         try:
-            parts = {name: kind(**fields[name]) for name, kind in PARTS.items() if name in fields}
+            given = {n: one for n, one in fields.items() if n in PARTS and isinstance(one, dict)}
+            parts = {name: PARTS[name](**one) for name, one in given.items()}
             return cls(**fields | parts)
         except TypeError as error:  # of an unknown field
             raise ValueError(str(error)) from None
