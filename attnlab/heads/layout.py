@@ -290,13 +290,13 @@ class Layout(Named):
         what to change.
     """
 
-    name = ""
+    name: ClassVar[str] = ""
     """Name for flags, set by `register_layout`; else the name of the class."""
-    equation = ""
+    equation: ClassVar[str] = ""
     """q_n, k_n and v_n; x_n, y_n, z_n are slices n of the inputs."""
-    rank = ""
+    rank: ClassVar[str] = ""
     """Sizes; the smallest of them bounds the rank of the score matrix of a head."""
-    source = ""
+    source: ClassVar[str] = ""
     """Where the layout was published."""
     rotary_axis: ClassVar[str | None] = "head_dim"
     """The axis that rotary embedding rotates; None where keys cannot be rotated."""
@@ -308,7 +308,7 @@ class Layout(Named):
         "num_heads", "num_kv_heads", "num_score_maps", "num_key_heads", "num_value_heads",
     )  # fmt: skip
     """Axes of weights that number heads."""
-    merges_values = False
+    merges_values: ClassVar[bool] = False
     """Are W_V and W_O multiplied out, so that nothing per element can be applied between them?"""
 
     width: int = bounded(0, least=0)

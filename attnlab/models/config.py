@@ -232,8 +232,8 @@ class ModelConfig(Spec):
             check_images(self, self.embedding.images)
         check_position_scheme(self)
         check_output(self)
-        scales, layers = self.attention.layer_scales, self.num_layers * (self.encoder is None)
-        if scales is not None and len(scales) != layers:
+        scales = self.attention.layer_scales
+        if scales is not None and (self.encoder is not None or len(scales) != self.num_layers):
             raise ValueError(
                 f"attention.layer_scales: give {self.num_layers} for one stack, not {len(scales)}"
             )
@@ -390,7 +390,9 @@ def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -
 
 def _layer_type(pair: object, width: int) -> LayerType:
     """(count, overrides), checked."""
-    if not isinstance(pair, list | tuple) or [*map(type, pair[1:])] != [LayerOverrides]:
+    if not (
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], LayerOverrides)
+    ):
         raise ValueError(f"layer_types holds pairs (count, LayerOverrides(...)), not {pair!r}")
     count, overrides = as_count("layer_types: number of layers", pair[0], 1), pair[1]
     if overrides.heads is not None and overrides.heads.width == width:
