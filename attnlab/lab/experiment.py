@@ -29,6 +29,7 @@ from attnlab.training.objectives import (
 )
 from attnlab.training.objectives.objective import Inputs
 from attnlab.training.optimizers import OPTIMIZERS, frozen_mask
+from attnlab.training.step import InitParams
 
 OPTIONS = ("start", "init", "callbacks", "matched")
 """Fields of an experiment that are JSON as they are."""
@@ -119,6 +120,11 @@ class Experiment:
         """The callbacks."""
         return [lookup(CALLBACKS, str(name), what="callback") for name in self.callbacks]
 
+    @property
+    def init_params(self) -> InitParams | None:
+        """(key, inputs) -> new parameters; None: those of the model."""
+        return named_init(str(self.init), self.model)
+
     def check_data(self) -> None:
         """Raises ValueError where the model does not fit the data; reads their sizes."""
         sizes, shapes = self.data.sizes(), self.data.shapes(self.train.length)
@@ -129,8 +135,8 @@ class Experiment:
         if frozen := self.train.optimizer.frozen:
             make = lambda: self.model.build().init(jax.random.key(0), **zeros)["params"]
             frozen_mask(frozen, jax.eval_shape(make))
-        if make_params := named_init(str(self.init), self.model):
-            jax.eval_shape(make_params, jax.random.key(0), zeros)
+        if self.init_params:
+            jax.eval_shape(self.init_params, jax.random.key(0), zeros)
 
     def check_start(self) -> None:
         """Raises ValueError where the parameters of `start` are of another model, or missing."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from attnlab.atomic import write_atomic
+from attnlab.data import Dataset
 from attnlab.lab.spec import RunSpec
 from attnlab.nested import JSON
 from attnlab.training.objectives import Objective
@@ -75,6 +76,11 @@ class DataInfo:
     name: str = ""
     sha256: str = ""
     facts: Mapping[str, str | int | float] = dataclasses.field(default_factory=dict)
+
+
+def data_info(dataset: Dataset) -> DataInfo:
+    """Of a dataset, what is recorded."""
+    return DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +19,18 @@ from attnlab.data.dataset import Baselines
 from attnlab.lab.experiment import Experiment, check_lengths
 from attnlab.lab.machine import environment
 from attnlab.lab.result import (
-    DataInfo,
     ModelSizes,
     Provenance,
     RunResult,
     Scores,
     TaskInfo,
     Timing,
+    data_info,
     metric_infos,
 )
 from attnlab.lab.spec import RunSpec
 from attnlab.lab.workdir import SHARED, claim, complete_result, held, run_folder, waiting
-from attnlab.load import LoadedModel, load_start, named_init, with_plan_of
+from attnlab.load import LoadedModel, load_start, with_plan_of
 from attnlab.models import matrix_axes
 from attnlab.names import lookup
 from attnlab.sharing import Params
@@ -183,7 +182,7 @@ def _initial(
 ) -> tuple[Params | InitParams | None, str]:
     """What `fit` begins with, and in words where that comes from."""
     if start is None:
-        return named_init(str(experiment.init), experiment.model), ""
+        return experiment.init_params, ""
     rows = jax.tree.map(jnp.asarray, dataset.heldout(1))
     tokens = np.asarray(objective.prepare(rows, jax.random.key(0)).inputs["tokens"])
     params, change = with_plan_of(start.config, start.params, experiment.model, tokens)
@@ -215,7 +214,7 @@ def _result(
             metrics=metric_infos(objective),
             curves="held-out" if dataset.validation is None else "validation",
         ),
-        data=DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts),
+        data=data_info(dataset),
         provenance=Provenance(
             environment=environment(),
             start=origin,
@@ -226,16 +225,21 @@ def _result(
 
 def _scored(result: RunResult, fitted: FitResult) -> RunResult:
     """The result with what the training gave."""
-    of_parts = {part: getattr(fitted, part) for part in ("heldout", "train", "validation")}
-    # What is no number (of generated texts, of no rows) is left out: JSON has none.
-    numbers: dict[str, Any] = {
-        part: {name: float(a[0]) for name, a in scores.items() if math.isfinite(a[0])}
-        for part, scores in of_parts.items()
-    }
+    scores = dataclasses.replace(
+        result.scores,
+        heldout=_of_seed(fitted.heldout),
+        train=_of_seed(fitted.train),
+        validation=_of_seed(fitted.validation),
+    )
     seconds, speed = round(fitted.wall_seconds, 3), round(fitted.tokens_per_second, 1)
     timing = Timing(seconds=seconds, tokens_per_second=speed)
-    scores = dataclasses.replace(result.scores, **numbers)
     return dataclasses.replace(result, scores=scores, timing=timing)
+
+
+def _of_seed(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """What is no number (of generated texts, of no rows) is left out: JSON has none."""
+    found = {name: float(values[0]) for name, values in scores.items()}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _mesh(config: TrainConfig, model_parallel: int) -> Mesh:

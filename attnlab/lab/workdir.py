@@ -15,6 +15,7 @@ and of two that start in the same moment both may get it.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -35,7 +36,7 @@ from attnlab.data import Dataset
 from attnlab.extras import extra
 from attnlab.lab.machine import PROVENANCE, environment, write_provenance
 from attnlab.lab.result import FILE as RESULT
-from attnlab.lab.result import RunResult, read_result
+from attnlab.lab.result import RunResult, data_info, read_result
 from attnlab.lab.spec import RunSpec, read_specs
 from attnlab.load import IMPORTS, RUNS, SPEC, SPECS
 from attnlab.models import ModelConfig, num_parameters
@@ -267,8 +268,7 @@ def claim(folder: Path, spec: RunSpec, dataset: Dataset, start: str | None) -> l
     lines = []
     if jax.process_index() == 0:
         begun = {"start": {"digest": start} if start else None, "environment": environment()}
-        source = {"name": dataset.name, "sha256": dataset.digest, "facts": dataset.facts}
-        record = spec.to_dict() | {"source": source} | begun
+        record = spec.to_dict() | {"source": dataclasses.asdict(data_info(dataset))} | begun
         record = json.loads(json.dumps(record, allow_nan=False))
         path = folder / SPEC
         if not path.exists():

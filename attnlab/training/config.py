@@ -100,6 +100,8 @@ class TrainConfig(Spec):
             raise ValueError(
                 f"schedule.warmup_steps {warmup} must be below steps {self.steps}; lower it"
             )
+        # Raises where it cannot be made of these fields.
+        make_schedule(self.schedule, self.optimizer.learning_rate, self.steps)
 
     def to_dict(self) -> JSON:
         """Nested dicts; `from_dict` reads them as the same config."""
