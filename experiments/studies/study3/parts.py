@@ -267,6 +267,11 @@ PARTS: dict[str, tuple[Group, ...]] = {
     ),
 }
 """In the order in which they are run; A64 is the rest of part A, and A32 part A at D = 32."""
+JOINT = Group(
+    "rotary heads whose q, k and v Muon joins, of part A",
+    tuple(Cell(Variant(*point)) for point in ((16, 4), (8, 8), (4, 16))),
+)
+"""The other side of part B."""
 PINNED_PARTS = ("A", "B", "C")
 """Their rows are of `rows.PINNED`."""
 

@@ -100,14 +100,31 @@ def test_a1_is_read_from_its_own_runs_and_the_first_seeds(table):
     assert "Incomplete" in page.make_page("A", own.drop(own.index[-1]))
 
 
+def test_c1_and_c2_are_read_without_the_scales_of_scores(table):
+    """Amendment 4. The page has no row of runs that no one has made."""
+    early = [*parts.PARTS["A"][:1], *parts.PARTS["C"][:2]]
+    cells = [cell for group in early for cell in group.cells]
+    own = pd.concat([analysis.rows_of(table, cell.variant) for cell in cells])
+    found, whole = page.make_page("C", own), page.make_page("C", table)
+    assert "scores are not run: 16 judged runs" in found
+    tests = [line for line in whole.splitlines() if line.startswith(("| C", "| reset"))]
+    assert len(tests) == 4
+    for line in tests:
+        cells_of = [cell.strip() for cell in line.split("|")]
+        assert cells_of in [[c.strip() for c in row.split("|")] for row in found.splitlines()]
+    assert "inverse" not in found
+    assert "inverse" in whole
+    assert "Incomplete" in page.make_page("C", own.drop(own.index[-1]))
+
+
 @pytest.mark.parametrize("part", list(page.PAGES))
 def test_every_page_is_written_from_complete_rows_and_from_no_fewer(part, table):
     assert "Incomplete" not in page.make_page(part, table)
     judged = table[table["part"] == part]
     fewer = table.drop(judged.index[-1])
     found = page.make_page(part, fewer)
-    if part == "A":  # whose first group is complete
-        assert "A2, A3 and A4 are not run: 1 of" in found
+    if part in page.FIRST_LOOKS:  # whose first groups are complete
+        assert re.search("not run: 1 (of|judged)", found)
     else:
         assert "Incomplete: 1 judged runs" in found
         assert "p =" not in found
