@@ -72,7 +72,7 @@ from attnlab.models import (
     stream,
     transformer_layer,
 )
-from attnlab.norms import layer_norm, rms_norm
+from attnlab.ops import layer_norm, rms_norm
 from attnlab.sharing import PLANS, Plan, init_stacked, parse_plan, plan_names, run_stack
 from attnlab.tap import capture
 from attnlab.transforms.convert import Conversion, NotEquivalent, Undecided, convert

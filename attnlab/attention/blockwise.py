@@ -27,8 +27,7 @@ from attnlab.attention.dense import add_sink, scaled_scores, softmax_terms, weig
 from attnlab.attention.dropout import dropout_seed, keep_mask
 from attnlab.attention.masks import MaskSpec
 from attnlab.attention.score_mods import apply_score_mods
-from attnlab.eager import KEPT, is_eager
-from attnlab.ops import save_for_backward
+from attnlab.ops import KEPT_PROGRAMS, is_eager, save_for_backward
 
 
 def blockwise(call: AttentionCall, limits: BlockLimits | None = None) -> AttentionOutput:
@@ -176,7 +175,7 @@ def _attend(
     return _forward(division, query, key, value, inputs)[0]
 
 
-@functools.lru_cache(maxsize=KEPT)
+@functools.lru_cache(maxsize=KEPT_PROGRAMS)
 def _program(division: Division) -> Callable[..., tuple[Array, Array]]:
     """`_attend` of calls outside of `jit`, where its loops would be compiled anew each time."""
     return jax.jit(functools.partial(_attend, division))

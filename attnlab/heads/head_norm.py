@@ -8,7 +8,7 @@ from jax import Array
 from attnlab.fields import Spec
 from attnlab.heads.linear import normalize
 from attnlab.heads.weights import HeadValue, Params, Stage, Weight
-from attnlab.norms import STARTS
+from attnlab.ops import NORM_STARTS
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -44,7 +44,7 @@ class HeadNorm(Spec, prefix="qk_norm."):
         made = {}
         for name, method, heads in parts:
             axes = ("head_dim",) if self.over == "head" else (heads, "head_dim")
-            scale = Weight(method, out_axes=axes, constant=STARTS[self.kind], changes=(name,))
+            scale = Weight(method, out_axes=axes, constant=NORM_STARTS[self.kind], changes=(name,))
             made[f"{name}_norm"] = scale
             if self.bias:
                 made[f"{name}_norm_bias"] = scale.bias()

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.heads.weights import Params
-from attnlab.norms import NORM_KINDS
-from attnlab.ops import save_for_backward, with_rank
+from attnlab.ops import NORM_KINDS, save_for_backward, with_rank
 
 
 def project_all(params: Params, name: str, x: Float[Array, "*B D"]) -> Array:

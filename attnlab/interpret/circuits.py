@@ -27,7 +27,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.embed import rotary_embedding
 from attnlab.models.layer import LAYER_SCALE
 from attnlab.models.params import check_params, encoder_params
-from attnlab.norms import STARTS
+from attnlab.ops import NORM_STARTS
 from attnlab.sharing import Params, layer_params
 from attnlab.transforms.measure import float64
 
@@ -237,7 +237,7 @@ class _HeadMatrices:
             return eye
         kind = self.config.norm.kind
         centred = eye - 1 / len(eye) if kind == "layer" else eye
-        return np.asarray(centred * (norm.get("scale", STARTS[kind]) + 1 - STARTS[kind]))
+        return np.asarray(centred * (norm.get("scale", NORM_STARTS[kind]) + 1 - NORM_STARTS[kind]))
 
     def _norm_before(self, layer: int) -> Params | None:
         """The norm between the residual stream and the heads of a layer."""

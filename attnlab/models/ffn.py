@@ -15,8 +15,7 @@ from attnlab.heads.linear import add_bias
 from attnlab.heads.params import normal
 from attnlab.models import experts as moe
 from attnlab.models.specs import FFN, Norm
-from attnlab.norms import NORM_KINDS, STARTS
-from attnlab.ops import save_for_backward
+from attnlab.ops import NORM_KINDS, NORM_STARTS, save_for_backward
 from attnlab.sharing import Params, PyTree
 from attnlab.tap import Tap
 
@@ -64,7 +63,7 @@ def norm_shapes(width: int, norm: Norm) -> dict[str, tuple[int, ...]]:
 
 def init_norm(width: int, norm: Norm) -> dict[str, Array]:
     """Initial parameters: a neutral scale, and a zero bias if the norm has one."""
-    starts = {"scale": STARTS[norm.kind], "bias": 0.0}
+    starts = {"scale": NORM_STARTS[norm.kind], "bias": 0.0}
     # With a dtype: JAX calls an array of a Python number weakly typed, and so compiles anew for the
     # parameters of the second step.
     return {n: jnp.full(shape, starts[n], float) for n, shape in norm_shapes(width, norm).items()}

@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.attention.call import check_array, checked_padding_mask
 from attnlab.attention.masks import Edges
-from attnlab.eager import KEPT, is_eager
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import (
@@ -38,6 +37,7 @@ from attnlab.models.stack import (
     run_layers,
     stack_values,
 )
+from attnlab.ops import KEPT_PROGRAMS, is_eager
 from attnlab.sharing import Params
 from attnlab.tap import Patches, Tap
 
@@ -195,7 +195,7 @@ def run_model(
     return outputs
 
 
-@functools.lru_cache(maxsize=KEPT)
+@functools.lru_cache(maxsize=KEPT_PROGRAMS)
 def _program(config: ModelConfig) -> Callable[..., Outputs]:
     """The compiled forward pass of calls outside of `jit`."""
     return jax.jit(functools.partial(_forward, config=config))

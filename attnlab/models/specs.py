@@ -180,7 +180,7 @@ class Norm(Spec, prefix="norm."):
         """`bias`, resolved."""
         return self.kind == "layer" and self.scale if self.bias is None else self.bias
 
-    @property
+    @functools.cached_property
     def places(self) -> "NormPlaces":
         """`position` as fields."""
         return NORM_PLACES[self.position]
@@ -279,7 +279,7 @@ class Dropout(Spec, prefix="dropout."):
     ffn: float = bounded(0.0, least=0.0, below=1.0)
     places: tuple[DropoutPlace, ...] = ("embeddings", "attention", "ffn")
 
-    @property
+    @functools.cached_property
     def embedding_rate(self) -> float:
         """`embedding`, resolved."""
         return self.rate if self.embedding is None else self.embedding
@@ -303,7 +303,7 @@ class Positions(Spec, prefix="positions."):
     is_relative: ClassVar[bool] = False
     """Is a learnt number per head and distance added to the scores?"""
 
-    @property
+    @functools.cached_property
     def is_learned(self) -> bool:
         """Is a trained table added to the embedding?"""
         return False
@@ -340,7 +340,7 @@ class Learned(Positions):
     pad_token: int | None = bounded(None, least=0)
     offset: int = bounded(0, least=0)
 
-    @property
+    @functools.cached_property
     def is_learned(self) -> bool:
         return True
 
@@ -443,7 +443,7 @@ class Relative(Positions):
     pad_token: int | None = bounded(None, least=0)
     per_layer: bool = False
 
-    @property
+    @functools.cached_property
     def is_learned(self) -> bool:
         return self.table
 

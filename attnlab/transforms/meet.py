@@ -18,7 +18,7 @@ import numpy as np
 
 from attnlab.heads import Absorbed, Blocked, Layout, Params, weight_shapes
 from attnlab.heads.factors import Floats, Weights
-from attnlab.norms import STARTS
+from attnlab.ops import NORM_STARTS
 from attnlab.transforms.measure import CallOptions
 
 ROUNDING = 1e-12
@@ -135,7 +135,7 @@ def rescale(w: Weights, layout: Layout, ratio: float) -> dict[str, Floats]:
     if ratio == 1:
         return made
     if norm is not None:
-        start = 1 - STARTS[norm.kind]  # some norms count their scale from 1
+        start = 1 - NORM_STARTS[norm.kind]  # some norms count their scale from 1
         made["q_norm"] = w["q_norm"] * ratio + (ratio - 1) * start
         names = ["q_norm_bias"]
     else:
