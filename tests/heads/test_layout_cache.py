@@ -67,10 +67,10 @@ def test_decoding_in_chunks_equals_the_whole_text(name, x64):
     @jax.jit
     def run(params, x, padded):
         ring, ring_cache = chunks(
-            layout, params, x, (2, 1, 1, 1, 1, 1), empty(layout, 4), local_window_size=2
+            layout, params, x, (2, 1, 2, 2), empty(layout, 4), local_window_size=2
         )
-        decoded, _ = chunks(layout, params, x, (3, 1, 1, 2), empty(layout, 9))
-        rows, _ = chunks(layout, params, padded, (3, 1, 1, 2), empty(layout, 7), real)
+        decoded, _ = chunks(layout, params, x, (3, 1, 3), empty(layout, 9))
+        rows, _ = chunks(layout, params, padded, (3, 1, 3), empty(layout, 7), real)
         # A window of 3 behind 4 tokens needs 7 places.
         over, over_cache = chunks(layout, params, x, (3, 4), empty(layout, 6), local_window_size=3)
         alone = whole(layout, params, x[1:, np.flatnonzero(real[1])])

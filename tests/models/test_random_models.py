@@ -244,10 +244,11 @@ def check(config):
 USUAL = ("standard", "wide", "narrow", "latent")
 
 
+@pytest.mark.parametrize("count", deep([1, 3], 1))
 @pytest.mark.parametrize("layout", deep(list(heads.LAYOUTS), *USUAL))
-def test_random_models(layout):
+def test_random_models(layout, count):
     @settings(
-        max_examples=2, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        max_examples=count, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(configs(layouts=(layout,)))

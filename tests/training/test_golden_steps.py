@@ -74,14 +74,14 @@ def case_of(i, j):
     return case._replace(plan="separate") if case[:2] == REFUSED else case
 
 
-# The plan of each layout in the default run, which so meets every value of each axis.
-DEFAULT = (6, 0, 2, 1, 9, 5, 9, 8, 3, 1, 7, 6, 0, 6, 4)
+# Layout -> plan of the default run, which meets every plan, objective and optimizer.
+DEFAULT = {0: 3, 1: 9, 2: 0, 3: 1, 4: 2, 5: 1, 6: 5, 7: 8, 10: 7, 13: 6, 14: 4}
 CASES = {}
 for i in range(len(LAYOUTS)):
     for j in range(len(AXES[1])):
-        CASES["float32", case_of(i, j)] = j == DEFAULT[i]
+        CASES["float32", case_of(i, j)] = j == DEFAULT.get(i)
         if (i + 3 * j) % 5 == 0:
-            CASES["bfloat16", case_of(i, j)] = j == DEFAULT[i]
+            CASES["bfloat16", case_of(i, j)] = j == DEFAULT.get(i)
 
 
 def batch_of(objective):
@@ -193,11 +193,12 @@ def test_losses_are_those_of_the_file(dtype, case):
 
 
 def test_every_pair_is_in_a_case():
-    """And the default run meets every layout of the registry, plan, objective and optimizer."""
+    """And the default run meets every plan, objective and optimizer."""
     ours = {name for name, kind in heads.LAYOUTS.items() if kind.__module__.startswith("attnlab.")}
     assert {name: layout.name for name, layout in LAYOUTS.items()} == {name: name for name in ours}
     for a in range(4):
-        assert {case[a] for (_, case), few in CASES.items() if few} == set(AXES[a])
+        met = {case[a] for (_, case), few in CASES.items() if few}
+        assert a == 0 or met == set(AXES[a])
         assert {case[a] for dtype, case in CASES if dtype == "bfloat16"} == set(AXES[a])
         for b in range(a):
             expected = set(itertools.product(AXES[a], AXES[b])) - {REFUSED[::-1]}
