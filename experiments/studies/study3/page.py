@@ -152,6 +152,16 @@ def step_milliseconds(rows: pd.DataFrame) -> float:
     return float(1000 * (measured_seconds(rows) / rows["steps"]).median())
 
 
+def by_text(table: pd.DataFrame, columns: Mapping[str, Sequence[Term]]) -> str:
+    """Sums of sign x bits of variants on each text, a column each."""
+    found = {
+        name: sum(sign * pd.Series(analysis.scores(table, v)) for sign, v in terms)
+        for name, terms in columns.items()
+    }
+    texts = pd.DataFrame(found).reindex(parts.ALL_TEXTS).round(3)
+    return str(texts.to_markdown(floatfmt="+.3f"))
+
+
 def _points(*positions: str, length: int = 128) -> list[Variant]:
     return [Variant(n, h, length=length, positions=p)
             for p in positions for n, h in sorted(POINTS[64], reverse=True)]  # fmt: skip
@@ -159,6 +169,10 @@ def _points(*positions: str, length: int = 128) -> list[Variant]:
 
 def _cost_of_four(positions: str, sign: int = 1) -> tuple[Term, Term]:
     return (sign, Variant(16, 4, positions=positions)), (-sign, Variant(4, 16, positions=positions))
+
+
+NAMES = {"rotary": "rotary", "t5": "T5's bias"}
+"""Positions -> their name in tables."""
 
 
 class FirstTest(NamedTuple):
@@ -198,13 +212,6 @@ def page_a1(table: pd.DataFrame, left: int) -> str:
     table = first_seeds(table)
     cost, first, said = first_test(table)
     variants = [cell.variant for cell in PARTS["A"][0].cells]
-    bits = pd.DataFrame({v: analysis.scores(table, v) for v in variants}).reindex(parts.ALL_TEXTS)
-    texts = pd.DataFrame(
-        {
-            name: (bits[Variant(16, 4, positions=p)] - bits[Variant(4, 16, positions=p)]).round(3)
-            for name, p in (("rotary", "rotary"), ("T5's bias", "t5"))
-        }
-    )
     return f"""# What heads of 4 cost, by positions
 
 **Heads of 4 minus heads of 16: {interval(cost["rotary"].found)} bits per byte with rotary
@@ -221,7 +228,7 @@ numbers a head.
 
 Heads of 4 minus heads of 16, bits per byte of each text:
 
-{texts.to_markdown(floatfmt="+.3f")}
+{by_text(table, {name: _cost_of_four(p) for p, name in NAMES.items()})}
 
 Mean held-out bits per byte of each variant:
 
@@ -356,6 +363,12 @@ all three, {first.count} texts, one seed each.
 {registered_table(tests, {})}
 
 C1 is the primary and C2 registered; the others are exploratory ([plan](plan.md)).{not_run}
+
+Bits per byte of each text:
+
+{by_text(table, {what: ((1, a), (-1, b)) for _, what, a, b in terms[:2]})}
+
+Mean held-out bits per byte of each variant:
 
 {means_table(table, variants)}
 """
