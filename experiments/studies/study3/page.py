@@ -138,13 +138,18 @@ def means_table(table: pd.DataFrame, variants: Sequence[Variant]) -> str:
                 "bits": f"{np.mean(list(bits.values())):.4f}",
                 "rate": f"{found['learning_rate'].iloc[0]:.4g}",
                 "FLOPs a byte": f"{found['flops_per_token'].iloc[0]:,}",
-                "ms a step": f"{step_milliseconds(found):.0f}",
+                "ms a step": step_time(variant, found),
             }
         )
     means = pd.DataFrame(rows)
     settings = ("positions", "optimizer", "start", "scale", "texts")
     same = [name for name in settings if means[name].nunique() == 1]
     return str(means.drop(columns=same).to_markdown(index=False, disable_numparse=True))
+
+
+def step_time(variant: Variant, rows: pd.DataFrame) -> str:
+    """`step_milliseconds`; none of runs that share a first half, whose seconds leave it out."""
+    return f"{step_milliseconds(rows):.0f}" if variant.start == "scratch" else ""
 
 
 def step_milliseconds(rows: pd.DataFrame) -> float:
@@ -317,6 +322,11 @@ READINGS = {
     ("equivalent", "above"): "Training wide heads undoes what was learnt.",
 }
 """(C1, C2) -> what the plan registered."""
+NOT_REGISTERED = {
+    ("equivalent", "equivalent"): "The plan has no reading of this. What it says (exploratory): "
+    "wide heads learn from scratch what a narrow start gives them, and the width beyond 16 is "
+    "worth less than the margin.",
+}
 
 
 def reading(first: Difference, second: Difference) -> str:
@@ -328,7 +338,9 @@ def reading(first: Difference, second: Difference) -> str:
         return "4x64 from scratch is better: no trouble of training."
     equal = analysis.p_equivalence(second) < analysis.ALPHA
     key = _side(first), "equivalent" if equal else _side(second)
-    return READINGS.get(key, "None of the registered readings applies: inconclusive.")
+    if "inconclusive" in key:
+        return "Inconclusive."
+    return (READINGS | NOT_REGISTERED).get(key, "The plan has no reading of this.")
 
 
 def part_c(table: pd.DataFrame, left: int = 0) -> str:
@@ -353,12 +365,18 @@ def part_c(table: pd.DataFrame, left: int = 0) -> str:
         terms, variants = terms + scales, [*variants, WIDE_INVERSE, CONVERTED_OLD]
     tests = [compare(table, name, what, (1, a), (-1, b)) for name, what, a, b in terms]
     first, second = tests[0].found, tests[1].found
+
+    def ratio(column: str) -> float:
+        wide, narrow = (analysis.rows_of(table, v)[column].iloc[0] for v in (WIDE, NARROW))
+        return float(wide / narrow)
+
     return f"""# Wide heads: cannot or do not learn?
 
 **4 heads of 16, converted half way to 4 heads of 64, less 4 heads of 64 from scratch:
 {interval(first)} bits per byte; less 4 heads of 16: {interval(second)}. {reading(first, second)}**
-4 layers, D = 64, T5's bias, Muon, equal steps (not equal FLOPs), the optimizer reset half way in
-all three, {first.count} texts, one seed each.
+4 layers, D = 64, T5's bias, Muon, the optimizer reset half way in all three, {first.count} texts,
+one seed each; equal steps and FFN, so heads of 64 have {ratio("parameters"):.1f} times the
+parameters and {ratio("flops_per_token"):.1f} times the FLOPs of heads of 16.
 
 {registered_table(tests, {})}
 

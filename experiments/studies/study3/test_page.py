@@ -162,12 +162,18 @@ def test_the_page_on_shared_layers_states_the_effects_that_were_put_in(table):
         (-0.02, -0.02, "Width helps"),
         (0.0, 0.02, "undoes"),
         (0.02, 0.0, "no trouble of training"),
-        (-0.02, 0.02, "inconclusive"),
+        (-0.02, 0.02, "no reading"),
+        (0.0, 0.0, "exploratory"),
     ],
 )
 def test_the_registered_reading_of_the_conversion(first, second, expected):
     noise = 0.002 * np.array([1, -1, 1, -1, 1, -1, 1, -1])
     assert expected in page.reading(over_texts(first + noise), over_texts(second + noise))
+
+
+def test_wide_intervals_have_no_reading():
+    noise = 0.04 * np.array([1, -1, 1, -1, 1, -1, 1, -1])
+    assert page.reading(over_texts(noise), over_texts(noise)) == "Inconclusive."
 
 
 def test_the_figure_of_a_page_is_written_beside_it_when_the_part_is_complete(table, tmp_path):
