@@ -112,6 +112,12 @@ def test_c1_and_c2_are_read_without_the_scales_of_scores(table):
     for line in tests:
         cells_of = [cell.strip() for cell in line.split("|")]
         assert cells_of in [[c.strip() for c in row.split("|")] for row in found.splitlines()]
+    times = {
+        cells[2]: cells[-2]
+        for cells in ([c.strip() for c in line.split("|")] for line in found.splitlines())
+        if cells[1:2] == ["4x64"]
+    }
+    assert times == {"scratch": "104", "reset": "", "converted": ""}  # these share a first half
     assert "inverse" not in found
     assert "inverse" in whole
     assert "Incomplete" in page.make_page("C", own.drop(own.index[-1]))
