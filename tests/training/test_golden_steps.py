@@ -28,6 +28,8 @@ from attnlab.training import OBJECTIVES, OPTIMIZERS
 FILE = Path(__file__).with_name("golden_steps.json")
 # Largest relative difference of a loss.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}
+# Optimizers whose first updates are the signs of gradients.
+BY_SIGN = ("adam", "lion")
 
 SIZES = {"width": 12, "num_heads": 6}
 LAYOUTS = {
@@ -74,14 +76,14 @@ def case_of(i, j):
     return case._replace(plan="separate") if case[:2] == REFUSED else case
 
 
-# Layout -> plan of the default run, which meets every plan, objective and optimizer.
-DEFAULT = {0: 3, 1: 9, 2: 0, 3: 1, 4: 2, 5: 1, 6: 5, 7: 8, 10: 7, 13: 6, 14: 4}
+# The plan of each layout in the default run, which so meets every value of each axis.
+DEFAULT = (6, 0, 2, 1, 9, 5, 9, 8, 3, 1, 7, 6, 0, 6, 4)
 CASES = {}
 for i in range(len(LAYOUTS)):
     for j in range(len(AXES[1])):
-        CASES["float32", case_of(i, j)] = j == DEFAULT.get(i)
+        CASES["float32", case_of(i, j)] = j == DEFAULT[i]
         if (i + 3 * j) % 5 == 0:
-            CASES["bfloat16", case_of(i, j)] = j == DEFAULT.get(i)
+            CASES["bfloat16", case_of(i, j)] = j == DEFAULT[i]
 
 
 def batch_of(objective):
@@ -188,19 +190,18 @@ def test_losses_are_those_of_the_file(dtype, case):
     name = " ".join([dtype, *case])
     if name not in losses:
         pytest.skip("not written yet: python tests/training/test_golden_steps.py")
-    # In bfloat16 another CPU rounds an update near 0 to the other sign, and later losses go apart.
-    count = 2 if dtype == "bfloat16" else 4
+    # In bfloat16 another CPU rounds an update near 0 to the other sign: later losses go apart.
+    count = 2 if dtype == "bfloat16" and case.optimizer in BY_SIGN else 4
     got = losses_of(dtype, case)[:count]
     np.testing.assert_allclose(got, losses[name][:count], rtol=TOLERANCE[dtype])
 
 
 def test_every_pair_is_in_a_case():
-    """And the default run meets every plan, objective and optimizer."""
+    """And the default run meets every layout of the registry, plan, objective and optimizer."""
     ours = {name for name, kind in heads.LAYOUTS.items() if kind.__module__.startswith("attnlab.")}
     assert {name: layout.name for name, layout in LAYOUTS.items()} == {name: name for name in ours}
     for a in range(4):
-        met = {case[a] for (_, case), few in CASES.items() if few}
-        assert a == 0 or met == set(AXES[a])
+        assert {case[a] for (_, case), few in CASES.items() if few} == set(AXES[a])
         assert {case[a] for dtype, case in CASES if dtype == "bfloat16"} == set(AXES[a])
         for b in range(a):
             expected = set(itertools.product(AXES[a], AXES[b])) - {REFUSED[::-1]}
