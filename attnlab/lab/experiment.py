@@ -135,8 +135,8 @@ class Experiment:
         if frozen := self.train.optimizer.frozen:
             make = lambda: self.model.build().init(jax.random.key(0), **zeros)["params"]
             frozen_mask(frozen, jax.eval_shape(make))
-        if self.init_params:
-            jax.eval_shape(self.init_params, jax.random.key(0), zeros)
+        if make_params := self.init_params:
+            jax.eval_shape(make_params, jax.random.key(0), zeros)
 
     def check_start(self) -> None:
         """Raises ValueError where the parameters of `start` are of another model, or missing."""
