@@ -18,8 +18,8 @@
 # **Neither: in small language models with rotary positions and the optimizer Muon, heads of 16
 # (head_dim 16) are best of the widths tried.** **Wide heads (each as wide as the model) and narrow
 # ones (each reads only its own slice of x) are both worse than standard heads at an equal budget.**
-# **One parameter group for all layers, as in ALBERT, is worse than separate layers, also where a
-# wider FFN makes the parameters equal.**
+# **One parameter group for all layers, as in ALBERT, is worse than separate layers at equal FLOPs;
+# where a wider FFN makes the parameters equal it is worse in one of two studies.**
 
 # %% [markdown]
 # ![Bits per byte that each choice loses, with 95 % intervals: other head widths at most 0.02, wide
@@ -200,10 +200,10 @@ _ = axis.set(xlabel="bits per byte lost (left is better)")
 # (0.22 million parameters, 8 texts; 4 for shared layers; rotary positions, Muon). After correction
 # for the number of comparisons heads of 8 against 16 have p = 0.13. T5's
 # bias is compared in [study 3](https://github.com/attnlab/attnlab/blob/main/docs/results/study3/positions.md)
-# (8 texts, registered). Whether larger models need wider heads is not settled: in a model
+# (8 texts; registered is the difference of both costs). Whether larger models need wider heads is
+# not settled: in a model
 # [256 wide](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/gpu.md) heads of
-# 32 have the lowest loss, but 16, 32 and 128 are inconclusive against 64 because of one text; one
-# head of 256 is worse.
+# 32 have the lowest loss, but 16, 32 and 128 are inconclusive against 64; one head of 256 is worse.
 #
 # To run such a comparison, see the notebook
 # [compare layouts yourself](https://colab.research.google.com/github/attnlab/attnlab/blob/main/colab/own_sweep.ipynb),

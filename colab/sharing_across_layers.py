@@ -17,8 +17,9 @@
 #
 # **No: in the Transformer, BERT, GPT-2 and T5 every layer has its own W_Q, W_K, W_V and W_O.**
 # **ALBERT shares them on purpose over all twelve layers, and its own table shows which sublayer
-# that costs: 81.7 points (the mean of five tasks) with shared attention, 80.2 with a shared
-# feed-forward network (FFN) and 80.1 with both shared, against 81.6 with nothing shared.**
+# that costs with embeddings of width 128: 81.7 points (the mean of five tasks) with shared
+# attention, 80.2 with a shared feed-forward network (FFN) and 80.1 with both shared, against 81.6
+# with nothing shared.**
 # **Sharing parameters saves memory for parameters, but neither FLOPs nor key/value cache.**
 
 # %% [markdown]
@@ -264,12 +265,12 @@ assert relative.loc["cla:3", "cache bytes per token"] == 0.5
 #
 # Table 4 of ALBERT (arXiv 1909.11942): average score on five tasks, one run each, 12 layers, with
 # embeddings of width 128 and 768. FLOPs are equal in all rows; parameters are not. Sharing
-# attention costs little, sharing the FFN costs most of it.
+# attention costs little (with embeddings of width 768 more), sharing the FFN costs most of it.
 
 # %%
 pd.DataFrame(
     {
-        "parameters": ["89M", "64M", "38M", "12M"],
+        "parameters, E = 128": ["89M", "64M", "38M", "12M"],
         "score, E = 128": [81.6, 81.7, 80.2, 80.1],
         "score, E = 768": [82.3, 81.6, 79.5, 79.8],
     },
@@ -319,10 +320,10 @@ for name, config in variants.items():
 pd.DataFrame.from_dict(table, orient="index")
 
 # %% [markdown]
-# In the saved run the order is ALBERT's: shared attention costs least (inconclusive), the shared
-# FFN more, and sharing both costs most. With as many parameters as `separate` the shared model is
-# inconclusive too, but it needs 3.3 times the FLOPs. So "does sharing hurt?" has no answer before
-# you say *at an equal what*.
+# In the saved run the order is that of ALBERT with embeddings of width 128: shared attention costs
+# least (inconclusive), the shared FFN more, and sharing both costs most. With as many parameters as
+# `separate` the shared model is inconclusive too, but it needs 3.3 times the FLOPs. So "does
+# sharing hurt?" has no answer before you say *at an equal what*.
 #
 # That is a short run on one text, at one learning rate. Two studies chose rates for each variant:
 # [the first study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md)

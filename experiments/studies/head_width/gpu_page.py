@@ -223,16 +223,22 @@ def of_texts(bits: Bits) -> str:
 
 
 def without_noise(bits: Bits) -> str:
-    """All seeds without the text whose scores vary most between seeds."""
-    worst, said = seed_deviations(bits).index[-1], []
+    """All seeds without the text whose scores vary most between seeds, and the best width."""
+    worst = seed_deviations(bits).index[-1]
     without = {variant: one.drop(index=worst) for variant, one in bits.items()}
-    for variant, one in without.items():
-        each = (one - without[gpu.TUNED]).mean()
-        word = "better" if each.mean() < 0 else "worse"
-        same = (np.sign(each) == np.sign(each.mean())).sum()
-        if variant != gpu.TUNED:
-            said.append(f"{variant.point} {each.mean():+.4f} ({word} in {same} of {len(each)})")
-    return f"{', '.join(said)}; the best width is {best_width(without)}"
+    found = differences(without)
+    rows = [
+        {"point": v.point, "less 4x64 (95 %)": one, "p, Holm": p["p, Holm"], "": _signs(without, v)}
+        for (v, one), p in zip(found.items(), corrected(list(found.values())), strict=True)
+    ]
+    return f"{table(rows)}\n\nThe best width is {best_width(without)}."
+
+
+def _signs(bits: Bits, variant: Variant) -> str:
+    """In how many seeds the difference from `TUNED` has the sign of its mean."""
+    each = (bits[variant] - bits[gpu.TUNED]).mean()
+    word = "better" if each.mean() < 0 else "worse"
+    return f"{word} in {(np.sign(each) == np.sign(each.mean())).sum()} of {len(each)} seeds"
 
 
 def best_width(bits: Bits) -> str:

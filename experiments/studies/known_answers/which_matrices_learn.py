@@ -5,10 +5,11 @@ r"""Which attention matrices must be trained? Associative recall with some of th
 
 With frozen queries and keys a model still retrieves; with attention that does not depend on the
 text it cannot (arXiv 2506.01115, "MixiT": input-independent mixing fails at retrieval). Variants:
-all matrices are trained; W_Q and W_K keep their initial values; W_V and W_O do; and attention is a
-fixed random function of the distance (scores are drawn and never trained), with all other matrices
-trained. Embedding, FFN and (except in the last variant) relative positions are always trained. The
-paper gives the expected order, not a level.
+all matrices are trained; W_Q and W_K keep their initial values; W_V and W_O do; and two in which
+attention is a function of the distance alone, the same for every text: a random one that is never
+trained, and a learnt one (T5's relative positions, with all scores q k^T 0). Embedding, FFN and
+(except with the random function) relative positions are always trained. The paper gives the
+expected order, not a level.
 
 Results, in 7 minutes (`text`: 4) on 2 CPU cores: docs/results/known_answers.md.
 
@@ -36,6 +37,7 @@ VALUES: config.Values = {
     "train.checkpoint_every": 800,
 }
 ALL, QK, VO, FIXED = "all learn", "Q and K frozen", "V and O frozen", "fixed random pattern"
+LEARNT = "learnt pattern, one for all texts"
 FROZEN = "train.optimizer.frozen"
 variants = named(
     {
@@ -43,6 +45,7 @@ variants = named(
         QK: {FROZEN: r"attention\.[qk](_bias)?$"},
         VO: {FROZEN: r"attention\.[vo](_bias)?$"},
         FIXED: {"model.heads.scale": 0.0, FROZEN: "relative_bias"},
+        LEARNT: {"model.heads.scale": 0.0},
     }
 )
 SOURCE = "arXiv 2506.01115: the order of the variants, no values"

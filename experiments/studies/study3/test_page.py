@@ -130,7 +130,7 @@ def test_every_page_is_written_from_complete_rows_and_from_no_fewer(part, table)
     fewer = table.drop(judged.index[-1])
     found = page.make_page(part, fewer)
     if part in page.FIRST_LOOKS:  # whose first groups are complete
-        left = {"A": "A2, A3 and A4 are not run: 1 of", "C": "scores are not run: 1 judged"}
+        left = {"A": "A4 are not run: 1 of", "C": "scores are not run: 1 judged"}
         assert left[part] in found
     else:
         assert "Incomplete: 1 judged runs" in found
@@ -170,7 +170,7 @@ def test_the_page_on_shared_layers_states_the_effects_that_were_put_in(table):
         (0.0, 0.02, "undoes"),
         (0.02, 0.0, "no trouble of training"),
         (-0.02, 0.02, "no reading"),
-        (0.0, 0.0, "exploratory"),
+        (0.0, 0.0, "Exploratory"),
     ],
 )
 def test_the_registered_reading_of_the_conversion(first, second, expected):
