@@ -11,7 +11,7 @@ trained, and a learnt one (T5's relative positions, with all scores q k^T 0). Em
 (except with the random function) relative positions are always trained. The paper gives the
 expected order, not a level.
 
-Results, in 7 minutes (`text`: 4) on 2 CPU cores: docs/results/known_answers.md.
+Results, in 7 minutes (`text`: 6) on 2 CPU cores: docs/results/known_answers.md.
 
 Presets after the colon: `paper` (8,192 tokens, 8 pairs), `tiny`; and `text`, which does the same
 for the next byte of a text (then also the presets of byte_lm.py),
