@@ -47,6 +47,20 @@ def test_log_rank_without_strata_is_that_of_scipy():
     assert analysis.log_rank_scores(events).sum() == pytest.approx(0, abs=1e-12)
 
 
+def test_a_block_that_lacks_a_run_does_not_shift_the_log_rank_test():
+    """All 3 x 2 ways to permute the groups within two blocks, of 3 runs and of 2."""
+    slow, block = np.array([True, False, False, True, False]), np.array([0, 0, 0, 1, 1])
+    events = Events(
+        np.array([1.0, 2.0, 3.0, 4.0, 5.0]), np.ones(5, bool), slow, np.zeros(5, int), block
+    )
+    scores = analysis.log_rank_scores(events)
+    sums = np.add.outer(scores[:3], scores[3:]).ravel()
+    far = np.abs(sums - sums.mean()) >= abs(sums[0] - sums.mean()) - 1e-9
+    observed, p = analysis.log_rank(events, draws=20_000)
+    assert observed == pytest.approx(sums[0] - sums.mean())
+    assert p == pytest.approx(far.mean(), abs=0.02)
+
+
 def test_log_rank_of_three_runs_by_hand():
     # At step 1 one of three, at step 2 one of two; the last is censored at 3.
     events = Events(
