@@ -30,6 +30,11 @@ def check_path(path: str, what: str, advice: str, *, folder: bool = False) -> No
         raise FileNotFoundError(f"no {what} at {path}; {advice}")
 
 
+def last_name(path: str) -> str:
+    """The name of a file or folder, for people; that of "." is the name of the working folder."""
+    return os.path.basename(os.path.abspath(path)) or path
+
+
 def visible_files(path: Path, pattern: str = "*") -> list[Path]:
     """The files in a folder and in all folders in it, sorted; those whose name, or that of a folder
     on the way, begins with a dot (.git, .ipynb_checkpoints, .DS_Store) are left out. A file is the
@@ -180,5 +185,6 @@ def bucket(text: str | bytes, count: int) -> int:
     >>> bucket("the rock is destined to be", 10) == bucket(b"the rock is destined to be", 10)
     True
     """
-    text = text.encode() if isinstance(text, str) else text
+    # A name of a file that is not UTF-8 is its bytes.
+    text = text.encode(errors="surrogateescape") if isinstance(text, str) else text
     return int(hashlib.sha256(text).hexdigest(), 16) % count

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -109,7 +109,7 @@ def prepare(
         return chain.from_iterable(read_pieces(file, root, plan.column) for file, root in roots)
 
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = _make_tokenizer(plan, pieces(), total)
+    tokenizer = _make_tokenizer(plan, pieces)
     index = _write(pieces(), out, plan, tokenizer, total if progress else 0)
     if not index.text_bytes:
         raise ValueError(f"{', '.join(map(str, paths))}: no text; give text files")
@@ -237,7 +237,8 @@ def _table_rows(path: Path, column: str) -> Iterator[object]:
 def _files(root: Path) -> list[Path]:
     """Files and tables in a folder, in the order of their names, or the one that `root` is."""
     if not root.exists():
-        raise FileNotFoundError(f"there is no file or folder {root}")
+        problem = "is a broken link; delete it" if root.is_symlink() else "is not there"
+        raise FileNotFoundError(f"{root} {problem}")
     is_table = (root / "state.json").exists() and (root / "dataset_info.json").exists()
     if root.is_file() or is_table:
         return [root]
@@ -263,14 +264,15 @@ def _is_held_out(document: str, share: float) -> bool:
     return bucket(document, BUCKETS) < round(share * BUCKETS)
 
 
-def _make_tokenizer(plan: PreparePlan, pieces: Iterable[Piece], total: int) -> Tokenizer:
+def _make_tokenizer(plan: PreparePlan, pieces: Callable[[], Iterator[Piece]]) -> Tokenizer:
     """Learnt from training documents; from all where there are no others."""
     if not plan.tokenizer.startswith("bpe:"):
         return make_tokenizer(plan.tokenizer, [])
     num_tokens(plan.tokenizer)
+    total = sum(len(piece.text.encode()) for piece in pieces())  # files may be compressed
     share = min(1.0, LEARN_BYTES / max(total, 1))
     texts: dict[bool, list[str]] = {True: [], False: []}
-    for number, piece in enumerate(pieces):
+    for number, piece in enumerate(pieces()):
         if bucket(f"{number} {piece.document}", BUCKETS) < share * BUCKETS:
             texts[_is_held_out(piece.document, plan.heldout)].append(piece.text)
     return make_tokenizer(plan.tokenizer, texts[False] or texts[True])

@@ -12,7 +12,7 @@ import numpy as np
 from attnlab import names
 from attnlab.data import batching, dataset
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
-from attnlab.data.files import check_path, digest, visible_files
+from attnlab.data.files import check_path, digest, last_name, visible_files
 from attnlab.extras import extra
 from attnlab.fields import Spec, bounded
 
@@ -69,7 +69,8 @@ class Rows(Spec, prefix="data."):
 
     @property
     def splits(self) -> Splits:
-        """What `make` returns; raises ValueError where there is no such function."""
+        """What `make` returns; raises ValueError where there is no such function or a part has no
+        rows."""
         return _splits(names.load(self.make), self.path)
 
     def sizes(self) -> DataSizes:
@@ -85,15 +86,19 @@ class Rows(Spec, prefix="data."):
         `folder` is not used.
 
         Raises:
-          ValueError: there is no such function. Making a batch raises it where items differ in
-            their arrays or in shapes.
+          ValueError: there is no such function, or a part has no rows. Making a batch raises it
+            where items differ in their arrays or in shapes.
         """
         return dataset_of_splits(self.splits, length)
 
 
 @functools.lru_cache(maxsize=4)
 def _splits(function: Callable[[str], Splits], path: str) -> Splits:
-    return function(path)
+    splits = function(path)
+    for part, items in (("training", splits.train), ("held-out", splits.heldout)):
+        if not len(items):
+            raise ValueError(f"{splits.name}: the {part} part has no rows; give it at least one")
+    return splits
 
 
 def dataset_of_splits(
@@ -206,7 +211,7 @@ class HuggingFace(Spec, prefix="data."):
         files = visible_files(Path(self.path), "*.parquet")
         train, heldout = self._tables(files)
         content = self._digest(files or visible_files(Path(self.path), "*.arrow"))
-        splits = Splits(Path(self.path).name, train, heldout, sizes, digest=content)
+        splits = Splits(last_name(self.path), train, heldout, sizes, digest=content)
         return dataset_of_splits(splits, length, lambda row: self._item(row[self.column], length))
 
     def _tables(self, parquet: list[Path]) -> tuple[Any, Any]:

@@ -269,8 +269,7 @@ def load_corpus(
 ) -> Corpus:
     """The text at `path`, split as `Text` says; with `utf8` a ValueError unless it is UTF-8, with
     `pack` the ends of its documents."""
-    root = Path(path)
-    found = {str(p): p for p in files.visible_files(root)} if path else _standard_library()
+    found = {str(p): p for p in files.visible_files(Path(path))} if path else _standard_library()
 
     def documents(file: Path) -> list[bytes]:
         """The documents of a file, or with `pack` false its content."""
@@ -283,9 +282,10 @@ def load_corpus(
 
     key = "text", path, files.stamp(*found.values()), utf8, pack, separator
     arrays = files.kept(key, lambda: _read({n: documents(f) for n, f in found.items()}, path, pack))
-    name = root.name or f"Python {sysconfig.get_python_version()} standard library"
+    default = f"Python {sysconfig.get_python_version()} standard library"
     ends = {part: arrays[f"{part} ends"] for part in ("train", "heldout")} if pack else None
-    return Corpus(name, arrays["train"], arrays["heldout"], str(arrays["sha256"]), ends=ends)
+    name, sha256 = files.last_name(path) if path else default, str(arrays["sha256"])
+    return Corpus(name, arrays["train"], arrays["heldout"], sha256, ends=ends)
 
 
 def _standard_library() -> dict[str, Path]:

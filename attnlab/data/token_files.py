@@ -13,7 +13,7 @@ import numpy as np
 
 from attnlab.data.batching import dataset_of_windows
 from attnlab.data.dataset import Baselines, BatchShapes, Dataset, DataSizes, join_tokens
-from attnlab.data.files import Arrays, check_path, kept, stamp
+from attnlab.data.files import Arrays, check_path, kept, last_name, stamp
 from attnlab.data.packing import segments_until
 from attnlab.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer, token_sizes
 from attnlab.fields import Spec, bounded
@@ -256,7 +256,7 @@ class TokenFiles(Spec, prefix="data."):
             self.path,
             lambda part, count, tokens: {"bytes": sizes[tokens[:, 1:]]},
             segments,
-            name=Path(self.path).name,
+            name=last_name(self.path),
             digest=digest,
             sizes=DataSizes(size),
             decode=decode,

@@ -9,8 +9,10 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -23,6 +25,8 @@ from attnlab.nested import JSON, differences
 from attnlab.sharing import PyTree
 from attnlab.training import sharding
 from attnlab.training.config import TrainConfig, common_steps
+
+T = TypeVar("T")
 
 
 def digest(array: jax.typing.ArrayLike) -> str:
@@ -112,7 +116,6 @@ def check_run(config: TrainConfig, identity: JSON, notes: JSON) -> None:
     ...     print(str(error).partition(";")[0])
     the checkpoint is of another run: model.norm.kind is 'layer' there and 'rms' here
     """
-    check_longer("the run", notes.get("of", config.steps), config, notes.get("step", 0))
     theirs = {name: notes.get(name) for name in identity}
     # The names of plans may differ: "plans" are the plans themselves.
     found = [one for one in differences(theirs, identity) if not one[0].endswith("sharing")]
@@ -122,6 +125,8 @@ def check_run(config: TrainConfig, identity: JSON, notes: JSON) -> None:
             f"the checkpoint is of another run: {path} is {there!r} there and {here!r} here; give "
             "the run the config and data of the checkpoint, or another folder"
         )
+    # Last: it needs a schedule with which the checkpoint's number of steps is valid.
+    check_longer("the run", notes.get("of", config.steps), config, notes.get("step", 0))
 
 
 class Checkpoints:
@@ -152,6 +157,9 @@ class Checkpoints:
         self._checkpointer = orbax.training.Checkpointer(
             directory.resolve(), preservation_policy=newest
         )
+        # What a kill left. The first save deletes it, since a reader may see what another process
+        # is writing.
+        self._leftovers = list(directory.glob("*.orbax-checkpoint-tmp*"))
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -165,6 +173,8 @@ class Checkpoints:
         flat = _flat(state)
         digests = {name: digest(leaf) for name, leaf in flat.items()}
         about = {"digests": digests, "notes": notes}
+        while self._leftovers and jax.process_index() == 0:
+            shutil.rmtree(self._leftovers.pop(), ignore_errors=True)
         with naming_full_disk(self._directory):  # of the last save, too
             self._checkpointer.save_async(
                 step, flat, force=True, overwrite=True, custom_metadata=about
@@ -183,13 +193,25 @@ class Checkpoints:
           check: called with the notes before the state is read; may raise WrongCheckpoint.
 
         Raises:
+          WrongCheckpoint: the newest step has arrays of other names, shapes or dtypes than `like`.
           ValueError: steps exist but none can be loaded.
         """
+        return self._newest(lambda step: self._load(step, like, check))
+
+    def notes(self) -> tuple[int, JSON] | None:
+        """(step, notes) as `restore` returns them, without reading arrays. Damaged arrays are not
+        seen."""
+        return self._newest(
+            lambda step: (step, self._checkpointer.metadata(step).custom_metadata["notes"])
+        )
+
+    def _newest(self, read: Callable[[int], T]) -> T | None:
+        """What `read` returns of the newest step where it does not fail."""
         steps = sorted((c.step for c in self._checkpointer.checkpoints), reverse=True)
         for step in steps:
             try:
-                return step, *self._load(step, like, check)
-            except WrongCheckpoint:
+                return read(step)
+            except (WrongCheckpoint, MemoryError):
                 raise
             except Exception as error:  # orbax raises many kinds for a damaged step
                 cause = error.__cause__ or error.__context__ or error
@@ -202,29 +224,24 @@ class Checkpoints:
             )
         return None
 
-    def notes(self) -> tuple[int, JSON] | None:
-        """(step, notes) of the newest step without reading its arrays; None if there is none."""
-        step = max((c.step for c in self._checkpointer.checkpoints), default=None)
-        if step is None:
-            return None
-        return step, self._checkpointer.metadata(step).custom_metadata["notes"]
-
     def _load(
         self, step: int, like: PyTree, check: Callable[[JSON], None] | None
-    ) -> tuple[PyTree, JSON]:
+    ) -> tuple[int, PyTree, JSON]:
         stored = self._checkpointer.metadata(step)
         digests, notes = (stored.custom_metadata[name] for name in ("digests", "notes"))
         if check is not None:
             check(notes)
-        if like is not None and stored.metadata.keys() != _flat(like).keys():
+        arrays = stored.metadata if like is None else _flat(like)
+        if found := differences(_shapes(stored.metadata), _shapes(arrays)):
+            name, there, here = found[0]
             raise WrongCheckpoint(
-                f"the state of checkpoint {step} in {self._directory} is of another version of "
-                "attnlab; give the run another folder"
+                f"checkpoint {step} in {self._directory} is of another model or version of "
+                f"attnlab: {name} is {there} there and {here} here; give the run another folder"
             )
         one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         wanted = {
             n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=one if like is None else a.sharding)
-            for n, a in (stored.metadata if like is None else _flat(like)).items()
+            for n, a in arrays.items()
         }
         flat = self._checkpointer.load(step, wanted)
         for name, leaf in flat.items():
@@ -232,7 +249,12 @@ class Checkpoints:
                 raise ValueError(f"the digest of {name} does not match")
         # Orbax returns the names sorted, not in the tree's order.
         leaves = [flat[name] for name in wanted]
-        return flat if like is None else jax.tree.unflatten(jax.tree.structure(like), leaves), notes
+        state = flat if like is None else jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return step, state, notes
+
+
+def _shapes(arrays: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{a.dtype} {list(a.shape)}" for name, a in arrays.items()}
 
 
 def _flat(tree: PyTree) -> dict[str, Array]:

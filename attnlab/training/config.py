@@ -66,7 +66,8 @@ class TrainConfig(Spec):
 
     Raises:
       ValueError: a value out of range; seeds that are equal, negative or 2**32 or more; a
-        `batch_size` that `accumulate` does not divide; or a warm-up not shorter than `steps`.
+        `batch_size` that `accumulate` does not divide; a warm-up not shorter than `steps`; or a
+        `final_learning_rate` above the learning rate, where the schedule reads it.
 
     >>> TrainConfig(steps=200, optimizer=OptimizerConfig(learning_rate=0.01))
     TrainConfig(steps=200, optimizer=OptimizerConfig(learning_rate=0.01))
@@ -102,6 +103,17 @@ class TrainConfig(Spec):
             )
         # Raises where it cannot be made of these fields.
         make_schedule(self.schedule, self.optimizer.learning_rate, self.steps)
+
+    @property
+    def device_batches(self) -> dict[str, int]:
+        """Name -> rows that go through the model at a time, which the devices share evenly.
+
+        >>> TrainConfig(batch_size=16, accumulate=2).device_batches
+        {'batch_size / accumulate': 8, 'evaluation.batch_size': 64}
+        """
+        name = "batch_size" if self.accumulate == 1 else "batch_size / accumulate"
+        rows = self.batch_size // self.accumulate
+        return {name: rows, "evaluation.batch_size": self.evaluation.batch_size}
 
     def to_dict(self) -> JSON:
         """Nested dicts; `from_dict` reads them as the same config."""

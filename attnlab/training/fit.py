@@ -117,10 +117,11 @@ def fit(
     Raises:
       WrongCheckpoint: the newest checkpoint is of another model (above all another sharing plan of
         equal shapes), dataset, optimizer, schedule, batch size or seeds.
-      NonFiniteLoss: nothing is saved then.
+      NonFiniteLoss: the state is not saved then.
       Stopped: after SIGTERM or SIGINT and a save.
-      ValueError: the model or the dataset does not fit the objective, or a step needs more memory
-        than a device has.
+      ValueError: the model or the dataset does not fit the objective; the devices do not divide a
+        batch; a step needs more memory than a device has; the profile has no step of the training;
+        or no target of the scored rows counts.
 
         config, dataset = TrainConfig(steps=200), Text().load(64)
         objective = OBJECTIVES["causal_lm"].bind(dataset.sizes)
@@ -185,12 +186,16 @@ class _Training:
 
     def __post_init__(self) -> None:
         self.began, self.earlier_seconds, self.clock = time.perf_counter(), 0.0, Clock()
+        self.last_log = 0
         model, config, dataset, options = self.model, self.config, self.dataset, self.options
         if isinstance(about := getattr(model, "config", None), ModelConfig):
             what = self.objective.description
             check_kind(what, self.objective, about)
             check_output(what, self.objective, about, dataset.sizes)
-        self.mesh = options.mesh or sharding.data_mesh(batch_size=config.batch_size)
+        self.mesh = options.mesh or sharding.data_mesh()
+        sharding.check_batches(self.mesh, config.device_batches)
+        if (p := options.profile) and not 1 <= p.first <= min(p.last, config.steps):
+            raise ValueError(f"give a profile within 1:{config.steps}, not {p.first}:{p.last}")
         self.objective = self.objective.bind(dataset.sizes)
         self.identity = describe_run(model, dataset.digest, config)
         self.state, self.shardings = steps.initial_state(
@@ -212,6 +217,8 @@ class _Training:
             first, self.state, notes = restored
             self.earlier_seconds = notes["wall_seconds"]
             self.clock = Clock(notes["busy_seconds"], notes["busy_steps"])
+            # Checkpoints of before this note: as if `log_every` had been the same.
+            self.last_log = notes.get("last_log", first - first % self.config.log_every)
             self.recorder.say(f"resuming at step {first}")
         self.recorder.rewind(first)
         return first
@@ -243,11 +250,12 @@ class _Training:
     def log(self, step: int) -> None:
         """Records the mean losses since the last log line."""
         self.clock.stop(self.state.step, step)
-        window, every = self.state.window, self.config.log_every
-        means = {n: np.asarray(a) / ((step - 1) % every + 1) for n, a in window.items()}
+        window, count = self.state.window, step - self.last_log
+        means = {name: np.asarray(a) / count for name, a in window.items()}
         for losses in means.values():
             check_finite(self.config.seeds, step, losses)
-        if step % every == 0:  # a longer training goes on in the middle of a window
+        if step % self.config.log_every == 0:  # a longer training may go on in a window
+            self.last_log = step
             zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), window)
             self.state = self.state._replace(window=sharding.replicate(self.mesh, zeros))
         numbers = {f"train/{name}": losses for name, losses in means.items()}
@@ -270,9 +278,10 @@ class _Training:
         """Calls the callbacks that are due and records what they log; one that fails later than at
         step 0 is not called again."""
         is_last = step == self.config.steps
-        due = [one for one in self.callbacks if step % one.every == 0 or is_last]
+        due = [one for one in self.options.callbacks if step % one.every == 0 or is_last]
+        # All hosts gather, also one where every callback has failed.
         params = self._params_of_seeds() if due else []
-        for one in due:
+        for one in [one for one in due if one in self.callbacks]:
             call = functools.partial(self._logged_by, one, step, params)
             name = f"the callback {getattr(one, '__name__', type(one).__name__)}"
             numbers = self.recorder.attempt(name, call) if step else call()
@@ -298,8 +307,9 @@ class _Training:
         check_finite(self.config.seeds, step, self.state.window["loss"])
         self.recorder.sync()
         seconds = {"wall_seconds": self.wall_seconds, "busy_seconds": self.clock.seconds}
-        counts = {"busy_steps": self.clock.steps, "step": step, "of": self.config.steps}
-        self.checkpoints.save(step, self.state, seconds | counts | self.identity)
+        counts = {"busy_steps": self.clock.steps, "last_log": self.last_log, "step": step}
+        notes = {**seconds, **counts, "of": self.config.steps, **self.identity}
+        self.checkpoints.save(step, self.state, notes)
 
     def score(self, step: int, rows: Batch) -> Scores:
         """Loss and metrics on scored rows."""

@@ -14,8 +14,9 @@ import numpy as np
 class NonFiniteLoss(RuntimeError):
     """A loss became NaN or infinite.
 
-    The message names the seeds and the step. The state is not saved, so that the newest checkpoint
-    is from before; `lab.run_one` returns a result of status "diverged" instead of raising.
+    The message names the seeds and the step. The state is not saved. The newest checkpoint is from
+    before, but its parameters may be no longer finite: a loss is computed before the update of its
+    step. `lab.run_one` returns a result of status "diverged" instead of raising.
     """
 
 

@@ -30,7 +30,7 @@ class ScheduleConfig(Spec, prefix="schedule."):
     Attributes:
       name: an entry of `SCHEDULES`.
       final_learning_rate: where the decay would arrive at step `steps`; the last step, `steps` - 1,
-        is a little above it.
+        is a little above it. Not above the largest learning rate where a schedule reads it.
       warmup_steps: steps of a linear rise to the largest learning rate; None: 50, or a quarter of
         the steps where that is less.
       decay_share: share of the steps at the end in which `warmup_stable_decay` decays.
@@ -76,7 +76,7 @@ def cosine(config: ScheduleConfig, peak: float, steps: int) -> Rate:
         peak_value=peak,
         warmup_steps=warmup,
         decay_steps=steps,
-        end_value=config.final_learning_rate,
+        end_value=_final(config, peak),
     )
     return schedule
 
@@ -120,10 +120,22 @@ def _warmed(warmup: int, peak: float, after: Rate) -> Rate:
     return lambda step: jnp.where(step < warmup, peak * (step + 1) / (warmup + 1), after(step))
 
 
+def _final(config: ScheduleConfig, peak: float) -> float:
+    final = config.final_learning_rate
+    if final > peak * 1.000001:  # but for rounding
+        raise ValueError(
+            f"schedule.final_learning_rate {final:g} is above optimizer.learning_rate {peak:g}; "
+            f"set train.schedule.final_learning_rate to at most that, such as {peak / 10:g}"
+        )
+    return final
+
+
 def _line(config: ScheduleConfig, peak: float, *, begin: int, end: int) -> Rate:
+    final = _final(config, peak)
+
     def rate(step: Steps) -> jax.Array:
         done = jnp.clip((step - begin) / (end - begin), 0, 1)
-        return peak + done * (config.final_learning_rate - peak)
+        return peak + done * (final - peak)
 
     return rate
 
@@ -146,5 +158,8 @@ def make_schedule(config: ScheduleConfig, peak: float, steps: int) -> Rate:
       config: the schedule.
       peak: the largest learning rate.
       steps: of the training.
+
+    Raises:
+      ValueError: the schedule would end above `peak`.
     """
     return SCHEDULES[config.name](config, peak, steps)

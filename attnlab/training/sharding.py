@@ -6,7 +6,7 @@ et al. 2019, arXiv 1909.08053), and on request also over "data", with the optimi
 model needs no code for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -35,18 +35,27 @@ def data_mesh(
             f"model_parallel {model_parallel} does not divide the {local} devices of a process; "
             f"use {' or '.join(str(n) for n in range(1, local + 1) if local % n == 0)}"
         )
-    count = len(devices) // model_parallel
-    for name, size in batch_sizes.items():
-        if size % count:
-            groups = "devices" if model_parallel == 1 else f"groups of {model_parallel} devices"
-            raise ValueError(
-                f"{name} {size} is not divisible by {count} {groups}; use a multiple of {count}"
-            )
     # Not `jax.make_mesh`, which may order devices by their links: a group must be in one process,
     # since each process reads its own rows of a batch.
     ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
-    grid = np.array(ordered).reshape(count, model_parallel)
-    return Mesh(grid, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    grid = np.array(ordered).reshape(-1, model_parallel)
+    mesh = Mesh(grid, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    check_batches(mesh, batch_sizes)
+    return mesh
+
+
+def check_batches(mesh: Mesh, sizes: Mapping[str, int]) -> None:
+    """Raises ValueError where the length of "data" does not divide a batch, which it names, or the
+    mesh has other axes."""
+    if mesh.axis_names != ("data", "model"):
+        raise ValueError(f"the mesh has the axes {mesh.axis_names}; make it by sharding.data_mesh")
+    count, together = mesh.shape["data"], mesh.shape["model"]
+    for name, size in sizes.items():
+        if size % count:
+            groups = "devices" if together == 1 else f"groups of {together} devices"
+            raise ValueError(
+                f"{name} {size} is not divisible by {count} {groups}; use a multiple of {count}"
+            )
 
 
 def replicate(mesh: Mesh, tree: PyTree) -> PyTree:

@@ -335,7 +335,8 @@ class Evaluator:
 
     Every text is scored with the same random masks, whatever the model. Loss and metrics are summed
     for each row by itself, and only rows of the dataset count, whatever the objective does with
-    those that fill the last batch or are all padding (`valid` is False).
+    those that fill the last batch or are all padding (`valid` is False). Raises ValueError where no
+    target counts.
 
         evaluate = Evaluator(model, objective, mesh, batch_size=64)
         scores = evaluate(result.state.params, dataset.heldout(0))  # {"loss": [S], ...}
@@ -356,6 +357,11 @@ class Evaluator:
             counts = self._place(np.ones(min(size, count - start), bool), size)
             sums = self._sums(params, batch, counts, np.uint32(number))
             totals = totals + np.asarray(sums, np.float64)
+        if not totals[..., 0, 1].all():
+            raise ValueError(
+                f"no target of the {count} scored rows counts; score more rows (evaluation.windows "
+                "and evaluation.curve_windows) or longer ones"
+            )
         means = totals[..., 0] / totals[..., 1] / [1.0, *(m.divisor for m in self._metrics)]
         names = ["loss", *(m.name for m in self._metrics)]
         return dict(zip(names, means.T, strict=True))

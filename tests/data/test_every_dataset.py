@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import os
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -143,6 +145,29 @@ def test_the_digest_is_of_the_rows_of_every_split(tmp_path):
             fields = dict(vocab_size=9, heldout=0.5, bytes_per_token=1.0)
             digests.add(kind(path=str(path), **fields).load(2).digest)
         assert len(digests) == 2
+
+
+@pytest.mark.parametrize("part", ["train", "heldout"])
+def test_own_rows_of_which_a_part_is_empty_are_refused(part, monkeypatch):
+    items = [{"tokens": np.arange(3)}]
+    splits = Splits("mine", items, items, data.DataSizes(9))._replace(**{part: []})
+    module = types.ModuleType("with_an_empty_part")
+    module.read = lambda path: splits
+    monkeypatch.setitem(sys.modules, "with_an_empty_part", module)
+    config = data.Rows(make="with_an_empty_part:read")
+    word = {"train": "training", "heldout": "held-out"}[part]
+    for call in (config.load, config.shapes):
+        with pytest.raises(ValueError, match=f"mine: the {word} part has no rows"):
+            call(2)
+
+
+@pytest.mark.parametrize("name", ["tokens", "huggingface", "pairs", "text"])
+def test_data_in_the_working_folder_have_its_name(name, tmp_path, monkeypatch):
+    config, length, _ = SMALL[name](tmp_path)
+    folder = tmp_path / "rows" if name == "huggingface" else tmp_path
+    monkeypatch.chdir(folder)
+    dataset = dataclasses.replace(config, path=".").load(length)
+    assert dataset.name.split()[0] == folder.name
 
 
 @pytest.mark.parametrize("name", SMALL)

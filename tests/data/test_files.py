@@ -3,7 +3,9 @@
 import codecs
 import gzip
 import io
+import os
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -164,6 +166,19 @@ def test_packed_and_binary_files_are_refused(tmp_path, read, begin):
 
 def test_a_zero_byte_far_inside_a_text_is_text(tmp_path):
     text(write(tmp_path, {"a.txt": TEXT * 20 + b"\0"}))
+
+
+def test_a_broken_link_is_named(tmp_path):
+    folder = write(tmp_path / "data", {"a.txt": TEXT})
+    (folder / "b.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"b\.txt is a broken link; delete it"):
+        prepared(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have Unicode names alone")
+def test_a_name_that_is_not_unicode_is_a_name(tmp_path):
+    folder = write(tmp_path / "data", {os.fsdecode(b"caf\xe9.txt"): TEXT})
+    assert prepared(folder).documents == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -118,6 +119,20 @@ def test_long_documents_are_read_in_pieces(tmp_path):
     assert len(pieces) > 2
     assert "".join(piece.text for piece in pieces) == text
     assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_a_tokenizer_is_learnt_from_so_many_bytes_of_text(tmp_path, monkeypatch):
+    """Of text and not of packed files: about 8 of 40 documents, each of a word of its own."""
+    monkeypatch.setattr(sys.modules[prepare.__module__], "LEARN_BYTES", 8000)
+    (tmp_path / "texts").mkdir()
+    words = [f"word{chr(97 + i // 7)}{chr(110 + i % 7)}" for i in range(40)]
+    for word in words:
+        content = gzip.compress(f"{word} ".encode() * 142)  # 1000 bytes
+        (tmp_path / "texts" / f"{word}.txt.gz").write_bytes(content)
+    prepare([tmp_path / "texts"], tmp_path / "out", PreparePlan("bpe:1000", heldout=0.0))
+    tokenizer = load_tokenizer(tmp_path / "out" / "tokenizer.json")
+    learnt = [word for word in words if len(tokenizer.ids([f" {word}"])[0]) == 1]
+    assert 2 < len(learnt) < 20
 
 
 def test_tables_and_json_lines(tmp_path):

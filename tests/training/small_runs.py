@@ -65,8 +65,8 @@ def fit(
         )
 
 
-def in_memory(config=CONFIG, model=MODEL, objective="causal_lm", **options):
-    options = FitOptions(mesh=one_device(), **options)
+def in_memory(config=CONFIG, model=MODEL, objective="causal_lm", mesh=None, **options):
+    options = FitOptions(mesh=mesh or one_device(), **options)
     task = OBJECTIVES[objective]
     return training.fit_in_memory(model.build(), task, config, DATASET, options=options)
 

@@ -101,3 +101,5 @@ def test_rows_that_are_all_padding_do_not_count(params, rows):
     more = np.pad(rows, [(0, 2), (0, 0)])
     for valid in (np.arange(13) < 11, np.arange(13)[:, None] + np.zeros((13, 5)) < 11):
         assert_same(evaluate(params, {"rows": more, "valid": valid}), expected)
+    with pytest.raises(ValueError, match="no target of the 11 scored rows counts"):
+        evaluate(params, {"rows": rows, "valid": np.zeros(11, bool)})

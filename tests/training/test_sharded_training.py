@@ -1,13 +1,18 @@
 """Parameters sharded over devices: the same losses, and bytes on each device as reported."""
 
 import dataclasses
+import os
+import socket
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import assert_close, diagonal
+from commands import user_environment
+from conftest import ROOT, assert_close, diagonal
 from jax.sharding import PartitionSpec as P
 from small_runs import FAST, SELDOM, changed, fit
 
@@ -62,6 +67,47 @@ def test_two_by_four_devices_give_the_losses_of_one(tmp_path, capsys, name, plan
     line = next(s for s in capsys.readouterr().err.splitlines() if "each device needs" in s)
     given = float(line.partition(" for a step, ")[2].split()[0]) * 1e6
     assert abs(given - on_device) < 0.1 * on_device  # the batch is in it
+
+
+HOST = """
+import sys
+from pathlib import Path
+
+import jax
+
+host = int(sys.argv[1])
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(sys.argv[2], 2, host)
+from small_runs import FAST, SELDOM, changed, fit
+from attnlab import training
+
+@training.callback(every=2)
+def broken(info):
+    if info.step == 2 and host == 1:
+        raise OSError("no space left on the disk of host 1")
+
+config = changed(SELDOM, steps=6, seeds=(3,), optimizer=FAST)
+spec = training.StateSharding(over_data=True)
+options = {"mesh": training.sharding.data_mesh(), "sharding": spec, "callbacks": [broken]}
+recorder = lambda *given: training.Recorder(*given, writes=host == 0)
+fit(Path(sys.argv[3]), config, recorder=recorder, **options)
+"""
+
+
+@pytest.mark.slow
+def test_a_callback_that_fails_on_one_host_stops_no_host(tmp_path):
+    """The hosts gather sharded parameters together, also for the callbacks that are left."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    folders = str(ROOT), str(ROOT / "tests" / "training")
+    environment = user_environment() | {"PYTHONPATH": os.pathsep.join(folders)}
+    words = [sys.executable, "-c", HOST]
+    hosts = [
+        subprocess.Popen([*words, str(i), address, str(tmp_path / "run")], env=environment)
+        for i in range(2)
+    ]
+    assert [host.wait(timeout=600) for host in hosts] == [0, 0]
 
 
 def test_where_weights_lie():

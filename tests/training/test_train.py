@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 
@@ -139,6 +140,9 @@ def test_resume_is_as_if_it_had_never_stopped(tmp_path, capsys):
     assert {(0, "weights/moved"), (20, "weights/moved"), (20, "eval/loss")} < set(pairs)
 
 
+LATE = training.ScheduleConfig(warmup_steps=8)
+
+
 def test_another_run_does_not_go_on(tmp_path):
     """Least of all another plan of equal shapes; the field that differs is named."""
     config = changed(steps=5, evaluation={"windows": 8}, seeds=(0,))
@@ -150,6 +154,7 @@ def test_another_run_does_not_go_on(tmp_path):
         ({"config": changed(config, optimizer=FAST)}, "optimizer.learning_rate"),
         ({"config": changed(config, seeds=(0, 1))}, "training.seeds"),
         ({"config": changed(config, steps=7)}, "after step 3"),
+        ({"config": changed(config, steps=9, schedule=LATE)}, "training.schedule.warmup_steps"),
         ({"dataset": dataclasses.replace(DATASET, digest="of another text")}, "source"),
     ):
         with pytest.raises(WrongCheckpoint, match=field):
@@ -158,6 +163,29 @@ def test_another_run_does_not_go_on(tmp_path):
     by_hand = Plan(attention=(0, 0, 1, 1), ffn=(0, 0, 1, 1))  # another name of the plan
     more = changed(config, log_every=2, accumulate=2)
     assert fit(tmp_path, more, dataclasses.replace(model, sharing=by_hand)).step == 5
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ends"), [(20, 3, [0, 6, 9, 12, 15, 18, 20]), (4, 10, [0, 4, 10, 20])]
+)
+def test_log_lines_after_a_resume_with_another_log_every(tmp_path, before, after, ends):
+    """Each is the mean of the steps since the last one, also of those before the resume at 5."""
+    config, broken = changed(seeds=(0,)), tmp_path / "broken"
+    fit(tmp_path / "each", changed(config, log_every=1))
+    with pytest.raises(Killed):
+        fit(broken, changed(config, log_every=before), recorder=killing(10, "eval/loss", die))
+    fit(broken, changed(config, log_every=after))
+    steps, means = train_losses(broken)
+    losses = np.array(train_losses(tmp_path / "each")[1])
+    assert steps == ends[1:]
+    expected = [losses[begin:end].mean() for begin, end in itertools.pairwise(ends)]
+    np.testing.assert_allclose(means, expected, rtol=1e-5)
+
+
+def train_losses(folder):
+    """(steps, losses of the first seed)"""
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row]
+    return [row["step"] for row in rows], [row["train/loss"][0] for row in rows]
 
 
 @pytest.mark.parametrize("step", [5, 20])
