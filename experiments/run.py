@@ -9,6 +9,7 @@ WORKDIR/runs. On many hosts start the command on each, with --distributed (see
 docs/howto/many_machines.md).
 """
 
+import math
 import re
 import shlex
 import sys
@@ -21,7 +22,8 @@ from ml_collections import ConfigDict
 
 from attnlab import lab
 from attnlab.lab.machine import keep_compiled, read_threads, threads, use_threads, write_threads
-from attnlab.lab.sweep import COMMAND, add_specs
+from attnlab.lab.sweep import COMMAND
+from attnlab.lab.workdir import add_specs
 from attnlab.training import sharding
 from attnlab.training.interrupts import Stopped, stop_signals
 from experiments import app, config
@@ -106,12 +108,13 @@ def main(file: config.ConfigFile) -> None:
     )
     results = run_config(file.config, folder, options)
     (folder / COMMAND).write_text(app.given_command(), encoding="utf-8")
-    for result in results:
-        if result.status == "diverged":
-            sys.exit(f"error: {result.message}")
+    for result in (one for one in results if one.status == "complete"):
         for metric in result.task.metrics:
-            value = f"{result.scores.heldout[metric.name]:.{metric.digits + 1}f} {metric.unit}"
-            print(f"seed {result.spec.seed}: held-out {value}")
+            value = result.scores.heldout.get(metric.name, math.nan)  # a score that is not finite
+            text = f"{value:.{metric.digits + 1}f} {metric.unit}"
+            print(f"seed {result.spec.seed}: held-out {text}")
+    if diverged := [result.message for result in results if result.status == "diverged"]:
+        sys.exit(f"error: {'; '.join(diverged)}")
     place = shlex.quote(str(folder))
     print(f"python -m experiments.report {place}", file=sys.stderr)
     print(f"python -m experiments.view --workdir={place} --out=heads.html", file=sys.stderr)

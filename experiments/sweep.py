@@ -36,8 +36,11 @@ from attnlab import lab
 from attnlab.lab.executors import worker_command
 from attnlab.lab.machine import write_threads
 from attnlab.lab.policies import with_known_rates
-from attnlab.lab.sweep import COMMAND, add_specs, described
+from attnlab.lab.results import check_named
+from attnlab.lab.sweep import COMMAND, described
+from attnlab.lab.workdir import add_specs
 from attnlab.lab.worker import forward_flops
+from attnlab.load import SPECS
 from attnlab.models import num_parameters
 from experiments import app, config, report
 
@@ -113,6 +116,7 @@ def planned(file: config.ConfigFile) -> tuple[list[lab.RunSpec], lab.Description
             "experiments.run for one model"
         )
     specs = setup.specs([int(seed) for seed in _FLAGS.seeds])
+    check_named(setup.description.named, specs)
     if _FLAGS.tune_from:
         if _FLAGS.tune:
             raise ValueError("--tune chooses learning rates, --tune_from reads them; leave one out")
@@ -187,7 +191,12 @@ def print_workers(specs: Sequence[lab.RunSpec], about: lab.Description, folder: 
 
 
 def write_report(folder: Path) -> str:
-    """Writes the report of what is complete and prints its table. Returns what is wrong, or ""."""
+    """Writes the report of what is complete and prints its table. Returns what is wrong, or "".
+
+    Where learning rates are still to be chosen, no run is wanted yet and there is no report.
+    """
+    if not (folder / SPECS).exists():
+        return ""
     results = lab.load_results(folder)
     diverged = [run for run in results if run.status == "diverged"]
     if len(diverged) < len(results):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from attnlab.atomic import write_atomic
+from attnlab.fields import Spec, bounded
 from attnlab.lab.spec import Tag
 from attnlab.nested import JSON
 
@@ -19,8 +20,10 @@ Tags: TypeAlias = Mapping[str, Tag]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Expectation:
+class Expectation(Spec):
     """An expected result: every seed of a number is at most, at least or exactly `value`.
+
+    Raises ValueError for another relation.
 
     Attributes:
       tags: of the variant.
@@ -41,7 +44,7 @@ class Expectation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Description:
+class Description(Spec):
     """What a sweep is to decide.
 
     Attributes:
@@ -56,6 +59,9 @@ class Description:
       expectations: known beforehand.
       notes: sentences for the limits of the report.
 
+    Raises:
+      ValueError: a field of another type, or a margin below 0.
+
         about = Description(
             question="Do wide heads learn faster?",
             baseline={"layout": "standard"},
@@ -67,13 +73,18 @@ class Description:
     question: str = ""
     baseline: Tags = dataclasses.field(default_factory=dict)
     pairs: tuple[tuple[Tags, Tags], ...] = ()
-    margin: float = 0.0
+    margin: float = bounded(0.0, least=0.0)
     seeds_added: bool = False
     planned_seeds: tuple[int, ...] = ()
     matched: str = ""
     source: str = ""
     expectations: tuple[Expectation, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> list[Tags]:
+        """The tags that name the variants of comparisons."""
+        return [one for one in (self.baseline, *(t for pair in self.pairs for t in pair)) if one]
 
     def to_json(self) -> str:
         """As JSON.
@@ -86,16 +97,18 @@ class Description:
 
     @classmethod
     def from_json(cls, text: str) -> "Description":
-        """What `to_json` wrote. Raises ValueError for another version."""
+        """What `to_json` wrote. Raises ValueError for another version, or unknown fields."""
         fields: JSON = json.loads(text)
         if (version := fields.pop("version", None)) != VERSION:
             raise ValueError(
                 f"the description has version {version!r}; this attnlab reads {VERSION}"
             )
-        fields["pairs"] = [(a, b) for a, b in fields["pairs"]]
-        fields["expectations"] = [Expectation(**one) for one in fields["expectations"]]
-        fields |= {name: tuple(a) for name, a in fields.items() if isinstance(a, list)}
-        return cls(**fields)
+        try:
+            fields["pairs"] = [(a, b) for a, b in fields.get("pairs", ())]
+            found = [Expectation(**one) for one in fields.get("expectations", ())]
+            return cls(**fields | {"expectations": found})
+        except TypeError as error:
+            raise ValueError(f"not a description of this version of attnlab: {error}") from None
 
     def write(self, workdir: Path) -> None:
         """Writes it to the workdir of a sweep."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
+from attnlab.fields import check_field
 from attnlab.lab.machine import cores, read_threads, use_threads, write_threads
 from attnlab.lab.run import RunOptions
 from attnlab.lab.text_table import counted
@@ -20,7 +21,7 @@ from attnlab.names import module_reference
 from attnlab.training.interrupts import Stopped, stop_signals
 from attnlab.training.loggers import LOGGERS
 
-LOGS = "logs"
+LOGS, TPU = "logs", "tpu"
 POLL_SECONDS = 0.5
 T = TypeVar("T")
 
@@ -146,10 +147,9 @@ class LocalExecutor:
         options: RunOptions = RunOptions(),  # noqa: B008
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        for name, value in (("jobs", jobs), ("threads", threads)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be 1 or more, not {value}")
-        self.jobs, self.threads, self.options = jobs, threads, options
+        self.jobs = check_field("jobs", jobs, int | None, least=1)
+        self.threads = check_field("threads", threads, int | None, least=1)
+        self.options = options
         self.environment = dict(environment or {})
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._skip: list[str] = []
@@ -160,10 +160,11 @@ class LocalExecutor:
 
         Raises ValueError where a TPU, which belongs to one process, is to have several.
         """
-        if self.jobs not in (None, 1) and _has_tpu():
+        variables = {**os.environ, **self.environment}
+        threads, self._gpus = self.threads or read_threads(workdir), accelerators(variables)
+        if self.jobs not in (None, 1) and self._gpus == [TPU]:
             raise ValueError(f"a TPU can be used by one process only; set jobs=1, not {self.jobs}")
         self._workdir, self._skip, self._stopping = workdir, [], False
-        threads, self._gpus = self.threads or read_threads(workdir), _accelerators()
         self._divided = divide(count, self.jobs, threads, len(cores()), len(self._gpus))
         jobs, threads = self._divided
         if threads:
@@ -201,15 +202,18 @@ class LocalExecutor:
             code = process.poll()
             if code is not None:
                 del self._processes[index]
-                if code < 0 and not self._stopping and self._note_killed(process.pid, code):
+                if code < 0 and not self._stopping and self._note_killed(index, process.pid, code):
                     self._start_worker(index)
         return bool(self._processes)
 
-    def _note_killed(self, process: int, code: int) -> bool:
-        """Writes error.txt of the run of a process that was killed; False where it had none."""
+    def _note_killed(self, index: int, process: int, code: int) -> bool:
+        """Writes why a process was killed to its log and to error.txt of its run; False where it
+        had none."""
         reason = f"killed by {signal.Signals(-code).name}"
         reason += " (out of memory?)" if code == -signal.SIGKILL else ""
-        for folder in (self._workdir / RUNS).iterdir():
+        with (self._workdir / LOGS / f"worker{index}.log").open("a") as log:
+            log.write(f"{reason}\n")
+        for folder in (self._workdir / RUNS).glob("*"):
             if last_process(folder) == process and folder.name not in self._skip:
                 (folder / ERROR).write_text(f"{reason}\n")
                 self._skip.append(folder.name)
@@ -248,23 +252,23 @@ def worker_command(workdir: Path, options: RunOptions = RunOptions()) -> list[st
         if not module.__name__.startswith("attnlab."):
             command.append(f"--import={module_reference(module)}")
     command += [f"--loggers={','.join(options.loggers)}"] if options.loggers else []
+    command += [f"--model_parallel={options.model_parallel}"] if options.model_parallel > 1 else []
+    command += ["--shard_state"] if options.shard_state else []
     return command + ([f"--profile={options.profile}"] if options.profile else [])
 
 
-def _platform() -> str:
-    return os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
+def accelerators(variables: Mapping[str, str]) -> list[str]:
+    """What a process with this environment may use, without starting JAX: NVIDIA GPUs as
+    `CUDA_VISIBLE_DEVICES` names them; "tpu" once for all TPUs, which belong to one process.
 
-
-def _has_tpu() -> bool:
-    return _platform() in ("", "tpu") and any(Path("/dev").glob("accel[0-9]*"))
-
-
-def _accelerators() -> list[str]:
-    """What this process may use, without starting JAX: NVIDIA GPUs as `CUDA_VISIBLE_DEVICES` names
-    them; one of TPUs, which belong to one process."""
-    if _has_tpu():
-        return ["0"]
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [one for one in visible.split(",") if one]
-    gpus = sorted(Path("/dev").glob("nvidia[0-9]*")) if _platform() != "cpu" else []
-    return [path.name.removeprefix("nvidia") for path in gpus]
+    >>> accelerators({"CUDA_VISIBLE_DEVICES": "2,3", "JAX_PLATFORMS": "cuda"})
+    ['2', '3']
+    """
+    platform = variables.get("JAX_PLATFORMS", "").partition(",")[0]
+    if platform in ("", "tpu") and any(Path("/dev").glob("accel[0-9]*")):
+        return [TPU]
+    if platform == "cpu":
+        return []
+    if (visible := variables.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [one for one in visible.split(",") if one not in ("", "-1")]
+    return [path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]

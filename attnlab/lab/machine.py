@@ -37,7 +37,7 @@ def threads() -> int:
     Long sums are divided among them, so the last bits depend on their number; whether they run on
     as many cores or share one changes no bit.
     """
-    return int(os.environ.get("NPROC", 0)) or len(cores())
+    return int(os.environ.get("NPROC") or 0) or len(cores())
 
 
 def use_threads(count: int | None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.result import RunResult
-from attnlab.lab.results import Results, data_of
+from attnlab.lab.results import Results, check_named, data_of
 from attnlab.lab.spec import RunSpec, Tag, with_values
 from attnlab.lab.stats import (
     VariantKey,
@@ -61,8 +61,9 @@ class AddSeeds:
     def propose(self, results: Results) -> list[RunSpec]:
         """A further seed of each variant, none when all are known well enough."""
         few = [runs for runs in results.variants.values() if _num_seeds(runs) < self.most]
+        metric = results.metric
         scores = [[run.scores.heldout for run in runs] for runs in few]
-        found = [paired_difference([one[results.metric] for one in s if one]) for s in scores]
+        found = [paired_difference([one[metric] for one in s if metric in one]) for s in scores]
         # The width is NaN of one score.
         if all(one.high - one.mean <= self.half_width for one in found):
             return []
@@ -87,6 +88,9 @@ class DecideComparisons:
       most: seeds of a variant.
       margin: equivalence margin; 0: none.
       step: seeds that are added at once.
+
+    Raises (when it is called):
+      ValueError: tags in `pairs` name no variant, or several.
     """
 
     pairs: Pairs = ()
@@ -97,6 +101,7 @@ class DecideComparisons:
 
     def __call__(self, specs: Sequence[RunSpec], run: Run) -> list[RunSpec]:
         """The specs with the seeds that are added."""
+        check_named((tags for pair in self.pairs for tags in pair), specs)
         return run_proposed(specs, run, self.propose)
 
     def propose(self, results: Results) -> list[RunSpec]:
@@ -143,8 +148,8 @@ class TuneLearningRate:
       most: rates of a variant.
 
     Raises (when it is called):
-      ValueError: fewer than 3 rates, data without a validation part, or two configs of the same
-        tags.
+      ValueError: fewer than 3 rates, data without a validation part, two configs of the same
+        tags, or a tag "learning_rate"; or every variant diverged at every rate.
 
         base = lab.Experiment(data=Text(validation=0.1))
         specs = lab.product(base, layout=["standard", "wide"])
@@ -158,11 +163,13 @@ class TuneLearningRate:
     def __call__(self, specs: Sequence[RunSpec], run: Run) -> list[RunSpec]:
         """The specs, each at the rate of its variant."""
         tried = tuning_specs(specs, self.count)
-        for spec in specs:
-            if not getattr(spec.config.data, "validation", True):
+        for spec in {repr(spec.config.data): spec for spec in specs}.values():
+            data, length = spec.config.data, spec.config.train.length
+            share = getattr(data, "validation", None)  # of data without the field, they are loaded
+            if not (data.load(length).validation if share is None else share):
                 raise ValueError(
-                    "--tune chooses learning rates on a validation part, and the data of "
-                    f"{spec.id} have none: give a text one by --config.data.validation=0.1"
+                    f"the data of {spec.id!r} have no validation part, which tuning needs; use "
+                    "data with one (Text by --config.data.validation=0.1), or do not tune"
                 )
         while tried:
             results = run(tried, TUNING)
@@ -171,7 +178,9 @@ class TuneLearningRate:
             tried = [spec for spec in tried if variant_without_rate(spec) not in failed]
             further = [] if failed else self.propose(results)
             if not failed and not further:
-                return at_rates(specs, best_rates(results))
+                if not (rates := best_rates(results)):
+                    raise ValueError(f"all {len(results)} tuning runs diverged; give lower rates")
+                return at_rates(specs, rates)
             tried += further
         return []
 
@@ -225,8 +234,8 @@ def tried_rates(results: Results, metric: str) -> dict[VariantKey, dict[float, f
     for run in results:
         if run.status == "complete" and not run.scores.validation:
             raise ValueError(
-                f"{run.spec.id} has no validation scores; rates are chosen by them: give the data "
-                "a validation part (--config.data.validation=0.1)"
+                f"{run.spec.id} has no validation scores, by which rates are chosen; train it on "
+                "data with a validation part"
             )
         score = results.sign(metric) * run.scores.validation.get(metric, math.nan)
         tried = found.setdefault(variant_without_rate(run.spec), {})
@@ -241,8 +250,7 @@ def tried_rates(results: Results, metric: str) -> dict[VariantKey, dict[float, f
 def best_rates(results: Results) -> dict[VariantKey, float]:
     """Variant (its tags without the rate) -> its best learning rate, where one was found.
 
-    That is the lowest point of a parabola through the best rates (`statistics.best_rate`), or the
-    best that was tried where there is none between rates that were tried.
+    See `attnlab.lab.stats.best_rate`: the lowest point of a parabola, or the best that was tried.
 
     Args:
       results: of runs whose learning rate is the tag "learning_rate", as `with_rate` makes them.
@@ -250,14 +258,9 @@ def best_rates(results: Results) -> dict[VariantKey, float]:
         for variant, rate in best_rates(load_results("runs/tuning")).items():
             print(dict(variant), rate)
     """
-    found = {}
-    for variant, tried in tried_rates(results, results.metric).items():
-        fitted = best_rate(tried)
-        inside = fitted and min(tried) <= fitted.rate <= max(tried)
-        best = min(tried, key=tried.__getitem__)
-        if math.isfinite(tried[best]):
-            found[variant] = fitted.rate if fitted and inside else best
-    return found
+    tried = tried_rates(results, results.metric)
+    best = {variant: best_rate(scores) for variant, scores in tried.items()}
+    return {variant: found.rate for variant, found in best.items() if found}
 
 
 def tuning_seed(seeds: Sequence[int]) -> int:
@@ -286,6 +289,8 @@ def tuning_specs(specs: Sequence[RunSpec], count: int) -> list[RunSpec]:
     seed = tuning_seed([spec.seed for spec in specs])
     first: dict[VariantKey, RunSpec] = {}
     for spec in specs:
+        if RATE in spec.tags:
+            raise ValueError(f"{spec.id!r} has the tag {RATE!r}, which tuning sets; leave one out")
         one = first.setdefault(tuple(spec.tags.items()), spec)
         if _with_seed(one, 0).digest != _with_seed(spec, 0).digest:
             raise ValueError(
@@ -365,8 +370,13 @@ def _rates_in(table: Sequence[Mapping[str, str]], variant: VariantKey) -> set[fl
         float(row[RATE])
         for row in table
         if RATE in row
-        and all(row.get(f"{name} (tag)", row.get(name)) == str(value) for name, value in variant)
+        and all(_cell(row.get(f"{name} (tag)", row.get(name))) == _cell(v) for name, v in variant)
     }
+
+
+def _cell(value: Tag) -> str:
+    """A tag as tables have it: nothing for None; 4.0 and 4 are the same."""
+    return "" if value is None else str(value).removesuffix(".0")
 
 
 def _further_seeds(runs: Sequence[RunResult], count: int) -> list[RunSpec]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnlab.extras import extra
-from attnlab.lab.result import MetricInfo, RunResult, metric_infos
-from attnlab.lab.spec import Tag, as_tag
+from attnlab.lab.result import MetricInfo, ModelSizes, RunResult, Scores, metric_infos
+from attnlab.lab.spec import RunSpec, Tag, as_tag
 from attnlab.lab.stats import Comparison, SeedScores, VariantKey, average_effects, compare_pairs
 from attnlab.lab.text_table import counted
 from attnlab.nested import differing, field_path, flatten
@@ -155,7 +155,7 @@ class Results(Sequence[RunResult]):
             runs = self.variants[variant]
             rows.append(_beside(variant, {
                 "mean": float(np.mean(list(scores.values()))) if scores else math.nan,
-                "sd": _spread(scores),
+                "sd": spread(scores),
                 "seeds": len({seed for _, seed in scores}),
                 **({"texts": len({text for text, _ in scores})} if len(self.texts) > 1 else {}),
                 "diverged": sum(run.status == "diverged" for run in runs),
@@ -168,15 +168,20 @@ class Results(Sequence[RunResult]):
 
     @functools.cached_property
     def texts(self) -> list[str]:
-        """The texts (data configs as JSON), if variants were trained on several; else [""]."""
-        per_variant = [{data_of(run) for run in runs} for runs in self.variants.values()]
-        if all(len(some) < 2 for some in per_variant):
-            return [""]
-        return list(dict.fromkeys(data_of(run) for run in self.runs))
+        """The texts, if variants were trained on several; else [""]."""
+        return list(dict.fromkeys(map(self.text_of, self.runs))) or [""]
+
+    @functools.cached_property
+    def _text_fields(self) -> list[str]:
+        """Fields of the data that differ between runs of one variant."""
+        data = [[json.loads(data_of(run)) for run in runs] for runs in self.variants.values()]
+        return sorted({name for some in data for name in differing(some)})
 
     def text_of(self, run: RunResult) -> str:
-        """Which of `texts` a run was trained on."""
-        return data_of(run) if len(self.texts) > 1 else ""
+        """Which of `texts` a run was trained on: the fields of its data that differ between runs of
+        one variant. A tokenizer that is swept is no such field."""
+        data = json.loads(data_of(run))
+        return ", ".join(f"{name}={data.get(name)!r}" for name in self._text_fields)
 
     def variant(self, tags: Mapping[str, Tag]) -> VariantKey:
         """The one variant that has these tags. Raises ValueError where none or several do."""
@@ -296,6 +301,16 @@ def config_fields(run: RunResult) -> dict[str, Tag]:
     return {field_path(path): as_tag(value) for path, value in flatten(fields).items()}
 
 
+def check_named(named: Iterable[Mapping[str, Tag]], specs: Iterable[RunSpec]) -> None:
+    """Raises ValueError unless each of these tags will name one variant of the runs of `specs`."""
+    sizes = ModelSizes(parameters=0, applied_parameters=0, flops_per_token=0, ffn_width=0)
+    planned = Results(
+        RunResult(spec=spec, status="complete", scores=Scores(), sizes=sizes) for spec in specs
+    )
+    for tags in named:
+        planned.variant(tags)
+
+
 def _distinguish(runs: Sequence[RunResult]) -> list[VariantKey]:
     """For each run of equal tags, the config fields that tell it from others on the same text."""
     configs, texts = [config_fields(run) for run in runs], [data_of(run) for run in runs]
@@ -332,12 +347,12 @@ def _row(one: Comparison, labels: Mapping[VariantKey, str]) -> tuple[object, ...
     )  # fmt: skip
 
 
-def _spread(scores: SeedScores) -> float:
-    """Standard deviation over seeds: within texts, where there are several."""
-    texts: dict[str, list[float]] = {}
-    for (text, _), score in scores.items():
-        texts.setdefault(text, []).append(score)
-    squares = sum(float(np.var(some)) * len(some) for some in texts.values())
+def spread(scores: SeedScores) -> float:
+    """Standard deviation over seeds: within texts, where there are several. NaN where no text has
+    two seeds."""
+    names = dict.fromkeys(text for text, _ in scores)
+    texts = [[score for (text, _), score in scores.items() if text == name] for name in names]
+    squares = sum(float(np.var(some)) * len(some) for some in texts)
     return math.sqrt(squares / df) if (df := len(scores) - len(texts)) else math.nan
 
 

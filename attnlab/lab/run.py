@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from attnlab import models
 from attnlab.atomic import write_atomic
@@ -122,7 +121,7 @@ def run_one(
         return found
     with held(folder):
         config = dataclasses.replace(experiment.train, seeds=(spec.seed,))
-        mesh = _mesh(config, options.model_parallel)
+        mesh = sharding.data_mesh(model_parallel=options.model_parallel, **config.device_batches)
         dataset = load_data(experiment, shared, folder, datasets)
         objective = _bound(experiment, dataset)
         start = load_start(experiment.start, spec.seed) if experiment.start else None
@@ -237,18 +236,12 @@ def _scored(result: RunResult, fitted: FitResult) -> RunResult:
 
 
 def _of_seed(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
+    return _finite({name: float(values[0]) for name, values in scores.items()})
+
+
+def _finite(scores: Mapping[str, float]) -> dict[str, float]:
     """What is no number (of generated texts, of no rows) is left out: JSON has none."""
-    found = {name: float(values[0]) for name, values in scores.items()}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
-def _mesh(config: TrainConfig, model_parallel: int) -> Mesh:
-    """The devices of a run. Raises ValueError where its batches do not divide."""
-    evaluation = config.evaluation.batch_size
-    sizes = {"batch_size": config.batch_size, "evaluation.batch_size": evaluation}
-    if config.accumulate > 1:
-        sizes["batch_size / accumulate"] = config.batch_size // config.accumulate
-    return sharding.data_mesh(model_parallel=model_parallel, **sizes)
+    return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 
 def step_inputs(
@@ -294,10 +287,10 @@ def load_data(
 
 
 def load_baselines(dataset: Dataset, shared: Path) -> Baselines:
-    """The baselines of the data, computed once for all runs of a workdir."""
+    """The baselines of the data that are finite, computed once for all runs of a workdir."""
     path = shared / f"baselines-{dataset.digest[:16]}.json"
     with waiting(path.with_suffix(".lock")):
         if not path.exists():
             write_atomic(path, json.dumps(dataset.baselines()).encode())
     found: Baselines = json.loads(path.read_text())
-    return found
+    return {metric: _finite(values) for metric, values in found.items()}

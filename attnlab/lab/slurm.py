@@ -4,22 +4,27 @@ Each task of the array is a worker, which runs what no other one has or has fini
 script again, by hand too, goes on with what is left.
 """
 
+import math
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from attnlab.atomic import write_atomic
 from attnlab.extras import extra
+from attnlab.fields import check_choice, check_field
 from attnlab.lab.executors import LOGS, Queued, worker_command
 from attnlab.lab.machine import read_threads, write_threads
 from attnlab.lab.run import RunOptions
 
 SCRIPT, JOBS = "sweep.sbatch", "slurm_jobs.txt"
 """Files of the workdir: the script, and the ids of the jobs that it was submitted as."""
+ASK_SECONDS, PATIENCE_SECONDS = 20.0, 600.0
+"""Between two questions to squeue, and for how long its last answer counts while it fails."""
 MOST_JOBS = 1000
 """Tasks of an array: SLURM numbers them to 1000, where nobody sets MaxArraySize."""
 
@@ -35,6 +40,9 @@ class SlurmExecutor:
       threads: of each run, on CPUs; None: those of the workdir, or the cores of the job.
       mode: "wait" for the workers; "submit" them, so that `start` raises Queued; or "write" the
         script alone, so that `start` raises Queued.
+
+    Raises:
+      ValueError: `jobs` or `threads` is below 1, or an unknown `mode`.
 
     Twenty jobs of one GPU each. To read the script before anything is submitted, use mode="write".
 
@@ -55,10 +63,13 @@ class SlurmExecutor:
     ) -> None:
         if not isinstance(options, str):
             options = " ".join(f"--{name}={value}" for name, value in options.items())
-        self.jobs, self.options, self.setup = jobs, options, setup
+        check_choice("mode", mode, ["wait", "submit", "write"])
+        self.jobs = check_field("jobs", jobs, int | None, least=1)
+        self.threads = check_field("threads", threads, int | None, least=1)
+        self.options, self.setup, self.mode = options, setup, mode
         self.run_options, self.environment = run_options, dict(environment or {})
-        self.threads, self.mode = threads, mode
-        self._workdir = Path()
+        self._workdir, self._tasks = Path(), list[str]()
+        self._asked = self._answered = -math.inf
 
     def script(self, workdir: Path, count: int) -> str:
         """The text of the script for `count` runs in an absolute `workdir`.
@@ -121,7 +132,7 @@ class SlurmExecutor:
                 job = _ask("sbatch", "--parsable", str(script)).strip().partition(";")[0]
                 with (workdir / JOBS).open("a") as file:
                     file.write(f"{job}\n")
-                done = f"workers are submitted as job {job}"
+                self._tasks, done = [job], f"workers are submitted as job {job}"
         if self.mode != "wait":
             raise Queued(
                 f"{count} runs in {workdir} are left: {done}. Every node must see this folder and "
@@ -129,23 +140,32 @@ class SlurmExecutor:
                 "command: it submits what is not complete, or writes the report"
             )
 
-    def _queue(self) -> list[str]:
-        """The tasks of the workdir that wait or run, submitted by this executor or by hand."""
-        found, script = [], (self._workdir / SCRIPT).resolve()
-        listed = _ask("squeue", "--me", "--array", "--noheader", "--format=%F_%K %o")
-        for row in listed.splitlines():
-            task, _, path = row.partition(" ")
-            if path.strip() and Path(path.strip()).resolve() == script:
-                found.append(task)
-        return found
+    def _queue(self, patience: float = 0.0) -> list[str]:
+        """The tasks of the workdir that wait or run, submitted by this executor or by hand; while
+        squeue fails, for so many seconds, those of its last answer. Raises ValueError."""
+        self._asked, script = time.monotonic(), (self._workdir / SCRIPT).resolve()
+        try:
+            listed = _ask("squeue", "--me", "--array", "--noheader", "--format=%F_%K %o")
+        except ValueError:
+            if self._asked - self._answered > patience:
+                raise
+            return self._tasks
+        rows = [row.partition(" ") for row in listed.splitlines() if row.partition(" ")[2].strip()]
+        self._tasks = [task for task, _, path in rows if Path(path.strip()).resolve() == script]
+        self._answered = self._asked
+        return self._tasks
 
     def running(self) -> bool:
-        """Is a worker waiting or running?"""
-        return bool(self._queue())
+        """Is a worker waiting or running? squeue is asked every 20 seconds; it may fail for 10
+        minutes. Raises ValueError where it fails for longer."""
+        if time.monotonic() - self._asked >= ASK_SECONDS:
+            self._queue(PATIENCE_SECONDS)
+        return bool(self._tasks)
 
     def stop(self) -> None:
-        """Cancels the workers; their runs save and end."""
-        for task in self._queue():
+        """Cancels the workers, where squeue fails those of its last answer; their runs save and
+        end."""
+        for task in self._queue(math.inf):
             subprocess.run(["scancel", "--signal=TERM", "--full", task], check=False)
 
 

@@ -44,7 +44,8 @@ class RunSpec:
       tags: what tables and figures group by; they change nothing in the run.
 
     Raises:
-      ValueError: an id that is no name of a folder, or a seed that is no whole number of 0 or more.
+      ValueError: an id that is no name of a folder, or a seed that is no whole number from 0 to
+        2**32 - 1.
 
     >>> one, other = RunSpec("a", Experiment()), RunSpec("b", Experiment(), tags={"group": 1})
     >>> one.digest == other.digest  # id and tags change no number
@@ -61,7 +62,7 @@ class RunSpec:
             raise ValueError(
                 f"id {self.id!r} names a folder: letters, digits and . _ = + - only, at most 151"
             )
-        object.__setattr__(self, "seed", check_field("seed", self.seed, int, least=0))
+        object.__setattr__(self, "seed", check_field("seed", self.seed, int, least=0, below=2**32))
 
     @property
     def title(self) -> str:

@@ -214,37 +214,49 @@ def holm(p: ArrayLike, family: int | None = None) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class BestRate:
-    """Where the parabola through scores over the logarithm of the learning rate is lowest.
+    """The learning rate that scores best.
 
     Attributes:
-      rate: there.
+      rate: where the parabola through scores over the logarithm of the rate is lowest, or the best
+        that was tried.
       low, high: its 95 % interval, 0 and infinity where points do not bound it.
+      fitted: is it the lowest point of the parabola?
     """
 
     rate: float
-    low: float
-    high: float
+    low: float = 0.0
+    high: float = math.inf
+    fitted: bool = False
 
 
 def best_rate(tried: Mapping[float, float]) -> BestRate | None:
     """The lowest point of the least-squares parabola in ln rate through the best rate that was
     tried and up to two on each side.
 
-    None where the best is at an end, beside a rate that diverged (not finite), or the parabola
-    opens downwards. The interval is Fieller's (1954): all x where the slope b + 2 c x is not
+    It is the best that was tried where that is at an end or beside a rate that diverged (not
+    finite), or where the parabola opens downwards or is lowest outside of the rates that were
+    tried. The interval of the parabola is Fieller's (1954): all x where the slope b + 2 c x is not
     different from zero, with as many degrees of freedom as there are points more than three.
 
+    Args:
+      tried: rate -> score, lower is better.
+
+    Returns:
+      The best rate; None where every rate diverged.
+
     >>> found = best_rate({0.5: 2.0, 1.0: 1.0, 2.0: 2.0})
-    >>> round(found.rate, 6), found.low
-    (1.0, 0.0)
+    >>> round(found.rate, 6), found.low, found.fitted
+    (1.0, 0.0, True)
     """
     every = sorted(tried)
-    best = min(every, key=lambda rate: tried[rate] if math.isfinite(tried[rate]) else math.inf)
+    rates = [rate for rate in every if math.isfinite(tried[rate])]
+    if not rates:
+        return None
+    best = min(rates, key=tried.__getitem__)
     place = every.index(best)
     inside = 0 < place < len(every) - 1
     if not inside or not all(math.isfinite(tried[every[place + i]]) for i in (-1, 1)):
-        return None
-    rates = [rate for rate in every if math.isfinite(tried[rate])]
+        return BestRate(best)
     at = rates.index(best)
     near = rates[max(at - 2, 0) : at + 3]
     middle = math.log(best)
@@ -252,8 +264,8 @@ def best_rate(tried: Mapping[float, float]) -> BestRate | None:
     powers = np.stack([x**0, x, x**2], axis=1)
     coefficients, *_ = np.linalg.lstsq(powers, y, rcond=None)
     _, b, c = coefficients
-    if c <= 0:
-        return None
+    if c <= 0 or not math.log(every[0]) <= middle - b / (2 * c) <= math.log(every[-1]):
+        return BestRate(best)
     low, high, free = -math.inf, math.inf, len(y) - 3
     if free > 0:
         with extra("lab"):
@@ -264,7 +276,7 @@ def best_rate(tried: Mapping[float, float]) -> BestRate | None:
         covariance = float(of[1, 1]), float(-2 * of[1, 2]), float(4 * of[2, 2])
         low, high = fieller(float(-b), float(2 * c), covariance, t2)
     rate, low, high = (float(np.exp(v + middle)) for v in (-b / (2 * c), low, high))
-    return BestRate(rate, low, high)
+    return BestRate(rate, low, high, fitted=True)
 
 
 VariantKey: TypeAlias = tuple[tuple[str, Tag], ...]

@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from attnlab.atomic import write_atomic
 from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import LOGS, POLL_SECONDS, Executor, LocalExecutor, Queued
 from attnlab.lab.result import read_result
-from attnlab.lab.results import Results
-from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
+from attnlab.lab.results import Results, check_named
+from attnlab.lab.spec import RunSpec, check_unique
 from attnlab.lab.text_table import counted
-from attnlab.lab.workdir import check_goes_on, complete_result, holder, run_folder, specs_in
+from attnlab.lab.workdir import add_specs, complete_result, holder, run_folder, specs_in
 from attnlab.lab.worker import ERROR
-from attnlab.load import SPEC, SPECS
+from attnlab.load import SPECS
 from attnlab.names import IMPORTING
 from attnlab.nested import SHOWN
 from attnlab.training.interrupts import Stopped, stop_signals
@@ -100,7 +99,8 @@ def sweep(
       attnlab.training.Stopped: after SIGTERM or SIGINT; all runs have saved.
       Queued: the executor left the runs to a queue; the same call goes on when they have ended.
       TypeError: `specs` are no RunSpecs.
-      ValueError: nothing to run, one id twice, or another run of the same id in the workdir.
+      ValueError: nothing to run, one id twice, or another run of the same id in the workdir; or
+        the baseline or a pair of `description` names no variant of a new sweep, or several.
       SweepFailed: runs ended without a result; the others are complete.
 
         base = lab.Experiment(model=ModelConfig(num_layers=2), train=TrainConfig(steps=200))
@@ -116,6 +116,8 @@ def sweep(
         )
     check_unique(wanted)
     about = described(description or read_description(workdir), wanted)
+    if description and not specs_in(workdir):
+        check_named(description.named, wanted)
     if any(getattr(policy, "reads_scores", False) for policy in policies):
         planned = tuple(sorted({spec.seed for spec in wanted}))
         about = dataclasses.replace(about, seeds_added=True, planned_seeds=planned)
@@ -137,9 +139,7 @@ def sweep(
 
     for policy in policies:
         wanted = list(policy(wanted, run))
-    if failed and not wanted:
-        raise failed[0]
-    results = run(wanted)
+    results = run(wanted) if wanted or not failed else Results([])
     if failed:
         raise failed[0]
     return results
@@ -182,27 +182,6 @@ def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) ->
         specs = list(specs_in(workdir).values())
     found = (read_result(run_folder(workdir, spec), spec) for spec in specs)
     return Results(run for run in found if run)
-
-
-def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
-    """Writes the specs to the workdir, behind those that are there.
-
-    Raises:
-      ValueError: the workdir has another run of an id that has begun, and cannot be made longer; or
-        a spec that other processes cannot read.
-    """
-    check_unique(specs)
-    there = specs_in(workdir)
-    for spec in specs:
-        old, folder = there.get(spec.id, spec), run_folder(workdir, spec)
-        if old.digest != spec.digest and ((folder / SPEC).exists() or holder(folder)):
-            check_goes_on(folder, old.to_dict(), spec.to_dict())
-    workdir.mkdir(parents=True, exist_ok=True)
-    merged = there | {spec.id: spec for spec in specs}
-    if list(merged.values()) != list(there.values()):
-        text = write_specs(list(merged.values()))
-        read_specs(text)
-        write_atomic(workdir / SPECS, text.encode())
 
 
 def _finish(

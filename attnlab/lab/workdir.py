@@ -24,7 +24,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import IO
@@ -37,7 +37,7 @@ from attnlab.extras import extra
 from attnlab.lab.machine import PROVENANCE, environment, write_provenance
 from attnlab.lab.result import FILE as RESULT
 from attnlab.lab.result import RunResult, data_info, read_result
-from attnlab.lab.spec import RunSpec, read_specs
+from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
 from attnlab.load import IMPORTS, RUNS, SPEC, SPECS
 from attnlab.models import ModelConfig, num_parameters
 from attnlab.nested import JSON, SHOWN, differences, field_path
@@ -179,6 +179,28 @@ def specs_in(workdir: Path) -> dict[str, RunSpec]:
     path = workdir / SPECS
     found = read_specs(path.read_text(encoding="utf-8")) if path.exists() else ()
     return {spec.id: spec for spec in found}
+
+
+def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
+    """Writes the specs to the workdir, behind those that are there.
+
+    Raises:
+      ValueError: the workdir has another run of an id that has begun, and cannot be made longer; or
+        a spec that other processes cannot read.
+    """
+    check_unique(specs)
+    there = specs_in(workdir)
+    if all(there.get(spec.id) == spec for spec in specs):
+        return
+    with waiting(workdir / f"{SPECS}.lock"):
+        there = specs_in(workdir)  # another sweep may have added some
+        for spec in specs:
+            old, folder = there.get(spec.id, spec), run_folder(workdir, spec)
+            if old.digest != spec.digest and ((folder / SPEC).exists() or holder(folder)):
+                check_goes_on(folder, old.to_dict(), spec.to_dict())
+        text = write_specs(list((there | {spec.id: spec for spec in specs}).values()))
+        read_specs(text)
+        write_atomic(workdir / SPECS, text.encode())
 
 
 def complete_result(workdir: Path, spec: RunSpec) -> RunResult | None:

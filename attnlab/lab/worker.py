@@ -111,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--skip", default=[], action="append", help="a run that is left out")
     parser.add_argument("--loggers", default="", help="further loggers: tensorboard,wandb")
     parser.add_argument("--profile", default="", help="steps of each run to trace: 10:20")
+    parser.add_argument("--model_parallel", type=int, default=1, help="devices of one model")
+    parser.add_argument("--shard_state", action="store_true", help="shard parameters and optimizer")
     parser.add_argument("--follow", action="store_true", help="stop when the parent process ends")
     args = parser.parse_args(argv)
     if args.follow and sys.platform == "linux":
@@ -121,5 +123,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         import_module(module)
     keep_compiled()
     loggers = tuple(filter(None, args.loggers.split(",")))
-    options = RunOptions(loggers=loggers, profile=args.profile)
+    shards = {"model_parallel": args.model_parallel, "shard_state": args.shard_state}
+    options = RunOptions(loggers=loggers, profile=args.profile, **shards)
     return work(args.workdir, options, args.skip)

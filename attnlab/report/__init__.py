@@ -33,8 +33,8 @@ from attnlab.report.words import (
 
 __all__ = ["Panel", "make_page", "read_panels", "report"]
 
-SEEDS = "reported_seeds.json"
-"""Beside a page: the seeds when it was first written. Others were added later."""
+SEEDS = "_seeds.json"
+"""Behind the name of a page: the seeds when it was first written. Others were added later."""
 
 
 def report(
@@ -73,7 +73,7 @@ def report(
     if description is not None and description.baseline:
         for panel in panels:
             panel.results.variant(description.baseline)  # raises
-    seeds = Path(path).parent / SEEDS
+    seeds = Path(path).with_name(f"{Path(path).stem}{SEEDS}")
     planned = json.loads(seeds.read_text(encoding="utf-8")) if seeds.exists() else {}
     panels = [_with_added_seeds(panel, planned) for panel in panels]
     path = write_page(make_page(panels, heads=heads), path)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from attnlab.extras import extra
 from attnlab.lab.description import Description, Tags, read_description
 from attnlab.lab.policies import FINAL_RATE, FIRST_RATE, TUNING
 from attnlab.lab.result import MetricInfo, RunResult
-from attnlab.lab.results import COLUMNS, Results, config_fields
+from attnlab.lab.results import COLUMNS, Results, config_fields, data_of
 from attnlab.lab.spec import RunSpec
 from attnlab.lab.stats import SeedScores, VariantKey
 from attnlab.lab.sweep import described, load_results
@@ -100,10 +100,18 @@ class Panel:
             for label, (colour, pattern) in zip(self.results.labels.values(), looks, strict=True)
         }
 
+    def baselines(self, runs: Iterable[RunResult]) -> dict[str, float]:
+        """Baseline without a model -> its value of the main metric, the mean over the data of the
+        runs."""
+        name = self.metric.name
+        texts = {data_of(run): run.scores.baselines.get(name, {}) for run in runs}
+        return dict(pandas.DataFrame(texts).mean(axis=1))
+
     def worse_than(self, variant: VariantKey) -> str:
         """The weakest of the baselines without a model, where the variant is worse; else ""."""
-        known = self.results.variants[variant][0].scores.baselines.get(self.metric.name, {})
-        weakest = max(known.items(), key=lambda one: self.sign * one[1], default=("", math.nan))
+        scored = [run for run in self.results.variants[variant] if run.scores.heldout]
+        known = self.baselines(scored).items()
+        weakest = max(known, key=lambda one: self.sign * one[1], default=("", math.nan))
         return weakest[0] if self.sign * (mean_of(self.scores[variant]) - weakest[1]) > 0 else ""
 
     def numbers(self, variant: VariantKey, name: str) -> list[float]:
@@ -119,7 +127,7 @@ class Panel:
     def curve(self, run: RunResult, name: str) -> dict[int, float]:
         """Step -> a number of its metrics; empty where the run left none."""
         path = run.folder and run.folder / METRICS
-        rows = _rows(path) if path and path.exists() else []
+        rows = _rows(path, path.stat().st_mtime_ns) if path and path.exists() else []
         return {int(row["step"]): float(np.ravel(row[name])[0]) for row in rows if name in row}
 
     def named(self, text: str) -> str:
@@ -133,7 +141,8 @@ def mean_of(scores: SeedScores) -> float:
 
 
 @functools.lru_cache(maxsize=512)
-def _rows(path: Path) -> list[JSON]:
+def _rows(path: Path, changed: int) -> list[JSON]:
+    """The rows of a file that was changed last at this time."""
     return read_metrics(path)
 
 

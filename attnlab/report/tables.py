@@ -7,10 +7,10 @@ import numpy as np
 from attnlab.extras import extra
 from attnlab.lab.policies import tried_rates
 from attnlab.lab.result import RunResult
-from attnlab.lab.results import label_of
+from attnlab.lab.results import Results, data_of, label_of, spread
 from attnlab.lab.stats import LEVEL, best_rate
 from attnlab.report.page import Table, number, p_value
-from attnlab.report.panel import Panel
+from attnlab.report.panel import Panel, mean_of
 
 with extra("lab"):
     import pandas
@@ -65,26 +65,26 @@ def _range(low: float, high: float, digits: int) -> str | None:
 
 def scores_table(panel: Panel, name: str = "scores") -> Table:
     """Held-out scores of each variant, best mean first, and the baselines without a model."""
-    unit, metric, first = panel.metric.unit, panel.metric.name, panel.results[0]
-    known = panel.results.metrics
-    others = {m: known[m].unit if m in known else m for m in first.scores.heldout if m != metric}
+    unit, metric, known = panel.metric.unit, panel.metric.name, panel.results.metrics
+    names = dict.fromkeys(name for run in panel.results for name in run.scores.heldout)
+    others = {m: known[m].unit if m in known else m for m in names if m != metric}
     rows: list[Row] = []
     for variant in dict.fromkeys([*panel.scores, *panel.results.variants]):
-        scores, runs = list(panel.scores.get(variant, {}).values()), panel.results.variants[variant]
+        scores, runs = panel.scores.get(variant, {}), panel.results.variants[variant]
         rows.append({
             "variant": panel.results.labels[variant],
-            f"held-out {unit}": float(np.mean(scores)) if scores else None,
-            "standard deviation": float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
+            f"held-out {unit}": mean_of(scores),
+            "standard deviation": spread(scores),
             "runs": len(scores),
             "diverged": sum(run.status == "diverged" for run in runs),
             f"train {unit}": _mean(runs, "train", metric),
             **{f"held-out {text}": _mean(runs, "heldout", m) for m, text in others.items()},
         })  # fmt: skip
-    baselines = first.scores.baselines.get(metric, {})
+    baselines = panel.baselines(panel.results)
     rows += [{"variant": f"{b} (no model)", f"held-out {unit}": x} for b, x in baselines.items()]
     caption = (
         f"Held-out score, best mean first ({panel.metric.better} is better). Standard deviation "
-        "over runs."
+        f"over seeds{', within texts' * (len(panel.results.texts) > 1)}."
     )
     digits = {f"{part} {unit}": panel.metric.digits for part in ("held-out", "train")}
     return Table(name, caption, _frame(rows), digits)
@@ -127,9 +127,13 @@ def rates_table(panel: Panel, name: str = "rates") -> list[Table]:
     """Learning rates that were tried, on the validation part; none where fewer than three were."""
     every = panel.results if panel.tuning is None else panel.tuning + panel.results
     judged = every.filter(lambda run: bool(run.scores.validation) or run.status == "diverged")
+    texts = {data_of(run): run.data.name for run in judged}
     rows = [
-        _tried(label_of(tags), tried, panel.sign)
-        for tags, tried in tried_rates(judged, panel.metric.name).items()
+        _tried(f"{label_of(tags)}{f', {name or text}' * (len(texts) > 1)}", tried, panel.sign)
+        for text, name in texts.items()
+        for tags, tried in tried_rates(
+            Results(run for run in judged if data_of(run) == text), panel.metric.name
+        ).items()
         if len(tried) > 2
     ]
     caption = (
@@ -142,11 +146,12 @@ def rates_table(panel: Panel, name: str = "rates") -> list[Table]:
 def _tried(label: str, tried: Mapping[float, float], sign: int) -> Row:
     best = best_rate(tried)
     bounded = best and best.low > 0 and best.high < np.inf
+    chosen_by = "parabola" if best and best.fitted else "best that was tried"
     return {
         "variant": label,
-        "best rate": f"{best.rate if best else min(tried, key=tried.__getitem__):.3g}",
+        "best rate": f"{best.rate:.3g}" if best else None,
         INTERVAL: f"{best.low:.2g} to {best.high:.2g}" if best and bounded else "not bounded",
-        "chosen by": "parabola" if best else "best that was tried, at an end",
+        "chosen by": chosen_by if best else "none: all diverged",
         "rate: score": ", ".join(f"{r:.2g}: {number(sign * s)}" for r, s in sorted(tried.items())),
     }
 

@@ -124,6 +124,8 @@ def warnings(panel: Panel) -> list[Paragraph]:
         for name, some in worse.items()
         if name
     ]
+    if unknown := [str(dict(tags)) for tags in panel.about.named if panel.find(tags) is None]:
+        lines.append(f"Not compared, since no variant, or several, have tags: {_listed(unknown)}.")
     if waiting := [spec.id for spec in panel.unfinished]:
         lines.append(f"Not finished, so not shown: {_listed(waiting)}.")
     there = {run.spec.seed for run in panel.results}

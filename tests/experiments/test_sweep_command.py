@@ -54,6 +54,20 @@ def test_one_run_and_again(tmp_path, text):
     assert "model.num_layers: there 3, here 2" in other.stderr
 
 
+def test_the_scores_of_all_seeds_are_printed_then_which_diverged(tmp_path, text):
+    """One diverged, and a score of the other is not finite."""
+    assert run(tmp_path, "tiny", text).returncode == 0
+    for seed, changes in ((0, {"status": "diverged", "message": "bad at step 3"}), (1, {})):
+        path = tmp_path / f"runs/seed{seed}/result.json"
+        result = json.loads(path.read_text()) | changes
+        del result["scores"]["heldout"]["bits_per_byte"]
+        path.write_text(json.dumps(result))
+    done = run(tmp_path, "tiny", text)
+    assert done.returncode == 1
+    assert "seed 1: held-out nan bits per byte" in done.stdout
+    assert "error: bad at step 3" in done.stderr
+
+
 def test_a_run_that_another_process_has_is_left(tmp_path, text):
     folder = tmp_path / "run/runs/seed0"
     folder.mkdir(parents=True)
@@ -112,6 +126,26 @@ def test_a_tuned_sweep_with_added_seeds(tmp_path, text):
     for result in judged:
         rate = rates[tuple(result.spec.tags.items())]
         assert result.spec.config.train.optimizer.learning_rate == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (("--launcher=slurm", "--print_only"), 0, "submit them with: sbatch"),
+        (("--jobs=1",), 1, "3 runs without a result"),
+    ],
+)
+def test_a_sweep_that_is_not_tuned_yet_ends_with_its_own_message(tmp_path, flags, code, message):
+    """There is nothing to report: runs are in the queue, or all of them failed on a short text."""
+    (tmp_path / "short.txt").write_text("hi")
+    done = command(
+        "experiments.sweep", f"--config={BYTE_LM}:tiny", f"--workdir={tmp_path}/x", "--tune=3",
+        f"--config.data.path={tmp_path}/short.txt", "--config.data.validation=0.1", "--seeds=0",
+        "--vary=model.heads.num_heads=1", *flags,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "holds no sweep" not in done.stderr
 
 
 def test_workers_to_start_elsewhere(tmp_path, text):

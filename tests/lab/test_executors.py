@@ -13,10 +13,11 @@ from conftest import ROOT, deep
 from small_experiment import MODEL, experiment, train_config
 
 from attnlab import lab
-from attnlab.lab.executors import divide
+from attnlab.lab import machine
+from attnlab.lab.executors import accelerators, divide, worker_command
 from attnlab.lab.machine import read_threads
-from attnlab.lab.sweep import add_specs
-from attnlab.lab.workdir import hold, holder, last_process, run_folder
+from attnlab.lab.workdir import add_specs, hold, holder, last_process, run_folder
+from attnlab.lab.worker import main
 
 TRAIN = train_config(4, every=4)
 
@@ -50,6 +51,42 @@ def one_device(monkeypatch):
 def test_a_machine_is_divided(runs, jobs, threads, cores, gpus, expected):
     """Threads of a run do not depend on how many run at once."""
     assert divide(runs, jobs, threads, cores, gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "2,GPU-1a"}, ["2", "GPU-1a"]),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "JAX_PLATFORMS": "cpu"}, []),
+    ],
+)
+def test_gpus_that_are_hidden_do_not_count(variables, expected):
+    assert accelerators({"JAX_PLATFORMS": "cuda"} | variables) == expected
+
+
+def test_an_empty_number_of_threads_is_none(monkeypatch):
+    monkeypatch.setenv("NPROC", "")
+    assert machine.threads() == len(machine.cores())
+
+
+def test_a_worker_gets_all_options_of_a_run(base, tmp_path):
+    """Its run on two devices fails where there is one."""
+    add_specs(lab.product(base, seeds=[0]), tmp_path)
+    command = worker_command(tmp_path, lab.RunOptions(model_parallel=16, shard_state=True))
+    assert "--shard_state" in command
+    assert main(command[3:]) == 1
+    [error] = tmp_path.glob("runs/*/error.txt")
+    assert "16" in error.read_text().splitlines()[-1]
+
+
+def test_a_worker_that_is_killed_before_its_first_run_is_an_error_with_the_signal(base, tmp_path):
+    """As by SIGILL of jaxlib on a processor without AVX."""
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.kill(os.getpid(), 4)\n")
+    executor = lab.LocalExecutor(1, environment={"PYTHONPATH": str(tmp_path)})
+    with pytest.raises(lab.SweepFailed, match="seed0: killed by SIGILL"):
+        lab.sweep(lab.product(base, seeds=[0]), tmp_path / "w", executor=executor, progress=False)
 
 
 @pytest.mark.slow

@@ -4,20 +4,22 @@ import dataclasses
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from made_results import made
 from small_experiment import MODEL, experiment, train_config
 
 from attnlab import lab
+from attnlab.data import TokenFiles
 from attnlab.heads import LAYOUTS, Standard
 from attnlab.lab.policies import tuning_specs, with_known_rates
 from attnlab.lab.result import VERSION
 from attnlab.lab.spec import specs_of
-from attnlab.lab.sweep import add_specs
-from attnlab.lab.workdir import specs_in
+from attnlab.lab.workdir import add_specs, specs_in
 from attnlab.models import FFN, ModelConfig, num_parameters
 
 TRAIN = train_config(6, every=3, curve_windows=4)
@@ -107,6 +109,10 @@ def test_rates_of_a_table_are_those_of_the_rows_with_the_tags(base, tmp_path):
     table.write_text(f"{head}wide,0.25,1\nwide,0.25,2\n")
     rates = [s.config.train.optimizer.learning_rate for s in with_known_rates(specs, table)]
     assert rates == [0.5, 0.5, 0.25, 0.25]
+    tags = {"bias": True, "head_dim": None, "scale": 1.0, "heads": 4}
+    table.write_text("bias,head_dim,scale,heads,learning_rate\nTrue,,1,4.0,0.5\nTrue,,2,4.0,0.25\n")
+    [spec] = with_known_rates([dataclasses.replace(specs[0], tags=tags)], table)
+    assert spec.config.train.optimizer.learning_rate == 0.5
     for rows, message in (("", "wide, and has none"), ("wide,1,1\nwide,2,1\n", "1.0, 2.0")):
         table.write_text(head + rows)
         with pytest.raises(ValueError, match=message):
@@ -120,6 +126,8 @@ def test_seeds_are_added_while_an_interval_is_wide():
     assert proposed[0].id == results[0].spec.id.replace("seed0", "seed2")
     assert lab.AddSeeds(half_width=10.0).propose(results) == []
     assert lab.AddSeeds(half_width=0.1, most=2).propose(results) == []
+    lacks = dataclasses.replace(results[1], scores=lab.Scores(heldout={"loss": 2.0}))
+    assert len(lab.AddSeeds(half_width=0.1).propose(lab.Results([results[0], lacks]))) == 1
 
 
 def test_a_seed_is_added_on_every_text(tmp_path):
@@ -159,6 +167,57 @@ def one_more_seed(specs, run):
     return [*specs, dataclasses.replace(result.spec, id="seed4", seed=4)]
 
 
+def test_specs_that_are_added_at_the_same_time_are_all_kept(base, tmp_path):
+    start = threading.Barrier(8)
+
+    def add(i):
+        start.wait()
+        add_specs(lab.product(base, seeds=[2 * i, 2 * i + 1]), tmp_path)
+
+    threads = [threading.Thread(target=add, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(spec.seed for spec in specs_in(tmp_path).values()) == list(range(16))
+
+
+IDS = TokenFiles(path="ids.bin", vocab_size=256, bytes_per_token=1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        ({"data": [IDS]}, {}, "Text by"),
+        ({"data__validation": [0.0]}, {}, r"Text by --config\.data\.validation"),
+        ({"train__optimizer__learning_rate": [0.1, 0.2]}, {}, "tag 'learning_rate'"),
+        ({}, {"policies": [lab.DecideComparisons([({"layout": "wid"}, {})])]}, "'wid'"),
+        ({}, {"description": lab.Description(baseline={"layout": "wid"})}, "'wid'"),
+        ({}, {"description": lab.Description(pairs=[({"layout": "x"}, {})])}, "'x'"),
+    ],
+)
+def test_policies_and_descriptions_are_checked_before_any_run(
+    base, tmp_path, monkeypatch, values, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    np.zeros(5000, np.uint16).tofile("ids.bin")
+    specs = lab.product(base, layout=["standard", "wide"], seeds=[0], **values)
+    with pytest.raises(ValueError, match=message):
+        in_process(specs, tmp_path / "w", **{"policies": [lab.TuneLearningRate()]} | options)
+    assert not (tmp_path / "w").exists()
+
+
+def test_rates_that_all_diverge_are_an_error(base):
+    specs = lab.product(base, layout=["standard"], seeds=[0])
+
+    def run(specs, folder=""):
+        diverged = made({}, 0, None)
+        return lab.Results(dataclasses.replace(diverged, spec=spec) for spec in specs)
+
+    with pytest.raises(ValueError, match="diverged; give lower rates"):
+        lab.TuneLearningRate(most=4)(specs, run)
+
+
 @pytest.mark.parametrize(
     ("biases", "expected"),
     [
@@ -191,6 +250,7 @@ def test_other_layouts_have_the_biases_of_the_base(biases, expected):
         (lambda b: lab.Experiment(model={"width": 8}), "ModelConfig"),
         (lambda b: lab.sweep([b], "nowhere"), "RunSpecs"),
         (lambda b: lab.RunSpec("a/b", b), "folder"),
+        (lambda b: lab.RunSpec("a", b, seed=2**32), "seed.* not 4294967296"),
         (lambda b: lab.with_values(b, {"model.fnn": FFN()}), "'fnn'.* ffn"),
         (lambda b: lab.with_values(b, {"task": "masked_lm"}), r"model\.kind"),
         (lambda b: lab.with_values(b, {"init": "no_such_module:make"}), "no_such_module"),

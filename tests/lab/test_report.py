@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import os
 import re
 
 import numpy as np
@@ -178,6 +179,61 @@ def test_texts_and_seeds_are_both_sources_of_variation(tmp_path):
     assert results.table()["sd"].to_list()[0] == pytest.approx(spread)
 
 
+@pytest.mark.parametrize("tag", ["tokenizer", "name"])
+def test_a_field_of_the_data_that_is_swept_is_no_text(tmp_path, tag):
+    """Two tokenizers on three texts are compared on each of them."""
+    runs = []
+    for tokenizer, mean in (("bytes", 2.0), ("bpe:300", 2.5)):
+        for i, path in enumerate(tmp_path / name for name in "abc"):
+            for run in noisy({((tag, tokenizer),): mean + i}, range(2), key=i):
+                run = on_text(run, path)
+                data = dataclasses.replace(run.spec.config.data, tokenizer=tokenizer)
+                config = dataclasses.replace(run.spec.config, data=data, checks_data=False)
+                spec = dataclasses.replace(run.spec, config=config)
+                runs.append(dataclasses.replace(run, spec=spec))
+    [row] = lab.Results(runs).compare().to_dict("records")
+    assert (row["texts"], row["pairs"], row["conclusion"]) == (3, 6, "worse")
+    assert row["difference"] == pytest.approx(0.5)
+
+
+def on_two_texts(tmp_path, scores, baselines):
+    """A variant with two seeds on each of two texts."""
+    runs = []
+    for name, score, unigram in zip("ab", scores, baselines, strict=True):
+        of = {"bits_per_byte": {"unigram": unigram}}
+        for seed in (0, 1):
+            run = on_text(made({"layout": "wide"}, seed, score + 0.02 * seed), tmp_path / name)
+            found = dataclasses.replace(run.scores, baselines=of)
+            runs.append(dataclasses.replace(run, scores=found))
+    return runs
+
+
+def test_scores_of_several_texts_stand_beside_baselines_of_the_same_texts(tmp_path):
+    """Means over both, and the standard deviation within a text."""
+    one = panel(on_two_texts(tmp_path, (2.0, 5.0), (2.5, 5.5)))
+    rows = {row["variant"]: row for row in scores_table(one).frame.to_dict("records")}
+    assert rows["unigram (no model)"]["held-out bits per byte"] == 4.0
+    assert rows["wide"]["standard deviation"] == pytest.approx(np.std([0, 0.02], ddof=1))
+    assert one.results.table()["sd"][0] == pytest.approx(np.std([0, 0.02], ddof=1))
+    assert warnings(one) == []
+    bad = panel(on_two_texts(tmp_path, (2.0, 6.5), (2.5, 5.5)))
+    assert "(unigram): wide" in texts(warnings(bad))
+
+
+def test_metrics_that_the_first_run_lacks_are_columns():
+    runs = [made({"a": 1}, seed, score, more=more) for seed, score, more in
+            ((0, None, None), (1, 2.0, {"other": 1.5}))]  # fmt: skip
+    assert scores_table(panel(runs)).frame["held-out other"][0] == 1.5
+
+
+def test_what_a_description_names_wrongly_is_a_warning():
+    runs = noisy(TWO, [0, 1])
+    pairs = (({"layout": "wide"}, {"layout": "standrd"}),)
+    assert "standrd" in texts(warnings(panel(runs, pairs=pairs)))
+    assert "'wid'" in texts(warnings(panel(runs, baseline={"layout": "wid"})))
+    assert warnings(panel(runs, baseline={"layout": "wide"})) == []
+
+
 def test_variants_are_tags_and_the_fields_that_tell_equal_tags_apart():
     """adamw and lion without a tag of their own: never one row. A tag named as a column stays."""
     runs = [
@@ -262,6 +318,10 @@ def test_seeds_that_are_new_since_a_report_was_written_are_marked(tmp_path):
     for _ in range(2):  # the second time, too
         lab.report(lab.Results(noisy(TWO, range(5))), path)
         assert "Seeds 4 were added" in path.read_text()
+    lab.report(lab.Results(noisy(TWO, range(3))), tmp_path / "first.html")
+    other = lab.report(lab.Results(noisy(TWO, range(5))), tmp_path / "other.html")
+    assert "added" not in other.read_text()  # each page has its own
+    lab.report(lab.Results(noisy(TWO, range(5))), path)
     table = (tmp_path / "tables" / "comparisons.csv").read_text()
     assert next(csv.DictReader(io.StringIO(table)))["method"] == "anytime"
 
@@ -276,6 +336,9 @@ def test_curves_have_all_points_of_all_seeds(tmp_path):
         curve = one.curve(run, "eval/bits_per_byte")
         assert list(curve) == [10, 20, 30, 40]
         assert curve[40] == pytest.approx(run.scores.heldout["bits_per_byte"] + 0.01)
+    path.write_text(path.read_text() + '{"step": 50, "eval/bits_per_byte": [1.0]}\n')
+    os.utime(path, (0, 0))
+    assert one.curve(results[0], "eval/bits_per_byte")[50] == 1.0  # a run that goes on
     [figure] = curves_figures(one)
     assert "16 held-out rows" in figure.caption
 
@@ -308,16 +371,38 @@ def test_expected_results_count_every_seed():
     assert leads(over={"v": "a"}, relation="exactly", value=1.0) == ["As expected:", ""]
 
 
-def test_learning_rates_are_those_of_the_validation_part():
-    runs = [
-        made({"layout": "wide", "learning_rate": rate}, 1000, 2.0,
-             values={"train.optimizer.learning_rate": rate})
-        for rate in (0.002, 0.004, 0.008)
-    ]  # fmt: skip
-    scores = [lab.Scores(validation={"bits_per_byte": x}) for x in (3.0, 2.0, 3.0)]
-    tuning = [dataclasses.replace(r, scores=s) for r, s in zip(runs, scores, strict=True)]
+def tuned(scores, first=0.002):
+    """Runs at rates from `first` on, each twice the one before, with these validation scores."""
+    found = []
+    for i, score in enumerate(scores):
+        rate = first * 2**i
+        values = {"train.optimizer.learning_rate": rate}
+        run = made({"layout": "wide", "learning_rate": rate}, 1000, 2.0, values=values)
+        scored = dataclasses.replace(run.scores, validation={"bits_per_byte": score})
+        found.append(dataclasses.replace(run, scores=scored))
+    return found
+
+
+def rates(tuning):
     [table] = rates_table(Panel(lab.Results(noisy(TWO, [0, 1])), tuning=lab.Results(tuning)))
-    [row] = table.frame.to_dict("records")
+    return table.frame.to_dict("records")
+
+
+def test_the_rates_of_a_report_are_those_that_tuning_chooses(tmp_path):
+    """Also where the parabola is lowest beyond them; and on each text."""
+    tuning = tuned((0.6, 0.7, 0.8, 0.3, 0.5))
+    [row] = rates(tuning)
+    [rate] = lab.best_rates(lab.Results(tuning)).values()
+    assert (float(row["best rate"]), row["chosen by"]) == (rate, "best that was tried")
+    one = [on_text(run, tmp_path / "a") for run in tuned((3.0, 2.0, 3.0))]
+    other = [on_text(run, tmp_path / "b") for run in tuned((6.0, 5.0, 6.0), first=0.008)]
+    rows = rates([*one, *other])
+    assert [row["best rate"] for row in rows] == ["0.004", "0.016"]
+    assert len({row["variant"] for row in rows}) == 2
+
+
+def test_learning_rates_are_those_of_the_validation_part():
+    [row] = rates(tuned((3.0, 2.0, 3.0)))
     assert (row["best rate"], row["chosen by"]) == ("0.004", "parabola")
     assert row["rate: score"] == "0.002: 3.000, 0.004: 2.000, 0.008: 3.000"
 
@@ -413,8 +498,23 @@ def test_the_description_and_the_command_come_from_the_workdir(tmp_path):
     assert dict(facts.items)["Command"] == "python -m experiments.sweep --seeds=0,1"
     assert dict(facts.items)["Seeds"] == "0; 1"
     assert "A note." in to_markdown(page)
-    with pytest.raises(ValueError, match="version 99"):
-        Description.from_json('{"version": 99}')
+    assert Description.from_json('{"version": 2}') == Description()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Description.from_json('{"version": 99}'), "version 99"),
+        (lambda: Description.from_json('{"version": 2, "questoin": "x"}'), "questoin"),
+        (lambda: Description.from_json('{"version": 2, "expectations": [{}]}'), "tags"),
+        (lambda: Description(margin=-1.0), "margin .* at least 0"),
+        (lambda: Description(notes="one"), "notes"),
+        (lambda: Expectation(tags={}, relation="atmost", value=1.0, text=""), "'at most'"),
+    ],
+)
+def test_descriptions_that_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_what_cannot_be_reported(tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import math
 import os
 import shutil
 
@@ -13,7 +14,9 @@ from small_experiment import MODEL, experiment, train_config
 
 import attnlab
 from attnlab import lab, load
-from attnlab.lab.sweep import add_specs
+from attnlab.data import DataSizes, Rows
+from attnlab.data.rows import Splits
+from attnlab.lab.workdir import add_specs
 from attnlab.training.loggers import read_metrics
 
 TRAIN = train_config(6, every=3)
@@ -143,6 +146,19 @@ def test_a_loss_that_is_not_finite_is_a_result(base, tmp_path):
     assert result.status == "diverged"
     assert "lower train.optimizer.learning_rate" in result.message
     assert run(base, tmp_path, train__optimizer__learning_rate=1e38) == result
+
+
+def splits(path):
+    """Rows of a baseline that is no number, as of a token that training never had."""
+    rows = [{"tokens": np.arange(17) % 9} for _ in range(24)]
+    baselines = {"bits_per_byte": {"unigram": math.inf, "uniform": 8.0}}
+    return Splits("mine", rows[:16], rows[16:], DataSizes(256), baselines=lambda: baselines)
+
+
+def test_baselines_that_are_not_finite_are_left_out(base, tmp_path):
+    config = dataclasses.replace(base, data=Rows(make=f"{__file__}:splits"))
+    result = lab.run_one(lab.RunSpec("run", config), tmp_path, options=QUIET)
+    assert result.scores.baselines == {"bits_per_byte": {"uniform": 8.0}}
 
 
 def test_a_folder_of_somebody_else_is_refused(base, tmp_path):

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from attnlab import lab
+from attnlab.lab import slurm
 from attnlab.lab.slurm import SCRIPT
 
 SAYS = """#!/bin/bash
@@ -67,6 +68,37 @@ def test_a_sweep_leaves_its_workers_in_the_queue(cluster, tmp_path):
         lab.sweep(lab.product(seeds=[0]), tmp_path, executor=lab.SlurmExecutor(mode="submit"))
     assert asked_of(cluster, "squeue")
     assert asked_of(cluster, "scancel") == []
+
+
+def test_a_queue_that_is_asked_seldom_and_may_fail(cluster, tmp_path, monkeypatch):
+    """Its last answer counts for some minutes, and for what is cancelled."""
+    executor = lab.SlurmExecutor(2)
+    executor.start(tmp_path, 2)
+    assert all(executor.running() for _ in range(9))
+    assert len(asked_of(cluster, "squeue")) == 1
+    monkeypatch.setattr(slurm, "ASK_SECONDS", 0.0)
+    (cluster / "squeue.says").write_text(f"17_1 {tmp_path / slurm.SCRIPT}\n")
+    assert executor.running()
+    (cluster / "squeue.code").write_text("1")
+    assert executor.running()
+    monkeypatch.setattr(slurm, "PATIENCE_SECONDS", 0.0)
+    with pytest.raises(ValueError, match=r"squeue .* fails"):
+        executor.running()
+    executor.stop()
+    assert asked_of(cluster, "scancel") == ["--signal=TERM --full 17_1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"jobs": 0}, "jobs .* not 0"),
+        ({"threads": -1}, "threads .* not -1"),
+        ({"mode": "Write"}, "'write'"),
+    ],
+)
+def test_options_that_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        lab.SlurmExecutor(**options)
 
 
 def test_no_sbatch_or_one_that_refuses(cluster, tmp_path, monkeypatch):

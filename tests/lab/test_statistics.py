@@ -166,9 +166,23 @@ def test_the_best_rate_is_that_of_the_parabola():
     rates = [0.0025, 0.005, 0.01, 0.02, 0.04]
     found = best_rate({rate: parabola(rate) for rate in rates})
     assert found.rate == pytest.approx(0.01)
-    assert best_rate({rate: rate for rate in rates}) is None  # at an end
-    assert best_rate({0.01: 2.0, 0.02: 1.0, 0.04: math.inf}) is None
-    assert best_rate({0.01: math.inf, 0.02: 1.0, 0.04: 2.0}) is None
+    assert found.fitted
+    assert best_rate(dict.fromkeys(rates, math.inf)) is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ((1.0, 2.0, 3.0), 0.01),  # at an end
+        ((2.0, 1.0, math.inf), 0.02),
+        ((math.inf, 1.0, 2.0), 0.02),
+        ((0.6, 0.7, 0.8, 0.3, 0.5), 0.08),  # the parabola is lowest at 0.26
+    ],
+)
+def test_the_best_rate_that_was_tried_is_chosen_without_a_lowest_point_between_two(scores, best):
+    rates = [0.01 * 2**i for i in range(len(scores))]
+    found = best_rate(dict(zip(rates, scores, strict=True)))
+    assert (found.rate, found.fitted) == (best, False)
 
 
 def test_the_interval_of_a_rate_holds_the_truth():
