@@ -46,9 +46,13 @@ FIXED: JSON = {
     "tie_encoder_decoder": False,
     "is_encoder_decoder": False,
     "position_embedding_type": "absolute",
+    # A cache of transformers keeps no more keys, whether or not the family has windows.
     "sliding_window": None,
     "layer_types": None,
 }
+"""Word -> the value that is supported; others where `_is_usual`."""
+SAME = {"decoder": [("is_decoder", True), ("is_causal", True)], "encoder": [("is_causal", False)]}
+"""Kind of a model -> words and their values that change nothing."""
 QUANTIZED = ("quantization_config", "compression_config")
 
 
@@ -121,7 +125,7 @@ def read_attributes(
         elif matches(name, (*ignore, *HARMLESS)):
             continue
         elif name in FIXED:
-            if value != FIXED[name]:
+            if value != FIXED[name] and not _is_usual(name, value):
                 raise bad_value(name, value, f"is not supported, only {FIXED[name]!r}")
         elif name in QUANTIZED and value is not None:
             raise bad_value(
@@ -149,6 +153,13 @@ def read_attributes(
             found[name] = one.compute(found)
             one.check(found[name])
     return found
+
+
+def _is_usual(name: str, value: object) -> bool:
+    """Whether a word of `FIXED` says what is computed without it too."""
+    if name == "layer_types":
+        return isinstance(value, list) and all(one == "full_attention" for one in value)
+    return name == "position_embedding_type" and not str(value).startswith("relative")
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any
 
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
-from attnlab.pretrained.attributes import Attribute, default_values, read_attributes
+from attnlab.pretrained.attributes import SAME, Attribute, default_values, read_attributes
 from attnlab.pretrained.fields import NO_FOLDER, Field, Source, Values, Words, build_config
 from attnlab.pretrained.metadata import kept_words, metadata_of
 from attnlab.pretrained.name_table import NameTable
@@ -78,7 +78,8 @@ class Family:
     def attributes(self) -> tuple[Attribute, ...]:
         """All attributes that are read."""
         of_fields = [one for field in self.fields for one in field.attributes]
-        of_fields += [Attribute("id2label", kind=dict)] if self.tasks else []
+        labels = Attribute("id2label", kind=dict), Attribute("num_labels", kind=int)
+        of_fields += labels if self.tasks else ()
         new = self.defaults
         return tuple(dataclasses.replace(a, default=new.get(a.name, a.default)) for a in of_fields)
 
@@ -118,6 +119,7 @@ class Family:
         Raises:
           ValueError: an attribute is unknown, not supported or does not fit.
         """
+        raw = {n: a for n, a in raw.items() if (n, a) not in SAME.get(self.base.kind, ())}
         attributes = read_attributes(raw, self.attributes, ignore, self.name)
         values: Values = {}
         for field in self.fields:

@@ -138,7 +138,7 @@ class Words(Field):
         for name, (names, _) in self.follows.items():
             if attributes[name] != (value := self._computed(name, attributes)):
                 others = " and ".join(f"{other} = {attributes[other]!r}" for other in names.split())
-                why = f"contradicts {others}, from which follows {value!r}"
+                why = f"contradicts {others}, from which follows {value!r}; correct one of them"
                 raise bad_value(name, attributes[name], why)
         return {}
 
@@ -206,7 +206,8 @@ class Choice(Field):
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        return (Attribute(self.name, kind=type(next(iter(self.values)))),)
+        kind = type(next(iter(self.values)))
+        return (Attribute(self.name, kind=kind, nullable=None in self.values),)
 
     def read(self, attributes: JSON, source: Source) -> Values:
         return {self.path: choose(self.name, attributes[self.name], self.values)}
@@ -218,7 +219,7 @@ class Choice(Field):
                 return {self.name: theirs}
         if ours is None:
             return {self.name: next(iter(self.values))}
-        known = ", ".join(repr(one) for one in self.values.values())
+        known = ", ".join(dict.fromkeys(repr(one) for one in self.values.values()))
         raise ValueError(f"{self.path} must be one of {known}, not {ours!r}")
 
 

@@ -140,7 +140,8 @@ def _check_all_used(found: Folder, known: set[str], ignore: tuple[str, ...]) -> 
     family, table, architecture = found.family, found.table, found.architecture
     known |= {*table.repeated_in(found.config), *table.copies_in(found.config)}
     patterns = (*table.unread, *ignore)
-    unknown = [name for name in found.tensors if name not in known and not matches(name, patterns)]
+    full = [name for name, tensor in found.tensors.items() if 0 not in tensor.shape]
+    unknown = [name for name in full if name not in known and not matches(name, patterns)]
     if not unknown:
         return
     first, heads = shown(unknown[0]), (*family.architectures, *family.task_architectures)

@@ -15,11 +15,12 @@ from attnlab.sharing.scan import repeating_pattern
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 LENGTH = "original_max_position_embeddings"
+FRACTION = "partial_rotary_factor"
 FACTORS = ("short_factor", "long_factor")
 BY_LENGTH = ("llama3", "longrope", "yarn")
 """The kinds that read it, also where it stands beside `rope_parameters`."""
 OPTIONAL: JSON = {
-    "yarn": dict(beta_fast=32.0, beta_slow=1.0, truncate=True)
+    "yarn": dict(factor=None, beta_fast=32.0, beta_slow=1.0, truncate=True)
     | dict(attention_factor=None, mscale=None, mscale_all_dim=None),
     "longrope": dict(factor=None, attention_factor=None),
 }
@@ -54,7 +55,7 @@ class RotaryField(Field):
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        own = [Attribute(name) for name in (self.base, self.fraction, LENGTH) if name]
+        own = map(Attribute, (self.base, self.fraction or FRACTION, LENGTH))
         objects = (Attribute(name, kind=dict) for name in ("rope_parameters", "rope_scaling"))
         return (*objects, *own)
 
@@ -70,8 +71,7 @@ class RotaryField(Field):
         Raises:
           ValueError: names the attribute that is unknown, missing, given twice or no number.
         """
-        own = {"rope_theta": self.base, "partial_rotary_factor": self.fraction}
-        found = _collect(attributes, own)
+        found = _collect(attributes, {"rope_theta": self.base, FRACTION: self.fraction or FRACTION})
         for name in self.required:
             if name not in found:
                 raise ValueError(
@@ -83,7 +83,9 @@ class RotaryField(Field):
         if kind != "default" and (not isinstance(kind, str) or kind not in self.scalings):
             why = f"is not supported; known: {', '.join(('default', *self.scalings))}"
             raise bad_value("rope_type", kind, why)
-        if kind in BY_LENGTH and attributes[LENGTH] is not None:
+        if kind not in BY_LENGTH:  # which passes these over
+            found = {n: a for n, a in found.items() if n not in (LENGTH, "attention_factor")}
+        elif attributes[LENGTH] is not None:
             found[LENGTH] = attributes[LENGTH]
         names = () if kind == "default" else SCALINGS[kind].numbers
         said = self._words(found, kind, names, attributes["max_position_embeddings"])
@@ -123,12 +125,14 @@ class RotaryField(Field):
         if not self.fraction and said["partial_rotary_factor"] != 1:
             why = "is not supported in this family, only 1.0"
             raise bad_value("partial_rotary_factor", said["partial_rotary_factor"], why)
+        if "factor" in optional:
+            said["factor"] = said["factor"] or usual / said[LENGTH]
         if factors:
             short, long = (len(said[name]) for name in factors)
             if short != long:
                 why = f"has {long} numbers, short_factor {short}"
                 raise bad_value("long_factor", said["long_factor"], why)
-            growth = math.log(max(1.0, said["factor"] or usual / said[LENGTH]))
+            growth = math.log(max(1.0, said["factor"]))
             said["attention_factor"] = said["attention_factor"] or math.sqrt(
                 1 + growth / math.log(max(said[LENGTH], 2))
             )
@@ -209,7 +213,7 @@ def _collect(attributes: JSON, own: dict[str, str]) -> JSON:
         for name in ("rope_scaling", "rope_parameters")
         for key, value in (attributes[name] or {}).items()
     ]
-    pairs += [(key, n, attributes[n]) for key, n in own.items() if n and attributes[n] is not None]
+    pairs += [(key, n, attributes[n]) for key, n in own.items() if attributes[n] is not None]
     found: JSON = {}
     for key, name, value in pairs:
         if found.setdefault(key, value) != value:
@@ -229,7 +233,8 @@ def _check_words(found: JSON, known: tuple[str, ...], kind: str) -> None:
         if key not in known:
             raise ValueError(
                 f"config.json: {shown(key)[1:-1]} = {shown(value)} of the rotary positions "
-                f"(rope_type {kind!r}) is unknown here and may change what the model computes"
+                f"(rope_type {kind!r}) is unknown here and may change what the model computes; if "
+                "it does not, delete it from config.json"
             )
         if key == "truncate":
             fits, allowed = isinstance(value, bool), "true or false"
@@ -250,6 +255,9 @@ def _short(number: int | float) -> str:
 # Layers of several types -----------------------------------------------------------------------
 
 
+TYPES = Attribute("layer_types", kind=list)
+
+
 def every(pattern: int | str) -> Callable[[JSON], list[str]]:
     """Every layer whose number `pattern` divides has no window, counted from 1; a string is the
     attribute with the pattern.
@@ -260,8 +268,10 @@ def every(pattern: int | str) -> Callable[[JSON], list[str]]:
 
     def types(attributes: JSON) -> list[str]:
         number = attributes[pattern] if isinstance(pattern, str) else pattern
+        if not isinstance(number, int) or number < 1:
+            raise bad_value(str(pattern), number, "needs layer_types; it is no number above 0")
         layers = range(attributes["num_hidden_layers"])
-        return [SLIDING if number and (i + 1) % number else FULL for i in layers]
+        return [SLIDING if (i + 1) % number else FULL for i in layers]
 
     return types
 
@@ -288,17 +298,20 @@ def overrides_of(values: Values, num_layers: int) -> list[LayerOverrides]:
 @dataclasses.dataclass(frozen=True)
 class Window(Field):
     """sliding_window of all layers, which counts the token itself; `switch` is the attribute that
-    must be true for it."""
+    must be true for it. layer_types may say the same."""
 
     switch: str = ""
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        own = Attribute("sliding_window", kind=int, nullable=True)
-        return (own, Attribute(self.switch, False)) if self.switch else (own,)
+        own = TYPES, Attribute("sliding_window", kind=int, nullable=True)
+        return (*own, Attribute(self.switch, False)) if self.switch else own
 
     def read(self, attributes: JSON, source: Source) -> Values:
         window = attributes["sliding_window"] if attributes.get(self.switch, True) else None
+        types, own = attributes["layer_types"] or (), FULL if window is None else SLIDING
+        if any(one != own for one in types):
+            raise bad_value("layer_types", types, f"is not supported, only {own!r} for every layer")
         return {"attention.window": None if window is None else window - 1}
 
     def write(self, config: ModelConfig) -> JSON:
@@ -337,8 +350,7 @@ class LayerTypes(Field):
     @property
     def attributes(self) -> tuple[Attribute, ...]:
         switch = (Attribute(self.switch, False),) if self.switch else ()
-        types = Attribute("layer_types", kind=list)
-        return (types, self.window_attribute, *switch, *self.more, *self.rope.attributes)
+        return (TYPES, self.window_attribute, *switch, *self.more, *self.rope.attributes)
 
     @property
     def window_attribute(self) -> Attribute:
@@ -380,14 +392,14 @@ class LayerTypes(Field):
         if set(today) - set(self.bases) or not objects:
             why = f"should be an object with {FULL!r} and {SLIDING!r}"
             raise bad_value("rope_parameters", today, why)
-        own = today.get(type_) or {"rope_type": "default"}
-        if own.get("truncate") is False:
+        own, before = today.get(type_) or {}, attributes["rope_scaling"] if type_ == FULL else None
+        if any(one.get("truncate") is False for one in (own, before or {})):
             why = "is not supported beside rotary positions of each type of layer: versions of "
             raise bad_value("truncate", False, f"{why}transformers that have these pass it over")
         missing = attributes[name] is None and "rope_theta" not in own
         return attributes | {
             "rope_parameters": own,
-            "rope_scaling": attributes["rope_scaling"] if type_ == FULL else None,
+            "rope_scaling": before,
             "rope_theta": base if missing else attributes[name],
             LENGTH: None,
         }

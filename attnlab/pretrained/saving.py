@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
+from textwrap import shorten
 
 import jax
 import numpy as np
@@ -24,6 +26,8 @@ from attnlab.pretrained.weights import unfill
 from attnlab.sharing import Params
 from attnlab.transforms import unshare
 
+NUM_REASONS = 3
+"""Of an error, at most."""
 WEIGHT_FILE = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 """Names of files that `load` would read as weights, or as their index."""
 
@@ -164,17 +168,21 @@ def _choose_family(config: ModelConfig, family: str) -> Family:
     families = [lookup(FAMILIES, family, what="family")] if family else list(FAMILIES.values())
     loaded = metadata_of(config).get("model_type")
     families.sort(key=lambda one: one.name != loaded)
-    reasons: dict[str, str] = {}
+    reasons: list[tuple[bool, float, str]] = []
     for one in families:
-        if (reason := _difference(one, config)) is None:
+        count, reason = _difference(one, config)
+        if not count:
             return one
-        reasons[one.name] = reason
-    why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    raise ValueError(f"no published format can store this model. {why}")
+        reasons.append((one.name != loaded, count, f"{one.name}: {reason}"))
+    nearest = [shorten(reason, 200) for *_, reason in sorted(reasons)[:NUM_REASONS]]
+    raise ValueError(
+        f"no published format can store this model. {'; '.join(nearest)}. Change these fields, or "
+        "keep it as a checkpoint (attnlab.training.Checkpoints)"
+    )
 
 
-def _difference(family: Family, config: ModelConfig) -> str | None:
-    """The reason why a config.json of the family cannot describe this model; None if it can."""
+def _difference(family: Family, config: ModelConfig) -> tuple[float, str]:
+    """How many fields a config.json of the family cannot describe, and the first of them."""
     try:
         attributes = family.write(config)
         source = Source(attributes["architectures"][0])
@@ -182,13 +190,14 @@ def _difference(family: Family, config: ModelConfig) -> str | None:
         source = source._replace(tensors=dict.fromkeys(entry.name for entry in entries))
         _, read = family.read(attributes, source)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        return str(error) or type(error).__name__
+        return math.inf, str(error) or type(error).__name__
     ours, theirs = computed_values(config), computed_values(read)
-    for path in {**ours, **theirs}:
-        one, other = (values.get(path, "nothing") for values in (ours, theirs))
-        if one != other:
-            return f"{path} would be {other}, not {one}"
-    return None
+    pairs = {
+        path: (theirs.get(path, "nothing"), ours.get(path, "nothing"))
+        for path in {**ours, **theirs}
+    }
+    wrong = [f"{path} would be {a}, not {b}" for path, (a, b) in pairs.items() if a != b]
+    return len(wrong), "".join(wrong[:1])
 
 
 FREE = {"sharing", "compute", "init", "layer_types", "delta_rank", "dropout", "metadata"}

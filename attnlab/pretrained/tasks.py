@@ -23,7 +23,7 @@ class Task(NamedTuple):
     prefix: str = ""
     """How its tensors of the bare model begin; "": as those of the family's other task models."""
     num_classes: int = 0
-    """0: one for each of `id2label`."""
+    """0: one for each of `id2label`, or `num_labels` without it."""
 
     def is_stored(self, tensors: Iterable[str]) -> bool:
         """Whether a file has all of its modules."""
@@ -31,8 +31,9 @@ class Task(NamedTuple):
 
     def read(self, attributes: JSON) -> Values:
         """The values of the output head."""
-        labels = attributes["id2label"]  # 2 without it, as in transformers
-        count = self.num_classes or (2 if labels is None else len(labels))
+        labels = attributes["id2label"]
+        usual = attributes["num_labels"] or 2  # as in transformers
+        count = self.num_classes or (usual if labels is None else len(labels))
         plain = {"kind": "none", "bias": False, "transform": None, "num_classes": count}
         own = {n: a(attributes) if callable(a) else a for n, a in self.output.items()}
         return {f"output.{name}": value for name, value in {**plain, **own}.items()}

@@ -45,7 +45,8 @@ def from_variables(
                    `ExtraKeys` and `Sink`, in torch too.
     torch_layers   torch.nn.TransformerEncoderLayer, TransformerDecoderLayer, TransformerEncoder,
                    TransformerDecoder or Transformer: nhead; norm_first (False), activation
-                   ("relu"), layer_norm_eps (1e-5), max_length. Takes vectors, floats
+                   ("relu"), layer_norm_eps (1e-5, also of the final norm, whose epsilon torch
+                   keeps apart), max_length. Takes vectors, floats
                    [B, T, d_model]; gives `Outputs.hidden`. A decoder is called with
                    (x, encoded=memory).
     former         pbloem/former. One attention: module="SelfAttention", "SelfAttentionWide",

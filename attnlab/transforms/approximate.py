@@ -23,7 +23,7 @@ from attnlab.models.specs import NoPositions, Positions, Rotary
 from attnlab.sharing import PyTree
 from attnlab.tap import capture
 from attnlab.transforms.convert import Conversion, convert
-from attnlab.transforms.convert_model import random_tokens, with_heads
+from attnlab.transforms.convert_model import random_inputs, with_heads
 from attnlab.transforms.measure import float64, generator, in_float64
 from attnlab.transforms.meet import KV_AXES, change_axes, rescale
 from attnlab.transforms.permute import check_head_order, take_heads
@@ -362,7 +362,7 @@ class ModelApproximation:
       approximations: method and error of each parameter group of attention, on its own inputs in
         the model as it was.
       losses: mean cross-entropy of the next token in nats on `tokens`, before and after; None
-        without tokens or where the model is no decoder.
+        without tokens or where the model is no decoder with an LM head.
       logits_error: as `output_difference`, on `tokens` or on random ones.
     """
 
@@ -378,7 +378,7 @@ def approximate_model(
     params: PyTree,
     *,
     heads: Layout,
-    tokens: Int[Array | np.ndarray, "B T"] | None = None,
+    tokens: Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B H W C"] | None = None,
     fit: bool = True,
     key: Array | None = None,
 ) -> ModelApproximation:
@@ -387,14 +387,16 @@ def approximate_model(
     Args:
       config, params: a decoder or an encoder with one layer type.
       heads: the heads of the new model, without a width.
-      tokens: ids [B, T] without padding; their activations are the inputs to which each group is
-        fitted, and on which errors and losses are measured. None: weights alone, random inputs.
+      tokens: ids [B, T] without padding, or images; their activations are the inputs to which each
+        group is fitted, and on which errors and losses are measured. None: weights alone, random
+        inputs.
       fit: False takes the weights alone and measures on `tokens`.
       key: as in `approximate`.
 
     Raises:
       ValueError: a model whose attention is not that of its heads alone: several layer types, two
-        stacks, shared keys and values, deltas, windows, relative positions.
+        stacks, shared keys and values, deltas, windows, relative positions,
+        `attention.position_scale`, or different numbers in `attention.layer_scales`.
 
     >>> config = ModelConfig(width=8, num_layers=1, heads=Standard(num_heads=4))
     >>> tokens = jax.random.randint(jax.random.key(1), (4, 16), 0, 9)
@@ -405,17 +407,16 @@ def approximate_model(
     ((1, 8, 1, 2), 2)
     """
     params = check_params(config, params)
-    alone = config.positions.is_rotary or config.positions.name not in ("relative", "alibi")
-    one_stack = not (config.layer_types or config.encoder or {"kv", "delta"} & set(config.plan))
-    if not (alone and one_stack) or config.attention.window is not None:
-        raise ValueError(
-            "approximate_model takes models of one layer type and one stack, without shared keys, "
-            "deltas, a window or relative positions"
-        )
+    scale = _score_scale(config)
     key = jax.random.key(0) if key is None else key
     to = dataclasses.replace(config, heads=heads)
     group, names = params["layers"]["attention"], list(config.layout.shapes)
-    ids = jnp.asarray(random_tokens(config, key) if tokens is None else tokens)
+    # Scores of all layers are scaled by the same number: as if the heads did it.
+    layout, target = (
+        dataclasses.replace(one, scale=scale * one.score_scale)
+        for one in (config.layout, to.layout)
+    )
+    ids = jnp.asarray(random_inputs(config, key) if tokens is None else tokens)
     inputs = config.build().apply({"params": params}, ids, capture=("attention_in",))
     inputs = np.asarray(inputs.captured["attention_in"], np.float64)
     found = []
@@ -423,7 +424,7 @@ def approximate_model(
         layers = [i for i, one in enumerate(config.plan.indices("attention")) if one == g]
         found.append(
             approximate(
-                {n: group[n][g] for n in names}, config.layout, to.layout,
+                {n: group[n][g] for n in names}, layout, target,
                 None if tokens is None else inputs[layers].reshape(-1, *inputs.shape[2:]),
                 rotary=config.positions if isinstance(config.positions, Rotary) else False,
                 is_causal=config.kind == "decoder", fit=fit, key=key,
@@ -438,9 +439,28 @@ def approximate_model(
         return float(-jnp.mean(jnp.take_along_axis(logs, ids[:, 1:, None], axis=-1)))
 
     losses = None
-    if tokens is not None and config.kind == "decoder":
+    if tokens is not None and config.kind == "decoder" and config.output.kind != "none":
         losses = loss(config, params), loss(to, made)
     error = output_difference((config, params), (to, made), ids)
     return ModelApproximation(
         to, made, tuple((one.method, one.error) for one in found), losses, error
     )
+
+
+def _score_scale(config: ModelConfig) -> float:
+    """What `attention.layer_scales` multiplies the scores of every layer by.
+
+    Raises:
+      ValueError: attention is not that of its heads alone.
+    """
+    alone = config.positions.is_rotary or config.positions.name not in ("relative", "alibi")
+    one_stack = not (config.layer_types or config.encoder or {"kv", "delta"} & set(config.plan))
+    window, grows = config.attention.window, config.attention.position_scale
+    scale, *others = {*(config.attention.layer_scales or (1.0,))}
+    if not (alone and one_stack) or (window, grows) != (None, None) or others:
+        raise ValueError(
+            "approximate_model takes models of one layer type and one stack, without shared keys, "
+            "deltas, a window, relative positions, attention.position_scale and different numbers "
+            "in attention.layer_scales"
+        )
+    return scale

@@ -121,7 +121,8 @@ def scale_heads(
       The parameters.
 
     Raises:
-      ValueError: the model has no output projection, or its groups have deltas or are mixed.
+      ValueError: the model has no output projection, no such heads, or several layer types; its
+        groups have deltas; or factors of another shape.
 
     >>> import jax
     >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
@@ -137,9 +138,9 @@ def scale_heads(
     if not config.layout.output_projection:
         raise ValueError("output_projection is False: heads are the output; use head_mask")
     _check_plain_groups(config)
-    made = dict(params)
+    made, locations = dict(params), _locations(config)
     for name, factors in gate.items():
-        stack, sublayer = lookup(LOCATIONS, name, what="heads")
+        stack, sublayer = lookup(locations, name, what=f"heads of this {config.kind}")
         stacked = dict(made[stack][sublayer])
         for weight in output_weights(config.layout):
             a = stacked[weight]  # [G, N, ...]
@@ -157,15 +158,23 @@ def _requested(
     config: ModelConfig, heads: Removed, cross: Removed | None, encoder: Removed | None
 ) -> dict[str, Removed]:
     """Name in `LOCATIONS`, of those that the model has -> the heads to remove."""
-    requested = {"heads": heads}
-    if "cross" in config.plan:
-        requested["cross"] = cross or {}
-    if config.encoder is not None and not config.encoder.shares_decoder:
-        requested["encoder"] = encoder or {}
-    for name, removed in (("cross", cross), ("encoder", encoder)):
-        if removed and name not in requested:
-            raise ValueError(f"this {config.kind} has no separate {name} heads; leave {name} out")
-    return requested
+    locations = _locations(config)
+    requested = {"heads": heads, "cross": cross, "encoder": encoder}
+    for name in (name for name, removed in requested.items() if removed):
+        lookup(locations, name, what=f"heads of this {config.kind}")
+    return {name: requested[name] or {} for name in locations}
+
+
+def _locations(config: ModelConfig) -> dict[str, tuple[str, str]]:
+    """The entries of `LOCATIONS` that the model has.
+
+    Raises:
+      ValueError: it has several layer types.
+    """
+    if config.layer_types:
+        raise ValueError("layers of several types have no heads in common; use head_mask")
+    plans = {stack: owned.plan for stack, owned in owned_stacks(config).items()}
+    return {name: at for name, at in LOCATIONS.items() if at[1] in plans.get(at[0], ())}
 
 
 def _kept_counts(layout: Layout, removed: Mapping[str, list[frozenset[int]]]) -> tuple[int, int]:
@@ -208,7 +217,6 @@ def _check_can_remove(config: ModelConfig) -> None:
     over_all = norm is not None and norm.over == "all"
     alibi = config.positions.name == "alibi"
     for holds, reason in (
-        (config.layer_types, "layers of several types have no heads in common; use head_mask"),
         (own_number, "the encoder has another number of heads than the decoder; use head_mask"),
         (sliced, "each head reads its own slice of x; convert the layout to 'standard' first"),
         (not layout.output_projection, "without output_projection each is a part of the output"),
@@ -291,7 +299,7 @@ def _sliced(stacked: Params, layout: Layout, kept: Sequence[Kept]) -> Params:
     own = [name for name in layout.all_weights if name in stacked]
     groups = []
     for group, stays in enumerate(kept):
-        params = {name: stacked[name][group] for name in own}
+        params = {name: jnp.asarray(stacked[name][group]) for name in own}
         for name in set(output_weights(layout)) & set(own):
             params[name] = params[name].at[np.array(stays.zeroed, int)].set(0)
         groups.append(take_heads(params, layout, stays.heads, stays.kv_heads))

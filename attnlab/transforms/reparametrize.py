@@ -38,7 +38,9 @@ def reparametrize(
       qk: A, [H, H] for all heads or one per key head [K, H, H] (per head [N, H, H] where those of a
         key head agree).
       vo: B, [V, V] or [K, V, V] likewise.
-      rotary: rotary positions are applied: A must commute with the rotation.
+      rotary: rotary positions are applied to whole heads (`Rotary(fraction=1.0)`): A must commute
+        with the rotation. Where they rotate a part of each head, leave qk out: the result would be
+        another function.
 
     Raises:
       ValueError: other shapes, and layouts whose function depends on the basis.

@@ -6,12 +6,12 @@ one; `output_difference` measures by how much this changes the outputs.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from attnlab.fields import check_choice
 from attnlab.heads import Layout, kv_weight_names
@@ -226,31 +226,43 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
 def output_difference(
     before: tuple[ModelConfig, Params],
     after: tuple[ModelConfig, Params],
-    tokens: Int[Array | np.ndarray, "B T"],
+    tokens: Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B H W C"],
 ) -> float:
-    """Largest difference of the logits of two (config, params), relative to the largest logit.
+    """Largest difference of the outputs of two (config, params), relative to the largest output.
 
-    An encoder-decoder reads `tokens` as source and as target.
+    The outputs are the logits. Of a model without an LM head they are its last hidden states and,
+    if it has a classifier, the logits of the classes; the larger difference counts.
 
     Args:
       before, after: (config, params) of the two models.
-      tokens: ids [B, T].
+      tokens: ids, or images [B, height, width, channels] for a model of images. An encoder-decoder
+        reads the ids as source and as target.
 
     Returns:
-      max |logits' - logits| / max |logits|, over texts, positions and vocabulary.
+      max |outputs' - outputs| / max |outputs|, over texts, positions and the last axis. NaN if an
+      output is NaN.
+
+    Raises:
+      ValueError: the models have different output heads.
 
     >>> config, tokens = ModelConfig(width=8, num_layers=1), jnp.ones((1, 2), int)
     >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
     >>> output_difference((config, params), (config, params), tokens)
     0.0
     """
-    source = {} if before[0].encoder is None else {"source": tokens}
-    expected, got = (
-        np.asarray(config.build().apply({"params": params}, tokens, **source).logits, np.float64)
-        for config, params in (before, after)
-    )
-    largest = np.max(np.abs(expected), initial=0)
-    return float(np.max(np.abs(got - expected), initial=0) / max(largest, 1e-300))
+    errors = [
+        np.max(np.abs(got - expected), initial=0) / max(np.max(np.abs(expected), initial=0), 1e-300)
+        for expected, got in zip(*(_outputs(*one, tokens) for one in (before, after)), strict=True)
+    ]
+    return float(np.max(errors))
+
+
+def _outputs(config: ModelConfig, params: Params, tokens: Any) -> list[np.ndarray]:
+    """The logits, else the hidden states and the logits of the classes."""
+    source = {} if config.encoder is None else {"source": tokens}
+    found = config.build().apply({"params": params}, tokens, **source)
+    outputs = (found.hidden, found.classes) if found.logits is None else (found.logits,)
+    return [np.asarray(a, np.float64) for a in outputs if a is not None]
 
 
 def _merged(layers: Sequence[PyTree], merge: Merge) -> PyTree:

@@ -38,7 +38,7 @@ ATTRIBUTES = {
     "gemma3_text": {"attn_logit_softcapping": 50.0, "use_bidirectional_attention": "yes"}
     | {"layer_types": [FULL, "chunked_attention"], "rope_parameters": {"rope_theta": 10.0}}
     | {"sliding_window": None},
-    "gpt_neox": {"rotary_pct": 0.9, "is_decoder": True},
+    "gpt_neox": {"rotary_pct": 0.9, "is_causal": False},
     "llama": {"partial_rotary_factor": 0.5, "rope_theta": 77.0, "is_causal": False}
     | {"sliding_window": 4},
     "mistral": {"layer_types": [FULL] * 2},
@@ -59,6 +59,8 @@ ATTRIBUTES = {
     "granite": {"logits_scaling": 0.0},
     "opt": {"word_embed_proj_dim": 3},  # opt-350m's
     "bloom": {"n_embed": 7, "apply_residual_connection_post_layernorm": True},
+    "mbart": {"num_hidden_layers": 4},
+    "pegasus": {"num_hidden_layers": 1},
     "olmo": {"clip_qkv": 8.0},
     "olmo3": {"layer_types": ["chunked_attention"]},
     "falcon": {"alibi": True, "num_ln_in_parallel_attn": 2},
@@ -74,10 +76,47 @@ ATTRIBUTES = {
     "mpnet": {"relative_attention_num_buckets": 8, "is_decoder": True},
     "modernbert": {"layer_types": ["chunked"]}
     | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-    "bart": {"encoder_ffn_dim": 7, "tie_word_embeddings": False},
-    "marian": {"share_encoder_decoder_embeddings": False},
+    "bart": {"encoder_ffn_dim": 7, "tie_word_embeddings": False, "num_hidden_layers": 1},
+    "marian": {"share_encoder_decoder_embeddings": False, "num_hidden_layers": 4},
     "t5": {"feed_forward_proj": "gated-mish", "is_gated_act": True},
 }
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "attention_factor": 1.3}
+YARN |= {"original_max_position_embeddings": 16}
+LINEAR = {"rope_type": "linear", "factor": 3.0}
+PLAIN = {"rope_type": "default"}
+# (family, words of config.json, words that say the same)
+SAME = [
+    ("llama", {"position_embedding_type": "rope"}, {}),
+    ("llama", {"is_decoder": True, "is_causal": True}, {}),
+    ("llama", {"layer_types": [FULL] * 2}, {}),
+    ("llama", {"partial_rotary_factor": 1.0}, {}),
+    ("llama", {"rope_parameters": LINEAR | {"attention_factor": 2.0, "rope_theta": 9.0}},
+     {"rope_parameters": LINEAR | {"rope_theta": 9.0}}),
+    ("llama", {"rope_parameters": LINEAR | {"original_max_position_embeddings": 8}},
+     {"rope_parameters": LINEAR}),
+    ("llama", {"rope_parameters": YARN | {"factor": None}, "max_position_embeddings": 40},
+     {"rope_parameters": YARN | {"factor": 2.5}, "max_position_embeddings": 40}),
+    ("gpt2", {"is_decoder": True}, {}),
+    ("bert", {"is_causal": False}, {}),
+    ("modernbert", {"position_embedding_type": "sans_pos"}, {}),
+    ("cohere2", {"position_embedding_type": "rope_gptj", "sliding_window_pattern": None}, {}),
+    ("gemma", {"use_bidirectional_attention": False}, {}),
+    ("gemma2", {"use_bidirectional_attention": False}, {}),
+    ("gemma3_text", {"use_bidirectional_attention": None, "sliding_window_pattern": None}, {}),
+    ("exaone4", {"sliding_window_pattern": "LLLG"}, {}),
+    ("bloom", {"slow_but_exact": True}, {}),
+    ("bloom", {"pretraining_tp": 3}, {}),
+    ("bart", {"num_hidden_layers": 2}, {}),
+    # As before transformers 5: of layers without a window alone.
+    ("gemma3_text",
+     {"rope_parameters": None, "rope_theta": 300.0, "rope_local_base_freq": 20.0,
+      "rope_scaling": LINEAR},
+     {"rope_parameters": {FULL: LINEAR | {"rope_theta": 300.0},
+                          SLIDING: PLAIN | {"rope_theta": 20.0}}}),
+    ("olmo3", {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": YARN},
+     {"rope_parameters": {FULL: YARN | {"rope_theta": 5e5}, SLIDING: PLAIN | {"rope_theta": 5e5}}}),
+]  # fmt: skip
 
 
 def split(path):

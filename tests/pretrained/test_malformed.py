@@ -94,7 +94,13 @@ WORDS = [
     ("gpt_oss", NO_ROPE | {"rope_theta": 9.0}, "no rope_type, and its"),
     ("modernbert", {"rope_scaling": rope("linear", factor=2.0)}, "rope_scaling = {'rope_param"),
     ("gemma3_text", {"rope_parameters": {"full_attention": YARN}}, "truncate = False"),
+    ("gemma3_text", NO_ROPE | {"rope_scaling": YARN}, "truncate = False"),
     ("phi3", rope("linear", factor=2.0), "rope_type = 'linear' is not supported"),
+    ("llama", rope("linear", factor=2.0, note=1), "note = 1 of the rotary positions (rope_ty"),
+    ("llama", rope("linear", factor=2.0, note=1), "delete it from config.json"),
+    ("llama", {"layer_types": ["sliding_attention"] * 2}, "layer_types = "),
+    ("bert", {"is_causal": True}, "is_causal = True"),
+    ("bloom", {"slow_but_exact": True, "pretraining_tp": 3}, "slow_but_exact = True is supported"),
 ]  # fmt: skip
 """(family, words of its config.json, what the message has)"""
 OTHERS = {bool: ["yes"], int: ["two"], float: ["two"], str: [7], list: [3], dict: [[1]]}

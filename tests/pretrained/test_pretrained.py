@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from attnlab import pretrained
 from attnlab.pretrained.tensors import read_file, write_file
 
+[GOLDEN_EXPERTS] = [path for path in GOLDEN if path.stem == "deepseek_v3-experts"]
 CLASSIFIERS = [path for path in GOLDEN if path.stem.endswith("-classes")]
 
 
@@ -223,6 +224,29 @@ def test_each_weight_goes_where_it_belongs(tmp_path):
     for part in ({}, tree | {"embedding": {}}, tree["embedding"]):
         with pytest.raises(ValueError, match=r"sharding has nothing at \w"):
             pretrained.load(folder, sharding=part)
+
+
+def test_experts_of_deepseek_without_shared_ones(tmp_path):
+    """transformers stores their weights all the same, of width 0."""
+    config, tensors, given, _ = split(GOLDEN_EXPERTS)
+    shared = [name for name in tensors if "shared_experts" in name]
+    empty = {n: a[:, :0] if "down_proj" in n else a[:0] for n, a in tensors.items() if n in shared}
+    folder = write(tmp_path / "a", config | {"n_shared_experts": 0}, tensors | empty)
+    model, params = pretrained.load(folder)
+    assert model.config.ffn.experts.shared_width == 0
+    # As with shared experts that write nothing.
+    nothing = {n: a * ("down_proj" not in n) for n, a in tensors.items() if n in shared}
+    other = pretrained.load(write(tmp_path / "b", config, tensors | nothing))
+    got, expected = (peer_outputs.run(*one, given)["logits"] for one in ((model, params), other))
+    close(got, expected)
+
+
+def test_a_window_of_the_token_itself(tmp_path):
+    """ModernBERT's local_attention is odd or even; what is written is above 0."""
+    folder = golden_folder(tmp_path / "a", "modernbert", {"local_attention": 1})
+    model, params = pretrained.load(folder)
+    pretrained.save(tmp_path / "b", model, params)
+    assert pretrained.load_config(tmp_path / "b") == model.config
 
 
 def test_yarn_of_deepseek_scales_scores_and_rotated_numbers(tmp_path):

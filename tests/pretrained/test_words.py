@@ -3,10 +3,11 @@
 import warnings
 
 import pytest
-from goldens import golden_folder
+from goldens import FULL, GOLDEN, SAME, SLIDING, golden_folder, split, write
 
 from attnlab import pretrained
 
+[CLASSES] = [path for path in GOLDEN if path.stem == "llama-classes"]
 CODE = dict(AutoConfig="configuration_x.XConfig", AutoModelForCausalLM="modeling_x.XForCausalLM")
 HUB = {
     # family: (words of folders on the hub which transformers passes over, those it reads)
@@ -52,6 +53,42 @@ def test_words_of_the_hub(family, tmp_path):
         assert warned(golden_folder(tmp_path / "b", family, given)) == (plain, [])
     quantized = dict.fromkeys(("quantization_config", "compression_config"))
     assert warned(golden_folder(tmp_path / "c", family, quantized)) == (plain, [])
+
+
+@pytest.mark.parametrize(("family", "words", "others"), SAME)
+def test_words_that_change_nothing(family, words, others, tmp_path):
+    """They are read without a word, and say the same as others or none."""
+    plain = pretrained.load_config(golden_folder(tmp_path / "plain", family, others))
+    assert warned(golden_folder(tmp_path / "words", family, words)) == (plain, [])
+
+
+@pytest.mark.parametrize(("window", "one", "other"), [(3, SLIDING, FULL), (None, FULL, SLIDING)])
+def test_layer_types_of_a_family_with_one_window(window, one, other, tmp_path):
+    words = {"sliding_window": window, "layer_types": [one] * 2}
+    found = pretrained.load_config(golden_folder(tmp_path / "a", "mistral", words))
+    assert found.attention.window == (window and window - 1)
+    folder = golden_folder(tmp_path / "b", "mistral", words | {"layer_types": [one, other]})
+    with pytest.raises(ValueError, match=rf"layer_types = .* only '{one}' for every layer"):
+        pretrained.load_config(folder)
+
+
+@pytest.mark.parametrize("pattern", ["LLLG", None, 0])
+def test_a_pattern_of_layers_is_needed_without_layer_types(pattern, tmp_path):
+    words = {"layer_types": None, "sliding_window_pattern": pattern}
+    for family in ("exaone4", "cohere2", "gemma3_text"):
+        folder = golden_folder(tmp_path / family, family, words)
+        with pytest.raises(ValueError, match=r"sliding_window_pattern = .* needs layer_types"):
+            pretrained.load_config(folder)
+
+
+def test_a_number_of_classes_without_their_names(tmp_path):
+    config, tensors, _, expected = split(CLASSES)
+    count = expected["logits"].shape[-1]
+    assert count != 2
+    named = pretrained.load(write(tmp_path / "named", config, tensors))
+    plain = {n: a for n, a in config.items() if n not in ("id2label", "label2id")}
+    found = pretrained.load(write(tmp_path / "plain", plain | {"num_labels": count}, tensors))
+    assert found[0].config.output == named[0].config.output
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn", "default"])

@@ -14,7 +14,7 @@ from random_models import random_params
 
 from attnlab import pretrained
 from attnlab.heads import Wide
-from attnlab.models import Attention, Compute, EncoderConfig
+from attnlab.models import FFN, Attention, Compute, EncoderConfig
 from attnlab.transforms import detect_sharing
 
 
@@ -84,6 +84,30 @@ def test_a_model_of_ours_is_written_where_a_format_can_say_it(tmp_path):
         other = dataclasses.replace(SMALL, **fields)
         with pytest.raises(ValueError, match=r"can store this model.*gpt2: "):
             pretrained.save(tmp_path / "other", other.build(), random_params(other, seed=0))
+
+
+def test_the_error_of_a_model_that_no_format_can_store_is_short(tmp_path):
+    """Three families at most: the one it was loaded as, then those that differ least."""
+    model, params = pretrained.load(golden_folder(tmp_path / "folder", "opt"))
+    changes = dict(heads=Wide(num_heads=4), norm=dataclasses.replace(model.config.norm, eps=0.5))
+    other = dataclasses.replace(model.config, **changes).build()
+    with pytest.raises(
+        ValueError, match=r"model\. opt: \w.*; \w+: .*; \w+: .*Checkpoints"
+    ) as caught:
+        pretrained.save(tmp_path / "saved", other, params)
+    message = str(caught.value)
+    assert sum(f" {family}: " in message for family in pretrained.FAMILIES) == 3
+    assert len(message) < 800
+    with pytest.raises(ValueError, match=r"model\. llama: ") as caught:
+        pretrained.save(tmp_path / "saved", other, params, family="llama")
+    assert sum(f" {family}: " in str(caught.value) for family in pretrained.FAMILIES) == 1
+
+
+def test_the_names_that_an_error_lists_are_listed_once():
+    config = dataclasses.replace(SMALL, ffn=FFN(activation="gated_relu"))
+    with pytest.raises(ValueError, match=r"ffn\.activation must be one of") as caught:
+        pretrained.FAMILIES["gpt2"].write(config)
+    assert str(caught.value).count("'gelu_tanh'") == 1
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from conversions import float64, random_model, random_params
 
 from attnlab.heads import Gate, HeadNorm, Latent, Sink, Standard, Wide, multi_head_attention
 from attnlab.heads.positions import rotary_angles
-from attnlab.models import Attention, ModelConfig, Rotary
+from attnlab.models import Attention, Embedding, Images, ModelConfig, OutputHead, Rotary
 from attnlab.transforms import approximate, approximate_model
 
 MHA = Standard(width=16, num_heads=4)
@@ -166,6 +166,43 @@ def test_a_whole_model(sharing):
         np.testing.assert_allclose(loss, -np.log(chosen).mean(), rtol=1e-5)
 
 
+def test_numbers_that_scale_the_scores_of_layers_count():
+    """As if they were in the queries."""
+    config = ModelConfig(
+        vocab_size=11, max_len=16, width=16, num_layers=2, heads=Standard(num_heads=4),
+        positions=Rotary(), attention=Attention(layer_scales=(4.0, 4.0)),
+    )  # fmt: skip
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (9, 16)))
+    params = random_model(config, size=0.5)
+    plain, layers = dataclasses.replace(config, attention=Attention()), params["layers"]
+    folded = layers["attention"] | {"q": 4 * layers["attention"]["q"]}
+    folded = params | {"layers": layers | {"attention": folded}}
+    found, expected = (
+        approximate_model(*model, heads=Standard(num_heads=4, num_kv_heads=1), tokens=tokens)
+        for model in ((config, params), (plain, folded))
+    )
+    assert found.config.attention == config.attention
+    for one, other in zip(found.approximations, expected.approximations, strict=True):
+        assert one[0] == other[0]
+        np.testing.assert_allclose(one[1], other[1], rtol=1e-4)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "images"])
+def test_a_model_without_an_lm_head(kind):
+    """Random tokens, or random images, show how far its hidden states differ."""
+    images = Images(height=6, width=4, channels=3, patch_height=2, patch_width=4)
+    sizes = dict(vocab_size=images.num_features, embedding=Embedding(images=images), max_len=7)
+    config = ModelConfig(
+        kind="encoder", width=16, num_layers=2, heads=Standard(num_heads=4),
+        output=OutputHead(kind="none"), **(sizes if kind == "images" else {}),
+    )  # fmt: skip
+    params, fewer = random_model(config, size=0.5), Standard(num_heads=4, num_kv_heads=1)
+    found = approximate_model(config, params, heads=fewer)
+    assert 1e-3 < found.logits_error < 3
+    assert found.losses is None
+
+
 def test_what_cannot_be_approximated_says_why():
     for target, message in (
         (Standard(width=16, num_heads=8), "has more heads"),
@@ -177,6 +214,11 @@ def test_what_cannot_be_approximated_says_why():
             approximate(PARAMS, MHA, target)
     with pytest.raises(ValueError, match=r"must be \[batch, length, 16\]"):
         approximate(PARAMS, MHA, MHA, np.ones((3, 16)))
-    config = ModelConfig(width=16, num_layers=1, attention=Attention(window=2))
-    with pytest.raises(ValueError, match="one layer type"):
-        approximate_model(config, random_model(config), heads=Standard(num_heads=4))
+    for attention in (
+        Attention(window=2),
+        Attention(layer_scales=(1.0, 0.5)),
+        Attention(position_scale=(0.5, 8)),
+    ):
+        config = ModelConfig(width=16, num_layers=2, attention=attention)
+        with pytest.raises(ValueError, match="one layer type"):
+            approximate_model(config, random_model(config), heads=Standard(num_heads=4))

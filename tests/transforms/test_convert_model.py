@@ -6,13 +6,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import deep
-from conversions import logits, random_model, random_params
+from conversions import bases, each_head, logits, random_model, random_params
 
 from attnlab import ModelConfig
 from attnlab.heads import Blocked, Narrow, NarrowTied, Rewrite, Standard, Wide, weight_shapes
-from attnlab.models.specs import Rotary
+from attnlab.models import Alibi, Compute, LayerOverrides, NoPositions, Relative, Rotary
 from attnlab.sharing import Plan
-from attnlab.transforms import Conversion, ModelConversion, Undecided, convert, convert_model
+from attnlab.transforms import (
+    Conversion,
+    ModelConversion,
+    Undecided,
+    convert,
+    convert_model,
+    reparametrize,
+)
 
 CASES = {
     "separate": (Standard(num_heads=3), Wide(num_heads=3), dict(num_layers=2), 2),
@@ -52,6 +59,66 @@ def test_the_group_that_is_not_converted_is_named():
     found = convert_model(config, random_model(config, size=0.3), heads=Standard(num_heads=3))
     assert isinstance(found, Undecided)
     assert found.reason.startswith("layers/attention, group 0")
+
+
+@pytest.mark.parametrize("positions", [Alibi(), Relative()], ids=str)
+def test_positions_that_differ_between_heads_keep_their_number(positions):
+    """A slope, or a column of a table, belongs to each head; with as many heads all is exact."""
+    config = ModelConfig(
+        width=12, heads=Standard(num_heads=3), num_layers=2, vocab_size=17, max_len=9,
+        positions=positions,
+    )  # fmt: skip
+    params = random_model(config, size=0.5)
+    with pytest.raises(ValueError, match=f"{positions.name}.* 3 heads cannot become 6; .*heads=3"):
+        convert_model(config, params, heads=Standard(num_heads=6, head_dim=4))
+    found = convert_model(config, params, heads=Wide(num_heads=3))
+    assert isinstance(found, ModelConversion)
+    assert found.logits_error < 1e-5
+
+
+def test_rotary_positions_of_some_layers():
+    """Where a layer has them, wide heads cannot compute the same, whatever other layers have."""
+    types = ((1, LayerOverrides()), (1, LayerOverrides(positions=Rotary())))
+    config = ModelConfig(
+        width=12, heads=Standard(num_heads=3), num_layers=2, vocab_size=17, max_len=9,
+        positions=NoPositions(), layer_types=types,
+    )  # fmt: skip
+    found = convert_model(config, random_model(config, size=0.5), heads=Wide(num_heads=3))
+    assert isinstance(found, Undecided)
+    assert found.reason.startswith("layers_1/attention, group 0")
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_layer_without_positions_among_rotary_ones():
+    """Its queries and keys may have any basis, those of the others may not."""
+    types = ((1, LayerOverrides(positions=NoPositions())), (1, LayerOverrides()))
+    grouped = Standard(num_heads=6, num_kv_heads=2, head_dim=4)
+    config = ModelConfig(
+        width=12, heads=grouped, num_layers=2, vocab_size=17, max_len=9, positions=Rotary(),
+        layer_types=types, compute=Compute(dtype="float64"),
+    )  # fmt: skip
+    params = random_model(config, jnp.float64, size=0.5)
+    for stack in ("layers_0", "layers_1"):
+        group = params[stack]["attention"]
+        own, each = each_head({n: group[n][0] for n in config.layout.shapes}, config.layout)
+        if stack == "layers_0":
+            own = reparametrize(own, each, qk=bases((6, 4, 4)))
+        params[stack]["attention"] = group | {name: a[None] for name, a in own.items()}
+    ungrouped = dataclasses.replace(config, heads=dataclasses.replace(grouped, num_kv_heads=6))
+    found = convert_model(ungrouped, params, heads=grouped)
+    assert isinstance(found, ModelConversion), found
+    assert found.logits_error < 1e-9
+
+
+def test_a_conversion_whose_outputs_cannot_be_compared_is_undecided():
+    """Logits beyond the range of float32."""
+    config = ModelConfig(width=12, heads=Standard(num_heads=3), num_layers=2, vocab_size=17)
+    params = random_model(config)
+    params["embedding"] *= 1e38
+    found = convert_model(config, params, heads=Wide(num_heads=3))
+    assert isinstance(found, Undecided)
+    assert np.isnan(found.forward_error)
+    assert "nan" in found.reason
 
 
 def test_shared_keys_and_values_are_refused():

@@ -157,6 +157,33 @@ def test_layers_that_attend_to_the_same_keys():
         remove_heads(config, draw(config), {0: [1, 2], 1: [1, 3]})
 
 
+def test_params_may_be_numpy_arrays():
+    config = changed(sharing="albert", positions=Relative(buckets=8))
+    small, weights, _ = remove_heads(config, draw(config), {0: [1, 4]})
+    same, others, _ = remove_heads(config, jax.tree.map(np.asarray, draw(config)), {0: [1, 4]})
+    assert same == small
+    jax.tree.map(np.testing.assert_array_equal, weights, others)
+
+
+@pytest.mark.parametrize("name", ["cross", "encoder", "haeds"])
+def test_heads_that_the_model_does_not_have(name):
+    factors, config = np.ones((3, 6)), changed()
+    with pytest.raises(ValueError, match=f"unknown heads of this decoder '{name}'.*known: heads"):
+        scale_heads(config, draw(config), {name: factors})
+    typed = changed(layer_types=TYPES)
+    with pytest.raises(ValueError, match="have no heads in common; use head_mask"):
+        scale_heads(typed, draw(typed), {"heads": factors})
+
+
+def test_an_encoder_that_shares_the_heads_of_the_decoder():
+    """They are removed with those of the decoder, and have no name of their own."""
+    config = changed(kind="encoder_decoder", encoder=EncoderConfig(shares_decoder=True))
+    lost = dict.fromkeys(range(3), (2,))
+    check(config, lost, left=5, cross=lost)
+    with pytest.raises(ValueError, match=r"'encoder'.*known: heads, cross"):
+        remove_heads(config, draw(config), lost, cross=lost, encoder=lost)
+
+
 TALKING = heads.Standard(num_heads=6, extras=(heads.TalkingHeads(),))
 ROUTED = heads.Standard(num_heads=6, extras=(heads.MixtureOfHeads(),))
 TYPES = ((1, models.LayerOverrides(window=2)), (1, models.LayerOverrides()))

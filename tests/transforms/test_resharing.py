@@ -89,6 +89,39 @@ def test_a_group_is_the_mean_of_its_layers_or_the_first():
     assert shared["layers"]["ffn"]["up"].shape[0] == 3
 
 
+IMAGES = models.Images(height=6, width=4, channels=3, patch_height=2, patch_width=4)
+NO_LOGITS = dataclasses.replace(SMALL, kind="encoder", output=models.OutputHead(kind="none"))
+CLASSES = models.OutputHead(kind="none", pooler="first", num_classes=5)
+WITHOUT_LOGITS = {
+    "hidden": NO_LOGITS,
+    "classes": dataclasses.replace(NO_LOGITS, output=CLASSES),
+    "images": dataclasses.replace(
+        NO_LOGITS, vocab_size=IMAGES.num_features, max_len=IMAGES.num_tokens,
+        embedding=models.Embedding(images=IMAGES),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT_LOGITS)
+def test_models_without_logits_differ_in_their_hidden_states_or_classes(name):
+    config = WITHOUT_LOGITS[name]
+    params = random_model(config)
+    changed = params | {"final_norm": jax.tree.map(lambda a: 1.5 * a, params["final_norm"])}
+    pixels = jnp.asarray(np.random.default_rng(3).normal(size=(2, 6, 4, 3)))
+    given = pixels if name == "images" else TOKENS
+    assert output_difference((config, params), (config, params), given) == 0
+    found = output_difference((config, params), (config, changed), given)
+    before, after = (config.build().apply({"params": p}, given) for p in (params, changed))
+    differences = [
+        np.abs(b - a).max() / np.abs(a).max()
+        for a, b in ((before.hidden, after.hidden), (before.classes, after.classes))
+        if a is not None
+    ]
+    assert len(differences) == 1 + (name == "classes")
+    np.testing.assert_allclose(found, max(differences), rtol=1e-5)
+    np.testing.assert_allclose(differences[0], 0.5, rtol=1e-5)
+
+
 TYPES = dataclasses.replace(
     SMALL, num_layers=6, sharing="cycle:2",
     layer_types=(

@@ -104,12 +104,13 @@ BART = Family(
         f.Words(
             # Of training, or of a library before transformers, which computes the same whatever
             # they say.
-            ignored="encoder_layerdrop decoder_layerdrop layerdrop init_std num_hidden_layers "
-            "normalize_before normalize_embedding add_bias_logits add_final_layer_norm "
+            ignored="encoder_layerdrop decoder_layerdrop layerdrop init_std normalize_before "
+            "normalize_embedding add_bias_logits add_final_layer_norm "
             "static_position_embeddings extra_pos_embeddings force_bos_token_to_be_generated "
             "save_step classif_dropout output_past",
             only={"is_encoder_decoder": True},
-            follows={"encoder_ffn_dim": ("decoder_ffn_dim", int)},
+            follows={"encoder_ffn_dim": ("decoder_ffn_dim", int)}
+            | {"num_hidden_layers": ("encoder_layers", int)},  # another name of it
             written={"is_encoder_decoder": True},
         ),
         _Head("Bart"),

@@ -1,8 +1,8 @@
 """BERT (Devlin et al. 2018) and encoders like it, in the names of Hugging Face: RoBERTa (Liu et al.
 2019), XLM-R (Conneau et al. 2019, arXiv 1911.02116), CamemBERT (Martin et al. 2019, arXiv
 1911.03894), RoBERTa-PreLayerNorm (Ott et al. 2019, arXiv 1904.01038), MPNet (Song et al. 2020,
-arXiv 2004.09297), DistilBERT (Sanh et al. 2019) and ELECTRA (Clark et al. 2020, arXiv 2003.10555):
-of ELECTRA the bare model and the masked-LM head of its generator.
+arXiv 2004.09297), DistilBERT (Sanh et al. 2019) and ELECTRA (Clark et al. 2020, arXiv 2003.10555),
+whose discriminator's head is not read.
 """
 
 import dataclasses

@@ -75,7 +75,7 @@ PHI = LLAMA.variant(
     f.activation("hidden_act"),
     EPSILON,
     f.Choice("qk_layernorm", "heads.qk_norm", {True: BIASED_HEAD_NORM, False: None}),
-    r.RotaryField(fraction="partial_rotary_factor", default_fraction=0.5),
+    r.RotaryField(fraction=r.FRACTION, default_fraction=0.5),
     without="rms_norm_eps attention_bias mlp_bias head_dim",
     table=decoder_table(
         attention=(
@@ -111,13 +111,12 @@ COHERE2 = COHERE.variant(
     f.CausalHead("Cohere2"),
     r.StillTypes(
         default_types=r.every("sliding_window_pattern"),
-        more=(Attribute("sliding_window_pattern", 4),),
+        more=(Attribute("sliding_window_pattern", 4, object),),  # "LLLG" or null beside layer_types
         rope=r.RotaryField(required=("rope_theta",)),
     ),
     f.head_dim(),
     without="use_qk_norm",
 )
-FRACTION = "partial_rotary_factor"
 FUSED_FFN = (
     Module("mlp.gate_up_proj", ("ffn.gate", "ffn.up")),
     Module("mlp.down_proj", "ffn.down"),
@@ -127,7 +126,7 @@ PHI3 = LLAMA.variant(
     f.CausalHead("Phi3"),
     *f.numbers("resid_pdrop embd_pdrop"),
     r.Window(),
-    r.RotaryField(fraction=FRACTION, scalings=("longrope",), outside=True),
+    r.RotaryField(fraction=r.FRACTION, scalings=("longrope",), outside=True),
     without="attention_bias mlp_bias head_dim",
     table=decoder_table(
         attention=(Module("self_attn.qkv_proj", PACKED), Module("self_attn.o_proj", "attention.o")),
@@ -160,7 +159,7 @@ STABLELM = LLAMA.variant(
     EPSILON,
     f.Choice("qk_layernorm", "heads.qk_norm", {True: HEAD_NORM, False: None}),
     f.biases("use_qkv_bias", f.BIASES[:3]),
-    r.RotaryField(fraction=FRACTION, default_fraction=0.25),
+    r.RotaryField(fraction=r.FRACTION, default_fraction=0.25),
     f.Choice("use_parallel_residual", "norm.position", {True: "parallel_one", False: "pre"}),
     without="rms_norm_eps attention_bias mlp_bias head_dim",
     table=decoder_table(
@@ -206,7 +205,7 @@ GLM = LLAMA.variant(
     "glm",
     f.CausalHead("Glm"),
     f.biases("attention_bias", f.BIASES[:3]),
-    r.RotaryField(fraction=FRACTION, default_fraction=0.5),
+    r.RotaryField(fraction=r.FRACTION, default_fraction=0.5),
     without="mlp_bias",
     table=decoder_table(PAIRED, FUSED_FFN),
     tasks=SCORES,
@@ -321,7 +320,7 @@ EXAONE4 = LLAMA.variant(
     llama.NORMED,
     _ExaoneTypes(
         default_types=r.every("sliding_window_pattern"),
-        more=(Attribute("sliding_window_pattern", 4, nullable=True, least=0),),
+        more=(Attribute("sliding_window_pattern", 4, object),),
     ),
     without="attention_bias mlp_bias",
     table=decoder_table(norms=AFTER),

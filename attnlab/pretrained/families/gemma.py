@@ -69,6 +69,7 @@ class _Activation(f.Choice):
         return values
 
 
+CAUSAL = f.Choice("use_bidirectional_attention", "kind", {False: "decoder", None: "decoder"})
 SANDWICH = {
     "attention.norm": "input_layernorm",
     "attention.norm_after": "post_attention_layernorm",
@@ -80,7 +81,7 @@ GEMMA = LLAMA.variant(
     f.CausalHead("Gemma"),
     _Activation("hidden_act", "ffn.activation", TANH_KIND),
     _EmbeddingScale(),
-    f.Words(only={"use_bidirectional_attention": None}),
+    CAUSAL,
     without="mlp_bias",
     norm=Norm(kind="rms_plus_one"),
     tasks=SCORES,
@@ -94,7 +95,8 @@ GEMMA2 = LLAMA.variant(
     _SoftCap(),
     f.value("final_logit_softcapping", float, "output.soft_cap", nullable=True),
     LayerTypes(default_types=every(2)),
-    f.Words(ignored="hidden_act cache_implementation", only={"use_bidirectional_attention": None}),
+    f.Words(ignored="hidden_act cache_implementation"),
+    CAUSAL,
     without="mlp_bias",
     table=decoder_table(norms=SANDWICH),
     norm=Norm(kind="rms_plus_one", position="sandwich"),
@@ -123,7 +125,7 @@ GEMMA3 = GEMMA2.variant(
     _Gemma3Types(
         default_types=every("sliding_window_pattern"),
         more=(
-            Attribute("sliding_window_pattern", 6),
+            Attribute("sliding_window_pattern", 6, object),
             Attribute("_sliding_window_pattern"),
             Attribute("rope_local_base_freq"),
         ),
@@ -133,7 +135,7 @@ GEMMA3 = GEMMA2.variant(
     f.Words(
         only={"final_logit_softcapping": None, "attn_logit_softcapping": None},
     ),
-    f.Choice("use_bidirectional_attention", "kind", {False: "decoder", True: "encoder"}),
+    f.Choice("use_bidirectional_attention", "kind", {**CAUSAL.values, True: "encoder"}),
     heads=Standard(num_heads=4, qk_norm=HeadNorm("rms_plus_one")),
     tasks=(LAST,),
 )

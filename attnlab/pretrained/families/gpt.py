@@ -140,9 +140,16 @@ OPT = LLAMA.variant(
 
 
 class _BloomFFN(f.Field):
-    """The hidden layer of the FFN is four times as wide as the model, with GPT-2's activation."""
+    """The hidden layer of the FFN is four times as wide as the model, with GPT-2's activation.
+
+    Sums over slices of the weights, as for tensor parallelism, leave out biases in transformers.
+    """
+
+    attributes = Attribute("slow_but_exact", False), Attribute("pretraining_tp", 1)
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
+        if attributes["slow_but_exact"] and attributes["pretraining_tp"] > 1:
+            raise bad_value("slow_but_exact", True, "is supported with pretraining_tp = 1 alone")
         return {"ffn.width": 4 * attributes["hidden_size"], "ffn.activation": "gelu_tanh"}
 
 
@@ -160,7 +167,7 @@ BLOOM = LLAMA.variant(
         # Other names that published configs have.
         follows={"n_embed": ("hidden_size", int), "num_attention_heads": ("n_head", int)},
         ignored="offset_alibi skip_bias_add skip_bias_add_qkv attention_softmax_in_fp32 "
-        "masked_softmax_fusion bias_dropout_fusion slow_but_exact",
+        "masked_softmax_fusion bias_dropout_fusion",
         only={"apply_residual_connection_post_layernorm": False, "n_inner": None},
     ),
     without=f"{NOT_LLAMA} rope_parameters num_hidden_layers max_position_embeddings",

@@ -125,9 +125,7 @@ class _GrowingQueries(RotaryField):
         if growth != 0 and not is_number(growth):
             raise bad_value(GROWTH, growth, "must be a number of at least 0")
         length = said.get(LENGTH, attributes["max_position_embeddings"])
-        if said.get("rope_type", said.get("type")) not in BY_LENGTH:
-            said.pop(LENGTH, None)  # of the growth alone
-        elif attributes[LENGTH] is not None:
+        if attributes[LENGTH] and said.get("rope_type", said.get("type")) in BY_LENGTH:
             length = attributes[LENGTH]
         own = {"rope_parameters": said, "rope_scaling": before if today else None}
         values = super().read(attributes | own, source)

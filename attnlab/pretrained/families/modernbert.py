@@ -28,7 +28,7 @@ class _LayerTypes(LayerTypes):
         return int(attributes["local_attention"]) // 2
 
     def write_window(self, window: int | None) -> JSON:
-        return {"local_attention": self.default_window if window is None else 2 * window}
+        return {"local_attention": self.default_window if window is None else 2 * window or 1}
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
         if attributes["rope_scaling"] is not None:

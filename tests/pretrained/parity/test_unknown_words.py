@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.parity
 
-from goldens import close  # noqa: E402
+from goldens import SAME, close  # noqa: E402
 
 from attnlab import pretrained  # noqa: E402
 from attnlab.pretrained.attributes import (  # noqa: E402
@@ -65,6 +65,28 @@ def test_words_outside_the_table_change_nothing(family, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert len(caught) == 1
     assert found == pretrained.load_config(tmp_path)
+
+
+@pytest.mark.parametrize(("family", "words", "others"), SAME)
+def test_words_that_say_the_same(family, words, others, tmp_path):
+    """In transformers too, and the outputs are those of our model."""
+    import peer_outputs
+    import peers
+
+    theirs, given = peers.make(family), peers.inputs(family)
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+
+    def outputs(changes):
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        loaded = type(theirs).from_pretrained(tmp_path, attn_implementation="eager").eval()
+        return peers.outputs(loaded, given)
+
+    expected = outputs(others)
+    for name, a in outputs(words).items():
+        np.testing.assert_array_equal(a, expected[name], name)
+    seen = peer_outputs.run(*pretrained.load(tmp_path), given)
+    assert peer_outputs.compare(seen, expected, close)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "ministral3"])
