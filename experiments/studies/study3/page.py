@@ -351,29 +351,31 @@ def reading(first: Difference, second: Difference) -> str:
     return (READINGS | NOT_REGISTERED).get(key, "The plan has no reading of this.")
 
 
+WIDE_TERMS = (
+    ("C1", "converted less 4x64, reset", CONVERTED, WIDE_RESET),
+    ("C2", "converted less 4x16, reset", CONVERTED, RESET),
+    ("width", "4x64 less 4x16, both reset", WIDE_RESET, RESET),
+    ("width", "4x64 less 4x16, no reset", WIDE, NARROW),
+    ("no reset", "converted less 4x64, not reset", CONVERTED, WIDE),
+    ("reset", "4x16, reset less not", RESET, NARROW),
+    ("reset", "4x64, reset less not", WIDE_RESET, WIDE),
+)
+SCALE_TERMS = (
+    ("scale", "4x64, 4/h less 1/sqrt(h)", WIDE_INVERSE, WIDE),
+    ("old scale", "converted, old scale less new", CONVERTED_OLD, CONVERTED),
+)
+"""Of part C: the name of a comparison, what is compared, both variants."""
+
+
 def part_c(table: pd.DataFrame, left: int = 0) -> str:
     """Whether wide heads cannot or do not learn; without the scales of scores while `left` judged
     runs are missing, as amendment 4 says."""
-    table = first_seeds(table)
-    terms = [
-        ("C1", "converted less 4x64, reset", CONVERTED, WIDE_RESET),
-        ("C2", "converted less 4x16, reset", CONVERTED, RESET),
-        ("width", "4x64 less 4x16, both reset", WIDE_RESET, RESET),
-        ("width", "4x64 less 4x16, no reset", WIDE, NARROW),
-        ("no reset", "converted less 4x64, not reset", CONVERTED, WIDE),
-        ("reset", "4x16, reset less not", RESET, NARROW),
-        ("reset", "4x64, reset less not", WIDE_RESET, WIDE),
-    ]
-    variants = [NARROW, RESET, WIDE, WIDE_RESET, CONVERTED]
-    scales = [
-        ("scale", "4x64, 4/h less 1/sqrt(h)", WIDE_INVERSE, WIDE),
-        ("old scale", "converted, old scale less new", CONVERTED_OLD, CONVERTED),
-    ]
-    not_run = ""
+    table, terms = first_seeds(table), WIDE_TERMS
+    variants, not_run = [NARROW, RESET, WIDE, WIDE_RESET, CONVERTED], ""
     if left:
         not_run = f" Other scales of scores are not run: {left} judged runs are missing."
     else:
-        terms, variants = terms + scales, [*variants, WIDE_INVERSE, CONVERTED_OLD]
+        terms, variants = terms + SCALE_TERMS, [*variants, WIDE_INVERSE, CONVERTED_OLD]
     tests = [compare(table, name, what, (1, a), (-1, b)) for name, what, a, b in terms]
     first, second = tests[0].found, tests[1].found
 
