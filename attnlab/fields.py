@@ -146,7 +146,7 @@ def check_choice(field: str, value: object, known: tuple[str, ...] | list[str]) 
         raise ValueError(
             f"{field} must be one of {', '.join(one or repr(one) for one in known)}, not {value!r}"
         )
-    lookup(dict.fromkeys(known), value, what=field)
+    lookup(types.MappingProxyType(dict.fromkeys(known)), value, what=field)
 
 
 def check_number(

@@ -2,7 +2,8 @@
 those that are known.
 
 An object that no registry has is named by a reference: "package.module:name", or
-"/path/file.py:name" of a file that belongs to no package. Every registry reads them.
+"/path/file.py:name" of a file that belongs to no package. Every registry reads them; tables of
+fixed names do not.
 """
 
 import contextlib
@@ -27,8 +28,9 @@ def lookup(table: Mapping[str, T], name: str, *, what: str) -> T:
     """`table[name]`, or a ValueError that lists the known names.
 
     Args:
-      table: name -> entry.
-      name: the name to look up, or a reference, which stays in the table.
+      table: name -> entry. A dict is a registry: it takes references, whose objects it keeps. Pass
+        a fixed table as `types.MappingProxyType`, which has its names alone.
+      name: the name to look up, or a reference.
       what: what the names are of, for the error.
 
     >>> lookup({"apple": 1, "pear": 2}, "aple", what="fruit")

@@ -75,7 +75,7 @@ WRONG_CALLS = [
     ({"rotary": True}, ValueError, r"rotary \(\) must be angles"),
     ({"q": ONES(6, 2, 4)}, ValueError, r"weight .q. .*\(6, 2, 4\).*\(6, 2, 3\)"),
     ({"k_bias": ONES(2, 3)}, ValueError, "k_bias"),
-    ({"q": [1.0]}, TypeError, "weight 'q' must be an array, not a list"),
+    ({"q": [1.0]}, ValueError, "weight 'q' must be an array, not a list"),
     ({"masks": None}, TypeError, "unknown keyword 'masks': did you mean 'mask'"),
 ]
 

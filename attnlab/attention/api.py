@@ -36,8 +36,9 @@ from attnlab.tap import Tap
 
 TAPPED = ("scores", "probs")
 """The values that a tap can record or replace."""
-_EXPLAINED: contextvars.ContextVar[list[dict[str, str]] | None]
-_EXPLAINED = contextvars.ContextVar("explained", default=None)
+EXPLAINED: contextvars.ContextVar[list[dict[str, Any]] | None]
+EXPLAINED = contextvars.ContextVar("explained", default=None)
+"""The explanations of the calls inside `explaining`; None outside."""
 
 
 @overload
@@ -123,7 +124,8 @@ def dot_product_attention(  # type: ignore[misc]  # **options above: they are li
       tap: records or replaces "scores" and "probs" [B, N, T, S]. The scores are those that the
         softmax reads, before the mask; the probs are taken before dropout. Recorded values are
         computed aside: they change neither the output nor the backend. Only "dense" can replace
-        values; the mask still hides what it hides.
+        values. The mask still hides replaced scores; replaced probs multiply the values as they
+        are, also at hidden keys, but for queries that attend to nothing and keys of no query.
 
     Returns:
       [B, T, N, V] in the dtype of the values, or (output, log sum exp) with `return_residual`. The
@@ -193,7 +195,7 @@ def attend(
     call = check_call(query, key, value, options, return_residual, patch)
     choice = backends.choose(call, options.implementation)
     name = choice.backend
-    if (explained := _EXPLAINED.get()) is not None:
+    if (explained := EXPLAINED.get()) is not None:
         explained.append(backends.explain_choice(call, choice))
         name = "dense"  # the device of the explanation may not be this one
     elif options.implementation is not None and (reason := backends.refusal(name, call)):
@@ -254,8 +256,9 @@ def explain(
 
 
 @contextlib.contextmanager
-def explaining() -> Iterator[list[dict[str, str]]]:
-    """Inside, every call of attention adds what `explain` says of it to the list.
+def explaining() -> Iterator[list[dict[str, Any]]]:
+    """Inside, every call of attention adds what `explain` returns of it to the list, every call of
+    heads what `explain_heads` returns.
 
     To explain a function that calls attention, trace it (`trace`, `jax.eval_shape`) inside. A
     backend that cannot run is then part of the explanation, not an error.
@@ -266,12 +269,12 @@ def explaining() -> Iterator[list[dict[str, str]]]:
     >>> len(explained), explained[0]["edges"]
     (1, 'it needs a mask that is masks.Edges, and nothing else that hides')
     """
-    explained: list[dict[str, str]] = []
-    before = _EXPLAINED.set(explained)
+    explained: list[dict[str, Any]] = []
+    before = EXPLAINED.set(explained)
     try:
         yield explained
     finally:
-        _EXPLAINED.reset(before)
+        EXPLAINED.reset(before)
 
 
 def trace(function: Callable[..., object], **arguments: object) -> None:

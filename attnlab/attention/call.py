@@ -212,10 +212,8 @@ def _mask_spec(
             raise ValueError(f"mask {shape} must be one for all {inner} heads of talking_heads")
         mask = check_array("mask", mask, "a boolean", SCORES, scores)
     query_lengths, key_lengths = (
-        None
-        if (given := getattr(options, name)) is None
-        else check_array(name, given, "an integer", "[B]", (b,), exact=True).astype(jnp.int32)
-        for name in ("query_seq_lengths", "key_value_seq_lengths")
+        None if (given := getattr(options, name)) is None else _lengths(name, given, b, size)
+        for name, size in (("query_seq_lengths", t), ("key_value_seq_lengths", s))
     )
     is_causal, window = options.is_causal, options.local_window_size
     if not isinstance(is_causal, bool | np.bool_):
@@ -235,6 +233,13 @@ def _mask_spec(
     first, end = spec.ranges() or (0, s)
     found = find_segments(queries, keys, first, end)
     return spec._replace(segments=found._replace(length=equal_length(*pair)))
+
+
+def _lengths(name: str, lengths: Any, batch: int, size: int) -> Array:
+    """Lengths [B] of an axis, at most `size`: int32 does not hold all that NumPy does."""
+    check_array(name, lengths, "an integer", "[B]", (batch,), exact=True)
+    minimum = jnp.minimum if isinstance(lengths, jax.Array) else np.minimum
+    return jnp.asarray(minimum(lengths, size), jnp.int32)
 
 
 def segment_pair(segments: Any) -> tuple[Any, Any]:
@@ -288,9 +293,9 @@ def _check_numbers(options: AttentionOptions) -> None:
         if np.ndim(scale) or not is_real:
             raise TypeError(f"scale must be one real number, not {scale!r:.80}")
     if cap is not None and not (isinstance(cap, Real) and cap is not True and 0 < cap < math.inf):
-        raise ValueError(f"logits_soft_cap must be above 0 and finite, or None, not {cap!r:.80}")
+        raise ValueError(f"logits_soft_cap: finite Python number above 0 or None, not {cap!r:.80}")
     if not (isinstance(rate, Real) and 0 <= rate < 1):
-        raise ValueError(f"dropout_rate must be at least 0 and below 1, not {rate!r:.80}")
+        raise ValueError(f"dropout_rate: a Python number from 0 to below 1, not {rate!r:.80}")
     if rate and not is_key(key):
         raise ValueError(
             f"dropout_rate {rate} needs a dropout_key such as jax.random.key(0), not {key!r:.80}"

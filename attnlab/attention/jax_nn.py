@@ -104,7 +104,7 @@ def refuse_options(
     }
     for name, is_used in used.items():
         if is_used and name not in supported:
-            return f"{library} has no {name}"
+            return f"the backend of {library} has no {name}"
     query, key, value = call.query, call.key, call.value
     if key.shape[-2] != value.shape[-2]:
         return f"it needs as many key heads ({key.shape[-2]}) as value heads ({value.shape[-2]})"

@@ -65,8 +65,7 @@ def find_segments(
     ([[0, 0, 2, 4]], [[2, 2, 3, 0]], [[True, True, True, False]])
     """
     bounds = (jnp.broadcast_to(jnp.asarray(a, jnp.int32), queries.shape) for a in (first, end))
-    order, lower, upper, first, end, used = jax.vmap(_of_one_row)(queries, keys, *bounds)
-    return Segments(queries, keys, order, lower, upper, first, end, used)
+    return Segments(queries, keys, *_of_rows(queries, keys, *bounds))
 
 
 def _of_one_row(queries: Array, keys: Array, first: Array, end: Array) -> tuple[Array, ...]:
@@ -100,6 +99,10 @@ def _of_one_row(queries: Array, keys: Array, first: Array, end: Array) -> tuple[
     edges = jnp.zeros(size + 1, jnp.int32).at[lower].add(count).at[upper].add(-count)
     used = jnp.zeros(size, bool).at[order].set(jnp.cumsum(edges)[:-1] > 0)
     return order, lower, upper, first, end, used
+
+
+_of_rows = jax.jit(jax.vmap(_of_one_row))
+"""`_of_one_row` of each batch row; outside of `jit` it is compiled once for each shape."""
 
 
 def equal_length(queries: object, keys: object) -> int | None:

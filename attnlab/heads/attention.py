@@ -10,11 +10,9 @@ Layers of a model call the same functions. Named values that a tap can record or
 
 from __future__ import annotations  # `help` shows ArrayLike, not all that it stands for
 
-import contextlib
-import contextvars
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
@@ -23,7 +21,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from attnlab.attention import AttentionOptions, explaining, masks, trace
+from attnlab.attention import AttentionOptions, SoftCap, explaining, masks, trace
+from attnlab.attention.api import EXPLAINED
 from attnlab.attention.call import check_padding_shape, segment_pair, window_sides
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.cost import FACTORED, CallSizes, choose, contraction_orders
@@ -56,9 +55,6 @@ Context = Array | tuple[Array, Array]
 
 Note = dict[str, Any]
 """What `explain_heads` returns."""
-_EXPLAINED: contextvars.ContextVar[tuple[list[Note], list[dict[str, str]]] | None]
-_EXPLAINED = contextvars.ContextVar("explained", default=None)
-"""(explained calls, what `explaining` says of attention)"""
 
 
 class HeadAux(NamedTuple):
@@ -134,8 +130,9 @@ def multi_head_attention(
         context (cross-layer attention; Brandon et al. 2024, arXiv 2405.12981).
       cache: of `init_cache`; x are the next tokens, see `decode`.
       rotary: angles of `positions.rotary_angles`, or a pair (for queries, for keys).
-      padding_mask: [B, T], True = a token of x. Padding counts in no auxiliary loss. Where keys are
-        of the tokens of x, it is attended to by none, and a cache does not keep it.
+      padding_mask: [B, T], True = a token of x. Padding counts in no auxiliary loss. Without a
+        context keys are of the tokens of x, those of `kv` too: padding is attended to by none, and
+        a cache does not keep it.
       head_mask: multiplies each head, [N] or [B, N]; 0 removes a head.
       query_scale: multiplies q.
       layer: index of the layer, for layouts that depend on it; may be traced.
@@ -180,8 +177,10 @@ def multi_head_attention(
     sizes = _sizes(x, inputs, attention)
     order, steps = choose(layout, sizes, order)
 
-    here = tap
+    here, explained = tap, EXPLAINED.get()
+    start = len(explained or ())
     if steps and (recorded := of_form & tap.capture):
+        choose(layout, sizes, FACTORED)  # raises where the entries are of another form
         # Aside: the barrier keeps the compiler from merging the two calls, so the output keeps its
         # bits.
         aside = jax.lax.optimization_barrier((dict(params), x, inputs))
@@ -195,12 +194,9 @@ def multi_head_attention(
     output, aux = _attend(params, x, layout, inputs, here, attention)
     if here is not tap:
         tap.merge(here)
-    if (explained := _EXPLAINED.get()) is not None:
-        notes, backends = explained
-        orders = contraction_orders(given, sizes)
-        notes.append(
-            {"order": orders, "chosen": {"order": order}, "implementation": dict(backends[-1])}
-        )
+    if explained is not None:  # of the heads in place of their calls of attention
+        orders, chosen = contraction_orders(given, sizes), {"order": order}
+        explained[start:] = [{"order": orders, "chosen": chosen, "implementation": explained[-1]}]
     return (output, aux) if return_aux else output
 
 
@@ -303,7 +299,7 @@ def _attend(
     if inputs.head_mask is None:
         heads = tap("heads", heads)
     else:
-        kept = inputs.head_mask[..., None, :, None].astype(heads.dtype)
+        kept = jnp.asarray(inputs.head_mask)[..., None, :, None].astype(heads.dtype)
         heads = tap.record("heads", tap.replace("heads", heads) * kept)
     output = _output(params, layout, heads, tap)
     if fits is not None:
@@ -429,22 +425,6 @@ def _sizes(x: Array, inputs: _Inputs, options: AttentionOptions) -> CallSizes:
 # Explanations -------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def explaining_heads() -> Iterator[list[Note]]:
-    """Inside, calls of heads are explained while JAX traces them; they run on "dense".
-
-    Yields:
-      What `explain_heads` returns of each call so far.
-    """
-    notes: list[Note] = []
-    with explaining() as backends:
-        before = _EXPLAINED.set((notes, backends))
-        try:
-            yield notes
-        finally:
-            _EXPLAINED.reset(before)
-
-
 def explain_heads(layout: Layout, x: ArrayLike | jax.ShapeDtypeStruct, **keywords: Any) -> Note:
     """How `multi_head_attention` computes a call: the form of the layout and the backend.
 
@@ -469,7 +449,7 @@ def explain_heads(layout: Layout, x: ArrayLike | jax.ShapeDtypeStruct, **keyword
     """
     dtype = getattr(x, "dtype", jnp.float32)
     params = {n: jax.ShapeDtypeStruct(shape, dtype) for n, shape in layout.shapes.items()}
-    with explaining_heads() as notes:
+    with explaining() as notes:
         trace(multi_head_attention, params=params, x=x, layout=layout, **keywords)
     return notes[-1]
 
@@ -522,10 +502,23 @@ def _check(
             )
     if values.shape[1] != keys.shape[1]:
         raise ValueError(f"value context {values.shape} must be as long as context {keys.shape}")
-    if inputs.cache is not None and options.segments is not None:
-        raise ValueError("a cache holds one text a row: leave segments out")
+    if inputs.cache is not None:
+        if not isinstance(inputs.cache, Mapping) or "length" not in inputs.cache:
+            raise ValueError("cache must be that of init_cache(layout, batch, size)")
+        if options.segments is not None:
+            raise ValueError("a cache holds one text a row: leave segments out")
+        if others := [m for m in options.score_mods if not isinstance(m, SoftCap)]:
+            raise ValueError(
+                f"{type(others[0]).__name__} of score_mods reads indices: of a cache no positions. "
+                "Pass bias [B, N, T, S] at the positions of the S entries, or SoftCap alone"
+            )
     if inputs.padding_mask is not None:
         check_padding_shape("padding_mask", inputs.padding_mask, x.shape[:2])
+        if inputs.kv and {a.shape[1] for a in inputs.kv.values()} != {x.shape[1]}:
+            raise ValueError(
+                f"padding_mask {inputs.padding_mask.shape} hides keys of the tokens of x; kv is of "
+                "other tokens: hide those by mask, such as masks.padding(lengths, S)"
+            )
         if getattr(inputs.padding_mask, "dtype", None) != np.bool_:
             raise TypeError("padding_mask must be a boolean array, True where there is a token")
     if inputs.head_mask is not None:

@@ -88,12 +88,12 @@ def extend(
         which depends on a traced length, nothing is written and `fits` is False.
     """
     start, (batch, t) = cache["length"], next(iter(new.values())).shape[:2]
-    for name, a in new.items():
-        if cache[name].shape[0] != batch or cache[name].shape[2:] != a.shape[2:]:
-            raise ValueError(
-                f"the cache holds {name} {cache[name].shape}, the new tokens have {a.shape}; "
-                f"make it with init_cache(layout, batch={batch}, size=...)"
-            )
+    held, made = ({n: a.shape for n, a in one.items() if n != "length"} for one in (cache, new))
+    if {n: (s[0], s[2:]) for n, s in held.items()} != {n: (s[0], s[2:]) for n, s in made.items()}:
+        raise ValueError(
+            f"the cache holds {held}, the new tokens have {made}; make it with "
+            f"init_cache(layout, batch={batch}, size=...)"
+        )
     size = cache[next(iter(new))].shape[1]
     if t > size:
         raise ValueError(f"{t} tokens do not fit a cache of size {size}; make a larger one")

@@ -14,6 +14,7 @@ takes the cheapest of each call.
 import functools
 import math
 from collections.abc import Collection
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -186,7 +187,7 @@ def form(layout: Layout, order: str) -> Layout:
     'bilinear'
     """
     known = {FACTORED: layout} | {step.layout.name: step.layout for step in layout.chain[0]}
-    return lookup(known, order, what=f"order of layout {layout.name!r}")
+    return lookup(MappingProxyType(known), order, what=f"order of layout {layout.name!r}")
 
 
 def contraction_orders(layout: Layout, sizes: CallSizes) -> dict[str, int | str]:
@@ -213,7 +214,7 @@ def contraction_orders(layout: Layout, sizes: CallSizes) -> dict[str, int | str]
             return orders | {name: reason}
         spent += step.flops
         cost = call_flops(step.layout, *tokens, cross=sizes.cross, num_new=sizes.num_new)
-        reason = "" if sizes.entries is None else _cannot_read(step.layout, sizes)
+        reason = "" if sizes.entries is None else _cannot_read(name, step.layout, sizes)
         orders[name] = reason or spent + cost
     return orders | ({end.layout: end.reason} if end.layout else {})
 
@@ -229,19 +230,21 @@ def choose(layout: Layout, sizes: CallSizes, order: str | None) -> tuple[str, tu
         costs = {name: cost for name, cost in orders.items() if isinstance(cost, int)}
         order = min(costs, key=costs.__getitem__, default=FACTORED)
     if isinstance(orders.get(order, ""), str):  # FLOPs may be symbolic, as in jax.export
-        reason = lookup(orders, order, what=f"order of layout {layout.name!r}")
-        raise ValueError(f"order {order!r} cannot run: {reason}; use 'factored' or None")
+        reason = lookup(MappingProxyType(orders), order, what=f"order of layout {layout.name!r}")
+        others = ", ".join(n for n, cost in orders.items() if not isinstance(cost, str)) or "none"
+        raise ValueError(f"order {order!r} cannot run: {reason}; orders that can: {others}")
     return order, layout.chain[0][: list(orders).index(order)]
 
 
-def _cannot_read(layout: Layout, sizes: CallSizes) -> str:
-    """Why the layout cannot read the entries that the call must read."""
+def _cannot_read(order: str, layout: Layout, sizes: CallSizes) -> str:
+    """Why the layout of this order cannot read the entries that the call must read."""
     assert sizes.entries is not None
-    needs = cache_shapes(layout, rotary=sizes.rotary)
-    if set(needs) == set(sizes.entries):
+    needs, held = cache_shapes(layout, rotary=sizes.rotary).keys(), set(sizes.entries)
+    # `kv` of a pair of inputs has more: what makes values. A cache is extended by what it holds.
+    if needs == held or (sizes.num_new == 0 and needs < held):
         return ""
     rotary = ", rotary=True" if sizes.rotary and layout.tie else ""
     return (
-        f"the cache holds {', '.join(sorted(sizes.entries))}; this form needs {', '.join(needs)}; "
-        f"make the cache with init_cache(layout, ..., order=...) of this order{rotary}"
+        f"the cache holds {', '.join(sorted(held))}; this form needs {', '.join(needs)}; "
+        f"make the cache with init_cache(layout, ..., order={order!r}{rotary})"
     )

@@ -1,12 +1,12 @@
 """Differential attention: the difference of two softmax distributions."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from attnlab.attention import Edges
 from attnlab.heads.layout import HeadCall
 from attnlab.heads.linear import normalize
 from attnlab.heads.registry import register_layout
@@ -59,6 +59,12 @@ class Differential(Standard):
         return 2 * self.num_heads
 
     @property
+    def head_of_map(self) -> tuple[int, ...]:
+        """Of distributions ordered [key head, first or second, query head of this key head]."""
+        size = self.queries_per_key
+        return tuple(i // (2 * size) * size + i % size for i in range(self.num_score_maps))
+
+    @property
     def num_key_heads(self) -> int:
         """Two for each key/value head."""
         return 2 * self.size("num_kv_heads")
@@ -89,18 +95,17 @@ class Differential(Standard):
         start = 0.8 - 0.6 * jnp.exp(-0.3 * jnp.asarray(call.layer))
         one, two = jnp.exp(jnp.sum(params["lambda_q"] * params["lambda_k"], axis=-1))
         factor = call.tap("lambda", one - two + start)
-        call = call.bind(bias=self._bias_of_maps(call.options.bias))
+        given = {name: getattr(call.options, name) for name in ("bias", "mask", "sink")}
+        call = call.bind(**{name: self._of_maps(a) for name, a in given.items()})
         maps = call.attention(q, k, v)
         maps = maps.reshape(*maps.shape[:2], self.size("num_kv_heads"), 2, -1, maps.shape[-1])
         heads = maps[:, :, :, 0] - factor * maps[:, :, :, 1]
         heads = heads.reshape(*heads.shape[:2], self.num_heads, heads.shape[-1])
         return (1 - start) * normalize(params, "head_norm", heads, "rms", 1e-5)
 
-    def _bias_of_maps(self, bias: ArrayLike | None) -> Array | None:
-        """A bias of each head, [..., N, T, S], is that of both of its maps."""
-        if bias is None or jnp.ndim(bias) < 3 or jnp.shape(bias)[-3] != self.num_heads:
-            return None if bias is None else jnp.asarray(bias)
-        *outer, _, queries, keys = jnp.shape(bias)
-        groups = (self.size("num_kv_heads"), 1, -1, queries, keys)
-        of_groups = jnp.repeat(jnp.reshape(bias, (*outer, *groups)), 2, axis=-4)
-        return of_groups.reshape(*outer, 2 * self.num_heads, queries, keys)
+    def _of_maps(self, a: Any) -> Any:
+        """What each head has, [..., N, T, S], is that of both of its maps; others as they are."""
+        shape = () if a is None or isinstance(a, Edges) else jnp.shape(a)
+        if len(shape) < 3 or shape[-3] != self.num_heads:
+            return a
+        return jnp.take(jnp.asarray(a), jnp.array(self.head_of_map), axis=-3)

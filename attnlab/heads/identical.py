@@ -1,6 +1,7 @@
 """`identical_heads`: weights with which all heads compute the same."""
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,10 @@ from attnlab.names import lookup
 
 OF_SCORES = {"q", "k", "scores"}
 OF_HEADS = OF_SCORES | {"probs", "v", "heads"}
-COMPUTED_FROM: Mapping[str, set[str]] = {
+COMPUTED_FROM: Mapping[str, set[str]] = MappingProxyType({
     "q": {"q"}, "k": {"k"}, "v": {"v"}, "scores": OF_SCORES, "probs": OF_SCORES | {"probs"},
     "heads": OF_HEADS, "outputs": OF_HEADS | {"outputs"},
-}  # fmt: skip
+})  # fmt: skip
 """Value of `HEAD_VALUES` -> it, and the values that it is computed from."""
 
 

@@ -509,6 +509,11 @@ class Layout(Named):
         return self.num_heads
 
     @property
+    def head_of_map(self) -> tuple[int, ...]:
+        """The head of each softmax distribution; by default those of a head stand side by side."""
+        return tuple(i * self.num_heads // self.num_score_maps for i in range(self.num_score_maps))
+
+    @property
     def score_width(self) -> int:
         """H, the width of q and k in the scores."""
         return self.size("head_dim")
@@ -645,18 +650,65 @@ def check_params(params: Params, layout: Layout) -> None:
     Nested dicts in `params`, such as adapters, are not checked.
 
     Raises:
-      TypeError: `params` is not a dict of arrays.
-      ValueError: a weight is missing, superfluous or of another shape.
+      TypeError: `params` is not a dict.
+      ValueError: a weight is missing, superfluous, of another shape or no array.
     """
     if not isinstance(params, Mapping):
         name = type(params).__name__
         raise TypeError(f"the arguments are (params, x, layout): params must be a dict, not {name}")
-    for name, a in params.items():
-        if not isinstance(a, Mapping) and not hasattr(a, "shape"):
-            raise TypeError(f"weight {name!r} must be an array, not a {type(a).__name__}")
-    shapes = layout.shapes
-    given = {name: a.shape for name, a in params.items() if not isinstance(a, Mapping)}
-    for name in (name for name in shapes | given if given.get(name) != shapes.get(name)):
-        has = f"has shape {given[name]}" if name in given else "is missing"
-        needs = f"needs {shapes[name]}" if name in shapes else f"has no such weight: {shapes}"
-        raise ValueError(f"weight {name!r} {has}; {layout} {needs}; see attnlab.convert")
+    own = {name: a for name, a in params.items() if not isinstance(a, Mapping)}
+    if {name: getattr(a, "shape", None) for name, a in own.items()} != layout.shapes:
+        problem = describe_mismatch(layout.shapes, own, "the layout")
+        raise ValueError(f"{problem}; the layout is {layout}; see attnlab.convert")
+
+
+def is_stack(name: str) -> bool:
+    """Whether parameters of this name are stacked, [G, ...]: those of layers.
+
+    >>> [is_stack(name) for name in ("layers_0", "encoder_layers", "embedding")]
+    [True, True, False]
+    """
+    return name in ("layers", "encoder_layers") or name.startswith("layers_")
+
+
+def shapes_by_path(tree: object, path: str = "") -> dict[str, tuple[int, ...]]:
+    """Path, as "layers/attention/q", -> shape of each array."""
+    if not isinstance(tree, Mapping):
+        shape = () if isinstance(tree, int | float) else getattr(tree, "shape", None)
+        if not isinstance(shape, tuple):
+            raise ValueError(f"weight {path!r} must be an array, not a {type(tree).__name__}")
+        return {path: shape}
+    found: dict[str, tuple[int, ...]] = {}
+    for name in tree:
+        found |= shapes_by_path(tree[name], f"{path}/{name}" if path else str(name))
+    return found
+
+
+def describe_mismatch(
+    expected: Mapping[str, tuple[int, ...]], params: object, owner: str = "the model"
+) -> str | None:
+    """The first weight that differs from those of a model or layout, or None.
+
+    Args:
+      expected: the weights of the owner, of `shapes_by_path`.
+      params: the tree to compare.
+      owner: what has these weights, in words.
+
+    >>> import jax.numpy as jnp
+    >>> params = {"layers": {"ffn": {"up": jnp.ones((1, 4, 9))}}}
+    >>> describe_mismatch({"layers/ffn/up": (3, 4, 9)}, params)
+    "weight 'layers/ffn/up' has shape (1, 4, 9), the model has (3, 4, 9): another sharing \
+plan or number of layers; see attnlab.transforms.change_plan"
+    """
+    given = shapes_by_path(params)
+    if given == expected:
+        return None
+    if any("." in path for path in given):
+        return "these are names of another library; attnlab.pretrained.load reads its folder"
+    wrong = [path for path in {**expected, **given} if given.get(path) != expected.get(path)]
+    path = min(wrong, key=lambda path: (path not in given or path not in expected, path))
+    theirs, ours, hint = given.get(path), expected.get(path), ""
+    if theirs and ours and is_stack(path.partition("/")[0]) and ours[1:] == theirs[1:]:
+        hint = ": another sharing plan or number of layers; see attnlab.transforms.change_plan"
+    has = "is missing" if theirs is None else f"has shape {theirs}"
+    return f"weight {path!r} {has}, {owner} has {ours or 'no such weight'}{hint}"

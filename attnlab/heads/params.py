@@ -70,8 +70,8 @@ def init(
         else:
             reads, means = layout.sizes(weight.in_axes), layout.sizes(weight.mean_axes)
             fan_in = math.prod(reads) / math.prod(means)
-            scale = weight.std if weight.std is not None else std or fan_in**-0.5
-            made[name] = normal(k, shape, dtype) * scale
+            default = fan_in**-0.5 if std is None else std
+            made[name] = normal(k, shape, dtype) * (default if weight.std is None else weight.std)
             if weight.residual:
                 made[name] = made[name] * residual_scale
     return made

@@ -190,7 +190,7 @@ class _HeadMatrices:
             )
         if config.layer_types:
             raise ValueError("layers of several types (layer_types) have no common matrices")
-        check_params(config, params)
+        params = check_params(config, params)
         params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
         self.is_cross, self.encoder_norm = attention == "cross", None
         if self.is_cross and config.norm.places.final:

@@ -7,7 +7,7 @@ for each head of every application, or of every parameter group, whose heads act
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,10 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from attnlab.fields import check_choice
 from attnlab.models.config import ModelConfig, heads_per_layer
 from attnlab.models.embed import check_range
 from attnlab.models.forward import NO_INPUTS, ModelInputs, run_model
-from attnlab.names import lookup
 from attnlab.sharing import Params
 from attnlab.tap import Patches
 
@@ -89,8 +89,9 @@ def head_gates(config: ModelConfig, name: HeadsName = "heads", *, by: By = "laye
     >>> head_gates(config).shape, head_gates(config, by="group")
     ((4, 4), HeadGates(name='heads', rows=(0, 1, 0, 1), num_heads=4))
     """
-    is_encoder, sublayer = lookup(SUBLAYERS, name, what="heads")  # type: ignore[arg-type]
-    lookup({"layer": 1, "group": 1}, by, what="by")
+    check_choice("heads", name, get_args(HeadsName))
+    is_encoder, sublayer = SUBLAYERS[name]
+    check_choice("by", by, get_args(By))
     if name != "heads" and config.encoder is None:
         raise ValueError(f"a model of kind {config.kind!r} has no {name!r}")
     stack = config.encoder_model if is_encoder else config
@@ -244,7 +245,7 @@ def mean_heads(
     used = jnp.ones(heads.shape[1:3]) if mask is None else jnp.asarray(mask)
     dtype = jnp.promote_types(heads.dtype, jnp.float32)  # of float16 a sum may be infinite
     used = used[..., None, None].astype(dtype)
-    total: Array = jnp.sum(heads * used, axis=(1, 2), keepdims=True)
+    total: Array = jnp.sum(jnp.where(used != 0, heads * used, 0), axis=(1, 2), keepdims=True)
     return (total / jnp.sum(used)).astype(heads.dtype)
 
 

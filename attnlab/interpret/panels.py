@@ -123,16 +123,16 @@ def model_panel(
         found = head_statistics(p, ids, key_tokens=key_ids)
         statistics = {n: np.asarray(a) for n, a in found.items()}
         about = {n: f"{s.formula} ({s.unit}), mean over queries" for n, s in STATISTICS.items()}
+        stack = config.encoder_model if attention is ENCODER else config
         for label, (description, values) in effects.get(attention.heads, {}).items():
-            statistics[label], about[label] = values, description
-        plan = (config.encoder_model if attention is ENCODER else config).plan
+            statistics[label], about[label] = values[:, list(stack.layout.head_of_map)], description
         maps.append(
             AttentionMaps(
                 probs=np.asarray(p[:, 0], np.float32),
                 tokens=queries,
                 keys=None if attention.query_text == attention.key_text else keys,
                 statistics=statistics,
-                plan={name: plan[name] for name in attention.sublayers if name in plan},
+                plan={name: stack.plan[name] for name in attention.sublayers if name in stack.plan},
                 descriptions=about,
                 name=config.kind if config.encoder is None else attention.name,
             )

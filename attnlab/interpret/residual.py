@@ -18,9 +18,11 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from attnlab.attention.call import check_array
+from attnlab.fields import check_choice
 from attnlab.interpret.linearize import linearize_at
 from attnlab.models.config import ModelConfig
-from attnlab.models.embed import check_tokens, default_positions
+from attnlab.models.embed import check_range
 from attnlab.models.ffn import normalize
 from attnlab.models.forward import (
     EMBEDDINGS,
@@ -36,7 +38,6 @@ from attnlab.models.head import lm_head
 from attnlab.models.layer import CROSS, LAYER_SCALE, add_sublayers
 from attnlab.models.params import check_params
 from attnlab.models.specs import LayerSpec, SublayerName
-from attnlab.names import lookup
 from attnlab.sharing import Params, layer_params
 
 Terms: TypeAlias = dict[str, Array]
@@ -53,7 +54,8 @@ class Recording(NamedTuple):
     tokens: Array
     """[B, T]"""
     inputs: ModelInputs
-    """As given, with the names of the values to capture."""
+    """Of `check_inputs`, with the positions and segments of the call and the names of the values to
+    capture."""
     outputs: Outputs
     """With `captured`."""
 
@@ -70,18 +72,18 @@ class Recording(NamedTuple):
             raise ValueError(
                 "the call had `encoded`, so its encoder did not run; pass source instead"
             )
-        tokens, inputs = check_inputs(config, self.tokens, self.inputs)
         own = {n.removeprefix(ENCODER): a for n, a in captured.items() if n.startswith(ENCODER)}
-        params, tokens, config, inputs = encoder_call(self.params, config, inputs)
+        params, tokens, config, inputs = encoder_call(self.params, config, self.inputs)
         return Recording(config, params, tokens, inputs, self.outputs._replace(captured=own))
 
     @property
     def positions(self) -> Array:
-        """The position of each token."""
-        positions = self.inputs.positions
-        if positions is None:
-            positions = default_positions(self.config, self.tokens)
-        return jnp.arange(self.tokens.shape[1]) if positions is None else jnp.asarray(positions)
+        """The position of each token in the layers: with a table and distances (`Relative.table`)
+        positions of the call are those of the table alone."""
+        scheme, positions = self.config.positions, self.inputs.positions
+        if positions is None or (scheme.is_learned and scheme.is_relative):
+            return jnp.arange(self.tokens.shape[1])
+        return positions
 
     def layer_weights(self, layer: int) -> dict[str, Params]:
         """Sublayer -> the parameters that this layer computes with."""
@@ -147,13 +149,13 @@ def record(
         raise ValueError("a cache holds keys of earlier tokens; pass the whole text instead")
     if config.layer_types:
         raise ValueError("layers of several types (layer_types) have no decomposition")
-    check_params(config, params)
+    params = check_params(config, params)
     names = _value_names(config.layer)
     if config.encoder is not None and inputs.encoded is None:
         names += [ENCODER + name for name in _value_names(config.encoder_model.layer)]
     inputs = dataclasses.replace(inputs, capture=tuple(names))
     outputs = run_model(params, tokens, config, inputs)
-    return Recording(config, params, check_tokens(config, tokens), inputs, outputs)
+    return Recording(config, params, *check_inputs(config, tokens, inputs), outputs)
 
 
 def _value_names(spec: LayerSpec) -> list[str]:
@@ -261,9 +263,9 @@ def decompose_input(
     ['attention_bias', 'embedding', 'ffn', 'heads', 'input_norm_bias']
     """
     stack = recording.of_encoder() if encoder else recording
-    lookup(dict.fromkeys(stack.config.layer.sublayers), sublayer, what="sublayer")
+    names = tuple(stack.config.layer.sublayers)
+    check_choice("sublayer", sublayer, names)
     terms = decompose_residual(stack, layer=layer)
-    names = list(stack.config.layer.sublayers)
     before = names[: names.index(sublayer)]
     outputs = [jax.tree.map(lambda a: a[layer], _written(stack, name)) for name in before]
     x = sum_terms(terms)
@@ -358,14 +360,17 @@ def direct_logit_attribution(
 
     Args:
       recording: of `record`.
-      tokens: attribute only the logit of this token at each position.
+      tokens: attribute only the logit of this token at each position; any id where the padding mask
+        or segments of the call have no token.
 
     Returns:
       The terms of `decompose_final` times the LM head, [*X, B, T, vocab] or with `tokens`
       [*X, B, T], and "lm_head_bias". Their sum is the logits.
 
     Raises:
-      ValueError: the model has no logits, or a nonlinear transform before them.
+      TypeError: tokens that are no integers.
+      ValueError: the model has no logits, or a nonlinear transform before or after them; tokens of
+        another shape, or out of range.
 
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
@@ -378,21 +383,25 @@ def direct_logit_attribution(
     config, params = recording.config, recording.params
     if config.output.kind == "none":
         raise ValueError("output.kind='none' has no logits; use decompose_final")
-    if config.output.transform:
-        raise ValueError(
-            f"output.transform={config.output.transform!r} before the logits is not linear; use "
-            "decompose_final, which decomposes its input"
-        )
+    for name in ("transform", "soft_cap"):
+        if value := getattr(config.output, name):
+            raise ValueError(
+                f"output.{name}={value!r} is not linear; use decompose_final, which decomposes the "
+                "input of the LM head, or for a soft cap a config with soft_cap=None"
+            )
     terms = decompose_final(recording)
     if tokens is None:
         affine = linearize_at(lambda x: lm_head(params, x, config), sum_terms(terms))
         bias = affine.constant
     else:
+        shape, mask = recording.tokens.shape[:2], recording.inputs.padding_mask
+        tokens = check_array("tokens", tokens, "an integer", "[B, T]", shape, exact=True)
+        check_range("token id", tokens, config.vocab_size, mask)
         own = config.output.kind == "own"
-        table = (params["lm_head"].T if own else params["embedding"])[jnp.asarray(tokens)]
+        table = (params["lm_head"].T if own else params["embedding"])[tokens]
         scale = config.output.scale
         affine = linearize_at(lambda x: scale * jnp.sum(x * table, axis=-1), sum_terms(terms))
-        bias = params["lm_head_bias"][jnp.asarray(tokens)] if config.output.bias else None
+        bias = params["lm_head_bias"][tokens] if config.output.bias else None
     terms = {name: affine.apply(a) for name, a in terms.items()}
     return terms if bias is None else terms | {"lm_head_bias": bias}
 

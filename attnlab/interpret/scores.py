@@ -66,7 +66,8 @@ def decompose_scores(
 
     Args:
       recording: of `record`.
-      layer, head: counted from 0.
+      layer, head: counted from 0; where a head has several softmax distributions (layout
+        `differential`), of these distributions.
       attention: which attention; in "cross" the keys are made of the encoder's terms.
       split: "both" gives [Mq, Mk, B, T, S]; "query" or "key" splits that side only, [M, B, T, S].
 
@@ -172,4 +173,4 @@ def _bias(stack: Recording, layer: int, head: int) -> Array | None:
     bias = position_bias(
         config.positions, table, num_heads, at, at, two_sided=two_sided, layer=layer
     )
-    return None if bias is None else bias[..., head, :, :]
+    return None if bias is None else bias[..., config.layout.head_of_map[head], :, :]

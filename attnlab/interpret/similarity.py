@@ -1,5 +1,7 @@
 """How similar heads are: within a layer, between layers, and in layers that share parameters."""
 
+from types import MappingProxyType
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -7,7 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from attnlab.names import lookup
 
-AXES = {"outputs": "LBNTO", "heads": "LBTNV"}
+AXES = MappingProxyType({"outputs": "LBNTO", "heads": "LBTNV"})
 """Value -> its axes as `capture` returns it."""
 
 
@@ -33,8 +35,8 @@ def js_divergence(
     """
     layers, batch, heads, length, keys = probs.shape
     rows = jnp.moveaxis(_at_least_float32(probs), 2, 1)
-    rows = rows.reshape(layers * heads, batch * length, keys)
     weight = _weights(mask, (batch, length))
+    rows = jnp.where(weight[:, None] > 0, rows.reshape(layers * heads, -1, keys), 0)  # no NaN
     own = entropy(rows) @ weight
 
     def middle(p: Array) -> Array:
@@ -91,7 +93,7 @@ def linear_cka(
     heads = values.shape[axes.index("N")]
     tokens = jnp.moveaxis(_at_least_float32(values), axes.index("N"), 1)
     weight = _weights(mask, (tokens.shape[2], tokens.shape[3]))[:, None].astype(tokens.dtype)
-    tokens = tokens.reshape(values.shape[0] * heads, -1, values.shape[-1])
+    tokens = jnp.where(weight > 0, tokens.reshape(len(values) * heads, -1, values.shape[-1]), 0)
     centred = (tokens - jnp.sum(tokens * weight, axis=1, keepdims=True)) * jnp.sqrt(weight)
     # The scale of a head does not count; squares of small numbers would be 0.
     largest = jnp.max(jnp.abs(centred), axis=(1, 2), keepdims=True)

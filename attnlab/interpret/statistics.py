@@ -5,6 +5,7 @@ Axes: L layers, B batch, N heads, T queries, S keys.
 
 import dataclasses
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
@@ -213,7 +214,7 @@ def statistics_with_baselines(
     {'model': (2, 4), 'initial': (2, 4), 'shuffled': (2, 4), 'uniform': (2, 4)}
     """
     probs_of = {"probs": (-1, -1), "cross.probs": (-1, 0), "encoder.probs": (0, 0)}
-    of_queries, of_keys = lookup(probs_of, name, what="probs")
+    of_queries, of_keys = lookup(MappingProxyType(probs_of), name, what="probs")
     texts = [jnp.asarray(a) for a in (inputs.source, tokens) if a is not None]
     if jnp.issubdtype(texts[0].dtype, jnp.floating):
         raise ValueError("mixtures of tokens cannot be shuffled; pass token ids")

@@ -70,7 +70,9 @@ def word_attention(
     >>> word_attention(probs[None, None, None], shares[None])[0, 0, 0].tolist()
     [[0.5, 0.5], [0.25, 0.75]]
     """
-    to = jnp.einsum("lbnts,bsw->lbntw", probs.astype(jnp.float32), shares)
+    used = jnp.any(shares > 0, axis=2)
+    both = (used[:, :, None] & used[:, None])[:, None]  # of other tokens they may be NaN
+    to = jnp.einsum("lbnts,bsw->lbntw", jnp.where(both, probs, 0).astype(jnp.float32), shares)
     size = jnp.sum(shares, axis=1, keepdims=True)
     return jnp.einsum("lbntw,btv->lbnvw", to, shares / jnp.where(size > 0, size, 1))
 

@@ -93,7 +93,7 @@ def view(
     """The page of one attention on one text.
 
     Values are stored in a byte each, in steps of 1/255 of the largest of their row, so p is off by
-    at most 1/510 (1/127 where talking heads make some negative). Causal attention is stored up to
+    at most 1/510 (1/254 where talking heads make some negative). Causal attention is stored up to
     the diagonal: 144 heads of 512 tokens take 26 MB, otherwise 51 MB.
 
     Args:

@@ -229,6 +229,7 @@ def cache_bytes_per_token(config: ModelConfig, bytes_per_number: int = 4) -> int
     """
     total = 0
     for c in config.stacks.values() if config.kind != "encoder" else ():
-        one = heads.cache_bytes_per_token(c.layout, bytes_per_number, rotary=c.positions.is_rotary)
+        used = heads.cost.form(c.layout, c.attention.order or heads.cost.FACTORED)
+        one = heads.cache_bytes_per_token(used, bytes_per_number, rotary=c.positions.is_rotary)
         total += (max(c.plan.kv_indices) + 1) * one
     return total

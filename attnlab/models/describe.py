@@ -7,8 +7,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from attnlab.attention import trace
-from attnlab.heads.attention import explaining_heads
+from attnlab.attention import explaining, trace
 from attnlab.models.config import ModelConfig, sharing_name
 from attnlab.models.cost import (
     applied_parameters,
@@ -163,7 +162,7 @@ def explain_model(
         texts[""] = *prepare_text(params, tokens, config, inputs_, {}), inputs_
         for prefix, (x, types, own) in texts.items():
             for name, layers in types.items():
-                with explaining_heads() as notes:
+                with explaining() as notes:
                     run_layers(
                         {name: layers},
                         [name] * layers.plan.num_layers,

@@ -96,7 +96,8 @@ def balance_loss(
       token_mask: True = a token; padding does not count.
     """
     used = jnp.sum(jax.nn.one_hot(routing.experts, spec.num_experts), axis=1) / spec.top_k
-    scores = routing.scores / jnp.sum(routing.scores, axis=-1, keepdims=True)
+    totals = jnp.sum(routing.scores, axis=-1, keepdims=True)
+    scores = routing.scores / jnp.where(totals > 0, totals, 1)  # sigmoids may all be 0
     if token_mask is None:
         shares, means = jnp.mean(used, axis=0), jnp.mean(scores, axis=0)
     else:
@@ -278,7 +279,7 @@ def _products(block: int, transposed: bool) -> Product:
     def ragged(rows: Array, w: Array, starts: Array, sizes: Array) -> Array:
         return lax.ragged_dot(rows, w.swapaxes(1, 2) if transposed else w, sizes)
 
-    product: Product = jax.custom_batching.sequential_vmap(blocked if block else ragged)
+    product: Product = jax.custom_batching.sequential_vmap(jax.jit(blocked if block else ragged))
     return product
 
 
@@ -320,7 +321,7 @@ def _weight_gradient(block: int) -> Product:
         gradient: Array = pull(grad)[0]
         return gradient
 
-    product: Product = jax.custom_batching.sequential_vmap(blocked if block else ragged)
+    product: Product = jax.custom_batching.sequential_vmap(jax.jit(blocked if block else ragged))
     return product
 
 

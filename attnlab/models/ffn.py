@@ -185,7 +185,7 @@ def init_ffn(
         elif name.endswith("bias"):
             params[name] = jnp.zeros(shape)
         else:
-            params[name] = normal(keys[name], shape) * (std or shape[-2] ** -0.5)
+            params[name] = normal(keys[name], shape) * (shape[-2] ** -0.5 if std is None else std)
     if params:
         params["down"] = params["down"] * residual_scale
     return params

@@ -20,18 +20,17 @@ from attnlab.fields import check_field
 from attnlab.heads import Layout, multi_head_attention
 from attnlab.heads import init as init_heads
 from attnlab.heads.attention import Context
+from attnlab.heads.layout import describe_mismatch, shapes_by_path
 from attnlab.models.config import MODULES, ModelConfig
 from attnlab.models.ffn import feed_forward, init_ffn
 from attnlab.models.forward import ModelInputs, Outputs, run_model
 from attnlab.models.layer import LayerInputs, layer_values
 from attnlab.models.params import (
-    describe_mismatch,
     empty_sublayers,
     init_outer,
     init_sublayers,
     owned_stacks,
     residual_scale,
-    shapes_by_path,
 )
 from attnlab.models.specs import FFN, Compute, LayerSpec
 from attnlab.models.stack import HeadMask, LayersOfType, StackOutputs, check_values, run_layers

@@ -233,12 +233,12 @@ def check_inputs(
     source, source_mask = None, inputs.source_padding_mask
     if inputs.encoded is None and inputs.source is not None:
         source = check_tokens(config, inputs.source, packed=packed)
-    second = source if inputs.encoded is None else inputs.encoded
+    second = source if inputs.encoded is None else jnp.asarray(inputs.encoded)
     if second is not None:
         source_mask, of_source = _check_text(config, "source_", second, source_mask, of_source)
     if source is not None:
         _check_positions(config.encoder_model, source, NO_INPUTS, source_mask, of_source)
-    types = inputs.token_types
+    types, masks = inputs.token_types, inputs.head_mask
     if types is not None:
         shape, count = tokens.shape[:2], config.embedding.token_types or config.vocab_size
         types = check_array("token_types", types, "an integer", "[B, T]", shape, exact=True)
@@ -246,9 +246,12 @@ def check_inputs(
     return tokens, dataclasses.replace(
         inputs,
         padding_mask=mask,
+        mask=inputs.mask if isinstance(inputs.mask, Edges | None) else jnp.asarray(inputs.mask),
         segments=None if segments is None else (segments, of_source),
         positions=_check_positions(config, tokens, inputs, mask, segments),
         token_types=types,
+        head_mask=list(map(jnp.asarray, masks)) if isinstance(masks, list | tuple) else masks,
+        encoded=None if inputs.encoded is None else second,
         source=source,
         source_padding_mask=source_mask,
         capture=capture,
@@ -326,8 +329,8 @@ def _check_positions(
             f"positions {spec.name!r} are distances from tokens of the cache; leave positions out"
         )
     if isinstance(spec, Learned | Sinusoidal):
-        check_range("position", positions, config.max_len, mask)
-    return positions
+        check_range("position", inputs.positions, config.max_len, mask)
+    return positions.astype(int)  # their differences may be negative
 
 
 def cache_by_type(config: ModelConfig, cache: ModelCache) -> dict[str, Cache]:

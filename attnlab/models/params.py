@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from attnlab.heads import Layout, Weight
+from attnlab.heads.layout import describe_mismatch, is_stack, shapes_by_path
 from attnlab.heads.weights import without
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import Shapes, embedding_shapes
@@ -58,8 +59,8 @@ def init_outer(config: ModelConfig) -> dict[str, Init]:
             return lambda key: init_norm(shape["scale"][0], config.norm)
         if len(shape) == 1:
             return lambda key: jnp.zeros(shape)
-        std = config.init.std or shape[-1 if name in TABLES else 0] ** -0.5
-        return lambda key: jax.random.normal(key, shape) * std
+        fan_in, std = shape[-1 if name in TABLES else 0], config.init.std
+        return lambda key: jax.random.normal(key, shape) * (fan_in**-0.5 if std is None else std)
 
     return {name: make(name, shape) for name, shape in outer_shapes(config).items()}
 
@@ -192,53 +193,6 @@ def _model_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     return shapes_by_path(param_shapes(config))
 
 
-def shapes_by_path(tree: object, path: str = "") -> dict[str, tuple[int, ...]]:
-    """Path, as "layers/attention/q", -> shape of each array."""
-    if not isinstance(tree, Mapping):
-        shape = () if isinstance(tree, int | float) else getattr(tree, "shape", None)
-        if not isinstance(shape, tuple):
-            raise ValueError(f"weight {path!r} must be an array, not a {type(tree).__name__}")
-        return {path: shape}
-    found: dict[str, tuple[int, ...]] = {}
-    for name in tree:
-        found |= shapes_by_path(tree[name], f"{path}/{name}" if path else str(name))
-    return found
-
-
-def describe_mismatch(expected: Mapping[str, tuple[int, ...]], params: object) -> str | None:
-    """The first weight that differs from those of a model, or None.
-
-    Args:
-      expected: the weights of the model, of `shapes_by_path`.
-      params: the tree to compare.
-
-    >>> params = {"layers": {"ffn": {"up": np.ones((1, 4, 9))}}}
-    >>> describe_mismatch({"layers/ffn/up": (3, 4, 9)}, params)
-    "weight 'layers/ffn/up' has shape (1, 4, 9), the model has (3, 4, 9): parameter groups of \
-another sharing plan or number of layers; attnlab.transforms.change_plan converts between plans"
-    """
-    given = shapes_by_path(params)
-    if given == expected:
-        return None
-    if any("." in path for path in given):
-        return "these are names of another library; attnlab.pretrained.load reads its folder"
-    differs = [path for path in given if path in expected and given[path] != expected[path]]
-    if differs:
-        path = min(differs)
-        ours, theirs = expected[path], given[path]
-        hint = ""
-        if is_stack(path.partition("/")[0]) and ours[1:] == theirs[1:]:
-            hint = (
-                ": parameter groups of another sharing plan or number of layers; "
-                "attnlab.transforms.change_plan converts between plans"
-            )
-        return f"weight {path!r} has shape {theirs}, the model has {ours}{hint}"
-    path = min({*given} ^ {*expected})
-    if path in expected:
-        return f"weight {path!r} is missing; the model has it with shape {expected[path]}"
-    return f"weight {path!r} has shape {given[path]}; the model has no such weight"
-
-
 def same_bits(one: object, other: object) -> bool:
     """Whether two arrays have equal dtype, shape and bit patterns.
 
@@ -262,15 +216,6 @@ HEAD_SUBLAYERS = ("attention", "kv", "cross")
 """Sublayers that hold weights of heads."""
 
 
-def is_stack(name: str) -> bool:
-    """Whether parameters of this name are stacked, [G, ...]: those of layers.
-
-    >>> [is_stack(name) for name in ("layers_0", "encoder_layers", "embedding")]
-    [True, True, False]
-    """
-    return name in ("layers", "encoder_layers") or name.startswith("layers_")
-
-
 class Leaf(NamedTuple):
     """One array of the parameters.
 
@@ -278,7 +223,7 @@ class Leaf(NamedTuple):
       path: names from the root, such as ("layers", "attention", "q").
       array: with a leading axis of parameter groups, if it belongs to a stack of layers.
       layout, weight: of the heads that it is a weight of; None for other parameters, such as norms
-        beside the heads, mixing coefficients and low-rank deltas.
+        beside the heads and low-rank deltas.
     """
 
     path: tuple[str, ...]

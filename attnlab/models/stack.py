@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from attnlab.attention.blocks import same_varying_axes
 from attnlab.heads import Cache, init_cache
 from attnlab.heads.cache import with_own_lengths
 from attnlab.models.layer import LayerInputs, layer_values, transformer_layer
@@ -161,7 +163,10 @@ def initial_state(
     layers: LayersOfType, x: Array
 ) -> tuple[dict[str, Cache | None], dict[str, np.ndarray]]:
     """What layers pass on to the next apart from x, the cache [K, ...] and buffers [buffers, ...]
-    of keys and values that later layers attend to; and for each layer where its own stand there."""
+    of keys and values that later layers attend to; and for each layer where its own stand there.
+
+    All get the mesh axes of x, since inside `shard_map` a new array has none, but for a length
+    [K] of all rows."""
     cache, plan, at = layers.inputs.cache, layers.plan, {}
     buffers: Cache | None = None
     batch, length = x.shape[:2]
@@ -169,12 +174,15 @@ def initial_state(
         at["kv_index"] = np.array(plan.kv_indices)
         if layers.inputs.padding_mask is not None:
             cache = with_own_lengths(cache, batch)
+        _, varying = same_varying_axes((x, cache))
+        cache = cache | {name: a for name, a in varying.items() if a.ndim > 1}
     if any(plan.reuses_kv):
         at |= {"kv_buffer": np.array(plan.kv_buffers), "reuses": np.array(plan.reuses_kv)}
         rotary, count = layers.inputs.rotary is not None, max(plan.kv_buffers) + 1
         one = init_cache(layers.spec.heads, batch, length, x.dtype, rotary=rotary)
         del one["length"]
-        buffers = {name: jnp.zeros((count, *a.shape), a.dtype) for name, a in one.items()}
+        zeros = {name: jnp.zeros((count, *a.shape), a.dtype) for name, a in one.items()}
+        _, buffers = same_varying_axes((x, zeros))
     return {"cache": cache, "buffers": buffers}, at
 
 
@@ -271,7 +279,7 @@ def check_values(
     if not isinstance(patch, Mapping | None) or not all(map(callable, (patch or {}).values())):
         raise TypeError(f"patch must be a dict, name -> function (value, layer), not {patch!r:.80}")
     for name in (*names, *(patch or {})):
-        lookup(known, name, what="value")
+        lookup(MappingProxyType(known), name, what="value")
     return names, dict(patch or {})
 
 

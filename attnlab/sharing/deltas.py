@@ -71,7 +71,7 @@ def add_delta(params: Params, delta: Params) -> Params:
 
 
 def layer_params(stacked: Params, plan: Plan, layer: int) -> dict[str, Params]:
-    """The parameters that one layer computes with: its groups or their mixture, plus its delta.
+    """The parameters that one layer computes with: its groups, plus its delta.
 
     Args:
       stacked: sublayer -> parameters [G, ...].

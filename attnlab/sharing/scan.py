@@ -115,7 +115,7 @@ def run_stack(
         `np.arange(L)` a block knows the index of its layer.
       state: carried from layer to layer next to x (a cache).
       remat: recompute all activations in the backward pass; if False, all but those that the block
-        marks with `remat.save_for_backward`. In both cases parameters are sliced again in the
+        marks with `ops.save_for_backward`. In both cases parameters are sliced again in the
         backward pass: saving them would cost one copy of the parameters per layer.
       unroll: layers in one iteration of the scan: fewer iterations, a larger program.
 

@@ -1,6 +1,7 @@
 """What a call may not be, what backends refuse, and what `explain` returns."""
 
 import dataclasses
+import functools
 import inspect
 
 import jax
@@ -68,9 +69,9 @@ BAD = [
     ({"is_causal": "False"}, TypeError, "is_causal must be True or False"),
     ({"scale": ONES(2)}, TypeError, "scale must be one real number"),
     ({"scale": "large"}, TypeError, "scale must be one real number"),
-    ({"logits_soft_cap": 0.0}, ValueError, "logits_soft_cap must be above 0"),
-    ({"logits_soft_cap": True}, ValueError, "logits_soft_cap must be above 0"),
-    ({"dropout_rate": 1.0}, ValueError, "dropout_rate must be at least 0 and below 1"),
+    ({"logits_soft_cap": 0.0}, ValueError, "logits_soft_cap: finite Python number above 0"),
+    ({"logits_soft_cap": True}, ValueError, "logits_soft_cap: finite Python number above 0"),
+    ({"dropout_rate": 1.0}, ValueError, "dropout_rate: a Python number from 0 to below 1"),
     ({"dropout_rate": 0.1}, ValueError, "needs a dropout_key"),
     ({"dropout_rate": 0.1, "dropout_key": 3}, ValueError, "such as jax.random.key"),
     ({"talking_heads": ONES(6, 6)}, TypeError, "talking_heads must be two matrices"),
@@ -88,6 +89,24 @@ BAD = [
     ({"implementation": "attnlab.attention.dense:dense"}, ValueError, "known: dense, blockwise"),
     ({"implementation": "densse"}, ValueError, "did you mean 'dense'"),
 ]
+
+
+@pytest.mark.parametrize("large", [2**40, np.uint32(2**32 - 1), np.iinfo(np.int64).max])
+@pytest.mark.parametrize("name", ["query_seq_lengths", "key_value_seq_lengths"])
+def test_any_length_above_the_axis_is_the_whole_axis(name, large):
+    """Also where int32 does not hold it."""
+    call = functools.partial(dot_product_attention, *make())
+    got = call(**{name: np.array([large, 3])})
+    np.testing.assert_array_equal(got, call(**{name: np.array([100, 3])}))
+    assert np.abs(got[0]).max() > 0.1
+
+
+def test_replaced_probabilities_multiply_the_values_as_they_are():
+    """Ones give each query the sum of all values, of those too that the mask hides."""
+    value = jnp.arange(3.0).reshape(1, 3, 1, 1)
+    tap = Tap(patch={"probs": lambda p, layer: jnp.ones_like(p)})
+    out = dot_product_attention(ONES(1, 3, 1, 4), ONES(1, 3, 1, 4), value, is_causal=True, tap=tap)
+    assert out.ravel().tolist() == [3, 3, 3]
 
 
 @pytest.mark.parametrize(("changes", "error", "message"), BAD)

@@ -10,6 +10,7 @@ from conftest import assert_close, deep
 from layout_cases import CASES, FIRST, SELF, make
 
 from attnlab import heads
+from attnlab.attention import SoftCap
 from attnlab.heads import positions
 from attnlab.heads.cache import next_positions
 
@@ -97,6 +98,15 @@ def test_a_window_of_two_sides():
         options = {"is_causal": causal, "local_window_size": window}
         decoded, _ = heads.decode(params, x, layout, heads.init_cache(layout, 2, 9), **options)
         assert_close(decoded, heads.multi_head_attention(params, x, layout, **options))
+
+
+def test_a_soft_cap_as_a_modification_decodes():
+    """It reads scores alone; those that read positions are refused (`test_layout_errors`)."""
+    layout = CASES["grouped"]
+    params, x = make(layout)[:2]
+    options = {"score_mods": [SoftCap(jnp.arange(1.0, 7))], "is_causal": True}
+    decoded, _ = heads.decode(params, x, layout, heads.init_cache(layout, 2, 9), **options)
+    assert_close(decoded, heads.multi_head_attention(params, x, layout, **options))
 
 
 @pytest.mark.parametrize("layout", [heads.Wide(width=6, num_heads=2), CASES["latent"]])

@@ -15,9 +15,20 @@ from head_definitions import DEFINITIONS, by_hand
 from layout_cases import CASES, SELF, make
 
 from attnlab import heads
-from attnlab.heads import EXTRAS, HEAD_VALUES, LAYOUTS, Gate, multi_head_attention, positions
+from attnlab.heads import (
+    EXTRAS,
+    HEAD_VALUES,
+    LAYOUTS,
+    CallSizes,
+    Gate,
+    contraction_orders,
+    multi_head_attention,
+    positions,
+)
 from attnlab.heads.params import normal
 from attnlab.heads.weights import Stage
+from attnlab.models import FFN
+from attnlab.models.ffn import init_ffn
 from attnlab.tap import capture
 
 FACTORED = functools.partial(multi_head_attention, order="factored")
@@ -91,6 +102,71 @@ def test_keys_and_values_that_were_made_before(name, x64):
     z = z if name == "low-rank queries" else y
     got = FACTORED(spoilt, x, layout, kv=heads.project_kv(params, (y, z), layout))
     assert_close(got, by_hand(layout, params, x, y, z))
+
+
+@pytest.mark.parametrize("name", ["latent", "grouped and tied", "absorbed", "keys are values"])
+def test_keys_and_values_of_two_inputs_that_were_made_before(name, x64):
+    """In every form that reads them; None takes one of these."""
+    layout = CASES[name]
+    params, x, y, z = make(layout, jnp.float64)
+
+    @jax.jit
+    def run(params, x, y, z):
+        kv = heads.project_kv(params, (y, z), layout)
+        sizes = CallSizes(2, 7, 8, num_new=0, entries=tuple(kv))
+        costs = contraction_orders(layout, sizes)
+        orders = [order for order, cost in costs.items() if not isinstance(cost, str)]
+        call = functools.partial(multi_head_attention, params, x, layout, kv=kv)
+        return [call(order=order) for order in (None, *orders)]
+
+    made = run(params, x, y, z)
+    assert len(made) >= 2
+    for got in made:
+        assert_close(got, by_hand(layout, params, x, y, z), loosen=100)
+
+
+PER_HEAD = {
+    "mask": np.random.default_rng(2).random((6, 7, 8)) < 0.6,
+    "sink": 20 * np.arange(6.0).reshape(6, 1, 1) - 30,
+}
+
+
+@pytest.mark.parametrize("option", PER_HEAD)
+@pytest.mark.parametrize("name", ["grouped", "differential"])
+def test_an_option_of_each_head_is_what_this_head_has(name, option, x64):
+    """Head n returns what it returns where all heads have the option of head n."""
+    layout, given = CASES[name], jnp.asarray(PER_HEAD[option])
+    params, x, *context = make(layout, jnp.float64)
+
+    @jax.jit
+    def run(params, x, *context):
+        def returned(value):
+            call = functools.partial(multi_head_attention, **{option: value})
+            return capture(call, params, x, layout, context, names=("heads",))[1]["heads"]
+
+        return returned(given), [returned(a[None]) for a in given]
+
+    each, alike = run(params, x, *context)
+    for head, same in enumerate(alike):
+        assert_close(each[:, :, head], same[:, :, head])
+    assert np.abs(each - alike[0]).max() > 0.1
+
+
+def test_a_standard_deviation_of_zero_is_zero():
+    """Of the matrices; norm scales are 1, and a weight with a deviation of its own keeps it."""
+    layout = heads.Differential(width=12, num_heads=3, biases=("q", "o"))
+    params = heads.init(jax.random.key(0), layout, std=0.0)
+    zeros = {name for name, a in params.items() if not np.any(a)}
+    assert zeros == {"q", "k", "v", "o", "q_bias", "o_bias"}
+    ffn = init_ffn(jax.random.key(0), 4, FFN(width=6), std=0.0)
+    assert not any(np.any(a) for a in ffn.values())
+
+
+def test_a_head_mask_may_be_a_list():
+    params, x, y, z = make(layout := CASES["free sizes"])
+    gates = [1.0, 0.0, 0.5, -2.0]
+    call = functools.partial(multi_head_attention, params, x, layout, (y, z))
+    np.testing.assert_array_equal(call(head_mask=gates), call(head_mask=jnp.array(gates)))
 
 
 @pytest.mark.parametrize("name", CASES)

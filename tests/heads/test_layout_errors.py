@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from layout_cases import CASES, make
 
-from attnlab import heads
+from attnlab import ALiBi, heads
 from attnlab.heads import Absorbed, ExtraKeys, Sink, Standard, TalkingHeads, multi_head_attention
-from attnlab.tap import capture
+from attnlab.tap import Tap, capture
 
 small = functools.partial(Standard, width=8, num_heads=2)
 
@@ -41,6 +41,7 @@ CONSTRUCTION = [
 
 LAYOUT = small()
 PARAMS, X, *_ = make(LAYOUT)
+REAL = np.ones((2, 7), bool)
 
 
 def call(layout=LAYOUT, **changes):
@@ -86,6 +87,23 @@ CALLS = [
     (lambda: step(size=4), "7 tokens do not fit a cache of size 4"),
     (lambda: step(batch=3), "batch=2"),
     (lambda: step(order="absorbed", rotary=jnp.zeros((7, 2))), "the cache holds x"),
+    (lambda: step(order="absorbed", tap=Tap(("scores",))), "holds x; .* needs k, v; .*'factored'"),
+    (
+        lambda: step(order="absorbed", tap=Tap(patch={"v": lambda a, layer: a})),
+        "holds x; .* needs k, v; .*orders that can: absorbed",
+    ),
+    (lambda: step(score_mods=[ALiBi(jnp.ones(2))]), "ALiBi of score_mods .* Pass bias"),
+    (
+        lambda: call(kv=heads.project_kv(PARAMS, jnp.ones((2, 5, 8)), LAYOUT), padding_mask=REAL),
+        r"padding_mask \(2, 7\) .* kv is of other tokens: hide those by mask",
+    ),
+    (lambda: call(cache={"k": X, "v": X}), r"must be that of init_cache\(layout, batch, size\)"),
+    (
+        lambda: call(cache={"k": X, "length": jnp.array(0)}),
+        "the cache holds k; this form needs k, v",
+    ),
+    (lambda: heads.identical_heads(PARAMS, LAYOUT, ("math:pi",)), "unknown value .*'math:pi'"),
+    (lambda: call(order="math:pi"), "unknown order .*'math:pi'"),
     (lambda: step(CASES["cross"]), "must be equal for a cache"),
     (lambda: patched(("lambda",)), "no value 'lambda'"),
     (lambda: patched(nope=jnp.add), "no value 'nope'"),
@@ -106,7 +124,7 @@ def test_mistakes(run, message):
 def test_weights_of_another_layout():
     params, other = dict(PARAMS), make(CASES["standard"])[0]
     for wrong, message in (
-        (params | {"q": params["q"][:, :1]}, r"'q' has shape \(8, 1, 4\); .* needs \(8, 2, 4\)"),
+        (params | {"q": params["q"][:, :1]}, r"'q' has shape \(8, 1, 4\), .* \(8, 2, 4\)"),
         (params | {"o_bias": other["o_bias"]}, "'o_bias' has shape .* no such weight"),
         ({n: a for n, a in params.items() if n != "v"}, "'v' is missing"),
     ):

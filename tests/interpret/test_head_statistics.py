@@ -15,6 +15,7 @@ from attnlab.interpret import (
     head_statistics,
     js_divergence,
     linear_cka,
+    mean_heads,
     mean_over_pairs,
     shuffle_tokens,
     statistics_with_baselines,
@@ -140,6 +141,22 @@ def test_alignment_of_values_is_that_of_kornblith():
     np.testing.assert_allclose(linear_cka(1e-12 * heads, "heads", mask), expected, atol=1e-5)
     half = linear_cka(jnp.asarray(300 * heads, jnp.float16), "heads", mask)  # squares: infinite
     np.testing.assert_allclose(half, expected, atol=1e-3)
+
+
+def test_what_tokens_hold_that_do_not_count_is_not_read():
+    """NaN there, as beyond a table of positions, changes no comparison of heads."""
+    mask = np.ones((3, 6), bool)
+    mask[1, 2:] = False
+    probs = RNG.dirichlet(np.ones(5), (2, 3, 4, 6)).astype(np.float32)
+    heads = RNG.normal(size=(2, 3, 6, 4, 7)).astype(np.float32)
+    for f, a, axis in ((js_divergence, probs, 3), (linear_cka, heads, 2), (mean_heads, heads, 2)):
+        spoilt = np.where(np.expand_dims(mask, (0, *({2, 3} - {axis}), 4)), a, np.nan)
+        rest = {"name": "heads"} if f is linear_cka else {}
+        got = f(jnp.asarray(spoilt), mask=mask, **rest)
+        np.testing.assert_array_equal(got, f(jnp.asarray(a), mask=mask, **rest))
+    for name in ("math:pi", "head"):
+        with pytest.raises(ValueError, match=f"unknown value '{name}'"):
+            linear_cka(heads, name)
 
 
 def test_effective_rank():

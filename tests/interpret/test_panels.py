@@ -17,6 +17,7 @@ from attnlab.interpret import (
     head_predictions,
     head_statistics,
     model_panel,
+    view_panels,
 )
 from attnlab.models import FFN, EncoderConfig, LayerOverrides, OutputHead
 
@@ -75,6 +76,26 @@ def test_a_loss_without_a_head_is_that_of_its_gate(decoder):
     apart = found["loss increase"] - found["loss increase (group)"]
     assert np.abs(apart[1:]).min() > 1e-3
     assert np.abs(apart[0]).max() < 1e-6
+
+
+def test_both_maps_of_a_differential_head_have_the_effect_of_the_head():
+    """Maps of 4 heads of 2 key heads: [key head, first or second, query head of this key head]."""
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 5, "num_layers": 2}
+    config = config_of("differential", **sizes)
+    params, text = random_params(config), {"tokens": list("abcdef")}
+    panel = model_panel(config, params, {"tokens": TOKENS}, text)
+    found = panel.maps[0].statistics["loss increase"]
+    assert panel.maps[0].probs.shape == (2, 8, 6, 6)
+    assert_close(found[:, [2, 3, 6, 7]], found[:, [0, 1, 4, 5]])
+    gates = np.ones((3, 2, 4))
+    gates[1, 0, 1] = gates[2, 1, 2] = 0
+    model = config.build()
+    run = jax.jit(lambda gate: model.apply({"params": params}, TOKENS, head_mask=gate).logits)
+    whole, first, second = (bits(run(gate)) for gate in gates)
+    np.testing.assert_allclose(found[0, [1, 3]], first - whole, atol=1e-4)
+    np.testing.assert_allclose(found[1, [4, 6]], second - whole, atol=1e-4)
+    assert len(np.unique(found.round(5))) == 8
+    assert "loss increase" in view_panels([panel]).html
 
 
 @pytest.mark.parametrize("readout", ["tied", "none"])

@@ -23,6 +23,7 @@ from attnlab.interpret import (
 )
 from attnlab.models import (
     FFN,
+    Alibi,
     Attention,
     Compute,
     Embedding,
@@ -186,14 +187,64 @@ def test_what_writes_nothing_has_zero_terms(name, position):
         assert [n for n in is_zero if is_zero[n]] == [name] * (name in is_zero)
 
 
+PACKED = jnp.asarray([[1, 1, 1, 2, 2, 2], [1, 1, 2, 2, 2, 2]])
+ORDER = jnp.asarray([[5, 3, 1, 0, 2, 4], [2, 0, 4, 7, 1, 3]])
+SCALED = Attention(position_scale=(0.7, 2.0))
+TABLE = {"positions": Relative(buckets=8, max_distance=20, table=True)}
+POSITIONS = {
+    "rotary of packed texts": ({"positions": Rotary()}, {"segments": PACKED}),
+    "scale of packed texts": ({"positions": Rotary(), "attention": SCALED}, {"segments": PACKED}),
+    "learned of packed texts": ({"attention": SCALED}, {"segments": PACKED}),
+    "given": ({"positions": Rotary(), "attention": SCALED}, {"positions": ORDER}),
+    "a table beside distances": (TABLE, {"positions": ORDER}),
+    "a table that counts tokens": (
+        {"positions": Relative(buckets=8, max_distance=20, table=True, pad_token=2), "max_len": 12,
+         "kind": "encoder"}, {},
+    ),
+    "two maps of a head": (
+        {"layout": "differential", "num_heads": 4, "num_kv_heads": 2, "head_dim": 5,
+         "positions": Alibi()}, {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_scores_have_the_positions_of_the_model(name):
+    """The sum of terms and bias is the captured score of each map, within a text."""
+    fields, inputs = POSITIONS[name]
+    config, inputs = config_of(**{"num_layers": 2} | fields), ModelInputs(**inputs)
+
+    @jax.jit
+    def run(params):
+        recording = record(config, params, TOKENS, inputs)
+        scores = recording.outputs.captured["scores"][1]
+        found = [sum_of(decompose_scores(recording, 1, i)) for i in range(scores.shape[1])]
+        return jnp.stack(found, axis=1), scores
+
+    found, scores = run(random_params(config))
+    same = (
+        PACKED[:, None, :, None] == PACKED[:, None, None] if inputs.segments is not None else True
+    )
+    assert_close(*(jnp.where(same, a, 0) for a in (found, scores)), loosen=10)
+
+
 def scores_of(head):
     return lambda recording: decompose_scores(recording, 0, head)
+
+
+def logits_of(tokens):
+    return lambda recording: direct_logit_attribution(recording, tokens)
 
 
 ONE = {"num_layers": 1, "ffn": FFN(width=0)}
 REFUSED = [
     (config_of(output=OutputHead(transform="gelu"), **ONE), direct_logit_attribution, "decompose_"),
     (config_of(output=OutputHead(kind="none"), **ONE), direct_logit_attribution, "no logits"),
+    (config_of(output=OutputHead(soft_cap=2.0), **ONE), direct_logit_attribution, "soft_cap=2.0"),
+    (config_of(**ONE), logits_of(TOKENS + 1), r"token id 11 at \[1, 0\]"),
+    (config_of(**ONE), logits_of(-TOKENS), r"token id -4 at \[0, 0\]"),
+    (config_of(**ONE), logits_of(TOKENS[:, :5]), r"tokens \(2, 5\) must be \[B, T\] = \(2, 6\)"),
+    (config_of(**ONE), lambda r: decompose_input(r, 0, "math:pi"), "unknown sublayer 'math:pi'"),
     (config_of("tensor_product", biases=(), **ONE), scores_of(0), "'tensor_product' is not linear"),
     (config_of(extras=(heads.TalkingHeads(),), **ONE), scores_of(0), "talking_heads"),
     (config_of(extras=(heads.SoftCap(5.0),), **ONE), scores_of(0), "soft_cap"),
@@ -208,6 +259,13 @@ def test_what_is_not_a_sum_raises(config, f, message):
     params = random_params(config)
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: f(record(config, params, TOKENS)))
+
+
+def test_variables_of_a_module_are_parameters_too():
+    config = config_of(**ONE)
+    params = random_params(config)
+    run = jax.jit(lambda params: direct_logit_attribution(record(config, params, TOKENS), TOKENS))
+    jax.tree.map(np.testing.assert_array_equal, run({"params": params}), run(params))
 
 
 def test_calls_that_cannot_be_recorded():

@@ -10,7 +10,7 @@ from interpreted_models import config_of, random_params
 from attnlab.interpret import syntax
 from attnlab.interpret.syntax import ALL, DIRECTIONS, OFFSETS, CorrectCounts
 from attnlab.interpret.treebank import Tree, read_trees, treebank_parts
-from attnlab.models import EncoderConfig, ModelInputs, run_model
+from attnlab.models import EncoderConfig, Learned, ModelInputs, run_model
 
 
 def test_word_maps_by_hand():
@@ -98,6 +98,22 @@ def test_texts_that_run_together_do_not_meet():
     assert np.array_equal(got[0][:, :, 0], probs.argmax(-1))
     assert np.array_equal(got[0][:, :, 1], probs.argmax(-2))
     assert [picks.shape for picks in got] == [(3, 2, 2, 9), (3, 2, 2, 14), (3, 2, 2, 5)]
+
+
+def test_padding_that_a_model_has_no_positions_for_changes_nothing():
+    """Padding tokens are beyond the table of a model that counts positions from its pad token."""
+    rng = np.random.default_rng(5)
+    shares = syntax.token_word_overlap(*(np.stack([np.arange(17), np.arange(1, 18)], 1),) * 2)
+    tokens = rng.integers(2, 11, 17)
+    fields = {"kind": "encoder", "num_layers": 2, "positions": Learned(pad_token=1)}
+    found = []
+    for size in (20, 64):  # padded to 32 tokens
+        config = config_of(**fields, max_len=size)
+        params = random_params(config_of(**fields, max_len=64))
+        params = params | {"positions": params["positions"][:size]}
+        found.append(syntax.head_predictions(config, params, [(tokens, shares)])[0])
+    np.testing.assert_array_equal(*found)
+    assert found[0].min() >= 0
 
 
 def by_luck(rng, sentences=100, layers=6, labels=12):

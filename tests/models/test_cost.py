@@ -140,3 +140,17 @@ for *sizes, translation, language in [
 def test_counts_of_papers(config, count):
     assert cost.num_parameters(config) == count
     assert sum(a.size for a in jax.tree.leaves(param_shapes(config))) == count
+
+
+@pytest.mark.parametrize(
+    ("order", "plan"),
+    [(None, "cla:2"), ("factored", "cla:2"), ("bilinear", "albert"), ("absorbed", "separate")],
+)
+def test_bytes_of_a_cache_are_those_of_its_arrays(order, plan):
+    config = dataclasses.replace(
+        SMALL, heads=Wide(num_heads=5), num_layers=4, sharing=plan, positions=NoPositions(),
+        attention=Attention(order=order),
+    )  # fmt: skip
+    one, three = (jax.eval_shape(lambda s=size: config.init_cache(1, s)) for size in (1, 3))
+    size = lambda cache: sum(a.size * a.dtype.itemsize for a in cache.values())
+    assert cost.cache_bytes_per_token(config) == (size(three) - size(one)) / 2

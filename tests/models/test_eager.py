@@ -13,7 +13,8 @@ from random_models import random_params
 
 from attnlab import FFN, ModelConfig, capture, dot_product_attention, generate
 from attnlab.heads import Standard, init, multi_head_attention
-from attnlab.models import Dropout, Learned, param_shapes
+from attnlab.models import Dropout, Experts, Learned, feed_forward, param_shapes
+from attnlab.models.ffn import init_ffn
 from attnlab.models.generate import prefill
 
 CONFIG = ModelConfig(
@@ -54,6 +55,17 @@ def long_attention():
     return dot_product_attention(q, q, q, is_causal=True, implementation="blockwise")
 
 
+def packed_attention(implementation):
+    q, numbers = np.ones((1, 7, 2, 4), "float32"), np.array([[1, 1, 1, 2, 2, 3, 0]])
+    return dot_product_attention(q, q, q, segments=numbers, implementation=implementation)
+
+
+def experts():
+    ffn = FFN(width=6, experts=Experts(num_experts=3, top_k=2))
+    params = init_ffn(jax.random.key(0), 4, ffn)
+    return jax.grad(lambda x: feed_forward(params, x, ffn).sum())(np.ones((2, 5, 4), "float32"))
+
+
 CALLS = {
     "apply": apply,
     "apply_capture": lambda: apply(capture=("probs", "q")),
@@ -69,6 +81,12 @@ CALLS = {
         np.ones((2, 5, 8), "float32"), Standard(width=8, num_heads=2), names=("probs",),
     ),
     "blockwise": long_attention,
+    "packed texts": lambda: packed_attention("dense"),
+    "packed texts, blockwise": lambda: packed_attention("blockwise"),
+    "experts": experts,
+    "lists for arrays": lambda: apply(
+        mask=np.tri(5).astype(bool).tolist(), head_mask=[[1.0, 0.5], [0.0, 1.0], [2.0, 1.0]]
+    ),
 }  # fmt: skip
 
 

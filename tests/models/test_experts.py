@@ -164,6 +164,27 @@ def test_balance_loss_by_hand():
     np.testing.assert_allclose(gradient["balance_bias"], 1e-3 * np.sign(shares - 1 / 8), rtol=1e-6)
 
 
+def test_scores_that_are_all_zero_have_a_balance_loss():
+    """Sigmoids of large negative logits are 0 in float32: such a token counts with no score."""
+    spec = CASES["deepseek_v3"].experts
+    params = {"balance_bias": jnp.zeros(8)}
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(5, 8)), jnp.float32).at[1].set(-200)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(logits):
+        return moe.balance_loss(params, moe.route(params, logits, spec), spec)
+
+    value, gradient = loss(logits)
+    assert np.isfinite(gradient).all()
+    assert np.abs(gradient[1]).max() == 0 < np.abs(gradient).max()
+    scores = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
+    experts = np.asarray(moe.route(params, logits, spec).experts)
+    shares = np.bincount(experts.ravel(), minlength=8) / experts.size
+    means = (scores / scores.sum(1, keepdims=True))[[0, 2, 3, 4]].sum(0) / 5
+    np.testing.assert_allclose(value, 0.01 * 8 * np.sum(shares * means), rtol=1e-5)
+
+
 def test_router_logits_can_be_replaced():
     """Forced to one pair of experts, all tokens use it."""
     ffn = CASES["mixtral"]

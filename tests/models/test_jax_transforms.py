@@ -17,6 +17,7 @@ from attnlab.models import (
     Compute,
     LayerSpec,
     ModelConfig,
+    ModelInputs,
     Rotary,
     init_layer,
 )
@@ -169,3 +170,38 @@ def test_precision_is_kept(name, dtype, request):
     value = lambda w, x: (jnp.sum(run(w, x)), run(w, x))
     found = jax.eval_shape(jax.grad(value, (0, 1), True), weights(dtype), batch(dtype))
     assert {a.dtype for a in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
+
+
+def by_rows(run):
+    """`run(params, tokens)` with the rows of tokens on two devices, by the default `shard_map`."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    return jax.shard_map(run, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("plan", ["separate", "cla:2"])
+def test_arrays_that_a_call_makes_inside_shard_map(plan, padded):
+    """Buffers of shared keys and values, and a cache."""
+    config = dataclasses.replace(MODEL, num_layers=4, sharing=plan)
+    params = tree("float32", lambda key: config.build().init(key, jnp.ones((1, 5), int))["params"])
+    tokens = jnp.array([[1, 2, 3, 4], [5, 6, 7, 0]])
+
+    def logits(params, tokens, cache=None):
+        inputs = ModelInputs(padding_mask=tokens != 0 if padded else None, cache=cache)
+        found = attnlab.run_model(params, tokens, config, inputs).logits
+        return jnp.where((tokens != 0)[..., None], found, 0)
+
+    def decoded(params, tokens):
+        return logits(params, tokens, config.init_cache(len(tokens), 5))
+
+    @jax.jit
+    def run(params, tokens):
+        return (
+            logits(params, tokens),
+            by_rows(logits)(params, tokens),
+            by_rows(decoded)(params, tokens),
+        )
+
+    whole, split, cached = run(params, tokens)
+    assert_close(split, whole)
+    assert_close(cached, whole, loosen=10)

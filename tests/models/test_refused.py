@@ -9,6 +9,7 @@ from random_models import random_params
 from test_models import SMALL, SOURCE, TOKENS, change
 
 from attnlab import heads
+from attnlab.interpret import head_gates
 from attnlab.models import (
     FFN,
     Attention,
@@ -21,6 +22,7 @@ from attnlab.models import (
     LayerOverrides,
     Learned,
     ModelConfig,
+    ModelInputs,
     Norm,
     OutputHead,
     Relative,
@@ -139,6 +141,20 @@ CONFIGS = [
     (lambda: from_json('{"version": 2, "model": {}}'), "version 2; this attnlab reads version 1"),
     (lambda: from_json('{"version": 1}'), "a dict of fields, not None"),
 ]  # fmt: skip
+
+
+def test_fields_with_names_of_their_own_take_no_references():
+    """ "package.module:name" is for registries, whose entries are objects."""
+    records = (
+        lambda name: FFN(width=5, activation=name), lambda name: Norm(kind=name),
+        lambda name: OutputHead(kind=name), lambda name: Experts(num_experts=2, scores=name),
+        lambda name: head_gates(SMALL, name), lambda name: head_gates(SMALL, by=name),
+        lambda name: run_model(random_params(SMALL), TOKENS, SMALL, ModelInputs(capture=(name,))),
+    )  # fmt: skip
+    for make in records:
+        for name in ("math:pi", "math:sin"):
+            with pytest.raises(ValueError, match=f"unknown .*'{name}'.* known: "):
+                make(name)
 
 
 @pytest.mark.parametrize(("make", "message"), CONFIGS)

@@ -10,7 +10,18 @@ import pytest
 from random_models import random_params
 
 from attnlab import generate, heads
-from attnlab.models import FFN, Embedding, ModelConfig, NoPositions, OutputHead
+from attnlab.models import (
+    FFN,
+    Alibi,
+    Embedding,
+    ModelConfig,
+    ModelInputs,
+    NoPositions,
+    OutputHead,
+    Relative,
+    Rotary,
+    run_model,
+)
 from attnlab.models.embed import embed
 
 CONFIG = ModelConfig(
@@ -87,3 +98,21 @@ def test_the_source_of_an_encoder_decoder():
         variables, tokens, source=tokens.at[0, 0].set(-1), source_padding_mask=mask
     )
     assert np.isfinite(masked.logits).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.uint32])
+@pytest.mark.parametrize("scheme", [Alibi(), Relative(buckets=8, max_distance=20), Rotary()])
+def test_positions_of_any_integer_dtype(scheme, dtype):
+    """Distances between them may be negative."""
+    config = ModelConfig(
+        vocab_size=11, max_len=9, width=8, num_layers=1, heads=heads.Standard(num_heads=2),
+        ffn=FFN(width=0), positions=scheme,
+    )  # fmt: skip
+    params, ids = random_params(config), jnp.array([[3, 1, 4, 1, 5]])
+
+    @jax.jit
+    def run(positions):
+        return run_model(params, ids, config, ModelInputs(positions=positions)).logits
+
+    given = np.array([4, 0, 7, 3, 5])
+    np.testing.assert_array_equal(run(given.astype(dtype)), run(given))
