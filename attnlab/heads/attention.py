@@ -503,15 +503,7 @@ def _check(
     if values.shape[1] != keys.shape[1]:
         raise ValueError(f"value context {values.shape} must be as long as context {keys.shape}")
     if inputs.cache is not None:
-        if not isinstance(inputs.cache, Mapping) or "length" not in inputs.cache:
-            raise ValueError("cache must be that of init_cache(layout, batch, size)")
-        if options.segments is not None:
-            raise ValueError("a cache holds one text a row: leave segments out")
-        if others := [m for m in options.score_mods if not isinstance(m, SoftCap)]:
-            raise ValueError(
-                f"{type(others[0]).__name__} of score_mods reads indices: of a cache no positions. "
-                "Pass bias [B, N, T, S] at the positions of the S entries, or SoftCap alone"
-            )
+        _check_cache(inputs.cache, options)
     if inputs.padding_mask is not None:
         check_padding_shape("padding_mask", inputs.padding_mask, x.shape[:2])
         if inputs.kv and {a.shape[1] for a in inputs.kv.values()} != {x.shape[1]}:
@@ -530,6 +522,18 @@ def _check(
             )
     if inputs.rotary is not None:
         _check_rotary(inputs.rotary, layout, (x.shape[1], keys.shape[1]))
+
+
+def _check_cache(cache: Mapping[str, Array], options: AttentionOptions) -> None:
+    if not isinstance(cache, Mapping) or "length" not in cache:
+        raise ValueError("cache must be that of init_cache(layout, batch, size)")
+    if options.segments is not None:
+        raise ValueError("a cache holds one text a row: leave segments out")
+    if others := [mod for mod in options.score_mods if not isinstance(mod, SoftCap)]:
+        raise ValueError(
+            f"{type(others[0]).__name__} of score_mods reads indices, which are no positions in a "
+            "cache; pass bias [B, N, T, S] at the positions of the S entries, or SoftCap alone"
+        )
 
 
 def _check_rotary(rotary: Rotary, layout: Layout, lengths: tuple[int, int]) -> None:

@@ -370,12 +370,12 @@ SCALE_TERMS = (
 def part_c(table: pd.DataFrame, left: int = 0) -> str:
     """Whether wide heads cannot or do not learn; without the scales of scores while `left` judged
     runs are missing, as amendment 4 says."""
-    table, terms = first_seeds(table), WIDE_TERMS
+    table, terms = first_seeds(table), list(WIDE_TERMS)
     variants, not_run = [NARROW, RESET, WIDE, WIDE_RESET, CONVERTED], ""
     if left:
         not_run = f" Other scales of scores are not run: {left} judged runs are missing."
     else:
-        terms, variants = terms + SCALE_TERMS, [*variants, WIDE_INVERSE, CONVERTED_OLD]
+        terms, variants = [*terms, *SCALE_TERMS], [*variants, WIDE_INVERSE, CONVERTED_OLD]
     tests = [compare(table, name, what, (1, a), (-1, b)) for name, what, a, b in terms]
     first, second = tests[0].found, tests[1].found
 
