@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 from absl import flags
@@ -20,6 +20,7 @@ from ml_collections.config_flags.tuple_parser import TupleParser
 
 from attnlab import lab, models
 from attnlab.data import DATASETS, Text
+from attnlab.fields import check_choice
 from attnlab.lab.spec import LAYOUT, POSITIONS, SHARING, specs_of
 from attnlab.models import ModelConfig
 from attnlab.models.budget import Budget
@@ -83,12 +84,12 @@ def parse(arg: str, known: Mapping[str, object]) -> Any:
     given: set[str] = set()
     for part in filter(None, arg.split(",")):
         name, equals, text = part.partition("=")
-        key = lookup(written, name + equals, what="preset")
+        key = lookup(MappingProxyType(written), name + equals, what="preset")
         if key in given:
             raise ValueError(f"preset {key!r} is given twice; give it once")
         given.add(key)
         if isinstance(choices := known[key], tuple):
-            lookup(dict.fromkeys(filter(None, choices)), text, what=f"preset {key}")
+            check_choice(f"preset {key}", text, list(filter(None, choices)))
         kind: Callable[..., object] = type(found[key])
         found[key] = kind(text or True)
     return SimpleNamespace(**found)
@@ -358,7 +359,7 @@ def one_model(config: ConfigDict | lab.Experiment) -> Setup:
     """A config without variants. Raises ValueError."""
     found, match = experiment_of(config), None
     if isinstance(config, ConfigDict) and (budget := config.match.budget):
-        lookup(dict.fromkeys(get_args(Budget)), budget, what="match.budget")
+        check_choice("match.budget", budget, get_args(Budget))
         match = lab.Match(**config.match)
     return Setup(found, match, [], lab.Description())
 

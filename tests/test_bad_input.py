@@ -8,11 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnlab import ModelConfig, contraction_orders, generate, heads, models, multi_head_attention
+from attnlab import (
+    ModelConfig,
+    contraction_orders,
+    generate,
+    heads,
+    models,
+    multi_head_attention,
+)
 from attnlab.heads import CallSizes
 from attnlab.models import LayerOverrides, flops_per_token, prefill
 from attnlab.models.forward import ModelInputs, run_model
+from attnlab.pretrained import load as load_pretrained
+from attnlab.pretrained import published_config
 from attnlab.sharing import Plan
+from experiments import config
 
 FIELDS = {
     "num_kv_heads": st.none() | st.integers(-1, 6),
@@ -187,3 +197,17 @@ def test_params_may_stand_in_variables(variables):
     texts = [generate(p, TOKENS, CONFIG, 2).tolist() for p in both]
     assert texts[0] == texts[1]
     assert jnp.array_equal(*(run_model(p, TOKENS, CONFIG).logits for p in both))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: published_config("math:pi"),
+        lambda: load_pretrained("no/folder", param_dtype="math:pi"),
+        lambda: config.parse("math:pi", {"tiny": False}),
+        lambda: config.parse("model=math:pi", {"model": ("small", "large")}),
+    ],
+)
+def test_where_names_are_fixed_a_reference_to_python_is_unknown(call):
+    with pytest.raises(ValueError, match=r"math:pi.*known"):
+        call()

@@ -19,8 +19,7 @@ from attnlab.data.files import bucket, check_text
 from attnlab.data.token_files import INDEX, Index, Shard
 from attnlab.data.tokenizer import FILE, Tokenizer, make_tokenizer, num_tokens, token_sizes
 from attnlab.extras import extra
-from attnlab.fields import Spec, bounded
-from attnlab.names import lookup
+from attnlab.fields import Spec, bounded, check_choice
 
 PIECE, PIECES = 1 << 16, 256
 """Bytes of a piece of a text, up to the end of a line, and pieces of this size that are tokenized
@@ -229,7 +228,7 @@ def _table_rows(path: Path, column: str) -> Iterator[object]:
     else:
         file = pyarrow.parquet.ParquetFile(path)
         known, batches = file.schema_arrow.names, file.iter_batches(1024, columns=[column])
-    lookup(dict.fromkeys(known), column, what=f"column of {path}")
+    check_choice(f"column of {path}", column, known)
     for batch in batches:
         yield from batch.column(column).to_pylist()
 

@@ -14,7 +14,7 @@ from attnlab.data import batching, dataset
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
 from attnlab.data.files import check_path, digest, last_name, visible_files
 from attnlab.extras import extra
-from attnlab.fields import Spec, bounded
+from attnlab.fields import Spec, bounded, check_choice
 
 Item = dict[str, np.ndarray]
 """Name -> array, of the same shapes in all items."""
@@ -224,8 +224,7 @@ class HuggingFace(Spec, prefix="data."):
             table = datasets.load_from_disk(self.path)
         splits = table if isinstance(table, datasets.DatasetDict) else {"train": table}
         table = names.lookup(splits, "train", what=f"split of {self.path}")
-        columns = dict.fromkeys(table.column_names)
-        names.lookup(columns, self.column, what=f"column of {self.path}")
+        check_choice(f"column of {self.path}", self.column, table.column_names)
         if (held := next((splits[n] for n in HELDOUT_SPLITS if n in splits), None)) is None:
             end = int(len(table) * (1 - self.heldout))
             table, held = table.select(range(end)), table.select(range(end, len(table)))

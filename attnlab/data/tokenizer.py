@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,7 +117,7 @@ class Tokenizer:
     def special_token(self, name: str) -> int:
         """The id of a special token; raises ValueError where there is none of this name."""
         known = {t.content: i for i, t in self._tokenizer.get_added_tokens_decoder().items()}
-        return int(lookup(known, name, what="special token of the tokenizer"))
+        return int(lookup(MappingProxyType(known), name, what="special token of the tokenizer"))
 
     @property
     def digest(self) -> str:

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from attnlab.fields import check_field
@@ -287,7 +288,7 @@ def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
     plain = dict(values)
     for path in sorted(p for p, one in values.items() if dataclasses.is_dataclass(one)):
         name, *inner = ("model.heads" if path == LAYOUT else path).split(".")
-        outer = lookup(parts, name, what="field")
+        outer = lookup(MappingProxyType(parts), name, what="field")
         parts[name] = _replaced(outer, inner, plain.pop(path))  # an outer record before its parts
     model, train, data = flags.to_dict(parts["model"]), parts["train"].to_dict(), parts["data"]
     given = {f.name: getattr(data, f.name) for f in dataclasses.fields(data)}
@@ -313,7 +314,7 @@ def _replaced(record: Any, path: Sequence[str], value: object) -> Any:
         return value
     name, *inner = path
     fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.init}
-    value = _replaced(lookup(fields, name, what="field"), inner, value)
+    value = _replaced(lookup(MappingProxyType(fields), name, what="field"), inner, value)
     return dataclasses.replace(record, **{name: value})
 
 

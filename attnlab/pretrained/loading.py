@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +33,7 @@ WeightPath = tuple[str, ...]
 """Path of a weight in the tree."""
 WRAPPERS = r"(_orig_mod\.|module\.)+"
 """What torch.compile and DistributedDataParallel put before all names of a module."""
-PARAM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+PARAM_DTYPES = MappingProxyType({"float32": jnp.float32, "bfloat16": jnp.bfloat16})
 
 
 def load(

@@ -1,6 +1,7 @@
 """The sizes of published models, by name: configs to train or to count, without any weights."""
 
 import dataclasses
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from attnlab.heads import Standard
@@ -89,6 +90,6 @@ def published_config(name: str, **fields: Any) -> ModelConfig:
     124439808
     """
     known: dict[str, Published | ModelConfig] = {**PUBLISHED, "transformer_base": TRANSFORMER}
-    found = lookup(known, name, what="published model")
+    found = lookup(MappingProxyType(known), name, what="published model")
     config = found.config if isinstance(found, Published) else found
     return dataclasses.replace(config, **fields)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax.numpy as jnp
@@ -165,7 +166,7 @@ def _requested(
     return {name: requested[name] or {} for name in locations}
 
 
-def _locations(config: ModelConfig) -> dict[str, tuple[str, str]]:
+def _locations(config: ModelConfig) -> Mapping[str, tuple[str, str]]:
     """The entries of `LOCATIONS` that the model has.
 
     Raises:
@@ -174,7 +175,8 @@ def _locations(config: ModelConfig) -> dict[str, tuple[str, str]]:
     if config.layer_types:
         raise ValueError("layers of several types have no heads in common; use head_mask")
     plans = {stack: owned.plan for stack, owned in owned_stacks(config).items()}
-    return {name: at for name, at in LOCATIONS.items() if at[1] in plans.get(at[0], ())}
+    found = {name: at for name, at in LOCATIONS.items() if at[1] in plans.get(at[0], ())}
+    return MappingProxyType(found)
 
 
 def _kept_counts(layout: Layout, removed: Mapping[str, list[frozenset[int]]]) -> tuple[int, int]:
