@@ -8,7 +8,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
@@ -103,8 +103,8 @@ def check_field(name: str, value: Any, hint: Any, **bounds: int | float) -> Any:
     Args:
       name: of the field, for the error.
       value: of the field; of a tuple, each element that is no tuple.
-      hint: the type. Numbers are finite. Strings, generic types other than tuples, and types that
-        cannot be checked at run time are not checked.
+      hint: the type. Numbers are finite. Strings, generic types other than tuples and mappings, and
+        types that cannot be checked at run time are not checked.
       bounds: of numbers, named as in `BOUNDS`.
     """
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
@@ -125,6 +125,8 @@ def check_field(name: str, value: Any, hint: Any, **bounds: int | float) -> Any:
     elif kind in (int, float):
         check_number(name, value, kind, none, **bounds)
         return kind(value)
+    elif get_origin(kind) is Mapping and not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a dict{none}, not {value!r}")
     elif get_origin(kind) is tuple:
         if not isinstance(value, tuple):
             raise ValueError(f"{name} must be a tuple{none}, not {value!r}; for one ({value!r},)")

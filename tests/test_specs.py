@@ -15,6 +15,7 @@ import attnlab
 from attnlab import data, heads
 from attnlab.fields import Spec
 from attnlab.heads import Layout, Standard
+from attnlab.lab.description import Expectation
 from attnlab.models import ModelConfig
 from attnlab.models.specs import FFN, Attention, Experts, Images, LayerSpec, Norm
 from attnlab.training import OptimizerConfig, TrainConfig
@@ -24,6 +25,7 @@ REQUIRED = {
     Experts: {"num_experts": 4, "top_k": 2},
     Images: {"height": 4, "width": 4, "channels": 1, "patch_height": 2, "patch_width": 2},
     LayerSpec: {"heads": Standard(width=12, num_heads=3)},
+    Expectation: {"tags": {}, "relation": "at most", "value": 1.0, "text": ""},
 }
 """What a record cannot be made without."""
 

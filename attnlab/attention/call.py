@@ -237,9 +237,10 @@ def _mask_spec(
 
 def _lengths(name: str, lengths: Any, batch: int, size: int) -> Array:
     """Lengths [B] of an axis, at most `size`: int32 does not hold all that NumPy does."""
-    check_array(name, lengths, "an integer", "[B]", (batch,), exact=True)
-    minimum = jnp.minimum if isinstance(lengths, jax.Array) else np.minimum
-    return jnp.asarray(minimum(lengths, size), jnp.int32)
+    if not isinstance(lengths, jax.Array) and np.issubdtype(np.asarray(lengths).dtype, np.integer):
+        lengths = np.minimum(lengths, size)
+    checked = check_array(name, lengths, "an integer", "[B]", (batch,), exact=True)
+    return jnp.minimum(checked, size).astype(jnp.int32)
 
 
 def segment_pair(segments: Any) -> tuple[Any, Any]:

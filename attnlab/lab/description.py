@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from attnlab.atomic import write_atomic
-from attnlab.fields import Spec, bounded
+from attnlab.fields import Spec, bounded, check_field
 from attnlab.lab.spec import Tag
 from attnlab.nested import JSON
 
@@ -80,6 +80,11 @@ class Description(Spec):
     source: str = ""
     expectations: tuple[Expectation, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for pair in self.pairs:
+            check_field("pairs", pair, tuple[Tags, Tags])
 
     @property
     def named(self) -> list[Tags]:

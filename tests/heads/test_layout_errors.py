@@ -92,7 +92,7 @@ CALLS = [
         lambda: step(order="absorbed", tap=Tap(patch={"v": lambda a, layer: a})),
         "holds x; .* needs k, v; .*orders that can: absorbed",
     ),
-    (lambda: step(score_mods=[ALiBi(jnp.ones(2))]), "ALiBi of score_mods .* Pass bias"),
+    (lambda: step(score_mods=[ALiBi(jnp.ones(2))]), "ALiBi of score_mods .* pass bias"),
     (
         lambda: call(kv=heads.project_kv(PARAMS, jnp.ones((2, 5, 8)), LAYOUT), padding_mask=REAL),
         r"padding_mask \(2, 7\) .* kv is of other tokens: hide those by mask",
