@@ -162,6 +162,7 @@ def test_a_standard_deviation_of_zero_is_zero():
     assert not any(np.any(a) for a in ffn.values())
 
 
+@pytest.mark.unchecked  # the annotation says array
 def test_a_head_mask_may_be_a_list():
     params, x, y, z = make(layout := CASES["free sizes"])
     gates = [1.0, 0.0, 0.5, -2.0]
