@@ -55,6 +55,7 @@ Context = Array | tuple[Array, Array]
 
 Note = dict[str, Any]
 """What `explain_heads` returns."""
+NO_CACHE = "cache must be that of init_cache(layout, batch, size)"
 
 
 class HeadAux(NamedTuple):
@@ -236,8 +237,8 @@ def decode(
     >>> y.shape, int(cache["length"])
     ((1, 2, 6), 2)
     """
-    if not isinstance(cache, Mapping) or "length" not in cache:
-        raise ValueError("cache must be that of init_cache(layout, batch, size)")
+    if cache is None:
+        raise ValueError(NO_CACHE)
     output, aux = multi_head_attention(
         params, x, layout, cache=cache, is_causal=is_causal, return_aux=True, **keywords
     )
@@ -526,7 +527,7 @@ def _check(
 
 def _check_cache(cache: Mapping[str, Array], options: AttentionOptions) -> None:
     if not isinstance(cache, Mapping) or "length" not in cache:
-        raise ValueError("cache must be that of init_cache(layout, batch, size)")
+        raise ValueError(NO_CACHE)
     if options.segments is not None:
         raise ValueError("a cache holds one text a row: leave segments out")
     if others := [mod for mod in options.score_mods if not isinstance(mod, SoftCap)]:

@@ -350,9 +350,10 @@ def _row(one: Comparison, labels: Mapping[VariantKey, str]) -> tuple[object, ...
 def spread(scores: SeedScores) -> float:
     """Standard deviation over seeds: within texts, where there are several. NaN where no text has
     two seeds."""
-    names = dict.fromkeys(text for text, _ in scores)
-    texts = [[score for (text, _), score in scores.items() if text == name] for name in names]
-    squares = sum(float(np.var(some)) * len(some) for some in texts)
+    texts: dict[str, list[float]] = {}
+    for (text, _), score in scores.items():
+        texts.setdefault(text, []).append(score)
+    squares = sum(float(np.var(some)) * len(some) for some in texts.values())
     return math.sqrt(squares / df) if (df := len(scores) - len(texts)) else math.nan
 
 

@@ -139,7 +139,9 @@ def sweep(
 
     for policy in policies:
         wanted = list(policy(wanted, run))
-    results = run(wanted) if wanted or not failed else Results([])
+    if failed and not wanted:
+        raise failed[0]
+    results = run(wanted)
     if failed:
         raise failed[0]
     return results
