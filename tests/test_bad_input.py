@@ -70,6 +70,7 @@ def test_any_layout_works_or_says_what_to_change(name, width, num_heads, fields)
 
 STANDARD = heads.Standard(width=6, num_heads=2)
 X = jnp.ones((2, 5, 6))
+WEIGHTS = {name: jnp.ones(shape) for name, shape in heads.weight_shapes(STANDARD).items()}
 ONES = lambda *shape: jnp.ones(shape)
 WRONG_CALLS = [
     # (arguments and weights, exception, what the message has)
@@ -92,8 +93,7 @@ WRONG_CALLS = [
 
 @pytest.mark.parametrize(("changes", "error", "message"), WRONG_CALLS)
 def test_arrays_that_do_not_fit(changes, error, message):
-    weights = {name: jnp.ones(shape) for name, shape in heads.weight_shapes(STANDARD).items()}
-    weights |= {name: a for name, a in changes.items() if name in ("q", "k_bias")}
+    weights = WEIGHTS | {name: a for name, a in changes.items() if name in ("q", "k_bias")}
     inputs = {"x": X} | {name: a for name, a in changes.items() if name not in weights}
     with pytest.raises(error, match=message):
         multi_head_attention(weights, inputs.pop("x"), STANDARD, **inputs)
@@ -170,8 +170,8 @@ CALLS = [
     (lambda v: heads.flops_per_token(CONFIG, 5), f"{A_LAYOUT}flops_per_token"),
     (lambda v: heads.num_parameters(CONFIG), f"{A_LAYOUT}num_parameters"),
     (lambda v: heads.init_cache(STANDARD, 2, -1), "batch 2 and size -1: both must be at least 1"),
-    (lambda v: heads.decode(v, X, STANDARD, None), NO_CACHE),
-    (lambda v: heads.decode(v, X, STANDARD, CACHE), NO_CACHE),
+    (lambda v: heads.decode(WEIGHTS, X, STANDARD, None), NO_CACHE),
+    (lambda v: heads.decode(WEIGHTS, X, STANDARD, CACHE), NO_CACHE),
 ]
 
 
