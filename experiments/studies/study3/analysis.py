@@ -34,10 +34,12 @@ def p_equivalence(found: Difference) -> float:
     return found.p_outside / 2
 
 
-def conclusion(found: Difference) -> str:
+def conclusion(found: Difference, p: float | None = None, p_equal: float | None = None) -> str:
     """What the plan calls it: equivalent where the 90 % interval is within MARGIN, inconclusive
-    where it is neither that nor different from 0."""
-    equivalent, different = p_equivalence(found) < ALPHA, found.p < ALPHA
+    where it is neither that nor different from 0; by corrected p-values (of the difference, of the
+    equivalence) where they are given."""
+    equivalent = (p_equivalence(found) if p_equal is None else p_equal) < ALPHA
+    different = (found.p if p is None else p) < ALPHA
     if different:
         return "different, within the margin" if equivalent else "different"
     return "equivalent" if equivalent else "inconclusive"

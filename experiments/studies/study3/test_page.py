@@ -138,10 +138,25 @@ def test_every_page_is_written_from_complete_rows_and_from_no_fewer(part, table)
 
 
 def test_per_head_muon_is_judged_by_its_own_cells(table):
-    rows = [line for line in page.make_page("B", table).splitlines() if line.startswith("| B1")]
+    lines = page.make_page("B", table).splitlines()
+    rows = [line for line in lines if line.startswith("| B1") or "16x4 less 4x16: per head" in line]
     assert "-0.02" in rows[0]  # 16x4
     assert "different" in rows[0]
     assert "different" not in rows[1]  # 8x8: no effect was put in
+    assert "-0.02" in rows[2]  # of what heads of 4 cost
+    assert "different" in rows[2]
+
+
+def test_corrected_p_values_decide():
+    """Of the difference, and of the equivalence."""
+    noise = np.array([1, -1, 1, -1, 1, -1, 1, -1])
+    found, equal = over_texts(0.03 + 0.03 * noise), over_texts(0.006 * noise)
+    assert 0.02 < found.p < 0.05
+    test, other = page.Comparison("X", "x", found), page.Comparison("Y", "y", equal)
+    for corrected, expected in (({}, "different"), ({"X": 2 * found.p}, "inconclusive")):
+        assert f" {expected} " in page.registered_table([test], corrected)
+    assert " equivalent " in page.registered_table([other], {}, equal="Y")
+    assert " inconclusive " in page.registered_table([other], {"Y": 0.06}, equal="Y")
 
 
 def test_the_page_on_caches_states_the_effects_that_were_put_in(table):
