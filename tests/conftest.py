@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 jax.config.update("jax_num_cpu_devices", 8)
 # Tests compile hundreds of tiny programs that run once: less optimising, four times as fast.
@@ -53,15 +54,27 @@ def assert_close(got, expected, *, loosen=1.0):
 
 
 def value_and_grads(run, *arrays):
-    """Output, and all gradients as one vector: that of a key bias is zero but for rounding."""
+    """Output of run(*arrays), and the gradients of a loss that weighs every entry differently."""
 
     def loss(*arrays):
         out = run(*arrays)
-        return jnp.sum(jnp.sin(out.astype(jnp.float32))), out
+        return jnp.sum(jnp.sin(out.astype(jnp.promote_types(out.dtype, jnp.float32)))), out
 
     numbers = tuple(range(len(arrays)))
     (_, out), grads = jax.jit(jax.value_and_grad(loss, numbers, has_aux=True))(*arrays)
-    return out, jnp.concatenate([jnp.ravel(g) for g in jax.tree.leaves(grads)]).astype(out.dtype)
+    return out, grads
+
+
+def value_and_gradient(run, *arrays):
+    """The same with all gradients as one vector: that of a key bias is zero but for rounding."""
+    out, grads = value_and_grads(run, *arrays)
+    return out, ravel_pytree(grads)[0].astype(out.dtype)
+
+
+def two_devices():
+    """A mesh of two, by the name "data"."""
+    auto = jax.sharding.AxisType.Auto
+    return jax.make_mesh((2,), ("data",), axis_types=(auto,), devices=jax.devices()[:2])
 
 
 def deep(values, *kept):

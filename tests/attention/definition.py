@@ -25,18 +25,6 @@ def make(dtype=jnp.float32, heads=(6, 3, 3), t=5, s=7, scale=2.0):
     return tuple(jnp.asarray(scale * rng.normal(size=shape), dtype) for shape in shapes)
 
 
-def value_and_grads(run, *arrays):
-    """Output of run(*arrays), and the gradients of a loss that weighs every entry differently."""
-
-    def loss(*arrays):
-        out = run(*arrays)
-        return jnp.sum(jnp.sin(out.astype(jnp.promote_types(out.dtype, jnp.float32)))), out
-
-    numbers = tuple(range(len(arrays)))
-    (_, out), grads = jax.jit(jax.value_and_grad(loss, numbers, has_aux=True))(*arrays)
-    return out, grads
-
-
 def divide(monkeypatch, limits):
     """Registers "blockwise" with these limits until the end of the test."""
     run = functools.partial(blockwise, limits=limits)

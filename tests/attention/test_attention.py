@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, deep
-from definition import SMALL_BLOCKS, SMALL_STRIPS, attention, divide, make, value_and_grads
+from conftest import assert_close, deep, two_devices, value_and_grads
+from definition import SMALL_BLOCKS, SMALL_STRIPS, attention, divide, make
 
 from attnlab import dot_product_attention, explain, masks
 from attnlab.attention import ALiBi, alibi_slopes
@@ -174,9 +174,8 @@ def test_one_key_drops_the_same_in_every_backend(kind, x64):
 
 
 def on_two_devices(function, in_specs, out_specs):
-    auto = jax.sharding.AxisType.Auto
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(auto,), devices=jax.devices()[:2])
-    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
+    shared = jax.shard_map(function, mesh=two_devices(), in_specs=in_specs, out_specs=out_specs)
+    return jax.jit(shared)
 
 
 ROWS, SHARED = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()

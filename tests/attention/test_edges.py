@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
-from definition import make, value_and_grads
+from conftest import assert_close, value_and_grads
+from definition import make
 
 from attnlab import ModelConfig, dot_product_attention, masks
 from attnlab.heads import Standard

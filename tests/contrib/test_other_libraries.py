@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, value_and_grads
+from conftest import assert_close, two_devices, value_and_gradient
 from definition import make
 
 import attnlab.contrib  # noqa: F401
@@ -49,7 +49,7 @@ def check(arrays, *, loosen=1.0, **call):
     """Output and gradients in two seeds side by side are those of `dense`."""
     twice = [jnp.stack([a, 0.7 * a[:, ::-1]]) for a in arrays]
     found, expected = (
-        value_and_grads(
+        value_and_gradient(
             jax.vmap(functools.partial(dot_product_attention, implementation=name, **call)), *twice
         )
         for name in ("splash", "dense")
@@ -100,9 +100,7 @@ def test_splash_takes_lengths_above_the_axis_as_the_whole_axis(lengths):
 def test_splash_in_shard_map():
     """With the check of varying axes the kernel fails in JAX; refused, and right without it."""
     q, k, v = make(t=5, s=7, heads=(2, 1, 1))
-    devices, auto = jax.devices()[:2], jax.sharding.AxisType.Auto
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(auto,), devices=devices)
-    spec = jax.sharding.PartitionSpec("data")
+    mesh, spec = two_devices(), jax.sharding.PartitionSpec("data")
     run = functools.partial(dot_product_attention, implementation="splash")
     share = functools.partial(jax.shard_map, run, mesh=mesh, in_specs=spec, out_specs=spec)
     with pytest.raises(ValueError, match=r"only in jax.shard_map\(..., check_vma=False\)"):

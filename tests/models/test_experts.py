@@ -7,20 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
-from jax.sharding import AxisType
+from conftest import assert_close, two_devices
 from jax.sharding import PartitionSpec as P
 
-from attnlab import heads
-from attnlab.models import (
-    FFN,
-    Experts,
-    ModelConfig,
-    Norm,
-    applied_parameters,
-    flops_per_token,
-    num_parameters,
-)
+from attnlab import heads, models
+from attnlab.models import FFN, Experts, Norm, applied_parameters, flops_per_token, num_parameters
 from attnlab.models import experts as moe
 from attnlab.models.ffn import apply_ffn, feed_forward, ffn_shapes, init_ffn
 from attnlab.pretrained.published import Published
@@ -128,12 +119,8 @@ def test_grouped_products_and_gradients(block, x64):
     experts = jnp.array([[2, 0]] * 10 + [[0, 3]] * 4)
     rng = np.random.default_rng(0)
     w, x, cotangent = (rng.normal(size=n) for n in ((4, 3, 5), (2, 14, 3), (14, 2, 5)))
-    devices = jax.devices()[:2]
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=devices)
-    split = jax.shard_map(
-        functools.partial(grouped, block=block), mesh=mesh, in_specs=(P(), P("d"), P("d")),
-        out_specs=P("d"),
-    )  # fmt: skip
+    run, rows = functools.partial(grouped, block=block), P("data")
+    split = jax.shard_map(run, mesh=two_devices(), in_specs=(P(), rows, rows), out_specs=rows)
     every = with_gradients(lambda w, x: jnp.einsum("md,mkdf->mkf", x, w[experts]), cotangent)
     ours = with_gradients(lambda w, x: grouped(w, x, experts, block), cotangent)
     shared = with_gradients(lambda w, x: split(w, x, experts), cotangent)
@@ -197,13 +184,10 @@ def test_router_logits_can_be_replaced():
 
 # Models -------------------------------------------------------------------------------------------
 
-FFN_OF_MODEL = FFN(
-    width=12, activation="gated_silu",
-    experts=Experts(num_experts=4, top_k=2, shared_width=8, balance=1.0),
-)  # fmt: skip
-SMALL = ModelConfig(
-    width=16, num_layers=2, max_len=8, norm=Norm(kind="rms"), ffn=FFN_OF_MODEL,
-    heads=heads.Standard(num_heads=4),
+EXPERTS = Experts(num_experts=4, top_k=2, shared_width=8, balance=1.0)
+SMALL = models.ModelConfig(
+    width=16, num_layers=2, max_len=8, norm=Norm(kind="rms"), heads=heads.Standard(num_heads=4),
+    ffn=FFN(width=12, activation="gated_silu", experts=EXPERTS),
 )  # fmt: skip
 
 

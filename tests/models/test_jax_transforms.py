@@ -6,21 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, deep
-from jax.sharding import AxisType
+from conftest import assert_close, deep, two_devices
 from jax.sharding import PartitionSpec as P
 
 import attnlab
 from attnlab import heads, masks
-from attnlab.models import (
-    FFN,
-    Compute,
-    LayerSpec,
-    ModelConfig,
-    ModelInputs,
-    Rotary,
-    init_layer,
-)
+from attnlab.models import FFN, Compute, LayerSpec, ModelConfig, ModelInputs, Rotary, init_layer
 from attnlab.models.ffn import init_ffn
 from attnlab.sharing import Plan
 
@@ -71,63 +62,55 @@ def module(built, output=lambda made: made):
     )
 
 
-def qkv(dtype):
-    return draw(dtype, 2, 5, 3, 4)
+def init_factors(key):
+    return jnp.ones(4)
 
 
-def inputs(dtype):
-    return draw(dtype, 2, 5, 6)
-
-
-def mixtures(dtype):
-    return draw(dtype, 2, 5, 11)
-
-
-def four(dtype):
-    return draw(dtype, 4)
-
-
+QKV, INPUTS, MIXTURES = (2, 5, 3, 4), (2, 5, 6), (2, 5, 11)
 ATTENTION, INIT_ATTENTION = module(attnlab.MultiHeadAttention(LAYOUT))
 FEED_FORWARD, INIT_FFN = module(attnlab.FeedForward(FFN(width=7)))
 LAYERS, INIT_LAYERS = module(attnlab.LayerStack(SPEC, PLAN), lambda made: made.x)
 EDGES = attnlab.masks.Edges(jnp.array([0, 1, 2, 4, 0]), jnp.array([1, 1, 0, 3, 4]))
 
 
-# name -> (function of (weights, batch), weights of a dtype, batch of a dtype)
+# name -> (function of (weights, batch), init of the weights, shape of the batch)
 FUNCTIONS = {
     "dot_product_attention": (
-        lambda w, x: attnlab.dot_product_attention(x, x, x * w, is_causal=True), four, qkv
+        lambda w, x: attnlab.dot_product_attention(x, x, x * w, is_causal=True), init_factors, QKV
     ),
     "attention over edges": (
-        lambda w, x: attnlab.dot_product_attention(x, x, x * w, mask=EDGES), four, qkv
+        lambda w, x: attnlab.dot_product_attention(x, x, x * w, mask=EDGES), init_factors, QKV
     ),
     "attention_fn": (
-        lambda w, x: attnlab.adapters.attention_fn(x, x, x * w, mask=masks.causal(5)), four, qkv
+        lambda w, x: attnlab.adapters.attention_fn(x, x, x * w, mask=masks.causal(5)),
+        init_factors, QKV,
     ),
     "multi_head_attention": (
-        lambda w, x: attnlab.multi_head_attention(w, x, LAYOUT),
-        lambda d: tree(d, init_heads), inputs,
+        lambda w, x: attnlab.multi_head_attention(w, x, LAYOUT), init_heads, INPUTS
     ),
     "feed_forward": (
         lambda w, x: attnlab.feed_forward(w, x, FFN(width=5)),
-        lambda d: tree(d, lambda key: init_ffn(key, 6, FFN(width=5))), inputs,
+        lambda key: init_ffn(key, 6, FFN(width=5)), INPUTS,
     ),
     "transformer_layer": (
-        lambda w, x: attnlab.transformer_layer(w, x, SPEC).x,
-        lambda d: tree(d, init_sublayers), inputs,
+        lambda w, x: attnlab.transformer_layer(w, x, SPEC).x, init_sublayers, INPUTS
     ),
-    "MultiHeadAttention": (ATTENTION, lambda d: tree(d, INIT_ATTENTION), inputs),
-    "FeedForward": (FEED_FORWARD, lambda d: tree(d, INIT_FFN), inputs),
-    "LayerStack": (LAYERS, lambda d: tree(d, INIT_LAYERS), inputs),
-    "run_model": (hidden, lambda d: tree(d, init_model), mixtures),
+    "MultiHeadAttention": (ATTENTION, INIT_ATTENTION, INPUTS),
+    "FeedForward": (FEED_FORWARD, INIT_FFN, INPUTS),
+    "LayerStack": (LAYERS, INIT_LAYERS, INPUTS),
+    "run_model": (hidden, init_model, MIXTURES),
 }  # fmt: skip
+
+
+def call_of(name, dtype):
+    """A function with its weights and its batch."""
+    run, init, shape = FUNCTIONS[name]
+    return run, tree(dtype, init), draw(dtype, *shape)
 
 
 def all_transforms(run, w, x):
     """Results of `run` under each transformation, all of them per batch row."""
-    devices = jax.devices()[:2]
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=devices)
-    rows = jax.tree.map(lambda a: a[:, None], x)
+    mesh, rows = two_devices(), jax.tree.map(lambda a: a[:, None], x)
     return {
         "plain": run(w, x),
         "vmap": jax.vmap(run, (None, 0))(w, rows)[:, 0],
@@ -143,8 +126,7 @@ def all_transforms(run, w, x):
 def test_transformations(name, dtype, request):
     if dtype == "float64":
         request.getfixturevalue("x64")
-    run, weights, batch = FUNCTIONS[name]
-    w, x = weights(dtype), batch(dtype)
+    run, w, x = call_of(name, dtype)
 
     @jax.jit
     def everything(w, x):
@@ -166,16 +148,15 @@ def test_precision_is_kept(name, dtype, request):
     """Of the result and of every gradient."""
     if dtype == "float64":
         request.getfixturevalue("x64")
-    run, weights, batch = FUNCTIONS[name]
+    run, *arrays = call_of(name, dtype)
     value = lambda w, x: (jnp.sum(run(w, x)), run(w, x))
-    found = jax.eval_shape(jax.grad(value, (0, 1), True), weights(dtype), batch(dtype))
+    found = jax.eval_shape(jax.grad(value, (0, 1), True), *arrays)
     assert {a.dtype for a in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
 
 
 def by_rows(run):
     """`run(params, tokens)` with the rows of tokens on two devices, by the default `shard_map`."""
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
-    return jax.shard_map(run, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+    return jax.shard_map(run, mesh=two_devices(), in_specs=(P(), P("data")), out_specs=P("data"))
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -195,12 +176,8 @@ def test_arrays_that_a_call_makes_inside_shard_map(plan, padded):
         return logits(params, tokens, config.init_cache(len(tokens), 5))
 
     @jax.jit
-    def run(params, tokens):
-        return (
-            logits(params, tokens),
-            by_rows(logits)(params, tokens),
-            by_rows(decoded)(params, tokens),
-        )
+    def run(*given):
+        return logits(*given), by_rows(logits)(*given), by_rows(decoded)(*given)
 
     whole, split, cached = run(params, tokens)
     assert_close(split, whole)
