@@ -1,6 +1,7 @@
 """Positions: values by hand, and properties of rotary embedding."""
 
-import jax
+import math
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,22 +16,6 @@ def test_sinusoidal_by_hand():
     expected = [[np.sin(p), np.cos(p), np.sin(p / 100), np.cos(p / 100)] for p in range(3)]
     assert_close(table, jnp.array(expected, jnp.float32))
     assert positions.sinusoidal(3, 5).shape == (3, 5)
-
-
-def test_rotary_scores_depend_on_distance_alone(x64):
-    q, k = (jnp.asarray(np.random.default_rng(i).normal(size=(1, 1, 3, 6))) for i in (0, 1))
-
-    @jax.jit
-    def score(q_position, k_position):
-        rotated = [
-            positions.rotate(a, positions.rotary_angles(jnp.array([p]), 6))
-            for a, p in ((q, q_position), (k, k_position))
-        ]
-        return jnp.sum(rotated[0] * rotated[1], axis=-1)
-
-    assert_close(score(9, 5), score(104, 100))
-    assert np.abs(score(9, 5) - score(9, 6)).min() > 1e-3
-    assert_close(score(7, 7), jnp.sum(q * k, axis=-1))
 
 
 def test_rotary_rotates_pairs_half_a_head_apart():
@@ -55,6 +40,27 @@ def test_scaled_rates_by_hand(x64):
     linear = positions.read_scaling("linear:2.5")
     got = positions.rotary_angles(jnp.array([5]), 24, base=100.0, scaling=linear)[0]
     np.testing.assert_allclose(got, 2 * rates, rtol=1e-12)
+
+
+def test_yarn_keeps_fast_rates_and_divides_slow_ones():
+    """Of 16 numbers at base 16 in 64 positions, beta 4 and 1: the ramp goes from i = 5 to 14."""
+    rates = 16.0 ** (-np.arange(8) / 8)
+    index = [16 * math.log(64 / (turns * 2 * math.pi)) / (2 * math.log(16)) for turns in (4, 1)]
+    low, high = math.floor(index[0]), math.ceil(index[1])
+    part = np.clip((np.arange(8) - low) / (high - low), 0, 1)
+    got = positions.rotary_angles(
+        jnp.array([1]), 16, base=16.0, scaling=positions.read_scaling("yarn:4,4,1,64")
+    )[0]
+    np.testing.assert_allclose(got, rates * (1 - part) + rates / 4 * part, rtol=1e-5)
+    assert got[0] == 1
+    assert got[-1] < rates[-1]
+
+
+def test_dynamic_scaling_changes_nothing_up_to_its_length():
+    angles = positions.rotary_angles(
+        jnp.arange(4), 8, scaling=positions.read_scaling("dynamic:2,64")
+    )
+    np.testing.assert_array_equal(angles, positions.rotary_angles(jnp.arange(4), 8))
 
 
 def test_mistakes():
