@@ -46,9 +46,9 @@ DEEPSEEK = functools.partial(
     heads.Latent, head_dim=128, value_dim=128, latent_dim=512, rotary_dim=64
 )
 V3 = DEEPSEEK(width=7168, num_heads=128, query_latent_dim=1536)
+FORMER = dict(width=256, num_heads=8, biases=("o",))
 MFA = heads.LowRankQuery(**SIZED(head_dim=96, query_latent_dim=160))
 COUNTS = [
-    (heads.Alt(**SIZED(biases=("o",))), 623_104),
     (Standard(**SIZED(head_dim=16, value_dim=64)), 512 * 8 * (2 * 16 + 2 * 64)),
     (heads.Collaborative(**SIZED(head_dim=256)), 2 * 512 * 256 + 8 * 256 + 2 * 512**2),
     # TPA: D (R_Q + R_K + R_V) (N + H) and the output projection
@@ -63,16 +63,11 @@ COUNTS = [
     (DEEPSEEK(width=5120, num_heads=128, query_latent_dim=1536), 149_227_520),
     (V3, 187_107_328),
     # pbloem/former, a bias on the output projection alone
-    *(
-        (kind(width=width, num_heads=8, biases=("o",)), count)
-        for width, counts in (
-            (128, (524_416, 65_664, 39_040, 22_656, 17_280)),
-            (256, (2_097_408, 262_400, 155_904, 90_368, 68_864)),
-        )
-        for kind, count in zip(
-            (heads.Wide, Standard, heads.Alt, heads.Narrow, heads.NarrowTied), counts, strict=True
-        )
-    ),
+    (heads.Wide(**FORMER), 2_097_408),
+    (Standard(**FORMER), 262_400),
+    (heads.Alt(**FORMER), 155_904),
+    (heads.Narrow(**FORMER), 90_368),
+    (heads.NarrowTied(**FORMER), 68_864),
     (heads.NarrowTied(**SIZED(output_projection=False)), 12_288),
 ]
 

@@ -15,16 +15,7 @@ from head_definitions import DEFINITIONS, by_hand
 from layout_cases import CASES, SELF, make
 
 from attnlab import heads
-from attnlab.heads import (
-    EXTRAS,
-    HEAD_VALUES,
-    LAYOUTS,
-    CallSizes,
-    Gate,
-    contraction_orders,
-    multi_head_attention,
-    positions,
-)
+from attnlab.heads import EXTRAS, HEAD_VALUES, LAYOUTS, Gate, multi_head_attention, positions
 from attnlab.heads.params import normal
 from attnlab.heads.weights import Stage
 from attnlab.models import FFN
@@ -92,37 +83,35 @@ def test_a_bias_of_each_head_is_added_to_its_scores(name, x64):
     assert_close(got, by_hand(layout, *arrays, bias=bias))
 
 
-@pytest.mark.parametrize("name", ["latent", "low-rank queries", "tensor product, one text"])
+MADE_BEFORE = [
+    "latent", "grouped and tied", "absorbed", "keys are values", "low-rank queries",
+    "tensor product, one text",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE_BEFORE)
 def test_keys_and_values_that_were_made_before(name, x64):
-    """What would make keys and values of x is not used: it may hold NaN."""
+    """Of one input, or of two, in every form that reads them; None takes one of these. What would
+    make keys and values of x is not used: it may hold NaN."""
     layout = CASES[name]
     params, x, y, z = make(layout, jnp.float64)
     unused = {n for n, w in layout.weights().items() if set(w.stages) == {"project_kv"}}
     spoilt = {n: a * jnp.nan if n in unused else a for n, a in params.items()}
-    z = z if name == "low-rank queries" else y
-    got = FACTORED(spoilt, x, layout, kv=heads.project_kv(params, (y, z), layout))
-    assert_close(got, by_hand(layout, params, x, y, z))
-
-
-@pytest.mark.parametrize("name", ["latent", "grouped and tied", "absorbed", "keys are values"])
-def test_keys_and_values_of_two_inputs_that_were_made_before(name, x64):
-    """In every form that reads them; None takes one of these."""
-    layout = CASES[name]
-    params, x, y, z = make(layout, jnp.float64)
 
     @jax.jit
-    def run(params, x, y, z):
-        kv = heads.project_kv(params, (y, z), layout)
-        sizes = CallSizes(2, 7, 8, num_new=0, entries=tuple(kv))
-        costs = contraction_orders(layout, sizes)
+    def run(params, spoilt, x, context):
+        kv = heads.project_kv(params, context, layout)
+        sizes = heads.CallSizes(2, 7, 8, num_new=0, entries=tuple(kv))
+        costs = heads.contraction_orders(layout, sizes)
         orders = [order for order, cost in costs.items() if not isinstance(cost, str)]
-        call = functools.partial(multi_head_attention, params, x, layout, kv=kv)
+        call = functools.partial(multi_head_attention, spoilt, x, layout, kv=kv)
         return [call(order=order) for order in (None, *orders)]
 
-    made = run(params, x, y, z)
-    assert len(made) >= 2
-    for got in made:
-        assert_close(got, by_hand(layout, params, x, y, z), loosen=100)
+    for context, of_values in [((y, z), z)] + [(y, y)] * (name in SELF):
+        made = run(params, spoilt, x, context)
+        assert len(made) >= 2
+        for got in made:
+            assert_close(got, by_hand(layout, params, x, y, of_values), loosen=100)
 
 
 PER_HEAD = {

@@ -29,14 +29,12 @@ CONSTRUCTION = [
     (lambda: small(extras=(heads.MixtureOfHeads(top=2),)), "top 2 must be from 1 to"),
     (lambda: heads.Differential(width=8, num_heads=2, tie="kv"), "must be one of '', not"),
     (lambda: small(tie="kv", value_dim=3), "v and k one projection, but they differ"),
-    (
-        lambda: heads.Narrow(width=8, num_heads=2, output_projection=False, out_width=8),
-        "out_width 8 cannot be set",
-    ),
+    (lambda: heads.Narrow(width=8, num_heads=2, output_projection=False, out_width=8),
+     "out_width 8 cannot be set"),
     (lambda: Absorbed(width=8, num_heads=2, output_projection=False), "needs output_projection"),
     (lambda: heads.make_layout("wyde"), "unknown layout 'wyde': did you mean 'wide'"),
     (lambda: heads.register_layout("wide")(SecondSink), "'wide' is .*Wide; choose another name"),
-]
+]  # fmt: skip
 
 
 LAYOUT = small()
@@ -64,44 +62,30 @@ CALLS = [
     (lambda: call(x=jnp.ones((2, 7, 8), int)), "x must be a float array .*int32"),
     (lambda: call(scale=0.5), r"scale is a field of the layout.*scale=0.5\)"),
     (lambda: call(order="bilinaer"), "unknown order .*did you mean 'bilinear'"),
-    (
-        lambda: call(Absorbed(width=8, num_heads=2), rotary=jnp.zeros((7, 4))),
-        "cannot be applied to the keys of layout 'absorbed'.*use layout 'bilinear'",
-    ),
+    (lambda: call(Absorbed(width=8, num_heads=2), rotary=jnp.zeros((7, 4))),
+     "cannot be applied to the keys of layout 'absorbed'.*use layout 'bilinear'"),
     (lambda: call(small(extras=(Sink(),)), sink=1.0), "sink is set twice"),
-    (
-        lambda: call(small(extras=(ExtraKeys(),)), talking_heads=(None, None)),
-        "extra_keys .*do not combine with talking_heads",
-    ),
-    (
-        lambda: call(head_mask=jnp.ones(7)),
-        r"head_mask \(7,\) must be \[heads\] = \(2,\) or \[batch, heads\] = \(2, 2\)",
-    ),
+    (lambda: call(small(extras=(ExtraKeys(),)), talking_heads=(None, None)),
+     "extra_keys .*do not combine with talking_heads"),
+    (lambda: call(head_mask=jnp.ones(7)),
+     r"head_mask \(7,\) must be \[heads\] = \(2,\) or \[batch, heads\] = \(2, 2\)"),
     (lambda: call(context=X, cache={"length": 0}), "leave context out"),
     (lambda: step(padding_mask=np.full((2, 7), 2)), "padding_mask must be a boolean array"),
-    (
-        lambda: step(padding_mask=np.ones((2, 6), bool)),
-        r"padding_mask \(2, 6\) must be .* \(2, 7\)",
-    ),
+    (lambda: step(padding_mask=np.ones((2, 6), bool)),
+     r"padding_mask \(2, 6\) must be .* \(2, 7\)"),
     (lambda: step(local_window_size="2"), r"local_window_size must be an int or \(left, right\)"),
     (lambda: step(size=4), "7 tokens do not fit a cache of size 4"),
     (lambda: step(batch=3), "batch=2"),
     (lambda: step(order="absorbed", rotary=jnp.zeros((7, 2))), "the cache holds x"),
     (lambda: step(order="absorbed", tap=Tap(("scores",))), "holds x; .* needs k, v; .*'factored'"),
-    (
-        lambda: step(order="absorbed", tap=Tap(patch={"v": lambda a, layer: a})),
-        "holds x; .* needs k, v; .*orders that can: absorbed",
-    ),
+    (lambda: step(order="absorbed", tap=Tap(patch={"v": lambda a, layer: a})),
+     "holds x; .* needs k, v; .*orders that can: absorbed"),
     (lambda: step(score_mods=[ALiBi(jnp.ones(2))]), "ALiBi of score_mods .* pass bias"),
-    (
-        lambda: call(kv=heads.project_kv(PARAMS, jnp.ones((2, 5, 8)), LAYOUT), padding_mask=REAL),
-        r"padding_mask \(2, 7\) .* kv is of other tokens: hide those by mask",
-    ),
+    (lambda: call(kv=heads.project_kv(PARAMS, jnp.ones((2, 5, 8)), LAYOUT), padding_mask=REAL),
+     r"padding_mask \(2, 7\) .* kv is of other tokens: hide those by mask"),
     (lambda: call(cache={"k": X, "v": X}), r"must be that of init_cache\(layout, batch, size\)"),
-    (
-        lambda: call(cache={"k": X, "length": jnp.array(0)}),
-        "the cache holds k; this form needs k, v",
-    ),
+    (lambda: call(cache={"k": X, "length": jnp.array(0)}),
+     "the cache holds k; this form needs k, v"),
     (lambda: heads.identical_heads(PARAMS, LAYOUT, ("math:pi",)), "unknown value .*'math:pi'"),
     (lambda: call(order="math:pi"), "unknown order .*'math:pi'"),
     (lambda: step(CASES["cross"]), "must be equal for a cache"),
@@ -110,7 +94,7 @@ CALLS = [
     (lambda: patched("probs"), r"a tuple of names such as \('probs',\), not 'probs'"),
     (lambda: patched(q=lambda a, layer: a[0]), "'q' returned shape"),
     (lambda: patched(order="bilinear", q=lambda a, layer: a), "a patch of 'q' means"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.unchecked
