@@ -113,19 +113,12 @@ def test_what_cannot_be_matched(fields, what, size, message):
 
 
 EXTRA = (ExtraKeys(2), Gate(by="element"))
+LATENT = dict(num_heads=3, latent_dim=9, head_dim=4)
+FACTORS = dict(num_heads=3, key_rank=3, biases=("factors", "o"))
 LAYOUTS = [
-    (
-        Latent(num_heads=3, latent_dim=9, head_dim=4, latent_norm=False),
-        Standard(num_heads=3, head_dim=4),
-    ),
-    (
-        Latent(num_heads=3, latent_dim=9, head_dim=4),
-        heads.LatentAbsorbed(num_heads=3, latent_dim=9, head_dim=4),
-    ),
-    (
-        TensorProduct(num_heads=3, key_rank=3, biases=("factors", "o")),
-        Standard(num_heads=3, biases=("o",)),
-    ),
+    (Latent(**LATENT, latent_norm=False), Standard(num_heads=3, head_dim=4)),
+    (Latent(**LATENT), heads.LatentAbsorbed(**LATENT)),
+    (TensorProduct(**FACTORS), Standard(num_heads=3, biases=("o",))),
     (Standard(num_heads=3, extras=EXTRA), heads.Narrow(num_heads=3, extras=EXTRA)),
 ]
 

@@ -45,6 +45,8 @@ def test_drawn_text_follows_the_probabilities():
     found = np.bincount(draw(temperature=2.0), minlength=19) / 4000
     np.testing.assert_allclose(found, p, atol=0.04)
     assert set(draw(temperature=2.0, top_k=3)) == set(np.argsort(logits)[-3:])
+    before = np.cumsum(np.sort(p)[::-1])[:-1]  # a token more than that is kept
+    assert len(set(draw(temperature=2.0, top_p=0.6))) == 1 + np.sum(before < 0.6)
     assert set(draw(temperature=1e-6)) == {int(logits.argmax())}
     np.testing.assert_array_equal(draw(temperature=2.0), draw(temperature=2.0))
 

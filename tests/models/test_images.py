@@ -18,18 +18,6 @@ VIT = ModelConfig(
 )  # fmt: skip
 
 
-def test_a_row_of_features_is_a_patch():
-    images = np.random.default_rng(0).normal(size=(2, 6, 15, 2)).astype(np.float32)
-    rows = np.asarray(image_features(jnp.asarray(images), IMAGES))
-    assert rows.shape == (2, 7, 32)
-    for i in range(2):
-        for j in range(3):
-            patch = images[:, 3 * i : 3 * i + 3, 5 * j : 5 * j + 5]
-            np.testing.assert_array_equal(rows[:, 1 + 3 * i + j, :30], patch.reshape(2, 30))
-    np.testing.assert_array_equal(rows[:, 0, :30], 0)
-    np.testing.assert_array_equal(rows[0, :, 30:], [[1, 0]] + [[0, 1]] * 6)
-
-
 def test_the_first_layer_reads_a_convolution_and_a_class_token():
     """The table is the kernel of a patch, the class token and the bias; features are the same."""
     images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 15, 2)), jnp.float32)
