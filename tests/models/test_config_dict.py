@@ -6,14 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from attnlab.heads import (
-    EXTRAS,
-    LAYOUTS,
-    Extra,
-    Latent,
-    SoftCap,
-    Standard,
-)
+from attnlab.heads import EXTRAS, LAYOUTS, Extra, Latent, SoftCap, Standard
 from attnlab.models import specs
 from attnlab.models.config import LayerOverrides, ModelConfig
 from attnlab.models.flags import choose, field_types, from_dict, from_json, to_dict, to_json

@@ -10,19 +10,8 @@ import pytest
 from conftest import diagonal
 from random_models import random_params
 
-from attnlab.heads import (
-    EXTRAS,
-    LAYOUTS,
-    ExtraKeys,
-    Gate,
-    HeadNorm,
-    Latent,
-    Narrow,
-    Sink,
-    Standard,
-    TensorProduct,
-    Wide,
-)
+from attnlab import heads
+from attnlab.heads import EXTRAS, LAYOUTS, ExtraKeys, Gate, HeadNorm, Latent, Narrow, Sink, Standard
 from attnlab.models import specs
 from attnlab.models.config import ModelConfig
 from attnlab.models.head_similarity import head_distance, identical_heads, smallest_change
@@ -80,9 +69,9 @@ IDENTICAL = [
     (MANY, ("outputs",), set()),
     (MANY, ("probs",), {"v", "v_bias", "o", "gate", "extra_v"}),
     (Latent(num_heads=4), ("outputs",), set()),
-    (TensorProduct(num_heads=4), ("outputs",), set()),
+    (heads.TensorProduct(num_heads=4), ("outputs",), set()),
     (Narrow(num_heads=4), ("q", "k"), {"v", "o"}),
-    (Wide(num_heads=4), ("q",), {"k", "v", "o"}),
+    (heads.Wide(num_heads=4), ("q",), {"k", "v", "o"}),
 ]
 
 

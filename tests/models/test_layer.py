@@ -9,26 +9,8 @@ import pytest
 from conftest import assert_close
 from scipy.special import erf
 
-from attnlab import Plan, capture, heads, layer_norm, multi_head_attention, rms_norm
-from attnlab.models import (
-    FFN,
-    Attention,
-    FeedForward,
-    LayerInputs,
-    LayersOfType,
-    LayerSpec,
-    LayerStack,
-    ModelConfig,
-    MultiHeadAttention,
-    Norm,
-    Source,
-    feed_forward,
-    init_layer,
-    num_parameters,
-    param_shapes,
-    run_layers,
-    transformer_layer,
-)
+from attnlab import Plan, capture, heads, layer_norm, models, multi_head_attention, rms_norm
+from attnlab.models import FFN, FeedForward, LayerSpec, LayerStack, ModelConfig, MultiHeadAttention
 from attnlab.models.ffn import dropout, ffn_shapes
 from attnlab.models.specs import Activation, NormPosition
 
@@ -42,7 +24,7 @@ def draw(*shape, seed=0):
 
 
 def make(spec):
-    inits = init_layer(spec)
+    inits = models.init_layer(spec)
     shapes = jax.eval_shape(lambda key: {p: f(key) for p, f in inits.items()}, jax.random.key(0))
     leaves, tree = jax.tree.flatten(shapes)
     return jax.tree.unflatten(tree, [draw(*a.shape, seed=i) for i, a in enumerate(leaves)])
@@ -54,32 +36,32 @@ def own(params):
 
 
 def ffn(params, x):
-    return feed_forward(own(params), x, SPEC.ffn)
+    return models.feed_forward(own(params), x, SPEC.ffn)
 
 
 def test_a_layer_of_attention_alone():
     """FFN of width 0: no weight, no norm, no value. The output of attention is scaled, its bias
     too."""
     layout = dataclasses.replace(HEADS, biases=("o",))
-    spec = LayerSpec(heads=layout, ffn=FFN(width=0), attention=Attention(output_scale=3.0))
+    spec = LayerSpec(heads=layout, ffn=FFN(width=0), attention=models.Attention(output_scale=3.0))
     params, x = make(spec), draw(2, 5, 6, seed=9)
     assert params["ffn"] == {}
     a = params["attention"]
     expected = x + 3 * multi_head_attention(own(a), layer_norm(a["norm"], x), layout)
-    assert_close(transformer_layer(params, x, spec).x, expected)
+    assert_close(models.transformer_layer(params, x, spec).x, expected)
     config = ModelConfig(ffn=FFN(width=0), num_layers=2, sharing="albert")
-    shapes = param_shapes(config)
+    shapes = models.param_shapes(config)
     assert set(shapes["layers"]) == {"attention"}
-    assert sum(a.size for a in jax.tree.leaves(shapes)) == num_parameters(config)
+    assert sum(a.size for a in jax.tree.leaves(shapes)) == models.num_parameters(config)
 
 
 @pytest.mark.parametrize("position", NormPosition.__args__)
 def test_cross_attention_comes_between(position):
     cross = heads.Standard(width=6, num_heads=3)
-    spec = dataclasses.replace(SPEC, norm=Norm(position=position, kind="rms"), cross=cross)
+    spec = dataclasses.replace(SPEC, norm=models.Norm(position=position, kind="rms"), cross=cross)
     params, x, source = make(spec), draw(2, 5, 6, seed=9), draw(2, 4, 6, seed=8)
     mask = jnp.asarray(np.arange(4) < 3)[None, None, None]
-    inputs = LayerInputs(source=Source(source, mask))
+    inputs = models.LayerInputs(source=models.Source(source, mask))
     names = ("probs", "cross.probs")
     steps = {
         "attention": lambda w, y: multi_head_attention(own(w), y, HEADS, is_causal=True),
@@ -106,7 +88,7 @@ def test_cross_attention_comes_between(position):
                 y = y + rms_norm(w["norm_after"], f(w, normed), eps=1e-5)
             else:
                 y = y + f(w, normed)
-        return capture(transformer_layer, params, x, spec, inputs, names=names), y
+        return capture(models.transformer_layer, params, x, spec, inputs, names=names), y
 
     (outputs, values), expected = both(params, x)
     assert_close(outputs.x, expected)
@@ -117,7 +99,7 @@ def test_cross_attention_comes_between(position):
 
 def test_initial_scales():
     spec = LayerSpec(heads=heads.Standard(width=64, num_heads=4), ffn=FFN(width=256))
-    inits = init_layer(spec, residual_scale=0.5)
+    inits = models.init_layer(spec, residual_scale=0.5)
     params = jax.jit(lambda key: {p: f(key) for p, f in inits.items()})(jax.random.key(0))
     expected = {("ffn", "up"): 64**-0.5, ("ffn", "down"): 0.5 * 256**-0.5,
                 ("attention", "o"): 0.5 * 64**-0.5, ("attention", "q"): 64**-0.5}  # fmt: skip
@@ -146,7 +128,7 @@ def test_ffn_by_hand(activation, bias):
     shapes = ffn_shapes(3, spec).items()
     params = {name: draw(*shape, seed=i) for i, (name, shape) in enumerate(shapes)}
     x = draw(2, 4, 3, seed=9)
-    got = jax.jit(lambda w, x: feed_forward(w, x, spec))(params, x)
+    got = jax.jit(lambda w, x: models.feed_forward(w, x, spec))(params, x)
     w = {name: np.asarray(a) for name, a in params.items()}
 
     def dense(name, x):
@@ -193,12 +175,14 @@ def test_modules_own_parameters_and_call_the_functions():
         FeedForward(7).init(jax.random.key(0), x)
     with pytest.raises(TypeError, match="num_heads"):
         MultiHeadAttention(num_heads=4)
-    assert_close(module.apply({"params": params}, x), feed_forward(params["ffn"], x, FFN(width=7)))
+    assert_close(
+        module.apply({"params": params}, x), models.feed_forward(params["ffn"], x, FFN(width=7))
+    )
     module, x = LayerStack(SPEC, PLAN), draw(2, 5, 6)
     params, names = module.init(jax.random.key(0), x)["params"], ("probs", "residual")
-    layers = {"layers": LayersOfType(params=params, plan=PLAN, spec=SPEC)}
+    layers = {"layers": models.LayersOfType(params=params, plan=PLAN, spec=SPEC)}
     got = module.apply({"params": params}, x, capture=names)
-    assert_close(got, run_layers(layers, ["layers"] * 2, x, capture=names))
+    assert_close(got, models.run_layers(layers, ["layers"] * 2, x, capture=names))
 
 
 ALBERT = Plan(attention=(0, 0), ffn=(0, 0))

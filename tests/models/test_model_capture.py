@@ -10,22 +10,13 @@ import pytest
 from conftest import assert_close, deep
 from random_models import random_params
 
-from attnlab import capture, heads, run_model
-from attnlab.models import (
-    FFN,
-    Attention,
-    Compute,
-    Dropout,
-    EncoderConfig,
-    ModelConfig,
-    Norm,
-    model_values,
-)
+from attnlab import capture, heads, models, run_model
+from attnlab.models import FFN, Attention, Compute, Dropout, EncoderConfig, Norm, model_values
 
 LAYOUT = heads.Standard(
     num_heads=4, num_kv_heads=2, head_dim=5, value_dim=3, biases=("q", "k", "v", "o")
 )
-CONFIG = ModelConfig(
+CONFIG = models.ModelConfig(
     kind="encoder_decoder", encoder=EncoderConfig(num_layers=2, sharing="separate"),
     vocab_size=11, max_len=8, width=12, num_layers=3, heads=LAYOUT,
     ffn=FFN(width=10, activation="relu"), sharing="cycle:2",

@@ -7,22 +7,10 @@ import pytest
 from conftest import assert_close, deep
 from random_models import random_params
 
+from attnlab import models
 from attnlab import nnx as attnlab_nnx
 from attnlab.heads import Standard, Wide
-from attnlab.models import (
-    FFN,
-    Alibi,
-    Experts,
-    LayerOverrides,
-    Learned,
-    ModelConfig,
-    ModelInputs,
-    NoPositions,
-    Relative,
-    Rotary,
-    Sinusoidal,
-    run_model,
-)
+from attnlab.models import FFN, Alibi, LayerOverrides, Learned, ModelConfig, Relative, run_model
 
 SMALL = {
     "vocab_size": 11, "max_len": 6, "width": 8, "num_layers": 3, "heads": Standard(num_heads=2),
@@ -33,16 +21,16 @@ MODELS = {
     "learned, padding not counted": {
         "positions": Learned(pad_token=1), "kind": "encoder", "max_len": 9
     },
-    "sinusoidal, wide": {"positions": Sinusoidal(), "heads": Wide(num_heads=2)},
+    "sinusoidal, wide": {"positions": models.Sinusoidal(), "heads": Wide(num_heads=2)},
     "rotary, windows": {
-        "positions": Rotary(), "heads": Standard(num_heads=2, num_kv_heads=1),
+        "positions": models.Rotary(), "heads": Standard(num_heads=2, num_kv_heads=1),
         "layer_types": ((2, LayerOverrides(window=2)), (1, LayerOverrides(full_attention=True))),
     },
     "relative, both sides": {"positions": Relative(), "kind": "encoder"},
     "alibi, experts": {
-        "positions": Alibi(), "ffn": FFN(width=8, experts=Experts(num_experts=3, top_k=2))
+        "positions": Alibi(), "ffn": FFN(width=8, experts=models.Experts(num_experts=3, top_k=2))
     },
-    "no positions": {"positions": NoPositions()},
+    "no positions": {"positions": models.NoPositions()},
     "encoder and decoder, learned": {"positions": Learned(), "kind": "encoder_decoder"},
     "encoder and decoder, relative":
         {"positions": Relative(per_layer=True), "kind": "encoder_decoder"},
@@ -110,4 +98,4 @@ def test_other_ways_to_call():
     alone = run_model(params, tokens[:, 4:9], config).logits
     assert_close(got[:, 4:9], alone, loosen=3)
     with pytest.raises(ValueError, match=r"position 6 at .* is out of range"):
-        run_model(params, tokens, config, ModelInputs(segments=packed((7, 3), 10)))
+        run_model(params, tokens, config, models.ModelInputs(segments=packed((7, 3), 10)))

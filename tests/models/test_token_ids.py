@@ -9,19 +9,8 @@ import numpy as np
 import pytest
 from random_models import random_params
 
-from attnlab import generate, heads
-from attnlab.models import (
-    FFN,
-    Alibi,
-    Embedding,
-    ModelConfig,
-    ModelInputs,
-    NoPositions,
-    OutputHead,
-    Relative,
-    Rotary,
-    run_model,
-)
+from attnlab import generate, heads, models
+from attnlab.models import FFN, Alibi, Embedding, ModelConfig, ModelInputs, NoPositions, OutputHead
 from attnlab.models.embed import embed
 
 CONFIG = ModelConfig(
@@ -101,7 +90,9 @@ def test_the_source_of_an_encoder_decoder():
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.uint32])
-@pytest.mark.parametrize("scheme", [Alibi(), Relative(buckets=8, max_distance=20), Rotary()])
+@pytest.mark.parametrize(
+    "scheme", [Alibi(), models.Relative(buckets=8, max_distance=20), models.Rotary()]
+)
 def test_positions_of_any_integer_dtype(scheme, dtype):
     """Distances between them may be negative."""
     config = ModelConfig(
@@ -112,7 +103,7 @@ def test_positions_of_any_integer_dtype(scheme, dtype):
 
     @jax.jit
     def run(positions):
-        return run_model(params, ids, config, ModelInputs(positions=positions)).logits
+        return models.run_model(params, ids, config, ModelInputs(positions=positions)).logits
 
     given = np.array([4, 0, 7, 3, 5])
     np.testing.assert_array_equal(run(given.astype(dtype)), run(given))

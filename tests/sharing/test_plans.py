@@ -11,28 +11,15 @@ import pytest
 from conftest import assert_close, deep, diagonal
 from random_models import random_params
 
-from attnlab import Plan, capture, layer_norm, run_layers, transformer_layer
+from attnlab import Plan, capture, layer_norm, models, run_layers, transformer_layer
 from attnlab.heads import Standard
 from attnlab.heads.positions import rotary_angles
-from attnlab.models import (
-    FFN,
-    Attention,
-    Compute,
-    LayerInputs,
-    LayerOverrides,
-    LayersOfType,
-    LayerSpec,
-    ModelConfig,
-    NoPositions,
-    Rotary,
-    captured_per_layer,
-    param_shapes,
-)
+from attnlab.models import FFN, Attention, Compute, LayerInputs, LayerOverrides, NoPositions, Rotary
 from attnlab.sharing import layer_params
 from attnlab.sharing.plan import PLANS, all_shared, inner_groups, parse_plan, separate
 
 QVO = ("q", "v", "o")  # without a bias of keys, whose gradient is zero
-SMALL = ModelConfig(
+SMALL = models.ModelConfig(
     width=6, vocab_size=11, max_len=9, ffn=FFN(width=5), positions=Rotary(), delta_rank=2,
     heads=Standard(num_heads=3, num_kv_heads=1, head_dim=4, biases=QVO),
 )  # fmt: skip
@@ -119,7 +106,7 @@ def test_equals_a_loop_over_the_layers(name, depth, x64):
 
     def ours(params):
         outputs = model.apply({"params": params}, TOKENS, head_mask=head_masks, capture=("probs",))
-        probs = captured_per_layer(outputs.captured, "probs", config.layer_names)
+        probs = models.captured_per_layer(outputs.captured, "probs", config.layer_names)
         return jnp.sum(outputs.logits * seed), (outputs.logits, probs)
 
     def theirs(params):
@@ -137,7 +124,7 @@ def test_layer_types_are_configs_of_their_own():
     config = config_of("in turn", 5)
     assert config.layer_names == ("layers_0", "layers_1") * 2 + ("layers_0",)
     local, everywhere = config.stacks.values()
-    assert local.layer == LayerSpec(
+    assert local.layer == models.LayerSpec(
         heads=LOCAL.heads.with_width(6), ffn=SMALL.ffn, attention=Attention(window=2),
         is_causal=True,
     )  # fmt: skip
@@ -157,7 +144,7 @@ def test_one_program_at_every_depth(name, remat):
         def loss(params):
             return jnp.sum(config.build().apply({"params": params}, TOKENS).logits)
 
-        return jax.jit(jax.grad(loss)).lower(param_shapes(config)).as_text().count("\n")
+        return jax.jit(jax.grad(loss)).lower(models.param_shapes(config)).as_text().count("\n")
 
     depths = (12, 48, 96) if name in PATTERNS else (2, 12, 96)
     assert len({lines(depth) for depth in depths}) == 1
@@ -183,7 +170,7 @@ def saved_for_backward(config):
     compute = Compute(remat=False)
 
     def forward(params, x):
-        layers = {"layers": LayersOfType(params=params, plan=config.plan, spec=config.layer)}
+        layers = {"layers": models.LayersOfType(params=params, plan=config.plan, spec=config.layer)}
         return run_layers(layers, config.layer_names, x, compute=compute).x
 
     saved = jax.tree.leaves(jax.vjp(forward, params, jnp.ones((2, 4, 6)))[1])
