@@ -12,6 +12,7 @@ from random_models import random_params
 from attnlab import heads, masks, models
 from attnlab.heads.positions import relative_buckets
 from attnlab.models import FFN, Compute, Dropout, Embedding, ModelConfig, NoPositions, Norm, Rotary
+from attnlab.models.embed import image_features
 from attnlab.models.specs import DropoutPlace
 
 SMALL = ModelConfig(
@@ -198,6 +199,17 @@ def test_a_token_is_a_row_of_features():
     assert_close(run(params, words).logits, run(params, TOKENS).logits, loosen=10)
     halves = run(params, (words + words[:, ::-1]) / 2).captured["embeddings"]
     assert_close(halves, (table[TOKENS] + table[TOKENS[:, ::-1]]) / 2)
+
+
+def test_features_stand_for_images():
+    """What a model makes of images is checked with the golden ViT and DINOv2."""
+    images = models.Images(height=6, width=15, channels=2, patch_height=3, patch_width=5)
+    sizes = {"vocab_size": images.num_features, "max_len": images.num_tokens}
+    run, params = make(change(SMALL, kind="encoder", embedding=Embedding(images=images), **sizes))
+    assert params["embedding"].shape == (3 * 5 * 2 + 2, 12)  # a patch, the class token, a bias
+    pixels = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 15, 2)), jnp.float32)
+    got, expected = (run(params, a).hidden for a in (pixels, image_features(pixels, images)))
+    np.testing.assert_array_equal(got, expected)
 
 
 # Encoder and decoder ------------------------------------------------------------------------------
