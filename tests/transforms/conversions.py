@@ -9,8 +9,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from random_models import random_params as random_model  # noqa: F401  (tests of models use it)
 
-from attnlab import heads, models
+from attnlab import heads
 from attnlab.heads import positions
 from attnlab.transforms import reparametrize
 from attnlab.transforms.measure import float64
@@ -113,13 +114,6 @@ def each_head(params, layout):
         name: np.repeat(a, times, axis=-2) if name[0] in "kv" else a for name, a in params.items()
     }
     return made, dataclasses.replace(layout, num_kv_heads=layout.num_heads)
-
-
-def random_model(config, dtype=jnp.float32, size=1.0):
-    """Normal parameters of this standard deviation; norms and biases too."""
-    rng = np.random.default_rng(1)
-    draw = lambda a: jnp.asarray(size * rng.normal(size=a.shape), dtype)
-    return jax.tree.map(draw, models.param_shapes(config))
 
 
 def logits(config, params, tokens, **options):

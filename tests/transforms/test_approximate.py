@@ -14,6 +14,7 @@ from attnlab.models import Attention, Embedding, Images, ModelConfig, OutputHead
 from attnlab.transforms import approximate, approximate_model
 
 MHA = Standard(width=16, num_heads=4)
+GROUPED = Standard(width=16, num_heads=4, num_kv_heads=2)
 LATENT = Latent(width=16, num_heads=4, latent_dim=6, rotary_dim=4, latent_norm=False)
 
 
@@ -42,11 +43,8 @@ CASES = {
         dict(num_kv_heads=2),
     ),
     "fewer heads": (MHA, dict(num_heads=3, head_dim=4)),
-    "fewer of both": (
-        dataclasses.replace(MHA, num_kv_heads=2),
-        dict(num_heads=2, num_kv_heads=1, head_dim=4),
-    ),
-    "latent": (dataclasses.replace(MHA, num_kv_heads=2), LATENT),
+    "fewer of both": (GROUPED, dict(num_heads=2, num_kv_heads=1, head_dim=4)),
+    "latent": (GROUPED, LATENT),
     "latent of queries": (MHA, dataclasses.replace(LATENT, query_latent_dim=9)),
 }
 
@@ -92,7 +90,7 @@ KNOWN = {
     # Keys that differ by a complex factor are one key under rotary positions.
     "rotated keys": (
         rotated_keys(SHARED_VALUES, 2),
-        MHA, dataclasses.replace(MHA, num_kv_heads=2), dict(rotary=True), "low rank",
+        MHA, GROUPED, dict(rotary=True), "low rank",
     ),
     # The pairs whose rates the target has keep their positions.
     "half of the pairs": (
@@ -114,14 +112,14 @@ def test_what_the_target_can_represent_is_recovered(name):
 def test_inputs_that_are_counted_four_times_change_nothing():
     """Not even the sizes of the weights, on which further training depends."""
     x = texts()
-    for target in (dataclasses.replace(MHA, num_kv_heads=2), LATENT):
+    for target in (GROUPED, LATENT):
         one, four = (approximate(PARAMS, MHA, target, np.tile(x, (n, 1, 1))) for n in (1, 4))
         for name, a in one.params.items():
             np.testing.assert_allclose(np.abs(four.params[name]), np.abs(a), rtol=1e-6, atol=1e-9)
 
 
 def test_without_inputs_it_is_the_mean_of_the_group():
-    found = approximate(PARAMS, MHA, dataclasses.replace(MHA, num_kv_heads=2))
+    found = approximate(PARAMS, MHA, GROUPED)
     for name in "kv":
         mean = (PARAMS[name][:, ::2] + PARAMS[name][:, 1::2]) / 2
         np.testing.assert_allclose(found.params[name], mean, rtol=1e-12)
@@ -137,14 +135,17 @@ def test_the_heads_that_write_most_stay():
     assert found.error < 1e-2
 
 
+MODEL = ModelConfig(
+    vocab_size=11, max_len=16, width=16, num_layers=2, heads=Standard(num_heads=4),
+    positions=Rotary(),
+)  # fmt: skip
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 11, (9, 16)))
+
+
 @pytest.mark.parametrize("sharing", ["albert", pytest.param("separate", marks=pytest.mark.slow)])
 def test_a_whole_model(sharing):
     """Errors of each group, and the loss as one computes it; exactly the same where that exists."""
-    config = ModelConfig(
-        vocab_size=11, max_len=16, width=16, num_layers=2, heads=Standard(num_heads=4),
-        sharing=sharing, positions=Rotary(),
-    )  # fmt: skip
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (9, 16)))
+    config, tokens = dataclasses.replace(MODEL, sharing=sharing), TOKENS
     params = config.build().init(jax.random.key(0), tokens)["params"]
     fitted, mean, same = (
         approximate_model(config, params, heads=heads, tokens=tokens, fit=fit)
@@ -168,18 +169,14 @@ def test_a_whole_model(sharing):
 
 def test_numbers_that_scale_the_scores_of_layers_count():
     """As if they were in the queries."""
-    config = ModelConfig(
-        vocab_size=11, max_len=16, width=16, num_layers=2, heads=Standard(num_heads=4),
-        positions=Rotary(), attention=Attention(layer_scales=(4.0, 4.0)),
-    )  # fmt: skip
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (9, 16)))
-    params = random_model(config, size=0.5)
-    plain, layers = dataclasses.replace(config, attention=Attention()), params["layers"]
+    config = dataclasses.replace(MODEL, attention=Attention(layer_scales=(4.0, 4.0)))
+    params = random_model(config, scale=0.5)
+    layers = params["layers"]
     folded = layers["attention"] | {"q": 4 * layers["attention"]["q"]}
     folded = params | {"layers": layers | {"attention": folded}}
     found, expected = (
-        approximate_model(*model, heads=Standard(num_heads=4, num_kv_heads=1), tokens=tokens)
-        for model in ((config, params), (plain, folded))
+        approximate_model(*model, heads=Standard(num_heads=4, num_kv_heads=1), tokens=TOKENS)
+        for model in ((config, params), (MODEL, folded))
     )
     assert found.config.attention == config.attention
     for one, other in zip(found.approximations, expected.approximations, strict=True):
@@ -197,7 +194,7 @@ def test_a_model_without_an_lm_head(kind):
         kind="encoder", width=16, num_layers=2, heads=Standard(num_heads=4),
         output=OutputHead(kind="none"), **(sizes if kind == "images" else {}),
     )  # fmt: skip
-    params, fewer = random_model(config, size=0.5), Standard(num_heads=4, num_kv_heads=1)
+    params, fewer = random_model(config, scale=0.5), Standard(num_heads=4, num_kv_heads=1)
     found = approximate_model(config, params, heads=fewer)
     assert 1e-3 < found.logits_error < 3
     assert found.losses is None

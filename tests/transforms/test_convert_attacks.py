@@ -27,13 +27,6 @@ def grouped(rng):
     return params, each, target
 
 
-def without_effect(params, rng, noise):
-    """One head whose output is 0 or rounding."""
-    params = {name: a.copy() for name, a in params.items()}
-    params["o"][rng.integers(len(params["o"]))] *= noise
-    return params
-
-
 def cancelling_biases(rng):
     """Value biases of heads that add up to 0, or to rounding."""
     target = small(width=6, num_heads=2, head_dim=4, biases=("q",))
@@ -184,7 +177,9 @@ def disturbed(rng, params, source):
     """
     kind = rng.integers(3)
     if kind == 0 and "o" in params and source.num_heads > 1:
-        return without_effect(params, rng, rng.choice([0, 1e-17, 1e-9])), True
+        params, noise = params | {"o": params["o"].copy()}, rng.choice([0, 1e-17, 1e-9])
+        params["o"][rng.integers(len(params["o"]))] *= noise  # 0, or rounding
+        return params, True
     if kind == 1:
         name, by = rng.choice(list(params)), rng.choice([1e-3, 1e3, 1e30, 1e150])
         return {n: a * by if n == name else a for n, a in params.items()}, False

@@ -9,17 +9,9 @@ import pytest
 from conftest import deep
 from conversions import difference, random_params, sized, small
 
+from attnlab import heads
 from attnlab.attention import ALiBi
-from attnlab.heads import (
-    LAYOUTS,
-    ExtraKeys,
-    Gate,
-    HeadNorm,
-    Sink,
-    init,
-    multi_head_attention,
-    weight_shapes,
-)
+from attnlab.heads import LAYOUTS, ExtraKeys, Gate, HeadNorm, Sink, init, weight_shapes
 from attnlab.transforms import Conversion, NotEquivalent, Undecided, convert
 from attnlab.transforms.convert import error_bound
 
@@ -44,6 +36,7 @@ def checked(params, layout, target, key=None, **options):
 
 EACH = dict(num_kv_heads=6)
 plain_keys = sized(**EACH, head_dim=10, biases=("q", "v", "o"))
+SCALED = dict(scale=0.3, query_latent_dim=None)
 LATENT = dict(latent_norm=False, query_latent_dim=None)
 CASES = {
     "tied": (small(num_heads=3, tie="kv"), small(num_heads=3)),
@@ -59,10 +52,7 @@ CASES = {
     "values of the input": (sized("absorbed"), sized("bilinear", **EACH, value_dim=10)),
     "shared dimensions": (sized("collaborative"), sized(head_dim=8)),
     "dimensions of one head": (sized(**EACH), sized("collaborative", **EACH, head_dim=24)),
-    "an absorbed latent": (
-        sized("latent_absorbed", scale=0.3, query_latent_dim=None),
-        sized("latent", scale=0.3, query_latent_dim=None),
-    ),
+    "an absorbed latent": (sized("latent_absorbed", **SCALED), sized("latent", **SCALED)),
     "a latent multiplied": (
         sized("latent", latent_norm=False),
         plain("standard", head_dim=6, value_dim=5, **EACH),
@@ -132,7 +122,9 @@ def gradients(params, layout, steps):
     @jax.jit
     @jax.grad
     def gradient(params):
-        return jnp.mean((multi_head_attention(params, x, layout, order="factored") - expected) ** 2)
+        return jnp.mean(
+            (heads.multi_head_attention(params, x, layout, order="factored") - expected) ** 2
+        )
 
     params, found = {n: jnp.asarray(a, jnp.float32) for n, a in params.items()}, []
     for _ in range(steps):

@@ -8,38 +8,31 @@ import pytest
 from conftest import deep
 from conversions import bases, each_head, logits, random_model, random_params
 
-from attnlab import ModelConfig
+from attnlab import ModelConfig, transforms
 from attnlab.heads import Blocked, Narrow, NarrowTied, Rewrite, Standard, Wide, weight_shapes
 from attnlab.models import Alibi, Compute, LayerOverrides, NoPositions, Relative, Rotary
 from attnlab.sharing import Plan
-from attnlab.transforms import (
-    Conversion,
-    ModelConversion,
-    Undecided,
-    convert,
-    convert_model,
-    reparametrize,
-)
+from attnlab.transforms import Conversion, ModelConversion, Undecided, convert, convert_model
 
+STANDARD, WIDE, SIX = Standard(num_heads=3), Wide(num_heads=3), Standard(num_heads=6, head_dim=4)
+MODEL = ModelConfig(width=12, heads=STANDARD, num_layers=2, vocab_size=17, max_len=9)
 CASES = {
-    "separate": (Standard(num_heads=3), Wide(num_heads=3), dict(num_layers=2), 2),
-    "shared": (Narrow(num_heads=3), Wide(num_heads=3), dict(num_layers=2, sharing="albert"), 1),
-    "rotary": (
-        NarrowTied(num_heads=3), Standard(num_heads=6, head_dim=4),
-        dict(num_layers=2, positions=Rotary()), 2,
-    ),
-    "encoder-decoder": (
-        Standard(num_heads=3), Wide(num_heads=3),
-        dict(num_layers=2, kind="encoder_decoder"), 2 + 2 + 2,
-    ),
-}  # fmt: skip
+    "separate": (STANDARD, WIDE, {}, 2),
+    "shared": (Narrow(num_heads=3), WIDE, dict(sharing="albert"), 1),
+    "rotary": (NarrowTied(num_heads=3), SIX, dict(positions=Rotary()), 2),
+    "encoder-decoder": (STANDARD, WIDE, dict(kind="encoder_decoder"), 2 + 2 + 2),
+}
+
+
+def changed(**fields):
+    return dataclasses.replace(MODEL, **fields)
 
 
 @pytest.mark.parametrize("name", deep(CASES, "shared"))
 def test_a_whole_model_there_and_back(name):
     one, two, options, groups = CASES[name]
-    config = ModelConfig(width=12, heads=one, vocab_size=17, max_len=9, **options)
-    params = random_model(config, size=0.3)
+    config = changed(heads=one, **options)
+    params = random_model(config, scale=0.3)
     found = convert_model(config, params, heads=two)
     assert isinstance(found, ModelConversion), found
     assert found.config == dataclasses.replace(config, heads=two)
@@ -55,8 +48,8 @@ def test_a_whole_model_there_and_back(name):
 
 
 def test_the_group_that_is_not_converted_is_named():
-    config = ModelConfig(width=12, heads=Wide(num_heads=3), num_layers=2, positions=Rotary())
-    found = convert_model(config, random_model(config, size=0.3), heads=Standard(num_heads=3))
+    config = changed(heads=WIDE, positions=Rotary())
+    found = convert_model(config, random_model(config, scale=0.3), heads=STANDARD)
     assert isinstance(found, Undecided)
     assert found.reason.startswith("layers/attention, group 0")
 
@@ -64,14 +57,11 @@ def test_the_group_that_is_not_converted_is_named():
 @pytest.mark.parametrize("positions", [Alibi(), Relative()], ids=str)
 def test_positions_that_differ_between_heads_keep_their_number(positions):
     """A slope, or a column of a table, belongs to each head; with as many heads all is exact."""
-    config = ModelConfig(
-        width=12, heads=Standard(num_heads=3), num_layers=2, vocab_size=17, max_len=9,
-        positions=positions,
-    )  # fmt: skip
-    params = random_model(config, size=0.5)
+    config = changed(positions=positions)
+    params = random_model(config, scale=0.5)
     with pytest.raises(ValueError, match=f"{positions.name}.* 3 heads cannot become 6; .*heads=3"):
-        convert_model(config, params, heads=Standard(num_heads=6, head_dim=4))
-    found = convert_model(config, params, heads=Wide(num_heads=3))
+        convert_model(config, params, heads=SIX)
+    found = convert_model(config, params, heads=WIDE)
     assert isinstance(found, ModelConversion)
     assert found.logits_error < 1e-5
 
@@ -79,11 +69,8 @@ def test_positions_that_differ_between_heads_keep_their_number(positions):
 def test_rotary_positions_of_some_layers():
     """Where a layer has them, wide heads cannot compute the same, whatever other layers have."""
     types = ((1, LayerOverrides()), (1, LayerOverrides(positions=Rotary())))
-    config = ModelConfig(
-        width=12, heads=Standard(num_heads=3), num_layers=2, vocab_size=17, max_len=9,
-        positions=NoPositions(), layer_types=types,
-    )  # fmt: skip
-    found = convert_model(config, random_model(config, size=0.5), heads=Wide(num_heads=3))
+    config = changed(positions=NoPositions(), layer_types=types)
+    found = convert_model(config, random_model(config, scale=0.5), heads=WIDE)
     assert isinstance(found, Undecided)
     assert found.reason.startswith("layers_1/attention, group 0")
 
@@ -93,16 +80,14 @@ def test_a_layer_without_positions_among_rotary_ones():
     """Its queries and keys may have any basis, those of the others may not."""
     types = ((1, LayerOverrides(positions=NoPositions())), (1, LayerOverrides()))
     grouped = Standard(num_heads=6, num_kv_heads=2, head_dim=4)
-    config = ModelConfig(
-        width=12, heads=grouped, num_layers=2, vocab_size=17, max_len=9, positions=Rotary(),
-        layer_types=types, compute=Compute(dtype="float64"),
-    )  # fmt: skip
-    params = random_model(config, jnp.float64, size=0.5)
+    compute = Compute(dtype="float64")
+    config = changed(heads=grouped, positions=Rotary(), layer_types=types, compute=compute)
+    params = random_model(config, scale=0.5)
     for stack in ("layers_0", "layers_1"):
         group = params[stack]["attention"]
         own, each = each_head({n: group[n][0] for n in config.layout.shapes}, config.layout)
         if stack == "layers_0":
-            own = reparametrize(own, each, qk=bases((6, 4, 4)))
+            own = transforms.reparametrize(own, each, qk=bases((6, 4, 4)))
         params[stack]["attention"] = group | {name: a[None] for name, a in own.items()}
     ungrouped = dataclasses.replace(config, heads=dataclasses.replace(grouped, num_kv_heads=6))
     found = convert_model(ungrouped, params, heads=grouped)
@@ -112,10 +97,9 @@ def test_a_layer_without_positions_among_rotary_ones():
 
 def test_a_conversion_whose_outputs_cannot_be_compared_is_undecided():
     """Logits beyond the range of float32."""
-    config = ModelConfig(width=12, heads=Standard(num_heads=3), num_layers=2, vocab_size=17)
-    params = random_model(config)
+    params = random_model(MODEL)
     params["embedding"] *= 1e38
-    found = convert_model(config, params, heads=Wide(num_heads=3))
+    found = convert_model(MODEL, params, heads=WIDE)
     assert isinstance(found, Undecided)
     assert np.isnan(found.forward_error)
     assert "nan" in found.reason
@@ -123,9 +107,9 @@ def test_a_conversion_whose_outputs_cannot_be_compared_is_undecided():
 
 def test_shared_keys_and_values_are_refused():
     plan = Plan(attention=(0, 1), ffn=(0, 1), kv=(0, 0))
-    config = ModelConfig(width=12, heads=Standard(num_heads=3), num_layers=2, sharing=plan)
+    config = changed(sharing=plan)
     with pytest.raises(ValueError, match="change_plan"):
-        convert_model(config, random_model(config, size=0.3), heads=Wide(num_heads=3))
+        convert_model(config, random_model(config, scale=0.3), heads=WIDE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
