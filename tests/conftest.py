@@ -71,6 +71,10 @@ def value_and_gradient(run, *arrays):
     return out, ravel_pytree(grads)[0].astype(out.dtype)
 
 
+def shape(*sizes, dtype="float32"):
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
 def two_devices():
     """A mesh of two, by the name "data"."""
     auto = jax.sharding.AxisType.Auto

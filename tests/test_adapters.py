@@ -124,13 +124,11 @@ def test_linen_decodes_with_it(use_mask):
     expected = jax.jit(WIDE().apply)({"params": params}, x, mask=mask & seen)
     cache = model.init(jax.random.key(0), x)["cache"]
 
+    given = jnp.asarray(seen) if use_mask else None
+
     def step(cache, token):
-        out, new = model.apply(
-            {"params": params, "cache": cache},
-            token[:, None],
-            mask=jnp.asarray(seen) if use_mask else None,
-            mutable=["cache"],
-        )
+        variables = {"params": params, "cache": cache}
+        out, new = model.apply(variables, token[:, None], mask=given, mutable=["cache"])
         return new["cache"], out[:, 0]
 
     _, out = jax.jit(lambda c, x: jax.lax.scan(step, c, x))(cache, x.swapaxes(0, 1))
@@ -266,19 +264,18 @@ def test_one_query_takes_zeros_and_ones_alone():
 
 
 SIZES = {
-    "plain": ((LINEN, (3,), {}), (6,)),
+    "plain": (LINEN(3), (6,)),
     "no bias, wide, cross": (
-        (LINEN, (4,), {"qkv_features": 12, "out_features": 11, "use_bias": False}),
+        LINEN(4, qkv_features=12, out_features=11, use_bias=False),
         (6, 10, 9),
     ),
-    "normalised": ((LINEN, (3,), {"qkv_features": 12, "normalize_qk": True}), (6, 10)),
+    "normalised": (LINEN(3, qkv_features=12, normalize_qk=True), (6, 10)),
 }
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_heads_from_linen_and_back(sizes):
-    (kind, args, options), widths = SIZES[sizes]
-    module = kind(*args, **options)
+    module, widths = SIZES[sizes]
     params = linen_params(module, *widths)
     inputs = [draw(2, 5 if i == 0 else 7, w) for i, w in enumerate(widths)]
     w, layout = heads_from_linen(params)

@@ -9,6 +9,7 @@ from itertools import product
 import jax
 import jax.numpy as jnp
 import pytest
+from conftest import shape
 from jax import export
 
 import attnlab
@@ -21,10 +22,7 @@ from attnlab.training import TrainConfig, make_optimizer
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import init_state, map_over_seeds, train_step
 
-DEVICES = {
-    "gpu": "cuda",
-    "tpu": "tpu",
-}
+DEVICES = {"gpu": "cuda", "tpu": "tpu"}
 """What JAX calls a backend -> what a program is lowered for. A GPU here has no cuDNN, whose version
 JAX asks of the device before it lowers."""
 DTYPES = ("float32", "bfloat16", "float16")
@@ -49,10 +47,6 @@ def few(cases, *kept):
     """All but those `kept` are slow."""
     of = lambda case: () if case in kept else pytest.mark.slow
     return [pytest.param(*case, marks=of(case)) for case in cases]
-
-
-def shape(*sizes, dtype="float32"):
-    return jax.ShapeDtypeStruct(sizes, dtype)
 
 
 def lowered(platform, f, *args):
@@ -162,14 +156,9 @@ def test_an_order_lowers_or_says_why(layout, rotary, device, seen_from):
 
 
 MODEL = ModelConfig(
-    vocab_size=19,
-    max_len=12,
-    width=16,
-    num_layers=4,
-    heads=heads.Standard(num_heads=2),
-    ffn=FFN(width=20),
-    compute=Compute(dtype="bfloat16"),
-)
+    vocab_size=19, max_len=12, width=16, num_layers=4, heads=heads.Standard(num_heads=2),
+    ffn=FFN(width=20), compute=Compute(dtype="bfloat16"),
+)  # fmt: skip
 KINDS = {
     "decoder": ({}, "causal_lm"),
     "encoder": ({"kind": "encoder", "vocab_size": 20}, "masked_lm"),

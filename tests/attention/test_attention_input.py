@@ -136,7 +136,6 @@ CANNOT = [
     ("cudnn", {}, "cuDNN needs an NVIDIA GPU, this is a cpu"),
     ("blockwise", {"talking_heads": (jnp.eye(6), None)}, "needs the scores of all heads at once"),
     ("blockwise", {"mask": masks.Edges(*ENDS)}, "edges lie anywhere, not in blocks"),
-    ("blockwise", {"tap": Tap(patch={"probs": lambda a, layer: a})}, "it has no probs to patch"),
     ("edges", {}, "it needs a mask that is masks.Edges, and nothing else that hides"),
 ]
 

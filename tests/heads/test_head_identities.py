@@ -42,10 +42,8 @@ def test_the_balance_of_a_mixture_of_heads_counts_no_padding():
 # Published numbers --------------------------------------------------------------------------------
 
 SIZED = functools.partial(dict, width=512, num_heads=8)
-DEEPSEEK = functools.partial(
-    heads.Latent, head_dim=128, value_dim=128, latent_dim=512, rotary_dim=64
-)
-V3 = DEEPSEEK(width=7168, num_heads=128, query_latent_dim=1536)
+DEEPSEEK = dict(head_dim=128, value_dim=128, latent_dim=512, rotary_dim=64)
+V3 = heads.Latent(width=7168, num_heads=128, query_latent_dim=1536, **DEEPSEEK)
 FORMER = dict(width=256, num_heads=8, biases=("o",))
 MFA = heads.LowRankQuery(**SIZED(head_dim=96, query_latent_dim=160))
 COUNTS = [
@@ -58,9 +56,8 @@ COUNTS = [
     # GTA: D N 2 H + D (K V + P) + N V D
     (heads.GroupedTied(**SIZED(num_kv_heads=2)), 2 * 512**2 + 512 * (2 * 64 + 32)),
     (heads.GroupedTied(width=12, num_heads=2), 12 * (2 * (3 + 4) + 2 * 6 + 4 + 2 * 6)),
-    # DeepSeek-V2 Lite, V2 and V3, a layer, with the norms of both latents
-    (DEEPSEEK(width=2048, num_heads=16), 13_763_072),
-    (DEEPSEEK(width=5120, num_heads=128, query_latent_dim=1536), 149_227_520),
+    # DeepSeek-V2 Lite and V3, a layer, with the norms of both latents
+    (heads.Latent(width=2048, num_heads=16, **DEEPSEEK), 13_763_072),
     (V3, 187_107_328),
     # pbloem/former, a bias on the output projection alone
     (heads.Wide(**FORMER), 2_097_408),

@@ -91,20 +91,18 @@ def test_decoding_in_chunks_equals_the_whole_text(name, x64):
 
 
 @pytest.mark.unchecked  # a list of two
-def test_a_window_of_two_sides():
-    layout = heads.Standard(width=4, num_heads=2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"local_window_size": 1}, {"local_window_size": [2, 1]},
+        {"local_window_size": (10**12, 0)}, {"local_window_size": (1, 3), "is_causal": True},
+        {"score_mods": [SoftCap(jnp.arange(1.0, 7))], "is_causal": True},
+    ],
+)  # fmt: skip
+def test_windows_and_a_soft_cap_as_a_modification_decode(options):
+    """The cap reads scores alone; those that read positions are refused (`test_layout_errors`)."""
+    layout, options = CASES["grouped"], {"is_causal": False} | options
     params, x = make(layout)[:2]
-    for causal, window in ((False, 1), (False, [2, 1]), (True, (1, 3)), (False, (10**12, 0))):
-        options = {"is_causal": causal, "local_window_size": window}
-        decoded, _ = heads.decode(params, x, layout, heads.init_cache(layout, 2, 9), **options)
-        assert_close(decoded, heads.multi_head_attention(params, x, layout, **options))
-
-
-def test_a_soft_cap_as_a_modification_decodes():
-    """It reads scores alone; those that read positions are refused (`test_layout_errors`)."""
-    layout = CASES["grouped"]
-    params, x = make(layout)[:2]
-    options = {"score_mods": [SoftCap(jnp.arange(1.0, 7))], "is_causal": True}
     decoded, _ = heads.decode(params, x, layout, heads.init_cache(layout, 2, 9), **options)
     assert_close(decoded, heads.multi_head_attention(params, x, layout, **options))
 

@@ -99,13 +99,11 @@ def _draw_ffn(rng: _Draws) -> models.FFN:
     width = rng.one(0, 10, 10, 10)
     experts = models.Experts(num_experts=4, shared_width=rng.one(0, 5))
     return models.FFN(
-        width=width,
-        activation=rng.one("gelu", "relu", "gated_silu", "tanh"),
-        bias=rng.sometimes(0.5),
-        residual_scale=rng.one(1.0, 1.0, 0.5),
+        width=width, activation=rng.one("gelu", "relu", "gated_silu", "tanh"),
+        bias=rng.sometimes(0.5), residual_scale=rng.one(1.0, 1.0, 0.5),
         output_scale=rng.one(1.0, 1.0, 0.5),
         experts=rng.one(None, None, None, experts if width else None),
-    )
+    )  # fmt: skip
 
 
 def _draw_layer_types(rng: _Draws, layout: heads.Layout) -> tuple[tuple[int, LayerOverrides], ...]:
@@ -143,34 +141,26 @@ def _draw_config(rng: _Draws, layouts: Sequence[str]) -> ModelConfig:
             window=rng.one(None, None, None, 2),
             order=rng.one(None, None, None, "factored", "absorbed"),
             implementation=None if mixes else rng.one(None, None, "dense", "blockwise"),
-            layer_scales=scales,
-            position_scale=rng.one(None, None, None, (0.5, 2.0)),
+            layer_scales=scales, position_scale=rng.one(None, None, None, (0.5, 2.0)),
             output_scale=rng.one(1.0, 1.0, 0.7),
         ),
         ffn=_draw_ffn(rng),
         norm=models.Norm(
-            kind=norm_kind,
-            position=rng.one("pre", *models.specs.NORM_PLACES),
-            bias=rng.one(None, False),
-            layer_scale=rng.one(None, None, 0.5),
+            kind=norm_kind, position=rng.one("pre", *models.specs.NORM_PLACES),
+            bias=rng.one(None, False), layer_scale=rng.one(None, None, 0.5),
         ),
         positions=positions,
         embedding=models.Embedding(
-            width=rng.one(None, None, None, 5, WIDTH),
-            scale=rng.one(1.0, 2.0),
-            token_types=rng.one(0, 0, 2),
-            norm=rng.sometimes(0.3),
+            width=rng.one(None, None, None, 5, WIDTH), scale=rng.one(1.0, 2.0),
+            token_types=rng.one(0, 0, 2), norm=rng.sometimes(0.3),
             zero_token=rng.one(None, None, 0),
         ),
         dropout=models.Dropout(
             rate=rng.one(0.0, 0.1), attention=rng.one(0.0, 0.1), ffn=rng.one(0.0, 0.2)
         ),
         output=models.OutputHead(
-            kind=rng.one("tied", "own"),
-            bias=rng.sometimes(0.3),
-            transform=rng.one(None, None, "gelu"),
-            pooler=pooler,
-            num_classes=3 if pooler else 0,
+            kind=rng.one("tied", "own"), bias=rng.sometimes(0.3),
+            transform=rng.one(None, None, "gelu"), pooler=pooler, num_classes=3 if pooler else 0,
         ),
         layer_types=_draw_layer_types(rng, layout),
         init=models.Init(residual=rng.one("plain", "depth")),

@@ -69,9 +69,8 @@ def test_layouts_and_extras_from_outside(monkeypatch):
 
 
 def test_another_choice_keeps_the_fields_that_both_have():
-    fields = to_dict(ModelConfig(heads=Standard(num_heads=4, scale=0.5, biases=("q", "o"))))[
-        "heads"
-    ]
+    config = ModelConfig(heads=Standard(num_heads=4, scale=0.5, biases=("q", "o")))
+    fields = to_dict(config)["heads"]
     latent = choose(fields, "latent") | {"latent_dim": 5}
     heads = from_dict({"width": 64, "heads": latent}).heads
     assert (type(heads), heads.num_heads, heads.scale) == (Latent, 4, 0.5)

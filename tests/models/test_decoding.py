@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
-from random_models import random_params
 from test_models import SMALL, TOKENS, change, make
 
 from attnlab import generate, prefill
@@ -85,12 +84,10 @@ def test_generated_rows_are_those_rows_alone():
 
 @pytest.mark.slow
 def test_a_full_row_gives_nan_and_the_others_continue():
-    params, model = random_params(LONG), LONG.build()
-    run = jax.jit(lambda tokens, cache, mask: model.apply(
-        {"params": params}, tokens, cache=cache, padding_mask=mask
-    ))  # fmt: skip
-    cache = run(TEXTS[:, :6], LONG.init_cache(3, 6), LEFT).cache
-    outputs = run(TEXTS[:, :6], cache, np.arange(6) >= [[5], [5], [6]])
+    run, params = make(LONG)
+    cache = run(params, TEXTS[:, :6], cache=LONG.init_cache(3, 6), padding_mask=LEFT).cache
+    late = np.arange(6) >= [[5], [5], [6]]
+    outputs = run(params, TEXTS[:, :6], cache=cache, padding_mask=late)
     assert np.isnan(outputs.logits[0]).all()
     assert np.isfinite(outputs.logits[1:]).all()
     assert outputs.cache["length"].tolist() == 3 * [[6, 5, 1]]

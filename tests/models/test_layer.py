@@ -35,10 +35,6 @@ def own(params):
     return {name: a for name, a in params.items() if not isinstance(a, dict)}
 
 
-def ffn(params, x):
-    return models.feed_forward(own(params), x, SPEC.ffn)
-
-
 def test_a_layer_of_attention_alone():
     """FFN of width 0: no weight, no norm, no value. The output of attention is scaled, its bias
     too."""
@@ -66,7 +62,7 @@ def test_cross_attention_comes_between(position):
     steps = {
         "attention": lambda w, y: multi_head_attention(own(w), y, HEADS, is_causal=True),
         "cross": lambda w, y: multi_head_attention(own(w), y, cross, source, mask=mask),
-        "ffn": ffn,
+        "ffn": lambda w, y: models.feed_forward(own(w), y, SPEC.ffn),
     }
 
     @jax.jit

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
-from random_models import random_params
+from random_models import PLANS, random_params
 
 from attnlab import capture, heads, models, run_model
 from attnlab.models import FFN, Attention, Compute, Dropout, EncoderConfig, Norm, model_values
@@ -140,12 +140,6 @@ def test_capturing_changes_no_bit(implementation, optimized):
     outputs = jax.jit(functools.partial(run, capture=tuple(model_values(config))))(params)
     np.testing.assert_array_equal(plain, outputs.logits)
     np.testing.assert_array_equal(plain, run(params).logits)
-
-
-PLANS = (
-    "albert", "cla:2", "relaxed:2", "separate", "sandwich", "cycle_rev:2", "attention_only",
-    "ffn_only", "groups:2",
-)  # fmt: skip
 
 
 @pytest.mark.slow

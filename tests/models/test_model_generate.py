@@ -30,11 +30,9 @@ def params():
 )
 def test_greedy_text_is_that_of_full_forward_passes(layout, window):
     config = dataclasses.replace(
-        CONFIG,
-        heads=LAYOUTS[layout](num_heads=3),
+        CONFIG, heads=LAYOUTS[layout](num_heads=3), sharing="albert",
         attention=specs.Attention(window=window),
-        sharing="albert",
-    )
+    )  # fmt: skip
     params = random_params(config)
     got = generate({"params": params}, TOKENS, config, 5)
     text = jnp.concatenate([TOKENS, got], axis=1)

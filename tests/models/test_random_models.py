@@ -209,13 +209,9 @@ def check_training_step(case):
     step = jax.tree.map(lambda a, g: a - fall / squared * g, case.params, gradient)
     assert float(value - loss(step, key)[0]) == pytest.approx(fall, rel=0.5)
     other, _ = loss(case.params, jax.random.key(1))
-    dropout = case.config.dropout
-    drops = dropout.rate > 0 or dropout.attention > 0 or (dropout.ffn > 0 and has_ffn(case.config))
+    dropout, has_ffn = case.config.dropout, any(c.ffn.width for c in case.config.stacks.values())
+    drops = dropout.rate > 0 or dropout.attention > 0 or (dropout.ffn > 0 and has_ffn)
     assert (other != value) == drops
-
-
-def has_ffn(config):
-    return any(c.ffn.width for c in config.stacks.values())
 
 
 def has_experts(config):

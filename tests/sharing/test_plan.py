@@ -3,19 +3,9 @@
 import numpy as np
 import pytest
 
-from attnlab import (
-    Plan,
-    plan_names,
-)
-from attnlab.sharing.plan import (
-    GROUP_RULES,
-    cycled,
-    cycled_reversed,
-    grouped,
-    inner_groups,
-    parse_plan,
-    plan_name,
-)
+from attnlab import Plan, plan_names
+from attnlab.sharing import grouped, inner_groups, parse_plan
+from attnlab.sharing.plan import GROUP_RULES, cycled, cycled_reversed, plan_name
 
 ONE, EACH = (0,) * 6, (0, 1, 2, 3, 4, 5)
 NAMED = {

@@ -19,19 +19,14 @@ def test_every_group_has_its_own_random_key():
     assert len(np.unique(rows)) == rows.size
 
 
+ONE = {"scale": jnp.ones(1)}
+
+
 @pytest.mark.parametrize(
     ("order", "rows", "stacked"),
-    [
-        ("aaa", 2, {"scale": jnp.ones(1)}),
-        ("aaa", 4, {"scale": jnp.ones(1)}),
-        ("aa", 3, {"scale": jnp.ones(1)}),
-        ("aaaa", 3, {"scale": jnp.ones(1)}),
-        ("", 3, {"scale": jnp.ones(1)}),
-        ("aaba", 3, {"scale": jnp.ones(1)}),
-        ("aaa", 3, {"scale": jnp.ones(0)}),
-        ("aaa", 3, {}),
-    ],
-)
+    [("aaa", 2, ONE), ("aaa", 4, ONE), ("aa", 3, ONE), ("aaaa", 3, ONE), ("", 3, ONE),
+     ("aaba", 3, ONE), ("aaa", 3, {"scale": jnp.ones(0)}), ("aaa", 3, {})],
+)  # fmt: skip
 def test_layers_and_parameters_that_do_not_fit_the_plan(order, rows, stacked):
     """JAX clamps an index past the end, so the last row would be used twice."""
     stack = Stack(indexed, stacked, Plan(scale=(0,) * 3), jnp.arange(rows))
@@ -59,10 +54,7 @@ def test_a_block_gets_its_traced_layer_index_and_its_losses_leave_the_scan(x64):
     np.testing.assert_array_equal(captured["loss"], [0, 72, 2 * 288, 3 * 2592])
     assert loss == 72 + 576 + 7776
     # 2 a^2 b^2 + 4 a^4 b^2 + 6 a^4 b^4 at a = 2, b = 3
-    expected = [
-        4 * 2 * 9 + 16 * 8 * 9 + 24 * 8 * 81,
-        4 * 4 * 3 + 8 * 16 * 3 + 24 * 16 * 27,
-    ]
+    expected = [4 * 2 * 9 + 16 * 8 * 9 + 24 * 8 * 81, 4 * 4 * 3 + 8 * 16 * 3 + 24 * 16 * 27]
     assert_close(gradient, jnp.asarray(expected, jnp.float64))
 
 
