@@ -2,7 +2,6 @@
 
 import json
 
-import jax.numpy as jnp
 import numpy as np
 from conftest import ROOT
 
@@ -10,7 +9,6 @@ from attnlab import pretrained
 from attnlab.heads import Standard
 from attnlab.models import FFN, ModelConfig
 from attnlab.pretrained.tensors import write_file
-from attnlab.tap import Tap
 
 TORCH = sorted((ROOT / "tests" / "pretrained" / "golden" / "torch").glob("*.npz"))
 GOLDEN = sorted((ROOT / "tests" / "pretrained" / "golden").glob("*.npz"))
@@ -147,17 +145,3 @@ def golden_folder(folder, family, words=(), tensors=()):
 
 def close(got, expected):
     np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
-
-
-def check_torch(config, tensors, given, expected):
-    """Output, and the probabilities of each head, of a module of torch.nn."""
-    model, params = pretrained.from_variables(config.pop("system"), config, tensors)
-    given = {name: jnp.asarray(a) for name, a in given.items()}
-    x, tap = given.pop("x"), Tap(("probs",))
-    if "key" in given:
-        given |= {"context": (given.pop("key"), given.pop("value")), "tap": tap}
-    got = model.apply({"params": params}, x, **given)
-    valid = expected.get("valid", ...)
-    close(np.asarray(getattr(got, "hidden", got))[valid], expected["output"][valid])
-    if "probs" in expected:
-        close(tap.captured["probs"], expected["probs"])

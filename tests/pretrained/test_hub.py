@@ -39,13 +39,9 @@ NO_NETWORK = ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"})
 
 def load_all(cases, **environment):
     """What `pretrained.load` gives in a fresh process: the sum of |weights|, or the error."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, json.dumps(cases)],
-        cwd=ROOT,
-        env=os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"} | environment,
-        capture_output=True,
-        text=True,
-    )
+    words = [sys.executable, "-c", LOAD, json.dumps(cases)]
+    environment = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"} | environment
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

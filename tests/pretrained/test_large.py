@@ -39,13 +39,10 @@ print((kib("VmHWM") - before) * 1024 / size, size)
 def test_the_peak_is_the_result(stored, tmp_path):
     """At most 1.2 times it, also where the file is twice as wide, or half."""
     config = pretrained.published_config(
-        "llama_3_2_1b",
-        vocab_size=20000,
-        width=512,
-        num_layers=8,
+        "llama_3_2_1b", vocab_size=20000, width=512, num_layers=8,
         heads=Standard(num_heads=8, num_kv_heads=8, head_dim=64),
         ffn=FFN(width=2048, activation="gated_silu", bias=False),
-    )
+    )  # fmt: skip
     rng = np.random.default_rng(0)
     draw = lambda a: rng.random(a.shape, np.float32).astype(jnp.dtype(stored))
     params = jax.tree.map(draw, pretrained.param_shapes(config))

@@ -15,17 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 from goldens import SMALL
 
 from attnlab import pretrained
 from attnlab.models import Norm
+from attnlab.nested import flatten
 from attnlab.pretrained.tensors import read_file
 
 OTHER = dataclasses.replace(SMALL, norm=Norm(eps=0.05))
-WRITES = {
-    os: ("mkdir", "rename", "replace", "link", "symlink", "open", "fsync"),
-    ctypes: ("CDLL",),
-}
+WRITES = {os: ("mkdir", "rename", "replace", "link", "symlink", "open", "fsync"), ctypes: ("CDLL",)}
 
 
 @functools.cache
@@ -147,16 +146,9 @@ def test_the_working_directory_and_a_link_are_saved_into(tmp_path, monkeypatch):
 
 
 def changed(params, path, leaf):
-    """The params with another leaf; without one where it is None."""
-    *steps, last = path.split(".")
-    params = jax.tree.map(lambda a: a, params)
-    where = params
-    for step in steps:
-        where = where[step]
-    where[last] = leaf
-    if leaf is None:
-        del where[last]
-    return params
+    """The params with another leaf; without what is there where it is None."""
+    kept = {n: a for n, a in flatten(params).items() if not f"{n}.".startswith(f"{path}.")}
+    return unflatten_dict(kept if leaf is None else kept | {path: leaf}, sep=".")
 
 
 WRONG = [

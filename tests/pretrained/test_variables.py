@@ -10,9 +10,11 @@ import numpy as np
 import peer_outputs
 import pytest
 from conftest import assert_close, deep
-from goldens import FAMILIES, TORCH, check_torch, golden_folder, split
+from definition import attention
+from goldens import FAMILIES, TORCH, close, golden_folder, split
 
 from attnlab import pretrained
+from attnlab.tap import Tap
 
 RNG = np.random.default_rng(0)
 E, N = 12, 3
@@ -25,11 +27,8 @@ def draw(*shape):
 
 def attend(q, k, v, scale, hidden=None):
     """[B, T, N, H] each -> the heads side by side."""
-    scores = np.einsum("btnh,bsnh->bnts", q, k) * scale
-    scores = scores if hidden is None else np.where(hidden, -np.inf, scores)
-    probs = np.exp(scores - scores.max(-1, keepdims=True))
-    probs = probs / probs.sum(-1, keepdims=True)
-    heads = np.einsum("bnts,bsnv->btnv", probs, v)
+    mask = None if hidden is None else ~hidden
+    heads = attention(q, k, v, {"scale": scale, "mask": mask})[0]
     return heads.reshape(*heads.shape[:2], -1)
 
 
@@ -54,7 +53,18 @@ def run(system, config, w, x, **options):
 
 @pytest.mark.parametrize("path", TORCH, ids=lambda path: path.stem)
 def test_modules_of_torch(path):
-    check_torch(*split(path))
+    """Output, and the probabilities of each head."""
+    config, tensors, given, expected = split(path)
+    model, params = pretrained.from_variables(config.pop("system"), config, tensors)
+    given = {name: jnp.asarray(a) for name, a in given.items()}
+    x, tap = given.pop("x"), Tap(("probs",))
+    if "key" in given:
+        given |= {"context": (given.pop("key"), given.pop("value")), "tap": tap}
+    got = model.apply({"params": params}, x, **given)
+    valid = expected.get("valid", ...)
+    close(np.asarray(getattr(got, "hidden", got))[valid], expected["output"][valid])
+    if "probs" in expected:
+        close(tap.captured["probs"], expected["probs"])
 
 
 def former(kind, output=True, at=""):
@@ -319,12 +329,10 @@ def test_google_names(family, tmp_path):
     config, replace = theirs.config, dataclasses.replace
     assert model.config.dropout.places == ("embeddings", "attention", "ffn")
     assert model.config == replace(
-        config,
-        ffn=replace(config.ffn, activation="gelu_tanh"),
+        config, dropout=replace(config.dropout, places=model.config.dropout.places),
+        ffn=replace(config.ffn, activation="gelu_tanh"), sharing=model.config.sharing,
         output=replace(config.output, transform="gelu_tanh"),
-        dropout=replace(config.dropout, places=model.config.dropout.places),
-        sharing=model.config.sharing,
-    )
+    )  # fmt: skip
     assert model.config.plan == config.plan
 
 

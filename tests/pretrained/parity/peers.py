@@ -1,5 +1,6 @@
 """Tiny random models of transformers and what they give, for parity tests and golden files."""
 
+import functools
 import os
 import warnings
 
@@ -409,7 +410,8 @@ def torch_case(name):
     kind, options = TORCH[name]
     torch.manual_seed(0)
     is_attention = kind == "MultiheadAttention"
-    module = torch_attention(options) if is_attention else torch_layers(kind, options)
+    attention = functools.partial(torch.nn.MultiheadAttention, 12, 3, batch_first=True)
+    module = attention(**options) if is_attention else torch_layers(kind, options)
     with torch.no_grad():
         for key, p in module.eval().named_parameters():
             std = 1.0 if is_attention else 0.4
@@ -421,10 +423,6 @@ def torch_case(name):
     config = heads | {n: a for n, a in options.items() if n not in ("norm", "bias")}
     system = "torch_mha" if is_attention else "torch_layers"
     return config | {"system": system}, tensors, given, expected
-
-
-def torch_attention(options):
-    return torch.nn.MultiheadAttention(12, 3, batch_first=True, **options)
 
 
 def attention_outputs(module, kind):

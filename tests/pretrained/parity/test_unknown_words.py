@@ -13,13 +13,7 @@ pytestmark = pytest.mark.parity
 from goldens import SAME, close  # noqa: E402
 
 from attnlab import pretrained  # noqa: E402
-from attnlab.pretrained.attributes import (  # noqa: E402
-    FIXED,
-    HARMLESS,
-    changes_nothing,
-    known_words,
-    matches,
-)
+from attnlab.pretrained import attributes  # noqa: E402
 
 VALUES = (True, 2, 0.3, "none", [1, 0], {"factor": 2.0}, "sliding_attention")
 OWN = ("my_note", "unsloth_fixed", "use_mrope", "auto_map", "model_max_length", "transformers.js")
@@ -45,11 +39,11 @@ def test_words_outside_the_table_change_nothing(family, tmp_path):
     given = peers.inputs(family)
     config = json.loads((tmp_path / "config.json").read_text())
     expected = peers.outputs(theirs, given)
-    every = set(OWN).union(*(known_words(other) for other in pretrained.FAMILIES))
+    every = set(OWN).union(*(attributes.known_words(other) for other in pretrained.FAMILIES))
     one = pretrained.FAMILIES[family]
-    fixed = {a.name for a in one.attributes} | set(FIXED)
-    others = sorted(n for n in every - fixed if changes_nothing(family, n))
-    others = [n for n in others if not matches(n, HARMLESS)]
+    fixed = {a.name for a in one.attributes} | set(attributes.FIXED)
+    others = sorted(n for n in every - fixed if attributes.changes_nothing(family, n))
+    others = [n for n in others if not attributes.matches(n, attributes.HARMLESS)]
     assert len(others) > 100
     for shift in range(3):
         words = {n: VALUES[(i + shift) % len(VALUES)] for i, n in enumerate(others)}
