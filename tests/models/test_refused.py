@@ -62,7 +62,8 @@ CONFIGS = [
      "the first token is at position 4"),
     # Encoders.
     (lambda: ModelConfig(encoder=models.EncoderConfig()), "encoder"),
-    (lambda: models.EncoderConfig(num_heads=4, shares_decoder=True), "stacks have the same heads"),
+    (lambda: models.EncoderConfig(num_heads=4, shares_decoder=True),
+     "both stacks have the same heads"),
     (lambda: with_encoder(num_layers=3), r"encoder\.sharing"),
     # Layer types.
     (lambda: ModelConfig(layer_types=((1, LayerOverrides(window=3)), 1)), "LayerOverrides"),
@@ -138,6 +139,7 @@ IDS, LONG_IDS = np.ones((2, 7), int), np.ones((2, 10), int)
 ADDED = jnp.array([[0.0] * 6 + [-1e9]] * 2)
 TEXT = {"source": SOURCE}
 CALLS = [
+    (SMALL, {"tokens": TOKENS.at[1, 2].set(19)}, r"19 at \[1, 2\]"),
     (SMALL, {"tokens": jnp.zeros((1, 10), int)}, "10 tokens are longer than max_len 9"),
     (SMALL, {"mask": jnp.ones(3, bool)}, "mask"),
     (SMALL, {"padding_mask": jnp.ones(7, bool)}, "padding_mask"),
