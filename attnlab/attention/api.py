@@ -114,7 +114,8 @@ def dot_product_attention(  # type: ignore[misc]  # **options above: they are li
       dropout_rate, dropout_key: dropout on the probabilities. One key drops the same ones in
         every backend.
       talking_heads: matrices [N, M] and [M, N] that mix heads before and after the softmax; either
-        may be None (Shazeer et al. 2020, arXiv 2003.02436).
+        may be None (Shazeer et al. 2020, arXiv 2003.02436). The softmax, and with it the sink, log
+        sum exp and "scores", then has M heads in place of N.
       sink: broadcastable to [B, N, T, 1]: one more score in each row, whose probability is
         not used, so that the others sum to less than 1. 0 adds one to the sum of the softmax.
       return_residual: also return log sum exp of the scores [B, T, N], a sink included; -inf for

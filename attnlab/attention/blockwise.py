@@ -23,7 +23,13 @@ from jax import Array, lax
 from attnlab.attention import blocks, masks
 from attnlab.attention.blocks import Block, BlockLimits, Division, Kept, ScoreInputs, as_kept, part
 from attnlab.attention.call import AttentionCall, AttentionOutput
-from attnlab.attention.dense import add_sink, scaled_scores, softmax_terms, weighted_sum
+from attnlab.attention.dense import (
+    add_sink,
+    scaled_scores,
+    softmax_terms,
+    weighted_sum,
+    without_float16,
+)
 from attnlab.attention.dropout import dropout_seed, keep_mask
 from attnlab.attention.masks import MaskSpec
 from attnlab.attention.score_mods import apply_score_mods
@@ -271,7 +277,7 @@ def _backward(
     def of_chunk(
         chunk: Block, sums: _GradSums, arrays: list[Array], kept: Kept
     ) -> tuple[_GradSums, list[Array], Kept]:
-        (q, k, v, output, d_output), (top, inv_sum, d_lse) = arrays, kept
+        (q, k, v, output, d_output), (top, inv_sum, d_lse) = map(without_float16, arrays), kept
         delta = d_output.astype(acc_dtype) * output.astype(acc_dtype)
         delta = jnp.sum(delta, axis=-1, keepdims=True)
         delta = (delta - jnp.where(inv_sum > 0, d_lse, 0)) * inv_sum  # an empty row's may be NaN
@@ -280,7 +286,8 @@ def _backward(
         rows = (q * division.scale_q, d_output, delta, top)
         sums, dq, dk, dv = run(chunk, sums, rows, k, v)
         dq, dk = dq * (division.scale_q * division.scale_scores), dk * division.scale_scores
-        return sums, [dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)], ()
+        grads = zip((dq, dk, dv), arrays[:3], strict=True)
+        return sums, [grad.astype(a.dtype) for grad, a in grads], ()
 
     # Sums over the first axis of scores are slow on a CPU. Where every head has keys of its own
     # the scores can be kept as [S, T]: then no gradient needs such a sum. Score modifications are

@@ -181,6 +181,8 @@ def check_array(
         raise TypeError(f"{name} must be {kind} array, not {type(a).__name__}") from None
     if not jnp.issubdtype(array.dtype, KINDS[kind]):
         raise TypeError(f"{name} must be {kind} array, not {array.dtype} {array.shape}")
+    if kind == "an integer" and isinstance(a, np.ndarray) and (a.astype(array.dtype) != a).any():
+        raise ValueError(f"{name} has numbers up to {a.max()}, which {array.dtype} does not hold")
     if not axes:
         return array
     full = (1,) * (len(shape) - array.ndim) + array.shape
@@ -203,7 +205,7 @@ def _mask_spec(
     elif mask is not None:
         check_boolean("mask", mask)
         shape = np.shape(mask)
-        if len(shape) < 2 or (shape == (b, s) and t not in (1, b)):
+        if len(shape) < 2 or (b > 1 and shape == (b, s) and t not in (1, b)):
             raise ValueError(
                 f"mask {shape} must be [T, S], [N, T, S] or [B, N, T, S] and broadcast to {scores};"
                 " write mask[None] for keys [S], mask[:, None, None] or masks.padding for padding"
@@ -236,11 +238,15 @@ def _mask_spec(
 
 
 def _lengths(name: str, lengths: Any, batch: int, size: int) -> Array:
-    """Lengths [B] of an axis, at most `size`: int32 does not hold all that NumPy does."""
-    if not isinstance(lengths, jax.Array) and np.issubdtype(np.asarray(lengths).dtype, np.integer):
-        lengths = np.minimum(lengths, size)
+    """Lengths [B] of an axis, at most `size`: int32 does not hold all that NumPy does, and uint8
+    does not hold every `size`."""
+    xp = jnp if isinstance(lengths, jax.Array) else np
+    array = xp.asarray(lengths)
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        array = array.astype(np.int32) if array.dtype.itemsize < 4 else array
+        lengths = xp.minimum(array, size)
     checked = check_array(name, lengths, "an integer", "[B]", (batch,), exact=True)
-    return jnp.minimum(checked, size).astype(jnp.int32)
+    return checked.astype(jnp.int32)
 
 
 def segment_pair(segments: Any) -> tuple[Any, Any]:

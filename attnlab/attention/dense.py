@@ -20,7 +20,9 @@ from attnlab.ops import save_for_backward, wide_einsum
 def dense(call: AttentionCall) -> AttentionOutput:
     """softmax(scale q k^T + bias) v, with every option and every derivative; O(T S) memory."""
     options = call.options
-    query, key, value = (a.swapaxes(1, 2) for a in (call.query, call.key, call.value))
+    query, key, value = (
+        without_float16(a).swapaxes(1, 2) for a in (call.query, call.key, call.value)
+    )
     scores = _scores(query, key, call)  # scale q k^T + bias, soft cap, modifications
     weights, total, top = softmax_terms(scores, call.mask.allowed(), options.sink)
     weights = save_for_backward(weights)  # exp(scores - top): probabilities without 1 / total
@@ -28,10 +30,9 @@ def dense(call: AttentionCall) -> AttentionOutput:
     logsumexp = jnp.where(total > 0, top + jnp.log(divisor), -math.inf)
     if options.talking_heads[1] is not None or "probs" in call.patch:
         weights, divisor = _probs(weights, total, call), jnp.ones((), total.dtype)
-    if options.dropout_rate:
-        weights = drop(weights, options.dropout_rate, options.dropout_key)
+    weights = drop(weights, options.dropout_rate, options.dropout_key)
     # Divided after the product with v: a pass over [T, V] in place of one over [T, S].
-    output = (weighted_sum(weights, value) / divisor).swapaxes(1, 2).astype(value.dtype)
+    output = (weighted_sum(weights, value) / divisor).swapaxes(1, 2).astype(call.value.dtype)
     output = save_for_backward(output)
     wanted = call.return_residual
     return AttentionOutput(output, logsumexp[..., 0].swapaxes(1, 2) if wanted else None)
@@ -68,6 +69,11 @@ def _probs(weights: Array, total: Array, call: AttentionCall) -> Array:
     if after is not None:
         probs = jnp.einsum("BMTS,MN->BNTS", probs, after.astype(probs.dtype))
     return call.patch["probs"](probs) if "probs" in call.patch else probs
+
+
+def without_float16(a: Array) -> Array:
+    """float16 as float32: between a query and many keys its gradients would underflow."""
+    return a.astype(jnp.float32) if a.dtype == jnp.float16 else a
 
 
 def scaled_scores(

@@ -28,10 +28,11 @@ class NativeMask(TypedDict, total=False):
 
 def xla(call: AttentionCall) -> AttentionOutput:
     """jax.nn's own composition of XLA operations."""
-    query, key, value = call.query, call.key, call.value
-    width, sink = value.shape[-1], call.options.sink
+    key, value, sink = call.key, call.value, call.options.sink
+    query, scale = _query_and_scale(call)
+    width = value.shape[-1]
     if sink is not None:
-        query, key, value = _with_sink(query, key, value, sink / call.options.scale)
+        query, key, value = _with_sink(query, key, value, sink / scale)
     size = max(query.shape[-1], width)
     q, k, v = _pad_widths(size, query, key, value)
     if _is_elementwise_in_bfloat16(call, size):
@@ -49,13 +50,21 @@ def xla(call: AttentionCall) -> AttentionOutput:
         keys = call.scores_shape[3]
         bias = None if bias is None else _before_keys(bias, keys, 0)
         allowed = None if allowed is None else _before_keys(allowed, keys, True)
-    scale = cast(float, call.options.scale)  # it may be an array; jax.nn has another annotation
     out = jax.nn.dot_product_attention(q, k, v, bias, allowed, scale=scale, implementation="xla")[
         ..., :width
     ]
     if attending is not None:
         out = jnp.where(attending.swapaxes(1, 2), out, 0)
     return AttentionOutput(save_for_backward(out.astype(value.dtype)))
+
+
+def _query_and_scale(call: AttentionCall) -> tuple[Array, float]:
+    """What jax.nn multiplies. A sink is divided by the scale, so a traced one, which may be 0,
+    multiplies the query instead."""
+    query, scale = call.query, call.options.scale
+    if call.options.sink is not None and isinstance(scale, jax.core.Tracer):
+        return (query * scale).astype(query.dtype), 1.0
+    return query, cast(float, scale)  # it may be an array; jax.nn has another annotation
 
 
 def _with_sink(query: Array, key: Array, value: Array, sink: Array) -> list[Array]:
@@ -86,6 +95,9 @@ def _before_keys(array: Array, keys: int, fill: float) -> Array:
 
 def refuse_jax_nn(call: AttentionCall) -> str | None:
     """Why jax.nn cannot run the call."""
+    sink, scale = call.options.sink, call.options.scale
+    if sink is not None and not isinstance(scale, jax.core.Tracer) and scale == 0:
+        return "a sink needs a scale other than 0"
     return refuse_options("jax.nn", call, supported=("sink",))
 
 
@@ -144,7 +156,8 @@ def native_mask(mask: MaskSpec) -> NativeMask | None:
 
 def cudnn(call: AttentionCall) -> AttentionOutput:
     """cuDNN's flash attention; widths are padded to one multiple of 8."""
-    query, key, value, mask = call.query, call.key, call.value, call.mask
+    key, value, mask = call.key, call.value, call.mask
+    query, scale = _query_and_scale(call)
     shape, width, sink = query.shape[:3], value.shape[-1], call.options.sink
     if mask.segments is not None:  # of one length: each is a batch row
         length = mask.segments.length
@@ -153,7 +166,7 @@ def cudnn(call: AttentionCall) -> AttentionOutput:
         mask = MaskSpec(length, length, is_causal=mask.is_causal, window=mask.window)
     t, options, before, after = query.shape[1], native_mask(mask), 0, (0, 0)
     if sink is not None:
-        query, key, value = _with_sink(query, key, value, sink / call.options.scale)
+        query, key, value = _with_sink(query, key, value, sink / scale)
         options = _native_with_sink(options, mask)
         if options is not None:  # a row in front keeps the causal rule in place; lengths stay even
             before, after = 1, (1, 1)
@@ -162,7 +175,6 @@ def cudnn(call: AttentionCall) -> AttentionOutput:
     query = jnp.pad(query, ((0, 0), (before, after[0]), (0, 0), (0, 0)))
     key, value = (jnp.pad(a, ((0, 0), (0, after[1]), (0, 0), (0, 0))) for a in (key, value))
     q, k, v = _pad_widths(-(-max(query.shape[-1], width) // 8) * 8, query, key, value)
-    scale = cast(float, call.options.scale)
     out = jax.nn.dot_product_attention(q, k, v, implementation="cudnn", scale=scale, **options)
     out = out[:, before : before + t, :, :width]
     return AttentionOutput(save_for_backward(out.reshape(*shape, width)))

@@ -328,9 +328,9 @@ class MaskSpec(NamedTuple):
         O(T + S), except for a mask that differs from query to query.
         """
         ranges, mask = self.ranges(), self.mask
-        if self.edges is not None and (only := self.only_edges) is not None:
-            attending = _reached(only.receivers, self.num_queries)[:, None]
-            return attending, _reached(only.senders, self.num_keys)
+        if self.edges is not None and mask is None and ranges is None:
+            attending = _reached(self.edges.receivers, self.num_queries)[:, None]
+            return attending, _reached(self.edges.senders, self.num_keys)
         if self.edges is not None or (mask is not None and (ranges is None or mask.shape[2] > 1)):
             allowed = cast(Array, self.allowed())
             return jnp.any(allowed, axis=3), jnp.any(allowed, axis=(1, 2))

@@ -142,6 +142,13 @@ def test_sinks_of_heads_that_mix_and_of_minus_infinity():
     assert_close(attend(q, k, v, sink=-jnp.inf), attend(q, k, v))
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.7])
+def test_a_traced_scale_may_be_zero_beside_a_sink(scale):
+    call = functools.partial(dot_product_attention, *make(), sink=1.0)
+    got = jax.jit(lambda scale: call(scale=scale, implementation="xla"))(scale)
+    assert_close(got, call(scale=scale, implementation="dense"))
+
+
 @pytest.mark.parametrize("implementation", OURS)
 def test_the_gradient_of_a_small_sink_keeps_its_digits(implementation):
     """-share times the output, where the share of the sink is 2e-6."""

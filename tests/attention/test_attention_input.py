@@ -33,7 +33,7 @@ class WrongShape(ScoreMod):
 
 
 UNCHECKED = pytest.mark.unchecked
-ENDS = np.arange(5), np.arange(5)
+ENDS, PAD = (np.arange(5), np.arange(5)), np.zeros((2, 7), int)
 ONES = lambda *shape, dtype="float32": np.ones(shape, dtype)
 BAD = [
     # (arguments, exception, what the message has)
@@ -58,6 +58,7 @@ BAD = [
     ({"query_seq_lengths": np.array([3])}, ValueError, r"lengths \(1,\) must be \[B\] = \(2,\)"),
     ({"key_value_seq_lengths": ONES(2)}, TypeError, "key_value_seq_lengths must be an integer"),
     ({"segments": ONES(2, 5, dtype=int)}, ValueError, r"segments \(2, 5\) must be \[B, S\]"),
+    ({"segments": (np.full((2, 5), 2**32), PAD)}, ValueError, "up to 4294967296, which int32 does"),
     ({"segments": (ONES(2, 5, dtype=int),)}, ValueError, "or a pair .*not 1 arrays"),
     ({"local_window_size": (1, -1)}, ValueError, "local_window_size must be at least 0"),
     pytest.param({"local_window_size": (1, 2, 3)}, TypeError, "must be an int or", marks=UNCHECKED),
@@ -96,6 +97,21 @@ def test_any_length_above_the_axis_is_the_whole_axis(name, large):
     assert np.abs(got[0]).max() > 0.1
 
 
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_lengths_may_be_of_an_integer_that_does_not_hold_the_axis(array):
+    q, k, v = make(s=300)
+    call = functools.partial(dot_product_attention, q, k, v)
+    got = call(key_value_seq_lengths=array([200, 3], "uint8"))
+    np.testing.assert_array_equal(got, call(key_value_seq_lengths=array([200, 3])))
+
+
+def test_a_mask_of_keys_is_one_for_all_queries_of_a_single_row():
+    q, k, v = (a[:1] for a in make())
+    mask = np.array([[True, False, True, True, False, True, True]])
+    expected = dot_product_attention(q, k, v, mask=mask[None])
+    np.testing.assert_array_equal(dot_product_attention(q, k, v, mask=mask), expected)
+
+
 def test_replaced_probabilities_multiply_the_values_as_they_are():
     """Ones give each query the sum of all values, of those too that the mask hides."""
     value = jnp.arange(3.0).reshape(1, 3, 1, 1)
@@ -132,6 +148,7 @@ CANNOT = [
     ("xla", {"score_mods": [SoftCap(2.0)]}, "jax.nn has no score_mods"),
     ("xla", {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}, "jax.nn has no dropout_rate"),
     ("xla", {"dtype": "float16"}, "jax.nn has no float16 on a CPU"),
+    ("xla", {"sink": 1.0, "scale": 0.0}, "a sink needs a scale other than 0"),
     ("xla", {"heads": (6, 3, 2)}, r"as many key heads \(3\) as value heads \(2\)"),
     ("cudnn", {}, "cuDNN needs an NVIDIA GPU, this is a cpu"),
     ("blockwise", {"talking_heads": (jnp.eye(6), None)}, "needs the scores of all heads at once"),

@@ -34,6 +34,21 @@ def test_huge_scores_keep_exact_gradients(monkeypatch):
     assert_close(gradient("blockwise"), gradient("dense"), loosen=800)
 
 
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_float16_gradients_of_long_rows_do_not_underflow(implementation):
+    """A cotangent of 1e-4, over 4096 keys of probability 1/4096: 2e-8 is 0 in float16."""
+    rng = np.random.default_rng(0)
+    q, k = 0.01 * rng.normal(size=(1, 4, 1, 8)), rng.normal(size=(1, 4096, 1, 8))
+
+    def gradient(dtype, name):
+        given, keys = jnp.asarray(q, jnp.float16), jnp.asarray(k, jnp.float16).astype(dtype)
+        run = lambda q: dot_product_attention(q, keys, keys, scale=1.0, implementation=name)
+        out, pull = jax.vjp(run, given.astype(dtype))
+        return pull(jnp.full_like(out, 1e-4))[0]
+
+    assert_close(gradient("float16", implementation), gradient("float32", "dense"))
+
+
 @pytest.mark.parametrize(
     ("call", "visited"),
     [

@@ -161,6 +161,7 @@ CALLS = [
     (SMALL, {"cache": {"k": jnp.ones(3)}}, "init_cache"),
     # Packed texts.
     (SMALL, {"segments": IDS[:, :5]}, r"segments \(2, 5\) must be \[B, T\] = \(2, 7\)"),
+    (SMALL, {"segments": np.full((2, 7), 2**32 + 1)}, "segments has numbers up to 4294967297"),
     (SMALL, {"segments": (IDS, IDS)}, "segments must be a pair .* else one array"),
     (SMALL, {"segments": IDS, "cache": SMALL.init_cache(2, 9)}, "a cache holds one text a row"),
     (SMALL, {"segments": (IDS, IDS, IDS)}, "segments must be a pair .* else one array"),
