@@ -232,10 +232,15 @@ def apply_score_mods(
     return scores
 
 
-def validate_score_mods(mods: Sequence[ScoreMod], num_heads: int) -> tuple[ScoreMod, ...]:
-    """The modifications with arrays as leaves, or an error before anything runs."""
+def check_sequence(mods: object) -> None:
+    """Raises TypeError for what is no sequence, such as one modification."""
     if isinstance(mods, ScoreMod) or not isinstance(mods, Sequence):
         raise TypeError(f"score_mods must be a sequence of ScoreMod, not {type(mods).__name__}")
+
+
+def validate_score_mods(mods: Sequence[ScoreMod], num_heads: int) -> tuple[ScoreMod, ...]:
+    """The modifications with arrays as leaves, or an error before anything runs."""
+    check_sequence(mods)
     for i, mod in enumerate(mods):
         name = f"score_mods[{i}] ({type(mod).__name__})"
         if not isinstance(mod, ScoreMod):

@@ -24,6 +24,7 @@ from jaxtyping import Array, Bool, Float
 from attnlab.attention import AttentionOptions, SoftCap, explaining, masks, trace
 from attnlab.attention.api import EXPLAINED
 from attnlab.attention.call import check_padding_shape, segment_pair, window_sides
+from attnlab.attention.score_mods import check_sequence
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.cost import FACTORED, CallSizes, choose, contraction_orders
 from attnlab.heads.layout import Entries, HeadCall, Layout, check_params
@@ -64,7 +65,9 @@ class HeadAux(NamedTuple):
     losses: dict[str, Array]
     """Auxiliary losses of extras by name."""
     kv: Entries
-    """The cache entries of this call, `kv` of another call that attends to the same keys."""
+    """The cache entries of this call in the form that ran: `kv` of another call that attends to the
+    same keys. Some forms keep the input, to which each call applies its own key and value weights:
+    for a call with other weights use `project_kv`, or order="factored" in this call."""
     cache: Cache | None
     """The cache with the new tokens, if one was given."""
 
@@ -128,7 +131,8 @@ def multi_head_attention(
       layout: the heads.
       context: key/value input [B, S, E], or a pair (key input, value input); None is x.
       kv: keys and values of `project_kv` or of `HeadAux.kv`, to attend to in place of those of a
-        context (cross-layer attention; Brandon et al. 2024, arXiv 2405.12981).
+        context (cross-layer attention; Brandon et al. 2024, arXiv 2405.12981). For a call with
+        other key or value weights: of `project_kv`, or of a call with order="factored".
       cache: of `init_cache`; x are the next tokens, see `decode`.
       rotary: angles of `positions.rotary_angles`, or a pair (for queries, for keys).
       padding_mask: [B, T], True = a token of x. Padding counts in no auxiliary loss. Without a
@@ -488,6 +492,7 @@ def _check(
         raise ValueError(f"context must be an array or a pair (keys, values), not {count} arrays")
     if inputs.context is not None and (inputs.kv is not None or inputs.cache is not None):
         raise ValueError("kv and cache hold the keys and values; leave context out")
+    check_sequence(options.score_mods)
     keys, values = _pair(inputs.context, x)
     read = {"x": x}
     if inputs.kv is None:
@@ -522,7 +527,8 @@ def _check(
                 f"head_mask {shape} must be [heads] = {one} or [batch, heads] = {each}"
             )
     if inputs.rotary is not None:
-        _check_rotary(inputs.rotary, layout, (x.shape[1], keys.shape[1]))
+        lengths = (x.shape[1], keys.shape[1])[: 1 if inputs.kv is not None else 2]
+        _check_rotary(inputs.rotary, layout, x.shape[0], lengths)
 
 
 def _check_cache(cache: Mapping[str, Array], options: AttentionOptions) -> None:
@@ -537,16 +543,19 @@ def _check_cache(cache: Mapping[str, Array], options: AttentionOptions) -> None:
         )
 
 
-def _check_rotary(rotary: Rotary, layout: Layout, lengths: tuple[int, int]) -> None:
+def _check_rotary(rotary: Rotary, layout: Layout, batch: int, lengths: tuple[int, ...]) -> None:
+    """`lengths` of queries and keys; of queries alone where keys were rotated before."""
     size = layout.rotary_size
     if size is None:
         raise ValueError(
             f"rotary cannot be applied to the keys of layout {layout.name!r}; use layout 'bilinear'"
         )
-    for angles, length in zip(_pair(rotary), lengths, strict=True):
+    for angles, length in zip(_pair(rotary), lengths, strict=False):
         shape = np.shape(angles)
-        if len(shape) < 2 or shape[-2] not in (1, length) or 2 * shape[-1] > size:
+        fits = len(shape) >= 2 and shape[-2] in (1, length) and 2 * shape[-1] <= size
+        if not fits or shape[:-2] not in ((), (1,), (batch,)):
             raise ValueError(
-                f"rotary {shape} must be angles [length, n] of the {length} tokens with n of at "
-                f"most {size // 2}, as of rotary_angles, or a pair (for queries, for keys)"
+                f"rotary {shape} must be angles [length, n] or [batch, length, n] of the {length} "
+                f"tokens with n of at most {size // 2}, as of rotary_angles, or a pair (for "
+                "queries, for keys)"
             )

@@ -240,8 +240,10 @@ def _cannot_read(order: str, layout: Layout, sizes: CallSizes) -> str:
     """Why the layout of this order cannot read the entries that the call must read."""
     assert sizes.entries is not None
     needs, held = cache_shapes(layout, rotary=sizes.rotary).keys(), set(sizes.entries)
-    # `kv` of a pair of inputs has more: what makes values. A cache is extended by what it holds.
-    if needs == held or (sizes.num_new == 0 and needs < held):
+    # `kv` of a pair of inputs has more: what makes values. Other forms know it as "y" alone.
+    # A cache is extended by what it holds.
+    more = sizes.num_new == 0 and needs < held
+    if needs == held or (more and (order == FACTORED or held - needs == {"y"})):
         return ""
     rotary = ", rotary=True" if sizes.rotary and layout.tie else ""
     return (

@@ -23,7 +23,8 @@ class Differential(Standard):
         l = exp(a1 b1) - exp(a2 b2) + l0,  l0 = 0.8 - 0.6 exp(-0.3 layer)
 
     with vectors a and b and an RMS norm per head, layers counted from 0 (Ye et al. 2024, arXiv
-    2410.05258, equations 1 to 3). A head is two of half the width: H = D/2N and V = 2H, so it has
+    2410.05258, equations 1 to 3). The epsilon of this norm is 1e-5, as published, whatever
+    `norm_eps` is. A head is two of half the width: H = D/2N and V = 2H, so it has
     the parameters of `Standard`, but for the norm and a and b. The value "lambda" is l. Softmax
     distributions are ordered [key head, first or second, query head of this key head].
 

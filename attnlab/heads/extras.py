@@ -208,7 +208,8 @@ class MixtureOfHeads(Extra):
         real = jnp.ones(x.shape[:2], bool) if call.padding_mask is None else call.padding_mask
         count = jnp.maximum(jnp.sum(real), 1)
         tokens = (jnp.where(real[..., None], a, 0) for a in (used, probs))
-        shares, means = (jnp.sum(a, axis=(0, 1)) / count for a in tokens)
+        wide = jnp.promote_types(x.dtype, jnp.float32)  # in float16 a sum may be infinite
+        shares, means = (jnp.sum(a, axis=(0, 1), dtype=wide) / count for a in tokens)
         balance = call.tap("head_balance", self.balance * (routed * jnp.sum(shares * means)))
         weighed = self.top * probs * used / jnp.sum(probs * used, axis=-1, keepdims=True)
         gates = jnp.concatenate([groups[..., :1] * shared, groups[..., 1:] * weighed], axis=-1)

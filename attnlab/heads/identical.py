@@ -38,7 +38,7 @@ def identical_heads(
         projection, ("outputs",) everything.
 
     Returns:
-      The parameters; weights that stay are the same arrays.
+      The parameters; weights that stay, and nested dicts such as adapters, are the same objects.
 
     Raises:
       ValueError: heads have no value of one of these names, or `params` are not its weights.
@@ -52,10 +52,11 @@ def identical_heads(
     weights = layout.all_weights
     check_stacked_params(params, layout)
     values = set().union(*(lookup(COMPUTED_FROM, name, what="value of heads") for name in names))
-    return {
-        name: _first_head(a, layout, weights[name]) if values & set(weights[name].changed) else a
-        for name, a in params.items()
-    }
+    same = dict(params)
+    for name, weight in weights.items():
+        if values & set(weight.changed):
+            same[name] = _first_head(params[name], layout, weight)
+    return same
 
 
 def _first_head(a: Array, layout: Layout, weight: Weight) -> Array:

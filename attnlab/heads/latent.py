@@ -223,7 +223,7 @@ class LatentAbsorbed(Latent):
         def params(w: Params) -> Params:
             return {**w, "k": w["k"].transpose(2, 0, 1), "v": w["v"].transpose(1, 0, 2)}
 
-        return Rewrite(self.to(Latent), params)
+        return Rewrite(self.to(Latent, scale=self.score_scale), params)
 
     def inverse(self, w: Weights, other: Layout, tolerance: float) -> dict[str, Floats]:
         """The axes of the up-projections in another order."""

@@ -282,7 +282,7 @@ class Layout(Named):
       biases: projections that have a bias.
       output_projection: without one the output is the heads, concatenated.
       extras: options such as gates and sinks, applied in this order.
-      norm_eps: epsilon of all norms inside the heads.
+      norm_eps: epsilon of the norms inside the heads, but for one that a layout fixes.
 
     Raises:
       TypeError: an unknown field.

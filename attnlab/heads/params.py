@@ -1,7 +1,6 @@
 """Parameters of a layout: shapes, initial values, checks."""
 
 import math
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -70,10 +69,10 @@ def init(
         else:
             reads, means = layout.sizes(weight.in_axes), layout.sizes(weight.mean_axes)
             fan_in = math.prod(reads) / math.prod(means)
-            default = fan_in**-0.5 if std is None else std
+            default = fan_in**-0.5 if std is None else float(std)  # NumPy's would widen `dtype`
             made[name] = normal(k, shape, dtype) * (default if weight.std is None else weight.std)
             if weight.residual:
-                made[name] = made[name] * residual_scale
+                made[name] = made[name] * float(residual_scale)
     return made
 
 
@@ -99,8 +98,9 @@ def check_stacked_params(params: Params, layout: Layout) -> None:
     ranks = {name: len(shape) for name, shape in layout.shapes.items()}
     one: dict[str, Array] = {}
     for name, a in params.items():
-        stacked = 0 if isinstance(a, Mapping) or name not in ranks else a.ndim - ranks[name]
-        one[name] = jnp.empty(a.shape[stacked:]) if stacked > 0 else a
+        shape = getattr(a, "shape", ())
+        stacked = len(shape) - ranks.get(name, len(shape))
+        one[name] = jnp.empty(shape[stacked:]) if stacked > 0 else a
     check_params(one, layout)
 
 

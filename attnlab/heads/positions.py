@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int
 
 from attnlab.attention.score_mods import relative_buckets as relative_buckets
+from attnlab.fields import check_choice
 from attnlab.names import lookup
 from attnlab.ops import with_rank
 
@@ -42,6 +43,7 @@ def sinusoidal_halves(
     >>> sinusoidal_halves(2, 5)[0].tolist()
     [0.0, 0.0, 1.0, 1.0, 0.0]
     """
+    check_choice("rates", rates, ("t2t", "paper"))
     half, dtype = width // 2, jnp.result_type(float)
     steps = half if rates == "paper" else half - 1
     each = base ** (-jnp.arange(half, dtype=dtype) / max(steps, 1))
@@ -79,7 +81,11 @@ def rotary_angles(
 ) -> Float[Array, "*B T half"]:
     """position * rate_i with rate_i = base^(-2i/H) for i < H/2 (Su et al. 2021, arXiv 2104.09864).
 
-    `scaling` changes the rates, for texts longer than those of training.
+    `scaling` changes the rates, for texts longer than those of training. "dynamic" changes none: it
+    is for texts up to its length, and only `ModelConfig` refuses longer ones.
+
+    Raises:
+      ValueError: head_dim is odd, or the scaling is not a key of `SCALINGS`.
 
     >>> rotary_angles(jnp.arange(3), 4)[:, 0].tolist()
     [0.0, 1.0, 2.0]
@@ -90,9 +96,9 @@ def rotary_angles(
         raise ValueError(f"rotary positions rotate pairs: head_dim {head_dim} must be even")
     if scaling is None:
         return _angles(positions, head_dim, base)
-    run, numbers = SCALINGS[scaling.kind].run, scaling.numbers
-    length = (jnp.max(positions) + 1,) if SCALINGS[scaling.kind].by_length else ()
-    return _angles(positions, head_dim, base, lambda rates: run(rates, *length, *numbers))
+    entry, numbers = lookup(SCALINGS, scaling.kind, what="rotary_scaling"), scaling.numbers
+    length = (jnp.max(positions) + 1,) if entry.by_length else ()
+    return _angles(positions, head_dim, base, lambda rates: entry.run(rates, *length, *numbers))
 
 
 def _longrope(rates: Array, length: Array, trained: float, *factors: float) -> Array:

@@ -11,7 +11,8 @@ from head_definitions import routed_gates, softmax
 from layout_cases import make
 
 from attnlab import heads, models, multi_head_attention
-from attnlab.heads import Standard, num_parameters
+from attnlab.attention import AttentionOptions
+from attnlab.heads import HeadCall, Standard, num_parameters
 
 
 def test_the_balance_of_a_mixture_of_heads_counts_no_padding():
@@ -37,6 +38,16 @@ def test_the_balance_of_a_mixture_of_heads_counts_no_padding():
     padded = losses(jnp.where(real[:, None], x, jnp.nan), mask)
     np.testing.assert_allclose(padded[0], expected, rtol=1e-5)
     assert_close(padded, losses(x[:, :4], None))
+
+
+def test_the_balance_of_a_mixture_of_heads_sums_many_float16_tokens():
+    """70,000 of them, all of the first of 3 routed heads; float16 ends at 65,504."""
+    extra = heads.MixtureOfHeads(top=1, balance=1.0)
+    params = make(Standard(width=4, num_heads=4, extras=(extra,)))[0]
+    x = jnp.zeros((70, 1000, 4), "float16")
+    call = HeadCall(x, AttentionOptions())
+    losses = extra.after_attention(params, x[..., None], call)[1]
+    np.testing.assert_allclose(losses["head_balance"], 3 * 1 * 1 / 3, rtol=1e-3)
 
 
 # Published numbers --------------------------------------------------------------------------------
@@ -98,6 +109,11 @@ def test_no_form_multiplies_out_what_extra_keys_are_added_to(kind):
     layout = kind(width=8, num_heads=2, extras=(heads.ExtraKeys(3),))
     orders = heads.contraction_orders(layout, heads.CallSizes(1, 1, 256))
     assert [name for name, flops in orders.items() if isinstance(flops, int)] == ["factored"]
+
+
+def test_a_latent_that_is_multiplied_out_keeps_its_scale_on_the_way_back():
+    absorbed = heads.LatentAbsorbed(width=8, num_heads=2)
+    assert absorbed.general().layout.score_scale == absorbed.score_scale
 
 
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])

@@ -58,6 +58,12 @@ def test_all_heads_are_the_first(name, x64):
             assert_close(a[0], a_before[0], loosen=1000)
 
 
+def test_nested_adapters_stay():
+    params, x, *_ = make(layout := CASES["grouped"])
+    adapted = params | {"adapter": {"a": x}}
+    assert identical_heads(adapted, layout)["adapter"] is adapted["adapter"]
+
+
 def changed(layout, names):
     params = make(layout)[0]
     same = jax.jit(lambda p: identical_heads(p, layout, names))(params)

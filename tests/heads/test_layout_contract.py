@@ -83,9 +83,10 @@ def test_a_bias_of_each_head_is_added_to_its_scores(name, x64):
     assert_close(got, by_hand(layout, *arrays, bias=bias))
 
 
+ONE_WIDTH = heads.Bilinear(width=12, num_heads=3)
 MADE_BEFORE = [
     "latent", "grouped and tied", "absorbed", "keys are values", "low-rank queries",
-    "tensor product, one text",
+    "tensor product, one text", "bilinear",
 ]  # fmt: skip
 
 
@@ -93,7 +94,7 @@ MADE_BEFORE = [
 def test_keys_and_values_that_were_made_before(name, x64):
     """Of one input, or of two, in every form that reads them; None takes one of these. What would
     make keys and values of x is not used: it may hold NaN."""
-    layout = CASES[name]
+    layout = ONE_WIDTH if name == "bilinear" else CASES[name]
     params, x, y, z = make(layout, jnp.float64)
     unused = {n for n, w in layout.weights().items() if set(w.stages) == {"project_kv"}}
     spoilt = {n: a * jnp.nan if n in unused else a for n, a in params.items()}
@@ -112,6 +113,14 @@ def test_keys_and_values_that_were_made_before(name, x64):
         assert len(made) >= 2
         for got in made:
             assert_close(got, by_hand(layout, params, x, y, of_values), loosen=100)
+
+
+def test_keys_that_were_made_before_need_no_angles():
+    params, x, y, _ = make(layout := CASES["grouped"])
+    rotary = tuple(positions.rotary_angles(jnp.arange(n), 4) for n in (7, 8))
+    kv = heads.project_kv(params, y, layout, rotary[1])
+    got = FACTORED(params, x, layout, kv=kv, rotary=rotary)
+    np.testing.assert_array_equal(got, FACTORED(params, x, layout, y, rotary=rotary))
 
 
 PER_HEAD = {
@@ -363,7 +372,8 @@ def test_initial_scale_of_q_k_v_and_scores_is_1(name):
 
 def test_init_options():
     layout = heads.Standard(width=256, num_heads=4, biases=("q", "k", "v", "o"))
-    params = heads.init(jax.random.key(0), layout, std=0.02, residual_scale=0.5, dtype="bfloat16")
+    sizes = {"std": np.float64(0.02), "residual_scale": np.float64(0.5)}
+    params = heads.init(jax.random.key(0), layout, dtype="bfloat16", **sizes)
     for name, a in params.items():
         assert a.dtype == jnp.bfloat16
         expected = 0 if name.endswith("_bias") else 0.01 if name == "o" else 0.02

@@ -75,6 +75,10 @@ def test_mistakes():
             Rotary(scaling=scaling)
     with pytest.raises(ValueError, match="head_dim 5 must be even"):
         positions.rotary_angles(jnp.arange(2), 5)
+    with pytest.raises(ValueError, match="unknown rotary_scaling 'foo'"):
+        positions.rotary_angles(jnp.arange(2), 4, scaling=positions.RotaryScaling("foo", ()))
+    with pytest.raises(ValueError, match="unknown rates 'papr': did you mean 'paper'"):
+        positions.sinusoidal_halves(3, 4, rates="papr")
 
 
 def test_sinusoidal_halves_by_hand():
