@@ -317,7 +317,8 @@ def _at_precision(precision: Precision) -> Any:
     if isinstance(precision, tuple) and precision[0] == precision[-1]:
         precision = precision[0]
     if isinstance(precision, str):
-        precision = jax.lax.Precision(precision)
+        presets = jax.lax.DotAlgorithmPreset.__members__
+        precision = presets.get(precision) or jax.lax.Precision(precision)
     if precision is None:
         return contextlib.nullcontext()
     if isinstance(precision, jax.lax.DotAlgorithmPreset):

@@ -227,6 +227,12 @@ def test_precision_reaches_every_product_of(implementation, precision):
         assert len(re.findall(asked, text)) == products
 
 
+def test_a_precision_may_be_the_name_of_an_algorithm():
+    a, name = draw(2, 5, 4, 4), "BF16_BF16_F32"
+    run = functools.partial(attention_fn, precision=name, implementation="dense")
+    assert str(jax.make_jaxpr(run)(a, a, a)).count(f"precision={name}") == 2
+
+
 A = draw(2, 5, 4, 3)
 ADDITIVE = jnp.where(np.tri(5, dtype=bool), 0, -1e9)
 REFUSED = [

@@ -36,6 +36,8 @@ CircuitName: TypeAlias = Literal["qk", "ov"]
 ReadBy: TypeAlias = Literal["q", "k", "v"]
 ONE = {"scale": 1.0}
 """The layer scale of a layer without one."""
+TINY = 1e-300
+"""In place of 0 in divisors and logarithms."""
 
 
 class Circuit(NamedTuple):
@@ -59,9 +61,12 @@ class Circuit(NamedTuple):
 
     @property
     def effective_rank(self) -> Float[np.ndarray, "L N"]:
-        """exp of the entropy of the singular values over their sum (Roy and Vetterli 2007)."""
-        share = self.singular_values / np.sum(self.singular_values, axis=-1, keepdims=True)
-        return np.asarray(np.exp(-np.sum(share * np.log(np.maximum(share, 1e-300)), axis=-1)))
+        """exp of the entropy of the singular values over their sum (Roy and Vetterli 2007); 0 for
+        a matrix of zeros."""
+        total = np.sum(self.singular_values, axis=-1, keepdims=True)
+        share = self.singular_values / np.maximum(total, TINY)
+        entropy = -np.sum(share * np.log(np.maximum(share, TINY)), axis=-1)
+        return np.where(total[..., 0] > 0, np.exp(entropy), 0)
 
     @property
     def eigenvalues(self) -> Complex[np.ndarray, "L N r"]:
@@ -140,8 +145,8 @@ def composition_scores(
       attention: self-attention of the model, or of its encoder.
 
     Returns:
-      [l, n, j, m], between 0 and 1: head n of layer l, read by head m of layer j; NaN where j reads
-      before l writes.
+      [l, n, j, m], between 0 and 1: head n of layer l, read by head m of layer j; 0 where a matrix
+      is zeros, NaN where j reads before l writes.
 
     Raises:
       ValueError: `by` is none of q, k and v; or `circuit` raises it, for "ov" or, unless `by` is
@@ -173,7 +178,7 @@ def composition_scores(
             for reader in [m for m in range(num_layers) if reads_at[m] == j and j > i]:
                 core = np.einsum("nrd,mde,mfe->nmrf", whole, left[reader], ends[reader])
                 size = np.linalg.norm(whole, axis=(-2, -1))[:, None] * sizes[reader]
-                scores[i, :, reader] = np.linalg.norm(core, axis=(-2, -1)) / size
+                scores[i, :, reader] = np.linalg.norm(core, axis=(-2, -1)) / np.maximum(size, TINY)
             written = weights.after_norms(j, written)
     return scores
 

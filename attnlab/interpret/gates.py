@@ -60,7 +60,7 @@ def gate_values(log_alpha: Float[ArrayLike, "*R"]) -> Float[Array, "*R"]:
     >>> gate_values(jnp.array([-2.5, 0.0, 2.5])).tolist()
     [0.0, 0.5, 1.0]
     """
-    return _stretched(jnp.asarray(log_alpha))
+    return _stretched(1.0 * jnp.asarray(log_alpha))  # whole numbers too
 
 
 def open_probability(log_alpha: Float[ArrayLike, "*R"]) -> Float[Array, "*R"]:

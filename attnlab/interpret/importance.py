@@ -268,7 +268,7 @@ def resampled_heads(heads: Float[Array, "L B T N V"], shift: int = 1) -> Float[A
             f"shift {shift} takes each of {heads.shape[1]} texts for its own replacement; use 1 of "
             "two texts or more"
         )
-    return jnp.roll(heads, shift, axis=1)
+    return jnp.roll(heads, -shift, axis=1)
 
 
 class PruningCurves(NamedTuple):

@@ -67,7 +67,7 @@ class Recording(NamedTuple):
         """
         config, captured = self.config, self.outputs.captured
         if config.encoder is None:
-            raise ValueError(f"a {config.kind} has one stack of layers; leave encoder=True out")
+            raise ValueError(f"a {config.kind} has one stack of layers, no encoder")
         if self.inputs.encoded is not None:
             raise ValueError(
                 "the call had `encoded`, so its encoder did not run; pass source instead"

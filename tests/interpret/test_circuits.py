@@ -82,6 +82,20 @@ def test_matrices_and_how_they_fit_are_those_of_elhage(order):
         assert np.isnan(got[1, :, 1]).all()
 
 
+def test_a_head_of_zeros_has_rank_0_and_composes_with_none():
+    config = config_of(num_layers=2, sharing="separate")
+    params = random_params(config)
+    attention = params["layers"]["attention"]
+    attention |= {name: attention[name].at[0].set(0) for name in "qo"}
+    with np.errstate(all="raise"):
+        ranks = [circuit(config, params, name).effective_rank for name in ("qk", "ov")]
+        scores = composition_scores(config, params, "q")
+    for rank in ranks:
+        assert not rank[0].any()
+        assert (rank[1] > 1).all()
+    assert not scores[0, :, 1].any()
+
+
 @pytest.mark.slow
 def test_keys_of_an_earlier_layer_and_of_another_text():
     config = config_of(num_layers=4, sharing="cla:2", positions=Rotary())

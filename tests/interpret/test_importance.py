@@ -95,6 +95,7 @@ def test_what_stands_in_the_place_of_a_head():
         np.testing.assert_allclose(found[name][1, 0], of_one[name], atol=1e-5)
     assert_close(mean[0, 0, 0], heads[0][np.asarray(WEIGHTS, bool)].mean(0))
     assert not np.allclose(found["mean"], found["other"], atol=1e-3)
+    np.testing.assert_array_equal(resampled_heads(heads, 1), heads[:, [1, 2, 0]])
     with pytest.raises(ValueError, match="of 1 texts for its own replacement"):
         resampled_heads(heads[:, :1])
     with pytest.raises(ValueError, match="shift 3 takes each of 3 texts for its own replacement"):

@@ -249,6 +249,7 @@ REFUSED = [
     (config_of(extras=(heads.TalkingHeads(),), **ONE), scores_of(0), "talking_heads"),
     (config_of(extras=(heads.SoftCap(5.0),), **ONE), scores_of(0), "soft_cap"),
     (config_of(**ONE), lambda r: decompose_residual(r, encoder=True), "one stack"),
+    (config_of(**ONE), lambda r: decompose_scores(r, 0, 0, attention="encoder"), "s, no encoder"),
     (config_of(**ONE), lambda r: decompose_residual(r, layer=1), "layers are 0 to 0"),
     (config_of(**ONE), scores_of(3), "1 layers of 3 heads"),
 ]
