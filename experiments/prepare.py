@@ -8,6 +8,7 @@ r"""Tokenizes texts into files that a run reads from disk; they may be larger th
 folder of these. It may be repeated.
 """
 
+import shlex
 from pathlib import Path
 
 from absl import flags
@@ -50,7 +51,7 @@ def main() -> None:
     print(
         "train on them: python -m experiments.run "
         "--config=experiments/configs/byte_lm.py:data=tokens "
-        f"--config.data.path={given.out} --config.model.vocab_size={index.vocab_size} "
+        f"--config.data.path={shlex.quote(given.out)} --config.model.vocab_size={index.vocab_size} "
         "--workdir=runs/texts"
     )
 

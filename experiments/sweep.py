@@ -33,11 +33,12 @@ import jax
 from absl import flags
 
 from attnlab import lab
+from attnlab.lab.description import read_description
 from attnlab.lab.executors import worker_command
 from attnlab.lab.machine import write_threads
 from attnlab.lab.policies import with_known_rates
 from attnlab.lab.results import check_named
-from attnlab.lab.sweep import COMMAND, described
+from attnlab.lab.sweep import COMMAND, described, forget_errors
 from attnlab.lab.workdir import add_specs
 from attnlab.lab.worker import forward_flops
 from attnlab.load import SPECS
@@ -102,7 +103,7 @@ def main(file: config.ConfigFile) -> None:
     except lab.SweepFailed as failed:
         problem = str(failed)
     (folder / COMMAND).write_text(app.given_command(), encoding="utf-8")
-    problem = write_report(folder) or problem
+    problem = "\n".join(filter(None, (problem, write_report(folder))))
     if problem:
         sys.exit(f"error: {problem}")
 
@@ -178,7 +179,8 @@ def print_workers(specs: Sequence[lab.RunSpec], about: lab.Description, folder: 
     """Writes the specs and prints what runs them."""
     command = worker_command(folder.absolute(), _run_options())
     add_specs(specs, folder)
-    described(about, specs).write(folder)
+    described(read_description(folder, about), specs).write(folder)
+    forget_errors(specs, folder)
     if _FLAGS.threads:
         write_threads(folder, _FLAGS.threads)
     variables = [f"{name}={value}" for name, value in app.jax_flags().items()]

@@ -39,18 +39,19 @@ class TokenArray:
 
 
 def windows(stream: Stream, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """`count` evenly spaced windows [W, length + 1], or with count 0 the whole text once.
+    """`count` evenly spaced windows [W, length + 1]; with count 0, and where there are no more than
+    `count`, the whole text once.
 
     The second array [W, length] is True where a target counts. In the whole text every token but
     the first is a target exactly once; the last window is filled up with zeros that do not count.
 
     >>> ten = TokenArray(np.arange(10))
-    >>> windows(ten, 3, 2)[0].tolist(), windows(ten, 3, 0)[0].tolist()
+    >>> windows(ten, 3, 2)[0].tolist(), windows(ten, 3, 9)[0].tolist()
     ([[0, 1, 2, 3], [6, 7, 8, 9]], [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]])
     """
     total = len(stream)
     starts = np.arange(0, total - 1, length)
-    if count:
+    if 0 < count < len(starts):
         starts = np.linspace(0, total - length - 1, count).astype(np.int64)
     valid = starts[:, None] + np.arange(1, length + 1) < total
     return stream.read(starts, length + 1), valid
@@ -153,7 +154,8 @@ def epoch_indices(
     """Indices of the rows of a batch, below `count`: every epoch holds each row once.
 
     The rows come in one permutation after the other, each a function of (seed, epoch). The batch of
-    `step` is the rows step * size and on, so it may begin in one epoch and end in the next.
+    `step` is the rows step * size and on, so it may begin in one epoch and end in the next. (The
+    first step of a training is 1: its first epoch lacks the rows of step 0.)
 
     >>> sorted(int(i) for step in range(3) for i in epoch_indices(6, seed=0, step=step, size=2))
     [0, 1, 2, 3, 4, 5]

@@ -140,7 +140,8 @@ def read_labelled(path: str | Path) -> list[LabelledText]:
 
     Files named `cv<three digits>` bring their authors' folds, by the first digit: 0 to 7 train, 8
     valid, 9 test (Pang and Lee 2004). All else is split by content, so that equal texts stay
-    together: sha256 of the text modulo 10 is 0 for the test, 1 for the validation.
+    together: sha256 of the text, with the blanks at its ends, modulo 10 is 0 for the test, 1 for
+    the validation.
 
     Raises ValueError, naming file and line, for an empty text, a line without class and a byte that
     is not UTF-8, and where there are fewer than two classes or a part has no text.

@@ -145,10 +145,10 @@ class TokenFiles(Spec, prefix="data."):
     The windows of a training batch start at random positions, drawn uniformly with replacement from
     (seed, step), as those of `text`: a run reads no position twice in a batch but by chance, and
     keeps no state. Windows go over the ends of files and documents: unless `pack` is true, tokens
-    of an earlier document are attended to. The token that ends a document is a target of 0 bytes.
-    Every training
-    window is whole. If all of a part is scored, each token but the first is a target once, and the
-    last window is filled with zeros that do not count.
+    of an earlier document are attended to. The token that ends a document is a target of 0 bytes,
+    or of the mean where that is all that is known. Every training window is whole. If all of a part
+    is scored, each token but the first is a target once, and the last window is filled with zeros
+    that do not count.
 
     Attributes:
       path: a folder that `prepare` wrote; or a file, or a folder of files, of token ids: `.bin`

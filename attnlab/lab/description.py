@@ -120,11 +120,12 @@ class Description(Spec):
         write_atomic(workdir / FILE, self.to_json().encode())
 
 
-def read_description(workdir: Path) -> Description:
+def read_description(workdir: Path, given: Description | None = None) -> Description:
     """The description in the workdir of a sweep; the default one where there is none.
 
     Args:
       workdir: of a sweep.
+      given: returned in its place; but if seeds were added in the workdir, that stays.
 
     Raises:
       ValueError: the file is of another version.
@@ -132,7 +133,9 @@ def read_description(workdir: Path) -> Description:
     >>> read_description(Path("no_such_sweep")) == Description()
     True
     """
-    path = workdir / FILE
-    if not path.exists():
-        return Description()
-    return Description.from_json(path.read_text(encoding="utf-8"))
+    path, found = workdir / FILE, Description()
+    if path.exists():
+        found = Description.from_json(path.read_text(encoding="utf-8"))
+    if given and found.seeds_added:
+        return dataclasses.replace(given, seeds_added=True, planned_seeds=found.planned_seeds)
+    return given or found

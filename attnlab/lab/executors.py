@@ -126,7 +126,8 @@ class LocalExecutor:
     sweep that goes on has the same numbers.
 
     Args:
-      jobs: processes; None: one for each GPU, or without one as many as there are cores for.
+      jobs: processes, each with GPUs // jobs of the GPUs, at least one; None: one for each GPU, or
+        without one as many as there are cores for.
       threads: of each run, on CPUs; None: those of the workdir, or cores // runs.
       options: `loggers` and `profile` of all runs.
       environment: further variables of the environment of the workers.
@@ -152,7 +153,6 @@ class LocalExecutor:
         self.options = options
         self.environment = dict(environment or {})
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._skip: list[str] = []
         self._stopping = False
 
     def start(self, workdir: Path, count: int) -> None:
@@ -164,25 +164,25 @@ class LocalExecutor:
         threads, self._gpus = self.threads or read_threads(workdir), accelerators(variables)
         if self.jobs not in (None, 1) and self._gpus == [TPU]:
             raise ValueError(f"a TPU can be used by one process only; set jobs=1, not {self.jobs}")
-        self._workdir, self._skip, self._stopping = workdir, [], False
-        self._divided = divide(count, self.jobs, threads, len(cores()), len(self._gpus))
-        jobs, threads = self._divided
+        self._workdir, self._stopping = workdir, False
+        self._jobs, threads = divide(count, self.jobs, threads, len(cores()), len(self._gpus))
         if threads:
-            write_threads(workdir, threads)
+            write_threads(workdir, threads)  # for the workers
         (workdir / LOGS).mkdir(exist_ok=True)
-        for index in range(min(jobs, count)):
+        for index in range(min(self._jobs, count)):
             self._start_worker(index)
 
     def _start_worker(self, index: int) -> None:
-        jobs, threads = self._divided
+        jobs = self._jobs
         command = worker_command(self._workdir, self.options)
         command += [f"--cores={','.join(map(str, share(cores(), jobs, index)))}"]
-        command += ["--follow", *(f"--skip={one}" for one in self._skip)]
+        command += ["--follow"]
         environment = {**os.environ, **self.environment}
-        if threads:
-            environment["NPROC"] = str(threads)  # threads of XLA
         if self._gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(share(self._gpus, jobs, index))
+            count = max(1, len(self._gpus) // (self.jobs or len(self._gpus)))
+            first = index * count % len(self._gpus)
+            mine = self._gpus[first : first + count]  # as many for each run, also for the last ones
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
             if jobs > len(self._gpus):  # each has its part of the 75 % that JAX takes
                 fraction = 0.75 / math.ceil(jobs / len(self._gpus))
                 environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{fraction:.3f}")
@@ -214,9 +214,8 @@ class LocalExecutor:
         with (self._workdir / LOGS / f"worker{index}.log").open("a") as log:
             log.write(f"{reason}\n")
         for folder in (self._workdir / RUNS).glob("*"):
-            if last_process(folder) == process and folder.name not in self._skip:
+            if last_process(folder) == process and not (folder / ERROR).exists():
                 (folder / ERROR).write_text(f"{reason}\n")
-                self._skip.append(folder.name)
                 return True
         return False
 
@@ -271,4 +270,5 @@ def accelerators(variables: Mapping[str, str]) -> list[str]:
         return []
     if (visible := variables.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [one for one in visible.split(",") if one not in ("", "-1")]
-    return [path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
+    # CUDA counts from 0, also where a container has but /dev/nvidia3.
+    return [str(i) for i, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]

@@ -15,6 +15,7 @@ from attnlab.lab.result import RunResult
 from attnlab.lab.results import Results, check_named, data_of
 from attnlab.lab.spec import RunSpec, Tag, with_values
 from attnlab.lab.stats import (
+    LOOKS,
     VariantKey,
     best_rate,
     compare_pairs,
@@ -87,7 +88,8 @@ class DecideComparisons:
       pairs: the comparisons, one family for Holm's correction; empty: every two variants.
       most: seeds of a variant.
       margin: equivalence margin; 0: none.
-      step: seeds that are added at once.
+      step: seeds that are added at once; with several texts more, where there would be more than
+        the 4 looks at scores that their p-values count.
 
     Raises (when it is called):
       ValueError: tags in `pairs` name no variant, or several.
@@ -102,7 +104,10 @@ class DecideComparisons:
     def __call__(self, specs: Sequence[RunSpec], run: Run) -> list[RunSpec]:
         """The specs with the seeds that are added."""
         check_named((tags for pair in self.pairs for tags in pair), specs)
-        return run_proposed(specs, run, self.propose)
+        step, planned = self.step, len({spec.seed for spec in specs})
+        if len({repr(spec.config.data) for spec in specs}) > 1:  # p-values then count LOOKS
+            step = max(step, math.ceil((self.most - planned) / (LOOKS - 1)))
+        return run_proposed(specs, run, dataclasses.replace(self, step=step).propose)
 
     def propose(self, results: Results) -> list[RunSpec]:
         """Further seeds of the variants of undecided comparisons."""

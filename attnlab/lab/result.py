@@ -70,17 +70,21 @@ class DataInfo:
     Attributes:
       name: for people.
       sha256: of everything that a batch depends on, except seed and step.
+      row_tokens: tokens of a row; 0: not known.
       facts: numbers and texts about the data.
     """
 
     name: str = ""
     sha256: str = ""
+    row_tokens: int = 0
     facts: Mapping[str, str | int | float] = dataclasses.field(default_factory=dict)
 
 
 def data_info(dataset: Dataset) -> DataInfo:
     """Of a dataset, what is recorded."""
-    return DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts)
+    return DataInfo(
+        name=dataset.name, sha256=dataset.digest, row_tokens=dataset.row_tokens, facts=dataset.facts
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,8 +236,11 @@ PARTS: dict[str, type] = {
 
 
 def read_result(folder: Path, spec: RunSpec | None = None) -> RunResult | None:
-    """The result in the folder of a run (as `from_json`), None where there is none yet."""
+    """The result in the folder of a run (as `from_json`), None where there is none yet; with the
+    tags of `spec`, which may be new."""
     if not (path := folder / FILE).exists():
         return None
     found = RunResult.from_json(path.read_text(encoding="utf-8"), spec)
+    if spec and spec.digest == found.spec.digest:
+        found = dataclasses.replace(found, spec=dataclasses.replace(found.spec, tags=spec.tags))
     return dataclasses.replace(found, folder=folder)

@@ -139,7 +139,8 @@ def run_one(
             params, origin = _initial(experiment, dataset, objective, start)
             for line in [*notes, f"starting from {origin}"] if origin else notes:
                 recorder.say(line)
-            result = _result(spec, dataset, objective, load_baselines(dataset, shared), origin)
+            baselines = load_baselines(dataset, _shared_by(experiment, shared))
+            result = _result(spec, dataset, objective, baselines, origin)
             state_sharding = StateSharding(models.shard_axes(experiment.model), options.shard_state)
             profile = None
             if options.profile:
@@ -268,27 +269,32 @@ def load_data(
       folder: of the run; files that are there already are those that are used.
       datasets: that of the last run of this process; it is replaced where another is loaded.
     """
-    key = json.dumps([experiment.to_dict()["data"], experiment.train.length], sort_keys=True)
-    place = shared / hashlib.sha256(key.encode()).hexdigest()[:12]
+    place = _shared_by(experiment, shared)
     place.mkdir(parents=True, exist_ok=True)
     with waiting(place / "lock"), keep_in(shared / "texts"):
         if (folder / "tokenizer.json").exists():
             return experiment.data.load(experiment.train.length, folder)
-        if datasets and key in datasets:
-            return datasets[key]
+        if datasets and place.name in datasets:
+            return datasets[place.name]
         dataset = experiment.data.load(experiment.train.length, place)
         for name, content in dataset.files.items():
             if not (place / name).exists():
                 write_atomic(place / name, content)
     if datasets is not None:
         datasets.clear()
-        datasets[key] = dataset
+        datasets[place.name] = dataset
     return dataset
 
 
-def load_baselines(dataset: Dataset, shared: Path) -> Baselines:
-    """The baselines of the data that are finite, computed once for all runs of a workdir."""
-    path = shared / f"baselines-{dataset.digest[:16]}.json"
+def _shared_by(experiment: Experiment, shared: Path) -> Path:
+    """The folder of what runs with these data share."""
+    key = json.dumps([experiment.to_dict()["data"], experiment.train.length], sort_keys=True)
+    return shared / hashlib.sha256(key.encode()).hexdigest()[:12]
+
+
+def load_baselines(dataset: Dataset, place: Path) -> Baselines:
+    """The baselines of the data that are finite, computed once for all runs that share `place`."""
+    path = place / f"baselines-{dataset.digest[:16]}.json"
     with waiting(path.with_suffix(".lock")):
         if not path.exists():
             write_atomic(path, json.dumps(dataset.baselines()).encode())

@@ -18,11 +18,11 @@ from attnlab.atomic import write_atomic
 from attnlab.extras import extra
 from attnlab.fields import check_choice, check_field
 from attnlab.lab.executors import LOGS, Queued, worker_command
-from attnlab.lab.machine import read_threads, write_threads
+from attnlab.lab.machine import write_threads
 from attnlab.lab.run import RunOptions
 
-SCRIPT, JOBS = "sweep.sbatch", "slurm_jobs.txt"
-"""Files of the workdir: the script, and the ids of the jobs that it was submitted as."""
+SCRIPT = "sweep.sbatch"
+"""In the workdir."""
 ASK_SECONDS, PATIENCE_SECONDS = 20.0, 600.0
 """Between two questions to squeue, and for how long its last answer counts while it fails."""
 MOST_JOBS = 1000
@@ -80,9 +80,6 @@ class SlurmExecutor:
         """
         jobs = min(self.jobs or count, count, MOST_JOBS)
         log = str(workdir / LOGS).replace("%", "%%")  # of which SLURM makes numbers
-        environment = dict(self.environment)
-        if threads := self.threads or read_threads(workdir):
-            environment["NPROC"] = str(threads)
         with extra("lab"):
             import jinja2
         template = jinja2.Template(
@@ -100,7 +97,7 @@ class SlurmExecutor:
             log=shlex.quote(f"{log}/%A_%a.log"),
             options=self.options,
             bin=shlex.quote(str(Path(sys.executable).parent)),
-            environment={name: shlex.quote(value) for name, value in environment.items()},
+            environment={name: shlex.quote(value) for name, value in self.environment.items()},
             setup=self.setup,
             workdir_quoted=shlex.quote(str(workdir)),
             command=shlex.join(["python", *worker_command(workdir, self.run_options)[1:]]),
@@ -130,8 +127,6 @@ class SlurmExecutor:
             done = "workers are in the queue"
             if not self._queue():
                 job = _ask("sbatch", "--parsable", str(script)).strip().partition(";")[0]
-                with (workdir / JOBS).open("a") as file:
-                    file.write(f"{job}\n")
                 self._tasks, done = [job], f"workers are submitted as job {job}"
         if self.mode != "wait":
             raise Queued(
@@ -164,7 +159,7 @@ class SlurmExecutor:
 
     def stop(self) -> None:
         """Cancels the workers, where squeue fails those of its last answer; their runs save and
-        end."""
+        end, which is not waited for."""
         for task in self._queue(math.inf):
             subprocess.run(["scancel", "--signal=TERM", "--full", task], check=False)
 

@@ -115,10 +115,11 @@ def sweep(
             'call under if __name__ == "__main__":'
         )
     check_unique(wanted)
-    about = described(description or read_description(workdir), wanted)
+    about = described(read_description(workdir, description), wanted)
     if description and not specs_in(workdir):
         check_named(description.named, wanted)
-    if any(getattr(policy, "reads_scores", False) for policy in policies):
+    reads_scores = any(getattr(policy, "reads_scores", False) for policy in policies)
+    if reads_scores and not about.seeds_added:
         planned = tuple(sorted({spec.seed for spec in wanted}))
         about = dataclasses.replace(about, seeds_added=True, planned_seeds=planned)
     failed: list[SweepFailed] = []
@@ -193,8 +194,7 @@ def _finish(
     and was stopped, is started once more."""
     again: set[str] = set()
     while left := _left(specs, workdir):
-        for spec in left:
-            (run_folder(workdir, spec) / ERROR).unlink(missing_ok=True)
+        forget_errors(left, workdir)
         _compute(left, workdir, executor, progress)
         left = _left(left, workdir)
         held = [spec for spec in left if holder(run_folder(workdir, spec))]
@@ -208,6 +208,12 @@ def _finish(
                 return
             while all(holder(run_folder(workdir, spec)) for spec in held):
                 time.sleep(WAIT_SECONDS)
+
+
+def forget_errors(specs: Sequence[RunSpec], workdir: Path) -> None:
+    """Lets workers run again what failed."""
+    for spec in specs:
+        (run_folder(workdir, spec) / ERROR).unlink(missing_ok=True)
 
 
 def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool) -> None:

@@ -6,19 +6,18 @@ or on many.
 """
 
 import argparse
-import contextlib
 import ctypes
 import functools
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnlab.data import Dataset
 from attnlab.lab.experiment import Experiment
-from attnlab.lab.machine import keep_compiled
+from attnlab.lab.machine import keep_compiled, read_threads, use_threads
 from attnlab.lab.run import RunOptions, run_one
 from attnlab.lab.spec import RunSpec
 from attnlab.lab.workdir import RunInUse, complete_result, holder, run_folder, specs_in
@@ -31,31 +30,26 @@ STOPPED = 75
 """Exit code after a signal: repeat the command (EX_TEMPFAIL of sysexits.h)."""
 
 
-def work(
-    workdir: Path,
-    options: RunOptions = RunOptions(),  # noqa: B008
-    skip: Collection[str] = (),
-) -> int:
+def work(workdir: Path, options: RunOptions = RunOptions()) -> int:  # noqa: B008
     """Runs what is left.
 
     Args:
       workdir: of the sweep.
       options: of `run_one`.
-      skip: ids of runs that are left out.
 
     Returns:
       The exit code: 0, 1 where a run failed, 75 after a signal. The traceback of a run that failed
-      is in its `error.txt`; the others go on.
+      is in its `error.txt`, and no worker runs it again before `sweep` has deleted that; the others
+      go on.
     """
-    code, last, tried = 0, None, set(skip)
+    code, last = 0, None
     datasets: dict[str, Dataset] = {}
     with stop_signals() as stop_requested:  # from one run to the next, too
-        while not stop_requested() and (spec := _next(workdir, tried, last)) is not None:
+        while not stop_requested() and (spec := _next(workdir, last)) is not None:
             last = spec
             error = run_folder(workdir, spec) / ERROR
             try:
                 run_one(spec, workdir, options=options, datasets=datasets)
-                error.unlink(missing_ok=True)
             except RunInUse:
                 continue  # it began in this moment
             except (Stopped, KeyboardInterrupt) as stop:
@@ -63,25 +57,30 @@ def work(
                 return STOPPED
             except Exception:
                 code = 1
-                tried.add(spec.id)
-                with contextlib.suppress(OSError):  # the disk is full
+                try:
                     error.parent.mkdir(parents=True, exist_ok=True)
                     error.write_text(traceback.format_exc())
+                except OSError:  # the disk is full
+                    return code
                 print(f"[{spec.id}] failed; see {error}", flush=True)
         return STOPPED if stop_requested() else code
 
 
-def _next(workdir: Path, tried: Collection[str], last: RunSpec | None) -> RunSpec | None:
-    """The next run without a result that nobody has; None where there is none.
+def _next(workdir: Path, last: RunSpec | None) -> RunSpec | None:
+    """The next run without a result or an error that nobody has; None where there is none.
 
     Another seed of the variant that this worker ran last comes first, then variants that no other
     worker runs: what one of them compiles is kept for the next one. Among equals the run of most
     FLOPs comes first: the last ones to end are then short.
     """
-    left = [spec for spec in specs_in(workdir).values() if not complete_result(workdir, spec)]
+    left = [
+        spec
+        for spec in specs_in(workdir).values()
+        if not complete_result(workdir, spec) and not (run_folder(workdir, spec) / ERROR).exists()
+    ]
     held = {spec.id: holder(run_folder(workdir, spec)) for spec in left}
     busy = [spec.config for spec in left if held[spec.id]]
-    open_ = [spec for spec in left if spec.id not in tried and not held[spec.id]]
+    open_ = [spec for spec in left if not held[spec.id]]
 
     def order(spec: RunSpec) -> tuple[int, int]:
         is_last = last is not None and spec.config == last.config
@@ -108,7 +107,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cores", default="", help="the cores that it may use: 0,1")
     registers = "a module or file.py that registers a logger; repeatable"
     parser.add_argument("--import", dest="modules", default=[], action="append", help=registers)
-    parser.add_argument("--skip", default=[], action="append", help="a run that is left out")
     parser.add_argument("--loggers", default="", help="further loggers: tensorboard,wandb")
     parser.add_argument("--profile", default="", help="steps of each run to trace: 10:20")
     parser.add_argument("--model_parallel", type=int, default=1, help="devices of one model")
@@ -121,8 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     for module in args.modules:
         import_module(module)
+    use_threads(read_threads(args.workdir))
     keep_compiled()
     loggers = tuple(filter(None, args.loggers.split(",")))
     shards = {"model_parallel": args.model_parallel, "shard_state": args.shard_state}
     options = RunOptions(loggers=loggers, profile=args.profile, **shards)
-    return work(args.workdir, options, args.skip)
+    return work(args.workdir, options)

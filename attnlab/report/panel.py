@@ -200,7 +200,7 @@ def _read(workdir: Path, description: Description | None, *, unique: bool) -> Pa
     done = {run.spec.id for run in results}
     return Panel(
         results,
-        description or read_description(workdir),
+        read_description(workdir, description),
         title="/".join(workdir.resolve().parts[-1 if unique else -2 :]),
         unfinished=[spec for name, spec in specs_in(workdir).items() if name not in done],
         tuning=load_results(tuning) if (tuning / SPECS).exists() else None,

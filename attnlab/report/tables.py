@@ -102,7 +102,9 @@ def budget_table(panel: Panel, name: str = "budgets") -> Table:
     for variant, runs in panel.results.variants.items():
         sizes, train = runs[0].sizes, runs[0].spec.config.train
         tokens = train.batch_size * train.length
+        row_tokens = runs[0].data.row_tokens or train.length
         speeds = [run.timing.tokens_per_second for run in runs if run.timing.tokens_per_second]
+        step = f"{train.batch_size * row_tokens / np.mean(speeds):.3g}" if speeds else None
         flops = PASSES * sizes.flops_per_token * tokens * train.steps
         rows.append({
             "variant": panel.results.labels[variant],
@@ -110,7 +112,7 @@ def budget_table(panel: Panel, name: str = "budgets") -> Table:
             "applied parameters": sizes.applied_parameters,
             "FLOPs per token": sizes.flops_per_token,
             "training FLOPs": f"{flops:.3g}",
-            "seconds per step": f"{tokens / np.mean(speeds):.3g}" if speeds else None,
+            "seconds per step": step,
             "seconds": float(np.mean([run.timing.seconds for run in runs])),
             "FFN width": sizes.ffn_width,
             "learning rate": f"{train.optimizer.learning_rate:.3g}",
@@ -125,7 +127,7 @@ def budget_table(panel: Panel, name: str = "budgets") -> Table:
 
 def rates_table(panel: Panel, name: str = "rates") -> list[Table]:
     """Learning rates that were tried, on the validation part; none where fewer than three were."""
-    every = panel.results if panel.tuning is None else panel.tuning + panel.results
+    every = panel.results if panel.tuning is None else panel.tuning
     judged = every.filter(lambda run: bool(run.scores.validation) or run.status == "diverged")
     texts = {data_of(run): run.data.name for run in judged}
     rows = [

@@ -214,6 +214,8 @@ class Checkpoints:
             except (WrongCheckpoint, MemoryError):
                 raise
             except Exception as error:  # orbax raises many kinds for a damaged step
+                if "RESOURCE_EXHAUSTED" in str(error):  # the memory of a device, as JAX says it
+                    raise
                 cause = error.__cause__ or error.__context__ or error
                 said = (str(cause).strip().splitlines() or [type(cause).__name__])[0][:200]
                 self._say(f"checkpoint {step} is damaged, trying an older one: {said}")

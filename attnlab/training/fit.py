@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from attnlab.data.dataset import Batch, Dataset
-from attnlab.models import ModelConfig
+from attnlab.models import ModelConfig, matrix_axes
 from attnlab.sharing import Params, PyTree
 from attnlab.sharing.plan import plan_name
 from attnlab.training import memory, sharding
@@ -26,7 +26,7 @@ from attnlab.training.config import TrainConfig, make_optimizer
 from attnlab.training.interrupts import Clock, Stopped, check_finite, stop_signals
 from attnlab.training.loggers import Recorder, Row, read_metrics
 from attnlab.training.objectives.objective import Model, Objective, check_kind, check_output
-from attnlab.training.optimizers import Optimizer
+from attnlab.training.optimizers import Optimizer, axes_by_shape
 from attnlab.training.sharding import StateSharding
 from attnlab.training.step import InitParams, TrainState
 
@@ -104,7 +104,7 @@ def fit(
     Args:
       model: with `init` and `apply`.
       objective: what it is trained to predict.
-      optimizer: of `make_optimizer(config)`.
+      optimizer: of `make_optimizer(config, matrix_axes(model.config))`.
       config: steps, batch size, seeds, and how often to log, evaluate and save.
       dataset: of batches and scored rows.
       recorder: of metrics.
@@ -123,7 +123,7 @@ def fit(
         batch; a step needs more memory than a device has; the profile has no step of the training;
         or no target of the scored rows counts.
 
-        config, dataset = TrainConfig(steps=200), Text().load(64)
+        config, dataset, model = TrainConfig(steps=200), Text().load(64), ModelConfig().build()
         objective = OBJECTIVES["causal_lm"].bind(dataset.sizes)
         folder = Path("runs/one")
         with (
@@ -131,8 +131,8 @@ def fit(
             Checkpoints(folder / "checkpoints") as checkpoints,
         ):
             result = fit(
-                ModelConfig().build(), objective, make_optimizer(config), config, dataset,
-                recorder=recorder, checkpoints=checkpoints,
+                model, objective, make_optimizer(config, matrix_axes(model.config)), config,
+                dataset, recorder=recorder, checkpoints=checkpoints,
             )
     """
     training = _Training(
@@ -280,6 +280,8 @@ class _Training:
         is_last = step == self.config.steps
         due = [one for one in self.options.callbacks if step % one.every == 0 or is_last]
         # All hosts gather, also one where every callback has failed.
+        if due:
+            self.clock.stop(self.state.step, step)
         params = self._params_of_seeds() if due else []
         for one in [one for one in due if one in self.callbacks]:
             call = functools.partial(self._logged_by, one, step, params)
@@ -432,7 +434,7 @@ def fit_in_memory(
       objective: what it is trained to predict; an entry of `OBJECTIVES`.
       config: steps, batch size, seeds, and how often to evaluate.
       dataset: of batches and scored rows.
-      optimizer: default `make_optimizer(config)`.
+      optimizer: default that of `config`, for a model of attnlab with its `matrix_axes`.
       options: as of `fit`.
 
     Returns:
@@ -452,7 +454,9 @@ def fit_in_memory(
         found = fit_in_memory(ModelConfig().build(), OBJECTIVES["causal_lm"], config, data)
         found.result.heldout["bits_per_byte"]  # [1]: one value per seed
     """
-    optimizer = optimizer or make_optimizer(config)
+    about = getattr(model, "config", None)
+    axes = matrix_axes(about) if isinstance(about, ModelConfig) else axes_by_shape
+    optimizer = optimizer or make_optimizer(config, axes)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with (

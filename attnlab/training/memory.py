@@ -33,6 +33,6 @@ def check_memory(step: jax.stages.Compiled, available: int | None) -> str:
         raise ValueError(
             f"{report}, and has {available / 1e6:,.2f} MB: raise train.accumulate or lower "
             "train.batch_size, set model.compute.remat, train fewer seeds at once, or shard the "
-            "weights with --model_parallel and --shard_state"
+            "weights (--model_parallel and --shard_state of experiments.run)"
         )
     return f"{report}; it has {available / 1e6:,.2f} MB"

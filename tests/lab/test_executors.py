@@ -66,6 +66,45 @@ def test_gpus_that_are_hidden_do_not_count(variables, expected):
     assert accelerators({"JAX_PLATFORMS": "cuda"} | variables) == expected
 
 
+@pytest.mark.parametrize(
+    ("jobs", "count", "expected"),
+    [
+        (None, 3, "0 1 2"),
+        (3, 3, "0,1 2,3 4,5"),
+        (2, 9, "0,1,2,3 4,5,6,7"),
+        (9, 9, "0 1 2 3 4 5 6 7 0"),
+    ],
+)
+def test_all_runs_have_as_many_gpus(jobs, count, expected, tmp_path):
+    """Also the last runs of a sweep, fewer than GPUs: they resume as they began."""
+    says = 'import os\nos.write(1, os.environ["CUDA_VISIBLE_DEVICES"].encode())\nos._exit(0)\n'
+    (tmp_path / "sitecustomize.py").write_text(says)
+    gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "JAX_PLATFORMS": "cuda"}
+    executor = lab.LocalExecutor(jobs, environment=gpus | {"PYTHONPATH": str(tmp_path)})
+    executor.start(tmp_path, count)
+    while executor.running():
+        time.sleep(0.01)
+    logs = [tmp_path / f"logs/worker{i}.log" for i in range(len(expected.split()))]
+    assert [log.read_text() for log in logs] == expected.split()
+
+
+def test_a_worker_has_the_threads_of_its_workdir(base, tmp_path, monkeypatch):
+    monkeypatch.setenv("NPROC", "1")
+    machine.write_threads(tmp_path, 7)
+    add_specs(lab.product(base, seeds=[0]), tmp_path)
+    assert main([str(tmp_path), "--model_parallel=16"]) == 1
+    assert machine.threads() == 7
+
+
+def test_a_run_that_failed_is_not_tried_by_another_worker(base, tmp_path):
+    """But by the next call of the sweep."""
+    specs, fails = lab.product(base, seeds=[0]), [str(tmp_path), "--model_parallel=16"]
+    add_specs(specs, tmp_path)
+    assert [main(fails), main(fails)] == [1, 0]
+    executor = lab.InProcess(lab.RunOptions(speaks=False))
+    assert len(lab.sweep(specs, tmp_path, executor=executor, progress=False)) == 1
+
+
 def test_an_empty_number_of_threads_is_none(monkeypatch):
     monkeypatch.setenv("NPROC", "")
     assert machine.threads() == len(machine.cores())

@@ -16,6 +16,7 @@ from small_experiment import MODEL, experiment, train_config
 from attnlab import lab
 from attnlab.data import TokenFiles
 from attnlab.heads import LAYOUTS, Standard
+from attnlab.lab.description import read_description
 from attnlab.lab.policies import tuning_specs, with_known_rates
 from attnlab.lab.result import VERSION
 from attnlab.lab.spec import specs_of
@@ -128,6 +129,45 @@ def test_seeds_are_added_while_an_interval_is_wide():
     assert lab.AddSeeds(half_width=0.1, most=2).propose(results) == []
     lacks = dataclasses.replace(results[1], scores=lab.Scores(heldout={"loss": 2.0}))
     assert len(lab.AddSeeds(half_width=0.1).propose(lab.Results([results[0], lacks]))) == 1
+
+
+def test_of_several_texts_scores_are_looked_at_four_times(tmp_path):
+    """As often as their p-values count, up to any number of seeds."""
+    rng, looks = np.random.default_rng(0), []
+    for name in "xy":
+        (tmp_path / name).write_bytes(b"some text " * 500)
+
+    def run(specs, folder=""):
+        looks.append(len(specs))
+        return lab.Results(
+            made(dict(s.tags), s.seed, 2.0 + 0.3 * (s.tags["name"] == "a") + rng.normal(),
+                 values={"data.path": s.config.data.path})
+            for s in specs
+        )  # fmt: skip
+
+    first = [
+        made({"name": tag}, seed, 0.0, values={"data.path": str(tmp_path / name)}).spec
+        for tag in "ab" for name in "xy" for seed in range(3)
+    ]  # fmt: skip
+    lab.DecideComparisons(most=30)(first, run)
+    assert looks[:2] == [12, 48]  # 9 of the 27 seeds that may be added
+    assert len(looks) <= 4
+
+
+def test_a_sweep_keeps_that_seeds_were_added(base, tmp_path):
+    """Repeated without the policy, or with the added seeds in its list."""
+    specs, policy = lab.product(base, seeds=[3, 4]), lab.DecideComparisons(most=2)
+    in_process(specs[:1], tmp_path, policies=[policy])
+    for again, policies in ((specs[:1], []), (specs, []), (specs, [policy])):
+        in_process(again, tmp_path, policies=policies)
+        about = read_description(tmp_path)
+        assert (about.seeds_added, about.planned_seeds) == (True, (3,))
+
+
+def test_results_have_the_tags_of_the_last_call(swept):
+    specs, folder, _ = swept
+    [found] = lab.load_results(folder, [dataclasses.replace(specs[0], tags={"size": 4})])
+    assert found.spec.tags == {"size": 4}
 
 
 def test_a_seed_is_added_on_every_text(tmp_path):

@@ -280,6 +280,9 @@ def test_budgets_have_measured_seconds_beside_flops():
     row = budget_table(panel(runs)).frame.iloc[1]
     assert (row["parameters"], row["FLOPs per token"]) == (1300, 5200)
     assert float(row["seconds per step"]) == 0.128
+    pairs = [dataclasses.replace(r, data=lab.result.DataInfo(row_tokens=32)) for r in runs]
+    row = budget_table(panel(pairs)).frame.iloc[1]
+    assert float(row["seconds per step"]) == 0.256  # rows of two texts
     assert float(row["training FLOPs"]) == pytest.approx(3 * 5200 * 40 * 8 * 16, rel=5e-3)
     for budget, count in (("", 1), ("parameters", 0)):  # were they made equal?
         lines = limits(panel(runs, matched=budget))
@@ -383,8 +386,9 @@ def tuned(scores, first=0.002):
     return found
 
 
-def rates(tuning):
-    [table] = rates_table(Panel(lab.Results(noisy(TWO, [0, 1])), tuning=lab.Results(tuning)))
+def rates(tuning, judged=()):
+    results = lab.Results(judged or noisy(TWO, [0, 1]))
+    [table] = rates_table(Panel(results, tuning=lab.Results(tuning)))
     return table.frame.to_dict("records")
 
 
@@ -402,7 +406,8 @@ def test_the_rates_of_a_report_are_those_that_tuning_chooses(tmp_path):
 
 
 def test_learning_rates_are_those_of_the_validation_part():
-    [row] = rates(tuned((3.0, 2.0, 3.0)))
+    """Of the runs that tuned, not of the judged ones."""
+    [row] = rates(tuned((3.0, 2.0, 3.0)), judged=tuned((9.0,), first=0.004))
     assert (row["best rate"], row["chosen by"]) == ("0.004", "parabola")
     assert row["rate: score"] == "0.002: 3.000, 0.004: 2.000, 0.008: 3.000"
 

@@ -14,7 +14,7 @@ from small_experiment import MODEL, experiment, train_config
 
 import attnlab
 from attnlab import lab, load
-from attnlab.data import DataSizes, Rows
+from attnlab.data import DataSizes, Rows, TokenFiles
 from attnlab.data.rows import Splits
 from attnlab.lab.workdir import add_specs
 from attnlab.training.loggers import read_metrics
@@ -79,6 +79,17 @@ def test_a_death_between_the_last_step_and_the_result(base, tmp_path):
     assert steps == [3, 6]
 
 
+def test_baselines_of_a_workdir_are_in_the_unit_of_each_run(base, tmp_path):
+    (np.arange(4000) % 251).astype(np.uint16).tofile(tmp_path / "ids.bin")
+    found = []
+    for name, size in (("one", 1.0), ("four", 4.0)):
+        data = TokenFiles(path=str(tmp_path / "ids.bin"), vocab_size=256, bytes_per_token=size)
+        spec = lab.RunSpec(name, lab.with_values(base, {"data": data, "train.steps": 2}))
+        found.append(lab.run_one(spec, tmp_path / "w", options=QUIET).scores.baselines)
+    one, four = (scores["bits_per_byte"]["unigram entropy of the tokens"] for scores in found)
+    assert one == pytest.approx(4 * four)
+
+
 @pytest.mark.slow
 def test_runs_of_a_workdir_share_a_tokenizer(base, tmp_path):
     """It is learnt once: another run takes what lies in `shared`."""
@@ -91,7 +102,7 @@ def test_runs_of_a_workdir_share_a_tokenizer(base, tmp_path):
     assert shared.stat().st_mtime_ns == written
     for run in ("seed0", "seed1"):
         assert (tmp_path / "runs" / run / "tokenizer.json").read_bytes() == shared.read_bytes()
-    assert len(list(tmp_path.glob("shared/baselines-*.json"))) == 1
+    assert len(list(tmp_path.glob("shared/*/baselines-*.json"))) == 1
 
 
 def test_a_run_starts_from_another_under_another_plan(first, base, tmp_path):

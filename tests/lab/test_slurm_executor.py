@@ -10,6 +10,7 @@ import pytest
 
 from attnlab import lab
 from attnlab.lab import slurm
+from attnlab.lab.machine import read_threads
 from attnlab.lab.slurm import SCRIPT
 
 SAYS = """#!/bin/bash
@@ -45,7 +46,7 @@ def test_an_array_is_submitted_once(cluster, tmp_path):
     text = (tmp_path / SCRIPT).read_text()
     assert "#SBATCH --array=0-2\n" in text
     assert "#SBATCH --time=1:00:00 --partition=gpu\n" in text
-    assert "export NPROC=2\n" in text
+    assert read_threads(tmp_path) == 2
     assert re.search(rf"command=\(python -m attnlab.lab {tmp_path}\)", text)
     assert subprocess.run(["bash", "-n", tmp_path / SCRIPT], check=False).returncode == 0
     (cluster / "squeue.says").write_text("".join(f"17_{i} {tmp_path / SCRIPT}\n" for i in range(3)))

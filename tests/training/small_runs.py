@@ -65,10 +65,14 @@ def fit(
         )
 
 
-def in_memory(config=CONFIG, model=MODEL, objective="causal_lm", mesh=None, **options):
+def in_memory(
+    config=CONFIG, model=MODEL, objective="causal_lm", mesh=None, optimizer=None, **options
+):
     options = FitOptions(mesh=mesh or one_device(), **options)
     task = OBJECTIVES[objective]
-    return training.fit_in_memory(model.build(), task, config, DATASET, options=options)
+    return training.fit_in_memory(
+        model.build(), task, config, DATASET, optimizer=optimizer, options=options
+    )
 
 
 def assert_same_bits(a, b):

@@ -50,6 +50,16 @@ def test_round_trip_keeps_the_newest(tmp_path):
     assert (step, state["params.b.c"].dtype) == (3, jnp.bfloat16)
 
 
+def test_a_device_without_memory_is_no_damage(tmp_path):
+    save(tmp_path, 1)
+
+    def check(notes):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes")
+
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(RuntimeError, match="RESOURCE"):
+        checkpoints.restore(make(0), check)
+
+
 def test_what_check_refuses_is_no_damage(tmp_path):
     save(tmp_path, 1, 2)
 

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_runs import SELDOM, assert_same_bits, changed, in_memory
+from small_runs import MODEL, SELDOM, assert_same_bits, changed, in_memory
 
 from attnlab import training
-from attnlab.models import FFN, ModelConfig
-from attnlab.training import CALLBACKS, ScheduleConfig
+from attnlab.models import FFN, ModelConfig, matrix_axes
+from attnlab.training import CALLBACKS, OptimizerConfig, ScheduleConfig
 from attnlab.training.step import new_params
 
 SHORT = changed(steps=4, seeds=(0, 5), log_every=2, evaluation={"every": 3}, checkpoint_every=4)
@@ -126,3 +126,11 @@ def test_a_profile_of_some_steps(tmp_path):
     """A trace that holds the steps."""
     in_memory(SHORT, profile=training.Profile(tmp_path, 2, 3))
     assert [p.suffix for p in tmp_path.rglob("*.xplane.pb")] == [".pb"]
+
+
+def test_it_trains_as_a_run_does():
+    """With optimizers that ask which axes are a matrix: layers and heads are none."""
+    config = changed(SHORT, optimizer=OptimizerConfig(name="muon"))
+    optimizer = training.make_optimizer(config, matrix_axes(MODEL))
+    expected = in_memory(config, optimizer=optimizer)
+    assert_same_bits(in_memory(config).params(0), expected.params(0))
