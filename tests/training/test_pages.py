@@ -29,4 +29,5 @@ def test_tables_name_the_entries(page, header, registry):
     if registry is DATASETS:
         for [name], _, fields, *_ in table:
             assert fields == [field.name for field in dataclasses.fields(DATASETS[name])]
-        assert {task for _, _, _, tasks, _ in table for task in tasks} == set(OBJECTIVES)
+        tasks = {task for _, _, _, some, _ in table for task in some}
+        assert tasks == {name for name in OBJECTIVES if ":" not in name}  # no file of a test
