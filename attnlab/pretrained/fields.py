@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from attnlab.heads import Layout
 from attnlab.heads.layout import Bias
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import Activation
+from attnlab.models.specs import Activation, Dropout
 from attnlab.nested import JSON
 from attnlab.pretrained.attributes import Attribute, bad_value
 from attnlab.pretrained.tensors import Tensor
@@ -52,6 +52,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": "quick_gelu",
 }
 """Hugging Face's names of activations -> ours."""
+IN_LAYERS = Dropout(places=("attention", "ffn"))
+"""Of families that drop nothing of the embeddings."""
 GATED = {theirs: cast(Activation, f"gated_{ours}") for theirs, ours in ACTIVATIONS.items()}
 
 

@@ -50,6 +50,7 @@ QUANTIZED = {"quant_method": "bitsandbytes"}
 WORDS = [
     *((family, {n: a}, f"{n} = ") for family in ATTRIBUTES for n, a in ATTRIBUTES[family].items()),
     *((family, {"per_layer_config": {"0": {}}}, "per_layer_config = ") for family in FAMILIES),
+    ("marian", {"d_model": 9}, "d_model = 9 is odd"),
     ("gpt2", {"model_type": ["gpt2"]}, "model_type = ['gpt2']"),
     ("gpt2", {"model_type": None}, "model_type = None"),
     ("gpt2", {"model_type": "g" * 5000}, "model_type = 'ggg"),

@@ -278,6 +278,21 @@ def test_the_token_that_positions_do_not_count(tmp_path):
         assert pretrained.load_config(folder).positions.pad_token == expected
 
 
+@pytest.mark.parametrize(
+    ("family", "word", "places"),
+    [
+        ("opt", "dropout", ("attention", "ffn")), ("bloom", "hidden_dropout", ("attention", "ffn")),
+        ("falcon", "hidden_dropout", ("attention", "ffn")), ("phi3", "embd_pdrop", ()),
+        ("stablelm", "hidden_dropout", ("ffn",)),
+        ("dinov2", "hidden_dropout_prob", ("embeddings",)),
+    ],
+)  # fmt: skip
+def test_dropout_is_where_transformers_applies_it(family, word, places, tmp_path):
+    spec = pretrained.load_config(golden_folder(tmp_path, family, {word: 0.5})).dropout
+    assert tuple(one for one in spec.places if spec.rate or one == "embeddings") == places
+    assert spec.embedding_rate == spec.rate
+
+
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_names_of_a_wrapped_module(family, prefix, tmp_path):

@@ -36,6 +36,9 @@ class _Positions(f.Field):
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
         stored = any(f"{stack}.embed_positions.weight" in source.tensors for stack in STACKS)
+        if not stored and attributes["d_model"] % 2:
+            why = "is odd: sinusoids of an odd width are not supported, only stored positions"
+            raise bad_value("d_model", attributes["d_model"], why)
         sinusoids = Sinusoidal(halves=True, rates="paper")
         return {"positions": Learned() if stored else sinusoids, "encoder.own_inputs": stored}
 

@@ -124,7 +124,8 @@ FUSED_FFN = (
 PHI3 = LLAMA.variant(
     "phi3",
     f.CausalHead("Phi3"),
-    *f.numbers("resid_pdrop embd_pdrop"),
+    *f.numbers("resid_pdrop"),
+    f.Words(ignored="embd_pdrop"),  # transformers applies none
     r.Window(),
     r.RotaryField(fraction=r.FRACTION, scalings=("longrope",), outside=True),
     without="attention_bias mlp_bias head_dim",
@@ -132,6 +133,7 @@ PHI3 = LLAMA.variant(
         attention=(Module("self_attn.qkv_proj", PACKED), Module("self_attn.o_proj", "attention.o")),
         ffn=FUSED_FFN,
     ),
+    dropout=f.IN_LAYERS,
     tasks=SCORES,
 )
 STARCODER2 = LLAMA.variant(
@@ -172,6 +174,7 @@ STABLELM = LLAMA.variant(
         )
     ),
     norm=Norm(),
+    dropout=Dropout(places=("ffn",)),
     tasks=SCORES,
 )
 
@@ -288,7 +291,7 @@ SEED_OSS = LLAMA.variant(
     f.CausalHead("SeedOss"),
     *f.numbers("residual_dropout"),
     _OutBias(),
-    dropout=Dropout(places=("attention", "ffn")),
+    dropout=f.IN_LAYERS,
 )
 ERNIE4_5 = LLAMA.variant(
     "ernie4_5",

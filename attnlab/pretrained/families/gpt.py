@@ -134,6 +134,7 @@ OPT = LLAMA.variant(
         layers="decoder.layers.{}.",
     ),
     norm=Norm(eps=1e-5),
+    dropout=f.IN_LAYERS,
     positions=Learned(offset=2),
     tasks=(LAST, questions()),
 )
@@ -185,6 +186,7 @@ BLOOM = LLAMA.variant(
     heads=Standard(num_heads=4, biases=f.BIASES),
     norm=Norm(),
     ffn=FFN(),
+    dropout=f.IN_LAYERS,
     positions=Alibi(),
     embedding=Embedding(norm=True),
     tasks=OLDER,
@@ -285,6 +287,7 @@ FALCON = LLAMA.variant(
     f.Words(only={"alibi": False, "apply_residual_connection_post_layernorm": False}),
     without=NOT_LLAMA,
     norm=PARALLEL,
+    dropout=f.IN_LAYERS,
     table=decoder_table(
         attention=(
             *megatron_heads("self_attention"),

@@ -5,7 +5,7 @@ al. 2023, arXiv 2304.07193), in the names of Hugging Face.
 import dataclasses
 from collections.abc import Callable
 
-from attnlab.models import Embedding, Images, Norm, OutputHead
+from attnlab.models import Dropout, Embedding, Images, Norm, OutputHead
 from attnlab.models.config import ModelConfig
 from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
@@ -234,5 +234,6 @@ DINOV2 = VIT.variant(
     ),
     tasks=(),
     norm=Norm(layer_scale=1.0),
+    dropout=Dropout(places=("embeddings",)),
     output=OutputHead(kind="none", pooler="first_plain"),  # the class token
 )
