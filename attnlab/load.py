@@ -19,12 +19,13 @@ from attnlab import transforms
 from attnlab.data import DATASETS, DataConfig, Dataset
 from attnlab.data.tokenizer import FILE, Tokenizer, load_tokenizer, make_tokenizer
 from attnlab.models import ModelConfig, Sampling, from_json, stream, to_json
-from attnlab.models.config import FlaxModel, sharing_name
+from attnlab.models.config import FlaxModel
 from attnlab.models.embed import check_range
+from attnlab.models.stack import captured_per_layer
 from attnlab.names import import_those, lookup
 from attnlab.names import load as load_object
 from attnlab.nested import JSON, differences
-from attnlab.sharing import Params
+from attnlab.sharing import Params, plan_name
 from attnlab.tap import Patches
 from attnlab.training.checkpoint import Checkpoints, digest
 from attnlab.training.objectives import OBJECTIVES, Model, Objective
@@ -333,9 +334,10 @@ class LoadedModel:
         rows = [f"{i:<6} {t:<7} {n}" for i, (t, n) in enumerate(zip(ids, names, strict=True))]
         call = functools.partial(config.build().apply, capture=(probs_of,))
         seen = jax.jit(call)({"params": self.params}, **read.inputs)
+        per_layer = captured_per_layer(seen.captured, probs_of, config.layer_names)
         most = [
             f"{layer:<5} {head:<5} {names[int(p.argmax())]} {p.max():.2f}"
-            for layer, probs in enumerate(seen.captured[probs_of])
+            for layer, probs in enumerate(per_layer)
             for head, p in enumerate(np.asarray(probs[0]).mean(axis=1))
         ]
         lines = ["token  id      text", *rows, "", "layer head  what it attends to most", *most, ""]
@@ -545,17 +547,18 @@ def with_plan_of(
     if shared and not wanted:
         changed, new = transforms.untie_encoder(changed, new)
         changes.append("encoder and decoder part")
-    ranked = dataclasses.replace(changed, delta_rank=model.delta_rank)
-    if model.plan != changed.plan or ("delta" in model.plan and ranked != changed):
-        changes.append(f"plan {sharing_name(changed)} -> {sharing_name(model)}")
+    rank = model.delta_rank
+    if model.plan != changed.plan or ("delta" in model.plan and rank != changed.delta_rank):
+        changes.append(f"plan {plan_name(changed.sharing)} -> {plan_name(model.sharing)}")
         # A name is the plan of both stacks; an encoder that has a plan of its own keeps it.
         own = changed.encoder is not None and changed.encoder.sharing is not None
-        changed, new = transforms.change_plan(ranked, new, model.plan if own else model.sharing)
+        plan = model.plan if own else model.sharing
+        changed, new = transforms.change_plan(changed, new, plan, delta_rank=rank)
     if wanted and not shared:
         changed, new = transforms.tie_encoder(changed, new)
         changes.append("encoder and decoder become one")
     if not changes:
-        return new, f"its plan, {sharing_name(config)}, is kept"
+        return new, f"its plan, {plan_name(config.sharing)}, is kept"
     difference = transforms.output_difference((config, params), (changed, new), tokens)
     return new, f"{', '.join(changes)}: outputs differ by {difference:.3g} of the largest"
 

@@ -14,9 +14,10 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from attnlab.fields import check_choice
 from attnlab.heads import LAYOUTS, Layout, weight_shapes
-from attnlab.models.config import ModelConfig, sharing_name
+from attnlab.models.config import ModelConfig
 from attnlab.models.cost import cache_bytes_per_token, flops_per_token, num_parameters
 from attnlab.names import lookup
+from attnlab.sharing import plan_name
 
 Budget: TypeAlias = Literal["parameters", "flops", "cache"]
 Size: TypeAlias = Literal["ffn.width", "heads.num_heads", "heads.head_dim", "num_layers"]
@@ -72,7 +73,7 @@ def match_budget(
     """`config` with one size changed so that its cost is as near as possible to the reference's.
 
     Args:
-      config: the model to resize. If its cost is equal already, it stays as it is.
+      config: the model to resize. With multiple=1 it stays as it is if its cost is equal already.
       reference: the model whose budget is to be met.
       budget: "parameters", "flops" or "cache", see `budget_cost`.
       size: the size to solve for; None is that of `DEFAULT_SIZES`. Solving for "heads.num_heads"
@@ -110,7 +111,7 @@ def match_budget(
         return budget_cost(resized(count), budget, length)
 
     one, two = cost(1), cost(2)
-    name = f"layout {config.heads.name!r}, sharing {sharing_name(config)!r}"
+    name = f"layout {config.heads.name!r}, sharing {plan_name(config.sharing)!r}"
     if two <= one:
         raise ValueError(f"{name}: {budget} do not depend on {size}; solve for another size")
     if one - wanted > (two - one) / 2:

@@ -36,7 +36,7 @@ from attnlab.models.specs import (
     Relative,
     Rotary,
 )
-from attnlab.sharing.plan import Plan, as_plan, plan_name
+from attnlab.sharing.plan import Plan, as_plan
 
 Kind: TypeAlias = Literal["decoder", "encoder", "encoder_decoder"]
 
@@ -147,7 +147,8 @@ class ModelConfig(Spec):
 
     Attributes:
       kind: "decoder" (causal LM), "encoder" (masked LM) or "encoder_decoder" (text to text).
-      vocab_size, max_len, width, num_layers: sizes; of the decoder, where there are two stacks.
+      vocab_size, max_len, width: sizes.
+      num_layers: of the decoder, where there are two stacks.
       heads: layout of the attention heads; its width is that of the model and may be left out.
       attention: window, backend, scales.
       ffn, norm, dropout: of every layer.
@@ -215,6 +216,7 @@ class ModelConfig(Spec):
         >>> {name: a.shape for name, a in cache.items()}
         {'k': (2, 1, 5, 4, 16), 'v': (2, 1, 5, 4, 16), 'length': (2,)}
         """
+        check_cached_length(self, size)
         made = {name: _init_cache(c, batch, size, piece) for name, c in self.stacks.items()}
         return made if self.layer_types else made["layers"]
 
@@ -366,14 +368,19 @@ def _scaling(config: ModelConfig, kind: str) -> tuple[float, ...]:
     return parsed.numbers if parsed is not None and parsed.kind == kind else ()
 
 
+def check_cached_length(config: ModelConfig, length: int) -> None:
+    """Raises ValueError where cached keys of so many tokens would have other longrope factors."""
+    for c in config.stacks.values():
+        if (longrope := _scaling(c, "longrope")) and 1 < longrope[0] < length:
+            raise ValueError(
+                f"{length} tokens are above the {longrope[0]:g} of longrope's short factors, which "
+                "cached keys keep; decode fewer, or write 1 there for the long factors alone"
+            )
+
+
 def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -> Cache:
     """The empty cache of the layers of one type."""
     window = config.attention.window
-    if (longrope := _scaling(config, "longrope")) and size > longrope[0]:
-        raise ValueError(
-            f"size {size} is above the {longrope[0]:g} tokens of longrope's short factors, which "
-            "cached keys keep; decode fewer, or write 1 there for the long factors alone"
-        )
     if piece is not None and window is not None:
         size = min(size, window + piece)
     one = init_cache(
@@ -544,9 +551,9 @@ def check_layer_types(config: ModelConfig) -> None:
     ours = config.positions
     for c in config.stacks.values():
         theirs, heads = c.positions, config.heads.num_heads
-        if type(theirs) is not type(ours) and not {theirs.name, ours.name} <= {"rotary", "none"}:
+        if theirs != ours and not {theirs.name, ours.name} <= {"rotary", "none"}:
             raise ValueError(
-                f"layer_types: only 'rotary' and 'none' mix, not {theirs.name!r} and {ours.name!r}"
+                f"layer_types: only rotary positions and none may differ, not {theirs} and {ours}"
             )
         if ours.is_relative and c.heads.num_heads != heads:
             raise ValueError(
@@ -633,8 +640,3 @@ def heads_per_layer(config: ModelConfig) -> int:
         numbers = " or ".join(map(str, sorted(counts)))
         raise ValueError(f"layers have {numbers} heads, and this needs one number for all")
     return counts.pop()
-
-
-def sharing_name(config: ModelConfig) -> str:
-    """The name of the sharing plan of a config."""
-    return plan_name(config.sharing)

@@ -3,9 +3,10 @@
 FLOPs are those of matrix products in the forward pass, 2 for a multiply-add: every weight that is
 applied, the scores and the product with the values over all keys (a causal mask saves none here),
 LM head and token classifier. Left out are biases, norms, softmax, rotary embedding, embedding
-look-ups, the pooler, which runs once per text, and `weight_flops`. At about 5 operations a score
-softmax is 5 N T L more per token, so it depends on the number of heads. With 4 layers and T = 128:
-23 % in 16 heads of 2 at width 32, 7 % in 16 of 4, 2 % in 4 of 16 and 0.5 % in 1 of 64 at width 64.
+look-ups, `weight_flops`, and what runs once per text: the pooler and its classifier. At about 5
+operations a score softmax is 5 N T L more per token, so it depends on the number of heads. With 4
+layers and T = 128: 23 % in 16 heads of 2 at width 32, 7 % in 16 of 4, 2 % in 4 of 16 and 0.5 % in 1
+of 64 at width 64.
 """
 
 import collections
@@ -141,7 +142,6 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     True
     """
     _check_config("flops_per_token", config)
-    length = as_count("length", length, 1)
     stacks = config.layer_stacks.values()
     layers = sum(sum(sublayer_flops(stack, length).values()) for stack in stacks)
     return layers + outer_flops(config)
@@ -153,7 +153,7 @@ def sublayer_flops(config: ModelConfig, length: int) -> dict[str, int]:
     >>> sublayer_flops(ModelConfig(), 64)
     {'attention': 196608, 'ffn': 262144}
     """
-    layer, plan = config.layer, config.plan
+    layer, plan, length = config.layer, config.plan, as_count("length", length, 1)
 
     def attention(num_new: int) -> int:
         return heads.call_flops(layer.heads, 1, length, length, num_new=num_new)
@@ -177,13 +177,14 @@ def outer_flops(config: ModelConfig) -> int:
     True
     """
     c, e, d = config, config.embedding.width or config.width, config.width
-    texts = 1 if c.encoder is None else 2
+    texts, is_each = 1 if c.encoder is None else 2, c.output.pooler == "each"
+    read = e if c.output.transform else d  # by the LM head
     counts = [
         c.vocab_size * e if c.embedding.images is not None else 0,  # features, not token ids
         e * d * texts if c.embedding.width is not None else 0,
-        d * e if c.output.transform else 0,
-        (e if c.output.transform else d) * c.vocab_size if c.output.kind != "none" else 0,
-        d * c.output.num_classes if c.output.pooler == "each" else 0,
+        d * e if c.output.transform and (c.output.kind != "none" or is_each) else 0,
+        read * c.vocab_size if c.output.kind != "none" else 0,
+        (e if c.output.transforms_classes else d) * c.output.num_classes if is_each else 0,
     ]
     return 2 * sum(counts)
 

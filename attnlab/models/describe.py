@@ -8,7 +8,7 @@ import jax
 from jax import Array
 
 from attnlab.attention import explaining, trace
-from attnlab.models.config import ModelConfig, sharing_name
+from attnlab.models.config import ModelConfig
 from attnlab.models.cost import (
     applied_parameters,
     cache_bytes_per_token,
@@ -27,7 +27,7 @@ from attnlab.models.forward import (
 )
 from attnlab.models.params import num_outer_parameters, owned_stacks, param_shapes
 from attnlab.models.stack import run_layers
-from attnlab.sharing import Params
+from attnlab.sharing import Params, plan_name
 
 HEADER = ("layers", "sublayer", "number", "groups", "parameters", "FLOPs per token")
 
@@ -72,8 +72,9 @@ def _summary(config: ModelConfig, length: int) -> list[str]:
     names = " and ".join(f"{heads.name}, {heads.num_heads} heads" for heads in kinds)
     counts = f"{num_parameters(config):,}, applied: {applied_parameters(config):,}"
     cache = f"{cache_bytes_per_token(config):,} bytes per token"
+    plan = plan_name(config.sharing)
     lines = [
-        f"{config.kind} of width {config.width}: layout {names}, sharing {sharing_name(config)}",
+        f"{config.kind} of width {config.width}: layout {names}, sharing {plan}",
         f"parameters: {counts}; cache: {cache}; texts of {length} tokens",
     ]
     if making := weight_flops(config):

@@ -204,6 +204,8 @@ def embed(
     """
     spec = config.embedding
     is_mixture = jnp.issubdtype(tokens.dtype, jnp.floating)
+    if is_mixture and spec.zero_token is not None:
+        tokens = tokens.at[..., spec.zero_token].set(0)
     x: Array = (
         tokens @ params["embedding"] if is_mixture else read_rows(params["embedding"], tokens)
     )

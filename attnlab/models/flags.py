@@ -318,6 +318,8 @@ def _read_extras(fields: object, path: str) -> tuple[Extra, ...]:
     made = []
     for name, given in fields.items():
         cls = _registered(EXTRAS, name, "extra")
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{path}.{name} must be a dict of its fields, not {given!r}")
         if given.get("on", True):
             own = {field: value for field, value in given.items() if field != "on"}
             made.append(_read(cls, own, f"{path}.{name}"))
@@ -326,6 +328,8 @@ def _read_extras(fields: object, path: str) -> tuple[Extra, ...]:
 
 def _bias_names(biases: str | Sequence[Bias]) -> tuple[Bias, ...]:
     """Names separated by commas, or a sequence of names; the layout checks them."""
+    if not isinstance(biases, Iterable):
+        raise ValueError(f"biases must be names such as 'q,k', not {biases!r}")
     names = biases.replace(",", " ").split() if isinstance(biases, str) else biases
     return cast(tuple[Bias, ...], tuple(names))
 

@@ -329,9 +329,9 @@ class Transformer(CheckedModule):
         params: Params = dict(self.variables.get("params", {}))
         if self.is_initializing():
             params = {name: self.param(name, init) for name, init in init_outer(config).items()}
-            std, scale = config.init.std, residual_scale(config)
             for name, c in owned_stacks(config).items():
-                params[name] = StackedParams(c.layer, c.plan, std, scale, name=name)()
+                scale = residual_scale(config, name)
+                params[name] = StackedParams(c.layer, c.plan, config.init.std, scale, name=name)()
         given = ModelInputs(**inputs)
         next_key = None if deterministic else self.dropout_key
         if self.is_initializing() and SHAPES_ONLY.get():

@@ -27,7 +27,7 @@ from attnlab.attention.call import checked_padding_mask
 from attnlab.attention.dropout import is_key
 from attnlab.fields import Spec, as_count, bounded
 from attnlab.heads.cache import stacked_size
-from attnlab.models.config import ModelConfig
+from attnlab.models.config import ModelConfig, check_cached_length
 from attnlab.models.embed import check_range, check_tokens
 from attnlab.models.forward import (
     ModelCache,
@@ -86,7 +86,7 @@ def limit_logits(
       top_k, top_p: as in `Sampling`.
 
     Raises:
-      ValueError: top_k is more than the vocabulary.
+      ValueError: top_k is less than 1, or more than the vocabulary.
 
     >>> logits = jnp.log(jnp.array([0.1, 0.5, 0.25, 0.15]))
     >>> keeps = lambda **limits: jnp.isfinite(limit_logits(logits, **limits)).astype(int).tolist()
@@ -95,7 +95,7 @@ def limit_logits(
     """
     logits = logits / jnp.maximum(temperature, SMALLEST)
     if top_k is not None:
-        if top_k > logits.shape[-1]:
+        if not 1 <= top_k <= logits.shape[-1]:
             raise ValueError(f"top_k must be from 1 to vocab_size {logits.shape[-1]}, not {top_k}")
         least = jax.lax.top_k(logits, top_k)[0][..., -1:]
         logits = jnp.where(logits >= least, logits, -jnp.inf)
@@ -235,6 +235,7 @@ def _piece_length(config: ModelConfig, cache: ModelCache, length: int, mask: Arr
             )
         if total > config.max_len:
             raise ValueError(f"{total} tokens are longer than max_len {config.max_len}; raise it")
+        check_cached_length(config, total)
         fits = total <= size and not (is_traced and is_ring)
         piece = min(piece, size if fits else size - (window or 0))
     return piece
@@ -384,6 +385,7 @@ def _check_length(config: ModelConfig, length: int, num_tokens: int, cache_size:
     total = length + num_tokens
     if total > config.max_len:
         raise ValueError(f"{length} + {num_tokens} tokens are longer than max_len {config.max_len}")
+    check_cached_length(config, total)
     size = total if cache_size is None else as_count("cache_size", cache_size, 1)
     windows = [stack.attention.window for stack in config.stacks.values()]
     if size < total and any(window is None or size <= window for window in windows):

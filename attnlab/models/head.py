@@ -31,8 +31,7 @@ def output_shapes(config: ModelConfig) -> Shapes:
     if spec.pooler == "first":
         shapes |= {"pooler": (width, width), "pooler_bias": (width,)}
     if spec.num_classes:
-        is_last = spec.transform and spec.kind == "none"
-        shapes["classifier"] = (narrow if is_last else width, spec.num_classes)
+        shapes["classifier"] = (narrow if spec.transforms_classes else width, spec.num_classes)
         shapes |= {"classifier_bias": (spec.num_classes,)} if spec.classifier_bias else {}
     return shapes
 
@@ -79,9 +78,9 @@ def classify(
     >>> classify({"classifier": jnp.ones((3, 2))}, jnp.ones((1, 3)), config).tolist()
     [[3.0, 3.0]]
     """
-    spec = config.output
-    is_last = spec.transform and spec.kind == "none"
-    return dense(params, "classifier", _transform(params, pooled, config) if is_last else pooled)
+    if config.output.transforms_classes:
+        pooled = _transform(params, pooled, config)
+    return dense(params, "classifier", pooled)
 
 
 def pool(

@@ -114,9 +114,10 @@ def empty_sublayers(spec: LayerSpec) -> Params:
     return {} if spec.ffn.width else {"ffn": {}}
 
 
-def residual_scale(config: ModelConfig) -> float:
-    """What multiplies the initial matrices that write into the residual stream."""
-    return (2 * config.num_layers) ** -0.5 if config.init.residual == "depth" else 1.0
+def residual_scale(config: ModelConfig, stack: str = "layers") -> float:
+    """What multiplies the initial matrices of a stack that write into the residual stream."""
+    num_layers = (config.encoder_model if stack == "encoder_layers" else config).num_layers
+    return (2 * num_layers) ** -0.5 if config.init.residual == "depth" else 1.0
 
 
 @functools.lru_cache(maxsize=256)
@@ -131,7 +132,7 @@ def param_shapes(config: ModelConfig) -> Params:
         params: Params = {name: make(key) for name, make in init_outer(config).items()}
         for stack, c in owned_stacks(config).items():
             inits = init_sublayers(
-                c.layer, c.plan, std=config.init.std, residual_scale=residual_scale(config)
+                c.layer, c.plan, std=config.init.std, residual_scale=residual_scale(config, stack)
             )
             params[stack] = {name: make(key) for name, make in inits.items()}
         return params
@@ -307,7 +308,7 @@ def matrix_axes(config: ModelConfig) -> Callable[[PyTree], PyTree]:
 
 def _axes(leaf: Leaf) -> MatrixAxes:
     size, weight = leaf.num_axes, leaf.weight
-    if size < 2 or leaf.path[-1].endswith(("bias", "scale")):
+    if size < 2 or leaf.path[-1].endswith(("bias", "scale", "norm")):
         return 0, size
     if weight is not None:
         return (len(weight.in_axes), len(weight.out_axes)) if weight.in_axes else (0, size)

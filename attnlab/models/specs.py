@@ -96,7 +96,8 @@ class FFN(Spec, prefix="ffn."):
       width: of the hidden layer; 0 leaves the FFN out. Of each expert, where there are experts.
       activation: "gated_*" is (act(x W_gate) * (x W_up)) W_down (Shazeer 2020, arXiv 2002.05202).
       bias: of all its matrices.
-      residual_scale: multiplies the residual connection around the FFN.
+      residual_scale: multiplies the residual connection around the FFN; not in the encoder of an
+        encoder-decoder.
       output_scale: multiplies what the FFN adds to the residual stream.
       clip: of a gated activation, c in act(min(x W_gate, c)) * (clip(x W_up, -c, c) + 1) (gpt-oss,
         arXiv 2508.10925); None: no limit, and nothing is added.
@@ -287,7 +288,8 @@ class Dropout(Spec, prefix="dropout."):
     @property
     def is_active(self) -> bool:
         """Do layers drop anything in training?"""
-        return any((self.rate, self.attention, self.ffn))
+        rate = self.rate if {"attention", "ffn"} & {*self.places} else 0.0
+        return any((rate, self.attention, self.ffn))
 
 
 # Positions ----------------------------------------------------------------------------------------
@@ -381,7 +383,7 @@ class Rotary(Positions):
       scaling: for longer texts, "linear:4", "llama3:8,1,4,8192" or "yarn:4,32,1,4096", see
         `positions.rotary_angles`. "longrope:4096,s1,s2,...,l1,l2,..." divides each rate by its
         factor s in a call whose positions are below 4096, and by l in others. Cached keys keep the
-        factor of their call, so a cache holds at most 4096 tokens.
+        factor of their call, so decode at most 4096 tokens; a call with a ring does not check it.
       scale: multiplies the rotated numbers of queries and keys (LongRoPE's attention factor, arXiv
         2402.13753).
 
@@ -620,6 +622,11 @@ class OutputHead(Spec, prefix="output."):
     classifier_bias: bool = True
     soft_cap: float | None = bounded(None, above=0.0)
     transform_bias: bool = True
+
+    @property
+    def transforms_classes(self) -> bool:
+        """Does the classifier head read the transform, since there is no LM head?"""
+        return self.transform is not None and self.kind == "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()

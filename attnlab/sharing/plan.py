@@ -62,14 +62,14 @@ class Plan:
         if len(set(lengths.values())) != 1 or 0 in lengths.values():
             raise ValueError(f"every sublayer needs one parameter group per layer; got {lengths}")
         self.num_layers: int = next(iter(lengths.values()))
-        self.kv_sources: tuple[int, ...] = _kv_sources(self._groups.get("kv", (0,)))
+        self.kv_sources: tuple[int, ...] = (
+            _kv_sources(self["kv"]) if "kv" in self else separate(self.num_layers)
+        )
         """For each layer, the layer whose keys and values it attends to: itself, or an earlier
         one."""
         if "kv" in self:
             pairs = zip(self["kv"], self.kv_sources, strict=True)
             self._groups["kv"] = tuple(g if isinstance(g, int) else f"@{j}" for g, j in pairs)
-        else:
-            self.kv_sources = separate(self.num_layers)
         for name, groups in self.items():
             used = {group for group in groups if isinstance(group, int)}
             if used != set(range(len(used))):

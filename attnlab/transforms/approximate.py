@@ -453,7 +453,7 @@ def _score_scale(config: ModelConfig) -> float:
     Raises:
       ValueError: attention is not that of its heads alone.
     """
-    alone = config.positions.is_rotary or config.positions.name not in ("relative", "alibi")
+    alone = config.positions.name not in ("relative", "alibi")
     one_stack = not (config.layer_types or config.encoder or {"kv", "delta"} & set(config.plan))
     window, grows = config.attention.window, config.attention.position_scale
     scale, *others = {*(config.attention.layer_scales or (1.0,))}

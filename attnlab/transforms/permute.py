@@ -35,11 +35,9 @@ def take_heads(
     firsts = size * (per_head * kv_heads[:, None] + np.arange(per_head))
     maps = firsts[..., None] + queries
     by_axis = {"num_heads": heads, "num_score_maps": maps.ravel(), "num_kv_heads": kv_heads}
-    by_axis |= {
-        axis: kv_heads
-        for axis in ("num_key_heads", "num_value_heads")  # of extra keys; all heads may share one
-        if layout.size(axis) == layout.size("num_kv_heads")
-    }
+    for extra in ("num_key_heads", "num_value_heads"):  # of extra keys: [key/value head, key]
+        if per := layout.size(extra) // layout.size("num_kv_heads"):  # 0: all heads share one
+            by_axis[extra] = (per * kv_heads[:, None] + np.arange(per)).ravel()
     weights, made = layout.all_weights, {}
     for name, a in w.items():
         axes = weights[name].axes

@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from attnlab.heads import (
     Collaborative,
-    Gate,
+    ExtraKeys,
     GroupedTied,
     Latent,
     Layout,
@@ -78,6 +78,9 @@ def _check_qk(layout: Layout) -> None:
         raise ValueError(f"{layout} has no q and k per head; leave qk out")
     if layout.qk_norm is not None:
         raise ValueError("qk_norm depends on the basis of q and k; leave qk out")
+    for extra in layout.extras:
+        if extra.between in ("qk", "any") and type(extra) is not ExtraKeys:  # they change with k
+            raise ValueError(f"{extra.name} may depend on the basis of q and k; leave qk out")
 
 
 def _check_vo(layout: Layout) -> None:
@@ -90,8 +93,8 @@ def _check_vo(layout: Layout) -> None:
         raise ValueError(f"{layout} has no v and o per head; leave vo out")
     if layout.num_score_maps != layout.num_heads:
         raise ValueError(f"the heads of {layout} are normalized in the basis of v; leave vo out")
-    if any(isinstance(extra, Gate) and extra.by == "element" for extra in layout.extras):
-        raise ValueError("a gate per element depends on the basis of v; leave vo out")
+    if extra := layout.blocks("vo"):
+        raise ValueError(f"{extra} may depend on the basis of v; leave vo out")
 
 
 def bases(argument: Literal["qk", "vo"], value: ArrayLike, layout: Layout, weight: str) -> Floats:

@@ -47,7 +47,12 @@ def unshare(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 
 
 def change_plan(
-    config: ModelConfig, params: Params, plan: str | Plan, *, merge: Merge = "mean"
+    config: ModelConfig,
+    params: Params,
+    plan: str | Plan,
+    *,
+    merge: Merge = "mean",
+    delta_rank: int | None = None,
 ) -> tuple[ModelConfig, Params]:
     """The model under another sharing plan with as many layers.
 
@@ -55,7 +60,7 @@ def change_plan(
     where those are equal, so always if the new plan only splits groups (`unshare`).
 
     - Low-rank deltas of the old plan are added to the parameters they belong to. Those of the new
-      plan are fitted to what the new groups lack, with rank `config.delta_rank` (`fit_delta`).
+      plan are fitted to what the new groups lack (`fit_delta`).
     - Layers that attend to the keys and values of an earlier layer must continue to; others may
       start to.
 
@@ -66,6 +71,7 @@ def change_plan(
         alone if there is an encoder too.
       merge: "mean", or "first" to take the parameters of the group's first layer. Heads have no
         order, so the mean mixes heads that compute different things.
+      delta_rank: rank of the deltas of the new plan; None is that of `config`.
 
     Returns:
       (config, params) under the new plan.
@@ -81,12 +87,11 @@ def change_plan(
     """
     check_choice("merge", merge, get_args(Merge))
     params = check_params(config, params)
-    after = _with_plan(config, plan)
+    rank = config.delta_rank if delta_rank is None else delta_rank
+    after = dataclasses.replace(_with_plan(config, plan), delta_rank=rank)
     new, stacked = owned_stacks(after), dict(params)
     for name, old in owned_stacks(config).items():
-        stacked[name] = _reshare(
-            params[name], old.plan, new[name].plan, old.layout, config.delta_rank, merge
-        )
+        stacked[name] = _reshare(params[name], old.plan, new[name].plan, old.layout, rank, merge)
     if config.encoder is not None and config.encoder.shares_decoder:
         encoders = config.encoder_model.plan, after.encoder_model.plan
         if not all(map(_agree, encoders, (config.plan, after.plan))):
@@ -219,7 +224,8 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     ours |= {name: params[name] for name in outside}
     theirs = encoder_layers | {name: params.get(f"encoder_{name}") for name in outside}
     alike = _agree(encoder_plan, plan) and encoder.num_heads is None
-    can_tie = alike and "delta" not in encoder_plan
+    per_layer = getattr(config.positions, "per_layer", False)
+    can_tie = alike and "delta" not in encoder_plan and not per_layer
     return tie_encoder(config, params) if can_tie and _equal(ours, theirs) else (config, params)
 
 
@@ -284,6 +290,8 @@ def _reshare(
     if "delta" in new and new["delta"] != separate(new.num_layers):
         raise ValueError(f"every layer needs its own delta, in order; got {new['delta']}")
     used = [layer_params(stacked, old, i) for i in range(new.num_layers)]
+    for i in (i for i, reuses in enumerate(old.reuses_kv) if reuses):  # not what its delta adds
+        used[i]["kv"] = used[old.kv_sources[i]]["kv"]
     targets: list[Params] = [{} for _ in used]
     layers: Params = {}
     known = {"kv", *used[0]}

@@ -9,6 +9,7 @@ import pytest
 from attnlab import models
 from attnlab.heads import Narrow, Standard, Wide
 from attnlab.models import FFN, Attention, Embedding, ModelConfig, NoPositions, Norm, OutputHead
+from attnlab.models.cost import outer_flops
 
 QKVO = ("q", "k", "v", "o")
 
@@ -93,6 +94,16 @@ for *sizes, translation, language in [
 def test_counts_of_papers(config, count):
     assert models.num_parameters(config) == count
     assert sum(a.size for a in jax.tree.leaves(models.param_shapes(config))) == count
+
+
+@pytest.mark.parametrize(
+    ("pooler", "flops"), [("each", 2 * (64 * 16 + 64 * 16 + 16 * 10)), ("mean", 2 * 64 * 16)]
+)
+def test_flops_of_a_classifier_behind_a_transform(pooler, flops):
+    """It reads the width of the embedding; what reads a whole text does not count."""
+    head = OutputHead(kind="none", transform="gelu", pooler=pooler, num_classes=10)
+    config = ModelConfig(kind="encoder", embedding=Embedding(width=16), output=head)
+    assert outer_flops(config) == flops
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,10 @@ def test_axes_by_hand():
     assert attention["q_bias"] == (0, 2)
     assert attention["q_norm"] == attention["norm"]["scale"] == (0, 1)
     assert axes["embedding"] == axes["layers"]["ffn"]["up"] == (1, 1)
+    whole = Standard(num_heads=4, qk_norm=HeadNorm(over="own_head"))
+    config = ModelConfig(heads=whole, sharing="relaxed:2")
+    delta = matrix_axes(config)(param_shapes(config))["layers"]["delta"]["attention"]
+    assert (delta["q_norm"], delta["q"]["up"]) == ((0, 2), (1, 1))
     relative = ModelConfig(positions=specs.Relative())
     assert matrix_axes(relative)(param_shapes(relative))["relative_bias"] == (0, 2)
 

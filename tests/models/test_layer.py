@@ -102,6 +102,14 @@ def test_initial_scales():
     for (sublayer, name), std in expected.items():
         np.testing.assert_allclose(jnp.std(params[sublayer][name]), std, rtol=0.03)
     np.testing.assert_array_equal(params["ffn"]["norm"]["scale"], np.ones(64))
+    config = models.ModelConfig(
+        kind="encoder_decoder", num_layers=1, encoder=models.EncoderConfig(num_layers=8),
+        init=models.Init(std=1.0, residual="depth"),
+    )  # fmt: skip
+    tokens = jnp.ones((1, 2), int)
+    params = jax.jit(config.build().init)(jax.random.key(0), tokens, source=tokens)["params"]
+    for stack, std in (("layers", 2**-0.5), ("encoder_layers", 0.25)):  # each by its own depth
+        np.testing.assert_allclose(jnp.std(params[stack]["attention"]["o"]), std, rtol=0.03)
 
 
 # FFN, dropout, modules ----------------------------------------------------------------------------

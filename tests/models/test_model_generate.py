@@ -6,14 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import diagonal
+from conftest import assert_close, diagonal
 from random_models import random_params
 from test_decoding import TEXTS
 from test_models import SMALL, TOKENS
 
 from attnlab.heads import LAYOUTS
 from attnlab.models import specs
-from attnlab.models.generate import Sampling, generate, limit_logits, next_token, stream
+from attnlab.models.generate import (
+    Sampling,
+    generate,
+    limit_logits,
+    next_token,
+    prefill,
+    stream,
+)
 
 CONFIG = dataclasses.replace(SMALL, max_len=14)
 KEY = jax.random.key(5)
@@ -38,6 +45,16 @@ def test_greedy_text_is_that_of_full_forward_passes(layout, window):
     text = jnp.concatenate([TOKENS, got], axis=1)
     logits = jax.jit(config.build().apply)({"params": params}, text).logits
     np.testing.assert_array_equal(got, logits[:, 6:-1].argmax(-1))
+
+
+def test_the_long_factors_alone_decode_any_length():
+    config = dataclasses.replace(CONFIG, positions=specs.Rotary(scaling="longrope:1,1,1,4,4"))
+    params = random_params(config)
+    cache = config.init_cache(2, 7)
+    found = [prefill(params, TOKENS[:, :1], config, cache)]
+    found.append(prefill(params, TOKENS[:, 1:], config, found[0].cache))
+    logits = jnp.concatenate([one.logits for one in found], axis=1)
+    assert_close(logits, config.build().apply({"params": params}, TOKENS).logits, loosen=10)
 
 
 def test_a_stream_draws_what_generate_draws(params):
@@ -72,9 +89,10 @@ def test_numbers_of_numpy_are_numbers(params):
     assert got.shape == (2, 2)
 
 
-def test_more_logits_than_there_are_cannot_be_kept():
-    with pytest.raises(ValueError, match="top_k must be from 1 to vocab_size 3, not 5"):
-        limit_logits(jnp.zeros((1, 3)), top_k=5)
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_no_logits_and_more_than_there_are_cannot_be_kept(top_k):
+    with pytest.raises(ValueError, match=f"top_k must be from 1 to vocab_size 3, not {top_k}"):
+        limit_logits(jnp.zeros((1, 3)), top_k=top_k)
 
 
 def test_limits_equal_their_definition_in_float64():

@@ -163,6 +163,7 @@ def test_embeddings_can_have_a_rate_of_their_own():
         run, params = make(change(SMALL, dropout=Dropout(**fields)))
         logits.append(run(params, TOKENS, 0).logits)
     np.testing.assert_array_equal(*logits)
+    assert not Dropout(rate=0.5, places=("embeddings", "final")).is_active
 
 
 # Outputs ------------------------------------------------------------------------------------------
@@ -199,6 +200,8 @@ def test_a_token_is_a_row_of_features():
     assert_close(run(params, words).logits, run(params, TOKENS).logits, loosen=10)
     halves = run(params, (words + words[:, ::-1]) / 2).captured["embeddings"]
     assert_close(halves, (table[TOKENS] + table[TOKENS[:, ::-1]]) / 2)
+    run, params = make(change(config, embedding=Embedding(zero_token=int(TOKENS[0, 0]))))
+    assert_close(run(params, words).logits, run(params, TOKENS).logits, loosen=10)
 
 
 def test_features_stand_for_images():

@@ -73,7 +73,8 @@ CONFIGS = [
     (lambda: types((1, {"heads": ROTARY, "positions": models.Rotary()}), (1, {})),
      "the 3 layers of type .*rotary positions rotate pairs"),
     (lambda: types((1, {"sharing": "cla:9"}), (1, {})), "of type .*'cla:9' needs a"),
-    (lambda: types((1, {"positions": RELATIVE}), (1, {})), "'relative' and 'learned'"),
+    (lambda: types((1, {"positions": RELATIVE}), (1, {})), r"not Relative\(\) and Learned\(\)"),
+    (lambda: types((1, {"positions": models.Learned(offset=2)}), (1, {})), r"Learned\(offset=2\)"),
     (lambda: types((1, {"heads": ROTARY}), (1, {}), positions=RELATIVE), "table for 4 heads"),
     (lambda: types((1, {"window": 2}), (1, {}), kind="encoder_decoder"), "an encoder_decoder"),
     (lambda: LayerOverrides(window=3, full_attention=True), "give window or full_attention=True"),
@@ -93,6 +94,9 @@ CONFIGS = [
     (lambda: from_dict({"heads": {"layout": "wide"}}), "heads.num_heads is not set"),
     (lambda: layout(extras={"gates": {"on": True}}), "unknown extra 'gates'"),
     (lambda: layout(extras={"gate": {"per": "head"}}), "heads.extras.gate has no field 'per'"),
+    (lambda: layout(extras={"gate": 3}), "heads.extras.gate must be a dict of its fields, not 3"),
+    (lambda: layout(biases=3), "biases must be names .* not 3"),
+    (lambda: models.describe(SMALL, 0), "length"),
     (lambda: from_dict({"positions": {"kind": "learned", "base": 5.0}}), "pad_token, offset"),
     (lambda: from_dict({"ffn": {"widht": 3}}), "ffn has no field 'widht': .* are width, "),
     (lambda: from_dict({"widht": 3}), "a model config has no field 'widht': .* are kind, "),
@@ -194,6 +198,8 @@ def test_calls(config, inputs, message):
 # Generated text -----------------------------------------------------------------------------------
 
 LONG = change(SMALL, max_len=14)
+FACTORS = models.Rotary(scaling="longrope:6,1,1,4,4")
+LONGROPE = change(LONG, positions=FACTORS, attention=Attention(window=3))
 TEXTS = [
     ({"num_tokens": 8}, "max_len"),
     ({"num_tokens": 0}, "num_tokens"),
@@ -203,6 +209,7 @@ TEXTS = [
     ({"sampling": models.Sampling(temperature=1), "key": 0}, "key"),
     ({"cache_size": 8}, "cache_size"),
     ({"cache_size": 9.0}, "cache_size"),
+    ({"config": LONGROPE, "cache_size": 5}, "9 tokens are above the 6 of longrope"),
     ({"end": 4.7}, "end"),
     ({"end": (3, 19)}, "end 19"),
     ({"source_padding_mask": IDS}, "source_padding_mask"),
@@ -240,6 +247,7 @@ def test_prefilled_caches():
         ("max_len 14", LONG, TOKENS[:, :1], full, {}),
         ("window", windowed, TOKENS, windowed.init_cache(2, 3), {}),
         ("padding_mask", LONG, TOKENS, LONG.init_cache(2, 7), {"padding_mask": mask}),
+        ("7 tokens are above the 6", LONGROPE, TOKENS, LONGROPE.init_cache(2, 5), {}),
         ("no token", LONG, TOKENS[:, :0], LONG.init_cache(2, 6), {}),
     ):
         with pytest.raises(ValueError, match=message):

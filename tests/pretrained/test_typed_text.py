@@ -1,16 +1,20 @@
 """A folder is enough to type a sentence: its tokenizer.json gives the ids of the library itself."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from conftest import SHARED
 from goldens import FAMILIES, golden_folder, split
+from random_models import random_params
 from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
 from tokenizers import pre_tokenizers as pre
 
 from attnlab import pretrained
 from attnlab.data import load_tokenizer
+from attnlab.heads import Standard
 from attnlab.load import open_folder
-from attnlab.models import generate
+from attnlab.models import LayerOverrides, generate
 from experiments.configs import pretrained as config_file
 
 LINES = [
@@ -115,6 +119,23 @@ def test_a_folder_goes_on_with_a_sentence(tmp_path):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
         open_folder(folder).describe_text("O for a stage")
+
+
+def test_layers_with_unlike_numbers_of_heads_are_described(tmp_path):
+    opened = open_folder(folder_of("llama", "bpe", tmp_path)[0])
+    types = ((1, LayerOverrides(heads=Standard(num_heads=2))), (1, LayerOverrides()))
+    config = dataclasses.replace(
+        opened.config, num_layers=3, heads=Standard(num_heads=1), layer_types=types
+    )
+    other = dataclasses.replace(opened, config=config, params=random_params(config))
+    heads = other.describe_text("O for a").split("attends to most\n")[1].split("\n\n")[0]
+    assert [line.split()[:2] for line in heads.splitlines()] == [
+        [*"00"],
+        [*"01"],
+        [*"10"],
+        [*"20"],
+        [*"21"],
+    ]
 
 
 def test_the_config_trains_on_the_tokens_of_the_folder(tmp_path):

@@ -11,6 +11,7 @@ from conversions import logits, random_model
 from test_models import SMALL, TOKENS
 
 from attnlab import models, transforms
+from attnlab.load import with_plan_of
 from attnlab.models import Compute
 from attnlab.models.config import EncoderConfig
 from attnlab.sharing import Plan, parse_plan
@@ -53,6 +54,36 @@ def test_sharing_is_found_beside_pointers_to_keys():
     found, once = detect_sharing(config, params)
     assert found.sharing == "attention=0,1,2,1 kv=0,1,@0,@1 ffn=0,1,2,1"
     assert output_difference((config, params), (found, once), TOKENS) == 0
+
+
+def test_reused_keys_are_those_of_another_layer_without_their_delta():
+    keys, one = (0, "@0", "@0"), (0, 0, 0)
+    plan = Plan(attention=one, kv=keys, ffn=one, delta=(0, 1, 2))
+    config = dataclasses.replace(SMALL, sharing=plan, delta_rank=2)
+    before = config, random_model(config)
+    after = change_plan(*before, Plan(attention=(0, 1, 2), kv=keys, ffn=(0, 1, 2)))
+    assert output_difference(before, after, TOKENS) < 1e-5
+
+
+def test_deltas_of_another_rank():
+    config = dataclasses.replace(SMALL, sharing="relaxed:2", delta_rank=1)
+    other = dataclasses.replace(config, delta_rank=3)
+    params, _ = with_plan_of(config, random_model(config), other, TOKENS)
+    assert params["layers"]["delta"]["ffn"]["up"]["down"].shape[-1] == 3
+    assert output_difference((config, random_model(config)), (other, params), TOKENS) < 1e-4
+
+
+def test_equal_stacks_with_relative_positions_per_layer_stay_two():
+    config = dataclasses.replace(BOTH, positions=models.Relative(per_layer=True))
+    params = random_model(config)
+    for name, a in models.params.encoder_params(config, params).items():
+        if f"encoder_{name}" in params:
+            ours = params[name]
+            is_stack = name == "layers"
+            params[f"encoder_{name}"] = {n: ours[n] for n in a} if is_stack else ours
+    found, same = detect_sharing(config, params)
+    assert not found.encoder.shares_decoder
+    equal(same, params)
 
 
 def test_a_group_is_the_mean_of_its_layers_or_the_first():

@@ -5,6 +5,7 @@ import pytest
 from conversions import difference, random_params, sized, small
 
 from attnlab.heads import ExtraKeys, Gate, HeadNorm, MixtureOfHeads, Sink, TalkingHeads
+from attnlab.heads.layout import Extra
 from attnlab.transforms import permute_heads, reparametrize
 
 RNG = np.random.default_rng(8)
@@ -25,6 +26,7 @@ def six(name="standard", **fields):
         (six("alt"), [3, 1, 0, 4, 2, 5]),
         (six("absorbed"), [3, 1, 0, 4, 2, 5]),
         (six(extras=(Gate(), Sink(), ExtraKeys(2))), [3, 5, 4, 0, 2, 1]),
+        (six("differential", extras=(ExtraKeys(2),)), [3, 5, 4, 0, 2, 1]),
         (six("alt", extras=(TalkingHeads(), Gate("element"))), [3, 1, 0, 4, 2, 5]),
     ],
     ids=str,
@@ -51,6 +53,12 @@ def test_orders_that_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             permute_heads(random_params(layout), layout, order)
+
+
+class Unknown(Extra):
+    """It may be applied between any two matrices."""
+
+    between = "any"
 
 
 ROTATIONS = np.array([[[a, -b], [b, a]] for a, b in RNG.normal(size=(2, 2))])
@@ -86,7 +94,9 @@ def test_bases_that_commute_with_rotary_positions():
         (six(), dict(vo=np.eye(4)), r"vo has shape \(4, 4\); .* takes \(5, 5\) or \(2, 5, 5\)"),
         (six(), dict(qk=np.zeros((4, 4))), "invertible"),
         (six(qk_norm=HeadNorm()), dict(qk=np.eye(4)), "qk_norm depends on the basis"),
-        (six(extras=(Gate("element"),)), dict(vo=np.eye(5)), "a gate per element depends"),
+        (six(extras=(Gate("element"),)), dict(vo=np.eye(5)), "gate may depend"),
+        (six(extras=(Unknown(),)), dict(vo=np.eye(5)), "Unknown may depend on the basis of v"),
+        (six(extras=(ExtraKeys(2), Unknown())), dict(qk=np.eye(4)), "Unknown may depend"),
         (six("absorbed"), dict(vo=np.eye(3)), "no v and o per head"),
         (six("differential", num_kv_heads=6), dict(vo=np.eye(5)), "leave vo out"),
         (small("grouped_tied", width=6, num_heads=2), dict(vo=np.eye(3)), "are its keys"),
