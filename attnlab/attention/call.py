@@ -205,7 +205,7 @@ def _mask_spec(
     elif mask is not None:
         check_boolean("mask", mask)
         shape = np.shape(mask)
-        if len(shape) < 2 or (b > 1 and shape == (b, s) and t not in (1, b)):
+        if len(shape) < 2 or (b != 1 and shape == (b, s) and t not in (1, b)):
             raise ValueError(
                 f"mask {shape} must be [T, S], [N, T, S] or [B, N, T, S] and broadcast to {scores};"
                 " write mask[None] for keys [S], mask[:, None, None] or masks.padding for padding"
