@@ -39,19 +39,19 @@ class TokenArray:
 
 
 def windows(stream: Stream, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """`count` evenly spaced windows [W, length + 1]; with count 0, and where there are no more than
-    `count`, the whole text once.
+    """`count` evenly spaced windows [W, length + 1], which overlap in a short text; or with count 0
+    the whole text once.
 
     The second array [W, length] is True where a target counts. In the whole text every token but
     the first is a target exactly once; the last window is filled up with zeros that do not count.
 
     >>> ten = TokenArray(np.arange(10))
-    >>> windows(ten, 3, 2)[0].tolist(), windows(ten, 3, 9)[0].tolist()
+    >>> windows(ten, 3, 2)[0].tolist(), windows(ten, 3, 0)[0].tolist()
     ([[0, 1, 2, 3], [6, 7, 8, 9]], [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]])
     """
     total = len(stream)
     starts = np.arange(0, total - 1, length)
-    if 0 < count < len(starts):
+    if count:
         starts = np.linspace(0, total - length - 1, count).astype(np.int64)
     valid = starts[:, None] + np.arange(1, length + 1) < total
     return stream.read(starts, length + 1), valid
