@@ -30,7 +30,8 @@ def dense(call: AttentionCall) -> AttentionOutput:
     logsumexp = jnp.where(total > 0, top + jnp.log(divisor), -math.inf)
     if options.talking_heads[1] is not None or "probs" in call.patch:
         weights, divisor = _probs(weights, total, call), jnp.ones((), total.dtype)
-    weights = drop(weights, options.dropout_rate, options.dropout_key)
+    if options.dropout_rate:
+        weights = drop(weights, options.dropout_rate, options.dropout_key)
     # Divided after the product with v: a pass over [T, V] in place of one over [T, S].
     output = (weighted_sum(weights, value) / divisor).swapaxes(1, 2).astype(call.value.dtype)
     output = save_for_backward(output)

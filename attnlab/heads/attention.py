@@ -492,7 +492,8 @@ def _check(
         raise ValueError(f"context must be an array or a pair (keys, values), not {count} arrays")
     if inputs.context is not None and (inputs.kv is not None or inputs.cache is not None):
         raise ValueError("kv and cache hold the keys and values; leave context out")
-    check_sequence(options.score_mods)
+    if options.score_mods:
+        check_sequence(options.score_mods)
     keys, values = _pair(inputs.context, x)
     read = {"x": x}
     if inputs.kv is None:
