@@ -12,7 +12,7 @@ from __future__ import annotations  # `help` shows ArrayLike, not all that it st
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
@@ -528,8 +528,7 @@ def _check(
                 f"head_mask {shape} must be [heads] = {one} or [batch, heads] = {each}"
             )
     if inputs.rotary is not None:
-        lengths = (x.shape[1], keys.shape[1])[: 1 if inputs.kv is not None else 2]
-        _check_rotary(inputs.rotary, layout, x.shape[0], lengths)
+        _check_rotary(inputs.rotary, layout, list(read.values()))
 
 
 def _check_cache(cache: Mapping[str, Array], options: AttentionOptions) -> None:
@@ -544,15 +543,15 @@ def _check_cache(cache: Mapping[str, Array], options: AttentionOptions) -> None:
         )
 
 
-def _check_rotary(rotary: Rotary, layout: Layout, batch: int, lengths: tuple[int, ...]) -> None:
-    """`lengths` of queries and keys; of queries alone where keys were rotated before."""
+def _check_rotary(rotary: Rotary, layout: Layout, rotated: Sequence[Array]) -> None:
+    """`rotated`: the inputs of queries and keys; of queries alone where keys were made before."""
     size = layout.rotary_size
     if size is None:
         raise ValueError(
             f"rotary cannot be applied to the keys of layout {layout.name!r}; use layout 'bilinear'"
         )
-    for angles, length in zip(_pair(rotary), lengths, strict=False):
-        shape = np.shape(angles)
+    for angles, a in zip(_pair(rotary), rotated, strict=False):
+        shape, (batch, length) = np.shape(angles), a.shape[:2]
         fits = len(shape) >= 2 and shape[-2] in (1, length) and 2 * shape[-1] <= size
         if not fits or shape[:-2] not in ((), (1,), (batch,)):
             raise ValueError(

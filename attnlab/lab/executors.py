@@ -173,18 +173,16 @@ class LocalExecutor:
             self._start_worker(index)
 
     def _start_worker(self, index: int) -> None:
-        jobs = self._jobs
-        command = worker_command(self._workdir, self.options)
-        command += [f"--cores={','.join(map(str, share(cores(), jobs, index)))}"]
-        command += ["--follow"]
+        mine = ",".join(map(str, share(cores(), self._jobs, index)))
+        command = [*worker_command(self._workdir, self.options), f"--cores={mine}", "--follow"]
         environment = {**os.environ, **self.environment}
         if self._gpus:
             count = max(1, len(self._gpus) // (self.jobs or len(self._gpus)))
             first = index * count % len(self._gpus)
-            mine = self._gpus[first : first + count]  # as many for each run, also for the last ones
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
-            if jobs > len(self._gpus):  # each has its part of the 75 % that JAX takes
-                fraction = 0.75 / math.ceil(jobs / len(self._gpus))
+            # As many for each run, also for the last ones of a sweep.
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus[first : first + count])
+            if self._jobs > len(self._gpus):  # each has its part of the 75 % that JAX takes
+                fraction = 0.75 / math.ceil(self._jobs / len(self._gpus))
                 environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{fraction:.3f}")
         with (self._workdir / LOGS / f"worker{index}.log").open("ab") as log:
             self._processes[index] = subprocess.Popen(

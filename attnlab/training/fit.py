@@ -279,10 +279,10 @@ class _Training:
         step 0 is not called again."""
         is_last = step == self.config.steps
         due = [one for one in self.options.callbacks if step % one.every == 0 or is_last]
-        # All hosts gather, also one where every callback has failed.
-        if due:
-            self.clock.stop(self.state.step, step)
-        params = self._params_of_seeds() if due else []
+        if not due:
+            return
+        self.clock.stop(self.state.step, step)
+        params = self._params_of_seeds()  # all hosts gather, also one where every callback failed
         for one in [one for one in due if one in self.callbacks]:
             call = functools.partial(self._logged_by, one, step, params)
             name = f"the callback {getattr(one, '__name__', type(one).__name__)}"

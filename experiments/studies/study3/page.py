@@ -299,20 +299,23 @@ A1 is the primary; Holm over A2, A3, A4, where that of A3 is the p-value of equi
 """
 
 
-PER_HEAD = {(n, h): Variant(n, h, optimizer="muon_per_head") for n, h in ((16, 4), (8, 8), (4, 16))}
-
-
 def part_b(table: pd.DataFrame) -> str:
     """Muon for each head by itself."""
     table = first_seeds(table)
-    pairs = {f"{n}x{h}": ((1, v), (-1, Variant(n, h))) for (n, h), v in PER_HEAD.items()}
+    per_head, joint = (
+        [cell.variant for cell in group.cells] for group in (PARTS["B"][0], parts.JOINT)
+    )
+    pairs = {
+        f"{a.num_heads}x{a.head_dim}": ((1, a), (-1, b))
+        for a, b in zip(per_head, joint, strict=True)
+    }
     names = {"16x4": "B1, 16x4", "8x8": "B1, 8x8"}
     tests = [
         compare(table, names.get(heads, ""), f"{heads}, per head less joint", *terms)
         for heads, terms in pairs.items()
     ]
     corrected = analysis.corrected({test.name: test.found.p for test in tests[:2]})
-    narrow, middle, wide = PER_HEAD.values()
+    narrow, middle, wide = per_head
     cost = (1, narrow), (-1, wide)
     costs = [
         compare(table, "", "16x4 less 4x16, both per head", *cost),
@@ -324,8 +327,6 @@ def part_b(table: pd.DataFrame) -> str:
         f"{interval(test.found)} ({analysis.conclusion(test.found, corrected.get(test.name))})"
         for test in tests
     )
-    variants = [v for one in PER_HEAD.values()
-                for v in (Variant(one.num_heads, one.head_dim), one)]  # fmt: skip
     return f"""# Muon for each head by itself
 
 **Muon that makes q, k and v of each head orthogonal by themselves, less Muon that joins the heads:
@@ -344,7 +345,7 @@ Per head less joint, bits per byte of each text:
 
 Mean held-out bits per byte of each variant:
 
-{means_table(table, variants)}
+{means_table(table, [*joint, *per_head])}
 """
 
 
